@@ -1,0 +1,53 @@
+# `make run` and `make test` need Rust, make, a C compiler and Python 3; the rest they bring.
+# Every cargo call is --locked: what was tested is what is built, or the build fails.
+
+CARGO ?= cargo
+
+# Steps share cargo's build lock, so `make -j` would only shuffle their output.
+.NOTPARALLEL:
+.PHONY: help run test build fmt lint doc deny bench tools components clean
+
+help: ## Say what there is
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: ## Serve config/ from memory: gRPC on 8081, HTTP on 8080
+	$(CARGO) run --release --locked -- serve --config-dir config
+
+test: tools lint ## All that CI checks: formatting, clippy, every test, the documentation
+	$(CARGO) test --locked
+	$(MAKE) --no-print-directory doc
+
+build: ## The release binary
+	$(CARGO) build --release --locked
+
+fmt: components ## Format the code in place
+	$(CARGO) fmt
+
+# Warnings are errors here and not in Cargo.toml, so that an editor shows them and goes on.
+lint: components ## Formatting and clippy, without changing anything
+	$(CARGO) fmt --check
+	$(CARGO) clippy --locked --all-targets -- -D warnings
+
+doc: ## The documentation; a broken link is an error
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps
+
+# Not a part of `test`: the advisories come from the network and change without a commit.
+deny: ## Licences, sources and advisories of the dependencies
+	@$(CARGO) deny --version >/dev/null 2>&1 || { \
+		echo "cargo-deny is not installed: $(CARGO) install --locked cargo-deny" >&2; exit 1; }
+	$(CARGO) deny --locked check
+
+bench: ## The benchmarks
+	$(CARGO) bench --locked
+
+tools: ## Install what the tests run against, if it is not there
+	@tests/tools/install
+
+# A minimal toolchain has neither, and not every machine has rustup to add them.
+components:
+	@$(CARGO) fmt --version >/dev/null 2>&1 || rustup component add rustfmt
+	@$(CARGO) clippy --version >/dev/null 2>&1 || rustup component add clippy
+
+clean: ## Remove everything that was built or installed here
+	$(CARGO) clean
+	rm -rf target

@@ -1,0 +1,40 @@
+//! Compiles `proto/` with protox, so that no protoc is needed.
+
+use std::{env, fs, path::PathBuf};
+
+use prost::Message;
+use prost_types::{FileDescriptorSet, field_descriptor_proto::Type};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo:rerun-if-changed=proto");
+    let descriptors = protox::compile(["envoy/service/ratelimit/v3/rls.proto"], ["proto"])?;
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "cargo says where to write this way"
+    )]
+    let out = PathBuf::from(env::var("OUT_DIR")?);
+    fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
+
+    tonic_prost_build::configure()
+        .bytes(".")
+        .codec_path("crate::grpc::codec::Codec")
+        .compile_fds(entries_as_bytes(descriptors))?;
+    Ok(())
+}
+
+/// The same schema with `Entry.key` and `Entry.value` as `bytes`: equal on the wire, but the
+/// generated code then takes any header byte instead of refusing what is not UTF-8.
+fn entries_as_bytes(mut descriptors: FileDescriptorSet) -> FileDescriptorSet {
+    for file in &mut descriptors.file {
+        for message in &mut file.message_type {
+            for nested in &mut message.nested_type {
+                if nested.name() == "Entry" {
+                    for field in &mut nested.field {
+                        field.set_type(Type::Bytes);
+                    }
+                }
+            }
+        }
+    }
+    descriptors
+}

@@ -1,0 +1,345 @@
+//! Rules: from files to a [`Matcher`], or every reason why not.
+
+use std::{
+    fmt, fs, io,
+    path::{Path, PathBuf},
+    sync::OnceLock,
+};
+
+use sha2::{Digest as _, Sha256};
+
+use crate::matcher::Matcher;
+
+mod compile;
+mod node;
+mod yaml;
+
+use node::Lines;
+pub use node::Position;
+
+/// A file larger than this is not read: 100,000 rules take about a tenth.
+pub const MAX_FILE_BYTES: u64 = 64 << 20;
+
+/// How rules are read.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// Several files may name one domain; their descriptors are put together at the top level.
+    pub merge_domains: bool,
+}
+
+/// Rules that can be used.
+#[derive(Debug)]
+pub struct Loaded {
+    pub matcher: Matcher,
+    /// What is accepted, as the reference accepts it, but cannot be meant.
+    pub warnings: Vec<Problem>,
+    pub files: usize,
+}
+
+/// Rule files as they were read at one moment.
+#[derive(Debug)]
+pub struct Files {
+    files: Vec<File>,
+    problems: Vec<Problem>,
+}
+
+impl Files {
+    /// Reads all rule files of `paths`: files as they are named, folders with all they hold.
+    pub fn read(paths: &[PathBuf]) -> Self {
+        let mut problems = Vec::new();
+        let files = read(paths, &mut problems);
+        if files.is_empty() && problems.is_empty() {
+            let path = paths.first().map_or(Path::new("."), PathBuf::as_path);
+            problems.push(unlocated(path, Fault::NoFiles));
+        }
+        Self { files, problems }
+    }
+
+    /// What tells these files from those of another moment.
+    pub fn digest(&self) -> [u8; 32] {
+        let mut digest = Sha256::new();
+        let mut add = |text: &str| {
+            digest.update((text.len() as u64).to_le_bytes());
+            digest.update(text);
+        };
+        for file in &self.files {
+            add(&file.name);
+            add(&file.text);
+        }
+        for problem in &self.problems {
+            add(&problem.to_string());
+        }
+        digest.finalize().into()
+    }
+
+    /// Compiles the files, in the order of their names.
+    ///
+    /// # Errors
+    ///
+    /// All problems of all files, in the order of the files.
+    pub fn compile(self, options: Options) -> Result<Loaded, Vec<Problem>> {
+        let Self {
+            files,
+            mut problems,
+        } = self;
+        let sources: Vec<_> = files
+            .iter()
+            .filter_map(|file| {
+                let rules = yaml::read(file, &mut problems)?;
+                Some(compile::Source { file, rules })
+            })
+            .collect();
+        let matcher = compile::compile(&sources, options, &mut problems);
+        problems.sort_by(|a, b| (&a.file, a.position).cmp(&(&b.file, b.position)));
+        if problems.iter().any(|problem| !problem.fault.is_warning()) {
+            return Err(problems);
+        }
+        Ok(Loaded {
+            matcher,
+            warnings: problems,
+            files: files.len(),
+        })
+    }
+}
+
+/// A rule file: its name in messages, and its text.
+#[derive(Debug)]
+struct File {
+    name: String,
+    text: String,
+    lines: OnceLock<Lines>,
+}
+
+impl File {
+    fn new(name: String, text: String) -> Self {
+        Self {
+            name,
+            text,
+            lines: OnceLock::new(),
+        }
+    }
+
+    fn position(&self, offset: usize) -> Position {
+        let lines = self.lines.get_or_init(|| Lines::of(&self.text));
+        lines.position(&self.text, offset)
+    }
+
+    fn problem(&self, offset: Option<usize>, path: &str, fault: Fault) -> Problem {
+        Problem {
+            file: self.name.clone(),
+            position: offset.map(|offset| self.position(offset)),
+            path: path.to_owned(),
+            fault,
+        }
+    }
+}
+
+/// Something wrong with the rules, and where.
+#[derive(Debug)]
+pub struct Problem {
+    pub file: String,
+    /// Nothing for what has no place, such as a file that cannot be read.
+    pub position: Option<Position>,
+    /// The domain and the joined texts of the nodes that lead there; empty above them.
+    pub path: String,
+    pub fault: Fault,
+}
+
+impl fmt::Display for Problem {
+    /// `shop.yaml:4:13: shop.remote_address: invalid rate limit unit 'fortnight' (…)`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.file)?;
+        if let Some(Position { line, column }) = self.position {
+            write!(f, ":{line}:{column}")?;
+        }
+        if !self.path.is_empty() {
+            write!(f, ": {}", self.path.escape_debug())?;
+        }
+        if self.fault.is_warning() {
+            f.write_str(": warning")?;
+        }
+        write!(f, ": {}", self.fault)
+    }
+}
+
+/// What is wrong. The texts begin as the reference's do and then say what would be right.
+#[derive(Debug, thiserror::Error)]
+pub enum Fault {
+    #[error("cannot be read: {0}")]
+    Unreadable(#[source] io::Error),
+    #[error("has no rule files (.yaml, .yml or .json)")]
+    NoFiles,
+    #[error("is larger than {MAX_FILE_BYTES} bytes; split it and turn on merging of domains")]
+    TooLarge,
+    #[error("error loading config file: not UTF-8 text")]
+    NotText,
+    #[error("error loading config file: yaml: {0}")]
+    Syntax(String),
+    #[error("error loading config file: yaml: `{key}` must be {expected}, not {found}")]
+    WrongType {
+        key: String,
+        expected: &'static str,
+        found: &'static str,
+    },
+    #[error("error loading config file: yaml: tags such as `!include` are not supported")]
+    Tag,
+    #[error("config error, key is not of type string: {0}; put it in quotes")]
+    KeyNotText(String),
+    #[error("config error, unknown key '{key}' (expected {expected})")]
+    UnknownKey { key: String, expected: String },
+    #[error("config error, yaml file contains list of type other than map: {0}")]
+    ListOfScalars(String),
+    #[error(
+        "error checking config: {0} is not a string, a whole number, a boolean or null; put it in quotes if it is a text"
+    )]
+    OddScalar(String),
+    #[error("config file cannot have empty domain; write `domain: NAME` at the top")]
+    EmptyDomain,
+    #[error(
+        "duplicate domain '{domain}' in config file, already defined in {first}; put both in one file or turn on merging of domains"
+    )]
+    DuplicateDomain { domain: String, first: String },
+    #[error("descriptor has empty key; write `key: NAME`")]
+    EmptyKey,
+    #[error("duplicate descriptor composite key '{path}', already defined at {first}")]
+    Duplicate { path: String, first: String },
+    #[error("invalid rate limit unit '{0}' (second, minute, hour, day, week, month or year)")]
+    InvalidUnit(String),
+    #[error("should not specify rate limit unit when unlimited; remove one of them")]
+    UnlimitedUnit,
+    #[error("should not have an empty replaces entry; write `- name: NAME`")]
+    EmptyReplaces,
+    #[error("replaces should not contain name of same descriptor")]
+    ReplacesItself,
+    #[error(
+        "share_threshold can only be used with wildcard values (containing '*'), but found key '{0}'"
+    )]
+    ShareWithoutWildcard(String),
+    #[error("`rate_limit` and `rate_limits` on one descriptor; put all limits into `rate_limits`")]
+    BothForms,
+    #[error(
+        "`rate_limits` is empty; list at least one limit, or write `rate_limit: {{unlimited: true}}`"
+    )]
+    NoLimits,
+    #[error("`unlimited` is not for a list of limits; write `rate_limit: {{unlimited: true}}`")]
+    UnlimitedInList,
+    #[error("`unit_multiplier` must be a whole number from 1 to 4294967295, not {0}")]
+    InvalidMultiplier(String),
+    #[error("a period of {multiplier} {unit}s is longer than 10,000 years")]
+    PeriodTooLong { unit: &'static str, multiplier: u32 },
+    #[error("two limits with a period of {0}; keep the lower one")]
+    SamePeriod(String),
+    #[error(
+        "cannot read the limit '{0}'; write NUMBER/UNIT or NUMBER/COUNTunit, such as 5000/day or 300/30m (s, m, h, d, w, mo, y)"
+    )]
+    ShortForm(String),
+
+    // What follows is a warning: the reference takes it without a word.
+    #[error("`{key}` means nothing here and is ignored; it belongs {belongs}")]
+    Misplaced { key: String, belongs: &'static str },
+    #[error("`{0}` is given twice; the last one counts")]
+    Repeated(String),
+    #[error("`requests_per_unit` is missing, so every request is refused; write it, 0 included")]
+    NoRequestsPerUnit,
+    #[error("`replaces` names '{0}', which no limit is called")]
+    ReplacesUnknown(String),
+    #[error(
+        "'{0}' and '{1}' replace each other: a request that matches both is not limited by either"
+    )]
+    ReplaceEachOther(String, String),
+}
+
+impl Fault {
+    /// Whether the rules can be used all the same.
+    pub fn is_warning(&self) -> bool {
+        matches!(
+            self,
+            Self::Misplaced { .. }
+                | Self::Repeated(_)
+                | Self::NoRequestsPerUnit
+                | Self::ReplacesUnknown(_)
+                | Self::ReplaceEachOther(..)
+        )
+    }
+}
+
+/// Reads the files that `paths` name, in the order of their names.
+fn read(paths: &[PathBuf], problems: &mut Vec<Problem>) -> Vec<File> {
+    let mut found = Vec::new();
+    for path in paths {
+        let listed = if path.is_dir() {
+            list(path, path, 0, &mut found)
+        } else {
+            found.push((path.display().to_string(), path.clone()));
+            Ok(())
+        };
+        if let Err(error) = listed {
+            problems.push(unlocated(path, Fault::Unreadable(error)));
+        }
+    }
+    found.sort();
+    let mut files = Vec::new();
+    for (name, path) in found {
+        match read_text(&path) {
+            Ok(text) => files.push(File::new(name, text)),
+            Err(fault) => problems.push(unlocated(Path::new(&name), fault)),
+        }
+    }
+    files
+}
+
+fn unlocated(path: &Path, fault: Fault) -> Problem {
+    Problem {
+        file: path.display().to_string(),
+        position: None,
+        path: String::new(),
+        fault,
+    }
+}
+
+fn read_text(path: &Path) -> Result<String, Fault> {
+    let length = fs::metadata(path).map_err(Fault::Unreadable)?.len();
+    if length > MAX_FILE_BYTES {
+        return Err(Fault::TooLarge);
+    }
+    let bytes = fs::read(path).map_err(Fault::Unreadable)?;
+    String::from_utf8(bytes).map_err(|_| Fault::NotText)
+}
+
+/// Folders deeper than this are not entered: a link can lead back to where it stands.
+const MAX_DEPTH: usize = 8;
+
+/// All rule files below `folder`, named by their path from `root`: those that end in `.yaml`,
+/// `.yml` or `.json` and do not begin with a dot, which leaves out what editors and the kubelet
+/// keep beside them.
+fn list(
+    root: &Path,
+    folder: &Path,
+    depth: usize,
+    found: &mut Vec<(String, PathBuf)>,
+) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let is_hidden = path
+            .file_name()
+            .is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+        if is_hidden {
+            continue;
+        }
+        let is_rules = path
+            .extension()
+            .is_some_and(|end| end == "yaml" || end == "yml" || end == "json");
+        if path.is_dir() {
+            if depth < MAX_DEPTH {
+                list(root, &path, depth + 1, found)?;
+            }
+        } else if is_rules {
+            let name = path.strip_prefix(root).unwrap_or(&path);
+            found.push((name.display().to_string(), path));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,289 @@
+//! Mirror → [`Matcher`], with every error.
+
+use std::{
+    collections::{HashMap, HashSet},
+    num::NonZeroU32,
+    sync::Arc,
+};
+
+use super::{
+    Fault, File, Options, Position, Problem,
+    yaml::{Descriptor, Limits, RateLimit, RuleFile, joined},
+};
+use crate::{
+    limit::{Allows, Limit, Rule},
+    matcher::{Matcher, NodeId},
+    window::{Period, Unit},
+};
+
+/// Builds the matcher of all files, in their order. It is of use only if no error was added.
+pub(super) fn compile(
+    sources: &[Source<'_>],
+    options: Options,
+    problems: &mut Vec<Problem>,
+) -> Matcher {
+    let mut compiler = Compiler {
+        matcher: Matcher::default(),
+        places: HashMap::new(),
+        names: HashMap::new(),
+        replacers: Vec::new(),
+        problems,
+    };
+    let mut domains: HashMap<&str, &str> = HashMap::new();
+    for Source { file, rules } in sources {
+        let RuleFile { domain, at, .. } = rules;
+        if domain.is_empty() {
+            compiler.say(file, *at, "", Fault::EmptyDomain);
+            continue;
+        }
+        let first = *domains.entry(domain).or_insert(&file.name);
+        if first != file.name && !options.merge_domains {
+            let fault = Fault::DuplicateDomain {
+                domain: domain.clone(),
+                first: first.to_owned(),
+            };
+            compiler.say(file, *at, "", fault);
+            continue;
+        }
+        let root = compiler.matcher.insert_domain(domain.as_bytes());
+        for descriptor in &rules.descriptors {
+            compiler.descriptor(file, root, domain, descriptor);
+        }
+    }
+    compiler.check_replacers();
+    compiler.matcher
+}
+
+/// A file and what it says.
+pub(super) struct Source<'a> {
+    pub(super) file: &'a File,
+    pub(super) rules: RuleFile,
+}
+
+/// A place in one of the files.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    file: &'a File,
+    at: Option<usize>,
+}
+
+struct Compiler<'a, 'p> {
+    matcher: Matcher,
+    /// Where each node was defined, by its path.
+    places: HashMap<String, Place<'a>>,
+    /// One text for each name of a limit.
+    names: HashMap<String, Arc<str>>,
+    replacers: Vec<Replacer<'a>>,
+    problems: &'p mut Vec<Problem>,
+}
+
+/// A rule that replaces others.
+struct Replacer<'a> {
+    place: Place<'a>,
+    path: String,
+    own_names: Vec<String>,
+    replaces: String,
+}
+
+impl<'a> Compiler<'a, '_> {
+    fn say(&mut self, file: &File, at: Option<usize>, path: &str, fault: Fault) {
+        self.problems.push(file.problem(at, path, fault));
+    }
+
+    fn descriptor(&mut self, file: &'a File, parent: NodeId, path: &str, descriptor: &Descriptor) {
+        let at = descriptor.at;
+        if descriptor.key.is_empty() {
+            return self.say(file, at, path, Fault::EmptyKey);
+        }
+        let text = joined(&descriptor.key, &descriptor.value);
+        let path = format!("{path}.{text}");
+        let Some(node) = self.matcher.insert(parent, text.as_bytes()) else {
+            let fault = Fault::Duplicate {
+                path: path.clone(),
+                first: self.first_place(&path),
+            };
+            return self.say(file, at, &path, fault);
+        };
+        self.places.insert(path.clone(), Place { file, at });
+        if descriptor.share_threshold {
+            if text.contains('*') {
+                self.matcher.share(node, descriptor.value.as_bytes());
+            } else {
+                let fault = Fault::ShareWithoutWildcard(descriptor.key.clone());
+                self.say(file, at, &path, fault);
+            }
+        }
+        self.rule(file, node, &path, descriptor);
+        for child in &descriptor.descriptors {
+            self.descriptor(file, node, &path, child);
+        }
+    }
+
+    fn first_place(&self, path: &str) -> String {
+        let Some(Place { file, at }) = self.places.get(path) else {
+            return "another level".to_owned();
+        };
+        match at.map(|at| file.position(at)) {
+            Some(Position { line, column }) => format!("{}:{line}:{column}", file.name),
+            None => file.name.clone(),
+        }
+    }
+
+    fn rule(&mut self, file: &'a File, node: NodeId, path: &str, descriptor: &Descriptor) {
+        let limits = match &descriptor.limits {
+            Limits::None => return,
+            Limits::One(limit) => std::slice::from_ref(limit),
+            Limits::List(limits) => limits,
+        };
+        let is_list = matches!(descriptor.limits, Limits::List(_));
+        let mut compiled: Vec<Limit> = Vec::with_capacity(limits.len());
+        let mut is_unlimited = false;
+        for limit in limits {
+            if limit.unlimited {
+                self.unlimited(file, path, limit, is_list);
+                is_unlimited = true;
+            } else if let Some(limit) = self.limit(file, path, limit, &compiled) {
+                compiled.push(limit);
+            }
+        }
+        let replaces = self.replaces(file, path, limits);
+        if compiled.is_empty() && !is_unlimited {
+            // Every limit had an error, so this matcher will not be used.
+            return;
+        }
+        self.matcher.set_rule(node, |id| Rule {
+            id,
+            path: path.into(),
+            allows: if is_unlimited {
+                Allows::Unlimited
+            } else {
+                Allows::Within(compiled.into())
+            },
+            replaces,
+            shadow_mode: descriptor.shadow_mode,
+            quota_mode: descriptor.quota_mode,
+        });
+    }
+
+    fn unlimited(&mut self, file: &'a File, path: &str, limit: &RateLimit, is_list: bool) {
+        if is_list {
+            self.say(file, limit.at, path, Fault::UnlimitedInList);
+        } else if limit.unit.parse::<Unit>().is_ok() {
+            self.say(file, limit.at, path, Fault::UnlimitedUnit);
+        }
+        self.name(&limit.name);
+    }
+
+    /// `before` are the limits that the rule has already.
+    fn limit(
+        &mut self,
+        file: &'a File,
+        path: &str,
+        limit: &RateLimit,
+        before: &[Limit],
+    ) -> Option<Limit> {
+        let multiplier = self.multiplier(file, path, limit);
+        let Ok(unit) = limit.unit.parse::<Unit>() else {
+            self.say(file, limit.at, path, Fault::InvalidUnit(limit.unit.clone()));
+            return None;
+        };
+        let multiplier = multiplier?;
+        let Some(period) = Period::new(unit, multiplier) else {
+            let fault = Fault::PeriodTooLong {
+                unit: unit.name(),
+                multiplier: multiplier.get(),
+            };
+            self.say(file, limit.at, path, fault);
+            return None;
+        };
+        if before
+            .iter()
+            .any(|other| other.period.secs() == period.secs())
+        {
+            self.say(file, limit.at, path, Fault::SamePeriod(period.to_string()));
+            return None;
+        }
+        Some(Limit {
+            requests_per_unit: limit.requests_per_unit,
+            period,
+            name: self.name(&limit.name),
+        })
+    }
+
+    fn multiplier(&mut self, file: &'a File, path: &str, limit: &RateLimit) -> Option<NonZeroU32> {
+        let Some(number) = &limit.unit_multiplier else {
+            return Some(NonZeroU32::MIN);
+        };
+        let multiplier = u32::try_from(number.value?).ok().and_then(NonZeroU32::new);
+        if multiplier.is_none() {
+            let fault = Fault::InvalidMultiplier(number.text.clone());
+            self.say(file, number.at, path, fault);
+        }
+        multiplier
+    }
+
+    fn name(&mut self, name: &str) -> Option<Arc<str>> {
+        if name.is_empty() {
+            return None;
+        }
+        let interned = self
+            .names
+            .entry(name.to_owned())
+            .or_insert_with(|| name.into());
+        Some(interned.clone())
+    }
+
+    fn replaces(&mut self, file: &'a File, path: &str, limits: &[RateLimit]) -> Box<[Arc<str>]> {
+        let own_names: Vec<String> = limits
+            .iter()
+            .map(|limit| limit.name.clone())
+            .filter(|name| !name.is_empty())
+            .collect();
+        let mut replaced = Vec::new();
+        for (name, at) in limits.iter().flat_map(|limit| &limit.replaces) {
+            if name.is_empty() {
+                self.say(file, *at, path, Fault::EmptyReplaces);
+            } else if own_names.contains(name) {
+                self.say(file, *at, path, Fault::ReplacesItself);
+            } else {
+                replaced.push(name.as_str().into());
+                self.replacers.push(Replacer {
+                    place: Place { file, at: *at },
+                    path: path.to_owned(),
+                    own_names: own_names.clone(),
+                    replaces: name.clone(),
+                });
+            }
+        }
+        replaced.into()
+    }
+
+    /// Warns of replaced names that nothing has, and of limits that replace each other.
+    fn check_replacers(&mut self) {
+        let pairs: HashSet<(&str, &str)> = self
+            .replacers
+            .iter()
+            .flat_map(|by| {
+                by.own_names
+                    .iter()
+                    .map(|own| (own.as_str(), by.replaces.as_str()))
+            })
+            .collect();
+        let mut found = Vec::new();
+        for by in &self.replacers {
+            let fault = if !self.names.contains_key(&by.replaces) {
+                Fault::ReplacesUnknown(by.replaces.clone())
+            } else if let Some(own) = by
+                .own_names
+                .iter()
+                .find(|own| pairs.contains(&(by.replaces.as_str(), own.as_str())))
+            {
+                Fault::ReplaceEachOther(own.clone(), by.replaces.clone())
+            } else {
+                continue;
+            };
+            found.push(by.place.file.problem(by.place.at, &by.path, fault));
+        }
+        self.problems.extend(found);
+    }
+}

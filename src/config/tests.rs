@@ -1,0 +1,417 @@
+use super::*;
+use crate::{
+    limit::{Allows, Limit},
+    request::Entry,
+};
+
+fn compile_texts(texts: &[&str], options: Options) -> Result<Loaded, Vec<Problem>> {
+    let files: Vec<File> = texts
+        .iter()
+        .enumerate()
+        .map(|(index, text)| {
+            File::new(
+                format!("{}.yaml", ["a", "b", "c"][index]),
+                (*text).to_owned(),
+            )
+        })
+        .collect();
+    let problems = Vec::new();
+    Files { files, problems }.compile(options)
+}
+
+fn load(text: &str) -> Loaded {
+    compile_texts(&[text], Options::default()).unwrap_or_else(|problems| panic!("{}", problems[0]))
+}
+
+/// A file of domain `d` with one descriptor that says `body`, which begins in line 4.
+fn descriptor(body: &str) -> String {
+    let body = body.replace('\n', "\n    ");
+    format!("domain: d\ndescriptors:\n  - key: k\n    {body}\n")
+}
+
+#[track_caller]
+fn check_problems(texts: &[&str], expected: &[&str]) {
+    let problems = match compile_texts(texts, Options::default()) {
+        Ok(loaded) => loaded.warnings,
+        Err(problems) => problems,
+    };
+    let shown: Vec<String> = problems.iter().map(ToString::to_string).collect();
+    let is_as_expected = shown.len() == expected.len()
+        && shown
+            .iter()
+            .zip(expected)
+            .all(|(shown, start)| shown.starts_with(start));
+    assert!(is_as_expected, "{shown:#?}");
+}
+
+/// The only problem of a descriptor that says `body`.
+#[track_caller]
+fn check_body(body: &str, expected: &str) {
+    check_problems(&[&descriptor(body)], &[expected]);
+}
+
+fn find<'a>(loaded: &'a Loaded, entries: &[(&str, &str)]) -> &'a Allows {
+    let entries: Vec<_> = entries
+        .iter()
+        .map(|(key, value)| Entry {
+            key: key.as_bytes(),
+            value: value.as_bytes(),
+        })
+        .collect();
+    let domain = loaded.matcher.domain(b"d").expect("domain d");
+    &domain
+        .find(&entries, &mut Vec::new())
+        .expect("a rule")
+        .rule
+        .allows
+}
+
+fn limits(allows: &Allows) -> Vec<(u32, u64)> {
+    let Allows::Within(limits) = allows else {
+        panic!("unlimited");
+    };
+    let pair = |limit: &Limit| (limit.requests_per_unit, limit.period.secs());
+    limits.iter().map(pair).collect()
+}
+
+#[track_caller]
+fn check_limits(body: &str, expected: &[(u32, u64)]) {
+    let loaded = load(&descriptor(body));
+    assert!(loaded.warnings.is_empty(), "{}", loaded.warnings[0]);
+    assert_eq!(limits(find(&loaded, &[("k", "v")])), expected);
+}
+
+#[test]
+fn a_descriptor_holds_one_limit_or_several() {
+    check_limits(
+        "rate_limit: {unit: Second, requests_per_unit: 3}",
+        &[(3, 1)],
+    );
+    check_limits(
+        "rate_limits:\n  - {unit: second, requests_per_unit: 3}\n  - {unit: minute, requests_per_unit: 20}\n  - {unit: minute, unit_multiplier: 30, requests_per_unit: 300}\n  - 5000/day",
+        &[(3, 1), (20, 60), (300, 1800), (5000, 86_400)],
+    );
+}
+
+#[test]
+fn short_forms_name_a_number_and_a_period() {
+    check_limits(
+        "rate_limits: [1/s, 2/m, 3/h, 4/d, 5/w, 6/mo, 7/y, 8/30m, 9/2hours, 10/90 seconds]",
+        &[
+            (1, 1),
+            (2, 60),
+            (3, 3_600),
+            (4, 86_400),
+            (5, 604_800),
+            (6, 2_592_000),
+            (7, 31_536_000),
+            (8, 1_800),
+            (9, 7_200),
+            (10, 90),
+        ],
+    );
+    for bad in [
+        "5",
+        "/m",
+        "5/",
+        "5/fortnight",
+        "-1/m",
+        "5/m/s",
+        "4294967296/m",
+        "x/m",
+    ] {
+        check_body(
+            &format!("rate_limits: [{bad}]"),
+            &format!("a.yaml:4:19: d.k: cannot read the limit '{bad}'"),
+        );
+    }
+}
+
+#[test]
+fn numbers_are_those_of_yaml_1_1() {
+    for (text, number) in [
+        ("0x1F", 31),
+        ("010", 8),
+        ("1_000", 1_000),
+        ("0b11", 3),
+        ("+7", 7),
+    ] {
+        check_limits(
+            &format!("rate_limit: {{unit: day, requests_per_unit: {text}}}"),
+            &[(number, 86_400)],
+        );
+    }
+}
+
+#[test]
+fn values_keep_their_text() {
+    for value in ["404", "0x10", "yes", "2020-01-01", "\"a b\"", "'true'"] {
+        let text = format!(
+            "domain: d\ndescriptors:\n  - {{key: k, value: {value}, rate_limit: {{unit: day, requests_per_unit: 1}}}}"
+        );
+        let loaded = load(&text);
+        let value = value.trim_matches(['"', '\'']);
+        assert_eq!(limits(find(&loaded, &[("k", value)])), [(1, 86_400)]);
+    }
+}
+
+#[test]
+fn a_null_value_is_no_value() {
+    for value in ["", "~", "null"] {
+        check_limits(
+            &format!("value: {value}\nrate_limit: {{unit: day, requests_per_unit: 1}}"),
+            &[(1, 86_400)],
+        );
+    }
+}
+
+#[test]
+fn anchors_and_merged_maps_work() {
+    let text = "domain: d\ndescriptors:\n  - key: a\n    rate_limit: &base {unit: hour, requests_per_unit: 5}\n  - key: b\n    rate_limit: {<<: *base, requests_per_unit: 7}\n  - key: c\n    rate_limit: *base\n";
+    let loaded = load(text);
+    assert_eq!(limits(find(&loaded, &[("a", "")])), [(5, 3_600)]);
+    assert_eq!(limits(find(&loaded, &[("b", "")])), [(7, 3_600)]);
+    assert_eq!(limits(find(&loaded, &[("c", "")])), [(5, 3_600)]);
+}
+
+#[test]
+fn json_files_are_rules_too() {
+    let loaded = load(
+        r#"{"domain":"d","descriptors":[{"key":"k","rate_limit":{"unit":"day","requests_per_unit":2}}]}"#,
+    );
+    assert_eq!(limits(find(&loaded, &[("k", "v")])), [(2, 86_400)]);
+}
+
+#[test]
+fn broken_text_is_told_with_its_place() {
+    check_problems(
+        &["domain: d\ndescriptors: [\n"],
+        &["a.yaml:3:1: error loading config file: yaml: "],
+    );
+    check_problems(
+        &["- a\n- b\n"],
+        &["a.yaml:1:3: error loading config file: yaml: `the file` must be a map, not a list"],
+    );
+}
+
+#[test]
+fn each_rejection_of_the_reference_has_its_gist() {
+    check_problems(&[""], &["a.yaml: config file cannot have empty domain"]);
+    check_problems(
+        &["domain: ''"],
+        &["a.yaml:1:10: config file cannot have empty domain"],
+    );
+    check_body(
+        "1: 2",
+        "a.yaml:4:5: config error, key is not of type string: 1",
+    );
+    check_body(
+        "rate_limt: {}",
+        "a.yaml:4:5: config error, unknown key 'rate_limt' (expected `rate_limit`)",
+    );
+    check_body(
+        "Value: x",
+        "a.yaml:4:5: config error, unknown key 'Value' (expected `value`)",
+    );
+    check_body(
+        "descriptors: [x]",
+        "a.yaml:4:19: config error, yaml file contains list of type other than map: x",
+    );
+    check_body("value: 1.5", "a.yaml:4:12: error checking config: 1.5");
+    check_body(
+        "value: 9223372036854775808",
+        "a.yaml:4:12: error checking config",
+    );
+    check_body(
+        "shadow_mode: \"true\"",
+        "a.yaml:4:19: d.k: error loading config file: yaml: `shadow_mode` must be true or false, not a text in quotes",
+    );
+    check_body(
+        "shadow_mode: 1",
+        "a.yaml:4:18: d.k: error loading config file",
+    );
+    check_body(
+        "descriptors: 3",
+        "a.yaml:4:18: d.k: error loading config file: yaml: `descriptors` must be a list",
+    );
+    check_body(
+        "metadata: 3",
+        "a.yaml:4:15: d.k: error loading config file: yaml: `metadata` must be a map",
+    );
+    check_body(
+        "rate_limit: {unit: fortnight, requests_per_unit: 1}",
+        "a.yaml:4:18: d.k: invalid rate limit unit 'fortnight'",
+    );
+    check_body(
+        "rate_limit: {requests_per_unit: 1}",
+        "a.yaml:4:18: d.k: invalid rate limit unit ''",
+    );
+    check_body(
+        "rate_limit: {}",
+        "a.yaml:4:5: d.k: invalid rate limit unit ''",
+    );
+    check_body(
+        "rate_limit: {unit: day, requests_per_unit: -1}",
+        "a.yaml:4:48: d.k: error loading config file: yaml: `requests_per_unit` must be a whole number from 0",
+    );
+    check_body(
+        "rate_limit: {unit: day, requests_per_unit: five}",
+        "a.yaml:4:48: d.k: error loading config file",
+    );
+    check_body(
+        "rate_limit: {unlimited: true, unit: day}",
+        "a.yaml:4:18: d.k: should not specify rate limit unit when unlimited",
+    );
+    check_body(
+        "rate_limit: {unlimited: true, replaces: [{name: ''}]}",
+        "a.yaml:4:54: d.k: should not have an empty replaces entry",
+    );
+    check_body(
+        "rate_limit: {unlimited: true, name: a, replaces: [{name: a}]}",
+        "a.yaml:4:62: d.k: replaces should not contain name of same descriptor",
+    );
+    check_body(
+        "value: x\nshare_threshold: true",
+        "a.yaml:3:10: d.k_x: share_threshold can only be used with wildcard values (containing '*'), but found key 'k'",
+    );
+    check_problems(
+        &["domain: d\ndescriptors: [{value: x}]"],
+        &["a.yaml:2:23: d: descriptor has empty key"],
+    );
+}
+
+#[test]
+fn our_own_rejections_say_what_would_be_right() {
+    check_body(
+        "rate_limit: {unit: day, requests_per_unit: 1}\nrate_limits: [1/h]",
+        "a.yaml:5:19: d.k: `rate_limit` and `rate_limits` on one descriptor",
+    );
+    check_body("rate_limits: []", "a.yaml:4:5: d.k: `rate_limits` is empty");
+    check_body(
+        "rate_limits: [{unlimited: true}]",
+        "a.yaml:4:20: d.k: `unlimited` is not for a list",
+    );
+    check_body(
+        "rate_limits: [1/m, 2/60s]",
+        "a.yaml:4:24: d.k: two limits with a period of 60 seconds",
+    );
+    for zero in ["0", "-1", "4294967296"] {
+        check_body(
+            &format!("rate_limit: {{unit: day, requests_per_unit: 1, unit_multiplier: {zero}}}"),
+            "a.yaml:4:68: d.k: `unit_multiplier` must be a whole number from 1",
+        );
+    }
+    check_body(
+        "rate_limit: {unit: year, requests_per_unit: 1, unit_multiplier: 100000}",
+        "a.yaml:4:18: d.k: a period of 100000 years is longer",
+    );
+    check_body(
+        "value: !include x",
+        "a.yaml:4:5: error loading config file: yaml: tags",
+    );
+}
+
+#[test]
+fn a_descriptor_is_defined_once() {
+    let twice = "domain: d\ndescriptors:\n  - {key: a_b, value: c}\n  - {key: a, value: b_c}\n";
+    check_problems(
+        &[twice],
+        &[
+            "a.yaml:4:11: d.a_b_c: duplicate descriptor composite key 'd.a_b_c', already defined at a.yaml:3:11",
+        ],
+    );
+}
+
+#[test]
+fn a_domain_stands_in_one_file_unless_domains_are_merged() {
+    let a = "domain: d\ndescriptors: [{key: a, rate_limit: {unlimited: true}}]";
+    let b = "domain: d\ndescriptors: [{key: b, rate_limit: {unlimited: true}}]";
+    check_problems(
+        &[a, b],
+        &["b.yaml:1:9: duplicate domain 'd' in config file, already defined in a.yaml"],
+    );
+    let merge = Options {
+        merge_domains: true,
+    };
+    assert_eq!(
+        compile_texts(&[a, b], merge).unwrap().matcher.rules().len(),
+        2
+    );
+    let problems = compile_texts(&[a, a], merge).unwrap_err();
+    assert!(
+        problems[0]
+            .to_string()
+            .contains("duplicate descriptor composite key 'd.a', already defined at a.yaml:2:21")
+    );
+}
+
+#[test]
+fn all_errors_of_all_files_are_told_at_once() {
+    let a = "domain: d\ndescriptors:\n  - key: ''\n  - key: k\n    rate_limits: [1/x, 2/m, 3/m]\n";
+    let b = "domain: e\nwhat: 1\n";
+    check_problems(
+        &[a, b, "{"],
+        &[
+            "a.yaml:3:11: d: descriptor has empty key",
+            "a.yaml:5:19: d.k: cannot read the limit '1/x'",
+            "a.yaml:5:29: d.k: two limits with a period of minute",
+            "b.yaml:2:1: config error, unknown key 'what'",
+            "c.yaml:2:1: error loading config file: yaml: ",
+        ],
+    );
+}
+
+#[test]
+fn what_cannot_be_meant_is_a_warning() {
+    check_body(
+        "rate_limit: {unit: day, requests_per_unit: 1, shadow_mode: true}",
+        "a.yaml:4:51: d.k: warning: `shadow_mode` means nothing here and is ignored; it belongs beside",
+    );
+    check_body(
+        "rate_limit: {unit: day}",
+        "a.yaml:4:18: d.k: warning: `requests_per_unit` is missing",
+    );
+    check_body(
+        "value: a\nvalue: b",
+        "a.yaml:5:5: d: warning: `value` is given twice",
+    );
+    check_body(
+        "rate_limit: {unlimited: true, replaces: [{name: x}]}",
+        "a.yaml:4:53: d.k: warning: `replaces` names 'x', which no limit is called",
+    );
+    let mutual = "domain: d\ndescriptors:\n  - {key: a, rate_limit: {unlimited: true, name: a, replaces: [{name: b}]}}\n  - {key: b, rate_limit: {unlimited: true, name: b, replaces: [{name: a}]}}\n";
+    check_problems(
+        &[mutual],
+        &[
+            "a.yaml:3:71: d.a: warning: 'a' and 'b' replace each other",
+            "a.yaml:4:71: d.b: warning: 'b' and 'a' replace each other",
+        ],
+    );
+}
+
+#[test]
+fn folders_are_read_in_the_order_of_their_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+    fs::create_dir(folder.path().join("sub")).unwrap();
+    write("b.yml", "domain: b");
+    write("a.yaml", "domain: a");
+    write("sub/c.json", "{\"domain\": \"c\"}");
+    write(".hidden.yaml", "}");
+    write("notes.txt", "}");
+    let mut problems = Vec::new();
+    let files = read(&[folder.path().to_owned()], &mut problems);
+    let names: Vec<_> = files.iter().map(|file| file.name.as_str()).collect();
+    assert_eq!(names, ["a.yaml", "b.yml", "sub/c.json"]);
+    assert!(problems.is_empty());
+    let gone = Files::read(&[folder.path().join("gone.yaml")]).compile(Options::default());
+    let gone = gone.unwrap_err();
+    assert!(gone[0].to_string().contains("gone.yaml: cannot be read: "));
+    let empty = tempfile::tempdir().unwrap();
+    let none = Files::read(&[empty.path().to_owned()]).compile(Options::default());
+    assert!(
+        none.unwrap_err()[0]
+            .to_string()
+            .contains("has no rule files")
+    );
+}

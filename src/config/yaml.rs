@@ -1,0 +1,675 @@
+//! Nodes → a mirror of the file format, whatever can be read of it.
+//!
+//! The format is the reference's, with `rate_limits` and `unit_multiplier` added. The reference
+//! knows one set of keys for all levels and takes a key in the wrong place without a word; so does
+//! this, but with a warning.
+
+use std::collections::HashMap;
+
+use super::{
+    Fault, File, Problem,
+    node::{Kind, Node},
+};
+
+/// One file.
+#[derive(Debug)]
+pub(super) struct RuleFile {
+    pub(super) domain: String,
+    /// Where the domain stands.
+    pub(super) at: Option<usize>,
+    pub(super) descriptors: Vec<Descriptor>,
+}
+
+/// One node of the tree of rules.
+#[derive(Debug, Default)]
+pub(super) struct Descriptor {
+    pub(super) at: Option<usize>,
+    pub(super) key: String,
+    pub(super) value: String,
+    pub(super) limits: Limits,
+    pub(super) shadow_mode: bool,
+    pub(super) quota_mode: bool,
+    pub(super) share_threshold: bool,
+    pub(super) descriptors: Vec<Self>,
+}
+
+#[derive(Debug, Default)]
+pub(super) enum Limits {
+    #[default]
+    None,
+    /// `rate_limit`
+    One(RateLimit),
+    /// `rate_limits`
+    List(Vec<RateLimit>),
+}
+
+#[derive(Debug, Default)]
+pub(super) struct RateLimit {
+    pub(super) at: Option<usize>,
+    pub(super) unit: String,
+    pub(super) unit_multiplier: Option<Number>,
+    pub(super) requests_per_unit: u32,
+    pub(super) unlimited: bool,
+    pub(super) name: String,
+    pub(super) replaces: Vec<(String, Option<usize>)>,
+}
+
+/// A whole number as it was written, and where.
+#[derive(Debug)]
+pub(super) struct Number {
+    pub(super) value: Option<i128>,
+    pub(super) text: String,
+    pub(super) at: Option<usize>,
+}
+
+/// Reads `file`; nothing if it cannot be read at all.
+pub(super) fn read(file: &File, problems: &mut Vec<Problem>) -> Option<RuleFile> {
+    let root = match Node::parse(&file.text) {
+        Ok(root) => root,
+        Err(error) => {
+            let mut problem = file.problem(None, "", syntax(&error));
+            problem.position = error.location().map(|location| super::Position {
+                line: location.line(),
+                column: location.column(),
+            });
+            problems.push(problem);
+            return None;
+        }
+    };
+    let mut reader = Reader { file, problems };
+    if let Kind::Map(_) = root.kind {
+        reader.check_tree(&root, None, None);
+    }
+    reader.rule_file(&root)
+}
+
+/// The message without the place, which is told in front of it.
+fn syntax(error: &serde_yaml::Error) -> Fault {
+    let text = error.to_string();
+    let text = text.split(" at line ").next().unwrap_or_default();
+    Fault::Syntax(text.to_owned())
+}
+
+/// Where keys may stand.
+const FILE: &[&str] = &["domain", "descriptors"];
+const DESCRIPTOR: &[&str] = &[
+    "key",
+    "value",
+    "rate_limit",
+    "rate_limits",
+    "descriptors",
+    "shadow_mode",
+    "quota_mode",
+    "detailed_metric",
+    "value_to_metric",
+    "share_threshold",
+    "metadata",
+];
+const RATE_LIMIT: &[&str] = &[
+    "unit",
+    "unit_multiplier",
+    "requests_per_unit",
+    "unlimited",
+    "name",
+    "replaces",
+];
+const REPLACES: &[&str] = &["name"];
+/// Merges another map into this one.
+const MERGE: &str = "<<";
+
+fn is_known(key: &str) -> bool {
+    key == MERGE
+        || [FILE, DESCRIPTOR, RATE_LIMIT]
+            .iter()
+            .any(|keys| keys.contains(&key))
+}
+
+fn belongs(key: &str) -> &'static str {
+    if FILE.contains(&key) {
+        "at the top of the file"
+    } else if DESCRIPTOR.contains(&key) {
+        "beside the `key` of a descriptor"
+    } else {
+        "inside `rate_limit`"
+    }
+}
+
+struct Reader<'a> {
+    file: &'a File,
+    problems: &'a mut Vec<Problem>,
+}
+
+impl Reader<'_> {
+    fn say(&mut self, at: Option<usize>, path: &str, fault: Fault) {
+        self.problems.push(self.file.problem(at, path, fault));
+    }
+
+    /// Tells that `found` is not what `key` wants. Tags are told by `check_tree`.
+    fn say_type(
+        &mut self,
+        at: Option<usize>,
+        path: &str,
+        key: &str,
+        expected: &'static str,
+        found: &Node,
+    ) {
+        if !matches!(found.kind, Kind::Tagged) {
+            self.say(at, path, wrong_type(key, expected, found));
+        }
+    }
+
+    /// What the reference checks of every map and list, wherever they stand, save in metadata.
+    /// `key` is what the node is the value of, and `at` where that stands.
+    fn check_tree(&mut self, node: &Node, key: Option<&str>, at: Option<usize>) {
+        match &node.kind {
+            Kind::Tagged => self.say(at, "", Fault::Tag),
+            Kind::Scalar { text, is_plain } => {
+                let is_odd = match resolve(text, *is_plain) {
+                    Scalar::Float => true,
+                    Scalar::Int(number) => number > i128::from(i64::MAX),
+                    Scalar::Null | Scalar::Bool(_) | Scalar::Text => false,
+                };
+                if is_odd {
+                    self.say(node.offset.or(at), "", Fault::OddScalar(text.clone()));
+                }
+            }
+            Kind::List(items) => {
+                for item in items {
+                    let is_short_form = key == Some("rate_limits");
+                    match &item.kind {
+                        Kind::Map(_) | Kind::Tagged => self.check_tree(item, None, at),
+                        Kind::Scalar { .. } if is_short_form => {}
+                        other => {
+                            let shown = describe(other);
+                            self.say(item.offset.or(at), "", Fault::ListOfScalars(shown));
+                        }
+                    }
+                }
+            }
+            Kind::Map(entries) => {
+                for (key, value) in entries {
+                    self.check_entry(key, value);
+                }
+            }
+        }
+    }
+
+    fn check_entry(&mut self, key: &Node, value: &Node) {
+        let Kind::Scalar { text, is_plain } = &key.kind else {
+            return self.say(key.offset, "", Fault::KeyNotText(describe(&key.kind)));
+        };
+        if resolve(text, *is_plain) != Scalar::Text {
+            return self.say(key.offset, "", Fault::KeyNotText(text.clone()));
+        }
+        if !is_known(text) {
+            let fault = Fault::UnknownKey {
+                key: text.clone(),
+                expected: expected_instead_of(text),
+            };
+            return self.say(key.offset, "", fault);
+        }
+        if text == MERGE {
+            // The maps it names are checked where they are written down.
+            return;
+        }
+        if text != "metadata" {
+            self.check_tree(value, Some(text), key.offset);
+        }
+    }
+
+    fn rule_file(&mut self, root: &Node) -> Option<RuleFile> {
+        let root = if root.is_null() {
+            &Node {
+                kind: Kind::Map(Vec::new()),
+                offset: None,
+            }
+        } else {
+            root
+        };
+        let fields = self.fields(root, "", "the file", FILE)?;
+        let domain = self.text(&fields, "domain", "");
+        Some(RuleFile {
+            at: fields.at("domain").or(root.offset),
+            descriptors: self.descriptors(&fields, &domain),
+            domain,
+        })
+    }
+
+    fn descriptors(&mut self, fields: &Fields<'_>, path: &str) -> Vec<Descriptor> {
+        self.list(fields, "descriptors", path)
+            .iter()
+            .filter(|node| is_map(node))
+            .filter_map(|node| self.descriptor(node, path))
+            .collect()
+    }
+
+    fn descriptor(&mut self, node: &Node, parent: &str) -> Option<Descriptor> {
+        let fields = self.fields(node, parent, "a descriptor", DESCRIPTOR)?;
+        let key = self.text(&fields, "key", parent);
+        let value = self.text(&fields, "value", parent);
+        let path = format!("{parent}.{}", joined(&key, &value));
+        for unused in ["detailed_metric", "value_to_metric"] {
+            self.boolean(&fields, unused, &path);
+        }
+        if let Some(metadata) = fields.get("metadata")
+            && !matches!(metadata.kind, Kind::Map(_))
+        {
+            let at = metadata.offset.or(fields.at("metadata"));
+            self.say_type(at, &path, "metadata", "a map", metadata);
+        }
+        Some(Descriptor {
+            at: fields.at("key").or(node.offset),
+            limits: self.limits(&fields, &path),
+            shadow_mode: self.boolean(&fields, "shadow_mode", &path),
+            quota_mode: self.boolean(&fields, "quota_mode", &path),
+            share_threshold: self.boolean(&fields, "share_threshold", &path),
+            descriptors: self.descriptors(&fields, &path),
+            key,
+            value,
+        })
+    }
+
+    fn limits(&mut self, fields: &Fields<'_>, path: &str) -> Limits {
+        let one = fields.get("rate_limit");
+        let Some(list) = fields.get("rate_limits") else {
+            return match one.and_then(|one| self.rate_limit(one, path)) {
+                Some(limit) => Limits::One(RateLimit {
+                    at: limit.at.or(fields.at("rate_limit")),
+                    ..limit
+                }),
+                None => Limits::None,
+            };
+        };
+        let at = fields.at("rate_limits");
+        if one.is_some() {
+            self.say(at, path, Fault::BothForms);
+        }
+        let items = self.list(fields, "rate_limits", path);
+        if items.is_empty() && matches!(list.kind, Kind::List(_)) {
+            self.say(at, path, Fault::NoLimits);
+        }
+        let read = |node: &Node| match &node.kind {
+            Kind::Scalar { text, .. } => {
+                let limit = short_form(text, node.offset);
+                if limit.is_none() {
+                    self.say(node.offset.or(at), path, Fault::ShortForm(text.clone()));
+                }
+                limit
+            }
+            Kind::Map(_) => self.rate_limit(node, path),
+            // Already told by `check_tree`.
+            Kind::List(_) | Kind::Tagged => None,
+        };
+        Limits::List(items.iter().filter_map(read).collect())
+    }
+
+    fn rate_limit(&mut self, node: &Node, path: &str) -> Option<RateLimit> {
+        let fields = self.fields(node, path, "`rate_limit`", RATE_LIMIT)?;
+        let replaces = self.list(&fields, "replaces", path);
+        let replaces = replaces
+            .iter()
+            .filter(|node| is_map(node))
+            .filter_map(|node| {
+                let fields = self.fields(node, path, "an item of `replaces`", REPLACES)?;
+                Some((
+                    self.text(&fields, "name", path),
+                    fields.at("name").or(node.offset),
+                ))
+            });
+        let replaces = replaces.collect();
+        let unlimited = self.boolean(&fields, "unlimited", path);
+        let is_given = fields.entry("requests_per_unit").is_some();
+        if !unlimited && !is_given && fields.entry("unit").is_some() {
+            self.say(node.offset, path, Fault::NoRequestsPerUnit);
+        }
+        Some(RateLimit {
+            at: node.offset,
+            replaces,
+            unit: self.text(&fields, "unit", path),
+            unit_multiplier: self.number(&fields, "unit_multiplier", path),
+            requests_per_unit: self.requests_per_unit(&fields, path).unwrap_or(0),
+            unlimited,
+            name: self.text(&fields, "name", path),
+        })
+    }
+
+    fn requests_per_unit(&mut self, fields: &Fields<'_>, path: &str) -> Option<u32> {
+        const KEY: &str = "requests_per_unit";
+        let number = self.number(fields, KEY, path)?;
+        let value = number.value?;
+        if let Ok(value) = u32::try_from(value) {
+            return Some(value);
+        }
+        let fault = Fault::WrongType {
+            key: KEY.to_owned(),
+            expected: "a whole number from 0 to 4294967295",
+            found: "a number outside of that",
+        };
+        self.say(number.at, path, fault);
+        None
+    }
+
+    /// The entries of a map, merged maps included; of a key given twice the last one counts.
+    fn fields<'n>(
+        &mut self,
+        node: &'n Node,
+        path: &str,
+        name: &'static str,
+        level: &[&str],
+    ) -> Option<Fields<'n>> {
+        if node.is_null() {
+            return None;
+        }
+        let Kind::Map(entries) = &node.kind else {
+            self.say_type(node.offset, path, name, "a map", node);
+            return None;
+        };
+        let mut fields = Fields::default();
+        for (key, value) in entries {
+            let Kind::Scalar { text, .. } = &key.kind else {
+                continue;
+            };
+            if text == MERGE {
+                merge(value, &mut fields);
+                continue;
+            }
+            if is_known(text) && !level.contains(&text.as_str()) {
+                let fault = Fault::Misplaced {
+                    key: text.clone(),
+                    belongs: belongs(text),
+                };
+                self.say(key.offset, path, fault);
+            }
+            if fields.own.insert(text, (key, value)).is_some() {
+                self.say(key.offset, path, Fault::Repeated(text.clone()));
+            }
+        }
+        Some(fields)
+    }
+
+    fn text(&mut self, fields: &Fields<'_>, key: &str, path: &str) -> String {
+        let Some(node) = fields.get(key) else {
+            return String::new();
+        };
+        if let Kind::Scalar { text, .. } = &node.kind {
+            return text.clone();
+        }
+        let at = node.offset.or(fields.at(key));
+        self.say_type(at, path, key, "a string", node);
+        String::new()
+    }
+
+    fn boolean(&mut self, fields: &Fields<'_>, key: &str, path: &str) -> bool {
+        let Some(node) = fields.get(key) else {
+            return false;
+        };
+        if let Kind::Scalar { text, is_plain } = &node.kind
+            && let Scalar::Bool(value) = resolve(text, *is_plain)
+        {
+            return value;
+        }
+        let at = node.offset.or(fields.at(key));
+        self.say_type(at, path, key, "true or false", node);
+        false
+    }
+
+    fn number(&mut self, fields: &Fields<'_>, key: &str, path: &str) -> Option<Number> {
+        let node = fields.get(key)?;
+        let at = node.offset.or(fields.at(key));
+        if let Kind::Scalar { text, is_plain } = &node.kind {
+            let value = match resolve(text, *is_plain) {
+                Scalar::Int(value) => Some(value),
+                // Already told by `check_tree`.
+                Scalar::Float => None,
+                Scalar::Null | Scalar::Bool(_) | Scalar::Text => {
+                    self.say_type(at, path, key, "a whole number", node);
+                    return None;
+                }
+            };
+            return Some(Number {
+                value,
+                text: text.clone(),
+                at,
+            });
+        }
+        self.say_type(at, path, key, "a whole number", node);
+        None
+    }
+
+    fn list<'n>(&mut self, fields: &Fields<'n>, key: &str, path: &str) -> &'n [Node] {
+        let Some(node) = fields.get(key) else {
+            return &[];
+        };
+        if let Kind::List(items) = &node.kind {
+            return items;
+        }
+        let at = node.offset.or(fields.at(key));
+        self.say_type(at, path, key, "a list", node);
+        &[]
+    }
+}
+
+/// The keys and values of one map.
+#[derive(Default)]
+struct Fields<'n> {
+    own: HashMap<&'n str, (&'n Node, &'n Node)>,
+    merged: HashMap<&'n str, (&'n Node, &'n Node)>,
+}
+
+impl<'n> Fields<'n> {
+    fn entry(&self, key: &str) -> Option<(&'n Node, &'n Node)> {
+        self.own.get(key).or_else(|| self.merged.get(key)).copied()
+    }
+
+    /// The value of `key`, unless it is null.
+    fn get(&self, key: &str) -> Option<&'n Node> {
+        let (_, value) = self.entry(key)?;
+        (!value.is_null()).then_some(value)
+    }
+
+    /// Where `key` has its value, or else stands itself.
+    fn at(&self, key: &str) -> Option<usize> {
+        let (key, value) = self.entry(key)?;
+        value.offset.or(key.offset)
+    }
+}
+
+/// Takes over the entries of `from`, a map or a list of maps; of several the first counts.
+fn merge<'n>(from: &'n Node, into: &mut Fields<'n>) {
+    match &from.kind {
+        Kind::Map(entries) => {
+            for (key, value) in entries {
+                match &key.kind {
+                    Kind::Scalar { text, .. } if text == MERGE => merge(value, into),
+                    Kind::Scalar { text, .. } => {
+                        into.merged.entry(text).or_insert((key, value));
+                    }
+                    Kind::List(_) | Kind::Map(_) | Kind::Tagged => {}
+                }
+            }
+        }
+        Kind::List(items) => items.iter().for_each(|item| merge(item, into)),
+        Kind::Scalar { .. } | Kind::Tagged => {}
+    }
+}
+
+/// What else stands in a list is told by `check_tree`.
+fn is_map(node: &Node) -> bool {
+    matches!(node.kind, Kind::Map(_))
+}
+
+/// The text that a node is known by among its siblings.
+pub(super) fn joined(key: &str, value: &str) -> String {
+    if value.is_empty() {
+        key.to_owned()
+    } else {
+        format!("{key}_{value}")
+    }
+}
+
+/// `5000/day`, `300/30m`
+fn short_form(text: &str, at: Option<usize>) -> Option<RateLimit> {
+    let (requests, period) = text.split_once('/')?;
+    let digits = period.bytes().take_while(u8::is_ascii_digit).count();
+    let (count, unit) = period.split_at(digits);
+    let unit = match unit.trim() {
+        "s" => "second",
+        "m" => "minute",
+        "h" => "hour",
+        "d" => "day",
+        "w" => "week",
+        "mo" => "month",
+        "y" => "year",
+        name => name.strip_suffix('s').unwrap_or(name),
+    };
+    unit.parse::<crate::window::Unit>().ok()?;
+    let multiplier = match count {
+        "" => None,
+        count => Some(Number {
+            value: Some(count.parse().ok()?),
+            text: count.to_owned(),
+            at,
+        }),
+    };
+    Some(RateLimit {
+        at,
+        unit: unit.to_owned(),
+        unit_multiplier: multiplier,
+        requests_per_unit: requests.trim().parse().ok()?,
+        ..RateLimit::default()
+    })
+}
+
+/// What YAML 1.1, which the reference's parser reads, takes a scalar for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Scalar {
+    Null,
+    Bool(bool),
+    Int(i128),
+    Float,
+    Text,
+}
+
+fn resolve(text: &str, is_plain: bool) -> Scalar {
+    if !is_plain {
+        return Scalar::Text;
+    }
+    match text {
+        "" | "~" | "null" | "Null" | "NULL" => return Scalar::Null,
+        "y" | "Y" | "yes" | "Yes" | "YES" | "true" | "True" | "TRUE" | "on" | "On" | "ON" => {
+            return Scalar::Bool(true);
+        }
+        "n" | "N" | "no" | "No" | "NO" | "false" | "False" | "FALSE" | "off" | "Off" | "OFF" => {
+            return Scalar::Bool(false);
+        }
+        ".inf" | ".Inf" | ".INF" | "+.inf" | "+.Inf" | "+.INF" | "-.inf" | "-.Inf" | "-.INF"
+        | ".nan" | ".NaN" | ".NAN" => return Scalar::Float,
+        _ => {}
+    }
+    if let Some(number) = integer(text) {
+        return Scalar::Int(number);
+    }
+    if is_float(text) {
+        Scalar::Float
+    } else {
+        Scalar::Text
+    }
+}
+
+/// `31`, `0x1F`, `010` and `0o10` (octal), `0b1`, `1_000`, with a sign.
+fn integer(text: &str) -> Option<i128> {
+    let text = text.replace('_', "");
+    let (sign, digits) = match text.strip_prefix('-') {
+        Some(digits) => (-1, digits),
+        None => (1, text.strip_prefix('+').unwrap_or(&text)),
+    };
+    let lower = digits.to_ascii_lowercase();
+    let (radix, digits) = if let Some(digits) = lower.strip_prefix("0x") {
+        (16, digits)
+    } else if let Some(digits) = lower.strip_prefix("0b") {
+        (2, digits)
+    } else if let Some(digits) = lower.strip_prefix("0o") {
+        (8, digits)
+    } else if lower.len() > 1 && lower.starts_with('0') {
+        (8, &lower[1..])
+    } else {
+        (10, lower.as_str())
+    };
+    if digits.starts_with(['+', '-']) {
+        return None;
+    }
+    Some(sign * i128::from_str_radix(digits, radix).ok()?)
+}
+
+/// `1.5`, `.5`, `5.`, `1e3`, with a sign.
+fn is_float(text: &str) -> bool {
+    let text = text.replace('_', "");
+    let text = text.strip_prefix(['+', '-']).unwrap_or(&text);
+    text.starts_with(|first: char| first.is_ascii_digit() || first == '.')
+        && text.contains(|digit: char| digit.is_ascii_digit())
+        && text.parse::<f64>().is_ok()
+}
+
+fn describe(kind: &Kind) -> String {
+    match kind {
+        Kind::Scalar { text, is_plain } if resolve(text, *is_plain) == Scalar::Null => {
+            "null".to_owned()
+        }
+        Kind::Scalar { text, .. } => text.clone(),
+        Kind::List(_) => "a list".to_owned(),
+        Kind::Map(_) => "a map".to_owned(),
+        Kind::Tagged => "a tagged value".to_owned(),
+    }
+}
+
+fn wrong_type(key: &str, expected: &'static str, found: &Node) -> Fault {
+    let found = match &found.kind {
+        Kind::List(_) => "a list",
+        Kind::Map(_) => "a map",
+        Kind::Tagged => "a tagged value",
+        Kind::Scalar {
+            is_plain: false, ..
+        } => "a text in quotes",
+        Kind::Scalar { text, .. } => match resolve(text, true) {
+            Scalar::Null => "null",
+            Scalar::Bool(_) => "a boolean",
+            Scalar::Int(_) | Scalar::Float => "a number",
+            Scalar::Text => "a text",
+        },
+    };
+    Fault::WrongType {
+        key: key.to_owned(),
+        expected,
+        found,
+    }
+}
+
+/// The known key that is most like `key`, or else all of them.
+fn expected_instead_of(key: &str) -> String {
+    let known = || FILE.iter().chain(DESCRIPTOR).chain(RATE_LIMIT);
+    let nearest = known().min_by_key(|known| distance(key, known));
+    match nearest {
+        Some(nearest) if distance(key, nearest) <= nearest.len() / 3 => format!("`{nearest}`"),
+        _ => {
+            let known: Vec<_> = known().copied().collect();
+            format!("one of {}", known.join(", "))
+        }
+    }
+}
+
+/// How many characters have to change (Levenshtein, 1966), letter case aside.
+fn distance(left: &str, right: &str) -> usize {
+    let right: Vec<char> = right.to_lowercase().chars().collect();
+    let mut row: Vec<usize> = (0..=right.len()).collect();
+    // A long key is like none; its head is enough to see that.
+    for (i, a) in left.to_lowercase().chars().take(64).enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, b) in right.iter().enumerate() {
+            let replaced = diagonal + usize::from(a != *b);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[right.len()]
+}

@@ -1,0 +1,316 @@
+//! Counters, their keys and the batches that move them.
+//!
+//! A key is an encoding that can be taken apart again, so that two counters never share one:
+//!
+//! ```text
+//! {4:shop14:remote_address9:127.0.0.1}60@29920500
+//!  ^ domain and entries, each behind   ^  ^ number of the window since the epoch
+//!    its length                        length of the period in seconds
+//! ```
+//!
+//! The braces are a Redis Cluster hash tag: all periods of one descriptor live in one slot. An
+//! entry whose counters are shared by a wildcard has `*` in the place of its value's colon. What is
+//! longer than [`MAX_IDENTITY_BYTES`] is replaced by `#` and 128 bits of SHA-256.
+
+use std::ops::Range;
+
+use sha2::{Digest as _, Sha256};
+
+use crate::{
+    request::{Entry, Hits},
+    window::{Period, Timestamp, Window},
+};
+
+/// The longest domain-and-entries text that is written into a key as it stands, in bytes.
+pub const MAX_IDENTITY_BYTES: usize = 160;
+
+/// Increments that one request makes, in order, with their keys in one buffer.
+#[derive(Debug, Default)]
+pub struct Batch {
+    keys: Vec<u8>,
+    increments: Vec<Planned>,
+}
+
+#[derive(Debug)]
+struct Planned {
+    key: Range<usize>,
+    hits: Hits,
+    expires_at: Timestamp,
+}
+
+/// One counter and what is to happen to it.
+#[derive(Clone, Copy, Debug)]
+pub struct Increment<'a> {
+    pub key: &'a [u8],
+    pub hits: Hits,
+    /// The end of the window; the counter may be forgotten from then on.
+    pub expires_at: Timestamp,
+}
+
+impl Batch {
+    pub fn len(&self) -> usize {
+        self.increments.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.increments.is_empty()
+    }
+
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = Increment<'_>> {
+        self.increments.iter().map(|planned| Increment {
+            key: &self.keys[planned.key.clone()],
+            hits: planned.hits,
+            expires_at: planned.expires_at,
+        })
+    }
+
+    /// Appends a copy of all of `other`.
+    pub fn append(&mut self, other: &Self) {
+        self.append_range(other, 0..other.len());
+    }
+
+    /// Appends a copy of the increments `range` of `other`.
+    pub fn append_range(&mut self, other: &Self, range: Range<usize>) {
+        for planned in &other.increments[range] {
+            let start = self.keys.len();
+            self.keys
+                .extend_from_slice(&other.keys[planned.key.clone()]);
+            self.increments.push(Planned {
+                key: start..self.keys.len(),
+                ..*planned
+            });
+        }
+    }
+
+    /// Appends the increment of one counter of `identity`.
+    pub fn push(&mut self, identity: &Identity, period: Period, window: Window, hits: Hits) {
+        let start = self.keys.len();
+        self.keys.push(b'{');
+        self.keys.extend_from_slice(&identity.text);
+        self.keys.push(b'}');
+        push_decimal(&mut self.keys, period.secs());
+        self.keys.push(b'@');
+        push_decimal(&mut self.keys, window.start.secs() / period.secs());
+        self.increments.push(Planned {
+            key: start..self.keys.len(),
+            hits,
+            expires_at: window.end,
+        });
+    }
+}
+
+/// What the counters of one descriptor have in common: its domain and its values.
+#[derive(Debug, Default)]
+pub struct Identity {
+    text: Vec<u8>,
+}
+
+impl Identity {
+    /// Names the counters of `entries`; those in `shared` go by a pattern instead of their value.
+    pub fn set(&mut self, domain: &[u8], entries: &[Entry<'_>], shared: &[(usize, &[u8])]) {
+        self.text.clear();
+        push_text(&mut self.text, b':', domain);
+        for (index, entry) in entries.iter().enumerate() {
+            push_text(&mut self.text, b':', entry.key);
+            match shared.iter().find(|(at, _)| *at == index) {
+                Some((_, pattern)) => push_text(&mut self.text, b'*', pattern),
+                None => push_text(&mut self.text, b':', entry.value),
+            }
+        }
+        if self.text.len() > MAX_IDENTITY_BYTES {
+            let digest = Sha256::digest(&self.text);
+            self.text.clear();
+            self.text.push(b'#');
+            for byte in &digest[..16] {
+                for digit in [byte >> 4, byte & 0xf] {
+                    self.text.push(b"0123456789abcdef"[usize::from(digit)]);
+                }
+            }
+        }
+    }
+}
+
+fn push_text(key: &mut Vec<u8>, separator: u8, text: &[u8]) {
+    push_decimal(key, text.len() as u64);
+    key.push(separator);
+    key.extend_from_slice(text);
+}
+
+/// Appends `number` as the formatter would, without the formatter's cost on the hot path.
+pub fn push_decimal(buffer: &mut Vec<u8>, mut number: u64) {
+    let mut digits = [0; 20];
+    let mut first = digits.len();
+    loop {
+        first -= 1;
+        digits[first] = b"0123456789"[(number % 10) as usize];
+        number /= 10;
+        if number == 0 {
+            break;
+        }
+    }
+    buffer.extend_from_slice(&digits[first..]);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU32;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::window::{Unit, window};
+
+    type Values = (Vec<u8>, Vec<(Vec<u8>, Vec<u8>, bool)>);
+
+    fn identity((domain, entries): &Values) -> Identity {
+        let mut identity = Identity::default();
+        let shared: Vec<_> = entries
+            .iter()
+            .enumerate()
+            .filter(|(_, (_, _, is_shared))| *is_shared)
+            .map(|(index, (_, value, _))| (index, value.as_slice()))
+            .collect();
+        let entries: Vec<_> = entries
+            .iter()
+            .map(|(key, value, is_shared)| Entry {
+                key,
+                value: if *is_shared { b"" } else { value },
+            })
+            .collect();
+        identity.set(domain, &entries, &shared);
+        identity
+    }
+
+    fn key(values: &Values, period: Period, now: Timestamp) -> Vec<u8> {
+        let mut batch = Batch::default();
+        batch.push(&identity(values), period, window(period, now), Hits::ONE);
+        batch.iter().next().unwrap().key.to_vec()
+    }
+
+    /// Takes an identity that was not replaced by a digest apart again.
+    fn decode(mut text: &[u8]) -> Option<Values> {
+        let mut next = || {
+            let digits = text.iter().position(|byte| !byte.is_ascii_digit())?;
+            let length: usize = std::str::from_utf8(&text[..digits]).ok()?.parse().ok()?;
+            let is_shared = text[digits] == b'*';
+            let end = digits + 1 + length;
+            let part = text[digits + 1..end].to_vec();
+            text = &text[end..];
+            Some((part, is_shared))
+        };
+        let (domain, _) = next()?;
+        let mut entries = Vec::new();
+        while let Some((key, _)) = next() {
+            let (value, is_shared) = next()?;
+            entries.push((key, value, is_shared));
+        }
+        Some((domain, entries))
+    }
+
+    fn simple(domain: &str, entries: &[(&str, &str)]) -> Values {
+        let entries = entries
+            .iter()
+            .map(|(key, value)| (key.as_bytes().to_vec(), value.as_bytes().to_vec(), false));
+        (domain.as_bytes().to_vec(), entries.collect())
+    }
+
+    #[test]
+    fn a_key_reads_as_documented() {
+        let values = simple("shop", &[("remote_address", "127.0.0.1")]);
+        let now = Timestamp::from_secs(1_795_230_000);
+        assert_eq!(
+            String::from_utf8(key(&values, Unit::Minute.into(), now)).unwrap(),
+            "{4:shop14:remote_address9:127.0.0.1}60@29920500"
+        );
+    }
+
+    #[test]
+    fn where_one_text_ends_and_the_next_begins_is_part_of_the_key() {
+        let now = Timestamp::from_secs(0);
+        let key = |domain, entries| key(&simple(domain, entries), Unit::Hour.into(), now);
+        assert_ne!(key("d", &[("a", "b_c")]), key("d", &[("a_b", "c")]));
+        assert_ne!(key("d_a", &[("b", "c")]), key("d", &[("a_b", "c")]));
+        assert_ne!(
+            key("d", &[("a", "b:1:c")]),
+            key("d", &[("a", "b"), ("c", "")])
+        );
+    }
+
+    #[test]
+    fn an_hour_and_a_day_that_begin_together_are_two_counters() {
+        let values = simple("d", &[("a", "b")]);
+        let midnight = Timestamp::from_secs(0);
+        assert_ne!(
+            key(&values, Unit::Hour.into(), midnight),
+            key(&values, Unit::Day.into(), midnight)
+        );
+    }
+
+    #[test]
+    fn a_long_identity_is_a_digest_of_all_of_it() {
+        let long = |last: &str| simple("d", &[("a", &("x".repeat(1_000_000) + last))]);
+        let digest = identity(&long("1")).text;
+        assert_eq!(digest.len(), 33);
+        assert_eq!(digest[0], b'#');
+        assert_ne!(digest, identity(&long("2")).text);
+    }
+
+    #[test]
+    fn a_shared_pattern_is_not_the_value_that_reads_the_same() {
+        let shared = (b"d".to_vec(), vec![(b"f".to_vec(), b"a/*".to_vec(), true)]);
+        assert_ne!(
+            identity(&shared).text,
+            identity(&simple("d", &[("f", "a/*")])).text
+        );
+    }
+
+    fn any_values() -> impl Strategy<Value = Values> {
+        let text = || prop::collection::vec(any::<u8>(), 0..12);
+        let entry = (text(), text(), any::<bool>());
+        (text(), prop::collection::vec(entry, 0..4))
+    }
+
+    /// Texts that are likely to be taken for one another: few letters, and the separators.
+    fn alike_values() -> impl Strategy<Value = Values> {
+        let text = || prop::collection::vec(prop::sample::select(b"1:*_}".to_vec()), 0..4);
+        let entry = (text(), text(), any::<bool>());
+        (text(), prop::collection::vec(entry, 0..3))
+    }
+
+    fn any_period() -> impl Strategy<Value = Period> {
+        (prop::sample::select(Unit::ALL.to_vec()), 1_u32..4)
+            .prop_map(|(unit, n)| Period::new(unit, NonZeroU32::new(n).unwrap()).unwrap())
+    }
+
+    proptest! {
+        #[test]
+        fn an_identity_can_be_taken_apart_again(values in any_values()) {
+            let text = identity(&values).text;
+            if text.first() != Some(&b'#') {
+                prop_assert_eq!(decode(&text), Some(values));
+            }
+        }
+
+        #[test]
+        fn distinct_counters_have_distinct_keys(
+            first in prop_oneof![any_values(), alike_values()],
+            second in prop_oneof![any_values(), alike_values()],
+            periods in (any_period(), any_period()),
+            secs in (0_u64..1_000_000, 0_u64..1_000_000),
+        ) {
+            let now = (Timestamp::from_secs(secs.0), Timestamp::from_secs(secs.1));
+            let same_counter = first == second
+                && periods.0.secs() == periods.1.secs()
+                && window(periods.0, now.0) == window(periods.1, now.1);
+            let same_key = key(&first, periods.0, now.0) == key(&second, periods.1, now.1);
+            prop_assert_eq!(same_counter, same_key);
+        }
+
+        #[test]
+        fn decimals_read_as_the_formatter_writes_them(number in any::<u64>()) {
+            let mut buffer = Vec::new();
+            push_decimal(&mut buffer, number);
+            prop_assert_eq!(buffer, number.to_string().into_bytes());
+        }
+    }
+}

@@ -1,0 +1,339 @@
+use std::{num::NonZeroU32, sync::Arc};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    limit::{Allows, Rule},
+    matcher::Matcher,
+    request::{Descriptor, Entry, Request},
+    window::{Period, Unit},
+};
+
+const NOW: Timestamp = Timestamp::from_secs(1_000_000);
+
+fn limit(requests_per_unit: u32, unit: Unit) -> Limit {
+    Limit {
+        requests_per_unit,
+        period: unit.into(),
+        name: None,
+    }
+}
+
+fn named(name: &str, limit: Limit) -> Limit {
+    Limit {
+        name: Some(name.into()),
+        ..limit
+    }
+}
+
+/// Rules of domain `d`, each for its own key.
+#[derive(Default)]
+struct Rules(Matcher);
+
+impl Rules {
+    fn with(mut self, key: &str, allows: Allows, change: impl FnOnce(&mut Rule)) -> Self {
+        let root = self.0.insert_domain(b"d");
+        let node = self.0.insert(root, key.as_bytes()).unwrap();
+        self.0.set_rule(node, |id| {
+            let mut rule = Rule {
+                id,
+                path: key.into(),
+                allows,
+                replaces: Box::default(),
+                shadow_mode: false,
+                quota_mode: false,
+            };
+            change(&mut rule);
+            rule
+        });
+        self
+    }
+
+    fn limits(self, key: &str, limits: &[Limit]) -> Self {
+        self.with(key, Allows::Within(limits.into()), |_| ())
+    }
+
+    /// Decides a request for `keys` whose counters stand at `counts` afterwards.
+    fn decide(&self, keys: &[&str], counts: &[u64], modes: Modes) -> Decision {
+        let descriptor = |key: &&'static str| Descriptor {
+            entries: vec![Entry {
+                key: key.as_bytes(),
+                value: b"v",
+            }],
+            hits: Hits::ONE,
+            limit: None,
+        };
+        let keys: Vec<&'static str> = keys.iter().map(|key| &*String::from(*key).leak()).collect();
+        let request = Request {
+            domain: b"d",
+            descriptors: keys.iter().map(descriptor).collect(),
+        };
+        let plan = Plan::new(&self.0, &request, NOW);
+        assert_eq!(plan.batch.len(), counts.len());
+        decide(&plan, counts, modes, NOW)
+    }
+
+    fn overall(&self, keys: &[&str], counts: &[u64], modes: Modes) -> Code {
+        self.decide(keys, counts, modes).overall
+    }
+}
+
+fn quota(rule: &mut Rule) {
+    rule.quota_mode = true;
+}
+
+fn within(limits: &[Limit]) -> Allows {
+    Allows::Within(limits.into())
+}
+
+#[track_caller]
+fn check_one(count: u64, code: Code, remaining: u32) {
+    let rules = Rules::default().limits("k", &[limit(10, Unit::Minute)]);
+    let decision = rules.decide(&["k"], &[count], Modes::default());
+    assert_eq!(decision.overall, code);
+    assert_eq!(decision.statuses[0].code, code);
+    assert_eq!(decision.statuses[0].remaining, remaining);
+}
+
+#[test]
+fn the_last_hit_within_a_limit_leaves_nothing() {
+    check_one(1, Code::Ok, 9);
+    check_one(10, Code::Ok, 0);
+    check_one(11, Code::OverLimit, 0);
+    check_one(u64::MAX, Code::OverLimit, 0);
+}
+
+#[test]
+fn a_limit_of_zero_refuses_every_hit_but_not_a_look() {
+    let rules = Rules::default().limits("k", &[limit(0, Unit::Day)]);
+    assert_eq!(
+        rules.overall(&["k"], &[1], Modes::default()),
+        Code::OverLimit
+    );
+    assert_eq!(rules.overall(&["k"], &[0], Modes::default()), Code::Ok);
+}
+
+#[test]
+fn the_largest_limit_is_not_passed_by_its_own_count() {
+    let rules = Rules::default().limits("k", &[limit(u32::MAX, Unit::Day)]);
+    let at = u64::from(u32::MAX);
+    assert_eq!(rules.overall(&["k"], &[at], Modes::default()), Code::Ok);
+    assert_eq!(
+        rules.overall(&["k"], &[at + 1], Modes::default()),
+        Code::OverLimit
+    );
+}
+
+/// The binding limit of 3/second, 20/minute and 300/30 minutes at these counts.
+#[track_caller]
+fn check_binding(counts: [u64; 3], expected: usize, remaining: u32, reset_secs: u64) {
+    let half_hours = Period::new(Unit::Minute, NonZeroU32::new(30).unwrap()).unwrap();
+    let slow = Limit {
+        requests_per_unit: 300,
+        period: half_hours,
+        name: None,
+    };
+    let limits = [limit(3, Unit::Second), limit(20, Unit::Minute), slow];
+    let rules = Rules::default().limits("k", &limits);
+    let status = &rules.decide(&["k"], &counts, Modes::default()).statuses[0];
+    let binding = status.binding.as_ref().unwrap();
+    assert_eq!(binding.counter, expected);
+    assert_eq!(binding.limit, limits[expected]);
+    assert_eq!(status.remaining, remaining);
+    assert_eq!(binding.reset_secs, reset_secs);
+}
+
+#[test]
+fn the_binding_limit_is_over_first_then_least_remaining_then_latest_reset() {
+    check_binding([1, 1, 1], 0, 2, 1);
+    check_binding([1, 19, 19], 1, 1, 20);
+    check_binding([4, 4, 4], 0, 0, 1);
+    check_binding([1, 21, 21], 1, 0, 20);
+    // All over, then all equally close: the one that lasts longest.
+    check_binding([4, 21, 301], 2, 0, 800);
+    check_binding([2, 19, 299], 2, 1, 800);
+}
+
+#[test]
+fn a_descriptor_without_a_limit_is_ok() {
+    let rules = Rules::default().with("free", Allows::Unlimited, |_| ());
+    let decision = rules.decide(&["free", "other"], &[], Modes::default());
+    assert_eq!(decision.overall, Code::Ok);
+    let remaining: Vec<_> = decision
+        .statuses
+        .iter()
+        .map(|status| status.remaining)
+        .collect();
+    assert_eq!(remaining, [u32::MAX, 0]);
+    assert!(
+        decision
+            .statuses
+            .iter()
+            .all(|status| status.binding.is_none())
+    );
+}
+
+#[test]
+fn a_rule_in_shadow_mode_reports_its_limit_and_lets_pass() {
+    let rules = Rules::default().with("k", within(&[limit(1, Unit::Day)]), |rule| {
+        rule.shadow_mode = true;
+    });
+    let decision = rules.decide(&["k"], &[2], Modes::default());
+    assert_eq!(decision.overall, Code::Ok);
+    assert_eq!(decision.statuses[0].code, Code::Ok);
+    assert!(decision.statuses[0].binding.as_ref().unwrap().is_over);
+    assert!(!decision.is_shadowed);
+}
+
+#[test]
+fn the_global_shadow_mode_changes_only_the_overall_code() {
+    let rules = Rules::default().limits("k", &[limit(1, Unit::Day)]);
+    let shadow = Modes {
+        shadow: true,
+        ..Modes::default()
+    };
+    let decision = rules.decide(&["k"], &[2], shadow);
+    assert_eq!(decision.overall, Code::Ok);
+    assert_eq!(decision.statuses[0].code, Code::OverLimit);
+    assert!(decision.is_shadowed);
+}
+
+#[test]
+fn quota_descriptors_refuse_only_together() {
+    let rules = Rules::default()
+        .with("q1", within(&[limit(1, Unit::Day)]), quota)
+        .with("q2", within(&[limit(1, Unit::Day)]), quota)
+        .limits("plain", &[limit(1, Unit::Day)]);
+    let overall = |keys: &[&str], counts: &[u64]| rules.overall(keys, counts, Modes::default());
+    assert_eq!(overall(&["q1"], &[2]), Code::OverLimit);
+    assert_eq!(overall(&["q1", "q2"], &[2, 1]), Code::Ok);
+    assert_eq!(overall(&["q1", "q2"], &[2, 2]), Code::OverLimit);
+    assert_eq!(overall(&["q1", "plain"], &[2, 1]), Code::OverLimit);
+    assert_eq!(overall(&["q1", "q2", "plain"], &[1, 2, 2]), Code::OverLimit);
+    // What no rule matches is no quota descriptor.
+    assert_eq!(overall(&["q1", "unmatched"], &[2]), Code::OverLimit);
+}
+
+#[test]
+fn a_quota_rule_in_shadow_mode_counts_as_passed() {
+    let rules = Rules::default().with("k", within(&[limit(1, Unit::Day)]), |rule| {
+        rule.quota_mode = true;
+        rule.shadow_mode = true;
+    });
+    assert_eq!(rules.overall(&["k"], &[2], Modes::default()), Code::Ok);
+}
+
+#[test]
+fn under_the_global_quota_mode_an_unmatched_descriptor_is_a_passed_quota() {
+    let rules = Rules::default().limits("k", &[limit(1, Unit::Day)]);
+    let modes = Modes {
+        quota: true,
+        ..Modes::default()
+    };
+    assert_eq!(rules.overall(&["k"], &[2], modes), Code::OverLimit);
+    assert_eq!(rules.overall(&["k", "unmatched"], &[2], modes), Code::Ok);
+}
+
+#[test]
+fn a_replaced_limit_is_not_counted() {
+    let replaces = |name: &str| {
+        let names: Box<[Arc<str>]> = [name.into()].into();
+        move |rule: &mut Rule| rule.replaces = names
+    };
+    let a = [named("a", limit(1, Unit::Day))];
+    let rules = Rules::default()
+        .limits("a", &a)
+        .limits(
+            "two",
+            &[named("a", limit(1, Unit::Day)), limit(1, Unit::Hour)],
+        )
+        .with(
+            "b",
+            within(&[named("b", limit(5, Unit::Day))]),
+            replaces("a"),
+        )
+        .with("free", Allows::Unlimited, replaces("a"))
+        .with(
+            "c",
+            within(&[named("c", limit(5, Unit::Day))]),
+            replaces("b"),
+        );
+    let decide = |keys: &[&str], counts: &[u64]| rules.decide(keys, counts, Modes::default());
+
+    let decision = decide(&["a", "b"], &[1]);
+    assert_eq!(decision.statuses[0].binding, None);
+    assert_eq!(decision.statuses[0].remaining, 0);
+    assert_eq!(decision.statuses[1].remaining, 4);
+    // An unlimited rule replaces too, and so does one that is itself replaced.
+    assert_eq!(decide(&["a", "free"], &[]).overall, Code::Ok);
+    assert_eq!(decide(&["a", "b", "c"], &[1]).statuses[2].remaining, 4);
+    // Of several limits only those of that name go.
+    assert_eq!(decide(&["two", "b"], &[2, 1]).overall, Code::OverLimit);
+}
+
+#[track_caller]
+fn check_tally(limit_per_unit: u32, before: u64, hits: u64, expected: [u64; 3]) {
+    let limit = limit(limit_per_unit, Unit::Minute);
+    let tally = tally(&limit, NearRatio::default(), Hits::add(hits), before + hits);
+    assert_eq!([tally.within, tally.near, tally.over], expected);
+}
+
+#[test]
+fn hits_fall_as_the_reference_counts_them() {
+    check_tally(20, 2, 3, [3, 0, 0]);
+    check_tally(8, 5, 2, [2, 1, 0]);
+    check_tally(20, 16, 3, [3, 3, 0]);
+    check_tally(20, 19, 3, [0, 1, 2]);
+    check_tally(20, 15, 7, [0, 4, 2]);
+    check_tally(10, 0, 27, [0, 2, 17]);
+    check_tally(10, 27, 3, [0, 0, 3]);
+    check_tally(1, 0, 1, [1, 1, 0]);
+    check_tally(0, 0, 1, [0, 0, 1]);
+    check_tally(0, 0, 0, [0, 0, 0]);
+}
+
+/// The branches of the reference, as `reference-semantics` tells them.
+fn branches(limit: u64, near: u64, before: u64, after: u64) -> Tally {
+    let hits = after - before;
+    if after <= limit {
+        let near = match (after > near, before >= near) {
+            (false, _) => 0,
+            (true, true) => hits,
+            (true, false) => after - near,
+        };
+        return Tally {
+            within: hits,
+            near,
+            over: 0,
+        };
+    }
+    Tally {
+        within: 0,
+        near: if before < limit {
+            limit - near.max(before)
+        } else {
+            0
+        },
+        over: if before >= limit { hits } else { after - limit },
+    }
+}
+
+proptest! {
+    #[test]
+    fn tallies_are_those_of_the_branches(
+        per_unit in prop_oneof![0_u32..50, any::<u32>()],
+        before in prop_oneof![0_u64..60, 0..=u64::from(u32::MAX)],
+        hits in prop_oneof![0_u64..60, 0..=u64::from(u32::MAX)],
+    ) {
+        let limit = limit(per_unit, Unit::Minute);
+        let near = limit.near(NearRatio::default()).low;
+        let tally = tally(&limit, NearRatio::default(), Hits::add(hits), before + hits);
+        let expected = if hits == 0 {
+            Tally::default()
+        } else {
+            branches(per_unit.into(), near, before, before + hits)
+        };
+        prop_assert_eq!(tally, expected);
+    }
+}

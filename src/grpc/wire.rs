@@ -1,0 +1,347 @@
+//! prost ↔ our types: refuses nonsense on the way in. Nothing else knows what a message looks
+//! like.
+
+use std::num::NonZeroU32;
+
+use prost_types::Duration;
+
+use super::proto::envoy::{
+    extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor},
+    service::ratelimit::v3::{
+        RateLimitRequest, RateLimitResponse,
+        rate_limit_response::{self, DescriptorStatus, RateLimit, rate_limit},
+    },
+};
+use crate::{
+    decision::{Binding, Code, Decision, Status},
+    limit::Limit,
+    request::{Descriptor, Entry, Hits, Request},
+    window::{Period, Unit},
+};
+
+/// How large a request may be.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    pub descriptors: usize,
+    /// Entries of one descriptor.
+    pub entries: usize,
+    /// Bytes of a domain, a key or a value.
+    pub text_bytes: usize,
+}
+
+/// Why a request makes no sense. The texts go to the caller; the first two are the reference's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadRequest {
+    #[error("rate limit domain must not be empty")]
+    EmptyDomain,
+    #[error("rate limit descriptor list must not be empty")]
+    NoDescriptors,
+    #[error("more than {0} descriptors")]
+    TooManyDescriptors(usize),
+    #[error("a descriptor has more than {0} entries")]
+    TooManyEntries(usize),
+    #[error("a domain, key or value is longer than {0} bytes")]
+    TextTooLong(usize),
+    #[error("unknown unit {0} in a limit override")]
+    UnknownUnit(i32),
+    #[error("the period of a limit override must be at least 1 unit and at most 10,000 years")]
+    BadPeriod,
+}
+
+/// What `message` asks.
+///
+/// # Errors
+///
+/// If it asks nothing that can be answered.
+pub fn request(message: &RateLimitRequest, bounds: Bounds) -> Result<Request<'_>, BadRequest> {
+    if message.domain.is_empty() {
+        return Err(BadRequest::EmptyDomain);
+    }
+    if message.descriptors.is_empty() {
+        return Err(BadRequest::NoDescriptors);
+    }
+    if message.descriptors.len() > bounds.descriptors {
+        return Err(BadRequest::TooManyDescriptors(bounds.descriptors));
+    }
+    let descriptors = message
+        .descriptors
+        .iter()
+        .map(|part| descriptor(part, message.hits_addend, bounds))
+        .collect::<Result<_, _>>()?;
+    Ok(Request {
+        domain: text(message.domain.as_bytes(), bounds)?,
+        descriptors,
+    })
+}
+
+fn descriptor(
+    message: &RateLimitDescriptor,
+    hits_of_request: u32,
+    bounds: Bounds,
+) -> Result<Descriptor<'_>, BadRequest> {
+    if message.entries.len() > bounds.entries {
+        return Err(BadRequest::TooManyEntries(bounds.entries));
+    }
+    // The request's own number knows no 0: absent and 0 are one on the wire.
+    let hits = message
+        .hits_addend
+        .unwrap_or(u64::from(hits_of_request.max(1)));
+    Ok(Descriptor {
+        entries: message
+            .entries
+            .iter()
+            .map(|part| entry(part, bounds))
+            .collect::<Result<_, _>>()?,
+        hits: if message.is_negative_hits {
+            Hits::give_back(hits)
+        } else {
+            Hits::add(hits)
+        },
+        limit: message.limit.as_ref().map(limit).transpose()?,
+    })
+}
+
+fn entry(message: &rate_limit_descriptor::Entry, bounds: Bounds) -> Result<Entry<'_>, BadRequest> {
+    Ok(Entry {
+        key: text(&message.key, bounds)?,
+        value: text(&message.value, bounds)?,
+    })
+}
+
+fn text(bytes: &[u8], bounds: Bounds) -> Result<&[u8], BadRequest> {
+    if bytes.len() > bounds.text_bytes {
+        return Err(BadRequest::TextTooLong(bounds.text_bytes));
+    }
+    Ok(bytes)
+}
+
+fn limit(message: &rate_limit_descriptor::RateLimitOverride) -> Result<Limit, BadRequest> {
+    let multiplier = NonZeroU32::new(message.unit_multiplier.unwrap_or(1));
+    // The numbers of `envoy.type.v3.RateLimitUnit`, and 7 for the week that it lacks: the
+    // reference reads them as those of a reply, where 7 is the week.
+    let unit = unit(message.unit).ok_or(BadRequest::UnknownUnit(message.unit))?;
+    let period = multiplier.and_then(|multiplier| Period::new(unit, multiplier));
+    Ok(Limit {
+        requests_per_unit: message.requests_per_unit,
+        period: period.ok_or(BadRequest::BadPeriod)?,
+        name: None,
+    })
+}
+
+fn unit(number: i32) -> Option<Unit> {
+    match rate_limit::Unit::try_from(number).ok()? {
+        rate_limit::Unit::Unknown => None,
+        rate_limit::Unit::Second => Some(Unit::Second),
+        rate_limit::Unit::Minute => Some(Unit::Minute),
+        rate_limit::Unit::Hour => Some(Unit::Hour),
+        rate_limit::Unit::Day => Some(Unit::Day),
+        rate_limit::Unit::Week => Some(Unit::Week),
+        rate_limit::Unit::Month => Some(Unit::Month),
+        rate_limit::Unit::Year => Some(Unit::Year),
+    }
+}
+
+fn unit_number(unit: Unit) -> rate_limit::Unit {
+    match unit {
+        Unit::Second => rate_limit::Unit::Second,
+        Unit::Minute => rate_limit::Unit::Minute,
+        Unit::Hour => rate_limit::Unit::Hour,
+        Unit::Day => rate_limit::Unit::Day,
+        Unit::Week => rate_limit::Unit::Week,
+        Unit::Month => rate_limit::Unit::Month,
+        Unit::Year => rate_limit::Unit::Year,
+    }
+}
+
+/// What Envoy is told.
+pub fn response(decision: Decision) -> RateLimitResponse {
+    RateLimitResponse {
+        overall_code: code(decision.overall).into(),
+        statuses: decision.statuses.into_iter().map(status).collect(),
+        ..RateLimitResponse::default()
+    }
+}
+
+fn status(status: Status) -> DescriptorStatus {
+    let reset_secs = status.binding.as_ref().map(|binding| binding.reset_secs);
+    DescriptorStatus {
+        code: code(status.code).into(),
+        current_limit: status.binding.map(current_limit),
+        limit_remaining: status.remaining,
+        duration_until_reset: reset_secs.map(|secs| Duration {
+            // A window is never longer than `Period::MAX_SECS`.
+            seconds: i64::try_from(secs).unwrap_or(i64::MAX),
+            nanos: 0,
+        }),
+        quota: None,
+    }
+}
+
+fn current_limit(Binding { limit, .. }: Binding) -> RateLimit {
+    let multiplier = limit.period.multiplier().get();
+    RateLimit {
+        name: limit.name.map_or_else(String::new, |name| name.to_string()),
+        requests_per_unit: limit.requests_per_unit,
+        unit: unit_number(limit.period.unit()).into(),
+        unit_multiplier: (multiplier > 1).then_some(multiplier),
+    }
+}
+
+fn code(code: Code) -> rate_limit_response::Code {
+    match code {
+        Code::Ok => rate_limit_response::Code::Ok,
+        Code::OverLimit => rate_limit_response::Code::OverLimit,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message as _;
+
+    use super::*;
+
+    const BOUNDS: Bounds = Bounds {
+        descriptors: 3,
+        entries: 2,
+        text_bytes: 10,
+    };
+
+    fn message() -> RateLimitRequest {
+        RateLimitRequest {
+            domain: "d".to_owned(),
+            descriptors: vec![RateLimitDescriptor {
+                entries: vec![rate_limit_descriptor::Entry {
+                    key: "k".into(),
+                    value: "v".into(),
+                }],
+                ..RateLimitDescriptor::default()
+            }],
+            hits_addend: 0,
+        }
+    }
+
+    #[track_caller]
+    fn check(change: impl FnOnce(&mut RateLimitRequest), expected: Result<(), BadRequest>) {
+        let mut message = message();
+        change(&mut message);
+        assert_eq!(request(&message, BOUNDS).map(|_| ()), expected);
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        check(|_| (), Ok(()));
+        check(
+            |message| message.domain.clear(),
+            Err(BadRequest::EmptyDomain),
+        );
+        check(
+            |message| message.descriptors.clear(),
+            Err(BadRequest::NoDescriptors),
+        );
+        check(|message| message.descriptors[0].entries.clear(), Ok(()));
+        let four = vec![RateLimitDescriptor::default(); 4];
+        check(
+            |message| message.descriptors = four,
+            Err(BadRequest::TooManyDescriptors(3)),
+        );
+        let three = vec![rate_limit_descriptor::Entry::default(); 3];
+        check(
+            |message| message.descriptors[0].entries = three,
+            Err(BadRequest::TooManyEntries(2)),
+        );
+        check(
+            |message| message.descriptors[0].entries[0].value = "x".repeat(11).into(),
+            Err(BadRequest::TextTooLong(10)),
+        );
+        check(
+            |message| message.domain = "x".repeat(11),
+            Err(BadRequest::TextTooLong(10)),
+        );
+    }
+
+    #[track_caller]
+    fn check_limit(unit: i32, multiplier: Option<u32>, expected: Result<(), BadRequest>) {
+        let limit = rate_limit_descriptor::RateLimitOverride {
+            requests_per_unit: 5,
+            unit,
+            unit_multiplier: multiplier,
+        };
+        check(
+            |message| message.descriptors[0].limit = Some(limit),
+            expected,
+        );
+    }
+
+    #[test]
+    fn a_limit_override_needs_a_period() {
+        check_limit(1, None, Ok(()));
+        check_limit(7, Some(3), Ok(()));
+        check_limit(0, None, Err(BadRequest::UnknownUnit(0)));
+        check_limit(8, None, Err(BadRequest::UnknownUnit(8)));
+        check_limit(1, Some(0), Err(BadRequest::BadPeriod));
+        check_limit(6, Some(u32::MAX), Err(BadRequest::BadPeriod));
+    }
+
+    #[track_caller]
+    fn check_hits(of_request: u32, own: Option<u64>, is_negative: bool, expected: Hits) {
+        let mut message = message();
+        message.hits_addend = of_request;
+        message.descriptors[0].hits_addend = own;
+        message.descriptors[0].is_negative_hits = is_negative;
+        let request = request(&message, BOUNDS).unwrap();
+        assert_eq!(request.descriptors[0].hits, expected);
+    }
+
+    #[test]
+    fn hits_come_from_the_descriptor_or_else_from_the_request() {
+        check_hits(0, None, false, Hits::ONE);
+        check_hits(7, None, false, Hits::add(7));
+        check_hits(7, Some(0), false, Hits::add(0));
+        check_hits(7, Some(2), false, Hits::add(2));
+        check_hits(0, Some(u64::MAX), false, Hits::add(Hits::MAX));
+        check_hits(0, Some(3), true, Hits::give_back(3));
+        check_hits(0, None, true, Hits::give_back(1));
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_are_values_all_the_same() {
+        // domain "d", one descriptor with one entry `k` = 0xff.
+        let bytes = [
+            0x0a, 1, b'd', 0x12, 8, 0x0a, 6, 0x0a, 1, b'k', 0x12, 1, 0xff,
+        ];
+        let message = RateLimitRequest::decode(&bytes[..]).unwrap();
+        let request = request(&message, BOUNDS).unwrap();
+        assert_eq!(request.descriptors[0].entries[0].value, [0xff]);
+    }
+
+    #[test]
+    fn a_status_tells_the_window_of_its_limit() {
+        let limit = Limit {
+            requests_per_unit: 300,
+            period: Period::new(Unit::Minute, NonZeroU32::new(30).unwrap()).unwrap(),
+            name: Some("slow".into()),
+        };
+        let decision = Decision {
+            overall: Code::OverLimit,
+            statuses: vec![Status {
+                code: Code::OverLimit,
+                binding: Some(Binding {
+                    limit,
+                    counter: 0,
+                    reset_secs: 800,
+                    is_over: true,
+                }),
+                remaining: 0,
+            }],
+            is_shadowed: false,
+        };
+        let response = response(decision);
+        assert_eq!(response.overall_code, 2);
+        let status = &response.statuses[0];
+        let current = status.current_limit.as_ref().unwrap();
+        assert_eq!((current.requests_per_unit, current.unit), (300, 2));
+        assert_eq!(current.unit_multiplier, Some(30));
+        assert_eq!(current.name, "slow");
+        assert_eq!(status.duration_until_reset.as_ref().unwrap().seconds, 800);
+    }
+}

@@ -1,0 +1,88 @@
+//! Answers requests: the only place where the rooms meet.
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwapOption;
+
+use crate::{
+    decision::{Decision, Modes, decide},
+    matcher::Matcher,
+    metrics::{Metrics, RuleMeters},
+    plan::Plan,
+    request::Request,
+    store::{Store, StoreError},
+    window::Timestamp,
+};
+
+/// The rules in use, shared by all workers. Empty until the first good load.
+#[derive(Clone, Debug, Default)]
+pub struct Rules(Arc<ArcSwapOption<RuleSet>>);
+
+/// One load of the rules, and the meters that belong to it.
+#[derive(Debug)]
+pub struct RuleSet {
+    pub matcher: Matcher,
+    /// One for each rule, in the order of the matcher.
+    pub meters: Vec<Arc<RuleMeters>>,
+}
+
+impl Rules {
+    /// Takes `matcher` into use. Requests under way end by the rules they began with.
+    pub fn swap(&self, matcher: Matcher, metrics: &Metrics) {
+        let meters = metrics.rules(matcher.rules());
+        self.0.store(Some(Arc::new(RuleSet { matcher, meters })));
+    }
+
+    pub fn current(&self) -> Option<Arc<RuleSet>> {
+        self.0.load_full()
+    }
+}
+
+/// One worker's way from requests to decisions.
+#[derive(Clone, Debug)]
+pub struct Limiter<S> {
+    pub rules: Rules,
+    pub store: S,
+    pub modes: Modes,
+    pub metrics: Arc<Metrics>,
+}
+
+/// Why a request has no decision. The texts go to the caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoDecision {
+    /// The reference's text.
+    #[error("no rate limit configuration loaded")]
+    NoRules,
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl<S: Store> Limiter<S> {
+    /// Answers one request.
+    ///
+    /// # Errors
+    ///
+    /// If there are no rules yet, or the store failed; some hits may then have been counted.
+    pub async fn check(
+        &self,
+        request: &Request<'_>,
+        now: Timestamp,
+    ) -> Result<Decision, NoDecision> {
+        // One snapshot, however long the store takes.
+        let Some(rules) = self.rules.current() else {
+            self.metrics.record_failure();
+            return Err(NoDecision::NoRules);
+        };
+        let plan = Plan::new(&rules.matcher, request, now);
+        let counts = if plan.batch.is_empty() {
+            Vec::new()
+        } else {
+            self.store.add(&plan.batch, now).await.inspect_err(|_| {
+                self.metrics.record_failure();
+            })?
+        };
+        let decision = decide(&plan, &counts, self.modes, now);
+        self.metrics.record(&rules, &plan, &counts, &decision);
+        Ok(decision)
+    }
+}

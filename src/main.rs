@@ -1,0 +1,90 @@
+//! The `tollgate` program: exit code 0 if all went well, 1 if not, 2 for a bad command line.
+
+use std::{
+    io::{self, IsTerminal as _, Write as _},
+    process::ExitCode,
+};
+
+use anyhow::Context as _;
+use tollgate::{
+    ask,
+    config::{Files, Options},
+    server,
+    settings::{Ask, Check, Cli, Command, LogFormat, LogLevel, Process},
+};
+use tracing::level_filters::LevelFilter;
+
+fn main() -> ExitCode {
+    let done = match Cli::from_process().command {
+        Command::Serve(settings) => {
+            log(&settings.process);
+            server::run(&settings).context("tollgate cannot serve")
+        }
+        Command::Check(check) => return check_files(&check),
+        Command::Ask(ask) => print_answer(ask),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Standard error may be gone, and then there is nobody to tell.
+            let _ = writeln!(io::stderr(), "{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn log(process: &Process) {
+    let level = match process.log_level {
+        LogLevel::Error => LevelFilter::ERROR,
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Debug => LevelFilter::DEBUG,
+        LogLevel::Trace => LevelFilter::TRACE,
+    };
+    let lines = tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_ansi(io::stderr().is_terminal())
+        .with_writer(io::stderr);
+    match process.log_format {
+        LogFormat::Text => lines.init(),
+        LogFormat::Json => lines.json().flatten_event(true).init(),
+    }
+}
+
+/// Prints every problem, or what was found to be good.
+fn check_files(check: &Check) -> ExitCode {
+    let options = Options {
+        merge_domains: check.merge_domains,
+    };
+    let (lines, code) = match Files::read(&check.paths).compile(options) {
+        Ok(loaded) => {
+            let mut lines: Vec<_> = loaded.warnings.iter().map(ToString::to_string).collect();
+            lines.push(format!(
+                "ok: {} rules in {} domains, from {} files",
+                loaded.matcher.rules().len(),
+                loaded.matcher.domain_count(),
+                loaded.files
+            ));
+            (lines, ExitCode::SUCCESS)
+        }
+        Err(problems) => (
+            problems.iter().map(ToString::to_string).collect(),
+            ExitCode::FAILURE,
+        ),
+    };
+    print(&lines.join("\n"));
+    code
+}
+
+fn print_answer(ask: Ask) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    print(&runtime.block_on(ask::ask(ask))?);
+    Ok(())
+}
+
+/// Prints to standard output, whose reader may have left.
+fn print(text: &str) {
+    let _ = writeln!(io::stdout(), "{text}");
+}

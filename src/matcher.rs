@@ -1,0 +1,404 @@
+//! Which rule applies: domain and entries → [`Rule`]. Immutable once built.
+//!
+//! The nodes of one level are known by their joined text, `key` or `key_value`. For each entry of
+//! a descriptor the node named exactly `key_value` wins over the first wildcard, in order of
+//! declaration, that matches this text, and that wins over the node named `key`. There is no way
+//! back: once a node is chosen its siblings are not tried. The node of the last entry decides.
+
+use std::collections::HashMap;
+
+use crate::{
+    limit::{Rule, RuleId},
+    request::Entry,
+};
+
+/// All rules of a configuration.
+#[derive(Debug, Default)]
+pub struct Matcher {
+    domains: HashMap<Box<[u8]>, NodeId>,
+    nodes: Vec<Node>,
+    rules: Vec<Rule>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeId(usize);
+
+#[derive(Debug, Default)]
+struct Node {
+    rule: Option<RuleId>,
+    /// What stands for the value in counters when a wildcard led here, if they are to be shared.
+    shared_value: Option<Box<[u8]>>,
+    children: HashMap<Box<[u8]>, NodeId>,
+    wildcards: Vec<(Pattern, NodeId)>,
+}
+
+/// The rule of a descriptor.
+#[derive(Debug)]
+pub struct Match<'m> {
+    pub rule: &'m Rule,
+    /// Entries, by index, whose counters are shared by all values that match the pattern.
+    pub shared: Vec<(usize, &'m [u8])>,
+}
+
+/// The rules of one domain.
+#[derive(Clone, Copy, Debug)]
+pub struct Domain<'m> {
+    matcher: &'m Matcher,
+    root: NodeId,
+}
+
+impl<'m> Domain<'m> {
+    /// The rule that `entries` match; `joined` is scratch space.
+    pub fn find(self, entries: &[Entry<'_>], joined: &mut Vec<u8>) -> Option<Match<'m>> {
+        let nodes = &self.matcher.nodes;
+        let mut node = &nodes[self.root.0];
+        let mut shared = Vec::new();
+        for (index, entry) in entries.iter().enumerate() {
+            joined.clear();
+            joined.extend_from_slice(entry.key);
+            joined.push(b'_');
+            joined.extend_from_slice(entry.value);
+            let (child, by_wildcard) = node.child(joined, entry.key)?;
+            node = &nodes[child.0];
+            if let (true, Some(value)) = (by_wildcard, &node.shared_value) {
+                shared.push((index, &**value));
+            }
+        }
+        let rule = &self.matcher.rules[node.rule?.0];
+        Some(Match { rule, shared })
+    }
+}
+
+impl Node {
+    /// The child that an entry leads to, and whether a wildcard chose it.
+    fn child(&self, joined: &[u8], key: &[u8]) -> Option<(NodeId, bool)> {
+        if let Some(&exact) = self.children.get(joined) {
+            return Some((exact, false));
+        }
+        let wildcard =
+            |(pattern, node): &(Pattern, NodeId)| pattern.matches(joined).then_some((*node, true));
+        self.wildcards
+            .iter()
+            .find_map(wildcard)
+            .or_else(|| self.children.get(key).map(|&node| (node, false)))
+    }
+}
+
+impl Matcher {
+    pub fn domain(&self, name: &[u8]) -> Option<Domain<'_>> {
+        let root = *self.domains.get(name)?;
+        Some(Domain {
+            matcher: self,
+            root,
+        })
+    }
+
+    /// All rules; a [`RuleId`] is an index of this list.
+    pub fn rules(&self) -> &[Rule] {
+        &self.rules
+    }
+
+    pub fn domain_count(&self) -> usize {
+        self.domains.len()
+    }
+
+    /// The root of a domain, made if it is not there yet.
+    pub fn insert_domain(&mut self, name: &[u8]) -> NodeId {
+        if let Some(&root) = self.domains.get(name) {
+            return root;
+        }
+        let root = self.push_node();
+        self.domains.insert(name.into(), root);
+        root
+    }
+
+    /// A new child of `parent`, or nothing if that text is taken at this level.
+    pub fn insert(&mut self, parent: NodeId, joined: &[u8]) -> Option<NodeId> {
+        if self.nodes[parent.0].children.contains_key(joined) {
+            return None;
+        }
+        let child = self.push_node();
+        let parent = &mut self.nodes[parent.0];
+        parent.children.insert(joined.into(), child);
+        if let Some(pattern) = Pattern::new(joined) {
+            parent.wildcards.push((pattern, child));
+        }
+        Some(child)
+    }
+
+    /// Makes all values that the wildcard `node` matches count as one, under the name `value`.
+    pub fn share(&mut self, node: NodeId, value: &[u8]) {
+        self.nodes[node.0].shared_value = Some(value.into());
+    }
+
+    /// Gives `node` the rule that `rule` makes of its id.
+    pub fn set_rule(&mut self, node: NodeId, rule: impl FnOnce(RuleId) -> Rule) {
+        let id = RuleId(self.rules.len());
+        self.rules.push(rule(id));
+        self.nodes[node.0].rule = Some(id);
+    }
+
+    fn push_node(&mut self) -> NodeId {
+        self.nodes.push(Node::default());
+        NodeId(self.nodes.len() - 1)
+    }
+}
+
+/// A text in which every `*` stands for any bytes, none included.
+#[derive(Clone, Debug)]
+struct Pattern {
+    prefix: Box<[u8]>,
+    middle: Box<[Box<[u8]>]>,
+    suffix: Box<[u8]>,
+}
+
+impl Pattern {
+    /// The pattern that `text` spells, or nothing if it has no `*`.
+    fn new(text: &[u8]) -> Option<Self> {
+        let mut pieces: Vec<Box<[u8]>> = text.split(|&byte| byte == b'*').map(Into::into).collect();
+        if pieces.len() < 2 {
+            return None;
+        }
+        let suffix = pieces.pop()?;
+        let prefix = pieces.remove(0);
+        Some(Self {
+            prefix,
+            middle: pieces.into(),
+            suffix,
+        })
+    }
+
+    /// Whether all of `text` fits. The pieces between two `*` are taken where they first occur,
+    /// which leaves the most for those behind them; no two may share a byte.
+    fn matches(&self, text: &[u8]) -> bool {
+        let Some(mut rest) = text
+            .strip_prefix(&*self.prefix)
+            .and_then(|rest| rest.strip_suffix(&*self.suffix))
+        else {
+            return false;
+        };
+        for piece in self.middle.iter().filter(|piece| !piece.is_empty()) {
+            let Some(at) = rest
+                .windows(piece.len())
+                .position(|bytes| bytes == &**piece)
+            else {
+                return false;
+            };
+            rest = &rest[at + piece.len()..];
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::limit::Allows;
+
+    /// A matcher for domain `d` with a rule at the end of each path; the path is the rule's.
+    fn matcher(paths: &[&[&str]]) -> Matcher {
+        let mut matcher = Matcher::default();
+        let root = matcher.insert_domain(b"d");
+        let mut known: HashMap<Vec<&str>, NodeId> = HashMap::new();
+        for path in paths {
+            let mut node = root;
+            for depth in 1..=path.len() {
+                node = *known
+                    .entry(path[..depth].to_vec())
+                    .or_insert_with(|| matcher.insert(node, path[depth - 1].as_bytes()).unwrap());
+            }
+            matcher.set_rule(node, |id| Rule {
+                id,
+                path: path.join(".").into(),
+                allows: Allows::Unlimited,
+                replaces: Box::default(),
+                shadow_mode: false,
+                quota_mode: false,
+            });
+        }
+        matcher
+    }
+
+    fn find<'m>(matcher: &'m Matcher, entries: &[(&str, &str)]) -> Option<&'m str> {
+        let entries: Vec<_> = entries
+            .iter()
+            .map(|(key, value)| Entry {
+                key: key.as_bytes(),
+                value: value.as_bytes(),
+            })
+            .collect();
+        let found = matcher.domain(b"d")?.find(&entries, &mut Vec::new())?;
+        Some(&found.rule.path)
+    }
+
+    #[track_caller]
+    fn check(paths: &[&[&str]], entries: &[(&str, &str)], expected: Option<&str>) {
+        assert_eq!(find(&matcher(paths), entries), expected);
+    }
+
+    #[test]
+    fn an_exact_value_wins_over_a_wildcard_and_that_over_a_bare_key() {
+        let paths: &[&[&str]] = &[&["k"], &["k_v*"], &["k_value"]];
+        check(paths, &[("k", "value")], Some("k_value"));
+        check(paths, &[("k", "vault")], Some("k_v*"));
+        check(paths, &[("k", "other")], Some("k"));
+        check(paths, &[("other", "v")], None);
+    }
+
+    #[test]
+    fn the_first_wildcard_wins_not_the_longest() {
+        let paths: &[&[&str]] = &[&["k_a*"], &["k_ab*"]];
+        check(paths, &[("k", "abc")], Some("k_a*"));
+    }
+
+    #[test]
+    fn a_value_of_a_star_hides_the_bare_key_even_from_an_empty_value() {
+        check(&[&["k"], &["k_*"]], &[("k", "")], Some("k_*"));
+    }
+
+    #[test]
+    fn only_the_node_of_the_last_entry_counts() {
+        let paths: &[&[&str]] = &[&["a"], &["a", "b", "c"]];
+        check(paths, &[("a", "1")], Some("a"));
+        check(paths, &[("a", "1"), ("b", "2")], None);
+        check(paths, &[("a", "1"), ("b", "2"), ("c", "3")], Some("a.b.c"));
+        check(
+            paths,
+            &[("a", "1"), ("b", "2"), ("c", "3"), ("d", "4")],
+            None,
+        );
+        check(paths, &[], None);
+    }
+
+    #[test]
+    fn a_chosen_node_is_not_left_again() {
+        let paths: &[&[&str]] = &[&["a_1", "x"], &["a", "y"]];
+        check(paths, &[("a", "1"), ("y", "")], None);
+        check(paths, &[("a", "2"), ("y", "")], Some("a.y"));
+    }
+
+    #[test]
+    fn joined_texts_match_as_in_the_reference() {
+        check(&[&["a_b"]], &[("a", "b")], Some("a_b"));
+        check(&[&["p_q_r"]], &[("p_q", "r")], Some("p_q_r"));
+    }
+
+    #[test]
+    fn a_star_in_the_key_is_a_wildcard_too() {
+        check(&[&["x-*_v"]], &[("x-user", "v")], Some("x-*_v"));
+    }
+
+    #[test]
+    fn an_unknown_domain_has_no_rules() {
+        assert!(matcher(&[&["a"]]).domain(b"e").is_none());
+    }
+
+    #[test]
+    fn a_text_is_taken_once_a_level() {
+        let mut matcher = Matcher::default();
+        let root = matcher.insert_domain(b"d");
+        let child = matcher.insert(root, b"a").unwrap();
+        assert!(matcher.insert(root, b"a").is_none());
+        assert!(matcher.insert(child, b"a").is_some());
+    }
+
+    #[test]
+    fn only_a_wildcard_shares() {
+        let mut matcher = matcher(&[&["f_a/*"]]);
+        let node = matcher.nodes[0].children[b"f_a/*".as_slice()];
+        matcher.share(node, b"a/*");
+        let shared = |value: &'static str| {
+            let entry = Entry {
+                key: b"f",
+                value: value.as_bytes(),
+            };
+            let found = matcher
+                .domain(b"d")
+                .unwrap()
+                .find(&[entry], &mut Vec::new());
+            found.unwrap().shared
+        };
+        assert_eq!(shared("a/1"), [(0, b"a/*".as_slice())]);
+        assert_eq!(shared("a/*"), []);
+    }
+
+    #[test]
+    fn pieces_of_a_pattern_do_not_overlap() {
+        let matches = |pattern: &str, text: &str| {
+            Pattern::new(pattern.as_bytes())
+                .unwrap()
+                .matches(text.as_bytes())
+        };
+        assert!(!matches("ab*bc", "abc"));
+        assert!(matches("ab*bc", "abbc"));
+        assert!(matches("a*b*c", "a-b-b-c"));
+        assert!(!matches("a*b*b*c", "a-b-c"));
+        assert!(matches("**", ""));
+    }
+
+    /// A pattern by trying every split: slow and plainly right.
+    fn naive_match(pattern: &[u8], text: &[u8]) -> bool {
+        match pattern.split_first() {
+            None => text.is_empty(),
+            Some((b'*', rest)) => (0..=text.len()).any(|cut| naive_match(rest, &text[cut..])),
+            Some((byte, rest)) => text
+                .split_first()
+                .is_some_and(|(first, text)| first == byte && naive_match(rest, text)),
+        }
+    }
+
+    /// The rule by reading all siblings in order, level by level.
+    fn naive_find(paths: &[Vec<String>], entries: &[(String, String)]) -> Option<String> {
+        let mut prefix: Vec<String> = Vec::new();
+        for (key, value) in entries {
+            let joined = format!("{key}_{value}");
+            let siblings: Vec<&String> = paths
+                .iter()
+                .filter(|path| path.len() > prefix.len() && path.starts_with(&prefix))
+                .map(|path| &path[prefix.len()])
+                .collect();
+            let chosen = siblings
+                .iter()
+                .find(|text| ***text == joined)
+                .or_else(|| {
+                    siblings.iter().find(|text| {
+                        text.contains('*') && naive_match(text.as_bytes(), joined.as_bytes())
+                    })
+                })
+                .or_else(|| siblings.iter().find(|text| **text == key))?;
+            prefix.push((*chosen).clone());
+        }
+        paths.contains(&prefix).then(|| prefix.join("."))
+    }
+
+    proptest! {
+        #[test]
+        fn patterns_match_as_every_split_tried_would(
+            pattern in "[ab]{0,3}\\*[ab*]{0,5}",
+            text in "[ab]{0,8}",
+        ) {
+            let fast = Pattern::new(pattern.as_bytes()).unwrap().matches(text.as_bytes());
+            prop_assert_eq!(fast, naive_match(pattern.as_bytes(), text.as_bytes()));
+        }
+
+        #[test]
+        fn finds_what_a_scan_of_all_siblings_finds(
+            paths in prop::collection::hash_set(
+                prop::collection::vec("[ab](_[ab*]{0,2})?", 1..4), 1..12),
+            entries in prop::collection::vec(("[ab]", "[ab]{0,2}"), 0..4),
+        ) {
+            // Siblings are told apart by their first appearance, in the matcher and in the scan.
+            let paths: Vec<Vec<String>> = paths.into_iter().collect();
+            let borrowed: Vec<Vec<&str>> =
+                paths.iter().map(|path| path.iter().map(String::as_str).collect()).collect();
+            let slices: Vec<&[&str]> = borrowed.iter().map(Vec::as_slice).collect();
+            let pairs: Vec<(&str, &str)> =
+                entries.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+            let matcher = matcher(&slices);
+            let found = find(&matcher, &pairs).map(str::to_owned);
+            prop_assert_eq!(found, naive_find(&paths, &entries));
+        }
+    }
+}

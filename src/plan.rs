@@ -1,0 +1,160 @@
+//! Every counter that one request touches, in order, with its hits.
+
+use std::{ops::Range, sync::Arc};
+
+use crate::{
+    counter::{Batch, Identity},
+    limit::{Allows, Limit, Rule},
+    matcher::{Match, Matcher},
+    request::{Descriptor, Hits, Request},
+    window::{Timestamp, Window, window},
+};
+
+/// What the descriptors of a request come to before anything is counted.
+#[derive(Debug)]
+pub struct Plan<'a> {
+    /// One for each descriptor, in order.
+    pub outcomes: Vec<Outcome<'a>>,
+    /// One for each increment of [`Plan::batch`], in order.
+    pub counters: Vec<Counter<'a>>,
+    pub batch: Batch,
+}
+
+#[derive(Debug)]
+pub enum Outcome<'a> {
+    /// No rule: no file names the domain, or no rule of it fits.
+    Unmatched {
+        is_domain_known: bool,
+    },
+    Unlimited(&'a Rule),
+    /// Another rule of the same request replaces every limit of this one.
+    Replaced(&'a Rule),
+    Counted(Counted<'a>),
+}
+
+/// A descriptor that is counted.
+#[derive(Debug)]
+pub struct Counted<'a> {
+    /// Nothing if the request brought its own limit.
+    pub rule: Option<&'a Rule>,
+    pub hits: Hits,
+    /// Its counters, by index; never empty.
+    pub counters: Range<usize>,
+}
+
+/// One limit in one window, for one set of values.
+#[derive(Debug)]
+pub struct Counter<'a> {
+    pub limit: &'a Limit,
+    pub window: Window,
+}
+
+impl<'a> Plan<'a> {
+    pub fn new(matcher: &'a Matcher, request: &'a Request<'a>, now: Timestamp) -> Self {
+        let mut builder = Builder {
+            domain: request.domain,
+            now,
+            identity: Identity::default(),
+            counters: Vec::with_capacity(request.descriptors.len() * 2),
+            batch: Batch::default(),
+        };
+        let found = find(matcher, request);
+        let replaced = replaced_names(&found);
+        let outcomes = found
+            .into_iter()
+            .zip(&request.descriptors)
+            .map(|(found, descriptor)| builder.outcome(found, descriptor, &replaced))
+            .collect();
+        Self {
+            outcomes,
+            counters: builder.counters,
+            batch: builder.batch,
+        }
+    }
+}
+
+/// What limits a descriptor, before rules of one request replace one another.
+enum Found<'a> {
+    Nothing { is_domain_known: bool },
+    Override(&'a Limit),
+    Rule(Match<'a>),
+}
+
+fn find<'a>(matcher: &'a Matcher, request: &'a Request<'a>) -> Vec<Found<'a>> {
+    let domain = matcher.domain(request.domain);
+    let mut joined = Vec::with_capacity(64);
+    let find = |descriptor: &'a Descriptor<'a>| {
+        let Some(domain) = domain else {
+            return Found::Nothing {
+                is_domain_known: false,
+            };
+        };
+        if let Some(limit) = &descriptor.limit {
+            return Found::Override(limit);
+        }
+        match domain.find(&descriptor.entries, &mut joined) {
+            Some(found) => Found::Rule(found),
+            None => Found::Nothing {
+                is_domain_known: true,
+            },
+        }
+    };
+    request.descriptors.iter().map(find).collect()
+}
+
+/// All at once, not one after the other: two rules that replace each other both go.
+fn replaced_names<'a>(found: &[Found<'a>]) -> Vec<&'a Arc<str>> {
+    let mut names = Vec::new();
+    for found in found {
+        if let Found::Rule(found) = found {
+            names.extend(&found.rule.replaces);
+        }
+    }
+    names
+}
+
+struct Builder<'a> {
+    domain: &'a [u8],
+    now: Timestamp,
+    identity: Identity,
+    counters: Vec<Counter<'a>>,
+    batch: Batch,
+}
+
+impl<'a> Builder<'a> {
+    fn outcome(
+        &mut self,
+        found: Found<'a>,
+        descriptor: &Descriptor<'a>,
+        replaced: &[&Arc<str>],
+    ) -> Outcome<'a> {
+        let (rule, limits, shared) = match found {
+            Found::Nothing { is_domain_known } => return Outcome::Unmatched { is_domain_known },
+            Found::Override(limit) => (None, std::slice::from_ref(limit), Vec::new()),
+            Found::Rule(Match { rule, shared }) => match &rule.allows {
+                Allows::Unlimited => return Outcome::Unlimited(rule),
+                Allows::Within(limits) => (Some(rule), &**limits, shared),
+            },
+        };
+        let first = self.counters.len();
+        self.identity.set(self.domain, &descriptor.entries, &shared);
+        for limit in limits {
+            let is_replaced = |name| replaced.contains(&name);
+            if rule.is_some() && limit.name.as_ref().is_some_and(is_replaced) {
+                continue;
+            }
+            let window = window(limit.period, self.now);
+            self.batch
+                .push(&self.identity, limit.period, window, descriptor.hits);
+            self.counters.push(Counter { limit, window });
+        }
+        match rule {
+            Some(rule) if self.counters.len() == first => Outcome::Replaced(rule),
+            _ => Outcome::Counted(Counted {
+                rule,
+                hits: descriptor.hits,
+                counters: first..self.counters.len(),
+            }),
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! What Envoy asked, already checked.
+
+use crate::limit::Limit;
+
+/// One call of `ShouldRateLimit`: a domain and at least one descriptor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request<'a> {
+    pub domain: &'a [u8],
+    pub descriptors: Vec<Descriptor<'a>>,
+}
+
+/// An ordered list of entries, matched as a whole. Envoy can send an empty one, which no rule
+/// matches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Descriptor<'a> {
+    pub entries: Vec<Entry<'a>>,
+    pub hits: Hits,
+    /// The limit that the request brings along; it takes the place of every configured one.
+    pub limit: Option<Limit>,
+}
+
+/// A key and a value: any bytes, for Envoy copies header bytes unchecked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry<'a> {
+    pub key: &'a [u8],
+    pub value: &'a [u8],
+}
+
+/// The hits addend, once resolved: 0 looks without counting, a negative number gives back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hits(i64);
+
+impl Hits {
+    /// The most hits of one request, 2^62. A larger addend is taken as this many: it is above
+    /// every limit all the same, and two of them still fit a counter of Redis without wrapping.
+    pub const MAX: u64 = 1 << 62;
+
+    pub const ONE: Self = Self(1);
+
+    pub const fn add(count: u64) -> Self {
+        let bounded = if count > Self::MAX { Self::MAX } else { count };
+        Self(bounded.cast_signed())
+    }
+
+    pub const fn give_back(count: u64) -> Self {
+        Self(-Self::add(count).0)
+    }
+
+    /// How many hits are added; 0 for a look and for a give-back.
+    pub const fn added(self) -> u64 {
+        if self.0 > 0 { self.0.unsigned_abs() } else { 0 }
+    }
+
+    /// How many hits are given back.
+    pub const fn given_back(self) -> u64 {
+        if self.0 < 0 { self.0.unsigned_abs() } else { 0 }
+    }
+
+    /// Whether these hits only look.
+    pub const fn is_peek(self) -> bool {
+        self.0 == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_huge_addend_stays_positive() {
+        assert_eq!(Hits::add(u64::MAX).added(), Hits::MAX);
+        assert_eq!(Hits::add(1 << 63).added(), Hits::MAX);
+        assert_eq!(Hits::give_back(u64::MAX).given_back(), Hits::MAX);
+        assert_eq!(Hits::give_back(u64::MAX).added(), 0);
+    }
+
+    #[test]
+    fn nothing_given_back_is_a_look() {
+        assert!(Hits::give_back(0).is_peek());
+        assert!(Hits::add(0).is_peek());
+        assert!(!Hits::ONE.is_peek());
+    }
+}

@@ -1,0 +1,544 @@
+//! The house: binds, starts the workers, owns every task, drains.
+//!
+//! The thread that calls [`run`] is the door: it accepts connections and deals them out to the
+//! workers one after the other, serves the HTTP ports, watches the rules and waits for signals.
+//! Each worker is a thread with a current-thread runtime, and no decision ever leaves its worker.
+
+use std::{
+    convert::Infallible,
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    thread,
+    time::Duration,
+};
+
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    runtime::{Builder, Runtime},
+    signal::unix::{SignalKind, signal},
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch},
+    task::JoinSet,
+};
+use tonic::service::Routes;
+use tonic_health::{ServingStatus, server::HealthReporter};
+
+use crate::{
+    admin::{self, Health},
+    config::{Options, Problem},
+    decision::Modes,
+    grpc::{
+        self,
+        proto::{
+            DESCRIPTORS,
+            envoy::service::ratelimit::v3::rate_limit_service_server::RateLimitServiceServer,
+        },
+        wire,
+    },
+    limit::NearRatio,
+    limiter::{Limiter, Rules},
+    metrics::Metrics,
+    reload::Reloader,
+    settings::{Listen, Settings},
+    store::{
+        AnyStore,
+        memory::MemoryStore,
+        redis::{self, Batcher, RedisStore},
+    },
+};
+
+/// Names that `grpc.health.v1` knows.
+const HEALTH_NAMES: [&str; 2] = ["", "ratelimit"];
+
+/// Expired counters are dropped this often.
+const SWEEP: Duration = Duration::from_secs(1);
+
+/// A connection on which nothing is heard is asked this often whether it still lives, so that
+/// peers that vanished do not hold their place for ever.
+const KEEPALIVE: Duration = Duration::from_secs(60);
+
+/// Accepted connections that may wait for a worker.
+const HANDOVER: usize = 128;
+
+/// Largest list of request headers in bytes.
+const MAX_HEADER_BYTES: u32 = 64 << 10;
+
+/// Why the server did not start, or ended.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    #[error("cannot listen on {address} for {purpose}")]
+    Bind {
+        purpose: &'static str,
+        address: SocketAddr,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the rules in {folder} cannot be used ({} problems):\n{}", problems.len(), list(problems))]
+    Rules {
+        folder: String,
+        problems: Vec<Problem>,
+    },
+    #[error(transparent)]
+    Redis(#[from] redis::BadUrl),
+    #[error("a worker stopped")]
+    WorkerStopped,
+    #[error("cannot start a thread or a runtime, or wait for signals")]
+    System(#[from] io::Error),
+}
+
+fn list(problems: &[Problem]) -> String {
+    let lines: Vec<_> = problems
+        .iter()
+        .map(|problem| format!("  {problem}"))
+        .collect();
+    lines.join("\n")
+}
+
+/// Serves until a signal asks to stop, then drains.
+///
+/// # Errors
+///
+/// If a port cannot be bound, the rules cannot be used, or a worker dies.
+pub fn run(settings: &Settings) -> Result<(), ServerError> {
+    runtime()?.block_on(serve(settings))
+}
+
+/// A current-thread runtime: a task never moves to another core, so no wake-up crosses one.
+fn runtime() -> io::Result<Runtime> {
+    Builder::new_current_thread().enable_all().build()
+}
+
+async fn serve(settings: &Settings) -> Result<(), ServerError> {
+    let metrics = Arc::new(Metrics::new(NearRatio(settings.decisions.near_limit_ratio)));
+    let rules = Rules::default();
+    let reloader = load(settings, &rules, &metrics)?;
+    let backend = Backend::new(settings)?;
+    let Ports { grpc, http, debug } = Ports::bind(&settings.listen).await?;
+    // Before the ports are announced: who reads the line may send a signal at once.
+    let mut signals = Signals::new()?;
+
+    let health = Health::default();
+    let (reporter, health_service) = tonic_health::server::health_reporter();
+    report_health(&reporter, ServingStatus::Serving).await;
+
+    let (phase, phases) = watch::channel(Phase::Serving);
+    let mut workers = Workers::default();
+    for _ in 0..worker_count(settings) {
+        let (store, batchers) = backend.store(settings, &metrics);
+        let limiter = Limiter {
+            rules: rules.clone(),
+            store,
+            modes: Modes {
+                shadow: settings.decisions.shadow_mode,
+                quota: settings.decisions.quota_mode,
+            },
+            metrics: metrics.clone(),
+        };
+        let routes = routes(limiter, settings).add_service(health_service.clone());
+        workers.start(Worker {
+            routes: routes.prepare(),
+            batchers,
+            max_streams: settings.bounds.max_streams,
+            phases: phases.clone(),
+        })?;
+    }
+
+    let debug_address = match &debug {
+        Some(debug) => debug.local_addr()?.to_string(),
+        None => "none".to_owned(),
+    };
+    tracing::info!(
+        grpc = %grpc.local_addr()?,
+        http = %http.local_addr()?,
+        debug = debug_address,
+        store = backend.name(),
+        rules = rules.current().map_or(0, |rules| rules.matcher.rules().len()),
+        workers = workers.count(),
+        "tollgate is ready"
+    );
+
+    let shown = admin::Debug {
+        rules,
+        metrics,
+        memory: backend.memory(),
+    };
+    let mut tasks = JoinSet::new();
+    tasks.spawn(reloader.watch().run());
+    tasks.spawn(serve_http(http, admin::http(health.clone())));
+    if let Some(debug) = debug {
+        tasks.spawn(serve_http(debug, admin::debug(shown)));
+    }
+    if let Some(memory) = backend.memory() {
+        tasks.spawn(sweep(memory));
+    }
+    let places = Arc::new(Semaphore::new(settings.bounds.max_connections));
+    let mut accepting = JoinSet::new();
+    accepting.spawn(accept(grpc, workers.doors(), places));
+
+    tokio::select! {
+        signal = signals.next() => tracing::info!(signal, "stopping"),
+        () = workers.first_end() => return Err(ServerError::WorkerStopped),
+    }
+
+    health.turn_bad();
+    report_health(&reporter, ServingStatus::NotServing).await;
+    // Who balances load needs a moment to see that; until then calls still come and are answered.
+    tokio::select! {
+        () = tokio::time::sleep(settings.process.drain_delay) => {}
+        _ = signals.next() => tracing::info!("not waiting any longer"),
+    }
+    accepting.shutdown().await;
+    phase.send_replace(Phase::Draining);
+    if tokio::time::timeout(settings.process.drain_timeout, workers.all_end())
+        .await
+        .is_err()
+    {
+        tracing::warn!("some calls were still under way when the time to drain was over");
+    }
+    tracing::info!("stopped");
+    Ok(())
+}
+
+/// The first load. A failure is fatal, unless the settings allow to start without rules.
+fn load(
+    settings: &Settings,
+    rules: &Rules,
+    metrics: &Arc<Metrics>,
+) -> Result<Reloader, ServerError> {
+    let options = Options {
+        merge_domains: settings.merge_domains,
+    };
+    let folder = settings.config_dir.clone();
+    let mut reloader = Reloader::new(folder, options, rules.clone(), metrics.clone());
+    match reloader.load() {
+        Ok(()) => {}
+        Err(problems) if settings.start_without_rules => {
+            for problem in problems {
+                tracing::error!("{problem}");
+            }
+            tracing::warn!("starting without rules; calls get UNAVAILABLE until some are loaded");
+        }
+        Err(problems) => {
+            return Err(ServerError::Rules {
+                folder: settings.config_dir.display().to_string(),
+                problems,
+            });
+        }
+    }
+    Ok(reloader)
+}
+
+/// The store behind all workers.
+enum Backend {
+    Memory(Arc<MemoryStore>),
+    Redis(redis::Connections),
+}
+
+impl Backend {
+    fn new(settings: &Settings) -> Result<Self, redis::BadUrl> {
+        Ok(match settings.redis.redis_url.as_deref() {
+            None | Some("") => Self::Memory(Arc::new(MemoryStore::new(settings.max_counters))),
+            Some(url) => Self::Redis(redis::Connections::new(url)?),
+        })
+    }
+
+    /// One worker's store, and what has to run beside it.
+    fn store(&self, settings: &Settings, metrics: &Metrics) -> (AnyStore, Vec<Batcher>) {
+        match self {
+            Self::Memory(store) => (AnyStore::Memory(store.clone()), Vec::new()),
+            Self::Redis(connections) => {
+                let options = redis::Options {
+                    key_prefix: settings.redis.key_prefix.clone(),
+                    deadline: settings.redis.redis_timeout,
+                    connections: settings.redis.redis_connections,
+                    max_waiting: settings.redis.redis_max_waiting,
+                };
+                let (store, batchers) =
+                    RedisStore::new(connections, &options, metrics.redis.clone());
+                (AnyStore::Redis(store), batchers)
+            }
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Memory(_) => "memory",
+            Self::Redis(_) => "redis",
+        }
+    }
+
+    fn memory(&self) -> Option<Arc<MemoryStore>> {
+        match self {
+            Self::Memory(store) => Some(store.clone()),
+            Self::Redis(_) => None,
+        }
+    }
+}
+
+/// The bound listeners.
+struct Ports {
+    grpc: TcpListener,
+    http: TcpListener,
+    /// Nothing if it could not be bound: the service does not depend on it.
+    debug: Option<TcpListener>,
+}
+
+impl Ports {
+    async fn bind(listen: &Listen) -> Result<Self, ServerError> {
+        let debug = bind("debug", listen.debug_host, listen.debug_port).await;
+        Ok(Self {
+            grpc: bind("gRPC", listen.grpc_host, listen.grpc_port).await?,
+            http: bind("HTTP", listen.host, listen.port).await?,
+            debug: debug
+                .inspect_err(|error| tracing::error!("{error}; going on without it"))
+                .ok(),
+        })
+    }
+}
+
+async fn bind(purpose: &'static str, host: IpAddr, port: u16) -> Result<TcpListener, ServerError> {
+    let address = SocketAddr::new(host, port);
+    TcpListener::bind(address)
+        .await
+        .map_err(|source| ServerError::Bind {
+            purpose,
+            address,
+            source,
+        })
+}
+
+fn worker_count(settings: &Settings) -> usize {
+    match settings.process.workers {
+        0 => thread::available_parallelism().map_or(1, Into::into),
+        count => count,
+    }
+}
+
+/// Everything that one worker serves, but health.
+fn routes(limiter: Limiter<AnyStore>, settings: &Settings) -> Routes {
+    let bounds = &settings.bounds;
+    let service = grpc::Service {
+        limiter,
+        bounds: wire::Bounds {
+            descriptors: bounds.max_descriptors,
+            entries: bounds.max_entries,
+            text_bytes: bounds.max_text_bytes,
+        },
+    };
+    let service =
+        RateLimitServiceServer::new(service).max_decoding_message_size(bounds.max_message_bytes);
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(DESCRIPTORS)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    const COMPILED: &str = "the schemas were compiled with the program";
+    Routes::new(service)
+        .add_service(reflection().build_v1().expect(COMPILED))
+        .add_service(reflection().build_v1alpha().expect(COMPILED))
+}
+
+async fn report_health(reporter: &HealthReporter, status: ServingStatus) {
+    for name in HEALTH_NAMES {
+        reporter.set_service_status(name, status).await;
+    }
+}
+
+async fn serve_http(listener: TcpListener, router: axum::Router) {
+    // Never ends by itself: what goes wrong with one connection is that connection's own.
+    let _ = axum::serve(listener, router).await;
+}
+
+async fn sweep(store: Arc<MemoryStore>) {
+    loop {
+        tokio::time::sleep(SWEEP).await;
+        store.sweep(grpc::now());
+    }
+}
+
+/// Signals that ask the process to stop, SIGHUP included, as in the reference.
+struct Signals {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+    hang_up: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    fn new() -> io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hang_up: signal(SignalKind::hangup())?,
+        })
+    }
+
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+            _ = self.hang_up.recv() => "SIGHUP",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Serving,
+    Draining,
+}
+
+/// Waits for the call to drain.
+async fn draining(phases: &mut watch::Receiver<Phase>) {
+    // The house is never gone before its workers.
+    let _ = phases.wait_for(|phase| *phase == Phase::Draining).await;
+}
+
+/// A connection on its way to a worker, with its place among all.
+struct Arrival {
+    stream: std::net::TcpStream,
+    place: OwnedSemaphorePermit,
+}
+
+/// Accepts connections and deals them out in turn. An Envoy opens one for each of its threads, so
+/// leaving the choice to the kernel could put all of them on one core.
+async fn accept(listener: TcpListener, doors: Vec<mpsc::Sender<Arrival>>, places: Arc<Semaphore>) {
+    for door in doors.iter().cycle() {
+        let Ok(place) = places.clone().acquire_owned().await else {
+            return;
+        };
+        let stream = loop {
+            match listener.accept().await {
+                Ok((stream, _)) => break stream,
+                // Out of file descriptors, most likely: some will be free again.
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a connection");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            }
+        };
+        let Ok(stream) = stream.into_std() else {
+            continue;
+        };
+        // A worker that is gone ends the process anyway.
+        let _ = door.send(Arrival { stream, place }).await;
+    }
+}
+
+#[derive(Default)]
+struct Workers {
+    doors: Vec<mpsc::Sender<Arrival>>,
+    /// Each ends with its worker.
+    ends: JoinSet<()>,
+}
+
+impl Workers {
+    fn start(&mut self, worker: Worker) -> io::Result<()> {
+        let (door, arrivals) = mpsc::channel(HANDOVER);
+        let (alive, mut end) = mpsc::channel::<Infallible>(1);
+        let name = format!("worker-{}", self.doors.len());
+        thread::Builder::new().name(name).spawn(move || {
+            // Dropped on every way out, a panic included.
+            let _alive = alive;
+            match runtime() {
+                Ok(runtime) => runtime.block_on(worker.run(arrivals)),
+                Err(error) => tracing::error!(%error, "a worker has no runtime"),
+            }
+        })?;
+        self.doors.push(door);
+        self.ends.spawn(async move {
+            end.recv().await;
+        });
+        Ok(())
+    }
+
+    fn count(&self) -> usize {
+        self.doors.len()
+    }
+
+    fn doors(&mut self) -> Vec<mpsc::Sender<Arrival>> {
+        std::mem::take(&mut self.doors)
+    }
+
+    async fn first_end(&mut self) {
+        self.ends.join_next().await;
+    }
+
+    async fn all_end(&mut self) {
+        while self.ends.join_next().await.is_some() {}
+    }
+}
+
+struct Worker {
+    routes: Routes,
+    batchers: Vec<Batcher>,
+    max_streams: u32,
+    phases: watch::Receiver<Phase>,
+}
+
+impl Worker {
+    /// Serves the connections that arrive, until all are gone after the call to drain.
+    async fn run(mut self, mut arrivals: mpsc::Receiver<Arrival>) {
+        let mut batchers = JoinSet::new();
+        for batcher in self.batchers.drain(..) {
+            batchers.spawn(batcher.run());
+        }
+        let mut connections = JoinSet::new();
+        loop {
+            tokio::select! {
+                arrival = arrivals.recv() => match arrival {
+                    Some(arrival) => {
+                        connections.spawn(self.connection(arrival));
+                    }
+                    // The door is closed.
+                    None => break,
+                },
+                Some(_) = connections.join_next() => {}
+            }
+        }
+        while connections.join_next().await.is_some() {}
+    }
+
+    /// Serves one connection to its end; a failure is its own.
+    fn connection(&self, arrival: Arrival) -> impl Future<Output = ()> + Send + use<> {
+        let routes = self.routes.clone();
+        let max_streams = self.max_streams;
+        let mut phases = self.phases.clone();
+        async move {
+            let Arrival { stream, place } = arrival;
+            let _place = place;
+            let stream = match adopt(stream) {
+                Ok(stream) => stream,
+                Err(error) => return tracing::debug!(%error, "a connection was lost on arrival"),
+            };
+            let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+                .timer(TokioTimer::new())
+                .max_concurrent_streams(max_streams)
+                .max_header_list_size(MAX_HEADER_BYTES)
+                .keep_alive_interval(KEEPALIVE)
+                .serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
+            let mut connection = std::pin::pin!(connection);
+            let ended = tokio::select! {
+                ended = connection.as_mut() => ended,
+                () = draining(&mut phases) => {
+                    // GOAWAY: calls under way are answered, new ones go elsewhere.
+                    connection.as_mut().graceful_shutdown();
+                    connection.await
+                }
+            };
+            if let Err(error) = ended {
+                tracing::debug!(%error, "a connection ended badly");
+            }
+        }
+    }
+}
+
+/// Takes a stream into this worker's runtime.
+fn adopt(stream: std::net::TcpStream) -> io::Result<TcpStream> {
+    let stream = TcpStream::from_std(stream)?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}

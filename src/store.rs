@@ -1,0 +1,55 @@
+//! Where counters live: the [`Store`] trait and its two implementations.
+
+use std::future::Future;
+
+use crate::{counter::Batch, window::Timestamp};
+
+pub mod memory;
+pub mod redis;
+
+/// Counts hits. All that the limiter asks of a backend.
+pub trait Store: Send + Sync + 'static {
+    /// Applies the batch in one round trip at most and returns the count after each increment, in
+    /// order. A look returns the count as it is; giving back stops at zero.
+    ///
+    /// # Errors
+    ///
+    /// On any error some increments may have been applied and some not; nobody retries.
+    fn add(
+        &self,
+        batch: &Batch,
+        now: Timestamp,
+    ) -> impl Future<Output = Result<Vec<u64>, StoreError>> + Send;
+}
+
+/// Why nothing can be said about a request. The texts go to the caller: they name no key and no
+/// address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StoreError {
+    #[error("the counter store did not answer in time")]
+    Timeout,
+    #[error("the counter store is not reachable")]
+    Unreachable,
+    #[error("the counter store refused a command")]
+    Refused,
+    #[error("too many requests are waiting for the counter store")]
+    Overloaded,
+    #[error("the counter table is full")]
+    Full,
+}
+
+/// The store that the settings chose.
+#[derive(Clone, Debug)]
+pub enum AnyStore {
+    Memory(std::sync::Arc<memory::MemoryStore>),
+    Redis(redis::RedisStore),
+}
+
+impl Store for AnyStore {
+    async fn add(&self, batch: &Batch, now: Timestamp) -> Result<Vec<u64>, StoreError> {
+        match self {
+            Self::Memory(store) => store.add(batch, now).await,
+            Self::Redis(store) => store.add(batch, now).await,
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Sends what is queued whenever a connection is free.
+
+use std::{
+    collections::{HashSet, hash_map::RandomState},
+    convert::Infallible,
+    hash::BuildHasher as _,
+    mem,
+    sync::Arc,
+};
+
+use bb8_redis::bb8::Pool;
+
+use super::{
+    Meters, Options, Queue, StoreError, Waiting, connection::Connections, pipeline::Commands,
+};
+use crate::window::Timestamp;
+
+/// The loop of one connection.
+#[derive(Debug)]
+pub struct Batcher {
+    queue: Arc<Queue>,
+    pool: Pool<Connections>,
+    options: Options,
+    meters: Arc<Meters>,
+    known: Known,
+}
+
+impl Batcher {
+    pub(super) fn new(
+        queue: Arc<Queue>,
+        pool: Pool<Connections>,
+        options: Options,
+        meters: Arc<Meters>,
+    ) -> Self {
+        Self {
+            queue,
+            pool,
+            options,
+            meters,
+            known: Known::default(),
+        }
+    }
+
+    /// Serves the queue until it is dropped.
+    pub async fn run(mut self) -> Infallible {
+        loop {
+            self.queue.arrived().await;
+            // The connection first: what arrives while it is busy joins the batch.
+            let pool = self.pool.clone();
+            match pool.get().await {
+                Ok(mut connection) => {
+                    let waiting = self.queue.take();
+                    self.send(&mut connection, waiting).await;
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "no connection to Redis");
+                    self.meters.record(0, true);
+                    self.queue.take().fail(StoreError::Unreachable);
+                }
+            }
+        }
+    }
+
+    /// One round trip. Whatever happens, the batch is not sent again: some of it may have counted.
+    async fn send(&mut self, connection: &mut super::connection::Connection, mut waiting: Waiting) {
+        // Who gave up by now is not counted.
+        waiting.drop_closed();
+        let Some(now) = waiting.now.filter(|_| !waiting.waiters.is_empty()) else {
+            return;
+        };
+        let commands = self.commands(&waiting, now);
+        let sent = connection.send(&commands.pipeline);
+        let replies = tokio::time::timeout(self.options.deadline, sent).await;
+        self.meters
+            .record(commands.pipeline.len(), !matches!(replies, Ok(Ok(_))));
+        match replies {
+            Ok(Ok(replies)) if replies.len() == commands.pipeline.len() => {
+                for hash in &commands.expired_keys {
+                    self.known.insert(*hash);
+                }
+                waiting.answer(commands.counts(&replies));
+            }
+            Ok(Ok(_)) => waiting.fail(StoreError::Refused),
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "a batch failed");
+                waiting.fail(StoreError::Unreachable);
+            }
+            Err(_elapsed) => waiting.fail(StoreError::Timeout),
+        }
+    }
+
+    fn commands(&self, waiting: &Waiting, now: Timestamp) -> Commands {
+        let increments: Vec<_> = waiting.batch.iter().collect();
+        Commands::new(
+            &increments,
+            &self.options.key_prefix,
+            now,
+            |key| self.known.hasher.hash_one(key),
+            |hash| self.known.contains(hash),
+        )
+    }
+}
+
+impl Waiting {
+    /// Forgets those who do not wait any more, with their increments.
+    fn drop_closed(&mut self) {
+        if self.waiters.iter().any(|waiter| waiter.answer.is_closed()) {
+            let mut open = Self {
+                now: self.now,
+                ..Self::default()
+            };
+            let mut first = 0;
+            for waiter in mem::take(&mut self.waiters) {
+                let own = first..first + waiter.increments;
+                first = own.end;
+                if !waiter.answer.is_closed() {
+                    open.batch.append_range(&self.batch, own);
+                    open.waiters.push(waiter);
+                }
+            }
+            *self = open;
+        }
+    }
+
+    /// Hands each waiter its own counts.
+    fn answer(self, counts: impl Iterator<Item = Result<u64, StoreError>>) {
+        let mut counts = counts;
+        for waiter in self.waiters {
+            let own: Vec<_> = counts.by_ref().take(waiter.increments).collect();
+            // Nobody to tell if the request was cancelled meanwhile; its hits have counted.
+            let _ = waiter.answer.send(own.into_iter().collect());
+        }
+    }
+
+    fn fail(self, error: StoreError) {
+        for waiter in self.waiters {
+            let _ = waiter.answer.send(Err(error));
+        }
+    }
+}
+
+/// Keys that are known to have a time to live, by hash, in two generations: when the young one is
+/// full the old one is forgotten, which costs one more EXPIRE for each key that is still in use.
+#[derive(Debug, Default)]
+struct Known {
+    /// Random for each process: values come from outside.
+    hasher: RandomState,
+    young: HashSet<u64>,
+    old: HashSet<u64>,
+}
+
+impl Known {
+    /// About 2 MB a generation at most.
+    const GENERATION: usize = 1 << 16;
+
+    fn contains(&self, hash: u64) -> bool {
+        self.young.contains(&hash) || self.old.contains(&hash)
+    }
+
+    fn insert(&mut self, hash: u64) {
+        if self.young.len() >= Self::GENERATION {
+            self.old = mem::take(&mut self.young);
+        }
+        self.young.insert(hash);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn known_keys_are_bounded_and_the_recent_ones_kept() {
+        let mut known = Known::default();
+        for hash in 0..3 * Known::GENERATION as u64 + 5 {
+            known.insert(hash);
+        }
+        assert!(known.young.len() + known.old.len() <= 2 * Known::GENERATION);
+        assert!(known.contains(3 * Known::GENERATION as u64 + 4));
+        assert!(known.contains(2 * Known::GENERATION as u64));
+        assert!(!known.contains(0));
+    }
+}

@@ -1,0 +1,141 @@
+//! Connections to one Redis, pooled by bb8.
+
+use std::{sync::Arc, time::Duration};
+
+use bb8_redis::{
+    bb8::{ManageConnection, Pool},
+    redis::{
+        self, AsyncConnectionConfig, Client, ConnectionInfo, IntoConnectionInfo as _, Pipeline,
+        RedisError, Value,
+        aio::{ConnectionLike as _, MultiplexedConnection},
+    },
+};
+
+use super::Options;
+
+/// How long a connection may take to come up. Decisions do not wait for it, they end at their own
+/// deadline.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The text is not the address of a Redis. Says what is wrong without repeating it: addresses
+/// hold passwords.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "not a Redis address ({reason}); expected redis://[user:password@]host:port[/database], host:port or a socket path"
+)]
+pub struct BadUrl {
+    reason: String,
+}
+
+/// Makes connections to the Redis at one address.
+#[derive(Clone, Debug)]
+pub struct Connections {
+    client: Arc<Client>,
+}
+
+impl Connections {
+    /// # Errors
+    ///
+    /// If `url` is not an address that can be read; whether somebody answers there is not asked.
+    pub fn new(url: &str) -> Result<Self, BadUrl> {
+        let bad = |error: RedisError| BadUrl {
+            reason: error.to_string().to_lowercase(),
+        };
+        let info: ConnectionInfo = with_scheme(url).into_connection_info().map_err(bad)?;
+        // The library would name itself with two more commands on every connection.
+        let redis_settings = info.redis_settings().clone().set_skip_set_lib_name();
+        let tcp_settings = info.tcp_settings().clone().set_nodelay(true);
+        let info = info
+            .set_redis_settings(redis_settings)
+            .set_tcp_settings(tcp_settings);
+        let client = Client::open(info).map_err(bad)?;
+        Ok(Self {
+            client: Arc::new(client),
+        })
+    }
+
+    /// A pool for one worker. It connects in the background and never fails to be made.
+    pub(super) fn pool(&self, options: &Options) -> Pool<Self> {
+        Pool::builder()
+            .max_size(options.connections)
+            .min_idle(options.connections)
+            .connection_timeout(CONNECT_TIMEOUT)
+            // An address that refuses is told at once, not after the timeout.
+            .retry_connection(false)
+            // A connection knows whether it broke: asking it again would cost a round trip.
+            .test_on_check_out(false)
+            .idle_timeout(None)
+            .max_lifetime(None)
+            .build_unchecked(self.clone())
+    }
+}
+
+/// The reference takes a bare `host:port` or a socket path where Redis' own tools want a URL.
+fn with_scheme(url: &str) -> String {
+    if url.contains("://") {
+        url.to_owned()
+    } else if url.starts_with('/') {
+        format!("unix://{url}")
+    } else {
+        format!("redis://{url}")
+    }
+}
+
+impl ManageConnection for Connections {
+    type Connection = Connection;
+    type Error = RedisError;
+
+    async fn connect(&self) -> Result<Connection, RedisError> {
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(CONNECT_TIMEOUT))
+            // The batcher has its own deadline; a second timer a batch would be waste.
+            .set_response_timeout(None);
+        let inner = self
+            .client
+            .get_multiplexed_async_connection_with_config(&config)
+            .await?;
+        Ok(Connection {
+            inner,
+            is_broken: false,
+        })
+    }
+
+    /// Never called: connections are not tested on checkout.
+    async fn is_valid(&self, connection: &mut Connection) -> Result<(), RedisError> {
+        redis::cmd("PING").exec_async(&mut connection.inner).await
+    }
+
+    fn has_broken(&self, connection: &mut Connection) -> bool {
+        connection.is_broken
+    }
+}
+
+/// A connection that remembers whether it can still be used.
+#[derive(Debug)]
+pub struct Connection {
+    inner: MultiplexedConnection,
+    is_broken: bool,
+}
+
+impl Connection {
+    /// Sends `pipeline` and returns one reply for each command; error replies are values.
+    ///
+    /// If the future is dropped before it ends the connection counts as broken, for nobody knows
+    /// how far the server came.
+    pub(super) async fn send(&mut self, pipeline: &Pipeline) -> Result<Vec<Value>, RedisError> {
+        self.is_broken = true;
+        let replies = self
+            .inner
+            .req_packed_commands(pipeline, 0, pipeline.len())
+            .await?;
+        self.is_broken = replies.iter().any(is_wrong_server);
+        Ok(replies)
+    }
+}
+
+/// Whether the reply says that this server will not do what is asked for some time, as after a
+/// failover: a new connection may find the right one.
+fn is_wrong_server(reply: &Value) -> bool {
+    const CODES: [&str; 5] = ["READONLY", "LOADING", "NOAUTH", "MASTERDOWN", "CLUSTERDOWN"];
+    matches!(reply, Value::ServerError(error) if CODES.contains(&error.code()))
+}

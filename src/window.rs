@@ -1,0 +1,277 @@
+//! Time: moments, units, periods and the aligned windows they cut.
+
+use std::{fmt, num::NonZeroU32, str::FromStr, time::Duration};
+
+/// The window of `period` that `now` falls in.
+///
+/// Windows are aligned to the Unix epoch. Months and years are 30 and 365 days long, as in
+/// envoyproxy/ratelimit (`UnitToDivider`), so that every replica finds the same window without a
+/// calendar.
+pub fn window(period: Period, now: Timestamp) -> Window {
+    let length = period.secs();
+    let start = now.secs() - now.secs() % length;
+    Window {
+        start: Timestamp::from_secs(start),
+        end: Timestamp::from_secs(start.saturating_add(length)),
+    }
+}
+
+/// A slice of time `[start, end)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    pub start: Timestamp,
+    pub end: Timestamp,
+}
+
+impl Window {
+    /// Whole seconds until the window ends, rounded up: at least 1 for a moment inside it.
+    pub fn secs_until_end(self, now: Timestamp) -> u64 {
+        self.end
+            .millis()
+            .saturating_sub(now.millis())
+            .div_ceil(1000)
+    }
+}
+
+/// A moment, in milliseconds since the Unix epoch. A clock before 1970 reads as the epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Timestamp(u64);
+
+impl Timestamp {
+    pub const fn from_secs(secs: u64) -> Self {
+        Self(secs.saturating_mul(1000))
+    }
+
+    pub const fn from_millis(millis: u64) -> Self {
+        Self(millis)
+    }
+
+    pub const fn secs(self) -> u64 {
+        self.0 / 1000
+    }
+
+    pub const fn millis(self) -> u64 {
+        self.0
+    }
+
+    #[must_use]
+    pub const fn plus(self, span: Duration) -> Self {
+        let millis = span.as_millis();
+        if millis > u64::MAX as u128 {
+            return Self(u64::MAX);
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "bounded one line above")]
+        Self(self.0.saturating_add(millis as u64))
+    }
+}
+
+/// A number of units, as long as one window of a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Period {
+    unit: Unit,
+    multiplier: NonZeroU32,
+}
+
+impl Period {
+    /// The longest period in seconds: 10,000 years, the bound of `google.protobuf.Duration`.
+    pub const MAX_SECS: u64 = 315_576_000_000;
+
+    /// `multiplier` units, or nothing if that is longer than [`Period::MAX_SECS`].
+    pub fn new(unit: Unit, multiplier: NonZeroU32) -> Option<Self> {
+        let period = Self { unit, multiplier };
+        (period.secs() <= Self::MAX_SECS).then_some(period)
+    }
+
+    pub const fn unit(self) -> Unit {
+        self.unit
+    }
+
+    pub const fn multiplier(self) -> NonZeroU32 {
+        self.multiplier
+    }
+
+    /// Its length; never 0, and never wraps: a year times `u32::MAX` fits.
+    pub const fn secs(self) -> u64 {
+        self.unit.secs() * self.multiplier.get() as u64
+    }
+}
+
+impl From<Unit> for Period {
+    fn from(unit: Unit) -> Self {
+        Self {
+            unit,
+            multiplier: NonZeroU32::MIN,
+        }
+    }
+}
+
+impl fmt::Display for Period {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.multiplier.get() {
+            1 => write!(f, "{}", self.unit),
+            n => write!(f, "{n} {}s", self.unit),
+        }
+    }
+}
+
+/// The units of the reference's YAML and of `RateLimitResponse.RateLimit.Unit`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Unit {
+    Second,
+    Minute,
+    Hour,
+    Day,
+    Week,
+    Month,
+    Year,
+}
+
+impl Unit {
+    pub const ALL: [Self; 7] = [
+        Self::Second,
+        Self::Minute,
+        Self::Hour,
+        Self::Day,
+        Self::Week,
+        Self::Month,
+        Self::Year,
+    ];
+
+    /// How long one unit is.
+    pub const fn secs(self) -> u64 {
+        match self {
+            Self::Second => 1,
+            Self::Minute => 60,
+            Self::Hour => 3_600,
+            Self::Day => 86_400,
+            Self::Week => 604_800,
+            Self::Month => 2_592_000,
+            Self::Year => 31_536_000,
+        }
+    }
+
+    /// Its lower-case name, as YAML spells it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Second => "second",
+            Self::Minute => "minute",
+            Self::Hour => "hour",
+            Self::Day => "day",
+            Self::Week => "week",
+            Self::Month => "month",
+            Self::Year => "year",
+        }
+    }
+}
+
+impl fmt::Display for Unit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The text is not the name of a unit.
+#[derive(Debug, PartialEq, Eq)]
+pub struct UnknownUnit;
+
+impl FromStr for Unit {
+    type Err = UnknownUnit;
+
+    /// Takes a name in any letter case, as the reference does.
+    fn from_str(text: &str) -> Result<Self, UnknownUnit> {
+        Self::ALL
+            .into_iter()
+            .find(|unit| unit.name().eq_ignore_ascii_case(text))
+            .ok_or(UnknownUnit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[track_caller]
+    fn check(unit: Unit, now_secs: u64, start_secs: u64, reset_secs: u64) {
+        let now = Timestamp::from_secs(now_secs);
+        let window = window(unit.into(), now);
+        assert_eq!(window.start.secs(), start_secs);
+        assert_eq!(window.secs_until_end(now), reset_secs);
+    }
+
+    #[test]
+    fn windows_lie_where_the_reference_puts_them() {
+        check(Unit::Second, 1234, 1234, 1);
+        check(Unit::Minute, 1234, 1200, 26);
+        check(Unit::Hour, 1234, 0, 2366);
+        check(Unit::Day, 1234, 0, 85_166);
+        check(Unit::Week, 1234, 0, 603_566);
+        check(Unit::Month, 1234, 0, 2_590_766);
+        check(Unit::Year, 1234, 0, 31_534_766);
+        check(Unit::Second, 1_000_000, 1_000_000, 1);
+        check(Unit::Minute, 1_000_000, 999_960, 20);
+        check(Unit::Hour, 1_000_000, 997_200, 800);
+        check(Unit::Day, 1_000_000, 950_400, 36_800);
+        check(Unit::Week, 1_000_000, 604_800, 209_600);
+        check(Unit::Month, 1_000_000, 0, 1_592_000);
+        check(Unit::Year, 1_000_000, 0, 30_536_000);
+    }
+
+    #[test]
+    fn a_window_that_just_began_lasts_a_whole_period() {
+        check(Unit::Minute, 60, 60, 60);
+    }
+
+    #[test]
+    fn a_started_second_counts_as_one() {
+        let now = Timestamp::from_millis(1_999);
+        assert_eq!(window(Unit::Second.into(), now).secs_until_end(now), 1);
+    }
+
+    #[test]
+    fn the_year_that_holds_late_2026_began_in_december_2025() {
+        // 2026-11-21 and 2025-12-18, both at midnight.
+        check(Unit::Year, 1_795_219_200, 1_766_016_000, 2_332_800);
+    }
+
+    #[test]
+    fn periods_above_the_bound_are_refused() {
+        let many = NonZeroU32::MAX;
+        assert_eq!(Period::new(Unit::Year, many), None);
+        assert!(Period::new(Unit::Second, many).is_some());
+    }
+
+    #[test]
+    fn units_are_named_in_any_case() {
+        assert_eq!("MiNuTe".parse(), Ok(Unit::Minute));
+        assert_eq!("fortnight".parse::<Unit>(), Err(UnknownUnit));
+    }
+
+    fn any_unit() -> impl Strategy<Value = Unit> {
+        proptest::sample::select(Unit::ALL.to_vec())
+    }
+
+    proptest! {
+        #[test]
+        fn every_moment_lies_in_its_window(
+            unit in any_unit(),
+            multiplier in 1_u32..10_000,
+            millis in 0..=u64::MAX,
+        ) {
+            let Some(period) = Period::new(unit, NonZeroU32::new(multiplier).unwrap()) else {
+                return Ok(());
+            };
+            let now = Timestamp::from_millis(millis);
+            let window = window(period, now);
+            prop_assert!(window.start <= now);
+            // The last window of all time has no end that could be written down.
+            prop_assert!(now < window.end || window.end.millis() == u64::MAX);
+            prop_assert_eq!(window.start.secs() % period.secs(), 0);
+            if window.end.millis() < u64::MAX {
+                prop_assert_eq!(window.end.secs() - window.start.secs(), period.secs());
+                prop_assert!((1..=period.secs()).contains(&window.secs_until_end(now)));
+            }
+        }
+    }
+}
