@@ -1,0 +1,67 @@
+//! Requests, short to write.
+
+use std::net::SocketAddr;
+
+use tollgate::grpc::proto::envoy::{
+    extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
+    service::ratelimit::v3::{
+        RateLimitRequest, RateLimitResponse, rate_limit_response::Code,
+        rate_limit_service_client::RateLimitServiceClient,
+    },
+};
+use tonic::{Status, transport::Channel};
+
+pub type Client = RateLimitServiceClient<Channel>;
+
+/// A client on a connection of its own.
+pub async fn connect(address: SocketAddr) -> Client {
+    RateLimitServiceClient::connect(format!("http://{address}"))
+        .await
+        .expect("the server accepts")
+}
+
+pub fn descriptor(entries: &[(&str, &str)]) -> RateLimitDescriptor {
+    let entry = |(key, value): &(&str, &str)| Entry {
+        key: (*key).to_owned().into(),
+        value: (*value).to_owned().into(),
+    };
+    RateLimitDescriptor {
+        entries: entries.iter().map(entry).collect(),
+        ..RateLimitDescriptor::default()
+    }
+}
+
+pub fn request(domain: &str, descriptors: Vec<RateLimitDescriptor>) -> RateLimitRequest {
+    RateLimitRequest {
+        domain: domain.to_owned(),
+        descriptors,
+        hits_addend: 0,
+    }
+}
+
+/// Asks for one descriptor.
+pub async fn ask(
+    client: &mut Client,
+    domain: &str,
+    entries: &[(&str, &str)],
+) -> Result<RateLimitResponse, Status> {
+    send(client, request(domain, vec![descriptor(entries)])).await
+}
+
+pub async fn send(
+    client: &mut Client,
+    request: RateLimitRequest,
+) -> Result<RateLimitResponse, Status> {
+    let response = client.should_rate_limit(request).await?;
+    Ok(response.into_inner())
+}
+
+/// Whether the decision was OK; anything but a decision is a failure of the test.
+#[track_caller]
+pub fn is_ok(response: &Result<RateLimitResponse, Status>) -> bool {
+    match response.as_ref().expect("a decision").overall_code() {
+        Code::Ok => true,
+        Code::OverLimit => false,
+        Code::Unknown => panic!("a decision without a code"),
+    }
+}

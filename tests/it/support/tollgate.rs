@@ -1,0 +1,195 @@
+//! A tollgate process of its own.
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader},
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::{Arc, Mutex},
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use tempfile::TempDir;
+
+use super::wait_until;
+
+/// A running server. Killed on drop.
+#[derive(Debug)]
+pub struct Tollgate {
+    child: Child,
+    log: Log,
+    rules: TempDir,
+    pub grpc: SocketAddr,
+    pub http: SocketAddr,
+    pub debug: SocketAddr,
+}
+
+/// The lines that the process wrote to standard error so far.
+#[derive(Clone, Debug, Default)]
+pub struct Log(Arc<Mutex<Vec<String>>>);
+
+impl Log {
+    /// All lines as one text.
+    pub fn text(&self) -> String {
+        self.0.lock().unwrap().join("\n")
+    }
+
+    /// Reads `from` to its end, line by line.
+    pub fn follow(from: impl std::io::Read + Send + 'static) -> Self {
+        let log = Self::default();
+        let lines = log.clone();
+        std::thread::spawn(move || {
+            for line in BufReader::new(from).lines().map_while(Result::ok) {
+                lines.0.lock().unwrap().push(line);
+            }
+        });
+        log
+    }
+
+    fn ready_line(&self) -> Option<serde_json::Value> {
+        let lines = self.0.lock().unwrap();
+        let line = lines
+            .iter()
+            .find(|line| line.contains("tollgate is ready"))?;
+        serde_json::from_str(line).ok()
+    }
+}
+
+/// How to start a server.
+#[derive(Debug)]
+pub struct Builder {
+    rules: TempDir,
+    command: Command,
+}
+
+/// A server with one rule file; memory, free ports and no time to drain unless told otherwise.
+pub fn with_rules(text: &str) -> Builder {
+    builder().file("rules.yaml", text)
+}
+
+pub fn builder() -> Builder {
+    let rules = TempDir::new().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
+    command
+        .env_clear()
+        .args(["serve", "--log-format", "json", "--workers", "2"])
+        .args(["--grpc-host", "127.0.0.1", "--grpc-port", "0"])
+        .args(["--host", "127.0.0.1", "--port", "0", "--debug-port", "0"])
+        .args(["--drain-delay", "0"])
+        .arg("--config-dir")
+        .arg(rules.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
+    Builder { rules, command }
+}
+
+impl Builder {
+    /// Adds a file to the rules folder.
+    pub fn file(self, name: &str, text: &str) -> Self {
+        fs::write(self.rules.path().join(name), text).unwrap();
+        self
+    }
+
+    pub fn args<'a>(mut self, args: impl IntoIterator<Item = &'a str>) -> Self {
+        self.command.args(args);
+        self
+    }
+
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.command.env(name, value);
+        self
+    }
+
+    /// Counts in `redis`. A busy machine makes Redis slow: the deadline is far from the default.
+    pub fn redis(self, redis: &super::redis::Redis) -> Self {
+        let url = redis.url();
+        self.args(["--redis-url", &url, "--redis-timeout", "10s"])
+    }
+
+    /// Starts it and waits until it is ready.
+    #[track_caller]
+    pub fn start(mut self) -> Tollgate {
+        let mut child = self.command.spawn().expect("tollgate was built");
+        let log = Log::follow(child.stderr.take().unwrap());
+        wait_until("tollgate is ready", || {
+            if let Some(status) = child.try_wait().unwrap() {
+                panic!("tollgate ended with {status}:\n{}", log.text());
+            }
+            log.ready_line().is_some()
+        });
+        let ready = log.ready_line().unwrap();
+        let address = |name: &str| ready[name].as_str().unwrap().parse().unwrap();
+        Tollgate {
+            grpc: address("grpc"),
+            http: address("http"),
+            debug: address("debug"),
+            child,
+            log,
+            rules: self.rules,
+        }
+    }
+
+    /// Starts it, expects it to give up, and returns how it ended and what it said.
+    #[track_caller]
+    pub fn fail(mut self) -> (ExitStatus, String) {
+        let child = self.command.spawn().expect("tollgate was built");
+        let output = child.wait_with_output().unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success(), "{text}");
+        (output.status, text)
+    }
+}
+
+impl Tollgate {
+    /// The folder that it watches.
+    pub fn rules(&self) -> &Path {
+        self.rules.path()
+    }
+
+    pub fn log(&self) -> &Log {
+        &self.log
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill(self.pid(), signal).expect("the process is there");
+    }
+
+    /// Waits for its own end.
+    pub fn wait(&mut self) -> ExitStatus {
+        let mut status = None;
+        wait_until("tollgate ended", || {
+            status = self.child.try_wait().unwrap();
+            status.is_some()
+        });
+        status.unwrap()
+    }
+
+    /// Resident memory in bytes.
+    pub fn resident_bytes(&self) -> u64 {
+        let path = PathBuf::from(format!("/proc/{}/status", self.pid()));
+        let status = fs::read_to_string(path).unwrap();
+        let line = status
+            .lines()
+            .find(|line| line.starts_with("VmRSS:"))
+            .unwrap();
+        let kib: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
+        kib * 1024
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(self.child.id().cast_signed())
+    }
+}
+
+impl Drop for Tollgate {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
