@@ -17,8 +17,9 @@ use std::ops::Range;
 use sha2::{Digest as _, Sha256};
 
 use crate::{
+    limit::Limit,
     request::{Entry, Hits},
-    window::{Period, Timestamp, Window},
+    window::{Timestamp, Window},
 };
 
 /// The longest domain-and-entries text that is written into a key as it stands, in bytes.
@@ -29,12 +30,16 @@ pub const MAX_IDENTITY_BYTES: usize = 160;
 pub struct Batch {
     keys: Vec<u8>,
     increments: Vec<Planned>,
+    /// If one of the increments would pass its limit, those that would not are left out
+    /// (`STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT`).
+    pub stops_when_over: bool,
 }
 
 #[derive(Debug)]
 struct Planned {
     key: Range<usize>,
     hits: Hits,
+    limit: u32,
     expires_at: Timestamp,
 }
 
@@ -43,8 +48,27 @@ struct Planned {
 pub struct Increment<'a> {
     pub key: &'a [u8],
     pub hits: Hits,
+    /// The most hits that its limit admits. The counter itself goes on above that.
+    pub limit: u32,
     /// The end of the window; the counter may be forgotten from then on.
     pub expires_at: Timestamp,
+}
+
+/// What an increment left behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Count {
+    pub after: u64,
+    /// Known to be over the limit without asking: the hits were not added.
+    pub is_cached: bool,
+}
+
+impl From<u64> for Count {
+    fn from(after: u64) -> Self {
+        Self {
+            after,
+            is_cached: false,
+        }
+    }
 }
 
 impl Batch {
@@ -60,8 +84,20 @@ impl Batch {
         self.increments.iter().map(|planned| Increment {
             key: &self.keys[planned.key.clone()],
             hits: planned.hits,
+            limit: planned.limit,
             expires_at: planned.expires_at,
         })
+    }
+
+    /// A copy in which each increment has the hits that `hits` says.
+    #[must_use]
+    pub fn with_hits(&self, hits: impl Fn(usize, Hits) -> Hits) -> Self {
+        let mut copy = Self::default();
+        copy.append(self);
+        for (index, planned) in copy.increments.iter_mut().enumerate() {
+            planned.hits = hits(index, planned.hits);
+        }
+        copy
     }
 
     /// Appends a copy of all of `other`.
@@ -82,8 +118,9 @@ impl Batch {
         }
     }
 
-    /// Appends the increment of one counter of `identity`.
-    pub fn push(&mut self, identity: &Identity, period: Period, window: Window, hits: Hits) {
+    /// Appends the increment of the counter of `identity` for `limit` in `window`.
+    pub fn push(&mut self, identity: &Identity, limit: &Limit, window: Window, hits: Hits) {
+        let period = limit.period;
         let start = self.keys.len();
         self.keys.push(b'{');
         self.keys.extend_from_slice(&identity.text);
@@ -94,6 +131,7 @@ impl Batch {
         self.increments.push(Planned {
             key: start..self.keys.len(),
             hits,
+            limit: limit.requests_per_unit,
             expires_at: window.end,
         });
     }
@@ -158,7 +196,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::window::{Unit, window};
+    use crate::window::{Period, Unit, window};
 
     type Values = (Vec<u8>, Vec<(Vec<u8>, Vec<u8>, bool)>);
 
@@ -183,7 +221,12 @@ mod tests {
 
     fn key(values: &Values, period: Period, now: Timestamp) -> Vec<u8> {
         let mut batch = Batch::default();
-        batch.push(&identity(values), period, window(period, now), Hits::ONE);
+        let limit = Limit {
+            requests_per_unit: 1,
+            period,
+            name: None,
+        };
+        batch.push(&identity(values), &limit, window(period, now), Hits::ONE);
         batch.iter().next().unwrap().key.to_vec()
     }
 

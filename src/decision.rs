@@ -3,14 +3,16 @@
 use std::cmp::Reverse;
 
 use crate::{
+    counter::Count,
     limit::{Limit, NearRatio, Span},
+    metadata::{Map, merge},
     plan::{Counted, Counter, Outcome, Plan},
     request::Hits,
     window::Timestamp,
 };
 
 /// The whole answer to a request.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
     /// What Envoy obeys.
     pub overall: Code,
@@ -18,6 +20,11 @@ pub struct Decision {
     pub statuses: Vec<Status>,
     /// Whether the answer would have been a refusal but for the global shadow mode.
     pub is_shadowed: bool,
+    /// The status that `RateLimit-*` response headers tell of, by index: the one with the least
+    /// remaining, the first of several, but the last plain one that is over before all.
+    pub headline: Option<usize>,
+    /// What the rules that let the request pass have to say, the first one first.
+    pub metadata: Map,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +62,8 @@ pub struct Modes {
     pub shadow: bool,
     /// Treat every descriptor as one with `quota_mode` (`QUOTA_MODE`).
     pub quota: bool,
+    /// Put the rules' metadata together (`RESPONSE_DYNAMIC_METADATA`).
+    pub metadata: bool,
 }
 
 /// Judges `plan` by the `counts` that its increments left behind, in their order.
@@ -62,13 +71,19 @@ pub struct Modes {
 /// # Panics
 ///
 /// If there are fewer counts than increments: a store that answers so is broken.
-pub fn decide(plan: &Plan<'_>, counts: &[u64], modes: Modes, now: Timestamp) -> Decision {
+pub fn decide(plan: &Plan<'_>, counts: &[Count], modes: Modes, now: Timestamp) -> Decision {
     let statuses: Vec<Status> = plan
         .outcomes
         .iter()
         .map(|outcome| status(outcome, &plan.counters, counts, now))
         .collect();
     let is_refused = is_refused(plan, &statuses, modes);
+    let headline = headline(plan, &statuses, modes);
+    let metadata = if modes.metadata {
+        metadata(plan, &statuses)
+    } else {
+        Map::new()
+    };
     let is_shadowed = is_refused && modes.shadow;
     Decision {
         overall: if is_refused && !is_shadowed {
@@ -78,13 +93,15 @@ pub fn decide(plan: &Plan<'_>, counts: &[u64], modes: Modes, now: Timestamp) -> 
         },
         statuses,
         is_shadowed,
+        headline,
+        metadata,
     }
 }
 
 fn status(
     outcome: &Outcome<'_>,
     counters: &[Counter<'_>],
-    counts: &[u64],
+    counts: &[Count],
     now: Timestamp,
 ) -> Status {
     match outcome {
@@ -105,10 +122,10 @@ fn status(
 fn counted_status(
     counted: &Counted<'_>,
     counters: &[Counter<'_>],
-    counts: &[u64],
+    counts: &[Count],
     now: Timestamp,
 ) -> Status {
-    let stands = |counter: usize| Standing::new(&counters[counter], counts[counter]);
+    let stands = |counter: usize| Standing::new(&counters[counter], counts[counter].after);
     let binding = counted
         .counters
         .clone()
@@ -167,15 +184,11 @@ fn is_refused(plan: &Plan<'_>, statuses: &[Status], modes: Modes) -> bool {
     let mut quotas = 0;
     let mut quotas_over = 0;
     for (outcome, status) in plan.outcomes.iter().zip(statuses) {
-        let is_quota = match outcome {
-            Outcome::Unlimited(_) => continue,
-            Outcome::Unmatched { .. } | Outcome::Replaced(_) => modes.quota,
-            Outcome::Counted(counted) => {
-                modes.quota || counted.rule.is_some_and(|rule| rule.quota_mode)
-            }
-        };
+        if let Outcome::Unlimited(_) = outcome {
+            continue;
+        }
         let is_over = status.code == Code::OverLimit;
-        if is_quota {
+        if is_quota(outcome, modes) {
             quotas += 1;
             quotas_over += usize::from(is_over);
         } else {
@@ -183,6 +196,43 @@ fn is_refused(plan: &Plan<'_>, statuses: &[Status], modes: Modes) -> bool {
         }
     }
     is_plain_over || (quotas > 0 && quotas_over == quotas)
+}
+
+fn is_quota(outcome: &Outcome<'_>, modes: Modes) -> bool {
+    let has_own = match outcome {
+        Outcome::Counted(counted) => counted.rule.is_some_and(|rule| rule.quota_mode),
+        Outcome::Unmatched { .. } | Outcome::Unlimited(_) | Outcome::Replaced(_) => false,
+    };
+    modes.quota || has_own
+}
+
+fn headline(plan: &Plan<'_>, statuses: &[Status], modes: Modes) -> Option<usize> {
+    let mut least = u32::MAX;
+    let mut headline = None;
+    for (index, (outcome, status)) in plan.outcomes.iter().zip(statuses).enumerate() {
+        let is_plain_over = status.code == Code::OverLimit && !is_quota(outcome, modes);
+        if status.binding.is_some() && (status.remaining < least || is_plain_over) {
+            least = status.remaining;
+            headline = Some(index);
+        }
+    }
+    headline
+}
+
+fn metadata(plan: &Plan<'_>, statuses: &[Status]) -> Map {
+    let mut merged = Map::new();
+    for (outcome, status) in plan.outcomes.iter().zip(statuses) {
+        if let (
+            Outcome::Counted(Counted {
+                rule: Some(rule), ..
+            }),
+            Code::Ok,
+        ) = (outcome, status.code)
+        {
+            merge(&mut merged, &rule.metadata);
+        }
+    }
+    merged
 }
 
 /// How hits fell: each is within or over, some of those within are near.
@@ -196,11 +246,17 @@ pub struct Tally {
 /// How the `hits` that brought a counter to `count` fell against `limit`.
 ///
 /// As in the reference a request is within its limit as a whole or not at all, but near and over
-/// are counted hit by hit.
-pub fn tally(limit: &Limit, ratio: NearRatio, hits: Hits, count: u64) -> Tally {
+/// are counted hit by hit. Hits that a cache answered are all over.
+pub fn tally(limit: &Limit, ratio: NearRatio, hits: Hits, count: Count) -> Tally {
+    if count.is_cached {
+        return Tally {
+            over: hits.added(),
+            ..Tally::default()
+        };
+    }
     let moved = Span {
-        low: count.saturating_sub(hits.added()),
-        high: count,
+        low: count.after.saturating_sub(hits.added()),
+        high: count.after,
     };
     let over = moved.overlap(limit.over());
     Tally {

@@ -23,6 +23,7 @@ use proto::envoy::service::ratelimit::v3::{
 pub struct Service<S> {
     pub limiter: Limiter<S>,
     pub bounds: wire::Bounds,
+    pub extras: wire::Extras,
 }
 
 #[tonic::async_trait]
@@ -35,7 +36,8 @@ impl<S: Store> RateLimitService for Service<S> {
         let request = wire::request(&message, self.bounds)
             .map_err(|error| Status::invalid_argument(error.to_string()))?;
         let decision = self.limiter.check(&request, now()).await.map_err(status)?;
-        Ok(Response::new(wire::response(decision)))
+        let reply = wire::response(decision, &message, &self.extras);
+        Ok(Response::new(reply))
     }
 }
 

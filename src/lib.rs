@@ -9,6 +9,7 @@ pub mod grpc;
 pub mod limit;
 pub mod limiter;
 pub mod matcher;
+pub mod metadata;
 pub mod metrics;
 pub mod plan;
 pub mod reload;

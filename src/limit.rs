@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::window::Period;
+use crate::{metadata::Map, window::Period};
 
 /// A config node that a descriptor can match, and what it says.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Rule {
     /// Its place in the matcher's list of rules.
     pub id: RuleId,
@@ -19,6 +19,8 @@ pub struct Rule {
     pub shadow_mode: bool,
     /// Refuse only if all quota descriptors of the request are over.
     pub quota_mode: bool,
+    /// What replies carry along when this rule lets a request pass.
+    pub metadata: Map,
 }
 
 /// What a rule allows.

@@ -44,6 +44,8 @@ pub struct Limiter<S> {
     pub rules: Rules,
     pub store: S,
     pub modes: Modes,
+    /// What [`Batch::stops_when_over`](crate::counter::Batch) says of every request.
+    pub stops_when_over: bool,
     pub metrics: Arc<Metrics>,
 }
 
@@ -73,7 +75,8 @@ impl<S: Store> Limiter<S> {
             self.metrics.record_failure();
             return Err(NoDecision::NoRules);
         };
-        let plan = Plan::new(&rules.matcher, request, now);
+        let mut plan = Plan::new(&rules.matcher, request, now);
+        plan.batch.stops_when_over = self.stops_when_over;
         let counts = if plan.batch.is_empty() {
             Vec::new()
         } else {

@@ -216,6 +216,7 @@ mod tests {
                 replaces: Box::default(),
                 shadow_mode: false,
                 quota_mode: false,
+                metadata: Default::default(),
             });
         }
         matcher

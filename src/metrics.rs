@@ -10,11 +10,12 @@ use std::{
 };
 
 use crate::{
+    counter::Count,
     decision::{Code, Decision, Tally, tally},
     limit::{NearRatio, Rule},
     limiter::RuleSet,
     plan::{Outcome, Plan},
-    store::{memory::MemoryStore, redis},
+    store::{memory::MemoryStore, over_limit_cache, redis},
 };
 
 /// Everything that is counted about the process. One for all workers.
@@ -30,6 +31,7 @@ pub struct Metrics {
     loads_failed: AtomicU64,
     rules: Mutex<BTreeMap<Arc<str>, Arc<RuleMeters>>>,
     pub redis: Arc<redis::Meters>,
+    pub over_limit_cache: Arc<over_limit_cache::Meters>,
 }
 
 /// How the hits of one rule fell, by its binding limit.
@@ -69,7 +71,7 @@ impl Metrics {
         in_order
     }
 
-    pub fn record(&self, rules: &RuleSet, plan: &Plan<'_>, counts: &[u64], decision: &Decision) {
+    pub fn record(&self, rules: &RuleSet, plan: &Plan<'_>, counts: &[Count], decision: &Decision) {
         add(&self.global_shadow_mode, u64::from(decision.is_shadowed));
         match decision.overall {
             Code::Ok => add(&self.decisions_ok, 1),
@@ -165,6 +167,17 @@ impl Metrics {
             "tollgate_redis_failures_total",
             "Batches that failed, and connections that did not come up.",
             &self.redis.failures,
+        );
+        let cache = &self.over_limit_cache;
+        page.one(
+            "tollgate_over_limit_cache_hits_total",
+            "Counters that were known to be over their limit without asking Redis.",
+            &cache.hits,
+        );
+        page.one(
+            "tollgate_over_limit_cache_misses_total",
+            "Counters that were not, and had to be asked for.",
+            &cache.misses,
         );
         if let Some(store) = memory {
             let live = store.live_counters() as u64;
@@ -290,6 +303,7 @@ mod tests {
             replaces: Box::default(),
             shadow_mode: false,
             quota_mode: false,
+            metadata: Default::default(),
         };
         let metrics = Metrics::default();
         let fell = Tally {

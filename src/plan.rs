@@ -145,7 +145,7 @@ impl<'a> Builder<'a> {
             }
             let window = window(limit.period, self.now);
             self.batch
-                .push(&self.identity, limit.period, window, descriptor.hits);
+                .push(&self.identity, limit, window, descriptor.hits);
             self.counters.push(Counter { limit, window });
         }
         match rule {

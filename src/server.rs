@@ -47,6 +47,7 @@ use crate::{
     store::{
         AnyStore,
         memory::MemoryStore,
+        over_limit_cache::OverLimitCache,
         redis::{self, Batcher, RedisStore},
     },
 };
@@ -135,7 +136,9 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
             modes: Modes {
                 shadow: settings.decisions.shadow_mode,
                 quota: settings.decisions.quota_mode,
+                metadata: settings.decisions.dynamic_metadata,
             },
+            stops_when_over: settings.decisions.stop_when_over,
             metrics: metrics.clone(),
         };
         let routes = routes(limiter, settings).add_service(health_service.clone());
@@ -259,7 +262,10 @@ impl Backend {
                 };
                 let (store, batchers) =
                     RedisStore::new(connections, &options, metrics.redis.clone());
-                (AnyStore::Redis(store), batchers)
+                let cache_bytes = settings.redis.local_cache_bytes / worker_count(settings);
+                let store =
+                    OverLimitCache::new(store, cache_bytes, metrics.over_limit_cache.clone());
+                (AnyStore::Redis(Arc::new(store)), batchers)
             }
         }
     }
@@ -320,13 +326,26 @@ fn worker_count(settings: &Settings) -> usize {
 
 /// Everything that one worker serves, but health.
 fn routes(limiter: Limiter<AnyStore>, settings: &Settings) -> Routes {
-    let bounds = &settings.bounds;
+    let Settings {
+        bounds, decisions, ..
+    } = settings;
+    let headers = [
+        &decisions.limit_header,
+        &decisions.remaining_header,
+        &decisions.reset_header,
+    ];
     let service = grpc::Service {
         limiter,
         bounds: wire::Bounds {
             descriptors: bounds.max_descriptors,
             entries: bounds.max_entries,
             text_bytes: bounds.max_text_bytes,
+        },
+        extras: wire::Extras {
+            headers: decisions
+                .response_headers
+                .then(|| headers.map(Clone::clone)),
+            dynamic_metadata: decisions.dynamic_metadata,
         },
     };
     let service =

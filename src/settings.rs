@@ -153,6 +153,16 @@ pub struct Redis {
     )]
     pub key_prefix: String,
 
+    /// Answer for counters that are known to be over their limit without asking Redis, within
+    /// this much memory; 0 turns it off
+    #[arg(
+        long,
+        env = "LOCAL_CACHE_SIZE_IN_BYTES",
+        default_value_t = 0,
+        value_name = "BYTES"
+    )]
+    pub local_cache_bytes: usize,
+
     /// Requests of one worker that may wait for Redis at a time; more get UNAVAILABLE at once
     #[arg(
         long,
@@ -173,6 +183,30 @@ pub struct Decisions {
     /// Refuse only if every limited descriptor of a request is over
     #[arg(long, env = "QUOTA_MODE", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub quota_mode: bool,
+
+    /// When a request passes one of its limits, count it against that one only
+    #[arg(long, env = "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub stop_when_over: bool,
+
+    /// Add three headers to responses: limit, remaining and seconds until reset
+    #[arg(long, env = "LIMIT_RESPONSE_HEADERS_ENABLED", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub response_headers: bool,
+
+    /// Name of the header that tells the limit
+    #[arg(long, env = "LIMIT_LIMIT_HEADER", default_value = "RateLimit-Limit", value_parser = header_name, value_name = "NAME")]
+    pub limit_header: String,
+
+    /// Name of the header that tells what remains
+    #[arg(long, env = "LIMIT_REMAINING_HEADER", default_value = "RateLimit-Remaining", value_parser = header_name, value_name = "NAME")]
+    pub remaining_header: String,
+
+    /// Name of the header that tells the seconds until reset
+    #[arg(long, env = "LIMIT_RESET_HEADER", default_value = "RateLimit-Reset", value_parser = header_name, value_name = "NAME")]
+    pub reset_header: String,
+
+    /// Send the request and the metadata of the matched rules back as dynamic metadata
+    #[arg(long, env = "RESPONSE_DYNAMIC_METADATA", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub dynamic_metadata: bool,
 
     /// Share of a limit above which hits are counted as near it
     #[arg(
@@ -365,6 +399,16 @@ fn boolean(text: &str) -> Result<bool, String> {
         "0" | "f" | "F" | "FALSE" | "false" | "False" => Ok(false),
         _ => Err("expected true or false (or 1, t, 0, f)".to_owned()),
     }
+}
+
+/// A name that can stand in front of a header's colon (RFC 9110, `token`): Envoy sends on what it
+/// is given.
+fn header_name(text: &str) -> Result<String, String> {
+    let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+    if text.is_empty() || !text.bytes().all(is_token) {
+        return Err("not a header name".to_owned());
+    }
+    Ok(text.to_owned())
 }
 
 /// A duration as Go's `time.ParseDuration` reads it: `10ms`, `1h30m`, `1.5s`, `0`; no negative

@@ -1,10 +1,14 @@
 //! Where counters live: the [`Store`] trait and its two implementations.
 
-use std::future::Future;
+use std::{future::Future, sync::Arc};
 
-use crate::{counter::Batch, window::Timestamp};
+use crate::{
+    counter::{Batch, Count},
+    window::Timestamp,
+};
 
 pub mod memory;
+pub mod over_limit_cache;
 pub mod redis;
 
 /// Counts hits. All that the limiter asks of a backend.
@@ -19,7 +23,7 @@ pub trait Store: Send + Sync + 'static {
         &self,
         batch: &Batch,
         now: Timestamp,
-    ) -> impl Future<Output = Result<Vec<u64>, StoreError>> + Send;
+    ) -> impl Future<Output = Result<Vec<Count>, StoreError>> + Send;
 }
 
 /// Why nothing can be said about a request. The texts go to the caller: they name no key and no
@@ -41,12 +45,12 @@ pub enum StoreError {
 /// The store that the settings chose.
 #[derive(Clone, Debug)]
 pub enum AnyStore {
-    Memory(std::sync::Arc<memory::MemoryStore>),
-    Redis(redis::RedisStore),
+    Memory(Arc<memory::MemoryStore>),
+    Redis(Arc<over_limit_cache::OverLimitCache<redis::RedisStore>>),
 }
 
 impl Store for AnyStore {
-    async fn add(&self, batch: &Batch, now: Timestamp) -> Result<Vec<u64>, StoreError> {
+    async fn add(&self, batch: &Batch, now: Timestamp) -> Result<Vec<Count>, StoreError> {
         match self {
             Self::Memory(store) => store.add(batch, now).await,
             Self::Redis(store) => store.add(batch, now).await,

@@ -162,6 +162,7 @@ impl<'a> Compiler<'a, '_> {
             replaces,
             shadow_mode: descriptor.shadow_mode,
             quota_mode: descriptor.quota_mode,
+            metadata: descriptor.metadata.clone(),
         });
     }
 

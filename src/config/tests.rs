@@ -276,7 +276,7 @@ fn each_rejection_of_the_reference_has_its_gist() {
     );
     check_problems(
         &["domain: d\ndescriptors: [{value: x}]"],
-        &["a.yaml:2:23: d: descriptor has empty key"],
+        &["a.yaml:2:16: d: descriptor has empty key"],
     );
 }
 

@@ -6,6 +6,8 @@
 
 use std::collections::HashMap;
 
+use crate::metadata::{Map, Value};
+
 use super::{
     Fault, File, Problem,
     node::{Kind, Node},
@@ -30,6 +32,7 @@ pub(super) struct Descriptor {
     pub(super) shadow_mode: bool,
     pub(super) quota_mode: bool,
     pub(super) share_threshold: bool,
+    pub(super) metadata: Map,
     pub(super) descriptors: Vec<Self>,
 }
 
@@ -251,22 +254,29 @@ impl Reader<'_> {
         for unused in ["detailed_metric", "value_to_metric"] {
             self.boolean(&fields, unused, &path);
         }
-        if let Some(metadata) = fields.get("metadata")
-            && !matches!(metadata.kind, Kind::Map(_))
-        {
-            let at = metadata.offset.or(fields.at("metadata"));
-            self.say_type(at, &path, "metadata", "a map", metadata);
-        }
         Some(Descriptor {
             at: fields.at("key").or(node.offset),
             limits: self.limits(&fields, &path),
             shadow_mode: self.boolean(&fields, "shadow_mode", &path),
             quota_mode: self.boolean(&fields, "quota_mode", &path),
             share_threshold: self.boolean(&fields, "share_threshold", &path),
+            metadata: self.metadata(&fields, &path),
             descriptors: self.descriptors(&fields, &path),
             key,
             value,
         })
+    }
+
+    fn metadata(&mut self, fields: &Fields<'_>, path: &str) -> Map {
+        let Some(node) = fields.get("metadata") else {
+            return Map::new();
+        };
+        if let Value::Map(map) = metadata(node) {
+            return map;
+        }
+        let at = node.offset.or(fields.at("metadata"));
+        self.say_type(at, path, "metadata", "a map", node);
+        Map::new()
     }
 
     fn limits(&mut self, fields: &Fields<'_>, path: &str) -> Limits {
@@ -498,6 +508,71 @@ fn is_map(node: &Node) -> bool {
     matches!(node.kind, Kind::Map(_))
 }
 
+/// Free-form data, as the reference turns it into a `Struct`: all numbers are floating-point ones,
+/// and every key becomes a text.
+fn metadata(node: &Node) -> Value {
+    match &node.kind {
+        Kind::Scalar { text, is_plain } => match resolve(text, *is_plain) {
+            Scalar::Null => Value::Null,
+            Scalar::Bool(value) => Value::Bool(value),
+            #[expect(clippy::cast_precision_loss, reason = "a Struct has no other numbers")]
+            Scalar::Int(number) => Value::Number(number as f64),
+            Scalar::Float => Value::Number(float(text)),
+            Scalar::Text => Value::Text(text.clone()),
+        },
+        Kind::List(items) => Value::List(items.iter().map(metadata).collect()),
+        Kind::Map(entries) => {
+            let mut map = Map::new();
+            let mut merged = Map::new();
+            for (key, value) in entries {
+                match &key.kind {
+                    Kind::Scalar { text, is_plain } if *is_plain && text == MERGE => {
+                        merge_metadata(value, &mut merged);
+                    }
+                    _ => {
+                        map.insert(metadata_key(key), metadata(value));
+                    }
+                }
+            }
+            for (key, value) in merged {
+                map.entry(key).or_insert(value);
+            }
+            Value::Map(map)
+        }
+        // Already told by `check_tree`.
+        Kind::Tagged => Value::Null,
+    }
+}
+
+fn merge_metadata(node: &Node, into: &mut Map) {
+    match metadata(node) {
+        Value::Map(map) => {
+            for (key, value) in map {
+                into.entry(key).or_insert(value);
+            }
+        }
+        Value::List(_) => {
+            if let Kind::List(items) = &node.kind {
+                items.iter().for_each(|item| merge_metadata(item, into));
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Text(_) => {}
+    }
+}
+
+/// A key as text: `n` is a boolean to YAML 1.1, and so the text "false".
+fn metadata_key(node: &Node) -> String {
+    match &node.kind {
+        Kind::Scalar { text, is_plain } => match resolve(text, *is_plain) {
+            Scalar::Bool(value) => value.to_string(),
+            Scalar::Int(number) => number.to_string(),
+            Scalar::Null => "null".to_owned(),
+            Scalar::Float | Scalar::Text => text.clone(),
+        },
+        kind => describe(kind),
+    }
+}
+
 /// The text that a node is known by among its siblings.
 pub(super) fn joined(key: &str, value: &str) -> String {
     if value.is_empty() {
@@ -608,6 +683,16 @@ fn is_float(text: &str) -> bool {
     text.starts_with(|first: char| first.is_ascii_digit() || first == '.')
         && text.contains(|digit: char| digit.is_ascii_digit())
         && text.parse::<f64>().is_ok()
+}
+
+/// The value of a text that [`is_float`]; what a `Struct` cannot say in JSON is still a number.
+fn float(text: &str) -> f64 {
+    let text = text.replace('_', "");
+    let text = text
+        .to_ascii_lowercase()
+        .replace(".inf", "inf")
+        .replace(".nan", "nan");
+    text.parse().unwrap_or(f64::NAN)
 }
 
 fn describe(kind: &Kind) -> String {

@@ -43,6 +43,7 @@ impl Rules {
                 replaces: Box::default(),
                 shadow_mode: false,
                 quota_mode: false,
+                metadata: Default::default(),
             };
             change(&mut rule);
             rule
@@ -71,7 +72,8 @@ impl Rules {
         };
         let plan = Plan::new(&self.0, &request, NOW);
         assert_eq!(plan.batch.len(), counts.len());
-        decide(&plan, counts, modes, NOW)
+        let counts: Vec<Count> = counts.iter().map(|&count| count.into()).collect();
+        decide(&plan, &counts, modes, NOW)
     }
 
     fn overall(&self, keys: &[&str], counts: &[u64], modes: Modes) -> Code {
@@ -275,7 +277,8 @@ fn a_replaced_limit_is_not_counted() {
 #[track_caller]
 fn check_tally(limit_per_unit: u32, before: u64, hits: u64, expected: [u64; 3]) {
     let limit = limit(limit_per_unit, Unit::Minute);
-    let tally = tally(&limit, NearRatio::default(), Hits::add(hits), before + hits);
+    let count = (before + hits).into();
+    let tally = tally(&limit, NearRatio::default(), Hits::add(hits), count);
     assert_eq!([tally.within, tally.near, tally.over], expected);
 }
 
@@ -328,7 +331,8 @@ proptest! {
     ) {
         let limit = limit(per_unit, Unit::Minute);
         let near = limit.near(NearRatio::default()).low;
-        let tally = tally(&limit, NearRatio::default(), Hits::add(hits), before + hits);
+        let count = (before + hits).into();
+    let tally = tally(&limit, NearRatio::default(), Hits::add(hits), count);
         let expected = if hits == 0 {
             Tally::default()
         } else {

@@ -1,11 +1,13 @@
 //! prost ↔ our types: refuses nonsense on the way in. Nothing else knows what a message looks
 //! like.
 
-use std::num::NonZeroU32;
+use std::{collections::BTreeMap, num::NonZeroU32};
 
-use prost_types::Duration;
+use prost::bytes::Bytes;
+use prost_types::{Duration, ListValue, Struct, value::Kind};
 
 use super::proto::envoy::{
+    config::core::v3::HeaderValue,
     extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor},
     service::ratelimit::v3::{
         RateLimitRequest, RateLimitResponse,
@@ -15,6 +17,7 @@ use super::proto::envoy::{
 use crate::{
     decision::{Binding, Code, Decision, Status},
     limit::Limit,
+    metadata::{Map, Value},
     request::{Descriptor, Entry, Hits, Request},
     window::{Period, Unit},
 };
@@ -153,13 +156,140 @@ fn unit_number(unit: Unit) -> rate_limit::Unit {
     }
 }
 
-/// What Envoy is told.
-pub fn response(decision: Decision) -> RateLimitResponse {
+/// What replies carry beside the statuses.
+#[derive(Clone, Debug, Default)]
+pub struct Extras {
+    /// Names of the headers that tell of the limit, what remains of it, and its reset; nothing if
+    /// they are not to be sent (`LIMIT_RESPONSE_HEADERS_ENABLED`).
+    pub headers: Option<[String; 3]>,
+    /// Send the request and the rules' metadata back (`RESPONSE_DYNAMIC_METADATA`).
+    pub dynamic_metadata: bool,
+}
+
+/// What Envoy is told about the request `message`.
+pub fn response(
+    decision: Decision,
+    message: &RateLimitRequest,
+    extras: &Extras,
+) -> RateLimitResponse {
+    let headers = extras.headers.as_ref();
     RateLimitResponse {
         overall_code: code(decision.overall).into(),
+        response_headers_to_add: headers
+            .map_or_else(Vec::new, |names| response_headers(names, &decision)),
+        dynamic_metadata: extras
+            .dynamic_metadata
+            .then(|| dynamic_metadata(message, decision.metadata)),
         statuses: decision.statuses.into_iter().map(status).collect(),
         ..RateLimitResponse::default()
     }
+}
+
+fn response_headers(names: &[String; 3], decision: &Decision) -> Vec<HeaderValue> {
+    let Some(status) = decision.headline.map(|index| &decision.statuses[index]) else {
+        return Vec::new();
+    };
+    let Some(binding) = &status.binding else {
+        return Vec::new();
+    };
+    let values = [
+        binding.limit.requests_per_unit.to_string(),
+        status.remaining.to_string(),
+        binding.reset_secs.to_string(),
+    ];
+    let header = |(name, value): (&String, String)| HeaderValue {
+        key: name.clone(),
+        value,
+        raw_value: Bytes::new(),
+    };
+    names.iter().zip(values).map(header).collect()
+}
+
+/// The request as it was understood, and the metadata of the rules that let it pass.
+fn dynamic_metadata(message: &RateLimitRequest, metadata: Map) -> Struct {
+    let mut fields = BTreeMap::new();
+    let mut add = |key: &str, kind| {
+        fields.insert(key.to_owned(), prost_types::Value { kind: Some(kind) });
+    };
+    add("domain", Kind::StringValue(message.domain.clone()));
+    let descriptors = message.descriptors.iter().map(descriptor_metadata);
+    add(
+        "descriptors",
+        Kind::ListValue(ListValue {
+            values: descriptors.collect(),
+        }),
+    );
+    if message.hits_addend != 0 {
+        add("hitsAddend", Kind::NumberValue(message.hits_addend.into()));
+    }
+    if !metadata.is_empty() {
+        add("metadata", Kind::StructValue(to_struct(metadata)));
+    }
+    Struct { fields }
+}
+
+fn descriptor_metadata(descriptor: &RateLimitDescriptor) -> prost_types::Value {
+    let text = |entry: &rate_limit_descriptor::Entry| {
+        let key = String::from_utf8_lossy(&entry.key);
+        let value = String::from_utf8_lossy(&entry.value);
+        to_value(Value::Text(format!("{key}={value}")))
+    };
+    let mut fields = BTreeMap::new();
+    let entries = ListValue {
+        values: descriptor.entries.iter().map(text).collect(),
+    };
+    let entries = prost_types::Value {
+        kind: Some(Kind::ListValue(entries)),
+    };
+    fields.insert("entries".to_owned(), entries);
+    if let Some(limit) = &descriptor.limit {
+        let text = override_text(limit);
+        fields.insert("limit".to_owned(), to_value(Value::Text(text)));
+    }
+    if let Some(hits) = descriptor.hits_addend {
+        #[expect(clippy::cast_precision_loss, reason = "a Struct has no other numbers")]
+        let hits = Value::Number(hits as f64);
+        fields.insert("hitsAddend".to_owned(), to_value(hits));
+    }
+    prost_types::Value {
+        kind: Some(Kind::StructValue(Struct { fields })),
+    }
+}
+
+/// The override as protobuf's text format writes it.
+fn override_text(limit: &rate_limit_descriptor::RateLimitOverride) -> String {
+    let mut parts = Vec::new();
+    if limit.requests_per_unit != 0 {
+        parts.push(format!("requests_per_unit:{}", limit.requests_per_unit));
+    }
+    if let Some(unit) = unit(limit.unit) {
+        parts.push(format!("unit:{}", unit.name().to_uppercase()));
+    }
+    if let Some(multiplier) = limit.unit_multiplier {
+        parts.push(format!("unit_multiplier:{{value:{multiplier}}}"));
+    }
+    parts.join(" ")
+}
+
+fn to_struct(map: Map) -> Struct {
+    let field = |(key, value)| (key, to_value(value));
+    Struct {
+        fields: map.into_iter().map(field).collect(),
+    }
+}
+
+fn to_value(value: Value) -> prost_types::Value {
+    let kind = match value {
+        Value::Null => Kind::NullValue(0),
+        Value::Bool(value) => Kind::BoolValue(value),
+        Value::Number(number) => Kind::NumberValue(number),
+        Value::Text(text) => Kind::StringValue(text),
+        Value::List(values) => Kind::ListValue(ListValue {
+            values: values.into_iter().map(to_value).collect(),
+        }),
+        Value::Map(map) => Kind::StructValue(to_struct(map)),
+    };
+    prost_types::Value { kind: Some(kind) }
 }
 
 fn status(status: Status) -> DescriptorStatus {
@@ -334,8 +464,20 @@ mod tests {
                 remaining: 0,
             }],
             is_shadowed: false,
+            headline: Some(0),
+            metadata: Map::new(),
         };
-        let response = response(decision);
+        let extras = Extras {
+            headers: Some(["L", "Rem", "Res"].map(str::to_owned)),
+            dynamic_metadata: false,
+        };
+        let response = response(decision, &message(), &extras);
+        let headers: Vec<_> = response
+            .response_headers_to_add
+            .iter()
+            .map(|header| format!("{}: {}", header.key, header.value))
+            .collect();
+        assert_eq!(headers, ["L: 300", "Rem: 0", "Res: 800"]);
         assert_eq!(response.overall_code, 2);
         let status = &response.statuses[0];
         let current = status.current_limit.as_ref().unwrap();
@@ -343,5 +485,37 @@ mod tests {
         assert_eq!(current.unit_multiplier, Some(30));
         assert_eq!(current.name, "slow");
         assert_eq!(status.duration_until_reset.as_ref().unwrap().seconds, 800);
+    }
+
+    #[test]
+    fn dynamic_metadata_tells_the_request_and_the_rules_metadata() {
+        let mut message = message();
+        message.hits_addend = 3;
+        message.descriptors[0].hits_addend = Some(0);
+        message.descriptors[0].limit = Some(rate_limit_descriptor::RateLimitOverride {
+            requests_per_unit: 5,
+            unit: 4,
+            unit_multiplier: None,
+        });
+        let list = Value::List(vec![Value::Null, Value::Bool(true)]);
+        let metadata = Map::from([("own".to_owned(), list)]);
+        let text = |text: &str| to_value(Value::Text(text.to_owned()));
+        let values = |values| to_value(Value::List(values));
+        let shown = dynamic_metadata(&message, metadata.clone()).fields;
+        assert_eq!(shown["domain"], text("d"));
+        assert_eq!(shown["hitsAddend"], to_value(Value::Number(3.0)));
+        assert_eq!(shown["metadata"], to_value(Value::Map(metadata)));
+        let descriptor = Map::from([
+            (
+                "entries".to_owned(),
+                Value::List(vec![Value::Text("k=v".to_owned())]),
+            ),
+            (
+                "limit".to_owned(),
+                Value::Text("requests_per_unit:5 unit:DAY".to_owned()),
+            ),
+            ("hitsAddend".to_owned(), Value::Number(0.0)),
+        ]);
+        assert_eq!(shown["descriptors"], values(vec![Value::Map(descriptor)]));
     }
 }

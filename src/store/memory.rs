@@ -1,8 +1,7 @@
 //! Counters in this process: a map in shards, each behind its own lock.
 
 use std::{
-    collections::HashMap,
-    collections::hash_map::RandomState,
+    collections::{BTreeMap, BTreeSet, HashMap, hash_map::RandomState},
     future,
     hash::BuildHasher as _,
     sync::{
@@ -13,7 +12,8 @@ use std::{
 
 use super::{Store, StoreError};
 use crate::{
-    counter::{Batch, Increment},
+    counter::{Batch, Count, Increment},
+    request::Hits,
     window::Timestamp,
 };
 
@@ -102,18 +102,61 @@ impl MemoryStore {
             .fetch_sub(before - shard.counters.len(), Ordering::Relaxed);
     }
 
-    fn apply(&self, increment: Increment<'_>, now: Timestamp) -> Result<u64, StoreError> {
-        let Increment {
-            key,
-            hits,
-            expires_at,
-        } = increment;
+    /// Which shard holds the counter of `key`.
+    fn shard(&self, key: &[u8]) -> usize {
         #[expect(
             clippy::cast_possible_truncation,
             reason = "any bits of the hash will do"
         )]
-        let index = self.hasher.hash_one(key) as usize % self.shards.len();
-        let mut shard = lock(&self.shards[index]);
+        let hash = self.hasher.hash_one(key) as usize;
+        hash % self.shards.len()
+    }
+
+    /// All increments, unless one would pass its limit: then only those that would.
+    fn apply_or_stop(&self, batch: &Batch, now: Timestamp) -> Result<Vec<Count>, StoreError> {
+        let shard_of = |increment: &Increment<'_>| self.shard(increment.key);
+        // Locked in order, so that two requests cannot wait for each other.
+        let wanted: BTreeSet<usize> = batch.iter().map(|increment| shard_of(&increment)).collect();
+        let mut shards: BTreeMap<_, _> = wanted
+            .into_iter()
+            .map(|index| (index, lock(&self.shards[index])))
+            .collect();
+        let would_pass = |increment: &Increment<'_>| {
+            let slot = shards[&shard_of(increment)].counters.get(increment.key);
+            let count = slot.map_or(0, |slot| slot.count);
+            count.saturating_add(increment.hits.added()) > u64::from(increment.limit)
+        };
+        let passing: Vec<bool> = batch
+            .iter()
+            .map(|increment| would_pass(&increment))
+            .collect();
+        let is_stopped = passing.contains(&true);
+        let apply = |(increment, passes): (Increment<'_>, bool)| {
+            let shard = shards.get_mut(&shard_of(&increment));
+            let shard = shard.expect("every shard of the batch is locked");
+            let hits = if is_stopped && !passes && increment.hits.given_back() == 0 {
+                Hits::add(0)
+            } else {
+                increment.hits
+            };
+            let count = self.apply(shard, Increment { hits, ..increment }, now)?;
+            Ok(Count::from(count))
+        };
+        batch.iter().zip(passing).map(apply).collect()
+    }
+
+    fn apply(
+        &self,
+        shard: &mut Shard,
+        increment: Increment<'_>,
+        now: Timestamp,
+    ) -> Result<u64, StoreError> {
+        let Increment {
+            key,
+            hits,
+            expires_at,
+            ..
+        } = increment;
         if let Some(slot) = shard.counters.get_mut(key) {
             // The clock may have stepped back into a window that was swept or is about to be: the
             // window is part of the key, so the count is still the right one.
@@ -125,7 +168,7 @@ impl MemoryStore {
             return Ok(0);
         }
         if self.live.fetch_add(1, Ordering::Relaxed) >= self.max_counters {
-            self.sweep_shard(&mut shard, now);
+            self.sweep_shard(shard, now);
             if self.live.load(Ordering::Relaxed) > self.max_counters {
                 self.live.fetch_sub(1, Ordering::Relaxed);
                 return Err(StoreError::Full);
@@ -146,9 +189,15 @@ impl Store for MemoryStore {
         &self,
         batch: &Batch,
         now: Timestamp,
-    ) -> impl Future<Output = Result<Vec<u64>, StoreError>> + Send {
-        let counts = batch.iter().map(|increment| self.apply(increment, now));
-        future::ready(counts.collect())
+    ) -> impl Future<Output = Result<Vec<Count>, StoreError>> + Send {
+        if batch.stops_when_over {
+            return future::ready(self.apply_or_stop(batch, now));
+        }
+        let apply = |increment: Increment<'_>| {
+            let mut shard = lock(&self.shards[self.shard(increment.key)]);
+            Ok(Count::from(self.apply(&mut shard, increment, now)?))
+        };
+        future::ready(batch.iter().map(apply).collect())
     }
 }
 
@@ -162,14 +211,19 @@ mod tests {
     use super::*;
     use crate::{
         counter::Identity,
+        limit::Limit,
         request::{Entry, Hits},
-        window::{Period, Unit, window},
+        window::{Unit, window},
     };
 
     const MINUTE: u64 = 60;
 
     fn batch(values: &[&str], hits: Hits, now: Timestamp) -> Batch {
-        let period = Period::from(Unit::Minute);
+        let limit = Limit {
+            requests_per_unit: 1,
+            period: Unit::Minute.into(),
+            name: None,
+        };
         let mut batch = Batch::default();
         let mut identity = Identity::default();
         for value in values {
@@ -178,7 +232,7 @@ mod tests {
                 value: value.as_bytes(),
             };
             identity.set(b"d", &[entry], &[]);
-            batch.push(&identity, period, window(period, now), hits);
+            batch.push(&identity, &limit, window(limit.period, now), hits);
         }
         batch
     }
@@ -195,7 +249,9 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .build()
             .unwrap();
-        assert_eq!(runtime.block_on(store.add(&batch, now)), expected);
+        let counts = runtime.block_on(store.add(&batch, now));
+        let after = |counts: Vec<Count>| counts.iter().map(|count| count.after).collect();
+        assert_eq!(counts.map(after), expected);
     }
 
     #[test]
@@ -230,7 +286,8 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .build()
             .unwrap();
-        assert_eq!(runtime.block_on(store.add(&look, now)), Ok(vec![0, 0, 0]));
+        let counts = runtime.block_on(store.add(&look, now));
+        assert_eq!(counts, Ok(vec![Count::from(0); 3]));
         assert_eq!(store.live_counters(), 0);
     }
 }

@@ -16,7 +16,10 @@ use std::{
 use tokio::sync::{Notify, oneshot};
 
 use super::{Store, StoreError};
-use crate::{counter::Batch, window::Timestamp};
+use crate::{
+    counter::{Batch, Count},
+    window::Timestamp,
+};
 
 mod batcher;
 mod connection;
@@ -69,7 +72,7 @@ impl RedisStore {
 }
 
 impl Store for RedisStore {
-    async fn add(&self, batch: &Batch, now: Timestamp) -> Result<Vec<u64>, StoreError> {
+    async fn add(&self, batch: &Batch, now: Timestamp) -> Result<Vec<Count>, StoreError> {
         if batch.is_empty() {
             return Ok(Vec::new());
         }
@@ -102,7 +105,9 @@ struct Waiting {
 struct Waiter {
     /// How many increments of the batch are this request's.
     increments: usize,
-    answer: oneshot::Sender<Result<Vec<u64>, StoreError>>,
+    /// Whether they are one atomic step; see [`Batch::stops_when_over`].
+    stops_when_over: bool,
+    answer: oneshot::Sender<Result<Vec<Count>, StoreError>>,
 }
 
 impl Queue {
@@ -110,7 +115,7 @@ impl Queue {
         &self,
         batch: &Batch,
         now: Timestamp,
-    ) -> Result<oneshot::Receiver<Result<Vec<u64>, StoreError>>, StoreError> {
+    ) -> Result<oneshot::Receiver<Result<Vec<Count>, StoreError>>, StoreError> {
         let mut waiting = self.lock();
         if waiting.waiters.len() >= self.max_waiting {
             return Err(StoreError::Overloaded);
@@ -120,6 +125,7 @@ impl Queue {
         waiting.now = Some(now);
         waiting.waiters.push(Waiter {
             increments: batch.len(),
+            stops_when_over: batch.stops_when_over,
             answer,
         });
         if waiting.waiters.len() == 1 {

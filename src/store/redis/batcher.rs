@@ -11,9 +11,11 @@ use std::{
 use bb8_redis::bb8::Pool;
 
 use super::{
-    Meters, Options, Queue, StoreError, Waiting, connection::Connections, pipeline::Commands,
+    Meters, Options, Queue, StoreError, Waiting,
+    connection::Connections,
+    pipeline::{Builder, Commands},
 };
-use crate::window::Timestamp;
+use crate::{counter::Count, window::Timestamp};
 
 /// The loop of one connection.
 #[derive(Debug)]
@@ -90,14 +92,22 @@ impl Batcher {
     }
 
     fn commands(&self, waiting: &Waiting, now: Timestamp) -> Commands {
-        let increments: Vec<_> = waiting.batch.iter().collect();
-        Commands::new(
-            &increments,
+        let mut builder = Builder::new(
             &self.options.key_prefix,
             now,
             |key| self.known.hasher.hash_one(key),
             |hash| self.known.contains(hash),
-        )
+        );
+        let mut increments = waiting.batch.iter();
+        for waiter in &waiting.waiters {
+            let own = increments.by_ref().take(waiter.increments);
+            if waiter.stops_when_over {
+                builder.stopping(own);
+            } else {
+                own.for_each(|increment| builder.increment(increment));
+            }
+        }
+        builder.finish()
     }
 }
 
@@ -127,8 +137,9 @@ impl Waiting {
         let mut counts = counts;
         for waiter in self.waiters {
             let own: Vec<_> = counts.by_ref().take(waiter.increments).collect();
+            let own = own.into_iter().map(|count| count.map(Count::from));
             // Nobody to tell if the request was cancelled meanwhile; its hits have counted.
-            let _ = waiter.answer.send(own.into_iter().collect());
+            let _ = waiter.answer.send(own.collect());
         }
     }
 

@@ -3,9 +3,9 @@
 //! All hits on one key go out as one INCRBY; each request gets its own count out of the sum. The
 //! EXPIRE rides along until this worker has once seen it answered for that key.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, mem};
 
-use bb8_redis::redis::{self, Pipeline, Value};
+use bb8_redis::redis::{self, Cmd, Pipeline, Value};
 
 use super::StoreError;
 use crate::{counter::Increment, request::Hits, window::Timestamp};
@@ -22,6 +22,27 @@ const GIVE_BACK: &str = "if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
     if count < 0 then redis.call('SET', KEYS[1], '0', 'KEEPTTL') return 0 end \
     return count";
 
+/// The increments of one request of which some may stop the others, as one atomic step: counts
+/// are looked at before any is moved. Each key has three arguments: hits, limit, time to live.
+const STOPPING: &str = "local passes, stops = {}, false \
+    for i, key in ipairs(KEYS) do \
+        local count = tonumber(redis.call('GET', key) or '0') \
+        passes[i] = count + tonumber(ARGV[3 * i - 2]) > tonumber(ARGV[3 * i - 1]) \
+        stops = stops or passes[i] \
+    end \
+    local counts = {} \
+    for i, key in ipairs(KEYS) do \
+        if (stops and not passes[i]) or ARGV[3 * i - 2] == '0' then \
+            counts[i] = tonumber(redis.call('GET', key) or '0') \
+        else \
+            counts[i] = redis.call('INCRBY', key, ARGV[3 * i - 2]) \
+            if counts[i] == tonumber(ARGV[3 * i - 2]) then \
+                redis.call('EXPIRE', key, ARGV[3 * i]) \
+            end \
+        end \
+    end \
+    return counts";
+
 /// The commands of one batch, and how their replies are to be read.
 pub(super) struct Commands {
     pub(super) pipeline: Pipeline,
@@ -36,102 +57,168 @@ pub(super) struct Commands {
 enum Step {
     /// It is the `after`th hit of a group.
     Grouped { group: usize, after: u64 },
-    /// The reply to its own command is the count.
-    Alone { reply: usize },
+    /// It is a script's only count.
+    Alone { script: usize },
+    /// It is one of a script's counts.
+    Together { script: usize, place: usize },
 }
 
 /// All hits on one key.
 struct Group {
     hits: u64,
-    reply: usize,
+    /// The command whose reply is the count after all of them.
+    command: usize,
+}
+
+/// Gathers the increments of a batch.
+pub(super) struct Builder<'a, H, K> {
+    prefix: &'a str,
+    now: Timestamp,
+    /// A key's hash.
+    hash: H,
+    /// Whether the key of a hash has a time to live already.
+    is_known: K,
+    steps: Vec<Step>,
+    groups: Vec<(Group, Increment<'a>)>,
+    by_key: HashMap<&'a [u8], usize>,
+    /// They go out behind the groups.
+    scripts: Vec<Cmd>,
+}
+
+impl<'a, H, K> Builder<'a, H, K>
+where
+    H: Fn(&[u8]) -> u64,
+    K: Fn(u64) -> bool,
+{
+    pub(super) fn new(prefix: &'a str, now: Timestamp, hash: H, is_known: K) -> Self {
+        Self {
+            prefix,
+            now,
+            hash,
+            is_known,
+            steps: Vec::new(),
+            groups: Vec::new(),
+            by_key: HashMap::new(),
+            scripts: Vec::new(),
+        }
+    }
+
+    pub(super) fn increment(&mut self, increment: Increment<'a>) {
+        if increment.hits.given_back() > 0 {
+            return self.give_back(increment);
+        }
+        let group = *self.by_key.entry(increment.key).or_insert_with(|| {
+            let group = Group {
+                hits: 0,
+                command: 0,
+            };
+            self.groups.push((group, increment));
+            self.groups.len() - 1
+        });
+        let hits = &mut self.groups[group].0.hits;
+        *hits = (*hits + increment.hits.added()).min(Hits::MAX);
+        let after = *hits;
+        self.steps.push(Step::Grouped { group, after });
+    }
+
+    fn give_back(&mut self, increment: Increment<'_>) {
+        let script = self.scripts.len();
+        self.steps.push(Step::Alone { script });
+        let mut command = redis::cmd("EVAL");
+        command
+            .arg(GIVE_BACK)
+            .arg(1)
+            .arg(self.key(increment.key))
+            .arg(increment.hits.given_back());
+        self.scripts.push(command);
+    }
+
+    /// One request of which some increments may stop the others.
+    pub(super) fn stopping(&mut self, increments: impl Iterator<Item = Increment<'a>>) {
+        let script = self.scripts.len();
+        // Its place; it is written once all its keys are known.
+        self.scripts.push(Cmd::new());
+        let mut together = Vec::new();
+        for increment in increments {
+            if increment.hits.given_back() > 0 {
+                self.give_back(increment);
+            } else {
+                let place = together.len();
+                self.steps.push(Step::Together { script, place });
+                together.push(increment);
+            }
+        }
+        let mut command = redis::cmd("EVAL");
+        command.arg(STOPPING).arg(together.len());
+        for increment in &together {
+            command.arg(self.key(increment.key));
+        }
+        for increment in &together {
+            command
+                .arg(increment.hits.added())
+                .arg(increment.limit)
+                .arg(ttl_secs(increment.expires_at, self.now));
+        }
+        self.scripts[script] = command;
+    }
+
+    fn key(&self, key: &[u8]) -> Vec<u8> {
+        [self.prefix.as_bytes(), key].concat()
+    }
+
+    pub(super) fn finish(mut self) -> Commands {
+        let mut pipeline = Pipeline::with_capacity(self.groups.len() * 2 + self.scripts.len());
+        let mut expired_keys = Vec::new();
+        let mut groups = Vec::with_capacity(self.groups.len());
+        for (mut group, first) in mem::take(&mut self.groups) {
+            group.command = pipeline.len();
+            let key = self.key(first.key);
+            if group.hits == 0 {
+                pipeline.cmd("GET").arg(key);
+            } else {
+                pipeline.cmd("INCRBY").arg(&key).arg(group.hits);
+                let hash = (self.hash)(first.key);
+                if !(self.is_known)(hash) {
+                    let ttl_secs = ttl_secs(first.expires_at, self.now);
+                    pipeline.cmd("EXPIRE").arg(key).arg(ttl_secs);
+                    expired_keys.push(hash);
+                }
+            }
+            groups.push(group);
+        }
+        let first_script = pipeline.len();
+        for step in &mut self.steps {
+            if let Step::Alone { script } | Step::Together { script, .. } = step {
+                *script += first_script;
+            }
+        }
+        for script in self.scripts {
+            pipeline.add_command(script);
+        }
+        Commands {
+            pipeline,
+            steps: self.steps,
+            groups,
+            expired_keys,
+        }
+    }
 }
 
 impl Commands {
-    /// `is_known` says of a key's hash whether it has a time to live already.
-    pub(super) fn new(
-        increments: &[Increment<'_>],
-        prefix: &str,
-        now: Timestamp,
-        hash: impl Fn(&[u8]) -> u64,
-        is_known: impl Fn(u64) -> bool,
-    ) -> Self {
-        let mut commands = Self {
-            pipeline: Pipeline::with_capacity(increments.len() * 2),
-            steps: Vec::with_capacity(increments.len()),
-            groups: Vec::new(),
-            expired_keys: Vec::new(),
-        };
-        let mut by_key: HashMap<&[u8], usize> = HashMap::with_capacity(increments.len());
-        let mut firsts: Vec<&Increment<'_>> = Vec::new();
-        for increment in increments {
-            if increment.hits.given_back() > 0 {
-                // Its reply is known once the groups have theirs.
-                commands.steps.push(Step::Alone { reply: 0 });
-                continue;
-            }
-            let group = *by_key.entry(increment.key).or_insert_with(|| {
-                firsts.push(increment);
-                commands.groups.push(Group { hits: 0, reply: 0 });
-                commands.groups.len() - 1
-            });
-            let hits = &mut commands.groups[group].hits;
-            *hits = (*hits + increment.hits.added()).min(Hits::MAX);
-            commands.steps.push(Step::Grouped {
-                group,
-                after: *hits,
-            });
-        }
-
-        let mut key = Vec::with_capacity(128);
-        let mut set_key = |bytes: &[u8]| {
-            key.clear();
-            key.extend_from_slice(prefix.as_bytes());
-            key.extend_from_slice(bytes);
-            key.clone()
-        };
-        for (group, first) in commands.groups.iter_mut().zip(firsts) {
-            group.reply = commands.pipeline.len();
-            let key = set_key(first.key);
-            if group.hits == 0 {
-                commands.pipeline.cmd("GET").arg(key);
-                continue;
-            }
-            commands.pipeline.cmd("INCRBY").arg(&key).arg(group.hits);
-            let hash = hash(first.key);
-            if !is_known(hash) {
-                commands
-                    .pipeline
-                    .cmd("EXPIRE")
-                    .arg(key)
-                    .arg(ttl_secs(first.expires_at, now));
-                commands.expired_keys.push(hash);
-            }
-        }
-        for (increment, step) in increments.iter().zip(&mut commands.steps) {
-            if let Step::Alone { reply } = step {
-                *reply = commands.pipeline.len();
-                commands
-                    .pipeline
-                    .cmd("EVAL")
-                    .arg(GIVE_BACK)
-                    .arg(1)
-                    .arg(set_key(increment.key))
-                    .arg(increment.hits.given_back());
-            }
-        }
-        commands
-    }
-
     /// The count after each increment, in order.
     pub(super) fn counts<'a>(
         &'a self,
         replies: &'a [Value],
     ) -> impl Iterator<Item = Result<u64, StoreError>> + 'a {
         self.steps.iter().map(|step| match *step {
-            Step::Alone { reply } => count(&replies[reply]),
+            Step::Alone { script } => count(&replies[script]),
+            Step::Together { script, place } => match &replies[script] {
+                Value::Array(counts) => counts.get(place).map_or(Err(StoreError::Refused), count),
+                reply => count(reply),
+            },
             Step::Grouped { group, after } => {
                 let group = &self.groups[group];
-                let end = count(&replies[group.reply])?;
+                let end = count(&replies[group.command])?;
                 Ok(end.saturating_sub(group.hits).saturating_add(after))
             }
         })

@@ -1,0 +1,332 @@
+//! Answers for counters that are known to be over their limit, without asking the store.
+//!
+//! A count only grows until its window ends, so what was over stays over. What is remembered is
+//! the count, not the verdict: under a limit that was raised above it the store is asked again.
+
+use std::{
+    collections::HashMap,
+    mem,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use super::{Store, StoreError};
+use crate::{
+    counter::{Batch, Count},
+    request::Hits,
+    window::Timestamp,
+};
+
+/// A store around a store. One for each worker.
+#[derive(Debug)]
+pub struct OverLimitCache<S> {
+    store: S,
+    /// Nothing if the cache is turned off.
+    entries: Option<Mutex<Entries>>,
+    meters: Arc<Meters>,
+}
+
+/// What the caches of all workers have done.
+#[derive(Debug, Default)]
+pub struct Meters {
+    pub hits: AtomicU64,
+    pub misses: AtomicU64,
+    pub expired: AtomicU64,
+    pub evicted: AtomicU64,
+}
+
+/// Counters that are over, in two generations: when the young one is full the old one is
+/// forgotten, and what of it is still asked for has to be found out anew.
+#[derive(Debug)]
+struct Entries {
+    young: Generation,
+    old: Generation,
+    max_bytes: usize,
+}
+
+#[derive(Debug, Default)]
+struct Generation {
+    counts: HashMap<Box<[u8]>, Over>,
+    bytes: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Over {
+    count: u64,
+    expires_at: Timestamp,
+}
+
+/// What an entry takes beside its key, about.
+const ENTRY_BYTES: usize = 64;
+
+impl<S> OverLimitCache<S> {
+    /// A cache of `max_bytes` at most; 0 turns it off.
+    pub fn new(store: S, max_bytes: usize, meters: Arc<Meters>) -> Self {
+        let entries = (max_bytes > 0).then(|| {
+            Mutex::new(Entries {
+                young: Generation::default(),
+                old: Generation::default(),
+                max_bytes,
+            })
+        });
+        Self {
+            store,
+            entries,
+            meters,
+        }
+    }
+}
+
+impl<S: Store> Store for OverLimitCache<S> {
+    async fn add(&self, batch: &Batch, now: Timestamp) -> Result<Vec<Count>, StoreError> {
+        let Some(entries) = &self.entries else {
+            return self.store.add(batch, now).await;
+        };
+        let known = self.look_up(entries, batch, now);
+        let is_known = |index: usize| known[index].is_some();
+        if (0..batch.len()).all(is_known) {
+            return Ok(known.into_iter().flatten().collect());
+        }
+        let mut counts = if (0..batch.len()).any(is_known) {
+            // Those that are known stay as they are; if one stops the others, so do they.
+            let left = batch.with_hits(|index, hits| {
+                if is_known(index) || batch.stops_when_over {
+                    Hits::add(0)
+                } else {
+                    hits
+                }
+            });
+            self.store.add(&left, now).await?
+        } else {
+            self.store.add(batch, now).await?
+        };
+        self.remember(entries, batch, &counts);
+        for (count, known) in counts.iter_mut().zip(known) {
+            *count = known.unwrap_or(*count);
+        }
+        Ok(counts)
+    }
+}
+
+impl<S> OverLimitCache<S> {
+    /// The counters of `batch` that are known to be over.
+    fn look_up(
+        &self,
+        entries: &Mutex<Entries>,
+        batch: &Batch,
+        now: Timestamp,
+    ) -> Vec<Option<Count>> {
+        let entries = lock(entries);
+        let look_up = |increment: crate::counter::Increment<'_>| {
+            let over = entries.get(increment.key)?;
+            if over.expires_at <= now {
+                self.meters.expired.fetch_add(1, Relaxed);
+                return None;
+            }
+            let is_over = over.count > u64::from(increment.limit);
+            // What is given back has to reach the store.
+            (is_over && increment.hits.given_back() == 0).then_some(Count {
+                after: over.count,
+                is_cached: true,
+            })
+        };
+        let known: Vec<_> = batch.iter().map(look_up).collect();
+        let hits = known.iter().flatten().count() as u64;
+        self.meters.hits.fetch_add(hits, Relaxed);
+        self.meters
+            .misses
+            .fetch_add(known.len() as u64 - hits, Relaxed);
+        known
+    }
+
+    fn remember(&self, entries: &Mutex<Entries>, batch: &Batch, counts: &[Count]) {
+        let mut entries = lock(entries);
+        for (increment, count) in batch.iter().zip(counts) {
+            if increment.hits.given_back() > 0 {
+                entries.forget(increment.key);
+            } else if count.after > u64::from(increment.limit) {
+                let over = Over {
+                    count: count.after,
+                    expires_at: increment.expires_at,
+                };
+                let evicted = entries.insert(increment.key, over) as u64;
+                self.meters.evicted.fetch_add(evicted, Relaxed);
+            }
+        }
+    }
+}
+
+impl Entries {
+    fn get(&self, key: &[u8]) -> Option<Over> {
+        let young = self.young.counts.get(key);
+        young.or_else(|| self.old.counts.get(key)).copied()
+    }
+
+    /// Returns how many entries had to go.
+    fn insert(&mut self, key: &[u8], over: Over) -> usize {
+        let mut evicted = 0;
+        // Two generations share the bound.
+        if self.young.bytes + key.len() + ENTRY_BYTES > self.max_bytes / 2 {
+            let oldest = mem::replace(&mut self.old, mem::take(&mut self.young));
+            evicted = oldest.counts.len();
+        }
+        if self.young.counts.insert(key.into(), over).is_none() {
+            self.young.bytes += key.len() + ENTRY_BYTES;
+        }
+        evicted
+    }
+
+    fn forget(&mut self, key: &[u8]) {
+        for generation in [&mut self.young, &mut self.old] {
+            if generation.counts.remove(key).is_some() {
+                generation.bytes -= key.len() + ENTRY_BYTES;
+            }
+        }
+    }
+}
+
+/// A panic elsewhere cannot leave the entries half changed: at worst their size is off.
+fn lock(entries: &Mutex<Entries>) -> MutexGuard<'_, Entries> {
+    entries.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        counter::Identity,
+        limit::Limit,
+        request::Entry,
+        store::memory::MemoryStore,
+        window::{Unit, window},
+    };
+
+    const MINUTE: Timestamp = Timestamp::from_secs(60);
+
+    struct Fixture {
+        cache: OverLimitCache<Arc<MemoryStore>>,
+        store: Arc<MemoryStore>,
+    }
+
+    impl Store for Arc<MemoryStore> {
+        async fn add(&self, batch: &Batch, now: Timestamp) -> Result<Vec<Count>, StoreError> {
+            (**self).add(batch, now).await
+        }
+    }
+
+    fn fixture(max_bytes: usize) -> Fixture {
+        let store = Arc::new(MemoryStore::new(1_000));
+        Fixture {
+            cache: OverLimitCache::new(store.clone(), max_bytes, Arc::default()),
+            store,
+        }
+    }
+
+    fn batch(counters: &[(&str, u32)], hits: Hits, now: Timestamp) -> Batch {
+        let mut batch = Batch::default();
+        let mut identity = Identity::default();
+        for (value, requests_per_unit) in counters {
+            let entry = Entry {
+                key: b"k",
+                value: value.as_bytes(),
+            };
+            let limit = Limit {
+                requests_per_unit: *requests_per_unit,
+                period: Unit::Minute.into(),
+                name: None,
+            };
+            identity.set(b"d", &[entry], &[]);
+            batch.push(&identity, &limit, window(limit.period, now), hits);
+        }
+        batch
+    }
+
+    fn add<S: Store>(store: &S, batch: &Batch, now: Timestamp) -> Vec<(u64, bool)> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap();
+        let counts = runtime.block_on(store.add(batch, now)).unwrap();
+        counts
+            .iter()
+            .map(|count| (count.after, count.is_cached))
+            .collect()
+    }
+
+    impl Fixture {
+        #[track_caller]
+        fn check(&self, counters: &[(&str, u32)], hits: Hits, expected: &[(u64, bool)]) {
+            let now = Timestamp::from_secs(0);
+            assert_eq!(add(&self.cache, &batch(counters, hits, now), now), expected);
+        }
+
+        fn stored(&self, value: &str) -> u64 {
+            let now = Timestamp::from_secs(0);
+            add(&self.store, &batch(&[(value, 1)], Hits::add(0), now), now)[0].0
+        }
+    }
+
+    #[test]
+    fn what_is_over_is_answered_without_the_store_until_its_window_ends() {
+        let fixture = fixture(10_000);
+        fixture.check(&[("a", 1)], Hits::ONE, &[(1, false)]);
+        fixture.check(&[("a", 1)], Hits::ONE, &[(2, false)]);
+        fixture.check(&[("a", 1)], Hits::add(5), &[(2, true)]);
+        fixture.check(&[("a", 1)], Hits::add(0), &[(2, true)]);
+        assert_eq!(fixture.stored("a"), 2);
+        let next = batch(&[("a", 1)], Hits::ONE, MINUTE);
+        assert_eq!(add(&fixture.cache, &next, MINUTE), [(1, false)]);
+    }
+
+    #[test]
+    fn a_raised_limit_asks_the_store_again() {
+        let fixture = fixture(10_000);
+        fixture.check(&[("a", 1)], Hits::add(2), &[(2, false)]);
+        fixture.check(&[("a", 5)], Hits::ONE, &[(3, false)]);
+        fixture.check(&[("a", 2)], Hits::ONE, &[(4, false)]);
+        fixture.check(&[("a", 3)], Hits::ONE, &[(4, true)]);
+    }
+
+    #[test]
+    fn the_others_of_a_request_are_counted() {
+        let fixture = fixture(10_000);
+        fixture.check(&[("a", 1)], Hits::add(2), &[(2, false)]);
+        fixture.check(&[("b", 9), ("a", 1)], Hits::ONE, &[(1, false), (2, true)]);
+        assert_eq!((fixture.stored("a"), fixture.stored("b")), (2, 1));
+    }
+
+    #[test]
+    fn unless_one_that_is_over_stops_them() {
+        let fixture = fixture(10_000);
+        fixture.check(&[("a", 1)], Hits::add(2), &[(2, false)]);
+        let now = Timestamp::from_secs(0);
+        let mut stopping = batch(&[("b", 9), ("a", 1)], Hits::ONE, now);
+        stopping.stops_when_over = true;
+        assert_eq!(add(&fixture.cache, &stopping, now), [(0, false), (2, true)]);
+        assert_eq!(fixture.stored("b"), 0);
+    }
+
+    #[test]
+    fn what_is_given_back_reaches_the_store_and_is_believed() {
+        let fixture = fixture(10_000);
+        fixture.check(&[("a", 1)], Hits::add(2), &[(2, false)]);
+        fixture.check(&[("a", 1)], Hits::give_back(2), &[(0, false)]);
+        fixture.check(&[("a", 1)], Hits::ONE, &[(1, false)]);
+    }
+
+    #[test]
+    fn memory_is_bounded() {
+        let fixture = fixture(2_000);
+        let values: Vec<String> = (0..200).map(|number| format!("{number}")).collect();
+        for value in &values {
+            fixture.check(&[(value, 1)], Hits::add(2), &[(2, false)]);
+        }
+        let entries = lock(fixture.cache.entries.as_ref().unwrap());
+        assert!(entries.young.bytes + entries.old.bytes <= 2_000);
+        assert!(entries.young.counts.len() + entries.old.counts.len() > 5);
+        drop(entries);
+        // The last one is still known.
+        fixture.check(&[("199", 1)], Hits::ONE, &[(2, true)]);
+    }
+}
