@@ -1,5 +1,5 @@
-//! The HTTP doors. On the HTTP port: `/healthcheck`. On the debug port: `/` (this list),
-//! `/metrics` and `/rlconfig`.
+//! The HTTP doors. On the HTTP port: `/healthcheck` and `/json`. On the debug port: `/` (this
+//! list), `/metrics` and `/rlconfig`.
 
 use std::{
     fmt::Write as _,
@@ -7,21 +7,30 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
+    time::Duration,
 };
 
 use axum::{
     Router,
-    http::{StatusCode, header::CONTENT_TYPE},
-    response::IntoResponse,
+    body::{Body, to_bytes},
+    http::{
+        StatusCode,
+        header::{CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS},
+    },
+    response::{IntoResponse, Response},
     routing::{any, get},
 };
 
 use crate::{
+    grpc::{self, json, proto::envoy::service::ratelimit::v3::rate_limit_response::Code},
     limit::{Allows, Rule},
     limiter::Rules,
     metrics::Metrics,
-    store::memory::MemoryStore,
+    store::{Store, memory::MemoryStore},
 };
+
+/// How long a client may take to send a body.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Whether the process wants to be asked.
 #[derive(Clone, Debug)]
@@ -44,7 +53,12 @@ impl Health {
 }
 
 /// The HTTP port.
-pub fn http(health: Health) -> Router {
+pub fn http<S: Store>(health: Health, service: grpc::Service<S>, max_body_bytes: usize) -> Router {
+    let service = Arc::new(service);
+    let json = move |body: Body| {
+        let service = service.clone();
+        async move { answer_json(&service, body, max_body_bytes).await }
+    };
     let healthcheck = move || async move {
         if health.is_good() {
             (StatusCode::OK, "OK")
@@ -53,7 +67,51 @@ pub fn http(health: Health) -> Router {
             (StatusCode::INTERNAL_SERVER_ERROR, "")
         }
     };
-    Router::new().route("/healthcheck", any(healthcheck))
+    Router::new()
+        .route("/healthcheck", any(healthcheck))
+        .route("/json", any(json))
+        .fallback(|| async { plain(StatusCode::NOT_FOUND, "404 page not found\n") })
+}
+
+/// A request in proto3 JSON, answered as the reference does: 200 or 429 with the reply as JSON,
+/// 400 for whatever else.
+async fn answer_json<S: Store>(
+    service: &grpc::Service<S>,
+    body: Body,
+    max_body_bytes: usize,
+) -> Response {
+    let bad = || plain(StatusCode::BAD_REQUEST, "Bad Request\n");
+    let read = tokio::time::timeout(BODY_TIMEOUT, to_bytes(body, max_body_bytes));
+    let body = match read.await {
+        Ok(Ok(body)) => body,
+        Ok(Err(_)) => return plain(StatusCode::PAYLOAD_TOO_LARGE, "Payload Too Large\n"),
+        Err(_elapsed) => return plain(StatusCode::REQUEST_TIMEOUT, "Request Timeout\n"),
+    };
+    let Ok(message) = json::request(&body) else {
+        return bad();
+    };
+    let Ok(reply) = service.answer(&message).await else {
+        return bad();
+    };
+    let status = match reply.overall_code() {
+        Code::OverLimit => StatusCode::TOO_MANY_REQUESTS,
+        Code::Ok | Code::Unknown => StatusCode::OK,
+    };
+    match json::response(&reply, false) {
+        Ok(text) => (status, [(CONTENT_TYPE, "application/json")], text).into_response(),
+        Err(error) => {
+            tracing::warn!(%error, "a reply cannot be written as JSON");
+            plain(StatusCode::INTERNAL_SERVER_ERROR, "Internal Server Error\n")
+        }
+    }
+}
+
+fn plain(status: StatusCode, text: &'static str) -> Response {
+    let headers = [
+        (CONTENT_TYPE, "text/plain; charset=utf-8"),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    ];
+    (status, headers, text).into_response()
 }
 
 /// What the debug port shows.
@@ -82,7 +140,8 @@ pub fn debug(shown: Debug) -> Router {
         ([(CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
     };
     Router::new()
-        .route("/", get(|| async { INDEX }))
+        // As in the reference, whatever is not there leads here.
+        .fallback(|| async { INDEX })
         .route("/metrics", get(page))
         .route("/rlconfig", get(move || async move { rlconfig(&rules) }))
 }

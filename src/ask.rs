@@ -2,14 +2,12 @@
 
 use std::fmt::Write as _;
 
-use prost::Message as _;
-use prost_reflect::{DescriptorPool, DynamicMessage, SerializeOptions};
 use tonic::{Status, transport::Endpoint};
 
 use crate::{
-    grpc::proto::{
-        DESCRIPTORS,
-        envoy::{
+    grpc::{
+        json,
+        proto::envoy::{
             extensions::common::ratelimit::v3::{
                 RateLimitDescriptor, rate_limit_descriptor::Entry,
             },
@@ -63,7 +61,8 @@ pub async fn ask(ask: Ask) -> Result<String, AskError> {
         .map_err(AskError::Refused)?
         .into_inner();
     if ask.json {
-        Ok(json(&response)?)
+        let text = json::response(&response, true)?;
+        Ok(String::from_utf8_lossy(&text).into_owned())
     } else {
         Ok(readable(&ask, &response))
     }
@@ -86,24 +85,6 @@ fn request(ask: &Ask) -> RateLimitRequest {
         descriptors: ask.descriptors.iter().map(descriptor).collect(),
         hits_addend: 0,
     }
-}
-
-/// The reply in proto3 JSON, fields that have their default included.
-fn json(response: &RateLimitResponse) -> Result<String, serde_json::Error> {
-    const COMPILED: &str = "the schemas were compiled with the program";
-    let pool = DescriptorPool::decode(DESCRIPTORS).expect(COMPILED);
-    let descriptor = pool
-        .get_message_by_name("envoy.service.ratelimit.v3.RateLimitResponse")
-        .expect(COMPILED);
-    let message = DynamicMessage::decode(descriptor, response.encode_to_vec().as_slice())
-        .expect("both are of one schema");
-    let mut text = Vec::new();
-    let mut serializer = serde_json::Serializer::new(&mut text);
-    message.serialize_with_options(
-        &mut serializer,
-        &SerializeOptions::new().skip_default_fields(false),
-    )?;
-    Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
 /// The overall code, and a line for each descriptor. Writing to a string cannot fail.

@@ -11,6 +11,7 @@ use crate::{
 };
 
 pub mod codec;
+pub mod json;
 pub mod proto;
 pub mod wire;
 
@@ -32,12 +33,23 @@ impl<S: Store> RateLimitService for Service<S> {
         &self,
         request: Request<RateLimitRequest>,
     ) -> Result<Response<RateLimitResponse>, Status> {
-        let message = request.into_inner();
-        let request = wire::request(&message, self.bounds)
+        let reply = self.answer(&request.into_inner()).await?;
+        Ok(Response::new(reply))
+    }
+}
+
+impl<S: Store> Service<S> {
+    /// Answers one message, by whatever way it came.
+    ///
+    /// # Errors
+    ///
+    /// INVALID_ARGUMENT if it asks nothing that can be answered, UNAVAILABLE if there is no
+    /// decision.
+    pub async fn answer(&self, message: &RateLimitRequest) -> Result<RateLimitResponse, Status> {
+        let request = wire::request(message, self.bounds)
             .map_err(|error| Status::invalid_argument(error.to_string()))?;
         let decision = self.limiter.check(&request, now()).await.map_err(status)?;
-        let reply = wire::response(decision, &message, &self.extras);
-        Ok(Response::new(reply))
+        Ok(wire::response(decision, message, &self.extras))
     }
 }
 

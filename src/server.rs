@@ -128,20 +128,13 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
 
     let (phase, phases) = watch::channel(Phase::Serving);
     let mut workers = Workers::default();
-    for _ in 0..worker_count(settings) {
+    let service = || {
         let (store, batchers) = backend.store(settings, &metrics);
-        let limiter = Limiter {
-            rules: rules.clone(),
-            store,
-            modes: Modes {
-                shadow: settings.decisions.shadow_mode,
-                quota: settings.decisions.quota_mode,
-                metadata: settings.decisions.dynamic_metadata,
-            },
-            stops_when_over: settings.decisions.stop_when_over,
-            metrics: metrics.clone(),
-        };
-        let routes = routes(limiter, settings).add_service(health_service.clone());
+        (service(store, &rules, &metrics, settings), batchers)
+    };
+    for _ in 0..worker_count(settings) {
+        let (service, batchers) = service();
+        let routes = routes(service, settings).add_service(health_service.clone());
         workers.start(Worker {
             routes: routes.prepare(),
             batchers,
@@ -164,14 +157,20 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
         "tollgate is ready"
     );
 
+    let (json_service, batchers) = service();
     let shown = admin::Debug {
-        rules,
-        metrics,
+        rules: rules.clone(),
+        metrics: metrics.clone(),
         memory: backend.memory(),
     };
     let mut tasks = JoinSet::new();
     tasks.spawn(reloader.watch().run());
-    tasks.spawn(serve_http(http, admin::http(health.clone())));
+    for batcher in batchers {
+        tasks.spawn(async move { match batcher.run().await {} });
+    }
+    let max_body_bytes = settings.bounds.max_message_bytes;
+    let http_routes = admin::http(health.clone(), json_service, max_body_bytes);
+    tasks.spawn(serve_http(http, http_routes));
     if let Some(debug) = debug {
         tasks.spawn(serve_http(debug, admin::debug(shown)));
     }
@@ -324,8 +323,13 @@ fn worker_count(settings: &Settings) -> usize {
     }
 }
 
-/// Everything that one worker serves, but health.
-fn routes(limiter: Limiter<AnyStore>, settings: &Settings) -> Routes {
+/// What answers requests on one thread.
+fn service(
+    store: AnyStore,
+    rules: &Rules,
+    metrics: &Arc<Metrics>,
+    settings: &Settings,
+) -> grpc::Service<AnyStore> {
     let Settings {
         bounds, decisions, ..
     } = settings;
@@ -334,8 +338,18 @@ fn routes(limiter: Limiter<AnyStore>, settings: &Settings) -> Routes {
         &decisions.remaining_header,
         &decisions.reset_header,
     ];
-    let service = grpc::Service {
-        limiter,
+    grpc::Service {
+        limiter: Limiter {
+            rules: rules.clone(),
+            store,
+            modes: Modes {
+                shadow: decisions.shadow_mode,
+                quota: decisions.quota_mode,
+                metadata: decisions.dynamic_metadata,
+            },
+            stops_when_over: decisions.stop_when_over,
+            metrics: metrics.clone(),
+        },
         bounds: wire::Bounds {
             descriptors: bounds.max_descriptors,
             entries: bounds.max_entries,
@@ -347,9 +361,13 @@ fn routes(limiter: Limiter<AnyStore>, settings: &Settings) -> Routes {
                 .then(|| headers.map(Clone::clone)),
             dynamic_metadata: decisions.dynamic_metadata,
         },
-    };
-    let service =
-        RateLimitServiceServer::new(service).max_decoding_message_size(bounds.max_message_bytes);
+    }
+}
+
+/// Everything that one worker serves, but health.
+fn routes(service: grpc::Service<AnyStore>, settings: &Settings) -> Routes {
+    let service = RateLimitServiceServer::new(service)
+        .max_decoding_message_size(settings.bounds.max_message_bytes);
     let reflection = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(DESCRIPTORS)

@@ -1,0 +1,93 @@
+//! Messages in proto3 JSON, both ways.
+
+use std::sync::LazyLock;
+
+use prost::Message;
+use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor, SerializeOptions};
+
+use super::proto::{
+    DESCRIPTORS,
+    envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse},
+};
+
+const COMPILED: &str = "the schemas were compiled with the program";
+
+static POOL: LazyLock<DescriptorPool> =
+    LazyLock::new(|| DescriptorPool::decode(DESCRIPTORS).expect(COMPILED));
+
+fn schema(name: &str) -> MessageDescriptor {
+    let name = format!("envoy.service.ratelimit.v3.{name}");
+    POOL.get_message_by_name(&name).expect(COMPILED)
+}
+
+/// The request that `text` spells: names in lowerCamel or snake case, enums by name or number,
+/// 64-bit numbers as numbers or strings.
+///
+/// # Errors
+///
+/// If it is no JSON, or has a field that the message does not have.
+pub fn request(text: &[u8]) -> Result<RateLimitRequest, serde_json::Error> {
+    let mut json = serde_json::Deserializer::from_slice(text);
+    let message = DynamicMessage::deserialize(schema("RateLimitRequest"), &mut json)?;
+    json.end()?;
+    let bytes = message.encode_to_vec();
+    Ok(RateLimitRequest::decode(bytes.as_slice()).expect("both are of one schema"))
+}
+
+/// `response` as JSON; fields that have their default are left out unless `with_defaults`.
+///
+/// # Errors
+///
+/// If it holds what JSON cannot say, such as a number that is none.
+pub fn response(
+    response: &RateLimitResponse,
+    with_defaults: bool,
+) -> Result<Vec<u8>, serde_json::Error> {
+    let bytes = response.encode_to_vec();
+    let message = DynamicMessage::decode(schema("RateLimitResponse"), bytes.as_slice())
+        .expect("both are of one schema");
+    let mut text = Vec::new();
+    message.serialize_with_options(
+        &mut serde_json::Serializer::new(&mut text),
+        &SerializeOptions::new().skip_default_fields(!with_defaults),
+    )?;
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_read_in_every_spelling() {
+        let camel = r#"{"domain":"d","hitsAddend":3,"descriptors":[{"entries":[{"key":"k","value":"v"}],"hitsAddend":"7","limit":{"requestsPerUnit":5,"unit":"DAY"},"isNegativeHits":true}]}"#;
+        let snake = r#"{"domain":"d","hits_addend":3,"descriptors":[{"entries":[{"key":"k","value":"v"}],"hits_addend":7,"limit":{"requests_per_unit":5,"unit":4},"is_negative_hits":true}]}"#;
+        let message = request(camel.as_bytes()).unwrap();
+        assert_eq!(message, request(snake.as_bytes()).unwrap());
+        assert_eq!(message.hits_addend, 3);
+        let descriptor = &message.descriptors[0];
+        assert_eq!(descriptor.entries[0].value, "v");
+        assert_eq!(descriptor.hits_addend, Some(7));
+        assert_eq!(descriptor.limit.unwrap().unit, 4);
+        assert!(descriptor.is_negative_hits);
+    }
+
+    #[test]
+    fn what_is_no_request_is_refused() {
+        for text in ["", "{", "[]", "{\"nonsense\":1}", "{} {}", "{\"domain\":5}"] {
+            assert!(request(text.as_bytes()).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn defaults_are_left_out_unless_wanted() {
+        let message = RateLimitResponse {
+            overall_code: 1,
+            ..RateLimitResponse::default()
+        };
+        let text =
+            |with_defaults| String::from_utf8(response(&message, with_defaults).unwrap()).unwrap();
+        assert_eq!(text(false), r#"{"overallCode":"OK"}"#);
+        assert!(text(true).contains(r#""statuses":[]"#));
+    }
+}
