@@ -32,19 +32,13 @@ use crate::{
 /// How long a client may take to send a body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Whether the process wants to be asked.
-#[derive(Clone, Debug)]
+/// Whether the process wants to be asked. Bad until told otherwise.
+#[derive(Clone, Debug, Default)]
 pub struct Health(Arc<AtomicBool>);
 
-impl Default for Health {
-    fn default() -> Self {
-        Self(Arc::new(AtomicBool::new(true)))
-    }
-}
-
 impl Health {
-    pub fn turn_bad(&self) {
-        self.0.store(false, Relaxed);
+    pub fn set(&self, is_good: bool) {
+        self.0.store(is_good, Relaxed);
     }
 
     fn is_good(&self) -> bool {

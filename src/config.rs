@@ -44,13 +44,13 @@ pub struct Files {
 }
 
 impl Files {
-    /// Reads all rule files of `paths`: files as they are named, folders with all they hold.
-    pub fn read(paths: &[PathBuf]) -> Self {
+    /// Reads all rule files of `source`.
+    pub fn read(source: &Source) -> Self {
         let mut problems = Vec::new();
-        let files = read(paths, &mut problems);
+        let files = read(source, &mut problems);
         if files.is_empty() && problems.is_empty() {
-            let path = paths.first().map_or(Path::new("."), PathBuf::as_path);
-            problems.push(unlocated(path, Fault::NoFiles));
+            let place = source.to_string();
+            problems.push(unlocated(Path::new(&place), Fault::NoFiles));
         }
         Self { files, problems }
     }
@@ -76,7 +76,7 @@ impl Files {
     ///
     /// # Errors
     ///
-    /// All problems of all files, in the order of the files.
+    /// All problems of all files, in the order of their names.
     pub fn compile(self, options: Options) -> Result<Loaded, Vec<Problem>> {
         let Self {
             files,
@@ -167,7 +167,7 @@ impl fmt::Display for Problem {
 pub enum Fault {
     #[error("cannot be read: {0}")]
     Unreadable(#[source] io::Error),
-    #[error("has no rule files (.yaml, .yml or .json)")]
+    #[error("no rule files found")]
     NoFiles,
     #[error("is larger than {MAX_FILE_BYTES} bytes; split it and turn on merging of domains")]
     TooLarge,
@@ -263,23 +263,129 @@ impl Fault {
     }
 }
 
-/// Reads the files that `paths` name, in the order of their names.
-fn read(paths: &[PathBuf], problems: &mut Vec<Problem>) -> Vec<File> {
-    let mut found = Vec::new();
-    for path in paths {
-        let listed = if path.is_dir() {
-            list(path, path, 0, &mut found)
-        } else {
-            found.push((path.display().to_string(), path.clone()));
-            Ok(())
-        };
-        if let Err(error) = listed {
-            problems.push(unlocated(path, Fault::Unreadable(error)));
+/// Where rule files are found.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// Files as they are named; folders with all that ends in `.yaml`, `.yml` or `.json` and does
+    /// not begin with a dot, which leaves out what editors and the kubelet keep beside it.
+    Paths(Vec<PathBuf>),
+    /// As the reference's `RUNTIME_*` variables say: every file, whatever its name.
+    Runtime(Runtime),
+}
+
+/// The reference's idea of a folder of rules.
+#[derive(Clone, Debug)]
+pub struct Runtime {
+    pub root: PathBuf,
+    pub subdirectory: PathBuf,
+    pub app_directory: PathBuf,
+    /// Leave out names that begin with a dot.
+    pub ignores_dot_files: bool,
+    /// Read all of root and subdirectory, and of that the files whose path, with dots for slashes,
+    /// begins with the name of the app directory.
+    pub watches_root: bool,
+}
+
+impl Source {
+    /// The folders in which a change can mean other rules, and whether those below count too.
+    pub fn watched(&self) -> Vec<(PathBuf, bool)> {
+        match self {
+            Self::Paths(paths) => paths.iter().map(|path| (path.clone(), true)).collect(),
+            Self::Runtime(runtime) => {
+                // The root itself may be a link that is replaced.
+                let above = runtime.root.parent();
+                let above = above.map(|parent| (parent.to_owned(), false));
+                above
+                    .into_iter()
+                    .chain([(runtime.folder(), true)])
+                    .collect()
+            }
         }
     }
-    found.sort();
+
+    /// The files, by name and path, in the order of their names.
+    fn list(&self, problems: &mut Vec<Problem>) -> Vec<(String, PathBuf)> {
+        let mut found = Vec::new();
+        match self {
+            Self::Paths(paths) => {
+                for path in paths {
+                    if !path.is_dir() {
+                        found.push((path.display().to_string(), path.clone()));
+                        continue;
+                    }
+                    let mut walk = Walk {
+                        root: path,
+                        takes: &|path| !is_hidden(path) && (path.is_dir() || is_rules(path)),
+                        follows_links: true,
+                        found: &mut found,
+                    };
+                    if let Err(error) = walk.enter(path, 0) {
+                        problems.push(unlocated(path, Fault::Unreadable(error)));
+                    }
+                }
+            }
+            Self::Runtime(runtime) => {
+                if let Err(error) = runtime.list(&mut found) {
+                    problems.push(unlocated(&runtime.folder(), Fault::Unreadable(error)));
+                }
+            }
+        }
+        found.sort();
+        found
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Paths(paths) => {
+                let paths: Vec<_> = paths.iter().map(|path| path.to_string_lossy()).collect();
+                f.write_str(&paths.join(", "))
+            }
+            Self::Runtime(runtime) => write!(f, "{}", runtime.folder().display()),
+        }
+    }
+}
+
+impl Runtime {
+    fn folder(&self) -> PathBuf {
+        let folder = self.root.join(&self.subdirectory);
+        if self.watches_root {
+            folder
+        } else {
+            folder.join(&self.app_directory)
+        }
+    }
+
+    fn list(&self, found: &mut Vec<(String, PathBuf)>) -> io::Result<()> {
+        let folder = self.folder();
+        // The kubelet's own folders are never meant, whatever the setting says.
+        let takes = |path: &Path| {
+            let is_hidden = is_hidden(path);
+            !(is_hidden && (self.ignores_dot_files || is_kubelets(path)))
+        };
+        let mut walk = Walk {
+            root: &folder,
+            takes: &takes,
+            follows_links: false,
+            found,
+        };
+        walk.enter(&folder, 0)?;
+        if self.watches_root {
+            for (name, _) in &mut *found {
+                *name = name.replace('/', ".");
+            }
+            let prefix = format!("{}.", self.app_directory.display());
+            found.retain(|(name, _)| name.starts_with(&prefix));
+        }
+        Ok(())
+    }
+}
+
+/// Reads the files of `source`.
+fn read(source: &Source, problems: &mut Vec<Problem>) -> Vec<File> {
     let mut files = Vec::new();
-    for (name, path) in found {
+    for (name, path) in source.list(problems) {
         match read_text(&path) {
             Ok(text) => files.push(File::new(name, text)),
             Err(fault) => problems.push(unlocated(Path::new(&name), fault)),
@@ -306,39 +412,55 @@ fn read_text(path: &Path) -> Result<String, Fault> {
     String::from_utf8(bytes).map_err(|_| Fault::NotText)
 }
 
-/// Folders deeper than this are not entered: a link can lead back to where it stands.
-const MAX_DEPTH: usize = 8;
+fn is_hidden(path: &Path) -> bool {
+    path.file_name()
+        .is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
+}
 
-/// All rule files below `folder`, named by their path from `root`: those that end in `.yaml`,
-/// `.yml` or `.json` and do not begin with a dot, which leaves out what editors and the kubelet
-/// keep beside them.
-fn list(
-    root: &Path,
-    folder: &Path,
-    depth: usize,
-    found: &mut Vec<(String, PathBuf)>,
-) -> io::Result<()> {
-    for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        let is_hidden = path
-            .file_name()
-            .is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
-        if is_hidden {
-            continue;
-        }
-        let is_rules = path
-            .extension()
-            .is_some_and(|end| end == "yaml" || end == "yml" || end == "json");
-        if path.is_dir() {
-            if depth < MAX_DEPTH {
-                list(root, &path, depth + 1, found)?;
+/// `..data` and the folder that it points to, which hold each file a second time.
+fn is_kubelets(path: &Path) -> bool {
+    path.file_name()
+        .is_some_and(|name| name.as_encoded_bytes().starts_with(b".."))
+}
+
+fn is_rules(path: &Path) -> bool {
+    path.extension()
+        .is_some_and(|end| end == "yaml" || end == "yml" || end == "json")
+}
+
+/// A walk through a folder.
+struct Walk<'a> {
+    root: &'a Path,
+    /// Which files to take and which folders to enter.
+    takes: &'a dyn Fn(&Path) -> bool,
+    /// Whether links to folders are entered.
+    follows_links: bool,
+    /// Files by their path from the root.
+    found: &'a mut Vec<(String, PathBuf)>,
+}
+
+impl Walk<'_> {
+    /// Folders deeper than this are not entered: a link can lead back to where it stands.
+    const MAX_DEPTH: usize = 8;
+
+    fn enter(&mut self, folder: &Path, depth: usize) -> io::Result<()> {
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            if !(self.takes)(&path) {
+                continue;
             }
-        } else if is_rules {
-            let name = path.strip_prefix(root).unwrap_or(&path);
-            found.push((name.display().to_string(), path));
+            if path.is_dir() {
+                let is_entered = self.follows_links || !path.is_symlink();
+                if is_entered && depth < Self::MAX_DEPTH {
+                    self.enter(&path, depth + 1)?;
+                }
+            } else {
+                let name = path.strip_prefix(self.root).unwrap_or(&path);
+                self.found.push((name.display().to_string(), path));
+            }
         }
+        Ok(())
     }
-    Ok(())
 }
 
 #[cfg(test)]

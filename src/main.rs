@@ -8,9 +8,9 @@ use std::{
 use anyhow::Context as _;
 use tollgate::{
     ask,
-    config::{Files, Options},
+    config::{Files, Options, Source},
     server,
-    settings::{Ask, Check, Cli, Command, LogFormat, LogLevel, Process},
+    settings::{self, Ask, Check, Cli, Command, LogFormat, LogLevel, Process, Settings},
 };
 use tracing::level_filters::LevelFilter;
 
@@ -18,7 +18,7 @@ fn main() -> ExitCode {
     let done = match Cli::from_process().command {
         Command::Serve(settings) => {
             log(&settings.process);
-            server::run(&settings).context("tollgate cannot serve")
+            serve(&settings)
         }
         Command::Check(check) => return check_files(&check),
         Command::Ask(ask) => print_answer(ask),
@@ -31,6 +31,13 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn serve(settings: &Settings) -> anyhow::Result<()> {
+    for note in settings::reference_notes()? {
+        tracing::warn!("{note}");
+    }
+    server::run(settings).context("tollgate cannot serve")
 }
 
 fn log(process: &Process) {
@@ -56,7 +63,7 @@ fn check_files(check: &Check) -> ExitCode {
     let options = Options {
         merge_domains: check.merge_domains,
     };
-    let (lines, code) = match Files::read(&check.paths).compile(options) {
+    let (lines, code) = match Files::read(&Source::Paths(check.paths.clone())).compile(options) {
         Ok(loaded) => {
             let mut lines: Vec<_> = loaded.warnings.iter().map(ToString::to_string).collect();
             lines.push(format!(

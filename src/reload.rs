@@ -1,29 +1,27 @@
 //! Watches the rule files; takes good ones into use, keeps the old ones otherwise and says why.
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use notify::{Event, RecommendedWatcher, RecursiveMode, Watcher as _};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use crate::{
-    config::{Files, Options, Problem},
+    config::{Files, Options, Problem, Source},
     limiter::Rules,
     metrics::Metrics,
 };
 
-/// Reads the rules of one folder again and again.
+/// Reads the rules of one source again and again.
 #[derive(Debug)]
 pub struct Reloader {
-    pub folder: PathBuf,
+    pub source: Source,
     pub options: Options,
     pub rules: Rules,
     pub metrics: Arc<Metrics>,
     /// The files of the last load, good or bad.
     seen: Option<[u8; 32]>,
+    /// How many domains the rules in use have.
+    domains: watch::Sender<usize>,
 }
 
 /// Changes within this time are one: editors and the kubelet make several of each.
@@ -37,14 +35,20 @@ const LONGEST_DEBOUNCE: Duration = Duration::from_secs(1);
 const RECHECK: Duration = Duration::from_secs(10);
 
 impl Reloader {
-    pub fn new(folder: PathBuf, options: Options, rules: Rules, metrics: Arc<Metrics>) -> Self {
+    pub fn new(source: Source, options: Options, rules: Rules, metrics: Arc<Metrics>) -> Self {
         Self {
-            folder,
+            source,
             options,
             rules,
             metrics,
             seen: None,
+            domains: watch::Sender::new(0),
         }
+    }
+
+    /// How many domains the rules in use have, now and later.
+    pub fn domains(&self) -> watch::Receiver<usize> {
+        self.domains.subscribe()
     }
 
     /// Loads the rules if the files are not those of the last time.
@@ -53,7 +57,7 @@ impl Reloader {
     ///
     /// Every problem with the new files; the rules in use are the old ones then.
     pub fn load(&mut self) -> Result<(), Vec<Problem>> {
-        let files = Files::read(std::slice::from_ref(&self.folder));
+        let files = Files::read(&self.source);
         let digest = files.digest();
         if self.seen == Some(digest) {
             return Ok(());
@@ -71,7 +75,9 @@ impl Reloader {
             files = loaded.files,
             "rules loaded"
         );
+        let domains = loaded.matcher.domain_count();
         self.rules.swap(loaded.matcher, &self.metrics);
+        self.domains.send_replace(domains);
         Ok(())
     }
 
@@ -79,7 +85,7 @@ impl Reloader {
     pub fn watch(self) -> Watch {
         // One place is enough: it says that something changed, not what.
         let (changed, changes) = mpsc::channel(1);
-        let watcher = watcher(&self.folder, changed)
+        let watcher = watcher(&self.source, changed)
             .inspect_err(|error| {
                 tracing::warn!(%error, "changes of the rules are seen late: no file watch");
             })
@@ -92,7 +98,7 @@ impl Reloader {
     }
 }
 
-fn watcher(folder: &Path, changed: mpsc::Sender<()>) -> notify::Result<RecommendedWatcher> {
+fn watcher(source: &Source, changed: mpsc::Sender<()>) -> notify::Result<RecommendedWatcher> {
     let mut watcher = notify::recommended_watcher(move |event: notify::Result<Event>| {
         // Reading the files is an event too, and no change.
         if !event.is_ok_and(|event| event.kind.is_access()) {
@@ -100,7 +106,14 @@ fn watcher(folder: &Path, changed: mpsc::Sender<()>) -> notify::Result<Recommend
             let _ = changed.try_send(());
         }
     })?;
-    watcher.watch(folder, RecursiveMode::Recursive)?;
+    for (folder, is_recursive) in source.watched() {
+        let mode = if is_recursive {
+            RecursiveMode::Recursive
+        } else {
+            RecursiveMode::NonRecursive
+        };
+        watcher.watch(&folder, mode)?;
+    }
     Ok(watcher)
 }
 

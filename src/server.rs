@@ -6,6 +6,7 @@
 
 use std::{
     convert::Infallible,
+    hash::{BuildHasher as _, RandomState},
     io,
     net::{IpAddr, SocketAddr},
     sync::Arc,
@@ -25,7 +26,11 @@ use tokio::{
     task::JoinSet,
 };
 use tonic::service::Routes;
-use tonic_health::{ServingStatus, server::HealthReporter};
+use tonic_health::{
+    ServingStatus,
+    pb::health_server::{Health as HealthService, HealthServer},
+    server::HealthReporter,
+};
 
 use crate::{
     admin::{self, Health},
@@ -43,7 +48,7 @@ use crate::{
     limiter::{Limiter, Rules},
     metrics::Metrics,
     reload::Reloader,
-    settings::{Listen, Settings},
+    settings::{Listen, Redis, Settings},
     store::{
         AnyStore,
         memory::MemoryStore,
@@ -78,9 +83,9 @@ pub enum ServerError {
         #[source]
         source: io::Error,
     },
-    #[error("the rules in {folder} cannot be used ({} problems):\n{}", problems.len(), list(problems))]
+    #[error("the rules in {source_name} cannot be used ({} problems):\n{}", problems.len(), list(problems))]
     Rules {
-        folder: String,
+        source_name: String,
         problems: Vec<Problem>,
     },
     #[error(transparent)]
@@ -122,9 +127,10 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     // Before the ports are announced: who reads the line may send a signal at once.
     let mut signals = Signals::new()?;
 
-    let health = Health::default();
-    let (reporter, health_service) = tonic_health::server::health_reporter();
-    report_health(&reporter, ServingStatus::Serving).await;
+    let (health, health_service) = HealthDoors::new();
+    let domains = reloader.domains();
+    let needs_rules = settings.healthy_with_rules_only;
+    health.set(!needs_rules || *domains.borrow() > 0).await;
 
     let (phase, phases) = watch::channel(Phase::Serving);
     let mut workers = Workers::default();
@@ -139,6 +145,8 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
             routes: routes.prepare(),
             batchers,
             max_streams: settings.bounds.max_streams,
+            max_age: settings.listen.max_connection_age,
+            grace: settings.listen.max_connection_age_grace,
             phases: phases.clone(),
         })?;
     }
@@ -169,8 +177,12 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
         tasks.spawn(async move { match batcher.run().await {} });
     }
     let max_body_bytes = settings.bounds.max_message_bytes;
-    let http_routes = admin::http(health.clone(), json_service, max_body_bytes);
+    let http_routes = admin::http(health.http.clone(), json_service, max_body_bytes);
     tasks.spawn(serve_http(http, http_routes));
+    let mut following = JoinSet::new();
+    if needs_rules {
+        following.spawn(health.clone().follow(domains));
+    }
     if let Some(debug) = debug {
         tasks.spawn(serve_http(debug, admin::debug(shown)));
     }
@@ -186,8 +198,8 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
         () = workers.first_end() => return Err(ServerError::WorkerStopped),
     }
 
-    health.turn_bad();
-    report_health(&reporter, ServingStatus::NotServing).await;
+    following.shutdown().await;
+    health.set(false).await;
     // Who balances load needs a moment to see that; until then calls still come and are answered.
     tokio::select! {
         () = tokio::time::sleep(settings.process.drain_delay) => {}
@@ -214,8 +226,8 @@ fn load(
     let options = Options {
         merge_domains: settings.merge_domains,
     };
-    let folder = settings.config_dir.clone();
-    let mut reloader = Reloader::new(folder, options, rules.clone(), metrics.clone());
+    let source = settings.source();
+    let mut reloader = Reloader::new(source, options, rules.clone(), metrics.clone());
     match reloader.load() {
         Ok(()) => {}
         Err(problems) if settings.start_without_rules => {
@@ -226,7 +238,7 @@ fn load(
         }
         Err(problems) => {
             return Err(ServerError::Rules {
-                folder: settings.config_dir.display().to_string(),
+                source_name: settings.source().to_string(),
                 problems,
             });
         }
@@ -242,9 +254,20 @@ enum Backend {
 
 impl Backend {
     fn new(settings: &Settings) -> Result<Self, redis::BadUrl> {
-        Ok(match settings.redis.redis_url.as_deref() {
-            None | Some("") => Self::Memory(Arc::new(MemoryStore::new(settings.max_counters))),
-            Some(url) => Self::Redis(redis::Connections::new(url)?),
+        Ok(match settings.redis_address() {
+            None => Self::Memory(Arc::new(MemoryStore::new(settings.max_counters))),
+            Some(url) => {
+                let Redis {
+                    redis_auth,
+                    redis_connect_timeout,
+                    ..
+                } = &settings.redis;
+                Self::Redis(redis::Connections::new(
+                    &url,
+                    redis_auth.as_deref(),
+                    *redis_connect_timeout,
+                )?)
+            }
         })
     }
 
@@ -258,6 +281,7 @@ impl Backend {
                     deadline: settings.redis.redis_timeout,
                     connections: settings.redis.redis_connections,
                     max_waiting: settings.redis.redis_max_waiting,
+                    jitter_secs: settings.redis.expiration_jitter.max(0).unsigned_abs(),
                 };
                 let (store, batchers) =
                     RedisStore::new(connections, &options, metrics.redis.clone());
@@ -379,9 +403,38 @@ fn routes(service: grpc::Service<AnyStore>, settings: &Settings) -> Routes {
         .add_service(reflection().build_v1alpha().expect(COMPILED))
 }
 
-async fn report_health(reporter: &HealthReporter, status: ServingStatus) {
-    for name in HEALTH_NAMES {
-        reporter.set_service_status(name, status).await;
+/// The two places where health is told.
+#[derive(Clone)]
+struct HealthDoors {
+    http: Health,
+    grpc: HealthReporter,
+}
+
+impl HealthDoors {
+    fn new() -> (Self, HealthServer<impl HealthService>) {
+        let (grpc, service) = tonic_health::server::health_reporter();
+        let http = Health::default();
+        (Self { http, grpc }, service)
+    }
+
+    async fn set(&self, is_good: bool) {
+        self.http.set(is_good);
+        let status = if is_good {
+            ServingStatus::Serving
+        } else {
+            ServingStatus::NotServing
+        };
+        for name in HEALTH_NAMES {
+            self.grpc.set_service_status(name, status).await;
+        }
+    }
+
+    /// Good as long as the rules have a domain.
+    async fn follow(self, mut domains: watch::Receiver<usize>) {
+        while domains.changed().await.is_ok() {
+            let is_good = *domains.borrow_and_update() > 0;
+            self.set(is_good).await;
+        }
     }
 }
 
@@ -513,6 +566,10 @@ struct Worker {
     routes: Routes,
     batchers: Vec<Batcher>,
     max_streams: u32,
+    /// How old a connection may become; zero means any age.
+    max_age: Duration,
+    /// How long its calls may then take.
+    grace: Duration,
     phases: watch::Receiver<Phase>,
 }
 
@@ -544,6 +601,8 @@ impl Worker {
         let routes = self.routes.clone();
         let max_streams = self.max_streams;
         let mut phases = self.phases.clone();
+        let max_age = jittered(self.max_age);
+        let grace = self.grace;
         async move {
             let Arrival { stream, place } = arrival;
             let _place = place;
@@ -565,12 +624,31 @@ impl Worker {
                     connection.as_mut().graceful_shutdown();
                     connection.await
                 }
+                () = tokio::time::sleep(max_age) => {
+                    connection.as_mut().graceful_shutdown();
+                    match tokio::time::timeout(grace, connection).await {
+                        Ok(ended) => ended,
+                        Err(_elapsed) => return tracing::debug!("a connection outlived its grace"),
+                    }
+                }
             };
             if let Err(error) = ended {
                 tracing::debug!(%error, "a connection ended badly");
             }
         }
     }
+}
+
+/// `age`, give or take a tenth, so that connections that began together do not end together.
+fn jittered(age: Duration) -> Duration {
+    /// Zero means no end: longer than any process lives, short enough for a timer.
+    const NEVER: Duration = Duration::from_secs(100 * 365 * 86_400);
+    if age.is_zero() || age > NEVER {
+        return NEVER;
+    }
+    // A fresh hasher's seed is as random as this needs.
+    let random = RandomState::new().hash_one(()) % 2001;
+    age / 10_000 * u32::try_from(9_000 + random).unwrap_or(10_000)
 }
 
 /// Takes a stream into this worker's runtime.

@@ -4,6 +4,10 @@ use std::{net::IpAddr, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::config::{self, Source};
+
+pub mod reference;
+
 /// The command line of tollgate.
 #[derive(Debug, Parser)]
 #[command(
@@ -34,6 +38,15 @@ impl Cli {
     }
 }
 
+/// What to say of the reference's variables that are set and have no effect.
+///
+/// # Errors
+///
+/// If one of them asks for something that must not be left out.
+pub fn reference_notes() -> Result<Vec<String>, reference::Unsupported> {
+    reference::notes(std::env::vars_os())
+}
+
 /// Puts `serve` where no command is named.
 fn with_command(arguments: impl IntoIterator<Item = String>) -> Vec<String> {
     let mut arguments: Vec<String> = arguments.into_iter().collect();
@@ -53,13 +66,12 @@ fn with_command(arguments: impl IntoIterator<Item = String>) -> Vec<String> {
 #[derive(Clone, Debug, Args)]
 pub struct Settings {
     /// Folder of rule files (.yaml, .yml, .json, sub-folders included); watched for changes
-    #[arg(
-        long,
-        env = "TOLLGATE_CONFIG_DIR",
-        default_value = "config",
-        value_name = "DIR"
-    )]
-    pub config_dir: PathBuf,
+    /// [default: config, or what --runtime-root says]
+    #[arg(long, env = "TOLLGATE_CONFIG_DIR", value_name = "DIR")]
+    pub config_dir: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub runtime: Runtime,
 
     /// Let several files name one domain; their descriptors are put together
     #[arg(long, env = "MERGE_DOMAIN_CONFIG", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
@@ -68,6 +80,10 @@ pub struct Settings {
     /// Start even if the first load of the rules fails; calls get UNAVAILABLE until one succeeds
     #[arg(long, env = "FORCE_START_WITHOUT_INITIAL_CONFIG", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub start_without_rules: bool,
+
+    /// Report good health only while the rules in use have at least one domain
+    #[arg(long, env = "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub healthy_with_rules_only: bool,
 
     #[command(flatten)]
     pub listen: Listen,
@@ -95,6 +111,88 @@ pub struct Settings {
     pub process: Process,
 }
 
+/// Where the reference keeps its rules. Every file counts there, whatever its name.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Rules where envoyproxy/ratelimit keeps them")]
+pub struct Runtime {
+    /// Upper part of the folder; unless --config-dir is given, this or the next flag turns from
+    /// tollgate's own way of reading rules to the reference's [default: /srv/runtime_data/current]
+    #[arg(long, env = "RUNTIME_ROOT", value_name = "DIR")]
+    pub runtime_root: Option<PathBuf>,
+
+    /// Middle part of the folder
+    #[arg(long, env = "RUNTIME_SUBDIRECTORY", value_name = "DIR")]
+    pub runtime_subdirectory: Option<PathBuf>,
+
+    /// Last part of the folder
+    #[arg(
+        long,
+        env = "RUNTIME_APPDIRECTORY",
+        default_value = "config",
+        value_name = "DIR"
+    )]
+    pub runtime_app_directory: PathBuf,
+
+    /// Leave out names that begin with a dot
+    #[arg(long, env = "RUNTIME_IGNOREDOTFILES", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub runtime_ignore_dot_files: bool,
+
+    /// Take the last part for the beginning of names in the middle folder, with dots for slashes
+    #[arg(long, env = "RUNTIME_WATCH_ROOT", default_value = "true", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub runtime_watch_root: bool,
+}
+
+impl Settings {
+    /// Where the rules are.
+    pub fn source(&self) -> Source {
+        let runtime = &self.runtime;
+        let is_runtime = runtime.runtime_root.is_some() || runtime.runtime_subdirectory.is_some();
+        match &self.config_dir {
+            Some(folder) => Source::Paths(vec![folder.clone()]),
+            None if is_runtime => Source::Runtime(config::Runtime {
+                root: runtime
+                    .runtime_root
+                    .clone()
+                    .unwrap_or_else(|| "/srv/runtime_data/current".into()),
+                subdirectory: runtime.runtime_subdirectory.clone().unwrap_or_default(),
+                app_directory: runtime.runtime_app_directory.clone(),
+                ignores_dot_files: runtime.runtime_ignore_dot_files,
+                watches_root: runtime.runtime_watch_root,
+            }),
+            None => Source::Paths(vec!["config".into()]),
+        }
+    }
+
+    /// The address of Redis, or nothing if counters are to be held in memory: that is so only if
+    /// nothing at all was said about a backend.
+    pub fn redis_address(&self) -> Option<String> {
+        let Redis {
+            redis_url,
+            backend,
+            redis_socket_type,
+            redis_type,
+            redis_auth,
+            ..
+        } = &self.redis;
+        let url = redis_url.as_deref().filter(|url| !url.is_empty());
+        let is_asked_for = backend.is_some()
+            || redis_socket_type.is_some()
+            || redis_type.is_some()
+            || redis_auth.is_some();
+        let url = match url {
+            Some(url) => url,
+            // The reference's default.
+            None if is_asked_for => "/var/run/nutcracker/ratelimit.sock",
+            None => return None,
+        };
+        let is_bare = !url.contains("://");
+        Some(match redis_socket_type {
+            Some(SocketType::Unix) if is_bare => format!("unix://{url}"),
+            _ => url.to_owned(),
+        })
+    }
+}
+
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Listeners")]
 pub struct Listen {
@@ -105,6 +203,15 @@ pub struct Listen {
     /// gRPC port; 0 takes a free one
     #[arg(long, env = "GRPC_PORT", default_value_t = 8081, value_name = "PORT")]
     pub grpc_port: u16,
+
+    /// After this long a connection is asked to be opened anew, give or take a tenth, so that
+    /// load finds new replicas; 0 means never
+    #[arg(long, env = "GRPC_MAX_CONNECTION_AGE", default_value = "24h", value_parser = duration, value_name = "DURATION")]
+    pub max_connection_age: Duration,
+
+    /// How long calls under way may then take to end
+    #[arg(long, env = "GRPC_MAX_CONNECTION_AGE_GRACE", default_value = "1h", value_parser = duration, value_name = "DURATION")]
+    pub max_connection_age_grace: Duration,
 
     /// Address of the HTTP port (/healthcheck)
     #[arg(long, env = "HOST", default_value = "0.0.0.0", value_name = "IP")]
@@ -135,6 +242,53 @@ pub struct Redis {
     /// host:port or a socket path
     #[arg(long, env = "REDIS_URL", hide_env_values = true, value_name = "URL")]
     pub redis_url: Option<String>,
+
+    /// Where to count: `redis` is the only backend beside memory, which needs no name
+    #[arg(long, env = "BACKEND_TYPE", value_parser = backend, value_name = "NAME")]
+    pub backend: Option<Backend>,
+
+    /// What a --redis-url without a scheme is: the address of a TCP port or a socket's path
+    #[arg(
+        long,
+        env = "REDIS_SOCKET_TYPE",
+        value_enum,
+        ignore_case = true,
+        value_name = "TYPE"
+    )]
+    pub redis_socket_type: Option<SocketType>,
+
+    /// Kind of Redis behind the address
+    #[arg(
+        long,
+        env = "REDIS_TYPE",
+        value_enum,
+        ignore_case = true,
+        value_name = "TYPE"
+    )]
+    pub redis_type: Option<RedisType>,
+
+    /// Password, or user:password, for an address that has none
+    #[arg(
+        long,
+        env = "REDIS_AUTH",
+        hide_env_values = true,
+        value_name = "SECRET"
+    )]
+    pub redis_auth: Option<String>,
+
+    /// Longest that a connection to Redis may take to come up; decisions do not wait for it
+    #[arg(long, env = "REDIS_TIMEOUT", default_value = "1s", value_parser = duration, value_name = "DURATION")]
+    pub redis_connect_timeout: Duration,
+
+    /// Spread the ends of keys over this many seconds more
+    #[arg(
+        long,
+        env = "EXPIRATION_JITTER_MAX_SECONDS",
+        default_value_t = 0,
+        allow_negative_numbers = true,
+        value_name = "SECONDS"
+    )]
+    pub expiration_jitter: i64,
 
     /// Longest that a decision waits for Redis; keep it below Envoy's timeout, which is 20ms
     #[arg(long, env = "TOLLGATE_REDIS_TIMEOUT", default_value = "10ms", value_parser = duration, value_name = "DURATION")]
@@ -323,6 +477,23 @@ pub enum LogFormat {
     Json,
 }
 
+/// The one backend that has to be named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backend {
+    Redis,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SocketType {
+    Tcp,
+    Unix,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RedisType {
+    Single,
+}
+
 #[derive(Debug, Args)]
 pub struct Check {
     /// Rule files, or folders of them
@@ -390,6 +561,17 @@ fn entries(text: &str) -> Result<Entries, String> {
     Ok(Entries(
         entries.into_iter().map(pair).collect::<Result<_, _>>()?,
     ))
+}
+
+/// The reference takes an empty name for Redis.
+fn backend(text: &str) -> Result<Backend, String> {
+    match text {
+        "" | "redis" => Ok(Backend::Redis),
+        "memcache" => {
+            Err("there is no memcached store, for it cannot count exactly; use redis".into())
+        }
+        _ => Err("expected redis".into()),
+    }
 }
 
 /// A boolean as Go's `strconv.ParseBool` reads it.

@@ -400,18 +400,80 @@ fn folders_are_read_in_the_order_of_their_files() {
     write(".hidden.yaml", "}");
     write("notes.txt", "}");
     let mut problems = Vec::new();
-    let files = read(&[folder.path().to_owned()], &mut problems);
+    let source = |path: PathBuf| Source::Paths(vec![path]);
+    let files = read(&source(folder.path().to_owned()), &mut problems);
     let names: Vec<_> = files.iter().map(|file| file.name.as_str()).collect();
     assert_eq!(names, ["a.yaml", "b.yml", "sub/c.json"]);
     assert!(problems.is_empty());
-    let gone = Files::read(&[folder.path().join("gone.yaml")]).compile(Options::default());
+    let gone = Files::read(&source(folder.path().join("gone.yaml"))).compile(Options::default());
     let gone = gone.unwrap_err();
     assert!(gone[0].to_string().contains("gone.yaml: cannot be read: "));
     let empty = tempfile::tempdir().unwrap();
-    let none = Files::read(&[empty.path().to_owned()]).compile(Options::default());
+    let none = Files::read(&source(empty.path().to_owned())).compile(Options::default());
     assert!(
         none.unwrap_err()[0]
             .to_string()
-            .contains("has no rule files")
+            .contains("no rule files found")
+    );
+}
+
+/// The names of the files that `runtime` reads below a folder that holds one of every kind.
+fn runtime_names(change: impl FnOnce(&mut Runtime)) -> Vec<String> {
+    let root = tempfile::tempdir().unwrap();
+    let at = |path: &str| root.path().join(path);
+    for folder in [
+        "sub/config/more",
+        "sub/config/..2026",
+        "sub/other",
+        "elsewhere",
+    ] {
+        fs::create_dir_all(at(folder)).unwrap();
+    }
+    for file in [
+        "sub/config/b.yaml",
+        "sub/config/a.txt",
+        "sub/config/more/c",
+        "sub/config/..2026/a.txt",
+        "sub/config/.hidden",
+        "sub/other/d.yaml",
+        "elsewhere/e.yaml",
+    ] {
+        fs::write(at(file), "domain: d").unwrap();
+    }
+    std::os::unix::fs::symlink(at("elsewhere/e.yaml"), at("sub/config/e.yaml")).unwrap();
+    std::os::unix::fs::symlink(at("elsewhere"), at("sub/config/linked")).unwrap();
+    let mut runtime = Runtime {
+        root: root.path().to_owned(),
+        subdirectory: "sub".into(),
+        app_directory: "config".into(),
+        ignores_dot_files: true,
+        watches_root: false,
+    };
+    change(&mut runtime);
+    let mut problems = Vec::new();
+    let files = read(&Source::Runtime(runtime), &mut problems);
+    assert!(problems.is_empty(), "{}", problems[0]);
+    files.into_iter().map(|file| file.name).collect()
+}
+
+#[test]
+fn a_runtime_folder_is_read_as_the_reference_reads_it() {
+    assert_eq!(
+        runtime_names(|_| ()),
+        ["a.txt", "b.yaml", "e.yaml", "more/c"]
+    );
+    assert_eq!(
+        runtime_names(|runtime| runtime.watches_root = true),
+        [
+            "config.a.txt",
+            "config.b.yaml",
+            "config.e.yaml",
+            "config.more.c"
+        ]
+    );
+    // A dot file is a file to the reference; the kubelet's doubles are left out all the same.
+    assert_eq!(
+        runtime_names(|runtime| runtime.ignores_dot_files = false),
+        [".hidden", "a.txt", "b.yaml", "e.yaml", "more/c"]
     );
 }

@@ -37,6 +37,8 @@ pub struct Options {
     pub deadline: Duration,
     /// Connections of each worker. More than one make smaller batches.
     pub connections: u32,
+    /// Keys end up to this much later than their window, spread evenly; 0 for none.
+    pub jitter_secs: u64,
     /// Requests of one worker that may wait at a time; the next one is refused at once.
     pub max_waiting: usize,
 }

@@ -93,7 +93,7 @@ impl Batcher {
 
     fn commands(&self, waiting: &Waiting, now: Timestamp) -> Commands {
         let mut builder = Builder::new(
-            &self.options.key_prefix,
+            &self.options,
             now,
             |key| self.known.hasher.hash_one(key),
             |hash| self.known.contains(hash),

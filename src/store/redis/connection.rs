@@ -13,10 +13,6 @@ use bb8_redis::{
 
 use super::Options;
 
-/// How long a connection may take to come up. Decisions do not wait for it, they end at their own
-/// deadline.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-
 /// The text is not the address of a Redis. Says what is wrong without repeating it: addresses
 /// hold passwords.
 #[derive(Debug, thiserror::Error)]
@@ -31,19 +27,30 @@ pub struct BadUrl {
 #[derive(Clone, Debug)]
 pub struct Connections {
     client: Arc<Client>,
+    /// How long a connection may take to come up. Decisions do not wait for it, they end at their
+    /// own deadline.
+    timeout: Duration,
 }
 
 impl Connections {
+    /// `auth`, a password or `user:password`, is used where `url` has none.
+    ///
     /// # Errors
     ///
     /// If `url` is not an address that can be read; whether somebody answers there is not asked.
-    pub fn new(url: &str) -> Result<Self, BadUrl> {
+    pub fn new(url: &str, auth: Option<&str>, timeout: Duration) -> Result<Self, BadUrl> {
         let bad = |error: RedisError| BadUrl {
             reason: error.to_string().to_lowercase(),
         };
         let info: ConnectionInfo = with_scheme(url).into_connection_info().map_err(bad)?;
         // The library would name itself with two more commands on every connection.
-        let redis_settings = info.redis_settings().clone().set_skip_set_lib_name();
+        let mut redis_settings = info.redis_settings().clone().set_skip_set_lib_name();
+        if let (Some(auth), None) = (auth, redis_settings.password()) {
+            redis_settings = match auth.split_once(':') {
+                Some((user, password)) => redis_settings.set_username(user).set_password(password),
+                None => redis_settings.set_password(auth),
+            };
+        }
         let tcp_settings = info.tcp_settings().clone().set_nodelay(true);
         let info = info
             .set_redis_settings(redis_settings)
@@ -51,6 +58,7 @@ impl Connections {
         let client = Client::open(info).map_err(bad)?;
         Ok(Self {
             client: Arc::new(client),
+            timeout,
         })
     }
 
@@ -59,7 +67,7 @@ impl Connections {
         Pool::builder()
             .max_size(options.connections)
             .min_idle(options.connections)
-            .connection_timeout(CONNECT_TIMEOUT)
+            .connection_timeout(self.timeout)
             // An address that refuses is told at once, not after the timeout.
             .retry_connection(false)
             // A connection knows whether it broke: asking it again would cost a round trip.
@@ -87,7 +95,7 @@ impl ManageConnection for Connections {
 
     async fn connect(&self) -> Result<Connection, RedisError> {
         let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(CONNECT_TIMEOUT))
+            .set_connection_timeout(Some(self.timeout))
             // The batcher has its own deadline; a second timer a batch would be waste.
             .set_response_timeout(None);
         let inner = self

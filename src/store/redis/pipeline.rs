@@ -7,7 +7,7 @@ use std::{collections::HashMap, mem};
 
 use bb8_redis::redis::{self, Cmd, Pipeline, Value};
 
-use super::StoreError;
+use super::{Options, StoreError};
 use crate::{counter::Increment, request::Hits, window::Timestamp};
 
 /// A counter outlives its window by this much, for replicas whose clocks run behind.
@@ -72,7 +72,7 @@ struct Group {
 
 /// Gathers the increments of a batch.
 pub(super) struct Builder<'a, H, K> {
-    prefix: &'a str,
+    options: &'a Options,
     now: Timestamp,
     /// A key's hash.
     hash: H,
@@ -90,9 +90,9 @@ where
     H: Fn(&[u8]) -> u64,
     K: Fn(u64) -> bool,
 {
-    pub(super) fn new(prefix: &'a str, now: Timestamp, hash: H, is_known: K) -> Self {
+    pub(super) fn new(options: &'a Options, now: Timestamp, hash: H, is_known: K) -> Self {
         Self {
-            prefix,
+            options,
             now,
             hash,
             is_known,
@@ -157,13 +157,24 @@ where
             command
                 .arg(increment.hits.added())
                 .arg(increment.limit)
-                .arg(ttl_secs(increment.expires_at, self.now));
+                .arg(self.ttl_secs(increment));
         }
         self.scripts[script] = command;
     }
 
     fn key(&self, key: &[u8]) -> Vec<u8> {
-        [self.prefix.as_bytes(), key].concat()
+        [self.options.key_prefix.as_bytes(), key].concat()
+    }
+
+    fn ttl_secs(&self, increment: &Increment<'_>) -> u64 {
+        let left = increment.expires_at.secs().saturating_sub(self.now.secs());
+        let spread = match self.options.jitter_secs {
+            0 => 0,
+            jitter => (self.hash)(increment.key) % jitter,
+        };
+        left.saturating_add(GRACE_SECS)
+            .saturating_add(spread)
+            .min(MAX_TTL_SECS)
     }
 
     pub(super) fn finish(mut self) -> Commands {
@@ -179,7 +190,7 @@ where
                 pipeline.cmd("INCRBY").arg(&key).arg(group.hits);
                 let hash = (self.hash)(first.key);
                 if !(self.is_known)(hash) {
-                    let ttl_secs = ttl_secs(first.expires_at, self.now);
+                    let ttl_secs = self.ttl_secs(&first);
                     pipeline.cmd("EXPIRE").arg(key).arg(ttl_secs);
                     expired_keys.push(hash);
                 }
@@ -223,11 +234,6 @@ impl Commands {
             }
         })
     }
-}
-
-fn ttl_secs(expires_at: Timestamp, now: Timestamp) -> u64 {
-    let left = expires_at.secs().saturating_sub(now.secs());
-    (left + GRACE_SECS).min(MAX_TTL_SECS)
 }
 
 /// The count that a reply stands for.

@@ -1,0 +1,431 @@
+//! The environment of envoyproxy/ratelimit: what becomes of each of its variables.
+
+use std::ffi::OsString;
+
+/// What tollgate makes of a variable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Treatment {
+    /// A flag of `serve` has this variable for its own.
+    Honoured,
+    /// There is nothing it could do; why, or what does it instead.
+    Instead(&'static str),
+    /// What it asks for is not there, and doing without could be harmful: any value but this one
+    /// ends the start.
+    NotYet(&'static str),
+}
+
+use Treatment::{Honoured, Instead, NotYet};
+
+/// All variables of the reference's settings, by name.
+pub const VARIABLES: [(&str, Treatment); 114] = [
+    ("BACKEND_TYPE", Honoured),
+    ("CACHE_KEY_PREFIX", Honoured),
+    (
+        "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS",
+        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
+    ),
+    (
+        "CONFIG_GRPC_XDS_CLIENT_TLS_CERT",
+        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
+    ),
+    (
+        "CONFIG_GRPC_XDS_CLIENT_TLS_KEY",
+        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
+    ),
+    (
+        "CONFIG_GRPC_XDS_NODE_ID",
+        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
+    ),
+    (
+        "CONFIG_GRPC_XDS_NODE_METADATA",
+        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
+    ),
+    (
+        "CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL",
+        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
+    ),
+    (
+        "CONFIG_GRPC_XDS_SERVER_TLS_CACERT",
+        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
+    ),
+    (
+        "CONFIG_GRPC_XDS_SERVER_TLS_SAN",
+        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
+    ),
+    (
+        "CONFIG_GRPC_XDS_SERVER_URL",
+        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
+    ),
+    (
+        "CONFIG_GRPC_XDS_SERVER_USE_TLS",
+        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
+    ),
+    ("CONFIG_TYPE", NotYet("FILE")),
+    ("DEBUG_HOST", Honoured),
+    ("DEBUG_PORT", Honoured),
+    (
+        "DISABLE_STATS",
+        Instead("metrics are on the debug port, at /metrics"),
+    ),
+    ("EXPIRATION_JITTER_MAX_SECONDS", Honoured),
+    (
+        "EXTRA_TAGS",
+        Instead("metrics are on the debug port, at /metrics"),
+    ),
+    ("FORCE_START_WITHOUT_INITIAL_CONFIG", Honoured),
+    ("GRPC_CLIENT_TLS_CACERT", NotYet("")),
+    (
+        "GRPC_CLIENT_TLS_SAN",
+        Instead("it is for GRPC_CLIENT_TLS_CACERT"),
+    ),
+    ("GRPC_HOST", Honoured),
+    ("GRPC_MAX_CONNECTION_AGE", Honoured),
+    ("GRPC_MAX_CONNECTION_AGE_GRACE", Honoured),
+    ("GRPC_PORT", Honoured),
+    (
+        "GRPC_SERVER_TLS_CERT",
+        Instead("it is for GRPC_SERVER_USE_TLS"),
+    ),
+    (
+        "GRPC_SERVER_TLS_KEY",
+        Instead("it is for GRPC_SERVER_USE_TLS"),
+    ),
+    ("GRPC_SERVER_USE_TLS", NotYet("false")),
+    ("GRPC_UDS", NotYet("")),
+    ("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", Honoured),
+    ("HOST", Honoured),
+    ("LIMIT_LIMIT_HEADER", Honoured),
+    ("LIMIT_REMAINING_HEADER", Honoured),
+    ("LIMIT_RESET_HEADER", Honoured),
+    ("LIMIT_RESPONSE_HEADERS_ENABLED", Honoured),
+    ("LOCAL_CACHE_SIZE_IN_BYTES", Honoured),
+    ("LOG_FORMAT", Honoured),
+    ("LOG_LEVEL", Honoured),
+    (
+        "MEMCACHE_HOST_PORT",
+        Instead("there is no memcached store; use --redis-url"),
+    ),
+    (
+        "MEMCACHE_MAX_IDLE_CONNS",
+        Instead("there is no memcached store; use --redis-url"),
+    ),
+    (
+        "MEMCACHE_SRV",
+        Instead("there is no memcached store; use --redis-url"),
+    ),
+    (
+        "MEMCACHE_SRV_REFRESH",
+        Instead("there is no memcached store; use --redis-url"),
+    ),
+    (
+        "MEMCACHE_TLS",
+        Instead("there is no memcached store; use --redis-url"),
+    ),
+    (
+        "MEMCACHE_TLS_CACERT",
+        Instead("there is no memcached store; use --redis-url"),
+    ),
+    (
+        "MEMCACHE_TLS_CLIENT_CERT",
+        Instead("there is no memcached store; use --redis-url"),
+    ),
+    (
+        "MEMCACHE_TLS_CLIENT_KEY",
+        Instead("there is no memcached store; use --redis-url"),
+    ),
+    (
+        "MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION",
+        Instead("there is no memcached store; use --redis-url"),
+    ),
+    ("MERGE_DOMAIN_CONFIG", Honoured),
+    ("NEAR_LIMIT_RATIO", Honoured),
+    ("PORT", Honoured),
+    (
+        "PROMETHEUS_ADDR",
+        Instead("metrics are on the debug port, at /metrics"),
+    ),
+    (
+        "PROMETHEUS_MAPPER_YAML",
+        Instead("metrics are on the debug port, at /metrics"),
+    ),
+    (
+        "PROMETHEUS_PATH",
+        Instead("metrics are on the debug port, at /metrics"),
+    ),
+    (
+        "PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS",
+        Instead("metrics are on the debug port, at /metrics"),
+    ),
+    ("QUOTA_MODE", Honoured),
+    ("REDIS_AUTH", Honoured),
+    (
+        "REDIS_CLUSTER_PIPELINE_PARALLELISM",
+        Instead("it is for a Redis Cluster"),
+    ),
+    ("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", NotYet("false")),
+    ("REDIS_PERSECOND", NotYet("false")),
+    (
+        "REDIS_PERSECOND_AUTH",
+        Instead("it is for the second Redis of REDIS_PERSECOND"),
+    ),
+    (
+        "REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM",
+        Instead("it is for the second Redis of REDIS_PERSECOND"),
+    ),
+    (
+        "REDIS_PERSECOND_PIPELINE_LIMIT",
+        Instead("it is for the second Redis of REDIS_PERSECOND"),
+    ),
+    (
+        "REDIS_PERSECOND_PIPELINE_WINDOW",
+        Instead("it is for the second Redis of REDIS_PERSECOND"),
+    ),
+    (
+        "REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR",
+        Instead("it is for the second Redis of REDIS_PERSECOND"),
+    ),
+    (
+        "REDIS_PERSECOND_POOL_SIZE",
+        Instead("it is for the second Redis of REDIS_PERSECOND"),
+    ),
+    (
+        "REDIS_PERSECOND_SENTINEL_AUTH",
+        Instead("it is for the second Redis of REDIS_PERSECOND"),
+    ),
+    (
+        "REDIS_PERSECOND_SOCKET_TYPE",
+        Instead("it is for the second Redis of REDIS_PERSECOND"),
+    ),
+    (
+        "REDIS_PERSECOND_TIMEOUT",
+        Instead("it is for the second Redis of REDIS_PERSECOND"),
+    ),
+    (
+        "REDIS_PERSECOND_TLS",
+        Instead("it is for the second Redis of REDIS_PERSECOND"),
+    ),
+    (
+        "REDIS_PERSECOND_TYPE",
+        Instead("it is for the second Redis of REDIS_PERSECOND"),
+    ),
+    (
+        "REDIS_PERSECOND_URL",
+        Instead("it is for the second Redis of REDIS_PERSECOND"),
+    ),
+    (
+        "REDIS_PIPELINE_LIMIT",
+        Instead("batches form by themselves while the one before is on its way"),
+    ),
+    (
+        "REDIS_PIPELINE_WINDOW",
+        Instead("batches form by themselves while the one before is on its way"),
+    ),
+    (
+        "REDIS_POOL_ON_EMPTY_BEHAVIOR",
+        Instead("requests wait for the next batch, at most --redis-timeout"),
+    ),
+    (
+        "REDIS_POOL_SIZE",
+        Instead("each worker needs one connection; see --redis-connections"),
+    ),
+    ("REDIS_SENTINEL_AUTH", Instead("it is for Redis Sentinel")),
+    ("REDIS_SOCKET_TYPE", Honoured),
+    (
+        "REDIS_STARTUP_INITIAL_INTERVAL",
+        Instead("tollgate starts without waiting for Redis"),
+    ),
+    (
+        "REDIS_STARTUP_MAX_ELAPSED_TIME",
+        Instead("tollgate starts without waiting for Redis"),
+    ),
+    (
+        "REDIS_STARTUP_MAX_INTERVAL",
+        Instead("tollgate starts without waiting for Redis"),
+    ),
+    ("REDIS_TIMEOUT", Honoured),
+    ("REDIS_TLS", NotYet("false")),
+    ("REDIS_TLS_CACERT", Instead("it is for REDIS_TLS")),
+    ("REDIS_TLS_CLIENT_CERT", Instead("it is for REDIS_TLS")),
+    ("REDIS_TLS_CLIENT_KEY", Instead("it is for REDIS_TLS")),
+    (
+        "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION",
+        Instead("it is for REDIS_TLS"),
+    ),
+    ("REDIS_TYPE", Honoured),
+    ("REDIS_URL", Honoured),
+    ("RESPONSE_DYNAMIC_METADATA", Honoured),
+    ("RUNTIME_APPDIRECTORY", Honoured),
+    ("RUNTIME_IGNOREDOTFILES", Honoured),
+    ("RUNTIME_ROOT", Honoured),
+    ("RUNTIME_SUBDIRECTORY", Honoured),
+    ("RUNTIME_WATCH_ROOT", Honoured),
+    ("SHADOW_MODE", Honoured),
+    (
+        "STATSD_HOST",
+        Instead("metrics are on the debug port, at /metrics"),
+    ),
+    (
+        "STATSD_PORT",
+        Instead("metrics are on the debug port, at /metrics"),
+    ),
+    (
+        "STATS_FLUSH_INTERVAL",
+        Instead("metrics are on the debug port, at /metrics"),
+    ),
+    ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", Honoured),
+    (
+        "TRACING_ENABLED",
+        Instead("tollgate does not export traces yet"),
+    ),
+    (
+        "TRACING_EXPORTER_PROTOCOL",
+        Instead("it is for TRACING_ENABLED"),
+    ),
+    (
+        "TRACING_SAMPLING_RATE",
+        Instead("it is for TRACING_ENABLED"),
+    ),
+    (
+        "TRACING_SERVICE_INSTANCE_ID",
+        Instead("it is for TRACING_ENABLED"),
+    ),
+    ("TRACING_SERVICE_NAME", Instead("it is for TRACING_ENABLED")),
+    (
+        "TRACING_SERVICE_NAMESPACE",
+        Instead("it is for TRACING_ENABLED"),
+    ),
+    (
+        "USE_DOG_STATSD",
+        Instead("metrics are on the debug port, at /metrics"),
+    ),
+    (
+        "USE_DOG_STATSD_MOGRIFIERS",
+        Instead("metrics are on the debug port, at /metrics"),
+    ),
+    (
+        "USE_PROMETHEUS",
+        Instead("metrics are on the debug port, at /metrics"),
+    ),
+    (
+        "USE_STATSD",
+        Instead("metrics are on the debug port, at /metrics"),
+    ),
+    (
+        "XDS_CLIENT_BACKOFF_INITIAL_INTERVAL",
+        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
+    ),
+    (
+        "XDS_CLIENT_BACKOFF_JITTER",
+        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
+    ),
+    (
+        "XDS_CLIENT_BACKOFF_MAX_INTERVAL",
+        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
+    ),
+    (
+        "XDS_CLIENT_BACKOFF_RANDOM_FACTOR",
+        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
+    ),
+    (
+        "XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES",
+        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
+    ),
+];
+
+/// A variable asks for something that is not there.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{name} is set, but this version of tollgate cannot do what it asks for; unset it")]
+pub struct Unsupported {
+    pub name: &'static str,
+}
+
+/// A line for each variable of `environment` that has no effect.
+///
+/// # Errors
+///
+/// If a variable asks for something that must not be left out.
+pub fn notes(
+    environment: impl Iterator<Item = (OsString, OsString)>,
+) -> Result<Vec<String>, Unsupported> {
+    let mut notes = Vec::new();
+    for (name, value) in environment {
+        let Some(&(name, treatment)) = VARIABLES.iter().find(|(known, _)| name == *known) else {
+            continue;
+        };
+        match treatment {
+            Honoured => {}
+            Instead(why) => notes.push(format!("{name} has no effect: {why}")),
+            NotYet(harmless) => {
+                let value = value.to_string_lossy();
+                let is_off = matches!(&*value, "0" | "f" | "F" | "FALSE" | "False" | "");
+                if value != harmless && !(is_off && harmless == "false") {
+                    return Err(Unsupported { name });
+                }
+            }
+        }
+    }
+    notes.sort();
+    Ok(notes)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+    use crate::settings::Cli;
+
+    fn flags() -> Vec<String> {
+        let command = Cli::command();
+        let serve = command.find_subcommand("serve").unwrap();
+        let names = serve.get_arguments().filter_map(clap::Arg::get_env);
+        names
+            .map(|name| name.to_str().unwrap().to_owned())
+            .collect()
+    }
+
+    #[test]
+    fn a_variable_is_honoured_if_and_only_if_a_flag_has_it() {
+        let flags = flags();
+        for (name, treatment) in VARIABLES {
+            let is_flag = flags.iter().any(|flag| flag == name);
+            assert_eq!(is_flag, treatment == Honoured, "{name}");
+        }
+    }
+
+    #[test]
+    fn every_other_flag_has_a_variable_of_our_own() {
+        let is_known = |flag: &str| VARIABLES.iter().any(|(name, _)| *name == flag);
+        for flag in flags() {
+            assert!(is_known(&flag) || flag.starts_with("TOLLGATE_"), "{flag}");
+        }
+    }
+
+    #[test]
+    fn the_variables_stand_in_order_and_once() {
+        assert!(VARIABLES.is_sorted_by(|(a, _), (b, _)| a < b));
+    }
+
+    #[track_caller]
+    fn check(name: &str, value: &str, expected: Result<usize, Unsupported>) {
+        let environment = [(name.into(), value.into())].into_iter();
+        assert_eq!(notes(environment).map(|notes| notes.len()), expected);
+    }
+
+    #[test]
+    fn what_has_no_effect_is_said_and_what_is_missing_is_refused() {
+        check("GRPC_PORT", "1", Ok(0));
+        check("PATH", "x", Ok(0));
+        check("REDIS_POOL_SIZE", "5", Ok(1));
+        check("CONFIG_TYPE", "FILE", Ok(0));
+        check("REDIS_TLS", "F", Ok(0));
+        check("REDIS_TLS", "true", Err(Unsupported { name: "REDIS_TLS" }));
+        check(
+            "CONFIG_TYPE",
+            "GRPC_XDS_SOTW",
+            Err(Unsupported {
+                name: "CONFIG_TYPE",
+            }),
+        );
+    }
+}
