@@ -8,6 +8,7 @@ pub mod decision;
 pub mod grpc;
 pub mod limit;
 pub mod limiter;
+pub mod log;
 pub mod matcher;
 pub mod metadata;
 pub mod metrics;

@@ -1,7 +1,7 @@
 //! The `tollgate` program: exit code 0 if all went well, 1 if not, 2 for a bad command line.
 
 use std::{
-    io::{self, IsTerminal as _, Write as _},
+    io::{self, Write as _},
     process::ExitCode,
 };
 
@@ -9,15 +9,14 @@ use anyhow::Context as _;
 use tollgate::{
     ask,
     config::{Files, Options, Source},
-    server,
-    settings::{self, Ask, Check, Cli, Command, LogFormat, LogLevel, Process, Settings},
+    log, server,
+    settings::{self, Ask, Check, Cli, Command, Settings},
 };
-use tracing::level_filters::LevelFilter;
 
 fn main() -> ExitCode {
     let done = match Cli::from_process().command {
         Command::Serve(settings) => {
-            log(&settings.process);
+            log::start(&settings.process);
             serve(&settings)
         }
         Command::Check(check) => return check_files(&check),
@@ -38,24 +37,6 @@ fn serve(settings: &Settings) -> anyhow::Result<()> {
         tracing::warn!("{note}");
     }
     server::run(settings).context("tollgate cannot serve")
-}
-
-fn log(process: &Process) {
-    let level = match process.log_level {
-        LogLevel::Error => LevelFilter::ERROR,
-        LogLevel::Warn => LevelFilter::WARN,
-        LogLevel::Info => LevelFilter::INFO,
-        LogLevel::Debug => LevelFilter::DEBUG,
-        LogLevel::Trace => LevelFilter::TRACE,
-    };
-    let lines = tracing_subscriber::fmt()
-        .with_max_level(level)
-        .with_ansi(io::stderr().is_terminal())
-        .with_writer(io::stderr);
-    match process.log_format {
-        LogFormat::Text => lines.init(),
-        LogFormat::Json => lines.json().flatten_event(true).init(),
-    }
 }
 
 /// Prints every problem, or what was found to be good.

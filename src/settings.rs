@@ -1,8 +1,12 @@
 //! Flags and environment → typed [`Settings`]. The only file that reads the environment.
 
-use std::{net::IpAddr, path::PathBuf, time::Duration};
+use std::{
+    net::IpAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 
 use crate::config::{self, Source};
 
@@ -34,8 +38,40 @@ pub enum Command {
 impl Cli {
     /// Parses the process's own arguments; ends the process with help or an error.
     pub fn from_process() -> Self {
-        Self::parse_from(with_command(std::env::args()))
+        let arguments: Vec<String> = std::env::args().collect();
+        let matches = if is_ratelimit(&arguments) {
+            // As the reference's image starts it: by environment alone.
+            as_ratelimit(Self::command()).get_matches_from([&arguments[0], "serve"])
+        } else {
+            Self::command().get_matches_from(with_command(arguments))
+        };
+        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
     }
+}
+
+/// Whether the program goes by the name of the reference's.
+fn is_ratelimit(arguments: &[String]) -> bool {
+    let program = arguments.first().map(Path::new).and_then(Path::file_name);
+    program.is_some_and(|name| name == "ratelimit")
+}
+
+/// Defaults of the reference where ours are others and somebody could notice.
+const RATELIMIT_DEFAULTS: [(&str, &str); 4] = [
+    ("runtime_root", "/srv/runtime_data/current"),
+    ("backend", "redis"),
+    ("expiration_jitter", "300"),
+    ("log_level", "warn"),
+];
+
+/// The command line with the reference's defaults.
+fn as_ratelimit(command: clap::Command) -> clap::Command {
+    command.mut_subcommand("serve", |serve| {
+        RATELIMIT_DEFAULTS
+            .into_iter()
+            .fold(serve, |serve, (id, default)| {
+                serve.mut_arg(id, |argument| argument.default_value(default))
+            })
+    })
 }
 
 /// What to say of the reference's variables that are set and have no effect.
@@ -637,13 +673,56 @@ fn duration(text: &str) -> Result<Duration, String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-
     use super::*;
 
     #[test]
     fn the_command_line_is_sound() {
         Cli::command().debug_assert();
+        as_ratelimit(Cli::command()).debug_assert();
+    }
+
+    /// The settings of a process called `name` that is given `arguments`.
+    fn settings(name: &str, arguments: &[&str]) -> Settings {
+        let command = match name {
+            "ratelimit" => as_ratelimit(Cli::command()),
+            _ => Cli::command(),
+        };
+        let arguments = [&[name, "serve"], arguments].concat();
+        let matches = command.try_get_matches_from(arguments).unwrap();
+        match Cli::from_arg_matches(&matches).unwrap().command {
+            Command::Serve(settings) => *settings,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn by_the_name_of_the_reference_its_defaults_hold() {
+        let ours = settings("tollgate", &[]);
+        assert_eq!(ours.redis_address(), None);
+        assert!(matches!(ours.source(), Source::Paths(paths) if paths == [Path::new("config")]));
+        let theirs = settings("ratelimit", &[]);
+        let socket = "/var/run/nutcracker/ratelimit.sock";
+        assert_eq!(theirs.redis_address().as_deref(), Some(socket));
+        assert_eq!(theirs.process.log_level, LogLevel::Warn);
+        let Source::Runtime(runtime) = theirs.source() else {
+            panic!("{:?}", theirs.source());
+        };
+        assert_eq!(runtime.root, Path::new("/srv/runtime_data/current"));
+        assert!(runtime.watches_root);
+        assert!(is_ratelimit(&["/bin/ratelimit".to_owned()]));
+        assert!(!is_ratelimit(&["/bin/tollgate".to_owned()]));
+    }
+
+    #[test]
+    fn memory_is_the_store_only_if_no_backend_was_named() {
+        let address = |arguments: &[&str]| settings("tollgate", arguments).redis_address();
+        assert_eq!(address(&["--redis-url", ""]), None);
+        assert_eq!(address(&["--redis-url", "h:1"]).as_deref(), Some("h:1"));
+        let unix = ["--redis-url", "run/x", "--redis-socket-type", "unix"];
+        assert_eq!(address(&unix).as_deref(), Some("unix://run/x"));
+        let default = "/var/run/nutcracker/ratelimit.sock";
+        assert_eq!(address(&["--backend", "redis"]).as_deref(), Some(default));
+        assert_eq!(address(&["--redis-auth", "x"]).as_deref(), Some(default));
     }
 
     #[test]
