@@ -25,6 +25,8 @@ pub const MAX_FILE_BYTES: u64 = 64 << 20;
 pub struct Options {
     /// Several files may name one domain; their descriptors are put together at the top level.
     pub merge_domains: bool,
+    /// Keep keys and values apart: the entry (`a`, `b`) is not the bare key `a_b`.
+    pub strict_matching: bool,
 }
 
 /// Rules that can be used.

@@ -43,6 +43,7 @@ fn serve(settings: &Settings) -> anyhow::Result<()> {
 fn check_files(check: &Check) -> ExitCode {
     let options = Options {
         merge_domains: check.merge_domains,
+        strict_matching: check.strict_matching,
     };
     let (lines, code) = match Files::read(&Source::Paths(check.paths.clone())).compile(options) {
         Ok(loaded) => {

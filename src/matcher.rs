@@ -4,6 +4,9 @@
 //! a descriptor the node named exactly `key_value` wins over the first wildcard, in order of
 //! declaration, that matches this text, and that wins over the node named `key`. There is no way
 //! back: once a node is chosen its siblings are not tried. The node of the last entry decides.
+//!
+//! Joined, the entry (`a`, `b`) reads as the bare key `a_b`, as it does in the reference. Strict
+//! matching keeps keys and values apart.
 
 use std::collections::HashMap;
 
@@ -15,6 +18,8 @@ use crate::{
 /// All rules of a configuration.
 #[derive(Debug, Default)]
 pub struct Matcher {
+    /// Whether keys and values are kept apart.
+    is_strict: bool,
     domains: HashMap<Box<[u8]>, NodeId>,
     nodes: Vec<Node>,
     rules: Vec<Rule>,
@@ -29,7 +34,7 @@ struct Node {
     /// What stands for the value in counters when a wildcard led here, if they are to be shared.
     shared_value: Option<Box<[u8]>>,
     children: HashMap<Box<[u8]>, NodeId>,
-    wildcards: Vec<(Pattern, NodeId)>,
+    wildcards: Vec<(Wildcard, NodeId)>,
 }
 
 /// The rule of a descriptor.
@@ -54,11 +59,14 @@ impl<'m> Domain<'m> {
         let mut node = &nodes[self.root.0];
         let mut shared = Vec::new();
         for (index, entry) in entries.iter().enumerate() {
-            joined.clear();
-            joined.extend_from_slice(entry.key);
-            joined.push(b'_');
-            joined.extend_from_slice(entry.value);
-            let (child, by_wildcard) = node.child(joined, entry.key)?;
+            self.matcher.join(entry.key, Some(entry.value), joined);
+            let (child, by_wildcard) = match node.child(entry, joined) {
+                Some(found) => found,
+                None => {
+                    self.matcher.join(entry.key, None, joined);
+                    (*node.children.get(joined.as_slice())?, false)
+                }
+            };
             node = &nodes[child.0];
             if let (true, Some(value)) = (by_wildcard, &node.shared_value) {
                 shared.push((index, &**value));
@@ -70,21 +78,39 @@ impl<'m> Domain<'m> {
 }
 
 impl Node {
-    /// The child that an entry leads to, and whether a wildcard chose it.
-    fn child(&self, joined: &[u8], key: &[u8]) -> Option<(NodeId, bool)> {
+    /// The child that an entry leads to by its value, and whether a wildcard chose it.
+    fn child(&self, entry: &Entry<'_>, joined: &[u8]) -> Option<(NodeId, bool)> {
         if let Some(&exact) = self.children.get(joined) {
             return Some((exact, false));
         }
-        let wildcard =
-            |(pattern, node): &(Pattern, NodeId)| pattern.matches(joined).then_some((*node, true));
-        self.wildcards
-            .iter()
-            .find_map(wildcard)
-            .or_else(|| self.children.get(key).map(|&node| (node, false)))
+        let mut wildcards = self.wildcards.iter();
+        wildcards
+            .find_map(|(wildcard, node)| wildcard.matches(entry, joined).then_some((*node, true)))
     }
 }
 
 impl Matcher {
+    /// A matcher without rules, that keeps keys and values apart.
+    pub fn strict() -> Self {
+        Self {
+            is_strict: true,
+            ..Self::default()
+        }
+    }
+
+    /// Writes the text that a node is known by: of a key alone, or of a key and its value.
+    fn join(&self, key: &[u8], value: Option<&[u8]>, joined: &mut Vec<u8>) {
+        joined.clear();
+        if self.is_strict {
+            joined.extend_from_slice(&key.len().to_le_bytes());
+        }
+        joined.extend_from_slice(key);
+        if let Some(value) = value {
+            joined.push(b'_');
+            joined.extend_from_slice(value);
+        }
+    }
+
     pub fn domain(&self, name: &[u8]) -> Option<Domain<'_>> {
         let root = *self.domains.get(name)?;
         Some(Domain {
@@ -112,17 +138,28 @@ impl Matcher {
         root
     }
 
-    /// A new child of `parent`, or nothing if that text is taken at this level.
-    pub fn insert(&mut self, parent: NodeId, joined: &[u8]) -> Option<NodeId> {
-        if self.nodes[parent.0].children.contains_key(joined) {
+    /// A new child of `parent`, or nothing if its text is taken at this level. An empty value
+    /// stands for every value.
+    pub fn insert(&mut self, parent: NodeId, key: &[u8], value: &[u8]) -> Option<NodeId> {
+        let value = (!value.is_empty()).then_some(value);
+        let mut joined = Vec::new();
+        self.join(key, value, &mut joined);
+        if self.nodes[parent.0]
+            .children
+            .contains_key(joined.as_slice())
+        {
             return None;
         }
+        let wildcard = if self.is_strict {
+            Wildcard::apart(key, value)
+        } else {
+            Pattern::new(&joined).map(Wildcard::Joined)
+        };
         let child = self.push_node();
         let parent = &mut self.nodes[parent.0];
         parent.children.insert(joined.into(), child);
-        if let Some(pattern) = Pattern::new(joined) {
-            parent.wildcards.push((pattern, child));
-        }
+        let wildcard = wildcard.map(|wildcard| (wildcard, child));
+        parent.wildcards.extend(wildcard);
         Some(child)
     }
 
@@ -144,12 +181,43 @@ impl Matcher {
     }
 }
 
+/// What a node with a `*` matches.
+#[derive(Clone, Debug)]
+enum Wildcard {
+    /// The joined text.
+    Joined(Pattern),
+    /// The key, and the value if there is a pattern for it.
+    Apart(Pattern, Option<Pattern>),
+}
+
+impl Wildcard {
+    fn apart(key: &[u8], value: Option<&[u8]>) -> Option<Self> {
+        let has_star = |text: &[u8]| text.contains(&b'*');
+        if !has_star(key) && !value.is_some_and(has_star) {
+            return None;
+        }
+        let pattern = |text: &[u8]| Pattern::new(text).unwrap_or_else(|| Pattern::exactly(text));
+        Some(Self::Apart(pattern(key), value.map(pattern)))
+    }
+
+    fn matches(&self, entry: &Entry<'_>, joined: &[u8]) -> bool {
+        match self {
+            Self::Joined(pattern) => pattern.matches(joined),
+            Self::Apart(key, value) => {
+                let fits = |value: &Pattern| value.matches(entry.value);
+                key.matches(entry.key) && value.as_ref().is_none_or(fits)
+            }
+        }
+    }
+}
+
 /// A text in which every `*` stands for any bytes, none included.
 #[derive(Clone, Debug)]
 struct Pattern {
     prefix: Box<[u8]>,
     middle: Box<[Box<[u8]>]>,
-    suffix: Box<[u8]>,
+    /// Nothing if there is no `*`: the prefix is all there may be.
+    suffix: Option<Box<[u8]>>,
 }
 
 impl Pattern {
@@ -164,17 +232,29 @@ impl Pattern {
         Some(Self {
             prefix,
             middle: pieces.into(),
-            suffix,
+            suffix: Some(suffix),
         })
+    }
+
+    /// The pattern that only `text` itself fits.
+    fn exactly(text: &[u8]) -> Self {
+        Self {
+            prefix: text.into(),
+            middle: Box::default(),
+            suffix: None,
+        }
     }
 
     /// Whether all of `text` fits. The pieces between two `*` are taken where they first occur,
     /// which leaves the most for those behind them; no two may share a byte.
     fn matches(&self, text: &[u8]) -> bool {
-        let Some(mut rest) = text
-            .strip_prefix(&*self.prefix)
-            .and_then(|rest| rest.strip_suffix(&*self.suffix))
-        else {
+        let Some(rest) = text.strip_prefix(&*self.prefix) else {
+            return false;
+        };
+        let Some(suffix) = &self.suffix else {
+            return rest.is_empty();
+        };
+        let Some(mut rest) = rest.strip_suffix(&**suffix) else {
             return false;
         };
         for piece in self.middle.iter().filter(|piece| !piece.is_empty()) {
@@ -199,7 +279,11 @@ mod tests {
 
     /// A matcher for domain `d` with a rule at the end of each path; the path is the rule's.
     fn matcher(paths: &[&[&str]]) -> Matcher {
-        let mut matcher = Matcher::default();
+        filled(Matcher::default(), paths)
+    }
+
+    /// Of a text in a path, what is behind the first `=` is the value.
+    fn filled(mut matcher: Matcher, paths: &[&[&str]]) -> Matcher {
         let root = matcher.insert_domain(b"d");
         let mut known: HashMap<Vec<&str>, NodeId> = HashMap::new();
         for path in paths {
@@ -207,7 +291,7 @@ mod tests {
             for depth in 1..=path.len() {
                 node = *known
                     .entry(path[..depth].to_vec())
-                    .or_insert_with(|| matcher.insert(node, path[depth - 1].as_bytes()).unwrap());
+                    .or_insert_with(|| insert(&mut matcher, node, path[depth - 1]));
             }
             matcher.set_rule(node, |id| Rule {
                 id,
@@ -220,6 +304,12 @@ mod tests {
             });
         }
         matcher
+    }
+
+    fn insert(matcher: &mut Matcher, parent: NodeId, text: &str) -> NodeId {
+        let (key, value) = text.split_once('=').unwrap_or((text, ""));
+        let node = matcher.insert(parent, key.as_bytes(), value.as_bytes());
+        node.unwrap()
     }
 
     fn find<'m>(matcher: &'m Matcher, entries: &[(&str, &str)]) -> Option<&'m str> {
@@ -291,6 +381,24 @@ mod tests {
         check(&[&["x-*_v"]], &[("x-user", "v")], Some("x-*_v"));
     }
 
+    #[track_caller]
+    fn check_strict(paths: &[&[&str]], entries: &[(&str, &str)], expected: Option<&str>) {
+        assert_eq!(find(&filled(Matcher::strict(), paths), entries), expected);
+    }
+
+    #[test]
+    fn strict_matching_keeps_keys_and_values_apart() {
+        check_strict(&[&["a_b"]], &[("a", "b")], None);
+        check_strict(&[&["a_b"], &["a=b"]], &[("a", "b")], Some("a=b"));
+        check_strict(&[&["p=q_r"]], &[("p_q", "r")], None);
+        check_strict(&[&["p=q*"], &["p"]], &[("p", "qr")], Some("p=q*"));
+        check_strict(&[&["p=q*"], &["p"]], &[("p_q", "r")], None);
+        check_strict(&[&["p=q*"], &["p"]], &[("p", "x")], Some("p"));
+        check_strict(&[&["x-*"]], &[("x-user", "any")], Some("x-*"));
+        check_strict(&[&["x-*=v"]], &[("x-user", "w")], None);
+        check_strict(&[&["a=b", "c"]], &[("a", "b"), ("c", "")], Some("a=b.c"));
+    }
+
     #[test]
     fn an_unknown_domain_has_no_rules() {
         assert!(matcher(&[&["a"]]).domain(b"e").is_none());
@@ -300,9 +408,9 @@ mod tests {
     fn a_text_is_taken_once_a_level() {
         let mut matcher = Matcher::default();
         let root = matcher.insert_domain(b"d");
-        let child = matcher.insert(root, b"a").unwrap();
-        assert!(matcher.insert(root, b"a").is_none());
-        assert!(matcher.insert(child, b"a").is_some());
+        let child = matcher.insert(root, b"a", b"b").unwrap();
+        assert!(matcher.insert(root, b"a_b", b"").is_none());
+        assert!(matcher.insert(child, b"a_b", b"").is_some());
     }
 
     #[test]

@@ -225,6 +225,7 @@ fn load(
 ) -> Result<Reloader, ServerError> {
     let options = Options {
         merge_domains: settings.merge_domains,
+        strict_matching: settings.strict_matching,
     };
     let source = settings.source();
     let mut reloader = Reloader::new(source, options, rules.clone(), metrics.clone());

@@ -113,6 +113,11 @@ pub struct Settings {
     #[arg(long, env = "MERGE_DOMAIN_CONFIG", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub merge_domains: bool,
 
+    /// Match keys and values apart; without it the entry (a, b) is also the bare key a_b, as in
+    /// envoyproxy/ratelimit
+    #[arg(long, env = "TOLLGATE_STRICT_MATCHING", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub strict_matching: bool,
+
     /// Start even if the first load of the rules fails; calls get UNAVAILABLE until one succeeds
     #[arg(long, env = "FORCE_START_WITHOUT_INITIAL_CONFIG", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub start_without_rules: bool,
@@ -539,6 +544,10 @@ pub struct Check {
     /// Let several files name one domain, as `serve --merge-domains` does
     #[arg(long, env = "MERGE_DOMAIN_CONFIG", default_value = "false", value_parser = boolean, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub merge_domains: bool,
+
+    /// Match keys and values apart, as `serve --strict-matching` does
+    #[arg(long, env = "TOLLGATE_STRICT_MATCHING", default_value = "false", value_parser = boolean, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    pub strict_matching: bool,
 }
 
 #[derive(Debug, Args)]

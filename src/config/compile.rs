@@ -23,7 +23,11 @@ pub(super) fn compile(
     problems: &mut Vec<Problem>,
 ) -> Matcher {
     let mut compiler = Compiler {
-        matcher: Matcher::default(),
+        matcher: if options.strict_matching {
+            Matcher::strict()
+        } else {
+            Matcher::default()
+        },
         places: HashMap::new(),
         names: HashMap::new(),
         replacers: Vec::new(),
@@ -97,7 +101,8 @@ impl<'a> Compiler<'a, '_> {
         }
         let text = joined(&descriptor.key, &descriptor.value);
         let path = format!("{path}.{text}");
-        let Some(node) = self.matcher.insert(parent, text.as_bytes()) else {
+        let (key, value) = (descriptor.key.as_bytes(), descriptor.value.as_bytes());
+        let Some(node) = self.matcher.insert(parent, key, value) else {
             let fault = Fault::Duplicate {
                 path: path.clone(),
                 first: self.first_place(&path),

@@ -323,6 +323,24 @@ fn a_descriptor_is_defined_once() {
 }
 
 #[test]
+fn strict_matching_tells_a_key_from_a_key_and_value() {
+    let alike = "domain: d\ndescriptors:\n  - {key: a_b, rate_limit: {unlimited: true}}\n  - {key: a, value: b, rate_limit: {unlimited: true}}\n";
+    let strict = Options {
+        strict_matching: true,
+        ..Options::default()
+    };
+    assert_eq!(
+        compile_texts(&[alike], strict)
+            .unwrap()
+            .matcher
+            .rules()
+            .len(),
+        2
+    );
+    assert!(compile_texts(&[alike], Options::default()).is_err());
+}
+
+#[test]
 fn a_domain_stands_in_one_file_unless_domains_are_merged() {
     let a = "domain: d\ndescriptors: [{key: a, rate_limit: {unlimited: true}}]";
     let b = "domain: d\ndescriptors: [{key: b, rate_limit: {unlimited: true}}]";
@@ -332,6 +350,7 @@ fn a_domain_stands_in_one_file_unless_domains_are_merged() {
     );
     let merge = Options {
         merge_domains: true,
+        ..Options::default()
     };
     assert_eq!(
         compile_texts(&[a, b], merge).unwrap().matcher.rules().len(),

@@ -34,7 +34,7 @@ struct Rules(Matcher);
 impl Rules {
     fn with(mut self, key: &str, allows: Allows, change: impl FnOnce(&mut Rule)) -> Self {
         let root = self.0.insert_domain(b"d");
-        let node = self.0.insert(root, key.as_bytes()).unwrap();
+        let node = self.0.insert(root, key.as_bytes(), b"").unwrap();
         self.0.set_rule(node, |id| {
             let mut rule = Rule {
                 id,
