@@ -8,7 +8,7 @@ use std::{
 
 use sha2::{Digest as _, Sha256};
 
-use crate::matcher::Matcher;
+use crate::{counter::KeyFormat, matcher::Matcher};
 
 mod compile;
 mod node;
@@ -27,6 +27,8 @@ pub struct Options {
     pub merge_domains: bool,
     /// Keep keys and values apart: the entry (`a`, `b`) is not the bare key `a_b`.
     pub strict_matching: bool,
+    /// How counters are named; the reference's way cannot tell every counter.
+    pub key_format: KeyFormat,
 }
 
 /// Rules that can be used.
@@ -229,6 +231,8 @@ pub enum Fault {
     InvalidMultiplier(String),
     #[error("a period of {multiplier} {unit}s is longer than 10,000 years")]
     PeriodTooLong { unit: &'static str, multiplier: u32 },
+    #[error("{0} cannot be told in the reference's key format; use the native one")]
+    NoReferenceKey(&'static str),
     #[error("two limits with a period of {0}; keep the lower one")]
     SamePeriod(String),
     #[error(

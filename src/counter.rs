@@ -11,6 +11,12 @@
 //! The braces are a Redis Cluster hash tag: all periods of one descriptor live in one slot. An
 //! entry whose counters are shared by a wildcard has `*` in the place of its value's colon. What is
 //! longer than [`MAX_IDENTITY_BYTES`] is replaced by `#` and 128 bits of SHA-256.
+//!
+//! For a migration the reference's keys can be had instead, with which both count together:
+//!
+//! ```text
+//! shop_remote_address_127.0.0.1_1795200000
+//! ```
 
 use std::ops::Range;
 
@@ -122,12 +128,20 @@ impl Batch {
     pub fn push(&mut self, identity: &Identity, limit: &Limit, window: Window, hits: Hits) {
         let period = limit.period;
         let start = self.keys.len();
-        self.keys.push(b'{');
-        self.keys.extend_from_slice(&identity.text);
-        self.keys.push(b'}');
-        push_decimal(&mut self.keys, period.secs());
-        self.keys.push(b'@');
-        push_decimal(&mut self.keys, window.start.secs() / period.secs());
+        match identity.format {
+            KeyFormat::Native => {
+                self.keys.push(b'{');
+                self.keys.extend_from_slice(&identity.text);
+                self.keys.push(b'}');
+                push_decimal(&mut self.keys, period.secs());
+                self.keys.push(b'@');
+                push_decimal(&mut self.keys, window.start.secs() / period.secs());
+            }
+            KeyFormat::Reference => {
+                self.keys.extend_from_slice(&identity.text);
+                push_decimal(&mut self.keys, window.start.secs());
+            }
+        }
         self.increments.push(Planned {
             key: start..self.keys.len(),
             hits,
@@ -137,16 +151,54 @@ impl Batch {
     }
 }
 
+/// How keys are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KeyFormat {
+    /// So that no two counters share a key.
+    #[default]
+    Native,
+    /// As the reference does: nothing is escaped and the unit is left out, so some counters do.
+    Reference,
+}
+
 /// What the counters of one descriptor have in common: its domain and its values.
 #[derive(Debug, Default)]
 pub struct Identity {
+    format: KeyFormat,
     text: Vec<u8>,
 }
 
 impl Identity {
+    /// An identity that is not set yet.
+    pub fn new(format: KeyFormat) -> Self {
+        Self {
+            format,
+            text: Vec::new(),
+        }
+    }
+
     /// Names the counters of `entries`; those in `shared` go by a pattern instead of their value.
     pub fn set(&mut self, domain: &[u8], entries: &[Entry<'_>], shared: &[(usize, &[u8])]) {
         self.text.clear();
+        match self.format {
+            KeyFormat::Native => self.set_native(domain, entries, shared),
+            KeyFormat::Reference => {
+                self.push_joined(domain);
+                for (index, entry) in entries.iter().enumerate() {
+                    let pattern = shared.iter().find(|(at, _)| *at == index);
+                    self.push_joined(entry.key);
+                    self.push_joined(pattern.map_or(entry.value, |(_, pattern)| pattern));
+                }
+            }
+        }
+    }
+
+    fn push_joined(&mut self, text: &[u8]) {
+        self.text.extend_from_slice(text);
+        self.text.push(b'_');
+    }
+
+    fn set_native(&mut self, domain: &[u8], entries: &[Entry<'_>], shared: &[(usize, &[u8])]) {
         push_text(&mut self.text, b':', domain);
         for (index, entry) in entries.iter().enumerate() {
             push_text(&mut self.text, b':', entry.key);
@@ -265,6 +317,47 @@ mod tests {
             String::from_utf8(key(&values, Unit::Minute.into(), now)).unwrap(),
             "{4:shop14:remote_address9:127.0.0.1}60@29920500"
         );
+    }
+
+    #[track_caller]
+    fn check_reference(values: &Values, unit: Unit, expected: &str) {
+        let mut batch = Batch::default();
+        let limit = Limit {
+            requests_per_unit: 1,
+            period: unit.into(),
+            name: None,
+        };
+        let mut identity = identity(values);
+        identity.format = KeyFormat::Reference;
+        let (domain, entries) = values;
+        let shared: Vec<_> = entries
+            .iter()
+            .enumerate()
+            .filter(|(_, (_, _, is_shared))| *is_shared)
+            .map(|(index, (_, value, _))| (index, value.as_slice()))
+            .collect();
+        let entries: Vec<_> = entries
+            .iter()
+            .map(|(key, value, _)| Entry { key, value })
+            .collect();
+        identity.set(domain, &entries, &shared);
+        let now = Timestamp::from_secs(1234);
+        batch.push(&identity, &limit, window(limit.period, now), Hits::ONE);
+        let key = batch.iter().next().unwrap().key;
+        assert_eq!(String::from_utf8_lossy(key), expected);
+    }
+
+    #[test]
+    fn the_reference_s_keys_are_those_of_the_reference() {
+        let plain = simple("domain", &[("key", "value")]);
+        check_reference(&plain, Unit::Second, "domain_key_value_1234");
+        let two = simple("domain", &[("key2", "value2"), ("subkey2", "subvalue2")]);
+        let expected = "domain_key2_value2_subkey2_subvalue2_1200";
+        check_reference(&two, Unit::Minute, expected);
+        check_reference(&simple("d", &[("a", "")]), Unit::Second, "d_a__1234");
+        let files = (b"files".to_vec(), b"files/*".to_vec(), true);
+        let shared = (b"domain".to_vec(), vec![files]);
+        check_reference(&shared, Unit::Second, "domain_files_files/*_1234");
     }
 
     #[test]

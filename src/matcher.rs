@@ -11,6 +11,7 @@
 use std::collections::HashMap;
 
 use crate::{
+    counter::KeyFormat,
     limit::{Rule, RuleId},
     request::Entry,
 };
@@ -18,6 +19,8 @@ use crate::{
 /// All rules of a configuration.
 #[derive(Debug, Default)]
 pub struct Matcher {
+    /// How the counters of these rules are named.
+    pub key_format: KeyFormat,
     /// Whether keys and values are kept apart.
     is_strict: bool,
     domains: HashMap<Box<[u8]>, NodeId>,

@@ -54,7 +54,7 @@ impl<'a> Plan<'a> {
         let mut builder = Builder {
             domain: request.domain,
             now,
-            identity: Identity::default(),
+            identity: Identity::new(matcher.key_format),
             counters: Vec::with_capacity(request.descriptors.len() * 2),
             batch: Batch::default(),
         };

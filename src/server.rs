@@ -226,6 +226,7 @@ fn load(
     let options = Options {
         merge_domains: settings.merge_domains,
         strict_matching: settings.strict_matching,
+        key_format: settings.redis.key_format.into(),
     };
     let source = settings.source();
     let mut reloader = Reloader::new(source, options, rules.clone(), metrics.clone());

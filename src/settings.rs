@@ -8,7 +8,10 @@ use std::{
 
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 
-use crate::config::{self, Source};
+use crate::{
+    config::{self, Source},
+    counter,
+};
 
 pub mod reference;
 
@@ -284,6 +287,18 @@ pub struct Redis {
     #[arg(long, env = "REDIS_URL", hide_env_values = true, value_name = "URL")]
     pub redis_url: Option<String>,
 
+    /// How keys are written: `reference` counts together with envoyproxy/ratelimit during a
+    /// migration, and refuses rules that its keys cannot tell apart
+    #[arg(
+        long,
+        env = "TOLLGATE_KEY_FORMAT",
+        default_value = "native",
+        value_enum,
+        ignore_case = true,
+        value_name = "FORMAT"
+    )]
+    pub key_format: KeyFormat,
+
     /// Where to count: `redis` is the only backend beside memory, which needs no name
     #[arg(long, env = "BACKEND_TYPE", value_parser = backend, value_name = "NAME")]
     pub backend: Option<Backend>,
@@ -535,6 +550,21 @@ pub enum RedisType {
     Single,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum KeyFormat {
+    Native,
+    Reference,
+}
+
+impl From<KeyFormat> for counter::KeyFormat {
+    fn from(format: KeyFormat) -> Self {
+        match format {
+            KeyFormat::Native => Self::Native,
+            KeyFormat::Reference => Self::Reference,
+        }
+    }
+}
+
 #[derive(Debug, Args)]
 pub struct Check {
     /// Rule files, or folders of them
@@ -548,6 +578,17 @@ pub struct Check {
     /// Match keys and values apart, as `serve --strict-matching` does
     #[arg(long, env = "TOLLGATE_STRICT_MATCHING", default_value = "false", value_parser = boolean, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub strict_matching: bool,
+
+    /// Check for the keys that `serve --key-format` would write
+    #[arg(
+        long,
+        env = "TOLLGATE_KEY_FORMAT",
+        default_value = "native",
+        value_enum,
+        ignore_case = true,
+        value_name = "FORMAT"
+    )]
+    pub key_format: KeyFormat,
 }
 
 #[derive(Debug, Args)]

@@ -11,6 +11,7 @@ use super::{
     yaml::{Descriptor, Limits, RateLimit, RuleFile, joined},
 };
 use crate::{
+    counter::KeyFormat,
     limit::{Allows, Limit, Rule},
     matcher::{Matcher, NodeId},
     window::{Period, Unit},
@@ -22,12 +23,14 @@ pub(super) fn compile(
     options: Options,
     problems: &mut Vec<Problem>,
 ) -> Matcher {
+    let mut matcher = if options.strict_matching {
+        Matcher::strict()
+    } else {
+        Matcher::default()
+    };
+    matcher.key_format = options.key_format;
     let mut compiler = Compiler {
-        matcher: if options.strict_matching {
-            Matcher::strict()
-        } else {
-            Matcher::default()
-        },
+        matcher,
         places: HashMap::new(),
         names: HashMap::new(),
         replacers: Vec::new(),
@@ -151,6 +154,9 @@ impl<'a> Compiler<'a, '_> {
                 compiled.push(limit);
             }
         }
+        if self.matcher.key_format == KeyFormat::Reference {
+            self.check_reference_key(file, path, descriptor, &compiled);
+        }
         let replaces = self.replaces(file, path, limits);
         if compiled.is_empty() && !is_unlimited {
             // Every limit had an error, so this matcher will not be used.
@@ -178,6 +184,27 @@ impl<'a> Compiler<'a, '_> {
             self.say(file, limit.at, path, Fault::UnlimitedUnit);
         }
         self.name(&limit.name);
+    }
+
+    /// The reference's keys name neither unit nor multiplier.
+    fn check_reference_key(
+        &mut self,
+        file: &File,
+        path: &str,
+        descriptor: &Descriptor,
+        limits: &[Limit],
+    ) {
+        if limits.len() > 1 {
+            let fault = Fault::NoReferenceKey("a rule with several limits");
+            self.say(file, descriptor.at, path, fault);
+        }
+        if limits
+            .iter()
+            .any(|limit| limit.period.multiplier().get() > 1)
+        {
+            let fault = Fault::NoReferenceKey("a limit with a unit_multiplier");
+            self.say(file, descriptor.at, path, fault);
+        }
     }
 
     /// `before` are the limits that the rule has already.

@@ -341,6 +341,24 @@ fn strict_matching_tells_a_key_from_a_key_and_value() {
 }
 
 #[test]
+fn what_the_reference_s_keys_cannot_tell_is_refused() {
+    let reference = Options {
+        key_format: KeyFormat::Reference,
+        ..Options::default()
+    };
+    let problem = |body: &str| {
+        let loaded = compile_texts(&[&descriptor(body)], reference);
+        loaded.err().map(|problems| problems[0].to_string())
+    };
+    let one = problem("rate_limit: {unit: day, requests_per_unit: 1}");
+    assert_eq!(one, None);
+    let several = problem("rate_limits: [1/d, 2/h]").unwrap();
+    assert!(several.starts_with("a.yaml:3:10: d.k: a rule with several limits cannot be told"));
+    let long = problem("rate_limit: {unit: day, requests_per_unit: 1, unit_multiplier: 2}");
+    assert!(long.unwrap().contains("a limit with a unit_multiplier"));
+}
+
+#[test]
 fn a_domain_stands_in_one_file_unless_domains_are_merged() {
     let a = "domain: d\ndescriptors: [{key: a, rate_limit: {unlimited: true}}]";
     let b = "domain: d\ndescriptors: [{key: b, rate_limit: {unlimited: true}}]";
