@@ -19,8 +19,22 @@ pub struct Rule {
     pub shadow_mode: bool,
     /// Refuse only if all quota descriptors of the request are over.
     pub quota_mode: bool,
+    /// What its statistics are counted under.
+    pub metric: Metric,
     /// What replies carry along when this rule lets a request pass.
     pub metadata: Map,
+}
+
+/// The name of a rule's statistics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Metric {
+    /// Its path.
+    #[default]
+    Path,
+    /// Its path, with the request's values where a node says so (`value_to_metric`).
+    SomeValues,
+    /// Its path with all values of the request (`detailed_metric`).
+    AllValues,
 }
 
 /// What a rule allows.

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 
 use crate::{
     counter::KeyFormat,
-    limit::{Rule, RuleId},
+    limit::{Metric, Rule, RuleId},
     request::Entry,
 };
 
@@ -33,7 +33,12 @@ pub struct NodeId(usize);
 
 #[derive(Debug, Default)]
 struct Node {
+    key: Box<[u8]>,
+    /// Empty for every value.
+    value: Box<[u8]>,
     rule: Option<RuleId>,
+    /// Statistics tell the request's value instead of this node's.
+    value_to_metric: bool,
     /// What stands for the value in counters when a wildcard led here, if they are to be shared.
     shared_value: Option<Box<[u8]>>,
     children: HashMap<Box<[u8]>, NodeId>,
@@ -58,9 +63,69 @@ pub struct Domain<'m> {
 impl<'m> Domain<'m> {
     /// The rule that `entries` match; `joined` is scratch space.
     pub fn find(self, entries: &[Entry<'_>], joined: &mut Vec<u8>) -> Option<Match<'m>> {
+        let mut shared = Vec::new();
+        let node = self.walk(entries, joined, |index, _, node, by_wildcard| {
+            if let (true, Some(value)) = (by_wildcard, &node.shared_value) {
+                shared.push((index, &**value));
+            }
+        })?;
+        let rule = &self.matcher.rules[node.rule?.0];
+        Some(Match { rule, shared })
+    }
+
+    /// What the statistics of `rule`, which `entries` match, are counted under in `domain`: one
+    /// segment a level, as the reference writes them.
+    pub fn metric_key(
+        self,
+        domain: &[u8],
+        entries: &[Entry<'_>],
+        metric: Metric,
+        joined: &mut Vec<u8>,
+    ) -> String {
+        let mut shares = false;
+        self.walk(entries, joined, |_, _, node, by_wildcard| {
+            shares |= by_wildcard && node.shared_value.is_some();
+        });
+        let mut key = domain.to_vec();
+        let mut push = |parts: [&[u8]; 3]| {
+            key.push(b'.');
+            key.extend(parts.concat());
+        };
+        self.walk(entries, joined, |_, entry, node, by_wildcard| {
+            let is_shared = by_wildcard && node.shared_value.is_some();
+            let is_exact = !by_wildcard && !node.value.is_empty();
+            match metric {
+                Metric::AllValues if !is_shared => {
+                    let separator: &[u8] = if entry.value.is_empty() && shares {
+                        b""
+                    } else {
+                        b"_"
+                    };
+                    push([entry.key, separator, entry.value]);
+                }
+                Metric::SomeValues if node.value_to_metric && !is_shared && !is_exact => {
+                    let separator: &[u8] = if entry.value.is_empty() { b"" } else { b"_" };
+                    push([&node.key, separator, entry.value]);
+                }
+                _ => {
+                    let separator: &[u8] = if node.value.is_empty() { b"" } else { b"_" };
+                    push([&node.key, separator, &node.value]);
+                }
+            }
+        });
+        String::from_utf8_lossy(&key).into_owned()
+    }
+
+    /// Goes from node to node, telling `visit` the entry's index, the entry, the node it leads to
+    /// and whether a wildcard chose that. Returns the last node, if every entry leads to one.
+    fn walk(
+        self,
+        entries: &[Entry<'_>],
+        joined: &mut Vec<u8>,
+        mut visit: impl FnMut(usize, &Entry<'_>, &'m Node, bool),
+    ) -> Option<&'m Node> {
         let nodes = &self.matcher.nodes;
         let mut node = &nodes[self.root.0];
-        let mut shared = Vec::new();
         for (index, entry) in entries.iter().enumerate() {
             self.matcher.join(entry.key, Some(entry.value), joined);
             let (child, by_wildcard) = match node.child(entry, joined) {
@@ -71,12 +136,9 @@ impl<'m> Domain<'m> {
                 }
             };
             node = &nodes[child.0];
-            if let (true, Some(value)) = (by_wildcard, &node.shared_value) {
-                shared.push((index, &**value));
-            }
+            visit(index, entry, node, by_wildcard);
         }
-        let rule = &self.matcher.rules[node.rule?.0];
-        Some(Match { rule, shared })
+        Some(node)
     }
 }
 
@@ -144,9 +206,9 @@ impl Matcher {
     /// A new child of `parent`, or nothing if its text is taken at this level. An empty value
     /// stands for every value.
     pub fn insert(&mut self, parent: NodeId, key: &[u8], value: &[u8]) -> Option<NodeId> {
-        let value = (!value.is_empty()).then_some(value);
         let mut joined = Vec::new();
-        self.join(key, value, &mut joined);
+        let given = (!value.is_empty()).then_some(value);
+        self.join(key, given, &mut joined);
         if self.nodes[parent.0]
             .children
             .contains_key(joined.as_slice())
@@ -154,11 +216,13 @@ impl Matcher {
             return None;
         }
         let wildcard = if self.is_strict {
-            Wildcard::apart(key, value)
+            Wildcard::apart(key, given)
         } else {
             Pattern::new(&joined).map(Wildcard::Joined)
         };
         let child = self.push_node();
+        self.nodes[child.0].key = key.into();
+        self.nodes[child.0].value = value.into();
         let parent = &mut self.nodes[parent.0];
         parent.children.insert(joined.into(), child);
         let wildcard = wildcard.map(|wildcard| (wildcard, child));
@@ -169,6 +233,11 @@ impl Matcher {
     /// Makes all values that the wildcard `node` matches count as one, under the name `value`.
     pub fn share(&mut self, node: NodeId, value: &[u8]) {
         self.nodes[node.0].shared_value = Some(value.into());
+    }
+
+    /// Lets statistics tell the request's value at `node`.
+    pub fn tell_values(&mut self, node: NodeId) {
+        self.nodes[node.0].value_to_metric = true;
     }
 
     /// Gives `node` the rule that `rule` makes of its id.
@@ -303,6 +372,7 @@ mod tests {
                 replaces: Box::default(),
                 shadow_mode: false,
                 quota_mode: false,
+                metric: Default::default(),
                 metadata: Default::default(),
             });
         }
@@ -434,6 +504,96 @@ mod tests {
         };
         assert_eq!(shared("a/1"), [(0, b"a/*".as_slice())]);
         assert_eq!(shared("a/*"), []);
+    }
+
+    #[track_caller]
+    fn check_metric(
+        paths: &[&[&str]],
+        flag: impl FnOnce(&mut Matcher),
+        entries: &[(&str, &str)],
+        metric: Metric,
+        expected: &str,
+    ) {
+        let mut matcher = matcher(paths);
+        flag(&mut matcher);
+        let entries: Vec<_> = entries
+            .iter()
+            .map(|(key, value)| Entry {
+                key: key.as_bytes(),
+                value: value.as_bytes(),
+            })
+            .collect();
+        let domain = matcher.domain(b"d").unwrap();
+        let key = domain.metric_key(b"d", &entries, metric, &mut Vec::new());
+        assert_eq!(key, expected);
+    }
+
+    /// Flags the nodes by their number, the root being 0.
+    fn tells(nodes: &'static [usize]) -> impl FnOnce(&mut Matcher) {
+        |matcher| {
+            nodes
+                .iter()
+                .for_each(|&node| matcher.tell_values(NodeId(node)))
+        }
+    }
+
+    #[test]
+    fn statistics_are_named_as_in_the_reference() {
+        let route: &[&[&str]] = &[&["route", "method=GET", "id"]];
+        let entries = &[("route", "draw"), ("method", "GET"), ("id", "1")];
+        let some = Metric::SomeValues;
+        check_metric(
+            route,
+            tells(&[1]),
+            entries,
+            some,
+            "d.route_draw.method_GET.id",
+        );
+        check_metric(
+            route,
+            tells(&[1, 3]),
+            entries,
+            some,
+            "d.route_draw.method_GET.id_1",
+        );
+        // An exact value is what it is.
+        check_metric(route, tells(&[2]), entries, some, "d.route.method_GET.id");
+        let empty = &[("route", ""), ("method", "GET"), ("id", "")];
+        check_metric(route, tells(&[1]), empty, some, "d.route.method_GET.id");
+        let wild: &[&[&str]] = &[&["w=x*"]];
+        check_metric(wild, tells(&[]), &[("w", "xy")], some, "d.w_x*");
+        check_metric(wild, tells(&[1]), &[("w", "xy")], some, "d.w_xy");
+
+        let all = Metric::AllValues;
+        check_metric(&[&["det"]], tells(&[]), &[("det", "")], all, "d.det_");
+        check_metric(&[&["det"]], tells(&[]), &[("det", "v")], all, "d.det_v");
+        let shared: &[&[&str]] = &[&["svc=s/*", "ep"]];
+        let share = |matcher: &mut Matcher| matcher.share(NodeId(1), b"s/*");
+        check_metric(
+            shared,
+            share,
+            &[("svc", "s/1"), ("ep", "")],
+            all,
+            "d.svc_s/*.ep",
+        );
+        check_metric(
+            shared,
+            share,
+            &[("svc", "s/1"), ("ep", "e")],
+            all,
+            "d.svc_s/*.ep_e",
+        );
+        let both = |matcher: &mut Matcher| {
+            matcher.share(NodeId(1), b"s/*");
+            matcher.tell_values(NodeId(1));
+        };
+        check_metric(
+            shared,
+            both,
+            &[("svc", "s/1"), ("ep", "e")],
+            some,
+            "d.svc_s/*.ep",
+        );
     }
 
     #[test]

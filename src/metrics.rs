@@ -303,6 +303,7 @@ mod tests {
             replaces: Box::default(),
             shadow_mode: false,
             quota_mode: false,
+            metric: Default::default(),
             metadata: Default::default(),
         };
         let metrics = Metrics::default();

@@ -4,9 +4,9 @@ use std::{ops::Range, sync::Arc};
 
 use crate::{
     counter::{Batch, Identity},
-    limit::{Allows, Limit, Rule},
-    matcher::{Match, Matcher},
-    request::{Descriptor, Hits, Request},
+    limit::{Allows, Limit, Metric, Rule},
+    matcher::{Domain, Match, Matcher},
+    request::{Descriptor, Entry, Hits, Request},
     window::{Timestamp, Window, window},
 };
 
@@ -40,6 +40,8 @@ pub struct Counted<'a> {
     pub hits: Hits,
     /// Its counters, by index; never empty.
     pub counters: Range<usize>,
+    /// What its statistics are counted under, unless that is the path of the rule.
+    pub metric_key: Option<String>,
 }
 
 /// One limit in one window, for one set of values.
@@ -52,6 +54,7 @@ pub struct Counter<'a> {
 impl<'a> Plan<'a> {
     pub fn new(matcher: &'a Matcher, request: &'a Request<'a>, now: Timestamp) -> Self {
         let mut builder = Builder {
+            domain_rules: matcher.domain(request.domain),
             domain: request.domain,
             now,
             identity: Identity::new(matcher.key_format),
@@ -114,6 +117,7 @@ fn replaced_names<'a>(found: &[Found<'a>]) -> Vec<&'a Arc<str>> {
 }
 
 struct Builder<'a> {
+    domain_rules: Option<Domain<'a>>,
     domain: &'a [u8],
     now: Timestamp,
     identity: Identity,
@@ -151,10 +155,39 @@ impl<'a> Builder<'a> {
         match rule {
             Some(rule) if self.counters.len() == first => Outcome::Replaced(rule),
             _ => Outcome::Counted(Counted {
+                metric_key: self.metric_key(rule, descriptor),
                 rule,
                 hits: descriptor.hits,
                 counters: first..self.counters.len(),
             }),
         }
     }
+
+    /// Only the path of a rule is known beforehand.
+    fn metric_key(&self, rule: Option<&Rule>, descriptor: &Descriptor<'_>) -> Option<String> {
+        let Some(rule) = rule else {
+            return Some(override_key(self.domain, &descriptor.entries));
+        };
+        match (rule.metric, self.domain_rules) {
+            (Metric::Path, _) | (_, None) => None,
+            (metric, Some(rules)) => {
+                let entries = &descriptor.entries;
+                Some(rules.metric_key(self.domain, entries, metric, &mut Vec::new()))
+            }
+        }
+    }
+}
+
+/// What the statistics of a limit that a request brought along are counted under.
+fn override_key(domain: &[u8], entries: &[Entry<'_>]) -> String {
+    let mut key = domain.to_vec();
+    for Entry { key: name, value } in entries {
+        key.push(b'.');
+        key.extend_from_slice(name);
+        if !value.is_empty() {
+            key.push(b'_');
+            key.extend_from_slice(value);
+        }
+    }
+    String::from_utf8_lossy(&key).into_owned()
 }

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     counter::KeyFormat,
-    limit::{Allows, Limit, Rule},
+    limit::{Allows, Limit, Metric, Rule},
     matcher::{Matcher, NodeId},
     window::{Period, Unit},
 };
@@ -54,7 +54,12 @@ pub(super) fn compile(
         }
         let root = compiler.matcher.insert_domain(domain.as_bytes());
         for descriptor in &rules.descriptors {
-            compiler.descriptor(file, root, domain, descriptor);
+            let level = Level {
+                node: root,
+                path: domain,
+                tells_values: false,
+            };
+            compiler.descriptor(file, level, descriptor);
         }
     }
     compiler.check_replacers();
@@ -84,6 +89,15 @@ struct Compiler<'a, 'p> {
     problems: &'p mut Vec<Problem>,
 }
 
+/// Where descriptors stand in the tree.
+#[derive(Clone, Copy)]
+struct Level<'a> {
+    node: NodeId,
+    path: &'a str,
+    /// Whether this node or one above it has `value_to_metric`.
+    tells_values: bool,
+}
+
 /// A rule that replaces others.
 struct Replacer<'a> {
     place: Place<'a>,
@@ -97,7 +111,13 @@ impl<'a> Compiler<'a, '_> {
         self.problems.push(file.problem(at, path, fault));
     }
 
-    fn descriptor(&mut self, file: &'a File, parent: NodeId, path: &str, descriptor: &Descriptor) {
+    fn descriptor(&mut self, file: &'a File, parent: Level<'_>, descriptor: &Descriptor) {
+        let Level {
+            node: parent,
+            path,
+            tells_values,
+        } = parent;
+        let tells_values = tells_values || descriptor.value_to_metric;
         let at = descriptor.at;
         if descriptor.key.is_empty() {
             return self.say(file, at, path, Fault::EmptyKey);
@@ -121,9 +141,17 @@ impl<'a> Compiler<'a, '_> {
                 self.say(file, at, &path, fault);
             }
         }
-        self.rule(file, node, &path, descriptor);
+        if descriptor.value_to_metric {
+            self.matcher.tell_values(node);
+        }
+        let level = Level {
+            node,
+            path: &path,
+            tells_values,
+        };
+        self.rule(file, level, descriptor);
         for child in &descriptor.descriptors {
-            self.descriptor(file, node, &path, child);
+            self.descriptor(file, level, child);
         }
     }
 
@@ -137,7 +165,12 @@ impl<'a> Compiler<'a, '_> {
         }
     }
 
-    fn rule(&mut self, file: &'a File, node: NodeId, path: &str, descriptor: &Descriptor) {
+    fn rule(&mut self, file: &'a File, level: Level<'_>, descriptor: &Descriptor) {
+        let Level {
+            node,
+            path,
+            tells_values,
+        } = level;
         let limits = match &descriptor.limits {
             Limits::None => return,
             Limits::One(limit) => std::slice::from_ref(limit),
@@ -173,6 +206,11 @@ impl<'a> Compiler<'a, '_> {
             replaces,
             shadow_mode: descriptor.shadow_mode,
             quota_mode: descriptor.quota_mode,
+            metric: match (descriptor.detailed_metric, tells_values) {
+                (true, _) => Metric::AllValues,
+                (false, true) => Metric::SomeValues,
+                (false, false) => Metric::Path,
+            },
             metadata: descriptor.metadata.clone(),
         });
     }

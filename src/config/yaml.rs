@@ -32,6 +32,8 @@ pub(super) struct Descriptor {
     pub(super) shadow_mode: bool,
     pub(super) quota_mode: bool,
     pub(super) share_threshold: bool,
+    pub(super) detailed_metric: bool,
+    pub(super) value_to_metric: bool,
     pub(super) metadata: Map,
     pub(super) descriptors: Vec<Self>,
 }
@@ -251,15 +253,14 @@ impl Reader<'_> {
         let key = self.text(&fields, "key", parent);
         let value = self.text(&fields, "value", parent);
         let path = format!("{parent}.{}", joined(&key, &value));
-        for unused in ["detailed_metric", "value_to_metric"] {
-            self.boolean(&fields, unused, &path);
-        }
         Some(Descriptor {
             at: fields.at("key").or(node.offset),
             limits: self.limits(&fields, &path),
             shadow_mode: self.boolean(&fields, "shadow_mode", &path),
             quota_mode: self.boolean(&fields, "quota_mode", &path),
             share_threshold: self.boolean(&fields, "share_threshold", &path),
+            detailed_metric: self.boolean(&fields, "detailed_metric", &path),
+            value_to_metric: self.boolean(&fields, "value_to_metric", &path),
             metadata: self.metadata(&fields, &path),
             descriptors: self.descriptors(&fields, &path),
             key,

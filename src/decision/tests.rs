@@ -43,6 +43,7 @@ impl Rules {
                 replaces: Box::default(),
                 shadow_mode: false,
                 quota_mode: false,
+                metric: Default::default(),
                 metadata: Default::default(),
             };
             change(&mut rule);
