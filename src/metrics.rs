@@ -17,6 +17,8 @@ use crate::{
     store::{memory::MemoryStore, redis},
 };
 
+pub mod sample;
+
 /// Everything that is counted about the process. One for all workers.
 #[derive(Debug, Default)]
 pub struct Metrics {
