@@ -17,6 +17,7 @@ use crate::{
     store::{memory::MemoryStore, redis},
 };
 
+pub mod mogrifier;
 pub mod sample;
 
 /// Everything that is counted about the process. One for all workers.
