@@ -19,6 +19,7 @@ use crate::{
 
 pub mod mogrifier;
 pub mod sample;
+pub mod statsd;
 
 /// Everything that is counted about the process. One for all workers.
 #[derive(Debug, Default)]
