@@ -17,6 +17,7 @@ use crate::{
     store::{memory::MemoryStore, redis},
 };
 
+pub mod mapper;
 pub mod mogrifier;
 pub mod sample;
 pub mod statsd;
