@@ -18,6 +18,11 @@ use crate::{
     store::{memory::MemoryStore, over_limit_cache, redis},
 };
 
+pub mod mapper;
+pub mod mogrifier;
+pub mod sample;
+pub mod statsd;
+
 /// Everything that is counted about the process. One for all workers.
 #[derive(Debug, Default)]
 pub struct Metrics {
