@@ -36,11 +36,12 @@ pub(super) struct Commands {
 enum Step {
     /// It is the `after`th hit of a group.
     Grouped { group: usize, after: u64 },
-    /// The reply to its own command is the count.
-    Alone { reply: usize },
+    /// It gives back, and the reply to it is the count.
+    Alone { group: usize },
 }
 
-/// All hits on one key.
+/// Hits on one key that go out as one command: all of the batch, or those between two give-backs,
+/// for a count that stops at zero depends on what came first.
 struct Group {
     hits: u64,
     reply: usize,
@@ -65,8 +66,12 @@ impl Commands {
         let mut firsts: Vec<&Increment<'_>> = Vec::new();
         for increment in increments {
             if increment.hits.given_back() > 0 {
-                // Its reply is known once the groups have theirs.
-                commands.steps.push(Step::Alone { reply: 0 });
+                by_key.remove(increment.key);
+                commands.steps.push(Step::Alone {
+                    group: commands.groups.len(),
+                });
+                firsts.push(increment);
+                commands.groups.push(Group { hits: 0, reply: 0 });
                 continue;
             }
             let group = *by_key.entry(increment.key).or_insert_with(|| {
@@ -92,6 +97,12 @@ impl Commands {
         for (group, first) in commands.groups.iter_mut().zip(firsts) {
             group.reply = commands.pipeline.len();
             let key = set_key(first.key);
+            let given_back = first.hits.given_back();
+            if given_back > 0 {
+                let script = commands.pipeline.cmd("EVAL").arg(GIVE_BACK);
+                script.arg(1).arg(key).arg(given_back);
+                continue;
+            }
             if group.hits == 0 {
                 commands.pipeline.cmd("GET").arg(key);
                 continue;
@@ -107,18 +118,6 @@ impl Commands {
                 commands.expired_keys.push(hash);
             }
         }
-        for (increment, step) in increments.iter().zip(&mut commands.steps) {
-            if let Step::Alone { reply } = step {
-                *reply = commands.pipeline.len();
-                commands
-                    .pipeline
-                    .cmd("EVAL")
-                    .arg(GIVE_BACK)
-                    .arg(1)
-                    .arg(set_key(increment.key))
-                    .arg(increment.hits.given_back());
-            }
-        }
         commands
     }
 
@@ -128,7 +127,7 @@ impl Commands {
         replies: &'a [Value],
     ) -> impl Iterator<Item = Result<u64, StoreError>> + 'a {
         self.steps.iter().map(|step| match *step {
-            Step::Alone { reply } => count(&replies[reply]),
+            Step::Alone { group } => count(&replies[self.groups[group].reply]),
             Step::Grouped { group, after } => {
                 let group = &self.groups[group];
                 let end = count(&replies[group.reply])?;
