@@ -29,6 +29,7 @@ pub(super) struct Commands {
     groups: Vec<Group>,
     /// Hashes of the keys that were given a time to live by this batch.
     pub(super) expired_keys: Vec<u64>,
+    trusted: Vec<Trusted>,
 }
 
 /// How one increment finds its count.
@@ -47,6 +48,13 @@ struct Group {
     reply: usize,
 }
 
+/// A key that this batch gives no time to live, because it should have one.
+struct Trusted {
+    key: Vec<u8>,
+    ttl_secs: u64,
+    group: usize,
+}
+
 impl Commands {
     /// `is_known` says of a key's hash whether it has a time to live already.
     pub(super) fn new(
@@ -61,6 +69,7 @@ impl Commands {
             steps: Vec::with_capacity(increments.len()),
             groups: Vec::new(),
             expired_keys: Vec::new(),
+            trusted: Vec::new(),
         };
         let mut by_key: HashMap<&[u8], usize> = HashMap::with_capacity(increments.len());
         let mut firsts: Vec<&Increment<'_>> = Vec::new();
@@ -94,7 +103,7 @@ impl Commands {
             key.extend_from_slice(bytes);
             key.clone()
         };
-        for (group, first) in commands.groups.iter_mut().zip(firsts) {
+        for (index, (group, first)) in commands.groups.iter_mut().zip(firsts).enumerate() {
             group.reply = commands.pipeline.len();
             let key = set_key(first.key);
             let given_back = first.hits.given_back();
@@ -109,16 +118,33 @@ impl Commands {
             }
             commands.pipeline.cmd("INCRBY").arg(&key).arg(group.hits);
             let hash = hash(first.key);
-            if !is_known(hash) {
-                commands
-                    .pipeline
-                    .cmd("EXPIRE")
-                    .arg(key)
-                    .arg(ttl_secs(first.expires_at, now));
+            let ttl_secs = ttl_secs(first.expires_at, now);
+            if is_known(hash) {
+                commands.trusted.push(Trusted {
+                    key,
+                    ttl_secs,
+                    group: index,
+                });
+            } else {
+                commands.pipeline.cmd("EXPIRE").arg(key).arg(ttl_secs);
                 commands.expired_keys.push(hash);
             }
         }
         commands
+    }
+
+    /// An EXPIRE for each key that should have had a time to live and was made by this batch all
+    /// the same: Redis had lost it in a restart, a failover or an eviction.
+    pub(super) fn repairs(&self, replies: &[Value]) -> Pipeline {
+        let mut pipeline = Pipeline::with_capacity(0);
+        for trusted in &self.trusted {
+            let group = &self.groups[trusted.group];
+            if count(&replies[group.reply]) == Ok(group.hits) {
+                let expire = pipeline.cmd("EXPIRE");
+                expire.arg(&trusted.key).arg(trusted.ttl_secs);
+            }
+        }
+        pipeline
     }
 
     /// The count after each increment, in order.
