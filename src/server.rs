@@ -118,8 +118,10 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     let reloader = load(settings, &rules, &metrics)?;
     let backend = Backend::new(settings)?;
     let Ports { grpc, http, debug } = Ports::bind(&settings.listen).await?;
-    // Before the ports are announced: who reads the line may send a signal at once.
+    // Before the ports are announced: who reads the line may send a signal or change a rule at
+    // once.
     let mut signals = Signals::new()?;
+    let watch = reloader.watch();
 
     let health = Health::default();
     let (reporter, health_service) = tonic_health::server::health_reporter();
@@ -167,7 +169,7 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
         memory: backend.memory(),
     };
     let mut tasks = JoinSet::new();
-    tasks.spawn(reloader.watch().run());
+    tasks.spawn(watch.run());
     tasks.spawn(serve_http(http, admin::http(health.clone())));
     if let Some(debug) = debug {
         tasks.spawn(serve_http(debug, admin::debug(shown)));
