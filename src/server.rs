@@ -124,11 +124,13 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     let reloader = load(settings, &rules, &metrics)?;
     let backend = Backend::new(settings)?;
     let Ports { grpc, http, debug } = Ports::bind(&settings.listen).await?;
-    // Before the ports are announced: who reads the line may send a signal at once.
+    // Before the ports are announced: who reads the line may send a signal or change a rule at
+    // once.
     let mut signals = Signals::new()?;
+    let domains = reloader.domains();
+    let watch = reloader.watch();
 
     let (health, health_service) = HealthDoors::new();
-    let domains = reloader.domains();
     let needs_rules = settings.healthy_with_rules_only;
     health.set(!needs_rules || *domains.borrow() > 0).await;
 
@@ -172,7 +174,7 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
         memory: backend.memory(),
     };
     let mut tasks = JoinSet::new();
-    tasks.spawn(reloader.watch().run());
+    tasks.spawn(watch.run());
     for batcher in batchers {
         tasks.spawn(async move { match batcher.run().await {} });
     }

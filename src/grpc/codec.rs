@@ -3,11 +3,23 @@
 
 use std::marker::PhantomData;
 
-use prost::Message;
+use prost::{
+    Message,
+    bytes::Buf as _,
+    encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field},
+};
 use tonic::{
     Status,
     codec::{DecodeBuf, Decoder, EncodeBuf, Encoder},
 };
+
+/// Most descriptors and entries, taken together, of a message that is longer than
+/// [`SMALL_BYTES`]. An empty one is 2 bytes on the wire and 72 in memory, and a list that grows is
+/// there twice for a moment: without a bound 4 MB would become 270.
+const MAX_PARTS: usize = 1 << 17;
+
+/// What is not longer than this cannot grow beyond a few megabytes.
+const SMALL_BYTES: usize = 64 << 10;
 
 /// Encodes `T` and decodes `U`.
 #[derive(Clone, Debug)]
@@ -54,8 +66,64 @@ impl<T, U: Message + Default> Decoder for Codec<T, U> {
     type Error = Status;
 
     fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
+        // The buffer is one piece.
+        if buffer.remaining() > SMALL_BYTES && parts(buffer.chunk(), 2) > MAX_PARTS {
+            return Err(Status::invalid_argument(format!(
+                "more than {MAX_PARTS} descriptors and entries"
+            )));
+        }
         U::decode(buffer)
             .map(Some)
             .map_err(|error| Status::invalid_argument(format!("not a readable message: {error}")))
+    }
+}
+
+/// How many fields of `message` can be messages themselves, down to `levels`. Stops at what cannot
+/// be read, as the decoder will.
+fn parts(mut message: &[u8], levels: usize) -> usize {
+    let mut count = 0;
+    while levels > 0 && message.has_remaining() {
+        let Ok((tag, wire_type)) = decode_key(&mut message) else {
+            break;
+        };
+        if wire_type != WireType::LengthDelimited {
+            if skip_field(wire_type, tag, &mut message, DecodeContext::default()).is_err() {
+                break;
+            }
+            continue;
+        }
+        let length = decode_varint(&mut message).map(usize::try_from);
+        let Some((part, rest)) = length
+            .ok()
+            .and_then(Result::ok)
+            .and_then(|length| message.split_at_checked(length))
+        else {
+            break;
+        };
+        count += 1 + parts(part, levels - 1);
+        message = rest;
+    }
+    count
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_counted_on_two_levels() {
+        // Two descriptors with an entry each, that of the second with a key; then a domain.
+        let message = b"\x12\x02\x0a\x00\x18\x07\x12\x05\x0a\x03\x0a\x01k\x0a\x01d";
+        assert_eq!(parts(message, 2), 5);
+        assert_eq!(parts(&message[..6], 2), 2);
+        assert_eq!(parts(&[0x12, 0].repeat(1000), 2), 1000);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_not_counted() {
+        assert_eq!(parts(b"\x12\x00\x12\x7f", 2), 1);
+        assert_eq!(parts(b"\x12\x00\xff\xff", 2), 1);
+        assert_eq!(parts(b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f", 2), 0);
+        assert_eq!(parts(&[0x0b; 100_000], 2), 0);
     }
 }

@@ -8,11 +8,14 @@ use std::{
     sync::Arc,
 };
 
-use bb8_redis::bb8::Pool;
+use bb8_redis::{
+    bb8::Pool,
+    redis::{Pipeline, Value},
+};
 
 use super::{
     Meters, Options, Queue, StoreError, Waiting,
-    connection::Connections,
+    connection::{Connection, Connections},
     pipeline::{Builder, Commands},
 };
 use crate::{counter::Count, window::Timestamp};
@@ -64,31 +67,47 @@ impl Batcher {
     }
 
     /// One round trip. Whatever happens, the batch is not sent again: some of it may have counted.
-    async fn send(&mut self, connection: &mut super::connection::Connection, mut waiting: Waiting) {
+    async fn send(&mut self, connection: &mut Connection, mut waiting: Waiting) {
         // Who gave up by now is not counted.
         waiting.drop_closed();
         let Some(now) = waiting.now.filter(|_| !waiting.waiters.is_empty()) else {
             return;
         };
         let commands = self.commands(&waiting, now);
-        let sent = connection.send(&commands.pipeline);
-        let replies = tokio::time::timeout(self.options.deadline, sent).await;
-        self.meters
-            .record(commands.pipeline.len(), !matches!(replies, Ok(Ok(_))));
-        match replies {
-            Ok(Ok(replies)) if replies.len() == commands.pipeline.len() => {
+        match self.round_trip(connection, &commands.pipeline).await {
+            Ok(replies) => {
                 for hash in &commands.expired_keys {
                     self.known.insert(*hash);
                 }
+                let repairs = commands.repairs(&replies);
                 waiting.answer(commands.counts(&replies));
+                if !repairs.is_empty() {
+                    // Nobody waits for it. If it fails, those keys stay until Redis evicts them.
+                    let _ = self.round_trip(connection, &repairs).await;
+                }
             }
-            Ok(Ok(_)) => waiting.fail(StoreError::Refused),
+            Err(error) => waiting.fail(error),
+        }
+    }
+
+    /// Sends `pipeline` and returns one reply for each command.
+    async fn round_trip(
+        &self,
+        connection: &mut Connection,
+        pipeline: &Pipeline,
+    ) -> Result<Vec<Value>, StoreError> {
+        let sent = connection.send(pipeline);
+        let replies = match tokio::time::timeout(self.options.deadline, sent).await {
+            Ok(Ok(replies)) if replies.len() == pipeline.len() => Ok(replies),
+            Ok(Ok(_)) => Err(StoreError::Refused),
             Ok(Err(error)) => {
                 tracing::debug!(%error, "a batch failed");
-                waiting.fail(StoreError::Unreachable);
+                Err(StoreError::Unreachable)
             }
-            Err(_elapsed) => waiting.fail(StoreError::Timeout),
-        }
+            Err(_elapsed) => Err(StoreError::Timeout),
+        };
+        self.meters.record(pipeline.len(), replies.is_err());
+        replies
     }
 
     fn commands(&self, waiting: &Waiting, now: Timestamp) -> Commands {

@@ -50,6 +50,7 @@ pub(super) struct Commands {
     groups: Vec<Group>,
     /// Hashes of the keys that were given a time to live by this batch.
     pub(super) expired_keys: Vec<u64>,
+    trusted: Vec<Trusted>,
 }
 
 /// How one increment finds its count.
@@ -57,20 +58,28 @@ pub(super) struct Commands {
 enum Step {
     /// It is the `after`th hit of a group.
     Grouped { group: usize, after: u64 },
-    /// It is a script's only count.
-    Alone { script: usize },
-    /// It is one of a script's counts.
-    Together { script: usize, place: usize },
+    /// The group's count is its own.
+    Alone { group: usize },
+    /// It is one of a group's counts.
+    Together { group: usize, place: usize },
 }
 
-/// All hits on one key.
+/// What is answered by one reply.
+#[derive(Default)]
 struct Group {
     hits: u64,
-    /// The command whose reply is the count after all of them.
+    /// The place of its command, and so of the reply.
     command: usize,
 }
 
-/// Gathers the increments of a batch.
+/// A key that this batch gives no time to live, because it should have one.
+struct Trusted {
+    key: Vec<u8>,
+    ttl_secs: u64,
+    group: usize,
+}
+
+/// Gathers the increments of a batch. They are applied in their order.
 pub(super) struct Builder<'a, H, K> {
     options: &'a Options,
     now: Timestamp,
@@ -79,10 +88,17 @@ pub(super) struct Builder<'a, H, K> {
     /// Whether the key of a hash has a time to live already.
     is_known: K,
     steps: Vec<Step>,
-    groups: Vec<(Group, Increment<'a>)>,
-    by_key: HashMap<&'a [u8], usize>,
-    /// They go out behind the groups.
-    scripts: Vec<Cmd>,
+    groups: Vec<(Group, Call<'a>)>,
+    /// The groups that further hits can still join.
+    open: HashMap<&'a [u8], usize>,
+}
+
+/// What a group comes to.
+enum Call<'a> {
+    /// All hits on one key of the batch, or those between two scripts: what a script says depends
+    /// on what came first.
+    Hits(Increment<'a>),
+    Script(Cmd),
 }
 
 impl<'a, H, K> Builder<'a, H, K>
@@ -98,8 +114,7 @@ where
             is_known,
             steps: Vec::new(),
             groups: Vec::new(),
-            by_key: HashMap::new(),
-            scripts: Vec::new(),
+            open: HashMap::new(),
         }
     }
 
@@ -107,12 +122,8 @@ where
         if increment.hits.given_back() > 0 {
             return self.give_back(increment);
         }
-        let group = *self.by_key.entry(increment.key).or_insert_with(|| {
-            let group = Group {
-                hits: 0,
-                command: 0,
-            };
-            self.groups.push((group, increment));
+        let group = *self.open.entry(increment.key).or_insert_with(|| {
+            self.groups.push((Group::default(), Call::Hits(increment)));
             self.groups.len() - 1
         });
         let hits = &mut self.groups[group].0.hits;
@@ -121,45 +132,50 @@ where
         self.steps.push(Step::Grouped { group, after });
     }
 
-    fn give_back(&mut self, increment: Increment<'_>) {
-        let script = self.scripts.len();
-        self.steps.push(Step::Alone { script });
-        let mut command = redis::cmd("EVAL");
-        command
+    fn give_back(&mut self, increment: Increment<'a>) {
+        let mut script = redis::cmd("EVAL");
+        script
             .arg(GIVE_BACK)
             .arg(1)
             .arg(self.key(increment.key))
             .arg(increment.hits.given_back());
-        self.scripts.push(command);
+        self.open.remove(increment.key);
+        let group = self.script(script);
+        self.steps.push(Step::Alone { group });
     }
 
     /// One request of which some increments may stop the others.
     pub(super) fn stopping(&mut self, increments: impl Iterator<Item = Increment<'a>>) {
-        let script = self.scripts.len();
         // Its place; it is written once all its keys are known.
-        self.scripts.push(Cmd::new());
+        let group = self.script(Cmd::new());
         let mut together = Vec::new();
         for increment in increments {
             if increment.hits.given_back() > 0 {
                 self.give_back(increment);
             } else {
                 let place = together.len();
-                self.steps.push(Step::Together { script, place });
+                self.steps.push(Step::Together { group, place });
+                self.open.remove(increment.key);
                 together.push(increment);
             }
         }
-        let mut command = redis::cmd("EVAL");
-        command.arg(STOPPING).arg(together.len());
+        let mut script = redis::cmd("EVAL");
+        script.arg(STOPPING).arg(together.len());
         for increment in &together {
-            command.arg(self.key(increment.key));
+            script.arg(self.key(increment.key));
         }
         for increment in &together {
-            command
+            script
                 .arg(increment.hits.added())
                 .arg(increment.limit)
                 .arg(self.ttl_secs(increment));
         }
-        self.scripts[script] = command;
+        self.groups[group].1 = Call::Script(script);
+    }
+
+    fn script(&mut self, script: Cmd) -> usize {
+        self.groups.push((Group::default(), Call::Script(script)));
+        self.groups.len() - 1
     }
 
     fn key(&self, key: &[u8]) -> Vec<u8> {
@@ -178,59 +194,78 @@ where
     }
 
     pub(super) fn finish(mut self) -> Commands {
-        let mut pipeline = Pipeline::with_capacity(self.groups.len() * 2 + self.scripts.len());
-        let mut expired_keys = Vec::new();
-        let mut groups = Vec::with_capacity(self.groups.len());
-        for (mut group, first) in mem::take(&mut self.groups) {
-            group.command = pipeline.len();
-            let key = self.key(first.key);
-            if group.hits == 0 {
-                pipeline.cmd("GET").arg(key);
-            } else {
-                pipeline.cmd("INCRBY").arg(&key).arg(group.hits);
-                let hash = (self.hash)(first.key);
-                if !(self.is_known)(hash) {
-                    let ttl_secs = self.ttl_secs(&first);
-                    pipeline.cmd("EXPIRE").arg(key).arg(ttl_secs);
-                    expired_keys.push(hash);
+        let mut commands = Commands {
+            pipeline: Pipeline::with_capacity(self.groups.len() * 2),
+            steps: mem::take(&mut self.steps),
+            groups: Vec::with_capacity(self.groups.len()),
+            expired_keys: Vec::new(),
+            trusted: Vec::new(),
+        };
+        for (mut group, call) in mem::take(&mut self.groups) {
+            group.command = commands.pipeline.len();
+            match call {
+                Call::Script(script) => {
+                    commands.pipeline.add_command(script);
                 }
+                Call::Hits(first) if group.hits == 0 => {
+                    commands.pipeline.cmd("GET").arg(self.key(first.key));
+                }
+                Call::Hits(first) => self.hits(&first, group.hits, &mut commands),
             }
-            groups.push(group);
+            commands.groups.push(group);
         }
-        let first_script = pipeline.len();
-        for step in &mut self.steps {
-            if let Step::Alone { script } | Step::Together { script, .. } = step {
-                *script += first_script;
-            }
-        }
-        for script in self.scripts {
-            pipeline.add_command(script);
-        }
-        Commands {
-            pipeline,
-            steps: self.steps,
-            groups,
-            expired_keys,
+        commands
+    }
+
+    /// INCRBY, and EXPIRE if the key may not have a time to live.
+    fn hits(&self, first: &Increment<'_>, hits: u64, commands: &mut Commands) {
+        let key = self.key(first.key);
+        commands.pipeline.cmd("INCRBY").arg(&key).arg(hits);
+        let hash = (self.hash)(first.key);
+        let ttl_secs = self.ttl_secs(first);
+        if (self.is_known)(hash) {
+            commands.trusted.push(Trusted {
+                key,
+                ttl_secs,
+                group: commands.groups.len(),
+            });
+        } else {
+            commands.pipeline.cmd("EXPIRE").arg(key).arg(ttl_secs);
+            commands.expired_keys.push(hash);
         }
     }
 }
 
 impl Commands {
+    /// An EXPIRE for each key that should have had a time to live and was made by this batch all
+    /// the same: Redis had lost it in a restart, a failover or an eviction.
+    pub(super) fn repairs(&self, replies: &[Value]) -> Pipeline {
+        let mut pipeline = Pipeline::with_capacity(0);
+        for trusted in &self.trusted {
+            let group = &self.groups[trusted.group];
+            if count(&replies[group.command]) == Ok(group.hits) {
+                let expire = pipeline.cmd("EXPIRE");
+                expire.arg(&trusted.key).arg(trusted.ttl_secs);
+            }
+        }
+        pipeline
+    }
+
     /// The count after each increment, in order.
     pub(super) fn counts<'a>(
         &'a self,
         replies: &'a [Value],
     ) -> impl Iterator<Item = Result<u64, StoreError>> + 'a {
-        self.steps.iter().map(|step| match *step {
-            Step::Alone { script } => count(&replies[script]),
-            Step::Together { script, place } => match &replies[script] {
+        let group = |group: usize| &self.groups[group];
+        self.steps.iter().map(move |step| match *step {
+            Step::Alone { group: at } => count(&replies[group(at).command]),
+            Step::Together { group: at, place } => match &replies[group(at).command] {
                 Value::Array(counts) => counts.get(place).map_or(Err(StoreError::Refused), count),
                 reply => count(reply),
             },
-            Step::Grouped { group, after } => {
-                let group = &self.groups[group];
-                let end = count(&replies[group.command])?;
-                Ok(end.saturating_sub(group.hits).saturating_add(after))
+            Step::Grouped { group: at, after } => {
+                let end = count(&replies[group(at).command])?;
+                Ok(end.saturating_sub(group(at).hits).saturating_add(after))
             }
         })
     }
