@@ -19,6 +19,8 @@ use crate::{
 
 pub mod mapper;
 pub mod mogrifier;
+pub mod process;
+pub mod prometheus;
 pub mod sample;
 pub mod statsd;
 
