@@ -20,6 +20,8 @@ use crate::{
 
 pub mod mapper;
 pub mod mogrifier;
+pub mod process;
+pub mod prometheus;
 pub mod sample;
 pub mod statsd;
 

@@ -1,8 +1,8 @@
 //! Sends what was counted to a statsd or DogStatsD collector, line by line.
 //!
-//! A collector that is slow, away or unknown to the resolver costs nothing but its lines: it is
-//! tried again and again, and the log says so once. What could not even be queued is not lost
-//! either, because totals are kept and the next flush sends the whole difference.
+//! A collector that is slow, away or unknown to the resolver holds up nothing: it is tried again and
+//! again, and the log says so once. What finds no room in the queue is not lost, because totals are
+//! kept and a later flush sends the whole difference.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -57,7 +57,8 @@ pub enum Dialect {
     DogStatsd(Vec<Mogrifier>),
 }
 
-/// Lines for a collector that is away are kept up to this size, as in the reference.
+/// Lines for a collector that is slow or away are queued up to this size, as in the reference. What
+/// finds no room is counted on and becomes lines when the queue is empty.
 pub const MAX_QUEUED_BYTES: usize = 4 << 20;
 
 /// What fits into one Ethernet frame behind the headers of IPv6, UDP and a tunnel; the size that
@@ -76,8 +77,7 @@ pub struct Meters {
     /// Lines that were sent, as far as can be known, to nobody: cut in two when a connection broke,
     /// in a datagram that was refused, or longer than a datagram.
     pub lost_lines: AtomicU64,
-    /// Metrics that found the queue full. Gauges are newer at the next flush, counters and timers
-    /// complete.
+    /// Metrics that found the queue full and had to wait until it was empty; none is lost.
     pub deferred: AtomicU64,
 }
 
@@ -118,13 +118,10 @@ impl Sink {
         let fill = async {
             loop {
                 ticks.tick().await;
-                flusher.flush(&snapshot(), |lines| {
-                    let has_room = queue.push(lines);
-                    if !has_room {
-                        self.meters.deferred.fetch_add(1, Relaxed);
-                    }
-                    has_room
-                });
+                let samples = snapshot();
+                while !self.fill(&queue, &mut flusher, &samples) {
+                    queue.emptied().await;
+                }
             }
         };
         let drain = async {
@@ -149,6 +146,18 @@ impl Sink {
             never = fill => never,
             never = drain => never,
         }
+    }
+
+    /// Queues what is new. Whether all of it found room.
+    fn fill(&self, queue: &Queue, flusher: &mut Flusher, samples: &[Sample]) -> bool {
+        let mut deferred = 0;
+        flusher.flush(samples, |lines| {
+            let has_room = queue.push(lines);
+            deferred += u64::from(!has_room);
+            has_room
+        });
+        self.meters.deferred.fetch_add(deferred, Relaxed);
+        deferred == 0
     }
 
     async fn connect(&self) -> io::Result<TcpStream> {
@@ -271,6 +280,7 @@ impl Link {
 struct Queue {
     bytes: Mutex<Bytes>,
     has_more: Notify,
+    is_empty: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -294,6 +304,12 @@ impl Queue {
         bytes.waiting.extend(lines.as_bytes());
         self.has_more.notify_one();
         true
+    }
+
+    async fn emptied(&self) {
+        while !self.lock().waiting.is_empty() {
+            self.is_empty.notified().await;
+        }
     }
 
     /// Sends until the stream breaks, and says how.
@@ -331,6 +347,9 @@ impl Queue {
             let mut bytes = self.lock();
             let sent = stream.try_write(bytes.waiting.as_slices().0)?;
             bytes.forget(sent);
+            if bytes.waiting.is_empty() {
+                self.is_empty.notify_one();
+            }
         }
         Ok(())
     }
@@ -344,6 +363,9 @@ impl Queue {
             let rest = bytes.waiting.iter().position(|&byte| byte == b'\n');
             let rest = rest.map_or(bytes.waiting.len(), |end| end + 1);
             bytes.forget(rest);
+            if bytes.waiting.is_empty() {
+                self.is_empty.notify_one();
+            }
         }
         was_in_line
     }

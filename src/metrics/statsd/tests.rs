@@ -1,6 +1,9 @@
-use std::pin::pin;
+use std::{collections::HashSet, pin::pin};
 
-use tokio::{io::AsyncReadExt as _, net::TcpListener};
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader},
+    net::TcpListener,
+};
 
 use super::*;
 
@@ -368,6 +371,25 @@ async fn a_collector_that_does_not_read_does_not_hold_up_anything() {
 }
 
 #[tokio::test]
+async fn a_flush_may_be_larger_than_the_queue() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut sink = sink(Transport::Tcp, listener.local_addr().unwrap().port());
+    sink.options.flush_interval = Duration::from_secs(3_600);
+    let name = "x".repeat(100_000);
+    let names = (0..100).map(|n| format!("{name}{n}"));
+    let samples = names.map(|name| counter(&name, 1)).collect();
+    beside(sink, samples, async {
+        let (stream, _) = listener.accept().await.unwrap();
+        let mut lines = BufReader::new(stream).lines();
+        let mut seen = HashSet::new();
+        while seen.len() < 100 {
+            assert!(seen.insert(lines.next_line().await.unwrap().unwrap()));
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn datagrams_arrive() {
     let collector = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let port = collector.local_addr().unwrap().port();
@@ -397,7 +419,8 @@ async fn datagrams_that_nobody_takes_are_counted() {
 async fn a_host_that_does_not_exist_is_no_reason_to_end() {
     for transport in [Transport::Tcp, Transport::Udp] {
         let mut sink = sink(transport, 1);
-        sink.options.host = "collector.invalid".to_owned();
+        // No resolver needs to be asked to know that there is none.
+        sink.options.host = "collector..invalid".to_owned();
         let run = pin!(sink.run(|| vec![counter("c", 1)]));
         assert!(timeout(Duration::from_millis(50), run).await.is_err());
     }
