@@ -1,5 +1,5 @@
 //! The HTTP doors. On the HTTP port: `/healthcheck` and `/json`. On the debug port: `/` (this
-//! list), `/metrics` and `/rlconfig`.
+//! list), `/metrics`, `/stats` and `/rlconfig`. On the port for Prometheus: its page.
 
 use std::{
     fmt::Write as _,
@@ -25,7 +25,11 @@ use crate::{
     grpc::{self, json, proto::envoy::service::ratelimit::v3::rate_limit_response::Code},
     limit::{Allows, Rule},
     limiter::Rules,
-    metrics::Metrics,
+    metrics::{
+        Metrics, process,
+        prometheus::Renderer,
+        sample::{Sample, Value},
+    },
     store::{Store, memory::MemoryStore},
 };
 
@@ -112,31 +116,72 @@ fn plain(status: StatusCode, text: &'static str) -> Response {
 #[derive(Clone, Debug)]
 pub struct Debug {
     pub rules: Rules,
+    pub statistics: Statistics,
+}
+
+/// What was counted, and how it is shown.
+#[derive(Clone, Debug)]
+pub struct Statistics {
     pub metrics: Arc<Metrics>,
     pub memory: Option<Arc<MemoryStore>>,
+    pub renderer: Arc<Renderer>,
+}
+
+impl Statistics {
+    pub fn samples(&self) -> Vec<Sample> {
+        self.metrics.samples(self.memory.as_deref())
+    }
+
+    /// The page for Prometheus, in text format 0.0.4.
+    fn prometheus(&self) -> Response {
+        let page = self.renderer.render(&self.samples()) + &process::render();
+        ([(CONTENT_TYPE, "text/plain; version=0.0.4")], page).into_response()
+    }
+
+    /// One line for each, by name. Writing to a string cannot fail.
+    fn lines(&self) -> String {
+        let mut samples = self.samples();
+        samples.sort_by(|a, b| a.name.cmp(&b.name));
+        let mut page = String::new();
+        for Sample { name, value } in samples {
+            let _ = match value {
+                Value::Counter(number) | Value::Gauge(number) => writeln!(page, "{name}: {number}"),
+                Value::Timer(times) => writeln!(
+                    page,
+                    "{name}: count {}, sum {} us",
+                    times.count(),
+                    times.sum_micros()
+                ),
+            };
+        }
+        page
+    }
+}
+
+/// The port for Prometheus.
+pub fn prometheus(statistics: Statistics, path: &str) -> Router {
+    Router::new().route(path, get(move || async move { statistics.prometheus() }))
 }
 
 const INDEX: &str = "\
 /: this list
-/metrics: counters and gauges in Prometheus' text format
+/metrics: statistics for Prometheus
+/stats: statistics under their statsd names, one a line
 /rlconfig: the rules in use, one limit a line
 ";
 
 /// The debug port.
 pub fn debug(shown: Debug) -> Router {
-    let Debug {
-        rules,
-        metrics,
-        memory,
-    } = shown;
-    let page = move || async move {
-        let text = metrics.render(memory.as_deref());
-        ([(CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
-    };
+    let Debug { rules, statistics } = shown;
+    let lines = statistics.clone();
     Router::new()
         // As in the reference, whatever is not there leads here.
         .fallback(|| async { INDEX })
-        .route("/metrics", get(page))
+        .route(
+            "/metrics",
+            get(move || async move { statistics.prometheus() }),
+        )
+        .route("/stats", get(move || async move { lines.lines() }))
         .route("/rlconfig", get(move || async move { rlconfig(&rules) }))
 }
 

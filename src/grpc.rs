@@ -1,6 +1,6 @@
 //! The gRPC door: the service, and the clock that every request is answered by.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use tonic::{Request, Response, Status};
 
@@ -33,8 +33,10 @@ impl<S: Store> RateLimitService for Service<S> {
         &self,
         request: Request<RateLimitRequest>,
     ) -> Result<Response<RateLimitResponse>, Status> {
-        let reply = self.answer(&request.into_inner()).await?;
-        Ok(Response::new(reply))
+        let began = Instant::now();
+        let reply = self.answer(&request.into_inner()).await;
+        self.limiter.metrics.record_call(began.elapsed());
+        reply.map(Response::new)
     }
 }
 
@@ -46,8 +48,10 @@ impl<S: Store> Service<S> {
     /// INVALID_ARGUMENT if it asks nothing that can be answered, UNAVAILABLE if there is no
     /// decision.
     pub async fn answer(&self, message: &RateLimitRequest) -> Result<RateLimitResponse, Status> {
-        let request = wire::request(message, self.bounds)
-            .map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let request = wire::request(message, self.bounds).map_err(|error| {
+            self.limiter.metrics.record_bad_request();
+            Status::invalid_argument(error.to_string())
+        })?;
         let decision = self.limiter.check(&request, now()).await.map_err(status)?;
         Ok(wire::response(decision, message, &self.extras))
     }

@@ -72,7 +72,7 @@ impl<S: Store> Limiter<S> {
     ) -> Result<Decision, NoDecision> {
         // One snapshot, however long the store takes.
         let Some(rules) = self.rules.current() else {
-            self.metrics.record_failure();
+            self.metrics.record_bad_request();
             return Err(NoDecision::NoRules);
         };
         let mut plan = Plan::new(&rules.matcher, request, now);
@@ -81,11 +81,12 @@ impl<S: Store> Limiter<S> {
             Vec::new()
         } else {
             self.store.add(&plan.batch, now).await.inspect_err(|_| {
-                self.metrics.record_failure();
+                self.metrics.record_store_failure();
             })?
         };
         let decision = decide(&plan, &counts, self.modes, now);
-        self.metrics.record(&rules, &plan, &counts, &decision);
+        self.metrics
+            .record(&rules.meters, request, &plan, &counts, &decision);
         Ok(decision)
     }
 }

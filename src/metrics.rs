@@ -1,20 +1,23 @@
 //! All metric names and labels; records decisions.
+//!
+//! Names are the reference's where it has one (`ratelimit.…`); what only tollgate knows is called
+//! `tollgate.…`. Sinks take [`Metrics::samples`] and do the rest.
 
 use std::{
-    collections::BTreeMap,
-    fmt::Write as _,
+    collections::{BTreeMap, HashMap},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
+    time::Duration,
 };
 
 use crate::{
     counter::Count,
     decision::{Code, Decision, Tally, tally},
     limit::{NearRatio, Rule},
-    limiter::RuleSet,
-    plan::{Outcome, Plan},
+    plan::{Counted, Outcome, Plan},
+    request::Request,
     store::{memory::MemoryStore, over_limit_cache, redis},
 };
 
@@ -25,20 +28,38 @@ pub mod prometheus;
 pub mod sample;
 pub mod statsd;
 
+use sample::{Sample, Timer, Value, sanitize};
+
 /// Everything that is counted about the process. One for all workers.
 #[derive(Debug, Default)]
 pub struct Metrics {
     near_ratio: NearRatio,
     decisions_ok: AtomicU64,
     decisions_over_limit: AtomicU64,
-    decisions_failed: AtomicU64,
+    bad_requests: AtomicU64,
+    store_failures: AtomicU64,
+    calls: AtomicU64,
+    response_time: Timer,
     global_shadow_mode: AtomicU64,
-    unknown_domains: AtomicU64,
     loads_ok: AtomicU64,
     loads_failed: AtomicU64,
+    /// By path; one for each rule in use.
     rules: Mutex<BTreeMap<Arc<str>, Arc<RuleMeters>>>,
+    /// By names that requests make up.
+    made_up: Mutex<MadeUp>,
     pub redis: Arc<redis::Meters>,
     pub over_limit_cache: Arc<over_limit_cache::Meters>,
+}
+
+/// Statistics whose names come from requests: values of `detailed_metric` and `value_to_metric`,
+/// limit overrides, unknown domains. Bounded, for whoever sends requests could fill the memory.
+#[derive(Debug, Default)]
+struct MadeUp {
+    max: usize,
+    values: HashMap<String, Arc<RuleMeters>>,
+    unknown_domains: HashMap<String, u64>,
+    /// What was counted without a name of its own, because all were taken.
+    overflow: u64,
 }
 
 /// How the hits of one rule fell, by its binding limit.
@@ -48,13 +69,20 @@ pub struct RuleMeters {
     within_limit: AtomicU64,
     near_limit: AtomicU64,
     over_limit: AtomicU64,
+    over_limit_with_local_cache: AtomicU64,
     shadow_mode: AtomicU64,
 }
 
 impl Metrics {
-    pub fn new(near_ratio: NearRatio) -> Self {
+    /// At most `max_made_up` names come from requests.
+    pub fn new(near_ratio: NearRatio, max_made_up: usize) -> Self {
+        let made_up = MadeUp {
+            max: max_made_up,
+            ..MadeUp::default()
+        };
         Self {
             near_ratio,
+            made_up: Mutex::new(made_up),
             ..Self::default()
         }
     }
@@ -62,7 +90,7 @@ impl Metrics {
     /// The meters of `rules`, in their order: a rule that was there before keeps its counts, one
     /// that is gone is forgotten, so the number of meters is that of the rules.
     pub fn rules(&self, rules: &[Rule]) -> Vec<Arc<RuleMeters>> {
-        let mut known = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.rules);
         let meters: BTreeMap<_, _> = rules
             .iter()
             .map(|rule| {
@@ -78,170 +106,228 @@ impl Metrics {
         in_order
     }
 
-    pub fn record(&self, rules: &RuleSet, plan: &Plan<'_>, counts: &[Count], decision: &Decision) {
+    pub fn record(
+        &self,
+        rules: &[Arc<RuleMeters>],
+        request: &Request<'_>,
+        plan: &Plan<'_>,
+        counts: &[Count],
+        decision: &Decision,
+    ) {
         add(&self.global_shadow_mode, u64::from(decision.is_shadowed));
         match decision.overall {
             Code::Ok => add(&self.decisions_ok, 1),
             Code::OverLimit => add(&self.decisions_over_limit, 1),
         }
         for (outcome, status) in plan.outcomes.iter().zip(&decision.statuses) {
-            let counted = match outcome {
-                Outcome::Counted(counted) => counted,
-                Outcome::Unmatched {
-                    is_domain_known: false,
-                } => {
-                    add(&self.unknown_domains, 1);
-                    continue;
+            match (outcome, &status.binding) {
+                (Outcome::Counted(counted), Some(binding)) => {
+                    let count = counts[binding.counter];
+                    let fell = tally(&binding.limit, self.near_ratio, counted.hits, count);
+                    let is_shadowed = counted.rule.is_some_and(|rule| rule.shadow_mode);
+                    let hits = counted.hits.added();
+                    self.with_meters(rules, counted, |meters| {
+                        meters.record(hits, fell, count.is_cached, is_shadowed);
+                    });
                 }
-                Outcome::Unmatched { .. } | Outcome::Unlimited(_) | Outcome::Replaced(_) => {
-                    continue;
+                (Outcome::Unmatched { is_domain_known }, _) if !is_domain_known => {
+                    lock(&self.made_up).unknown_domain(request.domain);
                 }
-            };
-            let (Some(rule), Some(binding)) = (counted.rule, &status.binding) else {
-                continue;
-            };
-            let fell = tally(
-                &binding.limit,
-                self.near_ratio,
-                counted.hits,
-                counts[binding.counter],
-            );
-            rules.meters[rule.id.0].record(counted.hits.added(), fell, rule.shadow_mode);
+                _ => {}
+            }
         }
     }
 
-    pub fn record_failure(&self) {
-        add(&self.decisions_failed, 1);
+    fn with_meters(
+        &self,
+        rules: &[Arc<RuleMeters>],
+        counted: &Counted<'_>,
+        record: impl FnOnce(&RuleMeters),
+    ) {
+        let own = counted.rule.map(|rule| &*rules[rule.id.0]);
+        match (&counted.metric_key, own) {
+            (None, Some(meters)) => record(meters),
+            (None, None) => {}
+            (Some(key), own) => match (lock(&self.made_up).meters(key), own) {
+                (Some(meters), _) => record(&meters),
+                (None, Some(meters)) => record(meters),
+                (None, None) => {}
+            },
+        }
+    }
+
+    /// A call over gRPC, however it ended.
+    pub fn record_call(&self, took: Duration) {
+        add(&self.calls, 1);
+        self.response_time.record(took);
+    }
+
+    /// A request that has no answer, for its own fault or for want of rules.
+    pub fn record_bad_request(&self) {
+        add(&self.bad_requests, 1);
+    }
+
+    pub fn record_store_failure(&self) {
+        add(&self.store_failures, 1);
     }
 
     pub fn record_load(&self, is_ok: bool) {
-        add(
-            if is_ok {
-                &self.loads_ok
-            } else {
-                &self.loads_failed
-            },
-            1,
-        );
+        let loads = if is_ok {
+            &self.loads_ok
+        } else {
+            &self.loads_failed
+        };
+        add(loads, 1);
     }
 
-    /// All of it in Prometheus' text format, version 0.0.4.
-    pub fn render(&self, memory: Option<&MemoryStore>) -> String {
-        let mut page = Page(String::new());
-        page.family(
-            "tollgate_decisions_total",
-            "counter",
-            "Decisions, by what Envoy was told.",
-        );
-        for (code, count) in [
-            ("ok", &self.decisions_ok),
-            ("over_limit", &self.decisions_over_limit),
-            ("error", &self.decisions_failed),
-        ] {
-            page.sample("tollgate_decisions_total", &[("code", code)], get(count));
+    /// All of it at this moment.
+    pub fn samples(&self, memory: Option<&MemoryStore>) -> Vec<Sample> {
+        let mut list = List(Vec::new());
+        self.rule_samples(&mut list);
+        let made_up = lock(&self.made_up);
+        for (domain, count) in &made_up.unknown_domains {
+            let name = format!("ratelimit.service.rate_limit.{domain}.domain_not_found");
+            list.push(name, Value::Counter(*count));
         }
-        page.one(
-            "tollgate_global_shadow_mode_total",
-            "Replies that SHADOW_MODE turned into OK.",
-            &self.global_shadow_mode,
+        list.counter("tollgate.metric_names_overflow_total", made_up.overflow);
+        drop(made_up);
+
+        let call = "ratelimit.service.call.should_rate_limit";
+        list.counter(format!("{call}.redis_error"), get(&self.store_failures));
+        list.counter(format!("{call}.service_error"), get(&self.bad_requests));
+        let service = "ratelimit.service";
+        list.counter(
+            format!("{service}.config_load_success"),
+            get(&self.loads_ok),
         );
-        page.one(
-            "tollgate_unknown_domains_total",
-            "Descriptors of a domain that no file names.",
-            &self.unknown_domains,
+        list.counter(
+            format!("{service}.config_load_error"),
+            get(&self.loads_failed),
         );
-        page.one(
-            "tollgate_config_loads_total",
-            "Good loads of the rules.",
-            &self.loads_ok,
+        list.counter(
+            format!("{service}.global_shadow_mode"),
+            get(&self.global_shadow_mode),
         );
-        page.one(
-            "tollgate_config_load_errors_total",
-            "Loads of the rules that were refused; the rules before them stayed in use.",
-            &self.loads_failed,
+        list.counter(
+            "ratelimit_server.ShouldRateLimit.total_requests",
+            get(&self.calls),
         );
-        page.one(
-            "tollgate_redis_pipelines_total",
-            "Batches sent to Redis.",
-            &self.redis.pipelines,
+        list.push(
+            "ratelimit_server.ShouldRateLimit.response_time".to_owned(),
+            Value::Timer(Box::new(self.response_time.values())),
         );
-        page.one(
-            "tollgate_redis_commands_total",
-            "Commands in them.",
-            &self.redis.commands,
+        list.counter("tollgate.decisions_total.ok", get(&self.decisions_ok));
+        list.counter(
+            "tollgate.decisions_total.over_limit",
+            get(&self.decisions_over_limit),
         );
-        page.one(
-            "tollgate_redis_failures_total",
-            "Batches that failed, and connections that did not come up.",
-            &self.redis.failures,
+        self.store_samples(memory, &mut list);
+        list.0
+    }
+
+    fn rule_samples(&self, list: &mut List) {
+        let rules = lock(&self.rules).clone();
+        for (path, meters) in &rules {
+            meters.samples(&sanitize(path), list);
+        }
+        let values = lock(&self.made_up).values.clone();
+        for (key, meters) in &values {
+            meters.samples(key, list);
+        }
+    }
+
+    fn store_samples(&self, memory: Option<&MemoryStore>, list: &mut List) {
+        let redis = &self.redis;
+        let opened = get(&redis.connections_opened);
+        let closed = get(&redis.connections_closed);
+        list.gauge(
+            "ratelimit.redis_pool.cx_active",
+            opened.saturating_sub(closed),
         );
+        list.counter("ratelimit.redis_pool.cx_total", opened);
+        list.counter("ratelimit.redis_pool.cx_local_close", closed);
+        list.counter("tollgate.redis_pipelines_total", get(&redis.pipelines));
+        list.counter("tollgate.redis_commands_total", get(&redis.commands));
+        list.counter("tollgate.redis_failures_total", get(&redis.failures));
+
         let cache = &self.over_limit_cache;
-        page.one(
-            "tollgate_over_limit_cache_hits_total",
-            "Counters that were known to be over their limit without asking Redis.",
-            &cache.hits,
-        );
-        page.one(
-            "tollgate_over_limit_cache_misses_total",
-            "Counters that were not, and had to be asked for.",
-            &cache.misses,
-        );
+        let (hits, misses) = (get(&cache.hits), get(&cache.misses));
+        list.gauge("ratelimit.localcache.hitCount", hits);
+        list.gauge("ratelimit.localcache.missCount", misses);
+        list.gauge("ratelimit.localcache.lookupCount", hits + misses);
+        list.gauge("ratelimit.localcache.expiredCount", get(&cache.expired));
+        list.gauge("ratelimit.localcache.evacuateCount", get(&cache.evicted));
         if let Some(store) = memory {
-            let live = store.live_counters() as u64;
-            page.gauge("tollgate_memory_counters", "Counters held in memory.", live);
-            let max = store.max_counters() as u64;
-            page.gauge("tollgate_memory_counters_max", "The bound on them.", max);
-        }
-        self.render_rules(&mut page);
-        page.0
-    }
-
-    fn render_rules(&self, page: &mut Page) {
-        let rules = self
-            .rules
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
-        type Pick = fn(&RuleMeters) -> &AtomicU64;
-        let families: [(&str, &str, Pick); 5] = [
-            ("total_hits", "Hits on a rule.", |meters| &meters.total_hits),
-            (
-                "within_limit",
-                "Hits of requests within the limit.",
-                |meters| &meters.within_limit,
-            ),
-            (
-                "near_limit",
-                "Hits above the near-limit threshold.",
-                |meters| &meters.near_limit,
-            ),
-            ("over_limit", "Hits above the limit.", |meters| {
-                &meters.over_limit
-            }),
-            (
-                "shadow_mode",
-                "Hits above the limit that passed.",
-                |meters| &meters.shadow_mode,
-            ),
-        ];
-        for (stat, help, pick) in families {
-            let name = format!("tollgate_rule_{stat}_total");
-            page.family(&name, "counter", help);
-            for (path, meters) in &rules {
-                page.sample(&name, &[("rule", path)], get(pick(meters)));
-            }
+            list.gauge("tollgate.memory_counters", store.live_counters() as u64);
+            list.gauge("tollgate.memory_counters_max", store.max_counters() as u64);
         }
     }
 }
 
+impl MadeUp {
+    fn meters(&mut self, key: &str) -> Option<Arc<RuleMeters>> {
+        let key = sanitize(key);
+        if let Some(meters) = self.values.get(&*key) {
+            return Some(meters.clone());
+        }
+        if self.is_full() {
+            return None;
+        }
+        Some(self.values.entry(key.into_owned()).or_default().clone())
+    }
+
+    fn unknown_domain(&mut self, domain: &[u8]) {
+        let domain = String::from_utf8_lossy(domain);
+        let domain = sanitize(&domain);
+        if let Some(count) = self.unknown_domains.get_mut(&*domain) {
+            *count += 1;
+        } else if !self.is_full() {
+            self.unknown_domains.insert(domain.into_owned(), 1);
+        }
+    }
+
+    /// Whether there is room for another name; counts what finds none.
+    fn is_full(&mut self) -> bool {
+        let is_full = self.values.len() + self.unknown_domains.len() >= self.max;
+        self.overflow += u64::from(is_full);
+        is_full
+    }
+}
+
 impl RuleMeters {
-    fn record(&self, hits: u64, fell: Tally, is_shadowed: bool) {
+    fn record(&self, hits: u64, fell: Tally, is_cached: bool, is_shadowed: bool) {
         add(&self.total_hits, hits);
         add(&self.within_limit, fell.within);
         add(&self.near_limit, fell.near);
         add(&self.over_limit, fell.over);
+        if is_cached {
+            add(&self.over_limit_with_local_cache, fell.over);
+        }
         if is_shadowed {
             add(&self.shadow_mode, fell.over);
+        }
+    }
+
+    fn samples(&self, key: &str, list: &mut List) {
+        let mut push = |stat: &str, counter: &AtomicU64| {
+            let name = format!("ratelimit.service.rate_limit.{key}.{stat}");
+            list.push(name, Value::Counter(get(counter)));
+        };
+        push("total_hits", &self.total_hits);
+        push("within_limit", &self.within_limit);
+        push("near_limit", &self.near_limit);
+        push("over_limit", &self.over_limit);
+        // Few rules ever have these.
+        for (stat, counter) in [
+            (
+                "over_limit_with_local_cache",
+                &self.over_limit_with_local_cache,
+            ),
+            ("shadow_mode", &self.shadow_mode),
+        ] {
+            if get(counter) > 0 {
+                push(stat, counter);
+            }
         }
     }
 }
@@ -256,73 +342,92 @@ fn get(counter: &AtomicU64) -> u64 {
     counter.load(Relaxed)
 }
 
-/// A page of metrics that grows line by line. Writing to a string cannot fail.
-struct Page(String);
+/// A panic elsewhere cannot leave what is behind these locks half changed.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
-impl Page {
-    fn family(&mut self, name: &str, kind: &str, help: &str) {
-        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
+/// Samples that are gathered one by one.
+struct List(Vec<Sample>);
+
+impl List {
+    fn push(&mut self, name: String, value: Value) {
+        self.0.push(Sample { name, value });
     }
 
-    fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: u64) {
-        self.0.push_str(name);
-        for (index, (label, text)) in labels.iter().enumerate() {
-            self.0.push(if index == 0 { '{' } else { ',' });
-            let text = text
-                .replace('\\', "\\\\")
-                .replace('"', "\\\"")
-                .replace('\n', "\\n");
-            let _ = write!(self.0, "{label}=\"{text}\"");
-        }
-        self.0.push_str(if labels.is_empty() { " " } else { "} " });
-        let _ = writeln!(self.0, "{value}");
+    fn counter(&mut self, name: impl Into<String>, total: u64) {
+        self.push(name.into(), Value::Counter(total));
     }
 
-    fn one(&mut self, name: &str, help: &str, counter: &AtomicU64) {
-        self.family(name, "counter", help);
-        self.sample(name, &[], get(counter));
-    }
-
-    fn gauge(&mut self, name: &str, help: &str, value: u64) {
-        self.family(name, "gauge", help);
-        self.sample(name, &[], value);
+    fn gauge(&mut self, name: &str, value: u64) {
+        self.push(name.to_owned(), Value::Gauge(value));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limit::{Allows, RuleId};
 
-    #[test]
-    fn labels_are_escaped() {
-        let mut page = Page(String::new());
-        page.sample("m", &[("a", "x\"y\\z\nw")], 7);
-        assert_eq!(page.0, "m{a=\"x\\\"y\\\\z\\nw\"} 7\n");
-    }
-
-    #[test]
-    fn a_rule_that_stays_keeps_its_counts_and_one_that_goes_is_forgotten() {
-        use crate::limit::{Allows, RuleId};
-        let rule = |path: &str| Rule {
+    fn rule(path: &str) -> Rule {
+        Rule {
             id: RuleId(0),
             path: path.into(),
             allows: Allows::Unlimited,
             replaces: Box::default(),
             shadow_mode: false,
             quota_mode: false,
-            metric: Default::default(),
-            metadata: Default::default(),
-        };
-        let metrics = Metrics::default();
+            metric: crate::limit::Metric::Path,
+            metadata: crate::metadata::Map::new(),
+        }
+    }
+
+    fn value(metrics: &Metrics, name: &str) -> Option<u64> {
+        let samples = metrics.samples(None);
+        let sample = samples.into_iter().find(|sample| sample.name == name)?;
+        match sample.value {
+            Value::Counter(value) | Value::Gauge(value) => Some(value),
+            Value::Timer(_) => None,
+        }
+    }
+
+    #[test]
+    fn a_rule_that_stays_keeps_its_counts_and_one_that_goes_is_forgotten() {
+        let metrics = Metrics::new(NearRatio::default(), 10);
         let fell = Tally {
             within: 3,
             ..Tally::default()
         };
-        metrics.rules(&[rule("d.a"), rule("d.b")])[0].record(3, fell, false);
+        metrics.rules(&[rule("d.a"), rule("d.b")])[0].record(3, fell, false, false);
         metrics.rules(&[rule("d.c"), rule("d.a")]);
-        let page = metrics.render(None);
-        assert!(page.contains("tollgate_rule_within_limit_total{rule=\"d.a\"} 3\n"));
-        assert!(page.contains("tollgate_rule_total_hits_total{rule=\"d.c\"} 0\n"));
-        assert!(!page.contains("d.b"));
+        let within = |key: &str| {
+            value(
+                &metrics,
+                &format!("ratelimit.service.rate_limit.{key}.within_limit"),
+            )
+        };
+        assert_eq!(within("d.a"), Some(3));
+        assert_eq!(within("d.c"), Some(0));
+        assert_eq!(within("d.b"), None);
+    }
+
+    #[test]
+    fn names_that_requests_make_up_are_bounded() {
+        let metrics = Metrics::new(NearRatio::default(), 3);
+        let mut made_up = lock(&metrics.made_up);
+        made_up.unknown_domain(b"x|y");
+        made_up.unknown_domain(b"x|y");
+        assert!(made_up.meters("d.a").is_some());
+        assert!(made_up.meters("d.1.2.3.4").is_some());
+        assert!(made_up.meters("d.c").is_none());
+        assert!(made_up.meters("d.a").is_some());
+        made_up.unknown_domain(b"z");
+        drop(made_up);
+        let unknown = "ratelimit.service.rate_limit.x_y.domain_not_found";
+        assert_eq!(value(&metrics, unknown), Some(2));
+        assert_eq!(
+            value(&metrics, "tollgate.metric_names_overflow_total"),
+            Some(2)
+        );
     }
 }

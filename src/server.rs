@@ -9,6 +9,7 @@ use std::{
     hash::{BuildHasher as _, RandomState},
     io,
     net::{IpAddr, SocketAddr},
+    path::Path,
     sync::Arc,
     thread,
     time::Duration,
@@ -46,9 +47,15 @@ use crate::{
     },
     limit::NearRatio,
     limiter::{Limiter, Rules},
-    metrics::Metrics,
+    metrics::{
+        Metrics,
+        mapper::{Mapper, ResponseTime},
+        mogrifier::MogrifierError,
+        prometheus::Renderer,
+        statsd,
+    },
     reload::Reloader,
-    settings::{Listen, Redis, Settings},
+    settings::{Redis, Settings, Stats},
     store::{
         AnyStore,
         memory::MemoryStore,
@@ -90,10 +97,19 @@ pub enum ServerError {
     },
     #[error(transparent)]
     Redis(#[from] redis::BadUrl),
+    #[error(transparent)]
+    Mogrifier(#[from] MogrifierError),
     #[error("a worker stopped")]
     WorkerStopped,
     #[error("cannot start a thread or a runtime, or wait for signals")]
     System(#[from] io::Error),
+}
+
+/// An error with its causes, in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    let texts: Vec<_> = causes.map(ToString::to_string).collect();
+    texts.join(": ")
 }
 
 fn list(problems: &[Problem]) -> String {
@@ -119,11 +135,17 @@ fn runtime() -> io::Result<Runtime> {
 }
 
 async fn serve(settings: &Settings) -> Result<(), ServerError> {
-    let metrics = Arc::new(Metrics::new(NearRatio(settings.decisions.near_limit_ratio)));
+    let near_ratio = NearRatio(settings.decisions.near_limit_ratio);
+    let metrics = Arc::new(Metrics::new(near_ratio, settings.stats.max_metric_names));
     let rules = Rules::default();
     let reloader = load(settings, &rules, &metrics)?;
-    let backend = Backend::new(settings)?;
-    let Ports { grpc, http, debug } = Ports::bind(&settings.listen).await?;
+    let backend = Backend::new(settings, &metrics)?;
+    let Ports {
+        grpc,
+        http,
+        debug,
+        prometheus,
+    } = Ports::bind(settings).await?;
     // Before the ports are announced: who reads the line may send a signal or change a rule at
     // once.
     let mut signals = Signals::new()?;
@@ -168,10 +190,14 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     );
 
     let (json_service, batchers) = service();
-    let shown = admin::Debug {
-        rules: rules.clone(),
+    let statistics = admin::Statistics {
         metrics: metrics.clone(),
         memory: backend.memory(),
+        renderer: Arc::new(renderer(&settings.stats)),
+    };
+    let shown = admin::Debug {
+        rules: rules.clone(),
+        statistics: statistics.clone(),
     };
     let mut tasks = JoinSet::new();
     tasks.spawn(watch.run());
@@ -190,6 +216,15 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     }
     if let Some(memory) = backend.memory() {
         tasks.spawn(sweep(memory));
+    }
+    for sink in settings.stats.sinks()? {
+        let statistics = statistics.clone();
+        let sink = statsd::Sink::new(sink);
+        tasks.spawn(async move { match sink.run(|| statistics.samples()).await {} });
+    }
+    if let Some(prometheus) = prometheus {
+        let routes = admin::prometheus(statistics, &settings.stats.prometheus_path);
+        tasks.spawn(serve_http(prometheus, routes));
     }
     let places = Arc::new(Semaphore::new(settings.bounds.max_connections));
     let mut accepting = JoinSet::new();
@@ -257,7 +292,7 @@ enum Backend {
 }
 
 impl Backend {
-    fn new(settings: &Settings) -> Result<Self, redis::BadUrl> {
+    fn new(settings: &Settings, metrics: &Metrics) -> Result<Self, redis::BadUrl> {
         Ok(match settings.redis_address() {
             None => Self::Memory(Arc::new(MemoryStore::new(settings.max_counters))),
             Some(url) => {
@@ -270,6 +305,7 @@ impl Backend {
                     &url,
                     redis_auth.as_deref(),
                     *redis_connect_timeout,
+                    metrics.redis.clone(),
                 )?)
             }
         })
@@ -287,8 +323,7 @@ impl Backend {
                     max_waiting: settings.redis.redis_max_waiting,
                     jitter_secs: settings.redis.expiration_jitter.max(0).unsigned_abs(),
                 };
-                let (store, batchers) =
-                    RedisStore::new(connections, &options, metrics.redis.clone());
+                let (store, batchers) = RedisStore::new(connections, &options);
                 let cache_bytes = settings.redis.local_cache_bytes / worker_count(settings);
                 let store =
                     OverLimitCache::new(store, cache_bytes, metrics.over_limit_cache.clone());
@@ -318,10 +353,13 @@ struct Ports {
     http: TcpListener,
     /// Nothing if it could not be bound: the service does not depend on it.
     debug: Option<TcpListener>,
+    /// Only if it is asked for.
+    prometheus: Option<TcpListener>,
 }
 
 impl Ports {
-    async fn bind(listen: &Listen) -> Result<Self, ServerError> {
+    async fn bind(settings: &Settings) -> Result<Self, ServerError> {
+        let Settings { listen, stats, .. } = settings;
         let debug = bind("debug", listen.debug_host, listen.debug_port).await;
         Ok(Self {
             grpc: bind("gRPC", listen.grpc_host, listen.grpc_port).await?,
@@ -329,7 +367,53 @@ impl Ports {
             debug: debug
                 .inspect_err(|error| tracing::error!("{error}; going on without it"))
                 .ok(),
+            prometheus: if stats.prometheus && !stats.disable_stats {
+                let address = stats.prometheus_address;
+                Some(bind("Prometheus", address.ip(), address.port()).await?)
+            } else {
+                None
+            },
         })
+    }
+}
+
+/// How statistics are shown to Prometheus. A mapping file that cannot be used is said and left
+/// out: Envoy Gateway mounts one that may be missing.
+fn renderer(stats: &Stats) -> Renderer {
+    let response_time = if stats.prometheus_milliseconds {
+        ResponseTime::Milliseconds
+    } else {
+        ResponseTime::Seconds
+    };
+    let mapper = stats.prometheus_mapping.as_deref().and_then(mapping_file);
+    let mapper = mapper.unwrap_or_else(|| Mapper::built_in(response_time));
+    Renderer::new(mapper, &stats.extra_tags)
+}
+
+fn mapping_file(path: &Path) -> Option<Mapper> {
+    if path.as_os_str().is_empty() {
+        return None;
+    }
+    let shown = path.display();
+    let text = std::fs::read_to_string(path)
+        .inspect_err(|error| {
+            tracing::warn!("{shown} cannot be read ({error}); the built-in mapping is used");
+        })
+        .ok()?;
+    match Mapper::parse(&text) {
+        Ok(loaded) => {
+            for warning in loaded.warnings {
+                tracing::warn!("{shown}: {warning}");
+            }
+            Some(loaded.mapper)
+        }
+        Err(problems) => {
+            for problem in problems {
+                tracing::error!("{shown}: {}", chain(&problem));
+            }
+            tracing::error!("{shown} is not used; the built-in mapping is");
+            None
+        }
     }
 }
 

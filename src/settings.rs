@@ -1,7 +1,8 @@
 //! Flags and environment → typed [`Settings`]. The only file that reads the environment.
 
 use std::{
-    net::IpAddr,
+    convert::Infallible,
+    net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -11,6 +12,10 @@ use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, V
 use crate::{
     config::{self, Source},
     counter,
+    metrics::{
+        mogrifier::{Mogrifier, MogrifierError},
+        statsd,
+    },
 };
 
 pub mod reference;
@@ -59,9 +64,10 @@ fn is_ratelimit(arguments: &[String]) -> bool {
 }
 
 /// Defaults of the reference where ours are others and somebody could notice.
-const RATELIMIT_DEFAULTS: [(&str, &str); 4] = [
+const RATELIMIT_DEFAULTS: [(&str, &str); 5] = [
     ("runtime_root", "/srv/runtime_data/current"),
     ("backend", "redis"),
+    ("statsd", "true"),
     ("expiration_jitter", "300"),
     ("log_level", "warn"),
 ];
@@ -75,6 +81,67 @@ fn as_ratelimit(command: clap::Command) -> clap::Command {
                 serve.mut_arg(id, |argument| argument.default_value(default))
             })
     })
+}
+
+impl Stats {
+    /// Who gets statistics sent, and how.
+    ///
+    /// # Errors
+    ///
+    /// If a mogrifier's variables do not make a rule.
+    pub fn sinks(&self) -> Result<Vec<statsd::Options>, MogrifierError> {
+        let mut sinks = Vec::new();
+        let sink = |transport, dialect| statsd::Options {
+            host: self.statsd_host.clone(),
+            port: self.statsd_port,
+            transport,
+            dialect,
+            extra_tags: self.extra_tags.clone(),
+            flush_interval: self.stats_flush_interval,
+        };
+        if self.disable_stats {
+            return Ok(sinks);
+        }
+        if self.statsd && !self.dog_statsd {
+            let transport = match self.statsd_protocol {
+                StatsdProtocol::Tcp => statsd::Transport::Tcp,
+                StatsdProtocol::Udp => statsd::Transport::Udp,
+            };
+            sinks.push(sink(transport, statsd::Dialect::Statsd));
+        }
+        if self.dog_statsd {
+            let names = self
+                .dog_statsd_mogrifiers
+                .iter()
+                .filter(|name| !name.is_empty());
+            let rules = names
+                .map(|name| mogrifier(name))
+                .collect::<Result<_, _>>()?;
+            sinks.push(sink(
+                statsd::Transport::Udp,
+                statsd::Dialect::DogStatsd(rules),
+            ));
+        }
+        Ok(sinks)
+    }
+}
+
+/// The rule that the variables of `name` make.
+fn mogrifier(name: &str) -> Result<Mogrifier, MogrifierError> {
+    #[expect(clippy::disallowed_methods, reason = "this file reads the environment")]
+    let part = |part: &str| {
+        std::env::var(format!("DOG_STATSD_MOGRIFIER_{name}_{part}")).unwrap_or_default()
+    };
+    let tags = part("TAGS");
+    let tags: Vec<_> = tags
+        .split(',')
+        .filter(|tag| !tag.is_empty())
+        .map(|tag| {
+            let (tag, value) = tag.split_once(':').unwrap_or((tag, ""));
+            (tag.to_owned(), value.to_owned())
+        })
+        .collect();
+    Mogrifier::new(name, &part("PATTERN"), &part("NAME"), &tags)
 }
 
 /// What to say of the reference's variables that are set and have no effect.
@@ -106,7 +173,7 @@ fn with_command(arguments: impl IntoIterator<Item = String>) -> Vec<String> {
 pub struct Settings {
     /// Folder of rule files (.yaml, .yml, .json, sub-folders included); watched for changes
     /// [default: config, or what --runtime-root says]
-    #[arg(long, env = "TOLLGATE_CONFIG_DIR", value_name = "DIR")]
+    #[arg(long, env = "TOLLGATE_CONFIG_DIR", value_parser = file_path, value_name = "DIR")]
     pub config_dir: Option<PathBuf>,
 
     #[command(flatten)]
@@ -152,7 +219,99 @@ pub struct Settings {
     pub bounds: Bounds,
 
     #[command(flatten)]
+    pub stats: Stats,
+
+    #[command(flatten)]
     pub process: Process,
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Statistics")]
+pub struct Stats {
+    /// Send statistics to a statsd collector
+    #[arg(long, env = "USE_STATSD", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub statsd: bool,
+
+    /// Host of the collector
+    #[arg(
+        long,
+        env = "STATSD_HOST",
+        default_value = "localhost",
+        value_name = "HOST"
+    )]
+    pub statsd_host: String,
+
+    /// Port of the collector
+    #[arg(long, env = "STATSD_PORT", default_value_t = 8125, value_name = "PORT")]
+    pub statsd_port: u16,
+
+    /// How lines travel to a statsd collector
+    #[arg(
+        long,
+        env = "STATSD_PROTOCOL",
+        default_value = "tcp",
+        value_enum,
+        ignore_case = true,
+        value_name = "PROTOCOL"
+    )]
+    pub statsd_protocol: StatsdProtocol,
+
+    /// Send statistics to a DogStatsD agent, over UDP
+    #[arg(long, env = "USE_DOG_STATSD", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub dog_statsd: bool,
+
+    /// Names of rules that rewrite names for DogStatsD; each has its own variables
+    /// DOG_STATSD_MOGRIFIER_<NAME>_PATTERN, _NAME and _TAGS
+    #[arg(
+        long,
+        env = "USE_DOG_STATSD_MOGRIFIERS",
+        value_delimiter = ',',
+        value_name = "NAME,…"
+    )]
+    pub dog_statsd_mogrifiers: Vec<String>,
+
+    /// Tags for everything, as tag:value pairs
+    #[arg(long, env = "EXTRA_TAGS", value_delimiter = ',', value_parser = tag, value_name = "TAG:VALUE,…")]
+    pub extra_tags: Vec<(String, String)>,
+
+    /// How often statistics are sent
+    #[arg(long, env = "STATS_FLUSH_INTERVAL", default_value = "10s", value_parser = duration, value_name = "DURATION")]
+    pub stats_flush_interval: Duration,
+
+    /// Send nothing, whatever the other flags say; the debug port shows statistics all the same
+    #[arg(long, env = "DISABLE_STATS", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub disable_stats: bool,
+
+    /// Serve statistics to Prometheus on a port of their own
+    #[arg(long, env = "USE_PROMETHEUS", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub prometheus: bool,
+
+    /// Address of that port; without a host on all of them
+    #[arg(long, env = "PROMETHEUS_ADDR", default_value = ":9090", value_parser = address, value_name = "[HOST]:PORT")]
+    pub prometheus_address: SocketAddr,
+
+    /// Path of the page
+    #[arg(long, env = "PROMETHEUS_PATH", default_value = "/metrics", value_parser = path, value_name = "PATH")]
+    pub prometheus_path: String,
+
+    /// File that maps statsd names to Prometheus', in the format of statsd_exporter; a missing
+    /// one is said and left out
+    #[arg(long, env = "PROMETHEUS_MAPPER_YAML", value_parser = file_path, value_name = "FILE")]
+    pub prometheus_mapping: Option<PathBuf>,
+
+    /// Tell response times in milliseconds where the mapping file does not say otherwise
+    #[arg(long, env = "PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub prometheus_milliseconds: bool,
+
+    /// Most names of statistics that requests make up: values of detailed_metric and
+    /// value_to_metric, limit overrides, unknown domains
+    #[arg(
+        long,
+        env = "TOLLGATE_MAX_METRIC_NAMES",
+        default_value_t = 10_000,
+        value_name = "N"
+    )]
+    pub max_metric_names: usize,
 }
 
 /// Where the reference keeps its rules. Every file counts there, whatever its name.
@@ -161,17 +320,17 @@ pub struct Settings {
 pub struct Runtime {
     /// Upper part of the folder; unless --config-dir is given, this or the next flag turns from
     /// tollgate's own way of reading rules to the reference's [default: /srv/runtime_data/current]
-    #[arg(long, env = "RUNTIME_ROOT", value_name = "DIR")]
+    #[arg(long, env = "RUNTIME_ROOT", value_parser = file_path, value_name = "DIR")]
     pub runtime_root: Option<PathBuf>,
 
     /// Middle part of the folder
-    #[arg(long, env = "RUNTIME_SUBDIRECTORY", value_name = "DIR")]
+    #[arg(long, env = "RUNTIME_SUBDIRECTORY", value_parser = file_path, value_name = "DIR")]
     pub runtime_subdirectory: Option<PathBuf>,
 
     /// Last part of the folder
     #[arg(
         long,
-        env = "RUNTIME_APPDIRECTORY",
+        env = "RUNTIME_APPDIRECTORY", value_parser = file_path,
         default_value = "config",
         value_name = "DIR"
     )]
@@ -192,8 +351,8 @@ impl Settings {
         let runtime = &self.runtime;
         let is_runtime = runtime.runtime_root.is_some() || runtime.runtime_subdirectory.is_some();
         match &self.config_dir {
-            Some(folder) => Source::Paths(vec![folder.clone()]),
-            None if is_runtime => Source::Runtime(config::Runtime {
+            Some(folder) if !folder.as_os_str().is_empty() => Source::Paths(vec![folder.clone()]),
+            _ if is_runtime => Source::Runtime(config::Runtime {
                 root: runtime
                     .runtime_root
                     .clone()
@@ -203,7 +362,7 @@ impl Settings {
                 ignores_dot_files: runtime.runtime_ignore_dot_files,
                 watches_root: runtime.runtime_watch_root,
             }),
-            None => Source::Paths(vec!["config".into()]),
+            _ => Source::Paths(vec!["config".into()]),
         }
     }
 
@@ -546,6 +705,12 @@ pub enum SocketType {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum StatsdProtocol {
+    Tcp,
+    Udp,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum RedisType {
     Single,
 }
@@ -657,6 +822,40 @@ fn backend(text: &str) -> Result<Backend, String> {
             Err("there is no memcached store, for it cannot count exactly; use redis".into())
         }
         _ => Err("expected redis".into()),
+    }
+}
+
+/// A path; a variable that is set to nothing is as good as none.
+fn file_path(text: &str) -> Result<PathBuf, Infallible> {
+    Ok(text.into())
+}
+
+/// `tag:value`, with exactly one colon, as the reference reads its maps.
+fn tag(text: &str) -> Result<(String, String), String> {
+    match text.split_once(':') {
+        Some((tag, value)) if !value.contains(':') => Ok((tag.to_owned(), value.to_owned())),
+        _ => Err("expected TAG:VALUE".to_owned()),
+    }
+}
+
+/// `:9090`, `127.0.0.1:9090`, `[::1]:9090`, `localhost:9090`
+fn address(text: &str) -> Result<SocketAddr, String> {
+    let (host, port) = text.rsplit_once(':').ok_or("expected [HOST]:PORT")?;
+    let port = port.parse().map_err(|_| "the port is no port")?;
+    let ip = match host.trim_start_matches('[').trim_end_matches(']') {
+        "" => IpAddr::from([0, 0, 0, 0]),
+        "localhost" => IpAddr::from([127, 0, 0, 1]),
+        ip => ip.parse().map_err(|_| "the host is no IP address")?,
+    };
+    Ok(SocketAddr::new(ip, port))
+}
+
+fn path(text: &str) -> Result<String, String> {
+    // Braces would be a pattern to the router.
+    if text.starts_with('/') && !text.contains(['{', '}']) {
+        Ok(text.to_owned())
+    } else {
+        Err("expected a path that begins with /".to_owned())
     }
 }
 

@@ -63,15 +63,9 @@ pub const VARIABLES: [(&str, Treatment); 114] = [
     ("CONFIG_TYPE", NotYet("FILE")),
     ("DEBUG_HOST", Honoured),
     ("DEBUG_PORT", Honoured),
-    (
-        "DISABLE_STATS",
-        Instead("metrics are on the debug port, at /metrics"),
-    ),
+    ("DISABLE_STATS", Honoured),
     ("EXPIRATION_JITTER_MAX_SECONDS", Honoured),
-    (
-        "EXTRA_TAGS",
-        Instead("metrics are on the debug port, at /metrics"),
-    ),
+    ("EXTRA_TAGS", Honoured),
     ("FORCE_START_WITHOUT_INITIAL_CONFIG", Honoured),
     ("GRPC_CLIENT_TLS_CACERT", NotYet("")),
     (
@@ -140,22 +134,10 @@ pub const VARIABLES: [(&str, Treatment); 114] = [
     ("MERGE_DOMAIN_CONFIG", Honoured),
     ("NEAR_LIMIT_RATIO", Honoured),
     ("PORT", Honoured),
-    (
-        "PROMETHEUS_ADDR",
-        Instead("metrics are on the debug port, at /metrics"),
-    ),
-    (
-        "PROMETHEUS_MAPPER_YAML",
-        Instead("metrics are on the debug port, at /metrics"),
-    ),
-    (
-        "PROMETHEUS_PATH",
-        Instead("metrics are on the debug port, at /metrics"),
-    ),
-    (
-        "PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS",
-        Instead("metrics are on the debug port, at /metrics"),
-    ),
+    ("PROMETHEUS_ADDR", Honoured),
+    ("PROMETHEUS_MAPPER_YAML", Honoured),
+    ("PROMETHEUS_PATH", Honoured),
+    ("PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", Honoured),
     ("QUOTA_MODE", Honoured),
     ("REDIS_AUTH", Honoured),
     (
@@ -260,18 +242,9 @@ pub const VARIABLES: [(&str, Treatment); 114] = [
     ("RUNTIME_SUBDIRECTORY", Honoured),
     ("RUNTIME_WATCH_ROOT", Honoured),
     ("SHADOW_MODE", Honoured),
-    (
-        "STATSD_HOST",
-        Instead("metrics are on the debug port, at /metrics"),
-    ),
-    (
-        "STATSD_PORT",
-        Instead("metrics are on the debug port, at /metrics"),
-    ),
-    (
-        "STATS_FLUSH_INTERVAL",
-        Instead("metrics are on the debug port, at /metrics"),
-    ),
+    ("STATSD_HOST", Honoured),
+    ("STATSD_PORT", Honoured),
+    ("STATS_FLUSH_INTERVAL", Honoured),
     ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", Honoured),
     (
         "TRACING_ENABLED",
@@ -294,22 +267,10 @@ pub const VARIABLES: [(&str, Treatment); 114] = [
         "TRACING_SERVICE_NAMESPACE",
         Instead("it is for TRACING_ENABLED"),
     ),
-    (
-        "USE_DOG_STATSD",
-        Instead("metrics are on the debug port, at /metrics"),
-    ),
-    (
-        "USE_DOG_STATSD_MOGRIFIERS",
-        Instead("metrics are on the debug port, at /metrics"),
-    ),
-    (
-        "USE_PROMETHEUS",
-        Instead("metrics are on the debug port, at /metrics"),
-    ),
-    (
-        "USE_STATSD",
-        Instead("metrics are on the debug port, at /metrics"),
-    ),
+    ("USE_DOG_STATSD", Honoured),
+    ("USE_DOG_STATSD_MOGRIFIERS", Honoured),
+    ("USE_PROMETHEUS", Honoured),
+    ("USE_STATSD", Honoured),
     (
         "XDS_CLIENT_BACKOFF_INITIAL_INTERVAL",
         Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
@@ -397,7 +358,9 @@ mod tests {
     fn every_other_flag_has_a_variable_of_our_own() {
         let is_known = |flag: &str| VARIABLES.iter().any(|(name, _)| *name == flag);
         for flag in flags() {
-            assert!(is_known(&flag) || flag.starts_with("TOLLGATE_"), "{flag}");
+            // The reference's statistics library reads this one by itself.
+            let is_ours = flag.starts_with("TOLLGATE_") || flag == "STATSD_PROTOCOL";
+            assert!(is_known(&flag) || is_ours, "{flag}");
         }
     }
 

@@ -52,16 +52,13 @@ pub struct RedisStore {
 
 impl RedisStore {
     /// A store, and the tasks that have to run for it to answer.
-    pub fn new(
-        connections: &Connections,
-        options: &Options,
-        meters: Arc<Meters>,
-    ) -> (Self, Vec<Batcher>) {
+    pub fn new(connections: &Connections, options: &Options) -> (Self, Vec<Batcher>) {
         let queue = Arc::new(Queue {
             max_waiting: options.max_waiting,
             ..Queue::default()
         });
         let pool = connections.pool(options);
+        let meters = connections.meters();
         let batcher =
             |_| Batcher::new(queue.clone(), pool.clone(), options.clone(), meters.clone());
         let batchers = (0..options.connections).map(batcher).collect();
@@ -159,6 +156,8 @@ pub struct Meters {
     pub pipelines: AtomicU64,
     pub commands: AtomicU64,
     pub failures: AtomicU64,
+    pub connections_opened: AtomicU64,
+    pub connections_closed: AtomicU64,
 }
 
 impl Meters {

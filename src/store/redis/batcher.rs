@@ -8,14 +8,11 @@ use std::{
     sync::Arc,
 };
 
-use bb8_redis::{
-    bb8::Pool,
-    redis::{Pipeline, Value},
-};
+use bb8_redis::redis::{Pipeline, Value};
 
 use super::{
     Meters, Options, Queue, StoreError, Waiting,
-    connection::{Connection, Connections},
+    connection::{Connection, ConnectionPool},
     pipeline::{Builder, Commands},
 };
 use crate::{counter::Count, window::Timestamp};
@@ -24,16 +21,17 @@ use crate::{counter::Count, window::Timestamp};
 #[derive(Debug)]
 pub struct Batcher {
     queue: Arc<Queue>,
-    pool: Pool<Connections>,
+    pool: ConnectionPool,
     options: Options,
     meters: Arc<Meters>,
     known: Known,
+    is_reachable: bool,
 }
 
 impl Batcher {
     pub(super) fn new(
         queue: Arc<Queue>,
-        pool: Pool<Connections>,
+        pool: ConnectionPool,
         options: Options,
         meters: Arc<Meters>,
     ) -> Self {
@@ -43,6 +41,7 @@ impl Batcher {
             options,
             meters,
             known: Known::default(),
+            is_reachable: true,
         }
     }
 
@@ -51,17 +50,29 @@ impl Batcher {
         loop {
             self.queue.arrived().await;
             // The connection first: what arrives while it is busy joins the batch.
-            let pool = self.pool.clone();
+            let mut pool = self.pool.clone();
             match pool.get().await {
                 Ok(mut connection) => {
+                    self.tell(None);
                     let waiting = self.queue.take();
                     self.send(&mut connection, waiting).await;
                 }
                 Err(error) => {
-                    tracing::debug!(%error, "no connection to Redis");
+                    self.tell(Some(&error));
                     self.meters.record(0, true);
                     self.queue.take().fail(StoreError::Unreachable);
                 }
+            }
+        }
+    }
+
+    /// Says once that Redis is gone, and once that it is back.
+    fn tell(&mut self, error: Option<&str>) {
+        if self.is_reachable != error.is_none() {
+            self.is_reachable = error.is_none();
+            match error {
+                Some(error) => tracing::warn!(error, "Redis is not reachable"),
+                None => tracing::info!("Redis is reachable again"),
             }
         }
     }

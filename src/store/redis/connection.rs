@@ -1,9 +1,12 @@
 //! Connections to one Redis, pooled by bb8.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
 
 use bb8_redis::{
-    bb8::{ManageConnection, Pool},
+    bb8::{ErrorSink, ManageConnection, Pool, PooledConnection},
     redis::{
         self, AsyncConnectionConfig, Client, ConnectionInfo, IntoConnectionInfo as _, Pipeline,
         RedisError, Value,
@@ -11,7 +14,9 @@ use bb8_redis::{
     },
 };
 
-use super::Options;
+use tokio::sync::watch;
+
+use super::{Meters, Options};
 
 /// The text is not the address of a Redis. Says what is wrong without repeating it: addresses
 /// hold passwords.
@@ -30,6 +35,22 @@ pub struct Connections {
     /// How long a connection may take to come up. Decisions do not wait for it, they end at their
     /// own deadline.
     timeout: Duration,
+    meters: Arc<Meters>,
+}
+
+/// Tells whoever waits for a connection that one did not come up. The pool itself would let them
+/// wait for its timeout.
+#[derive(Clone, Debug)]
+struct Failures(watch::Sender<String>);
+
+impl ErrorSink<RedisError> for Failures {
+    fn sink(&self, error: RedisError) {
+        self.0.send_replace(error.to_string());
+    }
+
+    fn boxed_clone(&self) -> Box<dyn ErrorSink<RedisError>> {
+        Box::new(self.clone())
+    }
 }
 
 impl Connections {
@@ -38,7 +59,12 @@ impl Connections {
     /// # Errors
     ///
     /// If `url` is not an address that can be read; whether somebody answers there is not asked.
-    pub fn new(url: &str, auth: Option<&str>, timeout: Duration) -> Result<Self, BadUrl> {
+    pub fn new(
+        url: &str,
+        auth: Option<&str>,
+        timeout: Duration,
+        meters: Arc<Meters>,
+    ) -> Result<Self, BadUrl> {
         let bad = |error: RedisError| BadUrl {
             reason: error.to_string().to_lowercase(),
         };
@@ -59,22 +85,54 @@ impl Connections {
         Ok(Self {
             client: Arc::new(client),
             timeout,
+            meters,
         })
     }
 
+    pub(super) fn meters(&self) -> Arc<Meters> {
+        self.meters.clone()
+    }
+
     /// A pool for one worker. It connects in the background and never fails to be made.
-    pub(super) fn pool(&self, options: &Options) -> Pool<Self> {
-        Pool::builder()
+    pub(super) fn pool(&self, options: &Options) -> ConnectionPool {
+        let failures = Failures(watch::Sender::default());
+        let failed = failures.0.subscribe();
+        let pool = Pool::builder()
             .max_size(options.connections)
             .min_idle(options.connections)
             .connection_timeout(self.timeout)
-            // An address that refuses is told at once, not after the timeout.
+            // The next batch will try again; until then failures are told as they come.
             .retry_connection(false)
+            .error_sink(Box::new(failures))
             // A connection knows whether it broke: asking it again would cost a round trip.
             .test_on_check_out(false)
             .idle_timeout(None)
             .max_lifetime(None)
-            .build_unchecked(self.clone())
+            .build_unchecked(self.clone());
+        ConnectionPool { pool, failed }
+    }
+}
+
+/// The connections of one worker.
+#[derive(Clone, Debug)]
+pub(super) struct ConnectionPool {
+    pool: Pool<Connections>,
+    failed: watch::Receiver<String>,
+}
+
+impl ConnectionPool {
+    /// A connection that nobody else uses, as soon as there is one.
+    ///
+    /// # Errors
+    ///
+    /// What went wrong, as soon as it is known that none comes up.
+    pub(super) async fn get(&mut self) -> Result<PooledConnection<'_, Connections>, String> {
+        self.failed.mark_unchanged();
+        tokio::select! {
+            connection = self.pool.get() => connection.map_err(|error| error.to_string()),
+            // The pool lives as long as this, and the sender with it.
+            _ = self.failed.changed() => Err(self.failed.borrow_and_update().clone()),
+        }
     }
 }
 
@@ -102,9 +160,11 @@ impl ManageConnection for Connections {
             .client
             .get_multiplexed_async_connection_with_config(&config)
             .await?;
+        self.meters.connections_opened.fetch_add(1, Relaxed);
         Ok(Connection {
             inner,
             is_broken: false,
+            meters: self.meters.clone(),
         })
     }
 
@@ -123,6 +183,13 @@ impl ManageConnection for Connections {
 pub struct Connection {
     inner: MultiplexedConnection,
     is_broken: bool,
+    meters: Arc<Meters>,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.meters.connections_closed.fetch_add(1, Relaxed);
+    }
 }
 
 impl Connection {
