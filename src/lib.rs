@@ -1,21 +1,39 @@
-//! tollgate
+//! tollgate, a rate-limit sidecar for Envoy: how many requests may pass, decided in memory or in
+//! Redis.
+//!
+//! ```text
+//! RateLimitRequest ──grpc/wire──▶ Request ──matcher──▶ rules ──plan──▶ counters ──store──▶ counts ──decision──▶ Decision ──grpc/wire──▶ RateLimitResponse
+//! ```
+//!
+//! `ARCHITECTURE.md` tells the floors of this house and what is never found on them.
 
-pub mod admin;
-pub mod ask;
-pub mod config;
+// 0: words
+pub mod limit;
+pub mod metadata;
+pub mod request;
+pub mod window;
+
+// 1: core
 pub mod counter;
 pub mod decision;
-pub mod grpc;
-pub mod limit;
-pub mod limiter;
-pub mod log;
 pub mod matcher;
-pub mod metadata;
-pub mod metrics;
 pub mod plan;
+
+// 2: rim
+pub mod config;
+pub mod metrics;
+pub mod store;
+
+// 3: use
+pub mod limiter;
+
+// 4: doors
+pub mod admin;
+pub mod grpc;
 pub mod reload;
-pub mod request;
+
+// 5: house
+pub mod ask;
+pub mod log;
 pub mod server;
 pub mod settings;
-pub mod store;
-pub mod window;

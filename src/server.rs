@@ -77,6 +77,12 @@ const KEEPALIVE: Duration = Duration::from_secs(60);
 /// Accepted connections that may wait for a worker.
 const HANDOVER: usize = 128;
 
+/// Connections of one HTTP port; further ones wait to be accepted.
+const MAX_HTTP_CONNECTIONS: usize = 1_000;
+
+/// How long a client of an HTTP port may take to send its headers, and between two requests.
+const HTTP_HEADER_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// Largest list of request headers in bytes.
 const MAX_HEADER_BYTES: u32 = 64 << 10;
 
@@ -90,7 +96,7 @@ pub enum ServerError {
         #[source]
         source: io::Error,
     },
-    #[error("the rules in {source_name} cannot be used ({} problems):\n{}", problems.len(), list(problems))]
+    #[error("the rules in {source_name} cannot be used:\n{}", list(problems))]
     Rules {
         source_name: String,
         problems: Vec<Problem>,
@@ -526,9 +532,26 @@ impl HealthDoors {
     }
 }
 
+/// Serves HTTP/1 until dropped; what goes wrong with a connection is that connection's own.
 async fn serve_http(listener: TcpListener, router: axum::Router) {
-    // Never ends by itself: what goes wrong with one connection is that connection's own.
-    let _ = axum::serve(listener, router).await;
+    let places = Arc::new(Semaphore::new(MAX_HTTP_CONNECTIONS));
+    let mut connections = JoinSet::new();
+    while let Ok(place) = places.clone().acquire_owned().await {
+        let stream = accept_next(&listener).await;
+        let service = TowerToHyperService::new(router.clone());
+        connections.spawn(async move {
+            let served = hyper::server::conn::http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HTTP_HEADER_TIMEOUT)
+                .serve_connection(TokioIo::new(stream), service);
+            if let Err(error) = served.await {
+                tracing::debug!(%error, "an HTTP connection ended badly");
+            }
+            drop(place);
+        });
+        // Those that have ended are forgotten.
+        while connections.try_join_next().is_some() {}
+    }
 }
 
 async fn sweep(store: Arc<MemoryStore>) {
@@ -588,21 +611,26 @@ async fn accept(listener: TcpListener, doors: Vec<mpsc::Sender<Arrival>>, places
         let Ok(place) = places.clone().acquire_owned().await else {
             return;
         };
-        let stream = loop {
-            match listener.accept().await {
-                Ok((stream, _)) => break stream,
-                // Out of file descriptors, most likely: some will be free again.
-                Err(error) => {
-                    tracing::warn!(%error, "cannot accept a connection");
-                    tokio::time::sleep(Duration::from_millis(50)).await;
-                }
-            }
-        };
+        let stream = accept_next(&listener).await;
         let Ok(stream) = stream.into_std() else {
             continue;
         };
         // A worker that is gone ends the process anyway.
         let _ = door.send(Arrival { stream, place }).await;
+    }
+}
+
+/// The next connection, however long it takes.
+async fn accept_next(listener: &TcpListener) -> TcpStream {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => return stream,
+            // Out of file descriptors, most likely: some will be free again.
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
     }
 }
 

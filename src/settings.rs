@@ -261,7 +261,7 @@ pub struct Stats {
     pub dog_statsd: bool,
 
     /// Names of rules that rewrite names for DogStatsD; each has its own variables
-    /// DOG_STATSD_MOGRIFIER_<NAME>_PATTERN, _NAME and _TAGS
+    /// DOG_STATSD_MOGRIFIER_NAME_PATTERN, …_NAME and …_TAGS, with its own name for NAME
     #[arg(
         long,
         env = "USE_DOG_STATSD_MOGRIFIERS",
@@ -275,7 +275,9 @@ pub struct Stats {
     pub extra_tags: Vec<(String, String)>,
 
     /// How often statistics are sent
-    #[arg(long, env = "STATS_FLUSH_INTERVAL", default_value = "10s", value_parser = duration, value_name = "DURATION")]
+    #[arg(long, env = "STATS_FLUSH_INTERVAL",
+        default_value = "10s",
+        value_parser = some_time, value_name = "DURATION")]
     pub stats_flush_interval: Duration,
 
     /// Send nothing, whatever the other flags say; the debug port shows statistics all the same
@@ -416,7 +418,7 @@ pub struct Listen {
     #[arg(long, env = "GRPC_MAX_CONNECTION_AGE_GRACE", default_value = "1h", value_parser = duration, value_name = "DURATION")]
     pub max_connection_age_grace: Duration,
 
-    /// Address of the HTTP port (/healthcheck)
+    /// Address of the HTTP port (/healthcheck, /json)
     #[arg(long, env = "HOST", default_value = "0.0.0.0", value_name = "IP")]
     pub host: IpAddr,
 
@@ -424,7 +426,7 @@ pub struct Listen {
     #[arg(long, env = "PORT", default_value_t = 8080, value_name = "PORT")]
     pub port: u16,
 
-    /// Address of the debug port (/metrics, /rlconfig); loopback unless told otherwise
+    /// Address of the debug port (/metrics, /stats, /rlconfig); loopback unless told otherwise
     #[arg(
         long,
         env = "DEBUG_HOST",
@@ -441,8 +443,8 @@ pub struct Listen {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Redis")]
 pub struct Redis {
-    /// Count in this Redis instead of in memory: redis://[user:password@]host:port[/database],
-    /// host:port or a socket path
+    /// Count in this Redis instead of in memory: redis://host:port/database, with user:password@
+    /// in front of the host if need be, host:port, or a socket path
     #[arg(long, env = "REDIS_URL", hide_env_values = true, value_name = "URL")]
     pub redis_url: Option<String>,
 
@@ -553,7 +555,7 @@ pub struct Decisions {
     #[arg(long, env = "QUOTA_MODE", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub quota_mode: bool,
 
-    /// When a request passes one of its limits, count it against that one only
+    /// When a request passes some of its limits, count it against those only
     #[arg(long, env = "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub stop_when_over: bool,
 
@@ -620,7 +622,8 @@ pub struct Bounds {
     #[arg(
         long,
         env = "TOLLGATE_MAX_CONNECTIONS",
-        default_value_t = 10_000,
+        default_value = "10000",
+        value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1_000_000),
         value_name = "N"
     )]
     pub max_connections: usize,
@@ -876,6 +879,14 @@ fn header_name(text: &str) -> Result<String, String> {
         return Err("not a header name".to_owned());
     }
     Ok(text.to_owned())
+}
+
+/// A duration that is not zero.
+fn some_time(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        Duration::ZERO => Err("must be longer than 0".to_owned()),
+        some => Ok(some),
+    }
 }
 
 /// A duration as Go's `time.ParseDuration` reads it: `10ms`, `1h30m`, `1.5s`, `0`; no negative
