@@ -1,7 +1,15 @@
 //! tollgate as its users meet it: real processes, real Redis, real Envoy. In the order of a tour:
 //!
 //! - `rls`: requests and replies over gRPC
+//! - `envoy`: a real Envoy asks, and obeys
 //! - `support`: starts and stops everything else
 
+#![expect(unreachable_pub, reason = "a test program has no outside")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "a panic is how a test fails, also in what it calls"
+)]
+
+mod envoy;
 mod rls;
 mod support;
