@@ -1,6 +1,8 @@
 //! tollgate as its users meet it: real processes, real Redis, real Envoy. In the order of a tour:
 //!
 //! - `rls`: requests and replies over gRPC
+//! - `grpcurl`: what a stranger finds out by reflection, and health
+//! - `http`: health, metrics and the rules in use over HTTP
 //! - `envoy`: a real Envoy asks, and obeys
 //! - `support`: starts and stops everything else
 
@@ -11,5 +13,7 @@
 )]
 
 mod envoy;
+mod grpcurl;
+mod http;
 mod rls;
 mod support;
