@@ -4,6 +4,7 @@
 //! - `grpcurl`: what a stranger finds out by reflection, and health
 //! - `http`: health, metrics and the rules in use over HTTP
 //! - `envoy`: a real Envoy asks, and obeys
+//! - `deploy`: what is in `deploy/`, run as it stands
 //! - `support`: starts and stops everything else
 
 #![expect(unreachable_pub, reason = "a test program has no outside")]
@@ -12,6 +13,7 @@
     reason = "a panic is how a test fails, also in what it calls"
 )]
 
+mod deploy;
 mod envoy;
 mod grpcurl;
 mod http;
