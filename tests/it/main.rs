@@ -5,6 +5,7 @@
 //! - `http`: health, metrics and the rules in use over HTTP
 //! - `envoy`: a real Envoy asks, and obeys
 //! - `deploy`: what is in `deploy/`, run as it stands
+//! - `examples`: the rules in `config/` and in the papers
 //! - `support`: starts and stops everything else
 
 #![expect(unreachable_pub, reason = "a test program has no outside")]
@@ -15,6 +16,7 @@
 
 mod deploy;
 mod envoy;
+mod examples;
 mod grpcurl;
 mod http;
 mod rls;
