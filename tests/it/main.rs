@@ -1,5 +1,6 @@
 //! tollgate as its users meet it: real processes, real Redis, real Envoy. In the order of a tour:
 //!
+//! - `cli`: the command line: `serve`, `check`, `ask` and their settings
 //! - `rls`: requests and replies over gRPC
 //! - `grpcurl`: what a stranger finds out by reflection, and health
 //! - `http`: health, metrics and the rules in use over HTTP
@@ -14,6 +15,7 @@
     reason = "a panic is how a test fails, also in what it calls"
 )]
 
+mod cli;
 mod deploy;
 mod envoy;
 mod examples;
