@@ -1,8 +1,8 @@
 //! Flags and environment → typed [`Settings`]. The only file that reads the environment.
 
-use std::{net::IpAddr, path::PathBuf, time::Duration};
+use std::{net::IpAddr, ops::RangeBounds, path::PathBuf, time::Duration};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum, builder::RangedU64ValueParser};
 
 /// The command line of tollgate.
 #[derive(Debug, Parser)]
@@ -80,6 +80,7 @@ pub struct Settings {
         long,
         env = "TOLLGATE_MAX_COUNTERS",
         default_value_t = 1_000_000,
+        value_parser = number(1..),
         value_name = "N",
         help_heading = "Memory"
     )]
@@ -158,6 +159,7 @@ pub struct Redis {
         long,
         env = "TOLLGATE_REDIS_MAX_WAITING",
         default_value_t = 10_000,
+        value_parser = number(1..),
         value_name = "N"
     )]
     pub redis_max_waiting: usize,
@@ -188,7 +190,7 @@ pub struct Decisions {
 #[command(next_help_heading = "Bounds on requests")]
 pub struct Bounds {
     /// Largest message in bytes
-    #[arg(long, env = "TOLLGATE_MAX_MESSAGE_BYTES", default_value_t = 4 << 20, value_name = "N")]
+    #[arg(long, env = "TOLLGATE_MAX_MESSAGE_BYTES", default_value_t = 4 << 20, value_parser = number(1..), value_name = "N")]
     pub max_message_bytes: usize,
 
     /// Most descriptors of a request
@@ -196,6 +198,7 @@ pub struct Bounds {
         long,
         env = "TOLLGATE_MAX_DESCRIPTORS",
         default_value_t = 1000,
+        value_parser = number(1..),
         value_name = "N"
     )]
     pub max_descriptors: usize,
@@ -205,12 +208,13 @@ pub struct Bounds {
         long,
         env = "TOLLGATE_MAX_ENTRIES",
         default_value_t = 100,
+        value_parser = number(1..),
         value_name = "N"
     )]
     pub max_entries: usize,
 
     /// Longest domain, key or value in bytes; Envoy's own bound on all headers is 60 KiB
-    #[arg(long, env = "TOLLGATE_MAX_TEXT_BYTES", default_value_t = 64 << 10, value_name = "N")]
+    #[arg(long, env = "TOLLGATE_MAX_TEXT_BYTES", default_value_t = 64 << 10, value_parser = number(1..), value_name = "N")]
     pub max_text_bytes: usize,
 
     /// Most gRPC connections; further ones wait to be accepted
@@ -218,6 +222,7 @@ pub struct Bounds {
         long,
         env = "TOLLGATE_MAX_CONNECTIONS",
         default_value_t = 10_000,
+        value_parser = number(1..=1_000_000),
         value_name = "N"
     )]
     pub max_connections: usize,
@@ -227,6 +232,7 @@ pub struct Bounds {
         long,
         env = "TOLLGATE_MAX_STREAMS",
         default_value_t = 1024,
+        value_parser = clap::value_parser!(u32).range(1..),
         value_name = "N"
     )]
     pub max_streams: u32,
@@ -236,7 +242,7 @@ pub struct Bounds {
 #[command(next_help_heading = "Process")]
 pub struct Process {
     /// Worker threads, each with its own runtime; 0 means one a core
-    #[arg(long, env = "TOLLGATE_WORKERS", default_value_t = 0, value_name = "N")]
+    #[arg(long, env = "TOLLGATE_WORKERS", default_value_t = 0, value_parser = number(0..=1024), value_name = "N")]
     pub workers: usize,
 
     /// How long to keep serving after SIGTERM, with health already bad, before connections are
@@ -356,6 +362,12 @@ fn entries(text: &str) -> Result<Entries, String> {
     Ok(Entries(
         entries.into_iter().map(pair).collect::<Result<_, _>>()?,
     ))
+}
+
+/// A number in `range`: 0 of a thing that every request needs is a slip, and so is more than a
+/// process could have.
+fn number(range: impl RangeBounds<u64>) -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(range)
 }
 
 /// A boolean as Go's `strconv.ParseBool` reads it.

@@ -355,6 +355,31 @@ fn a_bad_value_is_refused_by_the_name_of_its_flag() {
     }
 }
 
+/// Settings with which it would come up and then serve nobody, or die.
+#[test]
+fn a_number_that_makes_no_sense_is_refused() {
+    for flag in [
+        "--max-counters=0",
+        "--max-connections=0",
+        "--max-connections=18446744073709551615",
+        "--max-streams=0",
+        "--max-message-bytes=0",
+        "--max-descriptors=0",
+        "--max-entries=0",
+        "--max-text-bytes=0",
+        "--redis-connections=0",
+        "--redis-max-waiting=0",
+        "--workers=100000",
+    ] {
+        let output = finish(nowhere().arg(flag));
+        let said = error(&output);
+        assert_eq!(output.status.code(), Some(2), "{flag}: {said}");
+        let (name, value) = flag.split_once('=').unwrap();
+        assert!(said.contains(name), "{said}");
+        assert!(said.contains(value), "{said}");
+    }
+}
+
 #[test]
 fn a_bad_redis_address_is_refused_without_showing_its_password() {
     let (status, said) = tollgate::with_rules(RULES)
