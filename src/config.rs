@@ -268,7 +268,13 @@ fn read(paths: &[PathBuf], problems: &mut Vec<Problem>) -> Vec<File> {
     let mut found = Vec::new();
     for path in paths {
         let listed = if path.is_dir() {
-            list(path, path, 0, &mut found)
+            // Files of several folders may be called the same, but no two have one path.
+            let root = if paths.len() == 1 {
+                path
+            } else {
+                Path::new("")
+            };
+            list(root, path, 0, &mut found)
         } else {
             found.push((path.display().to_string(), path.clone()));
             Ok(())
@@ -278,6 +284,7 @@ fn read(paths: &[PathBuf], problems: &mut Vec<Problem>) -> Vec<File> {
         }
     }
     found.sort();
+    found.dedup();
     let mut files = Vec::new();
     for (name, path) in found {
         match read_text(&path) {

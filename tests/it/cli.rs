@@ -138,6 +138,19 @@ fn check_finds_what_is_not_there() {
     assert_eq!(code, Some(1));
 }
 
+/// Two folders may hold files of one name; they are two files all the same.
+#[test]
+fn check_tells_files_of_several_folders_apart() {
+    let first = files(&[("rules.yaml", RULES)]);
+    let second = files(&[("rules.yaml", &RULES.replace("one", "other"))]);
+    let (code, said) = run(&["check", path(&first), path(&second)]);
+    let duplicate = "duplicate domain 'd' in config file, already defined in ";
+    assert!(said.contains(duplicate), "{said}");
+    assert!(said.contains(path(&first)), "{said}");
+    assert!(said.contains(path(&second)), "{said}");
+    assert_eq!(code, Some(1));
+}
+
 // --- ask -----------------------------------------------------------------------------------------
 
 #[test]
