@@ -46,6 +46,7 @@ def parse_options():
     path = {"type": pathlib.Path, "metavar": "OUT"}
     parser.add_argument("--extract-envoy", **path, help="write the sidecar's Envoy bootstrap")
     parser.add_argument("--extract-args", **path, help="write the sidecar's args, env and rules as JSON")
+    parser.add_argument("--extract-service", **path, help="the same of the service, with the args of its Redis")
     parser.add_argument("--extract-istio", **path, help="write envoy/envoy.yaml with Istio's patches applied")
     return parser.parse_args()
 
@@ -158,20 +159,30 @@ def extract(options, documents):
 
     config = pathlib.PurePath(envoy["args"][envoy["args"].index("--config-path") + 1])
     bootstrap = mounted(documents, pod, envoy, config.parent)[config.name]
-    prefix = "--config-dir="
-    folder = next(arg.removeprefix(prefix) for arg in tollgate["args"] if arg.startswith(prefix))
-    start = {
-        "args": tollgate["args"],
-        "env": {variable["name"]: variable["value"] for variable in tollgate.get("env", [])},
-        "rules": mounted(documents, pod, tollgate, pathlib.PurePath(folder)),
-    }
+    service = one(documents, "Deployment", "tollgate").pod()
+    redis = one(documents, "Deployment", "redis").pod()
+    started = start(documents, service, service["containers"][0])
+    started["redis"] = redis["containers"][0]["args"]
     if options.extract_envoy:
         options.extract_envoy.write_text(bootstrap)
     if options.extract_args:
-        options.extract_args.write_text(json.dumps(start, indent=2))
+        options.extract_args.write_text(json.dumps(start(documents, pod, tollgate), indent=2))
+    if options.extract_service:
+        options.extract_service.write_text(json.dumps(started, indent=2))
     istio = with_istio(documents)
     if options.extract_istio:
         options.extract_istio.write_text(yaml.safe_dump(istio, sort_keys=False))
+
+
+def start(documents, pod, container):
+    """All that a tollgate container is started with."""
+    prefix = "--config-dir="
+    folder = next(arg.removeprefix(prefix) for arg in container["args"] if arg.startswith(prefix))
+    return {
+        "args": container["args"],
+        "env": {variable["name"]: variable["value"] for variable in container.get("env", [])},
+        "rules": mounted(documents, pod, container, pathlib.PurePath(folder)),
+    }
 
 
 def one(documents, kind, name):

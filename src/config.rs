@@ -319,8 +319,14 @@ impl Source {
                         found.push((path.display().to_string(), path.clone()));
                         continue;
                     }
+                    // Files of several folders may be called the same, but no two have one path.
+                    let root = if paths.len() == 1 {
+                        path
+                    } else {
+                        Path::new("")
+                    };
                     let mut walk = Walk {
-                        root: path,
+                        root,
                         takes: &|path| !is_hidden(path) && (path.is_dir() || is_rules(path)),
                         follows_links: true,
                         found: &mut found,
@@ -337,6 +343,7 @@ impl Source {
             }
         }
         found.sort();
+        found.dedup();
         found
     }
 }

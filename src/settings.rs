@@ -3,11 +3,15 @@
 use std::{
     convert::Infallible,
     net::{IpAddr, SocketAddr},
+    ops::RangeBounds,
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
+use clap::{
+    Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum,
+    builder::RangedU64ValueParser,
+};
 
 use crate::{
     config::{self, Source},
@@ -207,6 +211,7 @@ pub struct Settings {
         long,
         env = "TOLLGATE_MAX_COUNTERS",
         default_value_t = 1_000_000,
+        value_parser = number(1..),
         value_name = "N",
         help_heading = "Memory"
     )]
@@ -539,6 +544,7 @@ pub struct Redis {
         long,
         env = "TOLLGATE_REDIS_MAX_WAITING",
         default_value_t = 10_000,
+        value_parser = number(1..),
         value_name = "N"
     )]
     pub redis_max_waiting: usize,
@@ -593,7 +599,7 @@ pub struct Decisions {
 #[command(next_help_heading = "Bounds on requests")]
 pub struct Bounds {
     /// Largest message in bytes
-    #[arg(long, env = "TOLLGATE_MAX_MESSAGE_BYTES", default_value_t = 4 << 20, value_name = "N")]
+    #[arg(long, env = "TOLLGATE_MAX_MESSAGE_BYTES", default_value_t = 4 << 20, value_parser = number(1..), value_name = "N")]
     pub max_message_bytes: usize,
 
     /// Most descriptors of a request
@@ -601,6 +607,7 @@ pub struct Bounds {
         long,
         env = "TOLLGATE_MAX_DESCRIPTORS",
         default_value_t = 1000,
+        value_parser = number(1..),
         value_name = "N"
     )]
     pub max_descriptors: usize,
@@ -610,20 +617,21 @@ pub struct Bounds {
         long,
         env = "TOLLGATE_MAX_ENTRIES",
         default_value_t = 100,
+        value_parser = number(1..),
         value_name = "N"
     )]
     pub max_entries: usize,
 
     /// Longest domain, key or value in bytes; Envoy's own bound on all headers is 60 KiB
-    #[arg(long, env = "TOLLGATE_MAX_TEXT_BYTES", default_value_t = 64 << 10, value_name = "N")]
+    #[arg(long, env = "TOLLGATE_MAX_TEXT_BYTES", default_value_t = 64 << 10, value_parser = number(1..), value_name = "N")]
     pub max_text_bytes: usize,
 
     /// Most gRPC connections; further ones wait to be accepted
     #[arg(
         long,
         env = "TOLLGATE_MAX_CONNECTIONS",
-        default_value = "10000",
-        value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1_000_000),
+        default_value_t = 10_000,
+        value_parser = number(1..=1_000_000),
         value_name = "N"
     )]
     pub max_connections: usize,
@@ -633,6 +641,7 @@ pub struct Bounds {
         long,
         env = "TOLLGATE_MAX_STREAMS",
         default_value_t = 1024,
+        value_parser = clap::value_parser!(u32).range(1..),
         value_name = "N"
     )]
     pub max_streams: u32,
@@ -642,7 +651,7 @@ pub struct Bounds {
 #[command(next_help_heading = "Process")]
 pub struct Process {
     /// Worker threads, each with its own runtime; 0 means one a core
-    #[arg(long, env = "TOLLGATE_WORKERS", default_value_t = 0, value_name = "N")]
+    #[arg(long, env = "TOLLGATE_WORKERS", default_value_t = 0, value_parser = number(0..=1024), value_name = "N")]
     pub workers: usize,
 
     /// How long to keep serving after SIGTERM, with health already bad, before connections are
@@ -860,6 +869,12 @@ fn path(text: &str) -> Result<String, String> {
     } else {
         Err("expected a path that begins with /".to_owned())
     }
+}
+
+/// A number in `range`: 0 of a thing that every request needs is a slip, and so is more than a
+/// process could have.
+fn number(range: impl RangeBounds<u64>) -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(range)
 }
 
 /// A boolean as Go's `strconv.ParseBool` reads it.

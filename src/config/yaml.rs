@@ -732,7 +732,9 @@ fn wrong_type(key: &str, expected: &'static str, found: &Node) -> Fault {
 
 /// The known key that is most like `key`, or else all of them.
 fn expected_instead_of(key: &str) -> String {
-    let known = || FILE.iter().chain(DESCRIPTOR).chain(RATE_LIMIT);
+    // `descriptors` belongs to two of them.
+    let descriptor = || DESCRIPTOR.iter().filter(|key| !FILE.contains(key));
+    let known = || FILE.iter().chain(descriptor()).chain(RATE_LIMIT);
     let nearest = known().min_by_key(|known| distance(key, known));
     match nearest {
         Some(nearest) if distance(key, nearest) <= nearest.len() / 3 => format!("`{nearest}`"),

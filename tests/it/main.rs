@@ -1,7 +1,25 @@
 //! tollgate as its users meet it: real processes, real Redis, real Envoy. In the order of a tour:
 //!
+//! - `cli`: the command line: `serve`, `check`, `ask` and their settings
 //! - `rls`: requests and replies over gRPC
+//! - `grpcurl`: what a stranger finds out by reflection, and health
+//! - `http`: health, metrics and the rules in use over HTTP
+//! - `envoy`: a real Envoy asks, and obeys
+//! - `deploy`: what is in `deploy/`, run as it stands
+//! - `examples`: the rules in `config/` and in the papers
 //! - `support`: starts and stops everything else
 
+#![expect(unreachable_pub, reason = "a test program has no outside")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "a panic is how a test fails, also in what it calls"
+)]
+
+mod cli;
+mod deploy;
+mod envoy;
+mod examples;
+mod grpcurl;
+mod http;
 mod rls;
 mod support;

@@ -3,11 +3,15 @@
 
 use std::{
     future::Future,
+    io::Read as _,
     path::PathBuf,
+    process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
 };
 
 pub mod ask;
+pub mod envoy;
+pub mod http;
 pub mod redis;
 pub mod tollgate;
 
@@ -24,6 +28,52 @@ pub fn tool(name: &str) -> PathBuf {
         path.display()
     );
     path
+}
+
+/// A program that runs. Killed on drop, also when the test fails before it is of use.
+#[derive(Debug)]
+pub struct Process(Child);
+
+impl Process {
+    #[track_caller]
+    pub fn start(command: &mut Command) -> Self {
+        let child = command.stdin(Stdio::null()).spawn();
+        Self(child.expect("the program is there"))
+    }
+
+    pub fn has_ended(&mut self) -> bool {
+        self.0.try_wait().unwrap().is_some()
+    }
+}
+
+/// Runs a program that ends by itself; a test fails if it does not. What it prints must fit into
+/// a pipe.
+#[track_caller]
+pub fn finish(command: &mut Command) -> Output {
+    let mut process = Process::start(command.stdout(Stdio::piped()).stderr(Stdio::piped()));
+    let mut status = None;
+    wait_until("the program has ended", || {
+        status = process.0.try_wait().unwrap();
+        status.is_some()
+    });
+    let mut output = Output {
+        status: status.unwrap(),
+        stdout: Vec::new(),
+        stderr: Vec::new(),
+    };
+    let Process(child) = &mut process;
+    let (stdout, stderr) = (child.stdout.as_mut(), child.stderr.as_mut());
+    stdout.unwrap().read_to_end(&mut output.stdout).unwrap();
+    stderr.unwrap().read_to_end(&mut output.stderr).unwrap();
+    output
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// Waits until `is_so` says yes.

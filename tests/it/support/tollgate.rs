@@ -15,7 +15,7 @@ use nix::{
 };
 use tempfile::TempDir;
 
-use super::wait_until;
+use super::{finish, wait_until};
 
 /// A running server. Killed on drop.
 #[derive(Debug)]
@@ -25,6 +25,7 @@ pub struct Tollgate {
     rules: TempDir,
     pub grpc: SocketAddr,
     pub http: SocketAddr,
+    /// Port 0 if it could not be bound.
     pub debug: SocketAddr,
 }
 
@@ -72,23 +73,45 @@ pub fn with_rules(text: &str) -> Builder {
 }
 
 pub fn builder() -> Builder {
-    let rules = TempDir::new().unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
+    let mut builder = bare();
+    let Builder { rules, command } = &mut builder;
     command
-        .env_clear()
         .args(["serve", "--log-format", "json", "--workers", "2"])
         .args(["--grpc-host", "127.0.0.1", "--grpc-port", "0"])
         .args(["--host", "127.0.0.1", "--port", "0", "--debug-port", "0"])
         .args(["--drain-delay", "0"])
         .arg("--config-dir")
-        .arg(rules.path())
+        .arg(rules.path());
+    builder
+}
+
+/// A server that is told nothing, not even where its rules are. It must be told to log JSON, or
+/// nobody learns that it is ready.
+pub fn bare() -> Builder {
+    let mut command = program();
+    command
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped());
-    Builder { rules, command }
+    Builder {
+        rules: TempDir::new().unwrap(),
+        command,
+    }
+}
+
+/// The program itself, in an empty environment.
+pub fn program() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
+    command.env_clear();
+    command
 }
 
 impl Builder {
+    /// The folder of rules.
+    pub fn rules(&self) -> &Path {
+        self.rules.path()
+    }
+
     /// Adds a file to the rules folder.
     pub fn file(self, name: &str, text: &str) -> Self {
         fs::write(self.rules.path().join(name), text).unwrap();
@@ -123,7 +146,10 @@ impl Builder {
             log.ready_line().is_some()
         });
         let ready = log.ready_line().unwrap();
-        let address = |name: &str| ready[name].as_str().unwrap().parse().unwrap();
+        let address = |name: &str| match ready[name].as_str().unwrap() {
+            "none" => SocketAddr::from(([0, 0, 0, 0], 0)),
+            address => address.parse().unwrap(),
+        };
         Tollgate {
             grpc: address("grpc"),
             http: address("http"),
@@ -137,8 +163,7 @@ impl Builder {
     /// Starts it, expects it to give up, and returns how it ended and what it said.
     #[track_caller]
     pub fn fail(mut self) -> (ExitStatus, String) {
-        let child = self.command.spawn().expect("tollgate was built");
-        let output = child.wait_with_output().unwrap();
+        let output = finish(&mut self.command);
         let text = String::from_utf8(output.stderr).unwrap();
         assert!(!output.status.success(), "{text}");
         (output.status, text)

@@ -1,0 +1,503 @@
+//! The command line: what each command prints, how it ends, and where settings come from.
+
+use std::{
+    fs,
+    net::{SocketAddr, TcpListener},
+    path::Path,
+    process::{Command, Output},
+};
+
+use ::tollgate::settings::Cli;
+use clap::{Arg, CommandFactory as _};
+use tempfile::TempDir;
+
+use crate::support::{
+    ask::{ask, connect, is_ok},
+    finish,
+    http::get,
+    redis::Redis,
+    tollgate::{self, Tollgate, program},
+};
+
+const RULES: &str = "
+domain: d
+descriptors:
+  - key: one
+    rate_limits: [2/year, 100/3y]
+";
+
+// --- check ---------------------------------------------------------------------------------------
+
+#[test]
+fn check_accepts_good_rules() {
+    let rules = files(&[("a.yaml", RULES), ("sub/b.yml", "domain: e")]);
+    let said = run(&["check", path(&rules)]);
+    assert_eq!(
+        said,
+        (
+            Some(0),
+            "ok: 1 rules in 2 domains, from 2 files\n".to_owned()
+        )
+    );
+}
+
+#[test]
+fn check_tells_every_problem_at_once_and_what_would_be_right() {
+    let many = "\
+domain: shop
+descriptors:
+  - key: one
+    rate_limit: { unit: fortnight, requests_per_unit: 1 }
+  - key: two
+    rate_limit: { unit: second, requests_per_unit: 1 }
+    rate_limits: [3/second]
+  - key: three
+    rate_limit: { unit: second }
+  - value: lonely
+  - key: one
+  - key: four
+    rate_limit: { unit: minute, unit_multiplier: 0, requests_per_unit: 1 }
+";
+    let rules = files(&[
+        ("a.yaml", many),
+        (
+            "b.yaml",
+            "domain: shop\ndescriptors:\n  - key: x\n    rate_limits: [many]\n",
+        ),
+        ("c.yaml", "descriptors:\n  - key: x\n"),
+        ("d.yaml", "domain: [\n"),
+        (
+            "e.yaml",
+            "domain: e\ndescriptors:\n  - key: x\n    limit: {}\n",
+        ),
+    ]);
+    let (code, said) = run(&["check", path(&rules)]);
+    let expected = [
+        "a.yaml:4:19: shop.one: invalid rate limit unit 'fortnight' (second, minute, hour, day, week, month or year)",
+        "a.yaml:7:19: shop.two: `rate_limit` and `rate_limits` on one descriptor; put all limits into `rate_limits`",
+        "a.yaml:9:19: shop.three: warning: `requests_per_unit` is missing, so every request is refused; write it, 0 included",
+        "a.yaml:10:5: shop: descriptor has empty key; write `key: NAME`",
+        "a.yaml:11:10: shop.one: duplicate descriptor composite key 'shop.one', already defined at a.yaml:3:10",
+        "a.yaml:13:50: shop.four: `unit_multiplier` must be a whole number from 1 to 4294967295, not 0",
+        "b.yaml:1:9: duplicate domain 'shop' in config file, already defined in a.yaml; put both in one file or turn on merging of domains",
+        "b.yaml:4:19: shop.x: cannot read the limit 'many'; write NUMBER/UNIT or NUMBER/COUNTunit, such as 5000/day or 300/30m (s, m, h, d, w, mo, y)",
+        "c.yaml:1:1: config file cannot have empty domain; write `domain: NAME` at the top",
+        "d.yaml:2:1: error loading config file: yaml: did not find expected node content",
+        "e.yaml:4:5: config error, unknown key 'limit' (expected one of domain, descriptors, key, value, rate_limit, rate_limits, shadow_mode, quota_mode, detailed_metric, value_to_metric, share_threshold, metadata, unit, unit_multiplier, requests_per_unit, unlimited, name, replaces)",
+    ];
+    let said: Vec<_> = said.lines().collect();
+    assert_eq!(said, expected);
+    assert_eq!(code, Some(1));
+}
+
+#[test]
+fn check_warns_of_what_it_accepts() {
+    let text = "domain: d\ndescriptors:\n  - key: x\n    rate_limit: { unit: day }\n";
+    let rules = files(&[("a.yaml", text)]);
+    let expected = "\
+a.yaml:4:19: d.x: warning: `requests_per_unit` is missing, so every request is refused; write it, 0 included
+ok: 1 rules in 1 domains, from 1 files
+";
+    assert_eq!(
+        run(&["check", path(&rules)]),
+        (Some(0), expected.to_owned())
+    );
+}
+
+#[test]
+fn check_merges_domains_only_if_told() {
+    let other = RULES.replace("one", "other");
+    let rules = files(&[("a.yaml", RULES), ("b.yaml", &other)]);
+    let (code, said) = run(&["check", path(&rules)]);
+    assert!(said.contains("duplicate domain 'd'"), "{said}");
+    assert_eq!(code, Some(1));
+    let (code, said) = run(&["check", "--merge-domains", path(&rules)]);
+    assert_eq!(
+        (code, said.as_str()),
+        (Some(0), "ok: 2 rules in 1 domains, from 2 files\n")
+    );
+    let output = finish(
+        program()
+            .args(["check", path(&rules)])
+            .env("MERGE_DOMAIN_CONFIG", "true"),
+    );
+    assert_eq!(output.status.code(), Some(0));
+}
+
+#[test]
+fn check_finds_what_is_not_there() {
+    let empty = TempDir::new().unwrap();
+    let (code, said) = run(&["check", path(&empty)]);
+    assert!(said.contains("has no rule files"), "{said}");
+    assert_eq!(code, Some(1));
+    let (code, said) = run(&["check", "/nowhere/at/all.yaml"]);
+    assert!(
+        said.starts_with("/nowhere/at/all.yaml: cannot be read: No such file"),
+        "{said}"
+    );
+    assert_eq!(code, Some(1));
+}
+
+/// Two folders may hold files of one name; they are two files all the same.
+#[test]
+fn check_tells_files_of_several_folders_apart() {
+    let first = files(&[("rules.yaml", RULES)]);
+    let second = files(&[("rules.yaml", &RULES.replace("one", "other"))]);
+    let (code, said) = run(&["check", path(&first), path(&second)]);
+    let duplicate = "duplicate domain 'd' in config file, already defined in ";
+    assert!(said.contains(duplicate), "{said}");
+    assert!(said.contains(path(&first)), "{said}");
+    assert!(said.contains(path(&second)), "{said}");
+    assert_eq!(code, Some(1));
+}
+
+// --- ask -----------------------------------------------------------------------------------------
+
+#[test]
+fn ask_prints_a_decision_that_can_be_read() {
+    let server = tollgate::with_rules(RULES).start();
+    let ask = |hits: &str| {
+        let url = format!("http://{}", server.grpc);
+        let what = ["--domain", "d", "-d", "one=v", "-d", "k=v,k2=v2"];
+        let (code, said) = run(&[&["ask", "--server", &url, "--hits", hits], &what[..]].concat());
+        assert_eq!(code, Some(0));
+        // All but the number of seconds.
+        let (before, behind) = said.split_once("resets in ").expect("it resets");
+        let (secs, behind) = behind.split_once('s').expect("in seconds");
+        assert!(secs.parse::<u64>().is_ok_and(|secs| secs > 0), "{said}");
+        format!("{before}resets in N{behind}")
+    };
+    let expected = "\
+OK
+  one=v: OK, 1 of 2 per year left, resets in N
+  k=v,k2=v2: OK, no limit
+";
+    assert_eq!(ask("1"), expected);
+    let expected = expected.replace("OK, 1", "OVER_LIMIT, 0");
+    let expected = expected.replacen("OK", "OVER_LIMIT", 1);
+    assert_eq!(ask("2"), expected);
+}
+
+#[test]
+fn ask_prints_proto3_json() {
+    let server = tollgate::with_rules(RULES).start();
+    let url = format!("http://{}", server.grpc);
+    let what = [
+        "--domain", "d", "-d", "one=v", "-d", "other=v", "--hits", "2",
+    ];
+    let (code, said) = run(&[&["ask", "--json", "--server", &url], &what[..]].concat());
+    assert_eq!(code, Some(0));
+    let mut answer: serde_json::Value = serde_json::from_str(&said).unwrap();
+    let reset = answer["statuses"][0]["durationUntilReset"].take();
+    assert!(reset.as_str().unwrap().ends_with('s'), "{reset}");
+    let limit = serde_json::json!({ "requestsPerUnit": 2, "unit": "YEAR", "name": "" });
+    let expected = serde_json::json!({
+        "overallCode": "OK",
+        "statuses": [
+            {
+                "code": "OK",
+                "currentLimit": limit,
+                "limitRemaining": 0,
+                "durationUntilReset": null,
+            },
+            { "code": "OK", "limitRemaining": 0 },
+        ],
+        "requestHeadersToAdd": [],
+        "responseHeadersToAdd": [],
+        "rawBody": "",
+    });
+    assert_eq!(answer, expected);
+}
+
+#[test]
+fn ask_says_what_is_wrong_and_fails() {
+    let server = tollgate::with_rules(RULES).start();
+    let ask = |server: &str, domain: &str| {
+        let what = ["ask", "--server", server, "--domain", domain, "-d", "k=v"];
+        let output = finish(program().args(what));
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert!(output.stdout.is_empty(), "{output:?}");
+        error(&output)
+    };
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", nobody.local_addr().unwrap());
+    drop(nobody);
+    let said = ask(&url, "d");
+    assert!(said.starts_with(&format!("cannot reach {url}")), "{said}");
+    assert!(said.contains("Connection refused"), "{said}");
+    let said = ask("not a URL", "d");
+    assert!(said.starts_with("cannot reach not a URL"), "{said}");
+    let said = ask(&format!("http://{}", server.grpc), "");
+    let expected = "the server answered InvalidArgument: rate limit domain must not be empty\n";
+    assert_eq!(said, expected);
+}
+
+// --- settings ------------------------------------------------------------------------------------
+
+#[test]
+fn help_tells_of_every_flag_and_its_variable() {
+    let cli = Cli::command();
+    for command in cli.get_subcommands() {
+        let (code, help) = run(&[command.get_name(), "--help"]);
+        assert_eq!(code, Some(0));
+        let words: Vec<_> = help
+            .split(|next: char| next.is_whitespace() || "[=]".contains(next))
+            .collect();
+        for flag in command.get_arguments().filter(|flag| !flag.is_positional()) {
+            let name = format!("--{}", flag.get_long().expect("all have a long form"));
+            assert!(words.contains(&name.as_str()), "{name}: {help}");
+            if let Some(variable) = variable(flag) {
+                let is_told = words.windows(2).any(|pair| pair == ["env:", variable]);
+                assert!(is_told, "{variable} of {name}: {help}");
+            }
+        }
+    }
+    let (code, help) = run(&["--help"]);
+    assert_eq!(code, Some(0));
+    for command in cli.get_subcommands() {
+        assert!(help.contains(command.get_name()), "{help}");
+    }
+}
+
+#[test]
+fn flags_alone_mean_serve() {
+    let builder = tollgate::bare().file("rules.yaml", RULES);
+    let folder = builder.rules().display().to_string();
+    let mut server = builder
+        .args(["--config-dir", &folder, "--log-format", "json"])
+        .args(["--grpc-host", "127.0.0.1", "--grpc-port", "0"])
+        .args(["--port", "0", "--debug-port", "0", "--drain-delay", "0"])
+        .start();
+    assert_eq!(get(server.http, "/healthcheck").status, 200);
+    server.signal(nix::sys::signal::Signal::SIGTERM);
+    assert_eq!(server.wait().code(), Some(0));
+}
+
+#[tokio::test]
+async fn the_environment_alone_is_enough() {
+    let redis = Redis::start();
+    let builder = tollgate::bare().file("rules.yaml", RULES);
+    let folder = builder.rules().display().to_string();
+    let server = builder
+        .env("TOLLGATE_CONFIG_DIR", &folder)
+        .env("LOG_FORMAT", "json")
+        .env("LOG_LEVEL", "INFO")
+        .env("GRPC_HOST", "127.0.0.1")
+        .env("GRPC_PORT", "0")
+        .env("HOST", "127.0.0.1")
+        .env("PORT", "0")
+        .env("DEBUG_HOST", "127.0.0.1")
+        .env("DEBUG_PORT", "0")
+        .env("REDIS_URL", &redis.url())
+        .env("TOLLGATE_REDIS_TIMEOUT", "10s")
+        .env("CACHE_KEY_PREFIX", "here:")
+        .env("NEAR_LIMIT_RATIO", "0.5")
+        .env("SHADOW_MODE", "true")
+        .env("TOLLGATE_MAX_DESCRIPTORS", "1")
+        .start();
+    assert_eq!(get(server.http, "/healthcheck").status, 200);
+    let mut client = connect(server.grpc).await;
+    let mut codes = Vec::new();
+    for _ in 0..3 {
+        codes.push(is_ok(&ask(&mut client, "d", &[("one", "v")]).await));
+    }
+    assert_eq!(codes, [true; 3], "in shadow mode");
+    let keys = redis.cli(&["--scan"]);
+    assert_eq!(keys.lines().count(), 2, "{keys}");
+    assert!(keys.lines().all(|key| key.starts_with("here:")), "{keys}");
+    let page = get(server.debug, "/metrics").body;
+    for line in [
+        "tollgate_global_shadow_mode_total 1\n",
+        "tollgate_rule_near_limit_total{rule=\"d.one\"} 1\n",
+    ] {
+        assert!(page.contains(line), "{line}: {page}");
+    }
+}
+
+#[test]
+fn a_flag_wins_over_its_variable() {
+    let server = tollgate::with_rules(RULES)
+        .env("GRPC_PORT", "1")
+        .env("LOG_FORMAT", "text")
+        .env("TOLLGATE_CONFIG_DIR", "/nowhere")
+        .start();
+    assert_eq!(get(server.http, "/healthcheck").status, 200);
+}
+
+#[test]
+fn an_unknown_flag_is_a_bad_command_line() {
+    for arguments in [
+        &["--no-such-flag"][..],
+        &["serve", "--no-such-flag"],
+        &["check", "--no-such-flag", "."],
+        &["ask", "--no-such-flag"],
+    ] {
+        let output = finish(program().args(arguments));
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        let said = error(&output);
+        assert!(said.contains("'--no-such-flag'"), "{said}");
+    }
+    let output = finish(program().arg("no-such-command"));
+    assert_eq!(output.status.code(), Some(2));
+    assert!(error(&output).contains("'no-such-command'"));
+}
+
+/// Values that are only texts to the command line, and judged by who uses them.
+const TEXTS: [&str; 3] = ["config-dir", "redis-url", "key-prefix"];
+
+#[test]
+fn a_bad_value_is_refused_by_the_name_of_its_flag() {
+    let cli = Cli::command();
+    let serve = cli.find_subcommand("serve").unwrap();
+    for flag in serve.get_arguments() {
+        let Some(variable) = variable(flag) else {
+            continue;
+        };
+        let long = flag.get_long().unwrap();
+        if TEXTS.contains(&long) {
+            continue;
+        }
+        let by_flag = finish(nowhere().arg(format!("--{long}=nonsense")));
+        let by_variable = finish(nowhere().env(variable, "nonsense"));
+        for output in [by_flag, by_variable] {
+            let said = error(&output);
+            assert_eq!(output.status.code(), Some(2), "{long}: {said}");
+            assert!(said.contains("'nonsense'"), "{said}");
+            assert!(said.contains(&format!("--{long}")), "{said}");
+        }
+    }
+}
+
+/// Settings with which it would come up and then serve nobody, or die.
+#[test]
+fn a_number_that_makes_no_sense_is_refused() {
+    for flag in [
+        "--max-counters=0",
+        "--max-connections=0",
+        "--max-connections=18446744073709551615",
+        "--max-streams=0",
+        "--max-message-bytes=0",
+        "--max-descriptors=0",
+        "--max-entries=0",
+        "--max-text-bytes=0",
+        "--redis-connections=0",
+        "--redis-max-waiting=0",
+        "--workers=100000",
+    ] {
+        let output = finish(nowhere().arg(flag));
+        let said = error(&output);
+        assert_eq!(output.status.code(), Some(2), "{flag}: {said}");
+        let (name, value) = flag.split_once('=').unwrap();
+        assert!(said.contains(name), "{said}");
+        assert!(said.contains(value), "{said}");
+    }
+}
+
+#[test]
+fn a_bad_redis_address_is_refused_without_showing_its_password() {
+    let (status, said) = tollgate::with_rules(RULES)
+        .args(["--redis-url", "bogus://user:secret@host"])
+        .fail();
+    assert_eq!(status.code(), Some(1));
+    assert!(said.contains("redis://[user:password@]host:port"), "{said}");
+    assert!(!said.contains("secret"), "{said}");
+}
+
+#[test]
+fn bad_rules_are_all_told_and_nothing_starts() {
+    let (status, said) = tollgate::builder()
+        .file("a.yaml", "domain: d\ndescriptors:\n  - value: x\n")
+        .file("b.yaml", "descriptors: []\n")
+        .fail();
+    assert_eq!(status.code(), Some(1));
+    for problem in [
+        "a.yaml:3:5: d: descriptor has empty key; write `key: NAME`",
+        "b.yaml:1:1: config file cannot have empty domain",
+    ] {
+        assert!(said.contains(problem), "{said}");
+    }
+}
+
+#[test]
+fn a_port_in_use_is_fatal_and_named() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    for variable in ["GRPC", "HTTP"] {
+        let (status, said) = serve_on(variable, address).fail();
+        assert_eq!(status.code(), Some(1), "{said}");
+        let expected = format!("cannot listen on {address} for {variable}");
+        let expected = expected.replace("GRPC", "gRPC");
+        assert!(said.contains(&expected), "{said}");
+        assert!(said.contains("Address already in use"), "{said}");
+    }
+}
+
+/// The reference does the same: nobody's requests depend on it.
+#[test]
+fn without_its_debug_port_it_goes_on() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let server: Tollgate = serve_on("DEBUG", address).start();
+    assert_eq!(get(server.http, "/healthcheck").status, 200);
+    assert_eq!(server.debug.port(), 0);
+    let said = server.log().text();
+    let expected = format!("cannot listen on {address} for debug; going on without it");
+    assert!(said.contains(&expected), "{said}");
+}
+
+/// A server one of whose ports is to be at `address`.
+fn serve_on(which: &str, address: SocketAddr) -> tollgate::Builder {
+    let builder = tollgate::bare().file("rules.yaml", RULES);
+    let folder = builder.rules().display().to_string();
+    let port = |name: &str| {
+        if name == which {
+            address.port().to_string()
+        } else {
+            "0".to_owned()
+        }
+    };
+    builder
+        .args(["--config-dir", &folder, "--log-format", "json"])
+        .args(["--grpc-host", "127.0.0.1", "--host", "127.0.0.1"])
+        .args(["--grpc-port", &port("GRPC"), "--port", &port("HTTP")])
+        .args(["--debug-port", &port("DEBUG")])
+}
+
+// --- in short ------------------------------------------------------------------------------------
+
+/// Runs a command to its end; its exit code and what it printed.
+#[track_caller]
+fn run(arguments: &[&str]) -> (Option<i32>, String) {
+    let output = finish(program().args(arguments));
+    let said = String::from_utf8(output.stdout).unwrap();
+    (output.status.code(), said)
+}
+
+/// A server that does not start, because it has no rules.
+fn nowhere() -> Command {
+    let mut command = program();
+    command.arg("--config-dir=/nowhere/at/all");
+    command
+}
+
+fn error(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn variable(flag: &Arg) -> Option<&str> {
+    flag.get_env()?.to_str()
+}
+
+fn files(files: &[(&str, &str)]) -> TempDir {
+    let folder = TempDir::new().unwrap();
+    for (name, text) in files {
+        let path = folder.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+    folder
+}
+
+fn path(folder: &TempDir) -> &str {
+    Path::to_str(folder.path()).unwrap()
+}

@@ -1,0 +1,452 @@
+//! A real Envoy asks tollgate about every request, and obeys.
+
+use std::{
+    net::SocketAddr,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+};
+
+use ::tollgate::grpc::now;
+use nix::sys::signal::Signal;
+
+use crate::support::{
+    envoy::Envoy,
+    http::{Reply, get, get_with},
+    tollgate, wait_until,
+};
+
+/// One client address: three a second together with twenty a minute.
+const RULES: &str = "
+domain: shop
+descriptors:
+  - key: remote_address
+    rate_limits:
+      - { unit: second, requests_per_unit: 3 }
+      - { unit: minute, requests_per_unit: 20 }
+";
+
+const TWO_FOR_EACH_KEY: &str = "
+domain: shop
+descriptors:
+  - key: api_key
+    rate_limit: { unit: year, requests_per_unit: 2 }
+";
+
+#[test]
+fn a_burst_meets_the_limit_of_the_second() {
+    let tollgate = tollgate::with_rules(RULES).start();
+    let envoy = Front::of(&[tollgate.grpc]).start();
+    let front = envoy.listener("front");
+    let burst = undisturbed(|client| burst(front, client, 5));
+    let expected = [
+        "200 | 3, 3;w=1 | 2 | 1",
+        "200 | 3, 3;w=1 | 1 | 1",
+        "200 | 3, 3;w=1 | 0 | 1",
+        "429 | 3, 3;w=1 | 0 | 1",
+        "429 | 3, 3;w=1 | 0 | 1",
+    ];
+    assert_eq!(burst.replies, expected);
+}
+
+#[test]
+fn a_patient_client_meets_the_limit_of_the_minute() {
+    let tollgate = tollgate::with_rules(RULES).start();
+    let envoy = Front::of(&[tollgate.grpc]).start();
+    let front = envoy.listener("front");
+    let mut bursts = undisturbed(|client| bursts(front, client, &[3, 3, 3, 3, 3, 3, 3]));
+    let last = bursts.pop().unwrap();
+    for burst in bursts {
+        let expected = [
+            "200 | 3, 3;w=1 | 2 | 1",
+            "200 | 3, 3;w=1 | 1 | 1",
+            "200 | 3, 3;w=1 | 0 | 1",
+        ];
+        assert_eq!(burst.replies, expected);
+    }
+    let reset = 60 - last.second % 60;
+    let expected = [
+        format!("200 | 20, 20;w=60 | 1 | {reset}"),
+        format!("200 | 20, 20;w=60 | 0 | {reset}"),
+        format!("429 | 20, 20;w=60 | 0 | {reset}"),
+    ];
+    assert_eq!(last.replies, expected);
+}
+
+#[test]
+fn requests_refused_in_one_second_count_for_the_minute() {
+    let tollgate = tollgate::with_rules(RULES).start();
+    let envoy = Front::of(&[tollgate.grpc]).start();
+    let front = envoy.listener("front");
+    let bursts = undisturbed(|client| bursts(front, client, &[10, 9, 2]));
+    let codes: Vec<_> = bursts
+        .iter()
+        .map(|burst| {
+            let codes: Vec<_> = burst.replies.iter().map(|reply| &reply[..3]).collect();
+            codes.join(" ")
+        })
+        .collect();
+    let expected = [
+        "200 200 200 429 429 429 429 429 429 429",
+        "200 200 200 429 429 429 429 429 429",
+        "200 429",
+    ];
+    assert_eq!(codes, expected);
+    let reset = 60 - bursts[2].second % 60;
+    assert_eq!(
+        bursts[2].replies[1],
+        format!("429 | 20, 20;w=60 | 0 | {reset}")
+    );
+}
+
+#[test]
+fn a_window_of_several_units_is_shown_in_seconds() {
+    let rules = "
+domain: shop
+descriptors:
+  - key: remote_address
+    rate_limits: [5000/day, 300/30m]
+";
+    let tollgate = tollgate::with_rules(rules).start();
+    let envoy = Front::of(&[tollgate.grpc]).start();
+    let front = envoy.listener("front");
+    let burst = undisturbed(|client| burst(front, client, 2));
+    let reset = 1800 - burst.second % 1800;
+    let expected = [
+        format!("200 | 300, 300;w=1800 | 299 | {reset}"),
+        format!("200 | 300, 300;w=1800 | 298 | {reset}"),
+    ];
+    assert_eq!(burst.replies, expected);
+}
+
+/// Envoy sends header bytes as they are, in a field that should be UTF-8. A server that refuses
+/// the call lets the request pass.
+#[test]
+fn a_header_that_is_no_text_does_not_get_through() {
+    let tollgate = tollgate::with_rules(TWO_FOR_EACH_KEY).start();
+    let envoy = Front::of(&[tollgate.grpc]).start();
+    let front = envoy.listener("front");
+    let codes = |key: &[u8]| [(); 3].map(|()| ask(front, key).status);
+    assert_eq!(codes(b"\xff"), [200, 200, 429]);
+    assert_eq!(codes(b"\xfe"), [200, 200, 429], "has a counter of its own");
+    assert_eq!(codes(b"a\xc3(b"), [200, 200, 429]);
+}
+
+const ISTIO: &str = "outbound|8081||tollgate.tollgate.svc.cluster.local";
+
+#[test]
+fn with_an_authority_the_cluster_may_have_any_name() {
+    let tollgate = tollgate::with_rules(TWO_FOR_EACH_KEY).start();
+    let envoy = Front {
+        cluster: ISTIO,
+        ..Front::of(&[tollgate.grpc])
+    }
+    .start();
+    let front = envoy.listener("front");
+    let codes = [(); 3].map(|()| ask(front, b"k").status);
+    assert_eq!(codes, [200, 200, 429]);
+}
+
+/// Why the papers insist on `authority`: Envoy sends the name of the cluster instead, HTTP/2
+/// resets the call for it, and a call that fails limits nothing. If this ever changes, they may
+/// insist less.
+#[test]
+fn without_an_authority_such_a_cluster_limits_nothing() {
+    let tollgate = tollgate::with_rules(TWO_FOR_EACH_KEY).start();
+    let envoy = Front {
+        cluster: ISTIO,
+        authority: None,
+        ..Front::of(&[tollgate.grpc])
+    }
+    .start();
+    let front = envoy.listener("front");
+    let codes = [(); 3].map(|()| ask(front, b"k").status);
+    assert_eq!(codes, [200, 200, 200]);
+    assert_eq!(envoy.stat("cluster.service.ratelimit.error"), 3);
+}
+
+#[test]
+fn without_tollgate_requests_pass_or_fail_as_envoy_was_told() {
+    for (failure_mode_deny, expected) in [(false, 200), (true, 500)] {
+        let mut tollgate = tollgate::with_rules(TWO_FOR_EACH_KEY).start();
+        let envoy = Front {
+            failure_mode_deny,
+            ..Front::of(&[tollgate.grpc])
+        }
+        .start();
+        let front = envoy.listener("front");
+        let codes = || [(); 3].map(|()| ask(front, b"k").status);
+        assert_eq!(codes(), [200, 200, 429]);
+        tollgate.signal(Signal::SIGKILL);
+        tollgate.wait();
+        assert_eq!(codes(), [expected; 3], "deny: {failure_mode_deny}");
+    }
+}
+
+/// One of two is told to stop while Envoy asks both. Envoy refuses what it gets no answer for, so
+/// a single call that is lost would be seen.
+#[test]
+fn one_of_two_stops_and_no_call_is_lost() {
+    let rules = "
+domain: shop
+descriptors:
+  - key: api_key
+    rate_limit: { unit: year, requests_per_unit: 1000000 }
+";
+    let start = || {
+        let builder = tollgate::bare().file("rules.yaml", rules);
+        let folder = builder.rules().display().to_string();
+        // The delay of the default settings: what they do is what is tried.
+        builder
+            .args(["--config-dir", &folder, "--log-format", "json"])
+            .args(["--grpc-host", "127.0.0.1", "--grpc-port", "0"])
+            .args(["--port", "0", "--debug-port", "0"])
+            .start()
+    };
+    let mut going = start();
+    let staying = start();
+    let envoy = Front {
+        failure_mode_deny: true,
+        is_health_checked: true,
+        ..Front::of(&[going.grpc, staying.grpc])
+    }
+    .start();
+    let front = envoy.listener("front");
+    let decisions = |debug: SocketAddr| {
+        let page = get(debug, "/metrics").body;
+        let mut lines = page.lines();
+        let count = lines.find_map(|line| {
+            line.strip_prefix("tollgate_decisions_total{code=\"ok\"} ")?
+                .parse::<u64>()
+                .ok()
+        });
+        count.expect("decisions are counted")
+    };
+    let is_over = AtomicBool::new(false);
+    let codes: Vec<_> = std::thread::scope(|scope| {
+        let ask_on = || {
+            let mut codes = Vec::new();
+            while !is_over.load(Relaxed) {
+                codes.push(ask(front, b"k").status);
+            }
+            codes
+        };
+        let clients = [(); 4].map(|()| scope.spawn(ask_on));
+        wait_until("both are asked", || {
+            decisions(going.debug) > 100 && decisions(staying.debug) > 100
+        });
+        going.signal(Signal::SIGTERM);
+        assert_eq!(going.wait().code(), Some(0));
+        let so_far = decisions(staying.debug);
+        wait_until("the other one answers alone", || {
+            decisions(staying.debug) > so_far + 100
+        });
+        is_over.store(true, Relaxed);
+        clients
+            .into_iter()
+            .flat_map(|client| client.join().unwrap())
+            .collect()
+    });
+    let lost = codes.iter().filter(|&&code| code != 200).count();
+    assert_eq!(lost, 0, "of {} requests", codes.len());
+    assert_eq!(envoy.stat("cluster.service.ratelimit.error"), 0);
+}
+
+/// An Envoy that asks about every request: about the client's address, which is the last one in
+/// `x-forwarded-for`, and about the header `x-api-key` if there is one.
+struct Front<'a> {
+    tollgates: &'a [SocketAddr],
+    /// What their cluster is called.
+    cluster: &'a str,
+    authority: Option<&'a str>,
+    failure_mode_deny: bool,
+    is_health_checked: bool,
+}
+
+impl<'a> Front<'a> {
+    fn of(tollgates: &'a [SocketAddr]) -> Self {
+        Self {
+            tollgates,
+            cluster: "tollgate",
+            authority: Some("tollgate"),
+            failure_mode_deny: false,
+            is_health_checked: false,
+        }
+    }
+
+    #[track_caller]
+    fn start(&self) -> Envoy {
+        Envoy::start(|| self.bootstrap())
+    }
+
+    fn bootstrap(&self) -> String {
+        let authority = match self.authority {
+            Some(authority) => format!("authority: {authority}"),
+            None => String::new(),
+        };
+        let health_checks = if self.is_health_checked {
+            "[{ timeout: 5s, interval: 0.2s, no_traffic_interval: 0.2s, healthy_threshold: 1, unhealthy_threshold: 1, \
+             grpc_health_check: { service_name: ratelimit, authority: tollgate } }]"
+        } else {
+            "[]"
+        };
+        let endpoints: Vec<_> = self
+            .tollgates
+            .iter()
+            .map(|address| {
+                let (ip, port) = (address.ip(), address.port());
+                format!(
+                    "{{ endpoint: {{ address: {{ socket_address: \
+                     {{ address: {ip}, port_value: {port} }} }} }} }}"
+                )
+            })
+            .collect();
+        BOOTSTRAP
+            .replace("$CLUSTER", self.cluster)
+            .replace("$AUTHORITY", &authority)
+            .replace("$DENY", &self.failure_mode_deny.to_string())
+            .replace("$HEALTH_CHECKS", health_checks)
+            .replace("$ENDPOINTS", &endpoints.join(", "))
+    }
+}
+
+/// The time for an answer is long: a busy machine must not look like a broken service.
+const BOOTSTRAP: &str = r#"
+admin:
+  address: { socket_address: { address: 127.0.0.1, port_value: 0 } }
+static_resources:
+  listeners:
+    - name: front
+      address: { socket_address: { address: 127.0.0.1, port_value: 0 } }
+      filter_chains:
+        - filters:
+            - name: envoy.filters.network.http_connection_manager
+              typed_config:
+                "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+                stat_prefix: front
+                use_remote_address: true
+                xff_num_trusted_hops: 1
+                route_config:
+                  virtual_hosts:
+                    - name: shop
+                      domains: ["*"]
+                      routes:
+                        - match: { prefix: / }
+                          route:
+                            cluster: service
+                            rate_limits:
+                              - actions:
+                                  - remote_address: {}
+                              - actions:
+                                  - request_headers: { header_name: x-api-key, descriptor_key: api_key }
+                http_filters:
+                  - name: envoy.filters.http.ratelimit
+                    typed_config:
+                      "@type": type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimit
+                      domain: shop
+                      timeout: 10s
+                      failure_mode_deny: $DENY
+                      enable_x_ratelimit_headers: DRAFT_VERSION_03
+                      rate_limit_service:
+                        transport_api_version: V3
+                        grpc_service:
+                          envoy_grpc:
+                            cluster_name: "$CLUSTER"
+                            $AUTHORITY
+                  - name: envoy.filters.http.router
+                    typed_config:
+                      "@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router
+    - name: service
+      address: { pipe: { path: service.sock } }
+      filter_chains:
+        - filters:
+            - name: envoy.filters.network.http_connection_manager
+              typed_config:
+                "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+                stat_prefix: service
+                route_config:
+                  virtual_hosts:
+                    - name: service
+                      domains: ["*"]
+                      routes:
+                        - match: { prefix: / }
+                          direct_response: { status: 200 }
+                http_filters:
+                  - name: envoy.filters.http.router
+                    typed_config:
+                      "@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router
+  clusters:
+    - name: "$CLUSTER"
+      type: STATIC
+      typed_extension_protocol_options:
+        envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
+          "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
+          explicit_http_config: { http2_protocol_options: {} }
+      health_checks: $HEALTH_CHECKS
+      load_assignment:
+        cluster_name: "$CLUSTER"
+        endpoints: [{ lb_endpoints: [$ENDPOINTS] }]
+    - name: service
+      type: STATIC
+      load_assignment:
+        cluster_name: service
+        endpoints:
+          - lb_endpoints:
+              - endpoint: { address: { pipe: { path: service.sock } } }
+"#;
+
+/// Sends a request with that API key.
+#[track_caller]
+fn ask(front: SocketAddr, key: &[u8]) -> Reply {
+    get_with(front, "/", &[("x-api-key", key)])
+}
+
+/// Requests of one client that all fell into one second.
+struct Burst {
+    second: u64,
+    /// `status | X-RateLimit-Limit | -Remaining | -Reset`
+    replies: Vec<String>,
+}
+
+/// Sends `count` requests as soon as a second begins; nothing if they took longer than that.
+#[track_caller]
+fn burst(front: SocketAddr, client: &str, count: usize) -> Option<Burst> {
+    let before = now().secs();
+    wait_until("a second begins", || now().secs() > before);
+    let second = now().secs();
+    let replies = (0..count)
+        .map(|_| {
+            let reply = get_with(front, "/", &[("x-forwarded-for", client.as_bytes())]);
+            let header = |name| reply.header(name).unwrap_or("none");
+            format!(
+                "{} | {} | {} | {}",
+                reply.status,
+                header("x-ratelimit-limit"),
+                header("x-ratelimit-remaining"),
+                header("x-ratelimit-reset")
+            )
+        })
+        .collect();
+    (now().secs() == second).then_some(Burst { second, replies })
+}
+
+/// Several bursts of one client, all within one minute.
+#[track_caller]
+fn bursts(front: SocketAddr, client: &str, counts: &[usize]) -> Option<Vec<Burst>> {
+    let is_time_left = || now().secs() % 60 + (counts.len() as u64) < 59;
+    wait_until("enough is left of this minute", is_time_left);
+    let bursts: Vec<_> = counts
+        .iter()
+        .map(|&count| burst(front, client, count))
+        .collect::<Option<_>>()?;
+    let is_one_minute = bursts
+        .iter()
+        .all(|burst| burst.second / 60 == bursts[0].second / 60);
+    is_one_minute.then_some(bursts)
+}
+
+/// Tries again, as another client, if the machine was too busy to keep to the time.
+#[track_caller]
+fn undisturbed<T>(mut attempt: impl FnMut(&str) -> Option<T>) -> T {
+    (1..=10)
+        .find_map(|host| attempt(&format!("10.0.0.{host}")))
+        .expect("ten requests take less than a second")
+}

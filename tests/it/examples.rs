@@ -1,0 +1,113 @@
+//! The rules that people copy: those in `config/` and in the papers.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use tempfile::TempDir;
+
+use crate::support::{finish, tollgate::program};
+
+#[test]
+fn the_examples_load_without_a_warning() {
+    check(&root().join("config"));
+}
+
+#[test]
+fn every_rule_in_the_papers_loads_without_a_warning() {
+    for paper in papers() {
+        let text = fs::read_to_string(&paper).unwrap();
+        for block in rules(&text) {
+            let folder = TempDir::new().unwrap();
+            let file = folder.path().join("rules.yaml");
+            fs::write(&file, &block).unwrap();
+            println!("{}:\n{block}", paper.display());
+            check(&file);
+        }
+    }
+}
+
+#[test]
+fn the_front_page_shows_rules() {
+    let page = root().join("README.md");
+    let text = fs::read_to_string(&page).unwrap_or_default();
+    // Not there yet, or a page that shows at least one file of rules.
+    assert!(text.is_empty() || !rules(&text).is_empty());
+}
+
+#[test]
+fn rules_are_found_in_a_paper() {
+    let paper = "\
+Text.
+
+```yaml
+domain: a
+descriptors: []
+```
+
+```yaml
+admin: {}
+```
+
+- in a list:
+
+  ```yaml
+  # A comment first.
+  domain: b
+  ```
+";
+    assert_eq!(
+        rules(paper),
+        [
+            "domain: a\ndescriptors: []\n",
+            "# A comment first.\ndomain: b\n"
+        ]
+    );
+}
+
+/// Everything in it can be used and nothing in it is doubtful.
+#[track_caller]
+fn check(rules: &Path) {
+    let output = finish(program().arg("check").arg(rules));
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.starts_with("ok: "), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+}
+
+/// README.md and docs/, as far as they are there.
+fn papers() -> Vec<PathBuf> {
+    let mut papers = vec![root().join("README.md")];
+    if let Ok(docs) = fs::read_dir(root().join("docs")) {
+        papers.extend(docs.map(|entry| entry.unwrap().path()));
+    }
+    papers.retain(|paper| paper.is_file() && paper.extension().is_some_and(|end| end == "md"));
+    papers
+}
+
+/// The fenced blocks of YAML whose first line, comments aside, names a domain.
+fn rules(paper: &str) -> Vec<String> {
+    let mut blocks = Vec::new();
+    let mut lines = paper.lines();
+    while let Some(line) = lines.next() {
+        let Some((indent, "yaml" | "yml")) = line.split_once("```") else {
+            continue;
+        };
+        let block: String = lines
+            .by_ref()
+            .take_while(|line| line.trim() != "```")
+            .map(|line| line.strip_prefix(indent).unwrap_or(line).to_owned() + "\n")
+            .collect();
+        let first = block
+            .lines()
+            .find(|line| !line.is_empty() && !line.starts_with('#'));
+        if first.is_some_and(|line| line.starts_with("domain:")) {
+            blocks.push(block);
+        }
+    }
+    blocks
+}
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}

@@ -1,0 +1,265 @@
+//! Health, metrics and the rules in use, over HTTP.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::support::{
+    ask::{ask, connect, is_ok},
+    eventually,
+    http::get,
+    tollgate::{self, Tollgate},
+    wait_until,
+};
+
+/// A value that would break a page of metrics if it were written as it is.
+const RULES: &str = r#"
+domain: d
+descriptors:
+  - key: two
+    rate_limits: [2/y, 100/3y]
+  - key: odd
+    value: "a \"quoted\" \\ and\na new line, {or=\"two\"} # ü"
+    rate_limit: { unit: hour, requests_per_unit: 1 }
+    shadow_mode: true
+  - key: all
+    rate_limit: { unlimited: true }
+"#;
+
+#[test]
+fn the_health_check_says_ok() {
+    let server = tollgate::with_rules(RULES).start();
+    let reply = get(server.http, "/healthcheck");
+    assert_eq!((reply.status, reply.body.as_str()), (200, "OK"));
+}
+
+#[test]
+fn an_unknown_path_is_not_found() {
+    let server = tollgate::with_rules(RULES).start();
+    for path in ["/", "/healthcheck/", "/metrics", "/rlconfig", "/%ff"] {
+        assert_eq!(get(server.http, path).status, 404, "{path}");
+    }
+    for path in ["/healthcheck", "/metrics/", "/debug/pprof"] {
+        assert_eq!(get(server.debug, path).status, 404, "{path}");
+    }
+}
+
+#[test]
+fn the_debug_port_lists_its_pages() {
+    let server = tollgate::with_rules(RULES).start();
+    let reply = get(server.debug, "/");
+    assert_eq!(reply.status, 200);
+    let pages: Vec<_> = reply
+        .body
+        .lines()
+        .map(|line| line.split_once(": ").expect("a page and what it is").0)
+        .collect();
+    assert_eq!(pages, ["/", "/metrics", "/rlconfig"]);
+    for page in pages {
+        assert_eq!(get(server.debug, page).status, 200, "{page}");
+    }
+}
+
+#[test]
+fn the_rules_in_use_are_shown() {
+    let server = tollgate::with_rules(
+        "
+domain: d
+descriptors:
+  - key: one
+    value: x
+    rate_limit: { unit: hour, requests_per_unit: 1 }
+    shadow_mode: true
+    descriptors:
+      - key: two
+        rate_limits: [2/s, 30/15m]
+        quota_mode: true
+  - key: all
+    rate_limit: { unlimited: true }
+",
+    )
+    .start();
+    let expected = "\
+d.one_x: unit=HOUR requests_per_unit=1, shadow_mode: true, quota_mode: false
+d.one_x.two: unit=SECOND requests_per_unit=2, shadow_mode: false, quota_mode: true
+d.one_x.two: unit=MINUTE requests_per_unit=30, shadow_mode: false, quota_mode: true, unit_multiplier: 15
+d.all: unit=UNKNOWN requests_per_unit=0, shadow_mode: false, quota_mode: false
+";
+    assert_eq!(get(server.debug, "/rlconfig").body, expected);
+}
+
+#[tokio::test]
+async fn metrics_follow_the_decisions() {
+    let server = tollgate::with_rules(RULES).start();
+    let mut client = connect(server.grpc).await;
+    let odd = "a \"quoted\" \\ and\na new line, {or=\"two\"} # ü";
+    for _ in 0..3 {
+        is_ok(&ask(&mut client, "d", &[("two", "v")]).await);
+        is_ok(&ask(&mut client, "d", &[("odd", odd)]).await);
+    }
+    is_ok(&ask(&mut client, "elsewhere", &[("two", "v")]).await);
+    let page = metrics(&server);
+    let check = |name: &str, label: Option<(&str, &str)>, expected: f64| {
+        assert_eq!(page.value(name, label), expected, "{name} {label:?}");
+    };
+    check("tollgate_decisions_total", Some(("code", "ok")), 6.0);
+    check(
+        "tollgate_decisions_total",
+        Some(("code", "over_limit")),
+        1.0,
+    );
+    check("tollgate_decisions_total", Some(("code", "error")), 0.0);
+    check("tollgate_unknown_domains_total", None, 1.0);
+    check("tollgate_config_loads_total", None, 1.0);
+    let two = Some(("rule", "d.two"));
+    check("tollgate_rule_total_hits_total", two, 3.0);
+    check("tollgate_rule_within_limit_total", two, 2.0);
+    check("tollgate_rule_over_limit_total", two, 1.0);
+    let path = format!("d.odd_{odd}");
+    let odd = Some(("rule", path.as_str()));
+    check("tollgate_rule_over_limit_total", odd, 2.0);
+    check("tollgate_rule_shadow_mode_total", odd, 2.0);
+    // Two limits of one value, and one of the other.
+    check("tollgate_memory_counters", None, 3.0);
+}
+
+#[tokio::test]
+async fn counters_leave_memory_when_their_windows_end() {
+    let server = tollgate::with_rules(
+        "
+domain: d
+descriptors:
+  - key: short
+    rate_limit: { unit: second, requests_per_unit: 1 }
+  - key: long
+    rate_limit: { unit: year, requests_per_unit: 1 }
+",
+    )
+    .start();
+    let held = || metrics(&server).value("tollgate_memory_counters", None);
+    assert_eq!(held(), 0.0);
+    let mut client = connect(server.grpc).await;
+    is_ok(&ask(&mut client, "d", &[("long", "v")]).await);
+    // Each may be gone before it is looked for.
+    eventually("a short window is held", || {
+        let mut client = client.clone();
+        async move {
+            is_ok(&ask(&mut client, "d", &[("short", "v")]).await);
+            held() > 1.0
+        }
+    })
+    .await;
+    wait_until("only the long window is left", || held() == 1.0);
+}
+
+fn metrics(server: &Tollgate) -> Page {
+    let reply = get(server.debug, "/metrics");
+    assert_eq!(reply.status, 200);
+    assert_eq!(
+        reply.header("content-type"),
+        Some("text/plain; version=0.0.4")
+    );
+    Page::read(&reply.body)
+}
+
+/// A page in Prometheus' text format 0.0.4, read more strictly than Prometheus does: every family
+/// is explained and has a type, stands in one piece, and no sample comes twice.
+#[derive(Debug, Default)]
+struct Page {
+    samples: BTreeMap<(String, Labels), f64>,
+}
+
+type Labels = Vec<(String, String)>;
+
+impl Page {
+    #[track_caller]
+    fn read(text: &str) -> Self {
+        assert!(text.ends_with('\n'), "the last line has no end");
+        let mut page = Self::default();
+        let mut families = BTreeSet::new();
+        let mut family = String::new();
+        let mut lines = text.lines().peekable();
+        while let Some(line) = lines.next() {
+            if let Some(comment) = line.strip_prefix("# HELP ") {
+                let (name, help) = comment.split_once(' ').expect("a name and a text");
+                assert!(is_name(name) && !help.is_empty(), "{line}");
+                assert!(families.insert(name.to_owned()), "{name} comes twice");
+                name.clone_into(&mut family);
+                let kind = lines.next().and_then(|line| {
+                    line.strip_prefix("# TYPE ")?
+                        .strip_prefix(name)?
+                        .strip_prefix(' ')
+                });
+                match kind {
+                    Some("counter") => assert!(name.ends_with("_total"), "{name}"),
+                    Some("gauge") => assert!(!name.ends_with("_total"), "{name}"),
+                    other => panic!("{name} is a {other:?}"),
+                }
+                continue;
+            }
+            let (name, labels, value) = sample(line).unwrap_or_else(|| panic!("{line}"));
+            assert_eq!(name, family, "a sample outside of its family");
+            let is_new = page.samples.insert((name, labels), value).is_none();
+            assert!(is_new, "comes twice: {line}");
+        }
+        page
+    }
+
+    /// The value of the sample with that label, or with none.
+    #[track_caller]
+    fn value(&self, name: &str, label: Option<(&str, &str)>) -> f64 {
+        let labels = label.map(|(name, text)| (name.to_owned(), text.to_owned()));
+        let wanted = (name.to_owned(), labels.into_iter().collect());
+        let Some(value) = self.samples.get(&wanted) else {
+            panic!("no {wanted:?} in {self:#?}");
+        };
+        *value
+    }
+}
+
+/// `name{label="text",…} value`
+fn sample(line: &str) -> Option<(String, Labels, f64)> {
+    let end_of_name = line.find(['{', ' '])?;
+    let (name, mut rest) = line.split_at(end_of_name);
+    let mut labels = Labels::new();
+    if let Some(inside) = rest.strip_prefix('{') {
+        rest = inside;
+        loop {
+            let (label, quoted) = rest.split_once("=\"")?;
+            let (text, behind) = unquote(quoted)?;
+            if !is_name(label) || label.contains(':') {
+                return None;
+            }
+            labels.push((label.to_owned(), text));
+            if let Some(behind) = behind.strip_prefix('}') {
+                rest = behind;
+                break;
+            }
+            rest = behind.strip_prefix(',')?;
+        }
+    }
+    let value = rest.strip_prefix(' ')?.parse().ok()?;
+    is_name(name).then_some((name.to_owned(), labels, value))
+}
+
+/// Reads a text up to the quote that ends it, and returns what is behind.
+fn unquote(quoted: &str) -> Option<(String, &str)> {
+    let mut text = String::new();
+    let mut rest = quoted.char_indices();
+    while let Some((at, next)) = rest.next() {
+        match next {
+            '"' => return Some((text, &quoted[at + 1..])),
+            '\\' => text.push(match rest.next()?.1 {
+                'n' => '\n',
+                same @ ('"' | '\\') => same,
+                _ => return None,
+            }),
+            other => text.push(other),
+        }
+    }
+    None
+}
+
+fn is_name(text: &str) -> bool {
+    let is_inner = |next: char| next.is_ascii_alphanumeric() || next == '_' || next == ':';
+    text.starts_with(|first: char| is_inner(first) && !first.is_ascii_digit())
+        && text.chars().all(is_inner)
+}

@@ -1,0 +1,102 @@
+//! An Envoy of its own.
+
+use std::{
+    fs::{self, File},
+    net::SocketAddr,
+    process::{Command, Stdio},
+};
+
+use tempfile::TempDir;
+
+use super::{
+    Process,
+    http::{get, try_get},
+    tool, wait_until,
+};
+
+/// A running Envoy. Killed on drop.
+#[derive(Debug)]
+pub struct Envoy {
+    _process: Process,
+    /// Where it runs; a `pipe` may be a file name in it.
+    _folder: TempDir,
+    pub admin: SocketAddr,
+}
+
+impl Envoy {
+    /// Starts it with a bootstrap in YAML, in which port 0 stands for a free one.
+    ///
+    /// `bootstrap` is asked again for each try: if it took a port that only seemed to be free, it
+    /// can take another one.
+    #[track_caller]
+    pub fn start(bootstrap: impl Fn() -> String) -> Self {
+        let mut said = String::new();
+        for _ in 0..10 {
+            match try_start(&bootstrap()) {
+                Ok(envoy) => return envoy,
+                Err(log) if log.contains("Address already in use") => said = log,
+                Err(log) => panic!("Envoy ended:\n{log}"),
+            }
+        }
+        panic!("Envoy finds no free port:\n{said}");
+    }
+
+    /// Where the listener of that name is to be reached.
+    #[track_caller]
+    pub fn listener(&self, name: &str) -> SocketAddr {
+        let listeners = get(self.admin, "/listeners").body;
+        let address = listeners
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix("::"));
+        let Some(address) = address else {
+            panic!("no listener `{name}`:\n{listeners}");
+        };
+        let address: SocketAddr = address.parse().expect("it listens on a port");
+        SocketAddr::from(([127, 0, 0, 1], address.port()))
+    }
+
+    /// The counter or gauge of that name; 0 if it was never touched.
+    #[track_caller]
+    pub fn stat(&self, name: &str) -> u64 {
+        let page = get(self.admin, "/stats").body;
+        let value = page
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+        value.map_or(0, |value| value.parse().expect("a number"))
+    }
+}
+
+/// Returns what it said if it ended instead of becoming ready.
+fn try_start(bootstrap: &str) -> Result<Envoy, String> {
+    let folder = TempDir::new().unwrap();
+    let file = |name: &str| folder.path().join(name);
+    fs::write(file("envoy.yaml"), bootstrap).unwrap();
+    let mut process = Process::start(
+        Command::new(tool("envoy"))
+            .args(["--concurrency", "2", "--disable-hot-restart"])
+            .arg("--config-path")
+            .arg(file("envoy.yaml"))
+            .arg("--admin-address-path")
+            .arg(file("admin"))
+            .current_dir(folder.path())
+            .stdout(Stdio::null())
+            .stderr(File::create(file("log")).unwrap()),
+    );
+    let mut admin = None;
+    let mut has_ended = false;
+    wait_until("Envoy is ready", || {
+        has_ended = process.has_ended();
+        let written = fs::read_to_string(file("admin")).ok();
+        admin = written.and_then(|text| text.parse().ok());
+        let is_ready = || Some(try_get(admin?, "/ready", &[]).ok()?.status == 200);
+        has_ended || is_ready().unwrap_or(false)
+    });
+    if has_ended {
+        return Err(fs::read_to_string(file("log")).unwrap());
+    }
+    Ok(Envoy {
+        _process: process,
+        _folder: folder,
+        admin: admin.expect("it was asked there"),
+    })
+}

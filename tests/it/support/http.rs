@@ -1,0 +1,91 @@
+//! HTTP/1.1 as it stands on the wire: the value of a header may hold any byte.
+
+use std::{
+    io::{self, Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+};
+
+use super::PATIENCE;
+
+/// What came back.
+#[derive(Debug)]
+pub struct Reply {
+    pub status: u16,
+    headers: Vec<(String, String)>,
+    pub body: String,
+}
+
+impl Reply {
+    /// The value of the first header of that name, which is to be given in lower case.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let (_, value) = self.headers.iter().find(|(known, _)| known == name)?;
+        Some(value)
+    }
+}
+
+/// Asks for `path` on a connection of its own.
+#[track_caller]
+pub fn get(address: SocketAddr, path: &str) -> Reply {
+    get_with(address, path, &[])
+}
+
+/// Asks for `path` with further headers, whose values are sent as they are.
+#[track_caller]
+pub fn get_with(address: SocketAddr, path: &str, headers: &[(&str, &[u8])]) -> Reply {
+    match try_get(address, path, headers) {
+        Ok(reply) => reply,
+        Err(error) => panic!("no reply from {address} to {path}: {error}"),
+    }
+}
+
+/// As [`get_with`], for servers that may not be there.
+pub fn try_get(address: SocketAddr, path: &str, headers: &[(&str, &[u8])]) -> io::Result<Reply> {
+    let mut request =
+        format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n").into_bytes();
+    for (name, value) in headers {
+        request.extend([name.as_bytes(), b": ", value, b"\r\n"].concat());
+    }
+    request.extend(b"\r\n");
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.write_all(&request)?;
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes)?;
+    parse(&String::from_utf8_lossy(&bytes))
+        .ok_or_else(|| io::Error::other(format!("not a reply: {bytes:?}")))
+}
+
+/// Reads a reply that its sender has ended by closing the connection.
+fn parse(text: &str) -> Option<Reply> {
+    let (head, rest) = text.split_once("\r\n\r\n")?;
+    let mut lines = head.split("\r\n");
+    let status = lines.next()?.split(' ').nth(1)?.parse().ok()?;
+    let headers = lines
+        .map(|line| {
+            let (name, value) = line.split_once(':')?;
+            Some((name.to_ascii_lowercase(), value.trim().to_owned()))
+        })
+        .collect::<Option<_>>()?;
+    let mut reply = Reply {
+        status,
+        headers,
+        body: rest.to_owned(),
+    };
+    if reply.header("transfer-encoding") == Some("chunked") {
+        reply.body = join_chunks(rest)?;
+    }
+    Some(reply)
+}
+
+fn join_chunks(mut rest: &str) -> Option<String> {
+    let mut body = String::new();
+    loop {
+        let (length, behind) = rest.split_once("\r\n")?;
+        let length = usize::from_str_radix(length, 16).ok()?;
+        if length == 0 {
+            return Some(body);
+        }
+        body.push_str(behind.get(..length)?);
+        rest = behind.get(length..)?.strip_prefix("\r\n")?;
+    }
+}
