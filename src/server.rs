@@ -4,26 +4,12 @@
 //! workers one after the other, serves the HTTP ports, watches the rules and waits for signals.
 //! Each worker is a thread with a current-thread runtime, and no decision ever leaves its worker.
 
-use std::{
-    convert::Infallible,
-    hash::{BuildHasher as _, RandomState},
-    io,
-    net::{IpAddr, SocketAddr},
-    path::Path,
-    sync::Arc,
-    thread,
-    time::Duration,
-};
+use std::{io, path::Path, sync::Arc, thread, time::Duration};
 
-use hyper_util::{
-    rt::{TokioExecutor, TokioIo, TokioTimer},
-    service::TowerToHyperService,
-};
 use tokio::{
-    net::{TcpListener, TcpStream},
     runtime::{Builder, Runtime},
     signal::unix::{SignalKind, signal},
-    sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch},
+    sync::{Semaphore, watch},
     task::JoinSet,
 };
 use tonic::service::Routes;
@@ -32,6 +18,14 @@ use tonic_health::{
     pb::health_server::{Health as HealthService, HealthServer},
     server::HealthReporter,
 };
+
+mod http;
+mod ports;
+mod worker;
+
+use http::serve_http;
+use ports::Ports;
+use worker::{Phase, Serving, Worker, Workers, accept};
 
 use crate::{
     admin::{self, Health},
@@ -70,29 +64,13 @@ const HEALTH_NAMES: [&str; 2] = ["", "ratelimit"];
 /// Expired counters are dropped this often.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// A connection on which nothing is heard is asked this often whether it still lives, so that
-/// peers that vanished do not hold their place for ever.
-const KEEPALIVE: Duration = Duration::from_secs(60);
-
-/// Accepted connections that may wait for a worker.
-const HANDOVER: usize = 128;
-
-/// Connections of one HTTP port; further ones wait to be accepted.
-const MAX_HTTP_CONNECTIONS: usize = 1_000;
-
-/// How long a client of an HTTP port may take to send its headers, and between two requests.
-const HTTP_HEADER_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// Largest list of request headers in bytes.
-const MAX_HEADER_BYTES: u32 = 64 << 10;
-
 /// Why the server did not start, or ended.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     #[error("cannot listen on {address} for {purpose}")]
     Bind {
         purpose: &'static str,
-        address: SocketAddr,
+        address: String,
         #[source]
         source: io::Error,
     },
@@ -171,14 +149,14 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     for _ in 0..worker_count(settings) {
         let (service, batchers) = service();
         let routes = routes(service, settings).add_service(health_service.clone());
-        workers.start(Worker {
+        let serving = Serving {
             routes: routes.prepare(),
-            batchers,
             max_streams: settings.bounds.max_streams,
             max_age: settings.listen.max_connection_age,
             grace: settings.listen.max_connection_age_grace,
             phases: phases.clone(),
-        })?;
+        };
+        workers.start(Worker { serving, batchers })?;
     }
 
     let debug_address = match &debug {
@@ -186,7 +164,7 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
         None => "none".to_owned(),
     };
     tracing::info!(
-        grpc = %grpc.local_addr()?,
+        grpc = %grpc,
         http = %http.local_addr()?,
         debug = debug_address,
         store = backend.name(),
@@ -353,36 +331,6 @@ impl Backend {
     }
 }
 
-/// The bound listeners.
-struct Ports {
-    grpc: TcpListener,
-    http: TcpListener,
-    /// Nothing if it could not be bound: the service does not depend on it.
-    debug: Option<TcpListener>,
-    /// Only if it is asked for.
-    prometheus: Option<TcpListener>,
-}
-
-impl Ports {
-    async fn bind(settings: &Settings) -> Result<Self, ServerError> {
-        let Settings { listen, stats, .. } = settings;
-        let debug = bind("debug", listen.debug_host, listen.debug_port).await;
-        Ok(Self {
-            grpc: bind("gRPC", listen.grpc_host, listen.grpc_port).await?,
-            http: bind("HTTP", listen.host, listen.port).await?,
-            debug: debug
-                .inspect_err(|error| tracing::error!("{error}; going on without it"))
-                .ok(),
-            prometheus: if stats.prometheus && !stats.disable_stats {
-                let address = stats.prometheus_address;
-                Some(bind("Prometheus", address.ip(), address.port()).await?)
-            } else {
-                None
-            },
-        })
-    }
-}
-
 /// How statistics are shown to Prometheus. A mapping file that cannot be used is said and left
 /// out: Envoy Gateway mounts one that may be missing.
 fn renderer(stats: &Stats) -> Renderer {
@@ -421,17 +369,6 @@ fn mapping_file(path: &Path) -> Option<Mapper> {
             None
         }
     }
-}
-
-async fn bind(purpose: &'static str, host: IpAddr, port: u16) -> Result<TcpListener, ServerError> {
-    let address = SocketAddr::new(host, port);
-    TcpListener::bind(address)
-        .await
-        .map_err(|source| ServerError::Bind {
-            purpose,
-            address,
-            source,
-        })
 }
 
 fn worker_count(settings: &Settings) -> usize {
@@ -532,28 +469,6 @@ impl HealthDoors {
     }
 }
 
-/// Serves HTTP/1 until dropped; what goes wrong with a connection is that connection's own.
-async fn serve_http(listener: TcpListener, router: axum::Router) {
-    let places = Arc::new(Semaphore::new(MAX_HTTP_CONNECTIONS));
-    let mut connections = JoinSet::new();
-    while let Ok(place) = places.clone().acquire_owned().await {
-        let stream = accept_next(&listener).await;
-        let service = TowerToHyperService::new(router.clone());
-        connections.spawn(async move {
-            let served = hyper::server::conn::http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(HTTP_HEADER_TIMEOUT)
-                .serve_connection(TokioIo::new(stream), service);
-            if let Err(error) = served.await {
-                tracing::debug!(%error, "an HTTP connection ended badly");
-            }
-            drop(place);
-        });
-        // Those that have ended are forgotten.
-        while connections.try_join_next().is_some() {}
-    }
-}
-
 async fn sweep(store: Arc<MemoryStore>) {
     loop {
         tokio::time::sleep(SWEEP).await;
@@ -584,192 +499,4 @@ impl Signals {
             _ = self.hang_up.recv() => "SIGHUP",
         }
     }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    Serving,
-    Draining,
-}
-
-/// Waits for the call to drain.
-async fn draining(phases: &mut watch::Receiver<Phase>) {
-    // The house is never gone before its workers.
-    let _ = phases.wait_for(|phase| *phase == Phase::Draining).await;
-}
-
-/// A connection on its way to a worker, with its place among all.
-struct Arrival {
-    stream: std::net::TcpStream,
-    place: OwnedSemaphorePermit,
-}
-
-/// Accepts connections and deals them out in turn. An Envoy opens one for each of its threads, so
-/// leaving the choice to the kernel could put all of them on one core.
-async fn accept(listener: TcpListener, doors: Vec<mpsc::Sender<Arrival>>, places: Arc<Semaphore>) {
-    for door in doors.iter().cycle() {
-        let Ok(place) = places.clone().acquire_owned().await else {
-            return;
-        };
-        let stream = accept_next(&listener).await;
-        let Ok(stream) = stream.into_std() else {
-            continue;
-        };
-        // A worker that is gone ends the process anyway.
-        let _ = door.send(Arrival { stream, place }).await;
-    }
-}
-
-/// The next connection, however long it takes.
-async fn accept_next(listener: &TcpListener) -> TcpStream {
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => return stream,
-            // Out of file descriptors, most likely: some will be free again.
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection");
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        }
-    }
-}
-
-#[derive(Default)]
-struct Workers {
-    doors: Vec<mpsc::Sender<Arrival>>,
-    /// Each ends with its worker.
-    ends: JoinSet<()>,
-}
-
-impl Workers {
-    fn start(&mut self, worker: Worker) -> io::Result<()> {
-        let (door, arrivals) = mpsc::channel(HANDOVER);
-        let (alive, mut end) = mpsc::channel::<Infallible>(1);
-        let name = format!("worker-{}", self.doors.len());
-        thread::Builder::new().name(name).spawn(move || {
-            // Dropped on every way out, a panic included.
-            let _alive = alive;
-            match runtime() {
-                Ok(runtime) => runtime.block_on(worker.run(arrivals)),
-                Err(error) => tracing::error!(%error, "a worker has no runtime"),
-            }
-        })?;
-        self.doors.push(door);
-        self.ends.spawn(async move {
-            end.recv().await;
-        });
-        Ok(())
-    }
-
-    fn count(&self) -> usize {
-        self.doors.len()
-    }
-
-    fn doors(&mut self) -> Vec<mpsc::Sender<Arrival>> {
-        std::mem::take(&mut self.doors)
-    }
-
-    async fn first_end(&mut self) {
-        self.ends.join_next().await;
-    }
-
-    async fn all_end(&mut self) {
-        while self.ends.join_next().await.is_some() {}
-    }
-}
-
-struct Worker {
-    routes: Routes,
-    batchers: Vec<Batcher>,
-    max_streams: u32,
-    /// How old a connection may become; zero means any age.
-    max_age: Duration,
-    /// How long its calls may then take.
-    grace: Duration,
-    phases: watch::Receiver<Phase>,
-}
-
-impl Worker {
-    /// Serves the connections that arrive, until all are gone after the call to drain.
-    async fn run(mut self, mut arrivals: mpsc::Receiver<Arrival>) {
-        let mut batchers = JoinSet::new();
-        for batcher in self.batchers.drain(..) {
-            batchers.spawn(batcher.run());
-        }
-        let mut connections = JoinSet::new();
-        loop {
-            tokio::select! {
-                arrival = arrivals.recv() => match arrival {
-                    Some(arrival) => {
-                        connections.spawn(self.connection(arrival));
-                    }
-                    // The door is closed.
-                    None => break,
-                },
-                Some(_) = connections.join_next() => {}
-            }
-        }
-        while connections.join_next().await.is_some() {}
-    }
-
-    /// Serves one connection to its end; a failure is its own.
-    fn connection(&self, arrival: Arrival) -> impl Future<Output = ()> + Send + use<> {
-        let routes = self.routes.clone();
-        let max_streams = self.max_streams;
-        let mut phases = self.phases.clone();
-        let max_age = jittered(self.max_age);
-        let grace = self.grace;
-        async move {
-            let Arrival { stream, place } = arrival;
-            let _place = place;
-            let stream = match adopt(stream) {
-                Ok(stream) => stream,
-                Err(error) => return tracing::debug!(%error, "a connection was lost on arrival"),
-            };
-            let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
-                .timer(TokioTimer::new())
-                .max_concurrent_streams(max_streams)
-                .max_header_list_size(MAX_HEADER_BYTES)
-                .keep_alive_interval(KEEPALIVE)
-                .serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
-            let mut connection = std::pin::pin!(connection);
-            let ended = tokio::select! {
-                ended = connection.as_mut() => ended,
-                () = draining(&mut phases) => {
-                    // GOAWAY: calls under way are answered, new ones go elsewhere.
-                    connection.as_mut().graceful_shutdown();
-                    connection.await
-                }
-                () = tokio::time::sleep(max_age) => {
-                    connection.as_mut().graceful_shutdown();
-                    match tokio::time::timeout(grace, connection).await {
-                        Ok(ended) => ended,
-                        Err(_elapsed) => return tracing::debug!("a connection outlived its grace"),
-                    }
-                }
-            };
-            if let Err(error) = ended {
-                tracing::debug!(%error, "a connection ended badly");
-            }
-        }
-    }
-}
-
-/// `age`, give or take a tenth, so that connections that began together do not end together.
-fn jittered(age: Duration) -> Duration {
-    /// Zero means no end: longer than any process lives, short enough for a timer.
-    const NEVER: Duration = Duration::from_secs(100 * 365 * 86_400);
-    if age.is_zero() || age > NEVER {
-        return NEVER;
-    }
-    // A fresh hasher's seed is as random as this needs.
-    let random = RandomState::new().hash_one(()) % 2001;
-    age / 10_000 * u32::try_from(9_000 + random).unwrap_or(10_000)
-}
-
-/// Takes a stream into this worker's runtime.
-fn adopt(stream: std::net::TcpStream) -> io::Result<TcpStream> {
-    let stream = TcpStream::from_std(stream)?;
-    stream.set_nodelay(true)?;
-    Ok(stream)
 }

@@ -406,6 +406,14 @@ impl Settings {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Listeners")]
 pub struct Listen {
+    /// Serve gRPC on this Unix socket instead of a port
+    #[arg(long, env = "GRPC_UDS", value_parser = file_path, value_name = "PATH")]
+    pub grpc_uds: Option<PathBuf>,
+
+    /// Permissions of that socket, in octal
+    #[arg(long, env = "TOLLGATE_GRPC_UDS_MODE", default_value = "666", value_parser = file_mode, value_name = "MODE")]
+    pub grpc_uds_mode: u32,
+
     /// Address of the gRPC port
     #[arg(long, env = "GRPC_HOST", default_value = "0.0.0.0", value_name = "IP")]
     pub grpc_host: IpAddr,
@@ -840,6 +848,13 @@ fn backend(text: &str) -> Result<Backend, String> {
 /// A path; a variable that is set to nothing is as good as none.
 fn file_path(text: &str) -> Result<PathBuf, Infallible> {
     Ok(text.into())
+}
+
+fn file_mode(text: &str) -> Result<u32, String> {
+    match u32::from_str_radix(text, 8) {
+        Ok(mode) if mode <= 0o777 => Ok(mode),
+        _ => Err("expected an octal number up to 777".to_owned()),
+    }
 }
 
 /// `tag:value`, with exactly one colon, as the reference reads its maps.

@@ -85,7 +85,7 @@ pub const VARIABLES: [(&str, Treatment); 114] = [
         Instead("it is for GRPC_SERVER_USE_TLS"),
     ),
     ("GRPC_SERVER_USE_TLS", NotYet("false")),
-    ("GRPC_UDS", NotYet("")),
+    ("GRPC_UDS", Honoured),
     ("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", Honoured),
     ("HOST", Honoured),
     ("LIMIT_LIMIT_HEADER", Honoured),

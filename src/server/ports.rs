@@ -1,0 +1,171 @@
+//! Binds what the server listens on, and takes connections in.
+
+use std::{
+    fmt, fs, io,
+    net::{IpAddr, SocketAddr},
+    os::unix::{fs::FileTypeExt as _, fs::PermissionsExt as _, net as unix},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+
+use super::ServerError;
+use crate::settings::Settings;
+
+/// The bound listeners.
+pub(super) struct Ports {
+    pub(super) grpc: GrpcListener,
+    pub(super) http: TcpListener,
+    /// Nothing if it could not be bound: the service does not depend on it.
+    pub(super) debug: Option<TcpListener>,
+    /// Only if it is asked for.
+    pub(super) prometheus: Option<TcpListener>,
+}
+
+impl Ports {
+    pub(super) async fn bind(settings: &Settings) -> Result<Self, ServerError> {
+        let Settings { listen, stats, .. } = settings;
+        let debug = bind("debug", listen.debug_host, listen.debug_port).await;
+        let socket = listen.grpc_uds.as_deref();
+        Ok(Self {
+            grpc: match socket.filter(|path| !path.as_os_str().is_empty()) {
+                Some(path) => GrpcListener::bind_unix(path, listen.grpc_uds_mode)?,
+                None => GrpcListener::Tcp(bind("gRPC", listen.grpc_host, listen.grpc_port).await?),
+            },
+            http: bind("HTTP", listen.host, listen.port).await?,
+            debug: debug
+                .inspect_err(|error| tracing::error!("{error}; going on without it"))
+                .ok(),
+            prometheus: if stats.prometheus && !stats.disable_stats {
+                let address = stats.prometheus_address;
+                Some(bind("Prometheus", address.ip(), address.port()).await?)
+            } else {
+                None
+            },
+        })
+    }
+}
+
+async fn bind(purpose: &'static str, host: IpAddr, port: u16) -> Result<TcpListener, ServerError> {
+    let address = SocketAddr::new(host, port);
+    TcpListener::bind(address)
+        .await
+        .map_err(|source| ServerError::Bind {
+            purpose,
+            address: address.to_string(),
+            source,
+        })
+}
+
+/// What gRPC connections come in through.
+pub(super) enum GrpcListener {
+    Tcp(TcpListener),
+    Unix(UnixListener, SocketFile),
+}
+
+/// A socket in the file system, removed on drop.
+pub(super) struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        // Somebody may have removed it already.
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+impl GrpcListener {
+    /// Takes the place of a socket that nobody listens on, as a crash leaves it behind.
+    fn bind_unix(path: &Path, mode: u32) -> Result<Self, ServerError> {
+        let bound = || {
+            let is_socket =
+                fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
+            if is_socket && unix::UnixStream::connect(path).is_err() {
+                fs::remove_file(path)?;
+            }
+            let listener = UnixListener::bind(path)?;
+            let file = SocketFile(path.to_owned());
+            fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+            Ok(Self::Unix(listener, file))
+        };
+        bound().map_err(|source| ServerError::Bind {
+            purpose: "gRPC",
+            address: path.display().to_string(),
+            source,
+        })
+    }
+
+    /// The next connection, however long it takes.
+    pub(super) async fn accept_next(&self) -> Stream<TcpStream, UnixStream> {
+        match self {
+            Self::Tcp(listener) => Stream::Tcp(accept_next(listener).await),
+            Self::Unix(listener, _) => loop {
+                match listener.accept().await {
+                    Ok((stream, _)) => return Stream::Unix(stream),
+                    Err(error) => wait_for_room(error).await,
+                }
+            },
+        }
+    }
+}
+
+impl fmt::Display for GrpcListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(listener) => match listener.local_addr() {
+                Ok(address) => write!(f, "{address}"),
+                Err(_) => f.write_str("unknown"),
+            },
+            Self::Unix(_, SocketFile(path)) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+/// A connection by either way.
+pub(super) enum Stream<T, U> {
+    Tcp(T),
+    Unix(U),
+}
+
+/// A connection that belongs to no runtime.
+pub(super) type Detached = Stream<std::net::TcpStream, unix::UnixStream>;
+
+impl Stream<TcpStream, UnixStream> {
+    /// Takes it out of this thread's runtime.
+    pub(super) fn detach(self) -> io::Result<Detached> {
+        Ok(match self {
+            Self::Tcp(stream) => Stream::Tcp(stream.into_std()?),
+            Self::Unix(stream) => Stream::Unix(stream.into_std()?),
+        })
+    }
+}
+
+impl Detached {
+    /// Takes it into this thread's runtime.
+    pub(super) fn adopt(self) -> io::Result<Stream<TcpStream, UnixStream>> {
+        Ok(match self {
+            Self::Tcp(stream) => {
+                let stream = TcpStream::from_std(stream)?;
+                stream.set_nodelay(true)?;
+                Stream::Tcp(stream)
+            }
+            Self::Unix(stream) => Stream::Unix(UnixStream::from_std(stream)?),
+        })
+    }
+}
+
+/// The next connection, however long it takes.
+pub(super) async fn accept_next(listener: &TcpListener) -> TcpStream {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => return stream,
+            Err(error) => wait_for_room(error).await,
+        }
+    }
+}
+
+/// Out of file descriptors, most likely: some will be free again.
+async fn wait_for_room(error: io::Error) {
+    tracing::warn!(%error, "cannot accept a connection");
+    tokio::time::sleep(Duration::from_millis(50)).await;
+}

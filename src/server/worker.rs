@@ -1,0 +1,216 @@
+//! The workers: each a thread with a runtime of its own, which serves its share of the connections.
+
+use std::{
+    convert::Infallible,
+    hash::{BuildHasher as _, RandomState},
+    io,
+    sync::Arc,
+    thread,
+    time::Duration,
+};
+
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch},
+    task::JoinSet,
+};
+use tonic::service::Routes;
+
+use super::{
+    ports::{Detached, GrpcListener, Stream},
+    runtime,
+};
+use crate::store::redis::Batcher;
+
+/// A connection on which nothing is heard is asked this often whether it still lives, so that
+/// peers that vanished do not hold their place for ever.
+const KEEPALIVE: Duration = Duration::from_secs(60);
+
+/// Accepted connections that may wait for a worker.
+const HANDOVER: usize = 128;
+
+/// Largest list of request headers in bytes.
+const MAX_HEADER_BYTES: u32 = 64 << 10;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    Serving,
+    Draining,
+}
+
+/// Waits for the call to drain.
+async fn draining(phases: &mut watch::Receiver<Phase>) {
+    // The house is never gone before its workers.
+    let _ = phases.wait_for(|phase| *phase == Phase::Draining).await;
+}
+
+/// A connection on its way to a worker, with its place among all.
+pub(super) struct Arrival {
+    stream: Detached,
+    place: OwnedSemaphorePermit,
+}
+
+/// Accepts connections and deals them out in turn. An Envoy opens one for each of its threads, so
+/// leaving the choice to the kernel could put all of them on one core.
+pub(super) async fn accept(
+    listener: GrpcListener,
+    doors: Vec<mpsc::Sender<Arrival>>,
+    places: Arc<Semaphore>,
+) {
+    for door in doors.iter().cycle() {
+        let Ok(place) = places.clone().acquire_owned().await else {
+            return;
+        };
+        let Ok(stream) = listener.accept_next().await.detach() else {
+            continue;
+        };
+        // A worker that is gone ends the process anyway.
+        let _ = door.send(Arrival { stream, place }).await;
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Workers {
+    doors: Vec<mpsc::Sender<Arrival>>,
+    /// Each ends with its worker.
+    ends: JoinSet<()>,
+}
+
+impl Workers {
+    pub(super) fn start(&mut self, worker: Worker) -> io::Result<()> {
+        let (door, arrivals) = mpsc::channel(HANDOVER);
+        let (alive, mut end) = mpsc::channel::<Infallible>(1);
+        let name = format!("worker-{}", self.doors.len());
+        thread::Builder::new().name(name).spawn(move || {
+            // Dropped on every way out, a panic included.
+            let _alive = alive;
+            match runtime() {
+                Ok(runtime) => runtime.block_on(worker.run(arrivals)),
+                Err(error) => tracing::error!(%error, "a worker has no runtime"),
+            }
+        })?;
+        self.doors.push(door);
+        self.ends.spawn(async move {
+            end.recv().await;
+        });
+        Ok(())
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.doors.len()
+    }
+
+    pub(super) fn doors(&mut self) -> Vec<mpsc::Sender<Arrival>> {
+        std::mem::take(&mut self.doors)
+    }
+
+    pub(super) async fn first_end(&mut self) {
+        self.ends.join_next().await;
+    }
+
+    pub(super) async fn all_end(&mut self) {
+        while self.ends.join_next().await.is_some() {}
+    }
+}
+
+/// What one worker serves.
+pub(super) struct Worker {
+    pub(super) serving: Serving,
+    pub(super) batchers: Vec<Batcher>,
+}
+
+impl Worker {
+    /// Serves the connections that arrive, until all are gone after the call to drain.
+    async fn run(self, mut arrivals: mpsc::Receiver<Arrival>) {
+        let mut batchers = JoinSet::new();
+        for batcher in self.batchers {
+            batchers.spawn(batcher.run());
+        }
+        let mut connections = JoinSet::new();
+        loop {
+            tokio::select! {
+                arrival = arrivals.recv() => match arrival {
+                    Some(Arrival { stream, place }) => {
+                        let served = self.serving.clone().connection(stream);
+                        connections.spawn(async move {
+                            served.await;
+                            drop(place);
+                        });
+                    }
+                    // The door is closed.
+                    None => break,
+                },
+                Some(_) = connections.join_next() => {}
+            }
+        }
+        while connections.join_next().await.is_some() {}
+    }
+}
+
+/// How connections are served.
+#[derive(Clone)]
+pub(super) struct Serving {
+    pub(super) routes: Routes,
+    pub(super) max_streams: u32,
+    /// How old a connection may become; zero means any age.
+    pub(super) max_age: Duration,
+    /// How long its calls may then take.
+    pub(super) grace: Duration,
+    pub(super) phases: watch::Receiver<Phase>,
+}
+
+impl Serving {
+    /// Serves one connection to its end; a failure is its own.
+    async fn connection(self, stream: Detached) {
+        let ended = match stream.adopt() {
+            Ok(Stream::Tcp(stream)) => self.serve(stream).await,
+            Ok(Stream::Unix(stream)) => self.serve(stream).await,
+            Err(error) => return tracing::debug!(%error, "a connection was lost on arrival"),
+        };
+        if let Err(error) = ended {
+            tracing::debug!(%error, "a connection ended badly");
+        }
+    }
+
+    async fn serve<S>(mut self, stream: S) -> hyper::Result<()>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(self.max_streams)
+            .max_header_list_size(MAX_HEADER_BYTES)
+            .keep_alive_interval(KEEPALIVE)
+            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(self.routes));
+        let mut connection = std::pin::pin!(connection);
+        // GOAWAY: calls under way are answered, new ones go elsewhere.
+        tokio::select! {
+            ended = connection.as_mut() => ended,
+            () = draining(&mut self.phases) => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+            () = tokio::time::sleep(jittered(self.max_age)) => {
+                connection.as_mut().graceful_shutdown();
+                // One that outlives its grace is cut off.
+                tokio::time::timeout(self.grace, connection).await.unwrap_or(Ok(()))
+            }
+        }
+    }
+}
+
+/// `age`, give or take a tenth, so that connections that began together do not end together.
+fn jittered(age: Duration) -> Duration {
+    /// Zero means no end: longer than any process lives, short enough for a timer.
+    const NEVER: Duration = Duration::from_secs(100 * 365 * 86_400);
+    if age.is_zero() || age > NEVER {
+        return NEVER;
+    }
+    // A fresh hasher's seed is as random as this needs.
+    let random = RandomState::new().hash_one(()) % 2001;
+    age / 10_000 * u32::try_from(9_000 + random).unwrap_or(10_000)
+}
