@@ -25,7 +25,7 @@ use sha2::{Digest as _, Sha256};
 use crate::{
     limit::Limit,
     request::{Entry, Hits},
-    window::{Timestamp, Window},
+    window::{Timestamp, Unit, Window},
 };
 
 /// The longest domain-and-entries text that is written into a key as it stands, in bytes.
@@ -46,6 +46,7 @@ struct Planned {
     key: Range<usize>,
     hits: Hits,
     limit: u32,
+    is_per_second: bool,
     expires_at: Timestamp,
 }
 
@@ -56,6 +57,8 @@ pub struct Increment<'a> {
     pub hits: Hits,
     /// The most hits that its limit admits. The counter itself goes on above that.
     pub limit: u32,
+    /// Whether the unit of its limit is the second.
+    pub is_per_second: bool,
     /// The end of the window; the counter may be forgotten from then on.
     pub expires_at: Timestamp,
 }
@@ -91,6 +94,7 @@ impl Batch {
             key: &self.keys[planned.key.clone()],
             hits: planned.hits,
             limit: planned.limit,
+            is_per_second: planned.is_per_second,
             expires_at: planned.expires_at,
         })
     }
@@ -104,6 +108,24 @@ impl Batch {
             planned.hits = hits(index, planned.hits);
         }
         copy
+    }
+
+    /// Copies of the increments that are as `is_so` says, and of the others.
+    pub fn split(&self, is_so: impl Fn(&Increment<'_>) -> bool) -> (Self, Self) {
+        let empty = || Self {
+            stops_when_over: self.stops_when_over,
+            ..Self::default()
+        };
+        let (mut so, mut others) = (empty(), empty());
+        for (index, increment) in self.iter().enumerate() {
+            let part = if is_so(&increment) {
+                &mut so
+            } else {
+                &mut others
+            };
+            part.append_range(self, index..index + 1);
+        }
+        (so, others)
     }
 
     /// Appends a copy of all of `other`.
@@ -146,6 +168,7 @@ impl Batch {
             key: start..self.keys.len(),
             hits,
             limit: limit.requests_per_unit,
+            is_per_second: period.unit() == Unit::Second,
             expires_at: window.end,
         });
     }
@@ -248,7 +271,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::window::{Period, Unit, window};
+    use crate::window::{Period, window};
 
     type Values = (Vec<u8>, Vec<(Vec<u8>, Vec<u8>, bool)>);
 

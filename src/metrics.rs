@@ -48,6 +48,7 @@ pub struct Metrics {
     /// By names that requests make up.
     made_up: Mutex<MadeUp>,
     pub redis: Arc<redis::Meters>,
+    pub redis_per_second: Arc<redis::Meters>,
     pub over_limit_cache: Arc<over_limit_cache::Meters>,
 }
 
@@ -237,18 +238,30 @@ impl Metrics {
     }
 
     fn store_samples(&self, memory: Option<&MemoryStore>, list: &mut List) {
-        let redis = &self.redis;
-        let opened = get(&redis.connections_opened);
-        let closed = get(&redis.connections_closed);
-        list.gauge(
-            "ratelimit.redis_pool.cx_active",
-            opened.saturating_sub(closed),
+        for (pool, redis) in [
+            ("redis_pool", &self.redis),
+            ("redis_per_second_pool", &self.redis_per_second),
+        ] {
+            let opened = get(&redis.connections_opened);
+            let closed = get(&redis.connections_closed);
+            let active = opened.saturating_sub(closed);
+            list.gauge(&format!("ratelimit.{pool}.cx_active"), active);
+            list.counter(format!("ratelimit.{pool}.cx_total"), opened);
+            list.counter(format!("ratelimit.{pool}.cx_local_close"), closed);
+        }
+        let both = |pick: fn(&redis::Meters) -> &AtomicU64| {
+            get(pick(&self.redis)) + get(pick(&self.redis_per_second))
+        };
+        let pipelines = both(|meters| &meters.pipelines);
+        list.counter("tollgate.redis_pipelines_total", pipelines);
+        list.counter(
+            "tollgate.redis_commands_total",
+            both(|meters| &meters.commands),
         );
-        list.counter("ratelimit.redis_pool.cx_total", opened);
-        list.counter("ratelimit.redis_pool.cx_local_close", closed);
-        list.counter("tollgate.redis_pipelines_total", get(&redis.pipelines));
-        list.counter("tollgate.redis_commands_total", get(&redis.commands));
-        list.counter("tollgate.redis_failures_total", get(&redis.failures));
+        list.counter(
+            "tollgate.redis_failures_total",
+            both(|meters| &meters.failures),
+        );
 
         let cache = &self.over_limit_cache;
         let (hits, misses) = (get(&cache.hits), get(&cache.misses));

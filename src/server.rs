@@ -49,11 +49,12 @@ use crate::{
         statsd,
     },
     reload::Reloader,
-    settings::{Redis, Settings, Stats},
+    settings::{Settings, Stats},
     store::{
         AnyStore,
         memory::MemoryStore,
         over_limit_cache::OverLimitCache,
+        per_second::PerSecond,
         redis::{self, Batcher, RedisStore},
     },
 };
@@ -272,61 +273,64 @@ fn load(
 /// The store behind all workers.
 enum Backend {
     Memory(Arc<MemoryStore>),
-    Redis(redis::Connections),
+    Redis {
+        all: redis::Connections,
+        per_second: Option<redis::Connections>,
+    },
 }
 
 impl Backend {
     fn new(settings: &Settings, metrics: &Metrics) -> Result<Self, redis::BadUrl> {
-        Ok(match settings.redis_address() {
-            None => Self::Memory(Arc::new(MemoryStore::new(settings.max_counters))),
-            Some(url) => {
-                let Redis {
-                    redis_auth,
-                    redis_connect_timeout,
-                    ..
-                } = &settings.redis;
-                Self::Redis(redis::Connections::new(
-                    &url,
-                    redis_auth.as_deref(),
-                    *redis_connect_timeout,
-                    metrics.redis.clone(),
-                )?)
-            }
+        let Some(address) = settings.redis.address() else {
+            return Ok(Self::Memory(Arc::new(MemoryStore::new(
+                settings.max_counters,
+            ))));
+        };
+        let per_second = settings.redis_per_second.address();
+        Ok(Self::Redis {
+            all: redis::Connections::new(&address, metrics.redis.clone())?,
+            per_second: per_second
+                .map(|address| redis::Connections::new(&address, metrics.redis_per_second.clone()))
+                .transpose()?,
         })
     }
 
     /// One worker's store, and what has to run beside it.
     fn store(&self, settings: &Settings, metrics: &Metrics) -> (AnyStore, Vec<Batcher>) {
-        match self {
-            Self::Memory(store) => (AnyStore::Memory(store.clone()), Vec::new()),
-            Self::Redis(connections) => {
-                let options = redis::Options {
-                    key_prefix: settings.redis.key_prefix.clone(),
-                    deadline: settings.redis.redis_timeout,
-                    connections: settings.redis.redis_connections,
-                    max_waiting: settings.redis.redis_max_waiting,
-                    jitter_secs: settings.redis.expiration_jitter.max(0).unsigned_abs(),
-                };
-                let (store, batchers) = RedisStore::new(connections, &options);
-                let cache_bytes = settings.redis.local_cache_bytes / worker_count(settings);
-                let store =
-                    OverLimitCache::new(store, cache_bytes, metrics.over_limit_cache.clone());
-                (AnyStore::Redis(Arc::new(store)), batchers)
-            }
-        }
+        let (all, per_second) = match self {
+            Self::Memory(store) => return (AnyStore::Memory(store.clone()), Vec::new()),
+            Self::Redis { all, per_second } => (all, per_second),
+        };
+        let options = redis::Options {
+            key_prefix: settings.redis.key_prefix.clone(),
+            deadline: settings.redis.redis_timeout,
+            connections: settings.redis.redis_connections,
+            max_waiting: settings.redis.redis_max_waiting,
+            jitter_secs: settings.redis.expiration_jitter.max(0).unsigned_abs(),
+        };
+        let (store, mut batchers) = RedisStore::new(all, &options);
+        let per_second = per_second.as_ref().map(|connections| {
+            let (store, more) = RedisStore::new(connections, &options);
+            batchers.extend(more);
+            store
+        });
+        let cache_bytes = settings.redis.local_cache_bytes / worker_count(settings);
+        let meters = metrics.over_limit_cache.clone();
+        let store = OverLimitCache::new(PerSecond { store, per_second }, cache_bytes, meters);
+        (AnyStore::Redis(Arc::new(store)), batchers)
     }
 
     fn name(&self) -> &'static str {
         match self {
             Self::Memory(_) => "memory",
-            Self::Redis(_) => "redis",
+            Self::Redis { .. } => "redis",
         }
     }
 
     fn memory(&self) -> Option<Arc<MemoryStore>> {
         match self {
             Self::Memory(store) => Some(store.clone()),
-            Self::Redis(_) => None,
+            Self::Redis { .. } => None,
         }
     }
 }

@@ -20,6 +20,7 @@ use crate::{
         mogrifier::{Mogrifier, MogrifierError},
         statsd,
     },
+    store::redis,
 };
 
 pub mod reference;
@@ -206,6 +207,9 @@ pub struct Settings {
     #[command(flatten)]
     pub redis: Redis,
 
+    #[command(flatten)]
+    pub redis_per_second: RedisPerSecond,
+
     /// Most counters held in memory; new ones above it are refused with UNAVAILABLE
     #[arg(
         long,
@@ -372,35 +376,101 @@ impl Settings {
             _ => Source::Paths(vec!["config".into()]),
         }
     }
+}
 
+impl Redis {
     /// The address of Redis, or nothing if counters are to be held in memory: that is so only if
     /// nothing at all was said about a backend.
-    pub fn redis_address(&self) -> Option<String> {
-        let Redis {
-            redis_url,
-            backend,
-            redis_socket_type,
-            redis_type,
-            redis_auth,
-            ..
-        } = &self.redis;
-        let url = redis_url.as_deref().filter(|url| !url.is_empty());
-        let is_asked_for = backend.is_some()
-            || redis_socket_type.is_some()
-            || redis_type.is_some()
-            || redis_auth.is_some();
-        let url = match url {
-            Some(url) => url,
-            // The reference's default.
-            None if is_asked_for => "/var/run/nutcracker/ratelimit.sock",
-            None => return None,
-        };
-        let is_bare = !url.contains("://");
-        Some(match redis_socket_type {
-            Some(SocketType::Unix) if is_bare => format!("unix://{url}"),
-            _ => url.to_owned(),
+    pub fn address(&self) -> Option<redis::Address> {
+        let is_asked_for = self.backend.is_some()
+            || self.redis_socket_type.is_some()
+            || self.redis_type.is_some()
+            || self.redis_auth.is_some();
+        // The reference's default.
+        let default = is_asked_for.then_some("/var/run/nutcracker/ratelimit.sock");
+        let given = self.redis_url.as_deref().filter(|url| !url.is_empty());
+        Some(redis::Address {
+            url: with_socket_type(given.or(default)?, self.redis_socket_type),
+            auth: self.redis_auth.clone(),
+            timeout: self.redis_connect_timeout,
         })
     }
+}
+
+impl RedisPerSecond {
+    /// The address of the second Redis, if there is one.
+    pub fn address(&self) -> Option<redis::Address> {
+        let url = with_socket_type(
+            &self.redis_per_second_url,
+            self.redis_per_second_socket_type,
+        );
+        self.redis_per_second.then(|| redis::Address {
+            url,
+            auth: self.redis_per_second_auth.clone(),
+            timeout: self.redis_per_second_connect_timeout,
+        })
+    }
+}
+
+/// A bare address that is told to be a socket's path, as a URL; any other as it is.
+fn with_socket_type(url: &str, socket_type: Option<SocketType>) -> String {
+    match socket_type {
+        Some(SocketType::Unix) if !url.contains("://") => format!("unix://{url}"),
+        _ => url.to_owned(),
+    }
+}
+
+/// A second Redis, for limits whose unit is the second. Deadline, connections, prefix and jitter
+/// are those of the first.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "A second Redis for limits per second")]
+pub struct RedisPerSecond {
+    /// Count limits per second in a Redis of their own
+    #[arg(long, env = "REDIS_PERSECOND", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub redis_per_second: bool,
+
+    /// Its address
+    #[arg(
+        long,
+        env = "REDIS_PERSECOND_URL",
+        default_value = "/var/run/nutcracker/ratelimitpersecond.sock",
+        hide_env_values = true,
+        value_name = "URL"
+    )]
+    pub redis_per_second_url: String,
+
+    /// What an address without a scheme is
+    #[arg(
+        long,
+        env = "REDIS_PERSECOND_SOCKET_TYPE",
+        value_enum,
+        ignore_case = true,
+        value_name = "TYPE"
+    )]
+    pub redis_per_second_socket_type: Option<SocketType>,
+
+    /// Kind of Redis behind the address
+    #[arg(
+        long,
+        env = "REDIS_PERSECOND_TYPE",
+        value_enum,
+        ignore_case = true,
+        value_name = "TYPE"
+    )]
+    pub redis_per_second_type: Option<RedisType>,
+
+    /// Password, or user:password, for an address that has none
+    #[arg(
+        long,
+        env = "REDIS_PERSECOND_AUTH",
+        hide_env_values = true,
+        value_name = "SECRET"
+    )]
+    pub redis_per_second_auth: Option<String>,
+
+    /// Longest that a connection may take to come up
+    #[arg(long, env = "REDIS_PERSECOND_TIMEOUT", default_value = "1s", value_parser = duration, value_name = "DURATION")]
+    pub redis_per_second_connect_timeout: Duration,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -988,11 +1058,11 @@ mod tests {
     #[test]
     fn by_the_name_of_the_reference_its_defaults_hold() {
         let ours = settings("tollgate", &[]);
-        assert_eq!(ours.redis_address(), None);
+        assert!(ours.redis.address().is_none());
         assert!(matches!(ours.source(), Source::Paths(paths) if paths == [Path::new("config")]));
         let theirs = settings("ratelimit", &[]);
         let socket = "/var/run/nutcracker/ratelimit.sock";
-        assert_eq!(theirs.redis_address().as_deref(), Some(socket));
+        assert_eq!(theirs.redis.address().unwrap().url, socket);
         assert_eq!(theirs.process.log_level, LogLevel::Warn);
         let Source::Runtime(runtime) = theirs.source() else {
             panic!("{:?}", theirs.source());
@@ -1005,7 +1075,10 @@ mod tests {
 
     #[test]
     fn memory_is_the_store_only_if_no_backend_was_named() {
-        let address = |arguments: &[&str]| settings("tollgate", arguments).redis_address();
+        let address = |arguments: &[&str]| {
+            let address = settings("tollgate", arguments).redis.address();
+            address.map(|address| address.url)
+        };
         assert_eq!(address(&["--redis-url", ""]), None);
         assert_eq!(address(&["--redis-url", "h:1"]).as_deref(), Some("h:1"));
         let unix = ["--redis-url", "run/x", "--redis-socket-type", "unix"];

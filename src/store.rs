@@ -1,4 +1,4 @@
-//! Where counters live: the [`Store`] trait and its two implementations.
+//! Where counters live: the [`Store`] trait, its two implementations, and stores around stores.
 
 use std::{future::Future, sync::Arc};
 
@@ -9,7 +9,12 @@ use crate::{
 
 pub mod memory;
 pub mod over_limit_cache;
+pub mod per_second;
 pub mod redis;
+
+use self::{
+    memory::MemoryStore, over_limit_cache::OverLimitCache, per_second::PerSecond, redis::RedisStore,
+};
 
 /// Counts hits. All that the limiter asks of a backend.
 pub trait Store: Send + Sync + 'static {
@@ -42,11 +47,21 @@ pub enum StoreError {
     Full,
 }
 
+impl<S: Store> Store for Arc<S> {
+    fn add(
+        &self,
+        batch: &Batch,
+        now: Timestamp,
+    ) -> impl Future<Output = Result<Vec<Count>, StoreError>> + Send {
+        (**self).add(batch, now)
+    }
+}
+
 /// The store that the settings chose.
 #[derive(Clone, Debug)]
 pub enum AnyStore {
-    Memory(Arc<memory::MemoryStore>),
-    Redis(Arc<over_limit_cache::OverLimitCache<redis::RedisStore>>),
+    Memory(Arc<MemoryStore>),
+    Redis(Arc<OverLimitCache<PerSecond<RedisStore>>>),
 }
 
 impl Store for AnyStore {

@@ -145,55 +145,37 @@ pub const VARIABLES: [(&str, Treatment); 114] = [
         Instead("it is for a Redis Cluster"),
     ),
     ("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", NotYet("false")),
-    ("REDIS_PERSECOND", NotYet("false")),
-    (
-        "REDIS_PERSECOND_AUTH",
-        Instead("it is for the second Redis of REDIS_PERSECOND"),
-    ),
+    ("REDIS_PERSECOND", Honoured),
+    ("REDIS_PERSECOND_AUTH", Honoured),
     (
         "REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM",
-        Instead("it is for the second Redis of REDIS_PERSECOND"),
+        Instead("it is for a Redis Cluster"),
     ),
     (
         "REDIS_PERSECOND_PIPELINE_LIMIT",
-        Instead("it is for the second Redis of REDIS_PERSECOND"),
+        Instead("batches form by themselves while the one before is on its way"),
     ),
     (
         "REDIS_PERSECOND_PIPELINE_WINDOW",
-        Instead("it is for the second Redis of REDIS_PERSECOND"),
+        Instead("batches form by themselves while the one before is on its way"),
     ),
     (
         "REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR",
-        Instead("it is for the second Redis of REDIS_PERSECOND"),
+        Instead("requests wait for the next batch, at most --redis-timeout"),
     ),
     (
         "REDIS_PERSECOND_POOL_SIZE",
-        Instead("it is for the second Redis of REDIS_PERSECOND"),
+        Instead("each worker needs one connection; see --redis-connections"),
     ),
     (
         "REDIS_PERSECOND_SENTINEL_AUTH",
-        Instead("it is for the second Redis of REDIS_PERSECOND"),
+        Instead("it is for Redis Sentinel"),
     ),
-    (
-        "REDIS_PERSECOND_SOCKET_TYPE",
-        Instead("it is for the second Redis of REDIS_PERSECOND"),
-    ),
-    (
-        "REDIS_PERSECOND_TIMEOUT",
-        Instead("it is for the second Redis of REDIS_PERSECOND"),
-    ),
-    (
-        "REDIS_PERSECOND_TLS",
-        Instead("it is for the second Redis of REDIS_PERSECOND"),
-    ),
-    (
-        "REDIS_PERSECOND_TYPE",
-        Instead("it is for the second Redis of REDIS_PERSECOND"),
-    ),
-    (
-        "REDIS_PERSECOND_URL",
-        Instead("it is for the second Redis of REDIS_PERSECOND"),
-    ),
+    ("REDIS_PERSECOND_SOCKET_TYPE", Honoured),
+    ("REDIS_PERSECOND_TIMEOUT", Honoured),
+    ("REDIS_PERSECOND_TLS", NotYet("false")),
+    ("REDIS_PERSECOND_TYPE", Honoured),
+    ("REDIS_PERSECOND_URL", Honoured),
     (
         "REDIS_PIPELINE_LIMIT",
         Instead("batches form by themselves while the one before is on its way"),

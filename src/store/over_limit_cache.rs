@@ -210,12 +210,6 @@ mod tests {
         store: Arc<MemoryStore>,
     }
 
-    impl Store for Arc<MemoryStore> {
-        async fn add(&self, batch: &Batch, now: Timestamp) -> Result<Vec<Count>, StoreError> {
-            (**self).add(batch, now).await
-        }
-    }
-
     fn fixture(max_bytes: usize) -> Fixture {
         let store = Arc::new(MemoryStore::new(1_000));
         Fixture {

@@ -1,6 +1,7 @@
 //! Connections to one Redis, pooled by bb8.
 
 use std::{
+    fmt,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
@@ -26,6 +27,24 @@ use super::{Meters, Options};
 )]
 pub struct BadUrl {
     reason: String,
+}
+
+/// Where a Redis is, and how to get in.
+#[derive(Clone)]
+pub struct Address {
+    /// `redis://…`, `host:port` or the path of a socket.
+    pub url: String,
+    /// A password or `user:password`, used where the URL has none.
+    pub auth: Option<String>,
+    /// How long a connection may take to come up.
+    pub timeout: Duration,
+}
+
+impl fmt::Debug for Address {
+    /// Leaves out what may hold a password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Address").finish_non_exhaustive()
+    }
 }
 
 /// Makes connections to the Redis at one address.
@@ -54,17 +73,11 @@ impl ErrorSink<RedisError> for Failures {
 }
 
 impl Connections {
-    /// `auth`, a password or `user:password`, is used where `url` has none.
-    ///
     /// # Errors
     ///
-    /// If `url` is not an address that can be read; whether somebody answers there is not asked.
-    pub fn new(
-        url: &str,
-        auth: Option<&str>,
-        timeout: Duration,
-        meters: Arc<Meters>,
-    ) -> Result<Self, BadUrl> {
+    /// If `address` cannot be read; whether somebody answers there is not asked.
+    pub fn new(address: &Address, meters: Arc<Meters>) -> Result<Self, BadUrl> {
+        let Address { url, auth, timeout } = address;
         let bad = |error: RedisError| BadUrl {
             reason: error.to_string().to_lowercase(),
         };
@@ -84,7 +97,7 @@ impl Connections {
         let client = Client::open(info).map_err(bad)?;
         Ok(Self {
             client: Arc::new(client),
-            timeout,
+            timeout: *timeout,
             meters,
         })
     }

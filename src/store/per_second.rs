@@ -1,0 +1,99 @@
+//! Limits per second in a store of their own: they make most of the load, and losing them costs
+//! least.
+
+use super::{Store, StoreError};
+use crate::{
+    counter::{Batch, Count},
+    window::Timestamp,
+};
+
+/// Two stores as one. Both are asked at the same time; an error of either is an error, and what
+/// the other has counted stays counted.
+#[derive(Debug)]
+pub struct PerSecond<S> {
+    pub store: S,
+    /// For limits whose unit is the second; without it `store` has them too.
+    pub per_second: Option<S>,
+}
+
+impl<S: Store> Store for PerSecond<S> {
+    async fn add(&self, batch: &Batch, now: Timestamp) -> Result<Vec<Count>, StoreError> {
+        let Some(per_second) = &self.per_second else {
+            return self.store.add(batch, now).await;
+        };
+        let (short, long) = batch.split(|increment| increment.is_per_second);
+        if short.is_empty() {
+            return self.store.add(batch, now).await;
+        }
+        if long.is_empty() {
+            return per_second.add(batch, now).await;
+        }
+        let (short, long) = tokio::join!(per_second.add(&short, now), self.store.add(&long, now));
+        let (mut short, mut long) = (short?.into_iter(), long?.into_iter());
+        let count = |is_per_second| {
+            if is_per_second {
+                short.next()
+            } else {
+                long.next()
+            }
+        };
+        let counts = batch.iter().map(|increment| increment.is_per_second);
+        counts
+            .map(count)
+            .collect::<Option<_>>()
+            .ok_or(StoreError::Refused)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{
+        counter::Identity,
+        limit::Limit,
+        request::{Entry, Hits},
+        store::memory::MemoryStore,
+        window::{Unit, window},
+    };
+
+    fn batch(units: &[Unit], now: Timestamp) -> Batch {
+        let mut batch = Batch::default();
+        let mut identity = Identity::default();
+        let entry = Entry {
+            key: b"k",
+            value: b"v",
+        };
+        identity.set(b"d", &[entry], &[]);
+        for unit in units {
+            let limit = Limit {
+                requests_per_unit: 1,
+                period: (*unit).into(),
+                name: None,
+            };
+            batch.push(&identity, &limit, window(limit.period, now), Hits::ONE);
+        }
+        batch
+    }
+
+    #[tokio::test]
+    async fn seconds_go_to_their_own_store_and_counts_come_back_in_order() {
+        let now = Timestamp::from_secs(0);
+        let stores = [(); 2].map(|()| Arc::new(MemoryStore::new(10)));
+        let store = PerSecond {
+            store: stores[0].clone(),
+            per_second: Some(stores[1].clone()),
+        };
+        let mixed = batch(&[Unit::Day, Unit::Second, Unit::Minute, Unit::Second], now);
+        let counts = store.add(&mixed, now).await.unwrap();
+        let counts: Vec<_> = counts.iter().map(|count| count.after).collect();
+        assert_eq!(counts, [1, 1, 1, 2]);
+        assert_eq!(stores[0].live_counters(), 2);
+        assert_eq!(stores[1].live_counters(), 1);
+        store.add(&batch(&[Unit::Second], now), now).await.unwrap();
+        store.add(&batch(&[Unit::Hour], now), now).await.unwrap();
+        assert_eq!(stores[0].live_counters(), 3);
+        assert_eq!(stores[1].live_counters(), 1);
+    }
+}
