@@ -2,8 +2,10 @@
 
 use std::{
     any::TypeId,
+    ffi::OsStr,
     fs,
     net::{SocketAddr, TcpListener},
+    os::unix::ffi::OsStrExt as _,
     path::{Path, PathBuf},
     process::{Command, Output},
 };
@@ -342,6 +344,20 @@ fn an_unknown_flag_is_a_bad_command_line() {
     let output = finish(program().arg("no-such-command"));
     assert_eq!(output.status.code(), Some(2));
     assert!(error(&output).contains("'no-such-command'"));
+}
+
+/// A folder may hold files whose names are no text.
+#[test]
+fn arguments_may_be_any_bytes() {
+    let odd = OsStr::from_bytes(b"/nowhere/\xff.yaml");
+    let output = finish(program().arg("check").arg(odd));
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.contains("cannot be read"), "{said}");
+    for arguments in [&[odd][..], &[OsStr::new("serve"), odd]] {
+        let output = finish(program().args(arguments));
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+    }
 }
 
 #[test]
