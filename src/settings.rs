@@ -2,6 +2,7 @@
 
 use std::{
     convert::Infallible,
+    ffi::OsString,
     net::{IpAddr, SocketAddr},
     ops::RangeBounds,
     path::{Path, PathBuf},
@@ -51,10 +52,12 @@ pub enum Command {
 impl Cli {
     /// Parses the process's own arguments; ends the process with help or an error.
     pub fn from_process() -> Self {
-        let arguments: Vec<String> = std::env::args().collect();
+        // Names of files may be any bytes.
+        let arguments: Vec<OsString> = std::env::args_os().collect();
         let matches = if is_ratelimit(&arguments) {
             // As the reference's image starts it: by environment alone.
-            as_ratelimit(Self::command()).get_matches_from([&arguments[0], "serve"])
+            let arguments = [arguments[0].as_os_str(), "serve".as_ref()];
+            as_ratelimit(Self::command()).get_matches_from(arguments)
         } else {
             Self::command().get_matches_from(with_command(arguments))
         };
@@ -63,7 +66,7 @@ impl Cli {
 }
 
 /// Whether the program goes by the name of the reference's.
-fn is_ratelimit(arguments: &[String]) -> bool {
+fn is_ratelimit(arguments: &[OsString]) -> bool {
     let program = arguments.first().map(Path::new).and_then(Path::file_name);
     program.is_some_and(|name| name == "ratelimit")
 }
@@ -159,15 +162,15 @@ pub fn reference_notes() -> Result<Vec<String>, reference::Unsupported> {
 }
 
 /// Puts `serve` where no command is named.
-fn with_command(arguments: impl IntoIterator<Item = String>) -> Vec<String> {
-    let mut arguments: Vec<String> = arguments.into_iter().collect();
-    let names_no_command = match arguments.get(1).map(String::as_str) {
+fn with_command(mut arguments: Vec<OsString>) -> Vec<OsString> {
+    let first = arguments.get(1).map(|first| first.as_encoded_bytes());
+    let names_no_command = match first {
         None => true,
-        Some("-h" | "--help" | "-V" | "--version") => false,
-        Some(first) => first.starts_with('-'),
+        Some(b"-h" | b"--help" | b"-V" | b"--version") => false,
+        Some(first) => first.starts_with(b"-"),
     };
     if names_no_command {
-        arguments.insert(arguments.len().min(1), "serve".to_owned());
+        arguments.insert(arguments.len().min(1), "serve".into());
     }
     arguments
 }
@@ -1069,8 +1072,8 @@ mod tests {
         };
         assert_eq!(runtime.root, Path::new("/srv/runtime_data/current"));
         assert!(runtime.watches_root);
-        assert!(is_ratelimit(&["/bin/ratelimit".to_owned()]));
-        assert!(!is_ratelimit(&["/bin/tollgate".to_owned()]));
+        assert!(is_ratelimit(&["/bin/ratelimit".into()]));
+        assert!(!is_ratelimit(&["/bin/tollgate".into()]));
     }
 
     #[test]
@@ -1103,7 +1106,7 @@ mod tests {
     #[test]
     fn no_command_means_serve() {
         let with = |arguments: &[&str]| {
-            with_command(arguments.iter().map(|&argument| argument.to_owned())).join(" ")
+            with_command(arguments.iter().map(OsString::from).collect()).join(" ".as_ref())
         };
         assert_eq!(with(&["tollgate"]), "tollgate serve");
         assert_eq!(

@@ -37,25 +37,37 @@ fn an_unknown_path_is_not_found() {
     for path in ["/", "/healthcheck/", "/metrics", "/rlconfig", "/%ff"] {
         assert_eq!(get(server.http, path).status, 404, "{path}");
     }
-    for path in ["/healthcheck", "/metrics/", "/debug/pprof"] {
-        assert_eq!(get(server.debug, path).status, 404, "{path}");
-    }
 }
 
 #[test]
 fn the_debug_port_lists_its_pages() {
     let server = tollgate::with_rules(RULES).start();
-    let reply = get(server.debug, "/");
-    assert_eq!(reply.status, 200);
-    let pages: Vec<_> = reply
-        .body
+    let list = get(server.debug, "/").body;
+    let pages: Vec<_> = list
         .lines()
         .map(|line| line.split_once(": ").expect("a page and what it is").0)
         .collect();
-    assert_eq!(pages, ["/", "/metrics", "/rlconfig"]);
+    assert_eq!(pages, ["/", "/metrics", "/stats", "/rlconfig"]);
     for page in pages {
-        assert_eq!(get(server.debug, page).status, 200, "{page}");
+        let reply = get(server.debug, page);
+        assert_eq!(reply.status, 200, "{page}");
+        assert_eq!(reply.body == list, page == "/", "{page}");
     }
+    // Whoever is lost is shown the way.
+    assert_eq!(get(server.debug, "/nowhere").body, list);
+}
+
+#[test]
+fn statistics_are_shown_one_a_line() {
+    let server = tollgate::with_rules(RULES).start();
+    let page = get(server.debug, "/stats").body;
+    for line in page.lines() {
+        let (name, value) = line.rsplit_once(": ").expect("a name and a value");
+        assert!(!name.is_empty(), "{line}");
+        let is_timer = name.ends_with(".response_time") && value.starts_with("count ");
+        assert!(is_timer || value.parse::<u64>().is_ok(), "{line}");
+    }
+    assert!(page.contains("\nratelimit.service.config_load_success: 1\n"));
 }
 
 #[test]
@@ -97,28 +109,26 @@ async fn metrics_follow_the_decisions() {
     }
     is_ok(&ask(&mut client, "elsewhere", &[("two", "v")]).await);
     let page = metrics(&server);
-    let check = |name: &str, label: Option<(&str, &str)>, expected: f64| {
-        assert_eq!(page.value(name, label), expected, "{name} {label:?}");
+    let check = |name: &str, labels: &[(&str, &str)], expected: f64| {
+        assert_eq!(page.value(name, labels), expected, "{name} {labels:?}");
     };
-    check("tollgate_decisions_total", Some(("code", "ok")), 6.0);
-    check(
-        "tollgate_decisions_total",
-        Some(("code", "over_limit")),
-        1.0,
-    );
-    check("tollgate_decisions_total", Some(("code", "error")), 0.0);
-    check("tollgate_unknown_domains_total", None, 1.0);
-    check("tollgate_config_loads_total", None, 1.0);
-    let two = Some(("rule", "d.two"));
-    check("tollgate_rule_total_hits_total", two, 3.0);
-    check("tollgate_rule_within_limit_total", two, 2.0);
-    check("tollgate_rule_over_limit_total", two, 1.0);
-    let path = format!("d.odd_{odd}");
-    let odd = Some(("rule", path.as_str()));
-    check("tollgate_rule_over_limit_total", odd, 2.0);
-    check("tollgate_rule_shadow_mode_total", odd, 2.0);
+    check("tollgate_decisions_total", &[("code", "ok")], 6.0);
+    check("tollgate_decisions_total", &[("code", "over_limit")], 1.0);
+    check("ratelimit_service_config_load_success", &[], 1.0);
+    let call = [("grpc_method", "ShouldRateLimit")];
+    check("ratelimit_service_total_requests", &call, 7.0);
+    check("ratelimit_service_response_time_seconds_count", &call, 7.0);
+    let two = [("domain", "d"), ("key1", "two")];
+    check("ratelimit_service_rate_limit_total_hits", &two, 3.0);
+    check("ratelimit_service_rate_limit_within_limit", &two, 2.0);
+    check("ratelimit_service_rate_limit_over_limit", &two, 1.0);
+    // A name is one line, whatever it is made of.
+    let key = format!("odd_{odd}").replace('\n', "_");
+    let odd = [("domain", "d"), ("key1", key.as_str())];
+    check("ratelimit_service_rate_limit_over_limit", &odd, 2.0);
+    check("ratelimit_service_rate_limit_shadow_mode", &odd, 2.0);
     // Two limits of one value, and one of the other.
-    check("tollgate_memory_counters", None, 3.0);
+    check("tollgate_memory_counters", &[], 3.0);
 }
 
 #[tokio::test]
@@ -134,7 +144,7 @@ descriptors:
 ",
     )
     .start();
-    let held = || metrics(&server).value("tollgate_memory_counters", None);
+    let held = || metrics(&server).value("tollgate_memory_counters", &[]);
     assert_eq!(held(), 0.0);
     let mut client = connect(server.grpc).await;
     is_ok(&ask(&mut client, "d", &[("long", "v")]).await);
@@ -175,8 +185,9 @@ impl Page {
         assert!(text.ends_with('\n'), "the last line has no end");
         let mut page = Self::default();
         let mut families = BTreeSet::new();
+        let mut suffixes: &[&str] = &[];
         let mut family = String::new();
-        let mut lines = text.lines().peekable();
+        let mut lines = text.lines();
         while let Some(line) = lines.next() {
             if let Some(comment) = line.strip_prefix("# HELP ") {
                 let (name, help) = comment.split_once(' ').expect("a name and a text");
@@ -188,26 +199,27 @@ impl Page {
                         .strip_prefix(name)?
                         .strip_prefix(' ')
                 });
-                match kind {
-                    Some("counter") => assert!(name.ends_with("_total"), "{name}"),
-                    Some("gauge") => assert!(!name.ends_with("_total"), "{name}"),
+                suffixes = match kind {
+                    Some("counter" | "gauge") => &[""],
+                    Some("histogram") => &["_bucket", "_sum", "_count"],
                     other => panic!("{name} is a {other:?}"),
-                }
+                };
                 continue;
             }
             let (name, labels, value) = sample(line).unwrap_or_else(|| panic!("{line}"));
-            assert_eq!(name, family, "a sample outside of its family");
+            let suffix = name.strip_prefix(&family).expect("not of its family");
+            assert!(suffixes.contains(&suffix), "{line} of {family}");
             let is_new = page.samples.insert((name, labels), value).is_none();
             assert!(is_new, "comes twice: {line}");
         }
         page
     }
 
-    /// The value of the sample with that label, or with none.
+    /// The value of the sample with those labels, in that order.
     #[track_caller]
-    fn value(&self, name: &str, label: Option<(&str, &str)>) -> f64 {
-        let labels = label.map(|(name, text)| (name.to_owned(), text.to_owned()));
-        let wanted = (name.to_owned(), labels.into_iter().collect());
+    fn value(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        let label = |&(label, text): &(&str, &str)| (label.to_owned(), text.to_owned());
+        let wanted = (name.to_owned(), labels.iter().map(label).collect());
         let Some(value) = self.samples.get(&wanted) else {
             panic!("no {wanted:?} in {self:#?}");
         };
