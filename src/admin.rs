@@ -198,11 +198,13 @@ fn rlconfig(rules: &Rules) -> String {
 
 /// Writing to a string cannot fail.
 fn describe(rule: &Rule, page: &mut String) {
+    // A value of a rule can be any text; a line must stay one.
+    let path = rule.path.replace(char::is_control, "?");
     let mut line = |unit: &str, requests_per_unit: u32, multiplier: u32| {
         let _ = write!(
             page,
             "{}: unit={} requests_per_unit={requests_per_unit}, shadow_mode: {}, quota_mode: {}",
-            rule.path,
+            path,
             unit.to_uppercase(),
             rule.shadow_mode,
             rule.quota_mode

@@ -488,8 +488,13 @@ pub struct Listen {
     pub grpc_uds_mode: u32,
 
     /// Address of the gRPC port
-    #[arg(long, env = "GRPC_HOST", default_value = "0.0.0.0", value_name = "IP")]
-    pub grpc_host: IpAddr,
+    #[arg(
+        long,
+        env = "GRPC_HOST",
+        default_value = "0.0.0.0",
+        value_name = "HOST"
+    )]
+    pub grpc_host: String,
 
     /// gRPC port; 0 takes a free one
     #[arg(long, env = "GRPC_PORT", default_value_t = 8081, value_name = "PORT")]
@@ -505,8 +510,8 @@ pub struct Listen {
     pub max_connection_age_grace: Duration,
 
     /// Address of the HTTP port (/healthcheck, /json)
-    #[arg(long, env = "HOST", default_value = "0.0.0.0", value_name = "IP")]
-    pub host: IpAddr,
+    #[arg(long, env = "HOST", default_value = "0.0.0.0", value_name = "HOST")]
+    pub host: String,
 
     /// HTTP port; 0 takes a free one
     #[arg(long, env = "PORT", default_value_t = 8080, value_name = "PORT")]
@@ -517,9 +522,9 @@ pub struct Listen {
         long,
         env = "DEBUG_HOST",
         default_value = "127.0.0.1",
-        value_name = "IP"
+        value_name = "HOST"
     )]
-    pub debug_host: IpAddr,
+    pub debug_host: String,
 
     /// Debug port; 0 takes a free one
     #[arg(long, env = "DEBUG_PORT", default_value_t = 6070, value_name = "PORT")]

@@ -203,24 +203,27 @@ fn each_rejection_of_the_reference_has_its_gist() {
     );
     check_body(
         "1: 2",
-        "a.yaml:4:5: config error, key is not of type string: 1",
+        "a.yaml:4:5: d.k: config error, key is not of type string: 1",
     );
     check_body(
         "rate_limt: {}",
-        "a.yaml:4:5: config error, unknown key 'rate_limt' (expected `rate_limit`)",
+        "a.yaml:4:5: d.k: config error, unknown key 'rate_limt' (expected `rate_limit`)",
     );
     check_body(
         "Value: x",
-        "a.yaml:4:5: config error, unknown key 'Value' (expected `value`)",
+        "a.yaml:4:5: d.k: config error, unknown key 'Value' (expected `value`)",
     );
     check_body(
         "descriptors: [x]",
-        "a.yaml:4:19: config error, yaml file contains list of type other than map: x",
+        "a.yaml:4:19: d.k: config error, yaml file contains list of type other than map: x",
     );
-    check_body("value: 1.5", "a.yaml:4:12: error checking config: 1.5");
+    check_body(
+        "value: 1.5",
+        "a.yaml:4:12: d.k_1.5: error checking config: 1.5",
+    );
     check_body(
         "value: 9223372036854775808",
-        "a.yaml:4:12: error checking config",
+        "a.yaml:4:12: d.k_9223372036854775808: error checking config",
     );
     check_body(
         "shadow_mode: \"true\"",
@@ -307,7 +310,7 @@ fn our_own_rejections_say_what_would_be_right() {
     );
     check_body(
         "value: !include x",
-        "a.yaml:4:5: error loading config file: yaml: tags",
+        "a.yaml:4:5: d.k: error loading config file: yaml: tags",
     );
 }
 
@@ -392,7 +395,7 @@ fn all_errors_of_all_files_are_told_at_once() {
             "a.yaml:3:11: d: descriptor has empty key",
             "a.yaml:5:19: d.k: cannot read the limit '1/x'",
             "a.yaml:5:29: d.k: two limits with a period of minute",
-            "b.yaml:2:1: config error, unknown key 'what'",
+            "b.yaml:2:1: e: config error, unknown key 'what'",
             "c.yaml:2:1: error loading config file: yaml: ",
         ],
     );

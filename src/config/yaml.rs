@@ -83,7 +83,7 @@ pub(super) fn read(file: &File, problems: &mut Vec<Problem>) -> Option<RuleFile>
     };
     let mut reader = Reader { file, problems };
     if let Kind::Map(_) = root.kind {
-        reader.check_tree(&root, None, None);
+        reader.check_tree(&root, None, None, "");
     }
     reader.rule_file(&root)
 }
@@ -164,10 +164,10 @@ impl Reader<'_> {
     }
 
     /// What the reference checks of every map and list, wherever they stand, save in metadata.
-    /// `key` is what the node is the value of, and `at` where that stands.
-    fn check_tree(&mut self, node: &Node, key: Option<&str>, at: Option<usize>) {
+    /// `key` is what the node is the value of, `at` where that stands, and `path` leads there.
+    fn check_tree(&mut self, node: &Node, key: Option<&str>, at: Option<usize>, path: &str) {
         match &node.kind {
-            Kind::Tagged => self.say(at, "", Fault::Tag),
+            Kind::Tagged => self.say(at, path, Fault::Tag),
             Kind::Scalar { text, is_plain } => {
                 let is_odd = match resolve(text, *is_plain) {
                     Scalar::Float => true,
@@ -175,50 +175,51 @@ impl Reader<'_> {
                     Scalar::Null | Scalar::Bool(_) | Scalar::Text => false,
                 };
                 if is_odd {
-                    self.say(node.offset.or(at), "", Fault::OddScalar(text.clone()));
+                    self.say(node.offset.or(at), path, Fault::OddScalar(text.clone()));
                 }
             }
             Kind::List(items) => {
                 for item in items {
                     let is_short_form = key == Some("rate_limits");
                     match &item.kind {
-                        Kind::Map(_) | Kind::Tagged => self.check_tree(item, None, at),
+                        Kind::Map(_) | Kind::Tagged => self.check_tree(item, None, at, path),
                         Kind::Scalar { .. } if is_short_form => {}
                         other => {
                             let shown = describe(other);
-                            self.say(item.offset.or(at), "", Fault::ListOfScalars(shown));
+                            self.say(item.offset.or(at), path, Fault::ListOfScalars(shown));
                         }
                     }
                 }
             }
             Kind::Map(entries) => {
+                let path = extended(path, entries);
                 for (key, value) in entries {
-                    self.check_entry(key, value);
+                    self.check_entry(key, value, &path);
                 }
             }
         }
     }
 
-    fn check_entry(&mut self, key: &Node, value: &Node) {
+    fn check_entry(&mut self, key: &Node, value: &Node, path: &str) {
         let Kind::Scalar { text, is_plain } = &key.kind else {
-            return self.say(key.offset, "", Fault::KeyNotText(describe(&key.kind)));
+            return self.say(key.offset, path, Fault::KeyNotText(describe(&key.kind)));
         };
         if resolve(text, *is_plain) != Scalar::Text {
-            return self.say(key.offset, "", Fault::KeyNotText(text.clone()));
+            return self.say(key.offset, path, Fault::KeyNotText(text.clone()));
         }
         if !is_known(text) {
             let fault = Fault::UnknownKey {
                 key: text.clone(),
                 expected: expected_instead_of(text),
             };
-            return self.say(key.offset, "", fault);
+            return self.say(key.offset, path, fault);
         }
         if text == MERGE {
             // The maps it names are checked where they are written down.
             return;
         }
         if text != "metadata" {
-            self.check_tree(value, Some(text), key.offset);
+            self.check_tree(value, Some(text), key.offset, path);
         }
     }
 
@@ -504,6 +505,26 @@ fn merge<'n>(from: &'n Node, into: &mut Fields<'n>) {
     }
 }
 
+/// The path of what a map says: a file's is its domain, a descriptor's ends with its own text.
+fn extended(path: &str, entries: &[(Node, Node)]) -> String {
+    let text = |wanted: &str| {
+        let mut texts = entries
+            .iter()
+            .filter_map(|(key, value)| match (&key.kind, &value.kind) {
+                (Kind::Scalar { text: key, .. }, Kind::Scalar { text, .. }) if key == wanted => {
+                    (!value.is_null()).then_some(text.as_str())
+                }
+                _ => None,
+            });
+        texts.next_back()
+    };
+    match (path, text("domain"), text("key")) {
+        ("", Some(domain), _) => domain.to_owned(),
+        ("", None, _) | (_, _, None) => path.to_owned(),
+        (_, _, Some(key)) => format!("{path}.{}", joined(key, text("value").unwrap_or_default())),
+    }
+}
+
 /// What else stands in a list is told by `check_tree`.
 fn is_map(node: &Node) -> bool {
     matches!(node.kind, Kind::Map(_))
@@ -737,7 +758,9 @@ fn expected_instead_of(key: &str) -> String {
     let known = || FILE.iter().chain(descriptor()).chain(RATE_LIMIT);
     let nearest = known().min_by_key(|known| distance(key, known));
     match nearest {
-        Some(nearest) if distance(key, nearest) <= nearest.len() / 3 => format!("`{nearest}`"),
+        Some(nearest) if distance(key, nearest) <= (nearest.len() / 3).max(2) => {
+            format!("`{nearest}`")
+        }
         _ => {
             let known: Vec<_> = known().copied().collect();
             format!("one of {}", known.join(", "))

@@ -2,7 +2,6 @@
 
 use std::{
     fmt, fs, io,
-    net::{IpAddr, SocketAddr},
     os::unix::{fs::FileTypeExt as _, fs::PermissionsExt as _, net as unix},
     path::{Path, PathBuf},
     time::Duration,
@@ -26,20 +25,20 @@ pub(super) struct Ports {
 impl Ports {
     pub(super) async fn bind(settings: &Settings) -> Result<Self, ServerError> {
         let Settings { listen, stats, .. } = settings;
-        let debug = bind("debug", listen.debug_host, listen.debug_port).await;
+        let debug = bind("debug", &listen.debug_host, listen.debug_port).await;
         let socket = listen.grpc_uds.as_deref();
         Ok(Self {
             grpc: match socket.filter(|path| !path.as_os_str().is_empty()) {
                 Some(path) => GrpcListener::bind_unix(path, listen.grpc_uds_mode)?,
-                None => GrpcListener::Tcp(bind("gRPC", listen.grpc_host, listen.grpc_port).await?),
+                None => GrpcListener::Tcp(bind("gRPC", &listen.grpc_host, listen.grpc_port).await?),
             },
-            http: bind("HTTP", listen.host, listen.port).await?,
+            http: bind("HTTP", &listen.host, listen.port).await?,
             debug: debug
                 .inspect_err(|error| tracing::error!("{error}; going on without it"))
                 .ok(),
             prometheus: if stats.prometheus && !stats.disable_stats {
                 let address = stats.prometheus_address;
-                Some(bind("Prometheus", address.ip(), address.port()).await?)
+                Some(bind("Prometheus", &address.ip().to_string(), address.port()).await?)
             } else {
                 None
             },
@@ -47,13 +46,18 @@ impl Ports {
     }
 }
 
-async fn bind(purpose: &'static str, host: IpAddr, port: u16) -> Result<TcpListener, ServerError> {
-    let address = SocketAddr::new(host, port);
-    TcpListener::bind(address)
+/// `host` is a name or an address; `::` is every address of both families.
+async fn bind(purpose: &'static str, host: &str, port: u16) -> Result<TcpListener, ServerError> {
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    TcpListener::bind((host, port))
         .await
         .map_err(|source| ServerError::Bind {
             purpose,
-            address: address.to_string(),
+            address: if host.contains(':') {
+                format!("[{host}]:{port}")
+            } else {
+                format!("{host}:{port}")
+            },
             source,
         })
 }
