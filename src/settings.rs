@@ -184,9 +184,6 @@ pub struct Settings {
     #[arg(long, env = "TOLLGATE_CONFIG_DIR", value_parser = file_path, value_name = "DIR")]
     pub config_dir: Option<PathBuf>,
 
-    #[command(flatten)]
-    pub runtime: Runtime,
-
     /// Let several files name one domain; their descriptors are put together
     #[arg(long, env = "MERGE_DOMAIN_CONFIG", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub merge_domains: bool,
@@ -203,6 +200,9 @@ pub struct Settings {
     /// Report good health only while the rules in use have at least one domain
     #[arg(long, env = "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub healthy_with_rules_only: bool,
+
+    #[command(flatten)]
+    pub runtime: Runtime,
 
     #[command(flatten)]
     pub listen: Listen,

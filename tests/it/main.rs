@@ -4,6 +4,7 @@
 //! - `rls`: requests and replies over gRPC
 //! - `grpcurl`: what a stranger finds out by reflection, and health
 //! - `http`: health, metrics and the rules in use over HTTP
+//! - `papers`: pages that the program itself can write
 //! - `envoy`: a real Envoy asks, and obeys
 //! - `deploy`: what is in `deploy/`, run as it stands
 //! - `examples`: the rules in `config/` and in the papers
@@ -21,5 +22,6 @@ mod envoy;
 mod examples;
 mod grpcurl;
 mod http;
+mod papers;
 mod rls;
 mod support;
