@@ -124,7 +124,9 @@ impl MemoryStore {
         let would_pass = |increment: &Increment<'_>| {
             let slot = shards[&shard_of(increment)].counters.get(increment.key);
             let count = slot.map_or(0, |slot| slot.count);
-            count.saturating_add(increment.hits.added()) > u64::from(increment.limit)
+            // What is given back neither stops the others nor is stopped.
+            increment.hits.given_back() == 0
+                && count.saturating_add(increment.hits.added()) > u64::from(increment.limit)
         };
         let passing: Vec<bool> = batch
             .iter()

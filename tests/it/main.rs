@@ -2,6 +2,11 @@
 //!
 //! - `cli`: the command line: `serve`, `check`, `ask` and their settings
 //! - `rls`: requests and replies over gRPC
+//! - `bad_input`: what the server refuses, at its start and on the wire
+//! - `store`: what every store keeps to, in memory and in Redis
+//! - `redis`: few commands, exact counts for many clients, and Redis gone or stuck
+//! - `reload`: rules that change under a running server
+//! - `drain`: how the server ends
 //! - `grpcurl`: what a stranger finds out by reflection, and health
 //! - `http`: health, metrics and the rules in use over HTTP
 //! - `papers`: pages that the program itself can write
@@ -16,12 +21,17 @@
     reason = "a panic is how a test fails, also in what it calls"
 )]
 
+mod bad_input;
 mod cli;
 mod deploy;
+mod drain;
 mod envoy;
 mod examples;
 mod grpcurl;
 mod http;
 mod papers;
+mod redis;
+mod reload;
 mod rls;
+mod store;
 mod support;

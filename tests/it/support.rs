@@ -2,7 +2,6 @@
 //! owner.
 
 use std::{
-    future::Future,
     io::Read as _,
     path::PathBuf,
     process::{Child, Command, Output, Stdio},
@@ -12,6 +11,7 @@ use std::{
 pub mod ask;
 pub mod envoy;
 pub mod http;
+pub mod raw;
 pub mod redis;
 pub mod tollgate;
 
@@ -87,7 +87,7 @@ pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 /// Waits until `is_so` says yes, without holding up other tasks.
-pub async fn eventually<F: Future<Output = bool>>(what: &str, mut is_so: impl FnMut() -> F) {
+pub async fn eventually(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !is_so().await {
         assert!(Instant::now() < deadline, "not so in time: {what}");

@@ -23,23 +23,33 @@ const GIVE_BACK: &str = "if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
     return count";
 
 /// The increments of one request of which some may stop the others, as one atomic step: counts
-/// are looked at before any is moved. Each key has three arguments: hits, limit, time to live.
+/// are looked at before any is moved. Each key has three arguments: hits, negative ones to give
+/// back, limit, time to live.
 const STOPPING: &str = "local passes, stops = {}, false \
     for i, key in ipairs(KEYS) do \
+        local hits = tonumber(ARGV[3 * i - 2]) \
         local count = tonumber(redis.call('GET', key) or '0') \
-        passes[i] = count + tonumber(ARGV[3 * i - 2]) > tonumber(ARGV[3 * i - 1]) \
+        passes[i] = hits >= 0 and count + hits > tonumber(ARGV[3 * i - 1]) \
         stops = stops or passes[i] \
     end \
     local counts = {} \
     for i, key in ipairs(KEYS) do \
-        if (stops and not passes[i]) or ARGV[3 * i - 2] == '0' then \
-            counts[i] = tonumber(redis.call('GET', key) or '0') \
-        else \
-            counts[i] = redis.call('INCRBY', key, ARGV[3 * i - 2]) \
-            if counts[i] == tonumber(ARGV[3 * i - 2]) then \
+        local hits = tonumber(ARGV[3 * i - 2]) \
+        local count = tonumber(redis.call('GET', key) or '0') \
+        if hits < 0 and count > 0 then \
+            if count + hits > 0 then \
+                count = redis.call('INCRBY', key, ARGV[3 * i - 2]) \
+            else \
+                redis.call('SET', key, '0', 'KEEPTTL') \
+                count = 0 \
+            end \
+        elseif hits > 0 and (passes[i] or not stops) then \
+            count = redis.call('INCRBY', key, ARGV[3 * i - 2]) \
+            if count == hits then \
                 redis.call('EXPIRE', key, ARGV[3 * i]) \
             end \
         end \
+        counts[i] = count \
     end \
     return counts";
 
@@ -146,31 +156,25 @@ where
 
     /// One request of which some increments may stop the others.
     pub(super) fn stopping(&mut self, increments: impl Iterator<Item = Increment<'a>>) {
-        // Its place; it is written once all its keys are known.
-        let group = self.script(Cmd::new());
-        let mut together = Vec::new();
-        for increment in increments {
-            if increment.hits.given_back() > 0 {
-                self.give_back(increment);
-            } else {
-                let place = together.len();
-                self.steps.push(Step::Together { group, place });
-                self.open.remove(increment.key);
-                together.push(increment);
-            }
-        }
+        let increments: Vec<_> = increments.collect();
         let mut script = redis::cmd("EVAL");
-        script.arg(STOPPING).arg(together.len());
-        for increment in &together {
+        script.arg(STOPPING).arg(increments.len());
+        for increment in &increments {
             script.arg(self.key(increment.key));
+            self.open.remove(increment.key);
         }
-        for increment in &together {
-            script
-                .arg(increment.hits.added())
-                .arg(increment.limit)
-                .arg(self.ttl_secs(increment));
+        for increment in &increments {
+            let given_back = increment.hits.given_back();
+            if given_back > 0 {
+                script.arg(format!("-{given_back}"));
+            } else {
+                script.arg(increment.hits.added());
+            }
+            script.arg(increment.limit).arg(self.ttl_secs(increment));
         }
-        self.groups[group].1 = Call::Script(script);
+        let group = self.script(script);
+        let together = (0..increments.len()).map(|place| Step::Together { group, place });
+        self.steps.extend(together);
     }
 
     fn script(&mut self, script: Cmd) -> usize {

@@ -7,9 +7,13 @@ use std::{
     time::Duration,
 };
 
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use tempfile::TempDir;
 
-use super::{free_port, tool, wait_until};
+use super::{free_port, tollgate::Log, tool, wait_until};
 
 /// A running redis-server that keeps nothing on disk. Killed on drop.
 #[derive(Debug)]
@@ -17,6 +21,7 @@ pub struct Redis {
     child: Child,
     port: u16,
     folder: TempDir,
+    options: Vec<String>,
 }
 
 impl Redis {
@@ -43,14 +48,16 @@ impl Redis {
                     child,
                     port,
                     folder,
+                    options: options.iter().map(|&option| option.to_owned()).collect(),
                 };
             }
         }
         panic!("redis-server does not start");
     }
 
-    pub fn port(&self) -> u16 {
-        self.port
+    /// Starts one that wants a password.
+    pub fn with_password(password: &str) -> Self {
+        Self::with(&["--requirepass", password])
     }
 
     pub fn url(&self) -> String {
@@ -76,9 +83,83 @@ impl Redis {
 
     /// Starts it again, empty, on the same port.
     pub fn restart(&mut self) {
-        self.child = spawn(self.port, &self.folder, &[]);
+        let options: Vec<_> = self.options.iter().map(String::as_str).collect();
+        self.child = spawn(self.port, &self.folder, &options);
         let port = self.port;
         wait_until("redis-server answers again", || answers(port));
+    }
+
+    /// Stops it as a machine without time would: connections stay open and nothing answers.
+    pub fn freeze(&self) {
+        self.signal(Signal::SIGSTOP);
+    }
+
+    pub fn thaw(&self) {
+        self.signal(Signal::SIGCONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.child.id().cast_signed());
+        kill(pid, signal).expect("the process is there");
+    }
+
+    /// All keys; they must be printable.
+    pub fn keys(&self) -> Vec<String> {
+        let keys = self.cli(&["KEYS", "*"]);
+        keys.lines()
+            .filter(|key| !key.is_empty())
+            .map(str::to_owned)
+            .collect()
+    }
+
+    /// What `command` says as a number.
+    pub fn number(&self, command: &[&str]) -> i64 {
+        let text = self.cli(command);
+        text.trim()
+            .parse()
+            .unwrap_or_else(|_| panic!("{command:?} said {text:?}"))
+    }
+
+    /// Listens to every command that it runs from now on.
+    pub fn monitor(&self) -> Monitor<'_> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
+        stream.write_all(b"MONITOR\r\n").unwrap();
+        let mut reply = [0; 5];
+        stream.read_exact(&mut reply).unwrap();
+        assert_eq!(&reply, b"+OK\r\n");
+        Monitor {
+            redis: self,
+            lines: Log::follow(stream),
+        }
+    }
+}
+
+/// Hears every command that a Redis runs.
+#[derive(Debug)]
+pub struct Monitor<'a> {
+    redis: &'a Redis,
+    lines: Log,
+}
+
+impl Monitor<'_> {
+    /// The commands that others ran so far, each as its words in quotes.
+    pub fn commands(&self) -> Vec<String> {
+        // Once this one is heard, so are all before it.
+        const LAST: &str = "the last word";
+        self.redis.cli(&["ECHO", LAST]);
+        let mut heard = String::new();
+        wait_until("the monitor hears the last command", || {
+            heard = self.lines.text();
+            heard.contains(LAST)
+        });
+        heard
+            .lines()
+            .filter(|line| !line.contains(LAST))
+            .map(|line| {
+                let (_, command) = line.split_once("] ").expect("[database client] command");
+                command.to_owned()
+            })
+            .collect()
     }
 }
 

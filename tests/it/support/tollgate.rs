@@ -76,10 +76,12 @@ pub fn builder() -> Builder {
     let mut builder = bare();
     let Builder { rules, command } = &mut builder;
     command
-        .args(["serve", "--log-format", "json", "--workers", "2"])
+        // By variable: a test can still say otherwise by flag.
+        .env("TOLLGATE_DRAIN_DELAY", "0")
+        .env("TOLLGATE_WORKERS", "2")
+        .args(["serve", "--log-format", "json"])
         .args(["--grpc-host", "127.0.0.1", "--grpc-port", "0"])
         .args(["--host", "127.0.0.1", "--port", "0", "--debug-port", "0"])
-        .args(["--drain-delay", "0"])
         .arg("--config-dir")
         .arg(rules.path());
     builder
@@ -130,8 +132,12 @@ impl Builder {
 
     /// Counts in `redis`. A busy machine makes Redis slow: the deadline is far from the default.
     pub fn redis(self, redis: &super::redis::Redis) -> Self {
-        let url = redis.url();
-        self.args(["--redis-url", &url, "--redis-timeout", "10s"])
+        self.redis_at(&redis.url(), "10s")
+    }
+
+    /// Counts in the Redis at `url` and waits for it as long as `timeout`.
+    pub fn redis_at(self, url: &str, timeout: &str) -> Self {
+        self.args(["--redis-url", url, "--redis-timeout", timeout])
     }
 
     /// Starts it and waits until it is ready.
@@ -180,6 +186,17 @@ impl Tollgate {
         &self.log
     }
 
+    /// The value of a metric without labels.
+    #[track_caller]
+    pub fn metric(&self, name: &str) -> u64 {
+        let page = super::http::get(self.debug, "/metrics").body;
+        let value = page
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))
+            .unwrap_or_else(|| panic!("no {name} in\n{page}"));
+        value.parse().unwrap()
+    }
+
     pub fn signal(&self, signal: Signal) {
         kill(self.pid(), signal).expect("the process is there");
     }
@@ -188,20 +205,31 @@ impl Tollgate {
     pub fn wait(&mut self) -> ExitStatus {
         let mut status = None;
         wait_until("tollgate ended", || {
-            status = self.child.try_wait().unwrap();
+            status = self.try_wait();
             status.is_some()
         });
         status.unwrap()
     }
 
+    /// How it ended, once it has.
+    pub fn try_wait(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().unwrap()
+    }
+
     /// Resident memory in bytes.
     pub fn resident_bytes(&self) -> u64 {
+        self.memory("VmRSS:")
+    }
+
+    /// The most resident memory that it ever had, in bytes.
+    pub fn peak_bytes(&self) -> u64 {
+        self.memory("VmHWM:")
+    }
+
+    fn memory(&self, which: &str) -> u64 {
         let path = PathBuf::from(format!("/proc/{}/status", self.pid()));
         let status = fs::read_to_string(path).unwrap();
-        let line = status
-            .lines()
-            .find(|line| line.starts_with("VmRSS:"))
-            .unwrap();
+        let line = status.lines().find(|line| line.starts_with(which)).unwrap();
         let kib: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
         kib * 1024
     }

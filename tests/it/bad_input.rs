@@ -1,0 +1,506 @@
+//! What the server refuses: rules at its start, and messages that no Envoy would send.
+
+use std::{fs, net::SocketAddr};
+
+use ::tollgate::grpc::proto::envoy::{
+    extensions::common::ratelimit::v3::{
+        RateLimitDescriptor, rate_limit_descriptor::RateLimitOverride,
+    },
+    service::ratelimit::v3::RateLimitRequest,
+};
+use prost::Message as _;
+use tokio::task::JoinSet;
+use tonic::Code;
+
+use crate::support::{
+    ask::{ask, connect, descriptor, is_ok, request, send},
+    eventually,
+    raw::RawClient,
+    tollgate::{self, Tollgate},
+};
+
+const RULES: &str = "domain: d\ndescriptors: [{key: k, rate_limits: [1000000/10000years]}]\n";
+
+/// A server must not start on `files`; it has to say all of `problems` and nothing else.
+#[track_caller]
+fn check_refused(files: &[(&str, &str)], problems: &[&str]) {
+    let builder = files
+        .iter()
+        .fold(tollgate::builder(), |builder, (name, text)| {
+            builder.file(name, text)
+        });
+    let (status, text) = builder.fail();
+    assert_eq!(status.code(), Some(1), "{text}");
+    let lines: Vec<_> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("  "))
+        .collect();
+    let is_as_expected = lines.len() == problems.len()
+        && lines
+            .iter()
+            .zip(problems)
+            .all(|(line, problem)| line.starts_with(problem));
+    assert!(is_as_expected, "{text}");
+}
+
+#[test]
+fn broken_yaml_is_refused() {
+    check_refused(
+        &[("a.yaml", "domain: d\ndescriptors: [\n")],
+        &["a.yaml:3:1: error loading config file: yaml: "],
+    );
+}
+
+#[test]
+fn an_unknown_key_is_refused() {
+    check_refused(
+        &[(
+            "a.yaml",
+            "domain: d\ndescriptors:\n  - key: k\n    rate_limt: {}\n",
+        )],
+        &["a.yaml:4:5: d.k: config error, unknown key 'rate_limt' (expected `rate_limit`)"],
+    );
+}
+
+#[test]
+fn an_unknown_unit_is_refused() {
+    check_refused(
+        &[(
+            "a.yaml",
+            "domain: d\ndescriptors:\n  - key: k\n    rate_limit: {unit: fortnight, requests_per_unit: 1}\n",
+        )],
+        &[
+            "a.yaml:4:18: d.k: invalid rate limit unit 'fortnight' (second, minute, hour, day, week, month or year)",
+        ],
+    );
+}
+
+#[test]
+fn an_empty_key_is_refused() {
+    check_refused(
+        &[("a.yaml", "domain: d\ndescriptors:\n  - key: ''\n")],
+        &["a.yaml:3:11: d: descriptor has empty key; write `key: NAME`"],
+    );
+}
+
+#[test]
+fn a_multiplier_of_zero_is_refused() {
+    check_refused(
+        &[(
+            "a.yaml",
+            "domain: d\ndescriptors:\n  - key: k\n    rate_limit: {unit: day, unit_multiplier: 0, requests_per_unit: 1}\n",
+        )],
+        &["a.yaml:4:46: d.k: `unit_multiplier` must be a whole number from 1 to 4294967295, not 0"],
+    );
+}
+
+#[test]
+fn a_duplicate_descriptor_is_refused() {
+    check_refused(
+        &[(
+            "a.yaml",
+            "domain: d\ndescriptors:\n  - {key: k, value: v}\n  - {key: k, value: v}\n",
+        )],
+        &[
+            "a.yaml:4:11: d.k_v: duplicate descriptor composite key 'd.k_v', already defined at a.yaml:3:11",
+        ],
+    );
+}
+
+#[test]
+fn both_forms_of_limits_on_one_descriptor_are_refused() {
+    check_refused(
+        &[(
+            "a.yaml",
+            "domain: d\ndescriptors:\n  - key: k\n    rate_limit: {unit: day, requests_per_unit: 1}\n    rate_limits: [1/h]\n",
+        )],
+        &[
+            "a.yaml:5:19: d.k: `rate_limit` and `rate_limits` on one descriptor; put all limits into `rate_limits`",
+        ],
+    );
+}
+
+#[test]
+fn an_empty_domain_is_refused() {
+    check_refused(
+        &[("a.yaml", "domain: ''\n")],
+        &["a.yaml:1:10: config file cannot have empty domain; write `domain: NAME` at the top"],
+    );
+    check_refused(
+        &[("a.yaml", "")],
+        &["a.yaml: config file cannot have empty domain"],
+    );
+}
+
+#[test]
+fn two_files_with_one_domain_are_refused() {
+    check_refused(
+        &[("a.yaml", RULES), ("b.yaml", RULES)],
+        &["b.yaml:1:9: duplicate domain 'd' in config file, already defined in a.yaml"],
+    );
+}
+
+#[test]
+fn a_folder_without_rules_is_refused() {
+    let builder = tollgate::builder();
+    let folder = builder.rules().display().to_string();
+    let (status, text) = builder.fail();
+    assert_eq!(status.code(), Some(1));
+    assert!(
+        text.contains(&format!("{folder}: no rule files found")),
+        "{text}"
+    );
+}
+
+#[test]
+fn every_problem_of_every_file_is_told() {
+    check_refused(
+        &[
+            (
+                "a.yaml",
+                "domain: d\ndescriptors:\n  - key: ''\n  - key: k\n    rate_limits: [1/x, 2/m, 3/m]\n",
+            ),
+            ("b.yaml", "domain: e\nwhat: 1\n"),
+            ("c.yaml", "{"),
+            ("good.yaml", "domain: good\n"),
+        ],
+        &[
+            "a.yaml:3:11: d: descriptor has empty key",
+            "a.yaml:5:19: d.k: cannot read the limit '1/x'",
+            "a.yaml:5:29: d.k: two limits with a period of minute",
+            "b.yaml:2:1: e: config error, unknown key 'what'",
+            "c.yaml:2:1: error loading config file: yaml: ",
+        ],
+    );
+}
+
+#[tokio::test]
+async fn told_to_start_without_rules_it_waits_for_good_ones() {
+    let server = tollgate::builder()
+        .file("a.yaml", "domain: ''\n")
+        .args(["--start-without-rules"])
+        .start();
+    let log = server.log().text();
+    assert!(
+        log.contains("a.yaml:1:10: config file cannot have empty domain"),
+        "{log}"
+    );
+    let mut client = connect(server.grpc).await;
+    let error = ask(&mut client, "d", &[("k", "v")]).await.unwrap_err();
+    assert_eq!(error.code(), Code::Unavailable);
+    assert_eq!(error.message(), "no rate limit configuration loaded");
+    // What is wrong with the request itself is said first, as in the reference.
+    let error = ask(&mut client, "", &[("k", "v")]).await.unwrap_err();
+    assert_eq!(error.code(), Code::InvalidArgument);
+
+    fs::write(server.rules().join("a.yaml"), RULES).unwrap();
+    eventually("the good rules are in use", async || {
+        let response = ask(&mut client.clone(), "d", &[("k", "v")]).await;
+        response.is_ok_and(|response| response.statuses[0].current_limit.is_some())
+    })
+    .await;
+}
+
+/// A message and the status that it gets.
+struct Nasty {
+    name: &'static str,
+    body: Vec<u8>,
+    code: Code,
+    says: &'static str,
+}
+
+/// `message` in a frame of gRPC.
+fn framed(message: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(message.len()).unwrap();
+    [&[0], &length.to_be_bytes()[..], message].concat()
+}
+
+fn nasty(name: &'static str, message: &RateLimitRequest, says: &'static str) -> Nasty {
+    Nasty {
+        name,
+        body: framed(&message.encode_to_vec()),
+        code: Code::InvalidArgument,
+        says,
+    }
+}
+
+/// A field of protobuf that holds bytes.
+fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
+    let mut field = vec![number << 3 | 2];
+    prost::encode_length_delimiter(bytes.len(), &mut field).unwrap();
+    field.extend(bytes);
+    field
+}
+
+fn all_nasties() -> Vec<Nasty> {
+    let one = || request("d", vec![descriptor(&[("k", "v")])]);
+    let overridden = |unit, unit_multiplier| {
+        let limit = RateLimitOverride {
+            requests_per_unit: 1,
+            unit,
+            unit_multiplier,
+        };
+        request(
+            "d",
+            vec![RateLimitDescriptor {
+                limit: Some(limit),
+                ..descriptor(&[("k", "v")])
+            }],
+        )
+    };
+    let garbage: Vec<u8> = (0..10_000_u32)
+        .map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8)
+        .collect();
+    let whole = one().encode_to_vec();
+    let raw = |name, body, code, says| Nasty {
+        name,
+        body,
+        code,
+        says,
+    };
+    const UNREADABLE: &str = "not a readable message";
+    const TOO_LONG: &str = "a domain, key or value is longer than 65536 bytes";
+    vec![
+        raw(
+            "garbage",
+            framed(&garbage),
+            Code::InvalidArgument,
+            UNREADABLE,
+        ),
+        raw(
+            "0xff",
+            framed(&[0xff; 64]),
+            Code::InvalidArgument,
+            UNREADABLE,
+        ),
+        raw(
+            "a truncated message",
+            framed(&whole[..whole.len() - 1]),
+            Code::InvalidArgument,
+            UNREADABLE,
+        ),
+        raw(
+            "a domain that is no text",
+            framed(&field(1, b"\xff")),
+            Code::InvalidArgument,
+            UNREADABLE,
+        ),
+        raw(
+            "a length beyond all memory",
+            framed(b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f"),
+            Code::InvalidArgument,
+            UNREADABLE,
+        ),
+        raw(
+            "groups in groups",
+            framed(&[0x0b; 100_000]),
+            Code::InvalidArgument,
+            UNREADABLE,
+        ),
+        raw(
+            "an empty message",
+            framed(&[]),
+            Code::InvalidArgument,
+            "rate limit domain must not be empty",
+        ),
+        raw(
+            "no message",
+            vec![],
+            Code::Internal,
+            "Missing request message",
+        ),
+        raw(
+            "half a frame",
+            framed(&whole)[..10].to_vec(),
+            Code::Internal,
+            "Unexpected EOF decoding stream",
+        ),
+        raw(
+            "a frame of an unknown kind",
+            [&[9], &framed(&whole)[1..]].concat(),
+            Code::Internal,
+            "invalid compression flag",
+        ),
+        raw(
+            "five megabytes",
+            framed(&field(1, &vec![b'x'; 5_000_000])),
+            Code::OutOfRange,
+            "the limit is: 4194304 bytes",
+        ),
+        nasty(
+            "a megabyte of a value",
+            &request("d", vec![descriptor(&[("k", &"x".repeat(1 << 20))])]),
+            TOO_LONG,
+        ),
+        nasty(
+            "a megabyte of a key",
+            &request("d", vec![descriptor(&[(&"x".repeat(1 << 20), "v")])]),
+            TOO_LONG,
+        ),
+        nasty(
+            "a megabyte of a domain",
+            &request(&"x".repeat(1 << 20), vec![descriptor(&[("k", "v")])]),
+            TOO_LONG,
+        ),
+        nasty(
+            "ten thousand descriptors",
+            &request("d", vec![descriptor(&[("k", "v")]); 10_000]),
+            "more than 1000 descriptors",
+        ),
+        nasty(
+            "ten thousand entries",
+            &request("d", vec![descriptor(&[("k", "v"); 10_000])]),
+            "a descriptor has more than 100 entries",
+        ),
+        nasty(
+            "a limit without a unit",
+            &overridden(0, None),
+            "unknown unit 0 in a limit override",
+        ),
+        nasty(
+            "a unit of 99",
+            &overridden(99, None),
+            "unknown unit 99 in a limit override",
+        ),
+        nasty(
+            "a unit of -1",
+            &overridden(-1, None),
+            "unknown unit -1 in a limit override",
+        ),
+        nasty(
+            "a period of nothing",
+            &overridden(6, Some(0)),
+            "the period of a limit override must be at least 1 unit and at most 10,000 years",
+        ),
+        nasty(
+            "a period of 4294967295 years",
+            &overridden(6, Some(u32::MAX)),
+            "the period of a limit override must be at least 1 unit and at most 10,000 years",
+        ),
+    ]
+}
+
+async fn check_answers(address: SocketAddr) {
+    let mut client = connect(address).await;
+    assert!(is_ok(&ask(&mut client, "d", &[("k", "good")]).await));
+}
+
+async fn check_all_refused(server: &Tollgate, client: &mut RawClient) {
+    for nasty in all_nasties() {
+        let status = client.send(nasty.body).await;
+        assert_eq!(status.code(), nasty.code, "{}: {status:?}", nasty.name);
+        assert!(
+            status.message().contains(nasty.says),
+            "{}: {status:?}",
+            nasty.name
+        );
+        check_answers(server.grpc).await;
+    }
+}
+
+#[tokio::test]
+async fn nonsense_gets_a_clear_status_and_the_next_call_an_answer() {
+    let server = tollgate::with_rules(RULES).start();
+    let mut client = RawClient::connect(server.grpc).await;
+    check_all_refused(&server, &mut client).await;
+    assert!(!server.log().text().contains("panicked"));
+}
+
+#[tokio::test]
+async fn what_is_just_within_the_bounds_is_answered() {
+    let server = tollgate::with_rules(RULES).start();
+    let mut client = connect(server.grpc).await;
+    let longest = "x".repeat(64 << 10);
+    for descriptors in [
+        vec![descriptor(&[("k", "v")]); 1000],
+        vec![descriptor(&[("k", "v"); 100])],
+        vec![descriptor(&[("k", &longest), (&longest, "v")])],
+        vec![descriptor(&[("k", &longest)])],
+    ] {
+        let count = descriptors.len();
+        let response = send(&mut client, request("d", descriptors)).await.unwrap();
+        assert_eq!(response.statuses.len(), count);
+    }
+    send(&mut client, request(&longest, vec![descriptor(&[])]))
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn the_largest_addend_is_over_every_limit_and_refunds_nothing() {
+    let server = tollgate::with_rules(RULES).start();
+    let mut client = connect(server.grpc).await;
+    let huge = RateLimitDescriptor {
+        hits_addend: Some(u64::MAX),
+        ..descriptor(&[("k", "v")])
+    };
+    for _ in 0..3 {
+        assert!(!is_ok(
+            &send(&mut client, request("d", vec![huge.clone()])).await
+        ));
+        assert!(!is_ok(&ask(&mut client, "d", &[("k", "v")]).await));
+    }
+    // As many hits for a whole request: the field holds 32 bits.
+    let request = RateLimitRequest {
+        hits_addend: u32::MAX,
+        ..request("d", vec![descriptor(&[("k", "w")])])
+    };
+    assert!(!is_ok(&send(&mut client, request).await));
+    check_answers(server.grpc).await;
+}
+
+/// Bytes that a server may hold on to: what its allocator keeps, and buffers of connections.
+const SLACK_BYTES: u64 = 32 << 20;
+
+#[tokio::test]
+async fn nonsense_leaves_no_memory_behind() {
+    let server = tollgate::with_rules(RULES).start();
+    let mut client = RawClient::connect(server.grpc).await;
+    let nasties = all_nasties();
+    let large: Vec<_> = nasties
+        .iter()
+        .filter(|nasty| nasty.body.len() > 5_000)
+        .collect();
+    assert!(large.len() >= 7);
+    for nasty in &nasties {
+        client.send(nasty.body.clone()).await;
+    }
+    let before = server.resident_bytes();
+    for _ in 0..200 {
+        for nasty in &large {
+            client.send(nasty.body.clone()).await;
+        }
+    }
+    let after = server.resident_bytes();
+    assert!(
+        after < before + SLACK_BYTES,
+        "{before} bytes before, {after} after"
+    );
+    check_answers(server.grpc).await;
+}
+
+/// Two million descriptors or entries of nothing fit into one message of four megabytes.
+#[tokio::test]
+async fn a_small_message_cannot_blow_up_in_memory() {
+    let server = tollgate::with_rules(RULES).start();
+    let empty = |tag: u8| [tag, 0].repeat(2_000_000);
+    let descriptors = framed(&[field(1, b"d"), empty(0x12)].concat());
+    let entries = framed(&[field(1, b"d"), field(2, &empty(0x0a))].concat());
+    let before = server.peak_bytes();
+    let mut calls = JoinSet::new();
+    for body in [&descriptors, &entries, &descriptors, &entries] {
+        let mut client = RawClient::connect(server.grpc).await;
+        let body = body.clone();
+        calls.spawn(async move { client.send(body).await });
+    }
+    for status in calls.join_all().await {
+        assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
+        assert_eq!(status.message(), "more than 131072 descriptors and entries");
+    }
+    let after = server.peak_bytes();
+    assert!(
+        after < before + 2 * SLACK_BYTES,
+        "{before} bytes before, {after} at the most"
+    );
+    check_answers(server.grpc).await;
+}

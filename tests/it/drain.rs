@@ -1,0 +1,255 @@
+//! How the server ends: health turns first, nothing that was begun is lost, and the exit code is 0.
+
+use std::{
+    net::TcpStream,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use nix::sys::signal::Signal;
+use tokio::task::JoinSet;
+use tonic::Status;
+use tonic_health::pb::{
+    HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
+};
+
+use crate::support::{
+    PATIENCE,
+    ask::{Client, ask, connect},
+    eventually, http,
+    redis::Redis,
+    tollgate::{self, Tollgate},
+};
+
+const RULES: &str = "domain: d\ndescriptors: [{key: k, rate_limits: [4000000000/10000years]}]";
+
+/// Longer than any test would wait.
+const FOR_EVER: &str = "1h";
+
+async fn one(client: &mut Client) -> Result<(), Status> {
+    ask(client, "d", &[("k", "v")]).await.map(|_| ())
+}
+
+/// Waits for the end, without holding up other tasks.
+async fn ended(server: &mut Tollgate) -> Option<i32> {
+    let mut status = None;
+    eventually("tollgate ended", async || {
+        status = server.try_wait();
+        status.is_some()
+    })
+    .await;
+    status.unwrap().code()
+}
+
+/// What one caller met until the server was gone.
+struct Told {
+    answers: u64,
+    end: Status,
+}
+
+/// Asks again and again, over a connection that is kept, until a call fails.
+async fn ask_to_the_end(mut client: Client, answers: Arc<AtomicU64>) -> Told {
+    let mut own = 0;
+    loop {
+        match one(&mut client).await {
+            Ok(()) => {
+                own += 1;
+                answers.fetch_add(1, Relaxed);
+            }
+            Err(end) => return Told { answers: own, end },
+        }
+    }
+}
+
+/// Whether the client says of a call that it was not sent: there is no server to connect to, the
+/// connection was told to go, or closed while the call waited for its turn.
+fn never_left(end: &Status) -> bool {
+    let causes = format!("{end:?}");
+    [
+        "ConnectionRefused",
+        "GoAway(b\"\", NO_ERROR, Remote)",
+        "Canceled, \"connection closed\"",
+    ]
+    .iter()
+    .any(|cause| causes.contains(cause))
+}
+
+/// Stops the server under load with `signals`, the next one when the load has gone on for a while
+/// after the one before. Redis remembers what was counted: had a call been begun and not answered,
+/// there would be more hits than answers.
+async fn check_nothing_is_lost(signals: &[Signal], drain_delay: &str) {
+    let redis = Redis::start();
+    let mut server = tollgate::with_rules(RULES)
+        .redis(&redis)
+        .args(["--drain-delay", drain_delay])
+        .start();
+    let answers = Arc::new(AtomicU64::new(0));
+    let mut callers = JoinSet::new();
+    for _ in 0..4 {
+        let client = connect(server.grpc).await;
+        for _ in 0..4 {
+            callers.spawn(ask_to_the_end(client.clone(), answers.clone()));
+        }
+    }
+    for &signal in signals {
+        let before = answers.load(Relaxed);
+        eventually("calls are answered", async || {
+            answers.load(Relaxed) > before + 200
+        })
+        .await;
+        server.signal(signal);
+        eventually("health turns, or nobody is there to say so", async || {
+            !http::try_get(server.http, "/healthcheck", &[]).is_ok_and(|page| page.status == 200)
+        })
+        .await;
+    }
+    let told = callers.join_all().await;
+    assert_eq!(ended(&mut server).await, Some(0), "{}", server.log().text());
+
+    let answered: u64 = told.iter().map(|told| told.answers).sum();
+    let counted = redis.number(&["GET", &redis.keys()[0]]);
+    assert_eq!(u64::try_from(counted).unwrap(), answered);
+    for Told { end, .. } in &told {
+        assert!(never_left(end), "{end:?}");
+    }
+}
+
+#[tokio::test]
+async fn calls_go_on_during_the_delay_and_none_is_lost_after_it() {
+    // The second signal ends the delay.
+    check_nothing_is_lost(&[Signal::SIGTERM, Signal::SIGTERM], FOR_EVER).await;
+}
+
+#[tokio::test]
+async fn sigterm_under_load_loses_no_answer() {
+    check_nothing_is_lost(&[Signal::SIGTERM], "300ms").await;
+}
+
+#[tokio::test]
+async fn sigint_loses_no_answer_even_without_a_delay() {
+    check_nothing_is_lost(&[Signal::SIGINT], "0").await;
+}
+
+#[tokio::test]
+async fn sighup_stops_too() {
+    check_nothing_is_lost(&[Signal::SIGHUP], "50ms").await;
+}
+
+async fn health(server: &Tollgate, name: &str) -> ServingStatus {
+    let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{}", server.grpc));
+    let channel = endpoint.unwrap().connect().await.unwrap();
+    let request = HealthCheckRequest {
+        service: name.to_owned(),
+    };
+    let reply = HealthClient::new(channel).check(request).await.unwrap();
+    reply.into_inner().status()
+}
+
+async fn check_health(server: &Tollgate, page: u16, status: ServingStatus) {
+    assert_eq!(http::get(server.http, "/healthcheck").status, page);
+    for name in ["", "ratelimit"] {
+        assert_eq!(health(server, name).await, status, "of {name:?}");
+    }
+}
+
+#[tokio::test]
+async fn health_turns_at_once_and_calls_are_answered_until_the_delay_is_over() {
+    let mut server = tollgate::with_rules(RULES)
+        .args(["--drain-delay", FOR_EVER])
+        .start();
+    let mut old = connect(server.grpc).await;
+    one(&mut old).await.unwrap();
+    check_health(&server, 200, ServingStatus::Serving).await;
+
+    server.signal(Signal::SIGTERM);
+    eventually("health turns", async || {
+        http::get(server.http, "/healthcheck").status == 500
+    })
+    .await;
+    eventually("gRPC health turns", async || {
+        health(&server, "ratelimit").await == ServingStatus::NotServing
+    })
+    .await;
+    check_health(&server, 500, ServingStatus::NotServing).await;
+    one(&mut old).await.unwrap();
+    one(&mut connect(server.grpc).await).await.unwrap();
+    assert!(server.try_wait().is_none());
+
+    // The second signal says not to wait.
+    server.signal(Signal::SIGTERM);
+    assert_eq!(ended(&mut server).await, Some(0));
+}
+
+#[tokio::test]
+async fn the_delay_is_waited_for() {
+    const DELAY: Duration = Duration::from_millis(300);
+    let mut server = tollgate::with_rules(RULES)
+        .args(["--drain-delay", "300ms"])
+        .start();
+    let signalled = Instant::now();
+    server.signal(Signal::SIGTERM);
+    assert_eq!(ended(&mut server).await, Some(0));
+    assert!(signalled.elapsed() >= DELAY);
+}
+
+#[tokio::test]
+async fn an_idle_connection_holds_nothing_up() {
+    let mut server = tollgate::with_rules(RULES)
+        .args(["--drain-timeout", FOR_EVER])
+        .start();
+    let mut idle = connect(server.grpc).await;
+    one(&mut idle).await.unwrap();
+    server.signal(Signal::SIGTERM);
+    assert_eq!(ended(&mut server).await, Some(0));
+    assert!(!server.log().text().contains("still under way"));
+    one(&mut idle).await.unwrap_err();
+}
+
+/// Whoever opens a connection and says nothing is not waited for longer than the time to drain.
+#[tokio::test]
+async fn a_silent_connection_is_given_up() {
+    let mut server = tollgate::with_rules(RULES)
+        .args(["--drain-timeout", "300ms"])
+        .start();
+    let _silent = TcpStream::connect(server.grpc).unwrap();
+    // Once it is answered, the silent one before it has arrived as well.
+    one(&mut connect(server.grpc).await).await.unwrap();
+    let signalled = Instant::now();
+    server.signal(Signal::SIGTERM);
+    assert_eq!(ended(&mut server).await, Some(0));
+    assert!(signalled.elapsed() < PATIENCE / 3);
+}
+
+/// A call that takes longer than there is time ends the wait, with a word about it.
+#[tokio::test]
+async fn a_call_that_takes_too_long_is_given_up() {
+    let redis = Redis::start();
+    let mut server = tollgate::with_rules(RULES)
+        .redis_at(&redis.url(), FOR_EVER)
+        .args(["--workers", "1", "--redis-max-waiting", "1"])
+        .args(["--drain-timeout", "300ms"])
+        .start();
+    let mut client = connect(server.grpc).await;
+    one(&mut client).await.unwrap();
+    redis.freeze();
+    // One on its way to Redis, one that waits for it and one for which there is no room.
+    let mut calls = JoinSet::new();
+    for _ in 0..3 {
+        let mut client = client.clone();
+        calls.spawn(async move { one(&mut client).await });
+    }
+    let refused = calls.join_next().await.unwrap().unwrap().unwrap_err();
+    assert_eq!(
+        refused.message(),
+        "too many requests are waiting for the counter store"
+    );
+    server.signal(Signal::SIGTERM);
+    assert_eq!(ended(&mut server).await, Some(0));
+    assert!(server.log().text().contains("still under way"));
+    for call in calls.join_all().await {
+        call.unwrap_err();
+    }
+}

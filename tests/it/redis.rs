@@ -1,0 +1,476 @@
+//! tollgate on Redis: few commands, keys that end, exact counts for many clients, and a Redis that
+//! is gone, stuck or full of something else.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use ::tollgate::grpc::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use tokio::task::JoinSet;
+use tonic::{Code, Status};
+
+use crate::support::{
+    ask::{Client, ask, connect, descriptor, is_ok, request, send},
+    eventually,
+    redis::Redis,
+    tollgate::{self, Tollgate},
+};
+
+const THREE_PERIODS: &str = "
+domain: d
+descriptors:
+  - key: k
+    rate_limits: [1000000/year, 2000000/2years, 3000000/3years]
+";
+
+/// Asks once for one value.
+async fn one(client: &mut Client, value: &str) -> Result<(), Status> {
+    ask(client, "d", &[("k", value)]).await.map(|_| ())
+}
+
+#[tokio::test]
+async fn three_periods_are_one_pipeline_of_six_commands_and_then_of_three() {
+    let redis = Redis::start();
+    let server = tollgate::with_rules(THREE_PERIODS).redis(&redis).start();
+    let mut client = connect(server.grpc).await;
+    let mut monitor = redis.monitor();
+    for expected in [
+        &["INCRBY", "EXPIRE", "INCRBY", "EXPIRE", "INCRBY", "EXPIRE"][..],
+        &["INCRBY", "INCRBY", "INCRBY"],
+    ] {
+        let pipelines = server.metric("tollgate_redis_pipelines_total");
+        one(&mut client, "v").await.unwrap();
+        let commands = monitor.commands();
+        let names: Vec<_> = commands
+            .iter()
+            .map(|command| command.split('"').nth(1).unwrap())
+            .collect();
+        assert_eq!(names, expected, "{commands:#?}");
+        assert_eq!(
+            server.metric("tollgate_redis_pipelines_total"),
+            pipelines + 1
+        );
+        monitor = redis.monitor();
+    }
+}
+
+#[tokio::test]
+async fn a_thousand_requests_at_once_are_far_fewer_pipelines() {
+    const REQUESTS: usize = 1000;
+    let redis = Redis::start();
+    let server = tollgate::with_rules(THREE_PERIODS).redis(&redis).start();
+    let clients = clients(&[&server]).await;
+    let mut asking = JoinSet::new();
+    for number in 0..REQUESTS {
+        let mut client = clients[number % clients.len()].clone();
+        asking.spawn(async move { one(&mut client, &format!("v{}", number % 100)).await });
+    }
+    for answer in asking.join_all().await {
+        answer.unwrap();
+    }
+    let pipelines = server.metric("tollgate_redis_pipelines_total");
+    assert!(pipelines < REQUESTS as u64 / 4, "{pipelines} pipelines");
+    // Whatever went together, every hit was counted.
+    for key in redis.keys() {
+        assert_eq!(redis.number(&["GET", &key]), 10, "{key}");
+    }
+}
+
+#[tokio::test]
+async fn every_key_has_the_prefix_and_lives_as_long_as_its_window() {
+    const RULES: &str = "
+domain: d
+descriptors:
+  - key: k
+    rate_limits: [9/second, 9/minute, 9/hour, 9/day, 9/week, 9/month, 9/year, 9/10000years]
+";
+    /// The longest that any key lives.
+    const HUNDRED_YEARS: i64 = 3_155_760_000;
+    let redis = Redis::start();
+    let server = tollgate::with_rules(RULES)
+        .redis(&redis)
+        .args(["--key-prefix", "tollgate:"])
+        .start();
+    one(&mut connect(server.grpc).await, "v").await.unwrap();
+    let mut periods = Vec::new();
+    for key in redis.keys() {
+        let (start, window) = key.split_once("{1:d1:k1:v}").expect("a readable key");
+        assert_eq!(start, "tollgate:");
+        let (period, number) = window.split_once('@').unwrap();
+        let period: i64 = period.parse().unwrap();
+        let number: i64 = number.parse().unwrap();
+        let left = redis.number(&["TTL", &key]);
+        let now = i64::try_from(::tollgate::grpc::now().secs()).unwrap();
+        let expected = ((number + 1) * period - now).min(HUNDRED_YEARS);
+        // -2 is a key that ended since it was listed; an end that is near may be over.
+        let is_gone = left == -2 && expected <= 0;
+        assert!(
+            is_gone || (expected - 5..=expected + 2).contains(&left),
+            "{key}: {left} and not {expected}"
+        );
+        periods.push(period);
+    }
+    // That of the second may be gone already.
+    periods.retain(|&period| period > 1);
+    assert_eq!(periods.len(), 7, "{periods:?}");
+}
+
+#[tokio::test]
+async fn all_periods_of_one_descriptor_live_in_one_slot_of_a_cluster() {
+    let redis = Redis::start();
+    // It serves no keys, but knows where they would be.
+    let cluster = Redis::with(&["--cluster-enabled", "yes"]);
+    let server = tollgate::with_rules(THREE_PERIODS).redis(&redis).start();
+    let mut client = connect(server.grpc).await;
+    let mut slots = Vec::new();
+    for value in ["plain", "}{", "{}", &"long".repeat(100)] {
+        redis.cli(&["FLUSHALL"]);
+        one(&mut client, value).await.unwrap();
+        let mut slots_of_value: Vec<_> = redis
+            .keys()
+            .iter()
+            .map(|key| cluster.number(&["CLUSTER", "KEYSLOT", key]))
+            .collect();
+        assert_eq!(slots_of_value.len(), 3);
+        slots_of_value.dedup();
+        assert_eq!(slots_of_value.len(), 1, "{value}: {slots_of_value:?}");
+        slots.extend(slots_of_value);
+    }
+    slots.dedup();
+    assert!(slots.len() > 1, "all descriptors in slot {slots:?}");
+}
+
+/// A worker remembers which keys have a time to live; Redis may forget them all the same.
+#[tokio::test]
+async fn a_key_that_redis_lost_gets_a_new_time_to_live() {
+    let redis = Redis::start();
+    let server = tollgate::with_rules(THREE_PERIODS).redis(&redis).start();
+    let mut client = connect(server.grpc).await;
+    one(&mut client, "v").await.unwrap();
+    redis.cli(&["FLUSHALL"]);
+    one(&mut client, "v").await.unwrap();
+    let keys = redis.keys();
+    assert_eq!(keys.len(), 3);
+    for key in &keys {
+        eventually("the key has a time to live", async || {
+            redis.number(&["TTL", key]) > 0
+        })
+        .await;
+    }
+}
+
+/// Four connections, dealt out to `servers`.
+async fn clients(servers: &[&Tollgate]) -> Vec<Client> {
+    let mut clients = Vec::new();
+    for number in 0..4 {
+        clients.push(connect(servers[number % servers.len()].grpc).await);
+    }
+    clients
+}
+
+/// 64 callers on `clients` send `requests` requests for one value at once, the `n`th with
+/// `hits(n)`; returns how many hits were admitted.
+async fn storm(clients: &[Client], value: &str, requests: usize, hits: fn(usize) -> u64) -> u64 {
+    const CALLERS: usize = 64;
+    let mut callers = JoinSet::new();
+    for (caller, client) in (0..CALLERS).zip(clients.iter().cycle()) {
+        let mut client = client.clone();
+        let descriptor = descriptor(&[("k", value)]);
+        callers.spawn(async move {
+            let mut admitted = 0;
+            for number in (caller..requests).step_by(CALLERS) {
+                let hits = hits(number);
+                let descriptor = RateLimitDescriptor {
+                    hits_addend: Some(hits),
+                    ..descriptor.clone()
+                };
+                let response = send(&mut client, request("d", vec![descriptor])).await;
+                if is_ok(&response) {
+                    admitted += hits;
+                }
+            }
+            admitted
+        });
+    }
+    callers.join_all().await.iter().sum()
+}
+
+/// A limit for each of twenty rounds.
+const LIMITS: [u64; 20] = [
+    500, 1, 64, 63, 65, 128, 999, 250, 7, 333, 2, 500, 777, 31, 400, 100, 850, 3, 640, 500,
+];
+
+fn twenty_rules() -> String {
+    let mut rules = "domain: d\ndescriptors:\n".to_owned();
+    for (round, limit) in LIMITS.iter().enumerate() {
+        rules +=
+            &format!("  - {{key: k, value: round{round}, rate_limits: [{limit}/10000years]}}\n");
+    }
+    rules
+}
+
+async fn check_twenty_storms(servers: &[&Tollgate]) {
+    let clients = clients(servers).await;
+    for (round, limit) in LIMITS.into_iter().enumerate() {
+        let admitted = storm(&clients, &format!("round{round}"), 2000, |_| 1).await;
+        assert_eq!(admitted, limit, "round {round}");
+    }
+}
+
+#[tokio::test]
+async fn two_servers_on_one_redis_admit_exactly_the_limit_twenty_times_in_a_row() {
+    let redis = Redis::start();
+    let start = || tollgate::with_rules(&twenty_rules()).redis(&redis).start();
+    check_twenty_storms(&[&start(), &start()]).await;
+}
+
+#[tokio::test]
+async fn one_server_on_memory_admits_exactly_the_limit_twenty_times_in_a_row() {
+    let server = tollgate::with_rules(&twenty_rules()).start();
+    check_twenty_storms(&[&server]).await;
+}
+
+/// A request that would cross the limit is refused as a whole and stays counted, so what is
+/// admitted falls short of the limit by less than the most hits.
+async fn check_hits_of_one_to_three(servers: &[&Tollgate]) {
+    let clients = clients(servers).await;
+    for (round, limit) in LIMITS.into_iter().enumerate() {
+        let value = format!("round{round}");
+        let admitted = storm(&clients, &value, 640, |number| [1, 2, 3][number % 3]).await;
+        assert!(admitted <= limit, "{admitted} of {limit} admitted");
+        assert!(admitted + 3 > limit, "{admitted} of {limit} admitted");
+    }
+}
+
+#[tokio::test]
+async fn admitted_hits_of_one_to_three_never_exceed_the_limit_on_redis() {
+    let redis = Redis::start();
+    let start = || tollgate::with_rules(&twenty_rules()).redis(&redis).start();
+    check_hits_of_one_to_three(&[&start(), &start()]).await;
+}
+
+#[tokio::test]
+async fn admitted_hits_of_one_to_three_never_exceed_the_limit_on_memory() {
+    let server = tollgate::with_rules(&twenty_rules()).start();
+    check_hits_of_one_to_three(&[&server]).await;
+}
+
+/// Expects a failure that says what happened and nothing about where.
+#[track_caller]
+fn check_unavailable(answer: Result<(), Status>, texts: &[&str]) {
+    let error = answer.unwrap_err();
+    assert_eq!(error.code(), Code::Unavailable, "{error:?}");
+    assert!(texts.contains(&error.message()), "{error:?}");
+}
+
+const UNREACHABLE: &str = "the counter store is not reachable";
+const TIMEOUT: &str = "the counter store did not answer in time";
+const REFUSED: &str = "the counter store refused a command";
+
+async fn works_again(client: &Client) {
+    eventually("calls are answered again", async || {
+        one(&mut client.clone(), "v").await.is_ok()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn calls_fail_at_once_while_redis_is_gone_and_work_when_it_is_back() {
+    /// Less than a new connection may take, and much less than a decision may wait.
+    const QUICK: Duration = Duration::from_millis(700);
+    let mut redis = Redis::start();
+    let server = tollgate::with_rules(THREE_PERIODS).redis(&redis).start();
+    let mut client = connect(server.grpc).await;
+    works_again(&client).await;
+    for _ in 0..2 {
+        redis.kill();
+        let mut quick = 0;
+        for _ in 0..5 {
+            let asked = Instant::now();
+            check_unavailable(one(&mut client, "v").await, &[UNREACHABLE]);
+            quick += usize::from(asked.elapsed() < QUICK);
+        }
+        // One may be held up by a busy machine, but not all.
+        assert!(quick > 1, "{quick} of 5 calls ended soon");
+        redis.restart();
+        works_again(&client).await;
+        assert_eq!(redis.keys().len(), 3);
+    }
+}
+
+#[tokio::test]
+async fn tollgate_starts_before_its_redis() {
+    let mut redis = Redis::start();
+    redis.kill();
+    let server = tollgate::with_rules(THREE_PERIODS).redis(&redis).start();
+    let mut client = connect(server.grpc).await;
+    check_unavailable(one(&mut client, "v").await, &[UNREACHABLE]);
+    redis.restart();
+    works_again(&client).await;
+}
+
+#[tokio::test]
+async fn a_frozen_redis_is_not_waited_for() {
+    let redis = Redis::start();
+    let server = tollgate::with_rules(THREE_PERIODS)
+        .redis_at(&redis.url(), "50ms")
+        .start();
+    let mut client = connect(server.grpc).await;
+    works_again(&client).await;
+    redis.freeze();
+    for _ in 0..3 {
+        check_unavailable(one(&mut client, "v").await, &[TIMEOUT]);
+    }
+    redis.thaw();
+    works_again(&client).await;
+}
+
+/// Stands between tollgate and a Redis, as a firewall would.
+struct Gateway {
+    address: SocketAddr,
+    /// Connections that were made before it was raised to this number are dead, and nobody is told.
+    alive_from: Arc<AtomicUsize>,
+    made: Arc<AtomicUsize>,
+}
+
+impl Gateway {
+    fn to(redis: &Redis) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let gateway = Self {
+            address: listener.local_addr().unwrap(),
+            alive_from: Arc::default(),
+            made: Arc::default(),
+        };
+        let behind = redis.url().replace("redis://", "");
+        let (alive_from, made) = (gateway.alive_from.clone(), gateway.made.clone());
+        std::thread::spawn(move || {
+            for near in listener.incoming().map_while(Result::ok) {
+                let far = TcpStream::connect(&behind).unwrap();
+                let number = made.fetch_add(1, Relaxed);
+                let (mut from, mut to) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+                let alive_from = alive_from.clone();
+                std::thread::spawn(move || {
+                    let mut buffer = [0; 4096];
+                    while let Ok(length @ 1..) = from.read(&mut buffer) {
+                        if number >= alive_from.load(Relaxed) {
+                            to.write_all(&buffer[..length]).unwrap();
+                        }
+                    }
+                });
+                let (mut from, mut to) = (far, near);
+                std::thread::spawn(move || std::io::copy(&mut from, &mut to));
+            }
+        });
+        gateway
+    }
+
+    /// Forgets all connections so far.
+    fn forget(&self) {
+        self.alive_from.store(self.made.load(Relaxed), Relaxed);
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_fell_silent_is_replaced() {
+    let redis = Redis::start();
+    let gateway = Gateway::to(&redis);
+    let server = tollgate::with_rules(THREE_PERIODS)
+        .redis_at(&format!("redis://{}", gateway.address), "50ms")
+        .start();
+    let mut client = connect(server.grpc).await;
+    works_again(&client).await;
+    gateway.forget();
+    check_unavailable(one(&mut client, "v").await, &[TIMEOUT]);
+    works_again(&client).await;
+}
+
+#[tokio::test]
+async fn a_key_that_holds_something_else_fails_alone() {
+    const RULES: &str = "domain: d\ndescriptors: [{key: k, rate_limits: [1000000/10000years]}]";
+    let redis = Redis::start();
+    let server = tollgate::with_rules(RULES).redis(&redis).start();
+    let mut client = connect(server.grpc).await;
+    one(&mut client, "bad").await.unwrap();
+    let key = redis.keys().remove(0);
+    redis.cli(&["DEL", &key]);
+    redis.cli(&["RPUSH", &key, "an element"]);
+
+    check_unavailable(one(&mut client, "bad").await, &[REFUSED]);
+    let mut asking = JoinSet::new();
+    for number in 0..100 {
+        let mut client = client.clone();
+        asking.spawn(async move {
+            let is_bad = number % 2 == 0;
+            let value = if is_bad { "bad" } else { "good" };
+            (is_bad, one(&mut client, value).await)
+        });
+    }
+    for (is_bad, answer) in asking.join_all().await {
+        if is_bad {
+            check_unavailable(answer, &[REFUSED]);
+        } else {
+            answer.unwrap();
+        }
+    }
+    // A text that is no number is refused too, when it is looked at and when it is added to.
+    redis.cli(&["SET", &key, "some text"]);
+    check_unavailable(one(&mut client, "bad").await, &[REFUSED]);
+    for (hits, is_negative_hits) in [(0, false), (1, true)] {
+        let descriptor = RateLimitDescriptor {
+            hits_addend: Some(hits),
+            is_negative_hits,
+            ..descriptor(&[("k", "bad")])
+        };
+        let answer = send(&mut client, request("d", vec![descriptor])).await;
+        check_unavailable(answer.map(|_| ()), &[REFUSED]);
+    }
+}
+
+#[tokio::test]
+async fn a_password_works_and_is_never_told() {
+    const PASSWORD: &str = "open-sesame";
+    let redis = Redis::with_password(PASSWORD);
+    let address = redis.url().replace("redis://", "");
+    let start = |password: &str| {
+        tollgate::with_rules(THREE_PERIODS)
+            .redis_at(&format!("redis://:{password}@{address}"), "100ms")
+            .args(["--log-level", "trace"])
+            .start()
+    };
+    let server = start(PASSWORD);
+    works_again(&connect(server.grpc).await).await;
+    assert!(!server.log().text().contains(PASSWORD));
+
+    let server = start("wrong-password");
+    let mut client = connect(server.grpc).await;
+    for _ in 0..3 {
+        let failures = server.metric("tollgate_redis_failures_total");
+        check_unavailable(one(&mut client, "v").await, &[UNREACHABLE, TIMEOUT]);
+        eventually("the failure is noticed", async || {
+            server.metric("tollgate_redis_failures_total") > failures
+        })
+        .await;
+    }
+    let log = server.log().text();
+    assert!(!log.contains("wrong-password"), "{log}");
+}
+
+#[test]
+fn an_address_that_cannot_be_read_is_refused_without_its_password() {
+    for url in [
+        "redis://:open-sesame@127.0.0.1:notaport",
+        "http://:open-sesame@127.0.0.1",
+    ] {
+        let (_, text) = tollgate::with_rules(THREE_PERIODS)
+            .args(["--redis-url", url])
+            .fail();
+        assert!(text.contains("not a Redis address"), "{text}");
+        assert!(!text.contains("open-sesame"), "{text}");
+    }
+}

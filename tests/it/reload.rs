@@ -1,0 +1,287 @@
+//! Rules that change under a running server: however they are written, a good change is taken into
+//! use whole and a bad one not at all.
+
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use ::tollgate::grpc::proto::envoy::{
+    extensions::common::ratelimit::v3::RateLimitDescriptor,
+    service::ratelimit::v3::RateLimitResponse,
+};
+use tokio::task::JoinSet;
+
+use crate::support::{
+    ask::{ask, connect, descriptor, request, send},
+    eventually,
+    tollgate::{self, Builder, Tollgate},
+};
+
+/// Rules that allow `requests` in 10,000 years.
+fn rules(domain: &str, requests: u32) -> String {
+    format!("domain: {domain}\ndescriptors: [{{key: k, rate_limits: [{requests}/10000years]}}]\n")
+}
+
+fn limit_of(response: &RateLimitResponse) -> Option<u32> {
+    let limit = response.statuses[0].current_limit.as_ref();
+    limit.map(|limit| limit.requests_per_unit)
+}
+
+/// The limit in force in `domain`, if there is one.
+async fn limit(server: &Tollgate, domain: &str) -> Option<u32> {
+    let look = RateLimitDescriptor {
+        hits_addend: Some(0),
+        ..descriptor(&[("k", "v")])
+    };
+    let mut client = connect(server.grpc).await;
+    let response = send(&mut client, request(domain, vec![look])).await;
+    limit_of(&response.unwrap())
+}
+
+/// The server reads its folder this often even without a notice. What has not come by then did
+/// not come of the notice.
+const RECHECK: Duration = Duration::from_secs(10);
+
+/// Starts a server, makes a change, and waits for it to be noticed: the limits in force in domains
+/// `a` and `b` have to become `expected`.
+async fn check(builder: Builder, change: impl FnOnce(&Path), expected: [Option<u32>; 2]) {
+    let started = Instant::now();
+    let server = builder.start();
+    change(server.rules());
+    eventually("the new rules are in use", async || {
+        [limit(&server, "a").await, limit(&server, "b").await] == expected
+    })
+    .await;
+    assert!(started.elapsed() < RECHECK, "nobody was told of the change");
+    assert_eq!(server.metric("ratelimit_service_config_load_error"), 0);
+}
+
+fn one_file() -> Builder {
+    tollgate::builder().file("a.yaml", &rules("a", 1))
+}
+
+#[tokio::test]
+async fn a_file_that_is_written_over_is_reloaded() {
+    check(
+        one_file(),
+        |folder| fs::write(folder.join("a.yaml"), rules("a", 2)).unwrap(),
+        [Some(2), None],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a_file_that_is_renamed_into_place_is_reloaded() {
+    check(
+        one_file(),
+        |folder| {
+            fs::write(folder.join(".a.yaml.swp"), rules("a", 2)).unwrap();
+            fs::rename(folder.join(".a.yaml.swp"), folder.join("a.yaml")).unwrap();
+        },
+        [Some(2), None],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a_file_in_a_new_folder_is_loaded() {
+    check(
+        one_file(),
+        |folder| {
+            fs::create_dir(folder.join("more")).unwrap();
+            fs::write(folder.join("more/b.yaml"), rules("b", 2)).unwrap();
+        },
+        [Some(1), Some(2)],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a_file_in_an_old_folder_is_reloaded() {
+    let builder = one_file();
+    fs::create_dir(builder.rules().join("more")).unwrap();
+    check(
+        builder.file("more/b.yaml", &rules("b", 2)),
+        |folder| fs::write(folder.join("more/b.yaml"), rules("b", 3)).unwrap(),
+        [Some(1), Some(3)],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn the_rules_of_a_deleted_file_are_gone() {
+    check(
+        one_file().file("b.yaml", &rules("b", 2)),
+        |folder| fs::remove_file(folder.join("b.yaml")).unwrap(),
+        [Some(1), None],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a_file_that_is_renamed_away_is_gone() {
+    check(
+        one_file().file("b.yaml", &rules("b", 2)),
+        |folder| fs::rename(folder.join("b.yaml"), folder.join("b.yaml.off")).unwrap(),
+        [Some(1), None],
+    )
+    .await;
+}
+
+/// A ConfigMap as the kubelet writes it: the files are links through `..data` into a folder of a
+/// version, and a new version is one rename of a link.
+fn write_version(folder: &Path, version: &str, text: &str) {
+    let version = format!("..{version}");
+    fs::create_dir(folder.join(&version)).unwrap();
+    fs::write(folder.join(&version).join("a.yaml"), text).unwrap();
+    symlink(&version, folder.join("..data_tmp")).unwrap();
+    fs::rename(folder.join("..data_tmp"), folder.join("..data")).unwrap();
+}
+
+#[tokio::test]
+async fn a_config_map_is_reloaded() {
+    let builder = tollgate::builder();
+    write_version(builder.rules(), "2026_11_21_06", &rules("a", 1));
+    symlink("..data/a.yaml", builder.rules().join("a.yaml")).unwrap();
+    check(
+        builder,
+        |folder| {
+            write_version(folder, "2026_11_21_07", &rules("a", 2));
+            fs::remove_dir_all(folder.join("..2026_11_21_06")).unwrap();
+        },
+        [Some(2), None],
+    )
+    .await;
+}
+
+/// Makes a bad change and waits until it was refused; the old limit has to hold.
+async fn check_refused(change: impl FnOnce(&Path), said: &[&str]) {
+    let server = one_file().start();
+    change(server.rules());
+    eventually("the change is refused", async || {
+        server.metric("ratelimit_service_config_load_error") == 1
+    })
+    .await;
+    eventually("the log says so", async || {
+        server
+            .log()
+            .text()
+            .contains("the last good ones stay in use")
+    })
+    .await;
+    let log = server.log().text();
+    for said in said {
+        assert!(log.contains(said), "no {said:?} in\n{log}");
+    }
+    assert_eq!(limit(&server, "a").await, Some(1));
+    assert_eq!(server.metric("ratelimit_service_config_load_success"), 1);
+
+    // The next good one is taken.
+    fs::write(server.rules().join("a.yaml"), rules("a", 2)).unwrap();
+    let _ = fs::remove_file(server.rules().join("b.yaml"));
+    eventually("the good one is taken", async || {
+        limit(&server, "a").await == Some(2)
+    })
+    .await;
+    assert_eq!(server.metric("ratelimit_service_config_load_success"), 2);
+}
+
+#[tokio::test]
+async fn a_bad_file_changes_nothing_and_the_log_says_where_and_what_would_be_right() {
+    check_refused(
+        |folder| {
+            let text = "domain: a\ndescriptors:\n  - key: k\n    rate_limits: [5/fortnight]\n";
+            fs::write(folder.join("a.yaml"), text).unwrap();
+        },
+        &["a.yaml:4:19: a.k: cannot read the limit '5/fortnight'; write NUMBER/UNIT"],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a_bad_file_beside_a_good_one_keeps_both_out() {
+    check_refused(
+        |folder| {
+            fs::write(folder.join("b.yaml"), "domain: b\nwhat: 1\n").unwrap();
+        },
+        &["b.yaml:2:1: b: config error, unknown key 'what' (expected "],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn without_any_file_the_last_good_rules_hold() {
+    check_refused(
+        |folder| fs::remove_file(folder.join("a.yaml")).unwrap(),
+        &["no rule files found"],
+    )
+    .await;
+}
+
+/// Counters belong to descriptors and periods, not to a load of the rules.
+#[tokio::test]
+async fn what_was_counted_stays_counted() {
+    let server = tollgate::builder().file("a.yaml", &rules("a", 10)).start();
+    let mut client = connect(server.grpc).await;
+    for _ in 0..3 {
+        ask(&mut client, "a", &[("k", "v")]).await.unwrap();
+    }
+    fs::write(server.rules().join("a.yaml"), rules("a", 5)).unwrap();
+    eventually("the new rules are in use", async || {
+        limit(&server, "a").await == Some(5)
+    })
+    .await;
+    let response = ask(&mut client, "a", &[("k", "v")]).await.unwrap();
+    assert_eq!(response.statuses[0].limit_remaining, 1);
+}
+
+#[tokio::test]
+async fn under_load_every_request_is_answered_by_the_old_rules_or_the_new() {
+    const OLD: u32 = 1_000_000;
+    const NEW: u32 = 2_000_000;
+    let server = tollgate::builder().file("a.yaml", &rules("a", OLD)).start();
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let mut callers = JoinSet::new();
+    for _ in 0..4 {
+        let client = connect(server.grpc).await;
+        for _ in 0..4 {
+            let mut client = client.clone();
+            let stopped = stopped.clone();
+            callers.spawn(async move {
+                let mut seen = Vec::new();
+                while !*stopped.borrow() {
+                    let response = ask(&mut client, "a", &[("k", "v")]).await.unwrap();
+                    seen.push(limit_of(&response).unwrap());
+                }
+                let last = ask(&mut client, "a", &[("k", "v")]).await.unwrap();
+                (seen, limit_of(&last))
+            });
+        }
+    }
+    for (round, requests) in (1..).zip([NEW, OLD, NEW, OLD, NEW]) {
+        let swap = server.rules().join("new");
+        fs::write(&swap, rules("a", requests)).unwrap();
+        fs::rename(&swap, server.rules().join("a.yaml")).unwrap();
+        eventually("the change is taken", async || {
+            server.metric("ratelimit_service_config_load_success") == 1 + round
+        })
+        .await;
+        eventually("it is in use", async || {
+            limit(&server, "a").await == Some(requests)
+        })
+        .await;
+    }
+    stop.send(true).unwrap();
+    for (seen, last) in callers.join_all().await {
+        assert!(seen.contains(&OLD) && seen.contains(&NEW));
+        assert!(seen.iter().all(|&limit| limit == OLD || limit == NEW));
+        // No caller ever fell back to rules from before a change that it had seen.
+        let changes = seen.windows(2).filter(|pair| pair[0] != pair[1]).count();
+        assert!(changes <= 5, "{changes} changes");
+        assert_eq!(last, Some(NEW));
+    }
+    assert_eq!(server.metric("ratelimit_service_config_load_error"), 0);
+}

@@ -1,0 +1,622 @@
+//! What every store keeps to. Each law runs on memory and on a real Redis, through doors as the
+//! workers have them.
+
+use std::{cell::Cell, collections::HashMap, num::NonZeroU32, sync::Arc, time::Duration};
+
+use proptest::{
+    prelude::*,
+    test_runner::{Config, TestRunner},
+};
+use tokio::task::JoinSet;
+use tollgate::{
+    counter::{Batch, Identity},
+    limit::Limit,
+    request::{Entry, Hits},
+    store::{
+        Store as _,
+        memory::MemoryStore,
+        redis::{Address, Batcher, Connections, Options, RedisStore},
+    },
+    window::{Period, Timestamp, Unit, window},
+};
+
+use crate::support::redis::Redis;
+
+/// Where the counters are.
+enum Backend {
+    Memory(Arc<MemoryStore>),
+    Redis(Redis),
+}
+
+/// A worker's way to them.
+#[derive(Clone)]
+enum Door {
+    Memory(Arc<MemoryStore>),
+    Redis(RedisStore),
+}
+
+impl Door {
+    async fn add(&self, batch: &Batch, now: Timestamp) -> Vec<u64> {
+        let counts = match self {
+            Self::Memory(store) => store.add(batch, now).await,
+            Self::Redis(store) => store.add(batch, now).await,
+        };
+        let counts = counts.expect("the store answers");
+        counts.iter().map(|count| count.after).collect()
+    }
+}
+
+impl Backend {
+    fn memory() -> Self {
+        Self::Memory(Arc::new(MemoryStore::new(100_000)))
+    }
+
+    fn redis() -> Self {
+        Self::Redis(Redis::start())
+    }
+
+    /// Does `work` with a door of its own, as a worker would: on one thread, with what the store
+    /// needs running beside.
+    fn open<T>(&self, work: impl AsyncFnOnce(Door) -> T) -> T {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let mut beside = JoinSet::new();
+            let door = match self {
+                Self::Memory(store) => Door::Memory(store.clone()),
+                Self::Redis(redis) => {
+                    let (store, batchers) = connect(redis);
+                    for batcher in batchers {
+                        beside.spawn(batcher.run());
+                    }
+                    Door::Redis(store)
+                }
+            };
+            work(door).await
+        })
+    }
+
+    /// How many counters there are.
+    fn counters(&self) -> usize {
+        match self {
+            Self::Memory(store) => store.live_counters(),
+            Self::Redis(redis) => redis.keys().len(),
+        }
+    }
+}
+
+fn connect(redis: &Redis) -> (RedisStore, Vec<Batcher>) {
+    let patience = Duration::from_secs(10);
+    let options = Options {
+        key_prefix: String::new(),
+        deadline: patience,
+        connections: 1,
+        jitter_secs: 0,
+        max_waiting: 10_000,
+    };
+    let address = Address {
+        url: redis.url(),
+        auth: None,
+        timeout: patience,
+    };
+    let connections = Connections::new(&address, Arc::default()).unwrap();
+    RedisStore::new(&connections, &options)
+}
+
+/// What is to happen to one counter.
+#[derive(Clone, Debug)]
+struct Step {
+    value: Vec<u8>,
+    hits: Hits,
+    period: Period,
+    limit: u32,
+    now: Timestamp,
+}
+
+const NOW: Timestamp = Timestamp::from_secs(1_795_230_000);
+
+fn step(value: impl AsRef<[u8]>, hits: Hits) -> Step {
+    Step {
+        value: value.as_ref().to_vec(),
+        hits,
+        period: Unit::Year.into(),
+        limit: u32::MAX,
+        now: NOW,
+    }
+}
+
+fn add(value: impl AsRef<[u8]>, hits: u64) -> Step {
+    step(value, Hits::add(hits))
+}
+
+fn look(value: impl AsRef<[u8]>) -> Step {
+    step(value, Hits::add(0))
+}
+
+fn give_back(value: impl AsRef<[u8]>, hits: u64) -> Step {
+    step(value, Hits::give_back(hits))
+}
+
+impl Step {
+    fn per(self, unit: Unit, multiplier: u32) -> Self {
+        let period = Period::new(unit, NonZeroU32::new(multiplier).unwrap()).unwrap();
+        Self { period, ..self }
+    }
+
+    fn within(self, limit: u32) -> Self {
+        Self { limit, ..self }
+    }
+
+    fn at(self, now: Timestamp) -> Self {
+        Self { now, ..self }
+    }
+}
+
+/// Sends `steps` as one batch and returns the counts.
+async fn send(door: &Door, steps: &[Step]) -> Vec<u64> {
+    send_batch(door, steps, false).await
+}
+
+/// The same in a batch of which one increment above its limit stops those that are not.
+async fn send_stopping(door: &Door, steps: &[Step]) -> Vec<u64> {
+    send_batch(door, steps, true).await
+}
+
+async fn send_batch(door: &Door, steps: &[Step], stops_when_over: bool) -> Vec<u64> {
+    let mut batch = Batch::default();
+    batch.stops_when_over = stops_when_over;
+    let mut identity = Identity::default();
+    for step in steps {
+        let entry = Entry {
+            key: b"key",
+            value: &step.value,
+        };
+        identity.set(b"domain", &[entry], &[]);
+        let limit = Limit {
+            requests_per_unit: step.limit,
+            period: step.period,
+            name: None,
+        };
+        let window = window(step.period, step.now);
+        batch.push(&identity, &limit, window, step.hits);
+    }
+    let now = steps.first().map_or(NOW, |step| step.now);
+    door.add(&batch, now).await
+}
+
+/// Sends batches one after the other; each has to leave the counts beside it.
+#[track_caller]
+fn check(backend: &Backend, batches: &[(&[Step], &[u64])]) {
+    let (sent, expected): (Vec<_>, Vec<_>) = batches.iter().copied().unzip();
+    let counts = backend.open(async |door| {
+        let mut counts = Vec::new();
+        for steps in sent {
+            counts.push(send(&door, steps).await);
+        }
+        counts
+    });
+    assert_eq!(counts, expected);
+}
+
+/// Makes a test of each law for each store.
+macro_rules! on_both_stores {
+    ($($law:ident)*) => {
+        mod memory {
+            $(#[test] fn $law() { super::$law(&super::Backend::memory()); })*
+        }
+        mod redis {
+            $(#[test] fn $law() { super::$law(&super::Backend::redis()); })*
+        }
+    };
+}
+
+on_both_stores! {
+    counts_rise_in_order
+    a_batch_moves_several_counters
+    a_counter_that_comes_twice_in_a_batch_has_grown_the_second_time
+    a_batch_of_nothing_counts_nothing
+    a_look_sees_the_count_and_makes_no_counter
+    giving_back_stops_at_zero
+    giving_back_to_no_counter_makes_none
+    a_batch_is_applied_in_order
+    the_most_hits_twice_stay_above_every_limit
+    periods_have_counters_of_their_own
+    a_new_window_starts_from_zero
+    a_counter_of_an_earlier_window_is_not_the_present_one
+    any_bytes_are_a_value
+    long_values_are_told_apart
+    a_hundred_counters_in_one_batch
+    one_above_its_limit_stops_the_others
+    giving_back_neither_stops_nor_is_stopped
+    sixty_four_adders_get_every_count_once
+    sixty_four_adders_that_stop_leave_the_limit_full
+    any_history_is_that_of_a_naive_model
+}
+
+fn counts_rise_in_order(backend: &Backend) {
+    check(
+        backend,
+        &[
+            (&[add("a", 1)], &[1]),
+            (&[add("a", 1)], &[2]),
+            (&[add("a", 5)], &[7]),
+        ],
+    );
+}
+
+fn a_batch_moves_several_counters(backend: &Backend) {
+    check(
+        backend,
+        &[
+            (&[add("a", 1), add("b", 2), add("c", 3)], &[1, 2, 3]),
+            (&[add("c", 1), add("a", 1)], &[4, 2]),
+        ],
+    );
+    assert_eq!(backend.counters(), 3);
+}
+
+fn a_counter_that_comes_twice_in_a_batch_has_grown_the_second_time(backend: &Backend) {
+    check(
+        backend,
+        &[
+            (
+                &[add("a", 1), look("a"), add("b", 1), add("a", 2)],
+                &[1, 1, 1, 3],
+            ),
+            (&[look("a"), add("a", 1), add("a", 1)], &[3, 4, 5]),
+        ],
+    );
+}
+
+fn a_batch_of_nothing_counts_nothing(backend: &Backend) {
+    check(backend, &[(&[], &[])]);
+    assert_eq!(backend.counters(), 0);
+}
+
+fn a_look_sees_the_count_and_makes_no_counter(backend: &Backend) {
+    check(backend, &[(&[look("a"), look("b")], &[0, 0])]);
+    assert_eq!(backend.counters(), 0);
+    check(
+        backend,
+        &[(&[add("a", 3)], &[3]), (&[look("a"), look("a")], &[3, 3])],
+    );
+    assert_eq!(backend.counters(), 1);
+}
+
+fn giving_back_stops_at_zero(backend: &Backend) {
+    check(
+        backend,
+        &[
+            (&[add("a", 5)], &[5]),
+            (&[give_back("a", 2)], &[3]),
+            (&[give_back("a", 4)], &[0]),
+            (&[give_back("a", Hits::MAX)], &[0]),
+            (&[add("a", 1)], &[1]),
+        ],
+    );
+}
+
+fn giving_back_to_no_counter_makes_none(backend: &Backend) {
+    check(backend, &[(&[give_back("a", 3)], &[0])]);
+    assert_eq!(backend.counters(), 0);
+    check(backend, &[(&[add("a", 1)], &[1])]);
+}
+
+fn a_batch_is_applied_in_order(backend: &Backend) {
+    check(
+        backend,
+        &[
+            (
+                &[add("a", 2), give_back("a", 1), look("a"), add("a", 3)],
+                &[2, 1, 1, 4],
+            ),
+            (
+                &[give_back("b", 5), add("b", 3), add("c", 1), look("b")],
+                &[0, 3, 1, 3],
+            ),
+            (&[look("b")], &[3]),
+        ],
+    );
+}
+
+fn the_most_hits_twice_stay_above_every_limit(backend: &Backend) {
+    let counts = backend.open(async |door| {
+        let mut counts = Vec::new();
+        for batch in [
+            &[add("a", Hits::MAX)][..],
+            &[add("a", Hits::MAX)],
+            &[add("a", 1), look("a")],
+            &[add("b", Hits::MAX), add("b", u64::MAX), add("b", 1)],
+            &[add("b", 1), look("b")],
+            &[add("b", Hits::MAX), add("b", Hits::MAX)],
+            &[look("a"), look("b")],
+        ] {
+            counts.extend(send(&door, batch).await);
+        }
+        counts
+    });
+    assert!(
+        counts.iter().all(|&count| count > u64::from(u32::MAX)),
+        "{counts:?}"
+    );
+}
+
+fn periods_have_counters_of_their_own(backend: &Backend) {
+    // At the epoch all windows begin together.
+    let at = Timestamp::from_secs(0);
+    let on = |unit, multiplier, hits| add("a", hits).per(unit, multiplier).at(at);
+    check(
+        backend,
+        &[
+            (
+                &[
+                    on(Unit::Hour, 1, 1),
+                    on(Unit::Day, 1, 2),
+                    on(Unit::Hour, 2, 3),
+                    on(Unit::Year, 1000, 4),
+                ],
+                &[1, 2, 3, 4],
+            ),
+            // The same span of time is the same counter, however it is called.
+            (&[on(Unit::Minute, 60, 1), on(Unit::Hour, 24, 1)], &[2, 3]),
+        ],
+    );
+}
+
+fn a_new_window_starts_from_zero(backend: &Backend) {
+    const HOUR: u64 = 3600;
+    let first = 1000 * HOUR;
+    let on = |secs| {
+        add("a", 1)
+            .per(Unit::Hour, 1)
+            .at(Timestamp::from_secs(secs))
+    };
+    check(
+        backend,
+        &[
+            (&[on(first)], &[1]),
+            (&[on(first + HOUR - 1)], &[2]),
+            (&[on(first + HOUR)], &[1]),
+            (&[on(first + HOUR + 1)], &[2]),
+        ],
+    );
+}
+
+/// A request may be on its way while the window turns, and clocks differ.
+fn a_counter_of_an_earlier_window_is_not_the_present_one(backend: &Backend) {
+    let year = Unit::Year.secs();
+    let on = |secs| add("a", 1).at(Timestamp::from_secs(secs));
+    check(
+        backend,
+        &[
+            (&[on(60 * year)], &[1]),
+            (&[on(60 * year - 1)], &[1]),
+            (&[on(60 * year), on(60 * year - 1)], &[2, 2]),
+        ],
+    );
+}
+
+fn any_bytes_are_a_value(backend: &Backend) {
+    let values: [&[u8]; 9] = [
+        b"",
+        b"\xff",
+        b"\xfe",
+        b"\0",
+        b"\r\n",
+        b"}",
+        b"{x}",
+        b"1@2",
+        "é".as_bytes(),
+    ];
+    let steps: Vec<_> = values.iter().map(|value| add(value, 1)).collect();
+    check(
+        backend,
+        &[(&steps, &[1; 9]), (&steps, &[2; 9]), (&steps, &[3; 9])],
+    );
+}
+
+fn long_values_are_told_apart(backend: &Backend) {
+    let long = |last: &str| "x".repeat(64 << 10) + last;
+    check(
+        backend,
+        &[
+            (&[add(long("a"), 1), add(long("b"), 5)], &[1, 5]),
+            (&[add(long("a"), 1), add(long("b"), 1)], &[2, 6]),
+        ],
+    );
+}
+
+fn a_hundred_counters_in_one_batch(backend: &Backend) {
+    let steps: Vec<_> = (0..100).map(|n| add(n.to_string(), n + 1)).collect();
+    let counts: Vec<u64> = (1..=100).collect();
+    let twice: Vec<u64> = counts.iter().map(|count| 2 * count).collect();
+    check(backend, &[(&steps, &counts), (&steps, &twice)]);
+    assert_eq!(backend.counters(), 100);
+}
+
+/// Sends batches that stop; each has to leave the counts beside it.
+#[track_caller]
+fn check_stopping(backend: &Backend, batches: &[(&[Step], &[u64])]) {
+    let (sent, expected): (Vec<_>, Vec<_>) = batches.iter().copied().unzip();
+    let counts = backend.open(async |door| {
+        let mut counts = Vec::new();
+        for steps in sent {
+            counts.push(send_stopping(&door, steps).await);
+        }
+        counts
+    });
+    assert_eq!(counts, expected);
+}
+
+fn one_above_its_limit_stops_the_others(backend: &Backend) {
+    let both = &[add("a", 1).within(2), add("b", 1).within(10)];
+    check_stopping(
+        backend,
+        &[
+            (both, &[1, 1]),
+            (both, &[2, 2]),
+            (both, &[3, 2]),
+            (both, &[4, 2]),
+            (&[add("b", 1).within(10)], &[3]),
+            (&[look("a").within(2), add("b", 1).within(10)], &[4, 3]),
+            (&[add("c", 1).within(0), add("d", 1).within(1)], &[1, 0]),
+        ],
+    );
+    // What was stopped has made no counter.
+    assert_eq!(backend.counters(), 3);
+}
+
+fn giving_back_neither_stops_nor_is_stopped(backend: &Backend) {
+    check_stopping(
+        backend,
+        &[
+            (&[add("a", 5).within(1)], &[5]),
+            (
+                &[give_back("a", 1).within(1), add("b", 1).within(1)],
+                &[4, 1],
+            ),
+            (
+                &[add("b", 1).within(1), give_back("a", 1).within(1)],
+                &[2, 3],
+            ),
+            // In the order of the batch, though the look at the limits comes first.
+            (
+                &[give_back("c", 2).within(9), add("c", 3).within(9)],
+                &[0, 3],
+            ),
+            (
+                &[give_back("c", 2).within(3), add("c", 1).within(3)],
+                &[1, 2],
+            ),
+        ],
+    );
+}
+
+/// What 64 adders are told who send `steps` at once through four doors.
+fn sixty_four(backend: &Backend, steps: &[Step], stops_when_over: bool) -> Vec<Vec<u64>> {
+    const DOORS: usize = 4;
+    const ADDERS: usize = 16;
+    let at_one_door = || {
+        backend.open(async |door| {
+            let mut adders = JoinSet::new();
+            for _ in 0..ADDERS {
+                let (door, steps) = (door.clone(), steps.to_vec());
+                adders.spawn(async move { send_batch(&door, &steps, stops_when_over).await });
+            }
+            adders.join_all().await
+        })
+    };
+    std::thread::scope(|scope| {
+        let doors: Vec<_> = (0..DOORS).map(|_| scope.spawn(at_one_door)).collect();
+        doors
+            .into_iter()
+            .flat_map(|door| door.join().unwrap())
+            .collect()
+    })
+}
+
+fn sixty_four_adders_get_every_count_once(backend: &Backend) {
+    let mut counts = sixty_four(backend, &[add("a", 1)], false).concat();
+    counts.sort_unstable();
+    assert_eq!(counts, (1..=64).collect::<Vec<_>>());
+}
+
+fn sixty_four_adders_that_stop_leave_the_limit_full(backend: &Backend) {
+    let both = [add("a", 1).within(40), add("b", 1).within(50)];
+    let mut counts = sixty_four(backend, &both, true);
+    counts.sort_unstable();
+    let expected: Vec<_> = (1..=64).map(|n| vec![n, n.min(40)]).collect();
+    assert_eq!(counts, expected);
+}
+
+/// Batches over a few counters: three values in two windows of two periods.
+fn any_history() -> impl Strategy<Value = Vec<(Vec<Step>, bool)>> {
+    let hits = prop_oneof![
+        3 => (1_u64..6).prop_map(Hits::add),
+        1 => Just(Hits::add(0)),
+        2 => (1_u64..9).prop_map(Hits::give_back),
+    ];
+    let step =
+        (0..3_u8, hits, 1..=2_u32, 0..20_u32).prop_map(|(value, hits, multiplier, limit)| {
+            let value = [value, 0xff];
+            step(value, hits).per(Unit::Year, multiplier).within(limit)
+        });
+    // A batch is sent in one moment.
+    let steps = (prop::collection::vec(step, 0..6), 0..2_u64).prop_map(|(mut steps, windows)| {
+        for step in &mut steps {
+            step.now = Timestamp::from_secs(NOW.secs() + windows * 2 * Unit::Year.secs());
+        }
+        steps
+    });
+    let batch = (steps, any::<bool>());
+    prop::collection::vec(batch, 1..12)
+}
+
+/// Applies one step after the other.
+#[derive(Default)]
+struct Model(HashMap<(Vec<u8>, u64, u64), u64>);
+
+impl Model {
+    fn send(&mut self, steps: &[Step], stops_when_over: bool) -> Vec<u64> {
+        let would_pass: Vec<_> = steps
+            .iter()
+            .map(|step| {
+                let count = *self.count(step) + step.hits.added();
+                step.hits.given_back() == 0 && count > u64::from(step.limit)
+            })
+            .collect();
+        let stops = stops_when_over && would_pass.contains(&true);
+        let apply = |(step, would_pass): (&Step, bool)| {
+            let count = self.count(step);
+            if would_pass || !stops {
+                *count += step.hits.added();
+            }
+            *count = count.saturating_sub(step.hits.given_back());
+            *count
+        };
+        steps.iter().zip(would_pass).map(apply).collect()
+    }
+
+    fn count(&mut self, step: &Step) -> &mut u64 {
+        let period = step.period.secs();
+        let name = (step.value.clone(), period, step.now.secs() / period);
+        self.0.entry(name).or_default()
+    }
+}
+
+fn any_history_is_that_of_a_naive_model(backend: &Backend) {
+    let config = Config {
+        cases: match backend {
+            Backend::Memory(_) => 256,
+            Backend::Redis(_) => 48,
+        },
+        source_file: Some(file!()),
+        ..Config::default()
+    };
+    // Each history has values that no other has seen.
+    let histories = Cell::new(0_u32);
+    TestRunner::new(config)
+        .run(&any_history(), |mut history| {
+            histories.set(histories.get() + 1);
+            for step in history.iter_mut().flat_map(|(steps, _)| steps) {
+                step.value.extend(histories.get().to_be_bytes());
+            }
+            let mut model = Model::default();
+            let expected: Vec<_> = history
+                .iter()
+                .map(|(steps, stops)| model.send(steps, *stops))
+                .collect();
+            let counts = backend.open(async |door| {
+                let mut counts = Vec::new();
+                for (steps, stops) in &history {
+                    counts.push(send_batch(&door, steps, *stops).await);
+                }
+                counts
+            });
+            prop_assert_eq!(counts, expected);
+            Ok(())
+        })
+        .unwrap();
+}
