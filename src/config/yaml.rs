@@ -315,13 +315,13 @@ impl Reader<'_> {
     }
 
     fn rate_limit(&mut self, node: &Node, path: &str) -> Option<RateLimit> {
-        let fields = self.fields(node, path, "`rate_limit`", RATE_LIMIT)?;
+        let fields = self.fields(node, path, "rate_limit", RATE_LIMIT)?;
         let replaces = self.list(&fields, "replaces", path);
         let replaces = replaces
             .iter()
             .filter(|node| is_map(node))
             .filter_map(|node| {
-                let fields = self.fields(node, path, "an item of `replaces`", REPLACES)?;
+                let fields = self.fields(node, path, "replaces", REPLACES)?;
                 Some((
                     self.text(&fields, "name", path),
                     fields.at("name").or(node.offset),
