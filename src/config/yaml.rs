@@ -217,8 +217,29 @@ impl Reader<'_> {
             // The maps it names are checked where they are written down.
             return;
         }
-        if text != "metadata" {
+        if text == "metadata" {
+            self.check_free_form(value, key.offset);
+        } else {
             self.check_tree(value, Some(text), key.offset);
+        }
+    }
+
+    /// Metadata may be anything that a `Struct` can hold, which is all but a tagged value.
+    fn check_free_form(&mut self, node: &Node, at: Option<usize>) {
+        match &node.kind {
+            Kind::Scalar { .. } => {}
+            Kind::Tagged => self.say(at, "", Fault::Tag),
+            Kind::List(items) => {
+                for item in items {
+                    self.check_free_form(item, at);
+                }
+            }
+            Kind::Map(entries) => {
+                for (key, value) in entries {
+                    self.check_free_form(key, at);
+                    self.check_free_form(value, key.offset.or(at));
+                }
+            }
         }
     }
 
@@ -540,7 +561,7 @@ fn metadata(node: &Node) -> Value {
             }
             Value::Map(map)
         }
-        // Already told by `check_tree`.
+        // Already told by `check_free_form`.
         Kind::Tagged => Value::Null,
     }
 }
