@@ -2,6 +2,9 @@
 //!
 //! - `cli`: the command line: `serve`, `check`, `ask` and their settings
 //! - `rls`: requests and replies over gRPC
+//! - `golden`: statements on requests and rules, a file each
+//! - `drop_in`: started as platforms start envoyproxy/ratelimit, and beside it on one Redis
+//! - `statistics`: statsd, DogStatsD, Prometheus and `/stats`
 //! - `grpcurl`: what a stranger finds out by reflection, and health
 //! - `http`: health, metrics and the rules in use over HTTP
 //! - `envoy`: a real Envoy asks, and obeys
@@ -17,9 +20,12 @@
 
 mod cli;
 mod deploy;
+mod drop_in;
 mod envoy;
 mod examples;
+mod golden;
 mod grpcurl;
 mod http;
 mod rls;
+mod statistics;
 mod support;
