@@ -312,6 +312,10 @@ fn our_own_rejections_say_what_would_be_right() {
         "value: !include x",
         "a.yaml:4:5: d.k: error loading config file: yaml: tags",
     );
+    check_body(
+        "metadata: {list: [1, !vault x]}",
+        "a.yaml:4:16: d.k: error loading config file: yaml: tags",
+    );
 }
 
 #[test]

@@ -218,8 +218,29 @@ impl Reader<'_> {
             // The maps it names are checked where they are written down.
             return;
         }
-        if text != "metadata" {
+        if text == "metadata" {
+            self.check_free_form(value, key.offset, path);
+        } else {
             self.check_tree(value, Some(text), key.offset, path);
+        }
+    }
+
+    /// Metadata may be anything that a `Struct` can hold, which is all but a tagged value.
+    fn check_free_form(&mut self, node: &Node, at: Option<usize>, path: &str) {
+        match &node.kind {
+            Kind::Scalar { .. } => {}
+            Kind::Tagged => self.say(at, path, Fault::Tag),
+            Kind::List(items) => {
+                for item in items {
+                    self.check_free_form(item, at, path);
+                }
+            }
+            Kind::Map(entries) => {
+                for (key, value) in entries {
+                    self.check_free_form(key, at, path);
+                    self.check_free_form(value, key.offset.or(at), path);
+                }
+            }
         }
     }
 
@@ -316,13 +337,13 @@ impl Reader<'_> {
     }
 
     fn rate_limit(&mut self, node: &Node, path: &str) -> Option<RateLimit> {
-        let fields = self.fields(node, path, "`rate_limit`", RATE_LIMIT)?;
+        let fields = self.fields(node, path, "rate_limit", RATE_LIMIT)?;
         let replaces = self.list(&fields, "replaces", path);
         let replaces = replaces
             .iter()
             .filter(|node| is_map(node))
             .filter_map(|node| {
-                let fields = self.fields(node, path, "an item of `replaces`", REPLACES)?;
+                let fields = self.fields(node, path, "replaces", REPLACES)?;
                 Some((
                     self.text(&fields, "name", path),
                     fields.at("name").or(node.offset),
@@ -561,7 +582,7 @@ fn metadata(node: &Node) -> Value {
             }
             Value::Map(map)
         }
-        // Already told by `check_tree`.
+        // Already told by `check_free_form`.
         Kind::Tagged => Value::Null,
     }
 }

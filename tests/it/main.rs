@@ -7,6 +7,9 @@
 //! - `redis`: few commands, exact counts for many clients, and Redis gone or stuck
 //! - `reload`: rules that change under a running server
 //! - `drain`: how the server ends
+//! - `golden`: statements on requests and rules, a file each
+//! - `drop_in`: started as platforms start envoyproxy/ratelimit, and beside it on one Redis
+//! - `statistics`: statsd, DogStatsD, Prometheus and `/stats`
 //! - `grpcurl`: what a stranger finds out by reflection, and health
 //! - `http`: health, metrics and the rules in use over HTTP
 //! - `papers`: pages that the program itself can write
@@ -25,13 +28,16 @@ mod bad_input;
 mod cli;
 mod deploy;
 mod drain;
+mod drop_in;
 mod envoy;
 mod examples;
+mod golden;
 mod grpcurl;
 mod http;
 mod papers;
 mod redis;
 mod reload;
 mod rls;
+mod statistics;
 mod store;
 mod support;

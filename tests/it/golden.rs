@@ -1,0 +1,610 @@
+//! Statements on how requests are answered and rules are read, one YAML file each, against real
+//! processes.
+//!
+//! ```yaml
+//! about: 2.2 a descriptor's own hits win over those of the request
+//! rules: |            # one rule file, or a map of names and texts
+//!   domain: ${domain} # a name of the case's own
+//!   descriptors:
+//!     - key: k
+//!       rate_limit: { unit: year, requests_per_unit: 10 }
+//! env: {}             # what the server finds in its environment
+//! stores: [memory]    # memory, redis or both; memory unless told otherwise
+//! steps:
+//!   - ask:            # the descriptors: maps of entries, or `entries` with options
+//!       - k: v
+//!       - { entries: { k: v }, hits: 2, limit: 5/hour, is_negative: true }
+//!       - { entries: [[k, v], [k, w]], limit: { requests_per_unit: 5, unit: 9 } }
+//!     hits: 7         # of the request
+//!     says: [OK 3 of 10/year, OK unlimited, OK]  # a status each: remaining and limit
+//!     overall: OK     # OVER_LIMIT if a status is, unless told otherwise
+//! ```
+//!
+//! The reset of each status has to be that of the unit's window since the epoch. A step may also
+//! hold `domain`, `error` (instead of `says`), `headers` (a reset stands there as its unit),
+//! `metadata` and `redis` (keys and their values afterwards; `${year}` is the start of the current
+//! window). A step `next: second` waits for that second. Instead of steps a case can hold
+//! `rejected`, texts that `tollgate check` has to print when it refuses the rules, or `warns`,
+//! texts of its warnings.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    fs,
+    io::Write as _,
+    path::Path,
+    process::Command,
+    time::Duration,
+};
+
+use ::tollgate::grpc::{
+    now,
+    proto::envoy::{
+        extensions::common::ratelimit::v3::{
+            RateLimitDescriptor,
+            rate_limit_descriptor::{Entry, RateLimitOverride},
+        },
+        service::ratelimit::v3::{
+            RateLimitRequest, RateLimitResponse,
+            rate_limit_response::{Code, DescriptorStatus, rate_limit},
+        },
+    },
+};
+use serde::Deserialize;
+use serde_yaml::{Mapping, Value};
+use tempfile::TempDir;
+
+use crate::support::{
+    ask::{Client, connect, send},
+    redis::Redis,
+    tollgate,
+};
+
+/// A case that was caught by the end of a window is tried again, under another domain.
+const ATTEMPTS: usize = 5;
+
+const UNITS: [(&str, u64); 7] = [
+    ("second", 1),
+    ("minute", 60),
+    ("hour", 3600),
+    ("day", 86_400),
+    ("week", 604_800),
+    ("month", 2_592_000),
+    ("year", 31_536_000),
+];
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Case {
+    about: String,
+    rules: Rules,
+    #[serde(default)]
+    env: BTreeMap<String, String>,
+    #[serde(default = "memory")]
+    stores: BTreeSet<Store>,
+    #[serde(default)]
+    steps: Vec<Step>,
+    rejected: Option<Vec<String>>,
+    warns: Option<Vec<String>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Rules {
+    One(String),
+    Several(BTreeMap<String, String>),
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
+#[serde(rename_all = "snake_case")]
+enum Store {
+    Memory,
+    Redis,
+}
+
+fn memory() -> BTreeSet<Store> {
+    BTreeSet::from([Store::Memory])
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Step {
+    #[serde(default)]
+    ask: Vec<Descriptor>,
+    domain: Option<String>,
+    #[serde(default)]
+    hits: u32,
+    #[serde(default)]
+    says: Vec<String>,
+    overall: Option<String>,
+    error: Option<String>,
+    headers: Option<Vec<String>>,
+    metadata: Option<serde_json::Value>,
+    #[serde(default)]
+    redis: BTreeMap<String, Option<String>>,
+    next: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Descriptor {
+    WithOptions(WithOptions),
+    Plain(Mapping),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WithOptions {
+    entries: Entries,
+    hits: Option<u64>,
+    limit: Option<Limit>,
+    #[serde(default)]
+    is_negative: bool,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Entries {
+    Map(Mapping),
+    Pairs(Vec<(String, String)>),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Limit {
+    /// `5/hour`
+    Short(String),
+    Whole {
+        requests_per_unit: u32,
+        unit: i32,
+        unit_multiplier: Option<u32>,
+    },
+}
+
+/// The files of the suite: what a case is called, and its text with the placeholders in it.
+fn files() -> BTreeMap<String, String> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/golden");
+    fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .map(|path| {
+            let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+            (name, fs::read_to_string(path).unwrap())
+        })
+        .collect()
+}
+
+/// A case as it is asked for the `attempt`th time.
+fn case(name: &str, text: &str, attempt: usize) -> Case {
+    let text = text.replace("${domain}", &domain(name, attempt));
+    let case: Case = serde_yaml::from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}"));
+    let kinds = [
+        !case.steps.is_empty(),
+        case.rejected.is_some(),
+        case.warns.is_some(),
+    ];
+    assert!(kinds.contains(&true), "{name} shows nothing");
+    assert!(
+        case.rejected.is_none() || case.steps.is_empty(),
+        "{name} asks by rules that cannot be used"
+    );
+    assert!(
+        name.split('-').next() == case.about.split(' ').next(),
+        "{name} is about another section"
+    );
+    case
+}
+
+fn domain(name: &str, attempt: usize) -> String {
+    format!("{}-{attempt}", name.replace('.', "-"))
+}
+
+impl Case {
+    fn files(&self) -> Vec<(&str, &str)> {
+        match &self.rules {
+            Rules::One(text) => vec![("rules.yaml", text)],
+            Rules::Several(files) => files
+                .iter()
+                .map(|(name, text)| (name.as_str(), text.as_str()))
+                .collect(),
+        }
+    }
+}
+
+#[tokio::test]
+async fn every_case_is_answered_as_written() {
+    let redis = Redis::start();
+    let files = files();
+    // One process serves all cases that want the same of it.
+    let mut groups: BTreeMap<_, Vec<(&str, &str)>> = BTreeMap::new();
+    for (name, text) in &files {
+        let case = case(name, text, 0);
+        if !case.steps.is_empty() {
+            for store in case.stores {
+                let group = groups.entry((store, case.env.clone())).or_default();
+                group.push((name, text));
+            }
+        }
+    }
+    let mut failures = Vec::new();
+    for ((store, env), cases) in groups {
+        let mut server = tollgate::builder();
+        for (name, value) in &env {
+            server = server.env(name, value);
+        }
+        if store == Store::Redis {
+            server = server.redis(&redis);
+        }
+        for (name, text) in &cases {
+            for attempt in 0..ATTEMPTS {
+                for (file, rules) in case(name, text, attempt).files() {
+                    server = server.file(&format!("{name}-{attempt}-{file}"), rules);
+                }
+            }
+        }
+        let server = server.start();
+        let mut client = connect(server.grpc).await;
+        for (name, text) in cases {
+            if let Err(failure) = run(name, text, &mut client, &redis).await {
+                failures.push(format!("{name} on {store:?}: {failure}"));
+            }
+        }
+    }
+    assert!(
+        failures.is_empty(),
+        "{} failed:\n\n{}",
+        failures.len(),
+        failures.join("\n\n")
+    );
+}
+
+async fn run(name: &str, text: &str, client: &mut Client, redis: &Redis) -> Result<(), String> {
+    for attempt in 0..ATTEMPTS {
+        let began = now().secs();
+        let result = run_once(&case(name, text, attempt), name, attempt, client, redis).await;
+        let ended = now().secs();
+        let lower = text.to_lowercase();
+        let was_caught = UNITS
+            .iter()
+            .any(|(unit, secs)| lower.contains(unit) && began / secs != ended / secs);
+        if result.is_ok() || !was_caught || attempt + 1 == ATTEMPTS {
+            return result;
+        }
+    }
+    unreachable!("the last attempt returns")
+}
+
+async fn run_once(
+    case: &Case,
+    name: &str,
+    attempt: usize,
+    client: &mut Client,
+    redis: &Redis,
+) -> Result<(), String> {
+    for (number, step) in case.steps.iter().enumerate() {
+        let in_step = |failure| {
+            let about = &case.about;
+            format!("{about}\n  step {}: {failure}", number + 1)
+        };
+        if let Some(unit) = &step.next {
+            wait_for_next(unit).await;
+            continue;
+        }
+        let began = now().secs();
+        let reply = send(client, step.request(domain(name, attempt))).await;
+        let clock = began..=now().secs();
+        step.compare(reply, clock).map_err(in_step)?;
+        step.compare_redis(redis).map_err(in_step)?;
+    }
+    Ok(())
+}
+
+/// Waits until the next window of `unit` has begun.
+async fn wait_for_next(unit: &str) {
+    let window = || now().secs() / secs_of(unit);
+    let before = window();
+    while window() == before {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn secs_of(unit: &str) -> u64 {
+    let found = UNITS.iter().find(|(name, _)| *name == unit);
+    found.unwrap_or_else(|| panic!("{unit} is no unit")).1
+}
+
+impl Step {
+    fn request(&self, domain: String) -> RateLimitRequest {
+        RateLimitRequest {
+            domain: self.domain.clone().unwrap_or(domain),
+            descriptors: self.ask.iter().map(Descriptor::message).collect(),
+            hits_addend: self.hits,
+        }
+    }
+
+    fn compare(
+        &self,
+        reply: Result<RateLimitResponse, tonic::Status>,
+        clock: std::ops::RangeInclusive<u64>,
+    ) -> Result<(), String> {
+        let reply = match (reply, &self.error) {
+            (Ok(reply), None) => reply,
+            (Ok(reply), Some(error)) => return Err(format!("wants {error}, has {reply:?}")),
+            (Err(status), error) => {
+                let shown = format!("{:?}: {}", status.code(), status.message());
+                return same("error", error.as_deref().unwrap_or("none"), &shown);
+            }
+        };
+        let statuses: Vec<_> = reply
+            .statuses
+            .iter()
+            .map(|status| show_status(status, clock.clone()))
+            .collect();
+        same("statuses", &self.says.join("\n"), &statuses.join("\n"))?;
+        let is_over = self.says.iter().any(|said| said.starts_with("OVER_LIMIT"));
+        let overall = if is_over { "OVER_LIMIT" } else { "OK" };
+        let overall = self.overall.as_deref().unwrap_or(overall);
+        same("overall code", overall, show_code(reply.overall_code()))?;
+        if let Some(headers) = &self.headers {
+            let shown = show_headers(&reply, clock);
+            same("headers", &headers.join("\n"), &shown.join("\n"))?;
+        }
+        if let Some(metadata) = &self.metadata {
+            let shown = reply.dynamic_metadata.map_or_else(
+                || "none".into(),
+                |metadata| json(prost_types::value::Kind::StructValue(metadata)),
+            );
+            same(
+                "metadata",
+                &floats(metadata).to_string(),
+                &shown.to_string(),
+            )?;
+        }
+        Ok(())
+    }
+
+    fn compare_redis(&self, redis: &Redis) -> Result<(), String> {
+        for (key, value) in &self.redis {
+            let mut key = key.clone();
+            for (unit, secs) in UNITS {
+                let start = now().secs() / secs * secs;
+                key = key.replace(&format!("${{{unit}}}"), &start.to_string());
+            }
+            let found = redis.cli(&["GET", &key]);
+            same(&key, value.as_deref().unwrap_or(""), found.trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+fn same(what: &str, expected: &str, found: &str) -> Result<(), String> {
+    if expected == found {
+        return Ok(());
+    }
+    Err(format!(
+        "{what}\n    wants {expected:?}\n    has   {found:?}"
+    ))
+}
+
+impl Descriptor {
+    fn message(&self) -> RateLimitDescriptor {
+        let pairs = |map: &Mapping| {
+            let text = |value: &Value| value.as_str().expect("texts, in quotes").to_owned();
+            let pair = |(key, value)| (text(key), text(value));
+            map.iter().map(pair).collect::<Vec<_>>()
+        };
+        let (entries, options) = match self {
+            Self::Plain(entries) => (pairs(entries), None),
+            Self::WithOptions(options) => match &options.entries {
+                Entries::Map(entries) => (pairs(entries), Some(options)),
+                Entries::Pairs(pairs) => (pairs.clone(), Some(options)),
+            },
+        };
+        let entry = |(key, value): (String, String)| Entry {
+            key: key.into(),
+            value: value.into(),
+        };
+        RateLimitDescriptor {
+            entries: entries.into_iter().map(entry).collect(),
+            limit: options.and_then(|options| options.limit.as_ref().map(Limit::message)),
+            hits_addend: options.and_then(|options| options.hits),
+            is_negative_hits: options.is_some_and(|options| options.is_negative),
+        }
+    }
+}
+
+impl Limit {
+    fn message(&self) -> RateLimitOverride {
+        match self {
+            Self::Short(text) => {
+                let (requests, unit) = text.split_once('/').expect("NUMBER/UNIT");
+                let unit = rate_limit::Unit::from_str_name(&unit.to_uppercase());
+                RateLimitOverride {
+                    requests_per_unit: requests.parse().unwrap(),
+                    unit: unit.expect("a unit").into(),
+                    unit_multiplier: None,
+                }
+            }
+            Self::Whole {
+                requests_per_unit,
+                unit,
+                unit_multiplier,
+            } => RateLimitOverride {
+                requests_per_unit: *requests_per_unit,
+                unit: *unit,
+                unit_multiplier: *unit_multiplier,
+            },
+        }
+    }
+}
+
+fn show_code(code: Code) -> &'static str {
+    match code {
+        Code::Unknown => "UNKNOWN",
+        Code::Ok => "OK",
+        Code::OverLimit => "OVER_LIMIT",
+    }
+}
+
+/// `OK 3 of 10/year named x`, and whatever is odd about it.
+fn show_status(status: &DescriptorStatus, clock: std::ops::RangeInclusive<u64>) -> String {
+    let mut shown = show_code(status.code()).to_owned();
+    let remaining = status.limit_remaining;
+    let reset = status.duration_until_reset.as_ref();
+    let Some(limit) = &status.current_limit else {
+        match remaining {
+            0 => {}
+            u32::MAX => shown += " unlimited",
+            remaining => write!(shown, " with {remaining} remaining").unwrap(),
+        }
+        if let Some(reset) = reset {
+            write!(shown, " with the reset {reset:?}").unwrap();
+        }
+        return shown;
+    };
+    let unit = limit.unit().as_str_name().to_lowercase();
+    let multiplier = limit.unit_multiplier.unwrap_or(1);
+    write!(shown, " {remaining} of {}/", limit.requests_per_unit).unwrap();
+    if multiplier != 1 {
+        write!(shown, "{multiplier}").unwrap();
+    }
+    shown += &unit;
+    if !limit.name.is_empty() {
+        write!(shown, " named {}", limit.name).unwrap();
+    }
+    let period = u64::from(multiplier) * secs_of(&unit);
+    let is_right =
+        reset.is_some_and(|reset| reset.nanos == 0 && ends(reset.seconds, period, clock));
+    if !is_right {
+        write!(shown, " with the reset {reset:?}").unwrap();
+    }
+    shown
+}
+
+/// Whether a window of `period` ends in `reset` seconds, at some moment of `clock`.
+fn ends(reset: i64, period: u64, clock: std::ops::RangeInclusive<u64>) -> bool {
+    let mut rests = clock.map(|now| period - now % period);
+    rests.any(|rest| i64::try_from(rest) == Ok(reset))
+}
+
+/// `Name: value`; a value that is the reset of a status is told as the unit of its limit.
+fn show_headers(reply: &RateLimitResponse, clock: std::ops::RangeInclusive<u64>) -> Vec<String> {
+    let mut units: BTreeMap<u64, &str> = BTreeMap::new();
+    for limit in reply
+        .statuses
+        .iter()
+        .filter_map(|status| status.current_limit.as_ref())
+    {
+        let unit = limit.unit().as_str_name().to_lowercase();
+        let (unit, secs) = UNITS.iter().find(|(name, _)| *name == unit).unwrap();
+        units.insert(*secs, unit);
+    }
+    let headers = reply.response_headers_to_add.iter().enumerate();
+    headers
+        .map(|(place, header)| {
+            let reset = header.value.parse().unwrap_or(-1);
+            let unit = units
+                .iter()
+                .find(|(secs, _)| ends(reset, **secs, clock.clone()));
+            match unit {
+                Some((_, unit)) if place == 2 => format!("{}: {unit}", header.key),
+                _ => format!("{}: {}", header.key, header.value),
+            }
+        })
+        .collect()
+}
+
+/// A part of a `Struct` as JSON.
+fn json(kind: prost_types::value::Kind) -> serde_json::Value {
+    use prost_types::value::Kind;
+    let value = |value: prost_types::Value| value.kind.map_or(serde_json::Value::Null, json);
+    match kind {
+        Kind::NullValue(_) => serde_json::Value::Null,
+        Kind::NumberValue(number) => number.into(),
+        Kind::StringValue(text) => text.into(),
+        Kind::BoolValue(is_true) => is_true.into(),
+        Kind::StructValue(fields) => fields
+            .fields
+            .into_iter()
+            .map(|(key, field)| (key, value(field)))
+            .collect(),
+        Kind::ListValue(list) => list.values.into_iter().map(value).collect(),
+    }
+}
+
+/// The same with every number as a `Struct` has it.
+fn floats(value: &serde_json::Value) -> serde_json::Value {
+    use serde_json::Value;
+    match value {
+        Value::Number(number) => number.as_f64().into(),
+        Value::Array(items) => items.iter().map(floats).collect(),
+        Value::Object(fields) => fields
+            .iter()
+            .map(|(key, field)| (key.clone(), floats(field)))
+            .collect(),
+        Value::Null | Value::Bool(_) | Value::String(_) => value.clone(),
+    }
+}
+
+#[test]
+fn every_case_is_checked_as_written() {
+    let mut failures = Vec::new();
+    for (name, text) in files() {
+        let case = case(&name, &text, 0);
+        if let Err(failure) = check(&case) {
+            failures.push(format!("{name}: {}\n  {failure}", case.about));
+        }
+    }
+    assert!(
+        failures.is_empty(),
+        "{} failed:\n\n{}",
+        failures.len(),
+        failures.join("\n\n")
+    );
+}
+
+/// What `tollgate check` says of the rules.
+fn check(case: &Case) -> Result<(), String> {
+    let (wanted, exit_code) = match (&case.rejected, &case.warns) {
+        (Some(texts), _) => (texts, 1),
+        (None, Some(texts)) => (texts, 0),
+        (None, None) => return Ok(()),
+    };
+    let folder = TempDir::new().unwrap();
+    for (name, text) in case.files() {
+        fs::write(folder.path().join(name), text).unwrap();
+    }
+    let output = Command::new(env!("CARGO_BIN_EXE_tollgate"))
+        .env_clear()
+        .envs(&case.env)
+        .arg("check")
+        .arg(folder.path())
+        .output()
+        .unwrap();
+    let output_text = String::from_utf8(output.stdout).unwrap();
+    if output.status.code() != Some(exit_code) {
+        return Err(format!("ends with {}: {output_text}", output.status));
+    }
+    let is_told = |text: &String| {
+        let mut lines = output_text.lines();
+        lines.any(|line| line.contains(text) && line.contains(": warning: ") == (exit_code == 0))
+    };
+    if let Some(text) = wanted.iter().find(|text| !is_told(text)) {
+        return Err(format!("does not say {text:?}: {output_text}"));
+    }
+    let warnings = output_text.matches(": warning: ").count();
+    if exit_code == 0 && warnings != wanted.len() {
+        return Err(format!("warns of something else: {output_text}"));
+    }
+    Ok(())
+}
+
+/// Past the capture of the test runner, so that it is seen.
+#[test]
+fn the_number_of_cases_is_printed() {
+    let files = files();
+    let count = files.len();
+    assert!(count >= 120, "only {count}");
+    let line = format!("golden cases: {count}\n");
+    std::io::stderr().write_all(line.as_bytes()).unwrap();
+}
