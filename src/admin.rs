@@ -112,13 +112,6 @@ fn plain(status: StatusCode, text: &'static str) -> Response {
     (status, headers, text).into_response()
 }
 
-/// What the debug port shows.
-#[derive(Clone, Debug)]
-pub struct Debug {
-    pub rules: Rules,
-    pub statistics: Statistics,
-}
-
 /// What was counted, and how it is shown.
 #[derive(Clone, Debug)]
 pub struct Statistics {
@@ -171,8 +164,7 @@ const INDEX: &str = "\
 ";
 
 /// The debug port.
-pub fn debug(shown: Debug) -> Router {
-    let Debug { rules, statistics } = shown;
+pub fn debug(rules: Rules, statistics: Statistics) -> Router {
     let lines = statistics.clone();
     Router::new()
         // As in the reference, whatever is not there leads here.

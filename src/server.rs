@@ -111,7 +111,11 @@ fn list(problems: &[Problem]) -> String {
 ///
 /// If a port cannot be bound, the rules cannot be used, or a worker dies.
 pub fn run(settings: &Settings) -> Result<(), ServerError> {
-    runtime()?.block_on(serve(settings))
+    let runtime = runtime()?;
+    let served = runtime.block_on(serve(settings));
+    // A name that is being looked up, say, must not hold up the end.
+    runtime.shutdown_background();
+    served
 }
 
 /// A current-thread runtime: a task never moves to another core, so no wake-up crosses one.
@@ -122,15 +126,11 @@ fn runtime() -> io::Result<Runtime> {
 async fn serve(settings: &Settings) -> Result<(), ServerError> {
     let near_ratio = NearRatio(settings.decisions.near_limit_ratio);
     let metrics = Arc::new(Metrics::new(near_ratio, settings.stats.max_metric_names));
+    let sinks = settings.stats.sinks()?;
     let rules = Rules::default();
     let reloader = load(settings, &rules, &metrics)?;
     let backend = Backend::new(settings, &metrics)?;
-    let Ports {
-        grpc,
-        http,
-        debug,
-        prometheus,
-    } = Ports::bind(settings).await?;
+    let ports = Ports::bind(settings).await?;
     // Before the ports are announced: who reads the line may send a signal or change a rule at
     // once.
     let mut signals = Signals::new()?;
@@ -159,61 +159,47 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
         };
         workers.start(Worker { serving, batchers })?;
     }
+    announce(&ports, &backend, &rules, workers.count())?;
 
-    let debug_address = match &debug {
-        Some(debug) => debug.local_addr()?.to_string(),
-        None => "none".to_owned(),
-    };
-    tracing::info!(
-        grpc = %grpc,
-        http = %http.local_addr()?,
-        debug = debug_address,
-        store = backend.name(),
-        rules = rules.current().map_or(0, |rules| rules.matcher.rules().len()),
-        workers = workers.count(),
-        "tollgate is ready"
-    );
-
-    let (json_service, batchers) = service();
+    // They end with the process.
+    let mut tasks = JoinSet::new();
+    tasks.spawn(watch.run());
+    if let Some(memory) = backend.memory() {
+        tasks.spawn(sweep(memory));
+    }
     let statistics = admin::Statistics {
         metrics: metrics.clone(),
         memory: backend.memory(),
         renderer: Arc::new(renderer(&settings.stats)),
     };
-    let shown = admin::Debug {
-        rules: rules.clone(),
-        statistics: statistics.clone(),
-    };
-    let mut tasks = JoinSet::new();
-    tasks.spawn(watch.run());
-    for batcher in batchers {
-        tasks.spawn(async move { match batcher.run().await {} });
-    }
-    let max_body_bytes = settings.bounds.max_message_bytes;
-    let http_routes = admin::http(health.http.clone(), json_service, max_body_bytes);
-    tasks.spawn(serve_http(http, http_routes));
-    let mut following = JoinSet::new();
-    if needs_rules {
-        following.spawn(health.clone().follow(domains));
-    }
-    if let Some(debug) = debug {
-        tasks.spawn(serve_http(debug, admin::debug(shown)));
-    }
-    if let Some(memory) = backend.memory() {
-        tasks.spawn(sweep(memory));
-    }
-    for sink in settings.stats.sinks()? {
+    for sink in sinks {
         let statistics = statistics.clone();
         let sink = statsd::Sink::new(sink);
         tasks.spawn(async move { match sink.run(|| statistics.samples()).await {} });
     }
-    if let Some(prometheus) = prometheus {
+    let (json_service, batchers) = service();
+    for batcher in batchers {
+        tasks.spawn(async move { match batcher.run().await {} });
+    }
+    let max_body_bytes = settings.bounds.max_message_bytes;
+    let http = admin::http(health.http.clone(), json_service, max_body_bytes);
+    tasks.spawn(serve_http(ports.http, http));
+    if let Some(debug) = ports.debug {
+        let routes = admin::debug(rules.clone(), statistics.clone());
+        tasks.spawn(serve_http(debug, routes));
+    }
+    if let Some(prometheus) = ports.prometheus {
         let routes = admin::prometheus(statistics, &settings.stats.prometheus_path);
         tasks.spawn(serve_http(prometheus, routes));
     }
+
+    let mut following = JoinSet::new();
+    if needs_rules {
+        following.spawn(health.clone().follow(domains));
+    }
     let places = Arc::new(Semaphore::new(settings.bounds.max_connections));
     let mut accepting = JoinSet::new();
-    accepting.spawn(accept(grpc, workers.doors(), places));
+    accepting.spawn(accept(ports.grpc, workers.doors(), places));
 
     tokio::select! {
         signal = signals.next() => tracing::info!(signal, "stopping"),
@@ -229,13 +215,34 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     }
     accepting.shutdown().await;
     phase.send_replace(Phase::Draining);
-    if tokio::time::timeout(settings.process.drain_timeout, workers.all_end())
-        .await
-        .is_err()
-    {
+    let drained = tokio::time::timeout(settings.process.drain_timeout, workers.all_end());
+    if drained.await.is_err() {
         tracing::warn!("some calls were still under way when the time to drain was over");
     }
     tracing::info!("stopped");
+    Ok(())
+}
+
+/// The one line on start: what is bound, which store, how many rules.
+fn announce(
+    ports: &Ports,
+    backend: &Backend,
+    rules: &Rules,
+    workers: usize,
+) -> Result<(), ServerError> {
+    let debug_address = match &ports.debug {
+        Some(debug) => debug.local_addr()?.to_string(),
+        None => "none".to_owned(),
+    };
+    tracing::info!(
+        grpc = %ports.grpc,
+        http = %ports.http.local_addr()?,
+        debug = debug_address,
+        store = backend.name(),
+        rules = rules.current().map_or(0, |rules| rules.matcher.rules().len()),
+        workers,
+        "tollgate is ready"
+    );
     Ok(())
 }
 

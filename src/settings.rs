@@ -472,7 +472,7 @@ pub struct RedisPerSecond {
     pub redis_per_second_auth: Option<String>,
 
     /// Longest that a connection may take to come up
-    #[arg(long, env = "REDIS_PERSECOND_TIMEOUT", default_value = "1s", value_parser = duration, value_name = "DURATION")]
+    #[arg(long, env = "REDIS_PERSECOND_TIMEOUT", default_value = "1s", value_parser = some_time, value_name = "DURATION")]
     pub redis_per_second_connect_timeout: Duration,
 }
 
@@ -585,7 +585,7 @@ pub struct Redis {
     pub redis_auth: Option<String>,
 
     /// Longest that a connection to Redis may take to come up; decisions do not wait for it
-    #[arg(long, env = "REDIS_TIMEOUT", default_value = "1s", value_parser = duration, value_name = "DURATION")]
+    #[arg(long, env = "REDIS_TIMEOUT", default_value = "1s", value_parser = some_time, value_name = "DURATION")]
     pub redis_connect_timeout: Duration,
 
     /// Spread the ends of keys over this many seconds more
@@ -599,7 +599,7 @@ pub struct Redis {
     pub expiration_jitter: i64,
 
     /// Longest that a decision waits for Redis; keep it below Envoy's timeout, which is 20ms
-    #[arg(long, env = "TOLLGATE_REDIS_TIMEOUT", default_value = "10ms", value_parser = duration, value_name = "DURATION")]
+    #[arg(long, env = "TOLLGATE_REDIS_TIMEOUT", default_value = "10ms", value_parser = some_time, value_name = "DURATION")]
     pub redis_timeout: Duration,
 
     /// Connections of each worker; one makes the largest batches

@@ -161,10 +161,13 @@ pub struct Meters {
 }
 
 impl Meters {
-    fn record(&self, commands: usize, is_failure: bool) {
+    fn record_pipeline(&self, commands: usize) {
         self.pipelines.fetch_add(1, Ordering::Relaxed);
         self.commands.fetch_add(commands as u64, Ordering::Relaxed);
-        self.failures
-            .fetch_add(u64::from(is_failure), Ordering::Relaxed);
+    }
+
+    /// A batch that failed, or a connection that did not come up.
+    fn record_failure(&self) {
+        self.failures.fetch_add(1, Ordering::Relaxed);
     }
 }

@@ -59,7 +59,7 @@ impl Batcher {
                 }
                 Err(error) => {
                     self.tell(Some(&error));
-                    self.meters.record(0, true);
+                    self.meters.record_failure();
                     self.queue.take().fail(StoreError::Unreachable);
                 }
             }
@@ -87,8 +87,8 @@ impl Batcher {
         let commands = self.commands(&waiting, now);
         match self.round_trip(connection, &commands.pipeline).await {
             Ok(replies) => {
-                for hash in &commands.expired_keys {
-                    self.known.insert(*hash);
+                for hash in commands.expiring(&replies) {
+                    self.known.insert(hash);
                 }
                 let repairs = commands.repairs(&replies);
                 waiting.answer(commands.counts(&replies));
@@ -117,7 +117,10 @@ impl Batcher {
             }
             Err(_elapsed) => Err(StoreError::Timeout),
         };
-        self.meters.record(pipeline.len(), replies.is_err());
+        self.meters.record_pipeline(pipeline.len());
+        if replies.is_err() {
+            self.meters.record_failure();
+        }
         replies
     }
 

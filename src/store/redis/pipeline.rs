@@ -58,8 +58,8 @@ pub(super) struct Commands {
     pub(super) pipeline: Pipeline,
     steps: Vec<Step>,
     groups: Vec<Group>,
-    /// Hashes of the keys that were given a time to live by this batch.
-    pub(super) expired_keys: Vec<u64>,
+    /// Hashes of the keys that this batch gives a time to live, and the places of the commands.
+    expiries: Vec<(u64, usize)>,
     trusted: Vec<Trusted>,
 }
 
@@ -202,7 +202,7 @@ where
             pipeline: Pipeline::with_capacity(self.groups.len() * 2),
             steps: mem::take(&mut self.steps),
             groups: Vec::with_capacity(self.groups.len()),
-            expired_keys: Vec::new(),
+            expiries: Vec::new(),
             trusted: Vec::new(),
         };
         for (mut group, call) in mem::take(&mut self.groups) {
@@ -234,13 +234,23 @@ where
                 group: commands.groups.len(),
             });
         } else {
+            commands.expiries.push((hash, commands.pipeline.len()));
             commands.pipeline.cmd("EXPIRE").arg(key).arg(ttl_secs);
-            commands.expired_keys.push(hash);
         }
     }
 }
 
 impl Commands {
+    /// Hashes of the keys that are now sure to have a time to live.
+    pub(super) fn expiring<'a>(&'a self, replies: &'a [Value]) -> impl Iterator<Item = u64> + 'a {
+        let is_set = |command: usize| replies[command] == Value::Int(1);
+        let set = self
+            .expiries
+            .iter()
+            .filter(move |(_, command)| is_set(*command));
+        set.map(|(hash, _)| *hash)
+    }
+
     /// An EXPIRE for each key that should have had a time to live and was made by this batch all
     /// the same: Redis had lost it in a restart, a failover or an eviction.
     pub(super) fn repairs(&self, replies: &[Value]) -> Pipeline {
