@@ -165,14 +165,28 @@ pub(super) struct Serving {
 
 impl Serving {
     /// Serves one connection to its end; a failure is its own.
-    async fn connection(self, stream: Detached) {
+    async fn connection(mut self, stream: Detached) {
         let ended = match stream.adopt() {
-            Ok(Stream::Tcp(stream)) => self.serve(stream).await,
-            Ok(Stream::Unix(stream)) => self.serve(stream).await,
+            Ok(Stream::Tcp(stream)) if self.is_heard(stream.readable()).await => {
+                self.serve(stream).await
+            }
+            Ok(Stream::Unix(stream)) if self.is_heard(stream.readable()).await => {
+                self.serve(stream).await
+            }
+            Ok(_) => return tracing::debug!("a connection that never said a word was closed"),
             Err(error) => return tracing::debug!(%error, "a connection was lost on arrival"),
         };
         if let Err(error) = ended {
             tracing::debug!(%error, "a connection ended badly");
+        }
+    }
+
+    /// Waits for the first byte. There is nothing to say goodbye to before that, so a silent
+    /// connection must not hold up a drain.
+    async fn is_heard(&mut self, readable: impl Future<Output = io::Result<()>>) -> bool {
+        tokio::select! {
+            heard = tokio::time::timeout(KEEPALIVE, readable) => matches!(heard, Ok(Ok(()))),
+            () = draining(&mut self.phases) => false,
         }
     }
 
