@@ -1,7 +1,7 @@
 //! In the place of envoyproxy/ratelimit: started as platforms start it, and beside it on one
 //! Redis.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 
 use ::tollgate::grpc::now;
 
@@ -407,7 +407,7 @@ async fn keys_live_longer_by_the_reference_s_jitter_unless_told_otherwise() {
 }
 
 #[tokio::test]
-async fn an_empty_host_is_every_address() {
+async fn an_empty_host_is_every_address_but_for_the_debug_port() {
     let redis = Redis::start();
     let server = ratelimit::with_env(CONTOUR)
         .env("HOST", "")
@@ -417,6 +417,12 @@ async fn an_empty_host_is_every_address() {
         .redis(&redis)
         .start();
     expect_answers(&server).await;
+    // Another address of this machine.
+    let elsewhere = |port: u16| SocketAddr::from(([127, 0, 0, 2], port));
+    let healthcheck = http::get(elsewhere(server.http.port()), "/healthcheck");
+    assert_eq!(healthcheck.body, "OK");
+    assert!(http::try_get(elsewhere(server.debug.port()), "/", &[]).is_err());
+    assert_eq!(http::get(server.debug, "/").status, 200);
 }
 
 #[tokio::test]
@@ -424,9 +430,8 @@ async fn it_comes_up_without_redis_and_answers_when_redis_is_there() {
     let mut redis = Redis::start();
     redis.kill();
     let server = ratelimit::with_env(ISTIO)
-        .env("TOLLGATE_REDIS_TIMEOUT", "1s")
-        .env("REDIS_URL", &format!("127.0.0.1:{}", redis.port()))
         .rules(RULES)
+        .redis(&redis)
         .start();
     let mut client = connect(server.grpc).await;
     let reply = ask(&mut client, "echo-ratelimit", &[("PATH", "/")]).await;

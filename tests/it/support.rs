@@ -11,7 +11,6 @@ use std::{
 pub mod ask;
 pub mod envoy;
 pub mod http;
-
 pub mod ratelimit;
 pub mod raw;
 pub mod redis;

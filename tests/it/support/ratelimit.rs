@@ -55,8 +55,8 @@ impl Builder {
     /// Counts in `redis`, under the address that platforms write. A busy machine makes Redis slow:
     /// the deadline is far from the default.
     pub fn redis(mut self, redis: &super::redis::Redis) -> Self {
-        let address = format!("127.0.0.1:{}", redis.port());
-        self.set("REDIS_URL", &address);
+        let url = redis.url();
+        self.set("REDIS_URL", url.trim_start_matches("redis://"));
         self.set("TOLLGATE_REDIS_TIMEOUT", "10s");
         self
     }
