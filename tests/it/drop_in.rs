@@ -1,15 +1,23 @@
 //! In the place of envoyproxy/ratelimit: started as platforms start it, and beside it on one
 //! Redis.
 
-use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
+use std::{
+    collections::BTreeSet,
+    fs,
+    net::SocketAddr,
+    os::unix::net::{UnixListener, UnixStream},
+    path::Path,
+    time::Duration,
+};
 
 use ::tollgate::grpc::now;
 
 use crate::support::{
     ask::{ask, connect, descriptor, is_ok, request, send},
-    eventually, http,
+    eventually, http, json,
     ratelimit::{self, Ratelimit},
     redis::Redis,
+    tollgate::{self, Tollgate},
     wait_until,
 };
 
@@ -435,7 +443,12 @@ async fn it_comes_up_without_redis_and_answers_when_redis_is_there() {
         .start();
     let mut client = connect(server.grpc).await;
     let reply = ask(&mut client, "echo-ratelimit", &[("PATH", "/")]).await;
-    assert_eq!(reply.unwrap_err().code(), tonic::Code::Unavailable);
+    let error = reply.unwrap_err();
+    assert_eq!(error.code(), tonic::Code::Unavailable);
+    // Callers learn neither where Redis is nor what its keys are.
+    for secret in ["127.0.0.1", "PATH", "echo-ratelimit"] {
+        assert!(!error.message().contains(secret), "{error:?}");
+    }
     redis.restart();
     eventually("Redis is found", || {
         let mut client = client.clone();
@@ -446,4 +459,179 @@ async fn it_comes_up_without_redis_and_answers_when_redis_is_there() {
         }
     })
     .await;
+}
+
+#[tokio::test]
+async fn dot_files_of_the_kubelet_are_left_out_unasked() {
+    let redis = Redis::start();
+    let mut server = ratelimit::with_env(ISTIO)
+        .env("RUNTIME_IGNOREDOTFILES", "false")
+        .rules(RULES)
+        .redis(&redis)
+        .start();
+    expect_answers(&server).await;
+    expect_reload(&mut server, &redis).await;
+}
+
+#[tokio::test]
+async fn without_a_subdirectory_rules_are_found_in_the_root() {
+    let redis = Redis::start();
+    let server = ratelimit::with_env(&[
+        ("USE_STATSD", "false"),
+        ("REDIS_SOCKET_TYPE", "tcp"),
+        ("RUNTIME_ROOT", "$ROOT/data/ratelimit"),
+    ])
+    .rules(RULES)
+    .redis(&redis)
+    .start();
+    expect_answers(&server).await;
+}
+
+#[test]
+fn where_no_rules_are_found_the_start_ends_instead_of_letting_all_pass() {
+    let (status, text) = ratelimit::with_env(ISTIO)
+        .env("RUNTIME_WATCH_ROOT", "true")
+        .env("RUNTIME_APPDIRECTORY", "elsewhere")
+        .rules(RULES)
+        .fail();
+    assert_eq!(status.code(), Some(1));
+    assert!(text.contains("no rule files found"), "{text}");
+}
+
+#[tokio::test]
+async fn a_socket_that_a_crash_left_behind_is_taken_over() {
+    let redis = Redis::start();
+    let folder = tempfile::TempDir::new().unwrap();
+    let path = folder.path().join("grpc.sock");
+    drop(UnixListener::bind(&path).unwrap());
+    assert!(path.exists() && UnixStream::connect(&path).is_err());
+    let _server = ratelimit::with_env(ISTIO)
+        .env("GRPC_UDS", path.to_str().unwrap())
+        .rules(RULES)
+        .redis(&redis)
+        .start();
+    assert!(UnixStream::connect(&path).is_ok());
+}
+
+/// Asks for one descriptor over `/json`.
+fn ask_json(server: &Tollgate, body: &str) -> json::Reply {
+    json::send(server.http, "POST", "/json", body.as_bytes())
+}
+
+#[test]
+fn json_is_answered_as_over_grpc() {
+    let server = tollgate::with_rules(RULES).start();
+    let body = r#"{"domain": "echo-ratelimit", "descriptors": [{"entries": [{"key": "PATH", "value": "/"}]}]}"#;
+    let reply = ask_json(&server, body);
+    assert_eq!(reply.status, 200);
+    let answer = reply.json();
+    assert_eq!(answer["overallCode"], "OK");
+    let status = &answer["statuses"][0];
+    assert_eq!(status["code"], "OK");
+    let limit = serde_json::json!({"requestsPerUnit": 1, "unit": "YEAR"});
+    assert_eq!(status["currentLimit"], limit);
+    // Nothing remains, and 0 is left out.
+    assert_eq!(status.get("limitRemaining"), None);
+    let reset = status["durationUntilReset"].as_str().unwrap();
+    assert!(
+        reset.strip_suffix('s').unwrap().parse::<u64>().is_ok(),
+        "{reset}"
+    );
+    let reply = ask_json(&server, body);
+    assert_eq!(reply.status, 429);
+    assert_eq!(reply.json()["overallCode"], "OVER_LIMIT");
+}
+
+#[test]
+fn json_has_the_spellings_of_proto3() {
+    let server = tollgate::with_rules(RULES).start();
+    let body = r#"{"domain": "echo-ratelimit", "hits_addend": 2, "descriptors": [
+        {"entries": [{"key": "PATH", "value": "/a"}]},
+        {"entries": [{"key": "PATH", "value": "/b"}], "hitsAddend": "5"},
+        {"entries": [{"key": "PATH", "value": "/c"}], "limit": {"requestsPerUnit": 9, "unit": "YEAR"}},
+        {"entries": [{"key": "PATH", "value": "/d"}], "limit": {"requests_per_unit": 9, "unit": 6}}]}"#;
+    let answer = ask_json(&server, body).json();
+    let statuses = answer["statuses"].as_array().unwrap();
+    let remaining: Vec<_> = statuses
+        .iter()
+        .map(|status| status["limitRemaining"].as_u64().unwrap())
+        .collect();
+    assert_eq!(remaining, [98, 95, 7, 7]);
+}
+
+#[test]
+fn json_that_cannot_be_answered_is_a_bad_request() {
+    let server = tollgate::with_rules(RULES).start();
+    for body in [
+        "",
+        "{",
+        "[]",
+        r#"{"domain": "echo-ratelimit"}"#,
+        r#"{"domain": "", "descriptors": [{}]}"#,
+        r#"{"domain": "echo-ratelimit", "descriptors": [{}], "unknown": 1}"#,
+        r#"{"domain": "echo-ratelimit", "descriptors": [{"limit": {"requestsPerUnit": 1}}]}"#,
+    ] {
+        let reply = ask_json(&server, body);
+        assert_eq!(
+            (reply.status, reply.body.as_str()),
+            (400, "Bad Request\n"),
+            "{body}"
+        );
+        assert_eq!(reply.content_type, "text/plain; charset=utf-8");
+    }
+    assert_eq!(json::send(server.http, "GET", "/json", b"").status, 400);
+    assert_eq!(json::send(server.http, "POST", "/json/", b"{}").status, 404);
+    // Any method will do.
+    let body = r#"{"domain": "echo-ratelimit", "descriptors": [{}]}"#;
+    assert_eq!(
+        json::send(server.http, "PUT", "/json", body.as_bytes()).status,
+        200
+    );
+}
+
+#[test]
+fn json_that_is_too_large_is_not_read() {
+    let server = tollgate::with_rules(RULES)
+        .args(["--max-message-bytes", "10000"])
+        .start();
+    let before = server.resident_bytes();
+    let reply = json::send(server.http, "POST", "/json", &vec![b' '; 30_000_000]);
+    assert_eq!(reply.status, 413);
+    assert!(server.resident_bytes() < before + 10_000_000);
+    assert_eq!(http::get(server.http, "/healthcheck").body, "OK");
+}
+
+/// The page on what is better names tests: all of them exist, and no weakness is left out.
+#[test]
+fn the_page_of_weaknesses_names_tests_that_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = fs::read_to_string(root.join("docs/better-than-the-reference.md")).unwrap();
+    let rows: Vec<_> = page
+        .lines()
+        .filter(|line| line.starts_with("| W"))
+        .collect();
+    let names: BTreeSet<_> = rows
+        .iter()
+        .filter_map(|row| row.split(' ').nth(1))
+        .collect();
+    let all: BTreeSet<_> = (1..=45).filter(|&number| number != 40).collect();
+    let all: Vec<_> = all.iter().map(|number| format!("W{number}")).collect();
+    assert_eq!(names, all.iter().map(String::as_str).collect());
+    for row in rows {
+        let tests = row.split('`').filter_map(|text| text.split_once(": "));
+        for (place, name) in tests.filter(|(place, _)| !place.contains(['|', ' '])) {
+            let exists = match place {
+                "golden" => root.join(format!("tests/it/golden/{name}.yaml")).exists(),
+                _ => {
+                    let file = match place.strip_suffix(".rs") {
+                        Some(_) => root.join(place),
+                        None => root.join(format!("tests/it/{place}.rs")),
+                    };
+                    let text = fs::read_to_string(file).unwrap_or_default();
+                    text.contains(&format!("fn {name}("))
+                }
+            };
+            assert!(exists, "{place}: {name}");
+        }
+    }
 }

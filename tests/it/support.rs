@@ -11,6 +11,7 @@ use std::{
 pub mod ask;
 pub mod envoy;
 pub mod http;
+pub mod json;
 pub mod ratelimit;
 pub mod raw;
 pub mod redis;
