@@ -4,6 +4,7 @@
 //! `tollgate.…`. Sinks take [`Metrics::samples`] and do the rest.
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, HashMap},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -226,13 +227,19 @@ impl Metrics {
         list.0
     }
 
+    /// Two keys can read alike: a limit override is called as the rule that it stands in for, and a
+    /// rule with `detailed_metric` by values that may be those of its neighbour. Then they are one.
     fn rule_samples(&self, list: &mut List) {
         let rules = lock(&self.rules).clone();
-        for (path, meters) in &rules {
-            meters.samples(&sanitize(path), list);
-        }
         let values = lock(&self.made_up).values.clone();
+        let mut by_key: BTreeMap<Cow<'_, str>, RuleMeters> = BTreeMap::new();
+        for (path, meters) in &rules {
+            by_key.entry(sanitize(path)).or_default().absorb(meters);
+        }
         for (key, meters) in &values {
+            by_key.entry(key.into()).or_default().absorb(meters);
+        }
+        for (key, meters) in &by_key {
             meters.samples(key, list);
         }
     }
@@ -319,6 +326,19 @@ impl RuleMeters {
         if is_shadowed {
             add(&self.shadow_mode, fell.over);
         }
+    }
+
+    /// Adds what `other` has counted so far.
+    fn absorb(&self, other: &Self) {
+        add(&self.total_hits, get(&other.total_hits));
+        add(&self.within_limit, get(&other.within_limit));
+        add(&self.near_limit, get(&other.near_limit));
+        add(&self.over_limit, get(&other.over_limit));
+        add(
+            &self.over_limit_with_local_cache,
+            get(&other.over_limit_with_local_cache),
+        );
+        add(&self.shadow_mode, get(&other.shadow_mode));
     }
 
     fn samples(&self, key: &str, list: &mut List) {
@@ -422,6 +442,26 @@ mod tests {
         assert_eq!(within("d.a"), Some(3));
         assert_eq!(within("d.c"), Some(0));
         assert_eq!(within("d.b"), None);
+    }
+
+    #[test]
+    fn what_a_request_calls_like_a_rule_is_counted_with_it() {
+        let metrics = Metrics::new(NearRatio::default(), 10);
+        let fell = Tally {
+            within: 3,
+            ..Tally::default()
+        };
+        metrics.rules(&[rule("d.a")])[0].record(3, fell, false, false);
+        let made_up = lock(&metrics.made_up).meters("d.a").unwrap();
+        made_up.record(3, fell, false, false);
+        let name = "ratelimit.service.rate_limit.d.a.within_limit";
+        let samples = metrics.samples(None);
+        let found: Vec<_> = samples
+            .iter()
+            .filter(|sample| sample.name == name)
+            .collect();
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].value, Value::Counter(6));
     }
 
     #[test]

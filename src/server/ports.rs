@@ -25,14 +25,17 @@ pub(super) struct Ports {
 impl Ports {
     pub(super) async fn bind(settings: &Settings) -> Result<Self, ServerError> {
         let Settings { listen, stats, .. } = settings;
-        let debug = bind("debug", &listen.debug_host, listen.debug_port).await;
+        let debug = bind("debug", or(&listen.debug_host, LOOPBACK), listen.debug_port).await;
         let socket = listen.grpc_uds.as_deref();
         Ok(Self {
             grpc: match socket.filter(|path| !path.as_os_str().is_empty()) {
                 Some(path) => GrpcListener::bind_unix(path, listen.grpc_uds_mode)?,
-                None => GrpcListener::Tcp(bind("gRPC", &listen.grpc_host, listen.grpc_port).await?),
+                None => {
+                    let host = or(&listen.grpc_host, EVERY);
+                    GrpcListener::Tcp(bind("gRPC", host, listen.grpc_port).await?)
+                }
             },
-            http: bind("HTTP", &listen.host, listen.port).await?,
+            http: bind("HTTP", or(&listen.host, EVERY), listen.port).await?,
             debug: debug
                 .inspect_err(|error| tracing::error!("{error}; going on without it"))
                 .ok(),
@@ -44,6 +47,16 @@ impl Ports {
             },
         })
     }
+}
+
+/// What a host that is set to nothing means, as in the reference.
+const EVERY: &str = "0.0.0.0";
+
+/// What it means for the debug port, which is not to be open to all by accident.
+const LOOPBACK: &str = "127.0.0.1";
+
+fn or<'a>(host: &'a str, default: &'a str) -> &'a str {
+    if host.is_empty() { default } else { host }
 }
 
 /// `host` is a name or an address; `::` is every address of both families.

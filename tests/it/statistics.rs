@@ -1,1 +1,650 @@
+//! What dashboards read: the reference's names and arithmetic, over statsd, DogStatsD, Prometheus
+//! and `/stats`.
 
+use std::net::SocketAddr;
+
+use tempfile::NamedTempFile;
+
+use crate::support::{
+    ask::{Client, ask, connect, descriptor, request, send},
+    free_port, http,
+    redis::Redis,
+    statsd::Collector,
+    tollgate::{self, Builder, Tollgate},
+    wait_until,
+};
+
+const RULES: &str = "
+domain: d
+descriptors:
+  - key: one
+    rate_limit: { unit: year, requests_per_unit: 2 }
+    descriptors:
+      - key: two
+        rate_limit: { unit: year, requests_per_unit: 2 }
+        descriptors:
+          - key: three
+            rate_limit: { unit: year, requests_per_unit: 2 }
+";
+
+/// Where all of a rule's names begin.
+const RULE: &str = "ratelimit.service.rate_limit";
+
+/// Three requests under the rules: two pass.
+async fn three_requests(server: &Tollgate) {
+    let mut client = connect(server.grpc).await;
+    for _ in 0..3 {
+        ask(&mut client, "d", &[("one", "v")]).await.unwrap();
+    }
+}
+
+/// A server that flushes often, to `collector`.
+fn flushing(collector: &Collector, env: &[(&str, &str)]) -> Builder {
+    let mut builder = tollgate::with_rules(RULES).env("STATS_FLUSH_INTERVAL", "50ms");
+    for (name, value) in collector.env() {
+        builder = builder.env(name, &value);
+    }
+    for (name, value) in env {
+        builder = builder.env(name, value);
+    }
+    builder
+}
+
+/// The number behind `name` on the statistics page.
+fn stat(server: &Tollgate, name: &str) -> Option<u64> {
+    let page = http::get(server.debug, "/stats").body;
+    let value = page
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+    value.map(|value| value.parse().expect("a number"))
+}
+
+#[tokio::test]
+async fn statsd_lines_travel_over_tcp() {
+    let collector = Collector::tcp();
+    let server = flushing(&collector, &[("USE_STATSD", "true")]).start();
+    three_requests(&server).await;
+    collector.expect(&format!("{RULE}.d.one.total_hits"), "", 3);
+    collector.expect(&format!("{RULE}.d.one.within_limit"), "", 2);
+    collector.expect(&format!("{RULE}.d.one.near_limit"), "", 1);
+    collector.expect(&format!("{RULE}.d.one.over_limit"), "", 1);
+    collector.expect("ratelimit_server.ShouldRateLimit.total_requests", "", 3);
+    collector.expect("ratelimit.service.config_load_success", "", 1);
+    // What was sent is not sent again: counters are differences, and none is zero.
+    three_requests(&server).await;
+    collector.expect(&format!("{RULE}.d.one.total_hits"), "", 6);
+    collector.expect(&format!("{RULE}.d.one.over_limit"), "", 4);
+    let lines = collector.lines();
+    assert!(
+        !lines.iter().any(|line| line.ends_with(":0|c")),
+        "{lines:?}"
+    );
+    for line in &lines {
+        let (_, typed) = line.rsplit_once(':').expect("name:value|type");
+        let (value, kind) = typed.split_once('|').expect("value|type");
+        assert!(value.parse::<f64>().is_ok(), "{line}");
+        // Times that are alike are sent as one, with the share that it is of them.
+        let is_timer = kind == "ms" || kind.starts_with("ms|@");
+        assert!(is_timer || ["c", "g"].contains(&kind), "{line}");
+    }
+    let is_timer = |line: &&String| {
+        line.starts_with("ratelimit_server.ShouldRateLimit.response_time:") && line.contains("|ms")
+    };
+    assert!(lines.iter().any(|line| is_timer(&line)), "{lines:?}");
+}
+
+#[tokio::test]
+async fn statsd_lines_travel_over_udp() {
+    let collector = Collector::udp();
+    let env = [("USE_STATSD", "true"), ("STATSD_PROTOCOL", "udp")];
+    let server = flushing(&collector, &env).start();
+    three_requests(&server).await;
+    collector.expect(&format!("{RULE}.d.one.total_hits"), "", 3);
+    collector.expect(&format!("{RULE}.d.one.over_limit"), "", 1);
+}
+
+#[tokio::test]
+async fn gauges_are_sent_with_every_flush() {
+    let collector = Collector::tcp();
+    let _server = flushing(&collector, &[("USE_STATSD", "true")]).start();
+    wait_until("a gauge came twice", || {
+        let lines = collector.lines();
+        let is_gauge = |line: &&String| line.as_str() == "tollgate.memory_counters:0|g";
+        lines.iter().filter(is_gauge).count() >= 2
+    });
+}
+
+#[tokio::test]
+async fn extra_tags_are_behind_the_names_in_order() {
+    let collector = Collector::tcp();
+    let env = [("USE_STATSD", "true"), ("EXTRA_TAGS", "team:x,env:prod")];
+    let server = flushing(&collector, &env).start();
+    three_requests(&server).await;
+    let name = format!("{RULE}.d.one.total_hits.__env=prod.__team=x");
+    collector.expect(&name, "", 3);
+}
+
+#[tokio::test]
+async fn dog_statsd_has_tags_and_mogrifiers() {
+    let collector = Collector::udp();
+    let env = [
+        ("USE_DOG_STATSD", "true"),
+        ("EXTRA_TAGS", "env:prod"),
+        ("USE_DOG_STATSD_MOGRIFIERS", "FIRST,SECOND"),
+        (
+            "DOG_STATSD_MOGRIFIER_FIRST_PATTERN",
+            r"^ratelimit\.service\.rate_limit\.([^.]+)\.([^.]+)\.total_hits$",
+        ),
+        ("DOG_STATSD_MOGRIFIER_FIRST_NAME", "limits.hits"),
+        ("DOG_STATSD_MOGRIFIER_FIRST_TAGS", "domain:$1,rule:$2"),
+        (
+            "DOG_STATSD_MOGRIFIER_SECOND_PATTERN",
+            r"^ratelimit\.service\.rate_limit\.(.+)\.(.+)$",
+        ),
+        ("DOG_STATSD_MOGRIFIER_SECOND_NAME", "limits.$2"),
+        ("DOG_STATSD_MOGRIFIER_SECOND_TAGS", "path:$1"),
+    ];
+    let server = flushing(&collector, &env).start();
+    three_requests(&server).await;
+    collector.expect("limits.hits", "|#domain:d,env:prod,rule:one", 3);
+    collector.expect("limits.over_limit", "|#env:prod,path:d.one", 1);
+    let name = "ratelimit_server.ShouldRateLimit.total_requests";
+    collector.expect(name, "|#env:prod", 3);
+}
+
+#[test]
+fn a_mogrifier_without_a_pattern_ends_the_start() {
+    let (_, text) = tollgate::with_rules(RULES)
+        .env("USE_DOG_STATSD", "true")
+        .env("USE_DOG_STATSD_MOGRIFIERS", "X")
+        .fail();
+    let expected = "DOG_STATSD_MOGRIFIER_X_PATTERN is missing";
+    assert!(text.contains(expected), "{text}");
+}
+
+#[tokio::test]
+async fn disable_stats_sends_nothing_but_shows_all() {
+    let collector = Collector::tcp();
+    let env = [("USE_STATSD", "true"), ("DISABLE_STATS", "true")];
+    let server = flushing(&collector, &env).start();
+    three_requests(&server).await;
+    assert_eq!(stat(&server, &format!("{RULE}.d.one.total_hits")), Some(3));
+    assert_eq!(collector.lines(), [""; 0]);
+}
+
+/// Hits on a fresh counter, one request each, and what they come to.
+struct Worked {
+    limit: u32,
+    hits: &'static [u64],
+    within: u64,
+    near: u64,
+    over: u64,
+}
+
+const fn worked(limit: u32, hits: &'static [u64], [within, near, over]: [u64; 3]) -> Worked {
+    Worked {
+        limit,
+        hits,
+        within,
+        near,
+        over,
+    }
+}
+
+/// The examples that were observed on the reference, with what the hits before add.
+const WORKED: &[Worked] = &[
+    worked(20, &[2, 3], [5, 0, 0]),
+    worked(8, &[5, 2], [7, 1, 0]),
+    worked(20, &[16, 3], [19, 3, 0]),
+    worked(20, &[19, 3], [19, 3 + 1, 2]),
+    worked(20, &[15, 7], [15, 4, 2]),
+    worked(10, &[27], [0, 2, 17]),
+    worked(10, &[27, 3], [0, 2, 17 + 3]),
+    worked(1, &[1], [1, 1, 0]),
+    worked(0, &[1], [0, 0, 1]),
+    worked(5, &[3, 0, 0], [3, 0, 0]),
+];
+
+#[tokio::test]
+async fn hits_fall_as_they_did_in_the_reference() {
+    let mut rules = "domain: d\ndescriptors:\n".to_owned();
+    for (index, Worked { limit, .. }) in WORKED.iter().enumerate() {
+        rules += &format!(
+            "  - {{ key: k{index}, rate_limit: {{ unit: year, requests_per_unit: {limit} }} }}\n"
+        );
+    }
+    let server = tollgate::with_rules(&rules).start();
+    let mut client = connect(server.grpc).await;
+    for (index, worked) in WORKED.iter().enumerate() {
+        let key = format!("k{index}");
+        for &hits in worked.hits {
+            let mut descriptor = descriptor(&[(&key, "v")]);
+            descriptor.hits_addend = Some(hits);
+            send(&mut client, request("d", vec![descriptor]))
+                .await
+                .unwrap();
+        }
+        let stat = |name| stat(&server, &format!("{RULE}.d.{key}.{name}")).unwrap();
+        let fell = ["total_hits", "within_limit", "near_limit", "over_limit"].map(stat);
+        let total = worked.hits.iter().sum();
+        let expected = [total, worked.within, worked.near, worked.over];
+        assert_eq!(fell, expected, "{} by {:?}", worked.limit, worked.hits);
+    }
+}
+
+#[tokio::test]
+async fn a_shadowed_rule_counts_what_it_let_pass() {
+    let server = tollgate::with_rules(
+        "
+domain: d
+descriptors:
+  - { key: s, shadow_mode: true, rate_limit: { unit: year, requests_per_unit: 2 } }
+",
+    )
+    .start();
+    let mut client = connect(server.grpc).await;
+    for _ in 0..5 {
+        ask(&mut client, "d", &[("s", "v")]).await.unwrap();
+    }
+    assert_eq!(stat(&server, &format!("{RULE}.d.s.shadow_mode")), Some(3));
+    assert_eq!(stat(&server, &format!("{RULE}.d.s.over_limit")), Some(3));
+    assert_eq!(
+        stat(&server, "ratelimit.service.global_shadow_mode"),
+        Some(0)
+    );
+}
+
+#[tokio::test]
+async fn global_shadow_mode_counts_replies() {
+    let server = tollgate::with_rules(RULES)
+        .env("SHADOW_MODE", "true")
+        .start();
+    three_requests(&server).await;
+    assert_eq!(
+        stat(&server, "ratelimit.service.global_shadow_mode"),
+        Some(1)
+    );
+    assert_eq!(stat(&server, &format!("{RULE}.d.one.over_limit")), Some(1));
+}
+
+#[tokio::test]
+async fn rules_are_called_as_in_the_reference() {
+    let rules = "
+domain: d
+descriptors:
+  - { key: exact, value: v, rate_limit: &limit { unit: year, requests_per_unit: 9 } }
+  - { key: w, value: 'x*', rate_limit: *limit }
+  - key: route
+    value_to_metric: true
+    descriptors:
+      - key: method
+        value_to_metric: true
+        descriptors: [{ key: id, rate_limit: *limit }]
+  - { key: det, detailed_metric: true, rate_limit: *limit }
+  - key: svc
+    value: 's/*'
+    share_threshold: true
+    value_to_metric: true
+    descriptors: [{ key: ep, detailed_metric: true, rate_limit: *limit }]
+  - { key: free, rate_limit: { unlimited: true } }
+";
+    let server = tollgate::with_rules(rules).start();
+    let mut client = connect(server.grpc).await;
+    let expect = async |client: &mut Client, entries: &[(&str, &str)], key: &str| {
+        ask(client, "d", entries).await.unwrap();
+        let name = format!("{RULE}.{key}.total_hits");
+        assert!(stat(&server, &name) > Some(0), "{name}");
+    };
+    expect(&mut client, &[("exact", "v")], "d.exact_v").await;
+    expect(&mut client, &[("w", "xyz")], "d.w_x*").await;
+    let route = [("route", "draw"), ("method", "GET"), ("id", "7")];
+    expect(&mut client, &route, "d.route_draw.method_GET.id").await;
+    let route = [("route", ""), ("method", "GET"), ("id", "7")];
+    expect(&mut client, &route, "d.route.method_GET.id").await;
+    expect(&mut client, &[("det", "v")], "d.det_v").await;
+    expect(&mut client, &[("det", "")], "d.det_").await;
+    expect(
+        &mut client,
+        &[("svc", "s/1"), ("ep", "x")],
+        "d.svc_s/*.ep_x",
+    )
+    .await;
+    expect(&mut client, &[("svc", "s/1"), ("ep", "")], "d.svc_s/*.ep").await;
+    expect(&mut client, &[("det", "10.0.0.1")], "d.det_10_0_0_1").await;
+    // What has no limit is not counted; an unknown domain is, once a descriptor.
+    ask(&mut client, "d", &[("free", "v")]).await.unwrap();
+    assert!(matches!(
+        stat(&server, &format!("{RULE}.d.free.total_hits")),
+        None | Some(0)
+    ));
+    let unknown = vec![descriptor(&[("a", "v")]), descriptor(&[("b", "v")])];
+    send(&mut client, request("elsewhere", unknown))
+        .await
+        .unwrap();
+    let name = format!("{RULE}.elsewhere.domain_not_found");
+    assert_eq!(stat(&server, &name), Some(2));
+}
+
+#[tokio::test]
+async fn an_override_is_called_by_its_entries() {
+    let server = tollgate::with_rules(RULES).start();
+    let mut client = connect(server.grpc).await;
+    let mut with_limit = descriptor(&[("a", "v"), ("b", "")]);
+    with_limit.limit = Some(
+        ::tollgate::grpc::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride {
+            requests_per_unit: 5,
+            unit: 6,
+            unit_multiplier: None,
+        },
+    );
+    send(&mut client, request("d", vec![with_limit]))
+        .await
+        .unwrap();
+    assert_eq!(
+        stat(&server, &format!("{RULE}.d.a_v.b.total_hits")),
+        Some(1)
+    );
+}
+
+/// A server that shows its statistics to Prometheus, and where.
+fn with_prometheus(rules: &str) -> (Builder, SocketAddr) {
+    let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
+    let builder = tollgate::with_rules(rules)
+        .env("USE_PROMETHEUS", "true")
+        .env("PROMETHEUS_ADDR", &address.to_string());
+    (builder, address)
+}
+
+/// The value of a series on a Prometheus page.
+fn series(page: &str, series: &str) -> Option<f64> {
+    let value = page
+        .lines()
+        .find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+    value.map(|value| value.parse().expect("a number"))
+}
+
+#[track_caller]
+fn expect_series(page: &str, name: &str, expected: f64) {
+    assert_eq!(series(page, name), Some(expected), "{name} in:\n{page}");
+}
+
+#[tokio::test]
+async fn prometheus_sees_the_reference_s_families() {
+    let (builder, address) = with_prometheus(RULES);
+    let server = builder.start();
+    three_requests(&server).await;
+    let mut client = connect(server.grpc).await;
+    for _ in 0..4 {
+        let entries = [("one", "v"), ("two", "v")];
+        ask(&mut client, "d", &entries).await.unwrap();
+        ask(&mut client, "unknown", &entries).await.unwrap();
+    }
+    let reply = http::get(address, "/metrics");
+    assert_eq!(
+        reply
+            .header("content-type")
+            .map(|kind| kind.contains("version=0.0.4")),
+        Some(true)
+    );
+    let page = reply.body;
+    for (stat, expected) in [
+        ("total_hits", 3.0),
+        ("within_limit", 2.0),
+        ("near_limit", 1.0),
+        ("over_limit", 1.0),
+    ] {
+        let name = format!("ratelimit_service_rate_limit_{stat}{{domain=\"d\",key1=\"one\"}}");
+        expect_series(&page, &name, expected);
+    }
+    let two = "ratelimit_service_rate_limit_over_limit{domain=\"d\",key1=\"one\",key2=\"two\"}";
+    expect_series(&page, two, 2.0);
+    expect_series(
+        &page,
+        "ratelimit_service_rate_limit_unknown_domain_not_found",
+        4.0,
+    );
+    let method = "{grpc_method=\"ShouldRateLimit\"}";
+    expect_series(
+        &page,
+        &format!("ratelimit_service_total_requests{method}"),
+        11.0,
+    );
+    expect_series(&page, "ratelimit_service_config_load_success", 1.0);
+    expect_series(
+        &page,
+        "ratelimit_service_should_rate_limit_error{err_type=\"redis_error\"}",
+        0.0,
+    );
+    let times = "ratelimit_service_response_time_seconds";
+    expect_series(&page, &format!("{times}_count{method}"), 11.0);
+    let all = format!("{times}_bucket{{grpc_method=\"ShouldRateLimit\",le=\"+Inf\"}}");
+    expect_series(&page, &all, 11.0);
+    let sum = series(&page, &format!("{times}_sum{method}")).unwrap();
+    assert!(
+        sum > 0.0 && sum < 10.0,
+        "not cut to whole milliseconds: {sum}"
+    );
+    // Nothing else is to be found on that port.
+    assert_eq!(http::get(address, "/debug/pprof/").status, 404);
+}
+
+/// In the style of the file that Envoy Gateway hands over: globs, a regex and labels.
+const MAPPING: &str = r#"
+mappings:
+  - match: "ratelimit.service.rate_limit.*.*.over_limit"
+    name: "gateway_over_limit"
+    timer_type: "histogram"
+    labels:
+      domain: "$1"
+      rule: "$2"
+  - match: "ratelimit\\.service\\.rate_limit\\.([^.]+)\\.(.+)\\.total_hits"
+    match_type: regex
+    name: "gateway_total_hits"
+    labels:
+      domain: "$1"
+      path: "$2"
+  - match: "ratelimit_server.*.response_time"
+    name: "gateway_response_time_seconds"
+    timer_type: histogram
+    labels:
+      method: "$1"
+  - match: "."
+    match_type: "regex"
+    action: "drop"
+    name: "dropped"
+"#;
+
+#[tokio::test]
+async fn a_mapping_file_says_what_prometheus_sees() {
+    let file = NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), MAPPING).unwrap();
+    let (builder, address) = with_prometheus(RULES);
+    let mapping = file.path().to_str().unwrap();
+    let server = builder
+        .env("PROMETHEUS_MAPPER_YAML", mapping)
+        .env("PROMETHEUS_PATH", "/own")
+        .start();
+    three_requests(&server).await;
+    let mut client = connect(server.grpc).await;
+    let entries = [("one", "v"), ("two", "v"), ("three", "v")];
+    ask(&mut client, "d", &entries).await.unwrap();
+    let page = http::get(address, "/own").body;
+    expect_series(&page, "gateway_over_limit{domain=\"d\",rule=\"one\"}", 1.0);
+    expect_series(&page, "gateway_total_hits{domain=\"d\",path=\"one\"}", 3.0);
+    expect_series(
+        &page,
+        "gateway_total_hits{domain=\"d\",path=\"one.two.three\"}",
+        1.0,
+    );
+    let times = "gateway_response_time_seconds_count{method=\"ShouldRateLimit\"}";
+    expect_series(&page, times, 4.0);
+    assert!(!page.contains("ratelimit_service"), "{page}");
+    assert!(!page.contains("dropped"), "{page}");
+    assert_eq!(http::get(address, "/metrics").status, 404);
+}
+
+#[tokio::test]
+async fn a_mapping_file_that_is_missing_or_broken_is_said_and_not_fatal() {
+    let broken = NamedTempFile::new().unwrap();
+    std::fs::write(broken.path(), "mappings: 5").unwrap();
+    for path in ["/not/mounted/conf.yaml", broken.path().to_str().unwrap()] {
+        let (builder, address) = with_prometheus(RULES);
+        let server = builder.env("PROMETHEUS_MAPPER_YAML", path).start();
+        assert!(
+            server.log().text().contains(path),
+            "{}",
+            server.log().text()
+        );
+        three_requests(&server).await;
+        let page = http::get(address, "/metrics").body;
+        let name = "ratelimit_service_rate_limit_over_limit{domain=\"d\",key1=\"one\"}";
+        expect_series(&page, name, 1.0);
+    }
+}
+
+#[tokio::test]
+async fn extra_tags_are_labels_and_break_no_mapping() {
+    let (builder, address) = with_prometheus(RULES);
+    let server = builder.env("EXTRA_TAGS", "foo:bar").start();
+    three_requests(&server).await;
+    let page = http::get(address, "/metrics").body;
+    let name = "ratelimit_service_rate_limit_total_hits{domain=\"d\",foo=\"bar\",key1=\"one\"}";
+    expect_series(&page, name, 3.0);
+    expect_series(
+        &page,
+        "ratelimit_service_global_shadow_mode{foo=\"bar\"}",
+        0.0,
+    );
+}
+
+#[tokio::test]
+async fn names_that_requests_make_up_are_bounded() {
+    let rules = "
+domain: d
+descriptors:
+  - { key: det, detailed_metric: true, rate_limit: { unit: year, requests_per_unit: 9 } }
+";
+    let server = tollgate::with_rules(rules)
+        .args(["--max-metric-names", "10"])
+        .start();
+    let mut client = connect(server.grpc).await;
+    for value in 0..30 {
+        let value = value.to_string();
+        ask(&mut client, "d", &[("det", &value)]).await.unwrap();
+        ask(&mut client, &format!("unknown-{value}"), &[("det", "v")])
+            .await
+            .unwrap();
+    }
+    let page = http::get(server.debug, "/stats").body;
+    let made_up = |line: &&str| {
+        line.contains(".domain_not_found") || line.contains("d.det_") && line.contains("total_hits")
+    };
+    let names: Vec<_> = page.lines().filter(made_up).collect();
+    assert_eq!(names.len(), 10, "{names:?}");
+    assert_eq!(
+        stat(&server, "tollgate.metric_names_overflow_total"),
+        Some(50)
+    );
+    // No hit is lost: what has no name of its own is counted under the rule's.
+    let counted: u64 = page
+        .lines()
+        .filter(|line| line.contains(".d.det") && line.contains(".total_hits: "))
+        .map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap())
+        .sum();
+    assert_eq!(counted, 30);
+}
+
+#[tokio::test]
+async fn hits_that_the_local_cache_answered_are_counted_once() {
+    let redis = Redis::start();
+    let (builder, address) = with_prometheus(RULES);
+    let server = builder
+        .redis(&redis)
+        .env("LOCAL_CACHE_SIZE_IN_BYTES", "1000000")
+        .start();
+    let mut client = connect(server.grpc).await;
+    let entries = [("one", "v"), ("two", "v")];
+    for _ in 0..5 {
+        ask(&mut client, "d", &entries).await.unwrap();
+    }
+    // Two passed, one was found over by Redis and two by the cache.
+    let stat = |name: &str| stat(&server, &format!("{RULE}.d.one.two.{name}"));
+    assert_eq!(stat("total_hits"), Some(5));
+    assert_eq!(stat("within_limit"), Some(2));
+    assert_eq!(stat("over_limit"), Some(3));
+    assert_eq!(stat("over_limit_with_local_cache"), Some(2));
+    let page = http::get(address, "/metrics").body;
+    let over = "ratelimit_service_rate_limit_over_limit{domain=\"d\",key1=\"one\",key2=\"two\"}";
+    expect_series(&page, over, 3.0);
+    expect_series(&page, "ratelimit_localcache_hitCount", 2.0);
+}
+
+#[tokio::test]
+async fn a_call_that_fails_counts_no_hits() {
+    let mut redis = Redis::start();
+    let server = tollgate::with_rules(RULES).redis(&redis).start();
+    three_requests(&server).await;
+    redis.kill();
+    let mut client = connect(server.grpc).await;
+    ask(&mut client, "d", &[("one", "v")]).await.unwrap_err();
+    assert_eq!(stat(&server, &format!("{RULE}.d.one.total_hits")), Some(3));
+    let errors = "ratelimit.service.call.should_rate_limit";
+    assert_eq!(stat(&server, &format!("{errors}.redis_error")), Some(1));
+    ask(&mut client, "", &[("one", "v")]).await.unwrap_err();
+    assert_eq!(stat(&server, &format!("{errors}.service_error")), Some(1));
+}
+
+#[tokio::test]
+async fn a_value_cannot_write_lines_of_its_own() {
+    let collector = Collector::tcp();
+    let rules = "
+domain: d
+descriptors:
+  - { key: det, detailed_metric: true, rate_limit: { unit: year, requests_per_unit: 9 } }
+";
+    let prometheus = SocketAddr::from(([127, 0, 0, 1], free_port()));
+    let server = flushing(&collector, &[("USE_STATSD", "true")])
+        .file("rules.yaml", rules)
+        .env("USE_PROMETHEUS", "true")
+        .env("PROMETHEUS_ADDR", &prometheus.to_string())
+        .start();
+    let mut client = connect(server.grpc).await;
+    let evil = "x\nforged:1|c\nalso forged: 7\n\"} 9\r\nforged{a=\"b\"} 1\nq";
+    ask(&mut client, "d", &[("det", evil)]).await.unwrap();
+    ask(&mut client, "e\nforged:1|c\n", &[("det", "v")])
+        .await
+        .unwrap();
+    wait_until("the hit is sent", || {
+        let lines = collector.lines();
+        lines
+            .iter()
+            .any(|line| line.contains("det_x_forged") && line.ends_with(".total_hits:1|c"))
+    });
+    let stats = http::get(server.debug, "/stats").body;
+    let page = http::get(prometheus, "/metrics").body;
+    let lines = collector.lines();
+    let lines = lines.iter().map(String::as_str);
+    for line in lines.chain(stats.lines()).chain(page.lines()) {
+        assert!(!line.starts_with("forged"), "{line}");
+        assert!(!line.starts_with("also forged"), "{line}");
+        assert!(!line.starts_with("\"}"), "{line}");
+    }
+}
+
+#[tokio::test]
+async fn the_statistics_page_shows_the_rules_counters() {
+    let server = tollgate::with_rules(RULES).start();
+    three_requests(&server).await;
+    let page = http::get(server.debug, "/stats").body;
+    for line in [
+        "ratelimit.service.rate_limit.d.one.total_hits: 3",
+        "ratelimit.service.rate_limit.d.one.over_limit: 1",
+        "ratelimit.service.config_load_success: 1",
+        "ratelimit_server.ShouldRateLimit.total_requests: 3",
+    ] {
+        assert!(
+            page.lines().any(|shown| shown == line),
+            "{line} in:\n{page}"
+        );
+    }
+}

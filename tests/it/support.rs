@@ -11,8 +11,11 @@ use std::{
 pub mod ask;
 pub mod envoy;
 pub mod http;
+pub mod json;
+pub mod ratelimit;
 pub mod raw;
 pub mod redis;
+pub mod statsd;
 pub mod tollgate;
 
 /// How long anything may take before a test gives up on it.

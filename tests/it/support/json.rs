@@ -1,0 +1,53 @@
+//! Requests to `/json`, with any method and any body.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+};
+
+use super::PATIENCE;
+
+/// What came back.
+#[derive(Debug)]
+pub struct Reply {
+    pub status: u16,
+    pub content_type: String,
+    pub body: String,
+}
+
+impl Reply {
+    /// The body, which has to be JSON.
+    #[track_caller]
+    pub fn json(&self) -> serde_json::Value {
+        assert_eq!(self.content_type, "application/json", "{self:?}");
+        serde_json::from_str(&self.body).expect("JSON")
+    }
+}
+
+/// Sends `body` on a connection of its own.
+#[track_caller]
+pub fn send(address: SocketAddr, method: &str, path: &str, body: &[u8]) -> Reply {
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all(head.as_bytes()).unwrap();
+    // Who has heard enough may answer before the end and not read on.
+    let _ = stream.write_all(body);
+    let mut bytes = Vec::new();
+    let _ = stream.read_to_end(&mut bytes);
+    let text = String::from_utf8(bytes).expect("text");
+    let (head, body) = text.split_once("\r\n\r\n").expect("a reply");
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    let content_type = head.lines().find_map(|line| {
+        let (name, value) = line.split_once(": ")?;
+        name.eq_ignore_ascii_case("content-type").then_some(value)
+    });
+    Reply {
+        status,
+        content_type: content_type.unwrap_or_default().to_owned(),
+        body: body.to_owned(),
+    }
+}

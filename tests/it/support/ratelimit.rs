@@ -1,0 +1,197 @@
+//! tollgate under the name of envoyproxy/ratelimit: no arguments, only an environment.
+
+use std::{
+    fs,
+    net::SocketAddr,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+};
+
+use tempfile::TempDir;
+
+use super::{free_port, http, tollgate::Log, wait_until};
+
+/// A running `ratelimit` with a volume of rules. Killed on drop.
+#[derive(Debug)]
+pub struct Ratelimit {
+    child: Child,
+    log: Log,
+    volume: Volume,
+    _folder: TempDir,
+    pub grpc: SocketAddr,
+    pub http: SocketAddr,
+    pub debug: SocketAddr,
+}
+
+/// How to start one.
+#[derive(Debug)]
+pub struct Builder {
+    folder: TempDir,
+    env: Vec<(String, String)>,
+    volume: Volume,
+}
+
+/// A `ratelimit` with these variables, in which `$ROOT` stands for the folder that a container
+/// would see as `/`. Its rules are mounted at `$ROOT/data/ratelimit/config`.
+pub fn with_env(env: &[(&str, &str)]) -> Builder {
+    let folder = TempDir::new().unwrap();
+    let root = folder.path().to_str().unwrap();
+    let own = |(name, value): &(&str, &str)| ((*name).to_owned(), value.replace("$ROOT", root));
+    Builder {
+        env: env.iter().map(own).collect(),
+        volume: Volume::mount(folder.path().join("data/ratelimit/config")),
+        folder,
+    }
+}
+
+impl Builder {
+    /// The rules, as the only file of their ConfigMap.
+    pub fn rules(mut self, text: &str) -> Self {
+        self.volume.update(text);
+        self
+    }
+
+    /// Counts in `redis`, under the address that platforms write. A busy machine makes Redis slow:
+    /// the deadline is far from the default.
+    pub fn redis(mut self, redis: &super::redis::Redis) -> Self {
+        let url = redis.url();
+        self.set("REDIS_URL", url.trim_start_matches("redis://"));
+        self.set("TOLLGATE_REDIS_TIMEOUT", "10s");
+        self
+    }
+
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.set(name, value);
+        self
+    }
+
+    fn set(&mut self, name: &str, value: &str) {
+        self.env.push((name.to_owned(), value.to_owned()));
+    }
+
+    fn command(&self, ports: [u16; 3]) -> Command {
+        let program = self.folder.path().join("ratelimit");
+        if !program.exists() {
+            symlink(env!("CARGO_BIN_EXE_tollgate"), &program).unwrap();
+        }
+        let mut command = Command::new(program);
+        command.env_clear();
+        for (name, value) in &self.env {
+            command.env(name, value);
+        }
+        for (name, port) in ["GRPC_PORT", "PORT", "DEBUG_PORT"].iter().zip(ports) {
+            command.env(name, port.to_string());
+        }
+        command
+            .current_dir(self.folder.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    /// Starts it and waits until a probe would find it well.
+    #[track_caller]
+    pub fn start(self) -> Ratelimit {
+        // Somebody else may take a port between the look and the start.
+        for _ in 0..10 {
+            let ports = [free_port(), free_port(), free_port()];
+            let [grpc, http, debug] = ports.map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
+            let mut child = self.command(ports).spawn().expect("tollgate was built");
+            let log = Log::follow(child.stderr.take().unwrap());
+            let mut has_ended = false;
+            wait_until("ratelimit is healthy", || {
+                has_ended = child.try_wait().unwrap().is_some();
+                has_ended || is_healthy(http)
+            });
+            if !has_ended {
+                return Ratelimit {
+                    child,
+                    log,
+                    volume: self.volume,
+                    _folder: self.folder,
+                    grpc,
+                    http,
+                    debug,
+                };
+            }
+            assert!(log.text().contains("in use"), "{}", log.text());
+        }
+        panic!("ratelimit finds no free ports");
+    }
+
+    /// Starts it, expects it to give up, and returns how it ended and what it said.
+    #[track_caller]
+    pub fn fail(self) -> (ExitStatus, String) {
+        let mut command = self.command([free_port(), free_port(), free_port()]);
+        let output = super::finish(&mut command);
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success(), "{text}");
+        (output.status, text)
+    }
+}
+
+/// What the probes of all platforms look at.
+fn is_healthy(address: SocketAddr) -> bool {
+    http::try_get(address, "/healthcheck", &[])
+        .is_ok_and(|reply| reply.status == 200 && reply.body == "OK")
+}
+
+impl Ratelimit {
+    pub fn log(&self) -> &Log {
+        &self.log
+    }
+
+    /// Takes the place of the rules, as the kubelet does.
+    pub fn update(&mut self, text: &str) {
+        self.volume.update(text);
+    }
+
+    /// The rules in use.
+    pub fn rlconfig(&self) -> String {
+        http::get(self.debug, "/rlconfig").body
+    }
+}
+
+impl Drop for Ratelimit {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A ConfigMap volume: what is to be seen are links through `..data`, which is replaced whole.
+#[derive(Debug)]
+struct Volume {
+    folder: PathBuf,
+    generation: usize,
+}
+
+impl Volume {
+    fn mount(folder: PathBuf) -> Self {
+        fs::create_dir_all(&folder).unwrap();
+        Self {
+            folder,
+            generation: 0,
+        }
+    }
+
+    fn update(&mut self, text: &str) {
+        let name = |generation| format!("..2026_11_21_{generation}");
+        let old = self.folder.join(name(self.generation));
+        self.generation += 1;
+        let new = name(self.generation);
+        fs::create_dir(self.folder.join(&new)).unwrap();
+        fs::write(self.folder.join(&new).join("config.yaml"), text).unwrap();
+        symlink(&new, self.folder.join("..data_tmp")).unwrap();
+        fs::rename(self.folder.join("..data_tmp"), self.folder.join("..data")).unwrap();
+        let shown = self.folder.join("config.yaml");
+        if !shown.is_symlink() {
+            symlink(Path::new("..data/config.yaml"), shown).unwrap();
+        }
+        // There is none the first time.
+        let _ = fs::remove_dir_all(old);
+    }
+}
