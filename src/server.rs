@@ -49,7 +49,7 @@ use crate::{
         statsd,
     },
     reload::Reloader,
-    settings::{Settings, Stats},
+    settings::{Settings, stats::Stats},
     store::{
         AnyStore,
         memory::MemoryStore,

@@ -1,30 +1,25 @@
-//! Flags and environment → typed [`Settings`]. The only file that reads the environment.
+//! Flags and environment → typed [`Settings`]. Only this room and its side rooms read the
+//! environment.
 
 use std::{
-    convert::Infallible,
     ffi::OsString,
-    net::{IpAddr, SocketAddr},
-    ops::RangeBounds,
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use clap::{
-    Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum,
-    builder::RangedU64ValueParser,
-};
+use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 
-use crate::{
-    config::{self, Source},
-    counter,
-    metrics::{
-        mogrifier::{Mogrifier, MogrifierError},
-        statsd,
-    },
-    store::redis,
-};
+use crate::config::{self, Source};
 
+pub mod redis;
 pub mod reference;
+pub mod stats;
+mod values;
+
+use redis::{KeyFormat, Redis, RedisPerSecond};
+use stats::Stats;
+pub use values::Entries;
+use values::{boolean, duration, entries, file_mode, file_path, header_name, number};
 
 /// The command line of tollgate.
 #[derive(Debug, Parser)]
@@ -91,76 +86,6 @@ fn as_ratelimit(command: clap::Command) -> clap::Command {
     })
 }
 
-impl Stats {
-    /// Who gets statistics sent, and how.
-    ///
-    /// # Errors
-    ///
-    /// If a mogrifier's variables do not make a rule.
-    pub fn sinks(&self) -> Result<Vec<statsd::Options>, MogrifierError> {
-        let mut sinks = Vec::new();
-        let sink = |transport, dialect| statsd::Options {
-            host: self.statsd_host.clone(),
-            port: self.statsd_port,
-            transport,
-            dialect,
-            extra_tags: self.extra_tags.clone(),
-            flush_interval: self.stats_flush_interval,
-        };
-        if self.disable_stats {
-            return Ok(sinks);
-        }
-        if self.statsd && !self.dog_statsd {
-            let transport = match self.statsd_protocol {
-                StatsdProtocol::Tcp => statsd::Transport::Tcp,
-                StatsdProtocol::Udp => statsd::Transport::Udp,
-            };
-            sinks.push(sink(transport, statsd::Dialect::Statsd));
-        }
-        if self.dog_statsd {
-            let names = self
-                .dog_statsd_mogrifiers
-                .iter()
-                .filter(|name| !name.is_empty());
-            let rules = names
-                .map(|name| mogrifier(name))
-                .collect::<Result<_, _>>()?;
-            sinks.push(sink(
-                statsd::Transport::Udp,
-                statsd::Dialect::DogStatsd(rules),
-            ));
-        }
-        Ok(sinks)
-    }
-}
-
-/// The rule that the variables of `name` make.
-fn mogrifier(name: &str) -> Result<Mogrifier, MogrifierError> {
-    #[expect(clippy::disallowed_methods, reason = "this file reads the environment")]
-    let part = |part: &str| {
-        std::env::var(format!("DOG_STATSD_MOGRIFIER_{name}_{part}")).unwrap_or_default()
-    };
-    let tags = part("TAGS");
-    let tags: Vec<_> = tags
-        .split(',')
-        .filter(|tag| !tag.is_empty())
-        .map(|tag| {
-            let (tag, value) = tag.split_once(':').unwrap_or((tag, ""));
-            (tag.to_owned(), value.to_owned())
-        })
-        .collect();
-    Mogrifier::new(name, &part("PATTERN"), &part("NAME"), &tags)
-}
-
-/// What to say of the reference's variables that are set and have no effect.
-///
-/// # Errors
-///
-/// If one of them asks for something that must not be left out.
-pub fn reference_notes() -> Result<Vec<String>, reference::Unsupported> {
-    reference::notes(std::env::vars_os())
-}
-
 /// Puts `serve` where no command is named.
 fn with_command(mut arguments: Vec<OsString>) -> Vec<OsString> {
     let first = arguments.get(1).map(|first| first.as_encoded_bytes());
@@ -173,6 +98,15 @@ fn with_command(mut arguments: Vec<OsString>) -> Vec<OsString> {
         arguments.insert(arguments.len().min(1), "serve".into());
     }
     arguments
+}
+
+/// What to say of the reference's variables that are set and have no effect.
+///
+/// # Errors
+///
+/// If one of them asks for something that must not be left out.
+pub fn reference_notes() -> Result<Vec<String>, reference::Unsupported> {
+    reference::notes(std::env::vars_os())
 }
 
 /// Everything that `serve` can be told. Each flag has an environment variable, under the name
@@ -237,95 +171,26 @@ pub struct Settings {
     pub process: Process,
 }
 
-#[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Statistics")]
-pub struct Stats {
-    /// Send statistics to a statsd collector
-    #[arg(long, env = "USE_STATSD", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
-    pub statsd: bool,
-
-    /// Host of the collector
-    #[arg(
-        long,
-        env = "STATSD_HOST",
-        default_value = "localhost",
-        value_name = "HOST"
-    )]
-    pub statsd_host: String,
-
-    /// Port of the collector
-    #[arg(long, env = "STATSD_PORT", default_value_t = 8125, value_name = "PORT")]
-    pub statsd_port: u16,
-
-    /// How lines travel to a statsd collector
-    #[arg(
-        long,
-        env = "STATSD_PROTOCOL",
-        default_value = "tcp",
-        value_enum,
-        ignore_case = true,
-        value_name = "PROTOCOL"
-    )]
-    pub statsd_protocol: StatsdProtocol,
-
-    /// Send statistics to a DogStatsD agent, over UDP
-    #[arg(long, env = "USE_DOG_STATSD", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
-    pub dog_statsd: bool,
-
-    /// Names of rules that rewrite names for DogStatsD; each has its own variables
-    /// DOG_STATSD_MOGRIFIER_NAME_PATTERN, …_NAME and …_TAGS, with its own name for NAME
-    #[arg(
-        long,
-        env = "USE_DOG_STATSD_MOGRIFIERS",
-        value_delimiter = ',',
-        value_name = "NAME,…"
-    )]
-    pub dog_statsd_mogrifiers: Vec<String>,
-
-    /// Tags for everything, as tag:value pairs
-    #[arg(long, env = "EXTRA_TAGS", value_delimiter = ',', value_parser = tag, value_name = "TAG:VALUE,…")]
-    pub extra_tags: Vec<(String, String)>,
-
-    /// How often statistics are sent
-    #[arg(long, env = "STATS_FLUSH_INTERVAL",
-        default_value = "10s",
-        value_parser = some_time, value_name = "DURATION")]
-    pub stats_flush_interval: Duration,
-
-    /// Send nothing, whatever the other flags say; the debug port shows statistics all the same
-    #[arg(long, env = "DISABLE_STATS", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
-    pub disable_stats: bool,
-
-    /// Serve statistics to Prometheus on a port of their own
-    #[arg(long, env = "USE_PROMETHEUS", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
-    pub prometheus: bool,
-
-    /// Address of that port; without a host on all of them
-    #[arg(long, env = "PROMETHEUS_ADDR", default_value = ":9090", value_parser = address, value_name = "[HOST]:PORT")]
-    pub prometheus_address: SocketAddr,
-
-    /// Path of the page
-    #[arg(long, env = "PROMETHEUS_PATH", default_value = "/metrics", value_parser = path, value_name = "PATH")]
-    pub prometheus_path: String,
-
-    /// File that maps statsd names to Prometheus', in the format of statsd_exporter; a missing
-    /// one is said and left out
-    #[arg(long, env = "PROMETHEUS_MAPPER_YAML", value_parser = file_path, value_name = "FILE")]
-    pub prometheus_mapping: Option<PathBuf>,
-
-    /// Tell response times in milliseconds where the mapping file does not say otherwise
-    #[arg(long, env = "PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
-    pub prometheus_milliseconds: bool,
-
-    /// Most names of statistics that requests make up: values of detailed_metric and
-    /// value_to_metric, limit overrides, unknown domains
-    #[arg(
-        long,
-        env = "TOLLGATE_MAX_METRIC_NAMES",
-        default_value_t = 10_000,
-        value_name = "N"
-    )]
-    pub max_metric_names: usize,
+impl Settings {
+    /// Where the rules are.
+    pub fn source(&self) -> Source {
+        let runtime = &self.runtime;
+        let is_runtime = runtime.runtime_root.is_some() || runtime.runtime_subdirectory.is_some();
+        match &self.config_dir {
+            Some(folder) if !folder.as_os_str().is_empty() => Source::Paths(vec![folder.clone()]),
+            _ if is_runtime => Source::Runtime(config::Runtime {
+                root: runtime
+                    .runtime_root
+                    .clone()
+                    .unwrap_or_else(|| "/srv/runtime_data/current".into()),
+                subdirectory: runtime.runtime_subdirectory.clone().unwrap_or_default(),
+                app_directory: runtime.runtime_app_directory.clone(),
+                ignores_dot_files: runtime.runtime_ignore_dot_files,
+                watches_root: runtime.runtime_watch_root,
+            }),
+            _ => Source::Paths(vec!["config".into()]),
+        }
+    }
 }
 
 /// Where the reference keeps its rules. Every file counts there, whatever its name.
@@ -357,123 +222,6 @@ pub struct Runtime {
     /// Take the last part for the beginning of names in the middle folder, with dots for slashes
     #[arg(long, env = "RUNTIME_WATCH_ROOT", default_value = "true", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub runtime_watch_root: bool,
-}
-
-impl Settings {
-    /// Where the rules are.
-    pub fn source(&self) -> Source {
-        let runtime = &self.runtime;
-        let is_runtime = runtime.runtime_root.is_some() || runtime.runtime_subdirectory.is_some();
-        match &self.config_dir {
-            Some(folder) if !folder.as_os_str().is_empty() => Source::Paths(vec![folder.clone()]),
-            _ if is_runtime => Source::Runtime(config::Runtime {
-                root: runtime
-                    .runtime_root
-                    .clone()
-                    .unwrap_or_else(|| "/srv/runtime_data/current".into()),
-                subdirectory: runtime.runtime_subdirectory.clone().unwrap_or_default(),
-                app_directory: runtime.runtime_app_directory.clone(),
-                ignores_dot_files: runtime.runtime_ignore_dot_files,
-                watches_root: runtime.runtime_watch_root,
-            }),
-            _ => Source::Paths(vec!["config".into()]),
-        }
-    }
-}
-
-impl Redis {
-    /// The address of Redis, or nothing if counters are to be held in memory: that is so only if
-    /// nothing at all was said about a backend.
-    pub fn address(&self) -> Option<redis::Address> {
-        let is_asked_for = self.backend.is_some()
-            || self.redis_socket_type.is_some()
-            || self.redis_type.is_some()
-            || self.redis_auth.is_some();
-        // The reference's default.
-        let default = is_asked_for.then_some("/var/run/nutcracker/ratelimit.sock");
-        let given = self.redis_url.as_deref().filter(|url| !url.is_empty());
-        Some(redis::Address {
-            url: with_socket_type(given.or(default)?, self.redis_socket_type),
-            auth: self.redis_auth.clone(),
-            timeout: self.redis_connect_timeout,
-        })
-    }
-}
-
-impl RedisPerSecond {
-    /// The address of the second Redis, if there is one.
-    pub fn address(&self) -> Option<redis::Address> {
-        let url = with_socket_type(
-            &self.redis_per_second_url,
-            self.redis_per_second_socket_type,
-        );
-        self.redis_per_second.then(|| redis::Address {
-            url,
-            auth: self.redis_per_second_auth.clone(),
-            timeout: self.redis_per_second_connect_timeout,
-        })
-    }
-}
-
-/// A bare address that is told to be a socket's path, as a URL; any other as it is.
-fn with_socket_type(url: &str, socket_type: Option<SocketType>) -> String {
-    match socket_type {
-        Some(SocketType::Unix) if !url.contains("://") => format!("unix://{url}"),
-        _ => url.to_owned(),
-    }
-}
-
-/// A second Redis, for limits whose unit is the second. Deadline, connections, prefix and jitter
-/// are those of the first.
-#[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "A second Redis for limits per second")]
-pub struct RedisPerSecond {
-    /// Count limits per second in a Redis of their own
-    #[arg(long, env = "REDIS_PERSECOND", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
-    pub redis_per_second: bool,
-
-    /// Its address
-    #[arg(
-        long,
-        env = "REDIS_PERSECOND_URL",
-        default_value = "/var/run/nutcracker/ratelimitpersecond.sock",
-        hide_env_values = true,
-        value_name = "URL"
-    )]
-    pub redis_per_second_url: String,
-
-    /// What an address without a scheme is
-    #[arg(
-        long,
-        env = "REDIS_PERSECOND_SOCKET_TYPE",
-        value_enum,
-        ignore_case = true,
-        value_name = "TYPE"
-    )]
-    pub redis_per_second_socket_type: Option<SocketType>,
-
-    /// Kind of Redis behind the address
-    #[arg(
-        long,
-        env = "REDIS_PERSECOND_TYPE",
-        value_enum,
-        ignore_case = true,
-        value_name = "TYPE"
-    )]
-    pub redis_per_second_type: Option<RedisType>,
-
-    /// Password, or user:password, for an address that has none
-    #[arg(
-        long,
-        env = "REDIS_PERSECOND_AUTH",
-        hide_env_values = true,
-        value_name = "SECRET"
-    )]
-    pub redis_per_second_auth: Option<String>,
-
-    /// Longest that a connection may take to come up
-    #[arg(long, env = "REDIS_PERSECOND_TIMEOUT", default_value = "1s", value_parser = some_time, value_name = "DURATION")]
-    pub redis_per_second_connect_timeout: Duration,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -529,111 +277,6 @@ pub struct Listen {
     /// Debug port; 0 takes a free one
     #[arg(long, env = "DEBUG_PORT", default_value_t = 6070, value_name = "PORT")]
     pub debug_port: u16,
-}
-
-#[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Redis")]
-pub struct Redis {
-    /// Count in this Redis instead of in memory: redis://host:port/database, with user:password@
-    /// in front of the host if need be, host:port, or a socket path
-    #[arg(long, env = "REDIS_URL", hide_env_values = true, value_name = "URL")]
-    pub redis_url: Option<String>,
-
-    /// How keys are written: `reference` counts together with envoyproxy/ratelimit during a
-    /// migration, and refuses rules that its keys cannot tell apart
-    #[arg(
-        long,
-        env = "TOLLGATE_KEY_FORMAT",
-        default_value = "native",
-        value_enum,
-        ignore_case = true,
-        value_name = "FORMAT"
-    )]
-    pub key_format: KeyFormat,
-
-    /// Where to count: `redis` is the only backend beside memory, which needs no name
-    #[arg(long, env = "BACKEND_TYPE", value_parser = backend, value_name = "NAME")]
-    pub backend: Option<Backend>,
-
-    /// What a --redis-url without a scheme is: the address of a TCP port or a socket's path
-    #[arg(
-        long,
-        env = "REDIS_SOCKET_TYPE",
-        value_enum,
-        ignore_case = true,
-        value_name = "TYPE"
-    )]
-    pub redis_socket_type: Option<SocketType>,
-
-    /// Kind of Redis behind the address
-    #[arg(
-        long,
-        env = "REDIS_TYPE",
-        value_enum,
-        ignore_case = true,
-        value_name = "TYPE"
-    )]
-    pub redis_type: Option<RedisType>,
-
-    /// Password, or user:password, for an address that has none
-    #[arg(
-        long,
-        env = "REDIS_AUTH",
-        hide_env_values = true,
-        value_name = "SECRET"
-    )]
-    pub redis_auth: Option<String>,
-
-    /// Longest that a connection to Redis may take to come up; decisions do not wait for it
-    #[arg(long, env = "REDIS_TIMEOUT", default_value = "1s", value_parser = some_time, value_name = "DURATION")]
-    pub redis_connect_timeout: Duration,
-
-    /// Spread the ends of keys over this many seconds more
-    #[arg(
-        long,
-        env = "EXPIRATION_JITTER_MAX_SECONDS",
-        default_value_t = 0,
-        allow_negative_numbers = true,
-        value_name = "SECONDS"
-    )]
-    pub expiration_jitter: i64,
-
-    /// Longest that a decision waits for Redis; keep it below Envoy's timeout, which is 20ms
-    #[arg(long, env = "TOLLGATE_REDIS_TIMEOUT", default_value = "10ms", value_parser = some_time, value_name = "DURATION")]
-    pub redis_timeout: Duration,
-
-    /// Connections of each worker; one makes the largest batches
-    #[arg(long, env = "TOLLGATE_REDIS_CONNECTIONS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64), value_name = "N")]
-    pub redis_connections: u32,
-
-    /// What every key in Redis begins with
-    #[arg(
-        long,
-        env = "CACHE_KEY_PREFIX",
-        default_value = "",
-        value_name = "TEXT"
-    )]
-    pub key_prefix: String,
-
-    /// Answer for counters that are known to be over their limit without asking Redis, within
-    /// this much memory; 0 turns it off
-    #[arg(
-        long,
-        env = "LOCAL_CACHE_SIZE_IN_BYTES",
-        default_value_t = 0,
-        value_name = "BYTES"
-    )]
-    pub local_cache_bytes: usize,
-
-    /// Requests of one worker that may wait for Redis at a time; more get UNAVAILABLE at once
-    #[arg(
-        long,
-        env = "TOLLGATE_REDIS_MAX_WAITING",
-        default_value_t = 10_000,
-        value_parser = number(1..),
-        value_name = "N"
-    )]
-    pub redis_max_waiting: usize,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -790,44 +433,6 @@ pub enum LogFormat {
     Json,
 }
 
-/// The one backend that has to be named.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Backend {
-    Redis,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum SocketType {
-    Tcp,
-    Unix,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum StatsdProtocol {
-    Tcp,
-    Udp,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum RedisType {
-    Single,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum KeyFormat {
-    Native,
-    Reference,
-}
-
-impl From<KeyFormat> for counter::KeyFormat {
-    fn from(format: KeyFormat) -> Self {
-        match format {
-            KeyFormat::Native => Self::Native,
-            KeyFormat::Reference => Self::Reference,
-        }
-    }
-}
-
 #[derive(Debug, Args)]
 pub struct Check {
     /// Rule files, or folders of them
@@ -880,163 +485,6 @@ pub struct Ask {
     /// How long to wait for the answer
     #[arg(long, default_value = "5s", value_parser = duration, value_name = "DURATION")]
     pub timeout: Duration,
-}
-
-/// The keys and values of one descriptor.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entries(pub Vec<(String, String)>);
-
-fn entries(text: &str) -> Result<Entries, String> {
-    let mut entries = vec![(String::new(), None::<String>)];
-    let mut rest = text.chars();
-    while let Some(next) = rest.next() {
-        let (key, value) = entries.last_mut().expect("there is always an entry");
-        match (next, value) {
-            (',', _) => entries.push((String::new(), None)),
-            ('=', value @ None) => *value = Some(String::new()),
-            (next, value) => {
-                let literal = match next {
-                    '\\' => rest.next().ok_or("nothing follows the last backslash")?,
-                    other => other,
-                };
-                value.as_mut().unwrap_or(key).push(literal);
-            }
-        }
-    }
-    let pair = |(key, value): (String, Option<String>)| match value {
-        Some(value) if !key.is_empty() => Ok((key, value)),
-        _ => Err(format!("`{key}` is not KEY=VALUE")),
-    };
-    Ok(Entries(
-        entries.into_iter().map(pair).collect::<Result<_, _>>()?,
-    ))
-}
-
-/// The reference takes an empty name for Redis.
-fn backend(text: &str) -> Result<Backend, String> {
-    match text {
-        "" | "redis" => Ok(Backend::Redis),
-        "memcache" => {
-            Err("there is no memcached store, for it cannot count exactly; use redis".into())
-        }
-        _ => Err("expected redis".into()),
-    }
-}
-
-/// A path; a variable that is set to nothing is as good as none.
-fn file_path(text: &str) -> Result<PathBuf, Infallible> {
-    Ok(text.into())
-}
-
-fn file_mode(text: &str) -> Result<u32, String> {
-    match u32::from_str_radix(text, 8) {
-        Ok(mode) if mode <= 0o777 => Ok(mode),
-        _ => Err("expected an octal number up to 777".to_owned()),
-    }
-}
-
-/// `tag:value`, with exactly one colon, as the reference reads its maps.
-fn tag(text: &str) -> Result<(String, String), String> {
-    match text.split_once(':') {
-        Some((tag, value)) if !value.contains(':') => Ok((tag.to_owned(), value.to_owned())),
-        _ => Err("expected TAG:VALUE".to_owned()),
-    }
-}
-
-/// `:9090`, `127.0.0.1:9090`, `[::1]:9090`, `localhost:9090`
-fn address(text: &str) -> Result<SocketAddr, String> {
-    let (host, port) = text.rsplit_once(':').ok_or("expected [HOST]:PORT")?;
-    let port = port.parse().map_err(|_| "the port is no port")?;
-    let ip = match host.trim_start_matches('[').trim_end_matches(']') {
-        "" => IpAddr::from([0, 0, 0, 0]),
-        "localhost" => IpAddr::from([127, 0, 0, 1]),
-        ip => ip.parse().map_err(|_| "the host is no IP address")?,
-    };
-    Ok(SocketAddr::new(ip, port))
-}
-
-fn path(text: &str) -> Result<String, String> {
-    // Braces would be a pattern to the router.
-    if text.starts_with('/') && !text.contains(['{', '}']) {
-        Ok(text.to_owned())
-    } else {
-        Err("expected a path that begins with /".to_owned())
-    }
-}
-
-/// A number in `range`: 0 of a thing that every request needs is a slip, and so is more than a
-/// process could have.
-fn number(range: impl RangeBounds<u64>) -> RangedU64ValueParser<usize> {
-    RangedU64ValueParser::new().range(range)
-}
-
-/// A boolean as Go's `strconv.ParseBool` reads it.
-fn boolean(text: &str) -> Result<bool, String> {
-    match text {
-        "1" | "t" | "T" | "TRUE" | "true" | "True" => Ok(true),
-        "0" | "f" | "F" | "FALSE" | "false" | "False" => Ok(false),
-        _ => Err("expected true or false (or 1, t, 0, f)".to_owned()),
-    }
-}
-
-/// A name that can stand in front of a header's colon (RFC 9110, `token`): Envoy sends on what it
-/// is given.
-fn header_name(text: &str) -> Result<String, String> {
-    let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
-    if text.is_empty() || !text.bytes().all(is_token) {
-        return Err("not a header name".to_owned());
-    }
-    Ok(text.to_owned())
-}
-
-/// A duration that is not zero.
-fn some_time(text: &str) -> Result<Duration, String> {
-    match duration(text)? {
-        Duration::ZERO => Err("must be longer than 0".to_owned()),
-        some => Ok(some),
-    }
-}
-
-/// A duration as Go's `time.ParseDuration` reads it: `10ms`, `1h30m`, `1.5s`, `0`; no negative
-/// ones.
-fn duration(text: &str) -> Result<Duration, String> {
-    let bad = || {
-        format!(
-            "`{text}` is no duration; write a number and ns, us, ms, s, m or h, such as 10ms or 1h30m"
-        )
-    };
-    if text == "0" {
-        return Ok(Duration::ZERO);
-    }
-    let mut rest = text.strip_prefix('+').unwrap_or(text);
-    if rest.is_empty() {
-        return Err(bad());
-    }
-    let mut total = Duration::ZERO;
-    while !rest.is_empty() {
-        let end_of_number = rest
-            .find(|next: char| !next.is_ascii_digit() && next != '.')
-            .ok_or_else(bad)?;
-        let (number, behind) = rest.split_at(end_of_number);
-        let end_of_unit = behind
-            .find(|next: char| next.is_ascii_digit() || next == '.')
-            .unwrap_or(behind.len());
-        let (unit, behind) = behind.split_at(end_of_unit);
-        let unit_secs = match unit {
-            "ns" => 1e-9,
-            "us" | "µs" | "μs" => 1e-6,
-            "ms" => 1e-3,
-            "s" => 1.0,
-            "m" => 60.0,
-            "h" => 3600.0,
-            _ => return Err(bad()),
-        };
-        let number: f64 = number.parse().map_err(|_| bad())?;
-        let part = Duration::try_from_secs_f64(number * unit_secs).map_err(|_| bad())?;
-        total = total.checked_add(part).ok_or_else(bad)?;
-        rest = behind;
-    }
-    Ok(total)
 }
 
 #[cfg(test)]
@@ -1120,50 +568,5 @@ mod tests {
         );
         assert_eq!(with(&["tollgate", "check", "x"]), "tollgate check x");
         assert_eq!(with(&["tollgate", "--help"]), "tollgate --help");
-    }
-
-    #[test]
-    fn durations_are_those_of_go() {
-        assert_eq!(duration("10ms"), Ok(Duration::from_millis(10)));
-        assert_eq!(duration("1h30m"), Ok(Duration::from_secs(5400)));
-        assert_eq!(duration("1.5s"), Ok(Duration::from_millis(1500)));
-        assert_eq!(duration("150us"), Ok(Duration::from_micros(150)));
-        assert_eq!(duration("0"), Ok(Duration::ZERO));
-        for bad in [
-            "",
-            "5",
-            "s",
-            "-1s",
-            "1x",
-            "1s5",
-            "1..5s",
-            "9999999999999999999999h",
-        ] {
-            assert!(duration(bad).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn booleans_are_those_of_go() {
-        assert_eq!(boolean("T"), Ok(true));
-        assert_eq!(boolean("0"), Ok(false));
-        assert!(boolean("yes").is_err());
-        assert!(boolean("").is_err());
-    }
-
-    #[test]
-    fn descriptors_are_pairs_with_an_escape() {
-        let pairs = |text: &str| {
-            let Entries(pairs) = entries(text).unwrap();
-            pairs
-                .iter()
-                .map(|(key, value)| format!("{key}→{value}"))
-                .collect::<Vec<_>>()
-        };
-        assert_eq!(pairs("a=b,c=d=e"), ["a→b", "c→d=e"]);
-        assert_eq!(pairs(r"a\=b=c\,d,e="), ["a=b→c,d", "e→"]);
-        for bad in ["", "a", "a=b,", "=b", "a=b\\"] {
-            assert!(entries(bad).is_err(), "{bad}");
-        }
     }
 }

@@ -1,0 +1,240 @@
+//! Which Redis to count in, and how.
+
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use super::values::{backend, boolean, number, some_time};
+use crate::{counter, store::redis};
+
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Redis")]
+pub struct Redis {
+    /// Count in this Redis instead of in memory: redis://host:port/database, with user:password@
+    /// in front of the host if need be, host:port, or a socket path
+    #[arg(long, env = "REDIS_URL", hide_env_values = true, value_name = "URL")]
+    pub redis_url: Option<String>,
+
+    /// How keys are written: `reference` counts together with envoyproxy/ratelimit during a
+    /// migration, and refuses rules that its keys cannot tell apart
+    #[arg(
+        long,
+        env = "TOLLGATE_KEY_FORMAT",
+        default_value = "native",
+        value_enum,
+        ignore_case = true,
+        value_name = "FORMAT"
+    )]
+    pub key_format: KeyFormat,
+
+    /// Where to count: `redis` is the only backend beside memory, which needs no name
+    #[arg(long, env = "BACKEND_TYPE", value_parser = backend, value_name = "NAME")]
+    pub backend: Option<Backend>,
+
+    /// What a --redis-url without a scheme is: the address of a TCP port or a socket's path
+    #[arg(
+        long,
+        env = "REDIS_SOCKET_TYPE",
+        value_enum,
+        ignore_case = true,
+        value_name = "TYPE"
+    )]
+    pub redis_socket_type: Option<SocketType>,
+
+    /// Kind of Redis behind the address
+    #[arg(
+        long,
+        env = "REDIS_TYPE",
+        value_enum,
+        ignore_case = true,
+        value_name = "TYPE"
+    )]
+    pub redis_type: Option<RedisType>,
+
+    /// Password, or user:password, for an address that has none
+    #[arg(
+        long,
+        env = "REDIS_AUTH",
+        hide_env_values = true,
+        value_name = "SECRET"
+    )]
+    pub redis_auth: Option<String>,
+
+    /// Longest that a connection to Redis may take to come up; decisions do not wait for it
+    #[arg(long, env = "REDIS_TIMEOUT", default_value = "1s", value_parser = some_time, value_name = "DURATION")]
+    pub redis_connect_timeout: Duration,
+
+    /// Spread the ends of keys over this many seconds more
+    #[arg(
+        long,
+        env = "EXPIRATION_JITTER_MAX_SECONDS",
+        default_value_t = 0,
+        allow_negative_numbers = true,
+        value_name = "SECONDS"
+    )]
+    pub expiration_jitter: i64,
+
+    /// Longest that a decision waits for Redis; keep it below Envoy's timeout, which is 20ms
+    #[arg(long, env = "TOLLGATE_REDIS_TIMEOUT", default_value = "10ms", value_parser = some_time, value_name = "DURATION")]
+    pub redis_timeout: Duration,
+
+    /// Connections of each worker; one makes the largest batches
+    #[arg(long, env = "TOLLGATE_REDIS_CONNECTIONS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64), value_name = "N")]
+    pub redis_connections: u32,
+
+    /// What every key in Redis begins with
+    #[arg(
+        long,
+        env = "CACHE_KEY_PREFIX",
+        default_value = "",
+        value_name = "TEXT"
+    )]
+    pub key_prefix: String,
+
+    /// Answer for counters that are known to be over their limit without asking Redis, within
+    /// this much memory; 0 turns it off
+    #[arg(
+        long,
+        env = "LOCAL_CACHE_SIZE_IN_BYTES",
+        default_value_t = 0,
+        value_name = "BYTES"
+    )]
+    pub local_cache_bytes: usize,
+
+    /// Requests of one worker that may wait for Redis at a time; more get UNAVAILABLE at once
+    #[arg(
+        long,
+        env = "TOLLGATE_REDIS_MAX_WAITING",
+        default_value_t = 10_000,
+        value_parser = number(1..),
+        value_name = "N"
+    )]
+    pub redis_max_waiting: usize,
+}
+
+impl Redis {
+    /// The address of Redis, or nothing if counters are to be held in memory: that is so only if
+    /// nothing at all was said about a backend.
+    pub fn address(&self) -> Option<redis::Address> {
+        let is_asked_for = self.backend.is_some()
+            || self.redis_socket_type.is_some()
+            || self.redis_type.is_some()
+            || self.redis_auth.is_some();
+        // The reference's default.
+        let default = is_asked_for.then_some("/var/run/nutcracker/ratelimit.sock");
+        let given = self.redis_url.as_deref().filter(|url| !url.is_empty());
+        Some(redis::Address {
+            url: with_socket_type(given.or(default)?, self.redis_socket_type),
+            auth: self.redis_auth.clone(),
+            timeout: self.redis_connect_timeout,
+        })
+    }
+}
+
+/// A second Redis, for limits whose unit is the second. Deadline, connections, prefix and jitter
+/// are those of the first.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "A second Redis for limits per second")]
+pub struct RedisPerSecond {
+    /// Count limits per second in a Redis of their own
+    #[arg(long, env = "REDIS_PERSECOND", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub redis_per_second: bool,
+
+    /// Its address
+    #[arg(
+        long,
+        env = "REDIS_PERSECOND_URL",
+        default_value = "/var/run/nutcracker/ratelimitpersecond.sock",
+        hide_env_values = true,
+        value_name = "URL"
+    )]
+    pub redis_per_second_url: String,
+
+    /// What an address without a scheme is
+    #[arg(
+        long,
+        env = "REDIS_PERSECOND_SOCKET_TYPE",
+        value_enum,
+        ignore_case = true,
+        value_name = "TYPE"
+    )]
+    pub redis_per_second_socket_type: Option<SocketType>,
+
+    /// Kind of Redis behind the address
+    #[arg(
+        long,
+        env = "REDIS_PERSECOND_TYPE",
+        value_enum,
+        ignore_case = true,
+        value_name = "TYPE"
+    )]
+    pub redis_per_second_type: Option<RedisType>,
+
+    /// Password, or user:password, for an address that has none
+    #[arg(
+        long,
+        env = "REDIS_PERSECOND_AUTH",
+        hide_env_values = true,
+        value_name = "SECRET"
+    )]
+    pub redis_per_second_auth: Option<String>,
+
+    /// Longest that a connection may take to come up
+    #[arg(long, env = "REDIS_PERSECOND_TIMEOUT", default_value = "1s", value_parser = some_time, value_name = "DURATION")]
+    pub redis_per_second_connect_timeout: Duration,
+}
+
+impl RedisPerSecond {
+    /// The address of the second Redis, if there is one.
+    pub fn address(&self) -> Option<redis::Address> {
+        let url = with_socket_type(
+            &self.redis_per_second_url,
+            self.redis_per_second_socket_type,
+        );
+        self.redis_per_second.then(|| redis::Address {
+            url,
+            auth: self.redis_per_second_auth.clone(),
+            timeout: self.redis_per_second_connect_timeout,
+        })
+    }
+}
+
+/// A bare address that is told to be a socket's path, as a URL; any other as it is.
+fn with_socket_type(url: &str, socket_type: Option<SocketType>) -> String {
+    match socket_type {
+        Some(SocketType::Unix) if !url.contains("://") => format!("unix://{url}"),
+        _ => url.to_owned(),
+    }
+}
+
+/// The one backend that has to be named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backend {
+    Redis,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SocketType {
+    Tcp,
+    Unix,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RedisType {
+    Single,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum KeyFormat {
+    Native,
+    Reference,
+}
+
+impl From<KeyFormat> for counter::KeyFormat {
+    fn from(format: KeyFormat) -> Self {
+        match format {
+            KeyFormat::Native => Self::Native,
+            KeyFormat::Reference => Self::Reference,
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! Where statistics go.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use clap::{Args, ValueEnum};
+
+use super::values::{address, boolean, file_path, path, some_time, tag};
+use crate::metrics::{
+    mogrifier::{Mogrifier, MogrifierError},
+    statsd,
+};
+
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Statistics")]
+pub struct Stats {
+    /// Send statistics to a statsd collector
+    #[arg(long, env = "USE_STATSD", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub statsd: bool,
+
+    /// Host of the collector
+    #[arg(
+        long,
+        env = "STATSD_HOST",
+        default_value = "localhost",
+        value_name = "HOST"
+    )]
+    pub statsd_host: String,
+
+    /// Port of the collector
+    #[arg(long, env = "STATSD_PORT", default_value_t = 8125, value_name = "PORT")]
+    pub statsd_port: u16,
+
+    /// How lines travel to a statsd collector
+    #[arg(
+        long,
+        env = "STATSD_PROTOCOL",
+        default_value = "tcp",
+        value_enum,
+        ignore_case = true,
+        value_name = "PROTOCOL"
+    )]
+    pub statsd_protocol: StatsdProtocol,
+
+    /// Send statistics to a DogStatsD agent, over UDP
+    #[arg(long, env = "USE_DOG_STATSD", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub dog_statsd: bool,
+
+    /// Names of rules that rewrite names for DogStatsD; each has its own variables
+    /// DOG_STATSD_MOGRIFIER_NAME_PATTERN, …_NAME and …_TAGS, with its own name for NAME
+    #[arg(
+        long,
+        env = "USE_DOG_STATSD_MOGRIFIERS",
+        value_delimiter = ',',
+        value_name = "NAME,…"
+    )]
+    pub dog_statsd_mogrifiers: Vec<String>,
+
+    /// Tags for everything, as tag:value pairs
+    #[arg(long, env = "EXTRA_TAGS", value_delimiter = ',', value_parser = tag, value_name = "TAG:VALUE,…")]
+    pub extra_tags: Vec<(String, String)>,
+
+    /// How often statistics are sent
+    #[arg(long, env = "STATS_FLUSH_INTERVAL",
+        default_value = "10s",
+        value_parser = some_time, value_name = "DURATION")]
+    pub stats_flush_interval: Duration,
+
+    /// Send nothing, whatever the other flags say; the debug port shows statistics all the same
+    #[arg(long, env = "DISABLE_STATS", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub disable_stats: bool,
+
+    /// Serve statistics to Prometheus on a port of their own
+    #[arg(long, env = "USE_PROMETHEUS", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub prometheus: bool,
+
+    /// Address of that port; without a host on all of them
+    #[arg(long, env = "PROMETHEUS_ADDR", default_value = ":9090", value_parser = address, value_name = "[HOST]:PORT")]
+    pub prometheus_address: SocketAddr,
+
+    /// Path of the page
+    #[arg(long, env = "PROMETHEUS_PATH", default_value = "/metrics", value_parser = path, value_name = "PATH")]
+    pub prometheus_path: String,
+
+    /// File that maps statsd names to Prometheus', in the format of statsd_exporter; a missing
+    /// one is said and left out
+    #[arg(long, env = "PROMETHEUS_MAPPER_YAML", value_parser = file_path, value_name = "FILE")]
+    pub prometheus_mapping: Option<PathBuf>,
+
+    /// Tell response times in milliseconds where the mapping file does not say otherwise
+    #[arg(long, env = "PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub prometheus_milliseconds: bool,
+
+    /// Most names of statistics that requests make up: values of detailed_metric and
+    /// value_to_metric, limit overrides, unknown domains
+    #[arg(
+        long,
+        env = "TOLLGATE_MAX_METRIC_NAMES",
+        default_value_t = 10_000,
+        value_name = "N"
+    )]
+    pub max_metric_names: usize,
+}
+
+impl Stats {
+    /// Who gets statistics sent, and how.
+    ///
+    /// # Errors
+    ///
+    /// If a mogrifier's variables do not make a rule.
+    pub fn sinks(&self) -> Result<Vec<statsd::Options>, MogrifierError> {
+        let mut sinks = Vec::new();
+        let sink = |transport, dialect| statsd::Options {
+            host: self.statsd_host.clone(),
+            port: self.statsd_port,
+            transport,
+            dialect,
+            extra_tags: self.extra_tags.clone(),
+            flush_interval: self.stats_flush_interval,
+        };
+        if self.disable_stats {
+            return Ok(sinks);
+        }
+        if self.statsd && !self.dog_statsd {
+            let transport = match self.statsd_protocol {
+                StatsdProtocol::Tcp => statsd::Transport::Tcp,
+                StatsdProtocol::Udp => statsd::Transport::Udp,
+            };
+            sinks.push(sink(transport, statsd::Dialect::Statsd));
+        }
+        if self.dog_statsd {
+            let names = self
+                .dog_statsd_mogrifiers
+                .iter()
+                .filter(|name| !name.is_empty());
+            let rules = names
+                .map(|name| mogrifier(name))
+                .collect::<Result<_, _>>()?;
+            sinks.push(sink(
+                statsd::Transport::Udp,
+                statsd::Dialect::DogStatsd(rules),
+            ));
+        }
+        Ok(sinks)
+    }
+}
+
+/// The rule that the variables of `name` make.
+fn mogrifier(name: &str) -> Result<Mogrifier, MogrifierError> {
+    #[expect(clippy::disallowed_methods, reason = "this file reads the environment")]
+    let part = |part: &str| {
+        std::env::var(format!("DOG_STATSD_MOGRIFIER_{name}_{part}")).unwrap_or_default()
+    };
+    let tags = part("TAGS");
+    let tags: Vec<_> = tags
+        .split(',')
+        .filter(|tag| !tag.is_empty())
+        .map(|tag| {
+            let (tag, value) = tag.split_once(':').unwrap_or((tag, ""));
+            (tag.to_owned(), value.to_owned())
+        })
+        .collect();
+    Mogrifier::new(name, &part("PATTERN"), &part("NAME"), &tags)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum StatsdProtocol {
+    Tcp,
+    Udp,
+}
