@@ -20,8 +20,8 @@ pub struct Reloader {
     pub metrics: Arc<Metrics>,
     /// The files of the last load, good or bad.
     seen: Option<[u8; 32]>,
-    /// How many domains the rules in use have.
-    domains: watch::Sender<usize>,
+    /// Whether the rules in use have any domain.
+    has_domains: watch::Sender<bool>,
 }
 
 /// Changes within this time are one: editors and the kubelet make several of each.
@@ -42,13 +42,13 @@ impl Reloader {
             rules,
             metrics,
             seen: None,
-            domains: watch::Sender::new(0),
+            has_domains: watch::Sender::new(false),
         }
     }
 
-    /// How many domains the rules in use have, now and later.
-    pub fn domains(&self) -> watch::Receiver<usize> {
-        self.domains.subscribe()
+    /// Whether the rules in use have any domain, now and later.
+    pub fn has_domains(&self) -> watch::Receiver<bool> {
+        self.has_domains.subscribe()
     }
 
     /// Loads the rules if the files are not those of the last time.
@@ -75,9 +75,9 @@ impl Reloader {
             files = loaded.files,
             "rules loaded"
         );
-        let domains = loaded.matcher.domain_count();
+        let has_domains = loaded.matcher.domain_count() > 0;
         self.rules.swap(loaded.matcher, &self.metrics);
-        self.domains.send_replace(domains);
+        self.has_domains.send_replace(has_domains);
         Ok(())
     }
 

@@ -4,7 +4,7 @@
 //! workers one after the other, serves the HTTP ports, watches the rules and waits for signals.
 //! Each worker is a thread with a current-thread runtime, and no decision ever leaves its worker.
 
-use std::{io, path::Path, sync::Arc, thread, time::Duration};
+use std::{convert::Infallible, io, path::Path, pin::Pin, sync::Arc, thread, time::Duration};
 
 use tokio::{
     runtime::{Builder, Runtime},
@@ -134,12 +134,14 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     // Before the ports are announced: who reads the line may send a signal or change a rule at
     // once.
     let mut signals = Signals::new()?;
-    let domains = reloader.domains();
+    let has_domains = reloader.has_domains();
     let watch = reloader.watch();
 
-    let (health, health_service) = HealthDoors::new();
-    let needs_rules = settings.healthy_with_rules_only;
-    health.set(!needs_rules || *domains.borrow() > 0).await;
+    let (probes, answers) = backend.probes(settings);
+    let rules_condition = settings.healthy_with_rules_only.then_some(has_domains);
+    let conditions = rules_condition.into_iter().chain(answers).collect();
+    let (health, health_service) = HealthDoors::new(conditions);
+    health.update().await;
 
     let (phase, phases) = watch::channel(Phase::Serving);
     let mut workers = Workers::default();
@@ -194,8 +196,11 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     }
 
     let mut following = JoinSet::new();
-    if needs_rules {
-        following.spawn(health.clone().follow(domains));
+    for probe in probes {
+        following.spawn(async move { match probe.await {} });
+    }
+    for condition in health.conditions.clone() {
+        following.spawn(health.clone().follow(condition));
     }
     let places = Arc::new(Semaphore::new(settings.bounds.max_connections));
     let mut accepting = JoinSet::new();
@@ -277,6 +282,9 @@ fn load(
     Ok(reloader)
 }
 
+/// A task that never ends.
+type Probe = Pin<Box<dyn Future<Output = Infallible> + Send>>;
+
 /// The store behind all workers.
 enum Backend {
     Memory(Arc<MemoryStore>),
@@ -325,6 +333,21 @@ impl Backend {
         let meters = metrics.over_limit_cache.clone();
         let store = OverLimitCache::new(PerSecond { store, per_second }, cache_bytes, meters);
         (AnyStore::Redis(Arc::new(store)), batchers)
+    }
+
+    /// Tasks that find out whether each Redis answers, if health has to follow that, and what they
+    /// find.
+    fn probes(&self, settings: &Settings) -> (Vec<Probe>, Vec<watch::Receiver<bool>>) {
+        let (mut probes, mut answers): (Vec<Probe>, _) = (Vec::new(), Vec::new());
+        if let (Self::Redis { all, per_second }, true) = (self, settings.redis.health_follows_redis)
+        {
+            for connections in [Some(all), per_second.as_ref()].into_iter().flatten() {
+                let (sender, receiver) = watch::channel(false);
+                probes.push(Box::pin(connections.clone().probe(sender)));
+                answers.push(receiver);
+            }
+        }
+        (probes, answers)
     }
 
     fn name(&self) -> &'static str {
@@ -450,13 +473,25 @@ fn routes(service: grpc::Service<AnyStore>, settings: &Settings) -> Routes {
 struct HealthDoors {
     http: Health,
     grpc: HealthReporter,
+    /// What has to be so for health to be good.
+    conditions: Vec<watch::Receiver<bool>>,
 }
 
 impl HealthDoors {
-    fn new() -> (Self, HealthServer<impl HealthService>) {
+    fn new(conditions: Vec<watch::Receiver<bool>>) -> (Self, HealthServer<impl HealthService>) {
         let (grpc, service) = tonic_health::server::health_reporter();
-        let http = Health::default();
-        (Self { http, grpc }, service)
+        let doors = Self {
+            http: Health::default(),
+            grpc,
+            conditions,
+        };
+        (doors, service)
+    }
+
+    /// Tells how things stand.
+    async fn update(&self) {
+        self.set(self.conditions.iter().all(|is_so| *is_so.borrow()))
+            .await;
     }
 
     async fn set(&self, is_good: bool) {
@@ -471,11 +506,13 @@ impl HealthDoors {
         }
     }
 
-    /// Good as long as the rules have a domain.
-    async fn follow(self, mut domains: watch::Receiver<usize>) {
-        while domains.changed().await.is_ok() {
-            let is_good = *domains.borrow_and_update() > 0;
-            self.set(is_good).await;
+    /// Tells how things stand whenever `condition` changes.
+    async fn follow(self, mut condition: watch::Receiver<bool>) {
+        loop {
+            self.update().await;
+            if condition.changed().await.is_err() {
+                return;
+            }
         }
     }
 }

@@ -101,6 +101,10 @@ pub struct Redis {
     )]
     pub local_cache_bytes: usize,
 
+    /// Report good health only while Redis answers; otherwise the process stays in rotation
+    #[arg(long, env = "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub health_follows_redis: bool,
+
     /// Requests of one worker that may wait for Redis at a time; more get UNAVAILABLE at once
     #[arg(
         long,

@@ -144,7 +144,7 @@ pub const VARIABLES: [(&str, Treatment); 114] = [
         "REDIS_CLUSTER_PIPELINE_PARALLELISM",
         Instead("it is for a Redis Cluster"),
     ),
-    ("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", NotYet("false")),
+    ("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", Honoured),
     ("REDIS_PERSECOND", Honoured),
     ("REDIS_PERSECOND_AUTH", Honoured),
     (

@@ -17,9 +17,10 @@ use tonic::{Code, Status};
 
 use crate::support::{
     ask::{Client, ask, connect, descriptor, is_ok, request, send},
-    eventually,
+    eventually, http,
     redis::Redis,
     tollgate::{self, Tollgate},
+    wait_until,
 };
 
 const THREE_PERIODS: &str = "
@@ -473,4 +474,83 @@ fn an_address_that_cannot_be_read_is_refused_without_its_password() {
         assert!(text.contains("not a Redis address"), "{text}");
         assert!(!text.contains("open-sesame"), "{text}");
     }
+}
+
+/// Waits until `/healthcheck` is good or bad, and the gRPC health of the name `ratelimit` with it.
+#[track_caller]
+fn await_health(server: &Tollgate, is_good: bool) {
+    let page = if is_good { 200 } else { 500 };
+    wait_until("health follows Redis", || {
+        http::get(server.http, "/healthcheck").status == page
+    });
+}
+
+#[test]
+fn health_follows_redis_if_it_is_told_to() {
+    let mut redis = Redis::start();
+    redis.kill();
+    let follows = tollgate::with_rules(THREE_PERIODS)
+        .redis(&redis)
+        .env("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "true")
+        .start();
+    let stays = tollgate::with_rules(THREE_PERIODS).redis(&redis).start();
+    await_health(&follows, false);
+    redis.restart();
+    await_health(&follows, true);
+    redis.kill();
+    await_health(&follows, false);
+    // Without being told, health is that of the process.
+    await_health(&stays, true);
+    redis.restart();
+    await_health(&follows, true);
+}
+
+#[test]
+fn health_follows_a_frozen_redis_too() {
+    let redis = Redis::start();
+    let server = tollgate::with_rules(THREE_PERIODS)
+        .redis(&redis)
+        .args(["--health-follows-redis", "--redis-connect-timeout", "200ms"])
+        .start();
+    await_health(&server, true);
+    redis.freeze();
+    await_health(&server, false);
+    redis.thaw();
+    await_health(&server, true);
+}
+
+#[test]
+fn health_follows_both_stores() {
+    let redis = Redis::start();
+    let mut per_second = Redis::start();
+    let server = tollgate::with_rules(THREE_PERIODS)
+        .redis(&redis)
+        .args(["--health-follows-redis", "--redis-per-second"])
+        .args(["--redis-per-second-url", &per_second.url()])
+        .start();
+    await_health(&server, true);
+    per_second.kill();
+    await_health(&server, false);
+}
+
+#[tokio::test]
+async fn limits_per_second_have_a_redis_of_their_own() {
+    const RULES: &str =
+        "domain: d\ndescriptors: [{key: k, rate_limits: [1000/60seconds, 2000/year]}]";
+    let redis = Redis::start();
+    let per_second = Redis::start();
+    let server = tollgate::with_rules(RULES)
+        .redis(&redis)
+        .args([
+            "--redis-per-second",
+            "--redis-per-second-url",
+            &per_second.url(),
+        ])
+        .start();
+    let mut client = connect(server.grpc).await;
+    one(&mut client, "v").await.unwrap();
+    let keys = |redis: &Redis| redis.keys().join(" ");
+    assert!(keys(&per_second).contains("}60@"), "{}", keys(&per_second));
+    assert!(keys(&redis).contains("}31536000@"), "{}", keys(&redis));
+    assert_eq!((redis.keys().len(), per_second.keys().len()), (1, 1));
 }

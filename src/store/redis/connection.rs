@@ -1,7 +1,8 @@
 //! Connections to one Redis, pooled by bb8.
 
 use std::{
-    fmt,
+    convert::Infallible,
+    fmt, mem,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
@@ -28,6 +29,9 @@ use super::{Meters, Options};
 pub struct BadUrl {
     reason: String,
 }
+
+/// How long to wait between two questions whether Redis is there.
+const PROBE: Duration = Duration::from_millis(500);
 
 /// Where a Redis is, and how to get in.
 #[derive(Clone)]
@@ -100,6 +104,27 @@ impl Connections {
             timeout: *timeout,
             meters,
         })
+    }
+
+    /// Tells whether Redis answers, from a connection of its own, until dropped.
+    pub async fn probe(self, answers: watch::Sender<bool>) -> Infallible {
+        let tell = |is_so: bool| {
+            answers.send_if_modified(|was_so| mem::replace(was_so, is_so) != is_so);
+        };
+        loop {
+            if let Ok(mut connection) = self.connect().await {
+                let mut ask = async || {
+                    let asked = tokio::time::timeout(self.timeout, self.is_valid(&mut connection));
+                    matches!(asked.await, Ok(Ok(())))
+                };
+                while ask().await {
+                    tell(true);
+                    tokio::time::sleep(PROBE).await;
+                }
+            }
+            tell(false);
+            tokio::time::sleep(PROBE).await;
+        }
     }
 
     pub(super) fn meters(&self) -> Arc<Meters> {
@@ -181,7 +206,7 @@ impl ManageConnection for Connections {
         })
     }
 
-    /// Never called: connections are not tested on checkout.
+    /// Not asked on checkout, but by [`Connections::probe`].
     async fn is_valid(&self, connection: &mut Connection) -> Result<(), RedisError> {
         redis::cmd("PING").exec_async(&mut connection.inner).await
     }
