@@ -9,6 +9,7 @@
 //! - `drain`: how the server ends
 //! - `golden`: statements on requests and rules, a file each
 //! - `drop_in`: started as platforms start envoyproxy/ratelimit, and beside it on one Redis
+//! - `prometheus`: a real Prometheus and promtool read the page
 //! - `statistics`: statsd, DogStatsD, Prometheus and `/stats`
 //! - `grpcurl`: what a stranger finds out by reflection, and health
 //! - `http`: health, metrics and the rules in use over HTTP
@@ -35,6 +36,7 @@ mod golden;
 mod grpcurl;
 mod http;
 mod papers;
+mod prometheus;
 mod redis;
 mod reload;
 mod rls;
