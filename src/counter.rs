@@ -275,8 +275,12 @@ mod tests {
 
     type Values = (Vec<u8>, Vec<(Vec<u8>, Vec<u8>, bool)>);
 
-    fn identity((domain, entries): &Values) -> Identity {
-        let mut identity = Identity::default();
+    fn identity(values: &Values) -> Identity {
+        identity_in(KeyFormat::Native, values)
+    }
+
+    fn identity_in(format: KeyFormat, (domain, entries): &Values) -> Identity {
+        let mut identity = Identity::new(format);
         let shared: Vec<_> = entries
             .iter()
             .enumerate()
@@ -295,13 +299,17 @@ mod tests {
     }
 
     fn key(values: &Values, period: Period, now: Timestamp) -> Vec<u8> {
+        key_of(&identity(values), period, now)
+    }
+
+    fn key_of(identity: &Identity, period: Period, now: Timestamp) -> Vec<u8> {
         let mut batch = Batch::default();
         let limit = Limit {
             requests_per_unit: 1,
             period,
             name: None,
         };
-        batch.push(&identity(values), &limit, window(period, now), Hits::ONE);
+        batch.push(identity, &limit, window(period, now), Hits::ONE);
         batch.iter().next().unwrap().key.to_vec()
     }
 
@@ -344,30 +352,9 @@ mod tests {
 
     #[track_caller]
     fn check_reference(values: &Values, unit: Unit, expected: &str) {
-        let mut batch = Batch::default();
-        let limit = Limit {
-            requests_per_unit: 1,
-            period: unit.into(),
-            name: None,
-        };
-        let mut identity = identity(values);
-        identity.format = KeyFormat::Reference;
-        let (domain, entries) = values;
-        let shared: Vec<_> = entries
-            .iter()
-            .enumerate()
-            .filter(|(_, (_, _, is_shared))| *is_shared)
-            .map(|(index, (_, value, _))| (index, value.as_slice()))
-            .collect();
-        let entries: Vec<_> = entries
-            .iter()
-            .map(|(key, value, _)| Entry { key, value })
-            .collect();
-        identity.set(domain, &entries, &shared);
-        let now = Timestamp::from_secs(1234);
-        batch.push(&identity, &limit, window(limit.period, now), Hits::ONE);
-        let key = batch.iter().next().unwrap().key;
-        assert_eq!(String::from_utf8_lossy(key), expected);
+        let identity = identity_in(KeyFormat::Reference, values);
+        let key = key_of(&identity, unit.into(), Timestamp::from_secs(1234));
+        assert_eq!(String::from_utf8_lossy(&key), expected);
     }
 
     #[test]
