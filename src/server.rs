@@ -301,7 +301,7 @@ impl Backend {
                 settings.max_counters,
             ))));
         };
-        let per_second = settings.redis_per_second.address();
+        let per_second = settings.redis_per_second.address(&settings.redis.tls);
         Ok(Self::Redis {
             all: redis::Connections::new(&address, metrics.redis.clone())?,
             per_second: per_second

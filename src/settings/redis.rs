@@ -1,10 +1,10 @@
 //! Which Redis to count in, and how.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, ValueEnum};
 
-use super::values::{backend, boolean, number, some_time};
+use super::values::{backend, boolean, file_path, number, some_time};
 use crate::{counter, store::redis};
 
 #[derive(Clone, Debug, Args)]
@@ -59,6 +59,13 @@ pub struct Redis {
         value_name = "SECRET"
     )]
     pub redis_auth: Option<String>,
+
+    /// Speak TLS to Redis; a rediss:// address does so too
+    #[arg(long, env = "REDIS_TLS", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub redis_tls: bool,
+
+    #[command(flatten)]
+    pub tls: RedisTls,
 
     /// Longest that a connection to Redis may take to come up; decisions do not wait for it
     #[arg(long, env = "REDIS_TIMEOUT", default_value = "1s", value_parser = some_time, value_name = "DURATION")]
@@ -116,6 +123,40 @@ pub struct Redis {
     pub redis_max_waiting: usize,
 }
 
+/// Certificates for TLS to Redis, both of them.
+#[derive(Clone, Debug, Args)]
+pub struct RedisTls {
+    /// Certificate authority of Redis, trusted instead of the public ones
+    #[arg(long, env = "REDIS_TLS_CACERT", value_parser = file_path, value_name = "FILE")]
+    pub redis_tls_ca: Option<PathBuf>,
+
+    /// Certificate to show to Redis
+    #[arg(long, env = "REDIS_TLS_CLIENT_CERT", value_parser = file_path, value_name = "FILE")]
+    pub redis_tls_cert: Option<PathBuf>,
+
+    /// Key of that certificate
+    #[arg(long, env = "REDIS_TLS_CLIENT_KEY", value_parser = file_path, value_name = "FILE")]
+    pub redis_tls_key: Option<PathBuf>,
+
+    /// Take a certificate of Redis that is good but for another host
+    #[arg(long, env = "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub redis_tls_any_host: bool,
+}
+
+impl RedisTls {
+    fn read(&self) -> redis::Tls {
+        let given = |path: &Option<PathBuf>| {
+            let path = path.clone()?;
+            (!path.as_os_str().is_empty()).then_some(path)
+        };
+        redis::Tls {
+            ca: given(&self.redis_tls_ca),
+            client: given(&self.redis_tls_cert).zip(given(&self.redis_tls_key)),
+            any_host: self.redis_tls_any_host,
+        }
+    }
+}
+
 impl Redis {
     /// The address of Redis, or nothing if counters are to be held in memory: that is so only if
     /// nothing at all was said about a backend.
@@ -131,6 +172,7 @@ impl Redis {
             url: with_socket_type(given.or(default)?, self.redis_socket_type),
             auth: self.redis_auth.clone(),
             timeout: self.redis_connect_timeout,
+            tls: self.redis_tls.then(|| self.tls.read()),
         })
     }
 }
@@ -183,6 +225,10 @@ pub struct RedisPerSecond {
     )]
     pub redis_per_second_auth: Option<String>,
 
+    /// Speak TLS to it, with the certificates of the first
+    #[arg(long, env = "REDIS_PERSECOND_TLS", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub redis_per_second_tls: bool,
+
     /// Longest that a connection may take to come up
     #[arg(long, env = "REDIS_PERSECOND_TIMEOUT", default_value = "1s", value_parser = some_time, value_name = "DURATION")]
     pub redis_per_second_connect_timeout: Duration,
@@ -190,7 +236,7 @@ pub struct RedisPerSecond {
 
 impl RedisPerSecond {
     /// The address of the second Redis, if there is one.
-    pub fn address(&self) -> Option<redis::Address> {
+    pub fn address(&self, tls: &RedisTls) -> Option<redis::Address> {
         let url = with_socket_type(
             &self.redis_per_second_url,
             self.redis_per_second_socket_type,
@@ -199,6 +245,7 @@ impl RedisPerSecond {
             url,
             auth: self.redis_per_second_auth.clone(),
             timeout: self.redis_per_second_connect_timeout,
+            tls: self.redis_per_second_tls.then(|| tls.read()),
         })
     }
 }

@@ -173,7 +173,7 @@ pub const VARIABLES: [(&str, Treatment); 114] = [
     ),
     ("REDIS_PERSECOND_SOCKET_TYPE", Honoured),
     ("REDIS_PERSECOND_TIMEOUT", Honoured),
-    ("REDIS_PERSECOND_TLS", NotYet("false")),
+    ("REDIS_PERSECOND_TLS", Honoured),
     ("REDIS_PERSECOND_TYPE", Honoured),
     ("REDIS_PERSECOND_URL", Honoured),
     (
@@ -207,14 +207,11 @@ pub const VARIABLES: [(&str, Treatment); 114] = [
         Instead("tollgate starts without waiting for Redis"),
     ),
     ("REDIS_TIMEOUT", Honoured),
-    ("REDIS_TLS", NotYet("false")),
-    ("REDIS_TLS_CACERT", Instead("it is for REDIS_TLS")),
-    ("REDIS_TLS_CLIENT_CERT", Instead("it is for REDIS_TLS")),
-    ("REDIS_TLS_CLIENT_KEY", Instead("it is for REDIS_TLS")),
-    (
-        "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION",
-        Instead("it is for REDIS_TLS"),
-    ),
+    ("REDIS_TLS", Honoured),
+    ("REDIS_TLS_CACERT", Honoured),
+    ("REDIS_TLS_CLIENT_CERT", Honoured),
+    ("REDIS_TLS_CLIENT_KEY", Honoured),
+    ("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", Honoured),
     ("REDIS_TYPE", Honoured),
     ("REDIS_URL", Honoured),
     ("RESPONSE_DYNAMIC_METADATA", Honoured),
@@ -363,8 +360,6 @@ mod tests {
         check("PATH", "x", Ok(0));
         check("REDIS_POOL_SIZE", "5", Ok(1));
         check("CONFIG_TYPE", "FILE", Ok(0));
-        check("REDIS_TLS", "F", Ok(0));
-        check("REDIS_TLS", "true", Err(Unsupported { name: "REDIS_TLS" }));
         check(
             "CONFIG_TYPE",
             "GRPC_XDS_SOTW",

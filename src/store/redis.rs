@@ -26,7 +26,7 @@ mod connection;
 mod pipeline;
 
 pub use batcher::Batcher;
-pub use connection::{Address, BadUrl, Connections};
+pub use connection::{Address, BadUrl, Connections, Tls};
 
 /// How the store talks to Redis.
 #[derive(Clone, Debug)]

@@ -2,7 +2,8 @@
 
 use std::{
     convert::Infallible,
-    fmt, mem,
+    fmt, fs, mem,
+    path::{Path, PathBuf},
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
@@ -10,8 +11,8 @@ use std::{
 use bb8_redis::{
     bb8::{ErrorSink, ManageConnection, Pool, PooledConnection},
     redis::{
-        self, AsyncConnectionConfig, Client, ConnectionInfo, IntoConnectionInfo as _, Pipeline,
-        RedisError, Value,
+        self, AsyncConnectionConfig, Client, ClientTlsConfig, ConnectionInfo,
+        IntoConnectionInfo as _, Pipeline, RedisError, TlsCertificates, Value,
         aio::{ConnectionLike as _, MultiplexedConnection},
     },
 };
@@ -42,6 +43,19 @@ pub struct Address {
     pub auth: Option<String>,
     /// How long a connection may take to come up.
     pub timeout: Duration,
+    /// How to speak TLS; a `rediss://` URL does even without.
+    pub tls: Option<Tls>,
+}
+
+/// TLS to Redis.
+#[derive(Clone, Debug, Default)]
+pub struct Tls {
+    /// Trusted instead of the public roots.
+    pub ca: Option<PathBuf>,
+    /// Certificate chain and key to show to the server.
+    pub client: Option<(PathBuf, PathBuf)>,
+    /// Take a certificate that is good but for another host.
+    pub any_host: bool,
 }
 
 impl fmt::Debug for Address {
@@ -81,11 +95,17 @@ impl Connections {
     ///
     /// If `address` cannot be read; whether somebody answers there is not asked.
     pub fn new(address: &Address, meters: Arc<Meters>) -> Result<Self, BadUrl> {
-        let Address { url, auth, timeout } = address;
+        let Address {
+            url,
+            auth,
+            timeout,
+            tls,
+        } = address;
         let bad = |error: RedisError| BadUrl {
             reason: error.to_string().to_lowercase(),
         };
-        let info: ConnectionInfo = with_scheme(url).into_connection_info().map_err(bad)?;
+        let url = with_scheme(url, tls.is_some());
+        let info: ConnectionInfo = url.into_connection_info().map_err(bad)?;
         // The library would name itself with two more commands on every connection.
         let mut redis_settings = info.redis_settings().clone().set_skip_set_lib_name();
         if let (Some(auth), None) = (auth, redis_settings.password()) {
@@ -98,7 +118,17 @@ impl Connections {
         let info = info
             .set_redis_settings(redis_settings)
             .set_tcp_settings(tcp_settings);
-        let client = Client::open(info).map_err(bad)?;
+        let client = match tls {
+            None => Client::open(info),
+            Some(tls) => Client::build_with_tls(info, tls.read()?).and_then(|client| {
+                let mut info = client.get_connection_info().clone();
+                let mut address = info.addr().clone();
+                address.set_danger_accept_invalid_hostnames(tls.any_host);
+                info = info.set_addr(address);
+                Client::open(info)
+            }),
+        };
+        let client = client.map_err(bad)?;
         Ok(Self {
             client: Arc::new(client),
             timeout: *timeout,
@@ -174,14 +204,36 @@ impl ConnectionPool {
     }
 }
 
+impl Tls {
+    fn read(&self) -> Result<TlsCertificates, BadUrl> {
+        let client_tls = match &self.client {
+            Some((certificate, key)) => Some(ClientTlsConfig {
+                client_cert: read(certificate)?,
+                client_key: read(key)?,
+            }),
+            None => None,
+        };
+        Ok(TlsCertificates {
+            client_tls,
+            root_cert: self.ca.as_deref().map(read).transpose()?,
+        })
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, BadUrl> {
+    fs::read(path).map_err(|error| BadUrl {
+        reason: format!("{} cannot be read: {error}", path.display()),
+    })
+}
+
 /// The reference takes a bare `host:port` or a socket path where Redis' own tools want a URL.
-fn with_scheme(url: &str) -> String {
-    if url.contains("://") {
-        url.to_owned()
-    } else if url.starts_with('/') {
-        format!("unix://{url}")
-    } else {
-        format!("redis://{url}")
+fn with_scheme(url: &str, is_tls: bool) -> String {
+    match (url.split_once("://"), is_tls) {
+        (Some(("redis", rest)), true) => format!("rediss://{rest}"),
+        (Some(_), _) => url.to_owned(),
+        (None, _) if url.starts_with('/') => format!("unix://{url}"),
+        (None, true) => format!("rediss://{url}"),
+        (None, false) => format!("redis://{url}"),
     }
 }
 

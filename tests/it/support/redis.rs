@@ -3,6 +3,7 @@
 use std::{
     io::{Read as _, Write as _},
     net::TcpStream,
+    path::Path,
     process::{Child, Command, Stdio},
     time::Duration,
 };
@@ -33,11 +34,18 @@ impl Redis {
     /// Starts it with further options, such as `["--requirepass", "secret"]`.
     #[track_caller]
     pub fn with(options: &[&str]) -> Self {
+        Self::with_made(|| options.iter().map(|&option| option.to_owned()).collect())
+    }
+
+    /// Starts it with options that are made anew for each attempt, for they may name a port:
+    /// somebody else may take that between the look and the start.
+    #[track_caller]
+    fn with_made(options: impl Fn() -> Vec<String>) -> Self {
         let folder = TempDir::new().unwrap();
-        // Somebody else may take the port between the look and the start.
         for _ in 0..10 {
             let port = free_port();
-            let mut child = spawn(port, &folder, options);
+            let options = options();
+            let mut child = spawn(port, &folder, &options);
             let mut has_ended = false;
             wait_until("redis-server answers", || {
                 has_ended = child.try_wait().unwrap().is_some();
@@ -48,11 +56,38 @@ impl Redis {
                     child,
                     port,
                     folder,
-                    options: options.iter().map(|&option| option.to_owned()).collect(),
+                    options,
                 };
             }
         }
         panic!("redis-server does not start");
+    }
+
+    /// Starts one that speaks TLS as well, with the files `cert`, `key` and `ca` of `folder`;
+    /// `clients` says whether it wants to see a certificate.
+    #[track_caller]
+    pub fn with_tls(folder: &Path, clients: bool) -> Self {
+        let file = |name: &str| folder.join(name).to_str().unwrap().to_owned();
+        let clients = if clients { "yes" } else { "no" };
+        Self::with_made(|| {
+            [
+                ["--tls-port", &free_port().to_string()],
+                ["--tls-cert-file", &file("cert")],
+                ["--tls-key-file", &file("key")],
+                ["--tls-ca-cert-file", &file("ca")],
+                ["--tls-auth-clients", clients],
+            ]
+            .concat()
+            .into_iter()
+            .map(str::to_owned)
+            .collect()
+        })
+    }
+
+    /// The port on which it speaks TLS.
+    pub fn tls_port(&self) -> &str {
+        let at = self.options.iter().position(|option| option == "--tls-port");
+        &self.options[at.expect("it speaks TLS") + 1]
     }
 
     /// Starts one that wants a password.
@@ -163,7 +198,7 @@ impl Monitor<'_> {
     }
 }
 
-fn spawn(port: u16, folder: &TempDir, options: &[&str]) -> Child {
+fn spawn(port: u16, folder: &TempDir, options: &[String]) -> Child {
     Command::new(tool("redis-server"))
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
         .args(["--save", "", "--appendonly", "no"])

@@ -1,0 +1,101 @@
+//! TLS between tollgate and a real Redis.
+
+use std::{fs, path::Path};
+
+use tempfile::TempDir;
+
+use crate::support::{
+    ask::{ask, connect, is_ok},
+    certificates::{Authority, Pair},
+    redis::Redis,
+    tollgate,
+};
+
+const RULES: &str = "domain: d\ndescriptors: [{key: k, rate_limits: [1/year]}]";
+
+/// Certificates in files: `ca`, `cert` and `key` for a server of this name.
+fn certificates(name: &str) -> (Authority, TempDir) {
+    let authority = Authority::new("Redis");
+    let folder = TempDir::new().unwrap();
+    fs::write(folder.path().join("ca"), &authority.certificate).unwrap();
+    write(&authority.issue(name), folder.path(), "cert", "key");
+    (authority, folder)
+}
+
+fn write(pair: &Pair, folder: &Path, certificate: &str, key: &str) {
+    fs::write(folder.join(certificate), &pair.certificate).unwrap();
+    fs::write(folder.join(key), &pair.key).unwrap();
+}
+
+/// Whether tollgate, told so by `env`, can count in `redis`. Files are those of `folder`.
+async fn counts(redis: &Redis, folder: &Path, env: &[(&str, &str)]) -> bool {
+    let mut builder = tollgate::with_rules(RULES)
+        .env("REDIS_SOCKET_TYPE", "tcp")
+        .env("REDIS_URL", &format!("localhost:{}", redis.tls_port()))
+        .env("TOLLGATE_REDIS_TIMEOUT", "10s");
+    for (name, value) in env {
+        let file = folder.join(value);
+        let value = if file.exists() { file.to_str().unwrap() } else { value };
+        builder = builder.env(name, value);
+    }
+    let server = builder.start();
+    let mut client = connect(server.grpc).await;
+    let first = ask(&mut client, "d", &[("k", "v")]).await;
+    if first.is_err() {
+        return false;
+    }
+    assert!(is_ok(&first));
+    assert!(!is_ok(&ask(&mut client, "d", &[("k", "v")]).await));
+    redis.cli(&["flushall"]);
+    true
+}
+
+#[tokio::test]
+async fn redis_is_trusted_by_exactly_the_configured_authority() {
+    let (_, folder) = certificates("localhost");
+    let (_, foreign) = certificates("localhost");
+    let redis = Redis::with_tls(folder.path(), false);
+    let folder = folder.path();
+    let ca = ("REDIS_TLS_CACERT", "ca");
+    assert!(counts(&redis, folder, &[("REDIS_TLS", "true"), ca]).await);
+    let foreign_ca = foreign.path().join("ca");
+    let foreign_ca = ("REDIS_TLS_CACERT", foreign_ca.to_str().unwrap());
+    assert!(!counts(&redis, folder, &[("REDIS_TLS", "true"), foreign_ca]).await);
+    assert!(!counts(&redis, folder, &[("REDIS_TLS", "true")]).await);
+    assert!(!counts(&redis, folder, &[ca]).await, "that would not be TLS");
+}
+
+#[tokio::test]
+async fn the_host_s_name_is_checked_unless_told_otherwise() {
+    let (_, folder) = certificates("elsewhere.example");
+    let redis = Redis::with_tls(folder.path(), false);
+    let tls = [("REDIS_TLS", "true"), ("REDIS_TLS_CACERT", "ca")];
+    assert!(!counts(&redis, folder.path(), &tls).await);
+    let any_host = ("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "true");
+    assert!(counts(&redis, folder.path(), &[tls[0], tls[1], any_host]).await);
+}
+
+#[tokio::test]
+async fn redis_is_shown_a_certificate_if_there_is_one() {
+    let (authority, folder) = certificates("localhost");
+    write(&authority.issue("tollgate"), folder.path(), "own-cert", "own-key");
+    let redis = Redis::with_tls(folder.path(), true);
+    let tls = [("REDIS_TLS", "true"), ("REDIS_TLS_CACERT", "ca")];
+    assert!(!counts(&redis, folder.path(), &tls).await);
+    let own = [
+        ("REDIS_TLS_CLIENT_CERT", "own-cert"),
+        ("REDIS_TLS_CLIENT_KEY", "own-key"),
+    ];
+    assert!(counts(&redis, folder.path(), &[tls[0], tls[1], own[0], own[1]]).await);
+}
+
+#[test]
+fn a_file_that_is_not_there_ends_the_start_by_its_name() {
+    let (status, said) = tollgate::with_rules(RULES)
+        .env("REDIS_URL", "localhost:1")
+        .env("REDIS_TLS", "true")
+        .env("REDIS_TLS_CACERT", "/gone/ca.pem")
+        .fail();
+    assert_eq!(status.code(), Some(1));
+    assert!(said.contains("/gone/ca.pem cannot be read"), "{said}");
+}
