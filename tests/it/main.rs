@@ -11,6 +11,7 @@
 //! - `drop_in`: started as platforms start envoyproxy/ratelimit, and beside it on one Redis
 //! - `statistics`: statsd, DogStatsD, Prometheus and `/stats`
 //! - `grpcurl`: what a stranger finds out by reflection, and health
+//! - `tls`: TLS on the gRPC port: who is let in, and certificates that change
 //! - `http`: health, metrics and the rules in use over HTTP
 //! - `papers`: pages that the program itself can write
 //! - `envoy`: a real Envoy asks, and obeys
@@ -41,3 +42,4 @@ mod rls;
 mod statistics;
 mod store;
 mod support;
+mod tls;
