@@ -20,6 +20,7 @@ pub mod matcher;
 pub mod plan;
 
 // 2: rim
+pub mod changes;
 pub mod config;
 pub mod metrics;
 pub mod store;

@@ -21,10 +21,12 @@ use tonic_health::{
 
 mod http;
 mod ports;
+mod tls;
 mod worker;
 
 use http::serve_http;
-use ports::Ports;
+use ports::{GrpcListener, Ports};
+pub use tls::TlsError;
 use worker::{Phase, Serving, Worker, Workers, accept};
 
 use crate::{
@@ -84,6 +86,8 @@ pub enum ServerError {
     Redis(#[from] redis::BadUrl),
     #[error(transparent)]
     Mogrifier(#[from] MogrifierError),
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     #[error("a worker stopped")]
     WorkerStopped,
     #[error("cannot start a thread or a runtime, or wait for signals")]
@@ -130,12 +134,22 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     let rules = Rules::default();
     let reloader = load(settings, &rules, &metrics)?;
     let backend = Backend::new(settings, &metrics)?;
+    let rotation = tls::Rotation::new(&settings.tls)?;
     let ports = Ports::bind(settings).await?;
+    let rotation = rotation.filter(|_| match &ports.grpc {
+        GrpcListener::Tcp(_) => true,
+        GrpcListener::Unix(..) => {
+            tracing::warn!("the Unix socket has no TLS, whatever the settings say");
+            false
+        }
+    });
     // Before the ports are announced: who reads the line may send a signal or change a rule at
     // once.
     let mut signals = Signals::new()?;
     let has_domains = reloader.has_domains();
     let watch = reloader.watch();
+    let tls = rotation.as_ref().map(tls::Rotation::tls);
+    let tls_watch = rotation.map(tls::Rotation::watch);
 
     let (probes, answers) = backend.probes(settings);
     let rules_condition = settings.healthy_with_rules_only.then_some(has_domains);
@@ -154,6 +168,7 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
         let routes = routes(service, settings).add_service(health_service.clone());
         let serving = Serving {
             routes: routes.prepare(),
+            tls: tls.clone(),
             max_streams: settings.bounds.max_streams,
             max_age: settings.listen.max_connection_age,
             grace: settings.listen.max_connection_age_grace,
@@ -166,6 +181,9 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     // They end with the process.
     let mut tasks = JoinSet::new();
     tasks.spawn(watch.run());
+    if let Some(watch) = tls_watch {
+        tasks.spawn(watch.run());
+    }
     if let Some(memory) = backend.memory() {
         tasks.spawn(sweep(memory));
     }

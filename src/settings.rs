@@ -14,10 +14,12 @@ use crate::config::{self, Source};
 pub mod redis;
 pub mod reference;
 pub mod stats;
+pub mod tls;
 mod values;
 
 use redis::{KeyFormat, Redis, RedisPerSecond};
 use stats::Stats;
+use tls::Tls;
 pub use values::Entries;
 use values::{boolean, duration, entries, file_mode, file_path, header_name, number};
 
@@ -140,6 +142,9 @@ pub struct Settings {
 
     #[command(flatten)]
     pub listen: Listen,
+
+    #[command(flatten)]
+    pub tls: Tls,
 
     #[command(flatten)]
     pub redis: Redis,

@@ -23,6 +23,7 @@ use tonic::service::Routes;
 use super::{
     ports::{Detached, GrpcListener, Stream},
     runtime,
+    tls::Tls,
 };
 use crate::store::redis::Batcher;
 
@@ -155,6 +156,8 @@ impl Worker {
 #[derive(Clone)]
 pub(super) struct Serving {
     pub(super) routes: Routes,
+    /// For what comes in through a port; a Unix socket has none.
+    pub(super) tls: Option<Tls>,
     pub(super) max_streams: u32,
     /// How old a connection may become; zero means any age.
     pub(super) max_age: Duration,
@@ -168,7 +171,13 @@ impl Serving {
     async fn connection(mut self, stream: Detached) {
         let ended = match stream.adopt() {
             Ok(Stream::Tcp(stream)) if self.is_heard(stream.readable()).await => {
-                self.serve(stream).await
+                match self.tls.clone() {
+                    Some(tls) => match tls.accept(stream).await {
+                        Ok(stream) => self.serve(stream).await,
+                        Err(error) => return tracing::debug!(%error, "a TLS handshake failed"),
+                    },
+                    None => self.serve(stream).await,
+                }
             }
             Ok(Stream::Unix(stream)) if self.is_heard(stream.readable()).await => {
                 self.serve(stream).await

@@ -4,6 +4,7 @@
 use std::{
     collections::BTreeSet,
     fs,
+    io::{Read as _, Write as _},
     net::SocketAddr,
     os::unix::net::{UnixListener, UnixStream},
     path::Path,
@@ -11,9 +12,12 @@ use std::{
 };
 
 use ::tollgate::grpc::now;
+use tokio_rustls::rustls::version::TLS12;
 
 use crate::support::{
-    ask::{ask, connect, descriptor, is_ok, request, send},
+    PATIENCE,
+    ask::{Client, ask, connect, descriptor, is_ok, request, send},
+    certificates::{Authority, Secret},
     eventually, http, json,
     ratelimit::{self, Ratelimit},
     redis::Redis,
@@ -97,11 +101,15 @@ descriptors:
     rate_limit: { unit: year, requests_per_unit: 100 }
 ";
 
-/// Asks under these rules: the first is answered, the second refused, and others go on.
+/// Asks under these rules without TLS.
 async fn expect_answers(server: &Ratelimit) {
-    let mut client = connect(server.grpc).await;
+    expect_answers_to(&mut connect(server.grpc).await).await;
+}
+
+/// Asks under these rules: the first is answered, the second refused, and others go on.
+async fn expect_answers_to(client: &mut Client) {
     for (path, expected) in [("/", true), ("/", false), ("/other", true)] {
-        let reply = ask(&mut client, "echo-ratelimit", &[("PATH", path)]).await;
+        let reply = ask(client, "echo-ratelimit", &[("PATH", path)]).await;
         assert_eq!(is_ok(&reply), expected, "{path}");
     }
 }
@@ -174,18 +182,25 @@ fn envoy_gateway_s_variables_are_refused_by_name_for_want_of_xds() {
 }
 
 #[tokio::test]
-async fn envoy_gateway_s_variables_without_xds_and_tls_work() {
+async fn envoy_gateway_s_variables_without_xds_work() {
     let redis = Redis::start();
+    let authority = Authority::new("envoy-gateway");
+    let pair = authority.issue("*.envoy-gateway-system.svc");
+    let secret = Secret::mount(&[("tls.crt", &pair.certificate), ("tls.key", &pair.key)]);
     let prometheus = format!("127.0.0.1:{}", crate::support::free_port());
     let server = ratelimit::with_env(ENVOY_GATEWAY)
         .env("CONFIG_TYPE", "FILE")
-        .env("GRPC_SERVER_USE_TLS", "false")
+        .env("GRPC_SERVER_TLS_CERT", &secret.at("tls.crt"))
+        .env("GRPC_SERVER_TLS_KEY", &secret.at("tls.key"))
         .env("PROMETHEUS_ADDR", &prometheus)
         .env("PROMETHEUS_MAPPER_YAML", "/not/mounted/conf.yaml")
         .rules(RULES)
         .redis(&redis)
         .start();
-    expect_answers(&server).await;
+    let tls = authority.client(&TLS12, None);
+    let name = "envoy-ratelimit.envoy-gateway-system.svc";
+    let (mut client, _) = tls.connect(server.grpc, name).await.unwrap();
+    expect_answers_to(&mut client).await;
     let page = http::get(prometheus.parse().unwrap(), "/metrics").body;
     let expected =
         "ratelimit_service_rate_limit_over_limit{domain=\"echo-ratelimit\",key1=\"PATH_/\"} 1";
@@ -511,6 +526,32 @@ async fn a_socket_that_a_crash_left_behind_is_taken_over() {
         .redis(&redis)
         .start();
     assert!(UnixStream::connect(&path).is_ok());
+}
+
+/// As in the reference; there it is not said.
+#[test]
+fn a_socket_has_no_tls() {
+    let redis = Redis::start();
+    let pair = Authority::new("ours").issue("*.limits.example");
+    let secret = Secret::mount(&[("tls.crt", &pair.certificate), ("tls.key", &pair.key)]);
+    let path = secret.path("grpc.sock");
+    let _server = ratelimit::with_env(ISTIO)
+        .env("GRPC_UDS", path.to_str().unwrap())
+        .env("GRPC_SERVER_USE_TLS", "true")
+        .env("GRPC_SERVER_TLS_CERT", &secret.at("tls.crt"))
+        .env("GRPC_SERVER_TLS_KEY", &secret.at("tls.key"))
+        .rules(RULES)
+        .redis(&redis)
+        .start();
+    let mut stream = UnixStream::connect(&path).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    // HTTP/2 without more ado: the preface and empty SETTINGS, which are answered in kind.
+    stream
+        .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
+        .unwrap();
+    let mut head = [0; 9];
+    stream.read_exact(&mut head).unwrap();
+    assert_eq!(head[3], 4, "{head:?}");
 }
 
 /// Asks for one descriptor over `/json`.

@@ -9,6 +9,7 @@ use ::tollgate::grpc::now;
 use nix::sys::signal::Signal;
 
 use crate::support::{
+    certificates::{Authority, Secret},
     envoy::Envoy,
     http::{Reply, get, get_with},
     tollgate, wait_until,
@@ -250,6 +251,45 @@ descriptors:
     assert_eq!(envoy.stat("cluster.service.ratelimit.error"), 0);
 }
 
+/// As Envoy Gateway has it: each verifies the other by the authority alone. Envoy takes TLS 1.2
+/// unless told otherwise.
+#[test]
+fn over_tls_of_either_version_both_know_each_other() {
+    let authority = Authority::new("ours");
+    let pair = authority.issue("*.envoy-gateway-system");
+    let secret = Secret::mount(&[
+        ("tls.crt", &pair.certificate),
+        ("tls.key", &pair.key),
+        ("ca.crt", &authority.certificate),
+    ]);
+    let [certificate, key, ca] = ["tls.crt", "tls.key", "ca.crt"].map(|name| secret.at(name));
+    for (params, version) in [
+        ("{}", "TLSv1.2"),
+        ("{ tls_maximum_protocol_version: TLSv1_3 }", "TLSv1.3"),
+    ] {
+        let tollgate = tollgate::with_rules(TWO_FOR_EACH_KEY)
+            .args(["--grpc-tls", "--grpc-tls-cert", &certificate])
+            .args(["--grpc-tls-key", &key, "--grpc-client-ca", &ca])
+            .start();
+        let envoy = Front {
+            transport_socket: Some(format!(
+                "{{ name: tls, typed_config: {{ \
+                 \"@type\": type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext, \
+                 common_tls_context: {{ tls_params: {params}, \
+                 tls_certificates: [{{ certificate_chain: {{ filename: {certificate} }}, private_key: {{ filename: {key} }} }}], \
+                 validation_context: {{ trusted_ca: {{ filename: {ca} }} }} }} }} }}"
+            )),
+            ..Front::of(&[tollgate.grpc])
+        }
+        .start();
+        let front = envoy.listener("front");
+        let codes = [(); 3].map(|()| ask(front, b"k").status);
+        assert_eq!(codes, [200, 200, 429], "{version}");
+        let spoken = envoy.stat(&format!("cluster.tollgate.ssl.versions.{version}"));
+        assert!(spoken > 0, "{version}");
+    }
+}
+
 /// An Envoy that asks about every request: about the client's address, which is the last one in
 /// `x-forwarded-for`, and about the header `x-api-key` if there is one.
 struct Front<'a> {
@@ -259,6 +299,8 @@ struct Front<'a> {
     authority: Option<&'a str>,
     failure_mode_deny: bool,
     is_health_checked: bool,
+    /// How it connects; nothing means without TLS.
+    transport_socket: Option<String>,
 }
 
 impl<'a> Front<'a> {
@@ -269,6 +311,7 @@ impl<'a> Front<'a> {
             authority: Some("tollgate"),
             failure_mode_deny: false,
             is_health_checked: false,
+            transport_socket: None,
         }
     }
 
@@ -280,6 +323,10 @@ impl<'a> Front<'a> {
     fn bootstrap(&self) -> String {
         let authority = match self.authority {
             Some(authority) => format!("authority: {authority}"),
+            None => String::new(),
+        };
+        let transport_socket = match &self.transport_socket {
+            Some(socket) => format!("transport_socket: {socket}"),
             None => String::new(),
         };
         let health_checks = if self.is_health_checked {
@@ -304,6 +351,7 @@ impl<'a> Front<'a> {
             .replace("$AUTHORITY", &authority)
             .replace("$DENY", &self.failure_mode_deny.to_string())
             .replace("$HEALTH_CHECKS", health_checks)
+            .replace("$TRANSPORT_SOCKET", &transport_socket)
             .replace("$ENDPOINTS", &endpoints.join(", "))
     }
 }
@@ -381,6 +429,7 @@ static_resources:
           "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
           explicit_http_config: { http2_protocol_options: {} }
       health_checks: $HEALTH_CHECKS
+      $TRANSPORT_SOCKET
       load_assignment:
         cluster_name: "$CLUSTER"
         endpoints: [{ lb_endpoints: [$ENDPOINTS] }]

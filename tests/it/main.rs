@@ -5,6 +5,7 @@
 //! - `bad_input`: what the server refuses, at its start and on the wire
 //! - `store`: what every store keeps to, in memory and in Redis
 //! - `redis`: few commands, exact counts for many clients, and Redis gone or stuck
+//! - `redis_tls`: TLS between tollgate and Redis
 //! - `reload`: rules that change under a running server
 //! - `drain`: how the server ends
 //! - `golden`: statements on requests and rules, a file each
@@ -12,6 +13,7 @@
 //! - `prometheus`: a real Prometheus and promtool read the page
 //! - `statistics`: statsd, DogStatsD, Prometheus and `/stats`
 //! - `grpcurl`: what a stranger finds out by reflection, and health
+//! - `tls`: TLS on the gRPC port: who is let in, and certificates that change
 //! - `http`: health, metrics and the rules in use over HTTP
 //! - `papers`: pages that the program itself can write
 //! - `envoy`: a real Envoy asks, and obeys
@@ -38,8 +40,10 @@ mod http;
 mod papers;
 mod prometheus;
 mod redis;
+mod redis_tls;
 mod reload;
 mod rls;
 mod statistics;
 mod store;
 mod support;
+mod tls;

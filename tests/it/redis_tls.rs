@@ -35,7 +35,11 @@ async fn counts(redis: &Redis, folder: &Path, env: &[(&str, &str)]) -> bool {
         .env("TOLLGATE_REDIS_TIMEOUT", "10s");
     for (name, value) in env {
         let file = folder.join(value);
-        let value = if file.exists() { file.to_str().unwrap() } else { value };
+        let value = if file.exists() {
+            file.to_str().unwrap()
+        } else {
+            value
+        };
         builder = builder.env(name, value);
     }
     let server = builder.start();
@@ -62,7 +66,10 @@ async fn redis_is_trusted_by_exactly_the_configured_authority() {
     let foreign_ca = ("REDIS_TLS_CACERT", foreign_ca.to_str().unwrap());
     assert!(!counts(&redis, folder, &[("REDIS_TLS", "true"), foreign_ca]).await);
     assert!(!counts(&redis, folder, &[("REDIS_TLS", "true")]).await);
-    assert!(!counts(&redis, folder, &[ca]).await, "that would not be TLS");
+    assert!(
+        !counts(&redis, folder, &[ca]).await,
+        "that would not be TLS"
+    );
 }
 
 #[tokio::test]
@@ -78,7 +85,12 @@ async fn the_host_s_name_is_checked_unless_told_otherwise() {
 #[tokio::test]
 async fn redis_is_shown_a_certificate_if_there_is_one() {
     let (authority, folder) = certificates("localhost");
-    write(&authority.issue("tollgate"), folder.path(), "own-cert", "own-key");
+    write(
+        &authority.issue("tollgate"),
+        folder.path(),
+        "own-cert",
+        "own-key",
+    );
     let redis = Redis::with_tls(folder.path(), true);
     let tls = [("REDIS_TLS", "true"), ("REDIS_TLS_CACERT", "ca")];
     assert!(!counts(&redis, folder.path(), &tls).await);

@@ -100,6 +100,7 @@ fn connect(redis: &Redis) -> (RedisStore, Vec<Batcher>) {
         url: redis.url(),
         auth: None,
         timeout: patience,
+        tls: None,
     };
     let connections = Connections::new(&address, Arc::default()).unwrap();
     RedisStore::new(&connections, &options)

@@ -9,6 +9,7 @@ use std::{
 };
 
 pub mod ask;
+pub mod certificates;
 pub mod envoy;
 pub mod http;
 pub mod json;

@@ -86,7 +86,10 @@ impl Redis {
 
     /// The port on which it speaks TLS.
     pub fn tls_port(&self) -> &str {
-        let at = self.options.iter().position(|option| option == "--tls-port");
+        let at = self
+            .options
+            .iter()
+            .position(|option| option == "--tls-port");
         &self.options[at.expect("it speaks TLS") + 1]
     }
 
@@ -118,8 +121,7 @@ impl Redis {
 
     /// Starts it again, empty, on the same port.
     pub fn restart(&mut self) {
-        let options: Vec<_> = self.options.iter().map(String::as_str).collect();
-        self.child = spawn(self.port, &self.folder, &options);
+        self.child = spawn(self.port, &self.folder, &self.options);
         let port = self.port;
         wait_until("redis-server answers again", || answers(port));
     }

@@ -1,0 +1,361 @@
+//! TLS on the gRPC port: certificate, key and the authority of clients, read again when they change.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::{net::TcpStream, sync::watch};
+use tokio_rustls::{
+    TlsAcceptor,
+    rustls::{
+        self, DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig,
+        SignatureScheme,
+        client::{
+            danger::HandshakeSignatureValid, verify_server_name as verify_name_in_certificate,
+        },
+        crypto::{CryptoProvider, ring},
+        pki_types::{
+            CertificateDer, PrivateKeyDer, ServerName, UnixTime,
+            pem::{self, PemObject},
+        },
+        server::{
+            ParsedCertificate, VerifierBuilderError, WebPkiClientVerifier,
+            danger::{ClientCertVerified, ClientCertVerifier},
+        },
+    },
+    server::TlsStream,
+};
+
+use super::chain;
+use crate::{changes::Changes, settings::tls};
+
+/// A handshake that takes longer is given up: who is slower is not there any more, or means harm.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// All that is spoken inside, as ALPN says it.
+const HTTP_2: &[u8] = b"h2";
+
+/// Why there is no TLS. Every message names the file or the setting that is wrong.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    #[error("GRPC_SERVER_USE_TLS (--grpc-tls) needs {0}")]
+    NotNamed(&'static str),
+    #[error("{0} verifies nobody without {1}")]
+    VerifiesNobody(&'static str, &'static str),
+    #[error("GRPC_CLIENT_TLS_SAN (--grpc-client-san) is no DNS name: `{0}`")]
+    NoName(String),
+    #[error("{}: cannot be read", .0.display())]
+    Unreadable(PathBuf, #[source] io::Error),
+    #[error("{}: no {what} in PEM in it", file.display())]
+    Missing { file: PathBuf, what: &'static str },
+    #[error("{}: not PEM", .0.display())]
+    NotPem(PathBuf, #[source] pem::Error),
+    #[error("{} and {}: certificate and key are no pair that can be used", certificate.display(), key.display())]
+    NoPair {
+        certificate: PathBuf,
+        key: PathBuf,
+        #[source]
+        source: rustls::Error,
+    },
+    #[error("{}: not the certificate of an authority", .0.display())]
+    NoAuthority(PathBuf, #[source] rustls::Error),
+    #[error("{}: cannot be used to verify clients", .0.display())]
+    NoVerifier(PathBuf, #[source] VerifierBuilderError),
+}
+
+/// What new connections shake hands with. Clones follow one rotation.
+#[derive(Clone)]
+pub(super) struct Tls(watch::Receiver<Arc<ServerConfig>>);
+
+impl Tls {
+    /// Shakes hands.
+    ///
+    /// # Errors
+    ///
+    /// If the client is not let in, breaks off or takes too long.
+    pub(super) async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+        let config = self.0.borrow().clone();
+        let shaken = TlsAcceptor::from(config).accept(stream);
+        tokio::time::timeout(HANDSHAKE, shaken).await?
+    }
+}
+
+/// Where everything is.
+struct Files {
+    certificate: PathBuf,
+    key: PathBuf,
+    client_ca: Option<PathBuf>,
+    client_san: Option<ServerName<'static>>,
+}
+
+impl Files {
+    fn new(settings: &tls::Tls) -> Result<Self, TlsError> {
+        const CERTIFICATE: &str = "GRPC_SERVER_TLS_CERT (--grpc-tls-cert)";
+        const KEY: &str = "GRPC_SERVER_TLS_KEY (--grpc-tls-key)";
+        let named =
+            |path: Option<&Path>, name| path.map(Path::to_owned).ok_or(TlsError::NotNamed(name));
+        let san = |name: &str| {
+            ServerName::try_from(name.to_owned()).map_err(|_| TlsError::NoName(name.to_owned()))
+        };
+        Ok(Self {
+            certificate: named(settings.certificate(), CERTIFICATE)?,
+            key: named(settings.key(), KEY)?,
+            client_ca: settings.client_ca().map(Path::to_owned),
+            client_san: settings.client_san().map(san).transpose()?,
+        })
+    }
+
+    fn folders(&self) -> Vec<(PathBuf, bool)> {
+        let files = [&self.certificate, &self.key].into_iter();
+        let mut folders: Vec<_> = files
+            .chain(&self.client_ca)
+            .map(|file| match file.parent() {
+                Some(folder) if !folder.as_os_str().is_empty() => (folder.to_owned(), false),
+                _ => (".".into(), false),
+            })
+            .collect();
+        folders.sort();
+        folders.dedup();
+        folders
+    }
+
+    fn read(&self) -> Result<Contents, TlsError> {
+        let read = |file: &Path| {
+            fs::read(file).map_err(|error| TlsError::Unreadable(file.to_owned(), error))
+        };
+        Ok(Contents {
+            certificate: read(&self.certificate)?,
+            key: read(&self.key)?,
+            client_ca: self.client_ca.as_deref().map(read).transpose()?,
+        })
+    }
+
+    fn config(&self, contents: &Contents) -> Result<ServerConfig, TlsError> {
+        let provider = Arc::new(ring::default_provider());
+        let certificates = certificates(&self.certificate, &contents.certificate)?;
+        let key = PrivateKeyDer::from_pem_slice(&contents.key)
+            .map_err(|error| not_pem(&self.key, "key", error))?;
+        let builder = ServerConfig::builder_with_provider(provider.clone())
+            .with_protocol_versions(rustls::ALL_VERSIONS)
+            .expect("ring has suites for every version");
+        let builder = match (&self.client_ca, &contents.client_ca) {
+            (Some(file), Some(text)) => {
+                builder.with_client_cert_verifier(self.verifier(file, text, provider)?)
+            }
+            _ => builder.with_no_client_auth(),
+        };
+        let mut config = builder
+            .with_single_cert(certificates, key)
+            .map_err(|source| TlsError::NoPair {
+                certificate: self.certificate.clone(),
+                key: self.key.clone(),
+                source,
+            })?;
+        config.alpn_protocols = vec![HTTP_2.to_vec()];
+        Ok(config)
+    }
+
+    fn verifier(
+        &self,
+        file: &Path,
+        text: &[u8],
+        provider: Arc<CryptoProvider>,
+    ) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
+        let mut roots = RootCertStore::empty();
+        for certificate in certificates(file, text)? {
+            roots
+                .add(certificate)
+                .map_err(|error| TlsError::NoAuthority(file.to_owned(), error))?;
+        }
+        let chain = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+            .build()
+            .map_err(|error| TlsError::NoVerifier(file.to_owned(), error))?;
+        Ok(match self.client_san.clone() {
+            Some(name) => Arc::new(Named { chain, name }),
+            None => chain,
+        })
+    }
+}
+
+fn certificates(file: &Path, text: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    const WHAT: &str = "certificate";
+    let certificates: Vec<_> = CertificateDer::pem_slice_iter(text)
+        .collect::<Result<_, _>>()
+        .map_err(|error| not_pem(file, WHAT, error))?;
+    if certificates.is_empty() {
+        return Err(not_pem(file, WHAT, pem::Error::NoItemsFound));
+    }
+    Ok(certificates)
+}
+
+fn not_pem(file: &Path, what: &'static str, error: pem::Error) -> TlsError {
+    let file = file.to_owned();
+    match error {
+        pem::Error::NoItemsFound => TlsError::Missing { file, what },
+        error => TlsError::NotPem(file, error),
+    }
+}
+
+#[derive(PartialEq, Eq)]
+struct Contents {
+    certificate: Vec<u8>,
+    key: Vec<u8>,
+    client_ca: Option<Vec<u8>>,
+}
+
+/// Takes changed files into use.
+pub(super) struct Rotation {
+    files: Files,
+    /// What the last look found, good or bad.
+    seen: Result<Contents, String>,
+    config: watch::Sender<Arc<ServerConfig>>,
+}
+
+impl Rotation {
+    /// Reads the files for the first time; nothing if TLS is not asked for.
+    ///
+    /// # Errors
+    ///
+    /// If they cannot be used, or if clients could seem to be verified and would not be.
+    pub(super) fn new(settings: &tls::Tls) -> Result<Option<Self>, TlsError> {
+        const USE_TLS: &str = "GRPC_SERVER_USE_TLS (--grpc-tls)";
+        const CLIENT_CA: &str = "GRPC_CLIENT_TLS_CACERT (--grpc-client-ca)";
+        const CLIENT_SAN: &str = "GRPC_CLIENT_TLS_SAN (--grpc-client-san)";
+        if settings.client_san().is_some() && settings.client_ca().is_none() {
+            return Err(TlsError::VerifiesNobody(CLIENT_SAN, CLIENT_CA));
+        }
+        if !settings.grpc_tls {
+            return match settings.client_ca() {
+                Some(_) => Err(TlsError::VerifiesNobody(CLIENT_CA, USE_TLS)),
+                None => Ok(None),
+            };
+        }
+        let files = Files::new(settings)?;
+        let contents = files.read()?;
+        let config = files.config(&contents)?;
+        Ok(Some(Self {
+            files,
+            seen: Ok(contents),
+            config: watch::Sender::new(Arc::new(config)),
+        }))
+    }
+
+    pub(super) fn tls(&self) -> Tls {
+        Tls(self.config.subscribe())
+    }
+
+    /// Starts to watch the files: changes from now on are not missed by [`Watch::run`].
+    pub(super) fn watch(self) -> Watch {
+        let changes = Changes::in_folders(self.files.folders(), "certificate and key");
+        Watch {
+            rotation: self,
+            changes,
+        }
+    }
+
+    /// Looks at the files. Connections that are open keep what they began with.
+    fn look(&mut self) {
+        let read = self.files.read();
+        let seen = read.map_err(|error| chain(&error));
+        if seen == self.seen {
+            return;
+        }
+        let config = match &seen {
+            Ok(contents) => self.files.config(contents).map_err(|error| chain(&error)),
+            Err(error) => Err(error.clone()),
+        };
+        self.seen = seen;
+        match config {
+            Ok(config) => {
+                self.config.send_replace(Arc::new(config));
+                let file = self.files.certificate.display();
+                tracing::info!("{file}: read again; new connections get what is in it now");
+            }
+            Err(error) => {
+                tracing::error!("{error}; new connections get the last good certificate");
+            }
+        }
+    }
+}
+
+/// Watched files.
+pub(super) struct Watch {
+    rotation: Rotation,
+    changes: Changes,
+}
+
+impl Watch {
+    /// Takes every change into use, until dropped.
+    pub(super) async fn run(mut self) {
+        loop {
+            self.changes.next().await;
+            let Self {
+                mut rotation,
+                changes,
+            } = self;
+            // A file may be on a volume that does not answer.
+            let looked = tokio::task::spawn_blocking(move || {
+                rotation.look();
+                rotation
+            });
+            let Ok(rotation) = looked.await else {
+                tracing::error!("reading the certificate panicked; it is not watched any more");
+                return std::future::pending().await;
+            };
+            self = Self { rotation, changes };
+        }
+    }
+}
+
+/// Lets in whom the chain of authorities lets in, if the certificate is valid for a name.
+#[derive(Debug)]
+struct Named {
+    chain: Arc<dyn ClientCertVerifier>,
+    name: ServerName<'static>,
+}
+
+impl ClientCertVerifier for Named {
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        let verified = self
+            .chain
+            .verify_client_cert(end_entity, intermediates, now)?;
+        verify_name_in_certificate(&ParsedCertificate::try_from(end_entity)?, &self.name)?;
+        Ok(verified)
+    }
+
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        self.chain.root_hint_subjects()
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.chain
+            .verify_tls12_signature(message, certificate, signed)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.chain
+            .verify_tls13_signature(message, certificate, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.chain.supported_verify_schemes()
+    }
+}

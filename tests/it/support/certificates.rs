@@ -1,0 +1,200 @@
+//! Certificates, the folder that they are mounted in, and clients that ask over TLS.
+
+use std::{
+    future::{Ready, ready},
+    io,
+    net::SocketAddr,
+    os::unix::fs::symlink,
+    path::PathBuf,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use hyper_util::rt::TokioIo;
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
+};
+use tempfile::TempDir;
+use tokio::net::TcpStream;
+use tokio_rustls::{
+    TlsConnector,
+    client::TlsStream,
+    rustls::{
+        ClientConfig, RootCertStore, SupportedProtocolVersion,
+        crypto::ring,
+        pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
+    },
+};
+use tonic::{
+    codegen::Service,
+    transport::{Endpoint, Uri},
+};
+
+use super::ask::Client;
+
+/// A certificate with its key, both in PEM.
+#[derive(Debug)]
+pub struct Pair {
+    pub certificate: String,
+    pub key: String,
+}
+
+/// Who signs certificates.
+#[derive(Debug)]
+pub struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    /// Its own certificate in PEM.
+    pub certificate: String,
+}
+
+impl Authority {
+    pub fn new(name: &str) -> Self {
+        let key = KeyPair::generate().unwrap();
+        let mut params = params(name, &[]);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        let certificate = params.self_signed(&key).unwrap().pem();
+        Self {
+            issuer: Issuer::new(params, key),
+            certificate,
+        }
+    }
+
+    /// A certificate as Envoy Gateway makes them, but for its EC key: for `*`, valid for `name`,
+    /// with no word on what it may be used for.
+    pub fn issue(&self, name: &str) -> Pair {
+        let key = KeyPair::generate().unwrap();
+        Pair {
+            certificate: self.issue_for(name, &key),
+            key: key.serialize_pem(),
+        }
+    }
+
+    pub fn issue_for(&self, name: &str, key: &KeyPair) -> String {
+        params("*", &[name])
+            .signed_by(key, &self.issuer)
+            .unwrap()
+            .pem()
+    }
+
+    /// What a client of this authority's servers goes by.
+    pub fn client(&self, version: &'static SupportedProtocolVersion, pair: Option<&Pair>) -> Tls {
+        let mut roots = RootCertStore::empty();
+        roots.add(der(&self.certificate)).unwrap();
+        let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_protocol_versions(&[version])
+            .unwrap()
+            .with_root_certificates(roots);
+        let mut config = match pair {
+            Some(Pair { certificate, key }) => {
+                let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
+                let chain = vec![der(certificate)];
+                builder.with_client_auth_cert(chain, key).unwrap()
+            }
+            None => builder.with_no_client_auth(),
+        };
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        Tls(TlsConnector::from(Arc::new(config)))
+    }
+}
+
+fn params(common_name: &str, names: &[&str]) -> CertificateParams {
+    let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
+    let mut params = CertificateParams::new(names).unwrap();
+    params.distinguished_name = DistinguishedName::new();
+    params
+        .distinguished_name
+        .push(DnType::CommonName, common_name);
+    params
+}
+
+pub fn der(pem: &str) -> CertificateDer<'static> {
+    CertificateDer::from_pem_slice(pem.as_bytes()).unwrap()
+}
+
+/// A way to connect.
+#[derive(Clone)]
+pub struct Tls(TlsConnector);
+
+impl Tls {
+    /// A client on a connection of its own, and the certificate that the server showed. With TLS
+    /// 1.3 it may be refused only after that.
+    pub async fn connect(
+        &self,
+        address: SocketAddr,
+        name: &str,
+    ) -> io::Result<(Client, CertificateDer<'static>)> {
+        let stream = TcpStream::connect(address).await?;
+        let name = name.to_owned().try_into().unwrap();
+        let stream = self.0.connect(name, stream).await?;
+        let (_, session) = stream.get_ref();
+        assert_eq!(session.alpn_protocol(), Some(b"h2".as_slice()));
+        let shown = session.peer_certificates().unwrap()[0].clone().into_owned();
+        let channel = Endpoint::from_static("http://tollgate")
+            .connect_with_connector(Once(Some(stream)))
+            .await
+            .map_err(io::Error::other)?;
+        Ok((Client::new(channel), shown))
+    }
+}
+
+/// A connection that is there already.
+struct Once(Option<TlsStream<TcpStream>>);
+
+impl Service<Uri> for Once {
+    type Response = TokioIo<TlsStream<TcpStream>>;
+    type Error = io::Error;
+    type Future = Ready<io::Result<Self::Response>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Uri) -> Self::Future {
+        let stream = self.0.take().map(TokioIo::new);
+        ready(stream.ok_or_else(|| io::Error::other("the connection is gone")))
+    }
+}
+
+/// A folder as the kubelet mounts a Secret: links, through a link that it replaces.
+#[derive(Debug)]
+pub struct Secret {
+    folder: TempDir,
+    version: u32,
+}
+
+impl Secret {
+    pub fn mount(files: &[(&str, &str)]) -> Self {
+        let mut secret = Self {
+            folder: TempDir::new().unwrap(),
+            version: 0,
+        };
+        secret.update(files);
+        for (name, _) in files {
+            symlink(format!("..data/{name}"), secret.path(name)).unwrap();
+        }
+        secret
+    }
+
+    /// Replaces all files at once.
+    pub fn update(&mut self, files: &[(&str, &str)]) {
+        self.version += 1;
+        let version = format!("..{}", self.version);
+        std::fs::create_dir(self.path(&version)).unwrap();
+        for (name, text) in files {
+            std::fs::write(self.path(&version).join(name), text).unwrap();
+        }
+        symlink(&version, self.path("..data_tmp")).unwrap();
+        std::fs::rename(self.path("..data_tmp"), self.path("..data")).unwrap();
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// The path as an argument.
+    pub fn at(&self, name: &str) -> String {
+        self.path(name).display().to_string()
+    }
+}

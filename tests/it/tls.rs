@@ -1,0 +1,338 @@
+//! TLS on the gRPC port: who is let in, and certificates that change under load.
+
+use std::{
+    fs,
+    process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    },
+};
+
+use rcgen::KeyPair;
+use tempfile::TempDir;
+use tokio::task::JoinSet;
+use tokio_rustls::rustls::version::{TLS12, TLS13};
+
+use crate::support::{
+    ask::{self, is_ok},
+    certificates::{Authority, Pair, Secret, der},
+    eventually, finish,
+    tollgate::{self, Tollgate},
+    tool, wait_until,
+};
+
+const RULES: &str = "
+domain: shop
+descriptors:
+  - key: few
+    rate_limit: { unit: year, requests_per_unit: 2 }
+  - key: many
+    rate_limit: { unit: year, requests_per_unit: 100000000 }
+";
+
+/// What certificates of the server are valid for.
+const WILDCARD: &str = "*.limits.example";
+const NAME: &str = "tollgate.limits.example";
+
+/// A server with what is mounted: `tls.crt` and `tls.key`.
+fn builder(secret: &Secret) -> tollgate::Builder {
+    tollgate::with_rules(RULES)
+        .args(["--grpc-tls"])
+        .args(["--grpc-tls-cert", &secret.at("tls.crt")])
+        .args(["--grpc-tls-key", &secret.at("tls.key")])
+}
+
+fn mounted(pair: &Pair) -> [(&'static str, &str); 2] {
+    [("tls.crt", &pair.certificate), ("tls.key", &pair.key)]
+}
+
+#[tokio::test]
+async fn both_versions_are_spoken_and_limits_hold() {
+    let authority = Authority::new("ours");
+    let secret = Secret::mount(&mounted(&authority.issue(WILDCARD)));
+    let server = builder(&secret).start();
+    for (version, key) in [(&TLS12, "2"), (&TLS13, "3")] {
+        let tls = authority.client(version, None);
+        let (mut client, _) = tls.connect(server.grpc, NAME).await.unwrap();
+        let mut replies = Vec::new();
+        for _ in 0..3 {
+            replies.push(is_ok(&ask::ask(&mut client, "shop", &[("few", key)]).await));
+        }
+        assert_eq!(replies, [true, true, false], "{version:?}");
+    }
+}
+
+#[tokio::test]
+async fn without_tls_nothing_is_answered() {
+    let secret = Secret::mount(&mounted(&Authority::new("ours").issue(WILDCARD)));
+    let server = builder(&secret).start();
+    let mut client = ask::connect(server.grpc).await;
+    let reply = ask::ask(&mut client, "shop", &[("many", "x")]).await;
+    assert!(reply.is_err(), "{reply:?}");
+}
+
+#[tokio::test]
+async fn a_client_is_let_in_by_its_authority_and_its_name() {
+    let ours = Authority::new("ours");
+    let theirs = Authority::new("theirs");
+    let pair = ours.issue(WILDCARD);
+    let mut files = mounted(&pair).to_vec();
+    files.push(("ca.crt", &ours.certificate));
+    let secret = Secret::mount(&files);
+    let server = builder(&secret)
+        .args(["--grpc-client-ca", &secret.at("ca.crt")])
+        .args(["--grpc-client-san", "envoy.mesh.example"])
+        .start();
+    for (client, expected) in [
+        (None, false),
+        (Some(theirs.issue("envoy.mesh.example")), false),
+        (Some(ours.issue("other.mesh.example")), false),
+        (Some(ours.issue("envoy.mesh.example")), true),
+        (Some(ours.issue("*.mesh.example")), true),
+    ] {
+        for version in [&TLS12, &TLS13] {
+            let tls = ours.client(version, client.as_ref());
+            let is_let_in = match tls.connect(server.grpc, NAME).await {
+                Ok((mut client, _)) => ask::ask(&mut client, "shop", &[("many", "x")])
+                    .await
+                    .is_ok(),
+                Err(_) => false,
+            };
+            assert_eq!(is_let_in, expected, "{client:?} {version:?}");
+        }
+    }
+}
+
+/// Stricter than the reference: a certificate for everything under one top label proves no name.
+#[tokio::test]
+async fn a_wildcard_right_below_the_top_proves_no_name() {
+    let ours = Authority::new("ours");
+    let pair = ours.issue(WILDCARD);
+    let mut files = mounted(&pair).to_vec();
+    files.push(("ca.crt", &ours.certificate));
+    let secret = Secret::mount(&files);
+    let server = builder(&secret)
+        .args(["--grpc-client-ca", &secret.at("ca.crt")])
+        .args(["--grpc-client-san", "envoy.mesh"])
+        .start();
+    for (name, expected) in [("*.mesh", false), ("envoy.mesh", true)] {
+        let tls = ours.client(&TLS12, Some(&ours.issue(name)));
+        let is_let_in = tls.connect(server.grpc, NAME).await.is_ok();
+        assert_eq!(is_let_in, expected, "{name}");
+    }
+}
+
+/// The authority of clients is read again, too: who was let in no longer is.
+#[tokio::test]
+async fn another_authority_of_clients_holds_for_new_connections() {
+    let ours = Authority::new("ours");
+    let theirs = Authority::new("theirs");
+    let pair = ours.issue(WILDCARD);
+    let mut files = mounted(&pair).to_vec();
+    files.push(("ca.crt", &ours.certificate));
+    let mut secret = Secret::mount(&files);
+    let server = builder(&secret)
+        .args(["--grpc-client-ca", &secret.at("ca.crt")])
+        .start();
+    let [old, new] = [&ours, &theirs].map(|authority| authority.issue("envoy.mesh.example"));
+    let is_let_in = async |pair: &Pair| {
+        let tls = ours.client(&TLS12, Some(pair));
+        tls.connect(server.grpc, NAME).await.is_ok()
+    };
+    assert!(is_let_in(&old).await && !is_let_in(&new).await);
+    files[2].1 = &theirs.certificate;
+    secret.update(&files);
+    eventually("the new authority holds", async || is_let_in(&new).await).await;
+    assert!(!is_let_in(&old).await);
+}
+
+/// Keys in the two forms of older tools, which `openssl` writes. RSA with PKCS#1 is what Envoy
+/// Gateway makes. grpcurl speaks TLS 1.3, with a certificate of its own.
+#[test]
+fn keys_of_older_tools_serve_grpcurl() {
+    let authority = Authority::new("ours");
+    let folder = TempDir::new().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let openssl = |args: &str| {
+        let mut openssl = Command::new(tool("openssl"));
+        let output = finish(openssl.args(args.split(' ')).current_dir(folder.path()));
+        assert!(output.status.success(), "{args}: {output:?}");
+    };
+    openssl("genpkey -algorithm RSA -pkeyopt rsa_keygen_bits:2048 -out rsa.pkcs8");
+    openssl("rsa -in rsa.pkcs8 -traditional -out rsa.key");
+    openssl("genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out ec.pkcs8");
+    openssl("ec -in ec.pkcs8 -out ec.key");
+    for (kind, title) in [("rsa", "RSA"), ("ec", "EC")] {
+        let key = KeyPair::from_pem(&fs::read_to_string(path(&format!("{kind}.pkcs8"))).unwrap());
+        let pair = Pair {
+            certificate: authority.issue_for("*.envoy-gateway-system", &key.unwrap()),
+            key: fs::read_to_string(path(&format!("{kind}.key"))).unwrap(),
+        };
+        let head = format!("-----BEGIN {title} PRIVATE KEY-----");
+        assert!(pair.key.starts_with(&head), "{}", pair.key);
+        let mut files = mounted(&pair).to_vec();
+        files.push(("ca.crt", &authority.certificate));
+        let secret = Secret::mount(&files);
+        let server = builder(&secret)
+            .args(["--grpc-client-ca", &secret.at("ca.crt")])
+            .start();
+        let health = |with: &[&str]| {
+            let mut grpcurl = Command::new(tool("grpcurl"));
+            grpcurl
+                .args(["-cacert", &secret.at("ca.crt")])
+                .args(["-authority", "envoy-ratelimit.envoy-gateway-system"])
+                .args(with)
+                .arg(server.grpc.to_string())
+                .arg("grpc.health.v1.Health/Check");
+            finish(&mut grpcurl)
+        };
+        let own = [
+            "-cert",
+            &secret.at("tls.crt"),
+            "-key",
+            &secret.at("tls.key"),
+        ];
+        let output = health(&own);
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(said.contains("\"SERVING\""), "{kind}: {output:?}");
+        assert!(
+            !health(&[]).status.success(),
+            "{kind}: nobody in particular"
+        );
+    }
+}
+
+/// Clients that stay and clients that come anew ask on while the certificate changes again and
+/// again; no call fails, and who comes later sees the new one.
+#[tokio::test]
+async fn certificates_change_under_load_and_no_call_fails() {
+    const ROTATIONS: usize = 5;
+    let authority = Authority::new("ours");
+    let mut secret = Secret::mount(&mounted(&authority.issue(WILDCARD)));
+    let server = builder(&secret).start();
+    let tls = authority.client(&TLS12, None);
+    let is_over = Arc::new(AtomicBool::new(false));
+    let answered = Arc::new(AtomicUsize::new(0));
+    let mut clients = JoinSet::new();
+    for number in 0..8 {
+        let version = if number % 2 == 0 { &TLS12 } else { &TLS13 };
+        let comes_anew = number >= 4;
+        let tls = authority.client(version, None);
+        let (is_over, answered, address) = (is_over.clone(), answered.clone(), server.grpc);
+        clients.spawn(async move {
+            let (mut client, _) = tls.connect(address, NAME).await.unwrap();
+            while !is_over.load(Relaxed) {
+                if comes_anew {
+                    (client, _) = tls.connect(address, NAME).await.unwrap();
+                }
+                assert!(is_ok(
+                    &ask::ask(&mut client, "shop", &[("many", "x")]).await
+                ));
+                answered.fetch_add(1, Relaxed);
+            }
+        });
+    }
+    for _ in 0..ROTATIONS {
+        let pair = authority.issue(WILDCARD);
+        secret.update(&mounted(&pair));
+        let new = der(&pair.certificate);
+        eventually("new connections see the new certificate", async || {
+            let (_, shown) = tls.connect(server.grpc, NAME).await.unwrap();
+            shown == new
+        })
+        .await;
+        let so_far = answered.load(Relaxed);
+        eventually("calls go on", async || {
+            answered.load(Relaxed) > so_far + 100
+        })
+        .await;
+    }
+    is_over.store(true, Relaxed);
+    while let Some(ended) = clients.join_next().await {
+        ended.expect("no call of this client failed");
+    }
+}
+
+#[tokio::test]
+async fn a_bad_pair_changes_nothing_and_the_log_names_the_file() {
+    let authority = Authority::new("ours");
+    let [good, other, last] = [(); 3].map(|()| authority.issue(WILDCARD));
+    let mut secret = Secret::mount(&mounted(&good));
+    let server = builder(&secret).start();
+    let tls = authority.client(&TLS13, None);
+    let shown = async || tls.connect(server.grpc, NAME).await.unwrap().1;
+    let of_two = Pair {
+        certificate: other.certificate.clone(),
+        key: good.key.clone(),
+    };
+    let [certificate, key] = ["tls.crt", "tls.key"].map(|name| secret.at(name));
+    secret.update(&mounted(&of_two));
+    wait_for_log(
+        &server,
+        &format!("{certificate} and {key}: certificate and key are no pair"),
+    );
+    assert_eq!(shown().await, der(&good.certificate));
+    secret.update(&[("tls.crt", &other.certificate)]);
+    wait_for_log(&server, &format!("{key}: cannot be read"));
+    assert_eq!(shown().await, der(&good.certificate));
+    secret.update(&mounted(&last));
+    eventually("a good pair is taken", async || {
+        shown().await == der(&last.certificate)
+    })
+    .await;
+}
+
+#[track_caller]
+fn wait_for_log(server: &Tollgate, text: &str) {
+    wait_until(text, || server.log().text().contains(text));
+}
+
+#[test]
+fn what_cannot_be_used_ends_the_start_with_the_name_of_the_file() {
+    let authority = Authority::new("ours");
+    let [good, other] = [(); 2].map(|()| authority.issue(WILDCARD));
+    let secret = Secret::mount(&[
+        ("tls.crt", &good.certificate),
+        ("tls.key", &good.key),
+        ("other.key", &other.key),
+        ("empty", "nothing\n"),
+        ("broken", "-----BEGIN CERTIFICATE-----\nAAA\n"),
+    ]);
+    let at = |name: &str| secret.at(name);
+    let check = |args: &[&str], expected: &str| {
+        let builder = tollgate::with_rules(RULES);
+        let (status, text) = builder.args(args.iter().copied()).fail();
+        assert_eq!(status.code(), Some(1), "{text}");
+        assert!(text.contains(expected), "{expected} in {text}");
+    };
+    let pair = |certificate: &str, key: &str, expected: &str| {
+        let files = ["--grpc-tls-cert", &at(certificate), "--grpc-tls-key"];
+        check(
+            &[&["--grpc-tls"], &files[..], &[&at(key)]].concat(),
+            expected,
+        );
+    };
+    let is = |name: &str, what: &str| format!("{}: {what}", at(name));
+    pair("none", "tls.key", &is("none", "cannot be read"));
+    pair("tls.crt", "none", &is("none", "cannot be read"));
+    pair(
+        "empty",
+        "tls.key",
+        &is("empty", "no certificate in PEM in it"),
+    );
+    pair("tls.crt", "empty", &is("empty", "no key in PEM in it"));
+    pair("broken", "tls.key", &is("broken", "not PEM"));
+    let no_pair = is("other.key", "certificate and key are no pair");
+    pair("tls.crt", "other.key", &no_pair);
+
+    check(&["--grpc-tls"], "needs GRPC_SERVER_TLS_CERT");
+    check(
+        &["--grpc-client-ca", "x"],
+        "verifies nobody without GRPC_SERVER_USE_TLS",
+    );
+    check(
+        &["--grpc-client-san", "x"],
+        "verifies nobody without GRPC_CLIENT_TLS_CACERT",
+    );
+}
