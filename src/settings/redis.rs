@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, ValueEnum};
 
-use super::values::{backend, boolean, file_path, number, some_time};
+use super::values::{boolean, file_path, number, some_time};
 use crate::{counter, store::redis};
 
 #[derive(Clone, Debug, Args)]
@@ -262,6 +262,17 @@ fn with_socket_type(url: &str, socket_type: Option<SocketType>) -> String {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
     Redis,
+}
+
+/// The reference takes an empty name for Redis.
+fn backend(text: &str) -> Result<Backend, String> {
+    match text {
+        "" | "redis" => Ok(Backend::Redis),
+        "memcache" => {
+            Err("there is no memcached store, for it cannot count exactly; use redis".into())
+        }
+        _ => Err("expected redis".into()),
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -10,8 +10,6 @@ use std::{
 
 use clap::builder::RangedU64ValueParser;
 
-use super::redis::Backend;
-
 /// The keys and values of one descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entries(pub Vec<(String, String)>);
@@ -40,17 +38,6 @@ pub(super) fn entries(text: &str) -> Result<Entries, String> {
     Ok(Entries(
         entries.into_iter().map(pair).collect::<Result<_, _>>()?,
     ))
-}
-
-/// The reference takes an empty name for Redis.
-pub(super) fn backend(text: &str) -> Result<Backend, String> {
-    match text {
-        "" | "redis" => Ok(Backend::Redis),
-        "memcache" => {
-            Err("there is no memcached store, for it cannot count exactly; use redis".into())
-        }
-        _ => Err("expected redis".into()),
-    }
 }
 
 /// A path; a variable that is set to nothing is as good as none.
