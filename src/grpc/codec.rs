@@ -16,7 +16,7 @@ use tonic::{
 /// Most descriptors and entries, taken together, of a message that is longer than
 /// [`SMALL_BYTES`]. An empty one is 2 bytes on the wire and 72 in memory, and a list that grows is
 /// there twice for a moment: without a bound 4 MB would become 270.
-const MAX_PARTS: usize = 1 << 17;
+pub(super) const MAX_PARTS: usize = 1 << 17;
 
 /// What is not longer than this cannot grow beyond a few megabytes.
 const SMALL_BYTES: usize = 64 << 10;

@@ -5,9 +5,12 @@ use std::sync::LazyLock;
 use prost::Message;
 use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor, SerializeOptions};
 
-use super::proto::{
-    DESCRIPTORS,
-    envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse},
+use super::{
+    codec::MAX_PARTS,
+    proto::{
+        DESCRIPTORS,
+        envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse},
+    },
 };
 
 const COMPILED: &str = "the schemas were compiled with the program";
@@ -25,8 +28,13 @@ fn schema(name: &str) -> MessageDescriptor {
 ///
 /// # Errors
 ///
-/// If it is no JSON, or has a field that the message does not have.
+/// If it is no JSON, has a field that the message does not have, or more parts than the codec
+/// takes: an empty one is 3 bytes of text and a hundred times that in memory.
 pub fn request(text: &[u8]) -> Result<RateLimitRequest, serde_json::Error> {
+    let parts = text.iter().filter(|&&byte| byte == b'{').count();
+    if parts > MAX_PARTS {
+        return Err(serde::de::Error::custom("too many parts"));
+    }
     let mut json = serde_json::Deserializer::from_slice(text);
     let message = DynamicMessage::deserialize(schema("RateLimitRequest"), &mut json)?;
     json.end()?;
@@ -77,6 +85,14 @@ mod tests {
         for text in ["", "{", "[]", "{\"nonsense\":1}", "{} {}", "{\"domain\":5}"] {
             assert!(request(text.as_bytes()).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn many_empty_parts_are_not_read() {
+        let empty =
+            |parts: usize| format!(r#"{{"descriptors":[{}]}}"#, vec!["{}"; parts].join(","));
+        assert!(request(empty(1_000).as_bytes()).is_ok());
+        assert!(request(empty(MAX_PARTS).as_bytes()).is_err());
     }
 
     #[test]
