@@ -53,6 +53,10 @@ pub struct Metrics {
     pub over_limit_cache: Arc<over_limit_cache::Meters>,
 }
 
+/// The longest name that requests make up, in bytes. Values can be whole headers, and ten thousand
+/// of them are more than a process should keep.
+const MAX_MADE_UP_BYTES: usize = 512;
+
 /// Statistics whose names come from requests: values of `detailed_metric` and `value_to_metric`,
 /// limit overrides, unknown domains. Bounded, for whoever sends requests could fill the memory.
 #[derive(Debug, Default)]
@@ -290,7 +294,7 @@ impl MadeUp {
         if let Some(meters) = self.values.get(&*key) {
             return Some(meters.clone());
         }
-        if self.is_full() {
+        if !self.has_room_for(&key) {
             return None;
         }
         Some(self.values.entry(key.into_owned()).or_default().clone())
@@ -301,16 +305,17 @@ impl MadeUp {
         let domain = sanitize(&domain);
         if let Some(count) = self.unknown_domains.get_mut(&*domain) {
             *count += 1;
-        } else if !self.is_full() {
+        } else if self.has_room_for(&domain) {
             self.unknown_domains.insert(domain.into_owned(), 1);
         }
     }
 
     /// Whether there is room for another name; counts what finds none.
-    fn is_full(&mut self) -> bool {
+    fn has_room_for(&mut self, name: &str) -> bool {
         let is_full = self.values.len() + self.unknown_domains.len() >= self.max;
-        self.overflow += u64::from(is_full);
-        is_full
+        let has_room = !is_full && name.len() <= MAX_MADE_UP_BYTES;
+        self.overflow += u64::from(!has_room);
+        has_room
     }
 }
 
@@ -482,5 +487,16 @@ mod tests {
             value(&metrics, "tollgate.metric_names_overflow_total"),
             Some(2)
         );
+    }
+
+    #[test]
+    fn a_name_that_is_as_long_as_a_header_is_not_kept() {
+        let metrics = Metrics::new(NearRatio::default(), 3);
+        let long = "x".repeat(60_000);
+        let mut made_up = lock(&metrics.made_up);
+        assert!(made_up.meters(&long).is_none());
+        made_up.unknown_domain(long.as_bytes());
+        assert!(made_up.unknown_domains.is_empty());
+        assert!(made_up.meters(&long[..MAX_MADE_UP_BYTES]).is_some());
     }
 }
