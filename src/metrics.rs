@@ -151,14 +151,11 @@ impl Metrics {
         record: impl FnOnce(&RuleMeters),
     ) {
         let own = counted.rule.map(|rule| &*rules[rule.id.0]);
-        match (&counted.metric_key, own) {
-            (None, Some(meters)) => record(meters),
-            (None, None) => {}
-            (Some(key), own) => match (lock(&self.made_up).meters(key), own) {
-                (Some(meters), _) => record(&meters),
-                (None, Some(meters)) => record(meters),
-                (None, None) => {}
-            },
+        let named = counted.metric_key.as_deref();
+        let made_up = named.and_then(|key| lock(&self.made_up).meters(key));
+        // What finds no room under its own name counts for its rule.
+        if let Some(meters) = made_up.as_deref().or(own) {
+            record(meters);
         }
     }
 

@@ -53,15 +53,16 @@ pub struct Counter<'a> {
 
 impl<'a> Plan<'a> {
     pub fn new(matcher: &'a Matcher, request: &'a Request<'a>, now: Timestamp) -> Self {
+        let rules = matcher.domain(request.domain);
         let mut builder = Builder {
-            domain_rules: matcher.domain(request.domain),
+            rules,
             domain: request.domain,
             now,
             identity: Identity::new(matcher.key_format),
             counters: Vec::with_capacity(request.descriptors.len() * 2),
             batch: Batch::default(),
         };
-        let found = find(matcher, request);
+        let found = find(rules, request);
         let replaced = replaced_names(&found);
         let outcomes = found
             .into_iter()
@@ -83,11 +84,11 @@ enum Found<'a> {
     Rule(Match<'a>),
 }
 
-fn find<'a>(matcher: &'a Matcher, request: &'a Request<'a>) -> Vec<Found<'a>> {
-    let domain = matcher.domain(request.domain);
+/// `rules` are those of the request's domain, if there are any.
+fn find<'a>(rules: Option<Domain<'a>>, request: &'a Request<'a>) -> Vec<Found<'a>> {
     let mut joined = Vec::with_capacity(64);
     let find = |descriptor: &'a Descriptor<'a>| {
-        let Some(domain) = domain else {
+        let Some(rules) = rules else {
             return Found::Nothing {
                 is_domain_known: false,
             };
@@ -95,7 +96,7 @@ fn find<'a>(matcher: &'a Matcher, request: &'a Request<'a>) -> Vec<Found<'a>> {
         if let Some(limit) = &descriptor.limit {
             return Found::Override(limit);
         }
-        match domain.find(&descriptor.entries, &mut joined) {
+        match rules.find(&descriptor.entries, &mut joined) {
             Some(found) => Found::Rule(found),
             None => Found::Nothing {
                 is_domain_known: true,
@@ -117,7 +118,7 @@ fn replaced_names<'a>(found: &[Found<'a>]) -> Vec<&'a Arc<str>> {
 }
 
 struct Builder<'a> {
-    domain_rules: Option<Domain<'a>>,
+    rules: Option<Domain<'a>>,
     domain: &'a [u8],
     now: Timestamp,
     identity: Identity,
@@ -168,7 +169,7 @@ impl<'a> Builder<'a> {
         let Some(rule) = rule else {
             return Some(override_key(self.domain, &descriptor.entries));
         };
-        match (rule.metric, self.domain_rules) {
+        match (rule.metric, self.rules) {
             (Metric::Path, _) | (_, None) => None,
             (metric, Some(rules)) => {
                 let entries = &descriptor.entries;

@@ -255,6 +255,33 @@ fn address(bytes: &[u8], start: usize) -> Option<([usize; 3], usize)> {
     Some((dots, end))
 }
 
+/// Samples for the tests of the sinks.
+#[cfg(test)]
+pub(super) mod make {
+    use super::{Sample, TimerValues, Value};
+
+    fn sample(name: &str, value: Value) -> Sample {
+        Sample {
+            name: name.to_owned(),
+            value,
+        }
+    }
+
+    pub(in crate::metrics) fn counter(name: &str, total: u64) -> Sample {
+        sample(name, Value::Counter(total))
+    }
+
+    pub(in crate::metrics) fn gauge(name: &str, now: u64) -> Sample {
+        sample(name, Value::Gauge(now))
+    }
+
+    pub(in crate::metrics) fn timer(name: &str, micros: &[u64]) -> Sample {
+        let mut values = TimerValues::default();
+        micros.iter().for_each(|&took| values.observe(took));
+        sample(name, Value::Timer(Box::new(values)))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

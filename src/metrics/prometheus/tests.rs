@@ -3,28 +3,10 @@ use std::collections::{BTreeSet, HashSet};
 use proptest::prelude::*;
 
 use super::*;
-use crate::metrics::{mapper::ResponseTime, sample::TimerValues};
-
-fn sample(name: &str, value: Value) -> Sample {
-    Sample {
-        name: name.to_owned(),
-        value,
-    }
-}
-
-fn counter(name: &str, total: u64) -> Sample {
-    sample(name, Value::Counter(total))
-}
-
-fn gauge(name: &str, now: u64) -> Sample {
-    sample(name, Value::Gauge(now))
-}
-
-fn timer(name: &str, micros: &[u64]) -> Sample {
-    let mut values = TimerValues::default();
-    micros.iter().for_each(|&took| values.observe(took));
-    sample(name, Value::Timer(Box::new(values)))
-}
+use crate::metrics::{
+    mapper::ResponseTime,
+    sample::make::{counter, gauge, timer},
+};
 
 fn built_in() -> Mapper {
     Mapper::built_in(ResponseTime::Seconds)

@@ -6,33 +6,13 @@ use tokio::{
 };
 
 use super::*;
+use crate::metrics::sample::make::{counter, gauge, timer};
 
 fn pairs(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
     pairs
         .iter()
         .map(|&(key, value)| (key.to_owned(), value.to_owned()))
         .collect()
-}
-
-fn sample(name: &str, value: Value) -> Sample {
-    Sample {
-        name: name.to_owned(),
-        value,
-    }
-}
-
-fn counter(name: &str, total: u64) -> Sample {
-    sample(name, Value::Counter(total))
-}
-
-fn gauge(name: &str, now: u64) -> Sample {
-    sample(name, Value::Gauge(now))
-}
-
-fn timer(name: &str, micros: &[u64]) -> Sample {
-    let mut values = TimerValues::default();
-    micros.iter().for_each(|&took| values.observe(took));
-    sample(name, Value::Timer(Box::new(values)))
 }
 
 fn plain() -> Flusher {

@@ -121,6 +121,7 @@ impl Connections {
         let client = match tls {
             None => Client::open(info),
             Some(tls) => Client::build_with_tls(info, tls.read()?).and_then(|client| {
+                // The library forgets this one when it reads the certificates, so it comes last.
                 let mut info = client.get_connection_info().clone();
                 let mut address = info.addr().clone();
                 address.set_danger_accept_invalid_hostnames(tls.any_host);
