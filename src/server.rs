@@ -32,7 +32,6 @@ use worker::{Phase, Serving, Worker, Workers, accept};
 use crate::{
     admin::{self, Health},
     config::{Options, Problem},
-    decision::Modes,
     grpc::{
         self,
         proto::{
@@ -41,6 +40,7 @@ use crate::{
         },
         wire,
     },
+    limit::Modes,
     limit::NearRatio,
     limiter::{Limiter, Rules},
     metrics::{
@@ -340,6 +340,7 @@ impl Backend {
             connections: settings.redis.redis_connections,
             max_waiting: settings.redis.redis_max_waiting,
             jitter_secs: settings.redis.expiration_jitter.max(0).unsigned_abs(),
+            clock: redis::Clock::default(),
         };
         let (store, mut batchers) = RedisStore::new(all, &options);
         let per_second = per_second.as_ref().map(|connections| {
@@ -453,8 +454,8 @@ fn service(
                 shadow: decisions.shadow_mode,
                 quota: decisions.quota_mode,
                 metadata: decisions.dynamic_metadata,
+                stops_when_over: decisions.stop_when_over,
             },
-            stops_when_over: decisions.stop_when_over,
             metrics: metrics.clone(),
         },
         bounds: wire::Bounds {

@@ -124,11 +124,8 @@ fn limit(message: &rate_limit_descriptor::RateLimitOverride) -> Result<Limit, Ba
     // reference reads them as those of a reply, where 7 is the week.
     let unit = unit(message.unit).ok_or(BadRequest::UnknownUnit(message.unit))?;
     let period = multiplier.and_then(|multiplier| Period::new(unit, multiplier));
-    Ok(Limit {
-        requests_per_unit: message.requests_per_unit,
-        period: period.ok_or(BadRequest::BadPeriod)?,
-        name: None,
-    })
+    let period = period.ok_or(BadRequest::BadPeriod)?;
+    Ok(Limit::fixed(message.requests_per_unit, period))
 }
 
 fn unit(number: i32) -> Option<Unit> {
@@ -446,10 +443,10 @@ mod tests {
 
     #[test]
     fn a_status_tells_the_window_of_its_limit() {
+        let half_hours = Period::new(Unit::Minute, NonZeroU32::new(30).unwrap()).unwrap();
         let limit = Limit {
-            requests_per_unit: 300,
-            period: Period::new(Unit::Minute, NonZeroU32::new(30).unwrap()).unwrap(),
             name: Some("slow".into()),
+            ..Limit::fixed(300, half_hours)
         };
         let decision = Decision {
             overall: Code::OverLimit,
@@ -462,6 +459,7 @@ mod tests {
                     is_over: true,
                 }),
                 remaining: 0,
+                retry_secs: Some(800),
             }],
             is_shadowed: false,
             headline: Some(0),

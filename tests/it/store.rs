@@ -9,15 +9,15 @@ use proptest::{
 };
 use tokio::task::JoinSet;
 use tollgate::{
-    counter::{Batch, Identity},
+    counter::{Batch, Charge, Counting, Identity},
     limit::Limit,
     request::{Entry, Hits},
     store::{
         Store as _,
         memory::MemoryStore,
-        redis::{Address, Batcher, Connections, Options, RedisStore},
+        redis::{Address, Batcher, Clock, Connections, Options, RedisStore},
     },
-    window::{Period, Timestamp, Unit, window},
+    window::{Period, Timestamp, Unit},
 };
 
 use crate::support::redis::Redis;
@@ -95,6 +95,7 @@ fn connect(redis: &Redis) -> (RedisStore, Vec<Batcher>) {
         connections: 1,
         jitter_secs: 0,
         max_waiting: 10_000,
+        clock: Clock::Local,
     };
     let address = Address {
         url: redis.url(),
@@ -167,7 +168,6 @@ async fn send_stopping(door: &Door, steps: &[Step]) -> Vec<u64> {
 
 async fn send_batch(door: &Door, steps: &[Step], stops_when_over: bool) -> Vec<u64> {
     let mut batch = Batch::default();
-    batch.stops_when_over = stops_when_over;
     let mut identity = Identity::default();
     for step in steps {
         let entry = Entry {
@@ -175,13 +175,16 @@ async fn send_batch(door: &Door, steps: &[Step], stops_when_over: bool) -> Vec<u
             value: &step.value,
         };
         identity.set(b"domain", &[entry], &[]);
-        let limit = Limit {
-            requests_per_unit: step.limit,
-            period: step.period,
-            name: None,
+        let limit = Limit::fixed(step.limit, step.period);
+        let counting = Counting {
+            charge: if stops_when_over {
+                Charge::Stopping
+            } else {
+                Charge::Always
+            },
+            ..step.hits.into()
         };
-        let window = window(step.period, step.now);
-        batch.push(&identity, &limit, window, step.hits);
+        batch.push(&identity, &limit, limit.window(step.now), counting);
     }
     let now = steps.first().map_or(NOW, |step| step.now);
     door.add(&batch, now).await
