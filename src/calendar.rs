@@ -337,8 +337,6 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(1000))]
-
         #[test]
         fn every_moment_lies_in_its_window_and_the_next_one_begins_where_it_ends(
             unit in proptest::sample::select(vec![Unit::Day, Unit::Week, Unit::Month, Unit::Year]),

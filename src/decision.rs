@@ -23,6 +23,9 @@ pub struct Decision {
     /// The status that `RateLimit-*` response headers tell of, by index: the one with the least
     /// remaining, the first of several, but the last plain one that is over before all.
     pub headline: Option<usize>,
+    /// Whole seconds until this very request would pass if nobody else came; nothing if it does
+    /// now, or never will.
+    pub retry_secs: Option<u64>,
     /// What the rules that let the request pass have to say, the first one first.
     pub metadata: Map,
 }
@@ -78,12 +81,18 @@ pub fn decide(plan: &Plan<'_>, counts: &[Count], modes: Modes, now: Timestamp) -
         Map::new()
     };
     let is_shadowed = is_refused && modes.shadow;
+    let overall = if is_refused && !is_shadowed {
+        Code::OverLimit
+    } else {
+        Code::Ok
+    };
+    let retry_secs = match overall {
+        Code::Ok => None,
+        Code::OverLimit => retry_secs(plan, &statuses, modes),
+    };
     Decision {
-        overall: if is_refused && !is_shadowed {
-            Code::OverLimit
-        } else {
-            Code::Ok
-        },
+        overall,
+        retry_secs,
         statuses,
         is_shadowed,
         headline,
@@ -128,6 +137,13 @@ fn counted_status(
         .expect("a counted descriptor has at least one counter");
     let standing = stands(binding);
     let is_shadowed = counted.rule.is_some_and(|rule| rule.shadow_mode);
+    // One that never passes is later than all others.
+    let retry_in = counted
+        .counters
+        .clone()
+        .try_fold(0, |latest: u64, counter| {
+            Some(latest.max(stands(counter).retry_in?))
+        });
     Status {
         code: if standing.is_over && !is_shadowed {
             Code::OverLimit
@@ -141,13 +157,11 @@ fn counted_status(
             is_over: standing.is_over,
         }),
         remaining: standing.remaining,
-        retry_secs: counted
-            .counters
-            .clone()
-            .map(|counter| stands(counter).retry_in)
-            // One that never passes is later than all others.
-            .try_fold(0, |latest, retry_in| Some(latest.max(retry_in?)))
-            .map(|millis| millis.div_ceil(1000)),
+        retry_secs: if is_shadowed {
+            Some(0)
+        } else {
+            retry_in.map(|millis| millis.div_ceil(1000))
+        },
     }
 }
 
@@ -213,6 +227,30 @@ fn is_refused(plan: &Plan<'_>, statuses: &[Status], modes: Modes) -> bool {
         }
     }
     is_plain_over || (quotas > 0 && quotas_over == quotas)
+}
+
+/// When a refused request would pass: once all plain descriptors do, and the first of the quotas if
+/// they refused it. Nothing if that is never.
+fn retry_secs(plan: &Plan<'_>, statuses: &[Status], modes: Modes) -> Option<u64> {
+    let limited = || plan.outcomes.iter().zip(statuses);
+    let plain = limited()
+        .filter(|(outcome, _)| !is_quota(outcome, modes))
+        .try_fold(0, |latest, (_, status)| {
+            Some(latest.max(status.retry_secs?))
+        })?;
+    let quotas = limited()
+        .filter(|(outcome, _)| is_quota(outcome, modes))
+        .filter(|(outcome, _)| !matches!(outcome, Outcome::Unlimited(_)));
+    let mut is_any_quota = false;
+    let first = quotas
+        .inspect(|_| is_any_quota = true)
+        .filter_map(|(_, status)| status.retry_secs)
+        .min();
+    if is_any_quota {
+        Some(plain.max(first?))
+    } else {
+        Some(plain)
+    }
 }
 
 fn is_quota(outcome: &Outcome<'_>, modes: Modes) -> bool {

@@ -3,8 +3,9 @@
 //! The store in memory runs on these. `store/redis/step.lua` does the same inside Redis, and the
 //! store contract holds both to one model. All times are milliseconds.
 //!
-//! A clock that steps back never gives hits away: what a meter has seen last is its present until
-//! the clock is there again.
+//! A clock that steps back gives no window and no log hits away: what it has seen last is its present
+//! until the clock is there again. If that is more than a period away the clock was wrong, and what it
+//! wrote is forgotten. A bucket is empty then, at worst.
 
 use std::collections::VecDeque;
 
@@ -86,7 +87,7 @@ impl Meter {
             }
             Self::TokenBucket(meter) => {
                 let retry_in = waits.then(|| meter.retry_in(terms, now));
-                (meter.resets_in(terms, now), retry_in)
+                (meter.resets_in(now), retry_in)
             }
         };
         Ends {
@@ -106,7 +107,9 @@ pub struct FirstHit {
 
 impl FirstHit {
     fn at(self, terms: &Terms, now: u64) -> Self {
-        if now >= self.start.saturating_add(terms.period_millis) {
+        let period = terms.period_millis;
+        let is_over = now >= self.start.saturating_add(period);
+        if is_over || self.start > now.saturating_add(period) {
             return Self::default();
         }
         self
@@ -141,7 +144,7 @@ pub struct SlidingWindow {
 impl SlidingWindow {
     fn at(self, terms: &Terms, now: u64) -> Self {
         let index = now / terms.period_millis;
-        if index <= self.index {
+        if (index..=index + 1).contains(&self.index) {
             return self;
         }
         let is_next = index == self.index + 1;
@@ -210,6 +213,10 @@ pub struct SlidingLog {
 
 impl SlidingLog {
     fn held(&mut self, terms: &Terms, now: u64) -> u64 {
+        let latest = self.entries.back().map_or(0, |(at, _)| *at);
+        if latest > now.saturating_add(terms.period_millis) {
+            *self = Self::default();
+        }
         while let Some(&(at, hits)) = self.entries.front() {
             if at.saturating_add(terms.period_millis) > now {
                 break;
@@ -295,41 +302,46 @@ impl TokenBucket {
         self.parts = narrow(debt % rate);
     }
 
-    /// What is missing for these terms, in parts. An empty bucket is the most, were it that the
-    /// limit is lower now or that the clock stepped back.
-    fn owed(&self, terms: &Terms, now: u64) -> u128 {
-        self.debt(now)
-            .min(wide(terms.limit.into()) * wide(terms.period_millis))
+    fn held(&mut self, terms: &Terms, now: u64) -> u64 {
+        self.settle(terms, now);
+        narrow(self.debt(now).div_ceil(wide(terms.period_millis)))
     }
 
-    fn held(&mut self, terms: &Terms, now: u64) -> u64 {
-        if let Method::TokenBucket { rate } = terms.method
-            && rate != self.rate
-        {
-            // The tokens that are missing are still missing, but flow at the new rate from now on.
-            // A token is as many parts as a period has milliseconds, whatever the rate.
-            let debt = self.debt(now);
+    /// Takes over a limit that changed. The tokens that are missing are still missing, but no more
+    /// than the bucket holds now, and they flow at the new rate. A token is as many parts as a
+    /// period has milliseconds, whatever the rate.
+    ///
+    /// More than all can be missing after the clock stepped back, too.
+    fn settle(&mut self, terms: &Terms, now: u64) {
+        let Method::TokenBucket { rate } = terms.method else {
+            return;
+        };
+        let debt = self.debt(now);
+        let most = wide(terms.limit.into()) * wide(terms.period_millis);
+        if debt > most || (rate != self.rate && self.full_at >= now) {
             self.rate = rate;
-            self.owe(debt, now);
+            self.owe(debt.min(most), now);
         }
-        narrow(self.owed(terms, now).div_ceil(wide(terms.period_millis)))
     }
 
     fn charge(&mut self, terms: &Terms, now: u64) {
-        self.held(terms, now);
-        let token = wide(terms.period_millis);
-        let debt = self.owed(terms, now) + wide(terms.hits.added()) * token;
-        let back = wide(terms.hits.given_back()) * token;
-        self.owe(debt.saturating_sub(back), now);
+        self.settle(terms, now);
+        if let Method::TokenBucket { rate } = terms.method {
+            let token = wide(terms.period_millis);
+            let debt = self.debt(now) + wide(terms.hits.added()) * token;
+            let back = wide(terms.hits.given_back()) * token;
+            self.rate = rate;
+            self.owe(debt.saturating_sub(back), now);
+        }
     }
 
-    fn resets_in(&self, terms: &Terms, now: u64) -> u64 {
-        narrow(self.owed(terms, now).div_ceil(u128::from(self.rate)))
+    fn resets_in(&self, now: u64) -> u64 {
+        narrow(self.debt(now).div_ceil(u128::from(self.rate)))
     }
 
     fn retry_in(&self, terms: &Terms, now: u64) -> u64 {
         let room = wide(u64::from(terms.limit) - terms.hits.added()) * wide(terms.period_millis);
-        let missing = self.owed(terms, now).saturating_sub(room);
+        let missing = self.debt(now).saturating_sub(room);
         narrow(missing.div_ceil(u128::from(self.rate)))
     }
 }

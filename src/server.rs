@@ -467,6 +467,7 @@ fn service(
             headers: decisions
                 .response_headers
                 .then(|| headers.map(Clone::clone)),
+            retry_after: decisions.retry_after,
             dynamic_metadata: decisions.dynamic_metadata,
         },
     }

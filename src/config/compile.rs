@@ -221,7 +221,7 @@ impl<'a> Compiler<'a, '_> {
         } = level;
         let limits = match &descriptor.limits {
             Limits::None => return,
-            Limits::One(limit) => std::slice::from_ref(limit),
+            Limits::One(limit) => std::slice::from_ref(&**limit),
             Limits::List(limits) => limits,
         };
         let is_list = matches!(descriptor.limits, Limits::List(_));

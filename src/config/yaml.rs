@@ -53,7 +53,7 @@ pub(super) enum Limits {
     #[default]
     None,
     /// `rate_limit`
-    One(RateLimit),
+    One(Box<RateLimit>),
     /// `rate_limits`
     List(Vec<RateLimit>),
 }
@@ -359,10 +359,10 @@ impl Reader<'_> {
         let one = fields.get("rate_limit");
         let Some(list) = fields.get("rate_limits") else {
             return match one.and_then(|one| self.rate_limit(one, path)) {
-                Some(limit) => Limits::One(RateLimit {
+                Some(limit) => Limits::One(Box::new(RateLimit {
                     at: limit.at.or(fields.at("rate_limit")),
                     ..limit
-                }),
+                })),
                 None => Limits::None,
             };
         };

@@ -244,7 +244,7 @@ impl MemoryStore {
         }
         let slot = shard.meters.get_mut(increment.key);
         let slot = slot.expect("it was there or has just been put there");
-        if is_charged {
+        if is_charged && !terms.hits.is_peek() {
             slot.meter.charge(terms, now.millis());
         }
         let count = meter_count(&mut slot.meter, terms, is_charged, now);

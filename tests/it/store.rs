@@ -9,7 +9,7 @@ use proptest::{
 };
 use tokio::task::JoinSet;
 use tollgate::{
-    counter::{Batch, Charge, Counting, Identity},
+    counter::{Batch, Charge, Count, Counting, Identity},
     limit::Limit,
     request::{Entry, Hits},
     store::{
@@ -23,41 +23,45 @@ use tollgate::{
 use crate::support::redis::Redis;
 
 /// Where the counters are.
-enum Backend {
+pub(crate) enum Backend {
     Memory(Arc<MemoryStore>),
     Redis(Redis),
 }
 
 /// A worker's way to them.
 #[derive(Clone)]
-enum Door {
+pub(crate) enum Door {
     Memory(Arc<MemoryStore>),
     Redis(RedisStore),
 }
 
 impl Door {
-    async fn add(&self, batch: &Batch, now: Timestamp) -> Vec<u64> {
+    pub(crate) async fn counts(&self, batch: &Batch, now: Timestamp) -> Vec<Count> {
         let counts = match self {
             Self::Memory(store) => store.add(batch, now).await,
             Self::Redis(store) => store.add(batch, now).await,
         };
-        let counts = counts.expect("the store answers");
+        counts.expect("the store answers")
+    }
+
+    async fn add(&self, batch: &Batch, now: Timestamp) -> Vec<u64> {
+        let counts = self.counts(batch, now).await;
         counts.iter().map(|count| count.after).collect()
     }
 }
 
 impl Backend {
-    fn memory() -> Self {
+    pub(crate) fn memory() -> Self {
         Self::Memory(Arc::new(MemoryStore::new(100_000)))
     }
 
-    fn redis() -> Self {
+    pub(crate) fn redis() -> Self {
         Self::Redis(Redis::start())
     }
 
     /// Does `work` with a door of its own, as a worker would: on one thread, with what the store
     /// needs running beside.
-    fn open<T>(&self, work: impl AsyncFnOnce(Door) -> T) -> T {
+    pub(crate) fn open<T>(&self, work: impl AsyncFnOnce(Door) -> T) -> T {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -208,13 +212,14 @@ fn check(backend: &Backend, batches: &[(&[Step], &[u64])]) {
 macro_rules! on_both_stores {
     ($($law:ident)*) => {
         mod memory {
-            $(#[test] fn $law() { super::$law(&super::Backend::memory()); })*
+            $(#[test] fn $law() { super::$law(&$crate::store::Backend::memory()); })*
         }
         mod redis {
-            $(#[test] fn $law() { super::$law(&super::Backend::redis()); })*
+            $(#[test] fn $law() { super::$law(&$crate::store::Backend::redis()); })*
         }
     };
 }
+pub(crate) use on_both_stores;
 
 on_both_stores! {
     counts_rise_in_order
@@ -592,10 +597,6 @@ impl Model {
 
 fn any_history_is_that_of_a_naive_model(backend: &Backend) {
     let config = Config {
-        cases: match backend {
-            Backend::Memory(_) => 256,
-            Backend::Redis(_) => 48,
-        },
         source_file: Some(file!()),
         ..Config::default()
     };

@@ -76,11 +76,14 @@ ways.f = {
     c.held = 0
     if state then
       local found = numbers(state)
-      if now < found[1] + c.period then c.start, c.held = found[1], found[2] end
+      if now < found[1] + c.period and found[1] <= now + c.period then c.start, c.held = found[1], found[2] end
     end
   end,
   charge = function(c)
-    if not c.start and c.hits < 0 then return end
+    if not c.start and c.hits < 0 then
+      redis.call('DEL', c.key)
+      return
+    end
     c.start = c.start or now
     c.held = math.min(math.max(c.held + c.hits, 0), MOST)
     save(c, text(c.start) .. ':' .. text(c.held), c.start + c.period - now)
@@ -102,9 +105,10 @@ ways.s = {
   look = function(c)
     c.index, c.current, c.previous = math.floor(now / c.period), 0, 0
     local state = redis.call('GET', c.key)
+    c.is_there = state
     if state then
       local found = numbers(state)
-      if found[1] >= c.index then
+      if found[1] == c.index or found[1] == c.index + 1 then
         c.index, c.current, c.previous = found[1], found[2], found[3]
       elseif found[1] == c.index - 1 then
         c.previous = found[2]
@@ -121,6 +125,7 @@ ways.s = {
       c.current = math.max(c.current + c.hits, 0)
     end
     share(c)
+    if not c.is_there and c.hits < 0 then return end
     local state = text(c.index) .. ':' .. text(c.current) .. ':' .. text(c.previous)
     save(c, state, (c.index + 2) * c.period - now)
   end,
@@ -130,7 +135,7 @@ ways.s = {
     return stop - now
   end,
   retry_in = function(c)
-    local stop, older, room = (c.index + 1) * c.period, c.previous, c.limit - c.hits
+    local stop, older, room = (c.index + 1) * c.period, c.previous, c.limit - c.added
     if c.current > room then
       stop, older = stop + c.period, c.current
     else
@@ -155,6 +160,10 @@ ways.l = {
     c.held = 0
     c.last_at, c.last_total = entry(c, -1)
     if not c.last_at then return end
+    if c.last_at > now + c.period then
+      redis.call('DEL', c.key)
+      return
+    end
     local length = redis.call('LLEN', c.key)
     local first = lowest(1, length - 1, function(index) return entry(c, index) + c.period > now end)
     if first > 1 then redis.call('LTRIM', c.key, first - 1, -1) end
@@ -204,7 +213,7 @@ ways.l = {
     return c.held > 0 and c.last_at + c.period - now or 0
   end,
   retry_in = function(c)
-    local enough = c.last_total + c.hits - c.limit
+    local enough = c.last_total + c.added - c.limit
     local index = lowest(1, c.length - 1, function(index)
       local _, total = entry(c, index)
       return total >= enough
@@ -224,13 +233,13 @@ ways.t = {
   look = function(c)
     c.debt = 0
     local state = redis.call('GET', c.key)
+    c.is_there = state
     if state then
       local found = numbers(state)
       if found[1] >= now then
-        c.debt = (found[1] - now) * found[3] + found[2]
-        -- What is missing flows at the new rate from the first look on.
-        if found[3] ~= c.extra then save_debt(c) end
-        c.debt = math.min(c.debt, c.limit * c.period)
+        local debt, most = (found[1] - now) * found[3] + found[2], c.limit * c.period
+        c.debt = math.min(debt, most)
+        if debt > most or found[3] ~= c.extra then save_debt(c) end
       end
     end
     c.held = math.ceil(c.debt / c.period)
@@ -238,17 +247,14 @@ ways.t = {
   charge = function(c)
     c.debt = math.max(c.debt + c.hits * c.period, 0)
     c.held = math.ceil(c.debt / c.period)
-    if c.debt == 0 then
-      redis.call('DEL', c.key)
-      return
-    end
-    save_debt(c)
+    -- To give back to a bucket that was never drawn from leaves no trace.
+    if c.is_there or c.hits > 0 then save_debt(c) end
   end,
   resets_in = function(c)
     return math.ceil(c.debt / c.extra)
   end,
   retry_in = function(c)
-    return math.ceil((c.debt - (c.limit - c.hits) * c.period) / c.extra)
+    return math.ceil((c.debt - (c.limit - c.added) * c.period) / c.extra)
   end,
 }
 
@@ -269,6 +275,7 @@ for i, key in ipairs(KEYS) do
     period = tonumber(ARGV[at + 6]),
     extra = tonumber(ARGV[at + 7]),
   }
+  c.added = math.max(c.hits, 0)
   c.way.look(c)
   times[key] = (times[key] or 0) + 1
   local before = c.held + (ahead[key] or 0)
@@ -306,8 +313,8 @@ for _, c in ipairs(counters) do
   local resets_in, retry_in = 0, 0
   if c.way.resets_in then
     resets_in = c.way.resets_in(c)
-    if c.held + (is_charged and 0 or c.hits) > c.limit then
-      retry_in = c.hits > c.limit and -1 or c.way.retry_in(c)
+    if c.held + (is_charged and 0 or c.added) > c.limit then
+      retry_in = c.added > c.limit and -1 or c.way.retry_in(c)
     end
   end
   reply[#reply + 1] = c.held
