@@ -487,7 +487,10 @@ mod tests {
             .iter()
             .map(|header| format!("{}: {}", header.key, header.value))
             .collect();
-        assert_eq!(headers, ["L: 300", "Rem: 0", "Res: 800"]);
+        assert_eq!(
+            headers,
+            ["L: 300", "Rem: 0", "Res: 800", "Retry-After: 800"]
+        );
         assert_eq!(response.overall_code, 2);
         let status = &response.statuses[0];
         let current = status.current_limit.as_ref().unwrap();
