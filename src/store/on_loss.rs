@@ -415,3 +415,155 @@ impl Recent {
         )
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        counter::{Counting, Identity},
+        limit::{Algorithm, Limit},
+        request::Entry,
+        window::Unit,
+    };
+
+    const NOW: Timestamp = Timestamp::from_secs(1_795_230_000);
+
+    fn loss(replicas: u32, max_counters: usize) -> Loss {
+        let replicas = Arc::new(AtomicU32::new(replicas));
+        Loss::new("redis", replicas, max_counters, Arc::default())
+    }
+
+    fn batch(value: &str, limit: &Limit, hits: Hits, now: Timestamp) -> Batch {
+        let entry = Entry {
+            key: b"k",
+            value: value.as_bytes(),
+        };
+        let mut identity = Identity::default();
+        identity.set(b"d", &[entry], &[]);
+        let charge = if limit.algorithm.looks_first() {
+            Charge::Within
+        } else {
+            Charge::Always
+        };
+        let counting = Counting {
+            charge,
+            ..hits.into()
+        };
+        let mut batch = Batch::default();
+        batch.push(&identity, limit, limit.window(now), counting);
+        batch
+    }
+
+    /// What remains after each of `hits` on a limit of which `known` were used before the loss;
+    /// nothing if it is refused.
+    #[track_caller]
+    fn check(limit: &Limit, replicas: u32, known: u64, hits: &[u64], expected: &[Option<u64>]) {
+        let loss = loss(replicas, 10);
+        let remaining = |hits: &u64| {
+            let hits = Hits::add(*hits);
+            let counts = loss.count(&batch("a", limit, hits, NOW), |_| known, NOW);
+            let count = counts.unwrap()[0];
+            assert!(count.is_degraded);
+            let left = u64::from(limit.capacity()).saturating_sub(count.after);
+            (!count.is_over(limit.capacity(), hits)).then_some(left)
+        };
+        let remaining: Vec<_> = hits.iter().map(remaining).collect();
+        assert_eq!(remaining, expected);
+    }
+
+    fn with(algorithm: Algorithm, requests_per_unit: u32) -> Limit {
+        Limit {
+            algorithm,
+            ..Limit::fixed(requests_per_unit, Unit::Year)
+        }
+    }
+
+    #[test]
+    fn a_share_of_what_is_left_is_admitted() {
+        let ten = Limit::fixed(10, Unit::Year);
+        check(&ten, 2, 0, &[1, 4, 1], &[Some(4), Some(0), None]);
+        check(&ten, 2, 6, &[1, 1, 1], &[Some(1), Some(0), None]);
+        check(&ten, 1, 9, &[1, 1], &[Some(0), None]);
+        check(&ten, 3, 20, &[1, 0], &[None, None]);
+        check(
+            &Limit::fixed(0, Unit::Year),
+            2,
+            0,
+            &[0, 1, 0],
+            &[Some(0), None, None],
+        );
+    }
+
+    #[test]
+    fn a_limit_that_admits_any_admits_one_at_each_replica() {
+        check(
+            &Limit::fixed(3, Unit::Year),
+            10,
+            0,
+            &[1, 1],
+            &[Some(0), None],
+        );
+    }
+
+    #[test]
+    fn other_algorithms_have_shares_too() {
+        for algorithm in [
+            Algorithm::FirstHit,
+            Algorithm::SlidingWindow,
+            Algorithm::SlidingLog,
+            Algorithm::TokenBucket { burst: 10 },
+        ] {
+            let limit = with(algorithm, 10);
+            check(&limit, 2, 4, &[1, 2, 1], &[Some(2), Some(0), None]);
+        }
+    }
+
+    #[test]
+    fn what_is_taken_is_what_was_let_pass() {
+        let loss = loss(2, 10);
+        let ten = Limit::fixed(10, Unit::Year);
+        let count = |hits| {
+            loss.count(&batch("a", &ten, hits, NOW), |_| 4, NOW)
+                .unwrap()
+        };
+        count(Hits::add(2));
+        count(Hits::add(0));
+        count(Hits::ONE);
+        count(Hits::give_back(1));
+        let spent = loss.take();
+        let hits: Vec<_> = spent.values().map(|spent| spent.hits).collect();
+        assert_eq!(hits, [2]);
+        assert!(loss.take().is_empty());
+    }
+
+    #[test]
+    fn nothing_grows_with_the_values_that_come() {
+        const MAX: usize = 100;
+        let loss = loss(1, MAX);
+        let limit = Limit::fixed(10, Unit::Second);
+        for number in 0..10_000_u64 {
+            // A hundred values a second, so that what has ended makes room.
+            let now = Timestamp::from_millis(NOW.millis() + number * 10);
+            let batch = batch(&number.to_string(), &limit, Hits::ONE, now);
+            // A full table is an error like any other.
+            let _ = loss.count(&batch, |_| 0, now);
+        }
+        let local = loss.local();
+        assert!(local.begun.len() <= MAX && local.spent.len() <= MAX);
+        assert!(local.counters.live_counters() <= MAX);
+    }
+
+    #[test]
+    fn recent_counts_are_bounded_and_end_with_their_window() {
+        let mut recent = Recent::default();
+        let end = Timestamp::from_secs(NOW.secs() + 1);
+        for number in 0..3 * Recent::GENERATION as u64 {
+            recent.insert(&number.to_be_bytes(), number, end);
+        }
+        assert!(recent.young.len() + recent.old.len() <= 2 * Recent::GENERATION);
+        let last = 3 * Recent::GENERATION as u64 - 1;
+        assert_eq!(recent.get(&last.to_be_bytes(), NOW), last);
+        assert_eq!(recent.get(&last.to_be_bytes(), end), 0);
+        assert_eq!(recent.get(&0_u64.to_be_bytes(), NOW), 0);
+    }
+}
