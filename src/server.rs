@@ -19,11 +19,13 @@ use tonic_health::{
     server::HealthReporter,
 };
 
+mod floor;
 mod http;
 mod ports;
 mod tls;
 mod worker;
 
+pub use floor::{Floor, serve_floor};
 use http::serve_http;
 use ports::{GrpcListener, Ports};
 pub use tls::TlsError;
