@@ -2,7 +2,8 @@
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use tonic::{Request, Response, Status};
+use prost::{Message as _, bytes::Bytes};
+use tonic::Status;
 
 use crate::{
     limiter::{Limiter, NoDecision},
@@ -13,11 +14,15 @@ use crate::{
 pub mod codec;
 pub mod json;
 pub mod proto;
+pub mod quick;
+pub mod unary;
 pub mod wire;
 
-use proto::envoy::service::ratelimit::v3::{
-    RateLimitRequest, RateLimitResponse, rate_limit_service_server::RateLimitService,
-};
+use proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use unary::{Method, framed};
+
+/// The path of the only method.
+pub const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
 /// `envoy.service.ratelimit.v3.RateLimitService` on one worker.
 #[derive(Debug)]
@@ -27,20 +32,34 @@ pub struct Service<S> {
     pub extras: wire::Extras,
 }
 
-#[tonic::async_trait]
-impl<S: Store> RateLimitService for Service<S> {
-    async fn should_rate_limit(
-        &self,
-        request: Request<RateLimitRequest>,
-    ) -> Result<Response<RateLimitResponse>, Status> {
+impl<S: Store> Method for Service<S> {
+    const PATH: &'static str = SHOULD_RATE_LIMIT;
+
+    async fn call(&self, message: Bytes) -> Result<Bytes, Status> {
         let began = Instant::now();
-        let reply = self.answer(&request.into_inner()).await;
+        let reply = self.answer_bytes(message).await;
         self.limiter.metrics.record_call(began.elapsed());
-        reply.map(Response::new)
+        reply
     }
 }
 
 impl<S: Store> Service<S> {
+    /// Answers one message as it came, with the reply as it is sent.
+    async fn answer_bytes(&self, message: Bytes) -> Result<Bytes, Status> {
+        if self.extras.is_none()
+            && let Some(request) = quick::read(&message, self.bounds)
+        {
+            let decision = self.limiter.check(&request, now()).await.map_err(status)?;
+            return Ok(framed(quick::length(&decision), |buffer| {
+                quick::write(&decision, buffer);
+            }));
+        }
+        let reply = self.answer(&codec::decode(message)?).await?;
+        Ok(framed(reply.encoded_len(), |buffer| {
+            reply.encode_raw(buffer);
+        }))
+    }
+
     /// Answers one message, by whatever way it came.
     ///
     /// # Errors

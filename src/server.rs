@@ -25,7 +25,7 @@ mod ports;
 mod tls;
 mod worker;
 
-pub use floor::{Floor, serve_floor};
+pub use floor::serve_floor;
 use http::serve_http;
 use ports::{GrpcListener, Ports};
 pub use tls::TlsError;
@@ -35,14 +35,7 @@ use crate::{
     admin::{self, Health},
     config::{Options, Problem},
     decision::Modes,
-    grpc::{
-        self,
-        proto::{
-            DESCRIPTORS,
-            envoy::service::ratelimit::v3::rate_limit_service_server::RateLimitServiceServer,
-        },
-        wire,
-    },
+    grpc::{self, proto::DESCRIPTORS, unary::Door, wire},
     limit::NearRatio,
     limiter::{Limiter, Rules},
     metrics::{
@@ -167,9 +160,13 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     };
     for _ in 0..worker_count(settings) {
         let (service, batchers) = service();
-        let routes = routes(service, settings).add_service(health_service.clone());
+        let others = others().add_service(health_service.clone());
         let serving = Serving {
-            routes: routes.prepare(),
+            door: Door {
+                method: Arc::new(service),
+                max_message_bytes: settings.bounds.max_message_bytes,
+                others: others.prepare(),
+            },
             tls: tls.clone(),
             max_streams: settings.bounds.max_streams,
             max_age: settings.listen.max_connection_age,
@@ -473,18 +470,15 @@ fn service(
     }
 }
 
-/// Everything that one worker serves, but health.
-fn routes(service: grpc::Service<AnyStore>, settings: &Settings) -> Routes {
-    let service = RateLimitServiceServer::new(service)
-        .max_decoding_message_size(settings.bounds.max_message_bytes);
+/// What one worker serves beside decisions and health.
+fn others() -> Routes {
     let reflection = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
     const COMPILED: &str = "the schemas were compiled with the program";
-    Routes::new(service)
-        .add_service(reflection().build_v1().expect(COMPILED))
+    Routes::new(reflection().build_v1().expect(COMPILED))
         .add_service(reflection().build_v1alpha().expect(COMPILED))
 }
 

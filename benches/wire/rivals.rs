@@ -11,10 +11,10 @@ use tokio::net;
 use tollgate::{
     grpc::proto::envoy::service::ratelimit::v3::{
         RateLimitRequest, RateLimitResponse,
-        rate_limit_response::Code,
+        rate_limit_response::{Code, DescriptorStatus},
         rate_limit_service_server::{RateLimitService, RateLimitServiceServer},
     },
-    server::{Floor, serve_floor},
+    server::serve_floor,
 };
 use tonic::{Request, Response, Status, transport::Server};
 
@@ -24,7 +24,7 @@ pub fn serve(name: &str, workers: usize, redis: Option<SocketAddr>) -> anyhow::R
     writeln!(io::stderr(), "{}", listener.local_addr()?)?;
     match (name, redis) {
         ("floor", _) => Ok(serve_floor(listener, workers)?),
-        ("stock", _) => stock(listener, workers, |_| Ok(Floor)),
+        ("stock", _) => stock(listener, workers, |_| Ok(Stock)),
         ("naive", Some(redis)) => stock(listener, workers, |runtime| {
             let manager = RedisConnectionManager::new(format!("redis://{redis}"))?;
             // As many as the reference has by default.
@@ -57,6 +57,26 @@ fn stock<S: RateLimitService>(
             .await
             .context("the stock server ended")
     })
+}
+
+/// OK to everything.
+struct Stock;
+
+#[tonic::async_trait]
+impl RateLimitService for Stock {
+    async fn should_rate_limit(
+        &self,
+        _: Request<RateLimitRequest>,
+    ) -> Result<Response<RateLimitResponse>, Status> {
+        Ok(Response::new(RateLimitResponse {
+            overall_code: Code::Ok.into(),
+            statuses: vec![DescriptorStatus {
+                code: Code::Ok.into(),
+                ..DescriptorStatus::default()
+            }],
+            ..RateLimitResponse::default()
+        }))
+    }
 }
 
 /// Two periods, counted with one connection from the pool and one pipeline for each request.

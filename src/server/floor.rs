@@ -3,22 +3,36 @@
 
 use std::{io, sync::Arc, time::Duration};
 
+use prost::bytes::Bytes;
 use tokio::{
     net::TcpListener,
     sync::{Semaphore, watch},
 };
-use tonic::{Request, Response, Status};
+use tonic::{Status, service::Routes};
 
 use super::{
     ports::GrpcListener,
     runtime,
     worker::{Phase, Serving, Worker, Workers, accept},
 };
-use crate::grpc::proto::envoy::service::ratelimit::v3::{
-    RateLimitRequest, RateLimitResponse,
-    rate_limit_response::{Code, DescriptorStatus},
-    rate_limit_service_server::{RateLimitService, RateLimitServiceServer},
+use crate::{
+    decision::{self, Code, Decision},
+    grpc::{
+        SHOULD_RATE_LIMIT, quick,
+        unary::{Door, Method, framed},
+        wire::Bounds,
+    },
+    metadata::Map,
 };
+
+/// The settings' defaults.
+const BOUNDS: Bounds = Bounds {
+    descriptors: 100,
+    entries: 100,
+    text_bytes: 65_536,
+};
+
+const MAX_MESSAGE_BYTES: usize = 4 << 20;
 
 /// Connections at a time.
 const MAX_CONNECTIONS: usize = 10_000;
@@ -40,7 +54,11 @@ pub fn serve_floor(listener: std::net::TcpListener, workers: usize) -> io::Resul
         let mut all = Workers::default();
         for _ in 0..workers {
             let serving = Serving {
-                routes: tonic::service::Routes::new(RateLimitServiceServer::new(Floor)).prepare(),
+                door: Door {
+                    method: Arc::new(Floor),
+                    max_message_bytes: MAX_MESSAGE_BYTES,
+                    others: Routes::default().prepare(),
+                },
                 tls: None,
                 max_streams: MAX_STREAMS,
                 max_age: Duration::ZERO,
@@ -62,23 +80,31 @@ pub fn serve_floor(listener: std::net::TcpListener, workers: usize) -> io::Resul
     })
 }
 
-/// OK to everything, without a look at what is asked.
-#[derive(Debug)]
-pub struct Floor;
+/// Reads what is asked, and answers OK whatever it is.
+struct Floor;
 
-#[tonic::async_trait]
-impl RateLimitService for Floor {
-    async fn should_rate_limit(
-        &self,
-        _: Request<RateLimitRequest>,
-    ) -> Result<Response<RateLimitResponse>, Status> {
-        Ok(Response::new(RateLimitResponse {
-            overall_code: Code::Ok.into(),
-            statuses: vec![DescriptorStatus {
-                code: Code::Ok.into(),
-                ..DescriptorStatus::default()
+impl Method for Floor {
+    const PATH: &'static str = SHOULD_RATE_LIMIT;
+
+    async fn call(&self, message: Bytes) -> Result<Bytes, Status> {
+        if quick::read(&message, BOUNDS).is_none() {
+            return Err(Status::invalid_argument(
+                "the floor knows plain requests only",
+            ));
+        }
+        let decision = Decision {
+            overall: Code::Ok,
+            statuses: vec![decision::Status {
+                code: Code::Ok,
+                binding: None,
+                remaining: 0,
             }],
-            ..RateLimitResponse::default()
+            is_shadowed: false,
+            headline: None,
+            metadata: Map::new(),
+        };
+        Ok(framed(quick::length(&decision), |buffer| {
+            quick::write(&decision, buffer);
         }))
     }
 }
