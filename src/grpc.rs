@@ -54,6 +54,11 @@ impl<S: Store> Service<S> {
                 quick::write(&decision, buffer);
             }));
         }
+        // Boxed, or every call would have to make room for it.
+        Box::pin(self.answer_any_bytes(message)).await
+    }
+
+    async fn answer_any_bytes(&self, message: Bytes) -> Result<Bytes, Status> {
         let reply = self.answer(&codec::decode(message)?).await?;
         Ok(framed(reply.encoded_len(), |buffer| {
             reply.encode_raw(buffer);

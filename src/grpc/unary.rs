@@ -68,36 +68,56 @@ impl<M> Clone for Door<M> {
 impl<M: Method> Door<M> {
     /// Answers one call. Failures are answers, too.
     ///
-    /// # Errors
-    ///
-    /// None.
-    pub async fn call(self, request: Request<Incoming>) -> Result<Response<Reply>, Infallible> {
-        if request.uri().path() != M::PATH {
-            // Boxed, for it is large and rare.
-            let others = TowerToHyperService::new(self.others);
-            let reply = Box::pin(hyper::service::Service::call(&others, request)).await?;
-            return Ok(reply.map(Reply::Other));
-        }
-        if let Err(status) = check_encoding(request.headers()) {
+    /// The future is moved a few times before it is first polled, so it is kept small.
+    pub fn call(
+        &self,
+        request: Request<Incoming>,
+    ) -> impl Future<Output = Result<Response<Reply>, Infallible>> + Send + use<M> {
+        let start = if request.uri().path() != M::PATH {
+            Start::Other(Box::pin(other(self.others.clone(), request)))
+        } else if let Err(status) = check_encoding(request.headers()) {
             let mut response = refusal(&status);
             response
                 .headers_mut()
                 .insert(GRPC_ACCEPT_ENCODING, IDENTITY);
-            return Ok(response);
-        }
-        let answer = match message(request.into_body(), self.max_message_bytes).await {
-            Ok(message) => self.method.call(message).await,
-            Err(status) => Err(status),
+            Start::Refused(Box::new(response))
+        } else {
+            Start::Call(request.into_body(), self.method.clone())
         };
-        Ok(match answer {
-            Ok(message) => {
-                let mut response = Response::new(Reply::Message(message));
-                response.headers_mut().insert(CONTENT_TYPE, GRPC);
-                response
-            }
-            Err(status) => refusal(&status),
-        })
+        let max_bytes = self.max_message_bytes;
+        async move {
+            let (mut body, method) = match start {
+                Start::Other(reply) => return reply.await,
+                Start::Refused(response) => return Ok(*response),
+                Start::Call(body, method) => (body, method),
+            };
+            let answer = match message(&mut body, max_bytes).await {
+                Ok(message) => method.call(message).await,
+                Err(status) => Err(status),
+            };
+            Ok(match answer {
+                Ok(message) => {
+                    let mut response = Response::new(Reply::Message(message));
+                    response.headers_mut().insert(CONTENT_TYPE, GRPC);
+                    response
+                }
+                Err(status) => refusal(&status),
+            })
+        }
     }
+}
+
+/// How a call begins.
+enum Start<M> {
+    Call(Incoming, Arc<M>),
+    Other(Pin<Box<dyn Future<Output = Result<Response<Reply>, Infallible>> + Send>>),
+    Refused(Box<Response<Reply>>),
+}
+
+async fn other(others: Routes, request: Request<Incoming>) -> Result<Response<Reply>, Infallible> {
+    let others = TowerToHyperService::new(others);
+    let reply = hyper::service::Service::call(&others, request).await?;
+    Ok(reply.map(Reply::Other))
 }
 
 fn check_encoding(headers: &HeaderMap) -> Result<(), Status> {
@@ -114,21 +134,15 @@ fn refusal(status: &Status) -> Response<Reply> {
 }
 
 /// The first message of `body`. Waits until the caller has no more to say.
-async fn message(mut body: Incoming, max_bytes: usize) -> Result<Bytes, Status> {
-    let Some(mut bytes) = data(&mut body).await? else {
+async fn message(body: &mut Incoming, max_bytes: usize) -> Result<Bytes, Status> {
+    let Some(bytes) = data(body).await? else {
         return Err(Status::internal("Missing request message."));
     };
-    let end = loop {
-        if let Some(end) = end_of_message(&bytes, max_bytes)? {
-            if end <= bytes.len() {
-                break end;
-            }
-            bytes = gather(bytes, end, &mut body).await?;
-        } else {
-            bytes = gather(bytes, PREFIX_BYTES, &mut body).await?;
-        }
+    let (bytes, end) = match end_of_message(&bytes, max_bytes)? {
+        Some(end) if end <= bytes.len() => (bytes, end),
+        _ => Box::pin(gather(bytes, max_bytes, body)).await?,
     };
-    while !body.is_end_stream() && data(&mut body).await?.is_some() {}
+    while !body.is_end_stream() && data(body).await?.is_some() {}
     Ok(bytes.slice(PREFIX_BYTES..end))
 }
 
@@ -158,16 +172,23 @@ fn end_of_message(bytes: &[u8], max_bytes: usize) -> Result<Option<usize>, Statu
     Ok(Some(PREFIX_BYTES + length))
 }
 
-/// Reads on until there are at least `wanted` bytes.
-async fn gather(bytes: Bytes, wanted: usize, body: &mut Incoming) -> Result<Bytes, Status> {
+/// Reads on until the message has ended, and says where.
+async fn gather(
+    bytes: Bytes,
+    max_bytes: usize,
+    body: &mut Incoming,
+) -> Result<(Bytes, usize), Status> {
     let mut gathered = BytesMut::from(bytes);
-    while gathered.len() < wanted {
+    loop {
+        match end_of_message(&gathered, max_bytes)? {
+            Some(end) if end <= gathered.len() => return Ok((gathered.freeze(), end)),
+            _ => {}
+        }
         let Some(more) = data(body).await? else {
             return Err(Status::internal("Unexpected EOF decoding stream."));
         };
         gathered.extend_from_slice(&more);
     }
-    Ok(gathered.freeze())
 }
 
 /// The next bytes of `body`, which are never none, if there are any.

@@ -214,7 +214,7 @@ impl<M: Method> Serving<M> {
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let door = self.door;
-        let serve = |request| door.clone().call(request);
+        let serve = |request| door.call(request);
         let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
             .max_concurrent_streams(self.max_streams)
