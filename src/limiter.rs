@@ -7,7 +7,7 @@ use arc_swap::ArcSwapOption;
 use crate::{
     decision::{Decision, Modes, decide},
     matcher::Matcher,
-    metrics::{Metrics, RuleMeters},
+    metrics::{Metrics, Recorder, RuleMeters},
     plan::Plan,
     request::Request,
     store::{Store, StoreError},
@@ -46,7 +46,7 @@ pub struct Limiter<S> {
     pub modes: Modes,
     /// What [`Batch::stops_when_over`](crate::counter::Batch) says of every request.
     pub stops_when_over: bool,
-    pub metrics: Arc<Metrics>,
+    pub metrics: Recorder,
 }
 
 /// Why a request has no decision. The texts go to the caller.

@@ -39,7 +39,7 @@ use crate::{
     limit::NearRatio,
     limiter::{Limiter, Rules},
     metrics::{
-        Metrics,
+        Metrics, Recorder,
         mapper::{Mapper, ResponseTime},
         mogrifier::MogrifierError,
         prometheus::Renderer,
@@ -124,7 +124,9 @@ fn runtime() -> io::Result<Runtime> {
 
 async fn serve(settings: &Settings) -> Result<(), ServerError> {
     let near_ratio = NearRatio(settings.decisions.near_limit_ratio);
-    let metrics = Arc::new(Metrics::new(near_ratio, settings.stats.max_metric_names));
+    let metrics = Metrics::new(near_ratio, settings.stats.max_metric_names);
+    // One for each worker and one for `/json`, which is this thread's.
+    let metrics = Arc::new(metrics.for_cores(worker_count(settings) + 1));
     let sinks = settings.stats.sinks()?;
     let rules = Rules::default();
     let reloader = load(settings, &rules, &metrics)?;
@@ -154,12 +156,13 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
 
     let (phase, phases) = watch::channel(Phase::Serving);
     let mut workers = Workers::default();
-    let service = || {
+    let service = |core| {
         let (store, batchers) = backend.store(settings, &metrics);
-        (service(store, &rules, &metrics, settings), batchers)
+        let recorder = metrics.clone().recorder(core);
+        (service(store, &rules, recorder, settings), batchers)
     };
-    for _ in 0..worker_count(settings) {
-        let (service, batchers) = service();
+    for core in 0..worker_count(settings) {
+        let (service, batchers) = service(core);
         let others = others().add_service(health_service.clone());
         let serving = Serving {
             door: Door {
@@ -196,7 +199,7 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
         let sink = statsd::Sink::new(sink);
         tasks.spawn(async move { match sink.run(|| statistics.samples()).await {} });
     }
-    let (json_service, batchers) = service();
+    let (json_service, batchers) = service(worker_count(settings));
     for batcher in batchers {
         tasks.spawn(async move { match batcher.run().await {} });
     }
@@ -433,7 +436,7 @@ fn worker_count(settings: &Settings) -> usize {
 fn service(
     store: AnyStore,
     rules: &Rules,
-    metrics: &Arc<Metrics>,
+    metrics: Recorder,
     settings: &Settings,
 ) -> grpc::Service<AnyStore> {
     let Settings {
@@ -454,7 +457,7 @@ fn service(
                 metadata: decisions.dynamic_metadata,
             },
             stops_when_over: decisions.stop_when_over,
-            metrics: metrics.clone(),
+            metrics,
         },
         bounds: wire::Bounds {
             descriptors: bounds.max_descriptors,

@@ -160,7 +160,7 @@ impl Rooms {
             store: Arc::new(MemoryStore::new(1000)),
             modes: Modes::default(),
             stops_when_over: false,
-            metrics,
+            metrics: metrics.recorder(0),
         };
         let (key, value) = kind.entry(count - 1);
         let message = keep(RateLimitRequest {
