@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use arc_swap::ArcSwapOption;
+use arc_swap::{ArcSwapOption, Guard};
 
 use crate::{
     decision::{Decision, Modes, decide},
@@ -35,6 +35,12 @@ impl Rules {
 
     pub fn current(&self) -> Option<Arc<RuleSet>> {
         self.0.load_full()
+    }
+
+    /// The same, for as long as one request takes: most of the time without a reference count,
+    /// which all workers would have to share.
+    fn snapshot(&self) -> Guard<Option<Arc<RuleSet>>> {
+        self.0.load()
     }
 }
 
@@ -71,7 +77,8 @@ impl<S: Store> Limiter<S> {
         now: Timestamp,
     ) -> Result<Decision, NoDecision> {
         // One snapshot, however long the store takes.
-        let Some(rules) = self.rules.current() else {
+        let snapshot = self.rules.snapshot();
+        let Some(rules) = &*snapshot else {
             self.metrics.record_bad_request();
             return Err(NoDecision::NoRules);
         };

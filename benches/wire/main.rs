@@ -26,6 +26,11 @@ mod run;
 mod sizes;
 mod table;
 
+/// As in tollgate itself, for the floor and the rivals are served by this program.
+#[cfg(feature = "jemalloc")]
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 /// What a decision costs, in one table.
 #[derive(Debug, Parser)]
 #[command(name = "wire")]
@@ -82,9 +87,9 @@ struct Options {
     #[arg(long)]
     rules: bool,
 
-    /// Also measure this other tollgate program, in the rows of memory and Redis
+    /// Also measure this other tollgate program, in the rows of memory and Redis; may be repeated
     #[arg(long, value_name = "FILE")]
-    other: Option<PathBuf>,
+    other: Vec<PathBuf>,
 
     /// Serve as one of the rivals; the program starts itself this way
     #[arg(long, hide = true)]

@@ -1,6 +1,6 @@
 //! The contest: every case has its server, and they take turns.
 
-use std::{collections::BTreeSet, net::SocketAddr, path::Path, thread, time::Duration};
+use std::{net::SocketAddr, path::Path, thread, time::Duration};
 
 use anyhow::{Context as _, ensure};
 
@@ -80,8 +80,9 @@ impl Contest {
                 case.server,
                 Server::Memory | Server::Redis | Server::RedisAndCache
             );
-            if let (Some(other), true) = (&options.other, is_tollgate) {
-                let name = format!("other: {}", case.name);
+            for other in options.other.iter().filter(|_| is_tollgate) {
+                let file = other.file_name().unwrap_or_default().to_string_lossy();
+                let name = format!("{file}: {}", case.name);
                 entrants.push(Entrant::start(case, name, options, other)?);
             }
         }
@@ -282,8 +283,9 @@ impl Entrant {
             return Ok(None);
         };
         let times = (0..500).map(|_| redis.ping());
-        let times: BTreeSet<Duration> = times.collect::<anyhow::Result<_>>()?;
-        let median = times.iter().nth(times.len() / 2);
+        let mut times: Vec<Duration> = times.collect::<anyhow::Result<_>>()?;
+        times.sort();
+        let median = times.get(times.len() / 2);
         Ok(median.map(|time| time.as_secs_f64() * 1e6))
     }
 

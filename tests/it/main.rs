@@ -4,6 +4,7 @@
 //! - `rls`: requests and replies over gRPC
 //! - `bad_input`: what the server refuses, at its start and on the wire
 //! - `store`: what every store keeps to, in memory and in Redis
+//! - `allocations`: how often a decision asks for memory
 //! - `redis`: few commands, exact counts for many clients, and Redis gone or stuck
 //! - `redis_tls`: TLS between tollgate and Redis
 //! - `reload`: rules that change under a running server
@@ -27,6 +28,7 @@
     reason = "a panic is how a test fails, also in what it calls"
 )]
 
+mod allocations;
 mod bad_input;
 mod cli;
 mod deploy;
