@@ -82,7 +82,7 @@ impl Keys {
     )]
     pub fn pick(self, random: u64) -> u32 {
         match self {
-            Self::Spread(count) => ((random >> 32) * u64::from(count) >> 32) as u32,
+            Self::Spread(count) => (((random >> 32) * u64::from(count)) >> 32) as u32,
             Self::Zipf(count) => {
                 // The n-th key has the share 1/n of the area under 1/x from 1 to count + 1.
                 let share = (random >> 11) as f64 / (1_u64 << 53) as f64;

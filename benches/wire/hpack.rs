@@ -12,9 +12,12 @@ const ENTRY_BYTES: usize = 32;
 /// The table as one peer's blocks have left it.
 #[derive(Debug, Default)]
 pub struct Decoder {
-    fields: VecDeque<(Box<[u8]>, Box<[u8]>)>,
+    fields: VecDeque<Field>,
     bytes: usize,
 }
+
+/// A name and its value.
+type Field = (Box<[u8]>, Box<[u8]>);
 
 #[derive(Debug, thiserror::Error)]
 #[error("a reply has headers that cannot be read")]

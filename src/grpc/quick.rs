@@ -96,7 +96,7 @@ fn part<'a>(message: &mut &'a [u8]) -> Option<&'a [u8]> {
 /// How long the message is that [`write`] writes, in bytes.
 pub fn length(decision: &Decision) -> usize {
     let statuses = decision.statuses.iter().map(status_length);
-    2 + statuses.map(|length| part_length(length)).sum::<usize>()
+    2 + statuses.map(part_length).sum::<usize>()
 }
 
 /// Writes what Envoy is told, without headers and metadata.
