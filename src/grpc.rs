@@ -2,7 +2,8 @@
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use tonic::{Request, Response, Status};
+use prost::{Message as _, bytes::Bytes};
+use tonic::Status;
 
 use crate::{
     limiter::{Limiter, NoDecision},
@@ -13,11 +14,15 @@ use crate::{
 pub mod codec;
 pub mod json;
 pub mod proto;
+pub mod quick;
+pub mod unary;
 pub mod wire;
 
-use proto::envoy::service::ratelimit::v3::{
-    RateLimitRequest, RateLimitResponse, rate_limit_service_server::RateLimitService,
-};
+use proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use unary::{Method, framed};
+
+/// The path of the only method.
+pub const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
 /// `envoy.service.ratelimit.v3.RateLimitService` on one worker.
 #[derive(Debug)]
@@ -27,20 +32,41 @@ pub struct Service<S> {
     pub extras: wire::Extras,
 }
 
-#[tonic::async_trait]
-impl<S: Store> RateLimitService for Service<S> {
-    async fn should_rate_limit(
-        &self,
-        request: Request<RateLimitRequest>,
-    ) -> Result<Response<RateLimitResponse>, Status> {
+impl<S: Store> Method for Service<S> {
+    const PATH: &'static str = SHOULD_RATE_LIMIT;
+
+    async fn call(&self, message: Bytes) -> Result<Bytes, Status> {
         let began = Instant::now();
-        let reply = self.answer(&request.into_inner()).await;
+        let reply = self.answer_bytes(message).await;
         self.limiter.metrics.record_call(began.elapsed());
-        reply.map(Response::new)
+        reply
     }
 }
 
 impl<S: Store> Service<S> {
+    /// Answers one message as it came, with the reply as it is sent.
+    async fn answer_bytes(&self, message: Bytes) -> Result<Bytes, Status> {
+        if self.extras.is_none()
+            && let Some(request) = quick::read(&message, self.bounds)
+        {
+            let decision = self.limiter.check(&request, now()).await.map_err(status)?;
+            if decision.is_degraded {
+                let message: RateLimitRequest = codec::decode(message)?;
+                return Ok(encoded(&wire::response(decision, &message, &self.extras)));
+            }
+            return Ok(framed(quick::length(&decision), |buffer| {
+                quick::write(&decision, buffer);
+            }));
+        }
+        // Boxed, or every call would have to make room for it.
+        Box::pin(self.answer_any_bytes(message)).await
+    }
+
+    async fn answer_any_bytes(&self, message: Bytes) -> Result<Bytes, Status> {
+        let reply = self.answer(&codec::decode(message)?).await?;
+        Ok(encoded(&reply))
+    }
+
     /// Answers one message, by whatever way it came.
     ///
     /// # Errors
@@ -55,6 +81,10 @@ impl<S: Store> Service<S> {
         let decision = self.limiter.check(&request, now()).await.map_err(status)?;
         Ok(wire::response(decision, message, &self.extras))
     }
+}
+
+fn encoded(reply: &RateLimitResponse) -> Bytes {
+    framed(reply.encoded_len(), |buffer| reply.encode_raw(buffer))
 }
 
 /// Envoy's `failure_mode_deny` decides what becomes of a request without a decision; all codes

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use arc_swap::ArcSwapOption;
+use arc_swap::{ArcSwapOption, Guard};
 
 use crate::{
     decision::{Decision, decide},
     limit::Modes,
     matcher::Matcher,
-    metrics::{Metrics, RuleMeters},
+    metrics::{Metrics, Recorder, RuleMeters},
     plan::Plan,
     request::Request,
     store::{Store, StoreError},
@@ -37,6 +37,12 @@ impl Rules {
     pub fn current(&self) -> Option<Arc<RuleSet>> {
         self.0.load_full()
     }
+
+    /// The same, for as long as one request takes: most of the time without a reference count,
+    /// which all workers would have to share.
+    fn snapshot(&self) -> Guard<Option<Arc<RuleSet>>> {
+        self.0.load()
+    }
 }
 
 /// One worker's way from requests to decisions.
@@ -45,7 +51,7 @@ pub struct Limiter<S> {
     pub rules: Rules,
     pub store: S,
     pub modes: Modes,
-    pub metrics: Arc<Metrics>,
+    pub metrics: Recorder,
 }
 
 /// Why a request has no decision. The texts go to the caller.
@@ -70,7 +76,8 @@ impl<S: Store> Limiter<S> {
         now: Timestamp,
     ) -> Result<Decision, NoDecision> {
         // One snapshot, however long the store takes.
-        let Some(rules) = self.rules.current() else {
+        let snapshot = self.rules.snapshot();
+        let Some(rules) = &*snapshot else {
             self.metrics.record_bad_request();
             return Err(NoDecision::NoRules);
         };

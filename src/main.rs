@@ -13,6 +13,10 @@ use tollgate::{
     settings::{self, Ask, Check, Cli, Command, Settings},
 };
 
+#[cfg(feature = "jemalloc")]
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 fn main() -> ExitCode {
     let done = match Cli::from_process().command {
         Command::Serve(settings) => {

@@ -10,11 +10,19 @@
 
 use std::collections::HashMap;
 
+// The keys of these maps come from rule files, so nobody can choose them to collide, and a hash
+// that is not keyed by a cipher will do.
+use foldhash::fast::RandomState;
+
 use crate::{
     counter::KeyFormat,
     limit::{Metric, Rule, RuleId},
     request::Entry,
 };
+
+mod wildcards;
+
+use wildcards::{Pattern, Wildcard, Wildcards};
 
 /// All rules of a configuration.
 #[derive(Debug, Default)]
@@ -23,7 +31,7 @@ pub struct Matcher {
     pub key_format: KeyFormat,
     /// Whether keys and values are kept apart.
     is_strict: bool,
-    domains: HashMap<Box<[u8]>, NodeId>,
+    domains: HashMap<Box<[u8]>, NodeId, RandomState>,
     nodes: Vec<Node>,
     rules: Vec<Rule>,
 }
@@ -41,8 +49,8 @@ struct Node {
     value_to_metric: bool,
     /// What stands for the value in counters when a wildcard led here, if they are to be shared.
     shared_value: Option<Box<[u8]>>,
-    children: HashMap<Box<[u8]>, NodeId>,
-    wildcards: Vec<(Wildcard, NodeId)>,
+    children: HashMap<Box<[u8]>, NodeId, RandomState>,
+    wildcards: Wildcards<NodeId>,
 }
 
 /// The rule of a descriptor.
@@ -148,9 +156,8 @@ impl Node {
         if let Some(&exact) = self.children.get(joined) {
             return Some((exact, false));
         }
-        let mut wildcards = self.wildcards.iter();
-        wildcards
-            .find_map(|(wildcard, node)| wildcard.matches(entry, joined).then_some((*node, true)))
+        let wildcard = self.wildcards.first(entry, joined)?;
+        Some((wildcard, true))
     }
 }
 
@@ -225,8 +232,9 @@ impl Matcher {
         self.nodes[child.0].value = value.into();
         let parent = &mut self.nodes[parent.0];
         parent.children.insert(joined.into(), child);
-        let wildcard = wildcard.map(|wildcard| (wildcard, child));
-        parent.wildcards.extend(wildcard);
+        if let Some(wildcard) = wildcard {
+            parent.wildcards.push(wildcard, child);
+        }
         Some(child)
     }
 
@@ -250,95 +258,6 @@ impl Matcher {
     fn push_node(&mut self) -> NodeId {
         self.nodes.push(Node::default());
         NodeId(self.nodes.len() - 1)
-    }
-}
-
-/// What a node with a `*` matches.
-#[derive(Clone, Debug)]
-enum Wildcard {
-    /// The joined text.
-    Joined(Pattern),
-    /// The key, and the value if there is a pattern for it.
-    Apart(Pattern, Option<Pattern>),
-}
-
-impl Wildcard {
-    fn apart(key: &[u8], value: Option<&[u8]>) -> Option<Self> {
-        let has_star = |text: &[u8]| text.contains(&b'*');
-        if !has_star(key) && !value.is_some_and(has_star) {
-            return None;
-        }
-        let pattern = |text: &[u8]| Pattern::new(text).unwrap_or_else(|| Pattern::exactly(text));
-        Some(Self::Apart(pattern(key), value.map(pattern)))
-    }
-
-    fn matches(&self, entry: &Entry<'_>, joined: &[u8]) -> bool {
-        match self {
-            Self::Joined(pattern) => pattern.matches(joined),
-            Self::Apart(key, value) => {
-                let fits = |value: &Pattern| value.matches(entry.value);
-                key.matches(entry.key) && value.as_ref().is_none_or(fits)
-            }
-        }
-    }
-}
-
-/// A text in which every `*` stands for any bytes, none included.
-#[derive(Clone, Debug)]
-struct Pattern {
-    prefix: Box<[u8]>,
-    middle: Box<[Box<[u8]>]>,
-    /// Nothing if there is no `*`: the prefix is all there may be.
-    suffix: Option<Box<[u8]>>,
-}
-
-impl Pattern {
-    /// The pattern that `text` spells, or nothing if it has no `*`.
-    fn new(text: &[u8]) -> Option<Self> {
-        let mut pieces: Vec<Box<[u8]>> = text.split(|&byte| byte == b'*').map(Into::into).collect();
-        if pieces.len() < 2 {
-            return None;
-        }
-        let suffix = pieces.pop()?;
-        let prefix = pieces.remove(0);
-        Some(Self {
-            prefix,
-            middle: pieces.into(),
-            suffix: Some(suffix),
-        })
-    }
-
-    /// The pattern that only `text` itself fits.
-    fn exactly(text: &[u8]) -> Self {
-        Self {
-            prefix: text.into(),
-            middle: Box::default(),
-            suffix: None,
-        }
-    }
-
-    /// Whether all of `text` fits. The pieces between two `*` are taken where they first occur,
-    /// which leaves the most for those behind them; no two may share a byte.
-    fn matches(&self, text: &[u8]) -> bool {
-        let Some(rest) = text.strip_prefix(&*self.prefix) else {
-            return false;
-        };
-        let Some(suffix) = &self.suffix else {
-            return rest.is_empty();
-        };
-        let Some(mut rest) = rest.strip_suffix(&**suffix) else {
-            return false;
-        };
-        for piece in self.middle.iter().filter(|piece| !piece.is_empty()) {
-            let Some(at) = rest
-                .windows(piece.len())
-                .position(|bytes| bytes == &**piece)
-            else {
-                return false;
-            };
-            rest = &rest[at + piece.len()..];
-        }
-        true
     }
 }
 

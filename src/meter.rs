@@ -39,8 +39,18 @@ impl Meter {
     /// forgotten by it would not have counted at any later time.
     pub fn held(&mut self, terms: &Terms, now: u64) -> u64 {
         match self {
-            Self::FirstHit(meter) => meter.at(terms, now).count,
-            Self::SlidingWindow(meter) => meter.at(terms, now).held(terms, now),
+            Self::FirstHit(meter) => {
+                if meter.start > now.saturating_add(terms.period_millis) {
+                    *meter = FirstHit::default();
+                }
+                meter.at(terms, now).count
+            }
+            Self::SlidingWindow(meter) => {
+                if meter.index > now / terms.period_millis + 1 {
+                    *meter = SlidingWindow::default();
+                }
+                meter.at(terms, now).held(terms, now)
+            }
             Self::SlidingLog(meter) => meter.held(terms, now),
             Self::TokenBucket(meter) => meter.held(terms, now),
         }
@@ -49,6 +59,8 @@ impl Meter {
     /// Applies the hits of `terms`, whatever its limit says. Giving back stops at zero, and the
     /// latest hits go first.
     pub fn charge(&mut self, terms: &Terms, now: u64) {
+        // It forgets what the clock had wrong.
+        self.held(terms, now);
         let hits = terms.hits;
         match self {
             Self::FirstHit(meter) => {
@@ -59,10 +71,7 @@ impl Meter {
                 *meter = meter.at(terms, now);
                 meter.charge(hits);
             }
-            Self::SlidingLog(meter) => {
-                meter.held(terms, now);
-                meter.charge(hits, now);
-            }
+            Self::SlidingLog(meter) => meter.charge(hits, now),
             Self::TokenBucket(meter) => meter.charge(terms, now),
         }
     }
@@ -107,9 +116,7 @@ pub struct FirstHit {
 
 impl FirstHit {
     fn at(self, terms: &Terms, now: u64) -> Self {
-        let period = terms.period_millis;
-        let is_over = now >= self.start.saturating_add(period);
-        if is_over || self.start > now.saturating_add(period) {
+        if now >= self.start.saturating_add(terms.period_millis) {
             return Self::default();
         }
         self
@@ -144,7 +151,7 @@ pub struct SlidingWindow {
 impl SlidingWindow {
     fn at(self, terms: &Terms, now: u64) -> Self {
         let index = now / terms.period_millis;
-        if (index..=index + 1).contains(&self.index) {
+        if index <= self.index {
             return self;
         }
         let is_next = index == self.index + 1;

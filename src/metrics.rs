@@ -7,7 +7,7 @@ use std::{
     borrow::Cow,
     collections::{BTreeMap, HashMap},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -29,19 +29,15 @@ pub mod prometheus;
 pub mod sample;
 pub mod statsd;
 
-use sample::{Sample, Timer, Value, sanitize};
+use sample::{Sample, Timer, TimerValues, Value, sanitize};
 
-/// Everything that is counted about the process. One for all workers.
+/// Everything that is counted about the process. One for all workers, who write through
+/// [`Recorder`]s.
 #[derive(Debug, Default)]
 pub struct Metrics {
     near_ratio: NearRatio,
-    decisions_ok: AtomicU64,
-    decisions_over_limit: AtomicU64,
-    bad_requests: AtomicU64,
-    store_failures: AtomicU64,
-    calls: AtomicU64,
-    response_time: Timer,
-    global_shadow_mode: AtomicU64,
+    /// What each recorder counts.
+    cores: Box<[Core]>,
     loads_ok: AtomicU64,
     loads_failed: AtomicU64,
     /// By path; one for each rule in use.
@@ -52,6 +48,28 @@ pub struct Metrics {
     pub redis_per_second: Arc<redis::Meters>,
     pub over_limit_cache: Arc<over_limit_cache::Meters>,
     pub loss: Arc<on_loss::Meters>,
+}
+
+/// What one worker counts. Numbers that several cores write to would cost more than all the rest
+/// of what is recorded, so these share no cache line with those of others; most processors fetch
+/// lines in pairs of 64 bytes.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Core {
+    decisions_ok: AtomicU64,
+    decisions_over_limit: AtomicU64,
+    bad_requests: AtomicU64,
+    store_failures: AtomicU64,
+    calls: AtomicU64,
+    global_shadow_mode: AtomicU64,
+    response_time: Timer,
+}
+
+/// A worker's way to record.
+#[derive(Clone, Debug)]
+pub struct Recorder {
+    metrics: Arc<Metrics>,
+    core: usize,
 }
 
 /// The longest name that requests make up, in bytes. Values can be whole headers, and ten thousand
@@ -69,15 +87,31 @@ struct MadeUp {
     overflow: u64,
 }
 
-/// How the hits of one rule fell, by its binding limit.
+/// How the hits of one rule fell, by its binding limit, on each core. Made when a core first needs
+/// it: most of many rules are seldom met.
+#[derive(Debug)]
+pub struct RuleMeters(Box<[OnceLock<Box<RuleCounts>>]>);
+
 #[derive(Debug, Default)]
-pub struct RuleMeters {
+#[repr(align(64))]
+struct RuleCounts {
     total_hits: AtomicU64,
     within_limit: AtomicU64,
     near_limit: AtomicU64,
     over_limit: AtomicU64,
     over_limit_with_local_cache: AtomicU64,
     shadow_mode: AtomicU64,
+}
+
+/// [`RuleMeters`] of all cores, and of all rules of one name.
+#[derive(Debug, Default)]
+struct RuleTotals {
+    total_hits: u64,
+    within_limit: u64,
+    near_limit: u64,
+    over_limit: u64,
+    over_limit_with_local_cache: u64,
+    shadow_mode: u64,
 }
 
 impl Metrics {
@@ -92,6 +126,22 @@ impl Metrics {
             made_up: Mutex::new(made_up),
             ..Self::default()
         }
+        .for_cores(1)
+    }
+
+    /// With room for so many recorders, at least one. Must come before anything is recorded.
+    #[must_use]
+    pub fn for_cores(mut self, count: usize) -> Self {
+        self.cores = (0..count.max(1)).map(|_| Core::default()).collect();
+        self
+    }
+
+    /// The recorder number `core`; more than there is room for share.
+    pub fn recorder(self: Arc<Self>, core: usize) -> Recorder {
+        Recorder {
+            core: core % self.cores.len(),
+            metrics: self,
+        }
     }
 
     /// The meters of `rules`, in their order: a rule that was there before keeps its counts, one
@@ -101,8 +151,9 @@ impl Metrics {
         let meters: BTreeMap<_, _> = rules
             .iter()
             .map(|rule| {
-                let meters = known.get(&rule.path).cloned().unwrap_or_default();
-                (rule.path.clone(), meters)
+                let meters = known.get(&rule.path).cloned();
+                let new = || Arc::new(RuleMeters::for_cores(self.cores.len()));
+                (rule.path.clone(), meters.unwrap_or_else(new))
             })
             .collect();
         let in_order = rules
@@ -113,68 +164,6 @@ impl Metrics {
         in_order
     }
 
-    pub fn record(
-        &self,
-        rules: &[Arc<RuleMeters>],
-        request: &Request<'_>,
-        plan: &Plan<'_>,
-        counts: &[Count],
-        decision: &Decision,
-    ) {
-        add(&self.global_shadow_mode, u64::from(decision.is_shadowed));
-        match decision.overall {
-            Code::Ok => add(&self.decisions_ok, 1),
-            Code::OverLimit => add(&self.decisions_over_limit, 1),
-        }
-        for (outcome, status) in plan.outcomes.iter().zip(&decision.statuses) {
-            match (outcome, &status.binding) {
-                (Outcome::Counted(counted), Some(binding)) => {
-                    let count = counts[binding.counter];
-                    let fell = tally(&binding.limit, self.near_ratio, counted.hits, count);
-                    let is_shadowed = counted.rule.is_some_and(|rule| rule.shadow_mode);
-                    let hits = counted.hits.added();
-                    self.with_meters(rules, counted, |meters| {
-                        meters.record(hits, fell, count.is_cached, is_shadowed);
-                    });
-                }
-                (Outcome::Unmatched { is_domain_known }, _) if !is_domain_known => {
-                    lock(&self.made_up).unknown_domain(request.domain);
-                }
-                _ => {}
-            }
-        }
-    }
-
-    fn with_meters(
-        &self,
-        rules: &[Arc<RuleMeters>],
-        counted: &Counted<'_>,
-        record: impl FnOnce(&RuleMeters),
-    ) {
-        let own = counted.rule.map(|rule| &*rules[rule.id.0]);
-        let named = counted.metric_key.as_deref();
-        let made_up = named.and_then(|key| lock(&self.made_up).meters(key));
-        // What finds no room under its own name counts for its rule.
-        if let Some(meters) = made_up.as_deref().or(own) {
-            record(meters);
-        }
-    }
-
-    /// A call over gRPC, however it ended.
-    pub fn record_call(&self, took: Duration) {
-        add(&self.calls, 1);
-        self.response_time.record(took);
-    }
-
-    /// A request that has no answer, for its own fault or for want of rules.
-    pub fn record_bad_request(&self) {
-        add(&self.bad_requests, 1);
-    }
-
-    pub fn record_store_failure(&self) {
-        add(&self.store_failures, 1);
-    }
-
     pub fn record_load(&self, is_ok: bool) {
         let loads = if is_ok {
             &self.loads_ok
@@ -182,6 +171,11 @@ impl Metrics {
             &self.loads_failed
         };
         add(loads, 1);
+    }
+
+    /// The sum over all cores.
+    fn sum(&self, pick: impl Fn(&Core) -> &AtomicU64) -> u64 {
+        self.cores.iter().map(|core| get(pick(core))).sum()
     }
 
     /// All of it at this moment.
@@ -197,8 +191,14 @@ impl Metrics {
         drop(made_up);
 
         let call = "ratelimit.service.call.should_rate_limit";
-        list.counter(format!("{call}.redis_error"), get(&self.store_failures));
-        list.counter(format!("{call}.service_error"), get(&self.bad_requests));
+        list.counter(
+            format!("{call}.redis_error"),
+            self.sum(|core| &core.store_failures),
+        );
+        list.counter(
+            format!("{call}.service_error"),
+            self.sum(|core| &core.bad_requests),
+        );
         let service = "ratelimit.service";
         list.counter(
             format!("{service}.config_load_success"),
@@ -210,20 +210,27 @@ impl Metrics {
         );
         list.counter(
             format!("{service}.global_shadow_mode"),
-            get(&self.global_shadow_mode),
+            self.sum(|core| &core.global_shadow_mode),
         );
         list.counter(
             "ratelimit_server.ShouldRateLimit.total_requests",
-            get(&self.calls),
+            self.sum(|core| &core.calls),
         );
+        let mut response_time = TimerValues::default();
+        for core in &self.cores {
+            response_time.absorb(&core.response_time.values());
+        }
         list.push(
             "ratelimit_server.ShouldRateLimit.response_time".to_owned(),
-            Value::Timer(Box::new(self.response_time.values())),
+            Value::Timer(Box::new(response_time)),
         );
-        list.counter("tollgate.decisions_total.ok", get(&self.decisions_ok));
+        list.counter(
+            "tollgate.decisions_total.ok",
+            self.sum(|core| &core.decisions_ok),
+        );
         list.counter(
             "tollgate.decisions_total.over_limit",
-            get(&self.decisions_over_limit),
+            self.sum(|core| &core.decisions_over_limit),
         );
         self.store_samples(memory, &mut list);
         list.0
@@ -234,7 +241,7 @@ impl Metrics {
     fn rule_samples(&self, list: &mut List) {
         let rules = lock(&self.rules).clone();
         let values = lock(&self.made_up).values.clone();
-        let mut by_key: BTreeMap<Cow<'_, str>, RuleMeters> = BTreeMap::new();
+        let mut by_key: BTreeMap<Cow<'_, str>, RuleTotals> = BTreeMap::new();
         for (path, meters) in &rules {
             by_key.entry(sanitize(path)).or_default().absorb(meters);
         }
@@ -292,6 +299,76 @@ impl Metrics {
     }
 }
 
+impl Recorder {
+    fn core(&self) -> &Core {
+        &self.metrics.cores[self.core]
+    }
+
+    pub fn record(
+        &self,
+        rules: &[Arc<RuleMeters>],
+        request: &Request<'_>,
+        plan: &Plan<'_>,
+        counts: &[Count],
+        decision: &Decision,
+    ) {
+        let core = self.core();
+        add(&core.global_shadow_mode, u64::from(decision.is_shadowed));
+        match decision.overall {
+            Code::Ok => add(&core.decisions_ok, 1),
+            Code::OverLimit => add(&core.decisions_over_limit, 1),
+        }
+        for (outcome, status) in plan.outcomes.iter().zip(&decision.statuses) {
+            match (outcome, &status.binding) {
+                (Outcome::Counted(counted), Some(binding)) => {
+                    let count = counts[binding.counter];
+                    let fell = tally(&binding.limit, self.metrics.near_ratio, counted.hits, count);
+                    let is_shadowed = counted.rule.is_some_and(|rule| rule.shadow_mode);
+                    let hits = counted.hits.added();
+                    self.with_meters(rules, counted, |meters| {
+                        let counts = meters.of(self.core);
+                        counts.record(hits, fell, count.is_cached, is_shadowed);
+                    });
+                }
+                (Outcome::Unmatched { is_domain_known }, _) if !is_domain_known => {
+                    lock(&self.metrics.made_up).unknown_domain(request.domain);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn with_meters(
+        &self,
+        rules: &[Arc<RuleMeters>],
+        counted: &Counted<'_>,
+        record: impl FnOnce(&RuleMeters),
+    ) {
+        let own = counted.rule.map(|rule| &*rules[rule.id.0]);
+        let named = counted.metric_key.as_deref();
+        let made_up = named.and_then(|key| lock(&self.metrics.made_up).meters(key));
+        // What finds no room under its own name counts for its rule.
+        if let Some(meters) = made_up.as_deref().or(own) {
+            record(meters);
+        }
+    }
+
+    /// A call over gRPC, however it ended.
+    pub fn record_call(&self, took: Duration) {
+        add(&self.core().calls, 1);
+        self.core().response_time.record(took);
+    }
+
+    /// A request that has no answer, for its own fault or for want of rules.
+    pub fn record_bad_request(&self) {
+        add(&self.core().bad_requests, 1);
+    }
+
+    pub fn record_store_failure(&self) {
+        add(&self.core().store_failures, 1);
+    }
+}
+
 impl MadeUp {
     fn meters(&mut self, key: &str) -> Option<Arc<RuleMeters>> {
         let key = sanitize(key);
@@ -301,7 +378,10 @@ impl MadeUp {
         if !self.has_room_for(&key) {
             return None;
         }
-        Some(self.values.entry(key.into_owned()).or_default().clone())
+        // Behind a lock already, so one for all cores.
+        let new = || Arc::new(RuleMeters::for_cores(1));
+        let meters = self.values.entry(key.into_owned()).or_insert_with(new);
+        Some(meters.clone())
     }
 
     fn unknown_domain(&mut self, domain: &[u8]) {
@@ -324,6 +404,17 @@ impl MadeUp {
 }
 
 impl RuleMeters {
+    fn for_cores(count: usize) -> Self {
+        Self((0..count).map(|_| OnceLock::new()).collect())
+    }
+
+    /// Those of one core.
+    fn of(&self, core: usize) -> &RuleCounts {
+        self.0[core % self.0.len()].get_or_init(Box::default)
+    }
+}
+
+impl RuleCounts {
     fn record(&self, hits: u64, fell: Tally, is_cached: bool, is_shadowed: bool) {
         add(&self.total_hits, hits);
         add(&self.within_limit, fell.within);
@@ -336,39 +427,40 @@ impl RuleMeters {
             add(&self.shadow_mode, fell.over);
         }
     }
+}
 
-    /// Adds what `other` has counted so far.
-    fn absorb(&self, other: &Self) {
-        add(&self.total_hits, get(&other.total_hits));
-        add(&self.within_limit, get(&other.within_limit));
-        add(&self.near_limit, get(&other.near_limit));
-        add(&self.over_limit, get(&other.over_limit));
-        add(
-            &self.over_limit_with_local_cache,
-            get(&other.over_limit_with_local_cache),
-        );
-        add(&self.shadow_mode, get(&other.shadow_mode));
+impl RuleTotals {
+    /// Adds what `meters` have counted so far.
+    fn absorb(&mut self, meters: &RuleMeters) {
+        for counts in meters.0.iter().filter_map(OnceLock::get) {
+            self.total_hits += get(&counts.total_hits);
+            self.within_limit += get(&counts.within_limit);
+            self.near_limit += get(&counts.near_limit);
+            self.over_limit += get(&counts.over_limit);
+            self.over_limit_with_local_cache += get(&counts.over_limit_with_local_cache);
+            self.shadow_mode += get(&counts.shadow_mode);
+        }
     }
 
     fn samples(&self, key: &str, list: &mut List) {
-        let mut push = |stat: &str, counter: &AtomicU64| {
+        let mut push = |stat: &str, total: u64| {
             let name = format!("ratelimit.service.rate_limit.{key}.{stat}");
-            list.push(name, Value::Counter(get(counter)));
+            list.push(name, Value::Counter(total));
         };
-        push("total_hits", &self.total_hits);
-        push("within_limit", &self.within_limit);
-        push("near_limit", &self.near_limit);
-        push("over_limit", &self.over_limit);
+        push("total_hits", self.total_hits);
+        push("within_limit", self.within_limit);
+        push("near_limit", self.near_limit);
+        push("over_limit", self.over_limit);
         // Few rules ever have these.
-        for (stat, counter) in [
+        for (stat, total) in [
             (
                 "over_limit_with_local_cache",
-                &self.over_limit_with_local_cache,
+                self.over_limit_with_local_cache,
             ),
-            ("shadow_mode", &self.shadow_mode),
+            ("shadow_mode", self.shadow_mode),
         ] {
-            if get(counter) > 0 {
-                push(stat, counter);
+            if total > 0 {
+                push(stat, total);
             }
         }
     }
@@ -442,7 +534,9 @@ mod tests {
             within: 3,
             ..Tally::default()
         };
-        metrics.rules(&[rule("d.a"), rule("d.b")])[0].record(3, fell, false, false);
+        metrics.rules(&[rule("d.a"), rule("d.b")])[0]
+            .of(0)
+            .record(3, fell, false, false);
         metrics.rules(&[rule("d.c"), rule("d.a")]);
         let within = |key: &str| {
             value(
@@ -456,15 +550,48 @@ mod tests {
     }
 
     #[test]
+    fn what_each_core_counts_is_told_as_one_number() {
+        let metrics = Arc::new(Metrics::new(NearRatio::default(), 10).for_cores(2));
+        let fell = Tally {
+            over: 3,
+            ..Tally::default()
+        };
+        let meters = &metrics.rules(&[rule("d.a")])[0];
+        for core in 0..3 {
+            meters.of(core).record(3, fell, true, false);
+            let recorder = metrics.clone().recorder(core);
+            recorder.record_call(Duration::from_micros(10));
+        }
+        let name = |stat| format!("ratelimit.service.rate_limit.d.a.{stat}");
+        assert_eq!(value(&metrics, &name("total_hits")), Some(9));
+        assert_eq!(
+            value(&metrics, &name("over_limit_with_local_cache")),
+            Some(9)
+        );
+        let calls = "ratelimit_server.ShouldRateLimit.total_requests";
+        assert_eq!(value(&metrics, calls), Some(3));
+        let times = metrics
+            .samples(None)
+            .into_iter()
+            .find_map(|sample| match sample.value {
+                Value::Timer(times) => Some(times.count()),
+                Value::Counter(_) | Value::Gauge(_) => None,
+            });
+        assert_eq!(times, Some(3));
+    }
+
+    #[test]
     fn what_a_request_calls_like_a_rule_is_counted_with_it() {
         let metrics = Metrics::new(NearRatio::default(), 10);
         let fell = Tally {
             within: 3,
             ..Tally::default()
         };
-        metrics.rules(&[rule("d.a")])[0].record(3, fell, false, false);
+        metrics.rules(&[rule("d.a")])[0]
+            .of(0)
+            .record(3, fell, false, false);
         let made_up = lock(&metrics.made_up).meters("d.a").unwrap();
-        made_up.record(3, fell, false, false);
+        made_up.of(0).record(3, fell, false, false);
         let name = "ratelimit.service.rate_limit.d.a.within_limit";
         let samples = metrics.samples(None);
         let found: Vec<_> = samples

@@ -27,11 +27,13 @@ use tonic_health::{
     server::HealthReporter,
 };
 
+mod floor;
 mod http;
 mod ports;
 mod tls;
 mod worker;
 
+pub use floor::serve_floor;
 use http::serve_http;
 use ports::{GrpcListener, Ports};
 pub use tls::TlsError;
@@ -40,19 +42,12 @@ use worker::{Phase, Serving, Worker, Workers, accept};
 use crate::{
     admin::{self, Health},
     config::{Options, Problem},
-    grpc::{
-        self,
-        proto::{
-            DESCRIPTORS,
-            envoy::service::ratelimit::v3::rate_limit_service_server::RateLimitServiceServer,
-        },
-        wire,
-    },
+    grpc::{self, proto::DESCRIPTORS, unary::Door, wire},
     limit::Modes,
     limit::NearRatio,
     limiter::{Limiter, Rules},
     metrics::{
-        Metrics,
+        Metrics, Recorder,
         mapper::{Mapper, ResponseTime},
         mogrifier::MogrifierError,
         prometheus::Renderer,
@@ -138,7 +133,9 @@ fn runtime() -> io::Result<Runtime> {
 
 async fn serve(settings: &Settings) -> Result<(), ServerError> {
     let near_ratio = NearRatio(settings.decisions.near_limit_ratio);
-    let metrics = Arc::new(Metrics::new(near_ratio, settings.stats.max_metric_names));
+    let metrics = Metrics::new(near_ratio, settings.stats.max_metric_names);
+    // One for each worker and one for `/json`, which is this thread's.
+    let metrics = Arc::new(metrics.for_cores(worker_count(settings) + 1));
     let sinks = settings.stats.sinks()?;
     let rules = Rules::default();
     let reloader = load(settings, &rules, &metrics)?;
@@ -168,15 +165,20 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
 
     let (phase, phases) = watch::channel(Phase::Serving);
     let mut workers = Workers::default();
-    let service = || {
+    let service = |core| {
         let (store, batchers) = backend.store(settings, &metrics);
-        (service(store, &rules, &metrics, settings), batchers)
+        let recorder = metrics.clone().recorder(core);
+        (service(store, &rules, recorder, settings), batchers)
     };
-    for _ in 0..worker_count(settings) {
-        let (service, batchers) = service();
-        let routes = routes(service, settings).add_service(health_service.clone());
+    for core in 0..worker_count(settings) {
+        let (service, batchers) = service(core);
+        let others = others().add_service(health_service.clone());
         let serving = Serving {
-            routes: routes.prepare(),
+            door: Door {
+                method: Arc::new(service),
+                max_message_bytes: settings.bounds.max_message_bytes,
+                others: others.prepare(),
+            },
             tls: tls.clone(),
             max_streams: settings.bounds.max_streams,
             max_age: settings.listen.max_connection_age,
@@ -206,7 +208,7 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
         let sink = statsd::Sink::new(sink);
         tasks.spawn(async move { match sink.run(|| statistics.samples()).await {} });
     }
-    let (json_service, batchers) = service();
+    let (json_service, batchers) = service(worker_count(settings));
     for batcher in batchers {
         tasks.spawn(async move { match batcher.run().await {} });
     }
@@ -462,7 +464,7 @@ fn worker_count(settings: &Settings) -> usize {
 fn service(
     store: AnyStore,
     rules: &Rules,
-    metrics: &Arc<Metrics>,
+    metrics: Recorder,
     settings: &Settings,
 ) -> grpc::Service<AnyStore> {
     let Settings {
@@ -484,7 +486,7 @@ fn service(
                 stops_when_over: decisions.stop_when_over,
                 on_store_loss: settings.loss.on_store_loss.into(),
             },
-            metrics: metrics.clone(),
+            metrics,
         },
         bounds: wire::Bounds {
             descriptors: bounds.max_descriptors,
@@ -501,18 +503,15 @@ fn service(
     }
 }
 
-/// Everything that one worker serves, but health.
-fn routes(service: grpc::Service<AnyStore>, settings: &Settings) -> Routes {
-    let service = RateLimitServiceServer::new(service)
-        .max_decoding_message_size(settings.bounds.max_message_bytes);
+/// What one worker serves beside decisions and health.
+fn others() -> Routes {
     let reflection = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
     const COMPILED: &str = "the schemas were compiled with the program";
-    Routes::new(service)
-        .add_service(reflection().build_v1().expect(COMPILED))
+    Routes::new(reflection().build_v1().expect(COMPILED))
         .add_service(reflection().build_v1alpha().expect(COMPILED))
 }
 

@@ -71,7 +71,8 @@ impl Store for AnyStore {
     async fn add(&self, batch: &Batch, now: Timestamp) -> Result<Vec<Count>, StoreError> {
         match self {
             Self::Memory(store) => store.add(batch, now).await,
-            Self::Redis(store) => store.add(batch, now).await,
+            // Boxed, or a decision in memory would be as large as one that waits.
+            Self::Redis(store) => Box::pin(store.add(batch, now)).await,
         }
     }
 }

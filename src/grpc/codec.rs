@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 
 use prost::{
     Message,
-    bytes::Buf as _,
+    bytes::Buf,
     encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field},
 };
 use tonic::{
@@ -66,16 +66,23 @@ impl<T, U: Message + Default> Decoder for Codec<T, U> {
     type Error = Status;
 
     fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
-        // The buffer is one piece.
-        if buffer.remaining() > SMALL_BYTES && parts(buffer.chunk(), 2) > MAX_PARTS {
-            return Err(Status::invalid_argument(format!(
-                "more than {MAX_PARTS} descriptors and entries"
-            )));
-        }
-        U::decode(buffer)
-            .map(Some)
-            .map_err(|error| Status::invalid_argument(format!("not a readable message: {error}")))
+        decode(buffer).map(Some)
     }
+}
+
+/// The message that `buffer`, which has to be one piece, holds.
+///
+/// # Errors
+///
+/// INVALID_ARGUMENT if it cannot be read.
+pub(super) fn decode<U: Message + Default>(buffer: impl Buf) -> Result<U, Status> {
+    if buffer.remaining() > SMALL_BYTES && parts(buffer.chunk(), 2) > MAX_PARTS {
+        return Err(Status::invalid_argument(format!(
+            "more than {MAX_PARTS} descriptors and entries"
+        )));
+    }
+    U::decode(buffer)
+        .map_err(|error| Status::invalid_argument(format!("not a readable message: {error}")))
 }
 
 /// How many fields of `message` can be messages themselves, down to `levels`. Stops at what cannot

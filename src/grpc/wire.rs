@@ -141,7 +141,7 @@ fn unit(number: i32) -> Option<Unit> {
     }
 }
 
-fn unit_number(unit: Unit) -> rate_limit::Unit {
+pub(super) fn unit_number(unit: Unit) -> rate_limit::Unit {
     match unit {
         Unit::Second => rate_limit::Unit::Second,
         Unit::Minute => rate_limit::Unit::Minute,
@@ -163,6 +163,13 @@ pub struct Extras {
     pub retry_after: bool,
     /// Send the request and the rules' metadata back (`RESPONSE_DYNAMIC_METADATA`).
     pub dynamic_metadata: bool,
+}
+
+impl Extras {
+    /// Whether replies carry nothing but statuses.
+    pub fn is_none(&self) -> bool {
+        self.headers.is_none() && !self.retry_after && !self.dynamic_metadata
+    }
 }
 
 /// What Envoy is told about the request `message`.

@@ -74,7 +74,7 @@ const fn bounds() -> [u64; BOUND_COUNT] {
 /// One for each bound and one for what is above all of them.
 const SLOT_COUNT: usize = BOUND_COUNT + 1;
 
-/// Collects durations; for all workers. What it was told is read with [`Timer::values`].
+/// Collects durations. What it was told is read with [`Timer::values`].
 #[derive(Debug)]
 pub struct Timer {
     counts: [AtomicU64; SLOT_COUNT],
@@ -123,6 +123,14 @@ impl Default for TimerValues {
 }
 
 impl TimerValues {
+    /// Adds what another timer was told.
+    pub fn absorb(&mut self, other: &Self) {
+        for (count, more) in self.counts.iter_mut().zip(&other.counts) {
+            *count += more;
+        }
+        self.sum_micros = self.sum_micros.saturating_add(other.sum_micros);
+    }
+
     pub fn observe(&mut self, micros: u64) {
         self.counts[slot(micros)] += 1;
         self.sum_micros = self.sum_micros.saturating_add(micros);

@@ -9,23 +9,23 @@ use std::{
     time::Duration,
 };
 
-use hyper_util::{
-    rt::{TokioExecutor, TokioIo, TokioTimer},
-    service::TowerToHyperService,
-};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch},
     task::JoinSet,
 };
-use tonic::service::Routes;
 
 use super::{
     ports::{Detached, GrpcListener, Stream},
     runtime,
     tls::Tls,
 };
-use crate::store::redis::Batcher;
+use crate::{
+    grpc::unary::{Door, Method},
+    store::redis::Batcher,
+};
 
 /// A connection on which nothing is heard is asked this often whether it still lives, so that
 /// peers that vanished do not hold their place for ever.
@@ -82,7 +82,7 @@ pub(super) struct Workers {
 }
 
 impl Workers {
-    pub(super) fn start(&mut self, worker: Worker) -> io::Result<()> {
+    pub(super) fn start<M: Method>(&mut self, worker: Worker<M>) -> io::Result<()> {
         let (door, arrivals) = mpsc::channel(HANDOVER);
         let (alive, mut end) = mpsc::channel::<Infallible>(1);
         let name = format!("worker-{}", self.doors.len());
@@ -119,12 +119,12 @@ impl Workers {
 }
 
 /// What one worker serves.
-pub(super) struct Worker {
-    pub(super) serving: Serving,
+pub(super) struct Worker<M> {
+    pub(super) serving: Serving<M>,
     pub(super) batchers: Vec<Batcher>,
 }
 
-impl Worker {
+impl<M: Method> Worker<M> {
     /// Serves the connections that arrive, until all are gone after the call to drain.
     async fn run(self, mut arrivals: mpsc::Receiver<Arrival>) {
         let mut batchers = JoinSet::new();
@@ -153,9 +153,8 @@ impl Worker {
 }
 
 /// How connections are served.
-#[derive(Clone)]
-pub(super) struct Serving {
-    pub(super) routes: Routes,
+pub(super) struct Serving<M> {
+    pub(super) door: Door<M>,
     /// For what comes in through a port; a Unix socket has none.
     pub(super) tls: Option<Tls>,
     pub(super) max_streams: u32,
@@ -166,7 +165,18 @@ pub(super) struct Serving {
     pub(super) phases: watch::Receiver<Phase>,
 }
 
-impl Serving {
+impl<M> Clone for Serving<M> {
+    fn clone(&self) -> Self {
+        Self {
+            door: self.door.clone(),
+            tls: self.tls.clone(),
+            phases: self.phases.clone(),
+            ..*self
+        }
+    }
+}
+
+impl<M: Method> Serving<M> {
     /// Serves one connection to its end; a failure is its own.
     async fn connection(mut self, stream: Detached) {
         let ended = match stream.adopt() {
@@ -203,12 +213,16 @@ impl Serving {
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
+        let door = self.door;
+        let serve = |request| door.call(request);
         let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
             .max_concurrent_streams(self.max_streams)
             .max_header_list_size(MAX_HEADER_BYTES)
             .keep_alive_interval(KEEPALIVE)
-            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(self.routes));
+            // No gRPC peer reads it.
+            .auto_date_header(false)
+            .serve_connection(TokioIo::new(stream), service_fn(serve));
         let mut connection = std::pin::pin!(connection);
         // GOAWAY: calls under way are answered, new ones go elsewhere.
         tokio::select! {

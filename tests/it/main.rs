@@ -5,6 +5,7 @@
 //! - `bad_input`: what the server refuses, at its start and on the wire
 //! - `store`: what every store keeps to, in memory and in Redis
 //! - `algorithms`: every way of counting against a naive model of it
+//! - `allocations`: how often a decision asks for memory
 //! - `redis`: few commands, exact counts for many clients, and Redis gone or stuck
 //! - `on_loss`: what rules answer while Redis does not
 //! - `redis_tls`: TLS between tollgate and Redis
@@ -30,6 +31,7 @@
 )]
 
 mod algorithms;
+mod allocations;
 mod bad_input;
 mod cli;
 mod deploy;

@@ -76,7 +76,11 @@ ways.f = {
     c.held = 0
     if state then
       local found = numbers(state)
-      if now < found[1] + c.period and found[1] <= now + c.period then c.start, c.held = found[1], found[2] end
+      if found[1] > now + c.period then
+        redis.call('DEL', c.key)
+      elseif now < found[1] + c.period then
+        c.start, c.held = found[1], found[2]
+      end
     end
   end,
   charge = function(c)
@@ -112,6 +116,8 @@ ways.s = {
         c.index, c.current, c.previous = found[1], found[2], found[3]
       elseif found[1] == c.index - 1 then
         c.previous = found[2]
+      elseif found[1] > c.index then
+        redis.call('DEL', c.key)
       end
     end
     c.left = c.period - math.max(now - c.index * c.period, 0)

@@ -1,0 +1,161 @@
+//! `cargo bench --bench core`: what each room of a decision costs, in instructions and allocations.
+//!
+//! Instructions are counted by callgrind, so they are the same on a busy machine and on an idle
+//! one; where there is no valgrind, nanoseconds stand in their place. Rows are rule sets, from 10
+//! rules to 100,000, found by exact value, by bare key and by wildcard: a cost that grows from row
+//! to row grows with the rules.
+
+#![expect(
+    clippy::print_stdout,
+    unreachable_pub,
+    reason = "a program without an outside, which prints a table"
+)]
+
+use std::{
+    collections::HashMap,
+    fs,
+    path::Path,
+    process::{Command, Stdio},
+    time::Instant,
+};
+
+use anyhow::{Context as _, ensure};
+use tempfile::TempDir;
+
+mod rooms;
+
+use rooms::{Kind, ROOMS, Rooms};
+
+/// How often each room is entered while it is measured.
+const ENTERED: u32 = 200;
+
+/// And before: tables and buffers have found their sizes by then.
+const WARMED: u32 = 20;
+
+const COUNTS: [usize; 3] = [10, 1_000, 100_000];
+
+fn main() -> anyhow::Result<()> {
+    let arguments: Vec<String> = std::env::args().collect();
+    if let [_, flag, kind, count] = &arguments[..]
+        && flag == "--enter"
+    {
+        let kind = Kind::ALL.into_iter().find(|known| known.name() == kind);
+        let rooms = Rooms::new(kind.context("a kind of rules")?, count.parse()?)?;
+        for room in ROOMS {
+            for _ in 0..ENTERED {
+                (room.enter)(&rooms);
+            }
+        }
+        return Ok(());
+    }
+    let has_valgrind = Command::new("valgrind")
+        .arg("--version")
+        .stdout(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success());
+    let unit = if has_valgrind {
+        "instructions"
+    } else {
+        "nanoseconds (there is no valgrind)"
+    };
+    println!("{unit} / allocations, each time that a room is entered\n");
+    print!("{:20}", "rules");
+    for room in ROOMS {
+        print!(" {:>14}", room.name);
+    }
+    println!();
+    for kind in Kind::ALL {
+        for count in COUNTS {
+            let rooms = Rooms::new(kind, count)?;
+            let costs = if has_valgrind {
+                instructions(kind, count)?
+            } else {
+                ROOMS.map(|room| nanoseconds(&rooms, room.enter))
+            };
+            print!("{:20}", format!("{count} {}", kind.name()));
+            for (room, cost) in ROOMS.iter().zip(costs) {
+                let allocations = allocations(&rooms, room.enter);
+                print!(" {:>14}", format!("{cost:.0} / {allocations:.1}"));
+            }
+            println!();
+        }
+    }
+    Ok(())
+}
+
+fn allocations(rooms: &Rooms, enter: fn(&Rooms)) -> f64 {
+    for _ in 0..WARMED {
+        enter(rooms);
+    }
+    let counted = allocation_counter::measure(|| {
+        for _ in 0..ENTERED {
+            enter(rooms);
+        }
+    });
+    counted.count_total as f64 / f64::from(ENTERED)
+}
+
+/// The fastest of a few runs.
+fn nanoseconds(rooms: &Rooms, enter: fn(&Rooms)) -> f64 {
+    let run = |_| {
+        let began = Instant::now();
+        for _ in 0..ENTERED {
+            enter(rooms);
+        }
+        began.elapsed().as_secs_f64() * 1e9 / f64::from(ENTERED)
+    };
+    (0..20).map(run).fold(f64::INFINITY, f64::min)
+}
+
+/// Runs this program again under callgrind.
+fn instructions(kind: Kind, count: usize) -> anyhow::Result<[f64; ROOMS.len()]> {
+    let folder = TempDir::new()?;
+    let profile = folder.path().join("profile");
+    let status = Command::new("valgrind")
+        .args(["--tool=callgrind", "--quiet"])
+        .arg(format!("--callgrind-out-file={}", profile.display()))
+        .arg(std::env::current_exe()?)
+        .args(["--enter", kind.name(), &count.to_string()])
+        .status()?;
+    ensure!(status.success(), "valgrind ended with {status}");
+    let costs = inclusive(&profile)?;
+    let mut each = [0.0; ROOMS.len()];
+    for (room, cost) in ROOMS.iter().zip(&mut each) {
+        let suffix = format!("room_{}", room.name);
+        let own = costs.iter().find(|(name, _)| name.contains(&suffix));
+        let (_, (calls, instructions)) = own.with_context(|| format!("{suffix} is not there"))?;
+        *cost = *instructions as f64 / *calls as f64;
+    }
+    Ok(each)
+}
+
+/// The calls of each function and what they cost, with all that it called in turn. The format is
+/// in valgrind's manual, "Callgrind Format Specification".
+fn inclusive(profile: &Path) -> anyhow::Result<HashMap<String, (u64, u64)>> {
+    let text = fs::read_to_string(profile)?;
+    let mut names: HashMap<&str, &str> = HashMap::new();
+    let mut costs: HashMap<String, (u64, u64)> = HashMap::new();
+    let mut called = "";
+    let mut calls = None;
+    for line in text.lines() {
+        if let Some(name) = line.strip_prefix("fn=").or(line.strip_prefix("cfn=")) {
+            // "(7) name" the first time, "(7)" from then on.
+            let (id, name) = name.split_once(' ').unwrap_or((name, ""));
+            if !name.is_empty() {
+                names.insert(id, name);
+            }
+            if line.starts_with('c') {
+                called = names.get(id).copied().unwrap_or_default();
+            }
+        } else if let Some(count) = line.strip_prefix("calls=") {
+            let count = count.split(' ').next().unwrap_or_default();
+            calls = Some(count.parse::<u64>()?);
+        } else if let Some(calls) = calls.take() {
+            let cost = line.rsplit(' ').next().unwrap_or_default();
+            let total = costs.entry(called.to_owned()).or_default();
+            total.0 += calls;
+            total.1 += cost.parse::<u64>()?;
+        }
+    }
+    Ok(costs)
+}

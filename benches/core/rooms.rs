@@ -1,0 +1,315 @@
+//! The rooms of a decision, each to be entered by itself.
+
+use std::{
+    cell::RefCell,
+    hint::black_box,
+    pin::pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+};
+
+use anyhow::{Context as _, anyhow, ensure};
+use prost::Message as _;
+use tollgate::{
+    config::{Files, Options, Source},
+    counter::{Batch, Count, Identity, KeyFormat},
+    decision::{Decision, decide},
+    grpc::{
+        proto::envoy::{
+            extensions::common::ratelimit::v3::{
+                RateLimitDescriptor, rate_limit_descriptor::Entry,
+            },
+            service::ratelimit::v3::RateLimitRequest,
+        },
+        wire,
+    },
+    limit::Modes,
+    limit::{NearRatio, Rule},
+    limiter::{Limiter, RuleSet, Rules},
+    matcher::Matcher,
+    metrics::Metrics,
+    plan::Plan,
+    request::{Hits, Request},
+    store::{Store as _, memory::MemoryStore},
+    window::{Timestamp, window},
+};
+
+/// How rules are found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Exact,
+    KeyOnly,
+    Wildcard,
+}
+
+impl Kind {
+    pub const ALL: [Self; 3] = [Self::Exact, Self::KeyOnly, Self::Wildcard];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::KeyOnly => "key-only",
+            Self::Wildcard => "wildcard",
+        }
+    }
+
+    /// Key and value of the rule number `index`.
+    fn rule(self, index: usize) -> (String, String) {
+        match self {
+            Self::Exact => ("plan".to_owned(), format!("plan-{index:06}")),
+            Self::KeyOnly => (format!("plan-{index:06}"), String::new()),
+            Self::Wildcard => ("path".to_owned(), format!("/shop-{index:06}/*")),
+        }
+    }
+
+    /// Key and value of an entry that this rule matches.
+    fn entry(self, index: usize) -> (String, String) {
+        let (key, value) = self.rule(index);
+        match self {
+            Self::Exact => (key, value),
+            Self::KeyOnly => (key, "gold".to_owned()),
+            Self::Wildcard => (key, value.replace('*', "cart")),
+        }
+    }
+}
+
+/// A room and the way in. The function's name is `room_` and the room's.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    pub name: &'static str,
+    pub enter: fn(&Rooms),
+}
+
+/// In the order of a decision; the last is all of it but reading and writing messages.
+pub const ROOMS: [Room; 9] = [
+    Room {
+        name: "read",
+        enter: room_read,
+    },
+    Room {
+        name: "match",
+        enter: room_match,
+    },
+    Room {
+        name: "key",
+        enter: room_key,
+    },
+    Room {
+        name: "plan",
+        enter: room_plan,
+    },
+    Room {
+        name: "count",
+        enter: room_count,
+    },
+    Room {
+        name: "decide",
+        enter: room_decide,
+    },
+    Room {
+        name: "record",
+        enter: room_record,
+    },
+    Room {
+        name: "encode",
+        enter: room_encode,
+    },
+    Room {
+        name: "check",
+        enter: room_check,
+    },
+];
+
+const BOUNDS: wire::Bounds = wire::Bounds {
+    descriptors: 100,
+    entries: 100,
+    text_bytes: 1000,
+};
+
+/// A Saturday in November 2026.
+const NOW: Timestamp = Timestamp::from_secs(1_795_230_000);
+
+/// What each room works on: a request of one descriptor with two limits. All of it lives as long as
+/// the program, so that a room can be entered without those before it.
+pub struct Rooms {
+    message: &'static RateLimitRequest,
+    encoded: Vec<u8>,
+    rules: &'static RuleSet,
+    request: &'static Request<'static>,
+    plan: Plan<'static>,
+    counts: Vec<Count>,
+    decision: Decision,
+    limiter: Limiter<Arc<MemoryStore>>,
+    /// What a room may write into, over and over.
+    scratch: RefCell<Scratch>,
+}
+
+#[derive(Default)]
+struct Scratch {
+    joined: Vec<u8>,
+    reply: Vec<u8>,
+}
+
+impl Rooms {
+    /// Rooms with `count` rules, of which the last one matches.
+    pub fn new(kind: Kind, count: usize) -> anyhow::Result<Self> {
+        let metrics = Arc::new(Metrics::new(NearRatio::default(), 10));
+        let rules = Rules::default();
+        rules.swap(matcher(kind, count)?, &metrics);
+        let limiter = Limiter {
+            rules: rules.clone(),
+            store: Arc::new(MemoryStore::new(1000)),
+            modes: Modes::default(),
+            metrics: metrics.recorder(0),
+        };
+        let (key, value) = kind.entry(count - 1);
+        let message = keep(RateLimitRequest {
+            domain: "shop".to_owned(),
+            descriptors: vec![RateLimitDescriptor {
+                entries: vec![Entry {
+                    key: key.into_bytes().into(),
+                    value: value.into_bytes().into(),
+                }],
+                ..RateLimitDescriptor::default()
+            }],
+            ..RateLimitRequest::default()
+        });
+        let rules: &RuleSet = keep(rules.current().context("rules were loaded")?).as_ref();
+        let request = keep(wire::request(message, BOUNDS)?);
+        let plan = Plan::new(&rules.matcher, request, Modes::default(), NOW);
+        let counts = ready(limiter.store.add(&plan.batch, NOW))?;
+        let decision = decide(&plan, &counts, Modes::default(), NOW);
+        ensure!(plan.batch.len() == 2, "the last rule does not match");
+        Ok(Self {
+            encoded: message.encode_to_vec(),
+            scratch: RefCell::default(),
+            message,
+            rules,
+            request,
+            plan,
+            counts,
+            decision,
+            limiter,
+        })
+    }
+}
+
+fn keep<T>(value: T) -> &'static T {
+    Box::leak(Box::new(value))
+}
+
+/// Rules of one kind, put into a matcher directly: loading files is measured elsewhere.
+fn matcher(kind: Kind, count: usize) -> anyhow::Result<Matcher> {
+    let pattern = pattern()?;
+    let mut matcher = Matcher::default();
+    let root = matcher.insert_domain(b"shop");
+    for index in 0..count {
+        let (key, value) = kind.rule(index);
+        let node = matcher.insert(root, key.as_bytes(), value.as_bytes());
+        matcher.set_rule(node.context("no rule is there twice")?, |id| Rule {
+            id,
+            path: format!("shop.{key}_{value}").into(),
+            ..pattern.clone()
+        });
+    }
+    Ok(matcher)
+}
+
+/// A rule with two limits, as a file makes it.
+fn pattern() -> anyhow::Result<Rule> {
+    let folder = tempfile::TempDir::new()?;
+    let file = folder.path().join("rules.yaml");
+    let text =
+        "domain: shop\ndescriptors: [{key: a, rate_limits: [4000000000/day, 4000000000/week]}]";
+    std::fs::write(&file, text)?;
+    let loaded = Files::read(&Source::Paths(vec![file])).compile(Options::default());
+    let loaded = loaded.map_err(|problems| anyhow!("{problems:?}"))?;
+    let rule = loaded.matcher.rules().first();
+    rule.cloned().context("one rule")
+}
+
+/// What a future that never waits comes to.
+fn ready<T>(future: impl Future<Output = T>) -> T {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(value) => value,
+        Poll::Pending => unreachable!("a store in memory never waits"),
+    }
+}
+
+#[inline(never)]
+fn room_read(rooms: &Rooms) {
+    let message = RateLimitRequest::decode(black_box(&*rooms.encoded)).expect("it was encoded");
+    black_box(wire::request(&message, BOUNDS).is_ok());
+}
+
+#[inline(never)]
+fn room_match(rooms: &Rooms) {
+    let joined = &mut rooms.scratch.borrow_mut().joined;
+    let domain = rooms.rules.matcher.domain(rooms.request.domain);
+    let entries = black_box(&rooms.request.descriptors[0].entries);
+    let found = domain.and_then(|domain| domain.find(entries, joined));
+    black_box(found.is_some());
+}
+
+#[inline(never)]
+fn room_key(rooms: &Rooms) {
+    let descriptor = black_box(&rooms.request.descriptors[0]);
+    let mut identity = Identity::new(KeyFormat::Native);
+    identity.set(rooms.request.domain, &descriptor.entries, &[]);
+    let mut batch = Batch::default();
+    for counter in &rooms.plan.counters {
+        let limit = counter.limit;
+        let window = window(limit.period, NOW);
+        batch.push(&identity, limit, window, Hits::ONE);
+    }
+    black_box(batch.len());
+}
+
+#[inline(never)]
+fn room_plan(rooms: &Rooms) {
+    let plan = Plan::new(
+        &rooms.rules.matcher,
+        black_box(rooms.request),
+        Modes::default(),
+        NOW,
+    );
+    black_box(plan.counters.len());
+}
+
+#[inline(never)]
+fn room_count(rooms: &Rooms) {
+    let counts = ready(rooms.limiter.store.add(black_box(&rooms.plan.batch), NOW));
+    black_box(counts.is_ok());
+}
+
+#[inline(never)]
+fn room_decide(rooms: &Rooms) {
+    let decision = decide(&rooms.plan, black_box(&rooms.counts), Modes::default(), NOW);
+    black_box(decision.overall);
+}
+
+#[inline(never)]
+fn room_record(rooms: &Rooms) {
+    rooms.limiter.metrics.record(
+        &rooms.rules.meters,
+        rooms.request,
+        &rooms.plan,
+        black_box(&rooms.counts),
+        &rooms.decision,
+    );
+}
+
+#[inline(never)]
+fn room_encode(rooms: &Rooms) {
+    let reply = &mut rooms.scratch.borrow_mut().reply;
+    reply.clear();
+    let decision = black_box(&rooms.decision).clone();
+    let message = wire::response(decision, rooms.message, &wire::Extras::default());
+    black_box(message.encode(reply).is_ok());
+}
+
+#[inline(never)]
+fn room_check(rooms: &Rooms) {
+    let decision = ready(rooms.limiter.check(black_box(rooms.request), NOW));
+    black_box(decision.is_ok());
+}

@@ -1,0 +1,219 @@
+//! What is measured, as data: a case more is a line more.
+
+/// One row of the table.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    pub name: &'static str,
+    pub server: Server,
+    /// The limits of every key, as a rule file lists them.
+    pub limits: &'static str,
+    pub shape: Shape,
+    /// Whether every answer is OVER_LIMIT; otherwise every one is OK.
+    pub is_denied: bool,
+    /// Measured unless something else is asked for.
+    pub is_default: bool,
+}
+
+/// Who answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Server {
+    /// OK to everything, on tollgate's own threads and connections: the floor.
+    Floor,
+    /// OK to everything, from tonic on tokio's multi-thread runtime, as its examples have it.
+    Stock,
+    Memory,
+    Redis,
+    /// With a local cache of what is over its limit.
+    RedisAndCache,
+    /// Each request checks a connection out of a pool and sends a pipeline of its own.
+    Naive,
+    /// Whatever listens at the address of `--server`.
+    Foreign,
+}
+
+impl Server {
+    pub fn has_redis(self) -> bool {
+        matches!(self, Self::Redis | Self::RedisAndCache | Self::Naive)
+    }
+}
+
+/// How it is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Calls under way at a time, over all connections.
+    pub streams: usize,
+    pub connections: usize,
+    pub descriptors: usize,
+    pub keys: Keys,
+}
+
+impl Default for Shape {
+    fn default() -> Self {
+        Self {
+            streams: 64,
+            connections: 4,
+            descriptors: 1,
+            keys: Keys::Spread(1_000),
+        }
+    }
+}
+
+/// Which keys are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keys {
+    /// So many, all alike.
+    Spread(u32),
+    /// So many, the n-th 1/n times as often as the first.
+    Zipf(u32),
+}
+
+impl Keys {
+    pub fn count(self) -> u32 {
+        match self {
+            Self::Spread(count) | Self::Zipf(count) => count,
+        }
+    }
+
+    /// The key that a random number stands for.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "between 0 and the number of keys"
+    )]
+    pub fn pick(self, random: u64) -> u32 {
+        match self {
+            Self::Spread(count) => (((random >> 32) * u64::from(count)) >> 32) as u32,
+            Self::Zipf(count) => {
+                // The n-th key has the share 1/n of the area under 1/x from 1 to count + 1.
+                let share = (random >> 11) as f64 / (1_u64 << 53) as f64;
+                let rank = f64::from(count + 1).powf(share) as u32;
+                rank.clamp(1, count) - 1
+            }
+        }
+    }
+}
+
+pub const ONE_PERIOD: &str = "[4000000000/day]";
+pub const TWO_PERIODS: &str = "[4000000000/day, 4000000000/week]";
+pub const FOUR_PERIODS: &str =
+    "[4000000000/day, 4000000000/week, 4000000000/month, 4000000000/year]";
+pub const NOTHING: &str = "[1/month, 1/year]";
+
+const HOT: Keys = Keys::Spread(1);
+const MANY: Keys = Keys::Spread(100_000);
+const ZIPF: Keys = Keys::Zipf(100_000);
+
+/// Two periods on a thousand keys, 64 calls over 4 connections.
+const BASE: Case = Case {
+    name: "",
+    server: Server::Memory,
+    limits: TWO_PERIODS,
+    shape: Shape {
+        streams: 64,
+        connections: 4,
+        descriptors: 1,
+        keys: Keys::Spread(1_000),
+    },
+    is_denied: false,
+    is_default: false,
+};
+
+/// All cases. Each is compared with the floor under the same load.
+pub fn all() -> Vec<Case> {
+    use Server::{Floor, Memory, Naive, Redis, RedisAndCache, Stock};
+    let default = |name, server| Case {
+        name,
+        server,
+        is_default: true,
+        ..BASE
+    };
+    let case = |name, server| Case {
+        name,
+        server,
+        ..BASE
+    };
+    let with = |case: Case, keys| Case {
+        shape: Shape { keys, ..case.shape },
+        ..case
+    };
+    let over = |case: Case, streams, connections| Case {
+        shape: Shape {
+            streams,
+            connections,
+            ..case.shape
+        },
+        ..case
+    };
+    let limits = |limits, case: Case| Case { limits, ..case };
+    let three = |case: Case| Case {
+        shape: Shape {
+            descriptors: 3,
+            ..case.shape
+        },
+        ..case
+    };
+    let denied = |case: Case| Case {
+        limits: NOTHING,
+        is_denied: true,
+        ..with(case, HOT)
+    };
+    vec![
+        default("floor", Floor),
+        default("stock", Stock),
+        default("memory", Memory),
+        with(default("memory, 100,000 keys", Memory), MANY),
+        with(default("memory, hot key", Memory), HOT),
+        denied(default("memory, denied", Memory)),
+        default("redis", Redis),
+        with(default("redis, 100,000 keys", Redis), MANY),
+        with(default("redis, hot key", Redis), HOT),
+        denied(default("redis, denied", Redis)),
+        denied(default("redis, denied, cache", RedisAndCache)),
+        default("naive", Naive),
+        over(default("floor, 1 stream", Floor), 1, 1),
+        over(default("memory, 1 stream", Memory), 1, 1),
+        over(default("redis, 1 stream", Redis), 1, 1),
+        over(default("naive, 1 stream", Naive), 1, 1),
+        // Periods and descriptors.
+        limits(ONE_PERIOD, case("memory, 1 period", Memory)),
+        limits(FOUR_PERIODS, case("memory, 4 periods", Memory)),
+        limits(ONE_PERIOD, case("redis, 1 period", Redis)),
+        limits(FOUR_PERIODS, case("redis, 4 periods", Redis)),
+        three(case("floor, 3 descriptors", Floor)),
+        three(case("memory, 3 descriptors", Memory)),
+        three(case("redis, 3 descriptors", Redis)),
+        // Keys.
+        with(case("memory, Zipf", Memory), ZIPF),
+        with(case("redis, Zipf", Redis), ZIPF),
+        // Loads.
+        over(case("floor, 16 over 1", Floor), 16, 1),
+        over(case("memory, 16 over 1", Memory), 16, 1),
+        over(case("redis, 16 over 1", Redis), 16, 1),
+        over(case("floor, 64 over 1", Floor), 64, 1),
+        over(case("memory, 64 over 1", Memory), 64, 1),
+        over(case("redis, 64 over 1", Redis), 64, 1),
+        over(case("floor, 64 over 2", Floor), 64, 2),
+        over(case("memory, 64 over 2", Memory), 64, 2),
+        over(case("redis, 64 over 2", Redis), 64, 2),
+        over(case("floor, 256 over 4", Floor), 256, 4),
+        over(case("memory, 256 over 4", Memory), 256, 4),
+        over(case("redis, 256 over 4", Redis), 256, 4),
+    ]
+}
+
+/// The row of a foreign server.
+pub fn foreign() -> Case {
+    Case {
+        name: "foreign",
+        server: Server::Foreign,
+        ..BASE
+    }
+}
+
+/// The rule file that gives every key `limits`.
+pub fn rules(limits: &str) -> String {
+    format!(
+        "domain: bench\ndescriptors:\n  - key: tenant\n    descriptors:\n      - key: user\n        \
+         rate_limits: {limits}\n"
+    )
+}

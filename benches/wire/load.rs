@@ -1,0 +1,608 @@
+//! Callers: each connection is a thread that reads whatever has come, counts the replies, and
+//! writes as many new calls at once. Two system calls serve a whole batch and a call is a copy of
+//! a template, so callers take far less processor time than the server that they ask.
+
+use std::{
+    collections::VecDeque,
+    io::{self, Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail, ensure};
+use prost::Message as _;
+use tollgate::grpc::proto::envoy::{
+    extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
+    service::ratelimit::v3::RateLimitRequest,
+};
+
+use crate::{
+    cases::{Keys, Shape},
+    hpack,
+    latency::Latencies,
+};
+
+/// The longest that a reply may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What a frame begins with (RFC 9113, section 4.1), in bytes.
+const FRAME_HEADER: usize = 9;
+
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const RESET: u8 = 3;
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const GOAWAY: u8 = 7;
+const WINDOW_UPDATE: u8 = 8;
+
+/// END_STREAM, and ACK of SETTINGS and PING.
+const END_STREAM: u8 = 1;
+const ACK: u8 = 1;
+const END_HEADERS: u8 = 4;
+const PADDED: u8 = 8;
+
+/// The largest window there is, in bytes.
+const WINDOW: u32 = (1 << 31) - 1;
+
+/// What both windows of a connection begin with, in bytes.
+const FIRST_WINDOW: u32 = 65_535;
+
+/// The path of the only method that is called.
+const PATH: &[u8] = b"/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+
+/// Letters of the value that tells one key from another.
+const DIGITS: usize = 8;
+
+/// What the callers are to do; before that they warm up.
+const MEASURED: u8 = 1;
+const STOP: u8 = 2;
+
+/// Callers under way. They call until they are stopped.
+#[derive(Debug)]
+pub struct Callers {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<anyhow::Result<Answers>>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    phase: AtomicU8,
+    /// Connections that asked for every key once.
+    warmed: AtomicUsize,
+    done: AtomicU64,
+}
+
+/// What came back while it was measured.
+#[derive(Clone, Debug, Default)]
+pub struct Answers {
+    pub latencies: Latencies,
+    pub counts: Counts,
+}
+
+/// How many answers of each kind came.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    pub ok: u64,
+    pub over_limit: u64,
+}
+
+impl Counts {
+    pub fn all(self) -> u64 {
+        self.ok + self.over_limit
+    }
+
+    fn absorb(&mut self, other: Self) {
+        self.ok += other.ok;
+        self.over_limit += other.over_limit;
+    }
+}
+
+impl Callers {
+    /// Opens the connections. If `is_new`, each asks for every key once before it is warm.
+    pub fn start(server: SocketAddr, shape: Shape, is_new: bool) -> Self {
+        let shared = Arc::new(Shared::default());
+        let threads = (0..shape.connections).map(|index| {
+            let shared = shared.clone();
+            let streams = shape.streams / shape.connections;
+            thread::spawn(move || {
+                let keys = Source::new(shape.keys, index, is_new);
+                let mut caller = Caller::connect(server, shape.descriptors, streams, keys)?;
+                caller.run(&shared)
+            })
+        });
+        Self {
+            threads: threads.collect(),
+            shared,
+        }
+    }
+
+    /// Waits until all of them are warm.
+    pub fn warm_up(&self) {
+        // Why one of them ended comes to light when it is joined.
+        let is_lost = || self.threads.iter().any(JoinHandle::is_finished);
+        while self.shared.warmed.load(Relaxed) < self.threads.len() && !is_lost() {
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// From now on it counts.
+    pub fn measure(&self) {
+        self.shared.phase.store(MEASURED, Relaxed);
+    }
+
+    /// Answers so far, warm-up included.
+    pub fn done(&self) -> u64 {
+        self.shared.done.load(Relaxed)
+    }
+
+    /// Ends the calls and returns what they came to.
+    ///
+    /// # Errors
+    ///
+    /// If anything but a decision came back.
+    pub fn stop(self) -> anyhow::Result<Answers> {
+        self.shared.phase.store(STOP, Relaxed);
+        let mut all = Answers::default();
+        for thread in self.threads {
+            let Ok(answers) = thread.join() else {
+                bail!("a caller panicked");
+            };
+            let answers = answers?;
+            all.latencies.absorb(&answers.latencies);
+            all.counts.absorb(answers.counts);
+        }
+        Ok(all)
+    }
+}
+
+/// Opens connections that say hello and then nothing.
+pub fn idle(server: SocketAddr, count: usize) -> anyhow::Result<Vec<TcpStream>> {
+    let shape = Shape::default();
+    let keys = || Source::new(shape.keys, 0, false);
+    (0..count)
+        .map(|_| {
+            let mut caller = Caller::connect(server, 1, 1, keys())?;
+            caller.once()?;
+            Ok(caller.socket)
+        })
+        .collect()
+}
+
+/// Calls once, on a connection of its own.
+pub fn once(server: SocketAddr) -> anyhow::Result<()> {
+    idle(server, 1).map(drop)
+}
+
+/// Which key is asked for next.
+#[derive(Debug)]
+struct Source {
+    keys: Keys,
+    /// Keys of the first walk that were not asked for yet.
+    unseen: u32,
+    random: u64,
+}
+
+impl Source {
+    fn new(keys: Keys, index: usize, is_new: bool) -> Self {
+        Self {
+            keys,
+            unseen: if is_new { keys.count() } else { 0 },
+            random: 0x9e37_79b9_7f4a_7c15 ^ (index as u64 + 1) << 17,
+        }
+    }
+
+    fn next(&mut self) -> u32 {
+        if let Some(unseen) = self.unseen.checked_sub(1) {
+            self.unseen = unseen;
+            return unseen;
+        }
+        // Xorshift: cheap, and good enough to spread keys.
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.keys.pick(self.random)
+    }
+}
+
+/// One connection.
+#[derive(Debug)]
+struct Caller {
+    socket: TcpStream,
+    inbound: Inbound,
+    outbound: Vec<u8>,
+    headers: hpack::Decoder,
+    template: Template,
+    keys: Source,
+    streams: usize,
+    /// Calls under way, from `oldest` on; nothing where one has ended out of turn.
+    calls: VecDeque<Option<Call>>,
+    oldest: u32,
+    under_way: usize,
+    /// How much may be sent and how much was received, in bytes.
+    window: i64,
+    received: u32,
+}
+
+/// A call under way.
+#[derive(Clone, Copy, Debug)]
+struct Call {
+    began: Instant,
+    /// The beginning of the reply, which holds the overall code.
+    reply: [u8; 8],
+    length: usize,
+    has_status: bool,
+}
+
+/// A call as it is written; only the stream and the key differ from one to the next.
+#[derive(Debug)]
+struct Template {
+    /// The first call of a connection spells its headers out.
+    first: Vec<u8>,
+    later: Vec<u8>,
+    /// Where keys stand, counted from the end.
+    keys: Vec<usize>,
+    /// Bytes that count against the window.
+    message: usize,
+}
+
+impl Template {
+    fn new(descriptors: usize) -> Self {
+        let digit = b'~';
+        let entry = |key: &str, value: &[u8]| Entry {
+            key: key.as_bytes().to_vec().into(),
+            value: value.to_vec().into(),
+        };
+        let descriptor = |index: usize| RateLimitDescriptor {
+            entries: vec![
+                entry("tenant", format!("t{index}").as_bytes()),
+                entry("user", &[digit; DIGITS]),
+            ],
+            ..RateLimitDescriptor::default()
+        };
+        let request = RateLimitRequest {
+            domain: "bench".to_owned(),
+            descriptors: (0..descriptors).map(descriptor).collect(),
+            ..RateLimitRequest::default()
+        };
+        let mut message = vec![0];
+        message.extend(
+            u32::try_from(request.encoded_len())
+                .unwrap_or(0)
+                .to_be_bytes(),
+        );
+        message.extend(request.encode_to_vec());
+
+        // POST and http stand in every table. What is spelled out gets a number in the server's
+        // table: the last field the smallest, 0xbe.
+        let mut spelled = vec![0x83, 0x86];
+        let fields: [(&[u8], &[u8]); 4] = [
+            (b":authority", b"bench"),
+            (b":path", PATH),
+            (b"content-type", b"application/grpc"),
+            (b"te", b"trailers"),
+        ];
+        for (name, value) in fields {
+            spelled.push(0x40);
+            for text in [name, value] {
+                spelled.push(u8::try_from(text.len()).unwrap_or(0x7f));
+                spelled.extend(text);
+            }
+        }
+        let numbered = [0x83, 0x86, 0xc1, 0xc0, 0xbf, 0xbe];
+        let call = |block: &[u8]| {
+            let mut call = Vec::new();
+            frame(&mut call, HEADERS, END_HEADERS, 0, block);
+            frame(&mut call, DATA, END_STREAM, 0, &message);
+            call
+        };
+        let keys = message
+            .windows(DIGITS)
+            .enumerate()
+            .filter(|(_, bytes)| bytes.iter().all(|&byte| byte == digit))
+            .map(|(at, _)| message.len() - at);
+        Self {
+            keys: keys.collect(),
+            first: call(&spelled),
+            later: call(&numbered),
+            message: message.len(),
+        }
+    }
+
+    fn write(&self, stream: u32, mut key: u32, outbound: &mut Vec<u8>) {
+        let template = if stream == 1 {
+            &self.first
+        } else {
+            &self.later
+        };
+        let start = outbound.len();
+        outbound.extend_from_slice(template);
+        let end = outbound.len();
+        let data = end - self.message - FRAME_HEADER;
+        for at in [start, data] {
+            outbound[at + 5..at + 9].copy_from_slice(&stream.to_be_bytes());
+        }
+        let mut digits = [b'0'; DIGITS];
+        for digit in digits.iter_mut().rev() {
+            *digit = b"0123456789"[(key % 10) as usize];
+            key /= 10;
+        }
+        for at in &self.keys {
+            outbound[end - at..end - at + DIGITS].copy_from_slice(&digits);
+        }
+    }
+}
+
+fn frame(out: &mut Vec<u8>, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
+    let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+    out.extend_from_slice(&length.to_be_bytes()[1..]);
+    out.extend_from_slice(&[kind, flags]);
+    out.extend_from_slice(&stream.to_be_bytes());
+    out.extend_from_slice(payload);
+}
+
+impl Caller {
+    fn connect(
+        server: SocketAddr,
+        descriptors: usize,
+        streams: usize,
+        keys: Source,
+    ) -> anyhow::Result<Self> {
+        let socket = TcpStream::connect(server).context("the server takes no connection")?;
+        socket.set_nodelay(true)?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        let mut outbound = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+        // No pushes.
+        frame(&mut outbound, SETTINGS, 0, 0, &[0, 2, 0, 0, 0, 0]);
+        let more = (WINDOW - FIRST_WINDOW).to_be_bytes();
+        frame(&mut outbound, WINDOW_UPDATE, 0, 0, &more);
+        Ok(Self {
+            socket,
+            inbound: Inbound::default(),
+            outbound,
+            headers: hpack::Decoder::default(),
+            template: Template::new(descriptors),
+            keys,
+            streams,
+            calls: VecDeque::new(),
+            oldest: 1,
+            under_way: 0,
+            window: FIRST_WINDOW.into(),
+            received: 0,
+        })
+    }
+
+    fn run(&mut self, shared: &Shared) -> anyhow::Result<Answers> {
+        let mut all = Answers::default();
+        let mut is_warm = false;
+        loop {
+            let phase = shared.phase.load(Relaxed);
+            if phase == STOP {
+                return Ok(all);
+            }
+            let mut batch = Counts::default();
+            if phase == MEASURED {
+                self.exchange(&mut batch, Some(&mut all.latencies))?;
+                all.counts.absorb(batch);
+            } else {
+                self.exchange(&mut batch, None)?;
+            }
+            shared.done.fetch_add(batch.all(), Relaxed);
+            if !is_warm && self.keys.unseen == 0 {
+                is_warm = true;
+                shared.warmed.fetch_add(1, Relaxed);
+            }
+        }
+    }
+
+    /// One call.
+    fn once(&mut self) -> anyhow::Result<()> {
+        let mut batch = Counts::default();
+        while batch.all() == 0 {
+            self.exchange(&mut batch, None)?;
+            self.streams = 0;
+        }
+        Ok(())
+    }
+
+    /// Writes what there is to write, and takes in what has come.
+    fn exchange(
+        &mut self,
+        batch: &mut Counts,
+        latencies: Option<&mut Latencies>,
+    ) -> anyhow::Result<()> {
+        let now = Instant::now();
+        while self.under_way < self.streams && self.window >= self.template.message as i64 {
+            let stream = self.oldest + 2 * u32::try_from(self.calls.len())?;
+            self.template
+                .write(stream, self.keys.next(), &mut self.outbound);
+            self.window -= self.template.message as i64;
+            self.under_way += 1;
+            self.calls.push_back(Some(Call {
+                began: now,
+                reply: [0; 8],
+                length: 0,
+                has_status: false,
+            }));
+        }
+        self.socket.write_all(&self.outbound)?;
+        self.outbound.clear();
+        self.inbound
+            .fill(&mut self.socket)
+            .context("the server does not answer")?;
+        self.take_in(batch, latencies)
+    }
+
+    fn take_in(
+        &mut self,
+        batch: &mut Counts,
+        mut latencies: Option<&mut Latencies>,
+    ) -> anyhow::Result<()> {
+        let now = Instant::now();
+        let mut inbound = std::mem::take(&mut self.inbound);
+        while let Some((header, payload)) = inbound.next() {
+            if let Some(call) = self.frame(header, payload)? {
+                if call.is_over()? {
+                    batch.over_limit += 1;
+                } else {
+                    batch.ok += 1;
+                }
+                if let Some(latencies) = &mut latencies {
+                    let nanos = now.duration_since(call.began).as_nanos();
+                    latencies.record(u64::try_from(nanos)?);
+                }
+            }
+        }
+        self.inbound = inbound;
+        Ok(())
+    }
+
+    /// Returns the call that a frame ends.
+    fn frame(&mut self, header: Header, payload: &[u8]) -> anyhow::Result<Option<Call>> {
+        match header.kind {
+            HEADERS | DATA => {
+                ensure!(header.flags & PADDED == 0, "a reply is padded");
+                return self.part(header, payload);
+            }
+            SETTINGS if header.flags & ACK == 0 => {
+                for setting in payload.chunks_exact(6) {
+                    // The table that the template counts on is the default one.
+                    let is_small = setting[..2] == [0, 1] && setting[2..] < [0, 0, 16, 0][..];
+                    ensure!(!is_small, "the server wants a smaller table of headers");
+                }
+                frame(&mut self.outbound, SETTINGS, ACK, 0, &[]);
+            }
+            PING if header.flags & ACK == 0 => frame(&mut self.outbound, PING, ACK, 0, payload),
+            WINDOW_UPDATE if header.stream == 0 => {
+                let bytes: [u8; 4] = payload.try_into().context("a broken WINDOW_UPDATE")?;
+                self.window += i64::from(u32::from_be_bytes(bytes));
+            }
+            RESET => bail!("the server gave up a call: {payload:?}"),
+            GOAWAY => bail!("the server closes the connection: {payload:?}"),
+            _ => {}
+        }
+        Ok(None)
+    }
+
+    /// A part of a reply.
+    fn part(&mut self, header: Header, payload: &[u8]) -> anyhow::Result<Option<Call>> {
+        let place = header.stream.wrapping_sub(self.oldest) as usize / 2;
+        let call = self.calls.get_mut(place).and_then(Option::as_mut);
+        let call = call.context("a reply to no call")?;
+        if header.kind == DATA {
+            self.received += header.length;
+            for &byte in payload {
+                let Some(place) = call.reply.get_mut(call.length) else {
+                    break;
+                };
+                *place = byte;
+                call.length += 1;
+            }
+        } else {
+            ensure!(header.flags & END_HEADERS != 0, "headers in several frames");
+            let mut failure = None;
+            self.headers.read(payload, |name, value| match name {
+                b":status" if value != b"200" => {
+                    failure = Some(format!("HTTP {}", String::from_utf8_lossy(value)));
+                }
+                b"grpc-status" if value == b"0" => call.has_status = true,
+                b"grpc-status" => {
+                    failure = Some(format!("gRPC status {}", String::from_utf8_lossy(value)));
+                }
+                b"grpc-message" => {
+                    failure = failure
+                        .take()
+                        .map(|text| format!("{text}: {}", String::from_utf8_lossy(value)));
+                }
+                _ => {}
+            })?;
+            if let Some(failure) = failure {
+                bail!("instead of a decision came {failure}");
+            }
+        }
+        if self.received > WINDOW / 2 {
+            let more = self.received.to_be_bytes();
+            frame(&mut self.outbound, WINDOW_UPDATE, 0, 0, &more);
+            self.received = 0;
+        }
+        if header.flags & END_STREAM == 0 {
+            return Ok(None);
+        }
+        self.under_way -= 1;
+        let ended = self.calls[place].take();
+        while let Some(None) = self.calls.front() {
+            self.calls.pop_front();
+            self.oldest += 2;
+        }
+        Ok(ended)
+    }
+}
+
+impl Call {
+    /// What the reply says.
+    fn is_over(&self) -> anyhow::Result<bool> {
+        ensure!(self.has_status, "a reply without a status");
+        // Five bytes of gRPC; then field 1, a varint, is the overall code.
+        match self.reply[..self.length] {
+            [0, _, _, _, _, 0x08, 1, ..] => Ok(false),
+            [0, _, _, _, _, 0x08, 2, ..] => Ok(true),
+            ref other => bail!("a reply that is no decision: {other:?}"),
+        }
+    }
+}
+
+/// What was read and not yet taken in.
+#[derive(Debug, Default)]
+struct Inbound {
+    bytes: Vec<u8>,
+    start: usize,
+    end: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Header {
+    length: u32,
+    kind: u8,
+    flags: u8,
+    stream: u32,
+}
+
+impl Inbound {
+    /// Reads once, with room for the largest frame behind what is left.
+    fn fill(&mut self, socket: &mut TcpStream) -> io::Result<()> {
+        const ROOM: usize = 64 << 10;
+        self.bytes.copy_within(self.start..self.end, 0);
+        self.end -= self.start;
+        self.start = 0;
+        if self.bytes.len() < self.end + ROOM {
+            self.bytes.resize(self.end + ROOM, 0);
+        }
+        match socket.read(&mut self.bytes[self.end..])? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            count => {
+                self.end += count;
+                Ok(())
+            }
+        }
+    }
+
+    /// The next frame, if all of it is here.
+    fn next(&mut self) -> Option<(Header, &[u8])> {
+        let bytes = &self.bytes[self.start..self.end];
+        let (head, rest) = bytes.split_at_checked(FRAME_HEADER)?;
+        let header = Header {
+            length: u32::from_be_bytes([0, head[0], head[1], head[2]]),
+            kind: head[3],
+            flags: head[4],
+            stream: u32::from_be_bytes([head[5], head[6], head[7], head[8]]) & WINDOW,
+        };
+        let payload = rest.get(..header.length as usize)?;
+        self.start += FRAME_HEADER + payload.len();
+        Some((header, payload))
+    }
+}

@@ -1,0 +1,257 @@
+//! Processes that are measured: how they are started, and what the operating system says of them.
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    path::Path,
+    process::{Child, ChildStderr, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use tempfile::TempDir;
+
+/// How long a process may take to answer for the first time.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A process that was started here or elsewhere.
+#[derive(Clone, Copy, Debug)]
+pub struct Pid(pub u32);
+
+impl Pid {
+    /// Processor time that it has had so far, in seconds, all threads together.
+    pub fn cpu_secs(self) -> anyhow::Result<f64> {
+        let mut nanos = 0;
+        for thread in fs::read_dir(format!("/proc/{}/task", self.0)).context("it has ended")? {
+            // A thread may end while we look.
+            let Ok(text) = fs::read_to_string(thread?.path().join("schedstat")) else {
+                continue;
+            };
+            let on_cpu = text.split(' ').next().context("an empty schedstat")?;
+            nanos += on_cpu.parse::<u64>()?;
+        }
+        Ok(nanos as f64 / 1e9)
+    }
+
+    /// Resident memory in bytes.
+    pub fn resident_bytes(self) -> anyhow::Result<u64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.0))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib = line.context("no VmRSS")?.trim().trim_end_matches(" kB");
+        Ok(kib.parse::<u64>()? * 1024)
+    }
+}
+
+/// A server. Killed on drop.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+    pub address: SocketAddr,
+    _files: TempDir,
+}
+
+impl Process {
+    pub fn pid(&self) -> Pid {
+        Pid(self.child.id())
+    }
+
+    /// tollgate, from the file `program`, with the rules of one file.
+    pub fn tollgate(
+        program: &Path,
+        rules: &str,
+        workers: usize,
+        more: &[String],
+    ) -> anyhow::Result<Self> {
+        let files = TempDir::new()?;
+        fs::write(files.path().join("rules.yaml"), rules)?;
+        let mut command = Command::new(program);
+        command
+            .env_clear()
+            .args(["serve", "--log-format", "json", "--grpc-host", "127.0.0.1"])
+            .args(["--grpc-port", "0", "--host", "127.0.0.1", "--port", "0"])
+            .args(["--debug-port", "0", "--workers", &workers.to_string()])
+            .arg("--config-dir")
+            .arg(files.path())
+            .args(more);
+        Self::start(command, files, |line| {
+            let line: serde_json::Value = serde_json::from_str(line).ok()?;
+            line["grpc"].as_str()?.parse().ok()
+        })
+    }
+
+    /// One of the servers in this program.
+    pub fn rival(name: &str, workers: usize, redis: Option<SocketAddr>) -> anyhow::Result<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["--rival", name, "--workers", &workers.to_string()]);
+        if let Some(redis) = redis {
+            command.args(["--redis", &redis.to_string()]);
+        }
+        Self::start(command, TempDir::new()?, |line| line.trim().parse().ok())
+    }
+
+    /// Starts it and waits for the line of standard error that tells its address.
+    fn start(
+        mut command: Command,
+        files: TempDir,
+        address: impl Fn(&str) -> Option<SocketAddr>,
+    ) -> anyhow::Result<Self> {
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        let stderr = child.stderr.take().context("standard error is a pipe")?;
+        let mut process = Self {
+            child,
+            address: (Ipv4Addr::LOCALHOST, 0).into(),
+            _files: files,
+        };
+        process.address = first_line(stderr, address)?;
+        Ok(process)
+    }
+}
+
+/// The first line that means something; what comes later is read and forgotten.
+fn first_line<T>(stderr: ChildStderr, meaning: impl Fn(&str) -> Option<T>) -> anyhow::Result<T> {
+    let mut lines = BufReader::new(stderr).lines();
+    let mut said = String::new();
+    while let Some(line) = lines.next() {
+        let line = line?;
+        if let Some(meaning) = meaning(&line) {
+            thread::spawn(move || lines.for_each(drop));
+            return Ok(meaning);
+        }
+        said += &line;
+        said.push('\n');
+    }
+    bail!("a server ended before it was ready:\n{said}")
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A Redis server that keeps nothing on disk. Killed on drop.
+#[derive(Debug)]
+pub struct Redis {
+    child: Child,
+    pub address: SocketAddr,
+    questions: TcpStream,
+    _files: TempDir,
+}
+
+impl Redis {
+    pub fn start() -> anyhow::Result<Self> {
+        for _ in 0..10 {
+            // Somebody may take the port between the look and the start.
+            let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
+            let files = TempDir::new()?;
+            let mut child = Command::new("redis-server")
+                .args(["--port", &address.port().to_string()])
+                .args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
+                .arg("--dir")
+                .arg(files.path())
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .spawn()
+                .context("redis-server is not installed: run `make tools`")?;
+            if let Some(questions) = connect(&mut child, address)? {
+                questions.set_nodelay(true)?;
+                return Ok(Self {
+                    child,
+                    address,
+                    questions,
+                    _files: files,
+                });
+            }
+        }
+        bail!("redis-server does not start")
+    }
+
+    pub fn pid(&self) -> Pid {
+        Pid(self.child.id())
+    }
+
+    /// What Redis itself has counted so far, this question included.
+    pub fn counted(&mut self) -> anyhow::Result<Counted> {
+        let info = self.info()?;
+        Ok(Counted {
+            commands: number(&info, "total_commands_processed:")?,
+            reads: number(&info, "total_reads_processed:")?,
+            used_bytes: number(&info, "used_memory:")?,
+            keys: number(&info, "db0:keys=").unwrap_or(0),
+        })
+    }
+
+    fn info(&mut self) -> anyhow::Result<String> {
+        self.questions.write_all(b"INFO\r\n")?;
+        let mut reply = Vec::new();
+        loop {
+            let mut bytes = [0; 16 << 10];
+            let count = self.questions.read(&mut bytes)?;
+            reply.extend_from_slice(&bytes[..count]);
+            let text = String::from_utf8_lossy(&reply);
+            if let Some((head, body)) = text.split_once("\r\n") {
+                let length: usize = head.trim_start_matches('$').parse()?;
+                if body.len() >= length + 2 {
+                    return Ok(body.to_owned());
+                }
+            }
+        }
+    }
+
+    /// How long one PING takes.
+    pub fn ping(&mut self) -> anyhow::Result<Duration> {
+        let began = Instant::now();
+        self.questions.write_all(b"PING\r\n")?;
+        let mut reply = [0; 7];
+        self.questions.read_exact(&mut reply)?;
+        Ok(began.elapsed())
+    }
+}
+
+/// Waits until `child` takes a connection, unless it ends before.
+fn connect(child: &mut Child, address: SocketAddr) -> anyhow::Result<Option<TcpStream>> {
+    let deadline = Instant::now() + PATIENCE;
+    while Instant::now() < deadline {
+        if child.try_wait()?.is_some() {
+            return Ok(None);
+        }
+        if let Ok(stream) = TcpStream::connect(address) {
+            return Ok(Some(stream));
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    bail!("redis-server does not answer")
+}
+
+/// Counts of a Redis server since its start.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counted {
+    pub commands: u64,
+    /// Reads from sockets that brought commands: a pipeline that is not too long is one.
+    pub reads: u64,
+    pub used_bytes: u64,
+    pub keys: u64,
+}
+
+fn number(info: &str, name: &str) -> anyhow::Result<u64> {
+    let line = info.lines().find_map(|line| line.strip_prefix(name));
+    let text = line.with_context(|| format!("no {name} in INFO"))?;
+    let digits = text.split(',').next().unwrap_or(text);
+    Ok(digits.parse()?)
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

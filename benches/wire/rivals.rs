@@ -1,0 +1,118 @@
+//! Servers that tollgate is compared with, in this program so that they are built alike.
+
+use std::{
+    io::{self, Write as _},
+    net::{SocketAddr, TcpListener},
+};
+
+use anyhow::{Context as _, bail};
+use bb8_redis::{RedisConnectionManager, bb8::Pool, redis};
+use tokio::net;
+use tollgate::{
+    grpc::proto::envoy::service::ratelimit::v3::{
+        RateLimitRequest, RateLimitResponse,
+        rate_limit_response::{Code, DescriptorStatus},
+        rate_limit_service_server::{RateLimitService, RateLimitServiceServer},
+    },
+    server::serve_floor,
+};
+use tonic::{Request, Response, Status, transport::Server};
+
+/// Serves as `name` until it is killed. The first line of standard error is its address.
+pub fn serve(name: &str, workers: usize, redis: Option<SocketAddr>) -> anyhow::Result<()> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    writeln!(io::stderr(), "{}", listener.local_addr()?)?;
+    match (name, redis) {
+        ("floor", _) => Ok(serve_floor(listener, workers)?),
+        ("stock", _) => stock(listener, workers, |_| Ok(Stock)),
+        ("naive", Some(redis)) => stock(listener, workers, |runtime| {
+            let manager = RedisConnectionManager::new(format!("redis://{redis}"))?;
+            // As many as the reference has by default.
+            let pool = Pool::builder().max_size(10).build(manager);
+            Ok(Naive(runtime.block_on(pool)?))
+        }),
+        _ => bail!("there is no rival called {name}"),
+    }
+}
+
+/// tonic as its examples have it.
+fn stock<S: RateLimitService>(
+    listener: TcpListener,
+    workers: usize,
+    service: impl FnOnce(&tokio::runtime::Runtime) -> anyhow::Result<S>,
+) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(workers)
+        .enable_all()
+        .build()?;
+    let service = RateLimitServiceServer::new(service(&runtime)?);
+    runtime.block_on(async {
+        listener.set_nonblocking(true)?;
+        let listener = net::TcpListener::from_std(listener)?;
+        let incoming =
+            tonic::transport::server::TcpIncoming::from(listener).with_nodelay(Some(true));
+        Server::builder()
+            .add_service(service)
+            .serve_with_incoming(incoming)
+            .await
+            .context("the stock server ended")
+    })
+}
+
+/// OK to everything.
+struct Stock;
+
+#[tonic::async_trait]
+impl RateLimitService for Stock {
+    async fn should_rate_limit(
+        &self,
+        _: Request<RateLimitRequest>,
+    ) -> Result<Response<RateLimitResponse>, Status> {
+        Ok(Response::new(RateLimitResponse {
+            overall_code: Code::Ok.into(),
+            statuses: vec![DescriptorStatus {
+                code: Code::Ok.into(),
+                ..DescriptorStatus::default()
+            }],
+            ..RateLimitResponse::default()
+        }))
+    }
+}
+
+/// Two periods, counted with one connection from the pool and one pipeline for each request.
+struct Naive(Pool<RedisConnectionManager>);
+
+/// The periods in seconds.
+const PERIODS: [u64; 2] = [86_400, 604_800];
+
+#[tonic::async_trait]
+impl RateLimitService for Naive {
+    async fn should_rate_limit(
+        &self,
+        request: Request<RateLimitRequest>,
+    ) -> Result<Response<RateLimitResponse>, Status> {
+        let request = request.into_inner();
+        let mut pipeline = redis::pipe();
+        for descriptor in &request.descriptors {
+            for period in PERIODS {
+                let mut key = format!("{}_{period}", request.domain).into_bytes();
+                for entry in &descriptor.entries {
+                    key.extend_from_slice(&entry.value);
+                }
+                pipeline.incr(&key, 1).expire(&key, period.cast_signed());
+            }
+        }
+        let unavailable = |error: &dyn std::error::Error| Status::unavailable(error.to_string());
+        let mut connection = self.0.get().await.map_err(|error| unavailable(&error))?;
+        let replies: Vec<i64> = pipeline
+            .query_async(&mut *connection)
+            .await
+            .map_err(|error| unavailable(&error))?;
+        let is_counted = replies.iter().all(|&count| count > 0);
+        let code = if is_counted { Code::Ok } else { Code::Unknown };
+        Ok(Response::new(RateLimitResponse {
+            overall_code: code.into(),
+            ..RateLimitResponse::default()
+        }))
+    }
+}

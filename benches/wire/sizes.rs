@@ -1,0 +1,102 @@
+//! Memory for each counter and connection, and the time until the first answer.
+
+use std::{fmt::Write as _, path::Path, time::Instant};
+
+use crate::{
+    Options,
+    cases::{self, Keys, Shape},
+    load::{self, Callers},
+    processes::{Process, Redis},
+};
+
+/// Descriptors of which counters are kept; each has two.
+const DESCRIPTORS: u32 = 200_000;
+
+/// Connections that are open and say nothing.
+const CONNECTIONS: usize = 500;
+
+/// Prints one line for each.
+pub fn print(options: &Options) -> anyhow::Result<()> {
+    let tollgate = Path::new(env!("CARGO_BIN_EXE_tollgate"));
+    let rules = cases::rules(cases::TWO_PERIODS);
+    let start =
+        |rules: &str, more: &[String]| Process::tollgate(tollgate, rules, options.workers, more);
+
+    let memory = start(&rules, &["--max-counters=1000000".to_owned()])?;
+    load::once(memory.address)?;
+    let at_start = memory.pid().resident_bytes()?;
+    println!(
+        "\nresident memory at start: {:.1} MB",
+        at_start as f64 / 1e6
+    );
+    ask_for_all(&memory)?;
+    let grown = memory.pid().resident_bytes()? - at_start;
+    println!(
+        "memory mode, a descriptor with two counters: {:.0} bytes",
+        grown as f64 / f64::from(DESCRIPTORS)
+    );
+
+    let mut redis = Redis::start()?;
+    let url = format!("--redis-url=redis://{}", redis.address);
+    let counting = start(&rules, &[url, "--redis-timeout=5s".to_owned()])?;
+    load::once(counting.address)?;
+    let before = redis.counted()?;
+    ask_for_all(&counting)?;
+    let after = redis.counted()?;
+    println!(
+        "Redis mode, a counter in Redis: {:.0} bytes",
+        (after.used_bytes - before.used_bytes) as f64 / (after.keys - before.keys) as f64
+    );
+
+    let server = start(&rules, &[])?;
+    load::once(server.address)?;
+    let before = server.pid().resident_bytes()?;
+    let connections = load::idle(server.address, CONNECTIONS)?;
+    let grown = server.pid().resident_bytes()?.saturating_sub(before);
+    println!(
+        "an idle connection: {:.1} kB",
+        grown as f64 / connections.len() as f64 / 1e3
+    );
+
+    for count in [1, 1_000, 100_000] {
+        let rules = many_rules(count)?;
+        let mut times = Vec::new();
+        for _ in 0..options.repeats {
+            let began = Instant::now();
+            let server = start(&rules, &[])?;
+            load::once(server.address)?;
+            let spent = server.pid().cpu_secs()?;
+            times.push((began.elapsed().as_secs_f64(), spent));
+        }
+        times.sort_by(|one, other| one.1.total_cmp(&other.1));
+        let (elapsed, spent) = times[times.len() / 2];
+        println!(
+            "start to first answer with {count} rules: {:.0} ms, of which {:.0} ms of processor time",
+            elapsed * 1e3,
+            spent * 1e3
+        );
+    }
+    Ok(())
+}
+
+fn ask_for_all(server: &Process) -> anyhow::Result<()> {
+    let shape = Shape {
+        keys: Keys::Spread(DESCRIPTORS),
+        ..Shape::default()
+    };
+    let callers = Callers::start(server.address, shape, true);
+    callers.warm_up();
+    callers.stop().map(drop)
+}
+
+/// So many rules with exact values, beside the one that callers meet.
+fn many_rules(count: usize) -> anyhow::Result<String> {
+    let mut rules = cases::rules(cases::TWO_PERIODS);
+    for number in 1..count {
+        writeln!(
+            rules,
+            "  - {{key: plan, value: p{number}, rate_limit: {{unit: hour, requests_per_unit: 100}}}}"
+        )?;
+    }
+    Ok(rules)
+}

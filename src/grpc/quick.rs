@@ -1,0 +1,349 @@
+//! The messages of almost every call, read and written where they lie: no copy of a text, no list
+//! that a reply is put together in. What is out of the ordinary is left to prost, so this room
+//! knows no errors.
+
+use prost::{
+    bytes::{BufMut, BytesMut},
+    encoding::{WireType, decode_key, decode_varint, encode_varint, encoded_len_varint},
+};
+
+use super::wire::{Bounds, unit_number};
+use crate::{
+    decision::{Code, Decision, Status},
+    limit::Limit,
+    request::{Descriptor, Entry, Hits, Request},
+};
+
+/// What `message` asks, or nothing if it holds anything but a domain, descriptors of keys and
+/// values, and hits, or is not to be answered.
+pub fn read(message: &[u8], bounds: Bounds) -> Option<Request<'_>> {
+    let mut domain: &[u8] = b"";
+    let mut hits = 0;
+    let mut descriptors = Vec::with_capacity(1);
+    let mut rest = message;
+    while !rest.is_empty() {
+        match decode_key(&mut rest).ok()? {
+            (1, WireType::LengthDelimited) => {
+                // Text, unlike keys and values.
+                domain = std::str::from_utf8(text(&mut rest, bounds)?)
+                    .ok()?
+                    .as_bytes();
+            }
+            (2, WireType::LengthDelimited) if descriptors.len() < bounds.descriptors => {
+                descriptors.push(descriptor(part(&mut rest)?, bounds)?);
+            }
+            (3, WireType::Varint) => hits = u32::try_from(decode_varint(&mut rest).ok()?).ok()?,
+            _ => return None,
+        }
+    }
+    if domain.is_empty() || descriptors.is_empty() {
+        return None;
+    }
+    // They may come after the descriptors that they are for.
+    for descriptor in &mut descriptors {
+        descriptor.hits = Hits::add(u64::from(hits.max(1)));
+    }
+    Some(Request {
+        domain,
+        descriptors,
+    })
+}
+
+fn descriptor(mut message: &[u8], bounds: Bounds) -> Option<Descriptor<'_>> {
+    let mut entries = Vec::with_capacity(2);
+    while !message.is_empty() {
+        match decode_key(&mut message).ok()? {
+            (1, WireType::LengthDelimited) if entries.len() < bounds.entries => {
+                entries.push(entry(part(&mut message)?, bounds)?);
+            }
+            _ => return None,
+        }
+    }
+    Some(Descriptor {
+        entries,
+        hits: Hits::ONE,
+        limit: None,
+    })
+}
+
+fn entry(mut message: &[u8], bounds: Bounds) -> Option<Entry<'_>> {
+    let mut entry = Entry {
+        key: b"",
+        value: b"",
+    };
+    while !message.is_empty() {
+        match decode_key(&mut message).ok()? {
+            (1, WireType::LengthDelimited) => entry.key = text(&mut message, bounds)?,
+            (2, WireType::LengthDelimited) => entry.value = text(&mut message, bounds)?,
+            _ => return None,
+        }
+    }
+    Some(entry)
+}
+
+fn text<'a>(message: &mut &'a [u8], bounds: Bounds) -> Option<&'a [u8]> {
+    part(message).filter(|text| text.len() <= bounds.text_bytes)
+}
+
+/// What stands behind its length.
+fn part<'a>(message: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let length = usize::try_from(decode_varint(message).ok()?).ok()?;
+    let (part, rest) = message.split_at_checked(length)?;
+    *message = rest;
+    Some(part)
+}
+
+/// How long the message is that [`write`] writes, in bytes.
+pub fn length(decision: &Decision) -> usize {
+    let statuses = decision.statuses.iter().map(status_length);
+    2 + statuses.map(part_length).sum::<usize>()
+}
+
+/// Writes what Envoy is told, without headers and metadata.
+pub fn write(decision: &Decision, buffer: &mut BytesMut) {
+    buffer.put_slice(&[1 << 3, code(decision.overall)]);
+    for status in &decision.statuses {
+        write_part(2, status_length(status), buffer);
+        write_status(status, buffer);
+    }
+}
+
+/// Every field number is below 16, so each key is one byte.
+fn part_length(length: usize) -> usize {
+    1 + encoded_len_varint(length as u64) + length
+}
+
+fn write_part(field: u8, length: usize, buffer: &mut BytesMut) {
+    buffer.put_u8(field << 3 | 2);
+    encode_varint(length as u64, buffer);
+}
+
+/// 0 is not written.
+fn number_length(number: u64) -> usize {
+    match number {
+        0 => 0,
+        number => 1 + encoded_len_varint(number),
+    }
+}
+
+fn write_number(field: u8, number: u64, buffer: &mut BytesMut) {
+    if number > 0 {
+        buffer.put_u8(field << 3);
+        encode_varint(number, buffer);
+    }
+}
+
+fn status_length(status: &Status) -> usize {
+    let binding = status.binding.as_ref().map_or(0, |binding| {
+        part_length(limit_length(&binding.limit)) + part_length(number_length(binding.reset_secs))
+    });
+    2 + binding + number_length(status.remaining.into())
+}
+
+fn write_status(status: &Status, buffer: &mut BytesMut) {
+    buffer.put_slice(&[1 << 3, code(status.code)]);
+    if let Some(binding) = &status.binding {
+        write_part(2, limit_length(&binding.limit), buffer);
+        write_limit(&binding.limit, buffer);
+    }
+    write_number(3, status.remaining.into(), buffer);
+    if let Some(binding) = &status.binding {
+        write_part(4, number_length(binding.reset_secs), buffer);
+        write_number(1, binding.reset_secs, buffer);
+    }
+}
+
+fn limit_length(limit: &Limit) -> usize {
+    let name = limit.name.as_ref().filter(|name| !name.is_empty());
+    let multiplier = limit.period.multiplier().get();
+    number_length(limit.requests_per_unit.into())
+        + 2
+        + name.map_or(0, |name| part_length(name.len()))
+        + if multiplier > 1 {
+            part_length(number_length(multiplier.into()))
+        } else {
+            0
+        }
+}
+
+fn write_limit(limit: &Limit, buffer: &mut BytesMut) {
+    write_number(1, limit.requests_per_unit.into(), buffer);
+    write_number(2, unit_number(limit.period.unit()) as u64, buffer);
+    if let Some(name) = limit.name.as_ref().filter(|name| !name.is_empty()) {
+        write_part(3, name.len(), buffer);
+        buffer.put_slice(name.as_bytes());
+    }
+    let multiplier = limit.period.multiplier().get();
+    if multiplier > 1 {
+        write_part(4, number_length(multiplier.into()), buffer);
+        write_number(1, multiplier.into(), buffer);
+    }
+}
+
+fn code(code: Code) -> u8 {
+    match code {
+        Code::Ok => 1,
+        Code::OverLimit => 2,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU32;
+
+    use proptest::prelude::*;
+    use prost::Message as _;
+
+    use super::*;
+    use crate::{
+        decision::Binding,
+        grpc::{
+            proto::envoy::{
+                extensions::common::ratelimit::v3::{
+                    RateLimitDescriptor, rate_limit_descriptor as descriptor,
+                },
+                service::ratelimit::v3::RateLimitRequest,
+            },
+            wire,
+        },
+        metadata::Map,
+        window::{Period, Unit},
+    };
+
+    const BOUNDS: Bounds = Bounds {
+        descriptors: 3,
+        entries: 2,
+        text_bytes: 10,
+    };
+
+    /// prost's reading of the same bytes.
+    #[track_caller]
+    fn check(bytes: &[u8], is_quick: bool) {
+        let quick = read(bytes, BOUNDS);
+        assert_eq!(quick.is_some(), is_quick);
+        if let Some(quick) = quick {
+            let message = RateLimitRequest::decode(bytes).unwrap();
+            assert_eq!(wire::request(&message, BOUNDS), Ok(quick));
+        }
+    }
+
+    fn plain() -> RateLimitRequest {
+        let entry = |value: &str| descriptor::Entry {
+            key: "key".into(),
+            value: value.to_owned().into(),
+        };
+        RateLimitRequest {
+            domain: "d".to_owned(),
+            descriptors: vec![RateLimitDescriptor {
+                entries: vec![entry("1"), entry("")],
+                ..RateLimitDescriptor::default()
+            }],
+            hits_addend: 7,
+        }
+    }
+
+    #[track_caller]
+    fn check_changed(change: impl FnOnce(&mut RateLimitRequest), is_quick: bool) {
+        let mut message = plain();
+        change(&mut message);
+        check(&message.encode_to_vec(), is_quick);
+    }
+
+    #[test]
+    fn plain_requests_are_quick_and_the_rest_is_left_to_prost() {
+        check_changed(|_| (), true);
+        check_changed(|message| message.hits_addend = 0, true);
+        check_changed(|message| message.descriptors[0].entries.clear(), true);
+        check_changed(|message| message.domain.clear(), false);
+        check_changed(|message| message.descriptors.clear(), false);
+        check_changed(
+            |message| message.descriptors[0].hits_addend = Some(1),
+            false,
+        );
+        check_changed(
+            |message| message.descriptors[0].is_negative_hits = true,
+            false,
+        );
+        let limit = descriptor::RateLimitOverride::default();
+        check_changed(|message| message.descriptors[0].limit = Some(limit), false);
+        let four = vec![RateLimitDescriptor::default(); 4];
+        check_changed(|message| message.descriptors = four, false);
+        let three = vec![descriptor::Entry::default(); 3];
+        check_changed(|message| message.descriptors[0].entries = three, false);
+        check_changed(|message| message.domain = "x".repeat(11), false);
+        check(b"\x0a\x01\xff\x12\x00", false);
+        check(&[0x0b; 100], false);
+    }
+
+    fn any_limit() -> impl Strategy<Value = Limit> {
+        let unit = prop::sample::select(Unit::ALL.to_vec());
+        let name = prop::option::of("[a-z]{0,3}");
+        (any::<u32>(), unit, 1_u32..200, name).prop_map(|(requests_per_unit, unit, n, name)| {
+            let period = Period::new(unit, NonZeroU32::new(n).unwrap()).unwrap();
+            Limit {
+                name: name.map(Into::into),
+                ..Limit::fixed(requests_per_unit, period)
+            }
+        })
+    }
+
+    fn any_code() -> impl Strategy<Value = Code> {
+        prop::sample::select(vec![Code::Ok, Code::OverLimit])
+    }
+
+    fn any_status() -> impl Strategy<Value = Status> {
+        let binding = (any_limit(), any::<u32>()).prop_map(|(limit, reset_secs)| Binding {
+            limit,
+            counter: 0,
+            reset_secs: reset_secs.into(),
+            is_over: false,
+        });
+        (any_code(), prop::option::of(binding), any::<u32>()).prop_map(
+            |(code, binding, remaining)| Status {
+                code,
+                binding,
+                remaining,
+                retry_secs: None,
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn replies_are_written_as_prost_writes_them(
+            overall in any_code(),
+            statuses in prop::collection::vec(any_status(), 0..4),
+        ) {
+            let decision = Decision {
+                overall,
+                statuses,
+                retry_secs: None,
+                is_degraded: false,
+                is_shadowed: false,
+                headline: None,
+                metadata: Map::new(),
+            };
+            let mut buffer = BytesMut::new();
+            write(&decision, &mut buffer);
+            prop_assert_eq!(buffer.len(), length(&decision));
+            let extras = wire::Extras::default();
+            let message = wire::response(decision, &plain(), &extras);
+            prop_assert_eq!(&buffer[..], &message.encode_to_vec()[..]);
+        }
+
+        #[test]
+        fn what_is_quick_reads_as_with_prost(
+            flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..3),
+        ) {
+            let mut bytes = plain().encode_to_vec();
+            for (at, byte) in flips {
+                let at = at.index(bytes.len());
+                bytes[at] = byte;
+            }
+            if let Some(quick) = read(&bytes, BOUNDS) {
+                let message = RateLimitRequest::decode(&bytes[..]).unwrap();
+                prop_assert_eq!(wire::request(&message, BOUNDS), Ok(quick));
+            }
+        }
+    }
+}

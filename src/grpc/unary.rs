@@ -1,0 +1,273 @@
+//! Calls of one message each way, straight on hyper: what a router, layers and boxed bodies cost
+//! would be a third of a decision.
+
+use std::{
+    convert::Infallible,
+    future::poll_fn,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use hyper::{
+    HeaderMap, Request, Response,
+    body::{Body, Frame, Incoming},
+    header::{CONTENT_TYPE, HeaderName, HeaderValue},
+};
+use hyper_util::service::TowerToHyperService;
+use prost::bytes::{BufMut as _, Bytes, BytesMut};
+use tonic::{Status, service::Routes};
+
+/// What a message stands behind: a flag and its length (gRPC over HTTP2, "Length-Prefixed-Message").
+const PREFIX_BYTES: usize = 5;
+
+const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
+const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+const GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
+const GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
+const OK: HeaderValue = HeaderValue::from_static("0");
+const IDENTITY: HeaderValue = HeaderValue::from_static("identity");
+
+/// A method of a service.
+pub trait Method: Send + Sync + 'static {
+    /// `/package.Service/Method`.
+    const PATH: &'static str;
+
+    /// Answers `message` with what [`framed`] makes of another.
+    fn call(&self, message: Bytes) -> impl Future<Output = Result<Bytes, Status>> + Send;
+}
+
+/// A message of `length` bytes, which `write` writes, as it is sent.
+pub fn framed(length: usize, write: impl FnOnce(&mut BytesMut)) -> Bytes {
+    let mut frame = BytesMut::with_capacity(PREFIX_BYTES + length);
+    frame.put_u8(0);
+    frame.put_u32(u32::try_from(length).expect("a reply is shorter than 4 GB"));
+    write(&mut frame);
+    debug_assert_eq!(frame.len(), PREFIX_BYTES + length);
+    frame.freeze()
+}
+
+/// One method in front, and everything else behind it.
+#[derive(Debug)]
+pub struct Door<M> {
+    pub method: Arc<M>,
+    pub max_message_bytes: usize,
+    pub others: Routes,
+}
+
+impl<M> Clone for Door<M> {
+    fn clone(&self) -> Self {
+        Self {
+            method: self.method.clone(),
+            max_message_bytes: self.max_message_bytes,
+            others: self.others.clone(),
+        }
+    }
+}
+
+impl<M: Method> Door<M> {
+    /// Answers one call. Failures are answers, too.
+    ///
+    /// The future is moved a few times before it is first polled, so it is kept small.
+    pub fn call(
+        &self,
+        request: Request<Incoming>,
+    ) -> impl Future<Output = Result<Response<Reply>, Infallible>> + Send + use<M> {
+        let start = if request.uri().path() != M::PATH {
+            Start::Other(Box::pin(other(self.others.clone(), request)))
+        } else if let Err(status) = check_encoding(request.headers()) {
+            let mut response = refusal(&status);
+            response
+                .headers_mut()
+                .insert(GRPC_ACCEPT_ENCODING, IDENTITY);
+            Start::Refused(Box::new(response))
+        } else {
+            Start::Call(request.into_body(), self.method.clone())
+        };
+        let max_bytes = self.max_message_bytes;
+        async move {
+            let (mut body, method) = match start {
+                Start::Other(reply) => return reply.await,
+                Start::Refused(response) => return Ok(*response),
+                Start::Call(body, method) => (body, method),
+            };
+            let answer = match message(&mut body, max_bytes).await {
+                Ok(message) => method.call(message).await,
+                Err(status) => Err(status),
+            };
+            Ok(match answer {
+                Ok(message) => {
+                    let mut response = Response::new(Reply::Message(message));
+                    response.headers_mut().insert(CONTENT_TYPE, GRPC);
+                    response
+                }
+                Err(status) => refusal(&status),
+            })
+        }
+    }
+}
+
+/// How a call begins.
+enum Start<M> {
+    Call(Incoming, Arc<M>),
+    Other(Pin<Box<dyn Future<Output = Result<Response<Reply>, Infallible>> + Send>>),
+    Refused(Box<Response<Reply>>),
+}
+
+async fn other(others: Routes, request: Request<Incoming>) -> Result<Response<Reply>, Infallible> {
+    let others = TowerToHyperService::new(others);
+    let reply = hyper::service::Service::call(&others, request).await?;
+    Ok(reply.map(Reply::Other))
+}
+
+fn check_encoding(headers: &HeaderMap) -> Result<(), Status> {
+    match headers.get(GRPC_ENCODING) {
+        Some(encoding) if encoding != IDENTITY => {
+            Err(Status::unimplemented("messages are not compressed here"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn refusal(status: &Status) -> Response<Reply> {
+    status.clone().into_http::<()>().map(|()| Reply::Nothing)
+}
+
+/// The first message of `body`. Waits until the caller has no more to say.
+async fn message(body: &mut Incoming, max_bytes: usize) -> Result<Bytes, Status> {
+    let Some(bytes) = data(body).await? else {
+        return Err(Status::internal("Missing request message."));
+    };
+    let (bytes, end) = match end_of_message(&bytes, max_bytes)? {
+        Some(end) if end <= bytes.len() => (bytes, end),
+        _ => Box::pin(gather(bytes, max_bytes, body)).await?,
+    };
+    while !body.is_end_stream() && data(body).await?.is_some() {}
+    Ok(bytes.slice(PREFIX_BYTES..end))
+}
+
+/// Where the first message ends, if that is known already.
+fn end_of_message(bytes: &[u8], max_bytes: usize) -> Result<Option<usize>, Status> {
+    let [flag, length @ ..] = bytes else {
+        return Ok(None);
+    };
+    match flag {
+        0 => {}
+        1 => return Err(Status::internal("a compressed message without an encoding")),
+        flag => {
+            return Err(Status::internal(format!(
+                "invalid compression flag: {flag} (valid flags are 0 and 1)"
+            )));
+        }
+    }
+    let Some(length) = length.first_chunk() else {
+        return Ok(None);
+    };
+    let length = u32::from_be_bytes(*length) as usize;
+    if length > max_bytes {
+        return Err(Status::out_of_range(format!(
+            "message too large: {length} bytes, the limit is: {max_bytes} bytes"
+        )));
+    }
+    Ok(Some(PREFIX_BYTES + length))
+}
+
+/// Reads on until the message has ended, and says where.
+async fn gather(
+    bytes: Bytes,
+    max_bytes: usize,
+    body: &mut Incoming,
+) -> Result<(Bytes, usize), Status> {
+    let mut gathered = BytesMut::from(bytes);
+    loop {
+        match end_of_message(&gathered, max_bytes)? {
+            Some(end) if end <= gathered.len() => return Ok((gathered.freeze(), end)),
+            _ => {}
+        }
+        let Some(more) = data(body).await? else {
+            return Err(Status::internal("Unexpected EOF decoding stream."));
+        };
+        gathered.extend_from_slice(&more);
+    }
+}
+
+/// The next bytes of `body`, which are never none, if there are any.
+async fn data(body: &mut Incoming) -> Result<Option<Bytes>, Status> {
+    loop {
+        match poll_fn(|context| Pin::new(&mut *body).poll_frame(context)).await {
+            None => return Ok(None),
+            // Nobody looks at trailers of a request.
+            Some(Ok(frame)) => match frame.into_data() {
+                Ok(data) if !data.is_empty() => return Ok(Some(data)),
+                _ => {}
+            },
+            Some(Err(_)) => return Err(Status::cancelled("the request was cut off")),
+        }
+    }
+}
+
+/// The body of a reply.
+#[derive(Debug)]
+pub enum Reply {
+    /// A message; trailers follow.
+    Message(Bytes),
+    Trailers,
+    Nothing,
+    Other(tonic::body::Body),
+}
+
+impl Body for Reply {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let frame = match &mut *self {
+            Self::Message(message) => {
+                let frame = Frame::data(std::mem::take(message));
+                *self = Self::Trailers;
+                frame
+            }
+            Self::Trailers => {
+                *self = Self::Nothing;
+                let mut trailers = HeaderMap::with_capacity(1);
+                trailers.insert(GRPC_STATUS, OK);
+                Frame::trailers(trailers)
+            }
+            Self::Nothing => return Poll::Ready(None),
+            Self::Other(body) => return Pin::new(body).poll_frame(context),
+        };
+        Poll::Ready(Some(Ok(frame)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Message(_) | Self::Trailers => false,
+            Self::Nothing => true,
+            Self::Other(body) => body.is_end_stream(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_ends_where_its_prefix_says() {
+        assert_eq!(end_of_message(&[], 10).unwrap(), None);
+        assert_eq!(end_of_message(&[0, 0, 0, 0], 10).unwrap(), None);
+        assert_eq!(end_of_message(&[0, 0, 0, 0, 7], 10).unwrap(), Some(12));
+        assert_eq!(end_of_message(&framed(0, |_| ()), 0).unwrap(), Some(5));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_refused_at_its_first_byte() {
+        let code = |bytes| end_of_message(bytes, 10).unwrap_err().code();
+        assert_eq!(code(&[1]), tonic::Code::Internal);
+        assert_eq!(code(&[9]), tonic::Code::Internal);
+        assert_eq!(code(&[0, 0, 0, 0, 11]), tonic::Code::OutOfRange);
+    }
+}

@@ -1,0 +1,280 @@
+//! The wildcards of one level: which is the first that an entry matches, without trying them all.
+//!
+//! What stands before the first `*` of a pattern and behind its last one has to be there as it is
+//! written. Patterns are therefore filed by the lengths of these two, their shape, and by a hash
+//! of their bytes. An entry is looked up once for each shape: rule files have a few, however many
+//! patterns.
+
+use std::{collections::HashMap, hash::BuildHasher as _};
+
+use foldhash::fast::RandomState;
+
+use crate::request::Entry;
+
+/// So few are tried one after the other, which is cheaper than to look one up.
+const FEW: usize = 4;
+
+/// Wildcards in order of declaration, each with what it leads to.
+#[derive(Debug)]
+pub(super) struct Wildcards<T> {
+    all: Vec<(Wildcard, T)>,
+    shapes: Vec<Shape>,
+    /// By the hash of a shape and of what an entry of that shape has at its ends: wildcards by
+    /// index, ascending. Some may be there by chance.
+    filed: HashMap<u64, Vec<usize>, RandomState>,
+    hasher: RandomState,
+}
+
+// Derived, it would ask as much of `T`.
+impl<T> Default for Wildcards<T> {
+    fn default() -> Self {
+        Self {
+            all: Vec::new(),
+            shapes: Vec::new(),
+            filed: HashMap::default(),
+            hasher: RandomState::default(),
+        }
+    }
+}
+
+/// How many bytes of a key and a value are known, at their beginnings and at their ends. Joined,
+/// they are one text, and the second has none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Shape([Ends<usize>; 2]);
+
+/// Something about the beginning of a text and about its end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+struct Ends<T> {
+    prefix: T,
+    suffix: T,
+}
+
+impl Ends<usize> {
+    /// The bytes of `text` that are known, if it has as many.
+    fn of(self, text: &[u8]) -> Option<Ends<&[u8]>> {
+        let rest = text.len().checked_sub(self.suffix)?;
+        let prefix = text[..rest].get(..self.prefix)?;
+        Some(Ends {
+            prefix,
+            suffix: &text[rest..],
+        })
+    }
+}
+
+impl<T: Copy> Wildcards<T> {
+    /// Puts `wildcard` behind all others.
+    pub(super) fn push(&mut self, wildcard: Wildcard, leads_to: T) {
+        let ends = wildcard.ends();
+        let shape = Shape(ends.map(|ends| Ends {
+            prefix: ends.prefix.len(),
+            suffix: ends.suffix.len(),
+        }));
+        let hash = self.hash(shape, ends);
+        if !self.shapes.contains(&shape) {
+            self.shapes.push(shape);
+        }
+        self.filed.entry(hash).or_default().push(self.all.len());
+        self.all.push((wildcard, leads_to));
+    }
+
+    /// What the first wildcard leads to that matches.
+    pub(super) fn first(&self, entry: &Entry<'_>, joined: &[u8]) -> Option<T> {
+        if self.all.len() <= FEW {
+            let mut all = self.all.iter();
+            return all.find_map(|(wildcard, to)| wildcard.matches(entry, joined).then_some(*to));
+        }
+        let is_apart = matches!(self.all[0].0, Wildcard::Apart(..));
+        let texts = if is_apart {
+            [entry.key, entry.value]
+        } else {
+            [joined, b""]
+        };
+        let mut first = self.all.len();
+        for shape in &self.shapes {
+            let [Some(key), Some(value)] = [0, 1].map(|at| shape.0[at].of(texts[at])) else {
+                continue;
+            };
+            let filed = self.filed.get(&self.hash(*shape, [key, value]));
+            for &index in filed.into_iter().flatten() {
+                if index >= first {
+                    break;
+                }
+                if self.all[index].0.matches(entry, joined) {
+                    first = index;
+                }
+            }
+        }
+        self.all.get(first).map(|(_, to)| *to)
+    }
+
+    fn hash(&self, shape: Shape, ends: [Ends<&[u8]>; 2]) -> u64 {
+        self.hasher.hash_one((shape, ends))
+    }
+}
+
+/// What a node with a `*` matches.
+#[derive(Clone, Debug)]
+pub(super) enum Wildcard {
+    /// The joined text.
+    Joined(Pattern),
+    /// The key, and the value if there is a pattern for it.
+    Apart(Pattern, Option<Pattern>),
+}
+
+impl Wildcard {
+    pub(super) fn apart(key: &[u8], value: Option<&[u8]>) -> Option<Self> {
+        let has_star = |text: &[u8]| text.contains(&b'*');
+        if !has_star(key) && !value.is_some_and(has_star) {
+            return None;
+        }
+        let pattern = |text: &[u8]| Pattern::new(text).unwrap_or_else(|| Pattern::exactly(text));
+        Some(Self::Apart(pattern(key), value.map(pattern)))
+    }
+
+    /// What is known of the texts that match: of the key and of the value, or of both joined.
+    fn ends(&self) -> [Ends<&[u8]>; 2] {
+        match self {
+            Self::Joined(pattern) => [pattern.ends(), Ends::default()],
+            Self::Apart(key, value) => {
+                let value = value.as_ref().map_or_else(Ends::default, Pattern::ends);
+                [key.ends(), value]
+            }
+        }
+    }
+
+    fn matches(&self, entry: &Entry<'_>, joined: &[u8]) -> bool {
+        match self {
+            Self::Joined(pattern) => pattern.matches(joined),
+            Self::Apart(key, value) => {
+                let fits = |value: &Pattern| value.matches(entry.value);
+                key.matches(entry.key) && value.as_ref().is_none_or(fits)
+            }
+        }
+    }
+}
+
+/// A text in which every `*` stands for any bytes, none included.
+#[derive(Clone, Debug)]
+pub(super) struct Pattern {
+    prefix: Box<[u8]>,
+    middle: Box<[Box<[u8]>]>,
+    /// Nothing if there is no `*`: the prefix is all there may be.
+    suffix: Option<Box<[u8]>>,
+}
+
+impl Pattern {
+    /// The pattern that `text` spells, or nothing if it has no `*`.
+    pub(super) fn new(text: &[u8]) -> Option<Self> {
+        let mut pieces: Vec<Box<[u8]>> = text.split(|&byte| byte == b'*').map(Into::into).collect();
+        if pieces.len() < 2 {
+            return None;
+        }
+        let suffix = pieces.pop()?;
+        let prefix = pieces.remove(0);
+        Some(Self {
+            prefix,
+            middle: pieces.into(),
+            suffix: Some(suffix),
+        })
+    }
+
+    /// The pattern that only `text` itself fits.
+    fn exactly(text: &[u8]) -> Self {
+        Self {
+            prefix: text.into(),
+            middle: Box::default(),
+            suffix: None,
+        }
+    }
+
+    fn ends(&self) -> Ends<&[u8]> {
+        Ends {
+            prefix: &self.prefix,
+            suffix: self.suffix.as_deref().unwrap_or_default(),
+        }
+    }
+
+    /// Whether all of `text` fits. The pieces between two `*` are taken where they first occur,
+    /// which leaves the most for those behind them; no two may share a byte.
+    pub(super) fn matches(&self, text: &[u8]) -> bool {
+        let Some(rest) = text.strip_prefix(&*self.prefix) else {
+            return false;
+        };
+        let Some(suffix) = &self.suffix else {
+            return rest.is_empty();
+        };
+        let Some(mut rest) = rest.strip_suffix(&**suffix) else {
+            return false;
+        };
+        for piece in self.middle.iter().filter(|piece| !piece.is_empty()) {
+            let Some(at) = rest
+                .windows(piece.len())
+                .position(|bytes| bytes == &**piece)
+            else {
+                return false;
+            };
+            rest = &rest[at + piece.len()..];
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The first that matches, found by trying all.
+    fn scan(all: &[Wildcard], entry: &Entry<'_>, joined: &[u8]) -> Option<usize> {
+        let mut all = all.iter();
+        all.position(|wildcard| wildcard.matches(entry, joined))
+    }
+
+    #[track_caller]
+    fn check(all: Vec<Wildcard>, (key, value): &(String, String)) {
+        let mut wildcards = Wildcards::default();
+        for (index, wildcard) in all.iter().enumerate() {
+            wildcards.push(wildcard.clone(), index);
+        }
+        let joined = format!("{key}_{value}");
+        let entry = Entry {
+            key: key.as_bytes(),
+            value: value.as_bytes(),
+        };
+        let first = wildcards.first(&entry, joined.as_bytes());
+        assert_eq!(first, scan(&all, &entry, joined.as_bytes()));
+    }
+
+    proptest! {
+        #[test]
+        fn joined_wildcards_are_found_as_by_a_scan(
+            patterns in prop::collection::vec("[ab_]{0,2}\\*[ab*]{0,3}", 0..30),
+            entry in ("[ab]{0,2}", "[ab]{0,4}"),
+        ) {
+            let all = patterns.iter().filter_map(|text| Pattern::new(text.as_bytes()));
+            check(all.map(Wildcard::Joined).collect(), &entry);
+        }
+
+        #[test]
+        fn wildcards_apart_are_found_as_by_a_scan(
+            patterns in prop::collection::vec(("[ab*]{0,2}", prop::option::of("[ab*]{0,3}")), 0..30),
+            entry in ("[ab]{0,2}", "[ab]{0,3}"),
+        ) {
+            let all = patterns.iter().filter_map(|(key, value)| {
+                Wildcard::apart(key.as_bytes(), value.as_ref().map(String::as_bytes))
+            });
+            check(all.collect(), &entry);
+        }
+    }
+
+    #[test]
+    fn ends_that_would_share_a_byte_do_not_match() {
+        let wildcard = |text: &str| Wildcard::Joined(Pattern::new(text.as_bytes()).unwrap());
+        let all = ["k_aa*aa", "x*", "y*", "z*", "k_aa*a"]
+            .map(wildcard)
+            .to_vec();
+        check(all.clone(), &("k".to_owned(), "aaa".to_owned()));
+        check(all, &("k".to_owned(), "aa".to_owned()));
+    }
+}

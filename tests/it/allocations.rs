@@ -1,0 +1,111 @@
+//! How often a decision in memory asks for memory, once tables have found their sizes. Counted,
+//! not timed, so it is the same on every machine.
+
+use std::{
+    fs,
+    pin::pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+};
+
+use prost::{Message as _, bytes::Bytes};
+use tempfile::TempDir;
+use tollgate::{
+    config::{Files, Options, Source},
+    grpc::{
+        Service,
+        proto::envoy::{
+            extensions::common::ratelimit::v3::{
+                RateLimitDescriptor, rate_limit_descriptor::Entry,
+            },
+            service::ratelimit::v3::RateLimitRequest,
+        },
+        unary::Method as _,
+        wire::{Bounds, Extras},
+    },
+    limit::Modes,
+    limit::NearRatio,
+    limiter::{Limiter, Rules},
+    metrics::Metrics,
+    store::memory::MemoryStore,
+};
+
+const WINDOWS: &str =
+    "domain: d\ndescriptors:\n  - key: k\n    rate_limits: [1000/month, 1000/year]\n";
+
+fn service() -> Service<Arc<MemoryStore>> {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("rules.yaml");
+    fs::write(&file, WINDOWS).unwrap();
+    let loaded = Files::read(&Source::Paths(vec![file])).compile(Options::default());
+    let metrics = Arc::new(Metrics::new(NearRatio::default(), 10));
+    let rules = Rules::default();
+    rules.swap(loaded.unwrap().matcher, &metrics);
+    Service {
+        limiter: Limiter {
+            rules,
+            store: Arc::new(MemoryStore::new(1000)),
+            modes: Modes::default(),
+            metrics: metrics.recorder(0),
+        },
+        bounds: Bounds {
+            descriptors: 10,
+            entries: 10,
+            text_bytes: 100,
+        },
+        extras: Extras::default(),
+    }
+}
+
+fn message(descriptors: usize) -> Bytes {
+    let entry = |index: usize| Entry {
+        key: "k".into(),
+        value: format!("v{index}").into_bytes().into(),
+    };
+    let descriptor = |index| RateLimitDescriptor {
+        entries: vec![entry(index)],
+        ..RateLimitDescriptor::default()
+    };
+    let message = RateLimitRequest {
+        domain: "d".to_owned(),
+        descriptors: (0..descriptors).map(descriptor).collect(),
+        ..RateLimitRequest::default()
+    };
+    message.encode_to_vec().into()
+}
+
+/// Answers `message` without a runtime: a store in memory never waits.
+#[track_caller]
+fn answer(service: &Service<Arc<MemoryStore>>, message: Bytes) {
+    let context = &mut Context::from_waker(Waker::noop());
+    let Poll::Ready(reply) = pin!(service.call(message)).poll(context) else {
+        panic!("a decision in memory waits");
+    };
+    reply.unwrap();
+}
+
+#[track_caller]
+fn check(descriptors: usize, most: u64) {
+    let service = service();
+    let message = message(descriptors);
+    answer(&service, message.clone());
+    let counted = allocation_counter::measure(|| answer(&service, message.clone()));
+    assert!(
+        counted.count_total <= most,
+        "{} allocations instead of {most}",
+        counted.count_total
+    );
+    // What was asked for was given back, or counters would cost more with every hit.
+    assert_eq!(counted.count_current, 0);
+}
+
+/// From the message as it came to the reply as it is sent. Lower it when it can be lowered.
+#[test]
+fn a_decision_in_memory_allocates_little() {
+    check(1, 16);
+}
+
+#[test]
+fn another_descriptor_allocates_little_more() {
+    check(4, 24);
+}
