@@ -8,6 +8,7 @@
 //! `ARCHITECTURE.md` tells the floors of this house and what is never found on them.
 
 // 0: words
+pub mod causes;
 pub mod limit;
 pub mod metadata;
 pub mod request;
@@ -32,6 +33,7 @@ pub mod limiter;
 pub mod admin;
 pub mod grpc;
 pub mod reload;
+pub mod xds;
 
 // 5: house
 pub mod ask;

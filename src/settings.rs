@@ -16,12 +16,14 @@ pub mod reference;
 pub mod stats;
 pub mod tls;
 mod values;
+pub mod xds;
 
 use redis::{KeyFormat, Redis, RedisPerSecond};
 use stats::Stats;
 use tls::Tls;
 pub use values::Entries;
 use values::{boolean, duration, entries, file_mode, file_path, header_name, number};
+use xds::Xds;
 
 /// The command line of tollgate.
 #[derive(Debug, Parser)]
@@ -103,11 +105,7 @@ fn with_command(mut arguments: Vec<OsString>) -> Vec<OsString> {
 }
 
 /// What to say of the reference's variables that are set and have no effect.
-///
-/// # Errors
-///
-/// If one of them asks for something that must not be left out.
-pub fn reference_notes() -> Result<Vec<String>, reference::Unsupported> {
+pub fn reference_notes() -> Vec<String> {
     reference::notes(std::env::vars_os())
 }
 
@@ -129,7 +127,8 @@ pub struct Settings {
     #[arg(long, env = "TOLLGATE_STRICT_MATCHING", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub strict_matching: bool,
 
-    /// Start even if the first load of the rules fails; calls get UNAVAILABLE until one succeeds
+    /// Start even if the first load of the rules fails, or before a control plane pushed any;
+    /// calls get UNAVAILABLE until one succeeds
     #[arg(long, env = "FORCE_START_WITHOUT_INITIAL_CONFIG", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub start_without_rules: bool,
 
@@ -139,6 +138,9 @@ pub struct Settings {
 
     #[command(flatten)]
     pub runtime: Runtime,
+
+    #[command(flatten)]
+    pub xds: Xds,
 
     #[command(flatten)]
     pub listen: Listen,
@@ -282,6 +284,14 @@ pub struct Listen {
     /// Debug port; 0 takes a free one
     #[arg(long, env = "DEBUG_PORT", default_value_t = 6070, value_name = "PORT")]
     pub debug_port: u16,
+}
+
+impl Listen {
+    /// The socket to serve gRPC on, if it is not a port.
+    pub fn grpc_socket(&self) -> Option<&Path> {
+        let path = self.grpc_uds.as_deref();
+        path.filter(|path| !path.as_os_str().is_empty())
+    }
 }
 
 #[derive(Clone, Debug, Args)]

@@ -9,58 +9,25 @@ pub enum Treatment {
     Honoured,
     /// There is nothing it could do; why, or what does it instead.
     Instead(&'static str),
-    /// What it asks for is not there, and doing without could be harmful: any value but this one
-    /// ends the start.
-    NotYet(&'static str),
 }
 
-use Treatment::{Honoured, Instead, NotYet};
+use Treatment::{Honoured, Instead};
 
 /// All variables of the reference's settings, by name.
 pub const VARIABLES: [(&str, Treatment); 114] = [
     ("BACKEND_TYPE", Honoured),
     ("CACHE_KEY_PREFIX", Honoured),
-    (
-        "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS",
-        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
-    ),
-    (
-        "CONFIG_GRPC_XDS_CLIENT_TLS_CERT",
-        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
-    ),
-    (
-        "CONFIG_GRPC_XDS_CLIENT_TLS_KEY",
-        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
-    ),
-    (
-        "CONFIG_GRPC_XDS_NODE_ID",
-        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
-    ),
-    (
-        "CONFIG_GRPC_XDS_NODE_METADATA",
-        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
-    ),
-    (
-        "CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL",
-        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
-    ),
-    (
-        "CONFIG_GRPC_XDS_SERVER_TLS_CACERT",
-        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
-    ),
-    (
-        "CONFIG_GRPC_XDS_SERVER_TLS_SAN",
-        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
-    ),
-    (
-        "CONFIG_GRPC_XDS_SERVER_URL",
-        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
-    ),
-    (
-        "CONFIG_GRPC_XDS_SERVER_USE_TLS",
-        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
-    ),
-    ("CONFIG_TYPE", NotYet("FILE")),
+    ("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", Honoured),
+    ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", Honoured),
+    ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", Honoured),
+    ("CONFIG_GRPC_XDS_NODE_ID", Honoured),
+    ("CONFIG_GRPC_XDS_NODE_METADATA", Honoured),
+    ("CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL", Honoured),
+    ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", Honoured),
+    ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", Honoured),
+    ("CONFIG_GRPC_XDS_SERVER_URL", Honoured),
+    ("CONFIG_GRPC_XDS_SERVER_USE_TLS", Honoured),
+    ("CONFIG_TYPE", Honoured),
     ("DEBUG_HOST", Honoured),
     ("DEBUG_PORT", Honoured),
     ("DISABLE_STATS", Honoured),
@@ -241,62 +208,26 @@ pub const VARIABLES: [(&str, Treatment); 114] = [
     ("USE_DOG_STATSD_MOGRIFIERS", Honoured),
     ("USE_PROMETHEUS", Honoured),
     ("USE_STATSD", Honoured),
-    (
-        "XDS_CLIENT_BACKOFF_INITIAL_INTERVAL",
-        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
-    ),
-    (
-        "XDS_CLIENT_BACKOFF_JITTER",
-        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
-    ),
-    (
-        "XDS_CLIENT_BACKOFF_MAX_INTERVAL",
-        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
-    ),
-    (
-        "XDS_CLIENT_BACKOFF_RANDOM_FACTOR",
-        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
-    ),
-    (
-        "XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES",
-        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
-    ),
+    ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", Honoured),
+    ("XDS_CLIENT_BACKOFF_JITTER", Honoured),
+    ("XDS_CLIENT_BACKOFF_MAX_INTERVAL", Honoured),
+    ("XDS_CLIENT_BACKOFF_RANDOM_FACTOR", Honoured),
+    ("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", Honoured),
 ];
 
-/// A variable asks for something that is not there.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{name} is set, but this version of tollgate cannot do what it asks for; unset it")]
-pub struct Unsupported {
-    pub name: &'static str,
-}
-
 /// A line for each variable of `environment` that has no effect.
-///
-/// # Errors
-///
-/// If a variable asks for something that must not be left out.
-pub fn notes(
-    environment: impl Iterator<Item = (OsString, OsString)>,
-) -> Result<Vec<String>, Unsupported> {
-    let mut notes = Vec::new();
-    for (name, value) in environment {
-        let Some(&(name, treatment)) = VARIABLES.iter().find(|(known, _)| name == *known) else {
-            continue;
-        };
-        match treatment {
-            Honoured => {}
-            Instead(why) => notes.push(format!("{name} has no effect: {why}")),
-            NotYet(harmless) => {
-                let value = value.to_string_lossy();
-                let is_off = matches!(&*value, "0" | "f" | "F" | "FALSE" | "False" | "");
-                if value != harmless && !(is_off && harmless == "false") {
-                    return Err(Unsupported { name });
-                }
+pub fn notes(environment: impl Iterator<Item = (OsString, OsString)>) -> Vec<String> {
+    let mut notes: Vec<_> = environment
+        .filter_map(|(name, _)| {
+            let (name, treatment) = VARIABLES.iter().find(|(known, _)| name == *known)?;
+            match treatment {
+                Honoured => None,
+                Instead(why) => Some(format!("{name} has no effect: {why}")),
             }
-        }
-    }
+        })
+        .collect();
     notes.sort();
-    Ok(notes)
+    notes
 }
 
 #[cfg(test)]
@@ -340,23 +271,16 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(name: &str, value: &str, expected: Result<usize, Unsupported>) {
+    fn check(name: &str, value: &str, expected: usize) {
         let environment = [(name.into(), value.into())].into_iter();
-        assert_eq!(notes(environment).map(|notes| notes.len()), expected);
+        assert_eq!(notes(environment).len(), expected, "{name}={value}");
     }
 
     #[test]
-    fn what_has_no_effect_is_said_and_what_is_missing_is_refused() {
-        check("GRPC_PORT", "1", Ok(0));
-        check("PATH", "x", Ok(0));
-        check("REDIS_POOL_SIZE", "5", Ok(1));
-        check("CONFIG_TYPE", "FILE", Ok(0));
-        check(
-            "CONFIG_TYPE",
-            "GRPC_XDS_SOTW",
-            Err(Unsupported {
-                name: "CONFIG_TYPE",
-            }),
-        );
+    fn what_has_no_effect_is_said() {
+        check("GRPC_PORT", "1", 0);
+        check("PATH", "x", 0);
+        check("CONFIG_TYPE", "GRPC_XDS_SOTW", 0);
+        check("REDIS_POOL_SIZE", "5", 1);
     }
 }

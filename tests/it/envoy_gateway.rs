@@ -1,0 +1,1 @@
+//! In the place that Envoy Gateway has for a rate limit service.
