@@ -157,8 +157,8 @@ pub struct Client {
     rules: config::Options,
     intake: Intake,
     accepted: Accepted,
-    /// Whether the log says that the control plane is away.
-    is_lost: bool,
+    /// Why the control plane is away, if the log says so.
+    told: Option<String>,
 }
 
 /// The last push that was taken.
@@ -188,7 +188,7 @@ impl Client {
             rules,
             intake,
             accepted: Accepted::default(),
-            is_lost: false,
+            told: None,
         })
     }
 
@@ -314,23 +314,25 @@ impl Client {
 
     /// Says that the control plane is back, if it was away.
     fn find(&mut self) {
-        if std::mem::take(&mut self.is_lost) {
+        if self.told.take().is_some() {
             tracing::info!("the control plane at {} is back", self.server());
         }
     }
 
-    /// Says that the control plane is away, once.
+    /// Says that the control plane is away, once for each reason in turn.
     fn lose(&mut self, lost: &Lost) {
-        let (server, reason, hint) = (self.server(), chain(lost), lost.hint());
         if lost.is_unreadable() {
             self.intake.refuse_unread();
         }
-        if std::mem::replace(&mut self.is_lost, true) {
-            tracing::debug!("the control plane at {server} is still away: {reason}{hint}");
+        let server = self.server();
+        let reason = format!("{}{}", chain(lost), lost.hint());
+        if self.told.as_ref() == Some(&reason) {
+            tracing::debug!("the control plane at {server} is still away: {reason}");
         } else {
             tracing::warn!(
-                "the control plane at {server} is away: {reason}{hint}; the rules stay as they are"
+                "the control plane at {server} is away: {reason}; the rules stay as they are"
             );
+            self.told = Some(reason);
         }
     }
 

@@ -61,9 +61,14 @@ fn builder(ads: &Ads) -> Builder {
 }
 
 fn of(server: &str) -> Builder {
-    tollgate::builder()
-        .args(["--config-type", "GRPC_XDS_SOTW"])
-        .args(["--xds-server", server])
+    to(tollgate::builder(), server)
+}
+
+/// By variable: a test can still say otherwise by flag.
+fn to(builder: Builder, server: &str) -> Builder {
+    builder
+        .env("CONFIG_TYPE", "GRPC_XDS_SOTW")
+        .env("CONFIG_GRPC_XDS_SERVER_URL", server)
 }
 
 /// How many of three requests pass.
@@ -137,7 +142,7 @@ async fn pushes_become_rules_and_are_acknowledged() {
     assert_eq!(passing(&server, "a", "x").await, 3);
     assert_eq!(
         passing(&server, "b", "x").await,
-        1,
+        0,
         "what was counted stays counted"
     );
     assert_eq!((server.metric(LOADED), server.metric(REFUSED)), (2, 0));
@@ -148,14 +153,11 @@ async fn pushes_become_rules_and_are_acknowledged() {
 async fn without_a_good_push_grpc_is_not_served_and_health_is_bad() {
     let ads = Ads::start();
     let [grpc, http, debug] = [free_port(), free_port(), free_port()];
-    let builder = builder(&ads)
+    let builder = to(tollgate::bare(), &ads.address.to_string())
+        .args(["serve", "--log-format", "json", "--host", "127.0.0.1"])
         .args(["--grpc-port", &grpc.to_string()])
-        .args([
-            "--port",
-            &http.to_string(),
-            "--debug-port",
-            &debug.to_string(),
-        ]);
+        .args(["--port", &http.to_string()])
+        .args(["--debug-port", &debug.to_string()]);
     let starting = std::thread::spawn(move || builder.start());
     let at = |port: u16| ([127, 0, 0, 1], port).into();
     ads.next();
@@ -393,9 +395,9 @@ async fn a_control_plane_that_comes_back_is_found_soon() {
     assert!(took < Duration::from_secs(7), "{took:?}");
     assert_eq!(passing(&server, "a", "y").await, 2);
     let log = server.log().text();
-    for (line, times) in [(" is away: ", 1), (" is back", 1)] {
-        assert_eq!(log.matches(line).count(), times, "{line} in {log}");
-    }
+    let away = log.matches(" is away: ").count();
+    assert!(away <= 3, "once for each reason: {log}");
+    assert_eq!(log.matches(" is back").count(), 1, "{log}");
 }
 
 #[tokio::test]
