@@ -67,8 +67,8 @@ pub struct Options {
     pub server: String,
     pub node_id: String,
     pub node_metadata: Vec<(String, String)>,
-    /// They may hold secrets.
-    pub headers: Vec<(String, String)>,
+    /// Each is `name:value`, with one colon. They may hold secrets.
+    pub headers: Vec<String>,
     /// Nothing means without TLS.
     pub tls: Option<TlsFiles>,
     pub empty: Empty,
@@ -106,8 +106,10 @@ pub enum Empty {
 pub enum XdsError {
     #[error("CONFIG_GRPC_XDS_SERVER_URL (--xds-server)")]
     Server(#[from] BadServer),
-    #[error("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS (--xds-headers): `{0}` is no header")]
-    Header(String),
+    #[error(
+        "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS (--xds-headers): item {0} is not NAME:VALUE"
+    )]
+    Header(usize),
     #[error("TLS to the control plane")]
     Tls(#[from] connect::TlsError),
 }
@@ -460,11 +462,15 @@ fn node(id: String, metadata: Vec<(String, String)>) -> Node {
     }
 }
 
-fn headers(headers: &[(String, String)]) -> Result<MetadataMap, XdsError> {
+fn headers(items: &[String]) -> Result<MetadataMap, XdsError> {
     let mut map = MetadataMap::new();
-    for (name, value) in headers {
-        // The value may be a secret.
-        let bad = || XdsError::Header(name.clone());
+    for (number, item) in (1..).zip(items) {
+        // The text is not repeated: it may be a secret.
+        let bad = || XdsError::Header(number);
+        let (name, value) = item.split_once(':').ok_or_else(bad)?;
+        if value.contains(':') {
+            return Err(bad());
+        }
         let key = AsciiMetadataKey::from_bytes(name.to_lowercase().as_bytes());
         let mut value = AsciiMetadataValue::try_from(value).map_err(|_| bad())?;
         value.set_sensitive(true);

@@ -60,28 +60,6 @@ pub(super) fn tag(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// Names with values; a text without any is as good as none.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Pairs(pub Vec<(String, String)>);
-
-/// `name:value,name:value`
-pub(super) fn header_pairs(text: &str) -> Result<Pairs, String> {
-    let items = text.split(',').filter(|_| !text.is_empty());
-    // What is wrong is not repeated: it may be a secret.
-    let pairs = items.map(|item| tag(item).map_err(|_| "expected NAME:VALUE,…".to_owned()));
-    Ok(Pairs(pairs.collect::<Result<_, _>>()?))
-}
-
-/// `key=value,key=value`; what has no equals sign is left out, as the reference does.
-pub(super) fn metadata_pairs(text: &str) -> Result<Pairs, Infallible> {
-    let pairs = text.split(',').filter_map(|item| item.split_once('='));
-    Ok(Pairs(
-        pairs
-            .map(|(key, value)| (key.to_owned(), value.to_owned()))
-            .collect(),
-    ))
-}
-
 /// `:9090`, `127.0.0.1:9090`, `[::1]:9090`, `localhost:9090`
 pub(super) fn address(text: &str) -> Result<SocketAddr, String> {
     let (host, port) = text.rsplit_once(':').ok_or("expected [HOST]:PORT")?;

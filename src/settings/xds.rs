@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, ValueEnum};
 
-use super::values::{Pairs, boolean, duration, file_path, header_pairs, metadata_pairs, some_time};
+use super::values::{boolean, duration, file_path, some_time};
 use crate::xds::{self, Backoff, Empty};
 
 #[derive(Clone, Debug, Args)]
@@ -40,12 +40,23 @@ pub struct Xds {
     pub xds_node_id: String,
 
     /// What else the control plane is told about this process
-    #[arg(long, env = "CONFIG_GRPC_XDS_NODE_METADATA", default_value = "", value_parser = metadata_pairs, value_name = "KEY=VALUE,…")]
-    pub xds_node_metadata: Pairs,
+    #[arg(
+        long,
+        env = "CONFIG_GRPC_XDS_NODE_METADATA",
+        default_value = "",
+        value_name = "KEY=VALUE,…"
+    )]
+    pub xds_node_metadata: String,
 
     /// Headers of the call to the control plane
-    #[arg(long, env = "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", hide_env_values = true, default_value = "", value_parser = header_pairs, value_name = "NAME:VALUE,…")]
-    pub xds_headers: Pairs,
+    #[arg(
+        long,
+        env = "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS",
+        hide_env_values = true,
+        default_value = "",
+        value_name = "NAME:VALUE,…"
+    )]
+    pub xds_headers: String,
 
     /// Speak TLS to the control plane; its files are read again for each connection
     #[arg(long, env = "CONFIG_GRPC_XDS_SERVER_USE_TLS", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
@@ -152,8 +163,12 @@ impl Xds {
         Some(xds::Options {
             server: self.xds_server.clone(),
             node_id: self.xds_node_id.clone(),
-            node_metadata: self.xds_node_metadata.0.clone(),
-            headers: self.xds_headers.0.clone(),
+            node_metadata: items(&self.xds_node_metadata)
+                // What has no equals sign is left out, as the reference does.
+                .filter_map(|item| item.split_once('='))
+                .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                .collect(),
+            headers: items(&self.xds_headers).map(str::to_owned).collect(),
             tls: self.xds_tls.then(|| xds::TlsFiles {
                 certificate: given(&self.xds_tls_cert),
                 key: given(&self.xds_tls_key),
@@ -178,4 +193,9 @@ impl Xds {
             keepalive: Some(self.xds_keepalive).filter(|interval| !interval.is_zero()),
         })
     }
+}
+
+/// What stands between commas; of nothing there is none.
+fn items(list: &str) -> impl Iterator<Item = &str> {
+    list.split(',').filter(move |_| !list.is_empty())
 }
