@@ -159,6 +159,7 @@ pub struct Client {
     rules: config::Options,
     intake: Intake,
     accepted: Accepted,
+    refused: Option<Refused>,
     /// Why the control plane is away, if the log says so.
     told: Option<String>,
 }
@@ -169,6 +170,13 @@ struct Accepted {
     /// Empty if there is none.
     version: String,
     digest: Option<[u8; 32]>,
+}
+
+/// The last push, if it was not taken.
+#[derive(Debug)]
+struct Refused {
+    digest: [u8; 32],
+    reason: String,
 }
 
 impl Client {
@@ -190,6 +198,7 @@ impl Client {
             rules,
             intake,
             accepted: Accepted::default(),
+            refused: None,
             told: None,
         })
     }
@@ -204,13 +213,19 @@ impl Client {
         let mut waits = Waits::new(self.backoff);
         let mut refusals = 0;
         loop {
-            let began = Instant::now();
-            let Err(lost) = self.call().await;
-            // A call that lasted was a good one, whatever came before it.
-            if began.elapsed() > self.backoff.max {
-                waits = Waits::new(self.backoff);
-                refusals = 0;
-            }
+            let lost = match self.connector.connect().await {
+                Ok(channel) => {
+                    let began = Instant::now();
+                    let Err(lost) = self.call(channel).await;
+                    // A call that lasted was a good one, whatever came before it.
+                    if began.elapsed() > self.backoff.max {
+                        waits = Waits::new(self.backoff);
+                        refusals = 0;
+                    }
+                    lost
+                }
+                Err(error) => error.into(),
+            };
             let wait = match (self.retry_interval, &lost) {
                 (Some(interval), Lost::Refused(_)) => {
                     refusals += 1;
@@ -224,17 +239,13 @@ impl Client {
     }
 
     /// Calls the control plane, and answers its pushes until the call ends.
-    async fn call(&mut self) -> Result<Infallible, Lost> {
-        let channel = self.connector.connect().await?;
+    async fn call(&mut self, channel: Channel) -> Result<Infallible, Lost> {
         let version = self.accepted.version.clone();
         let mut call = Call::new(self, channel, self.request(&version, "", None));
         if let Ok(response) = tokio::time::timeout(SILENCE, call.next()).await {
             self.answer(&mut call, response?).await?;
-        } else {
-            self.find();
-            if !version.is_empty() {
-                call.send(self.request("", "", None)).await?;
-            }
+        } else if !version.is_empty() {
+            call.send(self.request("", "", None)).await?;
         }
         loop {
             let response = call.next().await?;
@@ -255,23 +266,13 @@ impl Client {
             type_url,
             resources,
         };
-        let digest = push.digest();
-        let refused = if self.accepted.digest == Some(digest) {
-            None
-        } else {
-            self.take(push).await.err()
-        };
-        let error = match refused {
-            None => {
-                self.accepted = Accepted {
-                    version: version_info,
-                    digest: Some(digest),
-                };
+        let error = match self.judge(push, version_info).await {
+            Ok(()) => {
                 call.refusals = Waits::new(self.backoff);
                 call.is_refusing = false;
                 None
             }
-            Some(message) => {
+            Err(reason) => {
                 // Some control planes answer a refusal with the same push, and at once.
                 if call.is_refusing {
                     tokio::time::sleep(call.refusals.next_wait()).await;
@@ -279,7 +280,7 @@ impl Client {
                 call.is_refusing = true;
                 Some(rpc::Status {
                     code: Code::InvalidArgument.into(),
-                    message,
+                    message: reason,
                 })
             }
         };
@@ -287,11 +288,37 @@ impl Client {
         call.send(self.request(&version, &nonce, error)).await
     }
 
-    /// Compiles a push and takes it into use.
+    /// Takes a push, unless it is what is in use or was refused a moment ago.
     ///
     /// # Errors
     ///
     /// All that is wrong with it; the rules in use are the old ones then.
+    async fn judge(&mut self, push: Push, version: String) -> Result<(), String> {
+        let digest = push.digest();
+        if let Some(refused) = &self.refused
+            && refused.digest == digest
+        {
+            return Err(refused.reason.clone());
+        }
+        if self.accepted.digest != Some(digest)
+            && let Err(reason) = self.take(push).await
+        {
+            let refused = Refused {
+                digest,
+                reason: reason.clone(),
+            };
+            self.refused = Some(refused);
+            return Err(reason);
+        }
+        self.refused = None;
+        self.accepted = Accepted {
+            version,
+            digest: Some(digest),
+        };
+        Ok(())
+    }
+
+    /// Compiles a push and takes it into use.
     async fn take(&self, push: Push) -> Result<(), String> {
         let keeps = self.empty == Empty::Keep && self.intake.has_domains();
         let (rules, intake) = (self.rules, self.intake.clone());
@@ -327,7 +354,8 @@ impl Client {
             self.intake.refuse_unread();
         }
         let server = self.server();
-        let reason = format!("{}{}", chain(lost), lost.hint());
+        // Part of it is what the other side said, and a line must stay one.
+        let reason = format!("{}{}", chain(lost), lost.hint()).replace(char::is_control, "?");
         if self.told.as_ref() == Some(&reason) {
             tracing::debug!("the control plane at {server} is still away: {reason}");
         } else {

@@ -32,6 +32,8 @@ use tonic::{
     transport::{Channel, Endpoint, Uri},
 };
 
+use super::XdsError;
+
 /// A connection that takes longer to come up, TLS included, is given up.
 const CONNECT: Duration = Duration::from_secs(10);
 
@@ -140,11 +142,13 @@ impl Connector {
     }
 
     /// Reads the certificates, to tell at the start what is wrong with them.
-    pub(super) fn check(&self) -> Result<(), TlsError> {
+    pub(super) fn check(&self) -> Result<(), XdsError> {
         if let Some(files) = &self.tls {
             self.name(files)?;
             files.config()?;
         }
+        let bad = |_| BadServer(self.target());
+        self.endpoint().map_err(bad)?;
         Ok(())
     }
 

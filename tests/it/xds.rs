@@ -18,6 +18,10 @@ use ::tollgate::{
     },
     grpc::proto::envoy::service::discovery::v3::DiscoveryResponse,
 };
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use prost_types::{Any, value::Kind};
 use tokio::task::JoinSet;
 use tonic::Status;
@@ -174,6 +178,26 @@ async fn without_a_good_push_grpc_is_not_served_and_health_is_bad() {
     let server = starting.join().unwrap();
     assert_eq!((health(), is_closed()), (200, false));
     assert_eq!(passing(&server, "d", "x").await, 1);
+}
+
+#[test]
+fn who_still_waits_can_be_stopped() {
+    let ads = Ads::start();
+    let mut child = tollgate::program()
+        .env("CONFIG_TYPE", "GRPC_XDS_SOTW")
+        .env("CONFIG_GRPC_XDS_SERVER_URL", ads.address.to_string())
+        .args(["serve", "--port", "0", "--debug-port", "0"])
+        .spawn()
+        .unwrap();
+    ads.next();
+    let pid = Pid::from_raw(child.id().cast_signed());
+    kill(pid, Signal::SIGTERM).unwrap();
+    let mut status = None;
+    wait_until("it has ended", || {
+        status = child.try_wait().unwrap();
+        status.is_some()
+    });
+    assert_eq!(status.unwrap().code(), Some(0));
 }
 
 #[tokio::test]
@@ -360,7 +384,7 @@ async fn what_was_refused_is_not_acknowledged_after_a_reconnect() {
 async fn a_refused_push_that_comes_again_and_again_is_answered_ever_more_slowly() {
     let ads = Ads::start();
     ads.set(snapshot("good", &[domain("a", 1)]));
-    let _server = builder(&ads).start();
+    let server = builder(&ads).start();
     ads.wait_for_ack("good");
     ads.set(snapshot("bad", &[bad("a")]));
     let first = ads.wait_for_refusal();
@@ -371,6 +395,13 @@ async fn a_refused_push_that_comes_again_and_again_is_answered_ever_more_slowly(
     let took = last.at - first.at;
     // At least three times the first wait.
     assert!(took >= Duration::from_millis(750), "{took:?}");
+    assert_eq!(server.metric(REFUSED), 1);
+    let told = server
+        .log()
+        .text()
+        .matches("invalid rate limit unit")
+        .count();
+    assert_eq!(told, 1, "once, however often it comes");
     ads.set(snapshot("better", &[domain("a", 2)]));
     ads.wait_for_ack("better");
 }
