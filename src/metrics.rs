@@ -7,8 +7,8 @@ use std::{
     borrow::Cow,
     collections::{BTreeMap, HashMap},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -44,6 +44,8 @@ pub struct Metrics {
     global_shadow_mode: AtomicU64,
     loads_ok: AtomicU64,
     loads_failed: AtomicU64,
+    /// Whether the control plane is there; unset if rules come from files.
+    control_plane: OnceLock<AtomicBool>,
     /// By path; one for each rule in use.
     rules: Mutex<BTreeMap<Arc<str>, Arc<RuleMeters>>>,
     /// By names that requests make up.
@@ -183,6 +185,11 @@ impl Metrics {
         add(loads, 1);
     }
 
+    pub fn record_control_plane(&self, is_up: bool) {
+        let control_plane = self.control_plane.get_or_init(AtomicBool::default);
+        control_plane.store(is_up, Relaxed);
+    }
+
     /// All of it at this moment.
     pub fn samples(&self, memory: Option<&MemoryStore>) -> Vec<Sample> {
         let mut list = List(Vec::new());
@@ -207,6 +214,9 @@ impl Metrics {
             format!("{service}.config_load_error"),
             get(&self.loads_failed),
         );
+        if let Some(is_up) = self.control_plane.get() {
+            list.gauge("tollgate.control_plane_up", is_up.load(Relaxed).into());
+        }
         list.counter(
             format!("{service}.global_shadow_mode"),
             get(&self.global_shadow_mode),

@@ -56,11 +56,6 @@ impl Intake {
         Ok(())
     }
 
-    /// Counts rules that came and could not even be read.
-    pub fn refuse_unread(&self) {
-        self.metrics.record_load(false);
-    }
-
     /// Whether there are rules in use, now and later.
     pub fn follow_rules(&self) -> watch::Receiver<bool> {
         self.has_rules.subscribe()

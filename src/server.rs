@@ -130,7 +130,7 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     let sinks = settings.stats.sinks()?;
     let rules = Rules::default();
     let intake = Intake::new(rules.clone(), metrics.clone());
-    let source = RuleSource::new(settings, &intake)?;
+    let source = RuleSource::new(settings, &intake, &metrics)?;
     let backend = Backend::new(settings, &metrics)?;
     let rotation = tls::Rotation::new(&settings.tls)?;
     let ports = Ports::bind(settings).await?;
@@ -289,14 +289,18 @@ enum RuleSource {
 impl RuleSource {
     /// Files are loaded at once. A failure is fatal, unless the settings allow to start without
     /// rules.
-    fn new(settings: &Settings, intake: &Intake) -> Result<Self, ServerError> {
+    fn new(
+        settings: &Settings,
+        intake: &Intake,
+        metrics: &Arc<Metrics>,
+    ) -> Result<Self, ServerError> {
         let options = Options {
             merge_domains: settings.merge_domains,
             strict_matching: settings.strict_matching,
             key_format: settings.redis.key_format.into(),
         };
         if let Some(xds) = settings.xds.options() {
-            let client = xds::Client::new(xds, options, intake.clone())?;
+            let client = xds::Client::new(xds, options, intake.clone(), metrics.clone())?;
             let server = client.server();
             if settings.start_without_rules {
                 tracing::info!(

@@ -9,6 +9,7 @@ use std::{
     convert::Infallible,
     fmt::{self, Write as _},
     pin::Pin,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -37,6 +38,7 @@ use crate::{
         },
         google::rpc,
     },
+    metrics::Metrics,
     reload::{Intake, report},
 };
 
@@ -158,6 +160,7 @@ pub struct Client {
     retry_interval: Option<Duration>,
     rules: config::Options,
     intake: Intake,
+    metrics: Arc<Metrics>,
     accepted: Accepted,
     refused: Option<Refused>,
     /// Why the control plane is away, if the log says so.
@@ -184,9 +187,15 @@ impl Client {
     ///
     /// If the settings make no sense, or a certificate cannot be used. Whether somebody answers is
     /// not asked.
-    pub fn new(options: Options, rules: config::Options, intake: Intake) -> Result<Self, XdsError> {
+    pub fn new(
+        options: Options,
+        rules: config::Options,
+        intake: Intake,
+        metrics: Arc<Metrics>,
+    ) -> Result<Self, XdsError> {
         let connector = Connector::new(&options.server, options.tls, options.keepalive)?;
         connector.check()?;
+        metrics.record_control_plane(false);
         Ok(Self {
             connector,
             node: node(options.node_id, options.node_metadata),
@@ -197,6 +206,7 @@ impl Client {
             retry_interval: options.retry_interval,
             rules,
             intake,
+            metrics,
             accepted: Accepted::default(),
             refused: None,
             told: None,
@@ -343,6 +353,7 @@ impl Client {
 
     /// Says that the control plane is back, if it was away.
     fn find(&mut self) {
+        self.metrics.record_control_plane(true);
         if self.told.take().is_some() {
             tracing::info!("the control plane at {} is back", self.server());
         }
@@ -350,8 +361,9 @@ impl Client {
 
     /// Says that the control plane is away, once for each reason in turn.
     fn lose(&mut self, lost: &Lost) {
+        self.metrics.record_control_plane(false);
         if lost.is_unreadable() {
-            self.intake.refuse_unread();
+            self.metrics.record_load(false);
         }
         let server = self.server();
         // Part of it is what the other side said, and a line must stay one.

@@ -81,10 +81,13 @@ impl Push {
         for (number, any) in (1..).zip(&self.resources) {
             match config(any) {
                 Ok(config) => {
-                    let mut name = shown(&config.name);
+                    let mut name = match shown(&config.name) {
+                        name if name.is_empty() => format!("(resource {number})"),
+                        name => name,
+                    };
                     // Two of one name are still two: one must not be taken for more of the other.
-                    if name.is_empty() || !names.insert(name.clone()) {
-                        name = format!("{name} (resource {number})").trim().to_owned();
+                    while !names.insert(name.clone()) {
+                        name = format!("{name} (resource {number})");
                     }
                     read.push((File::new(name, String::new()), config));
                 }

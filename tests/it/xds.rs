@@ -2,8 +2,10 @@
 //! one changes nothing and is refused with every reason.
 
 use std::{
-    io::{Read as _, Write as _},
+    io::{self, Read as _, Write as _},
     net::{SocketAddr, TcpListener, TcpStream},
+    os::unix::net::UnixListener,
+    process::Stdio,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
@@ -23,6 +25,7 @@ use nix::{
     unistd::Pid,
 };
 use prost_types::{Any, value::Kind};
+use tempfile::TempDir;
 use tokio::task::JoinSet;
 use tonic::Status;
 
@@ -92,6 +95,7 @@ fn rlconfig(server: &Tollgate) -> String {
 
 const LOADED: &str = "ratelimit_service_config_load_success";
 const REFUSED: &str = "ratelimit_service_config_load_error";
+const UP: &str = "tollgate_control_plane_up";
 
 #[tokio::test]
 async fn pushes_become_rules_and_are_acknowledged() {
@@ -187,6 +191,7 @@ fn who_still_waits_can_be_stopped() {
         .env("CONFIG_TYPE", "GRPC_XDS_SOTW")
         .env("CONFIG_GRPC_XDS_SERVER_URL", ads.address.to_string())
         .args(["serve", "--port", "0", "--debug-port", "0"])
+        .stderr(Stdio::null())
         .spawn()
         .unwrap();
     ads.next();
@@ -419,6 +424,7 @@ async fn a_control_plane_that_comes_back_is_found_soon() {
         server.log().text().matches("is still away").count() >= 5
     });
     assert_eq!(passing(&server, "a", "x").await, 1, "the rules stay");
+    assert_eq!(server.metric(UP), 0);
     ads.come_back();
     let came_back = Instant::now();
     ads.wait_for_ack("2");
@@ -426,6 +432,7 @@ async fn a_control_plane_that_comes_back_is_found_soon() {
     // The longest wait is five seconds; the rest is for a busy machine.
     assert!(took < Duration::from_secs(7), "{took:?}");
     assert_eq!(passing(&server, "a", "y").await, 2);
+    assert_eq!(server.metric(UP), 1);
     let log = server.log().text();
     let away = log.matches(" is away: ").count();
     assert!(away <= 3, "once for each reason: {log}");
@@ -613,6 +620,28 @@ impl Wire {
         });
         wire
     }
+}
+
+#[tokio::test]
+async fn a_control_plane_may_be_behind_a_unix_socket() {
+    let ads = Ads::start();
+    ads.set(snapshot("1", &[domain("a", 1)]));
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("xds.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    let to = ads.address;
+    std::thread::spawn(move || {
+        let (near, _) = listener.accept().unwrap();
+        let far = TcpStream::connect(to).unwrap();
+        let (mut from, mut to) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+        std::thread::spawn(move || io::copy(&mut from, &mut to));
+        let (mut from, mut to) = (far, near);
+        // It ends with the test.
+        let _ = io::copy(&mut from, &mut to);
+    });
+    let server = of(&format!("unix://{}", path.display())).start();
+    ads.wait_for_ack("1");
+    assert_eq!(passing(&server, "a", "x").await, 1);
 }
 
 #[tokio::test]

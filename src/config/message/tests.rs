@@ -255,6 +255,15 @@ fn two_resources_of_one_name_are_still_two() {
         &twice,
         &["x (resource 2): duplicate domain 'd' in config file"],
     );
+    let cunning = push(&[
+        config("x (resource 3)", "d", rule()),
+        config("x", "e", rule()),
+        config("x", "d", rule()),
+    ]);
+    check_problems(
+        &cunning,
+        &["x (resource 3) (resource 3): duplicate domain 'd' in config file"],
+    );
     let nameless = push(&[config("", "d", rule()), config("", "e", rule())]);
     let loaded = nameless.compile(Options::default()).unwrap();
     assert_eq!((loaded.matcher.domain_count(), loaded.files), (2, 2));
