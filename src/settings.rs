@@ -104,11 +104,6 @@ fn with_command(mut arguments: Vec<OsString>) -> Vec<OsString> {
     arguments
 }
 
-/// What to say of the reference's variables that are set and have no effect.
-pub fn reference_notes() -> Vec<String> {
-    reference::notes(std::env::vars_os())
-}
-
 /// Everything that `serve` can be told. Each flag has an environment variable, under the name
 /// that envoyproxy/ratelimit gives it where there is one.
 #[derive(Clone, Debug, Args)]
@@ -179,7 +174,12 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Where the rules are.
+    /// What to say of the reference's variables that are set and have no effect.
+    pub fn reference_notes(&self) -> Vec<String> {
+        reference::notes(std::env::vars_os(), self.xds.config_type)
+    }
+
+    /// Where the rules are, if they are in files.
     pub fn source(&self) -> Source {
         let runtime = &self.runtime;
         let is_runtime = runtime.runtime_root.is_some() || runtime.runtime_subdirectory.is_some();

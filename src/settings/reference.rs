@@ -2,6 +2,8 @@
 
 use std::ffi::OsString;
 
+use super::xds::ConfigType;
+
 /// What tollgate makes of a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Treatment {
@@ -215,19 +217,31 @@ pub const VARIABLES: [(&str, Treatment); 114] = [
     ("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", Honoured),
 ];
 
-/// A line for each variable of `environment` that has no effect.
-pub fn notes(environment: impl Iterator<Item = (OsString, OsString)>) -> Vec<String> {
+/// A line for each variable of `environment` that has no effect, where rules come from files or
+/// from a control plane.
+pub fn notes(
+    environment: impl Iterator<Item = (OsString, OsString)>,
+    rules: ConfigType,
+) -> Vec<String> {
     let mut notes: Vec<_> = environment
         .filter_map(|(name, _)| {
             let (name, treatment) = VARIABLES.iter().find(|(known, _)| name == *known)?;
-            match treatment {
-                Honoured => None,
-                Instead(why) => Some(format!("{name} has no effect: {why}")),
-            }
+            let why = match treatment {
+                Honoured if rules == ConfigType::File && is_for_control_planes(name) => {
+                    "it is for CONFIG_TYPE=GRPC_XDS_SOTW"
+                }
+                Honoured => return None,
+                Instead(why) => why,
+            };
+            Some(format!("{name} has no effect: {why}"))
         })
         .collect();
     notes.sort();
     notes
+}
+
+fn is_for_control_planes(name: &str) -> bool {
+    name.starts_with("CONFIG_GRPC_XDS_") || name.starts_with("XDS_CLIENT_")
 }
 
 #[cfg(test)]
@@ -271,16 +285,22 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(name: &str, value: &str, expected: usize) {
-        let environment = [(name.into(), value.into())].into_iter();
-        assert_eq!(notes(environment).len(), expected, "{name}={value}");
+    fn check(name: &str, rules: ConfigType, expected: usize) {
+        let environment = [(name.into(), "1".into())].into_iter();
+        assert_eq!(notes(environment, rules).len(), expected, "{name}");
     }
 
     #[test]
     fn what_has_no_effect_is_said() {
-        check("GRPC_PORT", "1", 0);
-        check("PATH", "x", 0);
-        check("CONFIG_TYPE", "GRPC_XDS_SOTW", 0);
-        check("REDIS_POOL_SIZE", "5", 1);
+        for rules in [ConfigType::File, ConfigType::Xds] {
+            check("GRPC_PORT", rules, 0);
+            check("PATH", rules, 0);
+            check("CONFIG_TYPE", rules, 0);
+            check("REDIS_POOL_SIZE", rules, 1);
+        }
+        for name in ["CONFIG_GRPC_XDS_NODE_ID", "XDS_CLIENT_BACKOFF_JITTER"] {
+            check(name, ConfigType::File, 1);
+            check(name, ConfigType::Xds, 0);
+        }
     }
 }
