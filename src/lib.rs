@@ -8,6 +8,7 @@
 //! `ARCHITECTURE.md` tells the floors of this house and what is never found on them.
 
 // 0: words
+pub mod calendar;
 pub mod causes;
 pub mod limit;
 pub mod metadata;
@@ -18,7 +19,9 @@ pub mod window;
 pub mod counter;
 pub mod decision;
 pub mod matcher;
+pub mod meter;
 pub mod plan;
+pub mod verdict;
 
 // 2: rim
 pub mod changes;

@@ -422,6 +422,8 @@ mod tests {
             replaces: Box::default(),
             shadow_mode: false,
             quota_mode: false,
+            counts: Default::default(),
+            on_store_loss: Default::default(),
             metric: crate::limit::Metric::Path,
             metadata: crate::metadata::Map::new(),
         }

@@ -33,7 +33,6 @@ use crate::{
     admin::{self, Health},
     causes::chain,
     config::{Options, Problem},
-    decision::Modes,
     grpc::{
         self,
         proto::{
@@ -42,6 +41,7 @@ use crate::{
         },
         wire,
     },
+    limit::Modes,
     limit::NearRatio,
     limiter::{Limiter, Rules},
     metrics::{
@@ -383,6 +383,7 @@ impl Backend {
             connections: settings.redis.redis_connections,
             max_waiting: settings.redis.redis_max_waiting,
             jitter_secs: settings.redis.expiration_jitter.max(0).unsigned_abs(),
+            clock: redis::Clock::default(),
         };
         let (store, mut batchers) = RedisStore::new(all, &options);
         let per_second = per_second.as_ref().map(|connections| {
@@ -496,8 +497,8 @@ fn service(
                 shadow: decisions.shadow_mode,
                 quota: decisions.quota_mode,
                 metadata: decisions.dynamic_metadata,
+                stops_when_over: decisions.stop_when_over,
             },
-            stops_when_over: decisions.stop_when_over,
             metrics: metrics.clone(),
         },
         bounds: wire::Bounds {
@@ -509,6 +510,7 @@ fn service(
             headers: decisions
                 .response_headers
                 .then(|| headers.map(Clone::clone)),
+            retry_after: decisions.retry_after,
             dynamic_metadata: decisions.dynamic_metadata,
         },
     }

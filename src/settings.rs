@@ -325,6 +325,10 @@ pub struct Decisions {
     #[arg(long, env = "LIMIT_RESET_HEADER", default_value = "RateLimit-Reset", value_parser = header_name, value_name = "NAME")]
     pub reset_header: String,
 
+    /// Tell refused requests in how many seconds they would pass, in a Retry-After header
+    #[arg(long, env = "TOLLGATE_RETRY_AFTER", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub retry_after: bool,
+
     /// Send the request and the metadata of the matched rules back as dynamic metadata
     #[arg(long, env = "RESPONSE_DYNAMIC_METADATA", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub dynamic_metadata: bool,

@@ -11,6 +11,7 @@ pub mod memory;
 pub mod over_limit_cache;
 pub mod per_second;
 pub mod redis;
+mod split;
 
 use self::{
     memory::MemoryStore, over_limit_cache::OverLimitCache, per_second::PerSecond, redis::RedisStore,

@@ -11,7 +11,7 @@ use super::{
     Fault, File, Loaded, Options, Problem,
     compile::Source,
     finish,
-    yaml::{Descriptor, Limits, Number, RateLimit, RuleFile, joined},
+    yaml::{Defaults, Descriptor, Limits, Number, RateLimit, RuleFile, Starts, Word, joined},
 };
 use crate::metadata::{Map, Value};
 
@@ -147,6 +147,10 @@ impl Reader<'_> {
         RuleFile {
             domain: config.domain.clone(),
             at: None,
+            defaults: Defaults {
+                count: word(&config.count),
+                on_store_loss: word(&config.on_store_loss),
+            },
             descriptors: self.descriptors(&config.descriptors, &config.domain),
         }
     }
@@ -176,6 +180,10 @@ impl Reader<'_> {
             detailed_metric: descriptor.detailed_metric,
             value_to_metric: descriptor.value_to_metric,
             metadata: descriptor.metadata.as_ref().map(map).unwrap_or_default(),
+            own: Defaults {
+                count: word(&descriptor.count),
+                on_store_loss: word(&descriptor.on_store_loss),
+            },
             descriptors: self.descriptors(&descriptor.descriptors, &path),
         }
     }
@@ -184,58 +192,57 @@ impl Reader<'_> {
         let list = &descriptor.rate_limits;
         match &descriptor.rate_limit {
             None if list.is_empty() => Limits::None,
-            Some(one) if list.is_empty() => Limits::One(self.rate_limit(one, path)),
+            Some(one) if list.is_empty() => Limits::One(Box::new(rate_limit(one))),
             one => {
                 if one.is_some() {
                     self.say(path, Fault::BothForms);
                 }
-                let limits = list.iter().map(|limit| self.rate_limit(limit, path));
-                Limits::List(limits.collect())
+                Limits::List(list.iter().map(rate_limit).collect())
             }
         }
     }
+}
 
-    fn rate_limit(&mut self, policy: &RateLimitPolicy, path: &str) -> RateLimit {
-        self.refuse_what_files_cannot_say(policy, path);
-        let multiplier = policy.unit_multiplier.map(|multiplier| Number {
-            value: Some(multiplier.into()),
-            text: multiplier.to_string(),
-            at: None,
-        });
-        let replaces = policy.replaces.iter();
-        RateLimit {
-            at: None,
-            unit: unit(policy),
-            unit_multiplier: multiplier,
-            requests_per_unit: policy.requests_per_unit,
-            unlimited: policy.unlimited,
-            name: policy.name.clone(),
-            replaces: replaces
-                .map(|replace| (replace.name.clone(), None))
-                .collect(),
-        }
+fn rate_limit(policy: &RateLimitPolicy) -> RateLimit {
+    let starts = policy.starts.unwrap_or_default();
+    let replaces = policy.replaces.iter();
+    RateLimit {
+        at: None,
+        unit: unit(policy),
+        unit_multiplier: policy.unit_multiplier.map(number),
+        requests_per_unit: policy.requests_per_unit,
+        unlimited: policy.unlimited,
+        name: policy.name.clone(),
+        replaces: replaces
+            .map(|replace| (replace.name.clone(), None))
+            .collect(),
+        algorithm: word(&policy.algorithm),
+        window: word(&policy.window),
+        burst: policy.burst.map(number),
+        calendar: policy.calendar,
+        time_zone: word(&policy.time_zone),
+        week_starts: word(&policy.week_starts),
+        starts: Starts {
+            month: starts.month.map(number),
+            day: starts.day.map(number),
+            hour: starts.hour.map(number),
+        },
     }
+}
 
-    /// The message is ahead of the files: these fields mean nothing there yet, and a limit that
-    /// counts in another way than it says is worse than none.
-    fn refuse_what_files_cannot_say(&mut self, policy: &RateLimitPolicy, path: &str) {
-        let fields = [
-            ("algorithm", !policy.algorithm.is_empty()),
-            ("window", !policy.window.is_empty()),
-            ("burst", policy.burst.is_some()),
-            ("count", !policy.count.is_empty()),
-            ("calendar", policy.calendar),
-            ("time_zone", !policy.time_zone.is_empty()),
-            ("starts", policy.starts.is_some()),
-            ("week_starts", !policy.week_starts.is_empty()),
-        ];
-        for (key, _) in fields.into_iter().filter(|(_, is_set)| *is_set) {
-            let fault = Fault::UnknownKey {
-                key: key.to_owned(),
-                expected: "a limit in fixed windows, which is what this version has".to_owned(),
-            };
-            self.say(path, fault);
-        }
+/// A text that is not empty.
+fn word(text: &str) -> Option<Word> {
+    (!text.is_empty()).then(|| Word {
+        text: text.to_owned(),
+        at: None,
+    })
+}
+
+fn number(number: impl Into<i128> + ToString) -> Number {
+    Number {
+        text: number.to_string(),
+        value: Some(number.into()),
+        at: None,
     }
 }
 

@@ -195,6 +195,7 @@ fn rules(distinct: u32) -> RateLimitConfig {
         name: DOMAIN.to_owned(),
         domain: DOMAIN.to_owned(),
         descriptors: vec![route],
+        ..RateLimitConfig::default()
     }
 }
 

@@ -4,6 +4,7 @@
 //! - `rls`: requests and replies over gRPC
 //! - `bad_input`: what the server refuses, at its start and on the wire
 //! - `store`: what every store keeps to, in memory and in Redis
+//! - `algorithms`: every way of counting against a naive model of it
 //! - `redis`: few commands, exact counts for many clients, and Redis gone or stuck
 //! - `redis_tls`: TLS between tollgate and Redis
 //! - `reload`: rules that change under a running server
@@ -29,6 +30,7 @@
     reason = "a panic is how a test fails, also in what it calls"
 )]
 
+mod algorithms;
 mod bad_input;
 mod cli;
 mod deploy;

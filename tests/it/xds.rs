@@ -52,6 +52,7 @@ fn domain(name: &str, requests_per_unit: u32) -> RateLimitConfig {
             }),
             ..RateLimitDescriptor::default()
         }],
+        ..RateLimitConfig::default()
     }
 }
 

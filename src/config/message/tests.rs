@@ -22,6 +22,7 @@ fn config(name: &str, domain: &str, descriptors: Vec<RateLimitDescriptor>) -> Ra
         name: name.to_owned(),
         domain: domain.to_owned(),
         descriptors,
+        ..RateLimitConfig::default()
     }
 }
 
@@ -321,72 +322,77 @@ fn a_name_cannot_begin_a_line_of_the_log() {
     );
 }
 
-/// What files cannot say yet is not left out without a word.
+/// Every field of a limit, of a descriptor and of the whole that is not the reference's.
 #[test]
-fn ways_of_counting_that_are_not_there_are_refused() {
-    let day = || per(RateLimitUnit::Day, 1);
-    let cases = [
-        (
-            "algorithm",
-            RateLimitPolicy {
-                algorithm: "token_bucket".to_owned(),
-                ..day()
-            },
-        ),
-        (
-            "window",
-            RateLimitPolicy {
-                window: "first_hit".to_owned(),
-                ..day()
-            },
-        ),
-        (
-            "burst",
-            RateLimitPolicy {
-                burst: Some(1),
-                ..day()
-            },
-        ),
-        (
-            "count",
-            RateLimitPolicy {
-                count: "admitted".to_owned(),
-                ..day()
-            },
-        ),
-        (
-            "calendar",
-            RateLimitPolicy {
-                calendar: true,
-                ..day()
-            },
-        ),
-        (
-            "time_zone",
-            RateLimitPolicy {
-                time_zone: "Europe/Madrid".to_owned(),
-                ..day()
-            },
-        ),
-        (
-            "starts",
-            RateLimitPolicy {
-                starts: Some(Starts::default()),
-                ..day()
-            },
-        ),
-        (
-            "week_starts",
-            RateLimitPolicy {
-                week_starts: "monday".to_owned(),
-                ..day()
-            },
-        ),
-    ];
-    for (key, policy) in cases {
-        check_policy(
-            policy,
-            &format!("bad: d.k: config error, unknown key '{key}'"),
-        );
-    }
+fn ways_of_counting_are_those_of_files() {
+    let named = |key: &str, policy: RateLimitPolicy| RateLimitDescriptor {
+        key: key.to_owned(),
+        ..limited(policy)
+    };
+    let per_month = || per(RateLimitUnit::Month, 5);
+    let calendar = RateLimitPolicy {
+        calendar: true,
+        time_zone: "Europe/Madrid".to_owned(),
+        starts: Some(Starts {
+            day: Some(17),
+            hour: Some(6),
+            month: None,
+        }),
+        ..per_month()
+    };
+    let week = RateLimitPolicy {
+        calendar: true,
+        time_zone: "UTC".to_owned(),
+        week_starts: "sunday".to_owned(),
+        ..per(RateLimitUnit::Week, 5)
+    };
+    let bucket = RateLimitPolicy {
+        algorithm: "token_bucket".to_owned(),
+        burst: Some(7),
+        ..per_month()
+    };
+    let first_hit = RateLimitPolicy {
+        window: "first_hit".to_owned(),
+        ..per_month()
+    };
+    let all = RateLimitDescriptor {
+        count: "all".to_owned(),
+        ..named("e", per_month())
+    };
+    let file = "
+domain: d
+count: admitted
+descriptors:
+  - { key: a, rate_limit: { unit: month, requests_per_unit: 5, calendar: true, time_zone: Europe/Madrid, starts: { day: 17, hour: 6 } } }
+  - { key: b, rate_limit: { unit: week, requests_per_unit: 5, calendar: true, time_zone: UTC, week_starts: sunday } }
+  - { key: c, rate_limit: { unit: month, requests_per_unit: 5, algorithm: token_bucket, burst: 7 } }
+  - { key: d, rate_limit: { unit: month, requests_per_unit: 5, window: first_hit } }
+  - { key: e, count: all, rate_limit: { unit: month, requests_per_unit: 5 } }
+";
+    let files = super::super::Files {
+        files: vec![File::new("a.yaml".to_owned(), file.to_owned())],
+        problems: Vec::new(),
+    };
+    let expected = files.compile(Options::default()).unwrap();
+    let config = RateLimitConfig {
+        count: "admitted".to_owned(),
+        ..config(
+            "d",
+            "d",
+            vec![
+                named("a", calendar),
+                named("b", week),
+                named("c", bucket),
+                named("d", first_hit),
+                all,
+            ],
+        )
+    };
+    let loaded = push(&[config]).compile(Options::default()).unwrap();
+    assert_eq!(loaded.matcher.rules(), expected.matcher.rules());
+    let unknown = RateLimitPolicy {
+        algorithm: "guess".to_owned(),
+        ..per_month()
+    };
+    check_policy(unknown, "bad: d.k: unknown algorithm 'guess'");
 }
