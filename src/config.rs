@@ -8,7 +8,11 @@ use std::{
 
 use sha2::{Digest as _, Sha256};
 
-use crate::{counter::KeyFormat, limit::Algorithm, matcher::Matcher};
+use crate::{
+    counter::KeyFormat,
+    limit::{Algorithm, OnStoreLoss},
+    matcher::Matcher,
+};
 
 mod algorithm;
 mod compile;
@@ -31,6 +35,8 @@ pub struct Options {
     pub strict_matching: bool,
     /// How counters are named; the reference's way cannot tell every counter.
     pub key_format: KeyFormat,
+    /// What rules that do not say so answer while the store does not.
+    pub on_store_loss: OnStoreLoss,
 }
 
 /// Rules that can be used.

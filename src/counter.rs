@@ -27,7 +27,7 @@ use std::ops::{Deref, Range};
 use sha2::{Digest as _, Sha256};
 
 use crate::{
-    limit::{Algorithm, Limit},
+    limit::{Algorithm, Limit, OnStoreLoss},
     request::{Entry, Hits},
     window::{Timestamp, Unit, Window},
 };
@@ -73,6 +73,8 @@ pub struct Terms {
     pub method: Method,
     pub charge: Charge,
     pub voice: Voice,
+    /// What to answer while the store does not.
+    pub on_loss: OnStoreLoss,
     /// Which descriptor of the request it belongs to, by index.
     pub descriptor: u32,
     /// Whether the unit of its limit is the second.
@@ -132,6 +134,8 @@ pub struct Count {
     pub is_charged: bool,
     /// Known to be over the limit without asking the store.
     pub is_cached: bool,
+    /// Answered without the store, because that does not answer.
+    pub is_degraded: bool,
     /// When it changes, unless its window says that.
     pub ends: Option<Ends>,
 }
@@ -151,6 +155,7 @@ impl From<u64> for Count {
             after,
             is_charged: true,
             is_cached: false,
+            is_degraded: false,
             ends: None,
         }
     }
@@ -184,6 +189,7 @@ pub struct Counting {
     pub hits: Hits,
     pub charge: Charge,
     pub voice: Voice,
+    pub on_loss: OnStoreLoss,
     pub descriptor: u32,
 }
 
@@ -194,6 +200,7 @@ impl From<Hits> for Counting {
             hits,
             charge: Charge::Always,
             voice: Voice::Refuses,
+            on_loss: OnStoreLoss::Error,
             descriptor: 0,
         }
     }
@@ -253,6 +260,7 @@ impl Batch {
             hits,
             charge,
             voice,
+            on_loss,
             descriptor,
         } = counting.into();
         let period = limit.period;
@@ -265,6 +273,7 @@ impl Batch {
                 method: Method::of(limit),
                 charge,
                 voice,
+                on_loss,
                 descriptor,
                 is_per_second: period.unit() == Unit::Second,
                 period_millis: period.secs() * 1000,

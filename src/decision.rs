@@ -18,6 +18,8 @@ pub struct Decision {
     pub overall: Code,
     /// One for each descriptor, in order.
     pub statuses: Vec<Status>,
+    /// Whether it was made without the store, because that does not answer.
+    pub is_degraded: bool,
     /// Whether the answer would have been a refusal but for the global shadow mode.
     pub is_shadowed: bool,
     /// The status that `RateLimit-*` response headers tell of, by index: the one with the least
@@ -92,6 +94,7 @@ pub fn decide(plan: &Plan<'_>, counts: &[Count], modes: Modes, now: Timestamp) -
     };
     Decision {
         overall,
+        is_degraded: counts.iter().any(|count| count.is_degraded),
         retry_secs,
         statuses,
         is_shadowed,

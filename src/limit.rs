@@ -109,6 +109,8 @@ pub struct Modes {
     /// If one counter of a request would pass its limit, leave those out that would not
     /// (`STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT`).
     pub stops_when_over: bool,
+    /// What a limit that a request brings along says while the store does not answer.
+    pub on_store_loss: OnStoreLoss,
 }
 
 /// So many requests in a period. 0 is legal and blocks.

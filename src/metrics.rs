@@ -19,7 +19,7 @@ use crate::{
     limit::{NearRatio, Rule},
     plan::{Counted, Outcome, Plan},
     request::Request,
-    store::{memory::MemoryStore, over_limit_cache, redis},
+    store::{memory::MemoryStore, on_loss, over_limit_cache, redis},
 };
 
 pub mod mapper;
@@ -53,6 +53,7 @@ pub struct Metrics {
     pub redis: Arc<redis::Meters>,
     pub redis_per_second: Arc<redis::Meters>,
     pub over_limit_cache: Arc<over_limit_cache::Meters>,
+    pub loss: Arc<on_loss::Meters>,
 }
 
 /// The longest name that requests make up, in bytes. Values can be whole headers, and ten thousand
@@ -280,6 +281,12 @@ impl Metrics {
             "tollgate.redis_failures_total",
             both(|meters| &meters.failures),
         );
+
+        let loss = &self.loss;
+        list.gauge("tollgate.stores_lost", get(&loss.lost));
+        list.counter("tollgate.degraded_total", get(&loss.degraded));
+        list.counter("tollgate.handed_back_hits_total", get(&loss.handed_back));
+        list.counter("tollgate.forgotten_hits_total", get(&loss.forgotten));
 
         let cache = &self.over_limit_cache;
         let (hits, misses) = (get(&cache.hits), get(&cache.misses));

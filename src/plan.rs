@@ -178,6 +178,7 @@ impl<'a> Builder<'a> {
                 hits,
                 charge: self.charge(rule, limit),
                 voice: self.voice(rule),
+                on_loss: rule.map_or(self.modes.on_store_loss, |rule| rule.on_store_loss),
                 descriptor: index,
             };
             self.batch.push(&self.identity, limit, window, counting);

@@ -11,6 +11,7 @@ use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, V
 
 use crate::config::{self, Source};
 
+pub mod loss;
 pub mod redis;
 pub mod reference;
 pub mod stats;
@@ -71,11 +72,12 @@ fn is_ratelimit(arguments: &[OsString]) -> bool {
 }
 
 /// Defaults of the reference where ours are others and somebody could notice.
-const RATELIMIT_DEFAULTS: [(&str, &str); 5] = [
+const RATELIMIT_DEFAULTS: [(&str, &str); 6] = [
     ("runtime_root", "/srv/runtime_data/current"),
     ("backend", "redis"),
     ("statsd", "true"),
     ("expiration_jitter", "300"),
+    ("local_cache_bytes", "0"),
     ("log_level", "warn"),
 ];
 
@@ -162,6 +164,9 @@ pub struct Settings {
 
     #[command(flatten)]
     pub decisions: Decisions,
+
+    #[command(flatten)]
+    pub loss: loss::StoreLoss,
 
     #[command(flatten)]
     pub bounds: Bounds,

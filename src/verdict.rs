@@ -67,6 +67,7 @@ mod tests {
             method: Method::Window,
             charge,
             voice,
+            on_loss: crate::limit::OnStoreLoss::Error,
             descriptor,
             is_per_second: false,
             period_millis: 60_000,

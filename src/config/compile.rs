@@ -55,7 +55,11 @@ pub(super) fn compile(
             continue;
         }
         let root = compiler.matcher.insert_domain(domain.as_bytes());
-        compiler.defaults = compiler.manner(file, domain, &rules.defaults, Manner::default());
+        let otherwise = Manner {
+            on_store_loss: options.on_store_loss,
+            ..Manner::default()
+        };
+        compiler.defaults = compiler.manner(file, domain, &rules.defaults, otherwise);
         for descriptor in &rules.descriptors {
             let level = Level {
                 node: root,

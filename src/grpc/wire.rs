@@ -180,9 +180,13 @@ pub fn response(
     RateLimitResponse {
         overall_code: code(decision.overall).into(),
         response_headers_to_add,
-        dynamic_metadata: extras
-            .dynamic_metadata
-            .then(|| dynamic_metadata(message, decision.metadata)),
+        dynamic_metadata: match (extras.dynamic_metadata, decision.is_degraded) {
+            (false, false) => None,
+            (true, is_degraded) => Some(dynamic_metadata(message, decision.metadata, is_degraded)),
+            (false, true) => Some(Struct {
+                fields: BTreeMap::from([degraded()]),
+            }),
+        },
         statuses: decision.statuses.into_iter().map(status).collect(),
         ..RateLimitResponse::default()
     }
@@ -213,8 +217,9 @@ fn header(name: &str, value: String) -> HeaderValue {
 }
 
 /// The request as it was understood, and the metadata of the rules that let it pass.
-fn dynamic_metadata(message: &RateLimitRequest, metadata: Map) -> Struct {
+fn dynamic_metadata(message: &RateLimitRequest, metadata: Map, is_degraded: bool) -> Struct {
     let mut fields = BTreeMap::new();
+    fields.extend(is_degraded.then(degraded));
     let mut add = |key: &str, kind| {
         fields.insert(key.to_owned(), prost_types::Value { kind: Some(kind) });
     };
@@ -233,6 +238,11 @@ fn dynamic_metadata(message: &RateLimitRequest, metadata: Map) -> Struct {
         add("metadata", Kind::StructValue(to_struct(metadata)));
     }
     Struct { fields }
+}
+
+/// Says that an answer was made without the store; sent even if no other metadata is.
+fn degraded() -> (String, prost_types::Value) {
+    ("degraded".to_owned(), to_value(Value::Bool(true)))
 }
 
 fn descriptor_metadata(descriptor: &RateLimitDescriptor) -> prost_types::Value {
@@ -472,6 +482,7 @@ mod tests {
                 retry_secs: Some(800),
             }],
             is_shadowed: false,
+            is_degraded: false,
             headline: Some(0),
             retry_secs: Some(800),
             metadata: Map::new(),
@@ -514,7 +525,7 @@ mod tests {
         let metadata = Map::from([("own".to_owned(), list)]);
         let text = |text: &str| to_value(Value::Text(text.to_owned()));
         let values = |values| to_value(Value::List(values));
-        let shown = dynamic_metadata(&message, metadata.clone()).fields;
+        let shown = dynamic_metadata(&message, metadata.clone(), false).fields;
         assert_eq!(shown["domain"], text("d"));
         assert_eq!(shown["hitsAddend"], to_value(Value::Number(3.0)));
         assert_eq!(shown["metadata"], to_value(Value::Map(metadata)));

@@ -127,6 +127,19 @@ impl MemoryStore {
         hash % self.shards.len()
     }
 
+    /// Does what [`Store::add`] does, which waits for nothing here.
+    ///
+    /// # Errors
+    ///
+    /// If there is no room for another counter.
+    pub fn apply_all(&self, batch: &Batch, now: Timestamp) -> Result<Vec<Count>, StoreError> {
+        if batch.iter().all(|increment| increment.stands_alone()) {
+            let add = |increment: Increment<'_>| self.add_alone(&increment, now);
+            return batch.iter().map(add).collect();
+        }
+        self.add_together(batch, now)
+    }
+
     /// All increments as one step: what is charged depends on what the others come to.
     fn add_together(&self, batch: &Batch, now: Timestamp) -> Result<Vec<Count>, StoreError> {
         let shard_of = |increment: &Increment<'_>| self.shard(increment.key);
@@ -303,13 +316,7 @@ impl Store for MemoryStore {
         batch: &Batch,
         now: Timestamp,
     ) -> impl Future<Output = Result<Vec<Count>, StoreError>> + Send {
-        let counts = if batch.iter().all(|increment| increment.stands_alone()) {
-            let add = |increment: Increment<'_>| self.add_alone(&increment, now);
-            batch.iter().map(add).collect()
-        } else {
-            self.add_together(batch, now)
-        };
-        future::ready(counts)
+        future::ready(self.apply_all(batch, now))
     }
 }
 

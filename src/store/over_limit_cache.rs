@@ -193,7 +193,9 @@ impl<S> OverLimitCache<S> {
     fn remember(&self, entries: &Mutex<Entries>, batch: &Batch, counts: &[Count], now: Timestamp) {
         let mut entries = lock(entries);
         for (increment, count) in batch.iter().zip(counts) {
-            if increment.hits.given_back() > 0 {
+            if count.is_degraded {
+                // The store may know better as soon as it answers.
+            } else if increment.hits.given_back() > 0 {
                 entries.forget(increment.key);
             } else if let Some(over) = Over::new(&increment.terms, *count, now) {
                 let evicted = entries.insert(increment.key, over) as u64;
@@ -249,6 +251,7 @@ impl Over {
             after: self.count,
             is_charged: false,
             is_cached: true,
+            is_degraded: false,
             ends: resets_at.map(|resets_at| Ends {
                 resets_in: until(resets_at),
                 retry_in: Some(until(self.expires_at)),

@@ -9,7 +9,7 @@ use proptest::{
 };
 use tokio::task::JoinSet;
 use tollgate::{
-    counter::{Batch, Charge, Count, Counting, Identity, Voice},
+    counter::{Batch, Charge, Count, Counting, Identity},
     limit::{Algorithm, Limit},
     request::{Entry, Hits},
     window::{Period, Timestamp, Unit},
@@ -76,10 +76,9 @@ fn push(batch: &mut Batch, history: u32, index: usize, step: &Step, now: u64) {
     identity.set(b"algorithms", &[entry], &[]);
     let limit = step.limit();
     let counting = Counting {
-        hits: step.hits,
         charge: step.charge,
-        voice: Voice::Refuses,
         descriptor: index.try_into().unwrap(),
+        ..step.hits.into()
     };
     let window = limit.window(Timestamp::from_millis(now));
     batch.push(&identity, &limit, window, counting);

@@ -6,6 +6,7 @@
 //! - `store`: what every store keeps to, in memory and in Redis
 //! - `algorithms`: every way of counting against a naive model of it
 //! - `redis`: few commands, exact counts for many clients, and Redis gone or stuck
+//! - `on_loss`: what rules answer while Redis does not
 //! - `redis_tls`: TLS between tollgate and Redis
 //! - `reload`: rules that change under a running server
 //! - `xds`: rules that a control plane pushes
@@ -42,6 +43,7 @@ mod examples;
 mod golden;
 mod grpcurl;
 mod http;
+mod on_loss;
 mod papers;
 mod prometheus;
 mod redis;
