@@ -7,20 +7,30 @@ use prost_types::{FileDescriptorSet, field_descriptor_proto::Type};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
-    let descriptors = protox::compile(["envoy/service/ratelimit/v3/rls.proto"], ["proto"])?;
+    // What is served, and so shown by reflection.
+    let served = protox::compile([SERVED], ["proto"])?;
     #[expect(
         clippy::disallowed_methods,
         reason = "cargo says where to write this way"
     )]
     let out = PathBuf::from(env::var("OUT_DIR")?);
-    fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
+    fs::write(out.join("descriptors.bin"), served.encode_to_vec())?;
 
+    let all = protox::compile([&[SERVED], &ASKED_FOR[..]].concat(), ["proto"])?;
     tonic_prost_build::configure()
         .bytes(".")
         .codec_path("crate::grpc::codec::Codec")
-        .compile_fds(entries_as_bytes(descriptors))?;
+        .compile_fds(entries_as_bytes(all))?;
     Ok(())
 }
+
+const SERVED: &str = "envoy/service/ratelimit/v3/rls.proto";
+
+/// How rules come from a control plane.
+const ASKED_FOR: [&str; 2] = [
+    "envoy/service/discovery/v3/discovery.proto",
+    "ratelimit/config/ratelimit/v3/rls_conf.proto",
+];
 
 /// The same schema with `Entry.key` and `Entry.value` as `bytes`: equal on the wire, but the
 /// generated code then takes any header byte instead of refusing what is not UTF-8.

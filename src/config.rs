@@ -16,6 +16,7 @@ use crate::{
 
 mod algorithm;
 mod compile;
+pub mod message;
 mod node;
 mod yaml;
 
@@ -100,17 +101,27 @@ impl Files {
                 Some(compile::Source { file, rules })
             })
             .collect();
-        let matcher = compile::compile(&sources, options, &mut problems);
-        problems.sort_by(|a, b| (&a.file, a.position).cmp(&(&b.file, b.position)));
-        if problems.iter().any(|problem| !problem.fault.is_warning()) {
-            return Err(problems);
-        }
-        Ok(Loaded {
-            matcher,
-            warnings: problems,
-            files: files.len(),
-        })
+        finish(&sources, files.len(), options, problems)
     }
+}
+
+/// Compiles what was read of `files` files; `problems` are those of reading them.
+fn finish(
+    sources: &[compile::Source<'_>],
+    files: usize,
+    options: Options,
+    mut problems: Vec<Problem>,
+) -> Result<Loaded, Vec<Problem>> {
+    let matcher = compile::compile(sources, options, &mut problems);
+    problems.sort_by(|a, b| (&a.file, a.position).cmp(&(&b.file, b.position)));
+    if problems.iter().any(|problem| !problem.fault.is_warning()) {
+        return Err(problems);
+    }
+    Ok(Loaded {
+        matcher,
+        warnings: problems,
+        files,
+    })
 }
 
 /// A rule file: its name in messages, and its text.
@@ -182,6 +193,12 @@ pub enum Fault {
     NoFiles,
     #[error("is larger than {MAX_FILE_BYTES} bytes; split it and turn on merging of domains")]
     TooLarge,
+    #[error("is a resource of type '{0}'; rules are ratelimit.config.ratelimit.v3.RateLimitConfig")]
+    OtherType(String),
+    #[error("is not a readable RateLimitConfig: {0}")]
+    Undecodable(#[source] prost::DecodeError),
+    #[error("a push without rules is not taken (--xds-empty-push keep)")]
+    EmptyPush,
     #[error("error loading config file: not UTF-8 text")]
     NotText,
     #[error("error loading config file: yaml: {0}")]

@@ -9,6 +9,7 @@
 
 // 0: words
 pub mod calendar;
+pub mod causes;
 pub mod limit;
 pub mod metadata;
 pub mod request;
@@ -35,6 +36,7 @@ pub mod limiter;
 pub mod admin;
 pub mod grpc;
 pub mod reload;
+pub mod xds;
 
 // 5: house
 pub mod ask;

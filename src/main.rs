@@ -10,7 +10,7 @@ use tollgate::{
     ask,
     config::{Files, Options, Source},
     log, server,
-    settings::{self, Ask, Check, Cli, Command, Settings},
+    settings::{Ask, Check, Cli, Command, Settings},
 };
 
 #[cfg(feature = "jemalloc")]
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
 }
 
 fn serve(settings: &Settings) -> anyhow::Result<()> {
-    for note in settings::reference_notes()? {
+    for note in settings.reference_notes() {
         tracing::warn!("{note}");
     }
     server::run(settings).context("tollgate cannot serve")

@@ -8,7 +8,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -40,6 +40,8 @@ pub struct Metrics {
     cores: Box<[Core]>,
     loads_ok: AtomicU64,
     loads_failed: AtomicU64,
+    /// Whether the control plane is there; unset if rules come from files.
+    control_plane: OnceLock<AtomicBool>,
     /// By path; one for each rule in use.
     rules: Mutex<BTreeMap<Arc<str>, Arc<RuleMeters>>>,
     /// By names that requests make up.
@@ -178,6 +180,11 @@ impl Metrics {
         self.cores.iter().map(|core| get(pick(core))).sum()
     }
 
+    pub fn record_control_plane(&self, is_up: bool) {
+        let control_plane = self.control_plane.get_or_init(AtomicBool::default);
+        control_plane.store(is_up, Relaxed);
+    }
+
     /// All of it at this moment.
     pub fn samples(&self, memory: Option<&MemoryStore>) -> Vec<Sample> {
         let mut list = List(Vec::new());
@@ -208,6 +215,9 @@ impl Metrics {
             format!("{service}.config_load_error"),
             get(&self.loads_failed),
         );
+        if let Some(is_up) = self.control_plane.get() {
+            list.gauge("tollgate.control_plane_up", is_up.load(Relaxed).into());
+        }
         list.counter(
             format!("{service}.global_shadow_mode"),
             self.sum(|core| &core.global_shadow_mode),

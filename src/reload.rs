@@ -6,39 +6,90 @@ use tokio::sync::watch;
 
 use crate::{
     changes::Changes,
-    config::{Files, Options, Problem, Source},
+    config::{Files, Loaded, Options, Problem, Source},
     limiter::Rules,
     metrics::Metrics,
 };
 
-/// Reads the rules of one source again and again.
-#[derive(Debug)]
-pub struct Reloader {
-    pub source: Source,
-    pub options: Options,
-    pub rules: Rules,
-    pub metrics: Arc<Metrics>,
-    /// The files of the last load, good or bad.
-    seen: Option<[u8; 32]>,
+/// Takes loaded rules into use, wherever they come from.
+#[derive(Clone, Debug)]
+pub struct Intake {
+    rules: Rules,
+    metrics: Arc<Metrics>,
+    /// Whether there are rules at all.
+    has_rules: watch::Sender<bool>,
     /// Whether the rules in use have any domain.
     has_domains: watch::Sender<bool>,
 }
 
-impl Reloader {
-    pub fn new(source: Source, options: Options, rules: Rules, metrics: Arc<Metrics>) -> Self {
+impl Intake {
+    pub fn new(rules: Rules, metrics: Arc<Metrics>) -> Self {
         Self {
-            source,
-            options,
             rules,
             metrics,
-            seen: None,
+            has_rules: watch::Sender::new(false),
             has_domains: watch::Sender::new(false),
         }
     }
 
+    /// Takes good rules into use.
+    ///
+    /// # Errors
+    ///
+    /// Those of the load; the rules in use are the old ones then.
+    pub fn take(&self, loaded: Result<Loaded, Vec<Problem>>) -> Result<(), Vec<Problem>> {
+        self.metrics.record_load(loaded.is_ok());
+        let loaded = loaded?;
+        for warning in &loaded.warnings {
+            tracing::warn!("{warning}");
+        }
+        tracing::info!(
+            rules = loaded.matcher.rules().len(),
+            domains = loaded.matcher.domain_count(),
+            files = loaded.files,
+            "rules loaded"
+        );
+        let has_domains = loaded.matcher.domain_count() > 0;
+        self.rules.swap(loaded.matcher, &self.metrics);
+        self.has_rules.send_replace(true);
+        self.has_domains.send_replace(has_domains);
+        Ok(())
+    }
+
+    /// Whether there are rules in use, now and later.
+    pub fn follow_rules(&self) -> watch::Receiver<bool> {
+        self.has_rules.subscribe()
+    }
+
     /// Whether the rules in use have any domain, now and later.
-    pub fn has_domains(&self) -> watch::Receiver<bool> {
+    pub fn follow_domains(&self) -> watch::Receiver<bool> {
         self.has_domains.subscribe()
+    }
+
+    /// Whether the rules in use have any domain.
+    pub fn has_domains(&self) -> bool {
+        *self.has_domains.borrow()
+    }
+}
+
+/// Reads the rules of one source again and again.
+#[derive(Debug)]
+pub struct Reloader {
+    source: Source,
+    options: Options,
+    intake: Intake,
+    /// The files of the last load, good or bad.
+    seen: Option<[u8; 32]>,
+}
+
+impl Reloader {
+    pub fn new(source: Source, options: Options, intake: Intake) -> Self {
+        Self {
+            source,
+            options,
+            intake,
+            seen: None,
+        }
     }
 
     /// Loads the rules if the files are not those of the last time.
@@ -53,22 +104,7 @@ impl Reloader {
             return Ok(());
         }
         self.seen = Some(digest);
-        let loaded = files.compile(self.options);
-        self.metrics.record_load(loaded.is_ok());
-        let loaded = loaded?;
-        for warning in &loaded.warnings {
-            tracing::warn!("{warning}");
-        }
-        tracing::info!(
-            rules = loaded.matcher.rules().len(),
-            domains = loaded.matcher.domain_count(),
-            files = loaded.files,
-            "rules loaded"
-        );
-        let has_domains = loaded.matcher.domain_count() > 0;
-        self.rules.swap(loaded.matcher, &self.metrics);
-        self.has_domains.send_replace(has_domains);
-        Ok(())
+        self.intake.take(files.compile(self.options))
     }
 
     /// Starts to watch the folder: changes from now on are not missed by [`Watch::run`].
@@ -114,7 +150,7 @@ impl Watch {
 }
 
 /// Says every reason why the new rules were not taken.
-fn report(problems: &[Problem]) {
+pub fn report(problems: &[Problem]) {
     for problem in problems {
         tracing::error!("{problem}");
     }

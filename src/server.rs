@@ -35,12 +35,13 @@ mod worker;
 
 pub use floor::serve_floor;
 use http::serve_http;
-use ports::{GrpcListener, Ports};
+use ports::{Addresses, GrpcListener, Ports};
 pub use tls::TlsError;
 use worker::{Phase, Serving, Worker, Workers, accept};
 
 use crate::{
     admin::{self, Health},
+    causes::chain,
     config::{Options, Problem},
     grpc::{self, proto::DESCRIPTORS, unary::Door, wire},
     limit::Modes,
@@ -53,7 +54,7 @@ use crate::{
         prometheus::Renderer,
         statsd,
     },
-    reload::Reloader,
+    reload::{Intake, Reloader},
     settings::{Settings, stats::Stats},
     store::{
         AnyStore,
@@ -63,6 +64,7 @@ use crate::{
         per_second::PerSecond,
         redis::{self, Batcher, RedisStore},
     },
+    xds::{self, XdsError},
 };
 
 /// Names that `grpc.health.v1` knows.
@@ -92,17 +94,12 @@ pub enum ServerError {
     Mogrifier(#[from] MogrifierError),
     #[error(transparent)]
     Tls(#[from] TlsError),
+    #[error("rules cannot come from the control plane")]
+    Xds(#[from] XdsError),
     #[error("a worker stopped")]
     WorkerStopped,
     #[error("cannot start a thread or a runtime, or wait for signals")]
     System(#[from] io::Error),
-}
-
-/// An error with its causes, in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    let texts: Vec<_> = causes.map(ToString::to_string).collect();
-    texts.join(": ")
 }
 
 fn list(problems: &[Problem]) -> String {
@@ -138,13 +135,14 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     let metrics = Arc::new(metrics.for_cores(worker_count(settings) + 1));
     let sinks = settings.stats.sinks()?;
     let rules = Rules::default();
-    let reloader = load(settings, &rules, &metrics)?;
+    let intake = Intake::new(rules.clone(), metrics.clone());
+    let source = RuleSource::new(settings, &intake, &metrics)?;
     let backend = Backend::new(settings, &metrics)?;
     let rotation = tls::Rotation::new(&settings.tls)?;
     let ports = Ports::bind(settings).await?;
-    let rotation = rotation.filter(|_| match &ports.grpc {
-        GrpcListener::Tcp(_) => true,
-        GrpcListener::Unix(..) => {
+    let rotation = rotation.filter(|_| match settings.listen.grpc_socket() {
+        None => true,
+        Some(_) => {
             tracing::warn!("the Unix socket has no TLS, whatever the settings say");
             false
         }
@@ -152,15 +150,16 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     // Before the ports are announced: who reads the line may send a signal or change a rule at
     // once.
     let mut signals = Signals::new()?;
-    let has_domains = reloader.has_domains();
-    let watch = reloader.watch();
+    let watching = source.watch();
     let tls = rotation.as_ref().map(tls::Rotation::tls);
     let tls_watch = rotation.map(tls::Rotation::watch);
 
     let (probes, answers) = backend.probes(settings);
+    let has_domains = intake.follow_domains();
     let rules_condition = settings.healthy_with_rules_only.then_some(has_domains);
-    let conditions = rules_condition.into_iter().chain(answers).collect();
-    let (health, health_service) = HealthDoors::new(conditions);
+    let (open, is_open) = watch::channel(false);
+    let conditions = [is_open].into_iter().chain(rules_condition).chain(answers);
+    let (health, health_service) = HealthDoors::new(conditions.collect());
     health.update().await;
 
     let (phase, phases) = watch::channel(Phase::Serving);
@@ -187,11 +186,10 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
         };
         workers.start(Worker { serving, batchers })?;
     }
-    announce(&ports, &backend, &rules, workers.count())?;
 
     // They end with the process.
     let mut tasks = JoinSet::new();
-    tasks.spawn(watch.run());
+    tasks.spawn(watching);
     if let Some(watch) = tls_watch {
         tasks.spawn(watch.run());
     }
@@ -214,6 +212,7 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     }
     let max_body_bytes = settings.bounds.max_message_bytes;
     let http = admin::http(health.http.clone(), json_service, max_body_bytes);
+    let addresses = ports.addresses()?;
     tasks.spawn(serve_http(ports.http, http));
     if let Some(debug) = ports.debug {
         let routes = admin::debug(rules.clone(), statistics.clone());
@@ -231,9 +230,25 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     for condition in health.conditions.clone() {
         following.spawn(health.clone().follow(condition));
     }
+    let mut has_rules = intake.follow_rules();
+    if !settings.start_without_rules {
+        tokio::select! {
+            // Whoever tells it lives as long as this.
+            _ = has_rules.wait_for(|has_rules| *has_rules) => {}
+            signal = signals.next() => {
+                tracing::info!(signal, "stopped while still waiting for rules");
+                return Ok(());
+            }
+            () = workers.first_end() => return Err(ServerError::WorkerStopped),
+        }
+    }
+    let grpc = GrpcListener::bind(settings).await?;
+    open.send_replace(true);
+    health.update().await;
+    announce(&grpc, &addresses, &backend, &rules, workers.count());
     let places = Arc::new(Semaphore::new(settings.bounds.max_connections));
     let mut accepting = JoinSet::new();
-    accepting.spawn(accept(ports.grpc, workers.doors(), places));
+    accepting.spawn(accept(grpc, workers.doors(), places));
 
     tokio::select! {
         signal = signals.next() => tracing::info!(signal, "stopping"),
@@ -259,57 +274,85 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
 
 /// The one line on start: what is bound, which store, how many rules.
 fn announce(
-    ports: &Ports,
+    grpc: &GrpcListener,
+    addresses: &Addresses,
     backend: &Backend,
     rules: &Rules,
     workers: usize,
-) -> Result<(), ServerError> {
-    let debug_address = match &ports.debug {
-        Some(debug) => debug.local_addr()?.to_string(),
-        None => "none".to_owned(),
-    };
+) {
     tracing::info!(
-        grpc = %ports.grpc,
-        http = %ports.http.local_addr()?,
-        debug = debug_address,
+        %grpc,
+        http = addresses.http,
+        debug = addresses.debug,
         store = backend.name(),
         rules = rules.current().map_or(0, |rules| rules.matcher.rules().len()),
         workers,
         "tollgate is ready"
     );
-    Ok(())
 }
 
-/// The first load. A failure is fatal, unless the settings allow to start without rules.
-fn load(
-    settings: &Settings,
-    rules: &Rules,
-    metrics: &Arc<Metrics>,
-) -> Result<Reloader, ServerError> {
-    let options = Options {
-        merge_domains: settings.merge_domains,
-        strict_matching: settings.strict_matching,
-        key_format: settings.redis.key_format.into(),
-        on_store_loss: settings.loss.on_store_loss.into(),
-    };
-    let source = settings.source();
-    let mut reloader = Reloader::new(source, options, rules.clone(), metrics.clone());
-    match reloader.load() {
-        Ok(()) => {}
-        Err(problems) if settings.start_without_rules => {
-            for problem in problems {
-                tracing::error!("{problem}");
+/// Where rules come from.
+enum RuleSource {
+    Files(Reloader),
+    ControlPlane(Box<xds::Client>),
+}
+
+impl RuleSource {
+    /// Files are loaded at once. A failure is fatal, unless the settings allow to start without
+    /// rules.
+    fn new(
+        settings: &Settings,
+        intake: &Intake,
+        metrics: &Arc<Metrics>,
+    ) -> Result<Self, ServerError> {
+        let options = Options {
+            merge_domains: settings.merge_domains,
+            strict_matching: settings.strict_matching,
+            key_format: settings.redis.key_format.into(),
+            on_store_loss: settings.loss.on_store_loss.into(),
+        };
+        if let Some(xds) = settings.xds.options() {
+            let client = xds::Client::new(xds, options, intake.clone(), metrics.clone())?;
+            let server = client.server();
+            if settings.start_without_rules {
+                tracing::info!(
+                    "the rules come from {server}; calls get UNAVAILABLE until the first are there"
+                );
+            } else {
+                tracing::info!(
+                    "the rules come from {server}; gRPC is not served until the first are there"
+                );
             }
-            tracing::warn!("starting without rules; calls get UNAVAILABLE until some are loaded");
+            return Ok(Self::ControlPlane(Box::new(client)));
         }
-        Err(problems) => {
-            return Err(ServerError::Rules {
-                source_name: settings.source().to_string(),
-                problems,
-            });
+        let mut reloader = Reloader::new(settings.source(), options, intake.clone());
+        match reloader.load() {
+            Ok(()) => {}
+            Err(problems) if settings.start_without_rules => {
+                for problem in problems {
+                    tracing::error!("{problem}");
+                }
+                tracing::warn!(
+                    "starting without rules; calls get UNAVAILABLE until some are loaded"
+                );
+            }
+            Err(problems) => {
+                return Err(ServerError::Rules {
+                    source_name: settings.source().to_string(),
+                    problems,
+                });
+            }
+        }
+        Ok(Self::Files(reloader))
+    }
+
+    /// Takes what changes into use. No change from now on is missed.
+    fn watch(self) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        match self {
+            Self::Files(reloader) => Box::pin(reloader.watch().run()),
+            Self::ControlPlane(client) => Box::pin(async { match client.run().await {} }),
         }
     }
-    Ok(reloader)
 }
 
 /// A task that never ends.

@@ -17,12 +17,14 @@ pub mod reference;
 pub mod stats;
 pub mod tls;
 mod values;
+pub mod xds;
 
 use redis::{KeyFormat, Redis, RedisPerSecond};
 use stats::Stats;
 use tls::Tls;
 pub use values::Entries;
 use values::{boolean, duration, entries, file_mode, file_path, header_name, number};
+use xds::Xds;
 
 /// The command line of tollgate.
 #[derive(Debug, Parser)]
@@ -104,15 +106,6 @@ fn with_command(mut arguments: Vec<OsString>) -> Vec<OsString> {
     arguments
 }
 
-/// What to say of the reference's variables that are set and have no effect.
-///
-/// # Errors
-///
-/// If one of them asks for something that must not be left out.
-pub fn reference_notes() -> Result<Vec<String>, reference::Unsupported> {
-    reference::notes(std::env::vars_os())
-}
-
 /// Everything that `serve` can be told. Each flag has an environment variable, under the name
 /// that envoyproxy/ratelimit gives it where there is one.
 #[derive(Clone, Debug, Args)]
@@ -131,7 +124,8 @@ pub struct Settings {
     #[arg(long, env = "TOLLGATE_STRICT_MATCHING", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub strict_matching: bool,
 
-    /// Start even if the first load of the rules fails; calls get UNAVAILABLE until one succeeds
+    /// Start even if the first load of the rules fails, or before a control plane pushed any;
+    /// calls get UNAVAILABLE until one succeeds
     #[arg(long, env = "FORCE_START_WITHOUT_INITIAL_CONFIG", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub start_without_rules: bool,
 
@@ -141,6 +135,9 @@ pub struct Settings {
 
     #[command(flatten)]
     pub runtime: Runtime,
+
+    #[command(flatten)]
+    pub xds: Xds,
 
     #[command(flatten)]
     pub listen: Listen,
@@ -182,7 +179,12 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Where the rules are.
+    /// What to say of the reference's variables that are set and have no effect.
+    pub fn reference_notes(&self) -> Vec<String> {
+        reference::notes(std::env::vars_os(), self.xds.config_type)
+    }
+
+    /// Where the rules are, if they are in files.
     pub fn source(&self) -> Source {
         let runtime = &self.runtime;
         let is_runtime = runtime.runtime_root.is_some() || runtime.runtime_subdirectory.is_some();
@@ -287,6 +289,14 @@ pub struct Listen {
     /// Debug port; 0 takes a free one
     #[arg(long, env = "DEBUG_PORT", default_value_t = 6070, value_name = "PORT")]
     pub debug_port: u16,
+}
+
+impl Listen {
+    /// The socket to serve gRPC on, if it is not a port.
+    pub fn grpc_socket(&self) -> Option<&Path> {
+        let path = self.grpc_uds.as_deref();
+        path.filter(|path| !path.as_os_str().is_empty())
+    }
 }
 
 #[derive(Clone, Debug, Args)]

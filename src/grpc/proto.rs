@@ -7,7 +7,7 @@
     reason = "generated code"
 )]
 
-/// All schemas, as reflection serves them: here `Entry.key` and `value` are strings.
+/// The schemas of what is served, as reflection shows them: here `Entry.key` and `value` are strings.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
 /// The packages, nested as the generated paths expect them.
@@ -29,6 +29,11 @@ pub mod envoy {
         }
     }
     pub mod service {
+        pub mod discovery {
+            pub mod v3 {
+                tonic::include_proto!("envoy.service.discovery.v3");
+            }
+        }
         pub mod ratelimit {
             pub mod v3 {
                 tonic::include_proto!("envoy.service.ratelimit.v3");
@@ -39,5 +44,11 @@ pub mod envoy {
         pub mod v3 {
             tonic::include_proto!("envoy.r#type.v3");
         }
+    }
+}
+
+pub mod google {
+    pub mod rpc {
+        tonic::include_proto!("google.rpc");
     }
 }

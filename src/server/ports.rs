@@ -12,9 +12,8 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use super::ServerError;
 use crate::settings::Settings;
 
-/// The bound listeners.
+/// The bound listeners, but for gRPC's: that opens when there is something to answer by.
 pub(super) struct Ports {
-    pub(super) grpc: GrpcListener,
     pub(super) http: TcpListener,
     /// Nothing if it could not be bound: the service does not depend on it.
     pub(super) debug: Option<TcpListener>,
@@ -26,15 +25,7 @@ impl Ports {
     pub(super) async fn bind(settings: &Settings) -> Result<Self, ServerError> {
         let Settings { listen, stats, .. } = settings;
         let debug = bind("debug", or(&listen.debug_host, LOOPBACK), listen.debug_port).await;
-        let socket = listen.grpc_uds.as_deref();
         Ok(Self {
-            grpc: match socket.filter(|path| !path.as_os_str().is_empty()) {
-                Some(path) => GrpcListener::bind_unix(path, listen.grpc_uds_mode)?,
-                None => {
-                    let host = or(&listen.grpc_host, EVERY);
-                    GrpcListener::Tcp(bind("gRPC", host, listen.grpc_port).await?)
-                }
-            },
             http: bind("HTTP", or(&listen.host, EVERY), listen.port).await?,
             debug: debug
                 .inspect_err(|error| tracing::error!("{error}; going on without it"))
@@ -47,6 +38,22 @@ impl Ports {
             },
         })
     }
+
+    pub(super) fn addresses(&self) -> io::Result<Addresses> {
+        Ok(Addresses {
+            http: self.http.local_addr()?.to_string(),
+            debug: match &self.debug {
+                Some(debug) => debug.local_addr()?.to_string(),
+                None => "none".to_owned(),
+            },
+        })
+    }
+}
+
+/// Where the HTTP ports are, to be told.
+pub(super) struct Addresses {
+    pub(super) http: String,
+    pub(super) debug: String,
 }
 
 /// What a host that is set to nothing means, as in the reference.
@@ -92,6 +99,17 @@ impl Drop for SocketFile {
 }
 
 impl GrpcListener {
+    pub(super) async fn bind(settings: &Settings) -> Result<Self, ServerError> {
+        let listen = &settings.listen;
+        match listen.grpc_socket() {
+            Some(path) => Self::bind_unix(path, listen.grpc_uds_mode),
+            None => {
+                let host = or(&listen.grpc_host, EVERY);
+                Ok(Self::Tcp(bind("gRPC", host, listen.grpc_port).await?))
+            }
+        }
+    }
+
     /// Takes the place of a socket that nobody listens on, as a crash leaves it behind.
     fn bind_unix(path: &Path, mode: u32) -> Result<Self, ServerError> {
         let bound = || {

@@ -2,6 +2,8 @@
 
 use std::ffi::OsString;
 
+use super::xds::ConfigType;
+
 /// What tollgate makes of a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Treatment {
@@ -9,58 +11,25 @@ pub enum Treatment {
     Honoured,
     /// There is nothing it could do; why, or what does it instead.
     Instead(&'static str),
-    /// What it asks for is not there, and doing without could be harmful: any value but this one
-    /// ends the start.
-    NotYet(&'static str),
 }
 
-use Treatment::{Honoured, Instead, NotYet};
+use Treatment::{Honoured, Instead};
 
 /// All variables of the reference's settings, by name.
 pub const VARIABLES: [(&str, Treatment); 114] = [
     ("BACKEND_TYPE", Honoured),
     ("CACHE_KEY_PREFIX", Honoured),
-    (
-        "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS",
-        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
-    ),
-    (
-        "CONFIG_GRPC_XDS_CLIENT_TLS_CERT",
-        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
-    ),
-    (
-        "CONFIG_GRPC_XDS_CLIENT_TLS_KEY",
-        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
-    ),
-    (
-        "CONFIG_GRPC_XDS_NODE_ID",
-        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
-    ),
-    (
-        "CONFIG_GRPC_XDS_NODE_METADATA",
-        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
-    ),
-    (
-        "CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL",
-        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
-    ),
-    (
-        "CONFIG_GRPC_XDS_SERVER_TLS_CACERT",
-        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
-    ),
-    (
-        "CONFIG_GRPC_XDS_SERVER_TLS_SAN",
-        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
-    ),
-    (
-        "CONFIG_GRPC_XDS_SERVER_URL",
-        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
-    ),
-    (
-        "CONFIG_GRPC_XDS_SERVER_USE_TLS",
-        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
-    ),
-    ("CONFIG_TYPE", NotYet("FILE")),
+    ("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", Honoured),
+    ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", Honoured),
+    ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", Honoured),
+    ("CONFIG_GRPC_XDS_NODE_ID", Honoured),
+    ("CONFIG_GRPC_XDS_NODE_METADATA", Honoured),
+    ("CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL", Honoured),
+    ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", Honoured),
+    ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", Honoured),
+    ("CONFIG_GRPC_XDS_SERVER_URL", Honoured),
+    ("CONFIG_GRPC_XDS_SERVER_USE_TLS", Honoured),
+    ("CONFIG_TYPE", Honoured),
     ("DEBUG_HOST", Honoured),
     ("DEBUG_PORT", Honoured),
     ("DISABLE_STATS", Honoured),
@@ -241,62 +210,38 @@ pub const VARIABLES: [(&str, Treatment); 114] = [
     ("USE_DOG_STATSD_MOGRIFIERS", Honoured),
     ("USE_PROMETHEUS", Honoured),
     ("USE_STATSD", Honoured),
-    (
-        "XDS_CLIENT_BACKOFF_INITIAL_INTERVAL",
-        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
-    ),
-    (
-        "XDS_CLIENT_BACKOFF_JITTER",
-        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
-    ),
-    (
-        "XDS_CLIENT_BACKOFF_MAX_INTERVAL",
-        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
-    ),
-    (
-        "XDS_CLIENT_BACKOFF_RANDOM_FACTOR",
-        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
-    ),
-    (
-        "XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES",
-        Instead("it is for CONFIG_TYPE=GRPC_XDS_SOTW"),
-    ),
+    ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", Honoured),
+    ("XDS_CLIENT_BACKOFF_JITTER", Honoured),
+    ("XDS_CLIENT_BACKOFF_MAX_INTERVAL", Honoured),
+    ("XDS_CLIENT_BACKOFF_RANDOM_FACTOR", Honoured),
+    ("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", Honoured),
 ];
 
-/// A variable asks for something that is not there.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{name} is set, but this version of tollgate cannot do what it asks for; unset it")]
-pub struct Unsupported {
-    pub name: &'static str,
-}
-
-/// A line for each variable of `environment` that has no effect.
-///
-/// # Errors
-///
-/// If a variable asks for something that must not be left out.
+/// A line for each variable of `environment` that has no effect, where rules come from files or
+/// from a control plane.
 pub fn notes(
     environment: impl Iterator<Item = (OsString, OsString)>,
-) -> Result<Vec<String>, Unsupported> {
-    let mut notes = Vec::new();
-    for (name, value) in environment {
-        let Some(&(name, treatment)) = VARIABLES.iter().find(|(known, _)| name == *known) else {
-            continue;
-        };
-        match treatment {
-            Honoured => {}
-            Instead(why) => notes.push(format!("{name} has no effect: {why}")),
-            NotYet(harmless) => {
-                let value = value.to_string_lossy();
-                let is_off = matches!(&*value, "0" | "f" | "F" | "FALSE" | "False" | "");
-                if value != harmless && !(is_off && harmless == "false") {
-                    return Err(Unsupported { name });
+    rules: ConfigType,
+) -> Vec<String> {
+    let mut notes: Vec<_> = environment
+        .filter_map(|(name, _)| {
+            let (name, treatment) = VARIABLES.iter().find(|(known, _)| name == *known)?;
+            let why = match treatment {
+                Honoured if rules == ConfigType::File && is_for_control_planes(name) => {
+                    "it is for CONFIG_TYPE=GRPC_XDS_SOTW"
                 }
-            }
-        }
-    }
+                Honoured => return None,
+                Instead(why) => why,
+            };
+            Some(format!("{name} has no effect: {why}"))
+        })
+        .collect();
     notes.sort();
-    Ok(notes)
+    notes
+}
+
+fn is_for_control_planes(name: &str) -> bool {
+    name.starts_with("CONFIG_GRPC_XDS_") || name.starts_with("XDS_CLIENT_")
 }
 
 #[cfg(test)]
@@ -340,23 +285,22 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(name: &str, value: &str, expected: Result<usize, Unsupported>) {
-        let environment = [(name.into(), value.into())].into_iter();
-        assert_eq!(notes(environment).map(|notes| notes.len()), expected);
+    fn check(name: &str, rules: ConfigType, expected: usize) {
+        let environment = [(name.into(), "1".into())].into_iter();
+        assert_eq!(notes(environment, rules).len(), expected, "{name}");
     }
 
     #[test]
-    fn what_has_no_effect_is_said_and_what_is_missing_is_refused() {
-        check("GRPC_PORT", "1", Ok(0));
-        check("PATH", "x", Ok(0));
-        check("REDIS_POOL_SIZE", "5", Ok(1));
-        check("CONFIG_TYPE", "FILE", Ok(0));
-        check(
-            "CONFIG_TYPE",
-            "GRPC_XDS_SOTW",
-            Err(Unsupported {
-                name: "CONFIG_TYPE",
-            }),
-        );
+    fn what_has_no_effect_is_said() {
+        for rules in [ConfigType::File, ConfigType::Xds] {
+            check("GRPC_PORT", rules, 0);
+            check("PATH", rules, 0);
+            check("CONFIG_TYPE", rules, 0);
+            check("REDIS_POOL_SIZE", rules, 1);
+        }
+        for name in ["CONFIG_GRPC_XDS_NODE_ID", "XDS_CLIENT_BACKOFF_JITTER"] {
+            check(name, ConfigType::File, 1);
+            check(name, ConfigType::Xds, 0);
+        }
     }
 }

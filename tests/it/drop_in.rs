@@ -12,7 +12,6 @@ use std::{
 };
 
 use ::tollgate::grpc::now;
-use tokio_rustls::rustls::version::TLS12;
 
 use crate::support::{
     PATIENCE,
@@ -50,33 +49,6 @@ const CONTOUR: &[(&str, &str)] = &[
     ("RUNTIME_SUBDIRECTORY", "ratelimit"),
     ("RUNTIME_WATCH_ROOT", "false"),
     ("RUNTIME_IGNOREDOTFILES", "true"),
-];
-
-/// What Envoy Gateway sets, with Prometheus on.
-const ENVOY_GATEWAY: &[(&str, &str)] = &[
-    ("RUNTIME_ROOT", "$ROOT/data"),
-    ("RUNTIME_SUBDIRECTORY", "ratelimit"),
-    ("RUNTIME_IGNOREDOTFILES", "true"),
-    ("RUNTIME_WATCH_ROOT", "false"),
-    ("LOG_LEVEL", "info"),
-    ("USE_STATSD", "false"),
-    ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
-    ("CONFIG_GRPC_XDS_SERVER_URL", "envoy-gateway:18001"),
-    ("CONFIG_GRPC_XDS_NODE_ID", "envoy-ratelimit"),
-    ("GRPC_SERVER_USE_TLS", "true"),
-    ("GRPC_SERVER_TLS_CERT", "/certs/tls.crt"),
-    ("GRPC_SERVER_TLS_KEY", "/certs/tls.key"),
-    ("GRPC_SERVER_TLS_CA_CERT", "/certs/ca.crt"),
-    ("CONFIG_GRPC_XDS_SERVER_USE_TLS", "true"),
-    ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "/certs/tls.crt"),
-    ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", "/certs/tls.key"),
-    ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "/certs/ca.crt"),
-    ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true"),
-    ("REDIS_SOCKET_TYPE", "tcp"),
-    ("REDIS_URL", "redis:6379"),
-    ("USE_PROMETHEUS", "true"),
-    ("PROMETHEUS_ADDR", ":19001"),
-    ("PROMETHEUS_MAPPER_YAML", "/etc/statsd-exporter/conf.yaml"),
 ];
 
 /// What the README of most compose files sets: the reference watches its root there.
@@ -170,41 +142,6 @@ async fn a_compose_file_s_server_comes_up_although_its_statsd_is_away() {
     wait_until("the missing collector is said", || {
         log.text().contains("statsd collector not reached")
     });
-}
-
-#[test]
-fn envoy_gateway_s_variables_are_refused_by_name_for_want_of_xds() {
-    let (status, text) = ratelimit::with_env(ENVOY_GATEWAY).fail();
-    assert_eq!(status.code(), Some(1));
-    let expected =
-        "CONFIG_TYPE is set, but this version of tollgate cannot do what it asks for; unset it";
-    assert!(text.contains(expected), "{text}");
-}
-
-#[tokio::test]
-async fn envoy_gateway_s_variables_without_xds_work() {
-    let redis = Redis::start();
-    let authority = Authority::new("envoy-gateway");
-    let pair = authority.issue("*.envoy-gateway-system.svc");
-    let secret = Secret::mount(&[("tls.crt", &pair.certificate), ("tls.key", &pair.key)]);
-    let prometheus = format!("127.0.0.1:{}", crate::support::free_port());
-    let server = ratelimit::with_env(ENVOY_GATEWAY)
-        .env("CONFIG_TYPE", "FILE")
-        .env("GRPC_SERVER_TLS_CERT", &secret.at("tls.crt"))
-        .env("GRPC_SERVER_TLS_KEY", &secret.at("tls.key"))
-        .env("PROMETHEUS_ADDR", &prometheus)
-        .env("PROMETHEUS_MAPPER_YAML", "/not/mounted/conf.yaml")
-        .rules(RULES)
-        .redis(&redis)
-        .start();
-    let tls = authority.client(&TLS12, None);
-    let name = "envoy-ratelimit.envoy-gateway-system.svc";
-    let (mut client, _) = tls.connect(server.grpc, name).await.unwrap();
-    expect_answers_to(&mut client).await;
-    let page = http::get(prometheus.parse().unwrap(), "/metrics").body;
-    let expected =
-        "ratelimit_service_rate_limit_over_limit{domain=\"echo-ratelimit\",key1=\"PATH_/\"} 1";
-    assert!(page.contains(expected), "{page}");
 }
 
 #[test]

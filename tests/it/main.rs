@@ -10,9 +10,11 @@
 //! - `on_loss`: what rules answer while Redis does not
 //! - `redis_tls`: TLS between tollgate and Redis
 //! - `reload`: rules that change under a running server
+//! - `xds`: rules that a control plane pushes
 //! - `drain`: how the server ends
 //! - `golden`: statements on requests and rules, a file each
 //! - `drop_in`: started as platforms start envoyproxy/ratelimit, and beside it on one Redis
+//! - `envoy_gateway`: in the place that Envoy Gateway has for a rate limit service
 //! - `prometheus`: a real Prometheus and promtool read the page
 //! - `statistics`: statsd, DogStatsD, Prometheus and `/stats`
 //! - `grpcurl`: what a stranger finds out by reflection, and health
@@ -38,6 +40,7 @@ mod deploy;
 mod drain;
 mod drop_in;
 mod envoy;
+mod envoy_gateway;
 mod examples;
 mod golden;
 mod grpcurl;
@@ -53,3 +56,4 @@ mod statistics;
 mod store;
 mod support;
 mod tls;
+mod xds;

@@ -96,10 +96,6 @@ fn the_page_of_the_reference_s_variables_is_the_table_of_the_program() {
                 format!("honoured, as `{}`", name(flag.unwrap()))
             }
             Treatment::Instead(why) => format!("no effect, and a line in the log: {why}"),
-            Treatment::NotYet(harmless) => format!(
-                "only `{harmless}`: anything else is not there yet and ends the start, for doing \
-                 without could be harmful"
-            ),
         };
         let _ = writeln!(page, "| `{variable_name}` | {meaning} |");
     }

@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+pub mod ads;
 pub mod ask;
 pub mod certificates;
 pub mod envoy;

@@ -6,6 +6,7 @@ use std::{
     net::SocketAddr,
     os::unix::fs::symlink,
     path::PathBuf,
+    process::Command,
     sync::Arc,
     task::{Context, Poll},
 };
@@ -31,7 +32,7 @@ use tonic::{
     transport::{Endpoint, Uri},
 };
 
-use super::ask::Client;
+use super::{ask::Client, finish, tool};
 
 /// A certificate with its key, both in PEM.
 #[derive(Debug)]
@@ -50,7 +51,15 @@ pub struct Authority {
 
 impl Authority {
     pub fn new(name: &str) -> Self {
-        let key = KeyPair::generate().unwrap();
+        Self::with_key(name, KeyPair::generate().unwrap())
+    }
+
+    /// As Envoy Gateway makes its own, with an RSA key.
+    pub fn rsa(name: &str) -> Self {
+        Self::with_key(name, KeyPair::from_pem(&RsaKey::new().pkcs8).unwrap())
+    }
+
+    fn with_key(name: &str, key: KeyPair) -> Self {
         let mut params = params(name, &[]);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
@@ -68,6 +77,18 @@ impl Authority {
         Pair {
             certificate: self.issue_for(name, &key),
             key: key.serialize_pem(),
+        }
+    }
+
+    /// A certificate as Envoy Gateway makes them: an RSA key of 2048 bits in PKCS#1, for `*`, valid
+    /// for `names`, with no word on what it may be used for.
+    pub fn issue_rsa(&self, names: &[&str]) -> Pair {
+        let RsaKey { pkcs8, pkcs1 } = RsaKey::new();
+        let key = KeyPair::from_pem(&pkcs8).unwrap();
+        let certificate = params("*", names).signed_by(&key, &self.issuer);
+        Pair {
+            certificate: certificate.unwrap().pem(),
+            key: pkcs1,
         }
     }
 
@@ -96,6 +117,35 @@ impl Authority {
         };
         config.alpn_protocols = vec![b"h2".to_vec()];
         Tls(TlsConnector::from(Arc::new(config)))
+    }
+}
+
+/// An RSA key in the forms of newer and of older tools, in PEM.
+struct RsaKey {
+    pkcs8: String,
+    pkcs1: String,
+}
+
+impl RsaKey {
+    fn new() -> Self {
+        let folder = TempDir::new().unwrap();
+        let run = |args: &str| {
+            let mut openssl = Command::new(tool("openssl"));
+            let output = finish(openssl.args(args.split(' ')).current_dir(folder.path()));
+            assert!(output.status.success(), "{args}: {output:?}");
+        };
+        run("genpkey -algorithm RSA -pkeyopt rsa_keygen_bits:2048 -out pkcs8");
+        run("rsa -in pkcs8 -traditional -out pkcs1");
+        let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
+        let pkcs1 = read("pkcs1");
+        assert!(
+            pkcs1.starts_with("-----BEGIN RSA PRIVATE KEY-----"),
+            "{pkcs1}"
+        );
+        Self {
+            pkcs8: read("pkcs8"),
+            pkcs1,
+        }
     }
 }
 

@@ -1,0 +1,277 @@
+//! What a control plane pushed → the mirror of the file format, which is then compiled as files
+//! are. Each resource stands for a file, and its name for that of the file.
+
+use std::collections::HashSet;
+
+use prost::Message as _;
+use prost_types::{Any, Struct, value::Kind};
+use sha2::{Digest as _, Sha256};
+
+use super::{
+    Fault, File, Loaded, Options, Problem,
+    compile::Source,
+    finish,
+    yaml::{Defaults, Descriptor, Limits, Number, RateLimit, RuleFile, Starts, Word, joined},
+};
+use crate::metadata::{Map, Value};
+
+use proto::{RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit};
+
+/// The messages that `build.rs` makes of `proto/ratelimit`.
+pub mod proto {
+    #![allow(
+        missing_debug_implementations,
+        unreachable_pub,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "generated code"
+    )]
+
+    tonic::include_proto!("ratelimit.config.ratelimit.v3");
+}
+
+/// The type of all resources that are rules.
+pub const TYPE_URL: &str = "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConfig";
+
+/// Of a name or a type that is not ours, so much is repeated in errors.
+const MAX_SHOWN: usize = 256;
+
+/// All rules that a control plane has, as it sent them.
+#[derive(Clone, Debug)]
+pub struct Push {
+    /// The type of the whole; empty if it was not told.
+    pub type_url: String,
+    pub resources: Vec<Any>,
+}
+
+impl Push {
+    pub fn is_empty(&self) -> bool {
+        self.resources.is_empty()
+    }
+
+    /// What tells these rules from others. Control planes send them in any order.
+    pub fn digest(&self) -> [u8; 32] {
+        let digest = |any: &Any| -> [u8; 32] {
+            let mut digest = Sha256::new();
+            digest.update((any.type_url.len() as u64).to_le_bytes());
+            digest.update(&any.type_url);
+            digest.update(&any.value);
+            digest.finalize().into()
+        };
+        let mut parts: Vec<_> = self.resources.iter().map(digest).collect();
+        parts.sort_unstable();
+        let mut digest = Sha256::new();
+        digest.update(parts.concat());
+        digest.update(&self.type_url);
+        digest.finalize().into()
+    }
+
+    /// Compiles the rules, in the order of their names.
+    ///
+    /// # Errors
+    ///
+    /// All problems of all resources, in the order of their names.
+    pub fn compile(&self, options: Options) -> Result<Loaded, Vec<Problem>> {
+        if !matches!(self.type_url.as_str(), "" | TYPE_URL) {
+            return Err(vec![self.problem(Fault::OtherType(shown(&self.type_url)))]);
+        }
+        let mut problems = Vec::new();
+        let mut names = HashSet::new();
+        let mut read: Vec<(File, RateLimitConfig)> = Vec::with_capacity(self.resources.len());
+        for (number, any) in (1..).zip(&self.resources) {
+            match config(any) {
+                Ok(config) => {
+                    let mut name = match shown(&config.name) {
+                        name if name.is_empty() => format!("(resource {number})"),
+                        name => name,
+                    };
+                    // Two of one name are still two: one must not be taken for more of the other.
+                    while !names.insert(name.clone()) {
+                        name = format!("{name} (resource {number})");
+                    }
+                    read.push((File::new(name, String::new()), config));
+                }
+                Err(fault) => {
+                    let file = File::new(format!("(resource {number})"), String::new());
+                    problems.push(file.problem(None, "", fault));
+                }
+            }
+        }
+        read.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
+        let sources: Vec<_> = read
+            .iter()
+            .map(|(file, config)| {
+                let mut reader = Reader {
+                    file,
+                    problems: &mut problems,
+                };
+                let rules = reader.rule_file(config);
+                Source { file, rules }
+            })
+            .collect();
+        finish(&sources, self.resources.len(), options, problems)
+    }
+
+    /// A problem of the push as a whole.
+    pub fn problem(&self, fault: Fault) -> Problem {
+        File::new("(push)".to_owned(), String::new()).problem(None, "", fault)
+    }
+}
+
+fn config(any: &Any) -> Result<RateLimitConfig, Fault> {
+    if any.type_url != TYPE_URL {
+        return Err(Fault::OtherType(shown(&any.type_url)));
+    }
+    RateLimitConfig::decode(any.value.as_slice()).map_err(Fault::Undecodable)
+}
+
+/// A text that may be anything, as one line of a log shows it.
+fn shown(text: &str) -> String {
+    let one_line = text.chars().take(MAX_SHOWN);
+    one_line
+        .map(|next| if next.is_control() { '?' } else { next })
+        .collect()
+}
+
+struct Reader<'a> {
+    file: &'a File,
+    problems: &'a mut Vec<Problem>,
+}
+
+impl Reader<'_> {
+    fn say(&mut self, path: &str, fault: Fault) {
+        self.problems.push(self.file.problem(None, path, fault));
+    }
+
+    fn rule_file(&mut self, config: &RateLimitConfig) -> RuleFile {
+        RuleFile {
+            domain: config.domain.clone(),
+            at: None,
+            defaults: Defaults {
+                count: word(&config.count),
+                on_store_loss: word(&config.on_store_loss),
+            },
+            descriptors: self.descriptors(&config.descriptors, &config.domain),
+        }
+    }
+
+    fn descriptors(
+        &mut self,
+        descriptors: &[RateLimitDescriptor],
+        parent: &str,
+    ) -> Vec<Descriptor> {
+        descriptors
+            .iter()
+            .map(|descriptor| self.descriptor(descriptor, parent))
+            .collect()
+    }
+
+    fn descriptor(&mut self, descriptor: &RateLimitDescriptor, parent: &str) -> Descriptor {
+        let RateLimitDescriptor { key, value, .. } = descriptor;
+        let path = format!("{parent}.{}", joined(key, value));
+        Descriptor {
+            at: None,
+            key: key.clone(),
+            value: value.clone(),
+            limits: self.limits(descriptor, &path),
+            shadow_mode: descriptor.shadow_mode,
+            quota_mode: descriptor.quota_mode,
+            share_threshold: descriptor.share_threshold,
+            detailed_metric: descriptor.detailed_metric,
+            value_to_metric: descriptor.value_to_metric,
+            metadata: descriptor.metadata.as_ref().map(map).unwrap_or_default(),
+            own: Defaults {
+                count: word(&descriptor.count),
+                on_store_loss: word(&descriptor.on_store_loss),
+            },
+            descriptors: self.descriptors(&descriptor.descriptors, &path),
+        }
+    }
+
+    fn limits(&mut self, descriptor: &RateLimitDescriptor, path: &str) -> Limits {
+        let list = &descriptor.rate_limits;
+        match &descriptor.rate_limit {
+            None if list.is_empty() => Limits::None,
+            Some(one) if list.is_empty() => Limits::One(Box::new(rate_limit(one))),
+            one => {
+                if one.is_some() {
+                    self.say(path, Fault::BothForms);
+                }
+                Limits::List(list.iter().map(rate_limit).collect())
+            }
+        }
+    }
+}
+
+fn rate_limit(policy: &RateLimitPolicy) -> RateLimit {
+    let starts = policy.starts.unwrap_or_default();
+    let replaces = policy.replaces.iter();
+    RateLimit {
+        at: None,
+        unit: unit(policy),
+        unit_multiplier: policy.unit_multiplier.map(number),
+        requests_per_unit: policy.requests_per_unit,
+        unlimited: policy.unlimited,
+        name: policy.name.clone(),
+        replaces: replaces
+            .map(|replace| (replace.name.clone(), None))
+            .collect(),
+        algorithm: word(&policy.algorithm),
+        window: word(&policy.window),
+        burst: policy.burst.map(number),
+        calendar: policy.calendar,
+        time_zone: word(&policy.time_zone),
+        week_starts: word(&policy.week_starts),
+        starts: Starts {
+            month: starts.month.map(number),
+            day: starts.day.map(number),
+            hour: starts.hour.map(number),
+        },
+    }
+}
+
+/// A text that is not empty.
+fn word(text: &str) -> Option<Word> {
+    (!text.is_empty()).then(|| Word {
+        text: text.to_owned(),
+        at: None,
+    })
+}
+
+fn number(number: impl Into<i128> + ToString) -> Number {
+    Number {
+        text: number.to_string(),
+        value: Some(number.into()),
+        at: None,
+    }
+}
+
+/// The unit as a file would name it; nothing for a rule that has none because it is unlimited.
+fn unit(policy: &RateLimitPolicy) -> String {
+    match RateLimitUnit::try_from(policy.unit) {
+        Ok(RateLimitUnit::Unknown) if policy.unlimited => String::new(),
+        Ok(unit) => unit.as_str_name().to_owned(),
+        Err(_) => policy.unit.to_string(),
+    }
+}
+
+fn map(from: &Struct) -> Map {
+    let entries = from.fields.iter();
+    entries
+        .map(|(key, value)| (key.clone(), value_of(value)))
+        .collect()
+}
+
+fn value_of(from: &prost_types::Value) -> Value {
+    match &from.kind {
+        None | Some(Kind::NullValue(_)) => Value::Null,
+        Some(Kind::BoolValue(value)) => Value::Bool(*value),
+        Some(Kind::NumberValue(value)) => Value::Number(*value),
+        Some(Kind::StringValue(value)) => Value::Text(value.clone()),
+        Some(Kind::ListValue(list)) => Value::List(list.values.iter().map(value_of).collect()),
+        Some(Kind::StructValue(value)) => Value::Map(map(value)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,201 @@
+//! Rules from a control plane.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::{Args, ValueEnum};
+
+use super::values::{boolean, duration, file_path, some_time};
+use crate::xds::{self, Backoff, Empty};
+
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Rules from a control plane (xDS)")]
+pub struct Xds {
+    /// Where rules come from: files, or a control plane that pushes them
+    #[arg(
+        long,
+        env = "CONFIG_TYPE",
+        default_value = "FILE",
+        value_enum,
+        ignore_case = true,
+        value_name = "TYPE"
+    )]
+    pub config_type: ConfigType,
+
+    /// Control plane: host:port, or unix: and the path of a socket
+    #[arg(
+        long,
+        env = "CONFIG_GRPC_XDS_SERVER_URL",
+        default_value = "localhost:18000",
+        value_name = "HOST:PORT"
+    )]
+    pub xds_server: String,
+
+    /// By which id the control plane knows this process
+    #[arg(
+        long,
+        env = "CONFIG_GRPC_XDS_NODE_ID",
+        default_value = "default",
+        value_name = "ID"
+    )]
+    pub xds_node_id: String,
+
+    /// What else the control plane is told about this process
+    #[arg(
+        long,
+        env = "CONFIG_GRPC_XDS_NODE_METADATA",
+        default_value = "",
+        value_name = "KEY=VALUE,…"
+    )]
+    pub xds_node_metadata: String,
+
+    /// Headers of the call to the control plane
+    #[arg(
+        long,
+        env = "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS",
+        hide_env_values = true,
+        default_value = "",
+        value_name = "NAME:VALUE,…"
+    )]
+    pub xds_headers: String,
+
+    /// Speak TLS to the control plane; its files are read again for each connection
+    #[arg(long, env = "CONFIG_GRPC_XDS_SERVER_USE_TLS", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub xds_tls: bool,
+
+    /// Certificate to show to the control plane, in PEM
+    #[arg(long, env = "CONFIG_GRPC_XDS_CLIENT_TLS_CERT", value_parser = file_path, value_name = "FILE")]
+    pub xds_tls_cert: Option<PathBuf>,
+
+    /// Key of that certificate, in PEM: PKCS#1, PKCS#8 or SEC1 (EC)
+    #[arg(long, env = "CONFIG_GRPC_XDS_CLIENT_TLS_KEY", value_parser = file_path, value_name = "FILE")]
+    pub xds_tls_key: Option<PathBuf>,
+
+    /// Certificate authority of the control plane, trusted instead of the public ones
+    #[arg(long, env = "CONFIG_GRPC_XDS_SERVER_TLS_CACERT", value_parser = file_path, value_name = "FILE")]
+    pub xds_tls_ca: Option<PathBuf>,
+
+    /// Name that the certificate of the control plane must be valid for, if not that of its host
+    #[arg(
+        long,
+        env = "CONFIG_GRPC_XDS_SERVER_TLS_SAN",
+        default_value = "",
+        value_name = "NAME"
+    )]
+    pub xds_tls_san: String,
+
+    /// What a push without any rules does: `allow` takes it, so that nothing is limited; `keep`
+    /// refuses it while there are rules
+    #[arg(
+        long,
+        env = "TOLLGATE_XDS_EMPTY_PUSH",
+        default_value = "allow",
+        value_enum,
+        ignore_case = true,
+        value_name = "WHAT"
+    )]
+    pub xds_empty_push: EmptyPush,
+
+    /// Largest push in bytes; 0 means 4 MiB, which is gRPC's default
+    #[arg(
+        long,
+        env = "XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES",
+        default_value_t = 0,
+        value_name = "N"
+    )]
+    pub xds_max_message_bytes: usize,
+
+    /// Wait before the first attempt to connect again
+    #[arg(long, env = "XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", default_value = "250ms", value_parser = some_time, value_name = "DURATION")]
+    pub xds_backoff_initial: Duration,
+
+    /// Longest wait between two attempts
+    #[arg(long, env = "XDS_CLIENT_BACKOFF_MAX_INTERVAL", default_value = "5s", value_parser = some_time, value_name = "DURATION")]
+    pub xds_backoff_max: Duration,
+
+    /// Each wait is so many times the one before; up to 1 they are all the first
+    #[arg(
+        long,
+        env = "XDS_CLIENT_BACKOFF_RANDOM_FACTOR",
+        default_value_t = 2.0,
+        value_name = "FACTOR"
+    )]
+    pub xds_backoff_factor: f64,
+
+    /// Spread waits at random, so that processes that lost one control plane do not come back at
+    /// once
+    #[arg(long, env = "XDS_CLIENT_BACKOFF_JITTER", default_value = "true", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub xds_backoff_jitter: bool,
+
+    /// Wait before asking a control plane again that answers but refuses the call, times the
+    /// refusals so far [default: as after any other failure]
+    #[arg(long, env = "CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL", value_parser = some_time, value_name = "DURATION")]
+    pub xds_retry_interval: Option<Duration>,
+
+    /// How often a silent control plane is asked whether it is still there; 0 means never.
+    /// Servers in Go, such as Envoy Gateway, hang up on who asks more often than every 5 minutes
+    #[arg(long, env = "TOLLGATE_XDS_KEEPALIVE", default_value = "6m", value_parser = duration, value_name = "DURATION")]
+    pub xds_keepalive: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ConfigType {
+    /// Files, wherever the other flags say
+    #[value(name = "FILE")]
+    File,
+    /// A control plane
+    #[value(name = "GRPC_XDS_SOTW", alias = "xds")]
+    Xds,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum EmptyPush {
+    Allow,
+    Keep,
+}
+
+impl Xds {
+    /// How to get rules from the control plane; nothing if they come from files.
+    pub fn options(&self) -> Option<xds::Options> {
+        if self.config_type == ConfigType::File {
+            return None;
+        }
+        let given = |path: &Option<PathBuf>| path.clone().filter(|p| !p.as_os_str().is_empty());
+        Some(xds::Options {
+            server: self.xds_server.clone(),
+            node_id: self.xds_node_id.clone(),
+            node_metadata: items(&self.xds_node_metadata)
+                // What has no equals sign is left out, as the reference does.
+                .filter_map(|item| item.split_once('='))
+                .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                .collect(),
+            headers: items(&self.xds_headers).map(str::to_owned).collect(),
+            tls: self.xds_tls.then(|| xds::TlsFiles {
+                certificate: given(&self.xds_tls_cert),
+                key: given(&self.xds_tls_key),
+                ca: given(&self.xds_tls_ca),
+                name: Some(self.xds_tls_san.clone()).filter(|name| !name.is_empty()),
+            }),
+            empty: match self.xds_empty_push {
+                EmptyPush::Allow => Empty::Allow,
+                EmptyPush::Keep => Empty::Keep,
+            },
+            max_message_bytes: match self.xds_max_message_bytes {
+                0 => xds::DEFAULT_MESSAGE_BYTES,
+                bytes => bytes,
+            },
+            backoff: Backoff {
+                initial: self.xds_backoff_initial,
+                max: self.xds_backoff_max,
+                factor: self.xds_backoff_factor,
+                jitter: self.xds_backoff_jitter,
+            },
+            retry_interval: self.xds_retry_interval,
+            keepalive: Some(self.xds_keepalive).filter(|interval| !interval.is_zero()),
+        })
+    }
+}
+
+/// What stands between commas; of nothing there is none.
+fn items(list: &str) -> impl Iterator<Item = &str> {
+    list.split(',').filter(move |_| !list.is_empty())
+}

@@ -1,0 +1,520 @@
+//! Takes rules from a control plane: Envoy's aggregated discovery service, state of the world.
+//!
+//! A push is compiled as files are. One that is good is taken into use and acknowledged; one that is
+//! not changes nothing and is refused with every reason. While the control plane is away the last
+//! good rules stay in use.
+
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    fmt::{self, Write as _},
+    pin::Pin,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use prost_types::{Struct, Value, value::Kind};
+use tokio::sync::mpsc;
+use tonic::{
+    Code, Request, Response, Status, Streaming,
+    codegen::tokio_stream::{self, StreamExt as _, wrappers::ReceiverStream},
+    metadata::{AsciiMetadataKey, AsciiMetadataValue, MetadataMap},
+    transport::Channel,
+};
+
+use crate::{
+    causes::chain,
+    config::{
+        self, Fault, Problem,
+        message::{Push, TYPE_URL},
+    },
+    grpc::proto::{
+        envoy::{
+            config::core::v3::{Node, node::UserAgentVersionType},
+            service::discovery::v3::{
+                DiscoveryRequest, DiscoveryResponse,
+                aggregated_discovery_service_client::AggregatedDiscoveryServiceClient,
+            },
+        },
+        google::rpc,
+    },
+    metrics::Metrics,
+    reload::{Intake, report},
+};
+
+mod backoff;
+mod connect;
+
+pub use backoff::Backoff;
+use backoff::Waits;
+use connect::Connector;
+pub use connect::{BadServer, TlsFiles};
+
+/// What gRPC takes for the largest message unless told otherwise, 4 MiB.
+pub const DEFAULT_MESSAGE_BYTES: usize = 4 << 20;
+
+/// The most text of a refusal in bytes: a quarter of what control planes read by default. A push
+/// of thousands of rules may have as many errors.
+const MAX_REFUSAL_BYTES: usize = 1 << 20;
+
+/// A control plane that has not pushed anything so long after it was found again is asked for
+/// everything: one that was restarted may count its versions from 1 again, and take the one that
+/// is in use for its own.
+const SILENCE: Duration = Duration::from_secs(2);
+
+/// How to get rules from a control plane.
+#[derive(Clone)]
+pub struct Options {
+    /// `host:port` or `unix:path`, as gRPC writes targets.
+    pub server: String,
+    pub node_id: String,
+    pub node_metadata: Vec<(String, String)>,
+    /// Each is `name:value`, with one colon. They may hold secrets.
+    pub headers: Vec<String>,
+    /// Nothing means without TLS.
+    pub tls: Option<TlsFiles>,
+    pub empty: Empty,
+    /// Largest message that is read.
+    pub max_message_bytes: usize,
+    pub backoff: Backoff,
+    /// The wait after a refused call, times the refusals in a row; nothing means as after any other
+    /// failure.
+    pub retry_interval: Option<Duration>,
+    /// How often a silent control plane is asked whether it is there.
+    pub keepalive: Option<Duration>,
+}
+
+impl fmt::Debug for Options {
+    /// Leaves out what may hold a secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Options")
+            .field("server", &self.server)
+            .field("node_id", &self.node_id)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a push without any rules does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Empty {
+    /// It is taken as any other: nothing is limited then.
+    Allow,
+    /// It is refused while there are rules.
+    Keep,
+}
+
+/// Why there cannot be a client.
+#[derive(Debug, thiserror::Error)]
+pub enum XdsError {
+    #[error("CONFIG_GRPC_XDS_SERVER_URL (--xds-server)")]
+    Server(#[from] BadServer),
+    #[error(
+        "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS (--xds-headers): item {0} is not NAME:VALUE"
+    )]
+    Header(usize),
+    #[error("TLS to the control plane")]
+    Tls(#[from] connect::TlsError),
+}
+
+/// Why a call ended.
+#[derive(Debug, thiserror::Error)]
+enum Lost {
+    #[error(transparent)]
+    Connect(#[from] connect::ConnectError),
+    /// It answered the call with nothing but an error.
+    #[error("it refuses the call with {:?}: {}", .0.code(), .0.message())]
+    Refused(Status),
+    #[error("{:?}: {}", .0.code(), .0.message())]
+    Broken(Status),
+    #[error("it ended the call")]
+    Ended,
+}
+
+impl Lost {
+    /// Whether something came that could not be read.
+    fn is_unreadable(&self) -> bool {
+        let unreadable = [Code::OutOfRange, Code::InvalidArgument];
+        matches!(self, Self::Broken(status) if unreadable.contains(&status.code()))
+    }
+
+    /// What to do about it.
+    fn hint(&self) -> &'static str {
+        match self {
+            Self::Broken(status) if status.code() == Code::OutOfRange => {
+                " (XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES, --xds-max-message-bytes, lets larger pushes in)"
+            }
+            Self::Connect(_) | Self::Refused(_) | Self::Broken(_) | Self::Ended => "",
+        }
+    }
+}
+
+/// The client of one control plane.
+#[derive(Debug)]
+pub struct Client {
+    connector: Connector,
+    node: Node,
+    headers: MetadataMap,
+    max_message_bytes: usize,
+    empty: Empty,
+    backoff: Backoff,
+    retry_interval: Option<Duration>,
+    rules: config::Options,
+    intake: Intake,
+    metrics: Arc<Metrics>,
+    accepted: Accepted,
+    refused: Option<Refused>,
+    /// Why the control plane is away, if the log says so.
+    told: Option<String>,
+}
+
+/// The last push that was taken.
+#[derive(Debug, Default)]
+struct Accepted {
+    /// Empty if there is none.
+    version: String,
+    digest: Option<[u8; 32]>,
+}
+
+/// The last push, if it was not taken.
+#[derive(Debug)]
+struct Refused {
+    digest: [u8; 32],
+    reason: String,
+}
+
+impl Client {
+    /// # Errors
+    ///
+    /// If the settings make no sense, or a certificate cannot be used. Whether somebody answers is
+    /// not asked.
+    pub fn new(
+        options: Options,
+        rules: config::Options,
+        intake: Intake,
+        metrics: Arc<Metrics>,
+    ) -> Result<Self, XdsError> {
+        let connector = Connector::new(&options.server, options.tls, options.keepalive)?;
+        connector.check()?;
+        metrics.record_control_plane(false);
+        Ok(Self {
+            connector,
+            node: node(options.node_id, options.node_metadata),
+            headers: headers(&options.headers)?,
+            max_message_bytes: options.max_message_bytes,
+            empty: options.empty,
+            backoff: options.backoff,
+            retry_interval: options.retry_interval,
+            rules,
+            intake,
+            metrics,
+            accepted: Accepted::default(),
+            refused: None,
+            told: None,
+        })
+    }
+
+    /// Where the control plane is.
+    pub fn server(&self) -> String {
+        self.connector.target()
+    }
+
+    /// Takes rules for as long as the process lives.
+    pub async fn run(mut self) -> Infallible {
+        let mut waits = Waits::new(self.backoff);
+        let mut refusals = 0;
+        loop {
+            let lost = match self.connector.connect().await {
+                Ok(channel) => {
+                    let began = Instant::now();
+                    let Err(lost) = self.call(channel).await;
+                    // A call that lasted was a good one, whatever came before it.
+                    if began.elapsed() > self.backoff.max {
+                        waits = Waits::new(self.backoff);
+                        refusals = 0;
+                    }
+                    lost
+                }
+                Err(error) => error.into(),
+            };
+            let wait = match (self.retry_interval, &lost) {
+                (Some(interval), Lost::Refused(_)) => {
+                    refusals += 1;
+                    backoff::linear(interval, refusals)
+                }
+                _ => waits.next_wait(),
+            };
+            self.lose(&lost);
+            tokio::time::sleep(wait).await;
+        }
+    }
+
+    /// Calls the control plane, and answers its pushes until the call ends.
+    async fn call(&mut self, channel: Channel) -> Result<Infallible, Lost> {
+        let version = self.accepted.version.clone();
+        let mut call = Call::new(self, channel, self.request(&version, "", None));
+        if let Ok(response) = tokio::time::timeout(SILENCE, call.next()).await {
+            self.answer(&mut call, response?).await?;
+        } else if !version.is_empty() {
+            call.send(self.request("", "", None)).await?;
+        }
+        loop {
+            let response = call.next().await?;
+            self.answer(&mut call, response).await?;
+        }
+    }
+
+    /// Takes a push, or refuses it.
+    async fn answer(&mut self, call: &mut Call, response: DiscoveryResponse) -> Result<(), Lost> {
+        self.find();
+        let DiscoveryResponse {
+            version_info,
+            resources,
+            type_url,
+            nonce,
+        } = response;
+        let push = Push {
+            type_url,
+            resources,
+        };
+        let error = match self.judge(push, version_info).await {
+            Ok(()) => {
+                call.refusals = Waits::new(self.backoff);
+                call.is_refusing = false;
+                None
+            }
+            Err(reason) => {
+                // Some control planes answer a refusal with the same push, and at once.
+                if call.is_refusing {
+                    tokio::time::sleep(call.refusals.next_wait()).await;
+                }
+                call.is_refusing = true;
+                Some(rpc::Status {
+                    code: Code::InvalidArgument.into(),
+                    message: reason,
+                })
+            }
+        };
+        let version = self.accepted.version.clone();
+        call.send(self.request(&version, &nonce, error)).await
+    }
+
+    /// Takes a push, unless it is what is in use or was refused a moment ago.
+    ///
+    /// # Errors
+    ///
+    /// All that is wrong with it; the rules in use are the old ones then.
+    async fn judge(&mut self, push: Push, version: String) -> Result<(), String> {
+        let digest = push.digest();
+        if let Some(refused) = &self.refused
+            && refused.digest == digest
+        {
+            return Err(refused.reason.clone());
+        }
+        if self.accepted.digest != Some(digest)
+            && let Err(reason) = self.take(push).await
+        {
+            let refused = Refused {
+                digest,
+                reason: reason.clone(),
+            };
+            self.refused = Some(refused);
+            return Err(reason);
+        }
+        self.refused = None;
+        self.accepted = Accepted {
+            version,
+            digest: Some(digest),
+        };
+        Ok(())
+    }
+
+    /// Compiles a push and takes it into use.
+    async fn take(&self, push: Push) -> Result<(), String> {
+        let keeps = self.empty == Empty::Keep && self.intake.has_domains();
+        let (rules, intake) = (self.rules, self.intake.clone());
+        // Thousands of rules take a while; the door has other things to do meanwhile.
+        let taken = tokio::task::spawn_blocking(move || {
+            let loaded = if push.is_empty() && keeps {
+                Err(vec![push.problem(Fault::EmptyPush)])
+            } else {
+                push.compile(rules)
+            };
+            intake.take(loaded).map_err(|problems| {
+                report(&problems);
+                refusal(&problems)
+            })
+        });
+        let panicked = |_| {
+            tracing::error!("reading a push panicked; it is refused");
+            "reading it panicked".to_owned()
+        };
+        taken.await.map_err(panicked)?
+    }
+
+    /// Says that the control plane is back, if it was away.
+    fn find(&mut self) {
+        self.metrics.record_control_plane(true);
+        if self.told.take().is_some() {
+            tracing::info!("the control plane at {} is back", self.server());
+        }
+    }
+
+    /// Says that the control plane is away, once for each reason in turn.
+    fn lose(&mut self, lost: &Lost) {
+        self.metrics.record_control_plane(false);
+        if lost.is_unreadable() {
+            self.metrics.record_load(false);
+        }
+        let server = self.server();
+        // Part of it is what the other side said, and a line must stay one.
+        let reason = format!("{}{}", chain(lost), lost.hint()).replace(char::is_control, "?");
+        if self.told.as_ref() == Some(&reason) {
+            tracing::debug!("the control plane at {server} is still away: {reason}");
+        } else {
+            tracing::warn!(
+                "the control plane at {server} is away: {reason}; the rules stay as they are"
+            );
+            self.told = Some(reason);
+        }
+    }
+
+    fn request(
+        &self,
+        version: &str,
+        nonce: &str,
+        error_detail: Option<rpc::Status>,
+    ) -> DiscoveryRequest {
+        DiscoveryRequest {
+            version_info: version.to_owned(),
+            node: Some(self.node.clone()),
+            resource_names: Vec::new(),
+            type_url: TYPE_URL.to_owned(),
+            response_nonce: nonce.to_owned(),
+            error_detail,
+        }
+    }
+}
+
+/// One call of a control plane.
+struct Call {
+    requests: mpsc::Sender<DiscoveryRequest>,
+    responses: Responses,
+    /// Whether the last push was refused.
+    is_refusing: bool,
+    /// How long to wait before refusing the next.
+    refusals: Waits,
+}
+
+enum Responses {
+    /// Servers may send no header before there is a push.
+    Opening(Opening),
+    Open(Box<Streaming<DiscoveryResponse>>),
+}
+
+type Opening =
+    Pin<Box<dyn Future<Output = Result<Response<Streaming<DiscoveryResponse>>, Status>> + Send>>;
+
+impl Call {
+    fn new(client: &Client, channel: Channel, first: DiscoveryRequest) -> Self {
+        // One at a time: the next is made when a response was read.
+        let (requests, queue) = mpsc::channel(1);
+        let first = tokio_stream::once(first);
+        let mut request = Request::new(first.chain(ReceiverStream::new(queue)));
+        *request.metadata_mut() = client.headers.clone();
+        let mut service = AggregatedDiscoveryServiceClient::new(channel)
+            .max_decoding_message_size(client.max_message_bytes);
+        let opening = async move { service.stream_aggregated_resources(request).await };
+        Self {
+            requests,
+            responses: Responses::Opening(Box::pin(opening)),
+            is_refusing: false,
+            refusals: Waits::new(client.backoff),
+        }
+    }
+
+    /// The next response, however long it takes. Nothing is lost if this is dropped.
+    async fn next(&mut self) -> Result<DiscoveryResponse, Lost> {
+        loop {
+            match &mut self.responses {
+                Responses::Opening(opening) => {
+                    let opened = opening.await.map_err(refused)?;
+                    self.responses = Responses::Open(Box::new(opened.into_inner()));
+                }
+                Responses::Open(responses) => {
+                    let next = responses.message().await.map_err(Lost::Broken)?;
+                    return next.ok_or(Lost::Ended);
+                }
+            }
+        }
+    }
+
+    async fn send(&mut self, request: DiscoveryRequest) -> Result<(), Lost> {
+        let sent = self.requests.send(request).await;
+        sent.map_err(|_| Lost::Ended)
+    }
+}
+
+/// A status that the other side sent has no cause on this one.
+fn refused(status: Status) -> Lost {
+    match std::error::Error::source(&status) {
+        Some(_) => Lost::Broken(status),
+        None => Lost::Refused(status),
+    }
+}
+
+/// All errors as the control plane gets to see them, a line each.
+fn refusal(problems: &[Problem]) -> String {
+    let errors = || {
+        problems
+            .iter()
+            .filter(|problem| !problem.fault.is_warning())
+    };
+    let mut text = String::new();
+    for (told, problem) in errors().enumerate() {
+        let line = problem.to_string();
+        if text.len() + line.len() > MAX_REFUSAL_BYTES {
+            let _ = write!(text, "\nand {} more", errors().count() - told);
+            break;
+        }
+        if told > 0 {
+            text.push('\n');
+        }
+        text.push_str(&line);
+    }
+    text
+}
+
+fn node(id: String, metadata: Vec<(String, String)>) -> Node {
+    let value = |text| Value {
+        kind: Some(Kind::StringValue(text)),
+    };
+    let fields: BTreeMap<_, _> = metadata
+        .into_iter()
+        .map(|(key, text)| (key, value(text)))
+        .collect();
+    let version = env!("CARGO_PKG_VERSION").to_owned();
+    Node {
+        id,
+        cluster: String::new(),
+        metadata: (!fields.is_empty()).then_some(Struct { fields }),
+        user_agent_name: "tollgate".to_owned(),
+        user_agent_version_type: Some(UserAgentVersionType::UserAgentVersion(version)),
+    }
+}
+
+fn headers(items: &[String]) -> Result<MetadataMap, XdsError> {
+    let mut map = MetadataMap::new();
+    for (number, item) in (1..).zip(items) {
+        // The text is not repeated: it may be a secret.
+        let bad = || XdsError::Header(number);
+        let (name, value) = item.split_once(':').ok_or_else(bad)?;
+        if value.contains(':') {
+            return Err(bad());
+        }
+        let key = AsciiMetadataKey::from_bytes(name.to_lowercase().as_bytes());
+        let mut value = AsciiMetadataValue::try_from(value).map_err(|_| bad())?;
+        value.set_sensitive(true);
+        map.append(key.map_err(|_| bad())?, value);
+    }
+    Ok(map)
+}

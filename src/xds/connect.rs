@@ -1,0 +1,411 @@
+//! Connects to a control plane: by TCP or a Unix socket, with TLS if asked for.
+
+use std::{
+    fmt, fs,
+    future::{Ready, ready},
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use hyper_util::rt::TokioIo;
+use socket2::{SockRef, TcpKeepalive};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpStream, UnixStream},
+};
+use tokio_rustls::{
+    TlsConnector,
+    rustls::{
+        self, ClientConfig, RootCertStore,
+        crypto::ring,
+        pki_types::{
+            CertificateDer, PrivateKeyDer, ServerName,
+            pem::{self, PemObject as _},
+        },
+    },
+};
+use tonic::{
+    codegen::Service,
+    transport::{Channel, Endpoint, Uri},
+};
+
+use super::XdsError;
+
+/// A connection that takes longer to come up, TLS included, is given up.
+const CONNECT: Duration = Duration::from_secs(10);
+
+/// The longest wait for the answer to a keepalive.
+const KEEPALIVE_ANSWER: Duration = Duration::from_secs(20);
+
+/// The kernel asks a silent peer after so long, and again after a third of it, three times: a
+/// host that vanished is noticed within a minute, without a word to the control plane itself.
+const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
+
+/// The port of a target that names none, as gRPC has it.
+const DEFAULT_PORT: u16 = 443;
+
+/// The target cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("`{0}` is no address; write host:port or unix:/path")]
+pub struct BadServer(String);
+
+/// Files for TLS to a control plane.
+#[derive(Clone, Debug, Default)]
+pub struct TlsFiles {
+    pub certificate: Option<PathBuf>,
+    pub key: Option<PathBuf>,
+    /// Trusted instead of the public authorities.
+    pub ca: Option<PathBuf>,
+    /// What the certificate of the control plane has to be valid for, if not its host.
+    pub name: Option<String>,
+}
+
+/// Why there is no TLS. Every message names the file or the setting that is wrong.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    #[error(
+        "CONFIG_GRPC_XDS_CLIENT_TLS_CERT (--xds-tls-cert) and CONFIG_GRPC_XDS_CLIENT_TLS_KEY (--xds-tls-key) need each other"
+    )]
+    Half,
+    #[error(
+        "`{0}` is no name that a certificate can be valid for; set CONFIG_GRPC_XDS_SERVER_TLS_SAN (--xds-tls-san)"
+    )]
+    NoName(String),
+    #[error("{}: cannot be read", .0.display())]
+    Unreadable(PathBuf, #[source] io::Error),
+    #[error("{}: no {what} in PEM in it", file.display())]
+    Missing { file: PathBuf, what: &'static str },
+    #[error("{}: not PEM", .0.display())]
+    NotPem(PathBuf, #[source] pem::Error),
+    #[error("{}: not the certificate of an authority", .0.display())]
+    NoAuthority(PathBuf, #[source] rustls::Error),
+    #[error("{} and {}: certificate and key are no pair that can be used", certificate.display(), key.display())]
+    NoPair {
+        certificate: PathBuf,
+        key: PathBuf,
+        #[source]
+        source: rustls::Error,
+    },
+}
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ConnectError {
+    #[error("no connection within {} s", CONNECT.as_secs())]
+    TooSlow,
+    #[error("cannot connect")]
+    Connect(#[source] io::Error),
+    #[error("no TLS")]
+    Handshake(#[source] io::Error),
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    #[error("reading the certificates panicked")]
+    Panicked,
+    #[error("no HTTP/2")]
+    Http(#[source] tonic::transport::Error),
+}
+
+/// Makes connections to one control plane.
+#[derive(Debug)]
+pub(super) struct Connector {
+    target: Target,
+    tls: Option<TlsFiles>,
+    keepalive: Option<Duration>,
+}
+
+/// Where a control plane is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Target {
+    Tcp { host: String, port: u16 },
+    Unix(PathBuf),
+}
+
+impl Connector {
+    pub(super) fn new(
+        server: &str,
+        tls: Option<TlsFiles>,
+        keepalive: Option<Duration>,
+    ) -> Result<Self, BadServer> {
+        let bad = || BadServer(server.to_owned());
+        Ok(Self {
+            target: Target::parse(server).ok_or_else(bad)?,
+            tls,
+            keepalive,
+        })
+    }
+
+    pub(super) fn target(&self) -> String {
+        self.target.to_string()
+    }
+
+    /// Reads the certificates, to tell at the start what is wrong with them.
+    pub(super) fn check(&self) -> Result<(), XdsError> {
+        if let Some(files) = &self.tls {
+            self.name(files)?;
+            files.config()?;
+        }
+        let bad = |_| BadServer(self.target());
+        self.endpoint().map_err(bad)?;
+        Ok(())
+    }
+
+    pub(super) async fn connect(&self) -> Result<Channel, ConnectError> {
+        let connected = tokio::time::timeout(CONNECT, self.try_connect());
+        connected.await.unwrap_or(Err(ConnectError::TooSlow))
+    }
+
+    async fn try_connect(&self) -> Result<Channel, ConnectError> {
+        let stream: Box<dyn Io> = match &self.target {
+            Target::Tcp { host, port } => {
+                let stream = TcpStream::connect((host.as_str(), *port)).await;
+                let stream = stream
+                    .and_then(|stream| keep_alive(&stream).map(|()| stream))
+                    .map_err(ConnectError::Connect)?;
+                Box::new(stream)
+            }
+            Target::Unix(path) => {
+                let stream = UnixStream::connect(path).await;
+                Box::new(stream.map_err(ConnectError::Connect)?)
+            }
+        };
+        let stream = match &self.tls {
+            Some(files) => self.shake_hands(files, stream).await?,
+            None => stream,
+        };
+        let mut endpoint = self
+            .endpoint()
+            .map_err(ConnectError::Http)?
+            .http2_adaptive_window(true);
+        if let Some(interval) = self.keepalive {
+            endpoint = endpoint
+                .http2_keep_alive_interval(interval)
+                .keep_alive_timeout(interval.min(KEEPALIVE_ANSWER));
+        }
+        endpoint
+            .connect_with_connector(Once(Some(stream)))
+            .await
+            .map_err(ConnectError::Http)
+    }
+
+    async fn shake_hands(
+        &self,
+        files: &TlsFiles,
+        stream: Box<dyn Io>,
+    ) -> Result<Box<dyn Io>, ConnectError> {
+        let name = self.name(files)?;
+        let files = files.clone();
+        // A file may be on a volume that does not answer.
+        let read = tokio::task::spawn_blocking(move || files.config());
+        let config = read.await.map_err(|_| ConnectError::Panicked)??;
+        let connector = TlsConnector::from(Arc::new(config));
+        let stream = connector.connect(name, stream).await;
+        Ok(Box::new(stream.map_err(ConnectError::Handshake)?))
+    }
+
+    fn name(&self, files: &TlsFiles) -> Result<ServerName<'static>, TlsError> {
+        let name = match (&files.name, &self.target) {
+            (Some(name), _) => name.clone(),
+            (None, Target::Tcp { host, .. }) => host.clone(),
+            (None, Target::Unix(_)) => "localhost".to_owned(),
+        };
+        ServerName::try_from(name.clone()).map_err(|_| TlsError::NoName(name))
+    }
+
+    fn endpoint(&self) -> Result<Endpoint, tonic::transport::Error> {
+        let name = self.tls.as_ref().and_then(|files| files.name.clone());
+        let authority = match (name, &self.target) {
+            (Some(name), _) => name,
+            (None, Target::Tcp { .. }) => self.target(),
+            (None, Target::Unix(_)) => "localhost".to_owned(),
+        };
+        // TLS is inside of the stream already: to the library this is HTTP/2 and nothing else.
+        Endpoint::from_shared(format!("http://{authority}"))?
+            .user_agent(concat!("tollgate/", env!("CARGO_PKG_VERSION")))
+    }
+}
+
+impl Target {
+    /// `host:port`, `host`, `[::1]:port`, `unix:path`, and these behind the schemes of gRPC's
+    /// resolvers.
+    fn parse(text: &str) -> Option<Self> {
+        if let Some(path) = text.strip_prefix("unix:") {
+            let path = path.strip_prefix("//").unwrap_or(path);
+            return (!path.is_empty()).then(|| Self::Unix(path.into()));
+        }
+        let rest = match text.split_once("://") {
+            Some(("http" | "https", rest)) => rest,
+            // What stands between the slashes is who resolves the name.
+            Some(("dns" | "passthrough" | "ipv4" | "ipv6", rest)) => rest.split_once('/')?.1,
+            Some(_) => return None,
+            None => text.strip_prefix("dns:").unwrap_or(text),
+        };
+        let rest = rest.strip_suffix('/').unwrap_or(rest);
+        let (host, port) = match rest.rsplit_once(':') {
+            Some((host, port)) if !host.contains(':') || host.ends_with(']') => {
+                (host, port.parse().ok()?)
+            }
+            _ => (rest, DEFAULT_PORT),
+        };
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        let is_host = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:%".contains(&byte);
+        let is_sound = !host.is_empty() && host.bytes().all(is_host);
+        is_sound.then(|| Self::Tcp {
+            host: host.to_owned(),
+            port,
+        })
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Self::Tcp { host, port } => write!(f, "{host}:{port}"),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+impl TlsFiles {
+    fn config(&self) -> Result<ClientConfig, TlsError> {
+        let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_protocol_versions(rustls::ALL_VERSIONS)
+            .expect("ring has suites for every version")
+            .with_root_certificates(self.roots()?);
+        let mut config = match (&self.certificate, &self.key) {
+            (None, None) => builder.with_no_client_auth(),
+            (Some(certificate), Some(key)) => {
+                let chain = certificates(certificate)?;
+                let secret = PrivateKeyDer::from_pem_slice(&read(key)?)
+                    .map_err(|error| not_pem(key, "key", error))?;
+                builder
+                    .with_client_auth_cert(chain, secret)
+                    .map_err(|source| TlsError::NoPair {
+                        certificate: certificate.clone(),
+                        key: key.clone(),
+                        source,
+                    })?
+            }
+            _ => return Err(TlsError::Half),
+        };
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        Ok(config)
+    }
+
+    fn roots(&self) -> Result<RootCertStore, TlsError> {
+        let Some(file) = &self.ca else {
+            let public = webpki_roots::TLS_SERVER_ROOTS.iter().cloned();
+            return Ok(public.collect());
+        };
+        let mut roots = RootCertStore::empty();
+        for certificate in certificates(file)? {
+            roots
+                .add(certificate)
+                .map_err(|error| TlsError::NoAuthority(file.clone(), error))?;
+        }
+        Ok(roots)
+    }
+}
+
+fn read(file: &Path) -> Result<Vec<u8>, TlsError> {
+    fs::read(file).map_err(|error| TlsError::Unreadable(file.to_owned(), error))
+}
+
+fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    const WHAT: &str = "certificate";
+    let certificates: Vec<_> = CertificateDer::pem_slice_iter(&read(file)?)
+        .collect::<Result<_, _>>()
+        .map_err(|error| not_pem(file, WHAT, error))?;
+    if certificates.is_empty() {
+        return Err(not_pem(file, WHAT, pem::Error::NoItemsFound));
+    }
+    Ok(certificates)
+}
+
+fn not_pem(file: &Path, what: &'static str, error: pem::Error) -> TlsError {
+    let file = file.to_owned();
+    match error {
+        pem::Error::NoItemsFound => TlsError::Missing { file, what },
+        error => TlsError::NotPem(file, error),
+    }
+}
+
+/// Sends what is written at once, and asks a silent peer whether it is there.
+fn keep_alive(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let keepalive = TcpKeepalive::new()
+        .with_time(TCP_KEEPALIVE)
+        .with_interval(TCP_KEEPALIVE / 3)
+        .with_retries(3);
+    SockRef::from(stream).set_tcp_keepalive(&keepalive)
+}
+
+/// A connection, whatever it goes through.
+trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Io for T {}
+
+/// A connection that is there already. When it ends the channel ends with it: the next one is made
+/// by [`Connector`], with the certificates of then.
+struct Once(Option<Box<dyn Io>>);
+
+impl Service<Uri> for Once {
+    type Response = TokioIo<Box<dyn Io>>;
+    type Error = io::Error;
+    type Future = Ready<io::Result<Self::Response>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Uri) -> Self::Future {
+        let stream = self.0.take().map(TokioIo::new);
+        ready(stream.ok_or_else(|| io::Error::other("the connection is gone")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(text: &str, expected: Option<&str>) {
+        let target = Target::parse(text).map(|target| target.to_string());
+        assert_eq!(target.as_deref(), expected, "{text}");
+    }
+
+    #[test]
+    fn targets_are_those_of_grpc() {
+        check("envoy-gateway:18001", Some("envoy-gateway:18001"));
+        check("10.0.0.1:1", Some("10.0.0.1:1"));
+        check("[::1]:18000", Some("[::1]:18000"));
+        check("::1", Some("[::1]:443"));
+        check("host", Some("host:443"));
+        check("dns:///host:1", Some("host:1"));
+        check("dns:host:1", Some("host:1"));
+        check("passthrough:///host:1", Some("host:1"));
+        check("https://host:1/", Some("host:1"));
+        check("unix:/run/x.sock", Some("unix:/run/x.sock"));
+        check("unix:///run/x.sock", Some("unix:/run/x.sock"));
+        check("unix:x.sock", Some("unix:x.sock"));
+    }
+
+    #[test]
+    fn what_is_no_target_is_refused() {
+        for text in [
+            "",
+            "host:",
+            "host:99999",
+            ":1",
+            "ftp://host:1",
+            "a b:1",
+            "unix:",
+            "h/x:1",
+        ] {
+            check(text, None);
+        }
+    }
+}

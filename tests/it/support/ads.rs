@@ -1,0 +1,402 @@
+//! A control plane: Envoy's aggregated discovery service, in a thread of this process. It answers
+//! as go-control-plane's snapshot cache does, which is what Envoy Gateway runs: whoever asks with
+//! another version than the newest gets the newest at once, also right after refusing it.
+
+use std::{
+    collections::VecDeque,
+    net::{Ipv4Addr, SocketAddr},
+    path::PathBuf,
+    sync::{Arc, Condvar, Mutex, MutexGuard},
+    time::Instant,
+};
+
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo},
+    service::TowerToHyperService,
+};
+use prost::Message as _;
+use prost_types::Any;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream},
+    sync::mpsc,
+    task::JoinSet,
+};
+use tokio_rustls::{
+    TlsAcceptor,
+    rustls::{
+        RootCertStore, ServerConfig,
+        crypto::ring,
+        pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
+        server::WebPkiClientVerifier,
+        version::TLS13,
+    },
+};
+use tollgate::{
+    config::message::{TYPE_URL, proto::RateLimitConfig},
+    grpc::proto::envoy::service::discovery::v3::{
+        DiscoveryRequest, DiscoveryResponse,
+        aggregated_discovery_service_server::{
+            AggregatedDiscoveryService, AggregatedDiscoveryServiceServer,
+        },
+    },
+};
+use tonic::{
+    Request, Response, Status, Streaming, codegen::tokio_stream::wrappers::UnboundedReceiverStream,
+    metadata::MetadataMap, service::Routes,
+};
+
+use super::{PATIENCE, certificates::Secret};
+
+/// A running control plane. It ends with its owner.
+#[derive(Debug)]
+pub struct Ads {
+    pub address: SocketAddr,
+    shared: Arc<Shared>,
+    orders: mpsc::UnboundedSender<Order>,
+}
+
+/// A request as it came in.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    /// The call that it came by, from 0.
+    pub call: usize,
+    pub headers: MetadataMap,
+    pub request: DiscoveryRequest,
+    pub at: Instant,
+}
+
+impl Seen {
+    /// What the client has against the last push.
+    pub fn refusal(&self) -> Option<&str> {
+        let error = self.request.error_detail.as_ref();
+        error.map(|error| error.message.as_str())
+    }
+}
+
+/// Files for TLS, read for each handshake. Clients have to show a certificate of the same
+/// authority, and TLS is 1.3: as Envoy Gateway has it.
+#[derive(Clone, Debug)]
+struct TlsFiles([PathBuf; 3]);
+
+enum Order {
+    /// Cut all connections.
+    HangUp,
+    /// Also stop to listen.
+    Leave,
+    Return,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    has_seen: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// What everybody should have.
+    newest: Option<DiscoveryResponse>,
+    calls: Vec<Call>,
+    seen: VecDeque<Seen>,
+    /// What calls are answered with, instead.
+    refusal: Option<Status>,
+    responses: u64,
+}
+
+#[derive(Debug)]
+struct Call {
+    responses: mpsc::UnboundedSender<Result<DiscoveryResponse, Status>>,
+    /// Whether the client waits for something newer.
+    is_waiting: bool,
+}
+
+impl State {
+    /// Sends a response with a nonce of its own to one call.
+    fn send(&mut self, call: usize, response: &DiscoveryResponse) {
+        self.responses += 1;
+        let nonce = format!("nonce-{}", self.responses);
+        let response = DiscoveryResponse {
+            nonce,
+            ..response.clone()
+        };
+        // It may be over.
+        let _ = self.calls[call].responses.send(Ok(response));
+        self.calls[call].is_waiting = false;
+    }
+}
+
+/// All rules of a control plane, a resource each.
+pub fn snapshot(version: &str, configs: &[RateLimitConfig]) -> DiscoveryResponse {
+    let any = |config: &RateLimitConfig| Any {
+        type_url: TYPE_URL.to_owned(),
+        value: config.encode_to_vec(),
+    };
+    DiscoveryResponse {
+        version_info: version.to_owned(),
+        resources: configs.iter().map(any).collect(),
+        type_url: TYPE_URL.to_owned(),
+        nonce: String::new(),
+    }
+}
+
+impl Ads {
+    pub fn start() -> Self {
+        Self::with(None)
+    }
+
+    /// With what is mounted: `tls.crt`, `tls.key` and `ca.crt`.
+    pub fn with_tls(secret: &Secret) -> Self {
+        let files = ["tls.crt", "tls.key", "ca.crt"].map(|name| secret.path(name));
+        Self::with(Some(TlsFiles(files)))
+    }
+
+    fn with(tls: Option<TlsFiles>) -> Self {
+        let shared = Arc::new(Shared::default());
+        let (orders, received) = mpsc::unbounded_channel();
+        let (tell, address) = std::sync::mpsc::channel();
+        let service = Double(shared.clone());
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(async {
+                let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+                tell.send(listener.local_addr().unwrap()).unwrap();
+                serve(
+                    listener,
+                    &Routes::new(AggregatedDiscoveryServiceServer::new(service)),
+                    tls.as_ref(),
+                    received,
+                )
+                .await;
+            });
+        });
+        Self {
+            address: address.recv().unwrap(),
+            shared,
+            orders,
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.shared.state.lock().unwrap()
+    }
+
+    /// From now on everybody should have this; whoever waits gets it.
+    pub fn set(&self, newest: DiscoveryResponse) {
+        let mut state = self.state();
+        for call in 0..state.calls.len() {
+            if state.calls[call].is_waiting {
+                state.send(call, &newest);
+            }
+        }
+        state.newest = Some(newest);
+    }
+
+    /// Answers the next calls with this error, or no longer does.
+    pub fn refuse_calls(&self, status: Option<Status>) {
+        self.state().refusal = status;
+    }
+
+    /// Cuts all connections, without a word.
+    pub fn hang_up(&self) {
+        self.order(Order::HangUp);
+    }
+
+    /// Goes away as a process does that is killed.
+    pub fn leave(&self) {
+        self.order(Order::Leave);
+    }
+
+    /// Comes back to its old address.
+    pub fn come_back(&self) {
+        self.order(Order::Return);
+    }
+
+    fn order(&self, order: Order) {
+        assert!(self.orders.send(order).is_ok(), "the control plane ended");
+    }
+
+    /// The next request, whichever it is.
+    #[track_caller]
+    pub fn next(&self) -> Seen {
+        let deadline = Instant::now() + PATIENCE;
+        let mut state = self.state();
+        loop {
+            if let Some(seen) = state.seen.pop_front() {
+                return seen;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            assert!(!left.is_zero(), "no request came");
+            state = self.shared.has_seen.wait_timeout(state, left).unwrap().0;
+        }
+    }
+
+    /// The next request of which this holds.
+    #[track_caller]
+    pub fn find(&self, is_it: impl Fn(&Seen) -> bool) -> Seen {
+        loop {
+            let seen = self.next();
+            if is_it(&seen) {
+                return seen;
+            }
+        }
+    }
+
+    /// Waits until a push is acknowledged.
+    #[track_caller]
+    pub fn wait_for_ack(&self, version: &str) -> Seen {
+        let seen = self.find(|seen| {
+            let DiscoveryRequest {
+                version_info,
+                response_nonce,
+                ..
+            } = &seen.request;
+            version_info == version && !response_nonce.is_empty()
+        });
+        assert_eq!(seen.refusal(), None);
+        seen
+    }
+
+    /// Waits until a push is refused.
+    #[track_caller]
+    pub fn wait_for_refusal(&self) -> Seen {
+        self.find(|seen| seen.refusal().is_some())
+    }
+}
+
+/// Serves until there are no more orders to come.
+async fn serve(
+    listener: TcpListener,
+    routes: &Routes,
+    tls: Option<&TlsFiles>,
+    mut orders: mpsc::UnboundedReceiver<Order>,
+) {
+    let address = listener.local_addr().unwrap();
+    let mut listener = Some(listener);
+    let mut connections = JoinSet::new();
+    loop {
+        let accepted = async {
+            match &listener {
+                Some(listener) => listener.accept().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            order = orders.recv() => match order {
+                Some(Order::HangUp) => connections.shutdown().await,
+                Some(Order::Leave) => {
+                    listener = None;
+                    connections.shutdown().await;
+                }
+                Some(Order::Return) => listener = Some(TcpListener::bind(address).await.unwrap()),
+                None => return,
+            },
+            accepted = accepted => {
+                let (stream, _) = accepted.unwrap();
+                let (routes, tls) = (routes.clone(), tls.cloned());
+                connections.spawn(connection(stream, routes, tls));
+            }
+        }
+    }
+}
+
+/// However it ends, the client will notice.
+async fn connection(stream: TcpStream, routes: Routes, tls: Option<TlsFiles>) {
+    match tls {
+        None => http2(stream, routes).await,
+        Some(files) => {
+            let acceptor = TlsAcceptor::from(Arc::new(files.config()));
+            if let Ok(stream) = acceptor.accept(stream).await {
+                http2(stream, routes).await;
+            }
+        }
+    }
+}
+
+async fn http2(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, routes: Routes) {
+    let _ = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes))
+        .await;
+}
+
+impl TlsFiles {
+    fn config(&self) -> ServerConfig {
+        let [certificate, key, ca] = &self.0;
+        let mut roots = RootCertStore::empty();
+        roots
+            .add(CertificateDer::from_pem_file(ca).unwrap())
+            .unwrap();
+        let provider = Arc::new(ring::default_provider());
+        let clients =
+            WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone());
+        let chain = vec![CertificateDer::from_pem_file(certificate).unwrap()];
+        let mut config = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&TLS13])
+            .unwrap()
+            .with_client_cert_verifier(clients.build().unwrap())
+            .with_single_cert(chain, PrivateKeyDer::from_pem_file(key).unwrap())
+            .unwrap();
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        config
+    }
+}
+
+/// The service.
+#[derive(Debug)]
+struct Double(Arc<Shared>);
+
+#[tonic::async_trait]
+impl AggregatedDiscoveryService for Double {
+    type StreamAggregatedResourcesStream =
+        UnboundedReceiverStream<Result<DiscoveryResponse, Status>>;
+
+    async fn stream_aggregated_resources(
+        &self,
+        request: Request<Streaming<DiscoveryRequest>>,
+    ) -> Result<Response<Self::StreamAggregatedResourcesStream>, Status> {
+        let headers = request.metadata().clone();
+        let mut requests = request.into_inner();
+        let (responses, stream) = mpsc::unbounded_channel();
+        let shared = self.0.clone();
+        let call = {
+            let mut state = shared.state.lock().unwrap();
+            if let Some(status) = state.refusal.clone() {
+                return Err(status);
+            }
+            state.calls.push(Call {
+                responses,
+                is_waiting: false,
+            });
+            state.calls.len() - 1
+        };
+        #[expect(clippy::disallowed_methods, reason = "it ends with its connection")]
+        tokio::spawn(async move {
+            while let Ok(Some(request)) = requests.message().await {
+                shared.receive(call, &headers, request);
+            }
+        });
+        Ok(Response::new(UnboundedReceiverStream::new(stream)))
+    }
+}
+
+impl Shared {
+    fn receive(&self, call: usize, headers: &MetadataMap, request: DiscoveryRequest) {
+        let mut state = self.state.lock().unwrap();
+        match state.newest.clone() {
+            Some(newest) if newest.version_info != request.version_info => {
+                state.send(call, &newest);
+            }
+            _ => state.calls[call].is_waiting = true,
+        }
+        state.seen.push_back(Seen {
+            call,
+            headers: headers.clone(),
+            request,
+            at: Instant::now(),
+        });
+        self.has_seen.notify_all();
+    }
+}
