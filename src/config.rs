@@ -11,7 +11,7 @@ use sha2::{Digest as _, Sha256};
 use crate::{counter::KeyFormat, matcher::Matcher};
 
 mod compile;
-mod node;
+pub(crate) mod node;
 mod yaml;
 
 use node::Lines;

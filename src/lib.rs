@@ -35,6 +35,7 @@ pub mod reload;
 
 // 5: house
 pub mod ask;
+pub mod lint_envoy;
 pub mod log;
 pub mod server;
 pub mod settings;

@@ -44,6 +44,8 @@ pub enum Command {
     Check(Check),
     /// Ask a running server for a decision, as Envoy would
     Ask(Ask),
+    /// Check an Envoy configuration for traps: what Envoy accepts and what then limits nothing
+    LintEnvoy(LintEnvoy),
 }
 
 impl Cli {
@@ -462,6 +464,29 @@ pub struct Check {
         value_name = "FORMAT"
     )]
     pub key_format: KeyFormat,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Exit code: 0 if nothing was found, 1 if something was, 2 if the file cannot be read."
+)]
+pub struct LintEnvoy {
+    /// A bootstrap in YAML or JSON, what Envoy's /config_dump answers, or Istio's EnvoyFilters;
+    /// - is standard input
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+
+    /// Also tell what these rules have no word for: domains and descriptors
+    #[arg(long, value_name = "DIR")]
+    pub rules: Option<PathBuf>,
+
+    /// Read the rules as `serve --merge-domains` does
+    #[arg(long, env = "MERGE_DOMAIN_CONFIG", default_value = "false", value_parser = boolean, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    pub merge_domains: bool,
+
+    /// Match keys and values apart, as `serve --strict-matching` does
+    #[arg(long, env = "TOLLGATE_STRICT_MATCHING", default_value = "false", value_parser = boolean, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    pub strict_matching: bool,
 }
 
 #[derive(Debug, Args)]

@@ -17,6 +17,7 @@
 //! - `http`: health, metrics and the rules in use over HTTP
 //! - `papers`: pages that the program itself can write
 //! - `envoy`: a real Envoy asks, and obeys
+//! - `lint_envoy`: the traps of Envoy configurations
 //! - `deploy`: what is in `deploy/`, run as it stands
 //! - `examples`: the rules in `config/` and in the papers
 //! - `support`: starts and stops everything else
@@ -37,6 +38,7 @@ mod examples;
 mod golden;
 mod grpcurl;
 mod http;
+mod lint_envoy;
 mod papers;
 mod prometheus;
 mod redis;
