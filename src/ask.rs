@@ -2,7 +2,9 @@
 
 use std::fmt::Write as _;
 
-use tonic::{Status, transport::Endpoint};
+use tonic::Status;
+
+mod connect;
 
 use crate::{
     grpc::{
@@ -22,6 +24,8 @@ use crate::{
     window::Unit,
 };
 
+pub use connect::ConnectError;
+
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
@@ -29,7 +33,7 @@ pub enum AskError {
     Unreachable {
         server: String,
         #[source]
-        source: tonic::transport::Error,
+        source: connect::ConnectError,
     },
     #[error("the server answered {:?}: {}", .0.code(), .0.message())]
     Refused(Status),
@@ -43,17 +47,11 @@ pub enum AskError {
 ///
 /// If the server cannot be reached or answers with a gRPC status instead of a decision.
 pub async fn ask(ask: Ask) -> Result<String, AskError> {
-    let unreachable = |source| AskError::Unreachable {
+    let channel = connect::connect(&ask).await;
+    let channel = channel.map_err(|source| AskError::Unreachable {
         server: ask.server.clone(),
         source,
-    };
-    let channel = Endpoint::from_shared(ask.server.clone())
-        .map_err(unreachable)?
-        .connect_timeout(ask.timeout)
-        .timeout(ask.timeout)
-        .connect()
-        .await
-        .map_err(unreachable)?;
+    })?;
     let request = request(&ask);
     let response = RateLimitServiceClient::new(channel)
         .should_rate_limit(request)

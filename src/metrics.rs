@@ -51,6 +51,22 @@ pub struct Metrics {
     pub redis: Arc<redis::Meters>,
     pub redis_per_second: Arc<redis::Meters>,
     pub over_limit_cache: Arc<over_limit_cache::Meters>,
+    pub authorities: Authorities,
+}
+
+/// How often a connection named an `:authority` that is none.
+#[derive(Debug, Default)]
+pub struct Authorities {
+    /// Its calls are answered all the same.
+    pub replaced: AtomicU64,
+    /// HTTP/2 resets its calls.
+    pub refused: AtomicU64,
+}
+
+impl Authorities {
+    pub fn count(which: &AtomicU64) {
+        add(which, 1);
+    }
 }
 
 /// The longest name that requests make up, in bytes. Values can be whole headers, and ten thousand
@@ -224,6 +240,9 @@ impl Metrics {
             "tollgate.decisions_total.over_limit",
             get(&self.decisions_over_limit),
         );
+        let Authorities { replaced, refused } = &self.authorities;
+        list.counter("tollgate.authorities_replaced_total", get(replaced));
+        list.counter("tollgate.authorities_refused_total", get(refused));
         self.store_samples(memory, &mut list);
         list.0
     }

@@ -19,6 +19,7 @@ use tonic_health::{
     server::HealthReporter,
 };
 
+mod authority;
 mod http;
 mod ports;
 mod tls;
@@ -27,7 +28,7 @@ mod worker;
 use http::serve_http;
 use ports::{GrpcListener, Ports};
 pub use tls::TlsError;
-use worker::{Phase, Serving, Worker, Workers, accept};
+use worker::{Keepalive, Phase, Serving, Worker, Workers, accept};
 
 use crate::{
     admin::{self, Health},
@@ -159,6 +160,7 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
 
     let (phase, phases) = watch::channel(Phase::Serving);
     let mut workers = Workers::default();
+    let notes = authority::Notes::new(metrics.clone());
     let service = || {
         let (store, batchers) = backend.store(settings, &metrics);
         (service(store, &rules, &metrics, settings), batchers)
@@ -169,7 +171,9 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
         let serving = Serving {
             routes: routes.prepare(),
             tls: tls.clone(),
-            max_streams: settings.bounds.max_streams,
+            bounds: settings.bounds,
+            notes: notes.clone(),
+            keepalive: Keepalive::new(&settings.listen),
             max_age: settings.listen.max_connection_age,
             grace: settings.listen.max_connection_age_grace,
             phases: phases.clone(),

@@ -21,21 +21,24 @@ use tokio::{
 use tonic::service::Routes;
 
 use super::{
+    authority::{Mended, Notes},
     ports::{Detached, GrpcListener, Stream},
     runtime,
     tls::Tls,
 };
-use crate::store::redis::Batcher;
+use crate::{
+    settings::{Bounds, Listen},
+    store::redis::Batcher,
+};
 
-/// A connection on which nothing is heard is asked this often whether it still lives, so that
-/// peers that vanished do not hold their place for ever.
-const KEEPALIVE: Duration = Duration::from_secs(60);
+/// A connection that has not said a word in this time is closed.
+const FIRST_WORD: Duration = Duration::from_secs(60);
 
 /// Accepted connections that may wait for a worker.
 const HANDOVER: usize = 128;
 
-/// Largest list of request headers in bytes.
-const MAX_HEADER_BYTES: u32 = 64 << 10;
+/// What may wait in a stream for a client that does not read, beside the reply itself.
+const MAX_SEND_BYTES: usize = 64 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
@@ -158,12 +161,34 @@ pub(super) struct Serving {
     pub(super) routes: Routes,
     /// For what comes in through a port; a Unix socket has none.
     pub(super) tls: Option<Tls>,
-    pub(super) max_streams: u32,
+    pub(super) bounds: Bounds,
+    pub(super) notes: Arc<Notes>,
+    pub(super) keepalive: Keepalive,
     /// How old a connection may become; zero means any age.
     pub(super) max_age: Duration,
     /// How long its calls may then take.
     pub(super) grace: Duration,
     pub(super) phases: watch::Receiver<Phase>,
+}
+
+/// When a connection on which nothing is heard is asked whether it still lives, so that peers that
+/// vanished do not hold their place for ever.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Keepalive {
+    /// Nothing for never.
+    interval: Option<Duration>,
+    /// How long the answer may take.
+    timeout: Duration,
+}
+
+impl Keepalive {
+    pub(super) fn new(listen: &Listen) -> Self {
+        let interval = listen.keepalive_interval;
+        Self {
+            interval: (!interval.is_zero()).then_some(interval),
+            timeout: listen.keepalive_timeout,
+        }
+    }
 }
 
 impl Serving {
@@ -194,7 +219,7 @@ impl Serving {
     /// connection must not hold up a drain.
     async fn is_heard(&mut self, readable: impl Future<Output = io::Result<()>>) -> bool {
         tokio::select! {
-            heard = tokio::time::timeout(KEEPALIVE, readable) => matches!(heard, Ok(Ok(()))),
+            heard = tokio::time::timeout(FIRST_WORD, readable) => matches!(heard, Ok(Ok(()))),
             () = draining(&mut self.phases) => false,
         }
     }
@@ -205,10 +230,17 @@ impl Serving {
     {
         let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
-            .max_concurrent_streams(self.max_streams)
-            .max_header_list_size(MAX_HEADER_BYTES)
-            .keep_alive_interval(KEEPALIVE)
-            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(self.routes));
+            .max_concurrent_streams(self.bounds.max_streams)
+            .max_header_list_size(self.bounds.max_header_bytes)
+            .max_pending_accept_reset_streams(self.bounds.max_pending_resets)
+            .max_local_error_reset_streams(self.bounds.max_bad_streams)
+            .max_send_buf_size(MAX_SEND_BYTES)
+            .keep_alive_interval(self.keepalive.interval)
+            .keep_alive_timeout(self.keepalive.timeout)
+            .serve_connection(
+                TokioIo::new(Mended::new(stream, self.notes)),
+                TowerToHyperService::new(self.routes),
+            );
         let mut connection = std::pin::pin!(connection);
         // GOAWAY: calls under way are answered, new ones go elsewhere.
         tokio::select! {
