@@ -4,9 +4,8 @@ use std::fmt::Write as _;
 
 use tonic::Status;
 
-mod connect;
-
 use crate::{
+    dial::{self, Dial, DialError},
     grpc::{
         json,
         proto::envoy::{
@@ -24,8 +23,6 @@ use crate::{
     window::Unit,
 };
 
-pub use connect::ConnectError;
-
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
@@ -33,7 +30,7 @@ pub enum AskError {
     Unreachable {
         server: String,
         #[source]
-        source: connect::ConnectError,
+        source: DialError,
     },
     #[error("the server answered {:?}: {}", .0.code(), .0.message())]
     Refused(Status),
@@ -47,11 +44,20 @@ pub enum AskError {
 ///
 /// If the server cannot be reached or answers with a gRPC status instead of a decision.
 pub async fn ask(ask: Ask) -> Result<String, AskError> {
-    let channel = connect::connect(&ask).await;
-    let channel = channel.map_err(|source| AskError::Unreachable {
+    let unreachable = |source| AskError::Unreachable {
         server: ask.server.clone(),
         source,
-    })?;
+    };
+    let dial = Dial::new(&dial::Options {
+        server: &ask.server,
+        tls: ask.tls,
+        ca: ask.ca.as_deref(),
+        pair: ask.cert.as_deref().zip(ask.key.as_deref()),
+        authority: ask.authority.as_deref(),
+        http2: true,
+    })
+    .map_err(unreachable)?;
+    let channel = dial.channel(ask.timeout).await.map_err(unreachable)?;
     let request = request(&ask);
     let response = RateLimitServiceClient::new(channel)
         .should_rate_limit(request)

@@ -1,12 +1,13 @@
 //! The gRPC door: the service, and the clock that every request is answered by.
 
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tonic::{Request, Response, Status};
 
 use crate::{
     limiter::{Limiter, NoDecision},
     store::Store,
+    traces::{Tracer, Went},
     window::Timestamp,
 };
 
@@ -25,6 +26,7 @@ pub struct Service<S> {
     pub limiter: Limiter<S>,
     pub bounds: wire::Bounds,
     pub extras: wire::Extras,
+    pub tracer: Tracer,
 }
 
 #[tonic::async_trait]
@@ -34,8 +36,27 @@ impl<S: Store> RateLimitService for Service<S> {
         request: Request<RateLimitRequest>,
     ) -> Result<Response<RateLimitResponse>, Status> {
         let began = Instant::now();
-        let reply = self.answer(&request.into_inner()).await;
-        self.limiter.metrics.record_call(began.elapsed());
+        let metadata = request.metadata();
+        let span = self
+            .tracer
+            .begin(|name| metadata.get(name)?.to_str().ok())
+            .map(|span| (span, nanos()));
+        let message = request.into_inner();
+        let reply = self.answer(&message).await;
+        let took = began.elapsed();
+        self.limiter.metrics.record_call(took);
+        if let Some((span, began_nanos)) = span {
+            span.end(Went {
+                began_nanos,
+                took,
+                domain: message.domain,
+                descriptors: message.descriptors.len(),
+                answer: match &reply {
+                    Ok(reply) => Ok(reply.overall_code().as_str_name()),
+                    Err(status) => Err((status.message().to_owned(), status.code().into())),
+                },
+            });
+        }
         reply.map(Response::new)
     }
 }
@@ -65,10 +86,19 @@ fn status(error: NoDecision) -> Status {
 
 /// Reads the clock. A request is answered by one reading, from beginning to end.
 pub fn now() -> Timestamp {
+    Timestamp::from_millis(0).plus(since_epoch())
+}
+
+/// The same for a span, in nanoseconds since 1970.
+fn nanos() -> u64 {
+    u64::try_from(since_epoch().as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn since_epoch() -> Duration {
     #[expect(
         clippy::disallowed_methods,
         reason = "this is the door at which time comes in"
     )]
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
-    Timestamp::from_millis(0).plus(since_epoch.unwrap_or_default())
+    since_epoch.unwrap_or_default()
 }

@@ -22,8 +22,10 @@ pub mod plan;
 // 2: rim
 pub mod changes;
 pub mod config;
+pub mod dial;
 pub mod metrics;
 pub mod store;
+pub mod traces;
 
 // 3: use
 pub mod limiter;

@@ -35,6 +35,16 @@ pub enum Unreadable {
     NoEnvoy,
 }
 
+impl Unreadable {
+    /// Where reading ended, if that is known. The message begins with it.
+    pub fn position(&self) -> Option<Position> {
+        match self {
+            Self::Syntax { position, .. } => *position,
+            Self::NoEnvoy => None,
+        }
+    }
+}
+
 fn at(position: Option<Position>) -> String {
     // Whoever prints it has written the name of the file and a colon.
     position.map_or_else(

@@ -1,6 +1,7 @@
 //! The `tollgate` program: exit code 0 if all went well, 1 if not, 2 for a bad command line.
 
 use std::{
+    fmt::Display,
     fs::File,
     io::{self, Read as _, Write as _},
     path::Path,
@@ -10,7 +11,7 @@ use std::{
 use anyhow::Context as _;
 use tollgate::{
     ask,
-    config::{Files, Options, Source},
+    config::{self, Files, Options, Source},
     lint_envoy, log, server,
     settings::{self, Ask, Check, Cli, Command, LintEnvoy, Settings},
 };
@@ -95,17 +96,23 @@ fn lint_file(lint: &LintEnvoy) -> anyhow::Result<ExitCode> {
         None => None,
     };
     let findings = lint_envoy::lint(&text, matcher.as_ref())
-        .map_err(|error| anyhow::anyhow!("{name}:{error}"))?;
+        .map_err(|error| anyhow::anyhow!(placed(&name, error.position(), &error)))?;
     if findings.is_empty() {
         print(&format!("ok: {name} has none of the traps that are known"));
         return Ok(ExitCode::SUCCESS);
     }
     let lines: Vec<_> = findings
         .iter()
-        .map(|finding| format!("{name}:{finding}"))
+        .map(|finding| placed(&name, finding.position, finding))
         .collect();
     print(&lines.join("\n"));
     Ok(ExitCode::FAILURE)
+}
+
+/// `FILE:LINE:COLUMN: …` or `FILE: …`, for a text that begins with its place if it has one.
+fn placed(name: &impl Display, position: Option<config::Position>, text: &impl Display) -> String {
+    let blank = if position.is_some() { "" } else { " " };
+    format!("{name}:{blank}{text}")
 }
 
 /// Reads a file, or standard input if it is called `-`.

@@ -20,6 +20,7 @@ use crate::{
     plan::{Counted, Outcome, Plan},
     request::Request,
     store::{memory::MemoryStore, over_limit_cache, redis},
+    traces,
 };
 
 pub mod mapper;
@@ -52,6 +53,7 @@ pub struct Metrics {
     pub redis_per_second: Arc<redis::Meters>,
     pub over_limit_cache: Arc<over_limit_cache::Meters>,
     pub authorities: Authorities,
+    pub traces: Arc<traces::Meters>,
 }
 
 /// How often a connection named an `:authority` that is none.
@@ -243,6 +245,8 @@ impl Metrics {
         let Authorities { replaced, refused } = &self.authorities;
         list.counter("tollgate.authorities_replaced_total", get(replaced));
         list.counter("tollgate.authorities_refused_total", get(refused));
+        list.counter("tollgate.spans_exported_total", get(&self.traces.exported));
+        list.counter("tollgate.spans_dropped_total", get(&self.traces.dropped));
         self.store_samples(memory, &mut list);
         list.0
     }

@@ -9,7 +9,7 @@ use std::{convert::Infallible, io, path::Path, pin::Pin, sync::Arc, thread, time
 use tokio::{
     runtime::{Builder, Runtime},
     signal::unix::{SignalKind, signal},
-    sync::{Semaphore, watch},
+    sync::{Semaphore, oneshot, watch},
     task::JoinSet,
 };
 use tonic::service::Routes;
@@ -52,7 +52,7 @@ use crate::{
         statsd,
     },
     reload::Reloader,
-    settings::{Settings, stats::Stats},
+    settings::{self, Settings, stats::Stats, traces::TracesError},
     store::{
         AnyStore,
         memory::MemoryStore,
@@ -60,6 +60,7 @@ use crate::{
         per_second::PerSecond,
         redis::{self, Batcher, RedisStore},
     },
+    traces::{self, Tracer, export::Exporter},
 };
 
 /// Names that `grpc.health.v1` knows.
@@ -67,6 +68,9 @@ const HEALTH_NAMES: [&str; 2] = ["", "ratelimit"];
 
 /// Expired counters are dropped this often.
 const SWEEP: Duration = Duration::from_secs(1);
+
+/// How long the last spans may take to be sent.
+const FLUSH: Duration = Duration::from_secs(5);
 
 /// Why the server did not start, or ended.
 #[derive(Debug, thiserror::Error)]
@@ -89,6 +93,8 @@ pub enum ServerError {
     Mogrifier(#[from] MogrifierError),
     #[error(transparent)]
     Tls(#[from] TlsError),
+    #[error(transparent)]
+    Traces(#[from] TracesError),
     #[error("a worker stopped")]
     WorkerStopped,
     #[error("cannot start a thread or a runtime, or wait for signals")]
@@ -160,10 +166,14 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
 
     let (phase, phases) = watch::channel(Phase::Serving);
     let mut workers = Workers::default();
+    let (tracer, exporter) = traces(&settings.traces, &metrics)?;
     let notes = authority::Notes::new(metrics.clone());
     let service = || {
         let (store, batchers) = backend.store(settings, &metrics);
-        (service(store, &rules, &metrics, settings), batchers)
+        (
+            service(store, &rules, &metrics, &tracer, settings),
+            batchers,
+        )
     };
     for _ in 0..worker_count(settings) {
         let (service, batchers) = service();
@@ -181,6 +191,12 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
         workers.start(Worker { serving, batchers })?;
     }
     announce(&ports, &backend, &rules, workers.count())?;
+
+    let (stop_exporting, stopped) = oneshot::channel();
+    let mut exporting = JoinSet::new();
+    if let Some(exporter) = exporter {
+        exporting.spawn(exporter.run(stopped));
+    }
 
     // They end with the process.
     let mut tasks = JoinSet::new();
@@ -245,6 +261,12 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     let drained = tokio::time::timeout(settings.process.drain_timeout, workers.all_end());
     if drained.await.is_err() {
         tracing::warn!("some calls were still under way when the time to drain was over");
+    }
+    // It may be gone already, for there is none without tracing.
+    let _ = stop_exporting.send(());
+    let flushed = tokio::time::timeout(FLUSH, exporting.join_next());
+    if flushed.await.is_err() {
+        tracing::warn!("some spans were still unsent when the time for them was over");
     }
     tracing::info!("stopped");
     Ok(())
@@ -439,6 +461,7 @@ fn service(
     store: AnyStore,
     rules: &Rules,
     metrics: &Arc<Metrics>,
+    tracer: &Tracer,
     settings: &Settings,
 ) -> grpc::Service<AnyStore> {
     let Settings {
@@ -472,7 +495,27 @@ fn service(
                 .then(|| headers.map(Clone::clone)),
             dynamic_metadata: decisions.dynamic_metadata,
         },
+        tracer: tracer.clone(),
     }
+}
+
+/// What makes spans, and what sends them, if that is asked for.
+fn traces(
+    settings: &settings::traces::Traces,
+    metrics: &Metrics,
+) -> Result<(Tracer, Option<Exporter>), TracesError> {
+    if !settings.tracing {
+        return Ok((Tracer::default(), None));
+    }
+    let meters = metrics.traces.clone();
+    let options = settings.export(traces::random_uuid)?;
+    let (tracer, spans) = Tracer::new(&settings.sampling(), meters.clone());
+    let exporter = Exporter {
+        spans,
+        options,
+        meters,
+    };
+    Ok((tracer, Some(exporter)))
 }
 
 /// Everything that one worker serves, but health.

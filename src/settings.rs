@@ -15,11 +15,13 @@ pub mod redis;
 pub mod reference;
 pub mod stats;
 pub mod tls;
+pub mod traces;
 mod values;
 
 use redis::{KeyFormat, Redis, RedisPerSecond};
 use stats::Stats;
 use tls::Tls;
+use traces::Traces;
 pub use values::Entries;
 use values::{boolean, duration, entries, file_mode, file_path, header_name, number, some_time};
 
@@ -174,6 +176,9 @@ pub struct Settings {
 
     #[command(flatten)]
     pub stats: Stats,
+
+    #[command(flatten)]
+    pub traces: Traces,
 
     #[command(flatten)]
     pub process: Process,

@@ -12,7 +12,9 @@
 //! - `drop_in`: started as platforms start envoyproxy/ratelimit, and beside it on one Redis
 //! - `prometheus`: a real Prometheus and promtool read the page
 //! - `statistics`: statsd, DogStatsD, Prometheus and `/stats`
+//! - `traces`: spans, read with OpenTelemetry's own messages
 //! - `grpcurl`: what a stranger finds out by reflection, and health
+//! - `transport`: sockets, ports, and connections of clients that mean harm, or are gone
 //! - `tls`: TLS on the gRPC port: who is let in, and certificates that change
 //! - `http`: health, metrics and the rules in use over HTTP
 //! - `papers`: pages that the program itself can write
@@ -49,3 +51,5 @@ mod statistics;
 mod store;
 mod support;
 mod tls;
+mod traces;
+mod transport;
