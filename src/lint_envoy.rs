@@ -10,7 +10,7 @@ use std::{
     fmt,
 };
 
-use crate::{config::Position, matcher::Matcher};
+use crate::{config::Position, matcher::Matcher, server};
 
 mod actions;
 mod document;
@@ -435,12 +435,12 @@ impl<'d> Lint<'d> {
         }
         let cluster = envoy.text_of("cluster_name").unwrap_or_default();
         let authority = envoy.text_of("authority").unwrap_or_default();
-        self.authority(&envoy, cluster, authority, "authority");
+        self.authority(&envoy, cluster, authority);
         self.asked.insert(cluster.to_owned());
     }
 
     /// What Envoy sends as `:authority`: what it is told to, or the name of the cluster.
-    fn authority(&mut self, value: &Value<'_>, cluster: &str, authority: &str, key: &str) {
+    fn authority(&mut self, value: &Value<'_>, cluster: &str, authority: &str) {
         let sent = if authority.is_empty() {
             cluster
         } else {
@@ -449,15 +449,19 @@ impl<'d> Lint<'d> {
         if sent.is_empty() || is_authority(sent) {
             return;
         }
+        let (severity, but) = match server::instead(sent.as_bytes()) {
+            Some(_) => (Severity::Warning, "; tollgate makes one of it"),
+            None => (Severity::Error, ", tollgate too"),
+        };
         self.find(
             value,
-            Severity::Error,
+            severity,
             "authority",
             format!(
-                "`{sent}` is sent as `:authority` and is none: strict HTTP/2 servers reset every \
-                 call, and then nothing is limited"
+                "`{sent}` is sent as `:authority` and is none: HTTP/2 servers reset every call, and \
+                 then nothing is limited{but}"
             ),
-            format!("write `{key}: HOST`, such as the host name of the service"),
+            "write `authority: HOST`, such as the host name of the service",
         );
     }
 
@@ -656,7 +660,7 @@ impl<'d> Lint<'d> {
         for check in &checks {
             if let Some(grpc) = check.get("grpc_health_check") {
                 let authority = grpc.text_of("authority").unwrap_or_default();
-                self.authority(&grpc, name, authority, "authority");
+                self.authority(&grpc, name, authority);
             }
             if check.get("no_traffic_interval").is_none() {
                 self.find(

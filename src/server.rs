@@ -25,6 +25,7 @@ mod ports;
 mod tls;
 mod worker;
 
+pub(crate) use authority::instead;
 use http::serve_http;
 use ports::{GrpcListener, Ports};
 pub use tls::TlsError;

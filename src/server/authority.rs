@@ -191,10 +191,9 @@ impl<S> Mended<S> {
         if Authority::try_from(found.as_slice()).is_ok() {
             return;
         }
-        let instead: Vec<u8> = found.iter().map(|&byte| replacement(byte)).collect();
-        if Authority::try_from(instead.as_slice()).is_err() {
+        let Some(instead) = instead(&found) else {
             return self.notes.refused(&found);
-        }
+        };
         for (symbol, byte) in symbols.iter().zip(instead) {
             symbol.write(byte, value, is_huffman);
         }
@@ -204,6 +203,14 @@ impl<S> Mended<S> {
 
 fn payload_bytes(head: &[u8; HEAD_BYTES]) -> usize {
     usize::from(head[0]) << 16 | usize::from(head[1]) << 8 | usize::from(head[2])
+}
+
+/// The authority that is made of a name; nothing if that cannot be.
+pub(crate) fn instead(name: &[u8]) -> Option<Vec<u8>> {
+    let instead: Vec<u8> = name.iter().map(|&byte| replacement(byte)).collect();
+    Authority::try_from(instead.as_slice())
+        .ok()
+        .map(|_| instead)
 }
 
 /// What may stand in an authority instead of a byte that may not. Their codes are equally long.

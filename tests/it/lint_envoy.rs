@@ -1,6 +1,7 @@
 //! `tollgate lint-envoy`: every trap that is planted is found, and nothing in good configurations.
 
 use std::{
+    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
     process::{Command, Output},
@@ -80,6 +81,23 @@ fn every_planted_trap_is_found_and_nothing_else() {
         .collect();
     let (_, said) = lint(&file, None);
     assert_eq!(found(&said, &file), fewer, "{said}");
+}
+
+#[test]
+fn every_trap_has_its_line_in_the_papers() {
+    let page = fs::read_to_string(root("docs/lint-envoy.md")).unwrap();
+    let text = fs::read_to_string(root("tests/it/lint_envoy/planted.yaml")).unwrap();
+    let traps = planted(&text);
+    let planted: BTreeSet<_> = traps
+        .iter()
+        .map(|trap| trap.split_once(' ').unwrap().1)
+        .collect();
+    let told: BTreeSet<_> = page
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `")?.split_once('`'))
+        .map(|(trap, _)| trap)
+        .collect();
+    assert_eq!(planted, told);
 }
 
 /// The traps are what Envoy has nothing against: the file is one that it takes.
