@@ -73,13 +73,12 @@ fn is_ratelimit(arguments: &[OsString]) -> bool {
 }
 
 /// Defaults of the reference where ours are others and somebody could notice.
-const RATELIMIT_DEFAULTS: [(&str, &str); 6] = [
+const RATELIMIT_DEFAULTS: [(&str, &str); 5] = [
     ("runtime_root", "/srv/runtime_data/current"),
     ("backend", "redis"),
     ("statsd", "true"),
     ("expiration_jitter", "300"),
     ("log_level", "warn"),
-    ("reuse_port", "true"),
 ];
 
 /// The command line with the reference's defaults.

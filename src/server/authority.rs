@@ -471,7 +471,7 @@ mod tests {
             let (length, code) = code(byte).unwrap();
             bits += &format!("{code:0length$b}");
         }
-        while bits.len() % 8 != 0 {
+        while !bits.len().is_multiple_of(8) {
             bits.push('1');
         }
         let byte = |bits: &[u8]| {

@@ -77,8 +77,6 @@ impl Builder {
         }
         let mut command = Command::new(program);
         command.env_clear();
-        // Two tests that take one port must notice it.
-        command.env("TOLLGATE_REUSE_PORT", "false");
         for (name, value) in &self.env {
             command.env(name, value);
         }
