@@ -135,8 +135,7 @@ impl Exporter {
             Err(error) => {
                 Meters::add(&self.meters.dropped, spans);
                 if *is_good {
-                    let error = anyhow::Error::from(error);
-                    tracing::warn!("spans are lost: {error:#}");
+                    tracing::warn!("spans are lost: {}", chain(&error));
                 }
                 *is_good = false;
             }
@@ -224,6 +223,13 @@ impl Exporter {
         let answer = answer.map_err(|status| ExportError::Refused(Box::new(status)))?;
         Ok(answer.into_inner())
     }
+}
+
+/// An error with its causes, in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    let texts: Vec<_> = causes.map(ToString::to_string).collect();
+    texts.join(": ")
 }
 
 /// Waits until there is a whole batch, or the first span of one has waited long enough.

@@ -145,6 +145,10 @@ fn a_dump_of_a_real_envoy_has_the_traps_of_its_bootstrap() {
     let bad = good
         .replace("timeout: 0.25s\n                      # With", "# With")
         .replace("authority: tollgate", "authority: \"\"")
+        .replace(
+            "- actions:\n",
+            "- hits_addend: { number: 2 }\n                                actions:\n",
+        )
         .replace("cluster_name: tollgate\n", "cluster_name: a|b\n")
         .replace("- name: tollgate\n", "- name: a|b\n")
         .replace(
@@ -152,7 +156,7 @@ fn a_dump_of_a_real_envoy_has_the_traps_of_its_bootstrap() {
             "explicit_http_config: { http_protocol_options: {} }",
         );
     let rules = root("config");
-    for (bootstrap, expected) in [(good, &[][..]), (bad, &["authority", "http2", "timeout"])] {
+    for (bootstrap, expected) in [(good, &[][..]), (bad, &["authority", "hits-addend", "http2", "timeout"])] {
         let envoy = Envoy::start(|| bootstrap.clone());
         let folder = TempDir::new().unwrap();
         let file = folder.path().join("dump.json");
