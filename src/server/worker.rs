@@ -269,3 +269,23 @@ fn jittered(age: Duration) -> Duration {
     let random = RandomState::new().hash_one(()) % 2001;
     age / 10_000 * u32::try_from(9_000 + random).unwrap_or(10_000)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_differ_by_a_tenth_at_most_and_none_is_for_ever() {
+        let age = Duration::from_secs(1000);
+        let ages: Vec<_> = (0..1000).map(|_| jittered(age).as_secs()).collect();
+        assert!(
+            ages.iter().all(|age| (900..=1100).contains(age)),
+            "{ages:?}"
+        );
+        assert!(ages.iter().any(|age| *age < 950), "{ages:?}");
+        assert!(ages.iter().any(|age| *age > 1050), "{ages:?}");
+        let century = Duration::from_secs(99 * 365 * 86_400);
+        assert!(jittered(Duration::ZERO) > century);
+        assert!(jittered(Duration::MAX) > century);
+    }
+}

@@ -156,7 +156,10 @@ fn a_dump_of_a_real_envoy_has_the_traps_of_its_bootstrap() {
             "explicit_http_config: { http_protocol_options: {} }",
         );
     let rules = root("config");
-    for (bootstrap, expected) in [(good, &[][..]), (bad, &["authority", "hits-addend", "http2", "timeout"])] {
+    for (bootstrap, expected) in [
+        (good, &[][..]),
+        (bad, &["authority", "hits-addend", "http2", "timeout"]),
+    ] {
         let envoy = Envoy::start(|| bootstrap.clone());
         let folder = TempDir::new().unwrap();
         let file = folder.path().join("dump.json");

@@ -219,6 +219,8 @@ fn ask_says_what_is_wrong_with_an_address() {
 
 // --- connections that mean harm, do not read, or are gone ----------------------------------------
 
+const RESET: u8 = 3;
+const SETTINGS: u8 = 4;
 const PING: u8 = 6;
 const GO_AWAY: u8 = 7;
 
@@ -454,4 +456,47 @@ fn connections_above_their_number_wait() {
     assert_eq!(waits.kind(), ErrorKind::WouldBlock);
     drop(first);
     wait_until("the second is greeted", || second.0.read(&mut byte).is_ok());
+}
+
+/// A client is told how many calls it may have under way; the next one is refused, and the others go
+/// on.
+#[test]
+fn calls_above_their_number_are_refused() {
+    let server = tollgate::with_rules(RULES)
+        .args(["--max-streams", "2", "--max-header-bytes", "5000"])
+        .start();
+    let mut client = Frames::connect(server.grpc);
+    let settings = client.read_until(SETTINGS).expect("it is greeted");
+    let setting = |id: u16| {
+        let value = |setting: &[u8]| u32::from_be_bytes(setting[2..].try_into().unwrap());
+        let mut settings = settings.chunks(6);
+        settings.find_map(|setting| {
+            setting
+                .starts_with(&id.to_be_bytes())
+                .then(|| value(setting))
+        })
+    };
+    // SETTINGS_MAX_CONCURRENT_STREAMS and SETTINGS_MAX_HEADER_LIST_SIZE
+    assert_eq!([setting(3), setting(6)], [Some(2), Some(5000)]);
+    let calls = [headers(1), headers(3), headers(5)].concat();
+    client.0.write_all(&calls).unwrap();
+    let told = client.read_until(RESET).expect("the third is refused");
+    assert_eq!(told, [0, 0, 0, 7], "REFUSED_STREAM");
+    client.0.write_all(&data(1)).unwrap();
+    assert!(client.read_until(0).is_some(), "the first is answered");
+}
+
+/// A call that never ends holds an old connection up for the grace, and not longer.
+#[test]
+fn a_call_that_outlives_the_grace_is_cut_off() {
+    let server = tollgate::with_rules(RULES)
+        .args(["--max-connection-age", "200ms"])
+        .args(["--max-connection-age-grace", "200ms"])
+        .start();
+    let mut client = Frames::connect(server.grpc);
+    client.0.write_all(&headers(1)).unwrap();
+    let told = client.read_until(GO_AWAY).expect("it is told to go");
+    assert_eq!(told[4..8], [0; 4], "without reproach");
+    while client.read_until(GO_AWAY).is_some() {}
+    check_answers(&["--server", &format!("http://{}", server.grpc)]);
 }
