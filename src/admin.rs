@@ -23,7 +23,7 @@ use axum::{
 
 use crate::{
     grpc::{self, json, proto::envoy::service::ratelimit::v3::rate_limit_response::Code},
-    limit::{Allows, Rule},
+    limit::{Algorithm, Allows, Counts, OnStoreLoss, Rule},
     limiter::Rules,
     metrics::{
         Metrics, process,
@@ -192,31 +192,48 @@ fn rlconfig(rules: &Rules) -> String {
 fn describe(rule: &Rule, page: &mut String) {
     // A value of a rule can be any text; a line must stay one.
     let path = rule.path.replace(char::is_control, "?");
-    let mut line = |unit: &str, requests_per_unit: u32, multiplier: u32| {
-        let _ = write!(
+    let mut line = |unit: &str, requests_per_unit: u32, more: &str| {
+        let _ = writeln!(
             page,
-            "{}: unit={} requests_per_unit={requests_per_unit}, shadow_mode: {}, quota_mode: {}",
+            "{}: unit={} requests_per_unit={requests_per_unit}, shadow_mode: {}, quota_mode: {}{more}",
             path,
             unit.to_uppercase(),
             rule.shadow_mode,
             rule.quota_mode
         );
-        if multiplier > 1 {
-            let _ = write!(page, ", unit_multiplier: {multiplier}");
-        }
-        page.push('\n');
     };
-    match &rule.allows {
-        Allows::Unlimited => line("unknown", 0, 1),
-        Allows::Within(limits) => {
-            for limit in limits {
-                let period = limit.period;
-                line(
-                    period.unit().name(),
-                    limit.requests_per_unit,
-                    period.multiplier().get(),
-                );
+    let limits = match &rule.allows {
+        Allows::Unlimited => return line("unknown", 0, ""),
+        Allows::Within(limits) => limits,
+    };
+    for limit in limits {
+        let mut more = String::new();
+        let multiplier = limit.period.multiplier().get();
+        if multiplier > 1 {
+            let _ = write!(more, ", unit_multiplier: {multiplier}");
+        }
+        match &limit.algorithm {
+            Algorithm::FixedWindow => {}
+            Algorithm::FirstHit => more.push_str(", window: first_hit"),
+            Algorithm::Calendar(calendar) => {
+                let _ = write!(more, ", calendar: {}", calendar.zone_name());
+            }
+            other => {
+                let _ = write!(more, ", algorithm: {}", other.name());
             }
         }
+        if let Algorithm::TokenBucket { burst } = limit.algorithm {
+            let _ = write!(more, ", burst: {burst}");
+        }
+        if rule.counts == Counts::Admitted {
+            more.push_str(", count: admitted");
+        }
+        match rule.on_store_loss {
+            OnStoreLoss::Error => {}
+            OnStoreLoss::Allow => more.push_str(", on_store_loss: allow"),
+            OnStoreLoss::Deny => more.push_str(", on_store_loss: deny"),
+            OnStoreLoss::Local => more.push_str(", on_store_loss: local"),
+        }
+        line(limit.period.unit().name(), limit.requests_per_unit, &more);
     }
 }

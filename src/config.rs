@@ -8,8 +8,13 @@ use std::{
 
 use sha2::{Digest as _, Sha256};
 
-use crate::{counter::KeyFormat, matcher::Matcher};
+use crate::{
+    counter::KeyFormat,
+    limit::{Algorithm, OnStoreLoss},
+    matcher::Matcher,
+};
 
+mod algorithm;
 mod compile;
 pub(crate) mod node;
 mod yaml;
@@ -29,6 +34,8 @@ pub struct Options {
     pub strict_matching: bool,
     /// How counters are named; the reference's way cannot tell every counter.
     pub key_format: KeyFormat,
+    /// What rules that do not say so answer while the store does not.
+    pub on_store_loss: OnStoreLoss,
 }
 
 /// Rules that can be used.
@@ -233,8 +240,36 @@ pub enum Fault {
     PeriodTooLong { unit: &'static str, multiplier: u32 },
     #[error("{0} cannot be told in the reference's key format; use the native one")]
     NoReferenceKey(&'static str),
-    #[error("two limits with a period of {0}; keep the lower one")]
+    #[error("two limits with a period of {0} and the same algorithm; keep the lower one")]
     SamePeriod(String),
+    #[error("unknown {key} '{text}' ({expected})")]
+    UnknownWord {
+        key: &'static str,
+        text: String,
+        expected: &'static str,
+    },
+    #[error("`{key}` does not go with {with}; {fix}")]
+    DoesNotGo {
+        key: &'static str,
+        with: &'static str,
+        fix: &'static str,
+    },
+    #[error("`{key}` must be a whole number from {low} to {high}, not {text}")]
+    OutOfRange {
+        key: &'static str,
+        low: u64,
+        high: u64,
+        text: String,
+    },
+    #[error(
+        "`sliding_log` remembers every hit, {max} at most, and this limit admits {0}; use `sliding_window`",
+        max = Algorithm::MAX_LOGGED
+    )]
+    LogTooLong(u32),
+    #[error("unknown time_zone '{0}' (an IANA name, such as Europe/Madrid or UTC)")]
+    UnknownZone(String),
+    #[error("`calendar` needs a `time_zone`, such as Europe/Madrid or UTC")]
+    NoZone,
     #[error(
         "cannot read the limit '{0}'; write NUMBER/UNIT or NUMBER/COUNTunit, such as 5000/day or 300/30m (s, m, h, d, w, mo, y)"
     )]

@@ -8,6 +8,10 @@
 //!    its length                        length of the period in seconds
 //! ```
 //!
+//! A limit of the calendar has the start of the window behind `@`, in seconds, and its unit in front:
+//! `{…}month@1795219200`. What is counted in another way has one key for all time, with a letter for
+//! the way and the period: `{…}l60`. So no reload makes one way read what another has written.
+//!
 //! The braces are a Redis Cluster hash tag: all periods of one descriptor live in one slot. An
 //! entry whose counters are shared by a wildcard has `*` in the place of its value's colon. What is
 //! longer than [`MAX_IDENTITY_BYTES`] is replaced by `#` and 128 bits of SHA-256.
@@ -18,12 +22,12 @@
 //! shop_remote_address_127.0.0.1_1795200000
 //! ```
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
 use sha2::{Digest as _, Sha256};
 
 use crate::{
-    limit::Limit,
+    limit::{Algorithm, Limit, OnStoreLoss},
     request::{Entry, Hits},
     window::{Timestamp, Unit, Window},
 };
@@ -36,46 +40,168 @@ pub const MAX_IDENTITY_BYTES: usize = 160;
 pub struct Batch {
     keys: Vec<u8>,
     increments: Vec<Planned>,
-    /// If one of the increments would pass its limit, those that would not are left out
-    /// (`STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT`).
-    pub stops_when_over: bool,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Planned {
-    key: Range<usize>,
-    hits: Hits,
-    limit: u32,
-    is_per_second: bool,
-    expires_at: Timestamp,
+    key_start: usize,
+    key_end: usize,
+    terms: Terms,
 }
 
 /// One counter and what is to happen to it.
 #[derive(Clone, Copy, Debug)]
 pub struct Increment<'a> {
     pub key: &'a [u8],
+    pub terms: Terms,
+}
+
+impl Deref for Increment<'_> {
+    type Target = Terms;
+
+    fn deref(&self) -> &Terms {
+        &self.terms
+    }
+}
+
+/// What is to happen to a counter, all but its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
     pub hits: Hits,
-    /// The most hits that its limit admits. The counter itself goes on above that.
+    /// The most hits that can be in it and its limit admits; see [`Limit::capacity`].
     pub limit: u32,
+    pub method: Method,
+    pub charge: Charge,
+    pub voice: Voice,
+    /// What to answer while the store does not.
+    pub on_loss: OnStoreLoss,
+    /// Which descriptor of the request it belongs to, by index.
+    pub descriptor: u32,
     /// Whether the unit of its limit is the second.
     pub is_per_second: bool,
-    /// The end of the window; the counter may be forgotten from then on.
+    /// The length of the limit's period, in milliseconds.
+    pub period_millis: u64,
+    /// The end of the window, if that is known beforehand. The counter may be forgotten from then
+    /// on.
     pub expires_at: Timestamp,
+}
+
+/// How a counter takes hits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// It is a number; its window is in its key.
+    Window,
+    FirstHit,
+    SlidingWindow,
+    SlidingLog,
+    /// `rate` tokens a period flow into it; never 0.
+    TokenBucket {
+        rate: u32,
+    },
+}
+
+/// Which hits a counter takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Charge {
+    /// All.
+    Always,
+    /// What its own limit lets pass.
+    Within,
+    /// What passes as a whole request.
+    Admitted,
+    /// What its own limit refuses, or no limit of the request does
+    /// (`STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT`).
+    Stopping,
+}
+
+/// What being over means for the request as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Voice {
+    /// It is refused.
+    Refuses,
+    /// It is refused if all others with this voice are over as well (`quota_mode`).
+    Quota,
+    /// Nothing (shadow mode).
+    Silent,
 }
 
 /// What an increment left behind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Count {
+    /// The hits that it holds now. Those of weighted windows and buckets are rounded up.
     pub after: u64,
-    /// Known to be over the limit without asking: the hits were not added.
+    /// Whether the hits of this request are among them.
+    pub is_charged: bool,
+    /// Known to be over the limit without asking the store.
     pub is_cached: bool,
+    /// Answered without the store, because that does not answer.
+    pub is_degraded: bool,
+    /// When it changes, unless its window says that.
+    pub ends: Option<Ends>,
+}
+
+/// When a counter that nobody hits any more changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ends {
+    /// Milliseconds until it is empty, 0 if it is.
+    pub resets_in: u64,
+    /// Milliseconds until these very hits would pass; 0 if they did, nothing if they never will.
+    pub retry_in: Option<u64>,
 }
 
 impl From<u64> for Count {
     fn from(after: u64) -> Self {
         Self {
             after,
+            is_charged: true,
             is_cached: false,
+            is_degraded: false,
+            ends: None,
+        }
+    }
+}
+
+impl Count {
+    /// Whether `hits`, which led to this count, are too many for `limit`. A look is not until the
+    /// count itself is.
+    pub fn is_over(self, limit: u32, hits: Hits) -> bool {
+        let missing = if self.is_charged { 0 } else { hits.added() };
+        self.after.saturating_add(missing) > u64::from(limit)
+    }
+}
+
+impl Terms {
+    /// Whether these hits are too many for a counter that holds `held`. What is given back is not.
+    pub fn refuses(&self, held: u64) -> bool {
+        self.hits.given_back() == 0
+            && held.saturating_add(self.hits.added()) > u64::from(self.limit)
+    }
+
+    /// Whether it can be applied by itself, without a look at the rest of its request.
+    pub fn stands_alone(&self) -> bool {
+        matches!(self.charge, Charge::Always | Charge::Within)
+    }
+}
+
+/// How a descriptor's hits go to one of its counters.
+#[derive(Clone, Copy, Debug)]
+pub struct Counting {
+    pub hits: Hits,
+    pub charge: Charge,
+    pub voice: Voice,
+    pub on_loss: OnStoreLoss,
+    pub descriptor: u32,
+}
+
+impl From<Hits> for Counting {
+    /// As the only descriptor of a request counts, unless its rule says otherwise.
+    fn from(hits: Hits) -> Self {
+        Self {
+            hits,
+            charge: Charge::Always,
+            voice: Voice::Refuses,
+            on_loss: OnStoreLoss::Error,
+            descriptor: 0,
         }
     }
 }
@@ -91,41 +217,20 @@ impl Batch {
 
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Increment<'_>> {
         self.increments.iter().map(|planned| Increment {
-            key: &self.keys[planned.key.clone()],
-            hits: planned.hits,
-            limit: planned.limit,
-            is_per_second: planned.is_per_second,
-            expires_at: planned.expires_at,
+            key: &self.keys[planned.key_start..planned.key_end],
+            terms: planned.terms,
         })
     }
 
-    /// A copy in which each increment has the hits that `hits` says.
-    #[must_use]
-    pub fn with_hits(&self, hits: impl Fn(usize, Hits) -> Hits) -> Self {
-        let mut copy = Self::default();
-        copy.append(self);
-        for (index, planned) in copy.increments.iter_mut().enumerate() {
-            planned.hits = hits(index, planned.hits);
-        }
-        copy
-    }
-
-    /// Copies of the increments that are as `is_so` says, and of the others.
-    pub fn split(&self, is_so: impl Fn(&Increment<'_>) -> bool) -> (Self, Self) {
-        let empty = || Self {
-            stops_when_over: self.stops_when_over,
-            ..Self::default()
-        };
-        let (mut so, mut others) = (empty(), empty());
-        for (index, increment) in self.iter().enumerate() {
-            let part = if is_so(&increment) {
-                &mut so
-            } else {
-                &mut others
-            };
-            part.append_range(self, index..index + 1);
-        }
-        (so, others)
+    /// Appends a copy of `increment`.
+    pub fn append_one(&mut self, increment: Increment<'_>) {
+        let key_start = self.keys.len();
+        self.keys.extend_from_slice(increment.key);
+        self.increments.push(Planned {
+            key_start,
+            key_end: self.keys.len(),
+            terms: increment.terms,
+        });
     }
 
     /// Appends a copy of all of `other`.
@@ -135,42 +240,90 @@ impl Batch {
 
     /// Appends a copy of the increments `range` of `other`.
     pub fn append_range(&mut self, other: &Self, range: Range<usize>) {
-        for planned in &other.increments[range] {
-            let start = self.keys.len();
-            self.keys
-                .extend_from_slice(&other.keys[planned.key.clone()]);
-            self.increments.push(Planned {
-                key: start..self.keys.len(),
-                ..*planned
-            });
+        for increment in other.iter().skip(range.start).take(range.len()) {
+            self.append_one(increment);
         }
     }
 
-    /// Appends the increment of the counter of `identity` for `limit` in `window`.
-    pub fn push(&mut self, identity: &Identity, limit: &Limit, window: Window, hits: Hits) {
-        let period = limit.period;
-        let start = self.keys.len();
-        match identity.format {
-            KeyFormat::Native => {
-                self.keys.push(b'{');
-                self.keys.extend_from_slice(&identity.text);
-                self.keys.push(b'}');
-                push_decimal(&mut self.keys, period.secs());
-                self.keys.push(b'@');
-                push_decimal(&mut self.keys, window.start.secs() / period.secs());
-            }
-            KeyFormat::Reference => {
-                self.keys.extend_from_slice(&identity.text);
-                push_decimal(&mut self.keys, window.start.secs());
-            }
-        }
-        self.increments.push(Planned {
-            key: start..self.keys.len(),
+    /// Appends the increment of the counter of `identity` for `limit`, in `window` if the limit has
+    /// windows that are known beforehand.
+    pub fn push(
+        &mut self,
+        identity: &Identity,
+        limit: &Limit,
+        window: Window,
+        counting: impl Into<Counting>,
+    ) {
+        let key_start = self.keys.len();
+        self.push_key(identity, limit, window);
+        let Counting {
             hits,
-            limit: limit.requests_per_unit,
-            is_per_second: period.unit() == Unit::Second,
-            expires_at: window.end,
+            charge,
+            voice,
+            on_loss,
+            descriptor,
+        } = counting.into();
+        let period = limit.period;
+        self.increments.push(Planned {
+            key_start,
+            key_end: self.keys.len(),
+            terms: Terms {
+                hits,
+                limit: limit.capacity(),
+                method: Method::of(limit),
+                charge,
+                voice,
+                on_loss,
+                descriptor,
+                is_per_second: period.unit() == Unit::Second,
+                period_millis: period.secs() * 1000,
+                expires_at: window.end,
+            },
         });
+    }
+
+    fn push_key(&mut self, identity: &Identity, limit: &Limit, window: Window) {
+        let keys = &mut self.keys;
+        if identity.format == KeyFormat::Reference {
+            keys.extend_from_slice(&identity.text);
+            return push_decimal(keys, window.start.secs());
+        }
+        keys.push(b'{');
+        keys.extend_from_slice(&identity.text);
+        keys.push(b'}');
+        let period_secs = limit.period.secs();
+        let way = match limit.algorithm {
+            Algorithm::FixedWindow => {
+                push_decimal(keys, period_secs);
+                keys.push(b'@');
+                return push_decimal(keys, window.start.secs() / period_secs);
+            }
+            Algorithm::Calendar(_) => {
+                keys.extend_from_slice(limit.period.unit().name().as_bytes());
+                keys.push(b'@');
+                return push_decimal(keys, window.start.secs());
+            }
+            Algorithm::FirstHit => b'f',
+            Algorithm::SlidingWindow => b's',
+            Algorithm::SlidingLog => b'l',
+            Algorithm::TokenBucket { .. } => b't',
+        };
+        keys.push(way);
+        push_decimal(keys, period_secs);
+    }
+}
+
+impl Method {
+    fn of(limit: &Limit) -> Self {
+        match limit.algorithm {
+            Algorithm::FixedWindow | Algorithm::Calendar(_) => Self::Window,
+            Algorithm::FirstHit => Self::FirstHit,
+            Algorithm::SlidingWindow => Self::SlidingWindow,
+            Algorithm::SlidingLog => Self::SlidingLog,
+            Algorithm::TokenBucket { .. } => Self::TokenBucket {
+                rate: limit.requests_per_unit.max(1),
+            },
+        }
     }
 }
 
@@ -304,11 +457,7 @@ mod tests {
 
     fn key_of(identity: &Identity, period: Period, now: Timestamp) -> Vec<u8> {
         let mut batch = Batch::default();
-        let limit = Limit {
-            requests_per_unit: 1,
-            period,
-            name: None,
-        };
+        let limit = Limit::fixed(1, period);
         batch.push(identity, &limit, window(period, now), Hits::ONE);
         batch.iter().next().unwrap().key.to_vec()
     }

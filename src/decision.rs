@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use crate::{
     counter::Count,
-    limit::{Limit, NearRatio, Span},
+    limit::{Limit, Modes, NearRatio, Span},
     metadata::{Map, merge},
     plan::{Counted, Counter, Outcome, Plan},
     request::Hits,
@@ -18,11 +18,16 @@ pub struct Decision {
     pub overall: Code,
     /// One for each descriptor, in order.
     pub statuses: Vec<Status>,
+    /// Whether it was made without the store, because that does not answer.
+    pub is_degraded: bool,
     /// Whether the answer would have been a refusal but for the global shadow mode.
     pub is_shadowed: bool,
     /// The status that `RateLimit-*` response headers tell of, by index: the one with the least
     /// remaining, the first of several, but the last plain one that is over before all.
     pub headline: Option<usize>,
+    /// Whole seconds until this very request would pass if nobody else came; nothing if it does
+    /// now, or never will.
+    pub retry_secs: Option<u64>,
     /// What the rules that let the request pass have to say, the first one first.
     pub metadata: Map,
 }
@@ -41,6 +46,9 @@ pub struct Status {
     pub binding: Option<Binding>,
     /// How many more hits would pass.
     pub remaining: u32,
+    /// Whole seconds until these very hits would pass if nobody else came: 0 if they do now,
+    /// nothing if they never will.
+    pub retry_secs: Option<u64>,
 }
 
 /// The limit that a status reports.
@@ -49,21 +57,11 @@ pub struct Binding {
     pub limit: Limit,
     /// Its place among the counters of the plan.
     pub counter: usize,
-    /// Whole seconds until its window ends, at least 1.
+    /// Whole seconds until its window ends, at least 1; of a limit without windows of its own,
+    /// until it is as if there had been no hits.
     pub reset_secs: u64,
     /// Whether the count is above it; in shadow mode the code says OK all the same.
     pub is_over: bool,
-}
-
-/// Settings that hold for all rules.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Modes {
-    /// Answer OK whatever the statuses say (`SHADOW_MODE`).
-    pub shadow: bool,
-    /// Treat every descriptor as one with `quota_mode` (`QUOTA_MODE`).
-    pub quota: bool,
-    /// Put the rules' metadata together (`RESPONSE_DYNAMIC_METADATA`).
-    pub metadata: bool,
 }
 
 /// Judges `plan` by the `counts` that its increments left behind, in their order.
@@ -85,12 +83,19 @@ pub fn decide(plan: &Plan<'_>, counts: &[Count], modes: Modes, now: Timestamp) -
         Map::new()
     };
     let is_shadowed = is_refused && modes.shadow;
+    let overall = if is_refused && !is_shadowed {
+        Code::OverLimit
+    } else {
+        Code::Ok
+    };
+    let retry_secs = match overall {
+        Code::Ok => None,
+        Code::OverLimit => retry_secs(plan, &statuses, modes),
+    };
     Decision {
-        overall: if is_refused && !is_shadowed {
-            Code::OverLimit
-        } else {
-            Code::Ok
-        },
+        overall,
+        is_degraded: counts.iter().any(|count| count.is_degraded),
+        retry_secs,
         statuses,
         is_shadowed,
         headline,
@@ -109,11 +114,13 @@ fn status(
             code: Code::Ok,
             binding: None,
             remaining: 0,
+            retry_secs: Some(0),
         },
         Outcome::Unlimited(_) => Status {
             code: Code::Ok,
             binding: None,
             remaining: u32::MAX,
+            retry_secs: Some(0),
         },
         Outcome::Counted(counted) => counted_status(counted, counters, counts, now),
     }
@@ -125,7 +132,7 @@ fn counted_status(
     counts: &[Count],
     now: Timestamp,
 ) -> Status {
-    let stands = |counter: usize| Standing::new(&counters[counter], counts[counter].after);
+    let stands = |counter: usize| Standing::new(&counters[counter], counts[counter], now);
     let binding = counted
         .counters
         .clone()
@@ -133,6 +140,13 @@ fn counted_status(
         .expect("a counted descriptor has at least one counter");
     let standing = stands(binding);
     let is_shadowed = counted.rule.is_some_and(|rule| rule.shadow_mode);
+    // One that never passes is later than all others.
+    let retry_in = counted
+        .counters
+        .clone()
+        .try_fold(0, |latest: u64, counter| {
+            Some(latest.max(stands(counter).retry_in?))
+        });
     Status {
         code: if standing.is_over && !is_shadowed {
             Code::OverLimit
@@ -142,37 +156,57 @@ fn counted_status(
         binding: Some(Binding {
             limit: counters[binding].limit.clone(),
             counter: binding,
-            reset_secs: counters[binding].window.secs_until_end(now),
+            reset_secs: standing.resets_in.div_ceil(1000),
             is_over: standing.is_over,
         }),
         remaining: standing.remaining,
+        retry_secs: if is_shadowed {
+            Some(0)
+        } else {
+            retry_in.map(|millis| millis.div_ceil(1000))
+        },
     }
 }
 
-/// How a count stands to its limit.
+/// How a count stands to its limit. Times are in milliseconds from now.
 struct Standing {
     is_over: bool,
     remaining: u32,
-    resets_at: Timestamp,
+    resets_in: u64,
+    /// Nothing if the hits will never pass.
+    retry_in: Option<u64>,
 }
 
 impl Standing {
-    fn new(counter: &Counter<'_>, count: u64) -> Self {
-        let limit = u64::from(counter.limit.requests_per_unit);
+    fn new(counter: &Counter<'_>, count: Count, now: Timestamp) -> Self {
+        let Counter {
+            limit,
+            window,
+            hits,
+        } = counter;
+        let capacity = limit.capacity();
+        let is_over = count.is_over(capacity, *hits);
+        let window_ends_in = window.end.millis().saturating_sub(now.millis());
         Self {
-            is_over: count > limit,
-            remaining: u32::try_from(limit.saturating_sub(count)).unwrap_or(u32::MAX),
-            resets_at: counter.window.end,
+            is_over,
+            remaining: u32::try_from(u64::from(capacity).saturating_sub(count.after))
+                .unwrap_or(u32::MAX),
+            resets_in: count.ends.map_or(window_ends_in, |ends| ends.resets_in),
+            retry_in: match count.ends {
+                _ if !is_over => Some(0),
+                Some(ends) => ends.retry_in,
+                None => (hits.added() <= u64::from(capacity)).then_some(window_ends_in),
+            },
         }
     }
 
     /// The least of several is the binding one: over first, then least remaining, then latest
     /// reset (IETF draft ratelimit-headers), then the first.
-    fn order(&self) -> (Reverse<bool>, u32, Reverse<Timestamp>) {
+    fn order(&self) -> (Reverse<bool>, u32, Reverse<u64>) {
         (
             Reverse(self.is_over),
             self.remaining,
-            Reverse(self.resets_at),
+            Reverse(self.resets_in),
         )
     }
 }
@@ -196,6 +230,30 @@ fn is_refused(plan: &Plan<'_>, statuses: &[Status], modes: Modes) -> bool {
         }
     }
     is_plain_over || (quotas > 0 && quotas_over == quotas)
+}
+
+/// When a refused request would pass: once all plain descriptors do, and the first of the quotas if
+/// they refused it. Nothing if that is never.
+fn retry_secs(plan: &Plan<'_>, statuses: &[Status], modes: Modes) -> Option<u64> {
+    let limited = || plan.outcomes.iter().zip(statuses);
+    let plain = limited()
+        .filter(|(outcome, _)| !is_quota(outcome, modes))
+        .try_fold(0, |latest, (_, status)| {
+            Some(latest.max(status.retry_secs?))
+        })?;
+    let quotas = limited()
+        .filter(|(outcome, _)| is_quota(outcome, modes))
+        .filter(|(outcome, _)| !matches!(outcome, Outcome::Unlimited(_)));
+    let mut is_any_quota = false;
+    let first = quotas
+        .inspect(|_| is_any_quota = true)
+        .filter_map(|(_, status)| status.retry_secs)
+        .min();
+    if is_any_quota {
+        Some(plain.max(first?))
+    } else {
+        Some(plain)
+    }
 }
 
 fn is_quota(outcome: &Outcome<'_>, modes: Modes) -> bool {
@@ -243,14 +301,16 @@ pub struct Tally {
     pub over: u64,
 }
 
-/// How the `hits` that brought a counter to `count` fell against `limit`.
+/// How the `hits` that led to `count` fell against `limit`.
 ///
 /// As in the reference a request is within its limit as a whole or not at all, but near and over
-/// are counted hit by hit. Hits that a cache answered are all over.
+/// are counted hit by hit. Hits that were refused without being counted are all over; those that
+/// another limit kept from being counted fell nowhere.
 pub fn tally(limit: &Limit, ratio: NearRatio, hits: Hits, count: Count) -> Tally {
-    if count.is_cached {
+    if !count.is_charged || count.is_cached {
+        let is_over = count.is_cached || count.is_over(limit.capacity(), hits);
         return Tally {
-            over: hits.added(),
+            over: if is_over { hits.added() } else { 0 },
             ..Tally::default()
         };
     }

@@ -8,6 +8,7 @@
 //! `ARCHITECTURE.md` tells the floors of this house and what is never found on them.
 
 // 0: words
+pub mod calendar;
 pub mod limit;
 pub mod metadata;
 pub mod request;
@@ -17,7 +18,9 @@ pub mod window;
 pub mod counter;
 pub mod decision;
 pub mod matcher;
+pub mod meter;
 pub mod plan;
+pub mod verdict;
 
 // 2: rim
 pub mod changes;

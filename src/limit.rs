@@ -1,8 +1,12 @@
 //! What the operator allows.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use crate::{metadata::Map, window::Period};
+use crate::{
+    calendar::Calendar,
+    metadata::Map,
+    window::{Period, Timestamp, Window, window},
+};
 
 /// A config node that a descriptor can match, and what it says.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,6 +23,10 @@ pub struct Rule {
     pub shadow_mode: bool,
     /// Refuse only if all quota descriptors of the request are over.
     pub quota_mode: bool,
+    /// Which hits its limits count.
+    pub counts: Counts,
+    /// What to answer while the store does not.
+    pub on_store_loss: OnStoreLoss,
     /// What its statistics are counted under.
     pub metric: Metric,
     /// What replies carry along when this rule lets a request pass.
@@ -37,12 +45,26 @@ pub enum Metric {
     AllValues,
 }
 
+impl Rule {
+    pub fn is_unlimited(&self) -> bool {
+        matches!(self.allows, Allows::Unlimited)
+    }
+
+    /// Whether every limit of it is replaced.
+    pub fn is_replaced(&self, replaced: &[&Arc<str>]) -> bool {
+        match &self.allows {
+            Allows::Unlimited => false,
+            Allows::Within(limits) => limits.iter().all(|limit| limit.is_replaced(replaced)),
+        }
+    }
+}
+
 /// What a rule allows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Allows {
     /// Everything, without counting.
     Unlimited,
-    /// What stays within every one of these; never empty, and each of another period.
+    /// What stays within every one of these; never empty, and no two with one period and one algorithm.
     Within(Box<[Limit]>),
 }
 
@@ -50,28 +72,151 @@ pub enum Allows {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RuleId(pub usize);
 
-/// So many requests in every window of a period. 0 is legal and blocks.
+/// Which hits a rule counts (`count`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Counts {
+    /// All that arrive, refused ones too, as the reference does. What each sliding window, log or
+    /// bucket refuses it does not count all the same.
+    #[default]
+    All,
+    /// Those of requests that pass: what one limit refuses is charged to none.
+    Admitted,
+}
+
+/// What a rule says while the store does not answer (`on_store_loss`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnStoreLoss {
+    /// Nothing: the call fails, and Envoy's `failure_mode_deny` decides.
+    #[default]
+    Error,
+    /// That it is within its limits.
+    Allow,
+    /// That it is over its limits.
+    Deny,
+    /// What counting in this process comes to, with this replica's share of the limits.
+    Local,
+}
+
+/// Settings that hold for all rules.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Modes {
+    /// Answer OK whatever the statuses say (`SHADOW_MODE`).
+    pub shadow: bool,
+    /// Treat every descriptor as one with `quota_mode` (`QUOTA_MODE`).
+    pub quota: bool,
+    /// Put the rules' metadata together (`RESPONSE_DYNAMIC_METADATA`).
+    pub metadata: bool,
+    /// If one counter of a request would pass its limit, leave those out that would not
+    /// (`STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT`).
+    pub stops_when_over: bool,
+    /// What a limit that a request brings along says while the store does not answer.
+    pub on_store_loss: OnStoreLoss,
+}
+
+/// So many requests in a period. 0 is legal and blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
     pub requests_per_unit: u32,
     pub period: Period,
+    pub algorithm: Algorithm,
     /// What replies call this limit, and what `replaces` refers to.
     pub name: Option<Arc<str>>,
 }
 
+/// How hits are counted against a limit. docs/algorithms.md says how each answers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Algorithm {
+    /// In windows aligned to the Unix epoch.
+    #[default]
+    FixedWindow,
+    /// In the days, weeks, months or years of a time zone (`calendar: true`).
+    Calendar(Arc<Calendar>),
+    /// In windows that begin with the first hit (`window: first_hit`).
+    FirstHit,
+    /// In two windows, the older weighted by its overlap with the last period.
+    SlidingWindow,
+    /// Every hit of the last period, by the millisecond.
+    SlidingLog,
+    /// In a bucket that holds `burst` tokens and is refilled evenly, as GCRA (ITU-T I.371) has it.
+    TokenBucket { burst: u32 },
+}
+
+impl Algorithm {
+    /// The most hits that a log may have to remember: about 200 kB in Redis and 160 in memory.
+    pub const MAX_LOGGED: u32 = 10_000;
+
+    /// Whether it only ever counts what it lets pass.
+    pub fn looks_first(&self) -> bool {
+        match self {
+            Self::FixedWindow | Self::Calendar(_) | Self::FirstHit => false,
+            Self::SlidingWindow | Self::SlidingLog | Self::TokenBucket { .. } => true,
+        }
+    }
+
+    /// As YAML spells it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::FixedWindow | Self::Calendar(_) | Self::FirstHit => "fixed_window",
+            Self::SlidingWindow => "sliding_window",
+            Self::SlidingLog => "sliding_log",
+            Self::TokenBucket { .. } => "token_bucket",
+        }
+    }
+}
+
 impl Limit {
+    /// A nameless limit in fixed windows.
+    pub fn fixed(requests_per_unit: u32, period: impl Into<Period>) -> Self {
+        Self {
+            requests_per_unit,
+            period: period.into(),
+            algorithm: Algorithm::FixedWindow,
+            name: None,
+        }
+    }
+
+    /// The most hits that can pass at once.
+    pub fn capacity(&self) -> u32 {
+        match self.algorithm {
+            // Nothing ever flows into it.
+            Algorithm::TokenBucket { .. } if self.requests_per_unit == 0 => 0,
+            Algorithm::TokenBucket { burst } => burst,
+            _ => self.requests_per_unit,
+        }
+    }
+
+    /// The window that `now` falls in, or for a limit without windows of its own the period from
+    /// then on.
+    pub fn window(&self, now: Timestamp) -> Window {
+        match &self.algorithm {
+            Algorithm::FixedWindow => window(self.period, now),
+            Algorithm::Calendar(calendar) => calendar.window(now),
+            _ => Window {
+                start: now,
+                end: now.plus(Duration::from_secs(self.period.secs())),
+            },
+        }
+    }
+
+    /// Whether its name is one of `replaced`.
+    pub fn is_replaced(&self, replaced: &[&Arc<str>]) -> bool {
+        self.name
+            .as_ref()
+            .is_some_and(|name| replaced.contains(&name))
+    }
+
     /// The hits that are near the limit: above the threshold, not yet over.
     pub fn near(&self, ratio: NearRatio) -> Span {
         Span {
-            low: ratio.threshold(self.requests_per_unit).into(),
-            high: self.requests_per_unit.into(),
+            low: ratio.threshold(self.capacity()).into(),
+            high: self.capacity().into(),
         }
     }
 
     /// The hits that are over the limit.
     pub fn over(&self) -> Span {
         Span {
-            low: self.requests_per_unit.into(),
+            low: self.capacity().into(),
             high: u64::MAX,
         }
     }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use arc_swap::ArcSwapOption;
 
 use crate::{
-    decision::{Decision, Modes, decide},
+    decision::{Decision, decide},
+    limit::Modes,
     matcher::Matcher,
     metrics::{Metrics, RuleMeters},
     plan::Plan,
@@ -44,8 +45,6 @@ pub struct Limiter<S> {
     pub rules: Rules,
     pub store: S,
     pub modes: Modes,
-    /// What [`Batch::stops_when_over`](crate::counter::Batch) says of every request.
-    pub stops_when_over: bool,
     pub metrics: Arc<Metrics>,
 }
 
@@ -75,8 +74,7 @@ impl<S: Store> Limiter<S> {
             self.metrics.record_bad_request();
             return Err(NoDecision::NoRules);
         };
-        let mut plan = Plan::new(&rules.matcher, request, now);
-        plan.batch.stops_when_over = self.stops_when_over;
+        let plan = Plan::new(&rules.matcher, request, self.modes, now);
         let counts = if plan.batch.is_empty() {
             Vec::new()
         } else {

@@ -372,6 +372,8 @@ mod tests {
                 replaces: Box::default(),
                 shadow_mode: false,
                 quota_mode: false,
+                counts: Default::default(),
+                on_store_loss: Default::default(),
                 metric: Default::default(),
                 metadata: Default::default(),
             });

@@ -19,7 +19,7 @@ use crate::{
     limit::{NearRatio, Rule},
     plan::{Counted, Outcome, Plan},
     request::Request,
-    store::{memory::MemoryStore, over_limit_cache, redis},
+    store::{memory::MemoryStore, on_loss, over_limit_cache, redis},
     traces,
 };
 
@@ -52,6 +52,7 @@ pub struct Metrics {
     pub redis: Arc<redis::Meters>,
     pub redis_per_second: Arc<redis::Meters>,
     pub over_limit_cache: Arc<over_limit_cache::Meters>,
+    pub loss: Arc<on_loss::Meters>,
     pub authorities: Authorities,
     pub traces: Arc<traces::Meters>,
 }
@@ -294,6 +295,12 @@ impl Metrics {
             both(|meters| &meters.failures),
         );
 
+        let loss = &self.loss;
+        list.gauge("tollgate.stores_lost", get(&loss.lost));
+        list.counter("tollgate.degraded_total", get(&loss.degraded));
+        list.counter("tollgate.handed_back_hits_total", get(&loss.handed_back));
+        list.counter("tollgate.forgotten_hits_total", get(&loss.forgotten));
+
         let cache = &self.over_limit_cache;
         let (hits, misses) = (get(&cache.hits), get(&cache.misses));
         list.gauge("ratelimit.localcache.hitCount", hits);
@@ -435,6 +442,8 @@ mod tests {
             replaces: Box::default(),
             shadow_mode: false,
             quota_mode: false,
+            counts: Default::default(),
+            on_store_loss: Default::default(),
             metric: crate::limit::Metric::Path,
             metadata: crate::metadata::Map::new(),
         }

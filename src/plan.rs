@@ -3,11 +3,11 @@
 use std::{ops::Range, sync::Arc};
 
 use crate::{
-    counter::{Batch, Identity},
-    limit::{Allows, Limit, Metric, Rule},
+    counter::{Batch, Charge, Counting, Identity, Voice},
+    limit::{Allows, Counts, Limit, Metric, Modes, Rule},
     matcher::{Domain, Match, Matcher},
     request::{Descriptor, Entry, Hits, Request},
-    window::{Timestamp, Window, window},
+    window::{Timestamp, Window},
 };
 
 /// What the descriptors of a request come to before anything is counted.
@@ -44,30 +44,51 @@ pub struct Counted<'a> {
     pub metric_key: Option<String>,
 }
 
-/// One limit in one window, for one set of values.
+/// One limit, for one set of values.
 #[derive(Debug)]
 pub struct Counter<'a> {
     pub limit: &'a Limit,
+    /// The window that holds the moment; for a limit without windows of its own, the period from
+    /// then on.
     pub window: Window,
+    pub hits: Hits,
 }
 
 impl<'a> Plan<'a> {
-    pub fn new(matcher: &'a Matcher, request: &'a Request<'a>, now: Timestamp) -> Self {
+    pub fn new(
+        matcher: &'a Matcher,
+        request: &'a Request<'a>,
+        modes: Modes,
+        now: Timestamp,
+    ) -> Self {
         let rules = matcher.domain(request.domain);
         let mut builder = Builder {
             rules,
             domain: request.domain,
             now,
+            modes,
+            quotas_refuse: true,
             identity: Identity::new(matcher.key_format),
             counters: Vec::with_capacity(request.descriptors.len() * 2),
             batch: Batch::default(),
         };
         let found = find(rules, request);
         let replaced = replaced_names(&found);
-        let outcomes = found
-            .into_iter()
-            .zip(&request.descriptors)
-            .map(|(found, descriptor)| builder.outcome(found, descriptor, &replaced))
+        // One quota that is never over lets all of them pass.
+        let is_open = |found: &Found<'_>| match found {
+            Found::Nothing { .. } => modes.quota,
+            Found::Override(_) => false,
+            Found::Rule(Match { rule, .. }) if rule.is_replaced(&replaced) => modes.quota,
+            Found::Rule(Match { rule, .. }) => {
+                rule.shadow_mode && (modes.quota || rule.quota_mode) && !rule.is_unlimited()
+            }
+        };
+        builder.quotas_refuse = !found.iter().any(is_open);
+        let outcomes = (0..).zip(found).zip(&request.descriptors);
+        let outcomes = outcomes
+            .map(|((index, found), descriptor)| {
+                builder.outcome(index, found, descriptor, &replaced)
+            })
             .collect();
         Self {
             outcomes,
@@ -121,6 +142,9 @@ struct Builder<'a> {
     rules: Option<Domain<'a>>,
     domain: &'a [u8],
     now: Timestamp,
+    modes: Modes,
+    /// Whether it can come to all quotas being over.
+    quotas_refuse: bool,
     identity: Identity,
     counters: Vec<Counter<'a>>,
     batch: Batch,
@@ -129,6 +153,7 @@ struct Builder<'a> {
 impl<'a> Builder<'a> {
     fn outcome(
         &mut self,
+        index: u32,
         found: Found<'a>,
         descriptor: &Descriptor<'a>,
         replaced: &[&Arc<str>],
@@ -143,15 +168,25 @@ impl<'a> Builder<'a> {
         };
         let first = self.counters.len();
         self.identity.set(self.domain, &descriptor.entries, &shared);
+        let hits = descriptor.hits;
         for limit in limits {
-            let is_replaced = |name| replaced.contains(&name);
-            if rule.is_some() && limit.name.as_ref().is_some_and(is_replaced) {
+            if rule.is_some() && limit.is_replaced(replaced) {
                 continue;
             }
-            let window = window(limit.period, self.now);
-            self.batch
-                .push(&self.identity, limit, window, descriptor.hits);
-            self.counters.push(Counter { limit, window });
+            let window = limit.window(self.now);
+            let counting = Counting {
+                hits,
+                charge: self.charge(rule, limit),
+                voice: self.voice(rule),
+                on_loss: rule.map_or(self.modes.on_store_loss, |rule| rule.on_store_loss),
+                descriptor: index,
+            };
+            self.batch.push(&self.identity, limit, window, counting);
+            self.counters.push(Counter {
+                limit,
+                window,
+                hits,
+            });
         }
         match rule {
             Some(rule) if self.counters.len() == first => Outcome::Replaced(rule),
@@ -161,6 +196,28 @@ impl<'a> Builder<'a> {
                 hits: descriptor.hits,
                 counters: first..self.counters.len(),
             }),
+        }
+    }
+
+    fn charge(&self, rule: Option<&Rule>, limit: &Limit) -> Charge {
+        match rule.map_or(Counts::All, |rule| rule.counts) {
+            Counts::Admitted => Charge::Admitted,
+            Counts::All if limit.algorithm.looks_first() => Charge::Within,
+            Counts::All if self.modes.stops_when_over => Charge::Stopping,
+            Counts::All => Charge::Always,
+        }
+    }
+
+    fn voice(&self, rule: Option<&Rule>) -> Voice {
+        let has = |flag: fn(&Rule) -> bool| rule.is_some_and(flag);
+        if self.modes.shadow || has(|rule| rule.shadow_mode) {
+            Voice::Silent
+        } else if !(self.modes.quota || has(|rule| rule.quota_mode)) {
+            Voice::Refuses
+        } else if self.quotas_refuse {
+            Voice::Quota
+        } else {
+            Voice::Silent
         }
     }
 

@@ -56,6 +56,11 @@ impl Hits {
         if self.0 < 0 { self.0.unsigned_abs() } else { 0 }
     }
 
+    /// As one number; negative if they are given back.
+    pub const fn signed(self) -> i64 {
+        self.0
+    }
+
     /// Whether these hits only look.
     pub const fn is_peek(self) -> bool {
         self.0 == 0

@@ -4,7 +4,15 @@
 //! workers one after the other, serves the HTTP ports, watches the rules and waits for signals.
 //! Each worker is a thread with a current-thread runtime, and no decision ever leaves its worker.
 
-use std::{convert::Infallible, io, path::Path, pin::Pin, sync::Arc, thread, time::Duration};
+use std::{
+    convert::Infallible,
+    io,
+    path::Path,
+    pin::Pin,
+    sync::{Arc, atomic::AtomicU32},
+    thread,
+    time::Duration,
+};
 
 use tokio::{
     runtime::{Builder, Runtime},
@@ -34,7 +42,6 @@ use worker::{Keepalive, Phase, Serving, Worker, Workers, accept};
 use crate::{
     admin::{self, Health},
     config::{Options, Problem},
-    decision::Modes,
     grpc::{
         self,
         proto::{
@@ -43,6 +50,7 @@ use crate::{
         },
         wire,
     },
+    limit::Modes,
     limit::NearRatio,
     limiter::{Limiter, Rules},
     metrics::{
@@ -57,6 +65,7 @@ use crate::{
     store::{
         AnyStore,
         memory::MemoryStore,
+        on_loss::{Loss, OnLoss},
         over_limit_cache::OverLimitCache,
         per_second::PerSecond,
         redis::{self, Batcher, RedisStore},
@@ -306,6 +315,7 @@ fn load(
         merge_domains: settings.merge_domains,
         strict_matching: settings.strict_matching,
         key_format: settings.redis.key_format.into(),
+        on_store_loss: settings.loss.on_store_loss.into(),
     };
     let source = settings.source();
     let mut reloader = Reloader::new(source, options, rules.clone(), metrics.clone());
@@ -334,9 +344,15 @@ type Probe = Pin<Box<dyn Future<Output = Infallible> + Send>>;
 enum Backend {
     Memory(Arc<MemoryStore>),
     Redis {
-        all: redis::Connections,
-        per_second: Option<redis::Connections>,
+        all: RedisBackend,
+        per_second: Option<RedisBackend>,
     },
+}
+
+/// One Redis, and what is shared by all workers that count in it.
+struct RedisBackend {
+    connections: redis::Connections,
+    loss: Arc<Loss>,
 }
 
 impl Backend {
@@ -346,11 +362,20 @@ impl Backend {
                 settings.max_counters,
             ))));
         };
+        let replicas = Arc::new(AtomicU32::new(settings.loss.replicas));
+        let backend = |name, address, meters| {
+            let connections = redis::Connections::new(&address, meters)?;
+            let meters = metrics.loss.clone();
+            let loss = Loss::new(name, replicas.clone(), settings.max_counters, meters);
+            let loss = Arc::new(loss);
+            Ok(RedisBackend { connections, loss })
+        };
         let per_second = settings.redis_per_second.address(&settings.redis.tls);
+        let meters = metrics.redis_per_second.clone();
         Ok(Self::Redis {
-            all: redis::Connections::new(&address, metrics.redis.clone())?,
+            all: backend("redis", address, metrics.redis.clone())?,
             per_second: per_second
-                .map(|address| redis::Connections::new(&address, metrics.redis_per_second.clone()))
+                .map(|address| backend("redis_per_second", address, meters))
                 .transpose()?,
         })
     }
@@ -367,13 +392,16 @@ impl Backend {
             connections: settings.redis.redis_connections,
             max_waiting: settings.redis.redis_max_waiting,
             jitter_secs: settings.redis.expiration_jitter.max(0).unsigned_abs(),
+            clock: redis::Clock::default(),
         };
-        let (store, mut batchers) = RedisStore::new(all, &options);
-        let per_second = per_second.as_ref().map(|connections| {
-            let (store, more) = RedisStore::new(connections, &options);
+        let mut batchers = Vec::new();
+        let mut store = |backend: &RedisBackend| {
+            let (store, more) = RedisStore::new(&backend.connections, &options);
             batchers.extend(more);
-            store
-        });
+            OnLoss::new(store, backend.loss.clone())
+        };
+        let per_second = per_second.as_ref().map(&mut store);
+        let store = store(all);
         let cache_bytes = settings.redis.local_cache_bytes / worker_count(settings);
         let meters = metrics.over_limit_cache.clone();
         let store = OverLimitCache::new(PerSecond { store, per_second }, cache_bytes, meters);
@@ -386,9 +414,9 @@ impl Backend {
         let (mut probes, mut answers): (Vec<Probe>, _) = (Vec::new(), Vec::new());
         if let (Self::Redis { all, per_second }, true) = (self, settings.redis.health_follows_redis)
         {
-            for connections in [Some(all), per_second.as_ref()].into_iter().flatten() {
+            for backend in [Some(all), per_second.as_ref()].into_iter().flatten() {
                 let (sender, receiver) = watch::channel(false);
-                probes.push(Box::pin(connections.clone().probe(sender)));
+                probes.push(Box::pin(backend.connections.clone().probe(sender)));
                 answers.push(receiver);
             }
         }
@@ -481,8 +509,9 @@ fn service(
                 shadow: decisions.shadow_mode,
                 quota: decisions.quota_mode,
                 metadata: decisions.dynamic_metadata,
+                stops_when_over: decisions.stop_when_over,
+                on_store_loss: settings.loss.on_store_loss.into(),
             },
-            stops_when_over: decisions.stop_when_over,
             metrics: metrics.clone(),
         },
         bounds: wire::Bounds {
@@ -494,6 +523,7 @@ fn service(
             headers: decisions
                 .response_headers
                 .then(|| headers.map(Clone::clone)),
+            retry_after: decisions.retry_after,
             dynamic_metadata: decisions.dynamic_metadata,
         },
         tracer: tracer.clone(),

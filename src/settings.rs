@@ -11,6 +11,7 @@ use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, V
 
 use crate::config::{self, Source};
 
+pub mod loss;
 pub mod redis;
 pub mod reference;
 pub mod stats;
@@ -73,11 +74,12 @@ fn is_ratelimit(arguments: &[OsString]) -> bool {
 }
 
 /// Defaults of the reference where ours are others and somebody could notice.
-const RATELIMIT_DEFAULTS: [(&str, &str); 5] = [
+const RATELIMIT_DEFAULTS: [(&str, &str); 6] = [
     ("runtime_root", "/srv/runtime_data/current"),
     ("backend", "redis"),
     ("statsd", "true"),
     ("expiration_jitter", "300"),
+    ("local_cache_bytes", "0"),
     ("log_level", "warn"),
 ];
 
@@ -169,6 +171,9 @@ pub struct Settings {
 
     #[command(flatten)]
     pub decisions: Decisions,
+
+    #[command(flatten)]
+    pub loss: loss::StoreLoss,
 
     #[command(flatten)]
     pub bounds: Bounds,
@@ -335,6 +340,10 @@ pub struct Decisions {
     /// Name of the header that tells the seconds until reset
     #[arg(long, env = "LIMIT_RESET_HEADER", default_value = "RateLimit-Reset", value_parser = header_name, value_name = "NAME")]
     pub reset_header: String,
+
+    /// Tell refused requests in how many seconds they would pass, in a Retry-After header
+    #[arg(long, env = "TOLLGATE_RETRY_AFTER", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub retry_after: bool,
 
     /// Send the request and the metadata of the matched rules back as dynamic metadata
     #[arg(long, env = "RESPONSE_DYNAMIC_METADATA", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]

@@ -8,12 +8,15 @@ use crate::{
 };
 
 pub mod memory;
+pub mod on_loss;
 pub mod over_limit_cache;
 pub mod per_second;
 pub mod redis;
+mod split;
 
 use self::{
-    memory::MemoryStore, over_limit_cache::OverLimitCache, per_second::PerSecond, redis::RedisStore,
+    memory::MemoryStore, on_loss::OnLoss, over_limit_cache::OverLimitCache, per_second::PerSecond,
+    redis::RedisStore,
 };
 
 /// Counts hits. All that the limiter asks of a backend.
@@ -61,7 +64,7 @@ impl<S: Store> Store for Arc<S> {
 #[derive(Clone, Debug)]
 pub enum AnyStore {
     Memory(Arc<MemoryStore>),
-    Redis(Arc<OverLimitCache<PerSecond<RedisStore>>>),
+    Redis(Arc<OverLimitCache<PerSecond<OnLoss<RedisStore>>>>),
 }
 
 impl Store for AnyStore {

@@ -2,17 +2,18 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    mem,
     num::NonZeroU32,
     sync::Arc,
 };
 
 use super::{
-    Fault, File, Options, Position, Problem,
-    yaml::{Descriptor, Limits, RateLimit, RuleFile, joined},
+    Fault, File, Options, Position, Problem, algorithm,
+    yaml::{Defaults, Descriptor, Limits, RateLimit, RuleFile, Word, joined},
 };
 use crate::{
     counter::KeyFormat,
-    limit::{Allows, Limit, Metric, Rule},
+    limit::{Algorithm, Allows, Counts, Limit, Metric, OnStoreLoss, Rule},
     matcher::{Matcher, NodeId},
     window::{Period, Unit},
 };
@@ -34,6 +35,7 @@ pub(super) fn compile(
         places: HashMap::new(),
         names: HashMap::new(),
         replacers: Vec::new(),
+        defaults: Manner::default(),
         problems,
     };
     let mut domains: HashMap<&str, &str> = HashMap::new();
@@ -53,6 +55,11 @@ pub(super) fn compile(
             continue;
         }
         let root = compiler.matcher.insert_domain(domain.as_bytes());
+        let otherwise = Manner {
+            on_store_loss: options.on_store_loss,
+            ..Manner::default()
+        };
+        compiler.defaults = compiler.manner(file, domain, &rules.defaults, otherwise);
         for descriptor in &rules.descriptors {
             let level = Level {
                 node: root,
@@ -86,7 +93,16 @@ struct Compiler<'a, 'p> {
     /// One text for each name of a limit.
     names: HashMap<String, Arc<str>>,
     replacers: Vec<Replacer<'a>>,
+    /// What the file says for all its rules.
+    defaults: Manner,
     problems: &'p mut Vec<Problem>,
+}
+
+/// How a rule is counted, whatever its limits are.
+#[derive(Clone, Copy, Default)]
+struct Manner {
+    counts: Counts,
+    on_store_loss: OnStoreLoss,
 }
 
 /// Where descriptors stand in the tree.
@@ -109,6 +125,42 @@ struct Replacer<'a> {
 impl<'a> Compiler<'a, '_> {
     fn say(&mut self, file: &File, at: Option<usize>, path: &str, fault: Fault) {
         self.problems.push(file.problem(at, path, fault));
+    }
+
+    /// What `said` says, and for the rest what `otherwise` does.
+    fn manner(&mut self, file: &File, path: &str, said: &Defaults, otherwise: Manner) -> Manner {
+        let mut manner = otherwise;
+        if let Some(Word { text, at }) = &said.count {
+            match text.as_str() {
+                "all" => manner.counts = Counts::All,
+                "admitted" => manner.counts = Counts::Admitted,
+                _ => {
+                    let fault = Fault::UnknownWord {
+                        key: "count",
+                        text: text.clone(),
+                        expected: "all or admitted",
+                    };
+                    self.say(file, *at, path, fault);
+                }
+            }
+        }
+        if let Some(Word { text, at }) = &said.on_store_loss {
+            match text.as_str() {
+                "error" => manner.on_store_loss = OnStoreLoss::Error,
+                "allow" => manner.on_store_loss = OnStoreLoss::Allow,
+                "deny" => manner.on_store_loss = OnStoreLoss::Deny,
+                "local" => manner.on_store_loss = OnStoreLoss::Local,
+                _ => {
+                    let fault = Fault::UnknownWord {
+                        key: "on_store_loss",
+                        text: text.clone(),
+                        expected: "error, allow, deny or local",
+                    };
+                    self.say(file, *at, path, fault);
+                }
+            }
+        }
+        manner
     }
 
     fn descriptor(&mut self, file: &'a File, parent: Level<'_>, descriptor: &Descriptor) {
@@ -173,7 +225,7 @@ impl<'a> Compiler<'a, '_> {
         } = level;
         let limits = match &descriptor.limits {
             Limits::None => return,
-            Limits::One(limit) => std::slice::from_ref(limit),
+            Limits::One(limit) => std::slice::from_ref(&**limit),
             Limits::List(limits) => limits,
         };
         let is_list = matches!(descriptor.limits, Limits::List(_));
@@ -191,6 +243,7 @@ impl<'a> Compiler<'a, '_> {
             self.check_reference_key(file, path, descriptor, &compiled);
         }
         let replaces = self.replaces(file, path, limits);
+        let manner = self.manner(file, path, &descriptor.own, self.defaults);
         if compiled.is_empty() && !is_unlimited {
             // Every limit had an error, so this matcher will not be used.
             return;
@@ -206,6 +259,8 @@ impl<'a> Compiler<'a, '_> {
             replaces,
             shadow_mode: descriptor.shadow_mode,
             quota_mode: descriptor.quota_mode,
+            counts: manner.counts,
+            on_store_loss: manner.on_store_loss,
             metric: match (descriptor.detailed_metric, tells_values) {
                 (true, _) => Metric::AllValues,
                 (false, true) => Metric::SomeValues,
@@ -243,6 +298,13 @@ impl<'a> Compiler<'a, '_> {
             let fault = Fault::NoReferenceKey("a limit with a unit_multiplier");
             self.say(file, descriptor.at, path, fault);
         }
+        if limits
+            .iter()
+            .any(|limit| limit.algorithm != Algorithm::FixedWindow)
+        {
+            let fault = Fault::NoReferenceKey("a limit with an algorithm of its own");
+            self.say(file, descriptor.at, path, fault);
+        }
     }
 
     /// `before` are the limits that the rule has already.
@@ -267,16 +329,28 @@ impl<'a> Compiler<'a, '_> {
             self.say(file, limit.at, path, fault);
             return None;
         };
-        if before
-            .iter()
-            .any(|other| other.period.secs() == period.secs())
-        {
+        let mut faults = Vec::new();
+        let algorithm = algorithm::algorithm(limit, period, &mut faults);
+        let is_wrong = !faults.is_empty();
+        for (at, fault) in faults {
+            self.say(file, at.or(limit.at), path, fault);
+        }
+        if is_wrong {
+            return None;
+        }
+        // What would have the same key.
+        let is_same = |other: &Limit| {
+            other.period.secs() == period.secs()
+                && mem::discriminant(&other.algorithm) == mem::discriminant(&algorithm)
+        };
+        if before.iter().any(is_same) {
             self.say(file, limit.at, path, Fault::SamePeriod(period.to_string()));
             return None;
         }
         Some(Limit {
             requests_per_unit: limit.requests_per_unit,
             period,
+            algorithm,
             name: self.name(&limit.name),
         })
     }

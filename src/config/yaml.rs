@@ -19,7 +19,16 @@ pub(super) struct RuleFile {
     pub(super) domain: String,
     /// Where the domain stands.
     pub(super) at: Option<usize>,
+    /// What holds for every rule that does not say otherwise.
+    pub(super) defaults: Defaults,
     pub(super) descriptors: Vec<Descriptor>,
+}
+
+/// What a file or a descriptor can say of how it is counted.
+#[derive(Debug, Default)]
+pub(super) struct Defaults {
+    pub(super) count: Option<Word>,
+    pub(super) on_store_loss: Option<Word>,
 }
 
 /// One node of the tree of rules.
@@ -35,6 +44,7 @@ pub(super) struct Descriptor {
     pub(super) detailed_metric: bool,
     pub(super) value_to_metric: bool,
     pub(super) metadata: Map,
+    pub(super) own: Defaults,
     pub(super) descriptors: Vec<Self>,
 }
 
@@ -43,7 +53,7 @@ pub(super) enum Limits {
     #[default]
     None,
     /// `rate_limit`
-    One(RateLimit),
+    One(Box<RateLimit>),
     /// `rate_limits`
     List(Vec<RateLimit>),
 }
@@ -57,6 +67,28 @@ pub(super) struct RateLimit {
     pub(super) unlimited: bool,
     pub(super) name: String,
     pub(super) replaces: Vec<(String, Option<usize>)>,
+    pub(super) algorithm: Option<Word>,
+    pub(super) window: Option<Word>,
+    pub(super) burst: Option<Number>,
+    pub(super) calendar: bool,
+    pub(super) time_zone: Option<Word>,
+    pub(super) week_starts: Option<Word>,
+    pub(super) starts: Starts,
+}
+
+/// When the windows of a calendar begin.
+#[derive(Debug, Default)]
+pub(super) struct Starts {
+    pub(super) month: Option<Number>,
+    pub(super) day: Option<Number>,
+    pub(super) hour: Option<Number>,
+}
+
+/// A text, and where it stands.
+#[derive(Debug)]
+pub(super) struct Word {
+    pub(super) text: String,
+    pub(super) at: Option<usize>,
 }
 
 /// A whole number as it was written, and where.
@@ -96,7 +128,7 @@ fn syntax(error: &serde_yaml::Error) -> Fault {
 }
 
 /// Where keys may stand.
-const FILE: &[&str] = &["domain", "descriptors"];
+const FILE: &[&str] = &["domain", "descriptors", "count", "on_store_loss"];
 const DESCRIPTOR: &[&str] = &[
     "key",
     "value",
@@ -109,6 +141,8 @@ const DESCRIPTOR: &[&str] = &[
     "value_to_metric",
     "share_threshold",
     "metadata",
+    "count",
+    "on_store_loss",
 ];
 const RATE_LIMIT: &[&str] = &[
     "unit",
@@ -117,14 +151,22 @@ const RATE_LIMIT: &[&str] = &[
     "unlimited",
     "name",
     "replaces",
+    "algorithm",
+    "window",
+    "burst",
+    "calendar",
+    "time_zone",
+    "starts",
+    "week_starts",
 ];
 const REPLACES: &[&str] = &["name"];
+const STARTS: &[&str] = &["month", "day", "hour"];
 /// Merges another map into this one.
 const MERGE: &str = "<<";
 
 fn is_known(key: &str) -> bool {
     key == MERGE
-        || [FILE, DESCRIPTOR, RATE_LIMIT]
+        || [FILE, DESCRIPTOR, RATE_LIMIT, STARTS]
             .iter()
             .any(|keys| keys.contains(&key))
 }
@@ -134,6 +176,8 @@ fn belongs(key: &str) -> &'static str {
         "at the top of the file"
     } else if DESCRIPTOR.contains(&key) {
         "beside the `key` of a descriptor"
+    } else if STARTS.contains(&key) {
+        "inside `starts`"
     } else {
         "inside `rate_limit`"
     }
@@ -257,6 +301,7 @@ impl Reader<'_> {
         let domain = self.text(&fields, "domain", "");
         Some(RuleFile {
             at: fields.at("domain").or(root.offset),
+            defaults: self.defaults(&fields, &domain),
             descriptors: self.descriptors(&fields, &domain),
             domain,
         })
@@ -284,10 +329,18 @@ impl Reader<'_> {
             detailed_metric: self.boolean(&fields, "detailed_metric", &path),
             value_to_metric: self.boolean(&fields, "value_to_metric", &path),
             metadata: self.metadata(&fields, &path),
+            own: self.defaults(&fields, &path),
             descriptors: self.descriptors(&fields, &path),
             key,
             value,
         })
+    }
+
+    fn defaults(&mut self, fields: &Fields<'_>, path: &str) -> Defaults {
+        Defaults {
+            count: self.word(fields, "count", path),
+            on_store_loss: self.word(fields, "on_store_loss", path),
+        }
     }
 
     fn metadata(&mut self, fields: &Fields<'_>, path: &str) -> Map {
@@ -306,10 +359,10 @@ impl Reader<'_> {
         let one = fields.get("rate_limit");
         let Some(list) = fields.get("rate_limits") else {
             return match one.and_then(|one| self.rate_limit(one, path)) {
-                Some(limit) => Limits::One(RateLimit {
+                Some(limit) => Limits::One(Box::new(RateLimit {
                     at: limit.at.or(fields.at("rate_limit")),
                     ..limit
-                }),
+                })),
                 None => Limits::None,
             };
         };
@@ -363,7 +416,26 @@ impl Reader<'_> {
             requests_per_unit: self.requests_per_unit(&fields, path).unwrap_or(0),
             unlimited,
             name: self.text(&fields, "name", path),
+            algorithm: self.word(&fields, "algorithm", path),
+            window: self.word(&fields, "window", path),
+            burst: self.number(&fields, "burst", path),
+            calendar: self.boolean(&fields, "calendar", path),
+            time_zone: self.word(&fields, "time_zone", path),
+            week_starts: self.word(&fields, "week_starts", path),
+            starts: self.starts(&fields, path),
         })
+    }
+
+    fn starts(&mut self, fields: &Fields<'_>, path: &str) -> Starts {
+        let node = fields.get("starts");
+        let Some(fields) = node.and_then(|node| self.fields(node, path, "starts", STARTS)) else {
+            return Starts::default();
+        };
+        Starts {
+            month: self.number(&fields, "month", path),
+            day: self.number(&fields, "day", path),
+            hour: self.number(&fields, "hour", path),
+        }
     }
 
     fn requests_per_unit(&mut self, fields: &Fields<'_>, path: &str) -> Option<u32> {
@@ -430,6 +502,14 @@ impl Reader<'_> {
         let at = node.offset.or(fields.at(key));
         self.say_type(at, path, key, "a string", node);
         String::new()
+    }
+
+    fn word(&mut self, fields: &Fields<'_>, key: &str, path: &str) -> Option<Word> {
+        fields.get(key)?;
+        Some(Word {
+            text: self.text(fields, key, path),
+            at: fields.at(key),
+        })
     }
 
     fn boolean(&mut self, fields: &Fields<'_>, key: &str, path: &str) -> bool {

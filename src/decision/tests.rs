@@ -13,11 +13,7 @@ use crate::{
 const NOW: Timestamp = Timestamp::from_secs(1_000_000);
 
 fn limit(requests_per_unit: u32, unit: Unit) -> Limit {
-    Limit {
-        requests_per_unit,
-        period: unit.into(),
-        name: None,
-    }
+    Limit::fixed(requests_per_unit, unit)
 }
 
 fn named(name: &str, limit: Limit) -> Limit {
@@ -43,6 +39,8 @@ impl Rules {
                 replaces: Box::default(),
                 shadow_mode: false,
                 quota_mode: false,
+                counts: Default::default(),
+                on_store_loss: Default::default(),
                 metric: Default::default(),
                 metadata: Default::default(),
             };
@@ -71,7 +69,7 @@ impl Rules {
             domain: b"d",
             descriptors: keys.iter().map(descriptor).collect(),
         };
-        let plan = Plan::new(&self.0, &request, NOW);
+        let plan = Plan::new(&self.0, &request, modes, NOW);
         assert_eq!(plan.batch.len(), counts.len());
         let counts: Vec<Count> = counts.iter().map(|&count| count.into()).collect();
         decide(&plan, &counts, modes, NOW)
@@ -132,11 +130,7 @@ fn the_largest_limit_is_not_passed_by_its_own_count() {
 #[track_caller]
 fn check_binding(counts: [u64; 3], expected: usize, remaining: u32, reset_secs: u64) {
     let half_hours = Period::new(Unit::Minute, NonZeroU32::new(30).unwrap()).unwrap();
-    let slow = Limit {
-        requests_per_unit: 300,
-        period: half_hours,
-        name: None,
-    };
+    let slow = Limit::fixed(300, half_hours);
     let limits = [limit(3, Unit::Second), limit(20, Unit::Minute), slow];
     let rules = Rules::default().limits("k", &limits);
     let status = &rules.decide(&["k"], &counts, Modes::default()).statuses[0];

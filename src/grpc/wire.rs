@@ -124,11 +124,8 @@ fn limit(message: &rate_limit_descriptor::RateLimitOverride) -> Result<Limit, Ba
     // reference reads them as those of a reply, where 7 is the week.
     let unit = unit(message.unit).ok_or(BadRequest::UnknownUnit(message.unit))?;
     let period = multiplier.and_then(|multiplier| Period::new(unit, multiplier));
-    Ok(Limit {
-        requests_per_unit: message.requests_per_unit,
-        period: period.ok_or(BadRequest::BadPeriod)?,
-        name: None,
-    })
+    let period = period.ok_or(BadRequest::BadPeriod)?;
+    Ok(Limit::fixed(message.requests_per_unit, period))
 }
 
 fn unit(number: i32) -> Option<Unit> {
@@ -162,6 +159,8 @@ pub struct Extras {
     /// Names of the headers that tell of the limit, what remains of it, and its reset; nothing if
     /// they are not to be sent (`LIMIT_RESPONSE_HEADERS_ENABLED`).
     pub headers: Option<[String; 3]>,
+    /// Tell refused requests when they would pass (RFC 9110, `Retry-After`).
+    pub retry_after: bool,
     /// Send the request and the rules' metadata back (`RESPONSE_DYNAMIC_METADATA`).
     pub dynamic_metadata: bool,
 }
@@ -173,13 +172,21 @@ pub fn response(
     extras: &Extras,
 ) -> RateLimitResponse {
     let headers = extras.headers.as_ref();
+    let mut response_headers_to_add =
+        headers.map_or_else(Vec::new, |names| response_headers(names, &decision));
+    if let (true, Some(secs)) = (extras.retry_after, decision.retry_secs) {
+        response_headers_to_add.push(header("Retry-After", secs.to_string()));
+    }
     RateLimitResponse {
         overall_code: code(decision.overall).into(),
-        response_headers_to_add: headers
-            .map_or_else(Vec::new, |names| response_headers(names, &decision)),
-        dynamic_metadata: extras
-            .dynamic_metadata
-            .then(|| dynamic_metadata(message, decision.metadata)),
+        response_headers_to_add,
+        dynamic_metadata: match (extras.dynamic_metadata, decision.is_degraded) {
+            (false, false) => None,
+            (true, is_degraded) => Some(dynamic_metadata(message, decision.metadata, is_degraded)),
+            (false, true) => Some(Struct {
+                fields: BTreeMap::from([degraded()]),
+            }),
+        },
         statuses: decision.statuses.into_iter().map(status).collect(),
         ..RateLimitResponse::default()
     }
@@ -197,17 +204,22 @@ fn response_headers(names: &[String; 3], decision: &Decision) -> Vec<HeaderValue
         status.remaining.to_string(),
         binding.reset_secs.to_string(),
     ];
-    let header = |(name, value): (&String, String)| HeaderValue {
-        key: name.clone(),
+    let headers = names.iter().zip(values);
+    headers.map(|(name, value)| header(name, value)).collect()
+}
+
+fn header(name: &str, value: String) -> HeaderValue {
+    HeaderValue {
+        key: name.to_owned(),
         value,
         raw_value: Bytes::new(),
-    };
-    names.iter().zip(values).map(header).collect()
+    }
 }
 
 /// The request as it was understood, and the metadata of the rules that let it pass.
-fn dynamic_metadata(message: &RateLimitRequest, metadata: Map) -> Struct {
+fn dynamic_metadata(message: &RateLimitRequest, metadata: Map, is_degraded: bool) -> Struct {
     let mut fields = BTreeMap::new();
+    fields.extend(is_degraded.then(degraded));
     let mut add = |key: &str, kind| {
         fields.insert(key.to_owned(), prost_types::Value { kind: Some(kind) });
     };
@@ -226,6 +238,11 @@ fn dynamic_metadata(message: &RateLimitRequest, metadata: Map) -> Struct {
         add("metadata", Kind::StructValue(to_struct(metadata)));
     }
     Struct { fields }
+}
+
+/// Says that an answer was made without the store; sent even if no other metadata is.
+fn degraded() -> (String, prost_types::Value) {
+    ("degraded".to_owned(), to_value(Value::Bool(true)))
 }
 
 fn descriptor_metadata(descriptor: &RateLimitDescriptor) -> prost_types::Value {
@@ -446,10 +463,10 @@ mod tests {
 
     #[test]
     fn a_status_tells_the_window_of_its_limit() {
+        let half_hours = Period::new(Unit::Minute, NonZeroU32::new(30).unwrap()).unwrap();
         let limit = Limit {
-            requests_per_unit: 300,
-            period: Period::new(Unit::Minute, NonZeroU32::new(30).unwrap()).unwrap(),
             name: Some("slow".into()),
+            ..Limit::fixed(300, half_hours)
         };
         let decision = Decision {
             overall: Code::OverLimit,
@@ -462,13 +479,17 @@ mod tests {
                     is_over: true,
                 }),
                 remaining: 0,
+                retry_secs: Some(800),
             }],
             is_shadowed: false,
+            is_degraded: false,
             headline: Some(0),
+            retry_secs: Some(800),
             metadata: Map::new(),
         };
         let extras = Extras {
             headers: Some(["L", "Rem", "Res"].map(str::to_owned)),
+            retry_after: true,
             dynamic_metadata: false,
         };
         let response = response(decision, &message(), &extras);
@@ -477,7 +498,10 @@ mod tests {
             .iter()
             .map(|header| format!("{}: {}", header.key, header.value))
             .collect();
-        assert_eq!(headers, ["L: 300", "Rem: 0", "Res: 800"]);
+        assert_eq!(
+            headers,
+            ["L: 300", "Rem: 0", "Res: 800", "Retry-After: 800"]
+        );
         assert_eq!(response.overall_code, 2);
         let status = &response.statuses[0];
         let current = status.current_limit.as_ref().unwrap();
@@ -501,7 +525,7 @@ mod tests {
         let metadata = Map::from([("own".to_owned(), list)]);
         let text = |text: &str| to_value(Value::Text(text.to_owned()));
         let values = |values| to_value(Value::List(values));
-        let shown = dynamic_metadata(&message, metadata.clone()).fields;
+        let shown = dynamic_metadata(&message, metadata.clone(), false).fields;
         assert_eq!(shown["domain"], text("d"));
         assert_eq!(shown["hitsAddend"], to_value(Value::Number(3.0)));
         assert_eq!(shown["metadata"], to_value(Value::Map(metadata)));

@@ -103,7 +103,7 @@ pub struct Redis {
     #[arg(
         long,
         env = "LOCAL_CACHE_SIZE_IN_BYTES",
-        default_value_t = 0,
+        default_value_t = 8 << 20,
         value_name = "BYTES"
     )]
     pub local_cache_bytes: usize,

@@ -8,12 +8,14 @@ use std::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 use super::{Store, StoreError};
 use crate::{
-    counter::{Batch, Count, Increment},
-    request::Hits,
+    counter::{Batch, Charge, Count, Increment, Method, Terms},
+    meter::Meter,
+    verdict::Verdict,
     window::Timestamp,
 };
 
@@ -34,6 +36,8 @@ pub struct MemoryStore {
 #[derive(Debug)]
 struct Shard {
     counters: HashMap<Box<[u8]>, Slot>,
+    /// What is more than a number, apart from the others so that they stay small.
+    meters: HashMap<Box<[u8]>, MeterSlot>,
     /// No counter of this shard expires before.
     earliest_expiry: Timestamp,
 }
@@ -41,6 +45,12 @@ struct Shard {
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     count: u64,
+    expires_at: Timestamp,
+}
+
+#[derive(Debug)]
+struct MeterSlot {
+    meter: Meter,
     expires_at: Timestamp,
 }
 
@@ -54,6 +64,7 @@ impl MemoryStore {
         let shard = || {
             Mutex::new(Shard {
                 counters: HashMap::new(),
+                meters: HashMap::new(),
                 earliest_expiry: NEVER,
             })
         };
@@ -85,21 +96,25 @@ impl MemoryStore {
         if shard.earliest_expiry > now {
             return;
         }
-        let before = shard.counters.len();
+        let before = shard.len();
         let mut earliest = NEVER;
-        shard.counters.retain(|_, slot| {
-            let is_live = slot.expires_at > now;
+        let mut is_live = |expires_at: Timestamp| {
+            let is_live = expires_at > now;
             if is_live {
-                earliest = earliest.min(slot.expires_at);
+                earliest = earliest.min(expires_at);
             }
             is_live
-        });
+        };
+        shard.counters.retain(|_, slot| is_live(slot.expires_at));
+        shard.meters.retain(|_, slot| is_live(slot.expires_at));
         shard.earliest_expiry = earliest;
         if shard.counters.capacity() > 4 * shard.counters.len() {
             shard.counters.shrink_to_fit();
         }
-        self.live
-            .fetch_sub(before - shard.counters.len(), Ordering::Relaxed);
+        if shard.meters.capacity() > 4 * shard.meters.len() {
+            shard.meters.shrink_to_fit();
+        }
+        self.live.fetch_sub(before - shard.len(), Ordering::Relaxed);
     }
 
     /// Which shard holds the counter of `key`.
@@ -112,8 +127,21 @@ impl MemoryStore {
         hash % self.shards.len()
     }
 
-    /// All increments, unless one would pass its limit: then only those that would.
-    fn apply_or_stop(&self, batch: &Batch, now: Timestamp) -> Result<Vec<Count>, StoreError> {
+    /// Does what [`Store::add`] does, which waits for nothing here.
+    ///
+    /// # Errors
+    ///
+    /// If there is no room for another counter.
+    pub fn apply_all(&self, batch: &Batch, now: Timestamp) -> Result<Vec<Count>, StoreError> {
+        if batch.iter().all(|increment| increment.stands_alone()) {
+            let add = |increment: Increment<'_>| self.add_alone(&increment, now);
+            return batch.iter().map(add).collect();
+        }
+        self.add_together(batch, now)
+    }
+
+    /// All increments as one step: what is charged depends on what the others come to.
+    fn add_together(&self, batch: &Batch, now: Timestamp) -> Result<Vec<Count>, StoreError> {
         let shard_of = |increment: &Increment<'_>| self.shard(increment.key);
         // Locked in order, so that two requests cannot wait for each other.
         let wanted: BTreeSet<usize> = batch.iter().map(|increment| shard_of(&increment)).collect();
@@ -121,54 +149,126 @@ impl MemoryStore {
             .into_iter()
             .map(|index| (index, lock(&self.shards[index])))
             .collect();
-        let would_pass = |increment: &Increment<'_>| {
-            let slot = shards[&shard_of(increment)].counters.get(increment.key);
-            let count = slot.map_or(0, |slot| slot.count);
-            // What is given back neither stops the others nor is stopped.
-            increment.hits.given_back() == 0
-                && count.saturating_add(increment.hits.added()) > u64::from(increment.limit)
-        };
-        let passing: Vec<bool> = batch
-            .iter()
-            .map(|increment| would_pass(&increment))
-            .collect();
-        let is_stopped = passing.contains(&true);
-        let apply = |(increment, passes): (Increment<'_>, bool)| {
+        // A descriptor may come twice: then the hits ahead count as well.
+        let mut ahead: HashMap<&[u8], u64> = HashMap::new();
+        let mut over = Vec::with_capacity(batch.len());
+        for increment in batch.iter() {
             let shard = shards.get_mut(&shard_of(&increment));
             let shard = shard.expect("every shard of the batch is locked");
-            let hits = if is_stopped && !passes && increment.hits.given_back() == 0 {
-                Hits::add(0)
-            } else {
-                increment.hits
-            };
-            let count = self.apply(shard, Increment { hits, ..increment }, now)?;
-            Ok(Count::from(count))
+            let ahead = ahead.entry(increment.key).or_default();
+            let is_over = increment.refuses(shard.held(&increment, now).saturating_add(*ahead));
+            *ahead = ahead.saturating_add(match increment.charge {
+                Charge::Always => increment.hits.added(),
+                Charge::Within | Charge::Admitted if !is_over => increment.hits.added(),
+                // The reference looks at all counters before it adds to any.
+                Charge::Within | Charge::Admitted | Charge::Stopping => 0,
+            });
+            over.push(is_over);
+        }
+        let verdict = {
+            let increments: Vec<_> = batch.iter().collect();
+            let terms = increments.iter().map(|increment| &increment.terms);
+            Verdict::new(terms.zip(over.iter().copied()))
         };
-        batch.iter().zip(passing).map(apply).collect()
+        let apply = |(increment, is_over): (Increment<'_>, bool)| {
+            let shard = shards.get_mut(&shard_of(&increment));
+            let shard = shard.expect("every shard of the batch is locked");
+            let is_charged = verdict.charges(&increment.terms, is_over);
+            self.apply(shard, &increment, is_charged, now)
+        };
+        batch.iter().zip(over.iter().copied()).map(apply).collect()
+    }
+
+    fn add_alone(&self, increment: &Increment<'_>, now: Timestamp) -> Result<Count, StoreError> {
+        let mut shard = lock(&self.shards[self.shard(increment.key)]);
+        let is_charged = match increment.charge {
+            Charge::Always => true,
+            _ => !increment.refuses(shard.held(increment, now)),
+        };
+        self.apply(&mut shard, increment, is_charged, now)
     }
 
     fn apply(
         &self,
         shard: &mut Shard,
-        increment: Increment<'_>,
+        increment: &Increment<'_>,
+        is_charged: bool,
         now: Timestamp,
-    ) -> Result<u64, StoreError> {
-        let Increment {
-            key,
-            hits,
-            expires_at,
-            ..
-        } = increment;
-        if let Some(slot) = shard.counters.get_mut(key) {
-            // The clock may have stepped back into a window that was swept or is about to be: the
-            // window is part of the key, so the count is still the right one.
-            slot.count = slot.count.saturating_add(hits.added());
-            slot.count = slot.count.saturating_sub(hits.given_back());
-            return Ok(slot.count);
+    ) -> Result<Count, StoreError> {
+        match Meter::new(increment.method) {
+            None => self.apply_number(shard, increment, is_charged, now),
+            Some(empty) => self.apply_meter(shard, increment, empty, is_charged, now),
         }
-        if hits.added() == 0 {
-            return Ok(0);
+    }
+
+    fn apply_number(
+        &self,
+        shard: &mut Shard,
+        increment: &Increment<'_>,
+        is_charged: bool,
+        now: Timestamp,
+    ) -> Result<Count, StoreError> {
+        let hits = increment.hits;
+        let count = |after| Count {
+            is_charged,
+            ..Count::from(after)
+        };
+        if let Some(slot) = shard.counters.get_mut(increment.key) {
+            if is_charged {
+                // The clock may have stepped back into a window that was swept or is about to be:
+                // the window is part of the key, so the count is still the right one.
+                slot.count = slot.count.saturating_add(hits.added());
+                slot.count = slot.count.saturating_sub(hits.given_back());
+            }
+            return Ok(count(slot.count));
         }
+        if hits.added() == 0 || !is_charged {
+            return Ok(count(0));
+        }
+        self.make_room(shard, now)?;
+        let slot = Slot {
+            count: hits.added(),
+            expires_at: increment.expires_at,
+        };
+        shard.counters.insert(increment.key.into(), slot);
+        shard.earliest_expiry = shard.earliest_expiry.min(slot.expires_at);
+        Ok(count(slot.count))
+    }
+
+    fn apply_meter(
+        &self,
+        shard: &mut Shard,
+        increment: &Increment<'_>,
+        empty: Meter,
+        is_charged: bool,
+        now: Timestamp,
+    ) -> Result<Count, StoreError> {
+        let terms = &increment.terms;
+        if !shard.meters.contains_key(increment.key) {
+            if terms.hits.added() == 0 || !is_charged {
+                return Ok(meter_count(&mut empty.clone(), terms, is_charged, now));
+            }
+            self.make_room(shard, now)?;
+            let slot = MeterSlot {
+                meter: empty,
+                expires_at: now,
+            };
+            shard.meters.insert(increment.key.into(), slot);
+        }
+        let slot = shard.meters.get_mut(increment.key);
+        let slot = slot.expect("it was there or has just been put there");
+        if is_charged && !terms.hits.is_peek() {
+            slot.meter.charge(terms, now.millis());
+        }
+        let count = meter_count(&mut slot.meter, terms, is_charged, now);
+        let lives_on = count.ends.map_or(0, |ends| ends.resets_in);
+        slot.expires_at = now.plus(Duration::from_millis(lives_on));
+        shard.earliest_expiry = shard.earliest_expiry.min(slot.expires_at);
+        Ok(count)
+    }
+
+    /// Room for one more counter.
+    fn make_room(&self, shard: &mut Shard, now: Timestamp) -> Result<(), StoreError> {
         if self.live.fetch_add(1, Ordering::Relaxed) >= self.max_counters {
             self.sweep_shard(shard, now);
             if self.live.load(Ordering::Relaxed) > self.max_counters {
@@ -176,13 +276,37 @@ impl MemoryStore {
                 return Err(StoreError::Full);
             }
         }
-        let slot = Slot {
-            count: hits.added(),
-            expires_at,
-        };
-        shard.counters.insert(key.into(), slot);
-        shard.earliest_expiry = shard.earliest_expiry.min(expires_at);
-        Ok(slot.count)
+        Ok(())
+    }
+}
+
+impl Shard {
+    fn len(&self) -> usize {
+        self.counters.len() + self.meters.len()
+    }
+
+    /// How many hits the counter of `increment` holds.
+    fn held(&mut self, increment: &Increment<'_>, now: Timestamp) -> u64 {
+        if increment.method == Method::Window {
+            let slot = self.counters.get(increment.key);
+            return slot.map_or(0, |slot| slot.count);
+        }
+        let slot = self.meters.get_mut(increment.key);
+        slot.map_or(0, |slot| slot.meter.held(&increment.terms, now.millis()))
+    }
+}
+
+fn meter_count(meter: &mut Meter, terms: &Terms, is_charged: bool, now: Timestamp) -> Count {
+    let now = now.millis();
+    let held = meter.held(terms, now);
+    let count = Count {
+        is_charged,
+        ..Count::from(held)
+    };
+    let is_refused = count.is_over(terms.limit, terms.hits);
+    Count {
+        ends: Some(meter.ends(terms, is_refused, now)),
+        ..count
     }
 }
 
@@ -192,14 +316,7 @@ impl Store for MemoryStore {
         batch: &Batch,
         now: Timestamp,
     ) -> impl Future<Output = Result<Vec<Count>, StoreError>> + Send {
-        if batch.stops_when_over {
-            return future::ready(self.apply_or_stop(batch, now));
-        }
-        let apply = |increment: Increment<'_>| {
-            let mut shard = lock(&self.shards[self.shard(increment.key)]);
-            Ok(Count::from(self.apply(&mut shard, increment, now)?))
-        };
-        future::ready(batch.iter().map(apply).collect())
+        future::ready(self.apply_all(batch, now))
     }
 }
 
@@ -221,11 +338,7 @@ mod tests {
     const MINUTE: u64 = 60;
 
     fn batch(values: &[&str], hits: Hits, now: Timestamp) -> Batch {
-        let limit = Limit {
-            requests_per_unit: 1,
-            period: Unit::Minute.into(),
-            name: None,
-        };
+        let limit = Limit::fixed(1, Unit::Minute);
         let mut batch = Batch::default();
         let mut identity = Identity::default();
         for value in values {

@@ -2,6 +2,8 @@
 //!
 //! A count only grows until its window ends, so what was over stays over. What is remembered is
 //! the count, not the verdict: under a limit that was raised above it the store is asked again.
+//! Hits that were refused without being counted are refused again until the moment at which they
+//! could pass, as long as they are as many and the limit is the same.
 
 use std::{
     collections::HashMap,
@@ -10,12 +12,14 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
+    time::Duration,
 };
 
 use super::{Store, StoreError};
 use crate::{
-    counter::{Batch, Count},
+    counter::{Batch, Charge, Count, Ends, Increment, Method, Terms},
     request::Hits,
+    verdict::Verdict,
     window::Timestamp,
 };
 
@@ -52,14 +56,27 @@ struct Generation {
     bytes: usize,
 }
 
+/// A counter that is over.
 #[derive(Clone, Copy, Debug)]
 struct Over {
     count: u64,
+    /// Until when this holds.
     expires_at: Timestamp,
+    /// What was refused without being counted; nothing if the count itself is over.
+    refused: Option<Refused>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Refused {
+    hits: Hits,
+    limit: u32,
+    method: Method,
+    /// When the counter is empty, if its window does not say.
+    resets_at: Option<Timestamp>,
 }
 
 /// What an entry takes beside its key, about.
-const ENTRY_BYTES: usize = 64;
+const ENTRY_BYTES: usize = 112;
 
 impl<S> OverLimitCache<S> {
     /// A cache of `max_bytes` at most; 0 turns it off.
@@ -85,28 +102,65 @@ impl<S: Store> Store for OverLimitCache<S> {
             return self.store.add(batch, now).await;
         };
         let known = self.look_up(entries, batch, now);
-        let is_known = |index: usize| known[index].is_some();
-        if (0..batch.len()).all(is_known) {
-            return Ok(known.into_iter().flatten().collect());
+        if known.iter().all(Option::is_none) {
+            let counts = self.store.add(batch, now).await?;
+            self.remember(entries, batch, &counts, now);
+            return Ok(counts);
         }
-        let mut counts = if (0..batch.len()).any(is_known) {
-            // Those that are known stay as they are; if one stops the others, so do they.
-            let left = batch.with_hits(|index, hits| {
-                if is_known(index) || batch.stops_when_over {
-                    Hits::add(0)
-                } else {
-                    hits
-                }
-            });
-            self.store.add(&left, now).await?
-        } else {
-            self.store.add(batch, now).await?
-        };
-        self.remember(entries, batch, &counts);
-        for (count, known) in counts.iter_mut().zip(known) {
-            *count = known.unwrap_or(*count);
+        let Asked { asked, mut counts } = Asked::new(batch, known);
+        if !asked.is_empty() {
+            let told = self.store.add(&asked, now).await?;
+            self.remember(entries, &asked, &told, now);
+            let missing = counts.iter_mut().zip(batch.iter());
+            let missing = missing.filter(|(count, _)| count.is_none());
+            for (((count, increment), asked), told) in missing.zip(asked.iter()).zip(told) {
+                *count = Some(Count {
+                    is_charged: told.is_charged && asked.hits == increment.hits,
+                    ..told
+                });
+            }
         }
-        Ok(counts)
+        counts
+            .into_iter()
+            .collect::<Option<_>>()
+            .ok_or(StoreError::Refused)
+    }
+}
+
+/// A request of which some counters are known to be over.
+struct Asked {
+    /// What the store has to be asked all the same, in order.
+    asked: Batch,
+    /// What it need not be asked.
+    counts: Vec<Option<Count>>,
+}
+
+impl Asked {
+    fn new(batch: &Batch, known: Vec<Option<Count>>) -> Self {
+        let increments: Vec<_> = batch.iter().collect();
+        let judged = increments.iter().zip(&known);
+        let verdict = Verdict::new(judged.map(|(one, known)| (&one.terms, known.is_some())));
+        let mut asked = Batch::default();
+        let mut counts = known;
+        for (increment, count) in increments.into_iter().zip(&mut counts) {
+            if count.is_some() {
+                continue;
+            }
+            if increment.charge == Charge::Admitted && verdict.is_over(increment.descriptor) {
+                // Not charged, and not what its descriptor is told by.
+                *count = Some(Count {
+                    is_charged: false,
+                    ..Count::from(0)
+                });
+                continue;
+            }
+            let mut terms = increment.terms;
+            if !verdict.charges(&terms, false) {
+                terms.hits = Hits::add(0);
+            }
+            asked.append_one(Increment { terms, ..increment });
+        }
+        Self { asked, counts }
     }
 }
 
@@ -119,18 +173,13 @@ impl<S> OverLimitCache<S> {
         now: Timestamp,
     ) -> Vec<Option<Count>> {
         let entries = lock(entries);
-        let look_up = |increment: crate::counter::Increment<'_>| {
+        let look_up = |increment: Increment<'_>| {
             let over = entries.get(increment.key)?;
             if over.expires_at <= now {
                 self.meters.expired.fetch_add(1, Relaxed);
                 return None;
             }
-            let is_over = over.count > u64::from(increment.limit);
-            // What is given back has to reach the store.
-            (is_over && increment.hits.given_back() == 0).then_some(Count {
-                after: over.count,
-                is_cached: true,
-            })
+            over.answers(&increment.terms).then(|| over.count(now))
         };
         let known: Vec<_> = batch.iter().map(look_up).collect();
         let hits = known.iter().flatten().count() as u64;
@@ -141,19 +190,72 @@ impl<S> OverLimitCache<S> {
         known
     }
 
-    fn remember(&self, entries: &Mutex<Entries>, batch: &Batch, counts: &[Count]) {
+    fn remember(&self, entries: &Mutex<Entries>, batch: &Batch, counts: &[Count], now: Timestamp) {
         let mut entries = lock(entries);
         for (increment, count) in batch.iter().zip(counts) {
-            if increment.hits.given_back() > 0 {
+            if count.is_degraded {
+                // The store may know better as soon as it answers.
+            } else if increment.hits.given_back() > 0 {
                 entries.forget(increment.key);
-            } else if count.after > u64::from(increment.limit) {
-                let over = Over {
-                    count: count.after,
-                    expires_at: increment.expires_at,
-                };
+            } else if let Some(over) = Over::new(&increment.terms, *count, now) {
                 let evicted = entries.insert(increment.key, over) as u64;
                 self.meters.evicted.fetch_add(evicted, Relaxed);
             }
+        }
+    }
+}
+
+impl Over {
+    /// What is known after `terms` led to `count`, if it is over and for how long that lasts.
+    fn new(terms: &Terms, count: Count, now: Timestamp) -> Option<Self> {
+        if !count.is_over(terms.limit, terms.hits) {
+            return None;
+        }
+        let after = |millis| now.plus(Duration::from_millis(millis));
+        let is_window = terms.method == Method::Window;
+        let refused = (!is_window || !count.is_charged).then(|| Refused {
+            hits: terms.hits,
+            limit: terms.limit,
+            method: terms.method,
+            resets_at: count.ends.map(|ends| after(ends.resets_in)),
+        });
+        Some(Self {
+            count: count.after,
+            expires_at: match count.ends {
+                None => terms.expires_at,
+                // What will never pass is not asked often enough to be worth a place.
+                Some(ends) => after(ends.retry_in?),
+            },
+            refused,
+        })
+    }
+
+    fn answers(&self, terms: &Terms) -> bool {
+        match self.refused {
+            // What is given back has to reach the store.
+            _ if terms.hits.given_back() > 0 => false,
+            None => self.count > u64::from(terms.limit),
+            Some(Refused {
+                hits,
+                limit,
+                method,
+                ..
+            }) => (hits, limit, method) == (terms.hits, terms.limit, terms.method),
+        }
+    }
+
+    fn count(&self, now: Timestamp) -> Count {
+        let until = |moment: Timestamp| moment.millis().saturating_sub(now.millis());
+        let resets_at = self.refused.and_then(|refused| refused.resets_at);
+        Count {
+            after: self.count,
+            is_charged: false,
+            is_cached: true,
+            is_degraded: false,
+            ends: resets_at.map(|resets_at| Ends {
+                resets_in: until(resets_at),
+                retry_in: Some(until(self.expires_at)),
+            }),
         }
     }
 }
@@ -226,11 +328,7 @@ mod tests {
                 key: b"k",
                 value: value.as_bytes(),
             };
-            let limit = Limit {
-                requests_per_unit: *requests_per_unit,
-                period: Unit::Minute.into(),
-                name: None,
-            };
+            let limit = Limit::fixed(*requests_per_unit, Unit::Minute);
             identity.set(b"d", &[entry], &[]);
             batch.push(&identity, &limit, window(limit.period, now), hits);
         }
@@ -295,8 +393,14 @@ mod tests {
         let fixture = fixture(10_000);
         fixture.check(&[("a", 1)], Hits::add(2), &[(2, false)]);
         let now = Timestamp::from_secs(0);
-        let mut stopping = batch(&[("b", 9), ("a", 1)], Hits::ONE, now);
-        stopping.stops_when_over = true;
+        let mut stopping = Batch::default();
+        for increment in batch(&[("b", 9), ("a", 1)], Hits::ONE, now).iter() {
+            let terms = Terms {
+                charge: Charge::Stopping,
+                ..increment.terms
+            };
+            stopping.append_one(Increment { terms, ..increment });
+        }
         assert_eq!(add(&fixture.cache, &stopping, now), [(0, false), (2, true)]);
         assert_eq!(fixture.stored("b"), 0);
     }

@@ -1,7 +1,7 @@
 //! Limits per second in a store of their own: they make most of the load, and losing them costs
 //! least.
 
-use super::{Store, StoreError};
+use super::{Store, StoreError, split::Split};
 use crate::{
     counter::{Batch, Count},
     window::Timestamp,
@@ -21,27 +21,24 @@ impl<S: Store> Store for PerSecond<S> {
         let Some(per_second) = &self.per_second else {
             return self.store.add(batch, now).await;
         };
-        let (short, long) = batch.split(|increment| increment.is_per_second);
-        if short.is_empty() {
-            return self.store.add(batch, now).await;
+        let split = Split::new(batch, |increment| usize::from(increment.is_per_second));
+        match split.only() {
+            Some(0) => return self.store.add(batch, now).await,
+            Some(_) => return per_second.add(batch, now).await,
+            None => {}
         }
-        if long.is_empty() {
-            return per_second.add(batch, now).await;
-        }
-        let (short, long) = tokio::join!(per_second.add(&short, now), self.store.add(&long, now));
-        let (mut short, mut long) = (short?.into_iter(), long?.into_iter());
-        let count = |is_per_second| {
-            if is_per_second {
-                short.next()
-            } else {
-                long.next()
-            }
+        let both = async |parts: &[Batch]| {
+            let (long, short) = (&parts[0], &parts[1]);
+            tokio::join!(self.store.add(long, now), per_second.add(short, now))
         };
-        let counts = batch.iter().map(|increment| increment.is_per_second);
-        counts
-            .map(count)
-            .collect::<Option<_>>()
-            .ok_or(StoreError::Refused)
+        let (long, short) = both(split.parts()).await;
+        let counts = split.merge(vec![long?, short?]);
+        let mut counts = counts.ok_or(StoreError::Refused)?;
+        if let Some(back) = split.overcharged(batch, &mut counts) {
+            // The decision stands, whether they take it back or not.
+            let _ = both(&back).await;
+        }
+        Ok(counts)
     }
 }
 
@@ -67,11 +64,7 @@ mod tests {
         };
         identity.set(b"d", &[entry], &[]);
         for unit in units {
-            let limit = Limit {
-                requests_per_unit: 1,
-                period: (*unit).into(),
-                name: None,
-            };
+            let limit = Limit::fixed(1, *unit);
             batch.push(&identity, &limit, window(limit.period, now), Hits::ONE);
         }
         batch

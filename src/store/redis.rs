@@ -41,6 +41,18 @@ pub struct Options {
     pub jitter_secs: u64,
     /// Requests of one worker that may wait at a time; the next one is refused at once.
     pub max_waiting: usize,
+    /// By which clock limits without windows of their own are counted.
+    pub clock: Clock,
+}
+
+/// Whose time it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Clock {
+    /// That of the Redis which holds the counter, so that replicas need not agree.
+    #[default]
+    Redis,
+    /// That of this process, as told with each request.
+    Local,
 }
 
 /// A worker's door to Redis.
@@ -104,8 +116,6 @@ struct Waiting {
 struct Waiter {
     /// How many increments of the batch are this request's.
     increments: usize,
-    /// Whether they are one atomic step; see [`Batch::stops_when_over`].
-    stops_when_over: bool,
     answer: oneshot::Sender<Result<Vec<Count>, StoreError>>,
 }
 
@@ -124,7 +134,6 @@ impl Queue {
         waiting.now = Some(now);
         waiting.waiters.push(Waiter {
             increments: batch.len(),
-            stops_when_over: batch.stops_when_over,
             answer,
         });
         if waiting.waiters.len() == 1 {

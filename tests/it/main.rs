@@ -4,7 +4,9 @@
 //! - `rls`: requests and replies over gRPC
 //! - `bad_input`: what the server refuses, at its start and on the wire
 //! - `store`: what every store keeps to, in memory and in Redis
+//! - `algorithms`: every way of counting against a naive model of it
 //! - `redis`: few commands, exact counts for many clients, and Redis gone or stuck
+//! - `on_loss`: what rules answer while Redis does not
 //! - `redis_tls`: TLS between tollgate and Redis
 //! - `reload`: rules that change under a running server
 //! - `drain`: how the server ends
@@ -30,6 +32,7 @@
     reason = "a panic is how a test fails, also in what it calls"
 )]
 
+mod algorithms;
 mod bad_input;
 mod cli;
 mod deploy;
@@ -41,6 +44,7 @@ mod golden;
 mod grpcurl;
 mod http;
 mod lint_envoy;
+mod on_loss;
 mod papers;
 mod prometheus;
 mod redis;

@@ -9,55 +9,59 @@ use proptest::{
 };
 use tokio::task::JoinSet;
 use tollgate::{
-    counter::{Batch, Identity},
+    counter::{Batch, Charge, Count, Counting, Identity},
     limit::Limit,
     request::{Entry, Hits},
     store::{
         Store as _,
         memory::MemoryStore,
-        redis::{Address, Batcher, Connections, Options, RedisStore},
+        redis::{Address, Batcher, Clock, Connections, Options, RedisStore},
     },
-    window::{Period, Timestamp, Unit, window},
+    window::{Period, Timestamp, Unit},
 };
 
 use crate::support::redis::Redis;
 
 /// Where the counters are.
-enum Backend {
+pub(crate) enum Backend {
     Memory(Arc<MemoryStore>),
     Redis(Redis),
 }
 
 /// A worker's way to them.
 #[derive(Clone)]
-enum Door {
+pub(crate) enum Door {
     Memory(Arc<MemoryStore>),
     Redis(RedisStore),
 }
 
 impl Door {
-    async fn add(&self, batch: &Batch, now: Timestamp) -> Vec<u64> {
+    pub(crate) async fn counts(&self, batch: &Batch, now: Timestamp) -> Vec<Count> {
         let counts = match self {
             Self::Memory(store) => store.add(batch, now).await,
             Self::Redis(store) => store.add(batch, now).await,
         };
-        let counts = counts.expect("the store answers");
+        counts.expect("the store answers")
+    }
+
+    async fn add(&self, batch: &Batch, now: Timestamp) -> Vec<u64> {
+        let counts = self.counts(batch, now).await;
         counts.iter().map(|count| count.after).collect()
     }
 }
 
 impl Backend {
-    fn memory() -> Self {
+    pub(crate) fn memory() -> Self {
         Self::Memory(Arc::new(MemoryStore::new(100_000)))
     }
 
-    fn redis() -> Self {
+    pub(crate) fn redis() -> Self {
         Self::Redis(Redis::start())
     }
 
     /// Does `work` with a door of its own, as a worker would: on one thread, with what the store
     /// needs running beside.
-    fn open<T>(&self, work: impl AsyncFnOnce(Door) -> T) -> T {
+    pub(crate) fn open<T>(&self, work: impl AsyncFnOnce(Door) -> T) -> T {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -95,6 +99,7 @@ fn connect(redis: &Redis) -> (RedisStore, Vec<Batcher>) {
         connections: 1,
         jitter_secs: 0,
         max_waiting: 10_000,
+        clock: Clock::Local,
     };
     let address = Address {
         url: redis.url(),
@@ -167,7 +172,6 @@ async fn send_stopping(door: &Door, steps: &[Step]) -> Vec<u64> {
 
 async fn send_batch(door: &Door, steps: &[Step], stops_when_over: bool) -> Vec<u64> {
     let mut batch = Batch::default();
-    batch.stops_when_over = stops_when_over;
     let mut identity = Identity::default();
     for step in steps {
         let entry = Entry {
@@ -175,13 +179,16 @@ async fn send_batch(door: &Door, steps: &[Step], stops_when_over: bool) -> Vec<u
             value: &step.value,
         };
         identity.set(b"domain", &[entry], &[]);
-        let limit = Limit {
-            requests_per_unit: step.limit,
-            period: step.period,
-            name: None,
+        let limit = Limit::fixed(step.limit, step.period);
+        let counting = Counting {
+            charge: if stops_when_over {
+                Charge::Stopping
+            } else {
+                Charge::Always
+            },
+            ..step.hits.into()
         };
-        let window = window(step.period, step.now);
-        batch.push(&identity, &limit, window, step.hits);
+        batch.push(&identity, &limit, limit.window(step.now), counting);
     }
     let now = steps.first().map_or(NOW, |step| step.now);
     door.add(&batch, now).await
@@ -205,13 +212,14 @@ fn check(backend: &Backend, batches: &[(&[Step], &[u64])]) {
 macro_rules! on_both_stores {
     ($($law:ident)*) => {
         mod memory {
-            $(#[test] fn $law() { super::$law(&super::Backend::memory()); })*
+            $(#[test] fn $law() { super::$law(&$crate::store::Backend::memory()); })*
         }
         mod redis {
-            $(#[test] fn $law() { super::$law(&super::Backend::redis()); })*
+            $(#[test] fn $law() { super::$law(&$crate::store::Backend::redis()); })*
         }
     };
 }
+pub(crate) use on_both_stores;
 
 on_both_stores! {
     counts_rise_in_order
@@ -589,10 +597,6 @@ impl Model {
 
 fn any_history_is_that_of_a_naive_model(backend: &Backend) {
     let config = Config {
-        cases: match backend {
-            Backend::Memory(_) => 256,
-            Backend::Redis(_) => 48,
-        },
         source_file: Some(file!()),
         ..Config::default()
     };

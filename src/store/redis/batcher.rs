@@ -13,7 +13,7 @@ use bb8_redis::redis::{Pipeline, Value};
 use super::{
     Meters, Options, Queue, StoreError, Waiting,
     connection::{Connection, ConnectionPool},
-    pipeline::{Builder, Commands},
+    pipeline::{Builder, Commands, load_step},
 };
 use crate::{counter::Count, window::Timestamp};
 
@@ -86,7 +86,8 @@ impl Batcher {
         };
         let commands = self.commands(&waiting, now);
         match self.round_trip(connection, &commands.pipeline).await {
-            Ok(replies) => {
+            Ok(mut replies) => {
+                self.run_unknown(connection, &commands, &mut replies).await;
                 for hash in commands.expiring(&replies) {
                     self.known.insert(hash);
                 }
@@ -98,6 +99,32 @@ impl Batcher {
                 }
             }
             Err(error) => waiting.fail(error),
+        }
+    }
+
+    /// Loads the script where the server did not know it, as after a restart, a failover or SCRIPT
+    /// FLUSH, and sends again what it could not run for want of it, and nothing else.
+    async fn run_unknown(
+        &self,
+        connection: &mut Connection,
+        commands: &Commands,
+        replies: &mut [Value],
+    ) {
+        let unknown = commands.unknown(replies);
+        if unknown.is_empty() {
+            return;
+        }
+        let mut pipeline = Pipeline::with_capacity(unknown.len() + 1);
+        pipeline.add_command(load_step());
+        for &command in &unknown {
+            let command = commands.pipeline.cmd_iter().nth(command);
+            pipeline.add_command(command.expect("one reply a command").clone());
+        }
+        // If it fails the first replies stay, and they are errors.
+        if let Ok(again) = self.round_trip(connection, &pipeline).await {
+            for (command, reply) in unknown.into_iter().zip(again.into_iter().skip(1)) {
+                replies[command] = reply;
+            }
         }
     }
 
@@ -133,12 +160,8 @@ impl Batcher {
         );
         let mut increments = waiting.batch.iter();
         for waiter in &waiting.waiters {
-            let own = increments.by_ref().take(waiter.increments);
-            if waiter.stops_when_over {
-                builder.stopping(own);
-            } else {
-                own.for_each(|increment| builder.increment(increment));
-            }
+            let own: Vec<_> = increments.by_ref().take(waiter.increments).collect();
+            builder.request(own.iter().copied());
         }
         builder.finish()
     }
@@ -166,13 +189,13 @@ impl Waiting {
     }
 
     /// Hands each waiter its own counts.
-    fn answer(self, counts: impl Iterator<Item = Result<u64, StoreError>>) {
+    fn answer(self, counts: impl Iterator<Item = Result<Count, StoreError>>) {
         let mut counts = counts;
         for waiter in self.waiters {
+            // All are taken, even if one is an error: what follows is the next one's.
             let own: Vec<_> = counts.by_ref().take(waiter.increments).collect();
-            let own = own.into_iter().map(|count| count.map(Count::from));
             // Nobody to tell if the request was cancelled meanwhile; its hits have counted.
-            let _ = waiter.answer.send(own.collect());
+            let _ = waiter.answer.send(own.into_iter().collect());
         }
     }
 

@@ -19,7 +19,7 @@ use bb8_redis::{
 
 use tokio::sync::watch;
 
-use super::{Meters, Options};
+use super::{Meters, Options, pipeline::load_step};
 
 /// The text is not the address of a Redis. Says what is wrong without repeating it: addresses
 /// hold passwords.
@@ -247,10 +247,16 @@ impl ManageConnection for Connections {
             .set_connection_timeout(Some(self.timeout))
             // The batcher has its own deadline; a second timer a batch would be waste.
             .set_response_timeout(None);
-        let inner = self
+        let mut inner = self
             .client
             .get_multiplexed_async_connection_with_config(&config)
             .await?;
+        // So that no request has to find out that the server does not know it. One that will not
+        // take it says so again when it is asked to run it.
+        match load_step().exec_async(&mut inner).await {
+            Err(error) if error.is_unrecoverable_error() => return Err(error),
+            _ => {}
+        }
         self.meters.connections_opened.fetch_add(1, Relaxed);
         Ok(Connection {
             inner,

@@ -3,12 +3,16 @@
 //! All hits on one key go out as one INCRBY; each request gets its own count out of the sum. The
 //! EXPIRE rides along until this worker has once seen it answered for that key.
 
-use std::{collections::HashMap, mem};
+use std::{collections::HashMap, iter, mem, sync::LazyLock};
 
 use bb8_redis::redis::{self, Cmd, Pipeline, Value};
 
-use super::{Options, StoreError};
-use crate::{counter::Increment, request::Hits, window::Timestamp};
+use super::{Clock, Options, StoreError};
+use crate::{
+    counter::{Charge, Count, Ends, Increment, Method, Voice},
+    request::Hits,
+    window::Timestamp,
+};
 
 /// A counter outlives its window by this much, for replicas whose clocks run behind.
 const GRACE_SECS: u64 = 1;
@@ -16,42 +20,19 @@ const GRACE_SECS: u64 = 1;
 /// The longest time to live: 100 years. Redis refuses what does not fit its own clock.
 const MAX_TTL_SECS: u64 = 3_155_760_000;
 
-/// Gives hits back, never below zero. The key keeps its time to live, and none is made.
-const GIVE_BACK: &str = "if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end \
-    local count = redis.call('DECRBY', KEYS[1], ARGV[1]) \
-    if count < 0 then redis.call('SET', KEYS[1], '0', 'KEEPTTL') return 0 end \
-    return count";
+/// What looks before it adds, as one atomic step.
+const STEP: &str = include_str!("step.lua");
 
-/// The increments of one request of which some may stop the others, as one atomic step: counts
-/// are looked at before any is moved. Each key has three arguments: hits, negative ones to give
-/// back, limit, time to live.
-const STOPPING: &str = "local passes, stops = {}, false \
-    for i, key in ipairs(KEYS) do \
-        local hits = tonumber(ARGV[3 * i - 2]) \
-        local count = tonumber(redis.call('GET', key) or '0') \
-        passes[i] = hits >= 0 and count + hits > tonumber(ARGV[3 * i - 1]) \
-        stops = stops or passes[i] \
-    end \
-    local counts = {} \
-    for i, key in ipairs(KEYS) do \
-        local hits = tonumber(ARGV[3 * i - 2]) \
-        local count = tonumber(redis.call('GET', key) or '0') \
-        if hits < 0 and count > 0 then \
-            if count + hits > 0 then \
-                count = redis.call('INCRBY', key, ARGV[3 * i - 2]) \
-            else \
-                redis.call('SET', key, '0', 'KEEPTTL') \
-                count = 0 \
-            end \
-        elseif hits > 0 and (passes[i] or not stops) then \
-            count = redis.call('INCRBY', key, ARGV[3 * i - 2]) \
-            if count == hits then \
-                redis.call('EXPIRE', key, ARGV[3 * i]) \
-            end \
-        end \
-        counts[i] = count \
-    end \
-    return counts";
+/// Its name to EVALSHA.
+static STEP_SHA: LazyLock<String> =
+    LazyLock::new(|| redis::Script::new(STEP).get_hash().to_owned());
+
+/// The command that makes the step known to a server.
+pub(super) fn load_step() -> Cmd {
+    let mut load = redis::cmd("SCRIPT");
+    load.arg("LOAD").arg(STEP);
+    load
+}
 
 /// The commands of one batch, and how their replies are to be read.
 pub(super) struct Commands {
@@ -68,10 +49,12 @@ pub(super) struct Commands {
 enum Step {
     /// It is the `after`th hit of a group.
     Grouped { group: usize, after: u64 },
-    /// The group's count is its own.
-    Alone { group: usize },
     /// It is one of a group's counts.
-    Together { group: usize, place: usize },
+    Together {
+        group: usize,
+        place: usize,
+        has_window: bool,
+    },
 }
 
 /// What is answered by one reply.
@@ -128,9 +111,19 @@ where
         }
     }
 
-    pub(super) fn increment(&mut self, increment: Increment<'a>) {
-        if increment.hits.given_back() > 0 {
-            return self.give_back(increment);
+    /// The increments of one request.
+    pub(super) fn request(&mut self, increments: impl Iterator<Item = Increment<'a>> + Clone) {
+        if increments.clone().all(|increment| increment.stands_alone()) {
+            increments.for_each(|increment| self.increment(increment));
+        } else {
+            self.step(increments);
+        }
+    }
+
+    fn increment(&mut self, increment: Increment<'a>) {
+        let is_plain = increment.method == Method::Window && increment.charge == Charge::Always;
+        if !is_plain || increment.hits.given_back() > 0 {
+            return self.step(iter::once(increment));
         }
         let group = *self.open.entry(increment.key).or_insert_with(|| {
             self.groups.push((Group::default(), Call::Hits(increment)));
@@ -142,44 +135,61 @@ where
         self.steps.push(Step::Grouped { group, after });
     }
 
-    fn give_back(&mut self, increment: Increment<'a>) {
-        let mut script = redis::cmd("EVAL");
-        script
-            .arg(GIVE_BACK)
-            .arg(1)
-            .arg(self.key(increment.key))
-            .arg(increment.hits.given_back());
-        self.open.remove(increment.key);
-        let group = self.script(script);
-        self.steps.push(Step::Alone { group });
-    }
-
-    /// One request of which some increments may stop the others.
-    pub(super) fn stopping(&mut self, increments: impl Iterator<Item = Increment<'a>>) {
-        let increments: Vec<_> = increments.collect();
-        let mut script = redis::cmd("EVAL");
-        script.arg(STOPPING).arg(increments.len());
-        for increment in &increments {
+    /// One script for all of them.
+    fn step(&mut self, increments: impl Iterator<Item = Increment<'a>> + Clone) {
+        let mut script = redis::cmd("EVALSHA");
+        script.arg(&*STEP_SHA).arg(increments.clone().count());
+        for increment in increments.clone() {
             script.arg(self.key(increment.key));
             self.open.remove(increment.key);
         }
-        for increment in &increments {
-            let given_back = increment.hits.given_back();
-            if given_back > 0 {
-                script.arg(format!("-{given_back}"));
-            } else {
-                script.arg(increment.hits.added());
-            }
-            script.arg(increment.limit).arg(self.ttl_secs(increment));
+        match self.options.clock {
+            Clock::Redis => script.arg(-1),
+            Clock::Local => script.arg(self.now.millis()),
+        };
+        for increment in increments.clone() {
+            self.step_arguments(&mut script, &increment);
         }
-        let group = self.script(script);
-        let together = (0..increments.len()).map(|place| Step::Together { group, place });
+        self.groups.push((Group::default(), Call::Script(script)));
+        let group = self.groups.len() - 1;
+        let together = increments
+            .enumerate()
+            .map(|(place, increment)| Step::Together {
+                group,
+                place,
+                has_window: increment.method == Method::Window,
+            });
         self.steps.extend(together);
     }
 
-    fn script(&mut self, script: Cmd) -> usize {
-        self.groups.push((Group::default(), Call::Script(script)));
-        self.groups.len() - 1
+    fn step_arguments(&self, script: &mut Cmd, increment: &Increment<'_>) {
+        let (method, extra) = match increment.method {
+            Method::Window => ("w", self.ttl_secs(increment)),
+            Method::FirstHit => ("f", 0),
+            Method::SlidingWindow => ("s", 0),
+            Method::SlidingLog => ("l", 0),
+            Method::TokenBucket { rate } => ("t", rate.into()),
+        };
+        let charge = match increment.charge {
+            Charge::Always => "a",
+            Charge::Within => "w",
+            Charge::Admitted => "m",
+            Charge::Stopping => "s",
+        };
+        let voice = match increment.voice {
+            Voice::Refuses => "r",
+            Voice::Quota => "q",
+            Voice::Silent => "-",
+        };
+        script
+            .arg(method)
+            .arg(charge)
+            .arg(voice)
+            .arg(increment.descriptor)
+            .arg(increment.hits.signed())
+            .arg(increment.limit)
+            .arg(increment.period_millis)
+            .arg(extra);
     }
 
     fn key(&self, key: &[u8]) -> Vec<u8> {
@@ -269,20 +279,58 @@ impl Commands {
     pub(super) fn counts<'a>(
         &'a self,
         replies: &'a [Value],
-    ) -> impl Iterator<Item = Result<u64, StoreError>> + 'a {
+    ) -> impl Iterator<Item = Result<Count, StoreError>> + 'a {
         let group = |group: usize| &self.groups[group];
         self.steps.iter().map(move |step| match *step {
-            Step::Alone { group: at } => count(&replies[group(at).command]),
-            Step::Together { group: at, place } => match &replies[group(at).command] {
-                Value::Array(counts) => counts.get(place).map_or(Err(StoreError::Refused), count),
-                reply => count(reply),
+            Step::Together {
+                group: at,
+                place,
+                has_window,
+            } => match &replies[group(at).command] {
+                Value::Array(told) => told_by_step(told, place, has_window),
+                reply => count(reply).map(Count::from),
             },
             Step::Grouped { group: at, after } => {
                 let end = count(&replies[group(at).command])?;
-                Ok(end.saturating_sub(group(at).hits).saturating_add(after))
+                let after = end.saturating_sub(group(at).hits).saturating_add(after);
+                Ok(Count::from(after))
             }
         })
     }
+
+    /// The scripts that the server did not know, and so did not run.
+    pub(super) fn unknown(&self, replies: &[Value]) -> Vec<usize> {
+        let is_unknown = |reply: &Value| matches!(reply, Value::ServerError(error) if error.code() == "NOSCRIPT");
+        let unknown = replies.iter().enumerate();
+        unknown
+            .filter(|(_, reply)| is_unknown(reply))
+            .map(|(command, _)| command)
+            .collect()
+    }
+}
+
+/// What the step says of the counter at `place`.
+fn told_by_step(told: &[Value], place: usize, has_window: bool) -> Result<Count, StoreError> {
+    let [held, is_charged, resets_in, retry_in] = told
+        .get(4 * place..)
+        .and_then(|told| told.first_chunk())
+        .ok_or(StoreError::Refused)?;
+    let number = |reply: &Value| match reply {
+        Value::Int(number) => Ok(*number),
+        _ => Err(StoreError::Refused),
+    };
+    Ok(Count {
+        is_charged: number(is_charged)? == 1,
+        ends: if has_window {
+            None
+        } else {
+            Some(Ends {
+                resets_in: u64::try_from(number(resets_in)?).unwrap_or(0),
+                retry_in: u64::try_from(number(retry_in)?).ok(),
+            })
+        },
+        ..Count::from(count(held)?)
+    })
 }
 
 /// The count that a reply stands for.

@@ -1,0 +1,249 @@
+//! What a limit says of its algorithm → [`Algorithm`], with every error.
+
+use std::sync::Arc;
+
+use jiff::civil::Weekday;
+
+use super::{
+    Fault,
+    yaml::{Number, RateLimit, Word},
+};
+use crate::{
+    calendar::{Calendar, NoCalendar, Starts},
+    limit::Algorithm,
+    window::Period,
+};
+
+/// The largest number of tokens times milliseconds that a bucket in Redis still counts exactly:
+/// its scripts know no larger whole numbers.
+const MAX_TOKEN_MILLIS: u64 = 1 << 53;
+
+/// Errors and where they stand, unless that is the limit itself.
+pub(super) type Faults = Vec<(Option<usize>, Fault)>;
+
+/// The algorithm of `limit`; it is of use only if no fault was added.
+pub(super) fn algorithm(limit: &RateLimit, period: Period, faults: &mut Faults) -> Algorithm {
+    let name = limit.algorithm.as_ref();
+    let algorithm = match name.map_or("fixed_window", |word| &word.text) {
+        "fixed_window" => fixed_window(limit, period, faults),
+        "sliding_window" => Algorithm::SlidingWindow,
+        "sliding_log" => {
+            if limit.requests_per_unit > Algorithm::MAX_LOGGED {
+                faults.push((limit.at, Fault::LogTooLong(limit.requests_per_unit)));
+            }
+            Algorithm::SlidingLog
+        }
+        "token_bucket" => Algorithm::TokenBucket {
+            burst: burst(limit, period, faults),
+        },
+        _ => {
+            let expected = "fixed_window, sliding_window, sliding_log or token_bucket";
+            faults.extend(name.map(|word| unknown("algorithm", word, expected)));
+            return Algorithm::FixedWindow;
+        }
+    };
+    check_company(limit, &algorithm, faults);
+    algorithm
+}
+
+fn unknown(key: &'static str, word: &Word, expected: &'static str) -> (Option<usize>, Fault) {
+    let fault = Fault::UnknownWord {
+        key,
+        text: word.text.clone(),
+        expected,
+    };
+    (word.at, fault)
+}
+
+fn fixed_window(limit: &RateLimit, period: Period, faults: &mut Faults) -> Algorithm {
+    let begins_with_hit = match limit.window.as_ref().map(|word| (word, &*word.text)) {
+        None | Some((_, "aligned")) => false,
+        Some((_, "first_hit")) => true,
+        Some((word, _)) => {
+            faults.push(unknown("window", word, "aligned or first_hit"));
+            false
+        }
+    };
+    match (begins_with_hit, limit.calendar) {
+        (false, false) => Algorithm::FixedWindow,
+        (true, false) => Algorithm::FirstHit,
+        (false, true) => calendar(limit, period, faults),
+        (true, true) => {
+            let fault = Fault::DoesNotGo {
+                key: "window",
+                with: "`calendar`",
+                fix: "remove one of them",
+            };
+            faults.push((limit.window.as_ref().and_then(|word| word.at), fault));
+            Algorithm::FirstHit
+        }
+    }
+}
+
+/// Tells of settings that mean nothing to `algorithm`.
+fn check_company(limit: &RateLimit, algorithm: &Algorithm, faults: &mut Faults) {
+    let mut say = |key, at: Option<Option<usize>>, with, fix| {
+        if let Some(at) = at {
+            faults.push((at, Fault::DoesNotGo { key, with, fix }));
+        }
+    };
+    let word = |word: &Option<Word>| word.as_ref().map(|word| word.at);
+    let number = |number: &Option<Number>| number.as_ref().map(|number| number.at);
+    if !matches!(algorithm, Algorithm::TokenBucket { .. }) {
+        let fix = "write `algorithm: token_bucket`";
+        say("burst", number(&limit.burst), "this algorithm", fix);
+    }
+    if algorithm.looks_first() {
+        let fix = "it is for `fixed_window`";
+        say("window", word(&limit.window), "this algorithm", fix);
+        say(
+            "calendar",
+            limit.calendar.then_some(None),
+            "this algorithm",
+            fix,
+        );
+    } else if !limit.calendar {
+        let with = "a limit without `calendar`";
+        let fix = "write `calendar: true`";
+        let starts = &limit.starts;
+        say("time_zone", word(&limit.time_zone), with, fix);
+        say("week_starts", word(&limit.week_starts), with, fix);
+        say("starts", number(&starts.month), with, fix);
+        say("starts", number(&starts.day), with, fix);
+        say("starts", number(&starts.hour), with, fix);
+    }
+}
+
+/// As many tokens as flow in during a period, unless it says otherwise.
+fn burst(limit: &RateLimit, period: Period, faults: &mut Faults) -> u32 {
+    let most = (MAX_TOKEN_MILLIS / (period.secs() * 1000)).min(u32::MAX.into());
+    let fault = |text: String| Fault::OutOfRange {
+        key: "burst",
+        low: 1,
+        high: most,
+        text,
+    };
+    let Some(number) = &limit.burst else {
+        if u64::from(limit.requests_per_unit) > most {
+            let text = format!("{}, which it is without it", limit.requests_per_unit);
+            faults.push((limit.at, fault(text)));
+        }
+        return limit.requests_per_unit;
+    };
+    let value = number.value.and_then(|value| u32::try_from(value).ok());
+    match value.filter(|&value| value > 0 && u64::from(value) <= most) {
+        Some(value) => value,
+        None => {
+            faults.push((number.at, fault(number.text.clone())));
+            0
+        }
+    }
+}
+
+fn calendar(limit: &RateLimit, period: Period, faults: &mut Faults) -> Algorithm {
+    if period.multiplier().get() > 1 {
+        let at = limit.unit_multiplier.as_ref().and_then(|number| number.at);
+        let fault = Fault::DoesNotGo {
+            key: "unit_multiplier",
+            with: "`calendar`",
+            fix: "a calendar has single days, weeks, months and years",
+        };
+        faults.push((at, fault));
+    }
+    let mut in_range = |key, number: &Option<Number>, high: i8, otherwise: i8, low: i8| {
+        let Some(number) = number else {
+            return otherwise;
+        };
+        let value = number.value.and_then(|value| i8::try_from(value).ok());
+        match value.filter(|value| (low..=high).contains(value)) {
+            Some(value) => value,
+            None => {
+                let fault = Fault::OutOfRange {
+                    key,
+                    low: low.unsigned_abs().into(),
+                    high: high.unsigned_abs().into(),
+                    text: number.text.clone(),
+                };
+                faults.push((number.at, fault));
+                otherwise
+            }
+        }
+    };
+    let starts = Starts {
+        month: in_range("month", &limit.starts.month, 12, 1, 1),
+        day: in_range("day", &limit.starts.day, 31, 1, 1),
+        hour: in_range("hour", &limit.starts.hour, 23, 0, 0),
+        weekday: weekday(limit.week_starts.as_ref(), faults),
+    };
+    let Some(zone) = &limit.time_zone else {
+        faults.push((limit.at, Fault::NoZone));
+        return Algorithm::FixedWindow;
+    };
+    check_starts(limit, period, faults);
+    match Calendar::new(period.unit(), &zone.text, starts) {
+        Ok(calendar) => return Algorithm::Calendar(Arc::new(calendar)),
+        Err(NoCalendar::Zone) => faults.push((zone.at, Fault::UnknownZone(zone.text.clone()))),
+        Err(NoCalendar::Unit) => {
+            let fault = Fault::DoesNotGo {
+                key: "calendar",
+                with: "seconds, minutes and hours",
+                fix: "remove it: they are the same in every time zone",
+            };
+            faults.push((limit.at, fault));
+        }
+    }
+    Algorithm::FixedWindow
+}
+
+fn weekday(word: Option<&Word>, faults: &mut Faults) -> Weekday {
+    let Some(word) = word else {
+        return Weekday::Monday;
+    };
+    match word.text.to_ascii_lowercase().as_str() {
+        "monday" => Weekday::Monday,
+        "tuesday" => Weekday::Tuesday,
+        "wednesday" => Weekday::Wednesday,
+        "thursday" => Weekday::Thursday,
+        "friday" => Weekday::Friday,
+        "saturday" => Weekday::Saturday,
+        "sunday" => Weekday::Sunday,
+        _ => {
+            faults.push(unknown("week_starts", word, "monday to sunday"));
+            Weekday::Monday
+        }
+    }
+}
+
+/// A week has no day of the month, a month no weekday, and so on.
+fn check_starts(limit: &RateLimit, period: Period, faults: &mut Faults) {
+    use crate::window::Unit;
+    let unit = period.unit();
+    let mut say = |key, at: Option<Option<usize>>, is_meant: bool, fix| {
+        if let (Some(at), false) = (at, is_meant) {
+            let with = "this unit";
+            faults.push((at, Fault::DoesNotGo { key, with, fix }));
+        }
+    };
+    let at = |number: &Option<Number>| number.as_ref().map(|number| number.at);
+    let is_month = matches!(unit, Unit::Month | Unit::Year);
+    let starts = &limit.starts;
+    say(
+        "month",
+        at(&starts.month),
+        unit == Unit::Year,
+        "it is for years",
+    );
+    say(
+        "day",
+        at(&starts.day),
+        is_month,
+        "it is for months and years",
+    );
+    let week_starts = limit.week_starts.as_ref().map(|word| word.at);
+    say(
+        "week_starts",
+        week_starts,
+        unit == Unit::Week,
+        "it is for weeks",
+    );
+}

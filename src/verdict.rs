@@ -1,0 +1,149 @@
+//! Which increments of one request are charged, once it is known which would pass their limits.
+
+use crate::counter::{Charge, Terms, Voice};
+
+/// What the counters of a request come to, before any of them is moved.
+#[derive(Debug, Default)]
+pub struct Verdict {
+    /// Descriptors that are over one of their limits, each once or more.
+    over: Vec<u32>,
+    refuses: bool,
+    /// Descriptors that speak as quotas.
+    quotas: Vec<u32>,
+}
+
+impl Verdict {
+    /// Of all increments of the request, each with whether its limit refuses it.
+    pub fn new<'a>(increments: impl IntoIterator<Item = (&'a Terms, bool)>) -> Self {
+        let mut verdict = Self::default();
+        for (terms, is_over) in increments {
+            if terms.voice == Voice::Quota && !verdict.quotas.contains(&terms.descriptor) {
+                verdict.quotas.push(terms.descriptor);
+            }
+            if is_over {
+                verdict.over.push(terms.descriptor);
+                verdict.refuses |= terms.voice == Voice::Refuses;
+            }
+        }
+        let quotas = &verdict.quotas;
+        verdict.refuses |= !quotas.is_empty() && quotas.iter().all(|quota| verdict.is_over(*quota));
+        verdict
+    }
+
+    /// Whether the request is refused.
+    pub fn refuses(&self) -> bool {
+        self.refuses
+    }
+
+    /// Whether `descriptor` is over one of its limits.
+    pub fn is_over(&self, descriptor: u32) -> bool {
+        self.over.contains(&descriptor)
+    }
+
+    /// Whether an increment is charged of which its own limit says `is_over`. What is given back
+    /// always is.
+    pub fn charges(&self, terms: &Terms, is_over: bool) -> bool {
+        if terms.hits.given_back() > 0 {
+            return true;
+        }
+        match terms.charge {
+            Charge::Always => true,
+            Charge::Within => !is_over,
+            Charge::Admitted => !self.refuses && !self.is_over(terms.descriptor),
+            Charge::Stopping => is_over || self.over.is_empty(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{counter::Method, request::Hits, window::Timestamp};
+
+    fn terms(charge: Charge, voice: Voice, descriptor: u32) -> Terms {
+        Terms {
+            hits: Hits::ONE,
+            limit: 1,
+            method: Method::Window,
+            charge,
+            voice,
+            on_loss: crate::limit::OnStoreLoss::Error,
+            descriptor,
+            is_per_second: false,
+            period_millis: 60_000,
+            expires_at: Timestamp::from_secs(60),
+        }
+    }
+
+    /// Each increment of a request, whether its limit refuses it, and whether it is charged.
+    #[track_caller]
+    fn check<const N: usize>(cases: [(Charge, Voice, u32, bool, bool); N]) {
+        let terms =
+            cases.map(|(charge, voice, at, is_over, _)| (terms(charge, voice, at), is_over));
+        let verdict = Verdict::new(terms.iter().map(|(terms, is_over)| (terms, *is_over)));
+        let charged = terms.map(|(terms, is_over)| verdict.charges(&terms, is_over));
+        assert_eq!(charged, cases.map(|(.., is_charged)| is_charged));
+    }
+
+    use Charge::{Admitted, Always, Stopping, Within};
+    use Voice::{Quota, Refuses, Silent};
+
+    #[test]
+    fn what_one_limit_refuses_is_charged_to_none() {
+        check([
+            (Admitted, Refuses, 0, false, false),
+            (Admitted, Refuses, 0, true, false),
+            (Admitted, Refuses, 1, false, false),
+            (Always, Refuses, 2, false, true),
+            (Within, Refuses, 2, false, true),
+        ]);
+        check([
+            (Admitted, Refuses, 0, false, true),
+            (Admitted, Refuses, 1, false, true),
+        ]);
+    }
+
+    #[test]
+    fn a_rule_in_shadow_mode_spares_itself_and_nobody_else() {
+        check([
+            (Admitted, Silent, 0, true, false),
+            (Admitted, Silent, 0, false, false),
+            (Admitted, Refuses, 1, false, true),
+        ]);
+    }
+
+    #[test]
+    fn quotas_refuse_together() {
+        check([
+            (Admitted, Quota, 0, true, false),
+            (Admitted, Quota, 1, false, true),
+            (Admitted, Refuses, 2, false, true),
+        ]);
+        check([
+            (Admitted, Quota, 0, true, false),
+            (Admitted, Quota, 1, true, false),
+            (Admitted, Refuses, 2, false, false),
+        ]);
+    }
+
+    #[test]
+    fn each_judges_for_itself_where_all_hits_count() {
+        check([
+            (Always, Refuses, 0, true, true),
+            (Within, Refuses, 0, true, false),
+            (Within, Refuses, 0, false, true),
+        ]);
+    }
+
+    #[test]
+    fn the_references_stop_leaves_out_what_would_have_passed() {
+        check([
+            (Stopping, Refuses, 0, true, true),
+            (Stopping, Refuses, 1, false, false),
+        ]);
+        check([
+            (Stopping, Refuses, 0, false, true),
+            (Stopping, Silent, 1, false, true),
+        ]);
+    }
+}

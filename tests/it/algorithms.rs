@@ -1,0 +1,586 @@
+//! Every algorithm against a naive model that does it in the plainest way, on both stores: what is
+//! held, what is charged, when it resets and when the same hits would pass.
+
+use std::{cell::Cell, collections::BTreeMap, thread};
+
+use proptest::{
+    prelude::*,
+    test_runner::{Config, TestRunner},
+};
+use tokio::task::JoinSet;
+use tollgate::{
+    counter::{Batch, Charge, Count, Counting, Identity},
+    limit::{Algorithm, Limit},
+    request::{Entry, Hits},
+    window::{Period, Timestamp, Unit},
+};
+
+use crate::store::{Backend, Door, on_both_stores};
+
+on_both_stores! {
+    any_history_of_windows_from_the_first_hit
+    any_history_of_sliding_windows
+    any_history_of_sliding_logs
+    any_history_of_token_buckets
+    any_history_of_everything_together
+    hits_that_come_at_once_are_admitted_in_some_order
+    what_is_refused_takes_no_room
+}
+
+/// All limits have this period.
+const PERIOD: u64 = 10_000;
+
+/// Long after the epoch, within a window.
+const START: u64 = 1_795_230_003_217;
+
+/// The hits of one descriptor on one counter.
+#[derive(Clone, Debug)]
+struct Step {
+    /// Which counter of its algorithm.
+    value: u8,
+    algorithm: Algorithm,
+    requests_per_unit: u32,
+    hits: Hits,
+    charge: Charge,
+}
+
+/// The steps of one request.
+#[derive(Clone, Debug)]
+struct Call {
+    /// When, in milliseconds; clocks step back at times.
+    now: u64,
+    steps: Vec<Step>,
+}
+
+impl Step {
+    fn limit(&self) -> Limit {
+        let ten = std::num::NonZeroU32::new(10).unwrap();
+        Limit {
+            algorithm: self.algorithm.clone(),
+            ..Limit::fixed(
+                self.requests_per_unit,
+                Period::new(Unit::Second, ten).unwrap(),
+            )
+        }
+    }
+}
+
+/// What tells the counters of one history from those of all others.
+fn push(batch: &mut Batch, history: u32, index: usize, step: &Step, now: u64) {
+    let value = [&[step.value][..], &history.to_be_bytes()].concat();
+    let entry = Entry {
+        key: b"key",
+        value: &value,
+    };
+    let mut identity = Identity::default();
+    identity.set(b"algorithms", &[entry], &[]);
+    let limit = step.limit();
+    let counting = Counting {
+        charge: step.charge,
+        descriptor: index.try_into().unwrap(),
+        ..step.hits.into()
+    };
+    let window = limit.window(Timestamp::from_millis(now));
+    batch.push(&identity, &limit, window, counting);
+}
+
+async fn send(door: &Door, history: u32, call: &Call) -> Vec<Told> {
+    let mut batch = Batch::default();
+    for (index, step) in call.steps.iter().enumerate() {
+        push(&mut batch, history, index, step, call.now);
+    }
+    let counts = door.counts(&batch, Timestamp::from_millis(call.now)).await;
+    counts.into_iter().map(Told::from).collect()
+}
+
+/// What a store or the model says of one step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Told {
+    after: u64,
+    is_charged: bool,
+    /// Until it is empty, and until the hits would pass; nothing for aligned windows.
+    ends: Option<(u64, Option<u64>)>,
+}
+
+impl From<Count> for Told {
+    fn from(count: Count) -> Self {
+        Self {
+            after: count.after,
+            is_charged: count.is_charged,
+            ends: count.ends.map(|ends| (ends.resets_in, ends.retry_in)),
+        }
+    }
+}
+
+/// One counter, told in the plainest words.
+#[derive(Clone, Debug, Default)]
+struct Naive {
+    /// Admitted hits, each with its moment. A sliding window only looks at which window it is.
+    hits: Vec<(u64, u64)>,
+    /// When the window of the first hit began.
+    start: Option<u64>,
+    /// What is missing in a bucket, in tokens times milliseconds, since when, at which rate. For a
+    /// sliding window, the number of the latest window.
+    missing: i128,
+    since: u64,
+    rate: u32,
+}
+
+impl Naive {
+    fn held(&self, step: &Step, now: u64) -> u64 {
+        let sum = |is_so: &dyn Fn(u64) -> bool| -> u64 {
+            let hits = self.hits.iter().filter(|(at, _)| is_so(*at));
+            hits.map(|(_, hits)| hits).sum()
+        };
+        match &step.algorithm {
+            Algorithm::FixedWindow | Algorithm::Calendar(_) => {
+                sum(&|at| at / PERIOD == now / PERIOD)
+            }
+            Algorithm::FirstHit => match self.start {
+                Some(start) if now < start + PERIOD => sum(&|_| true),
+                _ => 0,
+            },
+            Algorithm::SlidingWindow => {
+                let index = self.index(now);
+                let left = PERIOD - now.saturating_sub(index * PERIOD);
+                let older = sum(&|at| at / PERIOD + 1 == index);
+                sum(&|at| at / PERIOD == index) + (older * left).div_ceil(PERIOD)
+            }
+            Algorithm::SlidingLog => sum(&|at| at + PERIOD > now),
+            Algorithm::TokenBucket { .. } => u64::try_from(self.missing_at(now))
+                .unwrap()
+                .div_ceil(PERIOD),
+        }
+    }
+
+    /// The number of the present window: the latest that was seen, if clocks step back.
+    fn index(&self, now: u64) -> u64 {
+        (now / PERIOD).max(self.since)
+    }
+
+    fn missing_at(&self, now: u64) -> i128 {
+        let passed = i128::from(now) - i128::from(self.since);
+        (self.missing - passed * i128::from(self.rate)).max(0)
+    }
+
+    /// What is forgotten by a look, and would not matter if clocks never stepped back.
+    fn look(&mut self, step: &Step, now: u64) {
+        // Back by more than a period: then the clock was wrong.
+        let is_wrong = match step.algorithm {
+            Algorithm::FixedWindow | Algorithm::Calendar(_) | Algorithm::TokenBucket { .. } => {
+                false
+            }
+            Algorithm::FirstHit => self.start.is_some_and(|start| start > now + PERIOD),
+            Algorithm::SlidingWindow => self.since > now / PERIOD + 1,
+            Algorithm::SlidingLog => self.hits.iter().any(|(at, _)| *at > now + PERIOD),
+        };
+        if is_wrong {
+            *self = Self::default();
+        }
+        match step.algorithm {
+            Algorithm::SlidingLog => self.hits.retain(|(at, _)| at + PERIOD > now),
+            Algorithm::TokenBucket { .. } => {
+                let rate = step.requests_per_unit.max(1);
+                let missing = self.missing_at(now);
+                let most = i128::from(step.limit().capacity()) * i128::from(PERIOD);
+                // A full bucket has nothing that flows at any rate.
+                let passed = i128::from(now) - i128::from(self.since);
+                let is_flowing = self.rate > 0 && self.missing >= passed * i128::from(self.rate);
+                if missing > most || (self.rate != rate && is_flowing) {
+                    self.missing = missing.min(most);
+                    self.since = now;
+                    self.rate = rate;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn charge(&mut self, step: &Step, now: u64) {
+        let (added, back) = (step.hits.added(), step.hits.given_back());
+        let is_new = self.hits.is_empty() && self.rate == 0 && self.since == 0;
+        if is_new && added == 0 && self.start.is_none() {
+            return;
+        }
+        let mut at = now;
+        match &step.algorithm {
+            Algorithm::TokenBucket { .. } => {
+                let missing = self.missing_at(now) + i128::from(added) * i128::from(PERIOD);
+                self.missing = (missing - i128::from(back) * i128::from(PERIOD)).max(0);
+                self.since = now;
+                self.rate = step.requests_per_unit.max(1);
+                return;
+            }
+            Algorithm::FirstHit => {
+                if self.start.is_none_or(|start| now >= start + PERIOD) {
+                    self.hits.clear();
+                    self.start = (added > 0).then_some(now);
+                }
+            }
+            Algorithm::SlidingWindow => {
+                let index = self.index(now);
+                self.since = index;
+                self.hits.retain(|(at, _)| at / PERIOD + 1 >= index);
+                at = now.max(index * PERIOD);
+            }
+            Algorithm::SlidingLog => at = now.max(self.hits.last().map_or(0, |(at, _)| *at)),
+            Algorithm::FixedWindow | Algorithm::Calendar(_) => {}
+        }
+        if added > 0 {
+            self.hits.push((at, added));
+        }
+        self.take_back(back);
+    }
+
+    /// The latest hits go first.
+    fn take_back(&mut self, mut back: u64) {
+        while let Some((_, hits)) = self.hits.last_mut() {
+            let taken = back.min(*hits);
+            *hits -= taken;
+            back -= taken;
+            if *hits > 0 {
+                break;
+            }
+            self.hits.pop();
+        }
+    }
+
+    /// The first moment from `now` on at which no more than `most` are held. It gets less with time.
+    fn falls_to(&self, step: &Step, most: u64, now: u64) -> u64 {
+        let (mut low, mut high) = (0, 1 << 40);
+        while low < high {
+            let middle = (low + high) / 2;
+            let mut later = self.clone();
+            later.look(step, now);
+            if later.held(step, now + middle) <= most {
+                high = middle;
+            } else {
+                low = middle + 1;
+            }
+        }
+        low
+    }
+
+    fn told(&self, step: &Step, is_charged: bool, now: u64) -> Told {
+        let after = self.held(step, now);
+        let limit = u64::from(step.limit().capacity());
+        let waiting = if is_charged { 0 } else { step.hits.added() };
+        let retry_in = if after + waiting <= limit {
+            Some(0)
+        } else if step.hits.added() > limit {
+            None
+        } else {
+            Some(self.falls_to(step, limit - step.hits.added(), now))
+        };
+        let has_window = matches!(step.algorithm, Algorithm::FixedWindow);
+        let resets_in = match (step.algorithm.clone(), self.start) {
+            // It lasts even if all of it was given back.
+            (Algorithm::FirstHit, Some(start)) => (start + PERIOD).saturating_sub(now),
+            _ => self.falls_to(step, 0, now),
+        };
+        let resets_in = match (&step.algorithm, self.start) {
+            (Algorithm::FirstHit, Some(start)) if now >= start + PERIOD => 0,
+            _ => resets_in,
+        };
+        Told {
+            after,
+            is_charged,
+            ends: (!has_window).then_some((resets_in, retry_in)),
+        }
+    }
+}
+
+/// All counters. A request is judged at once, then charged step by step.
+#[derive(Default)]
+struct Model(BTreeMap<(u8, &'static str, bool), Naive>);
+
+impl Model {
+    fn send(&mut self, call: &Call) -> Vec<Told> {
+        let now = call.now;
+        let alone = |step: &Step| matches!(step.charge, Charge::Always | Charge::Within);
+        if call.steps.iter().all(alone) {
+            return call
+                .steps
+                .iter()
+                .map(|step| self.alone(step, now))
+                .collect();
+        }
+        let mut ahead: BTreeMap<_, u64> = BTreeMap::new();
+        let mut over = Vec::new();
+        for step in &call.steps {
+            let ahead = ahead.entry(Self::name(step)).or_default();
+            let naive = self.counter(step);
+            naive.look(step, now);
+            let is_over = step.hits.given_back() == 0
+                && naive.held(step, now) + *ahead + step.hits.added()
+                    > u64::from(step.limit().capacity());
+            if step.charge == Charge::Always || !is_over {
+                *ahead += step.hits.added();
+            }
+            over.push(is_over);
+        }
+        let is_refused = over.contains(&true);
+        let charge = |(step, is_over): (&Step, bool)| {
+            let is_charged = step.hits.given_back() > 0
+                || match step.charge {
+                    Charge::Always => true,
+                    Charge::Within => !is_over,
+                    _ => !is_refused,
+                };
+            self.charge(step, is_charged, now)
+        };
+        call.steps
+            .iter()
+            .zip(over.iter().copied())
+            .map(charge)
+            .collect()
+    }
+
+    fn alone(&mut self, step: &Step, now: u64) -> Told {
+        let naive = self.counter(step);
+        naive.look(step, now);
+        let held = naive.held(step, now);
+        let is_over = held + step.hits.added() > u64::from(step.limit().capacity());
+        let is_charged = step.charge == Charge::Always || step.hits.given_back() > 0 || !is_over;
+        self.charge(step, is_charged, now)
+    }
+
+    fn charge(&mut self, step: &Step, is_charged: bool, now: u64) -> Told {
+        let naive = self.counter(step);
+        naive.look(step, now);
+        if is_charged && step.hits != Hits::add(0) {
+            naive.charge(step, now);
+        }
+        naive.told(step, is_charged, now)
+    }
+
+    fn counter(&mut self, step: &Step) -> &mut Naive {
+        self.0.entry(Self::name(step)).or_default()
+    }
+
+    fn name(step: &Step) -> (u8, &'static str, bool) {
+        let is_first_hit = step.algorithm == Algorithm::FirstHit;
+        (step.value, step.algorithm.name(), is_first_hit)
+    }
+}
+
+fn any_hits() -> impl Strategy<Value = Hits> {
+    prop_oneof![
+        5 => (1_u64..4).prop_map(Hits::add),
+        1 => (4_u64..12).prop_map(Hits::add),
+        1 => Just(Hits::add(0)),
+        2 => (1_u64..5).prop_map(Hits::give_back),
+    ]
+}
+
+fn any_algorithm() -> impl Strategy<Value = Algorithm> {
+    prop_oneof![
+        Just(Algorithm::FirstHit),
+        Just(Algorithm::SlidingWindow),
+        Just(Algorithm::SlidingLog),
+        (1_u32..9).prop_map(|burst| Algorithm::TokenBucket { burst }),
+    ]
+}
+
+fn any_step(algorithm: impl Strategy<Value = Algorithm>) -> impl Strategy<Value = Step> {
+    let charge = prop_oneof![2 => Just(false), 1 => Just(true)];
+    // Limits change from one request to the next, as by a reload.
+    let requests_per_unit = prop_oneof![6 => 3_u32..7, 1 => 0_u32..12];
+    (0..2_u8, algorithm, requests_per_unit, any_hits(), charge).prop_map(
+        |(value, algorithm, requests_per_unit, hits, is_admitted)| {
+            let charge = match (&algorithm, is_admitted) {
+                (_, true) => Charge::Admitted,
+                (Algorithm::FirstHit, false) => Charge::Always,
+                (_, false) => Charge::Within,
+            };
+            Step {
+                value,
+                algorithm,
+                requests_per_unit,
+                hits,
+                charge,
+            }
+        },
+    )
+}
+
+fn any_calls(algorithm: impl Strategy<Value = Algorithm>) -> impl Strategy<Value = Vec<Call>> {
+    let pause = prop_oneof![
+        4 => 0_i64..3_000,
+        2 => Just(0),
+        1 => 3_000_i64..25_000,
+        1 => Just(10_000),
+        1 => -4_000_i64..0,
+    ];
+    let steps = prop::collection::vec(any_step(algorithm), 1..4);
+    prop::collection::vec((pause, steps), 1..20).prop_map(|calls| {
+        let mut now = START;
+        let call = |(pause, steps)| {
+            now = now.saturating_add_signed(pause);
+            Call { now, steps }
+        };
+        calls.into_iter().map(call).collect()
+    })
+}
+
+fn config() -> Config {
+    Config {
+        source_file: Some(file!()),
+        ..Config::default()
+    }
+}
+
+/// Each history as the model has it.
+#[track_caller]
+fn check_histories(backend: &Backend, algorithm: impl Strategy<Value = Algorithm>) {
+    // Each history has counters that no other has seen.
+    let histories = Cell::new(0_u32);
+    TestRunner::new(config())
+        .run(&any_calls(algorithm), |calls| {
+            histories.set(histories.get() + 1);
+            let mut model = Model::default();
+            let expected: Vec<_> = calls.iter().map(|call| model.send(call)).collect();
+            let told = backend.open(async |door| {
+                let mut told = Vec::new();
+                for call in &calls {
+                    told.push(send(&door, histories.get(), call).await);
+                }
+                told
+            });
+            prop_assert_eq!(told, expected);
+            Ok(())
+        })
+        .unwrap();
+}
+
+fn any_history_of_windows_from_the_first_hit(backend: &Backend) {
+    check_histories(backend, Just(Algorithm::FirstHit));
+}
+
+fn any_history_of_sliding_windows(backend: &Backend) {
+    check_histories(backend, Just(Algorithm::SlidingWindow));
+}
+
+fn any_history_of_sliding_logs(backend: &Backend) {
+    check_histories(backend, Just(Algorithm::SlidingLog));
+}
+
+fn any_history_of_token_buckets(backend: &Backend) {
+    let burst = 1_u32..9;
+    check_histories(
+        backend,
+        burst.prop_map(|burst| Algorithm::TokenBucket { burst }),
+    );
+}
+
+fn any_history_of_everything_together(backend: &Backend) {
+    check_histories(backend, any_algorithm());
+}
+
+/// What eight clients are told whose calls come in one moment, each client's in order.
+fn at_once(backend: &Backend, history: u32, clients: &[Vec<Call>]) -> Vec<(Step, Told)> {
+    let one = |calls: Vec<Call>| {
+        backend.open(async |door| {
+            let mut told = Vec::new();
+            let mut calls_under_way = JoinSet::new();
+            for call in calls {
+                let door = door.clone();
+                calls_under_way.spawn(async move {
+                    let told = send(&door, history, &call).await;
+                    (call.steps[0].clone(), told[0])
+                });
+            }
+            while let Some(done) = calls_under_way.join_next().await {
+                told.push(done.unwrap());
+            }
+            told
+        })
+    };
+    thread::scope(|scope| {
+        let clients: Vec<_> = clients
+            .iter()
+            .map(|calls| scope.spawn(move || one(calls.clone())))
+            .collect();
+        clients
+            .into_iter()
+            .flat_map(|client| client.join().unwrap())
+            .collect()
+    })
+}
+
+/// With time standing still there is an order that explains what everybody is told: what is
+/// admitted fills the limit hit by hit, and what is refused found it too full.
+fn hits_that_come_at_once_are_admitted_in_some_order(backend: &Backend) {
+    let hits = prop::collection::vec(prop::collection::vec(1_u64..4, 1..6), 8);
+    let histories = Cell::new(1_000_000_u32);
+    TestRunner::new(config())
+        .run(
+            &(any_algorithm(), 1_u32..30, hits),
+            |(algorithm, limit, clients)| {
+                histories.set(histories.get() + 1);
+                let algorithm = match algorithm {
+                    Algorithm::TokenBucket { .. } => Algorithm::TokenBucket { burst: limit },
+                    other => other,
+                };
+                let call = |hits: &u64| Call {
+                    now: START,
+                    steps: vec![Step {
+                        value: 0,
+                        algorithm: algorithm.clone(),
+                        requests_per_unit: limit,
+                        hits: Hits::add(*hits),
+                        charge: Charge::Admitted,
+                    }],
+                };
+                let clients: Vec<Vec<Call>> = clients
+                    .iter()
+                    .map(|hits| hits.iter().map(call).collect())
+                    .collect();
+                let told = at_once(backend, histories.get(), &clients);
+                let (mut admitted, refused): (Vec<_>, Vec<_>) =
+                    told.into_iter().partition(|(_, told)| told.is_charged);
+                admitted.sort_by_key(|(_, told)| told.after);
+                let mut held = 0;
+                for (step, told) in &admitted {
+                    held += step.hits.added();
+                    prop_assert_eq!(told.after, held);
+                }
+                prop_assert!(held <= u64::from(limit));
+                for (step, told) in &refused {
+                    prop_assert!(told.after + step.hits.added() > u64::from(limit));
+                    prop_assert!(told.after <= held);
+                }
+                Ok(())
+            },
+        )
+        .unwrap();
+}
+
+/// A log does not grow with what it refuses, and one millisecond is one entry.
+fn what_is_refused_takes_no_room(backend: &Backend) {
+    let step = Step {
+        value: 0,
+        algorithm: Algorithm::SlidingLog,
+        requests_per_unit: 3,
+        hits: Hits::ONE,
+        charge: Charge::Within,
+    };
+    let admitted = backend.open(async |door| {
+        let mut admitted = Vec::new();
+        for n in 0..100 {
+            let call = Call {
+                now: START + n / 2,
+                steps: vec![step.clone()],
+            };
+            admitted.push(send(&door, 7, &call).await[0].is_charged);
+        }
+        admitted
+    });
+    assert_eq!(admitted.iter().filter(|charged| **charged).count(), 3);
+    if let Backend::Redis(redis) = backend {
+        let script = "return redis.call('LLEN', redis.call('KEYS', '*')[1])";
+        let length = redis.number(&["EVAL", script, "0"]);
+        // Two moments, and the mark where counting begins.
+        assert_eq!(length, 3);
+    }
+}

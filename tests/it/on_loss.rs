@@ -1,0 +1,173 @@
+//! What rules answer while their Redis does not, and what is counted for that afterwards.
+
+use ::tollgate::grpc::proto::envoy::service::ratelimit::v3::{
+    RateLimitResponse, rate_limit_response::Code,
+};
+use tonic::{Code as Grpc, Status};
+
+use crate::support::{
+    ask::{Client, ask, connect, descriptor, request, send},
+    eventually,
+    redis::Redis,
+    tollgate::{self, Tollgate},
+};
+
+const RULES: &str = "
+domain: d
+on_store_loss: deny
+descriptors:
+  - {key: error, on_store_loss: error, rate_limits: [100/year]}
+  - {key: allow, on_store_loss: allow, rate_limits: [1/year]}
+  - {key: deny, rate_limits: [100/year]}
+  - {key: local, on_store_loss: local, rate_limits: [100/year]}
+  - {key: log, on_store_loss: local, rate_limit: {unit: year, requests_per_unit: 100, algorithm: sliding_log}}
+  - {key: tokens, on_store_loss: local, rate_limit: {unit: year, requests_per_unit: 100, algorithm: token_bucket}}
+";
+
+async fn one(client: &mut Client, key: &str) -> Result<RateLimitResponse, Status> {
+    ask(client, "d", &[(key, "v")]).await
+}
+
+/// The code, and whether the reply says that it was made without the store.
+fn told(reply: Result<RateLimitResponse, Status>) -> Result<(Code, bool), Grpc> {
+    let reply = reply.map_err(|status| status.code())?;
+    let is_degraded = reply
+        .dynamic_metadata
+        .as_ref()
+        .is_some_and(|metadata| metadata.fields.contains_key("degraded"));
+    Ok((reply.overall_code(), is_degraded))
+}
+
+/// How many of `calls` pass, of which none may fail.
+async fn passing(client: &mut Client, key: &str, calls: usize) -> usize {
+    let mut passing = 0;
+    for _ in 0..calls {
+        let (code, _) = told(one(client, key).await).expect("an answer");
+        passing += usize::from(code == Code::Ok);
+    }
+    passing
+}
+
+/// What remains of a limit, without counting.
+async fn remaining(client: &mut Client, key: &str) -> u32 {
+    let mut look = request("d", vec![descriptor(&[(key, "v")])]);
+    look.descriptors[0].hits_addend = Some(0);
+    send(client, look).await.unwrap().statuses[0].limit_remaining
+}
+
+fn start(redis: &Redis, more: &[&str]) -> Tollgate {
+    tollgate::with_rules(RULES)
+        .redis_at(&redis.url(), "100ms")
+        .args(more.iter().copied())
+        .start()
+}
+
+async fn await_return(client: &mut Client) {
+    eventually("Redis counts again", async || {
+        told(one(client, "allow").await).is_ok_and(|(_, is_degraded)| !is_degraded)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn each_rule_answers_for_itself() {
+    let mut redis = Redis::start();
+    let server = start(&redis, &[]);
+    let mut client = connect(server.grpc).await;
+    for key in ["error", "allow", "deny", "local"] {
+        assert_eq!(told(one(&mut client, key).await), Ok((Code::Ok, false)));
+    }
+    assert_eq!(server.metric("tollgate_stores_lost"), 0);
+    redis.kill();
+    for _ in 0..3 {
+        assert_eq!(
+            told(one(&mut client, "error").await),
+            Err(Grpc::Unavailable)
+        );
+        assert_eq!(told(one(&mut client, "allow").await), Ok((Code::Ok, true)));
+        assert_eq!(
+            told(one(&mut client, "deny").await),
+            Ok((Code::OverLimit, true))
+        );
+        assert_eq!(told(one(&mut client, "local").await), Ok((Code::Ok, true)));
+    }
+    // What nobody can answer cannot be answered together with what somebody can.
+    let both = request(
+        "d",
+        vec![descriptor(&[("allow", "v")]), descriptor(&[("error", "v")])],
+    );
+    assert_eq!(told(send(&mut client, both).await), Err(Grpc::Unavailable));
+    assert_eq!(server.metric("tollgate_stores_lost"), 1);
+    assert_eq!(server.metric("tollgate_degraded_total"), 9);
+    redis.restart();
+    await_return(&mut client).await;
+    assert_eq!(told(one(&mut client, "deny").await), Ok((Code::Ok, false)));
+    assert_eq!(server.metric("tollgate_stores_lost"), 0);
+    let log = server.log().text();
+    assert_eq!(
+        log.matches("rules answer as their on_store_loss says")
+            .count(),
+        1,
+        "{log}"
+    );
+    assert_eq!(
+        log.matches("rules are counted in the store again").count(),
+        1,
+        "{log}"
+    );
+}
+
+/// 40 of 100 are gone when Redis is, so a half of the other 60 is this replica's.
+#[tokio::test]
+async fn a_replica_spends_its_share_and_hands_it_back() {
+    for key in ["local", "log", "tokens"] {
+        let redis = Redis::start();
+        let server = start(&redis, &["--replicas", "2", "--workers", "1"]);
+        let mut client = connect(server.grpc).await;
+        assert_eq!(passing(&mut client, key, 40).await, 40);
+        redis.freeze();
+        assert_eq!(passing(&mut client, key, 50).await, 30, "{key}");
+        redis.thaw();
+        await_return(&mut client).await;
+        // What was on its way when Redis froze may have counted as well: a few hits, no more.
+        let left = remaining(&mut client, key).await;
+        let handed = server.metric("tollgate_handed_back_hits_total");
+        assert_eq!(handed, if key == "local" { 50 } else { 30 });
+        assert!((5..=30).contains(&left), "{key}: {left} remain");
+    }
+}
+
+#[tokio::test]
+async fn a_restarted_redis_learns_what_was_spent_without_it() {
+    let mut redis = Redis::start();
+    let server = start(&redis, &["--replicas", "4"]);
+    let mut client = connect(server.grpc).await;
+    redis.kill();
+    assert_eq!(passing(&mut client, "log", 50).await, 25);
+    redis.restart();
+    await_return(&mut client).await;
+    assert_eq!(remaining(&mut client, "log").await, 75);
+    assert_eq!(passing(&mut client, "log", 100).await, 75);
+}
+
+#[tokio::test]
+async fn the_answer_of_a_setting_is_that_of_rules_that_do_not_say() {
+    let mut redis = Redis::start();
+    redis.kill();
+    let server = tollgate::with_rules("domain: d\ndescriptors: [{key: k, rate_limits: [1/year]}]")
+        .redis(&redis)
+        .args(["--on-store-loss", "allow"])
+        .start();
+    let mut client = connect(server.grpc).await;
+    assert_eq!(told(one(&mut client, "k").await), Ok((Code::Ok, true)));
+    // A limit that comes with the request has no rule.
+    let mut own = request("d", vec![descriptor(&[("other", "v")])]);
+    own.descriptors[0].limit = Some(
+        ::tollgate::grpc::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride {
+            requests_per_unit: 1,
+            unit: 4,
+            unit_multiplier: None,
+        },
+    );
+    assert_eq!(told(send(&mut client, own).await), Ok((Code::Ok, true)));
+}
