@@ -2,9 +2,10 @@
 
 use std::fmt::Write as _;
 
-use tonic::{Status, transport::Endpoint};
+use tonic::Status;
 
 use crate::{
+    dial::{self, Dial, DialError},
     grpc::{
         json,
         proto::envoy::{
@@ -29,7 +30,7 @@ pub enum AskError {
     Unreachable {
         server: String,
         #[source]
-        source: tonic::transport::Error,
+        source: DialError,
     },
     #[error("the server answered {:?}: {}", .0.code(), .0.message())]
     Refused(Status),
@@ -47,13 +48,16 @@ pub async fn ask(ask: Ask) -> Result<String, AskError> {
         server: ask.server.clone(),
         source,
     };
-    let channel = Endpoint::from_shared(ask.server.clone())
-        .map_err(unreachable)?
-        .connect_timeout(ask.timeout)
-        .timeout(ask.timeout)
-        .connect()
-        .await
-        .map_err(unreachable)?;
+    let dial = Dial::new(&dial::Options {
+        server: &ask.server,
+        tls: ask.tls,
+        ca: ask.ca.as_deref(),
+        pair: ask.cert.as_deref().zip(ask.key.as_deref()),
+        authority: ask.authority.as_deref(),
+        http2: true,
+    })
+    .map_err(unreachable)?;
+    let channel = dial.channel(ask.timeout).await.map_err(unreachable)?;
     let request = request(&ask);
     let response = RateLimitServiceClient::new(channel)
         .should_rate_limit(request)

@@ -17,7 +17,7 @@ use crate::{
 mod algorithm;
 mod compile;
 pub mod message;
-mod node;
+pub(crate) mod node;
 mod yaml;
 
 use node::Lines;

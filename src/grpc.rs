@@ -1,13 +1,15 @@
 //! The gRPC door: the service, and the clock that every request is answered by.
 
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use hyper::HeaderMap;
 use prost::{Message as _, bytes::Bytes};
 use tonic::Status;
 
 use crate::{
     limiter::{Limiter, NoDecision},
     store::Store,
+    traces::{Call, Tracer, Went},
     window::Timestamp,
 };
 
@@ -30,14 +32,26 @@ pub struct Service<S> {
     pub limiter: Limiter<S>,
     pub bounds: wire::Bounds,
     pub extras: wire::Extras,
+    pub tracer: Tracer,
 }
 
 impl<S: Store> Method for Service<S> {
     const PATH: &'static str = SHOULD_RATE_LIMIT;
 
-    async fn call(&self, message: Bytes) -> Result<Bytes, Status> {
+    /// The span of a call that is traced.
+    type Noted = Option<Box<Call>>;
+
+    fn note(&self, headers: &HeaderMap) -> Self::Noted {
+        let header = |name: &str| headers.get(name)?.to_str().ok();
+        self.tracer.begin(header).map(Box::new)
+    }
+
+    async fn call(&self, span: Self::Noted, message: Bytes) -> Result<Bytes, Status> {
         let began = Instant::now();
-        let reply = self.answer_bytes(message).await;
+        let reply = match span {
+            None => self.answer_bytes(message).await,
+            Some(span) => Box::pin(self.answer_traced(*span, began, message)).await,
+        };
         self.limiter.metrics.record_call(began.elapsed());
         reply
     }
@@ -65,6 +79,29 @@ impl<S: Store> Service<S> {
     async fn answer_any_bytes(&self, message: Bytes) -> Result<Bytes, Status> {
         let reply = self.answer(&codec::decode(message)?).await?;
         Ok(encoded(&reply))
+    }
+
+    /// The same, and tells of it.
+    async fn answer_traced(
+        &self,
+        span: Call,
+        began: Instant,
+        message: Bytes,
+    ) -> Result<Bytes, Status> {
+        let began_nanos = nanos();
+        let message: RateLimitRequest = codec::decode(message)?;
+        let reply = self.answer(&message).await;
+        span.end(Went {
+            began_nanos,
+            took: began.elapsed(),
+            domain: message.domain,
+            descriptors: message.descriptors.len(),
+            answer: match &reply {
+                Ok(reply) => Ok(reply.overall_code().as_str_name()),
+                Err(status) => Err((status.message().to_owned(), status.code().into())),
+            },
+        });
+        reply.map(|reply| encoded(&reply))
     }
 
     /// Answers one message, by whatever way it came.
@@ -95,10 +132,19 @@ fn status(error: NoDecision) -> Status {
 
 /// Reads the clock. A request is answered by one reading, from beginning to end.
 pub fn now() -> Timestamp {
+    Timestamp::from_millis(0).plus(since_epoch())
+}
+
+/// The same for a span, in nanoseconds since 1970.
+fn nanos() -> u64 {
+    u64::try_from(since_epoch().as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn since_epoch() -> Duration {
     #[expect(
         clippy::disallowed_methods,
         reason = "this is the door at which time comes in"
     )]
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
-    Timestamp::from_millis(0).plus(since_epoch.unwrap_or_default())
+    since_epoch.unwrap_or_default()
 }

@@ -26,8 +26,10 @@ pub mod verdict;
 // 2: rim
 pub mod changes;
 pub mod config;
+pub mod dial;
 pub mod metrics;
 pub mod store;
+pub mod traces;
 
 // 3: use
 pub mod limiter;
@@ -40,6 +42,7 @@ pub mod xds;
 
 // 5: house
 pub mod ask;
+pub mod lint_envoy;
 pub mod log;
 pub mod server;
 pub mod settings;

@@ -1,16 +1,19 @@
 //! The `tollgate` program: exit code 0 if all went well, 1 if not, 2 for a bad command line.
 
 use std::{
-    io::{self, Write as _},
+    fmt::Display,
+    fs::File,
+    io::{self, Read as _, Write as _},
+    path::Path,
     process::ExitCode,
 };
 
 use anyhow::Context as _;
 use tollgate::{
     ask,
-    config::{Files, Options, Source},
-    log, server,
-    settings::{Ask, Check, Cli, Command, Settings},
+    config::{self, Files, Options, Source},
+    lint_envoy, log, server,
+    settings::{Ask, Check, Cli, Command, LintEnvoy, Settings},
 };
 
 #[cfg(feature = "jemalloc")]
@@ -25,6 +28,12 @@ fn main() -> ExitCode {
         }
         Command::Check(check) => return check_files(&check),
         Command::Ask(ask) => print_answer(ask),
+        Command::LintEnvoy(lint) => {
+            return lint_file(&lint).unwrap_or_else(|error| {
+                let _ = writeln!(io::stderr(), "{error:#}");
+                ExitCode::from(2)
+            });
+        }
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -69,6 +78,66 @@ fn check_files(check: &Check) -> ExitCode {
     };
     print(&lines.join("\n"));
     code
+}
+
+/// Prints every trap, or that there is none.
+fn lint_file(lint: &LintEnvoy) -> anyhow::Result<ExitCode> {
+    let name = lint.file.display();
+    let text = read(&lint.file).with_context(|| format!("{name}: cannot be read"))?;
+    let matcher = match &lint.rules {
+        Some(folder) => {
+            let options = Options {
+                merge_domains: lint.merge_domains,
+                strict_matching: lint.strict_matching,
+                ..Options::default()
+            };
+            let loaded = Files::read(&Source::Paths(vec![folder.clone()])).compile(options);
+            let loaded = loaded.map_err(|problems| {
+                let lines: Vec<_> = problems.iter().map(ToString::to_string).collect();
+                anyhow::anyhow!("{}", lines.join("\n"))
+            })?;
+            Some(loaded.matcher)
+        }
+        None => None,
+    };
+    let findings = lint_envoy::lint(&text, matcher.as_ref())
+        .map_err(|error| anyhow::anyhow!(placed(&name, error.position(), &error)))?;
+    if findings.is_empty() {
+        print(&format!("ok: {name} has none of the traps that are known"));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let lines: Vec<_> = findings
+        .iter()
+        .map(|finding| placed(&name, finding.position, finding))
+        .collect();
+    print(&lines.join("\n"));
+    Ok(ExitCode::FAILURE)
+}
+
+/// `FILE:LINE:COLUMN: …` or `FILE: …`, for a text that begins with its place if it has one.
+fn placed(name: &impl Display, position: Option<config::Position>, text: &impl Display) -> String {
+    let blank = if position.is_some() { "" } else { " " };
+    format!("{name}:{blank}{text}")
+}
+
+/// Reads a file, or standard input if it is called `-`.
+fn read(file: &Path) -> io::Result<String> {
+    let from: Box<dyn io::Read> = if file == Path::new("-") {
+        Box::new(io::stdin())
+    } else {
+        Box::new(File::open(file)?)
+    };
+    let mut text = String::new();
+    let read = from
+        .take(lint_envoy::MAX_FILE_BYTES + 1)
+        .read_to_string(&mut text)?;
+    if read as u64 > lint_envoy::MAX_FILE_BYTES {
+        return Err(io::Error::other(format!(
+            "it is larger than {} bytes",
+            lint_envoy::MAX_FILE_BYTES
+        )));
+    }
+    Ok(text)
 }
 
 fn print_answer(ask: Ask) -> anyhow::Result<()> {

@@ -20,6 +20,7 @@ use crate::{
     plan::{Counted, Outcome, Plan},
     request::Request,
     store::{memory::MemoryStore, on_loss, over_limit_cache, redis},
+    traces,
 };
 
 pub mod mapper;
@@ -50,6 +51,23 @@ pub struct Metrics {
     pub redis_per_second: Arc<redis::Meters>,
     pub over_limit_cache: Arc<over_limit_cache::Meters>,
     pub loss: Arc<on_loss::Meters>,
+    pub authorities: Authorities,
+    pub traces: Arc<traces::Meters>,
+}
+
+/// How often a connection named an `:authority` that is none.
+#[derive(Debug, Default)]
+pub struct Authorities {
+    /// Its calls are answered all the same.
+    pub replaced: AtomicU64,
+    /// HTTP/2 resets its calls.
+    pub refused: AtomicU64,
+}
+
+impl Authorities {
+    pub fn count(which: &AtomicU64) {
+        add(which, 1);
+    }
 }
 
 /// What one worker counts. Numbers that several cores write to would cost more than all the rest
@@ -242,6 +260,11 @@ impl Metrics {
             "tollgate.decisions_total.over_limit",
             self.sum(|core| &core.decisions_over_limit),
         );
+        let Authorities { replaced, refused } = &self.authorities;
+        list.counter("tollgate.authorities_replaced_total", get(replaced));
+        list.counter("tollgate.authorities_refused_total", get(refused));
+        list.counter("tollgate.spans_exported_total", get(&self.traces.exported));
+        list.counter("tollgate.spans_dropped_total", get(&self.traces.dropped));
         self.store_samples(memory, &mut list);
         list.0
     }

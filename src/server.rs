@@ -17,7 +17,7 @@ use std::{
 use tokio::{
     runtime::{Builder, Runtime},
     signal::unix::{SignalKind, signal},
-    sync::{Semaphore, watch},
+    sync::{Semaphore, oneshot, watch},
     task::JoinSet,
 };
 use tonic::service::Routes;
@@ -27,17 +27,19 @@ use tonic_health::{
     server::HealthReporter,
 };
 
+mod authority;
 mod floor;
 mod http;
 mod ports;
 mod tls;
 mod worker;
 
+pub(crate) use authority::instead;
 pub use floor::serve_floor;
 use http::serve_http;
 use ports::{Addresses, GrpcListener, Ports};
 pub use tls::TlsError;
-use worker::{Phase, Serving, Worker, Workers, accept};
+use worker::{Keepalive, Phase, Serving, Worker, Workers, accept};
 
 use crate::{
     admin::{self, Health},
@@ -55,7 +57,7 @@ use crate::{
         statsd,
     },
     reload::{Intake, Reloader},
-    settings::{Settings, stats::Stats},
+    settings::{self, Settings, stats::Stats, traces::TracesError},
     store::{
         AnyStore,
         memory::MemoryStore,
@@ -64,6 +66,7 @@ use crate::{
         per_second::PerSecond,
         redis::{self, Batcher, RedisStore},
     },
+    traces::{self, Tracer, export::Exporter},
     xds::{self, XdsError},
 };
 
@@ -72,6 +75,9 @@ const HEALTH_NAMES: [&str; 2] = ["", "ratelimit"];
 
 /// Expired counters are dropped this often.
 const SWEEP: Duration = Duration::from_secs(1);
+
+/// How long the last spans may take to be sent.
+const FLUSH: Duration = Duration::from_secs(5);
 
 /// Why the server did not start, or ended.
 #[derive(Debug, thiserror::Error)]
@@ -96,6 +102,8 @@ pub enum ServerError {
     Tls(#[from] TlsError),
     #[error("rules cannot come from the control plane")]
     Xds(#[from] XdsError),
+    #[error(transparent)]
+    Traces(#[from] TracesError),
     #[error("a worker stopped")]
     WorkerStopped,
     #[error("cannot start a thread or a runtime, or wait for signals")]
@@ -164,10 +172,13 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
 
     let (phase, phases) = watch::channel(Phase::Serving);
     let mut workers = Workers::default();
+    let (tracer, exporter) = traces(&settings.traces, &metrics)?;
+    let notes = authority::Notes::new(metrics.clone());
     let service = |core| {
         let (store, batchers) = backend.store(settings, &metrics);
         let recorder = metrics.clone().recorder(core);
-        (service(store, &rules, recorder, settings), batchers)
+        let service = service(store, &rules, recorder, &tracer, settings);
+        (service, batchers)
     };
     for core in 0..worker_count(settings) {
         let (service, batchers) = service(core);
@@ -179,12 +190,20 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
                 others: others.prepare(),
             },
             tls: tls.clone(),
-            max_streams: settings.bounds.max_streams,
+            bounds: settings.bounds,
+            notes: notes.clone(),
+            keepalive: Keepalive::new(&settings.listen),
             max_age: settings.listen.max_connection_age,
             grace: settings.listen.max_connection_age_grace,
             phases: phases.clone(),
         };
         workers.start(Worker { serving, batchers })?;
+    }
+
+    let (stop_exporting, stopped) = oneshot::channel();
+    let mut exporting = JoinSet::new();
+    if let Some(exporter) = exporter {
+        exporting.spawn(exporter.run(stopped));
     }
 
     // They end with the process.
@@ -267,6 +286,12 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     let drained = tokio::time::timeout(settings.process.drain_timeout, workers.all_end());
     if drained.await.is_err() {
         tracing::warn!("some calls were still under way when the time to drain was over");
+    }
+    // It may be gone already, for there is none without tracing.
+    let _ = stop_exporting.send(());
+    let flushed = tokio::time::timeout(FLUSH, exporting.join_next());
+    if flushed.await.is_err() {
+        tracing::warn!("some spans were still unsent when the time for them was over");
     }
     tracing::info!("stopped");
     Ok(())
@@ -508,6 +533,7 @@ fn service(
     store: AnyStore,
     rules: &Rules,
     metrics: Recorder,
+    tracer: &Tracer,
     settings: &Settings,
 ) -> grpc::Service<AnyStore> {
     let Settings {
@@ -543,7 +569,27 @@ fn service(
             retry_after: decisions.retry_after,
             dynamic_metadata: decisions.dynamic_metadata,
         },
+        tracer: tracer.clone(),
     }
+}
+
+/// What makes spans, and what sends them, if that is asked for.
+fn traces(
+    settings: &settings::traces::Traces,
+    metrics: &Metrics,
+) -> Result<(Tracer, Option<Exporter>), TracesError> {
+    if !settings.tracing {
+        return Ok((Tracer::default(), None));
+    }
+    let meters = metrics.traces.clone();
+    let options = settings.export(traces::random_uuid)?;
+    let (tracer, spans) = Tracer::new(&settings.sampling(), meters.clone());
+    let exporter = Exporter {
+        spans,
+        options,
+        meters,
+    };
+    Ok((tracer, Some(exporter)))
 }
 
 /// What one worker serves beside decisions and health.

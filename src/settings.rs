@@ -16,14 +16,16 @@ pub mod redis;
 pub mod reference;
 pub mod stats;
 pub mod tls;
+pub mod traces;
 mod values;
 pub mod xds;
 
 use redis::{KeyFormat, Redis, RedisPerSecond};
 use stats::Stats;
 use tls::Tls;
+use traces::Traces;
 pub use values::Entries;
-use values::{boolean, duration, entries, file_mode, file_path, header_name, number};
+use values::{boolean, duration, entries, file_mode, file_path, header_name, number, some_time};
 use xds::Xds;
 
 /// The command line of tollgate.
@@ -47,6 +49,8 @@ pub enum Command {
     Check(Check),
     /// Ask a running server for a decision, as Envoy would
     Ask(Ask),
+    /// Check an Envoy configuration for traps: what Envoy accepts and what then limits nothing
+    LintEnvoy(LintEnvoy),
 }
 
 impl Cli {
@@ -175,10 +179,21 @@ pub struct Settings {
     pub stats: Stats,
 
     #[command(flatten)]
+    pub traces: Traces,
+
+    #[command(flatten)]
     pub process: Process,
 }
 
 impl Settings {
+    /// What holds without any flag.
+    pub fn from_environment() -> Self {
+        match Cli::parse_from(["tollgate", "serve"]).command {
+            Command::Serve(settings) => *settings,
+            _ => unreachable!("that is what was asked for"),
+        }
+    }
+
     /// What to say of the reference's variables that are set and have no effect.
     pub fn reference_notes(&self) -> Vec<String> {
         reference::notes(std::env::vars_os(), self.xds.config_type)
@@ -268,6 +283,20 @@ pub struct Listen {
     /// How long calls under way may then take to end
     #[arg(long, env = "GRPC_MAX_CONNECTION_AGE_GRACE", default_value = "1h", value_parser = duration, value_name = "DURATION")]
     pub max_connection_age_grace: Duration,
+
+    /// Ask a connection on which nothing was heard for this long whether it still lives; 0 means
+    /// never
+    #[arg(long, env = "TOLLGATE_KEEPALIVE_INTERVAL", default_value = "60s", value_parser = duration, value_name = "DURATION")]
+    pub keepalive_interval: Duration,
+
+    /// How long the answer to that may take before the connection is closed
+    #[arg(long, env = "TOLLGATE_KEEPALIVE_TIMEOUT", default_value = "20s", value_parser = some_time, value_name = "DURATION")]
+    pub keepalive_timeout: Duration,
+
+    /// Let other processes listen on the same ports (SO_REUSEPORT), which then share connections; a
+    /// port that is in use by mistake is not noticed then
+    #[arg(long, env = "TOLLGATE_REUSE_PORT", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub reuse_port: bool,
 
     /// Address of the HTTP port (/healthcheck, /json)
     #[arg(long, env = "HOST", default_value = "0.0.0.0", value_name = "HOST")]
@@ -398,6 +427,38 @@ pub struct Bounds {
         value_name = "N"
     )]
     pub max_streams: u32,
+
+    /// Largest list of headers of a call in bytes
+    #[arg(
+        long,
+        env = "TOLLGATE_MAX_HEADER_BYTES",
+        default_value_t = 64 << 10,
+        value_parser = clap::value_parser!(u32).range(1024..),
+        value_name = "N"
+    )]
+    pub max_header_bytes: u32,
+
+    /// Most calls of one connection that may be cancelled before they are looked at; more close it.
+    /// An Envoy that ran into its timeout cancels all it has
+    #[arg(
+        long,
+        env = "TOLLGATE_MAX_PENDING_RESETS",
+        default_value_t = 1024,
+        value_parser = number(1..),
+        value_name = "N"
+    )]
+    pub max_pending_resets: usize,
+
+    /// Most calls of one connection that may break the rules of HTTP/2 and are refused for it; more
+    /// close it
+    #[arg(
+        long,
+        env = "TOLLGATE_MAX_BAD_STREAMS",
+        default_value_t = 1024,
+        value_parser = number(1..),
+        value_name = "N"
+    )]
+    pub max_bad_streams: usize,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -484,10 +545,53 @@ pub struct Check {
 }
 
 #[derive(Debug, Args)]
+#[command(
+    after_help = "Exit code: 0 if nothing was found, 1 if something was, 2 if the file cannot be read."
+)]
+pub struct LintEnvoy {
+    /// A bootstrap in YAML or JSON, what Envoy's /config_dump answers, or Istio's EnvoyFilters;
+    /// - is standard input
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+
+    /// Also tell what these rules have no word for: domains and descriptors
+    #[arg(long, value_name = "DIR")]
+    pub rules: Option<PathBuf>,
+
+    /// Read the rules as `serve --merge-domains` does
+    #[arg(long, env = "MERGE_DOMAIN_CONFIG", default_value = "false", value_parser = boolean, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    pub merge_domains: bool,
+
+    /// Match keys and values apart, as `serve --strict-matching` does
+    #[arg(long, env = "TOLLGATE_STRICT_MATCHING", default_value = "false", value_parser = boolean, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    pub strict_matching: bool,
+}
+
+#[derive(Debug, Args)]
 pub struct Ask {
-    /// Where the server listens
+    /// Where the server listens: http://HOST:PORT, https://HOST:PORT or unix:///PATH
     #[arg(long, default_value = "http://127.0.0.1:8081", value_name = "URL")]
     pub server: String,
+
+    /// Speak TLS, as with an https:// URL; needs --ca
+    #[arg(long)]
+    pub tls: bool,
+
+    /// Who has to have signed the certificate of the server, in PEM
+    #[arg(long, value_name = "FILE")]
+    pub ca: Option<PathBuf>,
+
+    /// Own certificate, in PEM, for servers that ask for one
+    #[arg(long, requires = "key", value_name = "FILE")]
+    pub cert: Option<PathBuf>,
+
+    /// Key of that certificate, in PEM
+    #[arg(long, requires = "cert", value_name = "FILE")]
+    pub key: Option<PathBuf>,
+
+    /// The name of the server, in its certificate and as `:authority` [default: the host of the URL]
+    #[arg(long, value_name = "NAME")]
+    pub authority: Option<String>,
 
     /// Namespace of the rules
     #[arg(long, value_name = "NAME")]

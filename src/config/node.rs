@@ -14,14 +14,14 @@ use serde::de::{
 
 /// A value of a YAML document.
 #[derive(Clone, Debug)]
-pub(super) struct Node {
-    pub(super) kind: Kind,
+pub(crate) struct Node {
+    pub(crate) kind: Kind,
     /// Where it starts, in bytes; nothing for what has no text of its own, such as `{}`.
-    pub(super) offset: Option<usize>,
+    pub(crate) offset: Option<usize>,
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     /// The text of a scalar as it stands in the file, without its quotes.
     Scalar {
         text: String,
@@ -40,7 +40,7 @@ impl Node {
     /// # Errors
     ///
     /// If the text is not YAML. The error knows the line and the column.
-    pub(super) fn parse(text: &str) -> Result<Self, serde_yaml::Error> {
+    pub(crate) fn parse(text: &str) -> Result<Self, serde_yaml::Error> {
         let Some(first) = serde_yaml::Deserializer::from_str(text).next() else {
             return Ok(Self::empty());
         };
@@ -66,7 +66,7 @@ impl Node {
     }
 
     /// Whether it is `null`, `~` or nothing at all.
-    pub(super) fn is_null(&self) -> bool {
+    pub(crate) fn is_null(&self) -> bool {
         matches!(&self.kind, Kind::Scalar { text, is_plain: true }
             if matches!(text.as_str(), "" | "~" | "null" | "Null" | "NULL"))
     }
@@ -263,10 +263,10 @@ pub struct Position {
 
 /// Where the lines of a text start.
 #[derive(Debug)]
-pub(super) struct Lines(Vec<usize>);
+pub(crate) struct Lines(Vec<usize>);
 
 impl Lines {
-    pub(super) fn of(text: &str) -> Self {
+    pub(crate) fn of(text: &str) -> Self {
         let breaks = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n');
         Self(
             std::iter::once(0)
@@ -276,7 +276,7 @@ impl Lines {
     }
 
     /// The position of a byte of the text that these lines are of.
-    pub(super) fn position(&self, text: &str, offset: usize) -> Position {
+    pub(crate) fn position(&self, text: &str, offset: usize) -> Position {
         let line = self.0.partition_point(|&start| start <= offset);
         let before = &text.as_bytes()[self.0[line - 1]..offset.min(text.len())];
         Position {

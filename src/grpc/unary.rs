@@ -33,8 +33,17 @@ pub trait Method: Send + Sync + 'static {
     /// `/package.Service/Method`.
     const PATH: &'static str;
 
+    /// What is kept of a call's headers.
+    type Noted: Send;
+
+    fn note(&self, headers: &HeaderMap) -> Self::Noted;
+
     /// Answers `message` with what [`framed`] makes of another.
-    fn call(&self, message: Bytes) -> impl Future<Output = Result<Bytes, Status>> + Send;
+    fn call(
+        &self,
+        noted: Self::Noted,
+        message: Bytes,
+    ) -> impl Future<Output = Result<Bytes, Status>> + Send;
 }
 
 /// A message of `length` bytes, which `write` writes, as it is sent.
@@ -82,17 +91,18 @@ impl<M: Method> Door<M> {
                 .insert(GRPC_ACCEPT_ENCODING, IDENTITY);
             Start::Refused(Box::new(response))
         } else {
-            Start::Call(request.into_body(), self.method.clone())
+            let noted = self.method.note(request.headers());
+            Start::Call(request.into_body(), noted, self.method.clone())
         };
         let max_bytes = self.max_message_bytes;
         async move {
-            let (mut body, method) = match start {
+            let (mut body, noted, method) = match start {
                 Start::Other(reply) => return reply.await,
                 Start::Refused(response) => return Ok(*response),
-                Start::Call(body, method) => (body, method),
+                Start::Call(body, noted, method) => (body, noted, method),
             };
             let answer = match message(&mut body, max_bytes).await {
-                Ok(message) => method.call(message).await,
+                Ok(message) => method.call(noted, message).await,
                 Err(status) => Err(status),
             };
             Ok(match answer {
@@ -108,8 +118,8 @@ impl<M: Method> Door<M> {
 }
 
 /// How a call begins.
-enum Start<M> {
-    Call(Incoming, Arc<M>),
+enum Start<M: Method> {
+    Call(Incoming, M::Noted, Arc<M>),
     Other(Pin<Box<dyn Future<Output = Result<Response<Reply>, Infallible>> + Send>>),
     Refused(Box<Response<Reply>>),
 }

@@ -3,6 +3,7 @@
 
 use std::{io, sync::Arc, time::Duration};
 
+use hyper::HeaderMap;
 use prost::bytes::Bytes;
 use tokio::{
     net::TcpListener,
@@ -11,34 +12,30 @@ use tokio::{
 use tonic::{Status, service::Routes};
 
 use super::{
+    authority::Notes,
     ports::GrpcListener,
     runtime,
-    worker::{Phase, Serving, Worker, Workers, accept},
+    worker::{Keepalive, Phase, Serving, Worker, Workers, accept},
 };
 use crate::{
     decision::{self, Code, Decision},
     grpc::{
         SHOULD_RATE_LIMIT, quick,
         unary::{Door, Method, framed},
-        wire::Bounds,
+        wire,
     },
+    limit::NearRatio,
     metadata::Map,
+    metrics::Metrics,
+    settings::Settings,
 };
 
-/// The settings' defaults.
-const BOUNDS: Bounds = Bounds {
+/// As many as the settings' defaults admit, and more than one call sends.
+const BOUNDS: wire::Bounds = wire::Bounds {
     descriptors: 100,
     entries: 100,
     text_bytes: 65_536,
 };
-
-const MAX_MESSAGE_BYTES: usize = 4 << 20;
-
-/// Connections at a time.
-const MAX_CONNECTIONS: usize = 10_000;
-
-/// Calls at a time on one connection.
-const MAX_STREAMS: u32 = 1024;
 
 /// Answers OK to everything on `workers` threads, until one of them ends.
 ///
@@ -46,6 +43,9 @@ const MAX_STREAMS: u32 = 1024;
 ///
 /// If there is no thread or runtime to be had.
 pub fn serve_floor(listener: std::net::TcpListener, workers: usize) -> io::Result<()> {
+    let metrics = Arc::new(Metrics::new(NearRatio::default(), 0));
+    let settings = Settings::from_environment();
+    let notes = Notes::new(metrics);
     runtime()?.block_on(async {
         listener.set_nonblocking(true)?;
         let listener = GrpcListener::Tcp(TcpListener::from_std(listener)?);
@@ -56,11 +56,13 @@ pub fn serve_floor(listener: std::net::TcpListener, workers: usize) -> io::Resul
             let serving = Serving {
                 door: Door {
                     method: Arc::new(Floor),
-                    max_message_bytes: MAX_MESSAGE_BYTES,
+                    max_message_bytes: settings.bounds.max_message_bytes,
                     others: Routes::default().prepare(),
                 },
                 tls: None,
-                max_streams: MAX_STREAMS,
+                bounds: settings.bounds,
+                notes: notes.clone(),
+                keepalive: Keepalive::new(&settings.listen),
                 max_age: Duration::ZERO,
                 grace: Duration::ZERO,
                 phases: phases.clone(),
@@ -70,7 +72,7 @@ pub fn serve_floor(listener: std::net::TcpListener, workers: usize) -> io::Resul
                 batchers: Vec::new(),
             })?;
         }
-        let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        let places = Arc::new(Semaphore::new(settings.bounds.max_connections));
         let doors = all.doors();
         tokio::select! {
             () = accept(listener, doors, places) => {}
@@ -86,7 +88,11 @@ struct Floor;
 impl Method for Floor {
     const PATH: &'static str = SHOULD_RATE_LIMIT;
 
-    async fn call(&self, message: Bytes) -> Result<Bytes, Status> {
+    type Noted = ();
+
+    fn note(&self, _headers: &HeaderMap) {}
+
+    async fn call(&self, (): (), message: Bytes) -> Result<Bytes, Status> {
         if quick::read(&message, BOUNDS).is_none() {
             return Err(Status::invalid_argument(
                 "the floor knows plain requests only",

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream, lookup_host};
 
 use super::ServerError;
 use crate::settings::Settings;
@@ -24,6 +24,7 @@ pub(super) struct Ports {
 impl Ports {
     pub(super) async fn bind(settings: &Settings) -> Result<Self, ServerError> {
         let Settings { listen, stats, .. } = settings;
+        let bind = |purpose, host, port| bind(purpose, host, port, listen.reuse_port);
         let debug = bind("debug", or(&listen.debug_host, LOOPBACK), listen.debug_port).await;
         Ok(Self {
             http: bind("HTTP", or(&listen.host, EVERY), listen.port).await?,
@@ -32,7 +33,8 @@ impl Ports {
                 .ok(),
             prometheus: if stats.prometheus && !stats.disable_stats {
                 let address = stats.prometheus_address;
-                Some(bind("Prometheus", &address.ip().to_string(), address.port()).await?)
+                let host = address.ip().to_string();
+                Some(bind("Prometheus", &host, address.port()).await?)
             } else {
                 None
             },
@@ -56,6 +58,9 @@ pub(super) struct Addresses {
     pub(super) debug: String,
 }
 
+/// Connections that may wait to be accepted, unless the kernel allows fewer.
+const BACKLOG: u32 = 1024;
+
 /// What a host that is set to nothing means, as in the reference.
 const EVERY: &str = "0.0.0.0";
 
@@ -67,9 +72,14 @@ fn or<'a>(host: &'a str, default: &'a str) -> &'a str {
 }
 
 /// `host` is a name or an address; `::` is every address of both families.
-async fn bind(purpose: &'static str, host: &str, port: u16) -> Result<TcpListener, ServerError> {
+async fn bind(
+    purpose: &'static str,
+    host: &str,
+    port: u16,
+    reuse_port: bool,
+) -> Result<TcpListener, ServerError> {
     let host = host.trim_start_matches('[').trim_end_matches(']');
-    TcpListener::bind((host, port))
+    listen(host, port, reuse_port)
         .await
         .map_err(|source| ServerError::Bind {
             purpose,
@@ -80,6 +90,30 @@ async fn bind(purpose: &'static str, host: &str, port: u16) -> Result<TcpListene
             },
             source,
         })
+}
+
+/// The first address of `host` that can be listened on.
+async fn listen(host: &str, port: u16, reuse_port: bool) -> io::Result<TcpListener> {
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
+    for address in lookup_host((host, port)).await? {
+        let listen = || {
+            let socket = if address.is_ipv4() {
+                TcpSocket::new_v4()?
+            } else {
+                TcpSocket::new_v6()?
+            };
+            // Connections that ended a moment ago must not keep a restart from its port.
+            socket.set_reuseaddr(true)?;
+            socket.set_reuseport(reuse_port)?;
+            socket.bind(address)?;
+            socket.listen(BACKLOG)
+        };
+        match listen() {
+            Ok(listener) => return Ok(listener),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
 }
 
 /// What gRPC connections come in through.
@@ -105,7 +139,8 @@ impl GrpcListener {
             Some(path) => Self::bind_unix(path, listen.grpc_uds_mode),
             None => {
                 let host = or(&listen.grpc_host, EVERY);
-                Ok(Self::Tcp(bind("gRPC", host, listen.grpc_port).await?))
+                let socket = bind("gRPC", host, listen.grpc_port, listen.reuse_port).await?;
+                Ok(Self::Tcp(socket))
             }
         }
     }

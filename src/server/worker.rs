@@ -18,24 +18,25 @@ use tokio::{
 };
 
 use super::{
+    authority::{Mended, Notes},
     ports::{Detached, GrpcListener, Stream},
     runtime,
     tls::Tls,
 };
 use crate::{
     grpc::unary::{Door, Method},
+    settings::{Bounds, Listen},
     store::redis::Batcher,
 };
 
-/// A connection on which nothing is heard is asked this often whether it still lives, so that
-/// peers that vanished do not hold their place for ever.
-const KEEPALIVE: Duration = Duration::from_secs(60);
+/// A connection that has not said a word in this time is closed.
+const FIRST_WORD: Duration = Duration::from_secs(60);
 
 /// Accepted connections that may wait for a worker.
 const HANDOVER: usize = 128;
 
-/// Largest list of request headers in bytes.
-const MAX_HEADER_BYTES: u32 = 64 << 10;
+/// What may wait in a stream for a client that does not read, beside the reply itself.
+const MAX_SEND_BYTES: usize = 64 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
@@ -157,7 +158,9 @@ pub(super) struct Serving<M> {
     pub(super) door: Door<M>,
     /// For what comes in through a port; a Unix socket has none.
     pub(super) tls: Option<Tls>,
-    pub(super) max_streams: u32,
+    pub(super) bounds: Bounds,
+    pub(super) notes: Arc<Notes>,
+    pub(super) keepalive: Keepalive,
     /// How old a connection may become; zero means any age.
     pub(super) max_age: Duration,
     /// How long its calls may then take.
@@ -170,8 +173,29 @@ impl<M> Clone for Serving<M> {
         Self {
             door: self.door.clone(),
             tls: self.tls.clone(),
+            notes: self.notes.clone(),
             phases: self.phases.clone(),
             ..*self
+        }
+    }
+}
+
+/// When a connection on which nothing is heard is asked whether it still lives, so that peers that
+/// vanished do not hold their place for ever.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Keepalive {
+    /// Nothing for never.
+    interval: Option<Duration>,
+    /// How long the answer may take.
+    timeout: Duration,
+}
+
+impl Keepalive {
+    pub(super) fn new(listen: &Listen) -> Self {
+        let interval = listen.keepalive_interval;
+        Self {
+            interval: (!interval.is_zero()).then_some(interval),
+            timeout: listen.keepalive_timeout,
         }
     }
 }
@@ -204,7 +228,7 @@ impl<M: Method> Serving<M> {
     /// connection must not hold up a drain.
     async fn is_heard(&mut self, readable: impl Future<Output = io::Result<()>>) -> bool {
         tokio::select! {
-            heard = tokio::time::timeout(KEEPALIVE, readable) => matches!(heard, Ok(Ok(()))),
+            heard = tokio::time::timeout(FIRST_WORD, readable) => matches!(heard, Ok(Ok(()))),
             () = draining(&mut self.phases) => false,
         }
     }
@@ -217,12 +241,19 @@ impl<M: Method> Serving<M> {
         let serve = |request| door.call(request);
         let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
-            .max_concurrent_streams(self.max_streams)
-            .max_header_list_size(MAX_HEADER_BYTES)
-            .keep_alive_interval(KEEPALIVE)
+            .max_concurrent_streams(self.bounds.max_streams)
+            .max_header_list_size(self.bounds.max_header_bytes)
+            .max_pending_accept_reset_streams(self.bounds.max_pending_resets)
+            .max_local_error_reset_streams(self.bounds.max_bad_streams)
+            .max_send_buf_size(MAX_SEND_BYTES)
+            .keep_alive_interval(self.keepalive.interval)
+            .keep_alive_timeout(self.keepalive.timeout)
             // No gRPC peer reads it.
             .auto_date_header(false)
-            .serve_connection(TokioIo::new(stream), service_fn(serve));
+            .serve_connection(
+                TokioIo::new(Mended::new(stream, self.notes)),
+                service_fn(serve),
+            );
         let mut connection = std::pin::pin!(connection);
         // GOAWAY: calls under way are answered, new ones go elsewhere.
         tokio::select! {
@@ -250,4 +281,24 @@ fn jittered(age: Duration) -> Duration {
     // A fresh hasher's seed is as random as this needs.
     let random = RandomState::new().hash_one(()) % 2001;
     age / 10_000 * u32::try_from(9_000 + random).unwrap_or(10_000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_differ_by_a_tenth_at_most_and_none_is_for_ever() {
+        let age = Duration::from_secs(1000);
+        let ages: Vec<_> = (0..1000).map(|_| jittered(age).as_secs()).collect();
+        assert!(
+            ages.iter().all(|age| (900..=1100).contains(age)),
+            "{ages:?}"
+        );
+        assert!(ages.iter().any(|age| *age < 950), "{ages:?}");
+        assert!(ages.iter().any(|age| *age > 1050), "{ages:?}");
+        let century = Duration::from_secs(99 * 365 * 86_400);
+        assert!(jittered(Duration::ZERO) > century);
+        assert!(jittered(Duration::MAX) > century);
+    }
 }

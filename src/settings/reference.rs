@@ -185,27 +185,12 @@ pub const VARIABLES: [(&str, Treatment); 114] = [
     ("STATSD_PORT", Honoured),
     ("STATS_FLUSH_INTERVAL", Honoured),
     ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", Honoured),
-    (
-        "TRACING_ENABLED",
-        Instead("tollgate does not export traces yet"),
-    ),
-    (
-        "TRACING_EXPORTER_PROTOCOL",
-        Instead("it is for TRACING_ENABLED"),
-    ),
-    (
-        "TRACING_SAMPLING_RATE",
-        Instead("it is for TRACING_ENABLED"),
-    ),
-    (
-        "TRACING_SERVICE_INSTANCE_ID",
-        Instead("it is for TRACING_ENABLED"),
-    ),
-    ("TRACING_SERVICE_NAME", Instead("it is for TRACING_ENABLED")),
-    (
-        "TRACING_SERVICE_NAMESPACE",
-        Instead("it is for TRACING_ENABLED"),
-    ),
+    ("TRACING_ENABLED", Honoured),
+    ("TRACING_EXPORTER_PROTOCOL", Honoured),
+    ("TRACING_SAMPLING_RATE", Honoured),
+    ("TRACING_SERVICE_INSTANCE_ID", Honoured),
+    ("TRACING_SERVICE_NAME", Honoured),
+    ("TRACING_SERVICE_NAMESPACE", Honoured),
     ("USE_DOG_STATSD", Honoured),
     ("USE_DOG_STATSD_MOGRIFIERS", Honoured),
     ("USE_PROMETHEUS", Honoured),
@@ -273,8 +258,9 @@ mod tests {
     fn every_other_flag_has_a_variable_of_our_own() {
         let is_known = |flag: &str| VARIABLES.iter().any(|(name, _)| *name == flag);
         for flag in flags() {
-            // The reference's statistics library reads this one by itself.
-            let is_ours = flag.starts_with("TOLLGATE_") || flag == "STATSD_PROTOCOL";
+            // The reference's libraries read these by themselves.
+            let is_theirs = flag == "STATSD_PROTOCOL" || flag.starts_with("OTEL_");
+            let is_ours = flag.starts_with("TOLLGATE_") || is_theirs;
             assert!(is_known(&flag) || is_ours, "{flag}");
         }
     }

@@ -106,6 +106,14 @@ pub(super) fn header_name(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
+/// A whole number of milliseconds, as OpenTelemetry's variables have it; not 0.
+pub(super) fn milliseconds(text: &str) -> Result<Duration, String> {
+    match text.parse() {
+        Ok(millis) if millis > 0 => Ok(Duration::from_millis(millis)),
+        _ => Err("expected a number of milliseconds above 0".to_owned()),
+    }
+}
+
 /// A duration that is not zero.
 pub(super) fn some_time(text: &str) -> Result<Duration, String> {
     match duration(text)? {

@@ -23,11 +23,11 @@ use tollgate::{
         unary::Method as _,
         wire::{Bounds, Extras},
     },
-    limit::Modes,
-    limit::NearRatio,
+    limit::{Modes, NearRatio},
     limiter::{Limiter, Rules},
     metrics::Metrics,
     store::memory::MemoryStore,
+    traces::Tracer,
 };
 
 const WINDOWS: &str =
@@ -54,6 +54,7 @@ fn service() -> Service<Arc<MemoryStore>> {
             text_bytes: 100,
         },
         extras: Extras::default(),
+        tracer: Tracer::default(),
     }
 }
 
@@ -78,7 +79,7 @@ fn message(descriptors: usize) -> Bytes {
 #[track_caller]
 fn answer(service: &Service<Arc<MemoryStore>>, message: Bytes) {
     let context = &mut Context::from_waker(Waker::noop());
-    let Poll::Ready(reply) = pin!(service.call(message)).poll(context) else {
+    let Poll::Ready(reply) = pin!(service.call(None, message)).poll(context) else {
         panic!("a decision in memory waits");
     };
     reply.unwrap();

@@ -166,13 +166,12 @@ fn a_missing_folder_of_rules_ends_the_start() {
 
 #[tokio::test]
 async fn variables_without_effect_are_told_in_one_line_each() {
-    const WITHOUT_EFFECT: [(&str, &str); 6] = [
+    const WITHOUT_EFFECT: [(&str, &str); 5] = [
         ("REDIS_POOL_SIZE", "20"),
         ("REDIS_PIPELINE_WINDOW", "150us"),
         ("REDIS_PIPELINE_LIMIT", "8"),
         ("REDIS_POOL_ON_EMPTY_BEHAVIOR", "WAIT"),
         ("MEMCACHE_MAX_IDLE_CONNS", "2"),
-        ("TRACING_SERVICE_NAME", "ratelimit"),
     ];
     let redis = Redis::start();
     let mut builder = ratelimit::with_env(CONTOUR).rules(RULES).redis(&redis);

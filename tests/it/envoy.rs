@@ -7,6 +7,7 @@ use std::{
 
 use ::tollgate::grpc::now;
 use nix::sys::signal::Signal;
+use tempfile::TempDir;
 
 use crate::support::{
     certificates::{Authority, Secret},
@@ -146,11 +147,10 @@ fn with_an_authority_the_cluster_may_have_any_name() {
     assert_eq!(codes, [200, 200, 429]);
 }
 
-/// Why the papers insist on `authority`: Envoy sends the name of the cluster instead, HTTP/2
-/// resets the call for it, and a call that fails limits nothing. If this ever changes, they may
-/// insist less.
+/// Envoy sends the name of the cluster as authority, which HTTP/2 libraries reset. tollgate makes an
+/// authority of it, on new connections and on those that only refer to what they said before.
 #[test]
-fn without_an_authority_such_a_cluster_limits_nothing() {
+fn without_an_authority_a_mesh_s_cluster_is_limited_too() {
     let tollgate = tollgate::with_rules(TWO_FOR_EACH_KEY).start();
     let envoy = Front {
         cluster: ISTIO,
@@ -159,9 +159,145 @@ fn without_an_authority_such_a_cluster_limits_nothing() {
     }
     .start();
     let front = envoy.listener("front");
+    for key in 0..20 {
+        let key = format!("k{key}");
+        let codes = [(); 3].map(|()| ask(front, key.as_bytes()).status);
+        assert_eq!(codes, [200, 200, 429]);
+    }
+    assert_eq!(envoy.stat("cluster.service.ratelimit.error"), 0);
+    assert!(tollgate.metric("tollgate_authorities_replaced_total") > 0);
+    assert_eq!(tollgate.metric("tollgate_authorities_refused_total"), 0);
+    let said = tollgate.log().text();
+    let told = said.matches("set `authority` in Envoy's `envoy_grpc`");
+    assert_eq!(told.count(), 1, "once a minute: {said}");
+    assert!(said.contains(ISTIO), "{said}");
+}
+
+/// Names of which no authority can be made: every call is reset, and Envoy lets requests pass. That
+/// is counted and said.
+#[test]
+fn a_cluster_that_cannot_be_served_is_told() {
+    let tollgate = tollgate::with_rules(TWO_FOR_EACH_KEY).start();
+    let envoy = Front {
+        cluster: "<tollgate>",
+        authority: None,
+        ..Front::of(&[tollgate.grpc])
+    }
+    .start();
+    let front = envoy.listener("front");
     let codes = [(); 3].map(|()| ask(front, b"k").status);
     assert_eq!(codes, [200, 200, 200]);
     assert_eq!(envoy.stat("cluster.service.ratelimit.error"), 3);
+    assert!(tollgate.metric("tollgate_authorities_refused_total") > 0);
+    let stats = get(tollgate.debug, "/stats").body;
+    assert!(
+        stats.contains("tollgate.authorities_refused_total: "),
+        "{stats}"
+    );
+    let said = tollgate.log().text();
+    assert!(said.contains("HTTP/2 resets each of them"), "{said}");
+}
+
+#[test]
+fn over_a_unix_socket_it_limits() {
+    let folder = TempDir::new().unwrap();
+    let socket = folder.path().join("tollgate.sock").display().to_string();
+    let _tollgate = tollgate::with_rules(TWO_FOR_EACH_KEY)
+        .args(["--grpc-uds", &socket])
+        .start();
+    let envoy = Front {
+        pipe: Some(&socket),
+        ..Front::of(&[])
+    }
+    .start();
+    let front = envoy.listener("front");
+    let codes = [(); 3].map(|()| ask(front, b"k").status);
+    assert_eq!(codes, [200, 200, 429]);
+    assert_eq!(envoy.stat("cluster.service.ratelimit.error"), 0);
+}
+
+/// Sixty-four clients ask through an Envoy that refuses what it gets no answer for, while its
+/// connections are told to go again and again and, over TLS, the certificate changes.
+#[track_caller]
+fn check_no_call_is_lost(age: &str, goaways: u64, is_tls: bool) {
+    const CLIENTS: usize = 64;
+    let rules = "
+domain: shop
+descriptors:
+  - key: api_key
+    rate_limit: { unit: year, requests_per_unit: 100000000 }
+";
+    let authority = Authority::new("ours");
+    let issue = || authority.issue("*.envoy-gateway-system");
+    let pair = issue();
+    let mut secret = Secret::mount(&[
+        ("tls.crt", &pair.certificate),
+        ("tls.key", &pair.key),
+        ("ca.crt", &authority.certificate),
+    ]);
+    let [certificate, key, ca] = ["tls.crt", "tls.key", "ca.crt"].map(|name| secret.at(name));
+    let mut builder = tollgate::with_rules(rules).args(["--max-connection-age", age]);
+    if is_tls {
+        builder = builder
+            .args(["--grpc-tls", "--grpc-tls-cert", &certificate])
+            .args(["--grpc-tls-key", &key]);
+    }
+    let tollgate = builder.start();
+    let envoy = Front {
+        failure_mode_deny: true,
+        transport_socket: is_tls.then(|| upstream_tls("{}", None, &ca)),
+        ..Front::of(&[tollgate.grpc])
+    }
+    .start();
+    let front = envoy.listener("front");
+    let is_over = AtomicBool::new(false);
+    let codes: Vec<_> = std::thread::scope(|scope| {
+        let ask_on = || {
+            let mut codes = Vec::new();
+            while !is_over.load(Relaxed) {
+                codes.push(ask(front, b"k").status);
+            }
+            codes
+        };
+        let clients = [(); CLIENTS].map(|()| scope.spawn(ask_on));
+        let told_to_go = || envoy.stat("cluster.tollgate.upstream_cx_close_notify");
+        for round in 1..=4 {
+            wait_until("connections are told to go", || {
+                told_to_go() >= goaways * round / 4
+            });
+            if is_tls {
+                let pair = issue();
+                secret.update(&[
+                    ("tls.crt", &pair.certificate),
+                    ("tls.key", &pair.key),
+                    ("ca.crt", &authority.certificate),
+                ]);
+                let count = usize::try_from(round).unwrap();
+                wait_until("the new certificate is taken", || {
+                    tollgate.log().text().matches("read again").count() >= count
+                });
+            }
+        }
+        is_over.store(true, Relaxed);
+        clients
+            .into_iter()
+            .flat_map(|client| client.join().unwrap())
+            .collect()
+    });
+    let lost = codes.iter().filter(|&&code| code != 200).count();
+    assert_eq!(lost, 0, "of {} requests", codes.len());
+    assert!(codes.len() > CLIENTS, "{}", codes.len());
+    assert_eq!(envoy.stat("cluster.service.ratelimit.error"), 0);
+}
+
+#[test]
+fn certificates_change_and_connections_age_and_no_call_is_lost() {
+    check_no_call_is_lost("300ms", 20, true);
+}
+
+#[test]
+fn connections_of_one_second_lose_no_call() {
+    check_no_call_is_lost("1s", 6, false);
 }
 
 #[test]
@@ -267,33 +403,51 @@ fn over_tls_of_either_version_both_know_each_other() {
         ("{}", "TLSv1.2"),
         ("{ tls_maximum_protocol_version: TLSv1_3 }", "TLSv1.3"),
     ] {
-        let tollgate = tollgate::with_rules(TWO_FOR_EACH_KEY)
-            .args(["--grpc-tls", "--grpc-tls-cert", &certificate])
-            .args(["--grpc-tls-key", &key, "--grpc-client-ca", &ca])
+        for is_mutual in [false, true] {
+            let mut builder = tollgate::with_rules(TWO_FOR_EACH_KEY)
+                .args(["--grpc-tls", "--grpc-tls-cert", &certificate])
+                .args(["--grpc-tls-key", &key]);
+            if is_mutual {
+                builder = builder.args(["--grpc-client-ca", &ca]);
+            }
+            let tollgate = builder.start();
+            let own = is_mutual.then_some((certificate.as_str(), key.as_str()));
+            let envoy = Front {
+                transport_socket: Some(upstream_tls(params, own, &ca)),
+                ..Front::of(&[tollgate.grpc])
+            }
             .start();
-        let envoy = Front {
-            transport_socket: Some(format!(
-                "{{ name: tls, typed_config: {{ \
-                 \"@type\": type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext, \
-                 common_tls_context: {{ tls_params: {params}, \
-                 tls_certificates: [{{ certificate_chain: {{ filename: {certificate} }}, private_key: {{ filename: {key} }} }}], \
-                 validation_context: {{ trusted_ca: {{ filename: {ca} }} }} }} }} }}"
-            )),
-            ..Front::of(&[tollgate.grpc])
+            let front = envoy.listener("front");
+            let codes = [(); 3].map(|()| ask(front, b"k").status);
+            assert_eq!(codes, [200, 200, 429], "{version}, mutual: {is_mutual}");
+            let spoken = envoy.stat(&format!("cluster.tollgate.ssl.versions.{version}"));
+            assert!(spoken > 0, "{version}");
         }
-        .start();
-        let front = envoy.listener("front");
-        let codes = [(); 3].map(|()| ask(front, b"k").status);
-        assert_eq!(codes, [200, 200, 429], "{version}");
-        let spoken = envoy.stat(&format!("cluster.tollgate.ssl.versions.{version}"));
-        assert!(spoken > 0, "{version}");
     }
+}
+
+/// How Envoy connects over TLS: with a certificate of its own, if any, and whom it believes.
+fn upstream_tls(params: &str, own: Option<(&str, &str)>, ca: &str) -> String {
+    let own = own.map_or_else(String::new, |(certificate, key)| {
+        format!(
+            "tls_certificates: [{{ certificate_chain: {{ filename: {certificate} }}, \
+             private_key: {{ filename: {key} }} }}],"
+        )
+    });
+    format!(
+        "{{ name: tls, typed_config: {{ \
+         \"@type\": type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext, \
+         common_tls_context: {{ tls_params: {params}, {own} \
+         validation_context: {{ trusted_ca: {{ filename: {ca} }} }} }} }} }}"
+    )
 }
 
 /// An Envoy that asks about every request: about the client's address, which is the last one in
 /// `x-forwarded-for`, and about the header `x-api-key` if there is one.
 struct Front<'a> {
     tollgates: &'a [SocketAddr],
+    /// Instead of them: one on a Unix socket.
+    pipe: Option<&'a str>,
     /// What their cluster is called.
     cluster: &'a str,
     authority: Option<&'a str>,
@@ -307,6 +461,7 @@ impl<'a> Front<'a> {
     fn of(tollgates: &'a [SocketAddr]) -> Self {
         Self {
             tollgates,
+            pipe: None,
             cluster: "tollgate",
             authority: Some("tollgate"),
             failure_mode_deny: false,
@@ -345,6 +500,9 @@ impl<'a> Front<'a> {
                      {{ address: {ip}, port_value: {port} }} }} }} }}"
                 )
             })
+            .chain(self.pipe.map(|path| {
+                format!("{{ endpoint: {{ address: {{ pipe: {{ path: {path} }} }} }} }}")
+            }))
             .collect();
         BOOTSTRAP
             .replace("$CLUSTER", self.cluster)

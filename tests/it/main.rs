@@ -17,11 +17,14 @@
 //! - `envoy_gateway`: in the place that Envoy Gateway has for a rate limit service
 //! - `prometheus`: a real Prometheus and promtool read the page
 //! - `statistics`: statsd, DogStatsD, Prometheus and `/stats`
+//! - `traces`: spans, read with OpenTelemetry's own messages
 //! - `grpcurl`: what a stranger finds out by reflection, and health
+//! - `transport`: sockets, ports, and connections of clients that mean harm, or are gone
 //! - `tls`: TLS on the gRPC port: who is let in, and certificates that change
 //! - `http`: health, metrics and the rules in use over HTTP
 //! - `papers`: pages that the program itself can write
 //! - `envoy`: a real Envoy asks, and obeys
+//! - `lint_envoy`: the traps of Envoy configurations
 //! - `deploy`: what is in `deploy/`, run as it stands
 //! - `examples`: the rules in `config/` and in the papers
 //! - `support`: starts and stops everything else
@@ -45,6 +48,7 @@ mod examples;
 mod golden;
 mod grpcurl;
 mod http;
+mod lint_envoy;
 mod on_loss;
 mod papers;
 mod prometheus;
@@ -56,4 +60,6 @@ mod statistics;
 mod store;
 mod support;
 mod tls;
+mod traces;
+mod transport;
 mod xds;

@@ -1,0 +1,312 @@
+//! Ways to other servers: over TCP or a Unix socket, with TLS if asked for.
+
+use std::{
+    fmt, fs,
+    future::{Ready, ready},
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use hyper_util::rt::TokioIo;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpStream, UnixStream},
+};
+use tokio_rustls::{
+    TlsConnector,
+    rustls::{
+        self, ClientConfig, RootCertStore,
+        crypto::ring,
+        pki_types::{
+            CertificateDer, InvalidDnsNameError, PrivateKeyDer, ServerName,
+            pem::{self, PemObject as _},
+        },
+    },
+};
+use tonic::{
+    codegen::Service,
+    transport::{Channel, Endpoint, Uri},
+};
+
+/// Why there is no way. Messages name the file that is wrong.
+#[derive(Debug, thiserror::Error)]
+pub enum DialError {
+    #[error("expected http://HOST:PORT, https://HOST:PORT or unix:///PATH")]
+    NoAddress,
+    #[error("no connection")]
+    Stream(#[source] io::Error),
+    #[error("no answer within --timeout")]
+    TimedOut,
+    #[error("TLS needs --ca: which authority is to be believed")]
+    NoAuthority,
+    #[error("certificates are of no use without --tls or an https:// URL")]
+    NoTls,
+    #[error("`{0}` is no name that a certificate could have; see --authority")]
+    NoName(String, #[source] InvalidDnsNameError),
+    #[error("`{0}` cannot be an authority")]
+    BadAuthority(String),
+    #[error("{}: cannot be read", .0.display())]
+    Unreadable(PathBuf, #[source] io::Error),
+    #[error("{}: no {what} in PEM in it", file.display())]
+    NotPem {
+        file: PathBuf,
+        what: &'static str,
+        #[source]
+        source: pem::Error,
+    },
+    #[error("{}: cannot be used", .0.display())]
+    Unusable(PathBuf, #[source] rustls::Error),
+    #[error("the server does not speak HTTP/2 there")]
+    Http2(#[source] tonic::transport::Error),
+}
+
+/// Where a server is, and what to believe of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Options<'a> {
+    /// `http://HOST:PORT`, `https://HOST:PORT` or `unix:///PATH`
+    pub server: &'a str,
+    /// TLS, whatever the URL says.
+    pub tls: bool,
+    /// Who has signed the certificate of the server.
+    pub ca: Option<&'a Path>,
+    /// Own certificate and its key.
+    pub pair: Option<(&'a Path, &'a Path)>,
+    /// The name of the server, if it is another than the host of the URL.
+    pub authority: Option<&'a str>,
+    /// Whether HTTP/2 is to be spoken, as ALPN says it.
+    pub http2: bool,
+}
+
+/// A way to a server. Each connection is a new one.
+#[derive(Clone, Debug)]
+pub struct Dial {
+    address: Address,
+    tls: Option<(Tls, ServerName<'static>)>,
+    authority: String,
+}
+
+#[derive(Clone)]
+struct Tls(TlsConnector);
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Tls")
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Address {
+    Tcp { host: String, port: u16 },
+    Unix(PathBuf),
+}
+
+impl Dial {
+    /// Reads what TLS needs.
+    ///
+    /// # Errors
+    ///
+    /// If the address or a file cannot be used.
+    pub fn new(options: &Options<'_>) -> Result<Self, DialError> {
+        let (address, is_https) = address(options.server)?;
+        let has_tls = options.tls || is_https;
+        if !has_tls && (options.ca.is_some() || options.pair.is_some()) {
+            return Err(DialError::NoTls);
+        }
+        let (host, own) = match &address {
+            Address::Tcp { host, port } => (host.as_str(), format!("{host}:{port}")),
+            Address::Unix(_) => ("localhost", "localhost".to_owned()),
+        };
+        let name = options.authority.map_or_else(|| host_of(host), host_of);
+        let tls = if has_tls {
+            let connector = TlsConnector::from(Arc::new(config(options)?));
+            let server = ServerName::try_from(name.clone())
+                .map_err(|error| DialError::NoName(name, error))?;
+            Some((Tls(connector), server))
+        } else {
+            None
+        };
+        let authority = options.authority.map_or(own, str::to_owned);
+        Ok(Self {
+            address,
+            tls,
+            authority,
+        })
+    }
+
+    /// What the server is called, with its port if need be.
+    pub fn authority(&self) -> &str {
+        &self.authority
+    }
+
+    /// A new connection, however long it takes.
+    ///
+    /// # Errors
+    ///
+    /// If nobody listens there, or the handshake fails.
+    pub async fn stream(&self) -> Result<Stream, DialError> {
+        let stream: Stream = match &self.address {
+            Address::Tcp { host, port } => {
+                let host = host.trim_matches(['[', ']']);
+                let stream = TcpStream::connect((host, *port)).await;
+                Box::new(stream.map_err(DialError::Stream)?)
+            }
+            Address::Unix(path) => {
+                let stream = UnixStream::connect(path).await;
+                Box::new(stream.map_err(DialError::Stream)?)
+            }
+        };
+        let Some((Tls(connector), name)) = &self.tls else {
+            return Ok(stream);
+        };
+        let shaken = connector.connect(name.clone(), stream).await;
+        Ok(Box::new(shaken.map_err(DialError::Stream)?))
+    }
+
+    /// A new connection for gRPC, whose calls may take as long as `timeout`, as may the connection.
+    ///
+    /// # Errors
+    ///
+    /// As for [`stream`](Self::stream), and if HTTP/2 is not spoken there.
+    pub async fn channel(&self, timeout: Duration) -> Result<Channel, DialError> {
+        let endpoint = Endpoint::from_shared(format!("http://{}", self.authority))
+            .map_err(|_| DialError::BadAuthority(self.authority.clone()))?
+            .timeout(timeout);
+        let connected = async {
+            let connector = Once(Some(self.stream().await?));
+            let channel = endpoint.connect_with_connector(connector).await;
+            channel.map_err(DialError::Http2)
+        };
+        let connected = tokio::time::timeout(timeout, connected).await;
+        connected.map_err(|_| DialError::TimedOut)?
+    }
+}
+
+/// Where an URL leads, and whether it asks for TLS.
+fn address(server: &str) -> Result<(Address, bool), DialError> {
+    if let Some(path) = server.strip_prefix("unix:") {
+        let path = path.strip_prefix("//").unwrap_or(path);
+        return Ok((Address::Unix(path.into()), false));
+    }
+    let uri: Uri = server.parse().map_err(|_| DialError::NoAddress)?;
+    let is_https = uri.scheme_str() == Some("https");
+    let host = uri.host().ok_or(DialError::NoAddress)?.to_owned();
+    let port = uri.port_u16().unwrap_or(if is_https { 443 } else { 80 });
+    match uri.scheme_str() {
+        None | Some("http" | "https") => Ok((Address::Tcp { host, port }, is_https)),
+        Some(_) => Err(DialError::NoAddress),
+    }
+}
+
+/// An authority without its port.
+fn host_of(authority: &str) -> String {
+    let uri: Option<Uri> = authority.parse().ok();
+    let host = uri.as_ref().and_then(Uri::host).unwrap_or(authority);
+    host.trim_matches(['[', ']']).to_owned()
+}
+
+fn config(options: &Options<'_>) -> Result<ClientConfig, DialError> {
+    let file = options.ca.ok_or(DialError::NoAuthority)?;
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(file)? {
+        let added = roots.add(certificate);
+        added.map_err(|error| DialError::Unusable(file.to_owned(), error))?;
+    }
+    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_protocol_versions(rustls::ALL_VERSIONS)
+        .expect("ring has suites for every version")
+        .with_root_certificates(roots);
+    let mut config = match options.pair {
+        Some((cert, key)) => {
+            let pem = read(key)?;
+            let parsed = PrivateKeyDer::from_pem_slice(&pem);
+            let parsed = parsed.map_err(|source| DialError::NotPem {
+                file: key.to_owned(),
+                what: "key",
+                source,
+            })?;
+            builder
+                .with_client_auth_cert(certificates(cert)?, parsed)
+                .map_err(|error| DialError::Unusable(cert.to_owned(), error))?
+        }
+        None => builder.with_no_client_auth(),
+    };
+    if options.http2 {
+        config.alpn_protocols = vec![b"h2".to_vec()];
+    }
+    Ok(config)
+}
+
+fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, DialError> {
+    let not_pem = |source| DialError::NotPem {
+        file: file.to_owned(),
+        what: "certificate",
+        source,
+    };
+    let text = read(file)?;
+    let certificates: Vec<_> = CertificateDer::pem_slice_iter(&text)
+        .collect::<Result<_, _>>()
+        .map_err(not_pem)?;
+    if certificates.is_empty() {
+        return Err(not_pem(pem::Error::NoItemsFound));
+    }
+    Ok(certificates)
+}
+
+fn read(file: &Path) -> Result<Vec<u8>, DialError> {
+    fs::read(file).map_err(|error| DialError::Unreadable(file.to_owned(), error))
+}
+
+/// What can be read and written.
+pub trait Bytes: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Bytes for S {}
+
+/// A connection of any kind.
+pub type Stream = Box<dyn Bytes>;
+
+/// A connection that is there already.
+struct Once(Option<Stream>);
+
+impl Service<Uri> for Once {
+    type Response = TokioIo<Stream>;
+    type Error = io::Error;
+    type Future = Ready<io::Result<Self::Response>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Uri) -> Self::Future {
+        let stream = self.0.take().map(TokioIo::new);
+        ready(stream.ok_or_else(|| io::Error::other("the connection is gone")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read() {
+        let shown = |server: &str| {
+            address(server)
+                .map(|(address, is_https)| format!("{address:?} {is_https}"))
+                .map_err(|error| error.to_string())
+        };
+        let tcp = |host: &str, port: u16, is_https| {
+            let host = host.to_owned();
+            Ok(format!("{:?} {is_https}", Address::Tcp { host, port }))
+        };
+        assert_eq!(shown("http://h:1"), tcp("h", 1, false));
+        assert_eq!(shown("https://[::1]:2"), tcp("[::1]", 2, true));
+        assert_eq!(shown("https://h"), tcp("h", 443, true));
+        let path = Address::Unix("/run/x".into());
+        assert_eq!(shown("unix:///run/x"), Ok(format!("{path:?} false")));
+        for bad in ["", "not a URL", "ftp://h:1", "/path"] {
+            assert!(shown(bad).is_err(), "{bad}");
+        }
+    }
+}

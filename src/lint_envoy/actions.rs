@@ -1,0 +1,216 @@
+//! Actions of `rate_limits` → the descriptors that they make, as far as a configuration tells.
+
+use std::{cell::RefCell, collections::BTreeSet, fmt};
+
+use super::document::Value;
+use crate::{
+    matcher::{Domain, Matcher},
+    request::Entry,
+};
+
+/// More ways to fill in the values of one descriptor are not tried: it is then taken for answered.
+const MAX_TRIES: usize = 10_000;
+
+/// A value that no rule names.
+const ANY: &str = "\u{1}any";
+
+/// Whose `rate_limits` they are. Stages count, and hits do not, in those of a route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Holder {
+    /// A route or a virtual host.
+    Route,
+    /// A `RateLimitPerRoute`.
+    PerRoute,
+    /// The filter itself.
+    Filter,
+}
+
+/// One item of a list `rate_limits`.
+#[derive(Clone, Debug)]
+pub(super) struct Descriptor<'d> {
+    pub(super) value: Value<'d>,
+    pub(super) holder: Holder,
+    /// Instead of the filter's.
+    pub(super) domain: Option<&'d str>,
+    /// Keys and the values that are known; nothing if an action is not known.
+    entries: Option<Vec<(&'d str, Option<&'d str>)>>,
+}
+
+impl<'d> Descriptor<'d> {
+    pub(super) fn new(value: Value<'d>, holder: Holder, domain: Option<&'d str>) -> Self {
+        let actions = value.list("actions");
+        let entries: Option<Vec<Vec<_>>> = actions.iter().map(entries).collect();
+        Self {
+            entries: entries.map(|entries| entries.concat()),
+            domain: domain.filter(|domain| holder != Holder::Route && !domain.is_empty()),
+            holder,
+            value,
+        }
+    }
+
+    pub(super) fn stage(&self) -> u64 {
+        self.value.number("stage")
+    }
+
+    pub(super) fn tells_address(&self) -> bool {
+        let actions = self.value.list("actions");
+        actions.iter().any(|action| {
+            action.get("remote_address").is_some() || action.get("masked_remote_address").is_some()
+        })
+    }
+}
+
+impl fmt::Display for Descriptor<'_> {
+    /// `plan=free, path=…`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let entries = self.entries.iter().flatten();
+        let texts: Vec<_> = entries
+            .map(|(key, value)| format!("{key}={}", value.unwrap_or("…")))
+            .collect();
+        f.write_str(&texts.join(", "))
+    }
+}
+
+/// The entries of one action; nothing if it is not known here.
+fn entries<'d>(action: &Value<'d>) -> Option<Vec<(&'d str, Option<&'d str>)>> {
+    /// Actions whose entry has a key of its own unless they name another.
+    const NAMED: [(&str, &str); 8] = [
+        ("source_cluster", "source_cluster"),
+        ("destination_cluster", "destination_cluster"),
+        ("remote_address", "remote_address"),
+        ("masked_remote_address", "masked_remote_address"),
+        ("generic_key", "generic_key"),
+        ("header_value_match", "header_match"),
+        ("query_parameter_value_match", "query_match"),
+        ("remote_address_match", "remote_address_match"),
+    ];
+    for (name, own) in NAMED {
+        if let Some(action) = action.get(name) {
+            let key = action
+                .text_of("descriptor_key")
+                .filter(|key| !key.is_empty());
+            let value = action.text_of("descriptor_value");
+            // What holds a command is not known before there is a request.
+            let value = value.filter(|value| !value.contains('%'));
+            return Some(vec![(key.unwrap_or(own), value)]);
+        }
+    }
+    for name in [
+        "request_headers",
+        "query_parameters",
+        "metadata",
+        "dynamic_metadata",
+    ] {
+        if let Some(action) = action.get(name) {
+            return Some(vec![(action.text_of("descriptor_key")?, None)]);
+        }
+    }
+    None
+}
+
+/// The `RateLimitPerRoute` of a route.
+pub(super) fn per_route<'d>(route: &Value<'d>) -> Option<Value<'d>> {
+    let configs = route.get("typed_per_filter_config")?;
+    configs.children().iter().find_map(|config| {
+        let (name, message) = config.message()?;
+        name.ends_with(".ratelimit.v3.RateLimitPerRoute")
+            .then_some(message)
+    })
+}
+
+/// Sources of metadata that are empty at the time this item is asked.
+pub(super) fn early_localities<'d>(limit: &Value<'d>) -> Vec<Value<'d>> {
+    if limit.is_true("apply_on_stream_done") {
+        return Vec::new();
+    }
+    let actions = limit.list("actions");
+    let sources = actions
+        .iter()
+        .filter_map(|action| action.at(&["metadata", "source"]));
+    sources
+        .filter(|source| source.text() == Some("CLUSTER_LOCALITY_ENTRY"))
+        .collect()
+}
+
+/// Rules, to be asked what they have a word for.
+#[derive(Debug)]
+pub(super) struct Rules<'m> {
+    matcher: &'m Matcher,
+    joined: RefCell<Vec<u8>>,
+}
+
+impl<'m> Rules<'m> {
+    pub(super) fn new(matcher: &'m Matcher) -> Self {
+        Self {
+            matcher,
+            joined: RefCell::default(),
+        }
+    }
+
+    pub(super) fn has_domain(&self, domain: &str) -> bool {
+        self.matcher.domain(domain.as_bytes()).is_some()
+    }
+
+    /// Whether some request could make of `descriptor` what a rule matches.
+    pub(super) fn may_answer(&self, domain: &str, descriptor: &Descriptor<'_>) -> bool {
+        let (Some(entries), Some(domain)) =
+            (&descriptor.entries, self.matcher.domain(domain.as_bytes()))
+        else {
+            return true;
+        };
+        let values: Vec<Vec<String>> = entries
+            .iter()
+            .map(|(key, value)| match value {
+                Some(value) => vec![(*value).to_owned()],
+                None => self.values(key),
+            })
+            .collect();
+        let ways = values.iter().try_fold(1_usize, |ways, values| {
+            ways.checked_mul(values.len())
+                .filter(|ways| *ways <= MAX_TRIES)
+        });
+        ways.is_none_or(|ways| {
+            (0..ways).any(|mut way| {
+                let pick = |(values, (key, _)): (&'_ Vec<String>, &(&'_ str, _))| {
+                    let value = values[way % values.len()].clone();
+                    way /= values.len();
+                    ((*key).to_owned(), value)
+                };
+                let picked: Vec<_> = values.iter().zip(entries).map(pick).collect();
+                self.matches(domain, &picked)
+            })
+        })
+    }
+
+    fn matches(&self, domain: Domain<'_>, entries: &[(String, String)]) -> bool {
+        let entries: Vec<_> = entries
+            .iter()
+            .map(|(key, value)| Entry {
+                key: key.as_bytes(),
+                value: value.as_bytes(),
+            })
+            .collect();
+        domain
+            .find(&entries, &mut self.joined.borrow_mut())
+            .is_some()
+    }
+
+    /// Values of `key` that may lead somewhere: one that no rule names, and whatever stands behind
+    /// the key in the path of a rule, where a wildcard is as good as a letter.
+    fn values(&self, key: &str) -> Vec<String> {
+        let before = format!(".{key}_");
+        let mut values = BTreeSet::from([ANY.to_owned()]);
+        for rule in self.matcher.rules() {
+            for (at, _) in rule.path.match_indices(&before) {
+                let behind = rule.path[at + before.len()..].replace('*', "x");
+                // Values may have dots of their own.
+                let ends = behind.match_indices('.').map(|(end, _)| end);
+                values.extend(
+                    ends.chain([behind.len()])
+                        .map(|end| behind[..end].to_owned()),
+                );
+            }
+        }
+        values.into_iter().collect()
+    }
+}

@@ -1,0 +1,293 @@
+//! Whether calls become spans, and where those go.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::Args;
+use tonic::codegen::http::{HeaderName, HeaderValue};
+
+use super::values::{boolean, file_path, milliseconds, number};
+use crate::{
+    dial::{self, Dial, DialError},
+    traces::{self, export},
+};
+
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Traces")]
+pub struct Traces {
+    /// Send a span of each sampled call to an OpenTelemetry collector
+    #[arg(long, env = "TRACING_ENABLED", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub tracing: bool,
+
+    /// The service.name of the spans
+    #[arg(
+        long,
+        env = "TRACING_SERVICE_NAME",
+        default_value = "RateLimit",
+        value_name = "NAME"
+    )]
+    pub tracing_service_name: String,
+
+    /// Their service.namespace
+    #[arg(long, env = "TRACING_SERVICE_NAMESPACE", value_name = "NAME")]
+    pub tracing_service_namespace: Option<String>,
+
+    /// Their service.instance.id [default: a random UUID]
+    #[arg(long, env = "TRACING_SERVICE_INSTANCE_ID", value_name = "ID")]
+    pub tracing_service_instance_id: Option<String>,
+
+    /// How they are sent: protobuf over HTTP, or gRPC
+    #[arg(
+        long,
+        env = "TRACING_EXPORTER_PROTOCOL",
+        default_value = "http",
+        value_parser = protocol,
+        value_name = "PROTOCOL"
+    )]
+    pub tracing_protocol: export::Protocol,
+
+    /// Share of calls to sample, from 0 to 1, where the caller has not decided
+    #[arg(
+        long,
+        env = "TRACING_SAMPLING_RATE",
+        default_value_t = 1.0,
+        value_name = "RATE"
+    )]
+    pub tracing_sampling_rate: f64,
+
+    /// The collector; over HTTP spans go to v1/traces below it [default: http://localhost:4318, or
+    /// http://localhost:4317 for gRPC]
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
+    pub otlp_endpoint: Option<String>,
+
+    /// Where spans go, as it stands; wins over --otlp-endpoint
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", value_name = "URL")]
+    pub otlp_traces_endpoint: Option<String>,
+
+    /// Headers to send along, such as an API key: name=value, separated by commas, with %20 and the
+    /// like
+    #[arg(
+        long,
+        env = "OTEL_EXPORTER_OTLP_HEADERS",
+        value_name = "K=V[,K=V…]",
+        hide_env_values = true
+    )]
+    pub otlp_headers: Option<String>,
+
+    /// How long the collector may take, in milliseconds
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_TIMEOUT", default_value = "10000", value_parser = milliseconds, value_name = "MS")]
+    pub otlp_timeout: Duration,
+
+    /// Who has signed the collector's certificate, in PEM; needed for an https:// URL
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_CERTIFICATE", value_parser = file_path, value_name = "FILE")]
+    pub otlp_certificate: Option<PathBuf>,
+
+    /// Own certificate for the collector, in PEM
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", value_parser = file_path, value_name = "FILE")]
+    pub otlp_client_certificate: Option<PathBuf>,
+
+    /// Key of that certificate, in PEM
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_CLIENT_KEY", value_parser = file_path, value_name = "FILE")]
+    pub otlp_client_key: Option<PathBuf>,
+
+    /// Further attributes of all spans: name=value, separated by commas
+    #[arg(long, env = "OTEL_RESOURCE_ATTRIBUTES", value_name = "K=V[,K=V…]")]
+    pub otel_resource_attributes: Option<String>,
+
+    /// Most spans that may wait to be sent; further ones are dropped and counted
+    #[arg(long, env = "OTEL_BSP_MAX_QUEUE_SIZE", default_value_t = 2048, value_parser = number(1..=1_000_000), value_name = "N")]
+    pub otel_max_queue: usize,
+
+    /// Most spans of one message
+    #[arg(long, env = "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", default_value_t = 512, value_parser = number(1..=100_000), value_name = "N")]
+    pub otel_max_batch: usize,
+
+    /// How long a span may wait for others, in milliseconds
+    #[arg(long, env = "OTEL_BSP_SCHEDULE_DELAY", default_value = "5000", value_parser = milliseconds, value_name = "MS")]
+    pub otel_delay: Duration,
+}
+
+/// As in the reference, nothing is HTTP.
+fn protocol(text: &str) -> Result<export::Protocol, String> {
+    match text {
+        "" | "http" => Ok(export::Protocol::Http),
+        "grpc" => Ok(export::Protocol::Grpc),
+        _ => Err("expected http or grpc".to_owned()),
+    }
+}
+
+/// Why spans cannot be sent.
+#[derive(Debug, thiserror::Error)]
+pub enum TracesError {
+    #[error("spans cannot be sent to `{0}`")]
+    Endpoint(String, #[source] DialError),
+    #[error("OTEL_EXPORTER_OTLP_HEADERS (--otlp-headers) is not NAME=VALUE, separated by commas")]
+    Headers,
+    #[error(
+        "OTEL_RESOURCE_ATTRIBUTES (--otel-resource-attributes) is not NAME=VALUE, separated by commas"
+    )]
+    Attributes,
+}
+
+impl Traces {
+    /// How calls are sampled.
+    pub fn sampling(&self) -> traces::Options {
+        traces::Options {
+            sampling_rate: self.tracing_sampling_rate,
+            max_queue: self.otel_max_queue,
+        }
+    }
+
+    /// Where spans go. `random_id` is for who is not told what this process is called.
+    ///
+    /// # Errors
+    ///
+    /// If an address, a file or a list cannot be read.
+    pub fn export(&self, random_id: impl Fn() -> String) -> Result<export::Options, TracesError> {
+        let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+        let protocol = self.tracing_protocol;
+        let default = match protocol {
+            export::Protocol::Http => "http://localhost:4318",
+            export::Protocol::Grpc => "http://localhost:4317",
+        };
+        let (server, path) = match (
+            given(&self.otlp_traces_endpoint),
+            given(&self.otlp_endpoint),
+        ) {
+            (Some(whole), _) => {
+                let path = path_of(&whole);
+                (
+                    whole,
+                    if path.is_empty() {
+                        "/".to_owned()
+                    } else {
+                        path
+                    },
+                )
+            }
+            (None, base) => {
+                let base = base.unwrap_or_else(|| default.to_owned());
+                let path = format!("{}/v1/traces", path_of(&base).trim_end_matches('/'));
+                (base, path)
+            }
+        };
+        let file = |path: &'_ Option<PathBuf>| {
+            let path = path.clone();
+            path.filter(|path| !path.as_os_str().is_empty())
+        };
+        let (ca, certificate, key) = (
+            file(&self.otlp_certificate),
+            file(&self.otlp_client_certificate),
+            file(&self.otlp_client_key),
+        );
+        let dial = Dial::new(&dial::Options {
+            server: &server,
+            tls: false,
+            ca: ca.as_deref(),
+            pair: certificate.as_deref().zip(key.as_deref()),
+            authority: None,
+            http2: protocol == export::Protocol::Grpc,
+        });
+        let header = |(name, value): (String, String)| {
+            let name = HeaderName::try_from(name).ok()?;
+            Some((name, HeaderValue::try_from(value).ok()?))
+        };
+        let headers = given(&self.otlp_headers).unwrap_or_default();
+        let headers: Option<Vec<_>> = pairs(&headers)
+            .ok_or(TracesError::Headers)?
+            .into_iter()
+            .map(header)
+            .collect();
+        let attributes = given(&self.otel_resource_attributes).unwrap_or_default();
+        let mut resource = pairs(&attributes).ok_or(TracesError::Attributes)?;
+        let instance = given(&self.tracing_service_instance_id);
+        // The reference's own variables win over the general one.
+        for (key, value) in [
+            ("service.name", Some(self.tracing_service_name.clone())),
+            ("service.namespace", given(&self.tracing_service_namespace)),
+            (
+                "service.instance.id",
+                Some(instance.unwrap_or_else(random_id)),
+            ),
+        ] {
+            if let Some(value) = value {
+                resource.retain(|(known, _)| known != key);
+                resource.push((key.to_owned(), value));
+            }
+        }
+        Ok(export::Options {
+            protocol,
+            dial: dial.map_err(|error| TracesError::Endpoint(server, error))?,
+            path,
+            headers: headers.ok_or(TracesError::Headers)?,
+            resource,
+            batch: self.otel_max_batch,
+            delay: self.otel_delay,
+            timeout: self.otlp_timeout,
+        })
+    }
+}
+
+/// What stands behind the host of an URL.
+fn path_of(url: &str) -> String {
+    let behind = url.split_once("://").map_or(url, |(_, behind)| behind);
+    behind
+        .find('/')
+        .map_or_else(String::new, |at| behind[at..].to_owned())
+}
+
+/// `k=v,k=v`, in which %XX stands for a byte (W3C Baggage, as OpenTelemetry has it).
+fn pairs(text: &str) -> Option<Vec<(String, String)>> {
+    let items = text
+        .split(',')
+        .map(str::trim)
+        .filter(|item| !item.is_empty());
+    items
+        .map(|item| {
+            let (key, value) = item.split_once('=')?;
+            let key = key.trim();
+            (!key.is_empty()).then(|| Some((key.to_owned(), decoded(value.trim())?)))?
+        })
+        .collect()
+}
+
+fn decoded(text: &str) -> Option<String> {
+    let mut bytes = Vec::new();
+    let mut rest = text.bytes();
+    while let Some(next) = rest.next() {
+        if next == b'%' {
+            let digits = [rest.next()?, rest.next()?];
+            let digits = std::str::from_utf8(&digits).ok()?;
+            bytes.push(u8::from_str_radix(digits, 16).ok()?);
+        } else {
+            bytes.push(next);
+        }
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_are_read_and_nonsense_is_not() {
+        let shown = |text: &str| {
+            let pairs = pairs(text)?;
+            let shown = pairs.iter().map(|(key, value)| format!("{key}→{value}"));
+            Some(shown.collect::<Vec<_>>().join(" "))
+        };
+        assert_eq!(shown("").as_deref(), Some(""));
+        assert_eq!(shown("a=b, c=d=e ,").as_deref(), Some("a→b c→d=e"));
+        assert_eq!(shown("a=b%20c%2C").as_deref(), Some("a→b c,"));
+        for bad in ["a", "=b", "a=%", "a=%zz", "a=%ff"] {
+            assert_eq!(shown(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn paths_are_what_stands_behind_the_host() {
+        assert_eq!(path_of("http://h:1"), "");
+        assert_eq!(path_of("http://h:1/a/b"), "/a/b");
+        assert_eq!(path_of("h/x"), "/x");
+    }
+}

@@ -1,0 +1,317 @@
+//! Spans of calls, for an OpenTelemetry collector.
+//!
+//! Off unless asked for, and then one branch a call. A call that is sampled becomes two spans, as in
+//! the reference: that of the RPC, in the trace of the caller, and that of the decision in it. They
+//! go into a bounded queue, from which [`export`] sends them in batches. No span holds a key or a
+//! value of a request.
+
+use std::{
+    hash::{BuildHasher as _, RandomState},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use tokio::sync::mpsc;
+
+pub mod context;
+pub mod export;
+
+use context::{Context, Parent};
+
+/// What the tracing of one process goes by.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Share of calls without a sampled or unsampled parent that become spans; from 1 on all, up to 0
+    /// none.
+    pub sampling_rate: f64,
+    /// Spans that may wait to be sent; further ones are dropped and counted.
+    pub max_queue: usize,
+}
+
+/// What became of spans.
+#[derive(Debug, Default)]
+pub struct Meters {
+    pub exported: AtomicU64,
+    /// The queue was full, or the collector did not take them.
+    pub dropped: AtomicU64,
+}
+
+impl Meters {
+    fn add(counter: &AtomicU64, spans: usize) {
+        counter.fetch_add(spans as u64, Relaxed);
+    }
+}
+
+/// Makes spans; nothing if there is no tracing. Clones share one queue.
+#[derive(Clone, Debug, Default)]
+pub struct Tracer(Option<Arc<Sampler>>);
+
+#[derive(Debug)]
+struct Sampler {
+    /// A trace is sampled if the last 63 bits of its id are below.
+    threshold: u64,
+    queue: mpsc::Sender<Span>,
+    meters: Arc<Meters>,
+}
+
+/// The spans that were made, to be sent.
+#[derive(Debug)]
+pub struct Spans(mpsc::Receiver<Span>);
+
+impl Tracer {
+    /// A tracer, and what it makes.
+    pub fn new(options: &Options, meters: Arc<Meters>) -> (Self, Spans) {
+        let (queue, spans) = mpsc::channel(options.max_queue);
+        let sampler = Sampler {
+            threshold: threshold(options.sampling_rate),
+            queue,
+            meters,
+        };
+        (Self(Some(Arc::new(sampler))), Spans(spans))
+    }
+
+    /// The beginning of a call, if it is to become a span. `header` looks a header of the call up by
+    /// its name in lower case.
+    pub fn begin<'h>(&self, header: impl Fn(&str) -> Option<&'h str>) -> Option<Call> {
+        let sampler = self.0.as_ref()?;
+        let parent = Parent::read(header);
+        let (context, parent_id) = match parent {
+            Some(parent) => (parent.context, Some(parent.span_id)),
+            None => (Context::default(), None),
+        };
+        let trace_id = context.trace_id.unwrap_or_else(random_id);
+        let is_sampled = context
+            .is_sampled
+            .unwrap_or_else(|| sampler.samples(trace_id));
+        is_sampled.then(|| Call {
+            sampler: sampler.clone(),
+            trace_id,
+            parent_id,
+            state: context.state,
+        })
+    }
+}
+
+impl Sampler {
+    fn samples(&self, trace_id: u128) -> bool {
+        // As OpenTelemetry's TraceIdRatioBased does it, so that all who see a trace agree.
+        let (_, low) = halves(trace_id);
+        low >> 1 < self.threshold
+    }
+}
+
+fn halves(id: u128) -> (u64, u64) {
+    let bytes = id.to_be_bytes();
+    let half = |from: usize| {
+        let mut half = [0; 8];
+        half.copy_from_slice(&bytes[from..from + 8]);
+        u64::from_be_bytes(half)
+    };
+    (half(0), half(8))
+}
+
+/// 2^63 times the rate.
+fn threshold(rate: f64) -> u64 {
+    const ALL: u64 = 1 << 63;
+    if rate >= 1.0 {
+        ALL
+    } else if rate > 0.0 {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "between 0 and 2^63"
+        )]
+        let part = (rate * ALL as f64) as u64;
+        part
+    } else {
+        0
+    }
+}
+
+/// A random number: a fresh hasher's keys are random, and nobody can tell them from what it makes.
+fn random() -> u64 {
+    // 0 would be no id.
+    RandomState::new().hash_one(()).max(1)
+}
+
+fn random_id() -> u128 {
+    u128::from(random()) << 64 | u128::from(random())
+}
+
+/// A random UUID (RFC 9562, version 4).
+pub fn random_uuid() -> String {
+    let id = random_id() & !(0xf << 76 | 0x3 << 62) | 0x4 << 76 | 0x2 << 62;
+    let text = format!("{id:032x}");
+    let parts = [
+        &text[..8],
+        &text[8..12],
+        &text[12..16],
+        &text[16..20],
+        &text[20..],
+    ];
+    parts.join("-")
+}
+
+/// A call that will be spans.
+#[derive(Debug)]
+pub struct Call {
+    sampler: Arc<Sampler>,
+    trace_id: u128,
+    parent_id: Option<u64>,
+    state: String,
+}
+
+/// How a call went.
+#[derive(Clone, Debug)]
+pub struct Went {
+    /// When it began, in nanoseconds since 1970.
+    pub began_nanos: u64,
+    pub took: Duration,
+    pub domain: String,
+    pub descriptors: usize,
+    /// The overall code, or the gRPC status and its number.
+    pub answer: Result<&'static str, (String, i32)>,
+}
+
+impl Call {
+    /// Puts its spans into the queue, or counts that there is no room.
+    pub fn end(self, went: Went) {
+        let span_id = random();
+        let took = u64::try_from(went.took.as_nanos()).unwrap_or(u64::MAX);
+        let end_nanos = went.began_nanos.saturating_add(took);
+        let span = |name, is_server, span_id, parent_id, attributes| Span {
+            trace_id: self.trace_id,
+            span_id,
+            parent_id,
+            state: self.state.clone(),
+            name,
+            is_server,
+            start_nanos: went.began_nanos,
+            end_nanos,
+            attributes,
+            error: went.answer.as_ref().err().map(|(text, _)| text.clone()),
+        };
+        let status = went
+            .answer
+            .as_ref()
+            .map_or_else(|(_, status)| *status, |_| 0);
+        let rpc = vec![
+            ("rpc.system", Value::Text("grpc".into())),
+            ("rpc.service", Value::Text(SERVICE.into())),
+            ("rpc.method", Value::Text("ShouldRateLimit".into())),
+            ("rpc.grpc.status_code", Value::Number(status.into())),
+        ];
+        let mut decision = vec![
+            ("domain", Value::Text(went.domain.clone())),
+            (
+                "descriptors",
+                Value::Number(i64::try_from(went.descriptors).unwrap_or(i64::MAX)),
+            ),
+        ];
+        if let Ok(code) = &went.answer {
+            decision.push(("overall_code", Value::Text((*code).into())));
+        }
+        let server = span(RPC, true, span_id, self.parent_id, rpc);
+        let inner = span(EXECUTION, false, random(), Some(span_id), decision);
+        for span in [server, inner] {
+            if self.sampler.queue.try_send(span).is_err() {
+                Meters::add(&self.sampler.meters.dropped, 1);
+            }
+        }
+    }
+}
+
+const SERVICE: &str = "envoy.service.ratelimit.v3.RateLimitService";
+const RPC: &str = "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+
+/// The reference's name.
+const EXECUTION: &str = "ShouldRateLimit Execution";
+
+#[derive(Clone, Debug)]
+enum Value {
+    Text(String),
+    Number(i64),
+}
+
+/// A span that has ended.
+#[derive(Clone, Debug)]
+struct Span {
+    trace_id: u128,
+    span_id: u64,
+    parent_id: Option<u64>,
+    state: String,
+    name: &'static str,
+    is_server: bool,
+    start_nanos: u64,
+    end_nanos: u64,
+    attributes: Vec<(&'static str, Value)>,
+    error: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tracer(sampling_rate: f64, max_queue: usize) -> (Tracer, Spans, Arc<Meters>) {
+        let meters = Arc::<Meters>::default();
+        let options = Options {
+            sampling_rate,
+            max_queue,
+        };
+        let (tracer, spans) = Tracer::new(&options, meters.clone());
+        (tracer, spans, meters)
+    }
+
+    fn went() -> Went {
+        Went {
+            began_nanos: 7,
+            took: Duration::from_nanos(5),
+            domain: "d".to_owned(),
+            descriptors: 1,
+            answer: Ok("OK"),
+        }
+    }
+
+    #[test]
+    fn without_tracing_nothing_begins() {
+        assert!(Tracer::default().begin(|_| None).is_none());
+    }
+
+    #[test]
+    fn a_parent_decides_and_else_the_rate() {
+        let parent = |flags: &str| format!("00-{:032x}-{:016x}-{flags}", 1, 2);
+        let (sampled, unsampled) = (parent("01"), parent("00"));
+        for (rate, alone) in [(0.0, false), (-1.0, false), (1.0, true), (7.0, true)] {
+            let (tracer, _spans, _) = tracer(rate, 1);
+            assert_eq!(tracer.begin(|_| None).is_some(), alone);
+            let with = |parent: &str| {
+                tracer
+                    .begin(|name| (name == "traceparent").then_some(parent))
+                    .is_some()
+            };
+            assert!(with(&sampled));
+            assert!(!with(&unsampled));
+        }
+        let (tracer, _spans, _) = tracer(0.5, 1);
+        let begun = (0..1000).filter(|_| tracer.begin(|_| None).is_some());
+        assert!((350..650).contains(&begun.count()));
+    }
+
+    #[test]
+    fn spans_hang_together_and_a_full_queue_drops_them() {
+        let (tracer, mut spans, meters) = tracer(1.0, 3);
+        for _ in 0..2 {
+            tracer.begin(|_| None).unwrap().end(went());
+        }
+        assert_eq!(meters.dropped.load(Relaxed), 1);
+        let server = spans.0.try_recv().unwrap();
+        let inner = spans.0.try_recv().unwrap();
+        assert_eq!(server.parent_id, None);
+        assert_eq!(inner.parent_id, Some(server.span_id));
+        assert_eq!(inner.trace_id, server.trace_id);
+        assert_eq!((server.start_nanos, server.end_nanos), (7, 12));
+    }
+}

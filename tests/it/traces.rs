@@ -1,0 +1,297 @@
+//! Spans reach a collector that reads them with OpenTelemetry's own messages.
+
+use std::{
+    net::TcpListener,
+    path::Path,
+    process::{Child, Command, Stdio},
+};
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use crate::support::{
+    ask::{Client, connect, descriptor, request},
+    eventually, free_port, http,
+    tollgate::{self, Builder, Log, Tollgate},
+    tool, wait_until,
+};
+
+const RULES: &str = "
+domain: d
+descriptors:
+  - key: k
+    rate_limit: { unit: year, requests_per_unit: 1 }
+";
+
+/// A collector. Killed on drop.
+#[derive(Debug)]
+struct Sink {
+    child: Child,
+    lines: Log,
+    http: u64,
+    grpc: u64,
+}
+
+impl Sink {
+    #[track_caller]
+    fn start() -> Self {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/otlp_sink.py");
+        let mut child = Command::new(tool("python3"))
+            .arg(script)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = Log::follow(child.stdout.take().unwrap());
+        wait_until("the collector listens", || !lines.text().is_empty());
+        let ports: Value = serde_json::from_str(lines.text().lines().next().unwrap()).unwrap();
+        Self {
+            child,
+            http: ports["http"].as_u64().unwrap(),
+            grpc: ports["grpc"].as_u64().unwrap(),
+            lines,
+        }
+    }
+
+    /// All spans that came so far.
+    fn spans(&self) -> Vec<Value> {
+        let text = self.lines.text();
+        let spans = text.lines().skip(1);
+        spans
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
+    }
+
+    /// The spans, once there are as many.
+    #[track_caller]
+    fn wait_for(&self, count: usize) -> Vec<Value> {
+        wait_until("spans come", || self.spans().len() >= count);
+        let spans = self.spans();
+        assert_eq!(spans.len(), count, "{spans:#?}");
+        spans
+    }
+}
+
+impl Drop for Sink {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A server that sends its spans there without delay.
+fn traced(port: u64, protocol: &str) -> Builder {
+    tollgate::with_rules(RULES)
+        .env("TRACING_ENABLED", "true")
+        .env("TRACING_EXPORTER_PROTOCOL", protocol)
+        .env(
+            "OTEL_EXPORTER_OTLP_ENDPOINT",
+            &format!("http://127.0.0.1:{port}"),
+        )
+        .env("OTEL_BSP_SCHEDULE_DELAY", "10")
+}
+
+/// Asks with further headers.
+async fn ask_with(client: &mut Client, domain: &str, headers: &[(&'static str, &str)]) {
+    let mut request = tonic::Request::new(request(domain, vec![descriptor(&[("k", "secret")])]));
+    for (name, value) in headers {
+        request.metadata_mut().insert(*name, value.parse().unwrap());
+    }
+    // What is wrong with it is in the span.
+    let _ = client.should_rate_limit(request).await;
+}
+
+/// Stops it, while the client's connection says goodbye.
+async fn end(server: &mut Tollgate) {
+    server.signal(Signal::SIGTERM);
+    let mut status = None;
+    eventually("tollgate ended", async || {
+        status = server.try_wait();
+        status.is_some()
+    })
+    .await;
+    assert_eq!(status.unwrap().code(), Some(0), "{}", server.log().text());
+}
+
+const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
+const SPAN: &str = "b7ad6b7169203331";
+
+/// As Envoy Gateway sets the variables, but for the address.
+#[tokio::test]
+async fn a_call_becomes_two_spans_in_the_trace_of_its_caller() {
+    let sink = Sink::start();
+    for (protocol, port) in [("http", sink.http), ("grpc", sink.grpc)] {
+        let before = sink.spans().len();
+        let server = traced(port, protocol)
+            .env("TRACING_SERVICE_NAME", "envoy-ratelimit")
+            .env("TRACING_SERVICE_NAMESPACE", "envoy-gateway-system")
+            .env("TRACING_SERVICE_INSTANCE_ID", "pod-1")
+            .env("TRACING_SAMPLING_RATE", "1.0")
+            .env("OTEL_EXPORTER_OTLP_HEADERS", "x-api-key=a%20b")
+            .env("OTEL_RESOURCE_ATTRIBUTES", "zone=1,service.name=other")
+            .start();
+        let mut client = connect(server.grpc).await;
+        let parent = format!("00-{TRACE}-{SPAN}-01");
+        let headers = [("traceparent", parent.as_str()), ("tracestate", "v=1")];
+        ask_with(&mut client, "d", &headers).await;
+        let spans = sink.wait_for(before + 2).split_off(before);
+        let [server_span, inner] = &spans[..] else {
+            panic!("{spans:#?}");
+        };
+        for span in &spans {
+            assert_eq!(span["way"], protocol);
+            assert_eq!(span["headers"]["x-api-key"], "a b");
+            assert_eq!(span["trace"], TRACE);
+            assert_eq!(span["state"], "v=1");
+            assert_eq!(span["scope"], "tollgate");
+            assert_eq!(span["code"], 0);
+            let resource = serde_json::json!({
+                "service.name": "envoy-ratelimit",
+                "service.namespace": "envoy-gateway-system",
+                "service.instance.id": "pod-1",
+                "zone": "1",
+            });
+            assert_eq!(span["resource"], resource);
+            assert!(span["nanos"].as_u64().unwrap() > 0);
+            let secs = span["start"].as_u64().unwrap() / 1_000_000_000;
+            assert!(secs.abs_diff(tollgate_now()) < 60, "{secs}");
+        }
+        let service = "envoy.service.ratelimit.v3.RateLimitService";
+        assert_eq!(server_span["name"], format!("{service}/ShouldRateLimit"));
+        assert_eq!(server_span["kind"], 2, "a server's");
+        assert_eq!(server_span["parent"], SPAN);
+        assert_eq!(server_span["attributes"]["rpc.grpc.status_code"], 0);
+        assert_eq!(inner["name"], "ShouldRateLimit Execution");
+        assert_eq!(inner["parent"], server_span["span"]);
+        let expected = serde_json::json!({ "domain": "d", "descriptors": 1, "overall_code": "OK" });
+        assert_eq!(inner["attributes"], expected);
+        let text = serde_json::to_string(&spans).unwrap();
+        assert!(!text.contains("secret"), "no value of a request: {text}");
+        // It is counted after the collector has answered.
+        wait_until("it is counted", || {
+            server.metric("tollgate_spans_exported_total") == 2
+        });
+    }
+}
+
+fn tollgate_now() -> u64 {
+    ::tollgate::grpc::now().secs()
+}
+
+#[tokio::test]
+async fn callers_decide_what_is_sampled_and_failures_are_told() {
+    let sink = Sink::start();
+    let server = traced(sink.http, "")
+        .env("TRACING_SAMPLING_RATE", "0.0")
+        .start();
+    let mut client = connect(server.grpc).await;
+    ask_with(&mut client, "d", &[]).await;
+    ask_with(
+        &mut client,
+        "d",
+        &[("traceparent", &format!("00-{TRACE}-{SPAN}-00"))],
+    )
+    .await;
+    ask_with(&mut client, "d", &[("b3", &format!("{TRACE}-{SPAN}-0"))]).await;
+    let sampled = ("x-b3-sampled", "1");
+    ask_with(
+        &mut client,
+        "",
+        &[("x-b3-traceid", TRACE), ("x-b3-spanid", SPAN), sampled],
+    )
+    .await;
+    let spans = sink.wait_for(2);
+    assert_eq!(spans[0]["trace"], TRACE);
+    assert_eq!(spans[0]["parent"], SPAN);
+    assert_eq!(spans[0]["code"], 2);
+    assert_eq!(spans[0]["message"], "rate limit domain must not be empty");
+    assert_eq!(spans[0]["attributes"]["rpc.grpc.status_code"], 3);
+    let id = spans[0]["resource"]["service.instance.id"]
+        .as_str()
+        .unwrap();
+    assert_eq!(id.len(), 36, "a UUID: {id}");
+    assert_eq!(spans[0]["resource"]["service.name"], "RateLimit");
+}
+
+/// What waits to be sent is sent at the end, however long it would have waited.
+#[tokio::test]
+async fn the_end_sends_what_is_left() {
+    let sink = Sink::start();
+    let mut server = traced(sink.grpc, "grpc")
+        .env("OTEL_BSP_SCHEDULE_DELAY", "3600000")
+        .env("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "3")
+        .start();
+    let mut client = connect(server.grpc).await;
+    for _ in 0..5 {
+        ask_with(&mut client, "d", &[]).await;
+    }
+    end(&mut server).await;
+    let spans = sink.wait_for(10);
+    let over = |span: &&Value| span["attributes"]["overall_code"] == "OVER_LIMIT";
+    assert_eq!(spans.iter().filter(over).count(), 4);
+}
+
+/// Decisions go on without a collector; what is lost is counted, and said once.
+#[tokio::test]
+async fn without_a_collector_spans_are_dropped_and_nothing_waits() {
+    // A collector that takes connections and never answers, and one that is not there.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent_port = silent.local_addr().unwrap().port();
+    for (port, protocol) in [
+        (silent_port, "http"),
+        (silent_port, "grpc"),
+        (free_port(), "http"),
+    ] {
+        let mut server = traced(port.into(), protocol)
+            .env("OTEL_EXPORTER_OTLP_TIMEOUT", "200")
+            .env("OTEL_BSP_MAX_QUEUE_SIZE", "8")
+            .start();
+        let mut client = connect(server.grpc).await;
+        for _ in 0..200 {
+            ask_with(&mut client, "d", &[]).await;
+        }
+        wait_until("all are lost", || {
+            server.metric("tollgate_spans_dropped_total") == 400
+        });
+        assert_eq!(server.metric("tollgate_spans_exported_total"), 0);
+        let said = server.log().text();
+        assert_eq!(said.matches("spans are lost").count(), 1, "{said}");
+        assert_eq!(http::get(server.http, "/healthcheck").status, 200);
+        end(&mut server).await;
+    }
+}
+
+#[tokio::test]
+async fn without_tracing_no_collector_is_called() {
+    let sink = Sink::start();
+    let mut server = traced(sink.http, "http")
+        .env("TRACING_ENABLED", "false")
+        .start();
+    let mut client = connect(server.grpc).await;
+    ask_with(
+        &mut client,
+        "d",
+        &[("traceparent", &format!("00-{TRACE}-{SPAN}-01"))],
+    )
+    .await;
+    end(&mut server).await;
+    assert!(sink.spans().is_empty());
+}
+
+#[test]
+fn what_cannot_be_used_ends_the_start() {
+    let fail = |name: &str, value: &str| {
+        let builder = traced(1, "http").env(name, value);
+        let (_, said) = builder.fail();
+        said
+    };
+    let said = fail("OTEL_EXPORTER_OTLP_ENDPOINT", "ftp://h");
+    assert!(said.contains("spans cannot be sent to `ftp://h`"), "{said}");
+    let said = fail("OTEL_EXPORTER_OTLP_ENDPOINT", "https://h:1");
+    assert!(said.contains("TLS needs"), "{said}");
+    let said = fail("OTEL_EXPORTER_OTLP_HEADERS", "secret");
+    assert!(said.contains("OTEL_EXPORTER_OTLP_HEADERS"), "{said}");
+    assert!(!said.contains("secret"), "{said}");
+    let said = fail("TRACING_EXPORTER_PROTOCOL", "smoke");
+    assert!(said.contains("expected http or grpc"), "{said}");
+}

@@ -1,0 +1,502 @@
+//! The ways to the gRPC door: sockets and ports, `tollgate ask` over each of them, and connections of
+//! clients that mean harm, do not read, or are gone.
+
+use std::{
+    fs,
+    io::{ErrorKind, Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    os::unix::{fs::PermissionsExt as _, net::UnixListener},
+    process::Output,
+    time::Duration,
+};
+
+use nix::sys::signal::Signal;
+use tempfile::TempDir;
+
+use crate::support::{
+    PATIENCE,
+    certificates::{Authority, Secret},
+    finish,
+    tollgate::{self, Tollgate, program},
+    wait_until,
+};
+
+const RULES: &str = "
+domain: d
+descriptors:
+  - key: k
+    rate_limit: { unit: year, requests_per_unit: 1000000000 }
+";
+
+// --- sockets and ports ---------------------------------------------------------------------------
+
+/// A server whose gRPC port is to be there.
+fn listening(host: &str, port: u16) -> tollgate::Builder {
+    let builder = tollgate::bare().file("rules.yaml", RULES);
+    let folder = builder.rules().display().to_string();
+    builder
+        .args(["--config-dir", &folder, "--log-format", "json"])
+        .args(["--grpc-host", host, "--grpc-port", &port.to_string()])
+        .args(["--host", "127.0.0.1", "--port", "0", "--debug-port", "0"])
+}
+
+/// `tollgate ask` with further arguments: exit code and what it said.
+#[track_caller]
+fn ask(args: &[&str]) -> (Option<i32>, String) {
+    let what = ["ask", "--domain", "d", "-d", "k=v"];
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = finish(program().args(what).args(args));
+    let said = String::from_utf8([stdout, stderr].concat()).unwrap();
+    (status.code(), said)
+}
+
+#[track_caller]
+fn check_answers(args: &[&str]) {
+    let (code, said) = ask(args);
+    assert!(said.starts_with("OK\n"), "{args:?}: {said}");
+    assert_eq!(code, Some(0));
+}
+
+#[track_caller]
+fn check_fails(args: &[&str], expected: &str) {
+    let (code, said) = ask(args);
+    assert!(said.contains(expected), "{args:?}: {said}");
+    assert_eq!(code, Some(1), "{said}");
+}
+
+#[test]
+fn a_unix_socket_has_its_mode_and_is_gone_at_the_end() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("t.sock");
+    let shown = path.display().to_string();
+    let start = |mode: &str| {
+        tollgate::with_rules(RULES)
+            .args(["--grpc-uds", &shown, "--grpc-uds-mode", mode])
+            .start()
+    };
+    let mode = || fs::metadata(&path).unwrap().permissions().mode() & 0o777;
+    let mut server = start("660");
+    assert_eq!(mode(), 0o660);
+    check_answers(&["--server", &format!("unix://{shown}")]);
+    server.signal(Signal::SIGTERM);
+    assert_eq!(server.wait().code(), Some(0));
+    assert!(!path.exists());
+
+    // One that was killed leaves its socket behind, and the next one takes its place.
+    let mut server = start("600");
+    server.signal(Signal::SIGKILL);
+    server.wait();
+    assert!(path.exists());
+    let _server = start("606");
+    assert_eq!(mode(), 0o606);
+    check_answers(&["--server", &format!("unix:{shown}")]);
+}
+
+#[test]
+fn a_socket_that_somebody_listens_on_and_a_file_are_left_alone() {
+    let folder = TempDir::new().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let _somebody = UnixListener::bind(path("socket")).unwrap();
+    fs::write(path("file"), "precious").unwrap();
+    for name in ["socket", "file"] {
+        let shown = path(name).display().to_string();
+        let (status, said) = tollgate::with_rules(RULES)
+            .args(["--grpc-uds", &shown])
+            .fail();
+        assert_eq!(status.code(), Some(1));
+        let expected = format!("cannot listen on {shown} for gRPC");
+        assert!(said.contains(&expected), "{said}");
+        assert!(said.contains("in use"), "{said}");
+    }
+    assert_eq!(fs::read_to_string(path("file")).unwrap(), "precious");
+}
+
+#[test]
+fn two_colons_are_every_address_of_both_families() {
+    let server = listening("::", 0).start();
+    let port = server.grpc.port();
+    for host in ["127.0.0.1", "[::1]", "localhost"] {
+        check_answers(&["--server", &format!("http://{host}:{port}")]);
+    }
+}
+
+#[test]
+fn ports_are_shared_only_if_both_want_it() {
+    let first = listening("127.0.0.1", 0).args(["--reuse-port"]).start();
+    let second =
+        |args: &[&str]| listening("127.0.0.1", first.grpc.port()).args(args.iter().copied());
+    let (status, said) = second(&[]).fail();
+    assert_eq!(status.code(), Some(1));
+    assert!(said.contains("Address already in use"), "{said}");
+    let second = second(&["--reuse-port"]).start();
+    assert_eq!(first.grpc, second.grpc);
+    let alone = tollgate::with_rules(RULES).start();
+    let late = listening("127.0.0.1", alone.grpc.port());
+    let (_, said) = late.args(["--reuse-port"]).fail();
+    assert!(said.contains("Address already in use"), "{said}");
+}
+
+// --- ask -----------------------------------------------------------------------------------------
+
+#[test]
+fn ask_speaks_tls_and_shows_its_certificate() {
+    let authority = Authority::new("ours");
+    let pair = authority.issue("tollgate.example");
+    let secret = Secret::mount(&[
+        ("tls.crt", &pair.certificate),
+        ("tls.key", &pair.key),
+        ("ca.crt", &authority.certificate),
+        ("none", ""),
+    ]);
+    let [certificate, key, ca, none] =
+        ["tls.crt", "tls.key", "ca.crt", "none"].map(|name| secret.at(name));
+    let server = tollgate::with_rules(RULES)
+        .args(["--grpc-tls", "--grpc-tls-cert", &certificate])
+        .args(["--grpc-tls-key", &key, "--grpc-client-ca", &ca])
+        .start();
+    let url = format!("https://{}", server.grpc);
+    let named = ["--server", &url, "--authority", "tollgate.example"];
+    let with = |more: &[&'static str], files: &[&str]| -> Vec<String> {
+        let args = more
+            .iter()
+            .zip(files)
+            .flat_map(|(flag, file)| [*flag, *file]);
+        named
+            .iter()
+            .copied()
+            .chain(args)
+            .map(str::to_owned)
+            .collect()
+    };
+    let all = with(&["--ca", "--cert", "--key"], &[&ca, &certificate, &key]);
+    let all: Vec<_> = all.iter().map(String::as_str).collect();
+    check_answers(&all);
+    let plain = url.replace("https", "http");
+    let flag: Vec<_> = all
+        .iter()
+        .map(|&arg| if arg == url { &plain } else { arg })
+        .collect();
+    check_answers(&[&flag[..], &["--tls"]].concat());
+
+    check_fails(&flag, "are of no use without");
+    check_fails(&named, "TLS needs --ca");
+    check_fails(
+        &[&named[..], &["--ca", &none]].concat(),
+        &format!("{none}: no certificate in PEM"),
+    );
+    check_fails(
+        &[&named[..], &["--ca", "/nowhere"]].concat(),
+        "/nowhere: cannot be read",
+    );
+    // Nobody in particular.
+    let (code, said) = ask(&[&named[..], &["--ca", &ca]].concat());
+    assert_eq!(code, Some(1), "{said}");
+    // Another name than that of the certificate.
+    let other: Vec<_> = all
+        .iter()
+        .map(|&arg| {
+            if arg == "tollgate.example" {
+                "other.example"
+            } else {
+                arg
+            }
+        })
+        .collect();
+    check_fails(&other, "not valid for name");
+}
+
+#[test]
+fn ask_says_what_is_wrong_with_an_address() {
+    for bad in ["not a URL", "ftp://h:1"] {
+        check_fails(&["--server", bad], "expected http://HOST:PORT");
+    }
+    check_fails(&["--server", "unix:///nowhere/at/all"], "No such file");
+    check_fails(&["--authority", "a b"], "`a b` cannot be an authority");
+}
+
+// --- connections that mean harm, do not read, or are gone ----------------------------------------
+
+const RESET: u8 = 3;
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const GO_AWAY: u8 = 7;
+
+/// A client that writes and reads frames as they stand.
+struct Frames(TcpStream);
+
+impl Frames {
+    /// Says hello.
+    fn connect(address: SocketAddr) -> Self {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream
+            .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+            .unwrap();
+        stream.write_all(&frame(4, 0, 0, &[])).unwrap();
+        Self(stream)
+    }
+
+    /// Type and payload of the next frame; nothing when the server has closed.
+    fn read(&mut self) -> Option<(u8, Vec<u8>)> {
+        let mut head = [0; 9];
+        self.fill(&mut head)?;
+        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+        let mut payload = vec![0; usize::try_from(length).unwrap()];
+        self.fill(&mut payload)?;
+        Some((head[3], payload))
+    }
+
+    fn fill(&mut self, bytes: &mut [u8]) -> Option<()> {
+        match self.0.read_exact(bytes) {
+            Ok(()) => Some(()),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => panic!("nothing comes"),
+            Err(_) => None,
+        }
+    }
+
+    /// Reads until a frame of that type comes, or the server has closed.
+    fn read_until(&mut self, kind: u8) -> Option<Vec<u8>> {
+        loop {
+            let (found, payload) = self.read()?;
+            if found == kind {
+                return Some(payload);
+            }
+        }
+    }
+}
+
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+/// The headers of a call, without an end to its stream.
+fn headers(stream: u32) -> Vec<u8> {
+    let text = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
+    let block = [
+        &[0x83, 0x86, 0x04][..],
+        &text("/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"),
+        &[0x01],
+        &text("tollgate"),
+        &[0x00],
+        &text("content-type"),
+        &text("application/grpc"),
+        &[0x00],
+        &text("te"),
+        &text("trailers"),
+    ]
+    .concat();
+    frame(1, 4, stream, &block)
+}
+
+/// A request for one descriptor, in one frame that ends the stream.
+fn data(stream: u32) -> Vec<u8> {
+    let entry = b"\x0a\x01k\x12\x01v";
+    let descriptor = [&[0x0a, u8::try_from(entry.len()).unwrap()][..], entry].concat();
+    let request = [
+        b"\x0a\x01d\x12",
+        &[u8::try_from(descriptor.len()).unwrap()][..],
+        &descriptor,
+    ]
+    .concat();
+    let length = u32::try_from(request.len()).unwrap().to_be_bytes();
+    let message = [&[0][..], &length, &request].concat();
+    frame(0, 1, stream, &message)
+}
+
+fn streams() -> impl Iterator<Item = u32> {
+    (1..).step_by(2)
+}
+
+/// "Rapid reset", CVE-2023-44487: each call is cancelled as soon as it is made.
+#[test]
+fn a_flood_of_resets_is_told_to_go() {
+    for (args, calls) in [(&["--max-pending-resets", "20"][..], 2_000), (&[], 20_000)] {
+        let server = tollgate::with_rules(RULES)
+            .args(args.iter().copied())
+            .args(["--workers", "1"])
+            .start();
+        let mut client = Frames::connect(server.grpc);
+        let flood: Vec<u8> = streams()
+            .take(calls)
+            .flat_map(|stream| [headers(stream), frame(3, 0, stream, &[0, 0, 0, 8])].concat())
+            .collect();
+        let mut writing = client.0.try_clone().unwrap();
+        let told = std::thread::scope(|scope| {
+            // The server may be gone before all of it is written.
+            scope.spawn(move || writing.write_all(&flood));
+            client.read_until(GO_AWAY).expect("it is told why")
+        });
+        // ENHANCE_YOUR_CALM
+        assert_eq!(told[4..8], [0, 0, 0, 11], "{args:?}");
+        check_answers(&["--server", &format!("http://{}", server.grpc)]);
+    }
+}
+
+/// Calls with an authority that cannot be served are reset one by one, and in the end all.
+#[test]
+fn calls_that_break_the_rules_end_in_going_away() {
+    let server = tollgate::with_rules(RULES)
+        .args(["--max-bad-streams", "10"])
+        .start();
+    let mut client = Frames::connect(server.grpc);
+    let bad: Vec<u8> = streams()
+        .take(100)
+        .flat_map(|stream| frame(1, 5, stream, b"\x83\x86\x84\x01\x03<x>"))
+        .collect();
+    client.0.write_all(&bad).unwrap();
+    let told = client.read_until(GO_AWAY).expect("it is told why");
+    assert_eq!(told[4..8], [0, 0, 0, 11]);
+    assert!(server.metric("tollgate_authorities_refused_total") > 10);
+}
+
+#[test]
+fn a_client_that_is_gone_is_noticed() {
+    let server = tollgate::with_rules(RULES)
+        .args([
+            "--keepalive-interval",
+            "200ms",
+            "--keepalive-timeout",
+            "200ms",
+        ])
+        .start();
+    let mut gone = Frames::connect(server.grpc);
+    // It lives as long as it answers, and not longer.
+    for _ in 0..3 {
+        let asked = gone.read_until(PING).expect("it is asked");
+        gone.0.write_all(&frame(PING, 1, 0, &asked)).unwrap();
+    }
+    gone.read_until(PING).expect("it is asked again");
+    assert_eq!(gone.read_until(PING), None, "the connection is closed");
+}
+
+/// Calls and calls, and not one answer is read: the server holds as many as may be under way, and
+/// then reads no more, or refuses.
+#[test]
+fn who_does_not_read_costs_bounded_memory() {
+    const BOUND: u64 = 64 << 20;
+    /// More than the server, the sockets and the answers together could hold.
+    const CALLS: usize = 400_000;
+    let server = tollgate::with_rules(RULES).args(["--workers", "1"]).start();
+    check_answers(&["--server", &format!("http://{}", server.grpc)]);
+    let before = server.resident_bytes();
+    let mut slow = Frames::connect(server.grpc);
+    let long = Duration::from_secs(1);
+    slow.0.set_write_timeout(Some(long)).unwrap();
+    let mut written = 0;
+    for stream in streams().take(CALLS) {
+        let call = [headers(stream), data(stream)].concat();
+        // Either nothing goes any more, or the server has had enough.
+        if slow.0.write_all(&call).is_err() {
+            break;
+        }
+        written += 1;
+    }
+    let grown = server.peak_bytes().saturating_sub(before);
+    assert!(grown < BOUND, "{grown} bytes for {written} calls");
+    check_answers(&["--server", &format!("http://{}", server.grpc)]);
+}
+
+/// Headers that never end in a call, as many and as large as are let in.
+#[test]
+fn who_only_begins_costs_bounded_memory() {
+    const BOUND: u64 = 64 << 20;
+    let server = tollgate::with_rules(RULES).args(["--workers", "1"]).start();
+    check_answers(&["--server", &format!("http://{}", server.grpc)]);
+    let before = server.resident_bytes();
+    let mut client = Frames::connect(server.grpc);
+    // A block of 16 kB that goes on in frames that never say that they end.
+    let long = [
+        &[0x00, 0x01, b'x', 0x7f, 0x80, 0x7c][..],
+        &[b'v'; 15_999][..],
+    ]
+    .concat();
+    client.0.write_all(&frame(1, 0, 1, &long)).unwrap();
+    for _ in 0..20_000 {
+        if client.0.write_all(&frame(9, 0, 1, &long)).is_err() {
+            break;
+        }
+    }
+    let grown = server.peak_bytes().saturating_sub(before);
+    assert!(grown < BOUND, "{grown} bytes");
+    check_answers(&["--server", &format!("http://{}", server.grpc)]);
+}
+
+/// A thousand connections that say hello and no more.
+#[test]
+fn who_says_nothing_costs_little() {
+    const IDLE: u64 = 1_000;
+    const BOUND_EACH: u64 = 64 << 10;
+    let server = tollgate::with_rules(RULES).start();
+    check_answers(&["--server", &format!("http://{}", server.grpc)]);
+    let before = server.resident_bytes();
+    let mut idle: Vec<_> = (0..IDLE).map(|_| Frames::connect(server.grpc)).collect();
+    for client in &mut idle {
+        assert!(client.read().is_some(), "it is greeted");
+    }
+    let each = server.peak_bytes().saturating_sub(before) / IDLE;
+    assert!(each < BOUND_EACH, "{each} bytes each");
+}
+
+/// Further connections wait until one of those that are open is gone.
+#[test]
+fn connections_above_their_number_wait() {
+    let server: Tollgate = tollgate::with_rules(RULES)
+        .args(["--max-connections", "1"])
+        .start();
+    let mut first = Frames::connect(server.grpc);
+    assert!(first.read().is_some());
+    let mut second = Frames::connect(server.grpc);
+    second.0.set_nonblocking(true).unwrap();
+    let mut byte = [0];
+    let waits = second.0.read(&mut byte).unwrap_err();
+    assert_eq!(waits.kind(), ErrorKind::WouldBlock);
+    drop(first);
+    wait_until("the second is greeted", || second.0.read(&mut byte).is_ok());
+}
+
+/// A client is told how many calls it may have under way; the next one is refused, and the others go
+/// on.
+#[test]
+fn calls_above_their_number_are_refused() {
+    let server = tollgate::with_rules(RULES)
+        .args(["--max-streams", "2", "--max-header-bytes", "5000"])
+        .start();
+    let mut client = Frames::connect(server.grpc);
+    let settings = client.read_until(SETTINGS).expect("it is greeted");
+    let setting = |id: u16| {
+        let value = |setting: &[u8]| u32::from_be_bytes(setting[2..].try_into().unwrap());
+        let mut settings = settings.chunks(6);
+        settings.find_map(|setting| {
+            setting
+                .starts_with(&id.to_be_bytes())
+                .then(|| value(setting))
+        })
+    };
+    // SETTINGS_MAX_CONCURRENT_STREAMS and SETTINGS_MAX_HEADER_LIST_SIZE
+    assert_eq!([setting(3), setting(6)], [Some(2), Some(5000)]);
+    let calls = [headers(1), headers(3), headers(5)].concat();
+    client.0.write_all(&calls).unwrap();
+    let told = client.read_until(RESET).expect("the third is refused");
+    assert_eq!(told, [0, 0, 0, 7], "REFUSED_STREAM");
+    client.0.write_all(&data(1)).unwrap();
+    assert!(client.read_until(0).is_some(), "the first is answered");
+}
+
+/// A call that never ends holds an old connection up for the grace, and not longer.
+#[test]
+fn a_call_that_outlives_the_grace_is_cut_off() {
+    let server = tollgate::with_rules(RULES)
+        .args(["--max-connection-age", "200ms"])
+        .args(["--max-connection-age-grace", "200ms"])
+        .start();
+    let mut client = Frames::connect(server.grpc);
+    client.0.write_all(&headers(1)).unwrap();
+    let told = client.read_until(GO_AWAY).expect("it is told to go");
+    assert_eq!(told[4..8], [0; 4], "without reproach");
+    while client.read_until(GO_AWAY).is_some() {}
+    check_answers(&["--server", &format!("http://{}", server.grpc)]);
+}
