@@ -1,6 +1,12 @@
 //! The gRPC door: the service, and the clock that every request is answered by.
 
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
 
 use tonic::{Request, Response, Status};
 
@@ -25,6 +31,28 @@ pub struct Service<S> {
     pub limiter: Limiter<S>,
     pub bounds: wire::Bounds,
     pub extras: wire::Extras,
+    pub clock: Clock,
+}
+
+/// The clock that requests are answered by: this machine's, put forward or back to that of Redis,
+/// so that all replicas find the same window.
+#[derive(Clone, Debug, Default)]
+pub struct Clock {
+    /// How far the right time is ahead of this machine's, in milliseconds.
+    pub ahead_millis: Arc<AtomicI64>,
+}
+
+impl Clock {
+    /// Reads it. A request is answered by one reading, from beginning to end.
+    pub fn now(&self) -> Timestamp {
+        let ahead = self.ahead_millis.load(Relaxed);
+        let by = Duration::from_millis(ahead.unsigned_abs());
+        if ahead < 0 {
+            now().minus(by)
+        } else {
+            now().plus(by)
+        }
+    }
 }
 
 #[tonic::async_trait]
@@ -52,7 +80,11 @@ impl<S: Store> Service<S> {
             self.limiter.metrics.record_bad_request();
             Status::invalid_argument(error.to_string())
         })?;
-        let decision = self.limiter.check(&request, now()).await.map_err(status)?;
+        let decision = self
+            .limiter
+            .check(&request, self.clock.now())
+            .await
+            .map_err(status)?;
         Ok(wire::response(decision, message, &self.extras))
     }
 }
@@ -63,7 +95,7 @@ fn status(error: NoDecision) -> Status {
     Status::unavailable(error.to_string())
 }
 
-/// Reads the clock. A request is answered by one reading, from beginning to end.
+/// Reads the clock of this machine.
 pub fn now() -> Timestamp {
     #[expect(
         clippy::disallowed_methods,

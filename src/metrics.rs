@@ -271,6 +271,8 @@ impl Metrics {
             both(|meters| &meters.failures),
         );
 
+        self.node_samples(list);
+
         let cache = &self.over_limit_cache;
         let (hits, misses) = (get(&cache.hits), get(&cache.misses));
         list.gauge("ratelimit.localcache.hitCount", hits);
@@ -281,6 +283,42 @@ impl Metrics {
         if let Some(store) = memory {
             list.gauge("tollgate.memory_counters", store.live_counters() as u64);
             list.gauge("tollgate.memory_counters_max", store.max_counters() as u64);
+        }
+    }
+}
+
+impl Metrics {
+    /// Each Redis server by its address, in which dots would part the name.
+    fn node_samples(&self, list: &mut List) {
+        for (store, redis) in [
+            ("redis", &self.redis),
+            ("redis_per_second", &self.redis_per_second),
+        ] {
+            for node in redis.nodes() {
+                let name = sanitize(&node.name).replace('.', "_");
+                let gauges = [
+                    ("is_open", u64::from(node.trouble.is_some())),
+                    ("queued", node.queued),
+                    ("in_flight", node.in_flight),
+                    ("clock_ahead_ms", node.skew_millis.max(0).unsigned_abs()),
+                    ("clock_behind_ms", node.skew_millis.min(0).unsigned_abs()),
+                ];
+                for (stat, value) in gauges {
+                    list.gauge(&format!("tollgate.{store}_node.{name}.{stat}"), value);
+                }
+                let counters = [
+                    ("times_opened_total", node.times_opened),
+                    ("batches_total", node.batches),
+                    ("failures_total", node.failures),
+                    ("refusals_total", node.refusals),
+                    ("redirects_total", node.redirects),
+                    ("connections_total", node.connections),
+                    ("refused_fast_total", node.refused_fast),
+                ];
+                for (stat, total) in counters {
+                    list.counter(format!("tollgate.{store}_node.{name}.{stat}"), total);
+                }
+            }
         }
     }
 }

@@ -4,7 +4,7 @@
 //! workers one after the other, serves the HTTP ports, watches the rules and waits for signals.
 //! Each worker is a thread with a current-thread runtime, and no decision ever leaves its worker.
 
-use std::{convert::Infallible, io, path::Path, pin::Pin, sync::Arc, thread, time::Duration};
+use std::{io, path::Path, sync::Arc, thread, time::Duration};
 
 use tokio::{
     runtime::{Builder, Runtime},
@@ -51,13 +51,13 @@ use crate::{
         statsd,
     },
     reload::Reloader,
-    settings::{Settings, stats::Stats},
+    settings::{Settings, redis::Clock, stats::Stats},
     store::{
         AnyStore,
         memory::MemoryStore,
         over_limit_cache::OverLimitCache,
         per_second::PerSecond,
-        redis::{self, Batcher, RedisStore},
+        redis::{self, Batchers, RedisStore, Servers},
     },
 };
 
@@ -151,9 +151,13 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     let tls = rotation.as_ref().map(tls::Rotation::tls);
     let tls_watch = rotation.map(tls::Rotation::watch);
 
-    let (probes, answers) = backend.probes(settings);
-    let rules_condition = settings.healthy_with_rules_only.then_some(has_domains);
-    let conditions = rules_condition.into_iter().chain(answers).collect();
+    let mut conditions = Vec::new();
+    if settings.healthy_with_rules_only {
+        conditions.push(has_domains);
+    }
+    if settings.redis.health_follows_redis {
+        conditions.extend(backend.servers().map(Servers::health));
+    }
     let (health, health_service) = HealthDoors::new(conditions);
     health.update().await;
 
@@ -161,7 +165,8 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     let mut workers = Workers::default();
     let service = || {
         let (store, batchers) = backend.store(settings, &metrics);
-        (service(store, &rules, &metrics, settings), batchers)
+        let clock = backend.clock(settings);
+        (service(store, &rules, &metrics, clock, settings), batchers)
     };
     for _ in 0..worker_count(settings) {
         let (service, batchers) = service();
@@ -197,12 +202,22 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
         let sink = statsd::Sink::new(sink);
         tasks.spawn(async move { match sink.run(|| statistics.samples()).await {} });
     }
+    for servers in backend.servers() {
+        let guide = servers.guide();
+        tasks.spawn(async move { match guide.run().await {} });
+    }
     let (json_service, batchers) = service();
-    for batcher in batchers {
-        tasks.spawn(async move { match batcher.run().await {} });
+    for batchers in batchers {
+        tasks.spawn(async move { match batchers.run().await {} });
     }
     let max_body_bytes = settings.bounds.max_message_bytes;
-    let http = admin::http(health.http.clone(), json_service, max_body_bytes);
+    let components = backend.components(&rules);
+    let http = admin::http(
+        health.http.clone(),
+        components,
+        json_service,
+        max_body_bytes,
+    );
     tasks.spawn(serve_http(ports.http, http));
     if let Some(debug) = ports.debug {
         let routes = admin::debug(rules.clone(), statistics.clone());
@@ -214,9 +229,6 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     }
 
     let mut following = JoinSet::new();
-    for probe in probes {
-        following.spawn(async move { match probe.await {} });
-    }
     for condition in health.conditions.clone() {
         following.spawn(health.clone().follow(condition));
     }
@@ -300,15 +312,12 @@ fn load(
     Ok(reloader)
 }
 
-/// A task that never ends.
-type Probe = Pin<Box<dyn Future<Output = Infallible> + Send>>;
-
 /// The store behind all workers.
 enum Backend {
     Memory(Arc<MemoryStore>),
     Redis {
-        all: redis::Connections,
-        per_second: Option<redis::Connections>,
+        all: Servers,
+        per_second: Option<Servers>,
     },
 }
 
@@ -320,16 +329,17 @@ impl Backend {
             ))));
         };
         let per_second = settings.redis_per_second.address(&settings.redis.tls);
+        let meters = metrics.redis_per_second.clone();
         Ok(Self::Redis {
-            all: redis::Connections::new(&address, metrics.redis.clone())?,
+            all: Servers::new(&address, metrics.redis.clone(), grpc::now)?,
             per_second: per_second
-                .map(|address| redis::Connections::new(&address, metrics.redis_per_second.clone()))
+                .map(|address| Servers::new(&address, meters, grpc::now))
                 .transpose()?,
         })
     }
 
     /// One worker's store, and what has to run beside it.
-    fn store(&self, settings: &Settings, metrics: &Metrics) -> (AnyStore, Vec<Batcher>) {
+    fn store(&self, settings: &Settings, metrics: &Metrics) -> (AnyStore, Vec<Batchers>) {
         let (all, per_second) = match self {
             Self::Memory(store) => return (AnyStore::Memory(store.clone()), Vec::new()),
             Self::Redis { all, per_second } => (all, per_second),
@@ -341,10 +351,11 @@ impl Backend {
             max_waiting: settings.redis.redis_max_waiting,
             jitter_secs: settings.redis.expiration_jitter.max(0).unsigned_abs(),
         };
-        let (store, mut batchers) = RedisStore::new(all, &options);
-        let per_second = per_second.as_ref().map(|connections| {
-            let (store, more) = RedisStore::new(connections, &options);
-            batchers.extend(more);
+        let (store, batchers) = RedisStore::new(all, &options);
+        let mut batchers = vec![batchers];
+        let per_second = per_second.as_ref().map(|servers| {
+            let (store, more) = RedisStore::new(servers, &options);
+            batchers.push(more);
             store
         });
         let cache_bytes = settings.redis.local_cache_bytes / worker_count(settings);
@@ -353,19 +364,48 @@ impl Backend {
         (AnyStore::Redis(Arc::new(store)), batchers)
     }
 
-    /// Tasks that find out whether each Redis answers, if health has to follow that, and what they
-    /// find.
-    fn probes(&self, settings: &Settings) -> (Vec<Probe>, Vec<watch::Receiver<bool>>) {
-        let (mut probes, mut answers): (Vec<Probe>, _) = (Vec::new(), Vec::new());
-        if let (Self::Redis { all, per_second }, true) = (self, settings.redis.health_follows_redis)
-        {
-            for connections in [Some(all), per_second.as_ref()].into_iter().flatten() {
-                let (sender, receiver) = watch::channel(false);
-                probes.push(Box::pin(connections.clone().probe(sender)));
-                answers.push(receiver);
-            }
+    /// The servers of each Redis.
+    fn servers(&self) -> impl Iterator<Item = &Servers> {
+        let both = match self {
+            Self::Memory(_) => [None, None],
+            Self::Redis { all, per_second } => [Some(all), per_second.as_ref()],
+        };
+        both.into_iter().flatten()
+    }
+
+    /// The clock that windows go by.
+    fn clock(&self, settings: &Settings) -> grpc::Clock {
+        match (self, settings.redis.clock) {
+            (Self::Redis { all, .. }, Clock::Redis) => grpc::Clock {
+                ahead_millis: all.skew_millis(),
+            },
+            _ => grpc::Clock::default(),
         }
-        (probes, answers)
+    }
+
+    /// What `/healthcheck?verbose` says of rules and stores, a line each.
+    fn components(&self, rules: &Rules) -> admin::Components {
+        let rules = rules.clone();
+        let stores: Vec<_> = ["redis", "redis per second"]
+            .into_iter()
+            .zip(self.servers().cloned())
+            .collect();
+        let name = self.name();
+        Arc::new(move || {
+            let loaded = rules.current().map_or_else(
+                || "none are loaded".to_owned(),
+                |rules| format!("ok, {} loaded", rules.matcher.rules().len()),
+            );
+            let mut lines = vec![
+                ("rules".to_owned(), loaded),
+                ("store".to_owned(), name.to_owned()),
+            ];
+            for (name, servers) in &stores {
+                let report = servers.report().into_iter();
+                lines.extend(report.map(|(who, how)| (format!("{name} {who}"), how)));
+            }
+            lines
+        })
     }
 
     fn name(&self) -> &'static str {
@@ -435,6 +475,7 @@ fn service(
     store: AnyStore,
     rules: &Rules,
     metrics: &Arc<Metrics>,
+    clock: grpc::Clock,
     settings: &Settings,
 ) -> grpc::Service<AnyStore> {
     let Settings {
@@ -468,6 +509,7 @@ fn service(
                 .then(|| headers.map(Clone::clone)),
             dynamic_metadata: decisions.dynamic_metadata,
         },
+        clock,
     }
 }
 

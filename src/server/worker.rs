@@ -25,7 +25,7 @@ use super::{
     runtime,
     tls::Tls,
 };
-use crate::store::redis::Batcher;
+use crate::store::redis::Batchers;
 
 /// A connection on which nothing is heard is asked this often whether it still lives, so that
 /// peers that vanished do not hold their place for ever.
@@ -121,15 +121,15 @@ impl Workers {
 /// What one worker serves.
 pub(super) struct Worker {
     pub(super) serving: Serving,
-    pub(super) batchers: Vec<Batcher>,
+    pub(super) batchers: Vec<Batchers>,
 }
 
 impl Worker {
     /// Serves the connections that arrive, until all are gone after the call to drain.
     async fn run(self, mut arrivals: mpsc::Receiver<Arrival>) {
         let mut batchers = JoinSet::new();
-        for batcher in self.batchers {
-            batchers.spawn(batcher.run());
+        for of_one_store in self.batchers {
+            batchers.spawn(of_one_store.run());
         }
         let mut connections = JoinSet::new();
         loop {

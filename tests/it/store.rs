@@ -15,7 +15,7 @@ use tollgate::{
     store::{
         Store as _,
         memory::MemoryStore,
-        redis::{Address, Batcher, Connections, Options, RedisStore},
+        redis::{Address, Batchers, Options, RedisStore, Secret, Servers},
     },
     window::{Period, Timestamp, Unit, window},
 };
@@ -68,9 +68,7 @@ impl Backend {
                 Self::Memory(store) => Door::Memory(store.clone()),
                 Self::Redis(redis) => {
                     let (store, batchers) = connect(redis);
-                    for batcher in batchers {
-                        beside.spawn(batcher.run());
-                    }
+                    beside.spawn(batchers.run());
                     Door::Redis(store)
                 }
             };
@@ -87,7 +85,7 @@ impl Backend {
     }
 }
 
-fn connect(redis: &Redis) -> (RedisStore, Vec<Batcher>) {
+fn connect(redis: &Redis) -> (RedisStore, Batchers) {
     let patience = Duration::from_secs(10);
     let options = Options {
         key_prefix: String::new(),
@@ -97,13 +95,15 @@ fn connect(redis: &Redis) -> (RedisStore, Vec<Batcher>) {
         max_waiting: 10_000,
     };
     let address = Address {
-        url: redis.url(),
+        url: Secret::Text(redis.url()),
+        kind: None,
         auth: None,
+        sentinel_auth: None,
         timeout: patience,
         tls: None,
     };
-    let connections = Connections::new(&address, Arc::default()).unwrap();
-    RedisStore::new(&connections, &options)
+    let servers = Servers::new(&address, Arc::default(), tollgate::grpc::now).unwrap();
+    RedisStore::new(&servers, &options)
 }
 
 /// What is to happen to one counter.
