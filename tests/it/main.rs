@@ -5,6 +5,9 @@
 //! - `bad_input`: what the server refuses, at its start and on the wire
 //! - `store`: what every store keeps to, in memory and in Redis
 //! - `redis`: few commands, exact counts for many clients, and Redis gone or stuck
+//! - `sentinel`: a Redis that sentinels watch over, and failovers
+//! - `cluster`: a Redis Cluster: one batch a node, slots that move, masters that die
+//! - `calm`: what callers see while Redis or the way to it is broken
 //! - `redis_tls`: TLS between tollgate and Redis
 //! - `reload`: rules that change under a running server
 //! - `drain`: how the server ends
@@ -28,7 +31,9 @@
 )]
 
 mod bad_input;
+mod calm;
 mod cli;
+mod cluster;
 mod deploy;
 mod drain;
 mod drop_in;
@@ -43,6 +48,7 @@ mod redis;
 mod redis_tls;
 mod reload;
 mod rls;
+mod sentinel;
 mod statistics;
 mod store;
 mod support;
