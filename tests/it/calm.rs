@@ -37,6 +37,8 @@ async fn run(name: &str) -> Outcome {
         args: Vec::new(),
     };
     let outcome = scenario(plan).await;
+    assert_eq!(outcome.name, name);
+    assert!(outcome.answers > 100, "{outcome:#?}");
     assert!(outcome.longest < DEADLINE + SLACK, "{outcome:#?}");
     assert!(outcome.recovery < Duration::from_secs(1), "{outcome:#?}");
     assert_eq!(outcome.off_afterwards, 0, "{outcome:#?}");
@@ -322,6 +324,26 @@ async fn a_path_that_died_while_idle_is_found_by_the_probe() {
         server.log().text().contains("Redis is reachable again")
     });
     one(&mut client).await.unwrap();
+}
+
+#[tokio::test]
+async fn no_connection_is_left_behind() {
+    let redis = Redis::start();
+    let server = start(&redis);
+    let mut client = connect(server.grpc).await;
+    works(&client).await;
+    let open_files = || {
+        let folder = format!("/proc/{}/fd", server.process_id());
+        std::fs::read_dir(folder).unwrap().count()
+    };
+    let before = open_files();
+    for _ in 0..20 {
+        redis.cli(&["CLIENT", "KILL", "TYPE", "normal"]);
+        // Whoever finds its connection dead gets an error, and the next one a new connection.
+        let _ = one(&mut client).await;
+        works(&client).await;
+    }
+    wait_until("old connections are closed", || open_files() <= before + 2);
 }
 
 #[tokio::test]

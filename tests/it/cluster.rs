@@ -8,7 +8,7 @@ use crate::support::{
     ask::{Client, ask, connect, descriptor, is_ok, request, send},
     cluster::{Cluster, is_replica},
     eventually,
-    storm::{Answers, Storm},
+    storm::Storm,
     tollgate::{self, Tollgate},
     wait_until,
 };
@@ -16,7 +16,7 @@ use crate::support::{
 const RULES: &str = "
 domain: d
 descriptors:
-  - {key: k, rate_limits: [1000000/10000years, 2000000/20000years]}
+  - {key: k, rate_limits: [1000000/10000years, 2000000/5000years]}
   - {key: few, rate_limits: [100/10000years]}
 ";
 
@@ -72,18 +72,6 @@ fn tollgate_now() -> u64 {
 fn counted(cluster: &Cluster) -> usize {
     let counts = VALUES.iter().map(|value| cluster.value(&key(value)));
     usize::try_from(counts.sum::<i64>()).unwrap()
-}
-
-/// Every answer was counted, and nothing else but what failed.
-#[track_caller]
-fn check_counted(cluster: &Cluster, before: usize, answers: &Answers) {
-    let counted = counted(cluster) - before;
-    let (ok, errors) = (answers.ok(), answers.error_count());
-    assert!(
-        (ok..=ok + errors).contains(&counted),
-        "{counted} counted, {ok} answered, {errors} failed: {:?}",
-        answers.errors()
-    );
 }
 
 #[tokio::test]

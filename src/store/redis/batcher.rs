@@ -132,6 +132,9 @@ impl Batcher {
                 arrived = self.lane.arrived() => arrived?,
                 _ = self.trouble.changed() => continue,
             }
+            if connection.era != self.node.breaker.era() {
+                break;
+            }
             // The connection first: what arrives while it is busy joins the batch.
             let waiting = self.lane.take();
             self.send(connection, waiting).await;

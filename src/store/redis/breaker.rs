@@ -57,9 +57,9 @@ impl Breaker {
     /// Returns whether that is news. Who hears of trouble later than another learns it too, but
     /// it is no second opening.
     pub(super) fn open(&self, trouble: Trouble) -> bool {
-        self.is_open.store(true, Relaxed);
         let mut is_news = false;
         self.state.send_if_modified(|state| {
+            self.is_open.store(true, Relaxed);
             is_news = state.is_none();
             let changes = state.as_ref() != Some(&trouble);
             *state = Some(trouble);
@@ -71,18 +71,16 @@ impl Breaker {
         is_news
     }
 
-    /// Returns whether that is news. With `is_anew` all connections of before are to be replaced.
+    /// Returns whether that is news. With `is_anew` all connections of before are to be replaced,
+    /// even if it was closed all the time.
     pub(super) fn close(&self, is_anew: bool) -> bool {
         let mut is_news = false;
         self.state.send_if_modified(|state| {
-            is_news = state.is_some();
-            if is_news {
-                // Under the lock, so that nobody sees it closed with the era of before.
-                self.era.fetch_add(u64::from(is_anew), Relaxed);
-                self.is_open.store(false, Relaxed);
-            }
-            *state = None;
-            is_news
+            is_news = state.take().is_some();
+            // Under the lock, so that nobody sees it closed with the era of before.
+            self.era.fetch_add(u64::from(is_anew), Relaxed);
+            self.is_open.store(false, Relaxed);
+            is_news || is_anew
         });
         is_news
     }
@@ -101,11 +99,23 @@ mod tests {
         assert!(breaker.is_open());
         assert_eq!(breaker.trouble(), Some(Trouble::Loading));
         assert!(breaker.close(false));
-        assert!(!breaker.close(true));
+        assert!(!breaker.close(false));
         assert!(!breaker.is_open());
         assert_eq!((breaker.era(), breaker.times_opened()), (0, 1));
         breaker.open(Trouble::Silent);
-        breaker.close(true);
+        assert!(breaker.close(true));
         assert_eq!((breaker.era(), breaker.times_opened()), (1, 2));
+    }
+
+    #[test]
+    fn connections_can_be_given_up_while_it_is_closed() {
+        let breaker = Breaker::default();
+        let mut watch = breaker.watch();
+        assert!(!breaker.close(true));
+        assert_eq!(breaker.era(), 1);
+        assert!(watch.has_changed().unwrap());
+        watch.mark_unchanged();
+        breaker.close(false);
+        assert!(!watch.has_changed().unwrap());
     }
 }

@@ -44,6 +44,9 @@ pub(super) struct Probe {
     now: fn() -> Timestamp,
     trouble: watch::Receiver<Option<Trouble>>,
     attempt: u32,
+    /// Whether there was a connection before the present one. What broke that may have broken
+    /// others too.
+    is_back: bool,
     skew: Skew,
     time_failures: u32,
 }
@@ -62,6 +65,7 @@ impl Probe {
             must_be_master,
             now,
             attempt: 0,
+            is_back: false,
             skew: Skew::default(),
             time_failures: 0,
         }
@@ -105,9 +109,10 @@ impl Probe {
             match asked.unwrap_or(Err(Trouble::Silent)) {
                 Ok(()) => {
                     // If this very connection was silent and speaks again, others do so too.
-                    let is_anew = is_new || before.is_some_and(|before| before != Trouble::Silent);
-                    self.node.regain(is_anew);
-                    is_new = false;
+                    let is_other = before.as_ref().is_some_and(|was| *was != Trouble::Silent);
+                    let is_anew = is_new && (self.is_back || before.is_some());
+                    self.node.regain(is_anew || is_other);
+                    (is_new, self.is_back) = (false, true);
                     self.attempt = 0;
                     if !self.read_clock(&mut connection).await {
                         return;

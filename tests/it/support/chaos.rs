@@ -135,7 +135,7 @@ const VALUES: [&str; 12] = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k
 const CALM: Duration = Duration::from_millis(300);
 
 /// A tollgate for a scenario.
-fn start(plan: &Plan, url: &str, more: &[(&str, &str)]) -> Tollgate {
+pub fn start(plan: &Plan, url: &str, more: &[(&str, &str)]) -> Tollgate {
     let deadline = format!("{}ms", plan.deadline.as_millis());
     let mut builder = tollgate::with_rules(RULES)
         .redis_at(url, &deadline)
@@ -147,7 +147,7 @@ fn start(plan: &Plan, url: &str, more: &[(&str, &str)]) -> Tollgate {
 }
 
 /// Waits until every value has a decision again.
-async fn all_work(client: &Client) {
+pub async fn all_work(client: &Client) {
     eventually("all values are counted", async || {
         let mut client = client.clone();
         for value in VALUES {
@@ -276,7 +276,7 @@ impl Course {
 }
 
 /// How many more or less than the limit are admitted.
-async fn off_by(client: &mut Client) -> i64 {
+pub async fn off_by(client: &mut Client) -> i64 {
     let value = format!("{:?}", Instant::now());
     let mut admitted = 0;
     for _ in 0..130 {

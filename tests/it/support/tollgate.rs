@@ -267,6 +267,10 @@ impl Tollgate {
         kib * 1024
     }
 
+    pub fn process_id(&self) -> u32 {
+        self.child.id()
+    }
+
     fn pid(&self) -> Pid {
         Pid::from_raw(self.child.id().cast_signed())
     }
