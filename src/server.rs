@@ -203,7 +203,7 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
         tasks.spawn(async move { match sink.run(|| statistics.samples()).await {} });
     }
     for servers in backend.servers() {
-        let guide = servers.guide();
+        let guide = servers.guide(settings.redis.redis_timeout);
         tasks.spawn(async move { match guide.run().await {} });
     }
     let (json_service, batchers) = service();

@@ -218,7 +218,8 @@ impl Redis {
             auth,
             sentinel_auth: secret(&self.redis_sentinel_auth, &self.redis_sentinel_auth_file),
             timeout: self.redis_connect_timeout,
-            tls: self.redis_tls.then(|| self.tls.read()),
+            is_tls: self.redis_tls,
+            tls: self.tls.read(),
         })
     }
 }
@@ -334,7 +335,8 @@ impl RedisPerSecond {
                 &self.redis_per_second_sentinel_auth_file,
             ),
             timeout: self.redis_per_second_connect_timeout,
-            tls: self.redis_per_second_tls.then(|| tls.read()),
+            is_tls: self.redis_per_second_tls,
+            tls: tls.read(),
         })
     }
 }

@@ -122,6 +122,7 @@ impl Servers {
             auth,
             sentinel_auth,
             timeout,
+            is_tls,
             tls,
         } = address;
         let Whereabouts {
@@ -130,7 +131,7 @@ impl Servers {
             master,
             settings,
             is_tls,
-        } = Whereabouts::parse(&url.read()?, *kind, tls.is_some())?;
+        } = Whereabouts::parse(&url.read()?, *kind, *is_tls)?;
         let connector = |settings, auth: &Option<Secret>| {
             let (auth, tls) = (auth.clone(), tls.clone());
             Connector::new(settings, auth, is_tls, tls, *timeout).map(Arc::new)
@@ -162,9 +163,9 @@ impl Servers {
         Ok(Self(Arc::new(shared)))
     }
 
-    /// The task that has to run once for all workers.
-    pub fn guide(&self) -> Guide {
-        Guide::new(self.clone())
+    /// The task that has to run once for all workers, whose decisions wait as long as `deadline`.
+    pub fn guide(&self, deadline: Duration) -> Guide {
+        Guide::new(self.clone(), deadline)
     }
 
     /// Whether every node is well. Bad until each has been asked.

@@ -8,7 +8,7 @@ use crate::support::{
     ask::{Client, ask, connect, descriptor, is_ok, request, send},
     cluster::{Cluster, is_replica},
     eventually,
-    storm::Storm,
+    storm::{STREAMS, Storm},
     tollgate::{self, Tollgate},
     wait_until,
 };
@@ -209,12 +209,8 @@ async fn when_a_master_dies_its_replica_counts_and_nobody_else_notices() {
     all_work(&client).await;
     let recovered = promoted.elapsed();
     let answers = storm.end().await;
-    assert!(recovered < Duration::from_secs(1), "{recovered:?}");
-    assert!(
-        answers.longest() < Duration::from_millis(600),
-        "{:?}",
-        answers.longest()
-    );
+    assert!(recovered < Duration::from_secs(2), "{recovered:?}");
+    assert!(answers.later_than(Duration::from_millis(300)) <= 2 * STREAMS);
     let meanwhile = answers.between(killed, promoted);
     assert!(meanwhile.ok() > 0, "the other masters answer");
     check_exact(&mut client, "after").await;

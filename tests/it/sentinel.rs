@@ -8,7 +8,7 @@ use crate::support::{
     ask::{Client, ask, connect, is_ok},
     eventually, http,
     sentinel::{MASTER, Watched},
-    storm::Storm,
+    storm::{STREAMS, Storm},
     tollgate::{self, Builder, Tollgate},
     wait_until,
 };
@@ -141,12 +141,8 @@ async fn after_a_failover_the_new_master_counts() {
     works(&client).await;
     let recovered = promoted.elapsed();
     let answers = storm.end().await;
-    assert!(recovered < Duration::from_secs(1), "{recovered:?}");
-    assert!(
-        answers.longest() < Duration::from_millis(300),
-        "{:?}",
-        answers.longest()
-    );
+    assert!(recovered < Duration::from_secs(2), "{recovered:?}");
+    assert!(answers.later_than(Duration::from_millis(300)) <= 2 * STREAMS);
     check_exact(&mut client).await;
     // The old master comes back as whatever the sentinels make of it, and nobody counts there.
     watched.servers[0].restart();
@@ -174,7 +170,7 @@ async fn a_failover_that_somebody_asked_for_is_followed_too() {
     });
     let demoted = Instant::now();
     works(&client).await;
-    assert!(demoted.elapsed() < Duration::from_secs(1));
+    assert!(demoted.elapsed() < Duration::from_secs(2));
     storm.end().await;
     check_exact(&mut client).await;
 }

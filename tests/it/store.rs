@@ -18,7 +18,7 @@ use tollgate::{
     store::{
         Store as _,
         memory::MemoryStore,
-        redis::{Address, Options, RedisStore, Secret, Servers},
+        redis::{Address, Options, RedisStore, Secret, Servers, Tls},
     },
     window::{Period, Timestamp, Unit, window},
 };
@@ -115,11 +115,12 @@ async fn connect(url: String, beside: &mut JoinSet<Infallible>) -> Door {
         auth: None,
         sentinel_auth: None,
         timeout: patience,
-        tls: None,
+        is_tls: false,
+        tls: Tls::default(),
     };
     let servers = Servers::new(&address, Arc::default(), tollgate::grpc::now).unwrap();
     let (store, batchers) = RedisStore::new(&servers, &options);
-    beside.spawn(servers.guide().run());
+    beside.spawn(servers.guide(patience).run());
     beside.spawn(batchers.run());
     let mut health = servers.health();
     // A cluster has to be asked for its slots first.

@@ -40,8 +40,10 @@ pub struct Address {
     pub sentinel_auth: Option<Secret>,
     /// How long a connection may take to come up.
     pub timeout: Duration,
-    /// How to speak TLS; a `rediss://` URL does even without.
-    pub tls: Option<Tls>,
+    /// Whether to speak TLS; a `rediss://` URL asks for it too.
+    pub is_tls: bool,
+    /// How to, if so.
+    pub tls: Tls,
 }
 
 /// What stands behind an address.

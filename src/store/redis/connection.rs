@@ -44,14 +44,14 @@ impl Connector {
         settings: RedisConnectionInfo,
         auth: Option<Secret>,
         is_tls: bool,
-        tls: Option<Tls>,
+        tls: Tls,
         timeout: Duration,
     ) -> Result<Self, BadUrl> {
         let connector = Self {
             settings,
             auth,
             is_tls,
-            tls: tls.unwrap_or_default(),
+            tls,
             timeout,
         };
         if let Some(auth) = &connector.auth {

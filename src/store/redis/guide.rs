@@ -32,6 +32,8 @@ const LEAST: Duration = Duration::from_millis(20);
 pub struct Guide {
     servers: Servers,
     source: Source,
+    /// How long a decision may wait.
+    deadline: Duration,
     probes: JoinSet<()>,
     /// The nodes that are probed.
     probed: HashMap<Place, AbortHandle>,
@@ -47,7 +49,7 @@ enum Source {
 }
 
 impl Guide {
-    pub(super) fn new(servers: Servers) -> Self {
+    pub(super) fn new(servers: Servers, deadline: Duration) -> Self {
         let seeds = servers.0.seeds.clone();
         let source = match servers.0.kind {
             Kind::Single => Source::Settings,
@@ -61,6 +63,7 @@ impl Guide {
         Self {
             servers,
             source,
+            deadline,
             probes: JoinSet::new(),
             probed: HashMap::new(),
         }
@@ -163,6 +166,7 @@ impl Guide {
     fn probe(&self, node: Arc<Node>) -> Probe {
         let must_be_master = self.servers.0.kind != Kind::Single;
         let connector = self.servers.0.connector.clone();
-        Probe::new(node, connector, must_be_master, self.servers.0.now)
+        let (deadline, now) = (self.deadline, self.servers.0.now);
+        Probe::new(node, connector, must_be_master, deadline, now)
     }
 }

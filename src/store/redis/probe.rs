@@ -7,7 +7,10 @@ use std::{
 };
 
 use bb8_redis::redis::{self, Pipeline, RedisError, Value, aio::MultiplexedConnection};
-use tokio::{sync::watch, time::timeout};
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout},
+};
 
 use super::{
     clock::{Measurement, Skew},
@@ -28,6 +31,12 @@ const LAST_PAUSE: Duration = Duration::from_millis(160);
 /// next attempt finds it mended.
 const PATIENCE: Duration = Duration::from_millis(250);
 
+/// A node that is lost again so soon after it was found well cannot bear the load: it is asked later
+/// each time, so that fewer decisions find out the hard way. Doubled from one relapse to the next.
+const RELAPSE: Duration = Duration::from_secs(1);
+const FIRST_REST: Duration = Duration::from_millis(20);
+const LAST_REST: Duration = Duration::from_millis(320);
+
 /// Every fourth attempt may take as long as the settings allow: a far node may need it.
 const LONG_ATTEMPT: u32 = 4;
 
@@ -41,9 +50,15 @@ pub(super) struct Probe {
     /// Whether a replica can be told by its role: one server may be whatever it likes, as long as
     /// it counts.
     must_be_master: bool,
+    /// How long a decision may wait: who answers later is of no use.
+    deadline: Duration,
     now: fn() -> Timestamp,
     trouble: watch::Receiver<Option<Trouble>>,
     attempt: u32,
+    /// When the node was last found well after it had been lost, and how often it was lost again
+    /// soon after that.
+    found_well: Option<Instant>,
+    relapses: u32,
     /// Whether there was a connection before the present one. What broke that may have broken
     /// others too.
     is_back: bool,
@@ -56,6 +71,7 @@ impl Probe {
         node: Arc<Node>,
         connector: Arc<Connector>,
         must_be_master: bool,
+        deadline: Duration,
         now: fn() -> Timestamp,
     ) -> Self {
         Self {
@@ -63,8 +79,11 @@ impl Probe {
             node,
             connector,
             must_be_master,
+            deadline,
             now,
             attempt: 0,
+            found_well: None,
+            relapses: 0,
             is_back: false,
             skew: Skew::default(),
             time_failures: 0,
@@ -86,6 +105,20 @@ impl Probe {
         }
     }
 
+    /// Leaves a node alone for a while that was lost again soon after it had been found well.
+    async fn rest(&mut self) {
+        let Some(found_well) = self.found_well.take() else {
+            return;
+        };
+        if found_well.elapsed() > RELAPSE {
+            self.relapses = 0;
+            return;
+        }
+        let rest = FIRST_REST.saturating_mul(1 << self.relapses.min(8));
+        self.relapses = self.relapses.saturating_add(1);
+        tokio::time::sleep(rest.min(LAST_REST)).await;
+    }
+
     fn patience(&self) -> Duration {
         if self.attempt % LONG_ATTEMPT == LONG_ATTEMPT - 1 {
             self.connector.timeout
@@ -105,8 +138,15 @@ impl Probe {
         let mut is_new = true;
         loop {
             let before = self.trouble.borrow_and_update().clone();
-            let asked = timeout(self.patience(), self.ask(&mut connection, before.as_ref())).await;
-            match asked.unwrap_or(Err(Trouble::Silent)) {
+            if before.is_some() {
+                self.rest().await;
+            }
+            let asked = Instant::now();
+            let answer = timeout(self.patience(), self.ask(&mut connection, before.as_ref())).await;
+            let is_late = asked.elapsed() > self.deadline;
+            match answer.unwrap_or(Err(Trouble::Silent)) {
+                // It answers, but no decision could wait for it.
+                Ok(()) if is_late && before.is_some() => self.pause().await,
                 Ok(()) => {
                     // If this very connection was silent and speaks again, others do so too.
                     let is_other = before.as_ref().is_some_and(|was| *was != Trouble::Silent);
@@ -114,6 +154,9 @@ impl Probe {
                     self.node.regain(is_anew || is_other);
                     (is_new, self.is_back) = (false, true);
                     self.attempt = 0;
+                    if before.is_some() {
+                        self.found_well = Some(Instant::now());
+                    }
                     if !self.read_clock(&mut connection).await {
                         return;
                     }

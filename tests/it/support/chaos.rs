@@ -41,6 +41,8 @@ pub struct Outcome {
     pub answers: usize,
     pub errors: usize,
     pub longest: Duration,
+    /// Answers that took far longer than a deadline.
+    pub late: usize,
     /// The time in which 99 of 100 answers came while it was broken, those left out that were on
     /// their way when it broke.
     pub p99_while_broken: Duration,
@@ -133,6 +135,9 @@ const VALUES: [&str; 12] = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k
 
 /// How long the load goes on before something breaks, and after it was mended.
 const CALM: Duration = Duration::from_millis(300);
+
+/// What is far longer than a deadline: timers have a grain, and machines other things to do.
+const LATE: Duration = Duration::from_millis(50);
 
 /// A tollgate for a scenario.
 pub fn start(plan: &Plan, url: &str, more: &[(&str, &str)]) -> Tollgate {
@@ -261,6 +266,7 @@ impl Course {
             answers: answers.0.len(),
             errors: answers.error_count(),
             longest: answers.longest(),
+            late: answers.later_than(self.plan.deadline + LATE),
             p99_while_broken: waited_for.quantile(0.99),
             over: (ok - counted).max(0),
             under: (counted - ok).max(0),

@@ -88,20 +88,29 @@ impl Redis {
     /// `clients` says whether it wants to see a certificate.
     #[track_caller]
     pub fn with_tls(folder: &Path, clients: bool) -> Self {
-        let file = |name: &str| folder.join(name).to_str().unwrap().to_owned();
         let clients = if clients { "yes" } else { "no" };
+        Self::with_tls_options(folder, &["--tls-auth-clients", clients])
+    }
+
+    /// Starts one that speaks TLS as well, with further options, and wants no certificate.
+    #[track_caller]
+    pub fn with_tls_and(folder: &Path, options: &[&str]) -> Self {
+        let options = [&["--tls-auth-clients", "no"], options].concat();
+        Self::with_tls_options(folder, &options)
+    }
+
+    #[track_caller]
+    fn with_tls_options(folder: &Path, options: &[&str]) -> Self {
+        let file = |name: &str| folder.join(name).to_str().unwrap().to_owned();
         Self::with_made(PROGRAMS[0], |_| {
-            [
+            let tls = [
                 ["--tls-port", &free_port().to_string()],
                 ["--tls-cert-file", &file("cert")],
                 ["--tls-key-file", &file("key")],
                 ["--tls-ca-cert-file", &file("ca")],
-                ["--tls-auth-clients", clients],
-            ]
-            .concat()
-            .into_iter()
-            .map(str::to_owned)
-            .collect()
+            ];
+            let all = [tls.concat(), options.to_vec()].concat();
+            all.into_iter().map(str::to_owned).collect()
         })
     }
 

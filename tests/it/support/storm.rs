@@ -17,6 +17,10 @@ use super::ask::{self, Client, connect};
 /// Callers that ask all the time.
 pub const STREAMS: usize = 64;
 
+/// Between an answer and the next question of the same stream: what is measured is how long
+/// answers take, and not how many a busy machine can give.
+pub const PAUSE: Duration = Duration::from_millis(4);
+
 /// One answer.
 #[derive(Clone, Debug)]
 pub struct Seen {
@@ -100,8 +104,7 @@ async fn call(mut client: Client, value: String, over: Arc<AtomicBool>) -> Vec<S
             took: at.elapsed(),
             what,
         });
-        // One that is answered without waiting must not keep others from asking.
-        tokio::time::sleep(Duration::from_millis(1)).await;
+        tokio::time::sleep(PAUSE).await;
     }
     seen
 }
@@ -154,6 +157,10 @@ impl Answers {
             .map(|seen| seen.took)
             .max()
             .unwrap_or_default()
+    }
+
+    pub fn later_than(&self, time: Duration) -> usize {
+        self.0.iter().filter(|seen| seen.took > time).count()
     }
 
     /// The answers to what was asked between two moments.
