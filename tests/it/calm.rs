@@ -41,6 +41,7 @@ async fn run(name: &str) -> Outcome {
     assert!(outcome.answers > 100, "{outcome:#?}");
     // A machine that does something else for a moment holds up every stream once.
     assert!(outcome.late <= 2 * STREAMS, "{outcome:#?}");
+    assert!(outcome.longest < RECOVERY, "{outcome:#?}");
     assert!(outcome.recovery < RECOVERY, "{outcome:#?}");
     assert_eq!(outcome.off_afterwards, 0, "{outcome:#?}");
     let errors = i64::try_from(outcome.errors).unwrap();

@@ -136,6 +136,37 @@ async fn the_nodes_of_a_cluster_are_spoken_to_over_tls() {
             .start()
     };
     let server = start(format!("rediss://127.0.0.1:{}", cluster.tls_port()));
+    works(&connect(server.grpc).await).await;
+    let page = server.page("/healthcheck?verbose");
+    let node = format!("redis 127.0.0.1:{}: ok", cluster.tls_port());
+    assert!(page.contains(&node), "{page}");
+}
+
+/// The sentinel speaks TLS as the master does, and is verified by the same authority.
+#[tokio::test]
+async fn sentinels_and_their_master_are_spoken_to_over_tls() {
+    let (_, folder) = certificates("127.0.0.1");
+    let folder = folder.path();
+    let master = Redis::with_tls_and(folder, &["--tls-replication", "yes"]);
+    let file = |name: &str| folder.join(name).to_str().unwrap().to_owned();
+    let tls_port = Cell::new(0);
+    let sentinel = Redis::with_made("redis-server", |own| {
+        tls_port.set(free_port());
+        let text = format!(
+            "bind 127.0.0.1\ndir {}\ntls-port {}\ntls-cert-file {}\ntls-key-file {}\n\
+             tls-ca-cert-file {}\ntls-auth-clients no\ntls-replication yes\n\
+             sentinel monitor mymaster 127.0.0.1 {} 1\n",
+            own.display(),
+            tls_port.get(),
+            file("cert"),
+            file("key"),
+            file("ca"),
+            master.tls_port(),
+        );
+        let path = own.join("sentinel.conf");
+        fs::write(&path, text).unwrap();
+        vec![path.to_str().unwrap().to_owned(), "--sentinel".to_owned()]
+    });
     let start = |host: &str, any_host: &str| {
         let url = format!("rediss+sentinel://{host}:{}/mymaster", tls_port.get());
         tollgate::with_rules(RULES)
