@@ -58,8 +58,11 @@ pub struct Outcome {
 
 pub type Running = Pin<Box<dyn Future<Output = Outcome>>>;
 
+/// Runs one of them.
+pub type Scenario = fn(Plan) -> Running;
+
 /// All of them, by name.
-pub fn scenarios() -> Vec<(&'static str, fn(Plan) -> Running)> {
+pub fn scenarios() -> Vec<(&'static str, Scenario)> {
     vec![
         (KILLED, |plan| Box::pin(killed(plan))),
         (STOPPED, |plan| Box::pin(stopped(plan))),
