@@ -104,3 +104,19 @@ pub fn now() -> Timestamp {
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
     Timestamp::from_millis(0).plus(since_epoch.unwrap_or_default())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_clock_is_put_forward_and_back() {
+        let clock = Clock::default();
+        for millis in [-3_600_000, 0, 3_600_000] {
+            clock.ahead_millis.store(millis, Relaxed);
+            let read = i64::try_from(clock.now().millis()).unwrap();
+            let ahead = read - i64::try_from(now().millis()).unwrap();
+            assert!((ahead - millis).abs() < 60_000, "{ahead} and not {millis}");
+        }
+    }
+}

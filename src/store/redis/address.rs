@@ -209,6 +209,8 @@ impl Whereabouts {
             "unix" | "redis+unix" | "valkey+unix" => return Self::parse_socket(url),
             _ => return Err(bad("the scheme is not one of Redis")),
         };
+        // Lists are written both ways: `redis://a,b` and `redis://a,redis://b`.
+        let rest = rest.replace(&format!(",{scheme}://"), ",");
         let split = rest.find(['/', '?']).unwrap_or(rest.len());
         let (authority, path) = rest.split_at(split);
         let (credentials, hosts) = match authority.rsplit_once('@') {
@@ -310,9 +312,7 @@ impl Whereabouts {
 fn seeds(hosts: &str, default_port: u16) -> Result<Vec<Place>, BadUrl> {
     hosts
         .split(',')
-        // Lists are written both ways: `redis://a,b` and `redis://a,redis://b`.
-        .map(|host| host.trim().rsplit("://").next().unwrap_or_default())
-        .map(|host| Place::parse(host, default_port))
+        .map(|host| Place::parse(host.trim(), default_port))
         .collect()
 }
 
