@@ -560,3 +560,55 @@ async fn limits_per_second_have_a_redis_of_their_own() {
     assert!(keys(&redis).contains("}31536000@"), "{}", keys(&redis));
     assert_eq!((redis.keys().len(), per_second.keys().len()), (1, 1));
 }
+
+#[tokio::test]
+async fn a_socket_a_name_and_a_database_lead_to_the_counters() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let redis = Redis::with(&["--unixsocket", &file("socket")]);
+    redis.cli(&[
+        "ACL",
+        "SETUSER",
+        "gate",
+        "on",
+        ">open-sesame",
+        "~*",
+        "+@all",
+    ]);
+    std::fs::write(file("secret"), "gate:open-sesame\n").unwrap();
+    std::fs::write(
+        file("url"),
+        format!("redis://gate:open-sesame@{}/3\n", redis.address()),
+    )
+    .unwrap();
+    let counted = |database: &str| redis.number(&["-n", database, "DBSIZE"]);
+    let start = |arguments: &[&str]| {
+        tollgate::with_rules(THREE_PERIODS)
+            .args(["--redis-timeout", "10s"])
+            .args(arguments.iter().copied())
+            .start()
+    };
+    let socket = format!("unix://{}?db=2", file("socket"));
+    let by_socket = start(&["--redis-url", &socket, "--redis-auth-file", &file("secret")]);
+    works_again(&connect(by_socket.grpc).await).await;
+    assert_eq!(counted("2"), 3);
+    let by_file = start(&["--redis-url-file", &file("url")]);
+    works_again(&connect(by_file.grpc).await).await;
+    assert_eq!(counted("3"), 3);
+    let told =
+        by_file.log().text() + &by_file.page("/stats") + &by_file.page("/healthcheck?verbose");
+    assert!(!told.contains("sesame"), "{told}");
+}
+
+#[test]
+fn a_secret_s_file_that_is_not_there_ends_the_start_by_its_name() {
+    let (_, text) = tollgate::with_rules(THREE_PERIODS)
+        .args([
+            "--redis-url",
+            "127.0.0.1:1",
+            "--redis-auth-file",
+            "/gone/secret",
+        ])
+        .fail();
+    assert!(text.contains("/gone/secret cannot be read"), "{text}");
+}
