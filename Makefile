@@ -5,7 +5,7 @@ CARGO ?= cargo
 
 # Steps share cargo's build lock, so `make -j` would only shuffle their output.
 .NOTPARALLEL:
-.PHONY: help run test build fmt lint doc deny bench tools components clean
+.PHONY: help run test build fmt lint doc deny bench chaos soak tools components clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,14 @@ deny: ## Licences, sources and advisories of the dependencies
 
 bench: ## The benchmarks
 	$(CARGO) bench --locked
+
+# Minutes long, so no part of `test`; the short form of each scenario is.
+chaos: tools ## Break Redis in every way and write what came of it to docs/chaos.md
+	$(CARGO) test --locked --test chaos -- --write docs/chaos.md
+
+MINUTES ?= 10
+soak: tools ## Break Redis at random for MINUTES (10): memory, connections, exact counts
+	$(CARGO) test --locked --test chaos -- --soak $(MINUTES)
 
 tools: ## Install what the tests run against, if it is not there
 	@tests/tools/install

@@ -1,4 +1,4 @@
-//! The HTTP doors. On the HTTP port: `/healthcheck` and `/json`. On the debug port: `/` (this
+//! The HTTP doors. On the HTTP port: `/healthcheck`, with `?verbose` for reasons, and `/json`. On the debug port: `/` (this
 //! list), `/metrics`, `/stats` and `/rlconfig`. On the port for Prometheus: its page.
 
 use std::{
@@ -13,6 +13,7 @@ use std::{
 use axum::{
     Router,
     body::{Body, to_bytes},
+    extract::RawQuery,
     http::{
         StatusCode,
         header::{CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS},
@@ -50,25 +51,53 @@ impl Health {
     }
 }
 
+/// Tells how each part of the process is doing, by name.
+pub type Components = Arc<dyn Fn() -> Vec<(String, String)> + Send + Sync>;
+
 /// The HTTP port.
-pub fn http<S: Store>(health: Health, service: grpc::Service<S>, max_body_bytes: usize) -> Router {
+pub fn http<S: Store>(
+    health: Health,
+    components: Components,
+    service: grpc::Service<S>,
+    max_body_bytes: usize,
+) -> Router {
     let service = Arc::new(service);
     let json = move |body: Body| {
         let service = service.clone();
         async move { answer_json(&service, body, max_body_bytes).await }
     };
-    let healthcheck = move || async move {
-        if health.is_good() {
+    let healthcheck = move |RawQuery(query): RawQuery| async move {
+        let (status, text) = if health.is_good() {
             (StatusCode::OK, "OK")
         } else {
             // As in the reference: 500, and nothing to read.
             (StatusCode::INTERNAL_SERVER_ERROR, "")
+        };
+        if is_verbose(query.as_deref()) {
+            (status, describe_health(status, &components()))
+        } else {
+            (status, text.to_owned())
         }
     };
     Router::new()
         .route("/healthcheck", any(healthcheck))
         .route("/json", any(json))
         .fallback(|| async { plain(StatusCode::NOT_FOUND, "404 page not found\n") })
+}
+
+fn is_verbose(query: Option<&str>) -> bool {
+    let mut parameters = query.unwrap_or_default().split('&');
+    parameters.any(|parameter| parameter.split('=').next() == Some("verbose"))
+}
+
+/// One line for the process and one for each of its parts. Writing to a string cannot fail.
+fn describe_health(status: StatusCode, components: &[(String, String)]) -> String {
+    let is_good = status == StatusCode::OK;
+    let mut page = format!("health: {}\n", if is_good { "good" } else { "bad" });
+    for (name, text) in components {
+        let _ = writeln!(page, "{name}: {text}");
+    }
+    page
 }
 
 /// A request in proto3 JSON, answered as the reference does: 200 or 429 with the reply as JSON,

@@ -215,8 +215,20 @@ impl Batch {
         self.increments.is_empty()
     }
 
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = Increment<'_>> {
-        self.increments.iter().map(|planned| Increment {
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = Increment<'_>> + Clone {
+        self.range(0..self.len())
+    }
+
+    /// The increments `range`.
+    ///
+    /// # Panics
+    ///
+    /// If there are not as many.
+    pub fn range(
+        &self,
+        range: Range<usize>,
+    ) -> impl ExactSizeIterator<Item = Increment<'_>> + Clone {
+        self.increments[range].iter().map(|planned| Increment {
             key: &self.keys[planned.key_start..planned.key_end],
             terms: planned.terms,
         })
@@ -240,7 +252,7 @@ impl Batch {
 
     /// Appends a copy of the increments `range` of `other`.
     pub fn append_range(&mut self, other: &Self, range: Range<usize>) {
-        for increment in other.iter().skip(range.start).take(range.len()) {
+        for increment in other.range(range) {
             self.append_one(increment);
         }
     }

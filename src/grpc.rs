@@ -1,6 +1,12 @@
 //! The gRPC door: the service, and the clock that every request is answered by.
 
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
 
 use hyper::HeaderMap;
 use prost::{Message as _, bytes::Bytes};
@@ -33,6 +39,28 @@ pub struct Service<S> {
     pub bounds: wire::Bounds,
     pub extras: wire::Extras,
     pub tracer: Tracer,
+    pub clock: Clock,
+}
+
+/// The clock that requests are answered by: this machine's, put forward or back to that of Redis,
+/// so that all replicas find the same window.
+#[derive(Clone, Debug, Default)]
+pub struct Clock {
+    /// How far the right time is ahead of this machine's, in milliseconds.
+    pub ahead_millis: Arc<AtomicI64>,
+}
+
+impl Clock {
+    /// Reads it. A request is answered by one reading, from beginning to end.
+    pub fn now(&self) -> Timestamp {
+        let ahead = self.ahead_millis.load(Relaxed);
+        let by = Duration::from_millis(ahead.unsigned_abs());
+        if ahead < 0 {
+            now().minus(by)
+        } else {
+            now().plus(by)
+        }
+    }
 }
 
 impl<S: Store> Method for Service<S> {
@@ -63,7 +91,11 @@ impl<S: Store> Service<S> {
         if self.extras.is_none()
             && let Some(request) = quick::read(&message, self.bounds)
         {
-            let decision = self.limiter.check(&request, now()).await.map_err(status)?;
+            let decision = self
+                .limiter
+                .check(&request, self.clock.now())
+                .await
+                .map_err(status)?;
             if decision.is_degraded {
                 let message: RateLimitRequest = codec::decode(message)?;
                 return Ok(encoded(&wire::response(decision, &message, &self.extras)));
@@ -115,7 +147,11 @@ impl<S: Store> Service<S> {
             self.limiter.metrics.record_bad_request();
             Status::invalid_argument(error.to_string())
         })?;
-        let decision = self.limiter.check(&request, now()).await.map_err(status)?;
+        let decision = self
+            .limiter
+            .check(&request, self.clock.now())
+            .await
+            .map_err(status)?;
         Ok(wire::response(decision, message, &self.extras))
     }
 }
@@ -130,7 +166,7 @@ fn status(error: NoDecision) -> Status {
     Status::unavailable(error.to_string())
 }
 
-/// Reads the clock. A request is answered by one reading, from beginning to end.
+/// Reads the clock of this machine.
 pub fn now() -> Timestamp {
     Timestamp::from_millis(0).plus(since_epoch())
 }
@@ -147,4 +183,20 @@ fn since_epoch() -> Duration {
     )]
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
     since_epoch.unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_clock_is_put_forward_and_back() {
+        let clock = Clock::default();
+        for millis in [-3_600_000, 0, 3_600_000] {
+            clock.ahead_millis.store(millis, Relaxed);
+            let read = i64::try_from(clock.now().millis()).unwrap();
+            let ahead = read - i64::try_from(now().millis()).unwrap();
+            assert!((ahead - millis).abs() < 60_000, "{ahead} and not {millis}");
+        }
+    }
 }

@@ -317,6 +317,7 @@ impl Metrics {
         list.counter("tollgate.degraded_total", get(&loss.degraded));
         list.counter("tollgate.handed_back_hits_total", get(&loss.handed_back));
         list.counter("tollgate.forgotten_hits_total", get(&loss.forgotten));
+        self.node_samples(list);
 
         let cache = &self.over_limit_cache;
         let (hits, misses) = (get(&cache.hits), get(&cache.misses));
@@ -399,6 +400,42 @@ impl Recorder {
 
     pub fn record_store_failure(&self) {
         add(&self.core().store_failures, 1);
+    }
+}
+
+impl Metrics {
+    /// Each Redis server by its address, in which dots would part the name.
+    fn node_samples(&self, list: &mut List) {
+        for (store, redis) in [
+            ("redis", &self.redis),
+            ("redis_per_second", &self.redis_per_second),
+        ] {
+            for node in redis.nodes() {
+                let name = sanitize(&node.name).replace('.', "_");
+                let gauges = [
+                    ("is_open", u64::from(node.trouble.is_some())),
+                    ("queued", node.queued),
+                    ("in_flight", node.in_flight),
+                    ("clock_ahead_ms", node.skew_millis.max(0).unsigned_abs()),
+                    ("clock_behind_ms", node.skew_millis.min(0).unsigned_abs()),
+                ];
+                for (stat, value) in gauges {
+                    list.gauge(&format!("tollgate.{store}_node.{name}.{stat}"), value);
+                }
+                let counters = [
+                    ("times_opened_total", node.times_opened),
+                    ("batches_total", node.batches),
+                    ("failures_total", node.failures),
+                    ("refusals_total", node.refusals),
+                    ("redirects_total", node.redirects),
+                    ("connections_total", node.connections),
+                    ("refused_fast_total", node.refused_fast),
+                ];
+                for (stat, total) in counters {
+                    list.counter(format!("tollgate.{store}_node.{name}.{stat}"), total);
+                }
+            }
+        }
     }
 }
 

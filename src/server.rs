@@ -5,7 +5,6 @@
 //! Each worker is a thread with a current-thread runtime, and no decision ever leaves its worker.
 
 use std::{
-    convert::Infallible,
     io,
     path::Path,
     pin::Pin,
@@ -57,14 +56,14 @@ use crate::{
         statsd,
     },
     reload::{Intake, Reloader},
-    settings::{self, Settings, stats::Stats, traces::TracesError},
+    settings::{self, Settings, redis::Clock, stats::Stats, traces::TracesError},
     store::{
         AnyStore,
         memory::MemoryStore,
         on_loss::{Loss, OnLoss},
         over_limit_cache::OverLimitCache,
         per_second::PerSecond,
-        redis::{self, Batcher, RedisStore},
+        redis::{self, Batchers, RedisStore, Servers},
     },
     traces::{self, Tracer, export::Exporter},
     xds::{self, XdsError},
@@ -162,12 +161,16 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     let tls = rotation.as_ref().map(tls::Rotation::tls);
     let tls_watch = rotation.map(tls::Rotation::watch);
 
-    let (probes, answers) = backend.probes(settings);
     let has_domains = intake.follow_domains();
-    let rules_condition = settings.healthy_with_rules_only.then_some(has_domains);
     let (open, is_open) = watch::channel(false);
-    let conditions = [is_open].into_iter().chain(rules_condition).chain(answers);
-    let (health, health_service) = HealthDoors::new(conditions.collect());
+    let mut conditions = vec![is_open];
+    if settings.healthy_with_rules_only {
+        conditions.push(has_domains);
+    }
+    if settings.redis.health_follows_redis {
+        conditions.extend(backend.servers().map(Servers::health));
+    }
+    let (health, health_service) = HealthDoors::new(conditions);
     health.update().await;
 
     let (phase, phases) = watch::channel(Phase::Serving);
@@ -177,7 +180,8 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     let service = |core| {
         let (store, batchers) = backend.store(settings, &metrics);
         let recorder = metrics.clone().recorder(core);
-        let service = service(store, &rules, recorder, &tracer, settings);
+        let clock = backend.clock(settings);
+        let service = service(store, &rules, recorder, &tracer, clock, settings);
         (service, batchers)
     };
     for core in 0..worker_count(settings) {
@@ -225,12 +229,22 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
         let sink = statsd::Sink::new(sink);
         tasks.spawn(async move { match sink.run(|| statistics.samples()).await {} });
     }
+    for servers in backend.servers() {
+        let guide = servers.guide(settings.redis.redis_timeout);
+        tasks.spawn(async move { match guide.run().await {} });
+    }
     let (json_service, batchers) = service(worker_count(settings));
-    for batcher in batchers {
-        tasks.spawn(async move { match batcher.run().await {} });
+    for batchers in batchers {
+        tasks.spawn(async move { match batchers.run().await {} });
     }
     let max_body_bytes = settings.bounds.max_message_bytes;
-    let http = admin::http(health.http.clone(), json_service, max_body_bytes);
+    let components = backend.components(&rules);
+    let http = admin::http(
+        health.http.clone(),
+        components,
+        json_service,
+        max_body_bytes,
+    );
     let addresses = ports.addresses()?;
     tasks.spawn(serve_http(ports.http, http));
     if let Some(debug) = ports.debug {
@@ -243,9 +257,6 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     }
 
     let mut following = JoinSet::new();
-    for probe in probes {
-        following.spawn(async move { match probe.await {} });
-    }
     for condition in health.conditions.clone() {
         following.spawn(health.clone().follow(condition));
     }
@@ -380,9 +391,6 @@ impl RuleSource {
     }
 }
 
-/// A task that never ends.
-type Probe = Pin<Box<dyn Future<Output = Infallible> + Send>>;
-
 /// The store behind all workers.
 enum Backend {
     Memory(Arc<MemoryStore>),
@@ -394,7 +402,7 @@ enum Backend {
 
 /// One Redis, and what is shared by all workers that count in it.
 struct RedisBackend {
-    connections: redis::Connections,
+    servers: Servers,
     loss: Arc<Loss>,
 }
 
@@ -407,11 +415,11 @@ impl Backend {
         };
         let replicas = Arc::new(AtomicU32::new(settings.loss.replicas));
         let backend = |name, address, meters| {
-            let connections = redis::Connections::new(&address, meters)?;
+            let servers = Servers::new(&address, meters, grpc::now)?;
             let meters = metrics.loss.clone();
             let loss = Loss::new(name, replicas.clone(), settings.max_counters, meters);
             let loss = Arc::new(loss);
-            Ok(RedisBackend { connections, loss })
+            Ok(RedisBackend { servers, loss })
         };
         let per_second = settings.redis_per_second.address(&settings.redis.tls);
         let meters = metrics.redis_per_second.clone();
@@ -424,7 +432,7 @@ impl Backend {
     }
 
     /// One worker's store, and what has to run beside it.
-    fn store(&self, settings: &Settings, metrics: &Metrics) -> (AnyStore, Vec<Batcher>) {
+    fn store(&self, settings: &Settings, metrics: &Metrics) -> (AnyStore, Vec<Batchers>) {
         let (all, per_second) = match self {
             Self::Memory(store) => return (AnyStore::Memory(store.clone()), Vec::new()),
             Self::Redis { all, per_second } => (all, per_second),
@@ -435,12 +443,12 @@ impl Backend {
             connections: settings.redis.redis_connections,
             max_waiting: settings.redis.redis_max_waiting,
             jitter_secs: settings.redis.expiration_jitter.max(0).unsigned_abs(),
-            clock: redis::Clock::default(),
+            clock: settings.redis.clock.into(),
         };
         let mut batchers = Vec::new();
         let mut store = |backend: &RedisBackend| {
-            let (store, more) = RedisStore::new(&backend.connections, &options);
-            batchers.extend(more);
+            let (store, more) = RedisStore::new(&backend.servers, &options);
+            batchers.push(more);
             OnLoss::new(store, backend.loss.clone())
         };
         let per_second = per_second.as_ref().map(&mut store);
@@ -451,19 +459,48 @@ impl Backend {
         (AnyStore::Redis(Arc::new(store)), batchers)
     }
 
-    /// Tasks that find out whether each Redis answers, if health has to follow that, and what they
-    /// find.
-    fn probes(&self, settings: &Settings) -> (Vec<Probe>, Vec<watch::Receiver<bool>>) {
-        let (mut probes, mut answers): (Vec<Probe>, _) = (Vec::new(), Vec::new());
-        if let (Self::Redis { all, per_second }, true) = (self, settings.redis.health_follows_redis)
-        {
-            for backend in [Some(all), per_second.as_ref()].into_iter().flatten() {
-                let (sender, receiver) = watch::channel(false);
-                probes.push(Box::pin(backend.connections.clone().probe(sender)));
-                answers.push(receiver);
-            }
+    /// The servers of each Redis.
+    fn servers(&self) -> impl Iterator<Item = &Servers> {
+        let both = match self {
+            Self::Memory(_) => [None, None],
+            Self::Redis { all, per_second } => [Some(all), per_second.as_ref()],
+        };
+        both.into_iter().flatten().map(|backend| &backend.servers)
+    }
+
+    /// The clock that windows go by.
+    fn clock(&self, settings: &Settings) -> grpc::Clock {
+        match (self, settings.redis.clock) {
+            (Self::Redis { all, .. }, Clock::Redis) => grpc::Clock {
+                ahead_millis: all.servers.skew_millis(),
+            },
+            _ => grpc::Clock::default(),
         }
-        (probes, answers)
+    }
+
+    /// What `/healthcheck?verbose` says of rules and stores, a line each.
+    fn components(&self, rules: &Rules) -> admin::Components {
+        let rules = rules.clone();
+        let stores: Vec<_> = ["redis", "redis per second"]
+            .into_iter()
+            .zip(self.servers().cloned())
+            .collect();
+        let name = self.name();
+        Arc::new(move || {
+            let loaded = rules.current().map_or_else(
+                || "none are loaded".to_owned(),
+                |rules| format!("ok, {} loaded", rules.matcher.rules().len()),
+            );
+            let mut lines = vec![
+                ("rules".to_owned(), loaded),
+                ("store".to_owned(), name.to_owned()),
+            ];
+            for (name, servers) in &stores {
+                let report = servers.report().into_iter();
+                lines.extend(report.map(|(who, how)| (format!("{name} {who}"), how)));
+            }
+            lines
+        })
     }
 
     fn name(&self) -> &'static str {
@@ -534,6 +571,7 @@ fn service(
     rules: &Rules,
     metrics: Recorder,
     tracer: &Tracer,
+    clock: grpc::Clock,
     settings: &Settings,
 ) -> grpc::Service<AnyStore> {
     let Settings {
@@ -570,6 +608,7 @@ fn service(
             dynamic_metadata: decisions.dynamic_metadata,
         },
         tracer: tracer.clone(),
+        clock,
     }
 }
 

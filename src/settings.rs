@@ -618,6 +618,7 @@ pub struct Ask {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::redis::Secret;
 
     #[test]
     fn the_command_line_is_sound() {
@@ -646,7 +647,8 @@ mod tests {
         assert!(matches!(ours.source(), Source::Paths(paths) if paths == [Path::new("config")]));
         let theirs = settings("ratelimit", &[]);
         let socket = "/var/run/nutcracker/ratelimit.sock";
-        assert_eq!(theirs.redis.address().unwrap().url, socket);
+        let text = |url: &str| Secret::Text(url.to_owned());
+        assert_eq!(theirs.redis.address().unwrap().url, text(socket));
         assert_eq!(theirs.process.log_level, LogLevel::Warn);
         let Source::Runtime(runtime) = theirs.source() else {
             panic!("{:?}", theirs.source());
@@ -661,8 +663,12 @@ mod tests {
     fn memory_is_the_store_only_if_no_backend_was_named() {
         let address = |arguments: &[&str]| {
             let address = settings("tollgate", arguments).redis.address();
-            address.map(|address| address.url)
+            address.map(|address| match address.url {
+                Secret::Text(url) => url,
+                Secret::File(path) => path.display().to_string(),
+            })
         };
+        assert_eq!(address(&["--redis-url-file", "f"]).as_deref(), Some("f"));
         assert_eq!(address(&["--redis-url", ""]), None);
         assert_eq!(address(&["--redis-url", "h:1"]).as_deref(), Some("h:1"));
         let unix = ["--redis-url", "run/x", "--redis-socket-type", "unix"];

@@ -63,6 +63,13 @@ impl Timestamp {
         #[expect(clippy::cast_possible_truncation, reason = "bounded one line above")]
         Self(self.0.saturating_add(millis as u64))
     }
+
+    /// Not before the epoch.
+    #[must_use]
+    pub fn minus(self, span: Duration) -> Self {
+        let millis = u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
+        Self(self.0.saturating_sub(millis))
+    }
 }
 
 /// A number of units, as long as one window of a limit.

@@ -26,7 +26,7 @@ use super::{
 use crate::{
     grpc::unary::{Door, Method},
     settings::{Bounds, Listen},
-    store::redis::Batcher,
+    store::redis::Batchers,
 };
 
 /// A connection that has not said a word in this time is closed.
@@ -122,15 +122,15 @@ impl Workers {
 /// What one worker serves.
 pub(super) struct Worker<M> {
     pub(super) serving: Serving<M>,
-    pub(super) batchers: Vec<Batcher>,
+    pub(super) batchers: Vec<Batchers>,
 }
 
 impl<M: Method> Worker<M> {
     /// Serves the connections that arrive, until all are gone after the call to drain.
     async fn run(self, mut arrivals: mpsc::Receiver<Arrival>) {
         let mut batchers = JoinSet::new();
-        for batcher in self.batchers {
-            batchers.spawn(batcher.run());
+        for of_one_store in self.batchers {
+            batchers.spawn(of_one_store.run());
         }
         let mut connections = JoinSet::new();
         loop {

@@ -11,9 +11,15 @@ use crate::{counter, store::redis};
 #[command(next_help_heading = "Redis")]
 pub struct Redis {
     /// Count in this Redis instead of in memory: redis://host:port/database, with user:password@
-    /// in front of the host if need be, host:port, or a socket path
+    /// in front of the host if need be, host:port, or a socket path. Several host:port with commas
+    /// between are nodes of a cluster; redis+sentinel://sentinel:port,sentinel:port/master is the
+    /// master that those sentinels name. rediss:// and rediss+sentinel:// speak TLS
     #[arg(long, env = "REDIS_URL", hide_env_values = true, value_name = "URL")]
     pub redis_url: Option<String>,
+
+    /// File that holds the address, for one with a password
+    #[arg(long, env = "TOLLGATE_REDIS_URL_FILE", value_parser = file_path, conflicts_with = "redis_url", value_name = "FILE")]
+    pub redis_url_file: Option<PathBuf>,
 
     /// How keys are written: `reference` counts together with envoyproxy/ratelimit during a
     /// migration, and refuses rules that its keys cannot tell apart
@@ -41,7 +47,8 @@ pub struct Redis {
     )]
     pub redis_socket_type: Option<SocketType>,
 
-    /// Kind of Redis behind the address
+    /// What is behind an address without a scheme: one server, `master,sentinel:port,…`, or nodes of
+    /// a cluster with commas between
     #[arg(
         long,
         env = "REDIS_TYPE",
@@ -59,6 +66,34 @@ pub struct Redis {
         value_name = "SECRET"
     )]
     pub redis_auth: Option<String>,
+
+    /// File that holds it; read again for every connection, so that it may change
+    #[arg(long, env = "TOLLGATE_REDIS_AUTH_FILE", value_parser = file_path, conflicts_with = "redis_auth", value_name = "FILE")]
+    pub redis_auth_file: Option<PathBuf>,
+
+    /// Password, or user:password, of the sentinels themselves
+    #[arg(
+        long,
+        env = "REDIS_SENTINEL_AUTH",
+        hide_env_values = true,
+        value_name = "SECRET"
+    )]
+    pub redis_sentinel_auth: Option<String>,
+
+    /// File that holds it; read again for every connection
+    #[arg(long, env = "TOLLGATE_REDIS_SENTINEL_AUTH_FILE", value_parser = file_path, conflicts_with = "redis_sentinel_auth", value_name = "FILE")]
+    pub redis_sentinel_auth_file: Option<PathBuf>,
+
+    /// Whose clock windows go by: that of Redis, so that all replicas agree, or that of this machine
+    #[arg(
+        long,
+        env = "TOLLGATE_CLOCK",
+        default_value = "redis",
+        value_enum,
+        ignore_case = true,
+        value_name = "CLOCK"
+    )]
+    pub clock: Clock,
 
     /// Speak TLS to Redis; a rediss:// address does so too
     #[arg(long, env = "REDIS_TLS", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
@@ -85,7 +120,7 @@ pub struct Redis {
     #[arg(long, env = "TOLLGATE_REDIS_TIMEOUT", default_value = "10ms", value_parser = some_time, value_name = "DURATION")]
     pub redis_timeout: Duration,
 
-    /// Connections of each worker; one makes the largest batches
+    /// Connections of each worker to each server; one makes the largest batches
     #[arg(long, env = "TOLLGATE_REDIS_CONNECTIONS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64), value_name = "N")]
     pub redis_connections: u32,
 
@@ -161,20 +196,44 @@ impl Redis {
     /// The address of Redis, or nothing if counters are to be held in memory: that is so only if
     /// nothing at all was said about a backend.
     pub fn address(&self) -> Option<redis::Address> {
+        let auth = secret(&self.redis_auth, &self.redis_auth_file);
         let is_asked_for = self.backend.is_some()
             || self.redis_socket_type.is_some()
             || self.redis_type.is_some()
-            || self.redis_auth.is_some();
+            || self.redis_auth.is_some()
+            || auth.is_some();
         // The reference's default.
         let default = is_asked_for.then_some("/var/run/nutcracker/ratelimit.sock");
         let given = self.redis_url.as_deref().filter(|url| !url.is_empty());
+        let url = match file(&self.redis_url_file) {
+            Some(file) => file,
+            None => {
+                let url = with_socket_type(given.or(default)?, self.redis_socket_type);
+                redis::Secret::Text(url)
+            }
+        };
         Some(redis::Address {
-            url: with_socket_type(given.or(default)?, self.redis_socket_type),
-            auth: self.redis_auth.clone(),
+            url,
+            kind: self.redis_type.map(Into::into),
+            auth,
+            sentinel_auth: secret(&self.redis_sentinel_auth, &self.redis_sentinel_auth_file),
             timeout: self.redis_connect_timeout,
-            tls: self.redis_tls.then(|| self.tls.read()),
+            is_tls: self.redis_tls,
+            tls: self.tls.read(),
         })
     }
+}
+
+/// What a flag says, or the file that another one names. A variable that is set to nothing is as
+/// good as none.
+fn secret(text: &Option<String>, path: &Option<PathBuf>) -> Option<redis::Secret> {
+    let text = text.as_ref().filter(|text| !text.is_empty());
+    file(path).or_else(|| text.map(|text| redis::Secret::Text(text.clone())))
+}
+
+fn file(path: &Option<PathBuf>) -> Option<redis::Secret> {
+    let path = path.as_ref().filter(|path| !path.as_os_str().is_empty());
+    path.map(|path| redis::Secret::File(path.clone()))
 }
 
 /// A second Redis, for limits whose unit is the second. Deadline, connections, prefix and jitter
@@ -196,6 +255,10 @@ pub struct RedisPerSecond {
     )]
     pub redis_per_second_url: String,
 
+    /// File that holds its address
+    #[arg(long, env = "TOLLGATE_REDIS_PERSECOND_URL_FILE", value_parser = file_path, conflicts_with = "redis_per_second_url", value_name = "FILE")]
+    pub redis_per_second_url_file: Option<PathBuf>,
+
     /// What an address without a scheme is
     #[arg(
         long,
@@ -206,7 +269,7 @@ pub struct RedisPerSecond {
     )]
     pub redis_per_second_socket_type: Option<SocketType>,
 
-    /// Kind of Redis behind the address
+    /// What is behind an address without a scheme
     #[arg(
         long,
         env = "REDIS_PERSECOND_TYPE",
@@ -225,6 +288,23 @@ pub struct RedisPerSecond {
     )]
     pub redis_per_second_auth: Option<String>,
 
+    /// File that holds it; read again for every connection
+    #[arg(long, env = "TOLLGATE_REDIS_PERSECOND_AUTH_FILE", value_parser = file_path, conflicts_with = "redis_per_second_auth", value_name = "FILE")]
+    pub redis_per_second_auth_file: Option<PathBuf>,
+
+    /// Password, or user:password, of its sentinels
+    #[arg(
+        long,
+        env = "REDIS_PERSECOND_SENTINEL_AUTH",
+        hide_env_values = true,
+        value_name = "SECRET"
+    )]
+    pub redis_per_second_sentinel_auth: Option<String>,
+
+    /// File that holds it; read again for every connection
+    #[arg(long, env = "TOLLGATE_REDIS_PERSECOND_SENTINEL_AUTH_FILE", value_parser = file_path, conflicts_with = "redis_per_second_sentinel_auth", value_name = "FILE")]
+    pub redis_per_second_sentinel_auth_file: Option<PathBuf>,
+
     /// Speak TLS to it, with the certificates of the first
     #[arg(long, env = "REDIS_PERSECOND_TLS", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub redis_per_second_tls: bool,
@@ -237,15 +317,26 @@ pub struct RedisPerSecond {
 impl RedisPerSecond {
     /// The address of the second Redis, if there is one.
     pub fn address(&self, tls: &RedisTls) -> Option<redis::Address> {
-        let url = with_socket_type(
-            &self.redis_per_second_url,
-            self.redis_per_second_socket_type,
-        );
+        let url = file(&self.redis_per_second_url_file).unwrap_or_else(|| {
+            redis::Secret::Text(with_socket_type(
+                &self.redis_per_second_url,
+                self.redis_per_second_socket_type,
+            ))
+        });
         self.redis_per_second.then(|| redis::Address {
             url,
-            auth: self.redis_per_second_auth.clone(),
+            kind: self.redis_per_second_type.map(Into::into),
+            auth: secret(
+                &self.redis_per_second_auth,
+                &self.redis_per_second_auth_file,
+            ),
+            sentinel_auth: secret(
+                &self.redis_per_second_sentinel_auth,
+                &self.redis_per_second_sentinel_auth_file,
+            ),
             timeout: self.redis_per_second_connect_timeout,
-            tls: self.redis_per_second_tls.then(|| tls.read()),
+            is_tls: self.redis_per_second_tls,
+            tls: tls.read(),
         })
     }
 }
@@ -284,6 +375,33 @@ pub enum SocketType {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum RedisType {
     Single,
+    Sentinel,
+    Cluster,
+}
+
+impl From<RedisType> for redis::Kind {
+    fn from(kind: RedisType) -> Self {
+        match kind {
+            RedisType::Single => Self::Single,
+            RedisType::Sentinel => Self::Sentinel,
+            RedisType::Cluster => Self::Cluster,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Clock {
+    Redis,
+    Local,
+}
+
+impl From<Clock> for redis::Clock {
+    fn from(clock: Clock) -> Self {
+        match clock {
+            Clock::Redis => Self::Redis,
+            Clock::Local => Self::Local,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

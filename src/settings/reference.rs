@@ -102,14 +102,14 @@ pub const VARIABLES: [(&str, Treatment); 114] = [
     ("REDIS_AUTH", Honoured),
     (
         "REDIS_CLUSTER_PIPELINE_PARALLELISM",
-        Instead("it is for a Redis Cluster"),
+        Instead("all nodes of a cluster are asked at the same time"),
     ),
     ("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", Honoured),
     ("REDIS_PERSECOND", Honoured),
     ("REDIS_PERSECOND_AUTH", Honoured),
     (
         "REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM",
-        Instead("it is for a Redis Cluster"),
+        Instead("all nodes of a cluster are asked at the same time"),
     ),
     (
         "REDIS_PERSECOND_PIPELINE_LIMIT",
@@ -127,10 +127,7 @@ pub const VARIABLES: [(&str, Treatment); 114] = [
         "REDIS_PERSECOND_POOL_SIZE",
         Instead("each worker needs one connection; see --redis-connections"),
     ),
-    (
-        "REDIS_PERSECOND_SENTINEL_AUTH",
-        Instead("it is for Redis Sentinel"),
-    ),
+    ("REDIS_PERSECOND_SENTINEL_AUTH", Honoured),
     ("REDIS_PERSECOND_SOCKET_TYPE", Honoured),
     ("REDIS_PERSECOND_TIMEOUT", Honoured),
     ("REDIS_PERSECOND_TLS", Honoured),
@@ -152,7 +149,7 @@ pub const VARIABLES: [(&str, Treatment); 114] = [
         "REDIS_POOL_SIZE",
         Instead("each worker needs one connection; see --redis-connections"),
     ),
-    ("REDIS_SENTINEL_AUTH", Instead("it is for Redis Sentinel")),
+    ("REDIS_SENTINEL_AUTH", Honoured),
     ("REDIS_SOCKET_TYPE", Honoured),
     (
         "REDIS_STARTUP_INITIAL_INTERVAL",

@@ -1,19 +1,30 @@
 //! Counters in Redis: requests queue, and whatever is queued when a connection is free goes out as
 //! one pipeline.
 //!
-//! Every worker has a store of its own, so nothing here is shared between cores. Batches form by
-//! themselves: while one is on its way the next gathers, and an idle worker sends at once.
+//! Every worker has a store of its own, with a lane to each node, so nothing on the way of a
+//! request is shared between cores. Batches form by themselves: while one is on its way the next
+//! gathers, and an idle worker sends at once. What all workers share is knowledge: which nodes
+//! there are and which are well.
+//!
+//! ```text
+//! RedisStore ──parts──▶ Lane ──Batcher──▶ Connection     each worker, each node
+//!      ▲                  ▲
+//!     Map ◀──Guide──▶ Breaker ◀──Probe                   once for the process
+//! ```
 
 use std::{
-    mem,
+    convert::Infallible,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicI64, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
 
-use tokio::sync::{Notify, oneshot};
+use tokio::{
+    sync::{Notify, watch},
+    task::JoinSet,
+};
 
 use super::{Store, StoreError};
 use crate::{
@@ -21,12 +32,35 @@ use crate::{
     window::Timestamp,
 };
 
+mod address;
 mod batcher;
+mod breaker;
+mod clock;
+mod cluster;
 mod connection;
+mod guide;
+mod lane;
+mod map;
+mod node;
 mod pipeline;
+mod probe;
+mod redirect;
+mod sentinel;
+mod slot;
+mod trouble;
 
-pub use batcher::Batcher;
-pub use connection::{Address, BadUrl, Connections, Tls};
+pub use address::{Address, BadUrl, Kind, Secret, Tls};
+pub use guide::Guide;
+pub use node::NodeReport;
+pub use trouble::Trouble;
+
+use address::{Place, Whereabouts};
+use batcher::Batcher;
+use cluster::Part;
+use connection::Connector;
+use lane::{Lane, Places};
+use map::Map;
+use node::Node;
 
 /// How the store talks to Redis.
 #[derive(Clone, Debug)]
@@ -35,11 +69,12 @@ pub struct Options {
     pub key_prefix: String,
     /// The longest a decision waits; also the longest a batch may be on its way.
     pub deadline: Duration,
-    /// Connections of each worker. More than one make smaller batches.
+    /// Connections of each worker to each node. More than one make smaller batches.
     pub connections: u32,
     /// Keys end up to this much later than their window, spread evenly; 0 for none.
     pub jitter_secs: u64,
-    /// Requests of one worker that may wait at a time; the next one is refused at once.
+    /// Requests of one worker that may wait at a time, whatever nodes they wait for; the next one
+    /// is refused at once.
     pub max_waiting: usize,
     /// By which clock limits without windows of their own are counted.
     pub clock: Clock,
@@ -55,30 +90,257 @@ pub enum Clock {
     Local,
 }
 
+/// The servers behind one address, as all workers know them.
+#[derive(Clone, Debug)]
+pub struct Servers(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    kind: Kind,
+    seeds: Vec<Place>,
+    /// What the sentinels call the master.
+    master: String,
+    connector: Arc<Connector>,
+    sentinel_connector: Arc<Connector>,
+    meters: Arc<Meters>,
+    now: fn() -> Timestamp,
+    map: watch::Sender<Arc<Map>>,
+    /// Whether every node is well and every key has one.
+    is_well: watch::Sender<bool>,
+    /// Why the map is not up to date.
+    lost: Mutex<Option<String>>,
+    /// How far the clocks of the nodes are ahead of ours, in milliseconds.
+    skew_millis: Arc<AtomicI64>,
+    /// Something happened to a node.
+    news: Arc<Notify>,
+    /// Somebody doubts the map.
+    wanted: Notify,
+}
+
+impl Servers {
+    /// `now` reads our clock, to compare that of Redis with.
+    ///
+    /// # Errors
+    ///
+    /// If `address` cannot be read, or a file that it names; whether somebody answers there is
+    /// not asked.
+    pub fn new(
+        address: &Address,
+        meters: Arc<Meters>,
+        now: fn() -> Timestamp,
+    ) -> Result<Self, BadUrl> {
+        let Address {
+            url,
+            kind,
+            auth,
+            sentinel_auth,
+            timeout,
+            is_tls,
+            tls,
+        } = address;
+        let Whereabouts {
+            kind,
+            seeds,
+            master,
+            settings,
+            is_tls,
+        } = Whereabouts::parse(&url.read()?, *kind, *is_tls)?;
+        let connector = |settings, auth: &Option<Secret>| {
+            let (auth, tls) = (auth.clone(), tls.clone());
+            Connector::new(settings, auth, is_tls, tls, *timeout).map(Arc::new)
+        };
+        let nameless = address::no_settings();
+        let news = Arc::<Notify>::default();
+        let map = match (kind, seeds.first()) {
+            (Kind::Single, Some(place)) => {
+                Map::single(Arc::new(Node::new(place.clone(), news.clone())))
+            }
+            _ => Map::default(),
+        };
+        meters.set_nodes(&map);
+        let shared = Shared {
+            connector: connector(settings, auth)?,
+            sentinel_connector: connector(nameless, sentinel_auth)?,
+            kind,
+            seeds,
+            master,
+            meters,
+            now,
+            map: watch::Sender::new(Arc::new(map)),
+            is_well: watch::Sender::new(false),
+            lost: Mutex::default(),
+            skew_millis: Arc::default(),
+            news,
+            wanted: Notify::new(),
+        };
+        Ok(Self(Arc::new(shared)))
+    }
+
+    /// The task that has to run once for all workers, whose decisions wait as long as `deadline`.
+    pub fn guide(&self, deadline: Duration) -> Guide {
+        Guide::new(self.clone(), deadline)
+    }
+
+    /// Whether every node is well. Bad until each has been asked.
+    pub fn health(&self) -> watch::Receiver<bool> {
+        self.0.is_well.subscribe()
+    }
+
+    /// How far the clock of Redis is ahead of ours, in milliseconds: the one in the middle if
+    /// there are several.
+    pub fn skew_millis(&self) -> Arc<AtomicI64> {
+        self.0.skew_millis.clone()
+    }
+
+    /// What to tell an operator: a line for each node, and one if the nodes are not known.
+    pub fn report(&self) -> Vec<(String, String)> {
+        let mut lines = Vec::new();
+        if let Some(lost) = &*lock(&self.0.lost) {
+            let who = match self.0.kind {
+                Kind::Single => "servers",
+                Kind::Sentinel => "sentinels",
+                Kind::Cluster => "slots",
+            };
+            lines.push((who.to_owned(), lost.clone()));
+        }
+        for node in &self.map().nodes {
+            let trouble = node.breaker.trouble();
+            let text = trouble.map_or_else(|| "ok".to_owned(), |trouble| trouble.to_string());
+            lines.push((node.to_string(), text));
+        }
+        lines
+    }
+
+    fn map(&self) -> Arc<Map> {
+        self.0.map.borrow().clone()
+    }
+
+    /// The node at `place`: the one of `map` if it has one.
+    fn node(&self, map: &Map, place: &Place) -> Arc<Node> {
+        let known = map.nodes.iter().find(|node| node.place == *place);
+        known.map_or_else(
+            || Arc::new(Node::new(place.clone(), self.0.news.clone())),
+            Arc::clone,
+        )
+    }
+
+    fn change_map(&self, map: Map) {
+        self.0.meters.set_nodes(&map);
+        self.0.map.send_replace(Arc::new(map));
+    }
+
+    fn record_look(&self, found: Result<(), String>) {
+        let mut lost = lock(&self.0.lost);
+        match (&*lost, &found) {
+            (None, Err(reason)) => tracing::warn!(reason, "cannot find out where Redis is"),
+            (Some(_), Ok(())) => tracing::info!("found out again where Redis is"),
+            _ => {}
+        }
+        *lost = found.err();
+    }
+
+    /// Somebody was told that the map is wrong.
+    fn refresh(&self) {
+        self.0.wanted.notify_one();
+    }
+
+    /// Tells how things stand. Returns whether all is well.
+    fn tell(&self) -> bool {
+        let map = self.map();
+        let is_well = map.is_complete() && map.nodes.iter().all(|node| !node.breaker.is_open());
+        let nodes = map.nodes.iter();
+        let skews = nodes.map(|node| node.skew_millis.load(Relaxed));
+        if let Some(skew) = clock::median(skews) {
+            self.0.skew_millis.store(skew, Relaxed);
+        }
+        // A breaker is closed before the first answer as well.
+        let is_good = is_well && map.nodes.iter().all(|node| node.was_well());
+        self.0.is_well.send_if_modified(|was_good| {
+            let changes = *was_good != is_good;
+            *was_good = is_good;
+            changes
+        });
+        is_well
+    }
+}
+
 /// A worker's door to Redis.
 #[derive(Clone, Debug)]
 pub struct RedisStore {
-    queue: Arc<Queue>,
+    view: Arc<Mutex<Arc<View>>>,
+    key_prefix: Arc<[u8]>,
     deadline: Duration,
 }
 
+/// A map, and the lanes to its nodes in their order.
+#[derive(Debug)]
+struct View {
+    map: Arc<Map>,
+    lanes: Vec<Arc<Lane>>,
+}
+
 impl RedisStore {
-    /// A store, and the tasks that have to run for it to answer.
-    pub fn new(connections: &Connections, options: &Options) -> (Self, Vec<Batcher>) {
-        let queue = Arc::new(Queue {
-            max_waiting: options.max_waiting,
-            ..Queue::default()
-        });
-        let pool = connections.pool(options);
-        let meters = connections.meters();
-        let batcher =
-            |_| Batcher::new(queue.clone(), pool.clone(), options.clone(), meters.clone());
-        let batchers = (0..options.connections).map(batcher).collect();
+    /// A store, and the task that has to run on the same worker for it to answer.
+    pub fn new(servers: &Servers, options: &Options) -> (Self, Batchers) {
+        let mut batchers = Batchers {
+            servers: servers.clone(),
+            options: options.clone(),
+            places: Arc::new(Places::new(options.max_waiting)),
+            view: Arc::new(Mutex::new(Arc::new(View {
+                map: Arc::default(),
+                lanes: Vec::new(),
+            }))),
+            new_lanes: Vec::new(),
+        };
+        batchers.follow(servers.map());
         let store = Self {
-            queue,
+            view: batchers.view.clone(),
+            key_prefix: options.key_prefix.as_bytes().into(),
             deadline: options.deadline,
         };
         (store, batchers)
+    }
+
+    async fn add_now(&self, batch: &Batch, now: Timestamp) -> Result<Vec<Count>, StoreError> {
+        let view = lock(&self.view).clone();
+        if !view.map.is_cluster() {
+            let lane = view.lanes.first().ok_or(StoreError::Unreachable)?;
+            let answer = lane.push(batch, now)?;
+            return answer.await.unwrap_or(Err(StoreError::Unreachable));
+        }
+        let parts = cluster::parts(&view.map, &self.key_prefix, batch)?;
+        let mut counts = Self::add_parts(&view, &parts, batch.len(), now).await?;
+        if let Some(back) = cluster::overcharged(&parts, batch, &mut counts) {
+            // The decision stands, whether they take it back or not.
+            let _ = Self::add_parts(&view, &back, 0, now).await;
+        }
+        Ok(counts)
+    }
+
+    /// The counts of a request of `increments` increments, put together from its parts.
+    async fn add_parts(
+        view: &View,
+        parts: &[Part],
+        increments: usize,
+        now: Timestamp,
+    ) -> Result<Vec<Count>, StoreError> {
+        // If one of them cannot be counted, nothing is.
+        for part in parts {
+            view.lanes[part.node].admit()?;
+        }
+        let mut answers = Vec::with_capacity(parts.len());
+        for part in parts {
+            answers.push(view.lanes[part.node].push(&part.batch, now)?);
+        }
+        // All are on their way; who is waited for first does not matter.
+        let mut counts = vec![Count::from(0); increments];
+        for (part, answer) in parts.iter().zip(answers) {
+            let own = answer.await.unwrap_or(Err(StoreError::Unreachable))?;
+            for (index, count) in part.indices.iter().zip(own) {
+                counts[*index] = count;
+            }
+        }
+        Ok(counts)
     }
 }
 
@@ -87,75 +349,78 @@ impl Store for RedisStore {
         if batch.is_empty() {
             return Ok(Vec::new());
         }
-        let answer = self.queue.push(batch, now)?;
-        match tokio::time::timeout(self.deadline, answer).await {
-            Ok(Ok(counts)) => counts,
-            Ok(Err(_gone)) => Err(StoreError::Unreachable),
-            Err(_elapsed) => Err(StoreError::Timeout),
-        }
+        let counting = self.add_now(batch, now);
+        tokio::time::timeout(self.deadline, counting)
+            .await
+            .unwrap_or(Err(StoreError::Timeout))
     }
 }
 
-/// Requests that wait for the next batch.
-#[derive(Debug, Default)]
-struct Queue {
-    waiting: Mutex<Waiting>,
-    arrived: Notify,
-    max_waiting: usize,
-}
-
-#[derive(Debug, Default)]
-struct Waiting {
-    batch: Batch,
-    waiters: Vec<Waiter>,
-    /// The time of the last request, by which all are sent.
-    now: Option<Timestamp>,
-}
-
+/// The batchers of one worker: as many for each node of the map as it has connections.
 #[derive(Debug)]
-struct Waiter {
-    /// How many increments of the batch are this request's.
-    increments: usize,
-    answer: oneshot::Sender<Result<Vec<Count>, StoreError>>,
+pub struct Batchers {
+    servers: Servers,
+    options: Options,
+    places: Arc<Places>,
+    view: Arc<Mutex<Arc<View>>>,
+    /// Lanes that nobody serves yet.
+    new_lanes: Vec<Arc<Lane>>,
 }
 
-impl Queue {
-    fn push(
-        &self,
-        batch: &Batch,
-        now: Timestamp,
-    ) -> Result<oneshot::Receiver<Result<Vec<Count>, StoreError>>, StoreError> {
-        let mut waiting = self.lock();
-        if waiting.waiters.len() >= self.max_waiting {
-            return Err(StoreError::Overloaded);
-        }
-        let (answer, receiver) = oneshot::channel();
-        waiting.batch.append(batch);
-        waiting.now = Some(now);
-        waiting.waiters.push(Waiter {
-            increments: batch.len(),
-            answer,
-        });
-        if waiting.waiters.len() == 1 {
-            self.arrived.notify_one();
-        }
-        Ok(receiver)
-    }
-
-    /// Waits until there is something to send.
-    async fn arrived(&self) {
-        while self.lock().waiters.is_empty() {
-            self.arrived.notified().await;
+impl Batchers {
+    /// Serves the lanes of the map, whatever that becomes.
+    pub async fn run(mut self) -> Infallible {
+        let mut maps = self.servers.0.map.subscribe();
+        let mut running = JoinSet::new();
+        loop {
+            let map = maps.borrow_and_update().clone();
+            self.follow(map);
+            for lane in std::mem::take(&mut self.new_lanes) {
+                let pool = Batcher::pool(&self.servers, &lane.node, &self.options);
+                for _ in 0..self.options.connections {
+                    let batcher =
+                        Batcher::new(lane.clone(), self.servers.clone(), self.options.clone());
+                    running.spawn(batcher.run(pool.clone()));
+                }
+            }
+            tokio::select! {
+                // The servers keep the sender.
+                _ = maps.changed() => {}
+                Some(ended) = running.join_next() => if let Err(error) = ended
+                    && error.is_panic()
+                {
+                    std::panic::resume_unwind(error.into_panic());
+                },
+            }
         }
     }
 
-    fn take(&self) -> Waiting {
-        mem::take(&mut *self.lock())
-    }
-
-    /// A panic elsewhere cannot leave the queue half changed: nothing between the changes panics.
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Opens lanes to the nodes that are new on `map`, and ends those to nodes that are gone.
+    fn follow(&mut self, map: Arc<Map>) {
+        let mut view = lock(&self.view);
+        if Arc::ptr_eq(&view.map, &map) {
+            return;
+        }
+        let lanes: Vec<_> = map
+            .nodes
+            .iter()
+            .map(|node| {
+                let known = view.lanes.iter().find(|lane| Arc::ptr_eq(&lane.node, node));
+                known.cloned().unwrap_or_else(|| {
+                    let lane =
+                        Lane::new(node.clone(), self.places.clone(), self.options.connections);
+                    let lane = Arc::new(lane);
+                    self.new_lanes.push(lane.clone());
+                    lane
+                })
+            })
+            .collect();
+        for lane in &view.lanes {
+            if !lanes.iter().any(|stays| Arc::ptr_eq(stays, lane)) {
+                lane.end();
+            }
+        }
+        *view = Arc::new(View { map, lanes });
     }
 }
 
@@ -167,16 +432,32 @@ pub struct Meters {
     pub failures: AtomicU64,
     pub connections_opened: AtomicU64,
     pub connections_closed: AtomicU64,
+    /// Those of the map.
+    nodes: Mutex<Vec<Arc<Node>>>,
 }
 
 impl Meters {
+    /// How each node of the map is doing.
+    pub fn nodes(&self) -> Vec<NodeReport> {
+        lock(&self.nodes).iter().map(|node| node.report()).collect()
+    }
+
+    fn set_nodes(&self, map: &Map) {
+        lock(&self.nodes).clone_from(&map.nodes);
+    }
+
     fn record_pipeline(&self, commands: usize) {
-        self.pipelines.fetch_add(1, Ordering::Relaxed);
-        self.commands.fetch_add(commands as u64, Ordering::Relaxed);
+        self.pipelines.fetch_add(1, Relaxed);
+        self.commands.fetch_add(commands as u64, Relaxed);
     }
 
     /// A batch that failed, or a connection that did not come up.
     fn record_failure(&self) {
-        self.failures.fetch_add(1, Ordering::Relaxed);
+        self.failures.fetch_add(1, Relaxed);
     }
+}
+
+/// A panic elsewhere cannot leave what is behind these locks half changed.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

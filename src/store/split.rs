@@ -53,35 +53,45 @@ impl Split {
     /// What was charged although the request as a whole is refused, to be given back to each part;
     /// nothing if that is nothing. `counts` then no longer say that it is charged.
     pub(super) fn overcharged(&self, batch: &Batch, counts: &mut [Count]) -> Option<Vec<Batch>> {
-        let increments: Vec<_> = batch.iter().collect();
-        let judged = increments.iter().zip(counts.iter());
-        let verdict = Verdict::new(judged.map(|(increment, count)| {
-            (
-                &increment.terms,
-                count.is_over(increment.limit, increment.hits),
-            )
-        }));
-        let mut back: Option<Vec<Batch>> = None;
-        for ((increment, count), &place) in increments.iter().zip(counts).zip(&self.places) {
-            let hits = increment.hits.added();
-            if increment.charge != Charge::Admitted
-                || hits == 0
-                || !count.is_charged
-                || verdict.charges(&increment.terms, false)
-            {
-                continue;
-            }
-            let empty = || self.parts.iter().map(|_| Batch::default()).collect();
-            let mut terms = increment.terms;
-            terms.hits = Hits::give_back(hits);
-            terms.charge = Charge::Always;
-            back.get_or_insert_with(empty)[place].append_one(Increment {
-                terms,
-                ..*increment
-            });
-            count.is_charged = false;
-            count.after = count.after.saturating_sub(hits);
-        }
-        back
+        overcharged_at(batch, counts, &self.places, self.parts.len())
     }
+}
+
+/// The same, where each increment lives at its place of `places`, of which there are `parts`.
+pub(super) fn overcharged_at(
+    batch: &Batch,
+    counts: &mut [Count],
+    places: &[usize],
+    parts: usize,
+) -> Option<Vec<Batch>> {
+    let increments: Vec<_> = batch.iter().collect();
+    let judged = increments.iter().zip(counts.iter());
+    let verdict = Verdict::new(judged.map(|(increment, count)| {
+        (
+            &increment.terms,
+            count.is_over(increment.limit, increment.hits),
+        )
+    }));
+    let mut back: Option<Vec<Batch>> = None;
+    for ((increment, count), &place) in increments.iter().zip(counts).zip(places) {
+        let hits = increment.hits.added();
+        if increment.charge != Charge::Admitted
+            || hits == 0
+            || !count.is_charged
+            || verdict.charges(&increment.terms, false)
+        {
+            continue;
+        }
+        let mut terms = increment.terms;
+        terms.hits = Hits::give_back(hits);
+        terms.charge = Charge::Always;
+        let empty = || (0..parts).map(|_| Batch::default()).collect();
+        back.get_or_insert_with(empty)[place].append_one(Increment {
+            terms,
+            ..*increment
+        });
+        count.is_charged = false;
+        count.after = count.after.saturating_sub(hits);
+    }
+    back
 }

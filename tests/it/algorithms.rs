@@ -15,16 +15,23 @@ use tollgate::{
     window::{Period, Timestamp, Unit},
 };
 
-use crate::store::{Backend, Door, on_both_stores};
+use crate::{
+    store::{Backend, Door, on_all_stores},
+    support::cluster::Cluster,
+};
 
-on_both_stores! {
-    any_history_of_windows_from_the_first_hit
-    any_history_of_sliding_windows
-    any_history_of_sliding_logs
-    any_history_of_token_buckets
-    any_history_of_everything_together
-    hits_that_come_at_once_are_admitted_in_some_order
-    what_is_refused_takes_no_room
+on_all_stores! {
+    everywhere: [
+        what_is_refused_takes_no_room
+    ]
+    within_a_slot: [
+        any_history_of_windows_from_the_first_hit
+        any_history_of_sliding_windows
+        any_history_of_sliding_logs
+        any_history_of_token_buckets
+        any_history_of_everything_together
+        hits_that_come_at_once_are_admitted_in_some_order
+    ]
 }
 
 /// All limits have this period.

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use tollgate::{
     config::{Files, Options, Source},
     grpc::{
-        Service,
+        Clock, Service,
         proto::envoy::{
             extensions::common::ratelimit::v3::{
                 RateLimitDescriptor, rate_limit_descriptor::Entry,
@@ -55,6 +55,7 @@ fn service() -> Service<Arc<MemoryStore>> {
         },
         extras: Extras::default(),
         tracer: Tracer::default(),
+        clock: Clock::default(),
     }
 }
 

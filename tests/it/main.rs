@@ -8,6 +8,9 @@
 //! - `allocations`: how often a decision asks for memory
 //! - `redis`: few commands, exact counts for many clients, and Redis gone or stuck
 //! - `on_loss`: what rules answer while Redis does not
+//! - `sentinel`: a Redis that sentinels watch over, and failovers
+//! - `cluster`: a Redis Cluster: one batch a node, slots that move, masters that die
+//! - `calm`: what callers see while Redis or the way to it is broken
 //! - `redis_tls`: TLS between tollgate and Redis
 //! - `reload`: rules that change under a running server
 //! - `xds`: rules that a control plane pushes
@@ -38,7 +41,9 @@
 mod algorithms;
 mod allocations;
 mod bad_input;
+mod calm;
 mod cli;
+mod cluster;
 mod deploy;
 mod drain;
 mod drop_in;
@@ -56,6 +61,7 @@ mod redis;
 mod redis_tls;
 mod reload;
 mod rls;
+mod sentinel;
 mod statistics;
 mod store;
 mod support;

@@ -327,8 +327,12 @@ async fn a_frozen_redis_is_not_waited_for() {
     let mut client = connect(server.grpc).await;
     works_again(&client).await;
     redis.freeze();
+    check_unavailable(one(&mut client, "v").await, &[TIMEOUT, UNREACHABLE]);
+    let opened = "tollgate_redis_failures_total";
+    wait_until("the silence is noticed", || server.metric(opened) > 0);
+    // From now on nobody waits.
     for _ in 0..3 {
-        check_unavailable(one(&mut client, "v").await, &[TIMEOUT]);
+        check_unavailable(one(&mut client, "v").await, &[UNREACHABLE]);
     }
     redis.thaw();
     works_again(&client).await;
@@ -452,13 +456,15 @@ async fn a_password_works_and_is_never_told() {
 
     let server = start("wrong-password");
     let mut client = connect(server.grpc).await;
-    for _ in 0..3 {
-        let failures = server.metric("tollgate_redis_failures_total");
-        check_unavailable(one(&mut client, "v").await, &[UNREACHABLE, TIMEOUT]);
-        eventually("the failure is noticed", async || {
-            server.metric("tollgate_redis_failures_total") > failures
-        })
-        .await;
+    check_unavailable(one(&mut client, "v").await, &[UNREACHABLE, TIMEOUT]);
+    wait_until("the reason is told", || {
+        let page = http::get(server.http, "/healthcheck?verbose").body;
+        page.contains("refuses the password (WRONGPASS)")
+    });
+    for path in ["/healthcheck?verbose", "/stats", "/metrics", "/rlconfig"] {
+        for port in [server.http, server.debug] {
+            assert!(!http::get(port, path).body.contains("wrong-password"));
+        }
     }
     let log = server.log().text();
     assert!(!log.contains("wrong-password"), "{log}");
@@ -555,4 +561,56 @@ async fn limits_per_second_have_a_redis_of_their_own() {
     assert!(keys(&per_second).contains("}60@"), "{}", keys(&per_second));
     assert!(keys(&redis).contains("}31536000@"), "{}", keys(&redis));
     assert_eq!((redis.keys().len(), per_second.keys().len()), (1, 1));
+}
+
+#[tokio::test]
+async fn a_socket_a_name_and_a_database_lead_to_the_counters() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let redis = Redis::with(&["--unixsocket", &file("socket")]);
+    redis.cli(&[
+        "ACL",
+        "SETUSER",
+        "gate",
+        "on",
+        ">open-sesame",
+        "~*",
+        "+@all",
+    ]);
+    std::fs::write(file("secret"), "gate:open-sesame\n").unwrap();
+    std::fs::write(
+        file("url"),
+        format!("redis://gate:open-sesame@{}/3\n", redis.address()),
+    )
+    .unwrap();
+    let counted = |database: &str| redis.number(&["-n", database, "DBSIZE"]);
+    let start = |arguments: &[&str]| {
+        tollgate::with_rules(THREE_PERIODS)
+            .args(["--redis-timeout", "10s"])
+            .args(arguments.iter().copied())
+            .start()
+    };
+    let socket = format!("unix://{}?db=2", file("socket"));
+    let by_socket = start(&["--redis-url", &socket, "--redis-auth-file", &file("secret")]);
+    works_again(&connect(by_socket.grpc).await).await;
+    assert_eq!(counted("2"), 3);
+    let by_file = start(&["--redis-url-file", &file("url")]);
+    works_again(&connect(by_file.grpc).await).await;
+    assert_eq!(counted("3"), 3);
+    let told =
+        by_file.log().text() + &by_file.page("/stats") + &by_file.page("/healthcheck?verbose");
+    assert!(!told.contains("sesame"), "{told}");
+}
+
+#[test]
+fn a_secret_s_file_that_is_not_there_ends_the_start_by_its_name() {
+    let (_, text) = tollgate::with_rules(THREE_PERIODS)
+        .args([
+            "--redis-url",
+            "127.0.0.1:1",
+            "--redis-auth-file",
+            "/gone/secret",
+        ])
+        .fail();
+    assert!(text.contains("/gone/secret cannot be read"), "{text}");
 }

@@ -1,14 +1,15 @@
 //! TLS between tollgate and a real Redis.
 
-use std::{fs, path::Path};
+use std::{cell::Cell, fs, path::Path};
 
 use tempfile::TempDir;
 
 use crate::support::{
-    ask::{ask, connect, is_ok},
+    ask::{Client, ask, connect, is_ok},
     certificates::{Authority, Pair},
+    eventually, free_port,
     redis::Redis,
-    tollgate,
+    tollgate, wait_until,
 };
 
 const RULES: &str = "domain: d\ndescriptors: [{key: k, rate_limits: [1/year]}]";
@@ -110,4 +111,87 @@ fn a_file_that_is_not_there_ends_the_start_by_its_name() {
         .fail();
     assert_eq!(status.code(), Some(1));
     assert!(said.contains("/gone/ca.pem cannot be read"), "{said}");
+}
+
+/// A cluster of one node says where it is by its address, and that is checked too.
+#[tokio::test]
+async fn the_nodes_of_a_cluster_are_spoken_to_over_tls() {
+    let (_, folder) = certificates("127.0.0.1");
+    let cluster = Redis::with_tls_and(
+        folder.path(),
+        &["--cluster-enabled", "yes", "--tls-cluster", "yes"],
+    );
+    cluster.cli(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+    wait_until("the cluster serves", || {
+        cluster
+            .cli(&["CLUSTER", "INFO"])
+            .contains("cluster_state:ok")
+    });
+    let ca = folder.path().join("ca");
+    let start = |url: String| {
+        tollgate::with_rules(RULES)
+            .args(["--redis-url", &url, "--redis-timeout", "1s"])
+            .args(["--redis-type", "cluster"])
+            .args(["--redis-tls-ca", ca.to_str().unwrap()])
+            .start()
+    };
+    let server = start(format!("rediss://127.0.0.1:{}", cluster.tls_port()));
+    works(&connect(server.grpc).await).await;
+    let page = server.page("/healthcheck?verbose");
+    let node = format!("redis 127.0.0.1:{}: ok", cluster.tls_port());
+    assert!(page.contains(&node), "{page}");
+}
+
+/// The sentinel speaks TLS as the master does, and is verified by the same authority.
+#[tokio::test]
+async fn sentinels_and_their_master_are_spoken_to_over_tls() {
+    let (_, folder) = certificates("127.0.0.1");
+    let folder = folder.path();
+    let master = Redis::with_tls_and(folder, &["--tls-replication", "yes"]);
+    let file = |name: &str| folder.join(name).to_str().unwrap().to_owned();
+    let tls_port = Cell::new(0);
+    let sentinel = Redis::with_made("redis-server", |own| {
+        tls_port.set(free_port());
+        let text = format!(
+            "bind 127.0.0.1\ndir {}\ntls-port {}\ntls-cert-file {}\ntls-key-file {}\n\
+             tls-ca-cert-file {}\ntls-auth-clients no\ntls-replication yes\n\
+             sentinel monitor mymaster 127.0.0.1 {} 1\n",
+            own.display(),
+            tls_port.get(),
+            file("cert"),
+            file("key"),
+            file("ca"),
+            master.tls_port(),
+        );
+        let path = own.join("sentinel.conf");
+        fs::write(&path, text).unwrap();
+        vec![path.to_str().unwrap().to_owned(), "--sentinel".to_owned()]
+    });
+    let start = |host: &str, any_host: &str| {
+        let url = format!("rediss+sentinel://{host}:{}/mymaster", tls_port.get());
+        tollgate::with_rules(RULES)
+            .args(["--redis-url", &url, "--redis-timeout", "1s"])
+            .args(["--redis-tls-ca", &file("ca")])
+            .args(["--redis-tls-any-host", any_host])
+            .start()
+    };
+    let server = start("127.0.0.1", "false");
+    works(&connect(server.grpc).await).await;
+    assert!(!master.keys().is_empty());
+    assert!(!sentinel.cli(&["INFO", "server"]).is_empty());
+    // The certificate is for the number and not for the name.
+    let server = start("localhost", "false");
+    wait_until("the sentinel is not believed", || {
+        let page = server.page("/healthcheck?verbose");
+        page.contains("redis sentinels: ") && page.contains("ertificate")
+    });
+    works(&connect(start("localhost", "true").grpc).await).await;
+}
+
+/// Waits for a decision.
+async fn works(client: &Client) {
+    eventually("calls are answered", async || {
+        ask(&mut client.clone(), "d", &[("k", "v")]).await.is_ok()
+    })
+    .await;
 }

@@ -1,7 +1,10 @@
-//! What every store keeps to. Each law runs on memory and on a real Redis, through doors as the
-//! workers have them.
+//! What every store keeps to. Each law runs on memory, on real servers of four versions and on
+//! clusters of them, through doors as the workers have them.
 
-use std::{cell::Cell, collections::HashMap, num::NonZeroU32, sync::Arc, time::Duration};
+use std::{
+    cell::Cell, collections::HashMap, convert::Infallible, num::NonZeroU32, sync::Arc,
+    time::Duration,
+};
 
 use proptest::{
     prelude::*,
@@ -15,17 +18,18 @@ use tollgate::{
     store::{
         Store as _,
         memory::MemoryStore,
-        redis::{Address, Batcher, Clock, Connections, Options, RedisStore},
+        redis::{Address, Clock, Options, RedisStore, Secret, Servers, Tls},
     },
     window::{Period, Timestamp, Unit},
 };
 
-use crate::support::redis::Redis;
+use crate::support::{cluster::Cluster, redis::Redis};
 
 /// Where the counters are.
 pub(crate) enum Backend {
     Memory(Arc<MemoryStore>),
     Redis(Redis),
+    Cluster(Cluster),
 }
 
 /// A worker's way to them.
@@ -55,8 +59,8 @@ impl Backend {
         Self::Memory(Arc::new(MemoryStore::new(100_000)))
     }
 
-    pub(crate) fn redis() -> Self {
-        Self::Redis(Redis::start())
+    pub(crate) fn redis(program: &'static str) -> Self {
+        Self::Redis(Redis::of(program))
     }
 
     /// Does `work` with a door of its own, as a worker would: on one thread, with what the store
@@ -70,16 +74,23 @@ impl Backend {
             let mut beside = JoinSet::new();
             let door = match self {
                 Self::Memory(store) => Door::Memory(store.clone()),
-                Self::Redis(redis) => {
-                    let (store, batchers) = connect(redis);
-                    for batcher in batchers {
-                        beside.spawn(batcher.run());
-                    }
-                    Door::Redis(store)
-                }
+                Self::Redis(redis) => connect(redis.url(), &mut beside).await,
+                Self::Cluster(cluster) => connect(cluster.url(), &mut beside).await,
             };
             work(door).await
         })
+    }
+
+    /// Forgets all counters.
+    pub(crate) fn clear(&self) {
+        let nodes = match self {
+            Self::Memory(_) => unreachable!("each law has a memory of its own"),
+            Self::Redis(redis) => std::slice::from_ref(redis),
+            Self::Cluster(cluster) => &cluster.nodes,
+        };
+        for node in nodes {
+            node.cli(&["FLUSHALL"]);
+        }
     }
 
     /// How many counters there are.
@@ -87,11 +98,13 @@ impl Backend {
         match self {
             Self::Memory(store) => store.live_counters(),
             Self::Redis(redis) => redis.keys().len(),
+            Self::Cluster(cluster) => cluster.key_count(),
         }
     }
 }
 
-fn connect(redis: &Redis) -> (RedisStore, Vec<Batcher>) {
+/// A door to the Redis at `url`, with what it needs running `beside`.
+async fn connect(url: String, beside: &mut JoinSet<Infallible>) -> Door {
     let patience = Duration::from_secs(10);
     let options = Options {
         key_prefix: String::new(),
@@ -102,13 +115,23 @@ fn connect(redis: &Redis) -> (RedisStore, Vec<Batcher>) {
         clock: Clock::Local,
     };
     let address = Address {
-        url: redis.url(),
+        url: Secret::Text(url),
+        kind: None,
         auth: None,
+        sentinel_auth: None,
         timeout: patience,
-        tls: None,
+        is_tls: false,
+        tls: Tls::default(),
     };
-    let connections = Connections::new(&address, Arc::default()).unwrap();
-    RedisStore::new(&connections, &options)
+    let servers = Servers::new(&address, Arc::default(), tollgate::grpc::now).unwrap();
+    let (store, batchers) = RedisStore::new(&servers, &options);
+    beside.spawn(servers.guide(patience).run());
+    beside.spawn(batchers.run());
+    let mut health = servers.health();
+    // A cluster has to be asked for its slots first.
+    let well = health.wait_for(|is_well| *is_well);
+    tokio::time::timeout(patience, well).await.unwrap().unwrap();
+    Door::Redis(store)
 }
 
 /// What is to happen to one counter.
@@ -208,20 +231,62 @@ fn check(backend: &Backend, batches: &[(&[Step], &[u64])]) {
     assert_eq!(counts, expected);
 }
 
-/// Makes a test of each law for each store.
-macro_rules! on_both_stores {
-    ($($law:ident)*) => {
+/// Makes a test of each law for each store. Starting a cluster takes long, so all laws have one
+/// together; those `within_a_slot` are about several counters at once, which a cluster cannot
+/// promise.
+macro_rules! on_all_stores {
+    (everywhere: [$($law:ident)*] within_a_slot: [$($more:ident)*]) => {
         mod memory {
             $(#[test] fn $law() { super::$law(&$crate::store::Backend::memory()); })*
+            $(#[test] fn $more() { super::$more(&$crate::store::Backend::memory()); })*
         }
         mod redis {
-            $(#[test] fn $law() { super::$law(&$crate::store::Backend::redis()); })*
+            $(#[test] fn $law() { super::$law(&$crate::store::Backend::redis("redis-server")); })*
+            $(#[test] fn $more() { super::$more(&$crate::store::Backend::redis("redis-server")); })*
+        }
+        mod redis_6_2 {
+            $(#[test] fn $law() { super::$law(&$crate::store::Backend::redis("redis-server-6.2")); })*
+            $(#[test] fn $more() { super::$more(&$crate::store::Backend::redis("redis-server-6.2")); })*
+        }
+        mod redis_8 {
+            $(#[test] fn $law() { super::$law(&$crate::store::Backend::redis("redis-server-8")); })*
+            $(#[test] fn $more() { super::$more(&$crate::store::Backend::redis("redis-server-8")); })*
+        }
+        mod valkey_9 {
+            $(#[test] fn $law() { super::$law(&$crate::store::Backend::redis("valkey-server-9")); })*
+            $(#[test] fn $more() { super::$more(&$crate::store::Backend::redis("valkey-server-9")); })*
+        }
+        mod cluster {
+            #[test]
+            fn every_law_but_those_of_several_slots() {
+                super::check_cluster("redis-server");
+            }
+            #[test]
+            fn every_law_on_redis_6_2() {
+                super::check_cluster("redis-server-6.2");
+            }
+            #[test]
+            fn every_law_on_redis_8() {
+                super::check_cluster("redis-server-8");
+            }
+            #[test]
+            fn every_law_on_valkey_9() {
+                super::check_cluster("valkey-server-9");
+            }
+        }
+        fn check_cluster(program: &'static str) {
+            let backend = $crate::store::Backend::Cluster(Cluster::of(program, 0));
+            $(
+                $law(&backend);
+                backend.clear();
+            )*
         }
     };
 }
-pub(crate) use on_both_stores;
+pub(crate) use on_all_stores;
 
-on_both_stores! {
+on_all_stores! {
+    everywhere: [
     counts_rise_in_order
     a_batch_moves_several_counters
     a_counter_that_comes_twice_in_a_batch_has_grown_the_second_time
@@ -237,11 +302,14 @@ on_both_stores! {
     any_bytes_are_a_value
     long_values_are_told_apart
     a_hundred_counters_in_one_batch
+    sixty_four_adders_get_every_count_once
+    ]
+    within_a_slot: [
     one_above_its_limit_stops_the_others
     giving_back_neither_stops_nor_is_stopped
-    sixty_four_adders_get_every_count_once
     sixty_four_adders_that_stop_leave_the_limit_full
     any_history_is_that_of_a_naive_model
+    ]
 }
 
 fn counts_rise_in_order(backend: &Backend) {

@@ -11,13 +11,18 @@ use std::{
 pub mod ads;
 pub mod ask;
 pub mod certificates;
+pub mod chaos;
+pub mod cluster;
 pub mod envoy;
 pub mod http;
 pub mod json;
+pub mod proxy;
 pub mod ratelimit;
 pub mod raw;
 pub mod redis;
+pub mod sentinel;
 pub mod statsd;
+pub mod storm;
 pub mod tollgate;
 
 /// How long anything may take before a test gives up on it.

@@ -1,83 +1,148 @@
-//! Sends what is queued whenever a connection is free.
+//! Sends what is queued for one node whenever a connection to it is free.
 
 use std::{
-    collections::{HashSet, hash_map::RandomState},
-    convert::Infallible,
+    collections::{HashMap, HashSet, hash_map::RandomState},
     hash::BuildHasher as _,
     mem,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering::Relaxed},
 };
 
-use bb8_redis::redis::{Pipeline, Value};
+use bb8_redis::redis::{Pipeline, Value, aio::MultiplexedConnection};
+use tokio::{sync::watch, time::Instant};
 
 use super::{
-    Meters, Options, Queue, StoreError, Waiting,
-    connection::{Connection, ConnectionPool},
+    Options, Servers, StoreError,
+    address::Place,
+    connection::{self, Connection, ConnectionPool, Door, Pooled},
+    lane::{Lane, Waiting},
+    node::Node,
     pipeline::{Builder, Commands, load_step},
+    redirect::redirects,
+    trouble::{Trouble, is_unserved_slot},
 };
-use crate::{counter::Count, window::Timestamp};
+use crate::window::Timestamp;
+
+/// How often a command may be sent on from one server to the next: MOVED by an old map, ASK by
+/// the slot's owner, and once more for a slot that moves meanwhile.
+const MAX_REDIRECTS: usize = 3;
+
+/// Connections for commands that are sent on. More servers than that do not give away slots at
+/// once.
+const MAX_DETOURS: usize = 16;
 
 /// The loop of one connection.
 #[derive(Debug)]
-pub struct Batcher {
-    queue: Arc<Queue>,
-    pool: ConnectionPool,
+pub(super) struct Batcher {
+    lane: Arc<Lane>,
+    node: Arc<Node>,
+    servers: Servers,
     options: Options,
-    meters: Arc<Meters>,
     known: Known,
-    is_reachable: bool,
+    trouble: watch::Receiver<Option<Trouble>>,
+    /// Connections to servers that commands were sent on to.
+    detours: HashMap<Place, MultiplexedConnection>,
+    /// The last error that Redis gave for a command, so that the log says it once.
+    last_refusal: Option<String>,
 }
 
 impl Batcher {
-    pub(super) fn new(
-        queue: Arc<Queue>,
-        pool: ConnectionPool,
-        options: Options,
-        meters: Arc<Meters>,
-    ) -> Self {
+    pub(super) fn new(lane: Arc<Lane>, servers: Servers, options: Options) -> Self {
+        let node = lane.node.clone();
         Self {
-            queue,
-            pool,
+            trouble: node.breaker.watch(),
+            node,
+            lane,
+            servers,
             options,
-            meters,
             known: Known::default(),
-            is_reachable: true,
+            detours: HashMap::new(),
+            last_refusal: None,
         }
     }
 
-    /// Serves the queue until it is dropped.
-    pub async fn run(mut self) -> Infallible {
+    /// The connections of all batchers of one lane. Makes tasks: for the worker's own runtime.
+    pub(super) fn pool(servers: &Servers, node: &Arc<Node>, options: &Options) -> ConnectionPool {
+        let door = Door {
+            connector: servers.0.connector.clone(),
+            node: node.clone(),
+            meters: servers.0.meters.clone(),
+        };
+        door.pool(options.connections)
+    }
+
+    /// Serves the lane until its end.
+    pub(super) async fn run(mut self, mut pool: ConnectionPool) {
+        while self.well().await.is_some() {
+            if let Some(mut connection) = self.connect(&mut pool).await
+                && self.serve(&mut connection).await.is_none()
+            {
+                return;
+            }
+        }
+    }
+
+    /// Waits until the node is not known to be gone: until then only the probe knocks. Returns
+    /// nothing at the end of the lane.
+    async fn well(&mut self) -> Option<()> {
         loop {
-            self.queue.arrived().await;
+            if !self.node.breaker.is_open() {
+                return Some(());
+            }
+            self.lane.fail_all(StoreError::Unreachable);
+            tokio::select! {
+                _ = self.trouble.changed() => {}
+                arrived = self.lane.arrived() => arrived?,
+            }
+        }
+    }
+
+    /// A connection, as soon as there is one, or nothing if none comes up.
+    async fn connect(&mut self, pool: &mut ConnectionPool) -> Option<Pooled> {
+        let connected = {
+            let mut connecting = std::pin::pin!(pool.get());
+            match tokio::time::timeout(self.options.deadline, &mut connecting).await {
+                Ok(connected) => connected,
+                Err(_elapsed) => {
+                    let _stuck = self.lane.stuck();
+                    self.lane.fail_all(StoreError::Unreachable);
+                    connecting.await
+                }
+            }
+        };
+        match connected {
+            Ok(connection) => Some(connection),
+            Err(trouble) => {
+                tracing::debug!(node = %self.node, %trouble, "no connection");
+                self.record_failure();
+                self.node.lose(trouble);
+                self.lane.fail_all(StoreError::Unreachable);
+                None
+            }
+        }
+    }
+
+    /// Sends batches for as long as the connection is good. Returns nothing at the end of the
+    /// lane.
+    async fn serve(&mut self, connection: &mut Connection) -> Option<()> {
+        while !connection.is_broken() && connection.era == self.node.breaker.era() {
+            if self.node.breaker.is_open() {
+                break;
+            }
+            tokio::select! {
+                arrived = self.lane.arrived() => arrived?,
+                _ = self.trouble.changed() => continue,
+            }
+            if connection.era != self.node.breaker.era() {
+                break;
+            }
             // The connection first: what arrives while it is busy joins the batch.
-            let mut pool = self.pool.clone();
-            match pool.get().await {
-                Ok(mut connection) => {
-                    self.tell(None);
-                    let waiting = self.queue.take();
-                    self.send(&mut connection, waiting).await;
-                }
-                Err(error) => {
-                    self.tell(Some(&error));
-                    self.meters.record_failure();
-                    self.queue.take().fail(StoreError::Unreachable);
-                }
-            }
+            let waiting = self.lane.take();
+            self.send(connection, waiting).await;
         }
+        Some(())
     }
 
-    /// Says once that Redis is gone, and once that it is back.
-    fn tell(&mut self, error: Option<&str>) {
-        if self.is_reachable != error.is_none() {
-            self.is_reachable = error.is_none();
-            match error {
-                Some(error) => tracing::warn!(error, "Redis is not reachable"),
-                None => tracing::info!("Redis is reachable again"),
-            }
-        }
-    }
-
-    /// One round trip. Whatever happens, the batch is not sent again: some of it may have counted.
+    /// One batch. Whatever happens, nothing that may have counted is sent again.
     async fn send(&mut self, connection: &mut Connection, mut waiting: Waiting) {
         // Who gave up by now is not counted.
         waiting.drop_closed();
@@ -85,9 +150,16 @@ impl Batcher {
             return;
         };
         let commands = self.commands(&waiting, now);
-        match self.round_trip(connection, &commands.pipeline).await {
+        let in_flight = waiting.waiters.len() as u64;
+        self.node.meters.in_flight.fetch_add(in_flight, Relaxed);
+        let replies = self.round_trip(connection, &commands.pipeline).await;
+        self.node.meters.in_flight.fetch_sub(in_flight, Relaxed);
+        match replies {
             Ok(mut replies) => {
+                self.follow_redirects(&commands.pipeline, &mut replies)
+                    .await;
                 self.run_unknown(connection, &commands, &mut replies).await;
+                self.judge(connection, &replies);
                 for hash in commands.expiring(&replies) {
                     self.known.insert(hash);
                 }
@@ -95,15 +167,17 @@ impl Batcher {
                 waiting.answer(commands.counts(&replies));
                 if !repairs.is_empty() {
                     // Nobody waits for it. If it fails, those keys stay until Redis evicts them.
-                    let _ = self.round_trip(connection, &repairs).await;
+                    if let Ok(mut replies) = self.round_trip(connection, &repairs).await {
+                        self.follow_redirects(&repairs, &mut replies).await;
+                    }
                 }
             }
             Err(error) => waiting.fail(error),
         }
     }
 
-    /// Loads the script where the server did not know it, as after a restart, a failover or SCRIPT
-    /// FLUSH, and sends again what it could not run for want of it, and nothing else.
+    /// Loads the script where the server did not know it, as after SCRIPT FLUSH, and sends again
+    /// what it could not run for want of it, and nothing else.
     async fn run_unknown(
         &self,
         connection: &mut Connection,
@@ -114,11 +188,11 @@ impl Batcher {
         if unknown.is_empty() {
             return;
         }
+        let all: Vec<_> = commands.pipeline.cmd_iter().collect();
         let mut pipeline = Pipeline::with_capacity(unknown.len() + 1);
         pipeline.add_command(load_step());
         for &command in &unknown {
-            let command = commands.pipeline.cmd_iter().nth(command);
-            pipeline.add_command(command.expect("one reply a command").clone());
+            pipeline.add_command(all[command].clone());
         }
         // If it fails the first replies stay, and they are errors.
         if let Ok(again) = self.round_trip(connection, &pipeline).await {
@@ -134,21 +208,108 @@ impl Batcher {
         connection: &mut Connection,
         pipeline: &Pipeline,
     ) -> Result<Vec<Value>, StoreError> {
+        self.servers.0.meters.record_pipeline(pipeline.len());
+        self.node.meters.batches.fetch_add(1, Relaxed);
         let sent = connection.send(pipeline);
-        let replies = match tokio::time::timeout(self.options.deadline, sent).await {
-            Ok(Ok(replies)) if replies.len() == pipeline.len() => Ok(replies),
-            Ok(Ok(_)) => Err(StoreError::Refused),
-            Ok(Err(error)) => {
-                tracing::debug!(%error, "a batch failed");
-                Err(StoreError::Unreachable)
+        let (error, trouble) = match tokio::time::timeout(self.options.deadline, sent).await {
+            Ok(Ok(replies)) if replies.len() == pipeline.len() => return Ok(replies),
+            Ok(Ok(_)) => {
+                let trouble = Trouble::Unreachable("replies are missing".to_owned());
+                (StoreError::Refused, trouble)
             }
-            Err(_elapsed) => Err(StoreError::Timeout),
+            Ok(Err(error)) => (StoreError::Unreachable, Trouble::of_failure(&error)),
+            Err(_elapsed) => (StoreError::Timeout, Trouble::Silent),
         };
-        self.meters.record_pipeline(pipeline.len());
-        if replies.is_err() {
-            self.meters.record_failure();
+        tracing::debug!(node = %self.node, %trouble, "a batch failed");
+        self.record_failure();
+        self.node.lose(trouble);
+        Err(error)
+    }
+
+    /// Sends commands on that were answered with where they belong, and puts the replies in their
+    /// places. What was not carried out may be sent again; nothing else is.
+    async fn follow_redirects(&mut self, pipeline: &Pipeline, replies: &mut [Value]) {
+        let until = Instant::now() + self.options.deadline;
+        for _ in 0..MAX_REDIRECTS {
+            let redirects = redirects(replies, &self.node.place);
+            if redirects.is_empty() {
+                return;
+            }
+            if redirects.iter().any(|redirect| !redirect.is_ask) {
+                self.servers.refresh();
+            }
+            for redirect in redirects {
+                let count = redirect.commands.len() as u64;
+                self.node.meters.redirects.fetch_add(count, Relaxed);
+                let pipeline = redirect.pipeline(pipeline);
+                let sent = self.detour(&redirect.target, &pipeline);
+                let late = match tokio::time::timeout_at(until, sent).await {
+                    Ok(Ok(late)) => late,
+                    Ok(Err(trouble)) => {
+                        tracing::debug!(node = %redirect.target, %trouble, "a detour failed");
+                        self.detours.remove(&redirect.target);
+                        return;
+                    }
+                    Err(_elapsed) => {
+                        self.detours.remove(&redirect.target);
+                        return;
+                    }
+                };
+                redirect.fill_in(replies, late);
+            }
         }
-        replies
+    }
+
+    /// One round trip to a server that need not be one of those on the map.
+    async fn detour(&mut self, target: &Place, pipeline: &Pipeline) -> Result<Vec<Value>, Trouble> {
+        if !self.detours.contains_key(target) {
+            if self.detours.len() >= MAX_DETOURS {
+                self.detours.clear();
+            }
+            let mut connection = self.servers.0.connector.connect(target).await?;
+            connection::load(&mut connection).await?;
+            self.detours.insert(target.clone(), connection);
+        }
+        let connection = self.detours.get_mut(target);
+        let connection = connection.expect("it was put there a line above");
+        self.servers.0.meters.record_pipeline(pipeline.len());
+        let replies = connection::send(connection, pipeline).await;
+        match replies {
+            Ok(replies) if replies.len() == pipeline.len() => Ok(replies),
+            Ok(_) => Err(Trouble::Unreachable("replies are missing".to_owned())),
+            Err(error) => Err(Trouble::of_failure(&error)),
+        }
+    }
+
+    /// Looks at error replies: some say that the whole server is of no use for now.
+    fn judge(&mut self, connection: &mut Connection, replies: &[Value]) {
+        let mut refusal = None;
+        for reply in replies {
+            let Value::ServerError(error) = reply else {
+                continue;
+            };
+            self.node.meters.refusals.fetch_add(1, Relaxed);
+            if let Some(trouble) = Trouble::of_reply(reply) {
+                // A new connection may find another server at the same place.
+                connection.abandon();
+                self.record_failure();
+                self.node.lose(trouble);
+                return;
+            }
+            if is_unserved_slot(reply) {
+                self.servers.refresh();
+            }
+            refusal = Some(error.code().to_owned());
+        }
+        if refusal.is_some() && refusal != self.last_refusal {
+            tracing::warn!(node = %self.node, code = refusal, "Redis refuses commands");
+        }
+        self.last_refusal = refusal;
+    }
+
+    fn record_failure(&self) {
+        self.servers.0.meters.record_failure();
+        self.node.meters.failures.fetch_add(1, Relaxed);
     }
 
     fn commands(&self, waiting: &Waiting, now: Timestamp) -> Commands {
@@ -158,51 +319,13 @@ impl Batcher {
             |key| self.known.hasher.hash_one(key),
             |hash| self.known.contains(hash),
         );
-        let mut increments = waiting.batch.iter();
+        let mut first = 0;
         for waiter in &waiting.waiters {
-            let own: Vec<_> = increments.by_ref().take(waiter.increments).collect();
-            builder.request(own.iter().copied());
+            let own = first..first + waiter.increments;
+            first = own.end;
+            builder.request(waiting.batch.range(own));
         }
         builder.finish()
-    }
-}
-
-impl Waiting {
-    /// Forgets those who do not wait any more, with their increments.
-    fn drop_closed(&mut self) {
-        if self.waiters.iter().any(|waiter| waiter.answer.is_closed()) {
-            let mut open = Self {
-                now: self.now,
-                ..Self::default()
-            };
-            let mut first = 0;
-            for waiter in mem::take(&mut self.waiters) {
-                let own = first..first + waiter.increments;
-                first = own.end;
-                if !waiter.answer.is_closed() {
-                    open.batch.append_range(&self.batch, own);
-                    open.waiters.push(waiter);
-                }
-            }
-            *self = open;
-        }
-    }
-
-    /// Hands each waiter its own counts.
-    fn answer(self, counts: impl Iterator<Item = Result<Count, StoreError>>) {
-        let mut counts = counts;
-        for waiter in self.waiters {
-            // All are taken, even if one is an error: what follows is the next one's.
-            let own: Vec<_> = counts.by_ref().take(waiter.increments).collect();
-            // Nobody to tell if the request was cancelled meanwhile; its hits have counted.
-            let _ = waiter.answer.send(own.into_iter().collect());
-        }
-    }
-
-    fn fail(self, error: StoreError) {
-        for waiter in self.waiters {
-            let _ = waiter.answer.send(Err(error));
-        }
     }
 }
 

@@ -1,9 +1,6 @@
-//! Connections to one Redis, pooled by bb8.
+//! Connections to Redis servers; those of the workers are pooled by bb8.
 
 use std::{
-    convert::Infallible,
-    fmt, fs, mem,
-    path::{Path, PathBuf},
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
@@ -11,183 +8,194 @@ use std::{
 use bb8_redis::{
     bb8::{ErrorSink, ManageConnection, Pool, PooledConnection},
     redis::{
-        self, AsyncConnectionConfig, Client, ClientTlsConfig, ConnectionInfo,
-        IntoConnectionInfo as _, Pipeline, RedisError, TlsCertificates, Value,
+        AsyncConnectionConfig, Client, IntoConnectionInfo as _, Pipeline, RedisConnectionInfo,
+        RedisError, Value,
         aio::{ConnectionLike as _, MultiplexedConnection},
     },
 };
-
 use tokio::sync::watch;
 
-use super::{Meters, Options, pipeline::load_step};
+use super::{
+    Meters,
+    address::{BadUrl, Place, Secret, Tls},
+    node::Node,
+    pipeline::load_step,
+    trouble::Trouble,
+};
 
-/// The text is not the address of a Redis. Says what is wrong without repeating it: addresses
-/// hold passwords.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "not a Redis address ({reason}); expected redis://[user:password@]host:port[/database], host:port or a socket path"
-)]
-pub struct BadUrl {
-    reason: String,
+/// Opens connections to servers of one kind, wherever they are.
+#[derive(Clone, Debug)]
+pub(super) struct Connector {
+    /// Credentials of the URL, and the database.
+    settings: RedisConnectionInfo,
+    /// Used where the URL has no password.
+    auth: Option<Secret>,
+    is_tls: bool,
+    tls: Tls,
+    /// How long a connection may take to come up, and a question on it to be answered. Decisions
+    /// do not wait for it, they end at their own deadline.
+    pub(super) timeout: Duration,
 }
 
-/// How long to wait between two questions whether Redis is there.
-const PROBE: Duration = Duration::from_millis(500);
+impl Connector {
+    /// # Errors
+    ///
+    /// If a file cannot be read now.
+    pub(super) fn new(
+        settings: RedisConnectionInfo,
+        auth: Option<Secret>,
+        is_tls: bool,
+        tls: Tls,
+        timeout: Duration,
+    ) -> Result<Self, BadUrl> {
+        let connector = Self {
+            settings,
+            auth,
+            is_tls,
+            tls,
+            timeout,
+        };
+        if let Some(auth) = &connector.auth {
+            auth.read()?;
+        }
+        if is_tls {
+            connector.tls.read()?;
+        }
+        Ok(connector)
+    }
 
-/// Where a Redis is, and how to get in.
-#[derive(Clone)]
-pub struct Address {
-    /// `redis://…`, `host:port` or the path of a socket.
-    pub url: String,
-    /// A password or `user:password`, used where the URL has none.
-    pub auth: Option<String>,
-    /// How long a connection may take to come up.
-    pub timeout: Duration,
-    /// How to speak TLS; a `rediss://` URL does even without.
-    pub tls: Option<Tls>,
-}
+    /// Reads what has to be read from files anew: passwords and certificates change. They are
+    /// small, and connections are rare.
+    fn client(&self, place: &Place) -> Result<Client, Trouble> {
+        let unreadable = |error: BadUrl| Trouble::Unreachable(error.reason);
+        let unusable = |error: RedisError| Trouble::Unreachable(error.to_string());
+        let mut settings = self.settings.clone();
+        if let (Some(auth), None) = (&self.auth, settings.password()) {
+            let auth = auth.read().map_err(unreadable)?;
+            settings = match auth.split_once(':') {
+                Some((user, password)) => settings.set_username(user).set_password(password),
+                None => settings.set_password(auth),
+            };
+        }
+        let info = place.address(self.is_tls).into_connection_info();
+        let info = info.map_err(unusable)?.set_redis_settings(settings);
+        let tcp_settings = info.tcp_settings().clone().set_nodelay(true);
+        let info = info.set_tcp_settings(tcp_settings);
+        if !self.is_tls {
+            return Client::open(info).map_err(unusable);
+        }
+        let certificates = self.tls.read().map_err(unreadable)?;
+        let client = Client::build_with_tls(info, certificates).map_err(unusable)?;
+        // The library forgets this one when it reads the certificates, so it comes last.
+        let mut info = client.get_connection_info().clone();
+        let mut address = info.addr().clone();
+        address.set_danger_accept_invalid_hostnames(self.tls.any_host);
+        info = info.set_addr(address);
+        Client::open(info).map_err(unusable)
+    }
 
-/// TLS to Redis.
-#[derive(Clone, Debug, Default)]
-pub struct Tls {
-    /// Trusted instead of the public roots.
-    pub ca: Option<PathBuf>,
-    /// Certificate chain and key to show to the server.
-    pub client: Option<(PathBuf, PathBuf)>,
-    /// Take a certificate that is good but for another host.
-    pub any_host: bool,
-}
-
-impl fmt::Debug for Address {
-    /// Leaves out what may hold a password.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Address").finish_non_exhaustive()
+    /// A connection of its own.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the server, as far as can be told from outside.
+    pub(super) async fn connect(&self, place: &Place) -> Result<MultiplexedConnection, Trouble> {
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(None)
+            // Whoever asks has a deadline; a second timer a batch would be waste.
+            .set_response_timeout(None);
+        let client = self.client(place)?;
+        let connecting = client.get_multiplexed_async_connection_with_config(&config);
+        match tokio::time::timeout(self.timeout, connecting).await {
+            Ok(Ok(connection)) => Ok(connection),
+            Ok(Err(error)) => Err(Trouble::of_failure(&error)),
+            Err(_elapsed) => Err(Trouble::Silent),
+        }
     }
 }
 
-/// Makes connections to the Redis at one address.
+/// Makes a worker's connections to one node.
 #[derive(Clone, Debug)]
-pub struct Connections {
-    client: Arc<Client>,
-    /// How long a connection may take to come up. Decisions do not wait for it, they end at their
-    /// own deadline.
-    timeout: Duration,
-    meters: Arc<Meters>,
+pub(super) struct Door {
+    pub(super) connector: Arc<Connector>,
+    pub(super) node: Arc<Node>,
+    pub(super) meters: Arc<Meters>,
 }
 
 /// Tells whoever waits for a connection that one did not come up. The pool itself would let them
 /// wait for its timeout.
 #[derive(Clone, Debug)]
-struct Failures(watch::Sender<String>);
+struct Failures(watch::Sender<Option<Trouble>>);
 
-impl ErrorSink<RedisError> for Failures {
-    fn sink(&self, error: RedisError) {
-        self.0.send_replace(error.to_string());
+impl ErrorSink<Trouble> for Failures {
+    fn sink(&self, trouble: Trouble) {
+        self.0.send_replace(Some(trouble));
     }
 
-    fn boxed_clone(&self) -> Box<dyn ErrorSink<RedisError>> {
+    fn boxed_clone(&self) -> Box<dyn ErrorSink<Trouble>> {
         Box::new(self.clone())
     }
 }
 
-impl Connections {
-    /// # Errors
-    ///
-    /// If `address` cannot be read; whether somebody answers there is not asked.
-    pub fn new(address: &Address, meters: Arc<Meters>) -> Result<Self, BadUrl> {
-        let Address {
-            url,
-            auth,
-            timeout,
-            tls,
-        } = address;
-        let bad = |error: RedisError| BadUrl {
-            reason: error.to_string().to_lowercase(),
-        };
-        let url = with_scheme(url, tls.is_some());
-        let info: ConnectionInfo = url.into_connection_info().map_err(bad)?;
-        // The library would name itself with two more commands on every connection.
-        let mut redis_settings = info.redis_settings().clone().set_skip_set_lib_name();
-        if let (Some(auth), None) = (auth, redis_settings.password()) {
-            redis_settings = match auth.split_once(':') {
-                Some((user, password)) => redis_settings.set_username(user).set_password(password),
-                None => redis_settings.set_password(auth),
-            };
-        }
-        let tcp_settings = info.tcp_settings().clone().set_nodelay(true);
-        let info = info
-            .set_redis_settings(redis_settings)
-            .set_tcp_settings(tcp_settings);
-        let client = match tls {
-            None => Client::open(info),
-            Some(tls) => Client::build_with_tls(info, tls.read()?).and_then(|client| {
-                // The library forgets this one when it reads the certificates, so it comes last.
-                let mut info = client.get_connection_info().clone();
-                let mut address = info.addr().clone();
-                address.set_danger_accept_invalid_hostnames(tls.any_host);
-                info = info.set_addr(address);
-                Client::open(info)
-            }),
-        };
-        let client = client.map_err(bad)?;
-        Ok(Self {
-            client: Arc::new(client),
-            timeout: *timeout,
-            meters,
-        })
-    }
-
-    /// Tells whether Redis answers, from a connection of its own, until dropped.
-    pub async fn probe(self, answers: watch::Sender<bool>) -> Infallible {
-        let tell = |is_so: bool| {
-            answers.send_if_modified(|was_so| mem::replace(was_so, is_so) != is_so);
-        };
-        loop {
-            if let Ok(mut connection) = self.connect().await {
-                let mut ask = async || {
-                    let asked = tokio::time::timeout(self.timeout, self.is_valid(&mut connection));
-                    matches!(asked.await, Ok(Ok(())))
-                };
-                while ask().await {
-                    tell(true);
-                    tokio::time::sleep(PROBE).await;
-                }
-            }
-            tell(false);
-            tokio::time::sleep(PROBE).await;
-        }
-    }
-
-    pub(super) fn meters(&self) -> Arc<Meters> {
-        self.meters.clone()
-    }
-
-    /// A pool for one worker. It connects in the background and never fails to be made.
-    pub(super) fn pool(&self, options: &Options) -> ConnectionPool {
+impl Door {
+    /// A pool of at most `connections`. It connects in the background and never fails to be made.
+    pub(super) fn pool(self, connections: u32) -> ConnectionPool {
         let failures = Failures(watch::Sender::default());
         let failed = failures.0.subscribe();
+        let timeout = self.connector.timeout;
         let pool = Pool::builder()
-            .max_size(options.connections)
-            .min_idle(options.connections)
-            .connection_timeout(self.timeout)
-            // The next batch will try again; until then failures are told as they come.
+            .max_size(connections)
+            .connection_timeout(timeout)
+            // Whoever needs a connection asks again; until then failures are told as they come.
             .retry_connection(false)
             .error_sink(Box::new(failures))
             // A connection knows whether it broke: asking it again would cost a round trip.
             .test_on_check_out(false)
             .idle_timeout(None)
             .max_lifetime(None)
-            .build_unchecked(self.clone());
+            .build_unchecked(self);
         ConnectionPool { pool, failed }
     }
 }
 
-/// The connections of one worker.
+impl ManageConnection for Door {
+    type Connection = Connection;
+    type Error = Trouble;
+
+    async fn connect(&self) -> Result<Connection, Trouble> {
+        // Read first: what changes while it comes up makes it one of before.
+        let era = self.node.breaker.era();
+        let mut inner = self.connector.connect(&self.node.place).await?;
+        let loading = tokio::time::timeout(self.connector.timeout, load(&mut inner));
+        loading.await.unwrap_or(Err(Trouble::Silent))?;
+        self.meters.connections_opened.fetch_add(1, Relaxed);
+        self.node.meters.connections.fetch_add(1, Relaxed);
+        Ok(Connection {
+            inner,
+            era,
+            is_broken: false,
+            meters: self.meters.clone(),
+        })
+    }
+
+    /// Not asked: see [`Pool::builder`] above.
+    async fn is_valid(&self, _connection: &mut Connection) -> Result<(), Trouble> {
+        Ok(())
+    }
+
+    fn has_broken(&self, connection: &mut Connection) -> bool {
+        connection.is_broken || connection.era != self.node.breaker.era()
+    }
+}
+
+/// The connections of one worker to one node.
 #[derive(Clone, Debug)]
 pub(super) struct ConnectionPool {
-    pool: Pool<Connections>,
-    failed: watch::Receiver<String>,
+    pool: Pool<Door>,
+    failed: watch::Receiver<Option<Trouble>>,
 }
+
+pub(super) type Pooled = PooledConnection<'static, Door>;
 
 impl ConnectionPool {
     /// A connection that nobody else uses, as soon as there is one.
@@ -195,90 +203,28 @@ impl ConnectionPool {
     /// # Errors
     ///
     /// What went wrong, as soon as it is known that none comes up.
-    pub(super) async fn get(&mut self) -> Result<PooledConnection<'_, Connections>, String> {
+    pub(super) async fn get(&mut self) -> Result<Pooled, Trouble> {
         self.failed.mark_unchanged();
         tokio::select! {
-            connection = self.pool.get() => connection.map_err(|error| error.to_string()),
-            // The pool lives as long as this, and the sender with it.
-            _ = self.failed.changed() => Err(self.failed.borrow_and_update().clone()),
-        }
-    }
-}
-
-impl Tls {
-    fn read(&self) -> Result<TlsCertificates, BadUrl> {
-        let client_tls = match &self.client {
-            Some((certificate, key)) => Some(ClientTlsConfig {
-                client_cert: read(certificate)?,
-                client_key: read(key)?,
+            connection = self.pool.get_owned() => connection.map_err(|error| match error {
+                bb8_redis::bb8::RunError::User(trouble) => trouble,
+                bb8_redis::bb8::RunError::TimedOut => Trouble::Silent,
             }),
-            None => None,
-        };
-        Ok(TlsCertificates {
-            client_tls,
-            root_cert: self.ca.as_deref().map(read).transpose()?,
-        })
-    }
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, BadUrl> {
-    fs::read(path).map_err(|error| BadUrl {
-        reason: format!("{} cannot be read: {error}", path.display()),
-    })
-}
-
-/// The reference takes a bare `host:port` or a socket path where Redis' own tools want a URL.
-fn with_scheme(url: &str, is_tls: bool) -> String {
-    match (url.split_once("://"), is_tls) {
-        (Some(("redis", rest)), true) => format!("rediss://{rest}"),
-        (Some(_), _) => url.to_owned(),
-        (None, _) if url.starts_with('/') => format!("unix://{url}"),
-        (None, true) => format!("rediss://{url}"),
-        (None, false) => format!("redis://{url}"),
-    }
-}
-
-impl ManageConnection for Connections {
-    type Connection = Connection;
-    type Error = RedisError;
-
-    async fn connect(&self) -> Result<Connection, RedisError> {
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(self.timeout))
-            // The batcher has its own deadline; a second timer a batch would be waste.
-            .set_response_timeout(None);
-        let mut inner = self
-            .client
-            .get_multiplexed_async_connection_with_config(&config)
-            .await?;
-        // So that no request has to find out that the server does not know it. One that will not
-        // take it says so again when it is asked to run it.
-        match load_step().exec_async(&mut inner).await {
-            Err(error) if error.is_unrecoverable_error() => return Err(error),
-            _ => {}
+            // The pool lives as long as this, and the sender with it.
+            _ = self.failed.changed() => {
+                let trouble = self.failed.borrow_and_update().clone();
+                Err(trouble.unwrap_or(Trouble::Silent))
+            }
         }
-        self.meters.connections_opened.fetch_add(1, Relaxed);
-        Ok(Connection {
-            inner,
-            is_broken: false,
-            meters: self.meters.clone(),
-        })
-    }
-
-    /// Not asked on checkout, but by [`Connections::probe`].
-    async fn is_valid(&self, connection: &mut Connection) -> Result<(), RedisError> {
-        redis::cmd("PING").exec_async(&mut connection.inner).await
-    }
-
-    fn has_broken(&self, connection: &mut Connection) -> bool {
-        connection.is_broken
     }
 }
 
 /// A connection that remembers whether it can still be used.
 #[derive(Debug)]
-pub struct Connection {
+pub(super) struct Connection {
     inner: MultiplexedConnection,
+    /// The breaker's when it was made.
+    pub(super) era: u64,
     is_broken: bool,
     meters: Arc<Meters>,
 }
@@ -290,24 +236,43 @@ impl Drop for Connection {
 }
 
 impl Connection {
+    pub(super) fn is_broken(&self) -> bool {
+        self.is_broken
+    }
+
+    /// It must not be used again.
+    pub(super) fn abandon(&mut self) {
+        self.is_broken = true;
+    }
+
     /// Sends `pipeline` and returns one reply for each command; error replies are values.
     ///
     /// If the future is dropped before it ends the connection counts as broken, for nobody knows
     /// how far the server came.
     pub(super) async fn send(&mut self, pipeline: &Pipeline) -> Result<Vec<Value>, RedisError> {
         self.is_broken = true;
-        let replies = self
-            .inner
-            .req_packed_commands(pipeline, 0, pipeline.len())
-            .await?;
-        self.is_broken = replies.iter().any(is_wrong_server);
+        let replies = send(&mut self.inner, pipeline).await?;
+        self.is_broken = false;
         Ok(replies)
     }
 }
 
-/// Whether the reply says that this server will not do what is asked for some time, as after a
-/// failover: a new connection may find the right one.
-fn is_wrong_server(reply: &Value) -> bool {
-    const CODES: [&str; 5] = ["READONLY", "LOADING", "NOAUTH", "MASTERDOWN", "CLUSTERDOWN"];
-    matches!(reply, Value::ServerError(error) if CODES.contains(&error.code()))
+/// Makes the script known, so that no request has to find out that it is not. A server that will not
+/// take it says so again when it is asked to run it.
+pub(super) async fn load(connection: &mut MultiplexedConnection) -> Result<(), Trouble> {
+    let mut pipeline = Pipeline::with_capacity(1);
+    pipeline.add_command(load_step());
+    let sent = send(connection, &pipeline).await;
+    sent.map(|_| ())
+        .map_err(|error| Trouble::of_failure(&error))
+}
+
+/// Sends `pipeline` on any connection; error replies are values.
+pub(super) async fn send(
+    connection: &mut MultiplexedConnection,
+    pipeline: &Pipeline,
+) -> Result<Vec<Value>, RedisError> {
+    connection
+        .req_packed_commands(pipeline, 0, pipeline.len())
+        .await
 }

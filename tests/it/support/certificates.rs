@@ -92,6 +92,18 @@ impl Authority {
         }
     }
 
+    /// One whose time was over long ago.
+    pub fn issue_expired(&self, name: &str) -> Pair {
+        let key = KeyPair::generate().unwrap();
+        let mut params = params("*", &[name]);
+        params.not_before = rcgen::date_time_ymd(2000, 1, 1);
+        params.not_after = rcgen::date_time_ymd(2001, 1, 1);
+        Pair {
+            certificate: params.signed_by(&key, &self.issuer).unwrap().pem(),
+            key: key.serialize_pem(),
+        }
+    }
+
     pub fn issue_for(&self, name: &str, key: &KeyPair) -> String {
         params("*", &[name])
             .signed_by(key, &self.issuer)

@@ -19,11 +19,22 @@ use super::{free_port, tollgate::Log, tool, wait_until};
 /// A running redis-server that keeps nothing on disk. Killed on drop.
 #[derive(Debug)]
 pub struct Redis {
+    program: &'static str,
     child: Child,
     port: u16,
     folder: TempDir,
     options: Vec<String>,
+    /// The password that redis-cli needs, if any.
+    pub password: Option<String>,
 }
+
+/// The servers that tollgate counts in, as the tools call them; the first is the usual one.
+pub const PROGRAMS: [&str; 4] = [
+    "redis-server",
+    "redis-server-6.2",
+    "redis-server-8",
+    "valkey-server-9",
+];
 
 impl Redis {
     #[track_caller]
@@ -31,21 +42,29 @@ impl Redis {
         Self::with(&[])
     }
 
+    /// Starts another server than the usual one; see [`PROGRAMS`].
+    #[track_caller]
+    pub fn of(program: &'static str) -> Self {
+        Self::with_made(program, |_| Vec::new())
+    }
+
     /// Starts it with further options, such as `["--requirepass", "secret"]`.
     #[track_caller]
     pub fn with(options: &[&str]) -> Self {
-        Self::with_made(|| options.iter().map(|&option| option.to_owned()).collect())
+        Self::with_made(PROGRAMS[0], |_| {
+            options.iter().map(|&option| option.to_owned()).collect()
+        })
     }
 
     /// Starts it with options that are made anew for each attempt, for they may name a port:
     /// somebody else may take that between the look and the start.
     #[track_caller]
-    fn with_made(options: impl Fn() -> Vec<String>) -> Self {
+    pub fn with_made(program: &'static str, options: impl Fn(&Path) -> Vec<String>) -> Self {
         let folder = TempDir::new().unwrap();
         for _ in 0..10 {
             let port = free_port();
-            let options = options();
-            let mut child = spawn(port, &folder, &options);
+            let options = options(folder.path());
+            let mut child = spawn(program, port, &folder, &options);
             let mut has_ended = false;
             wait_until("redis-server answers", || {
                 has_ended = child.try_wait().unwrap().is_some();
@@ -53,10 +72,12 @@ impl Redis {
             });
             if !has_ended {
                 return Self {
+                    program,
                     child,
                     port,
                     folder,
                     options,
+                    password: None,
                 };
             }
         }
@@ -67,20 +88,29 @@ impl Redis {
     /// `clients` says whether it wants to see a certificate.
     #[track_caller]
     pub fn with_tls(folder: &Path, clients: bool) -> Self {
-        let file = |name: &str| folder.join(name).to_str().unwrap().to_owned();
         let clients = if clients { "yes" } else { "no" };
-        Self::with_made(|| {
-            [
+        Self::with_tls_options(folder, &["--tls-auth-clients", clients])
+    }
+
+    /// Starts one that speaks TLS as well, with further options, and wants no certificate.
+    #[track_caller]
+    pub fn with_tls_and(folder: &Path, options: &[&str]) -> Self {
+        let options = [&["--tls-auth-clients", "no"], options].concat();
+        Self::with_tls_options(folder, &options)
+    }
+
+    #[track_caller]
+    fn with_tls_options(folder: &Path, options: &[&str]) -> Self {
+        let file = |name: &str| folder.join(name).to_str().unwrap().to_owned();
+        Self::with_made(PROGRAMS[0], |_| {
+            let tls = [
                 ["--tls-port", &free_port().to_string()],
                 ["--tls-cert-file", &file("cert")],
                 ["--tls-key-file", &file("key")],
                 ["--tls-ca-cert-file", &file("ca")],
-                ["--tls-auth-clients", clients],
-            ]
-            .concat()
-            .into_iter()
-            .map(str::to_owned)
-            .collect()
+            ];
+            let all = [tls.concat(), options.to_vec()].concat();
+            all.into_iter().map(str::to_owned).collect()
         })
     }
 
@@ -95,7 +125,18 @@ impl Redis {
 
     /// Starts one that wants a password.
     pub fn with_password(password: &str) -> Self {
-        Self::with(&["--requirepass", password])
+        let mut redis = Self::with(&["--requirepass", password]);
+        redis.password = Some(password.to_owned());
+        redis
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// `host:port`
+    pub fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
     }
 
     pub fn url(&self) -> String {
@@ -103,14 +144,28 @@ impl Redis {
     }
 
     /// Runs redis-cli and returns what it printed.
+    #[track_caller]
     pub fn cli(&self, args: &[&str]) -> String {
-        let output = Command::new(tool("redis-cli"))
-            .args(["-p", &self.port.to_string()])
-            .args(args)
-            .output()
-            .unwrap();
+        let mut command = Command::new(tool("redis-cli"));
+        command.args(["-p", &self.port.to_string()]);
+        if let Some(password) = &self.password {
+            command.env("REDISCLI_AUTH", password);
+        }
+        let output = command.args(args).output().unwrap();
         assert!(output.status.success(), "{output:?}");
         String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// The same from a server that may be gone or may say no: nothing, or what it said.
+    pub fn cli_if_there(&self, args: &[&str]) -> Option<String> {
+        let mut command = Command::new(tool("redis-cli"));
+        command.args(["-p", &self.port.to_string()]);
+        if let Some(password) = &self.password {
+            command.env("REDISCLI_AUTH", password);
+        }
+        let output = command.args(args).output().unwrap();
+        let said = String::from_utf8(output.stdout).unwrap();
+        output.status.success().then_some(said)
     }
 
     /// Ends it at once, as a crash would.
@@ -121,7 +176,7 @@ impl Redis {
 
     /// Starts it again, empty, on the same port.
     pub fn restart(&mut self) {
-        self.child = spawn(self.port, &self.folder, &self.options);
+        self.child = spawn(self.program, self.port, &self.folder, &self.options);
         let port = self.port;
         wait_until("redis-server answers again", || answers(port));
     }
@@ -179,7 +234,8 @@ pub struct Monitor<'a> {
 }
 
 impl Monitor<'_> {
-    /// The commands that others ran so far, each as its words in quotes.
+    /// The commands that others ran so far, each as its words in quotes, but the questions whether
+    /// it is there.
     pub fn commands(&self) -> Vec<String> {
         // Once this one is heard, so are all before it.
         const LAST: &str = "the last word";
@@ -196,21 +252,35 @@ impl Monitor<'_> {
                 let (_, command) = line.split_once("] ").expect("[database client] command");
                 command.to_owned()
             })
+            .filter(|command| !["\"PING\"", "\"TIME\"", "\"ROLE\""].contains(&command.as_str()))
             .collect()
     }
 }
 
-fn spawn(port: u16, folder: &TempDir, options: &[String]) -> Child {
-    Command::new(tool("redis-server"))
-        .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
-        .args(["--save", "", "--appendonly", "no"])
-        .args(options)
+/// The first option may be a configuration file: then it holds everything but the port.
+fn spawn(program: &str, port: u16, folder: &TempDir, options: &[String]) -> Child {
+    let mut command = Command::new(tool(program));
+    match options.split_first() {
+        Some((file, others)) if file.ends_with(".conf") => {
+            command
+                .arg(file)
+                .args(["--port", &port.to_string()])
+                .args(others);
+        }
+        _ => {
+            command
+                .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
+                .args(["--save", "", "--appendonly", "no"])
+                .args(options);
+        }
+    }
+    command
         .current_dir(folder.path())
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
-        .expect("redis-server is installed")
+        .expect("the server is installed")
 }
 
 /// Whether a Redis on `port` says anything at all.

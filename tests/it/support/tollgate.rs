@@ -131,6 +131,28 @@ impl Builder {
         self
     }
 
+    /// Has it see another time of day: `offset` seconds from the true one, such as `-60s`. Spans of
+    /// time stay what they are.
+    pub fn with_clock(mut self, offset: &str) -> Self {
+        let mut command = Command::new(super::tool("faketime"));
+        command
+            .env_clear()
+            .args(["--exclude-monotonic", "-f", offset])
+            .arg(self.command.get_program())
+            .args(self.command.get_args())
+            .envs(
+                self.command
+                    .get_envs()
+                    .filter_map(|(name, value)| Some((name, value?))),
+            )
+            .env("PATH", "/usr/bin:/bin")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        self.command = command;
+        self
+    }
+
     /// Counts in `redis`. A busy machine makes Redis slow: the deadline is far from the default.
     pub fn redis(self, redis: &super::redis::Redis) -> Self {
         self.redis_at(&redis.url(), "10s")
@@ -188,6 +210,17 @@ impl Tollgate {
         &self.log
     }
 
+    /// What is at `path`, on whichever of its two ports that is.
+    #[track_caller]
+    pub fn page(&self, path: &str) -> String {
+        let port = if path.starts_with("/healthcheck") {
+            self.http
+        } else {
+            self.debug
+        };
+        super::http::get(port, path).body
+    }
+
     /// The value of a metric without labels.
     #[track_caller]
     pub fn metric(&self, name: &str) -> u64 {
@@ -234,6 +267,10 @@ impl Tollgate {
         let line = status.lines().find(|line| line.starts_with(which)).unwrap();
         let kib: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
         kib * 1024
+    }
+
+    pub fn process_id(&self) -> u32 {
+        self.child.id()
     }
 
     fn pid(&self) -> Pid {

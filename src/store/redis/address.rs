@@ -1,0 +1,427 @@
+//! Texts from the settings → where Redis is, and how to get in.
+
+use std::{
+    fmt, fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use bb8_redis::redis::{
+    ClientTlsConfig, ConnectionAddr, IntoConnectionInfo as _, RedisConnectionInfo, RedisError,
+    TlsCertificates,
+};
+
+/// The text is not the address of a Redis. Says what is wrong without repeating it: addresses
+/// hold passwords.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "not a Redis address ({reason}); expected redis://[user:password@]host:port[/database], several host:port of a cluster with commas between, redis+sentinel://sentinel:port,sentinel:port/master, host:port or a socket path"
+)]
+pub struct BadUrl {
+    pub(super) reason: String,
+}
+
+fn bad(reason: impl Into<String>) -> BadUrl {
+    BadUrl {
+        reason: reason.into(),
+    }
+}
+
+/// Where a Redis is, and how to get in.
+#[derive(Clone)]
+pub struct Address {
+    /// A URL, `host:port`, the path of a socket, or several of the first two.
+    pub url: Secret,
+    /// What answers there. If it is not said, the URL tells.
+    pub kind: Option<Kind>,
+    /// A password or `user:password`, used where the URL has none.
+    pub auth: Option<Secret>,
+    /// The same for the sentinels, which do not get the one of Redis.
+    pub sentinel_auth: Option<Secret>,
+    /// How long a connection may take to come up.
+    pub timeout: Duration,
+    /// Whether to speak TLS; a `rediss://` URL asks for it too.
+    pub is_tls: bool,
+    /// How to, if so.
+    pub tls: Tls,
+}
+
+/// What stands behind an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// One server.
+    Single,
+    /// Sentinels, who know which of several servers is the master.
+    Sentinel,
+    /// Masters that own the slots between them.
+    Cluster,
+}
+
+/// TLS to Redis.
+#[derive(Clone, Debug, Default)]
+pub struct Tls {
+    /// Trusted instead of the public roots.
+    pub ca: Option<PathBuf>,
+    /// Certificate chain and key to show to the server.
+    pub client: Option<(PathBuf, PathBuf)>,
+    /// Take a certificate that is good but for another host.
+    pub any_host: bool,
+}
+
+/// A text that nobody gets to see.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Secret {
+    Text(String),
+    /// Read whenever it is needed, so that it may change; a line feed at its end is not part of it.
+    File(PathBuf),
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(_) => f.write_str("Text(..)"),
+            Self::File(path) => f.debug_tuple("File").field(path).finish(),
+        }
+    }
+}
+
+impl Secret {
+    /// # Errors
+    ///
+    /// If the file cannot be read. Names it.
+    pub(super) fn read(&self) -> Result<String, BadUrl> {
+        match self {
+            Self::Text(text) => Ok(text.clone()),
+            Self::File(path) => {
+                let bytes = read(path)?;
+                let text = String::from_utf8(bytes)
+                    .map_err(|_| bad(format!("{} is not UTF-8", path.display())))?;
+                Ok(text.trim_end_matches(['\r', '\n']).to_owned())
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Address {
+    /// Leaves out what may hold a password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Address").finish_non_exhaustive()
+    }
+}
+
+/// Where one server listens.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Place {
+    Tcp { host: String, port: u16 },
+    Unix(PathBuf),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Self::Tcp { host, port } => write!(f, "{host}:{port}"),
+            Self::Unix(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+impl Place {
+    /// `host:port`, `[::1]:port`, or a host alone.
+    fn parse(text: &str, default_port: u16) -> Result<Self, BadUrl> {
+        let port_of = |text: &str| match text.parse() {
+            Ok(port @ 1..) => Ok(port),
+            _ => Err(bad("the port is no port")),
+        };
+        let (host, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+            Some((host, "")) => (host, default_port),
+            Some((host, rest)) => (host, port_of(rest.trim_start_matches(':'))?),
+            None => match text.rsplit_once(':') {
+                Some((host, port)) => (host, port_of(port)?),
+                None => (text, default_port),
+            },
+        };
+        if host.is_empty() || host.contains(['/', ' ', '@', '?']) {
+            return Err(bad("a host is no host"));
+        }
+        let host = host.to_owned();
+        Ok(Self::Tcp { host, port })
+    }
+
+    pub(super) fn address(&self, is_tls: bool) -> ConnectionAddr {
+        match self {
+            Self::Unix(path) => ConnectionAddr::Unix(path.clone()),
+            Self::Tcp { host, port } if is_tls => ConnectionAddr::TcpTls {
+                host: host.clone(),
+                port: *port,
+                insecure: false,
+                tls_params: None,
+            },
+            Self::Tcp { host, port } => ConnectionAddr::Tcp(host.clone(), *port),
+        }
+    }
+
+    /// The place that a server calls `host` and `port`. A server that does not know its own name
+    /// leaves the host out: it is the one that was asked.
+    pub(super) fn told(host: &str, port: u16, by: &Self) -> Self {
+        match (host, by) {
+            ("" | "?", Self::Tcp { host, .. }) => Self::Tcp {
+                host: host.clone(),
+                port,
+            },
+            (host, _) => Self::Tcp {
+                host: host.to_owned(),
+                port,
+            },
+        }
+    }
+}
+
+/// An address that was taken apart.
+#[derive(Clone, Debug)]
+pub(super) struct Whereabouts {
+    pub(super) kind: Kind,
+    /// Whom to ask first: the server itself, sentinels, or some of a cluster.
+    pub(super) seeds: Vec<Place>,
+    /// What the sentinels call the master.
+    pub(super) master: String,
+    /// Credentials of the URL, and the database.
+    pub(super) settings: RedisConnectionInfo,
+    pub(super) is_tls: bool,
+}
+
+const REDIS_PORT: u16 = 6379;
+const SENTINEL_PORT: u16 = 26379;
+
+impl Whereabouts {
+    /// Takes `url` apart. `kind` and `is_tls` are what else was said about it.
+    pub(super) fn parse(url: &str, kind: Option<Kind>, is_tls: bool) -> Result<Self, BadUrl> {
+        let Some((scheme, rest)) = url.split_once("://") else {
+            return Self::parse_bare(url, kind, is_tls);
+        };
+        let (is_tls, kind) = match scheme {
+            "redis" | "valkey" => (is_tls, kind),
+            "rediss" | "valkeys" => (true, kind),
+            "redis+sentinel" | "redis-sentinel" => (is_tls, Some(Kind::Sentinel)),
+            "rediss+sentinel" | "rediss-sentinel" => (true, Some(Kind::Sentinel)),
+            "redis+cluster" => (is_tls, Some(Kind::Cluster)),
+            "rediss+cluster" => (true, Some(Kind::Cluster)),
+            "unix" | "redis+unix" | "valkey+unix" => return Self::parse_socket(url),
+            _ => return Err(bad("the scheme is not one of Redis")),
+        };
+        // Lists are written both ways: `redis://a,b` and `redis://a,redis://b`.
+        let rest = rest.replace(&format!(",{scheme}://"), ",");
+        let split = rest.find(['/', '?']).unwrap_or(rest.len());
+        let (authority, path) = rest.split_at(split);
+        let (credentials, hosts) = match authority.rsplit_once('@') {
+            Some((credentials, hosts)) => (credentials, hosts),
+            None => ("", authority),
+        };
+        let (path, query) = match path.split_once('?') {
+            Some((path, query)) => (path, Some(query)),
+            None => (path, None),
+        };
+        let path = path.trim_start_matches('/');
+        let (master, database) = match kind {
+            Some(Kind::Sentinel) => path.split_once('/').unwrap_or((path, "")),
+            _ => ("", path),
+        };
+        if kind == Some(Kind::Sentinel) && master.is_empty() {
+            return Err(bad("the master's name is missing behind the sentinels"));
+        }
+        let default_port = match kind {
+            Some(Kind::Sentinel) => SENTINEL_PORT,
+            _ => REDIS_PORT,
+        };
+        let seeds = seeds(hosts, default_port)?;
+        let kind = kind.unwrap_or(match seeds.len() {
+            1 => Kind::Single,
+            _ => Kind::Cluster,
+        });
+        let mut plain = format!("redis://{credentials}@host/{database}");
+        if let Some(query) = query {
+            plain = format!("{plain}?{query}");
+        }
+        Self {
+            kind,
+            seeds,
+            master: master.to_owned(),
+            settings: settings(&plain)?,
+            is_tls,
+        }
+        .checked()
+    }
+
+    /// What the reference takes: no scheme, no credentials, no database.
+    fn parse_bare(text: &str, kind: Option<Kind>, is_tls: bool) -> Result<Self, BadUrl> {
+        if text.starts_with('/') {
+            return Self::parse_socket(&format!("unix://{text}"));
+        }
+        let (master, hosts) = match kind {
+            Some(Kind::Sentinel) => text.split_once(',').ok_or_else(|| {
+                bad("expected the master's name and the addresses of its sentinels, with commas between")
+            })?,
+            _ => ("", text),
+        };
+        let seeds = seeds(
+            hosts,
+            match kind {
+                Some(Kind::Sentinel) => SENTINEL_PORT,
+                _ => REDIS_PORT,
+            },
+        )?;
+        let kind = kind.unwrap_or(match seeds.len() {
+            1 => Kind::Single,
+            _ => Kind::Cluster,
+        });
+        Self {
+            kind,
+            seeds,
+            master: master.to_owned(),
+            settings: settings("redis://host")?,
+            is_tls,
+        }
+        .checked()
+    }
+
+    fn parse_socket(url: &str) -> Result<Self, BadUrl> {
+        let info = url.into_connection_info().map_err(library)?;
+        let ConnectionAddr::Unix(path) = info.addr().clone() else {
+            return Err(bad("not the path of a socket"));
+        };
+        Ok(Self {
+            kind: Kind::Single,
+            seeds: vec![Place::Unix(path)],
+            master: String::new(),
+            settings: info.redis_settings().clone(),
+            is_tls: false,
+        })
+    }
+
+    fn checked(self) -> Result<Self, BadUrl> {
+        match self.kind {
+            Kind::Single if self.seeds.len() > 1 => {
+                Err(bad("one server has one address, not several"))
+            }
+            Kind::Cluster if self.settings.db() != 0 => Err(bad("a cluster has no database but 0")),
+            _ => Ok(self),
+        }
+    }
+}
+
+fn seeds(hosts: &str, default_port: u16) -> Result<Vec<Place>, BadUrl> {
+    hosts
+        .split(',')
+        .map(|host| Place::parse(host.trim(), default_port))
+        .collect()
+}
+
+/// Credentials and database of a URL.
+fn settings(url: &str) -> Result<RedisConnectionInfo, BadUrl> {
+    let info = url.into_connection_info().map_err(library)?;
+    // The library would name itself with two more commands on every connection.
+    Ok(info.redis_settings().clone().set_skip_set_lib_name())
+}
+
+/// No credentials and no database, as for sentinels.
+pub(super) fn no_settings() -> RedisConnectionInfo {
+    RedisConnectionInfo::default().set_skip_set_lib_name()
+}
+
+fn library(error: RedisError) -> BadUrl {
+    bad(error.to_string().to_lowercase())
+}
+
+impl Tls {
+    /// Reads the files.
+    ///
+    /// # Errors
+    ///
+    /// If one of them cannot be read. Names it.
+    pub(super) fn read(&self) -> Result<TlsCertificates, BadUrl> {
+        let client_tls = match &self.client {
+            Some((certificate, key)) => Some(ClientTlsConfig {
+                client_cert: read(certificate)?,
+                client_key: read(key)?,
+            }),
+            None => None,
+        };
+        Ok(TlsCertificates {
+            client_tls,
+            root_cert: self.ca.as_deref().map(read).transpose()?,
+        })
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, BadUrl> {
+    fs::read(path).map_err(|error| bad(format!("{} cannot be read: {error}", path.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(url: &str, kind: Option<Kind>, expected: (Kind, &str, &str)) {
+        let found = Whereabouts::parse(url, kind, false).unwrap();
+        let seeds: Vec<_> = found.seeds.iter().map(ToString::to_string).collect();
+        let found = (found.kind, &*seeds.join(" "), &*found.master);
+        assert_eq!(found, expected, "{url}");
+    }
+
+    #[test]
+    fn every_form_of_an_address_is_understood() {
+        use Kind::{Cluster, Sentinel, Single};
+        check("h:1", None, (Single, "h:1", ""));
+        check("h", None, (Single, "h:6379", ""));
+        check("[::1]:7", None, (Single, "[::1]:7", ""));
+        check("redis://h:1/3", None, (Single, "h:1", ""));
+        check("redis://u:p@h", None, (Single, "h:6379", ""));
+        check("/run/x", None, (Single, "/run/x", ""));
+        check("unix:///run/x", None, (Single, "/run/x", ""));
+        check("a:1,b:2", None, (Cluster, "a:1 b:2", ""));
+        check("a:1", Some(Cluster), (Cluster, "a:1", ""));
+        check("redis://:p@a:1,b:2", None, (Cluster, "a:1 b:2", ""));
+        check("redis://a:1,redis://b:2", None, (Cluster, "a:1 b:2", ""));
+        check("redis+cluster://a:1", None, (Cluster, "a:1", ""));
+        check("m,a:1,b", Some(Sentinel), (Sentinel, "a:1 b:26379", "m"));
+        check(
+            "redis+sentinel://:p@a:1,b/m/2",
+            None,
+            (Sentinel, "a:1 b:26379", "m"),
+        );
+        check("rediss+sentinel://a/m", None, (Sentinel, "a:26379", "m"));
+    }
+
+    #[test]
+    fn credentials_and_database_come_along() {
+        let found = Whereabouts::parse("rediss+sentinel://u:p%40q@a:1/m/2", None, false).unwrap();
+        assert_eq!(found.settings.username(), Some("u"));
+        assert_eq!(found.settings.password(), Some("p@q"));
+        assert_eq!(found.settings.db(), 2);
+        assert!(found.is_tls);
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused_without_repeating_it() {
+        for (url, kind) in [
+            ("redis://:sesame@h:port", None),
+            ("http://:sesame@h", None),
+            ("redis://:sesame@a:1,b:2/3", None),
+            ("redis://:sesame@a:1,b:2", Some(Kind::Single)),
+            ("redis+sentinel://:sesame@a:1", None),
+            ("sesame", Some(Kind::Sentinel)),
+            ("h:0", None),
+            ("", None),
+            ("redis://:sesame@h:1/x", None),
+        ] {
+            let error = Whereabouts::parse(url, kind, false).unwrap_err();
+            assert!(!error.to_string().contains("sesame"), "{url}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_secret_does_not_show() {
+        assert_eq!(format!("{:?}", Secret::Text("x-sesame".into())), "Text(..)");
+    }
+}

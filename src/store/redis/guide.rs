@@ -1,0 +1,172 @@
+//! Keeps the map of the servers up to date, for all workers.
+
+use std::{collections::HashMap, convert::Infallible, sync::Arc, time::Duration};
+
+use tokio::{
+    task::{AbortHandle, JoinSet},
+    time::{Instant, sleep_until},
+};
+
+use super::{
+    Servers,
+    address::{Kind, Place},
+    cluster::Cluster,
+    map::Map,
+    node::Node,
+    probe::Probe,
+    sentinel::{Sentinels, is_master_at},
+    trouble::Trouble,
+};
+
+/// Between two looks at who is master or owns what, while all is well.
+const CALM: Duration = Duration::from_millis(500);
+
+/// Between two looks while something is wrong.
+const TROUBLED: Duration = Duration::from_millis(100);
+
+/// The least time between two looks, however many workers ask for one.
+const LEAST: Duration = Duration::from_millis(20);
+
+/// The task that knows where the servers are and whether they are well. One for each address.
+#[derive(Debug)]
+pub struct Guide {
+    servers: Servers,
+    source: Source,
+    /// How long a decision may wait.
+    deadline: Duration,
+    probes: JoinSet<()>,
+    /// The nodes that are probed.
+    probed: HashMap<Place, AbortHandle>,
+}
+
+/// Who knows where the servers are.
+#[derive(Debug)]
+enum Source {
+    /// The settings.
+    Settings,
+    Sentinels(Sentinels),
+    Cluster(Cluster),
+}
+
+impl Guide {
+    pub(super) fn new(servers: Servers, deadline: Duration) -> Self {
+        let seeds = servers.0.seeds.clone();
+        let source = match servers.0.kind {
+            Kind::Single => Source::Settings,
+            Kind::Sentinel => Source::Sentinels(Sentinels::new(
+                servers.0.sentinel_connector.clone(),
+                seeds,
+                servers.0.master.clone(),
+            )),
+            Kind::Cluster => Source::Cluster(Cluster::new(servers.0.connector.clone(), seeds)),
+        };
+        Self {
+            servers,
+            source,
+            deadline,
+            probes: JoinSet::new(),
+            probed: HashMap::new(),
+        }
+    }
+
+    /// Looks after the servers until it is dropped.
+    pub async fn run(mut self) -> Infallible {
+        loop {
+            let looked = Instant::now();
+            let found = self.look().await;
+            self.servers.record_look(found);
+            self.follow_map();
+            self.wait(looked).await;
+        }
+    }
+
+    /// Waits for the next look. Whatever happens to a node meanwhile is told.
+    async fn wait(&mut self, looked: Instant) {
+        let is_calm = self.servers.tell();
+        let mut next = looked + if is_calm { CALM } else { TROUBLED };
+        loop {
+            tokio::select! {
+                () = sleep_until(next) => return,
+                () = self.servers.0.wanted.notified() => next = next.min(looked + LEAST),
+                () = self.servers.0.news.notified() => if !self.servers.tell() {
+                    next = next.min(looked + TROUBLED);
+                },
+                Some(ended) = self.probes.join_next() => if let Err(error) = ended
+                    && error.is_panic()
+                {
+                    std::panic::resume_unwind(error.into_panic());
+                },
+            }
+        }
+    }
+
+    /// Asks whoever knows, and takes a new map into use.
+    async fn look(&mut self) -> Result<(), String> {
+        match &mut self.source {
+            Source::Settings => Ok(()),
+            Source::Sentinels(sentinels) => {
+                let master = sentinels.master().await?;
+                self.change_master(master).await
+            }
+            Source::Cluster(cluster) => {
+                let is_doubted = !*self.servers.0.is_well.borrow();
+                let ranges = cluster.ranges(is_doubted).await?;
+                let current = self.servers.map();
+                let map = Map::cluster(&ranges, |place| self.servers.node(&current, place));
+                if !map.equals(&current) {
+                    tracing::info!(
+                        masters = map.nodes.len(),
+                        "the slots of the cluster changed"
+                    );
+                    self.servers.change_map(map);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Goes over to the server that the sentinels named, once that says the same.
+    async fn change_master(&self, master: Place) -> Result<(), String> {
+        let current = self.servers.map();
+        if current.nodes.iter().any(|node| node.place == master) {
+            return Ok(());
+        }
+        match is_master_at(&self.servers.0.connector, &master).await {
+            Ok(true) => {
+                tracing::info!(node = %master, "the sentinels named a master");
+                let node = self.servers.node(&current, &master);
+                self.servers.change_map(Map::single(node));
+                Ok(())
+            }
+            Ok(false) => Err(format!("{master} {}", Trouble::ReadOnly)),
+            Err(trouble) => Err(format!("{master} {trouble}")),
+        }
+    }
+
+    /// Has each node of the map probed, and no other.
+    fn follow_map(&mut self) {
+        let map = self.servers.map();
+        let is_there = |place: &Place| map.nodes.iter().any(|node| node.place == *place);
+        self.probed.retain(|place, probe| {
+            let stays = is_there(place);
+            if !stays {
+                probe.abort();
+            }
+            stays
+        });
+        for node in &map.nodes {
+            if !self.probed.contains_key(&node.place) {
+                let probe = self.probe(node.clone());
+                let handle = self.probes.spawn(probe.run());
+                self.probed.insert(node.place.clone(), handle);
+            }
+        }
+    }
+
+    fn probe(&self, node: Arc<Node>) -> Probe {
+        let must_be_master = self.servers.0.kind != Kind::Single;
+        let connector = self.servers.0.connector.clone();
+        let (deadline, now) = (self.deadline, self.servers.0.now);
+        Probe::new(node, connector, must_be_master, deadline, now)
+    }
+}

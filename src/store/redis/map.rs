@@ -1,0 +1,136 @@
+//! Which server a key belongs to.
+
+use std::sync::Arc;
+
+use super::{
+    address::Place,
+    node::Node,
+    slot::{SLOTS, slot},
+};
+
+/// The servers that count, and what each owns. Never changed; a new one takes its place.
+#[derive(Debug, Default)]
+pub(super) struct Map {
+    pub(super) nodes: Vec<Arc<Node>>,
+    /// For a cluster: the owner of each slot, by its place in `nodes`; [`NOBODY`] owns nothing.
+    owners: Option<Box<[u16]>>,
+}
+
+const NOBODY: u16 = u16::MAX;
+
+/// Slots that follow one another, and their master.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Range {
+    pub(super) first: u16,
+    pub(super) last: u16,
+    pub(super) master: Place,
+}
+
+impl Map {
+    /// One server that owns all keys.
+    pub(super) fn single(node: Arc<Node>) -> Self {
+        Self {
+            nodes: vec![node],
+            owners: None,
+        }
+    }
+
+    /// A cluster. `node` makes or finds the one at a place.
+    pub(super) fn cluster(ranges: &[Range], mut node: impl FnMut(&Place) -> Arc<Node>) -> Self {
+        let mut nodes: Vec<Arc<Node>> = Vec::new();
+        let mut owners = vec![NOBODY; usize::from(SLOTS)].into_boxed_slice();
+        for range in ranges {
+            let known = nodes.iter().position(|node| node.place == range.master);
+            let at = known.unwrap_or_else(|| {
+                nodes.push(node(&range.master));
+                nodes.len() - 1
+            });
+            // More masters than slots cannot be.
+            let at = u16::try_from(at).unwrap_or(NOBODY);
+            let slots = usize::from(range.first)..=usize::from(range.last.min(SLOTS - 1));
+            if let Some(slots) = owners.get_mut(slots) {
+                slots.fill(at);
+            }
+        }
+        Self {
+            nodes,
+            owners: Some(owners),
+        }
+    }
+
+    /// Whether keys belong to different servers, or would if there were more.
+    pub(super) fn is_cluster(&self) -> bool {
+        self.owners.is_some()
+    }
+
+    /// The slot of a key of a cluster, and its owner's place in `nodes`.
+    pub(super) fn owner(&self, key: &[u8]) -> (u16, Option<usize>) {
+        let Some(owners) = &self.owners else {
+            return (0, (!self.nodes.is_empty()).then_some(0));
+        };
+        let slot = slot(key);
+        let owner = owners[usize::from(slot)];
+        (slot, (owner != NOBODY).then_some(usize::from(owner)))
+    }
+
+    /// Whether every key has an owner.
+    pub(super) fn is_complete(&self) -> bool {
+        let is_covered = |owners: &[u16]| !owners.contains(&NOBODY);
+        !self.nodes.is_empty() && self.owners.as_deref().is_none_or(is_covered)
+    }
+
+    /// Whether both say the same of every key.
+    pub(super) fn equals(&self, other: &Self) -> bool {
+        let is_same = |(a, b): (&Arc<Node>, &Arc<Node>)| Arc::ptr_eq(a, b);
+        self.owners == other.owners
+            && self.nodes.len() == other.nodes.len()
+            && self.nodes.iter().zip(&other.nodes).all(is_same)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(port: u16) -> Place {
+        Place::Tcp {
+            host: "h".into(),
+            port,
+        }
+    }
+
+    fn range(first: u16, last: u16, port: u16) -> Range {
+        Range {
+            first,
+            last,
+            master: place(port),
+        }
+    }
+
+    fn new_node(place: &Place) -> Arc<Node> {
+        Arc::new(Node::new(place.clone(), Arc::default()))
+    }
+
+    #[test]
+    fn every_key_has_the_owner_of_its_slot() {
+        let ranges = [
+            range(0, 5000, 1),
+            range(5001, 12_181, 2),
+            range(12_182, 12_182, 1),
+        ];
+        let map = Map::cluster(&ranges, new_node);
+        assert_eq!(map.nodes.len(), 2);
+        assert_eq!(map.owner(b"foo"), (12_182, Some(0)));
+        assert_eq!(map.owner(b"somekey"), (11_058, Some(1)));
+        assert_eq!(map.owner(b"foo{hash_tag}"), (2_515, Some(0)));
+        let half = Map::cluster(&[range(0, 5000, 1)], new_node);
+        assert_eq!(half.owner(b"foo"), (12_182, None));
+    }
+
+    #[test]
+    fn one_server_owns_everything() {
+        let map = Map::single(new_node(&place(1)));
+        assert_eq!(map.owner(b"foo"), (0, Some(0)));
+        assert_eq!(Map::default().owner(b"foo"), (0, None));
+    }
+}

@@ -1,0 +1,152 @@
+//! Replies of a cluster that say where a command has to go instead. It was not carried out, so it
+//! may be sent there.
+
+use bb8_redis::redis::{Cmd, Pipeline, Value};
+
+use super::{address::Place, trouble::says_try_again};
+
+/// Where commands of a pipeline have to go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Redirect {
+    pub(super) target: Place,
+    /// The slot is on its way there: the command needs ASKING in front, and the map stays as it
+    /// is.
+    pub(super) is_ask: bool,
+    /// The places of the commands in the pipeline, ascending.
+    pub(super) commands: Vec<usize>,
+}
+
+/// Which commands have to be sent again, and where; `asked` is who replied.
+pub(super) fn redirects(replies: &[Value], asked: &Place) -> Vec<Redirect> {
+    let mut redirects: Vec<Redirect> = Vec::new();
+    for (command, reply) in replies.iter().enumerate() {
+        let Some((target, is_ask)) = target(reply, asked) else {
+            continue;
+        };
+        let known = redirects
+            .iter_mut()
+            .find(|known| known.target == target && known.is_ask == is_ask);
+        match known {
+            Some(known) => known.commands.push(command),
+            None => redirects.push(Redirect {
+                target,
+                is_ask,
+                commands: vec![command],
+            }),
+        }
+    }
+    redirects
+}
+
+fn target(reply: &Value, asked: &Place) -> Option<(Place, bool)> {
+    let Value::ServerError(error) = reply else {
+        return None;
+    };
+    let is_ask = match error.code() {
+        "MOVED" => false,
+        "ASK" => true,
+        // Some keys of the command are here and some are there; soon all will be there.
+        _ if says_try_again(reply) => return Some((asked.clone(), false)),
+        _ => return None,
+    };
+    // `3999 127.0.0.1:6381`
+    let (_slot, address) = error.details()?.split_once(' ')?;
+    let (host, port) = address.trim().rsplit_once(':')?;
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    Some((Place::told(host, port.parse().ok()?, asked), is_ask))
+}
+
+impl Redirect {
+    /// The commands as they are to be sent to the target.
+    pub(super) fn pipeline(&self, of: &Pipeline) -> Pipeline {
+        let all: Vec<&Cmd> = of.cmd_iter().collect();
+        let mut pipeline = Pipeline::with_capacity(self.commands.len() * 2);
+        for command in &self.commands {
+            if self.is_ask {
+                pipeline.cmd("ASKING");
+            }
+            pipeline.add_command(all[*command].clone());
+        }
+        pipeline
+    }
+
+    /// Puts the target's replies in the places of the first ones.
+    pub(super) fn fill_in(&self, replies: &mut [Value], late: Vec<Value>) {
+        let step = if self.is_ask { 2 } else { 1 };
+        let late = late.into_iter().skip(step - 1).step_by(step);
+        for (command, reply) in self.commands.iter().zip(late) {
+            replies[*command] = reply;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bb8_redis::redis::parse_redis_value;
+
+    use super::*;
+
+    fn place(host: &str, port: u16) -> Place {
+        Place::Tcp {
+            host: host.into(),
+            port,
+        }
+    }
+
+    fn reply(text: &str) -> Value {
+        parse_redis_value(format!("{text}\r\n").as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn only_what_was_not_carried_out_goes_elsewhere() {
+        let replies = [
+            ":1",
+            "-MOVED 3999 10.0.0.1:6381",
+            "-ERR no",
+            "-ASK 4000 10.0.0.2:6382",
+            "-MOVED 3999 10.0.0.1:6381",
+            "-MOVED 5 :7",
+            "-MOVED 5 ::1:7",
+            "-TRYAGAIN Multiple keys request during rehashing of slot",
+        ]
+        .map(reply);
+        let redirect = |host, port, is_ask, commands: &[usize]| Redirect {
+            target: place(host, port),
+            is_ask,
+            commands: commands.to_vec(),
+        };
+        assert_eq!(
+            redirects(&replies, &place("me", 1)),
+            [
+                redirect("10.0.0.1", 6381, false, &[1, 4]),
+                redirect("10.0.0.2", 6382, true, &[3]),
+                redirect("me", 7, false, &[5]),
+                redirect("::1", 7, false, &[6]),
+                redirect("me", 1, false, &[7]),
+            ]
+        );
+    }
+
+    #[test]
+    fn late_replies_find_their_places() {
+        let mut pipeline = Pipeline::new();
+        for key in ["a", "b", "c"] {
+            pipeline.cmd("GET").arg(key);
+        }
+        let mut redirect = Redirect {
+            target: place("h", 1),
+            is_ask: true,
+            commands: vec![0, 2],
+        };
+        let sent = redirect.pipeline(&pipeline);
+        assert_eq!(sent.len(), 4);
+        let mut replies = vec![Value::Nil, Value::Int(5), Value::Nil];
+        let late = vec![Value::Okay, Value::Int(1), Value::Okay, Value::Int(2)];
+        redirect.fill_in(&mut replies, late);
+        assert_eq!(replies, [Value::Int(1), Value::Int(5), Value::Int(2)]);
+        redirect.is_ask = false;
+        assert_eq!(redirect.pipeline(&pipeline).len(), 2);
+        redirect.fill_in(&mut replies, vec![Value::Int(8), Value::Int(9)]);
+        assert_eq!(replies, [Value::Int(8), Value::Int(5), Value::Int(9)]);
+    }
+}

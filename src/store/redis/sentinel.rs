@@ -1,0 +1,131 @@
+//! Asks the sentinels which server is the master.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use bb8_redis::redis::{self, Pipeline, RedisError, aio::MultiplexedConnection};
+use tokio::{task::JoinSet, time::timeout};
+
+use super::{
+    address::Place,
+    connection::{Connector, send},
+    probe::is_master,
+    trouble::Trouble,
+};
+
+/// How long the sentinels may think. Who is slower has no vote this time.
+const PATIENCE: Duration = Duration::from_millis(250);
+
+/// The sentinels of one master, and connections to them.
+#[derive(Debug)]
+pub(super) struct Sentinels {
+    connector: Arc<Connector>,
+    places: Vec<Place>,
+    master: String,
+    connections: HashMap<Place, MultiplexedConnection>,
+}
+
+/// What one sentinel said.
+type Vote = Result<(MultiplexedConnection, Option<Place>), Trouble>;
+
+impl Sentinels {
+    pub(super) fn new(connector: Arc<Connector>, places: Vec<Place>, master: String) -> Self {
+        Self {
+            connector,
+            places,
+            master,
+            connections: HashMap::new(),
+        }
+    }
+
+    /// The master by most votes; of those with as many, the one that the first sentinel named.
+    ///
+    /// # Errors
+    ///
+    /// Why nobody knows it.
+    pub(super) async fn master(&mut self) -> Result<Place, String> {
+        let mut asking = JoinSet::new();
+        for (order, place) in self.places.iter().enumerate() {
+            let connection = self.connections.remove(place);
+            let connector = self.connector.clone();
+            let (place, master) = (place.clone(), self.master.clone());
+            asking.spawn(async move {
+                let vote = timeout(PATIENCE, ask(&connector, &place, connection, &master)).await;
+                (order, place, vote.unwrap_or(Err(Trouble::Silent)))
+            });
+        }
+        let mut answers = asking.join_all().await;
+        answers.sort_by_key(|(order, ..)| *order);
+        let mut votes: Vec<(Place, usize)> = Vec::new();
+        let mut failures = Vec::new();
+        for (_, place, vote) in answers {
+            match self.hear(&place, vote) {
+                Ok(master) => match votes.iter_mut().find(|(known, _)| *known == master) {
+                    Some((_, count)) => *count += 1,
+                    None => votes.push((master, 1)),
+                },
+                Err(failure) => failures.push(failure),
+            }
+        }
+        // The last of equals would win, and the first is wanted.
+        let most = votes.into_iter().rev().max_by_key(|(_, count)| *count);
+        most.map(|(master, _)| master)
+            .ok_or_else(|| failures.join("; "))
+    }
+
+    fn hear(&mut self, sentinel: &Place, vote: Vote) -> Result<Place, String> {
+        match vote {
+            Ok((connection, master)) => {
+                self.connections.insert(sentinel.clone(), connection);
+                master.ok_or_else(|| format!("sentinel {sentinel} knows no master of this name"))
+            }
+            Err(trouble) => Err(format!("sentinel {sentinel} {trouble}")),
+        }
+    }
+}
+
+async fn ask(
+    connector: &Connector,
+    place: &Place,
+    connection: Option<MultiplexedConnection>,
+    master: &str,
+) -> Vote {
+    let mut connection = match connection {
+        Some(connection) => connection,
+        None => connector.connect(place).await?,
+    };
+    let mut question = Pipeline::with_capacity(1);
+    question
+        .cmd("SENTINEL")
+        .arg("get-master-addr-by-name")
+        .arg(master);
+    let failed = |error: RedisError| Trouble::of_failure(&error);
+    let replies = send(&mut connection, &question).await.map_err(failed)?;
+    let reply = replies.into_iter().next();
+    if let Some(trouble) = reply.as_ref().and_then(Trouble::of_reply) {
+        return Err(trouble);
+    }
+    let told = reply.and_then(|reply| {
+        let (host, port): (String, u16) = redis::from_redis_value(reply).ok()?;
+        Some(Place::told(&host, port, place))
+    });
+    Ok((connection, told))
+}
+
+/// Whether the server at `place` says itself that it is a master: sentinels may be the last to
+/// hear of a failover.
+pub(super) async fn is_master_at(connector: &Connector, place: &Place) -> Result<bool, Trouble> {
+    let ask = async {
+        let mut connection = connector.connect(place).await?;
+        let mut question = Pipeline::with_capacity(1);
+        question.cmd("ROLE");
+        let replies = send(&mut connection, &question).await;
+        let replies = replies.map_err(|error| Trouble::of_failure(&error))?;
+        match replies.first().and_then(Trouble::of_reply) {
+            Some(trouble) => Err(trouble),
+            None => Ok(replies.first().is_some_and(is_master)),
+        }
+    };
+    timeout(connector.timeout, ask)
+        .await
+        .unwrap_or(Err(Trouble::Silent))
+}

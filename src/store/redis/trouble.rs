@@ -1,0 +1,104 @@
+//! Error replies and broken connections → what is wrong with a server.
+
+use std::fmt;
+
+use bb8_redis::redis::{ErrorKind, RedisError, ServerError, Value};
+
+/// Why a server cannot be counted in. The texts are for operators; they hold no secrets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// Nobody is there, or the connection broke.
+    Unreachable(String),
+    /// It did not answer in time.
+    Silent,
+    /// It is a replica: only its master counts.
+    ReadOnly,
+    /// It is still reading its data.
+    Loading,
+    /// It wants a password, and there is none.
+    NoAuth,
+    /// It wants another password.
+    WrongPassword,
+    /// It is a replica that lost its master.
+    MasterDown,
+    /// The cluster does not serve.
+    ClusterDown,
+    /// A script runs for so long that it answers nobody else.
+    Busy,
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unreachable(why) => write!(f, "not reachable ({why})"),
+            Self::Silent => f.write_str("does not answer in time"),
+            Self::ReadOnly => f.write_str("is a replica (READONLY)"),
+            Self::Loading => f.write_str("is still loading its data (LOADING)"),
+            Self::NoAuth => f.write_str("wants a password (NOAUTH)"),
+            Self::WrongPassword => f.write_str("refuses the password (WRONGPASS)"),
+            Self::MasterDown => f.write_str("is a replica without its master (MASTERDOWN)"),
+            Self::ClusterDown => f.write_str("the cluster does not serve (CLUSTERDOWN)"),
+            Self::Busy => f.write_str("is busy with a script (BUSY)"),
+        }
+    }
+}
+
+impl Trouble {
+    /// What an error reply says about the server, if it is more than about its command: asked
+    /// again, it would say the same for some time.
+    pub(super) fn of_reply(reply: &Value) -> Option<Self> {
+        match reply {
+            Value::ServerError(error) => Self::of_error(error),
+            _ => None,
+        }
+    }
+
+    fn of_error(error: &ServerError) -> Option<Self> {
+        match error.code() {
+            "READONLY" => Some(Self::ReadOnly),
+            "LOADING" => Some(Self::Loading),
+            "NOAUTH" => Some(Self::NoAuth),
+            "WRONGPASS" => Some(Self::WrongPassword),
+            "MASTERDOWN" => Some(Self::MasterDown),
+            "BUSY" => Some(Self::Busy),
+            // One slot without an owner is no reason to leave the others alone.
+            "CLUSTERDOWN" if !error.details().is_some_and(is_about_a_slot) => {
+                Some(Self::ClusterDown)
+            }
+            _ => None,
+        }
+    }
+
+    /// What it means that a connection broke or did not come up.
+    pub(super) fn of_failure(error: &RedisError) -> Self {
+        match error.code() {
+            Some("READONLY") => Self::ReadOnly,
+            Some("LOADING") => Self::Loading,
+            Some("NOAUTH") => Self::NoAuth,
+            Some("WRONGPASS") => Self::WrongPassword,
+            Some("MASTERDOWN") => Self::MasterDown,
+            Some("BUSY") => Self::Busy,
+            Some("CLUSTERDOWN") => Self::ClusterDown,
+            Some(code) => Self::Unreachable(code.to_owned()),
+            None if error.kind() == ErrorKind::AuthenticationFailed => Self::WrongPassword,
+            None if error.is_timeout() => Self::Silent,
+            None => Self::Unreachable(error.to_string()),
+        }
+    }
+}
+
+fn is_about_a_slot(details: &str) -> bool {
+    details.contains("slot not served")
+}
+
+/// Whether a command that was answered so has not been carried out and may be sent once more to
+/// the same server.
+pub(super) fn says_try_again(reply: &Value) -> bool {
+    matches!(reply, Value::ServerError(error) if error.code() == "TRYAGAIN")
+}
+
+/// Whether the reply says that the slot is not served by anybody known.
+pub(super) fn is_unserved_slot(reply: &Value) -> bool {
+    matches!(reply, Value::ServerError(error)
+        if error.code() == "CLUSTERDOWN" && error.details().is_some_and(is_about_a_slot))
+}

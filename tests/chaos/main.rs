@@ -1,0 +1,142 @@
+//! Breaks Redis, and the way to it, in every way that `tests/it/support/chaos.rs` knows, and
+//! prints what came of it as one table. `make chaos` runs it.
+//!
+//! ```text
+//! chaos [--deadline 50ms] [--lasts 5s] [--only TEXT] [--write FILE] [-- TOLLGATE-ARGS…]
+//! chaos --soak MINUTES [-- TOLLGATE-ARGS…]
+//! ```
+
+#![expect(unreachable_pub, reason = "a test program has no outside")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a panic is how it fails, and a table is what it is for"
+)]
+
+use std::{fmt::Write as _, fs, path::PathBuf, time::Duration};
+
+#[expect(dead_code, reason = "most of it is for the other tests")]
+#[path = "../it"]
+mod it {
+    pub mod support;
+}
+
+mod soak;
+
+use it::support::chaos::{Outcome, Plan, scenarios};
+
+/// What to do.
+struct Options {
+    plan: Plan,
+    only: Option<String>,
+    write: Option<PathBuf>,
+    soak: Option<Duration>,
+}
+
+fn options() -> Options {
+    let mut options = Options {
+        plan: Plan {
+            deadline: Duration::from_millis(50),
+            lasts: Duration::from_secs(5),
+            args: Vec::new(),
+        },
+        only: None,
+        write: None,
+        soak: None,
+    };
+    let mut args = std::env::args().skip(1);
+    while let Some(arg) = args.next() {
+        let mut value = || args.next().expect("the option has a value");
+        match arg.as_str() {
+            "--deadline" => options.plan.deadline = duration(&value()),
+            "--lasts" => options.plan.lasts = duration(&value()),
+            "--only" => options.only = Some(value()),
+            "--write" => options.write = Some(value().into()),
+            "--soak" => {
+                let minutes: f64 = value().parse().expect("a number of minutes");
+                options.soak = Some(Duration::from_secs_f64(minutes * 60.0));
+            }
+            "--" => options.plan.args = args.by_ref().collect(),
+            other => panic!("`{other}` is none of the options"),
+        }
+    }
+    options
+}
+
+/// `50ms` or `5s`
+fn duration(text: &str) -> Duration {
+    let parsed = match text.strip_suffix("ms") {
+        Some(millis) => millis.parse().map(Duration::from_millis),
+        None => text.trim_end_matches('s').parse().map(Duration::from_secs),
+    };
+    parsed.expect("a number of ms or s")
+}
+
+fn main() {
+    let options = options();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    if let Some(time) = options.soak {
+        return runtime.block_on(soak::soak(time, &options.plan));
+    }
+    let mut outcomes = Vec::new();
+    for (name, scenario) in scenarios() {
+        if options
+            .only
+            .as_ref()
+            .is_some_and(|only| !name.contains(only.as_str()))
+        {
+            continue;
+        }
+        println!("{name} …");
+        outcomes.push(runtime.block_on(scenario(options.plan.clone())));
+    }
+    let table = table(&outcomes);
+    println!("\n{table}");
+    if let Some(path) = options.write {
+        replace_table(&path, &table);
+    }
+}
+
+/// One line a scenario.
+fn table(outcomes: &[Outcome]) -> String {
+    let mut table = "\
+| what breaks | answers | errors | longest answer | 99 % while broken | admitted too much | counted without an answer | exact again after | off afterwards |
+|---|---|---|---|---|---|---|---|---|
+"
+    .to_owned();
+    for outcome in outcomes {
+        let _ = writeln!(
+            table,
+            "| {} | {} | {} | {:.1} ms | {:.2} ms | {} | {} | {:.0} ms | {} |",
+            outcome.name,
+            outcome.answers,
+            outcome.errors,
+            millis(outcome.longest),
+            millis(outcome.p99_while_broken),
+            outcome.over,
+            outcome.under,
+            millis(outcome.recovery),
+            outcome.off_afterwards,
+        );
+    }
+    table
+}
+
+fn millis(time: Duration) -> f64 {
+    time.as_secs_f64() * 1000.0
+}
+
+/// Puts the table between the two marks of a page.
+fn replace_table(path: &PathBuf, table: &str) {
+    const BEGIN: &str = "<!-- table -->\n";
+    const END: &str = "<!-- end of table -->";
+    let page = fs::read_to_string(path).unwrap();
+    let (before, rest) = page
+        .split_once(BEGIN)
+        .expect("a mark where the table begins");
+    let (_, after) = rest.split_once(END).expect("a mark where the table ends");
+    fs::write(path, format!("{before}{BEGIN}{table}{END}{after}")).unwrap();
+}

@@ -1,0 +1,431 @@
+//! What callers see while Redis or the way to it is broken: errors at once, nothing slower than
+//! the deadline, exact counts afterwards. Each scenario is the short form of one that `make chaos`
+//! runs.
+
+use std::{
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use tonic::Status;
+
+use crate::support::{
+    Process,
+    ask::{Client, ask, connect, is_ok},
+    chaos::{self, Outcome, Plan, await_page},
+    eventually,
+    proxy::{Fault, Proxy},
+    redis::Redis,
+    storm::{STREAMS, Storm},
+    tollgate::{self, Tollgate},
+    tool, wait_until,
+};
+
+const DEADLINE: Duration = Duration::from_millis(100);
+
+/// What a machine that is busy with other tests may add to a recovery; `make chaos` measures it.
+const RECOVERY: Duration = Duration::from_secs(2);
+
+/// Runs the scenario of this name. Whatever it is, nobody waits longer than the deadline, nobody
+/// is admitted twice, and all is well within a second of the repair.
+async fn run(name: &str) -> Outcome {
+    let scenarios = chaos::scenarios();
+    let (_, scenario) = scenarios.iter().find(|(known, _)| *known == name).unwrap();
+    let plan = Plan {
+        deadline: DEADLINE,
+        lasts: Duration::from_millis(800),
+        args: Vec::new(),
+    };
+    let outcome = scenario(plan).await;
+    assert_eq!(outcome.name, name);
+    assert!(outcome.answers > 100, "{outcome:#?}");
+    // A machine that does something else for a moment holds up every stream once.
+    assert!(outcome.late <= 2 * STREAMS, "{outcome:#?}");
+    assert!(outcome.longest < RECOVERY, "{outcome:#?}");
+    assert!(outcome.recovery < RECOVERY, "{outcome:#?}");
+    assert_eq!(outcome.off_afterwards, 0, "{outcome:#?}");
+    let errors = i64::try_from(outcome.errors).unwrap();
+    assert!(outcome.under <= errors, "{outcome:#?}");
+    outcome
+}
+
+/// Who fails at once does not wait. Generous, for the machine is busy.
+#[track_caller]
+fn check_fails_at_once(outcome: &Outcome) {
+    assert!(outcome.errors > 0, "{outcome:#?}");
+    assert!(
+        outcome.p99_while_broken < Duration::from_millis(40),
+        "{outcome:#?}"
+    );
+}
+
+#[tokio::test]
+async fn redis_is_killed_and_comes_back_empty() {
+    let outcome = run(chaos::KILLED).await;
+    check_fails_at_once(&outcome);
+    assert!(outcome.over > 0, "what Redis forgot is forgotten");
+}
+
+/// Runs a scenario in which Redis keeps what it has.
+async fn run_without_loss(name: &str) -> Outcome {
+    let outcome = run(name).await;
+    assert_eq!(outcome.over, 0, "{outcome:#?}");
+    outcome
+}
+
+#[tokio::test]
+async fn redis_hangs() {
+    check_fails_at_once(&run_without_loss(chaos::STOPPED).await);
+}
+
+#[tokio::test]
+async fn the_network_is_cut() {
+    check_fails_at_once(&run_without_loss(chaos::CUT).await);
+}
+
+#[tokio::test]
+async fn the_network_swallows_everything() {
+    check_fails_at_once(&run_without_loss(chaos::HALF_OPEN).await);
+}
+
+#[tokio::test]
+async fn the_network_is_slower_than_the_deadline() {
+    assert!(run_without_loss(chaos::LATENCY).await.errors > 0);
+}
+
+#[tokio::test]
+async fn the_network_is_too_narrow() {
+    assert!(run_without_loss(chaos::NARROW).await.errors > 0);
+}
+
+#[tokio::test]
+async fn redis_is_full() {
+    check_fails_at_once(&run_without_loss(chaos::FULL).await);
+}
+
+#[tokio::test]
+async fn scripts_are_flushed() {
+    assert_eq!(run_without_loss(chaos::FLUSHED).await.errors, 0);
+}
+
+#[tokio::test]
+async fn the_password_changes() {
+    check_fails_at_once(&run_without_loss(chaos::PASSWORD).await);
+}
+
+#[tokio::test]
+async fn the_certificate_of_redis_expires() {
+    check_fails_at_once(&run_without_loss(chaos::EXPIRED).await);
+}
+
+#[tokio::test]
+async fn one_of_two_replicas_loses_redis() {
+    let outcome = run_without_loss(chaos::SPLIT).await;
+    assert!(outcome.errors > 0, "{outcome:#?}");
+}
+
+const RULES: &str = "
+domain: d
+descriptors:
+  - {key: k, rate_limits: [1000000/10000years]}
+  - {key: few, rate_limits: [100/10000years]}
+";
+
+fn start(redis: &Redis) -> Tollgate {
+    tollgate::with_rules(RULES)
+        .redis_at(&redis.url(), "100ms")
+        .start()
+}
+
+async fn one(client: &mut Client) -> Result<(), Status> {
+    ask(client, "d", &[("k", "v")]).await.map(|_| ())
+}
+
+async fn works(client: &Client) {
+    eventually("calls are answered", async || {
+        one(&mut client.clone()).await.is_ok()
+    })
+    .await;
+}
+
+/// `break_it` leads to the reaction to `told`: it is said, decisions fail at once, and within a
+/// second of `mend` they are made again, and exactly.
+async fn check_reaction(
+    redis: &mut Redis,
+    told: &str,
+    break_it: impl FnOnce(&mut Redis),
+    mend: impl FnOnce(&mut Redis),
+) {
+    let server = start(redis);
+    let mut client = connect(server.grpc).await;
+    works(&client).await;
+    break_it(redis);
+    eventually("it is noticed", async || one(&mut client).await.is_err()).await;
+    await_page(&server, "/healthcheck?verbose", told);
+    let mut times = Vec::new();
+    for _ in 0..21 {
+        let asked = Instant::now();
+        one(&mut client).await.unwrap_err();
+        times.push(asked.elapsed());
+    }
+    times.sort_unstable();
+    assert!(times[10] < Duration::from_millis(10), "{times:?}");
+    mend(redis);
+    let mended = Instant::now();
+    works(&client).await;
+    assert!(mended.elapsed() < RECOVERY);
+    let mut admitted = 0;
+    for _ in 0..150 {
+        admitted += usize::from(is_ok(&ask(&mut client, "d", &[("few", "v")]).await));
+    }
+    assert_eq!(admitted, 100);
+}
+
+#[tokio::test]
+async fn readonly_is_left_alone_until_it_is_a_master() {
+    let mut redis = Redis::start();
+    check_reaction(
+        &mut redis,
+        "READONLY",
+        |redis| {
+            redis.cli(&["REPLICAOF", "127.0.0.1", "1"]);
+        },
+        |redis| {
+            redis.cli(&["REPLICAOF", "NO", "ONE"]);
+        },
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn masterdown_is_left_alone_until_it_is_a_master() {
+    let mut redis = Redis::with(&["--replica-serve-stale-data", "no"]);
+    check_reaction(
+        &mut redis,
+        "MASTERDOWN",
+        |redis| {
+            redis.cli(&["REPLICAOF", "127.0.0.1", "1"]);
+        },
+        |redis| {
+            redis.cli(&["REPLICAOF", "NO", "ONE"]);
+        },
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn noauth_is_left_alone_until_it_lets_us_in() {
+    let mut redis = Redis::start();
+    check_reaction(
+        &mut redis,
+        "NOAUTH",
+        |redis| {
+            redis.cli(&["CONFIG", "SET", "requirepass", "x"]);
+            redis.password = Some("x".to_owned());
+            redis.cli(&["CLIENT", "KILL", "TYPE", "normal"]);
+        },
+        |redis| {
+            redis.cli(&["CONFIG", "SET", "requirepass", ""]);
+            redis.password = None;
+        },
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn busy_is_left_alone_until_the_script_is_over() {
+    let mut redis = Redis::with(&["--busy-reply-threshold", "50"]);
+    let port = redis.port().to_string();
+    let mut endless = None;
+    check_reaction(
+        &mut redis,
+        "BUSY",
+        |_| {
+            let mut command = Command::new(tool("redis-cli"));
+            command
+                .args(["-p", &port, "EVAL", "while true do end", "0"])
+                .stdout(Stdio::null());
+            endless = Some(Process::start(&mut command));
+        },
+        |redis| {
+            redis.cli(&["SCRIPT", "KILL"]);
+        },
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn loading_is_left_alone_until_it_has_loaded() {
+    let mut redis = Redis::with(&[
+        "--key-load-delay",
+        "2000",
+        "--loading-process-events-interval-bytes",
+        "1024",
+    ]);
+    redis.cli(&[
+        "EVAL",
+        "for i = 1, 1000 do redis.call('SET', 'filler' .. i, string.rep('x', 100)) end",
+        "0",
+    ]);
+    redis.cli(&["SAVE"]);
+    check_reaction(
+        &mut redis,
+        "LOADING",
+        |redis| {
+            redis.kill();
+            redis.restart();
+        },
+        |redis| {
+            wait_until("it has loaded", || {
+                redis.cli(&["INFO", "persistence"]).contains("\nloading:0")
+            });
+        },
+    )
+    .await;
+}
+
+/// A store that is slower than the load: what does not fit is refused, and memory stays flat.
+#[tokio::test]
+async fn a_slow_store_bounds_the_queue_and_not_the_memory() {
+    let redis = Redis::start();
+    let proxy = Proxy::to(redis.address());
+    let server = tollgate::with_rules(RULES)
+        .redis_at(&proxy.url(), "2s")
+        .args(["--redis-max-waiting", "8"])
+        .start();
+    works(&connect(server.grpc).await).await;
+    proxy.set(Fault {
+        latency: Duration::from_millis(50),
+        ..Fault::default()
+    });
+    let before = server.resident_bytes();
+    let storm = Storm::start(&[server.grpc], &["a", "b"]).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let answers = storm.end().await;
+    let errors = answers.errors();
+    assert!(answers.ok() > 0, "{errors:?}");
+    let overloaded = errors.get("too many requests are waiting for the counter store");
+    assert!(overloaded.is_some_and(|&count| count > 100), "{errors:?}");
+    assert_eq!(errors.len(), 1, "{errors:?}");
+    let grown = server.resident_bytes().saturating_sub(before);
+    assert!(grown < 32 << 20, "{grown} bytes more");
+}
+
+/// Connections that fell silent while nobody used them are replaced before anybody does.
+#[tokio::test]
+async fn a_path_that_died_while_idle_is_found_by_the_probe() {
+    let redis = Redis::start();
+    let proxy = Proxy::to(redis.address());
+    let server = tollgate::with_rules(RULES)
+        .redis_at(&proxy.url(), "100ms")
+        .start();
+    let mut client = connect(server.grpc).await;
+    works(&client).await;
+    let connections = || {
+        let stats = server.page("/stats");
+        let mut lines = stats.lines();
+        let line = lines
+            .find(|line| line.contains(".connections_total: "))
+            .unwrap();
+        line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()
+    };
+    // Two workers and the HTTP port.
+    const STORES: u64 = 3;
+    wait_until("all are connected", || connections() >= STORES);
+    let before = connections();
+    proxy.forget();
+    wait_until("all are connected anew", || {
+        connections() >= before + STORES
+    });
+    one(&mut client).await.unwrap();
+}
+
+#[tokio::test]
+async fn no_connection_is_left_behind() {
+    let redis = Redis::start();
+    let server = start(&redis);
+    let mut client = connect(server.grpc).await;
+    works(&client).await;
+    let open_files = || {
+        let folder = format!("/proc/{}/fd", server.process_id());
+        std::fs::read_dir(folder).unwrap().count()
+    };
+    let before = open_files();
+    for _ in 0..20 {
+        redis.cli(&["CLIENT", "KILL", "TYPE", "normal"]);
+        // Whoever finds its connection dead gets an error, and the next one a new connection.
+        let _ = one(&mut client).await;
+        works(&client).await;
+    }
+    wait_until("old connections are closed", || open_files() <= before + 2);
+}
+
+#[tokio::test]
+async fn ports_open_without_redis_and_health_says_why() {
+    let mut redis = Redis::start();
+    redis.kill();
+    let server = start(&redis);
+    let mut client = connect(server.grpc).await;
+    one(&mut client).await.unwrap_err();
+    await_page(&server, "/healthcheck?verbose", "health: good");
+    let line = format!("redis {}: not reachable (", redis.address());
+    await_page(&server, "/healthcheck?verbose", &line);
+    redis.restart();
+    works(&client).await;
+    let line = format!("redis {}: ok", redis.address());
+    await_page(&server, "/healthcheck?verbose", &line);
+    let stats = server.page("/stats");
+    let node = format!("tollgate.redis_node.127_0_0_1_{}", redis.port());
+    for stat in ["is_open: 0", "times_opened_total: 1"] {
+        assert!(stats.contains(&format!("{node}.{stat}")), "{stats}");
+    }
+    let page = server.page("/metrics");
+    let label = format!(
+        "tollgate_redis_node_is_open{{node=\"127_0_0_1_{}\"}} 0",
+        redis.port()
+    );
+    assert!(page.contains(&label), "{page}");
+}
+
+/// Two replicas, one of which has a clock that is a day behind, count in the same window.
+#[tokio::test]
+async fn windows_go_by_the_clock_of_redis() {
+    const DAILY: &str = "domain: d\ndescriptors: [{key: k, rate_limits: [10/day]}]";
+    let redis = Redis::start();
+    let start = |clock: &str, is_behind: bool| {
+        let builder = tollgate::with_rules(DAILY)
+            .redis(&redis)
+            .args(["--clock", clock]);
+        if is_behind {
+            builder.with_clock("-90000s").start()
+        } else {
+            builder.start()
+        }
+    };
+    let (right, behind) = (start("redis", false), start("redis", true));
+    let mut clients = [connect(right.grpc).await, connect(behind.grpc).await];
+    let day = u64::try_from(Duration::from_secs(86_400).as_millis()).unwrap();
+    let skew = || {
+        let stats = behind.page("/stats");
+        let line = stats
+            .lines()
+            .find(|line| line.contains(".clock_ahead_ms: "))
+            .unwrap()
+            .to_owned();
+        line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()
+    };
+    wait_until("the clock was read", || skew() >= day);
+    let mut admitted = 0;
+    for turn in 0..30 {
+        admitted += usize::from(is_ok(
+            &ask(&mut clients[turn % 2], "d", &[("k", "v")]).await,
+        ));
+    }
+    assert_eq!(admitted, 10);
+    assert_eq!(redis.keys().len(), 1);
+    // By its own clock it is another day.
+    let alone = start("local", true);
+    let mut client = connect(alone.grpc).await;
+    assert!(is_ok(&ask(&mut client, "d", &[("k", "v")]).await));
+    assert_eq!(redis.keys().len(), 2);
+}

@@ -1,0 +1,287 @@
+//! tollgate on a Redis Cluster: one batch for each node, slots that move, masters that die.
+
+use std::time::{Duration, Instant};
+
+use tonic::Status;
+
+use crate::support::{
+    ask::{Client, ask, connect, descriptor, is_ok, request, send},
+    cluster::{Cluster, is_replica},
+    eventually,
+    storm::{STREAMS, Storm},
+    tollgate::{self, Tollgate},
+    wait_until,
+};
+
+const RULES: &str = "
+domain: d
+descriptors:
+  - {key: k, rate_limits: [1000000/10000years, 2000000/5000years]}
+  - {key: few, rate_limits: [100/10000years]}
+";
+
+/// Values whose counters live in all parts of the cluster.
+const VALUES: [&str; 12] = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"];
+
+fn start(cluster: &Cluster) -> Tollgate {
+    tollgate::with_rules(RULES)
+        .redis_at(&cluster.url(), "200ms")
+        .start()
+}
+
+async fn one(client: &mut Client, value: &str) -> Result<(), Status> {
+    ask(client, "d", &[("k", value)]).await.map(|_| ())
+}
+
+async fn all_work(client: &Client) {
+    eventually("calls are answered for all values", async || {
+        for value in VALUES {
+            if one(&mut client.clone(), value).await.is_err() {
+                return false;
+            }
+        }
+        true
+    })
+    .await;
+}
+
+/// As many of 150 calls pass as the limit says, on all nodes.
+async fn check_exact(client: &mut Client, round: &str) {
+    for value in VALUES {
+        let value = format!("{value}{round}");
+        let mut admitted = 0;
+        for _ in 0..150 {
+            admitted += usize::from(is_ok(&ask(client, "d", &[("few", &value)]).await));
+        }
+        assert_eq!(admitted, 100, "{value}");
+    }
+}
+
+/// The counter of a value of a storm.
+fn key(value: &str) -> String {
+    let now = tollgate_now();
+    let period = 10_000 * 31_536_000;
+    format!("{{1:d1:k1:{value}}}{period}@{}", now / period)
+}
+
+fn tollgate_now() -> u64 {
+    ::tollgate::grpc::now().secs()
+}
+
+/// What was counted for all values, wherever it is.
+fn counted(cluster: &Cluster) -> usize {
+    let counts = VALUES.iter().map(|value| cluster.value(&key(value)));
+    usize::try_from(counts.sum::<i64>()).unwrap()
+}
+
+#[tokio::test]
+async fn a_request_is_one_pipeline_for_each_node() {
+    let cluster = Cluster::start(0);
+    let server = start(&cluster);
+    let mut client = connect(server.grpc).await;
+    all_work(&client).await;
+    let descriptors: Vec<_> = VALUES
+        .iter()
+        .map(|value| descriptor(&[("k", value)]))
+        .collect();
+    let before = server.metric("tollgate_redis_pipelines_total");
+    send(&mut client, request("d", descriptors)).await.unwrap();
+    let pipelines = server.metric("tollgate_redis_pipelines_total") - before;
+    // Twenty-four counters.
+    assert_eq!(pipelines, 3);
+    check_exact(&mut client, "").await;
+    for node in &cluster.nodes {
+        assert!(node.number(&["DBSIZE"]) > 0);
+    }
+}
+
+#[tokio::test]
+async fn slots_that_move_under_load_cost_no_answer_and_no_count() {
+    let cluster = Cluster::start(0);
+    let server = start(&cluster);
+    let client = connect(server.grpc).await;
+    all_work(&client).await;
+    let before = counted(&cluster);
+    let storm = Storm::start(&[server.grpc], &VALUES).await;
+    for value in VALUES {
+        let slot = cluster.nodes[0].number(&["CLUSTER", "KEYSLOT", &key(value)]);
+        let slot = u16::try_from(slot).unwrap();
+        let from = cluster.owner(&key(value));
+        cluster.migrate(from, (from + 1) % 3, slot, slot);
+    }
+    let answers = storm.end().await;
+    assert_eq!(answers.error_count(), 0, "{:?}", answers.errors());
+    assert!(answers.ok() > 100);
+    assert_eq!(counted(&cluster) - before, answers.ok());
+    check_exact(&mut client.clone(), "").await;
+}
+
+#[tokio::test]
+async fn a_slot_that_is_on_its_way_is_asked_for_at_both_ends() {
+    let cluster = Cluster::start(0);
+    let server = start(&cluster);
+    let mut client = connect(server.grpc).await;
+    all_work(&client).await;
+    let now = tollgate_now();
+    let period = 10_000 * 31_536_000;
+    let key = format!("{{1:d3:few3:new}}{period}@{}", now / period);
+    let slot = cluster.nodes[0].number(&["CLUSTER", "KEYSLOT", &key]);
+    let slot = u16::try_from(slot).unwrap();
+    let from = cluster.owner(&key);
+    let to = (from + 1) % 3;
+    cluster.begin_migration(from, to, slot);
+    // The key is made at the new owner, by ASKING.
+    for _ in 0..10 {
+        assert!(is_ok(&ask(&mut client, "d", &[("few", "new")]).await));
+    }
+    assert!(cluster.nodes[to].number(&["CLUSTER", "COUNTKEYSINSLOT", &slot.to_string()]) > 0);
+    assert!(server.log().text().contains("slots of the cluster changed"));
+    cluster.end_migration(from, to, slot);
+    for _ in 0..90 {
+        assert!(is_ok(&ask(&mut client, "d", &[("few", "new")]).await));
+    }
+    assert!(!is_ok(&ask(&mut client, "d", &[("few", "new")]).await));
+}
+
+#[tokio::test]
+async fn a_node_that_joins_takes_its_share() {
+    let mut cluster = Cluster::start(0);
+    let server = start(&cluster);
+    let client = connect(server.grpc).await;
+    all_work(&client).await;
+    let before = counted(&cluster);
+    let storm = Storm::start(&[server.grpc], &VALUES).await;
+    cluster.add_node();
+    for value in VALUES {
+        let slot = cluster.nodes[0].number(&["CLUSTER", "KEYSLOT", &key(value)]);
+        let slot = u16::try_from(slot).unwrap();
+        cluster.migrate(cluster.owner(&key(value)), 3, slot, slot);
+    }
+    let answers = storm.end().await;
+    assert_eq!(answers.error_count(), 0, "{:?}", answers.errors());
+    assert_eq!(counted(&cluster) - before, answers.ok());
+    // The map knows it by now, or soon does.
+    eventually("the new node is on the map", async || {
+        for value in VALUES {
+            one(&mut client.clone(), value).await.unwrap();
+        }
+        server
+            .page("/stats")
+            .contains(&format!("_{}.batches", cluster.nodes[3].port()))
+    })
+    .await;
+    check_exact(&mut client.clone(), "").await;
+}
+
+/// Values of the other masters are answered all the time; those of the dead one at once with an
+/// error, until its replica takes over.
+#[tokio::test]
+async fn when_a_master_dies_its_replica_counts_and_nobody_else_notices() {
+    let mut cluster = Cluster::start(1);
+    let server = start(&cluster);
+    let mut client = connect(server.grpc).await;
+    all_work(&client).await;
+    check_exact(&mut client, "before").await;
+    let storm = Storm::start(&[server.grpc], &VALUES).await;
+    eventually("the load is there", async || {
+        server.metric("tollgate_redis_pipelines_total") > 300
+    })
+    .await;
+    let master = cluster
+        .nodes
+        .iter()
+        .position(|node| !is_replica(node))
+        .unwrap();
+    let lost = VALUES
+        .iter()
+        .filter(|value| cluster.owner(&key(value)) == master)
+        .count();
+    assert!(lost > 0 && lost < VALUES.len());
+    let masters = |cluster: &Cluster| {
+        let nodes = cluster.nodes.iter().enumerate();
+        let alive = nodes.filter(|(at, _)| *at != master);
+        alive.filter(|(_, node)| !is_replica(node)).count()
+    };
+    cluster.nodes[master].kill();
+    let killed = Instant::now();
+    wait_until("a replica was promoted", || masters(&cluster) == 3);
+    let promoted = Instant::now();
+    all_work(&client).await;
+    let recovered = promoted.elapsed();
+    let answers = storm.end().await;
+    assert!(recovered < Duration::from_secs(2), "{recovered:?}");
+    assert!(answers.later_than(Duration::from_millis(300)) <= 2 * STREAMS);
+    let meanwhile = answers.between(killed, promoted);
+    assert!(meanwhile.ok() > 0, "the other masters answer");
+    check_exact(&mut client, "after").await;
+}
+
+#[tokio::test]
+async fn a_cluster_that_does_not_serve_is_not_waited_for() {
+    let mut cluster = Cluster::start(0);
+    let server = start(&cluster);
+    let mut client = connect(server.grpc).await;
+    all_work(&client).await;
+    cluster.nodes[0].kill();
+    wait_until("the cluster is down", || {
+        let info = cluster.nodes[1].cli(&["CLUSTER", "INFO"]);
+        info.contains("cluster_state:fail")
+    });
+    eventually("all breakers are open", async || {
+        for value in VALUES {
+            let _ = one(&mut client, value).await;
+        }
+        server
+            .page("/healthcheck?verbose")
+            .matches("CLUSTERDOWN")
+            .count()
+            == 2
+    })
+    .await;
+    let asked = Instant::now();
+    for value in VALUES {
+        one(&mut client, value).await.unwrap_err();
+    }
+    assert!(
+        asked.elapsed() < Duration::from_millis(200),
+        "{:?}",
+        asked.elapsed()
+    );
+    cluster.nodes[0].restart();
+    cluster.await_agreement();
+    all_work(&client).await;
+    check_exact(&mut client, "").await;
+}
+
+#[tokio::test]
+async fn a_password_and_a_name_let_into_all_nodes() {
+    let cluster = Cluster::start(0);
+    for node in &cluster.nodes {
+        node.cli(&[
+            "ACL",
+            "SETUSER",
+            "gate",
+            "on",
+            ">open-sesame",
+            "~*",
+            "+@all",
+        ]);
+    }
+    for node in &cluster.nodes {
+        node.cli(&["ACL", "SETUSER", "default", "+@all", "-incrby", "-eval"]);
+    }
+    let seeds = cluster.url().replace("redis://", "");
+    let of_the_reference = tollgate::with_rules(RULES)
+        .env("REDIS_TYPE", "cluster")
+        .env("REDIS_SOCKET_TYPE", "tcp")
+        .env("REDIS_URL", &seeds)
+        .env("REDIS_AUTH", "gate:open-sesame")
+        .env("REDIS_CLUSTER_PIPELINE_PARALLELISM", "8")
+        .start();
+    all_work(&connect(of_the_reference.grpc).await).await;
+    let ours = tollgate::with_rules(RULES)
+        .args(["--redis-url", &format!("redis://gate:open-sesame@{seeds}")])
+        .start();
+    all_work(&connect(ours.grpc).await).await;
+    assert!(!ours.log().text().contains("sesame"));
+}

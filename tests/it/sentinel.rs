@@ -1,0 +1,176 @@
+//! tollgate on a Redis that sentinels watch over.
+
+use std::time::{Duration, Instant};
+
+use tonic::Status;
+
+use crate::support::{
+    ask::{Client, ask, connect, is_ok},
+    eventually, http,
+    redis::Redis,
+    sentinel::{MASTER, Watched},
+    storm::{STREAMS, Storm},
+    tollgate::{self, Builder, Tollgate},
+    wait_until,
+};
+
+const RULES: &str = "
+domain: d
+descriptors:
+  - {key: k, rate_limits: [1000000/10000years]}
+  - {key: k, value: few, rate_limits: [100/10000years]}
+";
+
+async fn one(client: &mut Client) -> Result<(), Status> {
+    ask(client, "d", &[("k", "v")]).await.map(|_| ())
+}
+
+async fn works(client: &Client) {
+    eventually("calls are answered", async || {
+        one(&mut client.clone()).await.is_ok()
+    })
+    .await;
+}
+
+/// As many of 300 calls pass as the limit says.
+async fn check_exact(client: &mut Client) {
+    let mut admitted = 0;
+    for _ in 0..300 {
+        admitted += usize::from(is_ok(&ask(client, "d", &[("k", "few")]).await));
+    }
+    assert_eq!(admitted, 100);
+}
+
+fn start(watched: &Watched) -> Tollgate {
+    tollgate::with_rules(RULES)
+        .redis_at(&watched.url(), "100ms")
+        .start()
+}
+
+#[tokio::test]
+async fn counters_are_on_the_master_that_the_sentinels_name() {
+    let watched = Watched::start();
+    let server = start(&watched);
+    let mut client = connect(server.grpc).await;
+    works(&client).await;
+    check_exact(&mut client).await;
+    assert!(!watched.servers[0].keys().is_empty());
+    let page = http::get(server.http, "/healthcheck?verbose").body;
+    let master = format!("redis {}: ok", watched.servers[0].address());
+    assert!(page.contains(&master), "{page}");
+}
+
+async fn check_counts(builder: Builder) {
+    let server = builder.start();
+    works(&connect(server.grpc).await).await;
+    let log = server.log().text();
+    assert!(!log.contains("sesame"), "{log}");
+}
+
+/// Both ways to say it, and each kind of server with a password of its own.
+#[tokio::test]
+async fn the_reference_s_variables_and_our_address_mean_the_same() {
+    let watched = Watched::with_passwords(Some("data-sesame"), Some("watch-sesame"));
+    let url = format!("{MASTER},{}", watched.addresses());
+    let trace = ["--log-level", "trace"];
+    let of_the_reference = tollgate::with_rules(RULES)
+        .env("REDIS_TYPE", "SENTINEL")
+        .env("REDIS_SOCKET_TYPE", "tcp")
+        .env("REDIS_URL", &url)
+        .env("REDIS_AUTH", "data-sesame")
+        .env("REDIS_SENTINEL_AUTH", "watch-sesame")
+        .args(trace);
+    check_counts(of_the_reference).await;
+    let url = watched.url().replace("://", "://:data-sesame@");
+    let ours = tollgate::with_rules(RULES)
+        .args(["--redis-url", &url, "--redis-sentinel-auth", "watch-sesame"])
+        .args(trace);
+    check_counts(ours).await;
+    let per_second = tollgate::with_rules(
+        "domain: d\ndescriptors: [{key: k, rate_limits: [1000000/1000000seconds]}]",
+    )
+    .env("REDIS_URL", "127.0.0.1:1")
+    .env("REDIS_PERSECOND", "true")
+    .env("REDIS_PERSECOND_TYPE", "sentinel")
+    .env("REDIS_PERSECOND_SOCKET_TYPE", "tcp")
+    .env(
+        "REDIS_PERSECOND_URL",
+        &format!("{MASTER},{}", watched.addresses()),
+    )
+    .env("REDIS_PERSECOND_AUTH", "data-sesame")
+    .env("REDIS_PERSECOND_SENTINEL_AUTH", "watch-sesame")
+    .args(trace);
+    check_counts(per_second).await;
+}
+
+#[test]
+fn a_wrong_password_for_the_sentinels_is_told_without_it() {
+    let watched = Watched::with_passwords(None, Some("watch-sesame"));
+    let server = tollgate::with_rules(RULES)
+        .redis_at(&watched.url(), "100ms")
+        .args(["--redis-sentinel-auth", "not-sesame"])
+        .start();
+    wait_until("the reason is told", || {
+        let page = http::get(server.http, "/healthcheck?verbose").body;
+        assert!(!page.contains("sesame"), "{page}");
+        page.contains("redis sentinels: ") && page.contains("WRONGPASS")
+    });
+    assert!(!server.log().text().contains("sesame"));
+}
+
+/// A server that changes its role breaks connections, that of redis-cli too.
+fn has_role(server: &Redis, role: &str) -> bool {
+    let info = server.cli_if_there(&["INFO", "replication"]);
+    info.is_some_and(|info| info.contains(&format!("role:{role}")))
+}
+
+/// Counting goes on within a second of the new master, and exactly.
+#[tokio::test]
+async fn after_a_failover_the_new_master_counts() {
+    let mut watched = Watched::start();
+    let server = start(&watched);
+    let mut client = connect(server.grpc).await;
+    works(&client).await;
+    let storm = Storm::start(&[server.grpc], &["a", "b", "c"]).await;
+    eventually("the load is there", async || {
+        server.metric("tollgate_redis_pipelines_total") > 100
+    })
+    .await;
+    watched.servers[0].kill();
+    let is_promoted = || watched.master() == 1 && { has_role(&watched.servers[1], "master") };
+    wait_until("there is a new master", is_promoted);
+    let promoted = Instant::now();
+    works(&client).await;
+    let recovered = promoted.elapsed();
+    let answers = storm.end().await;
+    assert!(recovered < Duration::from_secs(2), "{recovered:?}");
+    assert!(answers.later_than(Duration::from_millis(300)) <= 2 * STREAMS);
+    check_exact(&mut client).await;
+    // The old master comes back as whatever the sentinels make of it, and nobody counts there.
+    watched.servers[0].restart();
+    wait_until("it became a replica", || {
+        has_role(&watched.servers[0], "slave")
+    });
+    works(&client).await;
+    assert_eq!(watched.master(), 1);
+}
+
+/// Nobody died: the sentinels were told to change the master. The old one says READONLY.
+#[tokio::test]
+async fn a_failover_that_somebody_asked_for_is_followed_too() {
+    let watched = Watched::start();
+    let server = start(&watched);
+    let mut client = connect(server.grpc).await;
+    works(&client).await;
+    let storm = Storm::start(&[server.grpc], &["a", "b", "c"]).await;
+    watched.sentinels[0].cli(&["SENTINEL", "FAILOVER", MASTER]);
+    wait_until("there is a new master", || watched.master() == 1);
+    wait_until("the old one is a replica", || {
+        has_role(&watched.servers[0], "slave")
+    });
+    let demoted = Instant::now();
+    works(&client).await;
+    assert!(demoted.elapsed() < Duration::from_secs(2));
+    storm.end().await;
+    check_exact(&mut client).await;
+}

@@ -1,0 +1,516 @@
+//! Ways to break Redis, or the way to it, under load from 64 streams, and what came of it. Each
+//! runs against real processes of its own.
+
+use std::{
+    fs,
+    future::Future,
+    pin::Pin,
+    time::{Duration, Instant},
+};
+
+use tempfile::TempDir;
+
+use super::{
+    ask::{Client, ask, connect, is_ok},
+    certificates::Authority,
+    cluster::{Cluster, is_replica},
+    eventually,
+    proxy::{Fault, Proxy},
+    redis::Redis,
+    sentinel::Watched,
+    storm::{Answers, Storm},
+    tollgate::{self, Tollgate},
+    wait_until,
+};
+
+/// How to run a scenario.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The deadline of a decision.
+    pub deadline: Duration,
+    /// How long what can last lasts.
+    pub lasts: Duration,
+    /// Further arguments for tollgate, such as what to answer meanwhile.
+    pub args: Vec<String>,
+}
+
+/// What came of a scenario.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    pub name: &'static str,
+    pub answers: usize,
+    pub errors: usize,
+    pub longest: Duration,
+    /// Answers that took far longer than a deadline.
+    pub late: usize,
+    /// The time in which 99 of 100 answers came while it was broken, those left out that were on
+    /// their way when it broke.
+    pub p99_while_broken: Duration,
+    /// Hits that were admitted and are not in the store any more: they may be admitted again.
+    pub over: i64,
+    /// Hits that are in the store although their callers got no answer.
+    pub under: i64,
+    /// From the repair to the first decision for every value, and so to exact counting.
+    pub recovery: Duration,
+    /// How many more or less than the limit were admitted afterwards.
+    pub off_afterwards: i64,
+}
+
+pub type Running = Pin<Box<dyn Future<Output = Outcome>>>;
+
+/// Runs one of them.
+pub type Scenario = fn(Plan) -> Running;
+
+/// All of them, by name.
+pub fn scenarios() -> Vec<(&'static str, Scenario)> {
+    vec![
+        (KILLED, |plan| Box::pin(killed(plan))),
+        (STOPPED, |plan| Box::pin(stopped(plan))),
+        (SENTINEL, |plan| Box::pin(sentinel_failover(plan))),
+        (MASTER, |plan| Box::pin(cluster_master_killed(plan))),
+        (SLOTS, |plan| Box::pin(cluster_slots_moved(plan))),
+        (JOINED, |plan| Box::pin(cluster_node_added(plan))),
+        (CUT, |plan| Box::pin(network(CUT, plan, CUTS))),
+        (HALF_OPEN, |plan| {
+            Box::pin(network(HALF_OPEN, plan, SWALLOWS))
+        }),
+        (LATENCY, |plan| {
+            let fault = Fault {
+                latency: plan.deadline * 3,
+                ..Fault::default()
+            };
+            Box::pin(network(LATENCY, plan, fault))
+        }),
+        (NARROW, |plan| {
+            let fault = Fault {
+                bytes_per_sec: Some(2_000),
+                ..Fault::default()
+            };
+            Box::pin(network(NARROW, plan, fault))
+        }),
+        (FULL, |plan| Box::pin(memory_full(plan))),
+        (FLUSHED, |plan| Box::pin(scripts_flushed(plan))),
+        (PASSWORD, |plan| Box::pin(password_rotated(plan))),
+        (EXPIRED, |plan| Box::pin(certificate_expired(plan))),
+        (SPLIT, |plan| Box::pin(replicas_split(plan))),
+    ]
+}
+
+pub const KILLED: &str = "kill -9 of Redis, restart";
+pub const STOPPED: &str = "SIGSTOP of Redis";
+pub const SENTINEL: &str = "Sentinel failover";
+pub const MASTER: &str = "Cluster: master killed";
+pub const SLOTS: &str = "Cluster: slots moved";
+pub const JOINED: &str = "Cluster: node added";
+pub const CUT: &str = "network cut";
+pub const HALF_OPEN: &str = "network half-open";
+pub const LATENCY: &str = "network latency of three deadlines";
+pub const NARROW: &str = "network of 2 kB/s";
+pub const FULL: &str = "maxmemory reached";
+pub const FLUSHED: &str = "SCRIPT FLUSH";
+pub const PASSWORD: &str = "password rotated";
+pub const EXPIRED: &str = "TLS certificate expired";
+pub const SPLIT: &str = "two replicas split";
+
+const CUTS: Fault = Fault {
+    latency: Duration::ZERO,
+    swallows: false,
+    cuts: true,
+    bytes_per_sec: None,
+};
+
+const SWALLOWS: Fault = Fault {
+    latency: Duration::ZERO,
+    swallows: true,
+    cuts: false,
+    bytes_per_sec: None,
+};
+
+const RULES: &str = "
+domain: d
+descriptors:
+  - {key: k, rate_limits: [100000000/10000years]}
+  - {key: few, rate_limits: [100/10000years]}
+";
+
+/// Values whose counters live in all parts of a cluster.
+const VALUES: [&str; 12] = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"];
+
+/// How long the load goes on before something breaks, and after it was mended.
+const CALM: Duration = Duration::from_millis(300);
+
+/// What is far longer than a deadline: timers have a grain, and machines other things to do.
+const LATE: Duration = Duration::from_millis(50);
+
+/// A tollgate for a scenario.
+pub fn start(plan: &Plan, url: &str, more: &[(&str, &str)]) -> Tollgate {
+    let deadline = format!("{}ms", plan.deadline.as_millis());
+    let mut builder = tollgate::with_rules(RULES)
+        .redis_at(url, &deadline)
+        .args(plan.args.iter().map(String::as_str));
+    for (name, value) in more {
+        builder = builder.env(name, value);
+    }
+    builder.start()
+}
+
+/// Waits until every value has a decision again.
+pub async fn all_work(client: &Client) {
+    eventually("all values are counted", async || {
+        let mut client = client.clone();
+        for value in VALUES {
+            if ask(&mut client, "d", &[("k", value)]).await.is_err() {
+                return false;
+            }
+        }
+        true
+    })
+    .await;
+}
+
+/// The counter of one of the values.
+fn key(value: &str) -> String {
+    let period = 10_000 * 31_536_000;
+    let number = ::tollgate::grpc::now().secs() / period;
+    format!("{{1:d1:k1:{value}}}{period}@{number}")
+}
+
+fn sum(count: impl Fn(&str) -> i64) -> i64 {
+    VALUES.iter().map(|value| count(&key(value))).sum()
+}
+
+fn counted_in(redis: &Redis) -> i64 {
+    sum(|key| redis.cli(&["GET", key]).trim().parse().unwrap_or(0))
+}
+
+/// The load on some servers, and the moments that matter.
+struct Course {
+    name: &'static str,
+    plan: Plan,
+    clients: Vec<Client>,
+    storm: Storm,
+    counted_before: i64,
+    /// Answers to calls outside of the storm; they were counted too.
+    broken: Option<Instant>,
+    mended: Option<Instant>,
+    recovery: Duration,
+}
+
+impl Course {
+    /// Waits until all is well, and begins.
+    async fn begin(
+        name: &'static str,
+        plan: Plan,
+        servers: &[&Tollgate],
+        counted: &dyn Fn() -> i64,
+    ) -> Self {
+        let mut clients = Vec::new();
+        for server in servers {
+            let client = connect(server.grpc).await;
+            all_work(&client).await;
+            clients.push(client);
+        }
+        let counted_before = counted();
+        let addresses: Vec<_> = servers.iter().map(|server| server.grpc).collect();
+        let storm = Storm::start(&addresses, &VALUES).await;
+        tokio::time::sleep(CALM).await;
+        Self {
+            name,
+            plan,
+            clients,
+            storm,
+            counted_before,
+            broken: None,
+            mended: None,
+            recovery: Duration::ZERO,
+        }
+    }
+
+    fn broken(&mut self) {
+        self.broken = Some(Instant::now());
+    }
+
+    fn mended(&mut self) {
+        self.mended = Some(Instant::now());
+    }
+
+    /// Waits until all is well again, and counts up.
+    async fn end(mut self, counted: &dyn Fn() -> i64) -> Outcome {
+        let broken = self.broken.expect("something was broken");
+        let mended = self.mended.expect("it was mended");
+        // The storm sees it by itself; asking beside it would be counted.
+        tokio::time::sleep(CALM).await;
+        let mut recovered = None;
+        let patience = Instant::now() + Duration::from_secs(20);
+        while recovered.is_none() && Instant::now() < patience {
+            let mut works = true;
+            for client in &mut self.clients {
+                works &= ask(client, "d", &[("few", "probe")]).await.is_ok();
+            }
+            if works {
+                recovered = Some(());
+            }
+        }
+        tokio::time::sleep(CALM).await;
+        let answers = self.storm.end().await;
+        self.recovery = answers
+            .last_error_after(mended)
+            .unwrap_or_default()
+            .max(answers.recovery(mended).unwrap_or(Duration::MAX));
+        let counted = counted() - self.counted_before;
+        let ok = i64::try_from(answers.ok()).unwrap();
+        let mut off_afterwards = 0;
+        for client in &mut self.clients {
+            off_afterwards += off_by(client).await;
+        }
+        let waited_for = Self::settled(&answers, broken, mended, self.plan.deadline);
+        Outcome {
+            name: self.name,
+            answers: answers.0.len(),
+            errors: answers.error_count(),
+            longest: answers.longest(),
+            late: answers.later_than(self.plan.deadline + LATE),
+            p99_while_broken: waited_for.quantile(0.99),
+            over: (ok - counted).max(0),
+            under: (counted - ok).max(0),
+            recovery: self.recovery,
+            off_afterwards,
+        }
+    }
+
+    /// The answers while it was broken and known to be.
+    fn settled(answers: &Answers, broken: Instant, mended: Instant, deadline: Duration) -> Answers {
+        answers.between(broken + deadline * 2, mended)
+    }
+}
+
+/// How many more or less than the limit are admitted.
+pub async fn off_by(client: &mut Client) -> i64 {
+    let value = format!("{:?}", Instant::now());
+    let mut admitted = 0;
+    for _ in 0..130 {
+        admitted += i64::from(is_ok(&ask(client, "d", &[("few", &value)]).await));
+    }
+    admitted - 100
+}
+
+async fn killed(plan: Plan) -> Outcome {
+    let mut redis = Redis::start();
+    let server = start(&plan, &redis.url(), &[]);
+    let lasts = plan.lasts;
+    let mut course = Course::begin(KILLED, plan, &[&server], &|| counted_in(&redis)).await;
+    course.broken();
+    redis.kill();
+    tokio::time::sleep(lasts).await;
+    redis.restart();
+    course.mended();
+    course.counted_before = 0;
+    course.end(&|| counted_in(&redis)).await
+}
+
+async fn stopped(plan: Plan) -> Outcome {
+    let redis = Redis::start();
+    let server = start(&plan, &redis.url(), &[]);
+    let lasts = plan.lasts;
+    let mut course = Course::begin(STOPPED, plan, &[&server], &|| counted_in(&redis)).await;
+    course.broken();
+    redis.freeze();
+    tokio::time::sleep(lasts).await;
+    redis.thaw();
+    course.mended();
+    course.end(&|| counted_in(&redis)).await
+}
+
+async fn sentinel_failover(plan: Plan) -> Outcome {
+    let mut watched = Watched::start();
+    let server = start(&plan, &watched.url(), &[]);
+    let count = |watched: &Watched| counted_in(&watched.servers[watched.master()]);
+    let mut course = Course::begin(SENTINEL, plan, &[&server], &|| count(&watched)).await;
+    course.broken();
+    watched.servers[0].kill();
+    eventually("there is a new master", async || {
+        watched.master() == 1 && !is_replica(&watched.servers[1])
+    })
+    .await;
+    course.mended();
+    course.end(&|| count(&watched)).await
+}
+
+fn counted_in_cluster(cluster: &Cluster) -> i64 {
+    sum(|key| cluster.value(key))
+}
+
+async fn cluster_master_killed(plan: Plan) -> Outcome {
+    let mut cluster = Cluster::start(1);
+    let server = start(&plan, &cluster.url(), &[]);
+    let mut course =
+        Course::begin(MASTER, plan, &[&server], &|| counted_in_cluster(&cluster)).await;
+    let master = cluster.owner(&key(VALUES[0]));
+    course.broken();
+    cluster.nodes[master].kill();
+    eventually("a replica was promoted", async || {
+        let alive = cluster
+            .nodes
+            .iter()
+            .enumerate()
+            .filter(|(at, _)| *at != master);
+        alive.filter(|(_, node)| !is_replica(node)).count() == 3
+    })
+    .await;
+    course.mended();
+    course.end(&|| counted_in_cluster(&cluster)).await
+}
+
+async fn cluster_slots_moved(plan: Plan) -> Outcome {
+    let cluster = Cluster::start(0);
+    let server = start(&plan, &cluster.url(), &[]);
+    let mut course = Course::begin(SLOTS, plan, &[&server], &|| counted_in_cluster(&cluster)).await;
+    course.broken();
+    move_values(&cluster, |from| (from + 1) % 3).await;
+    course.mended();
+    course.end(&|| counted_in_cluster(&cluster)).await
+}
+
+async fn cluster_node_added(plan: Plan) -> Outcome {
+    let mut cluster = Cluster::start(0);
+    let server = start(&plan, &cluster.url(), &[]);
+    let mut course =
+        Course::begin(JOINED, plan, &[&server], &|| counted_in_cluster(&cluster)).await;
+    course.broken();
+    cluster.add_node();
+    move_values(&cluster, |_| 3).await;
+    course.mended();
+    course.end(&|| counted_in_cluster(&cluster)).await
+}
+
+/// Moves the slots of all values.
+async fn move_values(cluster: &Cluster, to: impl Fn(usize) -> usize) {
+    for value in VALUES {
+        let slot = cluster.nodes[0].number(&["CLUSTER", "KEYSLOT", &key(value)]);
+        let slot = u16::try_from(slot).unwrap();
+        let from = cluster.owner(&key(value));
+        cluster.migrate(from, to(from), slot, slot);
+        // The storm has this thread too.
+        tokio::task::yield_now().await;
+    }
+}
+
+async fn network(name: &'static str, plan: Plan, fault: Fault) -> Outcome {
+    let redis = Redis::start();
+    let proxy = Proxy::to(redis.address());
+    let server = start(&plan, &proxy.url(), &[]);
+    let lasts = plan.lasts;
+    let mut course = Course::begin(name, plan, &[&server], &|| counted_in(&redis)).await;
+    course.broken();
+    proxy.set(fault);
+    tokio::time::sleep(lasts).await;
+    proxy.heal();
+    course.mended();
+    course.end(&|| counted_in(&redis)).await
+}
+
+async fn memory_full(plan: Plan) -> Outcome {
+    let redis = Redis::start();
+    let server = start(&plan, &redis.url(), &[]);
+    let lasts = plan.lasts;
+    let mut course = Course::begin(FULL, plan, &[&server], &|| counted_in(&redis)).await;
+    course.broken();
+    redis.cli(&["CONFIG", "SET", "maxmemory", "1"]);
+    tokio::time::sleep(lasts).await;
+    redis.cli(&["CONFIG", "SET", "maxmemory", "0"]);
+    course.mended();
+    course.end(&|| counted_in(&redis)).await
+}
+
+async fn scripts_flushed(plan: Plan) -> Outcome {
+    let redis = Redis::start();
+    let server = start(&plan, &redis.url(), &[]);
+    let lasts = plan.lasts;
+    let mut course = Course::begin(FLUSHED, plan, &[&server], &|| counted_in(&redis)).await;
+    course.broken();
+    let until = Instant::now() + lasts;
+    while Instant::now() < until {
+        redis.cli(&["SCRIPT", "FLUSH"]);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    course.mended();
+    course.end(&|| counted_in(&redis)).await
+}
+
+async fn password_rotated(plan: Plan) -> Outcome {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("password");
+    fs::write(&file, "first-sesame\n").unwrap();
+    let mut redis = Redis::with_password("first-sesame");
+    let path = file.to_str().unwrap();
+    let server = start(&plan, &redis.url(), &[("TOLLGATE_REDIS_AUTH_FILE", path)]);
+    let lasts = plan.lasts;
+    let mut course = Course::begin(PASSWORD, plan, &[&server], &|| counted_in(&redis)).await;
+    course.broken();
+    redis.cli(&["CONFIG", "SET", "requirepass", "second-sesame"]);
+    redis.password = Some("second-sesame".to_owned());
+    // Connections of before would stay as they are.
+    redis.cli(&["CLIENT", "KILL", "TYPE", "normal"]);
+    tokio::time::sleep(lasts).await;
+    fs::write(&file, "second-sesame\n").unwrap();
+    course.mended();
+    let outcome = course.end(&|| counted_in(&redis)).await;
+    let told = server.log().text() + &server.page("/stats") + &server.page("/healthcheck?verbose");
+    assert!(!told.contains("sesame"), "{told}");
+    outcome
+}
+
+async fn certificate_expired(plan: Plan) -> Outcome {
+    let authority = Authority::new("Redis");
+    let folder = TempDir::new().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let ca = write("ca", &authority.certificate);
+    let good = authority.issue("localhost");
+    let (good_cert, good_key) = (write("cert", &good.certificate), write("key", &good.key));
+    let bad = authority.issue_expired("localhost");
+    let (bad_cert, bad_key) = (write("old", &bad.certificate), write("old-key", &bad.key));
+    let redis = Redis::with_tls(folder.path(), false);
+    let url = format!("rediss://localhost:{}", redis.tls_port());
+    let tls = [("REDIS_TLS", "true"), ("REDIS_TLS_CACERT", ca.as_str())];
+    let server = start(&plan, &url, &tls);
+    let lasts = plan.lasts;
+    let mut course = Course::begin(EXPIRED, plan, &[&server], &|| counted_in(&redis)).await;
+    let show = |cert: &str, key: &str| {
+        redis.cli(&["CONFIG", "SET", "tls-cert-file", cert, "tls-key-file", key]);
+    };
+    course.broken();
+    show(&bad_cert, &bad_key);
+    redis.cli(&["CLIENT", "KILL", "TYPE", "normal"]);
+    tokio::time::sleep(lasts).await;
+    show(&good_cert, &good_key);
+    course.mended();
+    course.end(&|| counted_in(&redis)).await
+}
+
+async fn replicas_split(plan: Plan) -> Outcome {
+    let redis = Redis::start();
+    let proxy = Proxy::to(redis.address());
+    let servers = [
+        start(&plan, &redis.url(), &[]),
+        start(&plan, &proxy.url(), &[]),
+    ];
+    let lasts = plan.lasts;
+    let both = [&servers[0], &servers[1]];
+    let mut course = Course::begin(SPLIT, plan, &both, &|| counted_in(&redis)).await;
+    course.broken();
+    proxy.set(SWALLOWS);
+    tokio::time::sleep(lasts).await;
+    proxy.heal();
+    course.mended();
+    course.end(&|| counted_in(&redis)).await
+}
+
+/// Waits for a page to say something.
+#[track_caller]
+pub fn await_page(server: &Tollgate, path: &str, text: &str) {
+    wait_until(text, || server.page(path).contains(text));
+}

@@ -1,0 +1,188 @@
+//! A Redis Cluster of its own.
+
+use std::process::Command;
+
+use super::{
+    redis::{PROGRAMS, Redis},
+    tool, wait_until,
+};
+
+/// Masters first, then as many replicas if there are any. Killed on drop.
+#[derive(Debug)]
+pub struct Cluster {
+    pub nodes: Vec<Redis>,
+}
+
+/// Noticed in a second that a master is gone; replicas get the data at once.
+const OPTIONS: [&str; 10] = [
+    "--cluster-enabled",
+    "yes",
+    "--cluster-config-file",
+    "nodes-of-the-cluster",
+    "--cluster-node-timeout",
+    "1000",
+    "--repl-diskless-sync-delay",
+    "0",
+    "--enable-debug-command",
+    "local",
+];
+
+/// Starts a server that is to join a cluster. Its bus has the port that is 10,000 higher.
+fn member(program: &'static str, more: &[String]) -> Redis {
+    loop {
+        let redis = Redis::with_made(program, |_| {
+            let options = OPTIONS.iter().map(|&option| option.to_owned());
+            let is_old = program == "redis-server-6.2";
+            // It knows no such option.
+            let options = options.take(if is_old { 8 } else { 10 });
+            options.chain(more.iter().cloned()).collect()
+        });
+        if redis.port() < 55_000 {
+            return redis;
+        }
+    }
+}
+
+impl Cluster {
+    /// Three masters, each with `replicas` replicas.
+    #[track_caller]
+    pub fn start(replicas: usize) -> Self {
+        Self::of(PROGRAMS[0], replicas)
+    }
+
+    #[track_caller]
+    pub fn of(program: &'static str, replicas: usize) -> Self {
+        Self::with(program, replicas, &[])
+    }
+
+    /// Starts it with further options for all nodes.
+    #[track_caller]
+    pub fn with(program: &'static str, replicas: usize, more: &[String]) -> Self {
+        let nodes: Vec<_> = (0..3 * (1 + replicas))
+            .map(|_| member(program, more))
+            .collect();
+        let cluster = Self { nodes };
+        let addresses: Vec<_> = cluster.nodes.iter().map(Redis::address).collect();
+        let mut create = vec!["--cluster", "create"];
+        create.extend(addresses.iter().map(String::as_str));
+        let replicas = replicas.to_string();
+        create.extend(["--cluster-replicas", &replicas, "--cluster-yes"]);
+        cluster.cluster_cli(&create);
+        cluster.await_agreement();
+        cluster
+    }
+
+    /// Adds an empty master.
+    #[track_caller]
+    pub fn add_node(&mut self) {
+        let node = member(PROGRAMS[0], &[]);
+        let (new, known) = (node.address(), self.nodes[0].address());
+        self.nodes.push(node);
+        self.cluster_cli(&["--cluster", "add-node", &new, &known]);
+        self.await_agreement();
+    }
+
+    #[track_caller]
+    fn cluster_cli(&self, args: &[&str]) {
+        let mut command = Command::new(tool("redis-cli"));
+        if let Some(password) = &self.nodes[0].password {
+            command.env("REDISCLI_AUTH", password);
+        }
+        let output = command.args(args).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+    }
+
+    /// Waits until every node that lives knows of every other and of all slots.
+    #[track_caller]
+    pub fn await_agreement(&self) {
+        let count = format!("cluster_known_nodes:{}", self.nodes.len());
+        wait_until("the cluster is one", || {
+            self.nodes.iter().all(|node| {
+                let info = node.cli(&["CLUSTER", "INFO"]);
+                info.contains("cluster_state:ok") && info.contains(&count)
+            })
+        });
+        let replicas = self.nodes.len() - 3;
+        wait_until("the replicas are up to date", || {
+            let linked = self.nodes.iter().filter(|node| {
+                let info = node.cli(&["INFO", "replication"]);
+                info.contains("role:slave") && info.contains("master_link_status:up")
+            });
+            linked.count() == replicas || self.nodes.iter().all(|node| !is_replica(node))
+        });
+    }
+
+    /// Moves slots `first..=last` from one node to another, as a resharding does, one slot after
+    /// the other, keys and all.
+    pub fn migrate(&self, from: usize, to: usize, first: u16, last: u16) {
+        for slot in first..=last {
+            self.begin_migration(from, to, slot);
+            self.end_migration(from, to, slot);
+        }
+    }
+
+    /// From now on the slot's new keys are made at the new owner.
+    pub fn begin_migration(&self, from: usize, to: usize, slot: u16) {
+        let slot = slot.to_string();
+        let (source, target) = (id(&self.nodes[from]), id(&self.nodes[to]));
+        self.nodes[to].cli(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &source]);
+        self.nodes[from].cli(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &target]);
+    }
+
+    pub fn end_migration(&self, from: usize, to: usize, slot: u16) {
+        let slot = slot.to_string();
+        let target = id(&self.nodes[to]);
+        let port = self.nodes[to].port().to_string();
+        loop {
+            let keys = self.nodes[from].cli(&["CLUSTER", "GETKEYSINSLOT", &slot, "100"]);
+            let keys: Vec<_> = keys.lines().filter(|key| !key.is_empty()).collect();
+            if keys.is_empty() {
+                break;
+            }
+            let mut migrate = vec!["MIGRATE", "127.0.0.1", &port, "", "0", "5000", "KEYS"];
+            migrate.extend(keys);
+            self.nodes[from].cli(&migrate);
+        }
+        // The new owner first, so that the slot is never without one.
+        for node in [to, from] {
+            self.nodes[node].cli(&["CLUSTER", "SETSLOT", &slot, "NODE", &target]);
+        }
+    }
+
+    /// Three addresses with commas between.
+    pub fn url(&self) -> String {
+        let seeds: Vec<_> = self.nodes.iter().take(3).map(Redis::address).collect();
+        format!("redis://{}", seeds.join(","))
+    }
+
+    /// How many keys there are on all masters.
+    pub fn key_count(&self) -> usize {
+        let masters = self.nodes.iter().filter(|node| !is_replica(node));
+        let sizes = masters.map(|node| node.number(&["DBSIZE"]));
+        usize::try_from(sizes.sum::<i64>()).unwrap()
+    }
+
+    /// The value of `key`, wherever it is; 0 if there is none.
+    pub fn value(&self, key: &str) -> i64 {
+        let node = self.nodes[self.owner(key)].cli(&["GET", key]);
+        node.trim().parse().unwrap_or(0)
+    }
+
+    /// The node that owns the slot of `key`.
+    pub fn owner(&self, key: &str) -> usize {
+        let owners = self.nodes.iter().position(|node| {
+            let reply = node.cli_if_there(&["GET", key]);
+            reply.is_some_and(|reply| !reply.contains("MOVED") && !is_replica(node))
+        });
+        owners.expect("the key has an owner")
+    }
+}
+
+pub fn is_replica(node: &Redis) -> bool {
+    let info = node.cli_if_there(&["INFO", "replication"]);
+    info.is_some_and(|info| info.contains("role:slave"))
+}
+
+fn id(node: &Redis) -> String {
+    node.cli(&["CLUSTER", "MYID"]).trim().to_owned()
+}

@@ -1,0 +1,155 @@
+//! A network that can be made bad: a proxy between tollgate and a Redis.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+    sync::{mpsc, watch},
+    time::{Instant, sleep, sleep_until},
+};
+
+/// What the network does to all that passes, both ways.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Fault {
+    /// Everything arrives that much later.
+    pub latency: Duration,
+    /// Nothing arrives, and nobody is told.
+    pub swallows: bool,
+    /// Connections break, and new ones break at once.
+    pub cuts: bool,
+    /// At most that many bytes a second, each way of each connection.
+    pub bytes_per_sec: Option<u32>,
+}
+
+/// Runs on a thread of its own until the test program ends.
+#[derive(Debug)]
+pub struct Proxy {
+    pub address: SocketAddr,
+    fault: watch::Sender<Fault>,
+    /// Connections that were made before it was raised to this number are dead, and nobody is told.
+    alive_from: Arc<AtomicUsize>,
+    made: Arc<AtomicUsize>,
+}
+
+impl Proxy {
+    pub fn to(behind: String) -> Self {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let proxy = Self {
+            address: listener.local_addr().unwrap(),
+            fault: watch::Sender::default(),
+            alive_from: Arc::default(),
+            made: Arc::default(),
+        };
+        let faults = proxy.fault.subscribe();
+        let (alive_from, made) = (proxy.alive_from.clone(), proxy.made.clone());
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(async move {
+                let listener = TcpListener::from_std(listener).unwrap();
+                let mut passing = tokio::task::JoinSet::new();
+                while let Ok((near, _)) = listener.accept().await {
+                    let number = made.fetch_add(1, Relaxed);
+                    let faults = faults.clone();
+                    let (alive_from, behind) = (alive_from.clone(), behind.clone());
+                    passing.spawn(async move {
+                        let is_dead = move || number < alive_from.load(Relaxed);
+                        let mut ends = faults.clone();
+                        tokio::select! {
+                            () = pass(near, behind, faults, is_dead) => {}
+                            _ = ends.wait_for(|fault| fault.cuts) => {}
+                        }
+                    });
+                }
+            });
+        });
+        proxy
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://{}", self.address)
+    }
+
+    pub fn set(&self, fault: Fault) {
+        self.fault.send_replace(fault);
+    }
+
+    pub fn heal(&self) {
+        self.set(Fault::default());
+    }
+
+    /// All connections so far fall silent for ever; new ones work.
+    pub fn forget(&self) {
+        self.alive_from.store(self.made.load(Relaxed), Relaxed);
+    }
+}
+
+async fn pass(
+    near: TcpStream,
+    behind: String,
+    faults: watch::Receiver<Fault>,
+    is_dead: impl Fn() -> bool + Clone,
+) {
+    let Ok(far) = TcpStream::connect(behind).await else {
+        return;
+    };
+    for stream in [&near, &far] {
+        stream.set_nodelay(true).unwrap();
+    }
+    let (near_read, near_write) = near.into_split();
+    let (far_read, far_write) = far.into_split();
+    tokio::select! {
+        () = pump(near_read, far_write, faults.clone(), is_dead.clone()) => {}
+        () = pump(far_read, near_write, faults, is_dead) => {}
+    }
+}
+
+/// Passes bytes on, each as late as the fault says.
+async fn pump(
+    mut from: tokio::net::tcp::OwnedReadHalf,
+    mut to: tokio::net::tcp::OwnedWriteHalf,
+    faults: watch::Receiver<Fault>,
+    is_dead: impl Fn() -> bool,
+) {
+    let (late, mut due) = mpsc::channel::<(Instant, Vec<u8>)>(1024);
+    let read = async {
+        let mut buffer = vec![0; 16 << 10];
+        while let Ok(length @ 1..) = from.read(&mut buffer).await {
+            let fault = *faults.borrow();
+            if fault.swallows || is_dead() {
+                continue;
+            }
+            if let Some(bytes_per_sec) = fault.bytes_per_sec {
+                let length = u32::try_from(length).unwrap();
+                sleep(Duration::from_secs(1) * length / bytes_per_sec).await;
+            }
+            let at = Instant::now() + fault.latency;
+            if late.send((at, buffer[..length].to_vec())).await.is_err() {
+                break;
+            }
+        }
+    };
+    let write = async {
+        while let Some((at, bytes)) = due.recv().await {
+            sleep_until(at).await;
+            if to.write_all(&bytes).await.is_err() {
+                break;
+            }
+        }
+    };
+    tokio::select! {
+        () = read => {}
+        () = write => {}
+    }
+}
