@@ -1,7 +1,7 @@
 //! Ways to other servers: over TCP or a Unix socket, with TLS if asked for.
 
 use std::{
-    fmt, fs,
+    fmt,
     future::{Ready, ready},
     io,
     path::{Path, PathBuf},
@@ -18,18 +18,17 @@ use tokio::{
 use tokio_rustls::{
     TlsConnector,
     rustls::{
-        self, ClientConfig, RootCertStore,
+        self, ClientConfig,
         crypto::ring,
-        pki_types::{
-            CertificateDer, InvalidDnsNameError, PrivateKeyDer, ServerName,
-            pem::{self, PemObject as _},
-        },
+        pki_types::{InvalidDnsNameError, ServerName},
     },
 };
 use tonic::{
     codegen::Service,
     transport::{Channel, Endpoint, Uri},
 };
+
+use crate::pem::{self, PemError};
 
 /// Why there is no way. Messages name the file that is wrong.
 #[derive(Debug, thiserror::Error)]
@@ -48,15 +47,8 @@ pub enum DialError {
     NoName(String, #[source] InvalidDnsNameError),
     #[error("`{0}` cannot be an authority")]
     BadAuthority(String),
-    #[error("{}: cannot be read", .0.display())]
-    Unreadable(PathBuf, #[source] io::Error),
-    #[error("{}: no {what} in PEM in it", file.display())]
-    NotPem {
-        file: PathBuf,
-        what: &'static str,
-        #[source]
-        source: pem::Error,
-    },
+    #[error(transparent)]
+    Pem(#[from] PemError),
     #[error("{}: cannot be used", .0.display())]
     Unusable(PathBuf, #[source] rustls::Error),
     #[error("the server does not speak HTTP/2 there")]
@@ -175,7 +167,7 @@ impl Dial {
             .map_err(|_| DialError::BadAuthority(self.authority.clone()))?
             .timeout(timeout);
         let connected = async {
-            let connector = Once(Some(self.stream().await?));
+            let connector = Once::new(self.stream().await?);
             let channel = endpoint.connect_with_connector(connector).await;
             channel.map_err(DialError::Http2)
         };
@@ -209,26 +201,16 @@ fn host_of(authority: &str) -> String {
 
 fn config(options: &Options<'_>) -> Result<ClientConfig, DialError> {
     let file = options.ca.ok_or(DialError::NoAuthority)?;
-    let mut roots = RootCertStore::empty();
-    for certificate in certificates(file)? {
-        let added = roots.add(certificate);
-        added.map_err(|error| DialError::Unusable(file.to_owned(), error))?;
-    }
+    let roots = pem::authorities(file, &pem::read(file)?)?;
     let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_protocol_versions(rustls::ALL_VERSIONS)
         .expect("ring has suites for every version")
         .with_root_certificates(roots);
     let mut config = match options.pair {
         Some((cert, key)) => {
-            let pem = read(key)?;
-            let parsed = PrivateKeyDer::from_pem_slice(&pem);
-            let parsed = parsed.map_err(|source| DialError::NotPem {
-                file: key.to_owned(),
-                what: "key",
-                source,
-            })?;
+            let chain = pem::certificates(cert, &pem::read(cert)?)?;
             builder
-                .with_client_auth_cert(certificates(cert)?, parsed)
+                .with_client_auth_cert(chain, pem::key(key, &pem::read(key)?)?)
                 .map_err(|error| DialError::Unusable(cert.to_owned(), error))?
         }
         None => builder.with_no_client_auth(),
@@ -239,26 +221,6 @@ fn config(options: &Options<'_>) -> Result<ClientConfig, DialError> {
     Ok(config)
 }
 
-fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, DialError> {
-    let not_pem = |source| DialError::NotPem {
-        file: file.to_owned(),
-        what: "certificate",
-        source,
-    };
-    let text = read(file)?;
-    let certificates: Vec<_> = CertificateDer::pem_slice_iter(&text)
-        .collect::<Result<_, _>>()
-        .map_err(not_pem)?;
-    if certificates.is_empty() {
-        return Err(not_pem(pem::Error::NoItemsFound));
-    }
-    Ok(certificates)
-}
-
-fn read(file: &Path) -> Result<Vec<u8>, DialError> {
-    fs::read(file).map_err(|error| DialError::Unreadable(file.to_owned(), error))
-}
-
 /// What can be read and written.
 pub trait Bytes: AsyncRead + AsyncWrite + Send + Unpin {}
 
@@ -267,8 +229,20 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Bytes for S {}
 /// A connection of any kind.
 pub type Stream = Box<dyn Bytes>;
 
-/// A connection that is there already.
-struct Once(Option<Stream>);
+/// A connection that is there already. When it ends its channel ends with it.
+pub struct Once(Option<Stream>);
+
+impl Once {
+    pub fn new(stream: Stream) -> Self {
+        Self(Some(stream))
+    }
+}
+
+impl fmt::Debug for Once {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Once")
+    }
+}
 
 impl Service<Uri> for Once {
     type Response = TokioIo<Stream>;

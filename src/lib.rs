@@ -28,6 +28,7 @@ pub mod changes;
 pub mod config;
 pub mod dial;
 pub mod metrics;
+pub mod pem;
 pub mod store;
 pub mod traces;
 

@@ -1,7 +1,7 @@
 //! TLS on the gRPC port: certificate, key and the authority of clients, read again when they change.
 
 use std::{
-    fs, io,
+    io,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -11,16 +11,12 @@ use tokio::{net::TcpStream, sync::watch};
 use tokio_rustls::{
     TlsAcceptor,
     rustls::{
-        self, DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig,
-        SignatureScheme,
+        self, DigitallySignedStruct, DistinguishedName, ServerConfig, SignatureScheme,
         client::{
             danger::HandshakeSignatureValid, verify_server_name as verify_name_in_certificate,
         },
         crypto::{CryptoProvider, ring},
-        pki_types::{
-            CertificateDer, PrivateKeyDer, ServerName, UnixTime,
-            pem::{self, PemObject},
-        },
+        pki_types::{CertificateDer, ServerName, UnixTime},
         server::{
             ParsedCertificate, VerifierBuilderError, WebPkiClientVerifier,
             danger::{ClientCertVerified, ClientCertVerifier},
@@ -30,7 +26,11 @@ use tokio_rustls::{
 };
 
 use super::chain;
-use crate::{changes::Changes, settings::tls};
+use crate::{
+    changes::Changes,
+    pem::{self, PemError},
+    settings::tls,
+};
 
 /// A handshake that takes longer is given up: who is slower is not there any more, or means harm.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -47,12 +47,8 @@ pub enum TlsError {
     VerifiesNobody(&'static str, &'static str),
     #[error("GRPC_CLIENT_TLS_SAN (--grpc-client-san) is no DNS name: `{0}`")]
     NoName(String),
-    #[error("{}: cannot be read", .0.display())]
-    Unreadable(PathBuf, #[source] io::Error),
-    #[error("{}: no {what} in PEM in it", file.display())]
-    Missing { file: PathBuf, what: &'static str },
-    #[error("{}: not PEM", .0.display())]
-    NotPem(PathBuf, #[source] pem::Error),
+    #[error(transparent)]
+    Pem(#[from] PemError),
     #[error("{} and {}: certificate and key are no pair that can be used", certificate.display(), key.display())]
     NoPair {
         certificate: PathBuf,
@@ -60,8 +56,6 @@ pub enum TlsError {
         #[source]
         source: rustls::Error,
     },
-    #[error("{}: not the certificate of an authority", .0.display())]
-    NoAuthority(PathBuf, #[source] rustls::Error),
     #[error("{}: cannot be used to verify clients", .0.display())]
     NoVerifier(PathBuf, #[source] VerifierBuilderError),
 }
@@ -123,21 +117,17 @@ impl Files {
     }
 
     fn read(&self) -> Result<Contents, TlsError> {
-        let read = |file: &Path| {
-            fs::read(file).map_err(|error| TlsError::Unreadable(file.to_owned(), error))
-        };
         Ok(Contents {
-            certificate: read(&self.certificate)?,
-            key: read(&self.key)?,
-            client_ca: self.client_ca.as_deref().map(read).transpose()?,
+            certificate: pem::read(&self.certificate)?,
+            key: pem::read(&self.key)?,
+            client_ca: self.client_ca.as_deref().map(pem::read).transpose()?,
         })
     }
 
     fn config(&self, contents: &Contents) -> Result<ServerConfig, TlsError> {
         let provider = Arc::new(ring::default_provider());
-        let certificates = certificates(&self.certificate, &contents.certificate)?;
-        let key = PrivateKeyDer::from_pem_slice(&contents.key)
-            .map_err(|error| not_pem(&self.key, "key", error))?;
+        let certificates = pem::certificates(&self.certificate, &contents.certificate)?;
+        let key = pem::key(&self.key, &contents.key)?;
         let builder = ServerConfig::builder_with_provider(provider.clone())
             .with_protocol_versions(rustls::ALL_VERSIONS)
             .expect("ring has suites for every version");
@@ -164,12 +154,7 @@ impl Files {
         text: &[u8],
         provider: Arc<CryptoProvider>,
     ) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
-        let mut roots = RootCertStore::empty();
-        for certificate in certificates(file, text)? {
-            roots
-                .add(certificate)
-                .map_err(|error| TlsError::NoAuthority(file.to_owned(), error))?;
-        }
+        let roots = pem::authorities(file, text)?;
         let chain = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
             .build()
             .map_err(|error| TlsError::NoVerifier(file.to_owned(), error))?;
@@ -177,25 +162,6 @@ impl Files {
             Some(name) => Arc::new(Named { chain, name }),
             None => chain,
         })
-    }
-}
-
-fn certificates(file: &Path, text: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    const WHAT: &str = "certificate";
-    let certificates: Vec<_> = CertificateDer::pem_slice_iter(text)
-        .collect::<Result<_, _>>()
-        .map_err(|error| not_pem(file, WHAT, error))?;
-    if certificates.is_empty() {
-        return Err(not_pem(file, WHAT, pem::Error::NoItemsFound));
-    }
-    Ok(certificates)
-}
-
-fn not_pem(file: &Path, what: &'static str, error: pem::Error) -> TlsError {
-    let file = file.to_owned();
-    match error {
-        pem::Error::NoItemsFound => TlsError::Missing { file, what },
-        error => TlsError::NotPem(file, error),
     }
 }
 

@@ -1,38 +1,20 @@
 //! Connects to a control plane: by TCP or a Unix socket, with TLS if asked for.
 
-use std::{
-    fmt, fs,
-    future::{Ready, ready},
-    io,
-    path::{Path, PathBuf},
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{fmt, io, path::PathBuf, sync::Arc, time::Duration};
 
-use hyper_util::rt::TokioIo;
 use socket2::{SockRef, TcpKeepalive};
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    net::{TcpStream, UnixStream},
-};
+use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::{
     TlsConnector,
-    rustls::{
-        self, ClientConfig, RootCertStore,
-        crypto::ring,
-        pki_types::{
-            CertificateDer, PrivateKeyDer, ServerName,
-            pem::{self, PemObject as _},
-        },
-    },
+    rustls::{self, ClientConfig, RootCertStore, crypto::ring, pki_types::ServerName},
 };
-use tonic::{
-    codegen::Service,
-    transport::{Channel, Endpoint, Uri},
-};
+use tonic::transport::{Channel, Endpoint};
 
 use super::XdsError;
+use crate::{
+    dial::{Once, Stream},
+    pem::{self, PemError},
+};
 
 /// A connection that takes longer to come up, TLS included, is given up.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -74,14 +56,8 @@ pub enum TlsError {
         "`{0}` is no name that a certificate can be valid for; set CONFIG_GRPC_XDS_SERVER_TLS_SAN (--xds-tls-san)"
     )]
     NoName(String),
-    #[error("{}: cannot be read", .0.display())]
-    Unreadable(PathBuf, #[source] io::Error),
-    #[error("{}: no {what} in PEM in it", file.display())]
-    Missing { file: PathBuf, what: &'static str },
-    #[error("{}: not PEM", .0.display())]
-    NotPem(PathBuf, #[source] pem::Error),
-    #[error("{}: not the certificate of an authority", .0.display())]
-    NoAuthority(PathBuf, #[source] rustls::Error),
+    #[error(transparent)]
+    Pem(#[from] PemError),
     #[error("{} and {}: certificate and key are no pair that can be used", certificate.display(), key.display())]
     NoPair {
         certificate: PathBuf,
@@ -158,7 +134,7 @@ impl Connector {
     }
 
     async fn try_connect(&self) -> Result<Channel, ConnectError> {
-        let stream: Box<dyn Io> = match &self.target {
+        let stream: Stream = match &self.target {
             Target::Tcp { host, port } => {
                 let stream = TcpStream::connect((host.as_str(), *port)).await;
                 let stream = stream
@@ -185,16 +161,12 @@ impl Connector {
                 .keep_alive_timeout(interval.min(KEEPALIVE_ANSWER));
         }
         endpoint
-            .connect_with_connector(Once(Some(stream)))
+            .connect_with_connector(Once::new(stream))
             .await
             .map_err(ConnectError::Http)
     }
 
-    async fn shake_hands(
-        &self,
-        files: &TlsFiles,
-        stream: Box<dyn Io>,
-    ) -> Result<Box<dyn Io>, ConnectError> {
+    async fn shake_hands(&self, files: &TlsFiles, stream: Stream) -> Result<Stream, ConnectError> {
         let name = self.name(files)?;
         let files = files.clone();
         // A file may be on a volume that does not answer.
@@ -278,9 +250,8 @@ impl TlsFiles {
         let mut config = match (&self.certificate, &self.key) {
             (None, None) => builder.with_no_client_auth(),
             (Some(certificate), Some(key)) => {
-                let chain = certificates(certificate)?;
-                let secret = PrivateKeyDer::from_pem_slice(&read(key)?)
-                    .map_err(|error| not_pem(key, "key", error))?;
+                let chain = pem::certificates(certificate, &pem::read(certificate)?)?;
+                let secret = pem::key(key, &pem::read(key)?)?;
                 builder
                     .with_client_auth_cert(chain, secret)
                     .map_err(|source| TlsError::NoPair {
@@ -300,36 +271,7 @@ impl TlsFiles {
             let public = webpki_roots::TLS_SERVER_ROOTS.iter().cloned();
             return Ok(public.collect());
         };
-        let mut roots = RootCertStore::empty();
-        for certificate in certificates(file)? {
-            roots
-                .add(certificate)
-                .map_err(|error| TlsError::NoAuthority(file.clone(), error))?;
-        }
-        Ok(roots)
-    }
-}
-
-fn read(file: &Path) -> Result<Vec<u8>, TlsError> {
-    fs::read(file).map_err(|error| TlsError::Unreadable(file.to_owned(), error))
-}
-
-fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    const WHAT: &str = "certificate";
-    let certificates: Vec<_> = CertificateDer::pem_slice_iter(&read(file)?)
-        .collect::<Result<_, _>>()
-        .map_err(|error| not_pem(file, WHAT, error))?;
-    if certificates.is_empty() {
-        return Err(not_pem(file, WHAT, pem::Error::NoItemsFound));
-    }
-    Ok(certificates)
-}
-
-fn not_pem(file: &Path, what: &'static str, error: pem::Error) -> TlsError {
-    let file = file.to_owned();
-    match error {
-        pem::Error::NoItemsFound => TlsError::Missing { file, what },
-        error => TlsError::NotPem(file, error),
+        Ok(pem::authorities(file, &pem::read(file)?)?)
     }
 }
 
@@ -341,30 +283,6 @@ fn keep_alive(stream: &TcpStream) -> io::Result<()> {
         .with_interval(TCP_KEEPALIVE / 3)
         .with_retries(3);
     SockRef::from(stream).set_tcp_keepalive(&keepalive)
-}
-
-/// A connection, whatever it goes through.
-trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
-
-impl<T: AsyncRead + AsyncWrite + Unpin + Send> Io for T {}
-
-/// A connection that is there already. When it ends the channel ends with it: the next one is made
-/// by [`Connector`], with the certificates of then.
-struct Once(Option<Box<dyn Io>>);
-
-impl Service<Uri> for Once {
-    type Response = TokioIo<Box<dyn Io>>;
-    type Error = io::Error;
-    type Future = Ready<io::Result<Self::Response>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, _: Uri) -> Self::Future {
-        let stream = self.0.take().map(TokioIo::new);
-        ready(stream.ok_or_else(|| io::Error::other("the connection is gone")))
-    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,81 @@
+//! Certificates and keys out of PEM files, with errors that name the file.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use tokio_rustls::rustls::{
+    self, RootCertStore,
+    pki_types::{
+        CertificateDer, PrivateKeyDer,
+        pem::{self, PemObject as _},
+    },
+};
+
+/// What is wrong with a file.
+#[derive(Debug, thiserror::Error)]
+pub enum PemError {
+    #[error("{}: cannot be read", .0.display())]
+    Unreadable(PathBuf, #[source] io::Error),
+    #[error("{}: no {what} in PEM in it", file.display())]
+    Missing { file: PathBuf, what: &'static str },
+    #[error("{}: not PEM", .0.display())]
+    NotPem(PathBuf, #[source] pem::Error),
+    #[error("{}: not the certificate of an authority", .0.display())]
+    NoAuthority(PathBuf, #[source] rustls::Error),
+}
+
+/// # Errors
+///
+/// If `file` cannot be read.
+pub fn read(file: &Path) -> Result<Vec<u8>, PemError> {
+    fs::read(file).map_err(|error| PemError::Unreadable(file.to_owned(), error))
+}
+
+/// The certificates in the `text` of `file`, at least one.
+///
+/// # Errors
+///
+/// If there is none, or something that is not PEM.
+pub fn certificates(file: &Path, text: &[u8]) -> Result<Vec<CertificateDer<'static>>, PemError> {
+    const WHAT: &str = "certificate";
+    let certificates: Vec<_> = CertificateDer::pem_slice_iter(text)
+        .collect::<Result<_, _>>()
+        .map_err(|error| not_pem(file, WHAT, error))?;
+    if certificates.is_empty() {
+        return Err(not_pem(file, WHAT, pem::Error::NoItemsFound));
+    }
+    Ok(certificates)
+}
+
+/// The key in the `text` of `file`: PKCS#1, PKCS#8 or SEC1.
+///
+/// # Errors
+///
+/// If there is none, or something that is not PEM.
+pub fn key(file: &Path, text: &[u8]) -> Result<PrivateKeyDer<'static>, PemError> {
+    PrivateKeyDer::from_pem_slice(text).map_err(|error| not_pem(file, "key", error))
+}
+
+/// The authorities in the `text` of `file`, and nobody else.
+///
+/// # Errors
+///
+/// As for [`certificates`], and if one of them cannot be an authority.
+pub fn authorities(file: &Path, text: &[u8]) -> Result<RootCertStore, PemError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(file, text)? {
+        let added = roots.add(certificate);
+        added.map_err(|error| PemError::NoAuthority(file.to_owned(), error))?;
+    }
+    Ok(roots)
+}
+
+fn not_pem(file: &Path, what: &'static str, error: pem::Error) -> PemError {
+    let file = file.to_owned();
+    match error {
+        pem::Error::NoItemsFound => PemError::Missing { file, what },
+        error => PemError::NotPem(file, error),
+    }
+}
