@@ -170,8 +170,21 @@ impl Naive {
         (self.missing - passed * i128::from(self.rate)).max(0)
     }
 
-    /// What is forgotten by a look, and would not matter if clocks never stepped back.
-    fn look(&mut self, step: &Step, now: u64) {
+    /// What is found at `now`. To look at a log or a bucket leaves a trace.
+    fn seen(&mut self, step: &Step, now: u64) -> Self {
+        if matches!(
+            step.algorithm,
+            Algorithm::SlidingLog | Algorithm::TokenBucket { .. }
+        ) {
+            self.forget(step, now);
+        }
+        let mut seen = self.clone();
+        seen.forget(step, now);
+        seen
+    }
+
+    /// What no longer counts, and would not matter if clocks never stepped back.
+    fn forget(&mut self, step: &Step, now: u64) {
         // Back by more than a period: then the clock was wrong.
         let is_wrong = match step.algorithm {
             Algorithm::FixedWindow | Algorithm::Calendar(_) | Algorithm::TokenBucket { .. } => {
@@ -209,6 +222,7 @@ impl Naive {
         if is_new && added == 0 && self.start.is_none() {
             return;
         }
+        self.forget(step, now);
         let mut at = now;
         match &step.algorithm {
             Algorithm::TokenBucket { .. } => {
@@ -258,7 +272,7 @@ impl Naive {
         while low < high {
             let middle = (low + high) / 2;
             let mut later = self.clone();
-            later.look(step, now);
+            later.forget(step, now);
             if later.held(step, now + middle) <= most {
                 high = middle;
             } else {
@@ -317,36 +331,43 @@ impl Model {
         for step in &call.steps {
             let ahead = ahead.entry(Self::name(step)).or_default();
             let naive = self.counter(step);
-            naive.look(step, now);
+            let before = naive.seen(step, now).held(step, now) + *ahead;
             let is_over = step.hits.given_back() == 0
-                && naive.held(step, now) + *ahead + step.hits.added()
-                    > u64::from(step.limit().capacity());
+                && before + step.hits.added() > u64::from(step.limit().capacity());
             if step.charge == Charge::Always || !is_over {
                 *ahead += step.hits.added();
             }
-            over.push(is_over);
+            over.push((is_over, before));
         }
-        let is_refused = over.contains(&true);
-        let charge = |(step, is_over): (&Step, bool)| {
+        let is_refused = over.iter().any(|(is_over, _)| *is_over);
+        let charge = |(step, &(is_over, before)): (&Step, &(bool, u64))| {
             let is_charged = step.hits.given_back() > 0
                 || match step.charge {
                     Charge::Always => true,
                     Charge::Within => !is_over,
                     _ => !is_refused,
                 };
-            self.charge(step, is_charged, now)
+            let told = self.charge(step, is_charged, now);
+            let waiting = before.saturating_sub(told.after);
+            if !is_over || is_charged || waiting == 0 {
+                return told;
+            }
+            // Those ahead of it that are not charged either wait with it.
+            let mut together = step.clone();
+            together.hits = Hits::add(step.hits.added() + waiting);
+            let seen = self.counter(step).seen(step, now);
+            let told = seen.told(&together, false, now);
+            Told {
+                after: told.after + waiting,
+                ..told
+            }
         };
-        call.steps
-            .iter()
-            .zip(over.iter().copied())
-            .map(charge)
-            .collect()
+        call.steps.iter().zip(&over).map(charge).collect()
     }
 
     fn alone(&mut self, step: &Step, now: u64) -> Told {
         let naive = self.counter(step);
-        naive.look(step, now);
-        let held = naive.held(step, now);
+        let held = naive.seen(step, now).held(step, now);
         let is_over = held + step.hits.added() > u64::from(step.limit().capacity());
         let is_charged = step.charge == Charge::Always || step.hits.given_back() > 0 || !is_over;
         self.charge(step, is_charged, now)
@@ -354,11 +375,10 @@ impl Model {
 
     fn charge(&mut self, step: &Step, is_charged: bool, now: u64) -> Told {
         let naive = self.counter(step);
-        naive.look(step, now);
         if is_charged && step.hits != Hits::add(0) {
             naive.charge(step, now);
         }
-        naive.told(step, is_charged, now)
+        naive.seen(step, now).told(step, is_charged, now)
     }
 
     fn counter(&mut self, step: &Step) -> &mut Naive {
