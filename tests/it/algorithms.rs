@@ -170,21 +170,8 @@ impl Naive {
         (self.missing - passed * i128::from(self.rate)).max(0)
     }
 
-    /// What is found at `now`. To look at a log or a bucket leaves a trace.
-    fn seen(&mut self, step: &Step, now: u64) -> Self {
-        if matches!(
-            step.algorithm,
-            Algorithm::SlidingLog | Algorithm::TokenBucket { .. }
-        ) {
-            self.forget(step, now);
-        }
-        let mut seen = self.clone();
-        seen.forget(step, now);
-        seen
-    }
-
-    /// What no longer counts, and would not matter if clocks never stepped back.
-    fn forget(&mut self, step: &Step, now: u64) {
+    /// What is forgotten by a look, and would not matter if clocks never stepped back.
+    fn look(&mut self, step: &Step, now: u64) {
         // Back by more than a period: then the clock was wrong.
         let is_wrong = match step.algorithm {
             Algorithm::FixedWindow | Algorithm::Calendar(_) | Algorithm::TokenBucket { .. } => {
@@ -222,7 +209,6 @@ impl Naive {
         if is_new && added == 0 && self.start.is_none() {
             return;
         }
-        self.forget(step, now);
         let mut at = now;
         match &step.algorithm {
             Algorithm::TokenBucket { .. } => {
@@ -272,7 +258,7 @@ impl Naive {
         while low < high {
             let middle = (low + high) / 2;
             let mut later = self.clone();
-            later.forget(step, now);
+            later.look(step, now);
             if later.held(step, now + middle) <= most {
                 high = middle;
             } else {
@@ -331,7 +317,8 @@ impl Model {
         for step in &call.steps {
             let ahead = ahead.entry(Self::name(step)).or_default();
             let naive = self.counter(step);
-            let before = naive.seen(step, now).held(step, now) + *ahead;
+            naive.look(step, now);
+            let before = naive.held(step, now) + *ahead;
             let is_over = step.hits.given_back() == 0
                 && before + step.hits.added() > u64::from(step.limit().capacity());
             if step.charge == Charge::Always || !is_over {
@@ -355,8 +342,7 @@ impl Model {
             // Those ahead of it that are not charged either wait with it.
             let mut together = step.clone();
             together.hits = Hits::add(step.hits.added() + waiting);
-            let seen = self.counter(step).seen(step, now);
-            let told = seen.told(&together, false, now);
+            let told = self.counter(step).told(&together, false, now);
             Told {
                 after: told.after + waiting,
                 ..told
@@ -367,7 +353,8 @@ impl Model {
 
     fn alone(&mut self, step: &Step, now: u64) -> Told {
         let naive = self.counter(step);
-        let held = naive.seen(step, now).held(step, now);
+        naive.look(step, now);
+        let held = naive.held(step, now);
         let is_over = held + step.hits.added() > u64::from(step.limit().capacity());
         let is_charged = step.charge == Charge::Always || step.hits.given_back() > 0 || !is_over;
         self.charge(step, is_charged, now)
@@ -375,10 +362,11 @@ impl Model {
 
     fn charge(&mut self, step: &Step, is_charged: bool, now: u64) -> Told {
         let naive = self.counter(step);
+        naive.look(step, now);
         if is_charged && step.hits != Hits::add(0) {
             naive.charge(step, now);
         }
-        naive.seen(step, now).told(step, is_charged, now)
+        naive.told(step, is_charged, now)
     }
 
     fn counter(&mut self, step: &Step) -> &mut Naive {
