@@ -128,7 +128,8 @@ pub enum Voice {
 /// What an increment left behind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Count {
-    /// The hits that it holds now. Those of weighted windows and buckets are rounded up.
+    /// The hits that it holds now. Those of weighted windows and buckets are rounded up. What was
+    /// refused without being counted also tells those of its request that wait ahead of it.
     pub after: u64,
     /// Whether the hits of this request are among them.
     pub is_charged: bool,

@@ -371,3 +371,6 @@ fn wide(number: u64) -> u128 {
 fn narrow(number: u128) -> u64 {
     u64::try_from(number).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,9 @@
+use jiff::civil::Weekday;
+
 use super::*;
 use crate::{
-    limit::{Allows, Limit},
+    calendar::Starts,
+    limit::{Allows, Counts, Limit, OnStoreLoss},
     request::Entry,
 };
 
@@ -520,4 +523,369 @@ fn a_runtime_folder_is_read_as_the_reference_reads_it() {
         runtime_names(|runtime| runtime.ignores_dot_files = false),
         [".hidden", "a.txt", "b.yaml", "e.yaml", "more/c"]
     );
+}
+
+/// The limits of a descriptor that says `body`, which is right and leaves nothing in doubt.
+fn described(body: &str) -> Vec<Limit> {
+    let loaded = load(&descriptor(body));
+    assert!(loaded.warnings.is_empty(), "{}", loaded.warnings[0]);
+    let Allows::Within(limits) = find(&loaded, &[("k", "v")]) else {
+        panic!("unlimited");
+    };
+    limits.to_vec()
+}
+
+#[track_caller]
+fn check_algorithm(said: &str, expected: &Algorithm) {
+    let body = format!("rate_limit: {{unit: day, requests_per_unit: 7, {said}}}");
+    assert_eq!(described(&body)[0].algorithm, *expected, "{said}");
+}
+
+#[test]
+fn a_limit_names_its_algorithm() {
+    for (said, expected) in [
+        ("algorithm: fixed_window", Algorithm::FixedWindow),
+        ("window: aligned", Algorithm::FixedWindow),
+        ("window: first_hit", Algorithm::FirstHit),
+        ("algorithm: sliding_window", Algorithm::SlidingWindow),
+        ("algorithm: sliding_log", Algorithm::SlidingLog),
+        (
+            "algorithm: token_bucket",
+            Algorithm::TokenBucket { burst: 7 },
+        ),
+        (
+            "algorithm: token_bucket, burst: 100",
+            Algorithm::TokenBucket { burst: 100 },
+        ),
+    ] {
+        check_algorithm(said, &expected);
+    }
+}
+
+#[test]
+fn limits_of_one_period_can_be_counted_in_two_ways_but_not_twice_in_one() {
+    let day = "unit: day, requests_per_unit: 7";
+    let limits = described(&format!(
+        "rate_limits:\n  - {{{day}}}\n  - {{{day}, window: first_hit}}\n  - {{{day}, algorithm: sliding_log}}\n  - {{{day}, calendar: true, time_zone: UTC}}"
+    ));
+    assert_eq!(limits.len(), 4);
+    check_body(
+        &format!(
+            "rate_limits:\n  - {{{day}, algorithm: token_bucket}}\n  - {{{day}, algorithm: token_bucket, burst: 2}}"
+        ),
+        "a.yaml:6:10: d.k: two limits with a period of day and the same algorithm; keep the lower one",
+    );
+}
+
+/// The only problem of a limit a day that also says `said`.
+#[track_caller]
+fn check_limit(said: &str, expected: &str) {
+    check_unit("day", said, expected);
+}
+
+#[track_caller]
+fn check_unit(unit: &str, said: &str, expected: &str) {
+    let body = format!("rate_limit: {{unit: {unit}, requests_per_unit: 7, {said}}}");
+    let text = descriptor(&body);
+    let problems = compile_texts(&[&text], Options::default()).unwrap_err();
+    let shown: Vec<String> = problems.iter().map(ToString::to_string).collect();
+    assert_eq!(shown.len(), 1, "{shown:#?}");
+    assert!(
+        shown[0].starts_with("a.yaml:4:") && shown[0].ends_with(&format!("d.k: {expected}")),
+        "{shown:#?}"
+    );
+}
+
+#[test]
+fn an_algorithm_that_nobody_knows_is_told_with_those_that_are_known() {
+    check_limit(
+        "algorithm: leaky_bucket",
+        "unknown algorithm 'leaky_bucket' (fixed_window, sliding_window, sliding_log or token_bucket)",
+    );
+    check_limit(
+        "window: sliding",
+        "unknown window 'sliding' (aligned or first_hit)",
+    );
+}
+
+#[test]
+fn a_burst_is_at_least_one_and_no_more_than_is_counted_exactly() {
+    for burst in ["0", "-1", "4294967296"] {
+        check_limit(
+            &format!("algorithm: token_bucket, burst: {burst}"),
+            &format!("`burst` must be a whole number from 1 to 104249991, not {burst}"),
+        );
+    }
+    check_algorithm(
+        "algorithm: token_bucket, burst: 104249991",
+        &Algorithm::TokenBucket { burst: 104_249_991 },
+    );
+    check_body(
+        "rate_limit: {unit: day, requests_per_unit: 104249992, algorithm: token_bucket}",
+        "a.yaml:4:18: d.k: `burst` must be a whole number from 1 to 104249991, not 104249992, which it is without it",
+    );
+    check_limit(
+        "burst: 5",
+        "`burst` does not go with this algorithm; write `algorithm: token_bucket`",
+    );
+}
+
+#[test]
+fn a_log_has_a_ceiling() {
+    let limit = |requests: u32| {
+        format!("rate_limit: {{unit: day, requests_per_unit: {requests}, algorithm: sliding_log}}")
+    };
+    assert_eq!(described(&limit(10_000))[0].requests_per_unit, 10_000);
+    check_body(
+        &limit(10_001),
+        "a.yaml:4:18: d.k: `sliding_log` remembers every hit, 10000 at most, and this limit admits 10001; use `sliding_window`",
+    );
+}
+
+#[track_caller]
+fn check_calendar(unit: &str, said: &str, zone: &str, expected: Starts) {
+    let body = format!(
+        "rate_limit: {{unit: {unit}, requests_per_unit: 7, calendar: true, time_zone: {zone}, {said}}}"
+    );
+    let Algorithm::Calendar(calendar) = &described(&body)[0].algorithm else {
+        panic!("no calendar");
+    };
+    assert_eq!(calendar.zone_name(), zone);
+    assert_eq!(calendar.starts(), expected);
+}
+
+#[test]
+fn a_calendar_says_where_and_when_its_windows_begin() {
+    let starts = Starts::default();
+    check_calendar("day", "name: n", "Europe/Madrid", starts);
+    check_calendar(
+        "day",
+        "starts: {hour: 6}",
+        "UTC",
+        Starts { hour: 6, ..starts },
+    );
+    let day = Starts {
+        day: 17,
+        hour: 23,
+        ..starts
+    };
+    check_calendar("month", "starts: {day: 17, hour: 23}", "Asia/Tokyo", day);
+    let year = Starts {
+        month: 4,
+        day: 31,
+        ..starts
+    };
+    check_calendar("year", "starts: {month: 4, day: 31}", "UTC", year);
+    for (text, weekday) in [
+        ("monday", Weekday::Monday),
+        ("Tuesday", Weekday::Tuesday),
+        ("WEDNESDAY", Weekday::Wednesday),
+        ("thursday", Weekday::Thursday),
+        ("friday", Weekday::Friday),
+        ("saturday", Weekday::Saturday),
+        ("sunday", Weekday::Sunday),
+    ] {
+        let said = format!("week_starts: {text}");
+        check_calendar("week", &said, "UTC", Starts { weekday, ..starts });
+    }
+    check_algorithm("calendar: false", &Algorithm::FixedWindow);
+}
+
+#[test]
+fn a_calendar_has_a_zone_and_units_of_its_own() {
+    check_limit(
+        "calendar: true",
+        "`calendar` needs a `time_zone`, such as Europe/Madrid or UTC",
+    );
+    check_limit(
+        "calendar: true, time_zone: Europe/Nowhere",
+        "unknown time_zone 'Europe/Nowhere' (an IANA name, such as Europe/Madrid or UTC)",
+    );
+    for unit in ["second", "minute", "hour"] {
+        check_unit(
+            unit,
+            "calendar: true, time_zone: UTC",
+            "`calendar` does not go with seconds, minutes and hours; remove it: they are the same in every time zone",
+        );
+    }
+    check_limit(
+        "unit_multiplier: 2, calendar: true, time_zone: UTC",
+        "`unit_multiplier` does not go with `calendar`; a calendar has single days, weeks, months and years",
+    );
+    check_limit(
+        "window: first_hit, calendar: true, time_zone: UTC",
+        "`window` does not go with `calendar`; remove one of them",
+    );
+    check_limit(
+        "calendar: 1",
+        "error loading config file: yaml: `calendar` must be true or false, not a number",
+    );
+}
+
+#[test]
+fn a_start_lies_within_its_unit() {
+    let zone = "calendar: true, time_zone: UTC";
+    for (unit, said, expected) in [
+        (
+            "year",
+            "month: 13",
+            "`month` must be a whole number from 1 to 12, not 13",
+        ),
+        (
+            "year",
+            "month: 0",
+            "`month` must be a whole number from 1 to 12, not 0",
+        ),
+        (
+            "month",
+            "day: 32",
+            "`day` must be a whole number from 1 to 31, not 32",
+        ),
+        (
+            "month",
+            "day: 0",
+            "`day` must be a whole number from 1 to 31, not 0",
+        ),
+        (
+            "day",
+            "hour: 24",
+            "`hour` must be a whole number from 0 to 23, not 24",
+        ),
+        (
+            "day",
+            "hour: -1",
+            "`hour` must be a whole number from 0 to 23, not -1",
+        ),
+        (
+            "month",
+            "month: 2",
+            "`month` does not go with this unit; it is for years",
+        ),
+        (
+            "week",
+            "day: 2",
+            "`day` does not go with this unit; it is for months and years",
+        ),
+    ] {
+        check_unit(unit, &format!("{zone}, starts: {{{said}}}"), expected);
+    }
+    check_unit(
+        "month",
+        &format!("{zone}, week_starts: sunday"),
+        "`week_starts` does not go with this unit; it is for weeks",
+    );
+    check_unit(
+        "week",
+        &format!("{zone}, week_starts: noday"),
+        "unknown week_starts 'noday' (monday to sunday)",
+    );
+}
+
+#[test]
+fn what_means_nothing_to_an_algorithm_is_refused() {
+    for algorithm in ["sliding_window", "sliding_log", "token_bucket"] {
+        let algorithm = format!("algorithm: {algorithm}");
+        check_limit(
+            &format!("{algorithm}, window: first_hit"),
+            "`window` does not go with this algorithm; it is for `fixed_window`",
+        );
+        check_limit(
+            &format!("{algorithm}, calendar: true"),
+            "`calendar` does not go with this algorithm; it is for `fixed_window`",
+        );
+    }
+    for said in [
+        "time_zone: UTC",
+        "week_starts: monday",
+        "starts: {month: 1}",
+        "starts: {day: 1}",
+        "starts: {hour: 1}",
+    ] {
+        let (key, _) = said.split_once(':').unwrap();
+        check_limit(
+            said,
+            &format!("`{key}` does not go with a limit without `calendar`; write `calendar: true`"),
+        );
+    }
+}
+
+/// How the rule of `k` is counted under what the file and the descriptor say.
+fn manner(file: &str, own: &str) -> (Counts, OnStoreLoss) {
+    let text = format!(
+        "domain: d\n{file}\ndescriptors:\n  - key: k\n    {own}\n    rate_limits: [5/day]\n"
+    );
+    let loaded = load(&text);
+    assert!(loaded.warnings.is_empty(), "{}", loaded.warnings[0]);
+    let rule = &loaded.matcher.rules()[0];
+    (rule.counts, rule.on_store_loss)
+}
+
+#[test]
+fn what_a_file_says_of_counting_holds_for_rules_that_say_nothing() {
+    assert_eq!(manner("", ""), (Counts::All, OnStoreLoss::Error));
+    for (said, counts) in [("all", Counts::All), ("admitted", Counts::Admitted)] {
+        let said = format!("count: {said}");
+        assert_eq!(manner(&said, "").0, counts);
+        assert_eq!(manner("", &said).0, counts);
+    }
+    assert_eq!(manner("count: admitted", "count: all").0, Counts::All);
+    for (said, on_loss) in [
+        ("error", OnStoreLoss::Error),
+        ("allow", OnStoreLoss::Allow),
+        ("deny", OnStoreLoss::Deny),
+        ("local", OnStoreLoss::Local),
+    ] {
+        let said = format!("on_store_loss: {said}");
+        assert_eq!(manner(&said, "").1, on_loss);
+        assert_eq!(manner("on_store_loss: deny", &said).1, on_loss);
+    }
+}
+
+#[test]
+fn what_it_cannot_say_of_counting_is_told_where_it_stands() {
+    check_body(
+        "count: some\nrate_limits: [5/day]",
+        "a.yaml:4:12: d.k: unknown count 'some' (all or admitted)",
+    );
+    check_body(
+        "on_store_loss: ask\nrate_limits: [5/day]",
+        "a.yaml:4:20: d.k: unknown on_store_loss 'ask' (error, allow, deny or local)",
+    );
+    check_problems(
+        &["domain: d\ncount: some\non_store_loss: ask\ndescriptors: []\n"],
+        &[
+            "a.yaml:2:8: d: unknown count 'some' (all or admitted)",
+            "a.yaml:3:16: d: unknown on_store_loss 'ask' (error, allow, deny or local)",
+        ],
+    );
+    check_body(
+        "rate_limit: {unit: day, requests_per_unit: 1, count: all}",
+        "a.yaml:4:51: d.k: warning: `count` means nothing here and is ignored; it belongs",
+    );
+}
+
+#[test]
+fn the_reference_s_keys_know_no_other_algorithm() {
+    let options = Options {
+        key_format: KeyFormat::Reference,
+        ..Options::default()
+    };
+    for said in [
+        "window: first_hit",
+        "algorithm: sliding_window",
+        "algorithm: sliding_log",
+        "algorithm: token_bucket",
+        "calendar: true, time_zone: UTC",
+    ] {
+        let text = descriptor(&format!(
+            "rate_limit: {{unit: day, requests_per_unit: 7, {said}}}"
+        ));
+        let problems = compile_texts(&[&text], options).unwrap_err();
+        assert_eq!(problems.len(), 1);
+        assert!(problems[0].to_string().ends_with(
+            "d.k: a limit with an algorithm of its own cannot be told in the reference's key format; use the native one"
+        ));
+    }
+    let fixed = "rate_limit: {unit: day, requests_per_unit: 7, algorithm: fixed_window}";
+    assert!(compile_texts(&[&descriptor(fixed)], options).is_ok());
 }

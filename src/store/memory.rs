@@ -15,6 +15,7 @@ use super::{Store, StoreError};
 use crate::{
     counter::{Batch, Charge, Count, Increment, Method, Terms},
     meter::Meter,
+    request::Hits,
     verdict::Verdict,
     window::Timestamp,
 };
@@ -151,32 +152,45 @@ impl MemoryStore {
             .collect();
         // A descriptor may come twice: then the hits ahead count as well.
         let mut ahead: HashMap<&[u8], u64> = HashMap::new();
-        let mut over = Vec::with_capacity(batch.len());
+        let mut judged = Vec::with_capacity(batch.len());
         for increment in batch.iter() {
             let shard = shards.get_mut(&shard_of(&increment));
             let shard = shard.expect("every shard of the batch is locked");
             let ahead = ahead.entry(increment.key).or_default();
-            let is_over = increment.refuses(shard.held(&increment, now).saturating_add(*ahead));
+            let before = shard.held(&increment, now).saturating_add(*ahead);
+            let is_over = increment.refuses(before);
             *ahead = ahead.saturating_add(match increment.charge {
                 Charge::Always => increment.hits.added(),
                 Charge::Within | Charge::Admitted if !is_over => increment.hits.added(),
                 // The reference looks at all counters before it adds to any.
                 Charge::Within | Charge::Admitted | Charge::Stopping => 0,
             });
-            over.push(is_over);
+            judged.push((is_over, before));
         }
         let verdict = {
             let increments: Vec<_> = batch.iter().collect();
             let terms = increments.iter().map(|increment| &increment.terms);
-            Verdict::new(terms.zip(over.iter().copied()))
+            Verdict::new(terms.zip(judged.iter().map(|(is_over, _)| *is_over)))
         };
-        let apply = |(increment, is_over): (Increment<'_>, bool)| {
+        let apply = |(increment, &(is_over, before)): (Increment<'_>, &(bool, u64))| {
             let shard = shards.get_mut(&shard_of(&increment));
             let shard = shard.expect("every shard of the batch is locked");
             let is_charged = verdict.charges(&increment.terms, is_over);
-            self.apply(shard, &increment, is_charged, now)
+            if !is_over || is_charged {
+                return self.apply(shard, &increment, is_charged, now);
+            }
+            // Hits ahead of it on the same counter that are not charged either wait with it.
+            let waiting = before.saturating_sub(shard.held(&increment, now));
+            let mut terms = increment.terms;
+            terms.hits = Hits::add(terms.hits.added().saturating_add(waiting));
+            let together = Increment { terms, ..increment };
+            let count = self.apply(shard, &together, false, now)?;
+            Ok(Count {
+                after: count.after.saturating_add(waiting),
+                ..count
+            })
         };
-        batch.iter().zip(over.iter().copied()).map(apply).collect()
+        batch.iter().zip(&judged).map(apply).collect()
     }
 
     fn add_alone(&self, increment: &Increment<'_>, now: Timestamp) -> Result<Count, StoreError> {
@@ -331,7 +345,7 @@ mod tests {
     use crate::{
         counter::Identity,
         limit::Limit,
-        request::{Entry, Hits},
+        request::Entry,
         window::{Unit, window},
     };
 

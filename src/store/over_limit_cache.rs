@@ -198,11 +198,21 @@ impl<S> OverLimitCache<S> {
             } else if increment.hits.given_back() > 0 {
                 entries.forget(increment.key);
             } else if let Some(over) = Over::new(&increment.terms, *count, now) {
+                if over.refused.is_some() && is_repeated(batch, &increment) {
+                    continue;
+                }
                 let evicted = entries.insert(increment.key, over) as u64;
                 self.meters.evicted.fetch_add(evicted, Relaxed);
             }
         }
     }
+}
+
+/// Whether it may have been refused for other hits of the same request, which the next one need
+/// not have.
+fn is_repeated(batch: &Batch, increment: &Increment<'_>) -> bool {
+    let same = |other: &Increment<'_>| other.key == increment.key;
+    increment.charge == Charge::Admitted && batch.iter().filter(same).count() > 1
 }
 
 impl Over {
@@ -298,8 +308,8 @@ fn lock(entries: &Mutex<Entries>) -> MutexGuard<'_, Entries> {
 mod tests {
     use super::*;
     use crate::{
-        counter::Identity,
-        limit::Limit,
+        counter::{Counting, Identity},
+        limit::{Algorithm, Limit},
         request::Entry,
         store::memory::MemoryStore,
         window::{Unit, window},
@@ -426,5 +436,232 @@ mod tests {
         drop(entries);
         // The last one is still known.
         fixture.check(&[("199", 1)], Hits::ONE, &[(2, true)]);
+    }
+
+    /// One limit a minute of a request.
+    #[derive(Clone, Debug)]
+    struct One {
+        descriptor: u32,
+        algorithm: Algorithm,
+        requests_per_unit: u32,
+        charge: Charge,
+        hits: Hits,
+    }
+
+    /// One hit against a limit of two.
+    fn one(algorithm: Algorithm, charge: Charge) -> One {
+        One {
+            descriptor: 0,
+            algorithm,
+            requests_per_unit: 2,
+            charge,
+            hits: Hits::ONE,
+        }
+    }
+
+    /// What is refused without being counted, in every way.
+    fn refusing() -> [One; 5] {
+        [
+            one(Algorithm::SlidingWindow, Charge::Within),
+            one(Algorithm::SlidingLog, Charge::Within),
+            one(Algorithm::TokenBucket { burst: 2 }, Charge::Within),
+            one(Algorithm::FirstHit, Charge::Admitted),
+            one(Algorithm::FixedWindow, Charge::Admitted),
+        ]
+    }
+
+    impl One {
+        fn hits(&self, hits: Hits) -> Self {
+            Self {
+                hits,
+                ..self.clone()
+            }
+        }
+
+        fn within(&self, requests_per_unit: u32) -> Self {
+            Self {
+                requests_per_unit,
+                ..self.clone()
+            }
+        }
+    }
+
+    /// A store that tells how often it was asked.
+    #[derive(Debug)]
+    struct Asking {
+        store: MemoryStore,
+        times: AtomicU64,
+    }
+
+    impl Store for Asking {
+        async fn add(&self, batch: &Batch, now: Timestamp) -> Result<Vec<Count>, StoreError> {
+            self.times.fetch_add(1, Relaxed);
+            self.store.add(batch, now).await
+        }
+    }
+
+    struct Door(OverLimitCache<Asking>);
+
+    impl Door {
+        fn new() -> Self {
+            let store = Asking {
+                store: MemoryStore::new(1_000),
+                times: AtomicU64::new(0),
+            };
+            Self(OverLimitCache::new(store, 10_000, Arc::default()))
+        }
+
+        fn send_all(&self, limits: &[One], millis: u64) -> Vec<Count> {
+            let now = Timestamp::from_millis(millis);
+            let mut batch = Batch::default();
+            let mut identity = Identity::default();
+            for one in limits {
+                let value = one.descriptor.to_be_bytes();
+                let entry = Entry {
+                    key: b"k",
+                    value: &value,
+                };
+                identity.set(b"d", &[entry], &[]);
+                let limit = Limit {
+                    algorithm: match &one.algorithm {
+                        Algorithm::TokenBucket { .. } => Algorithm::TokenBucket {
+                            burst: one.requests_per_unit,
+                        },
+                        other => other.clone(),
+                    },
+                    ..Limit::fixed(one.requests_per_unit, Unit::Minute)
+                };
+                let counting = Counting {
+                    charge: one.charge,
+                    descriptor: one.descriptor,
+                    ..Counting::from(one.hits)
+                };
+                batch.push(&identity, &limit, limit.window(now), counting);
+            }
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .build()
+                .unwrap();
+            runtime.block_on(self.0.add(&batch, now)).unwrap()
+        }
+
+        fn send(&self, one: &One, millis: u64) -> Count {
+            self.send_all(std::slice::from_ref(one), millis)[0]
+        }
+
+        fn times_asked(&self) -> u64 {
+            self.0.store.times.load(Relaxed)
+        }
+    }
+
+    /// A door at which `one` was just refused, a second after two hits.
+    fn refused(one: &One) -> Door {
+        let door = Door::new();
+        assert!(door.send(&one.hits(Hits::add(2)), 1_000).is_charged);
+        let told = door.send(one, 2_000);
+        assert!(told.is_over(2, Hits::ONE) && !told.is_charged && !told.is_cached);
+        door
+    }
+
+    #[test]
+    fn what_was_refused_uncounted_is_answered_here_until_it_could_pass_and_no_longer() {
+        for one in refusing() {
+            let door = refused(&one);
+            let asked = door.times_asked();
+            // All of a window, of the period from the first hit, half of it for a token, and the
+            // half of the next window in which a half of two leaves room for one.
+            let passes_at = match one.algorithm {
+                Algorithm::FixedWindow => 60_000,
+                Algorithm::SlidingWindow => 90_000,
+                Algorithm::TokenBucket { .. } => 31_000,
+                _ => 61_000,
+            };
+            let told = door.send(&one, passes_at - 1);
+            assert!(told.is_cached && told.is_over(2, Hits::ONE), "{one:?}");
+            assert_eq!(door.times_asked(), asked);
+            if let Some(ends) = told.ends {
+                assert_eq!(ends.retry_in, Some(1), "{one:?}");
+            }
+            let told = door.send(&one, passes_at);
+            assert!(told.is_charged && !told.is_cached, "{one:?}");
+        }
+    }
+
+    #[test]
+    fn another_number_of_hits_or_another_limit_asks_the_store() {
+        for one in refusing() {
+            let door = refused(&one);
+            assert!(door.send(&one, 2_000).is_cached);
+            assert!(!door.send(&one.hits(Hits::add(2)), 2_000).is_cached);
+            let raised = door.send(&one.within(3), 2_000);
+            assert!(raised.is_charged && !raised.is_cached, "{one:?}");
+        }
+    }
+
+    #[test]
+    fn a_look_beside_what_was_refused_is_told_the_truth() {
+        for one in refusing() {
+            let door = refused(&one);
+            let told = door.send(&one.hits(Hits::add(0)), 2_000);
+            assert_eq!((told.after, told.is_cached), (2, false), "{one:?}");
+            assert!(!told.is_over(2, Hits::add(0)));
+        }
+    }
+
+    #[test]
+    fn what_is_given_back_makes_room_at_once() {
+        for one in refusing() {
+            let door = refused(&one);
+            let told = door.send(&one.hits(Hits::give_back(1)), 2_000);
+            assert!(told.is_charged && !told.is_cached, "{one:?}");
+            assert!(door.send(&one, 2_000).is_charged, "{one:?}");
+        }
+    }
+
+    #[test]
+    fn a_rule_of_which_one_limit_is_known_to_refuse_does_not_touch_the_store() {
+        let small = one(Algorithm::SlidingLog, Charge::Admitted);
+        let large = one(Algorithm::FixedWindow, Charge::Admitted).within(9);
+        let door = Door::new();
+        for _ in 0..3 {
+            door.send_all(&[small.clone(), large.clone()], 1_000);
+        }
+        let asked = door.times_asked();
+        let told = door.send_all(&[small, large.clone()], 1_000);
+        assert_eq!(door.times_asked(), asked);
+        assert!(told.iter().all(|count| !count.is_charged));
+        assert_eq!(door.send(&large.hits(Hits::add(0)), 1_000).after, 2);
+    }
+
+    #[test]
+    fn another_descriptor_of_such_a_request_is_only_looked_at() {
+        let small = one(Algorithm::SlidingLog, Charge::Admitted);
+        let large = One {
+            descriptor: 1,
+            ..one(Algorithm::FixedWindow, Charge::Admitted).within(9)
+        };
+        let door = Door::new();
+        for _ in 0..4 {
+            door.send_all(&[small.clone(), large.clone()], 1_000);
+        }
+        let told = door.send_all(&[small, large.clone()], 1_000);
+        assert!(told[0].is_cached);
+        assert_eq!((told[1].after, told[1].is_charged), (2, false));
+        assert_eq!(door.send(&large.hits(Hits::add(0)), 1_000).after, 2);
+    }
+
+    #[test]
+    fn hits_that_were_refused_for_others_of_their_request_can_pass_alone() {
+        for one in refusing() {
+            let one = One {
+                charge: Charge::Admitted,
+                ..one
+            };
+            let door = Door::new();
+            assert!(door.send(&one, 1_000).is_charged);
+            let told = door.send_all(&[one.clone(), one.clone()], 1_000);
+            assert!(told.iter().all(|count| !count.is_charged), "{one:?}");
+            assert!(told[1].is_over(2, Hits::ONE), "{one:?}");
+            assert!(door.send(&one, 1_000).is_charged, "{one:?}");
+        }
     }
 }

@@ -18,7 +18,7 @@ pub struct PerSecond<S> {
 
 impl<S: Store> Store for PerSecond<S> {
     async fn add(&self, batch: &Batch, now: Timestamp) -> Result<Vec<Count>, StoreError> {
-        let Some(per_second) = &self.per_second else {
+        let Some(per_second) = self.per_second.as_ref().filter(|_| !batch.is_empty()) else {
             return self.store.add(batch, now).await;
         };
         let split = Split::new(batch, |increment| usize::from(increment.is_per_second));

@@ -318,29 +318,37 @@ impl Model {
             let ahead = ahead.entry(Self::name(step)).or_default();
             let naive = self.counter(step);
             naive.look(step, now);
+            let before = naive.held(step, now) + *ahead;
             let is_over = step.hits.given_back() == 0
-                && naive.held(step, now) + *ahead + step.hits.added()
-                    > u64::from(step.limit().capacity());
+                && before + step.hits.added() > u64::from(step.limit().capacity());
             if step.charge == Charge::Always || !is_over {
                 *ahead += step.hits.added();
             }
-            over.push(is_over);
+            over.push((is_over, before));
         }
-        let is_refused = over.contains(&true);
-        let charge = |(step, is_over): (&Step, bool)| {
+        let is_refused = over.iter().any(|(is_over, _)| *is_over);
+        let charge = |(step, &(is_over, before)): (&Step, &(bool, u64))| {
             let is_charged = step.hits.given_back() > 0
                 || match step.charge {
                     Charge::Always => true,
                     Charge::Within => !is_over,
                     _ => !is_refused,
                 };
-            self.charge(step, is_charged, now)
+            let told = self.charge(step, is_charged, now);
+            let waiting = before.saturating_sub(told.after);
+            if !is_over || is_charged || waiting == 0 {
+                return told;
+            }
+            // Those ahead of it that are not charged either wait with it.
+            let mut together = step.clone();
+            together.hits = Hits::add(step.hits.added() + waiting);
+            let told = self.counter(step).told(&together, false, now);
+            Told {
+                after: told.after + waiting,
+                ..told
+            }
         };
-        call.steps
-            .iter()
-            .zip(over.iter().copied())
-            .map(charge)
-            .collect()
+        call.steps.iter().zip(&over).map(charge).collect()
     }
 
     fn alone(&mut self, step: &Step, now: u64) -> Told {

@@ -20,8 +20,9 @@
 //!     overall: OK     # OVER_LIMIT if a status is, unless told otherwise
 //! ```
 //!
-//! The reset of each status has to be that of the unit's window since the epoch. A step may also
-//! hold `domain`, `error` (instead of `says`), `headers` (a reset stands there as its unit),
+//! The reset of each status has to be that of the unit's window since the epoch, unless `resets` says
+//! otherwise, for each status: seconds, `next` for the end of the window after, or `any`. A step may
+//! also hold `domain`, `error` (instead of `says`), `headers` (a reset stands there as its unit),
 //! `metadata` and `redis` (keys and their values afterwards; `${year}` is the start of the current
 //! window). A step `next: second` waits for that second. Instead of steps a case can hold
 //! `rejected`, texts that `tollgate check` has to print when it refuses the rules, or `warns`,
@@ -116,6 +117,8 @@ struct Step {
     hits: u32,
     #[serde(default)]
     says: Vec<String>,
+    #[serde(default)]
+    resets: Vec<Reset>,
     overall: Option<String>,
     error: Option<String>,
     headers: Option<Vec<String>>,
@@ -123,6 +126,21 @@ struct Step {
     #[serde(default)]
     redis: BTreeMap<String, Option<String>>,
     next: Option<String>,
+}
+
+/// When a limit resets whose windows are not those since the epoch.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(untagged)]
+enum Reset {
+    In(u64),
+    Word(ResetWord),
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum ResetWord {
+    Next,
+    Any,
 }
 
 #[derive(Debug, Deserialize)]
@@ -335,10 +353,12 @@ impl Step {
                 return same("error", error.as_deref().unwrap_or("none"), &shown);
             }
         };
+        let resets = self.resets.iter().copied().map(Some);
         let statuses: Vec<_> = reply
             .statuses
             .iter()
-            .map(|status| show_status(status, clock.clone()))
+            .zip(resets.chain(std::iter::repeat(None)))
+            .map(|(status, reset)| show_status(status, reset, clock.clone()))
             .collect();
         same("statuses", &self.says.join("\n"), &statuses.join("\n"))?;
         let is_over = self.says.iter().any(|said| said.starts_with("OVER_LIMIT"));
@@ -447,7 +467,11 @@ fn show_code(code: Code) -> &'static str {
 }
 
 /// `OK 3 of 10/year named x`, and whatever is odd about it.
-fn show_status(status: &DescriptorStatus, clock: std::ops::RangeInclusive<u64>) -> String {
+fn show_status(
+    status: &DescriptorStatus,
+    expected: Option<Reset>,
+    clock: std::ops::RangeInclusive<u64>,
+) -> String {
     let mut shown = show_code(status.code()).to_owned();
     let remaining = status.limit_remaining;
     let reset = status.duration_until_reset.as_ref();
@@ -473,8 +497,22 @@ fn show_status(status: &DescriptorStatus, clock: std::ops::RangeInclusive<u64>) 
         write!(shown, " named {}", limit.name).unwrap();
     }
     let period = u64::from(multiplier) * secs_of(&unit);
-    let is_right =
-        reset.is_some_and(|reset| reset.nanos == 0 && ends(reset.seconds, period, clock));
+    /// What a busy machine may take for the steps of a case, in seconds.
+    const SLACK: u64 = 60;
+    let is_right = reset.is_some_and(|reset| {
+        let secs = u64::try_from(reset.seconds).unwrap_or(u64::MAX);
+        reset.nanos == 0
+            && match expected {
+                None => ends(reset.seconds, period, clock),
+                Some(Reset::In(expected)) => {
+                    (expected.saturating_sub(SLACK)..=expected).contains(&secs)
+                }
+                Some(Reset::Word(ResetWord::Next)) => {
+                    secs >= period && ends((secs - period).cast_signed(), period, clock)
+                }
+                Some(Reset::Word(ResetWord::Any)) => secs > 0,
+            }
+    });
     if !is_right {
         write!(shown, " with the reset {reset:?}").unwrap();
     }

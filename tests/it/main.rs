@@ -6,6 +6,7 @@
 //! - `store`: what every store keeps to, in memory and in Redis
 //! - `algorithms`: every way of counting against a naive model of it
 //! - `allocations`: how often a decision asks for memory
+//! - `many`: every way of counting under load from many clients of many replicas
 //! - `redis`: few commands, exact counts for many clients, and Redis gone or stuck
 //! - `on_loss`: what rules answer while Redis does not
 //! - `sentinel`: a Redis that sentinels watch over, and failovers
@@ -54,6 +55,7 @@ mod golden;
 mod grpcurl;
 mod http;
 mod lint_envoy;
+mod many;
 mod on_loss;
 mod papers;
 mod prometheus;

@@ -6,7 +6,7 @@
 -- ARGV: milliseconds since the epoch, or -1 for this server's clock; then for each key its method,
 --       charge, voice, descriptor, hits, limit, period in milliseconds, and either the seconds that a
 --       window's counter may live or the tokens that flow into a bucket in a period.
--- Reply: for each key the hits that it holds, whether these were charged, milliseconds until it is
+-- Reply: for each key the hits that it holds (and those ahead that wait with refused ones), whether these were charged, milliseconds until it is
 --        empty, and milliseconds until these hits would pass (-1 if never). Windows leave the times
 --        to their caller.
 
@@ -284,8 +284,8 @@ for i, key in ipairs(KEYS) do
   c.added = math.max(c.hits, 0)
   c.way.look(c)
   times[key] = (times[key] or 0) + 1
-  local before = c.held + (ahead[key] or 0)
-  c.is_over = c.hits >= 0 and before + c.hits > c.limit
+  c.before = c.held + (ahead[key] or 0)
+  c.is_over = c.hits >= 0 and c.before + c.hits > c.limit
   if c.hits > 0 and c.charge ~= 's' and (c.charge == 'a' or not c.is_over) then
     ahead[key] = (ahead[key] or 0) + c.hits
   end
@@ -316,6 +316,10 @@ for _, c in ipairs(counters) do
   local is_charged = charges(c)
   if times[c.key] > 1 then c.way.look(c) end
   if is_charged and c.hits ~= 0 then c.way.charge(c) end
+  -- Hits ahead of it on the same counter that are not charged either wait with it.
+  local waiting = 0
+  if c.is_over and not is_charged then waiting = math.max(c.before - c.held, 0) end
+  c.added = c.added + waiting
   local resets_in, retry_in = 0, 0
   if c.way.resets_in then
     resets_in = c.way.resets_in(c)
@@ -323,7 +327,7 @@ for _, c in ipairs(counters) do
       retry_in = c.added > c.limit and -1 or c.way.retry_in(c)
     end
   end
-  reply[#reply + 1] = c.held
+  reply[#reply + 1] = c.held + waiting
   reply[#reply + 1] = is_charged and 1 or 0
   reply[#reply + 1] = resets_in
   reply[#reply + 1] = retry_in

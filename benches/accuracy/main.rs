@@ -1,0 +1,376 @@
+//! How exact each algorithm is: the same made-up traffic through all of them, in simulated time,
+//! and through an exact log.
+//!
+//! ```text
+//! cargo bench --bench accuracy -- [--requests N] [--sources N] [--seed N] [--charts FOLDER]
+//! ```
+
+#![expect(clippy::print_stdout, reason = "a program that prints figures")]
+
+use std::{
+    collections::VecDeque,
+    fs,
+    num::NonZeroUsize,
+    path::PathBuf,
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    thread,
+};
+
+use clap::Parser;
+use tollgate::{
+    counter::{Batch, Charge, Counting, Identity},
+    limit::{Algorithm, Limit},
+    request::{Entry, Hits},
+    store::memory::MemoryStore,
+    window::{Period, Timestamp, Unit},
+};
+
+mod chart;
+mod traffic;
+
+use traffic::{Shape, Traffic};
+
+/// An edge of windows.
+const START_MILLIS: u64 = 1_795_230_000_000;
+const PERIOD_MILLIS: u64 = 60_000;
+
+/// What has expired is dropped after so many requests.
+const SWEEP_AFTER: u64 = 100_000;
+
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// Requests of each shape of traffic.
+    #[arg(long, default_value_t = 10_000_000)]
+    requests: u64,
+    /// Sources that the requests come from.
+    #[arg(long, default_value_t = NonZeroUsize::new(270_000).expect("it is not 0"))]
+    sources: NonZeroUsize,
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Draw the charts into this folder.
+    #[arg(long)]
+    charts: Option<PathBuf>,
+    /// Cargo says so to every benchmark.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// An algorithm under test.
+#[derive(Clone, Debug)]
+struct Contestant {
+    name: &'static str,
+    algorithm: fn(u32) -> Algorithm,
+    /// Whether what it holds is meant to be the number of hits in the last period.
+    tells_rate: bool,
+}
+
+const CONTESTANTS: [Contestant; 6] = [
+    Contestant {
+        name: "fixed_window",
+        algorithm: |_| Algorithm::FixedWindow,
+        tells_rate: true,
+    },
+    Contestant {
+        name: "fixed_window, first_hit",
+        algorithm: |_| Algorithm::FirstHit,
+        tells_rate: true,
+    },
+    Contestant {
+        name: "sliding_window",
+        algorithm: |_| Algorithm::SlidingWindow,
+        tells_rate: true,
+    },
+    Contestant {
+        name: "sliding_log",
+        algorithm: |_| Algorithm::SlidingLog,
+        tells_rate: true,
+    },
+    Contestant {
+        name: "token_bucket",
+        algorithm: |limit| Algorithm::TokenBucket { burst: limit },
+        tells_rate: false,
+    },
+    Contestant {
+        name: "token_bucket, burst 1/10",
+        algorithm: |limit| Algorithm::TokenBucket { burst: limit / 10 },
+        tells_rate: false,
+    },
+];
+
+fn main() {
+    let arguments = Arguments::parse();
+    if let Some(folder) = &arguments.charts {
+        let path = folder.join("algorithms-edge-burst.svg");
+        fs::write(&path, chart::edge_burst()).expect("the folder of the charts can be written");
+    }
+    println!(
+        "{} requests of {} sources, seed {}",
+        arguments.requests, arguments.sources, arguments.seed
+    );
+    let mut found = replay_all(&arguments).into_iter();
+    let rates = thread::scope(|scope| {
+        let arguments = &arguments;
+        Shape::ALL
+            .map(|shape| scope.spawn(move || rate_of_all(shape, arguments)))
+            .map(|thread| thread.join().expect("it does not panic"))
+    });
+    for (shape, rate) in Shape::ALL.into_iter().zip(rates) {
+        let found: Vec<Found> = found.by_ref().take(CONTESTANTS.len()).collect();
+        let exact = CONTESTANTS
+            .iter()
+            .zip(&found)
+            .find(|(contestant, _)| contestant.name == "sliding_log")
+            .map(|(_, found)| *found)
+            .expect("the exact log is among them");
+        print(shape, &found, exact);
+        println!(
+            "  sliding_window over all requests, refused ones too: {:.4} % wrong decisions, {:.2} % mean error",
+            share(rate.wrongly_admitted + rate.wrongly_refused, rate.requests),
+            100.0 * rate.errors / real(rate.judged.max(1)),
+        );
+    }
+}
+
+/// What each contestant did with each shape, in order. They run side by side.
+fn replay_all(arguments: &Arguments) -> Vec<Found> {
+    let work: Vec<(Shape, &Contestant)> = Shape::ALL
+        .into_iter()
+        .flat_map(|shape| {
+            CONTESTANTS
+                .iter()
+                .map(move |contestant| (shape, contestant))
+        })
+        .collect();
+    let next = AtomicUsize::new(0);
+    let found = Mutex::new(vec![Found::default(); work.len()]);
+    let workers = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| {
+                while let Some((shape, contestant)) = work.get(next.fetch_add(1, Relaxed)) {
+                    let at = work
+                        .iter()
+                        .position(|(a, b)| a == shape && b.name == contestant.name)
+                        .expect("it is of the list");
+                    let result = replay(*shape, contestant, arguments);
+                    found.lock().expect("nobody panics with it")[at] = result;
+                }
+            });
+        }
+    });
+    found.into_inner().expect("nobody panics with it")
+}
+
+/// What became of the requests.
+#[derive(Clone, Copy, Debug, Default)]
+struct Found {
+    requests: u64,
+    admitted: u64,
+    /// Which an exact log of the same requests refuses.
+    wrongly_admitted: u64,
+    /// Which it admits.
+    wrongly_refused: u64,
+    /// Of what it took for the number of hits in the last period: the sum of the errors, each as
+    /// a share of the true number, and how many there were.
+    errors: f64,
+    judged: u64,
+    /// The most that were admitted in any period.
+    most: usize,
+}
+
+fn replay(shape: Shape, contestant: &Contestant, arguments: &Arguments) -> Found {
+    let sources = arguments.sources.get();
+    let limit = Limit {
+        algorithm: (contestant.algorithm)(shape.limit()),
+        ..Limit::fixed(shape.limit(), Unit::Minute)
+    };
+    let counter = Simulated::new(limit);
+    let mut logs = vec![Logs::default(); sources];
+    let mut found = Found::default();
+    for arrival in Traffic::new(shape, arguments.requests, sources, arguments.seed) {
+        if found.requests % SWEEP_AFTER == 0 {
+            counter.store.sweep(Timestamp::from_millis(arrival.at));
+        }
+        let told = counter.hit(arrival.source, arrival.at);
+        found.judge(
+            &mut logs[arrival.source],
+            shape.limit() as usize,
+            arrival.at,
+            told,
+        );
+    }
+    found
+}
+
+/// How well a sliding window knows the rate of all requests, whatever becomes of them. This is what
+/// Cloudflare measured of its own.
+fn rate_of_all(shape: Shape, arguments: &Arguments) -> Found {
+    let sources = arguments.sources.get();
+    let counter = Simulated::new(Limit {
+        algorithm: Algorithm::SlidingWindow,
+        ..Limit::fixed(u32::MAX, Unit::Minute)
+    });
+    let mut logs = vec![VecDeque::new(); sources];
+    let mut found = Found::default();
+    for arrival in Traffic::new(shape, arguments.requests, sources, arguments.seed) {
+        let told = counter.hit(arrival.source, arrival.at);
+        let log = &mut logs[arrival.source];
+        let truth = held(log, arrival.at) as u64;
+        log.push_back(arrival.at);
+        let limit = u64::from(shape.limit());
+        found.requests += 1;
+        found.wrongly_admitted += u64::from(told.before < limit && truth >= limit);
+        found.wrongly_refused += u64::from(told.before >= limit && truth < limit);
+        found.compare(told.before, truth);
+    }
+    found
+}
+
+/// Of one source.
+#[derive(Clone, Debug, Default)]
+struct Logs {
+    /// What the algorithm admitted in the last period.
+    admitted: VecDeque<u64>,
+    /// What an exact log in its place would have.
+    exact: VecDeque<u64>,
+}
+
+/// Forgets what is older than a period, and returns how many are left.
+fn held(log: &mut VecDeque<u64>, now: u64) -> usize {
+    while log.front().is_some_and(|at| at + PERIOD_MILLIS <= now) {
+        log.pop_front();
+    }
+    log.len()
+}
+
+impl Found {
+    fn judge(&mut self, logs: &mut Logs, limit: usize, now: u64, told: Told) {
+        self.requests += 1;
+        let has_room = held(&mut logs.exact, now) < limit;
+        if has_room {
+            logs.exact.push_back(now);
+        }
+        match (told.is_admitted, has_room) {
+            (true, false) => self.wrongly_admitted += 1,
+            (false, true) => self.wrongly_refused += 1,
+            _ => {}
+        }
+        let truth = held(&mut logs.admitted, now) as u64;
+        self.compare(told.before, truth);
+        if told.is_admitted {
+            self.admitted += 1;
+            logs.admitted.push_back(now);
+            self.most = self.most.max(logs.admitted.len());
+        }
+    }
+
+    /// What is held as told and in truth.
+    fn compare(&mut self, told: u64, truth: u64) {
+        if truth > 0 {
+            self.judged += 1;
+            self.errors += (real(told) - real(truth)).abs() / real(truth);
+        }
+    }
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "statistics: counts are far from what a float cannot tell apart"
+)]
+fn real(count: u64) -> f64 {
+    count as f64
+}
+
+/// Counters of one limit in a store, in simulated time.
+struct Simulated {
+    store: MemoryStore,
+    limit: Limit,
+}
+
+/// What was said of one hit.
+#[derive(Clone, Copy, Debug)]
+struct Told {
+    is_admitted: bool,
+    /// What was held before it.
+    before: u64,
+}
+
+impl Simulated {
+    fn new(limit: Limit) -> Self {
+        Self {
+            store: MemoryStore::new(usize::MAX),
+            limit,
+        }
+    }
+
+    fn hit(&self, source: usize, at: u64) -> Told {
+        let now = Timestamp::from_millis(at);
+        let value = source.to_be_bytes();
+        let entry = Entry {
+            key: b"source",
+            value: &value,
+        };
+        let mut identity = Identity::default();
+        identity.set(b"accuracy", &[entry], &[]);
+        let counting = Counting {
+            // Of all of them only what passes counts, as truth is the log of what passed.
+            charge: Charge::Within,
+            ..Counting::from(Hits::ONE)
+        };
+        let mut batch = Batch::default();
+        batch.push(&identity, &self.limit, self.limit.window(now), counting);
+        let counts = self.store.apply_all(&batch, now);
+        let count = counts.expect("memory has no bound here")[0];
+        Told {
+            is_admitted: count.is_charged,
+            before: count.after - u64::from(count.is_charged),
+        }
+    }
+}
+
+fn print(shape: Shape, found: &[Found], exact: Found) {
+    let refused = exact.requests - exact.admitted;
+    println!(
+        "\n{}; the exact log refuses {:.1} %",
+        shape.about(),
+        share(refused, exact.requests)
+    );
+    println!(
+        "  {:24} {:>11} {:>11} {:>12} {:>12} {:>14}",
+        "", "wrongly", "wrongly", "mean error", "admitted", "most in any"
+    );
+    println!(
+        "  {:24} {:>11} {:>11} {:>12} {:>12} {:>14}",
+        "algorithm", "admitted", "refused", "of the rate", "to exact", "period to limit"
+    );
+    for (contestant, found) in CONTESTANTS.iter().zip(found) {
+        let error = if contestant.tells_rate {
+            format!("{:.2} %", 100.0 * found.errors / real(found.judged.max(1)))
+        } else {
+            "-".to_owned()
+        };
+        println!(
+            "  {:24} {:>9.4} % {:>9.4} % {:>12} {:>10.2} % {:>12.0} %",
+            contestant.name,
+            share(found.wrongly_admitted, found.requests),
+            share(found.wrongly_refused, found.requests),
+            error,
+            share(found.admitted, exact.admitted),
+            share(found.most as u64, shape.limit().into()),
+        );
+    }
+}
+
+/// In per cent.
+fn share(part: u64, whole: u64) -> f64 {
+    100.0 * real(part) / real(whole.max(1))
+}
+
+/// A period of so many seconds.
+fn seconds(count: u32) -> Period {
+    let count = std::num::NonZeroU32::new(count).expect("a period is not empty");
+    Period::new(Unit::Second, count).expect("a short one")
+}

@@ -1,0 +1,482 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    counter::{Charge, Voice},
+    limit::OnStoreLoss,
+    window::Timestamp,
+};
+
+const PERIOD: u64 = 10_000;
+
+/// The first millisecond of a window, long after the epoch.
+const START: u64 = 1_795_230_000_000;
+
+const RATE: u32 = 5;
+
+const BUCKET: Method = Method::TokenBucket { rate: RATE };
+
+const ALL: [Method; 4] = [
+    Method::FirstHit,
+    Method::SlidingWindow,
+    Method::SlidingLog,
+    BUCKET,
+];
+
+fn terms(method: Method, limit: u32, hits: Hits) -> Terms {
+    Terms {
+        hits,
+        limit,
+        method,
+        charge: Charge::Within,
+        voice: Voice::Refuses,
+        on_loss: OnStoreLoss::Error,
+        descriptor: 0,
+        is_per_second: false,
+        period_millis: PERIOD,
+        expires_at: Timestamp::from_millis(u64::MAX),
+    }
+}
+
+/// A meter with a limit.
+#[derive(Clone, Debug)]
+struct Counter {
+    meter: Meter,
+    limit: u32,
+    method: Method,
+}
+
+/// What is told of hits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Told {
+    passes: bool,
+    held: u64,
+    resets_in: u64,
+    retry_in: Option<u64>,
+}
+
+impl Counter {
+    fn new(method: Method, limit: u32) -> Self {
+        Self {
+            meter: Meter::new(method).unwrap(),
+            limit,
+            method,
+        }
+    }
+
+    /// One that took `hits` at `now`.
+    fn with(method: Method, limit: u32, hits: u64, now: u64) -> Self {
+        let mut counter = Self::new(method, limit);
+        assert!(counter.send(Hits::add(hits), now).passes);
+        counter
+    }
+
+    /// As a store does: looks, charges what passes, tells.
+    fn send(&mut self, hits: Hits, now: u64) -> Told {
+        let terms = terms(self.method, self.limit, hits);
+        let passes = !terms.refuses(self.meter.held(&terms, now));
+        if passes && !hits.is_peek() {
+            self.meter.charge(&terms, now);
+        }
+        let ends = self.meter.ends(&terms, !passes, now);
+        Told {
+            passes,
+            held: self.meter.held(&terms, now),
+            resets_in: ends.resets_in,
+            retry_in: ends.retry_in,
+        }
+    }
+
+    fn look(&mut self, now: u64) -> Told {
+        self.send(Hits::add(0), now)
+    }
+
+    fn passes(&self, hits: u64, now: u64) -> bool {
+        self.clone().send(Hits::add(hits), now).passes
+    }
+}
+
+/// Pauses and hits; negative ones are given back.
+fn any_history() -> impl Strategy<Value = Vec<(u64, i64)>> {
+    prop::collection::vec(
+        (0..4_000_u64, prop_oneof![4 => 1..4_i64, 1 => -3..0_i64]),
+        0..12,
+    )
+}
+
+/// A counter after `history`, and when that ended.
+fn after(method: Method, limit: u32, history: &[(u64, i64)]) -> (Counter, u64) {
+    let mut counter = Counter::new(method, limit);
+    let mut now = START;
+    for &(pause, hits) in history {
+        now += pause;
+        let count = hits.unsigned_abs();
+        let hits = if hits < 0 {
+            Hits::give_back(count)
+        } else {
+            Hits::add(count)
+        };
+        counter.send(hits, now);
+    }
+    (counter, now)
+}
+
+fn any_method() -> impl Strategy<Value = Method> {
+    prop::sample::select(ALL.to_vec())
+}
+
+// Each of the following is a row of the table in docs/algorithms.md; each holds for all columns,
+// or there is one for each.
+
+proptest! {
+    #[test]
+    fn a_look_changes_nothing_that_is_told_later(
+        method in any_method(),
+        history in any_history(),
+        (until_look, until_hit) in (0..15_000_u64, 0..15_000_u64),
+        hits in 1..4_u64,
+    ) {
+        let (counter, now) = after(method, 5, &history);
+        let (mut looked_at, mut untouched) = (counter.clone(), counter);
+        let first = looked_at.look(now + until_look);
+        prop_assert_eq!(looked_at.look(now + until_look), first);
+        let later = now + until_look + until_hit;
+        let hits = Hits::add(hits);
+        prop_assert_eq!(looked_at.send(hits, later), untouched.send(hits, later));
+    }
+
+    #[test]
+    fn hits_pass_together_or_not_at_all(
+        method in any_method(),
+        history in any_history(),
+        hits in 2..5_u64,
+    ) {
+        let (mut counter, now) = after(method, 5, &history);
+        let before = counter.look(now).held;
+        let told = counter.send(Hits::add(hits), now);
+        prop_assert_eq!(told.passes, before + hits <= 5);
+        prop_assert_eq!(told.held, if told.passes { before + hits } else { before });
+    }
+
+    #[test]
+    fn more_hits_than_the_limit_never_pass(
+        method in any_method(),
+        history in any_history(),
+        hits in 6..u64::MAX,
+    ) {
+        let (mut counter, now) = after(method, 5, &history);
+        let told = counter.send(Hits::add(hits), now);
+        prop_assert!(!told.passes);
+        prop_assert_eq!(told.retry_in, None);
+    }
+
+    #[test]
+    fn what_is_given_back_is_free_at_once_and_nothing_falls_below_zero(
+        method in any_method(),
+        history in any_history(),
+        back in 1..9_u64,
+    ) {
+        let (mut counter, now) = after(method, 5, &history);
+        let before = counter.look(now).held;
+        let told = counter.send(Hits::give_back(back), now);
+        prop_assert!(told.passes);
+        // A bucket takes whole tokens, a sliding window first those of the present window: what
+        // is held in part may round up.
+        let expected = before.saturating_sub(back);
+        let most = if method == Method::SlidingWindow { before } else { expected };
+        prop_assert!((expected..=most).contains(&told.held), "{} of {before}", told.held);
+        counter.send(Hits::give_back(1_000), now);
+        prop_assert_eq!(counter.look(now).held, 0);
+        prop_assert!(counter.passes(5, now));
+    }
+
+    #[test]
+    fn never_more_is_held_than_the_limit_and_what_remains_would_pass(
+        method in any_method(),
+        history in any_history(),
+    ) {
+        let (mut counter, now) = after(method, 5, &history);
+        let held = counter.look(now).held;
+        prop_assert!(held <= 5);
+        prop_assert!(counter.passes(5 - held, now));
+        prop_assert!(!counter.passes(5 - held + 1, now));
+    }
+
+    #[test]
+    fn when_it_resets_it_holds_nothing_and_before_that_it_does(
+        method in any_method(),
+        history in any_history(),
+    ) {
+        let (mut counter, now) = after(method, 5, &history);
+        let told = counter.look(now);
+        let mut then = counter.clone();
+        prop_assert_eq!(then.look(now + told.resets_in).held, 0);
+        if told.held > 0 {
+            prop_assert!(counter.look(now + told.resets_in - 1).held > 0);
+        }
+    }
+
+    #[test]
+    fn what_is_refused_passes_when_told_and_not_a_millisecond_before(
+        method in any_method(),
+        history in any_history(),
+        hits in 1..6_u64,
+    ) {
+        let (mut counter, now) = after(method, 5, &history);
+        let told = counter.send(Hits::add(hits), now);
+        if told.passes {
+            prop_assert_eq!(told.retry_in, Some(0));
+        } else {
+            let retry_in = told.retry_in.unwrap();
+            prop_assert!(!counter.passes(hits, now + retry_in - 1));
+            prop_assert!(counter.passes(hits, now + retry_in));
+        }
+    }
+
+    #[test]
+    fn a_raised_limit_frees_at_once(
+        method in any_method(),
+        history in any_history(),
+        more in 1..9_u32,
+    ) {
+        let (mut counter, now) = after(method, 5, &history);
+        let before = counter.look(now).held;
+        counter.limit = 5 + more;
+        prop_assert_eq!(counter.look(now).held, before);
+        prop_assert!(counter.passes(u64::from(5 + more) - before, now));
+    }
+
+    #[test]
+    fn a_lowered_limit_holds_for_what_is_there_already(
+        method in any_method(),
+        history in any_history(),
+        fewer in 1..5_u32,
+    ) {
+        let (mut counter, now) = after(method, 5, &history);
+        let before = counter.look(now).held;
+        counter.limit = 5 - fewer;
+        let limit = u64::from(5 - fewer);
+        let told = counter.send(Hits::ONE, now);
+        prop_assert_eq!(told.passes, before < limit);
+        if !told.passes {
+            let retry_in = told.retry_in.unwrap();
+            prop_assert!(counter.passes(1, now + retry_in));
+            prop_assert!(!counter.passes(1, now + retry_in - 1));
+        }
+    }
+
+    #[test]
+    fn a_clock_that_steps_back_frees_nothing(
+        method in any_method(),
+        history in any_history(),
+        back in 1..=PERIOD,
+    ) {
+        let (mut counter, now) = after(method, 5, &history);
+        let before = counter.look(now).held;
+        let told = counter.look(now - back);
+        // An older window that overlaps more again can tell more than the limit.
+        prop_assert!(told.held >= before);
+        prop_assert!(told.held <= 5 || method == Method::SlidingWindow);
+        // Once the clock is there again, all is as it was; a bucket that was looked at then has
+        // at most been emptied.
+        let again = counter.look(now).held;
+        prop_assert!(again == before || method == BUCKET && again <= 5);
+    }
+
+    #[test]
+    fn a_clock_that_was_wrong_by_more_locks_nobody_out_for_longer_than_a_period(
+        method in any_method(),
+        history in any_history(),
+        back in 2 * PERIOD..1_000 * PERIOD,
+    ) {
+        let (mut counter, now) = after(method, 5, &history);
+        let told = counter.look(now - back);
+        // A bucket is as empty as it can be, which fills up in burst / rate periods: one here.
+        prop_assert!(told.held == 0 || method == BUCKET && told.held <= 5);
+        prop_assert!(counter.passes(5, now - back + PERIOD));
+    }
+}
+
+/// `hits` are told as `expected` by a counter that took what `taken` says.
+#[track_caller]
+fn check(
+    method: Method,
+    limit: u32,
+    taken: &[(u64, u64)],
+    (hits, now): (u64, u64),
+    expected: (bool, u64, u64, Option<u64>),
+) {
+    let mut counter = Counter::new(method, limit);
+    for &(hits, at) in taken {
+        assert!(counter.send(Hits::add(hits), START + at).passes);
+    }
+    let told = counter.send(Hits::add(hits), START + now);
+    assert_eq!(
+        (told.passes, told.held, told.resets_in, told.retry_in),
+        expected
+    );
+}
+
+#[test]
+fn a_window_from_the_first_hit_lasts_one_period_however_many_follow() {
+    let full = [(1, 300), (4, 9_000)];
+    let method = Method::FirstHit;
+    check(
+        method,
+        5,
+        &full,
+        (1, 300 + PERIOD - 1),
+        (false, 5, 1, Some(1)),
+    );
+    check(
+        method,
+        5,
+        &full,
+        (1, 300 + PERIOD),
+        (true, 1, PERIOD, Some(0)),
+    );
+}
+
+#[test]
+fn a_window_of_which_all_was_given_back_still_ends_when_it_was_to() {
+    let mut counter = Counter::with(Method::FirstHit, 5, 1, START);
+    let told = counter.send(Hits::give_back(1), START + 10);
+    assert_eq!((told.held, told.resets_in), (0, PERIOD - 10));
+    counter.send(Hits::add(5), START + PERIOD - 1);
+    assert!(counter.passes(5, START + PERIOD));
+}
+
+#[test]
+fn an_older_window_weighs_as_much_as_it_overlaps_the_last_period() {
+    let method = Method::SlidingWindow;
+    let older = [(8, 0)];
+    // A quarter of the next window is over: 6 of the 8 count.
+    check(method, 8, &older, (2, 12_500), (true, 8, 17_500, Some(0)));
+    check(
+        method,
+        8,
+        &older,
+        (3, 12_500),
+        (false, 6, 7_500, Some(1_250)),
+    );
+    // The last millisecond of a window, the first of the next, and the last of that.
+    check(
+        method,
+        8,
+        &older,
+        (1, PERIOD - 1),
+        (false, 8, PERIOD + 1, Some(1_251)),
+    );
+    check(
+        method,
+        8,
+        &older,
+        (1, PERIOD),
+        (false, 8, PERIOD, Some(1_250)),
+    );
+    check(
+        method,
+        8,
+        &older,
+        (8, 2 * PERIOD - 1),
+        (false, 1, 1, Some(1)),
+    );
+    check(
+        method,
+        8,
+        &older,
+        (8, 2 * PERIOD),
+        (true, 8, 2 * PERIOD, Some(0)),
+    );
+}
+
+#[test]
+fn hits_of_one_millisecond_all_count_and_leave_a_log_together() {
+    let method = Method::SlidingLog;
+    let taken = [(2, 0), (1, 0), (2, 1)];
+    check(method, 5, &taken, (1, PERIOD - 1), (false, 5, 2, Some(1)));
+    check(method, 5, &taken, (3, PERIOD), (true, 5, PERIOD, Some(0)));
+    check(method, 5, &taken, (4, PERIOD), (false, 2, 1, Some(1)));
+    let mut counter = Counter::new(method, 5);
+    for _ in 0..5 {
+        counter.send(Hits::ONE, START);
+    }
+    let Meter::SlidingLog(log) = &counter.meter else {
+        unreachable!("it was made as one");
+    };
+    assert_eq!(log.entries.len(), 1);
+}
+
+#[test]
+fn a_log_gives_back_the_latest_hits() {
+    let mut counter = Counter::with(Method::SlidingLog, 5, 2, START);
+    counter.send(Hits::add(3), START + 4_000);
+    counter.send(Hits::give_back(4), START + 5_000);
+    let told = counter.look(START + 5_000);
+    assert_eq!((told.held, told.resets_in), (1, PERIOD - 5_000));
+}
+
+#[test]
+fn tokens_flow_in_evenly_to_the_millisecond() {
+    // Five tokens in ten seconds: one every two.
+    check(BUCKET, 5, &[(5, 0)], (1, 1_999), (false, 5, 8_001, Some(1)));
+    check(BUCKET, 5, &[(5, 0)], (1, 2_000), (true, 5, 10_000, Some(0)));
+    check(
+        BUCKET,
+        5,
+        &[(5, 0)],
+        (2, 2_000),
+        (false, 4, 8_000, Some(2_000)),
+    );
+    // A bucket that is larger than what flows in during a period, and one that is smaller.
+    check(
+        BUCKET,
+        20,
+        &[(20, 0)],
+        (1, 0),
+        (false, 20, 40_000, Some(2_000)),
+    );
+    check(
+        BUCKET,
+        1,
+        &[(1, 0)],
+        (1, 1_000),
+        (false, 1, 1_000, Some(1_000)),
+    );
+}
+
+#[test]
+fn tokens_that_are_no_whole_milliseconds_apart_are_kept_exactly() {
+    // Three in ten seconds: one every 3,333 and a third.
+    let method = Method::TokenBucket { rate: 3 };
+    let mut counter = Counter::with(method, 2, 2, START);
+    let mut now = START;
+    for wait in [3_334, 3_333, 3_333, 3_334] {
+        assert!(!counter.passes(1, now + wait - 1), "{}", now - START);
+        now += wait;
+        assert!(counter.send(Hits::ONE, now).passes);
+    }
+}
+
+#[test]
+fn tokens_that_are_missing_flow_at_a_new_rate() {
+    let mut counter = Counter::with(BUCKET, 5, 5, START);
+    counter.method = Method::TokenBucket { rate: 50 };
+    let told = counter.send(Hits::ONE, START);
+    assert_eq!((told.held, told.retry_in), (5, Some(200)));
+}
+
+#[test]
+fn no_number_is_too_large() {
+    for method in ALL {
+        let mut counter = Counter::new(method, u32::MAX);
+        let many = terms(method, u32::MAX, Hits::add(u64::MAX));
+        for now in [0, START, u64::MAX] {
+            counter.meter.charge(&many, now);
+            counter.meter.charge(&many, now);
+            let told = counter.look(now);
+            assert!(told.held >= u64::from(u32::MAX) || now != START, "{told:?}");
+            counter.send(Hits::give_back(u64::MAX), now);
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! Every way of counting in real time: eight clients of four replicas on one Redis, which forgets its
+//! scripts halfway. When a request was admitted is known to lie between its sending and its answer;
+//! what nothing in these bounds can explain is one too many.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use ::tollgate::grpc::{now, proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor};
+use tokio::task::JoinSet;
+
+use crate::support::{
+    ask::{Client, connect, descriptor, is_ok, request, send},
+    redis::Redis,
+    tollgate,
+};
+
+const REPLICAS: usize = 4;
+const CLIENTS: usize = 8;
+
+/// How long the clients ask: some windows of a second.
+const LOAD: Duration = Duration::from_millis(2_500);
+
+/// Every limit: so many a second.
+const LIMIT: usize = 20;
+const BURST: usize = 5;
+
+/// What no load exhausts, in 10,000 years.
+const PLENTY: i64 = 1_000_000;
+
+const RULES: &str = "
+domain: d
+descriptors:
+  - { key: fixed_window, rate_limit: { unit: second, requests_per_unit: 20 } }
+  - { key: first_hit, rate_limit: { unit: second, requests_per_unit: 20, window: first_hit } }
+  - { key: sliding_window, rate_limit: { unit: second, requests_per_unit: 20, algorithm: sliding_window } }
+  - { key: sliding_log, rate_limit: { unit: second, requests_per_unit: 20, algorithm: sliding_log } }
+  - { key: token_bucket, rate_limit: { unit: second, requests_per_unit: 20, algorithm: token_bucket, burst: 5 } }
+  - key: two_limits
+    count: admitted
+    rate_limits:
+      - { unit: second, requests_per_unit: 20, algorithm: sliding_log }
+      - 1000000/10000years
+  - { key: fast, count: admitted, rate_limit: { unit: second, requests_per_unit: 20, algorithm: token_bucket } }
+  - { key: slow, count: admitted, rate_limits: [1000000/10000years] }
+";
+
+/// The descriptors of each kind of request, by their only keys.
+const KINDS: [&[&str]; 7] = [
+    &["fixed_window"],
+    &["first_hit"],
+    &["sliding_window"],
+    &["sliding_log"],
+    &["token_bucket"],
+    &["two_limits"],
+    &["fast", "slow"],
+];
+
+/// A request that passed. Times are milliseconds since the epoch.
+#[derive(Clone, Copy, Debug)]
+struct Admitted {
+    sent: u64,
+    received: u64,
+}
+
+#[derive(Debug, Default)]
+struct Log {
+    admitted: Vec<Admitted>,
+    refused: usize,
+}
+
+#[tokio::test]
+async fn thirty_two_ways_to_one_redis_admit_no_more_than_one_would() {
+    let redis = Redis::start();
+    let servers: Vec<_> = (0..REPLICAS)
+        .map(|_| tollgate::with_rules(RULES).redis(&redis).start())
+        .collect();
+    let mut asking = JoinSet::new();
+    let until = Instant::now() + LOAD;
+    for client in 0..CLIENTS {
+        let mut doors = Vec::new();
+        for server in &servers {
+            doors.push(connect(server.grpc).await);
+        }
+        // Each begins with another replica.
+        doors.rotate_left(client % REPLICAS);
+        for kind in KINDS {
+            let doors = doors.clone();
+            asking.spawn(async move { (kind[0], ask_until(doors, kind, until).await) });
+        }
+    }
+    for _ in 0..3 {
+        tokio::time::sleep(LOAD / 4).await;
+        redis.cli(&["SCRIPT", "FLUSH"]);
+    }
+    let mut logs: BTreeMap<&str, Log> = BTreeMap::new();
+    for (kind, log) in asking.join_all().await {
+        let all = logs.entry(kind).or_default();
+        all.admitted.extend(log.admitted);
+        all.refused += log.refused;
+    }
+    for (kind, log) in &logs {
+        let admitted = log.admitted.len();
+        // Or it would be no load, or no service.
+        assert!(log.refused > 0, "{kind} refused nothing");
+        assert!(admitted >= LIMIT, "{kind} admitted only {admitted}");
+    }
+    check_windows("fixed_window", &logs["fixed_window"]);
+    check_weighted(&logs["sliding_window"]);
+    check_windows("sliding_window", &logs["sliding_window"]);
+    check_log("sliding_log", &logs["sliding_log"]);
+    check_log("two_limits", &logs["two_limits"]);
+    check_bucket("token_bucket", &logs["token_bucket"], BURST);
+    check_bucket("fast", &logs["fast"], LIMIT);
+    check_first_hits(&logs["first_hit"]);
+
+    let charged = |key: &str| {
+        let key = redis
+            .keys()
+            .into_iter()
+            .find(|name| name.contains(key) && name.ends_with("@0"))
+            .unwrap();
+        redis.number(&["GET", &key])
+    };
+    let passed = |kind: &str| i64::try_from(logs[kind].admitted.len()).unwrap();
+    assert_eq!(charged("two_limits"), passed("two_limits"));
+    let look = RateLimitDescriptor {
+        hits_addend: Some(0),
+        ..descriptor(&[("slow", "v")])
+    };
+    let mut client = connect(servers[0].grpc).await;
+    let told = send(&mut client, request("d", vec![look])).await.unwrap();
+    let remaining = told.statuses[0].limit_remaining;
+    assert_eq!(i64::from(remaining), PLENTY - passed("fast"));
+}
+
+/// Asks one replica after the other, without a pause.
+async fn ask_until(mut doors: Vec<Client>, kind: &[&str], until: Instant) -> Log {
+    let mut log = Log::default();
+    let descriptors: Vec<_> = kind.iter().map(|key| descriptor(&[(key, "v")])).collect();
+    for turn in (0..REPLICAS).cycle() {
+        if Instant::now() >= until {
+            break;
+        }
+        let sent = now().millis();
+        let reply = send(&mut doors[turn], request("d", descriptors.clone())).await;
+        let received = now().millis();
+        if is_ok(&reply) {
+            log.admitted.push(Admitted { sent, received });
+        } else {
+            log.refused += 1;
+        }
+    }
+    log
+}
+
+const SECOND: u64 = 1_000;
+
+/// The windows of a second, with what was surely admitted in each.
+fn windows(log: &Log) -> BTreeMap<u64, Vec<Admitted>> {
+    let mut windows: BTreeMap<u64, Vec<Admitted>> = BTreeMap::new();
+    for one in &log.admitted {
+        if one.sent / SECOND == one.received / SECOND {
+            windows.entry(one.sent / SECOND).or_default().push(*one);
+        }
+    }
+    windows
+}
+
+fn check_windows(kind: &str, log: &Log) {
+    for (window, admitted) in windows(log) {
+        let count = admitted.len();
+        assert!(count <= LIMIT, "{kind}: {count} in window {window}");
+    }
+}
+
+/// What was admitted in a window, and the share of the one before that the last period still
+/// overlaps, are no more than the limit at any moment.
+fn check_weighted(log: &Log) {
+    let windows = windows(log);
+    for (window, admitted) in &windows {
+        let Some(older) = window.checked_sub(1).and_then(|index| windows.get(&index)) else {
+            continue;
+        };
+        let mut received: Vec<u64> = admitted.iter().map(|one| one.received % SECOND).collect();
+        received.sort_unstable();
+        for (before, at) in received.iter().enumerate() {
+            let share = older.len() as u64 * (SECOND - at) / SECOND;
+            let held = before as u64 + 1 + share;
+            assert!(held <= LIMIT as u64, "{held} at {at} ms of window {window}");
+        }
+    }
+}
+
+/// For each admitted request: what was surely admitted from its sending on, by the time that each
+/// needed to be answered, with itself.
+fn spans(log: &Log) -> impl Iterator<Item = Vec<u64>> {
+    log.admitted.iter().map(|first| {
+        let later = log.admitted.iter().filter(|one| one.sent >= first.sent);
+        let mut spans: Vec<u64> = later.map(|one| one.received - first.sent).collect();
+        spans.sort_unstable();
+        spans
+    })
+}
+
+/// Moments are cut to milliseconds, so two can be this much nearer to each other than they look.
+const GRAIN: u64 = 1;
+
+/// No more than the limit within less than a period, wherever it begins.
+fn check_log(kind: &str, log: &Log) {
+    for spans in spans(log) {
+        let count = spans.partition_point(|span| span + GRAIN < SECOND);
+        assert!(count <= LIMIT, "{kind}: {count} within a period");
+    }
+}
+
+/// No more than the burst and what flows in meanwhile, between any two moments.
+fn check_bucket(kind: &str, log: &Log, burst: usize) {
+    for spans in spans(log) {
+        for (before, span) in spans.iter().enumerate() {
+            let flown = (span + GRAIN) * LIMIT as u64 / SECOND;
+            let most = burst as u64 + flown;
+            let count = before as u64 + 1;
+            assert!(count <= most, "{kind}: {count} within {span} ms");
+        }
+    }
+}
+
+/// Windows last a period at least, and none begins before the first hit.
+fn check_first_hits(log: &Log) {
+    let first = log.admitted.iter().map(|one| one.sent).min().unwrap();
+    for one in &log.admitted {
+        let span = one.received - first;
+        let until = log
+            .admitted
+            .iter()
+            .filter(|other| other.received <= one.received);
+        let count = until.count();
+        let begun = usize::try_from((span + GRAIN) / SECOND).unwrap() + 1;
+        assert!(
+            count <= LIMIT * begun,
+            "{count} within {span} ms of the first"
+        );
+    }
+    for spans in spans(log) {
+        let count = spans.partition_point(|span| span + GRAIN < SECOND);
+        assert!(count <= 2 * LIMIT, "{count} within a period");
+    }
+}
