@@ -77,10 +77,10 @@ impl<'a> Name<'a> {
         let last = key.iter().rev().take(longest + 1);
         // Where no short part stands behind a brace, the whole key is a family of one.
         let length = last.enumerate().find(|(_, byte)| **byte == b'}');
-        let (length, marked) = length.map_or((0, 0), |(length, _)| (length, length));
+        let length = length.map_or(0, |(length, _)| length);
         let (family, rest) = key.split_at(key.len() - length);
         own[..length].copy_from_slice(rest);
-        own[longest] = u8::try_from(marked).expect("shorter than 16 bytes");
+        own[longest] = u8::try_from(length).expect("shorter than 16 bytes");
         Self { family, own }
     }
 }
