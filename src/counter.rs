@@ -25,6 +25,7 @@
 use std::ops::{Deref, Range};
 
 use sha2::{Digest as _, Sha256};
+use smallvec::SmallVec;
 
 use crate::{
     limit::{Algorithm, Limit, OnStoreLoss},
@@ -38,9 +39,12 @@ pub const MAX_IDENTITY_BYTES: usize = 160;
 /// Increments that one request makes, in order, with their keys in one buffer.
 #[derive(Debug, Default)]
 pub struct Batch {
-    keys: Vec<u8>,
-    increments: Vec<Planned>,
+    keys: SmallVec<[u8; 384]>,
+    increments: SmallVec<[Planned; 8]>,
 }
+
+/// What increments left behind, in their order.
+pub type CountList = SmallVec<[Count; 8]>;
 
 #[derive(Clone, Copy, Debug)]
 struct Planned {
@@ -354,15 +358,18 @@ pub enum KeyFormat {
 #[derive(Debug, Default)]
 pub struct Identity {
     format: KeyFormat,
-    text: Vec<u8>,
+    text: Text,
 }
+
+/// A text of usual length, without memory of its own.
+pub type Text = SmallVec<[u8; 192]>;
 
 impl Identity {
     /// An identity that is not set yet.
     pub fn new(format: KeyFormat) -> Self {
         Self {
             format,
-            text: Vec::new(),
+            text: Text::new(),
         }
     }
 
@@ -409,14 +416,14 @@ impl Identity {
     }
 }
 
-fn push_text(key: &mut Vec<u8>, separator: u8, text: &[u8]) {
+fn push_text(key: &mut Text, separator: u8, text: &[u8]) {
     push_decimal(key, text.len() as u64);
     key.push(separator);
     key.extend_from_slice(text);
 }
 
 /// Appends `number` as the formatter would, without the formatter's cost on the hot path.
-pub fn push_decimal(buffer: &mut Vec<u8>, mut number: u64) {
+pub fn push_decimal<const N: usize>(buffer: &mut SmallVec<[u8; N]>, mut number: u64) {
     let mut digits = [0; 20];
     let mut first = digits.len();
     loop {
@@ -616,9 +623,9 @@ mod tests {
 
         #[test]
         fn decimals_read_as_the_formatter_writes_them(number in any::<u64>()) {
-            let mut buffer = Vec::new();
+            let mut buffer = Text::new();
             push_decimal(&mut buffer, number);
-            prop_assert_eq!(buffer, number.to_string().into_bytes());
+            prop_assert_eq!(buffer.into_vec(), number.to_string().into_bytes());
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::{
     limit::{Limit, Modes, NearRatio, Span},
     metadata::{Map, merge},
     plan::{Counted, Counter, Outcome, Plan},
-    request::Hits,
+    request::{Few, Hits},
     window::Timestamp,
 };
 
@@ -17,7 +17,7 @@ pub struct Decision {
     /// What Envoy obeys.
     pub overall: Code,
     /// One for each descriptor, in order.
-    pub statuses: Vec<Status>,
+    pub statuses: Few<Status>,
     /// Whether it was made without the store, because that does not answer.
     pub is_degraded: bool,
     /// Whether the answer would have been a refusal but for the global shadow mode.
@@ -70,7 +70,7 @@ pub struct Binding {
 ///
 /// If there are fewer counts than increments: a store that answers so is broken.
 pub fn decide(plan: &Plan<'_>, counts: &[Count], modes: Modes, now: Timestamp) -> Decision {
-    let statuses: Vec<Status> = plan
+    let statuses: Few<Status> = plan
         .outcomes
         .iter()
         .map(|outcome| status(outcome, &plan.counters, counts, now))

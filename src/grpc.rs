@@ -77,7 +77,11 @@ impl<S: Store> Method for Service<S> {
     async fn call(&self, span: Self::Noted, message: Bytes) -> Result<Bytes, Status> {
         let began = Instant::now();
         let reply = match span {
-            None => self.answer_bytes(message).await,
+            None => match self.answer_at_once(&message) {
+                Some(reply) => reply,
+                // Boxed, or every call would have to make room for what those that wait keep.
+                None => Box::pin(self.answer_bytes(message)).await,
+            },
             Some(span) => Box::pin(self.answer_traced(*span, began, message)).await,
         };
         self.limiter.metrics.record_call(began.elapsed());
@@ -86,29 +90,35 @@ impl<S: Store> Method for Service<S> {
 }
 
 impl<S: Store> Service<S> {
+    /// Answers a plain message by a store that never waits.
+    fn answer_at_once(&self, message: &[u8]) -> Option<Result<Bytes, Status>> {
+        if !self.extras.is_none() || self.limiter.store.as_memory().is_none() {
+            return None;
+        }
+        let request = quick::read(message, self.bounds)?;
+        let decision = self.limiter.check_at_once(&request, self.clock.now())?;
+        Some(decision.map_err(status).map(|decision| {
+            framed(quick::length(&decision), |buffer| {
+                quick::write(&decision, buffer);
+            })
+        }))
+    }
+
     /// Answers one message as it came, with the reply as it is sent.
     async fn answer_bytes(&self, message: Bytes) -> Result<Bytes, Status> {
         if self.extras.is_none()
             && let Some(request) = quick::read(&message, self.bounds)
         {
-            let decision = self
-                .limiter
-                .check(&request, self.clock.now())
-                .await
-                .map_err(status)?;
+            let check = self.limiter.check(&request, self.clock.now());
+            let decision = check.await.map_err(status)?;
             if decision.is_degraded {
-                let message: RateLimitRequest = codec::decode(message)?;
+                let message: RateLimitRequest = codec::decode(message.clone())?;
                 return Ok(encoded(&wire::response(decision, &message, &self.extras)));
             }
             return Ok(framed(quick::length(&decision), |buffer| {
                 quick::write(&decision, buffer);
             }));
         }
-        // Boxed, or every call would have to make room for it.
-        Box::pin(self.answer_any_bytes(message)).await
-    }
-
-    async fn answer_any_bytes(&self, message: Bytes) -> Result<Bytes, Status> {
         let reply = self.answer(&codec::decode(message)?).await?;
         Ok(encoded(&reply))
     }

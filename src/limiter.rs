@@ -11,7 +11,7 @@ use crate::{
     metrics::{Metrics, Recorder, RuleMeters},
     plan::Plan,
     request::Request,
-    store::{Store, StoreError},
+    store::{Store, StoreError, memory::MemoryStore},
     window::Timestamp,
 };
 
@@ -75,6 +75,9 @@ impl<S: Store> Limiter<S> {
         request: &Request<'_>,
         now: Timestamp,
     ) -> Result<Decision, NoDecision> {
+        if let Some(decision) = self.check_at_once(request, now) {
+            return decision;
+        }
         // One snapshot, however long the store takes.
         let snapshot = self.rules.snapshot();
         let Some(rules) = &*snapshot else {
@@ -92,6 +95,39 @@ impl<S: Store> Limiter<S> {
         let decision = decide(&plan, &counts, self.modes, now);
         self.metrics
             .record(&rules.meters, request, &plan, &counts, &decision);
+        Ok(decision)
+    }
+
+    /// The same without a future, or nothing if the store is one to wait for.
+    pub fn check_at_once(
+        &self,
+        request: &Request<'_>,
+        now: Timestamp,
+    ) -> Option<Result<Decision, NoDecision>> {
+        let memory = self.store.as_memory()?;
+        let snapshot = self.rules.snapshot();
+        let Some(rules) = &*snapshot else {
+            self.metrics.record_bad_request();
+            return Some(Err(NoDecision::NoRules));
+        };
+        let plan = Plan::new(&rules.matcher, request, self.modes, now);
+        Some(self.check_in(memory, rules, request, &plan, now))
+    }
+
+    fn check_in(
+        &self,
+        memory: &MemoryStore,
+        rules: &RuleSet,
+        request: &Request<'_>,
+        plan: &Plan<'_>,
+        now: Timestamp,
+    ) -> Result<Decision, NoDecision> {
+        let counts = memory.apply_all(&plan.batch, now).inspect_err(|_| {
+            self.metrics.record_store_failure();
+        })?;
+        let decision = decide(plan, &counts, self.modes, now);
+        self.metrics
+            .record(&rules.meters, request, plan, &counts, &decision);
         Ok(decision)
     }
 }

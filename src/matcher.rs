@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use foldhash::fast::RandomState;
 
 use crate::{
-    counter::KeyFormat,
+    counter::{KeyFormat, Text},
     limit::{Metric, Rule, RuleId},
     request::Entry,
 };
@@ -70,7 +70,7 @@ pub struct Domain<'m> {
 
 impl<'m> Domain<'m> {
     /// The rule that `entries` match; `joined` is scratch space.
-    pub fn find(self, entries: &[Entry<'_>], joined: &mut Vec<u8>) -> Option<Match<'m>> {
+    pub fn find(self, entries: &[Entry<'_>], joined: &mut Text) -> Option<Match<'m>> {
         let mut shared = Vec::new();
         let node = self.walk(entries, joined, |index, _, node, by_wildcard| {
             if let (true, Some(value)) = (by_wildcard, &node.shared_value) {
@@ -88,7 +88,7 @@ impl<'m> Domain<'m> {
         domain: &[u8],
         entries: &[Entry<'_>],
         metric: Metric,
-        joined: &mut Vec<u8>,
+        joined: &mut Text,
     ) -> String {
         let mut shares = false;
         self.walk(entries, joined, |_, _, node, by_wildcard| {
@@ -129,7 +129,7 @@ impl<'m> Domain<'m> {
     fn walk(
         self,
         entries: &[Entry<'_>],
-        joined: &mut Vec<u8>,
+        joined: &mut Text,
         mut visit: impl FnMut(usize, &Entry<'_>, &'m Node, bool),
     ) -> Option<&'m Node> {
         let nodes = &self.matcher.nodes;
@@ -171,7 +171,7 @@ impl Matcher {
     }
 
     /// Writes the text that a node is known by: of a key alone, or of a key and its value.
-    fn join(&self, key: &[u8], value: Option<&[u8]>, joined: &mut Vec<u8>) {
+    fn join(&self, key: &[u8], value: Option<&[u8]>, joined: &mut Text) {
         joined.clear();
         if self.is_strict {
             joined.extend_from_slice(&key.len().to_le_bytes());
@@ -213,7 +213,7 @@ impl Matcher {
     /// A new child of `parent`, or nothing if its text is taken at this level. An empty value
     /// stands for every value.
     pub fn insert(&mut self, parent: NodeId, key: &[u8], value: &[u8]) -> Option<NodeId> {
-        let mut joined = Vec::new();
+        let mut joined = Text::new();
         let given = (!value.is_empty()).then_some(value);
         self.join(key, given, &mut joined);
         if self.nodes[parent.0]
@@ -231,7 +231,7 @@ impl Matcher {
         self.nodes[child.0].key = key.into();
         self.nodes[child.0].value = value.into();
         let parent = &mut self.nodes[parent.0];
-        parent.children.insert(joined.into(), child);
+        parent.children.insert(joined[..].into(), child);
         if let Some(wildcard) = wildcard {
             parent.wildcards.push(wildcard, child);
         }
@@ -314,7 +314,7 @@ mod tests {
                 value: value.as_bytes(),
             })
             .collect();
-        let found = matcher.domain(b"d")?.find(&entries, &mut Vec::new())?;
+        let found = matcher.domain(b"d")?.find(&entries, &mut Text::new())?;
         Some(&found.rule.path)
     }
 
@@ -420,7 +420,7 @@ mod tests {
             let found = matcher
                 .domain(b"d")
                 .unwrap()
-                .find(&[entry], &mut Vec::new());
+                .find(&[entry], &mut Text::new());
             found.unwrap().shared
         };
         assert_eq!(shared("a/1"), [(0, b"a/*".as_slice())]);
@@ -445,7 +445,7 @@ mod tests {
             })
             .collect();
         let domain = matcher.domain(b"d").unwrap();
-        let key = domain.metric_key(b"d", &entries, metric, &mut Vec::new());
+        let key = domain.metric_key(b"d", &entries, metric, &mut Text::new());
         assert_eq!(key, expected);
     }
 

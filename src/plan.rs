@@ -2,11 +2,13 @@
 
 use std::{ops::Range, sync::Arc};
 
+use smallvec::SmallVec;
+
 use crate::{
-    counter::{Batch, Charge, Counting, Identity, Voice},
+    counter::{Batch, Charge, Counting, Identity, Text, Voice},
     limit::{Allows, Counts, Limit, Metric, Modes, Rule},
     matcher::{Domain, Match, Matcher},
-    request::{Descriptor, Entry, Hits, Request},
+    request::{Descriptor, Entry, Few, Hits, Request},
     window::{Timestamp, Window},
 };
 
@@ -14,9 +16,9 @@ use crate::{
 #[derive(Debug)]
 pub struct Plan<'a> {
     /// One for each descriptor, in order.
-    pub outcomes: Vec<Outcome<'a>>,
+    pub outcomes: Few<Outcome<'a>>,
     /// One for each increment of [`Plan::batch`], in order.
-    pub counters: Vec<Counter<'a>>,
+    pub counters: SmallVec<[Counter<'a>; 8]>,
     pub batch: Batch,
 }
 
@@ -57,7 +59,7 @@ pub struct Counter<'a> {
 impl<'a> Plan<'a> {
     pub fn new(
         matcher: &'a Matcher,
-        request: &'a Request<'a>,
+        request: &'a Request<'_>,
         modes: Modes,
         now: Timestamp,
     ) -> Self {
@@ -69,7 +71,7 @@ impl<'a> Plan<'a> {
             modes,
             quotas_refuse: true,
             identity: Identity::new(matcher.key_format),
-            counters: Vec::with_capacity(request.descriptors.len() * 2),
+            counters: SmallVec::new(),
             batch: Batch::default(),
         };
         let found = find(rules, request);
@@ -106,9 +108,9 @@ enum Found<'a> {
 }
 
 /// `rules` are those of the request's domain, if there are any.
-fn find<'a>(rules: Option<Domain<'a>>, request: &'a Request<'a>) -> Vec<Found<'a>> {
-    let mut joined = Vec::with_capacity(64);
-    let find = |descriptor: &'a Descriptor<'a>| {
+fn find<'a>(rules: Option<Domain<'a>>, request: &'a Request<'_>) -> Few<Found<'a>> {
+    let mut joined = Text::new();
+    let find = |descriptor: &'a Descriptor<'_>| {
         let Some(rules) = rules else {
             return Found::Nothing {
                 is_domain_known: false,
@@ -146,7 +148,7 @@ struct Builder<'a> {
     /// Whether it can come to all quotas being over.
     quotas_refuse: bool,
     identity: Identity,
-    counters: Vec<Counter<'a>>,
+    counters: SmallVec<[Counter<'a>; 8]>,
     batch: Batch,
 }
 
@@ -155,7 +157,7 @@ impl<'a> Builder<'a> {
         &mut self,
         index: u32,
         found: Found<'a>,
-        descriptor: &Descriptor<'a>,
+        descriptor: &Descriptor<'_>,
         replaced: &[&Arc<str>],
     ) -> Outcome<'a> {
         let (rule, limits, shared) = match found {
@@ -230,7 +232,7 @@ impl<'a> Builder<'a> {
             (Metric::Path, _) | (_, None) => None,
             (metric, Some(rules)) => {
                 let entries = &descriptor.entries;
-                Some(rules.metric_key(self.domain, entries, metric, &mut Vec::new()))
+                Some(rules.metric_key(self.domain, entries, metric, &mut Text::new()))
             }
         }
     }

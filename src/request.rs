@@ -1,19 +1,24 @@
 //! What Envoy asked, already checked.
 
+use smallvec::SmallVec;
+
 use crate::limit::Limit;
+
+/// What a request has some of: up to four lie where it lies, and only more take memory of their own.
+pub type Few<T> = SmallVec<[T; 4]>;
 
 /// One call of `ShouldRateLimit`: a domain and at least one descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request<'a> {
     pub domain: &'a [u8],
-    pub descriptors: Vec<Descriptor<'a>>,
+    pub descriptors: Few<Descriptor<'a>>,
 }
 
 /// An ordered list of entries, matched as a whole. Envoy can send an empty one, which no rule
 /// matches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Descriptor<'a> {
-    pub entries: Vec<Entry<'a>>,
+    pub entries: Few<Entry<'a>>,
     pub hits: Hits,
     /// The limit that the request brings along; it takes the place of every configured one.
     pub limit: Option<Limit>,

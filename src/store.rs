@@ -32,6 +32,11 @@ pub trait Store: Send + Sync + 'static {
         batch: &Batch,
         now: Timestamp,
     ) -> impl Future<Output = Result<Vec<Count>, StoreError>> + Send;
+
+    /// The store in memory, if it is that: asking it directly needs no future.
+    fn as_memory(&self) -> Option<&MemoryStore> {
+        None
+    }
 }
 
 /// Why nothing can be said about a request. The texts go to the caller: they name no key and no
@@ -58,6 +63,10 @@ impl<S: Store> Store for Arc<S> {
     ) -> impl Future<Output = Result<Vec<Count>, StoreError>> + Send {
         (**self).add(batch, now)
     }
+
+    fn as_memory(&self) -> Option<&MemoryStore> {
+        (**self).as_memory()
+    }
 }
 
 /// The store that the settings chose.
@@ -71,8 +80,14 @@ impl Store for AnyStore {
     async fn add(&self, batch: &Batch, now: Timestamp) -> Result<Vec<Count>, StoreError> {
         match self {
             Self::Memory(store) => store.add(batch, now).await,
-            // Boxed, or a decision in memory would be as large as one that waits.
-            Self::Redis(store) => Box::pin(store.add(batch, now)).await,
+            Self::Redis(store) => store.add(batch, now).await,
+        }
+    }
+
+    fn as_memory(&self) -> Option<&MemoryStore> {
+        match self {
+            Self::Memory(store) => Some(store),
+            Self::Redis(_) => None,
         }
     }
 }

@@ -12,7 +12,7 @@ use anyhow::{Context as _, anyhow, ensure};
 use prost::Message as _;
 use tollgate::{
     config::{Files, Options, Source},
-    counter::{Batch, Count, Identity, KeyFormat},
+    counter::{Batch, Count, Identity, KeyFormat, Text},
     decision::{Decision, decide},
     grpc::{
         proto::envoy::{
@@ -146,7 +146,7 @@ pub struct Rooms {
 
 #[derive(Default)]
 struct Scratch {
-    joined: Vec<u8>,
+    joined: Text,
     reply: Vec<u8>,
 }
 
@@ -278,7 +278,10 @@ fn room_plan(rooms: &Rooms) {
 
 #[inline(never)]
 fn room_count(rooms: &Rooms) {
-    let counts = ready(rooms.limiter.store.add(black_box(&rooms.plan.batch), NOW));
+    let counts = rooms
+        .limiter
+        .store
+        .apply_all(black_box(&rooms.plan.batch), NOW);
     black_box(counts.is_ok());
 }
 

@@ -57,10 +57,10 @@ impl Rules {
     /// Decides a request for `keys` whose counters stand at `counts` afterwards.
     fn decide(&self, keys: &[&str], counts: &[u64], modes: Modes) -> Decision {
         let descriptor = |key: &&'static str| Descriptor {
-            entries: vec![Entry {
+            entries: Few::from_iter([Entry {
                 key: key.as_bytes(),
                 value: b"v",
-            }],
+            }]),
             hits: Hits::ONE,
             limit: None,
         };

@@ -11,7 +11,7 @@ use super::wire::{Bounds, unit_number};
 use crate::{
     decision::{Code, Decision, Status},
     limit::Limit,
-    request::{Descriptor, Entry, Hits, Request},
+    request::{Descriptor, Entry, Few, Hits, Request},
 };
 
 /// What `message` asks, or nothing if it holds anything but a domain, descriptors of keys and
@@ -19,7 +19,7 @@ use crate::{
 pub fn read(message: &[u8], bounds: Bounds) -> Option<Request<'_>> {
     let mut domain: &[u8] = b"";
     let mut hits = 0;
-    let mut descriptors = Vec::with_capacity(1);
+    let mut descriptors = Few::new();
     let mut rest = message;
     while !rest.is_empty() {
         match decode_key(&mut rest).ok()? {
@@ -50,7 +50,7 @@ pub fn read(message: &[u8], bounds: Bounds) -> Option<Request<'_>> {
 }
 
 fn descriptor(mut message: &[u8], bounds: Bounds) -> Option<Descriptor<'_>> {
-    let mut entries = Vec::with_capacity(2);
+    let mut entries = Few::new();
     while !message.is_empty() {
         match decode_key(&mut message).ok()? {
             (1, WireType::LengthDelimited) if entries.len() < bounds.entries => {
@@ -219,11 +219,12 @@ mod tests {
     /// prost's reading of the same bytes.
     #[track_caller]
     fn check(bytes: &[u8], is_quick: bool) {
+        let message = RateLimitRequest::decode(bytes);
         let quick = read(bytes, BOUNDS);
         assert_eq!(quick.is_some(), is_quick);
         if let Some(quick) = quick {
-            let message = RateLimitRequest::decode(bytes).unwrap();
-            assert_eq!(wire::request(&message, BOUNDS), Ok(quick));
+            let message = message.as_ref().unwrap();
+            assert_eq!(wire::request(message, BOUNDS), Ok(quick));
         }
     }
 
@@ -316,7 +317,7 @@ mod tests {
         ) {
             let decision = Decision {
                 overall,
-                statuses,
+                statuses: statuses.into(),
                 retry_secs: None,
                 is_degraded: false,
                 is_shadowed: false,
@@ -340,9 +341,10 @@ mod tests {
                 let at = at.index(bytes.len());
                 bytes[at] = byte;
             }
+            let message = RateLimitRequest::decode(&bytes[..]);
             if let Some(quick) = read(&bytes, BOUNDS) {
-                let message = RateLimitRequest::decode(&bytes[..]).unwrap();
-                prop_assert_eq!(wire::request(&message, BOUNDS), Ok(quick));
+                let message = message.as_ref().unwrap();
+                prop_assert_eq!(wire::request(message, BOUNDS), Ok(quick));
             }
         }
     }

@@ -2,6 +2,7 @@
 //! would be a third of a decision.
 
 use std::{
+    cell::RefCell,
     convert::Infallible,
     future::poll_fn,
     pin::Pin,
@@ -48,12 +49,23 @@ pub trait Method: Send + Sync + 'static {
 
 /// A message of `length` bytes, which `write` writes, as it is sent.
 pub fn framed(length: usize, write: impl FnOnce(&mut BytesMut)) -> Bytes {
-    let mut frame = BytesMut::with_capacity(PREFIX_BYTES + length);
-    frame.put_u8(0);
-    frame.put_u32(u32::try_from(length).expect("a reply is shorter than 4 GB"));
-    write(&mut frame);
-    debug_assert_eq!(frame.len(), PREFIX_BYTES + length);
-    frame.freeze()
+    REPLIES.with_borrow_mut(|frame| {
+        frame.reserve(PREFIX_BYTES + length);
+        frame.put_u8(0);
+        frame.put_u32(u32::try_from(length).expect("a reply is shorter than 4 GB"));
+        write(frame);
+        debug_assert_eq!(frame.len(), PREFIX_BYTES + length);
+        frame.split().freeze()
+    })
+}
+
+/// Many replies lie in one piece of memory, which is used again when all of them are sent. So much of
+/// it, in bytes, can a single reply hold that its caller does not read.
+const REPLIES_BYTES: usize = 2048;
+
+thread_local! {
+    /// Where the replies of one worker are written.
+    static REPLIES: RefCell<BytesMut> = RefCell::new(BytesMut::with_capacity(REPLIES_BYTES));
 }
 
 /// One method in front, and everything else behind it.

@@ -353,6 +353,7 @@ mod tests {
     use prost::Message as _;
 
     use super::*;
+    use crate::request::Few;
 
     const BOUNDS: Bounds = Bounds {
         descriptors: 3,
@@ -477,7 +478,7 @@ mod tests {
         };
         let decision = Decision {
             overall: Code::OverLimit,
-            statuses: vec![Status {
+            statuses: Few::from_iter([Status {
                 code: Code::OverLimit,
                 binding: Some(Binding {
                     limit,
@@ -487,7 +488,7 @@ mod tests {
                 }),
                 remaining: 0,
                 retry_secs: Some(800),
-            }],
+            }]),
             is_shadowed: false,
             is_degraded: false,
             headline: Some(0),

@@ -136,7 +136,7 @@ pub(super) fn early_localities<'d>(limit: &Value<'d>) -> Vec<Value<'d>> {
 #[derive(Debug)]
 pub(super) struct Rules<'m> {
     matcher: &'m Matcher,
-    joined: RefCell<Vec<u8>>,
+    joined: RefCell<crate::counter::Text>,
 }
 
 impl<'m> Rules<'m> {

@@ -27,6 +27,7 @@ use crate::{
     limit::NearRatio,
     metadata::Map,
     metrics::Metrics,
+    request::Few,
     settings::Settings,
 };
 
@@ -100,12 +101,12 @@ impl Method for Floor {
         }
         let decision = Decision {
             overall: Code::Ok,
-            statuses: vec![decision::Status {
+            statuses: Few::from_iter([decision::Status {
                 code: Code::Ok,
                 binding: None,
                 remaining: 0,
                 retry_secs: Some(0),
-            }],
+            }]),
             retry_secs: None,
             is_degraded: false,
             is_shadowed: false,

@@ -1,7 +1,7 @@
 //! Counters in this process: a map in shards, each behind its own lock.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, hash_map::RandomState},
+    collections::{BTreeMap, BTreeSet, HashMap},
     future,
     hash::BuildHasher as _,
     sync::{
@@ -11,9 +11,13 @@ use std::{
     time::Duration,
 };
 
+use foldhash::quality::RandomState;
+use hashbrown::HashTable;
+use smallvec::SmallVec;
+
 use super::{Store, StoreError};
 use crate::{
-    counter::{Batch, Charge, Count, Increment, Method, Terms},
+    counter::{Batch, Charge, Count, CountList, Increment, Method, Terms},
     meter::Meter,
     request::Hits,
     verdict::Verdict,
@@ -28,7 +32,8 @@ use crate::{
 #[derive(Debug)]
 pub struct MemoryStore {
     shards: Box<[Mutex<Shard>]>,
-    /// Random for each process: values come from outside, and must not be able to pick a shard.
+    /// Random for each process: values come from outside, and must not be able to pick a shard or to
+    /// collide. Its hashes never leave the process, so a cipher is not needed for that.
     hasher: RandomState,
     live: AtomicUsize,
     max_counters: usize,
@@ -36,15 +41,54 @@ pub struct MemoryStore {
 
 #[derive(Debug)]
 struct Shard {
-    counters: HashMap<Box<[u8]>, Slot>,
+    /// Counters that are numbers.
+    families: HashTable<Box<Family>>,
+    /// How many those are.
+    numbers: usize,
     /// What is more than a number, apart from the others so that they stay small.
-    meters: HashMap<Box<[u8]>, MeterSlot>,
+    meters: HashMap<Box<[u8]>, MeterSlot, RandomState>,
     /// No counter of this shard expires before.
     earliest_expiry: Timestamp,
 }
 
+/// The counters of one descriptor, which are moved together: one piece of memory of 128 bytes unless the
+/// name is long or there are more than two.
+#[derive(Debug)]
+struct Family {
+    name: SmallVec<[u8; 48]>,
+    slots: SmallVec<[Slot; 2]>,
+}
+
+/// A key in two parts. They are taken apart by the key alone, so that equal keys have equal parts and
+/// different keys have not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Name<'a> {
+    /// What the counters of one descriptor have in common.
+    family: &'a [u8],
+    own: Own,
+}
+
+/// The rest of a key, and its length in the last byte.
+type Own = [u8; 16];
+
+impl<'a> Name<'a> {
+    fn of(key: &'a [u8]) -> Self {
+        let mut own = Own::default();
+        let longest = own.len() - 1;
+        let last = key.iter().rev().take(longest + 1);
+        // Where no short part stands behind a brace, the whole key is a family of one.
+        let length = last.enumerate().find(|(_, byte)| **byte == b'}');
+        let length = length.map_or(0, |(length, _)| length);
+        let (family, rest) = key.split_at(key.len() - length);
+        own[..length].copy_from_slice(rest);
+        own[longest] = u8::try_from(length).expect("shorter than 16 bytes");
+        Self { family, own }
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Slot {
+    own: Own,
     count: u64,
     expires_at: Timestamp,
 }
@@ -64,14 +108,15 @@ impl MemoryStore {
     pub fn new(max_counters: usize) -> Self {
         let shard = || {
             Mutex::new(Shard {
-                counters: HashMap::new(),
-                meters: HashMap::new(),
+                families: HashTable::new(),
+                numbers: 0,
+                meters: HashMap::default(),
                 earliest_expiry: NEVER,
             })
         };
         Self {
             shards: (0..SHARDS).map(|_| shard()).collect(),
-            hasher: RandomState::new(),
+            hasher: RandomState::default(),
             live: AtomicUsize::new(0),
             max_counters,
         }
@@ -106,11 +151,18 @@ impl MemoryStore {
             }
             is_live
         };
-        shard.counters.retain(|_, slot| is_live(slot.expires_at));
+        let mut numbers = 0;
+        shard.families.retain(|family| {
+            family.slots.retain(|slot| is_live(slot.expires_at));
+            numbers += family.slots.len();
+            !family.slots.is_empty()
+        });
+        shard.numbers = numbers;
         shard.meters.retain(|_, slot| is_live(slot.expires_at));
         shard.earliest_expiry = earliest;
-        if shard.counters.capacity() > 4 * shard.counters.len() {
-            shard.counters.shrink_to_fit();
+        if shard.families.capacity() > 4 * shard.families.len() {
+            let families = &mut shard.families;
+            families.shrink_to(0, |family| self.hash(&family.name));
         }
         if shard.meters.capacity() > 4 * shard.meters.len() {
             shard.meters.shrink_to_fit();
@@ -118,14 +170,20 @@ impl MemoryStore {
         self.live.fetch_sub(before - shard.len(), Ordering::Relaxed);
     }
 
-    /// Which shard holds the counter of `key`.
-    fn shard(&self, key: &[u8]) -> usize {
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "any bits of the hash will do"
-        )]
-        let hash = self.hasher.hash_one(key) as usize;
-        hash % self.shards.len()
+    fn hash(&self, family: &[u8]) -> u64 {
+        self.hasher.hash_one(family)
+    }
+
+    /// Which shard holds a family of this hash.
+    fn shard(&self, hash: u64) -> usize {
+        #[expect(clippy::cast_possible_truncation, reason = "16 bits are left")]
+        let bits = (hash >> 40) as u16;
+        // Not the bits that tables go by.
+        usize::from(bits) % self.shards.len()
+    }
+
+    fn shard_of(&self, key: &[u8]) -> usize {
+        self.shard(self.hash(Name::of(key).family))
     }
 
     /// Does what [`Store::add`] does, which waits for nothing here.
@@ -133,17 +191,52 @@ impl MemoryStore {
     /// # Errors
     ///
     /// If there is no room for another counter.
-    pub fn apply_all(&self, batch: &Batch, now: Timestamp) -> Result<Vec<Count>, StoreError> {
+    pub fn apply_all(&self, batch: &Batch, now: Timestamp) -> Result<CountList, StoreError> {
         if batch.iter().all(|increment| increment.stands_alone()) {
-            let add = |increment: Increment<'_>| self.add_alone(&increment, now);
-            return batch.iter().map(add).collect();
+            return self.add_alone(batch, now);
         }
         self.add_together(batch, now)
     }
 
+    /// Each increment by itself; a family that follows upon itself is hashed and locked once.
+    fn add_alone(&self, batch: &Batch, now: Timestamp) -> Result<CountList, StoreError> {
+        let mut counts = CountList::new();
+        let mut increments = batch.iter().peekable();
+        while let Some(increment) = increments.next() {
+            let name = Name::of(increment.key);
+            let hash = self.hash(name.family);
+            let shard = &mut lock(&self.shards[self.shard(hash)]);
+            counts.push(self.add_one(shard, hash, name, &increment, now)?);
+            while let Some(next) = increments.peek() {
+                let sibling = Name::of(next.key);
+                if sibling.family != name.family {
+                    break;
+                }
+                counts.push(self.add_one(shard, hash, sibling, next, now)?);
+                increments.next();
+            }
+        }
+        Ok(counts)
+    }
+
+    fn add_one(
+        &self,
+        shard: &mut Shard,
+        hash: u64,
+        name: Name<'_>,
+        increment: &Increment<'_>,
+        now: Timestamp,
+    ) -> Result<Count, StoreError> {
+        let is_charged = match increment.charge {
+            Charge::Always => true,
+            _ => !increment.refuses(shard.held(hash, name, increment, now)),
+        };
+        self.apply(shard, hash, name, increment, is_charged, now)
+    }
+
     /// All increments as one step: what is charged depends on what the others come to.
-    fn add_together(&self, batch: &Batch, now: Timestamp) -> Result<Vec<Count>, StoreError> {
-        let shard_of = |increment: &Increment<'_>| self.shard(increment.key);
+    fn add_together(&self, batch: &Batch, now: Timestamp) -> Result<CountList, StoreError> {
+        let shard_of = |increment: &Increment<'_>| self.shard_of(increment.key);
         // Locked in order, so that two requests cannot wait for each other.
         let wanted: BTreeSet<usize> = batch.iter().map(|increment| shard_of(&increment)).collect();
         let mut shards: BTreeMap<_, _> = wanted
@@ -157,7 +250,9 @@ impl MemoryStore {
             let shard = shards.get_mut(&shard_of(&increment));
             let shard = shard.expect("every shard of the batch is locked");
             let ahead = ahead.entry(increment.key).or_default();
-            let before = shard.held(&increment, now).saturating_add(*ahead);
+            let name = Name::of(increment.key);
+            let held = shard.held(self.hash(name.family), name, &increment, now);
+            let before = held.saturating_add(*ahead);
             let is_over = increment.refuses(before);
             *ahead = ahead.saturating_add(match increment.charge {
                 Charge::Always => increment.hits.added(),
@@ -176,15 +271,17 @@ impl MemoryStore {
             let shard = shards.get_mut(&shard_of(&increment));
             let shard = shard.expect("every shard of the batch is locked");
             let is_charged = verdict.charges(&increment.terms, is_over);
+            let name = Name::of(increment.key);
+            let hash = self.hash(name.family);
             if !is_over || is_charged {
-                return self.apply(shard, &increment, is_charged, now);
+                return self.apply(shard, hash, name, &increment, is_charged, now);
             }
             // Hits ahead of it on the same counter that are not charged either wait with it.
-            let waiting = before.saturating_sub(shard.held(&increment, now));
+            let waiting = before.saturating_sub(shard.held(hash, name, &increment, now));
             let mut terms = increment.terms;
             terms.hits = Hits::add(terms.hits.added().saturating_add(waiting));
             let together = Increment { terms, ..increment };
-            let count = self.apply(shard, &together, false, now)?;
+            let count = self.apply(shard, hash, name, &together, false, now)?;
             Ok(Count {
                 after: count.after.saturating_add(waiting),
                 ..count
@@ -193,24 +290,17 @@ impl MemoryStore {
         batch.iter().zip(&judged).map(apply).collect()
     }
 
-    fn add_alone(&self, increment: &Increment<'_>, now: Timestamp) -> Result<Count, StoreError> {
-        let mut shard = lock(&self.shards[self.shard(increment.key)]);
-        let is_charged = match increment.charge {
-            Charge::Always => true,
-            _ => !increment.refuses(shard.held(increment, now)),
-        };
-        self.apply(&mut shard, increment, is_charged, now)
-    }
-
     fn apply(
         &self,
         shard: &mut Shard,
+        hash: u64,
+        name: Name<'_>,
         increment: &Increment<'_>,
         is_charged: bool,
         now: Timestamp,
     ) -> Result<Count, StoreError> {
         match Meter::new(increment.method) {
-            None => self.apply_number(shard, increment, is_charged, now),
+            None => self.apply_number(shard, hash, name, increment, is_charged, now),
             Some(empty) => self.apply_meter(shard, increment, empty, is_charged, now),
         }
     }
@@ -218,6 +308,8 @@ impl MemoryStore {
     fn apply_number(
         &self,
         shard: &mut Shard,
+        hash: u64,
+        name: Name<'_>,
         increment: &Increment<'_>,
         is_charged: bool,
         now: Timestamp,
@@ -227,7 +319,7 @@ impl MemoryStore {
             is_charged,
             ..Count::from(after)
         };
-        if let Some(slot) = shard.counters.get_mut(increment.key) {
+        if let Some(slot) = shard.slot(hash, name) {
             if is_charged {
                 // The clock may have stepped back into a window that was swept or is about to be:
                 // the window is part of the key, so the count is still the right one.
@@ -239,14 +331,28 @@ impl MemoryStore {
         if hits.added() == 0 || !is_charged {
             return Ok(count(0));
         }
-        self.make_room(shard, now)?;
         let slot = Slot {
+            own: name.own,
             count: hits.added(),
             expires_at: increment.expires_at,
         };
-        shard.counters.insert(increment.key.into(), slot);
+        self.make_room(shard, now)?;
+        self.push(shard, hash, name.family, slot);
         shard.earliest_expiry = shard.earliest_expiry.min(slot.expires_at);
         Ok(count(slot.count))
+    }
+
+    fn push(&self, shard: &mut Shard, hash: u64, name: &[u8], slot: Slot) {
+        shard.numbers += 1;
+        if let Some(family) = shard.family(hash, name) {
+            return family.slots.push(slot);
+        }
+        let family = Box::new(Family {
+            name: name.into(),
+            slots: SmallVec::from_iter([slot]),
+        });
+        let families = &mut shard.families;
+        families.insert_unique(hash, family, |family| self.hash(&family.name));
     }
 
     fn apply_meter(
@@ -296,13 +402,29 @@ impl MemoryStore {
 
 impl Shard {
     fn len(&self) -> usize {
-        self.counters.len() + self.meters.len()
+        self.numbers + self.meters.len()
     }
 
-    /// How many hits the counter of `increment` holds.
-    fn held(&mut self, increment: &Increment<'_>, now: Timestamp) -> u64 {
+    fn family(&mut self, hash: u64, name: &[u8]) -> Option<&mut Family> {
+        let family = self.families.find_mut(hash, |family| *family.name == *name);
+        family.map(|family| &mut **family)
+    }
+
+    fn slot(&mut self, hash: u64, name: Name<'_>) -> Option<&mut Slot> {
+        let family = self.family(hash, name.family)?;
+        family.slots.iter_mut().find(|slot| slot.own == name.own)
+    }
+
+    /// How many hits the counter of `increment`, whose name is `name`, holds.
+    fn held(
+        &mut self,
+        hash: u64,
+        name: Name<'_>,
+        increment: &Increment<'_>,
+        now: Timestamp,
+    ) -> u64 {
         if increment.method == Method::Window {
-            let slot = self.counters.get(increment.key);
+            let slot = self.slot(hash, name);
             return slot.map_or(0, |slot| slot.count);
         }
         let slot = self.meters.get_mut(increment.key);
@@ -330,7 +452,11 @@ impl Store for MemoryStore {
         batch: &Batch,
         now: Timestamp,
     ) -> impl Future<Output = Result<Vec<Count>, StoreError>> + Send {
-        future::ready(self.apply_all(batch, now))
+        future::ready(self.apply_all(batch, now).map(CountList::into_vec))
+    }
+
+    fn as_memory(&self) -> Option<&MemoryStore> {
+        Some(self)
     }
 }
 
@@ -341,6 +467,8 @@ fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::{
         counter::Identity,
@@ -405,6 +533,23 @@ mod tests {
         assert_eq!(store.live_counters(), 2);
         store.sweep(Timestamp::from_secs(MINUTE));
         check(&store, &["c"], MINUTE, Ok(vec![1]));
+    }
+
+    #[test]
+    fn two_windows_of_a_descriptor_take_a_family_of_two_cache_lines() {
+        assert_eq!(size_of::<Family>(), 128);
+    }
+
+    proptest! {
+        /// Of few letters, so that braces stand everywhere.
+        #[test]
+        fn names_differ_where_keys_do(
+            keys in [(); 2].map(|()| prop::collection::vec(
+                prop::sample::select(b"{}1@\0\x01".to_vec()), 0..20)),
+        ) {
+            let [one, other] = &keys;
+            prop_assert_eq!(one == other, Name::of(one) == Name::of(other));
+        }
     }
 
     #[test]

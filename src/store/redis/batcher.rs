@@ -1,13 +1,14 @@
 //! Sends what is queued for one node whenever a connection to it is free.
 
 use std::{
-    collections::{HashMap, HashSet, hash_map::RandomState},
+    collections::{HashMap, HashSet},
     hash::BuildHasher as _,
     mem,
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 
 use bb8_redis::redis::{Pipeline, Value, aio::MultiplexedConnection};
+use foldhash::{fast, quality};
 use tokio::{sync::watch, time::Instant};
 
 use super::{
@@ -334,14 +335,14 @@ impl Batcher {
 #[derive(Debug, Default)]
 struct Known {
     /// Random for each process: values come from outside.
-    hasher: RandomState,
-    young: HashSet<u64>,
-    old: HashSet<u64>,
+    hasher: quality::RandomState,
+    young: HashSet<u64, fast::RandomState>,
+    old: HashSet<u64, fast::RandomState>,
 }
 
 impl Known {
-    /// About 2 MB a generation at most.
-    const GENERATION: usize = 1 << 16;
+    /// About 5 MB a generation at most, for 130,000 descriptors with two windows.
+    const GENERATION: usize = 1 << 18;
 
     fn contains(&self, hash: u64) -> bool {
         self.young.contains(&hash) || self.old.contains(&hash)

@@ -6,6 +6,8 @@
 use std::{collections::HashMap, iter, mem, sync::LazyLock};
 
 use bb8_redis::redis::{self, Cmd, Pipeline, Value};
+// Keys come from outside: seeded at random for each process.
+use foldhash::quality::RandomState;
 
 use super::{Clock, Options, StoreError};
 use crate::{
@@ -83,7 +85,7 @@ pub(super) struct Builder<'a, H, K> {
     steps: Vec<Step>,
     groups: Vec<(Group, Call<'a>)>,
     /// The groups that further hits can still join.
-    open: HashMap<&'a [u8], usize>,
+    open: HashMap<&'a [u8], usize, RandomState>,
 }
 
 /// What a group comes to.
@@ -107,7 +109,7 @@ where
             is_known,
             steps: Vec::new(),
             groups: Vec::new(),
-            open: HashMap::new(),
+            open: HashMap::default(),
         }
     }
 
