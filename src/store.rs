@@ -12,6 +12,7 @@ pub mod on_loss;
 pub mod over_limit_cache;
 pub mod per_second;
 pub mod redis;
+pub mod replicas;
 mod split;
 
 use self::{
@@ -32,6 +33,11 @@ pub trait Store: Send + Sync + 'static {
         batch: &Batch,
         now: Timestamp,
     ) -> impl Future<Output = Result<Vec<Count>, StoreError>> + Send;
+
+    /// Whether there is hope of an answer for every key, without asking anybody.
+    fn is_well(&self) -> bool {
+        true
+    }
 }
 
 /// Why nothing can be said about a request. The texts go to the caller: they name no key and no

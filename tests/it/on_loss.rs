@@ -6,10 +6,11 @@ use ::tollgate::grpc::proto::envoy::service::ratelimit::v3::{
 use tonic::{Code as Grpc, Status};
 
 use crate::support::{
-    ask::{Client, ask, connect, descriptor, request, send},
+    ask::{Client, ask, connect, descriptor, is_degraded, request, send},
     eventually,
     redis::Redis,
     tollgate::{self, Tollgate},
+    wait_until,
 };
 
 const RULES: &str = "
@@ -31,11 +32,7 @@ async fn one(client: &mut Client, key: &str) -> Result<RateLimitResponse, Status
 /// The code, and whether the reply says that it was made without the store.
 fn told(reply: Result<RateLimitResponse, Status>) -> Result<(Code, bool), Grpc> {
     let reply = reply.map_err(|status| status.code())?;
-    let is_degraded = reply
-        .dynamic_metadata
-        .as_ref()
-        .is_some_and(|metadata| metadata.fields.contains_key("degraded"));
-    Ok((reply.overall_code(), is_degraded))
+    Ok((reply.overall_code(), is_degraded(&reply)))
 }
 
 /// How many of `calls` pass, of which none may fail.
@@ -67,6 +64,12 @@ async fn await_return(client: &mut Client) {
         told(one(client, "allow").await).is_ok_and(|(_, is_degraded)| !is_degraded)
     })
     .await;
+}
+
+fn await_handed_back(server: &Tollgate, hits: u64) {
+    wait_until("what was spent is handed back", || {
+        server.metric("tollgate_handed_back_hits_total") == hits
+    });
 }
 
 #[tokio::test]
@@ -102,7 +105,9 @@ async fn each_rule_answers_for_itself() {
     redis.restart();
     await_return(&mut client).await;
     assert_eq!(told(one(&mut client, "deny").await), Ok((Code::Ok, false)));
-    assert_eq!(server.metric("tollgate_stores_lost"), 0);
+    wait_until("the return is told", || {
+        server.metric("tollgate_stores_lost") == 0
+    });
     let log = server.log().text();
     assert_eq!(
         log.matches("rules answer as their on_store_loss says")
@@ -128,11 +133,11 @@ async fn a_replica_spends_its_share_and_hands_it_back() {
         redis.freeze();
         assert_eq!(passing(&mut client, key, 50).await, 30, "{key}");
         redis.thaw();
+        // A fixed window counts what it refuses, as it does in Redis.
+        await_handed_back(&server, if key == "local" { 50 } else { 30 });
         await_return(&mut client).await;
         // What was on its way when Redis froze may have counted as well: a few hits, no more.
         let left = remaining(&mut client, key).await;
-        let handed = server.metric("tollgate_handed_back_hits_total");
-        assert_eq!(handed, if key == "local" { 50 } else { 30 });
         assert!((5..=30).contains(&left), "{key}: {left} remain");
     }
 }
@@ -145,6 +150,7 @@ async fn a_restarted_redis_learns_what_was_spent_without_it() {
     redis.kill();
     assert_eq!(passing(&mut client, "log", 50).await, 25);
     redis.restart();
+    await_handed_back(&server, 25);
     await_return(&mut client).await;
     assert_eq!(remaining(&mut client, "log").await, 75);
     assert_eq!(passing(&mut client, "log", 100).await, 75);
@@ -170,4 +176,56 @@ async fn the_answer_of_a_setting_is_that_of_rules_that_do_not_say() {
         },
     );
     assert_eq!(told(send(&mut client, own).await), Ok((Code::Ok, true)));
+}
+
+/// Three that use one Redis see each other, and share a limit by that when it is gone.
+#[tokio::test]
+async fn replicas_find_out_how_many_they_are() {
+    let mut redis = Redis::start();
+    let mut servers: Vec<_> = (0..3).map(|_| start(&redis, &["--workers", "1"])).collect();
+    let see = |servers: &[Tollgate], count| {
+        wait_until("all see each other", || {
+            let mut all = servers.iter();
+            all.all(|server| server.metric("tollgate_replicas") == count)
+        });
+    };
+    see(&servers, 3);
+    // What was seen holds while Redis is gone, and one that comes back empty makes nobody forget.
+    redis.kill();
+    let mut admitted = 0;
+    for server in &servers {
+        let mut client = connect(server.grpc).await;
+        admitted += passing(&mut client, "local", 50).await;
+    }
+    // A third of a hundred, rounded up.
+    assert_eq!(admitted, 3 * 34);
+    see(&servers, 3);
+    redis.restart();
+    for server in &servers {
+        await_handed_back(server, 50);
+    }
+    see(&servers, 3);
+    servers.pop();
+    see(&servers, 2);
+    let keys = redis.keys();
+    let own = keys.iter().filter(|key| key.contains("{0:}10@"));
+    assert!((1..=3).contains(&own.count()), "{keys:?}");
+}
+
+/// Who does not count locally leaves nothing in Redis but counters.
+#[tokio::test]
+async fn replicas_are_counted_only_if_somebody_has_to_know() {
+    let redis = Redis::start();
+    let server = tollgate::with_rules("domain: d\ndescriptors: [{key: k, rate_limits: [1/year]}]")
+        .redis(&redis)
+        .start();
+    let mut client = connect(server.grpc).await;
+    one(&mut client, "k").await.unwrap();
+    assert_eq!(redis.keys().len(), 1);
+    assert_eq!(server.metric("tollgate_replicas"), 0);
+    // As soon as a rule wants it.
+    std::fs::write(server.rules().join("rules.yaml"), RULES).unwrap();
+    wait_until("it counts itself", || {
+        server.metric("tollgate_replicas") == 1
+    });
 }

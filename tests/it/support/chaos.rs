@@ -11,7 +11,7 @@ use std::{
 use tempfile::TempDir;
 
 use super::{
-    ask::{Client, ask, connect, is_ok},
+    ask::{Client, ask, connect, is_degraded, is_ok},
     certificates::Authority,
     cluster::{Cluster, is_replica},
     eventually,
@@ -154,12 +154,13 @@ pub fn start(plan: &Plan, url: &str, more: &[(&str, &str)]) -> Tollgate {
     builder.start()
 }
 
-/// Waits until every value has a decision again.
+/// Waits until every value has a decision of the store again.
 pub async fn all_work(client: &Client) {
     eventually("all values are counted", async || {
         let mut client = client.clone();
         for value in VALUES {
-            if ask(&mut client, "d", &[("k", value)]).await.is_err() {
+            let reply = ask(&mut client, "d", &[("k", value)]).await;
+            if !reply.is_ok_and(|reply| !is_degraded(&reply)) {
                 return false;
             }
         }

@@ -28,6 +28,8 @@ pub struct Seen {
     pub at: Instant,
     pub took: Duration,
     pub what: What,
+    /// It was answered without the store.
+    pub is_degraded: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +51,11 @@ pub struct Storm {
 impl Storm {
     /// The callers ask for one of `values` each, in turn. Returns once all are connected.
     pub async fn start(servers: &[SocketAddr], values: &[&str]) -> Self {
+        Self::paced(servers, values, PAUSE).await
+    }
+
+    /// The same with another pause.
+    pub async fn paced(servers: &[SocketAddr], values: &[&str], pause: Duration) -> Self {
         let over = Arc::new(AtomicBool::new(false));
         let (answer, seen) = oneshot::channel();
         let (ready, is_ready) = oneshot::channel();
@@ -69,7 +76,7 @@ impl Storm {
                 for caller in 0..STREAMS {
                     let client = clients[caller % clients.len()].clone();
                     let value = values[caller % values.len()].clone();
-                    callers.spawn(call(client, value, is_over.clone()));
+                    callers.spawn(call(client, value, pause, is_over.clone()));
                 }
                 let _ = ready.send(());
                 let seen = callers.join_all().await.into_iter().flatten().collect();
@@ -89,7 +96,12 @@ impl Storm {
     }
 }
 
-async fn call(mut client: Client, value: String, over: Arc<AtomicBool>) -> Vec<Seen> {
+async fn call(
+    mut client: Client,
+    value: String,
+    pause: Duration,
+    over: Arc<AtomicBool>,
+) -> Vec<Seen> {
     let mut seen = Vec::new();
     while !over.load(Relaxed) {
         let at = Instant::now();
@@ -103,8 +115,9 @@ async fn call(mut client: Client, value: String, over: Arc<AtomicBool>) -> Vec<S
             at,
             took: at.elapsed(),
             what,
+            is_degraded: response.is_ok_and(|reply| ask::is_degraded(&reply)),
         });
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(pause).await;
     }
     seen
 }
@@ -135,6 +148,12 @@ impl Answers {
 
     pub fn ok(&self) -> usize {
         self.count(What::Ok)
+    }
+
+    /// Those that were answered without the store.
+    pub fn degraded(&self) -> Self {
+        let degraded = self.0.iter().filter(|seen| seen.is_degraded);
+        Self(degraded.cloned().collect())
     }
 
     pub fn errors(&self) -> BTreeMap<&'static str, usize> {
