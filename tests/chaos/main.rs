@@ -103,17 +103,18 @@ fn main() {
 /// One line a scenario.
 fn table(outcomes: &[Outcome]) -> String {
     let mut table = "\
-| what breaks | answers | errors | longest answer | 99 % while broken | admitted too much | counted without an answer | exact again after | off afterwards |
-|---|---|---|---|---|---|---|---|---|
+| what breaks | answers | errors | without Redis | longest answer | 99 % while broken | admitted too much | counted too much | exact again after | off afterwards |
+|---|---|---|---|---|---|---|---|---|---|
 "
     .to_owned();
     for outcome in outcomes {
         let _ = writeln!(
             table,
-            "| {} | {} | {} | {:.1} ms | {:.2} ms | {} | {} | {:.0} ms | {} |",
+            "| {} | {} | {} | {} | {:.1} ms | {:.2} ms | {} | {} | {:.0} ms | {} |",
             outcome.name,
             outcome.answers,
             outcome.errors,
+            outcome.degraded,
             millis(outcome.longest),
             millis(outcome.p99_while_broken),
             outcome.over,

@@ -1,5 +1,7 @@
 //! What rules answer while their Redis does not, and what is counted for that afterwards.
 
+use std::time::{Duration, Instant};
+
 use ::tollgate::grpc::proto::envoy::service::ratelimit::v3::{
     RateLimitResponse, rate_limit_response::Code,
 };
@@ -8,7 +10,9 @@ use tonic::{Code as Grpc, Status};
 use crate::support::{
     ask::{Client, ask, connect, descriptor, is_degraded, request, send},
     eventually,
+    proxy::{Fault, Proxy},
     redis::Redis,
+    storm::{STREAMS, Storm, What},
     tollgate::{self, Tollgate},
     wait_until,
 };
@@ -176,6 +180,104 @@ async fn the_answer_of_a_setting_is_that_of_rules_that_do_not_say() {
         },
     );
     assert_eq!(told(send(&mut client, own).await), Ok((Code::Ok, true)));
+}
+
+/// What 64 streams ask for while Redis is gone and after it, and each of these limits is spent.
+const UNDER_LOAD: &str = "
+domain: d
+on_store_loss: local
+descriptors: [{key: k, rate_limits: [600/10000years]}]
+";
+const LIMIT: usize = 600;
+const VALUES: [&str; 4] = ["a", "b", "c", "d"];
+
+/// Two replicas share the limits. The cache is off: what it refuses is not counted in Redis.
+fn under_load(url: &str) -> Tollgate {
+    tollgate::with_rules(UNDER_LOAD)
+        .redis_at(url, "100ms")
+        .args(["--replicas", "2", "--local-cache-bytes", "0"])
+        .start()
+}
+
+/// All hits that Redis holds for the values.
+fn counted(redis: &Redis) -> usize {
+    let keys = redis.keys();
+    let counters = keys.iter().filter(|key| key.starts_with("{1:d1:k"));
+    counters
+        .map(|key| redis.cli(&["GET", key]).trim().parse::<usize>().unwrap())
+        .sum()
+}
+
+fn await_answers_without_redis(server: &Tollgate, count: usize) {
+    wait_until("the share is spent", || {
+        server.metric("tollgate_degraded_total") >= count as u64
+    });
+}
+
+fn await_end_of_loss(server: &Tollgate) {
+    wait_until("all is handed back", || {
+        server.metric("tollgate_stores_lost") == 0
+    });
+}
+
+/// No error, no answer that waits for long, no more than the share; and when Redis is back, empty,
+/// it holds every hit since it was killed.
+#[tokio::test]
+async fn a_kill_under_load_costs_no_answer_and_no_budget() {
+    let mut redis = Redis::start();
+    let server = under_load(&redis.url());
+    let storm = Storm::start(&[server.grpc], &VALUES).await;
+    wait_until("the load is there", || counted(&redis) > 100);
+    redis.kill();
+    await_answers_without_redis(&server, 3 * VALUES.len() * LIMIT);
+    redis.restart();
+    let restarted = Instant::now();
+    await_end_of_loss(&server);
+    let answers = storm.end().await;
+    assert_eq!(answers.error_count(), 0, "{:?}", answers.errors());
+    // A machine that does something else for a moment holds up every stream once.
+    let late = answers.later_than(Duration::from_millis(150));
+    assert!(late <= 2 * STREAMS, "{late} were late");
+    let alone = answers.degraded();
+    let admitted = alone.count(What::Ok);
+    assert!(
+        admitted > 0 && admitted <= VALUES.len() * LIMIT / 2,
+        "{admitted}"
+    );
+    assert_eq!(server.metric("tollgate_forgotten_hits_total"), 0);
+    let since = answers.between(restarted, Instant::now());
+    let in_redis = since.0.len() - since.degraded().0.len();
+    let expected = alone.0.len() + in_redis;
+    wait_until("Redis holds all of them", || counted(&redis) >= expected);
+    // What got no answer in time on a busy machine counts in both places.
+    let twice = counted(&redis) - expected;
+    assert!(twice <= STREAMS, "{twice} hits were counted twice");
+}
+
+/// One of two replicas does not reach Redis: it spends its share, and Redis learns of that.
+#[tokio::test]
+async fn a_replica_that_is_cut_off_admits_its_share_and_no_more() {
+    let redis = Redis::start();
+    let proxy = Proxy::to(redis.address());
+    let servers = [under_load(&redis.url()), under_load(&proxy.url())];
+    let storm = Storm::start(&[servers[0].grpc, servers[1].grpc], &VALUES).await;
+    wait_until("the load is there", || counted(&redis) > 100);
+    proxy.set(Fault {
+        swallows: true,
+        ..Fault::default()
+    });
+    await_answers_without_redis(&servers[1], VALUES.len() * LIMIT);
+    proxy.heal();
+    await_end_of_loss(&servers[1]);
+    let answers = storm.end().await;
+    assert_eq!(answers.error_count(), 0, "{:?}", answers.errors());
+    assert!(answers.degraded().count(What::Ok) <= VALUES.len() * LIMIT / 2);
+    assert!(answers.ok() <= VALUES.len() * LIMIT * 3 / 2);
+    assert_eq!(servers[1].metric("tollgate_forgotten_hits_total"), 0);
+    let expected = answers.0.len();
+    wait_until("Redis holds all of them", || counted(&redis) >= expected);
+    let twice = counted(&redis) - expected;
+    assert!(twice <= STREAMS, "{twice} hits were counted twice");
 }
 
 /// Three that use one Redis see each other, and share a limit by that when it is gone.

@@ -32,6 +32,13 @@ pub struct Seen {
     pub is_degraded: bool,
 }
 
+impl Seen {
+    /// Whether it was an error, or was answered without the store.
+    fn lacked_store(&self) -> bool {
+        self.is_degraded || matches!(self.what, What::Error(_))
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     Ok,
@@ -205,19 +212,19 @@ impl Answers {
             .unwrap_or_default()
     }
 
-    /// How long after `moment` a decision was made again. Nothing if none was.
+    /// How long after `moment` a decision was made in the store again. Nothing if none was.
     pub fn recovery(&self, moment: Instant) -> Option<Duration> {
-        let is_decision = |seen: &&Seen| !matches!(seen.what, What::Error(_));
+        let is_decision = |seen: &&Seen| !seen.lacked_store();
         let after = self.0.iter().filter(|seen| seen.at >= moment);
         let answered = after.filter(is_decision).map(|seen| seen.at + seen.took);
         Some(answered.min()? - moment)
     }
 
-    /// When the last error was seen, after `moment`.
-    pub fn last_error_after(&self, moment: Instant) -> Option<Duration> {
-        let is_error = |seen: &&Seen| matches!(seen.what, What::Error(_));
-        let errors = self.0.iter().filter(|seen| seen.at >= moment);
-        let ended = errors.filter(is_error).map(|seen| seen.at + seen.took);
+    /// When the last error was seen, or the last answer without the store, after `moment`.
+    pub fn last_lack_after(&self, moment: Instant) -> Option<Duration> {
+        let after = self.0.iter().filter(|seen| seen.at >= moment);
+        let lacking = after.filter(|seen| seen.lacked_store());
+        let ended = lacking.map(|seen| seen.at + seen.took);
         Some(ended.max()? - moment)
     }
 }
