@@ -16,7 +16,7 @@ use crate::support::{
     eventually,
     proxy::{Fault, Proxy},
     redis::Redis,
-    storm::{STREAMS, Storm},
+    storm::{PAUSE, STREAMS, Storm},
     tollgate::{self, Tollgate},
     tool, wait_until,
 };
@@ -34,6 +34,7 @@ async fn run(name: &str) -> Outcome {
     let plan = Plan {
         deadline: DEADLINE,
         lasts: Duration::from_millis(800),
+        pause: PAUSE,
         args: Vec::new(),
     };
     let outcome = scenario(plan).await;

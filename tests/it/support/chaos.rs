@@ -30,6 +30,8 @@ pub struct Plan {
     pub deadline: Duration,
     /// How long what can last lasts.
     pub lasts: Duration,
+    /// Between an answer and the next question of the same stream.
+    pub pause: Duration,
     /// Further arguments for tollgate, such as what to answer meanwhile.
     pub args: Vec<String>,
 }
@@ -257,7 +259,7 @@ impl Course {
         }
         let counted_before = counted();
         let addresses: Vec<_> = servers.iter().map(|server| server.grpc).collect();
-        let storm = Storm::start(&addresses, &VALUES).await;
+        let storm = Storm::paced(&addresses, &VALUES, plan.pause).await;
         tokio::time::sleep(CALM).await;
         Self {
             name,
