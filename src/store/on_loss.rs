@@ -192,7 +192,7 @@ impl Loss {
     }
 
     fn was_quiet(&self, now: Timestamp) -> bool {
-        now.millis().saturating_sub(self.failed_at.load(Relaxed)) >= QUIET.as_millis() as u64
+        now >= Timestamp::from_millis(self.failed_at.load(Relaxed)).plus(QUIET)
     }
 
     /// A panic elsewhere cannot leave it half changed in a way that matters: at worst something is
