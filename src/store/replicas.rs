@@ -190,6 +190,7 @@ mod tests {
         }
         course.check(1, &[1, 2, 3]);
         course.check(2, &[3, 3, 3]);
+        course.check(15, &[3, 3, 3]);
         course.check(25, &[3, 3, 3]);
         course.store = Arc::new(MemoryStore::new(100));
         for replica in &mut course.all {
