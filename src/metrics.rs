@@ -314,6 +314,7 @@ impl Metrics {
 
         let loss = &self.loss;
         list.gauge("tollgate.stores_lost", get(&loss.lost));
+        list.gauge("tollgate.replicas", loss.replicas.load(Relaxed).into());
         list.counter("tollgate.degraded_total", get(&loss.degraded));
         list.counter("tollgate.handed_back_hits_total", get(&loss.handed_back));
         list.counter("tollgate.forgotten_hits_total", get(&loss.forgotten));

@@ -8,7 +8,7 @@ use std::{
     io,
     path::Path,
     pin::Pin,
-    sync::{Arc, atomic::AtomicU32},
+    sync::{Arc, atomic::Ordering::Relaxed},
     thread,
     time::Duration,
 };
@@ -45,9 +45,8 @@ use crate::{
     causes::chain,
     config::{Options, Problem},
     grpc::{self, proto::DESCRIPTORS, unary::Door, wire},
-    limit::Modes,
-    limit::NearRatio,
-    limiter::{Limiter, Rules},
+    limit::{Modes, NearRatio, OnStoreLoss},
+    limiter::{Limiter, RuleSet, Rules},
     metrics::{
         Metrics, Recorder,
         mapper::{Mapper, ResponseTime},
@@ -60,10 +59,11 @@ use crate::{
     store::{
         AnyStore,
         memory::MemoryStore,
-        on_loss::{Loss, OnLoss},
+        on_loss::{Loss, OnLoss, Return},
         over_limit_cache::OverLimitCache,
         per_second::PerSecond,
         redis::{self, Batchers, RedisStore, Servers},
+        replicas::Replicas,
     },
     traces::{self, Tracer, export::Exporter},
     xds::{self, XdsError},
@@ -178,14 +178,18 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     let (tracer, exporter) = traces(&settings.traces, &metrics)?;
     let notes = authority::Notes::new(metrics.clone());
     let service = |core| {
-        let (store, batchers) = backend.store(settings, &metrics);
+        let Doors {
+            store,
+            batchers,
+            returns,
+        } = backend.doors(settings, &metrics);
         let recorder = metrics.clone().recorder(core);
         let clock = backend.clock(settings);
         let service = service(store, &rules, recorder, &tracer, clock, settings);
-        (service, batchers)
+        (service, batchers, returns)
     };
     for core in 0..worker_count(settings) {
-        let (service, batchers) = service(core);
+        let (service, batchers, _) = service(core);
         let others = others().add_service(health_service.clone());
         let serving = Serving {
             door: Door {
@@ -233,9 +237,25 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
         let guide = servers.guide(settings.redis.redis_timeout);
         tasks.spawn(async move { match guide.run().await {} });
     }
-    let (json_service, batchers) = service(worker_count(settings));
+    let (json_service, batchers, returns) = service(worker_count(settings));
     for batchers in batchers {
         tasks.spawn(async move { match batchers.run().await {} });
+    }
+    if let Some(first) = returns.first()
+        && settings.loss.replicas == 0
+    {
+        let replicas = Replicas::new(first.store.clone(), metrics.loss.clone());
+        let clock = backend.clock(settings);
+        let mut counts_locally = counts_locally(rules.clone());
+        let is_default: OnStoreLoss = settings.loss.on_store_loss.into();
+        let is_wanted = move || is_default == OnStoreLoss::Local || counts_locally();
+        let looking = replicas.run(move || clock.now(), is_wanted);
+        tasks.spawn(async move { match looking.await {} });
+    }
+    for store in returns {
+        let clock = backend.clock(settings);
+        let returning = store.run(move || clock.now());
+        tasks.spawn(async move { match returning.await {} });
     }
     let max_body_bytes = settings.bounds.max_message_bytes;
     let components = backend.components(&rules);
@@ -406,6 +426,16 @@ struct RedisBackend {
     loss: Arc<Loss>,
 }
 
+/// One worker's ways to the counters.
+struct Doors {
+    store: AnyStore,
+    /// What has to run on the same worker for the store to answer.
+    batchers: Vec<Batchers>,
+    /// What has to run once for all workers, with the batchers of one: for each Redis, the one for
+    /// all limits first.
+    returns: Vec<Return<RedisStore>>,
+}
+
 impl Backend {
     fn new(settings: &Settings, metrics: &Metrics) -> Result<Self, redis::BadUrl> {
         let Some(address) = settings.redis.address() else {
@@ -413,11 +443,11 @@ impl Backend {
                 settings.max_counters,
             ))));
         };
-        let replicas = Arc::new(AtomicU32::new(settings.loss.replicas));
+        metrics.loss.replicas.store(settings.loss.replicas, Relaxed);
         let backend = |name, address, meters| {
             let servers = Servers::new(&address, meters, grpc::now)?;
             let meters = metrics.loss.clone();
-            let loss = Loss::new(name, replicas.clone(), settings.max_counters, meters);
+            let loss = Loss::new(name, settings.max_counters, meters);
             let loss = Arc::new(loss);
             Ok(RedisBackend { servers, loss })
         };
@@ -431,10 +461,16 @@ impl Backend {
         })
     }
 
-    /// One worker's store, and what has to run beside it.
-    fn store(&self, settings: &Settings, metrics: &Metrics) -> (AnyStore, Vec<Batchers>) {
+    /// One worker's ways to the counters.
+    fn doors(&self, settings: &Settings, metrics: &Metrics) -> Doors {
         let (all, per_second) = match self {
-            Self::Memory(store) => return (AnyStore::Memory(store.clone()), Vec::new()),
+            Self::Memory(store) => {
+                return Doors {
+                    store: AnyStore::Memory(store.clone()),
+                    batchers: Vec::new(),
+                    returns: Vec::new(),
+                };
+            }
             Self::Redis { all, per_second } => (all, per_second),
         };
         let options = redis::Options {
@@ -445,18 +481,31 @@ impl Backend {
             jitter_secs: settings.redis.expiration_jitter.max(0).unsigned_abs(),
             clock: settings.redis.clock.into(),
         };
-        let mut batchers = Vec::new();
+        let (mut batchers, mut returns) = (Vec::new(), Vec::new());
         let mut store = |backend: &RedisBackend| {
             let (store, more) = RedisStore::new(&backend.servers, &options);
+            let loss = backend.loss.clone();
             batchers.push(more);
-            OnLoss::new(store, backend.loss.clone())
+            returns.push(Return {
+                store: store.clone(),
+                loss: loss.clone(),
+            });
+            OnLoss::new(store, loss)
         };
+        let store_of_all = store(all);
         let per_second = per_second.as_ref().map(&mut store);
-        let store = store(all);
         let cache_bytes = settings.redis.local_cache_bytes / worker_count(settings);
         let meters = metrics.over_limit_cache.clone();
-        let store = OverLimitCache::new(PerSecond { store, per_second }, cache_bytes, meters);
-        (AnyStore::Redis(Arc::new(store)), batchers)
+        let both = PerSecond {
+            store: store_of_all,
+            per_second,
+        };
+        let store = OverLimitCache::new(both, cache_bytes, meters);
+        Doors {
+            store: AnyStore::Redis(Arc::new(store)),
+            batchers,
+            returns,
+        }
     }
 
     /// The servers of each Redis.
@@ -562,6 +611,24 @@ fn worker_count(settings: &Settings) -> usize {
     match settings.process.workers {
         0 => thread::available_parallelism().map_or(1, Into::into),
         count => count,
+    }
+}
+
+/// Tells whether any rule counts locally while its store is lost. All rules are looked at once a
+/// load.
+fn counts_locally(rules: Rules) -> impl FnMut() -> bool {
+    let mut seen: Option<Arc<RuleSet>> = None;
+    let mut is_any = false;
+    move || {
+        let current = rules.current();
+        if seen.as_ref().map(Arc::as_ptr) != current.as_ref().map(Arc::as_ptr) {
+            is_any = current.as_ref().is_some_and(|rules| {
+                let mut rules = rules.matcher.rules().iter();
+                rules.any(|rule| rule.on_store_loss == OnStoreLoss::Local)
+            });
+            seen = current;
+        }
+        is_any
     }
 }
 

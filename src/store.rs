@@ -12,6 +12,7 @@ pub mod on_loss;
 pub mod over_limit_cache;
 pub mod per_second;
 pub mod redis;
+pub mod replicas;
 mod split;
 
 use self::{
@@ -36,6 +37,11 @@ pub trait Store: Send + Sync + 'static {
     /// The store in memory, if it is that: asking it directly needs no future.
     fn as_memory(&self) -> Option<&MemoryStore> {
         None
+    }
+
+    /// Whether there is hope of an answer for every key, without asking anybody.
+    fn is_well(&self) -> bool {
+        true
     }
 }
 

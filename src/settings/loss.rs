@@ -20,6 +20,7 @@ pub struct StoreLoss {
     pub on_store_loss: OnStoreLoss,
 
     /// Replicas that share the limits, for counting locally; 0 counts those that use this Redis
+    /// with the same --key-prefix, by a counter of ten seconds in it
     #[arg(long, env = "TOLLGATE_REPLICAS", default_value_t = 0, value_name = "N")]
     pub replicas: u32,
 }

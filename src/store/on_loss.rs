@@ -3,9 +3,15 @@
 //! Each rule says so for itself (`on_store_loss`). Who counts locally begins with the last counts
 //! that this worker saw, keeps to this replica's share of each limit, and adds what it let pass to
 //! the store once that answers again.
+//!
+//! What is counted locally and in the store: hits that were on their way when the store fell silent
+//! and that it counted all the same. They are as many as the requests that got no answer, one
+//! pipeline for each connection, and the budget is that much smaller. What is counted nowhere: a
+//! batch of hits handed back that the store did not confirm (`forgotten`), for it is not sent twice.
 
 use std::{
     collections::HashMap,
+    convert::Infallible,
     mem,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -13,6 +19,8 @@ use std::{
     },
     time::Duration,
 };
+
+use tokio::sync::Notify;
 
 use super::{Store, StoreError, memory::MemoryStore};
 use crate::{
@@ -35,18 +43,22 @@ pub struct OnLoss<S> {
 pub struct Loss {
     /// What the log calls the store.
     name: &'static str,
-    /// How many replicas share the limits; 0 until that is known, and then taken as 1.
-    replicas: Arc<AtomicU32>,
     max_counters: usize,
     is_lost: AtomicBool,
+    /// When the store last failed to answer, in milliseconds since 1970.
+    failed_at: AtomicU64,
     local: Mutex<Local>,
     has_spent: AtomicBool,
+    /// There is something to do when the store is back.
+    wanted: Notify,
     meters: Arc<Meters>,
 }
 
 /// What the losses of all stores came to.
 #[derive(Debug, Default)]
 pub struct Meters {
+    /// How many replicas share the limits; 0 until that is known, and then taken as 1.
+    pub replicas: AtomicU32,
     /// Stores that do not answer now.
     pub lost: AtomicU64,
     /// Requests that were answered without the store.
@@ -66,6 +78,8 @@ struct Local {
     spent: HashMap<Box<[u8]>, Spent>,
     /// The most of each.
     max: usize,
+    /// Room is not made before.
+    full_until: Timestamp,
 }
 
 #[derive(Debug)]
@@ -74,8 +88,18 @@ struct Spent {
     hits: u64,
 }
 
-/// Increments of one request to the store when it is back.
-const HANDED_AT_ONCE: usize = 500;
+/// Increments of one request to the store when it is back: decisions wait behind them.
+const HANDED_AT_ONCE: usize = 200;
+
+/// How often a store that is lost is looked at. A look asks nobody.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// A store that fails some requests while its servers are well, as a full Redis does, is back
+/// when none failed for so long.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// Room is made this often at most, for that looks at everything.
+const MAKE_ROOM: Duration = Duration::from_secs(1);
 
 impl Local {
     fn new(max_counters: usize) -> Self {
@@ -84,12 +108,18 @@ impl Local {
             begun: HashMap::new(),
             spent: HashMap::new(),
             max: max_counters,
+            full_until: Timestamp::from_secs(0),
         }
     }
 
     /// Makes room by what has ended. Both are bounded: what finds no room begins with nothing and
     /// is not handed back.
     fn make_room(&mut self, now: Timestamp) {
+        let is_full = self.begun.len() >= self.max || self.spent.len() >= self.max;
+        if !is_full || now < self.full_until {
+            return;
+        }
+        self.full_until = now.plus(MAKE_ROOM);
         if self.begun.len() >= self.max {
             self.begun.retain(|_, ends_at| *ends_at > now);
         }
@@ -120,19 +150,15 @@ impl Local {
 
 impl Loss {
     /// `max_counters` is the most that is counted locally at a time.
-    pub fn new(
-        name: &'static str,
-        replicas: Arc<AtomicU32>,
-        max_counters: usize,
-        meters: Arc<Meters>,
-    ) -> Self {
+    pub fn new(name: &'static str, max_counters: usize, meters: Arc<Meters>) -> Self {
         Self {
             name,
-            replicas,
             max_counters,
             is_lost: AtomicBool::new(false),
+            failed_at: AtomicU64::new(0),
             local: Mutex::new(Local::new(max_counters)),
             has_spent: AtomicBool::new(false),
+            wanted: Notify::new(),
             meters,
         }
     }
@@ -143,28 +169,30 @@ impl Loss {
     }
 
     fn replicas(&self) -> u32 {
-        self.replicas.load(Relaxed).max(1)
+        self.meters.replicas.load(Relaxed).max(1)
     }
 
-    /// Says once that the store is gone, and once that it is back.
-    fn tell(&self, error: Option<StoreError>) {
-        // One read for each decision, and a write only when it changes.
-        if self.is_lost() == error.is_some()
-            || self.is_lost.swap(error.is_some(), Relaxed) == error.is_some()
-        {
+    /// Says once that the store is gone.
+    fn failed(&self, error: StoreError, now: Timestamp) {
+        self.failed_at.store(now.millis(), Relaxed);
+        if self.is_lost() || self.is_lost.swap(true, Relaxed) {
             return;
         }
-        let store = self.name;
-        match error {
-            Some(error) => {
-                self.meters.lost.fetch_add(1, Relaxed);
-                tracing::warn!(store, %error, "rules answer as their on_store_loss says");
-            }
-            None => {
-                self.meters.lost.fetch_sub(1, Relaxed);
-                tracing::info!(store, "rules are counted in the store again");
-            }
+        self.meters.lost.fetch_add(1, Relaxed);
+        tracing::warn!(store = self.name, %error, "rules answer as their on_store_loss says");
+        self.wanted.notify_one();
+    }
+
+    /// Says once that it is back.
+    fn returned(&self) {
+        if self.is_lost.swap(false, Relaxed) {
+            self.meters.lost.fetch_sub(1, Relaxed);
+            tracing::info!(store = self.name, "rules are counted in the store again");
         }
+    }
+
+    fn was_quiet(&self, now: Timestamp) -> bool {
+        now >= Timestamp::from_millis(self.failed_at.load(Relaxed)).plus(QUIET)
     }
 
     /// A panic elsewhere cannot leave it half changed in a way that matters: at worst something is
@@ -178,6 +206,27 @@ impl Loss {
         let mut local = self.local();
         self.has_spent.store(false, Relaxed);
         mem::replace(&mut *local, Local::new(self.max_counters)).spent
+    }
+
+    /// Takes back what was not sent after all.
+    fn put_back(&self, rest: Vec<(Box<[u8]>, Spent)>) {
+        let mut local = self.local();
+        for (key, spent) in rest {
+            let increment = Increment {
+                key: &key,
+                terms: spent.added(),
+            };
+            let forgotten = local.spend(&increment);
+            self.meters.forgotten.fetch_add(forgotten, Relaxed);
+        }
+        self.want_return();
+    }
+
+    /// Something was spent that has to be handed back.
+    fn want_return(&self) {
+        if !self.has_spent.swap(true, Relaxed) {
+            self.wanted.notify_one();
+        }
     }
 
     /// Counts `batch`, of which all increments have [`OnStoreLoss::Local`].
@@ -213,15 +262,31 @@ impl Loss {
         let counts = local.counters.apply_all(&shares, now)?;
         for (increment, count) in batch.iter().zip(&counts) {
             if count.is_charged && !increment.hits.is_peek() {
-                self.has_spent.store(true, Relaxed);
                 let forgotten = local.spend(&increment);
                 self.meters.forgotten.fetch_add(forgotten, Relaxed);
+                self.want_return();
             }
         }
         let told = batch.iter().zip(shares.iter()).zip(counts);
         Ok(told
             .map(|((increment, share), count)| told_of_share(&increment, &share, count))
             .collect())
+    }
+}
+
+impl Spent {
+    /// The hits as an increment that nothing refuses.
+    fn added(&self) -> Terms {
+        Terms {
+            hits: Hits::add(self.hits),
+            charge: Charge::Always,
+            ..self.terms
+        }
+    }
+
+    /// Whether the store still has a use for it.
+    fn matters(&self, now: Timestamp) -> bool {
+        self.hits > 0 && (self.terms.method != Method::Window || self.terms.expires_at > now)
     }
 }
 
@@ -327,58 +392,84 @@ impl<S> OnLoss<S> {
     }
 }
 
-impl<S: Store> OnLoss<S> {
-    /// Adds to the store what was let pass without it. What it does not confirm is not sent again,
-    /// for it may have counted.
-    async fn hand_back(&self, now: Timestamp) {
-        let spent = self.loss.take();
-        let mut spent: Vec<_> = spent
-            .iter()
-            .filter(|(_, spent)| spent.hits > 0)
-            .filter(|(_, spent)| {
-                spent.terms.method != Method::Window || spent.terms.expires_at > now
-            })
-            .collect();
-        while !spent.is_empty() {
-            let some = spent.split_off(spent.len().saturating_sub(HANDED_AT_ONCE));
-            let mut batch = Batch::default();
-            let mut hits = 0;
-            for (key, spent) in some {
-                hits += spent.hits;
-                let terms = Terms {
-                    hits: Hits::add(spent.hits),
-                    charge: Charge::Always,
-                    ..spent.terms
-                };
-                batch.append_one(Increment { key, terms });
-            }
-            let meter = match self.store.add(&batch, now).await {
-                Ok(_) => &self.loss.meters.handed_back,
-                Err(_) => &self.loss.meters.forgotten,
-            };
-            meter.fetch_add(hits, Relaxed);
-        }
-    }
-}
-
 impl<S: Store> Store for OnLoss<S> {
     async fn add(&self, batch: &Batch, now: Timestamp) -> Result<Vec<Count>, StoreError> {
         match self.store.add(batch, now).await {
             Ok(counts) => {
-                self.loss.tell(None);
-                if self.loss.has_spent.load(Relaxed) {
-                    self.hand_back(now).await;
-                }
                 self.remember(batch, &counts, now);
                 Ok(counts)
             }
             Err(error) => {
                 // A queue that is full is no loss: others are answered at the same time.
                 if error != StoreError::Overloaded {
-                    self.loss.tell(Some(error));
+                    self.loss.failed(error, now);
                 }
                 self.instead(batch, now, error)
             }
+        }
+    }
+}
+
+/// Waits for the return of a store and hands back what was spent without it. Once for the process,
+/// and no decision waits for it: what those find in the store may lack what is on its way.
+#[derive(Debug)]
+pub struct Return<S> {
+    pub store: S,
+    pub loss: Arc<Loss>,
+}
+
+impl<S: Store> Return<S> {
+    /// Runs as long as the process. `now` reads the clock that windows go by.
+    pub async fn run(self, now: impl Fn() -> Timestamp) -> Infallible {
+        loop {
+            self.loss.wanted.notified().await;
+            self.is_back(&now).await;
+            self.loss.returned();
+            self.hand_back(now()).await;
+        }
+    }
+
+    /// Waits until all servers of the store are well. As long as one is not, what belongs to it is
+    /// counted locally, and the rest in the store.
+    async fn is_back(&self, now: &impl Fn() -> Timestamp) {
+        let mut was_gone = false;
+        loop {
+            let is_well = self.store.is_well();
+            if is_well && (was_gone || self.loss.was_quiet(now())) {
+                return;
+            }
+            was_gone |= !is_well;
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Adds to the store what was let pass without it. What it does not confirm is not sent again,
+    /// for it may have counted; what follows then waits for the next return.
+    async fn hand_back(&self, now: Timestamp) {
+        let mut spent: Vec<_> = self.loss.take().into_iter().collect();
+        spent.retain(|(_, spent)| spent.matters(now));
+        while !spent.is_empty() {
+            if !self.store.is_well() {
+                self.loss.failed(StoreError::Unreachable, now);
+                self.loss.put_back(spent);
+                return;
+            }
+            let some = spent.split_off(spent.len().saturating_sub(HANDED_AT_ONCE));
+            let mut batch = Batch::default();
+            let mut hits = 0;
+            for (key, spent) in &some {
+                let terms = spent.added();
+                batch.append_one(Increment { key, terms });
+                hits += spent.hits;
+            }
+            let meters = &self.loss.meters;
+            if let Err(error) = self.store.add(&batch, now).await {
+                meters.forgotten.fetch_add(hits, Relaxed);
+                self.loss.failed(error, now);
+                self.loss.put_back(spent);
+                return;
+            }
+            meters.handed_back.fetch_add(hits, Relaxed);
         }
     }
 }
@@ -429,8 +520,11 @@ mod tests {
     const NOW: Timestamp = Timestamp::from_secs(1_795_230_000);
 
     fn loss(replicas: u32, max_counters: usize) -> Loss {
-        let replicas = Arc::new(AtomicU32::new(replicas));
-        Loss::new("redis", replicas, max_counters, Arc::default())
+        let meters = Meters {
+            replicas: AtomicU32::new(replicas),
+            ..Meters::default()
+        };
+        Loss::new("redis", max_counters, Arc::new(meters))
     }
 
     fn batch(value: &str, limit: &Limit, hits: Hits, now: Timestamp) -> Batch {

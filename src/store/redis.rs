@@ -354,6 +354,11 @@ impl Store for RedisStore {
             .await
             .unwrap_or(Err(StoreError::Timeout))
     }
+
+    fn is_well(&self) -> bool {
+        let map = lock(&self.view).map.clone();
+        map.is_complete() && map.nodes.iter().all(|node| !node.breaker.is_open())
+    }
 }
 
 /// The batchers of one worker: as many for each node of the map as it has connections.

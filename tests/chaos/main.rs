@@ -2,7 +2,7 @@
 //! prints what came of it as one table. `make chaos` runs it.
 //!
 //! ```text
-//! chaos [--deadline 50ms] [--lasts 5s] [--only TEXT] [--write FILE] [-- TOLLGATE-ARGS…]
+//! chaos [--deadline 50ms] [--lasts 5s] [--pause 4ms] [--only TEXT] [--write FILE] [-- TOLLGATE-ARGS…]
 //! chaos --soak MINUTES [-- TOLLGATE-ARGS…]
 //! ```
 
@@ -23,7 +23,10 @@ mod it {
 
 mod soak;
 
-use it::support::chaos::{Outcome, Plan, scenarios};
+use it::support::{
+    chaos::{Outcome, Plan, scenarios},
+    storm::PAUSE,
+};
 
 /// What to do.
 struct Options {
@@ -38,6 +41,7 @@ fn options() -> Options {
         plan: Plan {
             deadline: Duration::from_millis(50),
             lasts: Duration::from_secs(5),
+            pause: PAUSE,
             args: Vec::new(),
         },
         only: None,
@@ -50,6 +54,7 @@ fn options() -> Options {
         match arg.as_str() {
             "--deadline" => options.plan.deadline = duration(&value()),
             "--lasts" => options.plan.lasts = duration(&value()),
+            "--pause" => options.plan.pause = duration(&value()),
             "--only" => options.only = Some(value()),
             "--write" => options.write = Some(value().into()),
             "--soak" => {
@@ -103,17 +108,18 @@ fn main() {
 /// One line a scenario.
 fn table(outcomes: &[Outcome]) -> String {
     let mut table = "\
-| what breaks | answers | errors | longest answer | 99 % while broken | admitted too much | counted without an answer | exact again after | off afterwards |
-|---|---|---|---|---|---|---|---|---|
+| what breaks | answers | errors | without Redis | longest answer | 99 % while broken | admitted too much | counted too much | exact again after | off afterwards |
+|---|---|---|---|---|---|---|---|---|---|
 "
     .to_owned();
     for outcome in outcomes {
         let _ = writeln!(
             table,
-            "| {} | {} | {} | {:.1} ms | {:.2} ms | {} | {} | {:.0} ms | {} |",
+            "| {} | {} | {} | {} | {:.1} ms | {:.2} ms | {} | {} | {:.0} ms | {} |",
             outcome.name,
             outcome.answers,
             outcome.errors,
+            outcome.degraded,
             millis(outcome.longest),
             millis(outcome.p99_while_broken),
             outcome.over,

@@ -19,25 +19,54 @@ use crate::it::support::{
 const LONGEST: u64 = 2_000;
 const PEACE: Duration = Duration::from_millis(500);
 
-/// What a process may have grown by in the end. Allocators keep some of what they once had.
+/// Between the questions of one stream.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// What the servers answer while Redis is gone.
+const ANSWERS: [&str; 2] = ["error", "local"];
+
+/// What all of them together may have grown by in the end. Allocators keep some of what they once had.
 const MAX_GROWTH: u64 = 48 << 20;
 
 /// Runs for `time`.
 pub async fn soak(time: Duration, plan: &Plan) {
     let mut redis = Redis::start();
     let proxy = Proxy::to(redis.address());
-    let server = start(plan, &proxy.url(), &[]);
-    let mut client = connect(server.grpc).await;
-    all_work(&client).await;
+    let servers = ANSWERS.map(|answer| {
+        let mut plan = plan.clone();
+        plan.args
+            .extend(["--on-store-loss", answer].map(str::to_owned));
+        start(&plan, &proxy.url(), &[])
+    });
+    let addresses = servers.each_ref().map(|server| server.grpc);
+    let mut clients = Vec::new();
+    for address in addresses {
+        clients.push(connect(address).await);
+    }
+    let all_count = async || {
+        for client in &clients {
+            all_work(client).await;
+        }
+    };
+    all_count().await;
     // One round of load, so that what is needed under load is there.
-    Storm::start(&[server.grpc], &["a"]).await.end().await;
-    let (bytes, files) = (server.resident_bytes(), open_files(&server));
+    let storm = async || Storm::paced(&addresses, &["a", "b", "c"], PAUSE).await;
+    let warm_up = storm().await;
+    tokio::time::sleep(PEACE).await;
+    warm_up.end().await;
+    let size = || {
+        let bytes = servers.iter().map(Tollgate::resident_bytes);
+        let files = servers.iter().map(open_files);
+        (bytes.sum::<u64>(), files.sum::<usize>())
+    };
+    let (bytes, files) = size();
     let mut chance = Chance(RandomState::new().hash_one(0) | 1);
     let until = Instant::now() + time;
-    let (mut answers, mut errors, mut faults) = (0, 0, 0);
+    let (mut answers, mut errors, mut degraded, mut faults) = (0, 0, 0, 0);
+    let mut largest = bytes;
     let mut longest = Duration::ZERO;
     while Instant::now() < until {
-        let storm = Storm::start(&[server.grpc], &["a", "b", "c"]).await;
+        let storm = storm().await;
         tokio::time::sleep(PEACE).await;
         one_fault(&mut chance, &mut redis, &proxy).await;
         faults += 1;
@@ -45,20 +74,27 @@ pub async fn soak(time: Duration, plan: &Plan) {
         let seen = storm.end().await;
         answers += seen.0.len();
         errors += seen.error_count();
+        degraded += seen.degraded().0.len();
         longest = longest.max(seen.longest());
-        all_work(&client).await;
+        largest = largest.max(size().0);
+        all_count().await;
     }
-    let off = off_by(&mut client).await;
+    let mut off = 0;
+    for client in &mut clients.clone() {
+        off += off_by(client).await.abs();
+    }
     tokio::time::sleep(PEACE).await;
-    let (bytes_after, files_after) = (server.resident_bytes(), open_files(&server));
+    let (bytes_after, files_after) = size();
     println!(
-        "{faults} faults in {} s: {answers} answers, {errors} of them errors, the longest took {:.1} ms",
+        "{faults} faults in {} s: {answers} answers, {errors} of them errors and {degraded} made \
+         without Redis, the longest took {:.1} ms",
         time.as_secs(),
         longest.as_secs_f64() * 1000.0
     );
     println!(
-        "memory: {} kB before, {} kB after",
+        "memory: {} kB before, {} kB at most, {} kB after",
         bytes >> 10,
+        largest >> 10,
         bytes_after >> 10
     );
     println!("open files: {files} before, {files_after} after");
@@ -66,8 +102,16 @@ pub async fn soak(time: Duration, plan: &Plan) {
     assert_eq!(off, 0, "counts are exact at the end");
     assert!(files_after <= files + 8, "connections are left behind");
     assert!(bytes_after < bytes + MAX_GROWTH, "memory grew");
-    let log = server.log().text();
-    assert!(!log.contains("panicked"), "{log}");
+    for server in &servers {
+        let log = server.log().text();
+        assert!(!log.contains("panicked"), "{log}");
+        println!(
+            "handed back: {}, forgotten: {}, lines in the log: {}",
+            server.metric("tollgate_handed_back_hits_total"),
+            server.metric("tollgate_forgotten_hits_total"),
+            log.lines().count()
+        );
+    }
 }
 
 fn open_files(server: &Tollgate) -> usize {

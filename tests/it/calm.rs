@@ -16,7 +16,7 @@ use crate::support::{
     eventually,
     proxy::{Fault, Proxy},
     redis::Redis,
-    storm::{STREAMS, Storm},
+    storm::{PAUSE, STREAMS, Storm},
     tollgate::{self, Tollgate},
     tool, wait_until,
 };
@@ -34,6 +34,7 @@ async fn run(name: &str) -> Outcome {
     let plan = Plan {
         deadline: DEADLINE,
         lasts: Duration::from_millis(800),
+        pause: PAUSE,
         args: Vec::new(),
     };
     let outcome = scenario(plan).await;
@@ -44,8 +45,8 @@ async fn run(name: &str) -> Outcome {
     assert!(outcome.longest < RECOVERY, "{outcome:#?}");
     assert!(outcome.recovery < RECOVERY, "{outcome:#?}");
     assert_eq!(outcome.off_afterwards, 0, "{outcome:#?}");
-    let errors = i64::try_from(outcome.errors).unwrap();
-    assert!(outcome.under <= errors, "{outcome:#?}");
+    let without = i64::try_from(outcome.errors + outcome.degraded).unwrap();
+    assert!(outcome.under <= without, "{outcome:#?}");
     outcome
 }
 
@@ -101,6 +102,33 @@ async fn the_network_is_too_narrow() {
 #[tokio::test]
 async fn redis_is_full() {
     check_fails_at_once(&run_without_loss(chaos::FULL).await);
+}
+
+/// Where something else is to be answered than an error, nobody gets one.
+async fn run_without_errors(name: &str) -> Outcome {
+    let outcome = run(name).await;
+    assert_eq!(outcome.errors, 0, "{outcome:#?}");
+    assert!(outcome.degraded > 0, "{outcome:#?}");
+    assert!(
+        outcome.p99_while_broken < Duration::from_millis(40),
+        "{outcome:#?}"
+    );
+    outcome
+}
+
+#[tokio::test]
+async fn without_redis_everything_is_allowed_or_denied_if_that_is_wanted() {
+    run_without_errors(chaos::KILLED_ALLOW).await;
+    run_without_errors(chaos::KILLED_DENY).await;
+}
+
+#[tokio::test]
+async fn what_is_counted_locally_is_in_redis_afterwards() {
+    run_without_errors(chaos::KILLED_LOCAL).await;
+    let outcome = run_without_errors(chaos::STOPPED_LOCAL).await;
+    assert_eq!(outcome.over, 0, "{outcome:#?}");
+    let outcome = run_without_errors(chaos::SPLIT_LOCAL).await;
+    assert_eq!(outcome.over, 0, "{outcome:#?}");
 }
 
 #[tokio::test]

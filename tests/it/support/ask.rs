@@ -56,6 +56,12 @@ pub async fn send(
     Ok(response.into_inner())
 }
 
+/// Whether the reply says that it was made without the store.
+pub fn is_degraded(reply: &RateLimitResponse) -> bool {
+    let metadata = reply.dynamic_metadata.as_ref();
+    metadata.is_some_and(|metadata| metadata.fields.contains_key("degraded"))
+}
+
 /// Whether the decision was OK; anything but a decision is a failure of the test.
 #[track_caller]
 pub fn is_ok(response: &Result<RateLimitResponse, Status>) -> bool {

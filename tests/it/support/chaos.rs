@@ -11,14 +11,14 @@ use std::{
 use tempfile::TempDir;
 
 use super::{
-    ask::{Client, ask, connect, is_ok},
+    ask::{Client, ask, connect, is_degraded, is_ok},
     certificates::Authority,
     cluster::{Cluster, is_replica},
     eventually,
     proxy::{Fault, Proxy},
     redis::Redis,
     sentinel::Watched,
-    storm::{Answers, Storm},
+    storm::{Answers, Storm, What},
     tollgate::{self, Tollgate},
     wait_until,
 };
@@ -30,8 +30,20 @@ pub struct Plan {
     pub deadline: Duration,
     /// How long what can last lasts.
     pub lasts: Duration,
+    /// Between an answer and the next question of the same stream.
+    pub pause: Duration,
     /// Further arguments for tollgate, such as what to answer meanwhile.
     pub args: Vec<String>,
+}
+
+impl Plan {
+    /// With a default for `on_store_loss`.
+    #[must_use]
+    pub fn answering(mut self, answer: &str) -> Self {
+        self.args
+            .extend(["--on-store-loss", answer].map(str::to_owned));
+        self
+    }
 }
 
 /// What came of a scenario.
@@ -40,6 +52,8 @@ pub struct Outcome {
     pub name: &'static str,
     pub answers: usize,
     pub errors: usize,
+    /// Answers that were made without Redis, as `on_store_loss` says.
+    pub degraded: usize,
     pub longest: Duration,
     /// Answers that took far longer than a deadline.
     pub late: usize,
@@ -64,10 +78,28 @@ pub type Scenario = fn(Plan) -> Running;
 /// All of them, by name.
 pub fn scenarios() -> Vec<(&'static str, Scenario)> {
     vec![
-        (KILLED, |plan| Box::pin(killed(plan))),
-        (STOPPED, |plan| Box::pin(stopped(plan))),
-        (SENTINEL, |plan| Box::pin(sentinel_failover(plan))),
-        (MASTER, |plan| Box::pin(cluster_master_killed(plan))),
+        (KILLED, |plan| Box::pin(killed(KILLED, plan))),
+        (KILLED_ALLOW, |plan| {
+            Box::pin(killed(KILLED_ALLOW, plan.answering("allow")))
+        }),
+        (KILLED_DENY, |plan| {
+            Box::pin(killed(KILLED_DENY, plan.answering("deny")))
+        }),
+        (KILLED_LOCAL, |plan| {
+            Box::pin(killed(KILLED_LOCAL, plan.answering("local")))
+        }),
+        (STOPPED, |plan| Box::pin(stopped(STOPPED, plan))),
+        (STOPPED_LOCAL, |plan| {
+            Box::pin(stopped(STOPPED_LOCAL, plan.answering("local")))
+        }),
+        (SENTINEL, |plan| Box::pin(sentinel_failover(SENTINEL, plan))),
+        (SENTINEL_LOCAL, |plan| {
+            Box::pin(sentinel_failover(SENTINEL_LOCAL, plan.answering("local")))
+        }),
+        (MASTER, |plan| Box::pin(cluster_master_killed(MASTER, plan))),
+        (MASTER_LOCAL, |plan| {
+            Box::pin(cluster_master_killed(MASTER_LOCAL, plan.answering("local")))
+        }),
         (SLOTS, |plan| Box::pin(cluster_slots_moved(plan))),
         (JOINED, |plan| Box::pin(cluster_node_added(plan))),
         (CUT, |plan| Box::pin(network(CUT, plan, CUTS))),
@@ -92,7 +124,10 @@ pub fn scenarios() -> Vec<(&'static str, Scenario)> {
         (FLUSHED, |plan| Box::pin(scripts_flushed(plan))),
         (PASSWORD, |plan| Box::pin(password_rotated(plan))),
         (EXPIRED, |plan| Box::pin(certificate_expired(plan))),
-        (SPLIT, |plan| Box::pin(replicas_split(plan))),
+        (SPLIT, |plan| Box::pin(replicas_split(SPLIT, plan))),
+        (SPLIT_LOCAL, |plan| {
+            Box::pin(replicas_split(SPLIT_LOCAL, plan.answering("local")))
+        }),
     ]
 }
 
@@ -111,6 +146,13 @@ pub const FLUSHED: &str = "SCRIPT FLUSH";
 pub const PASSWORD: &str = "password rotated";
 pub const EXPIRED: &str = "TLS certificate expired";
 pub const SPLIT: &str = "two replicas split";
+pub const KILLED_ALLOW: &str = "kill -9 of Redis, restart; allow";
+pub const KILLED_DENY: &str = "kill -9 of Redis, restart; deny";
+pub const KILLED_LOCAL: &str = "kill -9 of Redis, restart; local";
+pub const STOPPED_LOCAL: &str = "SIGSTOP of Redis; local";
+pub const SENTINEL_LOCAL: &str = "Sentinel failover; local";
+pub const MASTER_LOCAL: &str = "Cluster: master killed; local";
+pub const SPLIT_LOCAL: &str = "two replicas split; local";
 
 const CUTS: Fault = Fault {
     latency: Duration::ZERO,
@@ -139,6 +181,10 @@ const VALUES: [&str; 12] = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k
 /// How long the load goes on before something breaks, and after it was mended.
 const CALM: Duration = Duration::from_millis(300);
 
+/// How long a Redis has to be quiet until what was spent without it is handed back at the latest,
+/// and the time that takes.
+const QUIET: Duration = Duration::from_millis(1500);
+
 /// What is far longer than a deadline: timers have a grain, and machines other things to do.
 const LATE: Duration = Duration::from_millis(50);
 
@@ -154,12 +200,13 @@ pub fn start(plan: &Plan, url: &str, more: &[(&str, &str)]) -> Tollgate {
     builder.start()
 }
 
-/// Waits until every value has a decision again.
+/// Waits until every value has a decision of the store again.
 pub async fn all_work(client: &Client) {
     eventually("all values are counted", async || {
         let mut client = client.clone();
         for value in VALUES {
-            if ask(&mut client, "d", &[("k", value)]).await.is_err() {
+            let reply = ask(&mut client, "d", &[("k", value)]).await;
+            if !reply.is_ok_and(|reply| !is_degraded(&reply)) {
                 return false;
             }
         }
@@ -212,7 +259,7 @@ impl Course {
         }
         let counted_before = counted();
         let addresses: Vec<_> = servers.iter().map(|server| server.grpc).collect();
-        let storm = Storm::start(&addresses, &VALUES).await;
+        let storm = Storm::paced(&addresses, &VALUES, plan.pause).await;
         tokio::time::sleep(CALM).await;
         Self {
             name,
@@ -245,7 +292,8 @@ impl Course {
         while recovered.is_none() && Instant::now() < patience {
             let mut works = true;
             for client in &mut self.clients {
-                works &= ask(client, "d", &[("few", "probe")]).await.is_ok();
+                let reply = ask(client, "d", &[("few", "probe")]).await;
+                works &= reply.is_ok_and(|reply| !is_degraded(&reply));
             }
             if works {
                 recovered = Some(());
@@ -253,8 +301,17 @@ impl Course {
         }
         tokio::time::sleep(CALM).await;
         let answers = self.storm.end().await;
+        if answers
+            .degraded()
+            .0
+            .iter()
+            .any(|seen| seen.what == What::Ok)
+        {
+            // What was spent is handed back when all has been quiet.
+            tokio::time::sleep(QUIET).await;
+        }
         self.recovery = answers
-            .last_error_after(mended)
+            .last_lack_after(mended)
             .unwrap_or_default()
             .max(answers.recovery(mended).unwrap_or(Duration::MAX));
         let counted = counted() - self.counted_before;
@@ -268,6 +325,7 @@ impl Course {
             name: self.name,
             answers: answers.0.len(),
             errors: answers.error_count(),
+            degraded: answers.degraded().0.len(),
             longest: answers.longest(),
             late: answers.later_than(self.plan.deadline + LATE),
             p99_while_broken: waited_for.quantile(0.99),
@@ -294,11 +352,11 @@ pub async fn off_by(client: &mut Client) -> i64 {
     admitted - 100
 }
 
-async fn killed(plan: Plan) -> Outcome {
+async fn killed(name: &'static str, plan: Plan) -> Outcome {
     let mut redis = Redis::start();
     let server = start(&plan, &redis.url(), &[]);
     let lasts = plan.lasts;
-    let mut course = Course::begin(KILLED, plan, &[&server], &|| counted_in(&redis)).await;
+    let mut course = Course::begin(name, plan, &[&server], &|| counted_in(&redis)).await;
     course.broken();
     redis.kill();
     tokio::time::sleep(lasts).await;
@@ -308,11 +366,11 @@ async fn killed(plan: Plan) -> Outcome {
     course.end(&|| counted_in(&redis)).await
 }
 
-async fn stopped(plan: Plan) -> Outcome {
+async fn stopped(name: &'static str, plan: Plan) -> Outcome {
     let redis = Redis::start();
     let server = start(&plan, &redis.url(), &[]);
     let lasts = plan.lasts;
-    let mut course = Course::begin(STOPPED, plan, &[&server], &|| counted_in(&redis)).await;
+    let mut course = Course::begin(name, plan, &[&server], &|| counted_in(&redis)).await;
     course.broken();
     redis.freeze();
     tokio::time::sleep(lasts).await;
@@ -321,11 +379,11 @@ async fn stopped(plan: Plan) -> Outcome {
     course.end(&|| counted_in(&redis)).await
 }
 
-async fn sentinel_failover(plan: Plan) -> Outcome {
+async fn sentinel_failover(name: &'static str, plan: Plan) -> Outcome {
     let mut watched = Watched::start();
     let server = start(&plan, &watched.url(), &[]);
     let count = |watched: &Watched| counted_in(&watched.servers[watched.master()]);
-    let mut course = Course::begin(SENTINEL, plan, &[&server], &|| count(&watched)).await;
+    let mut course = Course::begin(name, plan, &[&server], &|| count(&watched)).await;
     course.broken();
     watched.servers[0].kill();
     eventually("there is a new master", async || {
@@ -340,11 +398,10 @@ fn counted_in_cluster(cluster: &Cluster) -> i64 {
     sum(|key| cluster.value(key))
 }
 
-async fn cluster_master_killed(plan: Plan) -> Outcome {
+async fn cluster_master_killed(name: &'static str, plan: Plan) -> Outcome {
     let mut cluster = Cluster::start(1);
     let server = start(&plan, &cluster.url(), &[]);
-    let mut course =
-        Course::begin(MASTER, plan, &[&server], &|| counted_in_cluster(&cluster)).await;
+    let mut course = Course::begin(name, plan, &[&server], &|| counted_in_cluster(&cluster)).await;
     let master = cluster.owner(&key(VALUES[0]));
     course.broken();
     cluster.nodes[master].kill();
@@ -491,7 +548,7 @@ async fn certificate_expired(plan: Plan) -> Outcome {
     course.end(&|| counted_in(&redis)).await
 }
 
-async fn replicas_split(plan: Plan) -> Outcome {
+async fn replicas_split(name: &'static str, plan: Plan) -> Outcome {
     let redis = Redis::start();
     let proxy = Proxy::to(redis.address());
     let servers = [
@@ -500,7 +557,7 @@ async fn replicas_split(plan: Plan) -> Outcome {
     ];
     let lasts = plan.lasts;
     let both = [&servers[0], &servers[1]];
-    let mut course = Course::begin(SPLIT, plan, &both, &|| counted_in(&redis)).await;
+    let mut course = Course::begin(name, plan, &both, &|| counted_in(&redis)).await;
     course.broken();
     proxy.set(SWALLOWS);
     tokio::time::sleep(lasts).await;

@@ -132,7 +132,13 @@ async fn pump(
             }
             if let Some(bytes_per_sec) = fault.bytes_per_sec {
                 let length = u32::try_from(length).unwrap();
-                sleep(Duration::from_secs(1) * length / bytes_per_sec).await;
+                let takes = Duration::from_secs(1) * length / bytes_per_sec;
+                let mut faults = faults.clone();
+                tokio::select! {
+                    () = sleep(takes) => {}
+                    // It became wider, or worse.
+                    _ = faults.wait_for(|now| *now != fault) => {}
+                }
             }
             let at = Instant::now() + fault.latency;
             if late.send((at, buffer[..length].to_vec())).await.is_err() {

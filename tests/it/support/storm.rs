@@ -28,6 +28,15 @@ pub struct Seen {
     pub at: Instant,
     pub took: Duration,
     pub what: What,
+    /// It was answered without the store.
+    pub is_degraded: bool,
+}
+
+impl Seen {
+    /// Whether it was an error, or was answered without the store.
+    fn lacked_store(&self) -> bool {
+        self.is_degraded || matches!(self.what, What::Error(_))
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +58,11 @@ pub struct Storm {
 impl Storm {
     /// The callers ask for one of `values` each, in turn. Returns once all are connected.
     pub async fn start(servers: &[SocketAddr], values: &[&str]) -> Self {
+        Self::paced(servers, values, PAUSE).await
+    }
+
+    /// The same with another pause.
+    pub async fn paced(servers: &[SocketAddr], values: &[&str], pause: Duration) -> Self {
         let over = Arc::new(AtomicBool::new(false));
         let (answer, seen) = oneshot::channel();
         let (ready, is_ready) = oneshot::channel();
@@ -69,7 +83,7 @@ impl Storm {
                 for caller in 0..STREAMS {
                     let client = clients[caller % clients.len()].clone();
                     let value = values[caller % values.len()].clone();
-                    callers.spawn(call(client, value, is_over.clone()));
+                    callers.spawn(call(client, value, pause, is_over.clone()));
                 }
                 let _ = ready.send(());
                 let seen = callers.join_all().await.into_iter().flatten().collect();
@@ -89,7 +103,12 @@ impl Storm {
     }
 }
 
-async fn call(mut client: Client, value: String, over: Arc<AtomicBool>) -> Vec<Seen> {
+async fn call(
+    mut client: Client,
+    value: String,
+    pause: Duration,
+    over: Arc<AtomicBool>,
+) -> Vec<Seen> {
     let mut seen = Vec::new();
     while !over.load(Relaxed) {
         let at = Instant::now();
@@ -103,8 +122,9 @@ async fn call(mut client: Client, value: String, over: Arc<AtomicBool>) -> Vec<S
             at,
             took: at.elapsed(),
             what,
+            is_degraded: response.is_ok_and(|reply| ask::is_degraded(&reply)),
         });
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(pause).await;
     }
     seen
 }
@@ -135,6 +155,12 @@ impl Answers {
 
     pub fn ok(&self) -> usize {
         self.count(What::Ok)
+    }
+
+    /// Those that were answered without the store.
+    pub fn degraded(&self) -> Self {
+        let degraded = self.0.iter().filter(|seen| seen.is_degraded);
+        Self(degraded.cloned().collect())
     }
 
     pub fn errors(&self) -> BTreeMap<&'static str, usize> {
@@ -186,19 +212,19 @@ impl Answers {
             .unwrap_or_default()
     }
 
-    /// How long after `moment` a decision was made again. Nothing if none was.
+    /// How long after `moment` a decision was made in the store again. Nothing if none was.
     pub fn recovery(&self, moment: Instant) -> Option<Duration> {
-        let is_decision = |seen: &&Seen| !matches!(seen.what, What::Error(_));
+        let is_decision = |seen: &&Seen| !seen.lacked_store();
         let after = self.0.iter().filter(|seen| seen.at >= moment);
         let answered = after.filter(is_decision).map(|seen| seen.at + seen.took);
         Some(answered.min()? - moment)
     }
 
-    /// When the last error was seen, after `moment`.
-    pub fn last_error_after(&self, moment: Instant) -> Option<Duration> {
-        let is_error = |seen: &&Seen| matches!(seen.what, What::Error(_));
-        let errors = self.0.iter().filter(|seen| seen.at >= moment);
-        let ended = errors.filter(is_error).map(|seen| seen.at + seen.took);
+    /// When the last error was seen, or the last answer without the store, after `moment`.
+    pub fn last_lack_after(&self, moment: Instant) -> Option<Duration> {
+        let after = self.0.iter().filter(|seen| seen.at >= moment);
+        let lacking = after.filter(|seen| seen.lacked_store());
+        let ended = lacking.map(|seen| seen.at + seen.took);
         Some(ended.max()? - moment)
     }
 }

@@ -1,0 +1,215 @@
+//! How many replicas count in a store, found out by counting in it.
+//!
+//! Each adds one hit to a counter of ten seconds, once in each window, and looks at the window
+//! before. The counter belongs to no domain, so no request can have it.
+
+use std::{
+    convert::Infallible,
+    num::NonZeroU32,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+
+use super::{Store, StoreError, on_loss::Meters};
+use crate::{
+    counter::{Batch, Identity, Increment, Terms},
+    limit::Limit,
+    request::Hits,
+    window::{Period, Timestamp, Unit, Window},
+};
+
+/// The length of a window in seconds: a replica that left is counted for up to two of them.
+const WINDOW_SECS: NonZeroU32 = NonZeroU32::new(10).expect("10 is not 0");
+
+/// How often the counter is looked at, so that a replica that came is seen as soon.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// The one that counts and looks, once for the process.
+#[derive(Debug)]
+pub struct Replicas<S> {
+    store: S,
+    meters: Arc<Meters>,
+    limit: Limit,
+    identity: Identity,
+    /// The window in which this replica has tried to count itself.
+    own: Option<Window>,
+    /// What the present window held at the last look.
+    held: u64,
+    /// Since when every look succeeded and found no less than before.
+    well_since: Option<Timestamp>,
+}
+
+impl<S: Store> Replicas<S> {
+    /// Tells `meters` of what it sees in `store`.
+    pub fn new(store: S, meters: Arc<Meters>) -> Self {
+        let mut identity = Identity::default();
+        identity.set(b"", &[], &[]);
+        let period = Period::new(Unit::Second, WINDOW_SECS).expect("ten seconds are no long time");
+        Self {
+            store,
+            meters,
+            limit: Limit::fixed(u32::MAX, period),
+            identity,
+            own: None,
+            held: 0,
+            well_since: None,
+        }
+    }
+
+    /// Runs as long as the process. `now` reads the clock that windows go by; nothing is counted
+    /// while nobody `is_wanted` to know.
+    pub async fn run(
+        mut self,
+        now: impl Fn() -> Timestamp,
+        mut is_wanted: impl FnMut() -> bool,
+    ) -> Infallible {
+        loop {
+            if is_wanted() {
+                // A store that is gone is said elsewhere; what was seen holds meanwhile.
+                let _ = self.look(now()).await;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    async fn look(&mut self, now: Timestamp) -> Result<(), StoreError> {
+        let window = self.limit.window(now);
+        let length = Duration::from_secs(self.limit.period.secs());
+        let before = self.limit.window(now.minus(length));
+        let is_new = self.own != Some(window);
+        // Before it is sent: what has no answer may have counted, and is not sent again.
+        self.own = Some(window);
+        let mut batch = Batch::default();
+        self.push(
+            &mut batch,
+            window,
+            if is_new { Hits::ONE } else { Hits::add(0) },
+        );
+        self.push(&mut batch, before, Hits::add(0));
+        let counts = self.store.add(&batch, now).await;
+        let counts = counts.inspect_err(|_| self.well_since = None)?;
+        let [present, previous] = counts[..] else {
+            return Err(StoreError::Refused);
+        };
+        if !is_new && present.after < self.held {
+            // It came back empty.
+            self.well_since = None;
+        }
+        self.held = present.after;
+        let well_since = *self.well_since.get_or_insert(now);
+        let seen = present.after.max(previous.after).max(1);
+        let seen = u32::try_from(seen).unwrap_or(u32::MAX);
+        // In a window that the store was not there for the whole time some are missing.
+        if before.start >= well_since {
+            self.meters.replicas.store(seen, Relaxed);
+        } else {
+            self.meters.replicas.fetch_max(seen, Relaxed);
+        }
+        Ok(())
+    }
+
+    fn push(&self, batch: &mut Batch, window: Window, hits: Hits) {
+        let mut one = Batch::default();
+        one.push(&self.identity, &self.limit, window, hits);
+        for increment in one.iter() {
+            // It is looked at for another window.
+            let length = Duration::from_secs(self.limit.period.secs());
+            let terms = Terms {
+                expires_at: window.end.plus(length),
+                ..increment.terms
+            };
+            batch.append_one(Increment { terms, ..increment });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::runtime::Builder;
+
+    use super::*;
+    use crate::store::memory::MemoryStore;
+
+    const START: u64 = 1_795_230_000;
+
+    /// What replicas of a store see that look when it is so many seconds after a window began;
+    /// one that is told nothing is not there.
+    struct Course {
+        store: Arc<MemoryStore>,
+        all: Vec<Replicas<Arc<MemoryStore>>>,
+    }
+
+    impl Course {
+        fn new() -> Self {
+            Self {
+                store: Arc::new(MemoryStore::new(100)),
+                all: Vec::new(),
+            }
+        }
+
+        fn join(&mut self) {
+            let replica = Replicas::new(self.store.clone(), Arc::default());
+            self.all.push(replica);
+        }
+
+        #[track_caller]
+        fn check(&mut self, secs: u64, expected: &[u32]) {
+            let runtime = Builder::new_current_thread().build().unwrap();
+            let now = Timestamp::from_secs(START + secs);
+            self.store.sweep(now);
+            for replica in &mut self.all {
+                runtime.block_on(replica.look(now)).unwrap();
+            }
+            let seen = self.all.iter().map(|one| one.meters.replicas.load(Relaxed));
+            assert_eq!(seen.collect::<Vec<_>>(), expected);
+        }
+    }
+
+    #[test]
+    fn who_comes_is_seen_at_once_and_who_leaves_is_forgotten_in_two_windows() {
+        let mut course = Course::new();
+        course.join();
+        course.check(3, &[1]);
+        course.join();
+        course.check(4, &[1, 2]);
+        course.check(5, &[2, 2]);
+        course.check(10, &[2, 2]);
+        course.check(20, &[2, 2]);
+        course.check(29, &[2, 2]);
+        course.all.pop();
+        course.check(30, &[2]);
+        course.check(39, &[2]);
+        course.check(40, &[1]);
+    }
+
+    #[test]
+    fn a_store_that_comes_back_empty_makes_nobody_forget() {
+        let mut course = Course::new();
+        for _ in 0..3 {
+            course.join();
+        }
+        course.check(1, &[1, 2, 3]);
+        course.check(2, &[3, 3, 3]);
+        course.check(15, &[3, 3, 3]);
+        course.check(25, &[3, 3, 3]);
+        course.store = Arc::new(MemoryStore::new(100));
+        for replica in &mut course.all {
+            replica.store = course.store.clone();
+        }
+        course.check(26, &[3, 3, 3]);
+        course.all.truncate(2);
+        course.check(30, &[3, 3]);
+        course.check(39, &[3, 3]);
+        course.check(40, &[2, 2]);
+    }
+
+    #[test]
+    fn no_request_can_have_its_counter() {
+        let replicas = Replicas::new(MemoryStore::new(1), Arc::default());
+        let mut batch = Batch::default();
+        let window = replicas.limit.window(Timestamp::from_secs(START));
+        replicas.push(&mut batch, window, Hits::ONE);
+        let key = batch.iter().next().map(|increment| increment.key.to_vec());
+        assert_eq!(key.unwrap(), b"{0:}10@179523000");
+    }
+}
