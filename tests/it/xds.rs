@@ -265,7 +265,7 @@ async fn a_bad_push_is_refused_with_every_error_and_changes_nothing() {
     assert_eq!(lines.len(), expected.len(), "{lines:?}");
     for (line, expected) in lines.iter().zip(expected) {
         assert!(line.starts_with(expected), "{line}");
-        assert!(server.log().text().contains(expected));
+        wait_until(expected, || server.log().text().contains(expected));
     }
     assert_eq!(rlconfig(&server), before);
     assert_eq!(
@@ -434,6 +434,9 @@ async fn a_control_plane_that_comes_back_is_found_soon() {
     assert!(took < Duration::from_secs(7), "{took:?}");
     assert_eq!(passing(&server, "a", "y").await, 2);
     assert_eq!(server.metric(UP), 1);
+    wait_until("the log says so", || {
+        server.log().text().contains(" is back")
+    });
     let log = server.log().text();
     let away = log.matches(" is away: ").count();
     assert!(away <= 3, "once for each reason: {log}");

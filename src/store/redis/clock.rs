@@ -62,7 +62,14 @@ fn ahead(local_millis: u64, round_trip: Duration, theirs: u64) -> i64 {
     let half = u64::try_from(round_trip.as_millis() / 2).unwrap_or(u64::MAX);
     let ours = local_millis.saturating_add(half);
     let signed = |millis| i64::try_from(millis).unwrap_or(i64::MAX);
-    signed(theirs).saturating_sub(signed(ours))
+    let ahead = signed(theirs).saturating_sub(signed(ours));
+    // Within what the round trip leaves open, and the millisecond that both clocks cut off, they may
+    // be one clock: replicas beside Redis then agree with it, and not about.
+    if ahead.unsigned_abs() <= half + 1 {
+        0
+    } else {
+        ahead
+    }
 }
 
 #[cfg(test)]
@@ -88,5 +95,13 @@ mod tests {
         assert_eq!(ahead(1000, Duration::from_millis(40), 1020), 0);
         assert_eq!(ahead(1000, Duration::ZERO, 4000), 3000);
         assert_eq!(ahead(4000, Duration::from_millis(10), 1005), -3000);
+    }
+
+    #[test]
+    fn what_cannot_be_told_from_one_clock_is_one() {
+        assert_eq!(ahead(1000, Duration::ZERO, 1001), 0);
+        assert_eq!(ahead(1000, Duration::ZERO, 1002), 2);
+        assert_eq!(ahead(1000, Duration::from_millis(10), 1000), 0);
+        assert_eq!(ahead(1000, Duration::from_millis(10), 998), -7);
     }
 }
