@@ -93,7 +93,7 @@ fn part<'a>(message: &mut &'a [u8]) -> Option<&'a [u8]> {
     Some(part)
 }
 
-/// How long the message is that [`write`] writes, in bytes.
+/// How long the message is that [`write()`] writes, in bytes.
 pub fn length(decision: &Decision) -> usize {
     let statuses = decision.statuses.iter().map(status_length);
     2 + statuses.map(part_length).sum::<usize>()
