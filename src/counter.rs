@@ -239,6 +239,12 @@ impl Batch {
         })
     }
 
+    /// Forgets all increments, but keeps the memory for others.
+    pub fn clear(&mut self) {
+        self.keys.clear();
+        self.increments.clear();
+    }
+
     /// Appends a copy of `increment`.
     pub fn append_one(&mut self, increment: Increment<'_>) {
         let key_start = self.keys.len();

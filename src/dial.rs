@@ -222,9 +222,9 @@ fn config(options: &Options<'_>) -> Result<ClientConfig, DialError> {
 }
 
 /// What can be read and written.
-pub trait Bytes: AsyncRead + AsyncWrite + Send + Unpin {}
+pub trait Bytes: AsyncRead + AsyncWrite + Send + Sync + Unpin {}
 
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> Bytes for S {}
+impl<S: AsyncRead + AsyncWrite + Send + Sync + Unpin> Bytes for S {}
 
 /// A connection of any kind.
 pub type Stream = Box<dyn Bytes>;

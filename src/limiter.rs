@@ -5,6 +5,7 @@ use std::sync::Arc;
 use arc_swap::{ArcSwapOption, Guard};
 
 use crate::{
+    counter::CountList,
     decision::{Decision, decide},
     limit::Modes,
     matcher::Matcher,
@@ -86,7 +87,7 @@ impl<S: Store> Limiter<S> {
         };
         let plan = Plan::new(&rules.matcher, request, self.modes, now);
         let counts = if plan.batch.is_empty() {
-            Vec::new()
+            CountList::new()
         } else {
             self.store.add(&plan.batch, now).await.inspect_err(|_| {
                 self.metrics.record_store_failure();

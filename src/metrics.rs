@@ -49,7 +49,7 @@ pub struct Metrics {
     made_up: Mutex<MadeUp>,
     pub redis: Arc<redis::Meters>,
     pub redis_per_second: Arc<redis::Meters>,
-    pub over_limit_cache: Arc<over_limit_cache::Meters>,
+    pub over_limit_cache: over_limit_cache::Meters,
     pub loss: Arc<on_loss::Meters>,
     pub authorities: Authorities,
     pub traces: Arc<traces::Meters>,
@@ -320,13 +320,13 @@ impl Metrics {
         list.counter("tollgate.forgotten_hits_total", get(&loss.forgotten));
         self.node_samples(list);
 
-        let cache = &self.over_limit_cache;
-        let (hits, misses) = (get(&cache.hits), get(&cache.misses));
+        let cache = self.over_limit_cache.totals();
+        let over_limit_cache::Totals { hits, misses, .. } = cache;
         list.gauge("ratelimit.localcache.hitCount", hits);
         list.gauge("ratelimit.localcache.missCount", misses);
         list.gauge("ratelimit.localcache.lookupCount", hits + misses);
-        list.gauge("ratelimit.localcache.expiredCount", get(&cache.expired));
-        list.gauge("ratelimit.localcache.evacuateCount", get(&cache.evicted));
+        list.gauge("ratelimit.localcache.expiredCount", cache.expired);
+        list.gauge("ratelimit.localcache.evacuateCount", cache.evicted);
         if let Some(store) = memory {
             list.gauge("tollgate.memory_counters", store.live_counters() as u64);
             list.gauge("tollgate.memory_counters_max", store.max_counters() as u64);

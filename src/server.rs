@@ -495,7 +495,7 @@ impl Backend {
         let store_of_all = store(all);
         let per_second = per_second.as_ref().map(&mut store);
         let cache_bytes = settings.redis.local_cache_bytes / worker_count(settings);
-        let meters = metrics.over_limit_cache.clone();
+        let meters = &metrics.over_limit_cache;
         let both = PerSecond {
             store: store_of_all,
             per_second,

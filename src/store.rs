@@ -3,7 +3,7 @@
 use std::{future::Future, sync::Arc};
 
 use crate::{
-    counter::{Batch, Count},
+    counter::{Batch, CountList},
     window::Timestamp,
 };
 
@@ -32,7 +32,7 @@ pub trait Store: Send + Sync + 'static {
         &self,
         batch: &Batch,
         now: Timestamp,
-    ) -> impl Future<Output = Result<Vec<Count>, StoreError>> + Send;
+    ) -> impl Future<Output = Result<CountList, StoreError>> + Send;
 
     /// The store in memory, if it is that: asking it directly needs no future.
     fn as_memory(&self) -> Option<&MemoryStore> {
@@ -66,7 +66,7 @@ impl<S: Store> Store for Arc<S> {
         &self,
         batch: &Batch,
         now: Timestamp,
-    ) -> impl Future<Output = Result<Vec<Count>, StoreError>> + Send {
+    ) -> impl Future<Output = Result<CountList, StoreError>> + Send {
         (**self).add(batch, now)
     }
 
@@ -83,7 +83,7 @@ pub enum AnyStore {
 }
 
 impl Store for AnyStore {
-    async fn add(&self, batch: &Batch, now: Timestamp) -> Result<Vec<Count>, StoreError> {
+    async fn add(&self, batch: &Batch, now: Timestamp) -> Result<CountList, StoreError> {
         match self {
             Self::Memory(store) => store.add(batch, now).await,
             Self::Redis(store) => store.add(batch, now).await,

@@ -12,7 +12,7 @@ use anyhow::{Context as _, anyhow, ensure};
 use prost::Message as _;
 use tollgate::{
     config::{Files, Options, Source},
-    counter::{Batch, Count, Identity, KeyFormat, Text},
+    counter::{Batch, CountList, Identity, KeyFormat, Text},
     decision::{Decision, decide},
     grpc::{
         proto::envoy::{
@@ -137,7 +137,7 @@ pub struct Rooms {
     rules: &'static RuleSet,
     request: &'static Request<'static>,
     plan: Plan<'static>,
-    counts: Vec<Count>,
+    counts: CountList,
     decision: Decision,
     limiter: Limiter<Arc<MemoryStore>>,
     /// What a room may write into, over and over.

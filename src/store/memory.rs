@@ -451,8 +451,8 @@ impl Store for MemoryStore {
         &self,
         batch: &Batch,
         now: Timestamp,
-    ) -> impl Future<Output = Result<Vec<Count>, StoreError>> + Send {
-        future::ready(self.apply_all(batch, now).map(CountList::into_vec))
+    ) -> impl Future<Output = Result<CountList, StoreError>> + Send {
+        future::ready(self.apply_all(batch, now))
     }
 
     fn as_memory(&self) -> Option<&MemoryStore> {
@@ -507,7 +507,7 @@ mod tests {
             .build()
             .unwrap();
         let counts = runtime.block_on(store.add(&batch, now));
-        let after = |counts: Vec<Count>| counts.iter().map(|count| count.after).collect();
+        let after = |counts: CountList| counts.iter().map(|count| count.after).collect();
         assert_eq!(counts.map(after), expected);
     }
 
@@ -561,7 +561,7 @@ mod tests {
             .build()
             .unwrap();
         let counts = runtime.block_on(store.add(&look, now));
-        assert_eq!(counts, Ok(vec![Count::from(0); 3]));
+        assert_eq!(counts, Ok(CountList::from_elem(Count::from(0), 3)));
         assert_eq!(store.live_counters(), 0);
     }
 }

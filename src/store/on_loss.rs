@@ -24,7 +24,7 @@ use tokio::sync::Notify;
 
 use super::{Store, StoreError, memory::MemoryStore};
 use crate::{
-    counter::{Batch, Charge, Count, Increment, Method, Terms},
+    counter::{Batch, Charge, Count, CountList, Increment, Method, Terms},
     limit::OnStoreLoss,
     request::Hits,
     window::Timestamp,
@@ -235,7 +235,7 @@ impl Loss {
         batch: &Batch,
         known: impl Fn(&[u8]) -> u64,
         now: Timestamp,
-    ) -> Result<Vec<Count>, StoreError> {
+    ) -> Result<CountList, StoreError> {
         let replicas = self.replicas();
         let mut local = self.local();
         local.make_room(now);
@@ -358,13 +358,13 @@ impl<S> OnLoss<S> {
         batch: &Batch,
         now: Timestamp,
         error: StoreError,
-    ) -> Result<Vec<Count>, StoreError> {
+    ) -> Result<CountList, StoreError> {
         let says = |wanted| batch.iter().any(|increment| increment.on_loss == wanted);
         if says(OnStoreLoss::Error) {
             return Err(error);
         }
         self.loss.meters.degraded.fetch_add(1, Relaxed);
-        let mut local = Vec::new();
+        let mut local = CountList::new();
         if says(OnStoreLoss::Local) {
             let mut counted = Batch::default();
             for increment in batch.iter() {
@@ -393,7 +393,7 @@ impl<S> OnLoss<S> {
 }
 
 impl<S: Store> Store for OnLoss<S> {
-    async fn add(&self, batch: &Batch, now: Timestamp) -> Result<Vec<Count>, StoreError> {
+    async fn add(&self, batch: &Batch, now: Timestamp) -> Result<CountList, StoreError> {
         match self.store.add(batch, now).await {
             Ok(counts) => {
                 self.remember(batch, &counts, now);

@@ -15,9 +15,11 @@ use std::{
     time::Duration,
 };
 
+use foldhash::quality::RandomState;
+
 use super::{Store, StoreError};
 use crate::{
-    counter::{Batch, Charge, Count, Ends, Increment, Method, Terms},
+    counter::{Batch, Charge, Count, CountList, Ends, Increment, Method, Terms},
     request::Hits,
     verdict::Verdict,
     window::Timestamp,
@@ -29,16 +31,53 @@ pub struct OverLimitCache<S> {
     store: S,
     /// Nothing if the cache is turned off.
     entries: Option<Mutex<Entries>>,
-    meters: Arc<Meters>,
+    meters: Arc<Meter>,
 }
 
 /// What the caches of all workers have done.
 #[derive(Debug, Default)]
-pub struct Meters {
-    pub hits: AtomicU64,
-    pub misses: AtomicU64,
-    pub expired: AtomicU64,
-    pub evicted: AtomicU64,
+pub struct Meters(Mutex<Vec<Arc<Meter>>>);
+
+/// What one worker's cache has done. Counted for each request, so nobody else writes near it.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Meter {
+    hits: AtomicU64,
+    misses: AtomicU64,
+    expired: AtomicU64,
+    evicted: AtomicU64,
+}
+
+/// What caches have done up to a moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    pub hits: u64,
+    pub misses: u64,
+    pub expired: u64,
+    pub evicted: u64,
+}
+
+impl Meters {
+    fn new_meter(&self) -> Arc<Meter> {
+        let meter = Arc::<Meter>::default();
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.push(meter.clone());
+        meter
+    }
+
+    /// All of them together.
+    pub fn totals(&self) -> Totals {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let sum = |pick: fn(&Meter) -> &AtomicU64| {
+            all.iter().map(|meter| pick(meter).load(Relaxed)).sum()
+        };
+        Totals {
+            hits: sum(|meter| &meter.hits),
+            misses: sum(|meter| &meter.misses),
+            expired: sum(|meter| &meter.expired),
+            evicted: sum(|meter| &meter.evicted),
+        }
+    }
 }
 
 /// Counters that are over, in two generations: when the young one is full the old one is
@@ -52,7 +91,8 @@ struct Entries {
 
 #[derive(Debug, Default)]
 struct Generation {
-    counts: HashMap<Box<[u8]>, Over>,
+    /// Seeded at random for each process: keys come from outside.
+    counts: HashMap<Box<[u8]>, Over, RandomState>,
     bytes: usize,
 }
 
@@ -80,7 +120,7 @@ const ENTRY_BYTES: usize = 112;
 
 impl<S> OverLimitCache<S> {
     /// A cache of `max_bytes` at most; 0 turns it off.
-    pub fn new(store: S, max_bytes: usize, meters: Arc<Meters>) -> Self {
+    pub fn new(store: S, max_bytes: usize, meters: &Meters) -> Self {
         let entries = (max_bytes > 0).then(|| {
             Mutex::new(Entries {
                 young: Generation::default(),
@@ -91,22 +131,35 @@ impl<S> OverLimitCache<S> {
         Self {
             store,
             entries,
-            meters,
+            meters: meters.new_meter(),
         }
     }
 }
 
 impl<S: Store> Store for OverLimitCache<S> {
-    async fn add(&self, batch: &Batch, now: Timestamp) -> Result<Vec<Count>, StoreError> {
+    async fn add(&self, batch: &Batch, now: Timestamp) -> Result<CountList, StoreError> {
         let Some(entries) = &self.entries else {
             return self.store.add(batch, now).await;
         };
-        let known = self.look_up(entries, batch, now);
-        if known.iter().all(Option::is_none) {
-            let counts = self.store.add(batch, now).await?;
-            self.remember(entries, batch, &counts, now);
-            return Ok(counts);
+        if let Some(known) = self.look_up(entries, batch, now) {
+            // Boxed, for the way of all others is to stay small.
+            return Box::pin(self.add_the_rest(entries, batch, known, now)).await;
         }
+        let counts = self.store.add(batch, now).await?;
+        self.remember(entries, batch, &counts, now);
+        Ok(counts)
+    }
+}
+
+impl<S: Store> OverLimitCache<S> {
+    /// Asks the store what is not `known`.
+    async fn add_the_rest(
+        &self,
+        entries: &Mutex<Entries>,
+        batch: &Batch,
+        known: Vec<Option<Count>>,
+        now: Timestamp,
+    ) -> Result<CountList, StoreError> {
         let Asked { asked, mut counts } = Asked::new(batch, known);
         if !asked.is_empty() {
             let told = self.store.add(&asked, now).await?;
@@ -165,13 +218,13 @@ impl Asked {
 }
 
 impl<S> OverLimitCache<S> {
-    /// The counters of `batch` that are known to be over.
+    /// The counters of `batch` that are known to be over, if some are.
     fn look_up(
         &self,
         entries: &Mutex<Entries>,
         batch: &Batch,
         now: Timestamp,
-    ) -> Vec<Option<Count>> {
+    ) -> Option<Vec<Option<Count>>> {
         let entries = lock(entries);
         let look_up = |increment: Increment<'_>| {
             let over = entries.get(increment.key)?;
@@ -181,12 +234,17 @@ impl<S> OverLimitCache<S> {
             }
             over.answers(&increment.terms).then(|| over.count(now))
         };
-        let known: Vec<_> = batch.iter().map(look_up).collect();
-        let hits = known.iter().flatten().count() as u64;
+        let mut known = None;
+        let mut hits = 0;
+        for (index, increment) in batch.iter().enumerate() {
+            if let Some(count) = look_up(increment) {
+                known.get_or_insert_with(|| vec![None; batch.len()])[index] = Some(count);
+                hits += 1;
+            }
+        }
         self.meters.hits.fetch_add(hits, Relaxed);
-        self.meters
-            .misses
-            .fetch_add(known.len() as u64 - hits, Relaxed);
+        let misses = batch.len() as u64 - hits;
+        self.meters.misses.fetch_add(misses, Relaxed);
         known
     }
 
@@ -325,7 +383,7 @@ mod tests {
     fn fixture(max_bytes: usize) -> Fixture {
         let store = Arc::new(MemoryStore::new(1_000));
         Fixture {
-            cache: OverLimitCache::new(store.clone(), max_bytes, Arc::default()),
+            cache: OverLimitCache::new(store.clone(), max_bytes, &Meters::default()),
             store,
         }
     }
@@ -494,7 +552,7 @@ mod tests {
     }
 
     impl Store for Asking {
-        async fn add(&self, batch: &Batch, now: Timestamp) -> Result<Vec<Count>, StoreError> {
+        async fn add(&self, batch: &Batch, now: Timestamp) -> Result<CountList, StoreError> {
             self.times.fetch_add(1, Relaxed);
             self.store.add(batch, now).await
         }
@@ -508,10 +566,10 @@ mod tests {
                 store: MemoryStore::new(1_000),
                 times: AtomicU64::new(0),
             };
-            Self(OverLimitCache::new(store, 10_000, Arc::default()))
+            Self(OverLimitCache::new(store, 10_000, &Meters::default()))
         }
 
-        fn send_all(&self, limits: &[One], millis: u64) -> Vec<Count> {
+        fn send_all(&self, limits: &[One], millis: u64) -> CountList {
             let now = Timestamp::from_millis(millis);
             let mut batch = Batch::default();
             let mut identity = Identity::default();

@@ -3,7 +3,7 @@
 
 use super::{Store, StoreError, split::Split};
 use crate::{
-    counter::{Batch, Count},
+    counter::{Batch, CountList},
     window::Timestamp,
 };
 
@@ -17,10 +17,24 @@ pub struct PerSecond<S> {
 }
 
 impl<S: Store> Store for PerSecond<S> {
-    async fn add(&self, batch: &Batch, now: Timestamp) -> Result<Vec<Count>, StoreError> {
-        let Some(per_second) = self.per_second.as_ref().filter(|_| !batch.is_empty()) else {
-            return self.store.add(batch, now).await;
-        };
+    async fn add(&self, batch: &Batch, now: Timestamp) -> Result<CountList, StoreError> {
+        match &self.per_second {
+            // Boxed, for the way of all others is to stay small.
+            Some(per_second) if !batch.is_empty() => {
+                Box::pin(self.add_to_both(per_second, batch, now)).await
+            }
+            _ => self.store.add(batch, now).await,
+        }
+    }
+}
+
+impl<S: Store> PerSecond<S> {
+    async fn add_to_both(
+        &self,
+        per_second: &S,
+        batch: &Batch,
+        now: Timestamp,
+    ) -> Result<CountList, StoreError> {
         let split = Split::new(batch, |increment| usize::from(increment.is_per_second));
         match split.only() {
             Some(0) => return self.store.add(batch, now).await,

@@ -28,7 +28,7 @@ use tokio::{
 
 use super::{Store, StoreError};
 use crate::{
-    counter::{Batch, Count},
+    counter::{Batch, Count, CountList},
     window::Timestamp,
 };
 
@@ -40,13 +40,17 @@ mod cluster;
 mod connection;
 mod guide;
 mod lane;
+mod link;
 mod map;
 mod node;
+mod packed;
 mod pipeline;
 mod probe;
 mod redirect;
+mod seats;
 mod sentinel;
 mod slot;
+mod tls;
 mod trouble;
 
 pub use address::{Address, BadUrl, Kind, Secret, Tls};
@@ -269,7 +273,6 @@ impl Servers {
 pub struct RedisStore {
     view: Arc<Mutex<Arc<View>>>,
     key_prefix: Arc<[u8]>,
-    deadline: Duration,
 }
 
 /// A map, and the lanes to its nodes in their order.
@@ -284,7 +287,7 @@ impl RedisStore {
     pub fn new(servers: &Servers, options: &Options) -> (Self, Batchers) {
         let mut batchers = Batchers {
             servers: servers.clone(),
-            options: options.clone(),
+            options: Arc::new(options.clone()),
             places: Arc::new(Places::new(options.max_waiting)),
             view: Arc::new(Mutex::new(Arc::new(View {
                 map: Arc::default(),
@@ -296,18 +299,17 @@ impl RedisStore {
         let store = Self {
             view: batchers.view.clone(),
             key_prefix: options.key_prefix.as_bytes().into(),
-            deadline: options.deadline,
         };
         (store, batchers)
     }
 
-    async fn add_now(&self, batch: &Batch, now: Timestamp) -> Result<Vec<Count>, StoreError> {
-        let view = lock(&self.view).clone();
-        if !view.map.is_cluster() {
-            let lane = view.lanes.first().ok_or(StoreError::Unreachable)?;
-            let answer = lane.push(batch, now)?;
-            return answer.await.unwrap_or(Err(StoreError::Unreachable));
-        }
+    /// The same for a cluster: one part for each node.
+    async fn add_to_cluster(
+        &self,
+        view: Arc<View>,
+        batch: &Batch,
+        now: Timestamp,
+    ) -> Result<CountList, StoreError> {
         let parts = cluster::parts(&view.map, &self.key_prefix, batch)?;
         let mut counts = Self::add_parts(&view, &parts, batch.len(), now).await?;
         if let Some(back) = cluster::overcharged(&parts, batch, &mut counts) {
@@ -323,7 +325,7 @@ impl RedisStore {
         parts: &[Part],
         increments: usize,
         now: Timestamp,
-    ) -> Result<Vec<Count>, StoreError> {
+    ) -> Result<CountList, StoreError> {
         // If one of them cannot be counted, nothing is.
         for part in parts {
             view.lanes[part.node].admit()?;
@@ -333,9 +335,9 @@ impl RedisStore {
             answers.push(view.lanes[part.node].push(&part.batch, now)?);
         }
         // All are on their way; who is waited for first does not matter.
-        let mut counts = vec![Count::from(0); increments];
+        let mut counts = CountList::from_elem(Count::from(0), increments);
         for (part, answer) in parts.iter().zip(answers) {
-            let own = answer.await.unwrap_or(Err(StoreError::Unreachable))?;
+            let own = answer.await?;
             for (index, count) in part.indices.iter().zip(own) {
                 counts[*index] = count;
             }
@@ -345,14 +347,19 @@ impl RedisStore {
 }
 
 impl Store for RedisStore {
-    async fn add(&self, batch: &Batch, now: Timestamp) -> Result<Vec<Count>, StoreError> {
+    async fn add(&self, batch: &Batch, now: Timestamp) -> Result<CountList, StoreError> {
         if batch.is_empty() {
-            return Ok(Vec::new());
+            return Ok(CountList::new());
         }
-        let counting = self.add_now(batch, now);
-        tokio::time::timeout(self.deadline, counting)
-            .await
-            .unwrap_or(Err(StoreError::Timeout))
+        let view = lock(&self.view).clone();
+        if view.map.is_cluster() {
+            // Boxed, for the way of all others is to stay small.
+            return Box::pin(self.add_to_cluster(view, batch, now)).await;
+        }
+        let lane = view.lanes.first().ok_or(StoreError::Unreachable)?;
+        let answer = lane.push(batch, now)?;
+        drop(view);
+        answer.await
     }
 
     fn is_well(&self) -> bool {
@@ -365,7 +372,7 @@ impl Store for RedisStore {
 #[derive(Debug)]
 pub struct Batchers {
     servers: Servers,
-    options: Options,
+    options: Arc<Options>,
     places: Arc<Places>,
     view: Arc<Mutex<Arc<View>>>,
     /// Lanes that nobody serves yet.
@@ -381,6 +388,9 @@ impl Batchers {
             let map = maps.borrow_and_update().clone();
             self.follow(map);
             for lane in std::mem::take(&mut self.new_lanes) {
+                let deadline = self.options.deadline;
+                let timed = lane.clone();
+                running.spawn(async move { timed.watch_time(deadline).await });
                 let pool = Batcher::pool(&self.servers, &lane.node, &self.options);
                 for _ in 0..self.options.connections {
                     let batcher =

@@ -5,7 +5,7 @@
 //! counter fuller than it should be, never emptier.
 
 use crate::{
-    counter::{Batch, Charge, Count, Increment},
+    counter::{Batch, Charge, Count, CountList, Increment},
     request::Hits,
     verdict::Verdict,
 };
@@ -44,8 +44,8 @@ impl Split {
     }
 
     /// The counts of all parts in the order of the request, those of each part being in order.
-    pub(super) fn merge(&self, counts: Vec<Vec<Count>>) -> Option<Vec<Count>> {
-        let mut counts: Vec<_> = counts.into_iter().map(Vec::into_iter).collect();
+    pub(super) fn merge(&self, counts: Vec<CountList>) -> Option<CountList> {
+        let mut counts: Vec<_> = counts.into_iter().map(CountList::into_iter).collect();
         let places = self.places.iter();
         places.map(|&place| counts.get_mut(place)?.next()).collect()
     }

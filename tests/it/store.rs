@@ -45,7 +45,7 @@ impl Door {
             Self::Memory(store) => store.add(batch, now).await,
             Self::Redis(store) => store.add(batch, now).await,
         };
-        counts.expect("the store answers")
+        counts.expect("the store answers").into_vec()
     }
 
     async fn add(&self, batch: &Batch, now: Timestamp) -> Vec<u64> {

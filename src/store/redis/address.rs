@@ -6,10 +6,7 @@ use std::{
     time::Duration,
 };
 
-use bb8_redis::redis::{
-    ClientTlsConfig, ConnectionAddr, IntoConnectionInfo as _, RedisConnectionInfo, RedisError,
-    TlsCertificates,
-};
+use bb8_redis::redis::{ConnectionAddr, IntoConnectionInfo as _, RedisConnectionInfo, RedisError};
 
 /// The text is not the address of a Redis. Says what is wrong without repeating it: addresses
 /// hold passwords.
@@ -21,7 +18,7 @@ pub struct BadUrl {
     pub(super) reason: String,
 }
 
-fn bad(reason: impl Into<String>) -> BadUrl {
+pub(super) fn bad(reason: impl Into<String>) -> BadUrl {
     BadUrl {
         reason: reason.into(),
     }
@@ -146,19 +143,6 @@ impl Place {
         }
         let host = host.to_owned();
         Ok(Self::Tcp { host, port })
-    }
-
-    pub(super) fn address(&self, is_tls: bool) -> ConnectionAddr {
-        match self {
-            Self::Unix(path) => ConnectionAddr::Unix(path.clone()),
-            Self::Tcp { host, port } if is_tls => ConnectionAddr::TcpTls {
-                host: host.clone(),
-                port: *port,
-                insecure: false,
-                tls_params: None,
-            },
-            Self::Tcp { host, port } => ConnectionAddr::Tcp(host.clone(), *port),
-        }
     }
 
     /// The place that a server calls `host` and `port`. A server that does not know its own name
@@ -319,41 +303,19 @@ fn seeds(hosts: &str, default_port: u16) -> Result<Vec<Place>, BadUrl> {
 /// Credentials and database of a URL.
 fn settings(url: &str) -> Result<RedisConnectionInfo, BadUrl> {
     let info = url.into_connection_info().map_err(library)?;
-    // The library would name itself with two more commands on every connection.
-    Ok(info.redis_settings().clone().set_skip_set_lib_name())
+    Ok(info.redis_settings().clone())
 }
 
 /// No credentials and no database, as for sentinels.
 pub(super) fn no_settings() -> RedisConnectionInfo {
-    RedisConnectionInfo::default().set_skip_set_lib_name()
+    RedisConnectionInfo::default()
 }
 
 fn library(error: RedisError) -> BadUrl {
     bad(error.to_string().to_lowercase())
 }
 
-impl Tls {
-    /// Reads the files.
-    ///
-    /// # Errors
-    ///
-    /// If one of them cannot be read. Names it.
-    pub(super) fn read(&self) -> Result<TlsCertificates, BadUrl> {
-        let client_tls = match &self.client {
-            Some((certificate, key)) => Some(ClientTlsConfig {
-                client_cert: read(certificate)?,
-                client_key: read(key)?,
-            }),
-            None => None,
-        };
-        Ok(TlsCertificates {
-            client_tls,
-            root_cert: self.ca.as_deref().map(read).transpose()?,
-        })
-    }
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, BadUrl> {
+pub(super) fn read(path: &Path) -> Result<Vec<u8>, BadUrl> {
     fs::read(path).map_err(|error| bad(format!("{} cannot be read: {error}", path.display())))
 }
 

@@ -4,10 +4,11 @@ use std::{
     collections::{HashMap, HashSet},
     hash::BuildHasher as _,
     mem,
+    ops::Range,
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 
-use bb8_redis::redis::{Pipeline, Value, aio::MultiplexedConnection};
+use bb8_redis::redis::Value;
 use foldhash::{fast, quality};
 use tokio::{sync::watch, time::Instant};
 
@@ -15,13 +16,15 @@ use super::{
     Options, Servers, StoreError,
     address::Place,
     connection::{self, Connection, ConnectionPool, Door, Pooled},
-    lane::{Lane, Waiting},
+    lane::{Lane, Taken},
+    link::Link,
     node::Node,
+    packed::Packed,
     pipeline::{Builder, Commands, load_step},
     redirect::redirects,
     trouble::{Trouble, is_unserved_slot},
 };
-use crate::window::Timestamp;
+use crate::{counter::Batch, window::Timestamp};
 
 /// How often a command may be sent on from one server to the next: MOVED by an old map, ASK by
 /// the slot's owner, and once more for a slot that moves meanwhile.
@@ -37,17 +40,17 @@ pub(super) struct Batcher {
     lane: Arc<Lane>,
     node: Arc<Node>,
     servers: Servers,
-    options: Options,
+    options: Arc<Options>,
     known: Known,
     trouble: watch::Receiver<Option<Trouble>>,
     /// Connections to servers that commands were sent on to.
-    detours: HashMap<Place, MultiplexedConnection>,
+    detours: HashMap<Place, Link>,
     /// The last error that Redis gave for a command, so that the log says it once.
     last_refusal: Option<String>,
 }
 
 impl Batcher {
-    pub(super) fn new(lane: Arc<Lane>, servers: Servers, options: Options) -> Self {
+    pub(super) fn new(lane: Arc<Lane>, servers: Servers, options: Arc<Options>) -> Self {
         let node = lane.node.clone();
         Self {
             trouble: node.breaker.watch(),
@@ -125,100 +128,93 @@ impl Batcher {
     /// Sends batches for as long as the connection is good. Returns nothing at the end of the
     /// lane.
     async fn serve(&mut self, connection: &mut Connection) -> Option<()> {
-        while !connection.is_broken() && connection.era == self.node.breaker.era() {
+        while !connection.link.is_broken() && connection.era == self.node.breaker.era() {
             if self.node.breaker.is_open() {
                 break;
             }
             tokio::select! {
+                biased;
                 arrived = self.lane.arrived() => arrived?,
                 _ = self.trouble.changed() => continue,
+                // Found out before anybody's request does.
+                () = connection.link.broken() => break,
             }
             if connection.era != self.node.breaker.era() {
                 break;
             }
             // The connection first: what arrives while it is busy joins the batch.
-            let waiting = self.lane.take();
-            self.send(connection, waiting).await;
+            let lane = self.lane.clone();
+            if let Some(taken) = lane.take() {
+                self.send(connection, taken).await;
+            }
         }
         Some(())
     }
 
     /// One batch. Whatever happens, nothing that may have counted is sent again.
-    async fn send(&mut self, connection: &mut Connection, mut waiting: Waiting) {
-        // Who gave up by now is not counted.
-        waiting.drop_closed();
-        let Some(now) = waiting.now.filter(|_| !waiting.waiters.is_empty()) else {
-            return;
-        };
-        let commands = self.commands(&waiting, now);
-        let in_flight = waiting.waiters.len() as u64;
-        self.node.meters.in_flight.fetch_add(in_flight, Relaxed);
-        let replies = self.round_trip(connection, &commands.pipeline).await;
-        self.node.meters.in_flight.fetch_sub(in_flight, Relaxed);
-        match replies {
+    async fn send(&mut self, connection: &mut Connection, mut taken: Taken<'_>) {
+        let link = &mut connection.link;
+        let options = self.options.clone();
+        let Taken {
+            batch,
+            now,
+            waiters,
+            ..
+        } = &mut taken;
+        let commands = self.commands(&options, batch, *now, waiters.requests());
+        match self.round_trip(link, &commands.packed).await {
             Ok(mut replies) => {
-                self.follow_redirects(&commands.pipeline, &mut replies)
-                    .await;
-                self.run_unknown(connection, &commands, &mut replies).await;
-                self.judge(connection, &replies);
+                self.follow_redirects(&commands.packed, &mut replies).await;
+                self.run_unknown(link, &commands, &mut replies).await;
+                self.judge(link, &replies);
                 for hash in commands.expiring(&replies) {
                     self.known.insert(hash);
                 }
+                waiters.answer(commands.counts(&replies));
                 let repairs = commands.repairs(&replies);
-                waiting.answer(commands.counts(&replies));
                 if !repairs.is_empty() {
                     // Nobody waits for it. If it fails, those keys stay until Redis evicts them.
-                    if let Ok(mut replies) = self.round_trip(connection, &repairs).await {
+                    if let Ok(mut replies) = self.round_trip(link, &repairs).await {
                         self.follow_redirects(&repairs, &mut replies).await;
                     }
                 }
             }
-            Err(error) => waiting.fail(error),
+            Err(error) => waiters.fail(error),
         }
+        taken.recycle();
     }
 
     /// Loads the script where the server did not know it, as after SCRIPT FLUSH, and sends again
     /// what it could not run for want of it, and nothing else.
-    async fn run_unknown(
-        &self,
-        connection: &mut Connection,
-        commands: &Commands,
-        replies: &mut [Value],
-    ) {
+    async fn run_unknown(&self, link: &mut Link, commands: &Commands<'_>, replies: &mut [Value]) {
         let unknown = commands.unknown(replies);
         if unknown.is_empty() {
             return;
         }
-        let all: Vec<_> = commands.pipeline.cmd_iter().collect();
-        let mut pipeline = Pipeline::with_capacity(unknown.len() + 1);
-        pipeline.add_command(load_step());
+        let mut again = load_step();
         for &command in &unknown {
-            pipeline.add_command(all[command].clone());
+            again.copy(&commands.packed, command);
         }
         // If it fails the first replies stay, and they are errors.
-        if let Ok(again) = self.round_trip(connection, &pipeline).await {
+        if let Ok(again) = self.round_trip(link, &again).await {
             for (command, reply) in unknown.into_iter().zip(again.into_iter().skip(1)) {
                 replies[command] = reply;
             }
         }
     }
 
-    /// Sends `pipeline` and returns one reply for each command.
+    /// Sends `commands` and returns one reply for each.
     async fn round_trip(
         &self,
-        connection: &mut Connection,
-        pipeline: &Pipeline,
+        link: &mut Link,
+        commands: &Packed,
     ) -> Result<Vec<Value>, StoreError> {
-        self.servers.0.meters.record_pipeline(pipeline.len());
+        self.servers.0.meters.record_pipeline(commands.len());
         self.node.meters.batches.fetch_add(1, Relaxed);
-        let sent = connection.send(pipeline);
-        let (error, trouble) = match tokio::time::timeout(self.options.deadline, sent).await {
-            Ok(Ok(replies)) if replies.len() == pipeline.len() => return Ok(replies),
-            Ok(Ok(_)) => {
-                let trouble = Trouble::Unreachable("replies are missing".to_owned());
-                (StoreError::Refused, trouble)
-            }
-            Ok(Err(error)) => (StoreError::Unreachable, Trouble::of_failure(&error)),
+        let asked = tokio::time::timeout(self.options.deadline, link.ask(commands));
+        let (error, trouble) = match asked.await {
+            Ok(Ok(replies)) => return Ok(replies),
+            Ok(Err(trouble)) => (StoreError::Unreachable, trouble),
             Err(_elapsed) => (StoreError::Timeout, Trouble::Silent),
         };
         tracing::debug!(node = %self.node, %trouble, "a batch failed");
@@ -229,7 +225,11 @@ impl Batcher {
 
     /// Sends commands on that were answered with where they belong, and puts the replies in their
     /// places. What was not carried out may be sent again; nothing else is.
-    async fn follow_redirects(&mut self, pipeline: &Pipeline, replies: &mut [Value]) {
+    async fn follow_redirects(&mut self, commands: &Packed, replies: &mut [Value]) {
+        let is_error = |reply: &Value| matches!(reply, Value::ServerError(_));
+        if !replies.iter().any(is_error) {
+            return;
+        }
         let until = Instant::now() + self.options.deadline;
         for _ in 0..MAX_REDIRECTS {
             let redirects = redirects(replies, &self.node.place);
@@ -242,8 +242,8 @@ impl Batcher {
             for redirect in redirects {
                 let count = redirect.commands.len() as u64;
                 self.node.meters.redirects.fetch_add(count, Relaxed);
-                let pipeline = redirect.pipeline(pipeline);
-                let sent = self.detour(&redirect.target, &pipeline);
+                let commands = redirect.commands(commands);
+                let sent = self.detour(&redirect.target, &commands);
                 let late = match tokio::time::timeout_at(until, sent).await {
                     Ok(Ok(late)) => late,
                     Ok(Err(trouble)) => {
@@ -262,28 +262,23 @@ impl Batcher {
     }
 
     /// One round trip to a server that need not be one of those on the map.
-    async fn detour(&mut self, target: &Place, pipeline: &Pipeline) -> Result<Vec<Value>, Trouble> {
+    async fn detour(&mut self, target: &Place, commands: &Packed) -> Result<Vec<Value>, Trouble> {
         if !self.detours.contains_key(target) {
             if self.detours.len() >= MAX_DETOURS {
                 self.detours.clear();
             }
-            let mut connection = self.servers.0.connector.connect(target).await?;
-            connection::load(&mut connection).await?;
-            self.detours.insert(target.clone(), connection);
+            let mut link = self.servers.0.connector.connect(target).await?;
+            connection::load(&mut link).await?;
+            self.detours.insert(target.clone(), link);
         }
-        let connection = self.detours.get_mut(target);
-        let connection = connection.expect("it was put there a line above");
-        self.servers.0.meters.record_pipeline(pipeline.len());
-        let replies = connection::send(connection, pipeline).await;
-        match replies {
-            Ok(replies) if replies.len() == pipeline.len() => Ok(replies),
-            Ok(_) => Err(Trouble::Unreachable("replies are missing".to_owned())),
-            Err(error) => Err(Trouble::of_failure(&error)),
-        }
+        let link = self.detours.get_mut(target);
+        let link = link.expect("it was put there a line above");
+        self.servers.0.meters.record_pipeline(commands.len());
+        link.ask(commands).await
     }
 
     /// Looks at error replies: some say that the whole server is of no use for now.
-    fn judge(&mut self, connection: &mut Connection, replies: &[Value]) {
+    fn judge(&mut self, link: &mut Link, replies: &[Value]) {
         let mut refusal = None;
         for reply in replies {
             let Value::ServerError(error) = reply else {
@@ -292,7 +287,7 @@ impl Batcher {
             self.node.meters.refusals.fetch_add(1, Relaxed);
             if let Some(trouble) = Trouble::of_reply(reply) {
                 // A new connection may find another server at the same place.
-                connection.abandon();
+                link.abandon();
                 self.record_failure();
                 self.node.lose(trouble);
                 return;
@@ -313,18 +308,23 @@ impl Batcher {
         self.node.meters.failures.fetch_add(1, Relaxed);
     }
 
-    fn commands(&self, waiting: &Waiting, now: Timestamp) -> Commands {
+    /// What one batch is sent as; `requests` are the ranges of its increments that belong together.
+    fn commands<'a>(
+        &self,
+        options: &'a Options,
+        batch: &'a Batch,
+        now: Timestamp,
+        requests: impl Iterator<Item = Range<usize>>,
+    ) -> Commands<'a> {
         let mut builder = Builder::new(
-            &self.options,
+            options,
             now,
+            batch.len(),
             |key| self.known.hasher.hash_one(key),
             |hash| self.known.contains(hash),
         );
-        let mut first = 0;
-        for waiter in &waiting.waiters {
-            let own = first..first + waiter.increments;
-            first = own.end;
-            builder.request(waiting.batch.range(own));
+        for request in requests {
+            builder.request(batch.range(request));
         }
         builder.finish()
     }

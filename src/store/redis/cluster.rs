@@ -2,13 +2,15 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use bb8_redis::redis::{self, Pipeline, Value, aio::MultiplexedConnection};
+use bb8_redis::redis::{self, Value};
 use tokio::time::timeout;
 
 use super::{
     address::Place,
-    connection::{Connector, send},
+    connection::Connector,
+    link::Link,
     map::{Map, Range},
+    packed::Packed,
     trouble::Trouble,
 };
 use crate::{
@@ -29,7 +31,7 @@ pub(super) struct Cluster {
     seeds: Vec<Place>,
     /// Masters and replicas of the last answer.
     known: Vec<Place>,
-    connection: HashMap<Place, MultiplexedConnection>,
+    links: HashMap<Place, Link>,
     /// Whom to ask first.
     next: usize,
 }
@@ -40,7 +42,7 @@ impl Cluster {
             connector,
             seeds,
             known: Vec::new(),
-            connection: HashMap::new(),
+            links: HashMap::new(),
             next: 0,
         }
     }
@@ -71,7 +73,7 @@ impl Cluster {
                 }
                 Ok(_) => failures.push(format!("{place} knows of no slots")),
                 Err(trouble) => {
-                    self.connection.remove(place);
+                    self.links.remove(place);
                     failures.push(format!("{place} {trouble}"));
                 }
             }
@@ -80,19 +82,16 @@ impl Cluster {
     }
 
     async fn ask(&mut self, place: &Place) -> Result<(Vec<Range>, Vec<Place>), Trouble> {
-        let mut connection = match self.connection.remove(place) {
-            Some(connection) => connection,
+        let mut link = match self.links.remove(place) {
+            Some(link) => link,
             None => {
                 // One is enough, as long as it answers.
-                self.connection.clear();
+                self.links.clear();
                 self.connector.connect(place).await?
             }
         };
-        let mut question = Pipeline::with_capacity(1);
-        question.cmd("CLUSTER").arg("SLOTS");
-        let replies = send(&mut connection, &question).await;
-        let replies = replies.map_err(|error| Trouble::of_failure(&error))?;
-        self.connection.insert(place.clone(), connection);
+        let replies = link.ask(&Packed::one(&[b"CLUSTER", b"SLOTS"])).await?;
+        self.links.insert(place.clone(), link);
         match replies.first() {
             Some(Value::ServerError(error)) => Err(Trouble::of_reply(&replies[0])
                 .unwrap_or_else(|| Trouble::Unreachable(error.code().to_owned()))),

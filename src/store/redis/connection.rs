@@ -1,27 +1,31 @@
 //! Connections to Redis servers; those of the workers are pooled by bb8.
 
 use std::{
+    io,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
 
 use bb8_redis::{
     bb8::{ErrorSink, ManageConnection, Pool, PooledConnection},
-    redis::{
-        AsyncConnectionConfig, Client, IntoConnectionInfo as _, Pipeline, RedisConnectionInfo,
-        RedisError, Value,
-        aio::{ConnectionLike as _, MultiplexedConnection},
-    },
+    redis::{RedisConnectionInfo, Value},
 };
-use tokio::sync::watch;
+use tokio::{
+    net::{TcpStream, UnixStream},
+    sync::watch,
+};
+use tokio_rustls::{TlsConnector, rustls::pki_types::ServerName};
 
 use super::{
     Meters,
     address::{BadUrl, Place, Secret, Tls},
+    link::Link,
     node::Node,
+    packed::Packed,
     pipeline::load_step,
     trouble::Trouble,
 };
+use crate::dial::Stream;
 
 /// Opens connections to servers of one kind, wherever they are.
 #[derive(Clone, Debug)]
@@ -40,7 +44,7 @@ pub(super) struct Connector {
 impl Connector {
     /// # Errors
     ///
-    /// If a file cannot be read now.
+    /// If a file cannot be used now.
     pub(super) fn new(
         settings: RedisConnectionInfo,
         auth: Option<Secret>,
@@ -59,58 +63,92 @@ impl Connector {
             auth.read()?;
         }
         if is_tls {
-            connector.tls.read()?;
+            connector.tls.config()?;
         }
         Ok(connector)
     }
 
-    /// Reads what has to be read from files anew: passwords and certificates change. They are
-    /// small, and connections are rare.
-    fn client(&self, place: &Place) -> Result<Client, Trouble> {
-        let unreadable = |error: BadUrl| Trouble::Unreachable(error.reason);
-        let unusable = |error: RedisError| Trouble::Unreachable(error.to_string());
-        let mut settings = self.settings.clone();
-        if let (Some(auth), None) = (&self.auth, settings.password()) {
-            let auth = auth.read().map_err(unreadable)?;
-            settings = match auth.split_once(':') {
-                Some((user, password)) => settings.set_username(user).set_password(password),
-                None => settings.set_password(auth),
-            };
-        }
-        let info = place.address(self.is_tls).into_connection_info();
-        let info = info.map_err(unusable)?.set_redis_settings(settings);
-        let tcp_settings = info.tcp_settings().clone().set_nodelay(true);
-        let info = info.set_tcp_settings(tcp_settings);
-        if !self.is_tls {
-            return Client::open(info).map_err(unusable);
-        }
-        let certificates = self.tls.read().map_err(unreadable)?;
-        let client = Client::build_with_tls(info, certificates).map_err(unusable)?;
-        // The library forgets this one when it reads the certificates, so it comes last.
-        let mut info = client.get_connection_info().clone();
-        let mut address = info.addr().clone();
-        address.set_danger_accept_invalid_hostnames(self.tls.any_host);
-        info = info.set_addr(address);
-        Client::open(info).map_err(unusable)
-    }
-
-    /// A connection of its own.
+    /// A connection of its own, ready for commands.
     ///
     /// # Errors
     ///
     /// What is wrong with the server, as far as can be told from outside.
-    pub(super) async fn connect(&self, place: &Place) -> Result<MultiplexedConnection, Trouble> {
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(None)
-            // Whoever asks has a deadline; a second timer a batch would be waste.
-            .set_response_timeout(None);
-        let client = self.client(place)?;
-        let connecting = client.get_multiplexed_async_connection_with_config(&config);
-        match tokio::time::timeout(self.timeout, connecting).await {
-            Ok(Ok(connection)) => Ok(connection),
-            Ok(Err(error)) => Err(Trouble::of_failure(&error)),
-            Err(_elapsed) => Err(Trouble::Silent),
+    pub(super) async fn connect(&self, place: &Place) -> Result<Link, Trouble> {
+        let connecting = async {
+            let mut link = Link::new(self.stream(place).await?);
+            self.greet(&mut link).await?;
+            Ok(link)
+        };
+        let connected = tokio::time::timeout(self.timeout, connecting).await;
+        connected.unwrap_or(Err(Trouble::Silent))
+    }
+
+    async fn stream(&self, place: &Place) -> Result<Stream, Trouble> {
+        let failed = |error: io::Error| Trouble::of_failure(&error);
+        let (host, port) = match place {
+            Place::Unix(path) => {
+                let stream = UnixStream::connect(path).await.map_err(failed)?;
+                return Ok(Box::new(stream));
+            }
+            Place::Tcp { host, port } => (host, *port),
+        };
+        let stream = TcpStream::connect((host.as_str(), port)).await;
+        let stream = stream.map_err(failed)?;
+        stream.set_nodelay(true).map_err(failed)?;
+        if !self.is_tls {
+            return Ok(Box::new(stream));
         }
+        // Read anew each time, for certificates change. They are small, and connections are rare.
+        let config = self.tls.config();
+        let config = config.map_err(|error| Trouble::Unreachable(error.reason))?;
+        let name = ServerName::try_from(host.clone())
+            .map_err(|error| Trouble::Unreachable(error.to_string()))?;
+        let connector = TlsConnector::from(Arc::new(config));
+        let stream = connector.connect(name, stream).await.map_err(failed)?;
+        Ok(Box::new(stream))
+    }
+
+    /// Says who we are and which database is meant.
+    async fn greet(&self, link: &mut Link) -> Result<(), Trouble> {
+        let (mut user, mut password) = (
+            self.settings.username().map(str::to_owned),
+            self.settings.password().map(str::to_owned),
+        );
+        if let (Some(auth), None) = (&self.auth, &password) {
+            let auth = auth.read();
+            let auth = auth.map_err(|error| Trouble::Unreachable(error.reason))?;
+            match auth.split_once(':') {
+                Some((own, word)) => (user, password) = (Some(own.into()), Some(word.into())),
+                None => password = Some(auth),
+            }
+        }
+        if let Some(password) = password {
+            let mut words = vec![&b"AUTH"[..]];
+            words.extend(user.as_deref().map(str::as_bytes));
+            words.push(password.as_bytes());
+            // Whatever it says: it does not take the password.
+            check(link, &words, |_| Trouble::WrongPassword).await?;
+        }
+        if self.settings.db() != 0 {
+            let database = self.settings.db().to_string();
+            let refused = |code: &str| Trouble::Unreachable(format!("SELECT: {code}"));
+            check(link, &[b"SELECT", database.as_bytes()], refused).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Sends one command, which has to succeed; `otherwise` says what another error code means.
+async fn check(
+    link: &mut Link,
+    words: &[&[u8]],
+    otherwise: impl Fn(&str) -> Trouble,
+) -> Result<(), Trouble> {
+    match link.ask(&Packed::one(words)).await?.first() {
+        Some(reply @ Value::ServerError(error)) => {
+            Err(Trouble::of_reply(reply).unwrap_or_else(|| otherwise(error.code())))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -165,15 +203,14 @@ impl ManageConnection for Door {
     async fn connect(&self) -> Result<Connection, Trouble> {
         // Read first: what changes while it comes up makes it one of before.
         let era = self.node.breaker.era();
-        let mut inner = self.connector.connect(&self.node.place).await?;
-        let loading = tokio::time::timeout(self.connector.timeout, load(&mut inner));
+        let mut link = self.connector.connect(&self.node.place).await?;
+        let loading = tokio::time::timeout(self.connector.timeout, load(&mut link));
         loading.await.unwrap_or(Err(Trouble::Silent))?;
         self.meters.connections_opened.fetch_add(1, Relaxed);
         self.node.meters.connections.fetch_add(1, Relaxed);
         Ok(Connection {
-            inner,
+            link,
             era,
-            is_broken: false,
             meters: self.meters.clone(),
         })
     }
@@ -184,7 +221,7 @@ impl ManageConnection for Door {
     }
 
     fn has_broken(&self, connection: &mut Connection) -> bool {
-        connection.is_broken || connection.era != self.node.breaker.era()
+        connection.link.is_broken() || connection.era != self.node.breaker.era()
     }
 }
 
@@ -219,13 +256,12 @@ impl ConnectionPool {
     }
 }
 
-/// A connection that remembers whether it can still be used.
+/// A connection of a worker.
 #[derive(Debug)]
 pub(super) struct Connection {
-    inner: MultiplexedConnection,
+    pub(super) link: Link,
     /// The breaker's when it was made.
     pub(super) era: u64,
-    is_broken: bool,
     meters: Arc<Meters>,
 }
 
@@ -235,44 +271,8 @@ impl Drop for Connection {
     }
 }
 
-impl Connection {
-    pub(super) fn is_broken(&self) -> bool {
-        self.is_broken
-    }
-
-    /// It must not be used again.
-    pub(super) fn abandon(&mut self) {
-        self.is_broken = true;
-    }
-
-    /// Sends `pipeline` and returns one reply for each command; error replies are values.
-    ///
-    /// If the future is dropped before it ends the connection counts as broken, for nobody knows
-    /// how far the server came.
-    pub(super) async fn send(&mut self, pipeline: &Pipeline) -> Result<Vec<Value>, RedisError> {
-        self.is_broken = true;
-        let replies = send(&mut self.inner, pipeline).await?;
-        self.is_broken = false;
-        Ok(replies)
-    }
-}
-
 /// Makes the script known, so that no request has to find out that it is not. A server that will not
 /// take it says so again when it is asked to run it.
-pub(super) async fn load(connection: &mut MultiplexedConnection) -> Result<(), Trouble> {
-    let mut pipeline = Pipeline::with_capacity(1);
-    pipeline.add_command(load_step());
-    let sent = send(connection, &pipeline).await;
-    sent.map(|_| ())
-        .map_err(|error| Trouble::of_failure(&error))
-}
-
-/// Sends `pipeline` on any connection; error replies are values.
-pub(super) async fn send(
-    connection: &mut MultiplexedConnection,
-    pipeline: &Pipeline,
-) -> Result<Vec<Value>, RedisError> {
-    connection
-        .req_packed_commands(pipeline, 0, pipeline.len())
-        .await
+pub(super) async fn load(link: &mut Link) -> Result<(), Trouble> {
+    link.ask(&load_step()).await.map(|_| ())
 }

@@ -1,18 +1,30 @@
 //! Requests of one worker that wait for one node.
 
 use std::{
+    future::Future,
     mem,
+    ops::Range,
+    pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed},
     },
+    task::{Context, Poll},
+    time::Duration,
 };
 
-use tokio::sync::{Notify, oneshot};
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep_until},
+};
 
-use super::{StoreError, node::Node};
+use super::{
+    StoreError,
+    node::{Load, Node},
+    seats::{Answered, Seats},
+};
 use crate::{
-    counter::{Batch, Count},
+    counter::{Batch, Count, CountList},
     window::Timestamp,
 };
 
@@ -20,15 +32,15 @@ use crate::{
 /// longer than a decision may wait, and then none would ever be in time.
 const MAX_INCREMENTS: usize = 1024;
 
-/// Where a request finds its counts.
-pub(super) type Answer = oneshot::Receiver<Result<Vec<Count>, StoreError>>;
-
 /// One worker's way to one node.
 #[derive(Debug)]
 pub(super) struct Lane {
     pub(super) node: Arc<Node>,
-    waiting: Mutex<Waiting>,
+    pub(super) load: Arc<Load>,
+    queue: Mutex<Queue>,
     arrived: Notify,
+    /// Somebody waits, whose time has to be watched.
+    timed: Notify,
     /// Shared by all lanes of the worker.
     places: Arc<Places>,
     /// Batchers that serve it, and how many of them have been without a connection for as long
@@ -65,30 +77,42 @@ impl Places {
     }
 }
 
-/// Requests that wait for the next batch.
 #[derive(Debug, Default)]
-pub(super) struct Waiting {
-    pub(super) batch: Batch,
-    pub(super) waiters: Vec<Waiter>,
-    /// The time of the last request, by which all are sent.
-    pub(super) now: Option<Timestamp>,
+struct Queue {
+    waiting: Waiting,
+    /// An empty one, whose memory is used again.
+    spare: Waiting,
+    seats: Seats,
+    /// Whether somebody watches the time of those who wait.
+    is_timed: bool,
     /// Nobody will come any more: the node is none of those that count.
     is_over: bool,
 }
 
+/// Requests that wait for the next batch.
+#[derive(Debug, Default)]
+struct Waiting {
+    batch: Batch,
+    waiters: Vec<Waiter>,
+    /// The time of the last request, by which all are sent.
+    now: Option<Timestamp>,
+}
+
 #[derive(Debug)]
-pub(super) struct Waiter {
+struct Waiter {
     /// How many increments of the batch are this request's.
-    pub(super) increments: usize,
-    answer: oneshot::Sender<Result<Vec<Count>, StoreError>>,
+    increments: usize,
+    seat: usize,
 }
 
 impl Lane {
     pub(super) fn new(node: Arc<Node>, places: Arc<Places>, batchers: u32) -> Self {
         Self {
+            load: node.new_load(),
             node,
-            waiting: Mutex::default(),
+            queue: Mutex::default(),
             arrived: Notify::new(),
+            timed: Notify::new(),
             places,
             batchers,
             stuck: AtomicU32::new(0),
@@ -100,7 +124,7 @@ impl Lane {
     /// If there is no hope of an answer.
     pub(super) fn admit(&self) -> Result<(), StoreError> {
         if self.node.breaker.is_open() || self.stuck.load(Relaxed) >= self.batchers {
-            self.node.meters.refused_fast.fetch_add(1, Relaxed);
+            self.load.refused_fast.fetch_add(1, Relaxed);
             return Err(StoreError::Unreachable);
         }
         Ok(())
@@ -111,36 +135,49 @@ impl Lane {
     /// # Errors
     ///
     /// If there is no hope of an answer, or no place to wait for it.
-    pub(super) fn push(&self, batch: &Batch, now: Timestamp) -> Result<Answer, StoreError> {
+    pub(super) fn push(
+        self: &Arc<Self>,
+        batch: &Batch,
+        now: Timestamp,
+    ) -> Result<Answer, StoreError> {
         self.admit()?;
-        let mut waiting = self.lock();
-        if waiting.is_over {
+        let mut queue = self.lock();
+        if queue.is_over {
             return Err(StoreError::Unreachable);
         }
         self.places.take()?;
-        let (answer, receiver) = oneshot::channel();
+        let seat = queue.seats.take(Instant::now());
+        let waiting = &mut queue.waiting;
         waiting.batch.append(batch);
         waiting.now = Some(now);
         waiting.waiters.push(Waiter {
             increments: batch.len(),
-            answer,
+            seat,
         });
-        self.node.meters.queued.fetch_add(1, Relaxed);
+        self.load
+            .queued
+            .store(waiting.waiters.len() as u64, Relaxed);
         if waiting.waiters.len() == 1 {
             self.arrived.notify_one();
         }
-        Ok(receiver)
+        if !mem::replace(&mut queue.is_timed, true) {
+            self.timed.notify_one();
+        }
+        Ok(Answer {
+            lane: self.clone(),
+            seat: Some(seat),
+        })
     }
 
     /// Waits until there is something to send. Returns nothing if there never will be.
     pub(super) async fn arrived(&self) -> Option<()> {
         loop {
             {
-                let waiting = self.lock();
-                if !waiting.waiters.is_empty() {
+                let queue = self.lock();
+                if !queue.waiting.waiters.is_empty() {
                     return Some(());
                 }
-                if waiting.is_over {
+                if queue.is_over {
                     // The other batchers are to hear of it too.
                     self.arrived.notify_one();
                     return None;
@@ -150,35 +187,66 @@ impl Lane {
         }
     }
 
-    /// Takes what one pipeline may hold.
-    pub(super) fn take(&self) -> Waiting {
-        let mut waiting = self.lock();
-        let is_over = waiting.is_over;
-        let mut taken = mem::take(&mut *waiting);
-        waiting.is_over = is_over;
+    /// Takes what one pipeline may hold: the increments of those who still wait, and who they are.
+    /// Nothing if nobody waits.
+    pub(super) fn take(&self) -> Option<Taken<'_>> {
+        let mut queue = self.lock();
+        let queue = &mut *queue;
+        let mut taken = mem::replace(&mut queue.waiting, mem::take(&mut queue.spare));
         if taken.batch.len() > MAX_INCREMENTS {
-            let rest = taken.split_off(MAX_INCREMENTS);
-            waiting.batch = rest.batch;
-            waiting.waiters = rest.waiters;
-            waiting.now = rest.now;
-            if !waiting.waiters.is_empty() {
+            queue.waiting = taken.split_off(MAX_INCREMENTS);
+            if !queue.waiting.waiters.is_empty() {
                 self.arrived.notify_one();
             }
         }
-        let count = taken.waiters.len();
-        self.places.give_back(count);
-        self.node.meters.queued.fetch_sub(count as u64, Relaxed);
-        taken
+        self.places.give_back(taken.waiters.len());
+        self.load
+            .queued
+            .store(queue.waiting.waiters.len() as u64, Relaxed);
+        taken.drop_left(&mut queue.seats);
+        let now = taken.now.filter(|_| !taken.waiters.is_empty())?;
+        let count = taken.waiters.len() as u64;
+        self.load.in_flight.fetch_add(count, Relaxed);
+        Some(Taken {
+            lane: self,
+            batch: taken.batch,
+            now,
+            waiters: Waiters {
+                lane: self,
+                all: taken.waiters,
+                count,
+            },
+        })
     }
 
-    /// Answers everybody who waits that there is no hope.
+    /// Answers everybody who is queued that there is no hope.
     pub(super) fn fail_all(&self, error: StoreError) {
-        loop {
-            let waiting = self.take();
-            if waiting.waiters.is_empty() {
-                return;
+        while self.is_awaited() {
+            if let Some(mut taken) = self.take() {
+                taken.waiters.fail(error);
             }
-            waiting.fail(error);
+        }
+    }
+
+    fn is_awaited(&self) -> bool {
+        !self.lock().waiting.waiters.is_empty()
+    }
+
+    /// Tells everybody whose time is over so, wherever his request is by then: one timer for all of
+    /// them. Ends with the lane.
+    pub(super) async fn watch_time(&self, deadline: Duration) {
+        loop {
+            let (next, is_over) = {
+                let mut queue = self.lock();
+                let next = queue.seats.end_late(Instant::now(), deadline);
+                queue.is_timed = next.is_some();
+                (next, queue.is_over)
+            };
+            match next {
+                Some(next) => sleep_until(next).await,
+                None if is_over => return,
+                None => self.timed.notified().await,
+            }
         }
     }
 
@@ -186,6 +254,7 @@ impl Lane {
     pub(super) fn end(&self) {
         self.lock().is_over = true;
         self.arrived.notify_one();
+        self.timed.notify_one();
     }
 
     /// A batcher has been without a connection for as long as a decision may wait.
@@ -195,8 +264,8 @@ impl Lane {
     }
 
     /// A panic elsewhere cannot leave the queue half changed: nothing between the changes panics.
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -206,6 +275,111 @@ pub(super) struct Stuck<'a>(&'a Lane);
 impl Drop for Stuck<'_> {
     fn drop(&mut self) {
         self.0.stuck.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Where a request finds its counts.
+#[derive(Debug)]
+pub(super) struct Answer {
+    lane: Arc<Lane>,
+    /// Nothing once it is found.
+    seat: Option<usize>,
+}
+
+impl Future for Answer {
+    type Output = Answered;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Answered> {
+        let seat = self.seat.expect("it is not asked again once it has ended");
+        let answered = self.lane.lock().seats.poll(seat, context);
+        if answered.is_ready() {
+            self.seat = None;
+        }
+        answered
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        if let Some(seat) = self.seat {
+            self.lane.lock().seats.leave(seat);
+        }
+    }
+}
+
+/// A batch on its way.
+pub(super) struct Taken<'a> {
+    lane: &'a Lane,
+    pub(super) batch: Batch,
+    /// The time by which it is sent.
+    pub(super) now: Timestamp,
+    pub(super) waiters: Waiters<'a>,
+}
+
+impl Taken<'_> {
+    /// Gives its memory to the next one, when everybody was told something.
+    pub(super) fn recycle(mut self) {
+        self.batch.clear();
+        self.lane.lock().spare = Waiting {
+            batch: self.batch,
+            waiters: mem::take(&mut self.waiters.all),
+            now: None,
+        };
+    }
+}
+
+/// Those who wait for a batch. Nobody is forgotten: whoever was told nothing when this is dropped
+/// is told that nobody knows.
+pub(super) struct Waiters<'a> {
+    lane: &'a Lane,
+    all: Vec<Waiter>,
+    count: u64,
+}
+
+impl Waiters<'_> {
+    /// Their requests, as ranges of the increments of the batch.
+    pub(super) fn requests(&self) -> impl Iterator<Item = Range<usize>> {
+        let mut first = 0;
+        self.all.iter().map(move |waiter| {
+            let own = first..first + waiter.increments;
+            first = own.end;
+            own
+        })
+    }
+
+    /// Hands each its own counts.
+    pub(super) fn answer(&mut self, counts: impl Iterator<Item = Result<Count, StoreError>>) {
+        let mut counts = counts;
+        let mut queue = self.lane.lock();
+        for waiter in self.all.drain(..) {
+            // All are taken, even if one is an error: what follows is the next one's.
+            let mut own = Ok(CountList::new());
+            for count in counts.by_ref().take(waiter.increments) {
+                match (&mut own, count) {
+                    (Ok(own), Ok(count)) => own.push(count),
+                    (Ok(_), Err(error)) => own = Err(error),
+                    (Err(_), _) => {}
+                }
+            }
+            queue.seats.tell(waiter.seat, own);
+        }
+    }
+
+    /// Tells all of them `error`.
+    pub(super) fn fail(&mut self, error: StoreError) {
+        let mut queue = self.lane.lock();
+        for waiter in self.all.drain(..) {
+            queue.seats.tell(waiter.seat, Err(error));
+        }
+    }
+}
+
+impl Drop for Waiters<'_> {
+    fn drop(&mut self) {
+        self.lane.load.in_flight.fetch_sub(self.count, Relaxed);
+        if !self.all.is_empty() {
+            self.fail(StoreError::Unreachable);
+        }
     }
 }
 
@@ -233,41 +407,32 @@ impl Waiting {
         rest
     }
 
-    /// Forgets those who do not wait any more, with their increments.
-    pub(super) fn drop_closed(&mut self) {
-        if self.waiters.iter().any(|waiter| waiter.answer.is_closed()) {
-            let mut open = Self {
-                now: self.now,
-                ..Self::default()
-            };
-            let mut first = 0;
-            for waiter in mem::take(&mut self.waiters) {
-                let own = first..first + waiter.increments;
-                first = own.end;
-                if !waiter.answer.is_closed() {
-                    open.batch.append_range(&self.batch, own);
-                    open.waiters.push(waiter);
-                }
+    /// Forgets those who do not wait any more, with their increments: what is not sent is not
+    /// counted.
+    fn drop_left(&mut self, seats: &mut Seats) {
+        if self
+            .waiters
+            .iter()
+            .all(|waiter| seats.is_wanted(waiter.seat))
+        {
+            return;
+        }
+        let mut rest = Self {
+            now: self.now,
+            ..Self::default()
+        };
+        let mut first = 0;
+        for waiter in mem::take(&mut self.waiters) {
+            let own = first..first + waiter.increments;
+            first = own.end;
+            if seats.is_wanted(waiter.seat) {
+                rest.batch.append_range(&self.batch, own);
+                rest.waiters.push(waiter);
+            } else {
+                seats.tell(waiter.seat, Err(StoreError::Timeout));
             }
-            *self = open;
         }
-    }
-
-    /// Hands each waiter its own counts.
-    pub(super) fn answer(self, counts: impl Iterator<Item = Result<Count, StoreError>>) {
-        let mut counts = counts;
-        for waiter in self.waiters {
-            // All are taken, even if one is an error: what follows is the next one's.
-            let own: Vec<_> = counts.by_ref().take(waiter.increments).collect();
-            // Nobody to tell if the request was cancelled meanwhile; its hits have counted.
-            let _ = waiter.answer.send(own.into_iter().collect());
-        }
-    }
-
-    pub(super) fn fail(self, error: StoreError) {
-        for waiter in self.waiters {
-            let _ = waiter.answer.send(Err(error));
-        }
+        *self = rest;
     }
 }
 
@@ -282,10 +447,10 @@ mod tests {
         window::Unit,
     };
 
-    fn lane(max_waiting: usize) -> Lane {
+    fn lane(max_waiting: usize) -> Arc<Lane> {
         let place = Place::Unix("/x".into());
         let node = Arc::new(Node::new(place, Arc::default()));
-        Lane::new(node, Arc::new(Places::new(max_waiting)), 1)
+        Arc::new(Lane::new(node, Arc::new(Places::new(max_waiting)), 1))
     }
 
     fn batch(increments: usize) -> Batch {
@@ -304,7 +469,7 @@ mod tests {
         batch
     }
 
-    fn push(lane: &Lane, increments: usize) -> Result<Answer, StoreError> {
+    fn push(lane: &Arc<Lane>, increments: usize) -> Result<Answer, StoreError> {
         lane.push(&batch(increments), Timestamp::from_secs(0))
     }
 
@@ -314,13 +479,13 @@ mod tests {
         let _answers = [push(&lane, 1).unwrap(), push(&lane, 1).unwrap()];
         assert_eq!(push(&lane, 1).unwrap_err(), StoreError::Overloaded);
         lane.take();
-        push(&lane, 1).unwrap();
+        let _answer = push(&lane, 1).unwrap();
     }
 
     #[test]
     fn all_lanes_of_a_worker_share_its_places() {
         let first = lane(2);
-        let second = Lane::new(first.node.clone(), first.places.clone(), 1);
+        let second = Arc::new(Lane::new(first.node.clone(), first.places.clone(), 1));
         let _answers = [push(&first, 1).unwrap(), push(&second, 1).unwrap()];
         assert_eq!(push(&first, 1).unwrap_err(), StoreError::Overloaded);
         second.fail_all(StoreError::Unreachable);
@@ -333,16 +498,61 @@ mod tests {
         let sizes = [1000, 20, 5, 3000, 1];
         let _answers = sizes.map(|size| push(&lane, size).unwrap());
         let mut taken = Vec::new();
-        loop {
-            let waiting = lane.take();
-            if waiting.waiters.is_empty() {
-                break;
-            }
-            let waiters: usize = waiting.waiters.iter().map(|waiter| waiter.increments).sum();
-            assert_eq!(waiters, waiting.batch.len());
-            taken.push(waiters);
+        while let Some(batch) = lane.take() {
+            let requests: usize = batch.waiters.requests().map(|request| request.len()).sum();
+            assert_eq!(requests, batch.batch.len());
+            taken.push(requests);
         }
         assert_eq!(taken, [1020, 5, 3000, 1]);
+    }
+
+    #[tokio::test]
+    async fn everybody_is_told_of_his_own() {
+        let lane = lane(10);
+        let answers = [2, 1].map(|size| push(&lane, size).unwrap());
+        let mut taken = lane.take().unwrap();
+        let counts = [5, 6, 7].map(|count| Ok(Count::from(count)));
+        taken.waiters.answer(counts.into_iter());
+        taken.recycle();
+        let mut told = Vec::new();
+        for answer in answers {
+            let counts = answer.await.unwrap();
+            told.push(counts.iter().map(|count| count.after).collect::<Vec<_>>());
+        }
+        assert_eq!(told, [vec![5, 6], vec![7]]);
+        // A batch that ends in any other way.
+        let answer = push(&lane, 1).unwrap();
+        drop(lane.take());
+        assert_eq!(answer.await, Err(StoreError::Unreachable));
+    }
+
+    #[tokio::test]
+    async fn who_does_not_wait_any_more_is_not_sent() {
+        let lane = lane(10);
+        let stays = push(&lane, 1).unwrap();
+        drop(push(&lane, 2).unwrap());
+        assert_eq!(lane.take().unwrap().batch.len(), 1);
+        drop(stays);
+        drop(push(&lane, 2).unwrap());
+        assert!(lane.take().is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_waits_for_longer_than_the_deadline_wherever_his_request_is() {
+        const DEADLINE: Duration = Duration::from_millis(50);
+        let lane = lane(10);
+        let sent = push(&lane, 1).unwrap();
+        let _batch = lane.take().unwrap();
+        let queued = push(&lane, 1).unwrap();
+        let began = Instant::now();
+        tokio::select! {
+            told = async { [sent.await, queued.await] } => {
+                assert_eq!(told, [Err(StoreError::Timeout), Err(StoreError::Timeout)]);
+            }
+            () = lane.watch_time(DEADLINE) => {}
+        }
+        assert_eq!(began.elapsed().as_millis(), DEADLINE.as_millis());
+        assert!(lane.take().is_none());
     }
 
     #[test]

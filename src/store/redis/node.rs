@@ -3,14 +3,14 @@
 use std::{
     fmt,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed},
     },
 };
 
 use tokio::sync::Notify;
 
-use super::{address::Place, breaker::Breaker, trouble::Trouble};
+use super::{address::Place, breaker::Breaker, lock, trouble::Trouble};
 
 /// A server, and what is known of it.
 #[derive(Debug)]
@@ -26,14 +26,24 @@ pub(super) struct Node {
     news: Arc<Notify>,
 }
 
-/// What was done with one server.
+/// What was done with one server. What every request reads of a node lies elsewhere.
 #[derive(Debug, Default)]
+#[repr(align(128))]
 pub(super) struct NodeMeters {
     pub(super) batches: AtomicU64,
     pub(super) failures: AtomicU64,
     pub(super) refusals: AtomicU64,
     pub(super) redirects: AtomicU64,
     pub(super) connections: AtomicU64,
+    /// What each worker has to do with it.
+    loads: Mutex<Vec<Arc<Load>>>,
+}
+
+/// What one worker has to do with one server. Counted for each request, so nobody else writes near
+/// it.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(super) struct Load {
     /// Requests that wait for their turn now.
     pub(super) queued: AtomicU64,
     /// Requests that are on their way now.
@@ -91,10 +101,19 @@ impl Node {
         self.was_well.load(Relaxed)
     }
 
+    /// A meter of another worker.
+    pub(super) fn new_load(&self) -> Arc<Load> {
+        let load = Arc::<Load>::default();
+        lock(&self.meters.loads).push(load.clone());
+        load
+    }
+
     /// What is told of it.
     pub(super) fn report(&self) -> NodeReport {
         let get = |counter: &AtomicU64| counter.load(Relaxed);
         let meters = &self.meters;
+        let loads = lock(&meters.loads).clone();
+        let sum = |pick: fn(&Load) -> &AtomicU64| loads.iter().map(|load| get(pick(load))).sum();
         NodeReport {
             name: self.place.to_string(),
             trouble: self.breaker.trouble(),
@@ -104,9 +123,9 @@ impl Node {
             refusals: get(&meters.refusals),
             redirects: get(&meters.redirects),
             connections: get(&meters.connections),
-            queued: get(&meters.queued),
-            in_flight: get(&meters.in_flight),
-            refused_fast: get(&meters.refused_fast),
+            queued: sum(|load| &load.queued),
+            in_flight: sum(|load| &load.in_flight),
+            refused_fast: sum(|load| &load.refused_fast),
             skew_millis: self.skew_millis.load(Relaxed),
         }
     }

@@ -3,13 +3,12 @@
 //! All hits on one key go out as one INCRBY; each request gets its own count out of the sum. The
 //! EXPIRE rides along until this worker has once seen it answered for that key.
 
-use std::{collections::HashMap, iter, mem, sync::LazyLock};
+use std::{iter, mem, sync::LazyLock};
 
-use bb8_redis::redis::{self, Cmd, Pipeline, Value};
-// Keys come from outside: seeded at random for each process.
-use foldhash::quality::RandomState;
+use bb8_redis::redis::{self, Value};
+use hashbrown::HashTable;
 
-use super::{Clock, Options, StoreError};
+use super::{Clock, Options, StoreError, packed::Packed};
 use crate::{
     counter::{Charge, Count, Ends, Increment, Method, Voice},
     request::Hits,
@@ -30,20 +29,19 @@ static STEP_SHA: LazyLock<String> =
     LazyLock::new(|| redis::Script::new(STEP).get_hash().to_owned());
 
 /// The command that makes the step known to a server.
-pub(super) fn load_step() -> Cmd {
-    let mut load = redis::cmd("SCRIPT");
-    load.arg("LOAD").arg(STEP);
-    load
+pub(super) fn load_step() -> Packed {
+    Packed::one(&[b"SCRIPT", b"LOAD", STEP.as_bytes()])
 }
 
 /// The commands of one batch, and how their replies are to be read.
-pub(super) struct Commands {
-    pub(super) pipeline: Pipeline,
+pub(super) struct Commands<'a> {
+    pub(super) packed: Packed,
     steps: Vec<Step>,
     groups: Vec<Group>,
     /// Hashes of the keys that this batch gives a time to live, and the places of the commands.
     expiries: Vec<(u64, usize)>,
-    trusted: Vec<Trusted>,
+    trusted: Vec<Trusted<'a>>,
+    key_prefix: &'a [u8],
 }
 
 /// How one increment finds its count.
@@ -68,8 +66,8 @@ struct Group {
 }
 
 /// A key that this batch gives no time to live, because it should have one.
-struct Trusted {
-    key: Vec<u8>,
+struct Trusted<'a> {
+    key: &'a [u8],
     ttl_secs: u64,
     group: usize,
 }
@@ -78,22 +76,32 @@ struct Trusted {
 pub(super) struct Builder<'a, H, K> {
     options: &'a Options,
     now: Timestamp,
-    /// A key's hash.
+    /// A key's hash, which nobody outside can foresee.
     hash: H,
     /// Whether the key of a hash has a time to live already.
     is_known: K,
     steps: Vec<Step>,
     groups: Vec<(Group, Call<'a>)>,
-    /// The groups that further hits can still join.
-    open: HashMap<&'a [u8], usize, RandomState>,
+    /// The groups that further hits can still join, by hash.
+    open: HashTable<usize>,
+    scripts: Packed,
 }
 
 /// What a group comes to.
 enum Call<'a> {
     /// All hits on one key of the batch, or those between two scripts: what a script says depends
     /// on what came first.
-    Hits(Increment<'a>),
-    Script(Cmd),
+    Hits(First<'a>),
+    /// One of the scripts, by its place.
+    Script(usize),
+}
+
+/// The first increment of a group.
+#[derive(Clone, Copy)]
+struct First<'a> {
+    key: &'a [u8],
+    hash: u64,
+    expires_at: Timestamp,
 }
 
 impl<'a, H, K> Builder<'a, H, K>
@@ -101,15 +109,23 @@ where
     H: Fn(&[u8]) -> u64,
     K: Fn(u64) -> bool,
 {
-    pub(super) fn new(options: &'a Options, now: Timestamp, hash: H, is_known: K) -> Self {
+    /// For about as many `increments`.
+    pub(super) fn new(
+        options: &'a Options,
+        now: Timestamp,
+        increments: usize,
+        hash: H,
+        is_known: K,
+    ) -> Self {
         Self {
             options,
             now,
             hash,
             is_known,
-            steps: Vec::new(),
-            groups: Vec::new(),
-            open: HashMap::default(),
+            steps: Vec::with_capacity(increments),
+            groups: Vec::with_capacity(increments),
+            open: HashTable::with_capacity(increments),
+            scripts: Packed::default(),
         }
     }
 
@@ -127,32 +143,98 @@ where
         if !is_plain || increment.hits.given_back() > 0 {
             return self.step(iter::once(increment));
         }
-        let group = *self.open.entry(increment.key).or_insert_with(|| {
-            self.groups.push((Group::default(), Call::Hits(increment)));
-            self.groups.len() - 1
-        });
+        let group = self.group(&increment);
         let hits = &mut self.groups[group].0.hits;
         *hits = (*hits + increment.hits.added()).min(Hits::MAX);
         let after = *hits;
         self.steps.push(Step::Grouped { group, after });
     }
 
+    /// The group that hits on the key of `increment` join.
+    fn group(&mut self, increment: &Increment<'a>) -> usize {
+        let first = First {
+            key: increment.key,
+            hash: (self.hash)(increment.key),
+            expires_at: increment.expires_at,
+        };
+        let groups = &mut self.groups;
+        let known = self.open.entry(
+            first.hash,
+            |&group| is_of(groups, group, first.key),
+            |&group| hash_of(groups, group),
+        );
+        match known {
+            hashbrown::hash_table::Entry::Occupied(known) => *known.get(),
+            hashbrown::hash_table::Entry::Vacant(place) => {
+                let group = groups.len();
+                place.insert(group);
+                groups.push((Group::default(), Call::Hits(first)));
+                group
+            }
+        }
+    }
+
     /// One script for all of them.
     fn step(&mut self, increments: impl Iterator<Item = Increment<'a>> + Clone) {
-        let mut script = redis::cmd("EVALSHA");
-        script.arg(&*STEP_SHA).arg(increments.clone().count());
+        /// Words for each increment behind its key.
+        const WORDS: usize = 8;
+        let count = increments.clone().count();
+        let place = self.scripts.len();
+        let mut script = self.scripts.command(4 + count * (1 + WORDS));
+        script
+            .word(b"EVALSHA")
+            .word(STEP_SHA.as_bytes())
+            .number(count);
         for increment in increments.clone() {
-            script.arg(self.key(increment.key));
-            self.open.remove(increment.key);
+            script.words(&[self.options.key_prefix.as_bytes(), increment.key]);
+            let hash = (self.hash)(increment.key);
+            let groups = &self.groups;
+            let known = self
+                .open
+                .find_entry(hash, |&group| is_of(groups, group, increment.key));
+            if let Ok(known) = known {
+                known.remove();
+            }
         }
         match self.options.clock {
-            Clock::Redis => script.arg(-1),
-            Clock::Local => script.arg(self.now.millis()),
+            Clock::Redis => script.number(-1),
+            Clock::Local => script.number(self.now.millis()),
         };
         for increment in increments.clone() {
-            self.step_arguments(&mut script, &increment);
+            let (method, extra) = match increment.method {
+                Method::Window => {
+                    let hash = (self.hash)(increment.key);
+                    let ttl_secs = ttl_secs(self.options, self.now, increment.expires_at, hash);
+                    (b"w", ttl_secs)
+                }
+                Method::FirstHit => (b"f", 0),
+                Method::SlidingWindow => (b"s", 0),
+                Method::SlidingLog => (b"l", 0),
+                Method::TokenBucket { rate } => (b"t", rate.into()),
+            };
+            let charge = match increment.charge {
+                Charge::Always => b"a",
+                Charge::Within => b"w",
+                Charge::Admitted => b"m",
+                Charge::Stopping => b"s",
+            };
+            let voice = match increment.voice {
+                Voice::Refuses => b"r",
+                Voice::Quota => b"q",
+                Voice::Silent => b"-",
+            };
+            script
+                .word(method)
+                .word(charge)
+                .word(voice)
+                .number(increment.descriptor)
+                .number(increment.hits.signed())
+                .number(increment.limit)
+                .number(increment.period_millis)
+                .number(extra);
         }
-        self.groups.push((Group::default(), Call::Script(script)));
+        drop(script);
+        self.groups.push((Group::default(), Call::Script(place)));
         let group = self.groups.len() - 1;
         let together = increments
             .enumerate()
@@ -164,69 +246,25 @@ where
         self.steps.extend(together);
     }
 
-    fn step_arguments(&self, script: &mut Cmd, increment: &Increment<'_>) {
-        let (method, extra) = match increment.method {
-            Method::Window => ("w", self.ttl_secs(increment)),
-            Method::FirstHit => ("f", 0),
-            Method::SlidingWindow => ("s", 0),
-            Method::SlidingLog => ("l", 0),
-            Method::TokenBucket { rate } => ("t", rate.into()),
-        };
-        let charge = match increment.charge {
-            Charge::Always => "a",
-            Charge::Within => "w",
-            Charge::Admitted => "m",
-            Charge::Stopping => "s",
-        };
-        let voice = match increment.voice {
-            Voice::Refuses => "r",
-            Voice::Quota => "q",
-            Voice::Silent => "-",
-        };
-        script
-            .arg(method)
-            .arg(charge)
-            .arg(voice)
-            .arg(increment.descriptor)
-            .arg(increment.hits.signed())
-            .arg(increment.limit)
-            .arg(increment.period_millis)
-            .arg(extra);
-    }
-
-    fn key(&self, key: &[u8]) -> Vec<u8> {
-        [self.options.key_prefix.as_bytes(), key].concat()
-    }
-
-    fn ttl_secs(&self, increment: &Increment<'_>) -> u64 {
-        let left = increment.expires_at.secs().saturating_sub(self.now.secs());
-        let spread = match self.options.jitter_secs {
-            0 => 0,
-            jitter => (self.hash)(increment.key) % jitter,
-        };
-        left.saturating_add(GRACE_SECS)
-            .saturating_add(spread)
-            .min(MAX_TTL_SECS)
-    }
-
-    pub(super) fn finish(mut self) -> Commands {
+    pub(super) fn finish(mut self) -> Commands<'a> {
+        let groups = mem::take(&mut self.groups);
         let mut commands = Commands {
-            pipeline: Pipeline::with_capacity(self.groups.len() * 2),
+            packed: Packed::default(),
             steps: mem::take(&mut self.steps),
-            groups: Vec::with_capacity(self.groups.len()),
+            groups: Vec::with_capacity(groups.len()),
             expiries: Vec::new(),
             trusted: Vec::new(),
+            key_prefix: self.options.key_prefix.as_bytes(),
         };
-        for (mut group, call) in mem::take(&mut self.groups) {
-            group.command = commands.pipeline.len();
+        for (mut group, call) in groups {
+            group.command = commands.packed.len();
             match call {
-                Call::Script(script) => {
-                    commands.pipeline.add_command(script);
-                }
+                Call::Script(place) => commands.packed.copy(&self.scripts, place),
                 Call::Hits(first) if group.hits == 0 => {
-                    commands.pipeline.cmd("GET").arg(self.key(first.key));
+                    let mut get = commands.packed.command(2);
+                    get.word(b"GET").words(&[commands.key_prefix, first.key]);
                 }
-                Call::Hits(first) => self.hits(&first, group.hits, &mut commands),
+                Call::Hits(first) => self.hits(first, group.hits, &mut commands),
             }
             commands.groups.push(group);
         }
@@ -234,27 +272,60 @@ where
     }
 
     /// INCRBY, and EXPIRE if the key may not have a time to live.
-    fn hits(&self, first: &Increment<'_>, hits: u64, commands: &mut Commands) {
-        let key = self.key(first.key);
-        commands.pipeline.cmd("INCRBY").arg(&key).arg(hits);
-        let hash = (self.hash)(first.key);
-        let ttl_secs = self.ttl_secs(first);
-        if (self.is_known)(hash) {
+    fn hits(&self, first: First<'a>, hits: u64, commands: &mut Commands<'a>) {
+        let key = [commands.key_prefix, first.key];
+        commands
+            .packed
+            .command(3)
+            .word(b"INCRBY")
+            .words(&key)
+            .number(hits);
+        let ttl_secs = ttl_secs(self.options, self.now, first.expires_at, first.hash);
+        if (self.is_known)(first.hash) {
             commands.trusted.push(Trusted {
-                key,
+                key: first.key,
                 ttl_secs,
                 group: commands.groups.len(),
             });
         } else {
-            commands.expiries.push((hash, commands.pipeline.len()));
-            commands.pipeline.cmd("EXPIRE").arg(key).arg(ttl_secs);
+            let place = commands.packed.len();
+            commands.expiries.push((first.hash, place));
+            commands
+                .packed
+                .command(3)
+                .word(b"EXPIRE")
+                .words(&key)
+                .number(ttl_secs);
         }
     }
 }
 
-impl Commands {
+fn is_of(groups: &[(Group, Call<'_>)], group: usize, key: &[u8]) -> bool {
+    matches!(&groups[group].1, Call::Hits(first) if first.key == key)
+}
+
+fn hash_of(groups: &[(Group, Call<'_>)], group: usize) -> u64 {
+    match &groups[group].1 {
+        Call::Hits(first) => first.hash,
+        // Nothing joins a script.
+        Call::Script(_) => 0,
+    }
+}
+
+fn ttl_secs(options: &Options, now: Timestamp, expires_at: Timestamp, hash: u64) -> u64 {
+    let left = expires_at.secs().saturating_sub(now.secs());
+    let spread = match options.jitter_secs {
+        0 => 0,
+        jitter => hash % jitter,
+    };
+    left.saturating_add(GRACE_SECS)
+        .saturating_add(spread)
+        .min(MAX_TTL_SECS)
+}
+
+impl Commands<'_> {
     /// Hashes of the keys that are now sure to have a time to live.
-    pub(super) fn expiring<'a>(&'a self, replies: &'a [Value]) -> impl Iterator<Item = u64> + 'a {
+    pub(super) fn expiring(&self, replies: &[Value]) -> impl Iterator<Item = u64> {
         let is_set = |command: usize| replies[command] == Value::Int(1);
         let set = self
             .expiries
@@ -265,23 +336,26 @@ impl Commands {
 
     /// An EXPIRE for each key that should have had a time to live and was made by this batch all
     /// the same: Redis had lost it in a restart, a failover or an eviction.
-    pub(super) fn repairs(&self, replies: &[Value]) -> Pipeline {
-        let mut pipeline = Pipeline::with_capacity(0);
+    pub(super) fn repairs(&self, replies: &[Value]) -> Packed {
+        let mut repairs = Packed::default();
         for trusted in &self.trusted {
             let group = &self.groups[trusted.group];
             if count(&replies[group.command]) == Ok(group.hits) {
-                let expire = pipeline.cmd("EXPIRE");
-                expire.arg(&trusted.key).arg(trusted.ttl_secs);
+                repairs
+                    .command(3)
+                    .word(b"EXPIRE")
+                    .words(&[self.key_prefix, trusted.key])
+                    .number(trusted.ttl_secs);
             }
         }
-        pipeline
+        repairs
     }
 
     /// The count after each increment, in order.
-    pub(super) fn counts<'a>(
-        &'a self,
-        replies: &'a [Value],
-    ) -> impl Iterator<Item = Result<Count, StoreError>> + 'a {
+    pub(super) fn counts(
+        &self,
+        replies: &[Value],
+    ) -> impl Iterator<Item = Result<Count, StoreError>> {
         let group = |group: usize| &self.groups[group];
         self.steps.iter().map(move |step| match *step {
             Step::Together {

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use bb8_redis::redis::{self, Pipeline, RedisError, Value, aio::MultiplexedConnection};
+use bb8_redis::redis::{self, Value};
 use tokio::{
     sync::watch,
     time::{Instant, timeout},
@@ -14,8 +14,10 @@ use tokio::{
 
 use super::{
     clock::{Measurement, Skew},
-    connection::{Connector, send},
+    connection::Connector,
+    link::Link,
     node::Node,
+    packed::Packed,
     trouble::Trouble,
 };
 use crate::window::Timestamp;
@@ -96,7 +98,7 @@ impl Probe {
             let connecting = self.connector.connect(&self.node.place);
             let connected = timeout(self.patience(), connecting).await;
             match connected.unwrap_or(Err(Trouble::Silent)) {
-                Ok(connection) => self.follow(connection).await,
+                Ok(link) => self.follow(link).await,
                 Err(trouble) => {
                     self.node.lose(trouble);
                     self.pause().await;
@@ -134,7 +136,7 @@ impl Probe {
     }
 
     /// Asks on one connection until that breaks.
-    async fn follow(&mut self, mut connection: MultiplexedConnection) {
+    async fn follow(&mut self, mut link: Link) {
         let mut is_new = true;
         loop {
             let before = self.trouble.borrow_and_update().clone();
@@ -142,7 +144,7 @@ impl Probe {
                 self.rest().await;
             }
             let asked = Instant::now();
-            let answer = timeout(self.patience(), self.ask(&mut connection, before.as_ref())).await;
+            let answer = timeout(self.patience(), self.ask(&mut link, before.as_ref())).await;
             let is_late = asked.elapsed() > self.deadline;
             match answer.unwrap_or(Err(Trouble::Silent)) {
                 // It answers, but no decision could wait for it.
@@ -157,7 +159,7 @@ impl Probe {
                     if before.is_some() {
                         self.found_well = Some(Instant::now());
                     }
-                    if !self.read_clock(&mut connection).await {
+                    if !self.read_clock(&mut link).await {
                         return;
                     }
                     tokio::select! {
@@ -179,21 +181,15 @@ impl Probe {
     }
 
     /// Whether the node is well, as far as that can be asked; `before` is what was wrong with it.
-    async fn ask(
-        &self,
-        connection: &mut MultiplexedConnection,
-        before: Option<&Trouble>,
-    ) -> Result<(), Trouble> {
-        let mut questions = Pipeline::with_capacity(3);
-        questions.cmd("PING");
+    async fn ask(&self, link: &mut Link, before: Option<&Trouble>) -> Result<(), Trouble> {
+        let mut questions = Packed::one(&[b"PING"]);
         if self.must_be_master || before == Some(&Trouble::ReadOnly) {
-            questions.cmd("ROLE");
+            questions.push(&[b"ROLE"]);
         }
         if before == Some(&Trouble::ClusterDown) {
-            questions.cmd("CLUSTER").arg("INFO");
+            questions.push(&[b"CLUSTER", b"INFO"]);
         }
-        let replies = send(connection, &questions).await;
-        let replies = replies.map_err(|error| Trouble::of_failure(&error))?;
+        let replies = link.ask(&questions).await?;
         for reply in &replies {
             if let Some(trouble) = Trouble::of_reply(reply) {
                 return Err(trouble);
@@ -212,12 +208,12 @@ impl Probe {
     }
 
     /// Reads the clock of the node. Returns whether the connection is still of use.
-    async fn read_clock(&mut self, connection: &mut MultiplexedConnection) -> bool {
+    async fn read_clock(&mut self, link: &mut Link) -> bool {
         if self.time_failures >= MAX_TIME_FAILURES {
             return true;
         }
         let measurement = Measurement::begin((self.now)().millis());
-        match timeout(self.patience(), time(connection)).await {
+        match timeout(self.patience(), time(link)).await {
             Ok(Ok(Some(millis))) => {
                 self.time_failures = 0;
                 self.skew.record(measurement.end(millis));
@@ -236,10 +232,8 @@ impl Probe {
 }
 
 /// The time of day of the server in milliseconds, if it tells.
-async fn time(connection: &mut MultiplexedConnection) -> Result<Option<u64>, RedisError> {
-    let mut question = Pipeline::with_capacity(1);
-    question.cmd("TIME");
-    let replies = send(connection, &question).await?;
+async fn time(link: &mut Link) -> Result<Option<u64>, Trouble> {
+    let replies = link.ask(&Packed::one(&[b"TIME"])).await?;
     let time = replies.into_iter().next().and_then(|reply| {
         let (secs, micros): (u64, u64) = redis::from_redis_value(reply).ok()?;
         secs.checked_mul(1000)?.checked_add(micros / 1000)

@@ -1,9 +1,9 @@
 //! Replies of a cluster that say where a command has to go instead. It was not carried out, so it
 //! may be sent there.
 
-use bb8_redis::redis::{Cmd, Pipeline, Value};
+use bb8_redis::redis::Value;
 
-use super::{address::Place, trouble::says_try_again};
+use super::{address::Place, packed::Packed, trouble::says_try_again};
 
 /// Where commands of a pipeline have to go.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,16 +58,15 @@ fn target(reply: &Value, asked: &Place) -> Option<(Place, bool)> {
 
 impl Redirect {
     /// The commands as they are to be sent to the target.
-    pub(super) fn pipeline(&self, of: &Pipeline) -> Pipeline {
-        let all: Vec<&Cmd> = of.cmd_iter().collect();
-        let mut pipeline = Pipeline::with_capacity(self.commands.len() * 2);
+    pub(super) fn commands(&self, of: &Packed) -> Packed {
+        let mut commands = Packed::default();
         for command in &self.commands {
             if self.is_ask {
-                pipeline.cmd("ASKING");
+                commands.push(&[b"ASKING"]);
             }
-            pipeline.add_command(all[*command].clone());
+            commands.copy(of, *command);
         }
-        pipeline
+        commands
     }
 
     /// Puts the target's replies in the places of the first ones.
@@ -129,23 +128,23 @@ mod tests {
 
     #[test]
     fn late_replies_find_their_places() {
-        let mut pipeline = Pipeline::new();
-        for key in ["a", "b", "c"] {
-            pipeline.cmd("GET").arg(key);
+        let mut commands = Packed::default();
+        for key in [b"a", b"b", b"c"] {
+            commands.push(&[b"GET", key]);
         }
         let mut redirect = Redirect {
             target: place("h", 1),
             is_ask: true,
             commands: vec![0, 2],
         };
-        let sent = redirect.pipeline(&pipeline);
+        let sent = redirect.commands(&commands);
         assert_eq!(sent.len(), 4);
         let mut replies = vec![Value::Nil, Value::Int(5), Value::Nil];
         let late = vec![Value::Okay, Value::Int(1), Value::Okay, Value::Int(2)];
         redirect.fill_in(&mut replies, late);
         assert_eq!(replies, [Value::Int(1), Value::Int(5), Value::Int(2)]);
         redirect.is_ask = false;
-        assert_eq!(redirect.pipeline(&pipeline).len(), 2);
+        assert_eq!(redirect.commands(&commands).len(), 2);
         redirect.fill_in(&mut replies, vec![Value::Int(8), Value::Int(9)]);
         assert_eq!(replies, [Value::Int(8), Value::Int(5), Value::Int(9)]);
     }

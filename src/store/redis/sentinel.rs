@@ -2,13 +2,11 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use bb8_redis::redis::{self, Pipeline, RedisError, aio::MultiplexedConnection};
+use bb8_redis::redis;
 use tokio::{task::JoinSet, time::timeout};
 
 use super::{
-    address::Place,
-    connection::{Connector, send},
-    probe::is_master,
+    address::Place, connection::Connector, link::Link, packed::Packed, probe::is_master,
     trouble::Trouble,
 };
 
@@ -21,11 +19,11 @@ pub(super) struct Sentinels {
     connector: Arc<Connector>,
     places: Vec<Place>,
     master: String,
-    connections: HashMap<Place, MultiplexedConnection>,
+    links: HashMap<Place, Link>,
 }
 
 /// What one sentinel said.
-type Vote = Result<(MultiplexedConnection, Option<Place>), Trouble>;
+type Vote = Result<(Link, Option<Place>), Trouble>;
 
 impl Sentinels {
     pub(super) fn new(connector: Arc<Connector>, places: Vec<Place>, master: String) -> Self {
@@ -33,7 +31,7 @@ impl Sentinels {
             connector,
             places,
             master,
-            connections: HashMap::new(),
+            links: HashMap::new(),
         }
     }
 
@@ -45,11 +43,11 @@ impl Sentinels {
     pub(super) async fn master(&mut self) -> Result<Place, String> {
         let mut asking = JoinSet::new();
         for (order, place) in self.places.iter().enumerate() {
-            let connection = self.connections.remove(place);
+            let link = self.links.remove(place);
             let connector = self.connector.clone();
             let (place, master) = (place.clone(), self.master.clone());
             asking.spawn(async move {
-                let vote = timeout(PATIENCE, ask(&connector, &place, connection, &master)).await;
+                let vote = timeout(PATIENCE, ask(&connector, &place, link, &master)).await;
                 (order, place, vote.unwrap_or(Err(Trouble::Silent)))
             });
         }
@@ -74,8 +72,8 @@ impl Sentinels {
 
     fn hear(&mut self, sentinel: &Place, vote: Vote) -> Result<Place, String> {
         match vote {
-            Ok((connection, master)) => {
-                self.connections.insert(sentinel.clone(), connection);
+            Ok((link, master)) => {
+                self.links.insert(sentinel.clone(), link);
                 master.ok_or_else(|| format!("sentinel {sentinel} knows no master of this name"))
             }
             Err(trouble) => Err(format!("sentinel {sentinel} {trouble}")),
@@ -83,23 +81,17 @@ impl Sentinels {
     }
 }
 
-async fn ask(
-    connector: &Connector,
-    place: &Place,
-    connection: Option<MultiplexedConnection>,
-    master: &str,
-) -> Vote {
-    let mut connection = match connection {
-        Some(connection) => connection,
+async fn ask(connector: &Connector, place: &Place, link: Option<Link>, master: &str) -> Vote {
+    let mut link = match link {
+        Some(link) => link,
         None => connector.connect(place).await?,
     };
-    let mut question = Pipeline::with_capacity(1);
-    question
-        .cmd("SENTINEL")
-        .arg("get-master-addr-by-name")
-        .arg(master);
-    let failed = |error: RedisError| Trouble::of_failure(&error);
-    let replies = send(&mut connection, &question).await.map_err(failed)?;
+    let words = [
+        b"SENTINEL",
+        &b"get-master-addr-by-name"[..],
+        master.as_bytes(),
+    ];
+    let replies = link.ask(&Packed::one(&words)).await?;
     let reply = replies.into_iter().next();
     if let Some(trouble) = reply.as_ref().and_then(Trouble::of_reply) {
         return Err(trouble);
@@ -108,18 +100,15 @@ async fn ask(
         let (host, port): (String, u16) = redis::from_redis_value(reply).ok()?;
         Some(Place::told(&host, port, place))
     });
-    Ok((connection, told))
+    Ok((link, told))
 }
 
 /// Whether the server at `place` says itself that it is a master: sentinels may be the last to
 /// hear of a failover.
 pub(super) async fn is_master_at(connector: &Connector, place: &Place) -> Result<bool, Trouble> {
     let ask = async {
-        let mut connection = connector.connect(place).await?;
-        let mut question = Pipeline::with_capacity(1);
-        question.cmd("ROLE");
-        let replies = send(&mut connection, &question).await;
-        let replies = replies.map_err(|error| Trouble::of_failure(&error))?;
+        let mut link = connector.connect(place).await?;
+        let replies = link.ask(&Packed::one(&[b"ROLE"])).await?;
         match replies.first().and_then(Trouble::of_reply) {
             Some(trouble) => Err(trouble),
             None => Ok(replies.first().is_some_and(is_master)),

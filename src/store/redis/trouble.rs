@@ -1,8 +1,10 @@
 //! Error replies and broken connections → what is wrong with a server.
 
-use std::fmt;
+use std::{fmt, io};
 
-use bb8_redis::redis::{ErrorKind, RedisError, ServerError, Value};
+use bb8_redis::redis::{ServerError, Value};
+
+use crate::causes::chain;
 
 /// Why a server cannot be counted in. The texts are for operators; they hold no secrets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,19 +72,11 @@ impl Trouble {
     }
 
     /// What it means that a connection broke or did not come up.
-    pub(super) fn of_failure(error: &RedisError) -> Self {
-        match error.code() {
-            Some("READONLY") => Self::ReadOnly,
-            Some("LOADING") => Self::Loading,
-            Some("NOAUTH") => Self::NoAuth,
-            Some("WRONGPASS") => Self::WrongPassword,
-            Some("MASTERDOWN") => Self::MasterDown,
-            Some("BUSY") => Self::Busy,
-            Some("CLUSTERDOWN") => Self::ClusterDown,
-            Some(code) => Self::Unreachable(code.to_owned()),
-            None if error.kind() == ErrorKind::AuthenticationFailed => Self::WrongPassword,
-            None if error.is_timeout() => Self::Silent,
-            None => Self::Unreachable(error.to_string()),
+    pub(super) fn of_failure(error: &io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::TimedOut => Self::Silent,
+            io::ErrorKind::UnexpectedEof => Self::Unreachable("the connection was closed".into()),
+            _ => Self::Unreachable(chain(error)),
         }
     }
 }

@@ -1,0 +1,255 @@
+//! One connection to a server: commands there, replies back.
+
+use std::io;
+
+use bb8_redis::redis::{Value, parse_redis_value};
+use prost::bytes::{Buf as _, BytesMut};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use super::{packed::Packed, trouble::Trouble};
+use crate::dial::Stream;
+
+/// The longest reply that is taken, in bytes: the slots of the largest cluster are a tenth of it.
+const MAX_REPLY_BYTES: usize = 16 << 20;
+
+/// How deep replies may nest; those of Redis have three levels.
+const MAX_DEPTH: usize = 8;
+
+/// What is read at a time, at least, in bytes.
+const READ_BYTES: usize = 8 << 10;
+
+/// A connection that was greeted. Who asks waits for all replies; if nobody does it is of no more
+/// use, for nobody knows how far the server came.
+pub(super) struct Link {
+    stream: Stream,
+    inbox: BytesMut,
+    is_broken: bool,
+}
+
+impl std::fmt::Debug for Link {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Link").finish_non_exhaustive()
+    }
+}
+
+impl Link {
+    pub(super) fn new(stream: Stream) -> Self {
+        Self {
+            stream,
+            inbox: BytesMut::new(),
+            is_broken: false,
+        }
+    }
+
+    /// Whether nothing can be asked any more.
+    pub(super) fn is_broken(&self) -> bool {
+        self.is_broken
+    }
+
+    /// Nothing is to be asked any more.
+    pub(super) fn abandon(&mut self) {
+        self.is_broken = true;
+    }
+
+    /// Sends `commands` and returns a reply for each, in order; error replies are values.
+    ///
+    /// # Errors
+    ///
+    /// If the connection is broken; how many of the commands were carried out is not known then.
+    pub(super) async fn ask(&mut self, commands: &Packed) -> Result<Vec<Value>, Trouble> {
+        if self.is_broken {
+            return Err(unreachable("the connection is broken"));
+        }
+        self.is_broken = true;
+        let replies = self.exchange(commands).await;
+        let replies = replies.map_err(|error| Trouble::of_failure(&error))?;
+        if !self.inbox.is_empty() {
+            return Err(unreachable("it says more than it was asked"));
+        }
+        self.is_broken = false;
+        Ok(replies)
+    }
+
+    async fn exchange(&mut self, commands: &Packed) -> io::Result<Vec<Value>> {
+        // All at once: a server reads on while it answers.
+        self.stream.write_all(commands.bytes()).await?;
+        self.stream.flush().await?;
+        let mut replies = Vec::with_capacity(commands.len());
+        while replies.len() < commands.len() {
+            match next(&mut self.inbox)? {
+                Some(reply) => replies.push(reply),
+                None => self.read().await?,
+            }
+        }
+        Ok(replies)
+    }
+
+    async fn read(&mut self) -> io::Result<()> {
+        if self.inbox.len() > MAX_REPLY_BYTES {
+            return Err(malformed());
+        }
+        self.inbox.reserve(READ_BYTES);
+        match self.stream.read_buf(&mut self.inbox).await? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits until the connection is of no more use. A server that was asked nothing says nothing
+    /// but goodbye.
+    pub(super) async fn broken(&mut self) {
+        if !self.is_broken {
+            // Whether it is closed or talks out of turn.
+            let _ = self.read().await;
+            self.is_broken = true;
+        }
+    }
+}
+
+fn unreachable(why: &str) -> Trouble {
+    Trouble::Unreachable(why.to_owned())
+}
+
+fn malformed() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        "what it says is no reply of Redis",
+    )
+}
+
+/// Takes the first reply off `inbox`, if all of it is there.
+fn next(inbox: &mut BytesMut) -> io::Result<Option<Value>> {
+    // Almost every reply is a count.
+    if let Some((number, length)) = number(inbox) {
+        inbox.advance(length);
+        return Ok(Some(Value::Int(number)));
+    }
+    let Some(end) = end(inbox, MAX_DEPTH)? else {
+        return Ok(None);
+    };
+    let reply = parse_redis_value(&inbox[..end]).map_err(|_| malformed())?;
+    inbox.advance(end);
+    Ok(Some(reply))
+}
+
+/// A whole number and how many bytes it takes, if `bytes` begin with one.
+fn number(bytes: &[u8]) -> Option<(i64, usize)> {
+    let digits = bytes.strip_prefix(b":")?;
+    let mut number: i64 = 0;
+    for (count, byte) in digits.iter().enumerate() {
+        match byte {
+            b'0'..=b'9' => {
+                number = number.checked_mul(10)?.checked_add((byte - b'0').into())?;
+            }
+            b'\r' if count > 0 && digits.get(count + 1) == Some(&b'\n') => {
+                return Some((number, count + 3));
+            }
+            // Signs are rare; the library knows them.
+            _ => return None,
+        }
+    }
+    None
+}
+
+/// Where the first reply of `bytes` ends, if it does (RESP2, <https://redis.io/docs/latest/develop/reference/protocol-spec>).
+fn end(bytes: &[u8], depth: usize) -> io::Result<Option<usize>> {
+    let Some(line) = bytes.windows(2).position(|pair| pair == b"\r\n") else {
+        return Ok(None);
+    };
+    let body = line + 2;
+    let count = || -> io::Result<Option<usize>> {
+        let count = std::str::from_utf8(&bytes[1..line]).ok();
+        let count: i64 = count
+            .and_then(|count| count.parse().ok())
+            .ok_or_else(malformed)?;
+        // -1 is nothing at all.
+        Ok(usize::try_from(count).ok())
+    };
+    match bytes[0] {
+        b'+' | b'-' | b':' => Ok(Some(body)),
+        b'$' => {
+            let Some(length) = count()? else {
+                return Ok(Some(body));
+            };
+            let end = length.checked_add(body + 2).ok_or_else(malformed)?;
+            Ok((end <= bytes.len()).then_some(end))
+        }
+        b'*' if depth > 0 => {
+            let mut at = body;
+            for _ in 0..count()?.unwrap_or(0) {
+                match end(&bytes[at..], depth - 1)? {
+                    Some(length) => at += length,
+                    None => return Ok(None),
+                }
+            }
+            Ok(Some(at))
+        }
+        _ => Err(malformed()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Replies as a server sends them, and as they are to be read.
+    fn replies() -> Vec<(&'static [u8], Value)> {
+        let error = parse_redis_value(b"-MOVED 5 h:1\r\n").unwrap();
+        let text = |text: &[u8]| Value::BulkString(text.to_vec());
+        vec![
+            (b":0\r\n", Value::Int(0)),
+            (b":12\r\n", Value::Int(12)),
+            (b":-3\r\n", Value::Int(-3)),
+            (b":9223372036854775807\r\n", Value::Int(i64::MAX)),
+            (b"+OK\r\n", Value::Okay),
+            (b"-MOVED 5 h:1\r\n", error),
+            (b"$-1\r\n", Value::Nil),
+            (b"$0\r\n\r\n", text(b"")),
+            (b"$4\r\n\r\n\r\n\r\n", text(b"\r\n\r\n")),
+            (b"*0\r\n", Value::Array(vec![])),
+            (
+                b"*2\r\n*1\r\n:1\r\n$1\r\nx\r\n",
+                Value::Array(vec![Value::Array(vec![Value::Int(1)]), text(b"x")]),
+            ),
+        ]
+    }
+
+    #[test]
+    fn replies_are_read_one_by_one_and_only_when_they_are_whole() {
+        let mut all = Vec::new();
+        for (bytes, expected) in replies() {
+            for cut in 0..bytes.len() {
+                let mut part = BytesMut::from(&bytes[..cut]);
+                let read = next(&mut part);
+                assert!(matches!(read, Ok(None)), "{expected:?}, cut at {cut}");
+                assert_eq!(part.len(), cut);
+            }
+            all.extend_from_slice(bytes);
+        }
+        let mut inbox = BytesMut::from(&all[..]);
+        for (_, expected) in replies() {
+            assert_eq!(next(&mut inbox).unwrap(), Some(expected));
+        }
+        assert!(inbox.is_empty());
+    }
+
+    #[test]
+    fn what_is_no_reply_is_an_error_and_no_panic() {
+        let deep = [b"*1\r\n".repeat(MAX_DEPTH + 2), b":1\r\n".to_vec()].concat();
+        for bytes in [
+            &b"HTTP/1.1 400 Bad Request\r\n"[..],
+            b"$x\r\n",
+            b"\r\n",
+            b"*1\r\n\r\n",
+            b":99999999999999999999\r\n",
+            b"$18446744073709551615\r\n",
+            &deep,
+        ] {
+            let read = next(&mut BytesMut::from(bytes));
+            assert!(read.is_err(), "{bytes:?}");
+        }
+        // A length that no memory is asked for until it is there.
+        let mut long = BytesMut::from(&b"$9223372036854775806\r\n"[..]);
+        assert!(next(&mut long).is_ok_and(|read| read.is_none()));
+    }
+}

@@ -1,0 +1,130 @@
+//! Commands as they go over the wire, one behind the other.
+
+/// Commands, of which any can be taken out and sent again.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Packed {
+    bytes: Vec<u8>,
+    /// Where each command ends.
+    ends: Vec<usize>,
+}
+
+impl Packed {
+    /// One command.
+    pub(super) fn one(words: &[&[u8]]) -> Self {
+        let mut packed = Self::default();
+        packed.push(words);
+        packed
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Adds a command of `words`.
+    pub(super) fn push(&mut self, words: &[&[u8]]) {
+        let mut command = self.command(words.len());
+        for word in words {
+            command.word(word);
+        }
+    }
+
+    /// Adds a command that has as many words as are then given.
+    pub(super) fn command(&mut self, words: usize) -> Command<'_> {
+        self.bytes.push(b'*');
+        push_line(&mut self.bytes, words);
+        Command { packed: self }
+    }
+
+    /// Adds a copy of one of the commands of `other`.
+    pub(super) fn copy(&mut self, other: &Self, command: usize) {
+        let start = match command {
+            0 => 0,
+            command => other.ends[command - 1],
+        };
+        let copied = &other.bytes[start..other.ends[command]];
+        self.bytes.extend_from_slice(copied);
+        self.ends.push(self.bytes.len());
+    }
+}
+
+/// A command that is being written; it is done when this is dropped.
+pub(super) struct Command<'a> {
+    packed: &'a mut Packed,
+}
+
+impl Command<'_> {
+    pub(super) fn word(&mut self, word: &[u8]) -> &mut Self {
+        self.words(&[word])
+    }
+
+    /// One word that is put together from some.
+    pub(super) fn words(&mut self, parts: &[&[u8]]) -> &mut Self {
+        let bytes = &mut self.packed.bytes;
+        bytes.push(b'$');
+        push_line(bytes, parts.iter().map(|part| part.len()).sum::<usize>());
+        for part in parts {
+            bytes.extend_from_slice(part);
+        }
+        bytes.extend_from_slice(b"\r\n");
+        self
+    }
+
+    pub(super) fn number(&mut self, number: impl itoa::Integer) -> &mut Self {
+        self.word(itoa::Buffer::new().format(number).as_bytes())
+    }
+}
+
+impl Drop for Command<'_> {
+    fn drop(&mut self) {
+        self.packed.ends.push(self.packed.bytes.len());
+    }
+}
+
+fn push_line(bytes: &mut Vec<u8>, number: usize) {
+    bytes.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
+    bytes.extend_from_slice(b"\r\n");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_lists_of_words_behind_their_lengths() {
+        let mut packed = Packed::one(&[b"GET", b""]);
+        packed
+            .command(3)
+            .word(b"INCRBY")
+            .words(&[b"a:", b"\r\n"])
+            .number(-12);
+        let expected = "*2\r\n$3\r\nGET\r\n$0\r\n\r\n\
+                        *3\r\n$6\r\nINCRBY\r\n$4\r\na:\r\n\r\n$3\r\n-12\r\n";
+        assert_eq!(packed.bytes(), expected.as_bytes());
+        assert_eq!(packed.len(), 2);
+    }
+
+    #[test]
+    fn a_command_can_be_taken_out() {
+        let mut packed = Packed::default();
+        for key in [b"a", b"b", b"c"] {
+            packed.push(&[b"GET", key]);
+        }
+        let mut some = Packed::default();
+        assert!(some.is_empty());
+        some.copy(&packed, 2);
+        some.copy(&packed, 0);
+        assert_eq!(some.len(), 2);
+        assert_eq!(
+            some.bytes(),
+            b"*2\r\n$3\r\nGET\r\n$1\r\nc\r\n*2\r\n$3\r\nGET\r\n$1\r\na\r\n"
+        );
+    }
+}
