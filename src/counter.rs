@@ -258,7 +258,14 @@ impl Batch {
 
     /// Appends a copy of all of `other`.
     pub fn append(&mut self, other: &Self) {
-        self.append_range(other, 0..other.len());
+        let start = self.keys.len();
+        self.keys.extend_from_slice(&other.keys);
+        let moved = other.increments.iter().map(|planned| Planned {
+            key_start: start + planned.key_start,
+            key_end: start + planned.key_end,
+            terms: planned.terms,
+        });
+        self.increments.extend(moved);
     }
 
     /// Appends a copy of the increments `range` of `other`.

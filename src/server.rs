@@ -27,14 +27,14 @@ use tonic_health::{
 };
 
 mod authority;
-mod floor;
+mod bare;
 mod http;
 mod ports;
 mod tls;
 mod worker;
 
 pub(crate) use authority::instead;
-pub use floor::serve_floor;
+pub use bare::serve_method;
 use http::serve_http;
 use ports::{Addresses, GrpcListener, Ports};
 pub use tls::TlsError;

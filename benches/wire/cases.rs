@@ -19,6 +19,8 @@ pub struct Case {
 pub enum Server {
     /// OK to everything, on tollgate's own threads and connections: the floor.
     Floor,
+    /// The same, and one PING of Redis for each call.
+    FloorAndPing,
     /// OK to everything, from tonic on tokio's multi-thread runtime, as its examples have it.
     Stock,
     Memory,
@@ -33,7 +35,10 @@ pub enum Server {
 
 impl Server {
     pub fn has_redis(self) -> bool {
-        matches!(self, Self::Redis | Self::RedisAndCache | Self::Naive)
+        matches!(
+            self,
+            Self::FloorAndPing | Self::Redis | Self::RedisAndCache | Self::Naive
+        )
     }
 }
 
@@ -98,6 +103,17 @@ pub const TWO_PERIODS: &str = "[4000000000/day, 4000000000/week]";
 pub const FOUR_PERIODS: &str =
     "[4000000000/day, 4000000000/week, 4000000000/month, 4000000000/year]";
 pub const NOTHING: &str = "[1/month, 1/year]";
+pub const FIRST_HIT: &str = "[{requests_per_unit: 4000000000, unit: day, window: first_hit}, \
+     {requests_per_unit: 4000000000, unit: week, window: first_hit}]";
+pub const SLIDING_WINDOW: &str = "[{requests_per_unit: 4000000000, unit: day, algorithm: sliding_window}, \
+     {requests_per_unit: 4000000000, unit: week, algorithm: sliding_window}]";
+/// A log remembers every hit, so its limits are as low as they may be and still pass all of a turn.
+pub const SLIDING_LOG: &str = "[{requests_per_unit: 10000, unit: second, algorithm: sliding_log}, \
+     {requests_per_unit: 10000, unit: second, unit_multiplier: 2, algorithm: sliding_log}]";
+pub const TOKEN_BUCKET: &str = "[{requests_per_unit: 4000000000, unit: day, algorithm: token_bucket}, \
+     {requests_per_unit: 4000000000, unit: week, algorithm: token_bucket}]";
+pub const CALENDAR: &str = "[{requests_per_unit: 4000000000, unit: day, calendar: true, time_zone: UTC}, \
+     {requests_per_unit: 4000000000, unit: month, calendar: true, time_zone: UTC}]";
 
 const HOT: Keys = Keys::Spread(1);
 const MANY: Keys = Keys::Spread(100_000);
@@ -120,7 +136,7 @@ const BASE: Case = Case {
 
 /// All cases. Each is compared with the floor under the same load.
 pub fn all() -> Vec<Case> {
-    use Server::{Floor, Memory, Naive, Redis, RedisAndCache, Stock};
+    use Server::{Floor, FloorAndPing, Memory, Naive, Redis, RedisAndCache, Stock};
     let default = |name, server| Case {
         name,
         server,
@@ -171,6 +187,7 @@ pub fn all() -> Vec<Case> {
         denied(default("redis, denied, cache", RedisAndCache)),
         default("naive", Naive),
         over(default("floor, 1 stream", Floor), 1, 1),
+        over(default("floor and PING, 1 stream", FloorAndPing), 1, 1),
         over(default("memory, 1 stream", Memory), 1, 1),
         over(default("redis, 1 stream", Redis), 1, 1),
         over(default("naive, 1 stream", Naive), 1, 1),
@@ -182,6 +199,17 @@ pub fn all() -> Vec<Case> {
         three(case("floor, 3 descriptors", Floor)),
         three(case("memory, 3 descriptors", Memory)),
         three(case("redis, 3 descriptors", Redis)),
+        // Algorithms.
+        limits(FIRST_HIT, case("memory, first hit", Memory)),
+        limits(FIRST_HIT, case("redis, first hit", Redis)),
+        limits(SLIDING_WINDOW, case("memory, sliding window", Memory)),
+        limits(SLIDING_WINDOW, case("redis, sliding window", Redis)),
+        limits(SLIDING_LOG, case("memory, sliding log", Memory)),
+        limits(SLIDING_LOG, case("redis, sliding log", Redis)),
+        limits(TOKEN_BUCKET, case("memory, token bucket", Memory)),
+        limits(TOKEN_BUCKET, case("redis, token bucket", Redis)),
+        limits(CALENDAR, case("memory, calendar", Memory)),
+        limits(CALENDAR, case("redis, calendar", Redis)),
         // Keys.
         with(case("memory, Zipf", Memory), ZIPF),
         with(case("redis, Zipf", Redis), ZIPF),

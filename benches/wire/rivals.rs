@@ -7,14 +7,29 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use bb8_redis::{RedisConnectionManager, bb8::Pool, redis};
-use tokio::net;
+use hyper::HeaderMap;
+use prost::bytes::Bytes;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net,
+    sync::Mutex,
+};
 use tollgate::{
-    grpc::proto::envoy::service::ratelimit::v3::{
-        RateLimitRequest, RateLimitResponse,
-        rate_limit_response::{Code, DescriptorStatus},
-        rate_limit_service_server::{RateLimitService, RateLimitServiceServer},
+    decision::{self, Decision},
+    grpc::{
+        SHOULD_RATE_LIMIT,
+        proto::envoy::service::ratelimit::v3::{
+            RateLimitRequest, RateLimitResponse,
+            rate_limit_response::{Code, DescriptorStatus},
+            rate_limit_service_server::{RateLimitService, RateLimitServiceServer},
+        },
+        quick,
+        unary::{Method, framed},
+        wire,
     },
-    server::serve_floor,
+    metadata::Map,
+    request::Few,
+    server::serve_method,
 };
 use tonic::{Request, Response, Status, transport::Server};
 
@@ -23,7 +38,14 @@ pub fn serve(name: &str, workers: usize, redis: Option<SocketAddr>) -> anyhow::R
     let listener = TcpListener::bind("127.0.0.1:0")?;
     writeln!(io::stderr(), "{}", listener.local_addr()?)?;
     match (name, redis) {
-        ("floor", _) => Ok(serve_floor(listener, workers)?),
+        ("floor", None) => Ok(serve_method(listener, workers, Floor)?),
+        ("floor", Some(redis)) => {
+            let ping = Ping {
+                redis,
+                connection: Mutex::default(),
+            };
+            Ok(serve_method(listener, workers, ping)?)
+        }
         ("stock", _) => stock(listener, workers, |_| Ok(Stock)),
         ("naive", Some(redis)) => stock(listener, workers, |runtime| {
             let manager = RedisConnectionManager::new(format!("redis://{redis}"))?;
@@ -57,6 +79,92 @@ fn stock<S: RateLimitService>(
             .await
             .context("the stock server ended")
     })
+}
+
+/// As many as the settings' defaults admit, and more than one call sends.
+const BOUNDS: wire::Bounds = wire::Bounds {
+    descriptors: 100,
+    entries: 100,
+    text_bytes: 65_536,
+};
+
+/// The floor: on tollgate's own threads and connections, reads what is asked, and answers OK whatever
+/// it is.
+struct Floor;
+
+impl Method for Floor {
+    const PATH: &'static str = SHOULD_RATE_LIMIT;
+
+    type Noted = ();
+
+    fn note(&self, _headers: &HeaderMap) {}
+
+    async fn call(&self, (): (), message: Bytes) -> Result<Bytes, Status> {
+        ok(&message)
+    }
+}
+
+fn ok(message: &[u8]) -> Result<Bytes, Status> {
+    if quick::read(message, BOUNDS).is_none() {
+        return Err(Status::invalid_argument(
+            "the floor knows plain requests only",
+        ));
+    }
+    let decision = Decision {
+        overall: decision::Code::Ok,
+        statuses: Few::from_iter([decision::Status {
+            code: decision::Code::Ok,
+            binding: None,
+            remaining: 0,
+            retry_secs: Some(0),
+        }]),
+        retry_secs: None,
+        is_degraded: false,
+        is_shadowed: false,
+        headline: None,
+        metadata: Map::new(),
+    };
+    Ok(framed(quick::length(&decision), |buffer| {
+        quick::write(&decision, buffer);
+    }))
+}
+
+/// The floor and one PING for each call, one at a time: what nobody who asks Redis can be faster than.
+struct Ping {
+    redis: SocketAddr,
+    connection: Mutex<Option<net::TcpStream>>,
+}
+
+impl Method for Ping {
+    const PATH: &'static str = SHOULD_RATE_LIMIT;
+
+    type Noted = ();
+
+    fn note(&self, _headers: &HeaderMap) {}
+
+    async fn call(&self, (): (), message: Bytes) -> Result<Bytes, Status> {
+        let pinged = self.ping().await;
+        pinged.map_err(|error| Status::unavailable(error.to_string()))?;
+        ok(&message)
+    }
+}
+
+impl Ping {
+    async fn ping(&self) -> io::Result<()> {
+        let mut connection = self.connection.lock().await;
+        let stream = match &mut *connection {
+            Some(stream) => stream,
+            // On the worker that serves the call.
+            None => {
+                let stream = net::TcpStream::connect(self.redis).await?;
+                stream.set_nodelay(true)?;
+                connection.insert(stream)
+            }
+        };
+        stream.write_all(b"PING\r\n").await?;
+        stream.read_exact(&mut [0; b"+PONG\r\n".len()]).await?;
+        Ok(())
+    }
 }
 
 /// OK to everything.

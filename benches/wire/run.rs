@@ -167,7 +167,7 @@ impl Entrant {
             arguments.extend([url, "--redis-timeout=5s".to_owned()]);
         }
         let server = match case.server {
-            Server::Floor => Some(Process::rival("floor", workers, None)?),
+            Server::Floor | Server::FloorAndPing => Some(Process::rival("floor", workers, redis)?),
             Server::Stock => Some(Process::rival("stock", workers, None)?),
             Server::Naive => Some(Process::rival("naive", workers, redis)?),
             Server::Memory | Server::Redis | Server::RedisAndCache => {
