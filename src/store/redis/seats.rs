@@ -103,15 +103,18 @@ impl Seats {
 
     /// The batch has `answered` who waits in the seat, if anybody does.
     pub(super) fn tell(&mut self, seat: usize, answered: Answered) {
-        match mem::replace(&mut self.all[seat], Seat::Free) {
+        let seat_of_one = &mut self.all[seat];
+        match seat_of_one {
             Seat::Waiting { waker, .. } => {
-                self.all[seat] = Seat::Told(answered);
+                let waker = waker.take();
+                *seat_of_one = Seat::Told(answered);
                 if let Some(waker) = waker {
+                    // It only queues the task; nobody comes back here from within.
                     waker.wake();
                 }
             }
-            Seat::Late => self.all[seat] = Seat::Told(Err(StoreError::Timeout)),
-            _ => self.free.push(seat),
+            Seat::Late => *seat_of_one = Seat::Told(Err(StoreError::Timeout)),
+            _ => self.let_go(seat),
         }
     }
 
