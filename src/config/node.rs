@@ -2,45 +2,62 @@
 //!
 //! serde_yaml tells no places but those of its own errors. It does lend plain and quoted scalars
 //! out of the text they were read from, so where they lie in it says their line and column, and
-//! the bytes around them say whether they were quoted. That needs two passes: the first learns
-//! the shape of the document, the second reads every scalar as text, whatever it looks like.
+//! the bytes around them say whether they were quoted. But it lends a scalar only to who asks for
+//! a text, whatever the scalar looks like, and so has to be told the shape of the document.
+//!
+//! Who knows what to expect below each key tells a [`Guess`], and one pass is enough while it holds.
+//! Without one, or where it does not hold, there are two: the first learns the shape, the second
+//! reads. Both lead to the same tree.
 
-use std::fmt;
+use std::{borrow::Cow, fmt};
 
 use serde::de::{
-    DeserializeSeed, Deserializer, EnumAccess, IgnoredAny, MapAccess, SeqAccess, VariantAccess,
-    Visitor,
+    DeserializeSeed, Deserializer, EnumAccess, Error as _, IgnoredAny, MapAccess, SeqAccess,
+    VariantAccess, Visitor,
 };
 
-/// A value of a YAML document.
-#[derive(Clone, Debug)]
-pub(crate) struct Node {
-    pub(crate) kind: Kind,
+/// A value of a YAML document, whose texts are those of the file where they stand there as they
+/// are read.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Node<'t> {
+    pub(crate) kind: Kind<'t>,
     /// Where it starts, in bytes; nothing for what has no text of its own, such as `{}`.
     pub(crate) offset: Option<usize>,
 }
 
-#[derive(Clone, Debug)]
-pub(crate) enum Kind {
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Kind<'t> {
     /// The text of a scalar as it stands in the file, without its quotes.
     Scalar {
-        text: String,
+        text: Cow<'t, str>,
         is_plain: bool,
     },
-    List(Vec<Node>),
+    List(Vec<Node<'t>>),
     /// In the order of the file; keys may repeat.
-    Map(Vec<(Node, Node)>),
+    Map(Vec<(Node<'t>, Node<'t>)>),
     /// Something with a tag of its own, such as `!include`.
     Tagged,
 }
 
-impl Node {
+/// What most likely stands somewhere.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Guess {
+    Scalar,
+    /// A map; what stands below a key is told by the key.
+    Map(fn(&str) -> Guess),
+    /// A list of such items.
+    List(&'static Guess),
+    /// Anything, as long as it holds no number, boolean or null.
+    Any(fn(&str) -> Guess),
+}
+
+impl<'t> Node<'t> {
     /// The first document of `text`; an empty file is an empty map.
     ///
     /// # Errors
     ///
     /// If the text is not YAML. The error knows the line and the column.
-    pub(crate) fn parse(text: &str) -> Result<Self, serde_yaml::Error> {
+    pub(crate) fn parse(text: &'t str) -> Result<Self, serde_yaml::Error> {
         let Some(first) = serde_yaml::Deserializer::from_str(text).next() else {
             return Ok(Self::empty());
         };
@@ -58,6 +75,32 @@ impl Node {
         seed.deserialize(again)
     }
 
+    /// The same in half the time if the document is what `guess` says.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Node::parse`].
+    pub(crate) fn parse_as(text: &'t str, guess: Guess) -> Result<Self, serde_yaml::Error> {
+        match Self::guessed(text, guess) {
+            Some(root) => Ok(root),
+            None => Self::parse(text),
+        }
+    }
+
+    /// What [`Node::parse`] returns, or nothing if it cannot be known in one pass.
+    pub(super) fn guessed(text: &'t str, guess: Guess) -> Option<Self> {
+        // A text is lent out without its tag.
+        if may_have_tags(text) {
+            return None;
+        }
+        let document = serde_yaml::Deserializer::from_str(text).next()?;
+        let seed = GuessSeed {
+            guess,
+            source: text,
+        };
+        seed.deserialize(document).ok()
+    }
+
     fn empty() -> Self {
         Self {
             kind: Kind::Map(Vec::new()),
@@ -65,11 +108,83 @@ impl Node {
         }
     }
 
+    /// The scalar `lent`, which is a part of `source`.
+    fn lent(source: &'t str, lent: &'t str) -> Self {
+        let offset = offset_in(source, lent);
+        let is_quoted = offset.is_some_and(|at| {
+            let bytes = source.as_bytes();
+            let before = at.checked_sub(1).and_then(|at| bytes.get(at));
+            matches!(before, Some(b'"' | b'\'')) && before == bytes.get(at + lent.len())
+        });
+        Self {
+            kind: Kind::Scalar {
+                text: Cow::Borrowed(lent),
+                is_plain: !is_quoted,
+            },
+            offset,
+        }
+    }
+
+    /// What had to be rewritten: quoted with escapes, in a block, or over several lines. None of
+    /// these can be read as anything but a string.
+    fn rewritten(text: &str) -> Self {
+        Self {
+            kind: Kind::Scalar {
+                text: Cow::Owned(text.to_owned()),
+                is_plain: false,
+            },
+            offset: None,
+        }
+    }
+
+    fn list(items: Vec<Self>) -> Self {
+        Self {
+            offset: items.first().and_then(|item| item.offset),
+            kind: Kind::List(items),
+        }
+    }
+
+    fn map(entries: Vec<(Self, Self)>) -> Self {
+        Self {
+            offset: entries.first().and_then(|(key, _)| key.offset),
+            kind: Kind::Map(entries),
+        }
+    }
+
     /// Whether it is `null`, `~` or nothing at all.
     pub(crate) fn is_null(&self) -> bool {
         matches!(&self.kind, Kind::Scalar { text, is_plain: true }
-            if matches!(text.as_str(), "" | "~" | "null" | "Null" | "NULL"))
+            if matches!(&**text, "" | "~" | "null" | "Null" | "NULL"))
     }
+
+    /// The same with texts of its own.
+    pub(crate) fn into_owned(self) -> Node<'static> {
+        let kind = match self.kind {
+            Kind::Scalar { text, is_plain } => Kind::Scalar {
+                text: Cow::Owned(text.into_owned()),
+                is_plain,
+            },
+            Kind::List(items) => Kind::List(items.into_iter().map(Node::into_owned).collect()),
+            Kind::Map(entries) => {
+                let owned =
+                    |(key, value): (Node<'_>, Node<'_>)| (key.into_owned(), value.into_owned());
+                Kind::Map(entries.into_iter().map(owned).collect())
+            }
+            Kind::Tagged => Kind::Tagged,
+        };
+        Node {
+            kind,
+            offset: self.offset,
+        }
+    }
+}
+
+/// Whether there is an exclamation mark that may begin a tag; one that ends a word cannot.
+fn may_have_tags(text: &str) -> bool {
+    text.match_indices('!').any(|(at, _)| {
+        let before = text.as_bytes()[..at].last();
+        !before.is_some_and(u8::is_ascii_alphanumeric)
+    })
 }
 
 /// What kind of node stands where.
@@ -146,15 +261,15 @@ impl<'de> Visitor<'de> for ShapeSeed {
 }
 
 /// Reads the node of a known shape.
-struct NodeSeed<'s> {
+struct NodeSeed<'s, 't> {
     shape: &'s Shape,
-    source: &'s str,
+    source: &'t str,
 }
 
-impl<'de> DeserializeSeed<'de> for NodeSeed<'_> {
-    type Value = Node;
+impl<'t> DeserializeSeed<'t> for NodeSeed<'_, 't> {
+    type Value = Node<'t>;
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Node, D::Error> {
+    fn deserialize<D: Deserializer<'t>>(self, deserializer: D) -> Result<Node<'t>, D::Error> {
         match self.shape {
             Shape::Scalar => deserializer.deserialize_str(self),
             Shape::List(_) => deserializer.deserialize_seq(self),
@@ -170,8 +285,8 @@ impl<'de> DeserializeSeed<'de> for NodeSeed<'_> {
     }
 }
 
-impl NodeSeed<'_> {
-    fn of<'s>(&'s self, shape: &'s Shape) -> NodeSeed<'s> {
+impl<'t> NodeSeed<'_, 't> {
+    fn of<'s>(&self, shape: &'s Shape) -> NodeSeed<'s, 't> {
         NodeSeed {
             shape,
             source: self.source,
@@ -179,42 +294,22 @@ impl NodeSeed<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for NodeSeed<'_> {
-    type Value = Node;
+impl<'t> Visitor<'t> for NodeSeed<'_, 't> {
+    type Value = Node<'t>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("YAML")
     }
 
-    fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Node, E> {
-        let offset = offset_in(self.source, text);
-        let is_quoted = offset.is_some_and(|at| {
-            let bytes = self.source.as_bytes();
-            let before = at.checked_sub(1).and_then(|at| bytes.get(at));
-            matches!(before, Some(b'"' | b'\'')) && before == bytes.get(at + text.len())
-        });
-        Ok(Node {
-            kind: Kind::Scalar {
-                text: text.to_owned(),
-                is_plain: !is_quoted,
-            },
-            offset,
-        })
+    fn visit_borrowed_str<E>(self, text: &'t str) -> Result<Node<'t>, E> {
+        Ok(Node::lent(self.source, text))
     }
 
-    /// What had to be rewritten: quoted with escapes, in a block, or over several lines. None of
-    /// these can be read as anything but a string.
-    fn visit_str<E>(self, text: &str) -> Result<Node, E> {
-        Ok(Node {
-            kind: Kind::Scalar {
-                text: text.to_owned(),
-                is_plain: false,
-            },
-            offset: None,
-        })
+    fn visit_str<E>(self, text: &str) -> Result<Node<'t>, E> {
+        Ok(Node::rewritten(text))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Node, A::Error> {
+    fn visit_seq<A: SeqAccess<'t>>(self, mut items: A) -> Result<Node<'t>, A::Error> {
         let Shape::List(shapes) = self.shape else {
             unreachable!("only lists are read as lists");
         };
@@ -224,13 +319,10 @@ impl<'de> Visitor<'de> for NodeSeed<'_> {
         }
         // The end of the list is an event of its own, which has to be asked for.
         items.next_element::<IgnoredAny>()?;
-        Ok(Node {
-            offset: list.first().and_then(|item| item.offset),
-            kind: Kind::List(list),
-        })
+        Ok(Node::list(list))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Node, A::Error> {
+    fn visit_map<A: MapAccess<'t>>(self, mut entries: A) -> Result<Node<'t>, A::Error> {
         let Shape::Map(shapes) = self.shape else {
             unreachable!("only maps are read as maps");
         };
@@ -241,10 +333,85 @@ impl<'de> Visitor<'de> for NodeSeed<'_> {
             }
         }
         entries.next_key::<IgnoredAny>()?;
-        Ok(Node {
-            offset: map.first().and_then(|(key, _)| key.offset),
-            kind: Kind::Map(map),
-        })
+        Ok(Node::map(map))
+    }
+}
+
+/// Reads a node that is what it is guessed to be, and fails on any other.
+struct GuessSeed<'t> {
+    guess: Guess,
+    source: &'t str,
+}
+
+impl<'t> DeserializeSeed<'t> for GuessSeed<'t> {
+    type Value = Node<'t>;
+
+    fn deserialize<D: Deserializer<'t>>(self, deserializer: D) -> Result<Node<'t>, D::Error> {
+        match self.guess {
+            Guess::Scalar => deserializer.deserialize_str(self),
+            Guess::Map(_) => deserializer.deserialize_map(self),
+            Guess::List(_) => deserializer.deserialize_seq(self),
+            Guess::Any(_) => deserializer.deserialize_any(self),
+        }
+    }
+}
+
+impl<'t> GuessSeed<'t> {
+    fn of(&self, guess: Guess) -> Self {
+        Self {
+            guess,
+            source: self.source,
+        }
+    }
+}
+
+/// Numbers, booleans and null come without their text, and are not visited.
+impl<'t> Visitor<'t> for GuessSeed<'t> {
+    type Value = Node<'t>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("what was guessed")
+    }
+
+    fn visit_borrowed_str<E>(self, text: &'t str) -> Result<Node<'t>, E> {
+        Ok(Node::lent(self.source, text))
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Node<'t>, E> {
+        Ok(Node::rewritten(text))
+    }
+
+    fn visit_seq<A: SeqAccess<'t>>(self, mut items: A) -> Result<Node<'t>, A::Error> {
+        let guess = match self.guess {
+            Guess::List(item) => *item,
+            guess => guess,
+        };
+        let mut list = Vec::new();
+        while let Some(item) = items.next_element_seed(self.of(guess))? {
+            list.push(item);
+        }
+        if list.is_empty() {
+            return Err(A::Error::custom("an empty list, or nothing at all"));
+        }
+        Ok(Node::list(list))
+    }
+
+    fn visit_map<A: MapAccess<'t>>(self, mut entries: A) -> Result<Node<'t>, A::Error> {
+        let (Guess::Map(below) | Guess::Any(below)) = self.guess else {
+            unreachable!("only maps are read as maps");
+        };
+        let mut map = Vec::new();
+        while let Some(key) = entries.next_key_seed(self.of(Guess::Scalar))? {
+            let guess = match &key.kind {
+                Kind::Scalar { text, .. } => below(text),
+                Kind::List(_) | Kind::Map(_) | Kind::Tagged => Guess::Scalar,
+            };
+            map.push((key, entries.next_value_seed(self.of(guess))?));
+        }
+        if map.is_empty() {
+            return Err(A::Error::custom("an empty map, or nothing at all"));
+        }
+        Ok(Node::map(map))
     }
 }
 
@@ -321,9 +488,17 @@ mod tests {
         }
     }
 
+    fn anything(_: &str) -> Guess {
+        Guess::Any(anything)
+    }
+
     #[track_caller]
     fn check(text: &str, expected: &str) {
-        assert_eq!(show(text, &Node::parse(text).unwrap()), expected);
+        let node = Node::parse(text).unwrap();
+        assert_eq!(show(text, &node), expected);
+        if let Some(guessed) = Node::guessed(text, Guess::Any(anything)) {
+            assert_eq!(guessed, node);
+        }
     }
 
     #[test]
@@ -410,5 +585,54 @@ mod tests {
     fn tags_are_seen() {
         check("a: !include b.yaml", "{a@1:1=!}");
         check("a: !!str 5", "{a@1:1=5@1:10}");
+    }
+
+    /// Whether one pass is enough for a document of a map `m`, a list `l` of maps and scalars.
+    #[track_caller]
+    fn check_guess(text: &str, is_enough: bool) {
+        fn below(key: &str) -> Guess {
+            match key {
+                "m" => Guess::Map(below),
+                "l" => Guess::List(&Guess::Map(below)),
+                "any" => Guess::Any(anything),
+                _ => Guess::Scalar,
+            }
+        }
+        let guessed = Node::guessed(text, Guess::Map(below));
+        assert_eq!(guessed.is_some(), is_enough, "{text}");
+        if let Some(guessed) = guessed {
+            assert_eq!(guessed, Node::parse(text).unwrap());
+        }
+    }
+
+    #[test]
+    fn one_pass_is_enough_for_what_was_guessed() {
+        check_guess("a: 1\nb: 'x'\nc: \"x\\ty\"\nd: |\n  text\ne: ~\nf:", true);
+        check_guess("m: {a: yes, l: [{a: 1}, {m: {a: 0x10}}]}", true);
+        check_guess("m: &x {a: 1}\nl: [*x, *x]", true);
+        check_guess("any: [a, {b: 'c', d: [e]}]", true);
+        check_guess("a: hear! # loud!", true);
+    }
+
+    #[test]
+    fn one_pass_is_not_enough_for_what_was_not_guessed() {
+        check_guess("a: {}", false);
+        check_guess("a: [1]", false);
+        check_guess("m: 1", false);
+        check_guess("l: 1", false);
+        check_guess("l: [1]", false);
+        check_guess("[a]: 1", false);
+        check_guess("- a", false);
+        // Nothing looks like an empty collection.
+        check_guess("m:", false);
+        check_guess("m: {}", false);
+        check_guess("l:", false);
+        check_guess("", false);
+        check_guess("# nothing", false);
+        // Texts come without their tags, and numbers without their texts.
+        check_guess("a: !b c", false);
+        check_guess("any: 0x10", false);
+        check_guess("any: {a: [true]}", false);
+        check_guess("any: ~", false);
     }
 }

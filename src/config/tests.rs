@@ -1,4 +1,5 @@
 use jiff::civil::Weekday;
+use proptest::prelude::*;
 
 use super::*;
 use crate::{
@@ -888,4 +889,77 @@ fn the_reference_s_keys_know_no_other_algorithm() {
     }
     let fixed = "rate_limit: {unit: day, requests_per_unit: 7, algorithm: fixed_window}";
     assert!(compile_texts(&[&descriptor(fixed)], options).is_ok());
+}
+
+/// Small things that mean much to YAML.
+const BITS: &[&str] = &[
+    "!x ",
+    "!!int ",
+    "&a ",
+    "*a",
+    "<<: ",
+    "[",
+    "]",
+    "{",
+    "}",
+    "{}",
+    "[]",
+    "\"",
+    "'",
+    ": ",
+    ":",
+    "- ",
+    "? ",
+    ", ",
+    "#",
+    "| ",
+    "\n",
+    "  ",
+    "~",
+    "null",
+    "0x10",
+    "1.5",
+    "true",
+    "!",
+    "\\",
+    "%",
+    "---\n",
+    "key: ",
+    "rate_limit: ",
+    "rate_limits: ",
+    "metadata: ",
+    "é",
+];
+
+proptest! {
+    /// The reading of what is guessed is that of what is there, or none.
+    #[test]
+    fn a_guess_never_reads_anything_else(
+        is_full: bool,
+        changes in prop::collection::vec((any::<prop::sample::Index>(), 0..12_usize, prop::sample::select(BITS)), 0..4),
+    ) {
+        let mut text: Vec<char> = if is_full {
+            include_str!("../../config/full.yaml").replace("2.5", "much").chars().collect()
+        } else {
+            include_str!("../../config/small.yaml").chars().collect()
+        };
+        for (at, length, bit) in changes {
+            let at = at.index(text.len());
+            let end = text.len().min(at + length);
+            text.splice(at..end, bit.chars());
+        }
+        let text = String::from_iter(text);
+        if let Some(guessed) = node::Node::guessed(&text, yaml::RULES) {
+            prop_assert_eq!(guessed, node::Node::parse(&text).unwrap());
+        }
+    }
+}
+
+#[test]
+fn the_examples_are_what_is_guessed() {
+    let small = include_str!("../../config/small.yaml");
+    assert!(node::Node::guessed(small, yaml::RULES).is_some());
+    // But for a number in its metadata.
+    let full = include_str!("../../config/full.yaml").replace("2.5", "much");
+    assert!(node::Node::guessed(&full, yaml::RULES).is_some());
 }
