@@ -81,22 +81,30 @@ impl<'t> Node<'t> {
     ///
     /// Those of [`Node::parse`].
     pub(crate) fn parse_as(text: &'t str, guess: Guess) -> Result<Self, serde_yaml::Error> {
-        match Self::guessed(text, guess) {
+        match Self::guessed(text, guess, PIECE_BYTES) {
             Some(root) => Ok(root),
             None => Self::parse(text),
         }
     }
 
-    /// What [`Node::parse`] returns, or nothing if it cannot be known in one pass.
-    pub(super) fn guessed(text: &'t str, guess: Guess) -> Option<Self> {
+    /// What [`Node::parse`] returns, or nothing if it cannot be known in one pass. Long lists are
+    /// read in pieces of `piece_bytes` and more.
+    pub(super) fn guessed(text: &'t str, guess: Guess, piece_bytes: usize) -> Option<Self> {
         // A text is lent out without its tag.
         if may_have_tags(text) {
             return None;
+        }
+        if let Guess::Map(below) = guess
+            && let Some(pieces) = Pieces::of(text, below, piece_bytes)
+            && let Some(root) = pieces.read(text)
+        {
+            return Some(root);
         }
         let document = serde_yaml::Deserializer::from_str(text).next()?;
         let seed = GuessSeed {
             guess,
             source: text,
+            levels: MAX_GUESSED_LEVELS,
         };
         seed.deserialize(document).ok()
     }
@@ -176,6 +184,104 @@ impl<'t> Node<'t> {
             kind,
             offset: self.offset,
         }
+    }
+}
+
+/// Of a long list, serde_yaml gets so many bytes at a time, and then to the end of an item: it
+/// holds a hundred bytes for each word of what it reads, and what fits the caches is read faster.
+const PIECE_BYTES: usize = 64 << 10;
+
+/// What is nested deeper is not read as it was guessed. serde_yaml itself gives up at 128 levels, of
+/// which it sees fewer in a piece.
+const MAX_GUESSED_LEVELS: u8 = 64;
+
+/// A document that ends with a long block list below a key of its root, cut before items of it.
+///
+/// A piece is good YAML by itself only if it ends outside of quotes and brackets, and if nothing in
+/// it stands further left than its items. Then the next piece goes on where this one ends, and
+/// all of them together say what each says by itself. Anything else is an error in one of them, and
+/// nothing is read in pieces: a quote that is closed in the next piece, a key below the list, a name
+/// that another piece gave to a node.
+struct Pieces<'t> {
+    /// The document up to the list.
+    head: &'t str,
+    item: &'static Guess,
+    items: Vec<&'t str>,
+}
+
+impl<'t> Pieces<'t> {
+    /// Cuts a document, if there is anything to cut.
+    fn of(text: &'t str, below: fn(&str) -> Guess, piece_bytes: usize) -> Option<Self> {
+        if text.len() <= piece_bytes {
+            return None;
+        }
+        let mut at = 0;
+        let mut list = None;
+        for line in text.split_inclusive('\n') {
+            if let Some(item) = list {
+                let first = line.trim_start_matches(' ');
+                if first.starts_with("- ") {
+                    let indent = line.len() - first.len();
+                    let (head, rest) = text.split_at(at);
+                    // What follows the end of a document is no part of it.
+                    if rest.contains("\n---") || rest.contains("\n...") {
+                        return None;
+                    }
+                    let items = cut(rest, &format!("\n{:indent$}- ", ""), piece_bytes);
+                    return Some(Self { head, item, items });
+                }
+                if !matches!(first.trim_end().bytes().next(), None | Some(b'#')) {
+                    return None;
+                }
+            } else if let Some(key) = line.trim_end().strip_suffix(':')
+                && let Guess::List(item) = below(key)
+            {
+                list = Some(item);
+            }
+            at += line.len();
+        }
+        None
+    }
+
+    /// Puts together what they say, if each is as it was guessed.
+    fn read(&self, source: &'t str) -> Option<Node<'t>> {
+        let read = |part, guess| {
+            let seed = GuessSeed {
+                guess,
+                source,
+                levels: MAX_GUESSED_LEVELS,
+            };
+            let document = serde_yaml::Deserializer::from_str(part);
+            Some(seed.deserialize(document).ok()?.kind)
+        };
+        let Kind::Map(mut entries) = read(self.head, Guess::Map(|_| Guess::Scalar))? else {
+            return None;
+        };
+        let mut items = Vec::new();
+        for part in &self.items {
+            let Kind::List(more) = read(part, Guess::List(self.item))? else {
+                return None;
+            };
+            items.extend(more);
+        }
+        let (_, list) = entries.last_mut().filter(|(_, value)| value.is_null())?;
+        *list = Node::list(items);
+        Some(Node::map(entries))
+    }
+}
+
+/// Cuts `text` behind line breaks where `mark` stands, into pieces of at least `piece_bytes`.
+fn cut<'t>(mut text: &'t str, mark: &str, piece_bytes: usize) -> Vec<&'t str> {
+    let mut pieces = Vec::new();
+    loop {
+        let from = text.ceil_char_boundary(piece_bytes);
+        let Some(at) = text[from..].find(mark) else {
+            pieces.push(text);
+            return pieces;
+        };
+        let (piece, rest) = text.split_at(from + at + 1);
+        pieces.push(piece);
+        text = rest;
     }
 }
 
@@ -341,6 +447,8 @@ impl<'t> Visitor<'t> for NodeSeed<'_, 't> {
 struct GuessSeed<'t> {
     guess: Guess,
     source: &'t str,
+    /// So many levels may be below.
+    levels: u8,
 }
 
 impl<'t> DeserializeSeed<'t> for GuessSeed<'t> {
@@ -357,11 +465,14 @@ impl<'t> DeserializeSeed<'t> for GuessSeed<'t> {
 }
 
 impl<'t> GuessSeed<'t> {
-    fn of(&self, guess: Guess) -> Self {
-        Self {
+    /// What is one level further down.
+    fn below<E: serde::de::Error>(&self, guess: Guess) -> Result<Self, E> {
+        let levels = self.levels.checked_sub(1);
+        Ok(Self {
             guess,
             source: self.source,
-        }
+            levels: levels.ok_or_else(|| E::custom("nested deeper than was guessed"))?,
+        })
     }
 }
 
@@ -387,7 +498,7 @@ impl<'t> Visitor<'t> for GuessSeed<'t> {
             guess => guess,
         };
         let mut list = Vec::new();
-        while let Some(item) = items.next_element_seed(self.of(guess))? {
+        while let Some(item) = items.next_element_seed(self.below(guess)?)? {
             list.push(item);
         }
         if list.is_empty() {
@@ -401,12 +512,12 @@ impl<'t> Visitor<'t> for GuessSeed<'t> {
             unreachable!("only maps are read as maps");
         };
         let mut map = Vec::new();
-        while let Some(key) = entries.next_key_seed(self.of(Guess::Scalar))? {
+        while let Some(key) = entries.next_key_seed(self.below(Guess::Scalar)?)? {
             let guess = match &key.kind {
                 Kind::Scalar { text, .. } => below(text),
                 Kind::List(_) | Kind::Map(_) | Kind::Tagged => Guess::Scalar,
             };
-            map.push((key, entries.next_value_seed(self.of(guess))?));
+            map.push((key, entries.next_value_seed(self.below(guess)?)?));
         }
         if map.is_empty() {
             return Err(A::Error::custom("an empty map, or nothing at all"));
@@ -459,7 +570,7 @@ mod tests {
     use super::*;
 
     /// A node as one line: plain scalars bare, others in quotes, each with its position.
-    fn show(text: &str, node: &Node) -> String {
+    fn show(text: &str, node: &Node<'_>) -> String {
         let at = node.offset.map_or_else(String::new, |offset| {
             let Position { line, column } = Lines::of(text).position(text, offset);
             format!("@{line}:{column}")
@@ -496,7 +607,7 @@ mod tests {
     fn check(text: &str, expected: &str) {
         let node = Node::parse(text).unwrap();
         assert_eq!(show(text, &node), expected);
-        if let Some(guessed) = Node::guessed(text, Guess::Any(anything)) {
+        if let Some(guessed) = Node::guessed(text, Guess::Any(anything), PIECE_BYTES) {
             assert_eq!(guessed, node);
         }
     }
@@ -587,18 +698,19 @@ mod tests {
         check("a: !!str 5", "{a@1:1=5@1:10}");
     }
 
+    fn below(key: &str) -> Guess {
+        match key {
+            "m" => Guess::Map(below),
+            "l" => Guess::List(&Guess::Map(below)),
+            "any" => Guess::Any(anything),
+            _ => Guess::Scalar,
+        }
+    }
+
     /// Whether one pass is enough for a document of a map `m`, a list `l` of maps and scalars.
     #[track_caller]
     fn check_guess(text: &str, is_enough: bool) {
-        fn below(key: &str) -> Guess {
-            match key {
-                "m" => Guess::Map(below),
-                "l" => Guess::List(&Guess::Map(below)),
-                "any" => Guess::Any(anything),
-                _ => Guess::Scalar,
-            }
-        }
-        let guessed = Node::guessed(text, Guess::Map(below));
+        let guessed = Node::guessed(text, Guess::Map(below), PIECE_BYTES);
         assert_eq!(guessed.is_some(), is_enough, "{text}");
         if let Some(guessed) = guessed {
             assert_eq!(guessed, Node::parse(text).unwrap());
@@ -634,5 +746,60 @@ mod tests {
         check_guess("any: 0x10", false);
         check_guess("any: {a: [true]}", false);
         check_guess("any: ~", false);
+        let levels = usize::from(MAX_GUESSED_LEVELS);
+        let deep = |levels| format!("any: {}a{}", "[".repeat(levels), "]".repeat(levels));
+        check_guess(&deep(levels - 1), true);
+        check_guess(&deep(levels), false);
+    }
+
+    /// Into how many pieces a text is cut that may be cut anywhere, and whether they are good.
+    #[track_caller]
+    fn check_pieces(text: &str, expected: Option<usize>) {
+        let pieces = Pieces::of(text, below, 1);
+        let read = pieces.as_ref().and_then(|pieces| pieces.read(text));
+        let count = pieces
+            .filter(|_| read.is_some())
+            .map(|pieces| pieces.items.len());
+        assert_eq!(count, expected, "{text}");
+        if let Some(read) = read {
+            assert_eq!(read, Node::parse(text).unwrap());
+        }
+    }
+
+    #[test]
+    fn a_long_list_is_read_in_pieces() {
+        check_pieces(
+            "a: 1\nl:\n  - a: 1\n  - b: 2\n    m:\n      l:\n      - c: |\n         x\n\n  - d: 4\n",
+            Some(3),
+        );
+        check_pieces(
+            "---\n'a': 1\nl: \n# why\n\n- a: 1\n- any: [\n two]\n- é: ü",
+            Some(3),
+        );
+        check_pieces("l:\r\n  - a: 1\r\n  - b: 2\r\n", Some(2));
+        check_pieces("l:\n  - a: &x 1\n    b: *x\n  - c: 2\n", Some(2));
+    }
+
+    #[test]
+    fn what_does_not_end_where_it_was_cut_is_read_as_a_whole() {
+        // Quotes and brackets that go on.
+        check_pieces("l:\n- a: \"x\n- b: y\"\n", None);
+        check_pieces("l:\n- a: 'x\n\n- b: y'\n", None);
+        check_pieces("l:\n- {a:\n- b}\n", None);
+        check_pieces("a: '\nl:\n- a: 1\n- b: 2'", None);
+        // Something that is no part of the list.
+        check_pieces("l:\n  - a: 1\n  - b: 2\nc: 3\n", None);
+        check_pieces("l:\n- a: 1\n- b: 2\nc: 3\n", None);
+        check_pieces("l:\n  - a: 1\n - b: 2\n  - c: 3\n", None);
+        check_pieces("l:\n  - a: 1\n...\n  - b: 2\n", None);
+        check_pieces("l:\n- a: 1\n---\n- b: 2\n", None);
+        check_pieces("a: 1\n---\nl:\n- a: 1\n- b: 2\n", None);
+        // Something that another piece says.
+        check_pieces("l:\n- m: &x {a: 1}\n- m: *x\n", None);
+        check_pieces("m: &x {a: 1}\nl:\n- m: *x\n- a: 1\n", None);
+        // Nothing to cut.
+        check_pieces("l: [a]\n", None);
+        check_pieces("l:\n  a: 1\n", None);
+        check_pieces("- a: 1\n- b: 2\n", None);
     }
 }
