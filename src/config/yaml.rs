@@ -30,8 +30,8 @@ pub(super) struct RuleFile {
 /// What a file or a descriptor can say of how it is counted.
 #[derive(Debug, Default)]
 pub(super) struct Defaults {
-    pub(super) count: Option<Word>,
-    pub(super) on_store_loss: Option<Word>,
+    pub(super) count: Rare<Word>,
+    pub(super) on_store_loss: Rare<Word>,
 }
 
 /// One node of the tree of rules.
@@ -65,27 +65,30 @@ pub(super) enum Limits {
 pub(super) struct RateLimit {
     pub(super) at: Option<usize>,
     pub(super) unit: String,
-    pub(super) unit_multiplier: Option<Number>,
+    pub(super) unit_multiplier: Rare<Number>,
     pub(super) requests_per_unit: u32,
     pub(super) unlimited: bool,
     pub(super) name: String,
     pub(super) replaces: Vec<(String, Option<usize>)>,
-    pub(super) algorithm: Option<Word>,
-    pub(super) window: Option<Word>,
-    pub(super) burst: Option<Number>,
+    pub(super) algorithm: Rare<Word>,
+    pub(super) window: Rare<Word>,
+    pub(super) burst: Rare<Number>,
     pub(super) calendar: bool,
-    pub(super) time_zone: Option<Word>,
-    pub(super) week_starts: Option<Word>,
+    pub(super) time_zone: Rare<Word>,
+    pub(super) week_starts: Rare<Word>,
     pub(super) starts: Starts,
 }
 
 /// When the windows of a calendar begin.
 #[derive(Debug, Default)]
 pub(super) struct Starts {
-    pub(super) month: Option<Number>,
-    pub(super) day: Option<Number>,
-    pub(super) hour: Option<Number>,
+    pub(super) month: Rare<Number>,
+    pub(super) day: Rare<Number>,
+    pub(super) hour: Rare<Number>,
 }
+
+/// What few of many rules say, and the others pay little for.
+pub(super) type Rare<T> = Option<Box<T>>;
 
 /// A text, and where it stands.
 #[derive(Debug)]
@@ -186,7 +189,7 @@ fn anything(_: &str) -> Guess {
 
 fn is_known(key: &str) -> bool {
     key == MERGE
-        || [FILE, DESCRIPTOR, RATE_LIMIT, STARTS]
+        || [RATE_LIMIT, DESCRIPTOR, FILE, STARTS]
             .iter()
             .any(|keys| keys.contains(&key))
 }
@@ -516,7 +519,7 @@ impl Reader<'_> {
                 merge(value, &mut fields);
                 continue;
             }
-            if is_known(text) && !level.contains(&&**text) {
+            if !level.contains(&&**text) && is_known(text) {
                 let fault = Fault::Misplaced {
                     key: text.to_string(),
                     belongs: belongs(text),
@@ -542,12 +545,12 @@ impl Reader<'_> {
         String::new()
     }
 
-    fn word(&mut self, fields: &Fields<'_>, key: &str, path: &dyn fmt::Display) -> Option<Word> {
+    fn word(&mut self, fields: &Fields<'_>, key: &str, path: &dyn fmt::Display) -> Rare<Word> {
         fields.get(key)?;
-        Some(Word {
+        Some(Box::new(Word {
             text: self.text(fields, key, path),
             at: fields.at(key),
-        })
+        }))
     }
 
     fn boolean(&mut self, fields: &Fields<'_>, key: &str, path: &dyn fmt::Display) -> bool {
@@ -564,12 +567,7 @@ impl Reader<'_> {
         false
     }
 
-    fn number(
-        &mut self,
-        fields: &Fields<'_>,
-        key: &str,
-        path: &dyn fmt::Display,
-    ) -> Option<Number> {
+    fn number(&mut self, fields: &Fields<'_>, key: &str, path: &dyn fmt::Display) -> Rare<Number> {
         let node = fields.get(key)?;
         let at = node.offset.or(fields.at(key));
         if let Kind::Scalar { text, is_plain } = &node.kind {
@@ -582,11 +580,11 @@ impl Reader<'_> {
                     return None;
                 }
             };
-            return Some(Number {
+            return Some(Box::new(Number {
                 value,
                 text: text.to_string(),
                 at,
-            });
+            }));
         }
         self.say_type(at, path, key, "a whole number", node);
         None
@@ -800,11 +798,11 @@ fn short_form(text: &str, at: Option<usize>) -> Option<RateLimit> {
     unit.parse::<crate::window::Unit>().ok()?;
     let multiplier = match count {
         "" => None,
-        count => Some(Number {
+        count => Some(Box::new(Number {
             value: Some(count.parse().ok()?),
             text: count.to_owned(),
             at,
-        }),
+        })),
     };
     Some(RateLimit {
         at,
