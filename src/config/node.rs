@@ -58,6 +58,7 @@ impl<'t> Node<'t> {
     ///
     /// If the text is not YAML. The error knows the line and the column.
     pub(crate) fn parse(text: &'t str) -> Result<Self, serde_yaml::Error> {
+        check_nesting(text)?;
         let Some(first) = serde_yaml::Deserializer::from_str(text).next() else {
             return Ok(Self::empty());
         };
@@ -91,7 +92,7 @@ impl<'t> Node<'t> {
     /// read in pieces of `piece_bytes` and more.
     pub(super) fn guessed(text: &'t str, guess: Guess, piece_bytes: usize) -> Option<Self> {
         // A text is lent out without its tag.
-        if may_have_tags(text) {
+        if may_have_tags(text) || check_nesting(text).is_err() {
             return None;
         }
         if let Guess::Map(below) = guess
@@ -185,6 +186,37 @@ impl<'t> Node<'t> {
             offset: self.offset,
         }
     }
+}
+
+/// So many brackets that are open at once are looked at before all of a document is read.
+const MAX_OPEN_BRACKETS: usize = 256;
+
+/// What is read behind them: longer than any key, so that what precedes it is what it is.
+const BEHIND_BRACKETS_BYTES: usize = 4096;
+
+/// Refuses what serde_yaml refuses as nested too deeply, in less time: it looks at the nesting when it has
+/// read all of a document, and for that it looks at all open brackets again at each word. 100,000 of
+/// them take it more than half a minute. Brackets may stand in texts too, so they are only counted
+/// to know when to ask.
+fn check_nesting(text: &str) -> Result<(), serde_yaml::Error> {
+    let mut open = 0_usize;
+    for (at, byte) in text.bytes().enumerate() {
+        match byte {
+            b'[' | b'{' => open += 1,
+            b']' | b'}' => open = open.saturating_sub(1),
+            _ => continue,
+        }
+        if open > MAX_OPEN_BRACKETS {
+            let end = text.ceil_char_boundary(text.len().min(at + BEHIND_BRACKETS_BYTES));
+            let beginning = serde_yaml::Deserializer::from_str(&text[..end]).next();
+            let shape = beginning.map(|beginning| ShapeSeed.deserialize(beginning));
+            return match shape {
+                Some(Err(error)) if error.to_string().contains("recursion limit") => Err(error),
+                _ => Ok(()),
+            };
+        }
+    }
+    Ok(())
 }
 
 /// Of a long list, serde_yaml gets so many bytes at a time, and then to the end of an item: it
@@ -679,7 +711,32 @@ mod tests {
     fn broken_text_knows_its_place() {
         let error = Node::parse("a: [1,\nb: }").unwrap_err();
         assert_eq!(error.location().unwrap().line(), 2);
-        assert!(Node::parse(&"[".repeat(100_000)).is_err());
+    }
+
+    /// Millions of levels are refused before anybody would have the patience to read them.
+    #[test]
+    fn what_is_nested_too_deeply_is_refused_at_once() {
+        for bracket in ["[", "{a: ", "[{? "] {
+            let error = Node::parse(&bracket.repeat(1 << 20))
+                .unwrap_err()
+                .to_string();
+            assert!(error.starts_with("recursion limit exceeded at "), "{error}");
+        }
+        let error = Node::parse(&format!("a: 1\nb: {}", "[".repeat(500))).unwrap_err();
+        assert_eq!(error.location().unwrap().line(), 2);
+    }
+
+    #[test]
+    fn brackets_in_texts_are_no_levels() {
+        let texts = "- '[[[['\n# {\n".repeat(200);
+        let text = "['[[[[']";
+        assert!(
+            matches!(Node::parse(&texts).unwrap().kind, Kind::List(items) if items.len() == 200)
+        );
+        check(
+            &text.replace("[[[[", &"[".repeat(500)),
+            &format!("['{}'@1:3]", "[".repeat(500)),
+        );
     }
 
     #[test]

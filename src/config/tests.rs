@@ -199,6 +199,13 @@ fn broken_text_is_told_with_its_place() {
 }
 
 #[test]
+fn what_is_nested_too_deeply_is_told_with_its_place() {
+    let text = format!("domain: d\ndescriptors: {}", "[".repeat(100_000));
+    let told = "a.yaml:2:141: error loading config file: yaml: recursion limit exceeded";
+    check_problems(&[&text], &[told]);
+}
+
+#[test]
 fn each_rejection_of_the_reference_has_its_gist() {
     check_problems(&[""], &["a.yaml: config file cannot have empty domain"]);
     check_problems(
