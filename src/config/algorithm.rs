@@ -6,7 +6,7 @@ use jiff::civil::Weekday;
 
 use super::{
     Fault,
-    yaml::{Number, RateLimit, Word},
+    yaml::{Number, Rare, RateLimit, Word},
 };
 use crate::{
     calendar::{Calendar, NoCalendar, Starts},
@@ -87,8 +87,8 @@ fn check_company(limit: &RateLimit, algorithm: &Algorithm, faults: &mut Faults) 
             faults.push((at, Fault::DoesNotGo { key, with, fix }));
         }
     };
-    let word = |word: &Option<Word>| word.as_ref().map(|word| word.at);
-    let number = |number: &Option<Number>| number.as_ref().map(|number| number.at);
+    let word = |word: &Rare<Word>| word.as_ref().map(|word| word.at);
+    let number = |number: &Rare<Number>| number.as_ref().map(|number| number.at);
     if !matches!(algorithm, Algorithm::TokenBucket { .. }) {
         let fix = "write `algorithm: token_bucket`";
         say("burst", number(&limit.burst), "this algorithm", fix);
@@ -150,7 +150,7 @@ fn calendar(limit: &RateLimit, period: Period, faults: &mut Faults) -> Algorithm
         };
         faults.push((at, fault));
     }
-    let mut in_range = |key, number: &Option<Number>, high: i8, otherwise: i8, low: i8| {
+    let mut in_range = |key, number: &Rare<Number>, high: i8, otherwise: i8, low: i8| {
         let Some(number) = number else {
             return otherwise;
         };
@@ -173,7 +173,7 @@ fn calendar(limit: &RateLimit, period: Period, faults: &mut Faults) -> Algorithm
         month: in_range("month", &limit.starts.month, 12, 1, 1),
         day: in_range("day", &limit.starts.day, 31, 1, 1),
         hour: in_range("hour", &limit.starts.hour, 23, 0, 0),
-        weekday: weekday(limit.week_starts.as_ref(), faults),
+        weekday: weekday(limit.week_starts.as_deref(), faults),
     };
     let Some(zone) = &limit.time_zone else {
         faults.push((limit.at, Fault::NoZone));
@@ -224,7 +224,7 @@ fn check_starts(limit: &RateLimit, period: Period, faults: &mut Faults) {
             faults.push((at, Fault::DoesNotGo { key, with, fix }));
         }
     };
-    let at = |number: &Option<Number>| number.as_ref().map(|number| number.at);
+    let at = |number: &Rare<Number>| number.as_ref().map(|number| number.at);
     let is_month = matches!(unit, Unit::Month | Unit::Year);
     let starts = &limit.starts;
     say(

@@ -7,6 +7,9 @@ use std::{
     sync::Arc,
 };
 
+// As in the matcher: nobody can choose these keys to collide.
+use foldhash::fast::RandomState;
+
 use super::{
     Fault, File, Options, Position, Problem, algorithm,
     yaml::{Defaults, Descriptor, Limits, RateLimit, RuleFile, Word, joined},
@@ -32,7 +35,7 @@ pub(super) fn compile(
     matcher.key_format = options.key_format;
     let mut compiler = Compiler {
         matcher,
-        places: HashMap::new(),
+        places: HashMap::default(),
         names: HashMap::new(),
         replacers: Vec::new(),
         defaults: Manner::default(),
@@ -60,10 +63,11 @@ pub(super) fn compile(
             ..Manner::default()
         };
         compiler.defaults = compiler.manner(file, domain, &rules.defaults, otherwise);
+        let path = domain.as_str().into();
         for descriptor in &rules.descriptors {
             let level = Level {
                 node: root,
-                path: domain,
+                path: &path,
                 tells_values: false,
             };
             compiler.descriptor(file, level, descriptor);
@@ -89,7 +93,7 @@ struct Place<'a> {
 struct Compiler<'a, 'p> {
     matcher: Matcher,
     /// Where each node was defined, by its path.
-    places: HashMap<String, Place<'a>>,
+    places: HashMap<Arc<str>, Place<'a>, RandomState>,
     /// One text for each name of a limit.
     names: HashMap<String, Arc<str>>,
     replacers: Vec<Replacer<'a>>,
@@ -109,7 +113,7 @@ struct Manner {
 #[derive(Clone, Copy)]
 struct Level<'a> {
     node: NodeId,
-    path: &'a str,
+    path: &'a Arc<str>,
     /// Whether this node or one above it has `value_to_metric`.
     tells_values: bool,
 }
@@ -130,7 +134,7 @@ impl<'a> Compiler<'a, '_> {
     /// What `said` says, and for the rest what `otherwise` does.
     fn manner(&mut self, file: &File, path: &str, said: &Defaults, otherwise: Manner) -> Manner {
         let mut manner = otherwise;
-        if let Some(Word { text, at }) = &said.count {
+        if let Some(Word { text, at }) = said.count.as_deref() {
             match text.as_str() {
                 "all" => manner.counts = Counts::All,
                 "admitted" => manner.counts = Counts::Admitted,
@@ -144,7 +148,7 @@ impl<'a> Compiler<'a, '_> {
                 }
             }
         }
-        if let Some(Word { text, at }) = &said.on_store_loss {
+        if let Some(Word { text, at }) = said.on_store_loss.as_deref() {
             match text.as_str() {
                 "error" => manner.on_store_loss = OnStoreLoss::Error,
                 "allow" => manner.on_store_loss = OnStoreLoss::Allow,
@@ -175,11 +179,11 @@ impl<'a> Compiler<'a, '_> {
             return self.say(file, at, path, Fault::EmptyKey);
         }
         let text = joined(&descriptor.key, &descriptor.value);
-        let path = format!("{path}.{text}");
+        let path: Arc<str> = format!("{path}.{text}").into();
         let (key, value) = (descriptor.key.as_bytes(), descriptor.value.as_bytes());
         let Some(node) = self.matcher.insert(parent, key, value) else {
             let fault = Fault::Duplicate {
-                path: path.clone(),
+                path: path.to_string(),
                 first: self.first_place(&path),
             };
             return self.say(file, at, &path, fault);
@@ -250,7 +254,7 @@ impl<'a> Compiler<'a, '_> {
         }
         self.matcher.set_rule(node, |id| Rule {
             id,
-            path: path.into(),
+            path: path.clone(),
             allows: if is_unlimited {
                 Allows::Unlimited
             } else {

@@ -11,7 +11,7 @@ use super::{
     Fault, File, Loaded, Options, Problem,
     compile::Source,
     finish,
-    yaml::{Defaults, Descriptor, Limits, Number, RateLimit, RuleFile, Starts, Word, joined},
+    yaml::{Defaults, Descriptor, Limits, Number, Rare, RateLimit, RuleFile, Starts, Word, joined},
 };
 use crate::metadata::{Map, Value};
 
@@ -231,19 +231,20 @@ fn rate_limit(policy: &RateLimitPolicy) -> RateLimit {
 }
 
 /// A text that is not empty.
-fn word(text: &str) -> Option<Word> {
-    (!text.is_empty()).then(|| Word {
+fn word(text: &str) -> Rare<Word> {
+    let word = || Word {
         text: text.to_owned(),
         at: None,
-    })
+    };
+    (!text.is_empty()).then(|| Box::new(word()))
 }
 
-fn number(number: impl Into<i128> + ToString) -> Number {
-    Number {
+fn number(number: impl Into<i128> + ToString) -> Box<Number> {
+    Box::new(Number {
         text: number.to_string(),
         value: Some(number.into()),
         at: None,
-    }
+    })
 }
 
 /// The unit as a file would name it; nothing for a rule that has none because it is unlimited.

@@ -1,4 +1,5 @@
 use jiff::civil::Weekday;
+use proptest::prelude::*;
 
 use super::*;
 use crate::{
@@ -195,6 +196,13 @@ fn broken_text_is_told_with_its_place() {
         &["- a\n- b\n"],
         &["a.yaml:1:3: error loading config file: yaml: `the file` must be a map, not a list"],
     );
+}
+
+#[test]
+fn what_is_nested_too_deeply_is_told_with_its_place() {
+    let text = format!("domain: d\ndescriptors: {}", "[".repeat(100_000));
+    let told = "a.yaml:2:141: error loading config file: yaml: recursion limit exceeded";
+    check_problems(&[&text], &[told]);
 }
 
 #[test]
@@ -888,4 +896,49 @@ fn the_reference_s_keys_know_no_other_algorithm() {
     }
     let fixed = "rate_limit: {unit: day, requests_per_unit: 7, algorithm: fixed_window}";
     assert!(compile_texts(&[&descriptor(fixed)], options).is_ok());
+}
+
+/// Small things that mean much to YAML, or to the format.
+fn bits() -> Vec<&'static str> {
+    let bits = "!x ·!!int ·&a ·*a·<<: ·[·]·{·}·{}·[]·\"·'·: ·:·- ·? ·, ·#·| ·  ·~·null·0x10·1.5·true·!·\\·%·é·key: ·\
+                rate_limit: ·rate_limits: ·metadata: ·\n·\n  - ·\n- ·\n---\n·\n...\n·\ndescriptors:\n";
+    bits.split('·').collect()
+}
+
+proptest! {
+    /// What is read as it was guessed, in pieces or at once, is what is there.
+    #[test]
+    fn a_guess_never_reads_anything_else(
+        is_full: bool,
+        piece_bytes in 1..1000_usize,
+        changes in prop::collection::vec(
+            (any::<prop::sample::Index>(), 0..12_usize, prop::sample::select(bits())), 0..4),
+    ) {
+        let text = if is_full {
+            include_str!("../../config/full.yaml").replace("2.5", "much")
+        } else {
+            include_str!("../../config/small.yaml").to_owned()
+        };
+        let lines = text.lines().filter(|line| !line.trim_start().starts_with('#'));
+        let mut text: Vec<char> = lines.flat_map(|line| line.chars().chain(['\n'])).collect();
+        for (at, length, bit) in changes {
+            let at = at.index(text.len());
+            let end = text.len().min(at + length);
+            text.splice(at..end, bit.chars());
+        }
+        let text = String::from_iter(text);
+        if let Some(guessed) = node::Node::guessed(&text, yaml::RULES, piece_bytes) {
+            prop_assert_eq!(guessed, node::Node::parse(&text).unwrap());
+        }
+    }
+}
+
+#[test]
+fn the_examples_are_what_is_guessed() {
+    let small = include_str!("../../config/small.yaml");
+    let guessed = |text| node::Node::guessed(text, yaml::RULES, usize::MAX);
+    assert!(guessed(small).is_some());
+    // But for a number in its metadata.
+    let full = include_str!("../../config/full.yaml").replace("2.5", "much");
+    assert!(guessed(&full).is_some());
 }

@@ -4,13 +4,16 @@
 //! knows one set of keys for all levels and takes a key in the wrong place without a word; so does
 //! this, but with a warning.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, fmt};
+
+// Keys of rule files come from the operator, so a hash that is not keyed by a cipher will do.
+use foldhash::fast::RandomState;
 
 use crate::metadata::{Map, Value};
 
 use super::{
     Fault, File, Problem,
-    node::{Kind, Node},
+    node::{Guess, Kind, Node},
 };
 
 /// One file.
@@ -27,8 +30,8 @@ pub(super) struct RuleFile {
 /// What a file or a descriptor can say of how it is counted.
 #[derive(Debug, Default)]
 pub(super) struct Defaults {
-    pub(super) count: Option<Word>,
-    pub(super) on_store_loss: Option<Word>,
+    pub(super) count: Rare<Word>,
+    pub(super) on_store_loss: Rare<Word>,
 }
 
 /// One node of the tree of rules.
@@ -62,27 +65,30 @@ pub(super) enum Limits {
 pub(super) struct RateLimit {
     pub(super) at: Option<usize>,
     pub(super) unit: String,
-    pub(super) unit_multiplier: Option<Number>,
+    pub(super) unit_multiplier: Rare<Number>,
     pub(super) requests_per_unit: u32,
     pub(super) unlimited: bool,
     pub(super) name: String,
     pub(super) replaces: Vec<(String, Option<usize>)>,
-    pub(super) algorithm: Option<Word>,
-    pub(super) window: Option<Word>,
-    pub(super) burst: Option<Number>,
+    pub(super) algorithm: Rare<Word>,
+    pub(super) window: Rare<Word>,
+    pub(super) burst: Rare<Number>,
     pub(super) calendar: bool,
-    pub(super) time_zone: Option<Word>,
-    pub(super) week_starts: Option<Word>,
+    pub(super) time_zone: Rare<Word>,
+    pub(super) week_starts: Rare<Word>,
     pub(super) starts: Starts,
 }
 
 /// When the windows of a calendar begin.
 #[derive(Debug, Default)]
 pub(super) struct Starts {
-    pub(super) month: Option<Number>,
-    pub(super) day: Option<Number>,
-    pub(super) hour: Option<Number>,
+    pub(super) month: Rare<Number>,
+    pub(super) day: Rare<Number>,
+    pub(super) hour: Rare<Number>,
 }
+
+/// What few of many rules say, and the others pay little for.
+pub(super) type Rare<T> = Option<Box<T>>;
 
 /// A text, and where it stands.
 #[derive(Debug)]
@@ -101,7 +107,7 @@ pub(super) struct Number {
 
 /// Reads `file`; nothing if it cannot be read at all.
 pub(super) fn read(file: &File, problems: &mut Vec<Problem>) -> Option<RuleFile> {
-    let root = match Node::parse(&file.text) {
+    let root = match Node::parse_as(&file.text, RULES) {
         Ok(root) => root,
         Err(error) => {
             let mut problem = file.problem(None, "", syntax(&error));
@@ -115,7 +121,7 @@ pub(super) fn read(file: &File, problems: &mut Vec<Problem>) -> Option<RuleFile>
     };
     let mut reader = Reader { file, problems };
     if let Kind::Map(_) = root.kind {
-        reader.check_tree(&root, None, None, "");
+        reader.check_tree(&root, None, None, None);
     }
     reader.rule_file(&root)
 }
@@ -164,9 +170,26 @@ const STARTS: &[&str] = &["month", "day", "hour"];
 /// Merges another map into this one.
 const MERGE: &str = "<<";
 
+/// What stands in a rule file, as long as nothing is wrong.
+pub(super) const RULES: Guess = Guess::Map(below);
+
+fn below(key: &str) -> Guess {
+    match key {
+        "descriptors" | "replaces" => Guess::List(&Guess::Map(below)),
+        "rate_limits" => Guess::List(&Guess::Any(below)),
+        "rate_limit" | "starts" | MERGE => Guess::Map(below),
+        "metadata" => Guess::Any(anything),
+        _ => Guess::Scalar,
+    }
+}
+
+fn anything(_: &str) -> Guess {
+    Guess::Any(anything)
+}
+
 fn is_known(key: &str) -> bool {
     key == MERGE
-        || [FILE, DESCRIPTOR, RATE_LIMIT, STARTS]
+        || [RATE_LIMIT, DESCRIPTOR, FILE, STARTS]
             .iter()
             .any(|keys| keys.contains(&key))
 }
@@ -189,18 +212,19 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    fn say(&mut self, at: Option<usize>, path: &str, fault: Fault) {
-        self.problems.push(self.file.problem(at, path, fault));
+    fn say(&mut self, at: Option<usize>, path: &dyn fmt::Display, fault: Fault) {
+        let problem = self.file.problem(at, &path.to_string(), fault);
+        self.problems.push(problem);
     }
 
     /// Tells that `found` is not what `key` wants. Tags are told by `check_tree`.
     fn say_type(
         &mut self,
         at: Option<usize>,
-        path: &str,
+        path: &dyn fmt::Display,
         key: &str,
         expected: &'static str,
-        found: &Node,
+        found: &Node<'_>,
     ) {
         if !matches!(found.kind, Kind::Tagged) {
             self.say(at, path, wrong_type(key, expected, found));
@@ -208,10 +232,17 @@ impl Reader<'_> {
     }
 
     /// What the reference checks of every map and list, wherever they stand, save in metadata.
-    /// `key` is what the node is the value of, `at` where that stands, and `path` leads there.
-    fn check_tree(&mut self, node: &Node, key: Option<&str>, at: Option<usize>, path: &str) {
+    /// `key` is what the node is the value of, `at` where that stands, and `way` leads there.
+    fn check_tree(
+        &mut self,
+        node: &Node<'_>,
+        key: Option<&str>,
+        at: Option<usize>,
+        way: Option<&Way<'_>>,
+    ) {
+        let path = || way.map_or_else(String::new, Way::path);
         match &node.kind {
-            Kind::Tagged => self.say(at, path, Fault::Tag),
+            Kind::Tagged => self.say(at, &path(), Fault::Tag),
             Kind::Scalar { text, is_plain } => {
                 let is_odd = match resolve(text, *is_plain) {
                     Scalar::Float => true,
@@ -219,76 +250,82 @@ impl Reader<'_> {
                     Scalar::Null | Scalar::Bool(_) | Scalar::Text => false,
                 };
                 if is_odd {
-                    self.say(node.offset.or(at), path, Fault::OddScalar(text.clone()));
+                    let fault = Fault::OddScalar(text.to_string());
+                    self.say(node.offset.or(at), &path(), fault);
                 }
             }
             Kind::List(items) => {
                 for item in items {
                     let is_short_form = key == Some("rate_limits");
                     match &item.kind {
-                        Kind::Map(_) | Kind::Tagged => self.check_tree(item, None, at, path),
+                        Kind::Map(_) | Kind::Tagged => self.check_tree(item, None, at, way),
                         Kind::Scalar { .. } if is_short_form => {}
                         other => {
                             let shown = describe(other);
-                            self.say(item.offset.or(at), path, Fault::ListOfScalars(shown));
+                            self.say(item.offset.or(at), &path(), Fault::ListOfScalars(shown));
                         }
                     }
                 }
             }
             Kind::Map(entries) => {
-                let path = extended(path, entries);
+                let way = Way {
+                    above: way,
+                    entries,
+                };
                 for (key, value) in entries {
-                    self.check_entry(key, value, &path);
+                    self.check_entry(key, value, &way);
                 }
             }
         }
     }
 
-    fn check_entry(&mut self, key: &Node, value: &Node, path: &str) {
+    fn check_entry(&mut self, key: &Node<'_>, value: &Node<'_>, way: &Way<'_>) {
         let Kind::Scalar { text, is_plain } = &key.kind else {
-            return self.say(key.offset, path, Fault::KeyNotText(describe(&key.kind)));
+            let fault = Fault::KeyNotText(describe(&key.kind));
+            return self.say(key.offset, &way.path(), fault);
         };
         if resolve(text, *is_plain) != Scalar::Text {
-            return self.say(key.offset, path, Fault::KeyNotText(text.clone()));
+            let fault = Fault::KeyNotText(text.to_string());
+            return self.say(key.offset, &way.path(), fault);
         }
         if !is_known(text) {
             let fault = Fault::UnknownKey {
-                key: text.clone(),
+                key: text.to_string(),
                 expected: expected_instead_of(text),
             };
-            return self.say(key.offset, path, fault);
+            return self.say(key.offset, &way.path(), fault);
         }
         if text == MERGE {
             // The maps it names are checked where they are written down.
             return;
         }
         if text == "metadata" {
-            self.check_free_form(value, key.offset, path);
+            self.check_free_form(value, key.offset, way);
         } else {
-            self.check_tree(value, Some(text), key.offset, path);
+            self.check_tree(value, Some(text), key.offset, Some(way));
         }
     }
 
     /// Metadata may be anything that a `Struct` can hold, which is all but a tagged value.
-    fn check_free_form(&mut self, node: &Node, at: Option<usize>, path: &str) {
+    fn check_free_form(&mut self, node: &Node<'_>, at: Option<usize>, way: &Way<'_>) {
         match &node.kind {
             Kind::Scalar { .. } => {}
-            Kind::Tagged => self.say(at, path, Fault::Tag),
+            Kind::Tagged => self.say(at, &way.path(), Fault::Tag),
             Kind::List(items) => {
                 for item in items {
-                    self.check_free_form(item, at, path);
+                    self.check_free_form(item, at, way);
                 }
             }
             Kind::Map(entries) => {
                 for (key, value) in entries {
-                    self.check_free_form(key, at, path);
-                    self.check_free_form(value, key.offset.or(at), path);
+                    self.check_free_form(key, at, way);
+                    self.check_free_form(value, key.offset.or(at), way);
                 }
             }
         }
     }
 
-    fn rule_file(&mut self, root: &Node) -> Option<RuleFile> {
+    fn rule_file(&mut self, root: &Node<'_>) -> Option<RuleFile> {
         let root = if root.is_null() {
             &Node {
                 kind: Kind::Map(Vec::new()),
@@ -297,8 +334,8 @@ impl Reader<'_> {
         } else {
             root
         };
-        let fields = self.fields(root, "", "the file", FILE)?;
-        let domain = self.text(&fields, "domain", "");
+        let fields = self.fields(root, &"", "the file", FILE)?;
+        let domain = self.text(&fields, "domain", &"");
         Some(RuleFile {
             at: fields.at("domain").or(root.offset),
             defaults: self.defaults(&fields, &domain),
@@ -307,7 +344,7 @@ impl Reader<'_> {
         })
     }
 
-    fn descriptors(&mut self, fields: &Fields<'_>, path: &str) -> Vec<Descriptor> {
+    fn descriptors(&mut self, fields: &Fields<'_>, path: &dyn fmt::Display) -> Vec<Descriptor> {
         self.list(fields, "descriptors", path)
             .iter()
             .filter(|node| is_map(node))
@@ -315,11 +352,15 @@ impl Reader<'_> {
             .collect()
     }
 
-    fn descriptor(&mut self, node: &Node, parent: &str) -> Option<Descriptor> {
+    fn descriptor(&mut self, node: &Node<'_>, parent: &dyn fmt::Display) -> Option<Descriptor> {
         let fields = self.fields(node, parent, "a descriptor", DESCRIPTOR)?;
         let key = self.text(&fields, "key", parent);
         let value = self.text(&fields, "value", parent);
-        let path = format!("{parent}.{}", joined(&key, &value));
+        let path = Below {
+            parent,
+            key: &key,
+            value: &value,
+        };
         Some(Descriptor {
             at: fields.at("key").or(node.offset),
             limits: self.limits(&fields, &path),
@@ -336,14 +377,14 @@ impl Reader<'_> {
         })
     }
 
-    fn defaults(&mut self, fields: &Fields<'_>, path: &str) -> Defaults {
+    fn defaults(&mut self, fields: &Fields<'_>, path: &dyn fmt::Display) -> Defaults {
         Defaults {
             count: self.word(fields, "count", path),
             on_store_loss: self.word(fields, "on_store_loss", path),
         }
     }
 
-    fn metadata(&mut self, fields: &Fields<'_>, path: &str) -> Map {
+    fn metadata(&mut self, fields: &Fields<'_>, path: &dyn fmt::Display) -> Map {
         let Some(node) = fields.get("metadata") else {
             return Map::new();
         };
@@ -355,7 +396,7 @@ impl Reader<'_> {
         Map::new()
     }
 
-    fn limits(&mut self, fields: &Fields<'_>, path: &str) -> Limits {
+    fn limits(&mut self, fields: &Fields<'_>, path: &dyn fmt::Display) -> Limits {
         let one = fields.get("rate_limit");
         let Some(list) = fields.get("rate_limits") else {
             return match one.and_then(|one| self.rate_limit(one, path)) {
@@ -374,11 +415,11 @@ impl Reader<'_> {
         if items.is_empty() && matches!(list.kind, Kind::List(_)) {
             self.say(at, path, Fault::NoLimits);
         }
-        let read = |node: &Node| match &node.kind {
+        let read = |node: &Node<'_>| match &node.kind {
             Kind::Scalar { text, .. } => {
                 let limit = short_form(text, node.offset);
                 if limit.is_none() {
-                    self.say(node.offset.or(at), path, Fault::ShortForm(text.clone()));
+                    self.say(node.offset.or(at), path, Fault::ShortForm(text.to_string()));
                 }
                 limit
             }
@@ -389,7 +430,7 @@ impl Reader<'_> {
         Limits::List(items.iter().filter_map(read).collect())
     }
 
-    fn rate_limit(&mut self, node: &Node, path: &str) -> Option<RateLimit> {
+    fn rate_limit(&mut self, node: &Node<'_>, path: &dyn fmt::Display) -> Option<RateLimit> {
         let fields = self.fields(node, path, "rate_limit", RATE_LIMIT)?;
         let replaces = self.list(&fields, "replaces", path);
         let replaces = replaces
@@ -426,7 +467,7 @@ impl Reader<'_> {
         })
     }
 
-    fn starts(&mut self, fields: &Fields<'_>, path: &str) -> Starts {
+    fn starts(&mut self, fields: &Fields<'_>, path: &dyn fmt::Display) -> Starts {
         let node = fields.get("starts");
         let Some(fields) = node.and_then(|node| self.fields(node, path, "starts", STARTS)) else {
             return Starts::default();
@@ -438,7 +479,7 @@ impl Reader<'_> {
         }
     }
 
-    fn requests_per_unit(&mut self, fields: &Fields<'_>, path: &str) -> Option<u32> {
+    fn requests_per_unit(&mut self, fields: &Fields<'_>, path: &dyn fmt::Display) -> Option<u32> {
         const KEY: &str = "requests_per_unit";
         let number = self.number(fields, KEY, path)?;
         let value = number.value?;
@@ -457,8 +498,8 @@ impl Reader<'_> {
     /// The entries of a map, merged maps included; of a key given twice the last one counts.
     fn fields<'n>(
         &mut self,
-        node: &'n Node,
-        path: &str,
+        node: &'n Node<'n>,
+        path: &dyn fmt::Display,
         name: &'static str,
         level: &[&str],
     ) -> Option<Fields<'n>> {
@@ -478,41 +519,41 @@ impl Reader<'_> {
                 merge(value, &mut fields);
                 continue;
             }
-            if is_known(text) && !level.contains(&text.as_str()) {
+            if !level.contains(&&**text) && is_known(text) {
                 let fault = Fault::Misplaced {
-                    key: text.clone(),
+                    key: text.to_string(),
                     belongs: belongs(text),
                 };
                 self.say(key.offset, path, fault);
             }
             if fields.own.insert(text, (key, value)).is_some() {
-                self.say(key.offset, path, Fault::Repeated(text.clone()));
+                self.say(key.offset, path, Fault::Repeated(text.to_string()));
             }
         }
         Some(fields)
     }
 
-    fn text(&mut self, fields: &Fields<'_>, key: &str, path: &str) -> String {
+    fn text(&mut self, fields: &Fields<'_>, key: &str, path: &dyn fmt::Display) -> String {
         let Some(node) = fields.get(key) else {
             return String::new();
         };
         if let Kind::Scalar { text, .. } = &node.kind {
-            return text.clone();
+            return text.to_string();
         }
         let at = node.offset.or(fields.at(key));
         self.say_type(at, path, key, "a string", node);
         String::new()
     }
 
-    fn word(&mut self, fields: &Fields<'_>, key: &str, path: &str) -> Option<Word> {
+    fn word(&mut self, fields: &Fields<'_>, key: &str, path: &dyn fmt::Display) -> Rare<Word> {
         fields.get(key)?;
-        Some(Word {
+        Some(Box::new(Word {
             text: self.text(fields, key, path),
             at: fields.at(key),
-        })
+        }))
     }
 
-    fn boolean(&mut self, fields: &Fields<'_>, key: &str, path: &str) -> bool {
+    fn boolean(&mut self, fields: &Fields<'_>, key: &str, path: &dyn fmt::Display) -> bool {
         let Some(node) = fields.get(key) else {
             return false;
         };
@@ -526,7 +567,7 @@ impl Reader<'_> {
         false
     }
 
-    fn number(&mut self, fields: &Fields<'_>, key: &str, path: &str) -> Option<Number> {
+    fn number(&mut self, fields: &Fields<'_>, key: &str, path: &dyn fmt::Display) -> Rare<Number> {
         let node = fields.get(key)?;
         let at = node.offset.or(fields.at(key));
         if let Kind::Scalar { text, is_plain } = &node.kind {
@@ -539,17 +580,22 @@ impl Reader<'_> {
                     return None;
                 }
             };
-            return Some(Number {
+            return Some(Box::new(Number {
                 value,
-                text: text.clone(),
+                text: text.to_string(),
                 at,
-            });
+            }));
         }
         self.say_type(at, path, key, "a whole number", node);
         None
     }
 
-    fn list<'n>(&mut self, fields: &Fields<'n>, key: &str, path: &str) -> &'n [Node] {
+    fn list<'n>(
+        &mut self,
+        fields: &Fields<'n>,
+        key: &str,
+        path: &dyn fmt::Display,
+    ) -> &'n [Node<'n>] {
         let Some(node) = fields.get(key) else {
             return &[];
         };
@@ -565,17 +611,19 @@ impl Reader<'_> {
 /// The keys and values of one map.
 #[derive(Default)]
 struct Fields<'n> {
-    own: HashMap<&'n str, (&'n Node, &'n Node)>,
-    merged: HashMap<&'n str, (&'n Node, &'n Node)>,
+    own: Entries<'n>,
+    merged: Entries<'n>,
 }
 
+type Entries<'n> = HashMap<&'n str, (&'n Node<'n>, &'n Node<'n>), RandomState>;
+
 impl<'n> Fields<'n> {
-    fn entry(&self, key: &str) -> Option<(&'n Node, &'n Node)> {
+    fn entry(&self, key: &str) -> Option<(&'n Node<'n>, &'n Node<'n>)> {
         self.own.get(key).or_else(|| self.merged.get(key)).copied()
     }
 
     /// The value of `key`, unless it is null.
-    fn get(&self, key: &str) -> Option<&'n Node> {
+    fn get(&self, key: &str) -> Option<&'n Node<'n>> {
         let (_, value) = self.entry(key)?;
         (!value.is_null()).then_some(value)
     }
@@ -588,7 +636,7 @@ impl<'n> Fields<'n> {
 }
 
 /// Takes over the entries of `from`, a map or a list of maps; of several the first counts.
-fn merge<'n>(from: &'n Node, into: &mut Fields<'n>) {
+fn merge<'n>(from: &'n Node<'n>, into: &mut Fields<'n>) {
     match &from.kind {
         Kind::Map(entries) => {
             for (key, value) in entries {
@@ -606,14 +654,41 @@ fn merge<'n>(from: &'n Node, into: &mut Fields<'n>) {
     }
 }
 
+/// The way from the root of the tree to what a map says, written down only where it is told.
+#[derive(Clone, Copy)]
+struct Way<'w> {
+    above: Option<&'w Self>,
+    entries: &'w [(Node<'w>, Node<'w>)],
+}
+
+impl Way<'_> {
+    fn path(&self) -> String {
+        let above = self.above.map_or_else(String::new, Self::path);
+        extended(&above, self.entries)
+    }
+}
+
+/// The path of a descriptor, written down only where it is told.
+struct Below<'p> {
+    parent: &'p dyn fmt::Display,
+    key: &'p str,
+    value: &'p str,
+}
+
+impl fmt::Display for Below<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.parent, joined(self.key, self.value))
+    }
+}
+
 /// The path of what a map says: a file's is its domain, a descriptor's ends with its own text.
-fn extended(path: &str, entries: &[(Node, Node)]) -> String {
+fn extended(path: &str, entries: &[(Node<'_>, Node<'_>)]) -> String {
     let text = |wanted: &str| {
         let mut texts = entries
             .iter()
             .filter_map(|(key, value)| match (&key.kind, &value.kind) {
                 (Kind::Scalar { text: key, .. }, Kind::Scalar { text, .. }) if key == wanted => {
-                    (!value.is_null()).then_some(text.as_str())
+                    (!value.is_null()).then_some(&**text)
                 }
                 _ => None,
             });
@@ -627,13 +702,13 @@ fn extended(path: &str, entries: &[(Node, Node)]) -> String {
 }
 
 /// What else stands in a list is told by `check_tree`.
-fn is_map(node: &Node) -> bool {
+fn is_map(node: &Node<'_>) -> bool {
     matches!(node.kind, Kind::Map(_))
 }
 
 /// Free-form data, as the reference turns it into a `Struct`: all numbers are floating-point ones,
 /// and every key becomes a text.
-fn metadata(node: &Node) -> Value {
+fn metadata(node: &Node<'_>) -> Value {
     match &node.kind {
         Kind::Scalar { text, is_plain } => match resolve(text, *is_plain) {
             Scalar::Null => Value::Null,
@@ -641,7 +716,7 @@ fn metadata(node: &Node) -> Value {
             #[expect(clippy::cast_precision_loss, reason = "a Struct has no other numbers")]
             Scalar::Int(number) => Value::Number(number as f64),
             Scalar::Float => Value::Number(float(text)),
-            Scalar::Text => Value::Text(text.clone()),
+            Scalar::Text => Value::Text(text.to_string()),
         },
         Kind::List(items) => Value::List(items.iter().map(metadata).collect()),
         Kind::Map(entries) => {
@@ -667,7 +742,7 @@ fn metadata(node: &Node) -> Value {
     }
 }
 
-fn merge_metadata(node: &Node, into: &mut Map) {
+fn merge_metadata(node: &Node<'_>, into: &mut Map) {
     match metadata(node) {
         Value::Map(map) => {
             for (key, value) in map {
@@ -684,13 +759,13 @@ fn merge_metadata(node: &Node, into: &mut Map) {
 }
 
 /// A key as text: `n` is a boolean to YAML 1.1, and so the text "false".
-fn metadata_key(node: &Node) -> String {
+fn metadata_key(node: &Node<'_>) -> String {
     match &node.kind {
         Kind::Scalar { text, is_plain } => match resolve(text, *is_plain) {
             Scalar::Bool(value) => value.to_string(),
             Scalar::Int(number) => number.to_string(),
             Scalar::Null => "null".to_owned(),
-            Scalar::Float | Scalar::Text => text.clone(),
+            Scalar::Float | Scalar::Text => text.to_string(),
         },
         kind => describe(kind),
     }
@@ -723,11 +798,11 @@ fn short_form(text: &str, at: Option<usize>) -> Option<RateLimit> {
     unit.parse::<crate::window::Unit>().ok()?;
     let multiplier = match count {
         "" => None,
-        count => Some(Number {
+        count => Some(Box::new(Number {
             value: Some(count.parse().ok()?),
             text: count.to_owned(),
             at,
-        }),
+        })),
     };
     Some(RateLimit {
         at,
@@ -763,6 +838,10 @@ fn resolve(text: &str, is_plain: bool) -> Scalar {
         ".inf" | ".Inf" | ".INF" | "+.inf" | "+.Inf" | "+.INF" | "-.inf" | "-.Inf" | "-.INF"
         | ".nan" | ".NaN" | ".NAN" => return Scalar::Float,
         _ => {}
+    }
+    // Most scalars are words, and numbers do not begin as words do.
+    if !text.starts_with(|first: char| first.is_ascii_digit() || "+-._".contains(first)) {
+        return Scalar::Text;
     }
     if let Some(number) = integer(text) {
         return Scalar::Int(number);
@@ -818,19 +897,19 @@ fn float(text: &str) -> f64 {
     text.parse().unwrap_or(f64::NAN)
 }
 
-fn describe(kind: &Kind) -> String {
+fn describe(kind: &Kind<'_>) -> String {
     match kind {
         Kind::Scalar { text, is_plain } if resolve(text, *is_plain) == Scalar::Null => {
             "null".to_owned()
         }
-        Kind::Scalar { text, .. } => text.clone(),
+        Kind::Scalar { text, .. } => text.to_string(),
         Kind::List(_) => "a list".to_owned(),
         Kind::Map(_) => "a map".to_owned(),
         Kind::Tagged => "a tagged value".to_owned(),
     }
 }
 
-fn wrong_type(key: &str, expected: &'static str, found: &Node) -> Fault {
+fn wrong_type(key: &str, expected: &'static str, found: &Node<'_>) -> Fault {
     let found = match &found.kind {
         Kind::List(_) => "a list",
         Kind::Map(_) => "a map",

@@ -1,5 +1,7 @@
 //! Text of an Envoy configuration → values that know the way to them and their place.
 
+use std::borrow::Cow;
+
 use tonic::codegen::http::uri::Authority;
 
 use super::Unreadable;
@@ -14,7 +16,7 @@ const MAX_DEPTH: usize = 100;
 /// The documents of one file.
 #[derive(Debug)]
 pub(super) struct Document {
-    root: Node,
+    root: Node<'static>,
     /// What was parsed: the text from the first byte of this document on.
     text: String,
     lines: Lines,
@@ -40,13 +42,14 @@ impl Document {
         let is_one = parts.len() == 1;
         let number = |(at, (lines_above, part)): (usize, (usize, String))| {
             let root = Node::parse(&part).map_err(|error| syntax(&error, lines_above))?;
+            let root = root.into_owned();
             let number = (!is_one).then_some(at + 1);
             Ok(Self::new(root, part, lines_above, number))
         };
         parts.into_iter().enumerate().map(number).collect()
     }
 
-    fn new(root: Node, text: String, lines_above: usize, number: Option<usize>) -> Self {
+    fn new(root: Node<'static>, text: String, lines_above: usize, number: Option<usize>) -> Self {
         Self {
             lines: Lines::of(&text),
             root,
@@ -111,8 +114,11 @@ fn split(text: &str) -> Vec<(usize, String)> {
     parts
 }
 
-fn from_json(value: serde_json::Value) -> Node {
-    let scalar = |text: String, is_plain| Kind::Scalar { text, is_plain };
+fn from_json(value: serde_json::Value) -> Node<'static> {
+    let scalar = |text: String, is_plain| Kind::Scalar {
+        text: Cow::Owned(text),
+        is_plain,
+    };
     let kind = match value {
         serde_json::Value::Null => scalar("null".to_owned(), true),
         serde_json::Value::Bool(is) => scalar(is.to_string(), true),
@@ -138,7 +144,7 @@ fn from_json(value: serde_json::Value) -> Node {
 #[derive(Clone, Debug)]
 pub(super) struct Value<'d> {
     document: &'d Document,
-    node: &'d Node,
+    node: &'d Node<'d>,
     path: String,
     depth: usize,
 }
@@ -163,7 +169,7 @@ impl<'d> Value<'d> {
         Some(position)
     }
 
-    fn child(&self, node: &'d Node, step: &str) -> Self {
+    fn child(&self, node: &'d Node<'d>, step: &str) -> Self {
         let dot = if self.path.is_empty() || step.starts_with('[') {
             ""
         } else {

@@ -2,9 +2,16 @@
 //! use whole and a bad one not at all.
 
 use std::{
+    fmt::Write as _,
     fs,
     os::unix::fs::symlink,
-    path::Path,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::SeqCst},
+    },
+    thread,
     time::{Duration, Instant},
 };
 
@@ -12,11 +19,12 @@ use ::tollgate::grpc::proto::envoy::{
     extensions::common::ratelimit::v3::RateLimitDescriptor,
     service::ratelimit::v3::RateLimitResponse,
 };
-use tokio::task::JoinSet;
+use tokio::{sync::oneshot, task::JoinSet, time::timeout};
 
 use crate::support::{
-    ask::{ask, connect, descriptor, request, send},
-    eventually,
+    PATIENCE,
+    ask::{Client, ask, connect, descriptor, request, send},
+    eventually, finish,
     tollgate::{self, Builder, Tollgate},
 };
 
@@ -283,5 +291,117 @@ async fn under_load_every_request_is_answered_by_the_old_rules_or_the_new() {
         assert!(changes <= 5, "{changes} changes");
         assert_eq!(last, Some(NEW));
     }
+    assert_eq!(server.metric("ratelimit_service_config_load_error"), 0);
+}
+
+/// A rule file that is a pipe: its writer knows when the server has read all of it.
+struct Pipe(PathBuf);
+
+impl Pipe {
+    fn make(folder: &Path) -> Self {
+        let path = folder.join("rules.yaml");
+        let made = finish(Command::new("mkfifo").arg(&path));
+        assert!(made.status.success(), "{made:?}");
+        Self(path)
+    }
+
+    /// Writes as soon as somebody reads. The receiver hears when all was read.
+    fn write(&self, text: String) -> oneshot::Receiver<()> {
+        let path = self.0.clone();
+        let (done, is_done) = oneshot::channel();
+        // A thread that nobody waits for: it would never end if the server did not read.
+        thread::spawn(move || {
+            fs::write(path, text).unwrap();
+            let _ = done.send(());
+        });
+        is_done
+    }
+}
+
+/// Rules that take hundreds of times as long to compile as a call takes, and one that allows
+/// `requests`.
+fn many_rules(requests: u32) -> String {
+    let mut text = rules("a", requests)
+        .replace("[{", "\n- {")
+        .replace("}]", "}");
+    for number in 0..100_000 {
+        let _ = writeln!(
+            text,
+            "- {{key: plan, value: p{number}, rate_limits: [5/day]}}"
+        );
+    }
+    text
+}
+
+/// What the calls of one connection saw.
+#[derive(Debug, Default)]
+struct Seen {
+    /// Calls that began when the server had read new rules, and were answered by the old ones.
+    meanwhile: AtomicU32,
+    /// The limit in the last answer.
+    last: AtomicU32,
+}
+
+/// A server tells nobody that it compiles. But it does if it has read new rules and does not answer by
+/// them yet, and then every connection has to get on. They are dealt out to the workers in turn, so
+/// each worker has some.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_rules_are_compiled_every_connection_is_answered_by_the_old_ones() {
+    /// More than are answered while the server does what comes before: the digest of the file.
+    const MANY: u32 = 20;
+    let builder = tollgate::builder();
+    let pipe = Pipe::make(builder.rules());
+    drop(pipe.write(many_rules(1)));
+    let server = builder.start();
+
+    // Each limit is the number of its load; this is that of the last one that was read.
+    let read = Arc::new(AtomicU32::new(1));
+    let mut connections = JoinSet::new();
+    let call = async |client: &mut Client, read: &AtomicU32, seen: &Seen| {
+        let before = read.load(SeqCst);
+        let response = ask(client, "a", &[("k", "v")]).await.unwrap();
+        let limit = limit_of(&response).unwrap();
+        seen.meanwhile.fetch_add((limit < before).into(), SeqCst);
+        seen.last.store(limit, SeqCst);
+    };
+    let mut all = Vec::new();
+    for _ in 0..4 {
+        let mut client = connect(server.grpc).await;
+        let seen = Arc::new(Seen::default());
+        all.push((seen.clone(), MANY));
+        let read = read.clone();
+        connections.spawn(async move {
+            loop {
+                call(&mut client, &read, &seen).await;
+            }
+        });
+    }
+    // The door gets on too: who connects is let in.
+    let seen = Arc::new(Seen::default());
+    all.push((seen.clone(), 1));
+    let (grpc, reads) = (server.grpc, read.clone());
+    connections.spawn(async move {
+        loop {
+            call(&mut connect(grpc).await, &reads, &seen).await;
+        }
+    });
+
+    for load in 2..=4 {
+        // What the pipe says of changes to itself may have come too late to matter.
+        fs::write(server.rules().join(".touched"), load.to_string()).unwrap();
+        let is_read = pipe.write(many_rules(load));
+        timeout(PATIENCE, is_read).await.unwrap().unwrap();
+        read.store(load, SeqCst);
+        eventually("the new rules are in use", async || {
+            all.iter().all(|(seen, _)| seen.last.load(SeqCst) == load)
+        })
+        .await;
+        for (seen, expected) in &all {
+            let meanwhile = seen.meanwhile.swap(0, SeqCst);
+            assert!(meanwhile >= *expected, "{meanwhile} in {load}: {all:#?}");
+        }
+    }
+    connections.abort_all();
+    assert_eq!(server.metric("ratelimit_service_config_load_success"), 4);
     assert_eq!(server.metric("ratelimit_service_config_load_error"), 0);
 }
