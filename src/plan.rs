@@ -5,11 +5,11 @@ use std::{ops::Range, sync::Arc};
 use smallvec::SmallVec;
 
 use crate::{
-    counter::{Batch, Charge, Counting, Identity, Text, Voice},
+    counter::{Batch, Charge, Counting, Identity, Joined, Voice},
     limit::{Allows, Counts, Limit, Metric, Modes, Rule},
     matcher::{Domain, Match, Matcher},
     request::{Descriptor, Entry, Few, Hits, Request},
-    window::{Timestamp, Window},
+    window::Timestamp,
 };
 
 /// What the descriptors of a request come to before anything is counted.
@@ -17,8 +17,8 @@ use crate::{
 pub struct Plan<'a> {
     /// One for each descriptor, in order.
     pub outcomes: Few<Outcome<'a>>,
-    /// One for each increment of [`Plan::batch`], in order.
-    pub counters: SmallVec<[Counter<'a>; 8]>,
+    /// The limit of each increment of [`Plan::batch`], in order.
+    pub limits: SmallVec<[&'a Limit; 8]>,
     pub batch: Batch,
 }
 
@@ -46,16 +46,6 @@ pub struct Counted<'a> {
     pub metric_key: Option<String>,
 }
 
-/// One limit, for one set of values.
-#[derive(Debug)]
-pub struct Counter<'a> {
-    pub limit: &'a Limit,
-    /// The window that holds the moment; for a limit without windows of its own, the period from
-    /// then on.
-    pub window: Window,
-    pub hits: Hits,
-}
-
 impl<'a> Plan<'a> {
     pub fn new(
         matcher: &'a Matcher,
@@ -64,16 +54,6 @@ impl<'a> Plan<'a> {
         now: Timestamp,
     ) -> Self {
         let rules = matcher.domain(request.domain);
-        let mut builder = Builder {
-            rules,
-            domain: request.domain,
-            now,
-            modes,
-            quotas_refuse: true,
-            identity: Identity::new(matcher.key_format),
-            counters: SmallVec::new(),
-            batch: Batch::default(),
-        };
         let found = find(rules, request);
         let replaced = replaced_names(&found);
         // One quota that is never over lets all of them pass.
@@ -85,18 +65,27 @@ impl<'a> Plan<'a> {
                 rule.shadow_mode && (modes.quota || rule.quota_mode) && !rule.is_unlimited()
             }
         };
-        builder.quotas_refuse = !found.iter().any(is_open);
-        let outcomes = (0..).zip(found).zip(&request.descriptors);
-        let outcomes = outcomes
-            .map(|((index, found), descriptor)| {
-                builder.outcome(index, found, descriptor, &replaced)
-            })
-            .collect();
-        Self {
-            outcomes,
-            counters: builder.counters,
-            batch: builder.batch,
+        let quotas_refuse = !found.iter().any(is_open);
+        let mut plan = Self {
+            outcomes: Few::new(),
+            limits: SmallVec::new(),
+            batch: Batch::default(),
+        };
+        let mut builder = Builder {
+            rules,
+            domain: request.domain,
+            now,
+            modes,
+            quotas_refuse,
+            identity: Identity::new(matcher.key_format),
+            limits: &mut plan.limits,
+            batch: &mut plan.batch,
+        };
+        for ((index, found), descriptor) in (0..).zip(found).zip(&request.descriptors) {
+            let outcome = builder.outcome(index, found, descriptor, &replaced);
+            plan.outcomes.push(outcome);
         }
+        plan
     }
 }
 
@@ -109,7 +98,7 @@ enum Found<'a> {
 
 /// `rules` are those of the request's domain, if there are any.
 fn find<'a>(rules: Option<Domain<'a>>, request: &'a Request<'_>) -> Few<Found<'a>> {
-    let mut joined = Text::new();
+    let mut joined = Joined::new();
     let find = |descriptor: &'a Descriptor<'_>| {
         let Some(rules) = rules else {
             return Found::Nothing {
@@ -140,7 +129,7 @@ fn replaced_names<'a>(found: &[Found<'a>]) -> Vec<&'a Arc<str>> {
     names
 }
 
-struct Builder<'a> {
+struct Builder<'a, 'p> {
     rules: Option<Domain<'a>>,
     domain: &'a [u8],
     now: Timestamp,
@@ -148,11 +137,11 @@ struct Builder<'a> {
     /// Whether it can come to all quotas being over.
     quotas_refuse: bool,
     identity: Identity,
-    counters: SmallVec<[Counter<'a>; 8]>,
-    batch: Batch,
+    limits: &'p mut SmallVec<[&'a Limit; 8]>,
+    batch: &'p mut Batch,
 }
 
-impl<'a> Builder<'a> {
+impl<'a> Builder<'a, '_> {
     fn outcome(
         &mut self,
         index: u32,
@@ -168,7 +157,7 @@ impl<'a> Builder<'a> {
                 Allows::Within(limits) => (Some(rule), &**limits, shared),
             },
         };
-        let first = self.counters.len();
+        let first = self.limits.len();
         self.identity.set(self.domain, &descriptor.entries, &shared);
         let hits = descriptor.hits;
         for limit in limits {
@@ -184,19 +173,15 @@ impl<'a> Builder<'a> {
                 descriptor: index,
             };
             self.batch.push(&self.identity, limit, window, counting);
-            self.counters.push(Counter {
-                limit,
-                window,
-                hits,
-            });
+            self.limits.push(limit);
         }
         match rule {
-            Some(rule) if self.counters.len() == first => Outcome::Replaced(rule),
+            Some(rule) if self.limits.len() == first => Outcome::Replaced(rule),
             _ => Outcome::Counted(Counted {
                 metric_key: self.metric_key(rule, descriptor),
                 rule,
                 hits: descriptor.hits,
-                counters: first..self.counters.len(),
+                counters: first..self.limits.len(),
             }),
         }
     }
@@ -232,7 +217,7 @@ impl<'a> Builder<'a> {
             (Metric::Path, _) | (_, None) => None,
             (metric, Some(rules)) => {
                 let entries = &descriptor.entries;
-                Some(rules.metric_key(self.domain, entries, metric, &mut Text::new()))
+                Some(rules.metric_key(self.domain, entries, metric, &mut Joined::new()))
             }
         }
     }

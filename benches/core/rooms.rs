@@ -12,7 +12,7 @@ use anyhow::{Context as _, anyhow, ensure};
 use prost::Message as _;
 use tollgate::{
     config::{Files, Options, Source},
-    counter::{Batch, Count, Identity, KeyFormat, Text},
+    counter::{Batch, Count, Identity, Joined, KeyFormat},
     decision::{Decision, decide},
     grpc::{
         proto::envoy::{
@@ -146,7 +146,7 @@ pub struct Rooms {
 
 #[derive(Default)]
 struct Scratch {
-    joined: Text,
+    joined: Joined,
     reply: Vec<u8>,
 }
 
@@ -257,8 +257,7 @@ fn room_key(rooms: &Rooms) {
     let mut identity = Identity::new(KeyFormat::Native);
     identity.set(rooms.request.domain, &descriptor.entries, &[]);
     let mut batch = Batch::default();
-    for counter in &rooms.plan.counters {
-        let limit = counter.limit;
+    for limit in &rooms.plan.limits {
         let window = window(limit.period, NOW);
         batch.push(&identity, limit, window, Hits::ONE);
     }
@@ -273,7 +272,7 @@ fn room_plan(rooms: &Rooms) {
         Modes::default(),
         NOW,
     );
-    black_box(plan.counters.len());
+    black_box(plan.limits.len());
 }
 
 #[inline(never)]

@@ -3,8 +3,8 @@
 //! knows no errors.
 
 use prost::{
-    bytes::{BufMut, BytesMut},
-    encoding::{WireType, decode_key, decode_varint, encode_varint, encoded_len_varint},
+    bytes::BufMut,
+    encoding::{decode_varint, encode_varint, encoded_len_varint},
 };
 
 use super::wire::{Bounds, unit_number};
@@ -14,6 +14,24 @@ use crate::{
     request::{Descriptor, Entry, Few, Hits, Request},
 };
 
+/// What stands in front of a number: that of its field, in one byte because none is above 15.
+const fn number(field: u8) -> u8 {
+    field << 3
+}
+
+/// The same in front of a length, behind which a text or another message stands.
+const fn part_of(field: u8) -> u8 {
+    field << 3 | 2
+}
+
+// Of `RateLimitRequest`, `RateLimitDescriptor` and its `Entry`.
+const DOMAIN: u8 = part_of(1);
+const DESCRIPTORS: u8 = part_of(2);
+const HITS_ADDEND: u8 = number(3);
+const ENTRIES: u8 = part_of(1);
+const KEY: u8 = part_of(1);
+const VALUE: u8 = part_of(2);
+
 /// What `message` asks, or nothing if it holds anything but a domain, descriptors of keys and
 /// values, and hits, or is not to be answered.
 pub fn read(message: &[u8], bounds: Bounds) -> Option<Request<'_>> {
@@ -22,17 +40,16 @@ pub fn read(message: &[u8], bounds: Bounds) -> Option<Request<'_>> {
     let mut descriptors = Few::new();
     let mut rest = message;
     while !rest.is_empty() {
-        match decode_key(&mut rest).ok()? {
-            (1, WireType::LengthDelimited) => {
+        match byte(&mut rest)? {
+            DOMAIN => {
                 // Text, unlike keys and values.
-                domain = std::str::from_utf8(text(&mut rest, bounds)?)
-                    .ok()?
-                    .as_bytes();
+                let domain_text = std::str::from_utf8(text(&mut rest, bounds)?);
+                domain = domain_text.ok()?.as_bytes();
             }
-            (2, WireType::LengthDelimited) if descriptors.len() < bounds.descriptors => {
+            DESCRIPTORS if descriptors.len() < bounds.descriptors => {
                 descriptors.push(descriptor(part(&mut rest)?, bounds)?);
             }
-            (3, WireType::Varint) => hits = u32::try_from(decode_varint(&mut rest).ok()?).ok()?,
+            HITS_ADDEND => hits = u32::try_from(varint(&mut rest)?).ok()?,
             _ => return None,
         }
     }
@@ -52,8 +69,8 @@ pub fn read(message: &[u8], bounds: Bounds) -> Option<Request<'_>> {
 fn descriptor(mut message: &[u8], bounds: Bounds) -> Option<Descriptor<'_>> {
     let mut entries = Few::new();
     while !message.is_empty() {
-        match decode_key(&mut message).ok()? {
-            (1, WireType::LengthDelimited) if entries.len() < bounds.entries => {
+        match byte(&mut message)? {
+            ENTRIES if entries.len() < bounds.entries => {
                 entries.push(entry(part(&mut message)?, bounds)?);
             }
             _ => return None,
@@ -72,9 +89,9 @@ fn entry(mut message: &[u8], bounds: Bounds) -> Option<Entry<'_>> {
         value: b"",
     };
     while !message.is_empty() {
-        match decode_key(&mut message).ok()? {
-            (1, WireType::LengthDelimited) => entry.key = text(&mut message, bounds)?,
-            (2, WireType::LengthDelimited) => entry.value = text(&mut message, bounds)?,
+        match byte(&mut message)? {
+            KEY => entry.key = text(&mut message, bounds)?,
+            VALUE => entry.value = text(&mut message, bounds)?,
             _ => return None,
         }
     }
@@ -87,10 +104,24 @@ fn text<'a>(message: &mut &'a [u8], bounds: Bounds) -> Option<&'a [u8]> {
 
 /// What stands behind its length.
 fn part<'a>(message: &mut &'a [u8]) -> Option<&'a [u8]> {
-    let length = usize::try_from(decode_varint(message).ok()?).ok()?;
+    let length = usize::try_from(varint(message)?).ok()?;
     let (part, rest) = message.split_at_checked(length)?;
     *message = rest;
     Some(part)
+}
+
+fn varint(message: &mut &[u8]) -> Option<u64> {
+    match message.split_first()? {
+        (&byte, rest) if byte < 0x80 => {
+            *message = rest;
+            Some(byte.into())
+        }
+        _ => decode_varint(message).ok(),
+    }
+}
+
+fn byte(message: &mut &[u8]) -> Option<u8> {
+    message.split_off_first().copied()
 }
 
 /// How long the message is that [`write()`] writes, in bytes.
@@ -100,8 +131,8 @@ pub fn length(decision: &Decision) -> usize {
 }
 
 /// Writes what Envoy is told, without headers and metadata.
-pub fn write(decision: &Decision, buffer: &mut BytesMut) {
-    buffer.put_slice(&[1 << 3, code(decision.overall)]);
+pub fn write(decision: &Decision, buffer: &mut impl BufMut) {
+    buffer.put_slice(&[number(1), code(decision.overall)]);
     for status in &decision.statuses {
         write_part(2, status_length(status), buffer);
         write_status(status, buffer);
@@ -113,8 +144,8 @@ fn part_length(length: usize) -> usize {
     1 + encoded_len_varint(length as u64) + length
 }
 
-fn write_part(field: u8, length: usize, buffer: &mut BytesMut) {
-    buffer.put_u8(field << 3 | 2);
+fn write_part(field: u8, length: usize, buffer: &mut impl BufMut) {
+    buffer.put_u8(part_of(field));
     encode_varint(length as u64, buffer);
 }
 
@@ -126,10 +157,10 @@ fn number_length(number: u64) -> usize {
     }
 }
 
-fn write_number(field: u8, number: u64, buffer: &mut BytesMut) {
-    if number > 0 {
-        buffer.put_u8(field << 3);
-        encode_varint(number, buffer);
+fn write_number(field: u8, value: u64, buffer: &mut impl BufMut) {
+    if value > 0 {
+        buffer.put_u8(number(field));
+        encode_varint(value, buffer);
     }
 }
 
@@ -140,8 +171,8 @@ fn status_length(status: &Status) -> usize {
     2 + binding + number_length(status.remaining.into())
 }
 
-fn write_status(status: &Status, buffer: &mut BytesMut) {
-    buffer.put_slice(&[1 << 3, code(status.code)]);
+fn write_status(status: &Status, buffer: &mut impl BufMut) {
+    buffer.put_slice(&[number(1), code(status.code)]);
     if let Some(binding) = &status.binding {
         write_part(2, limit_length(&binding.limit), buffer);
         write_limit(&binding.limit, buffer);
@@ -166,7 +197,7 @@ fn limit_length(limit: &Limit) -> usize {
         }
 }
 
-fn write_limit(limit: &Limit, buffer: &mut BytesMut) {
+fn write_limit(limit: &Limit, buffer: &mut impl BufMut) {
     write_number(1, limit.requests_per_unit.into(), buffer);
     write_number(2, unit_number(limit.period.unit()) as u64, buffer);
     if let Some(name) = limit.name.as_ref().filter(|name| !name.is_empty()) {
@@ -324,7 +355,7 @@ mod tests {
                 headline: None,
                 metadata: Map::new(),
             };
-            let mut buffer = BytesMut::new();
+            let mut buffer = Vec::new();
             write(&decision, &mut buffer);
             prop_assert_eq!(buffer.len(), length(&decision));
             let extras = wire::Extras::default();
