@@ -11,8 +11,8 @@ use crate::{
     window::Timestamp,
 };
 
-/// The whole answer to a request.
-#[derive(Clone, Debug, PartialEq)]
+/// The whole answer to a request; by default OK, without a status.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decision {
     /// What Envoy obeys.
     pub overall: Code,
@@ -32,8 +32,9 @@ pub struct Decision {
     pub metadata: Map,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Code {
+    #[default]
     Ok,
     OverLimit,
 }
@@ -70,15 +71,24 @@ pub struct Binding {
 ///
 /// If there are fewer counts than increments: a store that answers so is broken.
 pub fn decide(plan: &Plan<'_>, counts: &[Count], modes: Modes, now: Timestamp) -> Decision {
-    let mut decision = Decision {
-        overall: Code::Ok,
-        statuses: Few::new(),
-        is_degraded: counts.iter().any(|count| count.is_degraded),
-        is_shadowed: false,
-        headline: None,
-        retry_secs: None,
-        metadata: Map::new(),
-    };
+    let mut decision = Decision::default();
+    decide_into(&mut decision, plan, counts, modes, now);
+    decision
+}
+
+/// The same, into an empty decision where it lies.
+///
+/// # Panics
+///
+/// As [`decide`].
+pub fn decide_into(
+    decision: &mut Decision,
+    plan: &Plan<'_>,
+    counts: &[Count],
+    modes: Modes,
+    now: Timestamp,
+) {
+    decision.is_degraded = counts.iter().any(|count| count.is_degraded);
     let statuses = &mut decision.statuses;
     for outcome in &plan.outcomes {
         statuses.push(status(outcome, plan, counts, now));
@@ -94,7 +104,6 @@ pub fn decide(plan: &Plan<'_>, counts: &[Count], modes: Modes, now: Timestamp) -
     if modes.metadata {
         decision.metadata = metadata(plan, statuses);
     }
-    decision
 }
 
 fn status(outcome: &Outcome<'_>, plan: &Plan<'_>, counts: &[Count], now: Timestamp) -> Status {

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// What the descriptors of a request come to before anything is counted.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Plan<'a> {
     /// One for each descriptor, in order.
     pub outcomes: Few<Outcome<'a>>,
@@ -53,8 +53,26 @@ impl<'a> Plan<'a> {
         modes: Modes,
         now: Timestamp,
     ) -> Self {
+        let mut plan = Self::default();
+        plan.fill(matcher, request, modes, now);
+        plan
+    }
+
+    /// Makes an empty plan that of `request`: where it lies, for it is too large to be moved about
+    /// for every call.
+    pub fn fill(
+        &mut self,
+        matcher: &'a Matcher,
+        request: &'a Request<'_>,
+        modes: Modes,
+        now: Timestamp,
+    ) {
         let rules = matcher.domain(request.domain);
-        let found = find(rules, request);
+        let mut joined = Joined::new();
+        let mut found: Few<Found<'a>> = Few::new();
+        for descriptor in request.descriptors() {
+            found.push(find(rules, descriptor, &mut joined));
+        }
         let replaced = replaced_names(&found);
         // One quota that is never over lets all of them pass.
         let is_open = |found: &Found<'_>| match found {
@@ -66,11 +84,6 @@ impl<'a> Plan<'a> {
             }
         };
         let quotas_refuse = !found.iter().any(is_open);
-        let mut plan = Self {
-            outcomes: Few::new(),
-            limits: SmallVec::new(),
-            batch: Batch::default(),
-        };
         let mut builder = Builder {
             rules,
             domain: request.domain,
@@ -78,14 +91,13 @@ impl<'a> Plan<'a> {
             modes,
             quotas_refuse,
             identity: Identity::new(matcher.key_format),
-            limits: &mut plan.limits,
-            batch: &mut plan.batch,
+            limits: &mut self.limits,
+            batch: &mut self.batch,
         };
-        for ((index, found), descriptor) in (0..).zip(found).zip(&request.descriptors) {
-            let outcome = builder.outcome(index, found, descriptor, &replaced);
-            plan.outcomes.push(outcome);
+        for ((index, found), descriptor) in (0..).zip(&found).zip(request.descriptors()) {
+            let outcome = builder.outcome(index, found, &descriptor, &replaced);
+            self.outcomes.push(outcome);
         }
-        plan
     }
 }
 
@@ -97,25 +109,25 @@ enum Found<'a> {
 }
 
 /// `rules` are those of the request's domain, if there are any.
-fn find<'a>(rules: Option<Domain<'a>>, request: &'a Request<'_>) -> Few<Found<'a>> {
-    let mut joined = Joined::new();
-    let find = |descriptor: &'a Descriptor<'_>| {
-        let Some(rules) = rules else {
-            return Found::Nothing {
-                is_domain_known: false,
-            };
+fn find<'a>(
+    rules: Option<Domain<'a>>,
+    descriptor: Descriptor<'a>,
+    joined: &mut Joined,
+) -> Found<'a> {
+    let Some(rules) = rules else {
+        return Found::Nothing {
+            is_domain_known: false,
         };
-        if let Some(limit) = &descriptor.limit {
-            return Found::Override(limit);
-        }
-        match rules.find(&descriptor.entries, &mut joined) {
-            Some(found) => Found::Rule(found),
-            None => Found::Nothing {
-                is_domain_known: true,
-            },
-        }
     };
-    request.descriptors.iter().map(find).collect()
+    if let Some(limit) = descriptor.limit {
+        return Found::Override(limit);
+    }
+    match rules.find(descriptor.entries, joined) {
+        Some(found) => Found::Rule(found),
+        None => Found::Nothing {
+            is_domain_known: true,
+        },
+    }
 }
 
 /// All at once, not one after the other: two rules that replace each other both go.
@@ -145,20 +157,20 @@ impl<'a> Builder<'a, '_> {
     fn outcome(
         &mut self,
         index: u32,
-        found: Found<'a>,
+        found: &Found<'a>,
         descriptor: &Descriptor<'_>,
         replaced: &[&Arc<str>],
     ) -> Outcome<'a> {
-        let (rule, limits, shared) = match found {
-            Found::Nothing { is_domain_known } => return Outcome::Unmatched { is_domain_known },
-            Found::Override(limit) => (None, std::slice::from_ref(limit), Vec::new()),
+        let (rule, limits, shared): (_, _, &[_]) = match found {
+            &Found::Nothing { is_domain_known } => return Outcome::Unmatched { is_domain_known },
+            Found::Override(limit) => (None, std::slice::from_ref(*limit), &[]),
             Found::Rule(Match { rule, shared }) => match &rule.allows {
                 Allows::Unlimited => return Outcome::Unlimited(rule),
-                Allows::Within(limits) => (Some(rule), &**limits, shared),
+                Allows::Within(limits) => (Some(*rule), &**limits, shared),
             },
         };
         let first = self.limits.len();
-        self.identity.set(self.domain, &descriptor.entries, &shared);
+        self.identity.set(self.domain, descriptor.entries, shared);
         let hits = descriptor.hits;
         for limit in limits {
             if rule.is_some() && limit.is_replaced(replaced) {
@@ -211,12 +223,12 @@ impl<'a> Builder<'a, '_> {
     /// Only the path of a rule is known beforehand.
     fn metric_key(&self, rule: Option<&Rule>, descriptor: &Descriptor<'_>) -> Option<String> {
         let Some(rule) = rule else {
-            return Some(override_key(self.domain, &descriptor.entries));
+            return Some(override_key(self.domain, descriptor.entries));
         };
         match (rule.metric, self.rules) {
             (Metric::Path, _) | (_, None) => None,
             (metric, Some(rules)) => {
-                let entries = &descriptor.entries;
+                let entries = descriptor.entries;
                 Some(rules.metric_key(self.domain, entries, metric, &mut Joined::new()))
             }
         }

@@ -30,6 +30,7 @@ impl<const N: usize> Default for Text<N> {
 }
 
 impl<const N: usize> Text<N> {
+    #[inline]
     pub const fn new() -> Self {
         Self {
             len: 0,

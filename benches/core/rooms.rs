@@ -29,7 +29,7 @@ use tollgate::{
     matcher::Matcher,
     metrics::Metrics,
     plan::Plan,
-    request::{Hits, Request},
+    request::{self, Hits, Request},
     store::{Store as _, memory::MemoryStore},
     window::{Timestamp, window},
 };
@@ -136,6 +136,8 @@ pub struct Rooms {
     encoded: Vec<u8>,
     rules: &'static RuleSet,
     request: &'static Request<'static>,
+    /// Those of its only descriptor.
+    entries: &'static [request::Entry<'static>],
     plan: Plan<'static>,
     counts: Vec<Count>,
     decision: Decision,
@@ -175,7 +177,8 @@ impl Rooms {
             ..RateLimitRequest::default()
         });
         let rules: &RuleSet = keep(rules.current().context("rules were loaded")?).as_ref();
-        let request = keep(wire::request(message, BOUNDS)?);
+        let request: &Request<'_> = keep(wire::request(message, BOUNDS)?);
+        let descriptor = request.descriptors().next();
         let plan = Plan::new(&rules.matcher, request, Modes::default(), NOW);
         let counts = ready(limiter.store.add(&plan.batch, NOW))?;
         let decision = decide(&plan, &counts, Modes::default(), NOW);
@@ -186,6 +189,7 @@ impl Rooms {
             message,
             rules,
             request,
+            entries: descriptor.context("one descriptor")?.entries,
             plan,
             counts,
             decision,
@@ -246,16 +250,15 @@ fn room_read(rooms: &Rooms) {
 fn room_match(rooms: &Rooms) {
     let joined = &mut rooms.scratch.borrow_mut().joined;
     let domain = rooms.rules.matcher.domain(rooms.request.domain);
-    let entries = black_box(&rooms.request.descriptors[0].entries);
+    let entries = black_box(rooms.entries);
     let found = domain.and_then(|domain| domain.find(entries, joined));
     black_box(found.is_some());
 }
 
 #[inline(never)]
 fn room_key(rooms: &Rooms) {
-    let descriptor = black_box(&rooms.request.descriptors[0]);
     let mut identity = Identity::new(KeyFormat::Native);
-    identity.set(rooms.request.domain, &descriptor.entries, &[]);
+    identity.set(rooms.request.domain, black_box(rooms.entries), &[]);
     let mut batch = Batch::default();
     for limit in &rooms.plan.limits {
         let window = window(limit.period, NOW);

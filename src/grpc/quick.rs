@@ -11,7 +11,7 @@ use super::wire::{Bounds, unit_number};
 use crate::{
     decision::{Code, Decision, Status},
     limit::Limit,
-    request::{Descriptor, Entry, Few, Hits, Request},
+    request::{Entry, Hits, Request},
 };
 
 /// What stands in front of a number: that of its field, in one byte because none is above 15.
@@ -35,52 +35,54 @@ const VALUE: u8 = part_of(2);
 /// What `message` asks, or nothing if it holds anything but a domain, descriptors of keys and
 /// values, and hits, or is not to be answered.
 pub fn read(message: &[u8], bounds: Bounds) -> Option<Request<'_>> {
-    let mut domain: &[u8] = b"";
+    let mut request = Request::default();
+    read_into(&mut request, message, bounds)?;
+    Some(request)
+}
+
+/// The same, into an empty request where it lies; what is left there after a refusal is of no use.
+pub fn read_into<'a>(request: &mut Request<'a>, message: &'a [u8], bounds: Bounds) -> Option<()> {
     let mut hits = 0;
-    let mut descriptors = Few::new();
     let mut rest = message;
     while !rest.is_empty() {
         match byte(&mut rest)? {
             DOMAIN => {
                 // Text, unlike keys and values.
-                let domain_text = std::str::from_utf8(text(&mut rest, bounds)?);
-                domain = domain_text.ok()?.as_bytes();
+                let domain = std::str::from_utf8(text(&mut rest, bounds)?);
+                request.domain = domain.ok()?.as_bytes();
             }
-            DESCRIPTORS if descriptors.len() < bounds.descriptors => {
-                descriptors.push(descriptor(part(&mut rest)?, bounds)?);
+            DESCRIPTORS if request.len() < bounds.descriptors => {
+                read_descriptor(part(&mut rest)?, bounds, request)?;
             }
             HITS_ADDEND => hits = u32::try_from(varint(&mut rest)?).ok()?,
             _ => return None,
         }
     }
-    if domain.is_empty() || descriptors.is_empty() {
+    if request.domain.is_empty() || request.is_empty() {
         return None;
     }
     // They may come after the descriptors that they are for.
-    for descriptor in &mut descriptors {
-        descriptor.hits = Hits::add(u64::from(hits.max(1)));
-    }
-    Some(Request {
-        domain,
-        descriptors,
-    })
+    request.set_hits(Hits::add(u64::from(hits.max(1))));
+    Some(())
 }
 
-fn descriptor(mut message: &[u8], bounds: Bounds) -> Option<Descriptor<'_>> {
-    let mut entries = Few::new();
+fn read_descriptor<'a>(
+    mut message: &'a [u8],
+    bounds: Bounds,
+    request: &mut Request<'a>,
+) -> Option<()> {
+    let mut entries = 0;
     while !message.is_empty() {
         match byte(&mut message)? {
-            ENTRIES if entries.len() < bounds.entries => {
-                entries.push(entry(part(&mut message)?, bounds)?);
+            ENTRIES if entries < bounds.entries => {
+                request.push_entry(entry(part(&mut message)?, bounds)?);
+                entries += 1;
             }
             _ => return None,
         }
     }
-    Some(Descriptor {
-        entries,
-        hits: Hits::ONE,
-        limit: None,
-    })
+    request.push_descriptor(Hits::ONE, None);
+    Some(())
 }
 
 fn entry(mut message: &[u8], bounds: Bounds) -> Option<Entry<'_>> {
