@@ -54,18 +54,19 @@ impl<const N: usize> Text<N> {
 
     /// Appends `number` as the formatter would, without the formatter's cost.
     pub fn push_decimal(&mut self, mut number: u64) {
+        let digits = |number: u64| DIGITS[(number % 100) as usize];
         if number < 10 {
             // Lengths of texts, often.
-            return self.push(DIGITS[number as usize][1]);
+            return self.push(digits(number)[1]);
         }
         let length = number.ilog10() as usize + 1;
         let (first, pairs) = self.lengthen(length).as_rchunks_mut();
         for pair in pairs.iter_mut().rev() {
-            *pair = DIGITS[(number % 100) as usize];
+            *pair = digits(number);
             number /= 100;
         }
         if let [digit] = first {
-            *digit = DIGITS[number as usize][1];
+            *digit = digits(number)[1];
         }
     }
 

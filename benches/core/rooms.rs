@@ -12,8 +12,8 @@ use anyhow::{Context as _, anyhow, ensure};
 use prost::Message as _;
 use tollgate::{
     config::{Files, Options, Source},
-    counter::{Batch, Count, Identity, Joined, KeyFormat},
-    decision::{Decision, decide},
+    counter::{Batch, Count, CountList, Identity, Joined, KeyFormat},
+    decision::{Decision, decide, decide_into},
     grpc::{
         proto::envoy::{
             extensions::common::ratelimit::v3::{
@@ -21,6 +21,8 @@ use tollgate::{
             },
             service::ratelimit::v3::RateLimitRequest,
         },
+        quick,
+        unary::framed,
         wire,
     },
     limit::Modes,
@@ -80,8 +82,9 @@ pub struct Room {
     pub enter: fn(&Rooms),
 }
 
-/// In the order of a decision; the last is all of it but reading and writing messages.
-pub const ROOMS: [Room; 9] = [
+/// In the order of a decision. `check` is all of it but reading and writing messages; the last two
+/// are the way of unusual ones.
+pub const ROOMS: [Room; 11] = [
     Room {
         name: "read",
         enter: room_read,
@@ -111,12 +114,20 @@ pub const ROOMS: [Room; 9] = [
         enter: room_record,
     },
     Room {
-        name: "encode",
-        enter: room_encode,
+        name: "write",
+        enter: room_write,
     },
     Room {
         name: "check",
         enter: room_check,
+    },
+    Room {
+        name: "decode",
+        enter: room_decode,
+    },
+    Room {
+        name: "encode",
+        enter: room_encode,
     },
 ];
 
@@ -242,6 +253,13 @@ fn ready<T>(future: impl Future<Output = T>) -> T {
 
 #[inline(never)]
 fn room_read(rooms: &Rooms) {
+    let mut request = Request::default();
+    let read = quick::read_into(&mut request, black_box(&rooms.encoded), BOUNDS);
+    black_box(read.is_some());
+}
+
+#[inline(never)]
+fn room_decode(rooms: &Rooms) {
     let message = RateLimitRequest::decode(black_box(&*rooms.encoded)).expect("it was encoded");
     black_box(wire::request(&message, BOUNDS).is_ok());
 }
@@ -269,7 +287,8 @@ fn room_key(rooms: &Rooms) {
 
 #[inline(never)]
 fn room_plan(rooms: &Rooms) {
-    let plan = Plan::new(
+    let mut plan = Plan::default();
+    plan.fill(
         &rooms.rules.matcher,
         black_box(rooms.request),
         Modes::default(),
@@ -280,16 +299,17 @@ fn room_plan(rooms: &Rooms) {
 
 #[inline(never)]
 fn room_count(rooms: &Rooms) {
-    let counts = rooms
-        .limiter
-        .store
-        .apply_all(black_box(&rooms.plan.batch), NOW);
-    black_box(counts.is_ok());
+    let mut counts = CountList::new();
+    let batch = black_box(&rooms.plan.batch);
+    let counted = rooms.limiter.store.apply_into(&mut counts, batch, NOW);
+    black_box(counted.is_ok());
 }
 
 #[inline(never)]
 fn room_decide(rooms: &Rooms) {
-    let decision = decide(&rooms.plan, black_box(&rooms.counts), Modes::default(), NOW);
+    let mut decision = Decision::default();
+    let counts = black_box(&rooms.counts);
+    decide_into(&mut decision, &rooms.plan, counts, Modes::default(), NOW);
     black_box(decision.overall);
 }
 
@@ -305,6 +325,13 @@ fn room_record(rooms: &Rooms) {
 }
 
 #[inline(never)]
+fn room_write(rooms: &Rooms) {
+    let decision = black_box(&rooms.decision);
+    let reply = framed(quick::length(decision), |room| quick::write(decision, room));
+    black_box(reply.len());
+}
+
+#[inline(never)]
 fn room_encode(rooms: &Rooms) {
     let reply = &mut rooms.scratch.borrow_mut().reply;
     reply.clear();
@@ -315,6 +342,8 @@ fn room_encode(rooms: &Rooms) {
 
 #[inline(never)]
 fn room_check(rooms: &Rooms) {
-    let decision = ready(rooms.limiter.check(black_box(rooms.request), NOW));
-    black_box(decision.is_ok());
+    let mut decision = Decision::default();
+    let request = black_box(rooms.request);
+    let checked = rooms.limiter.check_at_once(&mut decision, request, NOW);
+    black_box(checked.is_some());
 }

@@ -3,8 +3,8 @@
 //! knows no errors.
 
 use prost::{
-    bytes::BufMut,
-    encoding::{decode_varint, encode_varint, encoded_len_varint},
+    bytes::BufMut as _,
+    encoding::{decode_varint, encoded_len_varint},
 };
 
 use super::wire::{Bounds, unit_number};
@@ -132,23 +132,23 @@ pub fn length(decision: &Decision) -> usize {
     2 + statuses.map(part_length).sum::<usize>()
 }
 
-/// Writes what Envoy is told, without headers and metadata.
-pub fn write(decision: &Decision, buffer: &mut impl BufMut) {
-    buffer.put_slice(&[number(1), code(decision.overall)]);
+/// Writes what Envoy is told, without headers and metadata, at the beginning of `room`, which becomes
+/// what is left.
+///
+/// # Panics
+///
+/// If there are fewer bytes than [`length`] says.
+pub fn write(decision: &Decision, room: &mut &mut [u8]) {
+    write_field(number(1), code(decision.overall).into(), room);
     for status in &decision.statuses {
-        write_part(2, status_length(status), buffer);
-        write_status(status, buffer);
+        write_field(part_of(2), status_length(status) as u64, room);
+        write_status(status, room);
     }
 }
 
 /// Every field number is below 16, so each key is one byte.
 fn part_length(length: usize) -> usize {
     1 + encoded_len_varint(length as u64) + length
-}
-
-fn write_part(field: u8, length: usize, buffer: &mut impl BufMut) {
-    buffer.put_u8(part_of(field));
-    encode_varint(length as u64, buffer);
 }
 
 /// 0 is not written.
@@ -159,11 +159,25 @@ fn number_length(number: u64) -> usize {
     }
 }
 
-fn write_number(field: u8, value: u64, buffer: &mut impl BufMut) {
+fn write_number(field: u8, value: u64, room: &mut &mut [u8]) {
     if value > 0 {
-        buffer.put_u8(number(field));
-        encode_varint(value, buffer);
+        write_field(number(field), value, room);
     }
+}
+
+/// Writes a number or a length behind the byte that announces it.
+fn write_field(field: u8, mut value: u64, room: &mut &mut [u8]) {
+    write_byte(field, room);
+    while value >= 0x80 {
+        write_byte((value & 0x7f) as u8 | 0x80, room);
+        value >>= 7;
+    }
+    write_byte((value & 0x7f) as u8, room);
+}
+
+fn write_byte(byte: u8, room: &mut &mut [u8]) {
+    let next = room.split_off_first_mut();
+    *next.expect("the length of all parts was counted") = byte;
 }
 
 fn status_length(status: &Status) -> usize {
@@ -173,16 +187,16 @@ fn status_length(status: &Status) -> usize {
     2 + binding + number_length(status.remaining.into())
 }
 
-fn write_status(status: &Status, buffer: &mut impl BufMut) {
-    buffer.put_slice(&[number(1), code(status.code)]);
+fn write_status(status: &Status, room: &mut &mut [u8]) {
+    write_field(number(1), code(status.code).into(), room);
     if let Some(binding) = &status.binding {
-        write_part(2, limit_length(&binding.limit), buffer);
-        write_limit(&binding.limit, buffer);
+        write_field(part_of(2), limit_length(&binding.limit) as u64, room);
+        write_limit(&binding.limit, room);
     }
-    write_number(3, status.remaining.into(), buffer);
+    write_number(3, status.remaining.into(), room);
     if let Some(binding) = &status.binding {
-        write_part(4, number_length(binding.reset_secs), buffer);
-        write_number(1, binding.reset_secs, buffer);
+        write_field(part_of(4), number_length(binding.reset_secs) as u64, room);
+        write_number(1, binding.reset_secs, room);
     }
 }
 
@@ -199,17 +213,17 @@ fn limit_length(limit: &Limit) -> usize {
         }
 }
 
-fn write_limit(limit: &Limit, buffer: &mut impl BufMut) {
-    write_number(1, limit.requests_per_unit.into(), buffer);
-    write_number(2, unit_number(limit.period.unit()) as u64, buffer);
+fn write_limit(limit: &Limit, room: &mut &mut [u8]) {
+    write_number(1, limit.requests_per_unit.into(), room);
+    write_number(2, unit_number(limit.period.unit()) as u64, room);
     if let Some(name) = limit.name.as_ref().filter(|name| !name.is_empty()) {
-        write_part(3, name.len(), buffer);
-        buffer.put_slice(name.as_bytes());
+        write_field(part_of(3), name.len() as u64, room);
+        room.put_slice(name.as_bytes());
     }
     let multiplier = limit.period.multiplier().get();
     if multiplier > 1 {
-        write_part(4, number_length(multiplier.into()), buffer);
-        write_number(1, multiplier.into(), buffer);
+        write_field(part_of(4), number_length(multiplier.into()) as u64, room);
+        write_number(1, multiplier.into(), room);
     }
 }
 
@@ -357,9 +371,10 @@ mod tests {
                 headline: None,
                 metadata: Map::new(),
             };
-            let mut buffer = Vec::new();
-            write(&decision, &mut buffer);
-            prop_assert_eq!(buffer.len(), length(&decision));
+            let mut buffer = vec![0; length(&decision)];
+            let room = &mut &mut buffer[..];
+            write(&decision, room);
+            prop_assert!(room.is_empty());
             let extras = wire::Extras::default();
             let message = wire::response(decision, &plain(), &extras);
             prop_assert_eq!(&buffer[..], &message.encode_to_vec()[..]);
