@@ -3,16 +3,16 @@
 use std::cmp::Reverse;
 
 use crate::{
-    counter::Count,
+    counter::{Count, Terms},
     limit::{Limit, Modes, NearRatio, Span},
     metadata::{Map, merge},
-    plan::{Counted, Counter, Outcome, Plan},
+    plan::{Counted, Outcome, Plan},
     request::{Few, Hits},
     window::Timestamp,
 };
 
-/// The whole answer to a request.
-#[derive(Clone, Debug, PartialEq)]
+/// The whole answer to a request; by default OK, without a status.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decision {
     /// What Envoy obeys.
     pub overall: Code,
@@ -32,8 +32,9 @@ pub struct Decision {
     pub metadata: Map,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Code {
+    #[default]
     Ok,
     OverLimit,
 }
@@ -55,7 +56,7 @@ pub struct Status {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Binding {
     pub limit: Limit,
-    /// Its place among the counters of the plan.
+    /// Its place among the increments of the plan.
     pub counter: usize,
     /// Whole seconds until its window ends, at least 1; of a limit without windows of its own,
     /// until it is as if there had been no hits.
@@ -70,45 +71,42 @@ pub struct Binding {
 ///
 /// If there are fewer counts than increments: a store that answers so is broken.
 pub fn decide(plan: &Plan<'_>, counts: &[Count], modes: Modes, now: Timestamp) -> Decision {
-    let statuses: Few<Status> = plan
-        .outcomes
-        .iter()
-        .map(|outcome| status(outcome, &plan.counters, counts, now))
-        .collect();
-    let is_refused = is_refused(plan, &statuses, modes);
-    let headline = headline(plan, &statuses, modes);
-    let metadata = if modes.metadata {
-        metadata(plan, &statuses)
-    } else {
-        Map::new()
-    };
-    let is_shadowed = is_refused && modes.shadow;
-    let overall = if is_refused && !is_shadowed {
-        Code::OverLimit
-    } else {
-        Code::Ok
-    };
-    let retry_secs = match overall {
-        Code::Ok => None,
-        Code::OverLimit => retry_secs(plan, &statuses, modes),
-    };
-    Decision {
-        overall,
-        is_degraded: counts.iter().any(|count| count.is_degraded),
-        retry_secs,
-        statuses,
-        is_shadowed,
-        headline,
-        metadata,
+    let mut decision = Decision::default();
+    decide_into(&mut decision, plan, counts, modes, now);
+    decision
+}
+
+/// The same, into an empty decision where it lies.
+///
+/// # Panics
+///
+/// As [`decide`].
+pub fn decide_into(
+    decision: &mut Decision,
+    plan: &Plan<'_>,
+    counts: &[Count],
+    modes: Modes,
+    now: Timestamp,
+) {
+    decision.is_degraded = counts.iter().any(|count| count.is_degraded);
+    let statuses = &mut decision.statuses;
+    for outcome in &plan.outcomes {
+        statuses.push(status(outcome, plan, counts, now));
+    }
+    if is_refused(plan, statuses, modes) {
+        decision.is_shadowed = modes.shadow;
+        if !modes.shadow {
+            decision.overall = Code::OverLimit;
+            decision.retry_secs = retry_secs(plan, statuses, modes);
+        }
+    }
+    decision.headline = headline(plan, statuses, modes);
+    if modes.metadata {
+        decision.metadata = metadata(plan, statuses);
     }
 }
 
-fn status(
-    outcome: &Outcome<'_>,
-    counters: &[Counter<'_>],
-    counts: &[Count],
-    now: Timestamp,
-) -> Status {
+fn status(outcome: &Outcome<'_>, plan: &Plan<'_>, counts: &[Count], now: Timestamp) -> Status {
     match outcome {
         Outcome::Unmatched { .. } | Outcome::Replaced(_) => Status {
             code: Code::Ok,
@@ -122,31 +120,34 @@ fn status(
             remaining: u32::MAX,
             retry_secs: Some(0),
         },
-        Outcome::Counted(counted) => counted_status(counted, counters, counts, now),
+        Outcome::Counted(counted) => counted_status(counted, plan, counts, now),
     }
 }
 
 fn counted_status(
     counted: &Counted<'_>,
-    counters: &[Counter<'_>],
+    plan: &Plan<'_>,
     counts: &[Count],
     now: Timestamp,
 ) -> Status {
-    let stands = |counter: usize| Standing::new(&counters[counter], counts[counter], now);
-    let binding = counted
-        .counters
-        .clone()
-        .min_by_key(|&counter| stands(counter).order())
+    let stands = |counter: usize| Standing::new(plan.batch.terms(counter), counts[counter], now);
+    let mut counters = counted.counters.clone();
+    let mut binding = counters
+        .next()
         .expect("a counted descriptor has at least one counter");
-    let standing = stands(binding);
+    let mut standing = stands(binding);
+    let mut retry_in = standing.retry_in;
+    for counter in counters {
+        let other = stands(counter);
+        // One that never passes is later than all others.
+        retry_in = retry_in
+            .zip(other.retry_in)
+            .map(|(one, other)| one.max(other));
+        if other.order() < standing.order() {
+            (binding, standing) = (counter, other);
+        }
+    }
     let is_shadowed = counted.rule.is_some_and(|rule| rule.shadow_mode);
-    // One that never passes is later than all others.
-    let retry_in = counted
-        .counters
-        .clone()
-        .try_fold(0, |latest: u64, counter| {
-            Some(latest.max(stands(counter).retry_in?))
-        });
     Status {
         code: if standing.is_over && !is_shadowed {
             Code::OverLimit
@@ -154,7 +155,7 @@ fn counted_status(
             Code::Ok
         },
         binding: Some(Binding {
-            limit: counters[binding].limit.clone(),
+            limit: plan.limits[binding].clone(),
             counter: binding,
             reset_secs: standing.resets_in.div_ceil(1000),
             is_over: standing.is_over,
@@ -178,24 +179,18 @@ struct Standing {
 }
 
 impl Standing {
-    fn new(counter: &Counter<'_>, count: Count, now: Timestamp) -> Self {
-        let Counter {
-            limit,
-            window,
-            hits,
-        } = counter;
-        let capacity = limit.capacity();
-        let is_over = count.is_over(capacity, *hits);
-        let window_ends_in = window.end.millis().saturating_sub(now.millis());
+    fn new(terms: &Terms, count: Count, now: Timestamp) -> Self {
+        let capacity = u64::from(terms.limit);
+        let is_over = count.is_over(terms.limit, terms.hits);
+        let window_ends_in = terms.expires_at.millis().saturating_sub(now.millis());
         Self {
             is_over,
-            remaining: u32::try_from(u64::from(capacity).saturating_sub(count.after))
-                .unwrap_or(u32::MAX),
+            remaining: u32::try_from(capacity.saturating_sub(count.after)).unwrap_or(u32::MAX),
             resets_in: count.ends.map_or(window_ends_in, |ends| ends.resets_in),
             retry_in: match count.ends {
                 _ if !is_over => Some(0),
                 Some(ends) => ends.retry_in,
-                None => (hits.added() <= u64::from(capacity)).then_some(window_ends_in),
+                None => (terms.hits.added() <= capacity).then_some(window_ends_in),
             },
         }
     }

@@ -1,6 +1,7 @@
 //! The gRPC door: the service, and the clock that every request is answered by.
 
 use std::{
+    cell::Cell,
     sync::{
         Arc,
         atomic::{AtomicI64, Ordering::Relaxed},
@@ -13,7 +14,9 @@ use prost::{Message as _, bytes::Bytes};
 use tonic::Status;
 
 use crate::{
+    decision::Decision,
     limiter::{Limiter, NoDecision},
+    request::Request,
     store::Store,
     traces::{Call, Tracer, Went},
     window::Timestamp,
@@ -50,15 +53,42 @@ pub struct Clock {
     pub ahead_millis: Arc<AtomicI64>,
 }
 
+/// How long what was read of this machine's clock is good for, so that no call reads it that does
+/// not have to: a request cannot tell times apart that are closer than [`Timestamp`]s are.
+const GOOD_FOR: Duration = Duration::from_millis(1);
+
+thread_local! {
+    /// When this thread has last read the time of day, and what it was then.
+    static LAST_READ: Cell<Option<(Instant, Timestamp)>> = const { Cell::new(None) };
+}
+
 impl Clock {
     /// Reads it. A request is answered by one reading, from beginning to end.
     pub fn now(&self) -> Timestamp {
+        self.adjust(now())
+    }
+
+    /// The time at `moment`, which is the present. It is a millisecond old at most, also after the
+    /// clock was set.
+    fn at(&self, moment: Instant) -> Timestamp {
+        let read = LAST_READ
+            .get()
+            .filter(|(at, _)| moment.duration_since(*at) < GOOD_FOR);
+        let (_, read) = read.unwrap_or_else(|| {
+            let read = (moment, now());
+            LAST_READ.set(Some(read));
+            read
+        });
+        self.adjust(read)
+    }
+
+    fn adjust(&self, read: Timestamp) -> Timestamp {
         let ahead = self.ahead_millis.load(Relaxed);
         let by = Duration::from_millis(ahead.unsigned_abs());
         if ahead < 0 {
-            now().minus(by)
+            read.minus(by)
         } else {
-            now().plus(by)
+            read.plus(by)
         }
     }
 }
@@ -77,7 +107,7 @@ impl<S: Store> Method for Service<S> {
     async fn call(&self, span: Self::Noted, message: Bytes) -> Result<Bytes, Status> {
         let began = Instant::now();
         let reply = match span {
-            None => match self.answer_at_once(&message) {
+            None => match self.answer_at_once(&message, began) {
                 Some(reply) => reply,
                 // Boxed, or every call would have to make room for what those that wait keep.
                 None => Box::pin(self.answer_bytes(message)).await,
@@ -90,14 +120,17 @@ impl<S: Store> Method for Service<S> {
 }
 
 impl<S: Store> Service<S> {
-    /// Answers a plain message by a store that never waits.
-    fn answer_at_once(&self, message: &[u8]) -> Option<Result<Bytes, Status>> {
+    /// Answers a plain message, which came at `began`, by a store that never waits.
+    fn answer_at_once(&self, message: &[u8], began: Instant) -> Option<Result<Bytes, Status>> {
         if !self.extras.is_none() || self.limiter.store.as_memory().is_none() {
             return None;
         }
-        let request = quick::read(message, self.bounds)?;
-        let decision = self.limiter.check_at_once(&request, self.clock.now())?;
-        Some(decision.map_err(status).map(|decision| {
+        let mut request = Request::default();
+        quick::read_into(&mut request, message, self.bounds)?;
+        let mut decision = Decision::default();
+        let now = self.clock.at(began);
+        let checked = self.limiter.check_at_once(&mut decision, &request, now)?;
+        Some(checked.map_err(status).map(|()| {
             framed(quick::length(&decision), |buffer| {
                 quick::write(&decision, buffer);
             })

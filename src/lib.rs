@@ -13,6 +13,7 @@ pub mod causes;
 pub mod limit;
 pub mod metadata;
 pub mod request;
+pub mod text;
 pub mod window;
 
 // 1: core

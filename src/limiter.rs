@@ -5,8 +5,8 @@ use std::sync::Arc;
 use arc_swap::{ArcSwapOption, Guard};
 
 use crate::{
-    counter::CountList,
-    decision::{Decision, decide},
+    counter::{Count, CountList},
+    decision::{Decision, decide_into},
     limit::Modes,
     matcher::Matcher,
     metrics::{Metrics, Recorder, RuleMeters},
@@ -76,15 +76,13 @@ impl<S: Store> Limiter<S> {
         request: &Request<'_>,
         now: Timestamp,
     ) -> Result<Decision, NoDecision> {
-        if let Some(decision) = self.check_at_once(request, now) {
-            return decision;
+        let mut decision = Decision::default();
+        if let Some(checked) = self.check_at_once(&mut decision, request, now) {
+            return checked.map(|()| decision);
         }
         // One snapshot, however long the store takes.
         let snapshot = self.rules.snapshot();
-        let Some(rules) = &*snapshot else {
-            self.metrics.record_bad_request();
-            return Err(NoDecision::NoRules);
-        };
+        let rules = self.loaded(&snapshot)?;
         let plan = Plan::new(&rules.matcher, request, self.modes, now);
         let counts = if plan.batch.is_empty() {
             CountList::new()
@@ -93,42 +91,59 @@ impl<S: Store> Limiter<S> {
                 self.metrics.record_store_failure();
             })?
         };
-        let decision = decide(&plan, &counts, self.modes, now);
-        self.metrics
-            .record(&rules.meters, request, &plan, &counts, &decision);
+        self.conclude(&mut decision, rules, request, &plan, &counts, now);
         Ok(decision)
     }
 
-    /// The same without a future, or nothing if the store is one to wait for.
+    /// The same without a future and into an empty decision where it lies, or nothing if the store
+    /// is one to wait for.
     pub fn check_at_once(
         &self,
+        decision: &mut Decision,
         request: &Request<'_>,
         now: Timestamp,
-    ) -> Option<Result<Decision, NoDecision>> {
+    ) -> Option<Result<(), NoDecision>> {
         let memory = self.store.as_memory()?;
-        let snapshot = self.rules.snapshot();
-        let Some(rules) = &*snapshot else {
-            self.metrics.record_bad_request();
-            return Some(Err(NoDecision::NoRules));
-        };
-        let plan = Plan::new(&rules.matcher, request, self.modes, now);
-        Some(self.check_in(memory, rules, request, &plan, now))
+        Some(self.check_in(memory, decision, request, now))
     }
 
     fn check_in(
         &self,
         memory: &MemoryStore,
+        decision: &mut Decision,
+        request: &Request<'_>,
+        now: Timestamp,
+    ) -> Result<(), NoDecision> {
+        let snapshot = self.rules.snapshot();
+        let rules = self.loaded(&snapshot)?;
+        let mut plan = Plan::default();
+        plan.fill(&rules.matcher, request, self.modes, now);
+        let mut counts = CountList::new();
+        let counted = memory.apply_into(&mut counts, &plan.batch, now);
+        counted.inspect_err(|_| self.metrics.record_store_failure())?;
+        self.conclude(decision, rules, request, &plan, &counts, now);
+        Ok(())
+    }
+
+    fn loaded<'s>(&self, snapshot: &'s Option<Arc<RuleSet>>) -> Result<&'s RuleSet, NoDecision> {
+        snapshot.as_deref().ok_or_else(|| {
+            self.metrics.record_bad_request();
+            NoDecision::NoRules
+        })
+    }
+
+    /// What follows once the counts are known.
+    fn conclude(
+        &self,
+        decision: &mut Decision,
         rules: &RuleSet,
         request: &Request<'_>,
         plan: &Plan<'_>,
+        counts: &[Count],
         now: Timestamp,
-    ) -> Result<Decision, NoDecision> {
-        let counts = memory.apply_all(&plan.batch, now).inspect_err(|_| {
-            self.metrics.record_store_failure();
-        })?;
-        let decision = decide(plan, &counts, self.modes, now);
+    ) {
+        decide_into(decision, plan, counts, self.modes, now);
         self.metrics
-            .record(&rules.meters, request, plan, &counts, &decision);
-        Ok(decision)
+            .record(&rules.meters, request, plan, counts, decision);
     }
 }

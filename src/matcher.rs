@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use foldhash::fast::RandomState;
 
 use crate::{
-    counter::{KeyFormat, Text},
+    counter::{Joined, KeyFormat},
     limit::{Metric, Rule, RuleId},
     request::Entry,
 };
@@ -50,7 +50,26 @@ struct Node {
     /// What stands for the value in counters when a wildcard led here, if they are to be shared.
     shared_value: Option<Box<[u8]>>,
     children: HashMap<Box<[u8]>, NodeId, RandomState>,
+    /// Where the texts of children have what may part a key from a value.
+    partings: Partings,
     wildcards: Wildcards<NodeId>,
+}
+
+/// Lengths of keys that can be followed by a value; those from 63 on are taken together.
+///
+/// An entry whose key is as long as none of them matches no child by its value, so most levels of
+/// bare keys are left without joining anything.
+#[derive(Clone, Copy, Debug, Default)]
+struct Partings(u64);
+
+impl Partings {
+    fn add(&mut self, key_bytes: usize) {
+        self.0 |= 1 << key_bytes.min(63);
+    }
+
+    fn has(self, key_bytes: usize) -> bool {
+        self.0 >> key_bytes.min(63) & 1 == 1
+    }
 }
 
 /// The rule of a descriptor.
@@ -70,7 +89,7 @@ pub struct Domain<'m> {
 
 impl<'m> Domain<'m> {
     /// The rule that `entries` match; `joined` is scratch space.
-    pub fn find(self, entries: &[Entry<'_>], joined: &mut Text) -> Option<Match<'m>> {
+    pub fn find(self, entries: &[Entry<'_>], joined: &mut Joined) -> Option<Match<'m>> {
         let mut shared = Vec::new();
         let node = self.walk(entries, joined, |index, _, node, by_wildcard| {
             if let (true, Some(value)) = (by_wildcard, &node.shared_value) {
@@ -88,7 +107,7 @@ impl<'m> Domain<'m> {
         domain: &[u8],
         entries: &[Entry<'_>],
         metric: Metric,
-        joined: &mut Text,
+        joined: &mut Joined,
     ) -> String {
         let mut shares = false;
         self.walk(entries, joined, |_, _, node, by_wildcard| {
@@ -129,35 +148,21 @@ impl<'m> Domain<'m> {
     fn walk(
         self,
         entries: &[Entry<'_>],
-        joined: &mut Text,
+        joined: &mut Joined,
         mut visit: impl FnMut(usize, &Entry<'_>, &'m Node, bool),
     ) -> Option<&'m Node> {
         let nodes = &self.matcher.nodes;
         let mut node = &nodes[self.root.0];
         for (index, entry) in entries.iter().enumerate() {
-            self.matcher.join(entry.key, Some(entry.value), joined);
-            let (child, by_wildcard) = match node.child(entry, joined) {
+            let by_value = self.matcher.child_by_value(node, entry, joined);
+            let (child, by_wildcard) = match by_value {
                 Some(found) => found,
-                None => {
-                    self.matcher.join(entry.key, None, joined);
-                    (*node.children.get(joined.as_slice())?, false)
-                }
+                None => (self.matcher.child_by_key(node, entry.key, joined)?, false),
             };
             node = &nodes[child.0];
             visit(index, entry, node, by_wildcard);
         }
         Some(node)
-    }
-}
-
-impl Node {
-    /// The child that an entry leads to by its value, and whether a wildcard chose it.
-    fn child(&self, entry: &Entry<'_>, joined: &[u8]) -> Option<(NodeId, bool)> {
-        if let Some(&exact) = self.children.get(joined) {
-            return Some((exact, false));
-        }
-        let wildcard = self.wildcards.first(entry, joined)?;
-        Some((wildcard, true))
     }
 }
 
@@ -170,16 +175,45 @@ impl Matcher {
         }
     }
 
+    /// The child that an entry leads to by its value, and whether a wildcard chose it.
+    fn child_by_value(
+        &self,
+        node: &Node,
+        entry: &Entry<'_>,
+        joined: &mut Joined,
+    ) -> Option<(NodeId, bool)> {
+        let may_be_exact = node.partings.has(entry.key.len());
+        if !may_be_exact && node.wildcards.is_empty() {
+            return None;
+        }
+        self.join(entry.key, Some(entry.value), joined);
+        if may_be_exact && let Some(&exact) = node.children.get(&joined[..]) {
+            return Some((exact, false));
+        }
+        let wildcard = node.wildcards.first(entry, joined)?;
+        Some((wildcard, true))
+    }
+
+    /// The child for every value of `key`.
+    fn child_by_key(&self, node: &Node, key: &[u8], joined: &mut Joined) -> Option<NodeId> {
+        if !self.is_strict {
+            // The key is the whole text.
+            return node.children.get(key).copied();
+        }
+        self.join(key, None, joined);
+        node.children.get(&joined[..]).copied()
+    }
+
     /// Writes the text that a node is known by: of a key alone, or of a key and its value.
-    fn join(&self, key: &[u8], value: Option<&[u8]>, joined: &mut Text) {
+    fn join(&self, key: &[u8], value: Option<&[u8]>, joined: &mut Joined) {
         joined.clear();
         if self.is_strict {
-            joined.extend_from_slice(&key.len().to_le_bytes());
+            joined.push_slice(&key.len().to_le_bytes());
         }
-        joined.extend_from_slice(key);
+        joined.push_slice(key);
         if let Some(value) = value {
             joined.push(b'_');
-            joined.extend_from_slice(value);
+            joined.push_slice(value);
         }
     }
 
@@ -213,13 +247,10 @@ impl Matcher {
     /// A new child of `parent`, or nothing if its text is taken at this level. An empty value
     /// stands for every value.
     pub fn insert(&mut self, parent: NodeId, key: &[u8], value: &[u8]) -> Option<NodeId> {
-        let mut joined = Text::new();
+        let mut joined = Joined::new();
         let given = (!value.is_empty()).then_some(value);
         self.join(key, given, &mut joined);
-        if self.nodes[parent.0]
-            .children
-            .contains_key(joined.as_slice())
-        {
+        if self.nodes[parent.0].children.contains_key(&joined[..]) {
             return None;
         }
         let wildcard = if self.is_strict {
@@ -232,6 +263,12 @@ impl Matcher {
         self.nodes[child.0].value = value.into();
         let parent = &mut self.nodes[parent.0];
         parent.children.insert(joined[..].into(), child);
+        if self.is_strict {
+            given.inspect(|_| parent.partings.add(key.len()));
+        } else {
+            let partings = joined.iter().enumerate().filter(|(_, byte)| **byte == b'_');
+            partings.for_each(|(key_bytes, _)| parent.partings.add(key_bytes));
+        }
         if let Some(wildcard) = wildcard {
             parent.wildcards.push(wildcard, child);
         }
@@ -314,7 +351,7 @@ mod tests {
                 value: value.as_bytes(),
             })
             .collect();
-        let found = matcher.domain(b"d")?.find(&entries, &mut Text::new())?;
+        let found = matcher.domain(b"d")?.find(&entries, &mut Joined::new())?;
         Some(&found.rule.path)
     }
 
@@ -380,6 +417,22 @@ mod tests {
         assert_eq!(find(&filled(Matcher::strict(), paths), entries), expected);
     }
 
+    /// Where a key ends, all lengths from 63 bytes on are one.
+    #[test]
+    fn keys_of_any_length_are_matched_by_value_and_without() {
+        for length in [1, 62, 63, 64, 200] {
+            let key = "k".repeat(length);
+            let exact = format!("{key}=v");
+            let paths: &[&[&str]] = &[&[&exact], &[&key]];
+            check_strict(paths, &[(&key, "v")], Some(&exact));
+            check_strict(paths, &[(&key, "w")], Some(&key));
+            let joined = format!("{key}_v");
+            let paths: &[&[&str]] = &[&[&joined], &[&key]];
+            check(paths, &[(&key, "v")], Some(&joined));
+            check(paths, &[(&key, "w")], Some(&key));
+        }
+    }
+
     #[test]
     fn strict_matching_keeps_keys_and_values_apart() {
         check_strict(&[&["a_b"]], &[("a", "b")], None);
@@ -420,7 +473,7 @@ mod tests {
             let found = matcher
                 .domain(b"d")
                 .unwrap()
-                .find(&[entry], &mut Text::new());
+                .find(&[entry], &mut Joined::new());
             found.unwrap().shared
         };
         assert_eq!(shared("a/1"), [(0, b"a/*".as_slice())]);
@@ -445,7 +498,7 @@ mod tests {
             })
             .collect();
         let domain = matcher.domain(b"d").unwrap();
-        let key = domain.metric_key(b"d", &entries, metric, &mut Text::new());
+        let key = domain.metric_key(b"d", &entries, metric, &mut Joined::new());
         assert_eq!(key, expected);
     }
 

@@ -70,9 +70,9 @@ impl Authorities {
     }
 }
 
-/// What one worker counts. Numbers that several cores write to would cost more than all the rest
-/// of what is recorded, so these share no cache line with those of others; most processors fetch
-/// lines in pairs of 64 bytes.
+/// What one worker counts, and nobody else. Numbers that several cores write to would cost more than
+/// all the rest of what is recorded, so these share no cache line with those of others; most
+/// processors fetch lines in pairs of 64 bytes.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Core {
@@ -156,7 +156,8 @@ impl Metrics {
         self
     }
 
-    /// The recorder number `core`; more than there is room for share.
+    /// The recorder number `core`; more than there is room for share. Those that do have to be on one
+    /// thread, or counts get lost.
     pub fn recorder(self: Arc<Self>, core: usize) -> Recorder {
         Recorder {
             core: core % self.cores.len(),
@@ -348,10 +349,10 @@ impl Recorder {
         decision: &Decision,
     ) {
         let core = self.core();
-        add(&core.global_shadow_mode, u64::from(decision.is_shadowed));
+        add_alone(&core.global_shadow_mode, u64::from(decision.is_shadowed));
         match decision.overall {
-            Code::Ok => add(&core.decisions_ok, 1),
-            Code::OverLimit => add(&core.decisions_over_limit, 1),
+            Code::Ok => add_alone(&core.decisions_ok, 1),
+            Code::OverLimit => add_alone(&core.decisions_over_limit, 1),
         }
         for (outcome, status) in plan.outcomes.iter().zip(&decision.statuses) {
             match (outcome, &status.binding) {
@@ -379,28 +380,32 @@ impl Recorder {
         counted: &Counted<'_>,
         record: impl FnOnce(&RuleMeters),
     ) {
-        let own = counted.rule.map(|rule| &*rules[rule.id.0]);
-        let named = counted.metric_key.as_deref();
-        let made_up = named.and_then(|key| lock(&self.metrics.made_up).meters(key));
+        if let Some(key) = &counted.metric_key {
+            // Locked until it is recorded, for all cores count at one place here.
+            let mut made_up = lock(&self.metrics.made_up);
+            if let Some(meters) = made_up.meters(key) {
+                return record(&meters);
+            }
+        }
         // What finds no room under its own name counts for its rule.
-        if let Some(meters) = made_up.as_deref().or(own) {
-            record(meters);
+        if let Some(rule) = counted.rule {
+            record(&rules[rule.id.0]);
         }
     }
 
     /// A call over gRPC, however it ended.
     pub fn record_call(&self, took: Duration) {
-        add(&self.core().calls, 1);
+        add_alone(&self.core().calls, 1);
         self.core().response_time.record(took);
     }
 
     /// A request that has no answer, for its own fault or for want of rules.
     pub fn record_bad_request(&self) {
-        add(&self.core().bad_requests, 1);
+        add_alone(&self.core().bad_requests, 1);
     }
 
     pub fn record_store_failure(&self) {
-        add(&self.core().store_failures, 1);
+        add_alone(&self.core().store_failures, 1);
     }
 }
 
@@ -479,23 +484,24 @@ impl RuleMeters {
         Self((0..count).map(|_| OnceLock::new()).collect())
     }
 
-    /// Those of one core.
+    /// Those of one core; what is for all has only the first.
     fn of(&self, core: usize) -> &RuleCounts {
-        self.0[core % self.0.len()].get_or_init(Box::default)
+        let counts = self.0.get(core).unwrap_or(&self.0[0]);
+        counts.get_or_init(Box::default)
     }
 }
 
 impl RuleCounts {
     fn record(&self, hits: u64, fell: Tally, is_cached: bool, is_shadowed: bool) {
-        add(&self.total_hits, hits);
-        add(&self.within_limit, fell.within);
-        add(&self.near_limit, fell.near);
-        add(&self.over_limit, fell.over);
+        add_alone(&self.total_hits, hits);
+        add_alone(&self.within_limit, fell.within);
+        add_alone(&self.near_limit, fell.near);
+        add_alone(&self.over_limit, fell.over);
         if is_cached {
-            add(&self.over_limit_with_local_cache, fell.over);
+            add_alone(&self.over_limit_with_local_cache, fell.over);
         }
         if is_shadowed {
-            add(&self.shadow_mode, fell.over);
+            add_alone(&self.shadow_mode, fell.over);
         }
     }
 }
@@ -540,6 +546,13 @@ impl RuleTotals {
 fn add(counter: &AtomicU64, count: u64) {
     if count > 0 {
         counter.fetch_add(count, Relaxed);
+    }
+}
+
+/// The same by the only one who writes to it, who need not lock the others out.
+fn add_alone(counter: &AtomicU64, count: u64) {
+    if count > 0 {
+        counter.store(get(counter).wrapping_add(count), Relaxed);
     }
 }
 

@@ -5,20 +5,20 @@ use std::{ops::Range, sync::Arc};
 use smallvec::SmallVec;
 
 use crate::{
-    counter::{Batch, Charge, Counting, Identity, Text, Voice},
+    counter::{Batch, Charge, Counting, Identity, Joined, Voice},
     limit::{Allows, Counts, Limit, Metric, Modes, Rule},
     matcher::{Domain, Match, Matcher},
     request::{Descriptor, Entry, Few, Hits, Request},
-    window::{Timestamp, Window},
+    window::Timestamp,
 };
 
 /// What the descriptors of a request come to before anything is counted.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Plan<'a> {
     /// One for each descriptor, in order.
     pub outcomes: Few<Outcome<'a>>,
-    /// One for each increment of [`Plan::batch`], in order.
-    pub counters: SmallVec<[Counter<'a>; 8]>,
+    /// The limit of each increment of [`Plan::batch`], in order.
+    pub limits: SmallVec<[&'a Limit; 8]>,
     pub batch: Batch,
 }
 
@@ -46,16 +46,6 @@ pub struct Counted<'a> {
     pub metric_key: Option<String>,
 }
 
-/// One limit, for one set of values.
-#[derive(Debug)]
-pub struct Counter<'a> {
-    pub limit: &'a Limit,
-    /// The window that holds the moment; for a limit without windows of its own, the period from
-    /// then on.
-    pub window: Window,
-    pub hits: Hits,
-}
-
 impl<'a> Plan<'a> {
     pub fn new(
         matcher: &'a Matcher,
@@ -63,18 +53,26 @@ impl<'a> Plan<'a> {
         modes: Modes,
         now: Timestamp,
     ) -> Self {
+        let mut plan = Self::default();
+        plan.fill(matcher, request, modes, now);
+        plan
+    }
+
+    /// Makes an empty plan that of `request`: where it lies, for it is too large to be moved about
+    /// for every call.
+    pub fn fill(
+        &mut self,
+        matcher: &'a Matcher,
+        request: &'a Request<'_>,
+        modes: Modes,
+        now: Timestamp,
+    ) {
         let rules = matcher.domain(request.domain);
-        let mut builder = Builder {
-            rules,
-            domain: request.domain,
-            now,
-            modes,
-            quotas_refuse: true,
-            identity: Identity::new(matcher.key_format),
-            counters: SmallVec::new(),
-            batch: Batch::default(),
-        };
-        let found = find(rules, request);
+        let mut joined = Joined::new();
+        let mut found: Few<Found<'a>> = Few::new();
+        for descriptor in request.descriptors() {
+            found.push(find(rules, descriptor, &mut joined));
+        }
         let replaced = replaced_names(&found);
         // One quota that is never over lets all of them pass.
         let is_open = |found: &Found<'_>| match found {
@@ -85,17 +83,20 @@ impl<'a> Plan<'a> {
                 rule.shadow_mode && (modes.quota || rule.quota_mode) && !rule.is_unlimited()
             }
         };
-        builder.quotas_refuse = !found.iter().any(is_open);
-        let outcomes = (0..).zip(found).zip(&request.descriptors);
-        let outcomes = outcomes
-            .map(|((index, found), descriptor)| {
-                builder.outcome(index, found, descriptor, &replaced)
-            })
-            .collect();
-        Self {
-            outcomes,
-            counters: builder.counters,
-            batch: builder.batch,
+        let quotas_refuse = !found.iter().any(is_open);
+        let mut builder = Builder {
+            rules,
+            domain: request.domain,
+            now,
+            modes,
+            quotas_refuse,
+            identity: Identity::new(matcher.key_format),
+            limits: &mut self.limits,
+            batch: &mut self.batch,
+        };
+        for ((index, found), descriptor) in (0..).zip(&found).zip(request.descriptors()) {
+            let outcome = builder.outcome(index, found, &descriptor, &replaced);
+            self.outcomes.push(outcome);
         }
     }
 }
@@ -108,25 +109,25 @@ enum Found<'a> {
 }
 
 /// `rules` are those of the request's domain, if there are any.
-fn find<'a>(rules: Option<Domain<'a>>, request: &'a Request<'_>) -> Few<Found<'a>> {
-    let mut joined = Text::new();
-    let find = |descriptor: &'a Descriptor<'_>| {
-        let Some(rules) = rules else {
-            return Found::Nothing {
-                is_domain_known: false,
-            };
+fn find<'a>(
+    rules: Option<Domain<'a>>,
+    descriptor: Descriptor<'a>,
+    joined: &mut Joined,
+) -> Found<'a> {
+    let Some(rules) = rules else {
+        return Found::Nothing {
+            is_domain_known: false,
         };
-        if let Some(limit) = &descriptor.limit {
-            return Found::Override(limit);
-        }
-        match rules.find(&descriptor.entries, &mut joined) {
-            Some(found) => Found::Rule(found),
-            None => Found::Nothing {
-                is_domain_known: true,
-            },
-        }
     };
-    request.descriptors.iter().map(find).collect()
+    if let Some(limit) = descriptor.limit {
+        return Found::Override(limit);
+    }
+    match rules.find(descriptor.entries, joined) {
+        Some(found) => Found::Rule(found),
+        None => Found::Nothing {
+            is_domain_known: true,
+        },
+    }
 }
 
 /// All at once, not one after the other: two rules that replace each other both go.
@@ -140,7 +141,7 @@ fn replaced_names<'a>(found: &[Found<'a>]) -> Vec<&'a Arc<str>> {
     names
 }
 
-struct Builder<'a> {
+struct Builder<'a, 'p> {
     rules: Option<Domain<'a>>,
     domain: &'a [u8],
     now: Timestamp,
@@ -148,28 +149,28 @@ struct Builder<'a> {
     /// Whether it can come to all quotas being over.
     quotas_refuse: bool,
     identity: Identity,
-    counters: SmallVec<[Counter<'a>; 8]>,
-    batch: Batch,
+    limits: &'p mut SmallVec<[&'a Limit; 8]>,
+    batch: &'p mut Batch,
 }
 
-impl<'a> Builder<'a> {
+impl<'a> Builder<'a, '_> {
     fn outcome(
         &mut self,
         index: u32,
-        found: Found<'a>,
+        found: &Found<'a>,
         descriptor: &Descriptor<'_>,
         replaced: &[&Arc<str>],
     ) -> Outcome<'a> {
-        let (rule, limits, shared) = match found {
-            Found::Nothing { is_domain_known } => return Outcome::Unmatched { is_domain_known },
-            Found::Override(limit) => (None, std::slice::from_ref(limit), Vec::new()),
+        let (rule, limits, shared): (_, _, &[_]) = match found {
+            &Found::Nothing { is_domain_known } => return Outcome::Unmatched { is_domain_known },
+            Found::Override(limit) => (None, std::slice::from_ref(*limit), &[]),
             Found::Rule(Match { rule, shared }) => match &rule.allows {
                 Allows::Unlimited => return Outcome::Unlimited(rule),
-                Allows::Within(limits) => (Some(rule), &**limits, shared),
+                Allows::Within(limits) => (Some(*rule), &**limits, shared),
             },
         };
-        let first = self.counters.len();
-        self.identity.set(self.domain, &descriptor.entries, &shared);
+        let first = self.limits.len();
+        self.identity.set(self.domain, descriptor.entries, shared);
         let hits = descriptor.hits;
         for limit in limits {
             if rule.is_some() && limit.is_replaced(replaced) {
@@ -184,19 +185,15 @@ impl<'a> Builder<'a> {
                 descriptor: index,
             };
             self.batch.push(&self.identity, limit, window, counting);
-            self.counters.push(Counter {
-                limit,
-                window,
-                hits,
-            });
+            self.limits.push(limit);
         }
         match rule {
-            Some(rule) if self.counters.len() == first => Outcome::Replaced(rule),
+            Some(rule) if self.limits.len() == first => Outcome::Replaced(rule),
             _ => Outcome::Counted(Counted {
                 metric_key: self.metric_key(rule, descriptor),
                 rule,
                 hits: descriptor.hits,
-                counters: first..self.counters.len(),
+                counters: first..self.limits.len(),
             }),
         }
     }
@@ -226,13 +223,13 @@ impl<'a> Builder<'a> {
     /// Only the path of a rule is known beforehand.
     fn metric_key(&self, rule: Option<&Rule>, descriptor: &Descriptor<'_>) -> Option<String> {
         let Some(rule) = rule else {
-            return Some(override_key(self.domain, &descriptor.entries));
+            return Some(override_key(self.domain, descriptor.entries));
         };
         match (rule.metric, self.rules) {
             (Metric::Path, _) | (_, None) => None,
             (metric, Some(rules)) => {
-                let entries = &descriptor.entries;
-                Some(rules.metric_key(self.domain, entries, metric, &mut Text::new()))
+                let entries = descriptor.entries;
+                Some(rules.metric_key(self.domain, entries, metric, &mut Joined::new()))
             }
         }
     }

@@ -1,5 +1,7 @@
 //! What Envoy asked, already checked.
 
+use std::mem;
+
 use smallvec::SmallVec;
 
 use crate::limit::Limit;
@@ -7,21 +9,82 @@ use crate::limit::Limit;
 /// What a request has some of: up to four lie where it lies, and only more take memory of their own.
 pub type Few<T> = SmallVec<[T; 4]>;
 
-/// One call of `ShouldRateLimit`: a domain and at least one descriptor.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// One call of `ShouldRateLimit`: a domain and, once it is complete, at least one descriptor.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request<'a> {
     pub domain: &'a [u8],
-    pub descriptors: Few<Descriptor<'a>>,
+    parts: Few<Part>,
+    /// Those of all descriptors, one behind the other.
+    entries: SmallVec<[Entry<'a>; 8]>,
+}
+
+/// A descriptor without its entries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Part {
+    /// Where its entries end, and those of the next begin.
+    end: usize,
+    hits: Hits,
+    /// Few requests have one.
+    limit: Option<Box<Limit>>,
 }
 
 /// An ordered list of entries, matched as a whole. Envoy can send an empty one, which no rule
 /// matches.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Descriptor<'a> {
-    pub entries: Few<Entry<'a>>,
+#[derive(Clone, Copy, Debug)]
+pub struct Descriptor<'r> {
+    pub entries: &'r [Entry<'r>],
     pub hits: Hits,
     /// The limit that the request brings along; it takes the place of every configured one.
-    pub limit: Option<Limit>,
+    pub limit: Option<&'r Limit>,
+}
+
+impl<'a> Request<'a> {
+    /// A request that has no descriptors yet.
+    pub fn new(domain: &'a [u8]) -> Self {
+        Self {
+            domain,
+            ..Self::default()
+        }
+    }
+
+    /// Adds an entry of the descriptor that is pushed next.
+    pub fn push_entry(&mut self, entry: Entry<'a>) {
+        self.entries.push(entry);
+    }
+
+    /// Adds a descriptor of the entries that were pushed since the last one.
+    pub fn push_descriptor(&mut self, hits: Hits, limit: Option<Limit>) {
+        self.parts.push(Part {
+            end: self.entries.len(),
+            hits,
+            limit: limit.map(Box::new),
+        });
+    }
+
+    /// Gives all descriptors so many hits.
+    pub fn set_hits(&mut self, hits: Hits) {
+        for part in &mut self.parts {
+            part.hits = hits;
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.parts.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.parts.is_empty()
+    }
+
+    /// The descriptors, in order.
+    pub fn descriptors(&self) -> impl Iterator<Item = Descriptor<'_>> {
+        let mut start = 0;
+        self.parts.iter().map(move |part| Descriptor {
+            entries: &self.entries[mem::replace(&mut start, part.end)..part.end],
+            hits: part.hits,
+            limit: part.limit.as_deref(),
+        })
+    }
 }
 
 /// A key and a value: any bytes, for Envoy copies header bytes unchecked.

@@ -12,8 +12,8 @@ use anyhow::{Context as _, anyhow, ensure};
 use prost::Message as _;
 use tollgate::{
     config::{Files, Options, Source},
-    counter::{Batch, CountList, Identity, KeyFormat, Text},
-    decision::{Decision, decide},
+    counter::{Batch, CountList, Identity, Joined, KeyFormat},
+    decision::{Decision, decide, decide_into},
     grpc::{
         proto::envoy::{
             extensions::common::ratelimit::v3::{
@@ -21,6 +21,8 @@ use tollgate::{
             },
             service::ratelimit::v3::RateLimitRequest,
         },
+        quick,
+        unary::framed,
         wire,
     },
     limit::Modes,
@@ -29,7 +31,7 @@ use tollgate::{
     matcher::Matcher,
     metrics::Metrics,
     plan::Plan,
-    request::{Hits, Request},
+    request::{self, Hits, Request},
     store::{Store as _, memory::MemoryStore},
     window::{Timestamp, window},
 };
@@ -80,8 +82,9 @@ pub struct Room {
     pub enter: fn(&Rooms),
 }
 
-/// In the order of a decision; the last is all of it but reading and writing messages.
-pub const ROOMS: [Room; 9] = [
+/// In the order of a decision. `check` is all of it but reading and writing messages; the last two
+/// are the way of unusual ones.
+pub const ROOMS: [Room; 11] = [
     Room {
         name: "read",
         enter: room_read,
@@ -111,12 +114,20 @@ pub const ROOMS: [Room; 9] = [
         enter: room_record,
     },
     Room {
-        name: "encode",
-        enter: room_encode,
+        name: "write",
+        enter: room_write,
     },
     Room {
         name: "check",
         enter: room_check,
+    },
+    Room {
+        name: "decode",
+        enter: room_decode,
+    },
+    Room {
+        name: "encode",
+        enter: room_encode,
     },
 ];
 
@@ -136,6 +147,8 @@ pub struct Rooms {
     encoded: Vec<u8>,
     rules: &'static RuleSet,
     request: &'static Request<'static>,
+    /// Those of its only descriptor.
+    entries: &'static [request::Entry<'static>],
     plan: Plan<'static>,
     counts: CountList,
     decision: Decision,
@@ -146,7 +159,7 @@ pub struct Rooms {
 
 #[derive(Default)]
 struct Scratch {
-    joined: Text,
+    joined: Joined,
     reply: Vec<u8>,
 }
 
@@ -175,7 +188,8 @@ impl Rooms {
             ..RateLimitRequest::default()
         });
         let rules: &RuleSet = keep(rules.current().context("rules were loaded")?).as_ref();
-        let request = keep(wire::request(message, BOUNDS)?);
+        let request: &Request<'_> = keep(wire::request(message, BOUNDS)?);
+        let descriptor = request.descriptors().next();
         let plan = Plan::new(&rules.matcher, request, Modes::default(), NOW);
         let counts = ready(limiter.store.add(&plan.batch, NOW))?;
         let decision = decide(&plan, &counts, Modes::default(), NOW);
@@ -186,6 +200,7 @@ impl Rooms {
             message,
             rules,
             request,
+            entries: descriptor.context("one descriptor")?.entries,
             plan,
             counts,
             decision,
@@ -238,6 +253,13 @@ fn ready<T>(future: impl Future<Output = T>) -> T {
 
 #[inline(never)]
 fn room_read(rooms: &Rooms) {
+    let mut request = Request::default();
+    let read = quick::read_into(&mut request, black_box(&rooms.encoded), BOUNDS);
+    black_box(read.is_some());
+}
+
+#[inline(never)]
+fn room_decode(rooms: &Rooms) {
     let message = RateLimitRequest::decode(black_box(&*rooms.encoded)).expect("it was encoded");
     black_box(wire::request(&message, BOUNDS).is_ok());
 }
@@ -246,19 +268,17 @@ fn room_read(rooms: &Rooms) {
 fn room_match(rooms: &Rooms) {
     let joined = &mut rooms.scratch.borrow_mut().joined;
     let domain = rooms.rules.matcher.domain(rooms.request.domain);
-    let entries = black_box(&rooms.request.descriptors[0].entries);
+    let entries = black_box(rooms.entries);
     let found = domain.and_then(|domain| domain.find(entries, joined));
     black_box(found.is_some());
 }
 
 #[inline(never)]
 fn room_key(rooms: &Rooms) {
-    let descriptor = black_box(&rooms.request.descriptors[0]);
     let mut identity = Identity::new(KeyFormat::Native);
-    identity.set(rooms.request.domain, &descriptor.entries, &[]);
+    identity.set(rooms.request.domain, black_box(rooms.entries), &[]);
     let mut batch = Batch::default();
-    for counter in &rooms.plan.counters {
-        let limit = counter.limit;
+    for limit in &rooms.plan.limits {
         let window = window(limit.period, NOW);
         batch.push(&identity, limit, window, Hits::ONE);
     }
@@ -267,27 +287,29 @@ fn room_key(rooms: &Rooms) {
 
 #[inline(never)]
 fn room_plan(rooms: &Rooms) {
-    let plan = Plan::new(
+    let mut plan = Plan::default();
+    plan.fill(
         &rooms.rules.matcher,
         black_box(rooms.request),
         Modes::default(),
         NOW,
     );
-    black_box(plan.counters.len());
+    black_box(plan.limits.len());
 }
 
 #[inline(never)]
 fn room_count(rooms: &Rooms) {
-    let counts = rooms
-        .limiter
-        .store
-        .apply_all(black_box(&rooms.plan.batch), NOW);
-    black_box(counts.is_ok());
+    let mut counts = CountList::new();
+    let batch = black_box(&rooms.plan.batch);
+    let counted = rooms.limiter.store.apply_into(&mut counts, batch, NOW);
+    black_box(counted.is_ok());
 }
 
 #[inline(never)]
 fn room_decide(rooms: &Rooms) {
-    let decision = decide(&rooms.plan, black_box(&rooms.counts), Modes::default(), NOW);
+    let mut decision = Decision::default();
+    let counts = black_box(&rooms.counts);
+    decide_into(&mut decision, &rooms.plan, counts, Modes::default(), NOW);
     black_box(decision.overall);
 }
 
@@ -303,6 +325,13 @@ fn room_record(rooms: &Rooms) {
 }
 
 #[inline(never)]
+fn room_write(rooms: &Rooms) {
+    let decision = black_box(&rooms.decision);
+    let reply = framed(quick::length(decision), |room| quick::write(decision, room));
+    black_box(reply.len());
+}
+
+#[inline(never)]
 fn room_encode(rooms: &Rooms) {
     let reply = &mut rooms.scratch.borrow_mut().reply;
     reply.clear();
@@ -313,6 +342,8 @@ fn room_encode(rooms: &Rooms) {
 
 #[inline(never)]
 fn room_check(rooms: &Rooms) {
-    let decision = ready(rooms.limiter.check(black_box(rooms.request), NOW));
-    black_box(decision.is_ok());
+    let mut decision = Decision::default();
+    let request = black_box(rooms.request);
+    let checked = rooms.limiter.check_at_once(&mut decision, request, NOW);
+    black_box(checked.is_some());
 }

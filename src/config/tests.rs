@@ -64,7 +64,7 @@ fn find<'a>(loaded: &'a Loaded, entries: &[(&str, &str)]) -> &'a Allows {
         .collect();
     let domain = loaded.matcher.domain(b"d").expect("domain d");
     &domain
-        .find(&entries, &mut crate::counter::Text::new())
+        .find(&entries, &mut crate::counter::Joined::new())
         .expect("a rule")
         .rule
         .allows

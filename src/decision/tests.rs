@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     limit::{Allows, Rule},
     matcher::Matcher,
-    request::{Descriptor, Entry, Request},
+    request::{Entry, Request},
     window::{Period, Unit},
 };
 
@@ -56,19 +56,14 @@ impl Rules {
 
     /// Decides a request for `keys` whose counters stand at `counts` afterwards.
     fn decide(&self, keys: &[&str], counts: &[u64], modes: Modes) -> Decision {
-        let descriptor = |key: &&'static str| Descriptor {
-            entries: Few::from_iter([Entry {
+        let mut request = Request::new(b"d");
+        for key in keys {
+            request.push_entry(Entry {
                 key: key.as_bytes(),
                 value: b"v",
-            }]),
-            hits: Hits::ONE,
-            limit: None,
-        };
-        let keys: Vec<&'static str> = keys.iter().map(|key| &*String::from(*key).leak()).collect();
-        let request = Request {
-            domain: b"d",
-            descriptors: keys.iter().map(descriptor).collect(),
-        };
+            });
+            request.push_descriptor(Hits::ONE, None);
+        }
         let plan = Plan::new(&self.0, &request, modes, NOW);
         assert_eq!(plan.batch.len(), counts.len());
         let counts: Vec<Count> = counts.iter().map(|&count| count.into()).collect();

@@ -3,67 +3,86 @@
 //! knows no errors.
 
 use prost::{
-    bytes::{BufMut, BytesMut},
-    encoding::{WireType, decode_key, decode_varint, encode_varint, encoded_len_varint},
+    bytes::BufMut as _,
+    encoding::{decode_varint, encoded_len_varint},
 };
 
 use super::wire::{Bounds, unit_number};
 use crate::{
     decision::{Code, Decision, Status},
     limit::Limit,
-    request::{Descriptor, Entry, Few, Hits, Request},
+    request::{Entry, Hits, Request},
 };
+
+/// What stands in front of a number: that of its field, in one byte because none is above 15.
+const fn number(field: u8) -> u8 {
+    field << 3
+}
+
+/// The same in front of a length, behind which a text or another message stands.
+const fn part_of(field: u8) -> u8 {
+    field << 3 | 2
+}
+
+// Of `RateLimitRequest`, `RateLimitDescriptor` and its `Entry`.
+const DOMAIN: u8 = part_of(1);
+const DESCRIPTORS: u8 = part_of(2);
+const HITS_ADDEND: u8 = number(3);
+const ENTRIES: u8 = part_of(1);
+const KEY: u8 = part_of(1);
+const VALUE: u8 = part_of(2);
 
 /// What `message` asks, or nothing if it holds anything but a domain, descriptors of keys and
 /// values, and hits, or is not to be answered.
 pub fn read(message: &[u8], bounds: Bounds) -> Option<Request<'_>> {
-    let mut domain: &[u8] = b"";
+    let mut request = Request::default();
+    read_into(&mut request, message, bounds)?;
+    Some(request)
+}
+
+/// The same, into an empty request where it lies; what is left there after a refusal is of no use.
+pub fn read_into<'a>(request: &mut Request<'a>, message: &'a [u8], bounds: Bounds) -> Option<()> {
     let mut hits = 0;
-    let mut descriptors = Few::new();
     let mut rest = message;
     while !rest.is_empty() {
-        match decode_key(&mut rest).ok()? {
-            (1, WireType::LengthDelimited) => {
+        match byte(&mut rest)? {
+            DOMAIN => {
                 // Text, unlike keys and values.
-                domain = std::str::from_utf8(text(&mut rest, bounds)?)
-                    .ok()?
-                    .as_bytes();
+                let domain = std::str::from_utf8(text(&mut rest, bounds)?);
+                request.domain = domain.ok()?.as_bytes();
             }
-            (2, WireType::LengthDelimited) if descriptors.len() < bounds.descriptors => {
-                descriptors.push(descriptor(part(&mut rest)?, bounds)?);
+            DESCRIPTORS if request.len() < bounds.descriptors => {
+                read_descriptor(part(&mut rest)?, bounds, request)?;
             }
-            (3, WireType::Varint) => hits = u32::try_from(decode_varint(&mut rest).ok()?).ok()?,
+            HITS_ADDEND => hits = u32::try_from(varint(&mut rest)?).ok()?,
             _ => return None,
         }
     }
-    if domain.is_empty() || descriptors.is_empty() {
+    if request.domain.is_empty() || request.is_empty() {
         return None;
     }
     // They may come after the descriptors that they are for.
-    for descriptor in &mut descriptors {
-        descriptor.hits = Hits::add(u64::from(hits.max(1)));
-    }
-    Some(Request {
-        domain,
-        descriptors,
-    })
+    request.set_hits(Hits::add(u64::from(hits.max(1))));
+    Some(())
 }
 
-fn descriptor(mut message: &[u8], bounds: Bounds) -> Option<Descriptor<'_>> {
-    let mut entries = Few::new();
+fn read_descriptor<'a>(
+    mut message: &'a [u8],
+    bounds: Bounds,
+    request: &mut Request<'a>,
+) -> Option<()> {
+    let mut entries = 0;
     while !message.is_empty() {
-        match decode_key(&mut message).ok()? {
-            (1, WireType::LengthDelimited) if entries.len() < bounds.entries => {
-                entries.push(entry(part(&mut message)?, bounds)?);
+        match byte(&mut message)? {
+            ENTRIES if entries < bounds.entries => {
+                request.push_entry(entry(part(&mut message)?, bounds)?);
+                entries += 1;
             }
             _ => return None,
         }
     }
-    Some(Descriptor {
-        entries,
-        hits: Hits::ONE,
-        limit: None,
-    })
+    request.push_descriptor(Hits::ONE, None);
+    Some(())
 }
 
 fn entry(mut message: &[u8], bounds: Bounds) -> Option<Entry<'_>> {
@@ -72,9 +91,9 @@ fn entry(mut message: &[u8], bounds: Bounds) -> Option<Entry<'_>> {
         value: b"",
     };
     while !message.is_empty() {
-        match decode_key(&mut message).ok()? {
-            (1, WireType::LengthDelimited) => entry.key = text(&mut message, bounds)?,
-            (2, WireType::LengthDelimited) => entry.value = text(&mut message, bounds)?,
+        match byte(&mut message)? {
+            KEY => entry.key = text(&mut message, bounds)?,
+            VALUE => entry.value = text(&mut message, bounds)?,
             _ => return None,
         }
     }
@@ -87,10 +106,24 @@ fn text<'a>(message: &mut &'a [u8], bounds: Bounds) -> Option<&'a [u8]> {
 
 /// What stands behind its length.
 fn part<'a>(message: &mut &'a [u8]) -> Option<&'a [u8]> {
-    let length = usize::try_from(decode_varint(message).ok()?).ok()?;
+    let length = usize::try_from(varint(message)?).ok()?;
     let (part, rest) = message.split_at_checked(length)?;
     *message = rest;
     Some(part)
+}
+
+fn varint(message: &mut &[u8]) -> Option<u64> {
+    match message.split_first()? {
+        (&byte, rest) if byte < 0x80 => {
+            *message = rest;
+            Some(byte.into())
+        }
+        _ => decode_varint(message).ok(),
+    }
+}
+
+fn byte(message: &mut &[u8]) -> Option<u8> {
+    message.split_off_first().copied()
 }
 
 /// How long the message is that [`write()`] writes, in bytes.
@@ -99,23 +132,23 @@ pub fn length(decision: &Decision) -> usize {
     2 + statuses.map(part_length).sum::<usize>()
 }
 
-/// Writes what Envoy is told, without headers and metadata.
-pub fn write(decision: &Decision, buffer: &mut BytesMut) {
-    buffer.put_slice(&[1 << 3, code(decision.overall)]);
+/// Writes what Envoy is told, without headers and metadata, at the beginning of `room`, which becomes
+/// what is left.
+///
+/// # Panics
+///
+/// If there are fewer bytes than [`length`] says.
+pub fn write(decision: &Decision, room: &mut &mut [u8]) {
+    write_field(number(1), code(decision.overall).into(), room);
     for status in &decision.statuses {
-        write_part(2, status_length(status), buffer);
-        write_status(status, buffer);
+        write_field(part_of(2), status_length(status) as u64, room);
+        write_status(status, room);
     }
 }
 
 /// Every field number is below 16, so each key is one byte.
 fn part_length(length: usize) -> usize {
     1 + encoded_len_varint(length as u64) + length
-}
-
-fn write_part(field: u8, length: usize, buffer: &mut BytesMut) {
-    buffer.put_u8(field << 3 | 2);
-    encode_varint(length as u64, buffer);
 }
 
 /// 0 is not written.
@@ -126,11 +159,25 @@ fn number_length(number: u64) -> usize {
     }
 }
 
-fn write_number(field: u8, number: u64, buffer: &mut BytesMut) {
-    if number > 0 {
-        buffer.put_u8(field << 3);
-        encode_varint(number, buffer);
+fn write_number(field: u8, value: u64, room: &mut &mut [u8]) {
+    if value > 0 {
+        write_field(number(field), value, room);
     }
+}
+
+/// Writes a number or a length behind the byte that announces it.
+fn write_field(field: u8, mut value: u64, room: &mut &mut [u8]) {
+    write_byte(field, room);
+    while value >= 0x80 {
+        write_byte((value & 0x7f) as u8 | 0x80, room);
+        value >>= 7;
+    }
+    write_byte((value & 0x7f) as u8, room);
+}
+
+fn write_byte(byte: u8, room: &mut &mut [u8]) {
+    let next = room.split_off_first_mut();
+    *next.expect("the length of all parts was counted") = byte;
 }
 
 fn status_length(status: &Status) -> usize {
@@ -140,16 +187,16 @@ fn status_length(status: &Status) -> usize {
     2 + binding + number_length(status.remaining.into())
 }
 
-fn write_status(status: &Status, buffer: &mut BytesMut) {
-    buffer.put_slice(&[1 << 3, code(status.code)]);
+fn write_status(status: &Status, room: &mut &mut [u8]) {
+    write_field(number(1), code(status.code).into(), room);
     if let Some(binding) = &status.binding {
-        write_part(2, limit_length(&binding.limit), buffer);
-        write_limit(&binding.limit, buffer);
+        write_field(part_of(2), limit_length(&binding.limit) as u64, room);
+        write_limit(&binding.limit, room);
     }
-    write_number(3, status.remaining.into(), buffer);
+    write_number(3, status.remaining.into(), room);
     if let Some(binding) = &status.binding {
-        write_part(4, number_length(binding.reset_secs), buffer);
-        write_number(1, binding.reset_secs, buffer);
+        write_field(part_of(4), number_length(binding.reset_secs) as u64, room);
+        write_number(1, binding.reset_secs, room);
     }
 }
 
@@ -166,17 +213,17 @@ fn limit_length(limit: &Limit) -> usize {
         }
 }
 
-fn write_limit(limit: &Limit, buffer: &mut BytesMut) {
-    write_number(1, limit.requests_per_unit.into(), buffer);
-    write_number(2, unit_number(limit.period.unit()) as u64, buffer);
+fn write_limit(limit: &Limit, room: &mut &mut [u8]) {
+    write_number(1, limit.requests_per_unit.into(), room);
+    write_number(2, unit_number(limit.period.unit()) as u64, room);
     if let Some(name) = limit.name.as_ref().filter(|name| !name.is_empty()) {
-        write_part(3, name.len(), buffer);
-        buffer.put_slice(name.as_bytes());
+        write_field(part_of(3), name.len() as u64, room);
+        room.put_slice(name.as_bytes());
     }
     let multiplier = limit.period.multiplier().get();
     if multiplier > 1 {
-        write_part(4, number_length(multiplier.into()), buffer);
-        write_number(1, multiplier.into(), buffer);
+        write_field(part_of(4), number_length(multiplier.into()) as u64, room);
+        write_number(1, multiplier.into(), room);
     }
 }
 
@@ -324,9 +371,10 @@ mod tests {
                 headline: None,
                 metadata: Map::new(),
             };
-            let mut buffer = BytesMut::new();
-            write(&decision, &mut buffer);
-            prop_assert_eq!(buffer.len(), length(&decision));
+            let mut buffer = vec![0; length(&decision)];
+            let room = &mut &mut buffer[..];
+            write(&decision, room);
+            prop_assert!(room.is_empty());
             let extras = wire::Extras::default();
             let message = wire::response(decision, &plain(), &extras);
             prop_assert_eq!(&buffer[..], &message.encode_to_vec()[..]);

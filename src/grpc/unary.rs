@@ -48,13 +48,18 @@ pub trait Method: Send + Sync + 'static {
 }
 
 /// A message of `length` bytes, which `write` writes, as it is sent.
-pub fn framed(length: usize, write: impl FnOnce(&mut BytesMut)) -> Bytes {
+///
+/// # Panics
+///
+/// If it is longer than that.
+pub fn framed(length: usize, write: impl FnOnce(&mut &mut [u8])) -> Bytes {
     REPLIES.with_borrow_mut(|frame| {
-        frame.reserve(PREFIX_BYTES + length);
-        frame.put_u8(0);
-        frame.put_u32(u32::try_from(length).expect("a reply is shorter than 4 GB"));
-        write(frame);
-        debug_assert_eq!(frame.len(), PREFIX_BYTES + length);
+        // Zeros first: then each field is written without a look at whether there is room left.
+        frame.resize(PREFIX_BYTES + length, 0);
+        let mut room = &mut frame[1..];
+        room.put_u32(u32::try_from(length).expect("a reply is shorter than 4 GB"));
+        write(&mut room);
+        debug_assert!(room.is_empty());
         frame.split().freeze()
     })
 }

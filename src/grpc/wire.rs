@@ -18,7 +18,7 @@ use crate::{
     decision::{Binding, Code, Decision, Status},
     limit::Limit,
     metadata::{Map, Value},
-    request::{Descriptor, Entry, Hits, Request},
+    request::{Entry, Hits, Request},
     window::{Period, Unit},
 };
 
@@ -66,42 +66,37 @@ pub fn request(message: &RateLimitRequest, bounds: Bounds) -> Result<Request<'_>
     if message.descriptors.len() > bounds.descriptors {
         return Err(BadRequest::TooManyDescriptors(bounds.descriptors));
     }
-    let descriptors = message
-        .descriptors
-        .iter()
-        .map(|part| descriptor(part, message.hits_addend, bounds))
-        .collect::<Result<_, _>>()?;
-    Ok(Request {
-        domain: text(message.domain.as_bytes(), bounds)?,
-        descriptors,
-    })
+    let mut request = Request::new(message.domain.as_bytes());
+    for part in &message.descriptors {
+        push_descriptor(part, message.hits_addend, bounds, &mut request)?;
+    }
+    text(request.domain, bounds)?;
+    Ok(request)
 }
 
-fn descriptor(
-    message: &RateLimitDescriptor,
+fn push_descriptor<'a>(
+    message: &'a RateLimitDescriptor,
     hits_of_request: u32,
     bounds: Bounds,
-) -> Result<Descriptor<'_>, BadRequest> {
+    request: &mut Request<'a>,
+) -> Result<(), BadRequest> {
     if message.entries.len() > bounds.entries {
         return Err(BadRequest::TooManyEntries(bounds.entries));
+    }
+    for part in &message.entries {
+        request.push_entry(entry(part, bounds)?);
     }
     // The request's own number knows no 0: absent and 0 are one on the wire.
     let hits = message
         .hits_addend
         .unwrap_or(u64::from(hits_of_request.max(1)));
-    Ok(Descriptor {
-        entries: message
-            .entries
-            .iter()
-            .map(|part| entry(part, bounds))
-            .collect::<Result<_, _>>()?,
-        hits: if message.is_negative_hits {
-            Hits::give_back(hits)
-        } else {
-            Hits::add(hits)
-        },
-        limit: message.limit.as_ref().map(limit).transpose()?,
-    })
+    let hits = if message.is_negative_hits {
+        Hits::give_back(hits)
+    } else {
+        Hits::add(hits)
+    };
+    request.push_descriptor(hits, message.limit.as_ref().map(limit).transpose()?);
+    Ok(())
 }
 
 fn entry(message: &rate_limit_descriptor::Entry, bounds: Bounds) -> Result<Entry<'_>, BadRequest> {
@@ -444,7 +439,7 @@ mod tests {
         message.descriptors[0].hits_addend = own;
         message.descriptors[0].is_negative_hits = is_negative;
         let request = request(&message, BOUNDS).unwrap();
-        assert_eq!(request.descriptors[0].hits, expected);
+        assert_eq!(request.descriptors().next().unwrap().hits, expected);
     }
 
     #[test]
@@ -466,7 +461,8 @@ mod tests {
         ];
         let message = RateLimitRequest::decode(&bytes[..]).unwrap();
         let request = request(&message, BOUNDS).unwrap();
-        assert_eq!(request.descriptors[0].entries[0].value, [0xff]);
+        let descriptor = request.descriptors().next().unwrap();
+        assert_eq!(descriptor.entries[0].value, [0xff]);
     }
 
     #[test]

@@ -136,7 +136,7 @@ pub(super) fn early_localities<'d>(limit: &Value<'d>) -> Vec<Value<'d>> {
 #[derive(Debug)]
 pub(super) struct Rules<'m> {
     matcher: &'m Matcher,
-    joined: RefCell<crate::counter::Text>,
+    joined: RefCell<crate::counter::Joined>,
 }
 
 impl<'m> Rules<'m> {

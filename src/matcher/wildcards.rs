@@ -77,6 +77,10 @@ impl<T: Copy> Wildcards<T> {
         self.all.push((wildcard, leads_to));
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
     /// What the first wildcard leads to that matches.
     pub(super) fn first(&self, entry: &Entry<'_>, joined: &[u8]) -> Option<T> {
         if self.all.len() <= FEW {

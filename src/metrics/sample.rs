@@ -74,7 +74,7 @@ const fn bounds() -> [u64; BOUND_COUNT] {
 /// One for each bound and one for what is above all of them.
 const SLOT_COUNT: usize = BOUND_COUNT + 1;
 
-/// Collects durations. What it was told is read with [`Timer::values`].
+/// Collects durations, which one thread tells it. What it was told is read with [`Timer::values`].
 #[derive(Debug)]
 pub struct Timer {
     counts: [AtomicU64; SLOT_COUNT],
@@ -93,8 +93,11 @@ impl Default for Timer {
 impl Timer {
     pub fn record(&self, took: Duration) {
         let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-        self.counts[slot(micros)].fetch_add(1, Relaxed);
-        self.sum_micros.fetch_add(micros, Relaxed);
+        let add = |total: &AtomicU64, more| {
+            total.store(total.load(Relaxed).wrapping_add(more), Relaxed);
+        };
+        add(&self.counts[slot(micros)], 1);
+        add(&self.sum_micros, micros);
     }
 
     pub fn values(&self) -> TimerValues {

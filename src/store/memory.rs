@@ -31,7 +31,7 @@ use crate::{
 /// to everybody.
 #[derive(Debug)]
 pub struct MemoryStore {
-    shards: Box<[Mutex<Shard>]>,
+    shards: Box<[Mutex<Shard>; SHARDS]>,
     /// Random for each process: values come from outside, and must not be able to pick a shard or to
     /// collide. Its hashes never leave the process, so a cipher is not needed for that.
     hasher: RandomState,
@@ -68,22 +68,39 @@ struct Name<'a> {
     own: Own,
 }
 
-/// The rest of a key, and its length in the last byte.
-type Own = [u8; 16];
+/// The rest of a key, and its length in the first byte.
+type Own = [u8; OWN_BYTES];
+
+const OWN_BYTES: usize = 16;
 
 impl<'a> Name<'a> {
     fn of(key: &'a [u8]) -> Self {
-        let mut own = Own::default();
-        let longest = own.len() - 1;
-        let last = key.iter().rev().take(longest + 1);
+        let last = key.last_chunk().copied().unwrap_or_else(|| {
+            let mut last = Own::default();
+            last[OWN_BYTES - key.len()..].copy_from_slice(key);
+            last
+        });
+        // One number, whose lowest byte is the last one.
+        let last = u128::from_be_bytes(last);
         // Where no short part stands behind a brace, the whole key is a family of one.
-        let length = last.enumerate().find(|(_, byte)| **byte == b'}');
-        let length = length.map_or(0, |(length, _)| length);
-        let (family, rest) = key.split_at(key.len() - length);
-        own[..length].copy_from_slice(rest);
-        own[longest] = u8::try_from(length).expect("shorter than 16 bytes");
-        Self { family, own }
+        let length = bytes_behind(b'}', last).unwrap_or(0);
+        let rest = last & !(u128::MAX << (8 * length));
+        let (family, _) = key.split_at(key.len() - length as usize);
+        Self {
+            family,
+            own: (rest | u128::from(length) << 120).to_be_bytes(),
+        }
     }
+}
+
+/// How many bytes of `bytes` are lower than the lowest that is `wanted`: without a loop, for every
+/// decision asks. A byte that is 0 borrows from the one above when 1 is taken from it, so the lowest
+/// is found for certain.
+fn bytes_behind(wanted: u8, bytes: u128) -> Option<u32> {
+    const ONES: u128 = u128::MAX / 0xff;
+    let apart = bytes ^ (ONES * u128::from(wanted));
+    let zeros = apart.wrapping_sub(ONES) & !apart & (ONES << 7);
+    (zeros > 0).then(|| zeros.trailing_zeros() / 8)
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -115,7 +132,7 @@ impl MemoryStore {
             })
         };
         Self {
-            shards: (0..SHARDS).map(|_| shard()).collect(),
+            shards: Box::new(std::array::from_fn(|_| shard())),
             hasher: RandomState::default(),
             live: AtomicUsize::new(0),
             max_counters,
@@ -133,7 +150,7 @@ impl MemoryStore {
 
     /// Drops what has expired. Locks one shard at a time, and none that has nothing to drop.
     pub fn sweep(&self, now: Timestamp) {
-        for shard in &self.shards {
+        for shard in &*self.shards {
             self.sweep_shard(&mut lock(shard), now);
         }
     }
@@ -179,7 +196,7 @@ impl MemoryStore {
         #[expect(clippy::cast_possible_truncation, reason = "16 bits are left")]
         let bits = (hash >> 40) as u16;
         // Not the bits that tables go by.
-        usize::from(bits) % self.shards.len()
+        usize::from(bits) % SHARDS
     }
 
     fn shard_of(&self, key: &[u8]) -> usize {
@@ -192,31 +209,63 @@ impl MemoryStore {
     ///
     /// If there is no room for another counter.
     pub fn apply_all(&self, batch: &Batch, now: Timestamp) -> Result<CountList, StoreError> {
-        if batch.iter().all(|increment| increment.stands_alone()) {
-            return self.add_alone(batch, now);
-        }
-        self.add_together(batch, now)
+        let mut counts = CountList::new();
+        self.apply_into(&mut counts, batch, now)?;
+        Ok(counts)
     }
 
-    /// Each increment by itself; a family that follows upon itself is hashed and locked once.
-    fn add_alone(&self, batch: &Batch, now: Timestamp) -> Result<CountList, StoreError> {
-        let mut counts = CountList::new();
-        let mut increments = batch.iter().peekable();
-        while let Some(increment) = increments.next() {
-            let name = Name::of(increment.key);
+    /// The same, into an empty list where it lies.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::apply_all`].
+    pub fn apply_into(
+        &self,
+        counts: &mut CountList,
+        batch: &Batch,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        if batch.iter().all(|increment| increment.stands_alone()) {
+            return self.add_alone(counts, batch, now);
+        }
+        *counts = self.add_together(batch, now)?;
+        Ok(())
+    }
+
+    /// Each increment by itself; a family that follows upon itself is found and locked once.
+    fn add_alone(
+        &self,
+        counts: &mut CountList,
+        batch: &Batch,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        let mut increments = batch
+            .iter()
+            .map(|increment| (Name::of(increment.key), increment));
+        let mut next = increments.next();
+        while let Some((name, _)) = next {
             let hash = self.hash(name.family);
             let shard = &mut lock(&self.shards[self.shard(hash)]);
-            counts.push(self.add_one(shard, hash, name, &increment, now)?);
-            while let Some(next) = increments.peek() {
-                let sibling = Name::of(next.key);
-                if sibling.family != name.family {
+            let mut known = shard.family(hash, name.family);
+            while let Some((sibling, increment)) = &next
+                && sibling.family == name.family
+            {
+                let slot = known.as_mut().and_then(|family| family.slot(sibling.own));
+                let Some(slot) = slot.filter(|_| increment.method == Method::Window) else {
                     break;
-                }
-                counts.push(self.add_one(shard, hash, sibling, next, now)?);
-                increments.next();
+                };
+                let is_charged = charges_alone(increment, || slot.count);
+                counts.push(slot.add(increment.hits, is_charged));
+                next = increments.next();
+            }
+            while let Some((sibling, increment)) = &next
+                && sibling.family == name.family
+            {
+                counts.push(self.add_one(shard, hash, *sibling, increment, now)?);
+                next = increments.next();
             }
         }
-        Ok(counts)
+        Ok(())
     }
 
     fn add_one(
@@ -227,10 +276,7 @@ impl MemoryStore {
         increment: &Increment<'_>,
         now: Timestamp,
     ) -> Result<Count, StoreError> {
-        let is_charged = match increment.charge {
-            Charge::Always => true,
-            _ => !increment.refuses(shard.held(hash, name, increment, now)),
-        };
+        let is_charged = charges_alone(increment, || shard.held(hash, name, increment, now));
         self.apply(shard, hash, name, increment, is_charged, now)
     }
 
@@ -315,31 +361,21 @@ impl MemoryStore {
         now: Timestamp,
     ) -> Result<Count, StoreError> {
         let hits = increment.hits;
-        let count = |after| Count {
-            is_charged,
-            ..Count::from(after)
-        };
         if let Some(slot) = shard.slot(hash, name) {
-            if is_charged {
-                // The clock may have stepped back into a window that was swept or is about to be:
-                // the window is part of the key, so the count is still the right one.
-                slot.count = slot.count.saturating_add(hits.added());
-                slot.count = slot.count.saturating_sub(hits.given_back());
-            }
-            return Ok(count(slot.count));
+            return Ok(slot.add(hits, is_charged));
         }
-        if hits.added() == 0 || !is_charged {
-            return Ok(count(0));
-        }
-        let slot = Slot {
+        let mut slot = Slot {
             own: name.own,
-            count: hits.added(),
+            count: 0,
             expires_at: increment.expires_at,
         };
-        self.make_room(shard, now)?;
-        self.push(shard, hash, name.family, slot);
-        shard.earliest_expiry = shard.earliest_expiry.min(slot.expires_at);
-        Ok(count(slot.count))
+        let count = slot.add(hits, is_charged);
+        if slot.count > 0 {
+            self.make_room(shard, now)?;
+            self.push(shard, hash, name.family, slot);
+            shard.earliest_expiry = shard.earliest_expiry.min(slot.expires_at);
+        }
+        Ok(count)
     }
 
     fn push(&self, shard: &mut Shard, hash: u64, name: &[u8], slot: Slot) {
@@ -411,8 +447,7 @@ impl Shard {
     }
 
     fn slot(&mut self, hash: u64, name: Name<'_>) -> Option<&mut Slot> {
-        let family = self.family(hash, name.family)?;
-        family.slots.iter_mut().find(|slot| slot.own == name.own)
+        self.family(hash, name.family)?.slot(name.own)
     }
 
     /// How many hits the counter of `increment`, whose name is `name`, holds.
@@ -430,6 +465,32 @@ impl Shard {
         let slot = self.meters.get_mut(increment.key);
         slot.map_or(0, |slot| slot.meter.held(&increment.terms, now.millis()))
     }
+}
+
+impl Family {
+    fn slot(&mut self, own: Own) -> Option<&mut Slot> {
+        self.slots.iter_mut().find(|slot| slot.own == own)
+    }
+}
+
+impl Slot {
+    fn add(&mut self, hits: Hits, is_charged: bool) -> Count {
+        if is_charged {
+            // The clock may have stepped back into a window that was swept or is about to be: the
+            // window is part of the key, so the count is still the right one.
+            self.count = self.count.saturating_add(hits.added());
+            self.count = self.count.saturating_sub(hits.given_back());
+        }
+        Count {
+            is_charged,
+            ..Count::from(self.count)
+        }
+    }
+}
+
+/// Whether `increment`, which stands alone, is charged to a counter that holds `held`.
+fn charges_alone(increment: &Increment<'_>, held: impl FnOnce() -> u64) -> bool {
+    increment.charge == Charge::Always || !increment.refuses(held())
 }
 
 fn meter_count(meter: &mut Meter, terms: &Terms, is_charged: bool, now: Timestamp) -> Count {
