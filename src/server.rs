@@ -8,7 +8,7 @@ use std::{
     io,
     path::Path,
     pin::Pin,
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::{Arc, Weak, atomic::Ordering::Relaxed},
     thread,
     time::Duration,
 };
@@ -615,18 +615,18 @@ fn worker_count(settings: &Settings) -> usize {
 }
 
 /// Tells whether any rule counts locally while its store is lost. All rules are looked at once a
-/// load.
+/// load, and not kept from being freed after the next.
 fn counts_locally(rules: Rules) -> impl FnMut() -> bool {
-    let mut seen: Option<Arc<RuleSet>> = None;
+    let mut seen: Option<Weak<RuleSet>> = None;
     let mut is_any = false;
     move || {
         let current = rules.current();
-        if seen.as_ref().map(Arc::as_ptr) != current.as_ref().map(Arc::as_ptr) {
+        if seen.as_ref().map(Weak::as_ptr) != current.as_ref().map(Arc::as_ptr) {
             is_any = current.as_ref().is_some_and(|rules| {
                 let mut rules = rules.matcher.rules().iter();
                 rules.any(|rule| rule.on_store_loss == OnStoreLoss::Local)
             });
-            seen = current;
+            seen = current.as_ref().map(Arc::downgrade);
         }
         is_any
     }

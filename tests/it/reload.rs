@@ -2,9 +2,16 @@
 //! use whole and a bad one not at all.
 
 use std::{
+    fmt::Write as _,
     fs,
     os::unix::fs::symlink,
-    path::Path,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, Ordering::SeqCst},
+    },
+    thread,
     time::{Duration, Instant},
 };
 
@@ -12,11 +19,12 @@ use ::tollgate::grpc::proto::envoy::{
     extensions::common::ratelimit::v3::RateLimitDescriptor,
     service::ratelimit::v3::RateLimitResponse,
 };
-use tokio::task::JoinSet;
+use tokio::{sync::oneshot, task::JoinSet, time::timeout};
 
 use crate::support::{
-    ask::{ask, connect, descriptor, request, send},
-    eventually,
+    PATIENCE,
+    ask::{Client, ask, connect, descriptor, request, send},
+    eventually, finish,
     tollgate::{self, Builder, Tollgate},
 };
 
@@ -283,5 +291,140 @@ async fn under_load_every_request_is_answered_by_the_old_rules_or_the_new() {
         assert!(changes <= 5, "{changes} changes");
         assert_eq!(last, Some(NEW));
     }
+    assert_eq!(server.metric("ratelimit_service_config_load_error"), 0);
+}
+
+/// A rule file that is a pipe: its writer knows when the server has read all of it.
+struct Pipe(PathBuf);
+
+impl Pipe {
+    fn make(folder: &Path) -> Self {
+        let path = folder.join("rules.yaml");
+        let made = finish(Command::new("mkfifo").arg(&path));
+        assert!(made.status.success(), "{made:?}");
+        Self(path)
+    }
+
+    /// Writes as soon as somebody reads. The receiver hears when all was read.
+    fn write(&self, text: String) -> oneshot::Receiver<()> {
+        let path = self.0.clone();
+        let (done, is_done) = oneshot::channel();
+        // A thread that nobody waits for: it would never end if the server did not read.
+        thread::spawn(move || {
+            fs::write(path, text).unwrap();
+            let _ = done.send(());
+        });
+        is_done
+    }
+}
+
+/// Rules that take hundreds of times as long to compile as a call takes, and one that allows
+/// `requests`.
+fn many_rules(requests: u32) -> String {
+    let mut text = rules("a", requests)
+        .replace("[{", "\n- {")
+        .replace("}]", "}");
+    for number in 0..40_000 {
+        let _ = writeln!(
+            text,
+            "- {{key: plan, value: p{number}, rate_limits: [5/day]}}"
+        );
+    }
+    text
+}
+
+/// What the calls of one connection saw while new rules were loaded.
+#[derive(Debug, Default)]
+struct Seen {
+    /// Calls that began when the server had read the rules, and were answered by the old ones.
+    meanwhile: AtomicU64,
+    /// The most that others were answered while one of these calls was.
+    longest: AtomicU64,
+    /// The limit in the last answer.
+    last: AtomicU32,
+}
+
+/// A server does not tell when it compiles. But it has read new rules, does not answer by them yet,
+/// and so most of the time compiles. A second server, which loads nothing, is the clock: its answers in
+/// that time are counted, and no call to the first may last as long as a quarter of them.
+/// Connections are dealt out to the workers in turn, so each worker has some.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_rules_are_compiled_no_connection_waits_for_that() {
+    let builder = tollgate::builder();
+    let pipe = Pipe::make(builder.rules());
+    drop(pipe.write(many_rules(1)));
+    let server = builder.start();
+    let clock = tollgate::builder().file("a.yaml", &rules("a", 1)).start();
+
+    // Each limit is the number of its load; this is that of the last one that was read.
+    let read = Arc::new(AtomicU32::new(1));
+    let ticks = Arc::new(AtomicU64::new(0));
+    let mut connections = JoinSet::new();
+    let mut client = connect(clock.grpc).await;
+    let tick = ticks.clone();
+    connections.spawn(async move {
+        loop {
+            ask(&mut client, "a", &[("k", "v")]).await.unwrap();
+            tick.fetch_add(1, SeqCst);
+        }
+    });
+    let call = async |client: &mut Client,
+                      (read, ticks): &(Arc<AtomicU32>, Arc<AtomicU64>),
+                      seen: &Seen| {
+        let (before, began) = (read.load(SeqCst), ticks.load(SeqCst));
+        let response = ask(client, "a", &[("k", "v")]).await.unwrap();
+        let limit = limit_of(&response).unwrap();
+        if limit < before {
+            seen.meanwhile.fetch_add(1, SeqCst);
+        }
+        if seen.last.swap(limit, SeqCst) < before {
+            seen.longest.fetch_max(ticks.load(SeqCst) - began, SeqCst);
+        }
+    };
+    let mut all = Vec::new();
+    // The last of them connects anew for each call: the door does not wait either.
+    for is_lasting in [true, true, true, true, false] {
+        let seen = Arc::new(Seen::default());
+        all.push(seen.clone());
+        let shared = (read.clone(), ticks.clone());
+        let address = server.grpc;
+        connections.spawn(async move {
+            let mut client = connect(address).await;
+            loop {
+                call(&mut client, &shared, &seen).await;
+                if !is_lasting {
+                    client = connect(address).await;
+                }
+            }
+        });
+    }
+
+    for load in 2..=4 {
+        // What the pipe says of changes to itself may have come too late to matter.
+        fs::write(server.rules().join(".touched"), load.to_string()).unwrap();
+        let is_read = pipe.write(many_rules(load));
+        timeout(PATIENCE, is_read).await.unwrap().unwrap();
+        let began = ticks.load(SeqCst);
+        read.store(load, SeqCst);
+        eventually("the new rules are in use", async || {
+            all.iter().all(|seen| seen.last.load(SeqCst) == load)
+        })
+        .await;
+        let ticks = ticks.load(SeqCst) - began;
+        for seen in &all {
+            let meanwhile = seen.meanwhile.swap(0, SeqCst);
+            let longest = seen.longest.swap(0, SeqCst);
+            assert!(
+                meanwhile > 0,
+                "no answer in load {load} of {ticks}: {all:#?}"
+            );
+            assert!(
+                longest < ticks / 4,
+                "{longest} of {ticks} in load {load}: {all:#?}"
+            );
+        }
+    }
+    connections.abort_all();
+    assert_eq!(server.metric("ratelimit_service_config_load_success"), 4);
     assert_eq!(server.metric("ratelimit_service_config_load_error"), 0);
 }
