@@ -49,12 +49,20 @@ impl Pid {
 pub struct Process {
     child: Child,
     pub address: SocketAddr,
-    _files: TempDir,
+    files: TempDir,
 }
 
 impl Process {
     pub fn pid(&self) -> Pid {
         Pid(self.child.id())
+    }
+
+    /// Gives it other rules to load.
+    pub fn replace_rules(&self, rules: &str) -> anyhow::Result<()> {
+        let folder = self.files.path();
+        fs::write(folder.join(".new"), rules)?;
+        fs::rename(folder.join(".new"), folder.join("rules.yaml"))?;
+        Ok(())
     }
 
     /// tollgate, from the file `program`, with the rules of one file.
@@ -106,7 +114,7 @@ impl Process {
         let mut process = Self {
             child,
             address: (Ipv4Addr::LOCALHOST, 0).into(),
-            _files: files,
+            files,
         };
         process.address = first_line(stderr, address)?;
         Ok(process)

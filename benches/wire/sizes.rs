@@ -1,6 +1,12 @@
-//! Memory for each counter and connection, and the time until the first answer.
+//! Memory for each counter and connection, the time until the first answer, and that of answers
+//! while rules are loaded.
 
-use std::{fmt::Write as _, path::Path, time::Instant};
+use std::{
+    fmt::Write as _,
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
 
 use crate::{
     Options,
@@ -14,6 +20,10 @@ const DESCRIPTORS: u32 = 200_000;
 
 /// Connections that are open and say nothing.
 const CONNECTIONS: usize = 500;
+
+/// How often rules are loaded under load, and how far apart: so that they are found, read and freed.
+const LOADS: u32 = 5;
+const LOAD_EVERY: Duration = Duration::from_secs(2);
 
 /// Prints one line for each.
 pub fn print(options: &Options) -> anyhow::Result<()> {
@@ -74,6 +84,46 @@ pub fn print(options: &Options) -> anyhow::Result<()> {
             "start to first answer with {count} rules: {:.0} ms, of which {:.0} ms of processor time",
             elapsed * 1e3,
             spent * 1e3
+        );
+    }
+    reloads(start(&many_rules(100_000)?, &[])?)
+}
+
+/// How long answers take while 100,000 rules are loaded again and again, and while they are not.
+fn reloads(server: Process) -> anyhow::Result<()> {
+    let mut rules = many_rules(100_000)?;
+    for is_loading in [false, true] {
+        let shape = Shape {
+            streams: 2,
+            connections: 2,
+            ..Shape::default()
+        };
+        let callers = Callers::start(server.address, shape, true);
+        callers.warm_up();
+        let before = server.pid().cpu_secs()?;
+        callers.measure();
+        for load in 0..LOADS {
+            if is_loading {
+                writeln!(
+                    rules,
+                    "  - {{key: load, value: l{load}, rate_limits: [1/day]}}"
+                )?;
+                server.replace_rules(&rules)?;
+            }
+            thread::sleep(LOAD_EVERY);
+        }
+        let spent = server.pid().cpu_secs()? - before;
+        let answers = callers.stop()?;
+        let millis = |share| answers.latencies.quantile_micros(share) / 1e3;
+        println!(
+            "100000 rules, loaded {} times in {} s, 2 calls at a time: {} answers, p99 {:.2} ms, p99.9 {:.2} ms, \
+             longest {:.1} ms, {spent:.1} s of processor time",
+            if is_loading { LOADS } else { 0 },
+            (LOAD_EVERY * LOADS).as_secs(),
+            answers.counts.all(),
+            millis(0.99),
+            millis(0.999),
+            millis(1.0),
         );
     }
     Ok(())
