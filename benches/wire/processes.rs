@@ -175,7 +175,7 @@ impl Redis {
                     child,
                     address,
                     questions,
-                    files,
+                    _files: files,
                 });
             }
         }
