@@ -19,8 +19,8 @@ use crate::it::support::{
 const LONGEST: u64 = 2_000;
 const PEACE: Duration = Duration::from_millis(500);
 
-/// Between the questions of one stream.
-const PAUSE: Duration = Duration::from_millis(20);
+/// Between two questions of one stream.
+const PERIOD: Duration = Duration::from_millis(20);
 
 /// What the servers answer while Redis is gone.
 const ANSWERS: [&str; 2] = ["error", "local"];
@@ -50,8 +50,8 @@ pub async fn soak(time: Duration, plan: &Plan) {
     };
     all_count().await;
     // One round of load, so that what is needed under load is there.
-    let storm = async || Storm::paced(&addresses, &["a", "b", "c"], PAUSE).await;
-    let warm_up = storm().await;
+    let storm = || Storm::paced(&addresses, &["a", "b", "c"], PERIOD);
+    let warm_up = storm();
     tokio::time::sleep(PEACE).await;
     warm_up.end().await;
     let size = || {
@@ -66,7 +66,7 @@ pub async fn soak(time: Duration, plan: &Plan) {
     let mut largest = bytes;
     let mut longest = Duration::ZERO;
     while Instant::now() < until {
-        let storm = storm().await;
+        let storm = storm();
         tokio::time::sleep(PEACE).await;
         one_fault(&mut chance, &mut redis, &proxy).await;
         faults += 1;

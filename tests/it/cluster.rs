@@ -102,7 +102,7 @@ async fn slots_that_move_under_load_cost_no_answer_and_no_count() {
     let client = connect(server.grpc).await;
     all_work(&client).await;
     let before = counted(&cluster);
-    let storm = Storm::start(&[server.grpc], &VALUES).await;
+    let storm = Storm::start(&[server.grpc], &VALUES);
     for value in VALUES {
         let slot = cluster.nodes[0].number(&["CLUSTER", "KEYSLOT", &key(value)]);
         let slot = u16::try_from(slot).unwrap();
@@ -150,7 +150,7 @@ async fn a_node_that_joins_takes_its_share() {
     let client = connect(server.grpc).await;
     all_work(&client).await;
     let before = counted(&cluster);
-    let storm = Storm::start(&[server.grpc], &VALUES).await;
+    let storm = Storm::start(&[server.grpc], &VALUES);
     cluster.add_node();
     for value in VALUES {
         let slot = cluster.nodes[0].number(&["CLUSTER", "KEYSLOT", &key(value)]);
@@ -182,7 +182,7 @@ async fn when_a_master_dies_its_replica_counts_and_nobody_else_notices() {
     let mut client = connect(server.grpc).await;
     all_work(&client).await;
     check_exact(&mut client, "before").await;
-    let storm = Storm::start(&[server.grpc], &VALUES).await;
+    let storm = Storm::start(&[server.grpc], &VALUES);
     eventually("the load is there", async || {
         server.metric("tollgate_redis_pipelines_total") > 300
     })

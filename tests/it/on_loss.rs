@@ -226,7 +226,7 @@ fn await_end_of_loss(server: &Tollgate) {
 async fn a_kill_under_load_costs_no_answer_and_no_budget() {
     let mut redis = Redis::start();
     let server = under_load(&redis.url());
-    let storm = Storm::start(&[server.grpc], &VALUES).await;
+    let storm = Storm::start(&[server.grpc], &VALUES);
     wait_until("the load is there", || counted(&redis) > 100);
     redis.kill();
     await_answers_without_redis(&server, 3 * VALUES.len() * LIMIT);
@@ -260,7 +260,7 @@ async fn a_replica_that_is_cut_off_admits_its_share_and_no_more() {
     let redis = Redis::start();
     let proxy = Proxy::to(redis.address());
     let servers = [under_load(&redis.url()), under_load(&proxy.url())];
-    let storm = Storm::start(&[servers[0].grpc, servers[1].grpc], &VALUES).await;
+    let storm = Storm::start(&[servers[0].grpc, servers[1].grpc], &VALUES);
     wait_until("the load is there", || counted(&redis) > 100);
     proxy.set(Fault {
         swallows: true,

@@ -131,7 +131,7 @@ async fn after_a_failover_the_new_master_counts() {
     let server = start(&watched);
     let mut client = connect(server.grpc).await;
     works(&client).await;
-    let storm = Storm::start(&[server.grpc], &["a", "b", "c"]).await;
+    let storm = Storm::start(&[server.grpc], &["a", "b", "c"]);
     eventually("the load is there", async || {
         server.metric("tollgate_redis_pipelines_total") > 100
     })
@@ -162,7 +162,7 @@ async fn a_failover_that_somebody_asked_for_is_followed_too() {
     let server = start(&watched);
     let mut client = connect(server.grpc).await;
     works(&client).await;
-    let storm = Storm::start(&[server.grpc], &["a", "b", "c"]).await;
+    let storm = Storm::start(&[server.grpc], &["a", "b", "c"]);
     watched.sentinels[0].cli(&["SENTINEL", "FAILOVER", MASTER]);
     wait_until("there is a new master", || watched.master() == 1);
     wait_until("the old one is a replica", || {
