@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! chaos [--deadline 50ms] [--lasts 5s] [--period 10ms] [--only TEXT] [--slowest] [--write FILE] [-- TOLLGATE-ARGS…]
-//! chaos --soak MINUTES [-- TOLLGATE-ARGS…]
+//! chaos --soak MINUTES [--topology single|sentinel|cluster] [-- TOLLGATE-ARGS…]
 //! ```
 
 #![expect(unreachable_pub, reason = "a test program has no outside")]
@@ -36,6 +36,7 @@ struct Options {
     slowest: bool,
     write: Option<PathBuf>,
     soak: Option<Duration>,
+    topology: String,
 }
 
 fn options() -> Options {
@@ -50,6 +51,7 @@ fn options() -> Options {
         slowest: false,
         write: None,
         soak: None,
+        topology: "single".to_owned(),
     };
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
@@ -65,6 +67,7 @@ fn options() -> Options {
                 let minutes: f64 = value().parse().expect("a number of minutes");
                 options.soak = Some(Duration::from_secs_f64(minutes * 60.0));
             }
+            "--topology" => options.topology = value(),
             "--" => options.plan.args = args.by_ref().collect(),
             other => panic!("`{other}` is none of the options"),
         }
@@ -88,7 +91,8 @@ fn main() {
         .build()
         .unwrap();
     if let Some(time) = options.soak {
-        return runtime.block_on(soak::soak(time, &options.plan));
+        let topology = soak::Topology::start(&options.topology);
+        return runtime.block_on(soak::soak(topology, time, &options.plan));
     }
     let mut outcomes = Vec::new();
     for (name, scenario) in scenarios() {

@@ -180,7 +180,7 @@ descriptors:
 ";
 
 /// Values whose counters live in all parts of a cluster.
-const VALUES: [&str; 12] = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"];
+pub const VALUES: [&str; 12] = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"];
 
 /// How long the load goes on before something breaks, and after it was mended.
 const CALM: Duration = Duration::from_millis(300);
@@ -455,7 +455,7 @@ async fn cluster_node_added(plan: Plan) -> Outcome {
 }
 
 /// Moves the slots of all values.
-async fn move_values(cluster: &Cluster, to: impl Fn(usize) -> usize) {
+pub async fn move_values(cluster: &Cluster, mut to: impl FnMut(usize) -> usize) {
     for value in VALUES {
         let slot = cluster.nodes[0].number(&["CLUSTER", "KEYSLOT", &key(value)]);
         let slot = u16::try_from(slot).unwrap();
