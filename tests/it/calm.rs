@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use tokio::task::JoinSet;
 use tonic::Status;
 
 use crate::support::{
@@ -342,6 +343,41 @@ async fn a_slow_store_bounds_the_queue_and_not_the_memory() {
     assert_eq!(errors.len(), 1, "{errors:?}");
     let grown = server.resident_bytes().saturating_sub(before);
     assert!(grown < 32 << 20, "{grown} bytes more");
+}
+
+/// Whoever finds that a node is gone, those in all queues hear of it at once, and need not wait until the
+/// batch ahead of them has missed its own deadline.
+#[tokio::test]
+async fn who_queues_is_answered_when_the_node_is_found_gone() {
+    let redis = Redis::start();
+    let server = tollgate::with_rules(RULES)
+        .redis_at(&redis.url(), "30s")
+        .args(["--workers", "1"])
+        .start();
+    let client = connect(server.grpc).await;
+    works(&client).await;
+    redis.freeze();
+    let call = || {
+        let (mut client, mut task) = (client.clone(), JoinSet::new());
+        task.spawn(async move { one(&mut client).await });
+        task
+    };
+    let mut in_flight = call();
+    eventually("it is on its way", async || {
+        let stats = server.page("/stats");
+        stats.lines().any(|line| line.ends_with(".in_flight: 1"))
+    })
+    .await;
+    let mut queued = call();
+    // By the probe, which asks every second.
+    let asked = Instant::now();
+    let error = queued.join_next().await.unwrap().unwrap().unwrap_err();
+    assert!(asked.elapsed() < Duration::from_secs(15));
+    assert_eq!(error.message(), "the counter store is not reachable");
+    // What is on its way may still be answered.
+    assert!(in_flight.try_join_next().is_none());
+    redis.thaw();
+    in_flight.join_next().await.unwrap().unwrap().unwrap();
 }
 
 /// Connections that fell silent while nobody used them are replaced before anybody does.

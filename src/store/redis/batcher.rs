@@ -5,6 +5,7 @@ use std::{
     hash::BuildHasher as _,
     mem,
     sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
 };
 
 use bb8_redis::redis::{Pipeline, Value, aio::MultiplexedConnection};
@@ -31,6 +32,10 @@ const MAX_REDIRECTS: usize = 3;
 /// once.
 const MAX_DETOURS: usize = 16;
 
+/// When nothing was sent on for so long, the map knows where everything is, and the connections of
+/// detours are closed.
+const DETOUR_IDLE: Duration = Duration::from_secs(5);
+
 /// The loop of one connection.
 #[derive(Debug)]
 pub(super) struct Batcher {
@@ -42,6 +47,7 @@ pub(super) struct Batcher {
     trouble: watch::Receiver<Option<Trouble>>,
     /// Connections to servers that commands were sent on to.
     detours: HashMap<Place, MultiplexedConnection>,
+    detoured_at: Instant,
     /// The last error that Redis gave for a command, so that the log says it once.
     last_refusal: Option<String>,
 }
@@ -57,6 +63,7 @@ impl Batcher {
             options,
             known: Known::default(),
             detours: HashMap::new(),
+            detoured_at: Instant::now(),
             last_refusal: None,
         }
     }
@@ -234,8 +241,12 @@ impl Batcher {
         for _ in 0..MAX_REDIRECTS {
             let redirects = redirects(replies, &self.node.place);
             if redirects.is_empty() {
+                if !self.detours.is_empty() && self.detoured_at.elapsed() > DETOUR_IDLE {
+                    self.detours.clear();
+                }
                 return;
             }
+            self.detoured_at = Instant::now();
             if redirects.iter().any(|redirect| !redirect.is_ask) {
                 self.servers.refresh();
             }
