@@ -103,14 +103,11 @@ impl<S: Store> Store for OverLimitCache<S> {
         };
         let known = self.look_up(entries, batch, now);
         if known.iter().all(Option::is_none) {
-            let counts = self.store.add(batch, now).await?;
-            self.remember(entries, batch, &counts, now);
-            return Ok(counts);
+            return self.ask(entries, batch, now).await;
         }
         let Asked { asked, mut counts } = Asked::new(batch, known);
         if !asked.is_empty() {
-            let told = self.store.add(&asked, now).await?;
-            self.remember(entries, &asked, &told, now);
+            let told = self.ask(entries, &asked, now).await?;
             let missing = counts.iter_mut().zip(batch.iter());
             let missing = missing.filter(|(count, _)| count.is_none());
             for (((count, increment), asked), told) in missing.zip(asked.iter()).zip(told) {
@@ -164,6 +161,28 @@ impl Asked {
     }
 }
 
+impl<S: Store> OverLimitCache<S> {
+    /// Asks the store, and remembers what is over.
+    async fn ask(
+        &self,
+        entries: &Mutex<Entries>,
+        batch: &Batch,
+        now: Timestamp,
+    ) -> Result<Vec<Count>, StoreError> {
+        let told = self.store.add(batch, now).await;
+        match &told {
+            Ok(counts) => self.remember(entries, batch, counts, now),
+            Err(_) => {
+                // It may have been given back all the same.
+                let mut entries = lock(entries);
+                let given_back = batch.iter().filter(|one| one.hits.given_back() > 0);
+                given_back.for_each(|increment| entries.forget(increment.key));
+            }
+        }
+        told
+    }
+}
+
 impl<S> OverLimitCache<S> {
     /// The counters of `batch` that are known to be over.
     fn look_up(
@@ -193,10 +212,10 @@ impl<S> OverLimitCache<S> {
     fn remember(&self, entries: &Mutex<Entries>, batch: &Batch, counts: &[Count], now: Timestamp) {
         let mut entries = lock(entries);
         for (increment, count) in batch.iter().zip(counts) {
-            if count.is_degraded {
-                // The store may know better as soon as it answers.
-            } else if increment.hits.given_back() > 0 {
+            if increment.hits.given_back() > 0 {
                 entries.forget(increment.key);
+            } else if count.is_degraded {
+                // The store may know better as soon as it answers.
             } else if let Some(over) = Over::new(&increment.terms, *count, now) {
                 if over.refused.is_some() && is_repeated(batch, &increment) {
                     continue;
