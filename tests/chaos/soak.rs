@@ -76,7 +76,7 @@ pub async fn soak(mut topology: Topology, time: Duration, plan: &Plan) {
     let mut faults = BTreeMap::<_, usize>::new();
     let (mut answers, mut errors, mut degraded) = (0, 0, 0);
     let (mut largest, mut most) = (bytes, files);
-    let mut longest = Duration::ZERO;
+    let mut longest = (Duration::ZERO, "nothing");
     while Instant::now() < until {
         let storm = storm();
         tokio::time::sleep(PEACE).await;
@@ -87,7 +87,7 @@ pub async fn soak(mut topology: Topology, time: Duration, plan: &Plan) {
         answers += seen.0.len();
         errors += seen.error_count();
         degraded += seen.degraded().0.len();
-        longest = longest.max(seen.longest());
+        longest = longest.max((seen.longest(), fault));
         let (bytes, files) = size();
         (largest, most) = (largest.max(bytes), most.max(files));
         topology.settle().await;
@@ -101,10 +101,11 @@ pub async fn soak(mut topology: Topology, time: Duration, plan: &Plan) {
     let (bytes_after, files_after) = size();
     println!(
         "{} faults in {} s: {answers} answers, {errors} of them errors and {degraded} made \
-         without Redis, the longest took {:.1} ms",
+         without Redis, the longest took {:.1} ms ({})",
         faults.values().sum::<usize>(),
         time.as_secs(),
-        longest.as_secs_f64() * 1000.0
+        longest.0.as_secs_f64() * 1000.0,
+        longest.1
     );
     let faults = faults
         .iter()
@@ -318,8 +319,15 @@ async fn sentinel_fault(
             "sentinel killed and restarted"
         }
         4 => {
-            watched.sentinels[0].cli(&["SENTINEL", "FAILOVER", MASTER]);
+            let mut asked = Instant::now();
+            let ask = || watched.sentinels[0].cli(&["SENTINEL", "FAILOVER", MASTER]);
+            ask();
             eventually_at_last("there is another master", async || {
+                // It says no while it knows of no good replica.
+                if asked.elapsed() > 4 * PEACE {
+                    asked = Instant::now();
+                    ask();
+                }
                 watched.master() == replica
             })
             .await;
