@@ -46,8 +46,9 @@ chaos: tools ## Break Redis in every way and write what came of it to docs/chaos
 	$(CARGO) test --release --locked --test chaos -- --write docs/chaos.md
 
 MINUTES ?= 10
-soak: tools ## Break Redis at random for MINUTES (10): memory, connections, exact counts
-	$(CARGO) test --release --locked --test chaos -- --soak $(MINUTES)
+TOPOLOGY ?= single
+soak: tools ## Break Redis at random for MINUTES (10), TOPOLOGY single, sentinel or cluster
+	$(CARGO) test --release --locked --test chaos -- --soak $(MINUTES) --topology $(TOPOLOGY)
 
 tools: ## Install what the tests run against, if it is not there
 	@tests/tools/install

@@ -24,7 +24,7 @@ use redis::{KeyFormat, Redis, RedisPerSecond};
 use stats::Stats;
 use tls::Tls;
 use traces::Traces;
-pub use values::Entries;
+pub use values::{Entries, Hidden};
 use values::{boolean, duration, entries, file_mode, file_path, header_name, number, some_time};
 use xds::Xds;
 
@@ -155,7 +155,8 @@ pub struct Settings {
     #[command(flatten)]
     pub redis_per_second: RedisPerSecond,
 
-    /// Most counters held in memory; new ones above it are refused with UNAVAILABLE
+    /// Most counters held in memory; new ones above it are refused with UNAVAILABLE, or let pass if
+    /// they are those of on_store_loss: local
     #[arg(
         long,
         env = "TOLLGATE_MAX_COUNTERS",
@@ -638,6 +639,30 @@ mod tests {
             Command::Serve(settings) => *settings,
             other => panic!("{other:?}"),
         }
+    }
+
+    #[test]
+    fn settings_can_be_printed_without_a_secret() {
+        let flags = [
+            ("--redis-url", "redis://u:sesame@h:1"),
+            ("--redis-auth", "u:sesame"),
+            ("--redis-sentinel-auth", "sesame"),
+            ("--redis-per-second-url", "redis://:sesame@h:1"),
+            ("--redis-per-second-auth", "sesame"),
+            ("--redis-per-second-sentinel-auth", "sesame"),
+            ("--otlp-headers", "authorization=sesame"),
+            ("--otlp-endpoint", "http://u:sesame@h"),
+            ("--otlp-traces-endpoint", "http://u:sesame@h"),
+            ("--xds-headers", "authorization:sesame"),
+        ];
+        let arguments: Vec<_> = flags
+            .iter()
+            .flat_map(|(name, value)| [*name, value])
+            .collect();
+        let settings = settings("tollgate", &arguments);
+        let printed = format!("{settings:?} {:?}", settings.redis.address());
+        assert!(printed.contains("redis_url"), "{printed}");
+        assert!(!printed.contains("sesame"), "{printed}");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, ValueEnum};
 
-use super::values::{boolean, file_path, number, some_time};
+use super::values::{Hidden, boolean, file_path, number, some_time};
 use crate::{counter, store::redis};
 
 #[derive(Clone, Debug, Args)]
@@ -15,7 +15,7 @@ pub struct Redis {
     /// between are nodes of a cluster; redis+sentinel://sentinel:port,sentinel:port/master is the
     /// master that those sentinels name. rediss:// and rediss+sentinel:// speak TLS
     #[arg(long, env = "REDIS_URL", hide_env_values = true, value_name = "URL")]
-    pub redis_url: Option<String>,
+    pub redis_url: Option<Hidden>,
 
     /// File that holds the address, for one with a password
     #[arg(long, env = "TOLLGATE_REDIS_URL_FILE", value_parser = file_path, conflicts_with = "redis_url", value_name = "FILE")]
@@ -65,7 +65,7 @@ pub struct Redis {
         hide_env_values = true,
         value_name = "SECRET"
     )]
-    pub redis_auth: Option<String>,
+    pub redis_auth: Option<Hidden>,
 
     /// File that holds it; read again for every connection, so that it may change
     #[arg(long, env = "TOLLGATE_REDIS_AUTH_FILE", value_parser = file_path, conflicts_with = "redis_auth", value_name = "FILE")]
@@ -78,7 +78,7 @@ pub struct Redis {
         hide_env_values = true,
         value_name = "SECRET"
     )]
-    pub redis_sentinel_auth: Option<String>,
+    pub redis_sentinel_auth: Option<Hidden>,
 
     /// File that holds it; read again for every connection
     #[arg(long, env = "TOLLGATE_REDIS_SENTINEL_AUTH_FILE", value_parser = file_path, conflicts_with = "redis_sentinel_auth", value_name = "FILE")]
@@ -226,9 +226,9 @@ impl Redis {
 
 /// What a flag says, or the file that another one names. A variable that is set to nothing is as
 /// good as none.
-fn secret(text: &Option<String>, path: &Option<PathBuf>) -> Option<redis::Secret> {
+fn secret(text: &Option<Hidden>, path: &Option<PathBuf>) -> Option<redis::Secret> {
     let text = text.as_ref().filter(|text| !text.is_empty());
-    file(path).or_else(|| text.map(|text| redis::Secret::Text(text.clone())))
+    file(path).or_else(|| text.map(|text| redis::Secret::Text((**text).to_owned())))
 }
 
 fn file(path: &Option<PathBuf>) -> Option<redis::Secret> {
@@ -253,7 +253,7 @@ pub struct RedisPerSecond {
         hide_env_values = true,
         value_name = "URL"
     )]
-    pub redis_per_second_url: String,
+    pub redis_per_second_url: Hidden,
 
     /// File that holds its address
     #[arg(long, env = "TOLLGATE_REDIS_PERSECOND_URL_FILE", value_parser = file_path, conflicts_with = "redis_per_second_url", value_name = "FILE")]
@@ -286,7 +286,7 @@ pub struct RedisPerSecond {
         hide_env_values = true,
         value_name = "SECRET"
     )]
-    pub redis_per_second_auth: Option<String>,
+    pub redis_per_second_auth: Option<Hidden>,
 
     /// File that holds it; read again for every connection
     #[arg(long, env = "TOLLGATE_REDIS_PERSECOND_AUTH_FILE", value_parser = file_path, conflicts_with = "redis_per_second_auth", value_name = "FILE")]
@@ -299,7 +299,7 @@ pub struct RedisPerSecond {
         hide_env_values = true,
         value_name = "SECRET"
     )]
-    pub redis_per_second_sentinel_auth: Option<String>,
+    pub redis_per_second_sentinel_auth: Option<Hidden>,
 
     /// File that holds it; read again for every connection
     #[arg(long, env = "TOLLGATE_REDIS_PERSECOND_SENTINEL_AUTH_FILE", value_parser = file_path, conflicts_with = "redis_per_second_sentinel_auth", value_name = "FILE")]

@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use clap::Args;
 use tonic::codegen::http::{HeaderName, HeaderValue};
 
-use super::values::{boolean, file_path, milliseconds, number};
+use super::values::{Hidden, boolean, file_path, milliseconds, number};
 use crate::{
     dial::{self, Dial, DialError},
     traces::{self, export},
@@ -56,12 +56,22 @@ pub struct Traces {
 
     /// The collector; over HTTP spans go to v1/traces below it [default: http://localhost:4318, or
     /// http://localhost:4317 for gRPC]
-    #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
-    pub otlp_endpoint: Option<String>,
+    #[arg(
+        long,
+        env = "OTEL_EXPORTER_OTLP_ENDPOINT",
+        hide_env_values = true,
+        value_name = "URL"
+    )]
+    pub otlp_endpoint: Option<Hidden>,
 
     /// Where spans go, as it stands; wins over --otlp-endpoint
-    #[arg(long, env = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", value_name = "URL")]
-    pub otlp_traces_endpoint: Option<String>,
+    #[arg(
+        long,
+        env = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+        hide_env_values = true,
+        value_name = "URL"
+    )]
+    pub otlp_traces_endpoint: Option<Hidden>,
 
     /// Headers to send along, such as an API key: name=value, separated by commas, with %20 and the
     /// like
@@ -71,7 +81,7 @@ pub struct Traces {
         value_name = "K=V[,K=V…]",
         hide_env_values = true
     )]
-    pub otlp_headers: Option<String>,
+    pub otlp_headers: Option<Hidden>,
 
     /// How long the collector may take, in milliseconds
     #[arg(long, env = "OTEL_EXPORTER_OTLP_TIMEOUT", default_value = "10000", value_parser = milliseconds, value_name = "MS")]
@@ -144,14 +154,18 @@ impl Traces {
     /// If an address, a file or a list cannot be read.
     pub fn export(&self, random_id: impl Fn() -> String) -> Result<export::Options, TracesError> {
         let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+        let hidden = |text: &Option<Hidden>| {
+            let text = text.as_deref().filter(|text| !text.is_empty());
+            text.map(str::to_owned)
+        };
         let protocol = self.tracing_protocol;
         let default = match protocol {
             export::Protocol::Http => "http://localhost:4318",
             export::Protocol::Grpc => "http://localhost:4317",
         };
         let (server, path) = match (
-            given(&self.otlp_traces_endpoint),
-            given(&self.otlp_endpoint),
+            hidden(&self.otlp_traces_endpoint),
+            hidden(&self.otlp_endpoint),
         ) {
             (Some(whole), _) => {
                 let path = path_of(&whole);
@@ -191,7 +205,7 @@ impl Traces {
             let name = HeaderName::try_from(name).ok()?;
             Some((name, HeaderValue::try_from(value).ok()?))
         };
-        let headers = given(&self.otlp_headers).unwrap_or_default();
+        let headers = hidden(&self.otlp_headers).unwrap_or_default();
         let headers: Option<Vec<_>> = pairs(&headers)
             .ok_or(TracesError::Headers)?
             .into_iter()
@@ -216,7 +230,7 @@ impl Traces {
         }
         Ok(export::Options {
             protocol,
-            dial: dial.map_err(|error| TracesError::Endpoint(server, error))?,
+            dial: dial.map_err(|error| TracesError::Endpoint(told(&server), error))?,
             path,
             headers: headers.ok_or(TracesError::Headers)?,
             resource,
@@ -224,6 +238,15 @@ impl Traces {
             delay: self.otel_delay,
             timeout: self.otlp_timeout,
         })
+    }
+}
+
+/// An URL without what stands before its host: that may be a password.
+fn told(url: &str) -> String {
+    let (scheme, behind) = url.split_once("://").unwrap_or(("", url));
+    match behind.rfind('@') {
+        Some(at) => format!("{scheme}://…{}", &behind[at..]),
+        None => url.to_owned(),
     }
 }
 

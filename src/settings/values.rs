@@ -2,13 +2,38 @@
 
 use std::{
     convert::Infallible,
+    fmt,
     net::{IpAddr, SocketAddr},
-    ops::RangeBounds,
+    ops::{Deref, RangeBounds},
     path::PathBuf,
     time::Duration,
 };
 
 use clap::builder::RangedU64ValueParser;
+
+/// A text that may hold a password, so that nothing prints it with all else.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Hidden(String);
+
+impl From<String> for Hidden {
+    fn from(text: String) -> Self {
+        Self(text)
+    }
+}
+
+impl Deref for Hidden {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Hidden {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Hidden(..)")
+    }
+}
 
 /// The keys and values of one descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, ValueEnum};
 
-use super::values::{boolean, duration, file_path, some_time};
+use super::values::{Hidden, boolean, duration, file_path, some_time};
 use crate::xds::{self, Backoff, Empty};
 
 #[derive(Clone, Debug, Args)]
@@ -56,7 +56,7 @@ pub struct Xds {
         default_value = "",
         value_name = "NAME:VALUE,…"
     )]
-    pub xds_headers: String,
+    pub xds_headers: Hidden,
 
     /// Speak TLS to the control plane; its files are read again for each connection
     #[arg(long, env = "CONFIG_GRPC_XDS_SERVER_USE_TLS", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]

@@ -10,7 +10,7 @@
 //! batch of hits handed back that the store did not confirm (`forgotten`), for it is not sent twice.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     convert::Infallible,
     mem,
     sync::{
@@ -24,7 +24,7 @@ use tokio::sync::Notify;
 
 use super::{Store, StoreError, memory::MemoryStore};
 use crate::{
-    counter::{Batch, Charge, Count, CountList, Increment, Method, Terms},
+    counter::{Batch, Charge, Count, CountList, Ends, Increment, Method, Terms},
     limit::OnStoreLoss,
     request::Hits,
     window::Timestamp,
@@ -69,26 +69,29 @@ pub struct Meters {
     pub forgotten: AtomicU64,
 }
 
-/// What one loss comes to.
+/// What one loss comes to. Bounded: a counter that finds no room is judged by what was known of it
+/// before, as if it were asked for the first time each time, and what it lets pass is forgotten.
 #[derive(Debug)]
 struct Local {
     counters: Arc<MemoryStore>,
-    /// Counters that have begun with what was known of them, and when they end.
-    begun: HashMap<Box<[u8]>, Timestamp>,
-    spent: HashMap<Box<[u8]>, Spent>,
-    /// The most of each.
+    /// Counters that have begun with what was known of them, and what they let pass since.
+    begun: HashMap<Arc<[u8]>, Option<Spent>>,
+    /// The same by the second in which they end.
+    ends: BTreeMap<u64, Vec<Arc<[u8]>>>,
+    /// The most of them.
     max: usize,
-    /// Room is not made before.
-    full_until: Timestamp,
+    was_full: bool,
 }
 
 #[derive(Debug)]
 struct Spent {
     terms: Terms,
-    hits: u64,
+    /// Negative if more was given back than spent.
+    hits: i64,
 }
 
-/// Increments of one request to the store when it is back: decisions wait behind them.
+/// Increments of one request to the store when it is back: decisions wait behind them. The first request
+/// has one, and each has twice as many as the last: a store that is back only for a moment costs little.
 const HANDED_AT_ONCE: usize = 200;
 
 /// How often a store that is lost is looked at. A look asks nobody.
@@ -98,53 +101,119 @@ const LOOK: Duration = Duration::from_millis(10);
 /// when none failed for so long.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// Room is made this often at most, for that looks at everything.
-const MAKE_ROOM: Duration = Duration::from_secs(1);
+/// Counters that have ended and are forgotten for the sake of one request that needs room: few, for others
+/// wait meanwhile.
+const FORGOTTEN_AT_ONCE: usize = 64;
 
 impl Local {
     fn new(max_counters: usize) -> Self {
         Self {
             counters: Arc::new(MemoryStore::new(max_counters)),
             begun: HashMap::new(),
-            spent: HashMap::new(),
+            ends: BTreeMap::new(),
             max: max_counters,
-            full_until: Timestamp::from_secs(0),
+            was_full: false,
         }
     }
 
-    /// Makes room by what has ended. Both are bounded: what finds no room begins with nothing and
-    /// is not handed back.
-    fn make_room(&mut self, now: Timestamp) {
-        let is_full = self.begun.len() >= self.max || self.spent.len() >= self.max;
-        if !is_full || now < self.full_until {
-            return;
+    /// Whether there is room for a counter that is not there yet. Forgets some that have ended if need be.
+    fn has_room(&mut self, now: Timestamp) -> bool {
+        if self.begun.len() < self.max {
+            return true;
         }
-        self.full_until = now.plus(MAKE_ROOM);
-        if self.begun.len() >= self.max {
-            self.begun.retain(|_, ends_at| *ends_at > now);
-        }
-        if self.spent.len() >= self.max {
-            self.spent.retain(|_, spent| spent.terms.expires_at > now);
-        }
-    }
-
-    /// Notes hits that were let pass, to be handed back. Returns how many found no room.
-    fn spend(&mut self, increment: &Increment<'_>) -> u64 {
-        let hits = increment.hits.signed();
-        if let Some(spent) = self.spent.get_mut(increment.key) {
-            spent.hits = spent.hits.saturating_add_signed(hits);
-            return 0;
-        }
-        let added = increment.hits.added();
-        if added > 0 && self.spent.len() < self.max {
-            let spent = Spent {
-                terms: increment.terms,
-                hits: added,
+        for _ in 0..FORGOTTEN_AT_ONCE {
+            let Some(mut first) = self
+                .ends
+                .first_entry()
+                .filter(|end| *end.key() <= now.secs())
+            else {
+                break;
             };
-            self.spent.insert(increment.key.into(), spent);
-            return 0;
+            match first.get_mut().pop() {
+                Some(key) => {
+                    self.begun.remove(&key);
+                }
+                None => {
+                    first.remove();
+                }
+            }
         }
-        added
+        if self.begun.len() < self.max {
+            return true;
+        }
+        if !self.was_full {
+            self.was_full = true;
+            tracing::warn!(
+                max = self.max,
+                "no room to count more locally: other counters are judged by what was known of them"
+            );
+        }
+        false
+    }
+
+    fn begin(&mut self, key: &[u8], expires_at: Timestamp) {
+        let key: Arc<[u8]> = key.into();
+        let end = expires_at.secs().saturating_add(1);
+        self.ends.entry(end).or_default().push(key.clone());
+        self.begun.insert(key, None);
+    }
+
+    /// Notes hits that were let pass, or given back, to be handed on. Returns how many found no room.
+    fn spend(&mut self, increment: &Increment<'_>) -> u64 {
+        let Some(spent) = self.begun.get_mut(increment.key) else {
+            return increment.hits.added();
+        };
+        let spent = spent.get_or_insert(Spent {
+            terms: increment.terms,
+            hits: 0,
+        });
+        spent.hits = spent.hits.saturating_add(increment.hits.signed());
+        0
+    }
+
+    /// Counts what has begun, and judges the rest. All is one step, if it has to be and there is room.
+    fn count(&mut self, shares: &Batch, known: impl Fn(&[u8]) -> u64, now: Timestamp) -> CountList {
+        let all_begun = shares
+            .iter()
+            .all(|share| self.begun.contains_key(share.key));
+        if all_begun && let Ok(counts) = self.counters.apply_all(shares, now) {
+            return counts;
+        }
+        let one = |share: Increment<'_>| {
+            let mut alone = Batch::default();
+            alone.append_one(share);
+            if share.stands_alone()
+                && self.begun.contains_key(share.key)
+                && let Ok(counts) = self.counters.apply_all(&alone, now)
+                && let [count] = counts[..]
+            {
+                return count;
+            }
+            judged(&share, known(share.key))
+        };
+        shares.iter().map(one).collect()
+    }
+}
+
+/// What `share` would come to if its counter held `known`.
+fn judged(share: &Increment<'_>, known: u64) -> Count {
+    let is_over = share.refuses(known);
+    let is_charged = !is_over || share.charge == Charge::Always;
+    let (added, given_back) = if is_charged {
+        (share.hits.added(), share.hits.given_back())
+    } else {
+        (0, 0)
+    };
+    let after = known.saturating_add(added).saturating_sub(given_back);
+    let has_window = share.method == Method::Window;
+    Count {
+        is_charged,
+        // By then at the latest.
+        ends: (!has_window).then_some(Ends {
+            resets_in: share.period_millis,
+            retry_in: is_over.then_some(share.period_millis),
+        }),
+        ..Count::from(after)
     }
 }
 
@@ -202,23 +271,36 @@ impl Loss {
     }
 
     /// Starts anew and returns what was spent.
-    fn take(&self) -> HashMap<Box<[u8]>, Spent> {
-        let mut local = self.local();
-        self.has_spent.store(false, Relaxed);
-        mem::replace(&mut *local, Local::new(self.max_counters)).spent
+    fn take(&self) -> Vec<(Arc<[u8]>, Spent)> {
+        let new = Local::new(self.max_counters);
+        let old = {
+            let mut local = self.local();
+            self.has_spent.store(false, Relaxed);
+            mem::replace(&mut *local, new)
+        };
+        // Nobody waits while it is taken apart.
+        let begun = old.begun.into_iter();
+        begun
+            .filter_map(|(key, spent)| Some((key, spent?)))
+            .collect()
     }
 
     /// Takes back what was not sent after all.
-    fn put_back(&self, rest: Vec<(Box<[u8]>, Spent)>) {
+    fn put_back(&self, rest: Vec<(Arc<[u8]>, Spent)>, now: Timestamp) {
+        let mut forgotten = 0;
         let mut local = self.local();
         for (key, spent) in rest {
             let increment = Increment {
                 key: &key,
                 terms: spent.added(),
             };
-            let forgotten = local.spend(&increment);
-            self.meters.forgotten.fetch_add(forgotten, Relaxed);
+            if !local.begun.contains_key(&key) && local.has_room(now) {
+                local.begin(&key, increment.expires_at);
+            }
+            forgotten += local.spend(&increment);
         }
+        drop(local);
+        self.meters.forgotten.fetch_add(forgotten, Relaxed);
         self.want_return();
     }
 
@@ -230,23 +312,16 @@ impl Loss {
     }
 
     /// Counts `batch`, of which all increments have [`OnStoreLoss::Local`].
-    fn count(
-        &self,
-        batch: &Batch,
-        known: impl Fn(&[u8]) -> u64,
-        now: Timestamp,
-    ) -> Result<CountList, StoreError> {
+    fn count(&self, batch: &Batch, known: impl Fn(&[u8]) -> u64, now: Timestamp) -> CountList {
         let replicas = self.replicas();
+        let known = |key: &[u8]| known(key).div_ceil(replicas.into());
         let mut local = self.local();
-        local.make_room(now);
         let mut shares = Batch::default();
         for increment in batch.iter() {
             let terms = share(&increment.terms, replicas);
-            if !local.begun.contains_key(increment.key) && local.begun.len() < local.max {
-                let ends_at = increment.expires_at;
-                local.begun.insert(increment.key.into(), ends_at);
+            if !local.begun.contains_key(increment.key) && local.has_room(now) {
                 let begin = Terms {
-                    hits: Hits::add(known(increment.key).div_ceil(replicas.into())),
+                    hits: Hits::add(known(increment.key)),
                     charge: Charge::Always,
                     ..terms
                 };
@@ -255,11 +330,14 @@ impl Loss {
                     terms: begin,
                     ..increment
                 });
-                local.counters.apply_all(&first, now)?;
+                // Its bound is the same, but what has ended leaves it later.
+                if local.counters.apply_all(&first, now).is_ok() {
+                    local.begin(increment.key, increment.expires_at);
+                }
             }
             shares.append_one(Increment { terms, ..increment });
         }
-        let counts = local.counters.apply_all(&shares, now)?;
+        let counts = local.count(&shares, known, now);
         for (increment, count) in batch.iter().zip(&counts) {
             if count.is_charged && !increment.hits.is_peek() {
                 let forgotten = local.spend(&increment);
@@ -267,10 +345,10 @@ impl Loss {
                 self.want_return();
             }
         }
+        drop(local);
         let told = batch.iter().zip(shares.iter()).zip(counts);
-        Ok(told
-            .map(|((increment, share), count)| told_of_share(&increment, &share, count))
-            .collect())
+        told.map(|((increment, share), count)| told_of_share(&increment, &share, count))
+            .collect()
     }
 }
 
@@ -278,7 +356,11 @@ impl Spent {
     /// The hits as an increment that nothing refuses.
     fn added(&self) -> Terms {
         Terms {
-            hits: Hits::add(self.hits),
+            hits: if self.hits < 0 {
+                Hits::give_back(self.hits.unsigned_abs())
+            } else {
+                Hits::add(self.hits.unsigned_abs())
+            },
             charge: Charge::Always,
             ..self.terms
         }
@@ -286,7 +368,7 @@ impl Spent {
 
     /// Whether the store still has a use for it.
     fn matters(&self, now: Timestamp) -> bool {
-        self.hits > 0 && (self.terms.method != Method::Window || self.terms.expires_at > now)
+        self.hits != 0 && (self.terms.method != Method::Window || self.terms.expires_at > now)
     }
 }
 
@@ -373,7 +455,7 @@ impl<S> OnLoss<S> {
                 }
             }
             let recent = self.recent();
-            local = self.loss.count(&counted, |key| recent.get(key, now), now)?;
+            local = self.loss.count(&counted, |key| recent.get(key, now), now);
         }
         let mut local = local.into_iter();
         let answer = |increment: Increment<'_>| match increment.on_loss {
@@ -446,27 +528,29 @@ impl<S: Store> Return<S> {
     /// Adds to the store what was let pass without it. What it does not confirm is not sent again,
     /// for it may have counted; what follows then waits for the next return.
     async fn hand_back(&self, now: Timestamp) {
-        let mut spent: Vec<_> = self.loss.take().into_iter().collect();
+        let mut spent = self.loss.take();
         spent.retain(|(_, spent)| spent.matters(now));
+        let mut at_once = 1;
         while !spent.is_empty() {
             if !self.store.is_well() {
                 self.loss.failed(StoreError::Unreachable, now);
-                self.loss.put_back(spent);
+                self.loss.put_back(spent, now);
                 return;
             }
-            let some = spent.split_off(spent.len().saturating_sub(HANDED_AT_ONCE));
+            let some = spent.split_off(spent.len().saturating_sub(at_once));
+            at_once = (2 * at_once).min(HANDED_AT_ONCE);
             let mut batch = Batch::default();
             let mut hits = 0;
             for (key, spent) in &some {
                 let terms = spent.added();
                 batch.append_one(Increment { key, terms });
-                hits += spent.hits;
+                hits += spent.hits.max(0).unsigned_abs();
             }
             let meters = &self.loss.meters;
             if let Err(error) = self.store.add(&batch, now).await {
                 meters.forgotten.fetch_add(hits, Relaxed);
                 self.loss.failed(error, now);
-                self.loss.put_back(spent);
+                self.loss.put_back(spent, now);
                 return;
             }
             meters.handed_back.fetch_add(hits, Relaxed);
@@ -556,7 +640,7 @@ mod tests {
         let remaining = |hits: &u64| {
             let hits = Hits::add(*hits);
             let counts = loss.count(&batch("a", limit, hits, NOW), |_| known, NOW);
-            let count = counts.unwrap()[0];
+            let count = counts[0];
             assert!(count.is_degraded);
             let left = u64::from(limit.capacity()).saturating_sub(count.after);
             (!count.is_over(limit.capacity(), hits)).then_some(left)
@@ -616,16 +700,13 @@ mod tests {
     fn what_is_taken_is_what_was_let_pass() {
         let loss = loss(2, 10);
         let ten = Limit::fixed(10, Unit::Year);
-        let count = |hits| {
-            loss.count(&batch("a", &ten, hits, NOW), |_| 4, NOW)
-                .unwrap()
-        };
+        let count = |hits| loss.count(&batch("a", &ten, hits, NOW), |_| 4, NOW);
         count(Hits::add(2));
         count(Hits::add(0));
         count(Hits::ONE);
         count(Hits::give_back(1));
         let spent = loss.take();
-        let hits: Vec<_> = spent.values().map(|spent| spent.hits).collect();
+        let hits: Vec<_> = spent.iter().map(|(_, spent)| spent.hits).collect();
         assert_eq!(hits, [2]);
         assert!(loss.take().is_empty());
     }
@@ -639,12 +720,68 @@ mod tests {
             // A hundred values a second, so that what has ended makes room.
             let now = Timestamp::from_millis(NOW.millis() + number * 10);
             let batch = batch(&number.to_string(), &limit, Hits::ONE, now);
-            // A full table is an error like any other.
-            let _ = loss.count(&batch, |_| 0, now);
+            loss.count(&batch, |_| 0, now);
         }
         let local = loss.local();
-        assert!(local.begun.len() <= MAX && local.spent.len() <= MAX);
+        assert!(local.begun.len() <= MAX && local.begun.len() > MAX / 2);
+        let ends: usize = local.ends.values().map(Vec::len).sum();
+        assert_eq!(ends, local.begun.len());
+        assert!(local.ends.len() <= 3);
         assert!(local.counters.live_counters() <= MAX);
+    }
+
+    /// Whether a hit on each of `values` passes where two counters have room, of which `known` hits on a
+    /// limit of ten are known.
+    #[track_caller]
+    fn check_full(loss: &Loss, limit: &Limit, values: &[&str], known: u64, expected: &[bool]) {
+        let passes = values.iter().map(|value| {
+            let counts = loss.count(&batch(value, limit, Hits::ONE, NOW), |_| known, NOW);
+            assert!(counts[0].is_degraded);
+            assert_eq!(counts[0].ends.is_some(), limit.algorithm.looks_first());
+            !counts[0].is_over(limit.capacity(), Hits::ONE)
+        });
+        assert_eq!(passes.collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn a_full_table_counts_what_it_has_and_judges_the_rest_by_what_was_known() {
+        for algorithm in [
+            Algorithm::FixedWindow,
+            Algorithm::SlidingWindow,
+            Algorithm::SlidingLog,
+            Algorithm::TokenBucket { burst: 10 },
+        ] {
+            let ten = with(algorithm, 10);
+            let loss = loss(1, 2);
+            check_full(&loss, &ten, &["a", "b"], 8, &[true, true]);
+            // There is one hit left for each that is counted, and no end for others.
+            let values = ["c", "a", "c", "a", "c", "b", "b"];
+            let expected = [true, true, true, false, true, true, false];
+            check_full(&loss, &ten, &values, 8, &expected);
+            // Nobody who was over before gets in.
+            check_full(&loss, &ten, &["d", "d"], 10, &[false, false]);
+            assert_eq!(loss.take().len(), 2);
+            // `c` three times; and a fixed window counts what it refuses.
+            let more = if ten.algorithm.looks_first() { 0 } else { 2 };
+            assert_eq!(loss.meters.forgotten.load(Relaxed), 3 + more);
+        }
+    }
+
+    #[test]
+    fn what_has_ended_makes_room_a_little_at_a_time() {
+        let limit = Limit::fixed(10, Unit::Second);
+        let loss = loss(1, 1000);
+        for number in 0..1000_u64 {
+            loss.count(
+                &batch(&number.to_string(), &limit, Hits::ONE, NOW),
+                |_| 0,
+                NOW,
+            );
+        }
+        let later = NOW.plus(Duration::from_secs(3));
+        loss.count(&batch("new", &limit, Hits::ONE, later), |_| 0, later);
+        let left = loss.local().begun.len();
+        assert_eq!(left, 1000 - FORGOTTEN_AT_ONCE + 1);
     }
 
     #[test]

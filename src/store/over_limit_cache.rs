@@ -145,9 +145,7 @@ impl<S: Store> Store for OverLimitCache<S> {
             // Boxed, for the way of all others is to stay small.
             return Box::pin(self.add_the_rest(entries, batch, known, now)).await;
         }
-        let counts = self.store.add(batch, now).await?;
-        self.remember(entries, batch, &counts, now);
-        Ok(counts)
+        self.ask(entries, batch, now).await
     }
 }
 
@@ -162,8 +160,7 @@ impl<S: Store> OverLimitCache<S> {
     ) -> Result<CountList, StoreError> {
         let Asked { asked, mut counts } = Asked::new(batch, known);
         if !asked.is_empty() {
-            let told = self.store.add(&asked, now).await?;
-            self.remember(entries, &asked, &told, now);
+            let told = self.ask(entries, &asked, now).await?;
             let missing = counts.iter_mut().zip(batch.iter());
             let missing = missing.filter(|(count, _)| count.is_none());
             for (((count, increment), asked), told) in missing.zip(asked.iter()).zip(told) {
@@ -177,6 +174,26 @@ impl<S: Store> OverLimitCache<S> {
             .into_iter()
             .collect::<Option<_>>()
             .ok_or(StoreError::Refused)
+    }
+
+    /// Asks the store, and remembers what is over.
+    async fn ask(
+        &self,
+        entries: &Mutex<Entries>,
+        batch: &Batch,
+        now: Timestamp,
+    ) -> Result<CountList, StoreError> {
+        let told = self.store.add(batch, now).await;
+        match &told {
+            Ok(counts) => self.remember(entries, batch, counts, now),
+            Err(_) => {
+                // It may have been given back all the same.
+                let mut entries = lock(entries);
+                let given_back = batch.iter().filter(|one| one.hits.given_back() > 0);
+                given_back.for_each(|increment| entries.forget(increment.key));
+            }
+        }
+        told
     }
 }
 
@@ -251,10 +268,10 @@ impl<S> OverLimitCache<S> {
     fn remember(&self, entries: &Mutex<Entries>, batch: &Batch, counts: &[Count], now: Timestamp) {
         let mut entries = lock(entries);
         for (increment, count) in batch.iter().zip(counts) {
-            if count.is_degraded {
-                // The store may know better as soon as it answers.
-            } else if increment.hits.given_back() > 0 {
+            if increment.hits.given_back() > 0 {
                 entries.forget(increment.key);
+            } else if count.is_degraded {
+                // The store may know better as soon as it answers.
             } else if let Some(over) = Over::new(&increment.terms, *count, now) {
                 if over.refused.is_some() && is_repeated(batch, &increment) {
                     continue;

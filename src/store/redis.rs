@@ -15,7 +15,7 @@
 use std::{
     convert::Infallible,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicI64, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -392,6 +392,10 @@ impl Batchers {
                 let timed = lane.clone();
                 running.spawn(async move { timed.watch_time(deadline).await });
                 let pool = Batcher::pool(&self.servers, &lane.node, &self.options);
+                running.spawn(refuse_when_lost(
+                    Arc::downgrade(&lane),
+                    lane.node.breaker.watch(),
+                ));
                 for _ in 0..self.options.connections {
                     let batcher =
                         Batcher::new(lane.clone(), self.servers.clone(), self.options.clone());
@@ -439,6 +443,17 @@ impl Batchers {
     }
 }
 
+/// Answers those who queue as soon as anybody finds that the node is gone. The batchers may be waiting for
+/// answers of their own. Ends with the node.
+async fn refuse_when_lost(lane: Weak<Lane>, mut trouble: watch::Receiver<Option<Trouble>>) {
+    while trouble.changed().await.is_ok() {
+        let Some(lane) = lane.upgrade() else { return };
+        if lane.node.breaker.is_open() {
+            lane.fail_all(StoreError::Unreachable);
+        }
+    }
+}
+
 /// What the batchers of all workers have done.
 #[derive(Debug, Default)]
 pub struct Meters {
@@ -475,4 +490,37 @@ impl Meters {
 /// A panic elsewhere cannot leave what is behind these locks half changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A panic prints what it was about.
+    #[test]
+    fn nothing_that_holds_a_password_prints_it() {
+        let address = Address {
+            url: Secret::Text("redis://u:sesame@h:1".to_owned()),
+            kind: None,
+            auth: Some(Secret::Text("sesame".to_owned())),
+            sentinel_auth: Some(Secret::Text("sesame".to_owned())),
+            timeout: Duration::from_secs(1),
+            is_tls: false,
+            tls: Tls::default(),
+        };
+        let servers = Servers::new(&address, Arc::default(), || Timestamp::from_secs(0)).unwrap();
+        let guide = servers.guide(Duration::from_secs(1));
+        let options = Options {
+            key_prefix: String::new(),
+            deadline: Duration::from_secs(1),
+            connections: 1,
+            jitter_secs: 0,
+            max_waiting: 1,
+            clock: Clock::Redis,
+        };
+        let store = RedisStore::new(&servers, &options);
+        let printed = format!("{address:?} {servers:?} {guide:?} {store:?}");
+        assert!(printed.contains("Connector"), "{printed}");
+        assert!(!printed.contains("sesame"), "{printed}");
+    }
 }

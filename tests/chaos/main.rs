@@ -2,8 +2,8 @@
 //! prints what came of it as one table. `make chaos` runs it.
 //!
 //! ```text
-//! chaos [--deadline 50ms] [--lasts 5s] [--pause 4ms] [--only TEXT] [--write FILE] [-- TOLLGATE-ARGS…]
-//! chaos --soak MINUTES [-- TOLLGATE-ARGS…]
+//! chaos [--deadline 50ms] [--lasts 5s] [--period 10ms] [--only TEXT] [--slowest] [--write FILE] [-- TOLLGATE-ARGS…]
+//! chaos --soak MINUTES [--topology single|sentinel|cluster] [-- TOLLGATE-ARGS…]
 //! ```
 
 #![expect(unreachable_pub, reason = "a test program has no outside")]
@@ -25,15 +25,18 @@ mod soak;
 
 use it::support::{
     chaos::{Outcome, Plan, scenarios},
-    storm::PAUSE,
+    storm::PERIOD,
 };
 
 /// What to do.
 struct Options {
     plan: Plan,
     only: Option<String>,
+    /// Whether to list the slowest answers, too.
+    slowest: bool,
     write: Option<PathBuf>,
     soak: Option<Duration>,
+    topology: String,
 }
 
 fn options() -> Options {
@@ -41,12 +44,14 @@ fn options() -> Options {
         plan: Plan {
             deadline: Duration::from_millis(50),
             lasts: Duration::from_secs(5),
-            pause: PAUSE,
+            period: PERIOD,
             args: Vec::new(),
         },
         only: None,
+        slowest: false,
         write: None,
         soak: None,
+        topology: "single".to_owned(),
     };
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
@@ -54,13 +59,15 @@ fn options() -> Options {
         match arg.as_str() {
             "--deadline" => options.plan.deadline = duration(&value()),
             "--lasts" => options.plan.lasts = duration(&value()),
-            "--pause" => options.plan.pause = duration(&value()),
+            "--period" => options.plan.period = duration(&value()),
+            "--slowest" => options.slowest = true,
             "--only" => options.only = Some(value()),
             "--write" => options.write = Some(value().into()),
             "--soak" => {
                 let minutes: f64 = value().parse().expect("a number of minutes");
                 options.soak = Some(Duration::from_secs_f64(minutes * 60.0));
             }
+            "--topology" => options.topology = value(),
             "--" => options.plan.args = args.by_ref().collect(),
             other => panic!("`{other}` is none of the options"),
         }
@@ -84,7 +91,8 @@ fn main() {
         .build()
         .unwrap();
     if let Some(time) = options.soak {
-        return runtime.block_on(soak::soak(time, &options.plan));
+        let topology = soak::Topology::start(&options.topology);
+        return runtime.block_on(soak::soak(topology, time, &options.plan));
     }
     let mut outcomes = Vec::new();
     for (name, scenario) in scenarios() {
@@ -96,7 +104,23 @@ fn main() {
             continue;
         }
         println!("{name} …");
-        outcomes.push(runtime.block_on(scenario(options.plan.clone())));
+        let outcome = runtime.block_on(scenario(options.plan.clone()));
+        if options.slowest {
+            for (when, seen) in &outcome.slowest {
+                println!(
+                    "asked after {:.1} ms: {:.2} ms, {:?}{}",
+                    millis(*when),
+                    millis(seen.took),
+                    seen.what,
+                    if seen.is_degraded {
+                        ", without Redis"
+                    } else {
+                        ""
+                    }
+                );
+            }
+        }
+        outcomes.push(outcome);
     }
     let table = table(&outcomes);
     println!("\n{table}");
@@ -108,20 +132,25 @@ fn main() {
 /// One line a scenario.
 fn table(outcomes: &[Outcome]) -> String {
     let mut table = "\
-| what breaks | answers | errors | without Redis | longest answer | 99 % while broken | admitted too much | counted too much | exact again after | off afterwards |
-|---|---|---|---|---|---|---|---|---|---|
+| what breaks | answers | errors | without Redis | longest answer | first answers | all others | admitted too much | counted too much | exact again after | off afterwards |
+|---|---|---|---|---|---|---|---|---|---|---|
 "
     .to_owned();
     for outcome in outcomes {
+        let first = outcome.first.map_or_else(
+            || "–".to_owned(),
+            |first| format!("{:.1} ms", millis(first)),
+        );
         let _ = writeln!(
             table,
-            "| {} | {} | {} | {} | {:.1} ms | {:.2} ms | {} | {} | {:.0} ms | {} |",
+            "| {} | {} | {} | {} | {:.1} ms | {} | {:.2} ms | {} | {} | {:.0} ms | {} |",
             outcome.name,
             outcome.answers,
             outcome.errors,
             outcome.degraded,
             millis(outcome.longest),
-            millis(outcome.p99_while_broken),
+            first,
+            millis(outcome.others),
             outcome.over,
             outcome.under,
             millis(outcome.recovery),

@@ -10,7 +10,7 @@ use std::{
     process::{Command, Output},
 };
 
-use ::tollgate::settings::Cli;
+use ::tollgate::settings::{Cli, Hidden};
 use clap::{Arg, CommandFactory as _};
 use tempfile::TempDir;
 
@@ -365,7 +365,11 @@ fn a_bad_value_is_refused_by_the_name_of_its_flag() {
     let cli = Cli::command();
     let serve = cli.find_subcommand("serve").unwrap();
     // Whoever uses a text may have something against it, but not the command line.
-    let texts = [TypeId::of::<String>(), TypeId::of::<PathBuf>()];
+    let texts = [
+        TypeId::of::<String>(),
+        TypeId::of::<PathBuf>(),
+        TypeId::of::<Hidden>(),
+    ];
     let is_text = |flag: &Arg| {
         let kind = flag.get_value_parser().type_id();
         texts.iter().any(|text| kind == *text)

@@ -102,7 +102,7 @@ async fn slots_that_move_under_load_cost_no_answer_and_no_count() {
     let client = connect(server.grpc).await;
     all_work(&client).await;
     let before = counted(&cluster);
-    let storm = Storm::start(&[server.grpc], &VALUES).await;
+    let storm = Storm::start(&[server.grpc], &VALUES);
     for value in VALUES {
         let slot = cluster.nodes[0].number(&["CLUSTER", "KEYSLOT", &key(value)]);
         let slot = u16::try_from(slot).unwrap();
@@ -114,6 +114,54 @@ async fn slots_that_move_under_load_cost_no_answer_and_no_count() {
     assert!(answers.ok() > 100);
     assert_eq!(counted(&cluster) - before, answers.ok());
     check_exact(&mut client.clone(), "").await;
+}
+
+/// Commands are sent on while the map is behind. When it is not, the connections for that go.
+#[tokio::test]
+async fn connections_of_detours_are_closed_when_nothing_is_sent_on_any_more() {
+    let cluster = Cluster::start(0);
+    let server = start(&cluster);
+    // One for each worker.
+    let clients = [connect(server.grpc).await, connect(server.grpc).await];
+    let all_count = async || {
+        for client in &clients {
+            all_work(client).await;
+        }
+    };
+    all_count().await;
+    let open_files = || {
+        let folder = format!("/proc/{}/fd", server.process_id());
+        std::fs::read_dir(folder).unwrap().count()
+    };
+    let before = open_files();
+    let redirects = || {
+        let stats = server.page("/stats");
+        let lines = stats
+            .lines()
+            .filter(|line| line.contains(".redirects_total: "));
+        lines
+            .map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap())
+            .sum::<u64>()
+    };
+    let slot = cluster.nodes[0].number(&["CLUSTER", "KEYSLOT", &key("a")]);
+    let slot = u16::try_from(slot).unwrap();
+    let mut owner = cluster.owner(&key("a"));
+    let mut most = before;
+    eventually("something was sent on", async || {
+        let to = (owner + 1) % 3;
+        cluster.migrate(owner, to, slot, slot);
+        owner = to;
+        all_count().await;
+        most = most.max(open_files());
+        redirects() > 0
+    })
+    .await;
+    assert!(most > before, "a detour has a connection of its own");
+    eventually("they are closed", async || {
+        all_count().await;
+        open_files() <= before
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -150,7 +198,7 @@ async fn a_node_that_joins_takes_its_share() {
     let client = connect(server.grpc).await;
     all_work(&client).await;
     let before = counted(&cluster);
-    let storm = Storm::start(&[server.grpc], &VALUES).await;
+    let storm = Storm::start(&[server.grpc], &VALUES);
     cluster.add_node();
     for value in VALUES {
         let slot = cluster.nodes[0].number(&["CLUSTER", "KEYSLOT", &key(value)]);
@@ -182,7 +230,7 @@ async fn when_a_master_dies_its_replica_counts_and_nobody_else_notices() {
     let mut client = connect(server.grpc).await;
     all_work(&client).await;
     check_exact(&mut client, "before").await;
-    let storm = Storm::start(&[server.grpc], &VALUES).await;
+    let storm = Storm::start(&[server.grpc], &VALUES);
     eventually("the load is there", async || {
         server.metric("tollgate_redis_pipelines_total") > 300
     })

@@ -12,6 +12,7 @@
 //! - `sentinel`: a Redis that sentinels watch over, and failovers
 //! - `cluster`: a Redis Cluster: one batch a node, slots that move, masters that die
 //! - `calm`: what callers see while Redis or the way to it is broken
+//! - `secrets`: passwords are told nobody, whatever goes wrong
 //! - `redis_tls`: TLS between tollgate and Redis
 //! - `reload`: rules that change under a running server
 //! - `xds`: rules that a control plane pushes
@@ -63,6 +64,7 @@ mod redis;
 mod redis_tls;
 mod reload;
 mod rls;
+mod secrets;
 mod sentinel;
 mod statistics;
 mod store;

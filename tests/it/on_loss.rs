@@ -226,7 +226,7 @@ fn await_end_of_loss(server: &Tollgate) {
 async fn a_kill_under_load_costs_no_answer_and_no_budget() {
     let mut redis = Redis::start();
     let server = under_load(&redis.url());
-    let storm = Storm::start(&[server.grpc], &VALUES).await;
+    let storm = Storm::start(&[server.grpc], &VALUES);
     wait_until("the load is there", || counted(&redis) > 100);
     redis.kill();
     await_answers_without_redis(&server, 3 * VALUES.len() * LIMIT);
@@ -260,7 +260,7 @@ async fn a_replica_that_is_cut_off_admits_its_share_and_no_more() {
     let redis = Redis::start();
     let proxy = Proxy::to(redis.address());
     let servers = [under_load(&redis.url()), under_load(&proxy.url())];
-    let storm = Storm::start(&[servers[0].grpc, servers[1].grpc], &VALUES).await;
+    let storm = Storm::start(&[servers[0].grpc, servers[1].grpc], &VALUES);
     wait_until("the load is there", || counted(&redis) > 100);
     proxy.set(Fault {
         swallows: true,
@@ -330,4 +330,225 @@ async fn replicas_are_counted_only_if_somebody_has_to_know() {
     wait_until("it counts itself", || {
         server.metric("tollgate_replicas") == 1
     });
+}
+
+/// A table without room counts what it has, and lets the rest pass by what was known: no error for a
+/// value that is one too many.
+#[tokio::test]
+async fn a_full_local_table_refuses_nobody_for_want_of_room() {
+    let mut redis = Redis::start();
+    let server = start(&redis, &["--max-counters", "3", "--workers", "1"]);
+    let mut client = connect(server.grpc).await;
+    let ask_for = async |client: &mut Client, value: &str, hits: u64| {
+        let mut asked = request("d", vec![descriptor(&[("local", value)])]);
+        asked.descriptors[0].hits_addend = Some(hits);
+        told(send(client, asked).await)
+    };
+    // One that is over is so without Redis, too.
+    assert_eq!(
+        ask_for(&mut client, "over", 100).await,
+        Ok((Code::Ok, false))
+    );
+    redis.kill();
+    for number in 0..50 {
+        let value = number.to_string();
+        assert_eq!(ask_for(&mut client, &value, 60).await, Ok((Code::Ok, true)));
+    }
+    // The first have their counters; the others are always asked for the first time.
+    for (value, code) in [
+        ("0", Code::OverLimit),
+        ("49", Code::Ok),
+        ("over", Code::OverLimit),
+    ] {
+        assert_eq!(
+            ask_for(&mut client, value, 60).await,
+            Ok((code, true)),
+            "{value}"
+        );
+    }
+    // More than the limit at once is too much, whoever asks.
+    assert_eq!(
+        ask_for(&mut client, "x", 101).await,
+        Ok((Code::OverLimit, true))
+    );
+    let log = server.log().text();
+    assert_eq!(
+        log.matches("no room to count more locally").count(),
+        1,
+        "{log}"
+    );
+    redis.restart();
+    // Three values, one of them twice.
+    await_handed_back(&server, 4 * 60);
+    let forgotten = server.metric("tollgate_forgotten_hits_total");
+    assert_eq!(forgotten, (47 + 1 + 1) * 60 + 101);
+}
+
+/// What does not fit into the queue of a Redis that is slow, or does not answer, is answered at once as
+/// its rule says, without an error and without growing memory; and what was counted locally is in Redis
+/// afterwards.
+#[tokio::test]
+async fn a_full_queue_is_answered_as_the_rules_say() {
+    const LIMITS: &str = "domain: d\ndescriptors: [{key: k, rate_limits: [10000000/10000years]}]";
+    for answer in ["error", "allow", "deny", "local"] {
+        let redis = Redis::start();
+        let proxy = Proxy::to(redis.address());
+        let server = tollgate::with_rules(LIMITS)
+            .redis_at(&proxy.url(), "5s")
+            .args(["--redis-max-waiting", "4", "--on-store-loss", answer])
+            .start();
+        let mut client = connect(server.grpc).await;
+        eventually("Redis counts", async || {
+            told(one(&mut client, "other").await) == Ok((Code::Ok, false))
+                && told(one(&mut client, "k").await) == Ok((Code::Ok, false))
+        })
+        .await;
+        let before = server.peak_bytes();
+        proxy.set(Fault {
+            latency: Duration::from_millis(100),
+            ..Fault::default()
+        });
+        let storm = Storm::start(&[server.grpc], &["a", "b"]);
+        let answered = || {
+            let stats = server.page("/stats");
+            let counts = [
+                "tollgate.degraded_total: ",
+                ".should_rate_limit.redis_error: ",
+            ];
+            let counts = counts.map(|name| {
+                let line = stats.lines().find_map(|line| line.split_once(name));
+                line.map_or(0, |(_, count)| count.parse::<u64>().unwrap())
+            });
+            counts.iter().sum::<u64>()
+        };
+        let is_full = |calls| wait_until("the queue is full", || answered() >= calls);
+        is_full(2000);
+        redis.freeze();
+        is_full(4000);
+        redis.thaw();
+        proxy.heal();
+        let answers = storm.end().await;
+        let without = if answer == "error" {
+            assert!(
+                answers
+                    .errors()
+                    .contains_key("too many requests are waiting for the counter store")
+            );
+            answers.error_count()
+        } else {
+            assert_eq!(answers.error_count(), 0, "{answer}: {:?}", answers.errors());
+            let degraded = answers.degraded();
+            let expected = if answer == "deny" {
+                What::OverLimit
+            } else {
+                What::Ok
+            };
+            assert_eq!(degraded.count(expected), degraded.0.len(), "{answer}");
+            degraded.0.len()
+        };
+        assert!(without > 1000, "{answer}: {without}");
+        // Most of all calls did not wait for Redis, which takes five times as long at least.
+        let median = answers.quantile(0.5, Duration::ZERO);
+        assert!(median < Duration::from_millis(40), "{answer}: {median:?}");
+        let grown = server.peak_bytes().saturating_sub(before);
+        assert!(grown < 32 << 20, "{answer}: {grown} bytes more");
+        if answer == "local" {
+            let expected = answers.0.len();
+            wait_until("Redis holds all of them", || {
+                redis
+                    .keys()
+                    .iter()
+                    .filter(|key| key.contains(":k1:"))
+                    .map(|key| redis.cli(&["GET", key]).trim().parse::<usize>().unwrap())
+                    .sum::<usize>()
+                    > expected
+            });
+        }
+    }
+}
+
+const REMEMBERED: &str = "
+domain: d
+on_store_loss: allow
+descriptors:
+  - {key: year, rate_limits: [2/year]}
+  - {key: log, rate_limit: {unit: year, requests_per_unit: 2, algorithm: sliding_log}}
+  - {key: second, rate_limits: [2/second]}
+  - {key: raised, rate_limits: [2/year]}
+  - {key: back, on_store_loss: local, rate_limits: [2/year]}
+";
+
+/// What was over when Redis was lost stays so by the cache, no longer than that holds.
+#[tokio::test]
+async fn what_is_known_to_be_over_is_denied_without_redis() {
+    let mut redis = Redis::start();
+    let server = tollgate::with_rules(REMEMBERED)
+        .redis_at(&redis.url(), "1s")
+        .args(["--workers", "1"])
+        .start();
+    let mut client = connect(server.grpc).await;
+    for key in ["year", "log", "raised", "back", "second"] {
+        // A second may end in between.
+        eventually("it is over", async || {
+            told(one(&mut client, key).await) == Ok((Code::OverLimit, false))
+        })
+        .await;
+    }
+    redis.kill();
+    eventually("Redis is lost", async || {
+        told(one(&mut client, "other").await).is_ok() && server.metric("tollgate_stores_lost") == 1
+            || {
+                // Something that has to be counted finds out.
+                let new = ask(&mut client, "d", &[("year", "new")]).await;
+                told(new) == Ok((Code::Ok, true))
+            }
+    })
+    .await;
+    let check_over = async |client: &mut Client| {
+        for key in ["year", "log"] {
+            assert_eq!(
+                told(one(client, key).await),
+                Ok((Code::OverLimit, false)),
+                "{key}"
+            );
+        }
+    };
+    check_over(&mut client).await;
+    // A look at what is over finds it over.
+    let mut look = request("d", vec![descriptor(&[("year", "v")])]);
+    look.descriptors[0].hits_addend = Some(0);
+    assert_eq!(
+        told(send(&mut client, look).await),
+        Ok((Code::OverLimit, false))
+    );
+    // As soon as its window has ended nothing is known of it.
+    eventually("the second is over", async || {
+        told(one(&mut client, "second").await) == Ok((Code::Ok, true))
+    })
+    .await;
+    // What is given back makes room, here and in Redis.
+    assert_eq!(
+        told(one(&mut client, "back").await),
+        Ok((Code::OverLimit, false))
+    );
+    let mut back = request("d", vec![descriptor(&[("back", "v")])]);
+    back.descriptors[0].hits_addend = Some(2);
+    back.descriptors[0].is_negative_hits = true;
+    assert_eq!(told(send(&mut client, back).await), Ok((Code::Ok, true)));
+    assert_eq!(told(one(&mut client, "back").await), Ok((Code::Ok, true)));
+    assert_eq!(
+        told(one(&mut client, "back").await),
+        Ok((Code::OverLimit, true))
+    );
+    // A reload with a higher limit forgets that one, and no other.
+    let raised = REMEMBERED.replace(
+        "key: raised, rate_limits: [2",
+        "key: raised, rate_limits: [9",
+    );
+    std::fs::write(server.rules().join("rules.yaml"), raised).unwrap();
+    eventually("the new limit is in use", async || {
+        told(one(&mut client, "raised").await) == Ok((Code::Ok, true))
+    })
+    .await;
+    check_over(&mut client).await;
 }

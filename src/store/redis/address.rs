@@ -138,7 +138,7 @@ impl Place {
                 None => (text, default_port),
             },
         };
-        if host.is_empty() || host.contains(['/', ' ', '@', '?']) {
+        if host.is_empty() || host.contains(['/', ' ', '@', '?', '[', ']']) {
             return Err(bad("a host is no host"));
         }
         let host = host.to_owned();
@@ -302,7 +302,12 @@ fn seeds(hosts: &str, default_port: u16) -> Result<Vec<Place>, BadUrl> {
 
 /// Credentials and database of a URL.
 fn settings(url: &str) -> Result<RedisConnectionInfo, BadUrl> {
-    let info = url.into_connection_info().map_err(library)?;
+    // What stands behind the colon may quote the address.
+    let without_quotes = |error: RedisError| {
+        let text = error.to_string().to_lowercase();
+        bad(text.split(": ").next().unwrap_or_default())
+    };
+    let info = url.into_connection_info().map_err(without_quotes)?;
     Ok(info.redis_settings().clone())
 }
 
@@ -376,6 +381,8 @@ mod tests {
             ("h:0", None),
             ("", None),
             ("redis://:sesame@h:1/x", None),
+            ("redis://:sesame@[::1", None),
+            ("redis://h:1?protocol=sesame", None),
         ] {
             let error = Whereabouts::parse(url, kind, false).unwrap_err();
             assert!(!error.to_string().contains("sesame"), "{url}: {error}");

@@ -6,6 +6,7 @@ use std::{
     mem,
     ops::Range,
     sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
 };
 
 use bb8_redis::redis::Value;
@@ -34,6 +35,10 @@ const MAX_REDIRECTS: usize = 3;
 /// once.
 const MAX_DETOURS: usize = 16;
 
+/// When nothing was sent on for so long, the map knows where everything is, and the connections of
+/// detours are closed.
+const DETOUR_IDLE: Duration = Duration::from_secs(5);
+
 /// The loop of one connection.
 #[derive(Debug)]
 pub(super) struct Batcher {
@@ -45,6 +50,7 @@ pub(super) struct Batcher {
     trouble: watch::Receiver<Option<Trouble>>,
     /// Connections to servers that commands were sent on to.
     detours: HashMap<Place, Link>,
+    detoured_at: Instant,
     /// The last error that Redis gave for a command, so that the log says it once.
     last_refusal: Option<String>,
 }
@@ -60,6 +66,7 @@ impl Batcher {
             options,
             known: Known::default(),
             detours: HashMap::new(),
+            detoured_at: Instant::now(),
             last_refusal: None,
         }
     }
@@ -228,14 +235,17 @@ impl Batcher {
     async fn follow_redirects(&mut self, commands: &Packed, replies: &mut [Value]) {
         let is_error = |reply: &Value| matches!(reply, Value::ServerError(_));
         if !replies.iter().any(is_error) {
+            self.close_idle_detours();
             return;
         }
         let until = Instant::now() + self.options.deadline;
         for _ in 0..MAX_REDIRECTS {
             let redirects = redirects(replies, &self.node.place);
             if redirects.is_empty() {
+                self.close_idle_detours();
                 return;
             }
+            self.detoured_at = Instant::now();
             if redirects.iter().any(|redirect| !redirect.is_ask) {
                 self.servers.refresh();
             }
@@ -258,6 +268,12 @@ impl Batcher {
                 };
                 redirect.fill_in(replies, late);
             }
+        }
+    }
+
+    fn close_idle_detours(&mut self) {
+        if !self.detours.is_empty() && self.detoured_at.elapsed() > DETOUR_IDLE {
+            self.detours.clear();
         }
     }
 

@@ -18,7 +18,7 @@ use super::{
     proxy::{Fault, Proxy},
     redis::Redis,
     sentinel::Watched,
-    storm::{Answers, Storm, What},
+    storm::{Answers, Seen, Storm, What},
     tollgate::{self, Tollgate},
     wait_until,
 };
@@ -30,8 +30,8 @@ pub struct Plan {
     pub deadline: Duration,
     /// How long what can last lasts.
     pub lasts: Duration,
-    /// Between an answer and the next question of the same stream.
-    pub pause: Duration,
+    /// Between two questions of the same stream.
+    pub period: Duration,
     /// Further arguments for tollgate, such as what to answer meanwhile.
     pub args: Vec<String>,
 }
@@ -57,9 +57,13 @@ pub struct Outcome {
     pub longest: Duration,
     /// Answers that took far longer than a deadline.
     pub late: usize,
-    /// The time in which 99 of 100 answers came while it was broken, those left out that were on
-    /// their way when it broke.
-    pub p99_while_broken: Duration,
+    /// The time in which 99 of 100 came of the first answers while it was broken: those to what was asked
+    /// before anybody was answered without Redis. Nothing if nobody ever was.
+    pub first: Option<Duration>,
+    /// The same of all others while it was broken.
+    pub others: Duration,
+    /// The slowest of the others, with the time from the break to the question.
+    pub slowest: Vec<(Duration, Seen)>,
     /// Hits that were admitted and are not in the store any more: they may be admitted again.
     pub over: i64,
     /// Hits that are in the store although their callers got no answer.
@@ -176,7 +180,7 @@ descriptors:
 ";
 
 /// Values whose counters live in all parts of a cluster.
-const VALUES: [&str; 12] = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"];
+pub const VALUES: [&str; 12] = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"];
 
 /// How long the load goes on before something breaks, and after it was mended.
 const CALM: Duration = Duration::from_millis(300);
@@ -187,6 +191,9 @@ const QUIET: Duration = Duration::from_millis(1500);
 
 /// What is far longer than a deadline: timers have a grain, and machines other things to do.
 const LATE: Duration = Duration::from_millis(50);
+
+/// How many of the slowest answers are kept to be looked at.
+const SLOWEST: usize = 20;
 
 /// A tollgate for a scenario.
 pub fn start(plan: &Plan, url: &str, more: &[(&str, &str)]) -> Tollgate {
@@ -259,7 +266,7 @@ impl Course {
         }
         let counted_before = counted();
         let addresses: Vec<_> = servers.iter().map(|server| server.grpc).collect();
-        let storm = Storm::paced(&addresses, &VALUES, plan.pause).await;
+        let storm = Storm::paced(&addresses, &VALUES, plan.period);
         tokio::time::sleep(CALM).await;
         Self {
             name,
@@ -320,7 +327,17 @@ impl Course {
         for client in &mut self.clients {
             off_afterwards += off_by(client).await;
         }
-        let waited_for = Self::settled(&answers, broken, mended, self.plan.deadline);
+        let known = answers.first_lack(broken).filter(|known| *known < mended);
+        let quantile = |answers: &Answers| answers.quantile(0.99, self.plan.period);
+        let first = known.map(|known| quantile(&answers.under_way(broken, known)));
+        let others = answers.between(known.unwrap_or(broken), mended);
+        let mut slowest: Vec<_> = others
+            .0
+            .iter()
+            .map(|seen| (seen.at - broken, seen.clone()))
+            .collect();
+        slowest.sort_by_key(|(_, seen)| std::cmp::Reverse(seen.took));
+        slowest.truncate(SLOWEST);
         Outcome {
             name: self.name,
             answers: answers.0.len(),
@@ -328,17 +345,14 @@ impl Course {
             degraded: answers.degraded().0.len(),
             longest: answers.longest(),
             late: answers.later_than(self.plan.deadline + LATE),
-            p99_while_broken: waited_for.quantile(0.99),
+            first,
+            others: quantile(&others),
+            slowest,
             over: (ok - counted).max(0),
             under: (counted - ok).max(0),
             recovery: self.recovery,
             off_afterwards,
         }
-    }
-
-    /// The answers while it was broken and known to be.
-    fn settled(answers: &Answers, broken: Instant, mended: Instant, deadline: Duration) -> Answers {
-        answers.between(broken + deadline * 2, mended)
     }
 }
 
@@ -441,7 +455,7 @@ async fn cluster_node_added(plan: Plan) -> Outcome {
 }
 
 /// Moves the slots of all values.
-async fn move_values(cluster: &Cluster, to: impl Fn(usize) -> usize) {
+pub async fn move_values(cluster: &Cluster, mut to: impl FnMut(usize) -> usize) {
     for value in VALUES {
         let slot = cluster.nodes[0].number(&["CLUSTER", "KEYSLOT", &key(value)]);
         let slot = u16::try_from(slot).unwrap();

@@ -1,25 +1,49 @@
 //! Load that goes on while something breaks, and what its callers saw.
+//!
+//! What is to be measured shares its cores with the callers, so they are cheap: each connection is a
+//! thread that writes at once what is due, in frames made beforehand, and reads whatever has come.
 
 use std::{
-    collections::BTreeMap,
-    net::SocketAddr,
+    collections::{BTreeMap, HashMap},
+    io::{self, Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    os::fd::AsFd as _,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
+    thread,
     time::{Duration, Instant},
 };
 
-use tokio::{sync::oneshot, task::JoinSet};
+use ::tollgate::grpc::proto::envoy::service::ratelimit::v3::{
+    RateLimitResponse, rate_limit_response::Code,
+};
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, ppoll},
+};
+use prost::Message as _;
+use tokio::sync::oneshot;
 
-use super::ask::{self, Client, connect};
+use super::{
+    PATIENCE,
+    ask::{self, descriptor, request},
+};
+
+/// The benchmark's reader of headers.
+#[path = "../../../benches/wire/hpack.rs"]
+mod hpack;
 
 /// Callers that ask all the time.
 pub const STREAMS: usize = 64;
 
-/// Between an answer and the next question of the same stream: what is measured is how long
-/// answers take, and not how many a busy machine can give.
-pub const PAUSE: Duration = Duration::from_millis(4);
+/// Connections of all callers together, if there are no more servers than that.
+const CONNECTIONS: usize = 4;
+
+/// Between two questions of a caller: what is measured is how long answers take, and not how many a
+/// busy machine can give.
+pub const PERIOD: Duration = Duration::from_millis(10);
 
 /// One answer.
 #[derive(Clone, Debug)]
@@ -47,8 +71,9 @@ pub enum What {
     Error(&'static str),
 }
 
-/// 64 streams on four connections, dealt out to the servers, each of which asks again as soon as
-/// it was answered. They have a thread of their own, so that nothing else holds them up.
+/// 64 callers on four connections, dealt out to the servers. Each asks at fixed times, which are evenly
+/// spread among them; who still waits for an answer at such a time lets it pass, and
+/// [`Answers::quantile`] makes up for that.
 #[derive(Debug)]
 pub struct Storm {
     over: Arc<AtomicBool>,
@@ -57,76 +82,323 @@ pub struct Storm {
 
 impl Storm {
     /// The callers ask for one of `values` each, in turn. Returns once all are connected.
-    pub async fn start(servers: &[SocketAddr], values: &[&str]) -> Self {
-        Self::paced(servers, values, PAUSE).await
+    pub fn start(servers: &[SocketAddr], values: &[&str]) -> Self {
+        Self::paced(servers, values, PERIOD)
     }
 
-    /// The same with another pause.
-    pub async fn paced(servers: &[SocketAddr], values: &[&str], pause: Duration) -> Self {
+    /// The same with another time between two questions of a caller.
+    pub fn paced(servers: &[SocketAddr], values: &[&str], period: Duration) -> Self {
         let over = Arc::new(AtomicBool::new(false));
-        let (answer, seen) = oneshot::channel();
-        let (ready, is_ready) = oneshot::channel();
-        let servers = servers.to_vec();
-        let values: Vec<_> = values.iter().map(|&value| value.to_owned()).collect();
-        let is_over = over.clone();
-        std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()
-                .unwrap();
-            runtime.block_on(async {
-                let mut clients = Vec::new();
-                for number in 0..4.max(servers.len()) {
-                    clients.push(connect(servers[number % servers.len()]).await);
-                }
-                let mut callers = JoinSet::new();
-                for caller in 0..STREAMS {
-                    let client = clients[caller % clients.len()].clone();
-                    let value = values[caller % values.len()].clone();
-                    callers.spawn(call(client, value, pause, is_over.clone()));
-                }
-                let _ = ready.send(());
-                let seen = callers.join_all().await.into_iter().flatten().collect();
-                let _ = answer.send(seen);
+        let count = CONNECTIONS.max(servers.len());
+        let begins = Instant::now();
+        let lines = (0..count).map(|number| {
+            let own = (number..STREAMS).step_by(count);
+            let callers = own.map(|caller| {
+                let offset = period * u32::try_from(caller).unwrap() / 64;
+                Caller::new(values[caller % values.len()], begins + offset)
             });
+            let server = servers[number % servers.len()];
+            let mut line = Line::connect(server, callers.collect()).expect("the server accepts");
+            let over = over.clone();
+            thread::spawn(move || line.run(period, &over).expect("the server answers"))
         });
-        is_ready.await.unwrap();
+        let lines: Vec<_> = lines.collect();
+        let (answer, seen) = oneshot::channel();
+        thread::spawn(move || {
+            // One that panicked has said why; then nothing is answered.
+            let seen: Result<Vec<_>, _> = lines.into_iter().map(thread::JoinHandle::join).collect();
+            if let Ok(seen) = seen {
+                let _ = answer.send(seen.concat());
+            }
+        });
         Self { over, seen }
     }
 
     /// Ends it, and returns all answers.
     pub async fn end(self) -> Answers {
         self.over.store(true, Relaxed);
-        let mut seen = self.seen.await.unwrap();
+        let mut seen = self.seen.await.expect("all connections stood");
         seen.sort_by_key(|seen| seen.at);
         Answers(seen)
     }
 }
 
-async fn call(
-    mut client: Client,
-    value: String,
-    pause: Duration,
-    over: Arc<AtomicBool>,
-) -> Vec<Seen> {
-    let mut seen = Vec::new();
-    while !over.load(Relaxed) {
-        let at = Instant::now();
-        let response = ask::ask(&mut client, "d", &[("k", &value)]).await;
-        let what = match &response {
-            Ok(_) if ask::is_ok(&response) => What::Ok,
-            Ok(_) => What::OverLimit,
-            Err(status) => What::Error(known(status.message())),
-        };
-        seen.push(Seen {
-            at,
-            took: at.elapsed(),
-            what,
-            is_degraded: response.is_ok_and(|reply| ask::is_degraded(&reply)),
-        });
-        tokio::time::sleep(pause).await;
+/// What a frame begins with (RFC 9113, section 4.1), in bytes.
+const FRAME_HEADER: usize = 9;
+
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const WINDOW_UPDATE: u8 = 8;
+const RESET: u8 = 3;
+const GOAWAY: u8 = 7;
+
+const END_STREAM: u8 = 1;
+const ACK: u8 = 1;
+const END_HEADERS: u8 = 4;
+
+/// What a connection may send at first without being told that it was read, in bytes.
+const FIRST_WINDOW: usize = 65_535;
+
+/// What the server may send without being told that it was read, in bytes: more than the replies of
+/// half an hour.
+const WINDOW: u32 = (1 << 31) - 1;
+
+#[derive(Debug)]
+struct Caller {
+    /// A call, but for the number of its stream.
+    frames: Vec<u8>,
+    /// Bytes of it that count against the window: headers do not.
+    counted: usize,
+    due: Instant,
+    is_waiting: bool,
+}
+
+impl Caller {
+    /// Asks for `value`. Headers are spelled out each time, and nothing is remembered of them.
+    fn new(value: &str, due: Instant) -> Self {
+        // POST and http stand in every table.
+        let mut head = vec![0x83, 0x86];
+        let path = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+        for (name, value) in [
+            (":authority", "chaos"),
+            (":path", path),
+            ("content-type", "application/grpc"),
+            ("te", "trailers"),
+        ] {
+            head.push(0);
+            for text in [name, value] {
+                head.push(u8::try_from(text.len()).unwrap());
+                head.extend(text.bytes());
+            }
+        }
+        let message = request("d", vec![descriptor(&[("k", value)])]).encode_to_vec();
+        let mut body = vec![0];
+        body.extend(u32::try_from(message.len()).unwrap().to_be_bytes());
+        body.extend(message);
+        let mut frames = Vec::new();
+        frame(&mut frames, HEADERS, END_HEADERS, &head);
+        frame(&mut frames, DATA, END_STREAM, &body);
+        Self {
+            frames,
+            counted: body.len(),
+            due,
+            is_waiting: false,
+        }
     }
-    seen
+}
+
+/// Of stream 0, which is the connection itself.
+fn frame(out: &mut Vec<u8>, kind: u8, flags: u8, payload: &[u8]) {
+    let length = u32::try_from(payload.len()).unwrap();
+    out.extend(&length.to_be_bytes()[1..]);
+    out.extend([kind, flags, 0, 0, 0, 0]);
+    out.extend(payload);
+}
+
+/// A connection, and those who call on it.
+#[derive(Debug)]
+struct Line {
+    socket: TcpStream,
+    inbound: Vec<u8>,
+    outbound: Vec<u8>,
+    headers: hpack::Decoder,
+    callers: Vec<Caller>,
+    /// Calls under way by stream.
+    calls: HashMap<u32, Call>,
+    next_stream: u32,
+    /// How much may be sent, in bytes.
+    window: usize,
+    seen: Vec<Seen>,
+}
+
+#[derive(Debug)]
+struct Call {
+    caller: usize,
+    at: Instant,
+    body: Vec<u8>,
+    /// Of the reply's end.
+    status: Option<Vec<u8>>,
+    message: Vec<u8>,
+}
+
+impl Line {
+    fn connect(server: SocketAddr, callers: Vec<Caller>) -> io::Result<Self> {
+        let mut socket = TcpStream::connect(server)?;
+        socket.set_nodelay(true)?;
+        let mut hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+        // No pushes.
+        frame(&mut hello, SETTINGS, 0, &[0, 2, 0, 0, 0, 0]);
+        let more = WINDOW - u32::try_from(FIRST_WINDOW).unwrap();
+        frame(&mut hello, WINDOW_UPDATE, 0, &more.to_be_bytes());
+        socket.write_all(&hello)?;
+        Ok(Self {
+            socket,
+            inbound: Vec::new(),
+            outbound: Vec::new(),
+            headers: hpack::Decoder::default(),
+            callers,
+            calls: HashMap::new(),
+            next_stream: 1,
+            window: FIRST_WINDOW,
+            seen: Vec::new(),
+        })
+    }
+
+    /// Asks until it is `over` and all is answered.
+    fn run(&mut self, period: Duration, over: &AtomicBool) -> io::Result<Vec<Seen>> {
+        let mut heard = Instant::now();
+        loop {
+            let is_over = over.load(Relaxed);
+            if is_over && self.calls.is_empty() {
+                return Ok(std::mem::take(&mut self.seen));
+            }
+            if !is_over {
+                self.ask(period);
+            }
+            self.socket.write_all(&self.outbound)?;
+            self.outbound.clear();
+            let idle = self.callers.iter().filter(|caller| !caller.is_waiting);
+            let next = idle.map(|caller| caller.due).min();
+            let pause = next.map_or(period, |due| due.saturating_duration_since(Instant::now()));
+            if self.is_readable(if is_over { period } else { pause })? {
+                self.read()?;
+                heard = Instant::now();
+            } else if !self.calls.is_empty() && heard.elapsed() > PATIENCE {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+        }
+    }
+
+    /// Has everybody ask whose time has come.
+    fn ask(&mut self, period: Duration) {
+        let now = Instant::now();
+        for (number, caller) in self.callers.iter_mut().enumerate() {
+            if caller.is_waiting || caller.due > now || self.window < caller.counted {
+                continue;
+            }
+            while caller.due <= now {
+                caller.due += period;
+            }
+            caller.is_waiting = true;
+            let stream = self.next_stream;
+            self.next_stream += 2;
+            self.window -= caller.counted;
+            let mut rest = caller.frames.as_slice();
+            while !rest.is_empty() {
+                let length = u32::from_be_bytes([0, rest[0], rest[1], rest[2]]) as usize;
+                let (one, others) = rest.split_at(FRAME_HEADER + length);
+                self.outbound.extend(&one[..5]);
+                self.outbound.extend(stream.to_be_bytes());
+                self.outbound.extend(&one[FRAME_HEADER..]);
+                rest = others;
+            }
+            let call = Call {
+                caller: number,
+                at: now,
+                body: Vec::new(),
+                status: None,
+                message: Vec::new(),
+            };
+            self.calls.insert(stream, call);
+        }
+    }
+
+    fn is_readable(&self, pause: Duration) -> io::Result<bool> {
+        let mut polled = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
+        match ppoll(&mut polled, Some(pause.into()), None) {
+            Ok(count) => Ok(count > 0),
+            Err(Errno::EINTR) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Takes in what has come.
+    fn read(&mut self) -> io::Result<()> {
+        let mut buffer = [0; 16 << 10];
+        let count = self.socket.read(&mut buffer)?;
+        if count == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let now = Instant::now();
+        self.inbound.extend(&buffer[..count]);
+        let inbound = std::mem::take(&mut self.inbound);
+        let mut rest = inbound.as_slice();
+        while let Some((head, others)) = rest.split_at_checked(FRAME_HEADER) {
+            let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
+            let Some((payload, others)) = others.split_at_checked(length) else {
+                break;
+            };
+            let stream = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
+            self.frame(head[3], head[4], stream, payload, now);
+            rest = others;
+        }
+        self.inbound = rest.to_vec();
+        Ok(())
+    }
+
+    fn frame(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8], now: Instant) {
+        match kind {
+            HEADERS => {
+                assert_ne!(flags & END_HEADERS, 0, "headers in several frames");
+                let call = self.calls.get_mut(&stream).expect("a reply to a call");
+                let see = |name: &[u8], value: &[u8]| match name {
+                    b"grpc-status" => call.status = Some(value.to_vec()),
+                    b"grpc-message" => call.message = value.to_vec(),
+                    _ => {}
+                };
+                self.headers
+                    .read(payload, see)
+                    .expect("headers are readable");
+            }
+            DATA => {
+                let call = self.calls.get_mut(&stream).expect("a reply to a call");
+                call.body.extend(payload);
+            }
+            SETTINGS if flags & ACK == 0 => frame(&mut self.outbound, SETTINGS, ACK, &[]),
+            PING if flags & ACK == 0 => frame(&mut self.outbound, PING, ACK, payload),
+            WINDOW_UPDATE if stream == 0 => {
+                let more = u32::from_be_bytes(payload.try_into().expect("four bytes"));
+                self.window += more as usize;
+            }
+            RESET | GOAWAY => panic!("the server gave up: {payload:?}"),
+            _ => {}
+        }
+        if matches!(kind, HEADERS | DATA) && flags & END_STREAM != 0 {
+            let call = self.calls.remove(&stream).expect("a reply to a call");
+            self.callers[call.caller].is_waiting = false;
+            self.seen.push(call.seen(now));
+        }
+    }
+}
+
+impl Call {
+    fn seen(self, now: Instant) -> Seen {
+        let (what, is_degraded) = match self.status.as_deref() {
+            Some(b"0") => {
+                // Behind a flag and the length.
+                let reply = RateLimitResponse::decode(&self.body[5..]).expect("a reply");
+                let what = match reply.overall_code() {
+                    Code::Ok => What::Ok,
+                    Code::OverLimit => What::OverLimit,
+                    Code::Unknown => panic!("a decision without a code"),
+                };
+                (what, ask::is_degraded(&reply))
+            }
+            Some(_) => {
+                let message = String::from_utf8_lossy(&self.message).replace("%20", " ");
+                (What::Error(known(&message)), false)
+            }
+            None => panic!("a reply without a status"),
+        };
+        Seen {
+            at: self.at,
+            took: now - self.at,
+            what,
+            is_degraded,
+        }
+    }
 }
 
 /// The texts that a caller may see.
@@ -195,9 +467,19 @@ impl Answers {
         Self(within.cloned().collect())
     }
 
-    /// The time in which `share` of the answers came, such as 0.99 of them.
-    pub fn quantile(&self, share: f64) -> Duration {
-        let mut times: Vec<_> = self.0.iter().map(|seen| seen.took).collect();
+    /// The time in which `share` of the answers came, such as 0.99 of them. Questions that were not asked,
+    /// because the caller still waited when their time had come, count as if they had been: each waits
+    /// from its time on. Otherwise the slowest answers would be told by the fewest.
+    pub fn quantile(&self, share: f64, period: Duration) -> Duration {
+        let mut times = Vec::with_capacity(self.0.len());
+        for seen in &self.0 {
+            let mut took = seen.took;
+            times.push(took);
+            while took > period && !period.is_zero() {
+                took -= period;
+                times.push(took);
+            }
+        }
         times.sort_unstable();
         #[expect(
             clippy::cast_possible_truncation,
@@ -210,6 +492,19 @@ impl Answers {
             .get(at.min(times.len().saturating_sub(1)))
             .copied()
             .unwrap_or_default()
+    }
+
+    /// When the first answer without the store came after `moment`.
+    pub fn first_lack(&self, moment: Instant) -> Option<Instant> {
+        let lacking = self.0.iter().filter(|seen| seen.lacked_store());
+        let ended = lacking.map(|seen| seen.at + seen.took);
+        ended.filter(|ended| *ended >= moment).min()
+    }
+
+    /// The answers that came after `from` to what was asked before `to`.
+    pub fn under_way(&self, from: Instant, to: Instant) -> Self {
+        let is_under_way = |seen: &&Seen| seen.at < to && seen.at + seen.took >= from;
+        Self(self.0.iter().filter(is_under_way).cloned().collect())
     }
 
     /// How long after `moment` a decision was made in the store again. Nothing if none was.

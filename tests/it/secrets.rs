@@ -1,0 +1,234 @@
+//! No password is told: not by a start that fails, not by a server that gets nowhere, at no level of
+//! the log and on no page.
+
+use tempfile::TempDir;
+
+use crate::support::{
+    ask::{ask, connect},
+    finish, http,
+    redis::Redis,
+    sentinel::Watched,
+    tollgate::{self, Builder},
+    wait_until,
+};
+
+/// Part of every secret here.
+const SECRET: &str = "sesame";
+
+const RULES: &str = "
+domain: d
+descriptors:
+  - {key: k, rate_limits: [1000/year]}
+  - {key: s, rate_limits: [1000/second]}
+";
+
+/// Whatever a panic, an error or a log line could say of the state it was in, it would say here.
+fn talkative() -> Builder {
+    tollgate::with_rules(RULES)
+        .args(["--log-level", "trace"])
+        .env("RUST_BACKTRACE", "1")
+}
+
+/// All variables that hold secrets, with one in each.
+const VARIABLES: [(&str, &str); 10] = [
+    ("REDIS_URL", "redis://u:sesame@127.0.0.1:1"),
+    ("REDIS_AUTH", "sesame"),
+    ("REDIS_SENTINEL_AUTH", "u:sesame"),
+    ("REDIS_PERSECOND_URL", "redis://:sesame@127.0.0.1:1"),
+    ("REDIS_PERSECOND_AUTH", "sesame"),
+    ("REDIS_PERSECOND_SENTINEL_AUTH", "sesame"),
+    ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=sesame"),
+    ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://u:sesame@127.0.0.1:1"),
+    (
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+        "http://u:sesame@127.0.0.1:1",
+    ),
+    (
+        "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS",
+        "authorization:sesame",
+    ),
+];
+
+/// A start with these variables fails, and says why without a secret.
+#[track_caller]
+fn check_fails(variables: &[(&str, &str)]) {
+    let mut builder = talkative();
+    for (name, value) in variables {
+        builder = builder.env(name, value);
+    }
+    let (_, text) = builder.fail();
+    assert!(!text.contains(SECRET), "{variables:?}: {text}");
+    assert!(!text.contains("panicked"), "{variables:?}: {text}");
+    let says_why = ["tollgate cannot serve: ", "error: "];
+    assert!(
+        says_why.iter().any(|why| text.contains(why)),
+        "{variables:?}: {text}"
+    );
+}
+
+fn write(folder: &TempDir, name: &str, bytes: &[u8]) -> String {
+    let path = folder.path().join(name);
+    std::fs::write(&path, bytes).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_start_that_fails_does_not_say_with_which_password() {
+    for url in [
+        "redis://u:sesame@127.0.0.1:port",
+        "redis://:sesame@[::1",
+        "redis://:sesame@h:1/x",
+        "redis://:sesame@h:1?protocol=sesame",
+        "redis+sentinel://:sesame@a:1",
+        "redis://:sesame@a:1,b:2/3",
+        "http://:sesame@h",
+        "sesame@h:1",
+        "rediss://:sesame@h:1/%zz",
+    ] {
+        check_fails(&[("REDIS_URL", url)]);
+        check_fails(&[
+            ("REDIS_URL", "redis://:sesame@127.0.0.1:1"),
+            ("REDIS_PERSECOND", "true"),
+            ("REDIS_PERSECOND_URL", url),
+        ]);
+    }
+}
+
+#[test]
+fn neither_does_one_whose_files_or_other_settings_are_wrong() {
+    let folder = TempDir::new().unwrap();
+    let bad_url = write(&folder, "url", b"redis://:sesame@127.0.0.1:port\n");
+    let not_text = write(&folder, "auth", b"sesame\xff");
+    check_fails(&[("TOLLGATE_REDIS_URL_FILE", &bad_url)]);
+    check_fails(&[
+        ("REDIS_URL", "redis://127.0.0.1:1"),
+        ("TOLLGATE_REDIS_AUTH_FILE", &not_text),
+    ]);
+    check_fails(&[
+        ("REDIS_URL", "redis://127.0.0.1:1"),
+        ("TOLLGATE_REDIS_SENTINEL_AUTH_FILE", &not_text),
+    ]);
+    check_fails(&[
+        ("REDIS_URL", "redis://:sesame@127.0.0.1:1"),
+        ("TOLLGATE_REDIS_URL_FILE", &bad_url),
+    ]);
+    check_fails(&[
+        ("TRACING_ENABLED", "true"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "authorization sesame"),
+    ]);
+    check_fails(&[
+        ("TRACING_ENABLED", "true"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "ftp://u:sesame@h"),
+    ]);
+    // Something that has nothing to do with them.
+    let mut all = VARIABLES.to_vec();
+    all.push(("TOLLGATE_REDIS_TIMEOUT", "soon"));
+    check_fails(&all);
+}
+
+#[test]
+fn the_help_shows_no_value_of_a_variable_that_may_hold_one() {
+    let mut command = tollgate::program();
+    command.args(["serve", "--help"]).envs(VARIABLES);
+    let output = finish(&mut command);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("OTEL_EXPORTER_OTLP_HEADERS"), "{text}");
+    assert!(!text.contains(SECRET), "{text}");
+}
+
+/// What a server that is asked a few times says on all of its pages, in its log and to callers, once
+/// `is_settled`.
+async fn said(builder: Builder, is_settled: impl Fn(&str) -> bool) -> String {
+    let server = builder.start();
+    let mut client = connect(server.grpc).await;
+    let mut said = String::new();
+    wait_until("it says what is wrong", || {
+        is_settled(&http::get(server.http, "/healthcheck?verbose").body)
+    });
+    for _ in 0..5 {
+        for key in ["k", "s"] {
+            let reply = ask(&mut client, "d", &[(key, "v")]).await;
+            said += &format!("{reply:?}\n");
+        }
+    }
+    for path in [
+        "/healthcheck?verbose",
+        "/",
+        "/stats",
+        "/metrics",
+        "/rlconfig",
+    ] {
+        for port in [server.http, server.debug] {
+            said += &http::get(port, path).body;
+        }
+    }
+    said + &server.log().text()
+}
+
+#[tokio::test]
+async fn a_server_that_gets_nowhere_does_not_say_with_which_password() {
+    let redis = Redis::with_password("open-sesame");
+    let watched = Watched::with_passwords(Some("data-sesame"), Some("watch-sesame"));
+    let (host, sentinels) = (redis.address(), watched.addresses());
+    let folder = TempDir::new().unwrap();
+    let file = write(&folder, "auth", b"wrong-sesame\n");
+    let refused = |page: &str| page.contains("WRONGPASS") || page.contains("NOAUTH");
+    let single = talkative()
+        .env("REDIS_URL", &format!("redis://:wrong-sesame@{host}"))
+        .env("REDIS_PERSECOND", "true")
+        .env("REDIS_PERSECOND_URL", &format!("redis://{host}"))
+        .env("REDIS_PERSECOND_AUTH", "u:wrong-sesame");
+    let from_file = talkative()
+        .env("REDIS_URL", &format!("redis://{host}"))
+        .env("TOLLGATE_REDIS_AUTH_FILE", &file);
+    let sentinel = talkative()
+        .env(
+            "REDIS_URL",
+            &format!("redis+sentinel://:wrong-sesame@{sentinels}/mymaster"),
+        )
+        .env("REDIS_SENTINEL_AUTH", "watch-sesame");
+    let sentinel_of_sentinel = talkative()
+        .env(
+            "REDIS_URL",
+            &format!("redis+sentinel://:data-sesame@{sentinels}/mymaster"),
+        )
+        .env("REDIS_SENTINEL_AUTH", "u:wrong-sesame");
+    let gone = talkative().env("REDIS_URL", "redis://u:wrong-sesame@nowhere.invalid:1");
+    for builder in [single, from_file, sentinel, sentinel_of_sentinel] {
+        let said = said(builder, refused).await;
+        assert!(!said.contains(SECRET), "{said}");
+    }
+    let said = said(gone, |page| page.contains("not reachable")).await;
+    assert!(!said.contains(SECRET), "{said}");
+}
+
+#[tokio::test]
+async fn a_server_that_works_does_not_say_by_which_password() {
+    let watched = Watched::with_passwords(Some("data-sesame"), Some("watch-sesame"));
+    let redis = Redis::with_password("open-sesame");
+    let url = watched.url().replace("://", "://:data-sesame@");
+    let mut builder = talkative().env("REDIS_URL", &url).args([
+        "--redis-sentinel-auth",
+        "watch-sesame",
+        "--redis-timeout",
+        "10s",
+    ]);
+    for (name, value) in VARIABLES {
+        if name.starts_with("OTEL_") {
+            builder = builder.env(name, value);
+        }
+    }
+    let builder = builder
+        .env("TRACING_ENABLED", "true")
+        .env("REDIS_PERSECOND", "true")
+        .env(
+            "REDIS_PERSECOND_URL",
+            &format!("redis://:open-sesame@{}", redis.address()),
+        );
+    let said = said(builder, |page| {
+        page.lines().filter(|line| line.ends_with(": ok")).count() >= 2
+    })
+    .await;
+    assert!(said.contains("OK") || said.contains("Ok"), "{said}");
+    assert!(!said.contains(SECRET), "{said}");
+}
