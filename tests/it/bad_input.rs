@@ -449,8 +449,9 @@ async fn the_largest_addend_is_over_every_limit_and_refunds_nothing() {
     check_answers(server.grpc).await;
 }
 
-/// Bytes that a server may hold on to: what its allocator keeps, and buffers of connections.
-const SLACK_BYTES: u64 = 32 << 20;
+/// Bytes that a server may hold on to: buffers of connections, and what its allocator keeps for some
+/// seconds of messages of megabytes that came fast.
+const SLACK_BYTES: u64 = 64 << 20;
 
 #[tokio::test]
 async fn nonsense_leaves_no_memory_behind() {
@@ -466,7 +467,7 @@ async fn nonsense_leaves_no_memory_behind() {
         client.send(nasty.body.clone()).await;
     }
     let before = server.resident_bytes();
-    for _ in 0..200 {
+    for _ in 0..600 {
         for nasty in &large {
             client.send(nasty.body.clone()).await;
         }
