@@ -4,13 +4,14 @@ use std::{
     fs,
     io::{BufRead as _, BufReader},
     net::SocketAddr,
+    os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::{Arc, Mutex},
 };
 
 use nix::{
-    sys::signal::{Signal, kill},
+    sys::signal::{Signal, kill, killpg},
     unistd::Pid,
 };
 use tempfile::TempDir;
@@ -146,6 +147,8 @@ impl Builder {
                     .filter_map(|(name, value)| Some((name, value?))),
             )
             .env("PATH", "/usr/bin:/bin")
+            // It has a child of its own, which is to end with it.
+            .process_group(0)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped());
@@ -280,7 +283,8 @@ impl Tollgate {
 
 impl Drop for Tollgate {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may have ended by itself, and only some lead a group.
+        let _ = killpg(self.pid(), Signal::SIGKILL);
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
