@@ -110,7 +110,7 @@ impl<S: Store> Method for Service<S> {
             None => match self.answer_at_once(&message, began) {
                 Some(reply) => reply,
                 // Boxed, or every call would have to make room for what those that wait keep.
-                None => Box::pin(self.answer_bytes(message)).await,
+                None => Box::pin(self.answer_bytes(message, began)).await,
             },
             Some(span) => Box::pin(self.answer_traced(*span, began, message)).await,
         };
@@ -137,12 +137,12 @@ impl<S: Store> Service<S> {
         }))
     }
 
-    /// Answers one message as it came, with the reply as it is sent.
-    async fn answer_bytes(&self, message: Bytes) -> Result<Bytes, Status> {
-        if self.extras.is_none()
-            && let Some(request) = quick::read(&message, self.bounds)
+    /// Answers one message, which came at `began`, with the reply as it is sent.
+    async fn answer_bytes(&self, message: Bytes, began: Instant) -> Result<Bytes, Status> {
+        let mut request = Request::default();
+        if self.extras.is_none() && quick::read_into(&mut request, &message, self.bounds).is_some()
         {
-            let check = self.limiter.check(&request, self.clock.now());
+            let check = self.limiter.check(&request, self.clock.at(began));
             let decision = check.await.map_err(status)?;
             if decision.is_degraded {
                 let message: RateLimitRequest = codec::decode(message.clone())?;
@@ -152,7 +152,7 @@ impl<S: Store> Service<S> {
                 quick::write(&decision, buffer);
             }));
         }
-        let reply = self.answer(&codec::decode(message)?).await?;
+        let reply = self.answer(&codec::decode(message.clone())?).await?;
         Ok(encoded(&reply))
     }
 

@@ -76,21 +76,17 @@ impl<S: Store> Limiter<S> {
         request: &Request<'_>,
         now: Timestamp,
     ) -> Result<Decision, NoDecision> {
-        let mut decision = Decision::default();
-        if let Some(checked) = self.check_at_once(&mut decision, request, now) {
-            return checked.map(|()| decision);
-        }
         // One snapshot, however long the store takes.
         let snapshot = self.rules.snapshot();
         let rules = self.loaded(&snapshot)?;
-        let plan = Plan::new(&rules.matcher, request, self.modes, now);
-        let counts = if plan.batch.is_empty() {
-            CountList::new()
-        } else {
-            self.store.add(&plan.batch, now).await.inspect_err(|_| {
-                self.metrics.record_store_failure();
-            })?
-        };
+        let mut plan = Plan::default();
+        plan.fill(&rules.matcher, request, self.modes, now);
+        let mut counts = CountList::new();
+        if !plan.batch.is_empty() {
+            let added = self.store.add_into(&mut counts, &plan.batch, now).await;
+            added.inspect_err(|_| self.metrics.record_store_failure())?;
+        }
+        let mut decision = Decision::default();
         self.conclude(&mut decision, rules, request, &plan, &counts, now);
         Ok(decision)
     }

@@ -22,17 +22,36 @@ use self::{
 
 /// Counts hits. All that the limiter asks of a backend.
 pub trait Store: Send + Sync + 'static {
-    /// Applies the batch in one round trip at most and returns the count after each increment, in
-    /// order. A look returns the count as it is; giving back stops at zero.
+    /// Applies the batch in one round trip at most and puts the count after each increment into the
+    /// empty `counts`, in order. A look returns the count as it is; giving back stops at zero.
     ///
     /// # Errors
     ///
-    /// On any error some increments may have been applied and some not; nobody retries.
+    /// On any error some increments may have been applied and some not; nobody retries. What is in
+    /// `counts` then is of no use.
+    fn add_into(
+        &self,
+        counts: &mut CountList,
+        batch: &Batch,
+        now: Timestamp,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send;
+
+    /// The same, into a list of its own: for those who are not in a hurry, for lists are large to move.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::add_into`].
     fn add(
         &self,
         batch: &Batch,
         now: Timestamp,
-    ) -> impl Future<Output = Result<CountList, StoreError>> + Send;
+    ) -> impl Future<Output = Result<CountList, StoreError>> + Send {
+        async move {
+            let mut counts = CountList::new();
+            self.add_into(&mut counts, batch, now).await?;
+            Ok(counts)
+        }
+    }
 
     /// The store in memory, if it is that: asking it directly needs no future.
     fn as_memory(&self) -> Option<&MemoryStore> {
@@ -62,12 +81,13 @@ pub enum StoreError {
 }
 
 impl<S: Store> Store for Arc<S> {
-    fn add(
+    fn add_into(
         &self,
+        counts: &mut CountList,
         batch: &Batch,
         now: Timestamp,
-    ) -> impl Future<Output = Result<CountList, StoreError>> + Send {
-        (**self).add(batch, now)
+    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+        (**self).add_into(counts, batch, now)
     }
 
     fn as_memory(&self) -> Option<&MemoryStore> {
@@ -83,10 +103,15 @@ pub enum AnyStore {
 }
 
 impl Store for AnyStore {
-    async fn add(&self, batch: &Batch, now: Timestamp) -> Result<CountList, StoreError> {
+    async fn add_into(
+        &self,
+        counts: &mut CountList,
+        batch: &Batch,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
         match self {
-            Self::Memory(store) => store.add(batch, now).await,
-            Self::Redis(store) => store.add(batch, now).await,
+            Self::Memory(store) => store.add_into(counts, batch, now).await,
+            Self::Redis(store) => store.add_into(counts, batch, now).await,
         }
     }
 

@@ -11,17 +11,19 @@ pub struct Text<const N: usize> {
     long: Vec<u8>,
 }
 
-/// The numbers below 100, in two digits.
-const DIGITS: [[u8; 2]; 100] = {
-    let mut digits = [[0; 2]; 100];
-    let mut number = 0;
-    while number < 100 {
-        let ascii = b"0123456789";
-        digits[number] = [ascii[number / 10], ascii[number % 10]];
-        number += 1;
-    }
-    digits
-};
+/// What eight digits can tell.
+const EIGHT_DIGITS: u64 = 100_000_000;
+
+/// The eight digits of a number below [`EIGHT_DIGITS`], zeros in front included, the first one in the
+/// lowest byte: halves are parted into halves, all of them at once.
+fn eight_digits(number: u64) -> u64 {
+    let fours = (number / 10_000) | ((number % 10_000) << 32);
+    // 5243 / 2^19 and 103 / 2^10 are a hundredth and a tenth, exact for as many digits as there are.
+    let hundreds = ((fours * 5243) >> 19) & 0x0000_007f_0000_007f;
+    let pairs = hundreds | ((fours - hundreds * 100) << 16);
+    let tens = ((pairs * 103) >> 10) & 0x000f_000f_000f_000f;
+    tens | ((pairs - tens * 10) << 8)
+}
 
 impl<const N: usize> Default for Text<N> {
     fn default() -> Self {
@@ -53,20 +55,31 @@ impl<const N: usize> Text<N> {
     }
 
     /// Appends `number` as the formatter would, without the formatter's cost.
-    pub fn push_decimal(&mut self, mut number: u64) {
-        let digits = |number: u64| DIGITS[(number % 100) as usize];
+    pub fn push_decimal(&mut self, number: u64) {
         if number < 10 {
             // Lengths of texts, often.
-            return self.push(digits(number)[1]);
+            return self.push(b'0' | (number & 0xf) as u8);
         }
-        let length = number.ilog10() as usize + 1;
-        let (first, pairs) = self.lengthen(length).as_rchunks_mut();
-        for pair in pairs.iter_mut().rev() {
-            *pair = digits(number);
-            number /= 100;
+        if number < EIGHT_DIGITS {
+            let digits = eight_digits(number);
+            let zeros = digits.trailing_zeros() / 8;
+            return self.push_digits(digits >> (8 * zeros), 8 - zeros as usize);
         }
-        if let [digit] = first {
-            *digit = digits(number)[1];
+        self.push_decimal(number / EIGHT_DIGITS);
+        self.push_digits(eight_digits(number % EIGHT_DIGITS), 8);
+    }
+
+    /// Appends the first `count` of `digits`.
+    fn push_digits(&mut self, digits: u64, count: usize) {
+        let ascii = (digits | 0x3030_3030_3030_3030).to_le_bytes();
+        let room = self.inline.get_mut(self.len..);
+        match room.and_then(|room| room.first_chunk_mut()) {
+            // What is written behind the end is written over by what comes next.
+            Some(room) => {
+                *room = ascii;
+                self.len += count;
+            }
+            None => self.push_slice(&ascii[..count]),
         }
     }
 

@@ -508,12 +508,13 @@ fn meter_count(meter: &mut Meter, terms: &Terms, is_charged: bool, now: Timestam
 }
 
 impl Store for MemoryStore {
-    fn add(
+    fn add_into(
         &self,
+        counts: &mut CountList,
         batch: &Batch,
         now: Timestamp,
-    ) -> impl Future<Output = Result<CountList, StoreError>> + Send {
-        future::ready(self.apply_all(batch, now))
+    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+        future::ready(self.apply_into(counts, batch, now))
     }
 
     fn as_memory(&self) -> Option<&MemoryStore> {

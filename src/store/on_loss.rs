@@ -475,18 +475,24 @@ impl<S> OnLoss<S> {
 }
 
 impl<S: Store> Store for OnLoss<S> {
-    async fn add(&self, batch: &Batch, now: Timestamp) -> Result<CountList, StoreError> {
-        match self.store.add(batch, now).await {
-            Ok(counts) => {
-                self.remember(batch, &counts, now);
-                Ok(counts)
+    async fn add_into(
+        &self,
+        counts: &mut CountList,
+        batch: &Batch,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        match self.store.add_into(counts, batch, now).await {
+            Ok(()) => {
+                self.remember(batch, counts, now);
+                Ok(())
             }
             Err(error) => {
                 // A queue that is full is no loss: others are answered at the same time.
                 if error != StoreError::Overloaded {
                     self.loss.failed(error, now);
                 }
-                self.instead(batch, now, error)
+                *counts = self.instead(batch, now, error)?;
+                Ok(())
             }
         }
     }

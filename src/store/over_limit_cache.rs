@@ -16,6 +16,7 @@ use std::{
 };
 
 use foldhash::quality::RandomState;
+use smallvec::SmallVec;
 
 use super::{Store, StoreError};
 use crate::{
@@ -137,15 +138,24 @@ impl<S> OverLimitCache<S> {
 }
 
 impl<S: Store> Store for OverLimitCache<S> {
-    async fn add(&self, batch: &Batch, now: Timestamp) -> Result<CountList, StoreError> {
+    async fn add_into(
+        &self,
+        counts: &mut CountList,
+        batch: &Batch,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
         let Some(entries) = &self.entries else {
-            return self.store.add(batch, now).await;
+            return self.store.add_into(counts, batch, now).await;
         };
-        if let Some(known) = self.look_up(entries, batch, now) {
-            // Boxed, for the way of all others is to stay small.
-            return Box::pin(self.add_the_rest(entries, batch, known, now)).await;
+        match self.look_up(entries, counts, batch, now) {
+            Known::All => Ok(()),
+            Known::None => self.ask(entries, counts, batch, now).await,
+            Known::Some(known) => {
+                // Boxed, for the way of all others is to stay small.
+                *counts = Box::pin(self.add_the_rest(entries, batch, known, now)).await?;
+                Ok(())
+            }
         }
-        self.ask(entries, batch, now).await
     }
 }
 
@@ -160,7 +170,8 @@ impl<S: Store> OverLimitCache<S> {
     ) -> Result<CountList, StoreError> {
         let Asked { asked, mut counts } = Asked::new(batch, known);
         if !asked.is_empty() {
-            let told = self.ask(entries, &asked, now).await?;
+            let mut told = CountList::new();
+            self.ask(entries, &mut told, &asked, now).await?;
             let missing = counts.iter_mut().zip(batch.iter());
             let missing = missing.filter(|(count, _)| count.is_none());
             for (((count, increment), asked), told) in missing.zip(asked.iter()).zip(told) {
@@ -180,12 +191,13 @@ impl<S: Store> OverLimitCache<S> {
     async fn ask(
         &self,
         entries: &Mutex<Entries>,
+        counts: &mut CountList,
         batch: &Batch,
         now: Timestamp,
-    ) -> Result<CountList, StoreError> {
-        let told = self.store.add(batch, now).await;
-        match &told {
-            Ok(counts) => self.remember(entries, batch, counts, now),
+    ) -> Result<(), StoreError> {
+        let told = self.store.add_into(counts, batch, now).await;
+        match told {
+            Ok(()) => self.remember(entries, batch, counts, now),
             Err(_) => {
                 // It may have been given back all the same.
                 let mut entries = lock(entries);
@@ -195,6 +207,14 @@ impl<S: Store> OverLimitCache<S> {
         }
         told
     }
+}
+
+/// How many of the counters of a request are known to be over.
+enum Known {
+    None,
+    All,
+    /// Nothing stands for those that are not.
+    Some(Vec<Option<Count>>),
 }
 
 /// A request of which some counters are known to be over.
@@ -235,13 +255,14 @@ impl Asked {
 }
 
 impl<S> OverLimitCache<S> {
-    /// The counters of `batch` that are known to be over, if some are.
+    /// The counters of `batch` that are known to be over: those of all of them go into `counts`.
     fn look_up(
         &self,
         entries: &Mutex<Entries>,
+        counts: &mut CountList,
         batch: &Batch,
         now: Timestamp,
-    ) -> Option<Vec<Option<Count>>> {
+    ) -> Known {
         let entries = lock(entries);
         let look_up = |increment: Increment<'_>| {
             let over = entries.get(increment.key)?;
@@ -251,18 +272,22 @@ impl<S> OverLimitCache<S> {
             }
             over.answers(&increment.terms).then(|| over.count(now))
         };
-        let mut known = None;
-        let mut hits = 0;
-        for (index, increment) in batch.iter().enumerate() {
-            if let Some(count) = look_up(increment) {
-                known.get_or_insert_with(|| vec![None; batch.len()])[index] = Some(count);
-                hits += 1;
-            }
+        let mut known = SmallVec::<[_; 8]>::new();
+        for increment in batch.iter() {
+            known.push(look_up(increment));
         }
-        self.meters.hits.fetch_add(hits, Relaxed);
-        let misses = batch.len() as u64 - hits;
-        self.meters.misses.fetch_add(misses, Relaxed);
-        known
+        let hits = known.iter().flatten().count();
+        let misses = batch.len() - hits;
+        self.meters.hits.fetch_add(hits as u64, Relaxed);
+        self.meters.misses.fetch_add(misses as u64, Relaxed);
+        if hits == 0 {
+            Known::None
+        } else if misses == 0 {
+            counts.extend(known.into_iter().flatten());
+            Known::All
+        } else {
+            Known::Some(known.into_vec())
+        }
     }
 
     fn remember(&self, entries: &Mutex<Entries>, batch: &Batch, counts: &[Count], now: Timestamp) {
@@ -569,9 +594,14 @@ mod tests {
     }
 
     impl Store for Asking {
-        async fn add(&self, batch: &Batch, now: Timestamp) -> Result<CountList, StoreError> {
+        async fn add_into(
+            &self,
+            counts: &mut CountList,
+            batch: &Batch,
+            now: Timestamp,
+        ) -> Result<(), StoreError> {
             self.times.fetch_add(1, Relaxed);
-            self.store.add(batch, now).await
+            self.store.add_into(counts, batch, now).await
         }
     }
 

@@ -17,13 +17,19 @@ pub struct PerSecond<S> {
 }
 
 impl<S: Store> Store for PerSecond<S> {
-    async fn add(&self, batch: &Batch, now: Timestamp) -> Result<CountList, StoreError> {
+    async fn add_into(
+        &self,
+        counts: &mut CountList,
+        batch: &Batch,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
         match &self.per_second {
             // Boxed, for the way of all others is to stay small.
             Some(per_second) if !batch.is_empty() => {
-                Box::pin(self.add_to_both(per_second, batch, now)).await
+                *counts = Box::pin(self.add_to_both(per_second, batch, now)).await?;
+                Ok(())
             }
-            _ => self.store.add(batch, now).await,
+            _ => self.store.add_into(counts, batch, now).await,
         }
     }
 }

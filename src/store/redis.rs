@@ -62,7 +62,7 @@ use address::{Place, Whereabouts};
 use batcher::Batcher;
 use cluster::Part;
 use connection::Connector;
-use lane::{Lane, Places};
+use lane::{Answer, Lane, Places};
 use map::Map;
 use node::Node;
 
@@ -282,6 +282,13 @@ struct View {
     lanes: Vec<Arc<Lane>>,
 }
 
+/// What became of a request that was to be queued.
+enum Pushed {
+    Whole(Answer),
+    /// It has to be taken apart, by this view.
+    Not(Arc<View>),
+}
+
 impl RedisStore {
     /// A store, and the task that has to run on the same worker for it to answer.
     pub fn new(servers: &Servers, options: &Options) -> (Self, Batchers) {
@@ -303,14 +310,24 @@ impl RedisStore {
         (store, batchers)
     }
 
-    /// The same for a cluster: one part for each node.
+    /// Queues what has one node to go to.
+    fn push(&self, batch: &Batch, now: Timestamp) -> Result<Pushed, StoreError> {
+        let view = lock(&self.view);
+        if view.map.is_cluster() {
+            return Ok(Pushed::Not(view.clone()));
+        }
+        let lane = view.lanes.first().ok_or(StoreError::Unreachable)?;
+        lane.push(batch, now).map(Pushed::Whole)
+    }
+
+    /// Adds one part for each node.
     async fn add_to_cluster(
-        &self,
         view: Arc<View>,
+        key_prefix: &[u8],
         batch: &Batch,
         now: Timestamp,
     ) -> Result<CountList, StoreError> {
-        let parts = cluster::parts(&view.map, &self.key_prefix, batch)?;
+        let parts = cluster::parts(&view.map, key_prefix, batch)?;
         let mut counts = Self::add_parts(&view, &parts, batch.len(), now).await?;
         if let Some(back) = cluster::overcharged(&parts, batch, &mut counts) {
             // The decision stands, whether they take it back or not.
@@ -337,7 +354,8 @@ impl RedisStore {
         // All are on their way; who is waited for first does not matter.
         let mut counts = CountList::from_elem(Count::from(0), increments);
         for (part, answer) in parts.iter().zip(answers) {
-            let own = answer.await?;
+            let mut own = CountList::new();
+            answer.fetch(&mut own).await?;
             for (index, count) in part.indices.iter().zip(own) {
                 counts[*index] = count;
             }
@@ -347,19 +365,24 @@ impl RedisStore {
 }
 
 impl Store for RedisStore {
-    async fn add(&self, batch: &Batch, now: Timestamp) -> Result<CountList, StoreError> {
+    async fn add_into(
+        &self,
+        counts: &mut CountList,
+        batch: &Batch,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
         if batch.is_empty() {
-            return Ok(CountList::new());
+            return Ok(());
         }
-        let view = lock(&self.view).clone();
-        if view.map.is_cluster() {
-            // Boxed, for the way of all others is to stay small.
-            return Box::pin(self.add_to_cluster(view, batch, now)).await;
+        match self.push(batch, now)? {
+            Pushed::Whole(answer) => answer.fetch(counts).await,
+            Pushed::Not(view) => {
+                // Boxed, for the way of all others is to stay small.
+                *counts =
+                    Box::pin(Self::add_to_cluster(view, &self.key_prefix, batch, now)).await?;
+                Ok(())
+            }
         }
-        let lane = view.lanes.first().ok_or(StoreError::Unreachable)?;
-        let answer = lane.push(batch, now)?;
-        drop(view);
-        answer.await
     }
 
     fn is_well(&self) -> bool {

@@ -1,15 +1,13 @@
 //! Requests of one worker that wait for one node.
 
 use std::{
-    future::Future,
+    future::poll_fn,
     mem,
     ops::Range,
-    pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed},
     },
-    task::{Context, Poll},
     time::Duration,
 };
 
@@ -286,16 +284,18 @@ pub(super) struct Answer {
     seat: Option<usize>,
 }
 
-impl Future for Answer {
-    type Output = Answered;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Answered> {
-        let seat = self.seat.expect("it is not asked again once it has ended");
-        let answered = self.lane.lock().seats.poll(seat, context);
-        if answered.is_ready() {
-            self.seat = None;
-        }
-        answered
+impl Answer {
+    /// Waits for the counts and appends them to `counts`.
+    pub(super) async fn fetch(mut self, counts: &mut CountList) -> Answered {
+        poll_fn(|context| {
+            let seat = self.seat.expect("it is not asked again once it has ended");
+            let answered = self.lane.lock().seats.poll(seat, context, counts);
+            if answered.is_ready() {
+                self.seat = None;
+            }
+            answered
+        })
+        .await
     }
 }
 
@@ -352,16 +352,8 @@ impl Waiters<'_> {
         let mut counts = counts;
         let mut queue = self.lane.lock();
         for waiter in self.all.drain(..) {
-            // All are taken, even if one is an error: what follows is the next one's.
-            let mut own = Ok(CountList::new());
-            for count in counts.by_ref().take(waiter.increments) {
-                match (&mut own, count) {
-                    (Ok(own), Ok(count)) => own.push(count),
-                    (Ok(_), Err(error)) => own = Err(error),
-                    (Err(_), _) => {}
-                }
-            }
-            queue.seats.tell(waiter.seat, own);
+            let own = counts.by_ref().take(waiter.increments);
+            queue.seats.tell_counts(waiter.seat, own);
         }
     }
 
@@ -369,7 +361,7 @@ impl Waiters<'_> {
     pub(super) fn fail(&mut self, error: StoreError) {
         let mut queue = self.lane.lock();
         for waiter in self.all.drain(..) {
-            queue.seats.tell(waiter.seat, Err(error));
+            queue.seats.tell(waiter.seat, error);
         }
     }
 }
@@ -429,7 +421,7 @@ impl Waiting {
                 rest.batch.append_range(&self.batch, own);
                 rest.waiters.push(waiter);
             } else {
-                seats.tell(waiter.seat, Err(StoreError::Timeout));
+                seats.tell(waiter.seat, StoreError::Timeout);
             }
         }
         *self = rest;
@@ -471,6 +463,11 @@ mod tests {
 
     fn push(lane: &Arc<Lane>, increments: usize) -> Result<Answer, StoreError> {
         lane.push(&batch(increments), Timestamp::from_secs(0))
+    }
+
+    async fn fetch(answer: Answer) -> Result<CountList, StoreError> {
+        let mut counts = CountList::new();
+        answer.fetch(&mut counts).await.map(|()| counts)
     }
 
     #[test]
@@ -516,14 +513,14 @@ mod tests {
         taken.recycle();
         let mut told = Vec::new();
         for answer in answers {
-            let counts = answer.await.unwrap();
+            let counts = fetch(answer).await.unwrap();
             told.push(counts.iter().map(|count| count.after).collect::<Vec<_>>());
         }
         assert_eq!(told, [vec![5, 6], vec![7]]);
         // A batch that ends in any other way.
         let answer = push(&lane, 1).unwrap();
         drop(lane.take());
-        assert_eq!(answer.await, Err(StoreError::Unreachable));
+        assert_eq!(fetch(answer).await, Err(StoreError::Unreachable));
     }
 
     #[tokio::test]
@@ -546,7 +543,7 @@ mod tests {
         let queued = push(&lane, 1).unwrap();
         let began = Instant::now();
         tokio::select! {
-            told = async { [sent.await, queued.await] } => {
+            told = async { [fetch(sent).await, fetch(queued).await] } => {
                 assert_eq!(told, [Err(StoreError::Timeout), Err(StoreError::Timeout)]);
             }
             () = lane.watch_time(DEADLINE) => {}

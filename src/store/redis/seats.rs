@@ -4,7 +4,6 @@
 //! both have let go.
 
 use std::{
-    mem,
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -12,10 +11,13 @@ use std::{
 use tokio::time::Instant;
 
 use super::StoreError;
-use crate::counter::CountList;
+use crate::counter::{Count, CountList};
 
-/// What a request is told.
-pub(super) type Answered = Result<CountList, StoreError>;
+/// What a request is told beside its counts.
+pub(super) type Answered = Result<(), StoreError>;
+
+/// Counts that a seat keeps room for: those of almost every request.
+const MAX_KEPT: usize = 16;
 
 #[derive(Debug, Default)]
 pub(super) struct Seats {
@@ -24,11 +26,14 @@ pub(super) struct Seats {
 }
 
 #[derive(Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "answers lie in seats so that none has to ask for memory"
-)]
-enum Seat {
+struct Seat {
+    state: State,
+    /// What is to be fetched. It stays with the seat, so that no answer has to ask for memory.
+    counts: Vec<Count>,
+}
+
+#[derive(Debug)]
+enum State {
     Free,
     /// Somebody waits, since then. Both hold it.
     Waiting {
@@ -46,80 +51,115 @@ enum Seat {
 impl Seats {
     /// A seat for one that waits from now on.
     pub(super) fn take(&mut self, now: Instant) -> usize {
-        let seat = Seat::Waiting {
+        let state = State::Waiting {
             since: now,
             waker: None,
         };
         match self.free.pop() {
             Some(free) => {
-                self.all[free] = seat;
+                self.all[free].state = state;
                 free
             }
             None => {
-                self.all.push(seat);
+                self.all.push(Seat {
+                    state,
+                    counts: Vec::new(),
+                });
                 self.all.len() - 1
             }
         }
     }
 
-    /// The answer, if there is one. Who gets it has left the seat.
-    pub(super) fn poll(&mut self, seat: usize, context: &Context<'_>) -> Poll<Answered> {
-        match &mut self.all[seat] {
-            Seat::Waiting { waker, .. } => {
+    /// The answer, if there is one, whose counts are appended to `counts`. Who gets it has left the
+    /// seat.
+    pub(super) fn poll(
+        &mut self,
+        seat: usize,
+        context: &Context<'_>,
+        counts: &mut CountList,
+    ) -> Poll<Answered> {
+        let seat_of_one = &mut self.all[seat];
+        match &mut seat_of_one.state {
+            State::Waiting { waker, .. } => {
                 match waker {
                     Some(waker) => waker.clone_from(context.waker()),
                     None => *waker = Some(context.waker().clone()),
                 }
-                return Poll::Pending;
+                Poll::Pending
             }
-            late @ Seat::Late => {
-                *late = Seat::Left;
-                return Poll::Ready(Err(StoreError::Timeout));
+            late @ State::Late => {
+                *late = State::Left;
+                Poll::Ready(Err(StoreError::Timeout))
             }
-            _ => {}
-        }
-        match mem::replace(&mut self.all[seat], Seat::Free) {
-            Seat::Told(answered) => {
-                self.free.push(seat);
+            State::Told(answered) => {
+                let answered = *answered;
+                counts.extend_from_slice(&seat_of_one.counts);
+                self.let_go(seat);
                 Poll::Ready(answered)
             }
-            _ => unreachable!("who has left a seat does not ask"),
+            State::Free | State::Left => unreachable!("who has left a seat does not ask"),
         }
     }
 
     /// Who waited does so no more.
     pub(super) fn leave(&mut self, seat: usize) {
-        if let Seat::Told(_) = self.all[seat] {
-            self.let_go(seat);
-        } else {
-            self.all[seat] = Seat::Left;
+        match &mut self.all[seat].state {
+            State::Told(_) => self.let_go(seat),
+            state => *state = State::Left,
         }
     }
 
     /// Whether somebody waits there.
     pub(super) fn is_wanted(&self, seat: usize) -> bool {
-        matches!(self.all[seat], Seat::Waiting { .. })
+        matches!(self.all[seat].state, State::Waiting { .. })
     }
 
-    /// The batch has `answered` who waits in the seat, if anybody does.
-    pub(super) fn tell(&mut self, seat: usize, answered: Answered) {
-        let seat_of_one = &mut self.all[seat];
-        match seat_of_one {
-            Seat::Waiting { waker, .. } => {
+    /// The batch has an answer for who waits in the seat, if anybody does. All `counts` are taken,
+    /// even if one is an error.
+    pub(super) fn tell_counts(
+        &mut self,
+        seat: usize,
+        counts: impl Iterator<Item = Result<Count, StoreError>>,
+    ) {
+        let mut told = Ok(());
+        let own = &mut self.all[seat].counts;
+        own.clear();
+        for count in counts {
+            match count {
+                Ok(count) => own.push(count),
+                Err(error) => told = told.and(Err(error)),
+            }
+        }
+        self.tell_answered(seat, told);
+    }
+
+    /// The batch has no answer for who waits in the seat.
+    pub(super) fn tell(&mut self, seat: usize, error: StoreError) {
+        self.tell_answered(seat, Err(error));
+    }
+
+    fn tell_answered(&mut self, seat: usize, answered: Answered) {
+        let state = &mut self.all[seat].state;
+        match state {
+            State::Waiting { waker, .. } => {
                 let waker = waker.take();
-                *seat_of_one = Seat::Told(answered);
+                *state = State::Told(answered);
                 if let Some(waker) = waker {
                     // It only queues the task; nobody comes back here from within.
                     waker.wake();
                 }
             }
-            Seat::Late => *seat_of_one = Seat::Told(Err(StoreError::Timeout)),
-            _ => self.let_go(seat),
+            State::Late => *state = State::Told(Err(StoreError::Timeout)),
+            State::Free | State::Told(_) | State::Left => self.let_go(seat),
         }
     }
 
     fn let_go(&mut self, seat: usize) {
-        self.all[seat] = Seat::Free;
+        let seat_of_one = &mut self.all[seat];
+        seat_of_one.state = State::Free;
+        if seat_of_one.counts.capacity() > MAX_KEPT {
+            seat_of_one.counts = Vec::new();
+        }
         self.free.push(seat);
     }
 
@@ -128,13 +168,13 @@ impl Seats {
     pub(super) fn end_late(&mut self, now: Instant, deadline: Duration) -> Option<Instant> {
         let mut next: Option<Instant> = None;
         for seat in &mut self.all {
-            let Seat::Waiting { since, waker } = seat else {
+            let State::Waiting { since, waker } = &mut seat.state else {
                 continue;
             };
             let ends = *since + deadline;
             if ends <= now {
                 let waker = waker.take();
-                *seat = Seat::Late;
+                seat.state = State::Late;
                 if let Some(waker) = waker {
                     waker.wake();
                 }
@@ -149,17 +189,21 @@ impl Seats {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::counter::Count;
 
     const DEADLINE: Duration = Duration::from_millis(50);
 
-    fn told() -> Answered {
+    fn told() -> Result<CountList, StoreError> {
         Ok(CountList::from_iter([Count::from(7)]))
     }
 
-    fn poll(seats: &mut Seats, seat: usize) -> Option<Answered> {
-        match seats.poll(seat, &Context::from_waker(Waker::noop())) {
-            Poll::Ready(answered) => Some(answered),
+    fn tell(seats: &mut Seats, seat: usize) {
+        seats.tell_counts(seat, [Ok(Count::from(7))].into_iter());
+    }
+
+    fn poll(seats: &mut Seats, seat: usize) -> Option<Result<CountList, StoreError>> {
+        let mut counts = CountList::new();
+        match seats.poll(seat, &Context::from_waker(Waker::noop()), &mut counts) {
+            Poll::Ready(answered) => Some(answered.map(|()| counts)),
             Poll::Pending => None,
         }
     }
@@ -170,7 +214,7 @@ mod tests {
         let seat = seats.take(now);
         assert!(seats.is_wanted(seat));
         assert_eq!(poll(&mut seats, seat), None);
-        seats.tell(seat, told());
+        tell(&mut seats, seat);
         assert_eq!(poll(&mut seats, seat), Some(told()));
         assert_eq!(seats.take(now), seat);
         assert_ne!(seats.take(now), seat);
@@ -183,10 +227,10 @@ mod tests {
         seats.leave(seat);
         assert!(!seats.is_wanted(seat));
         assert_ne!(seats.take(now), seat);
-        seats.tell(seat, told());
+        tell(&mut seats, seat);
         assert_eq!(seats.take(now), seat);
         // The other way round.
-        seats.tell(seat, told());
+        tell(&mut seats, seat);
         seats.leave(seat);
         assert_eq!(seats.take(now), seat);
     }
@@ -202,10 +246,10 @@ mod tests {
         assert_eq!(poll(&mut seats, second), None);
         // The batch still holds it: nobody else may get its answer.
         assert_ne!(seats.take(now), first);
-        seats.tell(first, told());
+        tell(&mut seats, first);
         assert_eq!(seats.take(now), first);
         assert_eq!(seats.end_late(now + 3 * DEADLINE, DEADLINE), None);
-        seats.tell(second, told());
+        tell(&mut seats, second);
         assert_eq!(poll(&mut seats, second), Some(Err(StoreError::Timeout)));
         seats.leave(first);
     }
