@@ -2,16 +2,21 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    future::poll_fn,
     hash::BuildHasher as _,
     mem,
     ops::Range,
     sync::{Arc, atomic::Ordering::Relaxed},
+    task::Poll,
     time::Duration,
 };
 
 use bb8_redis::redis::Value;
 use foldhash::{fast, quality};
-use tokio::{sync::watch, time::Instant};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until},
+};
 
 use super::{
     Options, Servers, StoreError,
@@ -51,6 +56,8 @@ pub(super) struct Batcher {
     /// Connections to servers that commands were sent on to.
     detours: HashMap<Place, Link>,
     detoured_at: Instant,
+    /// Whether the last batch held more than one request, so that others are likely to be on their way.
+    is_busy: bool,
     /// The last error that Redis gave for a command, so that the log says it once.
     last_refusal: Option<String>,
 }
@@ -67,6 +74,7 @@ impl Batcher {
             known: Known::default(),
             detours: HashMap::new(),
             detoured_at: Instant::now(),
+            is_busy: false,
             last_refusal: None,
         }
     }
@@ -89,6 +97,7 @@ impl Batcher {
             {
                 return;
             }
+            self.detours.clear();
         }
     }
 
@@ -139,9 +148,14 @@ impl Batcher {
             if self.node.breaker.is_open() {
                 break;
             }
+            let idle = self.detoured_at + DETOUR_IDLE;
             tokio::select! {
                 biased;
                 arrived = self.lane.arrived() => arrived?,
+                () = async { sleep_until(idle).await }, if !self.detours.is_empty() => {
+                    self.detours.clear();
+                    continue;
+                }
                 _ = self.trouble.changed() => continue,
                 // Found out before anybody's request does.
                 () = connection.link.broken() => break,
@@ -149,9 +163,13 @@ impl Batcher {
             if connection.era != self.node.breaker.era() {
                 break;
             }
+            if self.is_busy {
+                gather().await;
+            }
             // The connection first: what arrives while it is busy joins the batch.
             let lane = self.lane.clone();
             if let Some(taken) = lane.take() {
+                self.is_busy = taken.waiters.requests().nth(1).is_some();
                 self.send(connection, taken).await;
             }
         }
@@ -235,14 +253,12 @@ impl Batcher {
     async fn follow_redirects(&mut self, commands: &Packed, replies: &mut [Value]) {
         let is_error = |reply: &Value| matches!(reply, Value::ServerError(_));
         if !replies.iter().any(is_error) {
-            self.close_idle_detours();
             return;
         }
         let until = Instant::now() + self.options.deadline;
         for _ in 0..MAX_REDIRECTS {
             let redirects = redirects(replies, &self.node.place);
             if redirects.is_empty() {
-                self.close_idle_detours();
                 return;
             }
             self.detoured_at = Instant::now();
@@ -268,12 +284,6 @@ impl Batcher {
                 };
                 redirect.fill_in(replies, late);
             }
-        }
-    }
-
-    fn close_idle_detours(&mut self) {
-        if !self.detours.is_empty() && self.detoured_at.elapsed() > DETOUR_IDLE {
-            self.detours.clear();
         }
     }
 
@@ -344,6 +354,23 @@ impl Batcher {
         }
         builder.finish()
     }
+}
+
+/// Lets everything run that can, and what comes of a look at the sockets: calls that this worker was sent
+/// already join the batch. It waits for nothing.
+async fn gather() {
+    // Afterwards tasks that read from sockets are in front of this one, and start one for each call.
+    tokio::task::yield_now().await;
+    // Those are in front of it now, and no other look is needed.
+    let mut is_last = false;
+    poll_fn(|context| {
+        if mem::replace(&mut is_last, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
 }
 
 /// Keys that are known to have a time to live, by hash, in two generations: when the young one is

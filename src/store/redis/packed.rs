@@ -43,6 +43,22 @@ impl Packed {
         Command { packed: self }
     }
 
+    /// Adds the command that almost all are.
+    pub(super) fn increment(&mut self, key: &[&[u8]; 2], hits: u64) {
+        let bytes = &mut self.bytes;
+        bytes.extend_from_slice(b"*3\r\n$6\r\nINCRBY\r\n$");
+        push_line(bytes, key[0].len() + key[1].len());
+        bytes.extend_from_slice(key[0]);
+        bytes.extend_from_slice(key[1]);
+        if hits == 1 {
+            bytes.extend_from_slice(b"\r\n$1\r\n1\r\n");
+            self.ends.push(self.bytes.len());
+        } else {
+            bytes.extend_from_slice(b"\r\n");
+            Command { packed: self }.number(hits);
+        }
+    }
+
     /// Adds a copy of one of the commands of `other`.
     pub(super) fn copy(&mut self, other: &Self, command: usize) {
         let start = match command {
@@ -109,6 +125,18 @@ mod tests {
                         *3\r\n$6\r\nINCRBY\r\n$4\r\na:\r\n\r\n$3\r\n-12\r\n";
         assert_eq!(packed.bytes(), expected.as_bytes());
         assert_eq!(packed.len(), 2);
+    }
+
+    #[test]
+    fn increments_are_commands_like_others() {
+        for hits in [0, 1, 2, 10, u64::MAX] {
+            let mut increment = Packed::default();
+            increment.increment(&[b"a:", b"\r\n"], hits);
+            let hits = hits.to_string();
+            let command = Packed::one(&[b"INCRBY", b"a:\r\n", hits.as_bytes()]);
+            assert_eq!(increment.bytes(), command.bytes());
+            assert_eq!(increment.len(), 1);
+        }
     }
 
     #[test]

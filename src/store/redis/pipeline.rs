@@ -274,12 +274,7 @@ where
     /// INCRBY, and EXPIRE if the key may not have a time to live.
     fn hits(&self, first: First<'a>, hits: u64, commands: &mut Commands<'a>) {
         let key = [commands.key_prefix, first.key];
-        commands
-            .packed
-            .command(3)
-            .word(b"INCRBY")
-            .words(&key)
-            .number(hits);
+        commands.packed.increment(&key, hits);
         let ttl_secs = ttl_secs(self.options, self.now, first.expires_at, first.hash);
         if (self.is_known)(first.hash) {
             commands.trusted.push(Trusted {
