@@ -16,13 +16,20 @@ use std::{
 
 use anyhow::{Context as _, bail, ensure};
 use prost::Message as _;
-use tollgate::grpc::proto::envoy::{
-    extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
-    service::ratelimit::v3::RateLimitRequest,
+use tollgate::grpc::{
+    SHOULD_RATE_LIMIT,
+    proto::envoy::{
+        extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
+        service::ratelimit::v3::RateLimitRequest,
+    },
 };
 
 use crate::{
     cases::{Keys, Shape},
+    frames::{
+        ACK, DATA, END_HEADERS, END_STREAM, FIRST_WINDOW, FRAME_HEADER, GOAWAY, HEADERS, PING,
+        RESET, SETTINGS, WINDOW, WINDOW_UPDATE, frame, hello,
+    },
     hpack,
     latency::Latencies,
 };
@@ -30,31 +37,7 @@ use crate::{
 /// The longest that a reply may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What a frame begins with (RFC 9113, section 4.1), in bytes.
-const FRAME_HEADER: usize = 9;
-
-const DATA: u8 = 0;
-const HEADERS: u8 = 1;
-const RESET: u8 = 3;
-const SETTINGS: u8 = 4;
-const PING: u8 = 6;
-const GOAWAY: u8 = 7;
-const WINDOW_UPDATE: u8 = 8;
-
-/// END_STREAM, and ACK of SETTINGS and PING.
-const END_STREAM: u8 = 1;
-const ACK: u8 = 1;
-const END_HEADERS: u8 = 4;
 const PADDED: u8 = 8;
-
-/// The largest window there is, in bytes.
-const WINDOW: u32 = (1 << 31) - 1;
-
-/// What both windows of a connection begin with, in bytes.
-const FIRST_WINDOW: u32 = 65_535;
-
-/// The path of the only method that is called.
-const PATH: &[u8] = b"/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
 /// Letters of the value that tells one key from another.
 const DIGITS: usize = 8;
@@ -283,7 +266,7 @@ impl Template {
         let mut spelled = vec![0x83, 0x86];
         let fields: [(&[u8], &[u8]); 4] = [
             (b":authority", b"bench"),
-            (b":path", PATH),
+            (b":path", SHOULD_RATE_LIMIT.as_bytes()),
             (b"content-type", b"application/grpc"),
             (b"te", b"trailers"),
         ];
@@ -297,8 +280,8 @@ impl Template {
         let numbered = [0x83, 0x86, 0xc1, 0xc0, 0xbf, 0xbe];
         let call = |block: &[u8]| {
             let mut call = Vec::new();
-            frame(&mut call, HEADERS, END_HEADERS, 0, block);
-            frame(&mut call, DATA, END_STREAM, 0, &message);
+            frame(&mut call, HEADERS, END_HEADERS, block);
+            frame(&mut call, DATA, END_STREAM, &message);
             call
         };
         let keys = message
@@ -338,14 +321,6 @@ impl Template {
     }
 }
 
-fn frame(out: &mut Vec<u8>, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
-    let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
-    out.extend_from_slice(&length.to_be_bytes()[1..]);
-    out.extend_from_slice(&[kind, flags]);
-    out.extend_from_slice(&stream.to_be_bytes());
-    out.extend_from_slice(payload);
-}
-
 impl Caller {
     fn connect(
         server: SocketAddr,
@@ -356,15 +331,10 @@ impl Caller {
         let socket = TcpStream::connect(server).context("the server takes no connection")?;
         socket.set_nodelay(true)?;
         socket.set_read_timeout(Some(PATIENCE))?;
-        let mut outbound = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
-        // No pushes.
-        frame(&mut outbound, SETTINGS, 0, 0, &[0, 2, 0, 0, 0, 0]);
-        let more = (WINDOW - FIRST_WINDOW).to_be_bytes();
-        frame(&mut outbound, WINDOW_UPDATE, 0, 0, &more);
         Ok(Self {
             socket,
             inbound: Inbound::default(),
-            outbound,
+            outbound: hello(),
             headers: hpack::Decoder::default(),
             template: Template::new(descriptors),
             keys,
@@ -475,9 +445,9 @@ impl Caller {
                     let is_small = setting[..2] == [0, 1] && setting[2..] < [0, 0, 16, 0][..];
                     ensure!(!is_small, "the server wants a smaller table of headers");
                 }
-                frame(&mut self.outbound, SETTINGS, ACK, 0, &[]);
+                frame(&mut self.outbound, SETTINGS, ACK, &[]);
             }
-            PING if header.flags & ACK == 0 => frame(&mut self.outbound, PING, ACK, 0, payload),
+            PING if header.flags & ACK == 0 => frame(&mut self.outbound, PING, ACK, payload),
             WINDOW_UPDATE if header.stream == 0 => {
                 let bytes: [u8; 4] = payload.try_into().context("a broken WINDOW_UPDATE")?;
                 self.window += i64::from(u32::from_be_bytes(bytes));
@@ -527,7 +497,7 @@ impl Caller {
         }
         if self.received > WINDOW / 2 {
             let more = self.received.to_be_bytes();
-            frame(&mut self.outbound, WINDOW_UPDATE, 0, 0, &more);
+            frame(&mut self.outbound, WINDOW_UPDATE, 0, &more);
             self.received = 0;
         }
         if header.flags & END_STREAM == 0 {

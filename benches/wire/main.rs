@@ -17,6 +17,7 @@ use std::{net::SocketAddr, path::PathBuf, thread, time::Duration};
 use clap::Parser;
 
 mod cases;
+mod frames;
 mod hpack;
 mod latency;
 mod load;

@@ -27,7 +27,6 @@ use tollgate::{
         unary::{Method, framed},
         wire,
     },
-    metadata::Map,
     request::Few,
     server::serve_method,
 };
@@ -111,18 +110,13 @@ fn ok(message: &[u8]) -> Result<Bytes, Status> {
         ));
     }
     let decision = Decision {
-        overall: decision::Code::Ok,
         statuses: Few::from_iter([decision::Status {
             code: decision::Code::Ok,
             binding: None,
             remaining: 0,
             retry_secs: Some(0),
         }]),
-        retry_secs: None,
-        is_degraded: false,
-        is_shadowed: false,
-        headline: None,
-        metadata: Map::new(),
+        ..Decision::default()
     };
     Ok(framed(quick::length(&decision), |buffer| {
         quick::write(&decision, buffer);

@@ -253,7 +253,6 @@ mod tests {
             },
             wire,
         },
-        metadata::Map,
         window::{Period, Unit},
     };
 
@@ -365,11 +364,7 @@ mod tests {
             let decision = Decision {
                 overall,
                 statuses: statuses.into(),
-                retry_secs: None,
-                is_degraded: false,
-                is_shadowed: false,
-                headline: None,
-                metadata: Map::new(),
+                ..Decision::default()
             };
             let mut buffer = vec![0; length(&decision)];
             let room = &mut &mut buffer[..];

@@ -153,19 +153,15 @@ impl Traces {
     ///
     /// If an address, a file or a list cannot be read.
     pub fn export(&self, random_id: impl Fn() -> String) -> Result<export::Options, TracesError> {
-        let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
-        let hidden = |text: &Option<Hidden>| {
-            let text = text.as_deref().filter(|text| !text.is_empty());
-            text.map(str::to_owned)
-        };
+        let given = |text: Option<&str>| text.filter(|text| !text.is_empty()).map(str::to_owned);
         let protocol = self.tracing_protocol;
         let default = match protocol {
             export::Protocol::Http => "http://localhost:4318",
             export::Protocol::Grpc => "http://localhost:4317",
         };
         let (server, path) = match (
-            hidden(&self.otlp_traces_endpoint),
-            hidden(&self.otlp_endpoint),
+            given(self.otlp_traces_endpoint.as_deref()),
+            given(self.otlp_endpoint.as_deref()),
         ) {
             (Some(whole), _) => {
                 let path = path_of(&whole);
@@ -205,19 +201,22 @@ impl Traces {
             let name = HeaderName::try_from(name).ok()?;
             Some((name, HeaderValue::try_from(value).ok()?))
         };
-        let headers = hidden(&self.otlp_headers).unwrap_or_default();
+        let headers = given(self.otlp_headers.as_deref()).unwrap_or_default();
         let headers: Option<Vec<_>> = pairs(&headers)
             .ok_or(TracesError::Headers)?
             .into_iter()
             .map(header)
             .collect();
-        let attributes = given(&self.otel_resource_attributes).unwrap_or_default();
+        let attributes = given(self.otel_resource_attributes.as_deref()).unwrap_or_default();
         let mut resource = pairs(&attributes).ok_or(TracesError::Attributes)?;
-        let instance = given(&self.tracing_service_instance_id);
+        let instance = given(self.tracing_service_instance_id.as_deref());
         // The reference's own variables win over the general one.
         for (key, value) in [
             ("service.name", Some(self.tracing_service_name.clone())),
-            ("service.namespace", given(&self.tracing_service_namespace)),
+            (
+                "service.namespace",
+                given(self.tracing_service_namespace.as_deref()),
+            ),
             (
                 "service.instance.id",
                 Some(instance.unwrap_or_else(random_id)),

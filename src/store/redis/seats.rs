@@ -93,7 +93,9 @@ impl Seats {
             }
             State::Told(answered) => {
                 let answered = *answered;
-                counts.extend_from_slice(&seat_of_one.counts);
+                if answered.is_ok() {
+                    counts.extend_from_slice(&seat_of_one.counts);
+                }
                 self.let_go(seat);
                 Poll::Ready(answered)
             }
@@ -218,6 +220,20 @@ mod tests {
         assert_eq!(poll(&mut seats, seat), Some(told()));
         assert_eq!(seats.take(now), seat);
         assert_ne!(seats.take(now), seat);
+    }
+
+    #[test]
+    fn an_error_brings_no_counts_of_who_sat_there_before() {
+        let (mut seats, now) = (Seats::default(), Instant::now());
+        let seat = seats.take(now);
+        tell(&mut seats, seat);
+        assert_eq!(poll(&mut seats, seat), Some(told()));
+        assert_eq!(seats.take(now), seat);
+        seats.tell(seat, StoreError::Refused);
+        let mut counts = CountList::new();
+        let polled = seats.poll(seat, &Context::from_waker(Waker::noop()), &mut counts);
+        assert_eq!(polled, Poll::Ready(Err(StoreError::Refused)));
+        assert!(counts.is_empty());
     }
 
     #[test]

@@ -16,8 +16,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ::tollgate::grpc::proto::envoy::service::ratelimit::v3::{
-    RateLimitResponse, rate_limit_response::Code,
+use ::tollgate::grpc::{
+    SHOULD_RATE_LIMIT,
+    proto::envoy::service::ratelimit::v3::{RateLimitResponse, rate_limit_response::Code},
 };
 use nix::{
     errno::Errno,
@@ -31,9 +32,16 @@ use super::{
     ask::{self, descriptor, request},
 };
 
-/// The benchmark's reader of headers.
+/// The benchmark's writer of frames and reader of headers.
+#[path = "../../../benches/wire/frames.rs"]
+mod frames;
 #[path = "../../../benches/wire/hpack.rs"]
 mod hpack;
+
+use frames::{
+    ACK, DATA, END_HEADERS, END_STREAM, FIRST_WINDOW, FRAME_HEADER, GOAWAY, HEADERS, PING, RESET,
+    SETTINGS, WINDOW_UPDATE, frame, hello,
+};
 
 /// Callers that ask all the time.
 pub const STREAMS: usize = 64;
@@ -123,28 +131,6 @@ impl Storm {
     }
 }
 
-/// What a frame begins with (RFC 9113, section 4.1), in bytes.
-const FRAME_HEADER: usize = 9;
-
-const DATA: u8 = 0;
-const HEADERS: u8 = 1;
-const SETTINGS: u8 = 4;
-const PING: u8 = 6;
-const WINDOW_UPDATE: u8 = 8;
-const RESET: u8 = 3;
-const GOAWAY: u8 = 7;
-
-const END_STREAM: u8 = 1;
-const ACK: u8 = 1;
-const END_HEADERS: u8 = 4;
-
-/// What a connection may send at first without being told that it was read, in bytes.
-const FIRST_WINDOW: usize = 65_535;
-
-/// What the server may send without being told that it was read, in bytes: more than the replies of
-/// half an hour.
-const WINDOW: u32 = (1 << 31) - 1;
-
 #[derive(Debug)]
 struct Caller {
     /// A call, but for the number of its stream.
@@ -160,10 +146,9 @@ impl Caller {
     fn new(value: &str, due: Instant) -> Self {
         // POST and http stand in every table.
         let mut head = vec![0x83, 0x86];
-        let path = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
         for (name, value) in [
             (":authority", "chaos"),
-            (":path", path),
+            (":path", SHOULD_RATE_LIMIT),
             ("content-type", "application/grpc"),
             ("te", "trailers"),
         ] {
@@ -187,14 +172,6 @@ impl Caller {
             is_waiting: false,
         }
     }
-}
-
-/// Of stream 0, which is the connection itself.
-fn frame(out: &mut Vec<u8>, kind: u8, flags: u8, payload: &[u8]) {
-    let length = u32::try_from(payload.len()).unwrap();
-    out.extend(&length.to_be_bytes()[1..]);
-    out.extend([kind, flags, 0, 0, 0, 0]);
-    out.extend(payload);
 }
 
 /// A connection, and those who call on it.
@@ -227,12 +204,7 @@ impl Line {
     fn connect(server: SocketAddr, callers: Vec<Caller>) -> io::Result<Self> {
         let mut socket = TcpStream::connect(server)?;
         socket.set_nodelay(true)?;
-        let mut hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
-        // No pushes.
-        frame(&mut hello, SETTINGS, 0, &[0, 2, 0, 0, 0, 0]);
-        let more = WINDOW - u32::try_from(FIRST_WINDOW).unwrap();
-        frame(&mut hello, WINDOW_UPDATE, 0, &more.to_be_bytes());
-        socket.write_all(&hello)?;
+        socket.write_all(&hello())?;
         Ok(Self {
             socket,
             inbound: Vec::new(),
@@ -241,7 +213,7 @@ impl Line {
             callers,
             calls: HashMap::new(),
             next_stream: 1,
-            window: FIRST_WINDOW,
+            window: FIRST_WINDOW as usize,
             seen: Vec::new(),
         })
     }
