@@ -22,16 +22,21 @@
 //! shop_remote_address_127.0.0.1_1795200000
 //! ```
 
-use std::ops::{Deref, Range};
+use std::{
+    cell::RefCell,
+    ops::{Deref, Range},
+    thread::LocalKey,
+};
 
 use sha2::{Digest as _, Sha256};
 use smallvec::SmallVec;
 
 use crate::{
+    lent::{Idle, Lendable},
     limit::{Algorithm, Limit, OnStoreLoss},
     request::{Entry, Hits},
     text::Text,
-    window::{Timestamp, Unit, Window},
+    window::{Period, Timestamp, Unit, Window, window},
 };
 
 /// The longest domain-and-entries text that is written into a key as it stands, in bytes.
@@ -40,7 +45,7 @@ pub const MAX_IDENTITY_BYTES: usize = 160;
 /// Increments that one request makes, in order, with their keys in one buffer.
 #[derive(Debug, Default)]
 pub struct Batch {
-    keys: Text<384>,
+    keys: Keys,
     increments: SmallVec<[Planned; 8]>,
 }
 
@@ -212,6 +217,34 @@ impl From<Hits> for Counting {
     }
 }
 
+thread_local! {
+    static BATCHES: Idle<Batch> = const { RefCell::new(Vec::new()) };
+    static COUNT_LISTS: Idle<CountList> = const { RefCell::new(Vec::new()) };
+}
+
+impl Lendable for Batch {
+    fn idle() -> &'static LocalKey<Idle<Self>> {
+        &BATCHES
+    }
+
+    fn clear(&mut self) -> bool {
+        let is_small = !self.keys.is_long() && !self.increments.spilled();
+        Self::clear(self);
+        is_small
+    }
+}
+
+impl Lendable for CountList {
+    fn idle() -> &'static LocalKey<Idle<Self>> {
+        &COUNT_LISTS
+    }
+
+    fn clear(&mut self) -> bool {
+        Self::clear(self);
+        !self.spilled()
+    }
+}
+
 impl Batch {
     pub fn len(&self) -> usize {
         self.increments.len()
@@ -225,6 +258,28 @@ impl Batch {
         self.range(0..self.len())
     }
 
+    /// The increment number `index`.
+    ///
+    /// # Panics
+    ///
+    /// If there are not as many.
+    pub fn increment(&self, index: usize) -> Increment<'_> {
+        Increment {
+            key: self.key(index),
+            terms: self.increments[index].terms,
+        }
+    }
+
+    /// The key of the counter number `index`.
+    ///
+    /// # Panics
+    ///
+    /// If there are not as many.
+    pub fn key(&self, index: usize) -> &[u8] {
+        let planned = &self.increments[index];
+        &self.keys[planned.key_start..planned.key_end]
+    }
+
     /// What is to happen to the counter number `index`.
     ///
     /// # Panics
@@ -232,6 +287,11 @@ impl Batch {
     /// If there are not as many.
     pub fn terms(&self, index: usize) -> &Terms {
         &self.increments[index].terms
+    }
+
+    /// What is to happen to all counters, in order.
+    pub fn all_terms(&self) -> impl ExactSizeIterator<Item = &Terms> {
+        self.increments.iter().map(|planned| &planned.terms)
     }
 
     /// The increments `range`.
@@ -285,17 +345,16 @@ impl Batch {
         }
     }
 
-    /// Appends the increment of the counter of `identity` for `limit`, in `window` if the limit has
-    /// windows that are known beforehand.
+    /// Appends the increment of the counter of `identity` for `limit` at `now`.
     pub fn push(
         &mut self,
         identity: &Identity,
         limit: &Limit,
-        window: Window,
+        now: Timestamp,
         counting: impl Into<Counting>,
     ) {
         let key_start = self.keys.len();
-        self.push_key(identity, limit, window);
+        let window = self.push_key(identity, limit, now);
         let Counting {
             hits,
             charge,
@@ -322,26 +381,23 @@ impl Batch {
         });
     }
 
-    fn push_key(&mut self, identity: &Identity, limit: &Limit, window: Window) {
+    /// Appends the key, and returns the window that it is for.
+    fn push_key(&mut self, identity: &Identity, limit: &Limit, now: Timestamp) -> Window {
         let keys = &mut self.keys;
-        if identity.format == KeyFormat::Reference {
-            keys.push_slice(&identity.text);
-            return keys.push_decimal(window.start.secs());
-        }
-        keys.push(b'{');
         keys.push_slice(&identity.text);
-        keys.push(b'}');
-        let period_secs = limit.period.secs();
+        if identity.format == KeyFormat::Reference {
+            let window = limit.window(now);
+            keys.push_decimal(window.start.secs());
+            return window;
+        }
         let way = match limit.algorithm {
-            Algorithm::FixedWindow => {
-                keys.push_decimal(period_secs);
-                keys.push(b'@');
-                return keys.push_decimal(window.start.secs() / period_secs);
-            }
+            Algorithm::FixedWindow => return push_window(keys, limit.period, now),
             Algorithm::Calendar(_) => {
+                let window = limit.window(now);
                 keys.push_slice(limit.period.unit().name().as_bytes());
                 keys.push(b'@');
-                return keys.push_decimal(window.start.secs());
+                keys.push_decimal(window.start.secs());
+                return window;
             }
             Algorithm::FirstHit => b'f',
             Algorithm::SlidingWindow => b's',
@@ -349,8 +405,80 @@ impl Batch {
             Algorithm::TokenBucket { .. } => b't',
         };
         keys.push(way);
-        keys.push_decimal(period_secs);
+        keys.push_decimal(limit.period.secs());
+        limit.window(now)
     }
+}
+
+/// Keys, one behind the other.
+type Keys = Text<384>;
+
+/// The longest end of a key in fixed windows, in bytes: the digits of the period and of the window's
+/// number are those of a product that is no later than the end of time in milliseconds.
+const TAIL_BYTES: usize = 24;
+
+/// How the keys of fixed windows of one length end, as long as the window lasts.
+#[derive(Clone, Copy)]
+struct Tail {
+    period: Period,
+    window: Window,
+    bytes: [u8; TAIL_BYTES],
+    length: usize,
+}
+
+/// More than there are units, so that those without a multiplier have a place each.
+const TAILS: usize = 16;
+
+thread_local! {
+    /// The tails that this thread has written last: rules are many, but lengths of windows are few,
+    /// and four divisions a decision can be seen.
+    static LAST_TAILS: RefCell<[Tail; TAILS]> = const { RefCell::new([Tail::NONE; TAILS]) };
+}
+
+impl Tail {
+    const NONE: Self = Self {
+        period: Period::SECOND,
+        // No moment lies in it.
+        window: Window {
+            start: Timestamp::from_secs(0),
+            end: Timestamp::from_secs(0),
+        },
+        bytes: [0; TAIL_BYTES],
+        length: 0,
+    };
+
+    fn new(period: Period, now: Timestamp) -> Self {
+        let window = window(period, now);
+        let mut text = Text::<TAIL_BYTES>::new();
+        text.push_decimal(period.secs());
+        text.push(b'@');
+        text.push_decimal(window.start.secs() / period.secs());
+        let mut bytes = [0; TAIL_BYTES];
+        bytes[..text.len()].copy_from_slice(&text);
+        Self {
+            period,
+            window,
+            bytes,
+            length: text.len(),
+        }
+    }
+
+    fn is_of(&self, period: Period, now: Timestamp) -> bool {
+        self.period == period && self.window.start <= now && now < self.window.end
+    }
+}
+
+/// Appends the period and the number of the window that `now` falls in.
+fn push_window(keys: &mut Keys, period: Period, now: Timestamp) -> Window {
+    LAST_TAILS.with_borrow_mut(|tails| {
+        let place = period.unit() as usize + period.multiplier().get() as usize - 1;
+        let tail = &mut tails[place % TAILS];
+        if !tail.is_of(period, now) {
+            *tail = Tail::new(period, now);
+        }
+        keys.push_first(&tail.bytes, tail.length);
+        tail.window
+    })
 }
 
 impl Method {
@@ -418,31 +546,46 @@ impl Identity {
     }
 
     fn set_native(&mut self, domain: &[u8], entries: &[Entry<'_>], shared: &[(usize, &[u8])]) {
-        push_text(&mut self.text, b':', domain);
+        let text = &mut self.text;
+        text.push(b'{');
+        push_text(text, b':', domain);
         for (index, entry) in entries.iter().enumerate() {
-            push_text(&mut self.text, b':', entry.key);
+            push_text(text, b':', entry.key);
             match shared.iter().find(|(at, _)| *at == index) {
-                Some((_, pattern)) => push_text(&mut self.text, b'*', pattern),
-                None => push_text(&mut self.text, b':', entry.value),
+                Some((_, pattern)) => push_text(text, b'*', pattern),
+                None => push_text(text, b':', entry.value),
             }
         }
-        if self.text.len() > MAX_IDENTITY_BYTES {
-            let digest = Sha256::digest(&*self.text);
-            self.text.clear();
-            self.text.push(b'#');
+        if text.len() > MAX_IDENTITY_BYTES + 1 {
+            let digest = Sha256::digest(&text[1..]);
+            text.clear();
+            text.push_slice(b"{#");
             for byte in &digest[..16] {
                 for digit in [byte >> 4, byte & 0xf] {
-                    self.text.push(b"0123456789abcdef"[usize::from(digit)]);
+                    text.push(b"0123456789abcdef"[usize::from(digit)]);
                 }
             }
         }
+        text.push(b'}');
     }
 }
 
 fn push_text(key: &mut Joined, separator: u8, text: &[u8]) {
-    key.push_decimal(text.len() as u64);
-    key.push(separator);
+    match text.len() as u64 {
+        // As many digits as lengths mostly have.
+        length @ 0..10 => key.push_slice(&[digit(length), separator]),
+        length @ 10..100 => key.push_slice(&[digit(length / 10), digit(length % 10), separator]),
+        length => {
+            key.push_decimal(length);
+            key.push(separator);
+        }
+    }
     key.push_slice(text);
+}
+
+/// A number below ten as it is written.
+fn digit(number: u64) -> u8 {
+    b'0' | (number & 0xf) as u8
 }
 
 #[cfg(test)]
@@ -452,8 +595,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::window::{Period, window};
-
     type Values = (Vec<u8>, Vec<(Vec<u8>, Vec<u8>, bool)>);
 
     fn identity(values: &Values) -> Identity {
@@ -486,7 +627,7 @@ mod tests {
     fn key_of(identity: &Identity, period: Period, now: Timestamp) -> Vec<u8> {
         let mut batch = Batch::default();
         let limit = Limit::fixed(1, period);
-        batch.push(identity, &limit, window(period, now), Hits::ONE);
+        batch.push(identity, &limit, now, Hits::ONE);
         batch.iter().next().unwrap().key.to_vec()
     }
 
@@ -573,8 +714,8 @@ mod tests {
     fn a_long_identity_is_a_digest_of_all_of_it() {
         let long = |last: &str| simple("d", &[("a", &("x".repeat(1_000_000) + last))]);
         let digest = identity(&long("1")).text.to_vec();
-        assert_eq!(digest.len(), 33);
-        assert_eq!(digest[0], b'#');
+        assert_eq!(digest.len(), "{#}".len() + 32);
+        assert!(digest.starts_with(b"{#"));
         assert_ne!(digest, identity(&long("2")).text.to_vec());
     }
 
@@ -609,8 +750,9 @@ mod tests {
         #[test]
         fn an_identity_can_be_taken_apart_again(values in any_values()) {
             let text = identity(&values).text.to_vec();
-            if text.first() != Some(&b'#') {
-                prop_assert_eq!(decode(&text), Some(values));
+            let inner = &text[1..text.len() - 1];
+            if inner.first() != Some(&b'#') {
+                prop_assert_eq!(decode(inner), Some(values));
             }
         }
 

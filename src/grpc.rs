@@ -2,6 +2,7 @@
 
 use std::{
     cell::Cell,
+    mem,
     sync::{
         Arc,
         atomic::{AtomicI64, Ordering::Relaxed},
@@ -30,7 +31,7 @@ pub mod unary;
 pub mod wire;
 
 use proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use unary::{Method, framed};
+use unary::{Method, arrived, framed};
 
 /// The path of the only method.
 pub const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
@@ -93,25 +94,47 @@ impl Clock {
     }
 }
 
+/// What is kept of a call until it is answered.
+#[derive(Debug)]
+pub struct Noted {
+    began: Instant,
+    /// If it is traced.
+    span: Option<Box<Call>>,
+}
+
 impl<S: Store> Method for Service<S> {
     const PATH: &'static str = SHOULD_RATE_LIMIT;
 
-    /// The span of a call that is traced.
-    type Noted = Option<Box<Call>>;
+    type Noted = Noted;
 
-    fn note(&self, headers: &HeaderMap) -> Self::Noted {
+    fn note(&self, headers: &HeaderMap) -> Noted {
         let header = |name: &str| headers.get(name)?.to_str().ok();
-        self.tracer.begin(header).map(Box::new)
+        Noted {
+            began: arrived(),
+            span: self.tracer.begin(header).map(Box::new),
+        }
     }
 
-    async fn call(&self, span: Self::Noted, message: Bytes) -> Result<Bytes, Status> {
-        let began = Instant::now();
+    fn call_at_once(&self, noted: &Noted, message: &Bytes) -> Option<Result<Bytes, Status>> {
+        if noted.span.is_some() || !self.extras.is_none() {
+            return None;
+        }
+        let memory = self.limiter.store.as_memory()?;
+        let mut request = Request::default();
+        quick::read_into(&mut request, message, self.bounds)?;
+        let now = self.clock.at(noted.began);
+        let reply = self
+            .limiter
+            .check_at_once(memory, &request, now, |decision| plain(decision))
+            .map_err(status);
+        self.limiter.metrics.record_call(noted.began.elapsed());
+        Some(reply)
+    }
+
+    async fn call(&self, noted: Noted, message: Bytes) -> Result<Bytes, Status> {
+        let Noted { began, span } = noted;
         let reply = match span {
-            None => match self.answer_at_once(&message, began) {
-                Some(reply) => reply,
-                // Boxed, or every call would have to make room for what those that wait keep.
-                None => Box::pin(self.answer_bytes(message, began)).await,
-            },
+            None => self.answer_bytes(message, began).await,
             Some(span) => Box::pin(self.answer_traced(*span, began, message)).await,
         };
         self.limiter.metrics.record_call(began.elapsed());
@@ -120,39 +143,25 @@ impl<S: Store> Method for Service<S> {
 }
 
 impl<S: Store> Service<S> {
-    /// Answers a plain message, which came at `began`, by a store that never waits.
-    fn answer_at_once(&self, message: &[u8], began: Instant) -> Option<Result<Bytes, Status>> {
-        if !self.extras.is_none() || self.limiter.store.as_memory().is_none() {
-            return None;
-        }
-        let mut request = Request::default();
-        quick::read_into(&mut request, message, self.bounds)?;
-        let mut decision = Decision::default();
-        let now = self.clock.at(began);
-        let checked = self.limiter.check_at_once(&mut decision, &request, now)?;
-        Some(checked.map_err(status).map(|()| {
-            framed(quick::length(&decision), |buffer| {
-                quick::write(&decision, buffer);
-            })
-        }))
-    }
-
     /// Answers one message, which came at `began`, with the reply as it is sent.
     async fn answer_bytes(&self, message: Bytes, began: Instant) -> Result<Bytes, Status> {
         let mut request = Request::default();
         if self.extras.is_none() && quick::read_into(&mut request, &message, self.bounds).is_some()
         {
-            let check = self.limiter.check(&request, self.clock.at(began));
-            let decision = check.await.map_err(status)?;
-            if decision.is_degraded {
+            let tell = |decision: &mut Decision| {
+                if !decision.is_degraded {
+                    return Ok(plain(decision));
+                }
                 let message: RateLimitRequest = codec::decode(message.clone())?;
-                return Ok(encoded(&wire::response(decision, &message, &self.extras)));
-            }
-            return Ok(framed(quick::length(&decision), |buffer| {
-                quick::write(&decision, buffer);
-            }));
+                let reply = wire::response(mem::take(decision), &message, &self.extras);
+                Ok(encoded(&reply))
+            };
+            let check = self.limiter.check(&request, self.clock.at(began), tell);
+            return check.await.map_err(status)?;
         }
-        let reply = self.answer(&codec::decode(message.clone())?).await?;
+        // Boxed, or every call would have room for what unusual ones need.
+        let message = codec::decode(message.clone())?;
+        let reply = Box::pin(self.answer(&message)).await?;
         Ok(encoded(&reply))
     }
 
@@ -190,13 +199,18 @@ impl<S: Store> Service<S> {
             self.limiter.metrics.record_bad_request();
             Status::invalid_argument(error.to_string())
         })?;
-        let decision = self
-            .limiter
-            .check(&request, self.clock.now())
-            .await
-            .map_err(status)?;
-        Ok(wire::response(decision, message, &self.extras))
+        let tell =
+            |decision: &mut Decision| wire::response(mem::take(decision), message, &self.extras);
+        let check = self.limiter.check(&request, self.clock.now(), tell);
+        check.await.map_err(status)
     }
+}
+
+/// A reply without headers and metadata.
+fn plain(decision: &Decision) -> Bytes {
+    framed(quick::length(decision), |buffer| {
+        quick::write(decision, buffer)
+    })
 }
 
 fn encoded(reply: &RateLimitResponse) -> Bytes {

@@ -240,9 +240,9 @@ impl NearRatio {
             clippy::cast_precision_loss,
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
-            reason = "the reference's own arithmetic; a float cast saturates and NaN becomes 0"
+            reason = "the reference's own arithmetic; a float cast cuts, saturates and makes NaN 0"
         )]
-        let threshold = (requests_per_unit as f32 * self.0).floor() as u32;
+        let threshold = (requests_per_unit as f32 * self.0) as u32;
         threshold.min(requests_per_unit)
     }
 }

@@ -1,12 +1,20 @@
 //! Answers requests: the only place where the rooms meet.
 
-use std::sync::Arc;
-
-use arc_swap::{ArcSwapOption, Guard};
+use std::{
+    cell::RefCell,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{
+            AtomicU64,
+            Ordering::{Acquire, Relaxed, Release},
+        },
+    },
+};
 
 use crate::{
     counter::{Count, CountList},
     decision::{Decision, decide_into},
+    lent::Lent,
     limit::Modes,
     matcher::Matcher,
     metrics::{Metrics, Recorder, RuleMeters},
@@ -17,8 +25,49 @@ use crate::{
 };
 
 /// The rules in use, shared by all workers. Empty until the first good load.
+///
+/// Whoever holds rules last frees them, and to free 100,000 takes tens of milliseconds. A worker would
+/// spend them in the middle of a decision, with all others on its thread behind it. So rules are held
+/// here from when they are swapped out until nobody else holds them: who has none then cannot get them
+/// any more.
 #[derive(Clone, Debug, Default)]
-pub struct Rules(Arc<ArcSwapOption<RuleSet>>);
+pub struct Rules(Arc<Loads>);
+
+#[derive(Debug)]
+struct Loads {
+    /// Which load is in use, of all there were in this process.
+    load: AtomicU64,
+    sets: Mutex<Sets>,
+}
+
+#[derive(Debug, Default)]
+struct Sets {
+    current: Option<Arc<RuleSet>>,
+    /// Those of before that somebody may still hold.
+    retired: Vec<Arc<RuleSet>>,
+}
+
+/// The number of the next load.
+static NEXT_LOAD: AtomicU64 = AtomicU64::new(1);
+
+impl Default for Loads {
+    fn default() -> Self {
+        Self {
+            load: AtomicU64::new(NEXT_LOAD.fetch_add(1, Relaxed)),
+            sets: Mutex::default(),
+        }
+    }
+}
+
+/// A thread's own handle on a set: who counts its references is on one core, and need not wait for
+/// others.
+type Held = Arc<Arc<RuleSet>>;
+
+thread_local! {
+    /// What this thread has used last, and of which load that was. A thread that has nothing to decide
+    /// keeps one set until it has.
+    static HELD: RefCell<(u64, Option<Held>)> = const { RefCell::new((0, None)) };
+}
 
 /// One load of the rules, and the meters that belong to it.
 #[derive(Debug)]
@@ -32,17 +81,39 @@ impl Rules {
     /// Takes `matcher` into use. Requests under way end by the rules they began with.
     pub fn swap(&self, matcher: Matcher, metrics: &Metrics) {
         let meters = metrics.rules(matcher.rules());
-        self.0.store(Some(Arc::new(RuleSet { matcher, meters })));
+        let new = Arc::new(RuleSet { matcher, meters });
+        let mut sets = self.sets();
+        if let Some(old) = sets.current.replace(new) {
+            sets.retired.push(old);
+        }
+        self.0.load.store(NEXT_LOAD.fetch_add(1, Relaxed), Release);
     }
 
     pub fn current(&self) -> Option<Arc<RuleSet>> {
-        self.0.load_full()
+        self.sets().current.clone()
     }
 
-    /// The same, for as long as one request takes: most of the time without a reference count,
-    /// which all workers would have to share.
-    fn snapshot(&self) -> Guard<Option<Arc<RuleSet>>> {
-        self.0.load()
+    /// The sets of before that nobody else holds, to be freed where that may take its time. To be
+    /// called now and then.
+    pub fn take_unused(&self) -> Vec<Arc<RuleSet>> {
+        let is_unused = |set: &mut Arc<RuleSet>| Arc::strong_count(set) == 1;
+        self.sets().retired.extract_if(.., is_unused).collect()
+    }
+
+    /// The set for one request: this thread's own handle, until there is another load.
+    fn held(&self) -> Option<Held> {
+        let load = self.0.load.load(Acquire);
+        HELD.with_borrow_mut(|held| {
+            if held.0 != load {
+                *held = (load, self.current().map(Arc::new));
+            }
+            held.1.clone()
+        })
+    }
+
+    /// A panic elsewhere cannot leave the sets half changed: nothing between the changes panics.
+    fn sets(&self) -> MutexGuard<'_, Sets> {
+        self.0.sets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -66,80 +137,109 @@ pub enum NoDecision {
 }
 
 impl<S: Store> Limiter<S> {
-    /// Answers one request.
+    /// Answers one request with what `tell` makes of the decision.
     ///
     /// # Errors
     ///
     /// If there are no rules yet, or the store failed; some hits may then have been counted.
-    pub async fn check(
+    pub async fn check<R>(
         &self,
         request: &Request<'_>,
         now: Timestamp,
-    ) -> Result<Decision, NoDecision> {
-        // One snapshot, however long the store takes.
-        let snapshot = self.rules.snapshot();
-        let rules = self.loaded(&snapshot)?;
+        tell: impl FnOnce(&mut Decision) -> R,
+    ) -> Result<R, NoDecision> {
+        // The same ones, however long the store takes.
+        let held = self.rules.held();
+        let rules = self.loaded(&held)?;
         let mut plan = Plan::default();
         plan.fill(&rules.matcher, request, self.modes, now);
-        let mut counts = CountList::new();
+        let mut counts = Lent::<CountList>::default();
         if !plan.batch.is_empty() {
             let added = self.store.add_into(&mut counts, &plan.batch, now).await;
             added.inspect_err(|_| self.metrics.record_store_failure())?;
         }
-        let mut decision = Decision::default();
-        self.conclude(&mut decision, rules, request, &plan, &counts, now);
-        Ok(decision)
+        Ok(self.conclude(rules, request, &plan, &counts, now, tell))
     }
 
-    /// The same without a future and into an empty decision where it lies, or nothing if the store
-    /// is one to wait for.
-    pub fn check_at_once(
-        &self,
-        decision: &mut Decision,
-        request: &Request<'_>,
-        now: Timestamp,
-    ) -> Option<Result<(), NoDecision>> {
-        let memory = self.store.as_memory()?;
-        Some(self.check_in(memory, decision, request, now))
-    }
-
-    fn check_in(
+    /// The same by the store in memory, which nobody has to wait for.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::check`].
+    pub fn check_at_once<R>(
         &self,
         memory: &MemoryStore,
-        decision: &mut Decision,
         request: &Request<'_>,
         now: Timestamp,
-    ) -> Result<(), NoDecision> {
-        let snapshot = self.rules.snapshot();
-        let rules = self.loaded(&snapshot)?;
+        tell: impl FnOnce(&mut Decision) -> R,
+    ) -> Result<R, NoDecision> {
+        let held = self.rules.held();
+        let rules = self.loaded(&held)?;
         let mut plan = Plan::default();
         plan.fill(&rules.matcher, request, self.modes, now);
         let mut counts = CountList::new();
         let counted = memory.apply_into(&mut counts, &plan.batch, now);
         counted.inspect_err(|_| self.metrics.record_store_failure())?;
-        self.conclude(decision, rules, request, &plan, &counts, now);
-        Ok(())
+        Ok(self.conclude(rules, request, &plan, &counts, now, tell))
     }
 
-    fn loaded<'s>(&self, snapshot: &'s Option<Arc<RuleSet>>) -> Result<&'s RuleSet, NoDecision> {
-        snapshot.as_deref().ok_or_else(|| {
+    fn loaded<'h>(&self, held: &'h Option<Held>) -> Result<&'h RuleSet, NoDecision> {
+        held.as_deref().map(Arc::as_ref).ok_or_else(|| {
             self.metrics.record_bad_request();
             NoDecision::NoRules
         })
     }
 
     /// What follows once the counts are known.
-    fn conclude(
+    fn conclude<R>(
         &self,
-        decision: &mut Decision,
         rules: &RuleSet,
         request: &Request<'_>,
         plan: &Plan<'_>,
         counts: &[Count],
         now: Timestamp,
-    ) {
-        decide_into(decision, plan, counts, self.modes, now);
+        tell: impl FnOnce(&mut Decision) -> R,
+    ) -> R {
+        let mut decision = Decision::default();
+        decide_into(&mut decision, plan, counts, self.modes, now);
         self.metrics
-            .record(&rules.meters, request, plan, counts, decision);
+            .record(&rules.meters, request, plan, counts, &decision);
+        tell(&mut decision)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limit::NearRatio;
+
+    #[test]
+    fn rules_of_before_are_freed_once_nobody_uses_them_and_not_by_who_did() {
+        let metrics = Metrics::new(NearRatio::default(), 0);
+        let rules = Rules::default();
+        assert!(rules.held().is_none());
+        rules.swap(Matcher::default(), &metrics);
+        let under_way = rules.held().unwrap();
+        let first = Arc::downgrade(&*under_way as &Arc<RuleSet>);
+        rules.swap(Matcher::strict(), &metrics);
+        let second = rules.held().unwrap();
+        assert!(Arc::ptr_eq(&*second, &rules.current().unwrap()));
+        assert!(!Arc::ptr_eq(&second, &under_way));
+        assert!(rules.take_unused().is_empty());
+        drop(under_way);
+        assert!(first.upgrade().is_some());
+        assert_eq!(rules.take_unused().len(), 1);
+        assert!(first.upgrade().is_none());
+    }
+
+    #[test]
+    fn rules_of_two_houses_are_not_taken_for_one_another() {
+        let metrics = Metrics::new(NearRatio::default(), 0);
+        let houses = [Rules::default(), Rules::default()];
+        houses[0].swap(Matcher::default(), &metrics);
+        for _ in 0..2 {
+            assert!(houses[0].held().is_some());
+            assert!(houses[1].held().is_none());
+        }
     }
 }

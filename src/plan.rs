@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 
 use crate::{
     counter::{Batch, Charge, Counting, Identity, Joined, Voice},
+    lent::Lent,
     limit::{Allows, Counts, Limit, Metric, Modes, Rule},
     matcher::{Domain, Match, Matcher},
     request::{Descriptor, Entry, Few, Hits, Request},
@@ -13,13 +14,13 @@ use crate::{
 };
 
 /// What the descriptors of a request come to before anything is counted.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Plan<'a> {
     /// One for each descriptor, in order.
     pub outcomes: Few<Outcome<'a>>,
     /// The limit of each increment of [`Plan::batch`], in order.
     pub limits: SmallVec<[&'a Limit; 8]>,
-    pub batch: Batch,
+    pub batch: Lent<Batch>,
 }
 
 #[derive(Debug)]
@@ -44,6 +45,18 @@ pub struct Counted<'a> {
     pub counters: Range<usize>,
     /// What its statistics are counted under, unless that is the path of the rule.
     pub metric_key: Option<String>,
+}
+
+impl Default for Plan<'_> {
+    #[inline]
+    fn default() -> Self {
+        Self {
+            // First: what is made before something that can fail has to be moved.
+            batch: Lent::default(),
+            outcomes: Few::new(),
+            limits: SmallVec::new(),
+        }
+    }
 }
 
 impl<'a> Plan<'a> {
@@ -176,7 +189,6 @@ impl<'a> Builder<'a, '_> {
             if rule.is_some() && limit.is_replaced(replaced) {
                 continue;
             }
-            let window = limit.window(self.now);
             let counting = Counting {
                 hits,
                 charge: self.charge(rule, limit),
@@ -184,7 +196,7 @@ impl<'a> Builder<'a, '_> {
                 on_loss: rule.map_or(self.modes.on_store_loss, |rule| rule.on_store_loss),
                 descriptor: index,
             };
-            self.batch.push(&self.identity, limit, window, counting);
+            self.batch.push(&self.identity, limit, self.now, counting);
             self.limits.push(limit);
         }
         match rule {

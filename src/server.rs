@@ -220,9 +220,7 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     if let Some(watch) = tls_watch {
         tasks.spawn(watch.run());
     }
-    if let Some(memory) = backend.memory() {
-        tasks.spawn(sweep(memory));
-    }
+    tasks.spawn(sweep(rules.clone(), backend.memory()));
     let statistics = admin::Statistics {
         metrics: metrics.clone(),
         memory: backend.memory(),
@@ -759,10 +757,18 @@ impl HealthDoors {
     }
 }
 
-async fn sweep(store: Arc<MemoryStore>) {
+/// Frees what nobody needs any more.
+async fn sweep(rules: Rules, store: Option<Arc<MemoryStore>>) {
     loop {
         tokio::time::sleep(SWEEP).await;
-        store.sweep(grpc::now());
+        let unused = rules.take_unused();
+        if !unused.is_empty() {
+            // Not on this thread, which has calls to accept.
+            tokio::task::spawn_blocking(move || drop(unused));
+        }
+        if let Some(store) = &store {
+            store.sweep(grpc::now());
+        }
     }
 }
 

@@ -25,6 +25,28 @@ fn eight_digits(number: u64) -> u64 {
     tens | ((pairs - tens * 10) << 8)
 }
 
+/// Copies to as many bytes. Texts are short, and to call for a copy takes longer than two words do,
+/// which may overlap.
+#[inline]
+fn copy(from: &[u8], to: &mut [u8]) {
+    fn ends<const N: usize>(from: &[u8], to: &mut [u8]) -> Option<()> {
+        let (first, last) = (from.first_chunk::<N>()?, from.last_chunk::<N>()?);
+        *to.first_chunk_mut()? = *first;
+        *to.last_chunk_mut()? = *last;
+        Some(())
+    }
+    let is_copied = match from.len() {
+        4..8 => ends::<4>(from, to),
+        8..=16 => ends::<8>(from, to),
+        17..=32 => ends::<16>(from, to),
+        33..=64 => ends::<32>(from, to),
+        _ => None,
+    };
+    if is_copied.is_none() {
+        to.copy_from_slice(from);
+    }
+}
+
 impl<const N: usize> Default for Text<N> {
     fn default() -> Self {
         Self::new()
@@ -46,12 +68,18 @@ impl<const N: usize> Text<N> {
         self.long.clear();
     }
 
+    /// Whether it has ever taken memory of its own.
+    pub fn is_long(&self) -> bool {
+        self.long.capacity() > 0
+    }
+
     pub fn push(&mut self, byte: u8) {
         self.lengthen(1)[0] = byte;
     }
 
+    #[inline]
     pub fn push_slice(&mut self, bytes: &[u8]) {
-        self.lengthen(bytes.len()).copy_from_slice(bytes);
+        copy(bytes, self.lengthen(bytes.len()));
     }
 
     /// Appends `number` as the formatter would, without the formatter's cost.
@@ -72,14 +100,23 @@ impl<const N: usize> Text<N> {
     /// Appends the first `count` of `digits`.
     fn push_digits(&mut self, digits: u64, count: usize) {
         let ascii = (digits | 0x3030_3030_3030_3030).to_le_bytes();
+        self.push_first(&ascii, count);
+    }
+
+    /// Appends the first `count` of `bytes`, which are copied as a whole where there is room.
+    ///
+    /// # Panics
+    ///
+    /// If there are fewer.
+    pub fn push_first<const M: usize>(&mut self, bytes: &[u8; M], count: usize) {
         let room = self.inline.get_mut(self.len..);
         match room.and_then(|room| room.first_chunk_mut()) {
             // What is written behind the end is written over by what comes next.
-            Some(room) => {
-                *room = ascii;
+            Some(room) if count <= M => {
+                *room = *bytes;
                 self.len += count;
             }
-            None => self.push_slice(&ascii[..count]),
+            _ => self.push_slice(&bytes[..count]),
         }
     }
 

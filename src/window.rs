@@ -83,6 +83,12 @@ impl Period {
     /// The longest period in seconds: 10,000 years, the bound of `google.protobuf.Duration`.
     pub const MAX_SECS: u64 = 315_576_000_000;
 
+    /// One second.
+    pub const SECOND: Self = Self {
+        unit: Unit::Second,
+        multiplier: NonZeroU32::MIN,
+    };
+
     /// `multiplier` units, or nothing if that is longer than [`Period::MAX_SECS`].
     pub fn new(unit: Unit, multiplier: NonZeroU32) -> Option<Self> {
         let period = Self { unit, multiplier };

@@ -33,7 +33,7 @@ use tollgate::{
     plan::Plan,
     request::{self, Hits, Request},
     store::{Store as _, memory::MemoryStore},
-    window::{Timestamp, window},
+    window::Timestamp,
 };
 
 /// How rules are found.
@@ -279,8 +279,7 @@ fn room_key(rooms: &Rooms) {
     identity.set(rooms.request.domain, black_box(rooms.entries), &[]);
     let mut batch = Batch::default();
     for limit in &rooms.plan.limits {
-        let window = window(limit.period, NOW);
-        batch.push(&identity, limit, window, Hits::ONE);
+        batch.push(&identity, limit, NOW, Hits::ONE);
     }
     black_box(batch.len());
 }
@@ -342,8 +341,9 @@ fn room_encode(rooms: &Rooms) {
 
 #[inline(never)]
 fn room_check(rooms: &Rooms) {
-    let mut decision = Decision::default();
     let request = black_box(rooms.request);
-    let checked = rooms.limiter.check_at_once(&mut decision, request, NOW);
-    black_box(checked.is_some());
+    let limiter = &rooms.limiter;
+    let tell = |decision: &mut Decision| decision.overall;
+    let checked = limiter.check_at_once(&limiter.store, request, NOW, tell);
+    black_box(checked.is_ok());
 }

@@ -27,7 +27,6 @@ use tollgate::{
         unary::{Method, framed},
         wire,
     },
-    request::Few,
     server::serve_method,
 };
 use tonic::{Request, Response, Status, transport::Server};
@@ -98,6 +97,10 @@ impl Method for Floor {
 
     fn note(&self, _headers: &HeaderMap) {}
 
+    fn call_at_once(&self, (): &(), message: &Bytes) -> Option<Result<Bytes, Status>> {
+        Some(ok(message))
+    }
+
     async fn call(&self, (): (), message: Bytes) -> Result<Bytes, Status> {
         ok(&message)
     }
@@ -109,15 +112,13 @@ fn ok(message: &[u8]) -> Result<Bytes, Status> {
             "the floor knows plain requests only",
         ));
     }
-    let decision = Decision {
-        statuses: Few::from_iter([decision::Status {
-            code: decision::Code::Ok,
-            binding: None,
-            remaining: 0,
-            retry_secs: Some(0),
-        }]),
-        ..Decision::default()
-    };
+    let mut decision = Decision::default();
+    decision.statuses.push(decision::Status {
+        code: decision::Code::Ok,
+        binding: None,
+        remaining: 0,
+        retry_secs: Some(0),
+    });
     Ok(framed(quick::length(&decision), |buffer| {
         quick::write(&decision, buffer);
     }))
@@ -135,6 +136,10 @@ impl Method for Ping {
     type Noted = ();
 
     fn note(&self, _headers: &HeaderMap) {}
+
+    fn call_at_once(&self, (): &(), _: &Bytes) -> Option<Result<Bytes, Status>> {
+        None
+    }
 
     async fn call(&self, (): (), message: Bytes) -> Result<Bytes, Status> {
         let pinged = self.ping().await;

@@ -2,12 +2,14 @@
 //! would be a third of a decision.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     convert::Infallible,
+    fmt,
     future::poll_fn,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, Waker, ready},
+    time::Instant,
 };
 
 use hyper::{
@@ -34,10 +36,15 @@ pub trait Method: Send + Sync + 'static {
     /// `/package.Service/Method`.
     const PATH: &'static str;
 
-    /// What is kept of a call's headers.
+    /// What is kept of a call's arrival.
     type Noted: Send;
 
+    /// Called when a call has come.
     fn note(&self, headers: &HeaderMap) -> Self::Noted;
+
+    /// Answers `message` as [`Self::call`] does, unless that has to wait or is better done in its
+    /// own time.
+    fn call_at_once(&self, noted: &Self::Noted, message: &Bytes) -> Option<Result<Bytes, Status>>;
 
     /// Answers `message` with what [`framed`] makes of another.
     fn call(
@@ -73,6 +80,34 @@ thread_local! {
     static REPLIES: RefCell<BytesMut> = RefCell::new(BytesMut::with_capacity(REPLIES_BYTES));
 }
 
+thread_local! {
+    /// When the connection that is polled on this thread has found its first call.
+    static ARRIVED: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
+/// When the call that [`Method::note`] is asked about was found by its connection, together with all
+/// that had come by then: the clock is read once for them.
+pub fn arrived() -> Instant {
+    ARRIVED.get().unwrap_or_else(|| {
+        let now = Instant::now();
+        ARRIVED.set(Some(now));
+        now
+    })
+}
+
+/// A connection whose calls go to [`Door`]s.
+#[derive(Debug)]
+pub struct Arrivals<C>(pub C);
+
+impl<C: Future + Unpin> Future for Arrivals<C> {
+    type Output = C::Output;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<C::Output> {
+        ARRIVED.set(None);
+        Pin::new(&mut self.0).poll(context)
+    }
+}
+
 /// One method in front, and everything else behind it.
 #[derive(Debug)]
 pub struct Door<M> {
@@ -94,51 +129,118 @@ impl<M> Clone for Door<M> {
 impl<M: Method> Door<M> {
     /// Answers one call. Failures are answers, too.
     ///
-    /// The future is moved a few times before it is first polled, so it is kept small.
-    pub fn call(
-        &self,
-        request: Request<Incoming>,
-    ) -> impl Future<Output = Result<Response<Reply>, Infallible>> + Send + use<M> {
-        let start = if request.uri().path() != M::PATH {
-            Start::Other(Box::pin(other(self.others.clone(), request)))
-        } else if let Err(status) = check_encoding(request.headers()) {
+    /// A message that is here already is answered before this returns, where that is possible: no
+    /// future keeps it then, and one call after the other finds the same things in the caches.
+    pub fn call(&self, request: Request<Incoming>) -> Call {
+        if request.uri().path() != M::PATH {
+            return Call::Waiting(Box::pin(other(self.others.clone(), request)));
+        }
+        if let Err(status) = check_encoding(request.headers()) {
             let mut response = refusal(&status);
             response
                 .headers_mut()
                 .insert(GRPC_ACCEPT_ENCODING, IDENTITY);
-            Start::Refused(Box::new(response))
-        } else {
-            let noted = self.method.note(request.headers());
-            Start::Call(request.into_body(), noted, self.method.clone())
-        };
+            return Call::Waiting(Box::pin(async { Ok(response) }));
+        }
+        let noted = self.method.note(request.headers());
+        let mut body = request.into_body();
         let max_bytes = self.max_message_bytes;
-        async move {
-            let (mut body, noted, method) = match start {
-                Start::Other(reply) => return reply.await,
-                Start::Refused(response) => return Ok(*response),
-                Start::Call(body, noted, method) => (body, noted, method),
-            };
-            let answer = match message(&mut body, max_bytes).await {
-                Ok(message) => method.call(noted, message).await,
-                Err(status) => Err(status),
-            };
-            Ok(match answer {
-                Ok(message) => {
-                    let mut response = Response::new(Reply::Message(message));
-                    response.headers_mut().insert(CONTENT_TYPE, GRPC);
-                    response
+        let heard = heard(&mut body, max_bytes);
+        let method = &self.method;
+        match heard {
+            Heard::All(message) => match method.call_at_once(&noted, &message) {
+                Some(answer) => Call::Answered(Some(answer)),
+                None => {
+                    let method = method.clone();
+                    Call::Waiting(Box::pin(async move {
+                        Ok(response(method.call(noted, message).await))
+                    }))
                 }
-                Err(status) => refusal(&status),
-            })
+            },
+            Heard::Part(first) => {
+                let method = method.clone();
+                Call::Waiting(Box::pin(async move {
+                    let answer = match message(first, &mut body, max_bytes).await {
+                        Ok(message) => match method.call_at_once(&noted, &message) {
+                            Some(answer) => answer,
+                            None => method.call(noted, message).await,
+                        },
+                        Err(status) => Err(status),
+                    };
+                    Ok(response(answer))
+                }))
+            }
         }
     }
 }
 
-/// How a call begins.
-enum Start<M: Method> {
-    Call(Incoming, M::Noted, Arc<M>),
-    Other(Pin<Box<dyn Future<Output = Result<Response<Reply>, Infallible>> + Send>>),
-    Refused(Box<Response<Reply>>),
+/// A call of one message each way. It is moved a few times before it is first polled, so it is small.
+pub enum Call {
+    /// Nothing once it was told.
+    Answered(Option<Result<Bytes, Status>>),
+    Waiting(Pin<Box<dyn Future<Output = Result<Response<Reply>, Infallible>> + Send>>),
+}
+
+impl fmt::Debug for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Answered(_) => "Answered",
+            Self::Waiting(_) => "Waiting",
+        })
+    }
+}
+
+impl Future for Call {
+    type Output = Result<Response<Reply>, Infallible>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut *self {
+            Self::Answered(answer) => {
+                let answer = answer.take().expect("nobody polls a future that is over");
+                Poll::Ready(Ok(response(answer)))
+            }
+            Self::Waiting(reply) => reply.as_mut().poll(context),
+        }
+    }
+}
+
+fn response(answer: Result<Bytes, Status>) -> Response<Reply> {
+    match answer {
+        Ok(message) => {
+            let mut response = Response::new(Reply::Message(message));
+            response.headers_mut().insert(CONTENT_TYPE, GRPC);
+            response
+        }
+        Err(status) => refusal(&status),
+    }
+}
+
+/// What of a request is here when its call begins.
+enum Heard {
+    /// Its only message.
+    All(Bytes),
+    /// What its body has said first, if anything.
+    Part(Option<First>),
+}
+
+type First = Result<Option<Bytes>, Status>;
+
+fn heard(body: &mut Incoming, max_bytes: usize) -> Heard {
+    // Whoever waits for more asks again.
+    let mut nobody = Context::from_waker(Waker::noop());
+    match poll_data(body, &mut nobody) {
+        Poll::Ready(Ok(Some(bytes))) => {
+            let is_all =
+                matches!(end_of_message(&bytes, max_bytes), Ok(Some(end)) if end == bytes.len());
+            if is_all && body.is_end_stream() {
+                Heard::All(bytes.slice(PREFIX_BYTES..))
+            } else {
+                Heard::Part(Some(Ok(Some(bytes))))
+            }
+        }
+        Poll::Ready(first) => Heard::Part(Some(first)),
+        Poll::Pending => Heard::Part(None),
+    }
 }
 
 async fn other(others: Routes, request: Request<Incoming>) -> Result<Response<Reply>, Infallible> {
@@ -160,9 +262,17 @@ fn refusal(status: &Status) -> Response<Reply> {
     status.clone().into_http::<()>().map(|()| Reply::Nothing)
 }
 
-/// The first message of `body`. Waits until the caller has no more to say.
-async fn message(body: &mut Incoming, max_bytes: usize) -> Result<Bytes, Status> {
-    let Some(bytes) = data(body).await? else {
+/// The first message of `body`, which has said `first`. Waits until the caller has no more to say.
+async fn message(
+    first: Option<First>,
+    body: &mut Incoming,
+    max_bytes: usize,
+) -> Result<Bytes, Status> {
+    let first = match first {
+        Some(first) => first,
+        None => data(body).await,
+    };
+    let Some(bytes) = first? else {
         return Err(Status::internal("Missing request message."));
     };
     let (bytes, end) = match end_of_message(&bytes, max_bytes)? {
@@ -220,15 +330,21 @@ async fn gather(
 
 /// The next bytes of `body`, which are never none, if there are any.
 async fn data(body: &mut Incoming) -> Result<Option<Bytes>, Status> {
+    poll_fn(|context| poll_data(body, context)).await
+}
+
+fn poll_data(body: &mut Incoming, context: &mut Context<'_>) -> Poll<First> {
     loop {
-        match poll_fn(|context| Pin::new(&mut *body).poll_frame(context)).await {
-            None => return Ok(None),
+        match ready!(Pin::new(&mut *body).poll_frame(context)) {
+            None => return Poll::Ready(Ok(None)),
             // Nobody looks at trailers of a request.
             Some(Ok(frame)) => match frame.into_data() {
-                Ok(data) if !data.is_empty() => return Ok(Some(data)),
+                Ok(data) if !data.is_empty() => return Poll::Ready(Ok(Some(data))),
                 _ => {}
             },
-            Some(Err(_)) => return Err(Status::cancelled("the request was cut off")),
+            Some(Err(_)) => {
+                return Poll::Ready(Err(Status::cancelled("the request was cut off")));
+            }
         }
     }
 }

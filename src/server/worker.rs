@@ -12,10 +12,12 @@ use std::{
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
+    net::{TcpStream, UnixStream},
     sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch},
     task::JoinSet,
 };
+use tokio_rustls::server::TlsStream;
+use tokio_util::either::Either::{self, Left, Right};
 
 use super::{
     authority::{Mended, Notes},
@@ -24,7 +26,7 @@ use super::{
     tls::Tls,
 };
 use crate::{
-    grpc::unary::{Door, Method},
+    grpc::unary::{Arrivals, Door, Method},
     settings::{Bounds, Listen},
     store::redis::Batchers,
 };
@@ -153,6 +155,10 @@ impl<M: Method> Worker<M> {
     }
 }
 
+/// What a connection comes in through. One type, so that there is one server in the program and the
+/// compiler has reason to put it together well.
+type AnyStream = Either<TcpStream, Either<UnixStream, Box<TlsStream<TcpStream>>>>;
+
 /// How connections are served.
 pub(super) struct Serving<M> {
     pub(super) door: Door<M>,
@@ -207,14 +213,14 @@ impl<M: Method> Serving<M> {
             Ok(Stream::Tcp(stream)) if self.is_heard(stream.readable()).await => {
                 match self.tls.clone() {
                     Some(tls) => match tls.accept(stream).await {
-                        Ok(stream) => self.serve(stream).await,
+                        Ok(stream) => self.serve(Right(Right(Box::new(stream)))).await,
                         Err(error) => return tracing::debug!(%error, "a TLS handshake failed"),
                     },
-                    None => self.serve(stream).await,
+                    None => self.serve(Left(stream)).await,
                 }
             }
             Ok(Stream::Unix(stream)) if self.is_heard(stream.readable()).await => {
-                self.serve(stream).await
+                self.serve(Right(Left(stream))).await
             }
             Ok(_) => return tracing::debug!("a connection that never said a word was closed"),
             Err(error) => return tracing::debug!(%error, "a connection was lost on arrival"),
@@ -233,10 +239,7 @@ impl<M: Method> Serving<M> {
         }
     }
 
-    async fn serve<S>(mut self, stream: S) -> hyper::Result<()>
-    where
-        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    {
+    async fn serve(mut self, stream: AnyStream) -> hyper::Result<()> {
         let door = self.door;
         let serve = |request| door.call(request);
         let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
@@ -257,15 +260,15 @@ impl<M: Method> Serving<M> {
         let mut connection = std::pin::pin!(connection);
         // GOAWAY: calls under way are answered, new ones go elsewhere.
         tokio::select! {
-            ended = connection.as_mut() => ended,
+            ended = Arrivals(connection.as_mut()) => ended,
             () = draining(&mut self.phases) => {
                 connection.as_mut().graceful_shutdown();
-                connection.await
+                Arrivals(connection).await
             }
             () = tokio::time::sleep(jittered(self.max_age)) => {
                 connection.as_mut().graceful_shutdown();
                 // One that outlives its grace is cut off.
-                tokio::time::timeout(self.grace, connection).await.unwrap_or(Ok(()))
+                tokio::time::timeout(self.grace, Arrivals(connection)).await.unwrap_or(Ok(()))
             }
         }
     }

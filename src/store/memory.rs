@@ -12,7 +12,6 @@ use std::{
 };
 
 use foldhash::quality::RandomState;
-use hashbrown::HashTable;
 use smallvec::SmallVec;
 
 use super::{Store, StoreError};
@@ -24,6 +23,10 @@ use crate::{
     window::Timestamp,
 };
 
+mod table;
+
+use table::{Family, Table};
+
 /// Counts in memory, up to a bound on live counters.
 ///
 /// A full store still counts what it knows and refuses what it does not: dropping a live counter
@@ -31,7 +34,7 @@ use crate::{
 /// to everybody.
 #[derive(Debug)]
 pub struct MemoryStore {
-    shards: Box<[Mutex<Shard>; SHARDS]>,
+    shards: Box<[Apart; SHARDS]>,
     /// Random for each process: values come from outside, and must not be able to pick a shard or to
     /// collide. Its hashes never leave the process, so a cipher is not needed for that.
     hasher: RandomState,
@@ -39,24 +42,21 @@ pub struct MemoryStore {
     max_counters: usize,
 }
 
+/// A shard that shares no cache line with its neighbours; processors fetch lines in pairs.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Apart(Mutex<Shard>);
+
 #[derive(Debug)]
 struct Shard {
     /// Counters that are numbers.
-    families: HashTable<Box<Family>>,
+    families: Table,
     /// How many those are.
     numbers: usize,
     /// What is more than a number, apart from the others so that they stay small.
     meters: HashMap<Box<[u8]>, MeterSlot, RandomState>,
     /// No counter of this shard expires before.
     earliest_expiry: Timestamp,
-}
-
-/// The counters of one descriptor, which are moved together: one piece of memory of 128 bytes unless the
-/// name is long or there are more than two.
-#[derive(Debug)]
-struct Family {
-    name: SmallVec<[u8; 48]>,
-    slots: SmallVec<[Slot; 2]>,
 }
 
 /// A key in two parts. They are taken apart by the key alone, so that equal keys have equal parts and
@@ -74,6 +74,12 @@ type Own = [u8; OWN_BYTES];
 const OWN_BYTES: usize = 16;
 
 impl<'a> Name<'a> {
+    /// Whether both are of one descriptor.
+    fn is_sibling(self, other: Self) -> bool {
+        // It is compared with itself first.
+        std::ptr::eq(self.family, other.family) || self.family == other.family
+    }
+
     fn of(key: &'a [u8]) -> Self {
         let last = key.last_chunk().copied().unwrap_or_else(|| {
             let mut last = Own::default();
@@ -117,22 +123,14 @@ struct MeterSlot {
 }
 
 /// Many more than there are cores, so that two of them rarely want the same.
-const SHARDS: usize = 64;
+const SHARDS: usize = 256;
 
 const NEVER: Timestamp = Timestamp::from_millis(u64::MAX);
 
 impl MemoryStore {
     pub fn new(max_counters: usize) -> Self {
-        let shard = || {
-            Mutex::new(Shard {
-                families: HashTable::new(),
-                numbers: 0,
-                meters: HashMap::default(),
-                earliest_expiry: NEVER,
-            })
-        };
         Self {
-            shards: Box::new(std::array::from_fn(|_| shard())),
+            shards: Box::new(std::array::from_fn(|_| Apart::default())),
             hasher: RandomState::default(),
             live: AtomicUsize::new(0),
             max_counters,
@@ -169,18 +167,15 @@ impl MemoryStore {
             is_live
         };
         let mut numbers = 0;
-        shard.families.retain(|family| {
+        let is_kept = |family: &mut Family| {
             family.slots.retain(|slot| is_live(slot.expires_at));
             numbers += family.slots.len();
             !family.slots.is_empty()
-        });
+        };
+        shard.families.retain(is_kept, |name| self.hash(name));
         shard.numbers = numbers;
         shard.meters.retain(|_, slot| is_live(slot.expires_at));
         shard.earliest_expiry = earliest;
-        if shard.families.capacity() > 4 * shard.families.len() {
-            let families = &mut shard.families;
-            families.shrink_to(0, |family| self.hash(&family.name));
-        }
         if shard.meters.capacity() > 4 * shard.meters.len() {
             shard.meters.shrink_to_fit();
         }
@@ -225,7 +220,7 @@ impl MemoryStore {
         batch: &Batch,
         now: Timestamp,
     ) -> Result<(), StoreError> {
-        if batch.iter().all(|increment| increment.stands_alone()) {
+        if batch.all_terms().all(Terms::stands_alone) {
             return self.add_alone(counts, batch, now);
         }
         *counts = self.add_together(batch, now)?;
@@ -239,30 +234,30 @@ impl MemoryStore {
         batch: &Batch,
         now: Timestamp,
     ) -> Result<(), StoreError> {
-        let mut increments = batch
-            .iter()
-            .map(|increment| (Name::of(increment.key), increment));
-        let mut next = increments.next();
-        while let Some((name, _)) = next {
-            let hash = self.hash(name.family);
+        let mut names = (0..batch.len()).map(|index| (index, Name::of(batch.key(index))));
+        let mut next = names.next();
+        while let Some((_, first)) = next {
+            let hash = self.hash(first.family);
             let shard = &mut lock(&self.shards[self.shard(hash)]);
-            let mut known = shard.family(hash, name.family);
-            while let Some((sibling, increment)) = &next
-                && sibling.family == name.family
+            let mut known = shard.family(hash, first.family);
+            while let Some((index, name)) = next
+                && name.is_sibling(first)
             {
-                let slot = known.as_mut().and_then(|family| family.slot(sibling.own));
-                let Some(slot) = slot.filter(|_| increment.method == Method::Window) else {
+                let terms = batch.terms(index);
+                let slot = known.as_mut().and_then(|family| family.slot(name.own));
+                let Some(slot) = slot.filter(|_| terms.method == Method::Window) else {
                     break;
                 };
-                let is_charged = charges_alone(increment, || slot.count);
-                counts.push(slot.add(increment.hits, is_charged));
-                next = increments.next();
+                let is_charged = charges_alone(terms, || slot.count);
+                counts.push(slot.add(terms.hits, is_charged));
+                next = names.next();
             }
-            while let Some((sibling, increment)) = &next
-                && sibling.family == name.family
+            while let Some((index, name)) = next
+                && name.is_sibling(first)
             {
-                counts.push(self.add_one(shard, hash, *sibling, increment, now)?);
-                next = increments.next();
+                let increment = batch.increment(index);
+                counts.push(self.add_one(shard, hash, name, &increment, now)?);
+                next = names.next();
             }
         }
         Ok(())
@@ -383,12 +378,11 @@ impl MemoryStore {
         if let Some(family) = shard.family(hash, name) {
             return family.slots.push(slot);
         }
-        let family = Box::new(Family {
+        let family = Family {
             name: name.into(),
             slots: SmallVec::from_iter([slot]),
-        });
-        let families = &mut shard.families;
-        families.insert_unique(hash, family, |family| self.hash(&family.name));
+        };
+        shard.families.insert(family, |name| self.hash(name));
     }
 
     fn apply_meter(
@@ -436,14 +430,24 @@ impl MemoryStore {
     }
 }
 
+impl Default for Shard {
+    fn default() -> Self {
+        Self {
+            families: Table::default(),
+            numbers: 0,
+            meters: HashMap::default(),
+            earliest_expiry: NEVER,
+        }
+    }
+}
+
 impl Shard {
     fn len(&self) -> usize {
         self.numbers + self.meters.len()
     }
 
     fn family(&mut self, hash: u64, name: &[u8]) -> Option<&mut Family> {
-        let family = self.families.find_mut(hash, |family| *family.name == *name);
-        family.map(|family| &mut **family)
+        self.families.get_mut(hash, name)
     }
 
     fn slot(&mut self, hash: u64, name: Name<'_>) -> Option<&mut Slot> {
@@ -488,9 +492,9 @@ impl Slot {
     }
 }
 
-/// Whether `increment`, which stands alone, is charged to a counter that holds `held`.
-fn charges_alone(increment: &Increment<'_>, held: impl FnOnce() -> u64) -> bool {
-    increment.charge == Charge::Always || !increment.refuses(held())
+/// Whether an increment, which stands alone, is charged to a counter that holds `held`.
+fn charges_alone(terms: &Terms, held: impl FnOnce() -> u64) -> bool {
+    terms.charge == Charge::Always || !terms.refuses(held())
 }
 
 fn meter_count(meter: &mut Meter, terms: &Terms, is_charged: bool, now: Timestamp) -> Count {
@@ -523,8 +527,8 @@ impl Store for MemoryStore {
 }
 
 /// A panic elsewhere cannot leave a shard half changed: every change is one assignment.
-fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
-    shard.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(shard: &Apart) -> MutexGuard<'_, Shard> {
+    shard.0.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -532,12 +536,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{
-        counter::Identity,
-        limit::Limit,
-        request::Entry,
-        window::{Unit, window},
-    };
+    use crate::{counter::Identity, limit::Limit, request::Entry, window::Unit};
 
     const MINUTE: u64 = 60;
 
@@ -551,7 +550,7 @@ mod tests {
                 value: value.as_bytes(),
             };
             identity.set(b"d", &[entry], &[]);
-            batch.push(&identity, &limit, window(limit.period, now), hits);
+            batch.push(&identity, &limit, now, hits);
         }
         batch
     }
@@ -595,11 +594,6 @@ mod tests {
         assert_eq!(store.live_counters(), 2);
         store.sweep(Timestamp::from_secs(MINUTE));
         check(&store, &["c"], MINUTE, Ok(vec![1]));
-    }
-
-    #[test]
-    fn two_windows_of_a_descriptor_take_a_family_of_two_cache_lines() {
-        assert_eq!(size_of::<Family>(), 128);
     }
 
     proptest! {

@@ -419,7 +419,7 @@ impl<S> OnLoss<S> {
 
     fn remember(&self, batch: &Batch, counts: &[Count], now: Timestamp) {
         let is_local = |terms: &Terms| terms.on_loss == OnStoreLoss::Local;
-        if !batch.iter().any(|increment| is_local(&increment.terms)) {
+        if !batch.all_terms().any(is_local) {
             return;
         }
         let mut recent = self.recent();
@@ -634,7 +634,7 @@ mod tests {
             ..hits.into()
         };
         let mut batch = Batch::default();
-        batch.push(&identity, limit, limit.window(now), counting);
+        batch.push(&identity, limit, now, counting);
         batch
     }
 

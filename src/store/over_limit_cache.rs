@@ -10,7 +10,7 @@ use std::{
     mem,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -32,6 +32,8 @@ pub struct OverLimitCache<S> {
     store: S,
     /// Nothing if the cache is turned off.
     entries: Option<Mutex<Entries>>,
+    /// Whether anything ever was over: as long as it was not, nobody has to look.
+    was_over: AtomicBool,
     meters: Arc<Meter>,
 }
 
@@ -132,6 +134,7 @@ impl<S> OverLimitCache<S> {
         Self {
             store,
             entries,
+            was_over: AtomicBool::new(false),
             meters: meters.new_meter(),
         }
     }
@@ -263,6 +266,10 @@ impl<S> OverLimitCache<S> {
         batch: &Batch,
         now: Timestamp,
     ) -> Known {
+        if !self.was_over.load(Relaxed) {
+            self.meters.misses.fetch_add(batch.len() as u64, Relaxed);
+            return Known::None;
+        }
         let entries = lock(entries);
         let look_up = |increment: Increment<'_>| {
             let over = entries.get(increment.key)?;
@@ -291,6 +298,13 @@ impl<S> OverLimitCache<S> {
     }
 
     fn remember(&self, entries: &Mutex<Entries>, batch: &Batch, counts: &[Count], now: Timestamp) {
+        let is_news = |(terms, count): (&Terms, &Count)| {
+            terms.hits.given_back() > 0 || count.is_over(terms.limit, terms.hits)
+        };
+        // Mostly there is none, and no lock is needed to see that.
+        if !batch.all_terms().zip(counts).any(is_news) {
+            return;
+        }
         let mut entries = lock(entries);
         for (increment, count) in batch.iter().zip(counts) {
             if increment.hits.given_back() > 0 {
@@ -301,6 +315,7 @@ impl<S> OverLimitCache<S> {
                 if over.refused.is_some() && is_repeated(batch, &increment) {
                     continue;
                 }
+                self.was_over.store(true, Relaxed);
                 let evicted = entries.insert(increment.key, over) as u64;
                 self.meters.evicted.fetch_add(evicted, Relaxed);
             }
@@ -412,7 +427,7 @@ mod tests {
         limit::{Algorithm, Limit},
         request::Entry,
         store::memory::MemoryStore,
-        window::{Unit, window},
+        window::Unit,
     };
 
     const MINUTE: Timestamp = Timestamp::from_secs(60);
@@ -440,7 +455,7 @@ mod tests {
             };
             let limit = Limit::fixed(*requests_per_unit, Unit::Minute);
             identity.set(b"d", &[entry], &[]);
-            batch.push(&identity, &limit, window(limit.period, now), hits);
+            batch.push(&identity, &limit, now, hits);
         }
         batch
     }
@@ -641,7 +656,7 @@ mod tests {
                     descriptor: one.descriptor,
                     ..Counting::from(one.hits)
                 };
-                batch.push(&identity, &limit, limit.window(now), counting);
+                batch.push(&identity, &limit, now, counting);
             }
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .build()

@@ -72,7 +72,7 @@ mod tests {
         limit::Limit,
         request::{Entry, Hits},
         store::memory::MemoryStore,
-        window::{Unit, window},
+        window::Unit,
     };
 
     fn batch(units: &[Unit], now: Timestamp) -> Batch {
@@ -85,7 +85,7 @@ mod tests {
         identity.set(b"d", &[entry], &[]);
         for unit in units {
             let limit = Limit::fixed(1, *unit);
-            batch.push(&identity, &limit, window(limit.period, now), Hits::ONE);
+            batch.push(&identity, &limit, now, Hits::ONE);
         }
         batch
     }

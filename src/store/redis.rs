@@ -14,10 +14,12 @@
 
 use std::{
     convert::Infallible,
+    future::poll_fn,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicI64, AtomicU64, Ordering::Relaxed},
     },
+    task::{Poll, Waker},
     time::Duration,
 };
 
@@ -310,14 +312,14 @@ impl RedisStore {
         (store, batchers)
     }
 
-    /// Queues what has one node to go to.
-    fn push(&self, batch: &Batch, now: Timestamp) -> Result<Pushed, StoreError> {
+    /// Queues what has one node to go to, for the task of `waker`.
+    fn push(&self, batch: &Batch, now: Timestamp, waker: &Waker) -> Result<Pushed, StoreError> {
         let view = lock(&self.view);
         if view.map.is_cluster() {
             return Ok(Pushed::Not(view.clone()));
         }
         let lane = view.lanes.first().ok_or(StoreError::Unreachable)?;
-        lane.push(batch, now).map(Pushed::Whole)
+        lane.push(batch, now, Some(waker)).map(Pushed::Whole)
     }
 
     /// Adds one part for each node.
@@ -349,7 +351,7 @@ impl RedisStore {
         }
         let mut answers = Vec::with_capacity(parts.len());
         for part in parts {
-            answers.push(view.lanes[part.node].push(&part.batch, now)?);
+            answers.push(view.lanes[part.node].push(&part.batch, now, None)?);
         }
         // All are on their way; who is waited for first does not matter.
         let mut counts = CountList::from_elem(Count::from(0), increments);
@@ -374,7 +376,8 @@ impl Store for RedisStore {
         if batch.is_empty() {
             return Ok(());
         }
-        match self.push(batch, now)? {
+        let pushed = poll_fn(|context| Poll::Ready(self.push(batch, now, context.waker())));
+        match pushed.await? {
             Pushed::Whole(answer) => answer.fetch(counts).await,
             Pushed::Not(view) => {
                 // Boxed, for the way of all others is to stay small.

@@ -75,14 +75,14 @@ impl<S: Store> Replicas<S> {
     async fn look(&mut self, now: Timestamp) -> Result<(), StoreError> {
         let window = self.limit.window(now);
         let length = Duration::from_secs(self.limit.period.secs());
-        let before = self.limit.window(now.minus(length));
+        let before = now.minus(length);
         let is_new = self.own != Some(window);
         // Before it is sent: what has no answer may have counted, and is not sent again.
         self.own = Some(window);
         let mut batch = Batch::default();
         self.push(
             &mut batch,
-            window,
+            now,
             if is_new { Hits::ONE } else { Hits::add(0) },
         );
         self.push(&mut batch, before, Hits::add(0));
@@ -100,7 +100,7 @@ impl<S: Store> Replicas<S> {
         let seen = present.after.max(previous.after).max(1);
         let seen = u32::try_from(seen).unwrap_or(u32::MAX);
         // In a window that the store was not there for the whole time some are missing.
-        if before.start >= well_since {
+        if self.limit.window(before).start >= well_since {
             self.meters.replicas.store(seen, Relaxed);
         } else {
             self.meters.replicas.fetch_max(seen, Relaxed);
@@ -108,14 +108,14 @@ impl<S: Store> Replicas<S> {
         Ok(())
     }
 
-    fn push(&self, batch: &mut Batch, window: Window, hits: Hits) {
+    fn push(&self, batch: &mut Batch, at: Timestamp, hits: Hits) {
         let mut one = Batch::default();
-        one.push(&self.identity, &self.limit, window, hits);
+        one.push(&self.identity, &self.limit, at, hits);
         for increment in one.iter() {
             // It is looked at for another window.
             let length = Duration::from_secs(self.limit.period.secs());
             let terms = Terms {
-                expires_at: window.end.plus(length),
+                expires_at: increment.expires_at.plus(length),
                 ..increment.terms
             };
             batch.append_one(Increment { terms, ..increment });
@@ -207,8 +207,7 @@ mod tests {
     fn no_request_can_have_its_counter() {
         let replicas = Replicas::new(MemoryStore::new(1), Arc::default());
         let mut batch = Batch::default();
-        let window = replicas.limit.window(Timestamp::from_secs(START));
-        replicas.push(&mut batch, window, Hits::ONE);
+        replicas.push(&mut batch, Timestamp::from_secs(START), Hits::ONE);
         let key = batch.iter().next().map(|increment| increment.key.to_vec());
         assert_eq!(key.unwrap(), b"{0:}10@179523000");
     }

@@ -164,7 +164,7 @@ mod tests {
                 descriptor: one.descriptor,
                 ..Counting::from(one.hits)
             };
-            batch.push(&identity, &limit, limit.window(NOW), counting);
+            batch.push(&identity, &limit, NOW, counting);
         }
         batch
     }

@@ -87,8 +87,8 @@ fn push(batch: &mut Batch, history: u32, index: usize, step: &Step, now: u64) {
         descriptor: index.try_into().unwrap(),
         ..step.hits.into()
     };
-    let window = limit.window(Timestamp::from_millis(now));
-    batch.push(&identity, &limit, window, counting);
+    let now = Timestamp::from_millis(now);
+    batch.push(&identity, &limit, now, counting);
 }
 
 async fn send(door: &Door, history: u32, call: &Call) -> Vec<Told> {

@@ -211,7 +211,7 @@ async fn send_batch(door: &Door, steps: &[Step], stops_when_over: bool) -> Vec<u
             },
             ..step.hits.into()
         };
-        batch.push(&identity, &limit, limit.window(step.now), counting);
+        batch.push(&identity, &limit, step.now, counting);
     }
     let now = steps.first().map_or(NOW, |step| step.now);
     door.add(&batch, now).await

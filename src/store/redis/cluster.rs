@@ -282,12 +282,7 @@ mod tests {
                 charge,
                 ..Hits::ONE.into()
             };
-            batch.push(
-                &identity,
-                &limit,
-                limit.window(Timestamp::from_secs(0)),
-                counting,
-            );
+            batch.push(&identity, &limit, Timestamp::from_secs(0), counting);
         }
         batch
     }

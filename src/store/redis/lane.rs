@@ -8,6 +8,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed},
     },
+    task::{Poll, Waker},
     time::Duration,
 };
 
@@ -128,7 +129,8 @@ impl Lane {
         Ok(())
     }
 
-    /// Queues one request.
+    /// Queues one request. A task that will do nothing but fetch the answer may give its waker, and is
+    /// asked for it no more.
     ///
     /// # Errors
     ///
@@ -137,6 +139,7 @@ impl Lane {
         self: &Arc<Self>,
         batch: &Batch,
         now: Timestamp,
+        waker: Option<&Waker>,
     ) -> Result<Answer, StoreError> {
         self.admit()?;
         let mut queue = self.lock();
@@ -144,7 +147,7 @@ impl Lane {
             return Err(StoreError::Unreachable);
         }
         self.places.take()?;
-        let seat = queue.seats.take(Instant::now());
+        let seat = queue.seats.take(Instant::now(), waker.cloned());
         let waiting = &mut queue.waiting;
         waiting.batch.append(batch);
         waiting.now = Some(now);
@@ -164,6 +167,7 @@ impl Lane {
         Ok(Answer {
             lane: self.clone(),
             seat: Some(seat),
+            is_awaited: waker.is_some(),
         })
     }
 
@@ -282,12 +286,17 @@ pub(super) struct Answer {
     lane: Arc<Lane>,
     /// Nothing once it is found.
     seat: Option<usize>,
+    /// Whether it was only just queued by the task that fetches it, and with its waker.
+    is_awaited: bool,
 }
 
 impl Answer {
     /// Waits for the counts and appends them to `counts`.
     pub(super) async fn fetch(mut self, counts: &mut CountList) -> Answered {
         poll_fn(|context| {
+            if mem::take(&mut self.is_awaited) {
+                return Poll::Pending;
+            }
             let seat = self.seat.expect("it is not asked again once it has ended");
             let answered = self.lane.lock().seats.poll(seat, context, counts);
             if answered.is_ready() {
@@ -456,13 +465,13 @@ mod tests {
         let limit = Limit::fixed(1, Unit::Year);
         for _ in 0..increments {
             let now = Timestamp::from_secs(0);
-            batch.push(&identity, &limit, limit.window(now), Hits::ONE);
+            batch.push(&identity, &limit, now, Hits::ONE);
         }
         batch
     }
 
     fn push(lane: &Arc<Lane>, increments: usize) -> Result<Answer, StoreError> {
-        lane.push(&batch(increments), Timestamp::from_secs(0))
+        lane.push(&batch(increments), Timestamp::from_secs(0), None)
     }
 
     async fn fetch(answer: Answer) -> Result<CountList, StoreError> {

@@ -16,6 +16,14 @@ impl Packed {
         packed
     }
 
+    /// With room for so many commands, which take so many bytes.
+    pub(super) fn with_capacity(commands: usize, bytes: usize) -> Self {
+        Self {
+            bytes: Vec::with_capacity(bytes),
+            ends: Vec::with_capacity(commands),
+        }
+    }
+
     pub(super) fn len(&self) -> usize {
         self.ends.len()
     }

@@ -247,13 +247,19 @@ where
     }
 
     pub(super) fn finish(mut self) -> Commands<'a> {
+        /// What stands around the key in a command that increments by one.
+        const AROUND: usize = 40;
         let groups = mem::take(&mut self.groups);
+        let key_bytes = groups.iter().map(|(_, call)| match call {
+            Call::Hits(first) => AROUND + self.options.key_prefix.len() + first.key.len(),
+            Call::Script(_) => 0,
+        });
         let mut commands = Commands {
-            packed: Packed::default(),
+            packed: Packed::with_capacity(groups.len(), key_bytes.sum()),
             steps: mem::take(&mut self.steps),
             groups: Vec::with_capacity(groups.len()),
             expiries: Vec::new(),
-            trusted: Vec::new(),
+            trusted: Vec::with_capacity(groups.len()),
             key_prefix: self.options.key_prefix.as_bytes(),
         };
         for (mut group, call) in groups {

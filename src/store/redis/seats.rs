@@ -49,12 +49,9 @@ enum State {
 }
 
 impl Seats {
-    /// A seat for one that waits from now on.
-    pub(super) fn take(&mut self, now: Instant) -> usize {
-        let state = State::Waiting {
-            since: now,
-            waker: None,
-        };
+    /// A seat for one that waits from now on, and is woken by `waker` if it does not ask again.
+    pub(super) fn take(&mut self, now: Instant, waker: Option<Waker>) -> usize {
+        let state = State::Waiting { since: now, waker };
         match self.free.pop() {
             Some(free) => {
                 self.all[free].state = state;
@@ -213,22 +210,22 @@ mod tests {
     #[test]
     fn an_answer_is_fetched_once_and_its_seat_is_free_again() {
         let (mut seats, now) = (Seats::default(), Instant::now());
-        let seat = seats.take(now);
+        let seat = seats.take(now, None);
         assert!(seats.is_wanted(seat));
         assert_eq!(poll(&mut seats, seat), None);
         tell(&mut seats, seat);
         assert_eq!(poll(&mut seats, seat), Some(told()));
-        assert_eq!(seats.take(now), seat);
-        assert_ne!(seats.take(now), seat);
+        assert_eq!(seats.take(now, None), seat);
+        assert_ne!(seats.take(now, None), seat);
     }
 
     #[test]
     fn an_error_brings_no_counts_of_who_sat_there_before() {
         let (mut seats, now) = (Seats::default(), Instant::now());
-        let seat = seats.take(now);
+        let seat = seats.take(now, None);
         tell(&mut seats, seat);
         assert_eq!(poll(&mut seats, seat), Some(told()));
-        assert_eq!(seats.take(now), seat);
+        assert_eq!(seats.take(now, None), seat);
         seats.tell(seat, StoreError::Refused);
         let mut counts = CountList::new();
         let polled = seats.poll(seat, &Context::from_waker(Waker::noop()), &mut counts);
@@ -239,31 +236,31 @@ mod tests {
     #[test]
     fn a_seat_that_was_left_is_free_when_its_batch_ends() {
         let (mut seats, now) = (Seats::default(), Instant::now());
-        let seat = seats.take(now);
+        let seat = seats.take(now, None);
         seats.leave(seat);
         assert!(!seats.is_wanted(seat));
-        assert_ne!(seats.take(now), seat);
+        assert_ne!(seats.take(now, None), seat);
         tell(&mut seats, seat);
-        assert_eq!(seats.take(now), seat);
+        assert_eq!(seats.take(now, None), seat);
         // The other way round.
         tell(&mut seats, seat);
         seats.leave(seat);
-        assert_eq!(seats.take(now), seat);
+        assert_eq!(seats.take(now, None), seat);
     }
 
     #[test]
     fn nobody_waits_for_longer_than_the_deadline() {
         let (mut seats, now) = (Seats::default(), Instant::now());
-        let [first, second] = [now, now + DEADLINE / 2].map(|since| seats.take(since));
+        let [first, second] = [now, now + DEADLINE / 2].map(|since| seats.take(since, None));
         assert_eq!(seats.end_late(now, DEADLINE), Some(now + DEADLINE));
         let next = seats.end_late(now + DEADLINE, DEADLINE);
         assert_eq!(next, Some(now + DEADLINE / 2 + DEADLINE));
         assert_eq!(poll(&mut seats, first), Some(Err(StoreError::Timeout)));
         assert_eq!(poll(&mut seats, second), None);
         // The batch still holds it: nobody else may get its answer.
-        assert_ne!(seats.take(now), first);
+        assert_ne!(seats.take(now, None), first);
         tell(&mut seats, first);
-        assert_eq!(seats.take(now), first);
+        assert_eq!(seats.take(now, None), first);
         assert_eq!(seats.end_late(now + 3 * DEADLINE, DEADLINE), None);
         tell(&mut seats, second);
         assert_eq!(poll(&mut seats, second), Some(Err(StoreError::Timeout)));

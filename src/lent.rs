@@ -1,0 +1,115 @@
+//! Large things that are used again: what one request has filled is lent to the next one on the same
+//! thread. A future that waits for the store carries a pointer then, and not two kilobytes that would
+//! be moved when it is boxed.
+
+use std::{
+    cell::RefCell,
+    ops::{Deref, DerefMut},
+    thread::LocalKey,
+};
+
+/// What can be lent, time and again.
+pub trait Lendable: Default + 'static {
+    /// Those of this thread that nobody has.
+    fn idle() -> &'static LocalKey<Idle<Self>>;
+
+    /// Makes it empty. Says whether it is worth keeping: not if it has grown beyond what requests
+    /// usually need.
+    fn clear(&mut self) -> bool;
+}
+
+pub type Idle<T> = RefCell<Vec<Box<T>>>;
+
+/// How many are kept at most: as many as calls that usually wait at a time.
+const MAX_IDLE: usize = 256;
+
+/// An empty `T`, until it is dropped.
+#[derive(Debug)]
+pub struct Lent<T: Lendable>(
+    /// Always there until then.
+    Option<Box<T>>,
+);
+
+impl<T: Lendable> Default for Lent<T> {
+    fn default() -> Self {
+        let idle = T::idle().try_with(|idle| idle.borrow_mut().pop());
+        Self(Some(idle.ok().flatten().unwrap_or_default()))
+    }
+}
+
+impl<T: Lendable> Deref for Lent<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.0.as_ref().expect("it is there until it is dropped")
+    }
+}
+
+impl<T: Lendable> DerefMut for Lent<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.0.as_mut().expect("it is there until it is dropped")
+    }
+}
+
+impl<T: Lendable> Drop for Lent<T> {
+    fn drop(&mut self) {
+        let Some(mut back) = self.0.take() else {
+            return;
+        };
+        if back.clear() {
+            // A thread that ends has no list any more.
+            let _ = T::idle().try_with(|idle| {
+                let mut idle = idle.borrow_mut();
+                if idle.len() < MAX_IDLE {
+                    idle.push(back);
+                }
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    thread_local! {
+        static IDLE: Idle<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    }
+
+    impl Lendable for Vec<u8> {
+        fn idle() -> &'static LocalKey<Idle<Self>> {
+            &IDLE
+        }
+
+        fn clear(&mut self) -> bool {
+            Vec::clear(self);
+            self.capacity() < 1000
+        }
+    }
+
+    #[test]
+    fn what_comes_back_is_lent_again_and_empty() {
+        let mut first = Lent::<Vec<u8>>::default();
+        first.extend(b"abc");
+        let place = first.as_ptr();
+        let second = Lent::<Vec<u8>>::default();
+        assert_eq!(second.capacity(), 0);
+        drop(first);
+        let again = Lent::<Vec<u8>>::default();
+        assert!(again.is_empty());
+        assert_eq!(again.as_ptr(), place);
+    }
+
+    #[test]
+    fn what_has_grown_is_not_kept_and_no_more_than_are_needed() {
+        let mut large = Lent::<Vec<u8>>::default();
+        large.resize(1000, 0);
+        drop(large);
+        assert_eq!(IDLE.with_borrow(Vec::len), 0);
+        let many: Vec<_> = (0..MAX_IDLE + 10)
+            .map(|_| Lent::<Vec<u8>>::default())
+            .collect();
+        drop(many);
+        assert_eq!(IDLE.with_borrow(Vec::len), MAX_IDLE);
+    }
+}
