@@ -321,7 +321,7 @@ impl Simulated {
             ..Counting::from(Hits::ONE)
         };
         let mut batch = Batch::default();
-        batch.push(&identity, &self.limit, self.limit.window(now), counting);
+        batch.push(&identity, &self.limit, now, counting);
         let counts = self.store.apply_all(&batch, now);
         let count = counts.expect("memory has no bound here")[0];
         Told {

@@ -26,6 +26,7 @@ use tollgate::grpc::{
 
 use crate::{
     cases::{Keys, Shape},
+    cores::{self, Cores},
     frames::{
         ACK, DATA, END_HEADERS, END_STREAM, FIRST_WINDOW, FRAME_HEADER, GOAWAY, HEADERS, PING,
         RESET, SETTINGS, WINDOW, WINDOW_UPDATE, frame, hello,
@@ -87,22 +88,35 @@ impl Counts {
 }
 
 impl Callers {
-    /// Opens the connections. If `is_new`, each asks for every key once before it is warm.
-    pub fn start(server: SocketAddr, shape: Shape, is_new: bool) -> Self {
+    /// Opens the connections, each where `cores` says. If `is_new`, each asks for every key once before
+    /// it is warm.
+    ///
+    /// # Errors
+    ///
+    /// If the server takes no connection.
+    pub fn start(
+        server: SocketAddr,
+        shape: Shape,
+        is_new: bool,
+        cores: Option<&Cores>,
+    ) -> anyhow::Result<Self> {
         let shared = Arc::new(Shared::default());
-        let threads = (0..shape.connections).map(|index| {
+        let streams = shape.streams / shape.connections;
+        let mut threads = Vec::new();
+        for index in 0..shape.connections {
+            // One after the other, so that it is known which worker has which.
+            let keys = Source::new(shape.keys, index, is_new);
+            let mut caller = Caller::connect(server, shape.descriptors, streams, keys)?;
+            let core = cores.map(Cores::next);
             let shared = shared.clone();
-            let streams = shape.streams / shape.connections;
-            thread::spawn(move || {
-                let keys = Source::new(shape.keys, index, is_new);
-                let mut caller = Caller::connect(server, shape.descriptors, streams, keys)?;
+            threads.push(thread::spawn(move || {
+                if let Some(core) = core {
+                    cores::bind_here(core)?;
+                }
                 caller.run(&shared)
-            })
-        });
-        Self {
-            threads: threads.collect(),
-            shared,
+            }));
         }
+        Ok(Self { shared, threads })
     }
 
     /// Waits until all of them are warm.

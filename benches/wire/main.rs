@@ -17,6 +17,7 @@ use std::{net::SocketAddr, path::PathBuf, thread, time::Duration};
 use clap::Parser;
 
 mod cases;
+mod cores;
 mod frames;
 mod hpack;
 mod latency;
@@ -67,6 +68,10 @@ struct Options {
     /// Threads of each server; 0 means as many as there are cores
     #[arg(long, default_value_t = 0)]
     workers: usize,
+
+    /// Let the kernel choose cores, instead of binding each worker and its callers to one
+    #[arg(long)]
+    unbound: bool,
 
     /// Also measure memory and start-up
     #[arg(long)]

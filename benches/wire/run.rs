@@ -7,7 +7,8 @@ use anyhow::{Context as _, ensure};
 use crate::{
     Options,
     cases::{self, Case, Server, Shape},
-    load::Callers,
+    cores::Cores,
+    load::{self, Callers},
     processes::{Pid, Process, Redis},
 };
 
@@ -48,6 +49,8 @@ struct Entrant {
     address: SocketAddr,
     server: Option<Pid>,
     redis: Option<Pid>,
+    /// Where its workers are, if they are bound.
+    cores: Option<Cores>,
     /// No key was asked for yet.
     is_new: bool,
     turns: Vec<Figures>,
@@ -193,6 +196,14 @@ impl Entrant {
                 .as_ref()
                 .map(Redis::pid)
                 .or(foreign(options.redis_pid)),
+            cores: match &server {
+                Some(server) if !options.unbound => {
+                    // Its threads are all there once it has answered.
+                    load::once(server.address)?;
+                    Cores::bind(server.pid())?
+                }
+                _ => None,
+            },
             is_new: true,
             turns: Vec::new(),
             failure: None,
@@ -214,7 +225,12 @@ impl Entrant {
     fn measure(&mut self, time: Duration) -> anyhow::Result<Figures> {
         /// Every connection settles before it is measured.
         const SETTLING: Duration = Duration::from_millis(100);
-        let callers = Callers::start(self.address, self.case.shape, self.is_new);
+        let callers = Callers::start(
+            self.address,
+            self.case.shape,
+            self.is_new,
+            self.cores.as_ref(),
+        )?;
         callers.warm_up();
         thread::sleep(SETTLING);
         self.is_new = false;

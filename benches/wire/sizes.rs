@@ -98,7 +98,7 @@ fn reloads(server: Process) -> anyhow::Result<()> {
             connections: 2,
             ..Shape::default()
         };
-        let callers = Callers::start(server.address, shape, true);
+        let callers = Callers::start(server.address, shape, true, None)?;
         callers.warm_up();
         let before = server.pid().cpu_secs()?;
         callers.measure();
@@ -134,7 +134,7 @@ fn ask_for_all(server: &Process) -> anyhow::Result<()> {
         keys: Keys::Spread(DESCRIPTORS),
         ..Shape::default()
     };
-    let callers = Callers::start(server.address, shape, true);
+    let callers = Callers::start(server.address, shape, true, None)?;
     callers.warm_up();
     callers.stop().map(drop)
 }
