@@ -764,7 +764,7 @@ async fn sweep(rules: Rules, store: Option<Arc<MemoryStore>>) {
         let unused = rules.take_unused();
         if !unused.is_empty() {
             // Not on this thread, which has calls to accept.
-            tokio::task::spawn_blocking(move || drop(unused));
+            let _ = tokio::task::spawn_blocking(move || drop(unused)).await;
         }
         if let Some(store) = &store {
             store.sweep(grpc::now());
