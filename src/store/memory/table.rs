@@ -1,11 +1,8 @@
-//! Where the families of a shard lie: in one piece of memory, found by hash without a pointer on the
-//! way. Of many descriptors most are in no cache, and then each place that is looked at costs as much as
-//! all the rest of a count.
-//!
-//! Places are probed one after the other (Knuth, TAOCP 3, section 6.4, algorithm L), but by a byte for
-//! each place, eight at a time. Tables grow by a fifth, not to the double: memory that nobody uses is
-//! memory, too.
+//! Where the families of a shard lie: in pieces of memory with room for some, which are never moved. They
+//! are found by number, for numbers take half the room of pointers: of many descriptors most are in no
+//! cache, and then each place that is looked at costs as much as all the rest of a count.
 
+use hashbrown::HashTable;
 use smallvec::SmallVec;
 
 use super::Slot;
@@ -22,104 +19,55 @@ pub(super) struct Family {
 /// Families by name.
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    /// For each place [`VACANT`], [`UNWANTED`] or some bits of its family's hash, and behind the last the first ones
-    /// again, so that a group can begin anywhere.
-    tags: Vec<u8>,
-    places: Vec<Family>,
-    len: usize,
+    /// The number of each, by the hash of its name.
+    numbers: HashTable<u32>,
+    pieces: Pieces,
+    /// Numbers that no family has.
+    free: Vec<u32>,
 }
 
-/// How many tags are looked at together.
-const GROUP: usize = 8;
+/// Room for families.
+#[derive(Debug, Default)]
+struct Pieces(Vec<Box<[Family; PIECE]>>);
 
-const VACANT: u8 = 0;
+/// How many families lie in a piece: few, so that shards that have hardly any take little.
+const PIECE: usize = 16;
 
-/// Taken by what is about to be dropped.
-const UNWANTED: u8 = 1;
+impl Pieces {
+    fn get(&self, number: u32) -> &Family {
+        let number = number as usize;
+        &self.0[number / PIECE][number % PIECE]
+    }
 
-/// Of a hash: none of these.
-fn tag(hash: u64) -> u8 {
-    (hash & 0x7f) as u8 | 0x80
-}
-
-/// One bit for each byte of `group` that is `wanted`, and sometimes for one above such a byte.
-fn alike(group: u64, wanted: u8) -> u64 {
-    const ONES: u64 = u64::MAX / 0xff;
-    let apart = group ^ (ONES * u64::from(wanted));
-    apart.wrapping_sub(ONES) & !apart & (ONES << 7)
+    fn get_mut(&mut self, number: u32) -> &mut Family {
+        let number = number as usize;
+        &mut self.0[number / PIECE][number % PIECE]
+    }
 }
 
 impl Table {
     pub(super) fn get_mut(&mut self, hash: u64, name: &[u8]) -> Option<&mut Family> {
-        let place = self.place(hash, name)?;
-        Some(&mut self.places[place])
-    }
-
-    fn place(&self, hash: u64, name: &[u8]) -> Option<usize> {
-        self.probe(hash, |place| *self.places[place].name == *name)
-    }
-
-    /// The place of this hash that `is_it`, unless there is a vacant one before.
-    fn probe(&self, hash: u64, is_it: impl Fn(usize) -> bool) -> Option<usize> {
-        let mut start = self.home(hash);
-        loop {
-            let group = self.tags.get(start..)?.first_chunk::<GROUP>()?;
-            let group = u64::from_le_bytes(*group);
-            let mut found = alike(group, tag(hash));
-            while found != 0 {
-                let place = self.around(start + found.trailing_zeros() as usize / 8);
-                if is_it(place) {
-                    return Some(place);
-                }
-                found &= found - 1;
-            }
-            // One is always vacant.
-            if alike(group, VACANT) != 0 {
-                return None;
-            }
-            start = self.around(start + GROUP);
-        }
-    }
-
-    /// Where the search for a hash begins: its share of all places, by its upper bits.
-    fn home(&self, hash: u64) -> usize {
-        #[expect(clippy::cast_possible_truncation, reason = "less than the length")]
-        let place = ((u128::from(hash) * self.places.len() as u128) >> 64) as usize;
-        place
-    }
-
-    fn around(&self, place: usize) -> usize {
-        if place < self.places.len() {
-            place
-        } else {
-            place - self.places.len()
-        }
+        let pieces = &mut self.pieces;
+        let is_it = |&number: &u32| *pieces.get(number).name == *name;
+        let number = *self.numbers.find(hash, is_it)?;
+        Some(pieces.get_mut(number))
     }
 
     /// Adds `family`, whose name is not there yet. `hash` tells that of a name.
     pub(super) fn insert(&mut self, family: Family, hash: impl Fn(&[u8]) -> u64) {
-        if !has_room(self.places.len(), self.len + 1) {
-            self.rebuild(self.len + 1 + self.len / 5, &hash);
-        }
-        self.put(hash(&family.name), family);
-    }
-
-    fn put(&mut self, hash: u64, family: Family) {
-        let mut place = self.home(hash);
-        while self.tags[place] != VACANT {
-            place = self.around(place + 1);
-        }
-        self.set_tag(place, tag(hash));
-        self.places[place] = family;
-        self.len += 1;
-    }
-
-    fn set_tag(&mut self, place: usize, tag: u8) {
-        self.tags[place] = tag;
-        if place < GROUP {
-            let again = self.places.len() + place;
-            self.tags[again] = tag;
-        }
+        let number = self.free.pop().unwrap_or_else(|| {
+            let first = self.pieces.0.len() * PIECE;
+            self.pieces.0.push(Box::default());
+            let numbers = first..first + PIECE;
+            let numbers = numbers.map(|number| u32::try_from(number).expect("memory ends before"));
+            self.free.extend(numbers.rev());
+            self.free.pop().expect("some were put there a line above")
+        });
+        let place = hash(&family.name);
+        *self.pieces.get_mut(number) = family;
+        let pieces = &self.pieces;
+        let rehash = |&number: &u32| hash(&pieces.get(number).name);
+        self.numbers.insert_unique(place, number, rehash);
     }
 
     /// Drops the families that `is_kept` does not want, and room that is much too large afterwards.
@@ -128,82 +76,22 @@ impl Table {
         mut is_kept: impl FnMut(&mut Family) -> bool,
         hash: impl Fn(&[u8]) -> u64,
     ) {
-        let mut unwanted = 0;
-        for place in 0..self.places.len() {
-            if self.tags[place] != VACANT && !is_kept(&mut self.places[place]) {
-                self.set_tag(place, UNWANTED);
-                unwanted += 1;
+        self.numbers.retain(|&mut number| {
+            let family = self.pieces.get_mut(number);
+            let is_kept = is_kept(family);
+            if !is_kept {
+                *family = Family::default();
+                self.free.push(number);
             }
-        }
-        if unwanted == 0 {
-            return;
-        }
-        let kept = self.len - unwanted;
-        if 3 * kept < self.places.len() {
-            return self.rebuild(kept, hash);
-        }
-        for place in 0..self.places.len() {
-            // What comes to its place may be unwanted as well.
-            while self.tags[place] == UNWANTED {
-                self.remove(place, &hash);
+            is_kept
+        });
+        if 4 * self.numbers.len() < self.pieces.0.len() * PIECE {
+            let mut rest = std::mem::take(self);
+            for number in rest.numbers {
+                self.insert(std::mem::take(rest.pieces.get_mut(number)), &hash);
             }
         }
     }
-
-    /// Makes a place vacant. What it kept from its own place moves up (Knuth's algorithm R).
-    fn remove(&mut self, place: usize, hash: impl Fn(&[u8]) -> u64) {
-        let mut hole = place;
-        let mut next = self.around(hole + 1);
-        while self.tags[next] != VACANT {
-            let home = self.home(hash(&self.places[next].name));
-            if self.distance(home, next) >= self.distance(hole, next) {
-                self.places.swap(hole, next);
-                self.set_tag(hole, self.tags[next]);
-                hole = next;
-            }
-            next = self.around(next + 1);
-        }
-        self.set_tag(hole, VACANT);
-        self.places[hole] = Family::default();
-        self.len -= 1;
-    }
-
-    /// How many places are from one on to another.
-    fn distance(&self, from: usize, to: usize) -> usize {
-        if to >= from {
-            to - from
-        } else {
-            to + self.places.len() - from
-        }
-    }
-
-    /// Moves all families to a table with room for `count`.
-    fn rebuild(&mut self, count: usize, hash: impl Fn(&[u8]) -> u64) {
-        let mut places = 0;
-        if count > 0 {
-            places = GROUP.max(count + count / 5);
-            while !has_room(places, count) {
-                places += 1;
-            }
-        }
-        let mut rebuilt = Self {
-            tags: vec![VACANT; places + GROUP],
-            places: Vec::new(),
-            len: 0,
-        };
-        rebuilt.places.resize_with(places, Family::default);
-        for (tag, family) in self.tags.iter().zip(std::mem::take(&mut self.places)) {
-            if ![VACANT, UNWANTED].contains(tag) {
-                rebuilt.put(hash(&family.name), family);
-            }
-        }
-        *self = rebuilt;
-    }
-}
-
-/// Whether so many families are not too many: with six of seven places taken, a search looks at four.
-fn has_room(places: usize, families: usize) -> bool {
-    families * 7 <= places * 6 && families < places
 }
 
 #[cfg(test)]
@@ -214,7 +102,7 @@ mod tests {
 
     use super::*;
 
-    /// Few hashes, so that names get into each other's way, at the end of the table as well.
+    /// Few hashes, so that names get into each other's way.
     fn hash(name: &[u8]) -> u64 {
         let share = name.first().map_or(0, |first| u64::from(*first));
         share << 56 | share & 1
@@ -262,7 +150,7 @@ mod tests {
                         names.retain(|name| name[1] != last);
                     }
                 }
-                prop_assert_eq!(table.len, names.len());
+                prop_assert_eq!(table.numbers.len(), names.len());
                 for name in &names {
                     let family = table.get_mut(hash(name), name);
                     prop_assert_eq!(&*family.unwrap().name, &name[..]);
@@ -272,19 +160,18 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_table_has_no_memory_and_others_not_much_more_than_they_need() {
+    fn what_expires_leaves_its_room() {
         let mut table = Table::default();
-        let spread = |name: &[u8]| {
-            let number = u64::from_le_bytes(name.try_into().unwrap());
-            number.wrapping_mul(0x9e37_79b9_7f4a_7c15)
-        };
-        for number in 0..10_000_u64 {
-            table.insert(named(&number.to_le_bytes()), spread);
-            assert!(table.places.capacity() <= 8 + table.len * 3 / 2);
+        for number in 0..100_u8 {
+            table.insert(named(&[number, 0]), hash);
         }
-        table.retain(|_| false, spread);
-        assert_eq!(table.places.capacity(), 0);
-        assert!(table.get_mut(0, b"").is_none());
+        assert_eq!(table.pieces.0.len(), 100_usize.div_ceil(PIECE));
+        table.retain(|family| family.name[0] < 10, hash);
+        assert_eq!(table.pieces.0.len(), 1);
+        assert!(table.get_mut(hash(&[9, 0]), &[9, 0]).is_some());
+        table.retain(|_| false, hash);
+        assert_eq!(table.pieces.0.len(), 0);
+        assert_eq!(table.numbers.capacity(), 0);
     }
 
     #[test]
