@@ -28,6 +28,7 @@ pub(super) struct Table {
 
 /// Room for families.
 #[derive(Debug, Default)]
+#[expect(clippy::vec_box, reason = "a piece is never moved when there are more")]
 struct Pieces(Vec<Box<[Family; PIECE]>>);
 
 /// How many families lie in a piece: few, so that shards that have hardly any take little.
