@@ -264,10 +264,7 @@ impl Batch {
     ///
     /// If there are not as many.
     pub fn increment(&self, index: usize) -> Increment<'_> {
-        Increment {
-            key: self.key(index),
-            terms: self.increments[index].terms,
-        }
+        self.with_key(&self.increments[index])
     }
 
     /// The key of the counter number `index`.
@@ -276,8 +273,7 @@ impl Batch {
     ///
     /// If there are not as many.
     pub fn key(&self, index: usize) -> &[u8] {
-        let planned = &self.increments[index];
-        &self.keys[planned.key_start..planned.key_end]
+        self.increment(index).key
     }
 
     /// What is to happen to the counter number `index`.
@@ -303,10 +299,15 @@ impl Batch {
         &self,
         range: Range<usize>,
     ) -> impl ExactSizeIterator<Item = Increment<'_>> + Clone {
-        self.increments[range].iter().map(|planned| Increment {
+        let planned = self.increments[range].iter();
+        planned.map(|planned| self.with_key(planned))
+    }
+
+    fn with_key(&self, planned: &Planned) -> Increment<'_> {
+        Increment {
             key: &self.keys[planned.key_start..planned.key_end],
             terms: planned.terms,
-        })
+        }
     }
 
     /// Forgets all increments, but keeps the memory for others.
@@ -595,6 +596,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
     type Values = (Vec<u8>, Vec<(Vec<u8>, Vec<u8>, bool)>);
 
     fn identity(values: &Values) -> Identity {

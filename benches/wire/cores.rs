@@ -2,7 +2,7 @@
 //! processor time of one that does not, and spares the worker a sixth of its own. Left to the kernel
 //! that is luck, which each turn has or has not, so every turn is given the same.
 
-use std::{cell::RefCell, fs};
+use std::{cell::Cell, fs};
 
 use anyhow::Context as _;
 use nix::{
@@ -17,7 +17,7 @@ use crate::processes::Pid;
 pub struct Cores {
     of_workers: Vec<usize>,
     /// Connections so far.
-    connections: RefCell<usize>,
+    connections: Cell<usize>,
 }
 
 impl Cores {
@@ -46,13 +46,13 @@ impl Cores {
         }
         Ok(Some(Self {
             of_workers: free,
-            connections: RefCell::new(1),
+            connections: Cell::new(1),
         }))
     }
 
     /// The core of the worker that serves the next connection: they are dealt out in turn.
     pub fn next(&self) -> usize {
-        let connection = self.connections.replace_with(|count| *count + 1);
+        let connection = self.connections.replace(self.connections.get() + 1);
         self.of_workers[connection % self.of_workers.len()]
     }
 }
