@@ -1,18 +1,23 @@
 //! Servers that tollgate is compared with, in this program so that they are built alike.
 
 use std::{
+    convert::Infallible,
+    future::{Ready, ready},
     io::{self, Write as _},
     net::{SocketAddr, TcpListener},
+    thread,
 };
 
 use anyhow::{Context as _, bail};
 use bb8_redis::{RedisConnectionManager, bb8::Pool, redis};
-use hyper::HeaderMap;
-use prost::bytes::Bytes;
+use hyper::{HeaderMap, server::conn::http2, service::service_fn};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use prost::bytes::{Buf as _, BufMut as _, Bytes};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net,
-    sync::Mutex,
+    net, runtime,
+    sync::{Mutex, mpsc},
+    task::JoinSet,
 };
 use tollgate::{
     decision::{self, Decision},
@@ -29,15 +34,21 @@ use tollgate::{
     },
     server::serve_method,
 };
-use tonic::{Request, Response, Status, transport::Server};
+use tonic::{
+    Request, Response, Status,
+    codec::{self, DecodeBuf, Decoder, EncodeBuf, Encoder},
+    server::{Grpc, UnaryService},
+    transport::Server,
+};
 
 /// Serves as `name` until it is killed. The first line of standard error is its address.
 pub fn serve(name: &str, workers: usize, redis: Option<SocketAddr>) -> anyhow::Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     writeln!(io::stderr(), "{}", listener.local_addr()?)?;
     match (name, redis) {
-        ("floor", None) => Ok(serve_method(listener, workers, Floor)?),
-        ("floor", Some(redis)) => {
+        ("floor", _) => floor(listener, workers),
+        ("bare", None) => Ok(serve_method(listener, workers, Bare)?),
+        ("bare", Some(redis)) => {
             let ping = Ping {
                 redis,
                 connection: Mutex::default(),
@@ -55,13 +66,123 @@ pub fn serve(name: &str, workers: usize, redis: Option<SocketAddr>) -> anyhow::R
     }
 }
 
+/// The floor: a service of tonic that reads what is asked and answers OK whatever it is, straight on
+/// hyper, with one runtime for each core, and with tollgate's way of reading and writing messages.
+fn floor(listener: TcpListener, workers: usize) -> anyhow::Result<()> {
+    let mut doors = Vec::new();
+    for number in 0..workers {
+        let (door, mut arrivals) = mpsc::unbounded_channel();
+        doors.push(door);
+        let runtime = runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let worker = thread::Builder::new().name(format!("worker-{number}"));
+        worker.spawn(move || {
+            runtime.block_on(async move {
+                let mut connections = JoinSet::new();
+                while let Some(stream) = arrivals.recv().await {
+                    connections.spawn(connection(stream));
+                }
+            });
+        })?;
+    }
+    for (door, stream) in doors.iter().cycle().zip(listener.incoming()) {
+        let stream = stream?;
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        door.send(stream)?;
+    }
+    bail!("there are no more connections")
+}
+
+async fn connection(stream: std::net::TcpStream) -> anyhow::Result<()> {
+    let stream = TokioIo::new(net::TcpStream::from_std(stream)?);
+    // Boxed as in tonic's own services: it would be moved a few times.
+    let answer = |request| {
+        Box::pin(async {
+            let reply = Grpc::new(Codec).unary(Floor, request).await;
+            Ok::<_, Infallible>(reply)
+        })
+    };
+    http2::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .auto_date_header(false)
+        .serve_connection(stream, service_fn(answer))
+        .await?;
+    Ok(())
+}
+
+struct Floor;
+
+impl UnaryService<Bytes> for Floor {
+    type Response = Message;
+    type Future = Ready<Result<Response<Message>, Status>>;
+
+    fn call(&mut self, request: Request<Bytes>) -> Self::Future {
+        ready(ok(request.get_ref(), |decision| {
+            Response::new(decision.into())
+        }))
+    }
+}
+
+/// A reply, small enough for all the places that tonic moves it to.
+struct Message {
+    bytes: [u8; 16],
+    length: usize,
+}
+
+impl From<&Decision> for Message {
+    fn from(decision: &Decision) -> Self {
+        let mut bytes = [0; 16];
+        let length = quick::length(decision);
+        quick::write(decision, &mut &mut bytes[..length]);
+        Self { bytes, length }
+    }
+}
+
+struct Codec;
+
+impl codec::Codec for Codec {
+    type Encode = Message;
+    type Decode = Bytes;
+    type Encoder = Self;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self {
+        Self
+    }
+
+    fn decoder(&mut self) -> Self {
+        Self
+    }
+}
+
+impl Encoder for Codec {
+    type Item = Message;
+    type Error = Status;
+
+    fn encode(&mut self, message: Message, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        buffer.put_slice(&message.bytes[..message.length]);
+        Ok(())
+    }
+}
+
+impl Decoder for Codec {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
+        Ok(Some(buffer.copy_to_bytes(buffer.remaining())))
+    }
+}
+
 /// tonic as its examples have it.
 fn stock<S: RateLimitService>(
     listener: TcpListener,
     workers: usize,
-    service: impl FnOnce(&tokio::runtime::Runtime) -> anyhow::Result<S>,
+    service: impl FnOnce(&runtime::Runtime) -> anyhow::Result<S>,
 ) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
+    let runtime = runtime::Builder::new_multi_thread()
         .worker_threads(workers)
         .enable_all()
         .build()?;
@@ -86,11 +207,11 @@ const BOUNDS: wire::Bounds = wire::Bounds {
     text_bytes: 65_536,
 };
 
-/// The floor: on tollgate's own threads and connections, reads what is asked, and answers OK whatever
-/// it is.
-struct Floor;
+/// On tollgate's own threads and connections, and without tonic: reads what is asked, and answers OK
+/// whatever it is.
+struct Bare;
 
-impl Method for Floor {
+impl Method for Bare {
     const PATH: &'static str = SHOULD_RATE_LIMIT;
 
     type Noted = ();
@@ -98,18 +219,27 @@ impl Method for Floor {
     fn note(&self, _headers: &HeaderMap) {}
 
     fn call_at_once(&self, (): &(), message: &Bytes) -> Option<Result<Bytes, Status>> {
-        Some(ok(message))
+        Some(framed_ok(message))
     }
 
     async fn call(&self, (): (), message: Bytes) -> Result<Bytes, Status> {
-        ok(&message)
+        framed_ok(&message)
     }
 }
 
-fn ok(message: &[u8]) -> Result<Bytes, Status> {
+fn framed_ok(message: &[u8]) -> Result<Bytes, Status> {
+    ok(message, |decision| {
+        framed(quick::length(decision), |buffer| {
+            quick::write(decision, buffer);
+        })
+    })
+}
+
+/// What `tell` makes of the decision, which is shown where it lies: it is large to be moved.
+fn ok<R>(message: &[u8], tell: impl FnOnce(&Decision) -> R) -> Result<R, Status> {
     if quick::read(message, BOUNDS).is_none() {
         return Err(Status::invalid_argument(
-            "the floor knows plain requests only",
+            "only plain requests are known here",
         ));
     }
     let mut decision = Decision::default();
@@ -119,12 +249,10 @@ fn ok(message: &[u8]) -> Result<Bytes, Status> {
         remaining: 0,
         retry_secs: Some(0),
     });
-    Ok(framed(quick::length(&decision), |buffer| {
-        quick::write(&decision, buffer);
-    }))
+    Ok(tell(&decision))
 }
 
-/// The floor and one PING for each call, one at a time: what nobody who asks Redis can be faster than.
+/// The same and one PING for each call, one at a time: what nobody who asks Redis can be faster than.
 struct Ping {
     redis: SocketAddr,
     connection: Mutex<Option<net::TcpStream>>,
@@ -144,7 +272,7 @@ impl Method for Ping {
     async fn call(&self, (): (), message: Bytes) -> Result<Bytes, Status> {
         let pinged = self.ping().await;
         pinged.map_err(|error| Status::unavailable(error.to_string()))?;
-        ok(&message)
+        framed_ok(&message)
     }
 }
 

@@ -170,7 +170,8 @@ impl Entrant {
             arguments.extend([url, "--redis-timeout=5s".to_owned()]);
         }
         let server = match case.server {
-            Server::Floor | Server::FloorAndPing => Some(Process::rival("floor", workers, redis)?),
+            Server::Floor => Some(Process::rival("floor", workers, None)?),
+            Server::Bare | Server::BareAndPing => Some(Process::rival("bare", workers, redis)?),
             Server::Stock => Some(Process::rival("stock", workers, None)?),
             Server::Naive => Some(Process::rival("naive", workers, redis)?),
             Server::Memory | Server::Redis | Server::RedisAndCache => {
@@ -225,6 +226,9 @@ impl Entrant {
     fn measure(&mut self, time: Duration) -> anyhow::Result<Figures> {
         /// Every connection settles before it is measured.
         const SETTLING: Duration = Duration::from_millis(100);
+        if let (1, Some(cores), Some(redis)) = (self.case.shape.streams, &self.cores, self.redis) {
+            cores.set_apart(redis)?;
+        }
         let callers = Callers::start(
             self.address,
             self.case.shape,
