@@ -167,9 +167,9 @@ fn without_an_authority_a_mesh_s_cluster_is_limited_too() {
     assert_eq!(envoy.stat("cluster.service.ratelimit.error"), 0);
     assert!(tollgate.metric("tollgate_authorities_replaced_total") > 0);
     assert_eq!(tollgate.metric("tollgate_authorities_refused_total"), 0);
-    let said = tollgate.log().text();
-    let told = said.matches("set `authority` in Envoy's `envoy_grpc`");
-    assert_eq!(told.count(), 1, "once a minute: {said}");
+    let told = "set `authority` in Envoy's `envoy_grpc`";
+    let said = tollgate.log().with(told);
+    assert_eq!(said.matches(told).count(), 1, "once a minute: {said}");
     assert!(said.contains(ISTIO), "{said}");
 }
 
@@ -194,8 +194,7 @@ fn a_cluster_that_cannot_be_served_is_told() {
         stats.contains("tollgate.authorities_refused_total: "),
         "{stats}"
     );
-    let said = tollgate.log().text();
-    assert!(said.contains("HTTP/2 resets each of them"), "{said}");
+    tollgate.log().with("HTTP/2 resets each of them");
 }
 
 #[test]

@@ -112,18 +112,13 @@ async fn each_rule_answers_for_itself() {
     wait_until("the return is told", || {
         server.metric("tollgate_stores_lost") == 0
     });
-    let log = server.log().text();
-    assert_eq!(
-        log.matches("rules answer as their on_store_loss says")
-            .count(),
-        1,
-        "{log}"
-    );
-    assert_eq!(
-        log.matches("rules are counted in the store again").count(),
-        1,
-        "{log}"
-    );
+    for told in [
+        "rules answer as their on_store_loss says",
+        "rules are counted in the store again",
+    ] {
+        let log = server.log().with(told);
+        assert_eq!(log.matches(told).count(), 1, "{log}");
+    }
 }
 
 /// 40 of 100 are gone when Redis is, so a half of the other 60 is this replica's.
@@ -371,12 +366,9 @@ async fn a_full_local_table_refuses_nobody_for_want_of_room() {
         ask_for(&mut client, "x", 101).await,
         Ok((Code::OverLimit, true))
     );
-    let log = server.log().text();
-    assert_eq!(
-        log.matches("no room to count more locally").count(),
-        1,
-        "{log}"
-    );
+    let told = "no room to count more locally";
+    let log = server.log().with(told);
+    assert_eq!(log.matches(told).count(), 1, "{log}");
     redis.restart();
     // Three values, one of them twice.
     await_handed_back(&server, 4 * 60);

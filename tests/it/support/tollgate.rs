@@ -41,6 +41,13 @@ impl Log {
         self.0.lock().unwrap().join("\n")
     }
 
+    /// All lines, once `text` is among them: what a process has written was not read yet when another of
+    /// its signs is seen.
+    pub fn with(&self, text: &str) -> String {
+        wait_until(text, || self.text().contains(text));
+        self.text()
+    }
+
     /// Reads `from` to its end, line by line.
     pub fn follow(from: impl std::io::Read + Send + 'static) -> Self {
         let log = Self::default();
