@@ -112,8 +112,9 @@ pub const SLIDING_WINDOW: &str = "[{requests_per_unit: 4000000000, unit: day, al
 /// A log remembers every hit, so its limits are as low as they may be and still pass all of a turn.
 pub const SLIDING_LOG: &str = "[{requests_per_unit: 10000, unit: second, algorithm: sliding_log}, \
      {requests_per_unit: 10000, unit: second, unit_multiplier: 2, algorithm: sliding_log}]";
-pub const TOKEN_BUCKET: &str = "[{requests_per_unit: 4000000000, unit: day, algorithm: token_bucket}, \
-     {requests_per_unit: 4000000000, unit: week, algorithm: token_bucket}]";
+/// A bucket holds no more than can be counted exactly.
+pub const TOKEN_BUCKET: &str = "[{requests_per_unit: 4000000000, unit: day, algorithm: token_bucket, burst: 10000000}, \
+     {requests_per_unit: 4000000000, unit: week, algorithm: token_bucket, burst: 10000000}]";
 pub const CALENDAR: &str = "[{requests_per_unit: 4000000000, unit: day, calendar: true, time_zone: UTC}, \
      {requests_per_unit: 4000000000, unit: month, calendar: true, time_zone: UTC}]";
 
