@@ -1,6 +1,7 @@
 //! Servers that tollgate is compared with, in this program so that they are built alike.
 
 use std::{
+    cell::Cell,
     convert::Infallible,
     future::{Ready, ready},
     io::{self, Write as _},
@@ -16,7 +17,7 @@ use prost::bytes::{Buf as _, BufMut as _, Bytes};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net, runtime,
-    sync::{Mutex, mpsc},
+    sync::mpsc,
     task::JoinSet,
 };
 use tollgate::{
@@ -48,13 +49,7 @@ pub fn serve(name: &str, workers: usize, redis: Option<SocketAddr>) -> anyhow::R
     match (name, redis) {
         ("floor", _) => floor(listener, workers),
         ("bare", None) => Ok(serve_method(listener, workers, Bare)?),
-        ("bare", Some(redis)) => {
-            let ping = Ping {
-                redis,
-                connection: Mutex::default(),
-            };
-            Ok(serve_method(listener, workers, ping)?)
-        }
+        ("bare", Some(redis)) => Ok(serve_method(listener, workers, Ping(redis))?),
         ("stock", _) => stock(listener, workers, |_| Ok(Stock)),
         ("naive", Some(redis)) => stock(listener, workers, |runtime| {
             let manager = RedisConnectionManager::new(format!("redis://{redis}"))?;
@@ -253,9 +248,11 @@ fn ok<R>(message: &[u8], tell: impl FnOnce(&Decision) -> R) -> Result<R, Status>
 }
 
 /// The same and one PING for each call, one at a time: what nobody who asks Redis can be faster than.
-struct Ping {
-    redis: SocketAddr,
-    connection: Mutex<Option<net::TcpStream>>,
+struct Ping(SocketAddr);
+
+thread_local! {
+    /// The connection of each worker: woken by another one it would wait for both.
+    static TO_REDIS: Cell<Option<net::TcpStream>> = const { Cell::new(None) };
 }
 
 impl Method for Ping {
@@ -278,18 +275,17 @@ impl Method for Ping {
 
 impl Ping {
     async fn ping(&self) -> io::Result<()> {
-        let mut connection = self.connection.lock().await;
-        let stream = match &mut *connection {
+        let mut stream = match TO_REDIS.take() {
             Some(stream) => stream,
-            // On the worker that serves the call.
             None => {
-                let stream = net::TcpStream::connect(self.redis).await?;
+                let stream = net::TcpStream::connect(self.0).await?;
                 stream.set_nodelay(true)?;
-                connection.insert(stream)
+                stream
             }
         };
         stream.write_all(b"PING\r\n").await?;
         stream.read_exact(&mut [0; b"+PONG\r\n".len()]).await?;
+        TO_REDIS.set(Some(stream));
         Ok(())
     }
 }
