@@ -316,7 +316,8 @@ async fn a_password_and_a_name_let_into_all_nodes() {
         ]);
     }
     for node in &cluster.nodes {
-        node.cli(&["ACL", "SETUSER", "default", "+@all", "-incrby", "-eval"]);
+        let default = ["ACL", "SETUSER", "default"];
+        node.cli(&[&default[..], &["+@all", "-incr", "-incrby", "-eval"]].concat());
     }
     let seeds = cluster.url().replace("redis://", "");
     let of_the_reference = tollgate::with_rules(RULES)

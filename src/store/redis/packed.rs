@@ -51,18 +51,21 @@ impl Packed {
         Command { packed: self }
     }
 
-    /// Adds the command that almost all are.
+    /// Adds the command that almost all are. INCR costs Redis a sixth less than INCRBY with a 1.
     pub(super) fn increment(&mut self, key: &[&[u8]; 2], hits: u64) {
+        let head: &[u8] = match hits {
+            1 => b"*2\r\n$4\r\nINCR\r\n$",
+            _ => b"*3\r\n$6\r\nINCRBY\r\n$",
+        };
         let bytes = &mut self.bytes;
-        bytes.extend_from_slice(b"*3\r\n$6\r\nINCRBY\r\n$");
+        bytes.extend_from_slice(head);
         push_line(bytes, key[0].len() + key[1].len());
         bytes.extend_from_slice(key[0]);
         bytes.extend_from_slice(key[1]);
+        bytes.extend_from_slice(b"\r\n");
         if hits == 1 {
-            bytes.extend_from_slice(b"\r\n$1\r\n1\r\n");
-            self.ends.push(self.bytes.len());
+            self.ends.push(bytes.len());
         } else {
-            bytes.extend_from_slice(b"\r\n");
             Command { packed: self }.number(hits);
         }
     }
@@ -137,13 +140,18 @@ mod tests {
 
     #[test]
     fn increments_are_commands_like_others() {
-        for hits in [0, 1, 2, 10, u64::MAX] {
+        let increment = |hits| {
             let mut increment = Packed::default();
             increment.increment(&[b"a:", b"\r\n"], hits);
-            let hits = hits.to_string();
-            let command = Packed::one(&[b"INCRBY", b"a:\r\n", hits.as_bytes()]);
-            assert_eq!(increment.bytes(), command.bytes());
             assert_eq!(increment.len(), 1);
+            increment.bytes
+        };
+        let one = Packed::one(&[b"INCR", b"a:\r\n"]);
+        assert_eq!(increment(1), one.bytes());
+        for hits in [0, 2, 10, u64::MAX] {
+            let text = hits.to_string();
+            let command = Packed::one(&[b"INCRBY", b"a:\r\n", text.as_bytes()]);
+            assert_eq!(increment(hits), command.bytes());
         }
     }
 

@@ -1,6 +1,6 @@
 //! A batch of increments → Redis commands, and replies → counts.
 //!
-//! All hits on one key go out as one INCRBY; each request gets its own count out of the sum. The
+//! All hits on one key go out as one INCR or INCRBY; each request gets its own count out of the sum. The
 //! EXPIRE rides along until this worker has once seen it answered for that key.
 
 use std::{iter, mem, sync::LazyLock};
@@ -277,7 +277,7 @@ where
         commands
     }
 
-    /// INCRBY, and EXPIRE if the key may not have a time to live.
+    /// INCR or INCRBY, and EXPIRE if the key may not have a time to live.
     fn hits(&self, first: First<'a>, hits: u64, commands: &mut Commands<'a>) {
         let key = [commands.key_prefix, first.key];
         commands.packed.increment(&key, hits);
