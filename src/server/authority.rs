@@ -425,6 +425,7 @@ impl<S: AsyncRead + Unpin> Mended<S> {
     }
 }
 
+/// Without vectored writes: replies are small, and to put them behind each other costs less than `writev`.
 impl<S: AsyncWrite + Unpin> AsyncWrite for Mended<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
@@ -432,18 +433,6 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Mended<S> {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(cx, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -35,6 +35,7 @@ use crate::{
 };
 
 mod address;
+mod alarm;
 mod batcher;
 mod breaker;
 mod clock;

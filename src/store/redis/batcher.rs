@@ -21,6 +21,7 @@ use tokio::{
 use super::{
     Options, Servers, StoreError,
     address::Place,
+    alarm::Alarm,
     connection::{self, Connection, ConnectionPool, Door, Pooled},
     lane::{Lane, Taken},
     link::Link,
@@ -52,6 +53,8 @@ pub(super) struct Batcher {
     servers: Servers,
     options: Arc<Options>,
     known: Known,
+    /// How long a batch may take.
+    alarm: Alarm,
     trouble: watch::Receiver<Option<Trouble>>,
     /// Connections to servers that commands were sent on to.
     detours: HashMap<Place, Link>,
@@ -70,8 +73,9 @@ impl Batcher {
             node,
             lane,
             servers,
-            options,
             known: Known::default(),
+            alarm: Alarm::new(options.deadline),
+            options,
             detours: HashMap::new(),
             detoured_at: Instant::now(),
             is_busy: false,
@@ -144,6 +148,7 @@ impl Batcher {
     /// Sends batches for as long as the connection is good. Returns nothing at the end of the
     /// lane.
     async fn serve(&mut self, connection: &mut Connection) -> Option<()> {
+        let lane = self.lane.clone();
         while !connection.link.is_broken() && connection.era == self.node.breaker.era() {
             if self.node.breaker.is_open() {
                 break;
@@ -151,7 +156,7 @@ impl Batcher {
             let idle = self.detoured_at + DETOUR_IDLE;
             tokio::select! {
                 biased;
-                arrived = self.lane.arrived() => arrived?,
+                arrived = lane.arrived() => arrived?,
                 () = async { sleep_until(idle).await }, if !self.detours.is_empty() => {
                     self.detours.clear();
                     continue;
@@ -167,7 +172,6 @@ impl Batcher {
                 gather().await;
             }
             // The connection first: what arrives while it is busy joins the batch.
-            let lane = self.lane.clone();
             if let Some(taken) = lane.take() {
                 self.is_busy = taken.waiters.requests().nth(1).is_some();
                 self.send(connection, taken).await;
@@ -211,7 +215,12 @@ impl Batcher {
 
     /// Loads the script where the server did not know it, as after SCRIPT FLUSH, and sends again
     /// what it could not run for want of it, and nothing else.
-    async fn run_unknown(&self, link: &mut Link, commands: &Commands<'_>, replies: &mut [Value]) {
+    async fn run_unknown(
+        &mut self,
+        link: &mut Link,
+        commands: &Commands<'_>,
+        replies: &mut [Value],
+    ) {
         let unknown = commands.unknown(replies);
         if unknown.is_empty() {
             return;
@@ -230,17 +239,16 @@ impl Batcher {
 
     /// Sends `commands` and returns one reply for each.
     async fn round_trip(
-        &self,
+        &mut self,
         link: &mut Link,
         commands: &Packed,
     ) -> Result<Vec<Value>, StoreError> {
         self.servers.0.meters.record_pipeline(commands.len());
         self.node.meters.batches.fetch_add(1, Relaxed);
-        let asked = tokio::time::timeout(self.options.deadline, link.ask(commands));
-        let (error, trouble) = match asked.await {
-            Ok(Ok(replies)) => return Ok(replies),
-            Ok(Err(trouble)) => (StoreError::Unreachable, trouble),
-            Err(_elapsed) => (StoreError::Timeout, Trouble::Silent),
+        let (error, trouble) = match self.alarm.limit(link.ask(commands)).await {
+            Some(Ok(replies)) => return Ok(replies),
+            Some(Err(trouble)) => (StoreError::Unreachable, trouble),
+            None => (StoreError::Timeout, Trouble::Silent),
         };
         tracing::debug!(node = %self.node, %trouble, "a batch failed");
         self.record_failure();

@@ -80,7 +80,7 @@ impl Places {
 struct Queue {
     waiting: Waiting,
     /// An empty one, whose memory is used again.
-    spare: Waiting,
+    spare: Option<Waiting>,
     seats: Seats,
     /// Whether somebody watches the time of those who wait.
     is_timed: bool,
@@ -91,7 +91,8 @@ struct Queue {
 /// Requests that wait for the next batch.
 #[derive(Debug, Default)]
 struct Waiting {
-    batch: Batch,
+    /// Large to move, and it is moved with every batch.
+    batch: Box<Batch>,
     waiters: Vec<Waiter>,
     /// The time of the last request, by which all are sent.
     now: Option<Timestamp>,
@@ -194,7 +195,8 @@ impl Lane {
     pub(super) fn take(&self) -> Option<Taken<'_>> {
         let mut queue = self.lock();
         let queue = &mut *queue;
-        let mut taken = mem::replace(&mut queue.waiting, mem::take(&mut queue.spare));
+        let spare = queue.spare.take().unwrap_or_default();
+        let mut taken = mem::replace(&mut queue.waiting, spare);
         if taken.batch.len() > MAX_INCREMENTS {
             queue.waiting = taken.split_off(MAX_INCREMENTS);
             if !queue.waiting.waiters.is_empty() {
@@ -319,7 +321,7 @@ impl Drop for Answer {
 /// A batch on its way.
 pub(super) struct Taken<'a> {
     lane: &'a Lane,
-    pub(super) batch: Batch,
+    pub(super) batch: Box<Batch>,
     /// The time by which it is sent.
     pub(super) now: Timestamp,
     pub(super) waiters: Waiters<'a>,
@@ -329,11 +331,11 @@ impl Taken<'_> {
     /// Gives its memory to the next one, when everybody was told something.
     pub(super) fn recycle(mut self) {
         self.batch.clear();
-        self.lane.lock().spare = Waiting {
+        self.lane.lock().spare = Some(Waiting {
             batch: self.batch,
             waiters: mem::take(&mut self.waiters.all),
             now: None,
-        };
+        });
     }
 }
 
