@@ -19,10 +19,10 @@ pub struct Case {
 pub enum Server {
     /// OK to everything, from a service of tonic on hyper, with one runtime for each core.
     Floor,
+    /// The same, and one PING of Redis for each call.
+    FloorAndPing,
     /// OK to everything, on tollgate's own threads and connections, without tonic.
     Bare,
-    /// The same, and one PING of Redis for each call.
-    BareAndPing,
     /// OK to everything, from tonic on tokio's multi-thread runtime, as its examples have it.
     Stock,
     Memory,
@@ -39,7 +39,7 @@ impl Server {
     pub fn has_redis(self) -> bool {
         matches!(
             self,
-            Self::BareAndPing | Self::Redis | Self::RedisAndCache | Self::Naive
+            Self::FloorAndPing | Self::Redis | Self::RedisAndCache | Self::Naive
         )
     }
 }
@@ -139,7 +139,7 @@ const BASE: Case = Case {
 
 /// All cases. Each is compared with the floor under the same load.
 pub fn all() -> Vec<Case> {
-    use Server::{Bare, BareAndPing, Floor, Memory, Naive, Redis, RedisAndCache, Stock};
+    use Server::{Bare, Floor, FloorAndPing, Memory, Naive, Redis, RedisAndCache, Stock};
     let default = |name, server| Case {
         name,
         server,
@@ -191,8 +191,8 @@ pub fn all() -> Vec<Case> {
         denied(default("redis, denied, cache", RedisAndCache)),
         default("naive", Naive),
         over(default("floor, 1 stream", Floor), 1, 1),
+        over(default("floor and PING, 1 stream", FloorAndPing), 1, 1),
         over(default("bare, 1 stream", Bare), 1, 1),
-        over(default("bare and PING, 1 stream", BareAndPing), 1, 1),
         over(default("memory, 1 stream", Memory), 1, 1),
         over(default("redis, 1 stream", Redis), 1, 1),
         over(default("naive, 1 stream", Naive), 1, 1),

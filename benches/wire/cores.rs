@@ -21,9 +21,9 @@ pub struct Cores {
 }
 
 impl Cores {
-    /// Binds each worker of `server`, which has had one connection, to a core of its own, or nothing if
-    /// there are not as many workers as cores.
-    pub fn bind(server: Pid) -> anyhow::Result<Option<Self>> {
+    /// Binds each worker of `server`, which has had so many `connections`, to a core of its own, or nothing
+    /// if there are not as many workers as cores.
+    pub fn bind(server: Pid, connections: usize) -> anyhow::Result<Option<Self>> {
         let free = sched_getaffinity(Thread::from_raw(0))?;
         let free = (0..CpuSet::count()).filter(|core| free.is_set(*core).unwrap_or(false));
         let free: Vec<usize> = free.collect();
@@ -43,7 +43,7 @@ impl Cores {
         }
         Ok(Some(Self {
             of_workers: free,
-            connections: Cell::new(1),
+            connections: Cell::new(connections),
         }))
     }
 
@@ -51,6 +51,11 @@ impl Cores {
     pub fn next(&self) -> usize {
         let connection = self.connections.replace(self.connections.get() + 1);
         self.of_workers[connection % self.of_workers.len()]
+    }
+
+    /// The core of the worker that serves the last connection.
+    pub fn last(&self) -> usize {
+        self.of_workers[(self.connections.get() - 1) % self.of_workers.len()]
     }
 
     /// Binds `redis` to another core than that of the next connection, if there is one. A lone caller waits

@@ -6,6 +6,7 @@ use std::{
     future::{Ready, ready},
     io::{self, Write as _},
     net::{SocketAddr, TcpListener},
+    pin::Pin,
     thread,
 };
 
@@ -47,9 +48,9 @@ pub fn serve(name: &str, workers: usize, redis: Option<SocketAddr>) -> anyhow::R
     let listener = TcpListener::bind("127.0.0.1:0")?;
     writeln!(io::stderr(), "{}", listener.local_addr()?)?;
     match (name, redis) {
-        ("floor", _) => floor(listener, workers),
-        ("bare", None) => Ok(serve_method(listener, workers, Bare)?),
-        ("bare", Some(redis)) => Ok(serve_method(listener, workers, Ping(redis))?),
+        ("floor", None) => floor(listener, workers, Floor),
+        ("floor", Some(redis)) => floor(listener, workers, FloorAndPing(redis)),
+        ("bare", _) => Ok(serve_method(listener, workers, Bare)?),
         ("stock", _) => stock(listener, workers, |_| Ok(Stock)),
         ("naive", Some(redis)) => stock(listener, workers, |runtime| {
             let manager = RedisConnectionManager::new(format!("redis://{redis}"))?;
@@ -63,7 +64,10 @@ pub fn serve(name: &str, workers: usize, redis: Option<SocketAddr>) -> anyhow::R
 
 /// The floor: a service of tonic that reads what is asked and answers OK whatever it is, straight on
 /// hyper, with one runtime for each core, and with tollgate's way of reading and writing messages.
-fn floor(listener: TcpListener, workers: usize) -> anyhow::Result<()> {
+fn floor<S>(listener: TcpListener, workers: usize, service: S) -> anyhow::Result<()>
+where
+    S: UnaryService<Bytes, Response = Message, Future: Send> + Copy + Send + Sync + 'static,
+{
     let mut doors = Vec::new();
     for number in 0..workers {
         let (door, mut arrivals) = mpsc::unbounded_channel();
@@ -76,7 +80,7 @@ fn floor(listener: TcpListener, workers: usize) -> anyhow::Result<()> {
             runtime.block_on(async move {
                 let mut connections = JoinSet::new();
                 while let Some(stream) = arrivals.recv().await {
-                    connections.spawn(connection(stream));
+                    connections.spawn(connection(stream, service));
                 }
             });
         })?;
@@ -90,12 +94,15 @@ fn floor(listener: TcpListener, workers: usize) -> anyhow::Result<()> {
     bail!("there are no more connections")
 }
 
-async fn connection(stream: std::net::TcpStream) -> anyhow::Result<()> {
+async fn connection<S>(stream: std::net::TcpStream, service: S) -> anyhow::Result<()>
+where
+    S: UnaryService<Bytes, Response = Message, Future: Send> + Copy + Send + Sync + 'static,
+{
     let stream = TokioIo::new(net::TcpStream::from_std(stream)?);
     // Boxed as in tonic's own services: it would be moved a few times.
     let answer = |request| {
-        Box::pin(async {
-            let reply = Grpc::new(Codec).unary(Floor, request).await;
+        Box::pin(async move {
+            let reply = Grpc::new(Codec).unary(service, request).await;
             Ok::<_, Infallible>(reply)
         })
     };
@@ -107,6 +114,7 @@ async fn connection(stream: std::net::TcpStream) -> anyhow::Result<()> {
     Ok(())
 }
 
+#[derive(Clone, Copy)]
 struct Floor;
 
 impl UnaryService<Bytes> for Floor {
@@ -114,10 +122,49 @@ impl UnaryService<Bytes> for Floor {
     type Future = Ready<Result<Response<Message>, Status>>;
 
     fn call(&mut self, request: Request<Bytes>) -> Self::Future {
-        ready(ok(request.get_ref(), |decision| {
-            Response::new(decision.into())
-        }))
+        ready(reply(&request))
     }
+}
+
+fn reply(request: &Request<Bytes>) -> Result<Response<Message>, Status> {
+    ok(request.get_ref(), |decision| Response::new(decision.into()))
+}
+
+/// The same and one PING for each call, one at a time: what nobody who asks Redis can be faster than.
+#[derive(Clone, Copy)]
+struct FloorAndPing(SocketAddr);
+
+thread_local! {
+    /// The connection of each worker: woken by another one it would wait for both.
+    static TO_REDIS: Cell<Option<net::TcpStream>> = const { Cell::new(None) };
+}
+
+impl UnaryService<Bytes> for FloorAndPing {
+    type Response = Message;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Message>, Status>> + Send>>;
+
+    fn call(&mut self, request: Request<Bytes>) -> Self::Future {
+        let redis = self.0;
+        Box::pin(async move {
+            ping(redis).await?;
+            reply(&request)
+        })
+    }
+}
+
+async fn ping(redis: SocketAddr) -> io::Result<()> {
+    let mut stream = match TO_REDIS.take() {
+        Some(stream) => stream,
+        None => {
+            let stream = net::TcpStream::connect(redis).await?;
+            stream.set_nodelay(true)?;
+            stream
+        }
+    };
+    stream.write_all(b"PING\r\n").await?;
+    stream.read_exact(&mut [0; b"+PONG\r\n".len()]).await?;
+    TO_REDIS.set(Some(stream));
+    Ok(())
 }
 
 /// A reply, small enough for all the places that tonic moves it to.
@@ -245,49 +292,6 @@ fn ok<R>(message: &[u8], tell: impl FnOnce(&Decision) -> R) -> Result<R, Status>
         retry_secs: Some(0),
     });
     Ok(tell(&decision))
-}
-
-/// The same and one PING for each call, one at a time: what nobody who asks Redis can be faster than.
-struct Ping(SocketAddr);
-
-thread_local! {
-    /// The connection of each worker: woken by another one it would wait for both.
-    static TO_REDIS: Cell<Option<net::TcpStream>> = const { Cell::new(None) };
-}
-
-impl Method for Ping {
-    const PATH: &'static str = SHOULD_RATE_LIMIT;
-
-    type Noted = ();
-
-    fn note(&self, _headers: &HeaderMap) {}
-
-    fn call_at_once(&self, (): &(), _: &Bytes) -> Option<Result<Bytes, Status>> {
-        None
-    }
-
-    async fn call(&self, (): (), message: Bytes) -> Result<Bytes, Status> {
-        let pinged = self.ping().await;
-        pinged.map_err(|error| Status::unavailable(error.to_string()))?;
-        framed_ok(&message)
-    }
-}
-
-impl Ping {
-    async fn ping(&self) -> io::Result<()> {
-        let mut stream = match TO_REDIS.take() {
-            Some(stream) => stream,
-            None => {
-                let stream = net::TcpStream::connect(self.0).await?;
-                stream.set_nodelay(true)?;
-                stream
-            }
-        };
-        stream.write_all(b"PING\r\n").await?;
-        stream.read_exact(&mut [0; b"+PONG\r\n".len()]).await?;
-        TO_REDIS.set(Some(stream));
-        Ok(())
-    }
 }
 
 /// OK to everything.

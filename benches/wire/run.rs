@@ -7,7 +7,7 @@ use anyhow::{Context as _, ensure};
 use crate::{
     Options,
     cases::{self, Case, Server, Shape},
-    cores::Cores,
+    cores::{self, Cores},
     load::{self, Callers},
     processes::{Pid, Process, Redis},
 };
@@ -27,7 +27,7 @@ pub struct Figures {
     /// For each decision.
     pub commands: Option<f64>,
     pub pipelines: Option<f64>,
-    /// The time of one PING to Redis, at the median.
+    /// The time of one PING to Redis, asked from where the worker is, at the median.
     pub ping_micros: Option<f64>,
 }
 
@@ -170,8 +170,8 @@ impl Entrant {
             arguments.extend([url, "--redis-timeout=5s".to_owned()]);
         }
         let server = match case.server {
-            Server::Floor => Some(Process::rival("floor", workers, None)?),
-            Server::Bare | Server::BareAndPing => Some(Process::rival("bare", workers, redis)?),
+            Server::Floor | Server::FloorAndPing => Some(Process::rival("floor", workers, redis)?),
+            Server::Bare => Some(Process::rival("bare", workers, None)?),
             Server::Stock => Some(Process::rival("stock", workers, None)?),
             Server::Naive => Some(Process::rival("naive", workers, redis)?),
             Server::Memory | Server::Redis | Server::RedisAndCache => {
@@ -199,9 +199,9 @@ impl Entrant {
                 .or(foreign(options.redis_pid)),
             cores: match &server {
                 Some(server) if !options.unbound => {
-                    // Its threads are all there once it has answered.
-                    load::once(server.address)?;
-                    Cores::bind(server.pid())?
+                    // Its threads are all there, and called what they will be, once each has answered.
+                    load::idle(server.address, workers)?;
+                    Cores::bind(server.pid(), workers)?
                 }
                 _ => None,
             },
@@ -295,6 +295,8 @@ impl Entrant {
 
     /// Only where one call waits for one round trip.
     fn ping_micros(&mut self) -> anyhow::Result<Option<f64>> {
+        /// The first thousand are faster than all others: that long it takes until the cores sleep deeply.
+        const PINGS: usize = 5_000;
         let Some(redis) = self
             .own_redis
             .as_mut()
@@ -302,8 +304,15 @@ impl Entrant {
         else {
             return Ok(None);
         };
-        let times = (0..500).map(|_| redis.ping());
-        let mut times: Vec<Duration> = times.collect::<anyhow::Result<_>>()?;
+        let core = self.cores.as_ref().map(Cores::last);
+        let times = thread::scope(|scope| {
+            let asking = scope.spawn(|| -> anyhow::Result<Vec<Duration>> {
+                core.map(cores::bind_here).transpose()?;
+                (0..PINGS).map(|_| redis.ping()).collect()
+            });
+            asking.join().expect("it does not panic")
+        });
+        let mut times = times?;
         times.sort();
         let median = times.get(times.len() / 2);
         Ok(median.map(|time| time.as_secs_f64() * 1e6))

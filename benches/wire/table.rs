@@ -55,7 +55,11 @@ pub fn print(rows: &[Row]) {
             ..
         }) = row.medians
         {
-            println!("{}: one PING of its Redis takes {ping:.0} µs", row.name);
+            print!("{}: one PING of its Redis takes {ping:.0} µs", row.name);
+            if let Some(floor) = &row.floor {
+                print!(", with the floor's p50 {:.0} µs", floor.p50_micros + ping);
+            }
+            println!();
         }
     }
     println!(
