@@ -419,10 +419,8 @@ impl Batchers {
                 let timed = lane.clone();
                 running.spawn(async move { timed.watch_time(deadline).await });
                 let pool = Batcher::pool(&self.servers, &lane.node, &self.options);
-                running.spawn(refuse_when_lost(
-                    Arc::downgrade(&lane),
-                    lane.node.breaker.watch(),
-                ));
+                let trouble = lane.node.breaker.watch();
+                running.spawn(follow_breaker(Arc::downgrade(&lane), trouble));
                 for _ in 0..self.options.connections {
                     let batcher =
                         Batcher::new(lane.clone(), self.servers.clone(), self.options.clone());
@@ -470,14 +468,11 @@ impl Batchers {
     }
 }
 
-/// Answers those who queue as soon as anybody finds that the node is gone. The batchers may be waiting for
-/// answers of their own. Ends with the node.
-async fn refuse_when_lost(lane: Weak<Lane>, mut trouble: watch::Receiver<Option<Trouble>>) {
+/// Tells the batchers as soon as anybody finds that the node is gone or back. Ends with the node.
+async fn follow_breaker(lane: Weak<Lane>, mut trouble: watch::Receiver<Option<Trouble>>) {
     while trouble.changed().await.is_ok() {
         let Some(lane) = lane.upgrade() else { return };
-        if lane.node.breaker.is_open() {
-            lane.fail_all(StoreError::Unreachable);
-        }
+        lane.tell();
     }
 }
 

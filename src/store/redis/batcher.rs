@@ -13,10 +13,7 @@ use std::{
 
 use bb8_redis::redis::Value;
 use foldhash::{fast, quality};
-use tokio::{
-    sync::watch,
-    time::{Instant, sleep_until},
-};
+use tokio::time::{Instant, sleep_until};
 
 use super::{
     Options, Servers, StoreError,
@@ -55,7 +52,6 @@ pub(super) struct Batcher {
     known: Known,
     /// How long a batch may take.
     alarm: Alarm,
-    trouble: watch::Receiver<Option<Trouble>>,
     /// Connections to servers that commands were sent on to.
     detours: HashMap<Place, Link>,
     detoured_at: Instant,
@@ -69,7 +65,6 @@ impl Batcher {
     pub(super) fn new(lane: Arc<Lane>, servers: Servers, options: Arc<Options>) -> Self {
         let node = lane.node.clone();
         Self {
-            trouble: node.breaker.watch(),
             node,
             lane,
             servers,
@@ -113,10 +108,7 @@ impl Batcher {
                 return Some(());
             }
             self.lane.fail_all(StoreError::Unreachable);
-            tokio::select! {
-                _ = self.trouble.changed() => {}
-                arrived = self.lane.arrived() => arrived?,
-            }
+            self.lane.news().await?;
         }
     }
 
@@ -149,23 +141,19 @@ impl Batcher {
     /// lane.
     async fn serve(&mut self, connection: &mut Connection) -> Option<()> {
         let lane = self.lane.clone();
-        while !connection.link.is_broken() && connection.era == self.node.breaker.era() {
-            if self.node.breaker.is_open() {
-                break;
-            }
+        while self.is_of_use(connection) {
             let idle = self.detoured_at + DETOUR_IDLE;
             tokio::select! {
                 biased;
-                arrived = lane.arrived() => arrived?,
+                news = lane.news() => news?,
                 () = async { sleep_until(idle).await }, if !self.detours.is_empty() => {
                     self.detours.clear();
                     continue;
                 }
-                _ = self.trouble.changed() => continue,
                 // Found out before anybody's request does.
                 () = connection.link.broken() => break,
             }
-            if connection.era != self.node.breaker.era() {
+            if !self.is_of_use(connection) {
                 break;
             }
             if self.is_busy {
@@ -178,6 +166,11 @@ impl Batcher {
             }
         }
         Some(())
+    }
+
+    fn is_of_use(&self, connection: &Connection) -> bool {
+        let breaker = &self.node.breaker;
+        !connection.link.is_broken() && connection.era == breaker.era() && !breaker.is_open()
     }
 
     /// One batch. Whatever happens, nothing that may have counted is sent again.

@@ -37,7 +37,8 @@ pub(super) struct Lane {
     pub(super) node: Arc<Node>,
     pub(super) load: Arc<Load>,
     queue: Mutex<Queue>,
-    arrived: Notify,
+    /// For batchers that have nothing to do.
+    news: Notify,
     /// Somebody waits, whose time has to be watched.
     timed: Notify,
     /// Shared by all lanes of the worker.
@@ -111,7 +112,7 @@ impl Lane {
             load: node.new_load(),
             node,
             queue: Mutex::default(),
-            arrived: Notify::new(),
+            news: Notify::new(),
             timed: Notify::new(),
             places,
             batchers,
@@ -160,7 +161,7 @@ impl Lane {
             .queued
             .store(waiting.waiters.len() as u64, Relaxed);
         if waiting.waiters.len() == 1 {
-            self.arrived.notify_one();
+            self.news.notify_one();
         }
         if !mem::replace(&mut queue.is_timed, true) {
             self.timed.notify_one();
@@ -172,22 +173,31 @@ impl Lane {
         })
     }
 
-    /// Waits until there is something to send. Returns nothing if there never will be.
-    pub(super) async fn arrived(&self) -> Option<()> {
-        loop {
-            {
-                let queue = self.lock();
-                if !queue.waiting.waiters.is_empty() {
-                    return Some(());
-                }
-                if queue.is_over {
-                    // The other batchers are to hear of it too.
-                    self.arrived.notify_one();
-                    return None;
-                }
+    /// Waits until there may be something to send, or the node is gone or back. Returns nothing if there
+    /// never will be.
+    pub(super) async fn news(&self) -> Option<()> {
+        {
+            let queue = self.lock();
+            if !queue.waiting.waiters.is_empty() {
+                return Some(());
             }
-            self.arrived.notified().await;
+            if queue.is_over {
+                // The other batchers are to hear of it too.
+                self.news.notify_one();
+                return None;
+            }
         }
+        self.news.notified().await;
+        Some(())
+    }
+
+    /// The node is gone or back: the batchers are to look at it.
+    pub(super) fn tell(&self) {
+        if self.node.breaker.is_open() {
+            // They may be waiting for answers of their own.
+            self.fail_all(StoreError::Unreachable);
+        }
+        self.news.notify_waiters();
     }
 
     /// Takes what one pipeline may hold: the increments of those who still wait, and who they are.
@@ -200,7 +210,7 @@ impl Lane {
         if taken.batch.len() > MAX_INCREMENTS {
             queue.waiting = taken.split_off(MAX_INCREMENTS);
             if !queue.waiting.waiters.is_empty() {
-                self.arrived.notify_one();
+                self.news.notify_one();
             }
         }
         self.places.give_back(taken.waiters.len());
@@ -257,7 +267,7 @@ impl Lane {
     /// Nobody will queue any more. Who waits is still served.
     pub(super) fn end(&self) {
         self.lock().is_over = true;
-        self.arrived.notify_one();
+        self.news.notify_one();
         self.timed.notify_one();
     }
 
