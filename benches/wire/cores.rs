@@ -16,6 +16,8 @@ use crate::processes::Pid;
 #[derive(Debug)]
 pub struct Cores {
     of_workers: Vec<usize>,
+    /// Whether there is one call at a time.
+    is_lone: bool,
     /// Connections so far.
     connections: Cell<usize>,
 }
@@ -23,7 +25,7 @@ pub struct Cores {
 impl Cores {
     /// Binds each worker of `server`, which has had so many `connections`, to a core of its own, or nothing
     /// if there are not as many workers as cores.
-    pub fn bind(server: Pid, connections: usize) -> anyhow::Result<Option<Self>> {
+    pub fn bind(server: Pid, connections: usize, is_lone: bool) -> anyhow::Result<Option<Self>> {
         let free = sched_getaffinity(Thread::from_raw(0))?;
         let free = (0..CpuSet::count()).filter(|core| free.is_set(*core).unwrap_or(false));
         let free: Vec<usize> = free.collect();
@@ -43,29 +45,51 @@ impl Cores {
         }
         Ok(Some(Self {
             of_workers: free,
+            is_lone,
             connections: Cell::new(connections),
         }))
     }
 
-    /// The core of the worker that serves the next connection: they are dealt out in turn.
+    /// Where the caller of the next connection is to be: beside the worker that serves it, for they are
+    /// dealt out in turn.
     pub fn next(&self) -> usize {
         let connection = self.connections.replace(self.connections.get() + 1);
-        self.of_workers[connection % self.of_workers.len()]
+        if self.is_lone {
+            self.others(connection).next().unwrap_or(self.of_workers[0])
+        } else {
+            self.worker(connection)
+        }
     }
 
     /// The core of the worker that serves the last connection.
     pub fn last(&self) -> usize {
-        self.of_workers[(self.connections.get() - 1) % self.of_workers.len()]
+        self.worker(self.connections.get() - 1)
     }
 
-    /// Binds `redis` to another core than that of the next connection, if there is one. A lone caller waits
-    /// for each of them in turn, and it takes a quarter longer to wake one up elsewhere.
+    /// Where there is one call at a time, nobody is to share a core with whom he waits for. Binds `redis` to
+    /// another one than that of the worker that serves the next connection.
     pub fn set_apart(&self, redis: Pid) -> anyhow::Result<()> {
-        let core = self.of_workers[(self.connections.get() + 1) % self.of_workers.len()];
-        for (_, thread) in threads(redis)? {
-            bind(thread, core)?;
+        if !self.is_lone {
+            return Ok(());
+        }
+        if let Some(core) = self.others(self.connections.get()).last() {
+            for (_, thread) in threads(redis)? {
+                bind(thread, core)?;
+            }
         }
         Ok(())
+    }
+
+    fn worker(&self, connection: usize) -> usize {
+        self.of_workers[connection % self.of_workers.len()]
+    }
+
+    fn others(&self, connection: usize) -> impl Iterator<Item = usize> {
+        let own = self.worker(connection);
+        self.of_workers
+            .iter()
+            .copied()
+            .filter(move |core| *core != own)
     }
 }
 

@@ -201,7 +201,7 @@ impl Entrant {
                 Some(server) if !options.unbound => {
                     // Its threads are all there, and called what they will be, once each has answered.
                     load::idle(server.address, workers)?;
-                    Cores::bind(server.pid(), workers)?
+                    Cores::bind(server.pid(), workers, case.shape.streams == 1)?
                 }
                 _ => None,
             },
@@ -226,7 +226,7 @@ impl Entrant {
     fn measure(&mut self, time: Duration) -> anyhow::Result<Figures> {
         /// Every connection settles before it is measured.
         const SETTLING: Duration = Duration::from_millis(100);
-        if let (1, Some(cores), Some(redis)) = (self.case.shape.streams, &self.cores, self.redis) {
+        if let (Some(cores), Some(redis)) = (&self.cores, self.redis) {
             cores.set_apart(redis)?;
         }
         let callers = Callers::start(
