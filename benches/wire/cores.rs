@@ -51,7 +51,7 @@ impl Cores {
     }
 
     /// Where the caller of the next connection is to be: beside the worker that serves it, for they are
-    /// dealt out in turn.
+    /// dealt out in turn, or elsewhere if it is alone.
     pub fn next(&self) -> usize {
         let connection = self.connections.replace(self.connections.get() + 1);
         if self.is_lone {
