@@ -33,7 +33,7 @@ use crate::support::{
     ads::{Ads, snapshot},
     ask::{ask, connect, is_ok},
     certificates::{Authority, Pair, Secret},
-    eventually, free_port, http,
+    eventually, http,
     tollgate::{self, Builder, Tollgate},
     wait_until,
 };
@@ -162,22 +162,29 @@ async fn pushes_become_rules_and_are_acknowledged() {
 #[tokio::test]
 async fn without_a_good_push_grpc_is_not_served_and_health_is_bad() {
     let ads = Ads::start();
-    let [grpc, http, debug] = [free_port(), free_port(), free_port()];
+    // Nobody else listens at this address, so nobody takes a port before it is opened.
+    const HOST: &str = "127.7.7.7";
+    let probes = [(); 3].map(|()| TcpListener::bind((HOST, 0)).unwrap());
+    let [grpc, http, debug] = probes.map(|probe| probe.local_addr().unwrap());
     let builder = to(tollgate::bare(), &ads.address.to_string())
-        .args(["serve", "--log-format", "json", "--host", "127.0.0.1"])
-        .args(["--grpc-port", &grpc.to_string()])
-        .args(["--port", &http.to_string()])
-        .args(["--debug-port", &debug.to_string()]);
+        .args(["serve", "--log-format", "json"])
+        .args(["--grpc-host", HOST, "--grpc-port", &grpc.port().to_string()])
+        .args(["--host", HOST, "--port", &http.port().to_string()])
+        .args([
+            "--debug-host",
+            HOST,
+            "--debug-port",
+            &debug.port().to_string(),
+        ]);
     let starting = std::thread::spawn(move || builder.start());
-    let at = |port: u16| ([127, 0, 0, 1], port).into();
     ads.next();
-    let is_closed = || TcpStream::connect(("127.0.0.1", grpc)).is_err();
-    let health = || http::get(at(http), "/healthcheck").status;
+    let is_closed = || TcpStream::connect(grpc).is_err();
+    let health = || http::get(http, "/healthcheck").status;
     assert_eq!((health(), is_closed()), (500, true));
     ads.set(snapshot("bad", &[bad("d")]));
     ads.wait_for_refusal();
     assert_eq!((health(), is_closed()), (500, true));
-    let page = http::get(at(debug), "/metrics").body;
+    let page = http::get(debug, "/metrics").body;
     assert!(!page.contains(&format!("{REFUSED} 0")), "{page}");
     ads.set(snapshot("good", &[domain("d", 1)]));
     let server = starting.join().unwrap();
