@@ -148,8 +148,10 @@ pub(super) fn some_time(text: &str) -> Result<Duration, String> {
 }
 
 /// A duration as Go's `time.ParseDuration` reads it: `10ms`, `1h30m`, `1.5s`, `0`; no negative
-/// ones.
+/// ones, and none above 292 years. That much can be added to every moment there is.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
+    const LONGEST: Duration = Duration::from_nanos(i64::MAX.unsigned_abs());
+    let too_long = || format!("`{text}` is longer than 2562047h, the longest duration");
     let bad = || {
         format!(
             "`{text}` is no duration; write a number and ns, us, ms, s, m or h, such as 10ms or 1h30m"
@@ -182,9 +184,12 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
             _ => return Err(bad()),
         };
         let number: f64 = number.parse().map_err(|_| bad())?;
-        let part = Duration::try_from_secs_f64(number * unit_secs).map_err(|_| bad())?;
-        total = total.checked_add(part).ok_or_else(bad)?;
+        let part = Duration::try_from_secs_f64(number * unit_secs).map_err(|_| too_long())?;
+        total = total.saturating_add(part);
         rest = behind;
+    }
+    if total > LONGEST {
+        return Err(too_long());
     }
     Ok(total)
 }
@@ -209,9 +214,13 @@ mod tests {
             "1s5",
             "1..5s",
             "9999999999999999999999h",
+            "2562048h",
+            "10000000000000000000s",
         ] {
             assert!(duration(bad).is_err(), "{bad}");
         }
+        let longest = duration("2562047h47m").unwrap();
+        assert!(std::time::Instant::now().checked_add(longest).is_some());
     }
 
     #[test]

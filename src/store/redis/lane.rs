@@ -191,7 +191,7 @@ impl Lane {
         Some(())
     }
 
-    /// The node is gone or back: the batchers are to look at it.
+    /// The node is gone or back: who queues for one that is gone is answered, and the batchers are to look.
     pub(super) fn tell(&self) {
         if self.node.breaker.is_open() {
             // They may be waiting for answers of their own.
