@@ -17,9 +17,7 @@ use tokio_rustls::rustls::version::{TLS12, TLS13};
 use crate::support::{
     ask::{self, is_ok},
     certificates::{Authority, Pair, Secret, der},
-    eventually, finish,
-    tollgate::{self, Tollgate},
-    tool, wait_until,
+    eventually, finish, tollgate, tool,
 };
 
 const RULES: &str = "
@@ -268,24 +266,18 @@ async fn a_bad_pair_changes_nothing_and_the_log_names_the_file() {
     };
     let [certificate, key] = ["tls.crt", "tls.key"].map(|name| secret.at(name));
     secret.update(&mounted(&of_two));
-    wait_for_log(
-        &server,
-        &format!("{certificate} and {key}: certificate and key are no pair"),
-    );
+    server.log().with(&format!(
+        "{certificate} and {key}: certificate and key are no pair"
+    ));
     assert_eq!(shown().await, der(&good.certificate));
     secret.update(&[("tls.crt", &other.certificate)]);
-    wait_for_log(&server, &format!("{key}: cannot be read"));
+    server.log().with(&format!("{key}: cannot be read"));
     assert_eq!(shown().await, der(&good.certificate));
     secret.update(&mounted(&last));
     eventually("a good pair is taken", async || {
         shown().await == der(&last.certificate)
     })
     .await;
-}
-
-#[track_caller]
-fn wait_for_log(server: &Tollgate, text: &str) {
-    wait_until(text, || server.log().text().contains(text));
 }
 
 #[test]

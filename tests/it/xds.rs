@@ -272,7 +272,7 @@ async fn a_bad_push_is_refused_with_every_error_and_changes_nothing() {
     assert_eq!(lines.len(), expected.len(), "{lines:?}");
     for (line, expected) in lines.iter().zip(expected) {
         assert!(line.starts_with(expected), "{line}");
-        wait_until(expected, || server.log().text().contains(expected));
+        server.log().with(expected);
     }
     assert_eq!(rlconfig(&server), before);
     assert_eq!(
@@ -441,10 +441,7 @@ async fn a_control_plane_that_comes_back_is_found_soon() {
     assert!(took < Duration::from_secs(7), "{took:?}");
     assert_eq!(passing(&server, "a", "y").await, 2);
     assert_eq!(server.metric(UP), 1);
-    wait_until("the log says so", || {
-        server.log().text().contains(" is back")
-    });
-    let log = server.log().text();
+    let log = server.log().with(" is back");
     let away = log.matches(" is away: ").count();
     assert!(away <= 3, "once for each reason: {log}");
     assert_eq!(log.matches(" is back").count(), 1, "{log}");
@@ -678,12 +675,9 @@ async fn a_control_plane_that_refuses_calls_is_asked_again_after_the_set_interva
         .args(["--start-without-rules"])
         .env("CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL", "200ms")
         .start();
-    wait_until("the refusal is told", || {
-        server
-            .log()
-            .text()
-            .contains("it refuses the call with PermissionDenied: not you")
-    });
+    server
+        .log()
+        .with("it refuses the call with PermissionDenied: not you");
     ads.refuse_calls(None);
     ads.set(snapshot("1", &[domain("a", 1)]));
     ads.wait_for_ack("1");
@@ -722,12 +716,7 @@ async fn certificates_of_either_side_change_between_connections() {
     ads.set(snapshot("2", &[domain("a", 2)]));
     ads.wait_for_ack("2");
     ads.hang_up();
-    wait_until("the old authority is found to be wrong", || {
-        server
-            .log()
-            .text()
-            .contains("no TLS: invalid peer certificate")
-    });
+    server.log().with("no TLS: invalid peer certificate");
     client.update(&mounted(&ours, &ca));
     ads.set(snapshot("3", &[domain("a", 3)]));
     ads.wait_for_ack("3");
@@ -743,12 +732,7 @@ async fn the_name_of_the_control_plane_is_verified_and_can_be_another_one() {
     let server = with_tls(&ads, &secret)
         .args(["--start-without-rules"])
         .start();
-    wait_until("the name is found to be wrong", || {
-        server
-            .log()
-            .text()
-            .contains("no TLS: invalid peer certificate")
-    });
+    server.log().with("no TLS: invalid peer certificate");
     let _server = with_tls(&ads, &secret)
         .env("CONFIG_GRPC_XDS_SERVER_TLS_SAN", "envoy-gateway")
         .start();

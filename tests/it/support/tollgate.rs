@@ -43,6 +43,7 @@ impl Log {
 
     /// All lines, once `text` is among them: what a process has written was not read yet when another of
     /// its signs is seen.
+    #[track_caller]
     pub fn with(&self, text: &str) -> String {
         wait_until(text, || self.text().contains(text));
         self.text()
