@@ -31,7 +31,7 @@ use crate::{
         prometheus::Renderer,
         sample::{Sample, Value},
     },
-    store::{Store, memory::MemoryStore},
+    store::{Deadline, Store, memory::MemoryStore},
 };
 
 /// How long a client may take to send a body.
@@ -117,7 +117,7 @@ async fn answer_json<S: Store>(
     let Ok(message) = json::request(&body) else {
         return bad();
     };
-    let Ok(reply) = service.answer(&message).await else {
+    let Ok(reply) = service.answer(&message, Deadline::of_store()).await else {
         return bad();
     };
     let status = match reply.overall_code() {

@@ -17,8 +17,9 @@ use tonic::Status;
 use crate::{
     decision::Decision,
     limiter::{Limiter, NoDecision},
+    metrics::Recorder,
     request::Request,
-    store::Store,
+    store::{Deadline, Store, StoreError},
     traces::{Call, Tracer, Went},
     window::Timestamp,
 };
@@ -27,6 +28,7 @@ pub mod codec;
 pub mod json;
 pub mod proto;
 pub mod quick;
+mod timeout;
 pub mod unary;
 pub mod wire;
 
@@ -69,8 +71,8 @@ impl Clock {
         self.adjust(now())
     }
 
-    /// The time at `moment`, which is the present. It is a millisecond old at most, also after the
-    /// clock was set.
+    /// The time at `moment`, which is the present or was just now. It is a millisecond older at most, also
+    /// after the clock was set.
     fn at(&self, moment: Instant) -> Timestamp {
         let read = LAST_READ
             .get()
@@ -98,6 +100,8 @@ impl Clock {
 #[derive(Debug)]
 pub struct Noted {
     began: Instant,
+    /// How long after that an answer is of use to the caller, if it said so.
+    timeout: Option<Duration>,
     /// If it is traced.
     span: Option<Box<Call>>,
 }
@@ -111,8 +115,16 @@ impl<S: Store> Method for Service<S> {
         let header = |name: &str| headers.get(name)?.to_str().ok();
         Noted {
             began: arrived(),
+            timeout: timeout::timeout(headers),
             span: self.tracer.begin(header).map(Box::new),
         }
+    }
+
+    fn message_came(&self, noted: &mut Noted) {
+        let now = Instant::now();
+        let passed = now.saturating_duration_since(noted.began);
+        noted.timeout = noted.timeout.map(|timeout| timeout.saturating_sub(passed));
+        noted.began = now;
     }
 
     fn call_at_once(&self, noted: &Noted, message: &Bytes) -> Option<Result<Bytes, Status>> {
@@ -127,24 +139,60 @@ impl<S: Store> Method for Service<S> {
             .limiter
             .check_at_once(memory, &request, now, |decision| plain(decision))
             .map_err(status);
-        self.limiter.metrics.record_call(noted.began.elapsed());
+        self.record(noted.began.elapsed(), noted.timeout);
         Some(reply)
     }
 
     async fn call(&self, noted: Noted, message: Bytes) -> Result<Bytes, Status> {
-        let Noted { began, span } = noted;
-        let reply = match span {
-            None => self.answer_bytes(message, began).await,
-            Some(span) => Box::pin(self.answer_traced(*span, began, message)).await,
+        let Noted {
+            began,
+            timeout,
+            span,
+        } = noted;
+        let deadline = Deadline {
+            began,
+            timeout: timeout.map(timeout::for_decision),
         };
-        self.limiter.metrics.record_call(began.elapsed());
+        let in_vain = InVain(Some(&self.limiter.metrics));
+        let reply = match span {
+            None => self.answer_bytes(message, deadline).await,
+            Some(span) => Box::pin(self.answer_traced(*span, deadline, message)).await,
+        };
+        in_vain.is_over();
+        self.record(began.elapsed(), timeout);
         reply
     }
 }
 
+/// A call that waits. Its caller has given up if this is dropped before it is over: Envoy resets the stream
+/// when its timeout has passed.
+struct InVain<'a>(Option<&'a Recorder>);
+
+impl InVain<'_> {
+    fn is_over(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for InVain<'_> {
+    fn drop(&mut self) {
+        if let Some(metrics) = self.0 {
+            metrics.record_late_call();
+        }
+    }
+}
+
 impl<S: Store> Service<S> {
-    /// Answers one message, which came at `began`, with the reply as it is sent.
-    async fn answer_bytes(&self, message: Bytes, began: Instant) -> Result<Bytes, Status> {
+    /// A call was answered, which had `timeout`.
+    fn record(&self, took: Duration, timeout: Option<Duration>) {
+        if timeout.is_some_and(|timeout| took > timeout) {
+            self.limiter.metrics.record_late_call();
+        }
+        self.limiter.metrics.record_call(took);
+    }
+
+    /// Answers one message, with the reply as it is sent.
+    async fn answer_bytes(&self, message: Bytes, deadline: Deadline) -> Result<Bytes, Status> {
         let mut request = Request::default();
         if self.extras.is_none() && quick::read_into(&mut request, &message, self.bounds).is_some()
         {
@@ -156,12 +204,13 @@ impl<S: Store> Service<S> {
                 let reply = wire::response(mem::take(decision), &message, &self.extras);
                 Ok(encoded(&reply))
             };
-            let check = self.limiter.check(&request, self.clock.at(began), tell);
+            let now = self.clock.at(deadline.began);
+            let check = self.limiter.check(&request, now, deadline, tell);
             return check.await.map_err(status)?;
         }
         // Boxed, or every call would have room for what unusual ones need.
         let message = codec::decode(message.clone())?;
-        let reply = Box::pin(self.answer(&message)).await?;
+        let reply = Box::pin(self.answer(&message, deadline)).await?;
         Ok(encoded(&reply))
     }
 
@@ -169,15 +218,15 @@ impl<S: Store> Service<S> {
     async fn answer_traced(
         &self,
         span: Call,
-        began: Instant,
+        deadline: Deadline,
         message: Bytes,
     ) -> Result<Bytes, Status> {
         let began_nanos = nanos();
         let message: RateLimitRequest = codec::decode(message)?;
-        let reply = self.answer(&message).await;
+        let reply = self.answer(&message, deadline).await;
         span.end(Went {
             began_nanos,
-            took: began.elapsed(),
+            took: deadline.began.elapsed(),
             domain: message.domain,
             descriptors: message.descriptors.len(),
             answer: match &reply {
@@ -192,16 +241,21 @@ impl<S: Store> Service<S> {
     ///
     /// # Errors
     ///
-    /// INVALID_ARGUMENT if it asks nothing that can be answered, UNAVAILABLE if there is no
-    /// decision.
-    pub async fn answer(&self, message: &RateLimitRequest) -> Result<RateLimitResponse, Status> {
+    /// INVALID_ARGUMENT if it asks nothing that can be answered, RESOURCE_EXHAUSTED if too many others
+    /// wait, UNAVAILABLE if there is no decision for another reason.
+    pub async fn answer(
+        &self,
+        message: &RateLimitRequest,
+        deadline: Deadline,
+    ) -> Result<RateLimitResponse, Status> {
         let request = wire::request(message, self.bounds).map_err(|error| {
             self.limiter.metrics.record_bad_request();
             Status::invalid_argument(error.to_string())
         })?;
         let tell =
             |decision: &mut Decision| wire::response(mem::take(decision), message, &self.extras);
-        let check = self.limiter.check(&request, self.clock.now(), tell);
+        let now = self.clock.now();
+        let check = self.limiter.check(&request, now, deadline, tell);
         check.await.map_err(status)
     }
 }
@@ -218,9 +272,12 @@ fn encoded(reply: &RateLimitResponse) -> Bytes {
 }
 
 /// Envoy's `failure_mode_deny` decides what becomes of a request without a decision; all codes
-/// are alike to it.
+/// are alike to it. To operators they are not: too much work is another matter than a lost store.
 fn status(error: NoDecision) -> Status {
-    Status::unavailable(error.to_string())
+    match error {
+        NoDecision::Store(StoreError::Overloaded) => Status::resource_exhausted(error.to_string()),
+        NoDecision::NoRules | NoDecision::Store(_) => Status::unavailable(error.to_string()),
+    }
 }
 
 /// Reads the clock of this machine.

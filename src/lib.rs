@@ -10,6 +10,7 @@
 // 0: words
 pub mod calendar;
 pub mod causes;
+pub mod histogram;
 pub mod lent;
 pub mod limit;
 pub mod metadata;

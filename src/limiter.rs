@@ -20,7 +20,7 @@ use crate::{
     metrics::{Metrics, Recorder, RuleMeters},
     plan::Plan,
     request::Request,
-    store::{Store, StoreError, memory::MemoryStore},
+    store::{Deadline, Store, StoreError, memory::MemoryStore},
     window::Timestamp,
 };
 
@@ -146,6 +146,7 @@ impl<S: Store> Limiter<S> {
         &self,
         request: &Request<'_>,
         now: Timestamp,
+        deadline: Deadline,
         tell: impl FnOnce(&mut Decision) -> R,
     ) -> Result<R, NoDecision> {
         // The same ones, however long the store takes.
@@ -155,8 +156,10 @@ impl<S: Store> Limiter<S> {
         plan.fill(&rules.matcher, request, self.modes, now);
         let mut counts = Lent::<CountList>::default();
         if !plan.batch.is_empty() {
-            let added = self.store.add_into(&mut counts, &plan.batch, now).await;
-            added.inspect_err(|_| self.metrics.record_store_failure())?;
+            let store = &self.store;
+            let added = store.add_into(&mut counts, &plan.batch, now, deadline);
+            let added = added.await;
+            added.inspect_err(|error| self.metrics.record_store_failure(*error))?;
         }
         Ok(self.conclude(rules, request, &plan, &counts, now, tell))
     }
@@ -179,7 +182,7 @@ impl<S: Store> Limiter<S> {
         plan.fill(&rules.matcher, request, self.modes, now);
         let mut counts = CountList::new();
         let counted = memory.apply_into(&mut counts, &plan.batch, now);
-        counted.inspect_err(|_| self.metrics.record_store_failure())?;
+        counted.inspect_err(|error| self.metrics.record_store_failure(*error))?;
         Ok(self.conclude(rules, request, &plan, &counts, now, tell))
     }
 

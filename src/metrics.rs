@@ -19,7 +19,7 @@ use crate::{
     limit::{NearRatio, Rule},
     plan::{Counted, Outcome, Plan},
     request::Request,
-    store::{memory::MemoryStore, on_loss, over_limit_cache, redis},
+    store::{StoreError, memory::MemoryStore, on_loss, over_limit_cache, redis},
     traces,
 };
 
@@ -81,6 +81,7 @@ struct Core {
     bad_requests: AtomicU64,
     store_failures: AtomicU64,
     calls: AtomicU64,
+    late_calls: AtomicU64,
     global_shadow_mode: AtomicU64,
     response_time: Timer,
 }
@@ -194,6 +195,12 @@ impl Metrics {
         add(loads, 1);
     }
 
+    /// Times in which this process did not run although somebody waited for Redis.
+    pub fn own_pauses(&self) -> redis::Pauses {
+        let per_second = self.redis_per_second.lateness.pauses();
+        self.redis.lateness.pauses().and(per_second)
+    }
+
     /// The sum over all cores.
     fn sum(&self, pick: impl Fn(&Core) -> &AtomicU64) -> u64 {
         self.cores.iter().map(|core| get(pick(core))).sum()
@@ -261,6 +268,10 @@ impl Metrics {
             "tollgate.decisions_total.over_limit",
             self.sum(|core| &core.decisions_over_limit),
         );
+        list.counter(
+            "tollgate.late_calls_total",
+            self.sum(|core| &core.late_calls),
+        );
         let Authorities { replaced, refused } = &self.authorities;
         list.counter("tollgate.authorities_replaced_total", get(replaced));
         list.counter("tollgate.authorities_refused_total", get(refused));
@@ -313,7 +324,24 @@ impl Metrics {
             both(|meters| &meters.failures),
         );
 
+        let mut lateness = self.redis.lateness.values();
+        lateness.absorb(&self.redis_per_second.lateness.values());
+        list.push(
+            "tollgate.timer_lateness".to_owned(),
+            Value::Timer(Box::new(lateness)),
+        );
+        let pauses = self.own_pauses();
+        let millis = u64::try_from(pauses.total.as_millis()).unwrap_or(u64::MAX);
+        list.counter("tollgate.own_pauses_total", pauses.count);
+        list.counter("tollgate.own_pauses_ms_total", millis);
+
         let loss = &self.loss;
+        for (cause, count) in loss.causes() {
+            list.counter(
+                format!("tollgate.decisions_without_store_total.{cause}"),
+                count,
+            );
+        }
         list.gauge("tollgate.stores_lost", get(&loss.lost));
         list.gauge("tollgate.replicas", loss.replicas.load(Relaxed).into());
         list.counter("tollgate.degraded_total", get(&loss.degraded));
@@ -404,8 +432,17 @@ impl Recorder {
         add_alone(&self.core().bad_requests, 1);
     }
 
-    pub fn record_store_failure(&self) {
+    /// A request that has no answer for want of counts.
+    pub fn record_store_failure(&self, error: StoreError) {
         add_alone(&self.core().store_failures, 1);
+        if error == StoreError::Full {
+            self.metrics.loss.record(error);
+        }
+    }
+
+    /// A call that was answered after its caller's time was over, or whose caller has given up.
+    pub fn record_late_call(&self) {
+        add_alone(&self.core().late_calls, 1);
     }
 }
 
@@ -420,6 +457,7 @@ impl Metrics {
                 let name = sanitize(&node.name).replace('.', "_");
                 let gauges = [
                     ("is_open", u64::from(node.trouble.is_some())),
+                    ("is_suspected", u64::from(node.is_suspected)),
                     ("queued", node.queued),
                     ("in_flight", node.in_flight),
                     ("clock_ahead_ms", node.skew_millis.max(0).unsigned_abs()),
@@ -430,6 +468,8 @@ impl Metrics {
                 }
                 let counters = [
                     ("times_opened_total", node.times_opened),
+                    ("suspicions_total", node.suspicions),
+                    ("stalls_total", node.stalls),
                     ("batches_total", node.batches),
                     ("failures_total", node.failures),
                     ("refusals_total", node.refusals),

@@ -30,6 +30,7 @@ mod authority;
 mod bare;
 mod http;
 mod ports;
+mod quota;
 mod tls;
 mod worker;
 
@@ -231,8 +232,12 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
         let sink = statsd::Sink::new(sink);
         tasks.spawn(async move { match sink.run(|| statistics.samples()).await {} });
     }
+    if backend.servers().next().is_some() {
+        let metrics = metrics.clone();
+        tasks.spawn(quota::watch(move || metrics.own_pauses().total));
+    }
     for servers in backend.servers() {
-        let guide = servers.guide(settings.redis.redis_timeout);
+        let guide = servers.guide(&settings.redis.options());
         tasks.spawn(async move { match guide.run().await {} });
     }
     let (json_service, batchers, returns) = service(worker_count(settings));
@@ -256,7 +261,7 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
         tasks.spawn(async move { match returning.await {} });
     }
     let max_body_bytes = settings.bounds.max_message_bytes;
-    let components = backend.components(&rules);
+    let components = backend.components(&rules, &metrics);
     let http = admin::http(
         health.http.clone(),
         components,
@@ -471,14 +476,7 @@ impl Backend {
             }
             Self::Redis { all, per_second } => (all, per_second),
         };
-        let options = redis::Options {
-            key_prefix: settings.redis.key_prefix.clone(),
-            deadline: settings.redis.redis_timeout,
-            connections: settings.redis.redis_connections,
-            max_waiting: settings.redis.redis_max_waiting,
-            jitter_secs: settings.redis.expiration_jitter.max(0).unsigned_abs(),
-            clock: settings.redis.clock.into(),
-        };
+        let options = settings.redis.options();
         let (mut batchers, mut returns) = (Vec::new(), Vec::new());
         let mut store = |backend: &RedisBackend| {
             let (store, more) = RedisStore::new(&backend.servers, &options);
@@ -526,8 +524,8 @@ impl Backend {
     }
 
     /// What `/healthcheck?verbose` says of rules and stores, a line each.
-    fn components(&self, rules: &Rules) -> admin::Components {
-        let rules = rules.clone();
+    fn components(&self, rules: &Rules, metrics: &Arc<Metrics>) -> admin::Components {
+        let (rules, metrics) = (rules.clone(), metrics.clone());
         let stores: Vec<_> = ["redis", "redis per second"]
             .into_iter()
             .zip(self.servers().cloned())
@@ -542,6 +540,10 @@ impl Backend {
                 ("rules".to_owned(), loaded),
                 ("store".to_owned(), name.to_owned()),
             ];
+            if !stores.is_empty() {
+                let pauses = metrics.own_pauses();
+                lines.push(("own pauses".to_owned(), pauses.to_string()));
+            }
             for (name, servers) in &stores {
                 let report = servers.report().into_iter();
                 lines.extend(report.map(|(who, how)| (format!("{name} {who}"), how)));

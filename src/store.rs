@@ -1,6 +1,10 @@
 //! Where counters live: the [`Store`] trait, its two implementations, and stores around stores.
 
-use std::{future::Future, sync::Arc};
+use std::{
+    future::Future,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use crate::{
     counter::{Batch, CountList},
@@ -23,7 +27,8 @@ use self::{
 /// Counts hits. All that the limiter asks of a backend.
 pub trait Store: Send + Sync + 'static {
     /// Applies the batch in one round trip at most and puts the count after each increment into the
-    /// empty `counts`, in order. A look returns the count as it is; giving back stops at zero.
+    /// empty `counts`, in order. A look returns the count as it is; giving back stops at zero. No caller
+    /// waits for longer than its `deadline` and the store's own.
     ///
     /// # Errors
     ///
@@ -34,9 +39,11 @@ pub trait Store: Send + Sync + 'static {
         counts: &mut CountList,
         batch: &Batch,
         now: Timestamp,
+        deadline: Deadline,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// The same, into a list of its own: for those who are not in a hurry, for lists are large to move.
+    /// Adds the batch for nobody in particular: it may take as long as the store allows. The counts come in
+    /// a list of its own, which is large to move.
     ///
     /// # Errors
     ///
@@ -48,7 +55,8 @@ pub trait Store: Send + Sync + 'static {
     ) -> impl Future<Output = Result<CountList, StoreError>> + Send {
         async move {
             let mut counts = CountList::new();
-            self.add_into(&mut counts, batch, now).await?;
+            let deadline = Deadline::of_store();
+            self.add_into(&mut counts, batch, now, deadline).await?;
             Ok(counts)
         }
     }
@@ -61,6 +69,30 @@ pub trait Store: Send + Sync + 'static {
     /// Whether there is hope of an answer for every key, without asking anybody.
     fn is_well(&self) -> bool {
         true
+    }
+}
+
+/// How long the caller of one request waits for its decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deadline {
+    /// When the request came.
+    pub began: Instant,
+    /// How long after that a decision is of use; nothing if the caller did not say.
+    pub timeout: Option<Duration>,
+}
+
+impl Deadline {
+    /// The store's own deadline from now on.
+    pub fn of_store() -> Self {
+        Self {
+            began: Instant::now(),
+            timeout: None,
+        }
+    }
+
+    /// When the wait ends in a store that lets nobody wait for longer than `longest`.
+    pub fn ends(&self, longest: Duration) -> Instant {
+        self.began + self.timeout.map_or(longest, |timeout| timeout.min(longest))
     }
 }
 
@@ -86,8 +118,9 @@ impl<S: Store> Store for Arc<S> {
         counts: &mut CountList,
         batch: &Batch,
         now: Timestamp,
+        deadline: Deadline,
     ) -> impl Future<Output = Result<(), StoreError>> + Send {
-        (**self).add_into(counts, batch, now)
+        (**self).add_into(counts, batch, now, deadline)
     }
 
     fn as_memory(&self) -> Option<&MemoryStore> {
@@ -108,10 +141,11 @@ impl Store for AnyStore {
         counts: &mut CountList,
         batch: &Batch,
         now: Timestamp,
+        deadline: Deadline,
     ) -> Result<(), StoreError> {
         match self {
-            Self::Memory(store) => store.add_into(counts, batch, now).await,
-            Self::Redis(store) => store.add_into(counts, batch, now).await,
+            Self::Memory(store) => store.add_into(counts, batch, now, deadline).await,
+            Self::Redis(store) => store.add_into(counts, batch, now, deadline).await,
         }
     }
 

@@ -260,6 +260,8 @@ impl Method for Bare {
 
     fn note(&self, _headers: &HeaderMap) {}
 
+    fn message_came(&self, (): &mut ()) {}
+
     fn call_at_once(&self, (): &(), message: &Bytes) -> Option<Result<Bytes, Status>> {
         Some(framed_ok(message))
     }

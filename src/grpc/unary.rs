@@ -42,6 +42,9 @@ pub trait Method: Send + Sync + 'static {
     /// Called when a call has come.
     fn note(&self, headers: &HeaderMap) -> Self::Noted;
 
+    /// Called when the message of a call has come that was not there with it.
+    fn message_came(&self, noted: &mut Self::Noted);
+
     /// Answers `message` as [`Self::call`] does, unless that has to wait or is better done in its
     /// own time.
     fn call_at_once(&self, noted: &Self::Noted, message: &Bytes) -> Option<Result<Bytes, Status>>;
@@ -142,7 +145,7 @@ impl<M: Method> Door<M> {
                 .insert(GRPC_ACCEPT_ENCODING, IDENTITY);
             return Call::Waiting(Box::pin(async { Ok(response) }));
         }
-        let noted = self.method.note(request.headers());
+        let mut noted = self.method.note(request.headers());
         let mut body = request.into_body();
         let max_bytes = self.max_message_bytes;
         let heard = heard(&mut body, max_bytes);
@@ -161,10 +164,13 @@ impl<M: Method> Door<M> {
                 let method = method.clone();
                 Call::Waiting(Box::pin(async move {
                     let answer = match message(first, &mut body, max_bytes).await {
-                        Ok(message) => match method.call_at_once(&noted, &message) {
-                            Some(answer) => answer,
-                            None => method.call(noted, message).await,
-                        },
+                        Ok(message) => {
+                            method.message_came(&mut noted);
+                            match method.call_at_once(&noted, &message) {
+                                Some(answer) => answer,
+                                None => method.call(noted, message).await,
+                            }
+                        }
                         Err(status) => Err(status),
                     };
                     Ok(response(answer))

@@ -116,9 +116,17 @@ pub struct Redis {
     )]
     pub expiration_jitter: i64,
 
-    /// Longest that a decision waits for Redis; keep it below Envoy's timeout, which is 20ms
-    #[arg(long, env = "TOLLGATE_REDIS_TIMEOUT", default_value = "10ms", value_parser = some_time, value_name = "DURATION")]
+    /// Longest that a decision waits for Redis; never longer than nine tenths of the time that its
+    /// caller gives it (grpc-timeout, 20ms from Envoy unless it is configured otherwise)
+    #[arg(long, env = "TOLLGATE_REDIS_TIMEOUT", default_value = "100ms", value_parser = some_time, value_name = "DURATION")]
     pub redis_timeout: Duration,
+
+    /// How long a server of Redis may be silent until no decision waits for it any more and only a
+    /// probe asks it; time in which tollgate itself was stopped or held back does not count. A server
+    /// that usually takes long has at least four times that [default: 200ms, or --redis-timeout if
+    /// that is longer]
+    #[arg(long, env = "TOLLGATE_REDIS_LOST_AFTER", value_parser = some_time, value_name = "DURATION")]
+    pub redis_lost_after: Option<Duration>,
 
     /// Connections of each worker to each server; one makes the largest batches
     #[arg(long, env = "TOLLGATE_REDIS_CONNECTIONS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64), value_name = "N")]
@@ -192,7 +200,24 @@ impl RedisTls {
     }
 }
 
+/// How long a Redis on a LAN may be silent: a retransmitted segment takes that long on Linux (TCP_RTO_MIN).
+const LOST_AFTER: Duration = Duration::from_millis(200);
+
 impl Redis {
+    /// How to talk to Redis.
+    pub fn options(&self) -> redis::Options {
+        let longest = LOST_AFTER.max(self.redis_timeout);
+        redis::Options {
+            key_prefix: self.key_prefix.clone(),
+            deadline: self.redis_timeout,
+            lose_after: self.redis_lost_after.unwrap_or(longest),
+            connections: self.redis_connections,
+            max_waiting: self.redis_max_waiting,
+            jitter_secs: self.expiration_jitter.max(0).unsigned_abs(),
+            clock: self.clock.into(),
+        }
+    }
+
     /// The address of Redis, or nothing if counters are to be held in memory: that is so only if
     /// nothing at all was said about a backend.
     pub fn address(&self) -> Option<redis::Address> {

@@ -14,7 +14,7 @@ use std::{
 use foldhash::quality::RandomState;
 use smallvec::SmallVec;
 
-use super::{Store, StoreError};
+use super::{Deadline, Store, StoreError};
 use crate::{
     counter::{Batch, Charge, Count, CountList, Increment, Method, Terms},
     meter::Meter,
@@ -517,6 +517,7 @@ impl Store for MemoryStore {
         counts: &mut CountList,
         batch: &Batch,
         now: Timestamp,
+        _deadline: Deadline,
     ) -> impl Future<Output = Result<(), StoreError>> + Send {
         future::ready(self.apply_into(counts, batch, now))
     }

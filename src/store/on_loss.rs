@@ -22,7 +22,7 @@ use std::{
 
 use tokio::sync::Notify;
 
-use super::{Store, StoreError, memory::MemoryStore};
+use super::{Deadline, Store, StoreError, memory::MemoryStore};
 use crate::{
     counter::{Batch, Charge, Count, CountList, Ends, Increment, Method, Terms},
     limit::OnStoreLoss,
@@ -63,10 +63,37 @@ pub struct Meters {
     pub lost: AtomicU64,
     /// Requests that were answered without the store.
     pub degraded: AtomicU64,
+    /// Requests that the store did not answer, with an error or without, by [`CAUSES`].
+    causes: [AtomicU64; CAUSES.len()],
     /// Hits that were counted locally and added to the store afterwards.
     pub handed_back: AtomicU64,
     /// Hits that were counted locally and could not be added afterwards.
     pub forgotten: AtomicU64,
+}
+
+/// Why a store does not answer a request, and what statistics call it.
+const CAUSES: [(StoreError, &str); 5] = [
+    (StoreError::Timeout, "timeout"),
+    (StoreError::Unreachable, "unreachable"),
+    (StoreError::Refused, "refused"),
+    (StoreError::Overloaded, "overloaded"),
+    (StoreError::Full, "full"),
+];
+
+impl Meters {
+    /// A request that the store did not answer.
+    pub fn record(&self, error: StoreError) {
+        let known = CAUSES.iter().zip(&self.causes);
+        for (_, count) in known.filter(|((cause, _), _)| *cause == error) {
+            count.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// How many requests the store did not answer, by cause.
+    pub fn causes(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let counts = self.causes.iter().map(|count| count.load(Relaxed));
+        CAUSES.iter().map(|(_, name)| *name).zip(counts)
+    }
 }
 
 /// What one loss comes to. Bounded: a counter that finds no room is judged by what was known of it
@@ -241,9 +268,14 @@ impl Loss {
         self.meters.replicas.load(Relaxed).max(1)
     }
 
+    /// One request had no answer in time, which may have counted.
+    fn missed(&self, now: Timestamp) {
+        self.failed_at.store(now.millis(), Relaxed);
+    }
+
     /// Says once that the store is gone.
     fn failed(&self, error: StoreError, now: Timestamp) {
-        self.failed_at.store(now.millis(), Relaxed);
+        self.missed(now);
         if self.is_lost() || self.is_lost.swap(true, Relaxed) {
             return;
         }
@@ -480,16 +512,21 @@ impl<S: Store> Store for OnLoss<S> {
         counts: &mut CountList,
         batch: &Batch,
         now: Timestamp,
+        deadline: Deadline,
     ) -> Result<(), StoreError> {
-        match self.store.add_into(counts, batch, now).await {
+        match self.store.add_into(counts, batch, now, deadline).await {
             Ok(()) => {
                 self.remember(batch, counts, now);
                 Ok(())
             }
             Err(error) => {
-                // A queue that is full is no loss: others are answered at the same time.
-                if error != StoreError::Overloaded {
-                    self.loss.failed(error, now);
+                self.loss.meters.record(error);
+                // A queue that is full is no loss, nor is one late answer: others are answered at the
+                // same time.
+                match error {
+                    StoreError::Overloaded => {}
+                    StoreError::Timeout => self.loss.missed(now),
+                    _ => self.loss.failed(error, now),
                 }
                 *counts = self.instead(batch, now, error)?;
                 Ok(())

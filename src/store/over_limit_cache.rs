@@ -18,7 +18,7 @@ use std::{
 use foldhash::quality::RandomState;
 use smallvec::SmallVec;
 
-use super::{Store, StoreError};
+use super::{Deadline, Store, StoreError};
 use crate::{
     counter::{Batch, Charge, Count, CountList, Ends, Increment, Method, Terms},
     request::Hits,
@@ -146,16 +146,18 @@ impl<S: Store> Store for OverLimitCache<S> {
         counts: &mut CountList,
         batch: &Batch,
         now: Timestamp,
+        deadline: Deadline,
     ) -> Result<(), StoreError> {
         let Some(entries) = &self.entries else {
-            return self.store.add_into(counts, batch, now).await;
+            return self.store.add_into(counts, batch, now, deadline).await;
         };
         match self.look_up(entries, counts, batch, now) {
             Known::All => Ok(()),
-            Known::None => self.ask(entries, counts, batch, now).await,
+            Known::None => self.ask(entries, counts, batch, now, deadline).await,
             Known::Some(known) => {
                 // Boxed, for the way of all others is to stay small.
-                *counts = Box::pin(self.add_the_rest(entries, batch, known, now)).await?;
+                let rest = self.add_the_rest(entries, batch, known, now, deadline);
+                *counts = Box::pin(rest).await?;
                 Ok(())
             }
         }
@@ -170,11 +172,12 @@ impl<S: Store> OverLimitCache<S> {
         batch: &Batch,
         known: Vec<Option<Count>>,
         now: Timestamp,
+        deadline: Deadline,
     ) -> Result<CountList, StoreError> {
         let Asked { asked, mut counts } = Asked::new(batch, known);
         if !asked.is_empty() {
             let mut told = CountList::new();
-            self.ask(entries, &mut told, &asked, now).await?;
+            self.ask(entries, &mut told, &asked, now, deadline).await?;
             let missing = counts.iter_mut().zip(batch.iter());
             let missing = missing.filter(|(count, _)| count.is_none());
             for (((count, increment), asked), told) in missing.zip(asked.iter()).zip(told) {
@@ -197,8 +200,9 @@ impl<S: Store> OverLimitCache<S> {
         counts: &mut CountList,
         batch: &Batch,
         now: Timestamp,
+        deadline: Deadline,
     ) -> Result<(), StoreError> {
-        let told = self.store.add_into(counts, batch, now).await;
+        let told = self.store.add_into(counts, batch, now, deadline).await;
         match told {
             Ok(()) => self.remember(entries, batch, counts, now),
             Err(_) => {
@@ -614,9 +618,10 @@ mod tests {
             counts: &mut CountList,
             batch: &Batch,
             now: Timestamp,
+            deadline: Deadline,
         ) -> Result<(), StoreError> {
             self.times.fetch_add(1, Relaxed);
-            self.store.add_into(counts, batch, now).await
+            self.store.add_into(counts, batch, now, deadline).await
         }
     }
 

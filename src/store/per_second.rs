@@ -1,7 +1,7 @@
 //! Limits per second in a store of their own: they make most of the load, and losing them costs
 //! least.
 
-use super::{Store, StoreError, split::Split};
+use super::{Deadline, Store, StoreError, split::Split};
 use crate::{
     counter::{Batch, CountList},
     window::Timestamp,
@@ -22,14 +22,15 @@ impl<S: Store> Store for PerSecond<S> {
         counts: &mut CountList,
         batch: &Batch,
         now: Timestamp,
+        deadline: Deadline,
     ) -> Result<(), StoreError> {
         match &self.per_second {
             // Boxed, for the way of all others is to stay small.
             Some(per_second) if !batch.is_empty() => {
-                *counts = Box::pin(self.add_to_both(per_second, batch, now)).await?;
+                *counts = Box::pin(self.add_to_both(per_second, batch, now, deadline)).await?;
                 Ok(())
             }
-            _ => self.store.add_into(counts, batch, now).await,
+            _ => self.store.add_into(counts, batch, now, deadline).await,
         }
     }
 }
@@ -40,26 +41,41 @@ impl<S: Store> PerSecond<S> {
         per_second: &S,
         batch: &Batch,
         now: Timestamp,
+        deadline: Deadline,
     ) -> Result<CountList, StoreError> {
         let split = Split::new(batch, |increment| usize::from(increment.is_per_second));
         match split.only() {
-            Some(0) => return self.store.add(batch, now).await,
-            Some(_) => return per_second.add(batch, now).await,
+            Some(0) => return add(&self.store, batch, now, deadline).await,
+            Some(_) => return add(per_second, batch, now, deadline).await,
             None => {}
         }
-        let both = async |parts: &[Batch]| {
+        let both = async |parts: &[Batch], deadline| {
             let (long, short) = (&parts[0], &parts[1]);
-            tokio::join!(self.store.add(long, now), per_second.add(short, now))
+            tokio::join!(
+                add(&self.store, long, now, deadline),
+                add(per_second, short, now, deadline)
+            )
         };
-        let (long, short) = both(split.parts()).await;
+        let (long, short) = both(split.parts(), deadline).await;
         let counts = split.merge(vec![long?, short?]);
         let mut counts = counts.ok_or(StoreError::Refused)?;
         if let Some(back) = split.overcharged(batch, &mut counts) {
             // The decision stands, whether they take it back or not.
-            let _ = both(&back).await;
+            let _ = both(&back, Deadline::of_store()).await;
         }
         Ok(counts)
     }
+}
+
+async fn add<S: Store>(
+    store: &S,
+    batch: &Batch,
+    now: Timestamp,
+    deadline: Deadline,
+) -> Result<CountList, StoreError> {
+    let mut counts = CountList::new();
+    store.add_into(&mut counts, batch, now, deadline).await?;
+    Ok(counts)
 }
 
 #[cfg(test)]

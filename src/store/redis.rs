@@ -8,8 +8,8 @@
 //!
 //! ```text
 //! RedisStore ──parts──▶ Lane ──Batcher──▶ Connection     each worker, each node
-//!      ▲                  ▲
-//!     Map ◀──Guide──▶ Breaker ◀──Probe                   once for the process
+//!      ▲                  ▲        │suspects
+//!     Map ◀──Guide──▶ Breaker ◀──Probe──Detector         once for the process
 //! ```
 
 use std::{
@@ -28,7 +28,7 @@ use tokio::{
     task::JoinSet,
 };
 
-use super::{Store, StoreError};
+use super::{Deadline, Store, StoreError};
 use crate::{
     counter::{Batch, Count, CountList},
     window::Timestamp,
@@ -41,6 +41,7 @@ mod breaker;
 mod clock;
 mod cluster;
 mod connection;
+mod detector;
 mod guide;
 mod lane;
 mod link;
@@ -50,6 +51,7 @@ mod packed;
 mod pipeline;
 mod probe;
 mod redirect;
+mod running;
 mod seats;
 mod sentinel;
 mod slot;
@@ -59,23 +61,27 @@ mod trouble;
 pub use address::{Address, BadUrl, Kind, Secret, Tls};
 pub use guide::Guide;
 pub use node::NodeReport;
+pub use running::{Lateness, Pauses};
 pub use trouble::Trouble;
 
 use address::{Place, Whereabouts};
-use batcher::Batcher;
+use batcher::{Batcher, Role};
 use cluster::Part;
 use connection::Connector;
 use lane::{Answer, Lane, Places};
 use map::Map;
 use node::Node;
+use probe::Patience;
 
 /// How the store talks to Redis.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// What every key begins with.
     pub key_prefix: String,
-    /// The longest a decision waits; also the longest a batch may be on its way.
+    /// The longest a decision waits. A connection whose batch takes longer is given up.
     pub deadline: Duration,
+    /// How long a server may be silent until nobody is to wait for it any more.
+    pub lose_after: Duration,
     /// Connections of each worker to each node. More than one make smaller batches.
     pub connections: u32,
     /// Keys end up to this much later than their window, spread evenly; 0 for none.
@@ -183,9 +189,13 @@ impl Servers {
         Ok(Self(Arc::new(shared)))
     }
 
-    /// The task that has to run once for all workers, whose decisions wait as long as `deadline`.
-    pub fn guide(&self, deadline: Duration) -> Guide {
-        Guide::new(self.clone(), deadline)
+    /// The task that has to run once for all workers, who speak to the servers as `options` say.
+    pub fn guide(&self, options: &Options) -> Guide {
+        let patience = Patience {
+            deadline: options.deadline,
+            lose_after: options.lose_after,
+        };
+        Guide::new(self.clone(), patience)
     }
 
     /// Whether every node is well. Bad until each has been asked.
@@ -212,7 +222,11 @@ impl Servers {
         }
         for node in &self.map().nodes {
             let trouble = node.breaker.trouble();
-            let text = trouble.map_or_else(|| "ok".to_owned(), |trouble| trouble.to_string());
+            let text = match trouble {
+                Some(trouble) => trouble.to_string(),
+                None if node.is_suspected() => "suspected: takes longer than usual".to_owned(),
+                None => "ok".to_owned(),
+            };
             lines.push((node.to_string(), text));
         }
         lines
@@ -314,13 +328,20 @@ impl RedisStore {
     }
 
     /// Queues what has one node to go to, for the task of `waker`.
-    fn push(&self, batch: &Batch, now: Timestamp, waker: &Waker) -> Result<Pushed, StoreError> {
+    fn push(
+        &self,
+        batch: &Batch,
+        now: Timestamp,
+        deadline: Deadline,
+        waker: &Waker,
+    ) -> Result<Pushed, StoreError> {
         let view = lock(&self.view);
         if view.map.is_cluster() {
             return Ok(Pushed::Not(view.clone()));
         }
         let lane = view.lanes.first().ok_or(StoreError::Unreachable)?;
-        lane.push(batch, now, Some(waker)).map(Pushed::Whole)
+        lane.push(batch, now, deadline, Some(waker))
+            .map(Pushed::Whole)
     }
 
     /// Adds one part for each node.
@@ -329,12 +350,13 @@ impl RedisStore {
         key_prefix: &[u8],
         batch: &Batch,
         now: Timestamp,
+        deadline: Deadline,
     ) -> Result<CountList, StoreError> {
         let parts = cluster::parts(&view.map, key_prefix, batch)?;
-        let mut counts = Self::add_parts(&view, &parts, batch.len(), now).await?;
+        let mut counts = Self::add_parts(&view, &parts, batch.len(), now, deadline).await?;
         if let Some(back) = cluster::overcharged(&parts, batch, &mut counts) {
             // The decision stands, whether they take it back or not.
-            let _ = Self::add_parts(&view, &back, 0, now).await;
+            let _ = Self::add_parts(&view, &back, 0, now, Deadline::of_store()).await;
         }
         Ok(counts)
     }
@@ -345,6 +367,7 @@ impl RedisStore {
         parts: &[Part],
         increments: usize,
         now: Timestamp,
+        deadline: Deadline,
     ) -> Result<CountList, StoreError> {
         // If one of them cannot be counted, nothing is.
         for part in parts {
@@ -352,7 +375,7 @@ impl RedisStore {
         }
         let mut answers = Vec::with_capacity(parts.len());
         for part in parts {
-            answers.push(view.lanes[part.node].push(&part.batch, now, None)?);
+            answers.push(view.lanes[part.node].push(&part.batch, now, deadline, None)?);
         }
         // All are on their way; who is waited for first does not matter.
         let mut counts = CountList::from_elem(Count::from(0), increments);
@@ -373,17 +396,19 @@ impl Store for RedisStore {
         counts: &mut CountList,
         batch: &Batch,
         now: Timestamp,
+        deadline: Deadline,
     ) -> Result<(), StoreError> {
         if batch.is_empty() {
             return Ok(());
         }
-        let pushed = poll_fn(|context| Poll::Ready(self.push(batch, now, context.waker())));
+        let pushed =
+            poll_fn(|context| Poll::Ready(self.push(batch, now, deadline, context.waker())));
         match pushed.await? {
             Pushed::Whole(answer) => answer.fetch(counts).await,
             Pushed::Not(view) => {
                 // Boxed, for the way of all others is to stay small.
-                *counts =
-                    Box::pin(Self::add_to_cluster(view, &self.key_prefix, batch, now)).await?;
+                let added = Self::add_to_cluster(view, &self.key_prefix, batch, now, deadline);
+                *counts = Box::pin(added).await?;
                 Ok(())
             }
         }
@@ -415,16 +440,18 @@ impl Batchers {
             let map = maps.borrow_and_update().clone();
             self.follow(map);
             for lane in std::mem::take(&mut self.new_lanes) {
-                let deadline = self.options.deadline;
                 let timed = lane.clone();
-                running.spawn(async move { timed.watch_time(deadline).await });
-                let pool = Batcher::pool(&self.servers, &lane.node, &self.options);
+                running.spawn(async move { timed.watch_time().await });
                 let trouble = lane.node.breaker.watch();
                 running.spawn(follow_breaker(Arc::downgrade(&lane), trouble));
-                for _ in 0..self.options.connections {
-                    let batcher =
-                        Batcher::new(lane.clone(), self.servers.clone(), self.options.clone());
-                    running.spawn(batcher.run(pool.clone()));
+                let connections = self.options.connections;
+                for (role, connections) in [(Role::Regular, connections), (Role::StandIn, 1)] {
+                    let pool = Batcher::pool(&self.servers, &lane.node, connections);
+                    for _ in 0..connections {
+                        let (servers, options) = (self.servers.clone(), self.options.clone());
+                        let batcher = Batcher::new(role, lane.clone(), servers, options);
+                        running.spawn(batcher.run(pool.clone()));
+                    }
                 }
             }
             tokio::select! {
@@ -451,9 +478,13 @@ impl Batchers {
             .map(|node| {
                 let known = view.lanes.iter().find(|lane| Arc::ptr_eq(&lane.node, node));
                 known.cloned().unwrap_or_else(|| {
-                    let lane =
-                        Lane::new(node.clone(), self.places.clone(), self.options.connections);
-                    let lane = Arc::new(lane);
+                    let lane = Arc::new(Lane::new(
+                        node.clone(),
+                        self.places.clone(),
+                        self.servers.0.meters.clone(),
+                        self.options.deadline,
+                        self.options.connections,
+                    ));
                     self.new_lanes.push(lane.clone());
                     lane
                 })
@@ -484,6 +515,8 @@ pub struct Meters {
     pub failures: AtomicU64,
     pub connections_opened: AtomicU64,
     pub connections_closed: AtomicU64,
+    /// How late timers of this process went off while somebody waited for Redis.
+    pub lateness: Lateness,
     /// Those of the map.
     nodes: Mutex<Vec<Arc<Node>>>,
 }
@@ -531,15 +564,16 @@ mod tests {
             tls: Tls::default(),
         };
         let servers = Servers::new(&address, Arc::default(), || Timestamp::from_secs(0)).unwrap();
-        let guide = servers.guide(Duration::from_secs(1));
         let options = Options {
             key_prefix: String::new(),
             deadline: Duration::from_secs(1),
+            lose_after: Duration::from_secs(1),
             connections: 1,
             jitter_secs: 0,
             max_waiting: 1,
             clock: Clock::Redis,
         };
+        let guide = servers.guide(&options);
         let store = RedisStore::new(&servers, &options);
         let printed = format!("{address:?} {servers:?} {guide:?} {store:?}");
         assert!(printed.contains("Connector"), "{printed}");

@@ -1,10 +1,11 @@
-//! What callers see while Redis or the way to it is broken: errors at once, nothing slower than
-//! the deadline, exact counts afterwards. Each scenario is the short form of one that `make chaos`
-//! runs.
+//! What callers see while Redis or the way to it is broken: nobody waits for a Redis that is lost, and
+//! counts are exact afterwards. And while only this machine is busy: nobody goes without Redis. Each
+//! scenario is the short form of one that `make chaos` runs, which measures the times: here, where the
+//! machine does other things as well, what was decided is asserted and not how fast.
 
 use std::{
     process::{Command, Stdio},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use tokio::task::JoinSet;
@@ -13,22 +14,20 @@ use tonic::Status;
 use crate::support::{
     Process,
     ask::{Client, ask, connect, is_ok},
+    busy::{Pauses, Turn},
     chaos::{self, Outcome, Plan, await_page},
     eventually,
     proxy::{Fault, Proxy},
     redis::Redis,
-    storm::{PERIOD, STREAMS, Storm},
+    storm::{PERIOD, Storm, TIMEOUT},
     tollgate::{self, Tollgate},
     tool, wait_until,
 };
 
 const DEADLINE: Duration = Duration::from_millis(100);
 
-/// What a machine that is busy with other tests may add to a recovery; `make chaos` measures it.
-const RECOVERY: Duration = Duration::from_secs(2);
-
-/// Runs the scenario of this name. Whatever it is, nobody waits longer than the deadline, nobody
-/// is admitted twice, and all is well within a second of the repair.
+/// Runs the scenario of this name. Whatever it is, nobody is admitted twice, and decisions are made in
+/// Redis after the repair, exactly.
 async fn run(name: &str) -> Outcome {
     let scenarios = chaos::scenarios();
     let (_, scenario) = scenarios.iter().find(|(known, _)| *known == name).unwrap();
@@ -40,33 +39,27 @@ async fn run(name: &str) -> Outcome {
     };
     let outcome = scenario(plan).await;
     assert_eq!(outcome.name, name);
+    println!("{outcome}");
     assert!(outcome.answers > 100, "{outcome:#?}");
-    // A machine that does something else for a moment holds up every stream once.
-    assert!(outcome.late <= 2 * STREAMS, "{outcome:#?}");
-    assert!(outcome.longest < RECOVERY, "{outcome:#?}");
-    assert!(outcome.recovery < RECOVERY, "{outcome:#?}");
+    assert_ne!(outcome.recovery, Duration::MAX, "{outcome:#?}");
     assert_eq!(outcome.off_afterwards, 0, "{outcome:#?}");
     let without = i64::try_from(outcome.errors + outcome.degraded).unwrap();
     assert!(outcome.under <= without, "{outcome:#?}");
     outcome
 }
 
-/// Who fails at once does not wait. Generous, for the machine is busy.
+/// Who asks for a Redis that is lost is refused, and does not wait for it in vain.
 #[track_caller]
 fn check_fails_at_once(outcome: &Outcome) {
     assert!(outcome.errors > 0, "{outcome:#?}");
-    check_others(outcome);
+    check_lost(outcome);
 }
 
-/// Nobody waits for a Redis that is known to be gone.
 #[track_caller]
-fn check_others(outcome: &Outcome) {
-    let (first, slowest) = (outcome.first, &outcome.slowest);
-    assert!(
-        first.is_some_and(|first| first < 3 * DEADLINE),
-        "{outcome:#?}"
-    );
-    assert!(outcome.others < Duration::from_millis(40), "{slowest:#?}");
+fn check_lost(outcome: &Outcome) {
+    assert!(outcome.lost.is_some(), "{outcome:#?}");
+    assert!(outcome.lacks_when_lost > 0, "{outcome:#?}");
+    assert_eq!(outcome.waits_when_lost, 0, "{:#?}", outcome.slowest);
 }
 
 #[tokio::test]
@@ -110,7 +103,9 @@ async fn the_network_is_too_narrow() {
 
 #[tokio::test]
 async fn redis_is_full() {
-    check_fails_at_once(&run_without_loss(chaos::FULL).await);
+    let outcome = run_without_loss(chaos::FULL).await;
+    assert!(outcome.errors > 0, "{outcome:#?}");
+    assert_eq!(outcome.lost, None, "{outcome:#?}");
 }
 
 /// Where something else is to be answered than an error, nobody gets one.
@@ -118,7 +113,7 @@ async fn run_without_errors(name: &str) -> Outcome {
     let outcome = run(name).await;
     assert_eq!(outcome.errors, 0, "{outcome:#?}");
     assert!(outcome.degraded > 0, "{outcome:#?}");
-    check_others(&outcome);
+    check_lost(&outcome);
     outcome
 }
 
@@ -135,6 +130,125 @@ async fn what_is_counted_locally_is_in_redis_afterwards() {
     assert_eq!(outcome.over, 0, "{outcome:#?}");
     let outcome = run_without_errors(chaos::SPLIT_LOCAL).await;
     assert_eq!(outcome.over, 0, "{outcome:#?}");
+}
+
+/// Runs a scenario in which Redis answers all the time and is never lost, whatever holds up this process
+/// or a connection.
+async fn run_with_redis_there(name: &str) -> Outcome {
+    let outcome = run_without_loss(name).await;
+    assert_eq!(outcome.lost, None, "{outcome:#?}");
+    outcome
+}
+
+/// The same, and nobody goes without Redis.
+async fn run_without_lack(name: &str) {
+    let outcome = run_with_redis_there(name).await;
+    assert_eq!(outcome.errors + outcome.degraded, 0, "{outcome:#?}");
+}
+
+#[tokio::test]
+async fn a_process_that_is_stopped_in_turns_blames_nobody() {
+    run_without_lack(chaos::PAUSES_15).await;
+    run_without_lack(chaos::PAUSES_60).await;
+    run_without_lack(chaos::PAUSES_200).await;
+    run_without_lack(chaos::PAUSES_RANDOM).await;
+    run_without_lack(chaos::PAUSES_OF_BOTH).await;
+}
+
+/// Whoever looks for slow answers finds out that the machine has no time for this process.
+#[tokio::test]
+async fn own_pauses_are_shown() {
+    let redis = Redis::start();
+    let server = tollgate::with_rules(RULES)
+        .redis_by_default(&redis.url())
+        .start();
+    works(&connect(server.grpc).await).await;
+    let storm = Storm::with_timeout(&[server.grpc], &["a"], PERIOD, Some("20m"));
+    let pauses = Pauses::of(server.process_id(), vec![Turn::millis(60, 40)]);
+    wait_until("pauses are counted", || {
+        server.metric("tollgate_own_pauses_total") >= 3
+    });
+    drop(pauses);
+    let answers = storm.end().await;
+    assert_eq!(answers.lacks(), 0, "{:?}", answers.errors());
+    let page = server.page("/healthcheck?verbose");
+    assert!(page.contains("\nown pauses: "), "{page}");
+    assert!(!page.contains("own pauses: none"), "{page}");
+    assert!(server.metric("tollgate_timer_lateness_seconds_count") > 0);
+    // Who waits for 20 ms has no use for what was decided after 60.
+    assert!(server.metric("tollgate_late_calls_total") > 0);
+    assert_eq!(server.metric("tollgate_stores_lost"), 0);
+}
+
+/// The caller's time is the deadline, and then its own: the decision is given up, and not Redis.
+#[tokio::test]
+async fn no_decision_takes_longer_than_its_caller_waits() {
+    let redis = Redis::start();
+    let server = start_with_deadline(&redis, "1h");
+    works(&connect(server.grpc).await).await;
+    let storm = Storm::with_timeout(&[server.grpc], &["a"], PERIOD, Some("20m"));
+    redis.freeze();
+    let cause = r#"tollgate_decisions_without_store_total{cause="timeout"}"#;
+    wait_until("they give up", || server.metric(cause) > 100);
+    redis.thaw();
+    let answers = storm.end().await;
+    let errors = answers.errors();
+    assert_eq!(errors.keys().collect::<Vec<_>>(), [&TIMEOUT]);
+    assert!(!server.log().text().contains("Redis is lost"));
+}
+
+/// Envoy resets a call when its time is over.
+#[tokio::test]
+async fn a_call_that_its_caller_gave_up_is_counted() {
+    let redis = Redis::start();
+    let server = start_with_deadline(&redis, "1h");
+    let client = connect(server.grpc).await;
+    works(&client).await;
+    redis.freeze();
+    let mut calls = JoinSet::new();
+    let mut caller = client.clone();
+    calls.spawn(async move { one(&mut caller).await });
+    let in_flight = || {
+        let stats = server.page("/stats");
+        stats.lines().any(|line| line.ends_with(".in_flight: 1"))
+    };
+    eventually("it is on its way", async || in_flight()).await;
+    assert_eq!(server.metric("tollgate_late_calls_total"), 0);
+    calls.shutdown().await;
+    eventually("it is counted", async || {
+        server.metric("tollgate_late_calls_total") == 1
+    })
+    .await;
+    redis.thaw();
+}
+
+#[tokio::test]
+async fn a_busy_machine_is_not_a_lost_redis() {
+    run_without_lack(chaos::BUSY).await;
+}
+
+#[tokio::test]
+async fn workers_that_read_large_messages_blame_nobody() {
+    run_without_lack(chaos::STARVED).await;
+}
+
+#[tokio::test]
+async fn a_redis_that_answers_late_now_and_then_is_waited_for() {
+    run_without_lack(chaos::LATE_REPLIES).await;
+    run_without_lack(chaos::SLEEPS).await;
+    run_without_lack(chaos::SAVES).await;
+}
+
+/// Another connection takes over what queues behind the batch on the one that stalls.
+#[tokio::test]
+async fn a_connection_that_stalls_costs_its_own_batch() {
+    let outcome = run_with_redis_there(chaos::STALL).await;
+    // Redis has counted it, so its calls were sent, and nobody else lacks an answer.
+    let lacks = i64::try_from(outcome.errors).unwrap();
+    assert_eq!(lacks, outcome.under, "{outcome:#?}");
+    // Who waits for 20 ms on a busy machine may wait in vain, and that is no loss either.
+    run_with_redis_there(chaos::STALL_ENVOY).await;
+    run_with_redis_there(chaos::LATE_REPLIES_ENVOY).await;
 }
 
 #[tokio::test]
@@ -166,8 +280,12 @@ descriptors:
 ";
 
 fn start(redis: &Redis) -> Tollgate {
+    start_with_deadline(redis, "100ms")
+}
+
+fn start_with_deadline(redis: &Redis, deadline: &str) -> Tollgate {
     tollgate::with_rules(RULES)
-        .redis_at(&redis.url(), "100ms")
+        .redis_at(&redis.url(), deadline)
         .start()
 }
 
@@ -182,8 +300,8 @@ async fn works(client: &Client) {
     .await;
 }
 
-/// `break_it` leads to the reaction to `told`: it is said, decisions fail at once, and within a
-/// second of `mend` they are made again, and exactly.
+/// `break_it` leads to the reaction to `told`: it is said, decisions fail without a wait, and after `mend`
+/// they are made again, and exactly.
 async fn check_reaction(
     redis: &mut Redis,
     told: &str,
@@ -196,18 +314,13 @@ async fn check_reaction(
     break_it(redis);
     eventually("it is noticed", async || one(&mut client).await.is_err()).await;
     await_page(&server, "/healthcheck?verbose", told);
-    let mut times = Vec::new();
     for _ in 0..21 {
-        let asked = Instant::now();
-        one(&mut client).await.unwrap_err();
-        times.push(asked.elapsed());
+        let error = one(&mut client).await.unwrap_err();
+        // Who waited would be told that it was too long.
+        assert_ne!(error.message(), TIMEOUT);
     }
-    times.sort_unstable();
-    assert!(times[10] < Duration::from_millis(10), "{times:?}");
     mend(redis);
-    let mended = Instant::now();
     works(&client).await;
-    assert!(mended.elapsed() < RECOVERY);
     let mut admitted = 0;
     for _ in 0..150 {
         admitted += usize::from(is_ok(&ask(&mut client, "d", &[("few", "v")]).await));
@@ -352,7 +465,7 @@ async fn who_queues_is_answered_when_the_node_is_found_gone() {
     let redis = Redis::start();
     let server = tollgate::with_rules(RULES)
         .redis_at(&redis.url(), "30s")
-        .args(["--workers", "1"])
+        .args(["--workers", "1", "--redis-lost-after", "500ms"])
         .start();
     let client = connect(server.grpc).await;
     works(&client).await;
@@ -369,10 +482,7 @@ async fn who_queues_is_answered_when_the_node_is_found_gone() {
     })
     .await;
     let mut queued = call();
-    // By the probe, which asks every second.
-    let asked = Instant::now();
     let error = queued.join_next().await.unwrap().unwrap().unwrap_err();
-    assert!(asked.elapsed() < Duration::from_secs(15));
     assert_eq!(error.message(), "the counter store is not reachable");
     // What is on its way may still be answered.
     assert!(in_flight.try_join_next().is_none());

@@ -11,7 +11,7 @@ use std::{
 
 use nix::sys::signal::Signal;
 use tokio::task::JoinSet;
-use tonic::Status;
+use tonic::{Code, Status};
 use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
 };
@@ -240,10 +240,13 @@ async fn a_call_that_takes_too_long_is_given_up() {
         calls.spawn(async move { one(&mut client).await });
     }
     let refused = calls.join_next().await.unwrap().unwrap().unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted);
     assert_eq!(
         refused.message(),
         "too many requests are waiting for the counter store"
     );
+    let cause = r#"tollgate_decisions_without_store_total{cause="overloaded"}"#;
+    assert!(server.metric(cause) > 0);
     server.signal(Signal::SIGTERM);
     assert_eq!(ended(&mut server).await, Some(0));
     server.log().with("still under way");

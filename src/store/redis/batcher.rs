@@ -2,12 +2,11 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    future::poll_fn,
     hash::BuildHasher as _,
     mem,
     ops::Range,
+    pin::{Pin, pin},
     sync::{Arc, atomic::Ordering::Relaxed},
-    task::Poll,
     time::Duration,
 };
 
@@ -20,12 +19,14 @@ use super::{
     address::Place,
     alarm::Alarm,
     connection::{self, Connection, ConnectionPool, Door, Pooled},
+    detector::{Ran, TICK},
     lane::{Lane, Taken},
     link::Link,
     node::Node,
     packed::Packed,
     pipeline::{Builder, Commands, load_step},
     redirect::redirects,
+    running::{self, read_sockets, within},
     trouble::{Trouble, is_unserved_slot},
 };
 use crate::{counter::Batch, window::Timestamp};
@@ -39,18 +40,29 @@ const MAX_REDIRECTS: usize = 3;
 const MAX_DETOURS: usize = 16;
 
 /// When nothing was sent on for so long, the map knows where everything is, and the connections of
-/// detours are closed.
+/// detours are closed. So is one that stood in.
 const DETOUR_IDLE: Duration = Duration::from_secs(5);
+
+/// What a batcher does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// It serves its lane.
+    Regular,
+    /// It serves its lane while all others wait for replies that are late although the node answers:
+    /// a lost segment, say, holds up one connection for 200 ms.
+    StandIn,
+}
 
 /// The loop of one connection.
 #[derive(Debug)]
 pub(super) struct Batcher {
+    role: Role,
     lane: Arc<Lane>,
     node: Arc<Node>,
     servers: Servers,
     options: Arc<Options>,
     known: Known,
-    /// How long a batch may take.
+    /// How long a batch usually takes at most.
     alarm: Alarm,
     /// Connections to servers that commands were sent on to.
     detours: HashMap<Place, Link>,
@@ -62,14 +74,20 @@ pub(super) struct Batcher {
 }
 
 impl Batcher {
-    pub(super) fn new(lane: Arc<Lane>, servers: Servers, options: Arc<Options>) -> Self {
+    pub(super) fn new(
+        role: Role,
+        lane: Arc<Lane>,
+        servers: Servers,
+        options: Arc<Options>,
+    ) -> Self {
         let node = lane.node.clone();
         Self {
+            role,
+            alarm: Alarm::new(node.suspect_after()),
             node,
             lane,
             servers,
             known: Known::default(),
-            alarm: Alarm::new(options.deadline),
             options,
             detours: HashMap::new(),
             detoured_at: Instant::now(),
@@ -78,19 +96,19 @@ impl Batcher {
         }
     }
 
-    /// The connections of all batchers of one lane. Makes tasks: for the worker's own runtime.
-    pub(super) fn pool(servers: &Servers, node: &Arc<Node>, options: &Options) -> ConnectionPool {
+    /// At most `connections` to a node. Makes tasks: for the worker's own runtime.
+    pub(super) fn pool(servers: &Servers, node: &Arc<Node>, connections: u32) -> ConnectionPool {
         let door = Door {
             connector: servers.0.connector.clone(),
             node: node.clone(),
             meters: servers.0.meters.clone(),
         };
-        door.pool(options.connections)
+        door.pool(connections)
     }
 
     /// Serves the lane until its end.
     pub(super) async fn run(mut self, mut pool: ConnectionPool) {
-        while self.well().await.is_some() {
+        while self.wanted().await.is_some() {
             if let Some(mut connection) = self.connect(&mut pool).await
                 && self.serve(&mut connection).await.is_none()
             {
@@ -100,15 +118,26 @@ impl Batcher {
         }
     }
 
-    /// Waits until the node is not known to be gone: until then only the probe knocks. Returns
-    /// nothing at the end of the lane.
-    async fn well(&mut self) -> Option<()> {
+    /// Waits until a connection is wanted: not as long as the node is lost, for until then only the probe
+    /// knocks. Returns nothing at the end of the lane.
+    async fn wanted(&mut self) -> Option<()> {
         loop {
+            if self.role == Role::StandIn {
+                self.lane.relief().await?;
+            }
             if !self.node.breaker.is_open() {
                 return Some(());
             }
             self.lane.fail_all(StoreError::Unreachable);
-            self.lane.news().await?;
+            self.news().await?;
+        }
+    }
+
+    /// Waits until there may be something to do. Returns nothing at the end of the lane.
+    async fn news(&self) -> Option<()> {
+        match self.role {
+            Role::Regular => self.lane.news().await,
+            Role::StandIn => self.lane.relief().await,
         }
     }
 
@@ -116,9 +145,10 @@ impl Batcher {
     async fn connect(&mut self, pool: &mut ConnectionPool) -> Option<Pooled> {
         let connected = {
             let mut connecting = std::pin::pin!(pool.get());
-            match tokio::time::timeout(self.options.deadline, &mut connecting).await {
-                Ok(connected) => connected,
-                Err(_elapsed) => {
+            match within(self.options.lose_after, &mut connecting).await {
+                Some(connected) => connected,
+                None if self.role == Role::StandIn => Err(Trouble::Silent),
+                None => {
                     let _stuck = self.lane.stuck();
                     self.lane.fail_all(StoreError::Unreachable);
                     connecting.await
@@ -130,8 +160,13 @@ impl Batcher {
             Err(trouble) => {
                 tracing::debug!(node = %self.node, %trouble, "no connection");
                 self.record_failure();
-                self.node.lose(trouble);
-                self.lane.fail_all(StoreError::Unreachable);
+                if trouble == Trouble::Silent {
+                    // Whether it is silent to all is for the probe to say.
+                    self.node.suspect(Duration::ZERO);
+                } else {
+                    self.node.lose(trouble);
+                    self.lane.fail_all(StoreError::Unreachable);
+                }
                 None
             }
         }
@@ -141,14 +176,20 @@ impl Batcher {
     /// lane.
     async fn serve(&mut self, connection: &mut Connection) -> Option<()> {
         let lane = self.lane.clone();
+        let role = self.role;
         while self.is_of_use(connection) {
             let idle = self.detoured_at + DETOUR_IDLE;
+            let unwanted = (role == Role::StandIn).then(|| Instant::now() + DETOUR_IDLE);
             tokio::select! {
                 biased;
-                news = lane.news() => news?,
+                news = self.news() => news?,
                 () = async { sleep_until(idle).await }, if !self.detours.is_empty() => {
                     self.detours.clear();
                     continue;
+                }
+                () = async { sleep_until(unwanted.unwrap_or(idle)).await }, if unwanted.is_some() => {
+                    connection.link.abandon();
+                    break;
                 }
                 // Found out before anybody's request does.
                 () = connection.link.broken() => break,
@@ -157,7 +198,7 @@ impl Batcher {
                 break;
             }
             if self.is_busy {
-                gather().await;
+                read_sockets().await;
             }
             // The connection first: what arrives while it is busy joins the batch.
             if let Some(taken) = lane.take() {
@@ -238,15 +279,69 @@ impl Batcher {
     ) -> Result<Vec<Value>, StoreError> {
         self.servers.0.meters.record_pipeline(commands.len());
         self.node.meters.batches.fetch_add(1, Relaxed);
-        let (error, trouble) = match self.alarm.limit(link.ask(commands)).await {
-            Some(Ok(replies)) => return Ok(replies),
-            Some(Err(trouble)) => (StoreError::Unreachable, trouble),
-            None => (StoreError::Timeout, Trouble::Silent),
+        let usual = self.node.suspect_after();
+        let mut asked = pin!(link.ask(commands));
+        let replied = match self.alarm.limit(usual, asked.as_mut()).await {
+            Some(replied) => Some(replied),
+            None => self.wait_on(usual, asked).await,
         };
-        tracing::debug!(node = %self.node, %trouble, "a batch failed");
-        self.record_failure();
-        self.node.lose(trouble);
-        Err(error)
+        match replied {
+            Some(Ok(replies)) => Ok(replies),
+            Some(Err(trouble)) => {
+                tracing::debug!(node = %self.node, %trouble, "a batch failed");
+                self.record_failure();
+                self.node.lose(trouble);
+                Err(StoreError::Unreachable)
+            }
+            None => {
+                self.record_failure();
+                Err(StoreError::Timeout)
+            }
+        }
+    }
+
+    /// Waits on for a reply that has taken `usual` already, which is longer than usual. Nothing if the
+    /// connection is given up: nobody can wait for the reply any more, and either the node answers
+    /// others or it is lost.
+    async fn wait_on<F: Future>(
+        &mut self,
+        usual: Duration,
+        mut asked: Pin<&mut F>,
+    ) -> Option<F::Output> {
+        // This thread may have been held up, and the reply be there.
+        read_sockets().await;
+        if let Some(replied) = running::now(asked.as_mut()).await {
+            return Some(replied);
+        }
+        let mut suspicion = self.node.suspect(usual);
+        let mut looked = Instant::now();
+        let mut ran = Ran::since(looked);
+        let mut waited = usual;
+        let mut is_cleared = false;
+        let mut stalled = None;
+        loop {
+            let due = looked + TICK;
+            tokio::select! {
+                biased;
+                replied = asked.as_mut() => return Some(replied),
+                () = suspicion.cleared(), if !is_cleared => {
+                    is_cleared = true;
+                    stalled = (self.role == Role::Regular).then(|| self.lane.stalled());
+                }
+                () = sleep_until(due) => {
+                    looked = Instant::now();
+                    waited = usual + ran.woke(due, looked);
+                }
+            }
+            if waited >= self.options.deadline && (is_cleared || self.node.breaker.is_open()) {
+                if is_cleared {
+                    tracing::debug!(node = %self.node, "a connection is silent, and replaced");
+                    self.node.meters.stalls.fetch_add(1, Relaxed);
+                }
+                drop(stalled);
+                return None;
+            }
+        }
     }
 
     /// Sends commands on that were answered with where they belong, and puts the replies in their
@@ -355,23 +450,6 @@ impl Batcher {
         }
         builder.finish()
     }
-}
-
-/// Lets everything run that can, and what comes of a look at the sockets: calls that this worker was sent
-/// already join the batch. It waits for nothing.
-async fn gather() {
-    // Afterwards tasks that read from sockets are in front of this one, and start one for each call.
-    tokio::task::yield_now().await;
-    // Those are in front of it now, and no other look is needed.
-    let mut is_last = false;
-    poll_fn(|context| {
-        if mem::replace(&mut is_last, true) {
-            return Poll::Ready(());
-        }
-        context.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await;
 }
 
 /// Keys that are known to have a time to live, by hash, in two generations: when the young one is

@@ -1,7 +1,8 @@
-//! Lets nobody wait for a server that is known to be gone.
+//! Lets nobody wait for a server that is lost.
 //!
-//! It opens at the first sign of trouble that any worker or the probe sees; from then on only the
-//! probe speaks to the server, and closes the breaker when it is well again.
+//! It opens when a connection is refused or breaks, when the server says that it is of no use for now, or
+//! when the probe judges that it has been silent for too long; from then on only the probe speaks to the
+//! server, and closes the breaker with its first prompt answer.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 

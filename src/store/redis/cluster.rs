@@ -3,7 +3,6 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use bb8_redis::redis::{self, Value};
-use tokio::time::timeout;
 
 use super::{
     address::Place,
@@ -11,6 +10,7 @@ use super::{
     link::Link,
     map::{Map, Range},
     packed::Packed,
+    running::within,
     trouble::Trouble,
 };
 use crate::{
@@ -64,7 +64,7 @@ impl Cluster {
         let mut failures = Vec::new();
         for turn in 0..asked.len() {
             let place = &asked[(self.next + turn) % asked.len()];
-            let asking = timeout(PATIENCE, self.ask(place)).await;
+            let asking = within(PATIENCE, self.ask(place)).await;
             match asking.unwrap_or(Err(Trouble::Silent)) {
                 Ok((ranges, known)) if !ranges.is_empty() => {
                     self.next = (self.next + turn) % asked.len();

@@ -23,6 +23,7 @@ use super::{
     node::Node,
     packed::Packed,
     pipeline::load_step,
+    running::within,
     trouble::Trouble,
 };
 use crate::dial::Stream;
@@ -79,7 +80,7 @@ impl Connector {
             self.greet(&mut link).await?;
             Ok(link)
         };
-        let connected = tokio::time::timeout(self.timeout, connecting).await;
+        let connected = within(self.timeout, connecting).await;
         connected.unwrap_or(Err(Trouble::Silent))
     }
 
@@ -183,7 +184,8 @@ impl Door {
         let timeout = self.connector.timeout;
         let pool = Pool::builder()
             .max_size(connections)
-            .connection_timeout(timeout)
+            // Failures are told as they come, after less than this.
+            .connection_timeout(2 * timeout)
             // Whoever needs a connection asks again; until then failures are told as they come.
             .retry_connection(false)
             .error_sink(Box::new(failures))
@@ -204,7 +206,7 @@ impl ManageConnection for Door {
         // Read first: what changes while it comes up makes it one of before.
         let era = self.node.breaker.era();
         let mut link = self.connector.connect(&self.node.place).await?;
-        let loading = tokio::time::timeout(self.connector.timeout, load(&mut link));
+        let loading = within(self.connector.timeout, load(&mut link));
         loading.await.unwrap_or(Err(Trouble::Silent))?;
         self.meters.connections_opened.fetch_add(1, Relaxed);
         self.node.meters.connections.fetch_add(1, Relaxed);

@@ -13,7 +13,7 @@ use super::{
     cluster::Cluster,
     map::Map,
     node::Node,
-    probe::Probe,
+    probe::{Patience, Probe},
     sentinel::{Sentinels, is_master_at},
     trouble::Trouble,
 };
@@ -32,8 +32,8 @@ const LEAST: Duration = Duration::from_millis(20);
 pub struct Guide {
     servers: Servers,
     source: Source,
-    /// How long a decision may wait.
-    deadline: Duration,
+    /// How long others wait for a node.
+    patience: Patience,
     probes: JoinSet<()>,
     /// The nodes that are probed.
     probed: HashMap<Place, AbortHandle>,
@@ -49,7 +49,7 @@ enum Source {
 }
 
 impl Guide {
-    pub(super) fn new(servers: Servers, deadline: Duration) -> Self {
+    pub(super) fn new(servers: Servers, patience: Patience) -> Self {
         let seeds = servers.0.seeds.clone();
         let source = match servers.0.kind {
             Kind::Single => Source::Settings,
@@ -63,7 +63,7 @@ impl Guide {
         Self {
             servers,
             source,
-            deadline,
+            patience,
             probes: JoinSet::new(),
             probed: HashMap::new(),
         }
@@ -166,7 +166,7 @@ impl Guide {
     fn probe(&self, node: Arc<Node>) -> Probe {
         let must_be_master = self.servers.0.kind != Kind::Single;
         let connector = self.servers.0.connector.clone();
-        let (deadline, now) = (self.deadline, self.servers.0.now);
-        Probe::new(node, connector, must_be_master, deadline, now)
+        let (patience, now) = (self.patience, self.servers.0.now);
+        Probe::new(node, connector, must_be_master, patience, now)
     }
 }

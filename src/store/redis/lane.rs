@@ -18,12 +18,15 @@ use tokio::{
 };
 
 use super::{
-    StoreError,
+    Meters, StoreError,
+    detector::TICK,
     node::{Load, Node},
+    running::read_sockets,
     seats::{Answered, Seats},
 };
 use crate::{
     counter::{Batch, Count, CountList},
+    store::Deadline,
     window::Timestamp,
 };
 
@@ -39,14 +42,20 @@ pub(super) struct Lane {
     queue: Mutex<Queue>,
     /// For batchers that have nothing to do.
     news: Notify,
+    /// For the batcher that stands in where all others wait for a connection that is held up.
+    relief: Notify,
     /// Somebody waits, whose time has to be watched.
     timed: Notify,
     /// Shared by all lanes of the worker.
     places: Arc<Places>,
-    /// Batchers that serve it, and how many of them have been without a connection for as long
-    /// as a decision may wait.
+    meters: Arc<Meters>,
+    /// The longest that a request waits.
+    longest: Duration,
+    /// Batchers that serve it, how many of them have been without a connection for too long, and how
+    /// many wait for a reply that is late although the node answers others.
     batchers: u32,
     stuck: AtomicU32,
+    stalled: AtomicU32,
 }
 
 /// How many requests of one worker may wait at a time, whatever they wait for.
@@ -107,16 +116,27 @@ struct Waiter {
 }
 
 impl Lane {
-    pub(super) fn new(node: Arc<Node>, places: Arc<Places>, batchers: u32) -> Self {
+    /// For requests that wait for `longest` at most, and `batchers` that serve them.
+    pub(super) fn new(
+        node: Arc<Node>,
+        places: Arc<Places>,
+        meters: Arc<Meters>,
+        longest: Duration,
+        batchers: u32,
+    ) -> Self {
         Self {
             load: node.new_load(),
             node,
             queue: Mutex::default(),
             news: Notify::new(),
+            relief: Notify::new(),
             timed: Notify::new(),
             places,
+            meters,
+            longest,
             batchers,
             stuck: AtomicU32::new(0),
+            stalled: AtomicU32::new(0),
         }
     }
 
@@ -141,6 +161,7 @@ impl Lane {
         self: &Arc<Self>,
         batch: &Batch,
         now: Timestamp,
+        deadline: Deadline,
         waker: Option<&Waker>,
     ) -> Result<Answer, StoreError> {
         self.admit()?;
@@ -149,7 +170,10 @@ impl Lane {
             return Err(StoreError::Unreachable);
         }
         self.places.take()?;
-        let seat = queue.seats.take(Instant::now(), waker.cloned());
+        let ends = deadline.ends(self.longest).into();
+        let seat = queue
+            .seats
+            .take(deadline.began.into(), ends, waker.cloned());
         let waiting = &mut queue.waiting;
         waiting.batch.append(batch);
         waiting.now = Some(now);
@@ -161,7 +185,7 @@ impl Lane {
             .queued
             .store(waiting.waiters.len() as u64, Relaxed);
         if waiting.waiters.len() == 1 {
-            self.news.notify_one();
+            self.call_batchers();
         }
         if !mem::replace(&mut queue.is_timed, true) {
             self.timed.notify_one();
@@ -191,6 +215,36 @@ impl Lane {
         Some(())
     }
 
+    /// The same for the batcher that stands in: until there is something to send, and all others wait for
+    /// replies that are late.
+    pub(super) async fn relief(&self) -> Option<()> {
+        loop {
+            {
+                let queue = self.lock();
+                if queue.is_over {
+                    self.relief.notify_one();
+                    return None;
+                }
+                if self.is_held_up() && !queue.waiting.waiters.is_empty() {
+                    return Some(());
+                }
+            }
+            self.relief.notified().await;
+        }
+    }
+
+    /// Whether all batchers wait for replies that are late although the node answers others.
+    pub(super) fn is_held_up(&self) -> bool {
+        self.stalled.load(Relaxed) >= self.batchers
+    }
+
+    fn call_batchers(&self) {
+        self.news.notify_one();
+        if self.is_held_up() {
+            self.relief.notify_one();
+        }
+    }
+
     /// The node is gone or back: who queues for one that is gone is answered, and the batchers are to look.
     pub(super) fn tell(&self) {
         if self.node.breaker.is_open() {
@@ -210,7 +264,7 @@ impl Lane {
         if taken.batch.len() > MAX_INCREMENTS {
             queue.waiting = taken.split_off(MAX_INCREMENTS);
             if !queue.waiting.waiters.is_empty() {
-                self.news.notify_one();
+                self.call_batchers();
             }
         }
         self.places.give_back(taken.waiters.len());
@@ -247,20 +301,57 @@ impl Lane {
     }
 
     /// Tells everybody whose time is over so, wherever his request is by then: one timer for all of
-    /// them. Ends with the lane.
-    pub(super) async fn watch_time(&self, deadline: Duration) {
-        loop {
-            let (next, is_over) = {
-                let mut queue = self.lock();
-                let next = queue.seats.end_late(Instant::now(), deadline);
-                queue.is_timed = next.is_some();
-                (next, queue.is_over)
-            };
-            match next {
-                Some(next) => sleep_until(next).await,
-                None if is_over => return,
-                None => self.timed.notified().await,
+    /// them. It looks each [`TICK`], so that time in which this thread did not run is left out. Ends with
+    /// the lane.
+    pub(super) async fn watch_time(&self) {
+        while self.wait_for_first().await {
+            let mut now = Instant::now();
+            // This task was to run as soon as the first began to wait.
+            let first = self.lock().seats.first_since();
+            self.leave_out_pause(first.unwrap_or(now), now);
+            while let Some(next) = self.next_end() {
+                // From the last look on, so that no pause in between is missed.
+                let due = next.min(now + TICK);
+                sleep_until(due).await;
+                now = Instant::now();
+                self.leave_out_pause(due, now);
+                if next <= now {
+                    // A reply that is there already is a reply.
+                    read_sockets().await;
+                    self.lock().seats.end_late(now);
+                }
             }
+        }
+    }
+
+    /// Waits until somebody waits. Returns whether anybody ever will.
+    async fn wait_for_first(&self) -> bool {
+        loop {
+            {
+                let queue = self.lock();
+                if queue.is_timed {
+                    return true;
+                }
+                if queue.is_over {
+                    return false;
+                }
+            }
+            self.timed.notified().await;
+        }
+    }
+
+    /// When the first wait ends. Nothing, and nobody watches the time any more, if nobody waits.
+    fn next_end(&self) -> Option<Instant> {
+        let mut queue = self.lock();
+        let next = queue.seats.next_end();
+        queue.is_timed = next.is_some();
+        next
+    }
+
+    /// A timer that was due at `due` went off at `now`.
+    fn leave_out_pause(&self, due: Instant, now: Instant) {
+        if self.meters.lateness.record(due, now) {
+            self.lock().seats.leave_out(due, now);
         }
     }
 
@@ -268,13 +359,23 @@ impl Lane {
     pub(super) fn end(&self) {
         self.lock().is_over = true;
         self.news.notify_one();
+        self.relief.notify_one();
         self.timed.notify_one();
     }
 
-    /// A batcher has been without a connection for as long as a decision may wait.
-    pub(super) fn stuck(&self) -> Stuck<'_> {
-        self.stuck.fetch_add(1, Relaxed);
-        Stuck(self)
+    /// A batcher has been without a connection for as long as a node may be silent.
+    pub(super) fn stuck(&self) -> Counted<'_> {
+        Counted::new(&self.stuck)
+    }
+
+    /// A batcher waits for a reply that is late although the node answers others. Until it is dropped
+    /// another one may stand in.
+    pub(super) fn stalled(&self) -> Counted<'_> {
+        let stalled = Counted::new(&self.stalled);
+        if self.is_held_up() {
+            self.relief.notify_one();
+        }
+        stalled
     }
 
     /// A panic elsewhere cannot leave the queue half changed: nothing between the changes panics.
@@ -283,12 +384,19 @@ impl Lane {
     }
 }
 
-/// Until it is dropped, a batcher is stuck.
-pub(super) struct Stuck<'a>(&'a Lane);
+/// One of those counted, until it is dropped.
+pub(super) struct Counted<'a>(&'a AtomicU32);
 
-impl Drop for Stuck<'_> {
+impl<'a> Counted<'a> {
+    fn new(count: &'a AtomicU32) -> Self {
+        count.fetch_add(1, Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for Counted<'_> {
     fn drop(&mut self) {
-        self.0.stuck.fetch_sub(1, Relaxed);
+        self.0.fetch_sub(1, Relaxed);
     }
 }
 
@@ -371,6 +479,7 @@ impl Waiters<'_> {
     /// Hands each its own counts.
     pub(super) fn answer(&mut self, counts: impl Iterator<Item = Result<Count, StoreError>>) {
         let mut counts = counts;
+        self.lane.load.record_reply();
         let mut queue = self.lane.lock();
         for waiter in self.all.drain(..) {
             let own = counts.by_ref().take(waiter.increments);
@@ -460,10 +569,13 @@ mod tests {
         window::Unit,
     };
 
+    const DEADLINE: Duration = Duration::from_millis(50);
+
     fn lane(max_waiting: usize) -> Arc<Lane> {
         let place = Place::Unix("/x".into());
         let node = Arc::new(Node::new(place, Arc::default()));
-        Arc::new(Lane::new(node, Arc::new(Places::new(max_waiting)), 1))
+        let places = Arc::new(Places::new(max_waiting));
+        Arc::new(Lane::new(node, places, Arc::default(), DEADLINE, 1))
     }
 
     fn batch(increments: usize) -> Batch {
@@ -483,7 +595,13 @@ mod tests {
     }
 
     fn push(lane: &Arc<Lane>, increments: usize) -> Result<Answer, StoreError> {
-        lane.push(&batch(increments), Timestamp::from_secs(0), None)
+        let now = Timestamp::from_secs(0);
+        // The clock of tests may be put forward.
+        let deadline = Deadline {
+            began: Instant::now().into_std(),
+            timeout: None,
+        };
+        lane.push(&batch(increments), now, deadline, None)
     }
 
     async fn fetch(answer: Answer) -> Result<CountList, StoreError> {
@@ -503,7 +621,9 @@ mod tests {
     #[test]
     fn all_lanes_of_a_worker_share_its_places() {
         let first = lane(2);
-        let second = Arc::new(Lane::new(first.node.clone(), first.places.clone(), 1));
+        let (node, places) = (first.node.clone(), first.places.clone());
+        let second = Lane::new(node, places, Arc::default(), DEADLINE, 1);
+        let second = Arc::new(second);
         let _answers = [push(&first, 1).unwrap(), push(&second, 1).unwrap()];
         assert_eq!(push(&first, 1).unwrap_err(), StoreError::Overloaded);
         second.fail_all(StoreError::Unreachable);
@@ -557,7 +677,6 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn nobody_waits_for_longer_than_the_deadline_wherever_his_request_is() {
-        const DEADLINE: Duration = Duration::from_millis(50);
         let lane = lane(10);
         let sent = push(&lane, 1).unwrap();
         let _batch = lane.take().unwrap();
@@ -567,10 +686,24 @@ mod tests {
             told = async { [fetch(sent).await, fetch(queued).await] } => {
                 assert_eq!(told, [Err(StoreError::Timeout), Err(StoreError::Timeout)]);
             }
-            () = lane.watch_time(DEADLINE) => {}
+            () = lane.watch_time() => {}
         }
         assert_eq!(began.elapsed().as_millis(), DEADLINE.as_millis());
         assert!(lane.take().is_none());
+    }
+
+    /// This thread did not run from when it came until its time was over.
+    #[tokio::test(start_paused = true)]
+    async fn who_comes_just_before_a_pause_has_its_whole_time_after_it() {
+        let lane = lane(10);
+        let queued = push(&lane, 1).unwrap();
+        tokio::time::advance(3 * DEADLINE).await;
+        let began = Instant::now();
+        tokio::select! {
+            told = fetch(queued) => assert_eq!(told, Err(StoreError::Timeout)),
+            () = lane.watch_time() => {}
+        }
+        assert_eq!(began.elapsed(), DEADLINE);
     }
 
     #[test]

@@ -6,11 +6,18 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed},
     },
+    time::Duration,
 };
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
-use super::{address::Place, breaker::Breaker, lock, trouble::Trouble};
+use super::{
+    address::Place,
+    breaker::Breaker,
+    detector::{Bounds, RoundTrips},
+    lock,
+    trouble::Trouble,
+};
 
 /// A server, and what is known of it.
 #[derive(Debug)]
@@ -22,6 +29,18 @@ pub(super) struct Node {
     pub(super) skew_millis: AtomicI64,
     /// Whether the probe has ever found it well.
     was_well: AtomicBool,
+    /// How long it usually takes to answer, as the probe measured it.
+    round_trips: Mutex<RoundTrips>,
+    /// For how long of a silence it is suspected, in microseconds.
+    suspect_after_micros: AtomicU64,
+    /// Whether somebody waits for it for longer than it usually takes, and for how long the first had
+    /// when the probe was last called, in microseconds.
+    is_suspected: AtomicBool,
+    silent_micros: AtomicU64,
+    /// For the probe: somebody suspects it.
+    suspicion: Notify,
+    /// How often the probe has heard of it.
+    heard: watch::Sender<u64>,
     /// Tells the guide that something changed here.
     news: Arc<Notify>,
 }
@@ -35,6 +54,10 @@ pub(super) struct NodeMeters {
     pub(super) refusals: AtomicU64,
     pub(super) redirects: AtomicU64,
     pub(super) connections: AtomicU64,
+    /// How often a batch took longer than the node usually takes.
+    pub(super) suspicions: AtomicU64,
+    /// Connections that were given up because they were silent while the node answered on others.
+    pub(super) stalls: AtomicU64,
     /// What each worker has to do with it.
     loads: Mutex<Vec<Arc<Load>>>,
 }
@@ -50,6 +73,28 @@ pub(super) struct Load {
     pub(super) in_flight: AtomicU64,
     /// Requests that were refused because the breaker was open.
     pub(super) refused_fast: AtomicU64,
+    /// Batches that were answered.
+    replies: AtomicU64,
+}
+
+impl Load {
+    /// A batch was answered. To be called by one thread only.
+    pub(super) fn record_reply(&self) {
+        let replies = self.replies.load(Relaxed);
+        self.replies.store(replies.wrapping_add(1), Relaxed);
+    }
+}
+
+/// The wait of one batch for a node that is suspected.
+#[derive(Debug)]
+pub(super) struct Suspicion(watch::Receiver<u64>);
+
+impl Suspicion {
+    /// Waits until the probe has heard of the node.
+    pub(super) async fn cleared(&mut self) {
+        // The node keeps the sender, and whoever waits keeps the node.
+        let _ = self.0.changed().await;
+    }
 }
 
 impl fmt::Display for Node {
@@ -66,15 +111,80 @@ impl Node {
             meters: NodeMeters::default(),
             skew_millis: AtomicI64::new(0),
             was_well: AtomicBool::new(false),
+            round_trips: Mutex::default(),
+            suspect_after_micros: AtomicU64::new(micros(
+                RoundTrips::default().bounds(Duration::ZERO).suspect_after,
+            )),
+            is_suspected: AtomicBool::new(false),
+            silent_micros: AtomicU64::new(0),
+            suspicion: Notify::new(),
+            heard: watch::Sender::default(),
             news,
         }
     }
 
-    /// Something is wrong with it: nobody is to wait for it until the probe says otherwise.
+    /// How long a batch may take until the probe is to ask.
+    pub(super) fn suspect_after(&self) -> Duration {
+        Duration::from_micros(self.suspect_after_micros.load(Relaxed))
+    }
+
+    /// A batch has waited for `silent`, which is longer than usual: the probe is to ask.
+    pub(super) fn suspect(&self, silent: Duration) -> Suspicion {
+        let heard = self.heard.subscribe();
+        self.meters.suspicions.fetch_add(1, Relaxed);
+        self.silent_micros.fetch_max(micros(silent), Relaxed);
+        self.is_suspected.store(true, Relaxed);
+        self.suspicion.notify_one();
+        Suspicion(heard)
+    }
+
+    /// Waits until somebody suspects it.
+    pub(super) async fn suspected(&self) {
+        self.suspicion.notified().await;
+    }
+
+    /// For how long it has been silent to who suspected it since this was last asked.
+    pub(super) fn take_silence(&self) -> Duration {
+        Duration::from_micros(self.silent_micros.swap(0, Relaxed))
+    }
+
+    /// How many batches it has answered, to all workers.
+    pub(super) fn replies(&self) -> u64 {
+        let loads = lock(&self.meters.loads);
+        let replies = loads.iter().map(|load| load.replies.load(Relaxed));
+        replies.fold(0, u64::wrapping_add)
+    }
+
+    /// The probe was answered: it lives. `took` is the time of one round trip, if it was measured.
+    pub(super) fn heard(&self, took: Option<Duration>) {
+        if let Some(took) = took {
+            let mut round_trips = lock(&self.round_trips);
+            round_trips.record(took);
+            let suspect_after = round_trips.bounds(Duration::ZERO).suspect_after;
+            drop(round_trips);
+            self.suspect_after_micros
+                .store(micros(suspect_after), Relaxed);
+        }
+        self.is_suspected.store(false, Relaxed);
+        self.heard
+            .send_modify(|heard| *heard = heard.wrapping_add(1));
+    }
+
+    /// How long it may be silent, if one that usually answers at once may for `lose_after`.
+    pub(super) fn bounds(&self, lose_after: Duration) -> Bounds {
+        lock(&self.round_trips).bounds(lose_after)
+    }
+
+    /// Whether somebody waits for it for longer than it usually takes.
+    pub(super) fn is_suspected(&self) -> bool {
+        self.is_suspected.load(Relaxed)
+    }
+
+    /// It is lost: nobody is to wait for it until the probe says otherwise.
     pub(super) fn lose(&self, trouble: Trouble) {
         let text = trouble.to_string();
         if self.breaker.open(trouble) {
-            tracing::warn!(node = %self.place, trouble = text, "Redis is not reachable");
+            tracing::warn!(node = %self.place, cause = text, "Redis is lost");
         }
         self.tell();
     }
@@ -89,7 +199,7 @@ impl Node {
         let is_first = !self.was_well.swap(true, Relaxed);
         let is_back = self.breaker.close(is_anew);
         if is_back {
-            tracing::info!(node = %self.place, "Redis is reachable again");
+            tracing::info!(node = %self.place, "Redis is back");
         }
         if is_first || is_back {
             self.tell();
@@ -123,6 +233,9 @@ impl Node {
             refusals: get(&meters.refusals),
             redirects: get(&meters.redirects),
             connections: get(&meters.connections),
+            suspicions: get(&meters.suspicions),
+            stalls: get(&meters.stalls),
+            is_suspected: self.is_suspected(),
             queued: sum(|load| &load.queued),
             in_flight: sum(|load| &load.in_flight),
             refused_fast: sum(|load| &load.refused_fast),
@@ -145,9 +258,19 @@ pub struct NodeReport {
     pub redirects: u64,
     /// Connections that were made, those of the probe left out.
     pub connections: u64,
+    /// How often a batch took longer than the server usually takes.
+    pub suspicions: u64,
+    /// Connections that were given up because they were silent while the server answered on others.
+    pub stalls: u64,
+    /// Whether somebody waits for it now for longer than it usually takes.
+    pub is_suspected: bool,
     pub queued: u64,
     pub in_flight: u64,
     pub refused_fast: u64,
     /// How far its clock is ahead of ours.
     pub skew_millis: i64,
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }

@@ -1,7 +1,8 @@
-//! Asks one node, on a connection of its own, whether it is well and what time it is. All workers
-//! share what it finds: while the breaker is open nobody else knocks.
+//! Asks one node, on a connection of its own, whether it is well and what time it is, and judges whether
+//! it is lost. All workers share what it finds: while the breaker is open nobody else knocks.
 
 use std::{
+    future::pending,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
@@ -9,41 +10,46 @@ use std::{
 use bb8_redis::redis::{self, Value};
 use tokio::{
     sync::watch,
-    time::{Instant, timeout},
+    time::{Instant, sleep_until},
 };
 
 use super::{
     clock::{Measurement, Skew},
     connection::Connector,
+    detector::{Detector, State, TICK},
     link::Link,
     node::Node,
     packed::Packed,
+    running::{read_sockets, within},
     trouble::Trouble,
 };
 use crate::window::Timestamp;
 
-/// Between two questions to a node that is well.
+/// Between two questions to a node that nobody suspects.
 const CALM: Duration = Duration::from_secs(1);
 
-/// Between two to one that is not: at first, and at most. Doubled from one to the other.
+/// Between two attempts to reach one that is lost: at first, and at most. Doubled from one to the other.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LAST_PAUSE: Duration = Duration::from_millis(160);
 
-/// How long an answer may take. A path that swallows what is sent is left after that, so that the
-/// next attempt finds it mended.
+/// How long an attempt to reach a node may take. A path that swallows what is sent is left after that, so
+/// that the next attempt finds it mended.
 const PATIENCE: Duration = Duration::from_millis(250);
-
-/// A node that is lost again so soon after it was found well cannot bear the load: it is asked later
-/// each time, so that fewer decisions find out the hard way. Doubled from one relapse to the next.
-const RELAPSE: Duration = Duration::from_secs(1);
-const FIRST_REST: Duration = Duration::from_millis(20);
-const LAST_REST: Duration = Duration::from_millis(320);
 
 /// Every fourth attempt may take as long as the settings allow: a far node may need it.
 const LONG_ATTEMPT: u32 = 4;
 
 /// A proxy that knows no TIME closes the connection. After so many times it is not asked any more.
 const MAX_TIME_FAILURES: u32 = 3;
+
+/// How long others wait for a node.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patience {
+    /// How long a decision may wait: a lost node that answers later is of no use.
+    pub(super) deadline: Duration,
+    /// How long a node may be silent.
+    pub(super) lose_after: Duration,
+}
 
 #[derive(Debug)]
 pub(super) struct Probe {
@@ -52,20 +58,26 @@ pub(super) struct Probe {
     /// Whether a replica can be told by its role: one server may be whatever it likes, as long as
     /// it counts.
     must_be_master: bool,
-    /// How long a decision may wait: who answers later is of no use.
-    deadline: Duration,
+    patience: Patience,
     now: fn() -> Timestamp,
     trouble: watch::Receiver<Option<Trouble>>,
-    attempt: u32,
-    /// When the node was last found well after it had been lost, and how often it was lost again
-    /// soon after that.
-    found_well: Option<Instant>,
-    relapses: u32,
-    /// Whether there was a connection before the present one. What broke that may have broken
-    /// others too.
+    /// Whether the node was ever found well.
     is_back: bool,
+    /// Whether the present connection replaced one that was silent, or broke: that may have happened to
+    /// those of workers too.
+    is_replaced: bool,
     skew: Skew,
     time_failures: u32,
+}
+
+/// How a question was answered.
+struct Answered {
+    /// On this connection, if it is another one than that which was asked first.
+    new: Option<Link>,
+    /// In this time, in which we ran.
+    took: Duration,
+    /// Whether the connections of workers were answered meanwhile.
+    others_work: bool,
 }
 
 impl Probe {
@@ -73,7 +85,7 @@ impl Probe {
         node: Arc<Node>,
         connector: Arc<Connector>,
         must_be_master: bool,
-        deadline: Duration,
+        patience: Patience,
         now: fn() -> Timestamp,
     ) -> Self {
         Self {
@@ -81,12 +93,10 @@ impl Probe {
             node,
             connector,
             must_be_master,
-            deadline,
+            patience,
             now,
-            attempt: 0,
-            found_well: None,
-            relapses: 0,
             is_back: false,
+            is_replaced: false,
             skew: Skew::default(),
             time_failures: 0,
         }
@@ -94,90 +104,158 @@ impl Probe {
 
     /// Asks until it is dropped.
     pub(super) async fn run(mut self) {
-        loop {
-            let connecting = self.connector.connect(&self.node.place);
-            let connected = timeout(self.patience(), connecting).await;
-            match connected.unwrap_or(Err(Trouble::Silent)) {
-                Ok(link) => self.follow(link).await,
-                Err(trouble) => {
-                    self.node.lose(trouble);
-                    self.pause().await;
-                }
-            }
-        }
-    }
-
-    /// Leaves a node alone for a while that was lost again soon after it had been found well.
-    async fn rest(&mut self) {
-        let Some(found_well) = self.found_well.take() else {
-            return;
-        };
-        if found_well.elapsed() > RELAPSE {
-            self.relapses = 0;
-            return;
-        }
-        let rest = FIRST_REST.saturating_mul(1 << self.relapses.min(8));
-        self.relapses = self.relapses.saturating_add(1);
-        tokio::time::sleep(rest.min(LAST_REST)).await;
-    }
-
-    fn patience(&self) -> Duration {
-        if self.attempt % LONG_ATTEMPT == LONG_ATTEMPT - 1 {
-            self.connector.timeout
-        } else {
-            self.connector.timeout.min(PATIENCE)
-        }
-    }
-
-    async fn pause(&mut self) {
-        let pause = FIRST_PAUSE.saturating_mul(1 << self.attempt.min(8));
-        self.attempt = self.attempt.saturating_add(1);
-        tokio::time::sleep(pause.min(LAST_PAUSE)).await;
-    }
-
-    /// Asks on one connection until that breaks.
-    async fn follow(&mut self, mut link: Link) {
-        let mut is_new = true;
+        let mut link: Option<Link> = None;
+        let mut failures = 0;
         loop {
             let before = self.trouble.borrow_and_update().clone();
-            if before.is_some() {
-                self.rest().await;
-            }
-            let asked = Instant::now();
-            let answer = timeout(self.patience(), self.ask(&mut link, before.as_ref())).await;
-            let is_late = asked.elapsed() > self.deadline;
-            match answer.unwrap_or(Err(Trouble::Silent)) {
-                // It answers, but no decision could wait for it.
-                Ok(()) if is_late && before.is_some() => self.pause().await,
-                Ok(()) => {
-                    // If this very connection was silent and speaks again, others do so too.
-                    let is_other = before.as_ref().is_some_and(|was| *was != Trouble::Silent);
-                    let is_anew = is_new && (self.is_back || before.is_some());
-                    self.node.regain(is_anew || is_other);
-                    (is_new, self.is_back) = (false, true);
-                    self.attempt = 0;
-                    if before.is_some() {
-                        self.found_well = Some(Instant::now());
-                    }
-                    if !self.read_clock(&mut link).await {
-                        return;
-                    }
-                    tokio::select! {
-                        () = tokio::time::sleep(CALM) => {}
-                        // The node keeps the sender.
-                        _ = self.trouble.changed() => {}
-                    }
+            match self.ask_once(&mut link, before.as_ref()).await {
+                Ok(answered) => {
+                    failures = 0;
+                    self.follow(&mut link, answered, before.as_ref()).await;
                 }
                 Err(trouble) => {
-                    let is_broken = matches!(trouble, Trouble::Unreachable(_) | Trouble::Silent);
-                    self.node.lose(trouble);
-                    self.pause().await;
-                    if is_broken {
-                        return;
+                    // What was connected may only have been closed: the next attempt shows it.
+                    let had_link = link.is_some();
+                    if matches!(trouble, Trouble::Unreachable(_) | Trouble::Silent) {
+                        link = None;
                     }
+                    if link.is_none() && had_link && before.is_none() {
+                        continue;
+                    }
+                    self.node.lose(trouble);
+                    tokio::time::sleep(pause(failures)).await;
+                    failures += 1;
                 }
             }
         }
+    }
+
+    /// After an answer: until the next question is due.
+    async fn follow(
+        &mut self,
+        link: &mut Option<Link>,
+        answered: Answered,
+        before: Option<&Trouble>,
+    ) {
+        let Answered {
+            new,
+            took,
+            others_work,
+        } = answered;
+        if new.is_some() {
+            *link = new;
+            self.node.heard(None);
+            self.is_replaced |= self.is_back && !others_work;
+        } else {
+            self.node.heard(Some(took));
+        }
+        if self.node.breaker.is_open() && took > self.patience.deadline {
+            // It lives, but no decision could wait for it: the next answer may come sooner.
+            return;
+        }
+        // If this very connection was silent and speaks again, others do so too.
+        let is_other = before.is_some_and(|was| *was != Trouble::Silent);
+        self.node.regain(self.is_replaced || is_other);
+        (self.is_back, self.is_replaced) = (true, false);
+        if let Some(known) = link
+            && !self.read_clock(known).await
+        {
+            *link = None;
+            return;
+        }
+        tokio::select! {
+            () = tokio::time::sleep(CALM) => {}
+            () = self.node.suspected() => {}
+            // The node keeps the sender.
+            _ = self.trouble.changed() => {}
+        }
+    }
+
+    /// Asks on `link`, and on a new connection as well if there is none or the answer takes longer than
+    /// usual, until there is an answer, however long that takes. The node is lost meanwhile if it is silent
+    /// for too long, to this task and to all workers.
+    async fn ask_once(
+        &self,
+        link: &mut Option<Link>,
+        before: Option<&Trouble>,
+    ) -> Result<Answered, Trouble> {
+        let bounds = self.node.bounds(self.patience.lose_after);
+        let asked = Instant::now();
+        let replies = self.node.replies();
+        let has_link = link.is_some();
+        let on_old = async {
+            match link {
+                Some(link) => self.ask(link, before).await,
+                None => pending().await,
+            }
+        };
+        let on_new = async {
+            if has_link {
+                within(bounds.suspect_after, pending::<()>()).await;
+            }
+            self.reach(before).await
+        };
+        let mut silent = Silence {
+            detector: Detector::asked(bounds, asked).already(self.node.take_silence()),
+            last: asked,
+            ran: Duration::ZERO,
+            replies,
+        };
+        let new = tokio::select! {
+            biased;
+            answer = on_old => answer.map(|()| None)?,
+            answer = on_new => answer.map(Some)?,
+            () = self.watch(&mut silent) => None,
+        };
+        Ok(Answered {
+            new,
+            took: silent.ran + silent.last.elapsed().min(TICK),
+            others_work: self.node.replies() != replies,
+        })
+    }
+
+    /// Counts the time in which we ran and the node was silent. Never ends.
+    async fn watch(&self, silence: &mut Silence) {
+        loop {
+            // From the last look on, so that no pause in between is missed.
+            let due = silence.last + TICK;
+            sleep_until(due).await;
+            let now = Instant::now();
+            // An answer that is there already is an answer.
+            read_sockets().await;
+            silence.ran += due.saturating_duration_since(silence.last);
+            silence.last = now;
+            let replies = self.node.replies();
+            if replies != silence.replies {
+                silence.replies = replies;
+                silence.detector.heard(now);
+            }
+            if silence.detector.woke(due, now) == State::Lost {
+                self.node.lose(Trouble::Silent);
+            }
+        }
+    }
+
+    /// A new connection on which the node was found well.
+    async fn reach(&self, before: Option<&Trouble>) -> Result<Link, Trouble> {
+        for attempt in 0_u32.. {
+            let patience = if attempt % LONG_ATTEMPT == LONG_ATTEMPT - 1 {
+                self.connector.timeout
+            } else {
+                self.connector.timeout.min(PATIENCE)
+            };
+            let reached = async {
+                let mut link = self.connector.connect(&self.node.place).await?;
+                self.ask(&mut link, before).await?;
+                Ok(link)
+            };
+            match within(patience, reached).await {
+                Some(Err(Trouble::Silent)) | None => {}
+                Some(reached) => return reached,
+            }
+            tokio::time::sleep(pause(attempt)).await;
+        }
+        Err(Trouble::Silent)
     }
 
     /// Whether the node is well, as far as that can be asked; `before` is what was wrong with it.
@@ -213,8 +291,8 @@ impl Probe {
             return true;
         }
         let measurement = Measurement::begin((self.now)().millis());
-        match timeout(self.patience(), time(link)).await {
-            Ok(Ok(Some(millis))) => {
+        match within(self.connector.timeout.min(PATIENCE), time(link)).await {
+            Some(Ok(Some(millis))) => {
                 self.time_failures = 0;
                 self.skew.record(measurement.end(millis));
                 self.node.skew_millis.store(self.skew.median(), Relaxed);
@@ -222,13 +300,29 @@ impl Probe {
                 true
             }
             // It may not be asked; the connection is as good as before.
-            Ok(Ok(None)) => true,
-            Ok(Err(_)) | Err(_) => {
+            Some(Ok(None)) => true,
+            Some(Err(_)) | None => {
                 self.time_failures += 1;
                 false
             }
         }
     }
+}
+
+/// How long a silence lasts.
+struct Silence {
+    detector: Detector,
+    /// When we last looked, and how long we ran until then.
+    last: Instant,
+    ran: Duration,
+    /// The replies to all workers by then.
+    replies: u64,
+}
+
+/// Before the next attempt, after so many.
+fn pause(failures: u32) -> Duration {
+    let pause = FIRST_PAUSE.saturating_mul(1 << failures.min(8));
+    pause.min(LAST_PAUSE)
 }
 
 /// The time of day of the server in milliseconds, if it tells.

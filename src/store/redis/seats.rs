@@ -3,10 +3,7 @@
 //! Two hold a seat: who waits in it, and the batch that the answer comes with. It is free again when
 //! both have let go.
 
-use std::{
-    task::{Context, Poll, Waker},
-    time::Duration,
-};
+use std::task::{Context, Poll, Waker};
 
 use tokio::time::Instant;
 
@@ -35,9 +32,11 @@ struct Seat {
 #[derive(Debug)]
 enum State {
     Free,
-    /// Somebody waits, since then. Both hold it.
+    /// Somebody waits. Both hold it.
     Waiting {
         since: Instant,
+        /// When the wait ends, pauses of this thread left out as far as they are known.
+        ends: Instant,
         waker: Option<Waker>,
     },
     /// Whoever waits does so in vain. Both hold it.
@@ -49,9 +48,9 @@ enum State {
 }
 
 impl Seats {
-    /// A seat for one that waits from now on, and is woken by `waker` if it does not ask again.
-    pub(super) fn take(&mut self, now: Instant, waker: Option<Waker>) -> usize {
-        let state = State::Waiting { since: now, waker };
+    /// A seat for one that waits from `since` to `ends`, and is woken by `waker` if it does not ask again.
+    pub(super) fn take(&mut self, since: Instant, ends: Instant, waker: Option<Waker>) -> usize {
+        let state = State::Waiting { since, ends, waker };
         match self.free.pop() {
             Some(free) => {
                 self.all[free].state = state;
@@ -162,23 +161,50 @@ impl Seats {
         self.free.push(seat);
     }
 
-    /// Tells all who have waited for `deadline` that there will be no answer in time. Returns when
-    /// the next one will have, if there is one.
-    pub(super) fn end_late(&mut self, now: Instant, deadline: Duration) -> Option<Instant> {
+    /// Since when the first waits, if anybody does.
+    pub(super) fn first_since(&self) -> Option<Instant> {
+        let since = self.all.iter().filter_map(|seat| match seat.state {
+            State::Waiting { since, .. } => Some(since),
+            State::Free | State::Late | State::Told(_) | State::Left => None,
+        });
+        since.min()
+    }
+
+    /// When the first wait ends, if anybody waits.
+    pub(super) fn next_end(&self) -> Option<Instant> {
+        let ends = self.all.iter().filter_map(|seat| match seat.state {
+            State::Waiting { ends, .. } => Some(ends),
+            State::Free | State::Late | State::Told(_) | State::Left => None,
+        });
+        ends.min()
+    }
+
+    /// This thread did not run between `from` and `to`: that is no time in which anybody waited for a
+    /// server.
+    pub(super) fn leave_out(&mut self, from: Instant, to: Instant) {
+        for seat in &mut self.all {
+            if let State::Waiting { since, ends, .. } = &mut seat.state {
+                *ends += to.saturating_duration_since(from.max(*since));
+            }
+        }
+    }
+
+    /// Tells all whose wait is over that there will be no answer in time. Returns when the next wait
+    /// ends, if there is one.
+    pub(super) fn end_late(&mut self, now: Instant) -> Option<Instant> {
         let mut next: Option<Instant> = None;
         for seat in &mut self.all {
-            let State::Waiting { since, waker } = &mut seat.state else {
+            let State::Waiting { ends, waker, .. } = &mut seat.state else {
                 continue;
             };
-            let ends = *since + deadline;
-            if ends <= now {
+            if *ends <= now {
                 let waker = waker.take();
                 seat.state = State::Late;
                 if let Some(waker) = waker {
                     waker.wake();
                 }
             } else {
-                next = Some(next.map_or(ends, |next| next.min(ends)));
+                next = Some(next.map_or(*ends, |next| next.min(*ends)));
             }
         }
         next
@@ -187,12 +213,18 @@ impl Seats {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     const DEADLINE: Duration = Duration::from_millis(50);
 
     fn told() -> Result<CountList, StoreError> {
         Ok(CountList::from_iter([Count::from(7)]))
+    }
+
+    fn take(seats: &mut Seats, since: Instant) -> usize {
+        seats.take(since, since + DEADLINE, None)
     }
 
     fn tell(seats: &mut Seats, seat: usize) {
@@ -210,22 +242,22 @@ mod tests {
     #[test]
     fn an_answer_is_fetched_once_and_its_seat_is_free_again() {
         let (mut seats, now) = (Seats::default(), Instant::now());
-        let seat = seats.take(now, None);
+        let seat = take(&mut seats, now);
         assert!(seats.is_wanted(seat));
         assert_eq!(poll(&mut seats, seat), None);
         tell(&mut seats, seat);
         assert_eq!(poll(&mut seats, seat), Some(told()));
-        assert_eq!(seats.take(now, None), seat);
-        assert_ne!(seats.take(now, None), seat);
+        assert_eq!(take(&mut seats, now), seat);
+        assert_ne!(take(&mut seats, now), seat);
     }
 
     #[test]
     fn an_error_brings_no_counts_of_who_sat_there_before() {
         let (mut seats, now) = (Seats::default(), Instant::now());
-        let seat = seats.take(now, None);
+        let seat = take(&mut seats, now);
         tell(&mut seats, seat);
         assert_eq!(poll(&mut seats, seat), Some(told()));
-        assert_eq!(seats.take(now, None), seat);
+        assert_eq!(take(&mut seats, now), seat);
         seats.tell(seat, StoreError::Refused);
         let mut counts = CountList::new();
         let polled = seats.poll(seat, &Context::from_waker(Waker::noop()), &mut counts);
@@ -236,34 +268,55 @@ mod tests {
     #[test]
     fn a_seat_that_was_left_is_free_when_its_batch_ends() {
         let (mut seats, now) = (Seats::default(), Instant::now());
-        let seat = seats.take(now, None);
+        let seat = take(&mut seats, now);
         seats.leave(seat);
         assert!(!seats.is_wanted(seat));
-        assert_ne!(seats.take(now, None), seat);
+        assert_ne!(take(&mut seats, now), seat);
         tell(&mut seats, seat);
-        assert_eq!(seats.take(now, None), seat);
+        assert_eq!(take(&mut seats, now), seat);
         // The other way round.
         tell(&mut seats, seat);
         seats.leave(seat);
-        assert_eq!(seats.take(now, None), seat);
+        assert_eq!(take(&mut seats, now), seat);
     }
 
     #[test]
     fn nobody_waits_for_longer_than_the_deadline() {
         let (mut seats, now) = (Seats::default(), Instant::now());
-        let [first, second] = [now, now + DEADLINE / 2].map(|since| seats.take(since, None));
-        assert_eq!(seats.end_late(now, DEADLINE), Some(now + DEADLINE));
-        let next = seats.end_late(now + DEADLINE, DEADLINE);
+        let [first, second] = [now, now + DEADLINE / 2].map(|since| take(&mut seats, since));
+        assert_eq!(seats.next_end(), Some(now + DEADLINE));
+        assert_eq!(seats.end_late(now), Some(now + DEADLINE));
+        let next = seats.end_late(now + DEADLINE);
         assert_eq!(next, Some(now + DEADLINE / 2 + DEADLINE));
         assert_eq!(poll(&mut seats, first), Some(Err(StoreError::Timeout)));
         assert_eq!(poll(&mut seats, second), None);
         // The batch still holds it: nobody else may get its answer.
-        assert_ne!(seats.take(now, None), first);
+        assert_ne!(take(&mut seats, now), first);
         tell(&mut seats, first);
-        assert_eq!(seats.take(now, None), first);
-        assert_eq!(seats.end_late(now + 3 * DEADLINE, DEADLINE), None);
+        assert_eq!(take(&mut seats, now), first);
+        assert_eq!(seats.end_late(now + 3 * DEADLINE), None);
         tell(&mut seats, second);
         assert_eq!(poll(&mut seats, second), Some(Err(StoreError::Timeout)));
         seats.leave(first);
+    }
+
+    #[test]
+    fn a_pause_puts_off_the_end_of_who_waited_and_by_no_more_than_that() {
+        let (mut seats, now) = (Seats::default(), Instant::now());
+        let pause = 3 * DEADLINE;
+        let middle = now + DEADLINE / 2 + pause / 2;
+        for since in [now, middle, now + DEADLINE / 2 + pause] {
+            take(&mut seats, since);
+        }
+        seats.leave_out(now + DEADLINE / 2, now + DEADLINE / 2 + pause);
+        let ends = [
+            now + DEADLINE + pause,
+            middle + DEADLINE + pause / 2,
+            now + DEADLINE / 2 + pause + DEADLINE,
+        ];
+        assert_eq!(seats.end_late(now + DEADLINE), Some(ends[0]));
+        assert_eq!(seats.end_late(ends[0]), Some(ends[1]));
+        assert_eq!(ends[1], ends[2]);
+        assert_eq!(seats.end_late(ends[1]), None);
     }
 }

@@ -3,11 +3,11 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use bb8_redis::redis;
-use tokio::{task::JoinSet, time::timeout};
+use tokio::task::JoinSet;
 
 use super::{
     address::Place, connection::Connector, link::Link, packed::Packed, probe::is_master,
-    trouble::Trouble,
+    running::within, trouble::Trouble,
 };
 
 /// How long the sentinels may think. Who is slower has no vote this time.
@@ -47,7 +47,7 @@ impl Sentinels {
             let connector = self.connector.clone();
             let (place, master) = (place.clone(), self.master.clone());
             asking.spawn(async move {
-                let vote = timeout(PATIENCE, ask(&connector, &place, link, &master)).await;
+                let vote = within(PATIENCE, ask(&connector, &place, link, &master)).await;
                 (order, place, vote.unwrap_or(Err(Trouble::Silent)))
             });
         }
@@ -114,7 +114,7 @@ pub(super) async fn is_master_at(connector: &Connector, place: &Place) -> Result
             None => Ok(replies.first().is_some_and(is_master)),
         }
     };
-    timeout(connector.timeout, ask)
+    within(connector.timeout, ask)
         .await
         .unwrap_or(Err(Trouble::Silent))
 }

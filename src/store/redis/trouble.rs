@@ -11,7 +11,7 @@ use crate::causes::chain;
 pub enum Trouble {
     /// Nobody is there, or the connection broke.
     Unreachable(String),
-    /// It did not answer in time.
+    /// It has not said anything for too long.
     Silent,
     /// It is a replica: only its master counts.
     ReadOnly,
@@ -33,7 +33,7 @@ impl fmt::Display for Trouble {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unreachable(why) => write!(f, "not reachable ({why})"),
-            Self::Silent => f.write_str("does not answer in time"),
+            Self::Silent => f.write_str("is silent"),
             Self::ReadOnly => f.write_str("is a replica (READONLY)"),
             Self::Loading => f.write_str("is still loading its data (LOADING)"),
             Self::NoAuth => f.write_str("wants a password (NOAUTH)"),

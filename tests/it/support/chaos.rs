@@ -2,24 +2,27 @@
 //! runs against real processes of its own.
 
 use std::{
-    fs,
+    fmt, fs,
     future::Future,
     pin::Pin,
     time::{Duration, Instant},
 };
 
 use tempfile::TempDir;
+use tokio::task::JoinSet;
+use tonic::Code;
 
 use super::{
-    ask::{Client, ask, connect, is_degraded, is_ok},
+    ask::{Client, ask, connect, descriptor, is_degraded, is_ok, request},
+    busy::{Pauses, Turn, loops},
     certificates::Authority,
     cluster::{Cluster, is_replica},
     eventually,
     proxy::{Fault, Proxy},
     redis::Redis,
     sentinel::Watched,
-    storm::{Answers, Seen, Storm, What},
-    tollgate::{self, Tollgate},
+    storm::{Answers, Seen, Storm, TIMEOUT, What},
+    tollgate::{self, Log, Tollgate},
     wait_until,
 };
 
@@ -55,12 +58,16 @@ pub struct Outcome {
     /// Answers that were made without Redis, as `on_store_loss` says.
     pub degraded: usize,
     pub longest: Duration,
-    /// Answers that took far longer than a deadline.
-    pub late: usize,
+    /// From the break until the log said that Redis is lost.
+    pub lost: Option<Duration>,
+    /// Errors and answers without Redis to what was asked after that, and of these the ones that waited for
+    /// their deadline.
+    pub lacks_when_lost: usize,
+    pub waits_when_lost: usize,
     /// The time in which 99 of 100 came of the first answers while it was broken: those to what was asked
     /// before anybody was answered without Redis. Nothing if nobody ever was.
     pub first: Option<Duration>,
-    /// The same of all others while it was broken.
+    /// The same of what was asked when Redis was lost, or after the first answers if it never was.
     pub others: Duration,
     /// The slowest of the others, with the time from the break to the question.
     pub slowest: Vec<(Duration, Seen)>,
@@ -72,6 +79,33 @@ pub struct Outcome {
     pub recovery: Duration,
     /// How many more or less than the limit were admitted afterwards.
     pub off_afterwards: i64,
+}
+
+/// A line of the table in `docs/chaos.md`.
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let millis = |time: Duration| time.as_secs_f64() * 1000.0;
+        let or_none = |time: Option<Duration>, digits: usize| {
+            let shown = time.map(|time| format!("{:.digits$} ms", millis(time)));
+            shown.unwrap_or_else(|| "–".to_owned())
+        };
+        write!(
+            f,
+            "| {} | {} | {} | {} | {:.1} ms | {} | {} | {:.2} ms | {} | {} | {:.0} ms | {} |",
+            self.name,
+            self.answers,
+            self.errors,
+            self.degraded,
+            millis(self.longest),
+            or_none(self.first, 1),
+            or_none(self.lost, 0),
+            millis(self.others),
+            self.over,
+            self.under,
+            millis(self.recovery),
+            self.off_afterwards,
+        )
+    }
 }
 
 pub type Running = Pin<Box<dyn Future<Output = Outcome>>>;
@@ -132,8 +166,59 @@ pub fn scenarios() -> Vec<(&'static str, Scenario)> {
         (SPLIT_LOCAL, |plan| {
             Box::pin(replicas_split(SPLIT_LOCAL, plan.answering("local")))
         }),
+        (PAUSES_15, |plan| {
+            Box::pin(paused(PAUSES_15, plan, vec![Turn::millis(15, 85)]))
+        }),
+        (PAUSES_60, |plan| {
+            Box::pin(paused(PAUSES_60, plan, vec![Turn::millis(60, 40)]))
+        }),
+        (PAUSES_200, |plan| {
+            Box::pin(paused(PAUSES_200, plan, vec![Turn::millis(200, 50)]))
+        }),
+        (PAUSES_RANDOM, |plan| {
+            Box::pin(paused(PAUSES_RANDOM, plan, random_turns()))
+        }),
+        (PAUSES_OF_BOTH, |plan| Box::pin(both_paused(plan))),
+        (BUSY, |plan| Box::pin(busy(plan))),
+        (STARVED, |plan| Box::pin(starved(plan))),
+        (LATE_REPLIES, |plan| {
+            Box::pin(late_replies(
+                LATE_REPLIES,
+                plan,
+                None,
+                &[1, 5, 9, 11, 15, 30],
+            ))
+        }),
+        (LATE_REPLIES_ENVOY, |plan| {
+            let late = &[1, 5, 9, 11, 15, 30];
+            Box::pin(late_replies(LATE_REPLIES_ENVOY, plan, Some("20m"), late))
+        }),
+        (STALL, |plan| {
+            Box::pin(late_replies(STALL, plan, None, &[210]))
+        }),
+        (STALL_ENVOY, |plan| {
+            Box::pin(late_replies(STALL_ENVOY, plan, Some("20m"), &[210]))
+        }),
+        (SLEEPS, |plan| Box::pin(redis_sleeps(plan))),
+        (SAVES, |plan| Box::pin(redis_saves(plan))),
     ]
 }
+
+/// The machine has no time for tollgate, or Redis takes longer than usual: with default settings. Nobody
+/// goes without Redis, which answers all the time.
+pub const PAUSES_15: &str = "tollgate stopped for 15 ms of every 100; defaults";
+pub const PAUSES_60: &str = "tollgate stopped for 60 ms of every 100; defaults";
+pub const PAUSES_200: &str = "tollgate stopped for 200 ms of every 250; defaults";
+pub const PAUSES_RANDOM: &str = "tollgate stopped at random, up to 300 ms; defaults";
+pub const PAUSES_OF_BOTH: &str = "tollgate and Redis stopped in turns, 40 ms each; defaults";
+pub const BUSY: &str = "four busy loops beside it; defaults";
+pub const STARVED: &str = "workers starved by requests of 4 MB; defaults";
+pub const LATE_REPLIES: &str = "a reply 1, 5, 9, 11, 15, 30 ms late now and then; defaults";
+pub const LATE_REPLIES_ENVOY: &str = "the same with callers that wait for 20 ms, as Envoy does";
+pub const STALL: &str = "a connection stalls for 210 ms now and then; defaults";
+pub const STALL_ENVOY: &str = "the same stall with callers that wait for 20 ms";
+pub const SLEEPS: &str = "Redis sleeps for 30 ms each second; defaults";
+pub const SAVES: &str = "BGSAVE of a large Redis; defaults";
 
 pub const KILLED: &str = "kill -9 of Redis, restart";
 pub const STOPPED: &str = "SIGSTOP of Redis";
@@ -189,9 +274,6 @@ const CALM: Duration = Duration::from_millis(300);
 /// and the time that takes.
 const QUIET: Duration = Duration::from_millis(1500);
 
-/// What is far longer than a deadline: timers have a grain, and machines other things to do.
-const LATE: Duration = Duration::from_millis(50);
-
 /// How many of the slowest answers are kept to be looked at.
 const SLOWEST: usize = 20;
 
@@ -205,6 +287,14 @@ pub fn start(plan: &Plan, url: &str, more: &[(&str, &str)]) -> Tollgate {
         builder = builder.env(name, value);
     }
     builder.start()
+}
+
+/// A tollgate with default settings.
+fn start_by_default(plan: &Plan, url: &str) -> Tollgate {
+    tollgate::with_rules(RULES)
+        .redis_by_default(url)
+        .args(plan.args.iter().map(String::as_str))
+        .start()
 }
 
 /// Waits until every value has a decision of the store again.
@@ -243,9 +333,10 @@ struct Course {
     plan: Plan,
     clients: Vec<Client>,
     storm: Storm,
+    logs: Vec<Log>,
     counted_before: i64,
-    /// Answers to calls outside of the storm; they were counted too.
-    broken: Option<Instant>,
+    /// When it broke, also in milliseconds since 1970.
+    broken: Option<(Instant, u64)>,
     mended: Option<Instant>,
     recovery: Duration,
 }
@@ -258,6 +349,17 @@ impl Course {
         servers: &[&Tollgate],
         counted: &dyn Fn() -> i64,
     ) -> Self {
+        Self::begin_with_timeout(name, plan, servers, counted, None).await
+    }
+
+    /// The same with callers that say how long they wait.
+    async fn begin_with_timeout(
+        name: &'static str,
+        plan: Plan,
+        servers: &[&Tollgate],
+        counted: &dyn Fn() -> i64,
+        timeout: Option<&str>,
+    ) -> Self {
         let mut clients = Vec::new();
         for server in servers {
             let client = connect(server.grpc).await;
@@ -266,13 +368,15 @@ impl Course {
         }
         let counted_before = counted();
         let addresses: Vec<_> = servers.iter().map(|server| server.grpc).collect();
-        let storm = Storm::paced(&addresses, &VALUES, plan.period);
+        let storm = Storm::with_timeout(&addresses, &VALUES, plan.period, timeout);
+        let logs = servers.iter().map(|server| server.log().clone()).collect();
         tokio::time::sleep(CALM).await;
         Self {
             name,
             plan,
             clients,
             storm,
+            logs,
             counted_before,
             broken: None,
             mended: None,
@@ -281,7 +385,7 @@ impl Course {
     }
 
     fn broken(&mut self) {
-        self.broken = Some(Instant::now());
+        self.broken = Some((Instant::now(), ::tollgate::grpc::now().millis()));
     }
 
     fn mended(&mut self) {
@@ -290,7 +394,7 @@ impl Course {
 
     /// Waits until all is well again, and counts up.
     async fn end(mut self, counted: &dyn Fn() -> i64) -> Outcome {
-        let broken = self.broken.expect("something was broken");
+        let (broken, broken_millis) = self.broken.expect("something was broken");
         let mended = self.mended.expect("it was mended");
         // The storm sees it by itself; asking beside it would be counted.
         tokio::time::sleep(CALM).await;
@@ -330,7 +434,19 @@ impl Course {
         let known = answers.first_lack(broken).filter(|known| *known < mended);
         let quantile = |answers: &Answers| answers.quantile(0.99, self.plan.period);
         let first = known.map(|known| quantile(&answers.under_way(broken, known)));
-        let others = answers.between(known.unwrap_or(broken), mended);
+        let losses = self
+            .logs
+            .iter()
+            .flat_map(|log| log.moments("Redis is lost"));
+        let lost =
+            losses.filter_map(|at| Some(Duration::from_millis(at.checked_sub(broken_millis)?)));
+        let lost = lost.min().filter(|lost| broken + *lost < mended);
+        let from = lost.map(|lost| broken + lost).or(known).unwrap_or(broken);
+        let others = answers.between(from, mended);
+        let (lacks_when_lost, waits_when_lost) = match lost {
+            Some(_) => (others.lacks(), others.count(What::Error(TIMEOUT))),
+            None => (0, 0),
+        };
         let mut slowest: Vec<_> = others
             .0
             .iter()
@@ -344,7 +460,9 @@ impl Course {
             errors: answers.error_count(),
             degraded: answers.degraded().0.len(),
             longest: answers.longest(),
-            late: answers.later_than(self.plan.deadline + LATE),
+            lost,
+            lacks_when_lost,
+            waits_when_lost,
             first,
             others: quantile(&others),
             slowest,
@@ -576,6 +694,154 @@ async fn replicas_split(name: &'static str, plan: Plan) -> Outcome {
     proxy.set(SWALLOWS);
     tokio::time::sleep(lasts).await;
     proxy.heal();
+    course.mended();
+    course.end(&|| counted_in(&redis)).await
+}
+
+async fn paused(name: &'static str, plan: Plan, turns: Vec<Turn>) -> Outcome {
+    let redis = Redis::start();
+    let server = start_by_default(&plan, &redis.url());
+    let lasts = plan.lasts;
+    let mut course = Course::begin(name, plan, &[&server], &|| counted_in(&redis)).await;
+    course.broken();
+    let pauses = Pauses::of(server.process_id(), turns);
+    tokio::time::sleep(lasts).await;
+    drop(pauses);
+    course.mended();
+    course.end(&|| counted_in(&redis)).await
+}
+
+/// Turns of other lengths each time, and of the same ones in each run.
+fn random_turns() -> Vec<Turn> {
+    let mut state = 20_261_122_u64;
+    let mut random = |below: u64| {
+        // Numerical Recipes' generator is random enough for this.
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223) % (1 << 32);
+        state % below
+    };
+    (0..100)
+        .map(|_| {
+            let longest = [20, 80, 300][usize::try_from(random(3)).unwrap()];
+            Turn::millis(1 + random(longest), 5 + random(100))
+        })
+        .collect()
+}
+
+/// While one is stopped the other runs.
+async fn both_paused(plan: Plan) -> Outcome {
+    let redis = Redis::start();
+    let server = start_by_default(&plan, &redis.url());
+    let lasts = plan.lasts;
+    let mut course = Course::begin(PAUSES_OF_BOTH, plan, &[&server], &|| counted_in(&redis)).await;
+    course.broken();
+    let turns = vec![Turn::millis(40, 60)];
+    let pauses = Pauses::of(server.process_id(), turns.clone());
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let of_redis = Pauses::of(redis.process_id(), turns);
+    tokio::time::sleep(lasts).await;
+    drop((pauses, of_redis));
+    course.mended();
+    course.end(&|| counted_in(&redis)).await
+}
+
+async fn busy(plan: Plan) -> Outcome {
+    let redis = Redis::start();
+    let server = start_by_default(&plan, &redis.url());
+    let lasts = plan.lasts;
+    let mut course = Course::begin(BUSY, plan, &[&server], &|| counted_in(&redis)).await;
+    course.broken();
+    let others = loops(4);
+    tokio::time::sleep(lasts).await;
+    drop(others);
+    course.mended();
+    course.end(&|| counted_in(&redis)).await
+}
+
+/// Whoever reads a large message does nothing else meanwhile.
+async fn starved(plan: Plan) -> Outcome {
+    let redis = Redis::start();
+    let server = start_by_default(&plan, &redis.url());
+    let lasts = plan.lasts;
+    let mut clients = Vec::new();
+    for _ in 0..2 {
+        clients.push(connect(server.grpc).await);
+    }
+    let mut course = Course::begin(STARVED, plan, &[&server], &|| counted_in(&redis)).await;
+    course.broken();
+    let until = Instant::now() + lasts;
+    let message = request("d", vec![descriptor(&[("k", "large"); 300_000])]);
+    while Instant::now() < until {
+        let mut calls = JoinSet::new();
+        for client in &clients {
+            let (mut client, message) = (client.clone(), message.clone());
+            calls.spawn(async move { client.should_rate_limit(message).await });
+        }
+        for answer in calls.join_all().await {
+            assert_eq!(answer.unwrap_err().code(), Code::InvalidArgument);
+        }
+    }
+    course.mended();
+    course.end(&|| counted_in(&redis)).await
+}
+
+/// Each reply of those that are late is one of `late` milliseconds so, in turn.
+async fn late_replies(
+    name: &'static str,
+    plan: Plan,
+    timeout: Option<&str>,
+    late: &[u64],
+) -> Outcome {
+    let redis = Redis::start();
+    let proxy = Proxy::to(redis.address());
+    let server = start_by_default(&plan, &proxy.url());
+    let lasts = plan.lasts;
+    let servers = [&server];
+    let counted = || counted_in(&redis);
+    let begun = Course::begin_with_timeout(name, plan, &servers, &counted, timeout);
+    let mut course = begun.await;
+    course.broken();
+    let until = Instant::now() + lasts;
+    for late in late.iter().cycle() {
+        if Instant::now() >= until {
+            break;
+        }
+        proxy.hold_next_reply(Duration::from_millis(*late));
+        tokio::time::sleep(Duration::from_millis(100 + 2 * late)).await;
+    }
+    course.mended();
+    course.end(&|| counted_in(&redis)).await
+}
+
+async fn redis_sleeps(plan: Plan) -> Outcome {
+    let redis = Redis::with(&["--enable-debug-command", "yes"]);
+    let server = start_by_default(&plan, &redis.url());
+    let lasts = plan.lasts;
+    let mut course = Course::begin(SLEEPS, plan, &[&server], &|| counted_in(&redis)).await;
+    course.broken();
+    let until = Instant::now() + lasts;
+    while Instant::now() < until {
+        redis.cli(&["DEBUG", "SLEEP", "0.03"]);
+        tokio::time::sleep(Duration::from_millis(970).min(lasts / 4)).await;
+    }
+    course.mended();
+    course.end(&|| counted_in(&redis)).await
+}
+
+async fn redis_saves(plan: Plan) -> Outcome {
+    let redis = Redis::with(&["--enable-debug-command", "yes"]);
+    // A hundred bytes each; a second or so makes a gigabyte.
+    let keys = if plan.lasts < Duration::from_secs(2) {
+        "200000"
+    } else {
+        "5000000"
+    };
+    redis.cli(&["DEBUG", "POPULATE", keys, "filler", "100"]);
+    let server = start_by_default(&plan, &redis.url());
+    let lasts = plan.lasts;
+    let mut course = Course::begin(SAVES, plan, &[&server], &|| counted_in(&redis)).await;
+    course.broken();
+    redis.cli(&["BGSAVE"]);
+    tokio::time::sleep(lasts).await;
     course.mended();
     course.end(&|| counted_in(&redis)).await
 }

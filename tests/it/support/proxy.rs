@@ -4,7 +4,7 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -37,6 +37,8 @@ pub struct Proxy {
     /// Connections that were made before it was raised to this number are dead, and nobody is told.
     alive_from: Arc<AtomicUsize>,
     made: Arc<AtomicUsize>,
+    /// How much later the next reply arrives, and on its connection all behind it, in microseconds.
+    holds_next_micros: Arc<AtomicU64>,
 }
 
 impl Proxy {
@@ -48,7 +50,9 @@ impl Proxy {
             fault: watch::Sender::default(),
             alive_from: Arc::default(),
             made: Arc::default(),
+            holds_next_micros: Arc::default(),
         };
+        let holds_next_micros = proxy.holds_next_micros.clone();
         let faults = proxy.fault.subscribe();
         let (alive_from, made) = (proxy.alive_from.clone(), proxy.made.clone());
         std::thread::spawn(move || {
@@ -63,11 +67,12 @@ impl Proxy {
                     let number = made.fetch_add(1, Relaxed);
                     let faults = faults.clone();
                     let (alive_from, behind) = (alive_from.clone(), behind.clone());
+                    let holds_next_micros = holds_next_micros.clone();
                     passing.spawn(async move {
                         let is_dead = move || number < alive_from.load(Relaxed);
                         let mut ends = faults.clone();
                         tokio::select! {
-                            () = pass(near, behind, faults, is_dead) => {}
+                            () = pass(near, behind, faults, is_dead, &holds_next_micros) => {}
                             _ = ends.wait_for(|fault| fault.cuts) => {}
                         }
                     });
@@ -89,6 +94,13 @@ impl Proxy {
         self.set(Fault::default());
     }
 
+    /// The next reply is held back for `time`, and with it all that comes after it on its connection. Returns
+    /// whether the one before was found.
+    pub fn hold_next_reply(&self, time: Duration) -> bool {
+        let micros = u64::try_from(time.as_micros()).unwrap();
+        self.holds_next_micros.swap(micros, Relaxed) == 0
+    }
+
     /// All connections so far fall silent for ever; new ones work.
     pub fn forget(&self) {
         self.alive_from.store(self.made.load(Relaxed), Relaxed);
@@ -100,6 +112,7 @@ async fn pass(
     behind: String,
     faults: watch::Receiver<Fault>,
     is_dead: impl Fn() -> bool + Clone,
+    holds_next_micros: &AtomicU64,
 ) {
     let Ok(far) = TcpStream::connect(behind).await else {
         return;
@@ -109,9 +122,10 @@ async fn pass(
     }
     let (near_read, near_write) = near.into_split();
     let (far_read, far_write) = far.into_split();
+    let none_held = AtomicU64::new(0);
     tokio::select! {
-        () = pump(near_read, far_write, faults.clone(), is_dead.clone()) => {}
-        () = pump(far_read, near_write, faults, is_dead) => {}
+        () = pump(near_read, far_write, faults.clone(), is_dead.clone(), &none_held) => {}
+        () = pump(far_read, near_write, faults, is_dead, holds_next_micros) => {}
     }
 }
 
@@ -121,6 +135,7 @@ async fn pump(
     mut to: tokio::net::tcp::OwnedWriteHalf,
     faults: watch::Receiver<Fault>,
     is_dead: impl Fn() -> bool,
+    holds_next_micros: &AtomicU64,
 ) {
     let (late, mut due) = mpsc::channel::<(Instant, Vec<u8>)>(1024);
     let read = async {
@@ -140,7 +155,8 @@ async fn pump(
                     _ = faults.wait_for(|now| *now != fault) => {}
                 }
             }
-            let at = Instant::now() + fault.latency;
+            let held = Duration::from_micros(holds_next_micros.swap(0, Relaxed));
+            let at = Instant::now() + fault.latency + held;
             if late.send((at, buffer[..length].to_vec())).await.is_err() {
                 break;
             }

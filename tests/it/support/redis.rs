@@ -182,6 +182,10 @@ impl Redis {
     }
 
     /// Stops it as a machine without time would: connections stay open and nothing answers.
+    pub fn process_id(&self) -> u32 {
+        self.child.id()
+    }
+
     pub fn freeze(&self) {
         self.signal(Signal::SIGSTOP);
     }

@@ -96,6 +96,16 @@ impl Storm {
 
     /// The same with another time between two questions of a caller.
     pub fn paced(servers: &[SocketAddr], values: &[&str], period: Duration) -> Self {
+        Self::with_timeout(servers, values, period, None)
+    }
+
+    /// The same with callers that say how long they wait, as `grpc-timeout` does.
+    pub fn with_timeout(
+        servers: &[SocketAddr],
+        values: &[&str],
+        period: Duration,
+        timeout: Option<&str>,
+    ) -> Self {
         let over = Arc::new(AtomicBool::new(false));
         let count = CONNECTIONS.max(servers.len());
         let begins = Instant::now();
@@ -103,7 +113,7 @@ impl Storm {
             let own = (number..STREAMS).step_by(count);
             let callers = own.map(|caller| {
                 let offset = period * u32::try_from(caller).unwrap() / 64;
-                Caller::new(values[caller % values.len()], begins + offset)
+                Caller::new(values[caller % values.len()], timeout, begins + offset)
             });
             let server = servers[number % servers.len()];
             let mut line = Line::connect(server, callers.collect()).expect("the server accepts");
@@ -143,15 +153,17 @@ struct Caller {
 
 impl Caller {
     /// Asks for `value`. Headers are spelled out each time, and nothing is remembered of them.
-    fn new(value: &str, due: Instant) -> Self {
+    fn new(value: &str, timeout: Option<&str>, due: Instant) -> Self {
         // POST and http stand in every table.
         let mut head = vec![0x83, 0x86];
-        for (name, value) in [
+        let headers = [
             (":authority", "chaos"),
             (":path", SHOULD_RATE_LIMIT),
             ("content-type", "application/grpc"),
             ("te", "trailers"),
-        ] {
+        ];
+        let timeout = timeout.map(|timeout| ("grpc-timeout", timeout));
+        for (name, value) in headers.into_iter().chain(timeout) {
             head.push(0);
             for text in [name, value] {
                 head.push(u8::try_from(text.len()).unwrap());
@@ -373,10 +385,13 @@ impl Call {
     }
 }
 
+/// The text of who waited in vain.
+pub const TIMEOUT: &str = "the counter store did not answer in time";
+
 /// The texts that a caller may see.
 fn known(message: &str) -> &'static str {
     const TEXTS: [&str; 5] = [
-        "the counter store did not answer in time",
+        TIMEOUT,
         "the counter store is not reachable",
         "the counter store refused a command",
         "too many requests are waiting for the counter store",
@@ -407,6 +422,11 @@ impl Answers {
         Self(degraded.cloned().collect())
     }
 
+    /// How many are errors, or were answered without the store.
+    pub fn lacks(&self) -> usize {
+        self.0.iter().filter(|seen| seen.lacked_store()).count()
+    }
+
     pub fn errors(&self) -> BTreeMap<&'static str, usize> {
         let mut errors = BTreeMap::new();
         for seen in &self.0 {
@@ -427,10 +447,6 @@ impl Answers {
             .map(|seen| seen.took)
             .max()
             .unwrap_or_default()
-    }
-
-    pub fn later_than(&self, time: Duration) -> usize {
-        self.0.iter().filter(|seen| seen.took > time).count()
     }
 
     /// The answers to what was asked between two moments.

@@ -49,6 +49,18 @@ impl Log {
         self.text()
     }
 
+    /// When the lines were written that hold `text`, in milliseconds since 1970.
+    pub fn moments(&self, text: &str) -> Vec<u64> {
+        let lines = self.0.lock().unwrap();
+        let found = lines.iter().filter(|line| line.contains(text));
+        let moment = |line: &String| {
+            let line: serde_json::Value = serde_json::from_str(line).ok()?;
+            let moment: jiff::Timestamp = line["@timestamp"].as_str()?.parse().ok()?;
+            u64::try_from(moment.as_millisecond()).ok()
+        };
+        found.filter_map(moment).collect()
+    }
+
     /// Reads `from` to its end, line by line.
     pub fn follow(from: impl std::io::Read + Send + 'static) -> Self {
         let log = Self::default();
@@ -162,6 +174,11 @@ impl Builder {
             .stderr(Stdio::piped());
         self.command = command;
         self
+    }
+
+    /// Counts in the Redis at `url`, as it does by default.
+    pub fn redis_by_default(self, url: &str) -> Self {
+        self.args(["--redis-url", url])
     }
 
     /// Counts in `redis`. A busy machine makes Redis slow: the deadline is far from the default.

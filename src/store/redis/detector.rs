@@ -1,0 +1,259 @@
+//! Is a server silent, or did we not run? Events and times in, suspicion and loss out.
+//!
+//! A timer that goes off late says first of all that this process did not run: it was stopped, held
+//! back by a CPU quota, or other threads had the cores. So silence is counted in time in which we ran,
+//! as Cassandra's failure detector leaves out pauses of its own process (`FailureDetector.java`,
+//! `MAX_LOCAL_PAUSE_IN_NANOS`): each timer counts up to the moment at which it was due, and its lateness
+//! does not count. The usual time of an answer stretches the bounds, in the spirit of the
+//! phi-accrual detector (Hayashibara et al. 2004).
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Between two looks at something that is waited for. A pause of ours that is shorter than that may
+/// count as time in which we ran.
+pub(super) const TICK: Duration = Duration::from_millis(5);
+
+/// Timers of the runtime go off up to that much late on an idle machine: they count whole milliseconds.
+pub(super) const GRAIN: Duration = Duration::from_millis(2);
+
+/// Time in which this thread ran, as far as timers tell.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ran {
+    last: Instant,
+    total: Duration,
+}
+
+impl Ran {
+    pub(super) fn since(now: Instant) -> Self {
+        Self {
+            last: now,
+            total: Duration::ZERO,
+        }
+    }
+
+    /// A timer that was due at `due` went off at `now`. Returns how long we ran since the beginning.
+    pub(super) fn woke(&mut self, due: Instant, now: Instant) -> Duration {
+        self.total += due.min(now).saturating_duration_since(self.last);
+        self.last = now;
+        self.total
+    }
+}
+
+/// What is known of one server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// Nothing is wrong, as far as is known.
+    Well,
+    /// It has not answered for longer than it usually takes.
+    Suspected,
+    /// It has been silent for so long that nobody is to wait for it.
+    Lost,
+}
+
+/// Judges one question to a server that it may answer in several ways: every sign of life counts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Detector {
+    bounds: Bounds,
+    silent: Ran,
+}
+
+/// How long a silence may be, in time in which we ran.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Bounds {
+    pub(super) suspect_after: Duration,
+    pub(super) lose_after: Duration,
+}
+
+impl Detector {
+    /// A question is on its way since `now`.
+    pub(super) fn asked(bounds: Bounds, now: Instant) -> Self {
+        Self {
+            bounds,
+            silent: Ran::since(now),
+        }
+    }
+
+    /// Others have waited for `silent` already.
+    #[must_use]
+    pub(super) fn already(mut self, silent: Duration) -> Self {
+        self.silent.total = silent;
+        self
+    }
+
+    /// The server said something.
+    pub(super) fn heard(&mut self, now: Instant) {
+        self.silent = Ran::since(now);
+    }
+
+    /// A timer that was due at `due` went off at `now`, and whatever had come by then was read before.
+    pub(super) fn woke(&mut self, due: Instant, now: Instant) -> State {
+        let silent = self.silent.woke(due, now);
+        if silent >= self.bounds.lose_after {
+            State::Lost
+        } else if silent >= self.bounds.suspect_after {
+            State::Suspected
+        } else {
+            State::Well
+        }
+    }
+}
+
+/// How long a server usually takes to answer: the least of its last answers, so that a server which
+/// was held up once, or while we were, is not taken for a slow one.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct RoundTrips {
+    last: [Option<Duration>; Self::KEPT],
+    next: usize,
+}
+
+impl RoundTrips {
+    const KEPT: usize = 8;
+
+    /// Silence of less than this says nothing: other programs run too.
+    const LEAST_SUSPICION: Duration = Duration::from_millis(5);
+
+    /// So many times what an answer usually takes is suspicious.
+    const FACTOR: u32 = 4;
+
+    pub(super) fn record(&mut self, took: Duration) {
+        self.last[self.next % Self::KEPT] = Some(took);
+        self.next = (self.next + 1) % Self::KEPT;
+    }
+
+    /// The bounds for a server that is lost after `lose_after`, unless its answers usually take long.
+    pub(super) fn bounds(&self, lose_after: Duration) -> Bounds {
+        let usual = self.last.iter().flatten().min().copied();
+        let unusual = usual.unwrap_or_default() * Self::FACTOR;
+        let suspect_after = unusual.max(Self::LEAST_SUSPICION);
+        Bounds {
+            suspect_after,
+            lose_after: lose_after.max(suspect_after),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const BOUNDS: Bounds = Bounds {
+        suspect_after: Duration::from_millis(5),
+        lose_after: Duration::from_millis(200),
+    };
+
+    fn micros(micros: u64) -> Duration {
+        Duration::from_micros(micros)
+    }
+
+    /// A process that looks each [`TICK`] and is held up now and then; `runs` are how late each look is.
+    /// `hears` says whether the server had answered by the time of a look. Returns what was found each time.
+    fn watch(
+        detector: &mut Detector,
+        began: Instant,
+        late: &[u64],
+        mut hears: impl FnMut(Instant) -> bool,
+    ) -> Vec<State> {
+        let mut now = began;
+        let looks = late.iter().map(|late| {
+            let due = now + TICK;
+            now = due + micros(*late);
+            if hears(now) {
+                detector.heard(now);
+            }
+            detector.woke(due, now)
+        });
+        looks.collect()
+    }
+
+    #[test]
+    fn silence_is_suspicious_and_then_a_loss() {
+        let began = Instant::now();
+        let found = watch(&mut Detector::asked(BOUNDS, began), began, &[0; 50], |_| {
+            false
+        });
+        assert_eq!(found[0], State::Suspected);
+        assert_eq!(found[38], State::Suspected);
+        assert_eq!(found[39], State::Lost);
+    }
+
+    #[test]
+    fn others_may_have_waited_before() {
+        let began = Instant::now();
+        let mut detector = Detector::asked(BOUNDS, began).already(micros(195_000));
+        assert_eq!(watch(&mut detector, began, &[0], |_| false), [State::Lost]);
+    }
+
+    #[test]
+    fn bounds_go_by_the_least_of_the_last_answers() {
+        let mut trips = RoundTrips::default();
+        let lan = Bounds {
+            suspect_after: RoundTrips::LEAST_SUSPICION,
+            lose_after: micros(200_000),
+        };
+        assert_eq!(trips.bounds(lan.lose_after), lan);
+        for took in [300, 5_000_000, 200, 900_000] {
+            trips.record(micros(took));
+        }
+        assert_eq!(trips.bounds(lan.lose_after), lan);
+        for _ in 0..RoundTrips::KEPT {
+            trips.record(micros(60_000));
+        }
+        let far = Bounds {
+            suspect_after: micros(240_000),
+            lose_after: micros(240_000),
+        };
+        assert_eq!(trips.bounds(lan.lose_after), far);
+    }
+
+    proptest! {
+        /// Pauses of any length, at any time, while the server answers whatever it is asked, each time
+        /// within less than the bound of a loss.
+        #[test]
+        fn own_pauses_never_lose_a_server_that_answers(
+            late in prop::collection::vec(prop_oneof![Just(0), 0..5_000_u64, 0..10_000_000_u64], 1..200),
+            takes in prop::collection::vec(0..150_000_u64, 1..50),
+        ) {
+            let began = Instant::now();
+            let mut detector = Detector::asked(BOUNDS, began);
+            let mut takes = takes.into_iter().cycle().map(micros);
+            let mut answered_at = began + takes.next().unwrap();
+            let found = watch(&mut detector, began, &late, |now| {
+                let is_there = answered_at <= now;
+                if is_there {
+                    // The next question goes out when the answer is read.
+                    answered_at = now + takes.next().unwrap();
+                }
+                is_there
+            });
+            prop_assert!(!found.contains(&State::Lost));
+        }
+
+        /// Whatever pauses there are between, a server that is silent for its time while we run is lost.
+        #[test]
+        fn a_silent_server_is_lost_once_we_ran_for_its_time(
+            late in prop::collection::vec(prop_oneof![Just(0), 0..10_000_000_u64], 40..100),
+        ) {
+            let began = Instant::now();
+            let found = watch(&mut Detector::asked(BOUNDS, began), began, &late, |_| false);
+            prop_assert_eq!(found[39], State::Lost);
+            prop_assert!(found[38] != State::Lost);
+        }
+
+        #[test]
+        fn pauses_are_no_time_in_which_we_ran(late in prop::collection::vec(0..10_000_000_u64, 1..100)) {
+            let began = Instant::now();
+            let (mut ran, mut now) = (Ran::since(began), began);
+            let mut total = Duration::ZERO;
+            for late in &late {
+                let due = now + TICK;
+                now = due + micros(*late);
+                total = ran.woke(due, now);
+            }
+            prop_assert_eq!(total, TICK * u32::try_from(late.len()).unwrap());
+        }
+    }
+}

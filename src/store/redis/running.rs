@@ -1,0 +1,209 @@
+//! Waits that leave out the time in which this thread did not run, and the measure of that time.
+
+use std::{
+    cell::Cell,
+    fmt,
+    future::poll_fn,
+    mem,
+    pin::{Pin, pin},
+    sync::{Mutex, MutexGuard, PoisonError},
+    task::Poll,
+    time::Duration,
+};
+
+use tokio::time::{Instant, sleep_until};
+
+use super::detector::{GRAIN, Ran, TICK};
+use crate::histogram::TimerValues;
+
+/// Returns the output of `future`, or nothing once `time` is over in which this thread ran.
+pub(super) async fn within<T>(time: Duration, future: impl Future<Output = T>) -> Option<T> {
+    let mut future = pin!(future);
+    let mut looked = Instant::now();
+    let mut ran = Ran::since(looked);
+    let mut rest = time;
+    loop {
+        let due = looked + rest.min(TICK);
+        tokio::select! {
+            biased;
+            output = &mut future => return Some(output),
+            () = sleep_until(due) => {}
+        }
+        looked = Instant::now();
+        rest = time.saturating_sub(ran.woke(due, looked));
+        if rest.is_zero() {
+            read_sockets().await;
+            return now(future.as_mut()).await;
+        }
+    }
+}
+
+/// The output of `future`, if it is there already.
+pub(super) async fn now<F: Future>(mut future: Pin<&mut F>) -> Option<F::Output> {
+    poll_fn(|context| {
+        Poll::Ready(match future.as_mut().poll(context) {
+            Poll::Ready(output) => Some(output),
+            Poll::Pending => None,
+        })
+    })
+    .await
+}
+
+/// Lets everything run that can, and also the tasks that a look at the sockets wakes. It waits for
+/// nothing.
+pub(super) async fn read_sockets() {
+    // Afterwards tasks that read from sockets are in front of this one, and start one for each call.
+    tokio::task::yield_now().await;
+    // Those are in front of it now, and no other look is needed.
+    let mut is_last = false;
+    poll_fn(|context| {
+        if mem::replace(&mut is_last, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+/// How late the timers of this process went off while somebody waited for Redis. On an idle machine that
+/// is up to 2 ms; more than that is a pause of this process.
+#[derive(Debug, Default)]
+pub struct Lateness(Mutex<(TimerValues, Pauses)>);
+
+/// Times in which this process did not run although somebody waited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pauses {
+    pub count: u64,
+    pub total: Duration,
+    pub longest: Duration,
+}
+
+impl fmt::Display for Pauses {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            count,
+            total,
+            longest,
+        } = self;
+        if *count == 0 {
+            return f.write_str("none");
+        }
+        let (total, longest) = (total.as_millis(), longest.as_millis());
+        write!(
+            f,
+            "{count} of {total} ms in all, the longest of {longest} ms"
+        )
+    }
+}
+
+impl Pauses {
+    /// Those of two stores.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            count: self.count + other.count,
+            total: self.total.saturating_add(other.total),
+            longest: self.longest.max(other.longest),
+        }
+    }
+}
+
+thread_local! {
+    /// Until when this thread is known not to have run. Several timers can be late by one pause.
+    static PAUSED_UNTIL: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
+impl Lateness {
+    /// A timer of this thread that was due at `due` went off at `now`. Returns whether that was a pause.
+    pub(super) fn record(&self, due: Instant, now: Instant) -> bool {
+        let late = now.saturating_duration_since(due);
+        let is_pause = late > GRAIN;
+        let known = PAUSED_UNTIL.get();
+        if known.is_none_or(|until| due >= until) {
+            PAUSED_UNTIL.set(Some(now));
+            let (all, pauses) = &mut *self.lock();
+            all.observe(u64::try_from(late.as_micros()).unwrap_or(u64::MAX));
+            if is_pause {
+                *pauses = pauses.and(Pauses {
+                    count: 1,
+                    total: late,
+                    longest: late,
+                });
+            }
+        }
+        is_pause
+    }
+
+    /// How late all timers were.
+    pub fn values(&self) -> TimerValues {
+        self.lock().0.clone()
+    }
+
+    pub fn pauses(&self) -> Pauses {
+        self.lock().1
+    }
+
+    /// A panic elsewhere cannot leave it half changed in a way that matters.
+    fn lock(&self) -> MutexGuard<'_, (TimerValues, Pauses)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+
+    use super::*;
+
+    const TIME: Duration = Duration::from_millis(23);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_future_has_its_whole_time_and_no_more() {
+        assert_eq!(within(TIME, async { 7 }).await, Some(7));
+        let began = Instant::now();
+        assert_eq!(within(TIME, pending::<()>()).await, None);
+        assert_eq!(began.elapsed(), TIME);
+    }
+
+    #[tokio::test]
+    async fn a_pause_of_the_thread_takes_no_time_from_a_wait() {
+        let ready_later = async {
+            tokio::time::sleep(Duration::from_millis(85)).await;
+        };
+        let paused = async {
+            tokio::task::yield_now().await;
+            std::thread::sleep(Duration::from_millis(80));
+            pending::<()>().await;
+        };
+        let waited = within(Duration::from_millis(20), ready_later);
+        tokio::select! {
+            waited = waited => assert_eq!(waited, Some(())),
+            () = paused => {}
+        }
+    }
+
+    #[test]
+    fn one_pause_is_recorded_once_however_many_timers_it_made_late() {
+        let lateness = Lateness::default();
+        let began = Instant::now();
+        let at = |millis| began + Duration::from_millis(millis);
+        assert!(!lateness.record(at(5), at(6)));
+        assert!(lateness.record(at(11), at(71)));
+        assert!(lateness.record(at(14), at(71)));
+        assert!(!lateness.record(at(76), at(76)));
+        assert_eq!(lateness.values().count(), 3);
+        let sixty = Duration::from_millis(60);
+        let expected = Pauses {
+            count: 1,
+            total: sixty,
+            longest: sixty,
+        };
+        assert_eq!(lateness.pauses(), expected);
+        assert_eq!(
+            expected.and(expected).to_string(),
+            "2 of 120 ms in all, the longest of 60 ms"
+        );
+        assert_eq!(Pauses::default().to_string(), "none");
+    }
+}
