@@ -37,7 +37,7 @@ deny: ## Licences, sources and advisories of the dependencies
 		echo "cargo-deny is not installed: $(CARGO) install --locked cargo-deny" >&2; exit 1; }
 	$(CARGO) deny --locked check
 
-bench: ## The benchmarks
+bench: tools ## The benchmarks, one of them with a real Envoy
 	$(CARGO) bench --locked
 
 # Minutes long, so no part of `test`; the short form of each scenario is. What is measured is what is

@@ -65,13 +65,8 @@ impl Process {
         Ok(())
     }
 
-    /// tollgate, from the file `program`, with the rules of one file.
-    pub fn tollgate(
-        program: &Path,
-        rules: &str,
-        workers: usize,
-        more: &[String],
-    ) -> anyhow::Result<Self> {
+    /// tollgate, from the file `program`, with the rules of one file and `more` arguments.
+    pub fn tollgate(program: &Path, rules: &str, more: &[String]) -> anyhow::Result<Self> {
         let files = TempDir::new()?;
         fs::write(files.path().join("rules.yaml"), rules)?;
         let mut command = Command::new(program);
@@ -79,7 +74,7 @@ impl Process {
             .env_clear()
             .args(["serve", "--log-format", "json", "--grpc-host", "127.0.0.1"])
             .args(["--grpc-port", "0", "--host", "127.0.0.1", "--port", "0"])
-            .args(["--debug-port", "0", "--workers", &workers.to_string()])
+            .args(["--debug-port", "0"])
             .arg("--config-dir")
             .arg(files.path())
             .args(more);
@@ -100,7 +95,7 @@ impl Process {
     }
 
     /// Starts it and waits for the line of standard error that tells its address.
-    fn start(
+    pub fn start(
         mut command: Command,
         files: TempDir,
         address: impl Fn(&str) -> Option<SocketAddr>,

@@ -163,7 +163,7 @@ impl Entrant {
         let own_redis = case.server.has_redis().then(Redis::start).transpose()?;
         let workers = options.workers;
         let redis = own_redis.as_ref().map(|redis| redis.address);
-        let mut arguments = Vec::new();
+        let mut arguments = vec![format!("--workers={workers}")];
         if let Some(redis) = redis {
             // Where many share a machine, Redis may have to wait for its turn.
             let url = format!("--redis-url=redis://{redis}");
@@ -179,7 +179,7 @@ impl Entrant {
                     arguments.push("--local-cache-bytes=1000000".to_owned());
                 }
                 let rules = cases::rules(case.limits);
-                Some(Process::tollgate(tollgate, &rules, workers, &arguments)?)
+                Some(Process::tollgate(tollgate, &rules, &arguments)?)
             }
             Server::Foreign => None,
         };

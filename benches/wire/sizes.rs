@@ -4,7 +4,7 @@
 use std::{
     fmt::Write as _,
     path::Path,
-    thread,
+    slice, thread,
     time::{Duration, Instant},
 };
 
@@ -29,8 +29,11 @@ const LOAD_EVERY: Duration = Duration::from_secs(2);
 pub fn print(options: &Options) -> anyhow::Result<()> {
     let tollgate = Path::new(env!("CARGO_BIN_EXE_tollgate"));
     let rules = cases::rules(cases::TWO_PERIODS);
-    let start =
-        |rules: &str, more: &[String]| Process::tollgate(tollgate, rules, options.workers, more);
+    let workers = format!("--workers={}", options.workers);
+    let start = |rules: &str, more: &[String]| {
+        let arguments = [slice::from_ref(&workers), more].concat();
+        Process::tollgate(tollgate, rules, &arguments)
+    };
 
     let memory = start(&rules, &["--max-counters=1000000".to_owned()])?;
     load::once(memory.address)?;
