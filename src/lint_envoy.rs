@@ -10,7 +10,7 @@ use std::{
     fmt,
 };
 
-use crate::{config::Position, matcher::Matcher, server};
+use crate::{config::Position, matcher::Matcher};
 
 mod actions;
 mod document;
@@ -453,17 +453,13 @@ impl<'d> Lint<'d> {
         if sent.is_empty() || is_authority(sent) {
             return;
         }
-        let (severity, but) = match server::instead(sent.as_bytes()) {
-            Some(_) => (Severity::Warning, "; tollgate makes one of it"),
-            None => (Severity::Error, ", tollgate too"),
-        };
         self.find(
             value,
-            severity,
+            Severity::Warning,
             "authority",
             format!(
                 "`{sent}` is sent as `:authority` and is none: HTTP/2 servers reset every call, and \
-                 then nothing is limited{but}"
+                 then nothing is limited; tollgate makes one of it"
             ),
             "write `authority: HOST`, such as the host name of the service",
         );

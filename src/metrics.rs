@@ -52,6 +52,7 @@ pub struct Metrics {
     pub over_limit_cache: over_limit_cache::Meters,
     pub loss: Arc<on_loss::Meters>,
     pub authorities: Authorities,
+    pub streams_reset: StreamsReset,
     pub traces: Arc<traces::Meters>,
 }
 
@@ -67,6 +68,46 @@ pub struct Authorities {
 impl Authorities {
     pub fn count(which: &AtomicU64) {
         add(which, 1);
+    }
+}
+
+/// Streams that HTTP/2 reset on our side, by the code that their clients were told.
+#[derive(Debug, Default)]
+pub struct StreamsReset([AtomicU64; Self::CODES.len()]);
+
+impl StreamsReset {
+    /// By their numbers (RFC 9113, 7).
+    pub const CODES: [&str; 14] = [
+        "NO_ERROR",
+        "PROTOCOL_ERROR",
+        "INTERNAL_ERROR",
+        "FLOW_CONTROL_ERROR",
+        "SETTINGS_TIMEOUT",
+        "STREAM_CLOSED",
+        "FRAME_SIZE_ERROR",
+        "REFUSED_STREAM",
+        "CANCEL",
+        "COMPRESSION_ERROR",
+        "CONNECT_ERROR",
+        "ENHANCE_YOUR_CALM",
+        "INADEQUATE_SECURITY",
+        "HTTP_1_1_REQUIRED",
+    ];
+
+    /// Counts one and returns where its code stands; an unknown one is an internal error.
+    pub fn count(&self, code: u32) -> usize {
+        const INTERNAL_ERROR: usize = 2;
+        let known = usize::try_from(code)
+            .ok()
+            .filter(|code| *code < self.0.len());
+        let code = known.unwrap_or(INTERNAL_ERROR);
+        add(&self.0[code], 1);
+        code
+    }
+
+    /// How many of each code there were.
+    pub fn totals(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        Self::CODES.into_iter().zip(self.0.iter().map(get))
     }
 }
 
@@ -275,6 +316,10 @@ impl Metrics {
         let Authorities { replaced, refused } = &self.authorities;
         list.counter("tollgate.authorities_replaced_total", get(replaced));
         list.counter("tollgate.authorities_refused_total", get(refused));
+        for (code, total) in self.streams_reset.totals() {
+            let code = code.to_ascii_lowercase();
+            list.counter(format!("tollgate.streams_reset_total.{code}"), total);
+        }
         list.counter("tollgate.spans_exported_total", get(&self.traces.exported));
         list.counter("tollgate.spans_dropped_total", get(&self.traces.dropped));
         self.store_samples(memory, &mut list);

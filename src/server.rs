@@ -34,7 +34,6 @@ mod quota;
 mod tls;
 mod worker;
 
-pub(crate) use authority::instead;
 pub use bare::serve_method;
 use http::serve_http;
 use ports::{Addresses, GrpcListener, Ports};

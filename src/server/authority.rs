@@ -1,17 +1,27 @@
-//! Lets calls in whose `:authority` is the name of an Envoy cluster.
+//! Lets calls in whose `:authority` is none, and counts those that HTTP/2 resets.
 //!
-//! Envoy sends the cluster's name as `:authority` unless it is told another one, and Istio's names
-//! (`outbound|8081||ratelimit.ns.svc…`) are no authority. The HTTP/2 library resets such a call
-//! before any service sees it, and Envoy then lets the request pass: nothing is limited.
+//! Envoy sends the name of the cluster as `:authority` unless it is told another one, and Istio's names
+//! (`outbound|8081||ratelimit.ns.svc…`) are no authority. gRPC's C-core, which is Envoy's `google_grpc`
+//! and the library of Python, Ruby, PHP and C++, sends the path of a Unix socket, `run%2Ftollgate.sock`.
+//! The HTTP/2 library resets such a call before any service sees it, and Envoy then lets the request
+//! pass: nothing is limited.
 //!
-//! So the bytes of a connection are looked at on their way to the library. In a HEADERS frame
-//! (RFC 9113, 6.2) a literal `:authority` that is none gets the characters that are wrong replaced
-//! by ones whose Huffman code (RFC 7541, appendix B) is as long. Frame, string and the entry of the
-//! dynamic table keep their lengths, so the states of both sides stay the same, and calls that
-//! later only name that entry are as good. All other frames are stepped over by their length.
+//! So the bytes of a connection are looked at on their way to the library. In a header block (RFC 9113,
+//! 6.2) a literal `:authority` that is none is replaced by one that has as many characters, in as many
+//! bits of the Huffman code if it is in that. Frame, string and the entry of the dynamic table keep their
+//! lengths, so the states of both sides stay the same, and calls that later only name that entry are as
+//! good. All other frames are stepped over by their length.
+//!
+//! A text of nothing cannot be mended, nor one whose code is longer by half than the text itself, which
+//! encoders then send as it is. A name that stands in the dynamic table is not recognised: encoders find
+//! it in the static table, or spell it out as C-core does.
+
+mod huffman;
 
 use std::{
+    borrow::Cow,
     io,
+    ops::Range,
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll, ready},
@@ -21,7 +31,7 @@ use std::{
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic::codegen::http::uri::Authority;
 
-use crate::metrics::{Authorities, Metrics};
+use crate::metrics::{Authorities, Metrics, StreamsReset};
 
 /// What a client says first (RFC 9113, 3.4).
 const PREFACE_BYTES: usize = 24;
@@ -33,61 +43,100 @@ const HEAD_BYTES: usize = 9;
 /// the connection, so it is not looked at.
 const MAX_FRAME_BYTES: usize = 16 << 10;
 
+/// A header block goes on in no more frames than these. The library takes fewer, and then ends the
+/// connection.
+const MAX_BLOCK_FRAMES: usize = 8;
+
 const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const CONTINUATION: u8 = 9;
+
+const END_HEADERS: u8 = 0x4;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
 
-/// The log says it once in this time, however many connections come.
+/// The log says each thing once in this time, however many connections come.
 const SILENCE: Duration = Duration::from_secs(60);
 
 /// No more of a name is logged.
 const MAX_LOGGED_CHARS: usize = 200;
 
-/// Counts bad authorities, and says now and then what to do about them. One for all workers.
+/// Counts bad authorities and streams that were reset, and says now and then what to do about them. One
+/// for all workers.
 #[derive(Debug)]
 pub(super) struct Notes {
     metrics: Arc<Metrics>,
-    said: Mutex<Option<Instant>>,
+    /// Each has its own: what is harmless must not hide what is not.
+    replaced: Silence,
+    refused: Silence,
+    reset: [Silence; StreamsReset::CODES.len()],
 }
 
 impl Notes {
     pub(super) fn new(metrics: Arc<Metrics>) -> Arc<Self> {
         Arc::new(Self {
             metrics,
-            said: Mutex::default(),
+            replaced: Silence::default(),
+            refused: Silence::default(),
+            reset: Default::default(),
         })
     }
 
     fn replaced(&self, found: &[u8]) {
         Authorities::count(&self.metrics.authorities.replaced);
-        if self.is_time() {
+        if self.replaced.is_over() {
             let found = shown(found);
             tracing::warn!(
                 "calls come with the authority `{found}`, which is none; they are answered all the \
-                 same. It is the name of a cluster: set `authority` in Envoy's `envoy_grpc`"
+                 same. It is the name of a cluster: set `authority` in Envoy's `envoy_grpc`; or the path \
+                 of a socket: set `grpc.default_authority` in the arguments of the channel"
             );
         }
     }
 
     fn refused(&self, found: &[u8]) {
         Authorities::count(&self.metrics.authorities.refused);
-        if self.is_time() {
+        if self.refused.is_over() {
             let found = shown(found);
             tracing::error!(
-                "calls come with the authority `{found}`, which is none: HTTP/2 resets each of \
-                 them, and Envoy lets the requests pass. It is the name of a cluster: set \
-                 `authority` in Envoy's `envoy_grpc`"
+                "calls come with the authority `{found}`, of which none can be made: HTTP/2 resets each \
+                 of them, and Envoy lets the requests pass. Set `authority` in Envoy's `envoy_grpc`, or \
+                 `grpc.default_authority` in the arguments of the channel"
             );
         }
     }
 
-    fn is_time(&self) -> bool {
-        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_time = said.is_none_or(|said| said.elapsed() >= SILENCE);
-        if is_time {
+    fn reset(&self, code: u32) {
+        const NO_ERROR: usize = 0;
+        let code = self.metrics.streams_reset.count(code);
+        // Its call was answered before it had ended.
+        if code != NO_ERROR && self.reset[code].is_over() {
+            let name = StreamsReset::CODES[code];
+            let why = match name {
+                "PROTOCOL_ERROR" => " (its headers are not those of a request)",
+                "REFUSED_STREAM" => " (one connection has more than `--max-streams` at a time)",
+                _ => "",
+            };
+            tracing::warn!(
+                "HTTP/2 reset a call with {name}{why}: it has no answer, and Envoy lets such a request pass"
+            );
+        }
+    }
+}
+
+/// The time in which something is not said again.
+#[derive(Debug, Default)]
+struct Silence(Mutex<Option<Instant>>);
+
+impl Silence {
+    /// Whether it can be said now; then a new silence begins.
+    fn is_over(&self) -> bool {
+        let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_over = said.is_none_or(|said| said.elapsed() >= SILENCE);
+        if is_over {
             *said = Some(Instant::now());
         }
-        is_time
+        is_over
     }
 }
 
@@ -97,18 +146,20 @@ fn shown(found: &[u8]) -> String {
     text.escape_debug().to_string()
 }
 
-/// A connection whose calls have an authority.
+/// A connection whose calls have an authority, and whose resets are counted.
 #[derive(Debug)]
 pub(super) struct Mended<S> {
     stream: S,
     notes: Arc<Notes>,
     /// Bytes that need no look: the rest of the frame that is passing.
     passing: usize,
-    /// The beginning of a frame that has to be whole before it is looked at.
+    /// The beginning of frames that have to be whole before they are looked at.
     held: Vec<u8>,
     /// Held bytes that were looked at and are on their way out.
     given: usize,
     is_whole: bool,
+    /// Bytes until the library writes the next frame.
+    writing: usize,
 }
 
 impl<S> Mended<S> {
@@ -120,6 +171,7 @@ impl<S> Mended<S> {
             held: Vec::new(),
             given: 0,
             is_whole: false,
+            writing: 0,
         }
     }
 
@@ -139,65 +191,97 @@ impl<S> Mended<S> {
                 self.passing = HEAD_BYTES + length;
                 continue;
             }
-            let end = at + HEAD_BYTES + length;
-            let Some(frame) = bytes.get_mut(at..end) else {
+            let Ok(length) = block_frames(&bytes[at..]) else {
                 return at;
             };
-            self.headers(frame);
-            at = end;
+            self.headers(&mut bytes[at..at + length]);
+            at += length;
         }
     }
 
-    /// How many bytes the held frame lacks, as far as is known.
+    /// How many bytes the held frames lack, as far as is known.
     fn lacking(&self) -> usize {
-        let wanted = match self.held.first_chunk::<HEAD_BYTES>() {
-            None => HEAD_BYTES,
+        match self.held.first_chunk::<HEAD_BYTES>() {
+            None => HEAD_BYTES - self.held.len(),
             Some(head) if head[3] == HEADERS && payload_bytes(head) <= MAX_FRAME_BYTES => {
-                HEAD_BYTES + payload_bytes(head)
+                block_frames(&self.held).err().unwrap_or(0)
             }
-            Some(_) => HEAD_BYTES,
-        };
-        wanted.saturating_sub(self.held.len())
+            Some(_) => 0,
+        }
     }
 
-    fn headers(&self, frame: &mut [u8]) {
-        let flags = frame[4];
-        let mut block = &mut frame[HEAD_BYTES..];
-        if flags & PADDED != 0 {
-            let Some((&mut padding, rest)) = block.split_first_mut() else {
-                return;
-            };
-            let Some(length) = rest.len().checked_sub(padding.into()) else {
-                return;
-            };
-            block = &mut rest[..length];
+    /// Mends the header block in these frames.
+    fn headers(&self, frames: &mut [u8]) {
+        let Some((first, mut at)) = first_fragment(frames) else {
+            return;
+        };
+        if at == frames.len() {
+            return self.block(&mut frames[first]);
         }
-        if flags & PRIORITY != 0 {
-            let Some(rest) = block.get_mut(5..) else {
-                return;
-            };
-            block = rest;
+        let mut fragments = vec![first];
+        while let Some(head) = frames[at..].first_chunk() {
+            let start = at + HEAD_BYTES;
+            at = start + payload_bytes(head);
+            fragments.push(start..at);
         }
-        if let Some((value, is_huffman)) = literal_authority(block) {
-            self.authority(&mut block[value], is_huffman);
+        let pieces = fragments.iter().map(|fragment| &frames[fragment.clone()]);
+        let mut block = pieces.collect::<Vec<_>>().concat();
+        self.block(&mut block);
+        let mut rest = &block[..];
+        for fragment in fragments {
+            let (piece, behind) = rest.split_at(fragment.len());
+            frames[fragment].copy_from_slice(piece);
+            rest = behind;
+        }
+    }
+
+    fn block(&self, block: &mut [u8]) {
+        let mut at = 0;
+        while let Some(Text { bytes, is_huffman }) = next_authority(block, &mut at) {
+            self.authority(&mut block[bytes], is_huffman);
         }
     }
 
     fn authority(&self, value: &mut [u8], is_huffman: bool) {
-        let Some(symbols) = symbols(value, is_huffman) else {
-            return;
+        let found = if is_huffman {
+            huffman::decode(value).map(Cow::Owned)
+        } else {
+            Some(Cow::Borrowed(&*value))
         };
-        let found: Vec<u8> = symbols.iter().map(|symbol| symbol.byte).collect();
-        if Authority::try_from(found.as_slice()).is_ok() {
+        let Some(found) = found else {
+            return self.notes.refused(value);
+        };
+        if Authority::try_from(&*found).is_ok() {
             return;
         }
-        let Some(instead) = instead(&found) else {
-            return self.notes.refused(&found);
-        };
-        for (symbol, byte) in symbols.iter().zip(instead) {
-            symbol.write(byte, value, is_huffman);
+        match instead(&found, is_huffman) {
+            Some(instead) if instead.len() == value.len() => {
+                self.notes.replaced(&found);
+                value.copy_from_slice(&instead);
+            }
+            _ => self.notes.refused(&found),
         }
-        self.notes.replaced(&found);
+    }
+
+    /// Looks at the heads of the frames that are written, which costs a dozen instructions for each of
+    /// the three of a reply. The library offers no part of a head, though less may be accepted.
+    fn written(&mut self, offered: &[u8], accepted: usize) {
+        let mut at = self.writing;
+        while at < accepted {
+            let Some(head) = offered[at..].first_chunk::<HEAD_BYTES>() else {
+                // Never again: where frames begin is lost.
+                at = usize::MAX;
+                break;
+            };
+            let payload = at + HEAD_BYTES;
+            if head[3] == RST_STREAM
+                && let Some(code) = offered[payload..].first_chunk()
+            {
+                self.notes.reset(u32::from_be_bytes(*code));
+            }
+            at = payload + payload_bytes(head);
+        }
+        self.writing = at - accepted;
     }
 }
 
@@ -205,12 +289,59 @@ fn payload_bytes(head: &[u8; HEAD_BYTES]) -> usize {
     usize::from(head[0]) << 16 | usize::from(head[1]) << 8 | usize::from(head[2])
 }
 
-/// The authority that is made of a name; nothing if that cannot be.
-pub(crate) fn instead(name: &[u8]) -> Option<Vec<u8>> {
-    let instead: Vec<u8> = name.iter().map(|&byte| replacement(byte)).collect();
-    Authority::try_from(instead.as_slice())
-        .ok()
-        .map(|_| instead)
+/// How long the frames of the header block are that begins here; or how many bytes are lacking, as far
+/// as is known. Frames that are against the rules end it.
+fn block_frames(bytes: &[u8]) -> Result<usize, usize> {
+    let mut end = 0;
+    for nth in 0..MAX_BLOCK_FRAMES {
+        let Some(head) = bytes[end..].first_chunk() else {
+            return Err(end + HEAD_BYTES - bytes.len());
+        };
+        let length = payload_bytes(head);
+        if nth > 0 && (head[3] != CONTINUATION || length > MAX_FRAME_BYTES) {
+            break;
+        }
+        end += HEAD_BYTES + length;
+        if let Some(lacking) = end.checked_sub(bytes.len()).filter(|lacking| *lacking > 0) {
+            return Err(lacking);
+        }
+        if head[4] & END_HEADERS != 0 || end > MAX_FRAME_BYTES {
+            break;
+        }
+    }
+    Ok(end)
+}
+
+/// Where the part of the block stands that is in HEADERS, without padding and priority, and the end of
+/// that frame.
+fn first_fragment(frames: &[u8]) -> Option<(Range<usize>, usize)> {
+    let head = frames.first_chunk::<HEAD_BYTES>()?;
+    let end = HEAD_BYTES + payload_bytes(head);
+    let mut fragment = HEAD_BYTES..end;
+    if head[4] & PADDED != 0 {
+        let padding = *frames.get(HEAD_BYTES)?;
+        fragment = fragment.start + 1..end.checked_sub(padding.into())?;
+    }
+    if head[4] & PRIORITY != 0 {
+        fragment.start += 5;
+    }
+    (fragment.start <= fragment.end).then_some((fragment, end))
+}
+
+/// What is sent instead of a name: an authority that has as many characters, in as many bits.
+fn instead(name: &[u8], is_huffman: bool) -> Option<Vec<u8>> {
+    let like_it: Vec<u8> = name.iter().map(|&byte| replacement(byte)).collect();
+    let authority = match Authority::try_from(&*like_it) {
+        Ok(_) => like_it,
+        Err(_) if name.is_empty() => return None,
+        Err(_) if is_huffman => coded_authority(name.len(), huffman::bits(name))?,
+        Err(_) => vec![b'-'; name.len()],
+    };
+    Some(if is_huffman {
+        huffman::encode(&authority)
+    } else {
+        authority
+    })
 }
 
 /// What may stand in an authority instead of a byte that may not. Their codes are equally long.
@@ -223,35 +354,82 @@ fn replacement(byte: u8) -> u8 {
     }
 }
 
-/// Where the value of a literal `:authority` stands in a header block, and whether it is in
-/// Huffman code (RFC 7541, 6).
-fn literal_authority(block: &[u8]) -> Option<(std::ops::Range<usize>, bool)> {
-    /// The static table's index of `:authority`, which encoders take before any of their own.
+/// An authority of so many characters, in so many bits of the Huffman code. There is one if they are
+/// eight bits long on average, or shorter.
+fn coded_authority(characters: usize, bits: usize) -> Option<Vec<u8>> {
+    /// By the length of their codes.
+    const LONGEST_FIRST: [(usize, u8); 7] = [
+        (13, b'$'),
+        (11, b'+'),
+        (10, b'!'),
+        (8, b'X'),
+        (7, b'x'),
+        (6, b'-'),
+        (SHORTEST, b'0'),
+    ];
+    const SHORTEST: usize = 5;
+    let mut spare = bits.checked_sub(characters * SHORTEST)?;
+    let mut authority = Vec::with_capacity(characters);
+    for _ in 0..characters {
+        let fits = |(length, _): &&(usize, u8)| length - SHORTEST <= spare;
+        let (length, byte) = LONGEST_FIRST.iter().find(fits)?;
+        spare -= length - SHORTEST;
+        authority.push(*byte);
+    }
+    (spare == 0).then_some(authority)
+}
+
+/// A string in a header block (RFC 7541, 5.2).
+#[derive(Debug)]
+struct Text {
+    /// Where its bytes stand.
+    bytes: Range<usize>,
+    is_huffman: bool,
+}
+
+/// The value of the next `:authority` from `at` on that is spelled out (RFC 7541, 6), or that stands for
+/// an empty one in the static table.
+fn next_authority(block: &[u8], at: &mut usize) -> Option<Text> {
+    /// Its place in the static table.
     const AUTHORITY: usize = 1;
-    let mut at = 0;
-    while let Some(&first) = block.get(at) {
+    while let Some(&first) = block.get(*at) {
         let prefix_bits = match first {
             0x80.. => 7,
             0x40.. => 6,
             0x20.. => 5,
             _ => 4,
         };
-        let index = integer(block, &mut at, prefix_bits)?;
-        if matches!(first, 0x80.. | 0x20..0x40) {
+        let index = integer(block, at, prefix_bits)?;
+        match first {
+            0x80.. if index == AUTHORITY => {
+                return Some(Text {
+                    bytes: 0..0,
+                    is_huffman: false,
+                });
+            }
             // Wholly in a table, or the size of one.
-            continue;
+            0x80.. | 0x20..0x40 => continue,
+            _ => {}
         }
-        if index == 0 {
-            let (name, _) = string(block, at)?;
-            at = name.end;
+        let is_authority = match index {
+            0 => is_authority(block, &string(block, at)?),
+            _ => index == AUTHORITY,
+        };
+        let value = string(block, at)?;
+        if is_authority {
+            return Some(value);
         }
-        let (value, is_huffman) = string(block, at)?;
-        if index == AUTHORITY {
-            return Some((value, is_huffman));
-        }
-        at = value.end;
     }
     None
+}
+
+fn is_authority(block: &[u8], name: &Text) -> bool {
+    let known: &[u8] = if name.is_huffman {
+        &[0xb8, 0x3b, 0x53, 0x39, 0xec, 0x32, 0x7d, 0x7f]
+    } else {
+        b":authority"
+    };
+    block[name.bytes.clone()] == *known
 }
 
 /// An integer whose first bits share a byte (RFC 7541, 5.1); nothing if it is cut off or absurd.
@@ -263,7 +441,7 @@ fn integer(block: &[u8], at: &mut usize, prefix_bits: u32) -> Option<usize> {
         return Some(first);
     }
     let mut value = full;
-    for shift in [0, 7, 14] {
+    for shift in [0, 7, 14, 21] {
         let next = usize::from(*block.get(*at)?);
         *at += 1;
         value += (next & 0x7f) << shift;
@@ -274,92 +452,14 @@ fn integer(block: &[u8], at: &mut usize, prefix_bits: u32) -> Option<usize> {
     None
 }
 
-/// Where the bytes of a string stand, and whether they are in Huffman code (RFC 7541, 5.2).
-fn string(block: &[u8], mut at: usize) -> Option<(std::ops::Range<usize>, bool)> {
-    let is_huffman = block.get(at)? & 0x80 != 0;
-    let length = integer(block, &mut at, 7)?;
+/// The string that begins at `at`, which is then behind it.
+fn string(block: &[u8], at: &mut usize) -> Option<Text> {
+    let is_huffman = block.get(*at)? & 0x80 != 0;
+    let length = integer(block, at, 7)?;
     let end = at.checked_add(length).filter(|end| *end <= block.len())?;
-    Some((at..end, is_huffman))
-}
-
-/// One character of a string, and where its code stands, in bits.
-#[derive(Clone, Copy, Debug)]
-struct Symbol {
-    byte: u8,
-    at: usize,
-}
-
-impl Symbol {
-    fn write(self, byte: u8, value: &mut [u8], is_huffman: bool) {
-        if byte == self.byte {
-            return;
-        }
-        if !is_huffman {
-            value[self.at / 8] = byte;
-            return;
-        }
-        let Some((bits, code)) = code(byte) else {
-            return;
-        };
-        for (at, bit) in (self.at..).zip((0..bits).rev()) {
-            let mask = 0x80 >> (at % 8);
-            if code >> bit & 1 == 1 {
-                value[at / 8] |= mask;
-            } else {
-                value[at / 8] &= !mask;
-            }
-        }
-    }
-}
-
-/// The characters of RFC 7541's code that a name can have: the length of their codes in bits, the
-/// first code of that length, and who has it and the following ones.
-const CODES: [(usize, u32, &[u8]); 10] = [
-    (5, 0x0, b"012aceiost"),
-    (6, 0x14, b" %-./3456789=A_bdfghlmnpru"),
-    (7, 0x5c, b":BCDEFGHIJKLMNOPQRSTUVWYjkqvwxyz"),
-    (8, 0xf8, b"&*,;XZ"),
-    (10, 0x3f8, b"!\"()?"),
-    (11, 0x7fa, b"'+|"),
-    (12, 0xffa, b"#>"),
-    (13, 0x1ff8, b"\0$@[]~"),
-    (14, 0x3ffc, b"^}"),
-    (15, 0x7ffc, b"<`{"),
-];
-
-fn code(byte: u8) -> Option<(usize, u32)> {
-    CODES.iter().find_map(|(bits, first, bytes)| {
-        let at = bytes.iter().position(|known| *known == byte)?;
-        Some((*bits, first + u32::try_from(at).ok()?))
-    })
-}
-
-/// The characters of a string; nothing if there is one that no name has.
-fn symbols(value: &[u8], is_huffman: bool) -> Option<Vec<Symbol>> {
-    if !is_huffman {
-        let symbol = |(at, &byte)| Symbol { byte, at: at * 8 };
-        return Some(value.iter().enumerate().map(symbol).collect());
-    }
-    let mut symbols = Vec::with_capacity(value.len() * 8 / 5);
-    let (mut start, mut code) = (0, 0_u32);
-    for at in 0..value.len() * 8 {
-        code = code << 1 | u32::from(value[at / 8] >> (7 - at % 8) & 1);
-        let bits = at + 1 - start;
-        let found = CODES.iter().find_map(|(length, first, bytes)| {
-            let nth = code.checked_sub(*first)?;
-            let byte = *bytes.get(usize::try_from(nth).ok()?)?;
-            (*length == bits).then_some(byte)
-        });
-        if let Some(byte) = found {
-            symbols.push(Symbol { byte, at: start });
-            (start, code) = (at + 1, 0);
-        } else if bits > 15 {
-            return None;
-        }
-    }
-    // What is left is padding, of ones.
-    let left = value.len() * 8 - start;
-    (left < 8 && code == (1 << left) - 1).then_some(symbols)
+    let bytes = *at..end;
+    *at = end;
+    Some(Text { bytes, is_huffman })
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Mended<S> {
@@ -399,7 +499,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Mended<S> {
 }
 
 impl<S: AsyncRead + Unpin> Mended<S> {
-    /// Reads on until the held frame is whole, or can be no more, and looks at it.
+    /// Reads on until the held frames are whole, or can be no more, and looks at them.
     fn poll_hold(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
             let (known, lacking) = (self.held.len(), self.lacking());
@@ -432,7 +532,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Mended<S> {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
+        let accepted = ready!(Pin::new(&mut self.stream).poll_write(cx, bytes))?;
+        self.written(bytes, accepted);
+        Poll::Ready(Ok(accepted))
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -446,8 +548,13 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Mended<S> {
 
 #[cfg(test)]
 mod tests {
+    use std::{collections::VecDeque, convert::Infallible, sync::atomic::Ordering::Relaxed};
+
+    use hyper::{Request, Response, body::Incoming, server::conn::http2, service::service_fn};
+    use hyper_util::rt::{TokioExecutor, TokioIo};
     use proptest::prelude::*;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tonic::body::Body;
 
     use super::*;
 
@@ -455,21 +562,8 @@ mod tests {
 
     /// A string in Huffman code, with its length before it.
     fn huffman(text: &[u8]) -> Vec<u8> {
-        let mut bits = String::new();
-        for &byte in text {
-            let (length, code) = code(byte).unwrap();
-            bits += &format!("{code:0length$b}");
-        }
-        while !bits.len().is_multiple_of(8) {
-            bits.push('1');
-        }
-        let byte = |bits: &[u8]| {
-            let bits = std::str::from_utf8(bits).unwrap();
-            u8::from_str_radix(bits, 2).unwrap()
-        };
-        let bytes: Vec<_> = bits.as_bytes().chunks(8).map(byte).collect();
-        let length = u8::try_from(bytes.len()).unwrap();
-        [vec![0x80 | length], bytes].concat()
+        let coded = huffman::encode(text);
+        [&[0x80 | u8::try_from(coded.len()).unwrap()][..], &coded].concat()
     }
 
     fn plain(text: &[u8]) -> Vec<u8> {
@@ -483,10 +577,15 @@ mod tests {
 
     /// `:method POST`, a path of its own, `:authority`, and one header with a new name.
     fn block(authority: &[u8]) -> Vec<u8> {
+        block_as(&[0x41], authority)
+    }
+
+    /// The same with another beginning of `:authority`.
+    fn block_as(name: &[u8], authority: &[u8]) -> Vec<u8> {
         [
             &[0x83, 0x44][..],
             &plain(b"/envoy/Call"),
-            &[0x41],
+            name,
             authority,
             &[0x40],
             &plain(b"te"),
@@ -530,15 +629,13 @@ mod tests {
         for piece in [1, 2, 7, 30, 64, 100_000] {
             let (out, notes) = mended(&connection(before), piece);
             assert_eq!(out, connection(after), "in pieces of {piece}");
-            let Authorities {
-                replaced: some,
-                refused: others,
-            } = &notes.metrics.authorities;
-            let load = |count: &std::sync::atomic::AtomicU64| {
-                count.load(std::sync::atomic::Ordering::Relaxed)
-            };
-            assert_eq!([load(some), load(others)], [replaced, refused]);
+            assert_eq!(counts(&notes), [replaced, refused]);
         }
+    }
+
+    fn counts(notes: &Notes) -> [u64; 2] {
+        let Authorities { replaced, refused } = &notes.metrics.authorities;
+        [replaced, refused].map(|count| count.load(Relaxed))
     }
 
     #[test]
@@ -560,13 +657,163 @@ mod tests {
         }
     }
 
+    /// Every way to write the name of a literal field: its index or itself, to be indexed, not, or never.
+    fn names() -> Vec<Vec<u8>> {
+        let mut names = Vec::new();
+        for kind in [0x40, 0x00, 0x10] {
+            names.push(vec![kind | 1]);
+            names.push([vec![kind], plain(b":authority")].concat());
+            names.push([vec![kind], huffman(b":authority")].concat());
+        }
+        names
+    }
+
     #[test]
-    fn what_cannot_be_an_authority_is_counted_and_left_alone() {
-        for bad in [&b"a<b"[..], b"a|b#c", b"{x}", b"a:b:c|"] {
+    fn the_name_may_be_spelled_out_in_any_way() {
+        for name in names() {
             for write in [huffman, plain] {
-                check(&block(&write(bad)), &block(&write(bad)), [0, 1]);
+                let [before, after] = [b"run%2Ft.sock", b"run-2Ft.sock"];
+                let [before, after] = [before, after].map(|text| block_as(&name, &write(text)));
+                check(&before, &after, [1, 0]);
             }
         }
+    }
+
+    #[test]
+    fn fields_of_other_names_are_left_alone() {
+        for name in [
+            &b":authoritx"[..],
+            b":authorit",
+            b":authority:",
+            b":path",
+            b"host",
+        ] {
+            for write in [huffman, plain] {
+                let block = block_as(&[&[0x40][..], &write(name)].concat(), &write(ISTIO));
+                check(&block, &block, [0, 0]);
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_an_authority_is_counted_and_left_alone() {
+        let long = huffman("é".as_bytes());
+        let broken = [0x81, 0x00];
+        for name in names() {
+            for bad in [&plain(b"")[..], &huffman(b""), &long, &broken] {
+                let block = block_as(&name, bad);
+                check(&block, &block, [0, 1]);
+            }
+        }
+        let in_the_static_table = block_as(&[0x81], &[]);
+        check(&in_the_static_table, &in_the_static_table, [0, 1]);
+    }
+
+    #[test]
+    fn all_authorities_of_a_block_are_mended() {
+        let twice = |name: &[u8]| [block(&plain(name)), block(&huffman(name))].concat();
+        check(&twice(b"a|b"), &twice(b"a+b"), [2, 0]);
+    }
+
+    /// Cuts a block into as many frames, at these places.
+    fn frames(block: &[u8], cuts: &[usize]) -> Vec<u8> {
+        let mut cuts: Vec<_> = cuts.iter().map(|cut| cut % (block.len() + 1)).collect();
+        cuts.sort_unstable();
+        cuts.push(block.len());
+        let (mut start, last) = (0, cuts.len() - 1);
+        let mut frames = Vec::new();
+        for (nth, end) in cuts.into_iter().enumerate() {
+            let kind = if nth == 0 { HEADERS } else { CONTINUATION };
+            let flags = if nth == last { END_HEADERS } else { 0 };
+            frames.extend(frame(kind, flags, &block[start..end]));
+            start = end;
+        }
+        frames
+    }
+
+    #[test]
+    fn a_block_that_goes_on_in_other_frames_is_mended() {
+        let cut = |name: &[u8], cuts: &[usize]| {
+            let preface = vec![b'P'; PREFACE_BYTES];
+            let block = block_as(&names()[2], &huffman(name));
+            [preface, frames(&block, cuts), frame(0, 1, b"A|B")].concat()
+        };
+        for at in 0..60 {
+            for cuts in [&[at][..], &[at, at + 3], &[at; 7]] {
+                for piece in [1, 9, 1000] {
+                    let (out, notes) = mended(&cut(ISTIO, cuts), piece);
+                    let istio = b"outbound+8081++tollgate.tollgate.svc.cluster.local";
+                    assert_eq!(out, cut(istio, cuts), "{cuts:?} {piece}");
+                    assert_eq!(counts(&notes), [1, 0]);
+                }
+            }
+        }
+        // It is not looked for in more frames.
+        let (out, notes) = mended(&cut(ISTIO, &[30; 40]), 1000);
+        assert_eq!(out, cut(ISTIO, &[30; 40]));
+        assert_eq!(counts(&notes), [0, 0]);
+    }
+
+    #[test]
+    fn resets_are_counted_by_their_codes_however_they_are_written() {
+        let written = [
+            frame(4, 0, &[0; 6]),
+            frame(RST_STREAM, 0, &[0, 0, 0, 1]),
+            frame(HEADERS, 4, &[RST_STREAM; 30]),
+            frame(0, 0, &[RST_STREAM; 3000]),
+            frame(RST_STREAM, 0, &[0, 0, 0, 1]),
+            frame(HEADERS, 5, &[]),
+            frame(RST_STREAM, 0, &[0, 0, 0, 7]),
+            // No code of HTTP/2.
+            frame(RST_STREAM, 0, &[1, 0, 0, 0]),
+            frame(7, 0, &[0, 0, 0, 0, 0, 0, 0, 1]),
+        ]
+        .concat();
+        for piece in [1, 2, 5, 8, 64, 100_000] {
+            let notes = Notes::new(Arc::default());
+            let runtime = tokio::runtime::Builder::new_current_thread();
+            { runtime }.build().unwrap().block_on(async {
+                let (mut client, server) = tokio::io::duplex(piece);
+                let mut server = Mended::new(server, notes.clone());
+                let sent = async {
+                    server.write_all(&written).await.unwrap();
+                    drop(server);
+                };
+                let mut out = Vec::new();
+                let (_, read) = tokio::join!(sent, client.read_to_end(&mut out));
+                read.unwrap();
+                assert_eq!(out, written);
+            });
+            let totals = notes.metrics.streams_reset.totals();
+            let totals: Vec<_> = totals.filter(|(_, total)| *total > 0).collect();
+            let expected = [
+                ("PROTOCOL_ERROR", 2),
+                ("INTERNAL_ERROR", 1),
+                ("REFUSED_STREAM", 1),
+            ];
+            assert_eq!(totals, expected, "in pieces of {piece}");
+        }
+    }
+
+    #[test]
+    fn what_is_harmless_does_not_silence_what_is_not() {
+        let notes = Notes::new(Arc::default());
+        let said = || {
+            let silences = [
+                &notes.replaced,
+                &notes.refused,
+                &notes.reset[1],
+                &notes.reset[7],
+            ];
+            silences.map(|silence| silence.0.lock().unwrap().is_some())
+        };
+        notes.replaced(b"a|b");
+        assert_eq!(said(), [true, false, false, false]);
+        notes.refused(b"");
+        assert_eq!(said(), [true, true, false, false]);
+        notes.reset(1);
+        assert_eq!(said(), [true, true, true, false]);
+        assert!(!notes.refused.is_over(), "it was just said");
     }
 
     #[test]
@@ -584,20 +831,226 @@ mod tests {
     }
 
     #[test]
-    fn every_code_is_found_again_and_replacements_are_as_long() {
-        for (_, _, bytes) in CODES {
-            for &byte in bytes {
-                let text = huffman(&[byte]);
-                let found = symbols(&text[1..], true).unwrap();
-                assert_eq!(found.len(), 1);
-                assert_eq!(found[0].byte, byte);
-                let bits = |byte| code(byte).unwrap().0;
-                assert_eq!(bits(byte), bits(replacement(byte)));
+    fn replacements_are_as_long_as_what_they_replace() {
+        for byte in 0..=u8::MAX {
+            let bits = |byte| huffman::bits(&[byte]);
+            assert_eq!(bits(byte), bits(replacement(byte)));
+        }
+    }
+
+    /// A client's side of the dynamic table, with an encoder that does whatever it is told.
+    #[derive(Default)]
+    struct Encoder {
+        /// The last one first, with their sizes.
+        entries: VecDeque<(Vec<u8>, Vec<u8>)>,
+        max_bytes: usize,
+        block: Vec<u8>,
+    }
+
+    /// How a field is written.
+    #[derive(Clone, Copy, Debug)]
+    struct Form {
+        kind: u8,
+        is_name_huffman: bool,
+        is_value_huffman: bool,
+        /// By the static index of its name.
+        is_by_index: bool,
+        /// Wholly by index, if it is in the table.
+        is_indexed: bool,
+    }
+
+    impl Encoder {
+        fn resize(&mut self, max_bytes: usize) {
+            self.max_bytes = max_bytes;
+            self.integer(0x20, 5, max_bytes);
+            self.evict(0);
+        }
+
+        fn integer(&mut self, first: u8, prefix_bits: u32, value: usize) {
+            let full = (1 << prefix_bits) - 1;
+            let byte = |value: usize| u8::try_from(value).unwrap();
+            if value < full {
+                return self.block.push(first | byte(value));
+            }
+            self.block.push(first | byte(full));
+            let mut rest = value - full;
+            while rest >= 0x80 {
+                self.block.push(byte(rest & 0x7f) | 0x80);
+                rest >>= 7;
+            }
+            self.block.push(byte(rest));
+        }
+
+        /// In Huffman code only if that is no longer, as encoders do.
+        fn string(&mut self, text: &[u8], is_huffman: bool) {
+            let coded = huffman::encode(text);
+            if is_huffman && coded.len() <= text.len() {
+                self.integer(0x80, 7, coded.len());
+                self.block.extend(coded);
+            } else {
+                self.integer(0, 7, text.len());
+                self.block.extend(text);
+            }
+        }
+
+        fn field(&mut self, name: &[u8], static_index: usize, value: &[u8], form: Form) {
+            let found = self
+                .entries
+                .iter()
+                .position(|entry| (&*entry.0, &*entry.1) == (name, value));
+            if let Some(found) = found.filter(|_| form.is_indexed) {
+                return self.integer(0x80, 7, 62 + found);
+            }
+            let prefix_bits = if form.kind == 0x40 { 6 } else { 4 };
+            if form.is_by_index && static_index > 0 {
+                self.integer(form.kind, prefix_bits, static_index);
+            } else {
+                self.integer(form.kind, prefix_bits, 0);
+                self.string(name, form.is_name_huffman);
+            }
+            self.string(value, form.is_value_huffman);
+            if form.kind == 0x40 {
+                let bytes = size(name, value);
+                self.evict(bytes);
+                if bytes <= self.max_bytes {
+                    self.entries.push_front((name.to_vec(), value.to_vec()));
+                }
+            }
+        }
+
+        /// Makes room for as many bytes.
+        fn evict(&mut self, bytes: usize) {
+            let size = |(name, value): &(Vec<u8>, Vec<u8>)| size(name, value);
+            while bytes + self.entries.iter().map(size).sum::<usize>() > self.max_bytes {
+                if self.entries.pop_back().is_none() {
+                    return;
+                }
             }
         }
     }
 
+    /// What an entry takes of the table (RFC 7541, 4.1).
+    fn size(name: &[u8], value: &[u8]) -> usize {
+        32 + name.len() + value.len()
+    }
+
+    /// The calls that arrive behind the library, one after the other, and how many streams were reset.
+    fn served(bytes: &[u8], calls: usize, piece: usize) -> (Vec<Request<()>>, usize) {
+        let runtime = tokio::runtime::Builder::new_current_thread();
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let resets = { runtime }.build().unwrap().block_on(async {
+            let (mut client, server) = tokio::io::duplex(piece);
+            let serve = service_fn(|request: Request<Incoming>| {
+                seen.lock().unwrap().push(request.map(drop));
+                async { Ok::<_, Infallible>(Response::new(Body::empty())) }
+            });
+            let io = TokioIo::new(Mended::new(server, Notes::new(Arc::default())));
+            let server = http2::Builder::new(TokioExecutor::new()).serve_connection(io, serve);
+            let asking = async {
+                let (mut reading, mut writing) = tokio::io::split(&mut client);
+                let writes = writing.write_all(bytes);
+                let reads = async {
+                    let (mut ended, mut resets) = (0, 0);
+                    while ended < calls {
+                        let mut head = [0; HEAD_BYTES];
+                        reading.read_exact(&mut head).await.unwrap();
+                        let mut payload = vec![0; payload_bytes(&head)];
+                        reading.read_exact(&mut payload).await.unwrap();
+                        assert_ne!(head[3], 7, "GOAWAY {payload:?}");
+                        resets += usize::from(head[3] == RST_STREAM);
+                        ended += usize::from([HEADERS, RST_STREAM].contains(&head[3]));
+                    }
+                    resets
+                };
+                tokio::join!(writes, reads).1
+            };
+            tokio::select! {
+                resets = asking => resets,
+                ended = server => panic!("the connection ended: {ended:?}"),
+            }
+        });
+        let seen = std::mem::take(&mut *seen.lock().unwrap());
+        (seen, resets)
+    }
+
+    fn form() -> impl Strategy<Value = Form> {
+        let kinds = prop::sample::select(vec![0x40, 0x40, 0x00, 0x10]);
+        (kinds, any::<[bool; 4]>()).prop_map(|(kind, [name, value, by_index, indexed])| Form {
+            kind,
+            is_name_huffman: name,
+            is_value_huffman: value,
+            is_by_index: by_index,
+            is_indexed: indexed,
+        })
+    }
+
+    fn authorities() -> impl Strategy<Value = Vec<u8>> {
+        let text = |text: &str| Just(text.as_bytes().to_vec());
+        prop_oneof![
+            Just(ISTIO.to_vec()),
+            text("run%2Ftollgate.sock"),
+            text("tollgate:8081"),
+            text("<tollgate>"),
+            text(""),
+            "[ -~]{1,40}".prop_map(String::into_bytes),
+            prop::collection::vec(any::<u8>(), 1..60),
+        ]
+    }
+
     proptest! {
+        /// The HTTP/2 library is the judge: it reads what each call of a connection says, which later
+        /// calls say by the entries that earlier ones left.
+        #[test]
+        fn calls_arrive_with_all_else_as_it_was(
+            calls in prop::collection::vec(
+                (authorities(), form(), 0..12_u8, form(), prop::option::of(0..5000_usize), any::<[u8; 2]>()),
+                1..12,
+            ),
+            piece in 1..3000_usize,
+        ) {
+            let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+            // Settings, which are of no stream.
+            bytes.extend([0, 0, 0, 4, 0, 0, 0, 0, 0]);
+            let mut encoder = Encoder { max_bytes: 4096, ..Encoder::default() };
+            for (nth, (authority, of_authority, filler, of_filler, room, cuts)) in calls.iter().enumerate() {
+                if let Some(room) = room {
+                    encoder.resize(*room % 4097);
+                }
+                encoder.block.extend([0x83, 0x86]);
+                encoder.field(b":path", 4, format!("/{nth}").as_bytes(), *of_filler);
+                encoder.field(b":authority", 1, authority, *of_authority);
+                let filler = usize::from(*filler);
+                encoder.field(b"filler", 0, &b"f".repeat(filler * 100), *of_filler);
+                let block = std::mem::take(&mut encoder.block);
+                let cuts: Vec<_> = cuts.iter().map(|cut| usize::from(*cut) * 7).collect();
+                let mut frames = frames(&block, if nth % 3 == 0 { &cuts } else { &[] });
+                // Each is a stream of its own, whose first frame ends it.
+                frames[4] |= 1;
+                let stream = u8::try_from(nth * 2 + 1).unwrap();
+                let mut at = 0;
+                while at < frames.len() {
+                    frames[at + 8] = stream;
+                    at += HEAD_BYTES + payload_bytes(frames[at..].first_chunk().unwrap());
+                }
+                bytes.extend(frames);
+            }
+            let (seen, resets) = served(&bytes, calls.len(), piece);
+            let is_empty = |call: &&(Vec<u8>, Form, u8, Form, Option<usize>, [u8; 2])| call.0.is_empty();
+            prop_assert_eq!(resets, calls.iter().filter(is_empty).count());
+            let answered = calls.iter().enumerate().filter(|(_, call)| !call.0.is_empty());
+            for (request, (nth, (authority, _, filler, ..))) in seen.iter().zip(answered) {
+                prop_assert_eq!(request.uri().path(), format!("/{nth}"));
+                let filled = request.headers()["filler"].len();
+                prop_assert_eq!(filled, usize::from(*filler) * 100);
+                let sent = request.uri().authority().unwrap().as_str();
+                prop_assert_eq!(sent.len(), authority.len());
+                if Authority::try_from(&authority[..]).is_ok() {
+                    prop_assert_eq!(sent.as_bytes(), &authority[..]);
+                }
+            }
+            prop_assert_eq!(seen.len() + resets, calls.len());
+        }
+
         /// Whatever comes, as much goes on, and nothing but header blocks is touched.
         #[test]
         fn any_bytes_pass(

@@ -13,7 +13,8 @@ use crate::support::{
     certificates::{Authority, Secret},
     envoy::Envoy,
     http::{Reply, get, get_with},
-    tollgate, wait_until,
+    tollgate::{self, Tollgate},
+    wait_until,
 };
 
 /// One client address: three a second together with twenty a minute.
@@ -173,28 +174,24 @@ fn without_an_authority_a_mesh_s_cluster_is_limited_too() {
     assert!(said.contains(ISTIO), "{said}");
 }
 
-/// Names of which no authority can be made: every call is reset, and Envoy lets requests pass. That
-/// is counted and said.
+/// Characters that no authority has, and for some of which none has as long a code.
 #[test]
-fn a_cluster_that_cannot_be_served_is_told() {
-    let tollgate = tollgate::with_rules(TWO_FOR_EACH_KEY).start();
-    let envoy = Front {
-        cluster: "<tollgate>",
-        authority: None,
-        ..Front::of(&[tollgate.grpc])
+fn without_an_authority_a_cluster_of_any_name_is_limited() {
+    for cluster in ["<tollgate>", "{a:b}#c`^", "a@"] {
+        let tollgate = tollgate::with_rules(TWO_FOR_EACH_KEY).start();
+        let envoy = Front {
+            cluster,
+            authority: None,
+            ..Front::of(&[tollgate.grpc])
+        }
+        .start();
+        let front = envoy.listener("front");
+        let codes = [(); 3].map(|()| ask(front, b"k").status);
+        assert_eq!(codes, [200, 200, 429], "{cluster}");
+        assert_eq!(envoy.stat("cluster.service.ratelimit.error"), 0);
+        assert!(tollgate.metric("tollgate_authorities_replaced_total") > 0);
+        assert_eq!(tollgate.metric("tollgate_authorities_refused_total"), 0);
     }
-    .start();
-    let front = envoy.listener("front");
-    let codes = [(); 3].map(|()| ask(front, b"k").status);
-    assert_eq!(codes, [200, 200, 200]);
-    assert_eq!(envoy.stat("cluster.service.ratelimit.error"), 3);
-    assert!(tollgate.metric("tollgate_authorities_refused_total") > 0);
-    let stats = get(tollgate.debug, "/stats").body;
-    assert!(
-        stats.contains("tollgate.authorities_refused_total: "),
-        "{stats}"
-    );
-    tollgate.log().with("HTTP/2 resets each of them");
 }
 
 #[test]
@@ -213,6 +210,49 @@ fn over_a_unix_socket_it_limits() {
     let codes = [(); 3].map(|()| ask(front, b"k").status);
     assert_eq!(codes, [200, 200, 429]);
     assert_eq!(envoy.stat("cluster.service.ratelimit.error"), 0);
+}
+
+/// Envoy's other client, gRPC's C-core, sends the path of the socket as authority, and spells out the
+/// name of that header.
+#[test]
+fn over_a_unix_socket_google_grpc_is_limited() {
+    let folder = TempDir::new().unwrap();
+    let socket = folder.path().join("tollgate.sock").display().to_string();
+    let tollgate = tollgate::with_rules(TWO_FOR_EACH_KEY)
+        .args(["--grpc-uds", &socket])
+        .start();
+    check_google_grpc(&tollgate, &format!("unix:{socket}"), None);
+    assert!(tollgate.metric("tollgate_authorities_replaced_total") > 0);
+}
+
+#[test]
+fn over_tcp_google_grpc_is_limited() {
+    for authority in [None, Some("tollgate"), Some(ISTIO)] {
+        let tollgate = tollgate::with_rules(TWO_FOR_EACH_KEY).start();
+        check_google_grpc(&tollgate, &tollgate.grpc.to_string(), authority);
+    }
+}
+
+#[track_caller]
+fn check_google_grpc(tollgate: &Tollgate, target: &str, authority: Option<&str>) {
+    let envoy = Front {
+        google_grpc: Some(target),
+        authority,
+        ..Front::of(&[])
+    }
+    .start();
+    let front = envoy.listener("front");
+    for key in 0..20 {
+        let key = format!("k{key}");
+        let codes = [(); 4].map(|()| ask(front, key.as_bytes()).status);
+        assert_eq!(codes, [200, 200, 429, 429], "{authority:?}");
+    }
+    assert_eq!(envoy.stat("cluster.service.ratelimit.error"), 0);
+    assert_eq!(
+        envoy.stat("cluster.service.ratelimit.failure_mode_allowed"),
+        0
+    );
+    assert_eq!(tollgate.metric("tollgate_authorities_refused_total"), 0);
 }
 
 /// Sixty-four clients ask through an Envoy that refuses what it gets no answer for, while its
@@ -450,6 +490,8 @@ struct Front<'a> {
     /// What their cluster is called.
     cluster: &'a str,
     authority: Option<&'a str>,
+    /// What gRPC's C-core connects to, instead of Envoy's own client.
+    google_grpc: Option<&'a str>,
     failure_mode_deny: bool,
     is_health_checked: bool,
     /// How it connects; nothing means without TLS.
@@ -463,6 +505,7 @@ impl<'a> Front<'a> {
             pipe: None,
             cluster: "tollgate",
             authority: Some("tollgate"),
+            google_grpc: None,
             failure_mode_deny: false,
             is_health_checked: false,
             transport_socket: None,
@@ -475,9 +518,21 @@ impl<'a> Front<'a> {
     }
 
     fn bootstrap(&self) -> String {
-        let authority = match self.authority {
-            Some(authority) => format!("authority: {authority}"),
-            None => String::new(),
+        let service = match (self.google_grpc, self.authority) {
+            (None, None) => format!("{{ envoy_grpc: {{ cluster_name: \"{}\" }} }}", self.cluster),
+            (None, Some(authority)) => format!(
+                "{{ envoy_grpc: {{ cluster_name: \"{}\", authority: \"{authority}\" }} }}",
+                self.cluster
+            ),
+            (Some(target), authority) => {
+                let name = authority.map_or_else(String::new, |authority| {
+                    format!("grpc.default_authority: {{ string_value: \"{authority}\" }}")
+                });
+                format!(
+                    "{{ google_grpc: {{ target_uri: \"{target}\", stat_prefix: tollgate, \
+                     channel_args: {{ args: {{ grpc.enable_http_proxy: {{ int_value: 0 }}, {name} }} }} }} }}"
+                )
+            }
         };
         let transport_socket = match &self.transport_socket {
             Some(socket) => format!("transport_socket: {socket}"),
@@ -505,7 +560,7 @@ impl<'a> Front<'a> {
             .collect();
         BOOTSTRAP
             .replace("$CLUSTER", self.cluster)
-            .replace("$AUTHORITY", &authority)
+            .replace("$SERVICE", &service)
             .replace("$DENY", &self.failure_mode_deny.to_string())
             .replace("$HEALTH_CHECKS", health_checks)
             .replace("$TRANSPORT_SOCKET", &transport_socket)
@@ -552,10 +607,7 @@ static_resources:
                       enable_x_ratelimit_headers: DRAFT_VERSION_03
                       rate_limit_service:
                         transport_api_version: V3
-                        grpc_service:
-                          envoy_grpc:
-                            cluster_name: "$CLUSTER"
-                            $AUTHORITY
+                        grpc_service: $SERVICE
                   - name: envoy.filters.http.router
                     typed_config:
                       "@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router

@@ -25,6 +25,7 @@
 //! - `traces`: spans, read with OpenTelemetry's own messages
 //! - `grpcurl`: what a stranger finds out by reflection, and health
 //! - `transport`: sockets, ports, and connections of clients that mean harm, or are gone
+//! - `c_core`: Python's grpcio asks, over sockets and ports and under any name
 //! - `tls`: TLS on the gRPC port: who is let in, and certificates that change
 //! - `http`: health, metrics and the rules in use over HTTP
 //! - `papers`: pages that the program itself can write
@@ -43,6 +44,7 @@
 mod algorithms;
 mod allocations;
 mod bad_input;
+mod c_core;
 mod calm;
 mod cli;
 mod cluster;

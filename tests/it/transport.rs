@@ -219,6 +219,7 @@ fn ask_says_what_is_wrong_with_an_address() {
 
 // --- connections that mean harm, do not read, or are gone ----------------------------------------
 
+const DATA: u8 = 0;
 const RESET: u8 = 3;
 const SETTINGS: u8 = 4;
 const PING: u8 = 6;
@@ -345,12 +346,105 @@ fn calls_that_break_the_rules_end_in_going_away() {
     let mut client = Frames::connect(server.grpc);
     let bad: Vec<u8> = streams()
         .take(100)
-        .flat_map(|stream| frame(1, 5, stream, b"\x83\x86\x84\x01\x03<x>"))
+        .flat_map(|stream| frame(1, 5, stream, b"\x83\x86\x84\x01\x00"))
         .collect();
     client.0.write_all(&bad).unwrap();
     let told = client.read_until(GO_AWAY).expect("it is told why");
     assert_eq!(told[4..8], [0, 0, 0, 11]);
     assert!(server.metric("tollgate_authorities_refused_total") > 10);
+}
+
+/// The headers of a call with this representation of `:authority`, without an end to its stream.
+fn headers_as(stream: u32, authority: &[u8]) -> Vec<u8> {
+    let call = headers(stream);
+    let usual = b"\x01\x08tollgate";
+    let at = call.windows(usual.len()).position(|bytes| bytes == usual);
+    let (before, after) = call.split_at(at.unwrap());
+    let block = [&before[9..], authority, &after[usual.len()..]].concat();
+    frame(1, 4, stream, &block)
+}
+
+/// Whether the next call that ends is answered, or reset.
+#[track_caller]
+fn is_answered(client: &mut Frames) -> bool {
+    loop {
+        match client.read().expect("the connection stands").0 {
+            RESET => return false,
+            DATA => return true,
+            kind => assert_ne!(kind, GO_AWAY),
+        }
+    }
+}
+
+/// The library would end the connection for a text that is none, with all other calls on it.
+#[test]
+fn an_authority_that_is_no_text_is_as_good_as_any() {
+    let server = tollgate::with_rules(RULES).args(["--workers", "1"]).start();
+    let mut client = Frames::connect(server.grpc);
+    let authorities: [&[u8]; 4] = [
+        b"\x41\x02\xff|",
+        b"\xbe",
+        b"\x10\x0a:authority\x01\x80",
+        b"\x00\x88\xb8\x3b\x53\x39\xec\x32\x7d\x7f\x03a%b",
+    ];
+    for (stream, authority) in streams().zip(authorities) {
+        let call = [headers_as(stream, authority), data(stream)].concat();
+        client.0.write_all(&call).unwrap();
+        assert!(is_answered(&mut client), "{authority:?}");
+    }
+    assert_eq!(server.metric("tollgate_authorities_replaced_total"), 3);
+}
+
+/// Of nothing no name can be made: such a call ends, the others on its connection go on. The log says
+/// so though it has just said that other names are harmless.
+#[test]
+fn an_empty_authority_ends_its_call_and_is_told() {
+    let server = tollgate::with_rules(RULES).args(["--workers", "1"]).start();
+    let mut client = Frames::connect(server.grpc);
+    let empty: [&[u8]; 4] = [b"\x41\x00", b"\x81", b"\x00\x0a:authority\x00", b"\x01\x80"];
+    let around = [&b"\x41\x03a|b"[..]].into_iter().chain(empty);
+    for (stream, authority) in streams().zip(around) {
+        let call = [headers_as(stream, authority), data(stream)].concat();
+        client.0.write_all(&call).unwrap();
+        assert_eq!(is_answered(&mut client), stream == 1, "{authority:?}");
+    }
+    let call = [headers(101), data(101)].concat();
+    client.0.write_all(&call).unwrap();
+    assert!(is_answered(&mut client));
+    assert_eq!(server.metric("tollgate_authorities_replaced_total"), 1);
+    assert_eq!(server.metric("tollgate_authorities_refused_total"), 4);
+    let reset = "tollgate_streams_reset_total{code=\"protocol_error\"}";
+    wait_until("all are counted", || server.metric(reset) == 4);
+    let said = server.log().with("HTTP/2 resets each of them");
+    assert!(said.contains("they are answered all the same"), "{said}");
+    assert_eq!(
+        said.matches("HTTP/2 resets each of them").count(),
+        1,
+        "{said}"
+    );
+}
+
+/// Whatever the library resets for reasons of its own: Envoy would let the request pass.
+#[test]
+fn a_call_that_http_2_resets_is_counted_and_told() {
+    let server = tollgate::with_rules(RULES).args(["--workers", "1"]).start();
+    let mut client = Frames::connect(server.grpc);
+    // No scheme and no path; a name in capitals would be an error of the whole connection.
+    let bad: Vec<_> = streams()
+        .take(3)
+        .flat_map(|stream| frame(1, 5, stream, b"\x83\x01\x08tollgate"))
+        .collect();
+    client.0.write_all(&bad).unwrap();
+    assert_eq!([(); 3].map(|()| is_answered(&mut client)), [false; 3]);
+    let reset = "tollgate_streams_reset_total{code=\"protocol_error\"}";
+    wait_until("all are counted", || server.metric(reset) == 3);
+    assert_eq!(server.metric("tollgate_authorities_refused_total"), 0);
+    let said = server.log().with("HTTP/2 reset a call with PROTOCOL_ERROR");
+    assert_eq!(
+        said.matches("HTTP/2 reset a call with").count(),
+        1,
+        "{said}"
+    );
 }
 
 #[test]

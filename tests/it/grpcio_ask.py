@@ -1,0 +1,35 @@
+"""Sends a request, in hex, to ShouldRateLimit over and over on one channel, as gRPC's C-core does for Python, Ruby,
+PHP and C++. Prints a line for each call: OK and the reply in hex, or what went wrong."""
+
+import argparse
+
+import grpc
+
+METHOD = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("target")
+parser.add_argument("request", type=bytes.fromhex)
+parser.add_argument("calls", type=int)
+parser.add_argument("--authority", help="sent instead of the one that is made of the target")
+parser.add_argument("--ca", type=argparse.FileType("rb"), help="connects over TLS and believes this one")
+parser.add_argument("--server-name", help="what the server's certificate is for")
+args = parser.parse_args()
+
+# A proxy that the environment names is none of the test's business.
+options = [("grpc.enable_http_proxy", 0)]
+if args.authority:
+    options.append(("grpc.default_authority", args.authority))
+if args.server_name:
+    options.append(("grpc.ssl_target_name_override", args.server_name))
+if args.ca:
+    channel = grpc.secure_channel(args.target, grpc.ssl_channel_credentials(args.ca.read()), options)
+else:
+    channel = grpc.insecure_channel(args.target, options)
+ask = channel.unary_unary(METHOD)
+for _ in range(args.calls):
+    try:
+        # No call may wait for ever, and none is told to hurry: a busy machine is slow.
+        print("OK", ask(args.request, timeout=20).hex())
+    except grpc.RpcError as error:
+        print(error.code().name, error.details())
