@@ -263,8 +263,9 @@ impl<S> Mended<S> {
         }
     }
 
-    /// Looks at the heads of the frames that are written, which costs a dozen instructions for each of
-    /// the three of a reply. The library offers no part of a head, though less may be accepted.
+    /// Looks at the heads of the frames that are written. A reply has three, and each is one turn of this
+    /// loop: nothing beside the system call that wrote them. The library offers no part of a head, though
+    /// less may be accepted.
     fn written(&mut self, offered: &[u8], accepted: usize) {
         let mut at = self.writing;
         while at < accepted {
