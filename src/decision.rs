@@ -1,9 +1,12 @@
 //! Counts → statuses and the overall code.
 
-use std::cmp::Reverse;
+use std::{cell::OnceCell, cmp::Reverse, collections::HashMap};
+
+use foldhash::quality::RandomState;
+use smallvec::SmallVec;
 
 use crate::{
-    counter::{Count, Terms},
+    counter::{Batch, Count, Terms},
     limit::{Limit, Modes, NearRatio, Span},
     metadata::{Map, merge},
     plan::{Counted, Outcome, Plan},
@@ -90,8 +93,9 @@ pub fn decide_into(
 ) {
     decision.is_degraded = counts.iter().any(|count| count.is_degraded);
     let statuses = &mut decision.statuses;
+    let least = Least::default();
     for outcome in &plan.outcomes {
-        statuses.push(status(outcome, plan, counts, now));
+        statuses.push(status(outcome, plan, counts, &least, now));
     }
     if is_refused(plan, statuses, modes) {
         decision.is_shadowed = modes.shadow;
@@ -106,7 +110,13 @@ pub fn decide_into(
     }
 }
 
-fn status(outcome: &Outcome<'_>, plan: &Plan<'_>, counts: &[Count], now: Timestamp) -> Status {
+fn status(
+    outcome: &Outcome<'_>,
+    plan: &Plan<'_>,
+    counts: &[Count],
+    least: &Least,
+    now: Timestamp,
+) -> Status {
     match outcome {
         Outcome::Unmatched { .. } | Outcome::Replaced(_) => Status {
             code: Code::Ok,
@@ -120,7 +130,7 @@ fn status(outcome: &Outcome<'_>, plan: &Plan<'_>, counts: &[Count], now: Timesta
             remaining: u32::MAX,
             retry_secs: Some(0),
         },
-        Outcome::Counted(counted) => counted_status(counted, plan, counts, now),
+        Outcome::Counted(counted) => counted_status(counted, plan, counts, least, now),
     }
 }
 
@@ -128,9 +138,21 @@ fn counted_status(
     counted: &Counted<'_>,
     plan: &Plan<'_>,
     counts: &[Count],
+    least: &Least,
     now: Timestamp,
 ) -> Status {
-    let stands = |counter: usize| Standing::new(plan.batch.terms(counter), counts[counter], now);
+    let stands = |counter: usize| {
+        let terms = plan.batch.terms(counter);
+        let standing = Standing::new(terms, counts[counter], now);
+        // Most pass, and then nobody has to know.
+        if standing.is_over && least.held(&plan.batch, counter) > u64::from(terms.limit) {
+            return Standing {
+                retry_in: None,
+                ..standing
+            };
+        }
+        standing
+    };
     let mut counters = counted.counters.clone();
     let mut binding = counters
         .next()
@@ -166,6 +188,40 @@ fn counted_status(
         } else {
             retry_in.map(|millis| millis.div_ceil(1000))
         },
+    }
+}
+
+/// What each counter of a request holds after its increment if it was empty before: more than the hits
+/// of that one if its descriptor stands in the request twice. Found out for the first that is asked for.
+#[derive(Debug, Default)]
+struct Least(OnceCell<SmallVec<[u64; 8]>>);
+
+impl Least {
+    fn held(&self, batch: &Batch, counter: usize) -> u64 {
+        /// With so many increments a table is worth its while.
+        const MANY: usize = 16;
+        let all = self.0.get_or_init(|| {
+            let mut all = SmallVec::<[u64; 8]>::new();
+            let mut table = HashMap::<&[u8], u64, RandomState>::default();
+            for (index, increment) in batch.iter().enumerate() {
+                let before = if batch.len() < MANY {
+                    (0..index)
+                        .rev()
+                        .find(|&other| batch.key(other) == increment.key)
+                        .map(|other| all[other])
+                } else {
+                    table.get(increment.key).copied()
+                };
+                let held = before.unwrap_or(0).saturating_add(increment.hits.added());
+                let held = held.saturating_sub(increment.hits.given_back());
+                if batch.len() >= MANY {
+                    table.insert(increment.key, held);
+                }
+                all.push(held);
+            }
+            all
+        });
+        all[counter]
     }
 }
 

@@ -331,3 +331,27 @@ proptest! {
         prop_assert_eq!(tally, expected);
     }
 }
+
+#[track_caller]
+fn check_retry(requests_per_unit: u32, times: usize, retry_secs: Option<u64>) {
+    let rules = Rules::default().limits("k", &[limit(requests_per_unit, Unit::Minute)]);
+    // Somebody else had as many.
+    let counts: Vec<_> = (1..=times as u64)
+        .map(|count| count + times as u64)
+        .collect();
+    let decision = rules.decide(&vec!["k"; times], &counts, Modes::default());
+    assert_eq!(decision.overall, Code::OverLimit);
+    assert_eq!(
+        decision.retry_secs, retry_secs,
+        "{times} of {requests_per_unit}"
+    );
+}
+
+#[test]
+fn a_descriptor_that_stands_more_often_than_its_limit_allows_never_passes() {
+    for times in [1, 2, 15, 16, 40] {
+        let fits = u32::try_from(times).unwrap();
+        check_retry(fits, times, Some(20));
+        check_retry(fits - 1, times, None);
+    }
+}
