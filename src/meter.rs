@@ -3,9 +3,15 @@
 //! The store in memory runs on these. `store/redis/step.lua` does the same inside Redis, and the
 //! store contract holds both to one model. All times are milliseconds.
 //!
-//! A clock that steps back gives no window and no log hits away: what it has seen last is its present
-//! until the clock is there again. If that is more than a period away the clock was wrong, and what it
-//! wrote is forgotten. A bucket is empty then, at worst.
+//! Callers' clocks are apart, be it by the millisecond that two threads read theirs at, and a clock can
+//! step back. So each counter has a present of its own, which never goes back: the latest moment that
+//! it remembers, until the caller's clock is past that. All that is told is told by this present, and
+//! a look by a clock that is behind changes nothing.
+//!
+//! If the present would be more than a period ahead of the caller, the clock that it came from was
+//! wrong: what is in memory is counted by one clock only. Then windows and logs are forgotten, and the
+//! tokens that are missing in a bucket flow in from now on. `step.lua` counts by several clocks if it
+//! is told to, and then allows for more.
 
 use std::collections::VecDeque;
 
@@ -35,43 +41,56 @@ impl Meter {
         })
     }
 
-    /// How many hits it holds at `now`, partial ones rounded up. This is a look: whatever is
-    /// forgotten by it would not have counted at any later time.
+    /// How many hits it holds at `now`, partial ones rounded up. This is a look: it takes over a limit
+    /// that changed, forgets what a wrong clock wrote, and changes nothing else.
     pub fn held(&mut self, terms: &Terms, now: u64) -> u64 {
+        let now = self.present(terms, now);
         match self {
-            Self::FirstHit(meter) => {
-                if meter.start > now.saturating_add(terms.period_millis) {
-                    *meter = FirstHit::default();
-                }
-                meter.at(terms, now).count
-            }
-            Self::SlidingWindow(meter) => {
-                if meter.index > now / terms.period_millis + 1 {
-                    *meter = SlidingWindow::default();
-                }
-                meter.at(terms, now).held(terms, now)
-            }
+            Self::FirstHit(meter) => meter.at(terms, now).count,
+            Self::SlidingWindow(meter) => meter.at(terms, now).held(terms, now),
             Self::SlidingLog(meter) => meter.held(terms, now),
             Self::TokenBucket(meter) => meter.held(terms, now),
         }
     }
 
+    /// How many it would hold after the hits of `terms`, which are given back, and `ahead` that are
+    /// added before.
+    pub fn held_after(&mut self, terms: &Terms, ahead: u64, now: u64) -> u64 {
+        let now = self.present(terms, now);
+        if let Self::SlidingWindow(meter) = self {
+            let mut meter = meter.at(terms, now);
+            meter.charge(Hits::add(ahead));
+            meter.charge(terms.hits);
+            return meter.held(terms, now);
+        }
+        let held = self.held(terms, now).saturating_add(ahead);
+        let most = match self {
+            // No more can be missing.
+            Self::TokenBucket(_) => terms.limit.into(),
+            _ => u64::MAX,
+        };
+        held.min(most).saturating_sub(terms.hits.given_back())
+    }
+
     /// Applies the hits of `terms`, whatever its limit says. Giving back stops at zero, and the
     /// latest hits go first.
     pub fn charge(&mut self, terms: &Terms, now: u64) {
-        // It forgets what the clock had wrong.
+        // It takes over a limit that changed.
         self.held(terms, now);
+        let now = self.present(terms, now);
         let hits = terms.hits;
         match self {
             Self::FirstHit(meter) => {
                 *meter = meter.at(terms, now);
                 meter.charge(hits, now);
             }
+            // To give back to one that has seen no hit leaves no trace.
+            Self::SlidingWindow(meter) if hits.added() == 0 && *meter == Default::default() => {}
             Self::SlidingWindow(meter) => {
                 *meter = meter.at(terms, now);
                 meter.charge(hits);
             }
-            Self::SlidingLog(meter) => meter.charge(hits, now),
+            Self::SlidingLog(meter) => meter.charge(terms, now),
             Self::TokenBucket(meter) => meter.charge(terms, now),
         }
     }
@@ -80,6 +99,7 @@ impl Meter {
     /// for that.
     pub fn ends(&mut self, terms: &Terms, is_refused: bool, now: u64) -> Ends {
         let waits = is_refused && terms.hits.added() <= u64::from(terms.limit);
+        let now = self.present(terms, now);
         let (resets_in, retry_in) = match self {
             Self::FirstHit(meter) => {
                 let resets_in = meter.at(terms, now).resets_in(terms, now);
@@ -96,13 +116,44 @@ impl Meter {
             }
             Self::TokenBucket(meter) => {
                 let retry_in = waits.then(|| meter.retry_in(terms, now));
-                (meter.resets_in(now), retry_in)
+                (meter.resets_in(terms, now), retry_in)
             }
         };
         Ends {
             resets_in,
             retry_in: if is_refused { retry_in } else { Some(0) },
         }
+    }
+
+    /// The moment from which on it means nothing any more, if nobody hits it again.
+    pub fn expires_at(&mut self, terms: &Terms, now: u64) -> u64 {
+        if let Self::TokenBucket(meter) = self {
+            // Under a larger limit more can be missing than is now.
+            return meter.full_at.saturating_add(u64::from(meter.parts > 0));
+        }
+        let resets_in = self.ends(terms, false, now).resets_in;
+        self.present(terms, now).saturating_add(resets_in)
+    }
+
+    /// Its present, if its caller's is `now`. To be asked once for all that happens in one step, for it
+    /// may be what a hit brought that is then given back.
+    pub fn present(&mut self, terms: &Terms, now: u64) -> u64 {
+        let latest = match self {
+            Self::FirstHit(meter) => meter.start,
+            Self::SlidingWindow(meter) => meter.index.saturating_mul(terms.period_millis),
+            Self::SlidingLog(meter) => meter.latest(),
+            Self::TokenBucket(meter) => meter.since,
+        };
+        if latest <= now.saturating_add(terms.period_millis) {
+            return now.max(latest);
+        }
+        match self {
+            Self::FirstHit(meter) => *meter = FirstHit::default(),
+            Self::SlidingWindow(meter) => *meter = SlidingWindow::default(),
+            Self::SlidingLog(meter) => *meter = SlidingLog::default(),
+            Self::TokenBucket(meter) => meter.owe(meter.owed(), now),
+        }
+        now
     }
 }
 
@@ -164,7 +215,6 @@ impl SlidingWindow {
 
     fn held(&self, terms: &Terms, now: u64) -> u64 {
         let period = terms.period_millis;
-        // All of the present window is to come if the clock stepped back before it.
         let left = period - now.saturating_sub(self.index * period).min(period);
         self.current
             .saturating_add(scale(self.previous, left, period))
@@ -219,28 +269,28 @@ pub struct SlidingLog {
 }
 
 impl SlidingLog {
-    fn held(&mut self, terms: &Terms, now: u64) -> u64 {
-        let latest = self.entries.back().map_or(0, |(at, _)| *at);
-        if latest > now.saturating_add(terms.period_millis) {
-            *self = Self::default();
-        }
-        while let Some(&(at, hits)) = self.entries.front() {
-            if at.saturating_add(terms.period_millis) > now {
-                break;
-            }
+    fn latest(&self) -> u64 {
+        self.entries.back().map_or(0, |(at, _)| *at)
+    }
+
+    fn held(&self, terms: &Terms, now: u64) -> u64 {
+        let has_left = |&&(at, _): &&(u64, u64)| at.saturating_add(terms.period_millis) <= now;
+        let left = self.entries.iter().take_while(has_left);
+        self.total - left.map(|(_, hits)| hits).sum::<u64>()
+    }
+
+    fn charge(&mut self, terms: &Terms, now: u64) {
+        while let Some(&(at, hits)) = self.entries.front()
+            && at.saturating_add(terms.period_millis) <= now
+        {
             self.total -= hits;
             self.entries.pop_front();
         }
-        self.total
-    }
-
-    fn charge(&mut self, hits: Hits, now: u64) {
-        let added = hits.added();
-        let mut back = hits.given_back().min(self.total);
+        let added = terms.hits.added();
+        let mut back = terms.hits.given_back().min(self.total);
         self.total = self.total + added - back;
         match self.entries.back_mut() {
-            // A clock that stepped back has seen this moment already.
-            Some((at, count)) if *at >= now => *count += added,
+            Some((at, count)) if *at == now => *count += added,
             _ if added > 0 => self.entries.push_back((now, added)),
             _ => {}
         }
@@ -278,77 +328,92 @@ impl SlidingLog {
 /// remembers when it will be full again. Also a leaky bucket, as a meter.
 ///
 /// That moment is kept exactly, as whole milliseconds and a number of parts of one; there are as
-/// many parts in a millisecond as tokens flow in during a period.
+/// many parts in a millisecond as tokens flow in during a period. A token is as many parts as a
+/// period has milliseconds, whatever the rate.
+///
+/// What is missing is kept as it was when the present limit was first seen, or at the last hit since:
+/// more than a bucket full if that limit is lower than the one before. It is cut to a bucket full
+/// whenever it is judged, so that all of it is missing again if the limit is raised again.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TokenBucket {
+    /// When it was last saved what is missing.
+    since: u64,
     full_at: u64,
     parts: u64,
     rate: u32,
+    /// The tokens that it holds; 0 for a bucket that was never drawn from.
+    limit: u32,
 }
 
 impl TokenBucket {
     fn new(rate: u32) -> Self {
         Self {
+            since: 0,
             full_at: 0,
             parts: 0,
             rate,
+            limit: 0,
         }
     }
 
-    /// What is missing in the bucket, in parts.
-    fn debt(&self, now: u64) -> u128 {
-        match self.full_at.checked_sub(now) {
-            Some(millis) => wide(millis) * u128::from(self.rate) + wide(self.parts),
-            None => 0,
-        }
+    /// What was missing when it was saved, in parts.
+    fn owed(&self) -> u128 {
+        wide(self.full_at - self.since) * u128::from(self.rate) + wide(self.parts)
+    }
+
+    /// What has flowed in since, in parts.
+    fn flowed(&self, now: u64) -> u128 {
+        wide(now - self.since) * u128::from(self.rate)
+    }
+
+    /// What is missing of a bucket full, in parts.
+    fn debt(&self, terms: &Terms, now: u64) -> u128 {
+        let most = wide(terms.limit.into()) * wide(terms.period_millis);
+        self.owed().min(most).saturating_sub(self.flowed(now))
     }
 
     fn owe(&mut self, debt: u128, now: u64) {
         let rate = u128::from(self.rate);
+        self.since = now;
         self.full_at = now.saturating_add(narrow(debt / rate));
         self.parts = narrow(debt % rate);
     }
 
     fn held(&mut self, terms: &Terms, now: u64) -> u64 {
         self.settle(terms, now);
-        narrow(self.debt(now).div_ceil(wide(terms.period_millis)))
+        narrow(self.debt(terms, now).div_ceil(wide(terms.period_millis)))
     }
 
-    /// Takes over a limit that changed. The tokens that are missing are still missing, but no more
-    /// than the bucket holds now, and they flow at the new rate. A token is as many parts as a
-    /// period has milliseconds, whatever the rate.
-    ///
-    /// More than all can be missing after the clock stepped back, too.
+    /// Takes over a limit that changed. The tokens that are missing are still missing, and flow at
+    /// the new rate.
     fn settle(&mut self, terms: &Terms, now: u64) {
         let Method::TokenBucket { rate } = terms.method else {
             return;
         };
-        let debt = self.debt(now);
-        let most = wide(terms.limit.into()) * wide(terms.period_millis);
-        if debt > most || (rate != self.rate && self.full_at >= now) {
-            self.rate = rate;
-            self.owe(debt.min(most), now);
+        let debt = self.owed().saturating_sub(self.flowed(now));
+        if debt > 0 && (rate, terms.limit) != (self.rate, self.limit) {
+            (self.rate, self.limit) = (rate, terms.limit);
+            self.owe(debt, now);
         }
     }
 
     fn charge(&mut self, terms: &Terms, now: u64) {
-        self.settle(terms, now);
         if let Method::TokenBucket { rate } = terms.method {
             let token = wide(terms.period_millis);
-            let debt = self.debt(now) + wide(terms.hits.added()) * token;
+            let debt = self.debt(terms, now) + wide(terms.hits.added()) * token;
             let back = wide(terms.hits.given_back()) * token;
-            self.rate = rate;
+            (self.rate, self.limit) = (rate, terms.limit);
             self.owe(debt.saturating_sub(back), now);
         }
     }
 
-    fn resets_in(&self, now: u64) -> u64 {
-        narrow(self.debt(now).div_ceil(u128::from(self.rate)))
+    fn resets_in(&self, terms: &Terms, now: u64) -> u64 {
+        narrow(self.debt(terms, now).div_ceil(u128::from(self.rate)))
     }
 
     fn retry_in(&self, terms: &Terms, now: u64) -> u64 {
         let room = wide(u64::from(terms.limit) - terms.hits.added()) * wide(terms.period_millis);
-        let missing = self.debt(now).saturating_sub(room);
+        let missing = self.debt(terms, now).saturating_sub(room);
         narrow(missing.div_ceil(u128::from(self.rate)))
     }
 }

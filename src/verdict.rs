@@ -8,12 +8,16 @@ pub struct Verdict {
     /// Descriptors that are over one of their limits, each once or more.
     over: Vec<u32>,
     refuses: bool,
+    /// Whether an increment that adds hits, or looks, is over: under the reference's stop the others
+    /// are left out then.
+    stops: bool,
     /// Descriptors that speak as quotas.
     quotas: Vec<u32>,
 }
 
 impl Verdict {
-    /// Of all increments of the request, each with whether its limit refuses it.
+    /// Of all increments of the request, each with whether its limit refuses it: what is given back is
+    /// never refused by itself, but the request is if the counter stays above its limit all the same.
     pub fn new<'a>(increments: impl IntoIterator<Item = (&'a Terms, bool)>) -> Self {
         let mut verdict = Self::default();
         for (terms, is_over) in increments {
@@ -23,6 +27,7 @@ impl Verdict {
             if is_over {
                 verdict.over.push(terms.descriptor);
                 verdict.refuses |= terms.voice == Voice::Refuses;
+                verdict.stops |= terms.hits.given_back() == 0;
             }
         }
         let quotas = &verdict.quotas;
@@ -50,7 +55,7 @@ impl Verdict {
             Charge::Always => true,
             Charge::Within => !is_over,
             Charge::Admitted => !self.refuses && !self.is_over(terms.descriptor),
-            Charge::Stopping => is_over || self.over.is_empty(),
+            Charge::Stopping => is_over || !self.stops,
         }
     }
 }
@@ -133,6 +138,22 @@ mod tests {
             (Within, Refuses, 0, true, false),
             (Within, Refuses, 0, false, true),
         ]);
+    }
+
+    #[test]
+    fn what_a_give_back_leaves_over_refuses_the_request_but_stops_nothing() {
+        let charged = |charge| {
+            let back = Terms {
+                hits: Hits::give_back(1),
+                ..terms(charge, Refuses, 0)
+            };
+            let hit = terms(charge, Refuses, 1);
+            let verdict = Verdict::new([(&back, true), (&hit, false)]);
+            (verdict.charges(&back, true), verdict.charges(&hit, false))
+        };
+        assert_eq!(charged(Admitted), (true, false));
+        assert_eq!(charged(Always), (true, true));
+        assert_eq!(charged(Stopping), (true, true));
     }
 
     #[test]

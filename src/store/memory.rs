@@ -8,7 +8,6 @@ use std::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
-    time::Duration,
 };
 
 use foldhash::quality::RandomState;
@@ -125,6 +124,25 @@ struct MeterSlot {
 /// Many more than there are cores, so that two of them rarely want the same.
 const SHARDS: usize = 256;
 
+/// Locked shards, by index.
+type Locked<'a> = BTreeMap<usize, MutexGuard<'a, Shard>>;
+
+/// How a batch comes by room for counters that are not there yet.
+#[derive(Clone, Copy, Debug)]
+enum Room {
+    /// It asks for it: nothing was charged before that would be lost if there is none.
+    Asked,
+    /// It is sure to have some, of which so much is counted as taken already.
+    Sure { reserved: usize },
+}
+
+/// With room for so many more counters nobody looks whether it will do: the requests that are under way
+/// at a time take less.
+const PLENTY: usize = 4096;
+
+/// In a small store one counter in so many is plenty.
+const PLENTY_SHARE: usize = 16;
+
 const NEVER: Timestamp = Timestamp::from_millis(u64::MAX);
 
 impl MemoryStore {
@@ -220,11 +238,21 @@ impl MemoryStore {
         batch: &Batch,
         now: Timestamp,
     ) -> Result<(), StoreError> {
-        if batch.all_terms().all(Terms::stands_alone) {
-            return self.add_alone(counts, batch, now);
+        if !batch.all_terms().all(Terms::stands_alone) {
+            *counts = self.add_together(batch, now)?;
+            return Ok(());
         }
-        *counts = self.add_together(batch, now)?;
-        Ok(())
+        let left = self.max_counters.saturating_sub(self.live_counters());
+        let plenty = PLENTY.min(self.max_counters / PLENTY_SHARE);
+        let room = match batch.len() {
+            0 | 1 => Room::Asked,
+            len if left < len + plenty => {
+                *counts = self.add_in_order(batch, now)?;
+                return Ok(());
+            }
+            _ => Room::Sure { reserved: 0 },
+        };
+        self.add_alone(counts, batch, room, now)
     }
 
     /// Each increment by itself; a family that follows upon itself is found and locked once.
@@ -232,6 +260,7 @@ impl MemoryStore {
         &self,
         counts: &mut CountList,
         batch: &Batch,
+        mut room: Room,
         now: Timestamp,
     ) -> Result<(), StoreError> {
         let mut names = (0..batch.len()).map(|index| (index, Name::of(batch.key(index))));
@@ -256,7 +285,7 @@ impl MemoryStore {
                 && name.is_sibling(first)
             {
                 let increment = batch.increment(index);
-                counts.push(self.add_one(shard, hash, name, &increment, now)?);
+                counts.push(self.add_one(shard, hash, name, &increment, &mut room, now)?);
                 next = names.next();
             }
         }
@@ -269,32 +298,123 @@ impl MemoryStore {
         hash: u64,
         name: Name<'_>,
         increment: &Increment<'_>,
+        room: &mut Room,
         now: Timestamp,
     ) -> Result<Count, StoreError> {
         let is_charged = charges_alone(increment, || shard.held(hash, name, increment, now));
-        self.apply(shard, hash, name, increment, is_charged, now)
+        self.apply(shard, hash, name, increment, is_charged, room, now)
     }
 
-    /// All increments as one step: what is charged depends on what the others come to.
-    fn add_together(&self, batch: &Batch, now: Timestamp) -> Result<CountList, StoreError> {
-        let shard_of = |increment: &Increment<'_>| self.shard_of(increment.key);
-        // Locked in order, so that two requests cannot wait for each other.
-        let wanted: BTreeSet<usize> = batch.iter().map(|increment| shard_of(&increment)).collect();
-        let mut shards: BTreeMap<_, _> = wanted
+    /// Each increment by itself, but none if there is no room for all.
+    fn add_in_order(&self, batch: &Batch, now: Timestamp) -> Result<CountList, StoreError> {
+        let mut shards = self.lock_all(batch);
+        let is_charged = |_, terms: &Terms| charges_alone(terms, || 0);
+        let mut room = self.reserve(&mut shards, batch, is_charged, now)?;
+        let add = |increment: Increment<'_>| {
+            let name = Name::of(increment.key);
+            let hash = self.hash(name.family);
+            let shard = locked(&mut shards, self.shard(hash));
+            self.add_one(shard, hash, name, &increment, &mut room, now)
+        };
+        let counts = batch.iter().map(add).collect();
+        self.give_up(room);
+        counts
+    }
+
+    /// Locks the shards of all counters of `batch`, in order: so two requests cannot wait for each
+    /// other.
+    fn lock_all(&self, batch: &Batch) -> Locked<'_> {
+        let wanted = batch.iter().map(|increment| self.shard_of(increment.key));
+        let wanted: BTreeSet<usize> = wanted.collect();
+        wanted
             .into_iter()
             .map(|index| (index, lock(&self.shards[index])))
-            .collect();
+            .collect()
+    }
+
+    /// Room for all counters that are not there yet and are to take hits, as `is_charged` says of the
+    /// increment number so-and-so.
+    ///
+    /// # Errors
+    ///
+    /// If there is not room for all of them.
+    fn reserve(
+        &self,
+        shards: &mut Locked<'_>,
+        batch: &Batch,
+        is_charged: impl Fn(usize, &Terms) -> bool,
+        now: Timestamp,
+    ) -> Result<Room, StoreError> {
+        let missing = |shards: &mut Locked<'_>| {
+            let mut keys = BTreeSet::new();
+            for (index, increment) in batch.iter().enumerate() {
+                let name = Name::of(increment.key);
+                let hash = self.hash(name.family);
+                let shard = locked(shards, self.shard(hash));
+                if increment.hits.added() > 0
+                    && is_charged(index, &increment.terms)
+                    && !shard.knows(hash, name, &increment)
+                {
+                    keys.insert(increment.key);
+                }
+            }
+            keys.len()
+        };
+        let mut reserved = missing(shards);
+        if !self.take(reserved) {
+            for shard in shards.values_mut() {
+                self.sweep_shard(shard, now);
+            }
+            // What has expired is missing now.
+            reserved = missing(shards);
+            if !self.take(reserved) {
+                return Err(StoreError::Full);
+            }
+        }
+        Ok(Room::Sure { reserved })
+    }
+
+    /// Takes room for so many counters if there is as much.
+    fn take(&self, counters: usize) -> bool {
+        if counters == 0 {
+            return true;
+        }
+        let before = self.live.fetch_add(counters, Ordering::Relaxed);
+        let has_room = before + counters <= self.max_counters;
+        if !has_room {
+            self.live.fetch_sub(counters, Ordering::Relaxed);
+        }
+        has_room
+    }
+
+    /// Gives up room that was not needed after all.
+    fn give_up(&self, room: Room) {
+        if let Room::Sure { reserved } = room {
+            self.live.fetch_sub(reserved, Ordering::Relaxed);
+        }
+    }
+
+    /// All increments as one step: what is charged depends on what the others come to. If there is
+    /// no room for all that is to be charged, nothing is.
+    fn add_together(&self, batch: &Batch, now: Timestamp) -> Result<CountList, StoreError> {
+        let mut shards = self.lock_all(batch);
         // A descriptor may come twice: then the hits ahead count as well.
         let mut ahead: HashMap<&[u8], u64> = HashMap::new();
         let mut judged = Vec::with_capacity(batch.len());
         for increment in batch.iter() {
-            let shard = shards.get_mut(&shard_of(&increment));
-            let shard = shard.expect("every shard of the batch is locked");
-            let ahead = ahead.entry(increment.key).or_default();
             let name = Name::of(increment.key);
-            let held = shard.held(self.hash(name.family), name, &increment, now);
-            let before = held.saturating_add(*ahead);
-            let is_over = increment.refuses(before);
+            let hash = self.hash(name.family);
+            let shard = locked(&mut shards, self.shard(hash));
+            let ahead = ahead.entry(increment.key).or_default();
+            let before = shard
+                .held(hash, name, &increment, now)
+                .saturating_add(*ahead);
+            let is_over = if increment.hits.given_back() > 0 {
+                let after = shard.held_after(hash, name, &increment, *ahead, now);
+                after > u64::from(increment.limit)
+            } else {
+                increment.refuses(before)
+            };
             *ahead = ahead.saturating_add(match increment.charge {
                 Charge::Always => increment.hits.added(),
                 Charge::Within | Charge::Admitted if !is_over => increment.hits.added(),
@@ -308,29 +428,36 @@ impl MemoryStore {
             let terms = increments.iter().map(|increment| &increment.terms);
             Verdict::new(terms.zip(judged.iter().map(|(is_over, _)| *is_over)))
         };
+        let is_charged = |index: usize, terms: &Terms| verdict.charges(terms, judged[index].0);
+        let mut room = self.reserve(&mut shards, batch, is_charged, now)?;
         let apply = |(increment, &(is_over, before)): (Increment<'_>, &(bool, u64))| {
-            let shard = shards.get_mut(&shard_of(&increment));
-            let shard = shard.expect("every shard of the batch is locked");
             let is_charged = verdict.charges(&increment.terms, is_over);
             let name = Name::of(increment.key);
             let hash = self.hash(name.family);
+            let shard = locked(&mut shards, self.shard(hash));
             if !is_over || is_charged {
-                return self.apply(shard, hash, name, &increment, is_charged, now);
+                return self.apply(shard, hash, name, &increment, is_charged, &mut room, now);
             }
             // Hits ahead of it on the same counter that are not charged either wait with it.
             let waiting = before.saturating_sub(shard.held(hash, name, &increment, now));
             let mut terms = increment.terms;
             terms.hits = Hits::add(terms.hits.added().saturating_add(waiting));
             let together = Increment { terms, ..increment };
-            let count = self.apply(shard, hash, name, &together, false, now)?;
+            let count = self.apply(shard, hash, name, &together, false, &mut room, now)?;
             Ok(Count {
                 after: count.after.saturating_add(waiting),
                 ..count
             })
         };
-        batch.iter().zip(&judged).map(apply).collect()
+        let counts = batch.iter().zip(&judged).map(apply).collect();
+        self.give_up(room);
+        counts
     }
 
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "where it is, what it is and what becomes of it"
+    )]
     fn apply(
         &self,
         shard: &mut Shard,
@@ -338,14 +465,16 @@ impl MemoryStore {
         name: Name<'_>,
         increment: &Increment<'_>,
         is_charged: bool,
+        room: &mut Room,
         now: Timestamp,
     ) -> Result<Count, StoreError> {
         match Meter::new(increment.method) {
-            None => self.apply_number(shard, hash, name, increment, is_charged, now),
-            Some(empty) => self.apply_meter(shard, increment, empty, is_charged, now),
+            None => self.apply_number(shard, hash, name, increment, is_charged, room, now),
+            Some(empty) => self.apply_meter(shard, increment, empty, is_charged, room, now),
         }
     }
 
+    #[expect(clippy::too_many_arguments, reason = "as those of `apply`")]
     fn apply_number(
         &self,
         shard: &mut Shard,
@@ -353,6 +482,7 @@ impl MemoryStore {
         name: Name<'_>,
         increment: &Increment<'_>,
         is_charged: bool,
+        room: &mut Room,
         now: Timestamp,
     ) -> Result<Count, StoreError> {
         let hits = increment.hits;
@@ -366,7 +496,7 @@ impl MemoryStore {
         };
         let count = slot.add(hits, is_charged);
         if slot.count > 0 {
-            self.make_room(shard, now)?;
+            self.make_room(shard, room, now)?;
             self.push(shard, hash, name.family, slot);
             shard.earliest_expiry = shard.earliest_expiry.min(slot.expires_at);
         }
@@ -391,6 +521,7 @@ impl MemoryStore {
         increment: &Increment<'_>,
         empty: Meter,
         is_charged: bool,
+        room: &mut Room,
         now: Timestamp,
     ) -> Result<Count, StoreError> {
         let terms = &increment.terms;
@@ -398,7 +529,7 @@ impl MemoryStore {
             if terms.hits.added() == 0 || !is_charged {
                 return Ok(meter_count(&mut empty.clone(), terms, is_charged, now));
             }
-            self.make_room(shard, now)?;
+            self.make_room(shard, room, now)?;
             let slot = MeterSlot {
                 meter: empty,
                 expires_at: now,
@@ -407,23 +538,35 @@ impl MemoryStore {
         }
         let slot = shard.meters.get_mut(increment.key);
         let slot = slot.expect("it was there or has just been put there");
+        let now = Timestamp::from_millis(slot.meter.present(terms, now.millis()));
         if is_charged && !terms.hits.is_peek() {
             slot.meter.charge(terms, now.millis());
         }
         let count = meter_count(&mut slot.meter, terms, is_charged, now);
-        let lives_on = count.ends.map_or(0, |ends| ends.resets_in);
-        slot.expires_at = now.plus(Duration::from_millis(lives_on));
+        slot.expires_at = Timestamp::from_millis(slot.meter.expires_at(terms, now.millis()));
         shard.earliest_expiry = shard.earliest_expiry.min(slot.expires_at);
         Ok(count)
     }
 
-    /// Room for one more counter.
-    fn make_room(&self, shard: &mut Shard, now: Timestamp) -> Result<(), StoreError> {
-        if self.live.fetch_add(1, Ordering::Relaxed) >= self.max_counters {
-            self.sweep_shard(shard, now);
-            if self.live.load(Ordering::Relaxed) > self.max_counters {
-                self.live.fetch_sub(1, Ordering::Relaxed);
-                return Err(StoreError::Full);
+    /// Room for one more counter, out of that which the batch has.
+    fn make_room(
+        &self,
+        shard: &mut Shard,
+        room: &mut Room,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        match room {
+            Room::Sure { reserved: 0 } => {
+                self.live.fetch_add(1, Ordering::Relaxed);
+            }
+            Room::Sure { reserved } => *reserved -= 1,
+            Room::Asked => {
+                if !self.take(1) {
+                    self.sweep_shard(shard, now);
+                    if !self.take(1) {
+                        return Err(StoreError::Full);
+                    }
+                }
             }
         }
         Ok(())
@@ -468,6 +611,33 @@ impl Shard {
         }
         let slot = self.meters.get_mut(increment.key);
         slot.map_or(0, |slot| slot.meter.held(&increment.terms, now.millis()))
+    }
+
+    /// How many it would hold once the hits of `increment` are given back, after others that were
+    /// added `ahead`.
+    fn held_after(
+        &mut self,
+        hash: u64,
+        name: Name<'_>,
+        increment: &Increment<'_>,
+        ahead: u64,
+        now: Timestamp,
+    ) -> u64 {
+        if let Some(mut empty) = Meter::new(increment.method) {
+            let slot = self.meters.get_mut(increment.key);
+            let meter = slot.map_or(&mut empty, |slot| &mut slot.meter);
+            return meter.held_after(&increment.terms, ahead, now.millis());
+        }
+        let held = self.held(hash, name, increment, now).saturating_add(ahead);
+        held.saturating_sub(increment.hits.given_back())
+    }
+
+    /// Whether the counter of `increment`, whose name is `name`, is there.
+    fn knows(&mut self, hash: u64, name: Name<'_>, increment: &Increment<'_>) -> bool {
+        match increment.method {
+            Method::Window => self.slot(hash, name).is_some(),
+            _ => self.meters.contains_key(increment.key),
+        }
     }
 }
 
@@ -527,6 +697,12 @@ impl Store for MemoryStore {
     }
 }
 
+/// The shard of a batch of which all are locked.
+fn locked<'a>(shards: &'a mut Locked<'_>, index: usize) -> &'a mut Shard {
+    let shard = shards.get_mut(&index);
+    shard.expect("every shard of the batch is locked")
+}
+
 /// A panic elsewhere cannot leave a shard half changed: every change is one assignment.
 fn lock(shard: &Apart) -> MutexGuard<'_, Shard> {
     shard.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -537,7 +713,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{counter::Identity, limit::Limit, request::Entry, window::Unit};
+    use crate::{
+        counter::{Counting, Identity},
+        limit::{Algorithm, Limit},
+        request::Entry,
+        window::Unit,
+    };
 
     const MINUTE: u64 = 60;
 
@@ -620,5 +801,118 @@ mod tests {
         let counts = runtime.block_on(store.add(&look, now));
         assert_eq!(counts, Ok(CountList::from_elem(Count::from(0), 3)));
         assert_eq!(store.live_counters(), 0);
+    }
+
+    /// A minute's and an hour's limit on each of `values`.
+    fn two_limits(values: &[&str], charge: Charge, now: Timestamp) -> Batch {
+        let mut batch = Batch::default();
+        let mut identity = Identity::default();
+        for value in values {
+            let entry = Entry {
+                key: b"k",
+                value: value.as_bytes(),
+            };
+            identity.set(b"d", &[entry], &[]);
+            for unit in [Unit::Minute, Unit::Hour] {
+                let counting = Counting {
+                    charge,
+                    ..Hits::ONE.into()
+                };
+                batch.push(&identity, &Limit::fixed(9, unit), now, counting);
+            }
+        }
+        batch
+    }
+
+    #[test]
+    fn without_room_for_all_that_a_request_counts_nothing_is_counted() {
+        let now = Timestamp::from_secs(0);
+        for charge in [
+            Charge::Always,
+            Charge::Within,
+            Charge::Admitted,
+            Charge::Stopping,
+        ] {
+            let store = MemoryStore::new(5);
+            let add = |values: &[&str]| store.apply_all(&two_limits(values, charge, now), now);
+            let after = |values: &[&str]| {
+                let counts = add(values).unwrap();
+                counts.iter().map(|count| count.after).collect::<Vec<_>>()
+            };
+            assert_eq!(after(&["a", "b"]), [1, 1, 1, 1]);
+            for _ in 0..3 {
+                assert_eq!(add(&["a", "c"]), Err(StoreError::Full), "{charge:?}");
+                assert_eq!(store.live_counters(), 4);
+            }
+            assert_eq!(after(&["a", "b"]), [2, 2, 2, 2], "{charge:?}");
+        }
+    }
+
+    #[test]
+    fn a_request_takes_the_last_room_and_that_of_what_has_expired() {
+        for charge in [Charge::Always, Charge::Admitted] {
+            let store = MemoryStore::new(4);
+            let add = |values: &[&str], secs| {
+                let now = Timestamp::from_secs(secs);
+                store.apply_all(&two_limits(values, charge, now), now)
+            };
+            assert!(add(&["a", "a", "b"], 0).is_ok());
+            assert_eq!(store.live_counters(), 4);
+            assert_eq!(add(&["c"], 0), Err(StoreError::Full));
+            assert!(add(&["a"], 3600).is_ok());
+        }
+    }
+
+    #[test]
+    fn what_a_give_back_leaves_over_its_limit_spares_the_others() {
+        for algorithm in [
+            Algorithm::FixedWindow,
+            Algorithm::FirstHit,
+            Algorithm::SlidingWindow,
+            Algorithm::SlidingLog,
+            Algorithm::TokenBucket { burst: 10 },
+        ] {
+            let store = MemoryStore::new(10);
+            let now = Timestamp::from_secs(0);
+            let send = |steps: &[(&str, Hits, Charge)]| {
+                let mut batch = Batch::default();
+                let mut identity = Identity::default();
+                for (index, (value, hits, charge)) in (0..).zip(steps) {
+                    let entry = Entry {
+                        key: b"k",
+                        value: value.as_bytes(),
+                    };
+                    identity.set(b"d", &[entry], &[]);
+                    let limit = Limit {
+                        algorithm: algorithm.clone(),
+                        ..Limit::fixed(10, Unit::Minute)
+                    };
+                    let counting = Counting {
+                        charge: *charge,
+                        descriptor: index,
+                        ..(*hits).into()
+                    };
+                    batch.push(&identity, &limit, now, counting);
+                }
+                let counts = store.apply_all(&batch, now).unwrap();
+                counts.iter().map(|count| count.after).collect::<Vec<_>>()
+            };
+            let refund = [
+                ("a", Hits::give_back(1), Charge::Admitted),
+                ("b", Hits::ONE, Charge::Admitted),
+            ];
+            let above = [("a", Hits::add(12), Charge::Always)];
+            send(&above);
+            let told = send(&refund);
+            // Of a bucket no more can be missing than it holds.
+            let (first, second) = match algorithm {
+                Algorithm::TokenBucket { .. } => (9, 8),
+                _ => (11, 10),
+            };
+            assert_eq!(told[0], first, "{algorithm:?}");
+            let is_over = first > 10;
+            assert_eq!(told[1], u64::from(!is_over), "{algorithm:?}");
+            assert_eq!(send(&refund)[0], second, "{algorithm:?}");
+        }
     }
 }

@@ -17,7 +17,7 @@ use tollgate::{
 
 use crate::{
     store::{Backend, Door, on_all_stores},
-    support::cluster::Cluster,
+    support::{cluster::Cluster, redis::Redis},
 };
 
 on_all_stores! {
@@ -126,11 +126,12 @@ struct Naive {
     hits: Vec<(u64, u64)>,
     /// When the window of the first hit began.
     start: Option<u64>,
-    /// What is missing in a bucket, in tokens times milliseconds, since when, at which rate. For a
-    /// sliding window, the number of the latest window.
+    /// What was missing in a bucket, in tokens times milliseconds, when that was, at which rate tokens
+    /// flow in and how many it holds. For a sliding window, the number of the latest window.
     missing: i128,
     since: u64,
     rate: u32,
+    capacity: u32,
 }
 
 impl Naive {
@@ -148,59 +149,57 @@ impl Naive {
                 _ => 0,
             },
             Algorithm::SlidingWindow => {
-                let index = self.index(now);
-                let left = PERIOD - now.saturating_sub(index * PERIOD);
+                let index = now / PERIOD;
+                let left = PERIOD - now % PERIOD;
                 let older = sum(&|at| at / PERIOD + 1 == index);
                 sum(&|at| at / PERIOD == index) + (older * left).div_ceil(PERIOD)
             }
             Algorithm::SlidingLog => sum(&|at| at + PERIOD > now),
-            Algorithm::TokenBucket { .. } => u64::try_from(self.missing_at(now))
-                .unwrap()
-                .div_ceil(PERIOD),
-        }
-    }
-
-    /// The number of the present window: the latest that was seen, if clocks step back.
-    fn index(&self, now: u64) -> u64 {
-        (now / PERIOD).max(self.since)
-    }
-
-    fn missing_at(&self, now: u64) -> i128 {
-        let passed = i128::from(now) - i128::from(self.since);
-        (self.missing - passed * i128::from(self.rate)).max(0)
-    }
-
-    /// What is forgotten by a look, and would not matter if clocks never stepped back.
-    fn look(&mut self, step: &Step, now: u64) {
-        // Back by more than a period: then the clock was wrong.
-        let is_wrong = match step.algorithm {
-            Algorithm::FixedWindow | Algorithm::Calendar(_) | Algorithm::TokenBucket { .. } => {
-                false
-            }
-            Algorithm::FirstHit => self.start.is_some_and(|start| start > now + PERIOD),
-            Algorithm::SlidingWindow => self.since > now / PERIOD + 1,
-            Algorithm::SlidingLog => self.hits.iter().any(|(at, _)| *at > now + PERIOD),
-        };
-        if is_wrong {
-            *self = Self::default();
-        }
-        match step.algorithm {
-            Algorithm::SlidingLog => self.hits.retain(|(at, _)| at + PERIOD > now),
             Algorithm::TokenBucket { .. } => {
-                let rate = step.requests_per_unit.max(1);
-                let missing = self.missing_at(now);
                 let most = i128::from(step.limit().capacity()) * i128::from(PERIOD);
-                // A full bucket has nothing that flows at any rate.
-                let passed = i128::from(now) - i128::from(self.since);
-                let is_flowing = self.rate > 0 && self.missing >= passed * i128::from(self.rate);
-                if missing > most || (self.rate != rate && is_flowing) {
-                    self.missing = missing.min(most);
-                    self.since = now;
-                    self.rate = rate;
-                }
+                u64::try_from(self.less_what_flowed(self.missing.min(most), now))
+                    .unwrap()
+                    .div_ceil(PERIOD)
             }
-            _ => {}
         }
+    }
+
+    fn less_what_flowed(&self, missing: i128, now: u64) -> i128 {
+        (missing - i128::from(now - self.since) * i128::from(self.rate)).max(0)
+    }
+
+    /// The latest moment that it remembers.
+    fn latest(&self, step: &Step) -> u64 {
+        match step.algorithm {
+            Algorithm::FixedWindow | Algorithm::Calendar(_) => 0,
+            Algorithm::FirstHit => self.start.unwrap_or(0),
+            Algorithm::SlidingWindow => self.since * PERIOD,
+            Algorithm::SlidingLog => self.hits.last().map_or(0, |(at, _)| *at),
+            Algorithm::TokenBucket { .. } => self.since,
+        }
+    }
+
+    /// A look by a caller whose clock is at `now`. Returns the present of the counter, which is ahead
+    /// if another caller's clock was, by up to `skew`. More than that cannot be right.
+    fn look(&mut self, step: &Step, now: u64, skew: u64) -> u64 {
+        let is_wrong = self.latest(step) > now + skew;
+        let is_bucket = matches!(step.algorithm, Algorithm::TokenBucket { .. });
+        match (is_wrong, is_bucket) {
+            (false, _) => {}
+            (true, true) => self.since = now,
+            (true, false) => *self = Self::default(),
+        }
+        let now = now.max(self.latest(step));
+        if is_bucket {
+            let (rate, capacity) = (step.requests_per_unit.max(1), step.limit().capacity());
+            let left = self.less_what_flowed(self.missing, now);
+            if left > 0 && (rate, capacity) != (self.rate, self.capacity) {
+                self.missing = left;
+                self.since = now;
+                (self.rate, self.capacity) = (rate, capacity);
+            }
+        }
+        now
     }
 
     fn charge(&mut self, step: &Step, now: u64) {
@@ -209,13 +208,15 @@ impl Naive {
         if is_new && added == 0 && self.start.is_none() {
             return;
         }
-        let mut at = now;
         match &step.algorithm {
             Algorithm::TokenBucket { .. } => {
-                let missing = self.missing_at(now) + i128::from(added) * i128::from(PERIOD);
+                let most = i128::from(step.limit().capacity()) * i128::from(PERIOD);
+                let missing = self.less_what_flowed(self.missing.min(most), now)
+                    + i128::from(added) * i128::from(PERIOD);
                 self.missing = (missing - i128::from(back) * i128::from(PERIOD)).max(0);
                 self.since = now;
                 self.rate = step.requests_per_unit.max(1);
+                self.capacity = step.limit().capacity();
                 return;
             }
             Algorithm::FirstHit => {
@@ -225,16 +226,14 @@ impl Naive {
                 }
             }
             Algorithm::SlidingWindow => {
-                let index = self.index(now);
-                self.since = index;
-                self.hits.retain(|(at, _)| at / PERIOD + 1 >= index);
-                at = now.max(index * PERIOD);
+                self.since = now / PERIOD;
+                self.hits.retain(|(at, _)| at / PERIOD + 1 >= now / PERIOD);
             }
-            Algorithm::SlidingLog => at = now.max(self.hits.last().map_or(0, |(at, _)| *at)),
+            Algorithm::SlidingLog => self.hits.retain(|(at, _)| at + PERIOD > now),
             Algorithm::FixedWindow | Algorithm::Calendar(_) => {}
         }
         if added > 0 {
-            self.hits.push((at, added));
+            self.hits.push((now, added));
         }
         self.take_back(back);
     }
@@ -257,9 +256,7 @@ impl Naive {
         let (mut low, mut high) = (0, 1 << 40);
         while low < high {
             let middle = (low + high) / 2;
-            let mut later = self.clone();
-            later.look(step, now);
-            if later.held(step, now + middle) <= most {
+            if self.held(step, now + middle) <= most {
                 high = middle;
             } else {
                 low = middle + 1;
@@ -298,10 +295,24 @@ impl Naive {
 }
 
 /// All counters. A request is judged at once, then charged step by step.
-#[derive(Default)]
-struct Model(BTreeMap<(u8, &'static str, bool), Naive>);
+struct Model {
+    counters: BTreeMap<(u8, &'static str, bool), Naive>,
+    /// How far ahead of a caller the clock of another can be, in milliseconds.
+    skew: u64,
+}
 
 impl Model {
+    fn of(backend: &Backend) -> Self {
+        Self {
+            counters: BTreeMap::new(),
+            skew: match backend {
+                // One process has one clock.
+                Backend::Memory(_) => PERIOD,
+                Backend::Redis(_) | Backend::Cluster(_) => 24 * 60 * 60 * 1000,
+            },
+        }
+    }
+
     fn send(&mut self, call: &Call) -> Vec<Told> {
         let now = call.now;
         let alone = |step: &Step| matches!(step.charge, Charge::Always | Charge::Within);
@@ -316,11 +327,20 @@ impl Model {
         let mut over = Vec::new();
         for step in &call.steps {
             let ahead = ahead.entry(Self::name(step)).or_default();
-            let naive = self.counter(step);
-            naive.look(step, now);
+            let (naive, now) = self.counter(step, now);
             let before = naive.held(step, now) + *ahead;
-            let is_over = step.hits.given_back() == 0
-                && before + step.hits.added() > u64::from(step.limit().capacity());
+            let after = if step.hits.given_back() > 0 {
+                // As it is going to be in the end.
+                let mut copy = naive.clone();
+                let mut first = step.clone();
+                first.hits = Hits::add(*ahead);
+                copy.charge(&first, now);
+                copy.charge(step, now);
+                copy.held(step, now)
+            } else {
+                before + step.hits.added()
+            };
+            let is_over = after > u64::from(step.limit().capacity());
             if step.charge == Charge::Always || !is_over {
                 *ahead += step.hits.added();
             }
@@ -342,7 +362,8 @@ impl Model {
             // Those ahead of it that are not charged either wait with it.
             let mut together = step.clone();
             together.hits = Hits::add(step.hits.added() + waiting);
-            let told = self.counter(step).told(&together, false, now);
+            let (naive, now) = self.counter(step, now);
+            let told = naive.told(&together, false, now);
             Told {
                 after: told.after + waiting,
                 ..told
@@ -352,25 +373,26 @@ impl Model {
     }
 
     fn alone(&mut self, step: &Step, now: u64) -> Told {
-        let naive = self.counter(step);
-        naive.look(step, now);
-        let held = naive.held(step, now);
+        let (naive, present) = self.counter(step, now);
+        let held = naive.held(step, present);
         let is_over = held + step.hits.added() > u64::from(step.limit().capacity());
         let is_charged = step.charge == Charge::Always || step.hits.given_back() > 0 || !is_over;
         self.charge(step, is_charged, now)
     }
 
     fn charge(&mut self, step: &Step, is_charged: bool, now: u64) -> Told {
-        let naive = self.counter(step);
-        naive.look(step, now);
+        let (naive, now) = self.counter(step, now);
         if is_charged && step.hits != Hits::add(0) {
             naive.charge(step, now);
         }
         naive.told(step, is_charged, now)
     }
 
-    fn counter(&mut self, step: &Step) -> &mut Naive {
-        self.0.entry(Self::name(step)).or_default()
+    /// A counter that was looked at, and its present.
+    fn counter(&mut self, step: &Step, now: u64) -> (&mut Naive, u64) {
+        let naive = self.counters.entry(Self::name(step)).or_default();
+        let now = naive.look(step, now, self.skew);
+        (naive, now)
     }
 
     fn name(step: &Step) -> (u8, &'static str, bool) {
@@ -427,11 +449,21 @@ fn any_calls(algorithm: impl Strategy<Value = Algorithm>) -> impl Strategy<Value
         1 => Just(10_000),
         1 => -4_000_i64..0,
     ];
+    // The clock of each of three callers, beside the first one's.
+    let apart = prop_oneof![
+        2 => Just(0_i64),
+        3 => -3_i64..=3,
+        1 => -12_000_i64..12_000,
+        1 => -3_600_000_i64..3_600_000,
+    ];
+    let apart = prop::collection::vec(apart, 3);
     let steps = prop::collection::vec(any_step(algorithm), 1..4);
-    prop::collection::vec((pause, steps), 1..20).prop_map(|calls| {
+    let calls = prop::collection::vec((pause, 0..3_usize, steps), 1..20);
+    (apart, calls).prop_map(|(apart, calls)| {
         let mut now = START;
-        let call = |(pause, steps)| {
+        let call = |(pause, caller, steps): (_, usize, _)| {
             now = now.saturating_add_signed(pause);
+            let now = now.saturating_add_signed(apart[caller]);
             Call { now, steps }
         };
         calls.into_iter().map(call).collect()
@@ -453,7 +485,7 @@ fn check_histories(backend: &Backend, algorithm: impl Strategy<Value = Algorithm
     TestRunner::new(config())
         .run(&any_calls(algorithm), |calls| {
             histories.set(histories.get() + 1);
-            let mut model = Model::default();
+            let mut model = Model::of(backend);
             let expected: Vec<_> = calls.iter().map(|call| model.send(call)).collect();
             let told = backend.open(async |door| {
                 let mut told = Vec::new();
@@ -598,4 +630,115 @@ fn what_is_refused_takes_no_room(backend: &Backend) {
         // Two moments, and the mark where counting begins.
         assert_eq!(length, 3);
     }
+}
+
+/// One hit of `history`, as a replica sends it whose clock is at `now`.
+fn one_hit(algorithm: &Algorithm, now: u64) -> Call {
+    Call {
+        now,
+        steps: vec![Step {
+            value: 0,
+            algorithm: algorithm.clone(),
+            requests_per_unit: 5,
+            hits: Hits::ONE,
+            charge: Charge::Within,
+        }],
+    }
+}
+
+const LOOK_FIRST: [Algorithm; 4] = [
+    Algorithm::FirstHit,
+    Algorithm::SlidingWindow,
+    Algorithm::SlidingLog,
+    Algorithm::TokenBucket { burst: 5 },
+];
+
+#[test]
+fn replicas_an_hour_apart_share_one_limit() {
+    const APART: u64 = 60 * 60 * 1000;
+    let backend = Backend::redis("redis-server");
+    for (history, algorithm) in (0..).zip(LOOK_FIRST) {
+        let admitted = backend.open(async |door| {
+            let mut admitted = 0;
+            for n in 0..30 {
+                // Within one aligned window, so that no algorithm admits more than a limit of it.
+                let now = START + n * 200 + (n + 1) % 2 * APART;
+                let told = send(&door, history, &one_hit(&algorithm, now)).await;
+                admitted += u64::from(told[0].is_charged);
+            }
+            admitted
+        });
+        // Five, and what flows into a bucket meanwhile.
+        let most = match algorithm {
+            Algorithm::TokenBucket { .. } => 5 + 2,
+            _ => 5,
+        };
+        assert_eq!(admitted, most, "{algorithm:?}");
+    }
+}
+
+/// When the only key ends, by the clock of Redis.
+fn ends_at(redis: &Redis) -> i64 {
+    let script = "return redis.call('PEXPIRETIME', redis.call('KEYS', '*')[1])";
+    redis.number(&["EVAL", script, "0"])
+}
+
+#[test]
+fn a_replica_whose_clock_is_ahead_shortens_no_life() {
+    for algorithm in LOOK_FIRST {
+        let backend = Backend::redis("redis-server");
+        let Backend::Redis(redis) = &backend else {
+            unreachable!("it was made as one");
+        };
+        let ends_after = |now| {
+            backend.open(async |door| {
+                assert!(send(&door, 0, &one_hit(&algorithm, now)).await[0].is_charged);
+            });
+            ends_at(redis)
+        };
+        let first = ends_after(START);
+        assert!(ends_after(START + 1_500) >= first, "{algorithm:?}");
+    }
+}
+
+#[test]
+fn a_window_ends_for_no_replica_before_its_own_clock_says_so() {
+    let window = START - START % PERIOD;
+    let backend = Backend::redis("redis-server");
+    let Backend::Redis(redis) = &backend else {
+        unreachable!("it was made as one");
+    };
+    let script = "local now = redis.call('TIME') return now[1] * 1000";
+    let send_at = |now| {
+        let call = one_hit(&Algorithm::FixedWindow, now);
+        backend.open(async |door| assert!(send(&door, 0, &call).await[0].is_charged));
+    };
+    send_at(window + 1_000);
+    let before = redis.number(&["EVAL", script, "0"]);
+    send_at(window + 8_000);
+    // The first one has nine seconds left.
+    assert!(ends_at(redis) >= before + 9_000);
+}
+
+#[test]
+fn a_bucket_of_an_earlier_version_is_read_and_can_be_read_by_it() {
+    let algorithm = Algorithm::TokenBucket { burst: 5 };
+    let backend = Backend::redis("redis-server");
+    let Backend::Redis(redis) = &backend else {
+        unreachable!("it was made as one");
+    };
+    let send_at =
+        |now| backend.open(async |door| send(&door, 0, &one_hit(&algorithm, now)).await[0]);
+    // One token in two seconds.
+    assert_eq!(send_at(START).after, 1);
+    let get = "return redis.call('GET', redis.call('KEYS', '*')[1])";
+    let full_at = START + 2_000;
+    let state = redis.cli(&["EVAL", get, "0"]);
+    assert!(state.starts_with(&format!("{full_at}:0:5")), "{state}");
+    let set = "return redis.call('SET', redis.call('KEYS', '*')[1], ARGV[1], 'PX', 60000)";
+    redis.cli(&["EVAL", set, "0", &format!("{}:0:5", START + 8_000)]);
+    // Four tokens are missing, and then five.
+    assert_eq!(send_at(START).after, 5);
+    assert!(!send_at(START).is_charged);
+    assert!(send_at(START + 2_000).is_charged);
 }

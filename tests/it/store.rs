@@ -308,6 +308,7 @@ on_all_stores! {
     within_a_slot: [
     one_above_its_limit_stops_the_others
     giving_back_neither_stops_nor_is_stopped
+    the_most_hits_twice_leave_the_counters_beside_them_alone
     sixty_four_adders_that_stop_leave_the_limit_full
     any_history_is_that_of_a_naive_model
     ]
@@ -570,6 +571,21 @@ fn giving_back_neither_stops_nor_is_stopped(backend: &Backend) {
             ),
         ],
     );
+}
+
+fn the_most_hits_twice_leave_the_counters_beside_them_alone(backend: &Backend) {
+    let counts = backend.open(async |door| {
+        let mut counts = Vec::new();
+        for hits in [Hits::MAX - 1, Hits::MAX, Hits::MAX, 1] {
+            let both = [add("a", hits).within(5), add("b", 1).within(100)];
+            counts.push(send_stopping(&door, &both).await);
+        }
+        counts
+    });
+    for counts in counts {
+        assert!(counts[0] > u64::from(u32::MAX), "{counts:?}");
+        assert_eq!(counts[1], 0);
+    }
 }
 
 /// What 64 adders are told who send `steps` at once through four doors.

@@ -3,7 +3,7 @@
 //! All hits on one key go out as one INCR or INCRBY; each request gets its own count out of the sum. The
 //! EXPIRE rides along until this worker has once seen it answered for that key.
 
-use std::{iter, mem, sync::LazyLock};
+use std::{iter, mem, sync::LazyLock, time::Duration};
 
 use bb8_redis::redis::{self, Value};
 use hashbrown::HashTable;
@@ -17,6 +17,10 @@ use crate::{
 
 /// A counter outlives its window by this much, for replicas whose clocks run behind.
 const GRACE_SECS: u64 = 1;
+
+/// How far the clocks of replicas may be apart where each counts by its own: a day, as `step.lua` has
+/// it too. No time zone is further away from another.
+const MAX_SKEW: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The longest time to live: 100 years. Redis refuses what does not fit its own clock.
 const MAX_TTL_SECS: u64 = 3_155_760_000;
@@ -101,7 +105,7 @@ enum Call<'a> {
 struct First<'a> {
     key: &'a [u8],
     hash: u64,
-    expires_at: Timestamp,
+    ends_at: Timestamp,
 }
 
 impl<'a, H, K> Builder<'a, H, K>
@@ -155,7 +159,7 @@ where
         let first = First {
             key: increment.key,
             hash: (self.hash)(increment.key),
-            expires_at: increment.expires_at,
+            ends_at: ends_at(self.options, increment),
         };
         let groups = &mut self.groups;
         let known = self.open.entry(
@@ -204,7 +208,8 @@ where
             let (method, extra) = match increment.method {
                 Method::Window => {
                     let hash = (self.hash)(increment.key);
-                    let ttl_secs = ttl_secs(self.options, self.now, increment.expires_at, hash);
+                    let ends_at = ends_at(self.options, &increment);
+                    let ttl_secs = ttl_secs(self.options, self.now, ends_at, hash);
                     (b"w", ttl_secs)
                 }
                 Method::FirstHit => (b"f", 0),
@@ -281,7 +286,7 @@ where
     fn hits(&self, first: First<'a>, hits: u64, commands: &mut Commands<'a>) {
         let key = [commands.key_prefix, first.key];
         commands.packed.increment(&key, hits);
-        let ttl_secs = ttl_secs(self.options, self.now, first.expires_at, first.hash);
+        let ttl_secs = ttl_secs(self.options, self.now, first.ends_at, first.hash);
         if (self.is_known)(first.hash) {
             commands.trusted.push(Trusted {
                 key: first.key,
@@ -313,8 +318,21 @@ fn hash_of(groups: &[(Group, Call<'_>)], group: usize) -> u64 {
     }
 }
 
-fn ttl_secs(options: &Options, now: Timestamp, expires_at: Timestamp, hash: u64) -> u64 {
-    let left = expires_at.secs().saturating_sub(now.secs());
+/// When the window of a counter ends by the clocks of all replicas. Each sets the time to live anew that
+/// has not seen the key before: where clocks are apart, one that is ahead would end the window for one
+/// that is behind. Further apart than a period they count in different windows.
+fn ends_at(options: &Options, increment: &Increment<'_>) -> Timestamp {
+    match options.clock {
+        Clock::Redis => increment.expires_at,
+        Clock::Local => {
+            let period = Duration::from_millis(increment.period_millis);
+            increment.expires_at.plus(period.min(MAX_SKEW))
+        }
+    }
+}
+
+fn ttl_secs(options: &Options, now: Timestamp, ends_at: Timestamp, hash: u64) -> u64 {
+    let left = ends_at.secs().saturating_sub(now.secs());
     let spread = match options.jitter_secs {
         0 => 0,
         jitter => hash % jitter,
@@ -365,7 +383,7 @@ impl Commands<'_> {
                 has_window,
             } => match &replies[group(at).command] {
                 Value::Array(told) => told_by_step(told, place, has_window),
-                reply => count(reply).map(Count::from),
+                _ => Err(StoreError::Refused),
             },
             Step::Grouped { group: at, after } => {
                 let end = count(&replies[group(at).command])?;
@@ -427,5 +445,84 @@ fn count(reply: &Value) -> Result<u64, StoreError> {
             Ok(i64::MAX.unsigned_abs())
         }
         _ => Err(StoreError::Refused),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{
+        counter::{Batch, Identity},
+        limit::Limit,
+        request::Entry,
+        window::{Period, Unit},
+    };
+
+    /// The seconds of the EXPIRE for a window of `period` in which `now` lies.
+    fn expire_secs(clock: Clock, period: Period, now: Timestamp) -> u64 {
+        let options = Options {
+            key_prefix: String::new(),
+            deadline: Duration::ZERO,
+            connections: 1,
+            jitter_secs: 0,
+            max_waiting: 1,
+            clock,
+        };
+        let mut batch = Batch::default();
+        let mut identity = Identity::default();
+        let entry = Entry {
+            key: b"k",
+            value: b"v",
+        };
+        identity.set(b"d", &[entry], &[]);
+        batch.push(&identity, &Limit::fixed(1, period), now, Hits::ONE);
+        let mut builder = Builder::new(&options, now, 1, |_| 0, |_| false);
+        builder.request(batch.iter());
+        let commands = builder.finish();
+        let text = String::from_utf8(commands.packed.bytes().to_vec()).unwrap();
+        let words: Vec<_> = text.split("\r\n").filter(|word| !word.is_empty()).collect();
+        assert!(words.contains(&"EXPIRE"), "{text}");
+        words.last().unwrap().parse().unwrap()
+    }
+
+    fn any_period() -> impl Strategy<Value = Period> {
+        prop::sample::select(Unit::ALL.to_vec()).prop_map(Period::from)
+    }
+
+    proptest! {
+        #[test]
+        fn no_clock_ends_a_window_for_one_that_is_behind(
+            period in any_period(),
+            start in 1_000_000_000..2_000_000_000_u64,
+            (ahead, behind) in (any::<u64>(), any::<u64>()),
+        ) {
+            let secs = period.secs();
+            let start = start - start % secs;
+            let ahead = ahead % secs;
+            // Still in that window, and no further apart than is allowed for.
+            let behind = behind % (ahead.min(MAX_SKEW.as_secs()) + 1);
+            let now = Timestamp::from_secs(start + ahead);
+            let left = secs - (ahead - behind);
+            let expire_secs = expire_secs(Clock::Local, period, now);
+            prop_assert!(expire_secs > left, "{expire_secs} and not {left}");
+        }
+
+        #[test]
+        fn by_the_clock_of_redis_a_key_outlives_its_window_by_a_second(
+            period in any_period(),
+            now in 1_000_000_000..2_000_000_000_u64,
+        ) {
+            let left = period.secs() - now % period.secs();
+            let expire_secs = expire_secs(Clock::Redis, period, Timestamp::from_secs(now));
+            prop_assert_eq!(expire_secs, left + 1);
+        }
+    }
+
+    #[test]
+    fn the_step_allows_for_the_same_skew() {
+        assert!(STEP.contains("local SKEW = 24 * 60 * 60 * 1000\n"));
+        assert_eq!(MAX_SKEW.as_millis(), 24 * 60 * 60 * 1000);
     }
 }

@@ -11,12 +11,17 @@
 --        to their caller.
 
 local GRACE = 1000
+-- How far the clocks of callers may be apart, in milliseconds, where each counts by its own: a day, as
+-- pipeline.rs has it too. No time zone is further away from another. Nobody is locked out for so long,
+-- for a key only lives as long as it means something by the clock that is ahead.
+local SKEW = 24 * 60 * 60 * 1000
 -- No count that is told goes above this, as Hits::MAX.
 local MOST = 2 ^ 62
 local FIELDS = 8
 
 local now = tonumber(ARGV[1])
-if now < 0 then
+local is_one_clock = now < 0
+if is_one_clock then
   local time = redis.call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
 end
@@ -35,8 +40,23 @@ local function numbers(state)
   return found
 end
 
-local function save(counter, state, lives)
-  redis.call('SET', counter.key, state, 'PX', text(math.max(lives, 0) + GRACE))
+-- The present of a counter: `latest`, which is what it remembers, until the caller's clock is past it.
+-- Nothing if that is so far ahead that the clock which it came from was wrong.
+local function present(c, latest)
+  local most = is_one_clock and c.period or math.max(c.period, SKEW)
+  return latest <= now + most and math.max(now, latest) or nil
+end
+
+-- How long a key is to live that means something for `lives` milliseconds. Where clocks are apart none
+-- shortens what another one gave.
+local function lasting(c, lives)
+  lives = math.max(lives, 0) + GRACE
+  if not is_one_clock then lives = math.max(lives, redis.call('PTTL', c.key)) end
+  return text(lives)
+end
+
+local function save(c, state, lives)
+  redis.call('SET', c.key, state, 'PX', lasting(c, lives))
 end
 
 -- The lowest index in [low, high] of which `is_so` holds, or high + 1. It holds for all behind it.
@@ -56,6 +76,8 @@ ways.w = {
   end,
   charge = function(c)
     if c.hits > 0 then
+      -- It is above every limit, and Redis does not count much further.
+      if c.held >= MOST then return end
       -- The text, for hits can be more than a Lua number tells apart.
       local before = c.held
       c.held = redis.call('INCRBY', c.key, c.hits_text)
@@ -73,12 +95,14 @@ ways.w = {
 ways.f = {
   look = function(c)
     local state = redis.call('GET', c.key)
-    c.held = 0
+    c.held, c.now = 0, now
     if state then
       local found = numbers(state)
-      if found[1] > now + c.period then
+      c.now = present(c, found[1])
+      if not c.now then
         redis.call('DEL', c.key)
-      elseif now < found[1] + c.period then
+        c.now = now
+      elseif c.now < found[1] + c.period then
         c.start, c.held = found[1], found[2]
       end
     end
@@ -88,15 +112,15 @@ ways.f = {
       redis.call('DEL', c.key)
       return
     end
-    c.start = c.start or now
+    c.start = c.start or c.now
     c.held = math.min(math.max(c.held + c.hits, 0), MOST)
-    save(c, text(c.start) .. ':' .. text(c.held), c.start + c.period - now)
+    save(c, text(c.start) .. ':' .. text(c.held), c.start + c.period - c.now)
   end,
   resets_in = function(c)
-    return c.start and c.start + c.period - now or 0
+    return c.start and c.start + c.period - c.now or 0
   end,
   retry_in = function(c)
-    return c.start + c.period - now
+    return c.start + c.period - c.now
   end,
 }
 
@@ -104,41 +128,58 @@ local function share(c)
   c.held = c.current + math.ceil(c.previous * c.left / c.period)
 end
 
+local function add_weighted(c, hits)
+  if hits > 0 then
+    c.current = c.current + hits
+  else
+    c.previous = math.max(c.previous - math.max(-hits - c.current, 0), 0)
+    c.current = math.max(c.current + hits, 0)
+  end
+  share(c)
+end
+
 -- index:current:previous
 ways.s = {
   look = function(c)
-    c.index, c.current, c.previous = math.floor(now / c.period), 0, 0
+    c.now, c.current, c.previous = now, 0, 0
     local state = redis.call('GET', c.key)
     c.is_there = state
     if state then
       local found = numbers(state)
-      if found[1] == c.index or found[1] == c.index + 1 then
-        c.index, c.current, c.previous = found[1], found[2], found[3]
-      elseif found[1] == c.index - 1 then
-        c.previous = found[2]
-      elseif found[1] > c.index then
+      c.now = present(c, found[1] * c.period)
+      if not c.now then
         redis.call('DEL', c.key)
+        c.now = now
+      else
+        local index = math.floor(c.now / c.period)
+        if found[1] == index then
+          c.current, c.previous = found[2], found[3]
+        elseif found[1] == index - 1 then
+          c.previous = found[2]
+        end
       end
     end
-    c.left = c.period - math.max(now - c.index * c.period, 0)
+    c.index = math.floor(c.now / c.period)
+    c.left = c.period - (c.now - c.index * c.period)
     share(c)
   end,
+  -- What it would hold after these hits, which are given back, and others ahead of them.
+  held_after = function(c, ahead)
+    local copy = { current = c.current, previous = c.previous, left = c.left, period = c.period }
+    add_weighted(copy, ahead)
+    add_weighted(copy, c.hits)
+    return copy.held
+  end,
   charge = function(c)
-    if c.hits > 0 then
-      c.current = c.current + c.hits
-    else
-      c.previous = math.max(c.previous - math.max(-c.hits - c.current, 0), 0)
-      c.current = math.max(c.current + c.hits, 0)
-    end
-    share(c)
+    add_weighted(c, c.hits)
     if not c.is_there and c.hits < 0 then return end
     local state = text(c.index) .. ':' .. text(c.current) .. ':' .. text(c.previous)
-    save(c, state, (c.index + 2) * c.period - now)
+    save(c, state, (c.index + 2) * c.period - c.now)
   end,
   resets_in = function(c)
     local stop = (c.index + 1) * c.period
     if c.current > 0 then stop = stop + c.period elseif c.previous == 0 then return 0 end
-    return stop - now
+    return stop - c.now
   end,
   retry_in = function(c)
     local stop, older, room = (c.index + 1) * c.period, c.previous, c.limit - c.added
@@ -147,12 +188,13 @@ ways.s = {
     else
       room = room - c.current
     end
-    return stop - math.min(math.floor(room * c.period / math.max(older, 1)), c.period) - now
+    return stop - math.min(math.floor(room * c.period / math.max(older, 1)), c.period) - c.now
   end,
 }
 
 -- A list of at:total, each total with all hits up to there. The first entry is one that has left the
--- period, or none at all, and only tells where counting begins.
+-- period, or none at all, and only tells where counting begins. Others that have left since go with
+-- the next hit.
 local function entry(c, index)
   local state = redis.call('LINDEX', c.key, index)
   if state then
@@ -163,33 +205,39 @@ end
 
 ways.l = {
   look = function(c)
-    c.held = 0
+    c.held, c.now = 0, now
     c.last_at, c.last_total = entry(c, -1)
     if not c.last_at then return end
-    if c.last_at > now + c.period then
+    c.now = present(c, c.last_at)
+    if not c.now then
       redis.call('DEL', c.key)
+      c.now = now
       return
     end
     local length = redis.call('LLEN', c.key)
-    local first = lowest(1, length - 1, function(index) return entry(c, index) + c.period > now end)
-    if first > 1 then redis.call('LTRIM', c.key, first - 1, -1) end
-    c.length = length - first + 1
-    local _, before = entry(c, 0)
+    local first = lowest(1, length - 1, function(index) return entry(c, index) + c.period > c.now end)
+    -- What is in front of it has left, at least by the clock of this caller.
+    c.mark, c.length = first - 1, length - first + 1
+    local _, before = entry(c, c.mark)
     c.held = c.last_total - before
   end,
   charge = function(c)
+    if c.held > 0 and c.mark > 0 then
+      redis.call('LTRIM', c.key, c.mark, -1)
+      c.mark = 0
+    end
     if c.hits > 0 then
       if c.held == 0 then
         redis.call('DEL', c.key)
         redis.call('RPUSH', c.key, '0:0')
-        c.last_at, c.last_total, c.length = 0, 0, 1
+        c.last_at, c.last_total, c.mark, c.length = 0, 0, 0, 1
       end
       c.last_total = c.last_total + c.hits
-      if c.length > 1 and c.last_at >= now then
+      if c.length > 1 and c.last_at == c.now then
         redis.call('LSET', c.key, -1, text(c.last_at) .. ':' .. text(c.last_total))
       else
-        c.last_at = now
-        redis.call('RPUSH', c.key, text(now) .. ':' .. text(c.last_total))
+        c.last_at = c.now
+        redis.call('RPUSH', c.key, text(c.now) .. ':' .. text(c.last_total))
         c.length = c.length + 1
       end
       c.held = c.held + c.hits
@@ -210,51 +258,65 @@ ways.l = {
       end
     end
     if c.held > 0 then
-      redis.call('PEXPIRE', c.key, text(math.max(c.last_at + c.period - now, 0) + GRACE))
+      redis.call('PEXPIRE', c.key, lasting(c, c.last_at + c.period - c.now))
     else
       redis.call('DEL', c.key)
     end
   end,
   resets_in = function(c)
-    return c.held > 0 and c.last_at + c.period - now or 0
+    return c.held > 0 and c.last_at + c.period - c.now or 0
   end,
   retry_in = function(c)
     local enough = c.last_total + c.added - c.limit
-    local index = lowest(1, c.length - 1, function(index)
+    local index = lowest(c.mark + 1, c.mark + c.length - 1, function(index)
       local _, total = entry(c, index)
       return total >= enough
     end)
-    return entry(c, index) + c.period - now
+    return entry(c, index) + c.period - c.now
   end,
 }
 
--- full_at:parts:rate. A millisecond has `rate` parts, a token as many as the period milliseconds.
-local function save_debt(c)
-  local millis = math.floor(c.debt / c.extra)
-  local parts = c.debt - millis * c.extra
-  save(c, text(now + millis) .. ':' .. text(parts) .. ':' .. text(c.extra), millis)
+-- full_at:parts:rate:millis:limit. A millisecond has `rate` parts, a token as many as the period
+-- milliseconds. What is missing was saved so many milliseconds before full_at, under this limit. A
+-- state without the last two is of an earlier version, which can read this one as well.
+local function save_debt(c, debt)
+  local millis = math.floor(debt / c.extra)
+  local parts = debt - millis * c.extra
+  local words = { text(c.now + millis), text(parts), text(c.extra), text(millis), text(c.limit) }
+  save(c, table.concat(words, ':'), millis)
 end
 
 ways.t = {
   look = function(c)
-    c.debt = 0
+    c.debt, c.now = 0, now
     local state = redis.call('GET', c.key)
     c.is_there = state
     if state then
-      local found = numbers(state)
-      if found[1] >= now then
-        local debt, most = (found[1] - now) * found[3] + found[2], c.limit * c.period
-        c.debt = math.min(debt, most)
-        if debt > most or found[3] ~= c.extra then save_debt(c) end
+      local full_at, parts, rate, millis, limit = unpack(numbers(state))
+      millis, limit = millis or math.max(full_at - now, 0), limit or c.limit
+      local since, owed = full_at - millis, millis * rate + parts
+      c.now = present(c, since)
+      local is_as_saved = c.now and rate == c.extra and limit == c.limit
+      if not c.now then c.now, since = now, now end
+      local left = math.max(owed - (c.now - since) * rate, 0)
+      if left > 0 and not is_as_saved then
+        since, owed, rate = c.now, left, c.extra
+        save_debt(c, left)
       end
+      c.debt = math.max(math.min(owed, c.limit * c.period) - (c.now - since) * rate, 0)
     end
     c.held = math.ceil(c.debt / c.period)
   end,
+  -- No more can be missing than the bucket holds.
+  held_after = function(c, ahead)
+    return math.max(math.min(c.held + ahead, c.limit) + c.hits, 0)
+  end,
   charge = function(c)
-    c.debt = math.max(c.debt + c.hits * c.period, 0)
+    local debt = math.max(c.debt + c.hits * c.period, 0)
+    c.debt = math.min(debt, c.limit * c.period)
     c.held = math.ceil(c.debt / c.period)
     -- To give back to a bucket that was never drawn from leaves no trace.
-    if c.is_there or c.hits > 0 then save_debt(c) end
+    if c.is_there or c.hits > 0 then save_debt(c, debt) end
   end,
   resets_in = function(c)
     return math.ceil(c.debt / c.extra)
@@ -285,14 +347,17 @@ for i, key in ipairs(KEYS) do
   c.way.look(c)
   times[key] = (times[key] or 0) + 1
   c.before = c.held + (ahead[key] or 0)
-  c.is_over = c.hits >= 0 and c.before + c.hits > c.limit
+  local after = c.before + c.hits
+  if c.hits < 0 and c.way.held_after then after = c.way.held_after(c, c.before - c.held) end
+  c.is_over = after > c.limit
   if c.hits > 0 and c.charge ~= 's' and (c.charge == 'a' or not c.is_over) then
     ahead[key] = (ahead[key] or 0) + c.hits
   end
   local voice = ARGV[at + 2]
   if voice == 'q' then quotas[c.descriptor] = true end
   if c.is_over then
-    is_any_over, over[c.descriptor] = true, true
+    -- To give back stops nothing, but what is still above its limit refuses the request.
+    is_any_over, over[c.descriptor] = is_any_over or c.hits >= 0, true
     if voice == 'r' then is_refused = true end
   end
   counters[i] = c
@@ -327,7 +392,7 @@ for _, c in ipairs(counters) do
       retry_in = c.added > c.limit and -1 or c.way.retry_in(c)
     end
   end
-  reply[#reply + 1] = c.held + waiting
+  reply[#reply + 1] = math.min(c.held + waiting, MOST)
   reply[#reply + 1] = is_charged and 1 or 0
   reply[#reply + 1] = resets_in
   reply[#reply + 1] = retry_in
