@@ -158,7 +158,7 @@ impl<S: Store> Method for Service<S> {
             None => self.answer_bytes(message, deadline).await,
             Some(span) => Box::pin(self.answer_traced(*span, deadline, message)).await,
         };
-        in_vain.is_over();
+        in_vain.answered();
         self.record(began.elapsed(), timeout);
         reply
     }
@@ -169,7 +169,7 @@ impl<S: Store> Method for Service<S> {
 struct InVain<'a>(Option<&'a Recorder>);
 
 impl InVain<'_> {
-    fn is_over(mut self) {
+    fn answered(mut self) {
         self.0 = None;
     }
 }

@@ -343,6 +343,16 @@ impl Metrics {
         }
     }
 
+    fn lateness_samples(&self, list: &mut List) {
+        let mut lateness = self.redis.lateness.values();
+        lateness.absorb(&self.redis_per_second.lateness.values());
+        list.push(
+            "tollgate.timer_lateness".to_owned(),
+            Value::Timer(Box::new(lateness)),
+        );
+        list.counter("tollgate.own_pauses_total", self.own_pauses().count);
+    }
+
     fn store_samples(&self, memory: Option<&MemoryStore>, list: &mut List) {
         for (pool, redis) in [
             ("redis_pool", &self.redis),
@@ -369,17 +379,9 @@ impl Metrics {
             both(|meters| &meters.failures),
         );
 
-        let mut lateness = self.redis.lateness.values();
-        lateness.absorb(&self.redis_per_second.lateness.values());
-        list.push(
-            "tollgate.timer_lateness".to_owned(),
-            Value::Timer(Box::new(lateness)),
-        );
-        let pauses = self.own_pauses();
-        let millis = u64::try_from(pauses.total.as_millis()).unwrap_or(u64::MAX);
-        list.counter("tollgate.own_pauses_total", pauses.count);
-        list.counter("tollgate.own_pauses_ms_total", millis);
-
+        if memory.is_none() {
+            self.lateness_samples(list);
+        }
         let loss = &self.loss;
         for (cause, count) in loss.causes() {
             list.counter(

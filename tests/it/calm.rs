@@ -4,6 +4,7 @@
 //! machine does other things as well, what was decided is asserted and not how fast.
 
 use std::{
+    collections::BTreeMap,
     process::{Command, Stdio},
     time::Duration,
 };
@@ -39,7 +40,6 @@ async fn run(name: &str) -> Outcome {
     };
     let outcome = scenario(plan).await;
     assert_eq!(outcome.name, name);
-    println!("{outcome}");
     assert!(outcome.answers > 100, "{outcome:#?}");
     assert_ne!(outcome.recovery, Duration::MAX, "{outcome:#?}");
     assert_eq!(outcome.off_afterwards, 0, "{outcome:#?}");
@@ -143,6 +143,7 @@ async fn run_with_redis_there(name: &str) -> Outcome {
 /// The same, and nobody goes without Redis.
 async fn run_without_lack(name: &str) {
     let outcome = run_with_redis_there(name).await;
+    assert_eq!(outcome.texts, BTreeMap::new(), "{outcome:#?}");
     assert_eq!(outcome.errors + outcome.degraded, 0, "{outcome:#?}");
 }
 

@@ -20,6 +20,8 @@ const MAX_KEPT: usize = 16;
 pub(super) struct Seats {
     all: Vec<Seat>,
     free: Vec<usize>,
+    /// The last pause of this thread, from when to when it did not run.
+    last_pause: Option<(Instant, Instant)>,
 }
 
 #[derive(Debug)]
@@ -50,6 +52,13 @@ enum State {
 impl Seats {
     /// A seat for one that waits from `since` to `ends`, and is woken by `waker` if it does not ask again.
     pub(super) fn take(&mut self, since: Instant, ends: Instant, waker: Option<Waker>) -> usize {
+        let mut ends = ends;
+        if let Some((from, to)) = self.last_pause
+            && since < to
+        {
+            // It came before the pause, which was found out about before it took its seat.
+            ends += to.saturating_duration_since(from.max(since));
+        }
         let state = State::Waiting { since, ends, waker };
         match self.free.pop() {
             Some(free) => {
@@ -182,6 +191,7 @@ impl Seats {
     /// This thread did not run between `from` and `to`: that is no time in which anybody waited for a
     /// server.
     pub(super) fn leave_out(&mut self, from: Instant, to: Instant) {
+        self.last_pause = Some((from, to));
         for seat in &mut self.all {
             if let State::Waiting { since, ends, .. } = &mut seat.state {
                 *ends += to.saturating_duration_since(from.max(*since));
@@ -314,6 +324,8 @@ mod tests {
             middle + DEADLINE + pause / 2,
             now + DEADLINE / 2 + pause + DEADLINE,
         ];
+        // One that came before the pause and gets its seat only now.
+        take(&mut seats, middle);
         assert_eq!(seats.end_late(now + DEADLINE), Some(ends[0]));
         assert_eq!(seats.end_late(ends[0]), Some(ends[1]));
         assert_eq!(ends[1], ends[2]);

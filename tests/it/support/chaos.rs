@@ -2,6 +2,7 @@
 //! runs against real processes of its own.
 
 use std::{
+    collections::BTreeMap,
     fmt, fs,
     future::Future,
     pin::Pin,
@@ -55,6 +56,8 @@ pub struct Outcome {
     pub name: &'static str,
     pub answers: usize,
     pub errors: usize,
+    /// Their texts, each with its number.
+    pub texts: BTreeMap<&'static str, usize>,
     /// Answers that were made without Redis, as `on_store_loss` says.
     pub degraded: usize,
     pub longest: Duration,
@@ -458,6 +461,7 @@ impl Course {
             name: self.name,
             answers: answers.0.len(),
             errors: answers.error_count(),
+            texts: answers.errors(),
             degraded: answers.degraded().0.len(),
             longest: answers.longest(),
             lost,
