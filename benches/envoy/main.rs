@@ -20,6 +20,8 @@ use clap::Parser;
 mod busy;
 mod callers;
 mod cases;
+#[path = "../wire/figures.rs"]
+mod figures;
 mod foreign;
 mod front;
 #[expect(dead_code, reason = "most of it is for the tests")]

@@ -13,6 +13,7 @@ use crate::{
     Options, PATIENCE,
     callers::{Callers, Load},
     cases::{self, Case, Service},
+    figures::median,
     foreign::Foreign,
     front::{self, Asked, Front},
     http::try_get,
@@ -291,12 +292,8 @@ impl Entrant {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
         }
-        let known = |pick: &dyn Fn(&Figures) -> Option<f64>| {
-            let mut values: Vec<f64> = self.turns.iter().filter_map(pick).collect();
-            values.sort_by(f64::total_cmp);
-            values.get(values.len() / 2).copied()
-        };
-        let median = |pick: fn(&Figures) -> f64| known(&|figures| Some(pick(figures)));
+        let known = |pick: fn(&Figures) -> Option<f64>| median(&self.turns, pick);
+        let median = |pick: fn(&Figures) -> f64| median(&self.turns, |turn| Some(pick(turn)));
         let all = || -> Option<Figures> {
             Some(Figures {
                 requests_per_sec: median(|figures| figures.requests_per_sec)?,
@@ -304,8 +301,8 @@ impl Entrant {
                 p99_millis: median(|figures| figures.p99_millis)?,
                 p999_millis: median(|figures| figures.p999_millis)?,
                 envoy_cpu: median(|figures| figures.envoy_cpu)?,
-                service_cpu: known(&|figures| figures.service_cpu),
-                redis_cpu: known(&|figures| figures.redis_cpu),
+                service_cpu: known(|figures| figures.service_cpu),
+                redis_cpu: known(|figures| figures.redis_cpu),
                 bench_cpu: median(|figures| figures.bench_cpu)?,
             })
         };

@@ -1,6 +1,6 @@
 //! Rows → a table.
 
-use crate::run::Row;
+use crate::{figures::shown, run::Row};
 
 /// Prints the table and what its columns mean.
 pub fn print(rows: &[Row]) {
@@ -54,8 +54,4 @@ pub fn print(rows: &[Row]) {
          limit. %: their share of all calls. late: those of them that Envoy gave up after 20 ms. Envoy, service, Redis, bench: seconds of \
          processor time for a million requests, of each process; bench is the callers and the upstream."
     );
-}
-
-fn shown(value: Option<f64>, digits: usize) -> String {
-    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"))
 }

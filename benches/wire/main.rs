@@ -18,6 +18,7 @@ use clap::Parser;
 
 mod cases;
 mod cores;
+mod figures;
 mod frames;
 mod hpack;
 mod latency;

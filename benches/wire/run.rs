@@ -8,6 +8,7 @@ use crate::{
     Options,
     cases::{self, Case, Server, Shape},
     cores::{self, Cores},
+    figures::median,
     load::{self, Callers},
     processes::{Pid, Process, Redis},
 };
@@ -323,25 +324,21 @@ impl Entrant {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
         }
-        let known = |pick: &dyn Fn(&Figures) -> Option<f64>| {
-            let mut values: Vec<f64> = self.turns.iter().filter_map(pick).collect();
-            values.sort_by(f64::total_cmp);
-            values.get(values.len() / 2).copied()
-        };
-        let median = |pick: fn(&Figures) -> f64| known(&|figures| Some(pick(figures)));
+        let known = |pick: fn(&Figures) -> Option<f64>| median(&self.turns, pick);
+        let median = |pick: fn(&Figures) -> f64| median(&self.turns, |turn| Some(pick(turn)));
         let all = || -> Option<Figures> {
             Some(Figures {
                 decisions_per_sec: median(|figures| figures.decisions_per_sec)?,
                 p50_micros: median(|figures| figures.p50_micros)?,
                 p99_micros: median(|figures| figures.p99_micros)?,
                 p999_micros: median(|figures| figures.p999_micros)?,
-                server_cpu: known(&|figures| figures.server_cpu),
-                redis_cpu: known(&|figures| figures.redis_cpu),
+                server_cpu: known(|figures| figures.server_cpu),
+                redis_cpu: known(|figures| figures.redis_cpu),
                 callers_cpu: median(|figures| figures.callers_cpu)?,
                 resident_bytes: self.turns.last().and_then(|turn| turn.resident_bytes),
-                commands: known(&|figures| figures.commands),
-                pipelines: known(&|figures| figures.pipelines),
-                ping_micros: known(&|figures| figures.ping_micros),
+                commands: known(|figures| figures.commands),
+                pipelines: known(|figures| figures.pipelines),
+                ping_micros: known(|figures| figures.ping_micros),
             })
         };
         all().ok_or_else(|| "it never had a turn".to_owned())

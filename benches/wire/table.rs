@@ -2,7 +2,10 @@
 
 use serde_json::json;
 
-use crate::run::{Figures, Row};
+use crate::{
+    figures::shown,
+    run::{Figures, Row},
+};
 
 /// Prints the table and what its columns mean.
 pub fn print(rows: &[Row]) {
@@ -75,10 +78,6 @@ fn rate_of_floor(figures: &Figures, floor: Option<&Figures>) -> Option<f64> {
 
 fn cpu_of_floor(figures: &Figures, floor: Option<&Figures>) -> Option<f64> {
     Some(figures.server_cpu? / floor?.server_cpu?)
-}
-
-fn shown(value: Option<f64>, digits: usize) -> String {
-    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"))
 }
 
 /// Prints one object for each row.
