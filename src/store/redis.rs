@@ -55,6 +55,7 @@ mod running;
 mod seats;
 mod sentinel;
 mod slot;
+mod ticks;
 mod tls;
 mod trouble;
 
@@ -72,6 +73,7 @@ use lane::{Answer, Lane, Places};
 use map::Map;
 use node::Node;
 use probe::Patience;
+use ticks::Ticks;
 
 /// How the store talks to Redis.
 #[derive(Clone, Debug)]
@@ -124,6 +126,8 @@ struct Shared {
     lost: Mutex<Option<String>>,
     /// How far the clocks of the nodes are ahead of ours, in milliseconds.
     skew_millis: Arc<AtomicI64>,
+    /// Looks after all who wait for a node.
+    ticks: Arc<Ticks>,
     /// Something happened to a node.
     news: Arc<Notify>,
     /// Somebody doubts the map.
@@ -183,6 +187,7 @@ impl Servers {
             is_well: watch::Sender::new(false),
             lost: Mutex::default(),
             skew_millis: Arc::default(),
+            ticks: Arc::default(),
             news,
             wanted: Notify::new(),
         };
@@ -482,6 +487,7 @@ impl Batchers {
                         node.clone(),
                         self.places.clone(),
                         self.servers.0.meters.clone(),
+                        self.servers.0.ticks.clone(),
                         self.options.deadline,
                         self.options.connections,
                     ));

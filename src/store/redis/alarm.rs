@@ -1,54 +1,51 @@
-//! A deadline that is set for every batch and hardly ever comes.
+//! Tells late replies from others, without a timer.
 
 use std::{
     future::poll_fn,
     pin::{Pin, pin},
+    sync::Arc,
     task::Poll,
     time::Duration,
 };
 
-use tokio::time::{Instant, Sleep, sleep};
+use tokio::{
+    sync::{Notify, futures::OwnedNotified},
+    time::Instant,
+};
 
-/// One timer for one thing after the other. It is not put forward when the next one begins, but when it
-/// goes off before its time: that is once in the time that things may take, however many there are.
+/// Limits the time of one thing after the other. Whoever watches the time notifies it again and again while
+/// anybody waits for long, and only then it looks at the clock.
 #[derive(Debug)]
 pub(super) struct Alarm {
-    sleep: Pin<Box<Sleep>>,
+    overdue: Arc<Notify>,
+    notified: Pin<Box<OwnedNotified>>,
 }
 
 impl Alarm {
-    /// For things that may take `time`.
-    ///
-    /// # Panics
-    ///
-    /// Outside of a runtime.
-    pub(super) fn new(time: Duration) -> Self {
+    pub(super) fn new(overdue: Arc<Notify>) -> Self {
         Self {
-            sleep: Box::pin(sleep(time)),
+            notified: Box::pin(overdue.clone().notified_owned()),
+            overdue,
         }
     }
 
-    /// What comes of `thing`, unless it takes longer than `time`.
+    /// What comes of `thing`. Nothing at the first notification after `time` is over.
     pub(super) async fn limit<T>(
         &mut self,
         time: Duration,
         thing: impl Future<Output = T>,
     ) -> Option<T> {
         let ends = Instant::now() + time;
-        if self.sleep.deadline() > ends {
-            // Things may take less time than before.
-            self.sleep.as_mut().reset(ends);
-        }
         let mut thing = pin!(thing);
         poll_fn(|context| {
             if let Poll::Ready(done) = thing.as_mut().poll(context) {
                 return Poll::Ready(Some(done));
             }
-            while self.sleep.as_mut().poll(context).is_ready() {
-                if self.sleep.deadline() >= ends {
+            while self.notified.as_mut().poll(context).is_ready() {
+                self.notified.set(self.overdue.clone().notified_owned());
+                if Instant::now() >= ends {
                     return Poll::Ready(None);
                 }
-                self.sleep.as_mut().reset(ends);
             }
             Poll::Pending
         })
@@ -60,23 +57,36 @@ impl Alarm {
 mod tests {
     use std::future::pending;
 
+    use tokio::time::sleep;
+
     use super::*;
 
     const TIME: Duration = Duration::from_millis(50);
 
     #[tokio::test(start_paused = true)]
     async fn each_thing_has_its_whole_time_and_no_more() {
-        let mut alarm = Alarm::new(TIME);
-        assert_eq!(alarm.limit(TIME, async { 7 }).await, Some(7));
-        for _ in 0..3 {
-            let shorter = TIME - Duration::from_millis(1);
-            assert_eq!(alarm.limit(TIME, sleep(shorter)).await, Some(()));
-            let began = Instant::now();
-            assert_eq!(alarm.limit(TIME, pending::<()>()).await, None);
-            assert_eq!(began.elapsed(), TIME);
-            assert_eq!(alarm.limit(TIME / 2, pending::<()>()).await, None);
-            assert_eq!(began.elapsed(), TIME + TIME / 2);
-            sleep(TIME / 2).await;
+        let overdue = Arc::<Notify>::default();
+        let mut alarm = Alarm::new(overdue.clone());
+        let notifying = async {
+            loop {
+                sleep(TIME / 5).await;
+                overdue.notify_waiters();
+            }
+        };
+        let asking = async {
+            assert_eq!(alarm.limit(TIME, async { 7 }).await, Some(7));
+            for _ in 0..3 {
+                let shorter = TIME - Duration::from_millis(1);
+                assert_eq!(alarm.limit(TIME, sleep(shorter)).await, Some(()));
+                sleep(TIME / 10).await;
+                let began = Instant::now();
+                assert_eq!(alarm.limit(TIME, pending::<()>()).await, None);
+                assert!((TIME..TIME + TIME / 5).contains(&began.elapsed()));
+            }
+        };
+        tokio::select! {
+            () = notifying => unreachable!("it has no end"),
+            () = asking => {}
         }
     }
 }

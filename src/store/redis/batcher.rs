@@ -26,7 +26,7 @@ use super::{
     packed::Packed,
     pipeline::{Builder, Commands, load_step},
     redirect::redirects,
-    running::{self, read_sockets, within},
+    running::{self, read_sockets, tick, within},
     trouble::{Trouble, is_unserved_slot},
 };
 use crate::{counter::Batch, window::Timestamp};
@@ -62,7 +62,7 @@ pub(super) struct Batcher {
     servers: Servers,
     options: Arc<Options>,
     known: Known,
-    /// How long a batch usually takes at most.
+    /// For a batch that takes longer than usual.
     alarm: Alarm,
     /// Connections to servers that commands were sent on to.
     detours: HashMap<Place, Link>,
@@ -83,7 +83,7 @@ impl Batcher {
         let node = lane.node.clone();
         Self {
             role,
-            alarm: Alarm::new(node.suspect_after()),
+            alarm: Alarm::new(lane.overdue.clone()),
             node,
             lane,
             servers,
@@ -314,13 +314,10 @@ impl Batcher {
             return Some(replied);
         }
         let mut suspicion = self.node.suspect(usual);
-        let mut looked = Instant::now();
-        let mut ran = Ran::since(looked);
-        let mut waited = usual;
+        let mut ran = Ran::since(Instant::now());
         let mut is_cleared = false;
         let mut stalled = None;
         loop {
-            let due = looked + TICK;
             tokio::select! {
                 biased;
                 replied = asked.as_mut() => return Some(replied),
@@ -328,11 +325,9 @@ impl Batcher {
                     is_cleared = true;
                     stalled = (self.role == Role::Regular).then(|| self.lane.stalled());
                 }
-                () = sleep_until(due) => {
-                    looked = Instant::now();
-                    waited = usual + ran.woke(due, looked);
-                }
+                _ = tick(&mut ran, TICK) => {}
             }
+            let waited = usual + ran.total();
             if waited >= self.options.deadline && (is_cleared || self.node.breaker.is_open()) {
                 if is_cleared {
                     tracing::debug!(node = %self.node, "a connection is silent, and replaced");
@@ -351,7 +346,17 @@ impl Batcher {
         if !replies.iter().any(is_error) {
             return;
         }
-        let until = Instant::now() + self.options.deadline;
+        let deadline = self.options.deadline;
+        if within(deadline, self.send_on(commands, replies))
+            .await
+            .is_none()
+        {
+            // One of them is silent, and may answer this at any time.
+            self.detours.clear();
+        }
+    }
+
+    async fn send_on(&mut self, commands: &Packed, replies: &mut [Value]) {
         for _ in 0..MAX_REDIRECTS {
             let redirects = redirects(replies, &self.node.place);
             if redirects.is_empty() {
@@ -365,15 +370,10 @@ impl Batcher {
                 let count = redirect.commands.len() as u64;
                 self.node.meters.redirects.fetch_add(count, Relaxed);
                 let commands = redirect.commands(commands);
-                let sent = self.detour(&redirect.target, &commands);
-                let late = match tokio::time::timeout_at(until, sent).await {
-                    Ok(Ok(late)) => late,
-                    Ok(Err(trouble)) => {
+                let late = match self.detour(&redirect.target, &commands).await {
+                    Ok(late) => late,
+                    Err(trouble) => {
                         tracing::debug!(node = %redirect.target, %trouble, "a detour failed");
-                        self.detours.remove(&redirect.target);
-                        return;
-                    }
-                    Err(_elapsed) => {
                         self.detours.remove(&redirect.target);
                         return;
                     }

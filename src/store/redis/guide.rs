@@ -34,7 +34,7 @@ pub struct Guide {
     source: Source,
     /// How long others wait for a node.
     patience: Patience,
-    probes: JoinSet<()>,
+    tasks: JoinSet<()>,
     /// The nodes that are probed.
     probed: HashMap<Place, AbortHandle>,
 }
@@ -64,13 +64,16 @@ impl Guide {
             servers,
             source,
             patience,
-            probes: JoinSet::new(),
+            tasks: JoinSet::new(),
             probed: HashMap::new(),
         }
     }
 
     /// Looks after the servers until it is dropped.
     pub async fn run(mut self) -> Infallible {
+        let shared = self.servers.0.clone();
+        self.tasks
+            .spawn(async move { match shared.ticks.run(&shared.meters.lateness).await {} });
         loop {
             let looked = Instant::now();
             let found = self.look().await;
@@ -91,7 +94,7 @@ impl Guide {
                 () = self.servers.0.news.notified() => if !self.servers.tell() {
                     next = next.min(looked + TROUBLED);
                 },
-                Some(ended) = self.probes.join_next() => if let Err(error) = ended
+                Some(ended) = self.tasks.join_next() => if let Err(error) = ended
                     && error.is_panic()
                 {
                     std::panic::resume_unwind(error.into_panic());
@@ -157,7 +160,7 @@ impl Guide {
         for node in &map.nodes {
             if !self.probed.contains_key(&node.place) {
                 let probe = self.probe(node.clone());
-                let handle = self.probes.spawn(probe.run());
+                let handle = self.tasks.spawn(probe.run());
                 self.probed.insert(node.place.clone(), handle);
             }
         }

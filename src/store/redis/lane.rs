@@ -21,8 +21,9 @@ use super::{
     Meters, StoreError,
     detector::TICK,
     node::{Load, Node},
-    running::read_sockets,
+    running::{Pause, read_sockets},
     seats::{Answered, Seats},
+    ticks::Ticks,
 };
 use crate::{
     counter::{Batch, Count, CountList},
@@ -34,6 +35,10 @@ use crate::{
 /// longer than a decision may wait, and then none would ever be in time.
 const MAX_INCREMENTS: usize = 1024;
 
+/// The worker itself watches a wait that may not be longer than this: the ticks may look only after [`TICK`],
+/// and find only then that somebody waits for long.
+const SOON: Duration = TICK.saturating_mul(2);
+
 /// One worker's way to one node.
 #[derive(Debug)]
 pub(super) struct Lane {
@@ -44,8 +49,11 @@ pub(super) struct Lane {
     news: Notify,
     /// For the batcher that stands in where all others wait for a connection that is held up.
     relief: Notify,
-    /// Somebody waits, whose time has to be watched.
+    /// Somebody waits for so long that the worker itself has to watch the time.
     timed: Notify,
+    /// For batchers: somebody waits for longer than [`TICK`], perhaps for the reply to their batch.
+    pub(super) overdue: Arc<Notify>,
+    ticks: Arc<Ticks>,
     /// Shared by all lanes of the worker.
     places: Arc<Places>,
     meters: Arc<Meters>,
@@ -92,8 +100,12 @@ struct Queue {
     /// An empty one, whose memory is used again.
     spare: Option<Waiting>,
     seats: Seats,
-    /// Whether somebody watches the time of those who wait.
-    is_timed: bool,
+    /// Whether the ticks look after it.
+    is_watched: bool,
+    /// Whether anybody came since their last look.
+    has_come: bool,
+    /// Since when the worker itself has to watch the time, if it has to.
+    called: Option<Instant>,
     /// Nobody will come any more: the node is none of those that count.
     is_over: bool,
 }
@@ -121,6 +133,7 @@ impl Lane {
         node: Arc<Node>,
         places: Arc<Places>,
         meters: Arc<Meters>,
+        ticks: Arc<Ticks>,
         longest: Duration,
         batchers: u32,
     ) -> Self {
@@ -131,6 +144,8 @@ impl Lane {
             news: Notify::new(),
             relief: Notify::new(),
             timed: Notify::new(),
+            overdue: Arc::default(),
+            ticks,
             places,
             meters,
             longest,
@@ -170,10 +185,9 @@ impl Lane {
             return Err(StoreError::Unreachable);
         }
         self.places.take()?;
-        let ends = deadline.ends(self.longest).into();
-        let seat = queue
-            .seats
-            .take(deadline.began.into(), ends, waker.cloned());
+        let began: Instant = deadline.began.into();
+        let ends: Instant = deadline.ends(self.longest).into();
+        let seat = queue.seats.take(began, ends, waker.cloned());
         let waiting = &mut queue.waiting;
         waiting.batch.append(batch);
         waiting.now = Some(now);
@@ -187,8 +201,14 @@ impl Lane {
         if waiting.waiters.len() == 1 {
             self.call_batchers();
         }
-        if !mem::replace(&mut queue.is_timed, true) {
+        if ends <= began + SOON && queue.called.is_none() {
+            queue.called = Some(began);
             self.timed.notify_one();
+        }
+        queue.has_come = true;
+        if !mem::replace(&mut queue.is_watched, true) {
+            drop(queue);
+            self.ticks.add(self.clone(), began);
         }
         Ok(Answer {
             lane: self.clone(),
@@ -300,59 +320,84 @@ impl Lane {
         !self.lock().waiting.waiters.is_empty()
     }
 
+    /// A look of the ticks, whose own thread may have made a pause. Returns whether they are to look
+    /// again: somebody waits, or came since the last look.
+    pub(super) fn look(&self, pause: Option<Pause>, now: Instant) -> bool {
+        let mut queue = self.lock();
+        let queue = &mut *queue;
+        let first = queue.seats.first_since();
+        if queue.called.is_none() {
+            if let Some(pause) = pause {
+                queue.seats.leave_out(pause);
+            }
+            if first.is_some_and(|since| since + TICK <= now) {
+                queue.called = Some(now);
+                self.timed.notify_one();
+            }
+        }
+        queue.is_watched = mem::take(&mut queue.has_come) || first.is_some();
+        if queue.is_over && !queue.is_watched {
+            self.timed.notify_one();
+        }
+        queue.is_watched
+    }
+
     /// Tells everybody whose time is over so, wherever his request is by then: one timer for all of
-    /// them. It looks each [`TICK`], so that time in which this thread did not run is left out. Ends with
-    /// the lane.
+    /// them, and none while nobody waits for long. It looks each [`TICK`], so that time in which this thread
+    /// did not run is left out. Ends with the lane.
     pub(super) async fn watch_time(&self) {
-        while self.wait_for_first().await {
-            let mut now = Instant::now();
-            // This task was to run as soon as the first began to wait.
-            let first = self.lock().seats.first_since();
-            self.leave_out_pause(first.unwrap_or(now), now);
-            while let Some(next) = self.next_end() {
-                // From the last look on, so that no pause in between is missed.
-                let due = next.min(now + TICK);
-                sleep_until(due).await;
-                now = Instant::now();
-                self.leave_out_pause(due, now);
+        while let Some(called) = self.called().await {
+            let mut due = called;
+            loop {
+                let now = Instant::now();
+                if let Some(pause) = self.meters.lateness.record(due, now) {
+                    self.lock().seats.leave_out(pause);
+                }
+                self.overdue.notify_waiters();
+                let Some(next) = self.next_end(now) else {
+                    break;
+                };
+                // From this look on, so that no pause in between is missed.
+                due = now;
                 if next <= now {
                     // A reply that is there already is a reply.
                     read_sockets().await;
                     self.lock().seats.end_late(now);
+                } else {
+                    due = next.min(now + TICK);
+                    sleep_until(due).await;
                 }
             }
         }
     }
 
-    /// Waits until somebody waits. Returns whether anybody ever will.
-    async fn wait_for_first(&self) -> bool {
+    /// Waits until the time has to be watched, and returns since when. Nothing if it never will be.
+    async fn called(&self) -> Option<Instant> {
         loop {
             {
                 let queue = self.lock();
-                if queue.is_timed {
-                    return true;
+                if queue.called.is_some() {
+                    return queue.called;
                 }
-                if queue.is_over {
-                    return false;
+                if queue.is_over && !queue.is_watched {
+                    return None;
                 }
             }
             self.timed.notified().await;
         }
     }
 
-    /// When the first wait ends. Nothing, and nobody watches the time any more, if nobody waits.
-    fn next_end(&self) -> Option<Instant> {
+    /// When the first wait ends. Nothing, and it is for the ticks again to look, if nobody waits for long.
+    fn next_end(&self, now: Instant) -> Option<Instant> {
         let mut queue = self.lock();
+        let first = queue.seats.first_since();
+        let is_long = first.is_some_and(|since| since + TICK <= now);
         let next = queue.seats.next_end();
-        queue.is_timed = next.is_some();
-        next
-    }
-
-    /// A timer that was due at `due` went off at `now`.
-    fn leave_out_pause(&self, due: Instant, now: Instant) {
-        if self.meters.lateness.record(due, now) {
-            self.lock().seats.leave_out(due, now);
+        let next = next.filter(|next| is_long || *next <= now + SOON);
+        if next.is_none() {
+            queue.called = None;
         }
+        next
     }
 
     /// Nobody will queue any more. Who waits is still served.
@@ -575,7 +620,20 @@ mod tests {
         let place = Place::Unix("/x".into());
         let node = Arc::new(Node::new(place, Arc::default()));
         let places = Arc::new(Places::new(max_waiting));
-        Arc::new(Lane::new(node, places, Arc::default(), DEADLINE, 1))
+        Arc::new(lane_to(node, places))
+    }
+
+    fn lane_to(node: Arc<Node>, places: Arc<Places>) -> Lane {
+        Lane::new(node, places, Arc::default(), Arc::default(), DEADLINE, 1)
+    }
+
+    /// What the tasks of a lane do while `future` goes on.
+    async fn beside<T>(lane: &Lane, future: impl Future<Output = T>) -> T {
+        tokio::select! {
+            output = future => output,
+            () = lane.watch_time() => panic!("the lane has ended"),
+            never = lane.ticks.run(&lane.meters.lateness) => match never {},
+        }
     }
 
     fn batch(increments: usize) -> Batch {
@@ -622,8 +680,7 @@ mod tests {
     fn all_lanes_of_a_worker_share_its_places() {
         let first = lane(2);
         let (node, places) = (first.node.clone(), first.places.clone());
-        let second = Lane::new(node, places, Arc::default(), DEADLINE, 1);
-        let second = Arc::new(second);
+        let second = Arc::new(lane_to(node, places));
         let _answers = [push(&first, 1).unwrap(), push(&second, 1).unwrap()];
         assert_eq!(push(&first, 1).unwrap_err(), StoreError::Overloaded);
         second.fail_all(StoreError::Unreachable);
@@ -682,12 +739,8 @@ mod tests {
         let _batch = lane.take().unwrap();
         let queued = push(&lane, 1).unwrap();
         let began = Instant::now();
-        tokio::select! {
-            told = async { [fetch(sent).await, fetch(queued).await] } => {
-                assert_eq!(told, [Err(StoreError::Timeout), Err(StoreError::Timeout)]);
-            }
-            () = lane.watch_time() => {}
-        }
+        let told = beside(&lane, async { [fetch(sent).await, fetch(queued).await] }).await;
+        assert_eq!(told, [Err(StoreError::Timeout), Err(StoreError::Timeout)]);
         assert_eq!(began.elapsed().as_millis(), DEADLINE.as_millis());
         assert!(lane.take().is_none());
     }
@@ -699,10 +752,8 @@ mod tests {
         let queued = push(&lane, 1).unwrap();
         tokio::time::advance(3 * DEADLINE).await;
         let began = Instant::now();
-        tokio::select! {
-            told = fetch(queued) => assert_eq!(told, Err(StoreError::Timeout)),
-            () = lane.watch_time() => {}
-        }
+        let told = beside(&lane, fetch(queued)).await;
+        assert_eq!(told, Err(StoreError::Timeout));
         assert_eq!(began.elapsed(), DEADLINE);
     }
 

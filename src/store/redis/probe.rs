@@ -8,19 +8,16 @@ use std::{
 };
 
 use bb8_redis::redis::{self, Value};
-use tokio::{
-    sync::watch,
-    time::{Instant, sleep_until},
-};
+use tokio::{sync::watch, time::Instant};
 
 use super::{
     clock::{Measurement, Skew},
     connection::Connector,
-    detector::{Detector, State, TICK},
+    detector::{Detector, Ran, State, TICK},
     link::Link,
     node::Node,
     packed::Packed,
-    running::{read_sockets, within},
+    running::{read_sockets, tick, within},
     trouble::Trouble,
 };
 use crate::window::Timestamp;
@@ -197,8 +194,7 @@ impl Probe {
         };
         let mut silent = Silence {
             detector: Detector::asked(bounds, asked).already(self.node.take_silence()),
-            last: asked,
-            ran: Duration::ZERO,
+            ran: Ran::since(asked),
             replies,
         };
         let new = tokio::select! {
@@ -209,7 +205,7 @@ impl Probe {
         };
         Ok(Answered {
             new,
-            took: silent.ran + silent.last.elapsed().min(TICK),
+            took: silent.ran.total() + silent.ran.last().elapsed().min(TICK),
             others_work: self.node.replies() != replies,
         })
     }
@@ -217,14 +213,9 @@ impl Probe {
     /// Counts the time in which we ran and the node was silent. Never ends.
     async fn watch(&self, silence: &mut Silence) {
         loop {
-            // From the last look on, so that no pause in between is missed.
-            let due = silence.last + TICK;
-            sleep_until(due).await;
-            let now = Instant::now();
+            let (due, now) = tick(&mut silence.ran, TICK).await;
             // An answer that is there already is an answer.
             read_sockets().await;
-            silence.ran += due.saturating_duration_since(silence.last);
-            silence.last = now;
             let replies = self.node.replies();
             if replies != silence.replies {
                 silence.replies = replies;
@@ -312,9 +303,8 @@ impl Probe {
 /// How long a silence lasts.
 struct Silence {
     detector: Detector,
-    /// When we last looked, and how long we ran until then.
-    last: Instant,
-    ran: Duration,
+    /// How long the answer takes.
+    ran: Ran,
     /// The replies to all workers by then.
     replies: u64,
 }

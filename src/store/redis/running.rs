@@ -16,24 +16,38 @@ use tokio::time::{Instant, sleep_until};
 use super::detector::{GRAIN, Ran, TICK};
 use crate::histogram::TimerValues;
 
+/// A time in which this thread did not run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Pause {
+    pub(super) from: Instant,
+    pub(super) to: Instant,
+}
+
+/// Waits for the next look of somebody who has `rest` left, and counts the time in which this thread ran.
+/// Returns when the look was due, and when it came.
+pub(super) async fn tick(ran: &mut Ran, rest: Duration) -> (Instant, Instant) {
+    // From the last look on, so that no pause in between is missed.
+    let due = ran.last() + rest.min(TICK);
+    sleep_until(due).await;
+    let now = Instant::now();
+    ran.woke(due, now);
+    (due, now)
+}
+
 /// Returns the output of `future`, or nothing once `time` is over in which this thread ran.
 pub(super) async fn within<T>(time: Duration, future: impl Future<Output = T>) -> Option<T> {
     let mut future = pin!(future);
-    let mut looked = Instant::now();
-    let mut ran = Ran::since(looked);
-    let mut rest = time;
+    let mut ran = Ran::since(Instant::now());
     loop {
-        let due = looked + rest.min(TICK);
-        tokio::select! {
-            biased;
-            output = &mut future => return Some(output),
-            () = sleep_until(due) => {}
-        }
-        looked = Instant::now();
-        rest = time.saturating_sub(ran.woke(due, looked));
+        let rest = time.saturating_sub(ran.total());
         if rest.is_zero() {
             read_sockets().await;
             return now(future.as_mut()).await;
+        }
+        tokio::select! {
+            biased;
+            output = &mut future => return Some(output),
+            _ = tick(&mut ran, rest) => {}
         }
     }
 }
@@ -115,8 +129,8 @@ thread_local! {
 }
 
 impl Lateness {
-    /// A timer of this thread that was due at `due` went off at `now`. Returns whether that was a pause.
-    pub(super) fn record(&self, due: Instant, now: Instant) -> bool {
+    /// A timer of this thread that was due at `due` went off at `now`. Returns the pause that this was.
+    pub(super) fn record(&self, due: Instant, now: Instant) -> Option<Pause> {
         let late = now.saturating_duration_since(due);
         let is_pause = late > GRAIN;
         let known = PAUSED_UNTIL.get();
@@ -132,7 +146,7 @@ impl Lateness {
                 });
             }
         }
-        is_pause
+        is_pause.then_some(Pause { from: due, to: now })
     }
 
     /// How late all timers were.
@@ -188,10 +202,14 @@ mod tests {
         let lateness = Lateness::default();
         let began = Instant::now();
         let at = |millis| began + Duration::from_millis(millis);
-        assert!(!lateness.record(at(5), at(6)));
-        assert!(lateness.record(at(11), at(71)));
-        assert!(lateness.record(at(14), at(71)));
-        assert!(!lateness.record(at(76), at(76)));
+        let pause = |from, to| {
+            let (from, to) = (at(from), at(to));
+            Some(Pause { from, to })
+        };
+        assert_eq!(lateness.record(at(5), at(6)), None);
+        assert_eq!(lateness.record(at(11), at(71)), pause(11, 71));
+        assert_eq!(lateness.record(at(14), at(71)), pause(14, 71));
+        assert_eq!(lateness.record(at(76), at(76)), None);
         assert_eq!(lateness.values().count(), 3);
         let sixty = Duration::from_millis(60);
         let expected = Pauses {

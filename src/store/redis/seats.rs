@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 
 use tokio::time::Instant;
 
-use super::StoreError;
+use super::{StoreError, running::Pause};
 use crate::counter::{Count, CountList};
 
 /// What a request is told beside its counts.
@@ -20,8 +20,7 @@ const MAX_KEPT: usize = 16;
 pub(super) struct Seats {
     all: Vec<Seat>,
     free: Vec<usize>,
-    /// The last pause of this thread, from when to when it did not run.
-    last_pause: Option<(Instant, Instant)>,
+    last_pause: Option<Pause>,
 }
 
 #[derive(Debug)]
@@ -53,7 +52,7 @@ impl Seats {
     /// A seat for one that waits from `since` to `ends`, and is woken by `waker` if it does not ask again.
     pub(super) fn take(&mut self, since: Instant, ends: Instant, waker: Option<Waker>) -> usize {
         let mut ends = ends;
-        if let Some((from, to)) = self.last_pause
+        if let Some(Pause { from, to }) = self.last_pause
             && since < to
         {
             // It came before the pause, which was found out about before it took its seat.
@@ -188,10 +187,10 @@ impl Seats {
         ends.min()
     }
 
-    /// This thread did not run between `from` and `to`: that is no time in which anybody waited for a
-    /// server.
-    pub(super) fn leave_out(&mut self, from: Instant, to: Instant) {
-        self.last_pause = Some((from, to));
+    /// A pause is no time in which anybody waited for a server.
+    pub(super) fn leave_out(&mut self, pause: Pause) {
+        self.last_pause = Some(pause);
+        let Pause { from, to } = pause;
         for seat in &mut self.all {
             if let State::Waiting { since, ends, .. } = &mut seat.state {
                 *ends += to.saturating_duration_since(from.max(*since));
@@ -318,7 +317,9 @@ mod tests {
         for since in [now, middle, now + DEADLINE / 2 + pause] {
             take(&mut seats, since);
         }
-        seats.leave_out(now + DEADLINE / 2, now + DEADLINE / 2 + pause);
+        let from = now + DEADLINE / 2;
+        let to = from + pause;
+        seats.leave_out(Pause { from, to });
         let ends = [
             now + DEADLINE + pause,
             middle + DEADLINE + pause / 2,
