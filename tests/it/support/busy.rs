@@ -1,13 +1,16 @@
-//! Machines that have no time for a process: it is stopped in turns, or others take the cores.
+//! Machines that have no time for a process: it is stopped in turns, or others take the cores. And how
+//! long Redis took meanwhile, to whom it may happen as well.
 
 use std::{
+    io::{Read as _, Write as _},
+    net::TcpStream,
     process::{Command, Stdio},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     thread::{self, JoinHandle},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use nix::{
@@ -15,7 +18,7 @@ use nix::{
     unistd::Pid,
 };
 
-use super::Process;
+use super::{Process, redis::Redis};
 
 /// Stops a process and lets it go on, in turns, as a CPU quota does. It goes on when this is dropped.
 #[derive(Debug)]
@@ -84,4 +87,39 @@ pub fn loops(count: usize) -> Vec<Process> {
         Process::start(&mut command)
     };
     (0..count).map(|_| busy()).collect()
+}
+
+/// Asks a Redis every few milliseconds whether it is there. A machine that has no time for Redis makes
+/// it late to everybody, and that is no fault of those who wait for it.
+#[derive(Debug)]
+pub struct Witness {
+    is_over: Arc<AtomicBool>,
+    thread: JoinHandle<Duration>,
+}
+
+impl Witness {
+    pub fn of(redis: &Redis) -> Self {
+        let mut stream = TcpStream::connect(redis.address()).expect("it listens");
+        stream.set_nodelay(true).expect("it is a socket");
+        let is_over = Arc::new(AtomicBool::new(false));
+        let seen = is_over.clone();
+        let thread = thread::spawn(move || {
+            let mut longest = Duration::ZERO;
+            while !seen.load(Relaxed) {
+                let asked = Instant::now();
+                stream.write_all(b"PING\r\n").expect("it reads");
+                stream.read_exact(&mut [0; 7]).expect("it answers");
+                longest = longest.max(asked.elapsed());
+                thread::sleep(Duration::from_millis(5));
+            }
+            longest
+        });
+        Self { is_over, thread }
+    }
+
+    /// Returns the longest time that an answer took.
+    pub fn end(self) -> Duration {
+        self.is_over.store(true, Relaxed);
+        self.thread.join().expect("it answered all the time")
+    }
 }

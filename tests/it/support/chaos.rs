@@ -15,7 +15,7 @@ use tonic::Code;
 
 use super::{
     ask::{Client, ask, connect, descriptor, is_degraded, is_ok, request},
-    busy::{Pauses, Turn, loops},
+    busy::{Pauses, Turn, Witness, loops},
     certificates::Authority,
     cluster::{Cluster, is_replica},
     eventually,
@@ -82,6 +82,8 @@ pub struct Outcome {
     pub recovery: Duration,
     /// How many more or less than the limit were admitted afterwards.
     pub off_afterwards: i64,
+    /// The longest time in which Redis answered somebody else, where it was there all the time.
+    pub redis_took: Option<Duration>,
 }
 
 /// A line of the table in `docs/chaos.md`.
@@ -342,6 +344,7 @@ struct Course {
     broken: Option<(Instant, u64)>,
     mended: Option<Instant>,
     recovery: Duration,
+    witness: Option<Witness>,
 }
 
 impl Course {
@@ -384,7 +387,14 @@ impl Course {
             broken: None,
             mended: None,
             recovery: Duration::ZERO,
+            witness: None,
         }
+    }
+
+    /// What is broken is not Redis, which is there all the time, as `witness` sees.
+    fn broken_beside(&mut self, witness: Witness) {
+        self.witness = Some(witness);
+        self.broken();
     }
 
     fn broken(&mut self) {
@@ -415,6 +425,7 @@ impl Course {
         }
         tokio::time::sleep(CALM).await;
         let answers = self.storm.end().await;
+        let redis_took = self.witness.map(Witness::end);
         if answers
             .degraded()
             .0
@@ -474,6 +485,7 @@ impl Course {
             under: (counted - ok).max(0),
             recovery: self.recovery,
             off_afterwards,
+            redis_took,
         }
     }
 }
@@ -706,8 +718,9 @@ async fn paused(name: &'static str, plan: Plan, turns: Vec<Turn>) -> Outcome {
     let redis = Redis::start();
     let server = start_by_default(&plan, &redis.url());
     let lasts = plan.lasts;
+    let witness = Witness::of(&redis);
     let mut course = Course::begin(name, plan, &[&server], &|| counted_in(&redis)).await;
-    course.broken();
+    course.broken_beside(witness);
     let pauses = Pauses::of(server.process_id(), turns);
     tokio::time::sleep(lasts).await;
     drop(pauses);
@@ -736,8 +749,9 @@ async fn both_paused(plan: Plan) -> Outcome {
     let redis = Redis::start();
     let server = start_by_default(&plan, &redis.url());
     let lasts = plan.lasts;
+    let witness = Witness::of(&redis);
     let mut course = Course::begin(PAUSES_OF_BOTH, plan, &[&server], &|| counted_in(&redis)).await;
-    course.broken();
+    course.broken_beside(witness);
     let turns = vec![Turn::millis(40, 60)];
     let pauses = Pauses::of(server.process_id(), turns.clone());
     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -752,8 +766,9 @@ async fn busy(plan: Plan) -> Outcome {
     let redis = Redis::start();
     let server = start_by_default(&plan, &redis.url());
     let lasts = plan.lasts;
+    let witness = Witness::of(&redis);
     let mut course = Course::begin(BUSY, plan, &[&server], &|| counted_in(&redis)).await;
-    course.broken();
+    course.broken_beside(witness);
     let others = loops(4);
     tokio::time::sleep(lasts).await;
     drop(others);
@@ -766,12 +781,13 @@ async fn starved(plan: Plan) -> Outcome {
     let redis = Redis::start();
     let server = start_by_default(&plan, &redis.url());
     let lasts = plan.lasts;
+    let witness = Witness::of(&redis);
     let mut clients = Vec::new();
     for _ in 0..2 {
         clients.push(connect(server.grpc).await);
     }
     let mut course = Course::begin(STARVED, plan, &[&server], &|| counted_in(&redis)).await;
-    course.broken();
+    course.broken_beside(witness);
     let until = Instant::now() + lasts;
     let message = request("d", vec![descriptor(&[("k", "large"); 300_000])]);
     while Instant::now() < until {
@@ -799,11 +815,12 @@ async fn late_replies(
     let proxy = Proxy::to(redis.address());
     let server = start_by_default(&plan, &proxy.url());
     let lasts = plan.lasts;
+    let witness = Witness::of(&redis);
     let servers = [&server];
     let counted = || counted_in(&redis);
     let begun = Course::begin_with_timeout(name, plan, &servers, &counted, timeout);
     let mut course = begun.await;
-    course.broken();
+    course.broken_beside(witness);
     let until = Instant::now() + lasts;
     for late in late.iter().cycle() {
         if Instant::now() >= until {
@@ -820,8 +837,9 @@ async fn redis_sleeps(plan: Plan) -> Outcome {
     let redis = Redis::with(&["--enable-debug-command", "yes"]);
     let server = start_by_default(&plan, &redis.url());
     let lasts = plan.lasts;
+    let witness = Witness::of(&redis);
     let mut course = Course::begin(SLEEPS, plan, &[&server], &|| counted_in(&redis)).await;
-    course.broken();
+    course.broken_beside(witness);
     let until = Instant::now() + lasts;
     while Instant::now() < until {
         redis.cli(&["DEBUG", "SLEEP", "0.03"]);
@@ -842,8 +860,9 @@ async fn redis_saves(plan: Plan) -> Outcome {
     redis.cli(&["DEBUG", "POPULATE", keys, "filler", "100"]);
     let server = start_by_default(&plan, &redis.url());
     let lasts = plan.lasts;
+    let witness = Witness::of(&redis);
     let mut course = Course::begin(SAVES, plan, &[&server], &|| counted_in(&redis)).await;
-    course.broken();
+    course.broken_beside(witness);
     redis.cli(&["BGSAVE"]);
     tokio::time::sleep(lasts).await;
     course.mended();
