@@ -5,7 +5,7 @@ CARGO ?= cargo
 
 # Steps share cargo's build lock, so `make -j` would only shuffle their output.
 .NOTPARALLEL:
-.PHONY: help run test build fmt lint doc deny bench chaos soak tools components clean
+.PHONY: help run test build fmt lint doc deny bench chaos soak histories tools components clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,11 @@ MINUTES ?= 10
 TOPOLOGY ?= single
 soak: tools ## Break Redis at random for MINUTES (10), TOPOLOGY single, sentinel or cluster
 	$(CARGO) test --release --locked --test chaos -- --soak $(MINUTES) --topology $(TOPOLOGY)
+
+CALLS ?= 1000000
+SEED ?= 1
+histories: tools ## Check histories of CALLS (1000000) concurrent calls in each place, made from SEED (1)
+	$(CARGO) test --release --locked --test histories -- --calls $(CALLS) --seed $(SEED)
 
 tools: ## Install what the tests run against, if it is not there
 	@tests/tools/install

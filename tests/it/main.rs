@@ -56,6 +56,7 @@ mod envoy_gateway;
 mod examples;
 mod golden;
 mod grpcurl;
+mod histories;
 mod http;
 mod lint_envoy;
 mod many;

@@ -15,6 +15,7 @@ pub mod certificates;
 pub mod chaos;
 pub mod cluster;
 pub mod envoy;
+pub mod histories;
 pub mod http;
 pub mod json;
 pub mod proxy;

@@ -1,0 +1,79 @@
+//! Makes long histories of concurrent calls in each place where tollgate counts, checks them, and prints
+//! what came of them. `make histories` runs it.
+//!
+//! ```text
+//! histories [--calls 1000000] [--clients 32] [--seed 1] [--only memory|redis|two-redis|cluster]
+//! ```
+
+#![expect(unreachable_pub, reason = "a test program has no outside")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a panic is how it fails, and a table is what it is for"
+)]
+
+use std::{process::ExitCode, time::Duration};
+
+#[expect(dead_code, reason = "most of it is for the other tests")]
+#[path = "../it"]
+mod it {
+    pub mod support;
+}
+
+use it::support::histories::{Place, Plan, run};
+
+/// Violations that are printed of each place.
+const SHOWN: usize = 20;
+
+fn main() -> ExitCode {
+    let mut plan = Plan {
+        place: Place::Memory,
+        calls: 1_000_000,
+        clients: 32,
+        seed: 1,
+        stale: Duration::ZERO,
+    };
+    let mut only = None;
+    let mut args = std::env::args().skip(1);
+    while let Some(arg) = args.next() {
+        let mut value = || args.next().expect("the option has a value");
+        match arg.as_str() {
+            "--calls" => plan.calls = value().parse().unwrap(),
+            "--clients" => plan.clients = value().parse().unwrap(),
+            "--seed" => plan.seed = value().parse().unwrap(),
+            "--only" => only = Some(value()),
+            other => panic!("`{other}` is none of the options"),
+        }
+    }
+    println!("seed {}", plan.seed);
+    println!("| place | calls | counters | admitted | without a decision | violations |");
+    println!("|---|---|---|---|---|---|");
+    let mut is_good = true;
+    for place in Place::ALL {
+        if only.as_ref().is_some_and(|only| *only != place.to_string()) {
+            continue;
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let outcome = runtime.block_on(run(Plan { place, ..plan }));
+        println!(
+            "| {place} | {} | {} | {} | {} | {} |",
+            outcome.calls,
+            outcome.counters,
+            outcome.admitted,
+            outcome.unknown,
+            outcome.violations.len()
+        );
+        for violation in outcome.violations.iter().take(SHOWN) {
+            println!("  {violation}");
+        }
+        is_good &= outcome.violations.is_empty();
+    }
+    if is_good {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}

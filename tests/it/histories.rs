@@ -1,0 +1,46 @@
+//! Short histories of concurrent calls; `make histories` makes long ones.
+
+use std::time::Duration;
+
+use crate::support::histories::{Place, Plan, run};
+
+async fn check(place: Place) {
+    let plan = Plan {
+        place,
+        calls: 9_000,
+        clients: 16,
+        seed: 20_261_122,
+        stale: Duration::ZERO,
+    };
+    let outcome = run(plan).await;
+    assert_eq!(outcome.violations, [""; 0], "{outcome:#?}");
+    // Or it would be no history.
+    assert!(
+        outcome.admitted > 1_000 && outcome.counters > 20,
+        "{outcome:#?}"
+    );
+    assert!(
+        outcome.calls > 9_000 && outcome.unknown == 0,
+        "{outcome:#?}"
+    );
+}
+
+#[tokio::test]
+async fn in_memory_every_answer_has_its_place_in_an_order() {
+    check(Place::Memory).await;
+}
+
+#[tokio::test]
+async fn in_redis_every_answer_has_its_place_in_an_order() {
+    check(Place::Redis).await;
+}
+
+#[tokio::test]
+async fn in_two_redis_every_answer_has_its_place_in_an_order() {
+    check(Place::TwoRedis).await;
+}
+
+#[tokio::test]
+async fn in_a_cluster_every_answer_has_its_place_in_an_order() {
+    check(Place::Cluster).await;
+}

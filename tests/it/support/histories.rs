@@ -1,0 +1,653 @@
+//! Histories of calls: many clients ask several replicas at once, every call is logged with the times
+//! between which it was decided, and a checker looks for answers that no order of the calls explains.
+//!
+//! All windows are a hundred years long and more, so that no clock takes part in a decision.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    fmt,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use ::tollgate::grpc::proto::envoy::{
+    extensions::common::ratelimit::v3::RateLimitDescriptor,
+    service::ratelimit::v3::RateLimitResponse,
+};
+use tokio::task::JoinSet;
+use tonic::Status;
+
+use super::{
+    ask::{Client, connect, descriptor, is_ok, request, send},
+    cluster::Cluster,
+    redis::Redis,
+    tollgate::{self, Tollgate},
+};
+
+/// Every limit but that of `client`.
+const LIMIT: i64 = 100;
+const CLIENT_LIMIT: i64 = 30;
+
+/// Clients of one shared counter: the last of them has what the others leave it.
+const CLIENTS_OF_ONE: usize = 4;
+
+/// A caller gives back what it was admitted for so many admitted calls ago.
+const KEPT: usize = 6;
+
+const RULES: &str = "
+domain: d
+descriptors:
+  - { key: all, rate_limits: [100/10000years] }
+  - { key: admitted, count: admitted, rate_limits: [100/10000years] }
+  - { key: first_hit, count: admitted, rate_limit: { unit: year, unit_multiplier: 10000, requests_per_unit: 100, window: first_hit } }
+  - { key: sliding_window, count: admitted, rate_limit: { unit: year, unit_multiplier: 10000, requests_per_unit: 100, algorithm: sliding_window } }
+  - { key: sliding_log, count: admitted, rate_limit: { unit: year, unit_multiplier: 10000, requests_per_unit: 100, algorithm: sliding_log } }
+  - { key: token_bucket, count: admitted, rate_limit: { unit: year, unit_multiplier: 100, requests_per_unit: 100, algorithm: token_bucket } }
+  - { key: several, count: admitted, rate_limits: [1000000/4294967295seconds, 100/10000years] }
+  - { key: client, count: admitted, rate_limits: [30/4294967295seconds] }
+  - { key: shared, count: admitted, rate_limits: [100/10000years] }
+";
+
+/// Requests of one kind have these keys, each in a descriptor of its own.
+#[derive(Debug)]
+struct Kind {
+    keys: &'static [&'static str],
+    /// Whether refused requests are charged as well.
+    charges_refused: bool,
+    /// Whether what was admitted is given back now and then.
+    gives_back: bool,
+    most_hits: u64,
+}
+
+const KINDS: [Kind; 9] = [
+    Kind {
+        charges_refused: true,
+        ..Kind::plain(&["all"])
+    },
+    Kind::plain(&["admitted"]),
+    Kind::lively(&["admitted"]),
+    Kind::lively(&["first_hit"]),
+    Kind::lively(&["sliding_window"]),
+    Kind::lively(&["sliding_log"]),
+    Kind::lively(&["token_bucket"]),
+    Kind::lively(&["several"]),
+    Kind::plain(&["client", "shared"]),
+];
+
+impl Kind {
+    const fn plain(keys: &'static [&'static str]) -> Self {
+        Self {
+            keys,
+            charges_refused: false,
+            gives_back: false,
+            most_hits: 1,
+        }
+    }
+
+    const fn lively(keys: &'static [&'static str]) -> Self {
+        Self {
+            gives_back: true,
+            most_hits: 3,
+            ..Self::plain(keys)
+        }
+    }
+}
+
+/// Where is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    Memory,
+    Redis,
+    /// A Redis of its own for limits per second.
+    TwoRedis,
+    Cluster,
+}
+
+impl Place {
+    pub const ALL: [Self; 4] = [Self::Memory, Self::Redis, Self::TwoRedis, Self::Cluster];
+
+    /// Whether one request may be judged in several places, so that a charge may be seen that is taken
+    /// back.
+    fn is_several(self) -> bool {
+        matches!(self, Self::TwoRedis | Self::Cluster)
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Memory => "memory",
+            Self::Redis => "redis",
+            Self::TwoRedis => "two-redis",
+            Self::Cluster => "cluster",
+        })
+    }
+}
+
+/// How long a history is.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    pub place: Place,
+    pub calls: usize,
+    pub clients: usize,
+    pub seed: u64,
+    /// After a give-back a refusal may be remembered for so long.
+    pub stale: Duration,
+}
+
+/// The replicas that are asked, and where they count.
+#[derive(Debug)]
+struct Servers {
+    all: Vec<Tollgate>,
+    _redis: Vec<Redis>,
+    _cluster: Option<Cluster>,
+}
+
+impl Servers {
+    fn start(place: Place) -> Self {
+        let mut redis = Vec::new();
+        let mut cluster = None;
+        let (count, args) = match place {
+            Place::Memory => (1, vec!["--workers".to_owned(), "8".to_owned()]),
+            Place::Redis => {
+                redis.push(Redis::start());
+                (4, vec!["--redis-url".to_owned(), redis[0].url()])
+            }
+            Place::TwoRedis => {
+                redis.extend([Redis::start(), Redis::start()]);
+                let [url, per_second] = [redis[0].url(), redis[1].url()];
+                let args = ["--redis-url", &url, "--redis-per-second"];
+                let args = [&args[..], &["--redis-per-second-url", &per_second]].concat();
+                (4, args.into_iter().map(str::to_owned).collect())
+            }
+            Place::Cluster => {
+                let started = cluster.insert(Cluster::start(0));
+                (4, vec!["--redis-url".to_owned(), started.url()])
+            }
+        };
+        let start = |_| {
+            // A busy machine makes Redis slow, and calls without a decision prove nothing.
+            let builder = tollgate::with_rules(RULES).args(args.iter().map(String::as_str));
+            let builder = match place {
+                Place::Memory => builder,
+                _ => builder.args(["--workers", "2", "--redis-timeout", "10s"]),
+            };
+            builder.start()
+        };
+        Self {
+            all: (0..count).map(start).collect(),
+            _redis: redis,
+            _cluster: cluster,
+        }
+    }
+
+    /// A connection to one of them.
+    async fn client(&self, number: usize) -> Client {
+        connect(self.all[number % self.all.len()].grpc).await
+    }
+}
+
+/// One call, decided some time between `sent` and `received`, in nanoseconds since the beginning.
+#[derive(Clone, Copy, Debug)]
+struct Call {
+    sent: u64,
+    received: u64,
+    /// Negative if it gives back.
+    hits: i64,
+    /// Nothing if nobody knows.
+    admitted: Option<bool>,
+    /// As the status of the counter says.
+    remaining: u32,
+}
+
+/// What one history is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Counter {
+    /// Which kind of request, and which of its keys.
+    kind: usize,
+    key: usize,
+    value: usize,
+}
+
+impl Counter {
+    fn limit(self) -> i64 {
+        if KINDS[self.kind].keys[self.key] == "client" {
+            CLIENT_LIMIT
+        } else {
+            LIMIT
+        }
+    }
+}
+
+/// A request: the counters that it is charged to, all or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Asked {
+    kind: usize,
+    value: usize,
+}
+
+impl Asked {
+    fn is_shared(&self) -> bool {
+        KINDS[self.kind].keys.len() > 1
+    }
+
+    fn counters(self) -> impl Iterator<Item = Counter> {
+        let Self { kind, value } = self;
+        KINDS[kind].keys.iter().enumerate().map(move |(key, name)| {
+            let value = if *name == "shared" {
+                value / CLIENTS_OF_ONE
+            } else {
+                value
+            };
+            Counter { kind, key, value }
+        })
+    }
+
+    fn descriptors(self, hits: i64) -> Vec<RateLimitDescriptor> {
+        let one = |counter: Counter| {
+            let value = format!("{}.{}", counter.kind, counter.value);
+            RateLimitDescriptor {
+                hits_addend: Some(hits.unsigned_abs()),
+                is_negative_hits: hits < 0,
+                ..descriptor(&[(KINDS[counter.kind].keys[counter.key], &value)])
+            }
+        };
+        self.counters().map(one).collect()
+    }
+}
+
+/// All calls of a history.
+#[derive(Debug, Default)]
+struct Log(Mutex<Vec<(Asked, Call)>>);
+
+/// Makes calls and logs them.
+#[derive(Clone, Debug)]
+struct Caller {
+    began: Instant,
+    log: Arc<Log>,
+}
+
+impl Caller {
+    async fn call(&self, client: &mut Client, asked: Asked, hits: i64) -> Option<bool> {
+        let message = request("d", asked.descriptors(hits));
+        let sent = self.nanos();
+        let reply = send(client, message).await;
+        let call = Call {
+            sent,
+            received: self.nanos(),
+            hits,
+            admitted: reply.is_ok().then(|| is_ok(&reply)),
+            remaining: remaining(&reply),
+        };
+        self.log.0.lock().unwrap().push((asked, call));
+        call.admitted
+    }
+
+    fn nanos(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_nanos()).unwrap()
+    }
+}
+
+fn remaining(reply: &Result<RateLimitResponse, Status>) -> u32 {
+    let statuses = reply.as_ref().map(|reply| &reply.statuses);
+    let first = statuses.ok().and_then(|statuses| statuses.first());
+    first.map_or(0, |status| status.limit_remaining)
+}
+
+/// Numbers that are the same for the same seed: splitmix64 (Steele, Lea and Flood 2014).
+#[derive(Debug)]
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % bound
+    }
+}
+
+/// What came of a history.
+#[derive(Debug)]
+pub struct Outcome {
+    pub calls: usize,
+    pub admitted: usize,
+    /// Calls without a decision.
+    pub unknown: usize,
+    pub counters: usize,
+    /// What no order of the calls explains.
+    pub violations: Vec<String>,
+}
+
+/// Makes a history and checks it.
+pub async fn run(plan: Plan) -> Outcome {
+    let servers = Servers::start(plan.place);
+    let caller = Caller {
+        began: Instant::now(),
+        log: Arc::default(),
+    };
+    let next = Arc::new(AtomicUsize::new(0));
+    let mut asking = JoinSet::new();
+    for number in 0..plan.clients {
+        let mut client = servers.client(number).await;
+        let mut other = servers.client(number + 1).await;
+        let (caller, next) = (caller.clone(), next.clone());
+        let mut random = Random(plan.seed.wrapping_add(number as u64));
+        asking.spawn(async move {
+            let mut kept = VecDeque::new();
+            loop {
+                let number = next.fetch_add(1, Relaxed);
+                if number >= plan.calls {
+                    return;
+                }
+                let asked = asked(number);
+                let kind = &KINDS[asked.kind];
+                let hits = 1 + i64::try_from(random.below(kind.most_hits)).unwrap();
+                let admitted = caller.call(&mut client, asked, hits).await;
+                if kind.gives_back && admitted == Some(true) && random.below(3) == 0 {
+                    kept.push_back((asked, hits));
+                }
+                if kept.len() > KEPT
+                    && let Some((asked, hits)) = kept.pop_front()
+                {
+                    caller.call(&mut other, asked, -hits).await;
+                }
+            }
+        });
+    }
+    while let Some(ended) = asking.join_next().await {
+        ended.expect("it does not panic");
+    }
+    let mut violations = fill_up(&servers, &caller, plan).await;
+    let log = caller.log.0.lock().unwrap();
+    violations.extend(check(&log, plan));
+    let count = |pick: fn(&Call) -> bool| log.iter().filter(|(_, call)| pick(call)).count();
+    Outcome {
+        calls: log.len(),
+        admitted: count(|call| call.hits > 0 && call.admitted == Some(true)),
+        unknown: count(|call| call.admitted.is_none()),
+        counters: by_counter(&log).len(),
+        violations,
+    }
+}
+
+/// The request of this number: all clients ask for a few counters of each kind at a time, and go over to
+/// others when those are full.
+fn asked(number: usize) -> Asked {
+    /// Of one kind and value, before its counter is full and after.
+    const CALLS: usize = 180;
+    let kind = number % KINDS.len();
+    let number = number / KINDS.len();
+    let round = number / CALLS;
+    let value = if KINDS[kind].keys.len() > 1 {
+        round * CLIENTS_OF_ONE + number % (CLIENTS_OF_ONE - 1)
+    } else {
+        round
+    };
+    Asked { kind, value }
+}
+
+/// Asks until every counter that charges what is admitted is full. Returns those that never are.
+async fn fill_up(servers: &Servers, caller: &Caller, plan: Plan) -> Vec<String> {
+    let mut clients = Vec::new();
+    for number in 0..servers.all.len() {
+        clients.push(servers.client(number).await);
+    }
+    let mut rest = rest(caller);
+    let mut violations = Vec::new();
+    let mut requests: BTreeSet<_> = (0..plan.calls).map(asked).collect();
+    let shared: Vec<_> = requests.iter().copied().filter(Asked::is_shared).collect();
+    requests.extend(shared.into_iter().map(|Asked { kind, value }| Asked {
+        kind,
+        value: value / CLIENTS_OF_ONE * CLIENTS_OF_ONE + CLIENTS_OF_ONE - 1,
+    }));
+    for asked in requests {
+        if KINDS[asked.kind].charges_refused {
+            continue;
+        }
+        let patience = Instant::now() + plan.stale;
+        for tries_before in 0.. {
+            let left = asked.counters().map(|counter| {
+                let new = Some(counter.limit());
+                *rest.entry(counter).or_insert(new)
+            });
+            let left: Option<Vec<i64>> = left.collect();
+            let Some(left) = left else { break };
+            let is_full = left.contains(&0);
+            // Nobody may be admitted to what is full: one try at each replica.
+            let tries = if is_full { clients.len() } else { 1 };
+            for client in clients.iter_mut().take(tries) {
+                let admitted = caller.call(client, asked, 1).await;
+                for counter in asked.counters() {
+                    let left = rest.get_mut(&counter).expect("it was asked for before");
+                    *left = left.and_then(|left| Some(left - i64::from(admitted?)));
+                }
+            }
+            clients.rotate_left(1);
+            if is_full {
+                break;
+            }
+            if tries_before > 2 * LIMIT && Instant::now() > patience {
+                violations.push(format!("{asked:?} is refused with {left:?} left"));
+                break;
+            }
+        }
+    }
+    violations
+}
+
+/// What each counter has left, unless nobody knows.
+fn rest(caller: &Caller) -> BTreeMap<Counter, Option<i64>> {
+    let log = caller.log.0.lock().unwrap();
+    let counters = by_counter(&log).into_iter();
+    let rest = counters.map(|(counter, calls)| {
+        let taken = calls.iter().map(|call| match call.admitted {
+            // What is given back always is.
+            Some(is_admitted) if is_admitted || call.hits < 0 => Some(call.hits),
+            Some(_) => Some(0),
+            None => None,
+        });
+        let taken: Option<i64> = taken.sum();
+        (counter, taken.map(|taken| counter.limit() - taken))
+    });
+    rest.collect()
+}
+
+fn by_counter(log: &[(Asked, Call)]) -> BTreeMap<Counter, Vec<Call>> {
+    let mut calls: BTreeMap<Counter, Vec<Call>> = BTreeMap::new();
+    for (asked, call) in log {
+        for counter in asked.counters() {
+            calls.entry(counter).or_default().push(*call);
+        }
+    }
+    calls
+}
+
+/// What no order of the calls explains.
+fn check(log: &[(Asked, Call)], plan: Plan) -> Vec<String> {
+    let counters: BTreeMap<Counter, Account> = by_counter(log)
+        .into_iter()
+        .map(|(counter, calls)| (counter, Account::new(counter, calls)))
+        .collect();
+    let mut violations = Vec::new();
+    for (counter, account) in &counters {
+        violations.extend(account.too_much(*counter));
+        if !plan.place.is_several() {
+            violations.extend(account.told_twice(*counter));
+        }
+    }
+    let stale = u64::try_from(plan.stale.as_nanos()).unwrap();
+    for (asked, call) in log {
+        if call.admitted != Some(false) || call.hits < 0 {
+            continue;
+        }
+        let is_explained = asked.counters().any(|counter| {
+            let others = counters[&counter].most(call, stale, plan.place.is_several());
+            others + call.hits > counter.limit()
+        });
+        if !is_explained {
+            let named: Vec<_> = asked.counters().collect();
+            violations.push(format!("{named:?}: {call:?} was refused with room left"));
+        }
+    }
+    violations
+}
+
+/// The calls of one counter, in the orders in which they are looked at.
+#[derive(Debug)]
+struct Account {
+    calls: Vec<Call>,
+    charges_refused: bool,
+    /// Hits that are charged, by when they were sent: those before have this sum.
+    charged: Sums,
+    /// Hits of all that asked, by when they were sent and by when they were answered.
+    sent: Sums,
+    received: Sums,
+    /// Hits that were given back, by when that was answered.
+    given: Sums,
+}
+
+/// Amounts in the order of time.
+#[derive(Debug)]
+struct Sums(Vec<(u64, i64)>);
+
+impl Sums {
+    fn new(amounts: impl Iterator<Item = (u64, i64)>) -> Self {
+        let mut all: Vec<_> = amounts.collect();
+        all.sort_unstable();
+        let mut sum = 0;
+        for (_, amount) in &mut all {
+            sum += *amount;
+            *amount = sum;
+        }
+        Self(all)
+    }
+
+    /// The sum of all before `time`.
+    fn before(&self, time: u64) -> i64 {
+        let count = self.0.partition_point(|(at, _)| *at < time);
+        count.checked_sub(1).map_or(0, |last| self.0[last].1)
+    }
+}
+
+impl Account {
+    fn new(counter: Counter, calls: Vec<Call>) -> Self {
+        let charges_refused = KINDS[counter.kind].charges_refused;
+        let is_charged =
+            |call: &&Call| call.hits > 0 && (charges_refused || call.admitted != Some(false));
+        let asks = || calls.iter().filter(|call| call.hits > 0);
+        let gives = || {
+            calls
+                .iter()
+                .filter(|call| call.hits < 0 && call.admitted.is_some())
+        };
+        Self {
+            charges_refused,
+            charged: Sums::new(
+                calls
+                    .iter()
+                    .filter(is_charged)
+                    .map(|call| (call.sent, call.hits)),
+            ),
+            sent: Sums::new(asks().map(|call| (call.sent, call.hits))),
+            received: Sums::new(asks().map(|call| (call.received, call.hits))),
+            given: Sums::new(gives().map(|call| (call.received, -call.hits))),
+            calls,
+        }
+    }
+
+    /// The most that may have been counted, but for `call` itself, while it was decided.
+    fn most(&self, call: &Call, stale: u64, sees_pending: bool) -> i64 {
+        let own = if self.charges_refused { call.hits } else { 0 };
+        let charged = self.charged.before(call.received) - own;
+        let given = self.given.before(call.sent.saturating_sub(stale));
+        // Those that were under way meanwhile may have been charged and taken back.
+        let pending = if sees_pending {
+            self.sent.before(call.received) - self.received.before(call.sent) - call.hits
+        } else {
+            0
+        };
+        charged + pending - given
+    }
+
+    /// Moments at which more was surely admitted and not given back than the limit allows.
+    fn too_much(&self, counter: Counter) -> Option<String> {
+        let changes = self.calls.iter().filter_map(|call| {
+            if call.hits < 0 {
+                Some((call.sent, call.hits))
+            } else {
+                (call.admitted == Some(true)).then_some((call.received, call.hits))
+            }
+        });
+        let sums = Sums::new(changes);
+        let most = sums.0.iter().map(|(_, sum)| *sum).max()?;
+        (most > counter.limit()).then(|| format!("{counter:?}: {most} were admitted"))
+    }
+
+    /// Where each call takes one and nothing is given back, no two of those that were admitted are told
+    /// that the same is left.
+    fn told_twice(&self, counter: Counter) -> Option<String> {
+        let kind = &KINDS[counter.kind];
+        if kind.most_hits > 1 || kind.gives_back || counter.key > 0 {
+            return None;
+        }
+        let admitted = self.calls.iter().filter(|call| call.admitted == Some(true));
+        let mut told: Vec<_> = admitted.map(|call| call.remaining).collect();
+        told.sort_unstable();
+        let twice = told.windows(2).find(|pair| pair[0] == pair[1])?;
+        Some(format!(
+            "{counter:?}: two were told that {} are left",
+            twice[0]
+        ))
+    }
+}
+
+#[test]
+fn the_checker_finds_what_no_order_explains() {
+    let asked = Asked { kind: 1, value: 0 };
+    let plan = Plan {
+        place: Place::Redis,
+        calls: 0,
+        clients: 0,
+        seed: 0,
+        stale: Duration::ZERO,
+    };
+    let call = |sent: u64, hits: i64, admitted: bool| Call {
+        sent,
+        received: sent + 2,
+        hits,
+        admitted: Some(admitted),
+        remaining: u32::try_from(sent).unwrap(),
+    };
+    let check = |calls: &[Call]| {
+        let log: Vec<_> = calls.iter().map(|call| (asked, *call)).collect();
+        check(&log, plan)
+    };
+    let full = call(0, 100, true);
+    let nothing: [String; 0] = [];
+    assert_eq!(check(&[full, call(1, 1, false)]), nothing);
+    // Whichever was first, one of them was admitted too much.
+    assert_eq!(check(&[full, call(1, 1, true)]).len(), 1);
+    // There is room, or there is again.
+    assert_eq!(check(&[call(0, 99, true), call(10, 1, false)]).len(), 1);
+    assert_eq!(
+        check(&[full, call(10, 1, false), call(20, -1, true)]),
+        nothing
+    );
+    assert_eq!(
+        check(&[full, call(10, -1, true), call(20, 1, false)]).len(),
+        1
+    );
+    // It was under way when there was room.
+    assert_eq!(
+        check(&[full, call(10, -1, true), call(11, 1, false)]),
+        nothing
+    );
+    let mut twin = call(20, 1, true);
+    twin.remaining = 5;
+    assert_eq!(check(&[call(5, 1, true), twin]).len(), 1);
+}
