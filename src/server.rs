@@ -60,7 +60,7 @@ use crate::{
         AnyStore,
         memory::MemoryStore,
         on_loss::{Loss, OnLoss, Return},
-        over_limit_cache::OverLimitCache,
+        over_limit_cache::{Caches, OverLimitCache},
         per_second::PerSecond,
         redis::{self, Batchers, RedisStore, Servers},
         replicas::Replicas,
@@ -419,6 +419,7 @@ enum Backend {
     Redis {
         all: RedisBackend,
         per_second: Option<RedisBackend>,
+        caches: Arc<Caches>,
     },
 }
 
@@ -460,12 +461,13 @@ impl Backend {
             per_second: per_second
                 .map(|address| backend("redis_per_second", address, meters))
                 .transpose()?,
+            caches: Arc::default(),
         })
     }
 
     /// One worker's ways to the counters.
     fn doors(&self, settings: &Settings, metrics: &Metrics) -> Doors {
-        let (all, per_second) = match self {
+        let (all, per_second, caches) = match self {
             Self::Memory(store) => {
                 return Doors {
                     store: AnyStore::Memory(store.clone()),
@@ -473,7 +475,11 @@ impl Backend {
                     returns: Vec::new(),
                 };
             }
-            Self::Redis { all, per_second } => (all, per_second),
+            Self::Redis {
+                all,
+                per_second,
+                caches,
+            } => (all, per_second, caches),
         };
         let options = settings.redis.options();
         let (mut batchers, mut returns) = (Vec::new(), Vec::new());
@@ -495,7 +501,7 @@ impl Backend {
             store: store_of_all,
             per_second,
         };
-        let store = OverLimitCache::new(both, cache_bytes, meters);
+        let store = OverLimitCache::new(both, cache_bytes, caches, meters);
         Doors {
             store: AnyStore::Redis(Arc::new(store)),
             batchers,
@@ -507,7 +513,9 @@ impl Backend {
     fn servers(&self) -> impl Iterator<Item = &Servers> {
         let both = match self {
             Self::Memory(_) => [None, None],
-            Self::Redis { all, per_second } => [Some(all), per_second.as_ref()],
+            Self::Redis {
+                all, per_second, ..
+            } => [Some(all), per_second.as_ref()],
         };
         both.into_iter().flatten().map(|backend| &backend.servers)
     }

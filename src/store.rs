@@ -70,6 +70,12 @@ pub trait Store: Send + Sync + 'static {
     fn is_well(&self) -> bool {
         true
     }
+
+    /// Whether every request is judged in one step, whatever its keys: then nothing that is charged is given
+    /// back for the sake of another place.
+    fn is_one_place(&self) -> bool {
+        true
+    }
 }
 
 /// How long the caller of one request waits for its decision.
@@ -125,6 +131,14 @@ impl<S: Store> Store for Arc<S> {
 
     fn as_memory(&self) -> Option<&MemoryStore> {
         (**self).as_memory()
+    }
+
+    fn is_well(&self) -> bool {
+        (**self).is_well()
+    }
+
+    fn is_one_place(&self) -> bool {
+        (**self).is_one_place()
     }
 }
 

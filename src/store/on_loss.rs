@@ -533,6 +533,14 @@ impl<S: Store> Store for OnLoss<S> {
             }
         }
     }
+
+    fn is_well(&self) -> bool {
+        self.store.is_well()
+    }
+
+    fn is_one_place(&self) -> bool {
+        self.store.is_one_place()
+    }
 }
 
 /// Waits for the return of a store and hands back what was spent without it. Once for the process,

@@ -1,16 +1,33 @@
 //! Answers for counters that are known to be over their limit, without asking the store.
 //!
-//! A count only grows until its window ends, so what was over stays over. What is remembered is
-//! the count, not the verdict: under a limit that was raised above it the store is asked again.
-//! Hits that were refused without being counted are refused again until the moment at which they
-//! could pass, as long as they are as many and the limit is the same.
+//! The cache only knows what cannot become false, so that a request is answered as without it. It
+//! is right under these conditions, and a property test below compares decision by decision:
+//!
+//! - Either all limits of a request are known to refuse it, or the store is asked for all of them.
+//! - A count only grows until its window ends, unless hits are given back. A give-back makes the
+//!   caches of all workers doubt that counter, before it is sent and after it is answered. What the
+//!   store has said meanwhile is not remembered.
+//! - A full counter is remembered by its count, so that a higher limit asks the store. What has no
+//!   window in its key is only known to refuse one hit under the same limit, until one could pass.
+//! - A refusal that was not charged is remembered only if nothing was left, for what is left can
+//!   change. It is not remembered if the request, or that of another caller, may have been judged in
+//!   several places: what one place has charged may be given back.
+//! - Hits that are refused here and count all the same are added to the store before the next hits
+//!   that it is asked about.
+//!
+//! Other replicas, and whoever deletes a key or raises a limit for another worker, cannot tell this
+//! cache. So nothing is believed for longer than [`BELIEVED_FOR`] while the store can be asked.
 
 use std::{
+    cell::Cell,
     collections::HashMap,
     mem,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{
+            AtomicBool, AtomicU64,
+            Ordering::{Relaxed, SeqCst},
+        },
     },
     time::Duration,
 };
@@ -20,21 +37,38 @@ use smallvec::SmallVec;
 
 use super::{Deadline, Store, StoreError};
 use crate::{
-    counter::{Batch, Charge, Count, CountList, Ends, Increment, Method, Terms},
+    counter::{Batch, Charge, Count, CountList, Ends, Increment, Method, Terms, Voice},
     request::Hits,
-    verdict::Verdict,
     window::Timestamp,
 };
+
+/// How long the store is not asked about a counter that is over.
+const BELIEVED_FOR: Duration = Duration::from_secs(1);
 
 /// A store around a store. One for each worker.
 #[derive(Debug)]
 pub struct OverLimitCache<S> {
     store: S,
     /// Nothing if the cache is turned off.
-    entries: Option<Mutex<Entries>>,
+    known: Option<Arc<Known>>,
+    caches: Arc<Caches>,
+    meters: Arc<Meter>,
+}
+
+/// The caches of all workers.
+#[derive(Debug, Default)]
+pub struct Caches {
+    all: Mutex<Vec<Arc<Known>>>,
+    /// Requests with hits given back that the store has answered.
+    given_back: AtomicU64,
+}
+
+/// What one worker knows to be over.
+#[derive(Debug)]
+struct Known {
+    entries: Mutex<Entries>,
     /// Whether anything ever was over: as long as it was not, nobody has to look.
     was_over: AtomicBool,
-    meters: Arc<Meter>,
 }
 
 /// What the caches of all workers have done.
@@ -100,41 +134,55 @@ struct Generation {
 }
 
 /// A counter that is over.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Over {
-    count: u64,
+    what: Cell<What>,
     /// Until when this holds.
     expires_at: Timestamp,
-    /// What was refused without being counted; nothing if the count itself is over.
-    refused: Option<Refused>,
+    /// From when on the store is asked again, if it is there.
+    asks_at: Timestamp,
+    /// Hits that were refused here and count in the store all the same.
+    uncounted: Cell<u64>,
 }
 
+/// What cannot become false until the entry expires.
 #[derive(Clone, Copy, Debug)]
-struct Refused {
-    hits: Hits,
-    limit: u32,
-    method: Method,
-    /// When the counter is empty, if its window does not say.
-    resets_at: Option<Timestamp>,
+enum What {
+    /// It may have become false.
+    Doubted,
+    /// A counter with a window in its key holds this much, or more.
+    Holds(u64),
+    /// One hit does not pass under this very limit.
+    Full {
+        limit: u32,
+        method: Method,
+        /// When the counter is empty.
+        resets_at: Timestamp,
+    },
 }
 
 /// What an entry takes beside its key, about.
-const ENTRY_BYTES: usize = 112;
+const ENTRY_BYTES: usize = 128;
 
 impl<S> OverLimitCache<S> {
     /// A cache of `max_bytes` at most; 0 turns it off.
-    pub fn new(store: S, max_bytes: usize, meters: &Meters) -> Self {
-        let entries = (max_bytes > 0).then(|| {
-            Mutex::new(Entries {
-                young: Generation::default(),
-                old: Generation::default(),
-                max_bytes,
-            })
+    pub fn new(store: S, max_bytes: usize, caches: &Arc<Caches>, meters: &Meters) -> Self {
+        let known = (max_bytes > 0).then(|| {
+            let known = Arc::new(Known {
+                entries: Mutex::new(Entries {
+                    young: Generation::default(),
+                    old: Generation::default(),
+                    max_bytes,
+                }),
+                was_over: AtomicBool::new(false),
+            });
+            caches.lock().push(known.clone());
+            known
         });
         Self {
             store,
-            entries,
-            was_over: AtomicBool::new(false),
+            known,
+            caches: caches.clone(),
             meters: meters.new_meter(),
         }
     }
@@ -148,178 +196,169 @@ impl<S: Store> Store for OverLimitCache<S> {
         now: Timestamp,
         deadline: Deadline,
     ) -> Result<(), StoreError> {
-        let Some(entries) = &self.entries else {
+        let Some(known) = &self.known else {
             return self.store.add_into(counts, batch, now, deadline).await;
         };
-        match self.look_up(entries, counts, batch, now) {
-            Known::All => Ok(()),
-            Known::None => self.ask(entries, counts, batch, now, deadline).await,
-            Known::Some(known) => {
-                // Boxed, for the way of all others is to stay small.
-                let rest = self.add_the_rest(entries, batch, known, now, deadline);
-                *counts = Box::pin(rest).await?;
-                Ok(())
+        let given_back = self.caches.given_back.load(SeqCst);
+        let told = match self.look_up(known, counts, batch, now) {
+            Looked::Answered => return Ok(()),
+            Looked::Asks => self.store.add_into(counts, batch, now, deadline).await,
+            // Boxed, for the way of all others is to stay small.
+            Looked::AsksLate(late) => {
+                Box::pin(self.add_late(late, counts, batch, now, deadline)).await
             }
-        }
-    }
-}
-
-impl<S: Store> OverLimitCache<S> {
-    /// Asks the store what is not `known`.
-    async fn add_the_rest(
-        &self,
-        entries: &Mutex<Entries>,
-        batch: &Batch,
-        known: Vec<Option<Count>>,
-        now: Timestamp,
-        deadline: Deadline,
-    ) -> Result<CountList, StoreError> {
-        let Asked { asked, mut counts } = Asked::new(batch, known);
-        if !asked.is_empty() {
-            let mut told = CountList::new();
-            self.ask(entries, &mut told, &asked, now, deadline).await?;
-            let missing = counts.iter_mut().zip(batch.iter());
-            let missing = missing.filter(|(count, _)| count.is_none());
-            for (((count, increment), asked), told) in missing.zip(asked.iter()).zip(told) {
-                *count = Some(Count {
-                    is_charged: told.is_charged && asked.hits == increment.hits,
-                    ..told
-                });
-            }
-        }
-        counts
-            .into_iter()
-            .collect::<Option<_>>()
-            .ok_or(StoreError::Refused)
-    }
-
-    /// Asks the store, and remembers what is over.
-    async fn ask(
-        &self,
-        entries: &Mutex<Entries>,
-        counts: &mut CountList,
-        batch: &Batch,
-        now: Timestamp,
-        deadline: Deadline,
-    ) -> Result<(), StoreError> {
-        let told = self.store.add_into(counts, batch, now, deadline).await;
-        match told {
-            Ok(()) => self.remember(entries, batch, counts, now),
-            Err(_) => {
-                // It may have been given back all the same.
-                let mut entries = lock(entries);
-                let given_back = batch.iter().filter(|one| one.hits.given_back() > 0);
-                given_back.for_each(|increment| entries.forget(increment.key));
-            }
+        };
+        if gives_back(batch) {
+            // Whatever was told: it may have been given back all the same.
+            self.caches.given_back.fetch_add(1, SeqCst);
+            self.caches.doubt(batch);
+        } else if told.is_ok() {
+            self.remember(known, batch, counts, given_back, now);
         }
         told
     }
 }
 
-/// How many of the counters of a request are known to be over.
-enum Known {
-    None,
-    All,
-    /// Nothing stands for those that are not.
-    Some(Vec<Option<Count>>),
+/// How a request is to be answered.
+enum Looked {
+    Answered,
+    /// By the store.
+    Asks,
+    /// By the store, which has to count these hits first.
+    AsksLate(Batch),
 }
 
-/// A request of which some counters are known to be over.
-struct Asked {
-    /// What the store has to be asked all the same, in order.
-    asked: Batch,
-    /// What it need not be asked.
-    counts: Vec<Option<Count>>,
+fn gives_back(batch: &Batch) -> bool {
+    batch.all_terms().any(|terms| terms.hits.given_back() > 0)
 }
 
-impl Asked {
-    fn new(batch: &Batch, known: Vec<Option<Count>>) -> Self {
-        let increments: Vec<_> = batch.iter().collect();
-        let judged = increments.iter().zip(&known);
-        let verdict = Verdict::new(judged.map(|(one, known)| (&one.terms, known.is_some())));
-        let mut asked = Batch::default();
-        let mut counts = known;
-        for (increment, count) in increments.into_iter().zip(&mut counts) {
-            if count.is_some() {
-                continue;
-            }
-            if increment.charge == Charge::Admitted && verdict.is_over(increment.descriptor) {
-                // Not charged, and not what its descriptor is told by.
-                *count = Some(Count {
-                    is_charged: false,
-                    ..Count::from(0)
-                });
-                continue;
-            }
-            let mut terms = increment.terms;
-            if !verdict.charges(&terms, false) {
-                terms.hits = Hits::add(0);
-            }
-            asked.append_one(Increment { terms, ..increment });
-        }
-        Self { asked, counts }
+/// Whether a counter stands in the request more than once. What is told of it then is told of both.
+fn is_repeated(batch: &Batch, increment: &Increment<'_>) -> bool {
+    batch.len() > 1 && {
+        let same = |other: &Increment<'_>| other.key == increment.key;
+        batch.iter().filter(same).count() > 1
     }
 }
 
-impl<S> OverLimitCache<S> {
-    /// The counters of `batch` that are known to be over: those of all of them go into `counts`.
+impl<S: Store> OverLimitCache<S> {
+    /// Answers `batch` if all of its counters are known to refuse it.
     fn look_up(
         &self,
-        entries: &Mutex<Entries>,
+        known: &Known,
         counts: &mut CountList,
         batch: &Batch,
         now: Timestamp,
-    ) -> Known {
-        if !self.was_over.load(Relaxed) {
-            self.meters.misses.fetch_add(batch.len() as u64, Relaxed);
-            return Known::None;
-        }
-        let entries = lock(entries);
-        let look_up = |increment: Increment<'_>| {
-            let over = entries.get(increment.key)?;
-            if over.expires_at <= now {
-                self.meters.expired.fetch_add(1, Relaxed);
-                return None;
-            }
-            over.answers(&increment.terms).then(|| over.count(now))
+    ) -> Looked {
+        let misses = || self.meters.misses.fetch_add(batch.len() as u64, Relaxed);
+        let asks = |late: Batch| match late.is_empty() {
+            true => Looked::Asks,
+            false => Looked::AsksLate(late),
         };
-        let mut known = SmallVec::<[_; 8]>::new();
+        if gives_back(batch) {
+            misses();
+            let mut late = Batch::default();
+            self.caches.take_uncounted(batch, now, &mut late);
+            self.caches.doubt(batch);
+            return asks(late);
+        }
+        if !known.was_over.load(Relaxed) {
+            misses();
+            return Looked::Asks;
+        }
+        let entries = known.lock();
+        let mut answers = SmallVec::<[_; 8]>::new();
         for increment in batch.iter() {
-            known.push(look_up(increment));
+            match entries.get(increment.key) {
+                Some(over) if over.expires_at <= now => {
+                    self.meters.expired.fetch_add(1, Relaxed);
+                }
+                Some(over) if self.answers(over, batch, &increment, now) => answers.push(over),
+                _ => {}
+            }
         }
-        let hits = known.iter().flatten().count();
-        let misses = batch.len() - hits;
-        self.meters.hits.fetch_add(hits as u64, Relaxed);
-        self.meters.misses.fetch_add(misses as u64, Relaxed);
-        if hits == 0 {
-            Known::None
-        } else if misses == 0 {
-            counts.extend(known.into_iter().flatten());
-            Known::All
-        } else {
-            Known::Some(known.into_vec())
+        if answers.len() < batch.len() {
+            misses();
+            entries.doubt_other_limits(batch);
+            let mut late = Batch::default();
+            entries.take_uncounted(batch, now, &mut late);
+            return asks(late);
         }
+        self.meters.hits.fetch_add(batch.len() as u64, Relaxed);
+        for (over, terms) in answers.into_iter().zip(batch.all_terms()) {
+            if matches!(terms.charge, Charge::Always | Charge::Stopping) {
+                let uncounted = over.uncounted.get().saturating_add(terms.hits.added());
+                over.uncounted.set(uncounted);
+            }
+            counts.push(over.count(terms, now));
+        }
+        Looked::Answered
     }
 
-    fn remember(&self, entries: &Mutex<Entries>, batch: &Batch, counts: &[Count], now: Timestamp) {
-        let is_news = |(terms, count): (&Terms, &Count)| {
-            terms.hits.given_back() > 0 || count.is_over(terms.limit, terms.hits)
+    /// Whether `over`, which has not expired, says all that the store would say.
+    fn answers(
+        &self,
+        over: &Over,
+        batch: &Batch,
+        increment: &Increment<'_>,
+        now: Timestamp,
+    ) -> bool {
+        let refuses = match over.what.get() {
+            What::Doubted => false,
+            // A look is over only if the count is.
+            What::Holds(count) => {
+                count.saturating_add(increment.hits.added().min(1)) > u64::from(increment.limit)
+            }
+            What::Full { limit, method, .. } => {
+                (increment.hits, increment.limit, increment.method) == (Hits::ONE, limit, method)
+                    && !is_repeated(batch, increment)
+            }
         };
+        refuses && (now < over.asks_at || !self.store.is_well())
+    }
+
+    /// Has the store count what was refused here, and then `batch`.
+    async fn add_late(
+        &self,
+        mut late: Batch,
+        counts: &mut CountList,
+        batch: &Batch,
+        now: Timestamp,
+        deadline: Deadline,
+    ) -> Result<(), StoreError> {
+        let before = late.len();
+        late.append(batch);
+        self.store.add_into(counts, &late, now, deadline).await?;
+        counts.drain(..before.min(counts.len()));
+        Ok(())
+    }
+
+    /// Remembers what is over, unless hits were given back since `given_back` was read.
+    fn remember(
+        &self,
+        known: &Known,
+        batch: &Batch,
+        counts: &[Count],
+        given_back: u64,
+        now: Timestamp,
+    ) {
+        let is_news = |(terms, count): (&Terms, &Count)| count.is_over(terms.limit, terms.hits);
         // Mostly there is none, and no lock is needed to see that.
         if !batch.all_terms().zip(counts).any(is_news) {
             return;
         }
-        let mut entries = lock(entries);
+        let is_one_place = self.store.is_one_place();
+        let mut entries = known.lock();
+        // Whoever gives back counts it first, and then waits for this lock.
+        if self.caches.given_back.load(SeqCst) != given_back {
+            return;
+        }
         for (increment, count) in batch.iter().zip(counts) {
-            if increment.hits.given_back() > 0 {
-                entries.forget(increment.key);
-            } else if count.is_degraded {
-                // The store may know better as soon as it answers.
-            } else if let Some(over) = Over::new(&increment.terms, *count, now) {
-                if over.refused.is_some() && is_repeated(batch, &increment) {
-                    continue;
-                }
-                self.was_over.store(true, Relaxed);
+            // A store that does not answer may know better as soon as it does.
+            if count.is_degraded || !count.is_charged && is_repeated(batch, &increment) {
+                continue;
+            }
+            if let Some(over) = Over::new(&increment.terms, *count, is_one_place, now) {
+                known.was_over.store(true, Relaxed);
                 let evicted = entries.insert(increment.key, over) as u64;
                 self.meters.evicted.fetch_add(evicted, Relaxed);
             }
@@ -327,76 +366,106 @@ impl<S> OverLimitCache<S> {
     }
 }
 
-/// Whether it may have been refused for other hits of the same request, which the next one need
-/// not have.
-fn is_repeated(batch: &Batch, increment: &Increment<'_>) -> bool {
-    let same = |other: &Increment<'_>| other.key == increment.key;
-    increment.charge == Charge::Admitted && batch.iter().filter(same).count() > 1
+impl Caches {
+    /// Moves into `late` the hits on the counters of `batch` that no cache has counted in the store yet.
+    fn take_uncounted(&self, batch: &Batch, now: Timestamp, late: &mut Batch) {
+        for known in self.lock().iter() {
+            known.lock().take_uncounted(batch, now, late);
+        }
+    }
+
+    /// No cache answers any more for what `batch` gives back to.
+    fn doubt(&self, batch: &Batch) {
+        for known in self.lock().iter() {
+            let entries = known.lock();
+            for increment in batch.iter().filter(|one| one.hits.given_back() > 0) {
+                entries.doubt(increment.key);
+            }
+        }
+    }
+
+    /// A panic elsewhere cannot leave the list half changed.
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Known>>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Known {
+    /// A panic elsewhere cannot leave the entries half changed: at worst their size is off.
+    fn lock(&self) -> MutexGuard<'_, Entries> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Over {
-    /// What is known after `terms` led to `count`, if it is over and for how long that lasts.
-    fn new(terms: &Terms, count: Count, now: Timestamp) -> Option<Self> {
-        if !count.is_over(terms.limit, terms.hits) {
+    /// What is known after `terms` led to `count`, if that is of use. `is_one_place` says whether every
+    /// request is judged in one step.
+    fn new(terms: &Terms, count: Count, is_one_place: bool, now: Timestamp) -> Option<Self> {
+        if terms.hits.is_peek() || !count.is_over(terms.limit, terms.hits) {
+            return None;
+        }
+        let may_be_given_back = terms.charge == Charge::Admitted && !is_one_place;
+        let has_rest = count.after < u64::from(terms.limit);
+        if !count.is_charged && (may_be_given_back || has_rest) {
             return None;
         }
         let after = |millis| now.plus(Duration::from_millis(millis));
-        let is_window = terms.method == Method::Window;
-        let refused = (!is_window || !count.is_charged).then(|| Refused {
-            hits: terms.hits,
-            limit: terms.limit,
-            method: terms.method,
-            resets_at: count.ends.map(|ends| after(ends.resets_in)),
-        });
-        Some(Self {
-            count: count.after,
-            expires_at: match count.ends {
-                None => terms.expires_at,
+        let (what, expires_at) = match count.ends {
+            None => (What::Holds(count.after), terms.expires_at),
+            // What was refused and counts all the same could come too late, into the next window.
+            Some(_) if count.is_charged || terms.hits != Hits::ONE => return None,
+            Some(ends) => {
+                let full = What::Full {
+                    limit: terms.limit,
+                    method: terms.method,
+                    resets_at: after(ends.resets_in),
+                };
                 // What will never pass is not asked often enough to be worth a place.
-                Some(ends) => after(ends.retry_in?),
-            },
-            refused,
+                (full, after(ends.retry_in?))
+            }
+        };
+        Some(Self {
+            what: Cell::new(what),
+            expires_at,
+            asks_at: now.plus(BELIEVED_FOR),
+            uncounted: Cell::new(0),
         })
     }
 
-    fn answers(&self, terms: &Terms) -> bool {
-        match self.refused {
-            // What is given back has to reach the store.
-            _ if terms.hits.given_back() > 0 => false,
-            None => self.count > u64::from(terms.limit),
-            Some(Refused {
-                hits,
-                limit,
-                method,
-                ..
-            }) => (hits, limit, method) == (terms.hits, terms.limit, terms.method),
-        }
-    }
-
-    fn count(&self, now: Timestamp) -> Count {
+    /// What the store would say of `terms`, which this answers.
+    fn count(&self, terms: &Terms, now: Timestamp) -> Count {
         let until = |moment: Timestamp| moment.millis().saturating_sub(now.millis());
-        let resets_at = self.refused.and_then(|refused| refused.resets_at);
+        let (after, ends) = match self.what.get() {
+            What::Full { resets_at, .. } => {
+                let ends = Ends {
+                    resets_in: until(resets_at),
+                    retry_in: Some(until(self.expires_at)),
+                };
+                (terms.limit.into(), Some(ends))
+            }
+            What::Holds(count) => (count, None),
+            What::Doubted => (terms.limit.into(), None),
+        };
         Count {
-            after: self.count,
             is_charged: false,
             is_cached: true,
-            is_degraded: false,
-            ends: resets_at.map(|resets_at| Ends {
-                resets_in: until(resets_at),
-                retry_in: Some(until(self.expires_at)),
-            }),
+            ends,
+            ..Count::from(after)
         }
     }
 }
 
 impl Entries {
-    fn get(&self, key: &[u8]) -> Option<Over> {
+    fn get(&self, key: &[u8]) -> Option<&Over> {
         let young = self.young.counts.get(key);
-        young.or_else(|| self.old.counts.get(key)).copied()
+        young.or_else(|| self.old.counts.get(key))
     }
 
     /// Returns how many entries had to go.
     fn insert(&mut self, key: &[u8], over: Over) -> usize {
+        if let Some(known) = self.get(key) {
+            over.uncounted.set(known.uncounted.take());
+        }
         let mut evicted = 0;
         // Two generations share the bound.
         if self.young.bytes + key.len() + ENTRY_BYTES > self.max_bytes / 2 {
@@ -409,384 +478,47 @@ impl Entries {
         evicted
     }
 
-    fn forget(&mut self, key: &[u8]) {
-        for generation in [&mut self.young, &mut self.old] {
-            if generation.counts.remove(key).is_some() {
-                generation.bytes -= key.len() + ENTRY_BYTES;
+    fn doubt(&self, key: &[u8]) {
+        if let Some(over) = self.get(key) {
+            over.what.set(What::Doubted);
+        }
+    }
+
+    /// Doubts what `batch` asks about by another limit, which may let pass what changes the rest.
+    fn doubt_other_limits(&self, batch: &Batch) {
+        for increment in batch.iter() {
+            if let Some(over) = self.get(increment.key)
+                && let What::Full { limit, method, .. } = over.what.get()
+                && (limit, method) != (increment.limit, increment.method)
+            {
+                over.what.set(What::Doubted);
             }
         }
     }
-}
 
-/// A panic elsewhere cannot leave the entries half changed: at worst their size is off.
-fn lock(entries: &Mutex<Entries>) -> MutexGuard<'_, Entries> {
-    entries.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Moves into `late` the hits on the counters of `batch` that were refused here and are to count.
+    fn take_uncounted(&self, batch: &Batch, now: Timestamp, late: &mut Batch) {
+        for increment in batch.iter() {
+            let Some(over) = self.get(increment.key) else {
+                continue;
+            };
+            let hits = over.uncounted.take();
+            if hits == 0 || over.expires_at <= now {
+                continue;
+            }
+            let terms = Terms {
+                hits: Hits::add(hits),
+                // Nothing refuses them, and they refuse nothing.
+                charge: Charge::Always,
+                voice: Voice::Silent,
+                limit: u32::MAX,
+                descriptor: u32::MAX,
+                ..increment.terms
+            };
+            late.append_one(Increment { terms, ..increment });
+        }
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{
-        counter::{Counting, Identity},
-        limit::{Algorithm, Limit},
-        request::Entry,
-        store::memory::MemoryStore,
-        window::Unit,
-    };
-
-    const MINUTE: Timestamp = Timestamp::from_secs(60);
-
-    struct Fixture {
-        cache: OverLimitCache<Arc<MemoryStore>>,
-        store: Arc<MemoryStore>,
-    }
-
-    fn fixture(max_bytes: usize) -> Fixture {
-        let store = Arc::new(MemoryStore::new(1_000));
-        Fixture {
-            cache: OverLimitCache::new(store.clone(), max_bytes, &Meters::default()),
-            store,
-        }
-    }
-
-    fn batch(counters: &[(&str, u32)], hits: Hits, now: Timestamp) -> Batch {
-        let mut batch = Batch::default();
-        let mut identity = Identity::default();
-        for (value, requests_per_unit) in counters {
-            let entry = Entry {
-                key: b"k",
-                value: value.as_bytes(),
-            };
-            let limit = Limit::fixed(*requests_per_unit, Unit::Minute);
-            identity.set(b"d", &[entry], &[]);
-            batch.push(&identity, &limit, now, hits);
-        }
-        batch
-    }
-
-    fn add<S: Store>(store: &S, batch: &Batch, now: Timestamp) -> Vec<(u64, bool)> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .build()
-            .unwrap();
-        let counts = runtime.block_on(store.add(batch, now)).unwrap();
-        counts
-            .iter()
-            .map(|count| (count.after, count.is_cached))
-            .collect()
-    }
-
-    impl Fixture {
-        #[track_caller]
-        fn check(&self, counters: &[(&str, u32)], hits: Hits, expected: &[(u64, bool)]) {
-            let now = Timestamp::from_secs(0);
-            assert_eq!(add(&self.cache, &batch(counters, hits, now), now), expected);
-        }
-
-        fn stored(&self, value: &str) -> u64 {
-            let now = Timestamp::from_secs(0);
-            add(&self.store, &batch(&[(value, 1)], Hits::add(0), now), now)[0].0
-        }
-    }
-
-    #[test]
-    fn what_is_over_is_answered_without_the_store_until_its_window_ends() {
-        let fixture = fixture(10_000);
-        fixture.check(&[("a", 1)], Hits::ONE, &[(1, false)]);
-        fixture.check(&[("a", 1)], Hits::ONE, &[(2, false)]);
-        fixture.check(&[("a", 1)], Hits::add(5), &[(2, true)]);
-        fixture.check(&[("a", 1)], Hits::add(0), &[(2, true)]);
-        assert_eq!(fixture.stored("a"), 2);
-        let next = batch(&[("a", 1)], Hits::ONE, MINUTE);
-        assert_eq!(add(&fixture.cache, &next, MINUTE), [(1, false)]);
-    }
-
-    #[test]
-    fn a_raised_limit_asks_the_store_again() {
-        let fixture = fixture(10_000);
-        fixture.check(&[("a", 1)], Hits::add(2), &[(2, false)]);
-        fixture.check(&[("a", 5)], Hits::ONE, &[(3, false)]);
-        fixture.check(&[("a", 2)], Hits::ONE, &[(4, false)]);
-        fixture.check(&[("a", 3)], Hits::ONE, &[(4, true)]);
-    }
-
-    #[test]
-    fn the_others_of_a_request_are_counted() {
-        let fixture = fixture(10_000);
-        fixture.check(&[("a", 1)], Hits::add(2), &[(2, false)]);
-        fixture.check(&[("b", 9), ("a", 1)], Hits::ONE, &[(1, false), (2, true)]);
-        assert_eq!((fixture.stored("a"), fixture.stored("b")), (2, 1));
-    }
-
-    #[test]
-    fn unless_one_that_is_over_stops_them() {
-        let fixture = fixture(10_000);
-        fixture.check(&[("a", 1)], Hits::add(2), &[(2, false)]);
-        let now = Timestamp::from_secs(0);
-        let mut stopping = Batch::default();
-        for increment in batch(&[("b", 9), ("a", 1)], Hits::ONE, now).iter() {
-            let terms = Terms {
-                charge: Charge::Stopping,
-                ..increment.terms
-            };
-            stopping.append_one(Increment { terms, ..increment });
-        }
-        assert_eq!(add(&fixture.cache, &stopping, now), [(0, false), (2, true)]);
-        assert_eq!(fixture.stored("b"), 0);
-    }
-
-    #[test]
-    fn what_is_given_back_reaches_the_store_and_is_believed() {
-        let fixture = fixture(10_000);
-        fixture.check(&[("a", 1)], Hits::add(2), &[(2, false)]);
-        fixture.check(&[("a", 1)], Hits::give_back(2), &[(0, false)]);
-        fixture.check(&[("a", 1)], Hits::ONE, &[(1, false)]);
-    }
-
-    #[test]
-    fn memory_is_bounded() {
-        let fixture = fixture(2_000);
-        let values: Vec<String> = (0..200).map(|number| format!("{number}")).collect();
-        for value in &values {
-            fixture.check(&[(value, 1)], Hits::add(2), &[(2, false)]);
-        }
-        let entries = lock(fixture.cache.entries.as_ref().unwrap());
-        assert!(entries.young.bytes + entries.old.bytes <= 2_000);
-        assert!(entries.young.counts.len() + entries.old.counts.len() > 5);
-        drop(entries);
-        // The last one is still known.
-        fixture.check(&[("199", 1)], Hits::ONE, &[(2, true)]);
-    }
-
-    /// One limit a minute of a request.
-    #[derive(Clone, Debug)]
-    struct One {
-        descriptor: u32,
-        algorithm: Algorithm,
-        requests_per_unit: u32,
-        charge: Charge,
-        hits: Hits,
-    }
-
-    /// One hit against a limit of two.
-    fn one(algorithm: Algorithm, charge: Charge) -> One {
-        One {
-            descriptor: 0,
-            algorithm,
-            requests_per_unit: 2,
-            charge,
-            hits: Hits::ONE,
-        }
-    }
-
-    /// What is refused without being counted, in every way.
-    fn refusing() -> [One; 5] {
-        [
-            one(Algorithm::SlidingWindow, Charge::Within),
-            one(Algorithm::SlidingLog, Charge::Within),
-            one(Algorithm::TokenBucket { burst: 2 }, Charge::Within),
-            one(Algorithm::FirstHit, Charge::Admitted),
-            one(Algorithm::FixedWindow, Charge::Admitted),
-        ]
-    }
-
-    impl One {
-        fn hits(&self, hits: Hits) -> Self {
-            Self {
-                hits,
-                ..self.clone()
-            }
-        }
-
-        fn within(&self, requests_per_unit: u32) -> Self {
-            Self {
-                requests_per_unit,
-                ..self.clone()
-            }
-        }
-    }
-
-    /// A store that tells how often it was asked.
-    #[derive(Debug)]
-    struct Asking {
-        store: MemoryStore,
-        times: AtomicU64,
-    }
-
-    impl Store for Asking {
-        async fn add_into(
-            &self,
-            counts: &mut CountList,
-            batch: &Batch,
-            now: Timestamp,
-            deadline: Deadline,
-        ) -> Result<(), StoreError> {
-            self.times.fetch_add(1, Relaxed);
-            self.store.add_into(counts, batch, now, deadline).await
-        }
-    }
-
-    struct Door(OverLimitCache<Asking>);
-
-    impl Door {
-        fn new() -> Self {
-            let store = Asking {
-                store: MemoryStore::new(1_000),
-                times: AtomicU64::new(0),
-            };
-            Self(OverLimitCache::new(store, 10_000, &Meters::default()))
-        }
-
-        fn send_all(&self, limits: &[One], millis: u64) -> CountList {
-            let now = Timestamp::from_millis(millis);
-            let mut batch = Batch::default();
-            let mut identity = Identity::default();
-            for one in limits {
-                let value = one.descriptor.to_be_bytes();
-                let entry = Entry {
-                    key: b"k",
-                    value: &value,
-                };
-                identity.set(b"d", &[entry], &[]);
-                let limit = Limit {
-                    algorithm: match &one.algorithm {
-                        Algorithm::TokenBucket { .. } => Algorithm::TokenBucket {
-                            burst: one.requests_per_unit,
-                        },
-                        other => other.clone(),
-                    },
-                    ..Limit::fixed(one.requests_per_unit, Unit::Minute)
-                };
-                let counting = Counting {
-                    charge: one.charge,
-                    descriptor: one.descriptor,
-                    ..Counting::from(one.hits)
-                };
-                batch.push(&identity, &limit, now, counting);
-            }
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .build()
-                .unwrap();
-            runtime.block_on(self.0.add(&batch, now)).unwrap()
-        }
-
-        fn send(&self, one: &One, millis: u64) -> Count {
-            self.send_all(std::slice::from_ref(one), millis)[0]
-        }
-
-        fn times_asked(&self) -> u64 {
-            self.0.store.times.load(Relaxed)
-        }
-    }
-
-    /// A door at which `one` was just refused, a second after two hits.
-    fn refused(one: &One) -> Door {
-        let door = Door::new();
-        assert!(door.send(&one.hits(Hits::add(2)), 1_000).is_charged);
-        let told = door.send(one, 2_000);
-        assert!(told.is_over(2, Hits::ONE) && !told.is_charged && !told.is_cached);
-        door
-    }
-
-    #[test]
-    fn what_was_refused_uncounted_is_answered_here_until_it_could_pass_and_no_longer() {
-        for one in refusing() {
-            let door = refused(&one);
-            let asked = door.times_asked();
-            // All of a window, of the period from the first hit, half of it for a token, and the
-            // half of the next window in which a half of two leaves room for one.
-            let passes_at = match one.algorithm {
-                Algorithm::FixedWindow => 60_000,
-                Algorithm::SlidingWindow => 90_000,
-                Algorithm::TokenBucket { .. } => 31_000,
-                _ => 61_000,
-            };
-            let told = door.send(&one, passes_at - 1);
-            assert!(told.is_cached && told.is_over(2, Hits::ONE), "{one:?}");
-            assert_eq!(door.times_asked(), asked);
-            if let Some(ends) = told.ends {
-                assert_eq!(ends.retry_in, Some(1), "{one:?}");
-            }
-            let told = door.send(&one, passes_at);
-            assert!(told.is_charged && !told.is_cached, "{one:?}");
-        }
-    }
-
-    #[test]
-    fn another_number_of_hits_or_another_limit_asks_the_store() {
-        for one in refusing() {
-            let door = refused(&one);
-            assert!(door.send(&one, 2_000).is_cached);
-            assert!(!door.send(&one.hits(Hits::add(2)), 2_000).is_cached);
-            let raised = door.send(&one.within(3), 2_000);
-            assert!(raised.is_charged && !raised.is_cached, "{one:?}");
-        }
-    }
-
-    #[test]
-    fn a_look_beside_what_was_refused_is_told_the_truth() {
-        for one in refusing() {
-            let door = refused(&one);
-            let told = door.send(&one.hits(Hits::add(0)), 2_000);
-            assert_eq!((told.after, told.is_cached), (2, false), "{one:?}");
-            assert!(!told.is_over(2, Hits::add(0)));
-        }
-    }
-
-    #[test]
-    fn what_is_given_back_makes_room_at_once() {
-        for one in refusing() {
-            let door = refused(&one);
-            let told = door.send(&one.hits(Hits::give_back(1)), 2_000);
-            assert!(told.is_charged && !told.is_cached, "{one:?}");
-            assert!(door.send(&one, 2_000).is_charged, "{one:?}");
-        }
-    }
-
-    #[test]
-    fn a_rule_of_which_one_limit_is_known_to_refuse_does_not_touch_the_store() {
-        let small = one(Algorithm::SlidingLog, Charge::Admitted);
-        let large = one(Algorithm::FixedWindow, Charge::Admitted).within(9);
-        let door = Door::new();
-        for _ in 0..3 {
-            door.send_all(&[small.clone(), large.clone()], 1_000);
-        }
-        let asked = door.times_asked();
-        let told = door.send_all(&[small, large.clone()], 1_000);
-        assert_eq!(door.times_asked(), asked);
-        assert!(told.iter().all(|count| !count.is_charged));
-        assert_eq!(door.send(&large.hits(Hits::add(0)), 1_000).after, 2);
-    }
-
-    #[test]
-    fn another_descriptor_of_such_a_request_is_only_looked_at() {
-        let small = one(Algorithm::SlidingLog, Charge::Admitted);
-        let large = One {
-            descriptor: 1,
-            ..one(Algorithm::FixedWindow, Charge::Admitted).within(9)
-        };
-        let door = Door::new();
-        for _ in 0..4 {
-            door.send_all(&[small.clone(), large.clone()], 1_000);
-        }
-        let told = door.send_all(&[small, large.clone()], 1_000);
-        assert!(told[0].is_cached);
-        assert_eq!((told[1].after, told[1].is_charged), (2, false));
-        assert_eq!(door.send(&large.hits(Hits::add(0)), 1_000).after, 2);
-    }
-
-    #[test]
-    fn hits_that_were_refused_for_others_of_their_request_can_pass_alone() {
-        for one in refusing() {
-            let one = One {
-                charge: Charge::Admitted,
-                ..one
-            };
-            let door = Door::new();
-            assert!(door.send(&one, 1_000).is_charged);
-            let told = door.send_all(&[one.clone(), one.clone()], 1_000);
-            assert!(told.iter().all(|count| !count.is_charged), "{one:?}");
-            assert!(told[1].is_over(2, Hits::ONE), "{one:?}");
-            assert!(door.send(&one, 1_000).is_charged, "{one:?}");
-        }
-    }
-}
+mod tests;

@@ -33,6 +33,14 @@ impl<S: Store> Store for PerSecond<S> {
             _ => self.store.add_into(counts, batch, now, deadline).await,
         }
     }
+
+    fn is_well(&self) -> bool {
+        self.store.is_well() && self.per_second.as_ref().is_none_or(Store::is_well)
+    }
+
+    fn is_one_place(&self) -> bool {
+        self.per_second.is_none() && self.store.is_one_place()
+    }
 }
 
 impl<S: Store> PerSecond<S> {

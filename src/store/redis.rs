@@ -423,6 +423,10 @@ impl Store for RedisStore {
         let map = lock(&self.view).map.clone();
         map.is_complete() && map.nodes.iter().all(|node| !node.breaker.is_open())
     }
+
+    fn is_one_place(&self) -> bool {
+        !lock(&self.view).map.is_cluster()
+    }
 }
 
 /// The batchers of one worker: as many for each node of the map as it has connections.

@@ -11,6 +11,7 @@
 //! - `on_loss`: what rules answer while Redis does not
 //! - `sentinel`: a Redis that sentinels watch over, and failovers
 //! - `cluster`: a Redis Cluster: one batch a node, slots that move, masters that die
+//! - `seams`: one request over two places, and what each worker knows to be over
 //! - `calm`: what callers see while Redis or the way to it is broken
 //! - `secrets`: passwords are told nobody, whatever goes wrong
 //! - `redis_tls`: TLS between tollgate and Redis
@@ -67,6 +68,7 @@ mod redis;
 mod redis_tls;
 mod reload;
 mod rls;
+mod seams;
 mod secrets;
 mod sentinel;
 mod statistics;

@@ -1,0 +1,622 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    counter::{Counting, Identity},
+    decision::{Decision, decide},
+    limit::{Algorithm, Allows, Counts, Limit, Modes, Rule, RuleId},
+    matcher::Matcher,
+    plan::Plan,
+    request::{Entry, Request},
+    store::{memory::MemoryStore, per_second::PerSecond},
+    window::Unit,
+};
+
+const MINUTE: Timestamp = Timestamp::from_secs(60);
+
+struct Fixture {
+    cache: OverLimitCache<Arc<MemoryStore>>,
+    store: Arc<MemoryStore>,
+}
+
+fn fixture(max_bytes: usize) -> Fixture {
+    let store = Arc::new(MemoryStore::new(1_000));
+    Fixture {
+        cache: OverLimitCache::new(
+            store.clone(),
+            max_bytes,
+            &Arc::default(),
+            &Meters::default(),
+        ),
+        store,
+    }
+}
+
+fn batch(counters: &[(&str, u32)], hits: Hits, now: Timestamp) -> Batch {
+    let mut batch = Batch::default();
+    let mut identity = Identity::default();
+    for (value, requests_per_unit) in counters {
+        let entry = Entry {
+            key: b"k",
+            value: value.as_bytes(),
+        };
+        let limit = Limit::fixed(*requests_per_unit, Unit::Minute);
+        identity.set(b"d", &[entry], &[]);
+        batch.push(&identity, &limit, now, hits);
+    }
+    batch
+}
+
+fn add<S: Store>(store: &S, batch: &Batch, now: Timestamp) -> Vec<(u64, bool)> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    let counts = runtime.block_on(store.add(batch, now)).unwrap();
+    counts
+        .iter()
+        .map(|count| (count.after, count.is_cached))
+        .collect()
+}
+
+impl Fixture {
+    #[track_caller]
+    fn check(&self, counters: &[(&str, u32)], hits: Hits, expected: &[(u64, bool)]) {
+        let now = Timestamp::from_secs(0);
+        assert_eq!(add(&self.cache, &batch(counters, hits, now), now), expected);
+    }
+
+    fn stored(&self, value: &str) -> u64 {
+        let now = Timestamp::from_secs(0);
+        add(&self.store, &batch(&[(value, 1)], Hits::add(0), now), now)[0].0
+    }
+}
+
+#[test]
+fn what_is_over_is_answered_without_the_store_until_its_window_ends() {
+    let fixture = fixture(10_000);
+    fixture.check(&[("a", 1)], Hits::ONE, &[(1, false)]);
+    fixture.check(&[("a", 1)], Hits::ONE, &[(2, false)]);
+    fixture.check(&[("a", 1)], Hits::add(5), &[(2, true)]);
+    fixture.check(&[("a", 1)], Hits::add(0), &[(2, true)]);
+    assert_eq!(fixture.stored("a"), 2);
+    let next = batch(&[("a", 1)], Hits::ONE, MINUTE);
+    assert_eq!(add(&fixture.cache, &next, MINUTE), [(1, false)]);
+}
+
+#[test]
+fn a_raised_limit_asks_the_store_again() {
+    let fixture = fixture(10_000);
+    fixture.check(&[("a", 1)], Hits::add(2), &[(2, false)]);
+    fixture.check(&[("a", 5)], Hits::ONE, &[(3, false)]);
+    fixture.check(&[("a", 2)], Hits::ONE, &[(2, true)]);
+    // The one that was refused here counts, too.
+    fixture.check(&[("a", 3)], Hits::ONE, &[(5, false)]);
+}
+
+#[test]
+fn the_store_is_asked_for_the_whole_request_unless_all_of_it_is_known_to_be_over() {
+    let fixture = fixture(10_000);
+    fixture.check(&[("a", 1)], Hits::add(2), &[(2, false)]);
+    fixture.check(&[("a", 1)], Hits::add(3), &[(2, true)]);
+    fixture.check(&[("b", 9), ("a", 1)], Hits::ONE, &[(1, false), (6, false)]);
+    assert_eq!((fixture.stored("a"), fixture.stored("b")), (6, 1));
+}
+
+#[test]
+fn a_counter_is_asked_about_again_after_a_second() {
+    let fixture = fixture(10_000);
+    let at = |millis| {
+        let now = Timestamp::from_millis(millis);
+        add(&fixture.cache, &batch(&[("a", 1)], Hits::ONE, now), now)[0]
+    };
+    assert_eq!([at(0), at(1)], [(1, false), (2, false)]);
+    assert_eq!([at(2), at(1_000)], [(2, true), (2, true)]);
+    assert_eq!([at(1_001), at(1_002)], [(5, false), (5, true)]);
+}
+
+#[test]
+fn what_is_given_back_reaches_the_store_and_is_believed() {
+    let fixture = fixture(10_000);
+    fixture.check(&[("a", 1)], Hits::add(2), &[(2, false)]);
+    fixture.check(&[("a", 1)], Hits::give_back(2), &[(0, false)]);
+    fixture.check(&[("a", 1)], Hits::ONE, &[(1, false)]);
+}
+
+#[test]
+fn memory_is_bounded() {
+    let fixture = fixture(2_000);
+    let values: Vec<String> = (0..200).map(|number| format!("{number}")).collect();
+    for value in &values {
+        fixture.check(&[(value, 1)], Hits::add(2), &[(2, false)]);
+    }
+    let entries = fixture.cache.known.as_ref().unwrap().lock();
+    assert!(entries.young.bytes + entries.old.bytes <= 2_000);
+    assert!(entries.young.counts.len() + entries.old.counts.len() > 5);
+    drop(entries);
+    // The last one is still known.
+    fixture.check(&[("199", 1)], Hits::ONE, &[(2, true)]);
+}
+
+/// One limit a minute of a request.
+#[derive(Clone, Debug)]
+struct One {
+    descriptor: u32,
+    algorithm: Algorithm,
+    requests_per_unit: u32,
+    charge: Charge,
+    hits: Hits,
+}
+
+/// One hit against a limit of two.
+fn one(algorithm: Algorithm, charge: Charge) -> One {
+    One {
+        descriptor: 0,
+        algorithm,
+        requests_per_unit: 2,
+        charge,
+        hits: Hits::ONE,
+    }
+}
+
+/// What is refused without being counted, in every way.
+fn refusing() -> [One; 5] {
+    [
+        one(Algorithm::SlidingWindow, Charge::Within),
+        one(Algorithm::SlidingLog, Charge::Within),
+        one(Algorithm::TokenBucket { burst: 2 }, Charge::Within),
+        one(Algorithm::FirstHit, Charge::Admitted),
+        one(Algorithm::FixedWindow, Charge::Admitted),
+    ]
+}
+
+impl One {
+    fn hits(&self, hits: Hits) -> Self {
+        Self {
+            hits,
+            ..self.clone()
+        }
+    }
+
+    fn within(&self, requests_per_unit: u32) -> Self {
+        Self {
+            requests_per_unit,
+            ..self.clone()
+        }
+    }
+}
+
+/// A store that tells how often it was asked.
+#[derive(Debug)]
+struct Asking {
+    store: MemoryStore,
+    times: AtomicU64,
+}
+
+impl Store for Asking {
+    async fn add_into(
+        &self,
+        counts: &mut CountList,
+        batch: &Batch,
+        now: Timestamp,
+        deadline: Deadline,
+    ) -> Result<(), StoreError> {
+        self.times.fetch_add(1, Relaxed);
+        self.store.add_into(counts, batch, now, deadline).await
+    }
+}
+
+struct Door(OverLimitCache<Asking>);
+
+impl Door {
+    fn new() -> Self {
+        let store = Asking {
+            store: MemoryStore::new(1_000),
+            times: AtomicU64::new(0),
+        };
+        Self(OverLimitCache::new(
+            store,
+            10_000,
+            &Arc::default(),
+            &Meters::default(),
+        ))
+    }
+
+    fn send_all(&self, limits: &[One], millis: u64) -> CountList {
+        let now = Timestamp::from_millis(millis);
+        let mut batch = Batch::default();
+        let mut identity = Identity::default();
+        for one in limits {
+            let value = one.descriptor.to_be_bytes();
+            let entry = Entry {
+                key: b"k",
+                value: &value,
+            };
+            identity.set(b"d", &[entry], &[]);
+            let limit = Limit {
+                algorithm: match &one.algorithm {
+                    Algorithm::TokenBucket { .. } => Algorithm::TokenBucket {
+                        burst: one.requests_per_unit,
+                    },
+                    other => other.clone(),
+                },
+                ..Limit::fixed(one.requests_per_unit, Unit::Minute)
+            };
+            let counting = Counting {
+                charge: one.charge,
+                descriptor: one.descriptor,
+                ..Counting::from(one.hits)
+            };
+            batch.push(&identity, &limit, now, counting);
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap();
+        runtime.block_on(self.0.add(&batch, now)).unwrap()
+    }
+
+    fn send(&self, one: &One, millis: u64) -> Count {
+        self.send_all(std::slice::from_ref(one), millis)[0]
+    }
+
+    fn times_asked(&self) -> u64 {
+        self.0.store.times.load(Relaxed)
+    }
+}
+
+/// A door at which `one` was just refused, a second after two hits.
+fn refused(one: &One) -> Door {
+    let door = Door::new();
+    assert!(door.send(&one.hits(Hits::add(2)), 1_000).is_charged);
+    let told = door.send(one, 2_000);
+    assert!(told.is_over(2, Hits::ONE) && !told.is_charged && !told.is_cached);
+    door
+}
+
+#[test]
+fn what_was_refused_uncounted_is_answered_here_until_it_could_pass_and_no_longer() {
+    for one in refusing() {
+        let door = refused(&one);
+        let asked = door.times_asked();
+        // All of a window, of the period from the first hit, half of it for a token, and the
+        // half of the next window in which a half of two leaves room for one.
+        let passes_at = match one.algorithm {
+            Algorithm::FixedWindow => 60_000,
+            Algorithm::SlidingWindow => 90_000,
+            Algorithm::TokenBucket { .. } => 31_000,
+            _ => 61_000,
+        };
+        let told = door.send(&one, 2_500);
+        assert!(told.is_cached && told.is_over(2, Hits::ONE), "{one:?}");
+        assert_eq!(door.times_asked(), asked);
+        assert!(!door.send(&one, passes_at - 2).is_cached, "{one:?}");
+        let told = door.send(&one, passes_at - 1);
+        assert!(told.is_cached && told.is_over(2, Hits::ONE), "{one:?}");
+        assert_eq!(door.times_asked(), asked + 1);
+        if let Some(ends) = told.ends {
+            assert_eq!(ends.retry_in, Some(1), "{one:?}");
+        }
+        let told = door.send(&one, passes_at);
+        assert!(told.is_charged && !told.is_cached, "{one:?}");
+    }
+}
+
+#[test]
+fn another_number_of_hits_or_another_limit_asks_the_store() {
+    for one in refusing() {
+        let door = refused(&one);
+        assert!(door.send(&one, 2_000).is_cached);
+        // A window that holds its limit takes no number of hits.
+        let is_window = one.algorithm == Algorithm::FixedWindow;
+        let more = door.send(&one.hits(Hits::add(2)), 2_000);
+        assert_eq!(more.is_cached, is_window, "{one:?}");
+        let raised = door.send(&one.within(3), 2_000);
+        assert!(raised.is_charged && !raised.is_cached, "{one:?}");
+    }
+}
+
+#[test]
+fn a_look_beside_what_was_refused_is_told_the_truth() {
+    for one in refusing() {
+        let door = refused(&one);
+        let told = door.send(&one.hits(Hits::add(0)), 2_000);
+        assert_eq!((told.after, told.is_cached), (2, false), "{one:?}");
+        assert!(!told.is_over(2, Hits::add(0)));
+    }
+}
+
+#[test]
+fn what_is_given_back_makes_room_at_once() {
+    for one in refusing() {
+        let door = refused(&one);
+        let told = door.send(&one.hits(Hits::give_back(1)), 2_000);
+        assert!(told.is_charged && !told.is_cached, "{one:?}");
+        assert!(door.send(&one, 2_000).is_charged, "{one:?}");
+    }
+}
+
+#[test]
+fn what_was_refused_with_something_left_is_not_remembered() {
+    for one in refusing() {
+        let door = Door::new();
+        let three = one.hits(Hits::add(3));
+        assert!(!door.send(&three, 1_000).is_charged);
+        assert!(door.send(&one.hits(Hits::add(2)), 1_000).is_charged);
+        let told = door.send(&three, 1_000);
+        assert_eq!((told.after, told.is_cached), (2, false), "{one:?}");
+    }
+}
+
+#[test]
+fn hits_that_were_refused_for_others_of_their_request_can_pass_alone() {
+    for one in refusing() {
+        let one = One {
+            charge: Charge::Admitted,
+            ..one
+        };
+        let door = Door::new();
+        assert!(door.send(&one, 1_000).is_charged);
+        let told = door.send_all(&[one.clone(), one.clone()], 1_000);
+        assert!(told.iter().all(|count| !count.is_charged), "{one:?}");
+        assert!(told[1].is_over(2, Hits::ONE), "{one:?}");
+        assert!(door.send(&one, 1_000).is_charged, "{one:?}");
+    }
+}
+
+/// A limit of a history: the rule of its own key.
+fn rule(limits: &[Limit], change: impl FnOnce(&mut Rule)) -> (Vec<Limit>, Rule) {
+    let mut rule = Rule {
+        id: RuleId(0),
+        path: "k".into(),
+        allows: Allows::Unlimited,
+        replaces: Box::default(),
+        shadow_mode: false,
+        quota_mode: false,
+        counts: Counts::All,
+        on_store_loss: Default::default(),
+        metric: Default::default(),
+        metadata: Default::default(),
+    };
+    change(&mut rule);
+    (limits.to_vec(), rule)
+}
+
+/// One rule for each of the keys 0 to 9, of every way of counting, with limits this much higher.
+fn rules(more: u32) -> Matcher {
+    let limit = |requests_per_unit: u32, unit, algorithm| Limit {
+        algorithm: match algorithm {
+            Algorithm::TokenBucket { .. } => Algorithm::TokenBucket {
+                burst: requests_per_unit + more,
+            },
+            other => other,
+        },
+        ..Limit::fixed(requests_per_unit + more, unit)
+    };
+    let bucket = || Algorithm::TokenBucket { burst: 0 };
+    let fixed = |most, unit| limit(most, unit, Algorithm::FixedWindow);
+    let admitted = |rule: &mut Rule| rule.counts = Counts::Admitted;
+    let rules = [
+        rule(&[fixed(3, Unit::Minute)], |_| ()),
+        rule(&[fixed(2, Unit::Second), fixed(4, Unit::Minute)], |_| ()),
+        rule(&[fixed(2, Unit::Second), fixed(4, Unit::Minute)], admitted),
+        rule(&[limit(2, Unit::Minute, Algorithm::SlidingLog)], |_| ()),
+        rule(&[limit(3, Unit::Minute, Algorithm::SlidingWindow)], |_| ()),
+        rule(&[limit(2, Unit::Second, bucket())], |_| ()),
+        rule(&[limit(2, Unit::Minute, Algorithm::FirstHit)], |_| ()),
+        rule(&[limit(2, Unit::Minute, Algorithm::FirstHit)], admitted),
+        rule(
+            &[fixed(2, Unit::Minute), limit(3, Unit::Minute, bucket())],
+            |rule| {
+                rule.counts = Counts::Admitted;
+                rule.quota_mode = true;
+            },
+        ),
+        rule(&[limit(1, Unit::Second, Algorithm::SlidingLog)], |rule| {
+            rule.counts = Counts::Admitted;
+            rule.shadow_mode = true;
+        }),
+    ];
+    let mut matcher = Matcher::default();
+    let root = matcher.insert_domain(b"d");
+    for (key, (limits, rule)) in rules.into_iter().enumerate() {
+        let key = key.to_string();
+        let node = matcher.insert(root, key.as_bytes(), b"").unwrap();
+        matcher.set_rule(node, |id| Rule {
+            id,
+            allows: Allows::Within(limits.into()),
+            ..rule
+        });
+    }
+    matcher
+}
+
+/// One call of a history.
+#[derive(Clone, Debug)]
+struct Call {
+    worker: usize,
+    /// Milliseconds since the last one.
+    later: u64,
+    /// How much higher limits are.
+    more: usize,
+    descriptors: Vec<(usize, i64)>,
+}
+
+fn any_call(workers: usize, loads: usize) -> impl Strategy<Value = Call> {
+    let later = prop_oneof![
+        6 => Just(0_u64),
+        3 => 0..400_u64,
+        2 => 400..2_500_u64,
+        1 => 0..70_000_u64,
+    ];
+    let hits = prop_oneof![8 => Just(1_i64), 1 => Just(0), 2 => 2..5_i64, 1 => -3..0_i64];
+    let key = prop_oneof![2 => 0..10_usize, 1 => 0..2_usize];
+    let descriptors = proptest::collection::vec((key, hits), 1..3);
+    let more = prop_oneof![5 => Just(0), 1 => 0..loads];
+    (0..workers, later, more, descriptors).prop_map(|(worker, later, more, descriptors)| Call {
+        worker,
+        later,
+        more,
+        descriptors,
+    })
+}
+
+/// Sends the calls through caches of several workers, and past them to a store of their own.
+fn compare<S: Store>(
+    stores: [S; 2],
+    calls: &[Call],
+    modes: Modes,
+    share: impl Fn(&S) -> S,
+) -> Result<(), TestCaseError> {
+    let loads = [rules(0), rules(2), rules(5)];
+    let [plain, cached] = stores;
+    let shared = Arc::default();
+    let workers =
+        [(); 2].map(|()| OverLimitCache::new(share(&cached), 100_000, &shared, &Meters::default()));
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    let mut now = Timestamp::from_secs(1_795_230_000);
+    for (number, call) in calls.iter().enumerate() {
+        now = now.plus(Duration::from_millis(call.later));
+        let names: Vec<_> = call
+            .descriptors
+            .iter()
+            .map(|(key, _)| key.to_string())
+            .collect();
+        let mut request = Request::new(b"d");
+        for (name, (_, hits)) in names.iter().zip(&call.descriptors) {
+            request.push_entry(Entry {
+                key: name.as_bytes(),
+                value: b"v",
+            });
+            let count = hits.unsigned_abs();
+            let hits = if *hits < 0 {
+                Hits::give_back(count)
+            } else {
+                Hits::add(count)
+            };
+            request.push_descriptor(hits, None);
+        }
+        let plan = Plan::new(&loads[call.more], &request, modes, now);
+        let decide = |counts: &[Count]| -> Decision { decide(&plan, counts, modes, now) };
+        let without = runtime.block_on(plain.add(&plan.batch, now)).unwrap();
+        let with = runtime
+            .block_on(workers[call.worker].add(&plan.batch, now))
+            .unwrap();
+        prop_assert_eq!(
+            decide(&with),
+            decide(&without),
+            "call {} {:?}",
+            number,
+            call
+        );
+    }
+    Ok(())
+}
+
+fn memory() -> Arc<MemoryStore> {
+    Arc::new(MemoryStore::new(10_000))
+}
+
+fn two_places() -> PerSecond<Arc<MemoryStore>> {
+    PerSecond {
+        store: memory(),
+        per_second: Some(memory()),
+    }
+}
+
+fn share_both(both: &PerSecond<Arc<MemoryStore>>) -> PerSecond<Arc<MemoryStore>> {
+    PerSecond {
+        store: both.store.clone(),
+        per_second: both.per_second.clone(),
+    }
+}
+
+fn stopping(stops_when_over: bool) -> Modes {
+    Modes {
+        stops_when_over,
+        ..Modes::default()
+    }
+}
+
+proptest! {
+    #[test]
+    fn two_workers_answer_as_without_their_caches(
+        calls in proptest::collection::vec(any_call(2, 1), 1..120),
+        stops in any::<bool>(),
+    ) {
+        compare([memory(), memory()], &calls, stopping(stops), Arc::clone)?;
+    }
+
+    #[test]
+    fn so_does_one_whose_rules_change(
+        calls in proptest::collection::vec(any_call(1, 3), 1..120),
+        stops in any::<bool>(),
+    ) {
+        compare([memory(), memory()], &calls, stopping(stops), Arc::clone)?;
+    }
+
+    #[test]
+    fn so_do_two_over_two_places(
+        calls in proptest::collection::vec(any_call(2, 1), 1..120),
+        stops in any::<bool>(),
+    ) {
+        compare([two_places(), two_places()], &calls, stopping(stops), share_both)?;
+    }
+}
+
+#[test]
+fn where_charges_may_be_given_back_no_refusal_that_was_not_charged_is_remembered() {
+    let both = two_places();
+    let long = both.store.clone();
+    let cache = OverLimitCache::new(both, 10_000, &Arc::default(), &Meters::default());
+    let now = Timestamp::from_secs(0);
+    let one = |hits| {
+        let mut batch = Batch::default();
+        let mut identity = Identity::default();
+        identity.set(b"d", &[], &[]);
+        let counting = Counting {
+            charge: Charge::Admitted,
+            ..Counting::from(hits)
+        };
+        batch.push(&identity, &Limit::fixed(1, Unit::Day), now, counting);
+        batch
+    };
+    // Another caller's charge that is to be given back is in the way for a moment.
+    add(&long, &one(Hits::ONE), now);
+    assert_eq!(add(&cache, &one(Hits::ONE), now), [(1, false)]);
+    add(&long, &one(Hits::give_back(1)), now);
+    assert_eq!(add(&cache, &one(Hits::ONE), now), [(1, false)]);
+    assert_eq!(add(&cache, &one(Hits::add(0)), now), [(1, false)]);
+}
+
+#[test]
+fn hits_that_are_given_back_through_one_worker_make_room_at_the_others() {
+    for one in refusing() {
+        let (store, shared) = (memory(), Arc::default());
+        let workers = [(); 2]
+            .map(|()| OverLimitCache::new(store.clone(), 10_000, &shared, &Meters::default()));
+        let now = Timestamp::from_secs(2);
+        let send = |worker: usize, hits| {
+            let mut batch = Batch::default();
+            let mut identity = Identity::default();
+            identity.set(b"d", &[], &[]);
+            let limit = Limit {
+                algorithm: one.algorithm.clone(),
+                ..Limit::fixed(2, Unit::Minute)
+            };
+            let counting = Counting {
+                charge: one.charge,
+                ..Counting::from(hits)
+            };
+            batch.push(&identity, &limit, now, counting);
+            add(&workers[worker], &batch, now)[0]
+        };
+        send(0, Hits::add(2));
+        assert_eq!(
+            [send(0, Hits::ONE), send(0, Hits::ONE)],
+            [(2, false), (2, true)]
+        );
+        assert_eq!(send(1, Hits::give_back(1)), (1, false), "{one:?}");
+        assert_eq!(send(0, Hits::ONE), (2, false), "{one:?}");
+    }
+}
