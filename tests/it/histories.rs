@@ -1,7 +1,5 @@
 //! Short histories of concurrent calls; `make histories` makes long ones.
 
-use std::time::Duration;
-
 use crate::support::histories::{Place, Plan, run};
 
 async fn check(place: Place) {
@@ -10,10 +8,11 @@ async fn check(place: Place) {
         calls: 9_000,
         clients: 16,
         seed: 20_261_122,
-        stale: Duration::ZERO,
     };
-    let outcome = run(plan).await;
-    assert_eq!(outcome.violations, [""; 0], "{outcome:#?}");
+    let mut outcome = run(plan).await;
+    let found = outcome.violations.len();
+    outcome.violations.truncate(10);
+    assert_eq!(found, 0, "{outcome:#?}");
     // Or it would be no history.
     assert!(
         outcome.admitted > 1_000 && outcome.counters > 20,

@@ -34,6 +34,9 @@ const CLIENT_LIMIT: i64 = 30;
 /// Clients of one shared counter: the last of them has what the others leave it.
 const CLIENTS_OF_ONE: usize = 4;
 
+/// Replicas may go on to refuse for so long after hits were given back to another one.
+const STALE: Duration = Duration::from_secs(1);
+
 /// A caller gives back what it was admitted for so many admitted calls ago.
 const KEPT: usize = 6;
 
@@ -107,8 +110,6 @@ pub enum Place {
 }
 
 impl Place {
-    pub const ALL: [Self; 4] = [Self::Memory, Self::Redis, Self::TwoRedis, Self::Cluster];
-
     /// Whether one request may be judged in several places, so that a charge may be seen that is taken
     /// back.
     fn is_several(self) -> bool {
@@ -134,8 +135,6 @@ pub struct Plan {
     pub calls: usize,
     pub clients: usize,
     pub seed: u64,
-    /// After a give-back a refusal may be remembered for so long.
-    pub stale: Duration,
 }
 
 /// The replicas that are asked, and where they count.
@@ -409,7 +408,7 @@ async fn fill_up(servers: &Servers, caller: &Caller, plan: Plan) -> Vec<String> 
         if KINDS[asked.kind].charges_refused {
             continue;
         }
-        let patience = Instant::now() + plan.stale;
+        let patience = Instant::now() + 2 * STALE;
         for tries_before in 0.. {
             let left = asked.counters().map(|counter| {
                 let new = Some(counter.limit());
@@ -480,13 +479,12 @@ fn check(log: &[(Asked, Call)], plan: Plan) -> Vec<String> {
             violations.extend(account.told_twice(*counter));
         }
     }
-    let stale = u64::try_from(plan.stale.as_nanos()).unwrap();
     for (asked, call) in log {
         if call.admitted != Some(false) || call.hits < 0 {
             continue;
         }
         let is_explained = asked.counters().any(|counter| {
-            let others = counters[&counter].most(call, stale, plan.place.is_several());
+            let others = counters[&counter].most(call, plan.place.is_several());
             others + call.hits > counter.limit()
         });
         if !is_explained {
@@ -561,7 +559,8 @@ impl Account {
     }
 
     /// The most that may have been counted, but for `call` itself, while it was decided.
-    fn most(&self, call: &Call, stale: u64, sees_pending: bool) -> i64 {
+    fn most(&self, call: &Call, sees_pending: bool) -> i64 {
+        let stale = u64::try_from(STALE.as_nanos()).unwrap();
         let own = if self.charges_refused { call.hits } else { 0 };
         let charged = self.charged.before(call.received) - own;
         let given = self.given.before(call.sent.saturating_sub(stale));
@@ -614,11 +613,12 @@ fn the_checker_finds_what_no_order_explains() {
         calls: 0,
         clients: 0,
         seed: 0,
-        stale: Duration::ZERO,
     };
+    // Times are seconds.
+    let nanos = |secs: u64| secs * 1_000_000_000;
     let call = |sent: u64, hits: i64, admitted: bool| Call {
-        sent,
-        received: sent + 2,
+        sent: nanos(sent),
+        received: nanos(sent + 2),
         hits,
         admitted: Some(admitted),
         remaining: u32::try_from(sent).unwrap(),
