@@ -122,6 +122,8 @@ pub enum Charge {
     /// What its own limit refuses, or no limit of the request does
     /// (`STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT`).
     Stopping,
+    /// None: a look at what they would come to.
+    Never,
 }
 
 /// What being over means for the request as a whole.

@@ -46,12 +46,11 @@ impl Verdict {
     }
 
     /// Whether an increment is charged of which its own limit says `is_over`. What is given back
-    /// always is.
+    /// is, unless it is only looked at.
     pub fn charges(&self, terms: &Terms, is_over: bool) -> bool {
-        if terms.hits.given_back() > 0 {
-            return true;
-        }
         match terms.charge {
+            Charge::Never => false,
+            _ if terms.hits.given_back() > 0 => true,
             Charge::Always => true,
             Charge::Within => !is_over,
             Charge::Admitted => !self.refuses && !self.is_over(terms.descriptor),
@@ -90,7 +89,7 @@ mod tests {
         assert_eq!(charged, cases.map(|(.., is_charged)| is_charged));
     }
 
-    use Charge::{Admitted, Always, Stopping, Within};
+    use Charge::{Admitted, Always, Never, Stopping, Within};
     use Voice::{Quota, Refuses, Silent};
 
     #[test]
@@ -154,6 +153,16 @@ mod tests {
         assert_eq!(charged(Admitted), (true, false));
         assert_eq!(charged(Always), (true, true));
         assert_eq!(charged(Stopping), (true, true));
+    }
+
+    #[test]
+    fn a_look_is_never_charged_and_refuses_all_the_same() {
+        check([
+            (Never, Refuses, 0, true, false),
+            (Never, Refuses, 1, false, false),
+            (Admitted, Refuses, 2, false, false),
+            (Always, Refuses, 3, false, true),
+        ]);
     }
 
     #[test]

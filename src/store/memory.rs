@@ -417,9 +417,11 @@ impl MemoryStore {
             };
             *ahead = ahead.saturating_add(match increment.charge {
                 Charge::Always => increment.hits.added(),
-                Charge::Within | Charge::Admitted if !is_over => increment.hits.added(),
+                Charge::Within | Charge::Admitted | Charge::Never if !is_over => {
+                    increment.hits.added()
+                }
                 // The reference looks at all counters before it adds to any.
-                Charge::Within | Charge::Admitted | Charge::Stopping => 0,
+                Charge::Within | Charge::Admitted | Charge::Never | Charge::Stopping => 0,
             });
             judged.push((is_over, before));
         }

@@ -225,7 +225,11 @@ impl Local {
 /// What `share` would come to if its counter held `known`.
 fn judged(share: &Increment<'_>, known: u64) -> Count {
     let is_over = share.refuses(known);
-    let is_charged = !is_over || share.charge == Charge::Always;
+    let is_charged = match share.charge {
+        Charge::Always => true,
+        Charge::Never => false,
+        Charge::Within | Charge::Admitted | Charge::Stopping => !is_over,
+    };
     let (added, given_back) = if is_charged {
         (share.hits.added(), share.hits.given_back())
     } else {

@@ -225,7 +225,7 @@ enum Looked {
     /// By the store.
     Asks,
     /// By the store, which has to count these hits first.
-    AsksLate(Batch),
+    AsksLate(Box<Batch>),
 }
 
 fn gives_back(batch: &Batch) -> bool {
@@ -250,13 +250,10 @@ impl<S: Store> OverLimitCache<S> {
         now: Timestamp,
     ) -> Looked {
         let misses = || self.meters.misses.fetch_add(batch.len() as u64, Relaxed);
-        let asks = |late: Batch| match late.is_empty() {
-            true => Looked::Asks,
-            false => Looked::AsksLate(late),
-        };
+        let asks = |late: Option<_>| late.map_or(Looked::Asks, Looked::AsksLate);
         if gives_back(batch) {
             misses();
-            let mut late = Batch::default();
+            let mut late = None;
             self.caches.take_uncounted(batch, now, &mut late);
             self.caches.doubt(batch);
             return asks(late);
@@ -279,7 +276,7 @@ impl<S: Store> OverLimitCache<S> {
         if answers.len() < batch.len() {
             misses();
             entries.doubt_other_limits(batch);
-            let mut late = Batch::default();
+            let mut late = None;
             entries.take_uncounted(batch, now, &mut late);
             return asks(late);
         }
@@ -319,7 +316,7 @@ impl<S: Store> OverLimitCache<S> {
     /// Has the store count what was refused here, and then `batch`.
     async fn add_late(
         &self,
-        mut late: Batch,
+        mut late: Box<Batch>,
         counts: &mut CountList,
         batch: &Batch,
         now: Timestamp,
@@ -368,7 +365,7 @@ impl<S: Store> OverLimitCache<S> {
 
 impl Caches {
     /// Moves into `late` the hits on the counters of `batch` that no cache has counted in the store yet.
-    fn take_uncounted(&self, batch: &Batch, now: Timestamp, late: &mut Batch) {
+    fn take_uncounted(&self, batch: &Batch, now: Timestamp, late: &mut Option<Box<Batch>>) {
         for known in self.lock().iter() {
             known.lock().take_uncounted(batch, now, late);
         }
@@ -497,7 +494,7 @@ impl Entries {
     }
 
     /// Moves into `late` the hits on the counters of `batch` that were refused here and are to count.
-    fn take_uncounted(&self, batch: &Batch, now: Timestamp, late: &mut Batch) {
+    fn take_uncounted(&self, batch: &Batch, now: Timestamp, late: &mut Option<Box<Batch>>) {
         for increment in batch.iter() {
             let Some(over) = self.get(increment.key) else {
                 continue;
@@ -515,6 +512,7 @@ impl Entries {
                 descriptor: u32::MAX,
                 ..increment.terms
             };
+            let late = late.get_or_insert_default();
             late.append_one(Increment { terms, ..increment });
         }
     }

@@ -1,14 +1,17 @@
 //! Limits per second in a store of their own: they make most of the load, and losing them costs
 //! least.
 
-use super::{Deadline, Store, StoreError, split::Split};
+use super::{
+    Deadline, Store, StoreError,
+    split::{Places, Split},
+};
 use crate::{
     counter::{Batch, CountList},
     window::Timestamp,
 };
 
-/// Two stores as one. Both are asked at the same time; an error of either is an error, and what
-/// the other has counted stays counted.
+/// Two stores as one. Both are asked at the same time, unless one is not well; an error of either is an
+/// error. [`Split`] says what is counted then.
 #[derive(Debug)]
 pub struct PerSecond<S> {
     pub store: S,
@@ -51,27 +54,50 @@ impl<S: Store> PerSecond<S> {
         now: Timestamp,
         deadline: Deadline,
     ) -> Result<CountList, StoreError> {
-        let split = Split::new(batch, |increment| usize::from(increment.is_per_second));
-        match split.only() {
-            Some(0) => return add(&self.store, batch, now, deadline).await,
-            Some(_) => return add(per_second, batch, now, deadline).await,
-            None => {}
-        }
-        let both = async |parts: &[Batch], deadline| {
-            let (long, short) = (&parts[0], &parts[1]);
-            tokio::join!(
-                add(&self.store, long, now, deadline),
-                add(per_second, short, now, deadline)
-            )
+        let places = batch.all_terms().map(|terms| terms.is_per_second.into());
+        let split = Split::new(places.collect());
+        let both = Both {
+            long: &self.store,
+            short: per_second,
+            now,
         };
-        let (long, short) = both(split.parts(), deadline).await;
-        let counts = split.merge(vec![long?, short?]);
-        let mut counts = counts.ok_or(StoreError::Refused)?;
-        if let Some(back) = split.overcharged(batch, &mut counts) {
-            // The decision stands, whether they take it back or not.
-            let _ = both(&back, Deadline::of_store()).await;
+        match split.only() {
+            Some(0) => add(both.long, batch, now, deadline).await,
+            Some(_) => add(both.short, batch, now, deadline).await,
+            None => split.add(batch, &both, deadline).await,
         }
-        Ok(counts)
+    }
+}
+
+/// The two places of one request.
+struct Both<'a, S> {
+    long: &'a S,
+    short: &'a S,
+    now: Timestamp,
+}
+
+impl<S: Store> Places for Both<'_, S> {
+    async fn add(&self, parts: &[Batch], deadline: Deadline) -> Vec<Result<CountList, StoreError>> {
+        let [long, short] = parts else {
+            return vec![Err(StoreError::Refused)];
+        };
+        let long = add(self.long, long, self.now, deadline);
+        let short = add(self.short, short, self.now, deadline);
+        // Where one is not well the other is asked only once it is known what its rules say to that.
+        let (long, short) = if !self.long.is_well() {
+            match long.await {
+                Err(error) => (Err(error), Err(error)),
+                long => (long, short.await),
+            }
+        } else if !self.short.is_well() {
+            match short.await {
+                Err(error) => (Err(error), Err(error)),
+                short => (long.await, short),
+            }
+        } else {
+            tokio::join!(long, short)
+        };
+        vec![long, short]
     }
 }
 
@@ -82,7 +108,9 @@ async fn add<S: Store>(
     deadline: Deadline,
 ) -> Result<CountList, StoreError> {
     let mut counts = CountList::new();
-    store.add_into(&mut counts, batch, now, deadline).await?;
+    if !batch.is_empty() {
+        store.add_into(&mut counts, batch, now, deadline).await?;
+    }
     Ok(counts)
 }
 

@@ -28,9 +28,9 @@ use tokio::{
     task::JoinSet,
 };
 
-use super::{Deadline, Store, StoreError};
+use super::{Deadline, Store, StoreError, split};
 use crate::{
-    counter::{Batch, Count, CountList},
+    counter::{Batch, CountList},
     window::Timestamp,
 };
 
@@ -67,7 +67,7 @@ pub use trouble::Trouble;
 
 use address::{Place, Whereabouts};
 use batcher::{Batcher, Role};
-use cluster::Part;
+use cluster::Parts;
 use connection::Connector;
 use lane::{Answer, Lane, Places};
 use map::Map;
@@ -349,7 +349,6 @@ impl RedisStore {
             .map(Pushed::Whole)
     }
 
-    /// Adds one part for each node.
     async fn add_to_cluster(
         view: Arc<View>,
         key_prefix: &[u8],
@@ -357,41 +356,63 @@ impl RedisStore {
         now: Timestamp,
         deadline: Deadline,
     ) -> Result<CountList, StoreError> {
-        let parts = cluster::parts(&view.map, key_prefix, batch)?;
-        let mut counts = Self::add_parts(&view, &parts, batch.len(), now, deadline).await?;
-        if let Some(back) = cluster::overcharged(&parts, batch, &mut counts) {
-            // The decision stands, whether they take it back or not.
-            let _ = Self::add_parts(&view, &back, 0, now, Deadline::of_store()).await;
+        let Parts { split, nodes } = cluster::parts(&view.map, key_prefix, batch)?;
+        if let Some(only) = split.only() {
+            let mut counts = CountList::new();
+            let answer = view.lanes[nodes[only]].push(batch, now, deadline, None)?;
+            answer.fetch(&mut counts).await?;
+            return Ok(counts);
         }
-        Ok(counts)
+        let nodes = Nodes { view, nodes, now };
+        split.add(batch, &nodes, deadline).await
     }
+}
 
-    /// The counts of a request of `increments` increments, put together from its parts.
-    async fn add_parts(
-        view: &View,
-        parts: &[Part],
-        increments: usize,
-        now: Timestamp,
-        deadline: Deadline,
-    ) -> Result<CountList, StoreError> {
-        // If one of them cannot be counted, nothing is.
-        for part in parts {
-            view.lanes[part.node].admit()?;
+/// The nodes of a cluster that one request goes to.
+struct Nodes {
+    view: Arc<View>,
+    /// The place on the map of each part's node.
+    nodes: Vec<usize>,
+    now: Timestamp,
+}
+
+impl Nodes {
+    /// Queues all parts, or none.
+    fn push(&self, parts: &[Batch], deadline: Deadline) -> Result<Vec<Option<Answer>>, StoreError> {
+        let lanes = || self.nodes.iter().map(|&node| &self.view.lanes[node]);
+        for (_, lane) in parts
+            .iter()
+            .zip(lanes())
+            .filter(|(part, _)| !part.is_empty())
+        {
+            lane.admit()?;
         }
-        let mut answers = Vec::with_capacity(parts.len());
-        for part in parts {
-            answers.push(view.lanes[part.node].push(&part.batch, now, deadline, None)?);
-        }
+        let push = |(part, lane): (&Batch, &Arc<Lane>)| match part.is_empty() {
+            true => Ok(None),
+            // Who leaves the queue is not sent.
+            false => lane.push(part, self.now, deadline, None).map(Some),
+        };
+        parts.iter().zip(lanes()).map(push).collect()
+    }
+}
+
+impl split::Places for Nodes {
+    async fn add(&self, parts: &[Batch], deadline: Deadline) -> Vec<Result<CountList, StoreError>> {
+        let answers = match self.push(parts, deadline) {
+            Ok(answers) => answers,
+            Err(error) => return parts.iter().map(|_| Err(error)).collect(),
+        };
         // All are on their way; who is waited for first does not matter.
-        let mut counts = CountList::from_elem(Count::from(0), increments);
-        for (part, answer) in parts.iter().zip(answers) {
-            let mut own = CountList::new();
-            answer.fetch(&mut own).await?;
-            for (index, count) in part.indices.iter().zip(own) {
-                counts[*index] = count;
-            }
+        let mut told = Vec::with_capacity(answers.len());
+        for answer in answers {
+            let mut counts = CountList::new();
+            let fetched = match answer {
+                Some(answer) => answer.fetch(&mut counts).await,
+                None => Ok(()),
+            };
+            told.push(fetched.map(|()| counts));
         }
-        Ok(counts)
+        told
     }
 }
 

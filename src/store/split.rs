@@ -1,40 +1,57 @@
 //! One request over several stores.
 //!
-//! Each part is judged where it lives. What a rule with `count: admitted` was charged in one place
-//! although another refused the request is given back at once; until it is, others can find that
-//! counter fuller than it should be, never emptier.
+//! Where limits are judged together, all places are asked first what the request would come to
+//! there, and nothing is charged. Then each is charged what the request as a whole is to be charged.
+//! What another caller took in between is found out by the charge itself: a rule with `count:
+//! admitted` that was charged although the request is then refused, or fails, is given it back at
+//! once. Until it is, others can find that counter fuller than it should be, never emptier.
 
+use std::future::Future;
+
+use smallvec::SmallVec;
+
+use super::{Deadline, StoreError};
 use crate::{
-    counter::{Batch, Charge, Count, CountList, Increment},
+    counter::{Batch, Charge, Count, CountList, Increment, Terms, Voice},
+    limit::OnStoreLoss,
     request::Hits,
     verdict::Verdict,
 };
 
-/// The parts of a batch, and where each increment went.
-#[derive(Debug)]
-pub(super) struct Split {
-    parts: Vec<Batch>,
-    places: Vec<usize>,
+/// Where the parts of a batch live.
+pub(super) trait Places: Sync {
+    /// Adds each part at its place, all at the same time, and waits for all of them. Nothing is
+    /// asked where nothing is to be added. An error for all of them if one place cannot answer, as
+    /// far as that is known beforehand.
+    fn add(
+        &self,
+        parts: &[Batch],
+        deadline: Deadline,
+    ) -> impl Future<Output = Vec<Result<CountList, StoreError>>> + Send;
 }
 
+/// Where each increment of a batch lives.
+#[derive(Debug)]
+pub(super) struct Split {
+    places: Vec<usize>,
+    /// One more than the highest place.
+    parts: usize,
+}
+
+/// What is to happen to each increment of a batch; nothing if its place is not asked.
+type Chosen = SmallVec<[Option<Terms>; 8]>;
+
 impl Split {
-    /// `place` says where an increment lives: a small number, for there is a part for each up to
-    /// the highest.
-    pub(super) fn new(batch: &Batch, place: impl Fn(&Increment<'_>) -> usize) -> Self {
-        let places: Vec<usize> = batch.iter().map(|increment| place(&increment)).collect();
-        let mut parts = Vec::new();
-        for (increment, &place) in batch.iter().zip(&places) {
-            if parts.len() <= place {
-                parts.resize_with(place + 1, Batch::default);
-            }
-            parts[place].append_one(increment);
-        }
-        Self { parts, places }
+    /// `places` are small numbers, for there is a part for each up to the highest.
+    pub(super) fn new(places: Vec<usize>) -> Self {
+        let parts = places.iter().max().map_or(0, |highest| highest + 1);
+        Self { places, parts }
     }
 
-    /// The parts, some of them empty.
-    pub(super) fn parts(&self) -> &[Batch] {
-        &self.parts
+    /// The place of each increment, in order.
+    #[cfg(test)]
+    pub(super) fn places(&self) -> &[usize] {
+        &self.places
     }
 
     /// The one place where all increments live, if it is one.
@@ -43,57 +60,154 @@ impl Split {
         others.iter().all(|place| place == first).then_some(*first)
     }
 
-    /// The counts of all parts in the order of the request, those of each part being in order.
-    pub(super) fn merge(&self, counts: Vec<CountList>) -> Option<CountList> {
-        let mut counts: Vec<_> = counts.into_iter().map(CountList::into_iter).collect();
-        let places = self.places.iter();
-        places.map(|&place| counts.get_mut(place)?.next()).collect()
+    /// Adds `batch`, which is in more than one place.
+    ///
+    /// # Errors
+    ///
+    /// If a place does not answer. What is judged together is charged nowhere then, save where it
+    /// did not answer; other hits may have counted.
+    pub(super) async fn add(
+        &self,
+        batch: &Batch,
+        places: &impl Places,
+        deadline: Deadline,
+    ) -> Result<CountList, StoreError> {
+        let mut counts = CountList::from_elem(Count::from(0), batch.len());
+        if batch.all_terms().all(Terms::stands_alone) {
+            let all = batch.all_terms().map(|terms| Some(*terms)).collect();
+            self.send(batch, &all, places, &mut counts, deadline)
+                .await?;
+            return Ok(counts);
+        }
+        let looks = batch.all_terms().map(looked_at).collect();
+        self.send(batch, &looks, places, &mut counts, deadline)
+            .await?;
+        let charged = charged(batch, &counts);
+        if charged.iter().flatten().all(|terms| terms.hits.is_peek()) {
+            return Ok(counts);
+        }
+        let sent = self
+            .send(batch, &charged, places, &mut counts, deadline)
+            .await;
+        let back = overcharged(batch, &mut counts, sent.is_err());
+        if back.iter().any(Option::is_some) {
+            let mut ignored = counts.clone();
+            // The decision stands, whether they take it back or not.
+            let _ = self
+                .send(batch, &back, places, &mut ignored, Deadline::of_store())
+                .await;
+        }
+        sent.map(|()| counts)
     }
 
-    /// What was charged although the request as a whole is refused, to be given back to each part;
-    /// nothing if that is nothing. `counts` then no longer say that it is charged.
-    pub(super) fn overcharged(&self, batch: &Batch, counts: &mut [Count]) -> Option<Vec<Batch>> {
-        overcharged_at(batch, counts, &self.places, self.parts.len())
+    /// Asks the places of what is `chosen`, and puts their answers into `counts`: those that there are, if
+    /// one is an error.
+    async fn send(
+        &self,
+        batch: &Batch,
+        chosen: &Chosen,
+        places: &impl Places,
+        counts: &mut CountList,
+        deadline: Deadline,
+    ) -> Result<(), StoreError> {
+        let mut parts: Vec<Batch> = (0..self.parts).map(|_| Batch::default()).collect();
+        for ((increment, terms), &place) in batch.iter().zip(chosen).zip(&self.places) {
+            if let Some(terms) = *terms {
+                parts[place].append_one(Increment { terms, ..increment });
+            }
+        }
+        let told = places.add(&parts, deadline).await;
+        let mut error = None;
+        let mut told: Vec<_> = told
+            .into_iter()
+            .map(|told| told.inspect_err(|why| error = error.or(Some(*why))))
+            .map(|told| told.ok().map(CountList::into_iter))
+            .collect();
+        for ((count, terms), &place) in counts.iter_mut().zip(chosen).zip(&self.places) {
+            let Some(Some(told)) = told.get_mut(place) else {
+                continue;
+            };
+            if terms.is_some() {
+                match told.next() {
+                    Some(told) => *count = told,
+                    None => error = error.or(Some(StoreError::Refused)),
+                }
+            }
+        }
+        error.map_or(Ok(()), Err)
     }
 }
 
-/// The same, where each increment lives at its place of `places`, of which there are `parts`.
-pub(super) fn overcharged_at(
-    batch: &Batch,
-    counts: &mut [Count],
-    places: &[usize],
-    parts: usize,
-) -> Option<Vec<Batch>> {
-    let increments: Vec<_> = batch.iter().collect();
-    let judged = increments.iter().zip(counts.iter());
-    let verdict = Verdict::new(judged.map(|(increment, count)| {
-        (
-            &increment.terms,
-            count.is_over(increment.limit, increment.hits),
-        )
-    }));
-    let mut back: Option<Vec<Batch>> = None;
-    for ((increment, count), &place) in increments.iter().zip(counts).zip(places) {
-        let hits = increment.hits.added();
-        if increment.charge != Charge::Admitted
+fn looked_at(terms: &Terms) -> Option<Terms> {
+    Some(Terms {
+        charge: Charge::Never,
+        ..*terms
+    })
+}
+
+/// Whether the limit of `terms` refuses what led to `count`, or would lead to what follows upon it.
+fn is_over(terms: &Terms, count: &Count) -> bool {
+    let leaves = if count.is_charged {
+        0
+    } else {
+        terms.hits.given_back()
+    };
+    let after = count.after.saturating_sub(leaves);
+    Count { after, ..*count }.is_over(terms.limit, terms.hits)
+}
+
+fn verdict(batch: &Batch, counts: &[Count]) -> Verdict {
+    let judged = batch.all_terms().zip(counts);
+    Verdict::new(judged.map(|(terms, count)| (terms, is_over(terms, count))))
+}
+
+/// What is to be charged, after a look at all places has led to `counts`.
+fn charged(batch: &Batch, counts: &[Count]) -> Chosen {
+    let verdict = verdict(batch, counts);
+    let charged = |(terms, count): (&Terms, &Count)| {
+        verdict
+            .charges(terms, is_over(terms, count))
+            .then_some(Terms {
+                charge: match terms.charge {
+                    // Nobody but all places together can say any more that it is to be left out.
+                    Charge::Stopping => Charge::Always,
+                    own => own,
+                },
+                voice: match terms.voice {
+                    // One place does not know all quotas.
+                    Voice::Quota => Voice::Silent,
+                    own => own,
+                },
+                ..*terms
+            })
+    };
+    batch.all_terms().zip(counts).map(charged).collect()
+}
+
+/// What was charged although the request as a whole is refused, or `has_failed`, to be given back.
+/// `counts` then no longer say that it is charged.
+fn overcharged(batch: &Batch, counts: &mut [Count], has_failed: bool) -> Chosen {
+    let verdict = verdict(batch, counts);
+    let back = |(terms, count): (&Terms, &mut Count)| {
+        let hits = terms.hits.added();
+        let was_let_pass = count.is_degraded && terms.on_loss == OnStoreLoss::Allow;
+        if terms.charge != Charge::Admitted
             || hits == 0
             || !count.is_charged
-            || verdict.charges(&increment.terms, false)
+            || was_let_pass
+            || !has_failed && verdict.charges(terms, false)
         {
-            continue;
+            return None;
         }
-        let mut terms = increment.terms;
-        terms.hits = Hits::give_back(hits);
-        terms.charge = Charge::Always;
-        let empty = || (0..parts).map(|_| Batch::default()).collect();
-        back.get_or_insert_with(empty)[place].append_one(Increment {
-            terms,
-            ..*increment
-        });
         count.is_charged = false;
         count.after = count.after.saturating_sub(hits);
-    }
-    back
+        Some(Terms {
+            hits: Hits::give_back(hits),
+            charge: Charge::Always,
+            ..*terms
+        })
+    };
+    batch.all_terms().zip(counts).map(back).collect()
 }
 
 #[cfg(test)]

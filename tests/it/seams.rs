@@ -1,15 +1,19 @@
-//! Where one counter is known in two places: the over-limit cache
-//! of each worker.
+//! Where one counter is known in two places, and where one request goes to two: the over-limit cache
+//! of each worker, a Redis for limits per second, the slots of a cluster.
 
-use crate::support::{
-    ask::{Client, ask, connect, descriptor, is_ok, request, send},
-    eventually,
-    redis::Redis,
-    tollgate::{self, Tollgate},
-};
 use ::tollgate::grpc::proto::envoy::{
     extensions::common::ratelimit::v3::RateLimitDescriptor,
     service::ratelimit::v3::{RateLimitResponse, rate_limit_response::Code},
+};
+use tokio::task::JoinSet;
+use tonic::Code as Grpc;
+
+use crate::support::{
+    ask::{Client, ask, connect, descriptor, is_ok, request, send},
+    cluster::Cluster,
+    eventually,
+    redis::Redis,
+    tollgate::{self, Tollgate},
 };
 
 async fn one(client: &mut Client, key: &str) -> bool {
@@ -112,4 +116,166 @@ async fn a_counter_that_was_deleted_makes_room_before_long() {
     })
     .await;
     assert!(one(&mut here, "fixed").await);
+}
+
+fn with_two(rules: &str, redis: &Redis, per_second: &Redis, more: &[&str]) -> Tollgate {
+    tollgate::with_rules(rules)
+        .redis_at(&redis.url(), "10s")
+        .args(["--redis-per-second"])
+        .args(["--redis-per-second-url", &per_second.url()])
+        .args(more.iter().copied())
+        .start()
+}
+
+/// Bursts of more calls than a long limit has, and what it then still lets pass.
+async fn check_bursts(server: &Tollgate, keys: &'static [&'static str]) {
+    let client = connect(server.grpc).await;
+    let mut admitted = 0;
+    for _ in 0..3 {
+        let mut calls = JoinSet::new();
+        for _ in 0..64 {
+            let mut client = client.clone();
+            calls.spawn(async move { passing(&mut client, keys, 1).await });
+        }
+        admitted += calls.join_all().await.into_iter().sum::<usize>();
+        assert!(admitted <= 30);
+    }
+    let mut client = client.clone();
+    eventually("all of the long limit is admitted", async || {
+        admitted += passing(&mut client, keys, 1).await;
+        admitted == 30
+    })
+    .await;
+    assert_eq!(passing(&mut client, keys, 10).await, 0);
+}
+
+#[tokio::test]
+async fn bursts_over_two_redis_lock_nobody_out() {
+    const RULES: &str = "
+domain: d
+descriptors: [{key: k, count: admitted, rate_limits: [5/second, 30/year]}]
+";
+    let (redis, per_second) = (Redis::start(), Redis::start());
+    check_bursts(&with_two(RULES, &redis, &per_second, &[]), &["k"]).await;
+}
+
+#[tokio::test]
+async fn bursts_over_two_slots_lock_nobody_out() {
+    const RULES: &str = "
+domain: d
+descriptors:
+  - {key: short, count: admitted, rate_limits: [5/second]}
+  - {key: long, count: admitted, rate_limits: [30/year]}
+";
+    let cluster = Cluster::start(0);
+    let server = tollgate::with_rules(RULES)
+        .redis_at(&cluster.url(), "10s")
+        .start();
+    let mut client = connect(server.grpc).await;
+    eventually("the slots are known", async || {
+        ask(&mut client, "d", &[("other", "v")]).await.is_ok()
+            && send(
+                &mut client,
+                request("d", vec![hits("short", 0), hits("long", 0)]),
+            )
+            .await
+            .is_ok()
+    })
+    .await;
+    check_bursts(&server, &["short", "long"]).await;
+}
+
+#[tokio::test]
+async fn a_redis_that_is_gone_costs_the_other_one_nothing() {
+    const RULES: &str = "
+domain: d
+descriptors:
+  - {key: admitted, count: admitted, rate_limits: [1000/100000000seconds, 100/year]}
+  - {key: all, rate_limits: [1000/100000000seconds, 100/year]}
+";
+    let (redis, mut per_second) = (Redis::start(), Redis::start());
+    let server = with_two(RULES, &redis, &per_second, &[]);
+    let mut client = connect(server.grpc).await;
+    assert!(one(&mut client, "admitted").await && one(&mut client, "all").await);
+    per_second.kill();
+    let fails = async |client: &mut Client, key: &str| {
+        let told = ask(client, "d", &[(key, "v")]).await;
+        assert_eq!(told.unwrap_err().code(), Grpc::Unavailable);
+    };
+    fails(&mut client, "admitted").await;
+    eventually("the loss is known", async || {
+        server.metric("tollgate_stores_lost") == 1
+    })
+    .await;
+    for _ in 0..50 {
+        fails(&mut client, "admitted").await;
+        fails(&mut client, "all").await;
+    }
+    per_second.restart();
+    eventually("it is back", async || {
+        let look = request("d", vec![hits("admitted", 0)]);
+        send(&mut client, look).await.is_ok()
+    })
+    .await;
+    for key in ["admitted", "all"] {
+        assert_eq!(remaining(&mut client, key, 1).await, 98, "{key}");
+    }
+}
+
+#[tokio::test]
+async fn quotas_in_two_places_are_judged_together() {
+    const RULES: &str = "
+domain: d
+descriptors:
+  - {key: short, count: admitted, quota_mode: true, rate_limits: [1/100000000seconds]}
+  - {key: long, count: admitted, quota_mode: true, rate_limits: [1000/year]}
+  - {key: plain, count: admitted, rate_limits: [5/100000000seconds]}
+";
+    let (redis, per_second) = (Redis::start(), Redis::start());
+    let server = with_two(RULES, &redis, &per_second, &["--local-cache-bytes", "0"]);
+    let mut client = connect(server.grpc).await;
+    let admitted = passing(&mut client, &["short", "long", "plain"], 12).await;
+    assert_eq!(admitted, 5);
+    assert_eq!(remaining(&mut client, "plain", 0).await, 0);
+}
+
+const STOPPED: &str = "
+domain: d
+descriptors:
+  - {key: over, rate_limits: [1/100000000seconds]}
+  - {key: other, rate_limits: [100/year]}
+";
+
+/// Twenty requests that one limit refuses leave the other as it is.
+async fn check_stop(server: &Tollgate) {
+    let mut client = connect(server.grpc).await;
+    eventually("it answers", async || {
+        send(
+            &mut client,
+            request("d", vec![hits("over", 0), hits("other", 0)]),
+        )
+        .await
+        .is_ok()
+    })
+    .await;
+    remaining(&mut client, "over", 1).await;
+    assert_eq!(passing(&mut client, &["over", "other"], 20).await, 0);
+    assert_eq!(remaining(&mut client, "other", 0).await, 100);
+}
+
+#[tokio::test]
+async fn a_stop_over_two_redis_leaves_out_what_would_have_passed() {
+    let (redis, per_second) = (Redis::start(), Redis::start());
+    let more = ["--stop-when-over", "--local-cache-bytes", "0"];
+    check_stop(&with_two(STOPPED, &redis, &per_second, &more)).await;
+}
+
+#[tokio::test]
+async fn a_stop_over_two_slots_leaves_out_what_would_have_passed() {
+    let cluster = Cluster::start(0);
+    let server = tollgate::with_rules(STOPPED)
+        .redis_at(&cluster.url(), "10s")
+        .args(["--stop-when-over", "--local-cache-bytes", "0"])
+        .start();
+    check_stop(&server).await;
 }

@@ -14,8 +14,8 @@ use super::{
     trouble::Trouble,
 };
 use crate::{
-    counter::{Batch, Count},
-    store::{StoreError, split::overcharged_at},
+    counter::Batch,
+    store::{StoreError, split::Split},
 };
 
 /// How long one node may think before the next is asked.
@@ -145,84 +145,51 @@ fn place(node: &Value, asked: &Place) -> Option<Place> {
     Some(Place::told(&host.unwrap_or_default(), port, asked))
 }
 
-/// What one node has to count of a request.
+/// A request by the owners of its keys.
 #[derive(Debug)]
-pub(super) struct Part {
-    /// The node's place on the map.
-    pub(super) node: usize,
-    pub(super) batch: Batch,
-    /// Where the increments stood in the whole.
-    pub(super) indices: Vec<usize>,
-    /// What is one step needs one slot.
-    slot: Option<u16>,
+pub(super) struct Parts {
+    /// Which part each increment belongs to.
+    pub(super) split: Split,
+    /// The place on the map of each part's node.
+    pub(super) nodes: Vec<usize>,
 }
 
-/// Takes `batch` apart by the owners of its keys, each of which begins with `prefix`. Increments
-/// that stop one another are one step only within a slot; those of different slots are judged on
-/// their own.
+/// Finds the owners of the keys of `batch`, each of which begins with `prefix`. What is judged
+/// together is one step only within a slot, and so has a part for each.
 ///
 /// # Errors
 ///
 /// If a slot has no owner: nothing is counted then.
-pub(super) fn parts(map: &Map, prefix: &[u8], batch: &Batch) -> Result<Vec<Part>, StoreError> {
-    let mut parts: Vec<Part> = Vec::new();
+pub(super) fn parts(map: &Map, prefix: &[u8], batch: &Batch) -> Result<Parts, StoreError> {
+    let mut nodes = Vec::new();
+    let mut parts = Vec::new();
+    let mut places = Vec::with_capacity(batch.len());
     let mut whole_key = Vec::new();
     let is_step = batch.iter().any(|increment| !increment.stands_alone());
-    for (index, increment) in batch.iter().enumerate() {
+    for index in 0..batch.len() {
+        let key = batch.key(index);
         let (slot, node) = if prefix.is_empty() {
-            map.owner(increment.key)
+            map.owner(key)
         } else {
             whole_key.clear();
             whole_key.extend_from_slice(prefix);
-            whole_key.extend_from_slice(increment.key);
+            whole_key.extend_from_slice(key);
             map.owner(&whole_key)
         };
-        let node = node.ok_or(StoreError::Unreachable)?;
         let slot = is_step.then_some(slot);
-        let known = parts
-            .iter()
-            .position(|part| part.node == node && part.slot == slot);
-        let part = known.unwrap_or_else(|| {
-            parts.push(Part {
-                node,
-                batch: Batch::default(),
-                indices: Vec::new(),
-                slot,
-            });
+        let node = node.ok_or(StoreError::Unreachable)?;
+        let part = (node, slot);
+        let known = parts.iter().position(|known| *known == part);
+        places.push(known.unwrap_or_else(|| {
+            parts.push(part);
+            nodes.push(node);
             parts.len() - 1
-        });
-        parts[part].batch.append_range(batch, index..index + 1);
-        parts[part].indices.push(index);
+        }));
     }
-    Ok(parts)
-}
-
-/// What the parts of `batch` were charged although the request as a whole is refused, for each of
-/// them to be given back; nothing if that is nothing. `counts` then no longer say that it is
-/// charged.
-pub(super) fn overcharged(
-    parts: &[Part],
-    batch: &Batch,
-    counts: &mut [Count],
-) -> Option<Vec<Part>> {
-    if parts.len() < 2 {
-        return None;
-    }
-    let mut places = vec![0; batch.len()];
-    for (place, part) in parts.iter().enumerate() {
-        for &index in &part.indices {
-            places[index] = place;
-        }
-    }
-    let back = overcharged_at(batch, counts, &places, parts.len())?;
-    let back = parts.iter().zip(back).map(|(part, batch)| Part {
-        node: part.node,
-        batch,
-        // Nobody asks for these counts.
-        indices: Vec::new(),
-        slot: part.slot,
-    });
-    Some(back.filter(|part| !part.batch.is_empty()).collect())
+    Ok(Parts {
+        split: Split::new(places),
+        nodes,
+    })
 }
 
 #[cfg(test)]
@@ -308,20 +275,15 @@ mod tests {
         let values: Vec<_> = values.iter().map(String::as_str).collect();
         let whole = batch(&values, Charge::Always);
         let parts_of_all = parts(&map, b"", &whole).unwrap();
-        assert_eq!(parts_of_all.len(), 2);
-        let mut seen: Vec<_> = Vec::new();
-        for part in &parts_of_all {
-            assert_eq!(part.batch.len(), part.indices.len());
-            for (increment, index) in part.batch.iter().zip(&part.indices) {
-                assert_eq!(map.owner(increment.key).1, Some(part.node));
-                assert_eq!(increment.key, whole.iter().nth(*index).unwrap().key);
-                seen.push(*index);
-            }
+        assert_eq!(parts_of_all.nodes.len(), 2);
+        let places = parts_of_all.split.places();
+        assert_eq!(places.len(), 20);
+        for (increment, place) in whole.iter().zip(places) {
+            let node = parts_of_all.nodes[*place];
+            assert_eq!(map.owner(increment.key).1, Some(node));
         }
-        seen.sort_unstable();
-        assert_eq!(seen, (0..20).collect::<Vec<_>>());
         // A prefix with a hash tag of its own puts everything into one slot.
-        assert_eq!(parts(&map, b"{all}", &whole).unwrap().len(), 1);
+        assert_eq!(parts(&map, b"{all}", &whole).unwrap().nodes.len(), 1);
     }
 
     #[test]
@@ -330,12 +292,14 @@ mod tests {
         assert_eq!(
             parts(&map, b"", &batch(&["a", "b", "a"], Charge::Within))
                 .unwrap()
+                .nodes
                 .len(),
             1
         );
-        let admitted = parts(&map, b"", &batch(&["a", "b", "a"], Charge::Admitted)).unwrap();
-        assert_eq!(admitted.len(), 2);
-        assert_eq!(admitted[0].indices, [0, 2]);
+        let admitted = batch(&["a", "b", "a"], Charge::Admitted);
+        let admitted = parts(&map, b"", &admitted).unwrap();
+        assert_eq!(admitted.nodes.len(), 2);
+        assert_eq!(admitted.split.places(), [0, 1, 0]);
     }
 
     #[test]

@@ -222,6 +222,7 @@ where
                 Charge::Within => b"w",
                 Charge::Admitted => b"m",
                 Charge::Stopping => b"s",
+                Charge::Never => b"n",
             };
             let voice = match increment.voice {
                 Voice::Refuses => b"r",

@@ -370,6 +370,8 @@ if next(quotas) then
 end
 
 local function charges(c)
+  -- Only looked at.
+  if c.charge == 'n' then return false end
   if c.hits < 0 or c.charge == 'a' then return true end
   if c.charge == 'w' then return not c.is_over end
   if c.charge == 'm' then return not is_refused and not over[c.descriptor] end
