@@ -112,6 +112,9 @@ pub enum StoreError {
     Unreachable,
     #[error("the counter store refused a command")]
     Refused,
+    /// Nothing was counted: some counters of one step are here already, and others are not yet.
+    #[error("the counters are on their way to another server")]
+    Moving,
     #[error("too many requests are waiting for the counter store")]
     Overloaded,
     #[error("the counter table is full")]

@@ -67,7 +67,7 @@ pub use trouble::Trouble;
 
 use address::{Place, Whereabouts};
 use batcher::{Batcher, Role};
-use cluster::Parts;
+use cluster::{Parts, Together};
 use connection::Connector;
 use lane::{Answer, Lane, Places};
 use map::Map;
@@ -356,15 +356,29 @@ impl RedisStore {
         now: Timestamp,
         deadline: Deadline,
     ) -> Result<CountList, StoreError> {
-        let Parts { split, nodes } = cluster::parts(&view.map, key_prefix, batch)?;
-        if let Some(only) = split.only() {
-            let mut counts = CountList::new();
-            let answer = view.lanes[nodes[only]].push(batch, now, deadline, None)?;
-            answer.fetch(&mut counts).await?;
-            return Ok(counts);
+        let parts = cluster::parts(&view.map, key_prefix, batch, Together::Slots)?;
+        let nodes = |parts: &Parts| Nodes {
+            view: view.clone(),
+            nodes: parts.nodes.clone(),
+            now,
+        };
+        let added = match parts.split.only() {
+            Some(only) => {
+                let mut counts = CountList::new();
+                let answer = view.lanes[parts.nodes[only]].push(batch, now, deadline, None)?;
+                answer.fetch(&mut counts).await.map(|()| counts)
+            }
+            None => parts.split.add(batch, &nodes(&parts), deadline).await,
+        };
+        match added {
+            Err(StoreError::Moving) => {
+                let parts = cluster::parts(&view.map, key_prefix, batch, Together::Keys)?;
+                let nodes = nodes(&parts);
+                // Boxed, for slots hardly ever move.
+                Box::pin(parts.split.add(batch, &nodes, deadline)).await
+            }
+            added => added,
         }
-        let nodes = Nodes { view, nodes, now };
-        split.add(batch, &nodes, deadline).await
     }
 }
 

@@ -97,7 +97,12 @@ impl Split {
                 .send(batch, &back, places, &mut ignored, Deadline::of_store())
                 .await;
         }
-        sent.map(|()| counts)
+        match sent {
+            Ok(()) => Ok(counts),
+            // Others were charged: it is not to be tried in another way.
+            Err(StoreError::Moving) => Err(StoreError::Refused),
+            Err(error) => Err(error),
+        }
     }
 
     /// Asks the places of what is `chosen`, and puts their answers into `counts`: those that there are, if

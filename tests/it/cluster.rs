@@ -18,6 +18,7 @@ domain: d
 descriptors:
   - {key: k, rate_limits: [1000000/10000years, 2000000/5000years]}
   - {key: few, rate_limits: [100/10000years]}
+  - {key: both, count: admitted, rate_limits: [200/10000years, 100/5000years]}
 ";
 
 /// Values whose counters live in all parts of the cluster.
@@ -198,6 +199,40 @@ async fn a_slot_that_is_on_its_way_is_asked_for_at_both_ends() {
         assert!(is_ok(&ask(&mut client, "d", &[("few", "new")]).await));
     }
     assert!(!is_ok(&ask(&mut client, "d", &[("few", "new")]).await));
+}
+
+#[tokio::test]
+async fn limits_that_are_judged_together_are_counted_while_their_slot_moves() {
+    let cluster = Cluster::start(0);
+    let server = start_patient(&cluster);
+    let mut client = connect(server.grpc).await;
+    all_work(&client).await;
+    let now = tollgate_now();
+    let period = 10_000 * 31_536_000;
+    let key = |value| format!("{{1:d4:both3:{value}}}{period}@{}", now / period);
+    for value in ["old", "new"] {
+        let passing = async |client: &mut Client, calls: usize| {
+            let mut passing = 0;
+            for _ in 0..calls {
+                passing += usize::from(is_ok(&ask(client, "d", &[("both", value)]).await));
+            }
+            passing
+        };
+        if value == "old" {
+            assert_eq!(passing(&mut client, 20).await, 20);
+        }
+        let slot = cluster.nodes[0].number(&["CLUSTER", "KEYSLOT", &key(value)]);
+        let slot = u16::try_from(slot).unwrap();
+        let from = cluster.owner(&key(value));
+        let to = (from + 1) % 3;
+        cluster.begin_migration(from, to, slot);
+        // The keys of the new one are at neither end.
+        let before = if value == "old" { 20 } else { 0 };
+        assert_eq!(passing(&mut client, 40).await, 40, "{value}");
+        cluster.end_migration(from, to, slot);
+        assert_eq!(passing(&mut client, 100).await, 60 - before, "{value}");
+        assert_eq!(cluster.value(&key(value)), 100);
+    }
 }
 
 #[tokio::test]

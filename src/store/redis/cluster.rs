@@ -154,13 +154,28 @@ pub(super) struct Parts {
     pub(super) nodes: Vec<usize>,
 }
 
+/// What may be one step where limits are judged together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Together {
+    /// All counters of a slot.
+    Slots,
+    /// One counter: while a slot moves, Redis knows no other step, for some of its keys may be here and
+    /// some there.
+    Keys,
+}
+
 /// Finds the owners of the keys of `batch`, each of which begins with `prefix`. What is judged
-/// together is one step only within a slot, and so has a part for each.
+/// together has a part for each step that it takes.
 ///
 /// # Errors
 ///
 /// If a slot has no owner: nothing is counted then.
-pub(super) fn parts(map: &Map, prefix: &[u8], batch: &Batch) -> Result<Parts, StoreError> {
+pub(super) fn parts(
+    map: &Map,
+    prefix: &[u8],
+    batch: &Batch,
+    together: Together,
+) -> Result<Parts, StoreError> {
     let mut nodes = Vec::new();
     let mut parts = Vec::new();
     let mut places = Vec::with_capacity(batch.len());
@@ -177,8 +192,9 @@ pub(super) fn parts(map: &Map, prefix: &[u8], batch: &Batch) -> Result<Parts, St
             map.owner(&whole_key)
         };
         let slot = is_step.then_some(slot);
+        let alone = (is_step && together == Together::Keys).then_some(key);
         let node = node.ok_or(StoreError::Unreachable)?;
-        let part = (node, slot);
+        let part = (node, slot, alone);
         let known = parts.iter().position(|known| *known == part);
         places.push(known.unwrap_or_else(|| {
             parts.push(part);
@@ -274,7 +290,7 @@ mod tests {
         let values: Vec<_> = (0..20).map(|number| number.to_string()).collect();
         let values: Vec<_> = values.iter().map(String::as_str).collect();
         let whole = batch(&values, Charge::Always);
-        let parts_of_all = parts(&map, b"", &whole).unwrap();
+        let parts_of_all = parts(&map, b"", &whole, Together::Slots).unwrap();
         assert_eq!(parts_of_all.nodes.len(), 2);
         let places = parts_of_all.split.places();
         assert_eq!(places.len(), 20);
@@ -283,21 +299,32 @@ mod tests {
             assert_eq!(map.owner(increment.key).1, Some(node));
         }
         // A prefix with a hash tag of its own puts everything into one slot.
-        assert_eq!(parts(&map, b"{all}", &whole).unwrap().nodes.len(), 1);
+        assert_eq!(
+            parts(&map, b"{all}", &whole, Together::Slots)
+                .unwrap()
+                .nodes
+                .len(),
+            1
+        );
     }
 
     #[test]
     fn what_is_one_step_is_taken_apart_by_slot() {
         let map = map(&[(0, 16_383, 1)]);
         assert_eq!(
-            parts(&map, b"", &batch(&["a", "b", "a"], Charge::Within))
-                .unwrap()
-                .nodes
-                .len(),
+            parts(
+                &map,
+                b"",
+                &batch(&["a", "b", "a"], Charge::Within),
+                Together::Slots
+            )
+            .unwrap()
+            .nodes
+            .len(),
             1
         );
         let admitted = batch(&["a", "b", "a"], Charge::Admitted);
-        let admitted = parts(&map, b"", &admitted).unwrap();
+        let admitted = parts(&map, b"", &admitted, Together::Slots).unwrap();
         assert_eq!(admitted.nodes.len(), 2);
         assert_eq!(admitted.split.places(), [0, 1, 0]);
     }
@@ -305,7 +332,7 @@ mod tests {
     #[test]
     fn a_slot_that_nobody_owns_stops_the_request_before_it_counts() {
         let empty = map(&[]);
-        let refused = parts(&empty, b"", &batch(&["a"], Charge::Always));
+        let refused = parts(&empty, b"", &batch(&["a"], Charge::Always), Together::Slots);
         assert_eq!(refused.unwrap_err(), StoreError::Unreachable);
     }
 }

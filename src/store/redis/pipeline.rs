@@ -8,7 +8,7 @@ use std::{iter, mem, sync::LazyLock, time::Duration};
 use bb8_redis::redis::{self, Value};
 use hashbrown::HashTable;
 
-use super::{Clock, Options, StoreError, packed::Packed};
+use super::{Clock, Options, StoreError, packed::Packed, trouble::says_try_again};
 use crate::{
     counter::{Charge, Count, Ends, Increment, Method, Voice},
     request::Hits,
@@ -384,6 +384,7 @@ impl Commands<'_> {
                 has_window,
             } => match &replies[group(at).command] {
                 Value::Array(told) => told_by_step(told, place, has_window),
+                reply if says_try_again(reply) => Err(StoreError::Moving),
                 _ => Err(StoreError::Refused),
             },
             Step::Grouped { group: at, after } => {
