@@ -355,3 +355,60 @@ fn a_descriptor_that_stands_more_often_than_its_limit_allows_never_passes() {
         check_retry(fits - 1, times, None);
     }
 }
+
+#[test]
+fn hits_that_were_not_charged_are_over_or_fell_nowhere() {
+    let told = |after: u64, is_cached| Count {
+        is_charged: false,
+        is_cached,
+        ..Count::from(after)
+    };
+    let tally = |hits, count| {
+        let limit = limit(10, Unit::Minute);
+        let Tally { within, near, over } =
+            tally(&limit, NearRatio::default(), Hits::add(hits), count);
+        [within, near, over]
+    };
+    // Refused by their own limit, and by another one.
+    assert_eq!(tally(3, told(8, false)), [0, 0, 3]);
+    assert_eq!(tally(2, told(8, false)), [0, 0, 0]);
+    assert_eq!(tally(0, told(11, false)), [0, 0, 0]);
+    // Refused without asking the store.
+    assert_eq!(tally(3, told(10, true)), [0, 0, 3]);
+}
+
+/// When a request for `a` and `b`, one hit each, would pass that was decided `millis` before the end of a
+/// minute: 20 seconds before the end at most.
+#[track_caller]
+fn check_retry_of_two(rules: &Rules, counts: [u64; 2], millis: u64, retry_secs: u64) {
+    let now = NOW.plus(std::time::Duration::from_millis(20_000 - millis));
+    let mut request = Request::new(b"d");
+    for key in [b"a", b"b"] {
+        request.push_entry(Entry { key, value: b"v" });
+        request.push_descriptor(Hits::ONE, None);
+    }
+    let plan = Plan::new(&rules.0, &request, Modes::default(), now);
+    let decision = decide(&plan, &counts.map(Count::from), Modes::default(), now);
+    assert_eq!(decision.overall, Code::OverLimit);
+    assert_eq!(decision.retry_secs, Some(retry_secs), "{counts:?} {millis}");
+}
+
+#[test]
+fn a_request_would_pass_when_the_last_of_its_limits_that_refuse_it_lets_it() {
+    let two = |change: fn(&mut Rule)| {
+        Rules::default()
+            .limits("a", &[limit(1, Unit::Minute)])
+            .with("b", within(&[limit(1, Unit::Hour)]), change)
+    };
+    let plain = two(|_| ());
+    // 800 seconds of the hour are left when 20 of the minute are.
+    check_retry_of_two(&plain, [2, 1], 20_000, 20);
+    check_retry_of_two(&plain, [1, 2], 20_000, 800);
+    check_retry_of_two(&plain, [2, 2], 20_000, 800);
+    // Rounded up, and never told to come at once.
+    check_retry_of_two(&plain, [2, 1], 19_500, 20);
+    check_retry_of_two(&plain, [2, 1], 500, 1);
+    // Nobody waits for a rule in shadow mode.
+    let shadowed = two(|rule| rule.shadow_mode = true);
+    check_retry_of_two(&shadowed, [2, 2], 20_000, 20);
+}

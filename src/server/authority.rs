@@ -564,11 +564,26 @@ mod tests {
     /// A string in Huffman code, with its length before it.
     fn huffman(text: &[u8]) -> Vec<u8> {
         let coded = huffman::encode(text);
-        [&[0x80 | u8::try_from(coded.len()).unwrap()][..], &coded].concat()
+        [length(0x80, coded.len()), coded].concat()
     }
 
     fn plain(text: &[u8]) -> Vec<u8> {
-        [&[u8::try_from(text.len()).unwrap()], text].concat()
+        [&length(0, text.len()), text].concat()
+    }
+
+    /// A length as HPACK writes it: in seven bits if it is less than 127, and the rest in further bytes
+    /// of seven bits, the lowest first.
+    fn length(flag: u8, length: usize) -> Vec<u8> {
+        let Some(mut rest) = length.checked_sub(127) else {
+            return vec![flag | u8::try_from(length).unwrap()];
+        };
+        let mut bytes = vec![flag | 127];
+        while rest >= 128 {
+            bytes.push(u8::try_from(rest % 128).unwrap() | 0x80);
+            rest /= 128;
+        }
+        bytes.push(u8::try_from(rest).unwrap());
+        bytes
     }
 
     fn frame(kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
@@ -647,6 +662,37 @@ mod tests {
             let (blank, instead) = (b"rate limit/v\"1?%7c", b"rate-limit-v!1!-7c");
             check(&block(&write(blank)), &block(&write(instead)), [1, 0]);
         }
+    }
+
+    #[test]
+    fn names_of_clusters_may_be_long() {
+        for bytes in [126, 127, 128, 130, 160, 254, 255, 256, 300, 500] {
+            let before = format!("outbound|8081||{}", "a".repeat(bytes - 15));
+            let after = before.replace('|', "+");
+            for write in [huffman, plain] {
+                let (before, after) = (write(before.as_bytes()), write(after.as_bytes()));
+                check(&block(&before), &block(&after), [1, 0]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_frame_may_be_as_large_as_the_protocol_allows() {
+        let name = b"outbound|8081||a";
+        let around = block(&plain(b"")).len();
+        // Filled up by one long authority: its length takes three bytes.
+        let long = [
+            &name[..],
+            &b"a".repeat(MAX_FRAME_BYTES - around - 2 - name.len()),
+        ]
+        .concat();
+        let before = block(&plain(&long));
+        assert_eq!(before.len(), MAX_FRAME_BYTES);
+        let after: Vec<u8> = long
+            .iter()
+            .map(|&byte| if byte == b'|' { b'+' } else { byte })
+            .collect();
+        check(&before, &block(&plain(&after)), [1, 0]);
     }
 
     #[test]

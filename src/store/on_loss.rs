@@ -840,6 +840,22 @@ mod tests {
     }
 
     #[test]
+    fn a_store_is_lost_once_and_back_once() {
+        let loss = loss(1, 10);
+        let lost = || loss.meters.lost.load(Relaxed);
+        loss.returned();
+        assert_eq!(lost(), 0);
+        for _ in 0..2 {
+            loss.failed(StoreError::Unreachable, NOW);
+            assert_eq!(lost(), 1);
+        }
+        for _ in 0..2 {
+            loss.returned();
+            assert_eq!(lost(), 0);
+        }
+    }
+
+    #[test]
     fn recent_counts_are_bounded_and_end_with_their_window() {
         let mut recent = Recent::default();
         let end = Timestamp::from_secs(NOW.secs() + 1);
@@ -849,6 +865,11 @@ mod tests {
         assert!(recent.young.len() + recent.old.len() <= 2 * Recent::GENERATION);
         let last = 3 * Recent::GENERATION as u64 - 1;
         assert_eq!(recent.get(&last.to_be_bytes(), NOW), last);
+        // So is one of half a generation ago, and at least a whole generation.
+        for ago in [Recent::GENERATION / 2, Recent::GENERATION - 1] {
+            let known = last - ago as u64;
+            assert_eq!(recent.get(&known.to_be_bytes(), NOW), known);
+        }
         assert_eq!(recent.get(&last.to_be_bytes(), end), 0);
         assert_eq!(recent.get(&0_u64.to_be_bytes(), NOW), 0);
     }

@@ -456,15 +456,14 @@ mod tests {
 
     use super::*;
     use crate::{
-        counter::{Batch, Identity},
+        counter::{Batch, Counting, Identity},
         limit::Limit,
         request::Entry,
         window::{Period, Unit},
     };
 
-    /// The seconds of the EXPIRE for a window of `period` in which `now` lies.
-    fn expire_secs(clock: Clock, period: Period, now: Timestamp) -> u64 {
-        let options = Options {
+    fn options(clock: Clock) -> Options {
+        Options {
             key_prefix: String::new(),
             deadline: Duration::ZERO,
             lose_after: Duration::from_secs(1),
@@ -472,7 +471,131 @@ mod tests {
             jitter_secs: 0,
             max_waiting: 1,
             clock,
+        }
+    }
+
+    /// Requests of one increment each: a value, its hits and how they are charged.
+    fn requests(of: &[(&str, Hits, Charge)]) -> Vec<Batch> {
+        let mut identity = Identity::default();
+        let request = |(value, hits, charge): &(&str, Hits, Charge)| {
+            let entry = Entry {
+                key: b"k",
+                value: value.as_bytes(),
+            };
+            identity.set(b"d", &[entry], &[]);
+            let counting = Counting {
+                charge: *charge,
+                ..Counting::from(*hits)
+            };
+            let mut batch = Batch::default();
+            batch.push(&identity, &Limit::fixed(9, Unit::Year), START, counting);
+            batch
         };
+        of.iter().map(request).collect()
+    }
+
+    /// The names of the commands that they become where some keys have a time to live already, and what is
+    /// left to do after these replies: each count or its error, and repairs.
+    fn told(
+        requests: &[Batch],
+        is_known: bool,
+        replies: &[Value],
+    ) -> (Vec<String>, Vec<Result<u64, StoreError>>, usize) {
+        let options = options(Clock::Redis);
+        let hash = |key: &[u8]| key.iter().map(|&byte| u64::from(byte)).sum();
+        let mut builder = Builder::new(&options, START, 1, hash, |_| is_known);
+        for request in requests {
+            builder.request(request.iter());
+        }
+        let commands = builder.finish();
+        let text = String::from_utf8(commands.packed.bytes().to_vec()).unwrap();
+        let is_name = |word: &&str| ["INCR", "INCRBY", "EXPIRE", "GET", "EVALSHA"].contains(word);
+        let names: Vec<_> = text
+            .split("\r\n")
+            .filter(is_name)
+            .map(str::to_owned)
+            .collect();
+        assert_eq!(names.len(), commands.packed.len());
+        assert_eq!(names.len(), replies.len(), "{names:?}");
+        let counts = commands.counts(replies);
+        let counts = counts.map(|count| count.map(|count| count.after)).collect();
+        (names, counts, commands.repairs(replies).len())
+    }
+
+    const START: Timestamp = Timestamp::from_secs(1_795_230_000);
+
+    #[test]
+    fn hits_on_one_key_are_one_command_and_each_request_has_its_own_count() {
+        use Charge::Always;
+        let three = requests(&[
+            ("a", Hits::ONE, Always),
+            ("b", Hits::add(2), Always),
+            ("a", Hits::add(3), Always),
+        ]);
+        let replies = [9, 1, 2, 1].map(Value::Int);
+        let (names, counts, repairs) = told(&three, false, &replies);
+        assert_eq!(names, ["INCRBY", "EXPIRE", "INCRBY", "EXPIRE"]);
+        assert_eq!(counts, [Ok(6), Ok(2), Ok(9)]);
+        assert_eq!(repairs, 0);
+        // A look is a GET, and joins the hits of others.
+        let look = requests(&[("a", Hits::add(0), Always)]);
+        let (names, counts, _) = told(&look, false, &[Value::Nil]);
+        assert_eq!((names, counts), (vec!["GET".to_owned()], vec![Ok(0)]));
+        let beside = requests(&[("a", Hits::ONE, Always), ("a", Hits::add(0), Always)]);
+        let (names, counts, _) = told(&beside, true, &[Value::Int(4)]);
+        assert_eq!(
+            (names, counts),
+            (vec!["INCR".to_owned()], vec![Ok(4), Ok(4)])
+        );
+    }
+
+    #[test]
+    fn a_key_that_should_have_been_there_is_given_its_time_to_live_again() {
+        let two = requests(&[
+            ("a", Hits::add(2), Charge::Always),
+            ("b", Hits::ONE, Charge::Always),
+        ]);
+        for (replies, expected) in [([5, 7], 0), ([2, 7], 1), ([2, 1], 2)] {
+            let (names, _, repairs) = told(&two, true, &replies.map(Value::Int));
+            assert_eq!(names, ["INCRBY", "INCR"]);
+            assert_eq!(repairs, expected, "{replies:?}");
+        }
+    }
+
+    #[test]
+    fn a_script_stands_between_hits_on_its_key() {
+        let three = requests(&[
+            ("a", Hits::ONE, Charge::Always),
+            ("a", Hits::ONE, Charge::Admitted),
+            ("a", Hits::ONE, Charge::Always),
+        ]);
+        let script = Value::Array([3, 1, 0, 0].map(Value::Int).to_vec());
+        let replies = [Value::Int(2), script, Value::Int(4)];
+        let (names, counts, _) = told(&three, true, &replies);
+        assert_eq!(names, ["INCR", "EVALSHA", "INCR"]);
+        assert_eq!(counts, [Ok(2), Ok(3), Ok(4)]);
+    }
+
+    #[test]
+    fn one_that_is_refused_takes_nobody_along() {
+        let two = requests(&[
+            ("a", Hits::ONE, Charge::Admitted),
+            ("b", Hits::ONE, Charge::Always),
+        ]);
+        let error =
+            |text: &str| redis::parse_redis_value(format!("-{text}\r\n").as_bytes()).unwrap();
+        for (text, expected) in [
+            ("OOM no room", StoreError::Refused),
+            ("TRYAGAIN the slot moves", StoreError::Moving),
+        ] {
+            let (_, counts, _) = told(&two, true, &[error(text), Value::Int(1)]);
+            assert_eq!(counts, [Err(expected), Ok(1)]);
+        }
+    }
+
+    /// The seconds of the EXPIRE for a window of `period` in which `now` lies.
+    fn expire_secs(clock: Clock, period: Period, now: Timestamp) -> u64 {
+        let options = options(clock);
         let mut batch = Batch::default();
         let mut identity = Identity::default();
         let entry = Entry {
