@@ -515,13 +515,13 @@ async fn what_is_known_to_be_over_is_denied_without_redis() {
         told(one(&mut client, "second").await) == Ok((Code::Ok, true))
     })
     .await;
-    // What is given back makes room, here and in Redis.
+    // What is given back makes room, here and in Redis: it holds three, and the one refused here counts, too.
     assert_eq!(
         told(one(&mut client, "back").await),
         Ok((Code::OverLimit, false))
     );
     let mut back = request("d", vec![descriptor(&[("back", "v")])]);
-    back.descriptors[0].hits_addend = Some(2);
+    back.descriptors[0].hits_addend = Some(3);
     back.descriptors[0].is_negative_hits = true;
     assert_eq!(told(send(&mut client, back).await), Ok((Code::Ok, true)));
     assert_eq!(told(one(&mut client, "back").await), Ok((Code::Ok, true)));
