@@ -1,4 +1,4 @@
-//! The HTTP doors. On the HTTP port: `/healthcheck`, with `?verbose` for reasons, and `/json`. On the debug port: `/` (this
+//! The HTTP doors. On the HTTP port: `/healthcheck`, with `?verbose` for reasons, and `/json` unless it is off. On the debug port: `/` (this
 //! list), `/metrics`, `/stats` and `/rlconfig`. On the port for Prometheus: its page.
 
 use std::{
@@ -15,11 +15,11 @@ use axum::{
     body::{Body, to_bytes},
     extract::RawQuery,
     http::{
-        StatusCode,
+        HeaderMap, StatusCode,
         header::{CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS},
     },
     response::{IntoResponse, Response},
-    routing::{any, get},
+    routing::{any, get, post},
 };
 
 use crate::{
@@ -54,18 +54,13 @@ impl Health {
 /// Tells how each part of the process is doing, by name.
 pub type Components = Arc<dyn Fn() -> Vec<(String, String)> + Send + Sync>;
 
-/// The HTTP port.
+/// The HTTP port. Without a service there is no `/json`.
 pub fn http<S: Store>(
     health: Health,
     components: Components,
-    service: grpc::Service<S>,
+    service: Option<grpc::Service<S>>,
     max_body_bytes: usize,
 ) -> Router {
-    let service = Arc::new(service);
-    let json = move |body: Body| {
-        let service = service.clone();
-        async move { answer_json(&service, body, max_body_bytes).await }
-    };
     let healthcheck = move |RawQuery(query): RawQuery| async move {
         let (status, text) = if health.is_good() {
             (StatusCode::OK, "OK")
@@ -79,10 +74,31 @@ pub fn http<S: Store>(
             (status, text.to_owned())
         }
     };
-    Router::new()
-        .route("/healthcheck", any(healthcheck))
-        .route("/json", any(json))
-        .fallback(|| async { plain(StatusCode::NOT_FOUND, "404 page not found\n") })
+    let mut routes = Router::new().route("/healthcheck", any(healthcheck));
+    if let Some(service) = service {
+        let service = Arc::new(service);
+        let json = move |headers: HeaderMap, body: Body| async move {
+            if is_json(&headers) {
+                answer_json(&service, body, max_body_bytes).await
+            } else {
+                let text = "Unsupported Media Type: send application/json\n";
+                plain(StatusCode::UNSUPPORTED_MEDIA_TYPE, text)
+            }
+        };
+        routes = routes.route("/json", post(json));
+    }
+    routes.fallback(|| async { plain(StatusCode::NOT_FOUND, "404 page not found\n") })
+}
+
+/// Whether a body says that it is JSON. Browsers send that to another origin only with its consent, so no page
+/// counts in the name of who looks at it.
+fn is_json(headers: &HeaderMap) -> bool {
+    let content_type = headers.get(CONTENT_TYPE).map(|value| value.to_str());
+    let Some(Ok(content_type)) = content_type else {
+        return false;
+    };
+    let media_type = content_type.split(';').next().unwrap_or_default();
+    media_type.trim().eq_ignore_ascii_case("application/json")
 }
 
 fn is_verbose(query: Option<&str>) -> bool {

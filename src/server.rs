@@ -264,7 +264,7 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     let http = admin::http(
         health.http.clone(),
         components,
-        json_service,
+        settings.listen.http_json.then_some(json_service),
         max_body_bytes,
     );
     let addresses = ports.addresses()?;

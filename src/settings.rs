@@ -307,6 +307,10 @@ pub struct Listen {
     #[arg(long, env = "PORT", default_value_t = 8080, value_name = "PORT")]
     pub port: u16,
 
+    /// Answer requests in JSON at /json of the HTTP port; whoever reaches that port can count then
+    #[arg(long, env = "TOLLGATE_HTTP_JSON", default_value = "true", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub http_json: bool,
+
     /// Address of the debug port (/metrics, /stats, /rlconfig); loopback unless told otherwise
     #[arg(
         long,

@@ -18,6 +18,7 @@ use crate::support::{
     envoy::Envoy,
     finish, free_port,
     http::get,
+    json,
     redis::Redis,
     tollgate::{self, Tollgate},
     tool,
@@ -123,6 +124,9 @@ fn the_sidecar_limits() {
     let tollgate = start(&extracted().sidecar, None);
     let is_private = tollgate.grpc.ip().is_loopback();
     assert!(is_private, "only the Envoy beside it may ask");
+    // Nor count by another way: this port is open to the cluster.
+    let reply = json::send(tollgate.http, "POST", "/json", b"{}");
+    assert_eq!(reply.status, 404);
     // The service in the pod is the reader's own; tollgate's HTTP port stands for it.
     let envoy = Envoy::start(|| {
         let ports = [

@@ -1,11 +1,19 @@
 //! Health, metrics and the rules in use, over HTTP.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    io::{ErrorKind, Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    path::Path,
+};
 
 use crate::support::{
+    PATIENCE,
     ask::{ask, connect, is_ok},
     eventually,
     http::get,
+    json,
     tollgate::{self, Tollgate},
     wait_until,
 };
@@ -29,6 +37,54 @@ fn the_health_check_says_ok() {
     let server = tollgate::with_rules(RULES).start();
     let reply = get(server.http, "/healthcheck");
     assert_eq!((reply.status, reply.body.as_str()), (200, "OK"));
+}
+
+const ONE_HIT: &[u8] =
+    br#"{"domain": "d", "descriptors": [{"entries": [{"key": "two", "value": "v"}]}]}"#;
+
+/// A page of another origin can make a browser send a form or a text without being asked whether it may, and
+/// a link makes it send GET. JSON by POST it cannot.
+#[test]
+fn no_browser_counts_for_a_page_of_another_origin() {
+    let server = tollgate::with_rules(RULES).start();
+    let types = [
+        "",
+        "content-type: text/plain\r\n",
+        "content-type: application/x-www-form-urlencoded\r\n",
+        "content-type: application/jsonp\r\n",
+        "content-type: ü\r\n",
+    ];
+    for headers in types {
+        let reply = json::send_with(server.http, "POST", "/json", headers, ONE_HIT);
+        assert_eq!(reply.status, 415, "{headers}");
+        assert_eq!(
+            reply.body,
+            "Unsupported Media Type: send application/json\n"
+        );
+    }
+    for method in ["GET", "PUT", "DELETE", "OPTIONS"] {
+        let reply = json::send(server.http, method, "/json", ONE_HIT);
+        assert_eq!(reply.status, 405, "{method}");
+    }
+    assert_eq!(server.metric("tollgate_decisions_total{code=\"ok\"}"), 0);
+    for content_type in ["application/json", "Application/JSON ; charset=utf-8"] {
+        let headers = format!("content-type: {content_type}\r\n");
+        let reply = json::send_with(server.http, "POST", "/json", &headers, ONE_HIT);
+        assert_eq!(reply.status, 200, "{content_type}");
+    }
+}
+
+#[test]
+fn json_can_be_turned_off() {
+    let server = tollgate::with_rules(RULES)
+        .env("TOLLGATE_HTTP_JSON", "false")
+        .start();
+    let reply = json::send(server.http, "POST", "/json", ONE_HIT);
+    assert_eq!(
+        (reply.status, reply.body.as_str()),
+        (404, "404 page not found\n")
+    );
+    assert_eq!(get(server.http, "/healthcheck").body, "OK");
 }
 
 #[test]

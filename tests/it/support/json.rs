@@ -24,11 +24,24 @@ impl Reply {
     }
 }
 
-/// Sends `body` on a connection of its own.
+/// Sends `body` as JSON on a connection of its own.
 #[track_caller]
 pub fn send(address: SocketAddr, method: &str, path: &str, body: &[u8]) -> Reply {
+    let headers = "content-type: application/json\r\n";
+    send_with(address, method, path, headers, body)
+}
+
+/// Sends `body` with further headers, each with the end of its line.
+#[track_caller]
+pub fn send_with(
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &str,
+    body: &[u8],
+) -> Reply {
     let head = format!(
-        "{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        "{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n{headers}content-length: {}\r\n\r\n",
         body.len()
     );
     let mut stream = TcpStream::connect(address).unwrap();
