@@ -170,7 +170,7 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     if settings.redis.health_follows_redis {
         conditions.extend(backend.servers().map(Servers::health));
     }
-    let (health, health_service) = HealthDoors::new(conditions);
+    let (mut health, health_service) = HealthDoors::new(conditions);
     health.update().await;
 
     let (phase, phases) = watch::channel(Phase::Serving);
@@ -201,6 +201,7 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
             bounds: settings.bounds,
             notes: notes.clone(),
             keepalive: Keepalive::new(&settings.listen),
+            first_call: settings.listen.first_call_timeout,
             max_age: settings.listen.max_connection_age,
             grace: settings.listen.max_connection_age_grace,
             phases: phases.clone(),
@@ -315,6 +316,7 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
         _ = signals.next() => tracing::info!("not waiting any longer"),
     }
     accepting.shutdown().await;
+    health.close().await;
     phase.send_replace(Phase::Draining);
     let drained = tokio::time::timeout(settings.process.drain_timeout, workers.all_end());
     if drained.await.is_err() {
@@ -752,6 +754,13 @@ impl HealthDoors {
         };
         for name in HEALTH_NAMES {
             self.grpc.set_service_status(name, status).await;
+        }
+    }
+
+    /// Ends what clients watch: there is nothing more to tell.
+    async fn close(&mut self) {
+        for name in HEALTH_NAMES {
+            self.grpc.clear_service_status(name).await;
         }
     }
 

@@ -285,6 +285,11 @@ pub struct Listen {
     #[arg(long, env = "GRPC_MAX_CONNECTION_AGE_GRACE", default_value = "1h", value_parser = duration, value_name = "DURATION")]
     pub max_connection_age_grace: Duration,
 
+    /// Close a connection whose first call has not begun within this time of its arrival, TLS and the
+    /// hello of HTTP/2 included
+    #[arg(long, env = "TOLLGATE_FIRST_CALL_TIMEOUT", default_value = "10s", value_parser = some_time, value_name = "DURATION")]
+    pub first_call_timeout: Duration,
+
     /// Ask a connection on which nothing was heard for this long whether it still lives; 0 means
     /// never
     #[arg(long, env = "TOLLGATE_KEEPALIVE_INTERVAL", default_value = "60s", value_parser = duration, value_name = "DURATION")]

@@ -7,7 +7,7 @@ use std::{
     fmt,
     future::poll_fn,
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, Weak},
     task::{Context, Poll, Waker, ready},
     time::Instant,
 };
@@ -111,6 +111,21 @@ impl<C: Future + Unpin> Future for Arrivals<C> {
     }
 }
 
+/// Counts decisions under way on one connection: each has a clone for as long as it takes.
+#[derive(Clone, Debug, Default)]
+pub struct UnderWay(Arc<()>);
+
+impl UnderWay {
+    pub fn is_none(&self) -> bool {
+        Arc::strong_count(&self.0) == 1
+    }
+
+    /// For a call whose message has not come: it is not under way until it upgrades this.
+    fn begins_later(&self) -> Weak<()> {
+        Arc::downgrade(&self.0)
+    }
+}
+
 /// One method in front, and everything else behind it.
 #[derive(Debug)]
 pub struct Door<M> {
@@ -134,7 +149,7 @@ impl<M: Method> Door<M> {
     ///
     /// A message that is here already is answered before this returns, where that is possible: no
     /// future keeps it then, and one call after the other finds the same things in the caches.
-    pub fn call(&self, request: Request<Incoming>) -> Call {
+    pub fn call(&self, request: Request<Incoming>, under_way: &UnderWay) -> Call {
         if request.uri().path() != M::PATH {
             return Call::Waiting(Box::pin(other(self.others.clone(), request)));
         }
@@ -154,17 +169,19 @@ impl<M: Method> Door<M> {
             Heard::All(message) => match method.call_at_once(&noted, &message) {
                 Some(answer) => Call::Answered(Some(answer)),
                 None => {
-                    let method = method.clone();
+                    let (method, under_way) = (method.clone(), under_way.clone());
                     Call::Waiting(Box::pin(async move {
+                        let _is_under_way = under_way;
                         Ok(response(method.call(noted, message).await))
                     }))
                 }
             },
             Heard::Part(first) => {
-                let method = method.clone();
+                let (method, under_way) = (method.clone(), under_way.begins_later());
                 Call::Waiting(Box::pin(async move {
                     let answer = match message(first, &mut body, max_bytes).await {
                         Ok(message) => {
+                            let _is_under_way = under_way.upgrade();
                             method.message_came(&mut noted);
                             match method.call_at_once(&noted, &message) {
                                 Some(answer) => answer,

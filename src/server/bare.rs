@@ -53,6 +53,7 @@ pub fn serve_method<M: Method>(
                 bounds: settings.bounds,
                 notes: notes.clone(),
                 keepalive: Keepalive::new(&settings.listen),
+                first_call: settings.listen.first_call_timeout,
                 max_age: Duration::ZERO,
                 grace: Duration::ZERO,
                 phases: phases.clone(),

@@ -4,7 +4,6 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
 };
 
 use tokio::{net::TcpStream, sync::watch};
@@ -31,9 +30,6 @@ use crate::{
     pem::{self, PemError},
     settings::tls,
 };
-
-/// A handshake that takes longer is given up: who is slower is not there any more, or means harm.
-const HANDSHAKE: Duration = Duration::from_secs(10);
 
 /// All that is spoken inside, as ALPN says it.
 const HTTP_2: &[u8] = b"h2";
@@ -69,11 +65,10 @@ impl Tls {
     ///
     /// # Errors
     ///
-    /// If the client is not let in, breaks off or takes too long.
+    /// If the client is not let in, or breaks off.
     pub(super) async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         let config = self.0.borrow().clone();
-        let shaken = TlsAcceptor::from(config).accept(stream);
-        tokio::time::timeout(HANDSHAKE, shaken).await?
+        TlsAcceptor::from(config).accept(stream).await
     }
 }
 

@@ -4,7 +4,11 @@ use std::{
     convert::Infallible,
     hash::{BuildHasher as _, RandomState},
     io,
-    sync::Arc,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     thread,
     time::Duration,
 };
@@ -15,6 +19,7 @@ use tokio::{
     net::{TcpStream, UnixStream},
     sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch},
     task::JoinSet,
+    time::Instant,
 };
 use tokio_rustls::server::TlsStream;
 use tokio_util::either::Either::{self, Left, Right};
@@ -26,13 +31,14 @@ use super::{
     tls::Tls,
 };
 use crate::{
-    grpc::unary::{Arrivals, Door, Method},
+    grpc::unary::{Arrivals, Door, Method, UnderWay},
     settings::{Bounds, Listen},
     store::redis::Batchers,
 };
 
-/// A connection that has not said a word in this time is closed.
-const FIRST_WORD: Duration = Duration::from_secs(60);
+/// How long a connection on which no decision is under way may take to say goodbye: to hear that it is to go,
+/// to say that it has, and to read the last replies.
+const GOODBYE: Duration = Duration::from_secs(1);
 
 /// Accepted connections that may wait for a worker.
 const HANDOVER: usize = 128;
@@ -55,6 +61,7 @@ async fn draining(phases: &mut watch::Receiver<Phase>) {
 /// A connection on its way to a worker, with its place among all.
 pub(super) struct Arrival {
     stream: Detached,
+    at: Instant,
     place: OwnedSemaphorePermit,
 }
 
@@ -72,8 +79,9 @@ pub(super) async fn accept(
         let Ok(stream) = listener.accept_next().await.detach() else {
             continue;
         };
+        let at = Instant::now();
         // A worker that is gone ends the process anyway.
-        let _ = door.send(Arrival { stream, place }).await;
+        let _ = door.send(Arrival { stream, at, place }).await;
     }
 }
 
@@ -138,8 +146,8 @@ impl<M: Method> Worker<M> {
         loop {
             tokio::select! {
                 arrival = arrivals.recv() => match arrival {
-                    Some(Arrival { stream, place }) => {
-                        let served = self.serving.clone().connection(stream);
+                    Some(Arrival { stream, at, place }) => {
+                        let served = self.serving.clone().connection(stream, at);
                         connections.spawn(async move {
                             served.await;
                             drop(place);
@@ -167,6 +175,8 @@ pub(super) struct Serving<M> {
     pub(super) bounds: Bounds,
     pub(super) notes: Arc<Notes>,
     pub(super) keepalive: Keepalive,
+    /// How long a connection may take until its first call has come.
+    pub(super) first_call: Duration,
     /// How old a connection may become; zero means any age.
     pub(super) max_age: Duration,
     /// How long its calls may then take.
@@ -207,41 +217,57 @@ impl Keepalive {
 }
 
 impl<M: Method> Serving<M> {
-    /// Serves one connection to its end; a failure is its own.
-    async fn connection(mut self, stream: Detached) {
-        let ended = match stream.adopt() {
-            Ok(Stream::Tcp(stream)) if self.is_heard(stream.readable()).await => {
-                match self.tls.clone() {
-                    Some(tls) => match tls.accept(stream).await {
-                        Ok(stream) => self.serve(Right(Right(Box::new(stream)))).await,
-                        Err(error) => return tracing::debug!(%error, "a TLS handshake failed"),
-                    },
-                    None => self.serve(Left(stream)).await,
-                }
-            }
-            Ok(Stream::Unix(stream)) if self.is_heard(stream.readable()).await => {
-                self.serve(Right(Left(stream))).await
-            }
-            Ok(_) => return tracing::debug!("a connection that never said a word was closed"),
-            Err(error) => return tracing::debug!(%error, "a connection was lost on arrival"),
+    /// Serves one connection, which arrived `at` that time, to its end; a failure is its own.
+    async fn connection(mut self, stream: Detached, at: Instant) {
+        let deadline = at + self.first_call;
+        let stream = match self.first_word(stream, deadline).await {
+            Ok(Some(stream)) => stream,
+            Ok(None) => return tracing::debug!("a connection ended before it had begun"),
+            Err(error) => return tracing::debug!(%error, "a connection failed before it had begun"),
         };
-        if let Err(error) = ended {
+        if let Err(error) = self.serve(stream, deadline).await {
             tracing::debug!(%error, "a connection ended badly");
         }
     }
 
-    /// Waits for the first byte. There is nothing to say goodbye to before that, so a silent
-    /// connection must not hold up a drain.
-    async fn is_heard(&mut self, readable: impl Future<Output = io::Result<()>>) -> bool {
+    /// Waits for the first byte of HTTP/2. There is nothing to say goodbye to before that, so nothing of
+    /// it may hold up a drain.
+    async fn first_word(
+        &mut self,
+        stream: Detached,
+        deadline: Instant,
+    ) -> io::Result<Option<AnyStream>> {
+        let tls = self.tls.clone();
+        let first_word = async {
+            Ok(match stream.adopt()? {
+                Stream::Unix(stream) => {
+                    stream.readable().await?;
+                    Right(Left(stream))
+                }
+                Stream::Tcp(stream) => {
+                    stream.readable().await?;
+                    match tls {
+                        None => Left(stream),
+                        Some(tls) => Right(Right(Box::new(tls.accept(stream).await?))),
+                    }
+                }
+            })
+        };
         tokio::select! {
-            heard = tokio::time::timeout(FIRST_WORD, readable) => matches!(heard, Ok(Ok(()))),
-            () = draining(&mut self.phases) => false,
+            begun = tokio::time::timeout_at(deadline, first_word) => begun?.map(Some),
+            () = draining(&mut self.phases) => Ok(None),
         }
     }
 
-    async fn serve(mut self, stream: AnyStream) -> hyper::Result<()> {
+    /// Serves HTTP/2. Without a call until `deadline` the connection ends.
+    async fn serve(mut self, stream: AnyStream, deadline: Instant) -> hyper::Result<()> {
         let door = self.door;
-        let serve = |request| door.call(request);
+        let is_called = AtomicBool::new(false);
+        let under_way = UnderWay::default();
+        let serve = |request| {
+            is_called.store(true, Relaxed);
+            door.call(request, &under_way)
+        };
         let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
             .max_concurrent_streams(self.bounds.max_streams)
@@ -258,18 +284,53 @@ impl<M: Method> Serving<M> {
                 service_fn(serve),
             );
         let mut connection = std::pin::pin!(connection);
+        let too_old = Instant::now() + jittered(self.max_age);
+        // One timer for both: a connection looks at it whenever it is woken.
+        let mut end = std::pin::pin!(tokio::time::sleep_until(deadline.min(too_old)));
+        let is_old = loop {
+            tokio::select! {
+                ended = Arrivals(connection.as_mut()) => return ended,
+                () = draining(&mut self.phases) => break false,
+                () = end.as_mut() => {
+                    if !is_called.load(Relaxed) {
+                        break false;
+                    }
+                    if end.deadline() == too_old {
+                        break true;
+                    }
+                    end.as_mut().reset(too_old);
+                }
+            }
+        };
         // GOAWAY: calls under way are answered, new ones go elsewhere.
-        tokio::select! {
-            ended = Arrivals(connection.as_mut()) => ended,
-            () = draining(&mut self.phases) => {
-                connection.as_mut().graceful_shutdown();
-                Arrivals(connection).await
-            }
-            () = tokio::time::sleep(jittered(self.max_age)) => {
-                connection.as_mut().graceful_shutdown();
+        connection.as_mut().graceful_shutdown();
+        if is_old {
+            tokio::select! {
                 // One that outlives its grace is cut off.
-                tokio::time::timeout(self.grace, Arrivals(connection)).await.unwrap_or(Ok(()))
+                ended = tokio::time::timeout(self.grace, Arrivals(connection.as_mut())) => {
+                    return ended.unwrap_or(Ok(()));
+                }
+                () = draining(&mut self.phases) => {}
             }
+        }
+        goodbye(connection, &under_way).await
+    }
+}
+
+/// Waits for the end of a connection that was told to go, for as long as a decision is under way on it and a
+/// moment longer: half a handshake, half a message, a reply that is not read and a watch over health hold
+/// nothing up.
+async fn goodbye(
+    mut connection: Pin<&mut impl Future<Output = hyper::Result<()>>>,
+    under_way: &UnderWay,
+) -> hyper::Result<()> {
+    loop {
+        let ended = tokio::time::timeout(GOODBYE, Arrivals(connection.as_mut())).await;
+        if let Ok(ended) = ended {
+            return ended;
+        }
+        if under_way.is_none() {
+            return Ok(());
         }
     }
 }

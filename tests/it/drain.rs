@@ -1,6 +1,7 @@
 //! How the server ends: health turns first, nothing that was begun is lost, and the exit code is 0.
 
 use std::{
+    io::Write as _,
     net::TcpStream,
     sync::{
         Arc,
@@ -11,14 +12,19 @@ use std::{
 
 use nix::sys::signal::Signal;
 use tokio::task::JoinSet;
-use tonic::{Code, Status};
+use tonic::{
+    Code, Status,
+    transport::{Channel, Endpoint},
+};
 use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
 };
 
 use crate::support::{
     ask::{Client, ask, connect},
-    eventually, http,
+    eventually,
+    frames::{beginnings, headers},
+    http,
     redis::Redis,
     tollgate::{self, Tollgate},
 };
@@ -137,9 +143,13 @@ async fn sighup_stops_too() {
     check_nothing_is_lost(&[Signal::SIGHUP], "50ms").await;
 }
 
+async fn channel(server: &Tollgate) -> Channel {
+    let endpoint = Endpoint::from_shared(format!("http://{}", server.grpc));
+    endpoint.unwrap().connect().await.unwrap()
+}
+
 async fn health(server: &Tollgate, name: &str) -> ServingStatus {
-    let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{}", server.grpc));
-    let channel = endpoint.unwrap().connect().await.unwrap();
+    let channel = channel(server).await;
     let request = HealthCheckRequest {
         service: name.to_owned(),
     };
@@ -219,6 +229,36 @@ async fn a_silent_connection_holds_nothing_up() {
     server.signal(Signal::SIGTERM);
     assert_eq!(ended(&mut server).await, Some(0));
     assert!(!server.log().text().contains("still under way"));
+}
+
+/// Half a handshake, half a call, a reply that is not read and a watch over health are no calls under way.
+#[tokio::test]
+async fn who_is_not_waiting_for_a_decision_holds_nothing_up() {
+    let mut server = tollgate::with_rules(RULES)
+        .args(["--workers", "1", "--drain-timeout", FOR_EVER])
+        .start();
+    let mut watcher = HealthClient::new(channel(&server).await);
+    let request = HealthCheckRequest::default();
+    let mut watch = watcher.watch(request).await.unwrap().into_inner();
+    let status = watch.message().await.unwrap().unwrap().status();
+    assert_eq!(status, ServingStatus::Serving);
+    let call_without_a_message = [&beginnings()[4][..], &headers(1)].concat();
+    let connect = |bytes: Vec<u8>| {
+        let mut stream = TcpStream::connect(server.grpc).unwrap();
+        stream.write_all(&bytes).unwrap();
+        stream
+    };
+    let begun = beginnings().into_iter().chain([call_without_a_message]);
+    let _begun: Vec<_> = begun.map(connect).collect();
+    // Once it is answered, those before it have arrived as well.
+    one(&mut self::connect(server.grpc).await).await.unwrap();
+    server.signal(Signal::SIGTERM);
+    assert_eq!(ended(&mut server).await, Some(0));
+    assert!(!server.log().text().contains("still under way"));
+    // It was told how things stand, and that there is nothing more to tell.
+    let status = watch.message().await.unwrap().unwrap().status();
+    assert_eq!(status, ServingStatus::NotServing);
+    assert_eq!(watch.message().await.unwrap(), None);
 }
 
 /// A call that takes longer than there is time ends the wait, with a word about it.

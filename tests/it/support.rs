@@ -16,6 +16,7 @@ pub mod chaos;
 pub mod cluster;
 pub mod envoy;
 pub mod histories;
+pub mod frames;
 pub mod http;
 pub mod json;
 pub mod proxy;

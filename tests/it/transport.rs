@@ -4,21 +4,25 @@
 use std::{
     fs,
     io::{ErrorKind, Read as _, Write as _},
-    net::{SocketAddr, TcpStream},
+    net::TcpStream,
     os::unix::{fs::PermissionsExt as _, net::UnixListener},
-    process::Output,
-    time::Duration,
+    process::{Command, Output, Stdio},
+    time::{Duration, Instant},
 };
 
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 use crate::support::{
-    PATIENCE,
+    PATIENCE, Process,
     certificates::{Authority, Secret},
     finish,
+    frames::{
+        DATA, Frames, GO_AWAY, PING, RESET, SETTINGS, beginnings, data, frame, headers, streams,
+    },
+    http,
     tollgate::{self, Tollgate, program},
-    wait_until,
+    tool, wait_until,
 };
 
 const RULES: &str = "
@@ -219,99 +223,6 @@ fn ask_says_what_is_wrong_with_an_address() {
 
 // --- connections that mean harm, do not read, or are gone ----------------------------------------
 
-const DATA: u8 = 0;
-const RESET: u8 = 3;
-const SETTINGS: u8 = 4;
-const PING: u8 = 6;
-const GO_AWAY: u8 = 7;
-
-/// A client that writes and reads frames as they stand.
-struct Frames(TcpStream);
-
-impl Frames {
-    /// Says hello.
-    fn connect(address: SocketAddr) -> Self {
-        let mut stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream
-            .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
-            .unwrap();
-        stream.write_all(&frame(4, 0, 0, &[])).unwrap();
-        Self(stream)
-    }
-
-    /// Type and payload of the next frame; nothing when the server has closed.
-    fn read(&mut self) -> Option<(u8, Vec<u8>)> {
-        let mut head = [0; 9];
-        self.fill(&mut head)?;
-        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
-        let mut payload = vec![0; usize::try_from(length).unwrap()];
-        self.fill(&mut payload)?;
-        Some((head[3], payload))
-    }
-
-    fn fill(&mut self, bytes: &mut [u8]) -> Option<()> {
-        match self.0.read_exact(bytes) {
-            Ok(()) => Some(()),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => panic!("nothing comes"),
-            Err(_) => None,
-        }
-    }
-
-    /// Reads until a frame of that type comes, or the server has closed.
-    fn read_until(&mut self, kind: u8) -> Option<Vec<u8>> {
-        loop {
-            let (found, payload) = self.read()?;
-            if found == kind {
-                return Some(payload);
-            }
-        }
-    }
-}
-
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
-    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
-}
-
-/// The headers of a call, without an end to its stream.
-fn headers(stream: u32) -> Vec<u8> {
-    let text = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
-    let block = [
-        &[0x83, 0x86, 0x04][..],
-        &text("/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"),
-        &[0x01],
-        &text("tollgate"),
-        &[0x00],
-        &text("content-type"),
-        &text("application/grpc"),
-        &[0x00],
-        &text("te"),
-        &text("trailers"),
-    ]
-    .concat();
-    frame(1, 4, stream, &block)
-}
-
-/// A request for one descriptor, in one frame that ends the stream.
-fn data(stream: u32) -> Vec<u8> {
-    let entry = b"\x0a\x01k\x12\x01v";
-    let descriptor = [&[0x0a, u8::try_from(entry.len()).unwrap()][..], entry].concat();
-    let request = [
-        b"\x0a\x01d\x12",
-        &[u8::try_from(descriptor.len()).unwrap()][..],
-        &descriptor,
-    ]
-    .concat();
-    let length = u32::try_from(request.len()).unwrap().to_be_bytes();
-    let message = [&[0][..], &length, &request].concat();
-    frame(0, 1, stream, &message)
-}
-
-fn streams() -> impl Iterator<Item = u32> {
-    (1..).step_by(2)
-}
-
 /// "Rapid reset", CVE-2023-44487: each call is cancelled as soon as it is made.
 #[test]
 fn a_flood_of_resets_is_told_to_go() {
@@ -445,6 +356,65 @@ fn a_call_that_http_2_resets_is_counted_and_told() {
         1,
         "{said}"
     );
+}
+
+/// Reads until the server closes.
+#[track_caller]
+fn read_to_the_end(stream: &mut TcpStream, what: &str) {
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut bytes = Vec::new();
+    match stream.read_to_end(&mut bytes) {
+        Ok(_) => {}
+        Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{what}"),
+    }
+}
+
+/// Ten thousand of them would let nobody else in.
+#[test]
+fn who_does_not_call_in_time_is_closed() {
+    let server = tollgate::with_rules(RULES)
+        .env("TOLLGATE_FIRST_CALL_TIMEOUT", "300ms")
+        .start();
+    let mut caller = Frames::connect(server.grpc);
+    let call = |stream| [headers(stream), data(stream)].concat();
+    caller.0.write_all(&call(1)).unwrap();
+    assert!(is_answered(&mut caller));
+    let begin = |bytes: Vec<u8>| {
+        let mut stream = TcpStream::connect(server.grpc).unwrap();
+        stream.write_all(&bytes).unwrap();
+        (stream, bytes)
+    };
+    let begun: Vec<_> = beginnings().into_iter().map(begin).collect();
+    for (mut stream, bytes) in begun {
+        read_to_the_end(&mut stream, &String::from_utf8_lossy(&bytes));
+    }
+    // Who has called may take any time for the next call.
+    caller.0.write_all(&call(3)).unwrap();
+    assert!(is_answered(&mut caller));
+}
+
+#[test]
+fn a_handshake_of_tls_is_part_of_that_time() {
+    let authority = Authority::new("ours");
+    let pair = authority.issue("tollgate.example");
+    let secret = Secret::mount(&[("tls.crt", &pair.certificate), ("tls.key", &pair.key)]);
+    let server = tollgate::with_rules(RULES)
+        .args(["--grpc-tls", "--grpc-tls-cert", &secret.at("tls.crt")])
+        .args(["--grpc-tls-key", &secret.at("tls.key")])
+        .env("TOLLGATE_FIRST_CALL_TIMEOUT", "300ms")
+        .start();
+    let mut begun = TcpStream::connect(server.grpc).unwrap();
+    begun.write_all(&[22]).unwrap();
+    // Shakes hands, and keeps quiet then.
+    let mut quiet = Process::start(
+        Command::new(tool("openssl"))
+            .args(["s_client", "-quiet", "-alpn", "h2", "-ign_eof", "-connect"])
+            .arg(server.grpc.to_string())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null()),
+    );
+    wait_until("the quiet one is closed", || quiet.has_ended());
+    read_to_the_end(&mut begun, "half a ClientHello");
 }
 
 #[test]
