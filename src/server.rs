@@ -28,9 +28,11 @@ use tonic_health::{
 
 mod authority;
 mod bare;
+mod descriptors;
 mod http;
 mod ports;
 mod quota;
+mod silence;
 mod tls;
 mod worker;
 
@@ -140,6 +142,7 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     let metrics = Metrics::new(near_ratio, settings.stats.max_metric_names);
     // One for each worker and one for `/json`, which is this thread's.
     let metrics = Arc::new(metrics.for_cores(worker_count(settings) + 1));
+    let places = descriptors::places(settings.bounds.max_connections, worker_count(settings));
     let sinks = settings.stats.sinks()?;
     let rules = Rules::default();
     let intake = Intake::new(rules.clone(), metrics.clone());
@@ -269,14 +272,14 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
         max_body_bytes,
     );
     let addresses = ports.addresses()?;
-    tasks.spawn(serve_http(ports.http, http));
+    tasks.spawn(serve_http(ports.http, http, places.http));
     if let Some(debug) = ports.debug {
         let routes = admin::debug(rules.clone(), statistics.clone());
-        tasks.spawn(serve_http(debug, routes));
+        tasks.spawn(serve_http(debug, routes, places.http));
     }
     if let Some(prometheus) = ports.prometheus {
         let routes = admin::prometheus(statistics, &settings.stats.prometheus_path);
-        tasks.spawn(serve_http(prometheus, routes));
+        tasks.spawn(serve_http(prometheus, routes, places.http));
     }
 
     let mut following = JoinSet::new();
@@ -299,7 +302,7 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     open.send_replace(true);
     health.update().await;
     announce(&grpc, &addresses, &backend, &rules, workers.count());
-    let places = Arc::new(Semaphore::new(settings.bounds.max_connections));
+    let places = Arc::new(Semaphore::new(places.grpc));
     let mut accepting = JoinSet::new();
     accepting.spawn(accept(grpc, workers.doors(), places));
 

@@ -418,7 +418,7 @@ pub struct Bounds {
     #[arg(long, env = "TOLLGATE_MAX_TEXT_BYTES", default_value_t = 64 << 10, value_parser = number(1..), value_name = "N")]
     pub max_text_bytes: usize,
 
-    /// Most gRPC connections; further ones wait to be accepted
+    /// Most gRPC connections, unless the limit of open files allows fewer; further ones wait to be accepted
     #[arg(
         long,
         env = "TOLLGATE_MAX_CONNECTIONS",

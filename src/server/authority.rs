@@ -23,14 +23,14 @@ use std::{
     io,
     ops::Range,
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     task::{Context, Poll, ready},
-    time::{Duration, Instant},
 };
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic::codegen::http::uri::Authority;
 
+use super::silence::Silence;
 use crate::metrics::{Authorities, Metrics, StreamsReset};
 
 /// What a client says first (RFC 9113, 3.4).
@@ -54,9 +54,6 @@ const CONTINUATION: u8 = 9;
 const END_HEADERS: u8 = 0x4;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
-
-/// The log says each thing once in this time, however many connections come.
-const SILENCE: Duration = Duration::from_secs(60);
 
 /// No more of a name is logged.
 const MAX_LOGGED_CHARS: usize = 200;
@@ -121,22 +118,6 @@ impl Notes {
                 "HTTP/2 reset a call with {name}{why}: it has no answer, and Envoy lets such a request pass"
             );
         }
-    }
-}
-
-/// The time in which something is not said again.
-#[derive(Debug, Default)]
-struct Silence(Mutex<Option<Instant>>);
-
-impl Silence {
-    /// Whether it can be said now; then a new silence begins.
-    fn is_over(&self) -> bool {
-        let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_over = said.is_none_or(|said| said.elapsed() >= SILENCE);
-        if is_over {
-            *said = Some(Instant::now());
-        }
-        is_over
     }
 }
 
@@ -549,7 +530,11 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Mended<S> {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::VecDeque, convert::Infallible, sync::atomic::Ordering::Relaxed};
+    use std::{
+        collections::VecDeque,
+        convert::Infallible,
+        sync::{Mutex, atomic::Ordering::Relaxed},
+    };
 
     use hyper::{Request, Response, body::Incoming, server::conn::http2, service::service_fn};
     use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -852,7 +837,7 @@ mod tests {
                 &notes.reset[1],
                 &notes.reset[7],
             ];
-            silences.map(|silence| silence.0.lock().unwrap().is_some())
+            silences.map(Silence::has_begun)
         };
         notes.replaced(b"a|b");
         assert_eq!(said(), [true, false, false, false]);

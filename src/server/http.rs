@@ -10,15 +10,13 @@ use tokio::{net::TcpListener, sync::Semaphore, task::JoinSet};
 
 use super::ports::accept_next;
 
-/// Connections of one HTTP port; further ones wait to be accepted.
-const MAX_HTTP_CONNECTIONS: usize = 1_000;
-
 /// How long a client of an HTTP port may take to send its headers, and between two requests.
 const HTTP_HEADER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Serves HTTP/1 until dropped; what goes wrong with a connection is that connection's own.
-pub(super) async fn serve_http(listener: TcpListener, router: axum::Router) {
-    let places = Arc::new(Semaphore::new(MAX_HTTP_CONNECTIONS));
+/// Serves HTTP/1 until dropped, on so many connections; further ones wait to be accepted. What goes wrong with a
+/// connection is that connection's own.
+pub(super) async fn serve_http(listener: TcpListener, router: axum::Router, places: usize) {
+    let places = Arc::new(Semaphore::new(places));
     let mut connections = JoinSet::new();
     while let Ok(place) = places.clone().acquire_owned().await {
         let stream = accept_next(&listener).await;

@@ -9,7 +9,7 @@ use std::{
 
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream, lookup_host};
 
-use super::ServerError;
+use super::{ServerError, silence::Silence};
 use crate::settings::Settings;
 
 /// The bound listeners, but for gRPC's: that opens when there is something to answer by.
@@ -234,8 +234,13 @@ pub(super) async fn accept_next(listener: &TcpListener) -> TcpStream {
     }
 }
 
+/// One for all ports, for they lack the same.
+static SCARCITY: Silence = Silence::new();
+
 /// Out of file descriptors, most likely: some will be free again.
 async fn wait_for_room(error: io::Error) {
-    tracing::warn!(%error, "cannot accept a connection");
+    if SCARCITY.is_over() {
+        tracing::warn!(%error, "cannot accept connections; trying again all the time");
+    }
     tokio::time::sleep(Duration::from_millis(50)).await;
 }

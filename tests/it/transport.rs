@@ -417,6 +417,75 @@ fn a_handshake_of_tls_is_part_of_that_time() {
     read_to_the_end(&mut begun, "half a ClientHello");
 }
 
+/// The lines of the process's own limits that tell how many files it may open, soft and hard.
+fn limit_of_files(server: &Tollgate) -> [u64; 2] {
+    let limits = fs::read_to_string(format!("/proc/{}/limits", server.process_id())).unwrap();
+    let mut lines = limits.lines();
+    let line = lines.find_map(|line| line.strip_prefix("Max open files"));
+    let mut numbers = line.unwrap().split_whitespace().map(str::parse);
+    [(); 2].map(|()| numbers.next().unwrap().unwrap())
+}
+
+/// Runtimes start processes with a soft limit of 1024.
+#[test]
+fn as_many_files_may_be_opened_as_the_system_allows() {
+    let server = tollgate::with_rules(RULES).with_files(100, 3000).start();
+    assert_eq!(limit_of_files(&server), [3000, 3000]);
+    let said = server.log().text();
+    let expected = "lets in at most 2311 gRPC connections and not 10000";
+    assert!(said.contains(expected), "{said}");
+    let server = tollgate::with_rules(RULES)
+        .with_files(100, 3000)
+        .args(["--max-connections", "500"])
+        .start();
+    assert!(!server.log().text().contains("gRPC connections"));
+}
+
+/// Probes and changes of the rules need a few, too.
+#[test]
+fn connections_do_not_use_up_all_files() {
+    let server = tollgate::with_rules(RULES).with_files(256, 256).start();
+    let connect = |port| TcpStream::connect(port).unwrap();
+    let _grpc: Vec<_> = (0..300).map(|_| connect(server.grpc)).collect();
+    let http: Vec<_> = (0..300).map(|_| connect(server.debug)).collect();
+    let health = http::get(server.http, "/healthcheck");
+    assert_eq!(health.body, "OK");
+    let more = RULES.replace("domain: d", "domain: another");
+    fs::write(server.rules().join("more.yaml"), more).unwrap();
+    drop(http);
+    wait_until("the rules are there", || {
+        server.page("/rlconfig").contains("another.k")
+    });
+    assert!(!server.log().text().contains("cannot accept"));
+}
+
+#[test]
+fn the_log_says_once_that_there_are_no_more_files() {
+    let server = tollgate::with_rules(RULES).start();
+    let allow = |files: &str| {
+        let id = server.process_id().to_string();
+        let output = finish(Command::new("prlimit").args(["--pid", &id, files]));
+        assert!(output.status.success(), "{output:?}");
+    };
+    let [_, hard] = limit_of_files(&server);
+    allow(&format!("--nofile=3:{hard}"));
+    let waiting = TcpStream::connect(server.http).unwrap();
+    let _also = TcpStream::connect(server.grpc).unwrap();
+    let said = server.log().with("cannot accept");
+    let began = Instant::now();
+    wait_until("it was tried again", || {
+        began.elapsed() > Duration::from_millis(500)
+    });
+    assert_eq!(
+        server.log().text().matches("cannot accept").count(),
+        1,
+        "{said}"
+    );
+    allow(&format!("--nofile={hard}:{hard}"));
+    drop(waiting);
+    assert_eq!(http::get(server.http, "/healthcheck").body, "OK");
+}
+
 #[test]
 fn a_client_that_is_gone_is_noticed() {
     let server = tollgate::with_rules(RULES)

@@ -154,11 +154,24 @@ impl Builder {
 
     /// Has it see another time of day: `offset` seconds from the true one, such as `-60s`. Spans of
     /// time stay what they are.
-    pub fn with_clock(mut self, offset: &str) -> Self {
+    pub fn with_clock(self, offset: &str) -> Self {
         let mut command = Command::new(super::tool("faketime"));
+        command.args(["--exclude-monotonic", "-f", offset]);
+        self.started_by(command)
+    }
+
+    /// Has it begin with so many descriptors, of which it may have `hard`.
+    pub fn with_files(self, soft: u32, hard: u32) -> Self {
+        let mut command = Command::new("/bin/sh");
+        let script = format!("ulimit -Sn {soft} && ulimit -Hn {hard} && exec \"$@\"");
+        command.args(["-c", &script, "sh"]);
+        self.started_by(command)
+    }
+
+    /// Has it started by a program that takes what to start behind its own arguments.
+    fn started_by(mut self, mut command: Command) -> Self {
         command
             .env_clear()
-            .args(["--exclude-monotonic", "-f", offset])
             .arg(self.command.get_program())
             .args(self.command.get_args())
             .envs(

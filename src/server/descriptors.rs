@@ -1,0 +1,90 @@
+//! Raises the limit of open files to what the system allows, and shares them out, so that connections of
+//! clients never take those that probes, reloads and the store need.
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+/// Files that the process opens whatever it serves: ports, rules that are read, statistics, the log.
+const OWN: u64 = 64;
+
+/// Files of a worker: its runtime, and connections to each node of Redis.
+const OWN_EACH: u64 = 32;
+
+/// An HTTP port gets one file in so many.
+const HTTP_SHARE: u64 = 16;
+
+/// There are three HTTP ports at most.
+const HTTP_PORTS: u64 = 3;
+
+/// Connections of one HTTP port, if there are files enough.
+const MAX_HTTP_CONNECTIONS: u64 = 1_000;
+
+/// Connections of one HTTP port, however few files there are.
+const MIN_HTTP_CONNECTIONS: u64 = 8;
+
+/// How many connections there may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Places {
+    pub(super) grpc: usize,
+    /// On each HTTP port.
+    pub(super) http: usize,
+}
+
+/// Raises the limit, and finds out how many connections fit under it; says so if those are fewer than
+/// `max_connections`.
+pub(super) fn places(max_connections: usize, workers: usize) -> Places {
+    let files = raise();
+    let places = share(files, max_connections, workers);
+    if places.grpc < max_connections {
+        tracing::warn!(
+            "the process may open {files} files (ulimit -n) and lets in at most {} gRPC connections \
+             and not {max_connections}",
+            places.grpc
+        );
+    }
+    places
+}
+
+/// Raises the soft limit to the hard one, and returns it.
+fn raise() -> u64 {
+    // A process that cannot find out is one without limits, like one whose limit is infinity.
+    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else {
+        return u64::MAX;
+    };
+    match setrlimit(Resource::RLIMIT_NOFILE, hard, hard) {
+        Ok(()) => hard,
+        Err(error) => {
+            tracing::warn!(%error, "the limit of open files stays at {soft}");
+            soft
+        }
+    }
+}
+
+fn share(files: u64, max_connections: usize, workers: usize) -> Places {
+    let workers = u64::try_from(workers).unwrap_or(u64::MAX);
+    let own = OWN.saturating_add(OWN_EACH.saturating_mul(workers));
+    let http = (files / HTTP_SHARE).clamp(MIN_HTTP_CONNECTIONS, MAX_HTTP_CONNECTIONS);
+    let rest = files.saturating_sub(own + HTTP_PORTS * http).max(1);
+    Places {
+        grpc: max_connections.min(usize::try_from(rest).unwrap_or(usize::MAX)),
+        http: usize::try_from(http).unwrap_or(usize::MAX),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(files: u64, workers: usize, grpc: usize, http: usize) {
+        assert_eq!(share(files, 10_000, workers), Places { grpc, http });
+    }
+
+    #[test]
+    fn connections_leave_files_for_everything_else() {
+        check(u64::MAX, 1024, 10_000, 1_000);
+        check(1 << 20, 64, 10_000, 1_000);
+        check(1024, 2, 704, 64);
+        check(256, 2, 80, 16);
+        check(0, 2, 1, 8);
+    }
+}

@@ -1,0 +1,34 @@
+//! Keeps the log from saying one thing again and again.
+
+use std::{
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+/// The log says each thing once in this time, however often it happens.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// The time in which something is not said again.
+#[derive(Debug, Default)]
+pub(super) struct Silence(Mutex<Option<Instant>>);
+
+impl Silence {
+    pub(super) const fn new() -> Self {
+        Self(Mutex::new(None))
+    }
+
+    /// Whether it can be said now; then a new silence begins.
+    pub(super) fn is_over(&self) -> bool {
+        let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_over = said.is_none_or(|said| said.elapsed() >= SILENCE);
+        if is_over {
+            *said = Some(Instant::now());
+        }
+        is_over
+    }
+
+    #[cfg(test)]
+    pub(super) fn has_begun(&self) -> bool {
+        self.0.lock().unwrap().is_some()
+    }
+}
