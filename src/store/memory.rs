@@ -50,7 +50,10 @@ struct Apart(Mutex<Shard>);
 struct Shard {
     /// Counters that are numbers.
     families: Table,
-    /// How many those are.
+    /// Those of descriptors that have more than [`FEW`] already, by key: a list would be searched for each
+    /// hit, and a client that sends its own periods could make it as long as it likes.
+    more: HashMap<Box<[u8]>, Slot, RandomState>,
+    /// How many there are of both.
     numbers: usize,
     /// What is more than a number, apart from the others so that they stay small.
     meters: HashMap<Box<[u8]>, MeterSlot, RandomState>,
@@ -60,8 +63,9 @@ struct Shard {
 
 /// A key in two parts. They are taken apart by the key alone, so that equal keys have equal parts and
 /// different keys have not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 struct Name<'a> {
+    key: &'a [u8],
     /// What the counters of one descriptor have in common.
     family: &'a [u8],
     own: Own,
@@ -92,6 +96,7 @@ impl<'a> Name<'a> {
         let rest = last & !(u128::MAX << (8 * length));
         let (family, _) = key.split_at(key.len() - length as usize);
         Self {
+            key,
             family,
             own: (rest | u128::from(length) << 120).to_be_bytes(),
         }
@@ -120,6 +125,10 @@ struct MeterSlot {
     meter: Meter,
     expires_at: Timestamp,
 }
+
+/// So many counters of one descriptor lie beside it: the limits of any rule that somebody writes, in the
+/// windows of now and of a second ago.
+const FEW: usize = 16;
 
 /// Many more than there are cores, so that two of them rarely want the same.
 const SHARDS: usize = 256;
@@ -191,11 +200,15 @@ impl MemoryStore {
             !family.slots.is_empty()
         };
         shard.families.retain(is_kept, |name| self.hash(name));
-        shard.numbers = numbers;
+        shard.more.retain(|_, slot| is_live(slot.expires_at));
+        shard.numbers = numbers + shard.more.len();
         shard.meters.retain(|_, slot| is_live(slot.expires_at));
         shard.earliest_expiry = earliest;
         if shard.meters.capacity() > 4 * shard.meters.len() {
             shard.meters.shrink_to_fit();
+        }
+        if shard.more.capacity() > 4 * shard.more.len() {
+            shard.more.shrink_to_fit();
         }
         self.live.fetch_sub(before - shard.len(), Ordering::Relaxed);
     }
@@ -499,22 +512,27 @@ impl MemoryStore {
         let count = slot.add(hits, is_charged);
         if slot.count > 0 {
             self.make_room(shard, room, now)?;
-            self.push(shard, hash, name.family, slot);
+            self.push(shard, hash, name, slot);
             shard.earliest_expiry = shard.earliest_expiry.min(slot.expires_at);
         }
         Ok(count)
     }
 
-    fn push(&self, shard: &mut Shard, hash: u64, name: &[u8], slot: Slot) {
+    fn push(&self, shard: &mut Shard, hash: u64, name: Name<'_>, slot: Slot) {
         shard.numbers += 1;
-        if let Some(family) = shard.family(hash, name) {
-            return family.slots.push(slot);
+        match shard.family(hash, name.family) {
+            Some(family) if family.slots.len() < FEW => family.slots.push(slot),
+            Some(_) => {
+                shard.more.insert(name.key.into(), slot);
+            }
+            None => {
+                let family = Family {
+                    name: name.family.into(),
+                    slots: SmallVec::from_iter([slot]),
+                };
+                shard.families.insert(family, |name| self.hash(name));
+            }
         }
-        let family = Family {
-            name: name.into(),
-            slots: SmallVec::from_iter([slot]),
-        };
-        shard.families.insert(family, |name| self.hash(name));
     }
 
     fn apply_meter(
@@ -579,6 +597,7 @@ impl Default for Shard {
     fn default() -> Self {
         Self {
             families: Table::default(),
+            more: HashMap::default(),
             numbers: 0,
             meters: HashMap::default(),
             earliest_expiry: NEVER,
@@ -596,7 +615,12 @@ impl Shard {
     }
 
     fn slot(&mut self, hash: u64, name: Name<'_>) -> Option<&mut Slot> {
-        self.family(hash, name.family)?.slot(name.own)
+        let family = self.families.get_mut(hash, name.family);
+        match family.and_then(|family| family.slot(name.own)) {
+            // Also of a descriptor that has room again: a sweep may have made it.
+            None => self.more.get_mut(name.key),
+            slot => slot,
+        }
     }
 
     /// How many hits the counter of `increment`, whose name is `name`, holds.
@@ -712,6 +736,8 @@ fn lock(shard: &Apart) -> MutexGuard<'_, Shard> {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU32;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -719,7 +745,7 @@ mod tests {
         counter::{Counting, Identity},
         limit::{Algorithm, Limit},
         request::Entry,
-        window::Unit,
+        window::{Period, Unit},
     };
 
     const MINUTE: u64 = 60;
@@ -788,7 +814,8 @@ mod tests {
                 prop::sample::select(b"{}1@\0\x01".to_vec()), 0..20)),
         ) {
             let [one, other] = &keys;
-            prop_assert_eq!(one == other, Name::of(one) == Name::of(other));
+            let parts = |key| (Name::of(key).family, Name::of(key).own);
+            prop_assert_eq!(one == other, parts(one) == parts(other));
         }
     }
 
@@ -824,6 +851,70 @@ mod tests {
             }
         }
         batch
+    }
+
+    /// One request that hits each of so many periods of one descriptor.
+    fn periods(seconds: impl Iterator<Item = u32>, now: Timestamp) -> Batch {
+        let mut batch = Batch::default();
+        let mut identity = Identity::default();
+        let entry = Entry {
+            key: b"k",
+            value: b"v",
+        };
+        identity.set(b"d", &[entry], &[]);
+        for seconds in seconds {
+            let limit = Limit {
+                period: Period::new(Unit::Second, NonZeroU32::new(seconds).unwrap()).unwrap(),
+                ..Limit::fixed(9, Unit::Second)
+            };
+            batch.push(&identity, &limit, now, Hits::ONE);
+        }
+        batch
+    }
+
+    /// The longest list that is searched from end to end while a shard is locked.
+    fn longest_list(store: &MemoryStore) -> usize {
+        let mut longest = 0;
+        for shard in &*store.shards {
+            let shard = &mut lock(shard);
+            let look = |family: &mut Family| {
+                longest = longest.max(family.slots.len());
+                true
+            };
+            shard.families.retain(look, |name| store.hash(name));
+        }
+        longest
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+
+        /// Clients may send limits of their own, of any period.
+        #[test]
+        fn a_count_costs_the_same_however_many_periods_its_descriptor_has(
+            count in prop_oneof![1_u32..40, 1_000_u32..100_000],
+            kept in 1_u32..50,
+        ) {
+            let store = MemoryStore::new(1_000_000);
+            let now = Timestamp::from_secs(0);
+            for expected in 1..=2 {
+                let batch = periods(1..=count, now);
+                let counts = store.apply_all(&batch, now).unwrap();
+                prop_assert!(counts.iter().all(|count| count.after == expected));
+            }
+            prop_assert!(longest_list(&store) <= FEW);
+            prop_assert_eq!(store.live_counters(), count as usize);
+            // What is left after a sweep is found, wherever it lies.
+            store.sweep(Timestamp::from_secs(u64::from(count.saturating_sub(kept))));
+            let left = count - count.saturating_sub(kept);
+            prop_assert_eq!(store.live_counters(), left as usize);
+            let batch = periods(count - left + 1..=count, now);
+            let counts = store.apply_all(&batch, now).unwrap();
+            prop_assert!(counts.iter().all(|count| count.after == 3));
+            prop_assert_eq!(store.live_counters(), left as usize);
+            store.sweep(Timestamp::from_secs(u64::from(count)));
+            prop_assert_eq!(store.live_counters(), 0);
+        }
     }
 
     #[test]
