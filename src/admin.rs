@@ -21,6 +21,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{any, get, post},
 };
+use tokio::sync::{Mutex, Semaphore};
 
 use crate::{
     grpc::{self, json, proto::envoy::service::ratelimit::v3::rate_limit_response::Code},
@@ -51,6 +52,40 @@ impl Health {
     }
 }
 
+/// Where the work is done that takes long: one piece after the other, on a thread of its own, so that it
+/// holds up neither probes nor gRPC connections that are to be accepted.
+#[derive(Clone, Debug)]
+pub struct Desk {
+    turn: Arc<Mutex<()>>,
+    /// Bodies that may be read at a time.
+    bodies: Arc<Semaphore>,
+}
+
+/// So many clients of `/json` may be sending at a time; each has [`BODY_TIMEOUT`] for it.
+const MAX_BODIES: usize = 8;
+
+impl Default for Desk {
+    fn default() -> Self {
+        Self {
+            turn: Arc::default(),
+            bodies: Arc::new(Semaphore::new(MAX_BODIES)),
+        }
+    }
+}
+
+impl Desk {
+    async fn work<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
+        let turn = self.turn.clone().lock_owned().await;
+        let done = tokio::task::spawn_blocking(move || {
+            // Kept until the work is done, also if nobody waits for it any longer.
+            let _turn = turn;
+            work()
+        });
+        done.await
+            .expect("it does not panic, and ends with the process")
+    }
+}
+
 /// Tells how each part of the process is doing, by name.
 pub type Components = Arc<dyn Fn() -> Vec<(String, String)> + Send + Sync>;
 
@@ -59,6 +94,7 @@ pub fn http<S: Store>(
     health: Health,
     components: Components,
     service: Option<grpc::Service<S>>,
+    desk: Desk,
     max_body_bytes: usize,
 ) -> Router {
     let healthcheck = move |RawQuery(query): RawQuery| async move {
@@ -79,7 +115,7 @@ pub fn http<S: Store>(
         let service = Arc::new(service);
         let json = move |headers: HeaderMap, body: Body| async move {
             if is_json(&headers) {
-                answer_json(&service, body, max_body_bytes).await
+                answer_json(&service, &desk, body, max_body_bytes).await
             } else {
                 let text = "Unsupported Media Type: send application/json\n";
                 plain(StatusCode::UNSUPPORTED_MEDIA_TYPE, text)
@@ -120,17 +156,20 @@ fn describe_health(status: StatusCode, components: &[(String, String)]) -> Strin
 /// 400 for whatever else.
 async fn answer_json<S: Store>(
     service: &grpc::Service<S>,
+    desk: &Desk,
     body: Body,
     max_body_bytes: usize,
 ) -> Response {
     let bad = || plain(StatusCode::BAD_REQUEST, "Bad Request\n");
+    // Bodies of those that wait stay where they are, in the sockets.
+    let _place = desk.bodies.acquire().await;
     let read = tokio::time::timeout(BODY_TIMEOUT, to_bytes(body, max_body_bytes));
     let body = match read.await {
         Ok(Ok(body)) => body,
         Ok(Err(_)) => return plain(StatusCode::PAYLOAD_TOO_LARGE, "Payload Too Large\n"),
         Err(_elapsed) => return plain(StatusCode::REQUEST_TIMEOUT, "Request Timeout\n"),
     };
-    let Ok(message) = json::request(&body) else {
+    let Ok(message) = desk.work(move || json::request(&body)).await else {
         return bad();
     };
     let Ok(reply) = service.answer(&message, Deadline::of_store()).await else {
@@ -140,7 +179,7 @@ async fn answer_json<S: Store>(
         Code::OverLimit => StatusCode::TOO_MANY_REQUESTS,
         Code::Ok | Code::Unknown => StatusCode::OK,
     };
-    match json::response(&reply, false) {
+    match desk.work(move || json::response(&reply, false)).await {
         Ok(text) => (status, [(CONTENT_TYPE, "application/json")], text).into_response(),
         Err(error) => {
             tracing::warn!(%error, "a reply cannot be written as JSON");
@@ -163,6 +202,7 @@ pub struct Statistics {
     pub metrics: Arc<Metrics>,
     pub memory: Option<Arc<MemoryStore>>,
     pub renderer: Arc<Renderer>,
+    pub desk: Desk,
 }
 
 impl Statistics {
@@ -171,8 +211,10 @@ impl Statistics {
     }
 
     /// The page for Prometheus, in text format 0.0.4.
-    fn prometheus(&self) -> Response {
-        let page = self.renderer.render(&self.samples()) + &process::render();
+    async fn prometheus(self) -> Response {
+        let desk = self.desk.clone();
+        let render = move || self.renderer.render(&self.samples()) + &process::render();
+        let page = desk.work(render).await;
         ([(CONTENT_TYPE, "text/plain; version=0.0.4")], page).into_response()
     }
 
@@ -198,7 +240,7 @@ impl Statistics {
 
 /// The port for Prometheus.
 pub fn prometheus(statistics: Statistics, path: &str) -> Router {
-    Router::new().route(path, get(move || async move { statistics.prometheus() }))
+    Router::new().route(path, get(move || statistics.prometheus()))
 }
 
 const INDEX: &str = "\
@@ -210,16 +252,16 @@ const INDEX: &str = "\
 
 /// The debug port.
 pub fn debug(rules: Rules, statistics: Statistics) -> Router {
+    let desk = statistics.desk.clone();
     let lines = statistics.clone();
+    let lines = move || async move { lines.desk.clone().work(move || lines.lines()).await };
+    let rlconfig = move || async move { desk.work(move || rlconfig(&rules)).await };
     Router::new()
         // As in the reference, whatever is not there leads here.
         .fallback(|| async { INDEX })
-        .route(
-            "/metrics",
-            get(move || async move { statistics.prometheus() }),
-        )
-        .route("/stats", get(move || async move { lines.lines() }))
-        .route("/rlconfig", get(move || async move { rlconfig(&rules) }))
+        .route("/metrics", get(move || statistics.prometheus()))
+        .route("/stats", get(lines))
+        .route("/rlconfig", get(rlconfig))
 }
 
 /// One line for each limit, as the reference prints them, with our own additions behind.

@@ -229,6 +229,7 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
         metrics: metrics.clone(),
         memory: backend.memory(),
         renderer: Arc::new(renderer(&settings.stats)),
+        desk: admin::Desk::default(),
     };
     for sink in sinks {
         let statistics = statistics.clone();
@@ -269,17 +270,19 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
         health.http.clone(),
         components,
         settings.listen.http_json.then_some(json_service),
+        statistics.desk.clone(),
         max_body_bytes,
     );
     let addresses = ports.addresses()?;
-    tasks.spawn(serve_http(ports.http, http, places.http));
+    let timeout = settings.listen.http_timeout;
+    tasks.spawn(serve_http(ports.http, http, places.http, timeout));
     if let Some(debug) = ports.debug {
         let routes = admin::debug(rules.clone(), statistics.clone());
-        tasks.spawn(serve_http(debug, routes, places.http));
+        tasks.spawn(serve_http(debug, routes, places.http, timeout));
     }
     if let Some(prometheus) = ports.prometheus {
         let routes = admin::prometheus(statistics, &settings.stats.prometheus_path);
-        tasks.spawn(serve_http(prometheus, routes, places.http));
+        tasks.spawn(serve_http(prometheus, routes, places.http, timeout));
     }
 
     let mut following = JoinSet::new();

@@ -312,6 +312,11 @@ pub struct Listen {
     #[arg(long, env = "PORT", default_value_t = 8080, value_name = "PORT")]
     pub port: u16,
 
+    /// How long a connection to the HTTP port, the debug port or Prometheus' own may take for a request, its
+    /// reply and the wait for the next one
+    #[arg(long, env = "TOLLGATE_HTTP_TIMEOUT", default_value = "30s", value_parser = some_time, value_name = "DURATION")]
+    pub http_timeout: Duration,
+
     /// Answer requests in JSON at /json of the HTTP port; whoever reaches that port can count then
     #[arg(long, env = "TOLLGATE_HTTP_JSON", default_value = "true", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub http_json: bool,

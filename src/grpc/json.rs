@@ -5,13 +5,14 @@ use std::sync::LazyLock;
 use prost::Message;
 use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor, SerializeOptions};
 
-use super::{
-    codec::MAX_PARTS,
-    proto::{
-        DESCRIPTORS,
-        envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse},
-    },
+use super::proto::{
+    DESCRIPTORS,
+    envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse},
 };
+
+/// Most braces that open: descriptors, entries and what stands in texts. An empty part is 3 bytes of text and
+/// a thousand in memory until it is read.
+const MAX_PARTS: usize = 1 << 14;
 
 const COMPILED: &str = "the schemas were compiled with the program";
 
@@ -28,8 +29,7 @@ fn schema(name: &str) -> MessageDescriptor {
 ///
 /// # Errors
 ///
-/// If it is no JSON, has a field that the message does not have, or more parts than the codec
-/// takes: an empty one is 3 bytes of text and a hundred times that in memory.
+/// If it is no JSON, has a field that the message does not have, or too many parts.
 pub fn request(text: &[u8]) -> Result<RateLimitRequest, serde_json::Error> {
     let parts = text.iter().filter(|&&byte| byte == b'{').count();
     if parts > MAX_PARTS {

@@ -87,6 +87,120 @@ fn json_can_be_turned_off() {
     assert_eq!(get(server.http, "/healthcheck").body, "OK");
 }
 
+/// More than an HTTP port has room for.
+const CROWD: usize = 1_050;
+
+/// A client that asks for the long page of health as often as the sockets have room for, and reads nothing.
+fn who_does_not_read(port: SocketAddr) -> TcpStream {
+    let mut stream = TcpStream::connect(port).unwrap();
+    stream.set_nonblocking(true).unwrap();
+    let requests = b"GET /healthcheck?verbose HTTP/1.1\r\nhost: test\r\n\r\n".repeat(2_000);
+    while stream.write(&requests).is_ok() {}
+    stream
+}
+
+/// The kubelet ends a process whose health does not answer within a second.
+#[test]
+fn a_crowd_does_not_shut_health_out() {
+    // However long they stay, they are not waited for.
+    let server = tollgate::with_rules(RULES)
+        .env("TOLLGATE_HTTP_TIMEOUT", "1h")
+        .start();
+    let connect = |bytes: &[u8]| {
+        let mut stream = TcpStream::connect(server.http).unwrap();
+        stream.write_all(bytes).unwrap();
+        stream
+    };
+    let body = b"POST /json HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{";
+    for bytes in [&b""[..], b"GET /healthcheck HTTP/1.1\r\n", body] {
+        let crowd: Vec<_> = (0..CROWD).map(|_| connect(bytes)).collect();
+        let reply = get(server.http, "/healthcheck");
+        assert_eq!((reply.status, reply.body.as_str()), (200, "OK"));
+        // Most of them are still there.
+        let mut one = &crowd[CROWD / 2];
+        one.set_nonblocking(true).unwrap();
+        let error = one.read(&mut [0]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::WouldBlock);
+    }
+}
+
+#[test]
+fn a_reply_that_is_not_read_is_given_up() {
+    let server = tollgate::with_rules(RULES)
+        .env("TOLLGATE_HTTP_TIMEOUT", "300ms")
+        .start();
+    let mut slow = who_does_not_read(server.http);
+    let mut idle = TcpStream::connect(server.http).unwrap();
+    // What is written is of no use to anybody any more.
+    wait_until(
+        "the connection is closed",
+        || matches!(slow.write(b"GET"), Err(error) if error.kind() != ErrorKind::WouldBlock),
+    );
+    idle.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert_eq!(idle.read(&mut [0]).unwrap(), 0, "nothing came in its time");
+}
+
+/// Of the processor time that `work` takes the server, the share of the thread that accepts connections.
+fn share_of_the_door(server: &Tollgate, work: impl Fn()) -> f64 {
+    let tasks = format!("/proc/{}/task", server.process_id());
+    let nanos = |task: &Path| -> u64 {
+        // One that has ended meanwhile is none of those that work.
+        let text = fs::read_to_string(task.join("schedstat")).unwrap_or_default();
+        text.split(' ')
+            .next()
+            .and_then(|text| text.parse().ok())
+            .unwrap_or(0)
+    };
+    let spent = || {
+        let all = fs::read_dir(&tasks).unwrap();
+        let all: u64 = all.map(|task| nanos(&task.unwrap().path())).sum();
+        let door = nanos(&Path::new(&tasks).join(server.process_id().to_string()));
+        (door, all)
+    };
+    // The thread that works is there from then on.
+    work();
+    let (door_before, all_before) = spent();
+    for _ in 0..5 {
+        work();
+    }
+    let (door, all) = spent();
+    (door - door_before) as f64 / (all - all_before) as f64
+}
+
+/// That thread answers probes, too, and lets gRPC connections in.
+#[test]
+fn json_and_pages_are_worked_off_beside_the_thread_that_accepts() {
+    let rules = (0..2_000).fold(String::from(RULES), |rules, number| {
+        rules + &format!("  - {{ key: k{number}, rate_limits: [1/day] }}\n")
+    });
+    let server = tollgate::with_rules(&rules).start();
+    let entries = vec!["{}"; 10_000].join(",");
+    let body = format!(r#"{{"domain": "d", "descriptors": [{{"entries": [{entries}]}}]}}"#);
+    let read_json = || {
+        let reply = json::send(server.http, "POST", "/json", body.as_bytes());
+        assert_eq!(reply.status, 400);
+    };
+    let share = share_of_the_door(&server, read_json);
+    assert!(share < 0.5, "{share} of the work for JSON");
+    for page in ["/metrics", "/stats", "/rlconfig"] {
+        let read = || assert_eq!(get(server.debug, page).status, 200);
+        let share = share_of_the_door(&server, read);
+        assert!(share < 0.5, "{share} of the work for {page}");
+    }
+}
+
+/// A part is a few bytes of text and hundreds of them in memory.
+#[test]
+fn json_of_many_parts_is_not_read() {
+    let server = tollgate::with_rules(RULES).start();
+    let before = server.peak_bytes();
+    let entries = vec!["{}"; 130_000].join(",");
+    let body = format!(r#"{{"domain": "d", "descriptors": [{{"entries": [{entries}]}}]}}"#);
+    let reply = json::send(server.http, "POST", "/json", body.as_bytes());
+    assert_eq!(reply.status, 400);
+    assert!(server.peak_bytes() < before + (16 << 20));
+}
+
 #[test]
 fn an_unknown_path_is_not_found() {
     let server = tollgate::with_rules(RULES).start();
