@@ -198,6 +198,7 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
             door: Door {
                 method: Arc::new(service),
                 max_message_bytes: settings.bounds.max_message_bytes,
+                max_header_bytes: settings.bounds.max_header_bytes,
                 others: others.prepare(),
             },
             tls: tls.clone(),

@@ -1,6 +1,8 @@
 //! Calls of one message each way, straight on hyper: what a router, layers and boxed bodies cost
 //! would be a third of a decision.
 
+mod encoding;
+
 use std::{
     cell::{Cell, RefCell},
     convert::Infallible,
@@ -9,11 +11,11 @@ use std::{
     pin::Pin,
     sync::{Arc, Weak},
     task::{Context, Poll, Waker, ready},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use hyper::{
-    HeaderMap, Request, Response,
+    HeaderMap, Method as HttpMethod, Request, Response, StatusCode,
     body::{Body, Frame, Incoming},
     header::{CONTENT_TYPE, HeaderName, HeaderValue},
 };
@@ -21,15 +23,25 @@ use hyper_util::service::TowerToHyperService;
 use prost::bytes::{BufMut as _, Bytes, BytesMut};
 use tonic::{Status, service::Routes};
 
+use encoding::Encoding;
+
 /// What a message stands behind: a flag and its length (gRPC over HTTP2, "Length-Prefixed-Message").
 const PREFIX_BYTES: usize = 5;
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 const GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 const GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 const OK: HeaderValue = HeaderValue::from_static("0");
-const IDENTITY: HeaderValue = HeaderValue::from_static("identity");
+const UNIMPLEMENTED: HeaderValue = HeaderValue::from_static("12");
+
+/// How long a caller may take to end its stream behind its message. Most do so with it; who never does is
+/// answered then.
+const END_OF_STREAM: Duration = Duration::from_millis(10);
+
+/// No more of a path is told.
+const MAX_PATH_CHARS: usize = 200;
 
 /// A method of a service.
 pub trait Method: Send + Sync + 'static {
@@ -131,6 +143,8 @@ impl UnderWay {
 pub struct Door<M> {
     pub method: Arc<M>,
     pub max_message_bytes: usize,
+    /// As HTTP/2 counts them: each has 32 more than its name and its value.
+    pub max_header_bytes: u32,
     pub others: Routes,
 }
 
@@ -139,6 +153,7 @@ impl<M> Clone for Door<M> {
         Self {
             method: self.method.clone(),
             max_message_bytes: self.max_message_bytes,
+            max_header_bytes: self.max_header_bytes,
             others: self.others.clone(),
         }
     }
@@ -150,20 +165,18 @@ impl<M: Method> Door<M> {
     /// A message that is here already is answered before this returns, where that is possible: no
     /// future keeps it then, and one call after the other finds the same things in the caches.
     pub fn call(&self, request: Request<Incoming>, under_way: &UnderWay) -> Call {
-        if request.uri().path() != M::PATH {
+        let encoding = match check(&request, self.max_header_bytes) {
+            Ok(encoding) => encoding,
+            Err(response) => return Call::Waiting(Box::pin(async move { Ok(*response) })),
+        };
+        let path = request.uri().path_and_query();
+        if path.is_none_or(|path| path.as_str() != M::PATH) {
             return Call::Waiting(Box::pin(other(self.others.clone(), request)));
-        }
-        if let Err(status) = check_encoding(request.headers()) {
-            let mut response = refusal(&status);
-            response
-                .headers_mut()
-                .insert(GRPC_ACCEPT_ENCODING, IDENTITY);
-            return Call::Waiting(Box::pin(async { Ok(response) }));
         }
         let mut noted = self.method.note(request.headers());
         let mut body = request.into_body();
         let max_bytes = self.max_message_bytes;
-        let heard = heard(&mut body, max_bytes);
+        let heard = heard(&mut body, max_bytes, encoding);
         let method = &self.method;
         match heard {
             Heard::All(message) => match method.call_at_once(&noted, &message) {
@@ -179,7 +192,8 @@ impl<M: Method> Door<M> {
             Heard::Part(first) => {
                 let (method, under_way) = (method.clone(), under_way.begins_later());
                 Call::Waiting(Box::pin(async move {
-                    let answer = match message(first, &mut body, max_bytes).await {
+                    let message = message(first, &mut body, max_bytes, encoding);
+                    let answer = match message.await {
                         Ok(message) => {
                             let _is_under_way = under_way.upgrade();
                             method.message_came(&mut noted);
@@ -248,14 +262,14 @@ enum Heard {
 
 type First = Result<Option<Bytes>, Status>;
 
-fn heard(body: &mut Incoming, max_bytes: usize) -> Heard {
+fn heard(body: &mut Incoming, max_bytes: usize, encoding: Encoding) -> Heard {
     // Whoever waits for more asks again.
     let mut nobody = Context::from_waker(Waker::noop());
     match poll_data(body, &mut nobody) {
         Poll::Ready(Ok(Some(bytes))) => {
-            let is_all =
-                matches!(end_of_message(&bytes, max_bytes), Ok(Some(end)) if end == bytes.len());
-            if is_all && body.is_end_stream() {
+            let end = end_of_message(&bytes, max_bytes, encoding);
+            let is_all = matches!(end, Ok(Some(end)) if end == bytes.len());
+            if is_all && bytes[0] == PLAIN && body.is_end_stream() {
                 Heard::All(bytes.slice(PREFIX_BYTES..))
             } else {
                 Heard::Part(Some(Ok(Some(bytes))))
@@ -267,17 +281,71 @@ fn heard(body: &mut Incoming, max_bytes: usize) -> Heard {
 }
 
 async fn other(others: Routes, request: Request<Incoming>) -> Result<Response<Reply>, Infallible> {
+    let path: String = request.uri().path().chars().take(MAX_PATH_CHARS).collect();
     let others = TowerToHyperService::new(others);
     let reply = hyper::service::Service::call(&others, request).await?;
+    let headers = reply.headers();
+    let is_unknown = headers.get(GRPC_STATUS) == Some(&UNIMPLEMENTED);
+    if is_unknown && !headers.contains_key(GRPC_MESSAGE) {
+        return Ok(refusal(&Status::unimplemented(format!(
+            "unknown method {path}"
+        ))));
+    }
     Ok(reply.map(Reply::Other))
 }
 
-fn check_encoding(headers: &HeaderMap) -> Result<(), Status> {
-    match headers.get(GRPC_ENCODING) {
-        Some(encoding) if encoding != IDENTITY => {
-            Err(Status::unimplemented("messages are not compressed here"))
+/// Refuses what is no call of gRPC, as grpc-go does, and finds out how its messages may be compressed.
+fn check<B>(request: &Request<B>, max_header_bytes: u32) -> Result<Encoding, Box<Response<Reply>>> {
+    let refuse = |http, status: Status| {
+        let mut response = refusal(&status);
+        *response.status_mut() = http;
+        Err(Box::new(response))
+    };
+    if request.method() != HttpMethod::POST {
+        let status = Status::internal(format!("a call is a POST and no {}", request.method()));
+        return refuse(StatusCode::METHOD_NOT_ALLOWED, status);
+    }
+    let (mut is_grpc, mut encoding, mut bytes) = (false, None, 0);
+    // Callers send a handful of headers: to look through them takes a third of what a hash does.
+    for (name, value) in request.headers() {
+        const OF_EACH: usize = 32;
+        bytes += OF_EACH + name.as_str().len() + value.len();
+        if name == CONTENT_TYPE {
+            is_grpc |= is_grpc_type(value.as_bytes());
+        } else if name == GRPC_ENCODING {
+            encoding = Some(value);
         }
-        _ => Ok(()),
+    }
+    if bytes > max_header_bytes as usize {
+        let status = Status::resource_exhausted(format!(
+            "headers too large: {bytes} bytes, the limit is: {max_header_bytes} bytes"
+        ));
+        return refuse(StatusCode::OK, status);
+    }
+    if !is_grpc {
+        let status = Status::invalid_argument("the content type is not application/grpc");
+        return refuse(StatusCode::UNSUPPORTED_MEDIA_TYPE, status);
+    }
+    let Some(encoding) = encoding else {
+        return Ok(Encoding::Identity);
+    };
+    Encoding::named(encoding.as_bytes()).ok_or_else(|| {
+        let text = format!("messages are compressed by one of: {}", encoding::ALL);
+        let mut response = refusal(&Status::unimplemented(text));
+        let all = HeaderValue::from_static(encoding::ALL);
+        response.headers_mut().insert(GRPC_ACCEPT_ENCODING, all);
+        Box::new(response)
+    })
+}
+
+/// `application/grpc`, also with the form of the messages or parameters behind it.
+fn is_grpc_type(value: &[u8]) -> bool {
+    const TYPE: &[u8] = b"application/grpc";
+    match value.split_at_checked(TYPE.len()) {
+        Some((start, rest)) => {
+            start.eq_ignore_ascii_case(TYPE) && matches!(rest.first(), None | Some(b'+' | b';'))
+        }
+        None => false,
     }
 }
 
@@ -285,11 +353,12 @@ fn refusal(status: &Status) -> Response<Reply> {
     status.clone().into_http::<()>().map(|()| Reply::Nothing)
 }
 
-/// The first message of `body`, which has said `first`. Waits until the caller has no more to say.
+/// The first message of `body`, which has said `first`. Waits a moment for the caller to have no more to say.
 async fn message(
     first: Option<First>,
     body: &mut Incoming,
     max_bytes: usize,
+    encoding: Encoding,
 ) -> Result<Bytes, Status> {
     let first = match first {
         Some(first) => first,
@@ -298,22 +367,52 @@ async fn message(
     let Some(bytes) = first? else {
         return Err(Status::internal("Missing request message."));
     };
-    let (bytes, end) = match end_of_message(&bytes, max_bytes)? {
+    let (bytes, end) = match end_of_message(&bytes, max_bytes, encoding)? {
         Some(end) if end <= bytes.len() => (bytes, end),
-        _ => Box::pin(gather(bytes, max_bytes, body)).await?,
+        _ => Box::pin(gather(bytes, max_bytes, encoding, body)).await?,
     };
-    while !body.is_end_stream() && data(body).await?.is_some() {}
-    Ok(bytes.slice(PREFIX_BYTES..end))
+    if !body.is_end_stream() {
+        // One that is answered before its end is reset behind the answer, which is not told to all clients as
+        // it should be.
+        let ended = tokio::time::timeout(END_OF_STREAM, Box::pin(end_of_stream(body)));
+        ended.await.unwrap_or(Ok(()))?;
+    }
+    let message = bytes.slice(PREFIX_BYTES..end);
+    if bytes[0] == PLAIN {
+        return Ok(message);
+    }
+    encoding.inflate(&message, max_bytes)
 }
 
+async fn end_of_stream(body: &mut Incoming) -> Result<(), Status> {
+    while !body.is_end_stream() && data(body).await?.is_some() {}
+    Ok(())
+}
+
+fn too_large(bytes: usize, max_bytes: usize) -> Status {
+    Status::resource_exhausted(format!(
+        "message too large: {bytes} bytes, the limit is: {max_bytes} bytes"
+    ))
+}
+
+/// The flag of a message that is not compressed.
+const PLAIN: u8 = 0;
+
+const COMPRESSED: u8 = 1;
+
 /// Where the first message ends, if that is known already.
-fn end_of_message(bytes: &[u8], max_bytes: usize) -> Result<Option<usize>, Status> {
+fn end_of_message(
+    bytes: &[u8],
+    max_bytes: usize,
+    encoding: Encoding,
+) -> Result<Option<usize>, Status> {
     let [flag, length @ ..] = bytes else {
         return Ok(None);
     };
-    match flag {
-        0 => {}
-        1 => return Err(Status::internal("a compressed message without an encoding")),
+    match *flag {
+        PLAIN => {}
+        COMPRESSED if encoding != Encoding::Identity => {}
+        COMPRESSED => return Err(Status::internal("a compressed message without an encoding")),
         flag => {
             return Err(Status::internal(format!(
                 "invalid compression flag: {flag} (valid flags are 0 and 1)"
@@ -325,9 +424,7 @@ fn end_of_message(bytes: &[u8], max_bytes: usize) -> Result<Option<usize>, Statu
     };
     let length = u32::from_be_bytes(*length) as usize;
     if length > max_bytes {
-        return Err(Status::out_of_range(format!(
-            "message too large: {length} bytes, the limit is: {max_bytes} bytes"
-        )));
+        return Err(too_large(length, max_bytes));
     }
     Ok(Some(PREFIX_BYTES + length))
 }
@@ -336,11 +433,12 @@ fn end_of_message(bytes: &[u8], max_bytes: usize) -> Result<Option<usize>, Statu
 async fn gather(
     bytes: Bytes,
     max_bytes: usize,
+    encoding: Encoding,
     body: &mut Incoming,
 ) -> Result<(Bytes, usize), Status> {
     let mut gathered = BytesMut::from(bytes);
     loop {
-        match end_of_message(&gathered, max_bytes)? {
+        match end_of_message(&gathered, max_bytes, encoding)? {
             Some(end) if end <= gathered.len() => return Ok((gathered.freeze(), end)),
             _ => {}
         }
@@ -423,17 +521,23 @@ mod tests {
 
     #[test]
     fn a_message_ends_where_its_prefix_says() {
-        assert_eq!(end_of_message(&[], 10).unwrap(), None);
-        assert_eq!(end_of_message(&[0, 0, 0, 0], 10).unwrap(), None);
-        assert_eq!(end_of_message(&[0, 0, 0, 0, 7], 10).unwrap(), Some(12));
-        assert_eq!(end_of_message(&framed(0, |_| ()), 0).unwrap(), Some(5));
+        let end = |bytes: &[u8], max| end_of_message(bytes, max, Encoding::Identity).unwrap();
+        assert_eq!(end(&[], 10), None);
+        assert_eq!(end(&[0, 0, 0, 0], 10), None);
+        assert_eq!(end(&[0, 0, 0, 0, 7], 10), Some(12));
+        assert_eq!(end(&framed(0, |_| ()), 0), Some(5));
     }
 
     #[test]
     fn what_cannot_be_read_is_refused_at_its_first_byte() {
-        let code = |bytes| end_of_message(bytes, 10).unwrap_err().code();
+        let code = |bytes| {
+            end_of_message(bytes, 10, Encoding::Identity)
+                .unwrap_err()
+                .code()
+        };
         assert_eq!(code(&[1]), tonic::Code::Internal);
         assert_eq!(code(&[9]), tonic::Code::Internal);
-        assert_eq!(code(&[0, 0, 0, 0, 11]), tonic::Code::OutOfRange);
+        assert_eq!(code(&[0, 0, 0, 0, 11]), tonic::Code::ResourceExhausted);
+        assert!(end_of_message(&[1], 10, Encoding::Gzip).is_ok());
     }
 }

@@ -47,6 +47,7 @@ pub fn serve_method<M: Method>(
                 door: Door {
                     method: method.clone(),
                     max_message_bytes: settings.bounds.max_message_bytes,
+                    max_header_bytes: settings.bounds.max_header_bytes,
                     others: Routes::default().prepare(),
                 },
                 tls: None,

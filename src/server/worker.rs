@@ -271,7 +271,8 @@ impl<M: Method> Serving<M> {
         let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
             .max_concurrent_streams(self.bounds.max_streams)
-            .max_header_list_size(self.bounds.max_header_bytes)
+            // Above it the library answers without a gRPC status; up to that the door does.
+            .max_header_list_size(self.bounds.max_header_bytes.saturating_mul(2))
             .max_pending_accept_reset_streams(self.bounds.max_pending_resets)
             .max_local_error_reset_streams(self.bounds.max_bad_streams)
             .max_send_buf_size(MAX_SEND_BYTES)

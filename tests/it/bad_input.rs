@@ -1,6 +1,6 @@
 //! What the server refuses: rules at its start, and messages that no Envoy would send.
 
-use std::{fs, net::SocketAddr};
+use std::{fs, net::SocketAddr, process::Command};
 
 use ::tollgate::grpc::proto::envoy::{
     extensions::common::ratelimit::v3::{
@@ -14,8 +14,8 @@ use tonic::Code;
 
 use crate::support::{
     ask::{ask, connect, descriptor, is_ok, request, send},
-    eventually,
-    raw::RawClient,
+    eventually, finish,
+    raw::{PATH, RawClient},
     tollgate::{self, Tollgate},
 };
 
@@ -324,7 +324,7 @@ fn all_nasties() -> Vec<Nasty> {
         raw(
             "five megabytes",
             framed(&field(1, &vec![b'x'; 5_000_000])),
-            Code::OutOfRange,
+            Code::ResourceExhausted,
             "the limit is: 4194304 bytes",
         ),
         nasty(
@@ -404,6 +404,122 @@ async fn nonsense_gets_a_clear_status_and_the_next_call_an_answer() {
     let mut client = RawClient::connect(server.grpc).await;
     check_all_refused(&server, &mut client).await;
     assert!(!server.log().text().contains("panicked"));
+}
+
+/// As grpc-go answers them.
+#[tokio::test]
+async fn what_is_no_call_of_grpc_is_refused_and_not_counted() {
+    let server = tollgate::with_rules(RULES).start();
+    let mut client = RawClient::connect(server.grpc).await;
+    let body = framed(&request("d", vec![descriptor(&[("k", "v")])]).encode_to_vec());
+    for (method, content_type, http, code) in [
+        ("GET", "application/grpc", 405, Code::Internal),
+        ("PUT", "application/grpc", 405, Code::Internal),
+        ("POST", "", 415, Code::InvalidArgument),
+        ("POST", "text/html", 415, Code::InvalidArgument),
+        ("POST", "application/grpc-web", 415, Code::InvalidArgument),
+        ("POST", "application/grpc", 200, Code::Ok),
+        ("POST", "application/grpc+proto", 200, Code::Ok),
+        ("POST", "application/grpc;x=y", 200, Code::Ok),
+    ] {
+        let headers = [("content-type", content_type), ("te", "trailers")];
+        let headers = &headers[usize::from(content_type.is_empty())..];
+        let (found, status) = client.send_as(method, PATH, headers, body.clone()).await;
+        assert_eq!(
+            (found, status.code()),
+            (http, code),
+            "{method} {content_type} {status:?}"
+        );
+    }
+    assert_eq!(server.metric("tollgate_decisions_total{code=\"ok\"}"), 3);
+}
+
+/// Clients take a bare status of HTTP for UNKNOWN.
+#[tokio::test]
+async fn headers_that_are_too_large_get_a_status_of_grpc() {
+    let server = tollgate::with_rules(RULES).start();
+    let mut client = RawClient::connect(server.grpc).await;
+    let body = framed(&request("d", vec![descriptor(&[("k", "v")])]).encode_to_vec());
+    for (bytes, code) in [(60_000, Code::Ok), (80_000, Code::ResourceExhausted)] {
+        let long = "x".repeat(bytes);
+        let headers = [
+            ("content-type", "application/grpc"),
+            ("te", "trailers"),
+            ("x", &long),
+        ];
+        let (http, status) = client.send_as("POST", PATH, &headers, body.clone()).await;
+        assert_eq!((http, status.code()), (200, code), "{bytes}: {status:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_method_that_is_not_there_is_named() {
+    let server = tollgate::with_rules(RULES).start();
+    let mut client = RawClient::connect(server.grpc).await;
+    let headers = [("content-type", "application/grpc"), ("te", "trailers")];
+    for path in ["/a.B/C", &format!("{PATH}?x=y"), &format!("{PATH}2")] {
+        let (http, status) = client.send_as("POST", path, &headers, framed(&[])).await;
+        assert_eq!((http, status.code()), (200, Code::Unimplemented), "{path}");
+        let path = path.split('?').next().unwrap();
+        assert!(status.message().contains(path), "{path}: {status:?}");
+    }
+}
+
+/// What `bytes` are when `module` of Python has compressed them.
+fn compressed(module: &str, bytes: &[u8]) -> Vec<u8> {
+    let folder = tempfile::TempDir::new().unwrap();
+    let [from, to] = ["from", "to"].map(|name| folder.path().join(name));
+    std::fs::write(&from, bytes).unwrap();
+    let script = format!(
+        "import sys, {module}; open(sys.argv[2], 'wb').write({module}.compress(open(sys.argv[1], 'rb').read()))"
+    );
+    let output = finish(
+        Command::new("python3")
+            .args(["-c", &script])
+            .args([&from, &to]),
+    );
+    assert!(output.status.success(), "{output:?}");
+    std::fs::read(&to).unwrap()
+}
+
+fn flagged(message: &[u8]) -> Vec<u8> {
+    [&[1], &framed(message)[1..]].concat()
+}
+
+#[tokio::test]
+async fn compressed_messages_are_answered() {
+    let server = tollgate::with_rules(RULES).start();
+    let mut client = RawClient::connect(server.grpc).await;
+    let message = request("d", vec![descriptor(&[("k", "v")])]).encode_to_vec();
+    let long = vec![b'x'; 100 << 20];
+    for (encoding, module) in [("gzip", "gzip"), ("deflate", "zlib")] {
+        let headers = [
+            ("content-type", "application/grpc"),
+            ("te", "trailers"),
+            ("grpc-encoding", encoding),
+        ];
+        let small = compressed(module, &message);
+        for (body, code) in [
+            (flagged(&small), Code::Ok),
+            // Each message says whether it is compressed.
+            (framed(&message), Code::Ok),
+            (flagged(&message), Code::Internal),
+            (flagged(&compressed(module, &long)), Code::ResourceExhausted),
+        ] {
+            let length = body.len();
+            let (_, status) = client.send_as("POST", PATH, &headers, body).await;
+            assert_eq!(status.code(), code, "{encoding} {length} {status:?}");
+        }
+    }
+    assert!(server.peak_bytes() < 100 << 20);
+    let headers = [
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+        ("grpc-encoding", "zstd"),
+    ];
+    let (_, status) = client.send_as("POST", PATH, &headers, flagged(b"x")).await;
+    assert_eq!(status.code(), Code::Unimplemented);
+    assert!(status.message().contains("gzip, deflate"), "{status:?}");
 }
 
 #[tokio::test]

@@ -609,14 +609,40 @@ fn calls_above_their_number_are_refused() {
                 .then(|| value(setting))
         })
     };
-    // SETTINGS_MAX_CONCURRENT_STREAMS and SETTINGS_MAX_HEADER_LIST_SIZE
-    assert_eq!([setting(3), setting(6)], [Some(2), Some(5000)]);
+    // SETTINGS_MAX_CONCURRENT_STREAMS and SETTINGS_MAX_HEADER_LIST_SIZE, which leaves room for a status.
+    assert_eq!([setting(3), setting(6)], [Some(2), Some(10_000)]);
     let calls = [headers(1), headers(3), headers(5)].concat();
     client.0.write_all(&calls).unwrap();
     let told = client.read_until(RESET).expect("the third is refused");
     assert_eq!(told, [0, 0, 0, 7], "REFUSED_STREAM");
     client.0.write_all(&data(1)).unwrap();
     assert!(client.read_until(0).is_some(), "the first is answered");
+}
+
+/// A client whose stream stays open has asked all it can.
+#[test]
+fn a_message_is_answered_though_its_stream_goes_on() {
+    let server = tollgate::with_rules(RULES).args(["--workers", "1"]).start();
+    let mut client = Frames::connect(server.grpc);
+    for stream in streams().take(3) {
+        let mut without_end = data(stream);
+        without_end[4] = 0;
+        let call = [headers(stream), without_end].concat();
+        client.0.write_all(&call).unwrap();
+    }
+    let (mut answers, mut resets) = (0, 0);
+    while answers < 3 || resets < 3 {
+        match client.read().expect("the connection stands") {
+            (DATA, _) => answers += 1,
+            // Behind its answer each is told that nobody listens any longer.
+            (RESET, code) => {
+                assert_eq!(code, [0; 4], "NO_ERROR");
+                resets += 1;
+            }
+            (kind, _) => assert_ne!(kind, GO_AWAY),
+        }
+    }
+    assert_eq!(server.metric("tollgate_decisions_total{code=\"ok\"}"), 3);
 }
 
 /// A call that never ends holds an old connection up for the grace, and not longer.

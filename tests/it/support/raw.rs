@@ -9,6 +9,8 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 
+pub const PATH: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+
 /// Sends messages to `ShouldRateLimit` as they stand.
 #[derive(Clone, Debug)]
 pub struct RawClient {
@@ -25,17 +27,32 @@ impl RawClient {
 
     /// Sends `body`, frames and all; returns how the call ended.
     pub async fn send(&mut self, body: Vec<u8>) -> Status {
-        let request =
-            http::Request::post("/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit")
-                .header("content-type", "application/grpc")
-                .header("te", "trailers")
-                .body(Body::new(axum::body::Body::from(body)))
-                .unwrap();
+        let headers = [("content-type", "application/grpc"), ("te", "trailers")];
+        let (_, status) = self.send_as("POST", PATH, &headers, body).await;
+        status
+    }
+
+    /// Sends `body` in any way; returns how the call ended, in HTTP and in gRPC.
+    pub async fn send_as(
+        &mut self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Vec<u8>,
+    ) -> (u16, Status) {
+        let mut request = http::Request::builder().method(method).uri(path);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let body = Body::new(axum::body::Body::from(body));
+        let request = request.body(body).unwrap();
         std::future::poll_fn(|context| self.channel.poll_ready(context))
             .await
             .expect("the connection stands");
         let reply = self.channel.call(request).await.expect("a reply");
+        let code = reply.status().as_u16();
         // What fails has its status in the head: there is no message that trailers could follow.
-        Status::from_header_map(reply.headers()).unwrap_or_else(|| Status::new(Code::Ok, ""))
+        let status = Status::from_header_map(reply.headers());
+        (code, status.unwrap_or_else(|| Status::new(Code::Ok, "")))
     }
 }

@@ -1,0 +1,58 @@
+//! Inflates messages that callers have compressed (gRPC, "Message-Encoding").
+
+use std::io::Read;
+
+use flate2::read::{GzDecoder, ZlibDecoder};
+use prost::bytes::Bytes;
+use tonic::Status;
+
+use super::too_large;
+
+/// How the messages of a call may be compressed; each says by itself whether it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Encoding {
+    Identity,
+    Gzip,
+    Deflate,
+}
+
+/// All there are, as `grpc-accept-encoding` names them.
+pub(super) const ALL: &str = "identity, gzip, deflate";
+
+impl Encoding {
+    pub(super) fn named(name: &[u8]) -> Option<Self> {
+        match name {
+            b"identity" => Some(Self::Identity),
+            b"gzip" => Some(Self::Gzip),
+            b"deflate" => Some(Self::Deflate),
+            _ => None,
+        }
+    }
+
+    /// The message that was packed into `packed`.
+    ///
+    /// # Errors
+    ///
+    /// INTERNAL if it was not packed in this way, RESOURCE_EXHAUSTED if it is larger than `max_bytes`: no more
+    /// than those are inflated.
+    pub(super) fn inflate(self, packed: &[u8], max_bytes: usize) -> Result<Bytes, Status> {
+        let mut message = Vec::new();
+        let most = u64::try_from(max_bytes)
+            .unwrap_or(u64::MAX)
+            .saturating_add(1);
+        let inflated = match self {
+            Self::Identity => packed.take(most).read_to_end(&mut message),
+            Self::Gzip => GzDecoder::new(packed).take(most).read_to_end(&mut message),
+            Self::Deflate => ZlibDecoder::new(packed)
+                .take(most)
+                .read_to_end(&mut message),
+        };
+        match inflated {
+            Ok(bytes) if bytes > max_bytes => Err(too_large(bytes, max_bytes)),
+            Ok(_) => Ok(message.into()),
+            Err(error) => Err(Status::internal(format!(
+                "a message is not as compressed as it says: {error}"
+            ))),
+        }
+    }
+}
