@@ -138,11 +138,19 @@ pub struct Recorder {
 /// of them are more than a process should keep.
 const MAX_MADE_UP_BYTES: usize = 512;
 
+/// How long they may be on average: each stands on a scrape's page several times, in more than one form.
+const MEAN_MADE_UP_BYTES: usize = 128;
+
+/// So many bytes of them there is always room for.
+const SOME_MADE_UP_BYTES: usize = 64 << 10;
+
 /// Statistics whose names come from requests: values of `detailed_metric` and `value_to_metric`,
 /// limit overrides, unknown domains. Bounded, for whoever sends requests could fill the memory.
 #[derive(Debug, Default)]
 struct MadeUp {
     max: usize,
+    /// Of all names together.
+    bytes: usize,
     values: HashMap<String, Arc<RuleMeters>>,
     unknown_domains: HashMap<String, u64>,
     /// What was counted without a name of its own, because all were taken.
@@ -538,7 +546,7 @@ impl MadeUp {
         if let Some(meters) = self.values.get(&*key) {
             return Some(meters.clone());
         }
-        if !self.has_room_for(&key) {
+        if !self.takes_room_for(&key) {
             return None;
         }
         // Behind a lock already, so one for all cores.
@@ -552,16 +560,23 @@ impl MadeUp {
         let domain = sanitize(&domain);
         if let Some(count) = self.unknown_domains.get_mut(&*domain) {
             *count += 1;
-        } else if self.has_room_for(&domain) {
+        } else if self.takes_room_for(&domain) {
             self.unknown_domains.insert(domain.into_owned(), 1);
         }
     }
 
-    /// Whether there is room for another name; counts what finds none.
-    fn has_room_for(&mut self, name: &str) -> bool {
-        let is_full = self.values.len() + self.unknown_domains.len() >= self.max;
-        let has_room = !is_full && name.len() <= MAX_MADE_UP_BYTES;
-        self.overflow += u64::from(!has_room);
+    /// Takes room for another name if there is some; counts what finds none.
+    fn takes_room_for(&mut self, name: &str) -> bool {
+        let max_bytes = self.max.saturating_mul(MEAN_MADE_UP_BYTES);
+        let bytes = self.bytes + name.len();
+        let has_room = self.values.len() + self.unknown_domains.len() < self.max
+            && name.len() <= MAX_MADE_UP_BYTES
+            && bytes <= max_bytes.max(SOME_MADE_UP_BYTES);
+        if has_room {
+            self.bytes = bytes;
+        } else {
+            self.overflow += 1;
+        }
         has_room
     }
 }
@@ -791,6 +806,25 @@ mod tests {
             value(&metrics, "tollgate.metric_names_overflow_total"),
             Some(2)
         );
+    }
+
+    /// A page has each of them several times, and a scrape holds it twice.
+    #[test]
+    fn many_long_names_are_fewer_than_short_ones() {
+        let metrics = Metrics::new(NearRatio::default(), 10_000);
+        let mut made_up = lock(&metrics.made_up);
+        let mut kept = 0;
+        for number in 0..10_000 {
+            let name = format!("d.{number:0>400}");
+            if number % 2 == 0 {
+                kept += usize::from(made_up.meters(&name).is_some());
+            } else {
+                made_up.unknown_domain(name.as_bytes());
+            }
+        }
+        kept += made_up.unknown_domains.len();
+        assert_eq!(kept, 10_000 * MEAN_MADE_UP_BYTES / 402);
+        assert_eq!(made_up.overflow, 10_000 - kept as u64);
     }
 
     #[test]
