@@ -2,11 +2,12 @@
 
 use std::{
     fmt, fs, io,
-    os::unix::{fs::FileTypeExt as _, fs::PermissionsExt as _, net as unix},
+    os::unix::{fs::FileTypeExt as _, net as unix},
     path::{Path, PathBuf},
     time::Duration,
 };
 
+use nix::sys::stat::{Mode, umask};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream, lookup_host};
 
 use super::{ServerError, silence::Silence};
@@ -153,9 +154,12 @@ impl GrpcListener {
             if is_socket && unix::UnixStream::connect(path).is_err() {
                 fs::remove_file(path)?;
             }
-            let listener = UnixListener::bind(path)?;
+            // From the first moment on: who may not connect must not have been let in before.
+            let usual = umask(Mode::from_bits_truncate(!mode & 0o777));
+            let listener = UnixListener::bind(path);
+            umask(usual);
+            let listener = listener?;
             let file = SocketFile(path.to_owned());
-            fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
             Ok(Self::Unix(listener, file))
         };
         bound().map_err(|source| ServerError::Bind {

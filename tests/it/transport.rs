@@ -248,6 +248,60 @@ fn a_flood_of_resets_is_told_to_go() {
     }
 }
 
+/// "MadeYouReset", CVE-2025-8671: each call breaks a rule of HTTP/2, so that the server resets it.
+#[test]
+fn a_client_that_has_its_calls_reset_is_told_to_go() {
+    let server = tollgate::with_rules(RULES)
+        .args(["--workers", "1", "--max-bad-streams", "50"])
+        .start();
+    // A window that grows by nothing, and a frame of priority that is too short.
+    for wrong in [frame(8, 0, 1, &[0; 4]), frame(2, 0, 1, &[0; 4])] {
+        let mut client = Frames::connect(server.grpc);
+        let flood: Vec<u8> = streams()
+            .take(5_000)
+            .flat_map(|stream| {
+                let mut wrong = wrong.clone();
+                wrong[5..9].copy_from_slice(&stream.to_be_bytes());
+                [headers(stream), wrong].concat()
+            })
+            .collect();
+        let mut writing = client.0.try_clone().unwrap();
+        let told = std::thread::scope(|scope| {
+            // The server may be gone before all of it is written.
+            scope.spawn(move || writing.write_all(&flood));
+            client.read_until(GO_AWAY).expect("it is told why")
+        });
+        assert_ne!(told[4..8], [0; 4]);
+    }
+    let url = format!("http://{}", server.grpc);
+    check_answers(&["--server", &url]);
+}
+
+/// CVE-2019-9512, CVE-2019-9515: each frame wants an answer, and none is read.
+#[test]
+fn floods_of_frames_that_want_answers_cost_bounded_memory() {
+    const BOUND: u64 = 32 << 20;
+    let server = tollgate::with_rules(RULES).args(["--workers", "1"]).start();
+    let url = format!("http://{}", server.grpc);
+    check_answers(&["--server", &url]);
+    let before = server.resident_bytes();
+    for flood in [frame(SETTINGS, 0, 0, &[]), frame(PING, 0, 0, &[7; 8])] {
+        let flood = flood.repeat(10_000);
+        let mut client = Frames::connect(server.grpc);
+        let long = Duration::from_secs(1);
+        client.0.set_write_timeout(Some(long)).unwrap();
+        // Either nothing goes any more, or the server has had enough, or it answers without an end.
+        for _ in 0..100 {
+            if client.0.write_all(&flood).is_err() {
+                break;
+            }
+        }
+        let grown = server.peak_bytes().saturating_sub(before);
+        assert!(grown < BOUND, "{grown} bytes");
+        check_answers(&["--server", &url]);
+    }
+}
+
 /// Calls with an authority that cannot be served are reset one by one, and in the end all.
 #[test]
 fn calls_that_break_the_rules_end_in_going_away() {
