@@ -16,7 +16,7 @@
 //!   that it is asked about.
 //!
 //! Other replicas, and whoever deletes a key or raises a limit for another worker, cannot tell this
-//! cache. So nothing is believed for longer than [`BELIEVED_FOR`] while the store can be asked.
+//! cache. So nothing is believed for longer than a second while the store can be asked.
 
 use std::{
     cell::Cell,

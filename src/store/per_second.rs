@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Two stores as one. Both are asked at the same time, unless one is not well; an error of either is an
-/// error. [`Split`] says what is counted then.
+/// error. The split of a request over places says what is counted then.
 #[derive(Debug)]
 pub struct PerSecond<S> {
     pub store: S,
