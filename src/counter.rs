@@ -158,7 +158,7 @@ pub struct Count {
 pub struct Ends {
     /// Milliseconds until it is empty, 0 if it is.
     pub resets_in: u64,
-    /// Milliseconds until these very hits would pass; 0 if they did, nothing if they never will.
+    /// Milliseconds until as many hits would pass; 0 if they would now, nothing if they never will.
     pub retry_in: Option<u64>,
 }
 

@@ -239,14 +239,18 @@ impl Standing {
         let capacity = u64::from(terms.limit);
         let is_over = count.is_over(terms.limit, terms.hits);
         let window_ends_in = terms.expires_at.millis().saturating_sub(now.millis());
+        let added = terms.hits.added();
+        // A limit that let the hits pass may have no room for them again, and another one refused the
+        // request.
+        let has_room = !is_over && count.after.saturating_add(added) <= capacity;
         Self {
             is_over,
             remaining: u32::try_from(capacity.saturating_sub(count.after)).unwrap_or(u32::MAX),
             resets_in: count.ends.map_or(window_ends_in, |ends| ends.resets_in),
             retry_in: match count.ends {
-                _ if !is_over => Some(0),
+                _ if has_room => Some(0),
                 Some(ends) => ends.retry_in,
-                None => (terms.hits.added() <= capacity).then_some(window_ends_in),
+                None => (added <= capacity).then_some(window_ends_in),
             },
         }
     }

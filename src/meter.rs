@@ -95,33 +95,38 @@ impl Meter {
         }
     }
 
-    /// When it changes if nobody hits it again; `is_refused` says whether the hits of `terms` wait
-    /// for that.
-    pub fn ends(&mut self, terms: &Terms, is_refused: bool, now: u64) -> Ends {
-        let waits = is_refused && terms.hits.added() <= u64::from(terms.limit);
+    /// When it changes if nobody hits it again.
+    pub fn ends(&mut self, terms: &Terms, now: u64) -> Ends {
+        let (added, limit) = (terms.hits.added(), u64::from(terms.limit));
+        let is_full = self.held(terms, now).saturating_add(added) > limit;
+        let resets_in = self.resets_in(terms, now);
+        if !is_full {
+            return Ends {
+                resets_in,
+                retry_in: Some(0),
+            };
+        }
         let now = self.present(terms, now);
-        let (resets_in, retry_in) = match self {
-            Self::FirstHit(meter) => {
-                let resets_in = meter.at(terms, now).resets_in(terms, now);
-                (resets_in, waits.then_some(resets_in))
-            }
-            Self::SlidingWindow(meter) => {
-                let meter = meter.at(terms, now);
-                let retry_in = waits.then(|| meter.retry_in(terms, now));
-                (meter.resets_in(terms, now), retry_in)
-            }
-            Self::SlidingLog(meter) => {
-                let retry_in = waits.then(|| meter.retry_in(terms, now));
-                (meter.resets_in(terms, now), retry_in)
-            }
-            Self::TokenBucket(meter) => {
-                let retry_in = waits.then(|| meter.retry_in(terms, now));
-                (meter.resets_in(terms, now), retry_in)
-            }
+        let retry_in = || match self {
+            Self::FirstHit(_) => resets_in,
+            Self::SlidingWindow(meter) => meter.at(terms, now).retry_in(terms, now),
+            Self::SlidingLog(meter) => meter.retry_in(terms, now),
+            Self::TokenBucket(meter) => meter.retry_in(terms, now),
         };
         Ends {
             resets_in,
-            retry_in: if is_refused { retry_in } else { Some(0) },
+            retry_in: (added <= limit).then(retry_in),
+        }
+    }
+
+    /// Milliseconds until it is empty.
+    fn resets_in(&mut self, terms: &Terms, now: u64) -> u64 {
+        let now = self.present(terms, now);
+        match self {
+            Self::FirstHit(meter) => meter.at(terms, now).resets_in(terms, now),
+            Self::SlidingWindow(meter) => meter.at(terms, now).resets_in(terms, now),
+            Self::SlidingLog(meter) => meter.resets_in(terms, now),
+            Self::TokenBucket(meter) => meter.resets_in(terms, now),
         }
     }
 
@@ -131,7 +136,7 @@ impl Meter {
             // Under a larger limit more can be missing than is now.
             return meter.full_at.saturating_add(u64::from(meter.parts > 0));
         }
-        let resets_in = self.ends(terms, false, now).resets_in;
+        let resets_in = self.resets_in(terms, now);
         self.present(terms, now).saturating_add(resets_in)
     }
 

@@ -397,18 +397,20 @@ fn check_retry_of_two(rules: &Rules, counts: [u64; 2], millis: u64, retry_secs: 
 fn a_request_would_pass_when_the_last_of_its_limits_that_refuse_it_lets_it() {
     let two = |change: fn(&mut Rule)| {
         Rules::default()
-            .limits("a", &[limit(1, Unit::Minute)])
-            .with("b", within(&[limit(1, Unit::Hour)]), change)
+            .limits("a", &[limit(2, Unit::Minute)])
+            .with("b", within(&[limit(2, Unit::Hour)]), change)
     };
     let plain = two(|_| ());
     // 800 seconds of the hour are left when 20 of the minute are.
-    check_retry_of_two(&plain, [2, 1], 20_000, 20);
-    check_retry_of_two(&plain, [1, 2], 20_000, 800);
-    check_retry_of_two(&plain, [2, 2], 20_000, 800);
+    check_retry_of_two(&plain, [3, 1], 20_000, 20);
+    check_retry_of_two(&plain, [1, 3], 20_000, 800);
+    check_retry_of_two(&plain, [3, 3], 20_000, 800);
+    // The refused hit was the last that the hour had room for.
+    check_retry_of_two(&plain, [3, 2], 20_000, 800);
     // Rounded up, and never told to come at once.
-    check_retry_of_two(&plain, [2, 1], 19_500, 20);
-    check_retry_of_two(&plain, [2, 1], 500, 1);
+    check_retry_of_two(&plain, [3, 1], 19_500, 20);
+    check_retry_of_two(&plain, [3, 1], 500, 1);
     // Nobody waits for a rule in shadow mode.
     let shadowed = two(|rule| rule.shadow_mode = true);
-    check_retry_of_two(&shadowed, [2, 2], 20_000, 20);
+    check_retry_of_two(&shadowed, [3, 3], 20_000, 20);
 }

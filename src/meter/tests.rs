@@ -79,7 +79,7 @@ impl Counter {
         if passes && !hits.is_peek() {
             self.meter.charge(&terms, now);
         }
-        let ends = self.meter.ends(&terms, !passes, now);
+        let ends = self.meter.ends(&terms, now);
         Told {
             passes,
             held: self.meter.held(&terms, now),
@@ -218,20 +218,17 @@ proptest! {
     }
 
     #[test]
-    fn what_is_refused_passes_when_told_and_not_a_millisecond_before(
+    fn as_many_hits_pass_when_told_and_not_a_millisecond_before(
         method in any_method(),
         history in any_history(),
         hits in 1..6_u64,
     ) {
         let (mut counter, now) = after(method, 5, &history);
         let told = counter.send(Hits::add(hits), now);
-        if told.passes {
-            prop_assert_eq!(told.retry_in, Some(0));
-        } else {
-            let retry_in = told.retry_in.unwrap();
-            prop_assert!(!counter.passes(hits, now + retry_in - 1));
-            prop_assert!(counter.passes(hits, now + retry_in));
-        }
+        let retry_in = told.retry_in.unwrap();
+        prop_assert!(told.passes || retry_in > 0);
+        prop_assert!(retry_in == 0 || !counter.passes(hits, now + retry_in - 1));
+        prop_assert!(counter.passes(hits, now + retry_in));
     }
 
     #[test]
@@ -433,7 +430,13 @@ fn an_older_window_weighs_as_much_as_it_overlaps_the_last_period() {
     let method = Method::SlidingWindow;
     let older = [(8, 0)];
     // A quarter of the next window is over: 6 of the 8 count.
-    check(method, 8, &older, (2, 12_500), (true, 8, 17_500, Some(0)));
+    check(
+        method,
+        8,
+        &older,
+        (2, 12_500),
+        (true, 8, 17_500, Some(2_500)),
+    );
     check(
         method,
         8,
@@ -468,7 +471,7 @@ fn an_older_window_weighs_as_much_as_it_overlaps_the_last_period() {
         8,
         &older,
         (8, 2 * PERIOD),
-        (true, 8, 2 * PERIOD, Some(0)),
+        (true, 8, 2 * PERIOD, Some(2 * PERIOD)),
     );
 }
 
@@ -477,7 +480,13 @@ fn hits_of_one_millisecond_all_count_and_leave_a_log_together() {
     let method = Method::SlidingLog;
     let taken = [(2, 0), (1, 0), (2, 1)];
     check(method, 5, &taken, (1, PERIOD - 1), (false, 5, 2, Some(1)));
-    check(method, 5, &taken, (3, PERIOD), (true, 5, PERIOD, Some(0)));
+    check(
+        method,
+        5,
+        &taken,
+        (3, PERIOD),
+        (true, 5, PERIOD, Some(PERIOD)),
+    );
     check(method, 5, &taken, (4, PERIOD), (false, 2, 1, Some(1)));
     let mut counter = Counter::new(method, 5);
     for _ in 0..5 {
@@ -502,7 +511,13 @@ fn a_log_gives_back_the_latest_hits() {
 fn tokens_flow_in_evenly_to_the_millisecond() {
     // Five tokens in ten seconds: one every two.
     check(BUCKET, 5, &[(5, 0)], (1, 1_999), (false, 5, 8_001, Some(1)));
-    check(BUCKET, 5, &[(5, 0)], (1, 2_000), (true, 5, 10_000, Some(0)));
+    check(
+        BUCKET,
+        5,
+        &[(5, 0)],
+        (1, 2_000),
+        (true, 5, 10_000, Some(2_000)),
+    );
     check(
         BUCKET,
         5,

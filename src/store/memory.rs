@@ -695,15 +695,10 @@ fn charges_alone(terms: &Terms, held: impl FnOnce() -> u64) -> bool {
 
 fn meter_count(meter: &mut Meter, terms: &Terms, is_charged: bool, now: Timestamp) -> Count {
     let now = now.millis();
-    let held = meter.held(terms, now);
-    let count = Count {
-        is_charged,
-        ..Count::from(held)
-    };
-    let is_refused = count.is_over(terms.limit, terms.hits);
     Count {
-        ends: Some(meter.ends(terms, is_refused, now)),
-        ..count
+        is_charged,
+        ends: Some(meter.ends(terms, now)),
+        ..Count::from(meter.held(terms, now))
     }
 }
 

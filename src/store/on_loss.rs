@@ -242,7 +242,7 @@ fn judged(share: &Increment<'_>, known: u64) -> Count {
         // By then at the latest.
         ends: (!has_window).then_some(Ends {
             resets_in: share.period_millis,
-            retry_in: is_over.then_some(share.period_millis),
+            retry_in: Some(share.period_millis),
         }),
         ..Count::from(after)
     }

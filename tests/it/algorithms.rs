@@ -268,8 +268,7 @@ impl Naive {
     fn told(&self, step: &Step, is_charged: bool, now: u64) -> Told {
         let after = self.held(step, now);
         let limit = u64::from(step.limit().capacity());
-        let waiting = if is_charged { 0 } else { step.hits.added() };
-        let retry_in = if after + waiting <= limit {
+        let retry_in = if after + step.hits.added() <= limit {
             Some(0)
         } else if step.hits.added() > limit {
             None

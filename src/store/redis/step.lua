@@ -7,7 +7,7 @@
 --       charge, voice, descriptor, hits, limit, period in milliseconds, and either the seconds that a
 --       window's counter may live or the tokens that flow into a bucket in a period.
 -- Reply: for each key the hits that it holds (and those ahead that wait with refused ones), whether these were charged, milliseconds until it is
---        empty, and milliseconds until these hits would pass (-1 if never). Windows leave the times
+--        empty, and milliseconds until as many hits would pass (-1 if never). Windows leave the times
 --        to their caller.
 
 local GRACE = 1000
@@ -390,7 +390,7 @@ for _, c in ipairs(counters) do
   local resets_in, retry_in = 0, 0
   if c.way.resets_in then
     resets_in = c.way.resets_in(c)
-    if c.held + (is_charged and 0 or c.added) > c.limit then
+    if c.held + c.added > c.limit then
       retry_in = c.added > c.limit and -1 or c.way.retry_in(c)
     end
   end
