@@ -256,6 +256,7 @@ impl<S: Store> OverLimitCache<S> {
             let mut late = None;
             self.caches.take_uncounted(batch, now, &mut late);
             self.caches.doubt(batch);
+            known.lock().doubt_other_limits(batch);
             return asks(late);
         }
         if !known.was_over.load(Relaxed) {
