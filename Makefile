@@ -5,7 +5,7 @@ CARGO ?= cargo
 
 # Steps share cargo's build lock, so `make -j` would only shuffle their output.
 .NOTPARALLEL:
-.PHONY: help run test build fmt lint doc deny bench chaos soak histories tools components clean
+.PHONY: help run test build fmt lint doc deny bench chaos soak histories mutants tools components clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,7 +53,12 @@ soak: tools ## Break Redis at random for MINUTES (10), TOPOLOGY single, sentinel
 CALLS ?= 1000000
 SEED ?= 1
 histories: tools ## Check histories of CALLS (1000000) concurrent calls in each place, made from SEED (1)
-	$(CARGO) test --release --locked --test histories -- --calls $(CALLS) --seed $(SEED)
+	$(CARGO) test --release --locked --test histories -- --calls $(CALLS) --seed $(SEED) \
+		$(if $(FAULTS),--faults) $(if $(SEAMS),--seams)
+
+MUTANTS ?=
+mutants: ## Change the core in one small way after the other; its unit tests should notice each
+	@CARGO="$(CARGO)" tests/tools/mutants $(MUTANTS)
 
 tools: ## Install what the tests run against, if it is not there
 	@tests/tools/install

@@ -2,8 +2,12 @@
 //! what came of them. `make histories` runs it.
 //!
 //! ```text
-//! histories [--calls 1000000] [--clients 32] [--seed 1] [--only memory|redis|two-redis|cluster]
+//! histories [--calls 1000000] [--clients 32] [--seed 1] [--only memory|redis|two-redis|cluster] [--faults] [--server FILE]
+//! histories --seams [--server FILE]
 //! ```
+//!
+//! `--faults` breaks Redis again and again meanwhile. `--server` tests another build. `--seams` prints tables of scenarios instead, which make a defect of
+//! former builds visible each.
 
 #![expect(unreachable_pub, reason = "a test program has no outside")]
 #![expect(
@@ -20,7 +24,12 @@ mod it {
     pub mod support;
 }
 
-use it::support::histories::{Place, Plan, run};
+mod seams;
+
+use it::support::{
+    histories::{Place, Plan, run},
+    tollgate,
+};
 
 /// Violations that are printed of each place.
 const SHOWN: usize = 20;
@@ -31,8 +40,9 @@ fn main() -> ExitCode {
         calls: 1_000_000,
         clients: 32,
         seed: 1,
+        has_faults: false,
     };
-    let mut only = None;
+    let (mut only, mut are_seams) = (None, false);
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         let mut value = || args.next().expect("the option has a value");
@@ -41,8 +51,21 @@ fn main() -> ExitCode {
             "--clients" => plan.clients = value().parse().unwrap(),
             "--seed" => plan.seed = value().parse().unwrap(),
             "--only" => only = Some(value()),
+            "--server" => tollgate::test_build(value().into()),
+            "--faults" => plan.has_faults = true,
+            "--seams" => are_seams = true,
             other => panic!("`{other}` is none of the options"),
         }
+    }
+    let runtime = || {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap()
+    };
+    if are_seams {
+        runtime().block_on(seams::print());
+        return ExitCode::SUCCESS;
     }
     println!("seed {}", plan.seed);
     println!("| place | calls | counters | admitted | without a decision | violations |");
@@ -52,11 +75,7 @@ fn main() -> ExitCode {
         if only.as_ref().is_some_and(|only| *only != place.to_string()) {
             continue;
         }
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
-        let outcome = runtime.block_on(run(Plan { place, ..plan }));
+        let outcome = runtime().block_on(run(Plan { place, ..plan }));
         println!(
             "| {place} | {} | {} | {} | {} | {} |",
             outcome.calls,

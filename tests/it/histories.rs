@@ -1,13 +1,19 @@
 //! Short histories of concurrent calls; `make histories` makes long ones.
 
-use crate::support::histories::{Place, Plan, run};
+use crate::support::histories::{Outcome, Place, Plan, run};
 
 async fn check(place: Place) {
+    let outcome = check_with(place, false).await;
+    assert_eq!(outcome.unknown, 0, "{outcome:#?}");
+}
+
+async fn check_with(place: Place, has_faults: bool) -> Outcome {
     let plan = Plan {
         place,
         calls: 9_000,
         clients: 16,
         seed: 20_261_122,
+        has_faults,
     };
     let mut outcome = run(plan).await;
     let found = outcome.violations.len();
@@ -18,10 +24,8 @@ async fn check(place: Place) {
         outcome.admitted > 1_000 && outcome.counters > 20,
         "{outcome:#?}"
     );
-    assert!(
-        outcome.calls > 9_000 && outcome.unknown == 0,
-        "{outcome:#?}"
-    );
+    assert!(outcome.calls > 9_000, "{outcome:#?}");
+    outcome
 }
 
 #[tokio::test]
@@ -42,4 +46,26 @@ async fn in_two_redis_every_answer_has_its_place_in_an_order() {
 #[tokio::test]
 async fn in_a_cluster_every_answer_has_its_place_in_an_order() {
     check(Place::Cluster).await;
+}
+
+/// Connections are cut, scripts forgotten and servers stopped for a moment, again and again.
+async fn check_with_faults(place: Place) {
+    let outcome = check_with(place, true).await;
+    // Or nothing was broken.
+    assert!(outcome.unknown > 0, "{outcome:#?}");
+}
+
+#[tokio::test]
+async fn in_a_redis_that_fails_every_answer_has_its_place_in_an_order() {
+    check_with_faults(Place::Redis).await;
+}
+
+#[tokio::test]
+async fn in_two_that_fail_every_answer_has_its_place_in_an_order() {
+    check_with_faults(Place::TwoRedis).await;
+}
+
+#[tokio::test]
+async fn in_a_cluster_whose_nodes_fail_every_answer_has_its_place_in_an_order() {
+    check_with_faults(Place::Cluster).await;
 }

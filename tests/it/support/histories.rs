@@ -6,6 +6,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     fmt,
+    ops::Range,
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -17,7 +18,7 @@ use ::tollgate::grpc::proto::envoy::{
     extensions::common::ratelimit::v3::RateLimitDescriptor,
     service::ratelimit::v3::RateLimitResponse,
 };
-use tokio::task::JoinSet;
+use tokio::{task::JoinSet, time::sleep};
 use tonic::Status;
 
 use super::{
@@ -135,18 +136,28 @@ pub struct Plan {
     pub calls: usize,
     pub clients: usize,
     pub seed: u64,
+    /// Whether Redis servers are broken meanwhile, again and again. None of that loses what they count.
+    pub has_faults: bool,
 }
+
+const BETWEEN_FAULTS: Duration = Duration::from_millis(200);
+
+/// How long a Redis that is stopped stays so, in milliseconds. Calls wait for 50.
+const STOPPED_FOR: Range<u64> = 250..450;
+
+/// A caller that got no decision waits for so long before its next call.
+const AFTER_NONE: Duration = Duration::from_millis(20);
 
 /// The replicas that are asked, and where they count.
 #[derive(Debug)]
 struct Servers {
     all: Vec<Tollgate>,
-    _redis: Vec<Redis>,
-    _cluster: Option<Cluster>,
+    redis: Vec<Redis>,
+    cluster: Option<Cluster>,
 }
 
 impl Servers {
-    fn start(place: Place) -> Self {
+    fn start(place: Place, has_faults: bool) -> Self {
         let mut redis = Vec::new();
         let mut cluster = None;
         let (count, args) = match place {
@@ -168,18 +179,50 @@ impl Servers {
             }
         };
         let start = |_| {
-            // A busy machine makes Redis slow, and calls without a decision prove nothing.
+            // A busy machine makes Redis slow, and calls without a decision prove nothing: none is wanted
+            // but where Redis is broken.
+            let patience = if has_faults { "50ms" } else { "10s" };
             let builder = tollgate::with_rules(RULES).args(args.iter().map(String::as_str));
             let builder = match place {
                 Place::Memory => builder,
-                _ => builder.args(["--workers", "2", "--redis-timeout", "10s"]),
+                _ => builder.args(["--workers", "2", "--redis-timeout", patience]),
             };
             builder.start()
         };
         Self {
             all: (0..count).map(start).collect(),
-            _redis: redis,
-            _cluster: cluster,
+            redis,
+            cluster,
+        }
+    }
+
+    fn all_redis(&self) -> Vec<&Redis> {
+        let nodes = self.cluster.iter().flat_map(|cluster| &cluster.nodes);
+        self.redis.iter().chain(nodes).collect()
+    }
+
+    /// Breaks a Redis in one way after the other. It mends each time, and loses nothing.
+    async fn fail(&self, seed: u64) {
+        let mut random = Random(seed);
+        let all = self.all_redis();
+        let count = u64::try_from(all.len()).unwrap();
+        let mut any = |below: u64| random.below(below);
+        loop {
+            let redis = all[usize::try_from(any(count)).unwrap()];
+            let Range { start, end } = STOPPED_FOR;
+            redis.freeze();
+            sleep(Duration::from_millis(start + any(end - start))).await;
+            redis.thaw();
+            sleep(BETWEEN_FAULTS).await;
+            redis.cli(&["CLIENT", "KILL", "TYPE", "normal"]);
+            sleep(BETWEEN_FAULTS).await;
+            redis.cli(&["SCRIPT", "FLUSH"]);
+        }
+    }
+
+    fn thaw(&self) {
+        for redis in self.all_redis() {
+            redis.thaw();
         }
     }
 
@@ -324,7 +367,7 @@ pub struct Outcome {
 
 /// Makes a history and checks it.
 pub async fn run(plan: Plan) -> Outcome {
-    let servers = Servers::start(plan.place);
+    let servers = Servers::start(plan.place, plan.has_faults);
     let caller = Caller {
         began: Instant::now(),
         log: Arc::default(),
@@ -347,6 +390,9 @@ pub async fn run(plan: Plan) -> Outcome {
                 let kind = &KINDS[asked.kind];
                 let hits = 1 + i64::try_from(random.below(kind.most_hits)).unwrap();
                 let admitted = caller.call(&mut client, asked, hits).await;
+                if admitted.is_none() {
+                    sleep(AFTER_NONE).await;
+                }
                 if kind.gives_back && admitted == Some(true) && random.below(3) == 0 {
                     kept.push_back((asked, hits));
                 }
@@ -358,8 +404,13 @@ pub async fn run(plan: Plan) -> Outcome {
             }
         });
     }
-    while let Some(ended) = asking.join_next().await {
-        ended.expect("it does not panic");
+    tokio::select! {
+        () = servers.fail(plan.seed), if plan.has_faults => unreachable!("it has no end"),
+        () = async {
+            while let Some(ended) = asking.join_next().await {
+                ended.expect("it does not panic");
+            }
+        } => servers.thaw(),
     }
     let mut violations = fill_up(&servers, &caller, plan).await;
     let log = caller.log.0.lock().unwrap();
@@ -613,6 +664,7 @@ fn the_checker_finds_what_no_order_explains() {
         calls: 0,
         clients: 0,
         seed: 0,
+        has_faults: false,
     };
     // Times are seconds.
     let nanos = |secs: u64| secs * 1_000_000_000;

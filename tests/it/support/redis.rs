@@ -181,11 +181,11 @@ impl Redis {
         wait_until("redis-server answers again", || answers(port));
     }
 
-    /// Stops it as a machine without time would: connections stay open and nothing answers.
     pub fn process_id(&self) -> u32 {
         self.child.id()
     }
 
+    /// Stops it as a machine without time would: connections stay open and nothing answers.
     pub fn freeze(&self) {
         self.signal(Signal::SIGSTOP);
     }

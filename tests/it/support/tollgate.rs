@@ -7,7 +7,7 @@ use std::{
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, OnceLock},
 };
 
 use nix::{
@@ -123,9 +123,19 @@ pub fn bare() -> Builder {
     }
 }
 
+/// Another build of the program to be tested, if it was told.
+static OTHER_BUILD: OnceLock<PathBuf> = OnceLock::new();
+
+/// Has everything that is started from now on be the program at `path`.
+#[allow(dead_code, reason = "not all test programs compare builds")]
+pub fn test_build(path: PathBuf) {
+    OTHER_BUILD.set(path).expect("it is told once");
+}
+
 /// The program itself, in an empty environment.
 pub fn program() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
+    let own = || PathBuf::from(env!("CARGO_BIN_EXE_tollgate"));
+    let mut command = Command::new(OTHER_BUILD.get().cloned().unwrap_or_else(own));
     command.env_clear();
     command
 }
