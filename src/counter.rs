@@ -247,6 +247,22 @@ impl Lendable for CountList {
     }
 }
 
+#[cfg(test)]
+impl Batch {
+    /// As [`Self::push`], for the descriptor `k=value` of domain `d`.
+    pub fn push_value(
+        &mut self,
+        value: &[u8],
+        limit: &Limit,
+        now: Timestamp,
+        counting: impl Into<Counting>,
+    ) {
+        let mut identity = Identity::default();
+        identity.set(b"d", &[Entry { key: b"k", value }], &[]);
+        self.push(&identity, limit, now, counting);
+    }
+}
+
 impl Batch {
     pub fn len(&self) -> usize {
         self.increments.len()

@@ -737,9 +737,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        counter::{Counting, Identity},
+        counter::Counting,
         limit::{Algorithm, Limit},
-        request::Entry,
         window::{Period, Unit},
     };
 
@@ -748,14 +747,8 @@ mod tests {
     fn batch(values: &[&str], hits: Hits, now: Timestamp) -> Batch {
         let limit = Limit::fixed(1, Unit::Minute);
         let mut batch = Batch::default();
-        let mut identity = Identity::default();
         for value in values {
-            let entry = Entry {
-                key: b"k",
-                value: value.as_bytes(),
-            };
-            identity.set(b"d", &[entry], &[]);
-            batch.push(&identity, &limit, now, hits);
+            batch.push_value(value.as_bytes(), &limit, now, hits);
         }
         batch
     }
@@ -830,19 +823,13 @@ mod tests {
     /// A minute's and an hour's limit on each of `values`.
     fn two_limits(values: &[&str], charge: Charge, now: Timestamp) -> Batch {
         let mut batch = Batch::default();
-        let mut identity = Identity::default();
         for value in values {
-            let entry = Entry {
-                key: b"k",
-                value: value.as_bytes(),
-            };
-            identity.set(b"d", &[entry], &[]);
             for unit in [Unit::Minute, Unit::Hour] {
                 let counting = Counting {
                     charge,
                     ..Hits::ONE.into()
                 };
-                batch.push(&identity, &Limit::fixed(9, unit), now, counting);
+                batch.push_value(value.as_bytes(), &Limit::fixed(9, unit), now, counting);
             }
         }
         batch
@@ -851,18 +838,12 @@ mod tests {
     /// One request that hits each of so many periods of one descriptor.
     fn periods(seconds: impl Iterator<Item = u32>, now: Timestamp) -> Batch {
         let mut batch = Batch::default();
-        let mut identity = Identity::default();
-        let entry = Entry {
-            key: b"k",
-            value: b"v",
-        };
-        identity.set(b"d", &[entry], &[]);
         for seconds in seconds {
             let limit = Limit {
                 period: Period::new(Unit::Second, NonZeroU32::new(seconds).unwrap()).unwrap(),
                 ..Limit::fixed(9, Unit::Second)
             };
-            batch.push(&identity, &limit, now, Hits::ONE);
+            batch.push_value(b"v", &limit, now, Hits::ONE);
         }
         batch
     }
@@ -964,13 +945,7 @@ mod tests {
             let now = Timestamp::from_secs(0);
             let send = |steps: &[(&str, Hits, Charge)]| {
                 let mut batch = Batch::default();
-                let mut identity = Identity::default();
                 for (index, (value, hits, charge)) in (0..).zip(steps) {
-                    let entry = Entry {
-                        key: b"k",
-                        value: value.as_bytes(),
-                    };
-                    identity.set(b"d", &[entry], &[]);
                     let limit = Limit {
                         algorithm: algorithm.clone(),
                         ..Limit::fixed(10, Unit::Minute)
@@ -980,7 +955,7 @@ mod tests {
                         descriptor: index,
                         ..(*hits).into()
                     };
-                    batch.push(&identity, &limit, now, counting);
+                    batch.push_value(value.as_bytes(), &limit, now, counting);
                 }
                 let counts = store.apply_all(&batch, now).unwrap();
                 counts.iter().map(|count| count.after).collect::<Vec<_>>()

@@ -119,25 +119,13 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::{
-        counter::Identity,
-        limit::Limit,
-        request::{Entry, Hits},
-        store::memory::MemoryStore,
-        window::Unit,
-    };
+    use crate::{limit::Limit, request::Hits, store::memory::MemoryStore, window::Unit};
 
     fn batch(units: &[Unit], now: Timestamp) -> Batch {
         let mut batch = Batch::default();
-        let mut identity = Identity::default();
-        let entry = Entry {
-            key: b"k",
-            value: b"v",
-        };
-        identity.set(b"d", &[entry], &[]);
         for unit in units {
             let limit = Limit::fixed(1, *unit);
-            batch.push(&identity, &limit, now, Hits::ONE);
+            batch.push_value(b"v", &limit, now, Hits::ONE);
         }
         batch
     }

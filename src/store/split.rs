@@ -221,9 +221,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        counter::{Counting, Identity, Voice},
+        counter::{Counting, Voice},
         limit::{Algorithm, Limit},
-        request::Entry,
         store::{Store as _, memory::MemoryStore, per_second::PerSecond},
         window::{Timestamp, Unit},
     };
@@ -265,14 +264,8 @@ mod tests {
 
     fn batch(limits: &[One], algorithm: &Algorithm) -> Batch {
         let mut batch = Batch::default();
-        let mut identity = Identity::default();
         for one in limits {
             let value = one.descriptor.to_be_bytes();
-            let entry = Entry {
-                key: b"k",
-                value: &value,
-            };
-            identity.set(b"d", &[entry], &[]);
             let limit = Limit {
                 algorithm: algorithm.clone(),
                 ..Limit::fixed(one.requests_per_unit, one.unit)
@@ -283,7 +276,7 @@ mod tests {
                 descriptor: one.descriptor,
                 ..Counting::from(one.hits)
             };
-            batch.push(&identity, &limit, NOW, counting);
+            batch.push_value(&value, &limit, NOW, counting);
         }
         batch
     }

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    counter::{Counting, Identity},
+    counter::Counting,
     decision::{Decision, decide},
     limit::{Algorithm, Allows, Counts, Limit, Modes, Rule, RuleId},
     matcher::Matcher,
@@ -34,15 +34,9 @@ fn fixture(max_bytes: usize) -> Fixture {
 
 fn batch(counters: &[(&str, u32)], hits: Hits, now: Timestamp) -> Batch {
     let mut batch = Batch::default();
-    let mut identity = Identity::default();
     for (value, requests_per_unit) in counters {
-        let entry = Entry {
-            key: b"k",
-            value: value.as_bytes(),
-        };
         let limit = Limit::fixed(*requests_per_unit, Unit::Minute);
-        identity.set(b"d", &[entry], &[]);
-        batch.push(&identity, &limit, now, hits);
+        batch.push_value(value.as_bytes(), &limit, now, hits);
     }
     batch
 }
@@ -224,14 +218,8 @@ impl Door {
     fn send_all(&self, limits: &[One], millis: u64) -> CountList {
         let now = Timestamp::from_millis(millis);
         let mut batch = Batch::default();
-        let mut identity = Identity::default();
         for one in limits {
             let value = one.descriptor.to_be_bytes();
-            let entry = Entry {
-                key: b"k",
-                value: &value,
-            };
-            identity.set(b"d", &[entry], &[]);
             let limit = Limit {
                 algorithm: match &one.algorithm {
                     Algorithm::TokenBucket { .. } => Algorithm::TokenBucket {
@@ -246,7 +234,7 @@ impl Door {
                 descriptor: one.descriptor,
                 ..Counting::from(one.hits)
             };
-            batch.push(&identity, &limit, now, counting);
+            batch.push_value(&value, &limit, now, counting);
         }
         let runtime = tokio::runtime::Builder::new_current_thread()
             .build()
@@ -589,13 +577,11 @@ fn where_charges_may_be_given_back_no_refusal_that_was_not_charged_is_remembered
     let now = Timestamp::from_secs(0);
     let one = |hits| {
         let mut batch = Batch::default();
-        let mut identity = Identity::default();
-        identity.set(b"d", &[], &[]);
         let counting = Counting {
             charge: Charge::Admitted,
             ..Counting::from(hits)
         };
-        batch.push(&identity, &Limit::fixed(1, Unit::Day), now, counting);
+        batch.push_value(b"v", &Limit::fixed(1, Unit::Day), now, counting);
         batch
     };
     // Another caller's charge that is to be given back is in the way for a moment.
@@ -615,8 +601,6 @@ fn hits_that_are_given_back_through_one_worker_make_room_at_the_others() {
         let now = Timestamp::from_secs(2);
         let send = |worker: usize, hits| {
             let mut batch = Batch::default();
-            let mut identity = Identity::default();
-            identity.set(b"d", &[], &[]);
             let limit = Limit {
                 algorithm: one.algorithm.clone(),
                 ..Limit::fixed(2, Unit::Minute)
@@ -625,7 +609,7 @@ fn hits_that_are_given_back_through_one_worker_make_room_at_the_others() {
                 charge: one.charge,
                 ..Counting::from(hits)
             };
-            batch.push(&identity, &limit, now, counting);
+            batch.push_value(b"v", &limit, now, counting);
             add(&workers[worker], &batch, now)[0]
         };
         send(0, Hits::add(2));

@@ -214,9 +214,9 @@ mod tests {
 
     use super::*;
     use crate::{
-        counter::{Charge, Counting, Identity},
+        counter::{Charge, Counting},
         limit::Limit,
-        request::{Entry, Hits},
+        request::Hits,
         store::redis::node::Node,
         window::{Timestamp, Unit},
     };
@@ -253,19 +253,13 @@ mod tests {
 
     fn batch(values: &[&str], charge: Charge) -> Batch {
         let mut batch = Batch::default();
-        let mut identity = Identity::default();
         for value in values {
-            let entry = Entry {
-                key: b"k",
-                value: value.as_bytes(),
-            };
-            identity.set(b"d", &[entry], &[]);
             let limit = Limit::fixed(1, Unit::Year);
             let counting = Counting {
                 charge,
                 ..Hits::ONE.into()
             };
-            batch.push(&identity, &limit, Timestamp::from_secs(0), counting);
+            batch.push_value(value.as_bytes(), &limit, Timestamp::from_secs(0), counting);
         }
         batch
     }

@@ -607,9 +607,8 @@ impl Waiting {
 mod tests {
     use super::*;
     use crate::{
-        counter::Identity,
         limit::Limit,
-        request::{Entry, Hits},
+        request::Hits,
         store::redis::{address::Place, trouble::Trouble},
         window::Unit,
     };
@@ -638,16 +637,10 @@ mod tests {
 
     fn batch(increments: usize) -> Batch {
         let mut batch = Batch::default();
-        let mut identity = Identity::default();
-        let entry = Entry {
-            key: b"k",
-            value: b"v",
-        };
-        identity.set(b"d", &[entry], &[]);
         let limit = Limit::fixed(1, Unit::Year);
         for _ in 0..increments {
             let now = Timestamp::from_secs(0);
-            batch.push(&identity, &limit, now, Hits::ONE);
+            batch.push_value(b"v", &limit, now, Hits::ONE);
         }
         batch
     }

@@ -456,9 +456,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        counter::{Batch, Counting, Identity},
+        counter::{Batch, Counting},
         limit::Limit,
-        request::Entry,
         window::{Period, Unit},
     };
 
@@ -476,19 +475,18 @@ mod tests {
 
     /// Requests of one increment each: a value, its hits and how they are charged.
     fn requests(of: &[(&str, Hits, Charge)]) -> Vec<Batch> {
-        let mut identity = Identity::default();
         let request = |(value, hits, charge): &(&str, Hits, Charge)| {
-            let entry = Entry {
-                key: b"k",
-                value: value.as_bytes(),
-            };
-            identity.set(b"d", &[entry], &[]);
             let counting = Counting {
                 charge: *charge,
                 ..Counting::from(*hits)
             };
             let mut batch = Batch::default();
-            batch.push(&identity, &Limit::fixed(9, Unit::Year), START, counting);
+            batch.push_value(
+                value.as_bytes(),
+                &Limit::fixed(9, Unit::Year),
+                START,
+                counting,
+            );
             batch
         };
         of.iter().map(request).collect()
@@ -597,13 +595,7 @@ mod tests {
     fn expire_secs(clock: Clock, period: Period, now: Timestamp) -> u64 {
         let options = options(clock);
         let mut batch = Batch::default();
-        let mut identity = Identity::default();
-        let entry = Entry {
-            key: b"k",
-            value: b"v",
-        };
-        identity.set(b"d", &[entry], &[]);
-        batch.push(&identity, &Limit::fixed(1, period), now, Hits::ONE);
+        batch.push_value(b"v", &Limit::fixed(1, period), now, Hits::ONE);
         let mut builder = Builder::new(&options, now, 1, |_| 0, |_| false);
         builder.request(batch.iter());
         let commands = builder.finish();
