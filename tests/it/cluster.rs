@@ -6,7 +6,7 @@ use tonic::Status;
 
 use crate::support::{
     ask::{Client, ask, connect, descriptor, is_ok, request, send},
-    cluster::{Cluster, is_replica},
+    cluster::{Cluster, Migration, is_replica},
     eventually,
     storm::Storm,
     tollgate::{self, Tollgate},
@@ -183,18 +183,16 @@ async fn a_slot_that_is_on_its_way_is_asked_for_at_both_ends() {
     let now = tollgate_now();
     let period = 10_000 * 31_536_000;
     let key = format!("{{1:d3:few3:new}}{period}@{}", now / period);
-    let slot = cluster.nodes[0].number(&["CLUSTER", "KEYSLOT", &key]);
-    let slot = u16::try_from(slot).unwrap();
-    let from = cluster.owner(&key);
-    let to = (from + 1) % 3;
-    cluster.begin_migration(from, to, slot);
+    let migration = cluster.migration_of(&key);
+    cluster.begin_migration(migration);
     // The key is made at the new owner, by ASKING.
     for _ in 0..10 {
         assert!(is_ok(&ask(&mut client, "d", &[("few", "new")]).await));
     }
+    let Migration { slot, to, .. } = migration;
     assert!(cluster.nodes[to].number(&["CLUSTER", "COUNTKEYSINSLOT", &slot.to_string()]) > 0);
     server.log().with("slots of the cluster changed");
-    cluster.end_migration(from, to, slot);
+    cluster.end_migration(migration);
     for _ in 0..90 {
         assert!(is_ok(&ask(&mut client, "d", &[("few", "new")]).await));
     }
@@ -221,15 +219,12 @@ async fn limits_that_are_judged_together_are_counted_while_their_slot_moves() {
         if value == "old" {
             assert_eq!(passing(&mut client, 20).await, 20);
         }
-        let slot = cluster.nodes[0].number(&["CLUSTER", "KEYSLOT", &key(value)]);
-        let slot = u16::try_from(slot).unwrap();
-        let from = cluster.owner(&key(value));
-        let to = (from + 1) % 3;
-        cluster.begin_migration(from, to, slot);
+        let migration = cluster.migration_of(&key(value));
+        cluster.begin_migration(migration);
         // The keys of the new one are at neither end.
         let before = if value == "old" { 20 } else { 0 };
         assert_eq!(passing(&mut client, 40).await, 40, "{value}");
-        cluster.end_migration(from, to, slot);
+        cluster.end_migration(migration);
         assert_eq!(passing(&mut client, 100).await, 60 - before, "{value}");
         assert_eq!(cluster.value(&key(value)), 100);
     }

@@ -116,20 +116,32 @@ impl Cluster {
     /// the other, keys and all.
     pub fn migrate(&self, from: usize, to: usize, first: u16, last: u16) {
         for slot in first..=last {
-            self.begin_migration(from, to, slot);
-            self.end_migration(from, to, slot);
+            let migration = Migration { slot, from, to };
+            self.begin_migration(migration);
+            self.end_migration(migration);
+        }
+    }
+
+    /// How the slot of `key` goes to another node.
+    pub fn migration_of(&self, key: &str) -> Migration {
+        let slot = self.nodes[0].number(&["CLUSTER", "KEYSLOT", key]);
+        let from = self.owner(key);
+        Migration {
+            slot: u16::try_from(slot).unwrap(),
+            from,
+            to: (from + 1) % 3,
         }
     }
 
     /// From now on the slot's new keys are made at the new owner.
-    pub fn begin_migration(&self, from: usize, to: usize, slot: u16) {
+    pub fn begin_migration(&self, Migration { slot, from, to }: Migration) {
         let slot = slot.to_string();
         let (source, target) = (id(&self.nodes[from]), id(&self.nodes[to]));
         self.nodes[to].cli(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &source]);
         self.nodes[from].cli(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &target]);
     }
 
-    pub fn end_migration(&self, from: usize, to: usize, slot: u16) {
+    pub fn end_migration(&self, Migration { slot, from, to }: Migration) {
         let slot = slot.to_string();
         let target = id(&self.nodes[to]);
         let port = self.nodes[to].port().to_string();
@@ -176,6 +188,14 @@ impl Cluster {
         });
         owners.expect("the key has an owner")
     }
+}
+
+/// One slot on its way from one node to another.
+#[derive(Clone, Copy, Debug)]
+pub struct Migration {
+    pub slot: u16,
+    pub from: usize,
+    pub to: usize,
 }
 
 pub fn is_replica(node: &Redis) -> bool {
