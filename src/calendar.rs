@@ -203,6 +203,25 @@ mod tests {
     }
 
     #[test]
+    fn a_window_begins_at_its_start_and_ends_before_the_next() {
+        let starts = Starts {
+            hour: 6,
+            ..Starts::default()
+        };
+        let calendar = Calendar::new(Unit::Day, "UTC", starts).unwrap();
+        assert_eq!((calendar.zone_name(), calendar.starts()), ("UTC", starts));
+        let [before, at, next] = [
+            "2026-05-02T05:59:59.999Z",
+            "2026-05-02T06:00:00Z",
+            "2026-05-03T06:00:00Z",
+        ]
+        .map(moment);
+        assert_eq!(calendar.window(before).end, at);
+        let window = calendar.window(at);
+        assert_eq!((window.start, window.end), (at, next));
+    }
+
+    #[test]
     fn a_start_that_the_clocks_skip_is_an_hour_later() {
         let starts = Starts {
             hour: 2,

@@ -90,14 +90,6 @@ impl Default for TimerValues {
 }
 
 impl TimerValues {
-    /// Adds what another timer was told.
-    pub fn absorb(&mut self, other: &Self) {
-        for (count, more) in self.counts.iter_mut().zip(&other.counts) {
-            *count += more;
-        }
-        self.sum_micros = self.sum_micros.saturating_add(other.sum_micros);
-    }
-
     pub fn observe(&mut self, micros: u64) {
         self.counts[slot(micros)] += 1;
         self.sum_micros = self.sum_micros.saturating_add(micros);
@@ -194,6 +186,17 @@ mod tests {
         assert_eq!(values.at_most(2_499), 3);
         assert_eq!(values.at_most(2_500), 4);
         assert_eq!(values.at_most(u64::MAX), 5);
+    }
+
+    #[test]
+    fn a_bucket_that_holds_something_is_told_by_its_middle() {
+        let mut values = TimerValues::default();
+        // Up to 1 µs, from 60 to 75, and above all bounds.
+        for micros in [0, 1, 61, 75, 75_000_001] {
+            values.observe(micros);
+        }
+        let middles: Vec<_> = values.middles().collect();
+        assert_eq!(middles, [(0.5, 2), (67.5, 2), (112_500_000.0, 1)]);
     }
 
     #[test]

@@ -266,6 +266,7 @@ impl Span {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::window::Unit;
 
     #[test]
     fn near_thresholds_are_those_of_the_reference() {
@@ -277,6 +278,48 @@ mod tests {
     fn an_odd_ratio_neither_wraps_nor_passes_the_limit() {
         for ratio in [f32::NAN, f32::INFINITY, -1.0, 0.0, 2.0] {
             assert!(NearRatio(ratio).threshold(10) <= 10);
+        }
+    }
+
+    #[test]
+    fn a_rule_is_replaced_when_all_of_its_limits_are() {
+        let named = |name: &str| Limit {
+            name: Some(name.into()),
+            ..Limit::fixed(1, Unit::Day)
+        };
+        let rule = |allows| Rule {
+            id: RuleId(0),
+            path: "k".into(),
+            allows,
+            replaces: Box::default(),
+            shadow_mode: false,
+            quota_mode: false,
+            counts: Counts::All,
+            on_store_loss: OnStoreLoss::default(),
+            metric: Metric::default(),
+            metadata: Map::default(),
+        };
+        let two = rule(Allows::Within([named("a"), named("b")].into()));
+        let [a, b]: [Arc<str>; 2] = ["a", "b"].map(Into::into);
+        assert!(two.is_replaced(&[&b, &a]));
+        assert!(!two.is_replaced(&[&a]));
+        assert!(!two.is_unlimited());
+        let unlimited = rule(Allows::Unlimited);
+        assert!(unlimited.is_unlimited() && !unlimited.is_replaced(&[&a, &b]));
+    }
+
+    #[test]
+    fn an_algorithm_is_named_as_in_rules() {
+        let bucket = Algorithm::TokenBucket { burst: 1 };
+        for (algorithm, name, looks_first) in [
+            (Algorithm::FixedWindow, "fixed_window", false),
+            (Algorithm::FirstHit, "fixed_window", false),
+            (Algorithm::SlidingWindow, "sliding_window", true),
+            (Algorithm::SlidingLog, "sliding_log", true),
+            (bucket, "token_bucket", true),
+        ] {
+            assert_eq!(algorithm.name(), name);
+            assert_eq!(algorithm.looks_first(), looks_first, "{name}");
         }
     }
 

@@ -303,7 +303,7 @@ impl Metrics {
         );
         let mut response_time = TimerValues::default();
         for core in &self.cores {
-            response_time.absorb(&core.response_time.values());
+            response_time.add(&core.response_time.values());
         }
         list.push(
             "ratelimit_server.ShouldRateLimit.response_time".to_owned(),
@@ -353,7 +353,7 @@ impl Metrics {
 
     fn lateness_samples(&self, list: &mut List) {
         let mut lateness = self.redis.lateness.values();
-        lateness.absorb(&self.redis_per_second.lateness.values());
+        lateness.add(&self.redis_per_second.lateness.values());
         list.push(
             "tollgate.timer_lateness".to_owned(),
             Value::Timer(Box::new(lateness)),
