@@ -309,6 +309,34 @@ mod tests {
     }
 
     #[test]
+    fn a_bucket_holds_its_burst_unless_nothing_flows_in() {
+        let bucket = |requests_per_unit| Limit {
+            algorithm: Algorithm::TokenBucket { burst: 9 },
+            ..Limit::fixed(requests_per_unit, Unit::Day)
+        };
+        assert_eq!([bucket(4).capacity(), bucket(0).capacity()], [9, 0]);
+        assert_eq!(Limit::fixed(4, Unit::Day).capacity(), 4);
+    }
+
+    #[test]
+    fn a_window_is_cut_by_the_epoch_by_a_calendar_or_begins_now() {
+        let zone = Calendar::new(Unit::Day, "Asia/Tokyo", Default::default()).unwrap();
+        let now = Timestamp::from_secs(100_000);
+        let window = |algorithm| {
+            let limit = Limit {
+                algorithm,
+                ..Limit::fixed(1, Unit::Day)
+            };
+            let Window { start, end } = limit.window(now);
+            (start.secs(), end.secs())
+        };
+        assert_eq!(window(Algorithm::FixedWindow), (86_400, 172_800));
+        // Nine hours before.
+        assert_eq!(window(Algorithm::Calendar(zone.into())), (54_000, 140_400));
+        assert_eq!(window(Algorithm::SlidingLog), (100_000, 186_400));
+    }
+
+    #[test]
     fn an_algorithm_is_named_as_in_rules() {
         let bucket = Algorithm::TokenBucket { burst: 1 };
         for (algorithm, name, looks_first) in [

@@ -148,6 +148,38 @@ mod tests {
     }
 
     #[test]
+    fn descriptors_have_their_entries_and_may_all_be_given_the_same_hits() {
+        let entry = |key| Entry { key, value: b"v" };
+        let mut request = Request::new(b"d");
+        assert!(request.is_empty());
+        for keys in [&[b"a", b"b"][..], &[], &[b"c"]] {
+            for &key in keys {
+                request.push_entry(entry(key));
+            }
+            request.push_descriptor(Hits::ONE, None);
+        }
+        assert!(!request.is_empty());
+        assert_eq!(request.len(), 3);
+        request.set_hits(Hits::add(7));
+        let told: Vec<_> = request
+            .descriptors()
+            .map(|descriptor| (descriptor.entries.to_vec(), descriptor.hits.added()))
+            .collect();
+        let expected = [
+            (vec![entry(b"a"), entry(b"b")], 7),
+            (vec![], 7),
+            (vec![entry(b"c")], 7),
+        ];
+        assert_eq!(told, expected);
+    }
+
+    #[test]
+    fn hits_are_one_number_with_a_sign() {
+        assert_eq!(Hits::add(3).signed(), 3);
+        assert_eq!(Hits::give_back(3).signed(), -3);
+    }
+
+    #[test]
     fn nothing_given_back_is_a_look() {
         assert!(Hits::give_back(0).is_peek());
         assert!(Hits::add(0).is_peek());
