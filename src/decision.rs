@@ -144,8 +144,12 @@ fn counted_status(
     let stands = |counter: usize| {
         let terms = plan.batch.terms(counter);
         let standing = Standing::new(terms, counts[counter], now);
-        // Most pass, and then nobody has to know.
-        if standing.is_over && least.held(&plan.batch, counter) > u64::from(terms.limit) {
+        // Most pass, and then nobody has to know. Limits of one descriptor are counters of their own.
+        let held_at_least = || match plan.outcomes.len() {
+            1 => terms.hits.added(),
+            _ => least.held(&plan.batch, counter),
+        };
+        if standing.is_over && held_at_least() > u64::from(terms.limit) {
             return Standing {
                 retry_in: None,
                 ..standing
