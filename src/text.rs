@@ -154,6 +154,22 @@ mod tests {
 
     use super::*;
 
+    #[test]
+    fn it_is_long_once_it_was_longer_than_what_lies_inline() {
+        let mut text = Text::<8>::new();
+        text.push_slice(b"12345678");
+        assert!(!text.is_long());
+        text.push(b'9');
+        text.clear();
+        assert!(text.is_long() && text.is_empty());
+    }
+
+    #[test]
+    #[should_panic(expected = "out of range")]
+    fn more_bytes_than_there_are_cannot_be_appended() {
+        Text::<8>::new().push_first(b"12", 3);
+    }
+
     proptest! {
         #[test]
         fn it_holds_what_was_put_into_it_in_order(
