@@ -11,8 +11,9 @@ use tempfile::TempDir;
 
 use crate::support::{
     certificates::{Authority, Secret},
+    clients::{Channel, SERVER_NAME, Served, Transport, is_first_message_compressed},
     envoy::Envoy,
-    http::{Reply, get, get_with},
+    http::{Reply, get, get_with, try_get},
     tollgate::{self, Tollgate},
     wait_until,
 };
@@ -221,7 +222,7 @@ fn over_a_unix_socket_google_grpc_is_limited() {
     let tollgate = tollgate::with_rules(TWO_FOR_EACH_KEY)
         .args(["--grpc-uds", &socket])
         .start();
-    check_google_grpc(&tollgate, &format!("unix:{socket}"), None);
+    check_google_grpc(&tollgate, GoogleGrpc::to(format!("unix:{socket}")), None);
     assert!(tollgate.metric("tollgate_authorities_replaced_total") > 0);
 }
 
@@ -229,21 +230,73 @@ fn over_a_unix_socket_google_grpc_is_limited() {
 fn over_tcp_google_grpc_is_limited() {
     for authority in [None, Some("tollgate"), Some(ISTIO)] {
         let tollgate = tollgate::with_rules(TWO_FOR_EACH_KEY).start();
-        check_google_grpc(&tollgate, &tollgate.grpc.to_string(), authority);
+        check_google_grpc(&tollgate, GoogleGrpc::to(&tollgate.grpc), authority);
+    }
+}
+
+#[test]
+fn google_grpc_that_compresses_is_limited_over_every_transport() {
+    for transport in Transport::ALL {
+        let served = Served::with_rules(transport, TWO_FOR_EACH_KEY);
+        for is_gzip in [false, true] {
+            let Channel { target, ca, .. } = served.channel.clone();
+            let to = GoogleGrpc {
+                target,
+                ca,
+                is_gzip,
+            };
+            // Any other value than before.
+            check_google_grpc_with(&served.server, to, None, |key| {
+                format!("{is_gzip}{key}").repeat(100)
+            });
+        }
+    }
+}
+
+/// Or the case above would say nothing about compression.
+#[test]
+fn google_grpc_that_is_to_compress_does() {
+    for is_gzip in [false, true] {
+        let compresses = is_first_message_compressed(|target| {
+            let to = GoogleGrpc {
+                is_gzip,
+                ..GoogleGrpc::to(target)
+            };
+            let envoy = Front {
+                google_grpc: Some(to),
+                ..Front::of(&[])
+            }
+            .start();
+            let front = envoy.listener("front");
+            // There is no answer until Envoy is gone.
+            let key = "k".repeat(500);
+            std::thread::spawn(move || try_get(front, "/", &[("x-api-key", key.as_bytes())]));
+            envoy
+        });
+        assert_eq!(compresses, is_gzip);
     }
 }
 
 #[track_caller]
-fn check_google_grpc(tollgate: &Tollgate, target: &str, authority: Option<&str>) {
+fn check_google_grpc(tollgate: &Tollgate, to: GoogleGrpc, authority: Option<&str>) {
+    check_google_grpc_with(tollgate, to, authority, |key| format!("k{key}"));
+}
+
+#[track_caller]
+fn check_google_grpc_with(
+    tollgate: &Tollgate,
+    to: GoogleGrpc,
+    authority: Option<&str>,
+    key: impl Fn(usize) -> String,
+) {
     let envoy = Front {
-        google_grpc: Some(target),
+        google_grpc: Some(to),
         authority,
         ..Front::of(&[])
     }
     .start();
     let front = envoy.listener("front");
-    for key in 0..20 {
-        let key = format!("k{key}");
+    for key in (0..20).map(key) {
         let codes = [(); 4].map(|()| ask(front, key.as_bytes()).status);
         assert_eq!(codes, [200, 200, 429, 429], "{authority:?}");
     }
@@ -481,6 +534,44 @@ fn upstream_tls(params: &str, own: Option<(&str, &str)>, ca: &str) -> String {
     )
 }
 
+/// How gRPC's C-core connects.
+struct GoogleGrpc {
+    target: String,
+    /// It connects over TLS and believes this one: a file in PEM.
+    ca: Option<String>,
+    is_gzip: bool,
+}
+
+impl GoogleGrpc {
+    fn to(target: impl ToString) -> Self {
+        Self {
+            target: target.to_string(),
+            ca: None,
+            is_gzip: false,
+        }
+    }
+
+    fn service(&self, authority: Option<&str>) -> String {
+        const GZIP: u32 = 2;
+        let Self { target, ca, .. } = self;
+        let mut args = "grpc.enable_http_proxy: { int_value: 0 }".to_owned();
+        if let Some(authority) = authority {
+            args += &format!(", grpc.default_authority: {{ string_value: \"{authority}\" }}");
+        }
+        if self.is_gzip {
+            args += &format!(", grpc.default_compression_algorithm: {{ int_value: {GZIP} }}");
+        }
+        let credentials = ca.as_ref().map_or_else(String::new, |ca| {
+            args += &format!(", grpc.ssl_target_name_override: {{ string_value: {SERVER_NAME} }}");
+            format!("channel_credentials: {{ ssl_credentials: {{ root_certs: {{ filename: {ca} }} }} }},")
+        });
+        format!(
+            "{{ google_grpc: {{ target_uri: \"{target}\", stat_prefix: tollgate, {credentials} \
+             channel_args: {{ args: {{ {args} }} }} }} }}"
+        )
+    }
+}
+
 /// An Envoy that asks about every request: about the client's address, which is the last one in
 /// `x-forwarded-for`, and about the header `x-api-key` if there is one.
 struct Front<'a> {
@@ -491,7 +582,7 @@ struct Front<'a> {
     cluster: &'a str,
     authority: Option<&'a str>,
     /// What gRPC's C-core connects to, instead of Envoy's own client.
-    google_grpc: Option<&'a str>,
+    google_grpc: Option<GoogleGrpc>,
     failure_mode_deny: bool,
     is_health_checked: bool,
     /// How it connects; nothing means without TLS.
@@ -518,21 +609,13 @@ impl<'a> Front<'a> {
     }
 
     fn bootstrap(&self) -> String {
-        let service = match (self.google_grpc, self.authority) {
+        let service = match (&self.google_grpc, self.authority) {
             (None, None) => format!("{{ envoy_grpc: {{ cluster_name: \"{}\" }} }}", self.cluster),
             (None, Some(authority)) => format!(
                 "{{ envoy_grpc: {{ cluster_name: \"{}\", authority: \"{authority}\" }} }}",
                 self.cluster
             ),
-            (Some(target), authority) => {
-                let name = authority.map_or_else(String::new, |authority| {
-                    format!("grpc.default_authority: {{ string_value: \"{authority}\" }}")
-                });
-                format!(
-                    "{{ google_grpc: {{ target_uri: \"{target}\", stat_prefix: tollgate, \
-                     channel_args: {{ args: {{ grpc.enable_http_proxy: {{ int_value: 0 }}, {name} }} }} }} }}"
-                )
-            }
+            (Some(to), authority) => to.service(authority),
         };
         let transport_socket = match &self.transport_socket {
             Some(socket) => format!("transport_socket: {socket}"),

@@ -1,19 +1,19 @@
-"""Sends a request, in hex, to ShouldRateLimit over and over on one channel, as gRPC's C-core does for Python, Ruby,
-PHP and C++. Prints a line for each call: OK and the reply in hex, or what went wrong."""
+"""Sends a request, in hex, to a method over and over on one channel, as gRPC's C-core does for Python, Ruby, PHP and
+C++. Prints a line for each call: OK and the reply in hex, or what went wrong."""
 
 import argparse
 
 import grpc
 
-METHOD = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
-
 parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("method")
 parser.add_argument("target")
 parser.add_argument("request", type=bytes.fromhex)
 parser.add_argument("calls", type=int)
 parser.add_argument("--authority", help="sent instead of the one that is made of the target")
 parser.add_argument("--ca", type=argparse.FileType("rb"), help="connects over TLS and believes this one")
 parser.add_argument("--server-name", help="what the server's certificate is for")
+parser.add_argument("--gzip", action="store_true", help="compresses what it sends")
 args = parser.parse_args()
 
 # A proxy that the environment names is none of the test's business.
@@ -22,11 +22,13 @@ if args.authority:
     options.append(("grpc.default_authority", args.authority))
 if args.server_name:
     options.append(("grpc.ssl_target_name_override", args.server_name))
+compression = grpc.Compression.Gzip if args.gzip else None
 if args.ca:
-    channel = grpc.secure_channel(args.target, grpc.ssl_channel_credentials(args.ca.read()), options)
+    credentials = grpc.ssl_channel_credentials(args.ca.read())
+    channel = grpc.secure_channel(args.target, credentials, options, compression)
 else:
-    channel = grpc.insecure_channel(args.target, options)
-ask = channel.unary_unary(METHOD)
+    channel = grpc.insecure_channel(args.target, options, compression)
+ask = channel.unary_unary(args.method)
 for _ in range(args.calls):
     try:
         # No call may wait for ever, and none is told to hurry: a busy machine is slow.

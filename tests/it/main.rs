@@ -26,6 +26,7 @@
 //! - `traces`: spans, read with OpenTelemetry's own messages
 //! - `grpcurl`: what a stranger finds out by reflection, and health
 //! - `transport`: sockets, ports, and connections of clients that mean harm, or are gone
+//! - `clients`: what callers are written with asks, over sockets, ports and TLS, compressed or not
 //! - `c_core`: Python's grpcio asks, over sockets and ports and under any name
 //! - `tls`: TLS on the gRPC port: who is let in, and certificates that change
 //! - `http`: health, metrics and the rules in use over HTTP
@@ -48,6 +49,7 @@ mod bad_input;
 mod c_core;
 mod calm;
 mod cli;
+mod clients;
 mod cluster;
 mod deploy;
 mod drain;

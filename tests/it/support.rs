@@ -13,6 +13,7 @@ pub mod ask;
 pub mod busy;
 pub mod certificates;
 pub mod chaos;
+pub mod clients;
 pub mod cluster;
 pub mod envoy;
 pub mod frames;
