@@ -26,6 +26,7 @@
 //! - `traces`: spans, read with OpenTelemetry's own messages
 //! - `grpcurl`: what a stranger finds out by reflection, and health
 //! - `transport`: sockets, ports, and connections of clients that mean harm, or are gone
+//! - `h2spec`: what the RFCs of HTTP/2 allow and forbid, frame by frame, beside a server of stock tonic
 //! - `clients`: what callers are written with asks, over sockets, ports and TLS, compressed or not
 //! - `c_core`: Python's grpcio asks, over sockets and ports and under any name
 //! - `tls`: TLS on the gRPC port: who is let in, and certificates that change
@@ -59,6 +60,7 @@ mod envoy_gateway;
 mod examples;
 mod golden;
 mod grpcurl;
+mod h2spec;
 mod histories;
 mod http;
 mod lint_envoy;
