@@ -36,6 +36,7 @@
 //! - `lint_envoy`: the traps of Envoy configurations
 //! - `deploy`: what is in `deploy/`, run as it stands
 //! - `examples`: the rules in `config/` and in the papers
+//! - `dependencies`: what tollgate is built with, against what is known of it
 //! - `support`: starts and stops everything else
 
 #![expect(unreachable_pub, reason = "a test program has no outside")]
@@ -52,6 +53,7 @@ mod calm;
 mod cli;
 mod clients;
 mod cluster;
+mod dependencies;
 mod deploy;
 mod drain;
 mod drop_in;
