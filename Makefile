@@ -5,7 +5,7 @@ CARGO ?= cargo
 
 # Steps share cargo's build lock, so `make -j` would only shuffle their output.
 .NOTPARALLEL:
-.PHONY: help run test build fmt lint doc deny bench chaos soak histories mutants tools components clean
+.PHONY: help run test build fmt lint doc deny bench chaos soak histories mutants tools components clean fuzz
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,10 +31,12 @@ lint: components ## Formatting and clippy, without changing anything
 doc: ## The documentation; a broken link is an error
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps
 
-# Not a part of `test`: the advisories come from the network and change without a commit.
+# Not a part of `test`: the advisories come from the network and change without a commit. A part of it is
+# the same check against advisories.yaml, which comes with a commit.
 deny: ## Licences, sources and advisories of the dependencies
 	@$(CARGO) deny --version >/dev/null 2>&1 || { \
-		echo "cargo-deny is not installed: $(CARGO) install --locked cargo-deny" >&2; exit 1; }
+		echo "cargo-deny is not installed: $(CARGO) install --locked cargo-deny" >&2; \
+		echo "without it: $(CARGO) test --locked --test it dependencies" >&2; exit 1; }
 	$(CARGO) deny --locked check
 
 bench: tools ## The benchmarks, one of them with a real Envoy
@@ -59,6 +61,22 @@ histories: tools ## Check histories of CALLS (1000000) concurrent calls in each 
 MUTANTS ?=
 mutants: ## Change the core in one small way after the other; its unit tests should notice each
 	@CARGO="$(CARGO)" tests/tools/mutants $(MUTANTS)
+
+# Needs cargo-fuzz and a nightly compiler; `make test` tries again what was found so far, with the compiler in use.
+# Without a sanitizer: there is no unsafe code for it to watch. New bytes of interest are left in target/fuzz/corpus,
+# those that break a law in fuzz/artifacts.
+FUZZ_TARGETS := message headers rules xds mapping
+fuzz: ## Look for MINUTES (10) each for bytes from outside that break a law
+	@$(CARGO) +nightly --version >/dev/null 2>&1 || { \
+		echo "no nightly compiler is installed: rustup toolchain install nightly" >&2; exit 1; }
+	@$(CARGO) fuzz --version >/dev/null 2>&1 || { \
+		echo "cargo-fuzz is not installed: $(CARGO) install --locked cargo-fuzz" >&2; exit 1; }
+	@for target in $(FUZZ_TARGETS); do \
+		mkdir -p target/fuzz/corpus/$$target || exit; \
+		$(CARGO) +nightly fuzz run --sanitizer none --target-dir target/fuzz $$target \
+			target/fuzz/corpus/$$target fuzz/corpus/$$target -- \
+			-max_len=1024 -timeout=10 -max_total_time=$$(($(MINUTES) * 60)) || exit; \
+	done
 
 tools: ## Install what the tests run against, if it is not there
 	@tests/tools/install

@@ -1,7 +1,8 @@
 //! Rules: from files to a [`Matcher`], or every reason why not.
 
 use std::{
-    fmt, fs, io,
+    fmt::{self, Write as _},
+    fs, io,
     path::{Path, PathBuf},
     sync::OnceLock,
 };
@@ -65,6 +66,14 @@ impl Files {
             problems.push(unlocated(Path::new(&place), Fault::NoFiles));
         }
         Self { files, problems }
+    }
+
+    /// One file that is in memory, and its name in messages.
+    pub fn of(name: &str, text: &str) -> Self {
+        Self {
+            files: vec![File::new(name.to_owned(), text.to_owned())],
+            problems: Vec::new(),
+        }
     }
 
     /// What tells these files from those of another moment.
@@ -180,7 +189,16 @@ impl fmt::Display for Problem {
         if self.fault.is_warning() {
             f.write_str(": warning")?;
         }
-        write!(f, ": {}", self.fault)
+        f.write_str(": ")?;
+        // One line, whatever the texts of the rules hold.
+        for found in self.fault.to_string().chars() {
+            if found.is_control() {
+                write!(f, "{}", found.escape_debug())?;
+            } else {
+                f.write_char(found)?;
+            }
+        }
+        Ok(())
     }
 }
 

@@ -36,6 +36,8 @@ mod silence;
 mod tls;
 mod worker;
 
+#[doc(hidden)]
+pub use authority::mend;
 pub use bare::serve_method;
 use http::serve_http;
 use ports::{Addresses, GrpcListener, Ports};

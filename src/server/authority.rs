@@ -23,7 +23,7 @@ use std::{
     io,
     ops::Range,
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering::Relaxed},
     task::{Context, Poll, ready},
 };
 
@@ -265,6 +265,18 @@ impl<S> Mended<S> {
         }
         self.writing = at - accepted;
     }
+}
+
+/// Mends whole frames that a client sends behind its hello, for fuzzing; returns how many names were replaced,
+/// and of how many none could be made.
+#[doc(hidden)]
+pub fn mend(frames: &mut [u8]) -> [u64; 2] {
+    let metrics = Arc::<Metrics>::default();
+    let mut connection = Mended::new((), Notes::new(metrics.clone()));
+    connection.passing = 0;
+    connection.look(frames);
+    let Authorities { replaced, refused } = &metrics.authorities;
+    [replaced, refused].map(|count| count.load(Relaxed))
 }
 
 fn payload_bytes(head: &[u8; HEAD_BYTES]) -> usize {
@@ -530,11 +542,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Mended<S> {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        collections::VecDeque,
-        convert::Infallible,
-        sync::{Mutex, atomic::Ordering::Relaxed},
-    };
+    use std::{collections::VecDeque, convert::Infallible, sync::Mutex};
 
     use hyper::{Request, Response, body::Incoming, server::conn::http2, service::service_fn};
     use hyper_util::rt::{TokioExecutor, TokioIo};

@@ -27,6 +27,7 @@
 //! - `grpcurl`: what a stranger finds out by reflection, and health
 //! - `transport`: sockets, ports, and connections of clients that mean harm, or are gone
 //! - `h2spec`: what the RFCs of HTTP/2 allow and forbid, frame by frame, beside a server of stock tonic
+//! - `fuzz`: bytes that fuzzing has found worth keeping, tried again
 //! - `clients`: what callers are written with asks, over sockets, ports and TLS, compressed or not
 //! - `c_core`: Python's grpcio asks, over sockets and ports and under any name
 //! - `tls`: TLS on the gRPC port: who is let in, and certificates that change
@@ -60,6 +61,7 @@ mod drop_in;
 mod envoy;
 mod envoy_gateway;
 mod examples;
+mod fuzz;
 mod golden;
 mod grpcurl;
 mod h2spec;

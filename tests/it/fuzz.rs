@@ -1,0 +1,127 @@
+//! Bytes that fuzzing has found worth keeping are tried again, those in `fuzz/corpus`, and some that are nearly
+//! the same. `make fuzz` looks for more.
+
+mod targets;
+
+use std::{fs, path::PathBuf};
+
+use targets::ALL;
+
+fn corpus(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let folder = root.join("fuzz/corpus").join(target);
+    let entries =
+        fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let mut corpus: Vec<_> = entries
+        .map(|entry| {
+            let path = entry.unwrap().path();
+            let bytes = fs::read(&path).unwrap();
+            (path, bytes)
+        })
+        .collect();
+    // As in every other clone.
+    corpus.sort();
+    corpus
+}
+
+/// How many changed forms of each of them are tried, too.
+const MUTANTS: usize = 300;
+
+/// Bytes that nobody chose, the same ones each time.
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, bound: usize) -> usize {
+        // Xorshift, after Marsaglia.
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 >> 33).unwrap() % bound.max(1)
+    }
+
+    /// `bytes` with a few changes, some of them out of `other`.
+    fn mutant(&mut self, bytes: &[u8], other: &[u8]) -> Vec<u8> {
+        let mut mutant = bytes.to_vec();
+        for _ in 0..=self.below(4) {
+            let at = self.below(mutant.len() + 1);
+            let end = (at + self.below(8)).min(mutant.len());
+            let byte = u8::try_from(self.below(256)).unwrap();
+            match self.below(5) {
+                0 => mutant.insert(at, byte),
+                1 => drop(mutant.drain(at..end)),
+                2 => {
+                    let again = mutant[at..end].to_vec();
+                    mutant.splice(at..at, again);
+                }
+                3 => {
+                    let from = self.below(other.len() + 1);
+                    let to = (from + self.below(32)).min(other.len());
+                    mutant.splice(at..end, other[from..to].iter().copied());
+                }
+                _ => {
+                    if let Some(found) = mutant.get_mut(at) {
+                        *found = byte;
+                    }
+                }
+            }
+        }
+        mutant
+    }
+}
+
+#[track_caller]
+fn check(target: &str) {
+    let (_, law) = ALL.iter().find(|(name, _)| *name == target).unwrap();
+    let corpus = corpus(target);
+    assert!(!corpus.is_empty());
+    // It is said which bytes it were if the law does not hold.
+    let holds = |bytes: &[u8]| std::panic::catch_unwind(|| law(bytes)).is_ok();
+    for (path, bytes) in &corpus {
+        assert!(holds(bytes), "{}", path.display());
+    }
+    let mut chance = Chance(0x9e37_79b9_7f4a_7c15);
+    for (_, bytes) in &corpus {
+        for _ in 0..MUTANTS {
+            let (_, other) = &corpus[chance.below(corpus.len())];
+            let mutant = chance.mutant(bytes, other);
+            assert!(holds(&mutant), "{target}: {}", mutant.escape_ascii());
+        }
+    }
+}
+
+#[test]
+fn messages_are_read_as_prost_reads_them() {
+    check("message");
+}
+
+#[test]
+fn header_blocks_stay_what_they_are_but_for_bad_names() {
+    check("headers");
+}
+
+#[test]
+fn any_text_is_rules_or_has_problems() {
+    check("rules");
+}
+
+#[test]
+fn any_push_is_rules_or_has_problems() {
+    check("xds");
+}
+
+#[test]
+fn any_mapping_makes_pages_that_can_be_read() {
+    check("mapping");
+}
+
+/// The corpora are part of every clone.
+#[test]
+fn corpora_stay_small() {
+    for (target, _) in ALL {
+        let corpus = corpus(target);
+        assert!(corpus.len() <= 200, "{target}: {}", corpus.len());
+        for (path, bytes) in corpus {
+            assert!(bytes.len() <= 1024, "{}: {}", path.display(), bytes.len());
+        }
+    }
+}

@@ -1,0 +1,363 @@
+//! What holds whatever the bytes are: the bodies of `make fuzz`. Each takes bytes from outside and panics
+//! where something does not hold.
+//!
+//! This file is compiled into two programs: `fuzz/` searches for bytes that break a law, and `tests/it`
+//! tries those again that were of interest.
+
+use std::collections::HashSet;
+
+use loona_hpack::Decoder;
+use prost::Message as _;
+use tollgate::{
+    config::{Files, Loaded, Options, Problem, message::Push},
+    grpc::{
+        proto::envoy::service::{
+            discovery::v3::DiscoveryResponse, ratelimit::v3::RateLimitRequest,
+        },
+        quick,
+        wire::{self, Bounds},
+    },
+    metrics::{
+        mapper::Mapper,
+        prometheus::Renderer,
+        sample::{Sample, Value},
+    },
+    server::mend,
+};
+use tonic::codegen::http::uri::Authority;
+
+/// A law, under the name of its corpus.
+pub type Target = (&'static str, fn(&[u8]));
+
+pub const ALL: [Target; 5] = [
+    ("message", message),
+    ("headers", headers),
+    ("rules", rules),
+    ("xds", xds),
+    ("mapping", mapping),
+];
+
+// --- message -------------------------------------------------------------------------------------
+
+/// Requests that are read where they lie are read as prost reads them.
+pub fn message(bytes: &[u8]) {
+    const BOUNDS: Bounds = Bounds {
+        descriptors: 3,
+        entries: 3,
+        text_bytes: 20,
+    };
+    let message = RateLimitRequest::decode(bytes);
+    let read = message
+        .as_ref()
+        .map(|message| wire::request(message, BOUNDS));
+    if let Some(quick) = quick::read(bytes, BOUNDS) {
+        assert_eq!(read, Ok(Ok(quick)));
+        return;
+    }
+    // What prost writes of a plain request is read the quick way.
+    let (Ok(message), Ok(Ok(_))) = (&message, read) else {
+        return;
+    };
+    let is_plain = message.descriptors.iter().all(|descriptor| {
+        descriptor.limit.is_none()
+            && descriptor.hits_addend.is_none()
+            && !descriptor.is_negative_hits
+    });
+    let written = message.encode_to_vec();
+    assert_eq!(quick::read(&written, BOUNDS).is_some(), is_plain);
+}
+
+// --- headers -------------------------------------------------------------------------------------
+
+const HEADERS: u8 = 1;
+const CONTINUATION: u8 = 9;
+const END_HEADERS: u8 = 0x4;
+const PADDED: u8 = 0x8;
+const PRIORITY: u8 = 0x20;
+
+/// Header blocks in frames, and where each block lies in them.
+struct Blocks {
+    frames: Vec<u8>,
+    fragments: Vec<Vec<std::ops::Range<usize>>>,
+}
+
+impl Blocks {
+    /// Takes bytes for blocks behind each other, each behind its length and a byte that says how it is put
+    /// into frames.
+    fn of(mut bytes: &[u8]) -> Self {
+        let mut blocks = Self {
+            frames: Vec::new(),
+            fragments: Vec::new(),
+        };
+        while let [length, how, rest @ ..] = bytes {
+            let (block, behind) = rest.split_at(usize::from(*length).min(rest.len()));
+            blocks.push(block, *how);
+            bytes = behind;
+        }
+        blocks
+    }
+
+    fn push(&mut self, block: &[u8], how: u8) {
+        let pieces = usize::from(how & 3) + 1;
+        let size = block.len().div_ceil(pieces).max(1);
+        let mut parts: Vec<_> = block.chunks(size).collect();
+        if parts.is_empty() {
+            parts.push(block);
+        }
+        let count = parts.len();
+        let mut fragments = Vec::new();
+        for (at, part) in parts.into_iter().enumerate() {
+            let mut flags = if at + 1 == count { END_HEADERS } else { 0 };
+            let (mut before, mut padding) = (Vec::new(), 0);
+            if at == 0 && how & 4 != 0 {
+                flags |= PADDED;
+                padding = how >> 4;
+                before.push(padding);
+            }
+            if at == 0 && how & 8 != 0 {
+                flags |= PRIORITY;
+                before.extend([0, 0, 0, 0, 16]);
+            }
+            let length = before.len() + part.len() + usize::from(padding);
+            let length = u32::try_from(length)
+                .expect("frames are short")
+                .to_be_bytes();
+            self.frames.extend(&length[1..]);
+            let kind = if at == 0 { HEADERS } else { CONTINUATION };
+            self.frames.extend([kind, flags, 0, 0, 0, 1]);
+            self.frames.extend(before);
+            let start = self.frames.len();
+            self.frames.extend(part);
+            fragments.push(start..self.frames.len());
+            self.frames.extend(vec![0; padding.into()]);
+        }
+        self.fragments.push(fragments);
+    }
+
+    fn block(&self, frames: &[u8], nth: usize) -> Vec<u8> {
+        let fragments = self.fragments[nth].iter();
+        fragments
+            .flat_map(|range| &frames[range.clone()])
+            .copied()
+            .collect()
+    }
+}
+
+type Field = (Vec<u8>, Vec<u8>);
+
+/// Names that are no authority become one, and all else stays what it is, for a decoder that knows all of
+/// HPACK and remembers what connections do.
+pub fn headers(bytes: &[u8]) {
+    let blocks = Blocks::of(bytes);
+    let mut mended = blocks.frames.clone();
+    let [replaced, refused] = mend(&mut mended);
+    assert_eq!(mended.len(), blocks.frames.len());
+    let is_changed = mended != blocks.frames;
+    assert_eq!(is_changed, replaced > 0);
+
+    let (mut before, mut after) = (Decoder::new(), Decoder::new());
+    let mut is_first = true;
+    for nth in 0..blocks.fragments.len() {
+        let Some(sent) = decode(&mut before, &blocks.block(&blocks.frames, nth)) else {
+            // The connection ends here.
+            return;
+        };
+        let read = decode(&mut after, &blocks.block(&mended, nth));
+        let read = read.expect("what could be decoded still can");
+        assert_eq!(sent.len(), read.len());
+        for ((name, sent), (same, read)) in sent.iter().zip(&read) {
+            assert_eq!(name, same);
+            if name != b":authority" {
+                assert_eq!(sent, read);
+                continue;
+            }
+            assert_eq!(sent.len(), read.len());
+            let is_authority = |text: &[u8]| Authority::try_from(text).is_ok();
+            if is_authority(sent) {
+                assert_eq!(sent, read);
+            } else if is_first {
+                // Later ones can have a name of the dynamic table, which no client does and nobody mends.
+                assert!(is_authority(read) || refused > 0);
+            }
+            is_first = false;
+        }
+    }
+}
+
+/// All fields of a block, if it is one.
+fn decode(decoder: &mut Decoder<'_>, block: &[u8]) -> Option<Vec<Field>> {
+    decoder.decode(block).ok()
+}
+
+// --- rules and xds -------------------------------------------------------------------------------
+
+/// Any text is rules or has problems, each told in a line that names a place in the text.
+pub fn rules(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else {
+        return;
+    };
+    for options in every_option() {
+        let compile = || Files::of("fuzz.yaml", text).compile(options);
+        let problems = check_loaded(&compile());
+        assert_eq!(problems, check_loaded(&compile()), "it depends on chance");
+    }
+    // All that YAML takes for the end of a line. What ends too soon is wrong on the line behind the last.
+    let lines = text
+        .matches(['\n', '\r', '\u{85}', '\u{2028}', '\u{2029}'])
+        .count()
+        + 2;
+    let (Ok(Loaded {
+        warnings: problems, ..
+    })
+    | Err(problems)) = Files::of("fuzz.yaml", text).compile(Options::default());
+    for problem in problems {
+        if let Some(position) = problem.position {
+            assert!(position.line <= lines, "{problem}");
+        }
+    }
+}
+
+/// Any message of a control plane is rules or has problems, in whatever order its resources are.
+pub fn xds(bytes: &[u8]) {
+    let Ok(response) = DiscoveryResponse::decode(bytes) else {
+        return;
+    };
+    let mut push = Push {
+        type_url: response.type_url,
+        resources: response.resources,
+    };
+    let digest = push.digest();
+    let mut results = Vec::new();
+    for options in every_option() {
+        results.push(check_loaded(&push.compile(options)).is_ok());
+    }
+    push.resources.reverse();
+    assert_eq!(push.digest(), digest);
+    for (options, was_good) in every_option().into_iter().zip(results) {
+        assert_eq!(push.compile(options).is_ok(), was_good);
+    }
+}
+
+fn every_option() -> [Options; 2] {
+    [
+        Options::default(),
+        Options {
+            merge_domains: true,
+            strict_matching: true,
+            ..Options::default()
+        },
+    ]
+}
+
+/// The problems as they are shown, and whether there are rules in spite of them.
+fn check_loaded(result: &Result<Loaded, Vec<Problem>>) -> Result<Vec<String>, Vec<String>> {
+    let shown = |problems: &[Problem]| -> Vec<String> {
+        problems
+            .iter()
+            .map(|problem| {
+                let line = problem.to_string();
+                assert!(!line.contains(char::is_control), "{line:?}");
+                line
+            })
+            .collect()
+    };
+    match result {
+        Ok(loaded) => {
+            let mut warnings = loaded.warnings.iter();
+            assert!(warnings.all(|problem| problem.fault.is_warning()));
+            Ok(shown(&loaded.warnings))
+        }
+        Err(problems) => {
+            assert!(problems.iter().any(|problem| !problem.fault.is_warning()));
+            Err(shown(problems))
+        }
+    }
+}
+
+// --- mapping -------------------------------------------------------------------------------------
+
+/// Under any mapping, which stands in front of names that it is for, statistics are a page that Prometheus
+/// can read.
+pub fn mapping(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else {
+        return;
+    };
+    let mut parts = text.split('\0');
+    let mapping = parts.next().expect("even nothing has a first part");
+    let mapper = match Mapper::parse(mapping) {
+        Ok(loaded) => loaded.mapper,
+        Err(errors) => {
+            assert!(!errors.is_empty());
+            return;
+        }
+    };
+    let values = [Value::Counter(7), Value::Gauge(5)];
+    let samples: Vec<_> = parts
+        .flat_map(|name| {
+            values.clone().map(|value| Sample {
+                name: name.to_owned(),
+                value,
+            })
+        })
+        .collect();
+    check_page(&Renderer::new(mapper, &[]).render(&samples));
+}
+
+/// Every line is a comment or a series, and no series and no type is there twice.
+fn check_page(page: &str) {
+    let mut known = HashSet::new();
+    assert!(page.is_empty() || page.ends_with('\n'));
+    for line in page.strip_suffix('\n').unwrap_or_default().split('\n') {
+        let what = match line.strip_prefix("# ") {
+            Some(comment) => {
+                let words: Vec<_> = comment.splitn(3, ' ').collect();
+                assert!(
+                    matches!(words[..], ["HELP" | "TYPE", name, _] if is_name(name)),
+                    "{line:?}"
+                );
+                &line[..line.len() - words[2].len()]
+            }
+            None => series(line).unwrap_or_else(|| panic!("{line:?}")),
+        };
+        assert!(line.is_empty() || known.insert(what), "twice: {line:?}");
+    }
+}
+
+/// What stands before the value of a line, if it is a name and labels.
+fn series(line: &str) -> Option<&str> {
+    if line.is_empty() {
+        return Some(line);
+    }
+    let (series, value) = line.rsplit_once(' ')?;
+    value.parse::<f64>().ok()?;
+    let Some((name, labels)) = series.split_once('{') else {
+        return is_name(series).then_some(series);
+    };
+    let mut rest = labels.strip_suffix('}')?;
+    let mut names = HashSet::new();
+    while !rest.is_empty() {
+        let (label, behind) = rest.split_once("=\"")?;
+        if !is_label(label) || !names.insert(label) {
+            return None;
+        }
+        let mut is_escaped = false;
+        let end = behind.find(|found| {
+            let is_end = found == '"' && !is_escaped;
+            is_escaped = found == '\\' && !is_escaped;
+            is_end
+        })?;
+        rest = &behind[end + 1..];
+        rest = rest.strip_prefix(',').unwrap_or(rest);
+    }
+    is_name(name).then_some(series)
+}
+
+fn is_name(text: &str) -> bool {
+    is_label(&text.replace(':', "_"))
+}
+
+fn is_label(text: &str) -> bool {
+    let is_word = |found: char| found.is_ascii_alphanumeric() || found == '_';
+    text.chars().all(is_word)
+        && text.starts_with(|found: char| is_word(found) && !found.is_ascii_digit())
+}
