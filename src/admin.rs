@@ -2,17 +2,22 @@
 //! list), `/metrics`, `/stats` and `/rlconfig`. On the port for Prometheus: its page.
 
 use std::{
+    collections::VecDeque,
+    convert::Infallible,
     fmt::Write as _,
+    future::poll_fn,
+    pin::Pin,
     sync::{
-        Arc,
+        Arc, PoisonError, Weak,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
 use axum::{
-    Router,
-    body::{Body, to_bytes},
+    Extension, Router,
+    body::{Body, Bytes},
     extract::RawQuery,
     http::{
         HeaderMap, StatusCode,
@@ -21,22 +26,29 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{any, get, post},
 };
-use tokio::sync::{Mutex, Semaphore};
+use hyper::body::{Body as _, Frame};
+use tokio::sync::Mutex;
 
 use crate::{
     grpc::{self, json, proto::envoy::service::ratelimit::v3::rate_limit_response::Code},
+    held::{Account, Full, Held},
     limit::{Algorithm, Allows, Counts, OnStoreLoss, Rule},
-    limiter::Rules,
+    limiter::{RuleSet, Rules},
     metrics::{
-        Metrics, process,
+        CutOff, Metrics, process,
         prometheus::Renderer,
         sample::{Sample, Value},
     },
     store::{Deadline, Store, memory::MemoryStore},
 };
 
-/// How long a client may take to send a body.
-const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+/// What a client of `/json` may send.
+#[derive(Clone, Copy, Debug)]
+pub struct Bodies {
+    pub max_bytes: usize,
+    /// How long a body may take to come.
+    pub timeout: Duration,
+}
 
 /// Whether the process wants to be asked. Bad until told otherwise.
 #[derive(Clone, Debug, Default)]
@@ -54,35 +66,121 @@ impl Health {
 
 /// Where the work is done that takes long: one piece after the other, on a thread of its own, so that it
 /// holds up neither probes nor gRPC connections that are to be accepted.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Desk {
     turn: Arc<Mutex<()>>,
-    /// Bodies that may be read at a time.
-    bodies: Arc<Semaphore>,
+    /// Those who read a page, the oldest first.
+    readers: Arc<std::sync::Mutex<VecDeque<Reader>>>,
 }
 
-/// So many clients of `/json` may be sending at a time; each has [`BODY_TIMEOUT`] for it.
-const MAX_BODIES: usize = 8;
+/// So many pages may be under way at a time: for one more the oldest goes, whose reader is slow.
+const MAX_PAGES: usize = 4;
 
-impl Default for Desk {
-    fn default() -> Self {
-        Self {
-            turn: Arc::default(),
-            bodies: Arc::new(Semaphore::new(MAX_BODIES)),
+/// Bytes of a page that are written at a time.
+const PIECE_BYTES: usize = 32 << 10;
+
+#[derive(Debug)]
+struct Reader {
+    /// Gone with the page.
+    reads: Weak<()>,
+    account: Weak<Account>,
+}
+
+/// Writes a page on, to the end of the text; says whether something follows.
+type Writer = Box<dyn FnMut(&mut String) -> bool + Send>;
+
+impl Desk {
+    fn work<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> impl Future<Output = T> + Send + 'static {
+        let turn = self.turn.clone();
+        async move {
+            let turn = turn.lock_owned().await;
+            let done = tokio::task::spawn_blocking(move || {
+                // Kept until the work is done, also if nobody waits for it any longer.
+                let _turn = turn;
+                work()
+            });
+            done.await
+                .expect("it does not panic, and ends with the process")
         }
+    }
+
+    /// A page that the writer of `begin` writes, a piece whenever the one before has gone out. `begin` also says
+    /// how many bytes its writer holds.
+    fn page(
+        &self,
+        account: Arc<Account>,
+        begin: impl FnOnce() -> (Writer, usize) + Send + 'static,
+    ) -> Body {
+        let reads = Arc::new(());
+        self.make_room_for(Reader {
+            reads: Arc::downgrade(&reads),
+            account: Arc::downgrade(&account),
+        });
+        let first = self.work(move || {
+            let (mut writer, bytes) = begin();
+            let held = Held::new(&account, bytes);
+            let writer: Writer = Box::new(move |text| {
+                // As long as there is a writer.
+                let (_held, _reads) = (&held, &reads);
+                writer(text)
+            });
+            piece(writer)
+        });
+        Body::new(Page {
+            desk: self.clone(),
+            next: Some(Box::pin(first)),
+        })
+    }
+
+    fn make_room_for(&self, reader: Reader) {
+        let mut readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
+        readers.retain(|reader| reader.reads.strong_count() > 0);
+        while readers.len() >= MAX_PAGES {
+            let oldest = readers.pop_front();
+            if let Some(account) = oldest.and_then(|oldest| oldest.account.upgrade()) {
+                account.end();
+            }
+        }
+        readers.push_back(reader);
     }
 }
 
-impl Desk {
-    async fn work<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
-        let turn = self.turn.clone().lock_owned().await;
-        let done = tokio::task::spawn_blocking(move || {
-            // Kept until the work is done, also if nobody waits for it any longer.
-            let _turn = turn;
-            work()
+/// The next piece of a page, with the writer unless it was the last.
+fn piece(mut writer: Writer) -> (String, Option<Writer>) {
+    let mut text = String::with_capacity(PIECE_BYTES + PIECE_BYTES / 8);
+    let goes_on = writer(&mut text);
+    (text, goes_on.then_some(writer))
+}
+
+/// The body of a page.
+struct Page {
+    desk: Desk,
+    next: Option<Next>,
+}
+
+type Next = Pin<Box<dyn Future<Output = (String, Option<Writer>)> + Send>>;
+
+impl hyper::body::Body for Page {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let Some(next) = &mut self.next else {
+            return Poll::Ready(None);
+        };
+        let (text, writer) = ready!(next.as_mut().poll(context));
+        let next = writer.map(|writer| -> Next {
+            let next = self.desk.work(move || piece(writer));
+            Box::pin(next)
         });
-        done.await
-            .expect("it does not panic, and ends with the process")
+        self.next = next;
+        Poll::Ready(Some(Ok(Frame::data(text.into()))))
     }
 }
 
@@ -95,7 +193,7 @@ pub fn http<S: Store>(
     components: Components,
     service: Option<grpc::Service<S>>,
     desk: Desk,
-    max_body_bytes: usize,
+    bodies: Bodies,
 ) -> Router {
     let healthcheck = move |RawQuery(query): RawQuery| async move {
         let (status, text) = if health.is_good() {
@@ -113,9 +211,9 @@ pub fn http<S: Store>(
     let mut routes = Router::new().route("/healthcheck", any(healthcheck));
     if let Some(service) = service {
         let service = Arc::new(service);
-        let json = move |headers: HeaderMap, body: Body| async move {
+        let json = move |Extension(account), headers: HeaderMap, body: Body| async move {
             if is_json(&headers) {
-                answer_json(&service, &desk, body, max_body_bytes).await
+                answer_json(&service, &desk, &account, body, bodies).await
             } else {
                 let text = "Unsupported Media Type: send application/json\n";
                 plain(StatusCode::UNSUPPORTED_MEDIA_TYPE, text)
@@ -157,17 +255,27 @@ fn describe_health(status: StatusCode, components: &[(String, String)]) -> Strin
 async fn answer_json<S: Store>(
     service: &grpc::Service<S>,
     desk: &Desk,
+    account: &Arc<Account>,
     body: Body,
-    max_body_bytes: usize,
+    bodies: Bodies,
 ) -> Response {
     let bad = || plain(StatusCode::BAD_REQUEST, "Bad Request\n");
-    // Bodies of those that wait stay where they are, in the sockets.
-    let _place = desk.bodies.acquire().await;
-    let read = tokio::time::timeout(BODY_TIMEOUT, to_bytes(body, max_body_bytes));
-    let body = match read.await {
+    let mut held = Held::new(account, 0);
+    let read = read(body, bodies.max_bytes, &mut held);
+    let body = match tokio::time::timeout(bodies.timeout, read).await {
         Ok(Ok(body)) => body,
-        Ok(Err(_)) => return plain(StatusCode::PAYLOAD_TOO_LARGE, "Payload Too Large\n"),
-        Err(_elapsed) => return plain(StatusCode::REQUEST_TIMEOUT, "Request Timeout\n"),
+        Ok(Err(Unread::TooLarge)) => {
+            return plain(StatusCode::PAYLOAD_TOO_LARGE, "Payload Too Large\n");
+        }
+        Ok(Err(Unread::Gone)) => return bad(),
+        Ok(Err(Unread::NoRoom)) => {
+            account.budget().note(CutOff::JSON_NO_ROOM);
+            return plain(StatusCode::SERVICE_UNAVAILABLE, "Service Unavailable\n");
+        }
+        Err(_elapsed) => {
+            account.budget().note(CutOff::JSON_LATE);
+            return plain(StatusCode::REQUEST_TIMEOUT, "Request Timeout\n");
+        }
     };
     let Ok(message) = desk.work(move || json::request(&body)).await else {
         return bad();
@@ -180,12 +288,47 @@ async fn answer_json<S: Store>(
         Code::Ok | Code::Unknown => StatusCode::OK,
     };
     match desk.work(move || json::response(&reply, false)).await {
-        Ok(text) => (status, [(CONTENT_TYPE, "application/json")], text).into_response(),
+        Ok(text) => {
+            let text = Held::new(account, text.len()).with(text);
+            (status, [(CONTENT_TYPE, "application/json")], text).into_response()
+        }
         Err(error) => {
             tracing::warn!(%error, "a reply cannot be written as JSON");
             plain(StatusCode::INTERNAL_SERVER_ERROR, "Internal Server Error\n")
         }
     }
+}
+
+/// Why there is no body.
+enum Unread {
+    TooLarge,
+    NoRoom,
+    /// Its client is.
+    Gone,
+}
+
+impl From<Full> for Unread {
+    fn from(_: Full) -> Self {
+        Self::NoRoom
+    }
+}
+
+/// All of `body`, which `held` holds.
+async fn read(mut body: Body, max_bytes: usize, held: &mut Held) -> Result<Vec<u8>, Unread> {
+    let mut all = Vec::new();
+    while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
+        let frame = frame.map_err(|_| Unread::Gone)?;
+        let Ok(data) = frame.into_data() else {
+            continue;
+        };
+        if data.len() > max_bytes - all.len() {
+            return Err(Unread::TooLarge);
+        }
+        let before = all.capacity();
+        all.extend_from_slice(&data);
+        held.add(all.capacity() - before)?;
+    }
+    Ok(all)
 }
 
 fn plain(status: StatusCode, text: &'static str) -> Response {
@@ -211,36 +354,70 @@ impl Statistics {
     }
 
     /// The page for Prometheus, in text format 0.0.4.
-    async fn prometheus(self) -> Response {
+    fn prometheus(self, account: Arc<Account>) -> Response {
         let desk = self.desk.clone();
-        let render = move || self.renderer.render(&self.samples()) + &process::render();
-        let page = desk.work(render).await;
+        let page = desk.page(account, move || {
+            let memory = self.memory.as_deref();
+            let each = |take: &mut dyn FnMut(Sample)| self.metrics.each_sample(memory, take);
+            let mut page = self.renderer.page(each).ending_with(&process::render());
+            let bytes = page.bytes();
+            let writer: Writer = Box::new(move |text| page.write_some(text, PIECE_BYTES));
+            (writer, bytes)
+        });
         ([(CONTENT_TYPE, "text/plain; version=0.0.4")], page).into_response()
     }
 
-    /// One line for each, by name. Writing to a string cannot fail.
-    fn lines(&self) -> String {
-        let mut samples = self.samples();
-        samples.sort_by(|a, b| a.name.cmp(&b.name));
-        let mut page = String::new();
-        for Sample { name, value } in samples {
-            let _ = match value {
-                Value::Counter(number) | Value::Gauge(number) => writeln!(page, "{name}: {number}"),
-                Value::Timer(times) => writeln!(
-                    page,
-                    "{name}: count {}, sum {} us",
-                    times.count(),
-                    times.sum_micros()
-                ),
-            };
-        }
-        page
+    /// One line for each, by name.
+    fn lines(self, account: Arc<Account>) -> Response {
+        let desk = self.desk.clone();
+        let page = desk.page(account, move || {
+            let mut samples = self.samples();
+            samples.sort_by(|a, b| a.name.cmp(&b.name));
+            let each = |sample: &Sample| size_of::<Sample>() + sample.name.capacity();
+            let bytes = samples.iter().map(each).sum();
+            (each_of(samples.into_iter(), line), bytes)
+        });
+        text_page(page)
     }
+}
+
+/// Writes each of `things` by `write`, and frees it then.
+fn each_of<T: 'static>(
+    mut things: impl Iterator<Item = T> + Send + 'static,
+    write: fn(&T, &mut String),
+) -> Writer {
+    Box::new(move |text| {
+        while text.len() < PIECE_BYTES {
+            match things.next() {
+                Some(thing) => write(&thing, text),
+                None => return false,
+            }
+        }
+        true
+    })
+}
+
+/// Writing to a string cannot fail.
+fn line(Sample { name, value }: &Sample, page: &mut String) {
+    let _ = match value {
+        Value::Counter(number) | Value::Gauge(number) => writeln!(page, "{name}: {number}"),
+        Value::Timer(times) => writeln!(
+            page,
+            "{name}: count {}, sum {} us",
+            times.count(),
+            times.sum_micros()
+        ),
+    };
+}
+
+fn text_page(page: Body) -> Response {
+    ([(CONTENT_TYPE, "text/plain; charset=utf-8")], page).into_response()
 }
 
 /// The port for Prometheus.
 pub fn prometheus(statistics: Statistics, path: &str) -> Router {
-    Router::new().route(path, get(move || statistics.prometheus()))
+    let page = move |Extension(account)| async move { statistics.prometheus(account) };
+    Router::new().route(path, get(page))
 }
 
 const INDEX: &str = "\
@@ -254,25 +431,32 @@ const INDEX: &str = "\
 pub fn debug(rules: Rules, statistics: Statistics) -> Router {
     let desk = statistics.desk.clone();
     let lines = statistics.clone();
-    let lines = move || async move { lines.desk.clone().work(move || lines.lines()).await };
-    let rlconfig = move || async move { desk.work(move || rlconfig(&rules)).await };
+    let lines = move |Extension(account)| async move { lines.lines(account) };
+    let metrics = move |Extension(account)| async move { statistics.prometheus(account) };
+    let rlconfig = move |Extension(account)| async move {
+        let begin = move || (rlconfig(&rules), 0);
+        text_page(desk.page(account, begin))
+    };
     Router::new()
         // As in the reference, whatever is not there leads here.
         .fallback(|| async { INDEX })
-        .route("/metrics", get(move || statistics.prometheus()))
+        .route("/metrics", get(metrics))
         .route("/stats", get(lines))
         .route("/rlconfig", get(rlconfig))
 }
 
 /// One line for each limit, as the reference prints them, with our own additions behind.
-fn rlconfig(rules: &Rules) -> String {
-    let mut page = String::new();
-    if let Some(rules) = rules.current() {
-        for rule in rules.matcher.rules() {
-            describe(rule, &mut page);
+fn rlconfig(rules: &Rules) -> Writer {
+    let rules = rules.current();
+    let count = rules
+        .as_ref()
+        .map_or(0, |rules| rules.matcher.rules().len());
+    let nth = (0..count).map(move |nth| (rules.clone(), nth));
+    each_of(nth, |(rules, nth): &(Option<Arc<RuleSet>>, usize), page| {
+        if let Some(rules) = rules {
+            describe(&rules.matcher.rules()[*nth], page);
         }
-    }
-    page
+    })
 }
 
 /// Writing to a string cannot fail.

@@ -32,6 +32,7 @@ pub mod config;
 pub mod dial;
 pub mod metrics;
 pub mod pem;
+pub mod silence;
 pub mod store;
 pub mod traces;
 
@@ -41,6 +42,7 @@ pub mod limiter;
 // 4: doors
 pub mod admin;
 pub mod grpc;
+pub mod held;
 pub mod reload;
 pub mod xds;
 

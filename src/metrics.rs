@@ -53,6 +53,7 @@ pub struct Metrics {
     pub loss: Arc<on_loss::Meters>,
     pub authorities: Authorities,
     pub streams_reset: StreamsReset,
+    pub held: Held,
     pub traces: Arc<traces::Meters>,
 }
 
@@ -111,6 +112,44 @@ impl StreamsReset {
     }
 }
 
+/// What clients have the process hold, beside what every connection does.
+#[derive(Debug, Default)]
+pub struct Held {
+    pub bytes: AtomicU64,
+    pub max: AtomicU64,
+    pub cut_off: CutOff,
+}
+
+/// What was refused or ended because it held too much, or took too long, by reason.
+#[derive(Debug, Default)]
+pub struct CutOff([AtomicU64; Self::REASONS.len()]);
+
+impl CutOff {
+    pub const REASONS: [&str; 6] = [
+        "connection_no_room",
+        "json_late",
+        "json_no_room",
+        "message_late",
+        "message_no_room",
+        "connection_no_place",
+    ];
+    pub const CONNECTION_NO_ROOM: usize = 0;
+    pub const JSON_LATE: usize = 1;
+    pub const JSON_NO_ROOM: usize = 2;
+    pub const MESSAGE_LATE: usize = 3;
+    pub const MESSAGE_NO_ROOM: usize = 4;
+    pub const CONNECTION_NO_PLACE: usize = 5;
+
+    /// Counts one of this reason, by its place among all.
+    pub fn count(&self, reason: usize) {
+        add(&self.0[reason], 1);
+    }
+
+    pub fn total(&self, reason: usize) -> u64 {
+        get(&self.0[reason])
+    }
+}
+
 /// What one worker counts, and nobody else. Numbers that several cores write to would cost more than
 /// all the rest of what is recorded, so these share no cache line with those of others; most
 /// processors fetch lines in pairs of 64 bytes.
@@ -151,10 +190,39 @@ struct MadeUp {
     max: usize,
     /// Of all names together.
     bytes: usize,
-    values: HashMap<String, Arc<RuleMeters>>,
-    unknown_domains: HashMap<String, u64>,
+    values: Named<Arc<RuleMeters>>,
+    unknown_domains: Named<u64>,
     /// What was counted without a name of its own, because all were taken.
     overflow: u64,
+}
+
+/// Things by name, in the order in which they came. None ever goes.
+#[derive(Debug)]
+struct Named<T> {
+    list: Vec<(Arc<str>, T)>,
+    places: HashMap<Arc<str>, usize>,
+}
+
+impl<T> Default for Named<T> {
+    fn default() -> Self {
+        Self {
+            list: Vec::new(),
+            places: HashMap::new(),
+        }
+    }
+}
+
+impl<T> Named<T> {
+    fn get_mut(&mut self, name: &str) -> Option<&mut T> {
+        let place = *self.places.get(name)?;
+        Some(&mut self.list[place].1)
+    }
+
+    fn insert(&mut self, name: &str, thing: T) {
+        let name: Arc<str> = name.into();
+        self.places.insert(name.clone(), self.list.len());
+        self.list.push((name, thing));
+    }
 }
 
 /// How the hits of one rule fell, by its binding limit, on each core. Made when a core first needs
@@ -262,15 +330,21 @@ impl Metrics {
 
     /// All of it at this moment.
     pub fn samples(&self, memory: Option<&MemoryStore>) -> Vec<Sample> {
-        let mut list = List(Vec::new());
+        let mut samples = Vec::new();
+        self.each_sample(memory, &mut |sample| samples.push(sample));
+        samples
+    }
+
+    /// All of it at this moment, one after the other; of one rule all are in a row.
+    pub fn each_sample(&self, memory: Option<&MemoryStore>, take: &mut dyn FnMut(Sample)) {
+        let mut list = List(take);
         self.rule_samples(&mut list);
-        let made_up = lock(&self.made_up);
-        for (domain, count) in &made_up.unknown_domains {
+        for (domain, count) in self.made_up(|made_up| &made_up.unknown_domains.list) {
             let name = format!("ratelimit.service.rate_limit.{domain}.domain_not_found");
-            list.push(name, Value::Counter(*count));
+            list.push(name, Value::Counter(count));
         }
-        list.counter("tollgate.metric_names_overflow_total", made_up.overflow);
-        drop(made_up);
+        let overflow = lock(&self.made_up).overflow;
+        list.counter("tollgate.metric_names_overflow_total", overflow);
 
         let call = "ratelimit.service.call.should_rate_limit";
         list.counter(
@@ -328,30 +402,50 @@ impl Metrics {
             let code = code.to_ascii_lowercase();
             list.counter(format!("tollgate.streams_reset_total.{code}"), total);
         }
+        for (reason, total) in CutOff::REASONS.iter().zip(&self.held.cut_off.0) {
+            list.counter(format!("tollgate.cut_off_total.{reason}"), get(total));
+        }
+        list.gauge("tollgate.held_bytes", get(&self.held.bytes));
+        list.gauge("tollgate.held_bytes_max", get(&self.held.max));
         list.counter("tollgate.spans_exported_total", get(&self.traces.exported));
         list.counter("tollgate.spans_dropped_total", get(&self.traces.dropped));
         self.store_samples(memory, &mut list);
-        list.0
+    }
+
+    /// A copy of a list of made-up names. Who decides wants the lock, too, so it is never held for long.
+    fn made_up<T: Clone>(&self, pick: fn(&MadeUp) -> &Vec<T>) -> Vec<T> {
+        const AT_A_TIME: usize = 256;
+        let mut copy = Vec::new();
+        loop {
+            let made_up = lock(&self.made_up);
+            let list = pick(&made_up);
+            let end = list.len().min(copy.len() + AT_A_TIME);
+            copy.extend_from_slice(&list[copy.len()..end]);
+            if end == list.len() {
+                return copy;
+            }
+        }
     }
 
     /// Two keys can read alike: a limit override is called as the rule that it stands in for, and a
     /// rule with `detailed_metric` by values that may be those of its neighbour. Then they are one.
-    fn rule_samples(&self, list: &mut List) {
+    fn rule_samples(&self, list: &mut List<'_>) {
         let rules = lock(&self.rules).clone();
-        let values = lock(&self.made_up).values.clone();
+        let values = self.made_up(|made_up| &made_up.values.list);
         let mut by_key: BTreeMap<Cow<'_, str>, RuleTotals> = BTreeMap::new();
         for (path, meters) in &rules {
             by_key.entry(sanitize(path)).or_default().absorb(meters);
         }
         for (key, meters) in &values {
-            by_key.entry(key.into()).or_default().absorb(meters);
+            let key = Cow::Borrowed(&**key);
+            by_key.entry(key).or_default().absorb(meters);
         }
         for (key, meters) in &by_key {
             meters.samples(key, list);
         }
     }
 
-    fn lateness_samples(&self, list: &mut List) {
+    fn lateness_samples(&self, list: &mut List<'_>) {
         let mut lateness = self.redis.lateness.values();
         lateness.add(&self.redis_per_second.lateness.values());
         list.push(
@@ -361,7 +455,7 @@ impl Metrics {
         list.counter("tollgate.own_pauses_total", self.own_pauses().count);
     }
 
-    fn store_samples(&self, memory: Option<&MemoryStore>, list: &mut List) {
+    fn store_samples(&self, memory: Option<&MemoryStore>, list: &mut List<'_>) {
         for (pool, redis) in [
             ("redis_pool", &self.redis),
             ("redis_per_second_pool", &self.redis_per_second),
@@ -503,7 +597,7 @@ impl Recorder {
 
 impl Metrics {
     /// Each Redis server by its address, in which dots would part the name.
-    fn node_samples(&self, list: &mut List) {
+    fn node_samples(&self, list: &mut List<'_>) {
         for (store, redis) in [
             ("redis", &self.redis),
             ("redis_per_second", &self.redis_per_second),
@@ -543,16 +637,16 @@ impl Metrics {
 impl MadeUp {
     fn meters(&mut self, key: &str) -> Option<Arc<RuleMeters>> {
         let key = sanitize(key);
-        if let Some(meters) = self.values.get(&*key) {
+        if let Some(meters) = self.values.get_mut(&key) {
             return Some(meters.clone());
         }
         if !self.takes_room_for(&key) {
             return None;
         }
         // Behind a lock already, so one for all cores.
-        let new = || Arc::new(RuleMeters::for_cores(1));
-        let meters = self.values.entry(key.into_owned()).or_insert_with(new);
-        Some(meters.clone())
+        let meters = Arc::new(RuleMeters::for_cores(1));
+        self.values.insert(&key, meters.clone());
+        Some(meters)
     }
 
     fn unknown_domain(&mut self, domain: &[u8]) {
@@ -561,7 +655,7 @@ impl MadeUp {
         if let Some(count) = self.unknown_domains.get_mut(&*domain) {
             *count += 1;
         } else if self.takes_room_for(&domain) {
-            self.unknown_domains.insert(domain.into_owned(), 1);
+            self.unknown_domains.insert(&domain, 1);
         }
     }
 
@@ -569,7 +663,7 @@ impl MadeUp {
     fn takes_room_for(&mut self, name: &str) -> bool {
         let max_bytes = self.max.saturating_mul(MEAN_MADE_UP_BYTES);
         let bytes = self.bytes + name.len();
-        let has_room = self.values.len() + self.unknown_domains.len() < self.max
+        let has_room = self.values.list.len() + self.unknown_domains.list.len() < self.max
             && name.len() <= MAX_MADE_UP_BYTES
             && bytes <= max_bytes.max(SOME_MADE_UP_BYTES);
         if has_room {
@@ -621,7 +715,7 @@ impl RuleTotals {
         }
     }
 
-    fn samples(&self, key: &str, list: &mut List) {
+    fn samples(&self, key: &str, list: &mut List<'_>) {
         let mut push = |stat: &str, total: u64| {
             let name = format!("ratelimit.service.rate_limit.{key}.{stat}");
             list.push(name, Value::Counter(total));
@@ -667,12 +761,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Samples that are gathered one by one.
-struct List(Vec<Sample>);
+/// Takes samples one by one.
+struct List<'a>(&'a mut dyn FnMut(Sample));
 
-impl List {
+impl List<'_> {
     fn push(&mut self, name: String, value: Value) {
-        self.0.push(Sample { name, value });
+        (self.0)(Sample { name, value });
     }
 
     fn counter(&mut self, name: impl Into<String>, total: u64) {
@@ -822,7 +916,7 @@ mod tests {
                 made_up.unknown_domain(name.as_bytes());
             }
         }
-        kept += made_up.unknown_domains.len();
+        kept += made_up.unknown_domains.list.len();
         assert_eq!(kept, 10_000 * MEAN_MADE_UP_BYTES / 402);
         assert_eq!(made_up.overflow, 10_000 - kept as u64);
     }
@@ -834,7 +928,7 @@ mod tests {
         let mut made_up = lock(&metrics.made_up);
         assert!(made_up.meters(&long).is_none());
         made_up.unknown_domain(long.as_bytes());
-        assert!(made_up.unknown_domains.is_empty());
+        assert!(made_up.unknown_domains.list.is_empty());
         assert!(made_up.meters(&long[..MAX_MADE_UP_BYTES]).is_some());
     }
 }

@@ -32,14 +32,13 @@ mod descriptors;
 mod http;
 mod ports;
 mod quota;
-mod silence;
 mod tls;
 mod worker;
 
 #[doc(hidden)]
 pub use authority::mend;
 pub use bare::serve_method;
-use http::serve_http;
+use http::{HttpLimits, serve_http};
 use ports::{Addresses, GrpcListener, Ports};
 pub use tls::TlsError;
 use worker::{Keepalive, Phase, Serving, Worker, Workers, accept};
@@ -49,6 +48,7 @@ use crate::{
     causes::chain,
     config::{Options, Problem},
     grpc::{self, proto::DESCRIPTORS, unary::Door, wire},
+    held::Budget,
     limit::{Modes, NearRatio, OnStoreLoss},
     limiter::{Limiter, RuleSet, Rules},
     metrics::{
@@ -182,6 +182,7 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     let mut workers = Workers::default();
     let (tracer, exporter) = traces(&settings.traces, &metrics)?;
     let notes = authority::Notes::new(metrics.clone());
+    let budget = Budget::new(settings.bounds.max_held_bytes, metrics.clone());
     let service = |core| {
         let Doors {
             store,
@@ -200,12 +201,14 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
             door: Door {
                 method: Arc::new(service),
                 max_message_bytes: settings.bounds.max_message_bytes,
+                message_timeout: settings.bounds.message_timeout,
                 max_header_bytes: settings.bounds.max_header_bytes,
                 others: others.prepare(),
             },
             tls: tls.clone(),
             bounds: settings.bounds,
             notes: notes.clone(),
+            budget: budget.clone(),
             keepalive: Keepalive::new(&settings.listen),
             first_call: settings.listen.first_call_timeout,
             max_age: settings.listen.max_connection_age,
@@ -267,25 +270,31 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
         let returning = store.run(move || clock.now());
         tasks.spawn(async move { match returning.await {} });
     }
-    let max_body_bytes = settings.bounds.max_message_bytes;
     let components = backend.components(&rules, &metrics);
     let http = admin::http(
         health.http.clone(),
         components,
         settings.listen.http_json.then_some(json_service),
         statistics.desk.clone(),
-        max_body_bytes,
+        admin::Bodies {
+            max_bytes: settings.bounds.max_message_bytes,
+            timeout: settings.bounds.message_timeout,
+        },
     );
     let addresses = ports.addresses()?;
-    let timeout = settings.listen.http_timeout;
-    tasks.spawn(serve_http(ports.http, http, places.http, timeout));
+    let limits = HttpLimits {
+        places: places.http,
+        timeout: settings.listen.http_timeout,
+        budget: budget.clone(),
+    };
+    tasks.spawn(serve_http(ports.http, http, limits.clone()));
     if let Some(debug) = ports.debug {
         let routes = admin::debug(rules.clone(), statistics.clone());
-        tasks.spawn(serve_http(debug, routes, places.http, timeout));
+        tasks.spawn(serve_http(debug, routes, limits.clone()));
     }
     if let Some(prometheus) = ports.prometheus {
         let routes = admin::prometheus(statistics, &settings.stats.prometheus_path);
-        tasks.spawn(serve_http(prometheus, routes, places.http, timeout));
+        tasks.spawn(serve_http(prometheus, routes, limits));
     }
 
     let mut following = JoinSet::new();
@@ -310,7 +319,7 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     announce(&grpc, &addresses, &backend, &rules, workers.count());
     let places = Arc::new(Semaphore::new(places.grpc));
     let mut accepting = JoinSet::new();
-    accepting.spawn(accept(grpc, workers.doors(), places));
+    accepting.spawn(accept(grpc, workers.doors(), places, budget));
 
     tokio::select! {
         signal = signals.next() => tracing::info!(signal, "stopping"),

@@ -395,9 +395,19 @@ pub struct Decisions {
 #[derive(Clone, Copy, Debug, Args)]
 #[command(next_help_heading = "Bounds on requests")]
 pub struct Bounds {
-    /// Largest message in bytes
-    #[arg(long, env = "TOLLGATE_MAX_MESSAGE_BYTES", default_value_t = 4 << 20, value_parser = number(1..), value_name = "N")]
+    /// Largest message in bytes: all headers that Envoy lets in by default, four times over
+    #[arg(long, env = "TOLLGATE_MAX_MESSAGE_BYTES", default_value_t = 256 << 10, value_parser = number(1..), value_name = "N")]
     pub max_message_bytes: usize,
+
+    /// How long a message, or a body at /json, may take to come
+    #[arg(long, env = "TOLLGATE_MESSAGE_TIMEOUT", default_value = "10s", value_parser = some_time, value_name = "DURATION")]
+    pub message_timeout: Duration,
+
+    /// Most bytes that all clients together can have the process hold: messages on their way in, replies that
+    /// are not read, headers that do not end, pages. Above it the connection that has held most for longest is
+    /// closed, or what comes is refused with RESOURCE_EXHAUSTED, or 503 over HTTP
+    #[arg(long, env = "TOLLGATE_MAX_HELD_BYTES", default_value_t = 64 << 20, value_parser = number(1 << 20..), value_name = "N")]
+    pub max_held_bytes: usize,
 
     /// Most descriptors of a request
     #[arg(
@@ -423,7 +433,8 @@ pub struct Bounds {
     #[arg(long, env = "TOLLGATE_MAX_TEXT_BYTES", default_value_t = 64 << 10, value_parser = number(1..), value_name = "N")]
     pub max_text_bytes: usize,
 
-    /// Most gRPC connections, unless the limit of open files allows fewer; further ones wait to be accepted
+    /// Most gRPC connections, unless the limit of open files allows fewer; for a further one the oldest is
+    /// closed that has not called, or it waits
     #[arg(
         long,
         env = "TOLLGATE_MAX_CONNECTIONS",

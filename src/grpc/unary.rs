@@ -8,6 +8,7 @@ use std::{
     convert::Infallible,
     fmt,
     future::poll_fn,
+    mem,
     pin::Pin,
     sync::{Arc, Weak},
     task::{Context, Poll, Waker, ready},
@@ -25,6 +26,11 @@ use tonic::{Status, service::Routes};
 
 use encoding::Encoding;
 
+use crate::{
+    held::{Account, CALL_BYTES, Full, Held, Sent},
+    metrics::CutOff,
+};
+
 /// What a message stands behind: a flag and its length (gRPC over HTTP2, "Length-Prefixed-Message").
 const PREFIX_BYTES: usize = 5;
 
@@ -39,6 +45,15 @@ const UNIMPLEMENTED: HeaderValue = HeaderValue::from_static("12");
 /// How long a caller may take to end its stream behind its message. Most do so with it; who never does is
 /// answered then.
 const END_OF_STREAM: Duration = Duration::from_millis(10);
+
+/// What a call holds that waits for its message, beside the message.
+const WAITING_BYTES: usize = 2 << 10;
+
+/// What a call holds of a service that is not the one in front.
+const OTHER_BYTES: usize = 4 << 10;
+
+/// As much may be said in one call to another service.
+const MAX_OTHER_BYTES: usize = 64 << 10;
 
 /// No more of a path is told.
 const MAX_PATH_CHARS: usize = 200;
@@ -143,6 +158,8 @@ impl UnderWay {
 pub struct Door<M> {
     pub method: Arc<M>,
     pub max_message_bytes: usize,
+    /// How long a message may take to come.
+    pub message_timeout: Duration,
     /// As HTTP/2 counts them: each has 32 more than its name and its value.
     pub max_header_bytes: u32,
     pub others: Routes,
@@ -153,6 +170,7 @@ impl<M> Clone for Door<M> {
         Self {
             method: self.method.clone(),
             max_message_bytes: self.max_message_bytes,
+            message_timeout: self.message_timeout,
             max_header_bytes: self.max_header_bytes,
             others: self.others.clone(),
         }
@@ -164,14 +182,29 @@ impl<M: Method> Door<M> {
     ///
     /// A message that is here already is answered before this returns, where that is possible: no
     /// future keeps it then, and one call after the other finds the same things in the caches.
-    pub fn call(&self, request: Request<Incoming>, under_way: &UnderWay) -> Call {
-        let encoding = match check(&request, self.max_header_bytes) {
-            Ok(encoding) => encoding,
-            Err(response) => return Call::Waiting(Box::pin(async move { Ok(*response) })),
+    pub fn call(
+        &self,
+        request: Request<Incoming>,
+        account: &Arc<Account>,
+        under_way: &UnderWay,
+    ) -> Call {
+        let refused = |response: Response<Reply>| {
+            account.hold_until_flushed(CALL_BYTES);
+            Call::Waiting(Box::pin(async move { Ok(response) }))
+        };
+        let Checked {
+            encoding,
+            header_bytes,
+        } = match check(&request, self.max_header_bytes) {
+            Ok(checked) => checked,
+            Err(response) => return refused(*response),
         };
         let path = request.uri().path_and_query();
         if path.is_none_or(|path| path.as_str() != M::PATH) {
-            return Call::Waiting(Box::pin(other(self.others.clone(), request)));
+            return match Held::try_new(account, OTHER_BYTES + header_bytes) {
+                Ok(held) => Call::Waiting(Box::pin(other(self.others.clone(), request, held))),
+                Err(full) => refused(refusal(&no_room(account, full))),
+            };
         }
         let mut noted = self.method.note(request.headers());
         let mut body = request.into_body();
@@ -180,20 +213,28 @@ impl<M: Method> Door<M> {
         let method = &self.method;
         match heard {
             Heard::All(message) => match method.call_at_once(&noted, &message) {
-                Some(answer) => Call::Answered(Some(answer)),
+                Some(answer) => Call::Answered(Some((answer, account.clone()))),
                 None => {
                     let (method, under_way) = (method.clone(), under_way.clone());
+                    let held = Held::new(account, CALL_BYTES + message.len());
                     Call::Waiting(Box::pin(async move {
                         let _is_under_way = under_way;
-                        Ok(response(method.call(noted, message).await))
+                        Ok(response(method.call(noted, message).await, held.account()))
                     }))
                 }
             },
             Heard::Part(first) => {
                 let (method, under_way) = (method.clone(), under_way.begins_later());
+                let mut held = match Held::try_new(account, WAITING_BYTES) {
+                    Ok(held) => held,
+                    Err(full) => return refused(refusal(&no_room(account, full))),
+                };
+                let timeout = self.message_timeout;
                 Call::Waiting(Box::pin(async move {
-                    let message = message(first, &mut body, max_bytes, encoding);
-                    let answer = match message.await {
+                    let message = message(first, &mut body, max_bytes, encoding, &mut held);
+                    let message = tokio::time::timeout(timeout, message).await;
+                    let message = message.unwrap_or_else(|_| Err(late(held.account(), timeout)));
+                    let answer = match message {
                         Ok(message) => {
                             let _is_under_way = under_way.upgrade();
                             method.message_came(&mut noted);
@@ -204,7 +245,7 @@ impl<M: Method> Door<M> {
                         }
                         Err(status) => Err(status),
                     };
-                    Ok(response(answer))
+                    Ok(response(answer, held.account()))
                 }))
             }
         }
@@ -214,7 +255,7 @@ impl<M: Method> Door<M> {
 /// A call of one message each way. It is moved a few times before it is first polled, so it is small.
 pub enum Call {
     /// Nothing once it was told.
-    Answered(Option<Result<Bytes, Status>>),
+    Answered(Option<(Result<Bytes, Status>, Arc<Account>)>),
     Waiting(Pin<Box<dyn Future<Output = Result<Response<Reply>, Infallible>> + Send>>),
 }
 
@@ -233,23 +274,37 @@ impl Future for Call {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut *self {
             Self::Answered(answer) => {
-                let answer = answer.take().expect("nobody polls a future that is over");
-                Poll::Ready(Ok(response(answer)))
+                let (answer, account) = answer.take().expect("nobody polls a future that is over");
+                Poll::Ready(Ok(response(answer, &account)))
             }
             Self::Waiting(reply) => reply.as_mut().poll(context),
         }
     }
 }
 
-fn response(answer: Result<Bytes, Status>) -> Response<Reply> {
+fn response(answer: Result<Bytes, Status>, account: &Arc<Account>) -> Response<Reply> {
     match answer {
         Ok(message) => {
-            let mut response = Response::new(Reply::Message(message));
+            let held = Held::new(account, CALL_BYTES + message.len());
+            let mut response = Response::new(Reply::Message(Sent::new(message, held)));
             response.headers_mut().insert(CONTENT_TYPE, GRPC);
             response
         }
-        Err(status) => refusal(&status),
+        Err(status) => {
+            account.hold_until_flushed(CALL_BYTES);
+            refusal(&status)
+        }
     }
+}
+
+fn no_room(account: &Account, _: Full) -> Status {
+    account.budget().note(CutOff::MESSAGE_NO_ROOM);
+    Status::resource_exhausted("too much is on its way in")
+}
+
+fn late(account: &Account, timeout: Duration) -> Status {
+    account.budget().note(CutOff::MESSAGE_LATE);
+    Status::deadline_exceeded(format!("the message did not come within {timeout:?}"))
 }
 
 /// What of a request is here when its call begins.
@@ -280,22 +335,77 @@ fn heard(body: &mut Incoming, max_bytes: usize, encoding: Encoding) -> Heard {
     }
 }
 
-async fn other(others: Routes, request: Request<Incoming>) -> Result<Response<Reply>, Infallible> {
+async fn other(
+    others: Routes,
+    request: Request<Incoming>,
+    held: Held,
+) -> Result<Response<Reply>, Infallible> {
+    let account = held.account().clone();
+    let request = request.map(|body| Said {
+        body,
+        held: Held::new(&account, 0),
+        left: MAX_OTHER_BYTES,
+    });
     let path: String = request.uri().path().chars().take(MAX_PATH_CHARS).collect();
     let others = TowerToHyperService::new(others);
     let reply = hyper::service::Service::call(&others, request).await?;
     let headers = reply.headers();
     let is_unknown = headers.get(GRPC_STATUS) == Some(&UNIMPLEMENTED);
     if is_unknown && !headers.contains_key(GRPC_MESSAGE) {
+        account.hold_until_flushed(CALL_BYTES);
         return Ok(refusal(&Status::unimplemented(format!(
             "unknown method {path}"
         ))));
     }
-    Ok(reply.map(Reply::Other))
+    Ok(reply.map(|body| Reply::Other(body, held)))
+}
+
+/// What a client says in a call to another service.
+struct Said {
+    body: Incoming,
+    held: Held,
+    /// How many bytes may follow.
+    left: usize,
+}
+
+impl Body for Said {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let this = &mut *self;
+        let Some(frame) = ready!(Pin::new(&mut this.body).poll_frame(context)) else {
+            return Poll::Ready(None);
+        };
+        let frame = frame.map_err(|_| Status::cancelled("the request was cut off"));
+        Poll::Ready(Some(frame.and_then(|frame| {
+            let bytes = frame.data_ref().map_or(0, Bytes::len);
+            let Some(left) = this.left.checked_sub(bytes) else {
+                return Err(too_large(bytes, this.left));
+            };
+            this.left = left;
+            let held = this.held.add(bytes);
+            held.map_err(|full| no_room(this.held.account(), full))?;
+            Ok(frame)
+        })))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+}
+
+/// What a call asks for, and how much it took to say.
+struct Checked {
+    encoding: Encoding,
+    header_bytes: usize,
 }
 
 /// Refuses what is no call of gRPC, as grpc-go does, and finds out how its messages may be compressed.
-fn check<B>(request: &Request<B>, max_header_bytes: u32) -> Result<Encoding, Box<Response<Reply>>> {
+fn check<B>(request: &Request<B>, max_header_bytes: u32) -> Result<Checked, Box<Response<Reply>>> {
     let refuse = |http, status: Status| {
         let mut response = refusal(&status);
         *response.status_mut() = http;
@@ -327,9 +437,17 @@ fn check<B>(request: &Request<B>, max_header_bytes: u32) -> Result<Encoding, Box
         return refuse(StatusCode::UNSUPPORTED_MEDIA_TYPE, status);
     }
     let Some(encoding) = encoding else {
-        return Ok(Encoding::Identity);
+        return Ok(Checked {
+            encoding: Encoding::Identity,
+            header_bytes: bytes,
+        });
     };
-    Encoding::named(encoding.as_bytes()).ok_or_else(|| {
+    let checked = |encoding| Checked {
+        encoding,
+        header_bytes: bytes,
+    };
+    let known = Encoding::named(encoding.as_bytes()).map(checked);
+    known.ok_or_else(|| {
         let text = format!("messages are compressed by one of: {}", encoding::ALL);
         let mut response = refusal(&Status::unimplemented(text));
         let all = HeaderValue::from_static(encoding::ALL);
@@ -359,6 +477,7 @@ async fn message(
     body: &mut Incoming,
     max_bytes: usize,
     encoding: Encoding,
+    held: &mut Held,
 ) -> Result<Bytes, Status> {
     let first = match first {
         Some(first) => first,
@@ -369,7 +488,7 @@ async fn message(
     };
     let (bytes, end) = match end_of_message(&bytes, max_bytes, encoding)? {
         Some(end) if end <= bytes.len() => (bytes, end),
-        _ => Box::pin(gather(bytes, max_bytes, encoding, body)).await?,
+        _ => Box::pin(gather(bytes, max_bytes, encoding, body, held)).await?,
     };
     if !body.is_end_stream() {
         // One that is answered before its end is reset behind the answer, which is not told to all clients as
@@ -381,7 +500,10 @@ async fn message(
     if bytes[0] == PLAIN {
         return Ok(message);
     }
-    encoding.inflate(&message, max_bytes)
+    let message = encoding.inflate(&message, max_bytes)?;
+    held.add(message.len())
+        .map_err(|full| no_room(held.account(), full))?;
+    Ok(message)
 }
 
 async fn end_of_stream(body: &mut Incoming) -> Result<(), Status> {
@@ -435,9 +557,15 @@ async fn gather(
     max_bytes: usize,
     encoding: Encoding,
     body: &mut Incoming,
+    held: &mut Held,
 ) -> Result<(Bytes, usize), Status> {
     let mut gathered = BytesMut::from(bytes);
+    let mut known = 0;
     loop {
+        let grown = gathered.capacity().saturating_sub(known);
+        known += grown;
+        held.add(grown)
+            .map_err(|full| no_room(held.account(), full))?;
         match end_of_message(&gathered, max_bytes, encoding)? {
             Some(end) if end <= gathered.len() => return Ok((gathered.freeze(), end)),
             _ => {}
@@ -474,25 +602,26 @@ fn poll_data(body: &mut Incoming, context: &mut Context<'_>) -> Poll<First> {
 #[derive(Debug)]
 pub enum Reply {
     /// A message; trailers follow.
-    Message(Bytes),
+    Message(Sent),
     Trailers,
     Nothing,
-    Other(tonic::body::Body),
+    Other(tonic::body::Body, Held),
 }
 
 impl Body for Reply {
-    type Data = Bytes;
+    type Data = Sent;
     type Error = Status;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+    ) -> Poll<Option<Result<Frame<Sent>, Status>>> {
         let frame = match &mut *self {
-            Self::Message(message) => {
-                let frame = Frame::data(std::mem::take(message));
-                *self = Self::Trailers;
-                frame
+            Self::Message(_) => {
+                let Self::Message(message) = mem::replace(&mut *self, Self::Trailers) else {
+                    unreachable!("it was just looked at");
+                };
+                Frame::data(message)
             }
             Self::Trailers => {
                 *self = Self::Nothing;
@@ -501,7 +630,14 @@ impl Body for Reply {
                 Frame::trailers(trailers)
             }
             Self::Nothing => return Poll::Ready(None),
-            Self::Other(body) => return Pin::new(body).poll_frame(context),
+            Self::Other(body, held) => {
+                let frame = ready!(Pin::new(body).poll_frame(context));
+                let sent = |bytes: Bytes| {
+                    let held = Held::new(held.account(), bytes.len());
+                    Sent::new(bytes, held)
+                };
+                return Poll::Ready(frame.map(|frame| frame.map(|frame| frame.map_data(sent))));
+            }
         };
         Poll::Ready(Some(Ok(frame)))
     }
@@ -510,7 +646,7 @@ impl Body for Reply {
         match self {
             Self::Message(_) | Self::Trailers => false,
             Self::Nothing => true,
-            Self::Other(body) => body.is_end_stream(),
+            Self::Other(body, _) => body.is_end_stream(),
         }
     }
 }

@@ -249,9 +249,11 @@ fn degraded() -> (String, prost_types::Value) {
 
 fn descriptor_metadata(descriptor: &RateLimitDescriptor) -> prost_types::Value {
     let text = |entry: &rate_limit_descriptor::Entry| {
-        let key = String::from_utf8_lossy(&entry.key);
-        let value = String::from_utf8_lossy(&entry.value);
-        to_value(Value::Text(format!("{key}={value}")))
+        let mut text = String::with_capacity(entry.key.len() + 1 + entry.value.len());
+        push_text(&mut text, &entry.key);
+        text.push('=');
+        push_text(&mut text, &entry.value);
+        to_value(Value::Text(text))
     };
     let mut fields = BTreeMap::new();
     let entries = ListValue {
@@ -272,6 +274,16 @@ fn descriptor_metadata(descriptor: &RateLimitDescriptor) -> prost_types::Value {
     }
     prost_types::Value {
         kind: Some(Kind::StructValue(Struct { fields })),
+    }
+}
+
+/// `bytes` as text that is not longer: `?` stands for what is none.
+fn push_text(text: &mut String, bytes: &[u8]) {
+    for chunk in bytes.utf8_chunks() {
+        text.push_str(chunk.valid());
+        if !chunk.invalid().is_empty() {
+            text.push('?');
+        }
     }
 }
 
@@ -345,6 +357,7 @@ fn code(code: Code) -> rate_limit_response::Code {
 
 #[cfg(test)]
 mod tests {
+    use proptest::{collection::vec, option, prelude::*};
     use prost::Message as _;
 
     use super::*;
@@ -545,5 +558,69 @@ mod tests {
             ("hitsAddend".to_owned(), Value::Number(0.0)),
         ]);
         assert_eq!(shown["descriptors"], values(vec![Value::Map(descriptor)]));
+    }
+
+    fn any_descriptor() -> impl Strategy<Value = RateLimitDescriptor> {
+        let bytes = || vec(prop_oneof![Just(0xff), Just(b'x'), any::<u8>()], 0..9);
+        let entry = (bytes(), bytes()).prop_map(|(key, value)| rate_limit_descriptor::Entry {
+            key: key.into(),
+            value: value.into(),
+        });
+        let limit = (any::<u32>(), 0..8, option::of(any::<u32>())).prop_map(
+            |(requests_per_unit, unit, unit_multiplier)| rate_limit_descriptor::RateLimitOverride {
+                requests_per_unit,
+                unit,
+                unit_multiplier,
+            },
+        );
+        (
+            vec(entry, 0..5),
+            option::of(limit),
+            option::of(any::<u64>()),
+        )
+            .prop_map(|(entries, limit, hits_addend)| RateLimitDescriptor {
+                entries,
+                limit,
+                hits_addend,
+                ..RateLimitDescriptor::default()
+            })
+    }
+
+    proptest! {
+        /// Names and metadata of the rules apart, which are the operator's.
+        #[test]
+        fn a_reply_with_metadata_is_three_times_its_request_at_most(
+            descriptors in vec(any_descriptor(), 0..9),
+            domain in ".{0,9}",
+            hits_addend: u32,
+        ) {
+            const OF_EACH: usize = 256;
+            let message = RateLimitRequest { domain, descriptors, hits_addend };
+            let period = Period::new(Unit::Minute, NonZeroU32::new(1 << 20).unwrap()).unwrap();
+            let status = |_| Status {
+                code: Code::OverLimit,
+                binding: Some(Binding {
+                    limit: Limit::fixed(u32::MAX, period),
+                    counter: 0,
+                    reset_secs: Period::MAX_SECS,
+                    is_over: true,
+                }),
+                remaining: u32::MAX,
+                retry_secs: Some(Period::MAX_SECS),
+            };
+            let decision = Decision {
+                overall: Code::OverLimit,
+                statuses: message.descriptors.iter().map(status).collect(),
+                is_shadowed: false,
+                is_degraded: true,
+                headline: None,
+                retry_secs: None,
+                metadata: Map::new(),
+            };
+            let extras = Extras { dynamic_metadata: true, ..Extras::default() };
+            let reply = response(decision, &message, &extras);
+            let most = 3 * message.encoded_len() + OF_EACH * (message.descriptors.len() + 1);
+            prop_assert!(reply.encoded_len() <= most, "{} > {most}", reply.encoded_len());
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     borrow::Cow,
-    collections::{BTreeMap, HashMap, btree_map::Entry},
+    collections::{BTreeMap, HashMap},
     fmt::{self, Write as _},
     sync::{
         Arc,
@@ -57,16 +57,16 @@ impl Renderer {
         }
     }
 
-    /// The page of these samples.
+    /// The page of the samples that `each` tells, one after the other.
     ///
     /// Samples of one series are added up, but of gauges the last is shown. If two samples want
     /// one family to be of different types, the first has its way; the others are counted as
     /// conflicts.
-    pub fn render(&self, samples: &[Sample]) -> String {
-        let mut page = Page::new();
-        for sample in samples {
+    pub fn page(&self, each: impl FnOnce(&mut dyn FnMut(Sample))) -> Page {
+        let mut draft = Draft::new();
+        each(&mut |sample| {
             let shown = match self.mapper.map(&sample.name, sample.value.kind()) {
-                Outcome::Dropped => continue,
+                Outcome::Dropped => return,
                 Outcome::Mapped {
                     name,
                     labels,
@@ -74,21 +74,21 @@ impl Renderer {
                 } => {
                     let labels = self.labels(labels);
                     let observer = &target.observer;
-                    page.add(&name, labels, &sample.value, observer, Some(target))
+                    draft.add(&name, &labels, &sample.value, observer, Some(target))
                 }
                 Outcome::Unmapped => {
-                    let labels = self.extra_labels.clone();
                     let observer = self.mapper.unmapped_observer();
-                    page.add(&sample.name, labels, &sample.value, observer, None)
+                    let labels = &self.extra_labels;
+                    draft.add(&sample.name, labels, &sample.value, observer, None)
                 }
             };
             if shown.is_err() {
                 self.conflicts.of(sample.value.kind()).fetch_add(1, Relaxed);
             }
-        }
-        let mut text = page.text();
-        self.conflicts.write(&mut text);
-        text
+        });
+        let mut end = String::new();
+        self.conflicts.write(&mut end);
+        draft.finish(end)
     }
 
     fn labels(&self, mapped: Vec<(&str, String)>) -> Labels {
@@ -150,21 +150,44 @@ impl Conflicts {
 /// A sample that would have made the page invalid.
 struct Conflict;
 
-/// Families by name.
-struct Page {
-    families: BTreeMap<String, Family>,
+/// What was told so far. A page can have ten thousands of series, so each takes little room: labels stand as
+/// the text that is shown, which all series of a rule share.
+struct Draft {
+    families: Vec<Family>,
     /// Which family a name at the beginning of a line belongs to: histograms and summaries have
-    /// several.
-    owners: HashMap<String, String>,
+    /// several. Nothing for those that others write on the same page.
+    owners: HashMap<Arc<str>, Option<usize>>,
+    series: Vec<Series>,
 }
 
+/// A page that is written piece by piece.
+pub struct Page {
+    families: Vec<Family>,
+    /// In the order of the page.
+    series: std::vec::IntoIter<Series>,
+    /// Whose head was written last.
+    current: Option<usize>,
+    /// What stands behind all of them.
+    end: String,
+    bytes: usize,
+}
+
+#[derive(Debug)]
 struct Family {
+    name: Arc<str>,
     shape: Shape,
     help: Option<String>,
-    series: BTreeMap<Labels, Number>,
 }
 
-#[derive(Clone, PartialEq)]
+#[derive(Debug)]
+struct Series {
+    family: usize,
+    /// With a comma between them.
+    labels: Arc<str>,
+    number: Number,
+}
+
+#[derive(Clone, Debug, PartialEq)]
 enum Shape {
     Counter,
     Gauge,
@@ -174,33 +197,36 @@ enum Shape {
 }
 
 /// What a series shows.
+#[derive(Debug)]
 enum Number {
     Plain(f64),
-    /// In the unit of the family.
-    Timer {
-        /// How many were at most each upper bound of the histogram.
-        at_most: Vec<u64>,
-        count: u64,
-        sum: f64,
-    },
+    Timer(Box<Times>),
 }
 
-impl Page {
+/// In the unit of the family.
+#[derive(Debug)]
+struct Times {
+    /// How many were at most each upper bound of the histogram.
+    at_most: Vec<u64>,
+    count: u64,
+    sum: f64,
+}
+
+impl Draft {
     fn new() -> Self {
         // What others write on the same page.
         let others = process::NAMES.iter().chain([&CONFLICTS]);
         Self {
-            families: BTreeMap::new(),
-            owners: others
-                .map(|&name| (name.to_owned(), String::new()))
-                .collect(),
+            families: Vec::new(),
+            owners: others.map(|&name| (name.into(), None)).collect(),
+            series: Vec::new(),
         }
     }
 
     fn add(
         &mut self,
         name: &str,
-        labels: Labels,
+        labels: &Labels,
         value: &Value,
         observer: &Observer,
         target: Option<&Target>,
@@ -210,74 +236,166 @@ impl Page {
         if name.is_empty() {
             return Err(Conflict);
         }
-        let family = match self.families.get_mut(name.as_ref()) {
-            Some(family) if family.shape == shape => family,
+        let known = self.owners.get(name.as_ref()).copied();
+        let at = match known {
+            // A name that ends in `_count`, say, can be a line of another family.
+            Some(Some(at)) if self.families[at].is(&name, &shape) => at,
             Some(_) => return Err(Conflict),
             None => self.found(&name, shape.clone())?,
         };
+        let family = &mut self.families[at];
         if family.help.is_none() {
             family.help = target.and_then(|target| target.help.clone());
         }
         let number = Number::new(value, &shape, target.map_or(1.0, |target| target.scale));
-        match family.series.entry(labels) {
-            Entry::Vacant(place) => {
-                place.insert(number);
-            }
-            Entry::Occupied(mut known) if family.shape == Shape::Gauge => {
-                known.insert(number);
-            }
-            Entry::Occupied(mut known) => known.get_mut().add(&number),
-        }
+        let labels = label_text(labels);
+        let labels = match self.series.last() {
+            Some(last) if *last.labels == *labels => last.labels.clone(),
+            _ => labels.into(),
+        };
+        self.series.push(Series {
+            family: at,
+            labels,
+            number,
+        });
         Ok(())
     }
 
     /// Makes a family, unless one of the names of its lines belongs to another.
-    fn found(&mut self, name: &str, shape: Shape) -> Result<&mut Family, Conflict> {
-        let suffixes = shape.suffixes();
-        let names = || suffixes.iter().map(|suffix| format!("{name}{suffix}"));
-        if names().any(|name| self.owners.contains_key(&name)) {
+    fn found(&mut self, name: &str, shape: Shape) -> Result<usize, Conflict> {
+        let at = self.families.len();
+        let own: Arc<str> = name.into();
+        let names = shape.suffixes().iter().map(|suffix| match *suffix {
+            "" => own.clone(),
+            suffix => format!("{name}{suffix}").into(),
+        });
+        let names: Vec<Arc<str>> = names.collect();
+        if names.iter().any(|name| self.owners.contains_key(name)) {
             return Err(Conflict);
         }
         self.owners
-            .extend(names().map(|line| (line, name.to_owned())));
-        Ok(self.families.entry(name.to_owned()).or_insert(Family {
+            .extend(names.into_iter().map(|line| (line, Some(at))));
+        self.families.push(Family {
+            name: own,
             shape,
             help: None,
-            series: BTreeMap::new(),
-        }))
+        });
+        Ok(at)
     }
 
-    fn text(&self) -> String {
-        let mut text = String::new();
-        for (name, family) in &self.families {
-            let help = family.help.as_deref().unwrap_or(NO_HELP);
-            let help = help.replace('\\', r"\\").replace('\n', r"\n");
-            let kind = family.shape.name();
-            let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
-            for (labels, number) in &family.series {
-                // Writing to a string cannot fail.
-                let _ = family.write(&mut text, name, labels, number);
+    fn finish(self, end: String) -> Page {
+        let Self {
+            families,
+            owners,
+            mut series,
+        } = self;
+        drop(owners);
+        let place = |series: &Series| (&*families[series.family].name, series.labels.clone());
+        series.sort_by(|a, b| {
+            let names = families[a.family].name.cmp(&families[b.family].name);
+            names.then_with(|| a.labels.cmp(&b.labels))
+        });
+        series.dedup_by(|next, kept| {
+            let is_same = place(next) == place(kept);
+            if is_same {
+                let next = std::mem::replace(&mut next.number, Number::Plain(0.0));
+                match families[kept.family].shape {
+                    Shape::Gauge => kept.number = next,
+                    _ => kept.number.add(&next),
+                }
             }
+            is_same
+        });
+        let mut bytes = families.iter().map(Family::bytes).sum::<usize>() + end.len();
+        let mut before: Option<&Arc<str>> = None;
+        for one in &series {
+            bytes += size_of::<Series>();
+            if before.is_none_or(|before| !Arc::ptr_eq(before, &one.labels)) {
+                bytes += one.labels.len();
+            }
+            before = Some(&one.labels);
         }
-        text
+        Page {
+            families,
+            series: series.into_iter(),
+            current: None,
+            end,
+            bytes,
+        }
+    }
+}
+
+impl fmt::Debug for Page {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Page").field("bytes", &self.bytes).finish()
+    }
+}
+
+impl Page {
+    /// How much it holds until it is written, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Puts `text` behind the rest.
+    #[must_use]
+    pub fn ending_with(mut self, text: &str) -> Self {
+        self.end.push_str(text);
+        self
+    }
+
+    /// Writes on until `text` has `most` bytes or a little more; whether something follows.
+    pub fn write_some(&mut self, text: &mut String, most: usize) -> bool {
+        while text.len() < most {
+            let Some(Series {
+                family: at,
+                labels,
+                number,
+            }) = self.series.next()
+            else {
+                text.push_str(&std::mem::take(&mut self.end));
+                return false;
+            };
+            let family = &self.families[at];
+            if self.current != Some(at) {
+                self.current = Some(at);
+                family.write_head(text);
+            }
+            // Writing to a string cannot fail.
+            let _ = family.write(text, &labels, &number);
+        }
+        true
     }
 }
 
 impl Family {
-    fn write(
-        &self,
-        text: &mut String,
-        name: &str,
-        labels: &Labels,
-        number: &Number,
-    ) -> fmt::Result {
+    /// Whether it is the one of this name, and of this shape.
+    fn is(&self, name: &str, shape: &Shape) -> bool {
+        *self.name == *name && self.shape == *shape
+    }
+
+    fn bytes(&self) -> usize {
+        size_of::<Self>() + self.name.len() + self.help.as_ref().map_or(0, String::len)
+    }
+
+    fn write_head(&self, text: &mut String) {
+        let name = &self.name;
+        let help = self.help.as_deref().unwrap_or(NO_HELP);
+        let help = help.replace('\\', r"\\").replace('\n', r"\n");
+        let kind = self.shape.name();
+        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    fn write(&self, text: &mut String, labels: &str, number: &Number) -> fmt::Result {
+        let name = &*self.name;
         match number {
             Number::Plain(value) => write_line(text, name, "", labels, None, *value),
-            Number::Timer {
-                at_most,
-                count,
-                sum,
-            } => {
+            Number::Timer(times) => {
+                let Times {
+                    at_most,
+                    count,
+                    sum,
+                } = &**times;
                 if let Shape::Histogram(bounds) = &self.shape {
                     for (bound, below) in bounds.iter().zip(at_most) {
                         let bound = go_float(*bound);
@@ -292,30 +410,36 @@ impl Family {
     }
 }
 
-fn write_line(
-    text: &mut String,
-    name: &str,
-    suffix: &str,
-    labels: &Labels,
-    bound: Option<&str>,
-    value: f64,
-) -> fmt::Result {
-    write!(text, "{name}{suffix}")?;
-    let mut separator = '{';
+fn label_text(labels: &Labels) -> String {
+    let mut text = String::new();
     for (label, value) in labels {
         let value = value
             .replace('\\', r"\\")
             .replace('"', "\\\"")
             .replace('\n', r"\n");
-        write!(text, "{separator}{label}=\"{value}\"")?;
-        separator = ',';
+        let comma = if text.is_empty() { "" } else { "," };
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{comma}{label}=\"{value}\"");
     }
-    if let Some(bound) = bound {
-        write!(text, "{separator}le=\"{bound}\"")?;
-        separator = ',';
+    text
+}
+
+fn write_line(
+    text: &mut String,
+    name: &str,
+    suffix: &str,
+    labels: &str,
+    bound: Option<&str>,
+    value: f64,
+) -> fmt::Result {
+    write!(text, "{name}{suffix}")?;
+    match (labels, bound) {
+        ("", None) => {}
+        ("", Some(bound)) => write!(text, "{{le=\"{bound}\"}}")?,
+        (labels, None) => write!(text, "{{{labels}}}")?,
+        (labels, Some(bound)) => write!(text, "{{{labels},le=\"{bound}\"}}")?,
     }
-    let end = if separator == ',' { "}" } else { "" };
-    writeln!(text, "{end} {value}")
+    writeln!(text, " {value}")
 }
 
 impl Shape {
@@ -360,11 +484,11 @@ impl Number {
                 let at_most = bounds
                     .iter()
                     .map(|bound| values.at_most(micros(*bound, scale)));
-                Self::Timer {
+                Self::Timer(Box::new(Times {
                     at_most: at_most.collect(),
                     count: values.count(),
                     sum: values.sum_micros() as f64 * scale / 1_000.0,
-                }
+                }))
             }
         }
     }
@@ -373,26 +497,16 @@ impl Number {
     fn add(&mut self, other: &Self) {
         match (self, other) {
             (Self::Plain(value), Self::Plain(more)) => *value += more,
-            (
-                Self::Timer {
-                    at_most,
-                    count,
-                    sum,
-                },
-                Self::Timer {
-                    at_most: more,
-                    count: more_count,
-                    sum: more_sum,
-                },
-            ) => {
-                at_most
+            (Self::Timer(times), Self::Timer(more)) => {
+                times
+                    .at_most
                     .iter_mut()
-                    .zip(more)
+                    .zip(&more.at_most)
                     .for_each(|(below, more)| *below += more);
-                *count += more_count;
-                *sum += more_sum;
+                times.count += more.count;
+                times.sum += more.sum;
             }
-            (Self::Plain(_) | Self::Timer { .. }, _) => {
+            (Self::Plain(_) | Self::Timer(_), _) => {
                 unreachable!("numbers of one family are of one shape")
             }
         }

@@ -30,8 +30,11 @@ use std::{
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic::codegen::http::uri::Authority;
 
-use super::silence::Silence;
-use crate::metrics::{Authorities, Metrics, StreamsReset};
+use crate::{
+    held::{Account, Held},
+    metrics::{Authorities, Metrics, StreamsReset},
+    silence::Silence,
+};
 
 /// What a client says first (RFC 9113, 3.4).
 const PREFACE_BYTES: usize = 24;
@@ -46,6 +49,9 @@ const MAX_FRAME_BYTES: usize = 16 << 10;
 /// A header block goes on in no more frames than these. The library takes fewer, and then ends the
 /// connection.
 const MAX_BLOCK_FRAMES: usize = 8;
+
+/// What the library may hold of a header block that has not ended, until it ends.
+const OPEN_BLOCK_BYTES: usize = 128 << 10;
 
 const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
@@ -141,13 +147,20 @@ pub(super) struct Mended<S> {
     is_whole: bool,
     /// Bytes until the library writes the next frame.
     writing: usize,
+    account: Arc<Account>,
+    /// For a header block that has begun and not ended: here, and in the library.
+    waits: Option<Held>,
+    is_open: Option<Held>,
 }
 
 impl<S> Mended<S> {
-    pub(super) fn new(stream: S, notes: Arc<Notes>) -> Self {
+    pub(super) fn new(stream: S, notes: Arc<Notes>, account: Arc<Account>) -> Self {
         Self {
             stream,
             notes,
+            account,
+            waits: None,
+            is_open: None,
             passing: PREFACE_BYTES,
             held: Vec::new(),
             given: 0,
@@ -169,6 +182,9 @@ impl<S> Mended<S> {
             };
             let length = payload_bytes(head);
             if head[3] != HEADERS || length > MAX_FRAME_BYTES {
+                if head[3] == CONTINUATION && head[4] & END_HEADERS != 0 {
+                    self.is_open = None;
+                }
                 self.passing = HEAD_BYTES + length;
                 continue;
             }
@@ -176,6 +192,9 @@ impl<S> Mended<S> {
                 return at;
             };
             self.headers(&mut bytes[at..at + length]);
+            if !has_end(&bytes[at..at + length]) {
+                self.is_open = Some(Held::new(&self.account, OPEN_BLOCK_BYTES));
+            }
             at += length;
         }
     }
@@ -304,6 +323,19 @@ fn block_frames(bytes: &[u8]) -> Result<usize, usize> {
         }
     }
     Ok(end)
+}
+
+/// Whether the last of these frames ends their header block.
+fn has_end(mut frames: &[u8]) -> bool {
+    while let Some(head) = frames.first_chunk() {
+        if head[4] & END_HEADERS != 0 {
+            return true;
+        }
+        frames = frames
+            .get(HEAD_BYTES + payload_bytes(head)..)
+            .unwrap_or(&[]);
+    }
+    false
 }
 
 /// Where the part of the block stands that is in HEADERS, without padding and priority, and the end of
@@ -505,6 +537,10 @@ impl<S: AsyncRead + Unpin> Mended<S> {
             let read = Pin::new(&mut self.stream).poll_read(cx, &mut buf);
             let count = buf.filled().len();
             self.held.truncate(known + count);
+            if read.is_pending() {
+                let held = self.held.capacity();
+                self.waits = Some(Held::new(&self.account, held));
+            }
             ready!(read)?;
             if count == 0 {
                 // The end, in the middle of a frame: whoever reads it has to know.
@@ -514,6 +550,7 @@ impl<S: AsyncRead + Unpin> Mended<S> {
         let mut held = std::mem::take(&mut self.held);
         self.look(&mut held);
         self.held = held;
+        self.waits = None;
         self.is_whole = true;
         Poll::Ready(Ok(()))
     }
@@ -532,7 +569,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Mended<S> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
+        self.account.flushed();
+        Poll::Ready(Ok(()))
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -551,6 +590,11 @@ mod tests {
     use tonic::body::Body;
 
     use super::*;
+    use crate::held::Budget;
+
+    fn account() -> Arc<Account> {
+        Budget::new(usize::MAX, Arc::default()).account()
+    }
 
     const ISTIO: &[u8] = b"outbound|8081||tollgate.tollgate.svc.cluster.local";
 
@@ -620,7 +664,7 @@ mod tests {
         let notes = Notes::new(Arc::default());
         let out = runtime.block_on(async {
             let (mut client, server) = tokio::io::duplex(piece);
-            let mut server = Mended::new(server, notes.clone());
+            let mut server = Mended::new(server, notes.clone(), account());
             let mut out = Vec::new();
             let sent = async {
                 client.write_all(bytes).await.unwrap();
@@ -814,7 +858,7 @@ mod tests {
             let runtime = tokio::runtime::Builder::new_current_thread();
             { runtime }.build().unwrap().block_on(async {
                 let (mut client, server) = tokio::io::duplex(piece);
-                let mut server = Mended::new(server, notes.clone());
+                let mut server = Mended::new(server, notes.clone(), account());
                 let sent = async {
                     server.write_all(&written).await.unwrap();
                     drop(server);
@@ -984,7 +1028,7 @@ mod tests {
                 seen.lock().unwrap().push(request.map(drop));
                 async { Ok::<_, Infallible>(Response::new(Body::empty())) }
             });
-            let io = TokioIo::new(Mended::new(server, Notes::new(Arc::default())));
+            let io = TokioIo::new(Mended::new(server, Notes::new(Arc::default()), account()));
             let server = http2::Builder::new(TokioExecutor::new()).serve_connection(io, serve);
             let asking = async {
                 let (mut reading, mut writing) = tokio::io::split(&mut client);

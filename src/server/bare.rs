@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     grpc::unary::{Door, Method},
+    held::Budget,
     limit::NearRatio,
     metrics::Metrics,
     settings::Settings,
@@ -35,7 +36,8 @@ pub fn serve_method<M: Method>(
     let method = Arc::new(method);
     let metrics = Arc::new(Metrics::new(NearRatio::default(), 0));
     let settings = Settings::from_environment();
-    let notes = Notes::new(metrics);
+    let notes = Notes::new(metrics.clone());
+    let budget = Budget::new(settings.bounds.max_held_bytes, metrics);
     runtime()?.block_on(async {
         listener.set_nonblocking(true)?;
         let listener = GrpcListener::Tcp(TcpListener::from_std(listener)?);
@@ -47,12 +49,14 @@ pub fn serve_method<M: Method>(
                 door: Door {
                     method: method.clone(),
                     max_message_bytes: settings.bounds.max_message_bytes,
+                    message_timeout: settings.bounds.message_timeout,
                     max_header_bytes: settings.bounds.max_header_bytes,
                     others: Routes::default().prepare(),
                 },
                 tls: None,
                 bounds: settings.bounds,
                 notes: notes.clone(),
+                budget: budget.clone(),
                 keepalive: Keepalive::new(&settings.listen),
                 first_call: settings.listen.first_call_timeout,
                 max_age: Duration::ZERO,
@@ -67,7 +71,7 @@ pub fn serve_method<M: Method>(
         let places = Arc::new(Semaphore::new(settings.bounds.max_connections));
         let doors = all.doors();
         tokio::select! {
-            () = accept(listener, doors, places) => {}
+            () = accept(listener, doors, places, budget) => {}
             () = all.first_end() => {}
         }
         Ok(())

@@ -18,9 +18,20 @@ use tokio::{
 };
 
 use super::ports::accept_next;
+use crate::held::{Account, Budget};
 
 /// Headers of a request, and replies that a client does not read before it sends more.
-const MAX_BUFFER_BYTES: usize = 64 << 10;
+const MAX_BUFFER_BYTES: usize = 16 << 10;
+
+/// What bounds the connections of one HTTP port.
+#[derive(Clone)]
+pub(super) struct HttpLimits {
+    /// How many there may be.
+    pub(super) places: usize,
+    /// For a request, its reply and the wait for the next request.
+    pub(super) timeout: Duration,
+    pub(super) budget: Arc<Budget>,
+}
 
 /// The connections of one HTTP port.
 struct Connections {
@@ -48,17 +59,12 @@ impl Began {
     }
 }
 
-/// Serves HTTP/1 until dropped, on so many connections; for one more that goes which has been at its request,
-/// or without any, for the longest time. A connection may take `timeout` for a request, its reply and the wait
-/// for the next request. What goes wrong with it is its own.
-pub(super) async fn serve_http(
-    listener: TcpListener,
-    router: axum::Router,
-    places: usize,
-    timeout: Duration,
-) {
+/// Serves HTTP/1 until dropped. For one connection more than there are places that goes which has been at its
+/// request, or without any, for the longest time. What goes wrong with a connection is its own. Requests have
+/// its [`Account`] among their extensions.
+pub(super) async fn serve_http(listener: TcpListener, router: axum::Router, limits: HttpLimits) {
     let mut connections = Connections {
-        places,
+        places: limits.places,
         running: JoinSet::new(),
         handles: HashMap::new(),
     };
@@ -66,7 +72,17 @@ pub(super) async fn serve_http(
         let stream = accept_next(&listener).await;
         connections.make_room();
         let began = Began::now();
-        let served = serve(stream, router.clone(), began.clone(), timeout);
+        let account = limits.budget.account();
+        // Its place is among those of this port.
+        account.use_it();
+        let service = (router.clone(), account.clone());
+        let served = serve(stream, service, began.clone(), limits.timeout);
+        let served = async move {
+            tokio::select! {
+                () = served => {}
+                () = account.over() => tracing::debug!("an HTTP connection held too much"),
+            }
+        };
         let handle = connections.running.spawn(served);
         connections.handles.insert(handle.id(), (handle, began));
     }
@@ -93,10 +109,16 @@ impl Connections {
     }
 }
 
-async fn serve(stream: TcpStream, router: axum::Router, began: Began, timeout: Duration) {
+async fn serve(
+    stream: TcpStream,
+    (router, account): (axum::Router, Arc<Account>),
+    began: Began,
+    timeout: Duration,
+) {
     let service = TowerToHyperService::new(router);
-    let call = |request: Request<Incoming>| {
+    let call = |mut request: Request<Incoming>| {
         began.renew();
+        request.extensions_mut().insert(account.clone());
         hyper::service::Service::call(&service, request)
     };
     let served = hyper::server::conn::http1::Builder::new()

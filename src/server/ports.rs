@@ -10,8 +10,8 @@ use std::{
 use nix::sys::stat::{Mode, umask};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream, lookup_host};
 
-use super::{ServerError, silence::Silence};
-use crate::settings::Settings;
+use super::ServerError;
+use crate::{settings::Settings, silence::Silence};
 
 /// The bound listeners, but for gRPC's: that opens when there is something to answer by.
 pub(super) struct Ports {

@@ -5,10 +5,7 @@ use std::{
     hash::{BuildHasher as _, RandomState},
     io,
     pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::Arc,
     thread,
     time::Duration,
 };
@@ -32,6 +29,7 @@ use super::{
 };
 use crate::{
     grpc::unary::{Arrivals, Door, Method, UnderWay},
+    held::{Account, Budget},
     settings::{Bounds, Listen},
     store::redis::Batchers,
 };
@@ -40,11 +38,18 @@ use crate::{
 /// to say that it has, and to read the last replies.
 const GOODBYE: Duration = Duration::from_secs(1);
 
+/// How long a connection waits for its place before another is asked to go.
+const FOR_A_PLACE: Duration = Duration::from_millis(50);
+
 /// Accepted connections that may wait for a worker.
 const HANDOVER: usize = 128;
 
 /// What may wait in a stream for a client that does not read, beside the reply itself.
 const MAX_SEND_BYTES: usize = 64 << 10;
+
+/// What a client may send of one message, and of all on its connection, before anything has looked at it.
+const STREAM_WINDOW_BYTES: u32 = 64 << 10;
+const CONNECTION_WINDOW_BYTES: u32 = 256 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
@@ -65,18 +70,30 @@ pub(super) struct Arrival {
     place: OwnedSemaphorePermit,
 }
 
-/// Accepts connections and deals them out in turn. An Envoy opens one for each of its threads, so
+/// Accepts connections and deals them out in turn. For one more than there are places that goes which has been
+/// there for the longest time without a call. An Envoy opens one for each of its threads, so
 /// leaving the choice to the kernel could put all of them on one core.
 pub(super) async fn accept(
     listener: GrpcListener,
     doors: Vec<mpsc::Sender<Arrival>>,
     places: Arc<Semaphore>,
+    budget: Arc<Budget>,
 ) {
     for door in doors.iter().cycle() {
-        let Ok(place) = places.clone().acquire_owned().await else {
-            return;
+        let arrived = listener.accept_next().await;
+        let place = loop {
+            if places.available_permits() == 0 {
+                budget.make_place();
+            }
+            // Again, for those that have just come are on their way to their workers.
+            let place = tokio::time::timeout(FOR_A_PLACE, places.clone().acquire_owned());
+            match place.await {
+                Ok(Ok(place)) => break place,
+                Ok(Err(_closed)) => return,
+                Err(_elapsed) => {}
+            }
         };
-        let Ok(stream) = listener.accept_next().await.detach() else {
+        let Ok(stream) = arrived.detach() else {
             continue;
         };
         let at = Instant::now();
@@ -174,6 +191,7 @@ pub(super) struct Serving<M> {
     pub(super) tls: Option<Tls>,
     pub(super) bounds: Bounds,
     pub(super) notes: Arc<Notes>,
+    pub(super) budget: Arc<Budget>,
     pub(super) keepalive: Keepalive,
     /// How long a connection may take until its first call has come.
     pub(super) first_call: Duration,
@@ -190,6 +208,7 @@ impl<M> Clone for Serving<M> {
             door: self.door.clone(),
             tls: self.tls.clone(),
             notes: self.notes.clone(),
+            budget: self.budget.clone(),
             phases: self.phases.clone(),
             ..*self
         }
@@ -220,13 +239,22 @@ impl<M: Method> Serving<M> {
     /// Serves one connection, which arrived `at` that time, to its end; a failure is its own.
     async fn connection(mut self, stream: Detached, at: Instant) {
         let deadline = at + self.first_call;
-        let stream = match self.first_word(stream, deadline).await {
-            Ok(Some(stream)) => stream,
-            Ok(None) => return tracing::debug!("a connection ended before it had begun"),
-            Err(error) => return tracing::debug!(%error, "a connection failed before it had begun"),
+        let account = self.budget.account();
+        let served = async {
+            let stream = match self.first_word(stream, deadline).await {
+                Ok(Some(stream)) => stream,
+                Ok(None) => return tracing::debug!("a connection ended before it had begun"),
+                Err(error) => {
+                    return tracing::debug!(%error, "a connection failed before it had begun");
+                }
+            };
+            if let Err(error) = self.serve(stream, &account, deadline).await {
+                tracing::debug!(%error, "a connection ended badly");
+            }
         };
-        if let Err(error) = self.serve(stream, deadline).await {
-            tracing::debug!(%error, "a connection ended badly");
+        tokio::select! {
+            () = served => {}
+            () = account.over() => tracing::debug!("a connection had to go for others"),
         }
     }
 
@@ -260,13 +288,17 @@ impl<M: Method> Serving<M> {
     }
 
     /// Serves HTTP/2. Without a call until `deadline` the connection ends.
-    async fn serve(mut self, stream: AnyStream, deadline: Instant) -> hyper::Result<()> {
+    async fn serve(
+        mut self,
+        stream: AnyStream,
+        account: &Arc<Account>,
+        deadline: Instant,
+    ) -> hyper::Result<()> {
         let door = self.door;
-        let is_called = AtomicBool::new(false);
         let under_way = UnderWay::default();
         let serve = |request| {
-            is_called.store(true, Relaxed);
-            door.call(request, &under_way)
+            account.use_it();
+            door.call(request, account, &under_way)
         };
         let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
@@ -276,12 +308,14 @@ impl<M: Method> Serving<M> {
             .max_pending_accept_reset_streams(self.bounds.max_pending_resets)
             .max_local_error_reset_streams(self.bounds.max_bad_streams)
             .max_send_buf_size(MAX_SEND_BYTES)
+            .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
             .keep_alive_interval(self.keepalive.interval)
             .keep_alive_timeout(self.keepalive.timeout)
             // No gRPC peer reads it.
             .auto_date_header(false)
             .serve_connection(
-                TokioIo::new(Mended::new(stream, self.notes)),
+                TokioIo::new(Mended::new(stream, self.notes, account.clone())),
                 service_fn(serve),
             );
         let mut connection = std::pin::pin!(connection);
@@ -293,7 +327,7 @@ impl<M: Method> Serving<M> {
                 ended = Arrivals(connection.as_mut()) => return ended,
                 () = draining(&mut self.phases) => break false,
                 () = end.as_mut() => {
-                    if !is_called.load(Relaxed) {
+                    if !account.is_used() {
                         break false;
                     }
                     if end.deadline() == too_old {

@@ -10,15 +10,15 @@ const SILENCE: Duration = Duration::from_secs(60);
 
 /// The time in which something is not said again.
 #[derive(Debug, Default)]
-pub(super) struct Silence(Mutex<Option<Instant>>);
+pub struct Silence(Mutex<Option<Instant>>);
 
 impl Silence {
-    pub(super) const fn new() -> Self {
+    pub const fn new() -> Self {
         Self(Mutex::new(None))
     }
 
     /// Whether it can be said now; then a new silence begins.
-    pub(super) fn is_over(&self) -> bool {
+    pub fn is_over(&self) -> bool {
         let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let is_over = said.is_none_or(|said| said.elapsed() >= SILENCE);
         if is_over {
@@ -28,7 +28,7 @@ impl Silence {
     }
 
     #[cfg(test)]
-    pub(super) fn has_begun(&self) -> bool {
+    pub(crate) fn has_begun(&self) -> bool {
         self.0.lock().unwrap().is_some()
     }
 }

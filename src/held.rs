@@ -1,0 +1,504 @@
+//! How much clients can have the process hold: messages that are on their way in, replies that are not read,
+//! headers that do not end, pages. All connections draw on one [`Budget`]. Where it is used up, the connection
+//! goes that has held most for the longest time; one that would be the next itself is refused instead.
+//!
+//! A call whose message is there when it begins, and whose reply is written at once, draws nothing: the little
+//! that every connection holds is its own business, and [`FREE_BYTES`] of it are not counted by anybody else.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{
+            AtomicBool, AtomicU64, AtomicUsize,
+            Ordering::{AcqRel, Acquire, Relaxed},
+        },
+    },
+    time::Instant,
+};
+
+use prost::bytes::{Buf, Bytes};
+use tokio::sync::Notify;
+
+use crate::{
+    metrics::{CutOff, Metrics},
+    silence::Silence,
+};
+
+/// What a connection may hold without drawing on the budget.
+const FREE_BYTES: usize = 4 << 10;
+
+/// An account draws on the budget in pieces of so many bytes, so that it seldom does.
+const PIECE_BYTES: usize = 32 << 10;
+
+/// What HTTP/2 keeps of a call until its reply has gone out.
+pub const CALL_BYTES: usize = 512;
+
+/// There is no room left, and none is to be made.
+#[derive(Debug)]
+pub struct Full;
+
+/// What all clients together can have the process hold, in bytes.
+pub struct Budget {
+    max: u64,
+    metrics: Arc<Metrics>,
+    accounts: Mutex<Accounts>,
+    /// When it was made; ages are told from then on.
+    start: Instant,
+    said: [Silence; CutOff::REASONS.len()],
+}
+
+#[derive(Default)]
+struct Accounts {
+    next: u64,
+    open: HashMap<u64, Weak<Account>>,
+}
+
+impl fmt::Debug for Budget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Budget").field("max", &self.max).finish()
+    }
+}
+
+/// What one connection has of the budget.
+#[derive(Debug)]
+pub struct Account {
+    budget: Arc<Budget>,
+    number: u64,
+    held: AtomicUsize,
+    /// What of it was drawn, in whole pieces.
+    drawn: AtomicU64,
+    /// Since when anything is drawn, in milliseconds since the budget's start.
+    since: AtomicU64,
+    /// What is held until all that was written has gone out.
+    until_flushed: AtomicUsize,
+    /// Whether a request has come on it.
+    is_used: AtomicBool,
+    is_over: AtomicBool,
+    over: Notify,
+}
+
+impl Budget {
+    pub fn new(max_bytes: usize, metrics: Arc<Metrics>) -> Arc<Self> {
+        let max = u64::try_from(max_bytes).unwrap_or(u64::MAX);
+        metrics.held.max.store(max, Relaxed);
+        Arc::new(Self {
+            max,
+            metrics,
+            accounts: Mutex::default(),
+            start: Instant::now(),
+            said: Default::default(),
+        })
+    }
+
+    /// The account of a connection that has just been opened.
+    pub fn account(self: &Arc<Self>) -> Arc<Account> {
+        let mut accounts = self.accounts();
+        let number = accounts.next;
+        accounts.next += 1;
+        let account = Arc::new(Account {
+            budget: self.clone(),
+            number,
+            held: AtomicUsize::new(0),
+            drawn: AtomicU64::new(0),
+            since: AtomicU64::new(0),
+            until_flushed: AtomicUsize::new(0),
+            is_used: AtomicBool::new(false),
+            is_over: AtomicBool::new(false),
+            over: Notify::new(),
+        });
+        accounts.open.insert(number, Arc::downgrade(&account));
+        account
+    }
+
+    /// Ends the oldest connection on which no request has come, for there is no place for another.
+    pub fn make_place(&self) {
+        let accounts = self.accounts();
+        let all: Vec<_> = accounts.open.values().filter_map(Weak::upgrade).collect();
+        drop(accounts);
+        let unused = all
+            .iter()
+            .filter(|one| !one.is_used() && !one.is_over.load(Relaxed));
+        if let Some(oldest) = unused.min_by_key(|one| one.number) {
+            oldest.end_as(CutOff::CONNECTION_NO_PLACE);
+        }
+    }
+
+    fn accounts(&self) -> MutexGuard<'_, Accounts> {
+        self.accounts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn drawn(&self) -> u64 {
+        self.metrics.held.bytes.load(Relaxed)
+    }
+
+    fn millis(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Makes room by ending connections, those first that have held most for longest.
+    ///
+    /// # Errors
+    ///
+    /// If it is `asking` that would be ended.
+    fn make_room(&self, asking: &Account) -> Result<(), Full> {
+        let accounts = self.accounts();
+        let all: Vec<_> = accounts.open.values().filter_map(Weak::upgrade).collect();
+        // An account that is dropped looks for the others, too.
+        drop(accounts);
+        let is_leaving = |account: &&Arc<Account>| account.is_over.load(Relaxed);
+        let leaving: u64 = all.iter().filter(is_leaving).map(|one| one.drawn()).sum();
+        let mut left = self.drawn().saturating_sub(leaving);
+        let now = self.millis();
+        let mut staying: Vec<_> = all.iter().filter(|one| !is_leaving(one)).collect();
+        while left > self.max {
+            let weight = |account: &Account| {
+                let age = now.saturating_sub(account.since.load(Relaxed)) + 1;
+                u128::from(account.drawn()) * u128::from(age)
+            };
+            let holding = staying.iter().enumerate();
+            let holding = holding.filter(|(_, one)| one.drawn() > 0);
+            let Some((at, _)) = holding.max_by_key(|(_, one)| weight(one)) else {
+                return Ok(());
+            };
+            let worst = staying.swap_remove(at);
+            if worst.number == asking.number {
+                return Err(Full);
+            }
+            left = left.saturating_sub(worst.drawn());
+            worst.end();
+        }
+        Ok(())
+    }
+
+    /// Counts what was cut off, and says so now and then.
+    pub fn note(&self, reason: usize) {
+        self.metrics.held.cut_off.count(reason);
+        if self.said[reason].is_over() {
+            let max = self.max;
+            match reason {
+                CutOff::MESSAGE_LATE => tracing::warn!(
+                    "the message of a call did not come within `--message-timeout`; it is refused"
+                ),
+                CutOff::JSON_LATE => tracing::warn!(
+                    "the body of a request in JSON did not come within `--message-timeout`; it is refused"
+                ),
+                CutOff::MESSAGE_NO_ROOM => tracing::warn!(
+                    "clients have the process hold more than {max} bytes (`--max-held-bytes`): the \
+                     messages of calls are refused"
+                ),
+                CutOff::JSON_NO_ROOM => tracing::warn!(
+                    "clients have the process hold more than {max} bytes (`--max-held-bytes`): requests \
+                     in JSON are refused"
+                ),
+                CutOff::CONNECTION_NO_PLACE => tracing::warn!(
+                    "there are as many gRPC connections as there may be (`--max-connections`, or the limit \
+                     of open files): for one more the oldest is closed that has not called"
+                ),
+                _ => tracing::warn!(
+                    "clients have the process hold more than {max} bytes (`--max-held-bytes`): the \
+                     connection is closed that has held most for the longest time"
+                ),
+            }
+        }
+    }
+}
+
+impl Account {
+    /// Waits until the connection has to end.
+    pub async fn over(&self) {
+        while !self.is_over.load(Acquire) {
+            self.over.notified().await;
+        }
+    }
+
+    pub fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// A request has come.
+    pub fn use_it(&self) {
+        self.is_used.store(true, Relaxed);
+    }
+
+    pub fn is_used(&self) -> bool {
+        self.is_used.load(Relaxed)
+    }
+
+    /// Ends the connection, for it holds too much.
+    pub fn end(&self) {
+        self.end_as(CutOff::CONNECTION_NO_ROOM);
+    }
+
+    fn end_as(&self, reason: usize) {
+        if !self.is_over.swap(true, AcqRel) {
+            self.budget.note(reason);
+            self.over.notify_one();
+        }
+    }
+
+    fn drawn(&self) -> u64 {
+        self.drawn.load(Relaxed)
+    }
+
+    /// # Errors
+    ///
+    /// If there is no room; it is held all the same until it is given back.
+    fn take(&self, bytes: usize) -> Result<(), Full> {
+        let held = self.held.fetch_add(bytes, Relaxed) + bytes;
+        if pieces(held) <= self.drawn() {
+            return Ok(());
+        }
+        self.draw(held);
+        if self.budget.drawn() > self.budget.max {
+            return self.budget.make_room(self);
+        }
+        Ok(())
+    }
+
+    fn give_back(&self, bytes: usize) {
+        let held = self.held.fetch_sub(bytes, Relaxed) - bytes;
+        // One piece is kept, so that a little more and a little less cost nothing.
+        let drawn = self.drawn();
+        if drawn > 0 && (held <= FREE_BYTES || pieces(held) + 2 * PIECE_BYTES as u64 <= drawn) {
+            self.draw(held);
+        }
+    }
+
+    /// Has as much drawn as is held.
+    fn draw(&self, held: usize) {
+        let drawn = pieces(held);
+        let before = self.drawn.swap(drawn, AcqRel);
+        let all = &self.budget.metrics.held.bytes;
+        if drawn > before {
+            if before == 0 {
+                self.since.store(self.budget.millis(), Relaxed);
+            }
+            all.fetch_add(drawn - before, Relaxed);
+        } else {
+            all.fetch_sub(before - drawn, Relaxed);
+        }
+    }
+
+    /// Holds `bytes` that nobody can give back until all has gone out that is to be written.
+    pub fn hold_until_flushed(&self, bytes: usize) {
+        self.until_flushed.fetch_add(bytes, Relaxed);
+        if self.take(bytes).is_err() {
+            self.end();
+        }
+    }
+
+    /// All has gone out that was to be written.
+    pub fn flushed(&self) {
+        if self.until_flushed.load(Relaxed) > 0 {
+            self.give_back(self.until_flushed.swap(0, Relaxed));
+        }
+    }
+}
+
+/// How much is to be drawn if so much is held.
+fn pieces(held: usize) -> u64 {
+    let above = held.saturating_sub(FREE_BYTES);
+    u64::try_from(above.next_multiple_of(PIECE_BYTES)).unwrap_or(u64::MAX)
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        self.draw(0);
+        self.budget.accounts().open.remove(&self.number);
+    }
+}
+
+/// Bytes that a connection holds until this is dropped.
+#[derive(Debug)]
+pub struct Held {
+    account: Arc<Account>,
+    bytes: usize,
+}
+
+impl Held {
+    /// Holds `bytes`, room or not: where there is none, the connection ends.
+    pub fn new(account: &Arc<Account>, bytes: usize) -> Self {
+        let held = Self {
+            account: account.clone(),
+            bytes,
+        };
+        if account.take(bytes).is_err() {
+            account.end();
+        }
+        held
+    }
+
+    /// Holds `bytes` if there is room for them.
+    ///
+    /// # Errors
+    ///
+    /// If there is none.
+    pub fn try_new(account: &Arc<Account>, bytes: usize) -> Result<Self, Full> {
+        let mut held = Self {
+            account: account.clone(),
+            bytes: 0,
+        };
+        held.add(bytes)?;
+        Ok(held)
+    }
+
+    /// Holds so much more if there is room for it.
+    ///
+    /// # Errors
+    ///
+    /// If there is none; all is given back when this is dropped.
+    pub fn add(&mut self, bytes: usize) -> Result<(), Full> {
+        self.bytes += bytes;
+        self.account.take(bytes)
+    }
+
+    pub fn account(&self) -> &Arc<Account> {
+        &self.account
+    }
+
+    /// `bytes` that give back what is held when the last of them is gone.
+    pub fn with(self, bytes: Vec<u8>) -> Bytes {
+        Bytes::from_owner(Owned { bytes, _held: self })
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.account.give_back(self.bytes);
+    }
+}
+
+struct Owned {
+    bytes: Vec<u8>,
+    _held: Held,
+}
+
+impl AsRef<[u8]> for Owned {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// Bytes of a reply, held until they are written or nobody wants them any more.
+#[derive(Debug)]
+pub struct Sent {
+    bytes: Bytes,
+    _held: Held,
+}
+
+impl Sent {
+    pub fn new(bytes: Bytes, held: Held) -> Self {
+        Self { bytes, _held: held }
+    }
+}
+
+impl Buf for Sent {
+    fn remaining(&self) -> usize {
+        self.bytes.remaining()
+    }
+
+    fn chunk(&self) -> &[u8] {
+        self.bytes.chunk()
+    }
+
+    fn advance(&mut self, count: usize) {
+        self.bytes.advance(count);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const MAX: usize = 1 << 20;
+
+    fn budget() -> (Arc<Budget>, Arc<Metrics>) {
+        let metrics = Arc::<Metrics>::default();
+        (Budget::new(MAX, metrics.clone()), metrics)
+    }
+
+    fn is_over(account: &Account) -> bool {
+        account.is_over.load(Relaxed)
+    }
+
+    #[test]
+    fn a_little_is_nobody_elses_business_and_all_of_it_goes_back() {
+        let (budget, metrics) = budget();
+        let account = budget.account();
+        let drawn = || metrics.held.bytes.load(Relaxed);
+        let little = Held::new(&account, FREE_BYTES);
+        assert_eq!(drawn(), 0);
+        let more = Held::new(&account, 1);
+        assert_eq!(drawn(), PIECE_BYTES as u64);
+        drop(little);
+        assert_eq!(drawn(), 0);
+        account.hold_until_flushed(100_000);
+        assert!(drawn() >= 96_000);
+        account.flushed();
+        assert_eq!(drawn(), 0);
+        let bytes = Held::new(&account, 100_000).with(vec![0; 100_000]);
+        let part = bytes.slice(5..7);
+        drop(bytes);
+        assert!(drawn() >= 96_000);
+        drop((part, more));
+        assert_eq!(drawn(), 0);
+    }
+
+    #[test]
+    fn who_holds_most_for_longest_makes_room() {
+        let (mut budget, metrics) = budget();
+        Arc::get_mut(&mut budget).unwrap().start -= Duration::from_secs(60);
+        let [old, large, small] = [(); 3].map(|()| budget.account());
+        let _old = Held::new(&old, MAX / 4);
+        // As if it had been a while ago.
+        old.since.store(0, Relaxed);
+        let _large = Held::new(&large, MAX / 2);
+        let _first = Held::new(&small, MAX / 8);
+        assert!(![&old, &large, &small].into_iter().any(|one| is_over(one)));
+        let _second = Held::try_new(&small, MAX / 4).unwrap();
+        assert!(is_over(&old));
+        assert!(!is_over(&large) && !is_over(&small));
+        // It is on its way out, so there is room for as much as it had.
+        let _third = Held::try_new(&small, MAX / 64).unwrap();
+        assert!(!is_over(&large) && !is_over(&small));
+        assert_eq!(metrics.held.cut_off.total(CutOff::CONNECTION_NO_ROOM), 1);
+    }
+
+    #[test]
+    fn who_would_go_is_refused_and_may_stay() {
+        let (budget, _) = budget();
+        let [greedy, other] = [(); 2].map(|()| budget.account());
+        let _other = Held::new(&other, FREE_BYTES);
+        let first = Held::try_new(&greedy, MAX / 2).unwrap();
+        assert!(Held::try_new(&greedy, MAX).is_err());
+        assert!(!is_over(&greedy) && !is_over(&other));
+        // What was refused is given back.
+        let second = Held::try_new(&greedy, MAX / 4).unwrap();
+        drop((first, second));
+        // What is there already cannot be refused.
+        let _reply = Held::new(&greedy, 2 * MAX);
+        assert!(is_over(&greedy) && !is_over(&other));
+    }
+
+    #[tokio::test]
+    async fn who_has_to_go_is_told_also_before_asking() {
+        let (budget, _) = budget();
+        let account = budget.account();
+        account.end();
+        account.over().await;
+    }
+
+    #[test]
+    fn a_connection_that_is_gone_holds_nothing() {
+        let (budget, metrics) = budget();
+        let account = budget.account();
+        account.hold_until_flushed(MAX / 2);
+        drop(account);
+        assert_eq!(metrics.held.bytes.load(Relaxed), 0);
+        assert!(budget.accounts().open.is_empty());
+    }
+}
