@@ -5,7 +5,7 @@ CARGO ?= cargo
 
 # Steps share cargo's build lock, so `make -j` would only shuffle their output.
 .NOTPARALLEL:
-.PHONY: help run test build fmt lint doc deny bench chaos soak histories mutants tools components clean fuzz
+.PHONY: help run test build fmt lint doc deny bench chaos attack soak histories mutants fuzz tools components clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,10 @@ bench: tools ## The benchmarks, one of them with a real Envoy
 # released.
 chaos: tools ## Break Redis in every way and write what came of it to docs/chaos.md
 	$(CARGO) test --release --locked --test chaos -- --write docs/chaos.md
+
+# As above: what is measured is what is released.
+attack: tools ## Attack the doors in every way and write what others noticed to docs/hardening.md
+	$(CARGO) test --release --locked --test attack -- --write docs/hardening.md
 
 MINUTES ?= 10
 TOPOLOGY ?= single

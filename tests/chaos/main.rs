@@ -13,7 +13,7 @@
     reason = "a panic is how it fails, and a table is what it is for"
 )]
 
-use std::{fmt::Write as _, fs, path::PathBuf, time::Duration};
+use std::{fmt::Write as _, path::PathBuf, time::Duration};
 
 #[expect(dead_code, reason = "most of it is for the other tests")]
 #[path = "../it"]
@@ -26,6 +26,7 @@ mod soak;
 use it::support::{
     chaos::{Outcome, Plan, scenarios},
     storm::PERIOD,
+    table,
 };
 
 /// What to do.
@@ -122,10 +123,10 @@ fn main() {
         }
         outcomes.push(outcome);
     }
-    let table = table(&outcomes);
-    println!("\n{table}");
+    let text = table(&outcomes);
+    println!("\n{text}");
     if let Some(path) = options.write {
-        replace_table(&path, &table);
+        table::replace(&path, &text);
     }
 }
 
@@ -144,16 +145,4 @@ fn table(outcomes: &[Outcome]) -> String {
 
 fn millis(time: Duration) -> f64 {
     time.as_secs_f64() * 1000.0
-}
-
-/// Puts the table between the two marks of a page.
-fn replace_table(path: &PathBuf, table: &str) {
-    const BEGIN: &str = "<!-- table -->\n";
-    const END: &str = "<!-- end of table -->";
-    let page = fs::read_to_string(path).unwrap();
-    let (before, rest) = page
-        .split_once(BEGIN)
-        .expect("a mark where the table begins");
-    let (_, after) = rest.split_once(END).expect("a mark where the table ends");
-    fs::write(path, format!("{before}{BEGIN}{table}{END}{after}")).unwrap();
 }

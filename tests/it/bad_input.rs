@@ -201,6 +201,11 @@ async fn told_to_start_without_rules_it_waits_for_good_ones() {
     .await;
 }
 
+/// What is wrong is in these messages and not that they are large.
+fn large_messages() -> tollgate::Builder {
+    tollgate::with_rules(RULES).args(["--max-message-bytes", "4194304"])
+}
+
 /// A message and the status that it gets.
 struct Nasty {
     name: &'static str,
@@ -400,7 +405,7 @@ async fn check_all_refused(server: &Tollgate, client: &mut RawClient) {
 
 #[tokio::test]
 async fn nonsense_gets_a_clear_status_and_the_next_call_an_answer() {
-    let server = tollgate::with_rules(RULES).start();
+    let server = large_messages().start();
     let mut client = RawClient::connect(server.grpc).await;
     check_all_refused(&server, &mut client).await;
     assert!(!server.log().text().contains("panicked"));
@@ -571,7 +576,7 @@ const SLACK_BYTES: u64 = 64 << 20;
 
 #[tokio::test]
 async fn nonsense_leaves_no_memory_behind() {
-    let server = tollgate::with_rules(RULES).start();
+    let server = large_messages().start();
     let mut client = RawClient::connect(server.grpc).await;
     let nasties = all_nasties();
     let large: Vec<_> = nasties
@@ -599,7 +604,7 @@ async fn nonsense_leaves_no_memory_behind() {
 /// Two million descriptors or entries of nothing fit into one message of four megabytes.
 #[tokio::test]
 async fn a_small_message_cannot_blow_up_in_memory() {
-    let server = tollgate::with_rules(RULES).start();
+    let server = large_messages().start();
     let empty = |tag: u8| [tag, 0].repeat(2_000_000);
     let descriptors = framed(&[field(1, b"d"), empty(0x12)].concat());
     let entries = framed(&[field(1, b"d"), field(2, &empty(0x0a))].concat());

@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     io::{ErrorKind, Read as _, Write as _},
-    net::{SocketAddr, TcpStream},
+    net::TcpStream,
     path::Path,
 };
 
@@ -12,6 +12,7 @@ use crate::support::{
     PATIENCE,
     ask::{ask, connect, is_ok},
     eventually,
+    hoard::who_does_not_read,
     http::get,
     json,
     tollgate::{self, Tollgate},
@@ -89,15 +90,6 @@ fn json_can_be_turned_off() {
 
 /// More than an HTTP port has room for.
 const CROWD: usize = 1_050;
-
-/// A client that asks for the long page of health as often as the sockets have room for, and reads nothing.
-fn who_does_not_read(port: SocketAddr) -> TcpStream {
-    let mut stream = TcpStream::connect(port).unwrap();
-    stream.set_nonblocking(true).unwrap();
-    let requests = b"GET /healthcheck?verbose HTTP/1.1\r\nhost: test\r\n\r\n".repeat(2_000);
-    while stream.write(&requests).is_ok() {}
-    stream
-}
 
 /// The kubelet ends a process whose health does not answer within a second.
 #[test]
@@ -192,7 +184,9 @@ fn json_and_pages_are_worked_off_beside_the_thread_that_accepts() {
 /// A part is a few bytes of text and hundreds of them in memory.
 #[test]
 fn json_of_many_parts_is_not_read() {
-    let server = tollgate::with_rules(RULES).start();
+    let server = tollgate::with_rules(RULES)
+        .args(["--max-message-bytes", "4194304"])
+        .start();
     let before = server.peak_bytes();
     let entries = vec!["{}"; 130_000].join(",");
     let body = format!(r#"{{"domain": "d", "descriptors": [{{"entries": [{entries}]}}]}}"#);

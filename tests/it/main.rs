@@ -29,6 +29,8 @@
 //! - `h2spec`: what the RFCs of HTTP/2 allow and forbid, frame by frame, beside a server of stock tonic
 //! - `fuzz`: bytes that fuzzing has found worth keeping, tried again
 //! - `clients`: what callers are written with asks, over sockets, ports and TLS, compressed or not
+//! - `held`: how much clients can make the process hold, in sum
+//! - `attack`: attacks on the doors, and what others notice of them
 //! - `c_core`: Python's grpcio asks, over sockets and ports and under any name
 //! - `tls`: TLS on the gRPC port: who is let in, and certificates that change
 //! - `http`: health, metrics and the rules in use over HTTP
@@ -48,6 +50,7 @@
 
 mod algorithms;
 mod allocations;
+mod attack;
 mod bad_input;
 mod c_core;
 mod calm;
@@ -65,6 +68,7 @@ mod fuzz;
 mod golden;
 mod grpcurl;
 mod h2spec;
+mod held;
 mod histories;
 mod http;
 mod lint_envoy;

@@ -10,6 +10,7 @@ use std::{
 
 pub mod ads;
 pub mod ask;
+pub mod attack;
 pub mod busy;
 pub mod certificates;
 pub mod chaos;
@@ -18,6 +19,7 @@ pub mod cluster;
 pub mod envoy;
 pub mod frames;
 pub mod histories;
+pub mod hoard;
 pub mod http;
 pub mod json;
 pub mod proxy;
@@ -27,6 +29,7 @@ pub mod redis;
 pub mod sentinel;
 pub mod statsd;
 pub mod storm;
+pub mod table;
 pub mod tollgate;
 
 /// How long anything may take before a test gives up on it.

@@ -18,7 +18,8 @@ use crate::support::{
     certificates::{Authority, Secret},
     finish,
     frames::{
-        DATA, Frames, GO_AWAY, PING, RESET, SETTINGS, beginnings, data, frame, headers, streams,
+        DATA, Frames, GO_AWAY, PING, RESET, SETTINGS, beginnings, calls_to_reset, cancelled_calls,
+        data, endless_headers, frame, headers, streams,
     },
     http,
     tollgate::{self, Tollgate, program},
@@ -232,10 +233,7 @@ fn a_flood_of_resets_is_told_to_go() {
             .args(["--workers", "1"])
             .start();
         let mut client = Frames::connect(server.grpc);
-        let flood: Vec<u8> = streams()
-            .take(calls)
-            .flat_map(|stream| [headers(stream), frame(3, 0, stream, &[0, 0, 0, 8])].concat())
-            .collect();
+        let flood = cancelled_calls(calls);
         let mut writing = client.0.try_clone().unwrap();
         let told = std::thread::scope(|scope| {
             // The server may be gone before all of it is written.
@@ -257,14 +255,7 @@ fn a_client_that_has_its_calls_reset_is_told_to_go() {
     // A window that grows by nothing, and a frame of priority that is too short.
     for wrong in [frame(8, 0, 1, &[0; 4]), frame(2, 0, 1, &[0; 4])] {
         let mut client = Frames::connect(server.grpc);
-        let flood: Vec<u8> = streams()
-            .take(5_000)
-            .flat_map(|stream| {
-                let mut wrong = wrong.clone();
-                wrong[5..9].copy_from_slice(&stream.to_be_bytes());
-                [headers(stream), wrong].concat()
-            })
-            .collect();
+        let flood = calls_to_reset(5_000, wrong);
         let mut writing = client.0.try_clone().unwrap();
         let told = std::thread::scope(|scope| {
             // The server may be gone before all of it is written.
@@ -595,15 +586,10 @@ fn who_only_begins_costs_bounded_memory() {
     check_answers(&["--server", &format!("http://{}", server.grpc)]);
     let before = server.resident_bytes();
     let mut client = Frames::connect(server.grpc);
-    // A block of 16 kB that goes on in frames that never say that they end.
-    let long = [
-        &[0x00, 0x01, b'x', 0x7f, 0x80, 0x7c][..],
-        &[b'v'; 15_999][..],
-    ]
-    .concat();
-    client.0.write_all(&frame(1, 0, 1, &long)).unwrap();
+    let [first, further] = endless_headers();
+    client.0.write_all(&first).unwrap();
     for _ in 0..20_000 {
-        if client.0.write_all(&frame(9, 0, 1, &long)).is_err() {
+        if client.0.write_all(&further).is_err() {
             break;
         }
     }
@@ -635,7 +621,8 @@ fn connections_above_their_number_wait() {
         .args(["--max-connections", "1"])
         .start();
     let mut first = Frames::connect(server.grpc);
-    assert!(first.read().is_some());
+    first.0.write_all(&[headers(1), data(1)].concat()).unwrap();
+    assert!(first.read_until(DATA).is_some());
     let mut second = Frames::connect(server.grpc);
     second.0.set_nonblocking(true).unwrap();
     let mut byte = [0];
@@ -643,6 +630,32 @@ fn connections_above_their_number_wait() {
     assert_eq!(waits.kind(), ErrorKind::WouldBlock);
     drop(first);
     wait_until("the second is greeted", || second.0.read(&mut byte).is_ok());
+}
+
+/// Who holds a place and does not call makes room for the next, the oldest first.
+#[test]
+fn a_connection_without_a_call_gives_its_place_to_another() {
+    let server = tollgate::with_rules(RULES)
+        .args(["--max-connections", "2"])
+        .args(["--first-call-timeout", "1h"])
+        .start();
+    let mut idle: Vec<_> = beginnings()
+        .iter()
+        .map(|bytes| {
+            let mut stream = TcpStream::connect(server.grpc).unwrap();
+            stream.write_all(bytes).unwrap();
+            stream
+        })
+        .collect();
+    check_answers(&["--server", &format!("http://{}", server.grpc)]);
+    for stream in &mut idle[..4] {
+        read_to_the_end(stream, "it had to go");
+    }
+    let gone = "tollgate_cut_off_total{reason=\"connection_no_place\"}";
+    assert!(server.metric(gone) >= 5);
+    server
+        .log()
+        .with("the oldest is closed that has not called");
 }
 
 /// A client is told how many calls it may have under way; the next one is refused, and the others go

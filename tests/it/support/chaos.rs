@@ -777,7 +777,9 @@ async fn busy(plan: Plan) -> Outcome {
 }
 
 /// Whoever reads a large message does nothing else meanwhile.
-async fn starved(plan: Plan) -> Outcome {
+async fn starved(mut plan: Plan) -> Outcome {
+    let large = ["--max-message-bytes", "4194304"];
+    plan.args.extend(large.map(str::to_owned));
     let redis = Redis::start();
     let server = start_by_default(&plan, &redis.url());
     let lasts = plan.lasts;

@@ -11,10 +11,13 @@ use super::PATIENCE;
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 pub const DATA: u8 = 0;
+pub const HEADERS: u8 = 1;
 pub const RESET: u8 = 3;
 pub const SETTINGS: u8 = 4;
 pub const PING: u8 = 6;
 pub const GO_AWAY: u8 = 7;
+pub const WINDOW_UPDATE: u8 = 8;
+pub const CONTINUATION: u8 = 9;
 
 /// Ways to begin a connection and then to say no more, each a little further, and none of them a call.
 pub fn beginnings() -> Vec<Vec<u8>> {
@@ -52,6 +55,17 @@ impl Frames {
         let mut payload = vec![0; usize::try_from(length).unwrap()];
         self.fill(&mut payload)?;
         Some((head[3], payload))
+    }
+
+    /// Type, flags, stream and payload of the next frame; nothing if none comes in time or the server has closed.
+    pub fn try_read(&mut self) -> Option<(u8, u8, u32, Vec<u8>)> {
+        let mut head = [0; 9];
+        self.0.read_exact(&mut head).ok()?;
+        let [_, _, _, kind, flags, stream @ ..] = head;
+        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+        let mut payload = vec![0; usize::try_from(length).unwrap()];
+        self.0.read_exact(&mut payload).ok()?;
+        Some((kind, flags, u32::from_be_bytes(stream), payload))
     }
 
     fn fill(&mut self, bytes: &mut [u8]) -> Option<()> {
@@ -110,6 +124,38 @@ pub fn data(stream: u32) -> Vec<u8> {
     let length = u32::try_from(request.len()).unwrap().to_be_bytes();
     let message = [&[0][..], &length, &request].concat();
     frame(0, 1, stream, &message)
+}
+
+/// So many calls, each cancelled as soon as it is made.
+pub fn cancelled_calls(count: usize) -> Vec<u8> {
+    let call = |stream| [headers(stream), frame(RESET, 0, stream, &[0, 0, 0, 8])].concat();
+    streams().take(count).flat_map(call).collect()
+}
+
+/// So many calls, each followed by `wrong`, a frame that has the server reset it.
+pub fn calls_to_reset(count: usize, mut wrong: Vec<u8>) -> Vec<u8> {
+    let mut call = |stream: u32| {
+        wrong[5..9].copy_from_slice(&stream.to_be_bytes());
+        [headers(stream), wrong.clone()].concat()
+    };
+    let mut calls = Vec::new();
+    for stream in streams().take(count) {
+        calls.extend(call(stream));
+    }
+    calls
+}
+
+/// Headers of 16 kB that go on in as large frames and never say that they end: the first frame and a further one.
+pub fn endless_headers() -> [Vec<u8>; 2] {
+    let long = [
+        &[0x00, 0x01, b'x', 0x7f, 0x80, 0x7c][..],
+        &[b'v'; 15_999][..],
+    ]
+    .concat();
+    [
+        frame(HEADERS, 0, 1, &long),
+        frame(CONTINUATION, 0, 1, &long),
+    ]
 }
 
 pub fn streams() -> impl Iterator<Item = u32> {

@@ -1,0 +1,169 @@
+//! How much clients can make the process hold, in sum: messages that do not end, replies that nobody reads,
+//! pages. Whatever they do, memory stays far below what the manifests in `deploy/` allow, and others are
+//! answered.
+
+use std::time::Duration;
+
+use prost::Message as _;
+use tonic::Code;
+
+use crate::support::{
+    ask::{ask, connect, descriptor, is_ok, request},
+    hoard::{
+        Hoarder, calls_without_end, framed, made_up_names, many_descriptors, slow_bodies,
+        unread_replies,
+    },
+    http::get,
+    json,
+    raw::RawClient,
+    tollgate::{self, Tollgate},
+    wait_until,
+};
+
+const RULES: &str = "
+domain: d
+descriptors:
+  - key: k
+    rate_limits: [1000000/10000years]
+  - key: other
+    rate_limits: [1000000/10000years]
+  - key: named
+    detailed_metric: true
+    rate_limits: [1000000/10000years]
+";
+
+/// What they may add: `--max-held-bytes`, and as much again for whatever holds it.
+const BOUND: u64 = 128 << 20;
+
+fn start(args: &[&str]) -> Tollgate {
+    let builder = tollgate::with_rules(RULES).args(["--workers", "2"]);
+    let server = builder.args(args.iter().copied()).start();
+    check_others(&server);
+    server
+}
+
+/// Somebody else is answered, over gRPC and JSON, and so is a probe.
+#[track_caller]
+fn check_others(server: &Tollgate) {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        for _ in 0..10 {
+            let mut client = connect(server.grpc).await;
+            assert!(is_ok(&ask(&mut client, "d", &[("other", "v")]).await));
+            // Large enough to come in several pieces.
+            let large = [("other", &*"x".repeat(60_000)); 3];
+            assert!(is_ok(&ask(&mut client, "d", &large).await));
+        }
+    });
+    assert_eq!(get(server.http, "/healthcheck").body, "OK");
+    let body = br#"{"domain":"d","descriptors":[{"entries":[{"key":"other","value":"v"}]}]}"#;
+    assert_eq!(json::send(server.http, "POST", "/json", body).status, 200);
+}
+
+/// `hoard` is under way while others are looked at, and costs no more than there is.
+#[track_caller]
+fn check_bounded<T>(server: &Tollgate, hoard: impl FnOnce() -> T) -> T {
+    let before = server.resident_bytes();
+    let hoarders = hoard();
+    check_others(server);
+    let grown = server.peak_bytes().saturating_sub(before);
+    assert!(grown < BOUND, "{} MB", grown >> 20);
+    hoarders
+}
+
+const MESSAGE: usize = 4 << 20;
+const LARGE_MESSAGES: [&str; 2] = ["--max-message-bytes", "4194304"];
+
+#[test]
+fn calls_that_do_not_end_are_bounded_in_sum() {
+    let server = start(&LARGE_MESSAGES);
+    check_bounded(&server, || calls_without_end(server.grpc, 61, MESSAGE));
+}
+
+/// None of them has much.
+#[test]
+fn calls_that_do_not_end_on_many_connections_are_bounded_in_sum() {
+    let server = start(&[]);
+    check_bounded(&server, || {
+        let calls = |_| calls_without_end(server.grpc, 4, 200 << 10);
+        (0..300).map(calls).collect::<Vec<_>>()
+    });
+}
+
+#[test]
+fn bodies_that_do_not_end_are_bounded_in_sum() {
+    let server = start(&LARGE_MESSAGES);
+    check_bounded(&server, || slow_bodies(server.http, 61, MESSAGE));
+}
+
+#[test]
+fn replies_that_are_not_read_are_bounded_in_sum() {
+    let server = start(&[]);
+    check_bounded(&server, || {
+        unread_replies(server.grpc, 10, 1024, &many_descriptors(1000, b"v"))
+    });
+}
+
+#[test]
+fn replies_with_metadata_that_are_not_read_are_bounded_in_sum() {
+    let server = start(&["--dynamic-metadata"]);
+    let message = many_descriptors(4, &[0xff; 60_000]);
+    check_bounded(&server, || unread_replies(server.grpc, 4, 200, &message));
+}
+
+/// What nobody uses any more goes back, though nobody asks for anything.
+#[test]
+fn memory_goes_back_after_a_peak() {
+    let server = start(&LARGE_MESSAGES);
+    let before = server.resident_bytes();
+    drop(calls_without_end(server.grpc, 12, MESSAGE));
+    let peak = server.peak_bytes();
+    assert!(peak > before + (32 << 20), "{} MB", peak >> 20);
+    wait_until("most of it went back", || {
+        server.resident_bytes() < before + (peak - before) / 4
+    });
+}
+
+/// A caller has some time for a message, and others are answered meanwhile.
+#[tokio::test]
+async fn a_message_that_does_not_come_in_time_is_given_up() {
+    let server = start(&["--message-timeout", "200ms"]);
+    let mut slow = Hoarder::connect(server.grpc, 65_535);
+    let message = framed(&request("d", vec![descriptor(&[("k", "v")])]).encode_to_vec());
+    assert!(slow.call(&message[..7], false));
+    while slow.ended == 0 {
+        assert!(slow.hear(), "its call is ended, and no more");
+    }
+    let started = "POST /json HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{";
+    let mut stream = std::net::TcpStream::connect(server.http).unwrap();
+    std::io::Write::write_all(&mut stream, started.as_bytes()).unwrap();
+    let mut reply = [0; 12];
+    std::io::Read::read_exact(&mut stream, &mut reply).unwrap();
+    assert_eq!(&reply, b"HTTP/1.1 408");
+}
+
+/// Names that requests make up, as many and as long as are kept, and the page of all of them.
+#[tokio::test]
+async fn a_scrape_of_the_largest_page_costs_little() {
+    const MOST: u64 = 16 << 20;
+    for length in [110, 490] {
+        let server = tollgate::with_rules(RULES).start();
+        let mut client = RawClient::connect(server.grpc).await;
+        for message in made_up_names(10_000, length) {
+            let status = client.send(framed(&message)).await;
+            assert_eq!(status.code(), Code::Ok, "{status:?}");
+        }
+        for page in ["/metrics", "/stats"] {
+            let before = server.resident_bytes();
+            let text = get(server.debug, page).body;
+            let grown = server.peak_bytes().saturating_sub(before);
+            assert!(text.len() > 4 << 20, "{}", text.len());
+            assert!(
+                grown < MOST,
+                "{page}, {length}: {} MB for {}",
+                grown >> 20,
+                text.len()
+            );
+        }
+    }
+}

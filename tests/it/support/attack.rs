@@ -1,0 +1,526 @@
+//! Attacks on the doors: each is carried out against a server of its own, and what others notice of it is
+//! measured meanwhile.
+
+use std::{
+    any::Any,
+    fmt,
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use ::tollgate::grpc::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride;
+use nix::sys::signal::Signal;
+use prost::Message as _;
+
+use super::{
+    PATIENCE,
+    ask::{descriptor, request},
+    frames::{
+        DATA, Frames, PING, SETTINGS, beginnings, calls_to_reset, cancelled_calls, data,
+        endless_headers, frame, headers, streams,
+    },
+    hoard::{
+        Hoarder, calls_without_end, framed, made_up_names, many_descriptors, slow_bodies,
+        unread_replies, who_does_not_read,
+    },
+    http, json,
+    tollgate::{self, Tollgate},
+    wait_until,
+};
+
+const RULES: &str = "
+domain: d
+descriptors:
+  - key: k
+    rate_limits: [1000000000/10000years]
+  - key: named
+    detailed_metric: true
+    rate_limits: [1000000000/10000years]
+";
+
+/// How much of it there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Size {
+    /// As the review did it.
+    Full,
+    /// A little of it, beside other tests.
+    Small,
+}
+
+impl Size {
+    fn of(self, full: usize) -> usize {
+        match self {
+            Self::Full => full,
+            Self::Small => full.div_ceil(20),
+        }
+    }
+}
+
+/// What is kept until the server is told to stop, such as connections.
+type Kept = Box<dyn Any>;
+
+#[derive(Clone, Copy)]
+pub struct Attack {
+    pub name: &'static str,
+    /// What it did before there was anything against it, and what it does to envoyproxy/ratelimit.
+    pub before: &'static str,
+    pub reference: &'static str,
+    args: &'static [&'static str],
+    /// The limit of open files, if it is not the usual one.
+    files: Option<u32>,
+    carry_out: fn(&Tollgate, Size) -> Kept,
+}
+
+/// What others noticed.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The longest time that a probe of health took, or a new connection with its first call.
+    pub health: Duration,
+    pub connecting: Duration,
+    /// Of the calls on a connection that was there before, 99 of 100 took no longer.
+    pub calls: Duration,
+    pub resident_bytes: u64,
+    pub drain: Duration,
+    /// Probes, connections and calls that were not answered at all.
+    pub failures: usize,
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let millis = |time: Duration| time.as_secs_f64() * 1000.0;
+        write!(
+            f,
+            "{:.0} ms | {:.0} ms | {:.1} ms | {} | {} MB | {:.1} s",
+            millis(self.health),
+            millis(self.connecting),
+            millis(self.calls),
+            self.failures,
+            self.resident_bytes.div_ceil(1 << 20),
+            self.drain.as_secs_f64()
+        )
+    }
+}
+
+impl Attack {
+    const fn new(name: &'static str, carry_out: fn(&Tollgate, Size) -> Kept) -> Self {
+        Self {
+            name,
+            before: "",
+            reference: "",
+            args: &[],
+            files: None,
+            carry_out,
+        }
+    }
+
+    const fn was(self, before: &'static str, reference: &'static str) -> Self {
+        Self {
+            before,
+            reference,
+            ..self
+        }
+    }
+
+    const fn with(self, args: &'static [&'static str]) -> Self {
+        Self { args, ..self }
+    }
+
+    const fn with_files(self, files: u32) -> Self {
+        Self {
+            files: Some(files),
+            ..self
+        }
+    }
+
+    pub fn run(&self, size: Size) -> Outcome {
+        let builder = tollgate::with_rules(RULES).args(self.args.iter().copied());
+        let mut server = match self.files {
+            None => builder.start(),
+            Some(files) => builder.with_files(files, files).start(),
+        };
+        let others = Others::of(&server);
+        let kept = (self.carry_out)(&server, size);
+        others.go_on();
+        let (health, connecting, calls, failures) = others.end();
+        let resident_bytes = server.peak_bytes();
+        let begun = Instant::now();
+        server.signal(Signal::SIGTERM);
+        assert!(server.wait().success(), "{}", server.log().text());
+        let drain = begun.elapsed();
+        drop(kept);
+        Outcome {
+            health,
+            connecting,
+            calls,
+            resident_bytes,
+            drain,
+            failures,
+        }
+    }
+}
+
+/// Those who ask a server all the time, each in a thread: a probe, somebody who connects anew each time, and
+/// somebody who stays.
+struct Others {
+    is_over: Arc<AtomicBool>,
+    rounds: [Arc<AtomicUsize>; 3],
+    threads: [JoinHandle<Vec<Option<Duration>>>; 3],
+}
+
+impl Others {
+    fn of(server: &Tollgate) -> Self {
+        let (http, grpc) = (server.http, server.grpc);
+        let is_over = Arc::new(AtomicBool::new(false));
+        let rounds = [(); 3].map(|()| Arc::<AtomicUsize>::default());
+        let every = |which: usize, pause, mut ask: Box<dyn FnMut() -> bool + Send>| {
+            let (is_over, rounds) = (is_over.clone(), rounds[which].clone());
+            thread::spawn(move || {
+                let mut took = Vec::new();
+                while !is_over.load(Relaxed) {
+                    let asked = Instant::now();
+                    let is_answered = ask();
+                    took.push(is_answered.then(|| asked.elapsed()));
+                    rounds.fetch_add(1, Relaxed);
+                    thread::sleep(pause);
+                }
+                took
+            })
+        };
+        let probe =
+            move || http::try_get(http, "/healthcheck", &[]).is_ok_and(|reply| reply.status == 200);
+        let mut stays = Caller::connect(grpc);
+        let threads = [
+            every(0, Duration::from_millis(20), Box::new(probe)),
+            every(
+                1,
+                Duration::from_millis(20),
+                Box::new(move || {
+                    Caller::connect(grpc).is_some_and(|mut caller| caller.call().is_some())
+                }),
+            ),
+            every(
+                2,
+                Duration::from_millis(2),
+                Box::new(move || {
+                    let is_answered = stays.as_mut().and_then(Caller::call).is_some();
+                    if !is_answered {
+                        stays = Caller::connect(grpc);
+                    }
+                    is_answered
+                }),
+            ),
+        ];
+        let others = Self {
+            is_over,
+            rounds,
+            threads,
+        };
+        others.go_on();
+        others
+    }
+
+    /// Waits until each has asked some more.
+    fn go_on(&self) {
+        let now = || self.rounds.each_ref().map(|rounds| rounds.load(Relaxed));
+        let before = now();
+        wait_until("others go on", || {
+            before
+                .iter()
+                .zip(now())
+                .all(|(before, now)| now > before + 20)
+        });
+    }
+
+    fn end(self) -> (Duration, Duration, Duration, usize) {
+        self.is_over.store(true, Relaxed);
+        let mut failures = 0;
+        let [health, connecting, mut calls] = self.threads.map(|thread| {
+            let took = thread.join().expect("it only asks");
+            failures += took.iter().filter(|took| took.is_none()).count();
+            took.into_iter().flatten().collect::<Vec<_>>()
+        });
+        calls.sort();
+        let most = |took: &[Duration]| took.iter().max().copied().unwrap_or(Duration::MAX);
+        let calls = calls.get(calls.len() * 99 / 100).copied();
+        (
+            most(&health),
+            most(&connecting),
+            calls.unwrap_or(Duration::MAX),
+            failures,
+        )
+    }
+}
+
+/// Calls one after the other.
+struct Caller {
+    frames: Frames,
+    next: u32,
+}
+
+impl Caller {
+    fn connect(address: SocketAddr) -> Option<Self> {
+        // Without a panic where there is no way in: that is what is to be found out.
+        let mut stream = TcpStream::connect(address).ok()?;
+        stream.set_read_timeout(Some(PATIENCE)).ok()?;
+        stream.write_all(&beginnings()[4]).ok()?;
+        let frames = Frames(stream);
+        Some(Self { frames, next: 1 })
+    }
+
+    fn call(&mut self) -> Option<()> {
+        let stream = self.next;
+        self.next += 2;
+        let call = [headers(stream), data(stream)].concat();
+        self.frames.0.write_all(&call).ok()?;
+        loop {
+            let (kind, flags, from, _) = self.frames.try_read()?;
+            match kind {
+                SETTINGS if flags & 1 == 0 => {
+                    let acknowledged = frame(SETTINGS, 1, 0, &[]);
+                    self.frames.0.write_all(&acknowledged).ok()?;
+                }
+                DATA if from == stream => {
+                    // Replies are to be paid for in windows.
+                    let more = frame(8, 0, 0, &1_000_u32.to_be_bytes());
+                    return self.frames.0.write_all(&more).ok();
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+fn connections(address: SocketAddr, count: usize, bytes: &[u8]) -> Vec<TcpStream> {
+    let connect = |_| {
+        let mut stream = TcpStream::connect(address).ok()?;
+        stream.write_all(bytes).ok()?;
+        Some(stream)
+    };
+    (0..count).map_while(connect).collect()
+}
+
+/// Writes `piece` again and again, and reads nothing.
+fn flood(address: SocketAddr, times: usize, piece: &[u8]) -> Frames {
+    let mut client = Frames::connect(address);
+    let long = Some(Duration::from_secs(1));
+    client.0.set_write_timeout(long).unwrap();
+    for _ in 0..times {
+        // Either nothing goes any more, or the server has had enough.
+        if client.0.write_all(piece).is_err() {
+            break;
+        }
+    }
+    client
+}
+
+const MESSAGE: usize = 4 << 20;
+const LARGE: &[&str] = &["--max-message-bytes", "4194304"];
+
+/// All of them, in the order of the review.
+pub fn all() -> Vec<Attack> {
+    vec![
+        Attack::new(
+            "9,000 connections that begin and do not call",
+            |server, size| {
+                let each = size.of(1_500);
+                let all = beginnings();
+                let all = all
+                    .iter()
+                    .map(|bytes| connections(server.grpc, each, bytes));
+                Box::new(all.collect::<Vec<_>>())
+            },
+        )
+        .was(
+            "8 to 38 kB each; held for a day, and a drain for all of its time",
+            "closed after 120 s",
+        ),
+        Attack::new(
+            "9,000 calls without a message, a connection each",
+            |server, size| {
+                let begun = [&beginnings()[4][..], &headers(1)].concat();
+                Box::new(connections(server.grpc, size.of(9_000), &begun))
+            },
+        )
+        .was("23 kB each", ""),
+        Attack::new("1,050 unfinished requests to the HTTP port", |server, _| {
+            let begun = b"GET /healthcheck HTTP/1.1\r\n";
+            Box::new(connections(server.http, 1_050, begun))
+        })
+        .was("no health for 32 s", "1 ms"),
+        Attack::new(
+            "1,050 clients of the HTTP port that do not read",
+            |server, _| {
+                let all = (0..1_050).map(|_| who_does_not_read(server.http));
+                Box::new(all.collect::<Vec<_>>())
+            },
+        )
+        .was("no health as long as they stay", "1.1 s"),
+        Attack::new("61 calls of 4 MB without an end", |server, size| {
+            Box::new(calls_without_end(server.grpc, size.of(61), MESSAGE))
+        })
+        .was("256 MB, held", ""),
+        Attack::new(
+            "the same where messages of 4 MB are let in",
+            |server, size| Box::new(calls_without_end(server.grpc, size.of(61), MESSAGE)),
+        )
+        .with(LARGE)
+        .was("256 MB, held", ""),
+        Attack::new("61 slow bodies of 4 MB at /json", |server, size| {
+            Box::new(slow_bodies(server.http, size.of(61), MESSAGE))
+        })
+        .with(LARGE)
+        .was("256 MB", ""),
+        Attack::new("10,240 replies that are not read", |server, size| {
+            let message = many_descriptors(1_000, b"v");
+            Box::new(unread_replies(server.grpc, 10, size.of(1_024), &message))
+        })
+        .was("480 MB", ""),
+        Attack::new(
+            "800 replies with metadata that are not read",
+            |server, size| {
+                let message = many_descriptors(4, &[0xff; 60_000]);
+                Box::new(unread_replies(server.grpc, 4, size.of(200), &message))
+            },
+        )
+        .with(&["--dynamic-metadata"])
+        .was("13 MB each for messages of 4 MB", ""),
+        Attack::new("large requests in JSON, all the time", |server, size| {
+            let entries = vec!["{}"; 16_000].join(",");
+            let body = format!(r#"{{"domain":"d","descriptors":[{{"entries":[{entries}]}}]}}"#);
+            let ask = || {
+                for _ in 0..size.of(60) {
+                    json::send(server.http, "POST", "/json", body.as_bytes());
+                }
+            };
+            thread::scope(|scope| {
+                let all = [(); 20].map(|()| scope.spawn(ask));
+                all.into_iter().for_each(|one| one.join().unwrap());
+            });
+            Box::new(())
+        })
+        .was("health 4.1 s, new connections 0.9 s", ""),
+        Attack::new("200,000 periods of one descriptor", |server, size| {
+            let mut hoarder = Hoarder::connect(server.grpc, 1 << 30);
+            for thousand in 0..u32::try_from(size.of(200)).unwrap() {
+                let descriptors = (1..=1_000).map(|number| {
+                    let mut one = descriptor(&[("k", "v")]);
+                    one.limit = Some(RateLimitOverride {
+                        requests_per_unit: 1,
+                        unit: 1,
+                        unit_multiplier: Some(thousand * 1_000 + number),
+                    });
+                    one
+                });
+                let message = request("d", descriptors.collect()).encode_to_vec();
+                assert!(hoarder.call(&framed(&message), true));
+            }
+            while hoarder.open() > 0 && hoarder.hear() {}
+            Box::new(hoarder)
+        })
+        .was("calls of others 99 ms", ""),
+        Attack::new(
+            "300 connections where 256 files may be open",
+            |server, _| Box::new(connections(server.grpc, 300, &beginnings()[4])),
+        )
+        .with_files(256)
+        .was("no health, no new connection", "the limit is raised"),
+        Attack::new(
+            "10,000 made-up names of 490 bytes, scraped",
+            |server, size| {
+                let mut hoarder = Hoarder::connect(server.grpc, 1 << 30);
+                for message in made_up_names(size.of(10_000), 490) {
+                    assert!(hoarder.call(&framed(&message), true));
+                }
+                while hoarder.open() > 0 && hoarder.hear() {}
+                for _ in 0..5 {
+                    assert_eq!(http::get(server.debug, "/metrics").status, 200);
+                }
+                Box::new(hoarder)
+            },
+        )
+        .was("255 MB, health 0.5 s", ""),
+        Attack::new("rapid reset (CVE-2023-44487)", |server, size| {
+            let calls = cancelled_calls(3_000);
+            let all = (0..size.of(200)).map(|_| flood(server.grpc, 1, &calls));
+            Box::new(all.collect::<Vec<_>>())
+        })
+        .was("17 MB, calls of others 13 ms", ""),
+        Attack::new("MadeYouReset (CVE-2025-8671)", |server, size| {
+            let calls = calls_to_reset(3_000, frame(8, 0, 1, &[0; 4]));
+            let all = (0..size.of(200)).map(|_| flood(server.grpc, 1, &calls));
+            Box::new(all.collect::<Vec<_>>())
+        })
+        .was("calls of others 0.6 ms", ""),
+        Attack::new("headers that never end (CVE-2024-2758)", |server, size| {
+            let [first, further] = endless_headers();
+            let flood = |_| {
+                let mut client = flood(server.grpc, 1, &first);
+                while client.0.write_all(&further).is_ok() {}
+                client
+            };
+            Box::new((0..size.of(200)).map(flood).collect::<Vec<_>>())
+        })
+        .was("1 MB more", ""),
+        Attack::new(
+            "PING and SETTINGS, unread (CVE-2019-9512, -9515)",
+            |server, size| {
+                let floods = [frame(SETTINGS, 0, 0, &[]), frame(PING, 0, 0, &[7; 8])];
+                let all =
+                    floods.map(|piece| flood(server.grpc, size.of(100), &piece.repeat(10_000)));
+                Box::new(all)
+            },
+        )
+        .was("calls of others 14 ms", ""),
+        Attack::new("small calls, 10,240 replies unread", |server, size| {
+            let calls: Vec<u8> = streams()
+                .take(1_024)
+                .flat_map(|stream| [headers(stream), data(stream)].concat())
+                .collect();
+            let connect = |_| {
+                let mut client = Hoarder::connect(server.grpc, 0);
+                client.write(&calls);
+                client
+            };
+            Box::new((0..size.of(10)).map(connect).collect::<Vec<_>>())
+        })
+        .was("19 MB", ""),
+        Attack::new(ALL_AT_ONCE, |server, size| {
+            let grpc = server.grpc;
+            let http = server.http;
+            let mut hoarder = Hoarder::connect(grpc, 1 << 30);
+            for message in made_up_names(size.of(10_000), 490) {
+                assert!(hoarder.call(&framed(&message), true));
+            }
+            let message = many_descriptors(1_000, b"v");
+            thread::scope(|scope| {
+                let calls = scope.spawn(|| calls_without_end(grpc, size.of(61), MESSAGE));
+                let bodies = scope.spawn(|| slow_bodies(http, size.of(61), MESSAGE));
+                let replies = scope.spawn(|| unread_replies(grpc, 10, size.of(1_024), &message));
+                let mut scrape = TcpStream::connect(server.debug).unwrap();
+                scrape
+                    .write_all(b"GET /metrics HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n")
+                    .unwrap();
+                scrape.set_read_timeout(Some(PATIENCE)).unwrap();
+                let mut page = Vec::new();
+                scrape.read_to_end(&mut page).unwrap();
+                Box::new((
+                    calls.join().unwrap(),
+                    bodies.join().unwrap(),
+                    replies.join().unwrap(),
+                    hoarder,
+                ))
+            })
+        })
+        .with(LARGE)
+        .was("more than 1 GB", ""),
+    ]
+}
+
+pub const ALL_AT_ONCE: &str = "61 calls of 4 MB without an end, 61 slow bodies at /json, 10,240 unread replies, \
+    10,000 names of 490 bytes scraped, all at once";

@@ -1,0 +1,234 @@
+//! Clients that have a server hold as much as it lets them, and what others notice of it.
+
+use std::{
+    collections::HashMap,
+    io::{ErrorKind, Write as _},
+    net::{SocketAddr, TcpStream},
+    thread,
+    time::Duration,
+};
+
+use prost::Message as _;
+
+use super::{
+    ask::{descriptor, request},
+    frames::{DATA, Frames, GO_AWAY, HEADERS, RESET, SETTINGS, WINDOW_UPDATE, frame, headers},
+};
+
+/// Who cannot send for so long has met a server that has enough.
+const ENOUGH: Duration = Duration::from_secs(3);
+
+/// The largest frame that a server has to take (RFC 9113, 4.2).
+const FRAME_BYTES: usize = 16 << 10;
+
+/// One connection that keeps to the windows of the server and can close its own.
+#[derive(Debug)]
+pub struct Hoarder {
+    frames: Frames,
+    next: u32,
+    /// How many bytes may be sent on the connection, and at first on a stream.
+    window: i64,
+    initial: i64,
+    /// What may be sent on the streams that are open.
+    windows: HashMap<u32, i64>,
+    /// Calls that the server has answered or reset.
+    pub ended: usize,
+    pub is_closed: bool,
+}
+
+impl Hoarder {
+    /// With `window` bytes of each reply that the server may send before it is told to go on.
+    pub fn connect(address: SocketAddr, window: u32) -> Self {
+        let mut frames = Frames::connect(address);
+        let setting = [&[0, 4][..], &window.to_be_bytes()].concat();
+        frames
+            .0
+            .write_all(&frame(SETTINGS, 0, 0, &setting))
+            .unwrap();
+        frames.0.set_read_timeout(Some(ENOUGH)).unwrap();
+        frames.0.set_write_timeout(Some(ENOUGH)).unwrap();
+        Self {
+            frames,
+            next: 1,
+            window: 65_535,
+            initial: 65_535,
+            windows: HashMap::new(),
+            ended: 0,
+            is_closed: false,
+        }
+    }
+
+    /// Begins a call with `bytes`, which end its stream if `is_end`. Whether they could be sent; if not, the server
+    /// has answered before, closed, or lets no more in.
+    pub fn call(&mut self, bytes: &[u8], is_end: bool) -> bool {
+        let stream = self.next;
+        self.next += 2;
+        self.windows.insert(stream, self.initial);
+        if !self.write(&headers(stream)) {
+            return false;
+        }
+        let mut pieces = bytes.chunks(FRAME_BYTES).peekable();
+        while let Some(piece) = pieces.next() {
+            let length = i64::try_from(piece.len()).unwrap();
+            loop {
+                let Some(left) = self.windows.get_mut(&stream) else {
+                    return false;
+                };
+                if self.window >= length && *left >= length {
+                    *left -= length;
+                    self.window -= length;
+                    break;
+                }
+                if !self.hear() {
+                    return false;
+                }
+            }
+            let flags = u8::from(is_end && pieces.peek().is_none());
+            if !self.write(&frame(DATA, flags, stream, piece)) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Writes bytes as they stand; whether they could be.
+    pub fn write(&mut self, bytes: &[u8]) -> bool {
+        let written = self.frames.0.write_all(bytes);
+        self.is_closed |= matches!(&written, Err(error) if error.kind() != ErrorKind::WouldBlock);
+        written.is_ok()
+    }
+
+    /// Reads a frame, if one comes.
+    pub fn hear(&mut self) -> bool {
+        let Some((kind, flags, stream, payload)) = self.frames.try_read() else {
+            return false;
+        };
+        let number = |at: usize| {
+            let bytes = payload[at..at + 4].try_into().unwrap();
+            i64::from(u32::from_be_bytes(bytes))
+        };
+        match kind {
+            SETTINGS if flags & 1 == 0 => {
+                for at in (0..payload.len()).step_by(6) {
+                    if payload[at..at + 2] == [0, 4] {
+                        let more = number(at + 2) - self.initial;
+                        self.initial += more;
+                        self.windows.values_mut().for_each(|window| *window += more);
+                    }
+                }
+                return self.write(&frame(SETTINGS, 1, 0, &[]));
+            }
+            WINDOW_UPDATE if stream == 0 => self.window += number(0),
+            WINDOW_UPDATE => {
+                if let Some(window) = self.windows.get_mut(&stream) {
+                    *window += number(0);
+                }
+            }
+            HEADERS if flags & 1 != 0 => self.end(stream),
+            RESET => self.end(stream),
+            GO_AWAY => self.is_closed = true,
+            _ => {}
+        }
+        !self.is_closed
+    }
+
+    fn end(&mut self, stream: u32) {
+        self.ended += usize::from(self.windows.remove(&stream).is_some());
+    }
+
+    /// Calls that the server has neither answered nor reset, as far as was heard.
+    pub fn open(&self) -> usize {
+        self.windows.len()
+    }
+}
+
+/// `message` as gRPC sends it.
+pub fn framed(message: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(message.len()).unwrap();
+    [&[0], &length.to_be_bytes()[..], message].concat()
+}
+
+/// Calls with messages of `bytes` each, of which the last byte never comes.
+pub fn calls_without_end(address: SocketAddr, calls: usize, bytes: usize) -> Hoarder {
+    let mut hoarder = Hoarder::connect(address, 65_535);
+    let message = framed(&vec![b'x'; bytes]);
+    for _ in 0..calls {
+        if !hoarder.call(&message[..message.len() - 1], false) && hoarder.is_closed {
+            break;
+        }
+    }
+    hoarder
+}
+
+/// Calls on `connections`, as many as one may have, whose replies find no window: each of `descriptors`, whose
+/// only value is `value`.
+pub fn unread_replies(
+    address: SocketAddr,
+    connections: usize,
+    calls: usize,
+    message: &[u8],
+) -> Vec<Hoarder> {
+    let hoard = || {
+        let mut hoarder = Hoarder::connect(address, 0);
+        for _ in 0..calls {
+            if !hoarder.call(&framed(message), true) && hoarder.is_closed {
+                break;
+            }
+        }
+        hoarder
+    };
+    thread::scope(|scope| {
+        let all: Vec<_> = (0..connections).map(|_| scope.spawn(hoard)).collect();
+        all.into_iter().map(|one| one.join().unwrap()).collect()
+    })
+}
+
+/// A request for so many descriptors with this value.
+pub fn many_descriptors(descriptors: usize, value: &[u8]) -> Vec<u8> {
+    let mut one = descriptor(&[("k", "")]);
+    one.entries[0].value = value.to_vec().into();
+    request("d", vec![one; descriptors]).encode_to_vec()
+}
+
+/// Clients of `/json` with bodies of `bytes` each, of which the last byte does not come.
+pub fn slow_bodies(address: SocketAddr, clients: usize, bytes: usize) -> Vec<TcpStream> {
+    let head = format!(
+        "POST /json HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\ncontent-length: {bytes}\r\n\r\n"
+    );
+    let body = vec![b' '; bytes - 1];
+    let send = || {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_write_timeout(Some(ENOUGH)).unwrap();
+        stream.write_all(head.as_bytes()).unwrap();
+        // Who has heard enough reads no more.
+        let _ = stream.write_all(&body);
+        stream
+    };
+    thread::scope(|scope| {
+        let all: Vec<_> = (0..clients).map(|_| scope.spawn(send)).collect();
+        all.into_iter().map(|one| one.join().unwrap()).collect()
+    })
+}
+
+/// A client that asks for the long page of health as often as the sockets have room for, and reads nothing.
+pub fn who_does_not_read(port: SocketAddr) -> TcpStream {
+    let mut stream = TcpStream::connect(port).unwrap();
+    stream.set_nonblocking(true).unwrap();
+    let requests = b"GET /healthcheck?verbose HTTP/1.1\r\nhost: test\r\n\r\n".repeat(2_000);
+    while stream.write(&requests).is_ok() {}
+    stream
+}
+
+/// A hundred requests with made-up names for statistics, `length` bytes each and all different, for a rule `named`
+/// with `detailed_metric`.
+pub fn made_up_names(names: usize, length: usize) -> Vec<Vec<u8>> {
+    const OF_EACH: usize = 100;
+    let name = |number| format!("{number:0>length$}");
+    let all: Vec<_> = (0..names)
+        .map(|number| descriptor(&[("named", &name(number))]))
+        .collect();
+    let requests = all.chunks(OF_EACH);
+    requests
+        .map(|some| request("d", some.to_vec()).encode_to_vec())
+        .collect()
+}
