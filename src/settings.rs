@@ -406,7 +406,7 @@ pub struct Bounds {
     /// Most bytes that all clients together can have the process hold: messages on their way in, replies that
     /// are not read, headers that do not end, pages. Above it the connection that has held most for longest is
     /// closed, or what comes is refused with RESOURCE_EXHAUSTED, or 503 over HTTP
-    #[arg(long, env = "TOLLGATE_MAX_HELD_BYTES", default_value_t = 64 << 20, value_parser = number(1 << 20..), value_name = "N")]
+    #[arg(long, env = "TOLLGATE_MAX_HELD_BYTES", default_value_t = 32 << 20, value_parser = number(1 << 20..), value_name = "N")]
     pub max_held_bytes: usize,
 
     /// Most descriptors of a request

@@ -48,7 +48,7 @@ const HANDOVER: usize = 128;
 const MAX_SEND_BYTES: usize = 64 << 10;
 
 /// What a client may send of one message, and of all on its connection, before anything has looked at it.
-const STREAM_WINDOW_BYTES: u32 = 64 << 10;
+const STREAM_WINDOW_BYTES: u32 = 256 << 10;
 const CONNECTION_WINDOW_BYTES: u32 = 256 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

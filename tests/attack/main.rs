@@ -22,10 +22,10 @@ mod it {
     pub mod support;
 }
 
-use it::support::{
-    attack::{Size, all},
-    table,
-};
+#[path = "../chaos/table.rs"]
+mod table;
+
+use it::support::attack::{Size, all};
 
 fn main() {
     let (mut only, mut write) = (None, None);
@@ -54,7 +54,7 @@ fn main() {
             continue;
         }
         println!("{} …", attack.name);
-        let outcome = attack.run(Size::Full);
+        let outcome = attack.run(Size(100));
         println!("{outcome}");
         let or_dash = |text: &'static str| if text.is_empty() { "–" } else { text };
         let (before, reference) = (or_dash(attack.before), or_dash(attack.reference));

@@ -22,11 +22,11 @@ mod it {
 }
 
 mod soak;
+mod table;
 
 use it::support::{
     chaos::{Outcome, Plan, scenarios},
     storm::PERIOD,
-    table,
 };
 
 /// What to do.

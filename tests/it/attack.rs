@@ -9,8 +9,12 @@ const BOUND: u64 = 160 << 20;
 #[test]
 fn others_are_answered_during_every_attack() {
     for attack in all() {
-        let outcome = attack.run(Size::Small);
-        eprintln!("{}: {outcome}", attack.name);
+        let outcome = attack.run(Size(5));
+        let (before, reference) = (attack.before, attack.reference);
+        eprintln!(
+            "{}: {outcome}; before: {before}; there: {reference}",
+            attack.name
+        );
         assert_eq!(outcome.failures, 0, "{}: {outcome}", attack.name);
         assert!(outcome.resident_bytes < BOUND, "{}: {outcome}", attack.name);
     }

@@ -29,7 +29,6 @@ pub mod redis;
 pub mod sentinel;
 pub mod statsd;
 pub mod storm;
-pub mod table;
 pub mod tollgate;
 
 /// How long anything may take before a test gives up on it.

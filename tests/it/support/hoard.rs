@@ -45,6 +45,10 @@ impl Hoarder {
             .0
             .write_all(&frame(SETTINGS, 0, 0, &setting))
             .unwrap();
+        if let Some(more @ 1..) = window.checked_sub(65_535) {
+            let more = frame(WINDOW_UPDATE, 0, 0, &more.to_be_bytes());
+            frames.0.write_all(&more).unwrap();
+        }
         frames.0.set_read_timeout(Some(ENOUGH)).unwrap();
         frames.0.set_write_timeout(Some(ENOUGH)).unwrap();
         Self {
