@@ -480,6 +480,10 @@ impl Metrics {
             "tollgate.redis_failures_total",
             both(|meters| &meters.failures),
         );
+        list.counter(
+            "tollgate.redis_forgotten_counters_total",
+            both(|meters| &meters.forgotten),
+        );
 
         if memory.is_none() {
             self.lateness_samples(list);

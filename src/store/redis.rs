@@ -20,7 +20,7 @@ use std::{
         atomic::{AtomicI64, AtomicU64, Ordering::Relaxed},
     },
     task::{Poll, Waker},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tokio::{
@@ -552,12 +552,19 @@ async fn follow_breaker(lane: Weak<Lane>, mut trouble: watch::Receiver<Option<Tr
     }
 }
 
+/// The log says of wrong clocks once in this time.
+const SILENCE: Duration = Duration::from_secs(60);
+
 /// What the batchers of all workers have done.
 #[derive(Debug, Default)]
 pub struct Meters {
     pub pipelines: AtomicU64,
     pub commands: AtomicU64,
     pub failures: AtomicU64,
+    /// Counters that were forgotten, for their time was so far ahead that a clock must be wrong.
+    pub forgotten: AtomicU64,
+    /// When the log said so last.
+    said_forgotten: Mutex<Option<Instant>>,
     pub connections_opened: AtomicU64,
     pub connections_closed: AtomicU64,
     /// How late timers of this process went off while somebody waited for Redis.
@@ -579,6 +586,20 @@ impl Meters {
     fn record_pipeline(&self, commands: usize) {
         self.pipelines.fetch_add(1, Relaxed);
         self.commands.fetch_add(commands as u64, Relaxed);
+    }
+
+    /// Counters that were too far ahead. The log says it once a minute.
+    fn record_forgotten(&self, counters: u64) {
+        self.forgotten.fetch_add(counters, Relaxed);
+        let mut said = lock(&self.said_forgotten);
+        if said.is_some_and(|said| said.elapsed() < SILENCE) {
+            return;
+        }
+        *said = Some(Instant::now());
+        drop(said);
+        tracing::warn!(
+            "counters lie further ahead than clocks may be apart, and begin anew: the clock of a replica, or of Redis, is wrong"
+        );
     }
 
     /// A batch that failed, or a connection that did not come up.

@@ -578,6 +578,38 @@ async fn ports_open_without_redis_and_health_says_why() {
     assert!(page.contains(&label), "{page}");
 }
 
+/// What replicas with clocks of their own count is shared up to a day apart. Further apart it is not: that
+/// is counted, and said.
+#[tokio::test]
+async fn a_clock_that_is_days_ahead_is_counted_and_said() {
+    const LOG: &str = "domain: d\ndescriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 5, algorithm: sliding_log}}]";
+    let forgotten = "tollgate_redis_forgotten_counters_total";
+    let said = "the clock of a replica, or of Redis, is wrong";
+    for (offset, is_too_far) in [("+80000s", false), ("+200000s", true)] {
+        let redis = Redis::start();
+        let start = || {
+            let builder = tollgate::with_rules(LOG).redis(&redis);
+            builder.args(["--clock", "local", "--local-cache-bytes", "0"])
+        };
+        let (right, ahead) = (start().start(), start().with_clock(offset).start());
+        let mut clients = [connect(right.grpc).await, connect(ahead.grpc).await];
+        let mut admitted = 0;
+        for turn in 0..20 {
+            let client = &mut clients[(turn + 1) % 2];
+            admitted += usize::from(is_ok(&ask(client, "d", &[("k", "v")]).await));
+        }
+        assert_eq!(admitted, if is_too_far { 20 } else { 5 });
+        // By the one that is behind, each time that it comes after the other.
+        assert_eq!(ahead.metric(forgotten), 0);
+        assert_eq!(right.metric(forgotten), if is_too_far { 10 } else { 0 });
+        if is_too_far {
+            assert_eq!(right.log().with(said).matches(said).count(), 1);
+        } else {
+            assert!(!right.log().text().contains(said));
+        }
+    }
+}
+
 /// Two replicas, one of which has a clock that is a day behind, count in the same window.
 #[tokio::test]
 async fn windows_go_by_the_clock_of_redis() {

@@ -234,6 +234,10 @@ impl Batcher {
                     self.known.insert(hash);
                 }
                 waiters.answer(commands.counts(&replies));
+                let forgotten = Commands::forgotten(&replies);
+                if forgotten > 0 {
+                    self.servers.0.meters.record_forgotten(forgotten);
+                }
                 let repairs = commands.repairs(&replies);
                 if !repairs.is_empty() {
                     // Nobody waits for it. If it fails, those keys stay until Redis evicts them.

@@ -395,6 +395,17 @@ impl Commands<'_> {
         })
     }
 
+    /// How many counters scripts have forgotten because they were too far ahead of the clock.
+    pub(super) fn forgotten(replies: &[Value]) -> u64 {
+        let by_step = |reply: &Value| match reply {
+            Value::Array(told) if told.len() % NUMBERS_OF_COUNTER == 1 => {
+                told.last().and_then(|number| count(number).ok())
+            }
+            _ => None,
+        };
+        replies.iter().filter_map(by_step).sum()
+    }
+
     /// The scripts that the server did not know, and so did not run.
     pub(super) fn unknown(&self, replies: &[Value]) -> Vec<usize> {
         let is_unknown = |reply: &Value| matches!(reply, Value::ServerError(error) if error.code() == "NOSCRIPT");
@@ -406,10 +417,13 @@ impl Commands<'_> {
     }
 }
 
+/// The step says so many numbers of each counter.
+const NUMBERS_OF_COUNTER: usize = 4;
+
 /// What the step says of the counter at `place`.
 fn told_by_step(told: &[Value], place: usize, has_window: bool) -> Result<Count, StoreError> {
     let [held, is_charged, resets_in, retry_in] = told
-        .get(4 * place..)
+        .get(NUMBERS_OF_COUNTER * place..)
         .and_then(|told| told.first_chunk())
         .ok_or(StoreError::Refused)?;
     let number = |reply: &Value| match reply {
@@ -567,6 +581,12 @@ mod tests {
             ("a", Hits::ONE, Charge::Admitted),
             ("a", Hits::ONE, Charge::Always),
         ]);
+        assert_eq!(
+            Commands::forgotten(&[Value::Int(1), Value::Array(Vec::new())]),
+            0
+        );
+        let with_forgotten = Value::Array([3, 1, 0, 0, 2].map(Value::Int).to_vec());
+        assert_eq!(Commands::forgotten(&[Value::Int(1), with_forgotten]), 2);
         let script = Value::Array([3, 1, 0, 0].map(Value::Int).to_vec());
         let replies = [Value::Int(2), script, Value::Int(4)];
         let (names, counts, _) = told(&three, true, &replies);

@@ -8,7 +8,8 @@
 --       window's counter may live or the tokens that flow into a bucket in a period.
 -- Reply: for each key the hits that it holds (and those ahead that wait with refused ones), whether these were charged, milliseconds until it is
 --        empty, and milliseconds until as many hits would pass (-1 if never). Windows leave the times
---        to their caller.
+--        to their caller. At the end, if there are any, how many counters were so far ahead that they were
+--        forgotten.
 
 local GRACE = 1000
 -- How far the clocks of callers may be apart, in milliseconds, where each counts by its own: a day, as
@@ -42,9 +43,11 @@ end
 
 -- The present of a counter: `latest`, which is what it remembers, until the caller's clock is past it.
 -- Nothing if that is so far ahead that the clock which it came from was wrong.
+local forgotten = 0
 local function present(c, latest)
   local most = is_one_clock and c.period or math.max(c.period, SKEW)
-  return latest <= now + most and math.max(now, latest) or nil
+  if latest <= now + most then return math.max(now, latest) end
+  forgotten = forgotten + 1
 end
 
 -- How long a key is to live that means something for `lives` milliseconds. Where clocks are apart none
@@ -399,4 +402,5 @@ for _, c in ipairs(counters) do
   reply[#reply + 1] = resets_in
   reply[#reply + 1] = retry_in
 end
+if forgotten > 0 then reply[#reply + 1] = forgotten end
 return reply
