@@ -38,6 +38,8 @@ pub struct Options {
     pub key_format: KeyFormat,
     /// What rules that do not say so answer while the store does not.
     pub on_store_loss: OnStoreLoss,
+    /// Nobody said how many replicas there are, so no rule can count locally.
+    pub lacks_replicas: bool,
 }
 
 /// Rules that can be used.
@@ -283,6 +285,10 @@ pub enum Fault {
         text: String,
         expected: &'static str,
     },
+    #[error(
+        "`local` shares each limit among the replicas, and Redis tells their number too late; give --replicas, --replicas-until-known or --state-file"
+    )]
+    UnknownReplicas,
     #[error("`{key}` does not go with {with}; {fix}")]
     DoesNotGo {
         key: &'static str,

@@ -89,7 +89,7 @@ pub struct Terms {
     pub descriptor: u32,
     /// Whether the unit of its limit is the second.
     pub is_per_second: bool,
-    /// The length of the limit's period, in milliseconds.
+    /// The length of the limit's period, in milliseconds; of this very window, if it is the calendar's.
     pub period_millis: u64,
     /// The end of the window, if that is known beforehand. The counter may be forgotten from then
     /// on.
@@ -394,7 +394,13 @@ impl Batch {
                 on_loss,
                 descriptor,
                 is_per_second: period.unit() == Unit::Second,
-                period_millis: period.secs() * 1000,
+                period_millis: match limit.algorithm {
+                    Algorithm::Calendar(_) => {
+                        let Window { start, end } = window;
+                        end.millis().saturating_sub(start.millis())
+                    }
+                    _ => period.secs() * 1000,
+                },
                 expires_at: window.end,
             },
         });

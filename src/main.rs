@@ -58,6 +58,7 @@ fn check_files(check: &Check) -> ExitCode {
         merge_domains: check.merge_domains,
         strict_matching: check.strict_matching,
         key_format: check.key_format.into(),
+        lacks_replicas: !check.replicas.are_told(),
         ..Options::default()
     };
     let (lines, code) = match Files::read(&Source::Paths(check.paths.clone())).compile(options) {

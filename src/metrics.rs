@@ -496,7 +496,7 @@ impl Metrics {
             );
         }
         list.gauge("tollgate.stores_lost", get(&loss.lost));
-        list.gauge("tollgate.replicas", loss.replicas.load(Relaxed).into());
+        list.gauge("tollgate.replicas", loss.replicas.known().into());
         list.counter("tollgate.degraded_total", get(&loss.degraded));
         list.counter("tollgate.handed_back_hits_total", get(&loss.handed_back));
         list.counter("tollgate.forgotten_hits_total", get(&loss.forgotten));

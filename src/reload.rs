@@ -7,7 +7,9 @@ use tokio::sync::watch;
 use crate::{
     changes::Changes,
     config::{Files, Loaded, Options, Problem, Source},
+    limit::{OnStoreLoss, Rule},
     limiter::Rules,
+    matcher::Matcher,
     metrics::Metrics,
 };
 
@@ -50,7 +52,12 @@ impl Intake {
             "rules loaded"
         );
         let has_domains = loaded.matcher.domain_count() > 0;
+        let current = self.rules.current();
+        let is_new = current.is_some_and(|current| !count_alike(&current.matcher, &loaded.matcher));
         self.rules.swap(loaded.matcher, &self.metrics);
+        if is_new {
+            self.metrics.loss.change_rules();
+        }
         self.has_rules.send_replace(true);
         self.has_domains.send_replace(has_domains);
         Ok(())
@@ -70,6 +77,16 @@ impl Intake {
     pub fn has_domains(&self) -> bool {
         *self.has_domains.borrow()
     }
+}
+
+/// Whether all requests find the same rules in both, and the same of them count locally while the store is
+/// lost.
+fn count_alike(old: &Matcher, new: &Matcher) -> bool {
+    fn facts(rule: &Rule) -> (&str, bool) {
+        (&rule.path, rule.on_store_loss == OnStoreLoss::Local)
+    }
+    let (old, new) = (old.rules().iter(), new.rules().iter());
+    old.map(facts).eq(new.map(facts))
 }
 
 /// Reads the rules of one source again and again.
@@ -155,4 +172,51 @@ pub fn report(problems: &[Problem]) {
         tracing::error!("{problem}");
     }
     tracing::error!("the rules were not reloaded; the last good ones stay in use");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limit::NearRatio;
+
+    const RULES: &str = "
+domain: d
+descriptors:
+  - {key: a, rate_limits: [1/day]}
+  - {key: b, on_store_loss: local, rate_limits: [1/day]}
+";
+
+    fn loaded(text: &str) -> Result<Loaded, Vec<Problem>> {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("rules.yaml"), text).unwrap();
+        Files::read(&Source::Paths(vec![folder.path().into()])).compile(Options::default())
+    }
+
+    /// How often workers are told that they may know less of counters than they think, when each of
+    /// `texts` comes into use behind the rules above.
+    #[track_caller]
+    fn check(texts: &[&str], expected: u64) {
+        let metrics = Arc::new(Metrics::new(NearRatio::default(), 0));
+        let intake = Intake::new(Rules::default(), metrics.clone());
+        intake.take(loaded(RULES)).unwrap();
+        for text in texts {
+            // Those that cannot be used change nothing.
+            let _ = intake.take(loaded(text));
+        }
+        assert_eq!(metrics.loss.rule_sets(), expected, "{texts:?}");
+    }
+
+    #[test]
+    fn other_rules_make_workers_doubt_what_they_know_of_counters() {
+        let local = RULES.replace("key: a", "key: a, on_store_loss: local");
+        check(&[], 0);
+        check(&[&local], 1);
+        check(&[&local, RULES, RULES], 2);
+        check(
+            &[&format!("{RULES}  - {{key: c, rate_limits: [1/day]}}")],
+            1,
+        );
+        check(&[&RULES.replace("key: a", "key: c")], 1);
+        check(&[&RULES.replace("1/day", "2/day"), "domain: ["], 0);
+    }
 }

@@ -6,9 +6,10 @@
 
 use std::{
     io,
+    num::NonZeroU32,
     path::Path,
     pin::Pin,
-    sync::{Arc, Weak, atomic::Ordering::Relaxed},
+    sync::{Arc, Weak},
     thread,
     time::Duration,
 };
@@ -46,7 +47,7 @@ use worker::{Keepalive, Phase, Serving, Worker, Workers, accept};
 use crate::{
     admin::{self, Health},
     causes::chain,
-    config::{Options, Problem},
+    config::{Fault, Options, Problem},
     grpc::{self, proto::DESCRIPTORS, unary::Door, wire},
     held::Budget,
     limit::{Modes, NearRatio, OnStoreLoss},
@@ -63,11 +64,11 @@ use crate::{
     store::{
         AnyStore,
         memory::MemoryStore,
-        on_loss::{Loss, OnLoss, Return},
+        on_loss::{self, Loss, OnLoss, Return},
         over_limit_cache::{Caches, OverLimitCache},
         per_second::PerSecond,
         redis::{self, Batchers, RedisStore, Servers},
-        replicas::Replicas,
+        replicas::{Replicas, StateFile},
     },
     traces::{self, Tracer, export::Exporter},
     xds::{self, XdsError},
@@ -97,6 +98,8 @@ pub enum ServerError {
         source_name: String,
         problems: Vec<Problem>,
     },
+    #[error("--on-store-loss: {0}")]
+    UnknownReplicas(Fault),
     #[error(transparent)]
     Redis(#[from] redis::BadUrl),
     #[error(transparent)]
@@ -255,9 +258,10 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
         tasks.spawn(async move { match batchers.run().await {} });
     }
     if let Some(first) = returns.first()
-        && settings.loss.replicas == 0
+        && settings.loss.replicas.fixed().is_none()
     {
-        let replicas = Replicas::new(first.store.clone(), metrics.loss.clone());
+        let state = state_file(settings);
+        let replicas = Replicas::new(first.store.clone(), metrics.loss.clone(), state);
         let clock = backend.clock(settings);
         let mut counts_locally = counts_locally(rules.clone());
         let is_default: OnStoreLoss = settings.loss.on_store_loss.into();
@@ -388,7 +392,11 @@ impl RuleSource {
             strict_matching: settings.strict_matching,
             key_format: settings.redis.key_format.into(),
             on_store_loss: settings.loss.on_store_loss.into(),
+            lacks_replicas: settings.lacks_replicas(),
         };
+        if options.lacks_replicas && options.on_store_loss == OnStoreLoss::Local {
+            return Err(ServerError::UnknownReplicas(Fault::UnknownReplicas));
+        }
         if let Some(xds) = settings.xds.options() {
             let client = xds::Client::new(xds, options, intake.clone(), metrics.clone())?;
             let server = client.server();
@@ -466,12 +474,17 @@ impl Backend {
                 settings.max_counters,
             ))));
         };
-        metrics.loss.replicas.store(settings.loss.replicas, Relaxed);
+        let replicas = &settings.loss.replicas;
+        let known = replicas.fixed().or_else(|| kept_replicas(settings));
+        metrics.loss.replicas.begin(known, replicas.until_known());
         let backend = |name, address, meters| {
             let servers = Servers::new(&address, meters, grpc::now)?;
             let meters = metrics.loss.clone();
-            let loss = Loss::new(name, settings.max_counters, meters);
-            let loss = Arc::new(loss);
+            let options = on_loss::Options {
+                max_counters: settings.max_counters,
+                unseen_percent: settings.loss.unseen_share,
+            };
+            let loss = Arc::new(Loss::new(name, options, meters));
             Ok(RedisBackend { servers, loss })
         };
         let per_second = settings.redis_per_second.address(&settings.redis.tls);
@@ -639,6 +652,20 @@ fn worker_count(settings: &Settings) -> usize {
         0 => thread::available_parallelism().map_or(1, Into::into),
         count => count,
     }
+}
+
+/// Where the number of replicas is kept over a restart.
+fn state_file(settings: &Settings) -> Option<StateFile> {
+    let path = settings.loss.replicas.state_file()?;
+    Some(StateFile::at(path.to_owned()))
+}
+
+/// The number that an earlier process kept. A file that holds none is said and left out.
+fn kept_replicas(settings: &Settings) -> Option<NonZeroU32> {
+    state_file(settings)?.read().unwrap_or_else(|error| {
+        tracing::warn!("{}; the replicas are counted anew", chain(&error));
+        None
+    })
 }
 
 /// Tells whether any rule counts locally while its store is lost. All rules are looked at once a

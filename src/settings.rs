@@ -200,6 +200,11 @@ impl Settings {
         reference::notes(std::env::vars_os(), self.xds.config_type)
     }
 
+    /// Whether no rule can count locally, for want of a number of replicas. In memory none has to.
+    pub fn lacks_replicas(&self) -> bool {
+        self.redis.address().is_some() && !self.loss.replicas.are_told()
+    }
+
     /// Where the rules are, if they are in files.
     pub fn source(&self) -> Source {
         let runtime = &self.runtime;
@@ -568,6 +573,9 @@ pub struct Check {
         value_name = "FORMAT"
     )]
     pub key_format: KeyFormat,
+
+    #[command(flatten)]
+    pub replicas: loss::Replicas,
 }
 
 #[derive(Debug, Args)]

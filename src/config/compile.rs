@@ -39,6 +39,7 @@ pub(super) fn compile(
         names: HashMap::new(),
         replacers: Vec::new(),
         defaults: Manner::default(),
+        lacks_replicas: options.lacks_replicas,
         problems,
     };
     let mut domains: HashMap<&str, &str> = HashMap::new();
@@ -99,6 +100,7 @@ struct Compiler<'a, 'p> {
     replacers: Vec<Replacer<'a>>,
     /// What the file says for all its rules.
     defaults: Manner,
+    lacks_replicas: bool,
     problems: &'p mut Vec<Problem>,
 }
 
@@ -153,7 +155,12 @@ impl<'a> Compiler<'a, '_> {
                 "error" => manner.on_store_loss = OnStoreLoss::Error,
                 "allow" => manner.on_store_loss = OnStoreLoss::Allow,
                 "deny" => manner.on_store_loss = OnStoreLoss::Deny,
-                "local" => manner.on_store_loss = OnStoreLoss::Local,
+                "local" => {
+                    manner.on_store_loss = OnStoreLoss::Local;
+                    if self.lacks_replicas {
+                        self.say(file, *at, path, Fault::UnknownReplicas);
+                    }
+                }
                 _ => {
                     let fault = Fault::UnknownWord {
                         key: "on_store_loss",

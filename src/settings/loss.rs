@@ -1,10 +1,16 @@
 //! What to answer while Redis does not.
 
+use std::{
+    num::NonZeroU32,
+    path::{Path, PathBuf},
+};
+
 use clap::{Args, ValueEnum};
 
+use super::values::file_path;
 use crate::limit;
 
-#[derive(Clone, Copy, Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "While Redis does not answer")]
 pub struct StoreLoss {
     /// What rules answer that do not say it themselves: `error` leaves it to Envoy's
@@ -19,10 +25,65 @@ pub struct StoreLoss {
     )]
     pub on_store_loss: OnStoreLoss,
 
+    #[command(flatten)]
+    pub replicas: Replicas,
+
+    /// How much of its share of a limit, in per cent, a replica may spend on a value of which it does not
+    /// know what was spent already; one hit at least
+    #[arg(
+        long,
+        env = "TOLLGATE_UNSEEN_SHARE",
+        default_value_t = 0,
+        value_parser = clap::value_parser!(u8).range(0..=100),
+        value_name = "PERCENT"
+    )]
+    pub unseen_share: u8,
+}
+
+/// Counting locally needs one of these.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "While Redis does not answer")]
+pub struct Replicas {
     /// Replicas that share the limits, for counting locally; 0 counts those that use this Redis
     /// with the same --key-prefix, by a counter of ten seconds in it
     #[arg(long, env = "TOLLGATE_REPLICAS", default_value_t = 0, value_name = "N")]
     pub replicas: u32,
+
+    /// With --replicas 0, how many replicas to reckon with until they are counted
+    #[arg(
+        long,
+        env = "TOLLGATE_REPLICAS_UNTIL_KNOWN",
+        value_parser = clap::value_parser!(u32).range(1..),
+        value_name = "N"
+    )]
+    pub replicas_until_known: Option<u32>,
+
+    /// With --replicas 0, a file that keeps their number over a restart; each process needs its own
+    #[arg(long, env = "TOLLGATE_STATE_FILE", value_parser = file_path, value_name = "FILE")]
+    pub state_file: Option<PathBuf>,
+}
+
+impl Replicas {
+    /// The number itself.
+    pub fn fixed(&self) -> Option<NonZeroU32> {
+        NonZeroU32::new(self.replicas)
+    }
+
+    /// The number until it is known.
+    pub fn until_known(&self) -> Option<NonZeroU32> {
+        self.replicas_until_known.and_then(NonZeroU32::new)
+    }
+
+    /// Where it is kept, if it has to be found out.
+    pub fn state_file(&self) -> Option<&Path> {
+        let path = self.state_file.as_deref();
+        path.filter(|path| self.replicas == 0 && !path.as_os_str().is_empty())
+    }
+
+    /// Whether rules can count locally.
+    pub fn are_told(&self) -> bool {
+        self.fixed().is_some() || self.until_known().is_some() || self.state_file().is_some()
+    }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

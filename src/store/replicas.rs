@@ -6,17 +6,25 @@
 use std::{
     convert::Infallible,
     num::NonZeroU32,
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
 use super::{Store, StoreError, on_loss::Meters};
 use crate::{
+    causes::chain,
     counter::{Batch, Identity, Increment, Terms},
     limit::Limit,
     request::Hits,
     window::{Period, Timestamp, Unit, Window},
 };
+
+mod state;
+
+pub use state::{StateError, StateFile};
 
 /// The length of a window in seconds: a replica that left is counted for up to two of them.
 const WINDOW_SECS: NonZeroU32 = NonZeroU32::new(10).expect("10 is not 0");
@@ -24,11 +32,91 @@ const WINDOW_SECS: NonZeroU32 = NonZeroU32::new(10).expect("10 is not 0");
 /// How often the counter is looked at, so that a replica that came is seen as soon.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// How many replicas share the limits, as far as that is known.
+#[derive(Debug)]
+pub struct Number {
+    /// 0 until it is known.
+    known: AtomicU32,
+    /// What to take until then; 0 if nobody said.
+    until_known: AtomicU32,
+    /// Since when there was never more than one, in milliseconds since 1970.
+    alone_since: AtomicU64,
+}
+
+impl Default for Number {
+    fn default() -> Self {
+        Self {
+            known: AtomicU32::new(0),
+            until_known: AtomicU32::new(0),
+            alone_since: AtomicU64::new(NEVER),
+        }
+    }
+}
+
+const NEVER: u64 = u64::MAX;
+
+impl Number {
+    /// Begins with what is known, or is to be taken until it is.
+    pub fn begin(&self, known: Option<NonZeroU32>, until_known: Option<NonZeroU32>) {
+        let number = |given: Option<NonZeroU32>| given.map_or(0, NonZeroU32::get);
+        self.known.store(number(known), Relaxed);
+        self.until_known.store(number(until_known), Relaxed);
+        let is_one = known.or(until_known) == Some(NonZeroU32::MIN);
+        self.alone_since
+            .store(if is_one { 0 } else { NEVER }, Relaxed);
+    }
+
+    /// The number that was counted last or given; 0 if there is none.
+    pub fn known(&self) -> u32 {
+        self.known.load(Relaxed)
+    }
+
+    /// Stands for a number of which nothing is known: each share is one hit then.
+    pub(super) const UNKNOWN: u32 = u32::MAX;
+
+    /// The number that shares are computed by.
+    pub(super) fn taken(&self) -> u32 {
+        let given = [&self.known, &self.until_known].map(|number| number.load(Relaxed));
+        given
+            .into_iter()
+            .find(|number| *number > 0)
+            .unwrap_or(Self::UNKNOWN)
+    }
+
+    /// Since when there was no other replica; the end of time if there is one.
+    pub(super) fn alone_since(&self) -> Timestamp {
+        Timestamp::from_millis(self.alone_since.load(Relaxed))
+    }
+
+    /// Takes over what was counted: in a whole window, or in one of which a part may be missing.
+    fn count(&self, seen: u32, is_whole: bool, now: Timestamp) {
+        if is_whole {
+            self.known.store(seen, Relaxed);
+        } else {
+            let least = self.until_known.load(Relaxed);
+            self.known.fetch_max(seen.max(least), Relaxed);
+        }
+        if self.known() > 1 {
+            self.alone_since.store(NEVER, Relaxed);
+        } else if is_whole && self.alone_since() == Timestamp::from_millis(NEVER) {
+            self.alone_since.store(now.millis(), Relaxed);
+        }
+        if is_whole {
+            // Should some be missing later, the last number holds.
+            self.until_known.store(0, Relaxed);
+        }
+    }
+}
+
 /// The one that counts and looks, once for the process.
 #[derive(Debug)]
 pub struct Replicas<S> {
     store: S,
     meters: Arc<Meters>,
+    /// Where the number outlives the process.
+    state: Option<StateFile>,
+    /// The number that is in the state file, as far as is known here.
+    saved: u32,
     limit: Limit,
     identity: Identity,
     /// The window in which this replica has tried to count itself.
@@ -40,14 +128,16 @@ pub struct Replicas<S> {
 }
 
 impl<S: Store> Replicas<S> {
-    /// Tells `meters` of what it sees in `store`.
-    pub fn new(store: S, meters: Arc<Meters>) -> Self {
+    /// Tells `meters` of what it sees in `store`, and `state` of every change.
+    pub fn new(store: S, meters: Arc<Meters>, state: Option<StateFile>) -> Self {
         let mut identity = Identity::default();
         identity.set(b"", &[], &[]);
         let period = Period::new(Unit::Second, WINDOW_SECS).expect("ten seconds are no long time");
         Self {
             store,
+            saved: meters.replicas.known(),
             meters,
+            state,
             limit: Limit::fixed(u32::MAX, period),
             identity,
             own: None,
@@ -67,8 +157,30 @@ impl<S: Store> Replicas<S> {
             if is_wanted() {
                 // A store that is gone is said elsewhere; what was seen holds meanwhile.
                 let _ = self.look(now()).await;
+                self.save().await;
             }
             tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Keeps the number for the next process if it has changed. A file that cannot be written is said once
+    /// for each number.
+    async fn save(&mut self) {
+        let number = self.meters.replicas.known();
+        let (Some(state), Some(number)) = (&self.state, NonZeroU32::new(number)) else {
+            return;
+        };
+        if self.saved == number.get() {
+            return;
+        }
+        self.saved = number.get();
+        let state = state.clone();
+        let written = tokio::task::spawn_blocking(move || state.write(number)).await;
+        if let Ok(Err(error)) = written {
+            tracing::warn!(
+                "{}; the number of replicas will not be known after a restart",
+                chain(&error)
+            );
         }
     }
 
@@ -100,11 +212,8 @@ impl<S: Store> Replicas<S> {
         let seen = present.after.max(previous.after).max(1);
         let seen = u32::try_from(seen).unwrap_or(u32::MAX);
         // In a window that the store was not there for the whole time some are missing.
-        if self.limit.window(before).start >= well_since {
-            self.meters.replicas.store(seen, Relaxed);
-        } else {
-            self.meters.replicas.fetch_max(seen, Relaxed);
-        }
+        let is_whole = self.limit.window(before).start >= well_since;
+        self.meters.replicas.count(seen, is_whole, now);
         Ok(())
     }
 
@@ -148,7 +257,7 @@ mod tests {
         }
 
         fn join(&mut self) {
-            let replica = Replicas::new(self.store.clone(), Arc::default());
+            let replica = Replicas::new(self.store.clone(), Arc::default(), None);
             self.all.push(replica);
         }
 
@@ -160,7 +269,7 @@ mod tests {
             for replica in &mut self.all {
                 runtime.block_on(replica.look(now)).unwrap();
             }
-            let seen = self.all.iter().map(|one| one.meters.replicas.load(Relaxed));
+            let seen = self.all.iter().map(|one| one.meters.replicas.known());
             assert_eq!(seen.collect::<Vec<_>>(), expected);
         }
     }
@@ -204,8 +313,49 @@ mod tests {
     }
 
     #[test]
+    fn until_replicas_are_counted_in_a_whole_window_the_given_number_holds() {
+        let at = Timestamp::from_secs;
+        let three = NonZeroU32::new(3);
+        let number = Number::default();
+        assert_eq!((number.known(), number.taken()), (0, Number::UNKNOWN));
+        number.begin(None, three);
+        assert_eq!((number.known(), number.taken()), (0, 3));
+        number.count(1, false, at(1));
+        assert_eq!(number.taken(), 3);
+        number.count(5, false, at(2));
+        assert_eq!(number.taken(), 5);
+        number.count(2, true, at(20));
+        assert_eq!(number.taken(), 2);
+        number.count(1, false, at(30));
+        assert_eq!(number.taken(), 2);
+        // What an earlier process knew is better than a guess.
+        number.begin(NonZeroU32::new(7), three);
+        assert_eq!(number.taken(), 7);
+    }
+
+    #[test]
+    fn a_replica_is_alone_since_a_whole_window_without_others() {
+        let at = Timestamp::from_secs;
+        let number = Number::default();
+        let never = Timestamp::from_millis(NEVER);
+        assert_eq!(number.alone_since(), never);
+        number.count(1, false, at(1));
+        assert_eq!(number.alone_since(), never);
+        number.count(1, true, at(2));
+        number.count(1, true, at(3));
+        assert_eq!(number.alone_since(), at(2));
+        number.count(2, false, at(4));
+        assert_eq!(number.alone_since(), never);
+        number.count(1, true, at(5));
+        assert_eq!(number.alone_since(), at(5));
+        // It was told so.
+        number.begin(None, NonZeroU32::new(1));
+        assert_eq!(number.alone_since(), at(0));
+    }
+
+    #[test]
     fn no_request_can_have_its_counter() {
-        let replicas = Replicas::new(MemoryStore::new(1), Arc::default());
+        let replicas = Replicas::new(MemoryStore::new(1), Arc::default(), None);
         let mut batch = Batch::default();
         replicas.push(&mut batch, Timestamp::from_secs(START), Hits::ONE);
         let key = batch.iter().next().map(|increment| increment.key.to_vec());

@@ -128,6 +128,31 @@ fn check_merges_domains_only_if_told() {
 }
 
 #[test]
+fn check_asks_for_the_number_of_replicas_where_rules_count_locally() {
+    let local = RULES.replace("  - key: one", "  - key: one\n    on_store_loss: local");
+    let rules = files(&[("a.yaml", &local)]);
+    let (code, said) = run(&["check", path(&rules)]);
+    let expected = "a.yaml:5:20: d.one: `local` shares each limit among the replicas, and Redis tells their \
+        number too late; give --replicas, --replicas-until-known or --state-file";
+    assert!(said.contains(expected), "{said}");
+    assert_eq!(code, Some(1));
+    for told in [
+        ["--replicas", "3"],
+        ["--replicas-until-known", "3"],
+        ["--state-file", "/not/there/yet"],
+    ] {
+        let (code, said) = run(&["check", told[0], told[1], path(&rules)]);
+        assert_eq!(code, Some(0), "{said}");
+    }
+    let variable = finish(
+        program()
+            .args(["check", path(&rules)])
+            .env("TOLLGATE_REPLICAS", "3"),
+    );
+    assert_eq!(variable.status.code(), Some(0));
+}
+
+#[test]
 fn check_finds_what_is_not_there() {
     let empty = TempDir::new().unwrap();
     let (code, said) = run(&["check", path(&empty)]);

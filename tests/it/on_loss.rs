@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use ::tollgate::grpc::proto::envoy::service::ratelimit::v3::{
     RateLimitResponse, rate_limit_response::Code,
 };
+use tempfile::TempDir;
 use tonic::{Code as Grpc, Status};
 
 use crate::support::{
@@ -144,7 +145,7 @@ async fn a_replica_spends_its_share_and_hands_it_back() {
 #[tokio::test]
 async fn a_restarted_redis_learns_what_was_spent_without_it() {
     let mut redis = Redis::start();
-    let server = start(&redis, &["--replicas", "4"]);
+    let server = start(&redis, &["--replicas", "4", "--unseen-share", "100"]);
     let mut client = connect(server.grpc).await;
     redis.kill();
     assert_eq!(passing(&mut client, "log", 50).await, 25);
@@ -153,6 +154,202 @@ async fn a_restarted_redis_learns_what_was_spent_without_it() {
     await_return(&mut client).await;
     assert_eq!(remaining(&mut client, "log").await, 75);
     assert_eq!(passing(&mut client, "log", 100).await, 75);
+}
+
+/// The four rows of the table in docs/chaos.md: 90 of 100 are used, then Redis is killed.
+const USED: usize = 90;
+const ROWS: [&str; 2] = ["local", "log"];
+
+/// How many of 200 calls of each client pass, one client after the other.
+async fn passing_each(clients: &mut [Client], key: &str) -> Vec<usize> {
+    let mut all = Vec::new();
+    for client in clients {
+        all.push(passing(client, key, 200).await);
+    }
+    all
+}
+
+/// What one worker has seen the other one knows.
+#[tokio::test]
+async fn workers_of_one_process_share_what_they_know() {
+    for key in ROWS {
+        let mut redis = Redis::start();
+        let server = start(&redis, &["--replicas", "1", "--workers", "2"]);
+        // Connections are dealt out to the workers in turn.
+        let mut clients = [connect(server.grpc).await, connect(server.grpc).await];
+        assert_eq!(passing(&mut clients[0], key, USED).await, USED);
+        redis.kill();
+        clients.reverse();
+        assert_eq!(passing_each(&mut clients, key).await, [10, 0], "{key}");
+    }
+}
+
+/// Another replica may have spent what this one has not seen.
+#[tokio::test]
+async fn a_value_that_only_the_other_replica_has_seen_has_one_hit_left() {
+    for key in ROWS {
+        let mut redis = Redis::start();
+        let servers = [(); 2].map(|()| start(&redis, &["--replicas", "2"]));
+        let mut clients = [
+            connect(servers[0].grpc).await,
+            connect(servers[1].grpc).await,
+        ];
+        assert_eq!(passing(&mut clients[0], key, USED).await, USED);
+        // The other replica has seen another value.
+        let other = ask(&mut clients[1], "d", &[(key, "other")]).await;
+        assert_eq!(told(other), Ok((Code::Ok, false)));
+        redis.kill();
+        assert_eq!(passing_each(&mut clients, key).await, [5, 1], "{key}");
+    }
+}
+
+/// What others add after its last look a replica does not know: it spends its share of what was left then.
+#[tokio::test]
+async fn a_replica_that_looked_before_the_other_spent_has_its_share_of_what_it_saw() {
+    for key in ROWS {
+        let mut redis = Redis::start();
+        let servers = [(); 2].map(|()| start(&redis, &["--replicas", "2"]));
+        let mut clients = [
+            connect(servers[0].grpc).await,
+            connect(servers[1].grpc).await,
+        ];
+        assert_eq!(passing(&mut clients[1], key, 1).await, 1);
+        assert_eq!(passing(&mut clients[0], key, USED - 1).await, USED - 1);
+        redis.kill();
+        assert_eq!(passing_each(&mut clients, key).await, [5, 49], "{key}");
+    }
+}
+
+/// A process that begins without Redis knows nothing of the window.
+#[tokio::test]
+async fn a_replica_that_starts_during_a_loss_does_not_begin_anew() {
+    for key in ROWS {
+        let mut redis = Redis::start();
+        let server = start(&redis, &["--replicas", "1"]);
+        let mut client = connect(server.grpc).await;
+        assert_eq!(passing(&mut client, key, USED).await, USED);
+        redis.kill();
+        drop(server);
+        let server = start(&redis, &["--replicas", "1"]);
+        let mut clients = [connect(server.grpc).await, connect(server.grpc).await];
+        assert_eq!(passing_each(&mut clients, key).await, [1, 0], "{key}");
+    }
+}
+
+/// Two that count themselves keep their number, and what it is taken from is told apart from one.
+#[tokio::test]
+async fn replicas_that_start_during_a_loss_know_how_many_they_were() {
+    for key in ROWS {
+        let mut redis = Redis::start();
+        let url = redis.url();
+        let folder = TempDir::new().unwrap();
+        let files = ["a", "b"].map(|name| folder.path().join(name));
+        let start = |share: &str| {
+            files.each_ref().map(|file| {
+                let file = file.to_str().unwrap();
+                let builder = tollgate::with_rules(RULES).redis_at(&url, "100ms");
+                builder
+                    .args(["--state-file", file, "--unseen-share", share])
+                    .start()
+            })
+        };
+        let servers = start("0");
+        let mut client = connect(servers[0].grpc).await;
+        assert_eq!(passing(&mut client, key, USED).await, USED);
+        wait_until("both keep the number", || {
+            let text = |file| std::fs::read_to_string(file).unwrap_or_default();
+            files.iter().all(|file| text(file) == "replicas: 2\n")
+        });
+        redis.kill();
+        drop(servers);
+        for (share, expected) in [("0", [1, 1]), ("100", [50, 50])] {
+            let servers = start(share);
+            let mut clients = [
+                connect(servers[0].grpc).await,
+                connect(servers[1].grpc).await,
+            ];
+            assert_eq!(passing_each(&mut clients, key).await, expected, "{key}");
+            assert_eq!(servers[0].metric("tollgate_replicas"), 2);
+        }
+    }
+}
+
+/// A state file that holds something else is said, and the setting takes its place.
+#[tokio::test]
+async fn a_broken_state_file_is_said_and_does_no_harm() {
+    let mut redis = Redis::start();
+    redis.kill();
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("state");
+    std::fs::write(&file, "{\"replicas\": 7}").unwrap();
+    let file = file.to_str().unwrap();
+    let server = start(
+        &redis,
+        &[
+            "--state-file",
+            file,
+            "--replicas-until-known",
+            "4",
+            "--unseen-share",
+            "100",
+        ],
+    );
+    let log = server.log().with("holds no number of replicas");
+    assert!(log.contains(file), "{log}");
+    let mut client = connect(server.grpc).await;
+    assert_eq!(passing(&mut client, "log", 100).await, 25);
+    redis.restart();
+    wait_until("it is mended", || {
+        std::fs::read_to_string(file)
+            .unwrap()
+            .starts_with("replicas: ")
+    });
+}
+
+/// Nobody counts locally by a number that nobody gave.
+#[test]
+fn a_start_without_any_number_of_replicas_is_an_error_where_rules_count_locally() {
+    let flag = "--on-store-loss=local";
+    let plain = "domain: d\ndescriptors: [{key: k, rate_limits: [1/year]}]";
+    let told = "give --replicas, --replicas-until-known or --state-file";
+    for (rules, args, place) in [
+        (RULES, vec![], "rules.yaml:8:33: d.local: `local` shares"),
+        (plain, vec![flag], "--on-store-loss: `local` shares"),
+    ] {
+        let builder = tollgate::bare().file("rules.yaml", rules);
+        let folder = builder.rules().to_str().unwrap().to_owned();
+        let (_, text) = builder
+            .args(["serve", "--redis-url", "redis://127.0.0.1:1"])
+            .args(["--config-dir", &folder, "--grpc-port", "0", "--port", "0"])
+            .args(["--debug-port", "0"])
+            .args(args)
+            .fail();
+        assert!(text.contains(place) && text.contains(told), "{text}");
+    }
+}
+
+/// What was counted under a rule that did not count locally is not known, though its limit is the same.
+#[tokio::test]
+async fn a_rule_that_counts_locally_since_a_reload_does_not_begin_anew() {
+    let mut redis = Redis::start();
+    let before = RULES.replace("{key: local, on_store_loss: local", "{key: local");
+    let server = tollgate::with_rules(&before)
+        .redis_at(&redis.url(), "100ms")
+        .args(["--replicas", "1"])
+        .start();
+    let mut client = connect(server.grpc).await;
+    assert_eq!(passing(&mut client, "log", 1).await, 1);
+    assert_eq!(passing(&mut client, "local", USED).await, USED);
+    std::fs::write(server.rules().join("rules.yaml"), RULES).unwrap();
+    wait_until("the rule counts locally", || {
+        server
+            .page("/rlconfig")
+            .matches("on_store_loss: local")
+            .count()
+            == 3
+    });
+    redis.kill();
+    assert_eq!(passing(&mut client, "local", 200).await, 1);
 }
 
 #[tokio::test]
@@ -279,7 +476,8 @@ async fn replicas_find_out_how_many_they_are() {
     // What a busy machine hands back too late may have counted, and is not sent again.
     let start = |_| {
         let builder = tollgate::with_rules(RULES).redis(&redis);
-        builder.args(["--workers", "1"]).start()
+        let args = ["--workers", "1", "--unseen-share", "100"];
+        builder.args(args).start()
     };
     let mut servers: Vec<_> = (0..3).map(start).collect();
     let see = |servers: &[Tollgate], count| {
@@ -334,7 +532,17 @@ async fn replicas_are_counted_only_if_somebody_has_to_know() {
 #[tokio::test]
 async fn a_full_local_table_refuses_nobody_for_want_of_room() {
     let mut redis = Redis::start();
-    let server = start(&redis, &["--max-counters", "3", "--workers", "1"]);
+    let server = start(
+        &redis,
+        &[
+            "--max-counters",
+            "3",
+            "--workers",
+            "1",
+            "--unseen-share",
+            "100",
+        ],
+    );
     let mut client = connect(server.grpc).await;
     let ask_for = async |client: &mut Client, value: &str, hits: u64| {
         let mut asked = request("d", vec![descriptor(&[("local", value)])]);
@@ -390,6 +598,7 @@ async fn a_full_queue_is_answered_as_the_rules_say() {
         let server = tollgate::with_rules(LIMITS)
             .redis_at(&proxy.url(), "5s")
             .args(["--redis-max-waiting", "4", "--on-store-loss", answer])
+            .args(["--unseen-share", "100"])
             .start();
         let mut client = connect(server.grpc).await;
         eventually("Redis counts", async || {

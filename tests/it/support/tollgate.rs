@@ -101,6 +101,8 @@ pub fn builder() -> Builder {
         // By variable: a test can still say otherwise by flag.
         .env("TOLLGATE_DRAIN_DELAY", "0")
         .env("TOLLGATE_WORKERS", "2")
+        // Rules that count locally have to be told.
+        .env("TOLLGATE_REPLICAS_UNTIL_KNOWN", "1")
         .args(["serve", "--log-format", "json"])
         .args(["--grpc-host", "127.0.0.1", "--grpc-port", "0"])
         .args(["--host", "127.0.0.1", "--port", "0", "--debug-port", "0"])

@@ -1,0 +1,100 @@
+//! The return of a store.
+
+use std::{
+    convert::Infallible,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+
+use super::{loss::Loss, recent::Seen};
+use crate::{
+    counter::{Batch, Increment},
+    store::{Store, StoreError},
+    window::Timestamp,
+};
+
+/// Increments of one request to the store when it is back: decisions wait behind them. The first request
+/// has one, and each has twice as many as the last: a store that is back only for a moment costs little.
+const HANDED_AT_ONCE: usize = 200;
+
+/// How often a store that is lost is looked at. A look asks nobody.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// A store that fails some requests while its servers are well, as a full Redis does, is back
+/// when none failed for so long.
+pub(super) const QUIET: Duration = Duration::from_secs(1);
+
+/// Waits for the return of a store and hands back what was spent without it. Once for the process,
+/// and no decision waits for it: what those find in the store may lack what is on its way.
+#[derive(Debug)]
+pub struct Return<S> {
+    pub store: S,
+    pub loss: Arc<Loss>,
+}
+
+impl<S: Store> Return<S> {
+    /// Runs as long as the process. `now` reads the clock that windows go by.
+    pub async fn run(self, now: impl Fn() -> Timestamp) -> Infallible {
+        loop {
+            self.loss.wanted.notified().await;
+            self.is_back(&now).await;
+            self.loss.returned();
+            self.hand_back(now()).await;
+        }
+    }
+
+    /// Waits until all servers of the store are well. As long as one is not, what belongs to it is
+    /// counted locally, and the rest in the store.
+    async fn is_back(&self, now: &impl Fn() -> Timestamp) {
+        let mut was_gone = false;
+        loop {
+            let is_well = self.store.is_well();
+            if is_well && (was_gone || self.loss.was_quiet(now())) {
+                return;
+            }
+            was_gone |= !is_well;
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Adds to the store what was let pass without it. What it does not confirm is not sent again,
+    /// for it may have counted; what follows then waits for the next return.
+    async fn hand_back(&self, now: Timestamp) {
+        let mut spent = self.loss.take();
+        spent.retain(|(_, spent)| spent.matters(now));
+        let mut at_once = 1;
+        while !spent.is_empty() {
+            if !self.store.is_well() {
+                self.loss.failed(StoreError::Unreachable, now);
+                self.loss.put_back(spent, now);
+                return;
+            }
+            let some = spent.split_off(spent.len().saturating_sub(at_once));
+            at_once = (2 * at_once).min(HANDED_AT_ONCE);
+            let mut batch = Batch::default();
+            let mut hits = 0;
+            for (key, spent) in &some {
+                // Should the store be lost again, whether it confirms them or not.
+                self.loss.expect(key, spent, now);
+                let terms = spent.added();
+                batch.append_one(Increment { key, terms });
+                hits += spent.hits.max(0).unsigned_abs();
+            }
+            let meters = &self.loss.meters;
+            let counts = match self.store.add(&batch, now).await {
+                Ok(counts) => counts,
+                Err(error) => {
+                    meters.forgotten.fetch_add(hits, Relaxed);
+                    self.loss.failed(error, now);
+                    self.loss.put_back(spent, now);
+                    return;
+                }
+            };
+            meters.handed_back.fetch_add(hits, Relaxed);
+            for (increment, count) in batch.iter().zip(&counts) {
+                let seen = Seen::new(&increment.terms, count, now);
+                self.loss.note(increment.key, seen);
+            }
+        }
+    }
+}

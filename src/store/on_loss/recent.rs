@@ -1,0 +1,154 @@
+//! What the workers of a process have seen of counters while their store answered.
+//!
+//! Each worker has a table of its own, which it alone writes. All of them are asked when a counter is
+//! counted locally for the first time.
+
+use std::{
+    collections::HashMap,
+    mem,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use smallvec::SmallVec;
+
+use crate::{
+    counter::{Count, Terms},
+    window::Timestamp,
+};
+
+/// The last counts that one worker saw, in two generations: when the young one is full the old one
+/// is forgotten.
+#[derive(Debug, Default)]
+pub(super) struct Recent {
+    young: Generation,
+    old: Generation,
+    /// Which set of rules it has been seen under.
+    rule_set: u64,
+    /// When the first count was seen under these rules.
+    first: Option<Timestamp>,
+    /// What was seen last before this moment may be forgotten.
+    forgets_before: Option<Timestamp>,
+}
+
+#[derive(Debug, Default)]
+struct Generation {
+    counts: HashMap<Box<[u8]>, Seen>,
+    began: Option<Timestamp>,
+}
+
+/// What a counter held when a worker last saw it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Seen {
+    pub(super) count: u64,
+    pub(super) at: Timestamp,
+    /// It holds nothing from then on, unless somebody hits it again.
+    pub(super) lasts_until: Timestamp,
+}
+
+impl Seen {
+    /// What an increment of `terms` left behind.
+    pub(super) fn new(terms: &Terms, count: &Count, now: Timestamp) -> Self {
+        Self {
+            count: count.after,
+            at: now,
+            lasts_until: match count.ends {
+                Some(ends) => now.plus(Duration::from_millis(ends.resets_in)),
+                None => terms.expires_at,
+            },
+        }
+    }
+}
+
+impl Recent {
+    /// About 4 MB a generation, with keys of usual length.
+    pub(super) const GENERATION: usize = 1 << 15;
+
+    /// Notes what a counter holds; `rule_set` tells the rules in use from those of before.
+    pub(super) fn insert(&mut self, key: &[u8], seen: Seen, rule_set: u64) {
+        if self.first.is_none() || self.rule_set != rule_set {
+            self.rule_set = rule_set;
+            self.first = Some(seen.at);
+        }
+        if let Some(known) = self.young.counts.get_mut(key) {
+            *known = seen;
+            return;
+        }
+        if self.young.counts.len() >= Self::GENERATION {
+            let forgotten = mem::replace(&mut self.old, mem::take(&mut self.young));
+            if !forgotten.counts.is_empty() {
+                self.forgets_before = self.old.began;
+            }
+        }
+        self.young.began.get_or_insert(seen.at);
+        self.young.counts.insert(key.into(), seen);
+    }
+
+    fn get(&self, key: &[u8]) -> Option<Seen> {
+        let old = || self.old.counts.get(key);
+        self.young.counts.get(key).or_else(old).copied()
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.young.counts.len() + self.old.counts.len()
+    }
+}
+
+/// The tables of all workers of a process for one store.
+#[derive(Debug, Default)]
+pub(super) struct Tables(Mutex<Vec<Table>>);
+
+/// A worker's own table, where others look only while the store is lost.
+pub(super) type Table = Arc<Mutex<Recent>>;
+
+/// What a process knows of one counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Known {
+    /// What it saw last.
+    pub(super) seen: Option<Seen>,
+    /// Since when it would have seen every hit of its own; nothing if it has seen none under these rules.
+    pub(super) complete_since: Option<Timestamp>,
+}
+
+/// Counts that workers saw within this time of each other are equally new: replies to requests that
+/// were on their way together come in any order.
+const TOGETHER: Duration = Duration::from_secs(1);
+
+impl Tables {
+    /// A table for one more worker.
+    pub(super) fn add(&self) -> Table {
+        let table = Table::default();
+        lock(&self.0).push(table.clone());
+        table
+    }
+
+    /// What all of them know of `key`.
+    pub(super) fn know(&self, key: &[u8], rule_set: u64) -> Known {
+        let mut all = SmallVec::<[Seen; 16]>::new();
+        let mut first = None::<Timestamp>;
+        let mut forgets_before = None::<Timestamp>;
+        for table in lock(&self.0).iter() {
+            let table = lock(table);
+            all.extend(table.get(key));
+            forgets_before = forgets_before.max(table.forgets_before);
+            if table.rule_set == rule_set
+                && let Some(began) = table.first
+            {
+                first = Some(first.map_or(began, |first| first.min(began)));
+            }
+        }
+        let latest = all.iter().map(|seen| seen.at).max();
+        let is_new = |seen: &&Seen| latest.is_some_and(|latest| seen.at.plus(TOGETHER) >= latest);
+        let seen = all.iter().filter(is_new).max_by_key(|seen| seen.count);
+        Known {
+            seen: seen.copied(),
+            complete_since: first.map(|first| forgets_before.map_or(first, |at| first.max(at))),
+        }
+    }
+}
+
+/// A panic elsewhere cannot leave a table half changed in a way that matters: at worst a count is old.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
