@@ -656,7 +656,7 @@ impl MadeUp {
     fn unknown_domain(&mut self, domain: &[u8]) {
         let domain = String::from_utf8_lossy(domain);
         let domain = sanitize(&domain);
-        if let Some(count) = self.unknown_domains.get_mut(&*domain) {
+        if let Some(count) = self.unknown_domains.get_mut(&domain) {
             *count += 1;
         } else if self.takes_room_for(&domain) {
             self.unknown_domains.insert(&domain, 1);

@@ -31,7 +31,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic::codegen::http::uri::Authority;
 
 use crate::{
-    held::{Account, Held},
+    held::{Account, Budget, Held},
     metrics::{Authorities, Metrics, StreamsReset},
     silence::Silence,
 };
@@ -291,7 +291,8 @@ impl<S> Mended<S> {
 #[doc(hidden)]
 pub fn mend(frames: &mut [u8]) -> [u64; 2] {
     let metrics = Arc::<Metrics>::default();
-    let mut connection = Mended::new((), Notes::new(metrics.clone()));
+    let account = Budget::new(usize::MAX, metrics.clone()).account();
+    let mut connection = Mended::new((), Notes::new(metrics.clone()), account);
     connection.passing = 0;
     connection.look(frames);
     let Authorities { replaced, refused } = &metrics.authorities;
