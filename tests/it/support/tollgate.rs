@@ -314,6 +314,12 @@ impl Tollgate {
         self.memory("VmHWM:")
     }
 
+    /// Lets [`Self::peak_bytes`] begin anew.
+    pub fn forget_peak(&self) {
+        // proc(5): 5 resets the peak of the resident set.
+        fs::write(format!("/proc/{}/clear_refs", self.pid()), "5").unwrap();
+    }
+
     fn memory(&self, which: &str) -> u64 {
         let path = PathBuf::from(format!("/proc/{}/status", self.pid()));
         let status = fs::read_to_string(path).unwrap();
