@@ -300,7 +300,10 @@ pub fn mapping(bytes: &[u8]) {
             })
         })
         .collect();
-    check_page(&Renderer::new(mapper, &[]).render(&samples));
+    let mut page = Renderer::new(mapper, &[]).page(|take| samples.into_iter().for_each(take));
+    let mut text = String::new();
+    while page.write_some(&mut text, usize::MAX) {}
+    check_page(&text);
 }
 
 /// Every line is a comment or a series, and no series and no type is there twice.
