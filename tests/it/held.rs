@@ -145,7 +145,7 @@ fn a_message_that_does_not_come_in_time_is_given_up() {
 /// Names that requests make up, as many and as long as are kept, and the page of all of them.
 #[tokio::test]
 async fn a_scrape_of_the_largest_page_costs_little() {
-    const MOST: u64 = 16 << 20;
+    const MOST: u64 = 24 << 20;
     for length in [110, 490] {
         let server = tollgate::with_rules(RULES).start();
         let mut client = RawClient::connect(server.grpc).await;
