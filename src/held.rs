@@ -3,7 +3,7 @@
 //! goes that has held most for the longest time; one that would be the next itself is refused instead.
 //!
 //! A call whose message is there when it begins, and whose reply is written at once, draws nothing: the little
-//! that every connection holds is its own business, and [`FREE_BYTES`] of it are not counted by anybody else.
+//! that every connection holds is its own business, and `FREE_BYTES` of it are not counted by anybody else.
 
 use std::{
     collections::HashMap,

@@ -259,6 +259,7 @@ impl Caller {
     fn connect(address: SocketAddr) -> Option<Self> {
         // Without a panic where there is no way in: that is what is to be found out.
         let mut stream = TcpStream::connect(address).ok()?;
+        stream.set_nodelay(true).ok()?;
         stream.set_read_timeout(Some(PATIENCE)).ok()?;
         stream.write_all(&beginnings()[4]).ok()?;
         let frames = Frames(stream);
@@ -291,6 +292,7 @@ impl Caller {
 fn connections(address: SocketAddr, count: usize, bytes: &[u8]) -> Vec<TcpStream> {
     let connect = |_| {
         let mut stream = TcpStream::connect(address).ok()?;
+        stream.set_nodelay(true).ok()?;
         stream.write_all(bytes).ok()?;
         Some(stream)
     };
