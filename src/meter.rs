@@ -95,12 +95,11 @@ impl Meter {
         }
     }
 
-    /// When it changes if nobody hits it again.
-    pub fn ends(&mut self, terms: &Terms, now: u64) -> Ends {
+    /// When it, which holds `held`, changes if nobody hits it again.
+    pub fn ends(&mut self, terms: &Terms, held: u64, now: u64) -> Ends {
         let (added, limit) = (terms.hits.added(), u64::from(terms.limit));
-        let is_full = self.held(terms, now).saturating_add(added) > limit;
         let resets_in = self.resets_in(terms, now);
-        if !is_full {
+        if held.saturating_add(added) <= limit {
             return Ends {
                 resets_in,
                 retry_in: Some(0),

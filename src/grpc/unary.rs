@@ -436,18 +436,15 @@ fn check<B>(request: &Request<B>, max_header_bytes: u32) -> Result<Checked, Box<
         let status = Status::invalid_argument("the content type is not application/grpc");
         return refuse(StatusCode::UNSUPPORTED_MEDIA_TYPE, status);
     }
-    let Some(encoding) = encoding else {
-        return Ok(Checked {
-            encoding: Encoding::Identity,
-            header_bytes: bytes,
-        });
+    let encoding = match encoding {
+        None => Some(Encoding::Identity),
+        Some(name) => Encoding::named(name.as_bytes()),
     };
     let checked = |encoding| Checked {
         encoding,
         header_bytes: bytes,
     };
-    let known = Encoding::named(encoding.as_bytes()).map(checked);
-    known.ok_or_else(|| {
+    encoding.map(checked).ok_or_else(|| {
         let text = format!("messages are compressed by one of: {}", encoding::ALL);
         let mut response = refusal(&Status::unimplemented(text));
         let all = HeaderValue::from_static(encoding::ALL);

@@ -79,10 +79,11 @@ impl Counter {
         if passes && !hits.is_peek() {
             self.meter.charge(&terms, now);
         }
-        let ends = self.meter.ends(&terms, now);
+        let held = self.meter.held(&terms, now);
+        let ends = self.meter.ends(&terms, held, now);
         Told {
             passes,
-            held: self.meter.held(&terms, now),
+            held,
             resets_in: ends.resets_in,
             retry_in: ends.retry_in,
         }

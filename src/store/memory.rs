@@ -695,10 +695,11 @@ fn charges_alone(terms: &Terms, held: impl FnOnce() -> u64) -> bool {
 
 fn meter_count(meter: &mut Meter, terms: &Terms, is_charged: bool, now: Timestamp) -> Count {
     let now = now.millis();
+    let held = meter.held(terms, now);
     Count {
         is_charged,
-        ends: Some(meter.ends(terms, now)),
-        ..Count::from(meter.held(terms, now))
+        ends: Some(meter.ends(terms, held, now)),
+        ..Count::from(held)
     }
 }
 

@@ -20,7 +20,7 @@ use std::{
         atomic::{AtomicI64, AtomicU64, Ordering::Relaxed},
     },
     task::{Poll, Waker},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use tokio::{
@@ -31,6 +31,7 @@ use tokio::{
 use super::{Deadline, Store, StoreError, split};
 use crate::{
     counter::{Batch, CountList},
+    silence::Silence,
     window::Timestamp,
 };
 
@@ -552,9 +553,6 @@ async fn follow_breaker(lane: Weak<Lane>, mut trouble: watch::Receiver<Option<Tr
     }
 }
 
-/// The log says of wrong clocks once in this time.
-const SILENCE: Duration = Duration::from_secs(60);
-
 /// What the batchers of all workers have done.
 #[derive(Debug, Default)]
 pub struct Meters {
@@ -563,8 +561,7 @@ pub struct Meters {
     pub failures: AtomicU64,
     /// Counters that were forgotten, for their time was so far ahead that a clock must be wrong.
     pub forgotten: AtomicU64,
-    /// When the log said so last.
-    said_forgotten: Mutex<Option<Instant>>,
+    said_forgotten: Silence,
     pub connections_opened: AtomicU64,
     pub connections_closed: AtomicU64,
     /// How late timers of this process went off while somebody waited for Redis.
@@ -591,15 +588,11 @@ impl Meters {
     /// Counters that were too far ahead. The log says it once a minute.
     fn record_forgotten(&self, counters: u64) {
         self.forgotten.fetch_add(counters, Relaxed);
-        let mut said = lock(&self.said_forgotten);
-        if said.is_some_and(|said| said.elapsed() < SILENCE) {
-            return;
+        if self.said_forgotten.is_over() {
+            tracing::warn!(
+                "counters lie further ahead than clocks may be apart, and begin anew: the clock of a replica, or of Redis, is wrong"
+            );
         }
-        *said = Some(Instant::now());
-        drop(said);
-        tracing::warn!(
-            "counters lie further ahead than clocks may be apart, and begin anew: the clock of a replica, or of Redis, is wrong"
-        );
     }
 
     /// A batch that failed, or a connection that did not come up.

@@ -184,16 +184,22 @@ async fn workers_of_one_process_share_what_they_know() {
     }
 }
 
+/// Two replicas, with a client each.
+async fn two_replicas(redis: &Redis) -> ([Tollgate; 2], [Client; 2]) {
+    let servers = [(); 2].map(|()| start(redis, &["--replicas", "2"]));
+    let clients = [
+        connect(servers[0].grpc).await,
+        connect(servers[1].grpc).await,
+    ];
+    (servers, clients)
+}
+
 /// Another replica may have spent what this one has not seen.
 #[tokio::test]
 async fn a_value_that_only_the_other_replica_has_seen_has_one_hit_left() {
     for key in ROWS {
         let mut redis = Redis::start();
-        let servers = [(); 2].map(|()| start(&redis, &["--replicas", "2"]));
-        let mut clients = [
-            connect(servers[0].grpc).await,
-            connect(servers[1].grpc).await,
-        ];
+        let (_servers, mut clients) = two_replicas(&redis).await;
         assert_eq!(passing(&mut clients[0], key, USED).await, USED);
         // The other replica has seen another value.
         let other = ask(&mut clients[1], "d", &[(key, "other")]).await;
@@ -208,11 +214,7 @@ async fn a_value_that_only_the_other_replica_has_seen_has_one_hit_left() {
 async fn a_replica_that_looked_before_the_other_spent_has_its_share_of_what_it_saw() {
     for key in ROWS {
         let mut redis = Redis::start();
-        let servers = [(); 2].map(|()| start(&redis, &["--replicas", "2"]));
-        let mut clients = [
-            connect(servers[0].grpc).await,
-            connect(servers[1].grpc).await,
-        ];
+        let (_servers, mut clients) = two_replicas(&redis).await;
         assert_eq!(passing(&mut clients[1], key, 1).await, 1);
         assert_eq!(passing(&mut clients[0], key, USED - 1).await, USED - 1);
         redis.kill();
