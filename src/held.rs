@@ -9,7 +9,7 @@ use std::{
     collections::HashMap,
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{
             AtomicBool, AtomicU64, AtomicUsize,
             Ordering::{AcqRel, Acquire, Relaxed},
@@ -19,7 +19,7 @@ use std::{
 };
 
 use prost::bytes::{Buf, Bytes};
-use tokio::sync::Notify;
+use tokio::task::AbortHandle;
 
 use crate::{
     metrics::{CutOff, Metrics},
@@ -76,7 +76,9 @@ pub struct Account {
     /// Whether a request has come on it.
     is_used: AtomicBool,
     is_over: AtomicBool,
-    over: Notify,
+    /// Ends the task that serves the connection. A future that waits for that would be polled, and lock
+    /// something, each time the connection is.
+    task: OnceLock<AbortHandle>,
 }
 
 impl Budget {
@@ -106,7 +108,7 @@ impl Budget {
             until_flushed: AtomicUsize::new(0),
             is_used: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
-            over: Notify::new(),
+            task: OnceLock::new(),
         });
         accounts.open.insert(number, Arc::downgrade(&account));
         account
@@ -206,11 +208,17 @@ impl Budget {
 }
 
 impl Account {
-    /// Waits until the connection has to end.
-    pub async fn over(&self) {
-        while !self.is_over.load(Acquire) {
-            self.over.notified().await;
-        }
+    /// Names the task that serves the connection: it is aborted if the connection has to end.
+    ///
+    /// # Panics
+    ///
+    /// If the connection has one already.
+    pub fn served_by(&self, task: AbortHandle) {
+        self.task
+            .set(task)
+            .expect("a connection is served by one task");
+        // It may have had to end before it had a task.
+        self.abort_if_over();
     }
 
     pub fn budget(&self) -> &Budget {
@@ -234,7 +242,15 @@ impl Account {
     fn end_as(&self, reason: usize) {
         if !self.is_over.swap(true, AcqRel) {
             self.budget.note(reason);
-            self.over.notify_one();
+            self.abort_if_over();
+        }
+    }
+
+    fn abort_if_over(&self) {
+        if self.is_over.load(Acquire)
+            && let Some(task) = self.task.get()
+        {
+            task.abort();
         }
     }
 
@@ -382,29 +398,28 @@ impl AsRef<[u8]> for Owned {
 }
 
 /// Bytes of a reply, held until they are written or nobody wants them any more.
+///
+/// A pointer: hyper keeps room for two of them in the task of each call.
 #[derive(Debug)]
-pub struct Sent {
-    bytes: Bytes,
-    _held: Held,
-}
+pub struct Sent(Box<(Bytes, Held)>);
 
 impl Sent {
     pub fn new(bytes: Bytes, held: Held) -> Self {
-        Self { bytes, _held: held }
+        Self(Box::new((bytes, held)))
     }
 }
 
 impl Buf for Sent {
     fn remaining(&self) -> usize {
-        self.bytes.remaining()
+        self.0.0.remaining()
     }
 
     fn chunk(&self) -> &[u8] {
-        self.bytes.chunk()
+        self.0.0.chunk()
     }
 
     fn advance(&mut self, count: usize) {
-        self.bytes.advance(count);
+        self.0.0.advance(count);
     }
 }
 
@@ -485,11 +500,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_has_to_go_is_told_also_before_asking() {
+    async fn a_connection_that_has_to_go_is_aborted_also_before_it_is_served() {
         let (budget, _) = budget();
-        let account = budget.account();
-        account.end();
-        account.over().await;
+        for is_over_first in [true, false] {
+            let account = budget.account();
+            let mut tasks = tokio::task::JoinSet::new();
+            let task = tasks.spawn(std::future::pending::<()>());
+            if is_over_first {
+                account.end();
+                account.served_by(task);
+            } else {
+                account.served_by(task);
+                account.end();
+            }
+            assert!(tasks.join_next().await.unwrap().unwrap_err().is_cancelled());
+        }
     }
 
     #[test]

@@ -19,8 +19,9 @@ use hyper::{
     HeaderMap, Method as HttpMethod, Request, Response, StatusCode,
     body::{Body, Frame, Incoming},
     header::{CONTENT_TYPE, HeaderName, HeaderValue},
+    rt::Executor,
 };
-use hyper_util::service::TowerToHyperService;
+use hyper_util::{rt::TokioExecutor, service::TowerToHyperService};
 use prost::bytes::{BufMut as _, Bytes, BytesMut};
 use tonic::{Status, service::Routes};
 
@@ -134,8 +135,70 @@ impl<C: Future + Unpin> Future for Arrivals<C> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<C::Output> {
         ARRIVED.set(None);
-        Pin::new(&mut self.0).poll(context)
+        TURN.set(TURN_BYTES);
+        let polled = Pin::new(&mut self.0).poll(context);
+        TURN.set(usize::MAX);
+        finish_answered();
+        polled
     }
+}
+
+/// How many bytes a connection may read until its calls and other connections have their turn. HTTP/2 takes
+/// all that there is, and keeps something of each call that comes, also of those that are reset at once.
+const TURN_BYTES: usize = 16 << 10;
+
+thread_local! {
+    /// How many bytes the connection that is polled on this thread may still read in its turn.
+    static TURN: Cell<usize> = const { Cell::new(usize::MAX) };
+}
+
+/// Whether the turn of the connection that is polled is over. It is woken for another one then.
+pub fn is_turn_over(context: &Context<'_>) -> bool {
+    let is_over = TURN.get() == 0;
+    if is_over {
+        context.waker().wake_by_ref();
+    }
+    is_over
+}
+
+/// The connection that is polled has read so many bytes.
+pub fn count_read(bytes: usize) {
+    TURN.set(TURN.get().saturating_sub(bytes));
+}
+
+/// Runs what hyper makes of calls. A call that is answered when it comes needs no task: all of them are
+/// finished behind the poll of their connection, before it writes.
+#[derive(Clone, Copy, Debug)]
+pub struct Calls;
+
+impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Calls {
+    fn execute(&self, call: F) {
+        if IS_ANSWERED.take() {
+            ANSWERED.with_borrow_mut(|answered| answered.push(Box::pin(call)));
+        } else {
+            TokioExecutor::new().execute(call);
+        }
+    }
+}
+
+thread_local! {
+    /// Whether the call is answered of which hyper is about to make a future.
+    static IS_ANSWERED: Cell<bool> = const { Cell::new(false) };
+    /// Answered calls of the connection that is polled on this thread.
+    static ANSWERED: RefCell<Vec<Pin<Box<dyn Future<Output = ()> + Send>>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Hands the replies to HTTP/2. A call whose caller has no window for its reply waits for it in a task.
+fn finish_answered() {
+    let mut answered = ANSWERED.take();
+    for mut call in answered.drain(..) {
+        // In a task it is polled again, with a waker.
+        let mut once = Context::from_waker(Waker::noop());
+        if call.as_mut().poll(&mut once).is_pending() {
+            TokioExecutor::new().execute(call);
+        }
+    }
+    ANSWERED.set(answered);
 }
 
 /// Counts decisions under way on one connection: each has a clone for as long as it takes.
@@ -213,7 +276,10 @@ impl<M: Method> Door<M> {
         let method = &self.method;
         match heard {
             Heard::All(message) => match method.call_at_once(&noted, &message) {
-                Some(answer) => Call::Answered(Some((answer, account.clone()))),
+                Some(answer) => {
+                    IS_ANSWERED.set(true);
+                    Call::Answered(Some((answer, account.clone())))
+                }
                 None => {
                     let (method, under_way) = (method.clone(), under_way.clone());
                     let held = Held::new(account, CALL_BYTES + message.len());

@@ -31,6 +31,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic::codegen::http::uri::Authority;
 
 use crate::{
+    grpc::unary::{count_read, is_turn_over},
     held::{Account, Budget, Held},
     metrics::{Authorities, Metrics, StreamsReset},
     silence::Silence,
@@ -498,8 +499,12 @@ impl<S: AsyncRead + Unpin> AsyncRead for Mended<S> {
         let this = &mut *self;
         loop {
             if this.held.is_empty() {
+                if is_turn_over(cx) {
+                    return Poll::Pending;
+                }
                 let before = buf.filled().len();
                 ready!(Pin::new(&mut this.stream).poll_read(cx, buf))?;
+                count_read(buf.filled().len() - before);
                 if buf.filled().len() == before {
                     return Poll::Ready(Ok(()));
                 }

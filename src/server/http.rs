@@ -77,13 +77,8 @@ pub(super) async fn serve_http(listener: TcpListener, router: axum::Router, limi
         account.use_it();
         let service = (router.clone(), account.clone());
         let served = serve(stream, service, began.clone(), limits.timeout);
-        let served = async move {
-            tokio::select! {
-                () = served => {}
-                () = account.over() => tracing::debug!("an HTTP connection held too much"),
-            }
-        };
         let handle = connections.running.spawn(served);
+        account.served_by(handle.clone());
         connections.handles.insert(handle.id(), (handle, began));
     }
 }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     net::{TcpStream, UnixStream},
     sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch},
@@ -28,7 +28,7 @@ use super::{
     tls::Tls,
 };
 use crate::{
-    grpc::unary::{Arrivals, Door, Method, UnderWay},
+    grpc::unary::{Arrivals, Calls, Door, Method, UnderWay},
     held::{Account, Budget},
     settings::{Bounds, Listen},
     store::redis::Batchers,
@@ -164,11 +164,12 @@ impl<M: Method> Worker<M> {
             tokio::select! {
                 arrival = arrivals.recv() => match arrival {
                     Some(Arrival { stream, at, place }) => {
-                        let served = self.serving.clone().connection(stream, at);
-                        connections.spawn(async move {
+                        let account = self.serving.budget.account();
+                        let served = self.serving.clone().connection(stream, at, account.clone());
+                        account.served_by(connections.spawn(async move {
                             served.await;
                             drop(place);
-                        });
+                        }));
                     }
                     // The door is closed.
                     None => break,
@@ -237,24 +238,17 @@ impl Keepalive {
 
 impl<M: Method> Serving<M> {
     /// Serves one connection, which arrived `at` that time, to its end; a failure is its own.
-    async fn connection(mut self, stream: Detached, at: Instant) {
+    async fn connection(mut self, stream: Detached, at: Instant, account: Arc<Account>) {
         let deadline = at + self.first_call;
-        let account = self.budget.account();
-        let served = async {
-            let stream = match self.first_word(stream, deadline).await {
-                Ok(Some(stream)) => stream,
-                Ok(None) => return tracing::debug!("a connection ended before it had begun"),
-                Err(error) => {
-                    return tracing::debug!(%error, "a connection failed before it had begun");
-                }
-            };
-            if let Err(error) = self.serve(stream, &account, deadline).await {
-                tracing::debug!(%error, "a connection ended badly");
+        let stream = match self.first_word(stream, deadline).await {
+            Ok(Some(stream)) => stream,
+            Ok(None) => return tracing::debug!("a connection ended before it had begun"),
+            Err(error) => {
+                return tracing::debug!(%error, "a connection failed before it had begun");
             }
         };
-        tokio::select! {
-            () = served => {}
-            () = account.over() => tracing::debug!("a connection had to go for others"),
+        if let Err(error) = self.serve(stream, &account, deadline).await {
+            tracing::debug!(%error, "a connection ended badly");
         }
     }
 
@@ -300,7 +294,7 @@ impl<M: Method> Serving<M> {
             account.use_it();
             door.call(request, account, &under_way)
         };
-        let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+        let connection = hyper::server::conn::http2::Builder::new(Calls)
             .timer(TokioTimer::new())
             .max_concurrent_streams(self.bounds.max_streams)
             // Above it the library answers without a gRPC status; up to that the door does.
