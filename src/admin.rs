@@ -280,7 +280,7 @@ async fn answer_json<S: Store>(
     let Ok(message) = desk.work(move || json::request(&body)).await else {
         return bad();
     };
-    let Ok(reply) = service.answer(&message, Deadline::of_store()).await else {
+    let Ok(reply) = service.answer(&message, &Deadline::of_store()).await else {
         return bad();
     };
     let status = match reply.overall_code() {

@@ -155,8 +155,8 @@ impl<S: Store> Method for Service<S> {
         };
         let in_vain = InVain(Some(&self.limiter.metrics));
         let reply = match span {
-            None => self.answer_bytes(message, deadline).await,
-            Some(span) => Box::pin(self.answer_traced(*span, deadline, message)).await,
+            None => self.answer_bytes(message, &deadline).await,
+            Some(span) => Box::pin(self.answer_traced(*span, &deadline, message)).await,
         };
         in_vain.answered();
         self.record(began.elapsed(), timeout);
@@ -192,7 +192,7 @@ impl<S: Store> Service<S> {
     }
 
     /// Answers one message, with the reply as it is sent.
-    async fn answer_bytes(&self, message: Bytes, deadline: Deadline) -> Result<Bytes, Status> {
+    async fn answer_bytes(&self, message: Bytes, deadline: &Deadline) -> Result<Bytes, Status> {
         let mut request = Request::default();
         if self.extras.is_none() && quick::read_into(&mut request, &message, self.bounds).is_some()
         {
@@ -218,7 +218,7 @@ impl<S: Store> Service<S> {
     async fn answer_traced(
         &self,
         span: Call,
-        deadline: Deadline,
+        deadline: &Deadline,
         message: Bytes,
     ) -> Result<Bytes, Status> {
         let began_nanos = nanos();
@@ -246,7 +246,7 @@ impl<S: Store> Service<S> {
     pub async fn answer(
         &self,
         message: &RateLimitRequest,
-        deadline: Deadline,
+        deadline: &Deadline,
     ) -> Result<RateLimitResponse, Status> {
         let request = wire::request(message, self.bounds).map_err(|error| {
             self.limiter.metrics.record_bad_request();

@@ -146,7 +146,7 @@ impl<S: Store> Limiter<S> {
         &self,
         request: &Request<'_>,
         now: Timestamp,
-        deadline: Deadline,
+        deadline: &Deadline,
         tell: impl FnOnce(&mut Decision) -> R,
     ) -> Result<R, NoDecision> {
         // The same ones, however long the store takes.

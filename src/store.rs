@@ -39,7 +39,7 @@ pub trait Store: Send + Sync + 'static {
         counts: &mut CountList,
         batch: &Batch,
         now: Timestamp,
-        deadline: Deadline,
+        deadline: &Deadline,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
     /// Adds the batch for nobody in particular: it may take as long as the store allows. The counts come in
@@ -56,7 +56,7 @@ pub trait Store: Send + Sync + 'static {
         async move {
             let mut counts = CountList::new();
             let deadline = Deadline::of_store();
-            self.add_into(&mut counts, batch, now, deadline).await?;
+            self.add_into(&mut counts, batch, now, &deadline).await?;
             Ok(counts)
         }
     }
@@ -127,7 +127,7 @@ impl<S: Store> Store for Arc<S> {
         counts: &mut CountList,
         batch: &Batch,
         now: Timestamp,
-        deadline: Deadline,
+        deadline: &Deadline,
     ) -> impl Future<Output = Result<(), StoreError>> + Send {
         (**self).add_into(counts, batch, now, deadline)
     }
@@ -158,7 +158,7 @@ impl Store for AnyStore {
         counts: &mut CountList,
         batch: &Batch,
         now: Timestamp,
-        deadline: Deadline,
+        deadline: &Deadline,
     ) -> Result<(), StoreError> {
         match self {
             Self::Memory(store) => store.add_into(counts, batch, now, deadline).await,

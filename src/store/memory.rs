@@ -709,7 +709,7 @@ impl Store for MemoryStore {
         counts: &mut CountList,
         batch: &Batch,
         now: Timestamp,
-        _deadline: Deadline,
+        _deadline: &Deadline,
     ) -> impl Future<Output = Result<(), StoreError>> + Send {
         future::ready(self.apply_into(counts, batch, now))
     }

@@ -108,7 +108,7 @@ impl<S: Store> Store for OnLoss<S> {
         counts: &mut CountList,
         batch: &Batch,
         now: Timestamp,
-        deadline: Deadline,
+        deadline: &Deadline,
     ) -> Result<(), StoreError> {
         match self.store.add_into(counts, batch, now, deadline).await {
             Ok(()) => {

@@ -194,7 +194,7 @@ impl<S: Store> Store for OverLimitCache<S> {
         counts: &mut CountList,
         batch: &Batch,
         now: Timestamp,
-        deadline: Deadline,
+        deadline: &Deadline,
     ) -> Result<(), StoreError> {
         let Some(known) = &self.known else {
             return self.store.add_into(counts, batch, now, deadline).await;
@@ -321,7 +321,7 @@ impl<S: Store> OverLimitCache<S> {
         counts: &mut CountList,
         batch: &Batch,
         now: Timestamp,
-        deadline: Deadline,
+        deadline: &Deadline,
     ) -> Result<(), StoreError> {
         let before = late.len();
         late.append(batch);

@@ -25,7 +25,7 @@ impl<S: Store> Store for PerSecond<S> {
         counts: &mut CountList,
         batch: &Batch,
         now: Timestamp,
-        deadline: Deadline,
+        deadline: &Deadline,
     ) -> Result<(), StoreError> {
         match &self.per_second {
             // Boxed, for the way of all others is to stay small.
@@ -52,7 +52,7 @@ impl<S: Store> PerSecond<S> {
         per_second: &S,
         batch: &Batch,
         now: Timestamp,
-        deadline: Deadline,
+        deadline: &Deadline,
     ) -> Result<CountList, StoreError> {
         let places = batch.all_terms().map(|terms| terms.is_per_second.into());
         let split = Split::new(places.collect());
@@ -77,7 +77,7 @@ struct Both<'a, S> {
 }
 
 impl<S: Store> Places for Both<'_, S> {
-    async fn add(&self, parts: &[Batch], deadline: Deadline) -> Vec<Result<CountList, StoreError>> {
+    async fn add(&self, parts: &[Batch], deadline: &Deadline) -> Vec<Result<CountList, StoreError>> {
         let [long, short] = parts else {
             return vec![Err(StoreError::Refused)];
         };
@@ -105,7 +105,7 @@ async fn add<S: Store>(
     store: &S,
     batch: &Batch,
     now: Timestamp,
-    deadline: Deadline,
+    deadline: &Deadline,
 ) -> Result<CountList, StoreError> {
     let mut counts = CountList::new();
     if !batch.is_empty() {

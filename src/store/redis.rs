@@ -338,7 +338,7 @@ impl RedisStore {
         &self,
         batch: &Batch,
         now: Timestamp,
-        deadline: Deadline,
+        deadline: &Deadline,
         waker: &Waker,
     ) -> Result<Pushed, StoreError> {
         let view = lock(&self.view);
@@ -355,7 +355,7 @@ impl RedisStore {
         key_prefix: &[u8],
         batch: &Batch,
         now: Timestamp,
-        deadline: Deadline,
+        deadline: &Deadline,
     ) -> Result<CountList, StoreError> {
         let parts = cluster::parts(&view.map, key_prefix, batch, Together::Slots)?;
         let nodes = |parts: &Parts| Nodes {
@@ -393,7 +393,7 @@ struct Nodes {
 
 impl Nodes {
     /// Queues all parts, or none.
-    fn push(&self, parts: &[Batch], deadline: Deadline) -> Result<Vec<Option<Answer>>, StoreError> {
+    fn push(&self, parts: &[Batch], deadline: &Deadline) -> Result<Vec<Option<Answer>>, StoreError> {
         let lanes = || self.nodes.iter().map(|&node| &self.view.lanes[node]);
         for (_, lane) in parts
             .iter()
@@ -412,7 +412,7 @@ impl Nodes {
 }
 
 impl split::Places for Nodes {
-    async fn add(&self, parts: &[Batch], deadline: Deadline) -> Vec<Result<CountList, StoreError>> {
+    async fn add(&self, parts: &[Batch], deadline: &Deadline) -> Vec<Result<CountList, StoreError>> {
         let answers = match self.push(parts, deadline) {
             Ok(answers) => answers,
             Err(error) => return parts.iter().map(|_| Err(error)).collect(),
@@ -437,7 +437,7 @@ impl Store for RedisStore {
         counts: &mut CountList,
         batch: &Batch,
         now: Timestamp,
-        deadline: Deadline,
+        deadline: &Deadline,
     ) -> Result<(), StoreError> {
         if batch.is_empty() {
             return Ok(());

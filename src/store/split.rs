@@ -26,7 +26,7 @@ pub(super) trait Places: Sync {
     fn add(
         &self,
         parts: &[Batch],
-        deadline: Deadline,
+        deadline: &Deadline,
     ) -> impl Future<Output = Vec<Result<CountList, StoreError>>> + Send;
 }
 
@@ -70,7 +70,7 @@ impl Split {
         &self,
         batch: &Batch,
         places: &impl Places,
-        deadline: Deadline,
+        deadline: &Deadline,
     ) -> Result<CountList, StoreError> {
         let mut counts = CountList::from_elem(Count::from(0), batch.len());
         if batch.all_terms().all(Terms::stands_alone) {
@@ -94,7 +94,7 @@ impl Split {
             let mut ignored = counts.clone();
             // The decision stands, whether they take it back or not.
             let _ = self
-                .send(batch, &back, places, &mut ignored, Deadline::of_store())
+                .send(batch, &back, places, &mut ignored, &Deadline::of_store())
                 .await;
         }
         match sent {
@@ -113,7 +113,7 @@ impl Split {
         chosen: &Chosen,
         places: &impl Places,
         counts: &mut CountList,
-        deadline: Deadline,
+        deadline: &Deadline,
     ) -> Result<(), StoreError> {
         let mut parts: Vec<Batch> = (0..self.parts).map(|_| Batch::default()).collect();
         for ((increment, terms), &place) in batch.iter().zip(chosen).zip(&self.places) {

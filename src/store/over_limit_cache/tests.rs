@@ -192,7 +192,7 @@ impl Store for Asking {
         counts: &mut CountList,
         batch: &Batch,
         now: Timestamp,
-        deadline: Deadline,
+        deadline: &Deadline,
     ) -> Result<(), StoreError> {
         self.times.fetch_add(1, Relaxed);
         self.store.add_into(counts, batch, now, deadline).await

@@ -176,7 +176,7 @@ impl Lane {
         self: &Arc<Self>,
         batch: &Batch,
         now: Timestamp,
-        deadline: Deadline,
+        deadline: &Deadline,
         waker: Option<&Waker>,
     ) -> Result<Answer, StoreError> {
         self.admit()?;
@@ -652,7 +652,7 @@ mod tests {
             began: Instant::now().into_std(),
             timeout: None,
         };
-        lane.push(&batch(increments), now, deadline, None)
+        lane.push(&batch(increments), now, &deadline, None)
     }
 
     async fn fetch(answer: Answer) -> Result<CountList, StoreError> {
