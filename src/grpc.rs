@@ -111,11 +111,11 @@ impl<S: Store> Method for Service<S> {
 
     type Noted = Noted;
 
-    fn note(&self, headers: &HeaderMap) -> Noted {
+    fn note(&self, headers: &HeaderMap, timeout: Option<Duration>) -> Noted {
         let header = |name: &str| headers.get(name)?.to_str().ok();
         Noted {
             began: arrived(),
-            timeout: timeout::timeout(headers),
+            timeout,
             span: self.tracer.begin(header).map(Box::new),
         }
     }

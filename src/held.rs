@@ -346,6 +346,26 @@ impl Held {
         held
     }
 
+    /// Holds nothing yet.
+    pub fn nothing(account: Arc<Account>) -> Self {
+        Self { account, bytes: 0 }
+    }
+
+    /// Holds `bytes` from now on, room or not: where there is none, the connection ends. A little too much stays
+    /// as it is.
+    pub fn resize(&mut self, bytes: usize) {
+        const LITTLE: usize = 512;
+        if let Some(more @ 1..) = bytes.checked_sub(self.bytes) {
+            self.bytes = bytes;
+            if self.account.take(more).is_err() {
+                self.account.end();
+            }
+        } else if self.bytes - bytes > LITTLE {
+            self.account.give_back(self.bytes - bytes);
+            self.bytes = bytes;
+        }
+    }
+
     /// Holds `bytes` if there is room for them.
     ///
     /// # Errors

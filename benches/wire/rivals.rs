@@ -8,6 +8,7 @@ use std::{
     net::{SocketAddr, TcpListener},
     pin::Pin,
     thread,
+    time::Duration,
 };
 
 use anyhow::{Context as _, bail};
@@ -258,7 +259,7 @@ impl Method for Bare {
 
     type Noted = ();
 
-    fn note(&self, _headers: &HeaderMap) {}
+    fn note(&self, _headers: &HeaderMap, _timeout: Option<Duration>) {}
 
     fn message_came(&self, (): &mut ()) {}
 

@@ -2,33 +2,20 @@
 
 use std::time::Duration;
 
-use hyper::HeaderMap;
-
-/// gRPC over HTTP/2, "Timeout". Envoy sends it in milliseconds, 20 unless it is configured otherwise.
-const GRPC_TIMEOUT: &str = "grpc-timeout";
-
 /// The most digits that a timeout has (gRPC over HTTP/2, "TimeoutValue").
 const MAX_DIGITS: usize = 8;
 
 /// A tenth of the time stays for the way there and back.
 const MARGIN: u32 = 10;
 
-/// How long after its arrival an answer is of use to the caller, if it said so. What is no timeout is taken
-/// for none.
-pub(super) fn timeout(headers: &HeaderMap) -> Option<Duration> {
-    // Callers send a handful of headers: to look through them takes a third of what a hash does.
-    let (_, value) = headers
-        .iter()
-        .find(|(name, _)| name.as_str() == GRPC_TIMEOUT)?;
-    parse(value.as_bytes())
-}
-
 /// The part of `timeout` that a decision may take.
 pub(super) fn for_decision(timeout: Duration) -> Duration {
     timeout - timeout / MARGIN
 }
 
-fn parse(text: &[u8]) -> Option<Duration> {
+/// How long after its arrival an answer is of use to the caller (gRPC over HTTP/2, "Timeout"). `None` if `text`
+/// is no timeout. Envoy sends milliseconds, 20 unless it is configured otherwise.
+pub(super) fn parse(text: &[u8]) -> Option<Duration> {
     let (unit, digits) = text.split_last()?;
     if digits.is_empty() || digits.len() > MAX_DIGITS {
         return None;

@@ -27,6 +27,7 @@ use tonic::{Status, service::Routes};
 
 use encoding::Encoding;
 
+use super::timeout;
 use crate::{
     held::{Account, CALL_BYTES, Full, Held, Sent},
     metrics::CutOff,
@@ -38,7 +39,6 @@ const PREFIX_BYTES: usize = 5;
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
-const GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 const GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 const OK: HeaderValue = HeaderValue::from_static("0");
 const UNIMPLEMENTED: HeaderValue = HeaderValue::from_static("12");
@@ -67,8 +67,8 @@ pub trait Method: Send + Sync + 'static {
     /// What is kept of a call's arrival.
     type Noted: Send;
 
-    /// Called when a call has come.
-    fn note(&self, headers: &HeaderMap) -> Self::Noted;
+    /// Called when a call has come whose caller waits for `timeout`.
+    fn note(&self, headers: &HeaderMap, timeout: Option<Duration>) -> Self::Noted;
 
     /// Called when the message of a call has come that was not there with it.
     fn message_came(&self, noted: &mut Self::Noted);
@@ -257,6 +257,7 @@ impl<M: Method> Door<M> {
         };
         let Checked {
             encoding,
+            timeout,
             header_bytes,
         } = match check(&request, self.max_header_bytes) {
             Ok(checked) => checked,
@@ -269,7 +270,7 @@ impl<M: Method> Door<M> {
                 Err(full) => refused(refusal(&no_room(account, full))),
             };
         }
-        let mut noted = self.method.note(request.headers());
+        let mut noted = self.method.note(request.headers(), timeout);
         let mut body = request.into_body();
         let max_bytes = self.max_message_bytes;
         let heard = heard(&mut body, max_bytes, encoding);
@@ -285,7 +286,7 @@ impl<M: Method> Door<M> {
                     let held = Held::new(account, CALL_BYTES + message.len());
                     Call::Waiting(Box::pin(async move {
                         let _is_under_way = under_way;
-                        Ok(response(method.call(noted, message).await, held.account()))
+                        Ok(response(method.call(noted, message).await, held))
                     }))
                 }
             },
@@ -311,7 +312,7 @@ impl<M: Method> Door<M> {
                         }
                         Err(status) => Err(status),
                     };
-                    Ok(response(answer, held.account()))
+                    Ok(response(answer, held))
                 }))
             }
         }
@@ -341,23 +342,24 @@ impl Future for Call {
         match &mut *self {
             Self::Answered(answer) => {
                 let (answer, account) = answer.take().expect("nobody polls a future that is over");
-                Poll::Ready(Ok(response(answer, &account)))
+                Poll::Ready(Ok(response(answer, Held::nothing(account))))
             }
             Self::Waiting(reply) => reply.as_mut().poll(context),
         }
     }
 }
 
-fn response(answer: Result<Bytes, Status>, account: &Arc<Account>) -> Response<Reply> {
+/// The reply, with what the call holds from now on instead of what it `held`.
+fn response(answer: Result<Bytes, Status>, mut held: Held) -> Response<Reply> {
     match answer {
         Ok(message) => {
-            let held = Held::new(account, CALL_BYTES + message.len());
+            held.resize(CALL_BYTES + message.len());
             let mut response = Response::new(Reply::Message(Sent::new(message, held)));
             response.headers_mut().insert(CONTENT_TYPE, GRPC);
             response
         }
         Err(status) => {
-            account.hold_until_flushed(CALL_BYTES);
+            held.account().hold_until_flushed(CALL_BYTES);
             refusal(&status)
         }
     }
@@ -467,6 +469,7 @@ impl Body for Said {
 /// What a call asks for, and how much it took to say.
 struct Checked {
     encoding: Encoding,
+    timeout: Option<Duration>,
     header_bytes: usize,
 }
 
@@ -481,15 +484,17 @@ fn check<B>(request: &Request<B>, max_header_bytes: u32) -> Result<Checked, Box<
         let status = Status::internal(format!("a call is a POST and no {}", request.method()));
         return refuse(StatusCode::METHOD_NOT_ALLOWED, status);
     }
-    let (mut is_grpc, mut encoding, mut bytes) = (false, None, 0);
+    let (mut is_grpc, mut encoding, mut timeout, mut bytes) = (false, None, None, 0);
     // Callers send a handful of headers: to look through them takes a third of what a hash does.
     for (name, value) in request.headers() {
         const OF_EACH: usize = 32;
-        bytes += OF_EACH + name.as_str().len() + value.len();
-        if name == CONTENT_TYPE {
-            is_grpc |= is_grpc_type(value.as_bytes());
-        } else if name == GRPC_ENCODING {
-            encoding = Some(value);
+        let name = name.as_str();
+        bytes += OF_EACH + name.len() + value.len();
+        match name {
+            "content-type" => is_grpc |= is_grpc_type(value.as_bytes()),
+            "grpc-encoding" => encoding = Some(value),
+            "grpc-timeout" => timeout = timeout::parse(value.as_bytes()),
+            _ => {}
         }
     }
     if bytes > max_header_bytes as usize {
@@ -508,6 +513,7 @@ fn check<B>(request: &Request<B>, max_header_bytes: u32) -> Result<Checked, Box<
     };
     let checked = |encoding| Checked {
         encoding,
+        timeout,
         header_bytes: bytes,
     };
     encoding.map(checked).ok_or_else(|| {

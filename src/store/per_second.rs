@@ -77,7 +77,11 @@ struct Both<'a, S> {
 }
 
 impl<S: Store> Places for Both<'_, S> {
-    async fn add(&self, parts: &[Batch], deadline: &Deadline) -> Vec<Result<CountList, StoreError>> {
+    async fn add(
+        &self,
+        parts: &[Batch],
+        deadline: &Deadline,
+    ) -> Vec<Result<CountList, StoreError>> {
         let [long, short] = parts else {
             return vec![Err(StoreError::Refused)];
         };

@@ -393,7 +393,11 @@ struct Nodes {
 
 impl Nodes {
     /// Queues all parts, or none.
-    fn push(&self, parts: &[Batch], deadline: &Deadline) -> Result<Vec<Option<Answer>>, StoreError> {
+    fn push(
+        &self,
+        parts: &[Batch],
+        deadline: &Deadline,
+    ) -> Result<Vec<Option<Answer>>, StoreError> {
         let lanes = || self.nodes.iter().map(|&node| &self.view.lanes[node]);
         for (_, lane) in parts
             .iter()
@@ -412,7 +416,11 @@ impl Nodes {
 }
 
 impl split::Places for Nodes {
-    async fn add(&self, parts: &[Batch], deadline: &Deadline) -> Vec<Result<CountList, StoreError>> {
+    async fn add(
+        &self,
+        parts: &[Batch],
+        deadline: &Deadline,
+    ) -> Vec<Result<CountList, StoreError>> {
         let answers = match self.push(parts, deadline) {
             Ok(answers) => answers,
             Err(error) => return parts.iter().map(|_| Err(error)).collect(),
