@@ -528,6 +528,9 @@ fn check<B>(request: &Request<B>, max_header_bytes: u32) -> Result<Checked, Box<
 /// `application/grpc`, also with the form of the messages or parameters behind it.
 fn is_grpc_type(value: &[u8]) -> bool {
     const TYPE: &[u8] = b"application/grpc";
+    if value == TYPE {
+        return true;
+    }
     match value.split_at_checked(TYPE.len()) {
         Some((start, rest)) => {
             start.eq_ignore_ascii_case(TYPE) && matches!(rest.first(), None | Some(b'+' | b';'))

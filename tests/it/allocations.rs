@@ -29,7 +29,8 @@ use tollgate::{
 const WINDOWS: &str =
     "domain: d\ndescriptors:\n  - key: k\n    rate_limits: [1000/month, 1000/year]\n";
 
-fn service() -> Service<Arc<MemoryStore>> {
+/// A service that counts in memory, of as many counters at most, without a server around it.
+pub(crate) fn service(max_counters: usize) -> Service<Arc<MemoryStore>> {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("rules.yaml");
     fs::write(&file, WINDOWS).unwrap();
@@ -40,12 +41,12 @@ fn service() -> Service<Arc<MemoryStore>> {
     Service {
         limiter: Limiter {
             rules,
-            store: Arc::new(MemoryStore::new(1000)),
+            store: Arc::new(MemoryStore::new(max_counters)),
             modes: Modes::default(),
             metrics: metrics.recorder(0),
         },
         bounds: Bounds {
-            descriptors: 10,
+            descriptors: 1000,
             entries: 10,
             text_bytes: 100,
         },
@@ -74,7 +75,7 @@ fn message(descriptors: usize) -> Bytes {
 
 /// Answers `message` without a runtime: a store in memory never waits.
 #[track_caller]
-fn answer(service: &Service<Arc<MemoryStore>>, message: &Bytes) {
+pub(crate) fn answer(service: &Service<Arc<MemoryStore>>, message: &Bytes) {
     let noted = service.note(&HeaderMap::new(), None);
     let reply = service.call_at_once(&noted, message);
     reply.expect("a decision in memory waits").unwrap();
@@ -82,7 +83,7 @@ fn answer(service: &Service<Arc<MemoryStore>>, message: &Bytes) {
 
 #[track_caller]
 fn check(descriptors: usize, most: u64) {
-    let service = service();
+    let service = service(1000);
     let message = message(descriptors);
     answer(&service, &message);
     let counted = allocation_counter::measure(|| answer(&service, &message));

@@ -6,6 +6,7 @@
 //! - `store`: what every store keeps to, in memory and in Redis
 //! - `algorithms`: every way of counting against a naive model of it
 //! - `allocations`: how often a decision asks for memory
+//! - `cost`: how many instructions a request takes
 //! - `many`: every way of counting under load from many clients of many replicas
 //! - `redis`: few commands, exact counts for many clients, and Redis gone or stuck
 //! - `on_loss`: what rules answer while Redis does not
@@ -57,6 +58,7 @@ mod calm;
 mod cli;
 mod clients;
 mod cluster;
+mod cost;
 mod dependencies;
 mod deploy;
 mod drain;

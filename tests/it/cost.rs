@@ -1,0 +1,97 @@
+//! What a request costs does not grow with the counters that clients have made. Instructions are counted, and no
+//! time is taken: this program runs one of its own tests again under valgrind.
+
+use std::{env, process::Command};
+
+use prost::Message as _;
+use tollgate::grpc::proto::envoy::{
+    extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride,
+    service::ratelimit::v3::RateLimitRequest,
+};
+
+use crate::{
+    allocations::{answer, service},
+    support::{
+        ask::{descriptor, request},
+        tool,
+    },
+};
+
+/// How many periods the descriptor has, and how many requests follow, for the run under valgrind.
+const WORK: &str = "TOLLGATE_TEST_WORK";
+
+/// The descriptors of one request, each with a period of its own.
+const OF_EACH: u32 = 100;
+
+/// A request that hits the periods of `seconds`, all of one descriptor.
+fn periods(seconds: impl Iterator<Item = u32>) -> RateLimitRequest {
+    let one = |seconds| {
+        let mut one = descriptor(&[("k", "v")]);
+        one.limit = Some(RateLimitOverride {
+            requests_per_unit: 1_000,
+            unit: 1,
+            unit_multiplier: Some(seconds),
+        });
+        one
+    };
+    request("d", seconds.map(one).collect())
+}
+
+/// Makes a counter for each of `all` periods of one descriptor, and hits some of them by each of `requests`.
+#[test]
+fn each_period_of_a_descriptor_has_a_counter() {
+    let work = env::var(WORK).unwrap_or_else(|_| "1000 10".to_owned());
+    let (all, requests) = work.split_once(' ').expect("two numbers");
+    let [all, requests]: [u32; 2] = [all, requests].map(|number| number.parse().unwrap());
+    let service = service(1_000_000);
+    for first in (1..=all).step_by(OF_EACH as usize) {
+        let last = all.min(first + OF_EACH - 1);
+        answer(&service, &periods(first..=last).encode_to_vec().into());
+    }
+    assert_eq!(service.limiter.store.live_counters(), all as usize);
+    // Far apart, and made before: a request adds none.
+    let some = periods((0..OF_EACH).map(|nth| 1 + (nth * 7919) % all));
+    let message = some.encode_to_vec().into();
+    for _ in 0..requests {
+        answer(&service, &message);
+    }
+    assert_eq!(service.limiter.store.live_counters(), all as usize);
+}
+
+/// How many instructions `requests` take where one descriptor has as many periods as `all`, the start of the
+/// program and the making of counters included.
+fn instructions(all: u32, requests: u32) -> u64 {
+    let run = Command::new(tool("valgrind"))
+        .args([
+            "--tool=cachegrind",
+            "--cache-sim=no",
+            "--cachegrind-out-file=/dev/null",
+        ])
+        .arg(env::current_exe().unwrap())
+        .args(["--exact", "cost::each_period_of_a_descriptor_has_a_counter"])
+        .env(WORK, format!("{all} {requests}"))
+        .output()
+        .unwrap();
+    let log = String::from_utf8_lossy(&run.stderr);
+    assert!(run.status.success(), "{log}");
+    let counted = log.lines().find_map(|line| line.split_once("I refs:"));
+    let (_, counted) = counted.unwrap_or_else(|| panic!("no count in {log}"));
+    counted.trim().replace(',', "").parse().unwrap()
+}
+
+#[test]
+fn a_request_costs_as_much_whatever_the_periods_of_its_descriptor() {
+    const REQUESTS: u32 = 50;
+    let each = |all| {
+        let made = instructions(all, 0);
+        instructions(all, REQUESTS).saturating_sub(made) / u64::from(REQUESTS * OF_EACH)
+    };
+    let costs = [100, 1_000, 100_000].map(|all| (all, each(all)));
+    eprintln!("instructions of a descriptor, by the number of its periods: {costs:?}");
+    let few = costs[0].1;
+    assert!(few > 100, "{costs:?}");
+    // Tables are fuller or emptier; a list that is searched would be a thousand times as long.
+    for (all, cost) in costs {
+        assert!(cost <= few + few / 2, "{all} periods: {costs:?}");
+    }
+}
