@@ -101,7 +101,7 @@ pub enum OnStoreLoss {
 /// Settings that hold for all rules.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Modes {
-    /// Answer OK whatever the statuses say (`SHADOW_MODE`).
+    /// Answer OK regardless of the statuses (`SHADOW_MODE`).
     pub shadow: bool,
     /// Treat every descriptor as one with `quota_mode` (`QUOTA_MODE`).
     pub quota: bool,

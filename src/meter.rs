@@ -72,7 +72,7 @@ impl Meter {
         held.min(most).saturating_sub(terms.hits.given_back())
     }
 
-    /// Applies the hits of `terms`, whatever its limit says. Giving back stops at zero and removes the
+    /// Applies the hits of `terms`, regardless of its limit. Giving back stops at zero and removes the
     /// latest hits first.
     pub fn charge(&mut self, terms: &Terms, now: u64) {
         // This adopts a changed limit.

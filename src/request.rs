@@ -87,7 +87,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// A key and a value: any bytes, for Envoy copies header bytes unchecked.
+/// A key and a value: any bytes, because Envoy copies header bytes unchecked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry<'a> {
     pub key: &'a [u8],

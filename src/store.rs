@@ -113,7 +113,7 @@ pub enum StoreError {
     Refused,
     /// Nothing was counted: some counters of one step are on this server already, and others are not
     /// yet.
-    #[error("the counters are on their way to another server")]
+    #[error("the counters are moving to another server")]
     Moving,
     #[error("too many requests are waiting for the counter store")]
     Overloaded,

@@ -471,7 +471,7 @@ impl MemoryStore {
 
     #[expect(
         clippy::too_many_arguments,
-        reason = "where it is, what it is and what becomes of it"
+        reason = "the counter's location, the increment and its outcome"
     )]
     fn apply(
         &self,

@@ -257,8 +257,8 @@ impl Servers {
     fn record_look(&self, found: Result<(), String>) {
         let mut lost = lock(&self.0.lost);
         match (&*lost, &found) {
-            (None, Err(reason)) => tracing::warn!(reason, "cannot find out where Redis is"),
-            (Some(_), Ok(())) => tracing::info!("found out again where Redis is"),
+            (None, Err(reason)) => tracing::warn!(reason, "cannot find the servers of Redis"),
+            (Some(_), Ok(())) => tracing::info!("found the servers of Redis again"),
             _ => {}
         }
         *lost = found.err();
@@ -588,7 +588,7 @@ impl Meters {
         self.forgotten.fetch_add(counters, Relaxed);
         if self.said_forgotten.is_over() {
             tracing::warn!(
-                "counters lie further ahead than clocks may be apart, and begin anew: the clock of a replica, or of Redis, is wrong"
+                "counters are further ahead than clocks may differ, and start anew: the clock of a replica or of Redis is wrong"
             );
         }
     }

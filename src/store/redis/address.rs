@@ -128,7 +128,7 @@ impl Place {
     fn parse(text: &str, default_port: u16) -> Result<Self, BadUrl> {
         let port_of = |text: &str| match text.parse() {
             Ok(port @ 1..) => Ok(port),
-            _ => Err(bad("the port is no port")),
+            _ => Err(bad("a port is not a number from 1 to 65535")),
         };
         let (host, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
             Some((host, "")) => (host, default_port),
@@ -139,7 +139,7 @@ impl Place {
             },
         };
         if host.is_empty() || host.contains(['/', ' ', '@', '?', '[', ']']) {
-            return Err(bad("a host is no host"));
+            return Err(bad("a host is empty or has a character that no host has"));
         }
         let host = host.to_owned();
         Ok(Self::Tcp { host, port })

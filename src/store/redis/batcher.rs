@@ -333,7 +333,7 @@ impl Batcher {
             let waited = usual + ran.total();
             if waited >= self.options.deadline && (is_cleared || self.node.breaker.is_open()) {
                 if is_cleared {
-                    tracing::debug!(node = %self.node, "a connection is silent, and replaced");
+                    tracing::debug!(node = %self.node, "a silent connection is replaced");
                     self.node.meters.stalls.fetch_add(1, Relaxed);
                 }
                 drop(stalled);
@@ -376,7 +376,7 @@ impl Batcher {
                 let late = match self.detour(&redirect.target, &commands).await {
                     Ok(late) => late,
                     Err(trouble) => {
-                        tracing::debug!(node = %redirect.target, %trouble, "a detour failed");
+                        tracing::debug!(node = %redirect.target, %trouble, "following a redirect failed");
                         self.detours.remove(&redirect.target);
                         return;
                     }

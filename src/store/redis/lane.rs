@@ -633,7 +633,7 @@ mod tests {
     async fn beside<T>(lane: &Lane, future: impl Future<Output = T>) -> T {
         tokio::select! {
             output = future => output,
-            () = lane.watch_time() => panic!("the lane has ended"),
+            () = lane.watch_time() => panic!("the queue has ended"),
             never = lane.ticks.run(&lane.meters.lateness) => match never {},
         }
     }

@@ -64,7 +64,7 @@ impl Link {
         let replies = self.exchange(commands).await;
         let replies = replies.map_err(|error| Trouble::of_failure(&error))?;
         if !self.inbox.is_empty() {
-            return Err(unreachable("it says more than it was asked"));
+            return Err(unreachable("it sent more replies than it was asked for"));
         }
         self.is_broken = false;
         Ok(replies)
@@ -112,7 +112,7 @@ fn unreachable(why: &str) -> Trouble {
 fn malformed() -> io::Error {
     io::Error::new(
         io::ErrorKind::InvalidData,
-        "what it says is no reply of Redis",
+        "the data is not a reply of Redis",
     )
 }
 

@@ -104,7 +104,7 @@ impl Seats {
                 self.let_go(seat);
                 Poll::Ready(answered)
             }
-            State::Free | State::Left => unreachable!("who has left a seat does not ask"),
+            State::Free | State::Left => unreachable!("a request that has left does not poll"),
         }
     }
 

@@ -55,7 +55,7 @@ impl Ticks {
             };
             let mut new = mem::take(&mut *self.lock());
             lanes.append(&mut new.lanes);
-            // The first look was due at once.
+            // The first look was due when its request came.
             let Some(due) = due.or(new.since) else {
                 continue;
             };
