@@ -3,7 +3,7 @@
 
 use crate::counter::{Charge, Terms, Voice};
 
-/// The judgement of a request's counters, before any of them changes.
+/// The judgement on a request's counters, before any of them changes.
 #[derive(Debug, Default)]
 pub struct Verdict {
     /// Descriptors that are over one of their limits; some occur more than once.

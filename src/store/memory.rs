@@ -149,7 +149,7 @@ enum Room {
 /// at a time need less.
 const PLENTY: usize = 4096;
 
-/// In a small store the room for all counters divided by this is plenty.
+/// In a small store room for one counter in this many is plenty.
 const PLENTY_SHARE: usize = 16;
 
 const NEVER: Timestamp = Timestamp::from_millis(u64::MAX);

@@ -54,7 +54,7 @@ impl Ran {
     }
 }
 
-/// The judgement of one server.
+/// The judgement on one server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     /// No sign of a failure.

@@ -95,7 +95,8 @@ impl Link {
         }
     }
 
-    /// Waits until the connection is of no more use. Without a question a server can only close it.
+    /// Waits until the connection is of no more use. A server that was asked nothing sends nothing, so
+    /// both data and an end mean that.
     pub(super) async fn broken(&mut self) {
         if !self.is_broken {
             // Either it is closed, or the server sends data that was not asked for.

@@ -49,8 +49,8 @@ enum State {
 }
 
 impl Seats {
-    /// Takes an entry for a request that waits from `since` to `ends`; `waker` wakes it unless it polls
-    /// again.
+    /// Takes an entry for a request that waits from `since` to `ends`; `waker` wakes it, unless a later
+    /// poll brings another one.
     pub(super) fn take(&mut self, since: Instant, ends: Instant, waker: Option<Waker>) -> usize {
         let mut ends = ends;
         if let Some(Pause { from, to }) = self.last_pause
