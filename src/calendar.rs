@@ -1,4 +1,4 @@
-//! Days, weeks, months and years as a time zone has them.
+//! Days, weeks, months and years in a time zone.
 
 use jiff::{
     ToSpan as _,
@@ -17,7 +17,7 @@ pub struct Calendar {
     starts: Starts,
 }
 
-/// What a calendar can tell.
+/// The units that calendars have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CalendarUnit {
     Day,
@@ -50,7 +50,7 @@ impl Default for Starts {
     }
 }
 
-/// Why there is no such calendar.
+/// Why a calendar cannot be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoCalendar {
     #[error("a second, a minute or an hour is the same in every calendar")]
@@ -62,7 +62,7 @@ pub enum NoCalendar {
 impl Eq for Calendar {}
 
 impl Calendar {
-    /// `starts` is taken as it is: a day or hour that does not exist is moved to one that does.
+    /// `starts` is not checked: a day or hour that does not exist is moved to one that does.
     ///
     /// # Errors
     ///
@@ -91,10 +91,10 @@ impl Calendar {
         self.starts
     }
 
-    /// The window that `now` falls in. Where the clocks change a day has 23 or 25 hours; a start
-    /// in the hour that is skipped is an hour later, in the hour that comes twice it is the first.
+    /// The window that `now` falls in. A day on which the clocks change has 23 or 25 hours. A start in
+    /// the skipped hour moves to an hour later; a start in the repeated hour means the first of the two.
     ///
-    /// From the year 9999 on, where calendars end, all time is one window.
+    /// From the year 9999 on, where calendars end, one window holds all time.
     pub fn window(&self, now: Timestamp) -> Window {
         self.try_window(now).unwrap_or(Window {
             start: Timestamp::from_millis(0),
@@ -107,7 +107,8 @@ impl Calendar {
         let moment = jiff::Timestamp::from_millisecond(millis).ok()?;
         let civil = self.zone.to_datetime(moment);
         let mut at = self.first_of(civil.date())?;
-        // At most one step each way: the hour of the start, a short month, or a change of clocks.
+        // It takes at most one step each way: for the hour of the start, a short month, or a change of
+        // clocks.
         while self.start(at)? > now {
             at = self.step(at, -1)?;
         }
@@ -122,7 +123,7 @@ impl Calendar {
         }
     }
 
-    /// The first day of the unit that `date` lies in, not yet moved to the day of the start.
+    /// The first day of the unit that `date` falls in, not yet moved to the day of the start.
     fn first_of(&self, date: Date) -> Option<Date> {
         match self.unit {
             CalendarUnit::Day => Some(date),
@@ -145,7 +146,7 @@ impl Calendar {
         at.checked_add(span).ok()
     }
 
-    /// When the window of the unit that begins on `first` begins.
+    /// The moment at which the window begins whose unit begins on `first`.
     fn start(&self, first: Date) -> Option<Timestamp> {
         let Starts {
             month, day, hour, ..
@@ -179,7 +180,7 @@ mod tests {
         Timestamp::from_millis(moment.as_millisecond().try_into().unwrap())
     }
 
-    /// `at` lies in the window from `start` to `end`; all are instants in UTC.
+    /// Asserts that `at` falls in the window from `start` to `end`; all are instants in UTC.
     #[track_caller]
     fn check(unit: Unit, zone: &str, starts: Starts, at: &str, start: &str, end: &str) {
         let calendar = Calendar::new(unit, zone, starts).unwrap();

@@ -1,6 +1,6 @@
-//! Counters, their keys and the batches that move them.
+//! Counters, their keys, and batches of increments.
 //!
-//! A key is an encoding that can be taken apart again, so that two counters never share one:
+//! A key is an encoding that can be decoded again, so that two counters never share one:
 //!
 //! ```text
 //! {4:shop14:remote_address9:127.0.0.1}60@29920500
@@ -8,15 +8,15 @@
 //!    its length                        length of the period in seconds
 //! ```
 //!
-//! A limit of the calendar has the start of the window behind `@`, in seconds, and its unit in front:
-//! `{…}month@1795219200`. What is counted in another way has one key for all time, with a letter for
-//! the way and the period: `{…}l60`. So no reload makes one way read what another has written.
+//! A calendar limit has its unit in front, and the start of the window in seconds behind `@`:
+//! `{…}month@1795219200`. Other algorithms use one key per counter for all time: a letter for the
+//! algorithm, then the period: `{…}l60`. So after a reload no algorithm reads the state of another.
 //!
-//! The braces are a Redis Cluster hash tag: all periods of one descriptor live in one slot. An
-//! entry whose counters are shared by a wildcard has `*` in the place of its value's colon. What is
-//! longer than [`MAX_IDENTITY_BYTES`] is replaced by `#` and 128 bits of SHA-256.
+//! The braces are a Redis Cluster hash tag: all periods of one descriptor live in one slot. An entry
+//! whose counters all values of a wildcard share has `*` in place of its value's colon. A text longer
+//! than [`MAX_IDENTITY_BYTES`] is replaced by `#` and 128 bits of SHA-256.
 //!
-//! For a migration the reference's keys can be had instead, with which both count together:
+//! For a migration tollgate can write the reference's keys instead; both programs then count together:
 //!
 //! ```text
 //! shop_remote_address_127.0.0.1_1795200000
@@ -39,7 +39,7 @@ use crate::{
     window::{Period, Timestamp, Unit, Window, window},
 };
 
-/// The longest domain-and-entries text that is written into a key as it stands, in bytes.
+/// The longest domain-and-entries text that is written into a key literally, in bytes.
 pub const MAX_IDENTITY_BYTES: usize = 160;
 
 /// Increments that one request makes, in order, with their keys in one buffer.
@@ -49,7 +49,7 @@ pub struct Batch {
     increments: SmallVec<[Planned; 8]>,
 }
 
-/// What increments left behind, in their order.
+/// The counts after a batch's increments, in their order.
 pub type CountList = SmallVec<[Count; 8]>;
 
 #[derive(Clone, Copy, Debug)]
@@ -59,7 +59,7 @@ struct Planned {
     terms: Terms,
 }
 
-/// One counter and what is to happen to it.
+/// A counter's key, and the increment to apply.
 #[derive(Clone, Copy, Debug)]
 pub struct Increment<'a> {
     pub key: &'a [u8],
@@ -74,91 +74,91 @@ impl Deref for Increment<'_> {
     }
 }
 
-/// What is to happen to a counter, all but its key.
+/// Parameters of an increment, without its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
     pub hits: Hits,
-    /// The most hits that can be in it and its limit admits; see [`Limit::capacity`].
+    /// The most hits that the limit admits; see [`Limit::capacity`].
     pub limit: u32,
     pub method: Method,
     pub charge: Charge,
     pub voice: Voice,
-    /// What to answer while the store does not.
+    /// The answer while the store does not reply.
     pub on_loss: OnStoreLoss,
-    /// Which descriptor of the request it belongs to, by index.
+    /// The index of its descriptor in the request.
     pub descriptor: u32,
     /// Whether the unit of its limit is the second.
     pub is_per_second: bool,
-    /// The length of the limit's period, in milliseconds; of this very window, if it is the calendar's.
+    /// The length of the limit's period in milliseconds; for a calendar limit, that of the present
+    /// window.
     pub period_millis: u64,
-    /// The end of the window, if that is known beforehand. The counter may be forgotten from then
-    /// on.
+    /// The end of the window, if it is known in advance. From then on the counter may be dropped.
     pub expires_at: Timestamp,
 }
 
-/// How a counter takes hits.
+/// The algorithm by which a counter takes hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
-    /// It is a number; its window is in its key.
+    /// A plain number; the window is part of the key.
     Window,
     FirstHit,
     SlidingWindow,
     SlidingLog,
-    /// `rate` tokens a period flow into it; never 0.
+    /// `rate` tokens flow in per period; never 0.
     TokenBucket {
         rate: u32,
     },
 }
 
-/// Which hits a counter takes.
+/// The hits that are charged to a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Charge {
-    /// All.
+    /// All hits.
     Always,
-    /// What its own limit lets pass.
+    /// Hits that its own limit lets pass.
     Within,
-    /// What passes as a whole request.
+    /// Hits of requests that pass as a whole.
     Admitted,
-    /// What its own limit refuses, or no limit of the request does
+    /// Hits that its own limit refuses, and hits of requests in which no limit refuses
     /// (`STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT`).
     Stopping,
-    /// None: a look at what they would come to.
+    /// No hits: the increment only looks at the count they would lead to.
     Never,
 }
 
-/// What being over means for the request as a whole.
+/// The effect of an exceeded limit on the request as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Voice {
-    /// It is refused.
+    /// The request is refused.
     Refuses,
-    /// It is refused if all others with this voice are over as well (`quota_mode`).
+    /// The request is refused if all its quota descriptors are over (`quota_mode`).
     Quota,
-    /// Nothing (shadow mode).
+    /// No effect (shadow mode).
     Silent,
 }
 
-/// What an increment left behind.
+/// The state of a counter after an increment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Count {
-    /// The hits that it holds now. Those of weighted windows and buckets are rounded up. What was
-    /// refused without being counted also tells those of its request that wait ahead of it.
+    /// The hits that the counter holds now; sliding windows and buckets round up. After a refusal
+    /// without a charge it includes earlier uncharged hits of the request on this counter.
     pub after: u64,
-    /// Whether the hits of this request are among them.
+    /// Whether the hits of this increment are included.
     pub is_charged: bool,
-    /// Known to be over the limit without asking the store.
+    /// Whether it is known to be over the limit without asking the store.
     pub is_cached: bool,
-    /// Answered without the store, because that does not answer.
+    /// Whether it was answered without the store, which does not reply.
     pub is_degraded: bool,
-    /// When it changes, unless its window says that.
+    /// When the counter changes; `None` if its window determines that.
     pub ends: Option<Ends>,
 }
 
-/// When a counter that nobody hits any more changes.
+/// When a counter changes if no further hits arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ends {
-    /// Milliseconds until it is empty, 0 if it is.
+    /// Milliseconds until it is empty; 0 if it is.
     pub resets_in: u64,
-    /// Milliseconds until as many hits would pass; 0 if they would now, nothing if they never will.
+    /// Milliseconds until as many hits would pass: 0 if they would now, `None` if they never will.
     pub retry_in: Option<u64>,
 }
 
@@ -175,7 +175,7 @@ impl From<u64> for Count {
 }
 
 impl Count {
-    /// Whether `hits`, which led to this count, are too many for `limit`. A look is not until the
+    /// Whether `hits`, which led to this count, are too many for `limit`. A look is over only if the
     /// count itself is.
     pub fn is_over(self, limit: u32, hits: Hits) -> bool {
         let missing = if self.is_charged { 0 } else { hits.added() };
@@ -184,19 +184,20 @@ impl Count {
 }
 
 impl Terms {
-    /// Whether these hits are too many for a counter that holds `held`. What is given back is not.
+    /// Whether a counter that holds `held` refuses these hits. It never refuses hits that are given
+    /// back.
     pub fn refuses(&self, held: u64) -> bool {
         self.hits.given_back() == 0
             && held.saturating_add(self.hits.added()) > u64::from(self.limit)
     }
 
-    /// Whether it can be applied by itself, without a look at the rest of its request.
+    /// Whether the increment can be applied without looking at the other counters of its request.
     pub fn stands_alone(&self) -> bool {
         matches!(self.charge, Charge::Always | Charge::Within)
     }
 }
 
-/// How a descriptor's hits go to one of its counters.
+/// How a descriptor's hits are charged to one of its counters.
 #[derive(Clone, Copy, Debug)]
 pub struct Counting {
     pub hits: Hits,
@@ -207,7 +208,7 @@ pub struct Counting {
 }
 
 impl From<Hits> for Counting {
-    /// As the only descriptor of a request counts, unless its rule says otherwise.
+    /// The defaults for the only descriptor of a request, whose rule sets no options.
     fn from(hits: Hits) -> Self {
         Self {
             hits,
@@ -249,7 +250,7 @@ impl Lendable for CountList {
 
 #[cfg(test)]
 impl Batch {
-    /// As [`Self::push`], for the descriptor `k=value` of domain `d`.
+    /// [`Self::push`] for the descriptor `k=value` of domain `d`.
     pub fn push_value(
         &mut self,
         value: &[u8],
@@ -276,43 +277,43 @@ impl Batch {
         self.range(0..self.len())
     }
 
-    /// The increment number `index`.
+    /// The increment at `index`.
     ///
     /// # Panics
     ///
-    /// If there are not as many.
+    /// If the batch has fewer increments.
     pub fn increment(&self, index: usize) -> Increment<'_> {
         self.with_key(&self.increments[index])
     }
 
-    /// The key of the counter number `index`.
+    /// The key of the counter at `index`.
     ///
     /// # Panics
     ///
-    /// If there are not as many.
+    /// If the batch has fewer increments.
     pub fn key(&self, index: usize) -> &[u8] {
         self.increment(index).key
     }
 
-    /// What is to happen to the counter number `index`.
+    /// The parameters of the increment at `index`.
     ///
     /// # Panics
     ///
-    /// If there are not as many.
+    /// If the batch has fewer increments.
     pub fn terms(&self, index: usize) -> &Terms {
         &self.increments[index].terms
     }
 
-    /// What is to happen to all counters, in order.
+    /// The parameters of all increments, in order.
     pub fn all_terms(&self) -> impl ExactSizeIterator<Item = &Terms> {
         self.increments.iter().map(|planned| &planned.terms)
     }
 
-    /// The increments `range`.
+    /// The increments in `range`.
     ///
     /// # Panics
     ///
-    /// If there are not as many.
+    /// If the batch has fewer increments.
     pub fn range(
         &self,
         range: Range<usize>,
@@ -328,7 +329,7 @@ impl Batch {
         }
     }
 
-    /// Forgets all increments, but keeps the memory for others.
+    /// Removes all increments, but keeps the memory.
     pub fn clear(&mut self) {
         self.keys.clear();
         self.increments.clear();
@@ -357,7 +358,7 @@ impl Batch {
         self.increments.extend(moved);
     }
 
-    /// Appends a copy of the increments `range` of `other`.
+    /// Appends a copy of the increments in `range` of `other`.
     pub fn append_range(&mut self, other: &Self, range: Range<usize>) {
         for increment in other.range(range) {
             self.append_one(increment);
@@ -406,7 +407,7 @@ impl Batch {
         });
     }
 
-    /// Appends the key, and returns the window that it is for.
+    /// Appends the key and returns its window.
     fn push_key(&mut self, identity: &Identity, limit: &Limit, now: Timestamp) -> Window {
         let keys = &mut self.keys;
         keys.push_slice(&identity.text);
@@ -435,14 +436,14 @@ impl Batch {
     }
 }
 
-/// Keys, one behind the other.
+/// Keys, concatenated.
 type Keys = Text<384>;
 
-/// The longest end of a key in fixed windows, in bytes: the digits of the period and of the window's
-/// number are those of a product that is no later than the end of time in milliseconds.
+/// The longest tail of a fixed-window key, in bytes. The product of the period and the window's number
+/// is no later than the end of time in milliseconds, which bounds their digits.
 const TAIL_BYTES: usize = 24;
 
-/// How the keys of fixed windows of one length end, as long as the window lasts.
+/// The tail of fixed-window keys of one period, as long as the window lasts.
 #[derive(Clone, Copy)]
 struct Tail {
     period: Period,
@@ -451,19 +452,19 @@ struct Tail {
     length: usize,
 }
 
-/// More than there are units, so that those without a multiplier have a place each.
+/// More than there are units, so that each unit without a multiplier has an entry of its own.
 const TAILS: usize = 16;
 
 thread_local! {
-    /// The tails that this thread has written last: rules are many, but lengths of windows are few,
-    /// and four divisions a decision can be seen.
+    /// The tails that this thread wrote last: rules are many but periods are few, and four divisions per
+    /// decision are measurable.
     static LAST_TAILS: RefCell<[Tail; TAILS]> = const { RefCell::new([Tail::NONE; TAILS]) };
 }
 
 impl Tail {
     const NONE: Self = Self {
         period: Period::SECOND,
-        // No moment lies in it.
+        // No moment falls into it.
         window: Window {
             start: Timestamp::from_secs(0),
             end: Timestamp::from_secs(0),
@@ -520,28 +521,29 @@ impl Method {
     }
 }
 
-/// How keys are written.
+/// The format of counter keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KeyFormat {
-    /// So that no two counters share a key.
+    /// Unambiguous: no two counters share a key.
     #[default]
     Native,
-    /// As the reference does: nothing is escaped and the unit is left out, so some counters do.
+    /// As the reference writes them: nothing is escaped and the unit is left out, so some counters share
+    /// a key.
     Reference,
 }
 
-/// What the counters of one descriptor have in common: its domain and its values.
+/// The key part that all counters of one descriptor share: its domain and its values.
 #[derive(Debug, Default)]
 pub struct Identity {
     format: KeyFormat,
     text: Joined,
 }
 
-/// The text of one descriptor, as long as usual ones are.
+/// The text of one descriptor; usual ones fit inline.
 pub type Joined = Text<192>;
 
 impl Identity {
-    /// An identity that is not set yet.
+    /// An empty identity.
     pub fn new(format: KeyFormat) -> Self {
         Self {
             format,
@@ -549,7 +551,8 @@ impl Identity {
         }
     }
 
-    /// Names the counters of `entries`; those in `shared` go by a pattern instead of their value.
+    /// Sets the identity of `entries`; those in `shared` are written as a pattern instead of their
+    /// value.
     pub fn set(&mut self, domain: &[u8], entries: &[Entry<'_>], shared: &[(usize, &[u8])]) {
         self.text.clear();
         match self.format {
@@ -597,7 +600,7 @@ impl Identity {
 
 fn push_text(key: &mut Joined, separator: u8, text: &[u8]) {
     match text.len() as u64 {
-        // As many digits as lengths mostly have.
+        // Most lengths have one or two digits.
         length @ 0..10 => key.push_slice(&[digit(length), separator]),
         length @ 10..100 => key.push_slice(&[digit(length / 10), digit(length % 10), separator]),
         length => {
@@ -608,7 +611,7 @@ fn push_text(key: &mut Joined, separator: u8, text: &[u8]) {
     key.push_slice(text);
 }
 
-/// A number below ten as it is written.
+/// The decimal digit of a number below ten.
 fn digit(number: u64) -> u8 {
     b'0' | (number & 0xf) as u8
 }
@@ -657,7 +660,7 @@ mod tests {
         batch.iter().next().unwrap().key.to_vec()
     }
 
-    /// Takes an identity that was not replaced by a digest apart again.
+    /// Decodes an identity that was not replaced by a digest.
     fn decode(mut text: &[u8]) -> Option<Values> {
         let mut next = || {
             let digits = text.iter().position(|byte| !byte.is_ascii_digit())?;
@@ -760,7 +763,7 @@ mod tests {
         (text(), prop::collection::vec(entry, 0..4))
     }
 
-    /// Texts that are likely to be taken for one another: few letters, and the separators.
+    /// Texts that are easily confused: few letters, and the separators.
     fn alike_values() -> impl Strategy<Value = Values> {
         let text = || prop::collection::vec(prop::sample::select(b"1:*_}".to_vec()), 0..4);
         let entry = (text(), text(), any::<bool>());

@@ -17,21 +17,21 @@ use crate::{
 /// The whole answer to a request; by default OK, without a status.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decision {
-    /// What Envoy obeys.
+    /// The code that Envoy obeys.
     pub overall: Code,
     /// One for each descriptor, in order.
     pub statuses: Few<Status>,
-    /// Whether it was made without the store, because that does not answer.
+    /// Whether it was made without the store, which does not reply.
     pub is_degraded: bool,
     /// Whether the answer would have been a refusal but for the global shadow mode.
     pub is_shadowed: bool,
-    /// The status that `RateLimit-*` response headers tell of, by index: the one with the least
-    /// remaining, the first of several, but the last plain one that is over before all.
+    /// The index of the status that `RateLimit-*` response headers describe: the first one with the
+    /// least remaining, but the last plain one that is over takes precedence.
     pub headline: Option<usize>,
-    /// Whole seconds until this very request would pass if nobody else came; nothing if it does
-    /// now, or never will.
+    /// Whole seconds until this request would pass if no others came; `None` if it passes now, or never
+    /// will.
     pub retry_secs: Option<u64>,
-    /// What the rules that let the request pass have to say, the first one first.
+    /// The metadata of the rules that let the request pass; the first value of a key wins.
     pub metadata: Map,
 }
 
@@ -42,16 +42,16 @@ pub enum Code {
     OverLimit,
 }
 
-/// How one descriptor stands.
+/// The answer for one descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
     pub code: Code,
-    /// Nothing if no limit applies.
+    /// `None` if no limit applies.
     pub binding: Option<Binding>,
     /// How many more hits would pass.
     pub remaining: u32,
-    /// Whole seconds until these very hits would pass if nobody else came: 0 if they do now,
-    /// nothing if they never will.
+    /// Whole seconds until these hits would pass if no others came: 0 if they do now, `None` if they
+    /// never will.
     pub retry_secs: Option<u64>,
 }
 
@@ -59,27 +59,27 @@ pub struct Status {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Binding {
     pub limit: Limit,
-    /// Its place among the increments of the plan.
+    /// The index of its increment in the plan.
     pub counter: usize,
-    /// Whole seconds until its window ends, at least 1; of a limit without windows of its own,
-    /// until it is as if there had been no hits.
+    /// Whole seconds until its window ends, at least 1; for a limit without windows of its own, until
+    /// its counter is empty.
     pub reset_secs: u64,
-    /// Whether the count is above it; in shadow mode the code says OK all the same.
+    /// Whether the count is above it; in shadow mode the code is OK even so.
     pub is_over: bool,
 }
 
-/// Judges `plan` by the `counts` that its increments left behind, in their order.
+/// Judges `plan` by the `counts` after its increments, in their order.
 ///
 /// # Panics
 ///
-/// If there are fewer counts than increments: a store that answers so is broken.
+/// If there are fewer counts than increments, which only a broken store returns.
 pub fn decide(plan: &Plan<'_>, counts: &[Count], modes: Modes, now: Timestamp) -> Decision {
     let mut decision = Decision::default();
     decide_into(&mut decision, plan, counts, modes, now);
     decision
 }
 
-/// The same, into an empty decision where it lies.
+/// Like [`decide`], but writes into `decision`, which must be `Default`.
 ///
 /// # Panics
 ///
@@ -144,7 +144,8 @@ fn counted_status(
     let stands = |counter: usize| {
         let terms = plan.batch.terms(counter);
         let standing = Standing::new(terms, counts[counter], now);
-        // Most pass, and then nobody has to know. Limits of one descriptor are counters of their own.
+        // Computed only when needed, because most hits pass. The limits of one descriptor have counters
+        // of their own.
         let held_at_least = || match plan.outcomes.len() {
             1 => terms.hits.added(),
             _ => least.held(&plan.batch, counter),
@@ -165,7 +166,7 @@ fn counted_status(
     let mut retry_in = standing.retry_in;
     for counter in counters {
         let other = stands(counter);
-        // One that never passes is later than all others.
+        // `None`, which is never, is later than all other waits.
         retry_in = retry_in
             .zip(other.retry_in)
             .map(|(one, other)| one.max(other));
@@ -195,14 +196,14 @@ fn counted_status(
     }
 }
 
-/// What each counter of a request holds after its increment if it was empty before: more than the hits
-/// of that one if its descriptor stands in the request twice. Found out for the first that is asked for.
+/// The hits that each counter of a request holds after its increment if it was empty before: more than
+/// that increment's if its descriptor occurs twice. Computed on first use.
 #[derive(Debug, Default)]
 struct Least(OnceCell<SmallVec<[u64; 8]>>);
 
 impl Least {
     fn held(&self, batch: &Batch, counter: usize) -> u64 {
-        /// With so many increments a table is worth its while.
+        /// From this many increments on a table pays.
         const MANY: usize = 16;
         let all = self.0.get_or_init(|| {
             let mut all = SmallVec::<[u64; 8]>::new();
@@ -229,12 +230,12 @@ impl Least {
     }
 }
 
-/// How a count stands to its limit. Times are in milliseconds from now.
+/// A count compared with its limit. Times are in milliseconds from now.
 struct Standing {
     is_over: bool,
     remaining: u32,
     resets_in: u64,
-    /// Nothing if the hits will never pass.
+    /// `None` if the hits will never pass.
     retry_in: Option<u64>,
 }
 
@@ -244,8 +245,8 @@ impl Standing {
         let is_over = count.is_over(terms.limit, terms.hits);
         let window_ends_in = terms.expires_at.millis().saturating_sub(now.millis());
         let added = terms.hits.added();
-        // A limit that let the hits pass may have no room for them again, and another one refused the
-        // request.
+        // A limit that let the hits pass may have no room for them a second time; that matters when
+        // another limit refused the request.
         let has_room = !is_over && count.after.saturating_add(added) <= capacity;
         Self {
             is_over,
@@ -259,8 +260,8 @@ impl Standing {
         }
     }
 
-    /// The least of several is the binding one: over first, then least remaining, then latest
-    /// reset (IETF draft ratelimit-headers), then the first.
+    /// The binding limit is the least of several: over first, then least remaining, then latest reset
+    /// (IETF draft ratelimit-headers), then the first.
     fn order(&self) -> (Reverse<bool>, u32, Reverse<u64>) {
         (
             Reverse(self.is_over),
@@ -270,8 +271,8 @@ impl Standing {
     }
 }
 
-/// Whether the request is to be refused: some plain descriptor is over, or all quota descriptors
-/// are and there is one.
+/// Whether the request is refused: a plain descriptor is over, or there are quota descriptors and all of
+/// them are.
 fn is_refused(plan: &Plan<'_>, statuses: &[Status], modes: Modes) -> bool {
     let mut is_plain_over = false;
     let mut quotas = 0;
@@ -291,8 +292,8 @@ fn is_refused(plan: &Plan<'_>, statuses: &[Status], modes: Modes) -> bool {
     is_plain_over || (quotas > 0 && quotas_over == quotas)
 }
 
-/// When a refused request would pass: once all plain descriptors do, and the first of the quotas if
-/// they refused it. Nothing if that is never.
+/// When a refused request would pass: once all plain descriptors do, and one of its quotas if it has
+/// any. `None` if that is never.
 fn retry_secs(plan: &Plan<'_>, statuses: &[Status], modes: Modes) -> Option<u64> {
     let limited = || plan.outcomes.iter().zip(statuses);
     let plain = limited()
@@ -352,7 +353,7 @@ fn metadata(plan: &Plan<'_>, statuses: &[Status]) -> Map {
     merged
 }
 
-/// How hits fell: each is within or over, some of those within are near.
+/// The numbers of hits within, near and over a limit; see [`tally`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     pub within: u64,
@@ -360,11 +361,11 @@ pub struct Tally {
     pub over: u64,
 }
 
-/// How the `hits` that led to `count` fell against `limit`.
+/// How the `hits` that led to `count` compare with `limit`.
 ///
-/// As in the reference a request is within its limit as a whole or not at all, but near and over
-/// are counted hit by hit. Hits that were refused without being counted are all over; those that
-/// another limit kept from being counted fell nowhere.
+/// As in the reference a request is within its limit as a whole or not at all, but near and over are
+/// counted hit by hit. Hits that were refused without being charged are all over; hits that another
+/// limit kept from being charged count as none of the three.
 pub fn tally(limit: &Limit, ratio: NearRatio, hits: Hits, count: Count) -> Tally {
     if !count.is_charged || count.is_cached {
         let is_over = count.is_cached || count.is_over(limit.capacity(), hits);

@@ -5,16 +5,16 @@ use std::{
     time::Duration,
 };
 
-/// Nine steps a decade: what a timer is told is known to a fifth, and the buckets that dashboards
-/// ask for (1, 2.5, 5 and their like) are among them.
+/// Nine steps per decade: a duration is recorded to within a fifth, and the buckets that dashboards ask
+/// for (1, 2.5, 5 and their like) are among the bounds.
 const STEPS: [u64; 9] = [10, 15, 20, 25, 30, 40, 50, 60, 75];
 
-/// From 10 µs to 75 s, and every whole microsecond below.
+/// The decades from 10 µs to 75 s; below 10 µs every whole microsecond is a bound.
 const DECADES: usize = 7;
 
 const BOUND_COUNT: usize = STEPS.len() * (DECADES + 1);
 
-/// The upper bounds of a timer's buckets in microseconds, ascending; each is in its bucket.
+/// The upper bounds of a timer's buckets in microseconds, ascending; each bound belongs to its bucket.
 pub const BOUNDS_MICROS: [u64; BOUND_COUNT] = bounds();
 
 const fn bounds() -> [u64; BOUND_COUNT] {
@@ -35,10 +35,10 @@ const fn bounds() -> [u64; BOUND_COUNT] {
     bounds
 }
 
-/// One for each bound and one for what is above all of them.
+/// One per bound, and one for durations above all of them.
 const SLOT_COUNT: usize = BOUND_COUNT + 1;
 
-/// Collects durations, which one thread tells it. What it was told is read with [`Timer::values`].
+/// Collects durations. Only one thread may record; any thread may read with [`Timer::values`].
 #[derive(Debug)]
 pub struct Timer {
     counts: [AtomicU64; SLOT_COUNT],
@@ -95,7 +95,7 @@ impl TimerValues {
         self.sum_micros = self.sum_micros.saturating_add(micros);
     }
 
-    /// How many durations there were. Counted from the buckets, so it always agrees with them.
+    /// The number of durations. It is summed from the buckets, so it always agrees with them.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
@@ -104,14 +104,14 @@ impl TimerValues {
         self.sum_micros
     }
 
-    /// How many durations are known to be no longer than this: exact where `micros` is one of
-    /// [`BOUNDS_MICROS`], too few by the rest of a bucket elsewhere.
+    /// How many durations are known to be at most `micros`: exact if `micros` is one of
+    /// [`BOUNDS_MICROS`], otherwise too few by the rest of a bucket.
     pub fn at_most(&self, micros: u64) -> u64 {
         let whole = BOUNDS_MICROS.partition_point(|&bound| bound <= micros);
         self.counts[..whole].iter().sum()
     }
 
-    /// The buckets that hold something: the microseconds in their middle, and the count.
+    /// The buckets that are not empty: the middle of each in microseconds, and its count.
     pub fn middles(&self) -> impl Iterator<Item = (f64, u64)> {
         let last = BOUNDS_MICROS[BOUND_COUNT - 1];
         let counts = self.counts.into_iter().enumerate();
@@ -124,7 +124,7 @@ impl TimerValues {
             })
     }
 
-    /// Puts other durations to these.
+    /// Adds the durations of `other`.
     pub fn add(&mut self, other: &Self) {
         for (count, more) in self.counts.iter_mut().zip(other.counts) {
             *count += more;
@@ -132,7 +132,7 @@ impl TimerValues {
         self.sum_micros = self.sum_micros.saturating_add(other.sum_micros);
     }
 
-    /// The durations that came after `earlier`; all of them if `earlier` is not of the same run.
+    /// The durations that came after `earlier`; all of them if `earlier` is from another run.
     pub fn since(&self, earlier: &Self) -> Self {
         let is_same_run = self
             .counts

@@ -1,6 +1,5 @@
-//! Large things that are used again: what one request has filled is lent to the next one on the same
-//! thread. A future that waits for the store carries a pointer then, and not two kilobytes that would
-//! be moved when it is boxed.
+//! A thread-local pool of large buffers. A future that waits for the store then holds a pointer instead
+//! of two kilobytes, which would be moved when the future is boxed.
 
 use std::{
     cell::RefCell,
@@ -8,25 +7,25 @@ use std::{
     thread::LocalKey,
 };
 
-/// What can be lent, time and again.
+/// A type whose values the pool keeps for further use.
 pub trait Lendable: Default + 'static {
-    /// Those of this thread that nobody has.
+    /// The unused values of this thread.
     fn idle() -> &'static LocalKey<Idle<Self>>;
 
-    /// Makes it empty. Says whether it is worth keeping: not if it has grown beyond what requests
-    /// usually need.
+    /// Empties the value. Returns whether it is worth keeping: not if it has grown beyond the usual need
+    /// of a request.
     fn clear(&mut self) -> bool;
 }
 
 pub type Idle<T> = RefCell<Vec<Box<T>>>;
 
-/// How many are kept at most: as many as calls that usually wait at a time.
+/// The most values that a thread keeps: about as many as calls that usually wait at a time.
 const MAX_IDLE: usize = 256;
 
-/// An empty `T`, until it is dropped.
+/// An empty value from the pool, which takes it back on drop.
 #[derive(Debug)]
 pub struct Lent<T: Lendable>(
-    /// Always there until then.
+    /// `None` only during the drop.
     Option<Box<T>>,
 );
 
@@ -57,7 +56,7 @@ impl<T: Lendable> Drop for Lent<T> {
             return;
         };
         if back.clear() {
-            // A thread that ends has no list any more.
+            // A thread that ends has dropped its list already.
             let _ = T::idle().try_with(|idle| {
                 let mut idle = idle.borrow_mut();
                 if idle.len() < MAX_IDLE {

@@ -1,4 +1,4 @@
-//! What the operator allows.
+//! Limits, and the rules that hold them.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,16 +8,16 @@ use crate::{
     window::{Period, Timestamp, Window, window},
 };
 
-/// A config node that a descriptor can match, and what it says.
+/// A config node that descriptors can match, with its limits and options.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rule {
-    /// Its place in the matcher's list of rules.
+    /// Its index in the matcher's list of rules.
     pub id: RuleId,
-    /// The domain and the joined texts of the nodes that lead here, as `/rlconfig` and metrics
-    /// name the rule.
+    /// The domain and the joined texts of the nodes that lead here; `/rlconfig` and metrics name the
+    /// rule by it.
     pub path: Arc<str>,
     pub allows: Allows,
-    /// Names of limits that do not count when this rule matches in the same request.
+    /// Names of limits that do not apply when this rule matches in the same request.
     pub replaces: Box<[Arc<str>]>,
     /// Count and report as usual, answer OK.
     pub shadow_mode: bool,
@@ -25,11 +25,11 @@ pub struct Rule {
     pub quota_mode: bool,
     /// Which hits its limits count.
     pub counts: Counts,
-    /// What to answer while the store does not.
+    /// The answer while the store does not reply.
     pub on_store_loss: OnStoreLoss,
-    /// What its statistics are counted under.
+    /// The key under which its statistics are counted.
     pub metric: Metric,
-    /// What replies carry along when this rule lets a request pass.
+    /// Data that replies carry when this rule lets a request pass.
     pub metadata: Map,
 }
 
@@ -39,7 +39,7 @@ pub enum Metric {
     /// Its path.
     #[default]
     Path,
-    /// Its path, with the request's values where a node says so (`value_to_metric`).
+    /// Its path, with the request's values at nodes that have `value_to_metric`.
     SomeValues,
     /// Its path with all values of the request (`detailed_metric`).
     AllValues,
@@ -50,7 +50,7 @@ impl Rule {
         matches!(self.allows, Allows::Unlimited)
     }
 
-    /// Whether every limit of it is replaced.
+    /// Whether `replaced` names every limit of it.
     pub fn is_replaced(&self, replaced: &[&Arc<str>]) -> bool {
         match &self.allows {
             Allows::Unlimited => false,
@@ -59,12 +59,13 @@ impl Rule {
     }
 }
 
-/// What a rule allows.
+/// The requests that a rule allows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Allows {
-    /// Everything, without counting.
+    /// All requests, without counting.
     Unlimited,
-    /// What stays within every one of these; never empty, and no two with one period and one algorithm.
+    /// Requests that stay within all of these limits; never empty, and no two share both period and
+    /// algorithm.
     Within(Box<[Limit]>),
 }
 
@@ -75,55 +76,55 @@ pub struct RuleId(pub usize);
 /// Which hits a rule counts (`count`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Counts {
-    /// All that arrive, refused ones too, as the reference does. What each sliding window, log or
-    /// bucket refuses it does not count all the same.
+    /// Every hit, refused ones included (as in the reference). Sliding windows, logs and buckets still
+    /// skip the hits they refuse.
     #[default]
     All,
-    /// Those of requests that pass: what one limit refuses is charged to none.
+    /// Hits of requests that pass: if a limit refuses the request, this rule charges no counter.
     Admitted,
 }
 
-/// What a rule says while the store does not answer (`on_store_loss`).
+/// The answer of a rule while the store does not reply (`on_store_loss`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnStoreLoss {
-    /// Nothing: the call fails, and Envoy's `failure_mode_deny` decides.
+    /// No answer: the call fails, and Envoy's `failure_mode_deny` decides.
     #[default]
     Error,
-    /// That it is within its limits.
+    /// Within its limits.
     Allow,
-    /// That it is over its limits.
+    /// Over its limits.
     Deny,
-    /// What counting in this process comes to, with this replica's share of the limits.
+    /// The result of counting in this process, against this replica's share of the limits.
     Local,
 }
 
 /// Settings that hold for all rules.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Modes {
-    /// Answer OK whatever the statuses say (`SHADOW_MODE`).
+    /// Answer OK regardless of the statuses (`SHADOW_MODE`).
     pub shadow: bool,
     /// Treat every descriptor as one with `quota_mode` (`QUOTA_MODE`).
     pub quota: bool,
     /// Put the rules' metadata together (`RESPONSE_DYNAMIC_METADATA`).
     pub metadata: bool,
-    /// If one counter of a request would pass its limit, leave those out that would not
+    /// If one counter of a request would pass its limit, do not charge those that would not
     /// (`STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT`).
     pub stops_when_over: bool,
-    /// What a limit that a request brings along says while the store does not answer.
+    /// The answer for a limit that a request brings, while the store does not reply.
     pub on_store_loss: OnStoreLoss,
 }
 
-/// So many requests in a period. 0 is legal and blocks.
+/// A number of requests per period; 0 is legal and blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
     pub requests_per_unit: u32,
     pub period: Period,
     pub algorithm: Algorithm,
-    /// What replies call this limit, and what `replaces` refers to.
+    /// Its name in replies, and the name that `replaces` refers to.
     pub name: Option<Arc<str>>,
 }
 
-/// How hits are counted against a limit. docs/algorithms.md says how each answers.
+/// How hits are counted against a limit. docs/algorithms.md describes the answers of each algorithm.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Algorithm {
     /// In windows aligned to the Unix epoch.
@@ -135,17 +136,17 @@ pub enum Algorithm {
     FirstHit,
     /// In two windows, the older weighted by its overlap with the last period.
     SlidingWindow,
-    /// Every hit of the last period, by the millisecond.
+    /// By a log of every hit of the last period, to the millisecond.
     SlidingLog,
-    /// In a bucket that holds `burst` tokens and is refilled evenly, as GCRA (ITU-T I.371) has it.
+    /// In a bucket that holds `burst` tokens and is refilled evenly (GCRA, ITU-T I.371).
     TokenBucket { burst: u32 },
 }
 
 impl Algorithm {
-    /// The most hits that a log may have to remember: about 200 kB in Redis and 160 in memory.
+    /// The most hits that a log may have to remember: about 200 kB in Redis and 160 kB in memory.
     pub const MAX_LOGGED: u32 = 10_000;
 
-    /// Whether it only ever counts what it lets pass.
+    /// Whether it counts only the hits that it lets pass.
     pub fn looks_first(&self) -> bool {
         match self {
             Self::FixedWindow | Self::Calendar(_) | Self::FirstHit => false,
@@ -153,7 +154,7 @@ impl Algorithm {
         }
     }
 
-    /// As YAML spells it.
+    /// The name as YAML spells it.
     pub fn name(&self) -> &'static str {
         match self {
             Self::FixedWindow | Self::Calendar(_) | Self::FirstHit => "fixed_window",
@@ -178,15 +179,15 @@ impl Limit {
     /// The most hits that can pass at once.
     pub fn capacity(&self) -> u32 {
         match self.algorithm {
-            // Nothing ever flows into it.
+            // No token ever flows into this bucket.
             Algorithm::TokenBucket { .. } if self.requests_per_unit == 0 => 0,
             Algorithm::TokenBucket { burst } => burst,
             _ => self.requests_per_unit,
         }
     }
 
-    /// The window that `now` falls in, or for a limit without windows of its own the period from
-    /// then on.
+    /// The window that `now` falls in, or, for a limit without windows of its own, the period that
+    /// begins at `now`.
     pub fn window(&self, now: Timestamp) -> Window {
         match &self.algorithm {
             Algorithm::FixedWindow => window(self.period, now),
@@ -256,7 +257,7 @@ pub struct Span {
 }
 
 impl Span {
-    /// How many hits lie in both.
+    /// The number of hits in both spans.
     pub fn overlap(self, other: Self) -> u64 {
         let high = self.high.min(other.high);
         high.saturating_sub(self.low.max(other.low))
@@ -331,7 +332,7 @@ mod tests {
             (start.secs(), end.secs())
         };
         assert_eq!(window(Algorithm::FixedWindow), (86_400, 172_800));
-        // Nine hours before.
+        // Midnight in Tokyo is nine hours before midnight in UTC.
         assert_eq!(window(Algorithm::Calendar(zone.into())), (54_000, 140_400));
         assert_eq!(window(Algorithm::SlidingLog), (100_000, 186_400));
     }

@@ -1,4 +1,4 @@
-//! Answers requests: the only place where the rooms meet.
+//! Answers requests: matcher, plan, store and decision meet here.
 
 use std::{
     cell::RefCell,
@@ -26,16 +26,15 @@ use crate::{
 
 /// The rules in use, shared by all workers. Empty until the first good load.
 ///
-/// Whoever holds rules last frees them, and to free 100,000 takes tens of milliseconds. A worker would
-/// spend them in the middle of a decision, with all others on its thread behind it. So rules are held
-/// here from when they are swapped out until nobody else holds them: who has none then cannot get them
-/// any more.
+/// The last owner of a rule set frees it, and freeing 100,000 rules takes tens of milliseconds. A worker
+/// would spend them in the middle of a decision, while all other requests on its thread wait. So a
+/// retired set stays here until it has no other owner; from then on no request can obtain it again.
 #[derive(Clone, Debug, Default)]
 pub struct Rules(Arc<Loads>);
 
 #[derive(Debug)]
 struct Loads {
-    /// Which load is in use, of all there were in this process.
+    /// The number of the load in use, unique within this process.
     load: AtomicU64,
     sets: Mutex<Sets>,
 }
@@ -43,7 +42,7 @@ struct Loads {
 #[derive(Debug, Default)]
 struct Sets {
     current: Option<Arc<RuleSet>>,
-    /// Those of before that somebody may still hold.
+    /// Earlier sets that a thread or a request may still hold.
     retired: Vec<Arc<RuleSet>>,
 }
 
@@ -59,26 +58,26 @@ impl Default for Loads {
     }
 }
 
-/// A thread's own handle on a set: who counts its references is on one core, and need not wait for
-/// others.
+/// A thread's own handle on a set: only one core changes its reference count, so threads do not contend
+/// for it.
 type Held = Arc<Arc<RuleSet>>;
 
 thread_local! {
-    /// What this thread has used last, and of which load that was. A thread that has nothing to decide
-    /// keeps one set until it has.
+    /// The set that this thread used last, and the number of its load. An idle thread keeps one set
+    /// until its next request.
     static HELD: RefCell<(u64, Option<Held>)> = const { RefCell::new((0, None)) };
 }
 
-/// One load of the rules, and the meters that belong to it.
+/// One load of the rules, and the stats that belong to it.
 #[derive(Debug)]
 pub struct RuleSet {
     pub matcher: Matcher,
-    /// One for each rule, in the order of the matcher.
+    /// One per rule, in the matcher's order.
     pub meters: Vec<Arc<RuleMeters>>,
 }
 
 impl Rules {
-    /// Takes `matcher` into use. Requests under way end by the rules they began with.
+    /// Takes `matcher` into use. Requests under way finish with the rules they began with.
     pub fn swap(&self, matcher: Matcher, metrics: &Metrics) {
         let meters = metrics.rules(matcher.rules());
         let new = Arc::new(RuleSet { matcher, meters });
@@ -93,14 +92,14 @@ impl Rules {
         self.sets().current.clone()
     }
 
-    /// The sets of before that nobody else holds, to be freed where that may take its time. To be
-    /// called now and then.
+    /// Removes and returns the earlier sets that have no other owner. Call it now and then, where
+    /// freeing them may take its time.
     pub fn take_unused(&self) -> Vec<Arc<RuleSet>> {
         let is_unused = |set: &mut Arc<RuleSet>| Arc::strong_count(set) == 1;
         self.sets().retired.extract_if(.., is_unused).collect()
     }
 
-    /// The set for one request: this thread's own handle, until there is another load.
+    /// The rules for one request: this thread's own handle, renewed after each load.
     fn held(&self) -> Option<Held> {
         let load = self.0.load.load(Acquire);
         HELD.with_borrow_mut(|held| {
@@ -111,13 +110,13 @@ impl Rules {
         })
     }
 
-    /// A panic elsewhere cannot leave the sets half changed: nothing between the changes panics.
+    /// A panic elsewhere cannot leave the sets half changed: no code between the changes panics.
     fn sets(&self) -> MutexGuard<'_, Sets> {
         self.0.sets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// One worker's way from requests to decisions.
+/// Turns requests into decisions, for one worker.
 #[derive(Clone, Debug)]
 pub struct Limiter<S> {
     pub rules: Rules,
@@ -126,7 +125,7 @@ pub struct Limiter<S> {
     pub metrics: Recorder,
 }
 
-/// Why a request has no decision. The texts go to the caller.
+/// Why a request has no decision. The texts are sent to the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoDecision {
     /// The reference's text.
@@ -137,11 +136,11 @@ pub enum NoDecision {
 }
 
 impl<S: Store> Limiter<S> {
-    /// Answers one request with what `tell` makes of the decision.
+    /// Answers one request: passes the decision to `tell` and returns its result.
     ///
     /// # Errors
     ///
-    /// If there are no rules yet, or the store failed; some hits may then have been counted.
+    /// If no rules are loaded yet, or the store failed; some hits may then have been counted.
     pub async fn check<R>(
         &self,
         request: &Request<'_>,
@@ -149,7 +148,7 @@ impl<S: Store> Limiter<S> {
         deadline: &Deadline,
         tell: impl FnOnce(&mut Decision) -> R,
     ) -> Result<R, NoDecision> {
-        // The same ones, however long the store takes.
+        // One rule set for the whole request, however long the store takes.
         let held = self.rules.held();
         let rules = self.loaded(&held)?;
         let mut plan = Plan::default();
@@ -164,7 +163,7 @@ impl<S: Store> Limiter<S> {
         Ok(self.conclude(rules, request, &plan, &counts, now, tell))
     }
 
-    /// The same by the store in memory, which nobody has to wait for.
+    /// [`Self::check`] for the memory store, without a future.
     ///
     /// # Errors
     ///
@@ -193,7 +192,7 @@ impl<S: Store> Limiter<S> {
         })
     }
 
-    /// What follows once the counts are known.
+    /// Decides and records, once the counts are known.
     fn conclude<R>(
         &self,
         rules: &RuleSet,

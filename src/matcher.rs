@@ -1,17 +1,17 @@
-//! Which rule applies: domain and entries → [`Rule`]. Immutable once built.
+//! Finds the rule that applies: domain and entries → [`Rule`]. Immutable once built.
 //!
-//! The nodes of one level are known by their joined text, `key` or `key_value`. For each entry of
-//! a descriptor the node named exactly `key_value` wins over the first wildcard, in order of
-//! declaration, that matches this text, and that wins over the node named `key`. There is no way
-//! back: once a node is chosen its siblings are not tried. The node of the last entry decides.
+//! The nodes of one level are identified by their joined text, `key` or `key_value`. For each entry of a
+//! descriptor the node named exactly `key_value` wins. Next comes the first wildcard, in order of
+//! declaration, that matches this text, and last the node named `key`. Matching never goes back: once a
+//! node is chosen its siblings are not tried. The node of the last entry decides.
 //!
 //! Joined, the entry (`a`, `b`) reads as the bare key `a_b`, as it does in the reference. Strict
 //! matching keeps keys and values apart.
 
 use std::collections::HashMap;
 
-// The keys of these maps come from rule files, so nobody can choose them to collide, and a hash
-// that is not keyed by a cipher will do.
+// The keys of these maps come from rule files, so no client can choose them to collide, and a hash
+// that is not cryptographic is enough.
 use foldhash::fast::RandomState;
 
 use crate::{
@@ -27,9 +27,9 @@ use wildcards::{Pattern, Wildcard, Wildcards};
 /// All rules of a configuration.
 #[derive(Debug, Default)]
 pub struct Matcher {
-    /// How the counters of these rules are named.
+    /// The format of the keys of these rules' counters.
     pub key_format: KeyFormat,
-    /// Whether keys and values are kept apart.
+    /// Whether keys and values are matched separately.
     is_strict: bool,
     domains: HashMap<Box<[u8]>, NodeId, RandomState>,
     nodes: Vec<Node>,
@@ -42,23 +42,24 @@ pub struct NodeId(usize);
 #[derive(Debug, Default)]
 struct Node {
     key: Box<[u8]>,
-    /// Empty for every value.
+    /// Empty if the node stands for every value.
     value: Box<[u8]>,
     rule: Option<RuleId>,
-    /// Statistics tell the request's value instead of this node's.
+    /// Whether statistics show the request's value instead of this node's.
     value_to_metric: bool,
-    /// What stands for the value in counters when a wildcard led here, if they are to be shared.
+    /// The text that replaces the value in counter keys when a wildcard led here, if all its values
+    /// share a counter.
     shared_value: Option<Box<[u8]>>,
     children: HashMap<Box<[u8]>, NodeId, RandomState>,
-    /// Where the texts of children have what may part a key from a value.
+    /// Positions of `_` in child keys: lengths at which an entry's key could end.
     partings: Partings,
     wildcards: Wildcards<NodeId>,
 }
 
-/// Lengths of keys that can be followed by a value; those from 63 on are taken together.
+/// Lengths of keys that a value can follow; all lengths from 63 on share one bit.
 ///
-/// An entry whose key is as long as none of them matches no child by its value, so most levels of
-/// bare keys are left without joining anything.
+/// An entry whose key has none of these lengths matches no child by its value, so most levels of bare
+/// keys are skipped without joining anything.
 #[derive(Clone, Copy, Debug, Default)]
 struct Partings(u64);
 
@@ -76,7 +77,8 @@ impl Partings {
 #[derive(Debug)]
 pub struct Match<'m> {
     pub rule: &'m Rule,
-    /// Entries, by index, whose counters are shared by all values that match the pattern.
+    /// Entries whose counters all matching values share: their index, and the text that replaces the
+    /// value.
     pub shared: Vec<(usize, &'m [u8])>,
 }
 
@@ -100,8 +102,8 @@ impl<'m> Domain<'m> {
         Some(Match { rule, shared })
     }
 
-    /// What the statistics of `rule`, which `entries` match, are counted under in `domain`: one
-    /// segment a level, as the reference writes them.
+    /// The key under which statistics are counted for the rule that `entries` match in `domain`: one
+    /// segment per level, as the reference writes them.
     pub fn metric_key(
         self,
         domain: &[u8],
@@ -143,8 +145,9 @@ impl<'m> Domain<'m> {
         String::from_utf8_lossy(&key).into_owned()
     }
 
-    /// Goes from node to node, telling `visit` the entry's index, the entry, the node it leads to
-    /// and whether a wildcard chose that. Returns the last node, if every entry leads to one.
+    /// Walks from node to node and calls `visit` with the entry's index, the entry, the node it leads to
+    /// and whether a wildcard chose that node. Returns the last node, or `None` if an entry leads to no
+    /// node.
     fn walk(
         self,
         entries: &[Entry<'_>],
@@ -167,7 +170,7 @@ impl<'m> Domain<'m> {
 }
 
 impl Matcher {
-    /// A matcher without rules, that keeps keys and values apart.
+    /// A matcher without rules that matches keys and values separately.
     pub fn strict() -> Self {
         Self {
             is_strict: true,
@@ -197,14 +200,14 @@ impl Matcher {
     /// The child for every value of `key`.
     fn child_by_key(&self, node: &Node, key: &[u8], joined: &mut Joined) -> Option<NodeId> {
         if !self.is_strict {
-            // The key is the whole text.
+            // The key alone is the child's text.
             return node.children.get(key).copied();
         }
         self.join(key, None, joined);
         node.children.get(&joined[..]).copied()
     }
 
-    /// Writes the text that a node is known by: of a key alone, or of a key and its value.
+    /// Writes the text that identifies a node: a key alone, or a key and its value.
     fn join(&self, key: &[u8], value: Option<&[u8]>, joined: &mut Joined) {
         joined.clear();
         if self.is_strict {
@@ -234,7 +237,7 @@ impl Matcher {
         self.domains.len()
     }
 
-    /// The root of a domain, made if it is not there yet.
+    /// The root of a domain, created if it is missing.
     pub fn insert_domain(&mut self, name: &[u8]) -> NodeId {
         if let Some(&root) = self.domains.get(name) {
             return root;
@@ -244,8 +247,8 @@ impl Matcher {
         root
     }
 
-    /// A new child of `parent`, or nothing if its text is taken at this level. An empty value
-    /// stands for every value.
+    /// Adds a child to `parent`; returns `None` if its text is already taken at this level. An empty
+    /// value stands for every value.
     pub fn insert(&mut self, parent: NodeId, key: &[u8], value: &[u8]) -> Option<NodeId> {
         let mut joined = Joined::new();
         let given = (!value.is_empty()).then_some(value);
@@ -275,17 +278,17 @@ impl Matcher {
         Some(child)
     }
 
-    /// Makes all values that the wildcard `node` matches count as one, under the name `value`.
+    /// Counts all values that the wildcard `node` matches as one, under the name `value`.
     pub fn share(&mut self, node: NodeId, value: &[u8]) {
         self.nodes[node.0].shared_value = Some(value.into());
     }
 
-    /// Lets statistics tell the request's value at `node`.
+    /// Makes statistics show the request's value at `node`.
     pub fn tell_values(&mut self, node: NodeId) {
         self.nodes[node.0].value_to_metric = true;
     }
 
-    /// Gives `node` the rule that `rule` makes of its id.
+    /// Gives `node` the rule that the closure `rule` makes from its id.
     pub fn set_rule(&mut self, node: NodeId, rule: impl FnOnce(RuleId) -> Rule) {
         let id = RuleId(self.rules.len());
         self.rules.push(rule(id));
@@ -305,12 +308,12 @@ mod tests {
     use super::*;
     use crate::limit::Allows;
 
-    /// A matcher for domain `d` with a rule at the end of each path; the path is the rule's.
+    /// A matcher for domain `d` with a rule at the end of each path, named by that path.
     fn matcher(paths: &[&[&str]]) -> Matcher {
         filled(Matcher::default(), paths)
     }
 
-    /// Of a text in a path, what is behind the first `=` is the value.
+    /// Adds the paths to `matcher`; the first `=` of a text separates key and value.
     fn filled(mut matcher: Matcher, paths: &[&[&str]]) -> Matcher {
         let root = matcher.insert_domain(b"d");
         let mut known: HashMap<Vec<&str>, NodeId> = HashMap::new();
@@ -417,7 +420,7 @@ mod tests {
         assert_eq!(find(&filled(Matcher::strict(), paths), entries), expected);
     }
 
-    /// Where a key ends, all lengths from 63 bytes on are one.
+    /// All key lengths from 63 bytes on share one bit.
     #[test]
     fn keys_of_any_length_are_matched_by_value_and_without() {
         for length in [1, 62, 63, 64, 200] {
@@ -502,7 +505,7 @@ mod tests {
         assert_eq!(key, expected);
     }
 
-    /// Flags the nodes by their number, the root being 0.
+    /// Flags the nodes with these numbers; the root is 0.
     fn tells(nodes: &'static [usize]) -> impl FnOnce(&mut Matcher) {
         |matcher| {
             nodes
@@ -530,7 +533,7 @@ mod tests {
             some,
             "d.route_draw.method_GET.id_1",
         );
-        // An exact value is what it is.
+        // A node with an exact value keeps that value.
         check_metric(route, tells(&[2]), entries, some, "d.route.method_GET.id");
         let empty = &[("route", ""), ("method", "GET"), ("id", "")];
         check_metric(route, tells(&[1]), empty, some, "d.route.method_GET.id");
@@ -584,7 +587,7 @@ mod tests {
         assert!(matches("**", ""));
     }
 
-    /// A pattern by trying every split: slow and plainly right.
+    /// Matches a pattern by trying every split: slow and plainly right.
     fn naive_match(pattern: &[u8], text: &[u8]) -> bool {
         match pattern.split_first() {
             None => text.is_empty(),
@@ -595,7 +598,7 @@ mod tests {
         }
     }
 
-    /// The rule by reading all siblings in order, level by level.
+    /// Finds the rule by reading all siblings in order, level by level.
     fn naive_find(paths: &[Vec<String>], entries: &[(String, String)]) -> Option<String> {
         let mut prefix: Vec<String> = Vec::new();
         for (key, value) in entries {
@@ -635,7 +638,7 @@ mod tests {
                 prop::collection::vec("[ab](_[ab*]{0,2})?", 1..4), 1..12),
             entries in prop::collection::vec(("[ab]", "[ab]{0,2}"), 0..4),
         ) {
-            // Siblings are told apart by their first appearance, in the matcher and in the scan.
+            // Siblings are ordered by their first appearance, in the matcher and in the scan.
             let paths: Vec<Vec<String>> = paths.into_iter().collect();
             let borrowed: Vec<Vec<&str>> =
                 paths.iter().map(|path| path.iter().map(String::as_str).collect()).collect();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// What a `google.protobuf.Struct` can hold.
+/// A value of a `google.protobuf.Struct`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
     Null,
@@ -15,8 +15,8 @@ pub enum Value {
 
 pub type Map = BTreeMap<String, Value>;
 
-/// Adds a copy of `from`: a key that is there already keeps its value, except that two maps are
-/// merged in turn.
+/// Adds a copy of `from` to `into`. A key that `into` already has keeps its value, except that two maps
+/// are merged recursively.
 pub fn merge(into: &mut Map, from: &Map) {
     for (key, value) in from {
         match (into.get_mut(key), value) {

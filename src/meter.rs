@@ -1,17 +1,17 @@
-//! Ways of counting that have to look before they add: what each remembers, and what it answers.
+//! Algorithms that have to look before they add: the state each keeps, and the answers it gives.
 //!
-//! The store in memory runs on these. `store/redis/step.lua` does the same inside Redis, and the
-//! store contract holds both to one model. All times are milliseconds.
+//! The memory store runs on these. `store/redis/step.lua` does the same inside Redis, and the store
+//! contract holds both to one model. All times are milliseconds.
 //!
-//! Callers' clocks are apart, be it by the millisecond that two threads read theirs at, and a clock can
-//! step back. So each counter has a present of its own, which never goes back: the latest moment that
-//! it remembers, until the caller's clock is past that. All that is told is told by this present, and
-//! a look by a clock that is behind changes nothing.
+//! Callers' clocks differ, if only by the millisecond between the readings of two threads, and a clock
+//! can step back. So each counter has a present of its own that never goes back: the latest moment that
+//! it remembers, until the caller's clock is past that. All answers are computed at this present, and a
+//! look by a clock that is behind changes nothing.
 //!
 //! If the present would be more than a period ahead of the caller, the clock that it came from was
-//! wrong: what is in memory is counted by one clock only. Then windows and logs are forgotten, and the
-//! tokens that are missing in a bucket flow in from now on. `step.lua` counts by several clocks if it
-//! is told to, and then allows for more.
+//! wrong: counters in memory see one clock only. Windows and logs are then dropped, and the tokens
+//! missing from a bucket flow in from now on. `step.lua` can be set to count by several clocks, and then
+//! allows a larger difference.
 
 use std::collections::VecDeque;
 
@@ -20,7 +20,7 @@ use crate::{
     request::Hits,
 };
 
-/// What is remembered of one counter.
+/// The algorithm state of one counter.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Meter {
     FirstHit(FirstHit),
@@ -30,7 +30,7 @@ pub enum Meter {
 }
 
 impl Meter {
-    /// One that has seen no hit. A plain window needs none of these.
+    /// A state that has seen no hit, or `None` for a plain window, which needs no such state.
     pub fn new(method: Method) -> Option<Self> {
         Some(match method {
             Method::Window => return None,
@@ -41,8 +41,8 @@ impl Meter {
         })
     }
 
-    /// How many hits it holds at `now`, partial ones rounded up. This is a look: it takes over a limit
-    /// that changed, forgets what a wrong clock wrote, and changes nothing else.
+    /// The hits that the counter holds at `now`, partial ones rounded up. This is a look: it adopts a
+    /// changed limit, drops the state that a wrong clock wrote, and changes nothing else.
     pub fn held(&mut self, terms: &Terms, now: u64) -> u64 {
         let now = self.present(terms, now);
         match self {
@@ -53,8 +53,8 @@ impl Meter {
         }
     }
 
-    /// How many it would hold after the hits of `terms`, which are given back, and `ahead` that are
-    /// added before.
+    /// The hits it would hold after `ahead` more hits and then the hits of `terms`, which are given
+    /// back.
     pub fn held_after(&mut self, terms: &Terms, ahead: u64, now: u64) -> u64 {
         let now = self.present(terms, now);
         if let Self::SlidingWindow(meter) = self {
@@ -65,17 +65,17 @@ impl Meter {
         }
         let held = self.held(terms, now).saturating_add(ahead);
         let most = match self {
-            // No more can be missing.
+            // No more tokens can be missing.
             Self::TokenBucket(_) => terms.limit.into(),
             _ => u64::MAX,
         };
         held.min(most).saturating_sub(terms.hits.given_back())
     }
 
-    /// Applies the hits of `terms`, whatever its limit says. Giving back stops at zero, and the
-    /// latest hits go first.
+    /// Applies the hits of `terms`, regardless of its limit. Giving back stops at zero and removes the
+    /// latest hits first.
     pub fn charge(&mut self, terms: &Terms, now: u64) {
-        // It takes over a limit that changed.
+        // This adopts a changed limit.
         self.held(terms, now);
         let now = self.present(terms, now);
         let hits = terms.hits;
@@ -84,7 +84,7 @@ impl Meter {
                 *meter = meter.at(terms, now);
                 meter.charge(hits, now);
             }
-            // To give back to one that has seen no hit leaves no trace.
+            // Giving back to a counter that has seen no hit leaves no trace.
             Self::SlidingWindow(meter) if hits.added() == 0 && *meter == Default::default() => {}
             Self::SlidingWindow(meter) => {
                 *meter = meter.at(terms, now);
@@ -95,7 +95,7 @@ impl Meter {
         }
     }
 
-    /// When it, which holds `held`, changes if nobody hits it again.
+    /// When the counter, which holds `held`, changes if no further hits arrive.
     pub fn ends(&mut self, terms: &Terms, held: u64, now: u64) -> Ends {
         let (added, limit) = (terms.hits.added(), u64::from(terms.limit));
         let resets_in = self.resets_in(terms, now);
@@ -129,18 +129,18 @@ impl Meter {
         }
     }
 
-    /// The moment from which on it means nothing any more, if nobody hits it again.
+    /// The moment from which on the state has no effect, if no further hits arrive.
     pub fn expires_at(&mut self, terms: &Terms, now: u64) -> u64 {
         if let Self::TokenBucket(meter) = self {
-            // Under a larger limit more can be missing than is now.
+            // Under a larger limit more tokens could be missing than under this one.
             return meter.full_at.saturating_add(u64::from(meter.parts > 0));
         }
         let resets_in = self.resets_in(terms, now);
         self.present(terms, now).saturating_add(resets_in)
     }
 
-    /// Its present, if its caller's is `now`. To be asked once for all that happens in one step, for it
-    /// may be what a hit brought that is then given back.
+    /// The counter's present if its caller's clock reads `now`. Read it once per step: it may come from
+    /// a hit that the step then gives back.
     pub fn present(&mut self, terms: &Terms, now: u64) -> u64 {
         let latest = match self {
             Self::FirstHit(meter) => meter.start,
@@ -165,7 +165,7 @@ impl Meter {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct FirstHit {
     start: u64,
-    /// 0 for a window that did not begin.
+    /// Also 0 for a window that has not begun.
     count: u64,
 }
 
@@ -193,8 +193,8 @@ impl FirstHit {
     }
 }
 
-/// The count of the present aligned window and of the one before, whose hits are taken as spread
-/// evenly: a share of them as large as its overlap with the last period counts.
+/// The counts of the present aligned window and of the one before. The hits of the older window are
+/// taken as spread evenly: the share counts that overlaps the last period.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SlidingWindow {
     /// The number of the present window since the epoch.
@@ -247,7 +247,7 @@ impl SlidingWindow {
         end.saturating_sub(now)
     }
 
-    /// The share of the older window falls with time; the first moment at which it leaves room.
+    /// The wait until the share of the older window, which falls with time, leaves room.
     fn retry_in(&self, terms: &Terms, now: u64) -> u64 {
         let period = terms.period_millis;
         let room = u64::from(terms.limit) - terms.hits.added();
@@ -263,11 +263,11 @@ impl SlidingWindow {
     }
 }
 
-/// The hits of the last period. Those of one millisecond are one entry, so there are at most as
-/// many as the limit, and as the period has milliseconds.
+/// The hits of the last period. Hits of one millisecond share an entry, so there are at most as many
+/// entries as the limit, and as the period has milliseconds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SlidingLog {
-    /// When, and how many.
+    /// The moment and the number of its hits.
     entries: VecDeque<(u64, u64)>,
     total: u64,
 }
@@ -328,24 +328,25 @@ impl SlidingLog {
     }
 }
 
-/// The generic cell rate algorithm (ITU-T I.371, there for cells of ATM): of a bucket it only
-/// remembers when it will be full again. Also a leaky bucket, as a meter.
+/// The generic cell rate algorithm (ITU-T I.371, made for ATM cells): it only remembers when the bucket
+/// will be full again. It is also a leaky bucket as a meter.
 ///
-/// That moment is kept exactly, as whole milliseconds and a number of parts of one; there are as
-/// many parts in a millisecond as tokens flow in during a period. A token is as many parts as a
-/// period has milliseconds, whatever the rate.
+/// That moment is kept exactly, as whole milliseconds and parts of one. A millisecond has as many parts
+/// as tokens flow in during a period, so a token is as many parts as a period has milliseconds, whatever
+/// the rate.
 ///
-/// What is missing is kept as it was when the present limit was first seen, or at the last hit since:
-/// more than a bucket full if that limit is lower than the one before. It is cut to a bucket full
-/// whenever it is judged, so that all of it is missing again if the limit is raised again.
+/// The missing tokens are stored as they were when the present limit was first seen, or at the last hit
+/// since. If that limit is lower than the one before, they can be more than the bucket holds. Each
+/// answer caps them at a full bucket, so that all of them are missing again if the limit is raised
+/// again.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TokenBucket {
-    /// When it was last saved what is missing.
+    /// When the missing tokens were last stored.
     since: u64,
     full_at: u64,
     parts: u64,
     rate: u32,
-    /// The tokens that it holds; 0 for a bucket that was never drawn from.
+    /// The tokens that the bucket holds; 0 for a bucket that was never drawn from.
     limit: u32,
 }
 
@@ -360,17 +361,17 @@ impl TokenBucket {
         }
     }
 
-    /// What was missing when it was saved, in parts.
+    /// The tokens that were missing when they were stored, in parts.
     fn owed(&self) -> u128 {
         wide(self.full_at - self.since) * u128::from(self.rate) + wide(self.parts)
     }
 
-    /// What has flowed in since, in parts.
+    /// The inflow since then, in parts.
     fn flowed(&self, now: u64) -> u128 {
         wide(now - self.since) * u128::from(self.rate)
     }
 
-    /// What is missing of a bucket full, in parts.
+    /// The tokens that are missing from a full bucket, in parts.
     fn debt(&self, terms: &Terms, now: u64) -> u128 {
         let most = wide(terms.limit.into()) * wide(terms.period_millis);
         self.owed().min(most).saturating_sub(self.flowed(now))
@@ -388,8 +389,7 @@ impl TokenBucket {
         narrow(self.debt(terms, now).div_ceil(wide(terms.period_millis)))
     }
 
-    /// Takes over a limit that changed. The tokens that are missing are still missing, and flow at
-    /// the new rate.
+    /// Adopts a changed limit. Missing tokens stay missing, and flow in at the new rate.
     fn settle(&mut self, terms: &Terms, now: u64) {
         let Method::TokenBucket { rate } = terms.method else {
             return;

@@ -13,7 +13,7 @@ use crate::{
     window::Timestamp,
 };
 
-/// What the descriptors of a request come to before anything is counted.
+/// The outcomes of a request's descriptors before anything is counted.
 #[derive(Debug)]
 pub struct Plan<'a> {
     /// One for each descriptor, in order.
@@ -25,7 +25,7 @@ pub struct Plan<'a> {
 
 #[derive(Debug)]
 pub enum Outcome<'a> {
-    /// No rule: no file names the domain, or no rule of it fits.
+    /// No rule applies: no file names the domain, or no rule of it matches.
     Unmatched {
         is_domain_known: bool,
     },
@@ -38,12 +38,12 @@ pub enum Outcome<'a> {
 /// A descriptor that is counted.
 #[derive(Debug)]
 pub struct Counted<'a> {
-    /// Nothing if the request brought its own limit.
+    /// `None` if the request brought its own limit.
     pub rule: Option<&'a Rule>,
     pub hits: Hits,
     /// Its counters, by index; never empty.
     pub counters: Range<usize>,
-    /// What its statistics are counted under, unless that is the path of the rule.
+    /// The key under which its statistics are counted, unless that is the path of the rule.
     pub metric_key: Option<String>,
 }
 
@@ -51,7 +51,7 @@ impl Default for Plan<'_> {
     #[inline]
     fn default() -> Self {
         Self {
-            // First: what is made before something that can fail has to be moved.
+            // First, because a value that is made before one that can fail has to be moved.
             batch: Lent::default(),
             outcomes: Few::new(),
             limits: SmallVec::new(),
@@ -71,8 +71,7 @@ impl<'a> Plan<'a> {
         plan
     }
 
-    /// Makes an empty plan that of `request`: where it lies, for it is too large to be moved about
-    /// for every call.
+    /// Fills an empty plan in place; a plan is too large to return by value.
     pub fn fill(
         &mut self,
         matcher: &'a Matcher,
@@ -114,7 +113,7 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// What limits a descriptor, before rules of one request replace one another.
+/// The limits of a descriptor, before rules of one request replace one another.
 enum Found<'a> {
     Nothing { is_domain_known: bool },
     Override(&'a Limit),
@@ -143,7 +142,7 @@ fn find<'a>(
     }
 }
 
-/// All at once, not one after the other: two rules that replace each other both go.
+/// Collects all names before any rule is replaced: two rules that replace each other both drop out.
 fn replaced_names<'a>(found: &[Found<'a>]) -> Vec<&'a Arc<str>> {
     let mut names = Vec::new();
     for found in found {
@@ -159,7 +158,7 @@ struct Builder<'a, 'p> {
     domain: &'a [u8],
     now: Timestamp,
     modes: Modes,
-    /// Whether it can come to all quotas being over.
+    /// Whether all quotas can be over together.
     quotas_refuse: bool,
     identity: Identity,
     limits: &'p mut SmallVec<[&'a Limit; 8]>,
@@ -232,7 +231,7 @@ impl<'a> Builder<'a, '_> {
         }
     }
 
-    /// Only the path of a rule is known beforehand.
+    /// The key if it has to be computed, and `None` if it is the path of the rule.
     fn metric_key(&self, rule: Option<&Rule>, descriptor: &Descriptor<'_>) -> Option<String> {
         let Some(rule) = rule else {
             return Some(override_key(self.domain, descriptor.entries));
@@ -247,7 +246,7 @@ impl<'a> Builder<'a, '_> {
     }
 }
 
-/// What the statistics of a limit that a request brought along are counted under.
+/// The key under which statistics are counted for a limit that a request brings.
 fn override_key(domain: &[u8], entries: &[Entry<'_>]) -> String {
     let mut key = domain.to_vec();
     for Entry { key: name, value } in entries {

@@ -1,4 +1,4 @@
-//! What Envoy asked, already checked.
+//! A request of Envoy, already checked.
 
 use std::mem;
 
@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::limit::Limit;
 
-/// What a request has some of: up to four lie where it lies, and only more take memory of their own.
+/// A list kept inline up to four items.
 pub type Few<T> = SmallVec<[T; 4]>;
 
 /// One call of `ShouldRateLimit`: a domain and, once it is complete, at least one descriptor.
@@ -14,17 +14,17 @@ pub type Few<T> = SmallVec<[T; 4]>;
 pub struct Request<'a> {
     pub domain: &'a [u8],
     parts: Few<Part>,
-    /// Those of all descriptors, one behind the other.
+    /// The entries of all descriptors, one after the other.
     entries: SmallVec<[Entry<'a>; 8]>,
 }
 
 /// A descriptor without its entries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Part {
-    /// Where its entries end, and those of the next begin.
+    /// The index at which its entries end and those of the next descriptor begin.
     end: usize,
     hits: Hits,
-    /// Few requests have one.
+    /// Boxed, because few requests bring one.
     limit: Option<Box<Limit>>,
 }
 
@@ -34,7 +34,7 @@ struct Part {
 pub struct Descriptor<'r> {
     pub entries: &'r [Entry<'r>],
     pub hits: Hits,
-    /// The limit that the request brings along; it takes the place of every configured one.
+    /// The limit that the request itself brings; it replaces every configured one.
     pub limit: Option<&'r Limit>,
 }
 
@@ -61,7 +61,7 @@ impl<'a> Request<'a> {
         });
     }
 
-    /// Gives all descriptors so many hits.
+    /// Sets the hits of all descriptors.
     pub fn set_hits(&mut self, hits: Hits) {
         for part in &mut self.parts {
             part.hits = hits;
@@ -87,7 +87,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// A key and a value: any bytes, for Envoy copies header bytes unchecked.
+/// A key and a value: any bytes, because Envoy copies header bytes unchecked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry<'a> {
     pub key: &'a [u8],
@@ -99,8 +99,8 @@ pub struct Entry<'a> {
 pub struct Hits(i64);
 
 impl Hits {
-    /// The most hits of one request, 2^62. A larger addend is taken as this many: it is above
-    /// every limit all the same, and two of them still fit a counter of Redis without wrapping.
+    /// The most hits of one request, 2^62. A larger addend is taken as this many: that is still above
+    /// every limit, and two of them fit a counter of Redis without wrapping.
     pub const MAX: u64 = 1 << 62;
 
     pub const ONE: Self = Self(1);
@@ -124,7 +124,7 @@ impl Hits {
         if self.0 < 0 { self.0.unsigned_abs() } else { 0 }
     }
 
-    /// As one number; negative if they are given back.
+    /// The hits as one number, negative if they are given back.
     pub const fn signed(self) -> i64 {
         self.0
     }

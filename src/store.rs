@@ -1,4 +1,4 @@
-//! Where counters live: the [`Store`] trait, its two implementations, and stores around stores.
+//! The [`Store`] trait, its two implementations, and stores around stores.
 
 use std::{
     future::Future,
@@ -24,16 +24,16 @@ use self::{
     redis::RedisStore,
 };
 
-/// Counts hits. All that the limiter asks of a backend.
+/// Counts hits: all that the limiter needs of a backend.
 pub trait Store: Send + Sync + 'static {
-    /// Applies the batch in one round trip at most and puts the count after each increment into the
-    /// empty `counts`, in order. A look returns the count as it is; giving back stops at zero. No caller
-    /// waits for longer than its `deadline` and the store's own.
+    /// Applies the batch in one round trip at most and puts the count after each increment into
+    /// `counts`, in order; `counts` must be empty. A look returns the count as it is; giving back stops
+    /// at zero. A caller waits no longer than its `deadline` and the store's own allow.
     ///
     /// # Errors
     ///
-    /// On any error some increments may have been applied and some not; nobody retries. What is in
-    /// `counts` then is of no use.
+    /// On any error some increments may have been applied and some not, so callers do not retry. The
+    /// content of `counts` is then of no use.
     fn add_into(
         &self,
         counts: &mut CountList,
@@ -42,8 +42,8 @@ pub trait Store: Send + Sync + 'static {
         deadline: &Deadline,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// Adds the batch for nobody in particular: it may take as long as the store allows. The counts come in
-    /// a list of its own, which is large to move.
+    /// Convenience: [`Self::add_into`] with a new list, which is large to move, and the store's own
+    /// deadline.
     ///
     /// # Errors
     ///
@@ -61,18 +61,18 @@ pub trait Store: Send + Sync + 'static {
         }
     }
 
-    /// The store in memory, if it is that: asking it directly needs no future.
+    /// This store as a memory store, if it is one: that can be called without a future.
     fn as_memory(&self) -> Option<&MemoryStore> {
         None
     }
 
-    /// Whether there is hope of an answer for every key, without asking anybody.
+    /// Whether an answer can be expected for every key; it asks no server.
     fn is_well(&self) -> bool {
         true
     }
 
-    /// Whether every request is judged in one step, whatever its keys: then nothing that is charged is given
-    /// back for the sake of another place.
+    /// Whether every request is judged in one step, whatever its keys. Then no charge is given back
+    /// because another part of the request was refused.
     fn is_one_place(&self) -> bool {
         true
     }
@@ -81,14 +81,14 @@ pub trait Store: Send + Sync + 'static {
 /// How long the caller of one request waits for its decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadline {
-    /// When the request came.
+    /// When the request arrived.
     pub began: Instant,
-    /// How long after that a decision is of use; nothing if the caller did not say.
+    /// How long after that a decision is of use; `None` if the caller set no timeout.
     pub timeout: Option<Duration>,
 }
 
 impl Deadline {
-    /// The store's own deadline from now on.
+    /// The store's own deadline, from now on.
     pub fn of_store() -> Self {
         Self {
             began: Instant::now(),
@@ -96,14 +96,13 @@ impl Deadline {
         }
     }
 
-    /// When the wait ends in a store that lets nobody wait for longer than `longest`.
+    /// When the wait ends in a store that waits for `longest` at most.
     pub fn ends(&self, longest: Duration) -> Instant {
         self.began + self.timeout.map_or(longest, |timeout| timeout.min(longest))
     }
 }
 
-/// Why nothing can be said about a request. The texts go to the caller: they name no key and no
-/// address.
+/// Why a request gets no answer. The texts are sent to the caller: they name no key and no address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
     #[error("the counter store did not answer in time")]
@@ -112,8 +111,9 @@ pub enum StoreError {
     Unreachable,
     #[error("the counter store refused a command")]
     Refused,
-    /// Nothing was counted: some counters of one step are here already, and others are not yet.
-    #[error("the counters are on their way to another server")]
+    /// Nothing was counted: some counters of one step are on this server already, and others are not
+    /// yet.
+    #[error("the counters are moving to another server")]
     Moving,
     #[error("too many requests are waiting for the counter store")]
     Overloaded,

@@ -1,32 +1,34 @@
-//! Bytes that are put together piece by piece: keys, and what rules are looked up by.
+//! Byte strings that are built piece by piece: keys of counters, and texts by which rules are looked up.
 
 use std::ops::Deref;
 
-/// Bytes that grow at their end. Up to `N` of them lie inline, and only more take memory of their own.
+/// Bytes that grow at their end. Up to `N` bytes are stored inline; a longer text allocates.
 #[derive(Clone, Debug)]
 pub struct Text<const N: usize> {
     len: usize,
     inline: [u8; N],
-    /// All of it while it is longer than `N`.
+    /// The whole text while it is longer than `N`.
     long: Vec<u8>,
 }
 
-/// What eight digits can tell.
+/// Numbers below this have at most eight digits.
 const EIGHT_DIGITS: u64 = 100_000_000;
 
-/// The eight digits of a number below [`EIGHT_DIGITS`], zeros in front included, the first one in the
-/// lowest byte: halves are parted into halves, all of them at once.
+/// The eight digits of a number below [`EIGHT_DIGITS`], leading zeros included, the first digit in the
+/// lowest byte. It splits the number in half three times, and each split works on all parts of one word
+/// at once.
 fn eight_digits(number: u64) -> u64 {
     let fours = (number / 10_000) | ((number % 10_000) << 32);
-    // 5243 / 2^19 and 103 / 2^10 are a hundredth and a tenth, exact for as many digits as there are.
+    // 5243 / 2^19 and 103 / 2^10 are a hundredth and a tenth, exact for numbers of four and of two
+    // digits.
     let hundreds = ((fours * 5243) >> 19) & 0x0000_007f_0000_007f;
     let pairs = hundreds | ((fours - hundreds * 100) << 16);
     let tens = ((pairs * 103) >> 10) & 0x000f_000f_000f_000f;
     tens | ((pairs - tens * 10) << 8)
 }
 
-/// Copies to as many bytes. Texts are short, and to call for a copy takes longer than two words do,
-/// which may overlap.
+/// Copies `from` to `to`, which has the same length. Short texts are copied with two possibly
+/// overlapping word stores, which is cheaper than a call of `memcpy`.
 #[inline]
 fn copy(from: &[u8], to: &mut [u8]) {
     fn ends<const N: usize>(from: &[u8], to: &mut [u8]) -> Option<()> {
@@ -68,7 +70,7 @@ impl<const N: usize> Text<N> {
         self.long.clear();
     }
 
-    /// Whether it has ever taken memory of its own.
+    /// Whether it has ever allocated.
     pub fn is_long(&self) -> bool {
         self.long.capacity() > 0
     }
@@ -82,10 +84,10 @@ impl<const N: usize> Text<N> {
         copy(bytes, self.lengthen(bytes.len()));
     }
 
-    /// Appends `number` as the formatter would, without the formatter's cost.
+    /// Appends `number` in decimal, without the formatter's cost.
     pub fn push_decimal(&mut self, number: u64) {
         if number < 10 {
-            // Lengths of texts, often.
+            // The common case: most numbers are lengths of short texts.
             return self.push(b'0' | (number & 0xf) as u8);
         }
         if number < EIGHT_DIGITS {
@@ -103,15 +105,15 @@ impl<const N: usize> Text<N> {
         self.push_first(&ascii, count);
     }
 
-    /// Appends the first `count` of `bytes`, which are copied as a whole where there is room.
+    /// Appends the first `count` of `bytes`. Where there is room, it copies all of `bytes` at once.
     ///
     /// # Panics
     ///
-    /// If there are fewer.
+    /// If `bytes` has fewer.
     pub fn push_first<const M: usize>(&mut self, bytes: &[u8; M], count: usize) {
         let room = self.inline.get_mut(self.len..);
         match room.and_then(|room| room.first_chunk_mut()) {
-            // What is written behind the end is written over by what comes next.
+            // The next append overwrites the bytes behind the end.
             Some(room) if count <= M => {
                 *room = *bytes;
                 self.len += count;
@@ -120,7 +122,7 @@ impl<const N: usize> Text<N> {
         }
     }
 
-    /// Makes it `by` bytes longer and returns these.
+    /// Lengthens the text by `by` bytes and returns these.
     fn lengthen(&mut self, by: usize) -> &mut [u8] {
         let start = self.len;
         self.len += by;

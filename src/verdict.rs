@@ -1,23 +1,25 @@
-//! Which increments of one request are charged, once it is known which would pass their limits.
+//! Charging: which increments of one request are charged, once it is known which would pass their
+//! limits.
 
 use crate::counter::{Charge, Terms, Voice};
 
-/// What the counters of a request come to, before any of them is moved.
+/// The judgement on a request's counters, before any of them changes.
 #[derive(Debug, Default)]
 pub struct Verdict {
-    /// Descriptors that are over one of their limits, each once or more.
+    /// Descriptors that are over one of their limits; some occur more than once.
     over: Vec<u32>,
     refuses: bool,
-    /// Whether an increment that adds hits, or looks, is over: under the reference's stop the others
-    /// are left out then.
+    /// Whether an increment that adds hits, or looks, is over: with the reference's stop option the
+    /// others are then left out.
     stops: bool,
-    /// Descriptors that speak as quotas.
+    /// Descriptors that count as quotas.
     quotas: Vec<u32>,
 }
 
 impl Verdict {
-    /// Of all increments of the request, each with whether its limit refuses it: what is given back is
-    /// never refused by itself, but the request is if the counter stays above its limit all the same.
+    /// Judges all increments of the request, each given with whether its limit refuses it. Hits that are
+    /// given back are never refused by themselves, but the request is refused if the counter stays above
+    /// its limit.
     pub fn new<'a>(increments: impl IntoIterator<Item = (&'a Terms, bool)>) -> Self {
         let mut verdict = Self::default();
         for (terms, is_over) in increments {
@@ -45,8 +47,8 @@ impl Verdict {
         self.over.contains(&descriptor)
     }
 
-    /// Whether an increment is charged of which its own limit says `is_over`. What is given back
-    /// is, unless it is only looked at.
+    /// Whether an increment is charged whose own limit gives `is_over`. Hits that are given back always
+    /// are, except in a look.
     pub fn charges(&self, terms: &Terms, is_over: bool) -> bool {
         match terms.charge {
             Charge::Never => false,
@@ -79,7 +81,7 @@ mod tests {
         }
     }
 
-    /// Each increment of a request, whether its limit refuses it, and whether it is charged.
+    /// Each case is an increment, whether its limit refuses it, and whether it is charged.
     #[track_caller]
     fn check<const N: usize>(cases: [(Charge, Voice, u32, bool, bool); N]) {
         let terms =

@@ -64,7 +64,7 @@ impl Timestamp {
         Self(self.0.saturating_add(millis as u64))
     }
 
-    /// Not before the epoch.
+    /// Saturates at the epoch.
     #[must_use]
     pub fn minus(self, span: Duration) -> Self {
         let millis = u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
@@ -72,7 +72,7 @@ impl Timestamp {
     }
 }
 
-/// A number of units, as long as one window of a limit.
+/// The length of a limit's window: a number of units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Period {
     unit: Unit,
@@ -89,7 +89,7 @@ impl Period {
         multiplier: NonZeroU32::MIN,
     };
 
-    /// `multiplier` units, or nothing if that is longer than [`Period::MAX_SECS`].
+    /// `multiplier` units, or `None` if that is longer than [`Period::MAX_SECS`].
     pub fn new(unit: Unit, multiplier: NonZeroU32) -> Option<Self> {
         let period = Self { unit, multiplier };
         (period.secs() <= Self::MAX_SECS).then_some(period)
@@ -150,7 +150,7 @@ impl Unit {
         Self::Year,
     ];
 
-    /// How long one unit is.
+    /// The length of one unit, in seconds.
     pub const fn secs(self) -> u64 {
         match self {
             Self::Second => 1,
@@ -278,7 +278,7 @@ mod tests {
             let now = Timestamp::from_millis(millis);
             let window = window(period, now);
             prop_assert!(window.start <= now);
-            // The last window of all time has no end that could be written down.
+            // The end of the last window of all does not fit into a `Timestamp`.
             prop_assert!(now < window.end || window.end.millis() == u64::MAX);
             prop_assert_eq!(window.start.secs() % period.secs(), 0);
             if window.end.millis() < u64::MAX {

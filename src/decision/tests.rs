@@ -142,7 +142,7 @@ fn the_binding_limit_is_over_first_then_least_remaining_then_latest_reset() {
     check_binding([1, 19, 19], 1, 1, 20);
     check_binding([4, 4, 4], 0, 0, 1);
     check_binding([1, 21, 21], 1, 0, 20);
-    // All over, then all equally close: the one that lasts longest.
+    // All over, then all equally close: the limit that resets last binds.
     check_binding([4, 21, 301], 2, 0, 800);
     check_binding([2, 19, 299], 2, 1, 800);
 }
@@ -203,7 +203,7 @@ fn quota_descriptors_refuse_only_together() {
     assert_eq!(overall(&["q1", "q2"], &[2, 2]), Code::OverLimit);
     assert_eq!(overall(&["q1", "plain"], &[2, 1]), Code::OverLimit);
     assert_eq!(overall(&["q1", "q2", "plain"], &[1, 2, 2]), Code::OverLimit);
-    // What no rule matches is no quota descriptor.
+    // A descriptor without a rule is no quota descriptor.
     assert_eq!(overall(&["q1", "unmatched"], &[2]), Code::OverLimit);
 }
 
@@ -260,7 +260,7 @@ fn a_replaced_limit_is_not_counted() {
     // An unlimited rule replaces too, and so does one that is itself replaced.
     assert_eq!(decide(&["a", "free"], &[]).overall, Code::Ok);
     assert_eq!(decide(&["a", "b", "c"], &[1]).statuses[2].remaining, 4);
-    // Of several limits only those of that name go.
+    // Of several limits only those with that name are replaced.
     assert_eq!(decide(&["two", "b"], &[2, 1]).overall, Code::OverLimit);
 }
 
@@ -286,7 +286,7 @@ fn hits_fall_as_the_reference_counts_them() {
     check_tally(0, 0, 0, [0, 0, 0]);
 }
 
-/// The branches of the reference, as `reference-semantics` tells them.
+/// The branches by which the reference counts hits.
 fn branches(limit: u64, near: u64, before: u64, after: u64) -> Tally {
     let hits = after - before;
     if after <= limit {
@@ -335,7 +335,7 @@ proptest! {
 #[track_caller]
 fn check_retry(requests_per_unit: u32, times: usize, retry_secs: Option<u64>) {
     let rules = Rules::default().limits("k", &[limit(requests_per_unit, Unit::Minute)]);
-    // Somebody else had as many.
+    // The counters held as many hits before.
     let counts: Vec<_> = (1..=times as u64)
         .map(|count| count + times as u64)
         .collect();
@@ -377,8 +377,8 @@ fn hits_that_were_not_charged_are_over_or_fell_nowhere() {
     assert_eq!(tally(3, told(10, true)), [0, 0, 3]);
 }
 
-/// When a request for `a` and `b`, one hit each, would pass that was decided `millis` before the end of a
-/// minute: 20 seconds before the end at most.
+/// Asserts when a request for `a` and `b`, one hit each, would pass if it is decided `millis` before the
+/// end of a minute, at most 20 seconds before.
 #[track_caller]
 fn check_retry_of_two(rules: &Rules, counts: [u64; 2], millis: u64, retry_secs: u64) {
     let now = NOW.plus(std::time::Duration::from_millis(20_000 - millis));
@@ -407,10 +407,10 @@ fn a_request_would_pass_when_the_last_of_its_limits_that_refuse_it_lets_it() {
     check_retry_of_two(&plain, [3, 3], 20_000, 800);
     // The refused hit was the last that the hour had room for.
     check_retry_of_two(&plain, [3, 2], 20_000, 800);
-    // Rounded up, and never told to come at once.
+    // Rounded up, and never 0.
     check_retry_of_two(&plain, [3, 1], 19_500, 20);
     check_retry_of_two(&plain, [3, 1], 500, 1);
-    // Nobody waits for a rule in shadow mode.
+    // A rule in shadow mode causes no wait.
     let shadowed = two(|rule| rule.shadow_mode = true);
     check_retry_of_two(&shadowed, [3, 3], 20_000, 20);
 }

@@ -1,9 +1,8 @@
-//! The wildcards of one level: which is the first that an entry matches, without trying them all.
+//! The wildcards of one level: finds the first that an entry matches, without trying them all.
 //!
-//! What stands before the first `*` of a pattern and behind its last one has to be there as it is
-//! written. Patterns are therefore filed by the lengths of these two, their shape, and by a hash
-//! of their bytes. An entry is looked up once for each shape: rule files have a few, however many
-//! patterns.
+//! The texts before the first `*` of a pattern and behind its last one have to occur literally. Patterns
+//! are therefore indexed by the lengths of these two texts, their shape, and by a hash of their bytes.
+//! An entry is looked up once per shape: rule files have few shapes, however many patterns.
 
 use std::{collections::HashMap, hash::BuildHasher as _};
 
@@ -11,21 +10,21 @@ use foldhash::fast::RandomState;
 
 use crate::request::Entry;
 
-/// So few are tried one after the other, which is cheaper than to look one up.
+/// Up to this many wildcards are tried one after the other, which is cheaper than a lookup.
 const FEW: usize = 4;
 
-/// Wildcards in order of declaration, each with what it leads to.
+/// Wildcards in order of declaration, each with its target.
 #[derive(Debug)]
 pub(super) struct Wildcards<T> {
     all: Vec<(Wildcard, T)>,
     shapes: Vec<Shape>,
-    /// By the hash of a shape and of what an entry of that shape has at its ends: wildcards by
-    /// index, ascending. Some may be there by chance.
+    /// Wildcards by the hash of their shape and literal ends; their indices ascend. Hash collisions can
+    /// add wildcards that do not match.
     filed: HashMap<u64, Vec<usize>, RandomState>,
     hasher: RandomState,
 }
 
-// Derived, it would ask as much of `T`.
+// A derived implementation would require `T: Default`.
 impl<T> Default for Wildcards<T> {
     fn default() -> Self {
         Self {
@@ -37,12 +36,12 @@ impl<T> Default for Wildcards<T> {
     }
 }
 
-/// How many bytes of a key and a value are known, at their beginnings and at their ends. Joined,
-/// they are one text, and the second has none.
+/// The numbers of literal bytes at the beginnings and the ends of a key and a value. Joined, these are
+/// one text, and the second item is empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Shape([Ends<usize>; 2]);
 
-/// Something about the beginning of a text and about its end.
+/// A property of a text's beginning and of its end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct Ends<T> {
     prefix: T,
@@ -50,7 +49,7 @@ struct Ends<T> {
 }
 
 impl Ends<usize> {
-    /// The bytes of `text` that are known, if it has as many.
+    /// The literal ends of `text`, or `None` if it is too short for both.
     fn of(self, text: &[u8]) -> Option<Ends<&[u8]>> {
         let rest = text.len().checked_sub(self.suffix)?;
         let prefix = text[..rest].get(..self.prefix)?;
@@ -62,7 +61,7 @@ impl Ends<usize> {
 }
 
 impl<T: Copy> Wildcards<T> {
-    /// Puts `wildcard` behind all others.
+    /// Appends `wildcard`.
     pub(super) fn push(&mut self, wildcard: Wildcard, leads_to: T) {
         let ends = wildcard.ends();
         let shape = Shape(ends.map(|ends| Ends {
@@ -81,7 +80,7 @@ impl<T: Copy> Wildcards<T> {
         self.all.is_empty()
     }
 
-    /// What the first wildcard leads to that matches.
+    /// The target of the first wildcard that matches.
     pub(super) fn first(&self, entry: &Entry<'_>, joined: &[u8]) -> Option<T> {
         if self.all.len() <= FEW {
             let mut all = self.all.iter();
@@ -116,7 +115,7 @@ impl<T: Copy> Wildcards<T> {
     }
 }
 
-/// What a node with a `*` matches.
+/// The texts that a node with a `*` matches.
 #[derive(Clone, Debug)]
 pub(super) enum Wildcard {
     /// The joined text.
@@ -135,7 +134,7 @@ impl Wildcard {
         Some(Self::Apart(pattern(key), value.map(pattern)))
     }
 
-    /// What is known of the texts that match: of the key and of the value, or of both joined.
+    /// The literal ends of texts that match: of the key and of the value, or of both joined.
     fn ends(&self) -> [Ends<&[u8]>; 2] {
         match self {
             Self::Joined(pattern) => [pattern.ends(), Ends::default()],
@@ -162,12 +161,12 @@ impl Wildcard {
 pub(super) struct Pattern {
     prefix: Box<[u8]>,
     middle: Box<[Box<[u8]>]>,
-    /// Nothing if there is no `*`: the prefix is all there may be.
+    /// `None` if there is no `*`: the prefix is then the whole text.
     suffix: Option<Box<[u8]>>,
 }
 
 impl Pattern {
-    /// The pattern that `text` spells, or nothing if it has no `*`.
+    /// The pattern that `text` spells, or `None` if it has no `*`.
     pub(super) fn new(text: &[u8]) -> Option<Self> {
         let mut pieces: Vec<Box<[u8]>> = text.split(|&byte| byte == b'*').map(Into::into).collect();
         if pieces.len() < 2 {
@@ -182,7 +181,7 @@ impl Pattern {
         })
     }
 
-    /// The pattern that only `text` itself fits.
+    /// A pattern that matches only `text` itself.
     fn exactly(text: &[u8]) -> Self {
         Self {
             prefix: text.into(),
@@ -198,8 +197,8 @@ impl Pattern {
         }
     }
 
-    /// Whether all of `text` fits. The pieces between two `*` are taken where they first occur,
-    /// which leaves the most for those behind them; no two may share a byte.
+    /// Whether all of `text` matches. The pieces between two `*` are matched at their first occurrence,
+    /// which leaves the most text for the pieces behind them; no two pieces may share a byte.
     pub(super) fn matches(&self, text: &[u8]) -> bool {
         let Some(rest) = text.strip_prefix(&*self.prefix) else {
             return false;
@@ -229,7 +228,7 @@ mod tests {
 
     use super::*;
 
-    /// The first that matches, found by trying all.
+    /// The first wildcard that matches, found by trying all.
     fn scan(all: &[Wildcard], entry: &Entry<'_>, joined: &[u8]) -> Option<usize> {
         let mut all = all.iter();
         all.position(|wildcard| wildcard.matches(entry, joined))

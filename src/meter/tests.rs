@@ -38,7 +38,7 @@ fn terms(method: Method, limit: u32, hits: Hits) -> Terms {
     }
 }
 
-/// A meter with a limit.
+/// An algorithm state with its limit.
 #[derive(Clone, Debug, PartialEq)]
 struct Counter {
     meter: Meter,
@@ -46,7 +46,7 @@ struct Counter {
     method: Method,
 }
 
-/// What is told of hits.
+/// The answer to hits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Told {
     passes: bool,
@@ -64,14 +64,14 @@ impl Counter {
         }
     }
 
-    /// One that took `hits` at `now`.
+    /// A counter that took `hits` at `now`.
     fn with(method: Method, limit: u32, hits: u64, now: u64) -> Self {
         let mut counter = Self::new(method, limit);
         assert!(counter.send(Hits::add(hits), now).passes);
         counter
     }
 
-    /// As a store does: looks, charges what passes, tells.
+    /// Does what a store does: looks, charges hits that pass, and answers.
     fn send(&mut self, hits: Hits, now: u64) -> Told {
         let terms = terms(self.method, self.limit, hits);
         let now = self.meter.present(&terms, now);
@@ -106,7 +106,7 @@ fn any_history() -> impl Strategy<Value = Vec<(u64, i64)>> {
     )
 }
 
-/// A counter after `history`, and when that ended.
+/// A counter after `history`, and the time at which that ended.
 fn after(method: Method, limit: u32, history: &[(u64, i64)]) -> (Counter, u64) {
     let mut counter = Counter::new(method, limit);
     let mut now = START;
@@ -127,8 +127,8 @@ fn any_method() -> impl Strategy<Value = Method> {
     prop::sample::select(ALL.to_vec())
 }
 
-// Each of the following is a row of the table in docs/algorithms.md; each holds for all columns,
-// or there is one for each.
+// Each of the following is a row of the table in docs/algorithms.md. A test holds for all columns, or
+// there is one per column.
 
 proptest! {
     #[test]
@@ -182,8 +182,8 @@ proptest! {
         let before = counter.look(now).held;
         let told = counter.send(Hits::give_back(back), now);
         prop_assert!(told.passes);
-        // A bucket takes whole tokens, a sliding window first those of the present window: what
-        // is held in part may round up.
+        // A bucket takes back whole tokens, and a sliding window first takes hits from the present
+        // window: hits that are held in part may round up.
         let expected = before.saturating_sub(back);
         let most = if method == Method::SlidingWindow { before } else { expected };
         prop_assert!((expected..=most).contains(&told.held), "{} of {before}", told.held);
@@ -273,10 +273,10 @@ proptest! {
         let (mut counter, now) = after(method, 5, &history);
         let before = counter.look(now).held;
         let told = counter.look(now - back);
-        // An older window that overlaps more again can tell more than the limit.
+        // An older window that overlaps more again can show more than the limit.
         prop_assert!(told.held >= before);
         prop_assert!(told.held <= 5 || method == Method::SlidingWindow);
-        // Once the clock is there again, all is as it was.
+        // Once the clock has caught up, all is as it was.
         prop_assert_eq!(counter.look(now).held, before);
     }
 
@@ -307,8 +307,8 @@ proptest! {
         let (mut counter, now) = after(method, 5, &history);
         let before = counter.look(now).held;
         let told = counter.look(now - back);
-        // The tokens that were missing after the last hit are, and flow in from now on: in burst / rate
-        // periods, which is one here.
+        // The tokens that were missing after the last hit still are, and flow in from now on: in burst /
+        // rate periods, which is one here.
         let most = if method == BUCKET { 5 } else { 0 };
         prop_assert!((before.min(most)..=most).contains(&told.held));
         prop_assert!(counter.passes(5, now - back + PERIOD));
@@ -350,7 +350,7 @@ proptest! {
             time += pause;
             let now = time - behind % (apart + 1);
             if counter.send(Hits::add(hits), now).passes {
-                // By the clock that is furthest ahead of those that were admitted.
+                // By the clock that is furthest ahead among the admitted calls.
                 let latest = admitted.last().map_or(now, |(at, _)| now.max(*at));
                 admitted.push((latest, hits));
             }
@@ -377,7 +377,7 @@ proptest! {
     }
 }
 
-/// `hits` are told as `expected` by a counter that took what `taken` says.
+/// Asserts that a counter that took `taken` answers `hits` with `expected`.
 #[track_caller]
 fn check(
     method: Method,
@@ -589,7 +589,7 @@ fn a_bucket_whose_limit_is_lowered_is_empty_at_most_and_fills_at_the_new_rate() 
 #[test]
 fn a_bucket_is_still_as_empty_as_it_was_after_a_moment_without_a_limit() {
     let mut counter = Counter::with(BUCKET, 5, 4, START);
-    // As a limit of 0 is told to it.
+    // A limit of 0 arrives in this form.
     (counter.limit, counter.method) = (0, Method::TokenBucket { rate: 1 });
     assert!(!counter.send(Hits::ONE, START).passes);
     (counter.limit, counter.method) = (5, BUCKET);

@@ -28,14 +28,14 @@ use table::{Family, Table};
 
 /// Counts in memory, up to a bound on live counters.
 ///
-/// A full store still counts what it knows and refuses what it does not: dropping a live counter
-/// to make room would hand its owner a fresh limit, and a flood of invented values could do that
-/// to everybody.
+/// A full store still counts on the counters that it has and refuses new ones: dropping a live counter
+/// to make room would give its client a fresh limit, and a flood of invented values could do that to all
+/// clients.
 #[derive(Debug)]
 pub struct MemoryStore {
     shards: Box<[Apart; SHARDS]>,
     /// Random for each process: values come from outside, and must not be able to pick a shard or to
-    /// collide. Its hashes never leave the process, so a cipher is not needed for that.
+    /// collide. Its hashes never leave the process, so they need not be cryptographic.
     hasher: RandomState,
     live: AtomicUsize,
     max_counters: usize,
@@ -48,38 +48,38 @@ struct Apart(Mutex<Shard>);
 
 #[derive(Debug)]
 struct Shard {
-    /// Counters that are numbers.
+    /// Counters that are plain numbers, by descriptor.
     families: Table,
-    /// Those of descriptors that have more than [`FEW`] already, by key: a list would be searched for each
-    /// hit, and a client that sends its own periods could make it as long as it likes.
+    /// Further counters of descriptors that have [`FEW`] already, by key: each hit searches a
+    /// descriptor's list, and a client that sends its own periods could make that as long as it likes.
     more: HashMap<Box<[u8]>, Slot, RandomState>,
-    /// How many there are of both.
+    /// The number of counters in both.
     numbers: usize,
-    /// What is more than a number, apart from the others so that they stay small.
+    /// Algorithm states, apart from the plain numbers so that those stay small.
     meters: HashMap<Box<[u8]>, MeterSlot, RandomState>,
-    /// No counter of this shard expires before.
+    /// No counter of this shard expires before this time.
     earliest_expiry: Timestamp,
 }
 
-/// A key in two parts. They are taken apart by the key alone, so that equal keys have equal parts and
-/// different keys have not.
+/// A key in two parts. The split depends on the key alone, so equal keys have equal parts and different
+/// keys do not.
 #[derive(Clone, Copy, Debug)]
 struct Name<'a> {
     key: &'a [u8],
-    /// What the counters of one descriptor have in common.
+    /// The part that all counters of one descriptor share.
     family: &'a [u8],
     own: Own,
 }
 
-/// The rest of a key, and its length in the first byte.
+/// The rest of a key, with its length in the first byte.
 type Own = [u8; OWN_BYTES];
 
 const OWN_BYTES: usize = 16;
 
 impl<'a> Name<'a> {
-    /// Whether both are of one descriptor.
+    /// Whether both belong to one descriptor.
     fn is_sibling(self, other: Self) -> bool {
-        // It is compared with itself first.
+        // The first comparison is that of a name with itself.
         std::ptr::eq(self.family, other.family) || self.family == other.family
     }
 
@@ -89,9 +89,9 @@ impl<'a> Name<'a> {
             last[OWN_BYTES - key.len()..].copy_from_slice(key);
             last
         });
-        // One number, whose lowest byte is the last one.
+        // As one number, whose lowest byte is the last one.
         let last = u128::from_be_bytes(last);
-        // Where no short part stands behind a brace, the whole key is a family of one.
+        // Without a short part behind a brace the whole key is a family of one.
         let length = bytes_behind(b'}', last).unwrap_or(0);
         let rest = last & !(u128::MAX << (8 * length));
         let (family, _) = key.split_at(key.len() - length as usize);
@@ -103,9 +103,9 @@ impl<'a> Name<'a> {
     }
 }
 
-/// How many bytes of `bytes` are lower than the lowest that is `wanted`: without a loop, for every
-/// decision asks. A byte that is 0 borrows from the one above when 1 is taken from it, so the lowest
-/// is found for certain.
+/// How many bytes of `bytes` are lower than the lowest that equals `wanted`. It has no loop, because
+/// every decision calls it. Taking 1 from a byte that is 0 borrows from the byte above, so only the
+/// lowest match is certain.
 fn bytes_behind(wanted: u8, bytes: u128) -> Option<u32> {
     const ONES: u128 = u128::MAX / 0xff;
     let apart = bytes ^ (ONES * u128::from(wanted));
@@ -126,30 +126,30 @@ struct MeterSlot {
     expires_at: Timestamp,
 }
 
-/// So many counters of one descriptor lie beside it: the limits of any rule that somebody writes, in the
-/// windows of now and of a second ago.
+/// Up to this many counters of one descriptor are stored with it: enough for the limits of any rule
+/// written by hand, in the windows of now and of a second ago.
 const FEW: usize = 16;
 
-/// Many more than there are cores, so that two of them rarely want the same.
+/// Many more than there are cores, so that two of them rarely need the same shard.
 const SHARDS: usize = 256;
 
 /// Locked shards, by index.
 type Locked<'a> = BTreeMap<usize, MutexGuard<'a, Shard>>;
 
-/// How a batch comes by room for counters that are not there yet.
+/// How a batch gets room for new counters.
 #[derive(Clone, Copy, Debug)]
 enum Room {
-    /// It asks for it: nothing was charged before that would be lost if there is none.
+    /// It asks for room: no earlier charge of the batch is lost if there is none.
     Asked,
-    /// It is sure to have some, of which so much is counted as taken already.
+    /// It is sure to have room, of which `reserved` is already counted as taken.
     Sure { reserved: usize },
 }
 
-/// With room for so many more counters nobody looks whether it will do: the requests that are under way
-/// at a time take less.
+/// With room for this many more counters a batch does not reserve any: the requests that are under way
+/// at a time need less.
 const PLENTY: usize = 4096;
 
-/// In a small store one counter in so many is plenty.
+/// In a small store room for one counter in this many is plenty.
 const PLENTY_SHARE: usize = 16;
 
 const NEVER: Timestamp = Timestamp::from_millis(u64::MAX);
@@ -164,7 +164,7 @@ impl MemoryStore {
         }
     }
 
-    /// How many counters are held, those included that expired since the last sweep.
+    /// How many counters are held, including those that expired since the last sweep.
     pub fn live_counters(&self) -> usize {
         self.live.load(Ordering::Relaxed)
     }
@@ -173,7 +173,7 @@ impl MemoryStore {
         self.max_counters
     }
 
-    /// Drops what has expired. Locks one shard at a time, and none that has nothing to drop.
+    /// Drops expired counters. It locks one shard at a time, and searches only those that may have some.
     pub fn sweep(&self, now: Timestamp) {
         for shard in &*self.shards {
             self.sweep_shard(&mut lock(shard), now);
@@ -217,11 +217,11 @@ impl MemoryStore {
         self.hasher.hash_one(family)
     }
 
-    /// Which shard holds a family of this hash.
+    /// The index of the shard that holds families of this hash.
     fn shard(&self, hash: u64) -> usize {
         #[expect(clippy::cast_possible_truncation, reason = "16 bits are left")]
         let bits = (hash >> 40) as u16;
-        // Not the bits that tables go by.
+        // Not the bits that the hash tables use.
         usize::from(bits) % SHARDS
     }
 
@@ -229,7 +229,7 @@ impl MemoryStore {
         self.shard(self.hash(Name::of(key).family))
     }
 
-    /// Does what [`Store::add`] does, which waits for nothing here.
+    /// [`Store::add`] without a future, because nothing here waits.
     ///
     /// # Errors
     ///
@@ -240,7 +240,7 @@ impl MemoryStore {
         Ok(counts)
     }
 
-    /// The same, into an empty list where it lies.
+    /// Like [`Self::apply_all`], but writes into `counts`, which must be empty.
     ///
     /// # Errors
     ///
@@ -268,7 +268,7 @@ impl MemoryStore {
         self.add_alone(counts, batch, room, now)
     }
 
-    /// Each increment by itself; a family that follows upon itself is found and locked once.
+    /// Applies each increment by itself. Increments of one family in a row find and lock it once.
     fn add_alone(
         &self,
         counts: &mut CountList,
@@ -318,7 +318,7 @@ impl MemoryStore {
         self.apply(shard, hash, name, increment, is_charged, room, now)
     }
 
-    /// Each increment by itself, but none if there is no room for all.
+    /// Applies each increment by itself, but none if there is no room for all.
     fn add_in_order(&self, batch: &Batch, now: Timestamp) -> Result<CountList, StoreError> {
         let mut shards = self.lock_all(batch);
         let is_charged = |_, terms: &Terms| charges_alone(terms, || 0);
@@ -334,8 +334,8 @@ impl MemoryStore {
         counts
     }
 
-    /// Locks the shards of all counters of `batch`, in order: so two requests cannot wait for each
-    /// other.
+    /// Locks the shards of all counters of `batch` in ascending order, so that two requests cannot wait
+    /// for each other.
     fn lock_all(&self, batch: &Batch) -> Locked<'_> {
         let wanted = batch.iter().map(|increment| self.shard_of(increment.key));
         let wanted: BTreeSet<usize> = wanted.collect();
@@ -345,12 +345,12 @@ impl MemoryStore {
             .collect()
     }
 
-    /// Room for all counters that are not there yet and are to take hits, as `is_charged` says of the
-    /// increment number so-and-so.
+    /// Reserves room for all counters that do not exist yet and are to take hits; `is_charged` decides
+    /// that by the index of an increment and its parameters.
     ///
     /// # Errors
     ///
-    /// If there is not room for all of them.
+    /// If there is not enough room for all of them.
     fn reserve(
         &self,
         shards: &mut Locked<'_>,
@@ -378,7 +378,7 @@ impl MemoryStore {
             for shard in shards.values_mut() {
                 self.sweep_shard(shard, now);
             }
-            // What has expired is missing now.
+            // Expired counters are missing now.
             reserved = missing(shards);
             if !self.take(reserved) {
                 return Err(StoreError::Full);
@@ -387,7 +387,7 @@ impl MemoryStore {
         Ok(Room::Sure { reserved })
     }
 
-    /// Takes room for so many counters if there is as much.
+    /// Takes room for `counters` more counters; returns whether there was enough.
     fn take(&self, counters: usize) -> bool {
         if counters == 0 {
             return true;
@@ -400,18 +400,18 @@ impl MemoryStore {
         has_room
     }
 
-    /// Gives up room that was not needed after all.
+    /// Gives back reserved room that was not needed.
     fn give_up(&self, room: Room) {
         if let Room::Sure { reserved } = room {
             self.live.fetch_sub(reserved, Ordering::Relaxed);
         }
     }
 
-    /// All increments as one step: what is charged depends on what the others come to. If there is
-    /// no room for all that is to be charged, nothing is.
+    /// Applies all increments as one step: whether one is charged depends on all counters. If there is
+    /// no room for all that are charged, none is.
     fn add_together(&self, batch: &Batch, now: Timestamp) -> Result<CountList, StoreError> {
         let mut shards = self.lock_all(batch);
-        // A descriptor may come twice: then the hits ahead count as well.
+        // A descriptor may occur twice; the earlier hits of the request then count as well.
         let mut ahead: HashMap<&[u8], u64> = HashMap::new();
         let mut judged = Vec::with_capacity(batch.len());
         for increment in batch.iter() {
@@ -453,7 +453,7 @@ impl MemoryStore {
             if !is_over || is_charged {
                 return self.apply(shard, hash, name, &increment, is_charged, &mut room, now);
             }
-            // Hits ahead of it on the same counter that are not charged either wait with it.
+            // Earlier uncharged hits on the same counter count together with these.
             let waiting = before.saturating_sub(shard.held(hash, name, &increment, now));
             let mut terms = increment.terms;
             terms.hits = Hits::add(terms.hits.added().saturating_add(waiting));
@@ -471,7 +471,7 @@ impl MemoryStore {
 
     #[expect(
         clippy::too_many_arguments,
-        reason = "where it is, what it is and what becomes of it"
+        reason = "the counter's location, the increment and its outcome"
     )]
     fn apply(
         &self,
@@ -568,7 +568,7 @@ impl MemoryStore {
         Ok(count)
     }
 
-    /// Room for one more counter, out of that which the batch has.
+    /// Takes room for one more counter from that of the batch.
     fn make_room(
         &self,
         shard: &mut Shard,
@@ -617,7 +617,7 @@ impl Shard {
     fn slot(&mut self, hash: u64, name: Name<'_>) -> Option<&mut Slot> {
         let family = self.families.get_mut(hash, name.family);
         match family.and_then(|family| family.slot(name.own)) {
-            // Also of a descriptor that has room again: a sweep may have made it.
+            // A sweep may have made room in the family since the counter was put into `more`.
             None => self.more.get_mut(name.key),
             slot => slot,
         }
@@ -639,8 +639,8 @@ impl Shard {
         slot.map_or(0, |slot| slot.meter.held(&increment.terms, now.millis()))
     }
 
-    /// How many it would hold once the hits of `increment` are given back, after others that were
-    /// added `ahead`.
+    /// How many hits the counter would hold after `ahead` more hits, and once the hits of `increment`
+    /// are given back.
     fn held_after(
         &mut self,
         hash: u64,
@@ -658,7 +658,7 @@ impl Shard {
         held.saturating_sub(increment.hits.given_back())
     }
 
-    /// Whether the counter of `increment`, whose name is `name`, is there.
+    /// Whether the counter of `increment`, whose name is `name`, exists.
     fn knows(&mut self, hash: u64, name: Name<'_>, increment: &Increment<'_>) -> bool {
         match increment.method {
             Method::Window => self.slot(hash, name).is_some(),
@@ -676,8 +676,8 @@ impl Family {
 impl Slot {
     fn add(&mut self, hits: Hits, is_charged: bool) -> Count {
         if is_charged {
-            // The clock may have stepped back into a window that was swept or is about to be: the
-            // window is part of the key, so the count is still the right one.
+            // The clock may have stepped back into a window that was swept or soon will be. The window
+            // is part of the key, so the count is still right.
             self.count = self.count.saturating_add(hits.added());
             self.count = self.count.saturating_sub(hits.given_back());
         }
@@ -688,7 +688,7 @@ impl Slot {
     }
 }
 
-/// Whether an increment, which stands alone, is charged to a counter that holds `held`.
+/// Whether an increment that stands alone is charged to a counter that holds `held`.
 fn charges_alone(terms: &Terms, held: impl FnOnce() -> u64) -> bool {
     terms.charge == Charge::Always || !terms.refuses(held())
 }
@@ -719,7 +719,7 @@ impl Store for MemoryStore {
     }
 }
 
-/// The shard of a batch of which all are locked.
+/// One of the shards that are locked for a batch.
 fn locked<'a>(shards: &'a mut Locked<'_>, index: usize) -> &'a mut Shard {
     let shard = shards.get_mut(&index);
     shard.expect("every shard of the batch is locked")
@@ -796,7 +796,7 @@ mod tests {
     }
 
     proptest! {
-        /// Of few letters, so that braces stand everywhere.
+        /// Keys of few letters, so that braces occur everywhere.
         #[test]
         fn names_differ_where_keys_do(
             keys in [(); 2].map(|()| prop::collection::vec(
@@ -821,7 +821,7 @@ mod tests {
         assert_eq!(store.live_counters(), 0);
     }
 
-    /// A minute's and an hour's limit on each of `values`.
+    /// Increments of a minute's and an hour's limit for each of `values`.
     fn two_limits(values: &[&str], charge: Charge, now: Timestamp) -> Batch {
         let mut batch = Batch::default();
         for value in values {
@@ -836,7 +836,7 @@ mod tests {
         batch
     }
 
-    /// One request that hits each of so many periods of one descriptor.
+    /// One request that hits each of these periods of one descriptor.
     fn periods(seconds: impl Iterator<Item = u32>, now: Timestamp) -> Batch {
         let mut batch = Batch::default();
         for seconds in seconds {
@@ -866,7 +866,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(24))]
 
-        /// Clients may send limits of their own, of any period.
+        /// Clients may send limits of their own, with any period.
         #[test]
         fn a_count_costs_the_same_however_many_periods_its_descriptor_has(
             count in prop_oneof![1_u32..40, 1_000_u32..100_000],
@@ -881,7 +881,7 @@ mod tests {
             }
             prop_assert!(longest_list(&store) <= FEW);
             prop_assert_eq!(store.live_counters(), count as usize);
-            // What is left after a sweep is found, wherever it lies.
+            // Counters that are left after a sweep are found, wherever they are stored.
             store.sweep(Timestamp::from_secs(u64::from(count.saturating_sub(kept))));
             let left = count - count.saturating_sub(kept);
             prop_assert_eq!(store.live_counters(), left as usize);
@@ -968,7 +968,7 @@ mod tests {
             let above = [("a", Hits::add(12), Charge::Always)];
             send(&above);
             let told = send(&refund);
-            // Of a bucket no more can be missing than it holds.
+            // A bucket cannot lack more tokens than it holds.
             let (first, second) = match algorithm {
                 Algorithm::TokenBucket { .. } => (9, 8),
                 _ => (11, 10),

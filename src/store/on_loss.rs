@@ -1,13 +1,13 @@
-//! What is answered while a store does not.
+//! Answers while a store does not reply.
 //!
-//! Each rule says so for itself (`on_store_loss`). A rule that counts locally begins with the last counts
-//! that this process saw (`begin.rs` says how), keeps to this replica's share of each limit, and adds the
-//! hits that it let pass to the store once that answers again.
+//! Each rule chooses its answer (`on_store_loss`). A rule that counts locally begins with the last
+//! counts that this process saw (see `begin.rs`), keeps to this replica's share of each limit, and adds
+//! the hits that it let pass to the store once that replies again.
 //!
-//! Some hits are counted locally and in the store: those that were on their way when the store fell silent
-//! and that it counted all the same. They are as many as the requests that got no answer, one
-//! pipeline for each connection, and the budget is that much smaller. Some are counted nowhere: a
-//! batch of hits handed back that the store did not confirm (`forgotten`), for it is not sent twice.
+//! Some hits are counted locally and in the store: those that were in flight when the store fell silent
+//! and that it counted nevertheless. They are as many as the requests without an answer, one pipeline
+//! for each connection, and the budget is that much smaller. Some hits are counted nowhere: a batch of
+//! hits handed back that the store did not confirm (`forgotten`), because it is not sent twice.
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
@@ -33,12 +33,12 @@ pub use loss::{Loss, Options};
 pub use meters::Meters;
 use recent::{Seen, Table, lock};
 
-/// A store around a store. One for each worker; what is counted meanwhile is the whole process's.
+/// A store around a store, one for each worker. The local counts belong to the whole process.
 #[derive(Debug)]
 pub struct OnLoss<S> {
     store: S,
     loss: Arc<Loss>,
-    /// What this worker has seen.
+    /// The last counts that this worker saw.
     seen: Table,
 }
 
@@ -63,7 +63,7 @@ impl<S> OnLoss<S> {
         }
     }
 
-    /// What the rules say instead of `error`.
+    /// The answers that the rules give instead of `error`.
     fn instead(
         &self,
         batch: &Batch,
@@ -117,8 +117,8 @@ impl<S: Store> Store for OnLoss<S> {
             }
             Err(error) => {
                 self.loss.meters.record(error);
-                // A queue that is full is no loss, nor is one late answer: others are answered at the
-                // same time.
+                // A full queue is no loss, and neither is one late answer: other requests are answered
+                // at the same time.
                 match error {
                     StoreError::Overloaded => {}
                     StoreError::Timeout => self.loss.missed(now),

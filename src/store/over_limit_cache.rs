@@ -1,22 +1,23 @@
 //! Answers for counters that are known to be over their limit, without asking the store.
 //!
-//! The cache only knows what cannot become false, so that a request is answered as without it. It
+//! The cache keeps only facts that cannot become false, so that a request is answered as without it. It
 //! is right under these conditions, and a property test below compares decision by decision:
 //!
 //! - Either all limits of a request are known to refuse it, or the store is asked for all of them.
 //! - A count only grows until its window ends, unless hits are given back. A give-back makes the
-//!   caches of all workers doubt that counter, before it is sent and after it is answered. What the
-//!   store has said meanwhile is not remembered.
-//! - A full counter is remembered by its count, so that a higher limit asks the store. What has no
-//!   window in its key is only known to refuse one hit under the same limit, until one could pass.
-//! - A refusal that was not charged is remembered only if nothing was left, for what is left can
+//!   caches of all workers doubt that counter, before it is sent and after it is answered. Replies of
+//!   the store in between are not remembered.
+//! - A full counter is remembered by its count, so that a higher limit asks the store. A counter
+//!   without a window in its key is only known to refuse one hit under the same limit, until one
+//!   could pass.
+//! - A refusal that was not charged is remembered only if nothing remained, because a remainder can
 //!   change. It is not remembered if the request, or that of another caller, may have been judged in
-//!   several places: what one place has charged may be given back.
-//! - Hits that are refused here and count all the same are added to the store before the next hits
-//!   that it is asked about.
+//!   several places: a charge at one place may be given back.
+//! - Hits that are refused here but have to count are added to the store just before the next hits
+//!   on their counter that are sent there.
 //!
-//! Other replicas, and whoever deletes a key or raises a limit for another worker, cannot tell this
-//! cache. So nothing is believed for longer than a second while the store can be asked.
+//! This cache does not notice other replicas, deleted keys, and limits that were raised for another
+//! worker. So no entry is believed for longer than a second while the store can be asked.
 
 use std::{
     cell::Cell,
@@ -45,11 +46,11 @@ use crate::{
 /// How long the store is not asked about a counter that is over.
 const BELIEVED_FOR: Duration = Duration::from_secs(1);
 
-/// A store around a store. One for each worker.
+/// A store around a store, one for each worker.
 #[derive(Debug)]
 pub struct OverLimitCache<S> {
     store: S,
-    /// Nothing if the cache is turned off.
+    /// `None` if the cache is turned off.
     known: Option<Arc<Known>>,
     caches: Arc<Caches>,
     meters: Arc<Meter>,
@@ -59,23 +60,23 @@ pub struct OverLimitCache<S> {
 #[derive(Debug, Default)]
 pub struct Caches {
     all: Mutex<Vec<Arc<Known>>>,
-    /// Requests with hits given back that the store has answered.
+    /// How many requests with hits given back the store has answered.
     given_back: AtomicU64,
 }
 
-/// What one worker knows to be over.
+/// The counters that one worker knows to be over.
 #[derive(Debug)]
 struct Known {
     entries: Mutex<Entries>,
-    /// Whether anything ever was over: as long as it was not, nobody has to look.
+    /// Whether any counter ever was over: until then no request has to look.
     was_over: AtomicBool,
 }
 
-/// What the caches of all workers have done.
+/// Stats of the caches of all workers.
 #[derive(Debug, Default)]
 pub struct Meters(Mutex<Vec<Arc<Meter>>>);
 
-/// What one worker's cache has done. Counted for each request, so nobody else writes near it.
+/// Stats of one worker's cache. They change with each request, so no other thread writes near them.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Meter {
@@ -85,7 +86,7 @@ struct Meter {
     evicted: AtomicU64,
 }
 
-/// What caches have done up to a moment.
+/// The stats of caches up to a moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     pub hits: u64,
@@ -102,7 +103,7 @@ impl Meters {
         meter
     }
 
-    /// All of them together.
+    /// The stats of all caches together.
     pub fn totals(&self) -> Totals {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let sum = |pick: fn(&Meter) -> &AtomicU64| {
@@ -117,8 +118,8 @@ impl Meters {
     }
 }
 
-/// Counters that are over, in two generations: when the young one is full the old one is
-/// forgotten, and what of it is still asked for has to be found out anew.
+/// Counters that are over, in two generations: when the young one is full the old one is dropped, and
+/// those of its counters that are still in use have to be found out anew.
 #[derive(Debug)]
 struct Entries {
     young: Generation,
@@ -128,7 +129,7 @@ struct Entries {
 
 #[derive(Debug, Default)]
 struct Generation {
-    /// Seeded at random for each process: keys come from outside.
+    /// Seeded at random for each process, because keys come from outside.
     counts: HashMap<Box<[u8]>, Over, RandomState>,
     bytes: usize,
 }
@@ -137,22 +138,22 @@ struct Generation {
 #[derive(Clone, Debug)]
 struct Over {
     what: Cell<What>,
-    /// Until when this holds.
+    /// Until when the fact holds.
     expires_at: Timestamp,
-    /// From when on the store is asked again, if it is there.
+    /// From when on the store is asked again, if it can be.
     asks_at: Timestamp,
-    /// Hits that were refused here and count in the store all the same.
+    /// Hits that were refused here but have to count in the store.
     uncounted: Cell<u64>,
 }
 
-/// What cannot become false until the entry expires.
+/// A fact that cannot become false until the entry expires.
 #[derive(Clone, Copy, Debug)]
 enum What {
-    /// It may have become false.
+    /// The fact may have become false.
     Doubted,
     /// A counter with a window in its key holds this much, or more.
     Holds(u64),
-    /// One hit does not pass under this very limit.
+    /// One hit does not pass under exactly this limit.
     Full {
         limit: u32,
         method: Method,
@@ -161,7 +162,7 @@ enum What {
     },
 }
 
-/// What an entry takes beside its key, about.
+/// The approximate size of an entry without its key, in bytes.
 const ENTRY_BYTES: usize = 128;
 
 impl<S> OverLimitCache<S> {
@@ -203,13 +204,13 @@ impl<S: Store> Store for OverLimitCache<S> {
         let told = match self.look_up(known, counts, batch, now) {
             Looked::Answered => return Ok(()),
             Looked::Asks => self.store.add_into(counts, batch, now, deadline).await,
-            // Boxed, for the way of all others is to stay small.
+            // Boxed, to keep the future of all other requests small.
             Looked::AsksLate(late) => {
                 Box::pin(self.add_late(late, counts, batch, now, deadline)).await
             }
         };
         if gives_back(batch) {
-            // Whatever was told: it may have been given back all the same.
+            // After an error too: the hits may have been given back nevertheless.
             self.caches.given_back.fetch_add(1, SeqCst);
             self.caches.doubt(batch);
         } else if told.is_ok() {
@@ -219,7 +220,7 @@ impl<S: Store> Store for OverLimitCache<S> {
     }
 }
 
-/// How a request is to be answered.
+/// How a request is answered.
 enum Looked {
     Answered,
     /// By the store.
@@ -232,7 +233,7 @@ fn gives_back(batch: &Batch) -> bool {
     batch.all_terms().any(|terms| terms.hits.given_back() > 0)
 }
 
-/// Whether a counter stands in the request more than once. What is told of it then is told of both.
+/// Whether a counter occurs in the request more than once. Each of its counts then concerns both.
 fn is_repeated(batch: &Batch, increment: &Increment<'_>) -> bool {
     batch.len() > 1 && {
         let same = |other: &Increment<'_>| other.key == increment.key;
@@ -292,7 +293,7 @@ impl<S: Store> OverLimitCache<S> {
         Looked::Answered
     }
 
-    /// Whether `over`, which has not expired, says all that the store would say.
+    /// Whether `over`, which has not expired, gives the answer that the store would give.
     fn answers(
         &self,
         over: &Over,
@@ -314,7 +315,7 @@ impl<S: Store> OverLimitCache<S> {
         refuses && (now < over.asks_at || !self.store.is_well())
     }
 
-    /// Has the store count what was refused here, and then `batch`.
+    /// Makes the store count the hits that were refused here, and then `batch`.
     async fn add_late(
         &self,
         mut late: Box<Batch>,
@@ -330,7 +331,7 @@ impl<S: Store> OverLimitCache<S> {
         Ok(())
     }
 
-    /// Remembers what is over, unless hits were given back since `given_back` was read.
+    /// Remembers counters that are over, unless hits were given back since `given_back` was read.
     fn remember(
         &self,
         known: &Known,
@@ -340,18 +341,18 @@ impl<S: Store> OverLimitCache<S> {
         now: Timestamp,
     ) {
         let is_news = |(terms, count): (&Terms, &Count)| count.is_over(terms.limit, terms.hits);
-        // Mostly there is none, and no lock is needed to see that.
+        // Mostly there is none, and this check needs no lock.
         if !batch.all_terms().zip(counts).any(is_news) {
             return;
         }
         let is_one_place = self.store.is_one_place();
         let mut entries = known.lock();
-        // Whoever gives back counts it first, and then waits for this lock.
+        // A give-back is counted first, and only then waits for this lock.
         if self.caches.given_back.load(SeqCst) != given_back {
             return;
         }
         for (increment, count) in batch.iter().zip(counts) {
-            // A store that does not answer may know better as soon as it does.
+            // A store that does not reply may know better as soon as it does.
             if count.is_degraded || !count.is_charged && is_repeated(batch, &increment) {
                 continue;
             }
@@ -365,14 +366,15 @@ impl<S: Store> OverLimitCache<S> {
 }
 
 impl Caches {
-    /// Moves into `late` the hits on the counters of `batch` that no cache has counted in the store yet.
+    /// Moves into `late` the hits on the counters of `batch` that the caches have not yet counted in the
+    /// store.
     fn take_uncounted(&self, batch: &Batch, now: Timestamp, late: &mut Option<Box<Batch>>) {
         for known in self.lock().iter() {
             known.lock().take_uncounted(batch, now, late);
         }
     }
 
-    /// No cache answers any more for what `batch` gives back to.
+    /// Makes all caches stop answering for counters to which `batch` gives back.
     fn doubt(&self, batch: &Batch) {
         for known in self.lock().iter() {
             let entries = known.lock();
@@ -396,8 +398,8 @@ impl Known {
 }
 
 impl Over {
-    /// What is known after `terms` led to `count`, if that is of use. `is_one_place` says whether every
-    /// request is judged in one step.
+    /// The fact that follows from `count` after `terms`, if it is of use. `is_one_place` is whether
+    /// every request is judged in one step.
     fn new(terms: &Terms, count: Count, is_one_place: bool, now: Timestamp) -> Option<Self> {
         if terms.hits.is_peek() || !count.is_over(terms.limit, terms.hits) {
             return None;
@@ -410,7 +412,7 @@ impl Over {
         let after = |millis| now.plus(Duration::from_millis(millis));
         let (what, expires_at) = match count.ends {
             None => (What::Holds(count.after), terms.expires_at),
-            // What was refused and counts all the same could come too late, into the next window.
+            // Hits that were refused but have to count could come too late, into the next window.
             Some(_) if count.is_charged || terms.hits != Hits::ONE => return None,
             Some(ends) => {
                 let full = What::Full {
@@ -418,7 +420,8 @@ impl Over {
                     method: terms.method,
                     resets_at: after(ends.resets_in),
                 };
-                // What will never pass is not asked often enough to be worth a place.
+                // A counter that never lets the hits pass is not asked for often enough to be worth an
+                // entry.
                 (full, after(ends.retry_in?))
             }
         };
@@ -430,7 +433,7 @@ impl Over {
         })
     }
 
-    /// What the store would say of `terms`, which this answers.
+    /// The count that the store would return for `terms`, which this answers.
     fn count(&self, terms: &Terms, now: Timestamp) -> Count {
         let until = |moment: Timestamp| moment.millis().saturating_sub(now.millis());
         let (after, ends) = match self.what.get() {
@@ -459,7 +462,7 @@ impl Entries {
         young.or_else(|| self.old.counts.get(key))
     }
 
-    /// Returns how many entries had to go.
+    /// Inserts an entry and returns how many others it evicted.
     fn insert(&mut self, key: &[u8], over: Over) -> usize {
         if let Some(known) = self.get(key) {
             over.uncounted.set(known.uncounted.take());
@@ -482,7 +485,8 @@ impl Entries {
         }
     }
 
-    /// Doubts what `batch` asks about by another limit, which may let pass what changes the rest.
+    /// Doubts counters that `batch` uses with another limit, because that may let hits pass which change
+    /// the rest.
     fn doubt_other_limits(&self, batch: &Batch) {
         for increment in batch.iter() {
             if let Some(over) = self.get(increment.key)
@@ -494,7 +498,7 @@ impl Entries {
         }
     }
 
-    /// Moves into `late` the hits on the counters of `batch` that were refused here and are to count.
+    /// Moves into `late` the hits on the counters of `batch` that were refused here but have to count.
     fn take_uncounted(&self, batch: &Batch, now: Timestamp, late: &mut Option<Box<Batch>>) {
         for increment in batch.iter() {
             let Some(over) = self.get(increment.key) else {
@@ -506,7 +510,7 @@ impl Entries {
             }
             let terms = Terms {
                 hits: Hits::add(hits),
-                // Nothing refuses them, and they refuse nothing.
+                // No limit refuses them, and they refuse nothing.
                 charge: Charge::Always,
                 voice: Voice::Silent,
                 limit: u32::MAX,

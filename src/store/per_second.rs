@@ -11,11 +11,11 @@ use crate::{
 };
 
 /// Two stores as one. Both are asked at the same time, unless one is not well; an error of either is an
-/// error. The split of a request over places says what is counted then.
+/// error. `split.rs` describes which hits are counted then.
 #[derive(Debug)]
 pub struct PerSecond<S> {
     pub store: S,
-    /// For limits whose unit is the second; without it `store` has them too.
+    /// For limits whose unit is the second; if `None`, `store` counts them too.
     pub per_second: Option<S>,
 }
 
@@ -28,7 +28,7 @@ impl<S: Store> Store for PerSecond<S> {
         deadline: &Deadline,
     ) -> Result<(), StoreError> {
         match &self.per_second {
-            // Boxed, for the way of all others is to stay small.
+            // Boxed, to keep the future of all other requests small.
             Some(per_second) if !batch.is_empty() => {
                 *counts = Box::pin(self.add_to_both(per_second, batch, now, deadline)).await?;
                 Ok(())
@@ -69,7 +69,7 @@ impl<S: Store> PerSecond<S> {
     }
 }
 
-/// The two places of one request.
+/// The two stores of one request.
 struct Both<'a, S> {
     long: &'a S,
     short: &'a S,
@@ -87,7 +87,8 @@ impl<S: Store> Places for Both<'_, S> {
         };
         let long = add(self.long, long, self.now, deadline);
         let short = add(self.short, short, self.now, deadline);
-        // Where one is not well the other is asked only once it is known what its rules say to that.
+        // A store that is not well is asked first: if its rules fail the call, the other store counts
+        // nothing.
         let (long, short) = if !self.long.is_well() {
             match long.await {
                 Err(error) => (Err(error), Err(error)),

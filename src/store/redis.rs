@@ -1,10 +1,9 @@
-//! Counters in Redis: requests queue, and whatever is queued when a connection is free goes out as
-//! one pipeline.
+//! Counters in Redis: requests queue, and a connection that is free sends all queued requests as one
+//! pipeline.
 //!
-//! Every worker has a store of its own, with a lane to each node, so nothing on the way of a
-//! request is shared between cores. Batches form by themselves: while one is on its way the next
-//! gathers, and an idle worker sends at once. What all workers share is knowledge: which nodes
-//! there are and which are well.
+//! Every worker has a store of its own, with a queue for each node, so the path of a request shares
+//! nothing between cores. Batches form by themselves: while one is in flight the next gathers, and an
+//! idle worker sends at once. Workers share only the topology and the health of the nodes.
 //!
 //! ```text
 //! RedisStore ──parts──▶ Lane ──Batcher──▶ Connection     each worker, each node
@@ -76,37 +75,37 @@ use node::Node;
 use probe::Patience;
 use ticks::Ticks;
 
-/// How the store talks to Redis.
+/// How the store uses Redis.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// What every key begins with.
+    /// The prefix of every key.
     pub key_prefix: String,
-    /// The longest a decision waits. A connection whose batch takes longer is given up.
+    /// The longest that a decision waits. A connection whose batch takes longer is given up.
     pub deadline: Duration,
-    /// How long a server may be silent until nobody is to wait for it any more.
+    /// How long a server may be silent before requests no longer wait for it.
     pub lose_after: Duration,
-    /// Connections of each worker to each node. More than one make smaller batches.
+    /// Connections of each worker to each node. More than one makes batches smaller.
     pub connections: u32,
     /// Keys end up to this much later than their window, spread evenly; 0 for none.
     pub jitter_secs: u64,
-    /// Requests of one worker that may wait at a time, whatever nodes they wait for; the next one
-    /// is refused at once.
+    /// Requests of one worker that may wait at a time, for all nodes together; the next one is refused
+    /// at once.
     pub max_waiting: usize,
-    /// By which clock limits without windows of their own are counted.
+    /// The clock for limits without windows of their own.
     pub clock: Clock,
 }
 
-/// Whose time it is.
+/// A source of time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Clock {
-    /// That of the Redis which holds the counter, so that replicas need not agree.
+    /// The clock of the Redis that holds the counter, so that replicas need not agree.
     #[default]
     Redis,
-    /// That of this process, as told with each request.
+    /// The clock of this process, passed with each request.
     Local,
 }
 
-/// The servers behind one address, as all workers know them.
+/// The servers behind one address, shared by all workers.
 #[derive(Clone, Debug)]
 pub struct Servers(Arc<Shared>);
 
@@ -114,7 +113,7 @@ pub struct Servers(Arc<Shared>);
 struct Shared {
     kind: Kind,
     seeds: Vec<Place>,
-    /// What the sentinels call the master.
+    /// The sentinels' name for the master.
     master: String,
     connector: Arc<Connector>,
     sentinel_connector: Arc<Connector>,
@@ -123,25 +122,24 @@ struct Shared {
     map: watch::Sender<Arc<Map>>,
     /// Whether every node is well and every key has one.
     is_well: watch::Sender<bool>,
-    /// Why the map is not up to date.
+    /// Why the topology is not up to date; `None` if it is.
     lost: Mutex<Option<String>>,
     /// How far the clocks of the nodes are ahead of ours, in milliseconds.
     skew_millis: Arc<AtomicI64>,
-    /// Looks after all who wait for a node.
+    /// Watches all requests that wait for a node.
     ticks: Arc<Ticks>,
-    /// Something happened to a node.
+    /// Notified when a node changes.
     news: Arc<Notify>,
-    /// Somebody doubts the map.
+    /// Notified when a reply contradicts the topology.
     wanted: Notify,
 }
 
 impl Servers {
-    /// `now` reads our clock, to compare that of Redis with.
+    /// `now` reads our clock, which is compared with that of Redis.
     ///
     /// # Errors
     ///
-    /// If `address` cannot be read, or a file that it names; whether somebody answers there is
-    /// not asked.
+    /// If `address` cannot be parsed, or a file that it names cannot be used. It does not connect.
     pub fn new(
         address: &Address,
         meters: Arc<Meters>,
@@ -195,7 +193,7 @@ impl Servers {
         Ok(Self(Arc::new(shared)))
     }
 
-    /// The task that has to run once for all workers, who speak to the servers as `options` say.
+    /// The task that keeps the topology. It has to run once for all workers, which use these `options`.
     pub fn guide(&self, options: &Options) -> Guide {
         let patience = Patience {
             deadline: options.deadline,
@@ -204,18 +202,18 @@ impl Servers {
         Guide::new(self.clone(), patience)
     }
 
-    /// Whether every node is well. Bad until each has been asked.
+    /// Whether every node is well; `false` until each has answered.
     pub fn health(&self) -> watch::Receiver<bool> {
         self.0.is_well.subscribe()
     }
 
-    /// How far the clock of Redis is ahead of ours, in milliseconds: the one in the middle if
-    /// there are several.
+    /// How far the clock of Redis is ahead of ours, in milliseconds: the median if there are several
+    /// nodes.
     pub fn skew_millis(&self) -> Arc<AtomicI64> {
         self.0.skew_millis.clone()
     }
 
-    /// What to tell an operator: a line for each node, and one if the nodes are not known.
+    /// The state for operators: a line for each node, and one if the topology is not known.
     pub fn report(&self) -> Vec<(String, String)> {
         let mut lines = Vec::new();
         if let Some(lost) = &*lock(&self.0.lost) {
@@ -242,7 +240,7 @@ impl Servers {
         self.0.map.borrow().clone()
     }
 
-    /// The node at `place`: the one of `map` if it has one.
+    /// The node at `place`: the one of `map` if there is one, or else a new one.
     fn node(&self, map: &Map, place: &Place) -> Arc<Node> {
         let known = map.nodes.iter().find(|node| node.place == *place);
         known.map_or_else(
@@ -259,19 +257,19 @@ impl Servers {
     fn record_look(&self, found: Result<(), String>) {
         let mut lost = lock(&self.0.lost);
         match (&*lost, &found) {
-            (None, Err(reason)) => tracing::warn!(reason, "cannot find out where Redis is"),
-            (Some(_), Ok(())) => tracing::info!("found out again where Redis is"),
+            (None, Err(reason)) => tracing::warn!(reason, "cannot find the servers of Redis"),
+            (Some(_), Ok(())) => tracing::info!("found the servers of Redis again"),
             _ => {}
         }
         *lost = found.err();
     }
 
-    /// Somebody was told that the map is wrong.
+    /// Asks for a new look at the topology, because a reply contradicts it.
     fn refresh(&self) {
         self.0.wanted.notify_one();
     }
 
-    /// Tells how things stand. Returns whether all is well.
+    /// Publishes health and clock skew. Returns whether no node is lost and every key has an owner.
     fn tell(&self) -> bool {
         let map = self.map();
         let is_well = map.is_complete() && map.nodes.iter().all(|node| !node.breaker.is_open());
@@ -280,7 +278,7 @@ impl Servers {
         if let Some(skew) = clock::median(skews) {
             self.0.skew_millis.store(skew, Relaxed);
         }
-        // A breaker is closed before the first answer as well.
+        // A breaker is also closed before the first answer.
         let is_good = is_well && map.nodes.iter().all(|node| node.was_well());
         self.0.is_well.send_if_modified(|was_good| {
             let changes = *was_good != is_good;
@@ -291,29 +289,29 @@ impl Servers {
     }
 }
 
-/// A worker's door to Redis.
+/// A worker's store in Redis.
 #[derive(Clone, Debug)]
 pub struct RedisStore {
     view: Arc<Mutex<Arc<View>>>,
     key_prefix: Arc<[u8]>,
 }
 
-/// A map, and the lanes to its nodes in their order.
+/// A slot map, and the queues of its nodes in their order.
 #[derive(Debug)]
 struct View {
     map: Arc<Map>,
     lanes: Vec<Arc<Lane>>,
 }
 
-/// What became of a request that was to be queued.
+/// The result of queueing a request.
 enum Pushed {
     Whole(Answer),
-    /// It has to be taken apart, by this view.
+    /// The request has to be split, by this view.
     Not(Arc<View>),
 }
 
 impl RedisStore {
-    /// A store, and the task that has to run on the same worker for it to answer.
+    /// A store, and the task that has to run on the same worker to answer its requests.
     pub fn new(servers: &Servers, options: &Options) -> (Self, Batchers) {
         let mut batchers = Batchers {
             servers: servers.clone(),
@@ -333,7 +331,7 @@ impl RedisStore {
         (store, batchers)
     }
 
-    /// Queues what has one node to go to, for the task of `waker`.
+    /// Queues a request that needs only one node, for the task of `waker`.
     fn push(
         &self,
         batch: &Batch,
@@ -375,7 +373,7 @@ impl RedisStore {
             Err(StoreError::Moving) => {
                 let parts = cluster::parts(&view.map, key_prefix, batch, Together::Keys)?;
                 let nodes = nodes(&parts);
-                // Boxed, for slots hardly ever move.
+                // Boxed, because slots hardly ever move.
                 Box::pin(parts.split.add(batch, &nodes, deadline)).await
             }
             added => added,
@@ -383,10 +381,10 @@ impl RedisStore {
     }
 }
 
-/// The nodes of a cluster that one request goes to.
+/// The nodes of a cluster that one request needs.
 struct Nodes {
     view: Arc<View>,
-    /// The place on the map of each part's node.
+    /// The index of each part's node in the map.
     nodes: Vec<usize>,
     now: Timestamp,
 }
@@ -408,7 +406,7 @@ impl Nodes {
         }
         let push = |(part, lane): (&Batch, &Arc<Lane>)| match part.is_empty() {
             true => Ok(None),
-            // Who leaves the queue is not sent.
+            // A part whose answer is dropped leaves the queue and is not sent.
             false => lane.push(part, self.now, deadline, None).map(Some),
         };
         parts.iter().zip(lanes()).map(push).collect()
@@ -425,7 +423,7 @@ impl split::Places for Nodes {
             Ok(answers) => answers,
             Err(error) => return parts.iter().map(|_| Err(error)).collect(),
         };
-        // All are on their way; who is waited for first does not matter.
+        // All parts are in flight, so the order of waiting does not matter.
         let mut told = Vec::with_capacity(answers.len());
         for answer in answers {
             let mut counts = CountList::new();
@@ -455,7 +453,7 @@ impl Store for RedisStore {
         match pushed.await? {
             Pushed::Whole(answer) => answer.fetch(counts).await,
             Pushed::Not(view) => {
-                // Boxed, for the way of all others is to stay small.
+                // Boxed, to keep the future of all other requests small.
                 let added = Self::add_to_cluster(view, &self.key_prefix, batch, now, deadline);
                 *counts = Box::pin(added).await?;
                 Ok(())
@@ -473,19 +471,19 @@ impl Store for RedisStore {
     }
 }
 
-/// The batchers of one worker: as many for each node of the map as it has connections.
+/// The batchers of one worker: one for each connection to each node, and a stand-in.
 #[derive(Debug)]
 pub struct Batchers {
     servers: Servers,
     options: Arc<Options>,
     places: Arc<Places>,
     view: Arc<Mutex<Arc<View>>>,
-    /// Lanes that nobody serves yet.
+    /// Queues that no batcher serves yet.
     new_lanes: Vec<Arc<Lane>>,
 }
 
 impl Batchers {
-    /// Serves the lanes of the map, whatever that becomes.
+    /// Serves the queues of all nodes of the map, also when it changes.
     pub async fn run(mut self) -> Infallible {
         let mut maps = self.servers.0.map.subscribe();
         let mut running = JoinSet::new();
@@ -519,7 +517,7 @@ impl Batchers {
         }
     }
 
-    /// Opens lanes to the nodes that are new on `map`, and ends those to nodes that are gone.
+    /// Opens queues for nodes that are new on `map`, and ends those of nodes that it lacks.
     fn follow(&mut self, map: Arc<Map>) {
         let mut view = lock(&self.view);
         if Arc::ptr_eq(&view.map, &map) {
@@ -553,7 +551,7 @@ impl Batchers {
     }
 }
 
-/// Tells the batchers as soon as anybody finds that the node is gone or back. Ends with the node.
+/// Notifies the batchers when the circuit breaker opens or closes. Ends with the node or its queue.
 async fn follow_breaker(lane: Weak<Lane>, mut trouble: watch::Receiver<Option<Trouble>>) {
     while trouble.changed().await.is_ok() {
         let Some(lane) = lane.upgrade() else { return };
@@ -561,25 +559,25 @@ async fn follow_breaker(lane: Weak<Lane>, mut trouble: watch::Receiver<Option<Tr
     }
 }
 
-/// What the batchers of all workers have done.
+/// Stats of the batchers of all workers.
 #[derive(Debug, Default)]
 pub struct Meters {
     pub pipelines: AtomicU64,
     pub commands: AtomicU64,
     pub failures: AtomicU64,
-    /// Counters that were forgotten, for their time was so far ahead that a clock must be wrong.
+    /// Counters that were dropped because their time was so far ahead that a clock must be wrong.
     pub forgotten: AtomicU64,
     said_forgotten: Silence,
     pub connections_opened: AtomicU64,
     pub connections_closed: AtomicU64,
-    /// How late timers of this process went off while somebody waited for Redis.
+    /// How late timers of this process fired while a request waited for Redis.
     pub lateness: Lateness,
-    /// Those of the map.
+    /// The nodes of the map.
     nodes: Mutex<Vec<Arc<Node>>>,
 }
 
 impl Meters {
-    /// How each node of the map is doing.
+    /// The state of each node of the map.
     pub fn nodes(&self) -> Vec<NodeReport> {
         lock(&self.nodes).iter().map(|node| node.report()).collect()
     }
@@ -593,23 +591,23 @@ impl Meters {
         self.commands.fetch_add(commands as u64, Relaxed);
     }
 
-    /// Counters that were too far ahead. The log says it once a minute.
+    /// Counts counters that were too far ahead, and logs that once a minute.
     fn record_forgotten(&self, counters: u64) {
         self.forgotten.fetch_add(counters, Relaxed);
         if self.said_forgotten.is_over() {
             tracing::warn!(
-                "counters lie further ahead than clocks may be apart, and begin anew: the clock of a replica, or of Redis, is wrong"
+                "counters are further ahead than clocks may differ, and start anew: the clock of a replica or of Redis is wrong"
             );
         }
     }
 
-    /// A batch that failed, or a connection that did not come up.
+    /// Counts a batch that failed, or a connection that did not come up.
     fn record_failure(&self) {
         self.failures.fetch_add(1, Relaxed);
     }
 }
 
-/// A panic elsewhere cannot leave what is behind these locks half changed.
+/// A panic elsewhere cannot leave the values behind these locks half changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -618,7 +616,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
-    /// A panic prints what it was about.
+    /// A panic prints the values it concerns.
     #[test]
     fn nothing_that_holds_a_password_prints_it() {
         let address = Address {

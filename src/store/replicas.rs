@@ -1,7 +1,7 @@
-//! How many replicas count in a store, found out by counting in it.
+//! Finds out how many replicas count in a store, by counting in it.
 //!
-//! Each adds one hit to a counter of ten seconds, once in each window, and looks at the window
-//! before. The counter belongs to no domain, so no request can have it.
+//! Each replica adds one hit to a counter of ten seconds, once in each window, and looks at the window
+//! before. The counter belongs to no domain, so no request can use it.
 
 use std::{
     convert::Infallible,
@@ -29,7 +29,7 @@ pub use state::{StateError, StateFile};
 /// The length of a window in seconds: a replica that left is counted for up to two of them.
 const WINDOW_SECS: NonZeroU32 = NonZeroU32::new(10).expect("10 is not 0");
 
-/// How often the counter is looked at, so that a replica that came is seen as soon.
+/// How often the counter is looked at, so that a new replica is seen as soon.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// How many replicas share the limits, as far as that is known.
@@ -37,7 +37,7 @@ const LOOK: Duration = Duration::from_secs(1);
 pub struct Number {
     /// 0 until it is known.
     known: AtomicU32,
-    /// What to take until then; 0 if nobody said.
+    /// The number to use until then; 0 if the settings give none.
     until_known: AtomicU32,
     /// Since when there was never more than one, in milliseconds since 1970.
     alone_since: AtomicU64,
@@ -56,7 +56,7 @@ impl Default for Number {
 const NEVER: u64 = u64::MAX;
 
 impl Number {
-    /// Begins with what is known, or is to be taken until it is.
+    /// Begins with the number that is known, or with one to use until it is.
     pub fn begin(&self, known: Option<NonZeroU32>, until_known: Option<NonZeroU32>) {
         let number = |given: Option<NonZeroU32>| given.map_or(0, NonZeroU32::get);
         self.known.store(number(known), Relaxed);
@@ -71,10 +71,10 @@ impl Number {
         self.known.load(Relaxed)
     }
 
-    /// Stands for a number of which nothing is known: each share is one hit then.
+    /// Stands for an unknown number: each share is then one hit.
     pub(super) const UNKNOWN: u32 = u32::MAX;
 
-    /// The number that shares are computed by.
+    /// The number by which shares are computed.
     pub(super) fn taken(&self) -> u32 {
         let given = [&self.known, &self.until_known].map(|number| number.load(Relaxed));
         given
@@ -88,7 +88,7 @@ impl Number {
         Timestamp::from_millis(self.alone_since.load(Relaxed))
     }
 
-    /// Takes over what was counted: in a whole window, or in one of which a part may be missing.
+    /// Takes over a count: of a whole window, or of one of which a part may be missing.
     fn count(&self, seen: u32, is_whole: bool, now: Timestamp) {
         if is_whole {
             self.known.store(seen, Relaxed);
@@ -102,37 +102,37 @@ impl Number {
             self.alone_since.store(now.millis(), Relaxed);
         }
         if is_whole {
-            // Should some be missing later, the last number holds.
+            // If some are missing later, the last number holds.
             self.until_known.store(0, Relaxed);
         }
     }
 }
 
-/// The one that counts and looks, once for the process.
+/// Counts the replicas, once for the process.
 #[derive(Debug)]
 pub struct Replicas<S> {
     store: S,
     meters: Arc<Meters>,
-    /// Where the number outlives the process.
+    /// The file in which the number outlives the process.
     state: Option<StateFile>,
-    /// The number that is in the state file, as far as is known here.
+    /// The number in the state file, as far as this process knows.
     saved: u32,
     limit: Limit,
     identity: Identity,
     /// The window in which this replica has tried to count itself.
     own: Option<Window>,
-    /// What the present window held at the last look.
+    /// The count of the present window at the last look.
     held: u64,
     /// Since when every look succeeded and found no less than before.
     well_since: Option<Timestamp>,
 }
 
 impl<S: Store> Replicas<S> {
-    /// Tells `meters` of what it sees in `store`, and `state` of every change.
+    /// Records the replicas that it counts in `store` in `meters`, and every change in `state`.
     pub fn new(store: S, meters: Arc<Meters>, state: Option<StateFile>) -> Self {
         let mut identity = Identity::default();
         identity.set(b"", &[], &[]);
-        let period = Period::new(Unit::Second, WINDOW_SECS).expect("ten seconds are no long time");
+        let period = Period::new(Unit::Second, WINDOW_SECS).expect("ten seconds are within bounds");
         Self {
             store,
             saved: meters.replicas.known(),
@@ -146,8 +146,8 @@ impl<S: Store> Replicas<S> {
         }
     }
 
-    /// Runs as long as the process. `now` reads the clock that windows go by; nothing is counted
-    /// while nobody `is_wanted` to know.
+    /// Runs as long as the process. `now` reads the clock for windows. It counts nothing while
+    /// `is_wanted` returns `false`.
     pub async fn run(
         mut self,
         now: impl Fn() -> Timestamp,
@@ -155,7 +155,7 @@ impl<S: Store> Replicas<S> {
     ) -> Infallible {
         loop {
             if is_wanted() {
-                // A store that is gone is said elsewhere; what was seen holds meanwhile.
+                // A lost store is reported elsewhere; the last number holds meanwhile.
                 let _ = self.look(now()).await;
                 self.save().await;
             }
@@ -163,8 +163,8 @@ impl<S: Store> Replicas<S> {
         }
     }
 
-    /// Keeps the number for the next process if it has changed. A file that cannot be written is said once
-    /// for each number.
+    /// Keeps the number for the next process if it has changed. A file that cannot be written is logged
+    /// once for each number.
     async fn save(&mut self) {
         let number = self.meters.replicas.known();
         let (Some(state), Some(number)) = (&self.state, NonZeroU32::new(number)) else {
@@ -189,7 +189,7 @@ impl<S: Store> Replicas<S> {
         let length = Duration::from_secs(self.limit.period.secs());
         let before = now.minus(length);
         let is_new = self.own != Some(window);
-        // Before it is sent: what has no answer may have counted, and is not sent again.
+        // Set before sending: a hit without an answer may have counted, and is not sent again.
         self.own = Some(window);
         let mut batch = Batch::default();
         self.push(
@@ -204,14 +204,14 @@ impl<S: Store> Replicas<S> {
             return Err(StoreError::Refused);
         };
         if !is_new && present.after < self.held {
-            // It came back empty.
+            // The store came back empty.
             self.well_since = None;
         }
         self.held = present.after;
         let well_since = *self.well_since.get_or_insert(now);
         let seen = present.after.max(previous.after).max(1);
         let seen = u32::try_from(seen).unwrap_or(u32::MAX);
-        // In a window that the store was not there for the whole time some are missing.
+        // In a window during which the store was away, some replicas are missing.
         let is_whole = self.limit.window(before).start >= well_since;
         self.meters.replicas.count(seen, is_whole, now);
         Ok(())
@@ -221,7 +221,7 @@ impl<S: Store> Replicas<S> {
         let mut one = Batch::default();
         one.push(&self.identity, &self.limit, at, hits);
         for increment in one.iter() {
-            // It is looked at for another window.
+            // The counter is still read in the next window.
             let length = Duration::from_secs(self.limit.period.secs());
             let terms = Terms {
                 expires_at: increment.expires_at.plus(length),
@@ -241,8 +241,8 @@ mod tests {
 
     const START: u64 = 1_795_230_000;
 
-    /// What replicas of a store see that look when it is so many seconds after a window began;
-    /// one that is told nothing is not there.
+    /// Replicas of one store, and the numbers they see when all look so many seconds after a window
+    /// began. A replica that is not in the list does not run.
     struct Course {
         store: Arc<MemoryStore>,
         all: Vec<Replicas<Arc<MemoryStore>>>,
@@ -328,7 +328,7 @@ mod tests {
         assert_eq!(number.taken(), 2);
         number.count(1, false, at(30));
         assert_eq!(number.taken(), 2);
-        // What an earlier process knew is better than a guess.
+        // The number of an earlier process is better than a guess.
         number.begin(NonZeroU32::new(7), three);
         assert_eq!(number.taken(), 7);
     }
@@ -348,7 +348,7 @@ mod tests {
         assert_eq!(number.alone_since(), never);
         number.count(1, true, at(5));
         assert_eq!(number.alone_since(), at(5));
-        // It was told so.
+        // The settings name one replica.
         number.begin(None, NonZeroU32::new(1));
         assert_eq!(number.alone_since(), at(0));
     }

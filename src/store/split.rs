@@ -1,10 +1,10 @@
 //! One request over several stores.
 //!
-//! Where limits are judged together, all places are asked first what the request would come to
-//! there, and nothing is charged. Then each is charged what the request as a whole is to be charged.
-//! What another caller took in between is found out by the charge itself: a rule with `count:
-//! admitted` that was charged although the request is then refused, or fails, is given it back at
-//! once. Until it is, others can find that counter fuller than it should be, never emptier.
+//! Where limits are judged together, all places are first asked which counts the request would lead to,
+//! and nothing is charged. Then each place is charged its part of the joint decision. Hits that another
+//! caller took in between show in the reply to the charge: a rule with `count: admitted` that was
+//! charged although the request is then refused, or fails, gets its hits back at once. Until then other
+//! callers can find that counter fuller than it should be, never emptier.
 
 use std::future::Future;
 
@@ -18,11 +18,11 @@ use crate::{
     verdict::Verdict,
 };
 
-/// Where the parts of a batch live.
+/// The places that count the parts of a batch.
 pub(super) trait Places: Sync {
-    /// Adds each part at its place, all at the same time, and waits for all of them. Nothing is
-    /// asked where nothing is to be added. An error for all of them if one place cannot answer, as
-    /// far as that is known beforehand.
+    /// Adds each part at its place, all at the same time, and waits for all of them. A place with an
+    /// empty part is not asked. Returns an error for all parts if it is known in advance that one place
+    /// cannot answer.
     fn add(
         &self,
         parts: &[Batch],
@@ -30,7 +30,7 @@ pub(super) trait Places: Sync {
     ) -> impl Future<Output = Vec<Result<CountList, StoreError>>> + Send;
 }
 
-/// Where each increment of a batch lives.
+/// The place of each increment of a batch.
 #[derive(Debug)]
 pub(super) struct Split {
     places: Vec<usize>,
@@ -38,11 +38,11 @@ pub(super) struct Split {
     parts: usize,
 }
 
-/// What is to happen to each increment of a batch; nothing if its place is not asked.
+/// The parameters of each increment of a batch; `None` if its place is not asked.
 type Chosen = SmallVec<[Option<Terms>; 8]>;
 
 impl Split {
-    /// `places` are small numbers, for there is a part for each up to the highest.
+    /// `places` should be small numbers, because there is a part for each number up to the highest.
     pub(super) fn new(places: Vec<usize>) -> Self {
         let parts = places.iter().max().map_or(0, |highest| highest + 1);
         Self { places, parts }
@@ -54,18 +54,18 @@ impl Split {
         &self.places
     }
 
-    /// The one place where all increments live, if it is one.
+    /// The place of all increments, if they have only one.
     pub(super) fn only(&self) -> Option<usize> {
         let (first, others) = self.places.split_first()?;
         others.iter().all(|place| place == first).then_some(*first)
     }
 
-    /// Adds `batch`, which is in more than one place.
+    /// Adds `batch`, which has more than one place.
     ///
     /// # Errors
     ///
-    /// If a place does not answer. What is judged together is charged nowhere then, save where it
-    /// did not answer; other hits may have counted.
+    /// If a place does not answer. Increments that are judged together are then charged nowhere but at
+    /// that place; other hits may have counted.
     pub(super) async fn add(
         &self,
         batch: &Batch,
@@ -92,21 +92,21 @@ impl Split {
         let back = overcharged(batch, &mut counts, sent.is_err());
         if back.iter().any(Option::is_some) {
             let mut ignored = counts.clone();
-            // The decision stands, whether they take it back or not.
+            // The decision stands, whether the places take it back or not.
             let _ = self
                 .send(batch, &back, places, &mut ignored, &Deadline::of_store())
                 .await;
         }
         match sent {
             Ok(()) => Ok(counts),
-            // Others were charged: it is not to be tried in another way.
+            // Other places were charged, so the request is not tried in another way.
             Err(StoreError::Moving) => Err(StoreError::Refused),
             Err(error) => Err(error),
         }
     }
 
-    /// Asks the places of what is `chosen`, and puts their answers into `counts`: those that there are, if
-    /// one is an error.
+    /// Asks the places of the `chosen` increments, and puts their answers into `counts`. If one place
+    /// fails, the answers of the others are kept.
     async fn send(
         &self,
         batch: &Batch,
@@ -150,7 +150,7 @@ fn looked_at(terms: &Terms) -> Option<Terms> {
     })
 }
 
-/// Whether the limit of `terms` refuses what led to `count`, or would lead to what follows upon it.
+/// Whether the counter is over the limit of `terms` after its hits, which `count` may already include.
 fn is_over(terms: &Terms, count: &Count) -> bool {
     let leaves = if count.is_charged {
         0
@@ -166,7 +166,7 @@ fn verdict(batch: &Batch, counts: &[Count]) -> Verdict {
     Verdict::new(judged.map(|(terms, count)| (terms, is_over(terms, count))))
 }
 
-/// What is to be charged, after a look at all places has led to `counts`.
+/// The increments to charge, after a look at all places has led to `counts`.
 fn charged(batch: &Batch, counts: &[Count]) -> Chosen {
     let verdict = verdict(batch, counts);
     let charged = |(terms, count): (&Terms, &Count)| {
@@ -174,7 +174,7 @@ fn charged(batch: &Batch, counts: &[Count]) -> Chosen {
             .charges(terms, is_over(terms, count))
             .then_some(Terms {
                 charge: match terms.charge {
-                    // Nobody but all places together can say any more that it is to be left out.
+                    // Only all places together can decide to leave it out.
                     Charge::Stopping => Charge::Always,
                     own => own,
                 },
@@ -189,8 +189,8 @@ fn charged(batch: &Batch, counts: &[Count]) -> Chosen {
     batch.all_terms().zip(counts).map(charged).collect()
 }
 
-/// What was charged although the request as a whole is refused, or `has_failed`, to be given back.
-/// `counts` then no longer say that it is charged.
+/// The hits to give back: those that were charged although the request as a whole is refused, or
+/// `has_failed`. Their `counts` then no longer include them.
 fn overcharged(batch: &Batch, counts: &mut [Count], has_failed: bool) -> Chosen {
     let verdict = verdict(batch, counts);
     let back = |(terms, count): (&Terms, &mut Count)| {
@@ -229,7 +229,7 @@ mod tests {
 
     const NOW: Timestamp = Timestamp::from_secs(1_795_230_000);
 
-    /// One limit of a request: that of seconds lives apart from all others.
+    /// One limit of a request; limits per second have a place of their own.
     #[derive(Clone, Copy)]
     struct One {
         descriptor: u32,
@@ -281,8 +281,8 @@ mod tests {
         batch
     }
 
-    /// Sends `before`, then `limits`, and wants the counts of the latter and what is then stored, by
-    /// what is told of it now and what a look says afterwards.
+    /// Sends `before` and then `limits`. `expected` holds the count of each limit and whether it was
+    /// charged; a look afterwards has to find the same counts.
     async fn check(before: &[One], limits: &[One], expected: &[(u64, bool)]) {
         for algorithm in [
             Algorithm::FixedWindow,

@@ -1,14 +1,14 @@
-//! Where the families of a shard lie: in pieces of memory with room for some, which are never moved. They
-//! are found by number, for numbers take half the room of pointers: of many descriptors most are in no
-//! cache, and then each place that is looked at costs as much as all the rest of a count.
+//! A slab: descriptors are stored in boxed chunks that never move, and are indexed by `u32`, which
+//! halves the index. If there are many descriptors most of them are in no cache, and then each access to
+//! another place costs as much as all the rest of a count.
 
 use hashbrown::HashTable;
 use smallvec::SmallVec;
 
 use super::Slot;
 
-/// The counters of one descriptor, which are moved together: one piece of memory of 128 bytes, which is
-/// how processors fetch it, unless the name is long or there are more than two.
+/// The counters of one descriptor, stored together in 128 bytes, which is how processors fetch memory,
+/// unless the name is long or there are more than two counters.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(super) struct Family {
@@ -19,19 +19,19 @@ pub(super) struct Family {
 /// Families by name.
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    /// The number of each, by the hash of its name.
+    /// The number of each family, by the hash of its name.
     numbers: HashTable<u32>,
     pieces: Pieces,
-    /// Numbers that no family has.
+    /// Numbers without a family.
     free: Vec<u32>,
 }
 
-/// Room for families.
+/// Storage for families, in chunks.
 #[derive(Debug, Default)]
 #[expect(clippy::vec_box, reason = "a piece is never moved when there are more")]
 struct Pieces(Vec<Box<[Family; PIECE]>>);
 
-/// How many families lie in a piece: few, so that shards that have hardly any take little.
+/// Families per chunk: few, so that shards with hardly any take little memory.
 const PIECE: usize = 16;
 
 impl Pieces {
@@ -54,7 +54,7 @@ impl Table {
         Some(pieces.get_mut(number))
     }
 
-    /// Adds `family`, whose name is not there yet. `hash` tells that of a name.
+    /// Adds `family`, whose name must be new. `hash` computes the hash of a name.
     pub(super) fn insert(&mut self, family: Family, hash: impl Fn(&[u8]) -> u64) {
         let number = self.free.pop().unwrap_or_else(|| {
             let first = self.pieces.0.len() * PIECE;
@@ -71,7 +71,7 @@ impl Table {
         self.numbers.insert_unique(place, number, rehash);
     }
 
-    /// Drops the families that `is_kept` does not want, and room that is much too large afterwards.
+    /// Drops the families for which `is_kept` returns `false`, and storage that is then much too large.
     pub(super) fn retain(
         &mut self,
         mut is_kept: impl FnMut(&mut Family) -> bool,
@@ -103,7 +103,7 @@ mod tests {
 
     use super::*;
 
-    /// Few hashes, so that names get into each other's way.
+    /// Few different hashes, so that names collide.
     fn hash(name: &[u8]) -> u64 {
         let share = name.first().map_or(0, |first| u64::from(*first));
         share << 56 | share & 1
@@ -119,7 +119,7 @@ mod tests {
     #[derive(Clone, Debug)]
     enum Step {
         Insert(Vec<u8>),
-        /// Keeps names whose last byte is another.
+        /// Keeps names with another last byte.
         Retain(u8),
     }
 

@@ -1,12 +1,14 @@
-//! What a counter begins with when it is counted locally for the first time.
+//! The count with which a counter begins when it is counted locally for the first time.
 //!
-//! A process knows what it has seen of a counter. It does not know what other replicas have added since,
-//! nor anything of the time before it watched. What it does not know is not taken for zero:
+//! A process knows the counts that it has seen. It knows neither the hits that other replicas have added
+//! since, nor those from before it watched. Unknown hits are not taken for zero:
 //!
-//! - What nobody can have hit in the unknown time begins at zero, or at what was seen.
-//! - What was seen before that time grows by the limit's own pace until its end, but for one hit of
-//!   this replica's share.
-//! - What was never seen is used up, but for one hit or the part of the share that the settings name.
+//! - A counter that cannot have been hit in the unknown time begins at zero, or at the count that
+//!   was seen.
+//! - A count that was seen before that time grows by the limit's own pace until its end, but one hit of
+//!   this replica's share is left.
+//! - A counter that was never seen is used up, but for one hit or the part of the share that the
+//!   settings name.
 
 use std::time::Duration;
 
@@ -16,28 +18,28 @@ use crate::{
     window::Timestamp,
 };
 
-/// Hits of this replica's share that are taken as used, and the moment at which they are.
+/// Hits of this replica's share that count as used, and the moment at which they do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Begin {
     pub(super) held: u64,
     pub(super) at: Timestamp,
 }
 
-/// What bounds the knowledge of a process.
+/// The bounds of a process's knowledge.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
     /// How many replicas share the limits.
     pub(super) replicas: u32,
-    /// Since when this one is the only one, if it is.
+    /// Since when this replica is the only one; the end of time if it is not.
     pub(super) alone_since: Timestamp,
     /// Since when the store has answered no replica.
     pub(super) lost_at: Timestamp,
-    /// The part of its share that a replica may spend on what it has not seen.
+    /// The percentage of its share that a replica may spend on a counter that it has not seen.
     pub(super) unseen_percent: u8,
 }
 
 impl Bounds {
-    /// Until when hits may have been counted that this process knows nothing of.
+    /// Until when hits may have been counted that this process does not know.
     fn unknown_until(&self, known: &Known) -> Timestamp {
         match known.complete_since {
             Some(complete) if self.replicas == 1 => {
@@ -49,7 +51,7 @@ impl Bounds {
 }
 
 impl Begin {
-    /// For the counter of `terms`, of whose limit `share` is this replica's part.
+    /// The beginning of the counter of `terms`; `share` is this replica's part of its limit.
     pub(super) fn new(
         terms: &Terms,
         share: &Terms,
@@ -93,14 +95,14 @@ impl Begin {
         }
     }
 
-    /// How much of it still counts at `now`.
+    /// How many of these hits still count at `now`.
     pub(super) fn left(&self, terms: &Terms, now: Timestamp) -> u64 {
         let is_gone = terms.method != Method::Window && matters_since(terms, now) >= self.at;
         if is_gone { 0 } else { self.held }
     }
 }
 
-/// The moment from which on hits can be in a counter that is looked at `now`.
+/// The first moment whose hits can be in a counter that is looked at `now`.
 fn matters_since(terms: &Terms, now: Timestamp) -> Timestamp {
     match terms.method {
         Method::Window => {
@@ -111,7 +113,7 @@ fn matters_since(terms: &Terms, now: Timestamp) -> Timestamp {
     }
 }
 
-/// How long hits can matter to a counter that has no window in its key.
+/// How long hits can matter to a counter without a window in its key.
 pub(super) fn longest_life(terms: &Terms) -> Duration {
     let period = terms.period_millis;
     Duration::from_millis(match terms.method {

@@ -1,4 +1,4 @@
-//! The return of a store.
+//! The return of a store, and the hits that are handed back to it.
 
 use std::{
     convert::Infallible,
@@ -13,19 +13,21 @@ use crate::{
     window::Timestamp,
 };
 
-/// Increments of one request to the store when it is back: decisions wait behind them. The first request
-/// has one, and each has twice as many as the last: a store that is back only for a moment costs little.
+/// The most increments of one request to a store that is back; decisions wait behind it. The first
+/// request has one increment, and each has twice as many as the last: a store that is back only for a
+/// moment costs little.
 const HANDED_AT_ONCE: usize = 200;
 
-/// How often a store that is lost is looked at. A look asks nobody.
+/// How often a lost store is checked. A check sends nothing.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// A store that fails some requests while its servers are well, as a full Redis does, is back
-/// when none failed for so long.
+/// A store that fails some requests while its servers are well, as a full Redis does, is back when no
+/// request has failed for so long.
 pub(super) const QUIET: Duration = Duration::from_secs(1);
 
-/// Waits for the return of a store and hands back what was spent without it. Once for the process,
-/// and no decision waits for it: what those find in the store may lack what is on its way.
+/// Waits for the return of a store and hands back the hits that were let pass without it. There is one
+/// for the process, and no decision waits for it: until it is done, counts in the store may lack these
+/// hits.
 #[derive(Debug)]
 pub struct Return<S> {
     pub store: S,
@@ -33,7 +35,7 @@ pub struct Return<S> {
 }
 
 impl<S: Store> Return<S> {
-    /// Runs as long as the process. `now` reads the clock that windows go by.
+    /// Runs as long as the process. `now` reads the clock for windows.
     pub async fn run(self, now: impl Fn() -> Timestamp) -> Infallible {
         loop {
             self.loss.wanted.notified().await;
@@ -43,8 +45,8 @@ impl<S: Store> Return<S> {
         }
     }
 
-    /// Waits until all servers of the store are well. As long as one is not, what belongs to it is
-    /// counted locally, and the rest in the store.
+    /// Waits until all servers of the store are well. As long as one is not, its counters are counted
+    /// locally, and the others in the store.
     async fn is_back(&self, now: &impl Fn() -> Timestamp) {
         let mut was_gone = false;
         loop {
@@ -57,8 +59,8 @@ impl<S: Store> Return<S> {
         }
     }
 
-    /// Adds to the store what was let pass without it. What it does not confirm is not sent again,
-    /// for it may have counted; what follows then waits for the next return.
+    /// Adds to the store the hits that were let pass without it. Hits that it does not confirm may have
+    /// counted and are not sent again; the rest waits for the next return.
     async fn hand_back(&self, now: Timestamp) {
         let mut spent = self.loss.take();
         spent.retain(|(_, spent)| spent.matters(now));
@@ -74,7 +76,7 @@ impl<S: Store> Return<S> {
             let mut batch = Batch::default();
             let mut hits = 0;
             for (key, spent) in &some {
-                // Should the store be lost again, whether it confirms them or not.
+                // In case the store is lost again, whether it confirms them or not.
                 self.loss.expect(key, spent, now);
                 let terms = spent.added();
                 batch.append_one(Increment { key, terms });

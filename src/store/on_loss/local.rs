@@ -1,4 +1,4 @@
-//! Counting in this process while a store does not answer.
+//! Counting in this process while a store does not reply.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -13,16 +13,16 @@ use crate::{
     window::Timestamp,
 };
 
-/// What one loss comes to. Bounded: a counter that finds no room is judged by what was known of it
-/// before, as if it were asked for the first time each time, and what it lets pass is forgotten.
+/// The local counts of one loss. They are bounded: a counter without room is judged by its last known
+/// count, each time as if it were asked for the first time, and the hits that it lets pass are dropped.
 #[derive(Debug)]
 pub(super) struct Local {
     pub(super) counters: MemoryStore,
-    /// Counters that have begun with what was known of them, and what they let pass since.
+    /// Counters that began with their last known counts, and the hits that they let pass since.
     pub(super) begun: HashMap<Arc<[u8]>, Option<Spent>>,
-    /// The same by the second in which they end.
+    /// Their keys, by the second in which they end.
     pub(super) ends: BTreeMap<u64, Vec<Arc<[u8]>>>,
-    /// The most of them.
+    /// The most counters.
     max: usize,
     was_full: bool,
     lacked_replicas: bool,
@@ -35,7 +35,7 @@ pub(super) struct Spent {
     pub(super) hits: i64,
 }
 
-/// Counters that have ended and are forgotten for the sake of one request that needs room: few, for others
+/// The most ended counters that are dropped when one request needs room: few, because other requests
 /// wait meanwhile.
 pub(super) const FORGOTTEN_AT_ONCE: usize = 64;
 
@@ -51,7 +51,7 @@ impl Local {
         }
     }
 
-    /// Whether there is room for a counter that is not there yet. Forgets some that have ended if need be.
+    /// Whether there is room for a new counter. Drops some that have ended if necessary.
     pub(super) fn has_room(&mut self, now: Timestamp) -> bool {
         if self.begun.len() < self.max {
             return true;
@@ -86,7 +86,7 @@ impl Local {
         false
     }
 
-    /// Says once that shares are as small as they can be.
+    /// Logs once that shares are as small as they can be.
     pub(super) fn lack_replicas(&mut self) {
         if !self.lacked_replicas {
             self.lacked_replicas = true;
@@ -100,7 +100,7 @@ impl Local {
         self.begun.contains_key(key)
     }
 
-    /// Counts a counter from now on, of whose limit `share` is this replica's part.
+    /// Counts a counter from now on; `share` is this replica's part of its limit.
     pub(super) fn begin(&mut self, key: &[u8], share: &Terms, begin: Begin, now: Timestamp) {
         let terms = Terms {
             hits: Hits::add(begin.held),
@@ -109,7 +109,7 @@ impl Local {
         };
         let mut first = Batch::default();
         first.append_one(Increment { key, terms });
-        // Its bound is the same, but what has ended leaves it later.
+        // The store has the same bound, but ended counters leave it later.
         if self.counters.apply_all(&first, begin.at).is_err() {
             return;
         }
@@ -124,12 +124,12 @@ impl Local {
         if self.counts(key) {
             let mut one = Batch::default();
             one.append_one(Increment { key, terms: *share });
-            // It has room.
+            // The counter exists, so there is room.
             let _ = self.counters.apply_all(&one, now);
         }
     }
 
-    /// Notes hits that were let pass, or given back, to be handed on. Returns how many found no room.
+    /// Records hits that were let pass, or given back, for the hand-back. Returns how many had no room.
     pub(super) fn spend(&mut self, increment: &Increment<'_>) -> u64 {
         let Some(spent) = self.begun.get_mut(increment.key) else {
             return increment.hits.added();
@@ -142,8 +142,8 @@ impl Local {
         0
     }
 
-    /// Counts what has begun, and judges the rest by what is `known` of the counter of that index. All is
-    /// one step, if it has to be and there is room.
+    /// Counts increments whose counters have begun, and judges the others by the count that `known`
+    /// returns for their index. If all have begun and there is room, this is one step.
     pub(super) fn count(
         &self,
         shares: &Batch,
@@ -169,7 +169,7 @@ impl Local {
         shares.iter().enumerate().map(one).collect()
     }
 
-    /// What all counters have let pass.
+    /// The hits that all counters have let pass.
     pub(super) fn into_spent(self) -> Vec<(Arc<[u8]>, Spent)> {
         let begun = self.begun.into_iter();
         begun
@@ -178,7 +178,7 @@ impl Local {
     }
 }
 
-/// When a counter that is hit `now` holds nothing any more.
+/// When a counter that is hit at `now` is empty again.
 fn lasts_until(terms: &Terms, now: Timestamp) -> Timestamp {
     match terms.method {
         Method::Window => terms.expires_at,
@@ -186,7 +186,7 @@ fn lasts_until(terms: &Terms, now: Timestamp) -> Timestamp {
     }
 }
 
-/// What `share` would come to if its counter held `known`.
+/// The result of `share` if its counter held `known`.
 fn judged(share: &Increment<'_>, known: u64) -> Count {
     let is_over = share.refuses(known);
     let is_charged = match share.charge {
@@ -203,7 +203,7 @@ fn judged(share: &Increment<'_>, known: u64) -> Count {
     let has_window = share.method == Method::Window;
     Count {
         is_charged,
-        // By then at the latest.
+        // These are the latest possible times.
         ends: (!has_window).then_some(Ends {
             resets_in: share.period_millis,
             retry_in: Some(share.period_millis),
@@ -213,7 +213,7 @@ fn judged(share: &Increment<'_>, known: u64) -> Count {
 }
 
 impl Spent {
-    /// The hits as an increment that nothing refuses.
+    /// The hits as an increment that no limit refuses.
     pub(super) fn added(&self) -> Terms {
         Terms {
             hits: if self.hits < 0 {
@@ -226,12 +226,12 @@ impl Spent {
         }
     }
 
-    /// When the counter holds them no more.
+    /// When the counter no longer holds these hits.
     pub(super) fn lasts_until(&self, now: Timestamp) -> Timestamp {
         lasts_until(&self.terms, now)
     }
 
-    /// Whether the store still has a use for it.
+    /// Whether these hits still matter to the store.
     pub(super) fn matters(&self, now: Timestamp) -> bool {
         self.hits != 0 && (self.terms.method != Method::Window || self.terms.expires_at > now)
     }

@@ -1,4 +1,4 @@
-//! One store's losses, as all workers of a process see them.
+//! One store's losses, shared by all workers of a process.
 
 use std::{
     mem,
@@ -23,10 +23,10 @@ use crate::{
     window::Timestamp,
 };
 
-/// What all workers of a process share of one store.
+/// The state of one store's losses, shared by all workers of a process.
 #[derive(Debug)]
 pub struct Loss {
-    /// What the log calls the store.
+    /// The store's name in the log.
     name: &'static str,
     options: Options,
     is_lost: AtomicBool,
@@ -35,22 +35,22 @@ pub struct Loss {
     /// When the store last failed to answer.
     failed_at: AtomicU64,
     tables: Tables,
-    /// What was handed back, as if a worker had seen it.
+    /// Counts after hits were handed back, as if a worker had seen them.
     handed_back: Table,
     local: Mutex<Local>,
     has_spent: AtomicBool,
-    /// There is something to do when the store is back.
+    /// Notified when there is work for the return of the store.
     pub(super) wanted: Notify,
     pub(super) meters: Arc<Meters>,
 }
 
-/// How counters are counted locally.
+/// Settings of local counting.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// The most that are at a time.
+    /// The most counters at a time.
     pub max_counters: usize,
-    /// The part of its share of a limit that a replica may spend on a value of which it knows nothing; one
-    /// hit at least.
+    /// The percentage of its share of a limit that a replica may spend on a counter that it has not
+    /// seen; one hit at least.
     pub unseen_percent: u8,
 }
 
@@ -72,22 +72,22 @@ impl Loss {
         }
     }
 
-    /// Whether the last that was heard of the store is that it does not answer.
+    /// Whether the store did not reply when it was last heard of.
     pub fn is_lost(&self) -> bool {
         self.is_lost.load(Relaxed)
     }
 
-    /// A table for what one more worker sees.
+    /// A table for the counts that one more worker sees.
     pub(super) fn table(&self) -> Table {
         self.tables.add()
     }
 
-    /// One request had no answer in time, which may have counted.
+    /// Records that one request had no answer in time. It may have counted.
     pub(super) fn missed(&self, now: Timestamp) {
         self.failed_at.store(now.millis(), Relaxed);
     }
 
-    /// Says once that the store is gone.
+    /// Marks the store as lost, and logs that once.
     pub(super) fn failed(&self, error: StoreError, now: Timestamp) {
         self.missed(now);
         if self.is_lost() {
@@ -102,7 +102,7 @@ impl Loss {
         self.wanted.notify_one();
     }
 
-    /// Says once that it is back.
+    /// Marks the store as back, and logs that once.
     pub(super) fn returned(&self) {
         if self.is_lost.swap(false, Relaxed) {
             self.meters.lost.fetch_sub(1, Relaxed);
@@ -110,17 +110,17 @@ impl Loss {
         }
     }
 
-    /// Whether no request failed for as long as a store needs to be taken for well.
+    /// Whether no request has failed for so long that the store counts as well.
     pub(super) fn was_quiet(&self, now: Timestamp) -> bool {
         now >= Timestamp::from_millis(self.failed_at.load(Relaxed)).plus(super::hand_back::QUIET)
     }
 
-    /// At worst something is handed back that was not counted, if there was a panic elsewhere.
+    /// After a panic elsewhere, at worst hits are handed back that were not counted.
     pub(super) fn local(&self) -> MutexGuard<'_, Local> {
         lock(&self.local)
     }
 
-    /// Starts anew and returns what was spent.
+    /// Starts anew, and returns the hits that were spent.
     pub(super) fn take(&self) -> Vec<(Arc<[u8]>, Spent)> {
         let new = Local::new(self.options.max_counters);
         let old = {
@@ -128,11 +128,11 @@ impl Loss {
             self.has_spent.store(false, Relaxed);
             mem::replace(&mut *local, new)
         };
-        // Nobody waits while it is taken apart.
+        // Outside the lock, so that no request waits for this.
         old.into_spent()
     }
 
-    /// Takes back what was not sent after all.
+    /// Takes back hits that were not sent after all.
     pub(super) fn put_back(&self, rest: Vec<(Arc<[u8]>, Spent)>, now: Timestamp) {
         let replicas = self.meters.replicas.taken();
         let mut forgotten = 0;
@@ -152,7 +152,7 @@ impl Loss {
         self.want_return();
     }
 
-    /// Something was spent that has to be handed back.
+    /// Asks for a return, because there are hits to hand back.
     fn want_return(&self) {
         if !self.has_spent.swap(true, Relaxed) {
             self.wanted.notify_one();
@@ -163,7 +163,7 @@ impl Loss {
         self.tables.know(key, self.meters.rule_sets())
     }
 
-    /// What the counter of `increment` begins with.
+    /// The count with which the counter of `key` begins.
     fn beginning(&self, key: &[u8], terms: &Terms, share: &Terms, now: Timestamp) -> Begin {
         let replicas = &self.meters.replicas;
         let bounds = Bounds {
@@ -172,7 +172,7 @@ impl Loss {
             lost_at: if self.is_lost() {
                 Timestamp::from_millis(self.lost_at.load(Relaxed))
             } else {
-                // Others are answered all the time.
+                // Other requests are answered all the time.
                 now
             },
             unseen_percent: self.options.unseen_percent,
@@ -180,7 +180,7 @@ impl Loss {
         Begin::new(terms, share, &self.known(key), &bounds, now)
     }
 
-    /// Makes `local` count what it does not count yet, if it has room.
+    /// Makes `local` count the counter of `increment`, if it does not yet and has room.
     fn begin(&self, local: &mut Local, increment: &Increment<'_>, share: &Terms, now: Timestamp) {
         if !local.counts(increment.key) && local.has_room(now) {
             let begin = self.beginning(increment.key, &increment.terms, share, now);
@@ -188,7 +188,7 @@ impl Loss {
         }
     }
 
-    /// Counts `batch`, of which all increments have [`OnStoreLoss::Local`].
+    /// Counts `batch`, whose increments all have [`OnStoreLoss::Local`].
     ///
     /// [`OnStoreLoss::Local`]: crate::limit::OnStoreLoss::Local
     pub(super) fn count(&self, batch: &Batch, now: Timestamp) -> CountList {
@@ -223,7 +223,7 @@ impl Loss {
             .collect()
     }
 
-    /// Reckons with hits that are on their way to the store.
+    /// Takes hits into account that are on their way to the store.
     pub(super) fn expect(&self, key: &[u8], spent: &Spent, now: Timestamp) {
         let known = self.known(key).seen;
         let known = known.filter(|seen| seen.lasts_until > now);
@@ -236,7 +236,7 @@ impl Loss {
         self.note(key, seen);
     }
 
-    /// Remembers what a counter holds that nobody asked about.
+    /// Records the count of a counter that no request asked for.
     pub(super) fn note(&self, key: &[u8], seen: Seen) {
         let rule_set = self.meters.rule_sets();
         lock(&self.handed_back).insert(key, seen, rule_set);

@@ -1,28 +1,28 @@
-//! What the losses of all stores of a process came to.
+//! Stats of the losses of all stores of a process.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::store::{StoreError, replicas::Number};
 
-/// Counted over all stores, and what they share.
+/// Stats over all stores, and the number of replicas.
 #[derive(Debug, Default)]
 pub struct Meters {
     pub replicas: Number,
-    /// Stores that do not answer now.
+    /// Stores that do not reply now.
     pub lost: AtomicU64,
     /// Requests that were answered without the store.
     pub degraded: AtomicU64,
-    /// Requests that the store did not answer, with an error or without, by [`CAUSES`].
+    /// Requests that the store did not answer, by [`CAUSES`]; their rules may have answered them.
     causes: [AtomicU64; CAUSES.len()],
     /// Hits that were counted locally and added to the store afterwards.
     pub handed_back: AtomicU64,
     /// Hits that were counted locally and could not be added afterwards.
     pub forgotten: AtomicU64,
-    /// How often other rules came into use than before.
+    /// How often new rules came into use.
     rule_sets: AtomicU64,
 }
 
-/// Why a store does not answer a request, and what statistics call it.
+/// Why a store does not answer a request, and the cause's name in statistics.
 const CAUSES: [(StoreError, &str); 5] = [
     (StoreError::Timeout, "timeout"),
     (StoreError::Unreachable, "unreachable"),
@@ -32,7 +32,7 @@ const CAUSES: [(StoreError, &str); 5] = [
 ];
 
 impl Meters {
-    /// A request that the store did not answer.
+    /// Counts a request that the store did not answer.
     pub fn record(&self, error: StoreError) {
         let known = CAUSES.iter().zip(&self.causes);
         for (_, count) in known.filter(|((cause, _), _)| *cause == error) {
@@ -46,13 +46,13 @@ impl Meters {
         CAUSES.iter().map(|(_, name)| *name).zip(counts)
     }
 
-    /// Other rules are in use: a counter that some rule counts locally from now on may hold hits that no
-    /// worker remembers, for another rule was asked about it before.
+    /// Records that new rules are in use. A counter that a rule counts locally from now on may hold hits
+    /// that no worker remembers, because another rule used it before.
     pub fn change_rules(&self) {
         self.rule_sets.fetch_add(1, Relaxed);
     }
 
-    /// How often other rules came into use.
+    /// How often new rules came into use.
     pub fn rule_sets(&self) -> u64 {
         self.rule_sets.load(Relaxed)
     }

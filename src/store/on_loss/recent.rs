@@ -1,7 +1,7 @@
-//! What the workers of a process have seen of counters while their store answered.
+//! The counts that the workers of a process saw while their store replied.
 //!
-//! Each worker has a table of its own, which it alone writes. All of them are asked when a counter is
-//! counted locally for the first time.
+//! Each worker has a table of its own, to which only that worker writes. All tables are searched when a
+//! counter is counted locally for the first time.
 
 use std::{
     collections::HashMap,
@@ -17,17 +17,17 @@ use crate::{
     window::Timestamp,
 };
 
-/// The last counts that one worker saw, in two generations: when the young one is full the old one
-/// is forgotten.
+/// The last counts that one worker saw, in two generations: when the young one is full the old one is
+/// dropped.
 #[derive(Debug, Default)]
 pub(super) struct Recent {
     young: Generation,
     old: Generation,
-    /// Which set of rules it has been seen under.
+    /// The number of the rules under which the counts were seen.
     rule_set: u64,
     /// When the first count was seen under these rules.
     first: Option<Timestamp>,
-    /// What was seen last before this moment may be forgotten.
+    /// Counters that were last seen before this moment may be missing.
     forgets_before: Option<Timestamp>,
 }
 
@@ -37,17 +37,17 @@ struct Generation {
     began: Option<Timestamp>,
 }
 
-/// What a counter held when a worker last saw it.
+/// The count of a counter when a worker last saw it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Seen {
     pub(super) count: u64,
     pub(super) at: Timestamp,
-    /// It holds nothing from then on, unless somebody hits it again.
+    /// The counter is empty from then on, if no further hits arrive.
     pub(super) lasts_until: Timestamp,
 }
 
 impl Seen {
-    /// What an increment of `terms` left behind.
+    /// The state after an increment of `terms`.
     pub(super) fn new(terms: &Terms, count: &Count, now: Timestamp) -> Self {
         Self {
             count: count.after,
@@ -64,7 +64,7 @@ impl Recent {
     /// About 4 MB a generation, with keys of usual length.
     pub(super) const GENERATION: usize = 1 << 15;
 
-    /// Notes what a counter holds; `rule_set` tells the rules in use from those of before.
+    /// Records a count; `rule_set` is the number of the rules in use.
     pub(super) fn insert(&mut self, key: &[u8], seen: Seen, rule_set: u64) {
         if self.first.is_none() || self.rule_set != rule_set {
             self.rule_set = rule_set;
@@ -99,20 +99,20 @@ impl Recent {
 #[derive(Debug, Default)]
 pub(super) struct Tables(Mutex<Vec<Table>>);
 
-/// A worker's own table, where others look only while the store is lost.
+/// A worker's own table, at which others look only while the store is lost.
 pub(super) type Table = Arc<Mutex<Recent>>;
 
-/// What a process knows of one counter.
+/// A process's knowledge of one counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Known {
-    /// What it saw last.
+    /// The last count that it saw.
     pub(super) seen: Option<Seen>,
-    /// Since when it would have seen every hit of its own; nothing if it has seen none under these rules.
+    /// Since when it would have seen every hit of its own; `None` if it has seen none under these rules.
     pub(super) complete_since: Option<Timestamp>,
 }
 
-/// Counts that workers saw within this time of each other are equally new: replies to requests that
-/// were on their way together come in any order.
+/// Counts that workers saw within this time of each other are equally new: replies to requests that were
+/// in flight together arrive in any order.
 const TOGETHER: Duration = Duration::from_secs(1);
 
 impl Tables {
@@ -123,7 +123,7 @@ impl Tables {
         table
     }
 
-    /// What all of them know of `key`.
+    /// The knowledge of all tables about `key`.
     pub(super) fn know(&self, key: &[u8], rule_set: u64) -> Known {
         let mut all = SmallVec::<[Seen; 16]>::new();
         let mut first = None::<Timestamp>;

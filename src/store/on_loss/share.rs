@@ -2,7 +2,7 @@
 
 use crate::counter::{Count, Method, Terms};
 
-/// The part of a limit that is this replica's: at least one hit of a limit that admits any.
+/// This replica's part of a limit: at least one hit of a limit that admits any.
 pub(super) fn share(terms: &Terms, replicas: u32) -> Terms {
     Terms {
         limit: terms.limit.div_ceil(replicas),
@@ -16,14 +16,14 @@ pub(super) fn share(terms: &Terms, replicas: u32) -> Terms {
     }
 }
 
-/// A count within a share, as one of the whole limit that leaves as much.
+/// Converts a count within a share into one within the whole limit that leaves as much.
 pub(super) fn told_of_share(terms: &Terms, share: &Terms, count: Count) -> Count {
     let (limit, part) = (u64::from(terms.limit), u64::from(share.limit));
     let after = match part.checked_sub(count.after) {
         Some(left) if count.is_charged || !count.is_over(share.limit, share.hits) => {
             limit - left.min(limit)
         }
-        // Refused: nothing that the caller could still do with what is left is promised.
+        // Refused: it leaves nothing on which the caller could rely.
         Some(_) => limit,
         None => limit.saturating_add(count.after - part),
     };

@@ -1,4 +1,4 @@
-//! Shares, and what a process reckons with.
+//! Shares, and the counts that a process assumes.
 
 use std::{num::NonZeroU32, time::Duration};
 
@@ -17,7 +17,7 @@ use crate::{
 
 const NOW: Timestamp = Timestamp::from_secs(1_795_230_000);
 
-/// The end of all years of these tests.
+/// The end of all windows of a year in these tests.
 const LATER: Timestamp = Timestamp::from_secs(2_000_000_000);
 
 fn options(max_counters: usize) -> Options {
@@ -33,7 +33,7 @@ fn loss(replicas: u32, max_counters: usize) -> Loss {
     Loss::new("redis", options(max_counters), Arc::new(meters))
 }
 
-/// Has a worker see that the counter of `batch` holds `count`.
+/// Makes a worker see that the counter of `batch` holds `count`.
 fn see(loss: &Loss, batch: &Batch, count: u64, at: Timestamp) {
     let seen = Seen {
         count,
@@ -64,8 +64,8 @@ fn batch(value: &str, limit: &Limit, hits: Hits, now: Timestamp) -> Batch {
     batch
 }
 
-/// What remains after each of `hits` on a limit of which `known` were used before the loss;
-/// nothing if it is refused.
+/// Asserts what remains after each of `hits` on a limit of which `known` were used before the loss;
+/// `None` if it is refused.
 #[track_caller]
 fn check(limit: &Limit, replicas: u32, known: u64, hits: &[u64], expected: &[Option<u64>]) {
     let loss = loss(replicas, 10);
@@ -155,7 +155,7 @@ fn nothing_grows_with_the_values_that_come() {
     let loss = Loss::new("redis", options, Arc::default());
     let limit = Limit::fixed(10, Unit::Second);
     for number in 0..10_000_u64 {
-        // A hundred values a second, so that what has ended makes room.
+        // A hundred values a second, so that ended counters make room.
         let now = Timestamp::from_millis(NOW.millis() + number * 10);
         let batch = batch(&number.to_string(), &limit, Hits::ONE, now);
         loss.count(&batch, now);
@@ -168,7 +168,7 @@ fn nothing_grows_with_the_values_that_come() {
     assert!(local.counters.live_counters() <= MAX);
 }
 
-/// Whether a hit on each of `values` passes where two counters have room, of which `known` hits on a
+/// Asserts whether a hit on each of `values` passes where two counters have room, and `known` hits on a
 /// limit of ten are known.
 #[track_caller]
 fn check_full(loss: &Loss, limit: &Limit, values: &[&str], known: u64, expected: &[bool]) {
@@ -194,14 +194,14 @@ fn a_full_table_counts_what_it_has_and_judges_the_rest_by_what_was_known() {
         let ten = with(algorithm, 10);
         let loss = loss(1, 2);
         check_full(&loss, &ten, &["a", "b"], 8, &[true, true]);
-        // There is one hit left for each that is counted, and no end for others.
+        // One hit is left for each counter that has room, and no end for the others.
         let values = ["c", "a", "c", "a", "c", "b", "b"];
         let expected = [true, true, true, false, true, true, false];
         check_full(&loss, &ten, &values, 8, &expected);
-        // Nobody who was over before gets in.
+        // A value that was over before gets no hit.
         check_full(&loss, &ten, &["d", "d"], 10, &[false, false]);
         assert_eq!(loss.take().len(), 2);
-        // `c` three times; and a fixed window counts what it refuses.
+        // `c` three times; and a fixed window counts the hits that it refuses.
         let more = if ten.algorithm.looks_first() { 0 } else { 2 };
         assert_eq!(loss.meters.forgotten.load(Relaxed), 3 + more);
     }
@@ -263,7 +263,7 @@ fn recent_counts_are_bounded_and_what_is_forgotten_is_known_to_be() {
     }
     let forgotten = know(0);
     assert_eq!(forgotten.seen, None);
-    // All that came since then is still there.
+    // All counts that came since then are still there.
     let complete_since = forgotten.complete_since.unwrap();
     assert_eq!(complete_since, at(Recent::GENERATION as u64));
     let oldest = complete_since.millis() - NOW.millis();
@@ -287,7 +287,7 @@ fn tables_of_all_workers_are_known_and_the_newest_count_holds() {
     );
     saw(1, 90, 5);
     assert_eq!(tables.know(b"k", 1).seen, Some(seen(90, at(5))));
-    // Replies to what was asked together come in any order.
+    // Replies to requests that were sent together arrive in any order.
     saw(0, 89, 6);
     assert_eq!(tables.know(b"k", 1).seen, Some(seen(90, at(5))));
     // Hits have been given back since.
@@ -300,8 +300,8 @@ fn tables_of_all_workers_are_known_and_the_newest_count_holds() {
     assert_eq!(tables.know(b"k", 2).complete_since, Some(at(8)));
 }
 
-/// What a counter of a hundred a day begins with at noon, if `known` is known of it; `bounds` are those of
-/// `replicas` of which one is alone from the beginning, and of a store that is lost since eleven.
+/// The beginning of a counter of a hundred a day at noon, from `known`. `bounds` are those of
+/// `replicas`, of which one is alone from the beginning, and of a store that is lost since eleven.
 mod begins {
     use super::*;
 
@@ -361,9 +361,9 @@ mod begins {
 
     #[test]
     fn what_nobody_can_have_hit_begins_at_zero() {
-        // It is alone, and has watched since before the day began.
+        // The replica is alone, and has watched since before the day began.
         check(nothing_since(0), bounds(1), (0, 12));
-        // No replica was answered since before the day began.
+        // The store has answered no replica since before the day began.
         let lost_before = Bounds {
             lost_at: at(0),
             ..bounds(3)
@@ -383,16 +383,16 @@ mod begins {
         };
         check(unknown, bounds(1), (99, 11));
         check(unknown, bounds(2), (49, 11));
-        // Others may have seen it.
+        // Other replicas may have seen it.
         check(nothing_since(0), bounds(2), (49, 11));
-        // It has not watched, or not been alone, since the beginning of the day.
+        // The replica has not watched, or not been alone, since the beginning of the day.
         check(nothing_since(1), bounds(1), (99, 1));
         let late_alone = Bounds {
             alone_since: at(3),
             ..bounds(1)
         };
         check(nothing_since(0), late_alone, (99, 3));
-        // A share of one hit is that hit, and a limit of none has none.
+        // A share of one hit has that hit left.
         check(nothing_since(0), bounds(1000), (0, 11));
     }
 
@@ -424,7 +424,7 @@ mod begins {
         check(saw(80, 0), lost_at_noon, (49, 12));
         check(saw(99, 0), lost_at_noon, (50, 12));
         check(saw(300, 11), bounds(2), (150, 11));
-        // Who is alone has seen all there was.
+        // A replica that is alone has seen all hits.
         check(saw(60, 2), bounds(1), (60, 2));
         let late_alone = Bounds {
             alone_since: at(8),
@@ -438,7 +438,7 @@ mod begins {
         for algorithm in [Algorithm::SlidingLog, Algorithm::FirstHit] {
             // The last hit of them came a day before their end.
             check_of(algorithm.clone(), saw(60, 2), bounds(1), (60, 0));
-            // It watched for less than a day.
+            // The replica watched for less than a day.
             check_of(algorithm.clone(), nothing_since(0), bounds(1), (99, 0));
             check_of(algorithm, nothing_since(0), bounds(2), (49, 11));
         }
@@ -458,7 +458,7 @@ mod begins {
     }
 }
 
-/// How many of `hits` single hits on `key` a process lets pass.
+/// How many of `hits` single hits a process lets pass.
 fn passing(loss: &Loss, limit: &Limit, hits: usize, now: Timestamp) -> usize {
     let passes = |_: &usize| {
         let batch = batch("a", limit, Hits::ONE, now);

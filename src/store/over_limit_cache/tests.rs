@@ -83,7 +83,7 @@ fn a_raised_limit_asks_the_store_again() {
     fixture.check(&[("a", 1)], Hits::add(2), &[(2, false)]);
     fixture.check(&[("a", 5)], Hits::ONE, &[(3, false)]);
     fixture.check(&[("a", 2)], Hits::ONE, &[(2, true)]);
-    // The one that was refused here counts, too.
+    // The hit that was refused here counts, too.
     fixture.check(&[("a", 3)], Hits::ONE, &[(5, false)]);
 }
 
@@ -131,7 +131,7 @@ fn memory_is_bounded() {
     fixture.check(&[("199", 1)], Hits::ONE, &[(2, true)]);
 }
 
-/// One limit a minute of a request.
+/// One limit per minute of a request.
 #[derive(Clone, Debug)]
 struct One {
     descriptor: u32,
@@ -152,7 +152,7 @@ fn one(algorithm: Algorithm, charge: Charge) -> One {
     }
 }
 
-/// What is refused without being counted, in every way.
+/// Limits that refuse without counting, of every kind.
 fn refusing() -> [One; 5] {
     [
         one(Algorithm::SlidingWindow, Charge::Within),
@@ -179,7 +179,7 @@ impl One {
     }
 }
 
-/// A store that tells how often it was asked.
+/// A store that counts how often it was asked.
 #[derive(Debug)]
 struct Asking {
     store: MemoryStore,
@@ -251,7 +251,7 @@ impl Door {
     }
 }
 
-/// A door at which `one` was just refused, a second after two hits.
+/// A cache that has just refused `one`, a second after two hits.
 fn refused(one: &One) -> Door {
     let door = Door::new();
     assert!(door.send(&one.hits(Hits::add(2)), 1_000).is_charged);
@@ -265,8 +265,8 @@ fn what_was_refused_uncounted_is_answered_here_until_it_could_pass_and_no_longer
     for one in refusing() {
         let door = refused(&one);
         let asked = door.times_asked();
-        // All of a window, of the period from the first hit, half of it for a token, and the
-        // half of the next window in which a half of two leaves room for one.
+        // A whole window; half of the next one for a sliding window, in which half of two leaves room
+        // for one; half of the period for a token; and the period from the first hit.
         let passes_at = match one.algorithm {
             Algorithm::FixedWindow => 60_000,
             Algorithm::SlidingWindow => 90_000,
@@ -293,7 +293,7 @@ fn another_number_of_hits_or_another_limit_asks_the_store() {
     for one in refusing() {
         let door = refused(&one);
         assert!(door.send(&one, 2_000).is_cached);
-        // A window that holds its limit takes no number of hits.
+        // A window that holds its limit accepts no number of hits.
         let is_window = one.algorithm == Algorithm::FixedWindow;
         let more = door.send(&one.hits(Hits::add(2)), 2_000);
         assert_eq!(more.is_cached, is_window, "{one:?}");
@@ -350,7 +350,7 @@ fn hits_that_were_refused_for_others_of_their_request_can_pass_alone() {
     }
 }
 
-/// A limit of a history: the rule of its own key.
+/// The limits and the rule of one key of a history.
 fn rule(limits: &[Limit], change: impl FnOnce(&mut Rule)) -> (Vec<Limit>, Rule) {
     let mut rule = Rule {
         id: RuleId(0),
@@ -368,7 +368,8 @@ fn rule(limits: &[Limit], change: impl FnOnce(&mut Rule)) -> (Vec<Limit>, Rule) 
     (limits.to_vec(), rule)
 }
 
-/// One rule for each of the keys 0 to 9, of every way of counting, with limits this much higher.
+/// One rule for each of the keys 0 to 9, with every algorithm, and with limits that are higher by
+/// `more`.
 fn rules(more: u32) -> Matcher {
     let limit = |requests_per_unit: u32, unit, algorithm| Limit {
         algorithm: match algorithm {
@@ -421,9 +422,9 @@ fn rules(more: u32) -> Matcher {
 #[derive(Clone, Debug)]
 struct Call {
     worker: usize,
-    /// Milliseconds since the last one.
+    /// Milliseconds since the call before.
     later: u64,
-    /// How much higher limits are.
+    /// The index of the rules in use; later ones have higher limits.
     more: usize,
     descriptors: Vec<(usize, i64)>,
 }
@@ -447,8 +448,8 @@ fn any_call(workers: usize, loads: usize) -> impl Strategy<Value = Call> {
     })
 }
 
-/// Sends the calls to `plain`, and through caches of two workers to the store of which `cached` are
-/// handles.
+/// Sends the calls to `plain`, and through the caches of two workers to the store of which `cached` are
+/// handles. The decisions have to be equal.
 fn compare<S: Store>(
     plain: &impl Store,
     cached: [S; 2],
@@ -561,7 +562,7 @@ proptest! {
         stops in any::<bool>(),
     ) {
         for call in &mut calls {
-            // Whether descriptors that are one counter fit together is for its place alone to say.
+            // Only the place of a counter can judge two descriptors that share it.
             call.descriptors.sort_unstable();
             call.descriptors.dedup_by_key(|(key, _)| *key);
         }
@@ -584,7 +585,7 @@ fn where_charges_may_be_given_back_no_refusal_that_was_not_charged_is_remembered
         batch.push_value(b"v", &Limit::fixed(1, Unit::Day), now, counting);
         batch
     };
-    // Another caller's charge that is to be given back is in the way for a moment.
+    // The charge of another caller that is given back soon is in the way for a moment.
     add(&long, &one(Hits::ONE), now);
     assert_eq!(add(&cache, &one(Hits::ONE), now), [(1, false)]);
     add(&long, &one(Hits::give_back(1)), now);

@@ -1,4 +1,4 @@
-//! Texts from the settings → where Redis is, and how to get in.
+//! Texts from the settings → endpoints and credentials of Redis.
 
 use std::{
     fmt, fs,
@@ -8,8 +8,8 @@ use std::{
 
 use bb8_redis::redis::{ConnectionAddr, IntoConnectionInfo as _, RedisConnectionInfo, RedisError};
 
-/// The text is not the address of a Redis. Says what is wrong without repeating it: addresses
-/// hold passwords.
+/// The text is not the address of a Redis. The message gives the reason without the text: addresses hold
+/// passwords.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "not a Redis address ({reason}); expected redis://[user:password@]host:port[/database], several host:port of a cluster with commas between, redis+sentinel://sentinel:port,sentinel:port/master, host:port or a socket path"
@@ -24,31 +24,31 @@ pub(super) fn bad(reason: impl Into<String>) -> BadUrl {
     }
 }
 
-/// Where a Redis is, and how to get in.
+/// The address of a Redis, and its credentials.
 #[derive(Clone)]
 pub struct Address {
     /// A URL, `host:port`, the path of a socket, or several of the first two.
     pub url: Secret,
-    /// What answers there. If it is not said, the URL tells.
+    /// The kind of the servers there; if `None`, the URL determines it.
     pub kind: Option<Kind>,
     /// A password or `user:password`, used where the URL has none.
     pub auth: Option<Secret>,
-    /// The same for the sentinels, which do not get the one of Redis.
+    /// A password or `user:password` for the sentinels, which do not get the one of Redis.
     pub sentinel_auth: Option<Secret>,
     /// How long a connection may take to come up.
     pub timeout: Duration,
     /// Whether to speak TLS; a `rediss://` URL asks for it too.
     pub is_tls: bool,
-    /// How to, if so.
+    /// The settings for TLS, if it is used.
     pub tls: Tls,
 }
 
-/// What stands behind an address.
+/// The kind of servers behind an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// One server.
     Single,
-    /// Sentinels, who know which of several servers is the master.
+    /// Sentinels, which know the master of several servers.
     Sentinel,
     /// Masters that own the slots between them.
     Cluster,
@@ -61,11 +61,11 @@ pub struct Tls {
     pub ca: Option<PathBuf>,
     /// Certificate chain and key to show to the server.
     pub client: Option<(PathBuf, PathBuf)>,
-    /// Take a certificate that is good but for another host.
+    /// Accept a certificate that is good but for another host.
     pub any_host: bool,
 }
 
-/// A text that nobody gets to see.
+/// A text that is never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Secret {
     Text(String),
@@ -85,7 +85,7 @@ impl fmt::Debug for Secret {
 impl Secret {
     /// # Errors
     ///
-    /// If the file cannot be read. Names it.
+    /// If the file cannot be read. The error names it.
     pub(super) fn read(&self) -> Result<String, BadUrl> {
         match self {
             Self::Text(text) => Ok(text.clone()),
@@ -100,13 +100,13 @@ impl Secret {
 }
 
 impl fmt::Debug for Address {
-    /// Leaves out what may hold a password.
+    /// Leaves out all fields, because some may hold a password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Address").finish_non_exhaustive()
     }
 }
 
-/// Where one server listens.
+/// The endpoint of one server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Place {
     Tcp { host: String, port: u16 },
@@ -128,7 +128,7 @@ impl Place {
     fn parse(text: &str, default_port: u16) -> Result<Self, BadUrl> {
         let port_of = |text: &str| match text.parse() {
             Ok(port @ 1..) => Ok(port),
-            _ => Err(bad("the port is no port")),
+            _ => Err(bad("a port is not a number from 1 to 65535")),
         };
         let (host, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
             Some((host, "")) => (host, default_port),
@@ -139,14 +139,14 @@ impl Place {
             },
         };
         if host.is_empty() || host.contains(['/', ' ', '@', '?', '[', ']']) {
-            return Err(bad("a host is no host"));
+            return Err(bad("a host is empty or has a character that no host has"));
         }
         let host = host.to_owned();
         Ok(Self::Tcp { host, port })
     }
 
-    /// The place that a server calls `host` and `port`. A server that does not know its own name
-    /// leaves the host out: it is the one that was asked.
+    /// The endpoint that the server `by` reports as `host` and `port`. A server that does not know its
+    /// own name leaves the host out: it means the endpoint that was asked.
     pub(super) fn told(host: &str, port: u16, by: &Self) -> Self {
         match (host, by) {
             ("" | "?", Self::Tcp { host, .. }) => Self::Tcp {
@@ -161,13 +161,13 @@ impl Place {
     }
 }
 
-/// An address that was taken apart.
+/// A parsed address.
 #[derive(Clone, Debug)]
 pub(super) struct Whereabouts {
     pub(super) kind: Kind,
-    /// Whom to ask first: the server itself, sentinels, or some of a cluster.
+    /// The endpoints to ask first: the server itself, sentinels, or some of a cluster.
     pub(super) seeds: Vec<Place>,
-    /// What the sentinels call the master.
+    /// The sentinels' name for the master.
     pub(super) master: String,
     /// Credentials of the URL, and the database.
     pub(super) settings: RedisConnectionInfo,
@@ -178,7 +178,7 @@ const REDIS_PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
 
 impl Whereabouts {
-    /// Takes `url` apart. `kind` and `is_tls` are what else was said about it.
+    /// Parses `url`. `kind` and `is_tls` come from other settings.
     pub(super) fn parse(url: &str, kind: Option<Kind>, is_tls: bool) -> Result<Self, BadUrl> {
         let Some((scheme, rest)) = url.split_once("://") else {
             return Self::parse_bare(url, kind, is_tls);
@@ -236,7 +236,7 @@ impl Whereabouts {
         .checked()
     }
 
-    /// What the reference takes: no scheme, no credentials, no database.
+    /// Parses an address in the reference's form: no scheme, no credentials, no database.
     fn parse_bare(text: &str, kind: Option<Kind>, is_tls: bool) -> Result<Self, BadUrl> {
         if text.starts_with('/') {
             return Self::parse_socket(&format!("unix://{text}"));
@@ -302,7 +302,7 @@ fn seeds(hosts: &str, default_port: u16) -> Result<Vec<Place>, BadUrl> {
 
 /// Credentials and database of a URL.
 fn settings(url: &str) -> Result<RedisConnectionInfo, BadUrl> {
-    // What stands behind the colon may quote the address.
+    // The text behind the colon may quote the address.
     let without_quotes = |error: RedisError| {
         let text = error.to_string().to_lowercase();
         bad(text.split(": ").next().unwrap_or_default())

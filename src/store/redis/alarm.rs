@@ -1,4 +1,4 @@
-//! Tells late replies from others, without a timer.
+//! Notices late replies, without a timer.
 
 use std::{
     future::poll_fn,
@@ -13,8 +13,8 @@ use tokio::{
     time::Instant,
 };
 
-/// Limits the time of one thing after the other. Whoever watches the time notifies it again and again while
-/// anybody waits for long, and only then it looks at the clock.
+/// Limits the time of one future after the other. The task that watches the time notifies it again and
+/// again while any request waits for long, and only then it reads the clock.
 #[derive(Debug)]
 pub(super) struct Alarm {
     overdue: Arc<Notify>,
@@ -29,7 +29,7 @@ impl Alarm {
         }
     }
 
-    /// What comes of `thing`. Nothing at the first notification after `time` is over.
+    /// The output of `thing`, or `None` at the first notification after `time` is over.
     pub(super) async fn limit<T>(
         &mut self,
         time: Duration,

@@ -1,4 +1,4 @@
-//! Sends what is queued for one node whenever a connection to it is free.
+//! Sends the queued requests of one node whenever a connection to it is free.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -31,25 +31,24 @@ use super::{
 };
 use crate::{counter::Batch, window::Timestamp};
 
-/// How often a command may be sent on from one server to the next: MOVED by an old map, ASK by
-/// the slot's owner, and once more for a slot that moves meanwhile.
+/// How many redirects a command may follow: MOVED by an old map, ASK by the slot's owner, and one more
+/// for a slot that moves meanwhile.
 const MAX_REDIRECTS: usize = 3;
 
-/// Connections for commands that are sent on. More servers than that do not give away slots at
-/// once.
+/// The most connections for redirected commands. No more servers than that give away slots at once.
 const MAX_DETOURS: usize = 16;
 
-/// When nothing was sent on for so long, the map knows where everything is, and the connections of
-/// detours are closed. So is one that stood in.
+/// After so long without a redirect the map is up to date, and the connections for redirected commands
+/// are closed. The connection of a stand-in is closed after the same time without work.
 const DETOUR_IDLE: Duration = Duration::from_secs(5);
 
-/// What a batcher does.
+/// The task of a batcher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
-    /// It serves its lane.
+    /// It serves its queue.
     Regular,
-    /// It serves its lane while all others wait for replies that are late although the node answers:
-    /// a lost segment, say, holds up one connection for 200 ms.
+    /// It serves its queue while all others wait for replies that are late although the node answers: a
+    /// lost segment, for example, holds up one connection for 200 ms.
     StandIn,
 }
 
@@ -62,14 +61,14 @@ pub(super) struct Batcher {
     servers: Servers,
     options: Arc<Options>,
     known: Known,
-    /// For a batch that takes longer than usual.
+    /// Notices a batch that takes longer than usual.
     alarm: Alarm,
-    /// Connections to servers that commands were sent on to.
+    /// Connections to servers that commands were redirected to.
     detours: HashMap<Place, Link>,
     detoured_at: Instant,
-    /// Whether the last batch held more than one request, so that others are likely to be on their way.
+    /// Whether the last batch held more than one request, so that more are probably arriving.
     is_busy: bool,
-    /// The last error that Redis gave for a command, so that the log says it once.
+    /// The last error that Redis gave for a command, so that it is logged once.
     last_refusal: Option<String>,
 }
 
@@ -96,7 +95,8 @@ impl Batcher {
         }
     }
 
-    /// At most `connections` to a node. Makes tasks: for the worker's own runtime.
+    /// A pool of at most `connections` to a node. It spawns tasks, so call it on the worker's own
+    /// runtime.
     pub(super) fn pool(servers: &Servers, node: &Arc<Node>, connections: u32) -> ConnectionPool {
         let door = Door {
             connector: servers.0.connector.clone(),
@@ -106,7 +106,7 @@ impl Batcher {
         door.pool(connections)
     }
 
-    /// Serves the lane until its end.
+    /// Serves the queue until its end.
     pub(super) async fn run(mut self, mut pool: ConnectionPool) {
         while self.wanted().await.is_some() {
             if let Some(mut connection) = self.connect(&mut pool).await
@@ -118,8 +118,8 @@ impl Batcher {
         }
     }
 
-    /// Waits until a connection is wanted: not as long as the node is lost, for until then only the probe
-    /// knocks. Returns nothing at the end of the lane.
+    /// Waits until a connection is needed: not while the node is lost, because until it is back only the
+    /// probe connects. Returns `None` at the end of the queue.
     async fn wanted(&mut self) -> Option<()> {
         loop {
             if self.role == Role::StandIn {
@@ -133,7 +133,7 @@ impl Batcher {
         }
     }
 
-    /// Waits until there may be something to do. Returns nothing at the end of the lane.
+    /// Waits until there may be something to do. Returns `None` at the end of the queue.
     async fn news(&self) -> Option<()> {
         match self.role {
             Role::Regular => self.lane.news().await,
@@ -141,7 +141,7 @@ impl Batcher {
         }
     }
 
-    /// A connection, as soon as there is one, or nothing if none comes up.
+    /// A connection as soon as there is one, or `None` if none comes up.
     async fn connect(&mut self, pool: &mut ConnectionPool) -> Option<Pooled> {
         let connected = {
             let mut connecting = std::pin::pin!(pool.get());
@@ -161,7 +161,7 @@ impl Batcher {
                 tracing::debug!(node = %self.node, %trouble, "no connection");
                 self.record_failure();
                 if trouble == Trouble::Silent {
-                    // Whether it is silent to all is for the probe to say.
+                    // The probe decides whether it is silent to all.
                     self.node.suspect(Duration::ZERO);
                 } else {
                     self.node.lose(trouble);
@@ -172,8 +172,7 @@ impl Batcher {
         }
     }
 
-    /// Sends batches for as long as the connection is good. Returns nothing at the end of the
-    /// lane.
+    /// Sends batches for as long as the connection is good. Returns `None` at the end of the queue.
     async fn serve(&mut self, connection: &mut Connection) -> Option<()> {
         let lane = self.lane.clone();
         let role = self.role;
@@ -191,7 +190,7 @@ impl Batcher {
                     connection.link.abandon();
                     break;
                 }
-                // Found out before anybody's request does.
+                // Notices a broken connection before a request does.
                 () = connection.link.broken() => break,
             }
             if !self.is_of_use(connection) {
@@ -200,7 +199,7 @@ impl Batcher {
             if self.is_busy {
                 read_sockets().await;
             }
-            // The connection first: what arrives while it is busy joins the batch.
+            // The connection first: requests that arrive while it is busy join the batch.
             if let Some(taken) = lane.take() {
                 self.is_busy = taken.waiters.requests().nth(1).is_some();
                 self.send(connection, taken).await;
@@ -214,7 +213,7 @@ impl Batcher {
         !connection.link.is_broken() && connection.era == breaker.era() && !breaker.is_open()
     }
 
-    /// One batch. Whatever happens, nothing that may have counted is sent again.
+    /// Sends one batch. Whatever happens, no command that may have counted is sent again.
     async fn send(&mut self, connection: &mut Connection, mut taken: Taken<'_>) {
         let link = &mut connection.link;
         let options = self.options.clone();
@@ -240,7 +239,7 @@ impl Batcher {
                 }
                 let repairs = commands.repairs(&replies);
                 if !repairs.is_empty() {
-                    // Nobody waits for it. If it fails, those keys stay until Redis evicts them.
+                    // No request waits for this. If it fails, those keys stay until Redis evicts them.
                     if let Ok(mut replies) = self.round_trip(link, &repairs).await {
                         self.follow_redirects(&repairs, &mut replies).await;
                     }
@@ -251,8 +250,8 @@ impl Batcher {
         taken.recycle();
     }
 
-    /// Loads the script where the server did not know it, as after SCRIPT FLUSH, and sends again
-    /// what it could not run for want of it, and nothing else.
+    /// Loads the script if the server did not know it, as after SCRIPT FLUSH, and sends again only the
+    /// commands that could not run without it.
     async fn run_unknown(
         &mut self,
         link: &mut Link,
@@ -304,15 +303,15 @@ impl Batcher {
         }
     }
 
-    /// Waits on for a reply that has taken `usual` already, which is longer than usual. Nothing if the
-    /// connection is given up: nobody can wait for the reply any more, and either the node answers
-    /// others or it is lost.
+    /// Waits on for a reply that has already taken `usual`, which is longer than usual. Returns `None`
+    /// if the connection is given up: the longest wait of a request is over, and the node either answers
+    /// others or is lost.
     async fn wait_on<F: Future>(
         &mut self,
         usual: Duration,
         mut asked: Pin<&mut F>,
     ) -> Option<F::Output> {
-        // This thread may have been held up, and the reply be there.
+        // This thread may have been held up while the reply arrived.
         read_sockets().await;
         if let Some(replied) = running::now(asked.as_mut()).await {
             return Some(replied);
@@ -334,7 +333,7 @@ impl Batcher {
             let waited = usual + ran.total();
             if waited >= self.options.deadline && (is_cleared || self.node.breaker.is_open()) {
                 if is_cleared {
-                    tracing::debug!(node = %self.node, "a connection is silent, and replaced");
+                    tracing::debug!(node = %self.node, "a silent connection is replaced");
                     self.node.meters.stalls.fetch_add(1, Relaxed);
                 }
                 drop(stalled);
@@ -343,8 +342,8 @@ impl Batcher {
         }
     }
 
-    /// Sends commands on that were answered with where they belong, and puts the replies in their
-    /// places. What was not carried out may be sent again; nothing else is.
+    /// Follows redirects: sends the commands to the servers that the replies name, and replaces these
+    /// replies. Only commands that were not carried out are sent again.
     async fn follow_redirects(&mut self, commands: &Packed, replies: &mut [Value]) {
         let is_error = |reply: &Value| matches!(reply, Value::ServerError(_));
         if !replies.iter().any(is_error) {
@@ -355,7 +354,7 @@ impl Batcher {
             .await
             .is_none()
         {
-            // One of them is silent, and may answer this at any time.
+            // One of the servers is silent, and may answer these commands at any time.
             self.detours.clear();
         }
     }
@@ -377,7 +376,7 @@ impl Batcher {
                 let late = match self.detour(&redirect.target, &commands).await {
                     Ok(late) => late,
                     Err(trouble) => {
-                        tracing::debug!(node = %redirect.target, %trouble, "a detour failed");
+                        tracing::debug!(node = %redirect.target, %trouble, "following a redirect failed");
                         self.detours.remove(&redirect.target);
                         return;
                     }
@@ -387,7 +386,7 @@ impl Batcher {
         }
     }
 
-    /// One round trip to a server that need not be one of those on the map.
+    /// One round trip to a server that need not be on the map.
     async fn detour(&mut self, target: &Place, commands: &Packed) -> Result<Vec<Value>, Trouble> {
         if !self.detours.contains_key(target) {
             if self.detours.len() >= MAX_DETOURS {
@@ -403,7 +402,7 @@ impl Batcher {
         link.ask(commands).await
     }
 
-    /// Looks at error replies: some say that the whole server is of no use for now.
+    /// Looks at error replies: some mean that the whole server is of no use for now.
     fn judge(&mut self, link: &mut Link, replies: &[Value]) {
         let mut refusal = None;
         for reply in replies {
@@ -412,7 +411,7 @@ impl Batcher {
             };
             self.node.meters.refusals.fetch_add(1, Relaxed);
             if let Some(trouble) = Trouble::of_reply(reply) {
-                // A new connection may find another server at the same place.
+                // A new connection may reach another server at the same endpoint.
                 link.abandon();
                 self.record_failure();
                 self.node.lose(trouble);
@@ -434,7 +433,7 @@ impl Batcher {
         self.node.meters.failures.fetch_add(1, Relaxed);
     }
 
-    /// What one batch is sent as; `requests` are the ranges of its increments that belong together.
+    /// The commands of one batch; `requests` are the ranges of its increments that belong together.
     fn commands<'a>(
         &self,
         options: &'a Options,
@@ -456,18 +455,18 @@ impl Batcher {
     }
 }
 
-/// Keys that are known to have a time to live, by hash, in two generations: when the young one is
-/// full the old one is forgotten, which costs one more EXPIRE for each key that is still in use.
+/// Hashes of keys that are known to have a time to live, in two generations: when the young one is full
+/// the old one is dropped, which costs one more EXPIRE for each key that is still in use.
 #[derive(Debug, Default)]
 struct Known {
-    /// Random for each process: values come from outside.
+    /// Random for each process, because values come from outside.
     hasher: quality::RandomState,
     young: HashSet<u64, fast::RandomState>,
     old: HashSet<u64, fast::RandomState>,
 }
 
 impl Known {
-    /// About 5 MB a generation at most, for 130,000 descriptors with two windows.
+    /// About 5 MB per generation at most, for 130,000 descriptors with two windows.
     const GENERATION: usize = 1 << 18;
 
     fn contains(&self, hash: u64) -> bool {

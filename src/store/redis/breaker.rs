@@ -1,8 +1,8 @@
-//! Lets nobody wait for a server that is lost.
+//! The circuit breaker: no request waits for a server that is lost.
 //!
-//! It opens when a connection is refused or breaks, when the server says that it is of no use for now, or
-//! when the probe judges that it has been silent for too long; from then on only the probe speaks to the
-//! server, and closes the breaker with its first prompt answer.
+//! It opens when a connection is refused or breaks, when the server replies that it is of no use for
+//! now, or when the probe finds that it has been silent for too long. From then on only the probe
+//! connects to the server, and closes the breaker with its first prompt answer.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
@@ -13,17 +13,17 @@ use super::trouble::Trouble;
 /// One for each server, shared by all workers.
 #[derive(Debug)]
 pub(super) struct Breaker {
-    /// The trouble that keeps it open.
+    /// The failure that keeps it open; `None` while it is closed.
     state: watch::Sender<Option<Trouble>>,
-    /// The same in short, for the way of each request.
+    /// Whether there is a failure, in a form that each request can read cheaply.
     is_open: AtomicBool,
-    /// Grows when the connections that there are cannot be trusted any more.
+    /// Grows when the existing connections cannot be trusted any more.
     era: AtomicU64,
     times_opened: AtomicU64,
 }
 
 impl Default for Breaker {
-    /// Closed: a server is good until it is known better.
+    /// Closed: a server counts as good until it fails.
     fn default() -> Self {
         Self {
             state: watch::Sender::new(None),
@@ -55,8 +55,8 @@ impl Breaker {
         self.times_opened.load(Relaxed)
     }
 
-    /// Returns whether that is news. Who hears of trouble later than another learns it too, but
-    /// it is no second opening.
+    /// Opens the breaker and returns whether it was closed. If it was open, the new failure replaces the
+    /// old one, but this is no second opening.
     pub(super) fn open(&self, trouble: Trouble) -> bool {
         let mut is_news = false;
         self.state.send_if_modified(|state| {
@@ -72,13 +72,13 @@ impl Breaker {
         is_news
     }
 
-    /// Returns whether that is news. With `is_anew` all connections of before are to be replaced,
-    /// even if it was closed all the time.
+    /// Closes the breaker and returns whether it was open. With `is_anew` all existing connections are
+    /// replaced, even if it was closed all the time.
     pub(super) fn close(&self, is_anew: bool) -> bool {
         let mut is_news = false;
         self.state.send_if_modified(|state| {
             is_news = state.take().is_some();
-            // Under the lock, so that nobody sees it closed with the era of before.
+            // Under the lock, so that no reader sees it closed with the old era.
             self.era.fetch_add(u64::from(is_anew), Relaxed);
             self.is_open.store(false, Relaxed);
             is_news || is_anew

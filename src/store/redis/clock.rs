@@ -1,4 +1,4 @@
-//! How far the clock of Redis is ahead of ours, out of a few measurements.
+//! How far the clock of Redis is ahead of ours, from a few measurements.
 
 use std::{
     collections::VecDeque,
@@ -12,7 +12,7 @@ pub(super) struct Skew {
 }
 
 impl Skew {
-    /// Enough for one that was held up on its way not to matter.
+    /// Enough that one delayed measurement does not matter.
     const KEPT: usize = 5;
 
     pub(super) fn record(&mut self, millis: i64) {
@@ -22,25 +22,25 @@ impl Skew {
         self.millis.push_back(millis);
     }
 
-    /// The one in the middle.
+    /// The measurement in the middle, or 0 without any.
     pub(super) fn median(&self) -> i64 {
         median(self.millis.iter().copied()).unwrap_or(0)
     }
 }
 
-/// The one in the middle, the lower of two.
+/// The value in the middle, the lower of two.
 pub(super) fn median(values: impl Iterator<Item = i64>) -> Option<i64> {
     let mut values: Vec<_> = values.collect();
     values.sort_unstable();
     values.get(values.len().saturating_sub(1) / 2).copied()
 }
 
-/// Reads our clock without asking the system for each measurement: what counts is that both ends
-/// of one are read by the same clock.
+/// A measurement that has begun. Our clock is read once, and the time since then by a clock that cannot
+/// be set.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Measurement {
     asked: Instant,
-    /// Our clock when the question went out, in milliseconds since the epoch.
+    /// Our clock when the question was sent, in milliseconds since the epoch.
     local_millis: u64,
 }
 
@@ -52,7 +52,7 @@ impl Measurement {
         }
     }
 
-    /// How far ahead a clock is that said `theirs` just now: it did so half a round trip ago.
+    /// How far ahead a clock is that has just answered `theirs`, which it read half a round trip ago.
     pub(super) fn end(self, theirs: u64) -> i64 {
         ahead(self.local_millis, self.asked.elapsed(), theirs)
     }
@@ -63,8 +63,8 @@ fn ahead(local_millis: u64, round_trip: Duration, theirs: u64) -> i64 {
     let ours = local_millis.saturating_add(half);
     let signed = |millis| i64::try_from(millis).unwrap_or(i64::MAX);
     let ahead = signed(theirs).saturating_sub(signed(ours));
-    // Within what the round trip leaves open, and the millisecond that both clocks cut off, they may
-    // be one clock: replicas beside Redis then agree with it, and not about.
+    // A difference within half the round trip, plus the millisecond that both clocks cut off, may be
+    // none: replicas beside Redis then agree with it exactly, and not roughly.
     if ahead.unsigned_abs() <= half + 1 {
         0
     } else {

@@ -1,4 +1,4 @@
-//! Asks the nodes of a cluster who owns which slots, and takes batches apart by it.
+//! Asks the nodes of a cluster for the owners of its slots, and splits batches by owner.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -18,10 +18,10 @@ use crate::{
     store::{StoreError, split::Split},
 };
 
-/// How long one node may think before the next is asked.
+/// How long one node may take before the next is asked.
 const PATIENCE: Duration = Duration::from_millis(250);
 
-/// Nodes, replicas among them, that are remembered to be asked. Far above what clusters have.
+/// The most nodes, replicas included, that are remembered for asking. Far above what clusters have.
 const MAX_KNOWN: usize = 4096;
 
 /// The nodes of one cluster that can be asked for its slots.
@@ -32,7 +32,7 @@ pub(super) struct Cluster {
     /// Masters and replicas of the last answer.
     known: Vec<Place>,
     links: HashMap<Place, Link>,
-    /// Whom to ask first.
+    /// The index of the node to ask first.
     next: usize,
 }
 
@@ -47,12 +47,12 @@ impl Cluster {
         }
     }
 
-    /// Who owns which slots, as one node sees it. With `is_doubted` another one is asked than
+    /// The owners of the slots, as one node sees them. With `is_doubted` it asks another node than
     /// before.
     ///
     /// # Errors
     ///
-    /// Why nobody tells.
+    /// The failures of all nodes, if none answers.
     pub(super) async fn ranges(&mut self, is_doubted: bool) -> Result<Vec<Range>, String> {
         self.next += usize::from(is_doubted);
         let mut asked: Vec<Place> = Vec::new();
@@ -85,7 +85,7 @@ impl Cluster {
         let mut link = match self.links.remove(place) {
             Some(link) => link,
             None => {
-                // One is enough, as long as it answers.
+                // One connection is enough, as long as it answers.
                 self.links.clear();
                 self.connector.connect(place).await?
             }
@@ -101,8 +101,8 @@ impl Cluster {
     }
 }
 
-/// Reads a reply to CLUSTER SLOTS: `[first, last, [host, port, …], …]` for each range, the master
-/// first. What does not look like that is left out.
+/// Reads a reply to CLUSTER SLOTS: `[first, last, [host, port, …], …]` for each range, the master first.
+/// Entries of another form are left out.
 fn slots(reply: &Value, asked: &Place) -> (Vec<Range>, Vec<Place>) {
     let (mut ranges, mut known) = (Vec::new(), Vec::new());
     let Value::Array(entries) = reply else {
@@ -145,27 +145,27 @@ fn place(node: &Value, asked: &Place) -> Option<Place> {
     Some(Place::told(&host.unwrap_or_default(), port, asked))
 }
 
-/// A request by the owners of its keys.
+/// A request, split by the owners of its keys.
 #[derive(Debug)]
 pub(super) struct Parts {
-    /// Which part each increment belongs to.
+    /// The part of each increment.
     pub(super) split: Split,
-    /// The place on the map of each part's node.
+    /// The index of each part's node in the map.
     pub(super) nodes: Vec<usize>,
 }
 
-/// What may be one step where limits are judged together.
+/// The counters that may be one step where limits are judged together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Together {
     /// All counters of a slot.
     Slots,
-    /// One counter: while a slot moves, Redis knows no other step, for some of its keys may be here and
-    /// some there.
+    /// One counter: while a slot moves, Redis allows no larger step, because some of its keys may be on
+    /// one server and some on another.
     Keys,
 }
 
-/// Finds the owners of the keys of `batch`, each of which begins with `prefix`. What is judged
-/// together has a part for each step that it takes.
+/// Finds the owners of the keys of `batch`, each of which begins with `prefix`. Increments that are
+/// judged together get one part for each step.
 ///
 /// # Errors
 ///

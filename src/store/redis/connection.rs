@@ -28,17 +28,17 @@ use super::{
 };
 use crate::dial::Stream;
 
-/// Opens connections to servers of one kind, wherever they are.
+/// Opens connections to servers of one kind, at any endpoint.
 #[derive(Clone, Debug)]
 pub(super) struct Connector {
     /// Credentials of the URL, and the database.
     settings: RedisConnectionInfo,
-    /// Used where the URL has no password.
+    /// Used if the URL has no password.
     auth: Option<Secret>,
     is_tls: bool,
     tls: Tls,
-    /// How long a connection may take to come up, and a question on it to be answered. Decisions
-    /// do not wait for it, they end at their own deadline.
+    /// How long a connection may take to come up, and a question on it to be answered. Decisions do not
+    /// wait for that; they end at their own deadline.
     pub(super) timeout: Duration,
 }
 
@@ -69,11 +69,11 @@ impl Connector {
         Ok(connector)
     }
 
-    /// A connection of its own, ready for commands.
+    /// Opens a connection that is ready for commands.
     ///
     /// # Errors
     ///
-    /// What is wrong with the server, as far as can be told from outside.
+    /// The node failure, as far as it can be seen from outside.
     pub(super) async fn connect(&self, place: &Place) -> Result<Link, Trouble> {
         let connecting = async {
             let mut link = Link::new(self.stream(place).await?);
@@ -99,7 +99,8 @@ impl Connector {
         if !self.is_tls {
             return Ok(Box::new(stream));
         }
-        // Read anew each time, for certificates change. They are small, and connections are rare.
+        // Read anew for each connection, because certificates change. They are small, and connections
+        // are rare.
         let config = self.tls.config();
         let config = config.map_err(|error| Trouble::Unreachable(error.reason))?;
         let name = ServerName::try_from(host.clone())
@@ -109,7 +110,7 @@ impl Connector {
         Ok(Box::new(stream))
     }
 
-    /// Says who we are and which database is meant.
+    /// Sends the credentials and selects the database.
     async fn greet(&self, link: &mut Link) -> Result<(), Trouble> {
         let (mut user, mut password) = (
             self.settings.username().map(str::to_owned),
@@ -127,7 +128,7 @@ impl Connector {
             let mut words = vec![&b"AUTH"[..]];
             words.extend(user.as_deref().map(str::as_bytes));
             words.push(password.as_bytes());
-            // Whatever it says: it does not take the password.
+            // Any other error means that the server does not accept the password.
             check(link, &words, |_| Trouble::WrongPassword).await?;
         }
         if self.settings.db() != 0 {
@@ -139,7 +140,7 @@ impl Connector {
     }
 }
 
-/// Sends one command, which has to succeed; `otherwise` says what another error code means.
+/// Sends one command, which has to succeed; `otherwise` maps other error codes to a failure.
 async fn check(
     link: &mut Link,
     words: &[&[u8]],
@@ -153,7 +154,7 @@ async fn check(
     }
 }
 
-/// Makes a worker's connections to one node.
+/// Opens a worker's connections to one node.
 #[derive(Clone, Debug)]
 pub(super) struct Door {
     pub(super) connector: Arc<Connector>,
@@ -161,7 +162,7 @@ pub(super) struct Door {
     pub(super) meters: Arc<Meters>,
 }
 
-/// Tells whoever waits for a connection that one did not come up. The pool itself would let them
+/// Notifies callers that wait for a connection when one did not come up. The pool itself would let them
 /// wait for its timeout.
 #[derive(Clone, Debug)]
 struct Failures(watch::Sender<Option<Trouble>>);
@@ -184,12 +185,13 @@ impl Door {
         let timeout = self.connector.timeout;
         let pool = Pool::builder()
             .max_size(connections)
-            // Failures are told as they come, after less than this.
+            // Failures are reported as they come, after less than this.
             .connection_timeout(2 * timeout)
-            // Whoever needs a connection asks again; until then failures are told as they come.
+            // A caller that needs a connection asks again; until then failures are reported as they
+            // come.
             .retry_connection(false)
             .error_sink(Box::new(failures))
-            // A connection knows whether it broke: asking it again would cost a round trip.
+            // A connection knows whether it is broken: testing it would cost a round trip.
             .test_on_check_out(false)
             .idle_timeout(None)
             .max_lifetime(None)
@@ -203,7 +205,7 @@ impl ManageConnection for Door {
     type Error = Trouble;
 
     async fn connect(&self) -> Result<Connection, Trouble> {
-        // Read first: what changes while it comes up makes it one of before.
+        // Read first: if the era changes while the connection comes up, the connection is outdated.
         let era = self.node.breaker.era();
         let mut link = self.connector.connect(&self.node.place).await?;
         let loading = within(self.connector.timeout, load(&mut link));
@@ -217,7 +219,7 @@ impl ManageConnection for Door {
         })
     }
 
-    /// Not asked: see [`Pool::builder`] above.
+    /// Not used: see [`Pool::builder`] above.
     async fn is_valid(&self, _connection: &mut Connection) -> Result<(), Trouble> {
         Ok(())
     }
@@ -237,11 +239,11 @@ pub(super) struct ConnectionPool {
 pub(super) type Pooled = PooledConnection<'static, Door>;
 
 impl ConnectionPool {
-    /// A connection that nobody else uses, as soon as there is one.
+    /// A connection for exclusive use, as soon as there is one.
     ///
     /// # Errors
     ///
-    /// What went wrong, as soon as it is known that none comes up.
+    /// The failure, as soon as it is known that no connection comes up.
     pub(super) async fn get(&mut self) -> Result<Pooled, Trouble> {
         self.failed.mark_unchanged();
         tokio::select! {
@@ -249,7 +251,7 @@ impl ConnectionPool {
                 bb8_redis::bb8::RunError::User(trouble) => trouble,
                 bb8_redis::bb8::RunError::TimedOut => Trouble::Silent,
             }),
-            // The pool lives as long as this, and the sender with it.
+            // The pool lives as long as this value, and the sender as long as the pool.
             _ = self.failed.changed() => {
                 let trouble = self.failed.borrow_and_update().clone();
                 Err(trouble.unwrap_or(Trouble::Silent))
@@ -262,7 +264,7 @@ impl ConnectionPool {
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) link: Link,
-    /// The breaker's when it was made.
+    /// The breaker's era when the connection was made.
     pub(super) era: u64,
     meters: Arc<Meters>,
 }
@@ -273,8 +275,8 @@ impl Drop for Connection {
     }
 }
 
-/// Makes the script known, so that no request has to find out that it is not. A server that will not
-/// take it says so again when it is asked to run it.
+/// Loads the script, so that no request has to find it missing. A server that refuses it now refuses it
+/// again when it has to run it.
 pub(super) async fn load(link: &mut Link) -> Result<(), Trouble> {
     link.ask(&load_step()).await.map(|_| ())
 }

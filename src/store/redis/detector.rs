@@ -1,24 +1,25 @@
-//! Is a server silent, or did we not run? Events and times in, suspicion and loss out.
+//! Decides whether a server is silent or this process did not run: events and times in, suspicion and
+//! loss out.
 //!
-//! A timer that goes off late says first of all that this process did not run: it was stopped, held
-//! back by a CPU quota, or other threads had the cores. So silence is counted in time in which we ran,
-//! as Cassandra's failure detector leaves out pauses of its own process (`FailureDetector.java`,
-//! `MAX_LOCAL_PAUSE_IN_NANOS`): where a timer is later than timers usually are, time counts up to the
-//! moment at which it was due. The usual time of an answer stretches the bounds, in the spirit of the
+//! A timer that fires late shows first of all that this process did not run: it was stopped, held back
+//! by a CPU quota, or other threads had the cores. So silence is counted in time in which this process
+//! ran, as Cassandra's failure detector leaves out pauses of its own process (`FailureDetector.java`,
+//! `MAX_LOCAL_PAUSE_IN_NANOS`): if a timer is later than timers usually are, time counts up to the
+//! moment at which it was due. The usual round trip stretches the bounds, in the spirit of the
 //! phi-accrual detector (Hayashibara et al. 2004).
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Between two looks at something that is waited for. A pause of ours that is shorter than that may
-/// count as time in which we ran.
+/// The time between two looks at a wait. A pause of this process that is shorter than that may count as
+/// time in which it ran.
 pub(super) const TICK: Duration = Duration::from_millis(3);
 
-/// Timers of the runtime go off up to that much late on an idle machine: they count whole milliseconds.
+/// Timers of the runtime fire up to this much late on an idle machine: they count whole milliseconds.
 pub(super) const GRAIN: Duration = Duration::from_millis(2);
 
-/// Time in which this thread ran, as far as timers tell.
+/// Time in which this thread ran, as far as timers show.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ran {
     last: Instant,
@@ -33,45 +34,45 @@ impl Ran {
         }
     }
 
-    /// A timer that was due at `due` went off at `now`.
+    /// Records that a timer which was due at `due` fired at `now`.
     pub(super) fn woke(&mut self, due: Instant, now: Instant) {
-        // As late as all timers are.
+        // No later than all timers are.
         let is_usual = now <= due + GRAIN;
         let ran_until = if is_usual { now } else { due };
         self.total += ran_until.saturating_duration_since(self.last);
         self.last = now;
     }
 
-    /// When we last looked.
+    /// The time of the last look.
     pub(super) fn last(&self) -> Instant {
         self.last
     }
 
-    /// How long we ran since the beginning.
+    /// How long this thread ran since the beginning.
     pub(super) fn total(&self) -> Duration {
         self.total
     }
 }
 
-/// What is known of one server.
+/// The judgement on one server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// Nothing is wrong, as far as is known.
+    /// No sign of a failure.
     Well,
-    /// It has not answered for longer than it usually takes.
+    /// No answer for longer than usual.
     Suspected,
-    /// It has been silent for so long that nobody is to wait for it.
+    /// Silent for so long that no request should wait for it.
     Lost,
 }
 
-/// Judges one question to a server that it may answer in several ways: every sign of life counts.
+/// Judges one question to a server that may answer it in several ways: every sign of life counts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Detector {
     bounds: Bounds,
     silent: Ran,
 }
 
-/// How long a silence may be, in time in which we ran.
+/// How long a silence may be, in time in which this process ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bounds {
     pub(super) suspect_after: Duration,
@@ -79,7 +80,7 @@ pub(super) struct Bounds {
 }
 
 impl Detector {
-    /// A question is on its way since `now`.
+    /// Begins with a question that was sent at `now`.
     pub(super) fn asked(bounds: Bounds, now: Instant) -> Self {
         Self {
             bounds,
@@ -87,19 +88,20 @@ impl Detector {
         }
     }
 
-    /// Others have waited for `silent` already.
+    /// Sets the silence that others have waited for already.
     #[must_use]
     pub(super) fn already(mut self, silent: Duration) -> Self {
         self.silent.total = silent;
         self
     }
 
-    /// The server said something.
+    /// Records a sign of life.
     pub(super) fn heard(&mut self, now: Instant) {
         self.silent = Ran::since(now);
     }
 
-    /// A timer that was due at `due` went off at `now`, and whatever had come by then was read before.
+    /// Records that a timer which was due at `due` fired at `now`. All data that had arrived by then
+    /// must have been read.
     pub(super) fn woke(&mut self, due: Instant, now: Instant) -> State {
         self.silent.woke(due, now);
         let silent = self.silent.total();
@@ -113,8 +115,8 @@ impl Detector {
     }
 }
 
-/// How long a server usually takes to answer: the least of its last answers, so that a server which
-/// was held up once, or while we were, is not taken for a slow one.
+/// How long a server usually takes to answer: the least of its last round trips, so that a server which
+/// was delayed once, or while this process paused, does not count as slow.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RoundTrips {
     last: [Option<Duration>; Self::KEPT],
@@ -124,10 +126,10 @@ pub(super) struct RoundTrips {
 impl RoundTrips {
     const KEPT: usize = 8;
 
-    /// Silence of less than this says nothing: other programs run too.
+    /// A shorter silence means nothing: other programs run too.
     const LEAST_SUSPICION: Duration = Duration::from_millis(5);
 
-    /// So many times what an answer usually takes is suspicious.
+    /// A silence of so many usual round trips is suspicious.
     const FACTOR: u32 = 4;
 
     pub(super) fn record(&mut self, took: Duration) {
@@ -162,8 +164,9 @@ mod tests {
         Duration::from_micros(micros)
     }
 
-    /// A process that looks each [`TICK`] and is held up now and then; `runs` are how late each look is.
-    /// `hears` says whether the server had answered by the time of a look. Returns what was found each time.
+    /// Simulates a process that looks each [`TICK`] and is held up now and then; `late` is the delay of
+    /// each look. `hears` returns whether the server had answered by the time of a look. Returns the
+    /// state at each look.
     fn watch(
         detector: &mut Detector,
         began: Instant,
@@ -223,8 +226,8 @@ mod tests {
     }
 
     proptest! {
-        /// Pauses of any length, at any time, while the server answers whatever it is asked, each time
-        /// within less than the bound of a loss.
+        /// Pauses of any length, at any time, while the server answers each question within less than
+        /// the bound of a loss.
         #[test]
         fn own_pauses_never_lose_a_server_that_answers(
             late in prop::collection::vec(prop_oneof![Just(0), 0..5_000_u64, 0..10_000_000_u64], 1..200),
@@ -237,7 +240,7 @@ mod tests {
             let found = watch(&mut detector, began, &late, |now| {
                 let is_there = answered_at <= now;
                 if is_there {
-                    // The next question goes out when the answer is read.
+                    // The next question is sent when the answer is read.
                     answered_at = now + takes.next().unwrap();
                 }
                 is_there
@@ -245,7 +248,8 @@ mod tests {
             prop_assert!(!found.contains(&State::Lost));
         }
 
-        /// Whatever pauses there are between, a server that is silent for its time while we run is lost.
+        /// A server that is silent for its time while this process runs is lost, whatever pauses there
+        /// are between.
         #[test]
         fn a_silent_server_is_lost_once_we_ran_for_its_time(
             late in prop::collection::vec(prop_oneof![Just(0), 0..10_000_000_u64], 67..120),

@@ -1,4 +1,4 @@
-//! Keeps the map of the servers up to date, for all workers.
+//! Keeps the topology of the servers up to date, for all workers.
 
 use std::{collections::HashMap, convert::Infallible, sync::Arc, time::Duration};
 
@@ -18,28 +18,28 @@ use super::{
     trouble::Trouble,
 };
 
-/// Between two looks at who is master or owns what, while all is well.
+/// The time between two looks at the topology while all is well.
 const CALM: Duration = Duration::from_millis(500);
 
-/// Between two looks while something is wrong.
+/// The time between two looks while something is wrong.
 const TROUBLED: Duration = Duration::from_millis(100);
 
 /// The least time between two looks, however many workers ask for one.
 const LEAST: Duration = Duration::from_millis(20);
 
-/// The task that knows where the servers are and whether they are well. One for each address.
+/// The task that keeps the topology and the health of the servers. One for each address.
 #[derive(Debug)]
 pub struct Guide {
     servers: Servers,
     source: Source,
-    /// How long others wait for a node.
+    /// How long requests wait for a node.
     patience: Patience,
     tasks: JoinSet<()>,
     /// The nodes that are probed.
     probed: HashMap<Place, AbortHandle>,
 }
 
-/// Who knows where the servers are.
+/// The source of the topology.
 #[derive(Debug)]
 enum Source {
     /// The settings.
@@ -69,7 +69,7 @@ impl Guide {
         }
     }
 
-    /// Looks after the servers until it is dropped.
+    /// Watches the servers until it is dropped.
     pub async fn run(mut self) -> Infallible {
         let shared = self.servers.0.clone();
         self.tasks
@@ -83,7 +83,7 @@ impl Guide {
         }
     }
 
-    /// Waits for the next look. Whatever happens to a node meanwhile is told.
+    /// Waits for the next look, and publishes changes of nodes meanwhile.
     async fn wait(&mut self, looked: Instant) {
         let is_calm = self.servers.tell();
         let mut next = looked + if is_calm { CALM } else { TROUBLED };
@@ -103,7 +103,7 @@ impl Guide {
         }
     }
 
-    /// Asks whoever knows, and takes a new map into use.
+    /// Asks the source, and takes a new map into use.
     async fn look(&mut self) -> Result<(), String> {
         match &mut self.source {
             Source::Settings => Ok(()),
@@ -128,7 +128,7 @@ impl Guide {
         }
     }
 
-    /// Goes over to the server that the sentinels named, once that says the same.
+    /// Switches to the server that the sentinels named, once that server confirms it.
     async fn change_master(&self, master: Place) -> Result<(), String> {
         let current = self.servers.map();
         if current.nodes.iter().any(|node| node.place == master) {
@@ -146,7 +146,7 @@ impl Guide {
         }
     }
 
-    /// Has each node of the map probed, and no other.
+    /// Starts a probe for each node of the map, and stops all others.
     fn follow_map(&mut self) {
         let map = self.servers.map();
         let is_there = |place: &Place| map.nodes.iter().any(|node| node.place == *place);

@@ -1,4 +1,4 @@
-//! Requests of one worker that wait for one node.
+//! The queue of one worker for one node.
 
 use std::{
     future::poll_fn,
@@ -31,42 +31,44 @@ use crate::{
     window::Timestamp,
 };
 
-/// Increments of one pipeline, at least one request. More of them would keep Redis busy for
-/// longer than a decision may wait, and then none would ever be in time.
+/// The most increments of one pipeline, unless a single request has more. More would keep Redis busy for
+/// longer than a decision may wait, and then no decision would ever be in time.
 const MAX_INCREMENTS: usize = 1024;
 
-/// The worker itself watches a wait that may not be longer than this: the ticks may look only after [`TICK`],
-/// and find only then that somebody waits for long.
+/// The worker itself times a wait that may not be longer than this: the ticks may look only after
+/// [`TICK`], and see only then that a request waits for long.
 const SOON: Duration = TICK.saturating_mul(2);
 
-/// One worker's way to one node.
+/// One worker's queue for one node.
 #[derive(Debug)]
 pub(super) struct Lane {
     pub(super) node: Arc<Node>,
     pub(super) load: Arc<Load>,
     queue: Mutex<Queue>,
-    /// For batchers that have nothing to do.
+    /// Wakes idle batchers.
     news: Notify,
-    /// For the batcher that stands in where all others wait for a connection that is held up.
+    /// Wakes the stand-in batcher when all others wait for a connection that is held up.
     relief: Notify,
-    /// Somebody waits for so long that the worker itself has to watch the time.
+    /// Wakes [`Lane::watch_time`] when a request waits so long that the worker itself has to watch the
+    /// time.
     timed: Notify,
-    /// For batchers: somebody waits for longer than [`TICK`], perhaps for the reply to their batch.
+    /// For batchers: a request has waited for longer than [`TICK`], perhaps for the reply to their
+    /// batch.
     pub(super) overdue: Arc<Notify>,
     ticks: Arc<Ticks>,
-    /// Shared by all lanes of the worker.
+    /// Shared by all queues of the worker.
     places: Arc<Places>,
     meters: Arc<Meters>,
     /// The longest that a request waits.
     longest: Duration,
-    /// Batchers that serve it, how many of them have been without a connection for too long, and how
-    /// many wait for a reply that is late although the node answers others.
+    /// The batchers that serve the queue, how many of them have been without a connection for too long,
+    /// and how many wait for a reply that is late although the node answers others.
     batchers: u32,
     stuck: AtomicU32,
     stalled: AtomicU32,
 }
 
-/// How many requests of one worker may wait at a time, whatever they wait for.
+/// How many requests of one worker may wait at a time, for all nodes together.
 #[derive(Debug)]
 pub(super) struct Places {
     taken: AtomicUsize,
@@ -97,38 +99,38 @@ impl Places {
 #[derive(Debug, Default)]
 struct Queue {
     waiting: Waiting,
-    /// An empty one, whose memory is used again.
+    /// An empty one whose memory is used again.
     spare: Option<Waiting>,
     seats: Seats,
-    /// Whether the ticks look after it.
+    /// Whether the ticks watch this queue.
     is_watched: bool,
-    /// Whether anybody came since their last look.
+    /// Whether a request came since their last look.
     has_come: bool,
-    /// Since when the worker itself has to watch the time, if it has to.
+    /// Since when the worker itself has to watch the time; `None` if it need not.
     called: Option<Instant>,
-    /// Nobody will come any more: the node is none of those that count.
+    /// No more requests may queue: the node has left the topology.
     is_over: bool,
 }
 
 /// Requests that wait for the next batch.
 #[derive(Debug, Default)]
 struct Waiting {
-    /// Large to move, and it is moved with every batch.
+    /// Boxed, because it is large and moves with every batch.
     batch: Box<Batch>,
     waiters: Vec<Waiter>,
-    /// The time of the last request, by which all are sent.
+    /// The time of the last request, with which all are sent.
     now: Option<Timestamp>,
 }
 
 #[derive(Debug)]
 struct Waiter {
-    /// How many increments of the batch are this request's.
+    /// How many increments of the batch belong to this request.
     increments: usize,
     seat: usize,
 }
 
 impl Lane {
-    /// For requests that wait for `longest` at most, and `batchers` that serve them.
+    /// A queue whose requests wait for `longest` at most, served by `batchers`.
     pub(super) fn new(
         node: Arc<Node>,
         places: Arc<Places>,
@@ -155,9 +157,11 @@ impl Lane {
         }
     }
 
+    /// Checks whether the node can be expected to answer.
+    ///
     /// # Errors
     ///
-    /// If there is no hope of an answer.
+    /// If it cannot.
     pub(super) fn admit(&self) -> Result<(), StoreError> {
         if self.node.breaker.is_open() || self.stuck.load(Relaxed) >= self.batchers {
             self.load.refused_fast.fetch_add(1, Relaxed);
@@ -166,12 +170,12 @@ impl Lane {
         Ok(())
     }
 
-    /// Queues one request. A task that will do nothing but fetch the answer may give its waker, and is
-    /// asked for it no more.
+    /// Queues one request. A task that goes on to fetch the answer may give its waker here; its first
+    /// poll then returns without a look at the queue.
     ///
     /// # Errors
     ///
-    /// If there is no hope of an answer, or no place to wait for it.
+    /// If no answer can be expected, or too many requests wait already.
     pub(super) fn push(
         self: &Arc<Self>,
         batch: &Batch,
@@ -217,8 +221,8 @@ impl Lane {
         })
     }
 
-    /// Waits until there may be something to send, or the node is gone or back. Returns nothing if there
-    /// never will be.
+    /// Waits until there may be something to send, or the node is lost or back. Returns `None` at the
+    /// end of the queue.
     pub(super) async fn news(&self) -> Option<()> {
         {
             let queue = self.lock();
@@ -226,7 +230,7 @@ impl Lane {
                 return Some(());
             }
             if queue.is_over {
-                // The other batchers are to hear of it too.
+                // Wakes the other batchers too.
                 self.news.notify_one();
                 return None;
             }
@@ -235,8 +239,8 @@ impl Lane {
         Some(())
     }
 
-    /// The same for the batcher that stands in: until there is something to send, and all others wait for
-    /// replies that are late.
+    /// Like [`Self::news`], for the stand-in batcher: waits until there is something to send while all
+    /// others wait for replies that are late.
     pub(super) async fn relief(&self) -> Option<()> {
         loop {
             {
@@ -265,17 +269,17 @@ impl Lane {
         }
     }
 
-    /// The node is gone or back: who queues for one that is gone is answered, and the batchers are to look.
+    /// Reacts to the circuit breaker: if it is open, fails all queued requests; wakes the batchers.
     pub(super) fn tell(&self) {
         if self.node.breaker.is_open() {
-            // They may be waiting for answers of their own.
+            // The batchers may be waiting for replies of their own.
             self.fail_all(StoreError::Unreachable);
         }
         self.news.notify_waiters();
     }
 
-    /// Takes what one pipeline may hold: the increments of those who still wait, and who they are.
-    /// Nothing if nobody waits.
+    /// Takes as much as one pipeline may hold: the increments of requests that still wait, and their
+    /// waiters. `None` if no request waits.
     pub(super) fn take(&self) -> Option<Taken<'_>> {
         let mut queue = self.lock();
         let queue = &mut *queue;
@@ -307,7 +311,7 @@ impl Lane {
         })
     }
 
-    /// Answers everybody who is queued that there is no hope.
+    /// Answers all queued requests with `error`.
     pub(super) fn fail_all(&self, error: StoreError) {
         while self.is_awaited() {
             if let Some(mut taken) = self.take() {
@@ -320,8 +324,8 @@ impl Lane {
         !self.lock().waiting.waiters.is_empty()
     }
 
-    /// A look of the ticks, whose own thread may have made a pause. Returns whether they are to look
-    /// again: somebody waits, or came since the last look.
+    /// A look by the ticks, whose own thread may have paused. Returns whether they have to look again: a
+    /// request waits, or came since the last look.
     pub(super) fn look(&self, pause: Option<Pause>, now: Instant) -> bool {
         let mut queue = self.lock();
         let queue = &mut *queue;
@@ -342,9 +346,9 @@ impl Lane {
         queue.is_watched
     }
 
-    /// Tells everybody whose time is over so, wherever his request is by then: one timer for all of
-    /// them, and none while nobody waits for long. It looks each [`TICK`], so that time in which this thread
-    /// did not run is left out. Ends with the lane.
+    /// Ends every wait whose time is over, queued or in flight: one timer serves all of them, and none
+    /// runs while no request waits for long. It looks each [`TICK`], so that time in which this thread
+    /// did not run is left out. Returns at the end of the queue.
     pub(super) async fn watch_time(&self) {
         while let Some(called) = self.called().await {
             let mut due = called;
@@ -357,10 +361,10 @@ impl Lane {
                 let Some(next) = self.next_end(now) else {
                     break;
                 };
-                // From this look on, so that no pause in between is missed.
+                // Counts from this look on, so that no pause in between is missed.
                 due = now;
                 if next <= now {
-                    // A reply that is there already is a reply.
+                    // A reply that has arrived already still counts.
                     read_sockets().await;
                     self.lock().seats.end_late(now);
                 } else {
@@ -371,7 +375,7 @@ impl Lane {
         }
     }
 
-    /// Waits until the time has to be watched, and returns since when. Nothing if it never will be.
+    /// Waits until the time has to be watched, and returns since when. `None` at the end of the queue.
     async fn called(&self) -> Option<Instant> {
         loop {
             {
@@ -387,7 +391,7 @@ impl Lane {
         }
     }
 
-    /// When the first wait ends. Nothing, and it is for the ticks again to look, if nobody waits for long.
+    /// When the first wait ends. `None` if no request waits for long; the ticks then watch again.
     fn next_end(&self, now: Instant) -> Option<Instant> {
         let mut queue = self.lock();
         let first = queue.seats.first_since();
@@ -400,7 +404,7 @@ impl Lane {
         next
     }
 
-    /// Nobody will queue any more. Who waits is still served.
+    /// Closes the queue to new requests. Waiting requests are still served.
     pub(super) fn end(&self) {
         self.lock().is_over = true;
         self.news.notify_one();
@@ -408,13 +412,13 @@ impl Lane {
         self.timed.notify_one();
     }
 
-    /// A batcher has been without a connection for as long as a node may be silent.
+    /// Counts a batcher that has been without a connection for as long as a node may be silent.
     pub(super) fn stuck(&self) -> Counted<'_> {
         Counted::new(&self.stuck)
     }
 
-    /// A batcher waits for a reply that is late although the node answers others. Until it is dropped
-    /// another one may stand in.
+    /// Counts a batcher that waits for a reply that is late although the node answers others. Until the
+    /// result is dropped the stand-in may serve the queue.
     pub(super) fn stalled(&self) -> Counted<'_> {
         let stalled = Counted::new(&self.stalled);
         if self.is_held_up() {
@@ -423,13 +427,13 @@ impl Lane {
         stalled
     }
 
-    /// A panic elsewhere cannot leave the queue half changed: nothing between the changes panics.
+    /// A panic elsewhere cannot leave the queue half changed: no code between the changes panics.
     fn lock(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// One of those counted, until it is dropped.
+/// Adds one to a count until it is dropped.
 pub(super) struct Counted<'a>(&'a AtomicU32);
 
 impl<'a> Counted<'a> {
@@ -445,13 +449,13 @@ impl Drop for Counted<'_> {
     }
 }
 
-/// Where a request finds its counts.
+/// The pending reply of one request.
 #[derive(Debug)]
 pub(super) struct Answer {
     lane: Arc<Lane>,
-    /// Nothing once it is found.
+    /// `None` once it is fetched.
     seat: Option<usize>,
-    /// Whether it was only just queued by the task that fetches it, and with its waker.
+    /// Whether the task that fetches it has only just queued it, with its waker.
     is_awaited: bool,
 }
 
@@ -481,17 +485,17 @@ impl Drop for Answer {
     }
 }
 
-/// A batch on its way.
+/// A batch in flight.
 pub(super) struct Taken<'a> {
     lane: &'a Lane,
     pub(super) batch: Box<Batch>,
-    /// The time by which it is sent.
+    /// The time with which it is sent.
     pub(super) now: Timestamp,
     pub(super) waiters: Waiters<'a>,
 }
 
 impl Taken<'_> {
-    /// Gives its memory to the next one, when everybody was told something.
+    /// Keeps its memory for the next batch, once every waiter has an answer.
     pub(super) fn recycle(mut self) {
         self.batch.clear();
         self.lane.lock().spare = Some(Waiting {
@@ -502,8 +506,7 @@ impl Taken<'_> {
     }
 }
 
-/// Those who wait for a batch. Nobody is forgotten: whoever was told nothing when this is dropped
-/// is told that nobody knows.
+/// The waiters of a batch. On drop, every waiter without an answer gets `Unreachable`.
 pub(super) struct Waiters<'a> {
     lane: &'a Lane,
     all: Vec<Waiter>,
@@ -511,7 +514,7 @@ pub(super) struct Waiters<'a> {
 }
 
 impl Waiters<'_> {
-    /// Their requests, as ranges of the increments of the batch.
+    /// The waiters' requests, as ranges of the increments of the batch.
     pub(super) fn requests(&self) -> impl Iterator<Item = Range<usize>> {
         let mut first = 0;
         self.all.iter().map(move |waiter| {
@@ -521,7 +524,7 @@ impl Waiters<'_> {
         })
     }
 
-    /// Hands each its own counts.
+    /// Gives each waiter its own counts.
     pub(super) fn answer(&mut self, counts: impl Iterator<Item = Result<Count, StoreError>>) {
         let mut counts = counts;
         self.lane.load.record_reply();
@@ -532,7 +535,7 @@ impl Waiters<'_> {
         }
     }
 
-    /// Tells all of them `error`.
+    /// Answers all waiters with `error`.
     pub(super) fn fail(&mut self, error: StoreError) {
         let mut queue = self.lane.lock();
         for waiter in self.all.drain(..) {
@@ -574,7 +577,7 @@ impl Waiting {
         rest
     }
 
-    /// Forgets those who do not wait any more, with their increments: what is not sent is not
+    /// Removes waiters whose wait is over, with their increments: an increment that is not sent is not
     /// counted.
     fn drop_left(&mut self, seats: &mut Seats) {
         if self
@@ -626,11 +629,11 @@ mod tests {
         Lane::new(node, places, Arc::default(), Arc::default(), DEADLINE, 1)
     }
 
-    /// What the tasks of a lane do while `future` goes on.
+    /// Runs the tasks of a queue while `future` runs.
     async fn beside<T>(lane: &Lane, future: impl Future<Output = T>) -> T {
         tokio::select! {
             output = future => output,
-            () = lane.watch_time() => panic!("the lane has ended"),
+            () = lane.watch_time() => panic!("the queue has ended"),
             never = lane.ticks.run(&lane.meters.lateness) => match never {},
         }
     }
@@ -647,7 +650,7 @@ mod tests {
 
     fn push(lane: &Arc<Lane>, increments: usize) -> Result<Answer, StoreError> {
         let now = Timestamp::from_secs(0);
-        // The clock of tests may be put forward.
+        // Tests may advance the clock.
         let deadline = Deadline {
             began: Instant::now().into_std(),
             timeout: None,
@@ -708,7 +711,7 @@ mod tests {
             told.push(counts.iter().map(|count| count.after).collect::<Vec<_>>());
         }
         assert_eq!(told, [vec![5, 6], vec![7]]);
-        // A batch that ends in any other way.
+        // A batch that ends without an answer.
         let answer = push(&lane, 1).unwrap();
         drop(lane.take());
         assert_eq!(fetch(answer).await, Err(StoreError::Unreachable));
@@ -738,7 +741,7 @@ mod tests {
         assert!(lane.take().is_none());
     }
 
-    /// This thread did not run from when it came until its time was over.
+    /// This thread did not run from the arrival of the request until its time was over.
     #[tokio::test(start_paused = true)]
     async fn who_comes_just_before_a_pause_has_its_whole_time_after_it() {
         let lane = lane(10);

@@ -1,4 +1,4 @@
-//! One connection to a server: commands there, replies back.
+//! One connection to a server: commands out, replies in.
 
 use std::io;
 
@@ -9,17 +9,17 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use super::{packed::Packed, trouble::Trouble};
 use crate::dial::Stream;
 
-/// The longest reply that is taken, in bytes: the slots of the largest cluster are a tenth of it.
+/// The longest reply that is accepted, in bytes: the slots of the largest cluster are a tenth of it.
 const MAX_REPLY_BYTES: usize = 16 << 20;
 
 /// How deep replies may nest; those of Redis have three levels.
 const MAX_DEPTH: usize = 8;
 
-/// What is read at a time, at least, in bytes.
+/// The least room for one read, in bytes.
 const READ_BYTES: usize = 8 << 10;
 
-/// A connection that was greeted. Who asks waits for all replies; if nobody does it is of no more
-/// use, for nobody knows how far the server came.
+/// A connection after its handshake. A caller has to wait for all replies. If it does not, the
+/// connection is of no more use, because it is not known how far the server came.
 pub(super) struct Link {
     stream: Stream,
     inbox: BytesMut,
@@ -41,12 +41,12 @@ impl Link {
         }
     }
 
-    /// Whether nothing can be asked any more.
+    /// Whether the connection cannot be used any more.
     pub(super) fn is_broken(&self) -> bool {
         self.is_broken
     }
 
-    /// Nothing is to be asked any more.
+    /// Marks the connection as unusable.
     pub(super) fn abandon(&mut self) {
         self.is_broken = true;
     }
@@ -55,7 +55,7 @@ impl Link {
     ///
     /// # Errors
     ///
-    /// If the connection is broken; how many of the commands were carried out is not known then.
+    /// If the connection is broken; it is then unknown how many of the commands were carried out.
     pub(super) async fn ask(&mut self, commands: &Packed) -> Result<Vec<Value>, Trouble> {
         if self.is_broken {
             return Err(unreachable("the connection is broken"));
@@ -64,14 +64,14 @@ impl Link {
         let replies = self.exchange(commands).await;
         let replies = replies.map_err(|error| Trouble::of_failure(&error))?;
         if !self.inbox.is_empty() {
-            return Err(unreachable("it says more than it was asked"));
+            return Err(unreachable("it sent more replies than it was asked for"));
         }
         self.is_broken = false;
         Ok(replies)
     }
 
     async fn exchange(&mut self, commands: &Packed) -> io::Result<Vec<Value>> {
-        // All at once: a server reads on while it answers.
+        // Writes all commands first: a server reads on while it answers.
         self.stream.write_all(commands.bytes()).await?;
         self.stream.flush().await?;
         let mut replies = Vec::with_capacity(commands.len());
@@ -95,11 +95,11 @@ impl Link {
         }
     }
 
-    /// Waits until the connection is of no more use. A server that was asked nothing says nothing
-    /// but goodbye.
+    /// Waits until the connection is of no more use. A server that was asked nothing sends nothing, so
+    /// both data and an end mean that.
     pub(super) async fn broken(&mut self) {
         if !self.is_broken {
-            // Whether it is closed or talks out of turn.
+            // Either it is closed, or the server sends data that was not asked for.
             let _ = self.read().await;
             self.is_broken = true;
         }
@@ -113,11 +113,11 @@ fn unreachable(why: &str) -> Trouble {
 fn malformed() -> io::Error {
     io::Error::new(
         io::ErrorKind::InvalidData,
-        "what it says is no reply of Redis",
+        "the data is not a reply of Redis",
     )
 }
 
-/// Takes the first reply off `inbox`, if all of it is there.
+/// Takes the first reply from `inbox`, if it is complete.
 fn next(inbox: &mut BytesMut) -> io::Result<Option<Value>> {
     // Almost every reply is a count.
     if let Some((number, length)) = number(inbox) {
@@ -132,7 +132,7 @@ fn next(inbox: &mut BytesMut) -> io::Result<Option<Value>> {
     Ok(Some(reply))
 }
 
-/// A whole number and how many bytes it takes, if `bytes` begin with one.
+/// A whole number and its length in bytes, if `bytes` begin with a complete one.
 fn number(bytes: &[u8]) -> Option<(i64, usize)> {
     let digits = bytes.strip_prefix(b":")?;
     let mut number: i64 = 0;
@@ -144,14 +144,15 @@ fn number(bytes: &[u8]) -> Option<(i64, usize)> {
             b'\r' if count > 0 && digits.get(count + 1) == Some(&b'\n') => {
                 return Some((number, count + 3));
             }
-            // Signs are rare; the library knows them.
+            // Signs are rare; the library reads them.
             _ => return None,
         }
     }
     None
 }
 
-/// Where the first reply of `bytes` ends, if it does (RESP2, <https://redis.io/docs/latest/develop/reference/protocol-spec>).
+/// Where the first reply of `bytes` ends, if it is complete (RESP2,
+/// <https://redis.io/docs/latest/develop/reference/protocol-spec>).
 fn end(bytes: &[u8], depth: usize) -> io::Result<Option<usize>> {
     let Some(line) = bytes.windows(2).position(|pair| pair == b"\r\n") else {
         return Ok(None);
@@ -162,7 +163,7 @@ fn end(bytes: &[u8], depth: usize) -> io::Result<Option<usize>> {
         let count: i64 = count
             .and_then(|count| count.parse().ok())
             .ok_or_else(malformed)?;
-        // -1 is nothing at all.
+        // -1 is a null reply.
         Ok(usize::try_from(count).ok())
     };
     match bytes[0] {
@@ -192,7 +193,7 @@ fn end(bytes: &[u8], depth: usize) -> io::Result<Option<usize>> {
 mod tests {
     use super::*;
 
-    /// Replies as a server sends them, and as they are to be read.
+    /// Replies as a server sends them, and the values they stand for.
     fn replies() -> Vec<(&'static [u8], Value)> {
         let error = parse_redis_value(b"-MOVED 5 h:1\r\n").unwrap();
         let text = |text: &[u8]| Value::BulkString(text.to_vec());
@@ -248,7 +249,7 @@ mod tests {
             let read = next(&mut BytesMut::from(bytes));
             assert!(read.is_err(), "{bytes:?}");
         }
-        // A length that no memory is asked for until it is there.
+        // A length for which no memory is reserved before the data arrives.
         let mut long = BytesMut::from(&b"$9223372036854775806\r\n"[..]);
         assert!(next(&mut long).is_ok_and(|read| read.is_none()));
     }

@@ -1,4 +1,4 @@
-//! Which server a key belongs to.
+//! The slot map: which server owns a key.
 
 use std::sync::Arc;
 
@@ -8,17 +8,18 @@ use super::{
     slot::{SLOTS, slot},
 };
 
-/// The servers that count, and what each owns. Never changed; a new one takes its place.
+/// The servers that count, and the slots that each owns. Never changed; a new map replaces it.
 #[derive(Debug, Default)]
 pub(super) struct Map {
     pub(super) nodes: Vec<Arc<Node>>,
-    /// For a cluster: the owner of each slot, by its place in `nodes`; [`NOBODY`] owns nothing.
+    /// For a cluster: the owner of each slot, as an index of `nodes`; [`NOBODY`] for a slot without an
+    /// owner.
     owners: Option<Box<[u16]>>,
 }
 
 const NOBODY: u16 = u16::MAX;
 
-/// Slots that follow one another, and their master.
+/// Consecutive slots, and their master.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Range {
     pub(super) first: u16,
@@ -35,7 +36,7 @@ impl Map {
         }
     }
 
-    /// A cluster. `node` makes or finds the one at a place.
+    /// The map of a cluster. `node` makes or finds the node at an endpoint.
     pub(super) fn cluster(ranges: &[Range], mut node: impl FnMut(&Place) -> Arc<Node>) -> Self {
         let mut nodes: Vec<Arc<Node>> = Vec::new();
         let mut owners = vec![NOBODY; usize::from(SLOTS)].into_boxed_slice();
@@ -45,7 +46,7 @@ impl Map {
                 nodes.push(node(&range.master));
                 nodes.len() - 1
             });
-            // More masters than slots cannot be.
+            // There cannot be more masters than slots.
             let at = u16::try_from(at).unwrap_or(NOBODY);
             let slots = usize::from(range.first)..=usize::from(range.last.min(SLOTS - 1));
             if let Some(slots) = owners.get_mut(slots) {
@@ -63,7 +64,7 @@ impl Map {
         self.owners.is_some()
     }
 
-    /// The slot of a key of a cluster, and its owner's place in `nodes`.
+    /// The slot of a key of a cluster, and its owner's index in `nodes`.
     pub(super) fn owner(&self, key: &[u8]) -> (u16, Option<usize>) {
         let Some(owners) = &self.owners else {
             return (0, (!self.nodes.is_empty()).then_some(0));
@@ -79,7 +80,7 @@ impl Map {
         !self.nodes.is_empty() && self.owners.as_deref().is_none_or(is_covered)
     }
 
-    /// Whether both say the same of every key.
+    /// Whether both maps give every key the same owner.
     pub(super) fn equals(&self, other: &Self) -> bool {
         let is_same = |(a, b): (&Arc<Node>, &Arc<Node>)| Arc::ptr_eq(a, b);
         self.owners == other.owners

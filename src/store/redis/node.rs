@@ -19,33 +19,33 @@ use super::{
     trouble::Trouble,
 };
 
-/// A server, and what is known of it.
+/// A server, and its state.
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) place: Place,
     pub(super) breaker: Breaker,
     pub(super) meters: NodeMeters,
-    /// How far its clock is ahead of ours, in milliseconds; nothing measured is 0.
+    /// How far its clock is ahead of ours, in milliseconds; 0 before the first measurement.
     pub(super) skew_millis: AtomicI64,
     /// Whether the probe has ever found it well.
     was_well: AtomicBool,
-    /// How long it usually takes to answer, as the probe measured it.
+    /// Its usual round trip, as the probe measured it.
     round_trips: Mutex<RoundTrips>,
-    /// For how long of a silence it is suspected, in microseconds.
+    /// The silence after which it is suspected, in microseconds.
     suspect_after_micros: AtomicU64,
-    /// Whether somebody waits for it for longer than it usually takes, and for how long the first had
-    /// when the probe was last called, in microseconds.
+    /// Whether a request waits for it for longer than usual, and the longest such wait since the probe
+    /// last read it, in microseconds.
     is_suspected: AtomicBool,
     silent_micros: AtomicU64,
-    /// For the probe: somebody suspects it.
+    /// Wakes the probe when the node is suspected.
     suspicion: Notify,
-    /// How often the probe has heard of it.
+    /// How often the probe got an answer from it.
     heard: watch::Sender<u64>,
-    /// Tells the guide that something changed here.
+    /// Notifies the topology task of changes.
     news: Arc<Notify>,
 }
 
-/// What was done with one server. What every request reads of a node lies elsewhere.
+/// Stats of one server, apart from the fields of a node that every request reads.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(super) struct NodeMeters {
@@ -58,18 +58,17 @@ pub(super) struct NodeMeters {
     pub(super) suspicions: AtomicU64,
     /// Connections that were given up because they were silent while the node answered on others.
     pub(super) stalls: AtomicU64,
-    /// What each worker has to do with it.
+    /// One record for each worker.
     loads: Mutex<Vec<Arc<Load>>>,
 }
 
-/// What one worker has to do with one server. Counted for each request, so nobody else writes near
-/// it.
+/// One worker's stats of one server. They change with each request, so no other thread writes near them.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(super) struct Load {
-    /// Requests that wait for their turn now.
+    /// Requests that are queued now.
     pub(super) queued: AtomicU64,
-    /// Requests that are on their way now.
+    /// Requests that are in flight now.
     pub(super) in_flight: AtomicU64,
     /// Requests that were refused because the breaker was open.
     pub(super) refused_fast: AtomicU64,
@@ -78,7 +77,7 @@ pub(super) struct Load {
 }
 
 impl Load {
-    /// A batch was answered. To be called by one thread only.
+    /// Counts a reply to a batch. Only one thread may call this.
     pub(super) fn record_reply(&self) {
         let replies = self.replies.load(Relaxed);
         self.replies.store(replies.wrapping_add(1), Relaxed);
@@ -90,9 +89,9 @@ impl Load {
 pub(super) struct Suspicion(watch::Receiver<u64>);
 
 impl Suspicion {
-    /// Waits until the probe has heard of the node.
+    /// Waits until the probe gets an answer from the node.
     pub(super) async fn cleared(&mut self) {
-        // The node keeps the sender, and whoever waits keeps the node.
+        // The node keeps the sender, and this task keeps the node.
         let _ = self.0.changed().await;
     }
 }
@@ -123,12 +122,12 @@ impl Node {
         }
     }
 
-    /// How long a batch may take until the probe is to ask.
+    /// How long a batch may take before the probe is to ask.
     pub(super) fn suspect_after(&self) -> Duration {
         Duration::from_micros(self.suspect_after_micros.load(Relaxed))
     }
 
-    /// A batch has waited for `silent`, which is longer than usual: the probe is to ask.
+    /// Reports that a batch has waited for `silent`, which is longer than usual, and wakes the probe.
     pub(super) fn suspect(&self, silent: Duration) -> Suspicion {
         let heard = self.heard.subscribe();
         self.meters.suspicions.fetch_add(1, Relaxed);
@@ -138,24 +137,24 @@ impl Node {
         Suspicion(heard)
     }
 
-    /// Waits until somebody suspects it.
+    /// Waits until the node is suspected.
     pub(super) async fn suspected(&self) {
         self.suspicion.notified().await;
     }
 
-    /// For how long it has been silent to who suspected it since this was last asked.
+    /// The longest silence that was reported since the last call.
     pub(super) fn take_silence(&self) -> Duration {
         Duration::from_micros(self.silent_micros.swap(0, Relaxed))
     }
 
-    /// How many batches it has answered, to all workers.
+    /// How many batches the node has answered, for all workers.
     pub(super) fn replies(&self) -> u64 {
         let loads = lock(&self.meters.loads);
         let replies = loads.iter().map(|load| load.replies.load(Relaxed));
         replies.fold(0, u64::wrapping_add)
     }
 
-    /// The probe was answered: it lives. `took` is the time of one round trip, if it was measured.
+    /// Records that the node answered the probe. `took` is the round trip, if it was measured.
     pub(super) fn heard(&self, took: Option<Duration>) {
         if let Some(took) = took {
             let mut round_trips = lock(&self.round_trips);
@@ -170,17 +169,17 @@ impl Node {
             .send_modify(|heard| *heard = heard.wrapping_add(1));
     }
 
-    /// How long it may be silent, if one that usually answers at once may for `lose_after`.
+    /// How long it may be silent, if a node that usually answers at once may be for `lose_after`.
     pub(super) fn bounds(&self, lose_after: Duration) -> Bounds {
         lock(&self.round_trips).bounds(lose_after)
     }
 
-    /// Whether somebody waits for it for longer than it usually takes.
+    /// Whether a request waits for it for longer than usual.
     pub(super) fn is_suspected(&self) -> bool {
         self.is_suspected.load(Relaxed)
     }
 
-    /// It is lost: nobody is to wait for it until the probe says otherwise.
+    /// Marks the node as lost: no request waits for it until the probe finds it well.
     pub(super) fn lose(&self, trouble: Trouble) {
         let text = trouble.to_string();
         if self.breaker.open(trouble) {
@@ -189,12 +188,12 @@ impl Node {
         self.tell();
     }
 
-    /// Has the guide look at it.
+    /// Makes the topology task look at it.
     pub(super) fn tell(&self) {
         self.news.notify_one();
     }
 
-    /// It is well. With `is_anew` connections of before may be dead without knowing it.
+    /// Marks the node as well. With `is_anew`, existing connections may be dead unnoticed.
     pub(super) fn regain(&self, is_anew: bool) {
         let is_first = !self.was_well.swap(true, Relaxed);
         let is_back = self.breaker.close(is_anew);
@@ -211,14 +210,14 @@ impl Node {
         self.was_well.load(Relaxed)
     }
 
-    /// A meter of another worker.
+    /// A new record for another worker.
     pub(super) fn new_load(&self) -> Arc<Load> {
         let load = Arc::<Load>::default();
         lock(&self.meters.loads).push(load.clone());
         load
     }
 
-    /// What is told of it.
+    /// Its state, for metrics and operators.
     pub(super) fn report(&self) -> NodeReport {
         let get = |counter: &AtomicU64| counter.load(Relaxed);
         let meters = &self.meters;
@@ -256,13 +255,13 @@ pub struct NodeReport {
     pub failures: u64,
     pub refusals: u64,
     pub redirects: u64,
-    /// Connections that were made, those of the probe left out.
+    /// Connections that were made, without those of the probe.
     pub connections: u64,
     /// How often a batch took longer than the server usually takes.
     pub suspicions: u64,
     /// Connections that were given up because they were silent while the server answered on others.
     pub stalls: u64,
-    /// Whether somebody waits for it now for longer than it usually takes.
+    /// Whether a request waits for it now for longer than usual.
     pub is_suspected: bool,
     pub queued: u64,
     pub in_flight: u64,

@@ -1,6 +1,6 @@
-//! Commands as they go over the wire, one behind the other.
+//! Commands in wire format, one behind the other.
 
-/// Commands, of which any can be taken out and sent again.
+/// Commands, any of which can be copied out and sent again.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Packed {
     bytes: Vec<u8>,
@@ -9,14 +9,14 @@ pub(super) struct Packed {
 }
 
 impl Packed {
-    /// One command.
+    /// A single command.
     pub(super) fn one(words: &[&[u8]]) -> Self {
         let mut packed = Self::default();
         packed.push(words);
         packed
     }
 
-    /// With room for so many commands, which take so many bytes.
+    /// Reserves room for `commands`, which take `bytes` in all.
     pub(super) fn with_capacity(commands: usize, bytes: usize) -> Self {
         Self {
             bytes: Vec::with_capacity(bytes),
@@ -44,14 +44,14 @@ impl Packed {
         }
     }
 
-    /// Adds a command that has as many words as are then given.
+    /// Adds a command of as many `words` as are then written.
     pub(super) fn command(&mut self, words: usize) -> Command<'_> {
         self.bytes.push(b'*');
         push_line(&mut self.bytes, words);
         Command { packed: self }
     }
 
-    /// Adds the command that almost all are. INCR costs Redis a sixth less than INCRBY with a 1.
+    /// Adds the most frequent command. INCR costs Redis a sixth less than INCRBY with a 1.
     pub(super) fn increment(&mut self, key: &[&[u8]; 2], hits: u64) {
         let head: &[u8] = match hits {
             1 => b"*2\r\n$4\r\nINCR\r\n$",
@@ -82,7 +82,7 @@ impl Packed {
     }
 }
 
-/// A command that is being written; it is done when this is dropped.
+/// A command that is being written; dropping it completes it.
 pub(super) struct Command<'a> {
     packed: &'a mut Packed,
 }
@@ -92,7 +92,7 @@ impl Command<'_> {
         self.words(&[word])
     }
 
-    /// One word that is put together from some.
+    /// Writes one word, joined from `parts`.
     pub(super) fn words(&mut self, parts: &[&[u8]]) -> &mut Self {
         let bytes = &mut self.packed.bytes;
         bytes.push(b'$');

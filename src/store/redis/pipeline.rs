@@ -1,7 +1,7 @@
 //! A batch of increments → Redis commands, and replies → counts.
 //!
-//! All hits on one key go out as one INCR or INCRBY; each request gets its own count out of the sum. The
-//! EXPIRE rides along until this worker has once seen it answered for that key.
+//! All hits on one key are sent as one INCR or INCRBY; each request gets its own count out of the sum.
+//! An EXPIRE follows until this worker has seen one succeed for that key.
 
 use std::{iter, mem, sync::LazyLock, time::Duration};
 
@@ -18,42 +18,42 @@ use crate::{
 /// A counter outlives its window by this much, for replicas whose clocks run behind.
 const GRACE_SECS: u64 = 1;
 
-/// How far the clocks of replicas may be apart where each counts by its own: a day, as `step.lua` has
-/// it too. No time zone is further away from another.
+/// How far the clocks of replicas may differ where each counts by its own: a day, as in `step.lua`,
+/// which is more than the offset of any time zone from UTC.
 const MAX_SKEW: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The longest time to live: 100 years. Redis refuses what does not fit its own clock.
+/// The longest time to live: 100 years. Redis refuses a time that does not fit its own clock.
 const MAX_TTL_SECS: u64 = 3_155_760_000;
 
-/// What looks before it adds, as one atomic step.
+/// The script that looks before it adds, as one atomic step.
 const STEP: &str = include_str!("step.lua");
 
-/// Its name to EVALSHA.
+/// Its digest for EVALSHA.
 static STEP_SHA: LazyLock<String> =
     LazyLock::new(|| redis::Script::new(STEP).get_hash().to_owned());
 
-/// The command that makes the step known to a server.
+/// The command that loads the script into a server.
 pub(super) fn load_step() -> Packed {
     Packed::one(&[b"SCRIPT", b"LOAD", STEP.as_bytes()])
 }
 
-/// The commands of one batch, and how their replies are to be read.
+/// The commands of one batch, and how to read their replies.
 pub(super) struct Commands<'a> {
     pub(super) packed: Packed,
     steps: Vec<Step>,
     groups: Vec<Group>,
-    /// Hashes of the keys that this batch gives a time to live, and the places of the commands.
+    /// Hashes of the keys that this batch gives a time to live, and the indexes of the commands.
     expiries: Vec<(u64, usize)>,
     trusted: Vec<Trusted<'a>>,
     key_prefix: &'a [u8],
 }
 
-/// How one increment finds its count.
+/// Where one increment finds its count.
 #[derive(Clone, Copy)]
 enum Step {
-    /// It is the `after`th hit of a group.
+    /// The count after the first `after` hits of a group.
     Grouped { group: usize, after: u64 },
-    /// It is one of a group's counts.
+    /// One of a group's counts.
     Together {
         group: usize,
         place: usize,
@@ -61,15 +61,15 @@ enum Step {
     },
 }
 
-/// What is answered by one reply.
+/// Increments that one reply answers.
 #[derive(Default)]
 struct Group {
     hits: u64,
-    /// The place of its command, and so of the reply.
+    /// The index of its command, and so of the reply.
     command: usize,
 }
 
-/// A key that this batch gives no time to live, because it should have one.
+/// A key that this batch gives no time to live, because it should have one already.
 struct Trusted<'a> {
     key: &'a [u8],
     ttl_secs: u64,
@@ -80,7 +80,7 @@ struct Trusted<'a> {
 pub(super) struct Builder<'a, H, K> {
     options: &'a Options,
     now: Timestamp,
-    /// A key's hash, which nobody outside can foresee.
+    /// A key's hash, which no client can foresee.
     hash: H,
     /// Whether the key of a hash has a time to live already.
     is_known: K,
@@ -91,12 +91,12 @@ pub(super) struct Builder<'a, H, K> {
     scripts: Packed,
 }
 
-/// What a group comes to.
+/// The command of a group.
 enum Call<'a> {
-    /// All hits on one key of the batch, or those between two scripts: what a script says depends
-    /// on what came first.
+    /// All hits on one key of the batch, or those between two scripts: the result of a script depends on
+    /// the commands before it.
     Hits(First<'a>),
-    /// One of the scripts, by its place.
+    /// One of the scripts, by its index.
     Script(usize),
 }
 
@@ -113,7 +113,7 @@ where
     H: Fn(&[u8]) -> u64,
     K: Fn(u64) -> bool,
 {
-    /// For about as many `increments`.
+    /// A builder for about this many `increments`.
     pub(super) fn new(
         options: &'a Options,
         now: Timestamp,
@@ -133,7 +133,7 @@ where
         }
     }
 
-    /// The increments of one request.
+    /// Adds the increments of one request.
     pub(super) fn request(&mut self, increments: impl Iterator<Item = Increment<'a>> + Clone) {
         if increments.clone().all(|increment| increment.stands_alone()) {
             increments.for_each(|increment| self.increment(increment));
@@ -178,9 +178,9 @@ where
         }
     }
 
-    /// One script for all of them.
+    /// Adds one script for all `increments`.
     fn step(&mut self, increments: impl Iterator<Item = Increment<'a>> + Clone) {
-        /// Words for each increment behind its key.
+        /// Words for each increment, without its key.
         const WORDS: usize = 8;
         let count = increments.clone().count();
         let place = self.scripts.len();
@@ -253,7 +253,7 @@ where
     }
 
     pub(super) fn finish(mut self) -> Commands<'a> {
-        /// What stands around the key in a command that increments by one.
+        /// Bytes around the key in a command that increments by one.
         const AROUND: usize = 40;
         let groups = mem::take(&mut self.groups);
         let key_bytes = groups.iter().map(|(_, call)| match call {
@@ -283,7 +283,7 @@ where
         commands
     }
 
-    /// INCR or INCRBY, and EXPIRE if the key may not have a time to live.
+    /// Adds INCR or INCRBY, and EXPIRE if the key may not have a time to live.
     fn hits(&self, first: First<'a>, hits: u64, commands: &mut Commands<'a>) {
         let key = [commands.key_prefix, first.key];
         commands.packed.increment(&key, hits);
@@ -314,14 +314,14 @@ fn is_of(groups: &[(Group, Call<'_>)], group: usize, key: &[u8]) -> bool {
 fn hash_of(groups: &[(Group, Call<'_>)], group: usize) -> u64 {
     match &groups[group].1 {
         Call::Hits(first) => first.hash,
-        // Nothing joins a script.
+        // No hits join a script.
         Call::Script(_) => 0,
     }
 }
 
-/// When the window of a counter ends by the clocks of all replicas. Each sets the time to live anew that
-/// has not seen the key before: where clocks are apart, one that is ahead would end the window for one
-/// that is behind. Further apart than a period they count in different windows.
+/// When the window of a counter ends by the clocks of all replicas. Each replica that has not seen the
+/// key before sets the time to live anew; where clocks differ, one that is ahead would end the window
+/// for one that is behind. Clocks that differ by more than a period count in different windows.
 fn ends_at(options: &Options, increment: &Increment<'_>) -> Timestamp {
     match options.clock {
         Clock::Redis => increment.expires_at,
@@ -344,7 +344,7 @@ fn ttl_secs(options: &Options, now: Timestamp, ends_at: Timestamp, hash: u64) ->
 }
 
 impl Commands<'_> {
-    /// Hashes of the keys that are now sure to have a time to live.
+    /// Hashes of the keys that now certainly have a time to live.
     pub(super) fn expiring(&self, replies: &[Value]) -> impl Iterator<Item = u64> {
         let is_set = |command: usize| replies[command] == Value::Int(1);
         let set = self
@@ -354,8 +354,8 @@ impl Commands<'_> {
         set.map(|(hash, _)| *hash)
     }
 
-    /// An EXPIRE for each key that should have had a time to live and was made by this batch all
-    /// the same: Redis had lost it in a restart, a failover or an eviction.
+    /// An EXPIRE for each key that should have had a time to live but was created by this batch: Redis
+    /// had lost it in a restart, a failover or an eviction.
     pub(super) fn repairs(&self, replies: &[Value]) -> Packed {
         let mut repairs = Packed::default();
         for trusted in &self.trusted {
@@ -395,7 +395,7 @@ impl Commands<'_> {
         })
     }
 
-    /// How many counters scripts have forgotten because they were too far ahead of the clock.
+    /// How many counters scripts have dropped because they were too far ahead of the clock.
     pub(super) fn forgotten(replies: &[Value]) -> u64 {
         let by_step = |reply: &Value| match reply {
             Value::Array(told) if told.len() % NUMBERS_OF_COUNTER == 1 => {
@@ -406,7 +406,7 @@ impl Commands<'_> {
         replies.iter().filter_map(by_step).sum()
     }
 
-    /// The scripts that the server did not know, and so did not run.
+    /// The indexes of scripts that the server did not know and so did not run.
     pub(super) fn unknown(&self, replies: &[Value]) -> Vec<usize> {
         let is_unknown = |reply: &Value| matches!(reply, Value::ServerError(error) if error.code() == "NOSCRIPT");
         let unknown = replies.iter().enumerate();
@@ -417,10 +417,10 @@ impl Commands<'_> {
     }
 }
 
-/// The step says so many numbers of each counter.
+/// The step returns so many numbers for each counter.
 const NUMBERS_OF_COUNTER: usize = 4;
 
-/// What the step says of the counter at `place`.
+/// The step's reply for the counter at `place`.
 fn told_by_step(told: &[Value], place: usize, has_window: bool) -> Result<Count, StoreError> {
     let [held, is_charged, resets_in, retry_in] = told
         .get(NUMBERS_OF_COUNTER * place..)
@@ -444,7 +444,7 @@ fn told_by_step(told: &[Value], place: usize, has_window: bool) -> Result<Count,
     })
 }
 
-/// The count that a reply stands for.
+/// The count in a reply.
 fn count(reply: &Value) -> Result<u64, StoreError> {
     match reply {
         Value::Nil => Ok(0),
@@ -506,8 +506,8 @@ mod tests {
         of.iter().map(request).collect()
     }
 
-    /// The names of the commands that they become where some keys have a time to live already, and what is
-    /// left to do after these replies: each count or its error, and repairs.
+    /// The names of the commands for `requests`, each count or its error after `replies`, and the number
+    /// of repairs. With `is_known` the keys have a time to live already.
     fn told(
         requests: &[Batch],
         is_known: bool,
@@ -611,7 +611,7 @@ mod tests {
         }
     }
 
-    /// The seconds of the EXPIRE for a window of `period` in which `now` lies.
+    /// The seconds of the EXPIRE for the window of `period` that holds `now`.
     fn expire_secs(clock: Clock, period: Period, now: Timestamp) -> u64 {
         let options = options(clock);
         let mut batch = Batch::default();

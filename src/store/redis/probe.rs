@@ -1,5 +1,5 @@
 //! Asks one node, on a connection of its own, whether it is well and what time it is, and judges whether
-//! it is lost. All workers share what it finds: while the breaker is open nobody else knocks.
+//! it is lost. All workers share the result: while the breaker is open only the probe connects.
 
 use std::{
     future::pending,
@@ -22,24 +22,25 @@ use super::{
 };
 use crate::window::Timestamp;
 
-/// Between two questions to a node that nobody suspects.
+/// The time between two questions to a node that is not suspected.
 const CALM: Duration = Duration::from_secs(1);
 
-/// Between two attempts to reach one that is lost: at first, and at most. Doubled from one to the other.
+/// The first and the longest pause between two attempts to reach a lost node. Each is twice the one
+/// before.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LAST_PAUSE: Duration = Duration::from_millis(160);
 
-/// How long an attempt to reach a node may take. A path that swallows what is sent is left after that, so
-/// that the next attempt finds it mended.
+/// How long an attempt to reach a node may take. A path that swallows packets is given up after that, so
+/// that the next attempt finds it repaired.
 const PATIENCE: Duration = Duration::from_millis(250);
 
 /// Every fourth attempt may take as long as the settings allow: a far node may need it.
 const LONG_ATTEMPT: u32 = 4;
 
-/// A proxy that knows no TIME closes the connection. After so many times it is not asked any more.
+/// A proxy without TIME closes the connection. After so many times the probe no longer asks.
 const MAX_TIME_FAILURES: u32 = 3;
 
-/// How long others wait for a node.
+/// How long requests wait for a node.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patience {
     /// How long a decision may wait: a lost node that answers later is of no use.
@@ -52,28 +53,27 @@ pub(super) struct Patience {
 pub(super) struct Probe {
     node: Arc<Node>,
     connector: Arc<Connector>,
-    /// Whether a replica can be told by its role: one server may be whatever it likes, as long as
-    /// it counts.
+    /// Whether a replica is a failure: a single server may have any role, as long as it counts.
     must_be_master: bool,
     patience: Patience,
     now: fn() -> Timestamp,
     trouble: watch::Receiver<Option<Trouble>>,
     /// Whether the node was ever found well.
     is_back: bool,
-    /// Whether the present connection replaced one that was silent, or broke: that may have happened to
-    /// those of workers too.
+    /// Whether the present connection replaced one that was silent or broke: the workers' connections
+    /// may have failed too.
     is_replaced: bool,
     skew: Skew,
     time_failures: u32,
 }
 
-/// How a question was answered.
+/// The answer to a question.
 struct Answered {
-    /// On this connection, if it is another one than that which was asked first.
+    /// The connection that brought it, if it is not the one that was asked first.
     new: Option<Link>,
-    /// In this time, in which we ran.
+    /// The time it took, as far as this process ran.
     took: Duration,
-    /// Whether the connections of workers were answered meanwhile.
+    /// Whether connections of workers got replies meanwhile.
     others_work: bool,
 }
 
@@ -111,7 +111,7 @@ impl Probe {
                     self.follow(&mut link, answered, before.as_ref()).await;
                 }
                 Err(trouble) => {
-                    // What was connected may only have been closed: the next attempt shows it.
+                    // The connection may only have been closed: the next attempt shows it.
                     let had_link = link.is_some();
                     if matches!(trouble, Trouble::Unreachable(_) | Trouble::Silent) {
                         link = None;
@@ -127,7 +127,7 @@ impl Probe {
         }
     }
 
-    /// After an answer: until the next question is due.
+    /// Handles an answer, and waits until the next question is due.
     async fn follow(
         &mut self,
         link: &mut Option<Link>,
@@ -147,10 +147,10 @@ impl Probe {
             self.node.heard(Some(took));
         }
         if self.node.breaker.is_open() && took > self.patience.deadline {
-            // It lives, but no decision could wait for it: the next answer may come sooner.
+            // The node lives, but no decision could wait for it: the next answer may come sooner.
             return;
         }
-        // If this very connection was silent and speaks again, others do so too.
+        // If this connection was silent and answers again, others do so too.
         let is_other = before.is_some_and(|was| *was != Trouble::Silent);
         self.node.regain(self.is_replaced || is_other);
         (self.is_back, self.is_replaced) = (true, false);
@@ -168,9 +168,9 @@ impl Probe {
         }
     }
 
-    /// Asks on `link`, and on a new connection as well if there is none or the answer takes longer than
-    /// usual, until there is an answer, however long that takes. The node is lost meanwhile if it is silent
-    /// for too long, to this task and to all workers.
+    /// Asks on `link`, and also on a new connection if there is none or the answer takes longer than
+    /// usual, until there is an answer, however long that takes. Meanwhile the node becomes lost if it
+    /// is silent for too long, to this task and to all workers.
     async fn ask_once(
         &self,
         link: &mut Option<Link>,
@@ -210,11 +210,11 @@ impl Probe {
         })
     }
 
-    /// Counts the time in which we ran and the node was silent. Never ends.
+    /// Counts the time in which this process ran and the node was silent. Never ends.
     async fn watch(&self, silence: &mut Silence) {
         loop {
             let (due, now) = tick(&mut silence.ran, TICK).await;
-            // An answer that is there already is an answer.
+            // An answer that has arrived already still counts.
             read_sockets().await;
             let replies = self.node.replies();
             if replies != silence.replies {
@@ -249,7 +249,7 @@ impl Probe {
         Err(Trouble::Silent)
     }
 
-    /// Whether the node is well, as far as that can be asked; `before` is what was wrong with it.
+    /// Checks whether the node is well, as far as that can be asked; `before` is its last failure.
     async fn ask(&self, link: &mut Link, before: Option<&Trouble>) -> Result<(), Trouble> {
         let mut questions = Packed::one(&[b"PING"]);
         if self.must_be_master || before == Some(&Trouble::ReadOnly) {
@@ -263,7 +263,7 @@ impl Probe {
             if let Some(trouble) = Trouble::of_reply(reply) {
                 return Err(trouble);
             }
-            // Who may not ask for the role gets an error, and the benefit of the doubt.
+            // A user who may not run ROLE gets an error, and the node the benefit of the doubt.
             if is_replica(reply) {
                 return Err(Trouble::ReadOnly);
             }
@@ -276,7 +276,7 @@ impl Probe {
         Ok(())
     }
 
-    /// Reads the clock of the node. Returns whether the connection is still of use.
+    /// Reads the clock of the node. Returns whether the connection is still usable.
     async fn read_clock(&mut self, link: &mut Link) -> bool {
         if self.time_failures >= MAX_TIME_FAILURES {
             return true;
@@ -290,7 +290,7 @@ impl Probe {
                 self.node.tell();
                 true
             }
-            // It may not be asked; the connection is as good as before.
+            // The server may forbid TIME; the connection stays usable.
             Some(Ok(None)) => true,
             Some(Err(_)) | None => {
                 self.time_failures += 1;
@@ -300,22 +300,22 @@ impl Probe {
     }
 }
 
-/// How long a silence lasts.
+/// A silence of the node.
 struct Silence {
     detector: Detector,
     /// How long the answer takes.
     ran: Ran,
-    /// The replies to all workers by then.
+    /// The replies to all workers at the last look.
     replies: u64,
 }
 
-/// Before the next attempt, after so many.
+/// The pause before the next attempt, after so many failures.
 fn pause(failures: u32) -> Duration {
     let pause = FIRST_PAUSE.saturating_mul(1 << failures.min(8));
     pause.min(LAST_PAUSE)
 }
 
-/// The time of day of the server in milliseconds, if it tells.
+/// The time of day of the server in milliseconds, if it returns one.
 async fn time(link: &mut Link) -> Result<Option<u64>, Trouble> {
     let replies = link.ask(&Packed::one(&[b"TIME"])).await?;
     let time = replies.into_iter().next().and_then(|reply| {
@@ -325,12 +325,12 @@ async fn time(link: &mut Link) -> Result<Option<u64>, Trouble> {
     Ok(time)
 }
 
-/// Whether a reply to ROLE says so.
+/// Whether a reply to ROLE names a replica.
 pub(super) fn is_replica(reply: &Value) -> bool {
     role(reply).is_some_and(|role| matches!(role, b"slave" | b"replica"))
 }
 
-/// Whether a reply to ROLE says so.
+/// Whether a reply to ROLE names a master.
 pub(super) fn is_master(reply: &Value) -> bool {
     role(reply) == Some(b"master")
 }

@@ -1,22 +1,21 @@
-//! Replies of a cluster that say where a command has to go instead. It was not carried out, so it
+//! Replies of a cluster that name another server for a command. The command was not carried out, so it
 //! may be sent there.
 
 use bb8_redis::redis::Value;
 
 use super::{address::Place, packed::Packed, trouble::says_try_again};
 
-/// Where commands of a pipeline have to go.
+/// Another server for commands of a pipeline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Redirect {
     pub(super) target: Place,
-    /// The slot is on its way there: the command needs ASKING in front, and the map stays as it
-    /// is.
+    /// The slot is moving there: the command needs ASKING in front, and the map stays as it is.
     pub(super) is_ask: bool,
-    /// The places of the commands in the pipeline, ascending.
+    /// The indexes of the commands in the pipeline, ascending.
     pub(super) commands: Vec<usize>,
 }
 
-/// Which commands have to be sent again, and where; `asked` is who replied.
+/// The commands that have to be sent again, by target; `asked` is the server that replied.
 pub(super) fn redirects(replies: &[Value], asked: &Place) -> Vec<Redirect> {
     let mut redirects: Vec<Redirect> = Vec::new();
     for (command, reply) in replies.iter().enumerate() {
@@ -45,7 +44,7 @@ fn target(reply: &Value, asked: &Place) -> Option<(Place, bool)> {
     let is_ask = match error.code() {
         "MOVED" => false,
         "ASK" => true,
-        // Some keys of the command are here and some are there; soon all will be there.
+        // Some keys of the command have moved and some have not; soon all will have.
         _ if says_try_again(reply) => return Some((asked.clone(), false)),
         _ => return None,
     };
@@ -57,7 +56,7 @@ fn target(reply: &Value, asked: &Place) -> Option<(Place, bool)> {
 }
 
 impl Redirect {
-    /// The commands as they are to be sent to the target.
+    /// The commands in the form that the target needs.
     pub(super) fn commands(&self, of: &Packed) -> Packed {
         let mut commands = Packed::default();
         for command in &self.commands {
@@ -69,7 +68,7 @@ impl Redirect {
         commands
     }
 
-    /// Puts the target's replies in the places of the first ones.
+    /// Replaces the first replies by the target's.
     pub(super) fn fill_in(&self, replies: &mut [Value], late: Vec<Value>) {
         let step = if self.is_ask { 2 } else { 1 };
         let late = late.into_iter().skip(step - 1).step_by(step);

@@ -1,4 +1,4 @@
-//! Waits that leave out the time in which this thread did not run, and the measure of that time.
+//! Waits that leave out pauses of this thread, and the measurement of these pauses.
 
 use std::{
     cell::Cell,
@@ -23,10 +23,10 @@ pub(super) struct Pause {
     pub(super) to: Instant,
 }
 
-/// Waits for the next look of somebody who has `rest` left, and counts the time in which this thread ran.
-/// Returns when the look was due, and when it came.
+/// Sleeps until the next look of a wait that has `rest` left, and counts the time in which this thread
+/// ran. Returns when the look was due, and when it came.
 pub(super) async fn tick(ran: &mut Ran, rest: Duration) -> (Instant, Instant) {
-    // From the last look on, so that no pause in between is missed.
+    // Counts from the last look on, so that no pause in between is missed.
     let due = ran.last() + rest.min(TICK);
     sleep_until(due).await;
     let now = Instant::now();
@@ -34,7 +34,7 @@ pub(super) async fn tick(ran: &mut Ran, rest: Duration) -> (Instant, Instant) {
     (due, now)
 }
 
-/// Returns the output of `future`, or nothing once `time` is over in which this thread ran.
+/// Returns the output of `future`, or `None` once this thread has run for `time`.
 pub(super) async fn within<T>(time: Duration, future: impl Future<Output = T>) -> Option<T> {
     let mut future = pin!(future);
     let mut ran = Ran::since(Instant::now());
@@ -52,7 +52,7 @@ pub(super) async fn within<T>(time: Duration, future: impl Future<Output = T>) -
     }
 }
 
-/// The output of `future`, if it is there already.
+/// The output of `future`, if it is ready.
 pub(super) async fn now<F: Future>(mut future: Pin<&mut F>) -> Option<F::Output> {
     poll_fn(|context| {
         Poll::Ready(match future.as_mut().poll(context) {
@@ -63,12 +63,12 @@ pub(super) async fn now<F: Future>(mut future: Pin<&mut F>) -> Option<F::Output>
     .await
 }
 
-/// Lets everything run that can, and also the tasks that a look at the sockets wakes. It waits for
-/// nothing.
+/// Lets all tasks run that are ready, and also those that a look at the sockets wakes. It does not
+/// block.
 pub(super) async fn read_sockets() {
-    // Afterwards tasks that read from sockets are in front of this one, and start one for each call.
+    // Tasks that read from sockets are then queued before this one, and start one task for each call.
     tokio::task::yield_now().await;
-    // Those are in front of it now, and no other look is needed.
+    // Those tasks are queued before this one now, and no other look is needed.
     let mut is_last = false;
     poll_fn(|context| {
         if mem::replace(&mut is_last, true) {
@@ -80,12 +80,12 @@ pub(super) async fn read_sockets() {
     .await;
 }
 
-/// How late the timers of this process went off while somebody waited for Redis. On an idle machine that
+/// How late the timers of this process fired while a request waited for Redis. On an idle machine that
 /// is up to 2 ms; more than that is a pause of this process.
 #[derive(Debug, Default)]
 pub struct Lateness(Mutex<(TimerValues, Pauses)>);
 
-/// Times in which this process did not run although somebody waited.
+/// Times in which this process did not run although a request waited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pauses {
     pub count: u64,
@@ -112,7 +112,7 @@ impl fmt::Display for Pauses {
 }
 
 impl Pauses {
-    /// Those of two stores.
+    /// The pauses of two stores together.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
@@ -124,12 +124,13 @@ impl Pauses {
 }
 
 thread_local! {
-    /// Until when this thread is known not to have run. Several timers can be late by one pause.
+    /// The end of the last known pause of this thread. One pause can make several timers late.
     static PAUSED_UNTIL: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
 impl Lateness {
-    /// A timer of this thread that was due at `due` went off at `now`. Returns the pause that this was.
+    /// Records a timer of this thread that was due at `due` and fired at `now`. Returns the pause, if it
+    /// was one.
     pub(super) fn record(&self, due: Instant, now: Instant) -> Option<Pause> {
         let late = now.saturating_duration_since(due);
         let is_pause = late > GRAIN;
@@ -149,7 +150,7 @@ impl Lateness {
         is_pause.then_some(Pause { from: due, to: now })
     }
 
-    /// How late all timers were.
+    /// The lateness of all timers.
     pub fn values(&self) -> TimerValues {
         self.lock().0.clone()
     }
@@ -158,7 +159,7 @@ impl Lateness {
         self.lock().1
     }
 
-    /// A panic elsewhere cannot leave it half changed in a way that matters.
+    /// A panic elsewhere cannot leave the values half changed in a way that matters.
     fn lock(&self) -> MutexGuard<'_, (TimerValues, Pauses)> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,7 +1,7 @@
-//! Where requests find their answers: each that waits has a seat.
+//! Pending replies: a slab with one entry for each request that waits for its answer.
 //!
-//! Two hold a seat: who waits in it, and the batch that the answer comes with. It is free again when
-//! both have let go.
+//! Two owners hold an entry: the request that waits, and the batch that brings the answer. It is free
+//! again when both have released it.
 
 use std::task::{Context, Poll, Waker};
 
@@ -10,10 +10,10 @@ use tokio::time::Instant;
 use super::{StoreError, running::Pause};
 use crate::counter::{Count, CountList};
 
-/// What a request is told beside its counts.
+/// The answer to a request, without its counts.
 pub(super) type Answered = Result<(), StoreError>;
 
-/// Counts that a seat keeps room for: those of almost every request.
+/// Counts that an entry keeps room for: enough for almost every request.
 const MAX_KEPT: usize = 16;
 
 #[derive(Debug, Default)]
@@ -26,36 +26,37 @@ pub(super) struct Seats {
 #[derive(Debug)]
 struct Seat {
     state: State,
-    /// What is to be fetched. It stays with the seat, so that no answer has to ask for memory.
+    /// The counts of the answer. The list stays with the entry, so that no answer has to allocate.
     counts: Vec<Count>,
 }
 
 #[derive(Debug)]
 enum State {
     Free,
-    /// Somebody waits. Both hold it.
+    /// A request waits. Both owners hold the entry.
     Waiting {
         since: Instant,
-        /// When the wait ends, pauses of this thread left out as far as they are known.
+        /// When the wait ends, later by the known pauses of this thread.
         ends: Instant,
         waker: Option<Waker>,
     },
-    /// Whoever waits does so in vain. Both hold it.
+    /// The time is over, and the request does not know yet. Both owners hold the entry.
     Late,
-    /// There is an answer to be fetched.
+    /// The answer can be fetched.
     Told(Answered),
-    /// Nobody waits any more, which the batch does not know yet.
+    /// The request no longer waits, and the batch does not know yet.
     Left,
 }
 
 impl Seats {
-    /// A seat for one that waits from `since` to `ends`, and is woken by `waker` if it does not ask again.
+    /// Takes an entry for a request that waits from `since` to `ends`; `waker` wakes it, unless a later
+    /// poll brings another one.
     pub(super) fn take(&mut self, since: Instant, ends: Instant, waker: Option<Waker>) -> usize {
         let mut ends = ends;
         if let Some(Pause { from, to }) = self.last_pause
             && since < to
         {
-            // It came before the pause, which was found out about before it took its seat.
+            // The request came before a pause that was noticed before the request was queued.
             ends += to.saturating_duration_since(from.max(since));
         }
         let state = State::Waiting { since, ends, waker };
@@ -74,8 +75,8 @@ impl Seats {
         }
     }
 
-    /// The answer, if there is one, whose counts are appended to `counts`. Who gets it has left the
-    /// seat.
+    /// The answer, if there is one; its counts are appended to `counts`. The request then no longer
+    /// holds the entry.
     pub(super) fn poll(
         &mut self,
         seat: usize,
@@ -103,11 +104,11 @@ impl Seats {
                 self.let_go(seat);
                 Poll::Ready(answered)
             }
-            State::Free | State::Left => unreachable!("who has left a seat does not ask"),
+            State::Free | State::Left => unreachable!("a request that has left does not poll"),
         }
     }
 
-    /// Who waited does so no more.
+    /// The request no longer waits.
     pub(super) fn leave(&mut self, seat: usize) {
         match &mut self.all[seat].state {
             State::Told(_) => self.let_go(seat),
@@ -115,13 +116,13 @@ impl Seats {
         }
     }
 
-    /// Whether somebody waits there.
+    /// Whether a request waits there.
     pub(super) fn is_wanted(&self, seat: usize) -> bool {
         matches!(self.all[seat].state, State::Waiting { .. })
     }
 
-    /// The batch has an answer for who waits in the seat, if anybody does. All `counts` are taken,
-    /// even if one is an error.
+    /// Stores the answer of the batch for a request that still waits. All `counts` are consumed, even if
+    /// one is an error.
     pub(super) fn tell_counts(
         &mut self,
         seat: usize,
@@ -139,7 +140,7 @@ impl Seats {
         self.tell_answered(seat, told);
     }
 
-    /// The batch has no answer for who waits in the seat.
+    /// Stores an error, because the batch has no answer for this request.
     pub(super) fn tell(&mut self, seat: usize, error: StoreError) {
         self.tell_answered(seat, Err(error));
     }
@@ -151,7 +152,7 @@ impl Seats {
                 let waker = waker.take();
                 *state = State::Told(answered);
                 if let Some(waker) = waker {
-                    // It only queues the task; nobody comes back here from within.
+                    // It only queues the task, and does not call back into this.
                     waker.wake();
                 }
             }
@@ -169,7 +170,7 @@ impl Seats {
         self.free.push(seat);
     }
 
-    /// Since when the first waits, if anybody does.
+    /// Since when the first request waits, if any does.
     pub(super) fn first_since(&self) -> Option<Instant> {
         let since = self.all.iter().filter_map(|seat| match seat.state {
             State::Waiting { since, .. } => Some(since),
@@ -178,7 +179,7 @@ impl Seats {
         since.min()
     }
 
-    /// When the first wait ends, if anybody waits.
+    /// When the first wait ends, if any request waits.
     pub(super) fn next_end(&self) -> Option<Instant> {
         let ends = self.all.iter().filter_map(|seat| match seat.state {
             State::Waiting { ends, .. } => Some(ends),
@@ -187,7 +188,7 @@ impl Seats {
         ends.min()
     }
 
-    /// A pause is no time in which anybody waited for a server.
+    /// Extends all waits by their share of a pause, in which no request waited for a server.
     pub(super) fn leave_out(&mut self, pause: Pause) {
         self.last_pause = Some(pause);
         let Pause { from, to } = pause;
@@ -198,8 +199,7 @@ impl Seats {
         }
     }
 
-    /// Tells all whose wait is over that there will be no answer in time. Returns when the next wait
-    /// ends, if there is one.
+    /// Ends the waits whose time is over. Returns when the next wait ends, if there is one.
     pub(super) fn end_late(&mut self, now: Instant) -> Option<Instant> {
         let mut next: Option<Instant> = None;
         for seat in &mut self.all {
@@ -299,7 +299,7 @@ mod tests {
         assert_eq!(next, Some(now + DEADLINE / 2 + DEADLINE));
         assert_eq!(poll(&mut seats, first), Some(Err(StoreError::Timeout)));
         assert_eq!(poll(&mut seats, second), None);
-        // The batch still holds it: nobody else may get its answer.
+        // The batch still holds it: no other request may get its answer.
         assert_ne!(take(&mut seats, now), first);
         tell(&mut seats, first);
         assert_eq!(take(&mut seats, now), first);
@@ -325,7 +325,7 @@ mod tests {
             middle + DEADLINE + pause / 2,
             now + DEADLINE / 2 + pause + DEADLINE,
         ];
-        // One that came before the pause and gets its seat only now.
+        // A request that came before the pause and gets its entry only now.
         take(&mut seats, middle);
         assert_eq!(seats.end_late(now + DEADLINE), Some(ends[0]));
         assert_eq!(seats.end_late(ends[0]), Some(ends[1]));

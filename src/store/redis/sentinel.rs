@@ -10,7 +10,7 @@ use super::{
     running::within, trouble::Trouble,
 };
 
-/// How long the sentinels may think. Who is slower has no vote this time.
+/// How long a sentinel may take. A slower one has no vote this time.
 const PATIENCE: Duration = Duration::from_millis(250);
 
 /// The sentinels of one master, and connections to them.
@@ -22,7 +22,7 @@ pub(super) struct Sentinels {
     links: HashMap<Place, Link>,
 }
 
-/// What one sentinel said.
+/// The answer of one sentinel.
 type Vote = Result<(Link, Option<Place>), Trouble>;
 
 impl Sentinels {
@@ -35,11 +35,11 @@ impl Sentinels {
         }
     }
 
-    /// The master by most votes; of those with as many, the one that the first sentinel named.
+    /// The master by most votes; of those with as many, the one named by the sentinel that comes first.
     ///
     /// # Errors
     ///
-    /// Why nobody knows it.
+    /// The failures of all sentinels, if none names a master.
     pub(super) async fn master(&mut self) -> Result<Place, String> {
         let mut asking = JoinSet::new();
         for (order, place) in self.places.iter().enumerate() {
@@ -64,7 +64,7 @@ impl Sentinels {
                 Err(failure) => failures.push(failure),
             }
         }
-        // The last of equals would win, and the first is wanted.
+        // The last of equals would win, but the first is wanted.
         let most = votes.into_iter().rev().max_by_key(|(_, count)| *count);
         most.map(|(master, _)| master)
             .ok_or_else(|| failures.join("; "))
@@ -103,8 +103,8 @@ async fn ask(connector: &Connector, place: &Place, link: Option<Link>, master: &
     Ok((link, told))
 }
 
-/// Whether the server at `place` says itself that it is a master: sentinels may be the last to
-/// hear of a failover.
+/// Whether the server at `place` itself reports that it is a master: sentinels may be the last to notice
+/// a failover.
 pub(super) async fn is_master_at(connector: &Connector, place: &Place) -> Result<bool, Trouble> {
     let ask = async {
         let mut link = connector.connect(place).await?;

@@ -1,14 +1,14 @@
 //! A key → its slot in a Redis Cluster, as the cluster specification computes it.
 
-/// How many slots a cluster has.
+/// The number of slots of a cluster.
 pub(super) const SLOTS: u16 = 16_384;
 
-/// The slot of `key`: CRC16 of its hash tag, or of all of it if it has none.
+/// The slot of `key`: CRC16 of its hash tag, or of the whole key if it has none.
 pub(super) fn slot(key: &[u8]) -> u16 {
     crc16(hash_tag(key)) % SLOTS
 }
 
-/// What stands between the first `{` and the first `}` behind it, unless that is nothing.
+/// The bytes between the first `{` and the first `}` behind it, or the whole key if there are none.
 fn hash_tag(key: &[u8]) -> &[u8] {
     let position = |bytes: &[u8], wanted: u8| bytes.iter().position(|byte| *byte == wanted);
     let Some(start) = position(key, b'{') else {

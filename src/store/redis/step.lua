@@ -1,22 +1,23 @@
--- One request, or a part of one, as an atomic step: looks at every counter, then charges those that
--- their rules say. src/meter.rs and src/verdict.rs say why each is done as it is; the store contract
--- holds this to the same model.
+-- One request, or a part of one, as an atomic step: looks at every counter, then charges those that the
+-- rules require. src/meter.rs and src/verdict.rs explain the algorithms and the charging; the store
+-- contract holds this script to the same model.
 --
 -- KEYS: the counters, all of one hash slot.
--- ARGV: milliseconds since the epoch, or -1 for this server's clock; then for each key its method,
---       charge, voice, descriptor, hits, limit, period in milliseconds, and either the seconds that a
---       window's counter may live or the tokens that flow into a bucket in a period.
--- Reply: for each key the hits that it holds (and those ahead that wait with refused ones), whether these were charged, milliseconds until it is
---        empty, and milliseconds until as many hits would pass (-1 if never). Windows leave the times
---        to their caller. At the end, if there are any, how many counters were so far ahead that they were
---        forgotten.
+-- ARGV: milliseconds since the epoch, or -1 for this server's clock; then for each key its algorithm, its
+--       charging, the effect of an exceeded limit, descriptor, hits, limit, period in milliseconds, and
+--       either the seconds that a window's counter may live or the tokens that flow into a bucket in a
+--       period.
+-- Reply: four numbers for each key: hits held (plus earlier uncharged hits of this request on the same
+--        key), charged 0 or 1, milliseconds until the counter is empty, and milliseconds until as many hits
+--        would pass (-1 if never). Both times are 0 for windows, because the caller knows them. One more
+--        number follows if it is not 0: how many counters were so far ahead that they were dropped.
 
 local GRACE = 1000
--- How far the clocks of callers may be apart, in milliseconds, where each counts by its own: a day, as
--- pipeline.rs has it too. No time zone is further away from another. Nobody is locked out for so long,
--- for a key only lives as long as it means something by the clock that is ahead.
+-- How far the clocks of callers may differ, in milliseconds, where each counts by its own: a day, as in
+-- pipeline.rs, which is more than the offset of any time zone from UTC. No client is locked out for so
+-- long, because a key lives only as long as it has an effect by the clock that is ahead.
 local SKEW = 24 * 60 * 60 * 1000
--- No count that is told goes above this, as Hits::MAX.
+-- No returned count exceeds this, as Hits::MAX.
 local MOST = 2 ^ 62
 local FIELDS = 8
 
@@ -27,7 +28,7 @@ if is_one_clock then
   now = time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- Numbers up to 2^53 without an exponent.
+-- Writes numbers up to 2^53 without an exponent.
 local function text(number)
   return string.format('%.0f', number)
 end
@@ -41,8 +42,8 @@ local function numbers(state)
   return found
 end
 
--- The present of a counter: `latest`, which is what it remembers, until the caller's clock is past it.
--- Nothing if that is so far ahead that the clock which it came from was wrong.
+-- The present of a counter: `latest`, the moment that it remembers, until the caller's clock is past it.
+-- Returns nil if that is so far ahead that the clock which it came from was wrong.
 local forgotten = 0
 local function present(c, latest)
   local most = is_one_clock and c.period or math.max(c.period, SKEW)
@@ -50,8 +51,8 @@ local function present(c, latest)
   forgotten = forgotten + 1
 end
 
--- How long a key is to live that means something for `lives` milliseconds. Where clocks are apart none
--- shortens what another one gave.
+-- The time to live of a key that has an effect for `lives` milliseconds. Where clocks differ, no caller
+-- shortens the time that another one set.
 local function lasting(c, lives)
   lives = math.max(lives, 0) + GRACE
   if not is_one_clock then lives = math.max(lives, redis.call('PTTL', c.key)) end
@@ -62,7 +63,8 @@ local function save(c, state, lives)
   redis.call('SET', c.key, state, 'PX', lasting(c, lives))
 end
 
--- The lowest index in [low, high] of which `is_so` holds, or high + 1. It holds for all behind it.
+-- The lowest index in [low, high] for which `is_so` holds, or high + 1. It has to hold for all indexes
+-- behind it.
 local function lowest(low, high, is_so)
   while low <= high do
     local middle = math.floor((low + high) / 2)
@@ -79,9 +81,9 @@ ways.w = {
   end,
   charge = function(c)
     if c.hits > 0 then
-      -- It is above every limit, and Redis does not count much further.
+      -- This is above every limit, and Redis does not count much further.
       if c.held >= MOST then return end
-      -- The text, for hits can be more than a Lua number tells apart.
+      -- The text, because hits can be more than a Lua number represents exactly.
       local before = c.held
       c.held = redis.call('INCRBY', c.key, c.hits_text)
       if before == 0 then redis.call('EXPIRE', c.key, c.extra) end
@@ -166,7 +168,7 @@ ways.s = {
     c.left = c.period - (c.now - c.index * c.period)
     share(c)
   end,
-  -- What it would hold after these hits, which are given back, and others ahead of them.
+  -- The hits it would hold after `ahead` more hits and then these, which are given back.
   held_after = function(c, ahead)
     local copy = { current = c.current, previous = c.previous, left = c.left, period = c.period }
     add_weighted(copy, ahead)
@@ -195,9 +197,9 @@ ways.s = {
   end,
 }
 
--- A list of at:total, each total with all hits up to there. The first entry is one that has left the
--- period, or none at all, and only tells where counting begins. Others that have left since go with
--- the next hit.
+-- A list of at:total, where each total includes all hits up to there. The first entry has left the
+-- period, or is 0:0, and only marks where counting begins. Other entries that have left since are
+-- removed with the next hit.
 local function entry(c, index)
   local state = redis.call('LINDEX', c.key, index)
   if state then
@@ -219,7 +221,7 @@ ways.l = {
     end
     local length = redis.call('LLEN', c.key)
     local first = lowest(1, length - 1, function(index) return entry(c, index) + c.period > c.now end)
-    -- What is in front of it has left, at least by the clock of this caller.
+    -- Entries in front of it have left the period, at least by the clock of this caller.
     c.mark, c.length = first - 1, length - first + 1
     local _, before = entry(c, c.mark)
     c.held = c.last_total - before
@@ -279,9 +281,9 @@ ways.l = {
   end,
 }
 
--- full_at:parts:rate:millis:limit. A millisecond has `rate` parts, a token as many as the period
--- milliseconds. What is missing was saved so many milliseconds before full_at, under this limit. A
--- state without the last two is of an earlier version, which can read this one as well.
+-- full_at:parts:rate:millis:limit. A millisecond has `rate` parts, and a token as many parts as the
+-- period has milliseconds. The missing tokens were saved `millis` milliseconds before full_at, under
+-- `limit`. A state without the last two is from an earlier version, which can read this one as well.
 local function save_debt(c, debt)
   local millis = math.floor(debt / c.extra)
   local parts = debt - millis * c.extra
@@ -310,7 +312,7 @@ ways.t = {
     end
     c.held = math.ceil(c.debt / c.period)
   end,
-  -- No more can be missing than the bucket holds.
+  -- No more tokens can be missing than the bucket holds.
   held_after = function(c, ahead)
     return math.max(math.min(c.held + ahead, c.limit) + c.hits, 0)
   end,
@@ -318,7 +320,7 @@ ways.t = {
     local debt = math.max(c.debt + c.hits * c.period, 0)
     c.debt = math.min(debt, c.limit * c.period)
     c.held = math.ceil(c.debt / c.period)
-    -- To give back to a bucket that was never drawn from leaves no trace.
+    -- Giving back to a bucket that was never drawn from leaves no trace.
     if c.is_there or c.hits > 0 then save_debt(c, debt) end
   end,
   resets_in = function(c)
@@ -329,7 +331,8 @@ ways.t = {
   end,
 }
 
--- Looks first, at all of them. A descriptor may come twice: then the hits ahead count as well.
+-- Looks at all counters first. A descriptor may occur twice; the earlier hits of the request then count
+-- as well.
 local counters, over, quotas = {}, {}, {}
 local times, ahead = {}, {}
 local is_any_over, is_refused = false, false
@@ -359,7 +362,7 @@ for i, key in ipairs(KEYS) do
   local voice = ARGV[at + 2]
   if voice == 'q' then quotas[c.descriptor] = true end
   if c.is_over then
-    -- To give back stops nothing, but what is still above its limit refuses the request.
+    -- Giving back stops nothing, but a counter that is still above its limit refuses the request.
     is_any_over, over[c.descriptor] = is_any_over or c.hits >= 0, true
     if voice == 'r' then is_refused = true end
   end
@@ -373,7 +376,7 @@ if next(quotas) then
 end
 
 local function charges(c)
-  -- Only looked at.
+  -- A look charges nothing.
   if c.charge == 'n' then return false end
   if c.hits < 0 or c.charge == 'a' then return true end
   if c.charge == 'w' then return not c.is_over end
@@ -386,7 +389,7 @@ for _, c in ipairs(counters) do
   local is_charged = charges(c)
   if times[c.key] > 1 then c.way.look(c) end
   if is_charged and c.hits ~= 0 then c.way.charge(c) end
-  -- Hits ahead of it on the same counter that are not charged either wait with it.
+  -- Earlier uncharged hits on the same counter count together with these.
   local waiting = 0
   if c.is_over and not is_charged then waiting = math.max(c.before - c.held, 0) end
   c.added = c.added + waiting

@@ -1,6 +1,6 @@
-//! Looks after all lanes in which somebody waits, from one thread: while all is well a worker has no timer
-//! that is near. With one each sleep of a worker programs the processor's clock, which takes 7 to 10 % of
-//! its processor time where one call comes at a time.
+//! Watches all queues in which requests wait, from one thread: while all is well no worker has a timer
+//! that is due soon. With one, each sleep of a worker programs the processor's clock, which takes 7 to
+//! 10 % of its processor time where one call comes at a time.
 
 use std::{
     convert::Infallible,
@@ -15,23 +15,23 @@ use tokio::{
 
 use super::{detector::TICK, lane::Lane, running::Lateness};
 
-/// The lanes of all workers in which somebody may wait.
+/// The queues of all workers in which requests may wait.
 #[derive(Debug, Default)]
 pub(super) struct Ticks {
     new: Mutex<New>,
     news: Notify,
 }
 
-/// What was added since the last look.
+/// Queues that were added since the last look.
 #[derive(Debug, Default)]
 struct New {
     lanes: Vec<Arc<Lane>>,
-    /// Since when the first of them is to be looked after.
+    /// Since when the first of them is to be watched.
     since: Option<Instant>,
 }
 
 impl Ticks {
-    /// Somebody waits since `since` in `lane`, which is not looked after yet.
+    /// Adds a queue that is not watched yet, and in which a request waits since `since`.
     pub(super) fn add(&self, lane: Arc<Lane>, since: Instant) {
         let mut new = self.lock();
         new.lanes.push(lane);
@@ -40,7 +40,7 @@ impl Ticks {
         self.news.notify_one();
     }
 
-    /// Looks each [`TICK`] as long as anybody waits, until it is dropped.
+    /// Looks each [`TICK`] as long as any request waits, until it is dropped.
     pub(super) async fn run(&self, lateness: &Lateness) -> Infallible {
         let mut lanes = Vec::new();
         let mut now = Instant::now();
@@ -55,7 +55,7 @@ impl Ticks {
             };
             let mut new = mem::take(&mut *self.lock());
             lanes.append(&mut new.lanes);
-            // The first look was to come at once.
+            // The first look was due when its request came.
             let Some(due) = due.or(new.since) else {
                 continue;
             };
@@ -65,7 +65,7 @@ impl Ticks {
         }
     }
 
-    /// A panic elsewhere cannot leave it half changed.
+    /// A panic elsewhere cannot leave the list half changed.
     fn lock(&self) -> MutexGuard<'_, New> {
         self.new.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,4 +1,4 @@
-//! What TLS to Redis believes, and shows: files → configuration.
+//! TLS settings of connections to Redis: files → configuration.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ impl Tls {
     ///
     /// # Errors
     ///
-    /// If one of them cannot be used. Names it.
+    /// If one of them cannot be used. The error names it.
     pub(super) fn config(&self) -> Result<ClientConfig, BadUrl> {
         let unusable = |error: pem::PemError| bad(chain(&error));
         let roots = match &self.ca {
@@ -54,7 +54,7 @@ impl Tls {
     }
 }
 
-/// Takes a certificate that is good in every respect but its name.
+/// Accepts a certificate that is good in every respect but its name.
 #[derive(Debug)]
 struct AnyHost(Arc<WebPkiServerVerifier>);
 
@@ -71,7 +71,7 @@ impl ServerCertVerifier for AnyHost {
             self.0
                 .verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
         match verified {
-            // The name is looked at last.
+            // The name is checked last.
             Err(rustls::Error::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
             )) => Ok(ServerCertVerified::assertion()),

@@ -1,4 +1,4 @@
-//! Error replies and broken connections → what is wrong with a server.
+//! Error replies and broken connections → node failures.
 
 use std::{fmt, io};
 
@@ -6,26 +6,26 @@ use bb8_redis::redis::{ServerError, Value};
 
 use crate::causes::chain;
 
-/// Why a server cannot be counted in. The texts are for operators; they hold no secrets.
+/// Why a node cannot be used for counting. The texts are for operators; they hold no secrets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trouble {
-    /// Nobody is there, or the connection broke.
+    /// No server answers there, or the connection broke.
     Unreachable(String),
-    /// It has not said anything for too long.
+    /// It has not replied for too long.
     Silent,
     /// It is a replica: only its master counts.
     ReadOnly,
     /// It is still reading its data.
     Loading,
-    /// It wants a password, and there is none.
+    /// It needs a password, and none is configured.
     NoAuth,
-    /// It wants another password.
+    /// It refuses the password.
     WrongPassword,
     /// It is a replica that lost its master.
     MasterDown,
     /// The cluster does not serve.
     ClusterDown,
-    /// A script runs for so long that it answers nobody else.
+    /// A script has run for so long that it answers no other command.
     Busy,
 }
 
@@ -46,8 +46,8 @@ impl fmt::Display for Trouble {
 }
 
 impl Trouble {
-    /// What an error reply says about the server, if it is more than about its command: asked
-    /// again, it would say the same for some time.
+    /// The node failure in an error reply. `None` if the error concerns only its command; a node failure
+    /// lasts for some time.
     pub(super) fn of_reply(reply: &Value) -> Option<Self> {
         match reply {
             Value::ServerError(error) => Self::of_error(error),
@@ -63,7 +63,7 @@ impl Trouble {
             "WRONGPASS" => Some(Self::WrongPassword),
             "MASTERDOWN" => Some(Self::MasterDown),
             "BUSY" => Some(Self::Busy),
-            // One slot without an owner is no reason to leave the others alone.
+            // One slot without an owner is no reason to give up the others.
             "CLUSTERDOWN" if !error.details().is_some_and(is_about_a_slot) => {
                 Some(Self::ClusterDown)
             }
@@ -71,7 +71,7 @@ impl Trouble {
         }
     }
 
-    /// What it means that a connection broke or did not come up.
+    /// The node failure of a connection that broke or did not come up.
     pub(super) fn of_failure(error: &io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::TimedOut => Self::Silent,
@@ -85,13 +85,13 @@ fn is_about_a_slot(details: &str) -> bool {
     details.contains("slot not served")
 }
 
-/// Whether a command that was answered so has not been carried out and may be sent once more to
-/// the same server.
+/// Whether a reply means that the command was not carried out and may be sent once more to the same
+/// server.
 pub(super) fn says_try_again(reply: &Value) -> bool {
     matches!(reply, Value::ServerError(error) if error.code() == "TRYAGAIN")
 }
 
-/// Whether the reply says that the slot is not served by anybody known.
+/// Whether a reply means that no known server owns the slot.
 pub(super) fn is_unserved_slot(reply: &Value) -> bool {
     matches!(reply, Value::ServerError(error)
         if error.code() == "CLUSTERDOWN" && error.details().is_some_and(is_about_a_slot))

@@ -9,10 +9,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A larger file is not ours.
+/// A larger file was not written by tollgate.
 const MAX_BYTES: u64 = 64;
 
-/// Where the number is kept.
+/// The file that keeps the number.
 #[derive(Clone, Debug)]
 pub struct StateFile {
     path: PathBuf,
@@ -34,7 +34,7 @@ impl StateFile {
         Self { path }
     }
 
-    /// The number that an earlier process kept; nothing if there is no file yet.
+    /// The number that an earlier process kept; `None` if there is no file yet.
     ///
     /// # Errors
     ///
@@ -54,14 +54,14 @@ impl StateFile {
             .ok_or_else(|| StateError::Broken(self.path.clone()))
     }
 
-    /// Keeps `number`. Who reads at the same time finds the old file or the new one, and so does who reads
-    /// after a power failure.
+    /// Keeps `number`. A reader at the same time, or after a power failure, finds either the old file or
+    /// the new one.
     ///
     /// # Errors
     ///
-    /// If the file cannot be written; the old one is there then.
+    /// If the file cannot be written; the old one remains.
     pub fn write(&self, number: NonZeroU32) -> Result<(), StateError> {
-        // Two processes may have one file, by mistake: each has its own draft.
+        // Two processes may have the same file by mistake: each has its own draft.
         let mut draft = self.path.clone().into_os_string();
         draft.push(format!(".{}", std::process::id()));
         let draft = PathBuf::from(draft);
