@@ -311,9 +311,9 @@ fn what_cannot_be_used_ends_the_start_with_the_name_of_the_file() {
     pair(
         "empty",
         "tls.key",
-        &is("empty", "no certificate in PEM in it"),
+        &is("empty", "contains no certificate in PEM"),
     );
-    pair("tls.crt", "empty", &is("empty", "no key in PEM in it"));
+    pair("tls.crt", "empty", &is("empty", "contains no key in PEM"));
     pair("broken", "tls.key", &is("broken", "not PEM"));
     let no_pair = is("other.key", "certificate and key are no pair");
     pair("tls.crt", "other.key", &no_pair);

@@ -187,7 +187,7 @@ fn ask_speaks_tls_and_shows_its_certificate() {
     check_answers(&[&flag[..], &["--tls"]].concat());
 
     check_fails(&flag, "are of no use without");
-    check_fails(&named, "TLS needs --ca");
+    check_fails(&named, "--ca is required for TLS");
     check_fails(
         &[&named[..], &["--ca", &none]].concat(),
         &format!("{none}: no certificate in PEM"),

@@ -504,7 +504,7 @@ async fn a_push_without_rules_allows_everything_or_is_refused() {
         if is_kept {
             let refused = ads.wait_for_refusal();
             assert_eq!(refused.request.version_info, "1");
-            let expected = "(push): a push without rules is not taken";
+            let expected = "(push): a push without rules is refused";
             assert!(
                 refused.refusal().unwrap().starts_with(expected),
                 "{refused:?}"
@@ -756,7 +756,7 @@ fn what_cannot_be_used_ends_the_start_with_its_name() {
     let key = at("tls.key");
     check(
         &["--xds-tls", "--xds-tls-ca", &key],
-        &format!("{key}: no certificate in PEM in it"),
+        &format!("{key}: contains no certificate in PEM"),
     );
     check(&["--xds-tls", "--xds-tls-key", &key], "need each other");
     check(&["--xds-tls", "--xds-tls-san", "a b"], "`a b` is no name");
