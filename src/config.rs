@@ -275,7 +275,7 @@ pub enum Fault {
     InvalidMultiplier(String),
     #[error("a period of {multiplier} {unit}s is longer than 10,000 years")]
     PeriodTooLong { unit: &'static str, multiplier: u32 },
-    #[error("{0} cannot be expressed in the reference's key format; use the native one")]
+    #[error("{0} does not fit the reference's key format; use the native one")]
     NoReferenceKey(&'static str),
     #[error("two limits with a period of {0} and the same algorithm; keep the lower one")]
     SamePeriod(String),

@@ -891,7 +891,7 @@ fn the_reference_s_keys_know_no_other_algorithm() {
         let problems = compile_texts(&[&text], options).unwrap_err();
         assert_eq!(problems.len(), 1);
         assert!(problems[0].to_string().ends_with(
-            "d.k: a limit with an algorithm of its own cannot be expressed in the reference's key format; use the native one"
+            "d.k: a limit with an algorithm of its own does not fit the reference's key format; use the native one"
         ));
     }
     let fixed = "rate_limit: {unit: day, requests_per_unit: 7, algorithm: fixed_window}";
