@@ -45,7 +45,7 @@ pub enum TlsError {
     NoName(String),
     #[error(transparent)]
     Pem(#[from] PemError),
-    #[error("{} and {}: certificate and key are no pair that can be used", certificate.display(), key.display())]
+    #[error("{} and {}: certificate and key cannot be used together", certificate.display(), key.display())]
     NoPair {
         certificate: PathBuf,
         key: PathBuf,

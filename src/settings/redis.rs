@@ -381,7 +381,7 @@ fn backend(text: &str) -> Result<Backend, String> {
     match text {
         "" | "redis" => Ok(Backend::Redis),
         "memcache" => {
-            Err("there is no memcached store, because memcached cannot count exactly; use redis".into())
+            Err("there is no memcached store: memcached cannot count exactly; use redis".into())
         }
         _ => Err("expected redis".into()),
     }

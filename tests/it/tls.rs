@@ -267,7 +267,7 @@ async fn a_bad_pair_changes_nothing_and_the_log_names_the_file() {
     let [certificate, key] = ["tls.crt", "tls.key"].map(|name| secret.at(name));
     secret.update(&mounted(&of_two));
     server.log().with(&format!(
-        "{certificate} and {key}: certificate and key are no pair"
+        "{certificate} and {key}: certificate and key cannot be used together"
     ));
     assert_eq!(shown().await, der(&good.certificate));
     secret.update(&[("tls.crt", &other.certificate)]);
@@ -315,7 +315,7 @@ fn what_cannot_be_used_ends_the_start_with_the_name_of_the_file() {
     );
     pair("tls.crt", "empty", &is("empty", "contains no key in PEM"));
     pair("broken", "tls.key", &is("broken", "not PEM"));
-    let no_pair = is("other.key", "certificate and key are no pair");
+    let no_pair = is("other.key", "certificate and key cannot be used together");
     pair("tls.crt", "other.key", &no_pair);
 
     check(&["--grpc-tls"], "needs GRPC_SERVER_TLS_CERT");

@@ -716,7 +716,7 @@ async fn certificates_of_either_side_change_between_connections() {
     ads.set(snapshot("2", &[domain("a", 2)]));
     ads.wait_for_ack("2");
     ads.hang_up();
-    server.log().with("no TLS: invalid peer certificate");
+    server.log().with("TLS failed: invalid peer certificate");
     client.update(&mounted(&ours, &ca));
     ads.set(snapshot("3", &[domain("a", 3)]));
     ads.wait_for_ack("3");
@@ -732,7 +732,7 @@ async fn the_name_of_the_control_plane_is_verified_and_can_be_another_one() {
     let server = with_tls(&ads, &secret)
         .args(["--start-without-rules"])
         .start();
-    server.log().with("no TLS: invalid peer certificate");
+    server.log().with("TLS failed: invalid peer certificate");
     let _server = with_tls(&ads, &secret)
         .env("CONFIG_GRPC_XDS_SERVER_TLS_SAN", "envoy-gateway")
         .start();
@@ -765,6 +765,6 @@ fn what_cannot_be_used_ends_the_start_with_its_name() {
     }
     check(
         &["--xds-server", "ftp://x"],
-        "`ftp://x` is no address; write host:port",
+        "`ftp://x` is not an address; write host:port",
     );
 }
