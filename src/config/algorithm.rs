@@ -125,7 +125,10 @@ fn burst(limit: &RateLimit, period: Period, faults: &mut Faults) -> u32 {
     };
     let Some(number) = &limit.burst else {
         if u64::from(limit.requests_per_unit) > most {
-            let text = format!("{} (`requests_per_unit`); set `burst`", limit.requests_per_unit);
+            let text = format!(
+                "{} (its default, `requests_per_unit`); set `burst`",
+                limit.requests_per_unit
+            );
             faults.push((limit.at, fault(text)));
         }
         return limit.requests_per_unit;

@@ -630,7 +630,7 @@ fn a_burst_is_at_least_one_and_no_more_than_is_counted_exactly() {
     );
     check_body(
         "rate_limit: {unit: day, requests_per_unit: 104249992, algorithm: token_bucket}",
-        "a.yaml:4:18: d.k: `burst` must be a whole number from 1 to 104249991, not 104249992 (`requests_per_unit`); set `burst`",
+        "a.yaml:4:18: d.k: `burst` must be a whole number from 1 to 104249991, not 104249992 (its default, `requests_per_unit`); set `burst`",
     );
     check_limit(
         "burst: 5",

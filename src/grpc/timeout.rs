@@ -1,29 +1,29 @@
-//! The time that a caller gives its call, and how much of it a decision may take.
+//! The deadline that a caller sets for its call, and the part of it that a decision may use.
 
 use std::time::Duration;
 
 use hyper::HeaderMap;
 
-/// gRPC over HTTP/2, "Timeout". Envoy sends it in milliseconds, 20 unless it is configured otherwise.
+/// gRPC over HTTP/2, "Timeout". Envoy sends it in milliseconds, 20 by default.
 const GRPC_TIMEOUT: &str = "grpc-timeout";
 
-/// The most digits that a timeout has (gRPC over HTTP/2, "TimeoutValue").
+/// Most digits of a timeout (gRPC over HTTP/2, "TimeoutValue").
 const MAX_DIGITS: usize = 8;
 
-/// A tenth of the time stays for the way there and back.
+/// A tenth of the time is reserved for the network.
 const MARGIN: u32 = 10;
 
-/// How long after its arrival an answer is of use to the caller, if it said so. What is no timeout is taken
-/// for none.
+/// The time after its arrival within which an answer is useful to the caller, if it sent one. An invalid timeout
+/// counts as absent.
 pub(super) fn timeout(headers: &HeaderMap) -> Option<Duration> {
-    // Callers send a handful of headers: to look through them takes a third of what a hash does.
+    // Callers send a handful of headers: a linear search takes a third of the time of a hash lookup.
     let (_, value) = headers
         .iter()
         .find(|(name, _)| name.as_str() == GRPC_TIMEOUT)?;
     parse(value.as_bytes())
 }
 
-/// The part of `timeout` that a decision may take.
+/// The part of `timeout` that a decision may use.
 pub(super) fn for_decision(timeout: Duration) -> Duration {
     timeout - timeout / MARGIN
 }

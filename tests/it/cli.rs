@@ -488,7 +488,7 @@ fn without_its_debug_port_it_goes_on() {
     assert_eq!(get(server.http, "/healthcheck").status, 200);
     assert_eq!(server.debug.port(), 0);
     let said = server.log().text();
-    let expected = format!("cannot listen on {address} for debug; going on without it");
+    let expected = format!("cannot listen on {address} for debug; continuing without it");
     assert!(said.contains(&expected), "{said}");
 }
 

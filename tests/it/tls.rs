@@ -321,10 +321,10 @@ fn what_cannot_be_used_ends_the_start_with_the_name_of_the_file() {
     check(&["--grpc-tls"], "needs GRPC_SERVER_TLS_CERT");
     check(
         &["--grpc-client-ca", "x"],
-        "verifies nobody without GRPC_SERVER_USE_TLS",
+        "verifies no client without GRPC_SERVER_USE_TLS",
     );
     check(
         &["--grpc-client-san", "x"],
-        "verifies nobody without GRPC_CLIENT_TLS_CACERT",
+        "verifies no client without GRPC_CLIENT_TLS_CACERT",
     );
 }

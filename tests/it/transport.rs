@@ -494,7 +494,7 @@ fn as_many_files_may_be_opened_as_the_system_allows() {
     let server = tollgate::with_rules(RULES).with_files(100, 3000).start();
     assert_eq!(limit_of_files(&server), [3000, 3000]);
     let said = server.log().text();
-    let expected = "lets in at most 2311 gRPC connections and not 10000";
+    let expected = "it accepts at most 2311 gRPC connections, not 10000";
     assert!(said.contains(expected), "{said}");
     let server = tollgate::with_rules(RULES)
         .with_files(100, 3000)
