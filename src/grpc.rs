@@ -270,8 +270,8 @@ fn encoded(reply: &RateLimitResponse) -> Bytes {
     framed(reply.encoded_len(), |buffer| reply.encode_raw(buffer))
 }
 
-/// Converts a missing decision to a status. Envoy's `failure_mode_deny` handles all codes alike, but operators need
-/// to tell overload from a lost store.
+/// Converts a missing decision to a status. Envoy's `failure_mode_deny` handles all codes alike, but operators must
+/// be able to distinguish overload from a lost store.
 fn status(error: NoDecision) -> Status {
     match error {
         NoDecision::Store(StoreError::Overloaded) => Status::resource_exhausted(error.to_string()),

@@ -1,6 +1,7 @@
 //! Spans of calls, for an OpenTelemetry collector.
 //!
-//! Off unless asked for, and then it costs one branch per call. A sampled call becomes two spans, as in the reference:
+//! Off unless asked for, and then it costs one branch per call. A sampled call becomes two spans, as in the
+//! reference:
 //! one for the RPC, in the caller's trace, and one for the decision inside it. They go into a bounded queue, from
 //! which [`export`] sends them in batches. No span holds a key or a value of a request.
 
@@ -23,7 +24,8 @@ use context::{Context, Parent};
 /// Settings of the tracing of one process.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Share of calls without a sampling decision of the caller that become spans: 1 or more means all, 0 or less none.
+    /// Share of calls without a sampling decision of the caller that become spans: 1 or more means all, 0 or less
+    /// none.
     pub sampling_rate: f64,
     /// Spans that may wait to be sent; any more are dropped and counted.
     pub max_queue: usize,

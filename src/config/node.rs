@@ -87,7 +87,7 @@ impl<'t> Node<'t> {
         }
     }
 
-    /// The result of [`Node::parse`], or `None` if one pass cannot tell. Long lists are read in pieces of at least
+    /// The result of [`Node::parse`], or `None` if one pass is not enough. Long lists are read in pieces of at least
     /// `piece_bytes`.
     pub(super) fn guessed(text: &'t str, guess: Guess, piece_bytes: usize) -> Option<Self> {
         // A borrowed scalar does not show its tag.

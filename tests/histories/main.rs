@@ -1,5 +1,5 @@
-//! Runs long histories of concurrent calls on each store of tollgate, checks them, and prints the results. `make
-//! histories` runs it.
+//! Runs long histories of concurrent calls on each store of tollgate, checks them, and prints the results.
+//! `make histories` runs it.
 //!
 //! ```text
 //! histories [--calls 1000000] [--clients 32] [--seed 1] [--only memory|redis|two-redis|cluster] [--faults] [--server FILE]

@@ -28,7 +28,7 @@ fn start(cluster: &Cluster) -> Tollgate {
     start_with_deadline(cluster, "200ms")
 }
 
-/// With a deadline for tests in which every node always answers, though a busy machine may delay it.
+/// With a long deadline: every node always answers, but a busy machine may delay it.
 fn start_patient(cluster: &Cluster) -> Tollgate {
     start_with_deadline(cluster, "10s")
 }
@@ -247,7 +247,7 @@ async fn a_node_that_joins_takes_its_share() {
     let answers = storm.end().await;
     assert_eq!(answers.error_count(), 0, "{:?}", answers.errors());
     assert_eq!(counted(&cluster) - before, answers.ok());
-    // The slot map is current by now, or soon will be.
+    // The slot map has the new node by now, or soon will.
     eventually("the new node is on the map", async || {
         for value in VALUES {
             one(&mut client.clone(), value).await.unwrap();

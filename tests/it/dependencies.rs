@@ -1,5 +1,5 @@
-//! Checks the dependencies: no advisory is open against them, and their licences permit redistribution. Like `make
-//! deny`, without a network.
+//! Checks the dependencies: no advisory is open against them, and their licences permit redistribution. Like
+//! `make deny`, without a network.
 
 use std::{collections::HashSet, path::PathBuf, process::Command};
 

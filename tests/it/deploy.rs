@@ -259,7 +259,7 @@ fn replace(args: &mut [String], there: &str, here: &str) {
     *found[0] = found[0].replace(there, here);
 }
 
-/// A bootstrap with the address of its service filled in.
+/// A bootstrap that includes a service, with its ports replaced.
 fn with_service(bootstrap: &str, tollgate: &Tollgate) -> String {
     let ports = [
         (9901, 0),

@@ -1,4 +1,4 @@
-//! What grpcurl shows to a user without the schemas: services and messages by reflection, and health.
+//! grpcurl as a user sees it who has no schemas: services and messages by reflection, and health.
 
 use std::process::{Command, Output};
 

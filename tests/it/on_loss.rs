@@ -99,7 +99,7 @@ async fn each_rule_answers_for_itself() {
         );
         assert_eq!(told(one(&mut client, "local").await), Ok((Code::Ok, true)));
     }
-    // A request whose descriptors need different answers fails as a whole.
+    // One descriptor without an answer fails the whole request.
     let both = request(
         "d",
         vec![descriptor(&[("allow", "v")]), descriptor(&[("error", "v")])],

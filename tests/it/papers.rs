@@ -1,5 +1,5 @@
-//! Pages that the program itself can write: the test fails unless they match the program. `UPDATE_GOLDEN=1 cargo test
-//! --test it papers` writes them again.
+//! Pages that the program itself can write: the test fails unless they match the program.
+//! `UPDATE_GOLDEN=1 cargo test --test it papers` writes them again.
 
 use std::{fmt::Write as _, fs, path::Path};
 

@@ -398,7 +398,7 @@ async fn while_rules_are_compiled_no_connection_waits_for_that() {
     }
 
     for load in 2..=4 {
-        // The pipe's own notification may have come too early; this one starts the reading.
+        // Change events of the pipe itself may arrive too late to cause a load; this file causes one.
         fs::write(server.rules().join(".touched"), load.to_string()).unwrap();
         let is_read = pipe.write(many_rules(load));
         timeout(PATIENCE, is_read).await.unwrap().unwrap();

@@ -61,7 +61,7 @@ pub(super) struct Case {
 }
 
 impl Case {
-    /// Whether the reaction must be about this stream, rather than the whole connection.
+    /// Whether one of the allowed reactions is about this stream.
     pub(super) fn is_about(&self, stream: u32) -> bool {
         self.allowed.iter().any(|seen| match seen {
             Seen::Reset(about, _) | Seen::Answered(about) | Seen::Ended(about) => *about == stream,
