@@ -371,7 +371,7 @@ fn what_the_reference_s_keys_cannot_tell_is_refused() {
     let one = problem("rate_limit: {unit: day, requests_per_unit: 1}");
     assert_eq!(one, None);
     let several = problem("rate_limits: [1/d, 2/h]").unwrap();
-    assert!(several.starts_with("a.yaml:3:10: d.k: a rule with several limits cannot be told"));
+    assert!(several.starts_with("a.yaml:3:10: d.k: a rule with several limits does not fit"));
     let long = problem("rate_limit: {unit: day, requests_per_unit: 1, unit_multiplier: 2}");
     assert!(long.unwrap().contains("a limit with a unit_multiplier"));
 }

@@ -132,8 +132,8 @@ fn check_asks_for_the_number_of_replicas_where_rules_count_locally() {
     let local = RULES.replace("  - key: one", "  - key: one\n    on_store_loss: local");
     let rules = files(&[("a.yaml", &local)]);
     let (code, said) = run(&["check", path(&rules)]);
-    let expected = "a.yaml:5:20: d.one: `local` shares each limit among the replicas, and Redis tells their \
-        number too late; give --replicas, --replicas-until-known or --state-file";
+    let expected = "a.yaml:5:20: d.one: `local` shares each limit among the replicas, and Redis reports their \
+        number too late; set --replicas, --replicas-until-known or --state-file";
     assert!(said.contains(expected), "{said}");
     assert_eq!(code, Some(1));
     for told in [

@@ -212,7 +212,7 @@ async fn an_idle_connection_holds_nothing_up() {
     one(&mut idle).await.unwrap();
     server.signal(Signal::SIGTERM);
     assert_eq!(ended(&mut server).await, Some(0));
-    assert!(!server.log().text().contains("still under way"));
+    assert!(!server.log().text().contains("still running"));
     one(&mut idle).await.unwrap_err();
 }
 
@@ -227,7 +227,7 @@ async fn a_silent_connection_holds_nothing_up() {
     one(&mut connect(server.grpc).await).await.unwrap();
     server.signal(Signal::SIGTERM);
     assert_eq!(ended(&mut server).await, Some(0));
-    assert!(!server.log().text().contains("still under way"));
+    assert!(!server.log().text().contains("still running"));
 }
 
 /// A partial handshake, a partial call, an unread reply and a health watch are not running calls.
@@ -253,7 +253,7 @@ async fn who_is_not_waiting_for_a_decision_holds_nothing_up() {
     one(&mut self::connect(server.grpc).await).await.unwrap();
     server.signal(Signal::SIGTERM);
     assert_eq!(ended(&mut server).await, Some(0));
-    assert!(!server.log().text().contains("still under way"));
+    assert!(!server.log().text().contains("still running"));
     // The watch got the current health, and then its end.
     let status = watch.message().await.unwrap().unwrap().status();
     assert_eq!(status, ServingStatus::NotServing);
@@ -288,7 +288,7 @@ async fn a_call_that_takes_too_long_is_given_up() {
     assert!(server.metric(cause) > 0);
     server.signal(Signal::SIGTERM);
     assert_eq!(ended(&mut server).await, Some(0));
-    server.log().with("still under way");
+    server.log().with("still running");
     for call in calls.join_all().await {
         call.unwrap_err();
     }

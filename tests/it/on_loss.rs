@@ -314,7 +314,7 @@ async fn a_broken_state_file_is_said_and_does_no_harm() {
 fn a_start_without_any_number_of_replicas_is_an_error_where_rules_count_locally() {
     let flag = "--on-store-loss=local";
     let plain = "domain: d\ndescriptors: [{key: k, rate_limits: [1/year]}]";
-    let told = "give --replicas, --replicas-until-known or --state-file";
+    let told = "set --replicas, --replicas-until-known or --state-file";
     for (rules, args, place) in [
         (RULES, vec![], "rules.yaml:8:33: d.local: `local` shares"),
         (plain, vec![flag], "--on-store-loss: `local` shares"),

@@ -288,7 +288,7 @@ fn what_cannot_be_used_ends_the_start() {
     let said = fail("OTEL_EXPORTER_OTLP_ENDPOINT", "ftp://h");
     assert!(said.contains("spans cannot be sent to `ftp://h`"), "{said}");
     let said = fail("OTEL_EXPORTER_OTLP_ENDPOINT", "https://h:1");
-    assert!(said.contains("TLS needs"), "{said}");
+    assert!(said.contains("required for TLS"), "{said}");
     let said = fail("OTEL_EXPORTER_OTLP_HEADERS", "secret");
     assert!(said.contains("OTEL_EXPORTER_OTLP_HEADERS"), "{said}");
     assert!(!said.contains("secret"), "{said}");

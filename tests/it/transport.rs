@@ -186,11 +186,11 @@ fn ask_speaks_tls_and_shows_its_certificate() {
         .collect();
     check_answers(&[&flag[..], &["--tls"]].concat());
 
-    check_fails(&flag, "are of no use without");
+    check_fails(&flag, "certificates need --tls");
     check_fails(&named, "--ca is required for TLS");
     check_fails(
         &[&named[..], &["--ca", &none]].concat(),
-        &format!("{none}: no certificate in PEM"),
+        &format!("{none}: contains no certificate in PEM"),
     );
     check_fails(
         &[&named[..], &["--ca", "/nowhere"]].concat(),

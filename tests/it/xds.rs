@@ -758,7 +758,7 @@ fn what_cannot_be_used_ends_the_start_with_its_name() {
         &format!("{key}: contains no certificate in PEM"),
     );
     check(&["--xds-tls", "--xds-tls-key", &key], "need each other");
-    check(&["--xds-tls", "--xds-tls-san", "a b"], "`a b` is no name");
+    check(&["--xds-tls", "--xds-tls-san", "a b"], "`a b` cannot be");
     for bad in ["x:y,a b:c", "x:y,secret", "x:y,a:b:c"] {
         check(&["--xds-headers", bad], "item 2 is not NAME:VALUE");
     }
