@@ -50,7 +50,7 @@ pub struct Bodies {
     pub timeout: Duration,
 }
 
-/// Whether the process wants traffic. Bad until [`set`](Health::set) makes it good.
+/// Whether the process wants traffic. Unhealthy until [`set`](Health::set) makes it healthy.
 #[derive(Clone, Debug, Default)]
 pub struct Health(Arc<AtomicBool>);
 

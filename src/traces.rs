@@ -1,9 +1,8 @@
 //! Spans of calls, for an OpenTelemetry collector.
 //!
 //! Off unless asked for, and then it costs one branch per call. A sampled call becomes two spans, as in the
-//! reference:
-//! one for the RPC, in the caller's trace, and one for the decision inside it. They go into a bounded queue, from
-//! which [`export`] sends them in batches. No span holds a key or a value of a request.
+//! reference: one for the RPC, in the caller's trace, and one for the decision inside it. They go into a bounded
+//! queue, from which [`export`] sends them in batches. No span holds a key or a value of a request.
 
 use std::{
     hash::{BuildHasher as _, RandomState},

@@ -238,7 +238,7 @@ pub(super) async fn accept_next(listener: &TcpListener) -> TcpStream {
     }
 }
 
-/// One for all ports, because they share one shortage.
+/// One for all ports, because a lack of file descriptors affects all of them.
 static SCARCITY: Silence = Silence::new();
 
 /// Waits before the next attempt: most likely the process is out of file descriptors, and some will be closed.

@@ -89,8 +89,7 @@ pub struct Exporter {
 
 impl Exporter {
     /// Sends batches until `stop` fires, then the remaining spans. A batch that cannot be sent is lost: the log
-    /// reports
-    /// the first loss and the recovery, once each.
+    /// reports the first loss and the recovery, once each.
     pub async fn run(mut self, mut stop: oneshot::Receiver<()>) {
         let mut is_good = true;
         let mut batch = Vec::new();
