@@ -7,7 +7,7 @@ use prost_types::{FileDescriptorSet, field_descriptor_proto::Type};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
-    // What is served, and so shown by reflection.
+    // The served schemas, which reflection shows.
     let served = protox::compile([SERVED], ["proto"])?;
     #[expect(
         clippy::disallowed_methods,
@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .codec_path("crate::grpc::codec::Codec")
         .compile_fds(entries_as_bytes(all))?;
 
-    // Not for reflection: tollgate calls this service and does not serve it.
+    // Not in reflection: tollgate calls this service and does not serve it.
     let traces = "opentelemetry/proto/collector/trace/v1/trace_service.proto";
     tonic_prost_build::configure()
         .build_server(false)
@@ -32,14 +32,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 const SERVED: &str = "envoy/service/ratelimit/v3/rls.proto";
 
-/// How rules come from a control plane.
+/// The schemas of the control plane's discovery service.
 const ASKED_FOR: [&str; 2] = [
     "envoy/service/discovery/v3/discovery.proto",
     "ratelimit/config/ratelimit/v3/rls_conf.proto",
 ];
 
-/// The same schema with `Entry.key` and `Entry.value` as `bytes`: equal on the wire, but the
-/// generated code then takes any header byte instead of refusing what is not UTF-8.
+/// The descriptors with `Entry.key` and `Entry.value` as `bytes`: equal on the wire, but the generated code then
+/// accepts any header bytes instead of refusing invalid UTF-8.
 fn entries_as_bytes(mut descriptors: FileDescriptorSet) -> FileDescriptorSet {
     for file in &mut descriptors.file {
         for message in &mut file.message_type {

@@ -1,5 +1,5 @@
-//! The HTTP doors. On the HTTP port: `/healthcheck`, with `?verbose` for reasons, and `/json` unless it is off. On the debug port: `/` (this
-//! list), `/metrics`, `/stats` and `/rlconfig`. On the port for Prometheus: its page.
+//! The HTTP services. On the HTTP port: `/healthcheck`, with `?verbose` for reasons, and `/json` unless it is off.
+//! On the debug port: `/` (this list), `/metrics`, `/stats` and `/rlconfig`. On the Prometheus port: its page.
 
 use std::{
     collections::VecDeque,
@@ -42,15 +42,15 @@ use crate::{
     store::{Deadline, Store, memory::MemoryStore},
 };
 
-/// What a client of `/json` may send.
+/// Bounds on the body of a `/json` request.
 #[derive(Clone, Copy, Debug)]
 pub struct Bodies {
     pub max_bytes: usize,
-    /// How long a body may take to come.
+    /// Longest time until the whole body has arrived.
     pub timeout: Duration,
 }
 
-/// Whether the process wants to be asked. Bad until told otherwise.
+/// Whether the process wants traffic. Unhealthy until [`set`](Health::set) makes it healthy.
 #[derive(Clone, Debug, Default)]
 pub struct Health(Arc<AtomicBool>);
 
@@ -64,16 +64,16 @@ impl Health {
     }
 }
 
-/// Where the work is done that takes long: one piece after the other, on a thread of its own, so that it
-/// holds up neither probes nor gRPC connections that are to be accepted.
+/// Runs slow work on the blocking pool, one piece at a time, so that it delays neither probes nor the accepting of
+/// gRPC connections.
 #[derive(Clone, Debug, Default)]
 pub struct Desk {
     turn: Arc<Mutex<()>>,
-    /// Those who read a page, the oldest first.
+    /// Readers of pages, the oldest first.
     readers: Arc<std::sync::Mutex<VecDeque<Reader>>>,
 }
 
-/// So many pages may be under way at a time: for one more the oldest goes, whose reader is slow.
+/// Pages that may be under way at a time. One more ends the oldest, whose reader is slow.
 const MAX_PAGES: usize = 4;
 
 /// Bytes of a page that are written at a time.
@@ -81,12 +81,12 @@ const PIECE_BYTES: usize = 32 << 10;
 
 #[derive(Debug)]
 struct Reader {
-    /// Gone with the page.
+    /// Dies with the page.
     reads: Weak<()>,
     account: Weak<Account>,
 }
 
-/// Writes a page on, to the end of the text; says whether something follows.
+/// Appends the next part of a page to the text; returns whether more follows.
 type Writer = Box<dyn FnMut(&mut String) -> bool + Send>;
 
 impl Desk {
@@ -98,7 +98,7 @@ impl Desk {
         async move {
             let turn = turn.lock_owned().await;
             let done = tokio::task::spawn_blocking(move || {
-                // Kept until the work is done, also if nobody waits for it any longer.
+                // Held until the work is done, even if its caller has stopped waiting.
                 let _turn = turn;
                 work()
             });
@@ -107,8 +107,8 @@ impl Desk {
         }
     }
 
-    /// A page that the writer of `begin` writes, a piece whenever the one before has gone out. `begin` also says
-    /// how many bytes its writer holds.
+    /// A page that the writer from `begin` writes piece by piece, each after the piece before it was sent. `begin`
+    /// also returns how many bytes its writer holds.
     fn page(
         &self,
         account: Arc<Account>,
@@ -123,7 +123,7 @@ impl Desk {
             let (mut writer, bytes) = begin();
             let held = Held::new(&account, bytes);
             let writer: Writer = Box::new(move |text| {
-                // As long as there is a writer.
+                // Lives as long as the writer.
                 let (_held, _reads) = (&held, &reads);
                 writer(text)
             });
@@ -184,10 +184,10 @@ impl hyper::body::Body for Page {
     }
 }
 
-/// Tells how each part of the process is doing, by name.
+/// Returns the name and the state of each part of the process.
 pub type Components = Arc<dyn Fn() -> Vec<(String, String)> + Send + Sync>;
 
-/// The HTTP port. Without a service there is no `/json`.
+/// Routes of the HTTP port. Without a service there is no `/json`.
 pub fn http<S: Store>(
     health: Health,
     components: Components,
@@ -224,8 +224,8 @@ pub fn http<S: Store>(
     routes.fallback(|| async { plain(StatusCode::NOT_FOUND, "404 page not found\n") })
 }
 
-/// Whether a body says that it is JSON. Browsers send that to another origin only with its consent, so no page
-/// counts in the name of who looks at it.
+/// Whether the request declares its body as JSON. A browser sends that to another origin only with the origin's
+/// consent, so a foreign page cannot count in its visitor's name.
 fn is_json(headers: &HeaderMap) -> bool {
     let content_type = headers.get(CONTENT_TYPE).map(|value| value.to_str());
     let Some(Ok(content_type)) = content_type else {
@@ -250,8 +250,7 @@ fn describe_health(status: StatusCode, components: &[(String, String)]) -> Strin
     page
 }
 
-/// A request in proto3 JSON, answered as the reference does: 200 or 429 with the reply as JSON,
-/// 400 for whatever else.
+/// Answers a request in proto3 JSON as the reference does: 200 or 429 with the reply as JSON, 400 for anything else.
 async fn answer_json<S: Store>(
     service: &grpc::Service<S>,
     desk: &Desk,
@@ -299,11 +298,11 @@ async fn answer_json<S: Store>(
     }
 }
 
-/// Why there is no body.
+/// Why a body was not read.
 enum Unread {
     TooLarge,
     NoRoom,
-    /// Its client is.
+    /// The client closed the connection.
     Gone,
 }
 
@@ -313,7 +312,7 @@ impl From<Full> for Unread {
     }
 }
 
-/// All of `body`, which `held` holds.
+/// Reads all of `body`, charging its memory to `held`.
 async fn read(mut body: Body, max_bytes: usize, held: &mut Held) -> Result<Vec<u8>, Unread> {
     let mut all = Vec::new();
     while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
@@ -339,7 +338,7 @@ fn plain(status: StatusCode, text: &'static str) -> Response {
     (status, headers, text).into_response()
 }
 
-/// What was counted, and how it is shown.
+/// The collected statistics and how to render them.
 #[derive(Clone, Debug)]
 pub struct Statistics {
     pub metrics: Arc<Metrics>,
@@ -353,7 +352,7 @@ impl Statistics {
         self.metrics.samples(self.memory.as_deref())
     }
 
-    /// The page for Prometheus, in text format 0.0.4.
+    /// The Prometheus page, in text format 0.0.4.
     fn prometheus(self, account: Arc<Account>) -> Response {
         let desk = self.desk.clone();
         let page = desk.page(account, move || {
@@ -367,7 +366,7 @@ impl Statistics {
         ([(CONTENT_TYPE, "text/plain; version=0.0.4")], page).into_response()
     }
 
-    /// One line for each, by name.
+    /// One line for each statistic, sorted by name.
     fn lines(self, account: Arc<Account>) -> Response {
         let desk = self.desk.clone();
         let page = desk.page(account, move || {
@@ -381,7 +380,7 @@ impl Statistics {
     }
 }
 
-/// Writes each of `things` by `write`, and frees it then.
+/// Writes each of `things` with `write` and frees it right after.
 fn each_of<T: 'static>(
     mut things: impl Iterator<Item = T> + Send + 'static,
     write: fn(&T, &mut String),
@@ -414,7 +413,7 @@ fn text_page(page: Body) -> Response {
     ([(CONTENT_TYPE, "text/plain; charset=utf-8")], page).into_response()
 }
 
-/// The port for Prometheus.
+/// Routes of the Prometheus port.
 pub fn prometheus(statistics: Statistics, path: &str) -> Router {
     let page = move |Extension(account)| async move { statistics.prometheus(account) };
     Router::new().route(path, get(page))
@@ -427,7 +426,7 @@ const INDEX: &str = "\
 /rlconfig: the rules in use, one limit a line
 ";
 
-/// The debug port.
+/// Routes of the debug port.
 pub fn debug(rules: Rules, statistics: Statistics) -> Router {
     let desk = statistics.desk.clone();
     let lines = statistics.clone();
@@ -438,14 +437,14 @@ pub fn debug(rules: Rules, statistics: Statistics) -> Router {
         text_page(desk.page(account, begin))
     };
     Router::new()
-        // As in the reference, whatever is not there leads here.
+        // As in the reference, an unknown path leads here.
         .fallback(|| async { INDEX })
         .route("/metrics", get(metrics))
         .route("/stats", get(lines))
         .route("/rlconfig", get(rlconfig))
 }
 
-/// One line for each limit, as the reference prints them, with our own additions behind.
+/// One line for each limit, in the reference's form, with our own fields appended.
 fn rlconfig(rules: &Rules) -> Writer {
     let rules = rules.current();
     let count = rules
@@ -461,7 +460,7 @@ fn rlconfig(rules: &Rules) -> Writer {
 
 /// Writing to a string cannot fail.
 fn describe(rule: &Rule, page: &mut String) {
-    // A value of a rule can be any text; a line must stay one.
+    // A rule's value can be any text; a line must stay one line.
     let path = rule.path.replace(char::is_control, "?");
     let mut line = |unit: &str, requests_per_unit: u32, more: &str| {
         let _ = writeln!(

@@ -38,7 +38,7 @@ pub enum AskError {
     Json(#[from] serde_json::Error),
 }
 
-/// Asks, and returns the text to print.
+/// Calls the server and returns the text to print.
 ///
 /// # Errors
 ///
@@ -91,7 +91,7 @@ fn request(ask: &Ask) -> RateLimitRequest {
     }
 }
 
-/// The overall code, and a line for each descriptor. Writing to a string cannot fail.
+/// The overall code, then a line for each descriptor. Writing to a string cannot fail.
 fn readable(ask: &Ask, response: &RateLimitResponse) -> String {
     let mut text = code(response.overall_code).to_owned();
     for (descriptor, status) in ask.descriptors.iter().zip(&response.statuses) {

@@ -1,33 +1,33 @@
-//! Waits until something changes in folders of the file system.
+//! Waits for changes in folders of the file system.
 
 use std::{path::PathBuf, time::Duration};
 
 use notify::{Event, RecommendedWatcher, RecursiveMode, Watcher as _};
 use tokio::sync::mpsc;
 
-/// Changes within this time are one: editors and the kubelet make several of each.
+/// Changes within this time count as one: editors and the kubelet make several at a time.
 const DEBOUNCE: Duration = Duration::from_millis(100);
 
-/// A folder that never rests is read all the same, this long after its first change.
+/// A folder that never comes to rest is read this long after its first change.
 const LONGEST_DEBOUNCE: Duration = Duration::from_secs(1);
 
-/// The folder is looked at this often even if no change was seen: a watch can be lost, for
-/// example with the folder that it was on.
+/// The folder is checked this often even without a notification: a watch can get lost, for example together with the
+/// folder that it was on.
 const RECHECK: Duration = Duration::from_secs(10);
 
-/// Watched folders. Changes from its beginning on are not missed by [`Changes::next`].
+/// Watched folders. [`Changes::next`] misses no change after this value was made.
 #[derive(Debug)]
 pub struct Changes {
     changes: mpsc::Receiver<()>,
-    /// Kept for its drop, which ends the watch.
+    /// Held because its drop ends the watch.
     _watcher: Option<RecommendedWatcher>,
 }
 
 impl Changes {
-    /// Starts to watch folders, each with whether those below it count too. `what` is in them,
-    /// for the log.
+    /// Starts to watch folders; the flag of each says whether its sub-folders count too. `what` names their content
+    /// in the log.
     pub fn in_folders(folders: Vec<(PathBuf, bool)>, what: &str) -> Self {
-        // One place is enough: it says that something changed, not what.
+        // Room for one is enough: a message says that something changed, not what.
         let (changed, changes) = mpsc::channel(1);
         let watcher = watcher(folders, changed)
             .inspect_err(|error| {
@@ -40,7 +40,7 @@ impl Changes {
         }
     }
 
-    /// Waits for a change and until it is complete, or for the time to look anyway.
+    /// Waits until a change is complete, or until it is time for a check without one.
     pub async fn next(&mut self) {
         match tokio::time::timeout(RECHECK, self.changes.recv()).await {
             Ok(Some(())) => {
@@ -50,7 +50,7 @@ impl Changes {
                     {
                     }
                 };
-                // Settled or not, it is time to read.
+                // Settled or not, read now.
                 let _ = tokio::time::timeout(LONGEST_DEBOUNCE, settle).await;
             }
             // There is no watch.
@@ -65,9 +65,9 @@ fn watcher(
     changed: mpsc::Sender<()>,
 ) -> notify::Result<RecommendedWatcher> {
     let mut watcher = notify::recommended_watcher(move |event: notify::Result<Event>| {
-        // Reading the files is an event too, and no change.
+        // Reading the files also makes events, and they are no change.
         if !event.is_ok_and(|event| event.kind.is_access()) {
-            // A full channel already says what there is to say.
+            // A full channel already holds the notification.
             let _ = changed.try_send(());
         }
     })?;

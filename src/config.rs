@@ -1,4 +1,4 @@
-//! Rules: from files to a [`Matcher`], or every reason why not.
+//! Rules: from files to a [`Matcher`], or every reason why they are refused.
 
 use std::{
     fmt::{self, Write as _},
@@ -24,34 +24,34 @@ mod yaml;
 use node::Lines;
 pub use node::Position;
 
-/// A file larger than this is not read: 100,000 rules take about a tenth.
+/// A file larger than this is not read: 100,000 rules take about a tenth of it.
 pub const MAX_FILE_BYTES: u64 = 64 << 20;
 
 /// How rules are read.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// Several files may name one domain; their descriptors are put together at the top level.
+    /// Several files may name one domain; their top-level descriptors are merged.
     pub merge_domains: bool,
     /// Keep keys and values apart: the entry (`a`, `b`) is not the bare key `a_b`.
     pub strict_matching: bool,
-    /// How counters are named; the reference's way cannot tell every counter.
+    /// How counters are named; the reference's format cannot name every counter.
     pub key_format: KeyFormat,
-    /// What rules that do not say so answer while the store does not.
+    /// Answer of rules that set no `on_store_loss`, while the store is lost.
     pub on_store_loss: OnStoreLoss,
-    /// Nobody said how many replicas there are, so no rule can count locally.
+    /// The number of replicas is unknown, so no rule can count locally.
     pub lacks_replicas: bool,
 }
 
-/// Rules that can be used.
+/// Valid rules.
 #[derive(Debug)]
 pub struct Loaded {
     pub matcher: Matcher,
-    /// What is accepted, as the reference accepts it, but cannot be meant.
+    /// Settings that are accepted, as in the reference, but are probably mistakes.
     pub warnings: Vec<Problem>,
     pub files: usize,
 }
 
-/// Rule files as they were read at one moment.
+/// Rule files as they were at one moment.
 #[derive(Debug)]
 pub struct Files {
     files: Vec<File>,
@@ -70,7 +70,7 @@ impl Files {
         Self { files, problems }
     }
 
-    /// One file that is in memory, and its name in messages.
+    /// One file held in memory, with its name in messages.
     pub fn of(name: &str, text: &str) -> Self {
         Self {
             files: vec![File::new(name.to_owned(), text.to_owned())],
@@ -78,7 +78,7 @@ impl Files {
         }
     }
 
-    /// What tells these files from those of another moment.
+    /// A digest of the names, texts and read errors; it changes when the files do.
     pub fn digest(&self) -> [u8; 32] {
         let mut digest = Sha256::new();
         let mut add = |text: &str| {
@@ -116,7 +116,7 @@ impl Files {
     }
 }
 
-/// Compiles what was read of `files` files; `problems` are those of reading them.
+/// Compiles the rules read from `files` files; `problems` are the problems found so far.
 fn finish(
     sources: &[compile::Source<'_>],
     files: usize,
@@ -167,13 +167,13 @@ impl File {
     }
 }
 
-/// Something wrong with the rules, and where.
+/// A problem with the rules, and its position.
 #[derive(Debug)]
 pub struct Problem {
     pub file: String,
-    /// Nothing for what has no place, such as a file that cannot be read.
+    /// `None` for a problem without a position, such as a file that cannot be read.
     pub position: Option<Position>,
-    /// The domain and the joined texts of the nodes that lead there; empty above them.
+    /// The domain and the joined texts of the nodes on the path; empty outside of a domain.
     pub path: String,
     pub fault: Fault,
 }
@@ -192,7 +192,7 @@ impl fmt::Display for Problem {
             f.write_str(": warning")?;
         }
         f.write_str(": ")?;
-        // One line, whatever the texts of the rules hold.
+        // One line, even if texts of the rules hold line breaks.
         for found in self.fault.to_string().chars() {
             if found.is_control() {
                 write!(f, "{}", found.escape_debug())?;
@@ -204,7 +204,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// What is wrong. The texts begin as the reference's do and then say what would be right.
+/// The kind of problem. Texts begin as the reference's do and then name the fix.
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
     #[error("cannot be read: {0}")]
@@ -217,7 +217,7 @@ pub enum Fault {
     OtherType(String),
     #[error("is not a readable RateLimitConfig: {0}")]
     Undecodable(#[source] prost::DecodeError),
-    #[error("a push without rules is not taken (--xds-empty-push keep)")]
+    #[error("a push without rules is refused (--xds-empty-push keep)")]
     EmptyPush,
     #[error("error loading config file: not UTF-8 text")]
     NotText,
@@ -275,7 +275,7 @@ pub enum Fault {
     InvalidMultiplier(String),
     #[error("a period of {multiplier} {unit}s is longer than 10,000 years")]
     PeriodTooLong { unit: &'static str, multiplier: u32 },
-    #[error("{0} cannot be told in the reference's key format; use the native one")]
+    #[error("{0} does not fit the reference's key format; use the native one")]
     NoReferenceKey(&'static str),
     #[error("two limits with a period of {0} and the same algorithm; keep the lower one")]
     SamePeriod(String),
@@ -286,7 +286,7 @@ pub enum Fault {
         expected: &'static str,
     },
     #[error(
-        "`local` shares each limit among the replicas, and Redis tells their number too late; give --replicas, --replicas-until-known or --state-file"
+        "`local` shares each limit among the replicas, and Redis reports their number too late; set --replicas, --replicas-until-known or --state-file"
     )]
     UnknownReplicas,
     #[error("`{key}` does not go with {with}; {fix}")]
@@ -316,14 +316,14 @@ pub enum Fault {
     )]
     ShortForm(String),
 
-    // What follows is a warning: the reference takes it without a word.
+    // From here on warnings: the reference accepts these silently.
     #[error("`{key}` means nothing here and is ignored; it belongs {belongs}")]
     Misplaced { key: String, belongs: &'static str },
     #[error("`{0}` is given twice; the last one counts")]
     Repeated(String),
     #[error("`requests_per_unit` is missing, so every request is refused; write it, 0 included")]
     NoRequestsPerUnit,
-    #[error("`replaces` names '{0}', which no limit is called")]
+    #[error("`replaces` names '{0}', but no limit has that name")]
     ReplacesUnknown(String),
     #[error(
         "'{0}' and '{1}' replace each other: a request that matches both is not limited by either"
@@ -332,7 +332,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// Whether the rules can be used all the same.
+    /// Whether the rules can be used despite this problem.
     pub fn is_warning(&self) -> bool {
         matches!(
             self,
@@ -345,36 +345,36 @@ impl Fault {
     }
 }
 
-/// Where rule files are found.
+/// The location of rule files.
 #[derive(Clone, Debug)]
 pub enum Source {
-    /// Files as they are named; folders with all that ends in `.yaml`, `.yml` or `.json` and does
-    /// not begin with a dot, which leaves out what editors and the kubelet keep beside it.
+    /// Files by name, and folders. Of a folder, all files that end in `.yaml`, `.yml` or `.json` and do not begin
+    /// with a dot, which skips the copies that editors and the kubelet keep there.
     Paths(Vec<PathBuf>),
-    /// As the reference's `RUNTIME_*` variables say: every file, whatever its name.
+    /// The folder of the reference's `RUNTIME_*` variables: every file, whatever its name.
     Runtime(Runtime),
 }
 
-/// The reference's idea of a folder of rules.
+/// A folder of rules as the reference reads it.
 #[derive(Clone, Debug)]
 pub struct Runtime {
     pub root: PathBuf,
     pub subdirectory: PathBuf,
     pub app_directory: PathBuf,
-    /// Leave out names that begin with a dot.
+    /// Skip names that begin with a dot.
     pub ignores_dot_files: bool,
-    /// Read all of root and subdirectory, and of that the files whose path, with dots for slashes,
-    /// begins with the name of the app directory.
+    /// Read all of root and subdirectory, and keep the files whose path, with dots for slashes, begins with the name
+    /// of the app directory.
     pub watches_root: bool,
 }
 
 impl Source {
-    /// The folders in which a change can mean other rules, and whether those below count too.
+    /// The folders in which a change can affect the rules, each with whether its sub-folders count too.
     pub fn watched(&self) -> Vec<(PathBuf, bool)> {
         match self {
             Self::Paths(paths) => paths.iter().map(|path| (path.clone(), true)).collect(),
             Self::Runtime(runtime) => {
-                // The root itself may be a link that is replaced.
+                // The root itself may be a link that gets replaced.
                 let above = runtime.root.parent();
                 let above = above.map(|parent| (parent.to_owned(), false));
                 above
@@ -385,7 +385,7 @@ impl Source {
         }
     }
 
-    /// The files, by name and path, in the order of their names.
+    /// The files by name and path, sorted by name.
     fn list(&self, problems: &mut Vec<Problem>) -> Vec<(String, PathBuf)> {
         let mut found = Vec::new();
         match self {
@@ -395,7 +395,7 @@ impl Source {
                         found.push((path.display().to_string(), path.clone()));
                         continue;
                     }
-                    // Files of several folders may be called the same, but no two have one path.
+                    // Files in several folders may have equal names, but each path is unique.
                     let root = if paths.len() == 1 {
                         path
                     } else {
@@ -448,7 +448,7 @@ impl Runtime {
 
     fn list(&self, found: &mut Vec<(String, PathBuf)>) -> io::Result<()> {
         let folder = self.folder();
-        // The kubelet's own folders are never meant, whatever the setting says.
+        // The kubelet's own folders are always skipped, whatever the setting says.
         let takes = |path: &Path| {
             let is_hidden = is_hidden(path);
             !(is_hidden && (self.ignores_dot_files || is_kubelets(path)))
@@ -506,7 +506,7 @@ fn is_hidden(path: &Path) -> bool {
         .is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
 }
 
-/// `..data` and the folder that it points to, which hold each file a second time.
+/// `..data` and the folder that it points to hold each file a second time.
 fn is_kubelets(path: &Path) -> bool {
     path.file_name()
         .is_some_and(|name| name.as_encoded_bytes().starts_with(b".."))
@@ -517,19 +517,19 @@ fn is_rules(path: &Path) -> bool {
         .is_some_and(|end| end == "yaml" || end == "yml" || end == "json")
 }
 
-/// A walk through a folder.
+/// A recursive walk through a folder.
 struct Walk<'a> {
     root: &'a Path,
-    /// Which files to take and which folders to enter.
+    /// Accepts files to read and folders to enter.
     takes: &'a dyn Fn(&Path) -> bool,
     /// Whether links to folders are entered.
     follows_links: bool,
-    /// Files by their path from the root.
+    /// The files found, by their path from the root.
     found: &'a mut Vec<(String, PathBuf)>,
 }
 
 impl Walk<'_> {
-    /// Folders deeper than this are not entered: a link can lead back to where it stands.
+    /// Folders deeper than this are not entered, because a link can form a cycle.
     const MAX_DEPTH: usize = 8;
 
     fn enter(&mut self, folder: &Path, depth: usize) -> io::Result<()> {

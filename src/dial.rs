@@ -1,4 +1,4 @@
-//! Ways to other servers: over TCP or a Unix socket, with TLS if asked for.
+//! Connections to other servers: over TCP or a Unix socket, with TLS if asked for.
 
 use std::{
     fmt,
@@ -30,20 +30,20 @@ use tonic::{
 
 use crate::pem::{self, PemError};
 
-/// Why there is no way. Messages name the file that is wrong.
+/// Why there is no connection. Messages name the file at fault.
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
     #[error("expected http://HOST:PORT, https://HOST:PORT or unix:///PATH")]
     NoAddress,
-    #[error("no connection")]
+    #[error("cannot connect")]
     Stream(#[source] io::Error),
     #[error("no answer within --timeout")]
     TimedOut,
-    #[error("TLS needs --ca: which authority is to be believed")]
+    #[error("--ca is required for TLS")]
     NoAuthority,
-    #[error("certificates are of no use without --tls or an https:// URL")]
+    #[error("certificates need --tls or an https:// URL")]
     NoTls,
-    #[error("`{0}` is no name that a certificate could have; see --authority")]
+    #[error("`{0}` cannot be the name in a certificate; see --authority")]
     NoName(String, #[source] InvalidDnsNameError),
     #[error("`{0}` cannot be an authority")]
     BadAuthority(String),
@@ -51,28 +51,28 @@ pub enum DialError {
     Pem(#[from] PemError),
     #[error("{}: cannot be used", .0.display())]
     Unusable(PathBuf, #[source] rustls::Error),
-    #[error("the server does not speak HTTP/2 there")]
+    #[error("the server does not speak HTTP/2 at this address")]
     Http2(#[source] tonic::transport::Error),
 }
 
-/// Where a server is, and what to believe of it.
+/// Where a server is, and how to verify it.
 #[derive(Clone, Copy, Debug)]
 pub struct Options<'a> {
     /// `http://HOST:PORT`, `https://HOST:PORT` or `unix:///PATH`
     pub server: &'a str,
-    /// TLS, whatever the URL says.
+    /// Use TLS even if the URL does not ask for it.
     pub tls: bool,
-    /// Who has signed the certificate of the server.
+    /// CA certificate to verify the server.
     pub ca: Option<&'a Path>,
     /// Own certificate and its key.
     pub pair: Option<(&'a Path, &'a Path)>,
-    /// The name of the server, if it is another than the host of the URL.
+    /// The name of the server, if it is not the host of the URL.
     pub authority: Option<&'a str>,
-    /// Whether HTTP/2 is to be spoken, as ALPN says it.
+    /// Whether to speak HTTP/2, offered by ALPN.
     pub http2: bool,
 }
 
-/// A way to a server. Each connection is a new one.
+/// An endpoint. Each call opens a new connection.
 #[derive(Clone, Debug)]
 pub struct Dial {
     address: Address,
@@ -96,7 +96,7 @@ enum Address {
 }
 
 impl Dial {
-    /// Reads what TLS needs.
+    /// Reads the address and the files that TLS needs.
     ///
     /// # Errors
     ///
@@ -128,16 +128,16 @@ impl Dial {
         })
     }
 
-    /// What the server is called, with its port if need be.
+    /// The server's name, with its port if there is one.
     pub fn authority(&self) -> &str {
         &self.authority
     }
 
-    /// A new connection, however long it takes.
+    /// Opens a new connection, without a time limit.
     ///
     /// # Errors
     ///
-    /// If nobody listens there, or the handshake fails.
+    /// If the server does not accept the connection, or the handshake fails.
     pub async fn stream(&self) -> Result<Stream, DialError> {
         let stream: Stream = match &self.address {
             Address::Tcp { host, port } => {
@@ -157,11 +157,11 @@ impl Dial {
         Ok(Box::new(shaken.map_err(DialError::Stream)?))
     }
 
-    /// A new connection for gRPC, whose calls may take as long as `timeout`, as may the connection.
+    /// Opens a new gRPC connection. `timeout` bounds the connecting, and each call.
     ///
     /// # Errors
     ///
-    /// As for [`stream`](Self::stream), and if HTTP/2 is not spoken there.
+    /// As for [`stream`](Self::stream), and if the server does not speak HTTP/2.
     pub async fn channel(&self, timeout: Duration) -> Result<Channel, DialError> {
         let endpoint = Endpoint::from_shared(format!("http://{}", self.authority))
             .map_err(|_| DialError::BadAuthority(self.authority.clone()))?
@@ -176,7 +176,7 @@ impl Dial {
     }
 }
 
-/// Where an URL leads, and whether it asks for TLS.
+/// The address in a URL, and whether its scheme asks for TLS.
 fn address(server: &str) -> Result<(Address, bool), DialError> {
     if let Some(path) = server.strip_prefix("unix:") {
         let path = path.strip_prefix("//").unwrap_or(path);
@@ -221,7 +221,7 @@ fn config(options: &Options<'_>) -> Result<ClientConfig, DialError> {
     Ok(config)
 }
 
-/// What can be read and written.
+/// A stream of bytes in both directions.
 pub trait Bytes: AsyncRead + AsyncWrite + Send + Sync + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Sync + Unpin> Bytes for S {}
@@ -229,7 +229,7 @@ impl<S: AsyncRead + AsyncWrite + Send + Sync + Unpin> Bytes for S {}
 /// A connection of any kind.
 pub type Stream = Box<dyn Bytes>;
 
-/// A connection that is there already. When it ends its channel ends with it.
+/// A connection that is already open. Its channel ends with it.
 pub struct Once(Option<Stream>);
 
 impl Once {

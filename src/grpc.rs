@@ -1,4 +1,4 @@
-//! The gRPC door: the service, and the clock that every request is answered by.
+//! The gRPC service, and the clock that dates every request.
 
 use std::{
     cell::Cell,
@@ -35,7 +35,7 @@ pub mod wire;
 use proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use unary::{Method, arrived, framed};
 
-/// The path of the only method.
+/// The path of the service's only method.
 pub const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
 /// `envoy.service.ratelimit.v3.RateLimitService` on one worker.
@@ -48,31 +48,30 @@ pub struct Service<S> {
     pub clock: Clock,
 }
 
-/// The clock that requests are answered by: this machine's, put forward or back to that of Redis,
-/// so that all replicas find the same window.
+/// The clock of requests: this machine's, shifted to that of Redis, so that all replicas find the same window.
 #[derive(Clone, Debug, Default)]
 pub struct Clock {
-    /// How far the right time is ahead of this machine's, in milliseconds.
+    /// Milliseconds by which the true time is ahead of this machine's.
     pub ahead_millis: Arc<AtomicI64>,
 }
 
-/// How long what was read of this machine's clock is good for, so that no call reads it that does
-/// not have to: a request cannot tell times apart that are closer than [`Timestamp`]s are.
+/// How long a reading of this machine's clock is reused, to save reads: a request cannot distinguish times closer
+/// than the resolution of a [`Timestamp`].
 const GOOD_FOR: Duration = Duration::from_millis(1);
 
 thread_local! {
-    /// When this thread has last read the time of day, and what it was then.
+    /// This thread's last reading of the time of day, and when it was taken.
     static LAST_READ: Cell<Option<(Instant, Timestamp)>> = const { Cell::new(None) };
 }
 
 impl Clock {
-    /// Reads it. A request is answered by one reading, from beginning to end.
+    /// The current time. One reading serves a request from beginning to end.
     pub fn now(&self) -> Timestamp {
         self.adjust(now())
     }
 
-    /// The time at `moment`, which is the present or was just now. It is a millisecond older at most, also
-    /// after the clock was set.
+    /// The time at `moment`, which must be now or very recent. The result is at most a millisecond old, also after
+    /// the clock was set.
     fn at(&self, moment: Instant) -> Timestamp {
         let read = LAST_READ
             .get()
@@ -96,13 +95,13 @@ impl Clock {
     }
 }
 
-/// What is kept of a call until it is answered.
+/// Data of a call, kept until it is answered.
 #[derive(Debug)]
 pub struct Noted {
     began: Instant,
-    /// How long after that an answer is of use to the caller, if it said so.
+    /// How long after `began` an answer is useful to the caller, if the caller sent a timeout.
     timeout: Option<Duration>,
-    /// If it is traced.
+    /// `None` if the call is not traced.
     span: Option<Box<Call>>,
 }
 
@@ -164,8 +163,8 @@ impl<S: Store> Method for Service<S> {
     }
 }
 
-/// A call that waits. Its caller has given up if this is dropped before it is over: Envoy resets the stream
-/// when its timeout has passed.
+/// Guards a waiting call. A drop before the end means that its caller has given up: Envoy resets the stream when its
+/// timeout has passed.
 struct InVain<'a>(Option<&'a Recorder>);
 
 impl InVain<'_> {
@@ -183,7 +182,7 @@ impl Drop for InVain<'_> {
 }
 
 impl<S: Store> Service<S> {
-    /// A call was answered, which had `timeout`.
+    /// Records an answered call, whose caller allowed `timeout`.
     fn record(&self, took: Duration, timeout: Option<Duration>) {
         if timeout.is_some_and(|timeout| took > timeout) {
             self.limiter.metrics.record_late_call();
@@ -191,7 +190,7 @@ impl<S: Store> Service<S> {
         self.limiter.metrics.record_call(took);
     }
 
-    /// Answers one message, with the reply as it is sent.
+    /// Answers one message with the bytes of the reply.
     async fn answer_bytes(&self, message: Bytes, deadline: &Deadline) -> Result<Bytes, Status> {
         let mut request = Request::default();
         if self.extras.is_none() && quick::read_into(&mut request, &message, self.bounds).is_some()
@@ -208,13 +207,13 @@ impl<S: Store> Service<S> {
             let check = self.limiter.check(&request, now, deadline, tell);
             return check.await.map_err(status)?;
         }
-        // Boxed, or every call would have room for what unusual ones need.
+        // Boxed, or the future of every call would reserve the space that unusual calls need.
         let message = codec::decode(message.clone())?;
         let reply = Box::pin(self.answer(&message, deadline)).await?;
         Ok(encoded(&reply))
     }
 
-    /// The same, and tells of it.
+    /// Like [`answer_bytes`](Self::answer_bytes), and makes the spans of the call.
     async fn answer_traced(
         &self,
         span: Call,
@@ -237,12 +236,12 @@ impl<S: Store> Service<S> {
         reply.map(|reply| encoded(&reply))
     }
 
-    /// Answers one message, by whatever way it came.
+    /// Answers one message, from gRPC or from `/json`.
     ///
     /// # Errors
     ///
-    /// INVALID_ARGUMENT if it asks nothing that can be answered, RESOURCE_EXHAUSTED if too many others
-    /// wait, UNAVAILABLE if there is no decision for another reason.
+    /// INVALID_ARGUMENT if the request is invalid, RESOURCE_EXHAUSTED if too many others wait, UNAVAILABLE if there
+    /// is no decision for another reason.
     pub async fn answer(
         &self,
         message: &RateLimitRequest,
@@ -260,7 +259,7 @@ impl<S: Store> Service<S> {
     }
 }
 
-/// A reply without headers and metadata.
+/// Encodes a reply without headers and metadata.
 fn plain(decision: &Decision) -> Bytes {
     framed(quick::length(decision), |buffer| {
         quick::write(decision, buffer)
@@ -271,8 +270,8 @@ fn encoded(reply: &RateLimitResponse) -> Bytes {
     framed(reply.encoded_len(), |buffer| reply.encode_raw(buffer))
 }
 
-/// Envoy's `failure_mode_deny` decides what becomes of a request without a decision; all codes
-/// are alike to it. To operators they are not: too much work is another matter than a lost store.
+/// Converts a missing decision to a status. Envoy's `failure_mode_deny` handles all codes alike, but operators must
+/// be able to distinguish overload from a lost store.
 fn status(error: NoDecision) -> Status {
     match error {
         NoDecision::Store(StoreError::Overloaded) => Status::resource_exhausted(error.to_string()),
@@ -285,7 +284,7 @@ pub fn now() -> Timestamp {
     Timestamp::from_millis(0).plus(since_epoch())
 }
 
-/// The same for a span, in nanoseconds since 1970.
+/// The time of day for a span, in nanoseconds since 1970.
 fn nanos() -> u64 {
     u64::try_from(since_epoch().as_nanos()).unwrap_or(u64::MAX)
 }

@@ -1,9 +1,9 @@
-//! How much clients can have the process hold: messages that are on their way in, replies that are not read,
-//! headers that do not end, pages. All connections draw on one [`Budget`]. Where it is used up, the connection
-//! goes that has held most for the longest time; one that would be the next itself is refused instead.
+//! The memory budget for clients: incoming messages, unread replies, unfinished headers, pages. All connections share
+//! one [`Budget`]. When it is used up, the connection that has held the most for the longest is closed; if that is
+//! the requesting connection, its request is refused instead.
 //!
-//! A call whose message is there when it begins, and whose reply is written at once, draws nothing: the little
-//! that every connection holds is its own business, and `FREE_BYTES` of it are not counted by anybody else.
+//! A call whose message has arrived when it begins, and whose reply is written at once, costs nothing: the first
+//! `FREE_BYTES` of every connection are not counted.
 
 use std::{
     collections::HashMap,
@@ -26,25 +26,25 @@ use crate::{
     silence::Silence,
 };
 
-/// What a connection may hold without drawing on the budget.
+/// Bytes that a connection may hold without using the budget.
 const FREE_BYTES: usize = 4 << 10;
 
-/// An account draws on the budget in pieces of so many bytes, so that it seldom does.
+/// An account charges the budget in pieces of this size, so that it seldom has to.
 const PIECE_BYTES: usize = 32 << 10;
 
-/// What HTTP/2 keeps of a call until its reply has gone out.
+/// Memory that HTTP/2 needs for a call until its reply is sent.
 pub const CALL_BYTES: usize = 512;
 
-/// There is no room left, and none is to be made.
+/// The budget has no room, and no other connection will be closed for it.
 #[derive(Debug)]
 pub struct Full;
 
-/// What all clients together can have the process hold, in bytes.
+/// Bound on the memory that all clients together can make the process hold, in bytes.
 pub struct Budget {
     max: u64,
     metrics: Arc<Metrics>,
     accounts: Mutex<Accounts>,
-    /// When it was made; ages are told from then on.
+    /// When the budget was made; ages count from then.
     start: Instant,
     said: [Silence; CutOff::REASONS.len()],
 }
@@ -61,23 +61,23 @@ impl fmt::Debug for Budget {
     }
 }
 
-/// What one connection has of the budget.
+/// One connection's share of the budget.
 #[derive(Debug)]
 pub struct Account {
     budget: Arc<Budget>,
     number: u64,
     held: AtomicUsize,
-    /// What of it was drawn, in whole pieces.
+    /// The part charged to the budget, in whole pieces.
     drawn: AtomicU64,
-    /// Since when anything is drawn, in milliseconds since the budget's start.
+    /// Since when anything is charged, in milliseconds since the budget's start.
     since: AtomicU64,
-    /// What is held until all that was written has gone out.
+    /// Bytes held until all written data has been sent.
     until_flushed: AtomicUsize,
-    /// Whether a request has come on it.
+    /// Whether a request has arrived on the connection.
     is_used: AtomicBool,
     is_over: AtomicBool,
-    /// Ends the task that serves the connection. A future that waits for that would be polled, and lock
-    /// something, each time the connection is.
+    /// Aborts the task that serves the connection. A future that waited for the abort would take a lock at each
+    /// poll of the connection.
     task: OnceLock<AbortHandle>,
 }
 
@@ -94,7 +94,7 @@ impl Budget {
         })
     }
 
-    /// The account of a connection that has just been opened.
+    /// The account of a newly opened connection.
     pub fn account(self: &Arc<Self>) -> Arc<Account> {
         let mut accounts = self.accounts();
         let number = accounts.next;
@@ -114,7 +114,7 @@ impl Budget {
         account
     }
 
-    /// Ends the oldest connection on which no request has come, for there is no place for another.
+    /// Closes the oldest connection without a request, because no place is left for another.
     pub fn make_place(&self) {
         let accounts = self.accounts();
         let all: Vec<_> = accounts.open.values().filter_map(Weak::upgrade).collect();
@@ -139,15 +139,15 @@ impl Budget {
         u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Makes room by ending connections, those first that have held most for longest.
+    /// Makes room by closing connections, first those that have held the most for the longest.
     ///
     /// # Errors
     ///
-    /// If it is `asking` that would be ended.
+    /// If `asking` itself would be closed.
     fn make_room(&self, asking: &Account) -> Result<(), Full> {
         let accounts = self.accounts();
         let all: Vec<_> = accounts.open.values().filter_map(Weak::upgrade).collect();
-        // An account that is dropped looks for the others, too.
+        // Dropping an account takes this lock too.
         drop(accounts);
         let is_leaving = |account: &&Arc<Account>| account.is_over.load(Relaxed);
         let leaving: u64 = all.iter().filter(is_leaving).map(|one| one.drawn()).sum();
@@ -174,7 +174,7 @@ impl Budget {
         Ok(())
     }
 
-    /// Counts what was cut off, and says so now and then.
+    /// Counts a refused or closed piece of work, and logs it now and then.
     pub fn note(&self, reason: usize) {
         self.metrics.held.cut_off.count(reason);
         if self.said[reason].is_over() {
@@ -208,16 +208,16 @@ impl Budget {
 }
 
 impl Account {
-    /// Names the task that serves the connection: it is aborted if the connection has to end.
+    /// Names the task that serves the connection. It is aborted if the connection has to close.
     ///
     /// # Panics
     ///
-    /// If the connection has one already.
+    /// If the connection has a task already.
     pub fn served_by(&self, task: AbortHandle) {
         self.task
             .set(task)
             .expect("a connection is served by one task");
-        // It may have had to end before it had a task.
+        // The connection may have had to close before it had a task.
         self.abort_if_over();
     }
 
@@ -225,7 +225,7 @@ impl Account {
         &self.budget
     }
 
-    /// A request has come.
+    /// Records that a request has arrived.
     pub fn use_it(&self) {
         self.is_used.store(true, Relaxed);
     }
@@ -234,7 +234,7 @@ impl Account {
         self.is_used.load(Relaxed)
     }
 
-    /// Ends the connection, for it holds too much.
+    /// Closes the connection, because it holds too much.
     pub fn end(&self) {
         self.end_as(CutOff::CONNECTION_NO_ROOM);
     }
@@ -258,9 +258,11 @@ impl Account {
         self.drawn.load(Relaxed)
     }
 
+    /// Charges `bytes`.
+    ///
     /// # Errors
     ///
-    /// If there is no room; it is held all the same until it is given back.
+    /// If there is no room; the bytes stay charged until they are given back.
     fn take(&self, bytes: usize) -> Result<(), Full> {
         let held = self.held.fetch_add(bytes, Relaxed) + bytes;
         if pieces(held) <= self.drawn() {
@@ -275,14 +277,14 @@ impl Account {
 
     fn give_back(&self, bytes: usize) {
         let held = self.held.fetch_sub(bytes, Relaxed) - bytes;
-        // One piece is kept, so that a little more and a little less cost nothing.
+        // One piece stays charged, so that small changes cost nothing.
         let drawn = self.drawn();
         if drawn > 0 && (held <= FREE_BYTES || pieces(held) + 2 * PIECE_BYTES as u64 <= drawn) {
             self.draw(held);
         }
     }
 
-    /// Has as much drawn as is held.
+    /// Adjusts the charged pieces to what is held.
     fn draw(&self, held: usize) {
         let drawn = pieces(held);
         let before = self.drawn.swap(drawn, AcqRel);
@@ -297,7 +299,7 @@ impl Account {
         }
     }
 
-    /// Holds `bytes` that nobody can give back until all has gone out that is to be written.
+    /// Charges `bytes` until all pending output has been sent.
     pub fn hold_until_flushed(&self, bytes: usize) {
         self.until_flushed.fetch_add(bytes, Relaxed);
         if self.take(bytes).is_err() {
@@ -305,7 +307,7 @@ impl Account {
         }
     }
 
-    /// All has gone out that was to be written.
+    /// Called when all pending output has been sent.
     pub fn flushed(&self) {
         if self.until_flushed.load(Relaxed) > 0 {
             self.give_back(self.until_flushed.swap(0, Relaxed));
@@ -313,7 +315,7 @@ impl Account {
     }
 }
 
-/// How much is to be drawn if so much is held.
+/// The bytes to charge for so many held bytes.
 fn pieces(held: usize) -> u64 {
     let above = held.saturating_sub(FREE_BYTES);
     u64::try_from(above.next_multiple_of(PIECE_BYTES)).unwrap_or(u64::MAX)
@@ -326,7 +328,7 @@ impl Drop for Account {
     }
 }
 
-/// Bytes that a connection holds until this is dropped.
+/// Bytes charged to a connection until this is dropped.
 #[derive(Debug)]
 pub struct Held {
     account: Arc<Account>,
@@ -334,7 +336,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// Holds `bytes`, room or not: where there is none, the connection ends.
+    /// Charges `bytes` even without room; then the connection closes.
     pub fn new(account: &Arc<Account>, bytes: usize) -> Self {
         let held = Self {
             account: account.clone(),
@@ -346,13 +348,13 @@ impl Held {
         held
     }
 
-    /// Holds nothing yet.
+    /// Charges nothing yet.
     pub fn nothing(account: Arc<Account>) -> Self {
         Self { account, bytes: 0 }
     }
 
-    /// Holds `bytes` from now on, room or not: where there is none, the connection ends. A little too much stays
-    /// as it is.
+    /// Charges `bytes` instead of the present number, even without room: the connection closes then. A charge that
+    /// is slightly too large stays.
     pub fn resize(&mut self, bytes: usize) {
         const LITTLE: usize = 512;
         if let Some(more @ 1..) = bytes.checked_sub(self.bytes) {
@@ -366,11 +368,11 @@ impl Held {
         }
     }
 
-    /// Holds `bytes` if there is room for them.
+    /// Charges `bytes` if there is room.
     ///
     /// # Errors
     ///
-    /// If there is none.
+    /// If there is no room.
     pub fn try_new(account: &Arc<Account>, bytes: usize) -> Result<Self, Full> {
         let mut held = Self {
             account: account.clone(),
@@ -380,11 +382,11 @@ impl Held {
         Ok(held)
     }
 
-    /// Holds so much more if there is room for it.
+    /// Charges more bytes if there is room.
     ///
     /// # Errors
     ///
-    /// If there is none; all is given back when this is dropped.
+    /// If there is no room; the drop gives everything back.
     pub fn add(&mut self, bytes: usize) -> Result<(), Full> {
         self.bytes += bytes;
         self.account.take(bytes)
@@ -394,7 +396,7 @@ impl Held {
         &self.account
     }
 
-    /// `bytes` that give back what is held when the last of them is gone.
+    /// `bytes` that give their charge back when the last reference to them is dropped.
     pub fn with(self, bytes: Vec<u8>) -> Bytes {
         Bytes::from_owner(Owned { bytes, _held: self })
     }
@@ -417,7 +419,7 @@ impl AsRef<[u8]> for Owned {
     }
 }
 
-/// Bytes of a reply, held until they are written or nobody wants them any more.
+/// Bytes of a reply, charged until they are written or dropped.
 ///
 /// A pointer: hyper keeps room for two of them in the task of each call.
 #[derive(Debug)]
@@ -489,7 +491,7 @@ mod tests {
         Arc::get_mut(&mut budget).unwrap().start -= Duration::from_secs(60);
         let [old, large, small] = [(); 3].map(|()| budget.account());
         let _old = Held::new(&old, MAX / 4);
-        // As if it had been a while ago.
+        // As if it had happened earlier.
         old.since.store(0, Relaxed);
         let _large = Held::new(&large, MAX / 2);
         let _first = Held::new(&small, MAX / 8);
@@ -497,7 +499,7 @@ mod tests {
         let _second = Held::try_new(&small, MAX / 4).unwrap();
         assert!(is_over(&old));
         assert!(!is_over(&large) && !is_over(&small));
-        // It is on its way out, so there is room for as much as it had.
+        // It is closing, so what it held counts as free.
         let _third = Held::try_new(&small, MAX / 64).unwrap();
         assert!(!is_over(&large) && !is_over(&small));
         assert_eq!(metrics.held.cut_off.total(CutOff::CONNECTION_NO_ROOM), 1);
@@ -511,10 +513,10 @@ mod tests {
         let first = Held::try_new(&greedy, MAX / 2).unwrap();
         assert!(Held::try_new(&greedy, MAX).is_err());
         assert!(!is_over(&greedy) && !is_over(&other));
-        // What was refused is given back.
+        // A refused charge is given back.
         let second = Held::try_new(&greedy, MAX / 4).unwrap();
         drop((first, second));
-        // What is there already cannot be refused.
+        // Memory that already exists cannot be refused.
         let _reply = Held::new(&greedy, 2 * MAX);
         assert!(is_over(&greedy) && !is_over(&other));
     }

@@ -1,13 +1,13 @@
-//! tollgate, a rate-limit sidecar for Envoy: how many requests may pass, decided in memory or in
+//! tollgate, a rate-limit sidecar for Envoy. It decides how many requests may pass, with counters in memory or in
 //! Redis.
 //!
 //! ```text
 //! RateLimitRequest ──grpc/wire──▶ Request ──matcher──▶ rules ──plan──▶ counters ──store──▶ counts ──decision──▶ Decision ──grpc/wire──▶ RateLimitResponse
 //! ```
 //!
-//! `ARCHITECTURE.md` tells the floors of this house and what is never found on them.
+//! `ARCHITECTURE.md` describes the floors of this crate and what must never appear on each.
 
-// 0: words
+// 0: vocabulary
 pub mod calendar;
 pub mod causes;
 pub mod histogram;
@@ -26,7 +26,7 @@ pub mod meter;
 pub mod plan;
 pub mod verdict;
 
-// 2: rim
+// 2: adapters
 pub mod changes;
 pub mod config;
 pub mod dial;
@@ -36,17 +36,17 @@ pub mod silence;
 pub mod store;
 pub mod traces;
 
-// 3: use
+// 3: use case
 pub mod limiter;
 
-// 4: doors
+// 4: entry points
 pub mod admin;
 pub mod grpc;
 pub mod held;
 pub mod reload;
 pub mod xds;
 
-// 5: house
+// 5: wiring
 pub mod ask;
 pub mod lint_envoy;
 pub mod log;

@@ -1,9 +1,9 @@
-//! Reads an Envoy configuration and tells the traps in it: what Envoy accepts without a word and
-//! what then limits nothing, or not what was meant.
+//! Reads an Envoy configuration and reports traps: settings that Envoy accepts silently and that limit nothing, or
+//! not what the author meant.
 //!
-//! Everything here was seen with a real Envoy 1.40. It takes a bootstrap in YAML or JSON, the
-//! answer of Envoy's `/config_dump`, and Istio's EnvoyFilter resources: messages are known by their
-//! `@type` or by their shape, wherever they stand.
+//! Every trap was seen with a real Envoy 1.40. The input is a bootstrap in YAML or JSON, the output of Envoy's
+//! `/config_dump`, or Istio's EnvoyFilter resources. Messages are recognised anywhere in it, by their `@type` or by
+//! their shape.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,10 +20,10 @@ mod tests;
 use actions::{Descriptor, Holder, Rules};
 use document::{Document, Value, is_authority};
 
-/// A larger file is not read: the dump of an Envoy with ten thousand clusters is half of it.
+/// A larger file is not read: the dump of an Envoy with ten thousand clusters has half this size.
 pub const MAX_FILE_BYTES: u64 = 64 << 20;
 
-/// Why nothing can be said about a file.
+/// Why a file cannot be checked.
 #[derive(Debug, thiserror::Error)]
 pub enum Unreadable {
     #[error("{}{text}", at(*position))]
@@ -36,7 +36,7 @@ pub enum Unreadable {
 }
 
 impl Unreadable {
-    /// Where reading ended, if that is known. The message begins with it.
+    /// Where reading ended, if known. The message begins with it.
     pub fn position(&self) -> Option<Position> {
         match self {
             Self::Syntax { position, .. } => *position,
@@ -46,7 +46,7 @@ impl Unreadable {
 }
 
 fn at(position: Option<Position>) -> String {
-    // Whoever prints it has written the name of the file and a colon.
+    // The caller has printed the file's name and a colon before it.
     position.map_or_else(
         || " ".to_owned(),
         |Position { line, column }| format!("{line}:{column}: "),
@@ -55,23 +55,23 @@ fn at(position: Option<Position>) -> String {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
-    /// Nothing is limited there, or all is refused.
+    /// Nothing is limited there, or every request is refused.
     Error,
-    /// Limits hold, but not always or not as it reads.
+    /// Limits apply, but not always or not as the text suggests.
     Warning,
-    /// It works; somebody will wonder all the same.
+    /// It works, but may surprise.
     Advice,
 }
 
-/// One trap, and the way out.
+/// One trap, and how to avoid it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Finding {
-    /// Nothing for JSON, which is read without its lines.
+    /// `None` for JSON, which is read without positions.
     pub position: Option<Position>,
-    /// The way through the file, such as `static_resources.clusters[0]`.
+    /// The path in the file, such as `static_resources.clusters[0]`.
     pub path: String,
     pub severity: Severity,
-    /// What the trap is called, the same in every version.
+    /// The name of the trap, stable across versions.
     pub trap: &'static str,
     pub text: String,
     pub fix: String,
@@ -97,11 +97,11 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Tells all traps of one file, in its order; with `rules`, also what no rule answers.
+/// Reports all traps of one file, in its order; with `rules`, also descriptors that no rule matches.
 ///
 /// # Errors
 ///
-/// If the file is no Envoy configuration.
+/// If the file is not an Envoy configuration.
 pub fn lint(text: &str, rules: Option<&Matcher>) -> Result<Vec<Finding>, Unreadable> {
     let documents = Document::parse_all(text)?;
     let mut lint = Lint::default();
@@ -118,7 +118,7 @@ pub fn lint(text: &str, rules: Option<&Matcher>) -> Result<Vec<Finding>, Unreada
     Ok(findings)
 }
 
-/// Whether a code, which may be written by its name in Envoy's `StatusCode`, is no refusal.
+/// Whether a status code, a number or a name in Envoy's `StatusCode`, is below 400 and so no refusal.
 fn is_below_400(code: &str) -> bool {
     const NAMES: [&str; 19] = [
         "Empty",
@@ -147,18 +147,18 @@ fn is_below_400(code: &str) -> bool {
     }
 }
 
-/// The scope of what stands in no connection manager, such as the patches of an EnvoyFilter.
+/// The scope of values outside of any connection manager, such as the patches of an EnvoyFilter.
 const LOOSE: usize = 0;
 
-/// What a connection manager asks, and where it is told to.
+/// The rate limit filters of a connection manager and the descriptors of its routes.
 #[derive(Debug, Default)]
 struct Scope<'d> {
-    /// The connection manager itself; nothing for [`LOOSE`].
+    /// The connection manager; `None` for [`LOOSE`].
     manager: Option<Value<'d>>,
     filters: Vec<Filter<'d>>,
     descriptors: Vec<Descriptor<'d>>,
     has_routes: bool,
-    /// Routes that came over xDS, by name.
+    /// Name of the route configuration that arrives over xDS.
     route_config: Option<String>,
 }
 
@@ -168,11 +168,11 @@ struct Filter<'d> {
     value: Value<'d>,
     stage: u64,
     domain: Option<String>,
-    /// Its own `rate_limits` win over those of routes.
+    /// Whether it has its own `rate_limits`, which win over those of routes.
     has_own: bool,
 }
 
-/// What a value stands in, as far as it matters.
+/// The context of a value, as far as it matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Under {
     Nothing,
@@ -184,12 +184,12 @@ enum Under {
 struct Lint<'d> {
     has_envoy: bool,
     scopes: Vec<Scope<'d>>,
-    /// What routes that came over xDS ask, by the name of their configuration.
+    /// Descriptors of route configurations that arrived over xDS, by name.
     route_configs: BTreeMap<String, Vec<Descriptor<'d>>>,
     clusters: BTreeMap<String, Value<'d>>,
-    /// Whether this is what a running Envoy says, which leaves out whatever is false or 0.
+    /// Whether the file is a dump of a running Envoy, which leaves out values that are false or 0.
     is_dump: bool,
-    /// The clusters that are asked about limits.
+    /// The clusters that filters call for decisions.
     asked: BTreeSet<String>,
     findings: Vec<Finding>,
 }
@@ -220,7 +220,7 @@ impl<'d> Lint<'d> {
         &mut self.scopes[id]
     }
 
-    /// Takes in `value` and all below it.
+    /// Collects `value` and everything below it.
     fn gather(&mut self, value: &Value<'d>, scope: usize, under: Under) {
         let (mut scope, mut holder) = (scope, Holder::Route);
         if let Some((name, message)) = value.message() {
@@ -245,7 +245,7 @@ impl<'d> Lint<'d> {
                 _ => {}
             }
         }
-        // Beside the messages of this dump, those of the bootstrap would be told twice.
+        // A dump repeats the bootstrap's messages, which would be reported twice.
         let dumps = value.list("configs");
         let is_whole_dump = dumps.len() > 1;
         self.is_dump |= !dumps.is_empty();
@@ -268,7 +268,7 @@ impl<'d> Lint<'d> {
         let is_route_config = scope == LOOSE && value.get("virtual_hosts").is_some();
         let known = self.scope(LOOSE).descriptors.len();
         for child in value.children() {
-            // A dump has them in its listeners, too.
+            // A dump repeats these in its listeners.
             if child.path().ends_with("].static_route_configs") {
                 continue;
             }
@@ -303,7 +303,7 @@ impl<'d> Lint<'d> {
         id
     }
 
-    /// What stands in the filter itself; what it is asked about comes with [`judge`](Self::judge).
+    /// Checks the filter's own settings; [`judge`](Self::judge) checks its descriptors.
     fn filter(&mut self, filter: &Value<'d>, scope: usize) {
         self.timeout(filter);
         if !self.is_dump
@@ -325,7 +325,7 @@ impl<'d> Lint<'d> {
                 headers.as_ref().unwrap_or(filter),
                 Severity::Advice,
                 "headers",
-                "clients are not told what is left of their limit",
+                "clients cannot see what is left of their limit",
                 "write `enable_x_ratelimit_headers: DRAFT_VERSION_03`",
             );
         }
@@ -333,14 +333,14 @@ impl<'d> Lint<'d> {
             (
                 "filter_enabled",
                 "switched-off",
-                "the filter asks about 0 % of the requests",
+                "the filter is enabled for 0 % of the requests",
                 "remove `filter_enabled`, or give it a numerator",
             ),
             (
                 "filter_enforced",
                 "not-enforced",
-                "0 % of the refusals are enforced: requests pass, and their responses say \
-                 `x-envoy-ratelimited: true` all the same",
+                "0 % of the refusals are enforced: requests pass, yet their responses carry \
+                 `x-envoy-ratelimited: true`",
                 "remove `filter_enforced`, or give it a numerator",
             ),
         ] {
@@ -361,9 +361,9 @@ impl<'d> Lint<'d> {
                 Severity::Warning,
                 "status",
                 format!(
-                    "a refusal cannot have the status {code}: Envoy takes 429 for all below 400"
+                    "a refusal cannot have the status {code}: Envoy sends 429 for codes below 400"
                 ),
-                "write a code from 400 on, or remove `rate_limited_status`",
+                "write a code of at least 400, or remove `rate_limited_status`",
             );
         }
         self.service(filter);
@@ -382,8 +382,8 @@ impl<'d> Lint<'d> {
                 filter,
                 Severity::Warning,
                 "timeout",
-                "no timeout is set, so Envoy throws answers away after 20 ms, its default",
-                "write `timeout: 0.25s`: an answer in time costs nothing",
+                "no timeout is set, so Envoy discards answers after 20 ms, its default",
+                "write `timeout: 0.25s`; fast answers are not delayed",
             );
         };
         let text = timeout.text().unwrap_or_default();
@@ -391,13 +391,13 @@ impl<'d> Lint<'d> {
             .strip_suffix('s')
             .and_then(|secs| secs.parse::<f64>().ok());
         let (severity, what) = match secs {
-            None => (Severity::Error, format!("`{text}` is no duration to Envoy")),
+            None => (Severity::Error, format!("`{text}` is not a valid duration")),
             Some(secs) if secs <= 0.0 => {
-                let what = "without a timeout, a service that is silent holds requests up for ever";
+                let what = "without a timeout, a silent service delays requests for ever";
                 (Severity::Warning, what.to_owned())
             }
             Some(secs) if secs <= 0.02 => {
-                let what = format!("{text} are less than a pause of a busy machine");
+                let what = format!("{text} is shorter than a pause of a busy machine");
                 (Severity::Warning, what)
             }
             Some(_) => return,
@@ -411,7 +411,7 @@ impl<'d> Lint<'d> {
         );
     }
 
-    /// The service that a filter asks.
+    /// Checks the service that a filter calls.
     fn service(&mut self, filter: &Value<'_>) {
         let Some(service) = filter.at(&["rate_limit_service", "grpc_service"]) else {
             return;
@@ -443,7 +443,7 @@ impl<'d> Lint<'d> {
         self.asked.insert(cluster.to_owned());
     }
 
-    /// What Envoy sends as `:authority`: what it is told to, or the name of the cluster.
+    /// Checks the `:authority` that Envoy sends: the configured one, or the name of the cluster.
     fn authority(&mut self, value: &Value<'_>, cluster: &str, authority: &str) {
         let sent = if authority.is_empty() {
             cluster
@@ -458,8 +458,8 @@ impl<'d> Lint<'d> {
             Severity::Warning,
             "authority",
             format!(
-                "`{sent}` is sent as `:authority` and is none: HTTP/2 servers reset every call, and \
-                 then nothing is limited; tollgate makes one of it"
+                "Envoy sends `{sent}` as `:authority`, which is invalid: HTTP/2 servers reset every call, and \
+                 then nothing is limited; tollgate replaces it"
             ),
             "write `authority: HOST`, such as the host name of the service",
         );
@@ -486,7 +486,7 @@ impl<'d> Lint<'d> {
                         Severity::Error,
                         "tcp-descriptor",
                         format!("the TCP filter sends entries only: `{key}` is dropped"),
-                        "remove it, and say it in the rules",
+                        "remove it, and set it in the rules",
                     );
                 }
             }
@@ -500,7 +500,7 @@ impl<'d> Lint<'d> {
             "quota-service",
             "this filter speaks RLQS, which tollgate does not: `no_assignment_behavior` decides \
              about every request",
-            "take `envoy.filters.http.ratelimit`",
+            "use `envoy.filters.http.ratelimit`",
         );
     }
 
@@ -528,7 +528,7 @@ impl<'d> Lint<'d> {
                     Severity::Warning,
                     "direct-response",
                     "a direct response is never limited: the filter does nothing on such a route",
-                    "send it to a cluster, or take the limit away",
+                    "route it to a cluster, or remove the limit",
                 );
             }
             let Some(action) = route.get("route") else {
@@ -546,7 +546,7 @@ impl<'d> Lint<'d> {
                     hides,
                     Severity::Warning,
                     "hidden-limits",
-                    "they take the place of the virtual host's `rate_limits`, which are not \
+                    "they replace the virtual host's `rate_limits`, which are not \
                      applied to this route",
                     "write `include_vh_rate_limits: true` if both are meant",
                 );
@@ -567,7 +567,7 @@ impl<'d> Lint<'d> {
         self.has_envoy |= route.get("match").is_some() && route.get("route").is_some();
     }
 
-    /// What is asked, wherever a list of it stands.
+    /// Collects and checks `rate_limits`, wherever they stand.
     fn rate_limits(&mut self, value: &Value<'d>, scope: usize, holder: Holder) {
         for limit in value.list("rate_limits") {
             if limit.get("actions").is_none() {
@@ -590,9 +590,9 @@ impl<'d> Lint<'d> {
                     &locality,
                     Severity::Error,
                     "no-host-yet",
-                    "there is no CLUSTER_LOCALITY_ENTRY before a host was chosen: the descriptor \
+                    "CLUSTER_LOCALITY_ENTRY is empty before a host is chosen: the descriptor \
                      is left out",
-                    "add `apply_on_stream_done: true`, or take another source",
+                    "add `apply_on_stream_done: true`, or use another source",
                 );
             }
             if limit.is_true("apply_on_stream_done") {
@@ -600,8 +600,8 @@ impl<'d> Lint<'d> {
                     &limit,
                     Severity::Advice,
                     "stream-done",
-                    "what is counted after the response is counted for refused requests too",
-                    "keep that in mind where the limit is set",
+                    "hits that count after the response include those of refused requests",
+                    "allow for that in the limit",
                 );
             }
             let descriptor = Descriptor::new(limit, holder, value.text_of("domain"));
@@ -609,7 +609,7 @@ impl<'d> Lint<'d> {
         }
     }
 
-    /// What only the whole file can tell.
+    /// Checks that need the whole file.
     fn judge(&mut self, rules: Option<&Rules<'_>>) {
         for name in std::mem::take(&mut self.asked) {
             if let Some(cluster) = self.clusters.get(&name).cloned() {
@@ -667,8 +667,8 @@ impl<'d> Lint<'d> {
                     check,
                     Severity::Advice,
                     "no-traffic-interval",
-                    "before the first call health is checked once a minute: an end or a start is \
-                     seen late",
+                    "before the first call Envoy checks health once a minute: it sees a stop or a start \
+                     late",
                     "write `no_traffic_interval: 1s`",
                 );
             }
@@ -680,20 +680,20 @@ impl<'d> Lint<'d> {
                 Severity::Advice,
                 "panic-threshold",
                 "while half of the hosts are unhealthy Envoy uses all of them, so health checks \
-                 change nothing for a lone one",
+                 do not affect a single host",
                 "write `common_lb_config: { healthy_panic_threshold: { value: 0 } }` on the cluster",
             );
         }
     }
 
-    /// Filters that nobody tells what to ask, and what no filter asks.
+    /// Reports filters without items to send, and items that no filter uses.
     fn stages(&mut self, scope: &Scope<'_>) {
         let Scope {
             filters,
             descriptors,
             ..
         } = scope;
-        // What stands in no connection manager is a part of something that is not seen here.
+        // Outside of a connection manager the rest of the configuration is not visible.
         let sees_filters = scope.manager.is_some() || !filters.is_empty();
         let sees_routes = scope.has_routes || !descriptors.is_empty();
         let of_routes = descriptors
@@ -707,7 +707,7 @@ impl<'d> Lint<'d> {
                     &descriptor.value,
                     Severity::Error,
                     "stage",
-                    format!("no rate limit filter has the stage {stage}: nobody asks this"),
+                    format!("no rate limit filter has the stage {stage}: this item is never used"),
                     "give the filter and its items the same `stage`",
                 );
             } else if of_stage.all(|filter| filter.has_own) {
@@ -736,7 +736,7 @@ impl<'d> Lint<'d> {
                     "stage",
                     format!(
                         "no route and no virtual host has `rate_limits` of stage {}: this filter \
-                         never asks",
+                         never calls the service",
                         filter.stage
                     ),
                     "add `rate_limits` of that stage to a route or a virtual host",
@@ -745,7 +745,7 @@ impl<'d> Lint<'d> {
         }
     }
 
-    /// Whoever believes `X-Forwarded-For` of everybody limits nobody by address.
+    /// Reports limits by address where the connection manager trusts every client's `X-Forwarded-For`.
     fn addresses(&mut self, scope: &Scope<'_>) {
         let Some(manager) = &scope.manager else {
             return;
@@ -758,14 +758,14 @@ impl<'d> Lint<'d> {
                 manager,
                 Severity::Warning,
                 "forged-address",
-                "addresses are limited, but `X-Forwarded-For` is believed: a client that sends \
+                "addresses are limited, but `X-Forwarded-For` is trusted: a client that sends \
                  another one with each request is never limited",
-                "write `use_remote_address: true`, and behind proxies of yours `xff_num_trusted_hops`",
+                "write `use_remote_address: true`, and `xff_num_trusted_hops` behind your own proxies",
             );
         }
     }
 
-    /// What the rules have no word for.
+    /// Reports domains and descriptors that no rule covers.
     fn answers(&mut self, scope: &Scope<'_>, rules: &Rules<'_>) {
         for filter in &scope.filters {
             let Some(domain) = &filter.domain else {

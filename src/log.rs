@@ -18,7 +18,7 @@ use tracing_subscriber::{
 
 use crate::settings::{LogFormat, LogLevel, Process};
 
-/// Writes lines as `process` says, from now on and for the whole process.
+/// Installs the log for the whole process, in the format and at the level that `process` names.
 pub fn start(process: &Process) {
     let level = match process.log_level {
         LogLevel::Error => LevelFilter::ERROR,
@@ -37,7 +37,7 @@ pub fn start(process: &Process) {
     }
 }
 
-/// One object a line: `@timestamp`, `level`, `@message`, and the fields of the event.
+/// One JSON object per line: `@timestamp`, `level`, `@message`, and the fields of the event.
 #[derive(Debug)]
 struct Json;
 

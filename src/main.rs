@@ -1,4 +1,4 @@
-//! The `tollgate` program: exit code 0 if all went well, 1 if not, 2 for a bad command line.
+//! The `tollgate` program. Exit codes: 0 for success, 1 for failure, 2 for a bad command line.
 
 use std::{
     fmt::Display,
@@ -38,7 +38,7 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Standard error may be gone, and then there is nobody to tell.
+            // Standard error may be closed, and then nothing can report the error.
             let _ = writeln!(io::stderr(), "{error:#}");
             ExitCode::FAILURE
         }
@@ -52,7 +52,7 @@ fn serve(settings: &Settings) -> anyhow::Result<()> {
     server::run(settings).context("tollgate cannot serve")
 }
 
-/// Prints every problem, or what was found to be good.
+/// Prints every problem, or a summary of the rules.
 fn check_files(check: &Check) -> ExitCode {
     let options = Options {
         merge_domains: check.merge_domains,
@@ -81,7 +81,7 @@ fn check_files(check: &Check) -> ExitCode {
     code
 }
 
-/// Prints every trap, or that there is none.
+/// Prints every finding, or that there is none.
 fn lint_file(lint: &LintEnvoy) -> anyhow::Result<ExitCode> {
     let name = lint.file.display();
     let text = read(&lint.file).with_context(|| format!("{name}: cannot be read"))?;
@@ -104,7 +104,7 @@ fn lint_file(lint: &LintEnvoy) -> anyhow::Result<ExitCode> {
     let findings = lint_envoy::lint(&text, matcher.as_ref())
         .map_err(|error| anyhow::anyhow!(placed(&name, error.position(), &error)))?;
     if findings.is_empty() {
-        print(&format!("ok: {name} has none of the traps that are known"));
+        print(&format!("ok: no known trap in {name}"));
         return Ok(ExitCode::SUCCESS);
     }
     let lines: Vec<_> = findings
@@ -115,13 +115,13 @@ fn lint_file(lint: &LintEnvoy) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-/// `FILE:LINE:COLUMN: …` or `FILE: …`, for a text that begins with its place if it has one.
+/// `FILE:LINE:COLUMN: …` or `FILE: …`. If there is a position, `text` already begins with it.
 fn placed(name: &impl Display, position: Option<config::Position>, text: &impl Display) -> String {
     let blank = if position.is_some() { "" } else { " " };
     format!("{name}:{blank}{text}")
 }
 
-/// Reads a file, or standard input if it is called `-`.
+/// Reads a file, or standard input if its name is `-`.
 fn read(file: &Path) -> io::Result<String> {
     let from: Box<dyn io::Read> = if file == Path::new("-") {
         Box::new(io::stdin())
@@ -149,7 +149,7 @@ fn print_answer(ask: Ask) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Prints to standard output, whose reader may have left.
+/// Prints to standard output and ignores a closed pipe.
 fn print(text: &str) {
     let _ = writeln!(io::stdout(), "{text}");
 }

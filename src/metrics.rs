@@ -1,7 +1,7 @@
 //! All metric names and labels; records decisions.
 //!
-//! Names are the reference's where it has one (`ratelimit.…`); what only tollgate knows is called
-//! `tollgate.…`. Sinks take [`Metrics::samples`] and do the rest.
+//! Names are the reference's where it has one (`ratelimit.…`); tollgate's own metrics are called `tollgate.…`. Sinks
+//! read [`Metrics::samples`] and render them.
 
 use std::{
     borrow::Cow,
@@ -32,20 +32,19 @@ pub mod statsd;
 
 use sample::{Sample, Timer, TimerValues, Value, sanitize};
 
-/// Everything that is counted about the process. One for all workers, who write through
-/// [`Recorder`]s.
+/// All statistics of the process. All workers share one, and each writes through its own [`Recorder`].
 #[derive(Debug, Default)]
 pub struct Metrics {
     near_ratio: NearRatio,
-    /// What each recorder counts.
+    /// One for each recorder.
     cores: Box<[Core]>,
     loads_ok: AtomicU64,
     loads_failed: AtomicU64,
-    /// Whether the control plane is there; unset if rules come from files.
+    /// Whether the control plane is connected; unset if rules come from files.
     control_plane: OnceLock<AtomicBool>,
     /// By path; one for each rule in use.
     rules: Mutex<BTreeMap<Arc<str>, Arc<RuleMeters>>>,
-    /// By names that requests make up.
+    /// Statistics under names that requests create.
     made_up: Mutex<MadeUp>,
     pub redis: Arc<redis::Meters>,
     pub redis_per_second: Arc<redis::Meters>,
@@ -57,12 +56,12 @@ pub struct Metrics {
     pub traces: Arc<traces::Meters>,
 }
 
-/// How often a connection named an `:authority` that is none.
+/// Counts of connections with an invalid `:authority`.
 #[derive(Debug, Default)]
 pub struct Authorities {
-    /// Its calls are answered all the same.
+    /// The name was replaced, and the connection's calls were answered.
     pub replaced: AtomicU64,
-    /// HTTP/2 resets its calls.
+    /// The name stayed, so HTTP/2 resets the connection's calls.
     pub refused: AtomicU64,
 }
 
@@ -72,12 +71,12 @@ impl Authorities {
     }
 }
 
-/// Streams that HTTP/2 reset on our side, by the code that their clients were told.
+/// Streams that our side reset, by the HTTP/2 error code sent to the client.
 #[derive(Debug, Default)]
 pub struct StreamsReset([AtomicU64; Self::CODES.len()]);
 
 impl StreamsReset {
-    /// By their numbers (RFC 9113, 7).
+    /// Names of the codes, indexed by number (RFC 9113, 7).
     pub const CODES: [&str; 14] = [
         "NO_ERROR",
         "PROTOCOL_ERROR",
@@ -95,7 +94,7 @@ impl StreamsReset {
         "HTTP_1_1_REQUIRED",
     ];
 
-    /// Counts one and returns where its code stands; an unknown one is an internal error.
+    /// Counts a reset and returns the index of its code; an unknown code counts as an internal error.
     pub fn count(&self, code: u32) -> usize {
         const INTERNAL_ERROR: usize = 2;
         let known = usize::try_from(code)
@@ -106,13 +105,13 @@ impl StreamsReset {
         code
     }
 
-    /// How many of each code there were.
+    /// The count of each code.
     pub fn totals(&self) -> impl Iterator<Item = (&'static str, u64)> {
         Self::CODES.into_iter().zip(self.0.iter().map(get))
     }
 }
 
-/// What clients have the process hold, beside what every connection does.
+/// Memory that clients make the process hold, beyond the fixed cost of a connection.
 #[derive(Debug, Default)]
 pub struct Held {
     pub bytes: AtomicU64,
@@ -120,7 +119,7 @@ pub struct Held {
     pub cut_off: CutOff,
 }
 
-/// What was refused or ended because it held too much, or took too long, by reason.
+/// Refused or ended work that held too much memory or took too long, counted by reason.
 #[derive(Debug, Default)]
 pub struct CutOff([AtomicU64; Self::REASONS.len()]);
 
@@ -140,7 +139,7 @@ impl CutOff {
     pub const MESSAGE_NO_ROOM: usize = 4;
     pub const CONNECTION_NO_PLACE: usize = 5;
 
-    /// Counts one of this reason, by its place among all.
+    /// Counts one for the reason with this index.
     pub fn count(&self, reason: usize) {
         add(&self.0[reason], 1);
     }
@@ -150,9 +149,8 @@ impl CutOff {
     }
 }
 
-/// What one worker counts, and nobody else. Numbers that several cores write to would cost more than
-/// all the rest of what is recorded, so these share no cache line with those of others; most
-/// processors fetch lines in pairs of 64 bytes.
+/// The counters of one worker, written by that worker only. Counters that several cores write to would cost more than
+/// all other recording, so workers share no cache line; most processors fetch lines in pairs of 64 bytes.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Core {
@@ -166,37 +164,38 @@ struct Core {
     response_time: Timer,
 }
 
-/// A worker's way to record.
+/// A worker's handle for recording.
 #[derive(Clone, Debug)]
 pub struct Recorder {
     metrics: Arc<Metrics>,
     core: usize,
 }
 
-/// The longest name that requests make up, in bytes. Values can be whole headers, and ten thousand
-/// of them are more than a process should keep.
+/// Longest name that requests can create, in bytes. Values can be whole headers, and ten thousand of them are more
+/// than a process should keep.
 const MAX_MADE_UP_BYTES: usize = 512;
 
-/// How long they may be on average: each stands on a scrape's page several times, in more than one form.
+/// Bound on their average length in bytes: a page for a scrape contains each name several times, in more than one
+/// form.
 const MEAN_MADE_UP_BYTES: usize = 128;
 
-/// So many bytes of them there is always room for.
+/// Total length that is always allowed, in bytes.
 const SOME_MADE_UP_BYTES: usize = 64 << 10;
 
-/// Statistics whose names come from requests: values of `detailed_metric` and `value_to_metric`,
-/// limit overrides, unknown domains. Bounded, for whoever sends requests could fill the memory.
+/// Statistics whose names come from requests: values of `detailed_metric` and `value_to_metric`, limit overrides,
+/// unknown domains. Bounded, because clients could otherwise fill the memory.
 #[derive(Debug, Default)]
 struct MadeUp {
     max: usize,
-    /// Of all names together.
+    /// Length of all names together.
     bytes: usize,
     values: Named<Arc<RuleMeters>>,
     unknown_domains: Named<u64>,
-    /// What was counted without a name of its own, because all were taken.
+    /// Events counted without a name of their own, because no more names were allowed.
     overflow: u64,
 }
 
-/// Things by name, in the order in which they came. None ever goes.
+/// Values by name, in order of insertion. None is ever removed.
 #[derive(Debug)]
 struct Named<T> {
     list: Vec<(Arc<str>, T)>,
@@ -225,8 +224,8 @@ impl<T> Named<T> {
     }
 }
 
-/// How the hits of one rule fell, by its binding limit, on each core. Made when a core first needs
-/// it: most of many rules are seldom met.
+/// Counts of one rule's hits, by their binding limit, per core. The counters of a core are created on first use,
+/// because most rules are rarely matched.
 #[derive(Debug)]
 pub struct RuleMeters(Box<[OnceLock<Box<RuleCounts>>]>);
 
@@ -241,7 +240,7 @@ struct RuleCounts {
     shadow_mode: AtomicU64,
 }
 
-/// [`RuleMeters`] of all cores, and of all rules of one name.
+/// Totals of [`RuleMeters`] over all cores and all rules with one name.
 #[derive(Debug, Default)]
 struct RuleTotals {
     total_hits: u64,
@@ -253,7 +252,7 @@ struct RuleTotals {
 }
 
 impl Metrics {
-    /// At most `max_made_up` names come from requests.
+    /// At most `max_made_up` names may come from requests.
     pub fn new(near_ratio: NearRatio, max_made_up: usize) -> Self {
         let made_up = MadeUp {
             max: max_made_up,
@@ -267,15 +266,15 @@ impl Metrics {
         .for_cores(1)
     }
 
-    /// With room for so many recorders, at least one. Must come before anything is recorded.
+    /// Makes room for `count` recorders, at least one. Must be called before anything is recorded.
     #[must_use]
     pub fn for_cores(mut self, count: usize) -> Self {
         self.cores = (0..count.max(1)).map(|_| Core::default()).collect();
         self
     }
 
-    /// The recorder number `core`; more than there is room for share. Those that do have to be on one
-    /// thread, or counts get lost.
+    /// The recorder number `core`; beyond the room they share counters. Recorders that share must stay on one thread,
+    /// or counts get lost.
     pub fn recorder(self: Arc<Self>, core: usize) -> Recorder {
         Recorder {
             core: core % self.cores.len(),
@@ -283,8 +282,8 @@ impl Metrics {
         }
     }
 
-    /// The meters of `rules`, in their order: a rule that was there before keeps its counts, one
-    /// that is gone is forgotten, so the number of meters is that of the rules.
+    /// The counters of `rules`, in their order. A rule that existed before keeps its counts and a removed rule's
+    /// counts are dropped, so there are as many entries as rules.
     pub fn rules(&self, rules: &[Rule]) -> Vec<Arc<RuleMeters>> {
         let mut known = lock(&self.rules);
         let meters: BTreeMap<_, _> = rules
@@ -312,7 +311,7 @@ impl Metrics {
         add(loads, 1);
     }
 
-    /// Times in which this process did not run although somebody waited for Redis.
+    /// Pauses of this process while requests waited for Redis.
     pub fn own_pauses(&self) -> redis::Pauses {
         let per_second = self.redis_per_second.lateness.pauses();
         self.redis.lateness.pauses().and(per_second)
@@ -328,14 +327,14 @@ impl Metrics {
         control_plane.store(is_up, Relaxed);
     }
 
-    /// All of it at this moment.
+    /// All statistics at this moment.
     pub fn samples(&self, memory: Option<&MemoryStore>) -> Vec<Sample> {
         let mut samples = Vec::new();
         self.each_sample(memory, &mut |sample| samples.push(sample));
         samples
     }
 
-    /// All of it at this moment, one after the other; of one rule all are in a row.
+    /// All statistics at this moment, one by one; those of one rule are adjacent.
     pub fn each_sample(&self, memory: Option<&MemoryStore>, take: &mut dyn FnMut(Sample)) {
         let mut list = List(take);
         self.rule_samples(&mut list);
@@ -412,7 +411,7 @@ impl Metrics {
         self.store_samples(memory, &mut list);
     }
 
-    /// A copy of a list of made-up names. Who decides wants the lock, too, so it is never held for long.
+    /// A copy of a list of request-made names. Deciding needs this lock too, so it is taken for short parts only.
     fn made_up<T: Clone>(&self, pick: fn(&MadeUp) -> &Vec<T>) -> Vec<T> {
         const AT_A_TIME: usize = 256;
         let mut copy = Vec::new();
@@ -427,8 +426,8 @@ impl Metrics {
         }
     }
 
-    /// Two keys can read alike: a limit override is called as the rule that it stands in for, and a
-    /// rule with `detailed_metric` by values that may be those of its neighbour. Then they are one.
+    /// Adds up keys that read alike: a limit override is named after the rule that it replaces, and values under
+    /// `detailed_metric` may equal the name of a neighbouring rule.
     fn rule_samples(&self, list: &mut List<'_>) {
         let rules = lock(&self.rules).clone();
         let values = self.made_up(|made_up| &made_up.values.list);
@@ -562,30 +561,30 @@ impl Recorder {
         record: impl FnOnce(&RuleMeters),
     ) {
         if let Some(key) = &counted.metric_key {
-            // Locked until it is recorded, for all cores count at one place here.
+            // Stays locked while recording, because all cores share these counters.
             let mut made_up = lock(&self.metrics.made_up);
             if let Some(meters) = made_up.meters(key) {
                 return record(&meters);
             }
         }
-        // What finds no room under its own name counts for its rule.
+        // Without room for a name of its own, the hit counts for its rule.
         if let Some(rule) = counted.rule {
             record(&rules[rule.id.0]);
         }
     }
 
-    /// A call over gRPC, however it ended.
+    /// Records a gRPC call, with any result.
     pub fn record_call(&self, took: Duration) {
         add_alone(&self.core().calls, 1);
         self.core().response_time.record(took);
     }
 
-    /// A request that has no answer, for its own fault or for want of rules.
+    /// Records a request without an answer, because it was invalid or there are no rules.
     pub fn record_bad_request(&self) {
         add_alone(&self.core().bad_requests, 1);
     }
 
-    /// A request that has no answer for want of counts.
+    /// Records a request without an answer, because the store did not return counts.
     pub fn record_store_failure(&self, error: StoreError) {
         add_alone(&self.core().store_failures, 1);
         if error == StoreError::Full {
@@ -593,14 +592,14 @@ impl Recorder {
         }
     }
 
-    /// A call that was answered after its caller's time was over, or whose caller has given up.
+    /// Records a call that was answered after its deadline, or whose caller gave up.
     pub fn record_late_call(&self) {
         add_alone(&self.core().late_calls, 1);
     }
 }
 
 impl Metrics {
-    /// Each Redis server by its address, in which dots would part the name.
+    /// Samples of each Redis server, by its address, whose dots would split the name.
     fn node_samples(&self, list: &mut List<'_>) {
         for (store, redis) in [
             ("redis", &self.redis),
@@ -647,7 +646,7 @@ impl MadeUp {
         if !self.takes_room_for(&key) {
             return None;
         }
-        // Behind a lock already, so one for all cores.
+        // Always behind a lock, so one set for all cores.
         let meters = Arc::new(RuleMeters::for_cores(1));
         self.values.insert(&key, meters.clone());
         Some(meters)
@@ -663,7 +662,7 @@ impl MadeUp {
         }
     }
 
-    /// Takes room for another name if there is some; counts what finds none.
+    /// Reserves room for another name if there is some; otherwise counts the overflow.
     fn takes_room_for(&mut self, name: &str) -> bool {
         let max_bytes = self.max.saturating_mul(MEAN_MADE_UP_BYTES);
         let bytes = self.bytes + name.len();
@@ -684,7 +683,7 @@ impl RuleMeters {
         Self((0..count).map(|_| OnceLock::new()).collect())
     }
 
-    /// Those of one core; what is for all has only the first.
+    /// The counters of one core; shared statistics have only the first.
     fn of(&self, core: usize) -> &RuleCounts {
         let counts = self.0.get(core).unwrap_or(&self.0[0]);
         counts.get_or_init(Box::default)
@@ -707,7 +706,7 @@ impl RuleCounts {
 }
 
 impl RuleTotals {
-    /// Adds what `meters` have counted so far.
+    /// Adds the counts of `meters`.
     fn absorb(&mut self, meters: &RuleMeters) {
         for counts in meters.0.iter().filter_map(OnceLock::get) {
             self.total_hits += get(&counts.total_hits);
@@ -749,7 +748,7 @@ fn add(counter: &AtomicU64, count: u64) {
     }
 }
 
-/// The same by the only one who writes to it, who need not lock the others out.
+/// [`add`] for a single writer: a plain load and store.
 fn add_alone(counter: &AtomicU64, count: u64) {
     if count > 0 {
         counter.store(get(counter).wrapping_add(count), Relaxed);
@@ -760,12 +759,12 @@ fn get(counter: &AtomicU64) -> u64 {
     counter.load(Relaxed)
 }
 
-/// A panic elsewhere cannot leave what is behind these locks half changed.
+/// Ignores poisoning: a panic elsewhere cannot leave the data behind these locks half changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Takes samples one by one.
+/// Passes samples on one by one.
 struct List<'a>(&'a mut dyn FnMut(Sample));
 
 impl List<'_> {
@@ -906,7 +905,7 @@ mod tests {
         );
     }
 
-    /// A page has each of them several times, and a scrape holds it twice.
+    /// A page contains each name several times, and a scrape holds the page twice.
     #[test]
     fn many_long_names_are_fewer_than_short_ones() {
         let metrics = Metrics::new(NearRatio::default(), 10_000);

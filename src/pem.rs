@@ -1,4 +1,4 @@
-//! Certificates and keys out of PEM files, with errors that name the file.
+//! Reads certificates and keys from PEM files, with errors that name the file.
 
 use std::{
     fs, io,
@@ -13,19 +13,21 @@ use tokio_rustls::rustls::{
     },
 };
 
-/// What is wrong with a file.
+/// Why a PEM file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum PemError {
     #[error("{}: cannot be read", .0.display())]
     Unreadable(PathBuf, #[source] io::Error),
-    #[error("{}: no {what} in PEM in it", file.display())]
+    #[error("{}: contains no {what} in PEM", file.display())]
     Missing { file: PathBuf, what: &'static str },
     #[error("{}: not PEM", .0.display())]
     NotPem(PathBuf, #[source] pem::Error),
-    #[error("{}: not the certificate of an authority", .0.display())]
+    #[error("{}: not a CA certificate", .0.display())]
     NoAuthority(PathBuf, #[source] rustls::Error),
 }
 
+/// Reads the whole of `file`.
+///
 /// # Errors
 ///
 /// If `file` cannot be read.
@@ -49,7 +51,7 @@ pub fn certificates(file: &Path, text: &[u8]) -> Result<Vec<CertificateDer<'stat
     Ok(certificates)
 }
 
-/// The key in the `text` of `file`: PKCS#1, PKCS#8 or SEC1.
+/// The private key in the `text` of `file`: PKCS#1, PKCS#8 or SEC1.
 ///
 /// # Errors
 ///
@@ -58,11 +60,11 @@ pub fn key(file: &Path, text: &[u8]) -> Result<PrivateKeyDer<'static>, PemError>
     PrivateKeyDer::from_pem_slice(text).map_err(|error| not_pem(file, "key", error))
 }
 
-/// The authorities in the `text` of `file`, and nobody else.
+/// The certificate authorities in the `text` of `file`; the system's own are not added.
 ///
 /// # Errors
 ///
-/// As for [`certificates`], and if one of them cannot be an authority.
+/// As for [`certificates`], and if one of them cannot be a certificate authority.
 pub fn authorities(file: &Path, text: &[u8]) -> Result<RootCertStore, PemError> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(file, text)? {

@@ -1,4 +1,4 @@
-//! Watches the rule files; takes good ones into use, keeps the old ones otherwise and says why.
+//! Watches the rule files and takes valid ones into use; otherwise keeps the old rules and logs why.
 
 use std::sync::Arc;
 
@@ -13,14 +13,14 @@ use crate::{
     metrics::Metrics,
 };
 
-/// Takes loaded rules into use, wherever they come from.
+/// Takes loaded rules into use, from files or from a control plane.
 #[derive(Clone, Debug)]
 pub struct Intake {
     rules: Rules,
     metrics: Arc<Metrics>,
-    /// Whether there are rules at all.
+    /// Whether any rules have been loaded.
     has_rules: watch::Sender<bool>,
-    /// Whether the rules in use have any domain.
+    /// Whether the rules in use have at least one domain.
     has_domains: watch::Sender<bool>,
 }
 
@@ -34,11 +34,11 @@ impl Intake {
         }
     }
 
-    /// Takes good rules into use.
+    /// Takes valid rules into use.
     ///
     /// # Errors
     ///
-    /// Those of the load; the rules in use are the old ones then.
+    /// The errors of the load; the rules in use then stay.
     pub fn take(&self, loaded: Result<Loaded, Vec<Problem>>) -> Result<(), Vec<Problem>> {
         self.metrics.record_load(loaded.is_ok());
         let loaded = loaded?;
@@ -63,24 +63,23 @@ impl Intake {
         Ok(())
     }
 
-    /// Whether there are rules in use, now and later.
+    /// Follows whether there are rules in use.
     pub fn follow_rules(&self) -> watch::Receiver<bool> {
         self.has_rules.subscribe()
     }
 
-    /// Whether the rules in use have any domain, now and later.
+    /// Follows whether the rules in use have at least one domain.
     pub fn follow_domains(&self) -> watch::Receiver<bool> {
         self.has_domains.subscribe()
     }
 
-    /// Whether the rules in use have any domain.
+    /// Whether the rules in use have at least one domain.
     pub fn has_domains(&self) -> bool {
         *self.has_domains.borrow()
     }
 }
 
-/// Whether all requests find the same rules in both, and the same of them count locally while the store is
-/// lost.
+/// Whether every request finds the same rule in both, and the same rules count locally while the store is lost.
 fn count_alike(old: &Matcher, new: &Matcher) -> bool {
     fn facts(rule: &Rule) -> (&str, bool) {
         (&rule.path, rule.on_store_loss == OnStoreLoss::Local)
@@ -89,13 +88,13 @@ fn count_alike(old: &Matcher, new: &Matcher) -> bool {
     old.map(facts).eq(new.map(facts))
 }
 
-/// Reads the rules of one source again and again.
+/// Reads the rules of one source repeatedly.
 #[derive(Debug)]
 pub struct Reloader {
     source: Source,
     options: Options,
     intake: Intake,
-    /// The files of the last load, good or bad.
+    /// Digest of the files of the last load, whether it succeeded or not.
     seen: Option<[u8; 32]>,
 }
 
@@ -109,11 +108,11 @@ impl Reloader {
         }
     }
 
-    /// Loads the rules if the files are not those of the last time.
+    /// Loads the rules if the files have changed since the last load.
     ///
     /// # Errors
     ///
-    /// Every problem with the new files; the rules in use are the old ones then.
+    /// Every problem with the new files; the rules in use then stay.
     pub fn load(&mut self) -> Result<(), Vec<Problem>> {
         let files = Files::read(&self.source);
         let digest = files.digest();
@@ -124,7 +123,7 @@ impl Reloader {
         self.intake.take(files.compile(self.options))
     }
 
-    /// Starts to watch the folder: changes from now on are not missed by [`Watch::run`].
+    /// Starts to watch the folder: [`Watch::run`] misses no change from now on.
     pub fn watch(self) -> Watch {
         let changes = Changes::in_folders(self.source.watched(), "the rules");
         Watch {
@@ -134,7 +133,7 @@ impl Reloader {
     }
 }
 
-/// A watched folder.
+/// A watched folder and its reloader.
 #[derive(Debug)]
 pub struct Watch {
     reloader: Reloader,
@@ -150,7 +149,7 @@ impl Watch {
                 mut reloader,
                 changes,
             } = self;
-            // Thousands of rules take a while; the door has other things to do meanwhile.
+            // Thousands of rules take a while to compile; the dispatcher has other work meanwhile.
             let reload = tokio::task::spawn_blocking(move || {
                 if let Err(problems) = reloader.load() {
                     report(&problems);
@@ -158,7 +157,7 @@ impl Watch {
                 reloader
             });
             let Ok(reloader) = reload.await else {
-                tracing::error!("reading the rules panicked; they are not watched any more");
+                tracing::error!("reading the rules panicked; the rules are no longer watched");
                 return std::future::pending().await;
             };
             self = Self { reloader, changes };
@@ -166,7 +165,7 @@ impl Watch {
     }
 }
 
-/// Says every reason why the new rules were not taken.
+/// Logs every reason why the new rules were refused.
 pub fn report(problems: &[Problem]) {
     for problem in problems {
         tracing::error!("{problem}");
@@ -192,15 +191,15 @@ descriptors:
         Files::read(&Source::Paths(vec![folder.path().into()])).compile(Options::default())
     }
 
-    /// How often workers are told that they may know less of counters than they think, when each of
-    /// `texts` comes into use behind the rules above.
+    /// How often workers are notified that their knowledge of counters may be stale, when each of `texts` comes into
+    /// use after the rules above.
     #[track_caller]
     fn check(texts: &[&str], expected: u64) {
         let metrics = Arc::new(Metrics::new(NearRatio::default(), 0));
         let intake = Intake::new(Rules::default(), metrics.clone());
         intake.take(loaded(RULES)).unwrap();
         for text in texts {
-            // Those that cannot be used change nothing.
+            // Invalid rules change nothing.
             let _ = intake.take(loaded(text));
         }
         assert_eq!(metrics.loss.rule_sets(), expected, "{texts:?}");

@@ -1,8 +1,8 @@
-//! The house: binds, starts the workers, owns every task, drains.
+//! Wiring: binds the ports, starts the workers, owns every task, drains.
 //!
-//! The thread that calls [`run`] is the door: it accepts connections and deals them out to the
-//! workers one after the other, serves the HTTP ports, watches the rules and waits for signals.
-//! Each worker is a thread with a current-thread runtime, and no decision ever leaves its worker.
+//! The thread that calls [`run`] is the dispatcher: it accepts connections and distributes them to the workers in
+//! turn, serves the HTTP ports, watches the rules and waits for signals. Each worker is a thread with a
+//! current-thread runtime, and a decision never leaves its worker.
 
 use std::{
     io,
@@ -74,13 +74,13 @@ use crate::{
     xds::{self, XdsError},
 };
 
-/// Names that `grpc.health.v1` knows.
+/// Service names in `grpc.health.v1`.
 const HEALTH_NAMES: [&str; 2] = ["", "ratelimit"];
 
-/// Expired counters are dropped this often.
+/// Interval between removals of expired counters.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// How long the last spans may take to be sent.
+/// Longest time for sending the last spans.
 const FLUSH: Duration = Duration::from_secs(5);
 
 /// Why the server did not start, or ended.
@@ -124,20 +124,20 @@ fn list(problems: &[Problem]) -> String {
     lines.join("\n")
 }
 
-/// Serves until a signal asks to stop, then drains.
+/// Serves until a stop signal arrives, then drains.
 ///
 /// # Errors
 ///
-/// If a port cannot be bound, the rules cannot be used, or a worker dies.
+/// If a port cannot be bound, the rules are invalid, or a worker dies.
 pub fn run(settings: &Settings) -> Result<(), ServerError> {
     let runtime = runtime()?;
     let served = runtime.block_on(serve(settings));
-    // A name that is being looked up, say, must not hold up the end.
+    // A blocked task, such as a name lookup, must not delay the exit.
     runtime.shutdown_background();
     served
 }
 
-/// A current-thread runtime: a task never moves to another core, so no wake-up crosses one.
+/// A current-thread runtime: a task never moves to another core, so no wake-up crosses cores.
 fn runtime() -> io::Result<Runtime> {
     Builder::new_current_thread().enable_all().build()
 }
@@ -145,7 +145,7 @@ fn runtime() -> io::Result<Runtime> {
 async fn serve(settings: &Settings) -> Result<(), ServerError> {
     let near_ratio = NearRatio(settings.decisions.near_limit_ratio);
     let metrics = Metrics::new(near_ratio, settings.stats.max_metric_names);
-    // One for each worker and one for `/json`, which is this thread's.
+    // One for each worker, and one for `/json`, which runs on this thread.
     let metrics = Arc::new(metrics.for_cores(worker_count(settings) + 1));
     let places = descriptors::places(settings.bounds.max_connections, worker_count(settings));
     let sinks = settings.stats.sinks()?;
@@ -158,12 +158,11 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     let rotation = rotation.filter(|_| match settings.listen.grpc_socket() {
         None => true,
         Some(_) => {
-            tracing::warn!("the Unix socket has no TLS, whatever the settings say");
+            tracing::warn!("the Unix socket never has TLS; the TLS settings have no effect");
             false
         }
     });
-    // Before the ports are announced: who reads the line may send a signal or change a rule at
-    // once.
+    // Before the ports are announced: an operator who reads that line may send a signal or change a rule at once.
     let mut signals = Signals::new()?;
     let watching = source.watch();
     let tls = rotation.as_ref().map(tls::Rotation::tls);
@@ -227,7 +226,7 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
         exporting.spawn(exporter.run(stopped));
     }
 
-    // They end with the process.
+    // These end with the process.
     let mut tasks = JoinSet::new();
     tasks.spawn(watching);
     if let Some(watch) = tls_watch {
@@ -308,7 +307,7 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     let mut has_rules = intake.follow_rules();
     if !settings.start_without_rules {
         tokio::select! {
-            // Whoever tells it lives as long as this.
+            // The sender lives as long as this function.
             _ = has_rules.wait_for(|has_rules| *has_rules) => {}
             signal = signals.next() => {
                 tracing::info!(signal, "stopped while still waiting for rules");
@@ -332,29 +331,29 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
 
     following.shutdown().await;
     health.set(false).await;
-    // Who balances load needs a moment to see that; until then calls still come and are answered.
+    // A load balancer needs a moment to see that; until then calls still arrive and are answered.
     tokio::select! {
         () = tokio::time::sleep(settings.process.drain_delay) => {}
-        _ = signals.next() => tracing::info!("not waiting any longer"),
+        _ = signals.next() => tracing::info!("second signal: the drain delay ends early"),
     }
     accepting.shutdown().await;
     health.close().await;
     phase.send_replace(Phase::Draining);
     let drained = tokio::time::timeout(settings.process.drain_timeout, workers.all_end());
     if drained.await.is_err() {
-        tracing::warn!("some calls were still under way when the time to drain was over");
+        tracing::warn!("some calls were still running at the end of the drain timeout");
     }
-    // It may be gone already, for there is none without tracing.
+    // Without tracing there is no receiver.
     let _ = stop_exporting.send(());
     let flushed = tokio::time::timeout(FLUSH, exporting.join_next());
     if flushed.await.is_err() {
-        tracing::warn!("some spans were still unsent when the time for them was over");
+        tracing::warn!("some spans could not be sent before the exit");
     }
     tracing::info!("stopped");
     Ok(())
 }
 
-/// The one line on start: what is bound, which store, how many rules.
+/// Logs the ready line: addresses, store, number of rules.
 fn announce(
     grpc: &GrpcListener,
     addresses: &Addresses,
@@ -373,15 +372,14 @@ fn announce(
     );
 }
 
-/// Where rules come from.
+/// The source of the rules.
 enum RuleSource {
     Files(Reloader),
     ControlPlane(Box<xds::Client>),
 }
 
 impl RuleSource {
-    /// Files are loaded at once. A failure is fatal, unless the settings allow to start without
-    /// rules.
+    /// Loads files at once. A failure is fatal, unless the settings allow a start without rules.
     fn new(
         settings: &Settings,
         intake: &Intake,
@@ -402,11 +400,11 @@ impl RuleSource {
             let server = client.server();
             if settings.start_without_rules {
                 tracing::info!(
-                    "the rules come from {server}; calls get UNAVAILABLE until the first are there"
+                    "the rules come from {server}; calls get UNAVAILABLE until the first push"
                 );
             } else {
                 tracing::info!(
-                    "the rules come from {server}; gRPC is not served until the first are there"
+                    "the rules come from {server}; gRPC is not served until the first push"
                 );
             }
             return Ok(Self::ControlPlane(Box::new(client)));
@@ -432,7 +430,7 @@ impl RuleSource {
         Ok(Self::Files(reloader))
     }
 
-    /// Takes what changes into use. No change from now on is missed.
+    /// Takes changes into use. No change from now on is missed.
     fn watch(self) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         match self {
             Self::Files(reloader) => Box::pin(reloader.watch().run()),
@@ -441,7 +439,7 @@ impl RuleSource {
     }
 }
 
-/// The store behind all workers.
+/// The store that all workers share.
 enum Backend {
     Memory(Arc<MemoryStore>),
     Redis {
@@ -451,19 +449,19 @@ enum Backend {
     },
 }
 
-/// One Redis, and what is shared by all workers that count in it.
+/// One Redis, and the state that its workers share.
 struct RedisBackend {
     servers: Servers,
     loss: Arc<Loss>,
 }
 
-/// One worker's ways to the counters.
+/// The store of one worker, and the tasks that it needs.
 struct Doors {
     store: AnyStore,
-    /// What has to run on the same worker for the store to answer.
+    /// Tasks that must run on this worker for the store to answer.
     batchers: Vec<Batchers>,
-    /// What has to run once for all workers, with the batchers of one: for each Redis, the one for
-    /// all limits first.
+    /// Tasks that must run once for all workers, with one worker's batchers: one for each Redis, first that for all
+    /// limits.
     returns: Vec<Return<RedisStore>>,
 }
 
@@ -498,7 +496,7 @@ impl Backend {
         })
     }
 
-    /// One worker's ways to the counters.
+    /// Makes the store of one worker.
     fn doors(&self, settings: &Settings, metrics: &Metrics) -> Doors {
         let (all, per_second, caches) = match self {
             Self::Memory(store) => {
@@ -553,7 +551,7 @@ impl Backend {
         both.into_iter().flatten().map(|backend| &backend.servers)
     }
 
-    /// The clock that windows go by.
+    /// The clock that determines windows.
     fn clock(&self, settings: &Settings) -> grpc::Clock {
         match (self, settings.redis.clock) {
             (Self::Redis { all, .. }, Clock::Redis) => grpc::Clock {
@@ -563,7 +561,7 @@ impl Backend {
         }
     }
 
-    /// What `/healthcheck?verbose` says of rules and stores, a line each.
+    /// The lines of `/healthcheck?verbose` on rules and stores.
     fn components(&self, rules: &Rules, metrics: &Arc<Metrics>) -> admin::Components {
         let (rules, metrics) = (rules.clone(), metrics.clone());
         let stores: Vec<_> = ["redis", "redis per second"]
@@ -607,8 +605,8 @@ impl Backend {
     }
 }
 
-/// How statistics are shown to Prometheus. A mapping file that cannot be used is said and left
-/// out: Envoy Gateway mounts one that may be missing.
+/// The renderer for Prometheus. An invalid mapping file is logged and ignored: Envoy Gateway mounts one that may be
+/// missing.
 fn renderer(stats: &Stats) -> Renderer {
     let response_time = if stats.prometheus_milliseconds {
         ResponseTime::Milliseconds
@@ -641,7 +639,7 @@ fn mapping_file(path: &Path) -> Option<Mapper> {
             for problem in problems {
                 tracing::error!("{shown}: {}", chain(&problem));
             }
-            tracing::error!("{shown} is not used; the built-in mapping is");
+            tracing::error!("{shown} is not valid; the built-in mapping is used");
             None
         }
     }
@@ -654,22 +652,22 @@ fn worker_count(settings: &Settings) -> usize {
     }
 }
 
-/// Where the number of replicas is kept over a restart.
+/// The file that keeps the number of replicas across a restart.
 fn state_file(settings: &Settings) -> Option<StateFile> {
     let path = settings.loss.replicas.state_file()?;
     Some(StateFile::at(path.to_owned()))
 }
 
-/// The number that an earlier process kept. A file that holds none is said and left out.
+/// The number that an earlier process kept. An invalid file is logged and ignored.
 fn kept_replicas(settings: &Settings) -> Option<NonZeroU32> {
     state_file(settings)?.read().unwrap_or_else(|error| {
-        tracing::warn!("{}; the replicas are counted anew", chain(&error));
+        tracing::warn!("{}; the replicas are detected again", chain(&error));
         None
     })
 }
 
-/// Tells whether any rule counts locally while its store is lost. All rules are looked at once a
-/// load, and not kept from being freed after the next.
+/// Returns a function that reports whether any rule counts locally while its store is lost. It looks at the rules
+/// once per load, and does not keep old rules alive.
 fn counts_locally(rules: Rules) -> impl FnMut() -> bool {
     let mut seen: Option<Weak<RuleSet>> = None;
     let mut is_any = false;
@@ -686,7 +684,7 @@ fn counts_locally(rules: Rules) -> impl FnMut() -> bool {
     }
 }
 
-/// What answers requests on one thread.
+/// The gRPC service of one thread.
 fn service(
     store: AnyStore,
     rules: &Rules,
@@ -733,7 +731,7 @@ fn service(
     }
 }
 
-/// What makes spans, and what sends them, if that is asked for.
+/// The tracer and the exporter of its spans, if tracing is on.
 fn traces(
     settings: &settings::traces::Traces,
     metrics: &Metrics,
@@ -752,7 +750,7 @@ fn traces(
     Ok((tracer, Some(exporter)))
 }
 
-/// What one worker serves beside decisions and health.
+/// The services of a worker besides decisions and health.
 fn others() -> Routes {
     let reflection = || {
         tonic_reflection::server::Builder::configure()
@@ -764,12 +762,12 @@ fn others() -> Routes {
         .add_service(reflection().build_v1alpha().expect(COMPILED))
 }
 
-/// The two places where health is told.
+/// The two services that report health.
 #[derive(Clone)]
 struct HealthDoors {
     http: Health,
     grpc: HealthReporter,
-    /// What has to be so for health to be good.
+    /// Health is good while all of these are true.
     conditions: Vec<watch::Receiver<bool>>,
 }
 
@@ -784,7 +782,7 @@ impl HealthDoors {
         (doors, service)
     }
 
-    /// Tells how things stand.
+    /// Reports the current health.
     async fn update(&self) {
         self.set(self.conditions.iter().all(|is_so| *is_so.borrow()))
             .await;
@@ -802,14 +800,14 @@ impl HealthDoors {
         }
     }
 
-    /// Ends what clients watch: there is nothing more to tell.
+    /// Ends the clients' watches, because there are no further changes.
     async fn close(&mut self) {
         for name in HEALTH_NAMES {
             self.grpc.clear_service_status(name).await;
         }
     }
 
-    /// Tells how things stand whenever `condition` changes.
+    /// Reports the health whenever `condition` changes.
     async fn follow(self, mut condition: watch::Receiver<bool>) {
         loop {
             self.update().await;
@@ -820,13 +818,13 @@ impl HealthDoors {
     }
 }
 
-/// Frees what nobody needs any more.
+/// Frees unused rules and expired counters.
 async fn sweep(rules: Rules, store: Option<Arc<MemoryStore>>) {
     loop {
         tokio::time::sleep(SWEEP).await;
         let unused = rules.take_unused();
         if !unused.is_empty() {
-            // Not on this thread, which has calls to accept.
+            // Not on this thread, which has connections to accept.
             let _ = tokio::task::spawn_blocking(move || drop(unused)).await;
         }
         if let Some(store) = &store {
@@ -835,7 +833,7 @@ async fn sweep(rules: Rules, store: Option<Arc<MemoryStore>>) {
     }
 }
 
-/// Signals that ask the process to stop, SIGHUP included, as in the reference.
+/// Signals that stop the process, SIGHUP included, as in the reference.
 struct Signals {
     terminate: tokio::signal::unix::Signal,
     interrupt: tokio::signal::unix::Signal,

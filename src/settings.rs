@@ -1,5 +1,4 @@
-//! Flags and environment → typed [`Settings`]. Only this room and its side rooms read the
-//! environment.
+//! Flags and environment → typed [`Settings`]. Only this module and its submodules read the environment.
 
 use std::{
     ffi::OsString,
@@ -34,7 +33,7 @@ use xds::Xds;
     name = "tollgate",
     version,
     about = "Rate-limit sidecar for Envoy: several periods on one descriptor, counted in memory or in Redis",
-    after_help = "Without a command tollgate serves: `tollgate --redis-url …` is `tollgate serve --redis-url …`."
+    after_help = "Without a command, `serve` is assumed: `tollgate --redis-url …` is `tollgate serve --redis-url …`."
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -43,23 +42,23 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Answer Envoy's ShouldRateLimit calls (what no command means, too)
+    /// Serve Envoy's ShouldRateLimit calls (the default command)
     Serve(Box<Settings>),
-    /// Check rule files: every problem at once, each with file, line, column and rule
+    /// Check rule files: reports every problem, each with file, line, column and rule
     Check(Check),
-    /// Ask a running server for a decision, as Envoy would
+    /// Ask a running server for a decision, as Envoy does
     Ask(Ask),
-    /// Check an Envoy configuration for traps: what Envoy accepts and what then limits nothing
+    /// Check an Envoy configuration for traps: settings that Envoy accepts and that limit nothing
     LintEnvoy(LintEnvoy),
 }
 
 impl Cli {
-    /// Parses the process's own arguments; ends the process with help or an error.
+    /// Parses the process's own arguments; exits with the help or an error if they ask for that.
     pub fn from_process() -> Self {
-        // Names of files may be any bytes.
+        // File names may be any bytes.
         let arguments: Vec<OsString> = std::env::args_os().collect();
         let matches = if is_ratelimit(&arguments) {
-            // As the reference's image starts it: by environment alone.
+            // As in the reference's image: only the environment counts.
             let arguments = [arguments[0].as_os_str(), "serve".as_ref()];
             as_ratelimit(Self::command()).get_matches_from(arguments)
         } else {
@@ -69,13 +68,13 @@ impl Cli {
     }
 }
 
-/// Whether the program goes by the name of the reference's.
+/// Whether the program was started under the reference's name.
 fn is_ratelimit(arguments: &[OsString]) -> bool {
     let program = arguments.first().map(Path::new).and_then(Path::file_name);
     program.is_some_and(|name| name == "ratelimit")
 }
 
-/// Defaults of the reference where ours are others and somebody could notice.
+/// The reference's defaults that differ from ours in ways an operator could notice.
 const RATELIMIT_DEFAULTS: [(&str, &str); 6] = [
     ("runtime_root", "/srv/runtime_data/current"),
     ("backend", "redis"),
@@ -96,7 +95,7 @@ fn as_ratelimit(command: clap::Command) -> clap::Command {
     })
 }
 
-/// Puts `serve` where no command is named.
+/// Inserts `serve` if the arguments name no command.
 fn with_command(mut arguments: Vec<OsString>) -> Vec<OsString> {
     let first = arguments.get(1).map(|first| first.as_encoded_bytes());
     let names_no_command = match first {
@@ -110,30 +109,30 @@ fn with_command(mut arguments: Vec<OsString>) -> Vec<OsString> {
     arguments
 }
 
-/// Everything that `serve` can be told. Each flag has an environment variable, under the name
-/// that envoyproxy/ratelimit gives it where there is one.
+/// All settings of `serve`. Each flag has an environment variable, with envoyproxy/ratelimit's name where there is
+/// one.
 #[derive(Clone, Debug, Args)]
 pub struct Settings {
-    /// Folder of rule files (.yaml, .yml, .json, sub-folders included); watched for changes
-    /// [default: config, or what --runtime-root says]
+    /// Folder of rule files (.yaml, .yml, .json, sub-folders included); watched for changes [default: config, or the
+    /// folder that --runtime-root names]
     #[arg(long, env = "TOLLGATE_CONFIG_DIR", value_parser = file_path, value_name = "DIR")]
     pub config_dir: Option<PathBuf>,
 
-    /// Let several files name one domain; their descriptors are put together
+    /// Let several files name one domain; their descriptors are merged
     #[arg(long, env = "MERGE_DOMAIN_CONFIG", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub merge_domains: bool,
 
-    /// Match keys and values apart; without it the entry (a, b) is also the bare key a_b, as in
+    /// Match keys and values separately; without this flag the entry (a, b) also matches the bare key a_b, as in
     /// envoyproxy/ratelimit
     #[arg(long, env = "TOLLGATE_STRICT_MATCHING", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub strict_matching: bool,
 
-    /// Start even if the first load of the rules fails, or before a control plane pushed any;
-    /// calls get UNAVAILABLE until one succeeds
+    /// Start even if the first load of the rules fails, or before a control plane has pushed any; calls get
+    /// UNAVAILABLE until a load succeeds
     #[arg(long, env = "FORCE_START_WITHOUT_INITIAL_CONFIG", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub start_without_rules: bool,
 
-    /// Report good health only while the rules in use have at least one domain
+    /// Report healthy only while the rules in use have at least one domain
     #[arg(long, env = "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub healthy_with_rules_only: bool,
 
@@ -155,8 +154,8 @@ pub struct Settings {
     #[command(flatten)]
     pub redis_per_second: RedisPerSecond,
 
-    /// Most counters held in memory; new ones above it are refused with UNAVAILABLE, or let pass if
-    /// they are those of on_store_loss: local
+    /// Most counters held in memory; beyond it, hits on a new counter are refused with UNAVAILABLE, or pass if they
+    /// count locally (on_store_loss: local)
     #[arg(
         long,
         env = "TOLLGATE_MAX_COUNTERS",
@@ -187,7 +186,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// What holds without any flag.
+    /// The settings of a process without any flag.
     pub fn from_environment() -> Self {
         match Cli::parse_from(["tollgate", "serve"]).command {
             Command::Serve(settings) => *settings,
@@ -195,17 +194,18 @@ impl Settings {
         }
     }
 
-    /// What to say of the reference's variables that are set and have no effect.
+    /// Notes for the log on variables of the reference that are set and have no effect.
     pub fn reference_notes(&self) -> Vec<String> {
         reference::notes(std::env::vars_os(), self.xds.config_type)
     }
 
-    /// Whether no rule can count locally, for want of a number of replicas. In memory none has to.
+    /// Whether no rule can count locally because the number of replicas is unknown. With counters in memory no rule
+    /// needs it.
     pub fn lacks_replicas(&self) -> bool {
         self.redis.address().is_some() && !self.loss.replicas.are_told()
     }
 
-    /// Where the rules are, if they are in files.
+    /// Where the rules are, if they come from files.
     pub fn source(&self) -> Source {
         let runtime = &self.runtime;
         let is_runtime = runtime.runtime_root.is_some() || runtime.runtime_subdirectory.is_some();
@@ -226,12 +226,12 @@ impl Settings {
     }
 }
 
-/// Where the reference keeps its rules. Every file counts there, whatever its name.
+/// The reference's folder of rules. Every file in it counts, whatever its name.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Rules where envoyproxy/ratelimit keeps them")]
 pub struct Runtime {
-    /// Upper part of the folder; unless --config-dir is given, this or the next flag turns from
-    /// tollgate's own way of reading rules to the reference's [default: /srv/runtime_data/current]
+    /// Upper part of the folder; without --config-dir, this flag or the next one switches from tollgate's own way of
+    /// finding rule files to the reference's [default: /srv/runtime_data/current]
     #[arg(long, env = "RUNTIME_ROOT", value_parser = file_path, value_name = "DIR")]
     pub runtime_root: Option<PathBuf>,
 
@@ -248,11 +248,11 @@ pub struct Runtime {
     )]
     pub runtime_app_directory: PathBuf,
 
-    /// Leave out names that begin with a dot
+    /// Ignore names that begin with a dot
     #[arg(long, env = "RUNTIME_IGNOREDOTFILES", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub runtime_ignore_dot_files: bool,
 
-    /// Take the last part for the beginning of names in the middle folder, with dots for slashes
+    /// Treat the last part as a prefix of file names in the middle folder, with dots in place of slashes
     #[arg(long, env = "RUNTIME_WATCH_ROOT", default_value = "true", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub runtime_watch_root: bool,
 }
@@ -281,31 +281,30 @@ pub struct Listen {
     #[arg(long, env = "GRPC_PORT", default_value_t = 8081, value_name = "PORT")]
     pub grpc_port: u16,
 
-    /// After this long a connection is asked to be opened anew, give or take a tenth, so that
-    /// load finds new replicas; 0 means never
+    /// Ask clients to reconnect after this long, give or take a tenth, so that load reaches new replicas; 0 means
+    /// never
     #[arg(long, env = "GRPC_MAX_CONNECTION_AGE", default_value = "24h", value_parser = duration, value_name = "DURATION")]
     pub max_connection_age: Duration,
 
-    /// How long calls under way may then take to end
+    /// How long running calls may then take to finish
     #[arg(long, env = "GRPC_MAX_CONNECTION_AGE_GRACE", default_value = "1h", value_parser = duration, value_name = "DURATION")]
     pub max_connection_age_grace: Duration,
 
-    /// Close a connection whose first call has not begun within this time of its arrival, TLS and the
-    /// hello of HTTP/2 included
+    /// Close a connection whose first call has not begun within this time; the TLS handshake and the HTTP/2 preface
+    /// count
     #[arg(long, env = "TOLLGATE_FIRST_CALL_TIMEOUT", default_value = "10s", value_parser = some_time, value_name = "DURATION")]
     pub first_call_timeout: Duration,
 
-    /// Ask a connection on which nothing was heard for this long whether it still lives; 0 means
-    /// never
+    /// Send a keepalive ping on a connection that has been silent for this long; 0 means never
     #[arg(long, env = "TOLLGATE_KEEPALIVE_INTERVAL", default_value = "60s", value_parser = duration, value_name = "DURATION")]
     pub keepalive_interval: Duration,
 
-    /// How long the answer to that may take before the connection is closed
+    /// How long the answer to that ping may take before the connection is closed
     #[arg(long, env = "TOLLGATE_KEEPALIVE_TIMEOUT", default_value = "20s", value_parser = some_time, value_name = "DURATION")]
     pub keepalive_timeout: Duration,
 
-    /// Let other processes listen on the same ports (SO_REUSEPORT), which then share connections; a
-    /// port that is in use by mistake is not noticed then
+    /// Let other processes listen on the same ports (SO_REUSEPORT) and share connections; a port that is in use by
+    /// mistake then goes unnoticed
     #[arg(long, env = "TOLLGATE_REUSE_PORT", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub reuse_port: bool,
 
@@ -317,16 +316,16 @@ pub struct Listen {
     #[arg(long, env = "PORT", default_value_t = 8080, value_name = "PORT")]
     pub port: u16,
 
-    /// How long a connection to the HTTP port, the debug port or Prometheus' own may take for a request, its
-    /// reply and the wait for the next one
+    /// How long a connection to the HTTP, debug or Prometheus port may take for a request, its reply and the wait for
+    /// the next one
     #[arg(long, env = "TOLLGATE_HTTP_TIMEOUT", default_value = "30s", value_parser = some_time, value_name = "DURATION")]
     pub http_timeout: Duration,
 
-    /// Answer requests in JSON at /json of the HTTP port; whoever reaches that port can count then
+    /// Answer requests in JSON at /json of the HTTP port; every client that can reach that port can then count hits
     #[arg(long, env = "TOLLGATE_HTTP_JSON", default_value = "true", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub http_json: bool,
 
-    /// Address of the debug port (/metrics, /stats, /rlconfig); loopback unless told otherwise
+    /// Address of the debug port (/metrics, /stats, /rlconfig); loopback by default
     #[arg(
         long,
         env = "DEBUG_HOST",
@@ -341,7 +340,7 @@ pub struct Listen {
 }
 
 impl Listen {
-    /// The socket to serve gRPC on, if it is not a port.
+    /// The socket to serve gRPC on, if there is one.
     pub fn grpc_socket(&self) -> Option<&Path> {
         let path = self.grpc_uds.as_deref();
         path.filter(|path| !path.as_os_str().is_empty())
@@ -351,15 +350,15 @@ impl Listen {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Decisions")]
 pub struct Decisions {
-    /// Count and report as usual, but answer OK to everything
+    /// Count and report as usual, but answer OK to every request
     #[arg(long, env = "SHADOW_MODE", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub shadow_mode: bool,
 
-    /// Refuse only if every limited descriptor of a request is over
+    /// Refuse only if every limited descriptor of a request is over its limit
     #[arg(long, env = "QUOTA_MODE", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub quota_mode: bool,
 
-    /// When a request passes some of its limits, count it against those only
+    /// If a request exceeds some of its limits, count it only against those
     #[arg(long, env = "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub stop_when_over: bool,
 
@@ -367,27 +366,27 @@ pub struct Decisions {
     #[arg(long, env = "LIMIT_RESPONSE_HEADERS_ENABLED", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub response_headers: bool,
 
-    /// Name of the header that tells the limit
+    /// Name of the header with the limit
     #[arg(long, env = "LIMIT_LIMIT_HEADER", default_value = "RateLimit-Limit", value_parser = header_name, value_name = "NAME")]
     pub limit_header: String,
 
-    /// Name of the header that tells what remains
+    /// Name of the header with the remaining hits
     #[arg(long, env = "LIMIT_REMAINING_HEADER", default_value = "RateLimit-Remaining", value_parser = header_name, value_name = "NAME")]
     pub remaining_header: String,
 
-    /// Name of the header that tells the seconds until reset
+    /// Name of the header with the seconds until reset
     #[arg(long, env = "LIMIT_RESET_HEADER", default_value = "RateLimit-Reset", value_parser = header_name, value_name = "NAME")]
     pub reset_header: String,
 
-    /// Tell refused requests in how many seconds they would pass, in a Retry-After header
+    /// Add a Retry-After header to refused requests: the seconds until they would pass
     #[arg(long, env = "TOLLGATE_RETRY_AFTER", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub retry_after: bool,
 
-    /// Send the request and the metadata of the matched rules back as dynamic metadata
+    /// Return the request and the metadata of the matched rules as dynamic metadata
     #[arg(long, env = "RESPONSE_DYNAMIC_METADATA", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub dynamic_metadata: bool,
 
-    /// Share of a limit above which hits are counted as near it
+    /// Share of a limit above which hits count as near it
     #[arg(
         long,
         env = "NEAR_LIMIT_RATIO",
@@ -400,21 +399,21 @@ pub struct Decisions {
 #[derive(Clone, Copy, Debug, Args)]
 #[command(next_help_heading = "Bounds on requests")]
 pub struct Bounds {
-    /// Largest message in bytes: all headers that Envoy lets in by default, four times over
+    /// Largest message in bytes: four times the headers that Envoy accepts by default
     #[arg(long, env = "TOLLGATE_MAX_MESSAGE_BYTES", default_value_t = 256 << 10, value_parser = number(1..), value_name = "N")]
     pub max_message_bytes: usize,
 
-    /// How long a message, or a body at /json, may take to come
+    /// How long a message, or a body at /json, may take to arrive
     #[arg(long, env = "TOLLGATE_MESSAGE_TIMEOUT", default_value = "10s", value_parser = some_time, value_name = "DURATION")]
     pub message_timeout: Duration,
 
-    /// Most bytes that all clients together can have the process hold: messages on their way in, replies that
-    /// are not read, headers that do not end, pages. Above it the connection that has held most for longest is
-    /// closed, or what comes is refused with RESOURCE_EXHAUSTED, or 503 over HTTP
+    /// Memory budget for all clients together, in bytes: incoming messages, unread replies, unfinished headers,
+    /// pages. Above it the connection that has held the most for the longest is closed, or new input is refused with
+    /// RESOURCE_EXHAUSTED, or 503 over HTTP
     #[arg(long, env = "TOLLGATE_MAX_HELD_BYTES", default_value_t = 32 << 20, value_parser = number(1 << 20..), value_name = "N")]
     pub max_held_bytes: usize,
 
-    /// Most descriptors of a request
+    /// Most descriptors in a request
     #[arg(
         long,
         env = "TOLLGATE_MAX_DESCRIPTORS",
@@ -424,7 +423,7 @@ pub struct Bounds {
     )]
     pub max_descriptors: usize,
 
-    /// Most entries of a descriptor
+    /// Most entries in a descriptor
     #[arg(
         long,
         env = "TOLLGATE_MAX_ENTRIES",
@@ -438,8 +437,8 @@ pub struct Bounds {
     #[arg(long, env = "TOLLGATE_MAX_TEXT_BYTES", default_value_t = 64 << 10, value_parser = number(1..), value_name = "N")]
     pub max_text_bytes: usize,
 
-    /// Most gRPC connections, unless the limit of open files allows fewer; for a further one the oldest is
-    /// closed that has not called, or it waits
+    /// Most gRPC connections, unless the limit of open files allows fewer; one more closes the oldest that has not
+    /// made a call yet, or waits
     #[arg(
         long,
         env = "TOLLGATE_MAX_CONNECTIONS",
@@ -449,7 +448,7 @@ pub struct Bounds {
     )]
     pub max_connections: usize,
 
-    /// Most calls of one connection at a time
+    /// Most concurrent calls on one connection
     #[arg(
         long,
         env = "TOLLGATE_MAX_STREAMS",
@@ -459,7 +458,7 @@ pub struct Bounds {
     )]
     pub max_streams: u32,
 
-    /// Largest list of headers of a call in bytes
+    /// Largest header list of a call, in bytes
     #[arg(
         long,
         env = "TOLLGATE_MAX_HEADER_BYTES",
@@ -469,8 +468,8 @@ pub struct Bounds {
     )]
     pub max_header_bytes: u32,
 
-    /// Most calls of one connection that may be cancelled before they are looked at; more close it.
-    /// An Envoy that ran into its timeout cancels all it has
+    /// Most calls of one connection that may be cancelled before the server has handled them; more close it. An Envoy
+    /// that reaches its timeout cancels all of its calls
     #[arg(
         long,
         env = "TOLLGATE_MAX_PENDING_RESETS",
@@ -480,8 +479,7 @@ pub struct Bounds {
     )]
     pub max_pending_resets: usize,
 
-    /// Most calls of one connection that may break the rules of HTTP/2 and are refused for it; more
-    /// close it
+    /// Most calls of one connection that may be refused for breaking the rules of HTTP/2; more close it
     #[arg(
         long,
         env = "TOLLGATE_MAX_BAD_STREAMS",
@@ -495,20 +493,19 @@ pub struct Bounds {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Process")]
 pub struct Process {
-    /// Worker threads, each with its own runtime; 0 means one a core
+    /// Worker threads, each with its own runtime; 0 means one per core
     #[arg(long, env = "TOLLGATE_WORKERS", default_value_t = 0, value_parser = number(0..=1024), value_name = "N")]
     pub workers: usize,
 
-    /// How long to keep serving after SIGTERM, with health already bad, before connections are
-    /// told to go
+    /// How long to keep serving after SIGTERM, with health already failing, before connections get a GOAWAY
     #[arg(long, env = "TOLLGATE_DRAIN_DELAY", default_value = "3s", value_parser = duration, value_name = "DURATION")]
     pub drain_delay: Duration,
 
-    /// How long calls under way may then take to end
+    /// How long running calls may then take to finish
     #[arg(long, env = "TOLLGATE_DRAIN_TIMEOUT", default_value = "30s", value_parser = duration, value_name = "DURATION")]
     pub drain_timeout: Duration,
 
-    /// Least level of log lines
+    /// Lowest level of log lines
     #[arg(
         long,
         env = "LOG_LEVEL",
@@ -519,7 +516,7 @@ pub struct Process {
     )]
     pub log_level: LogLevel,
 
-    /// Form of log lines on standard error
+    /// Format of log lines on standard error
     #[arg(
         long,
         env = "LOG_FORMAT",
@@ -533,7 +530,7 @@ pub struct Process {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogLevel {
-    /// Also the reference's `panic` and `fatal`, which tollgate does not tell apart
+    /// Also the reference's `panic` and `fatal`, which tollgate does not distinguish
     #[value(aliases = ["panic", "fatal"])]
     Error,
     #[value(alias = "warning")]
@@ -559,11 +556,11 @@ pub struct Check {
     #[arg(long, env = "MERGE_DOMAIN_CONFIG", default_value = "false", value_parser = boolean, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub merge_domains: bool,
 
-    /// Match keys and values apart, as `serve --strict-matching` does
+    /// Match keys and values separately, as `serve --strict-matching` does
     #[arg(long, env = "TOLLGATE_STRICT_MATCHING", default_value = "false", value_parser = boolean, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub strict_matching: bool,
 
-    /// Check for the keys that `serve --key-format` would write
+    /// Also check that `serve --key-format` can write the keys
     #[arg(
         long,
         env = "TOLLGATE_KEY_FORMAT",
@@ -580,15 +577,14 @@ pub struct Check {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Exit code: 0 if nothing was found, 1 if something was, 2 if the file cannot be read."
+    after_help = "Exit code: 0 without findings, 1 with findings, 2 if the file cannot be read."
 )]
 pub struct LintEnvoy {
-    /// A bootstrap in YAML or JSON, what Envoy's /config_dump answers, or Istio's EnvoyFilters;
-    /// - is standard input
+    /// A bootstrap in YAML or JSON, the output of Envoy's /config_dump, or Istio's EnvoyFilters; - is standard input
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
 
-    /// Also tell what these rules have no word for: domains and descriptors
+    /// Also report domains and descriptors that no rule in this folder covers
     #[arg(long, value_name = "DIR")]
     pub rules: Option<PathBuf>,
 
@@ -596,14 +592,14 @@ pub struct LintEnvoy {
     #[arg(long, env = "MERGE_DOMAIN_CONFIG", default_value = "false", value_parser = boolean, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub merge_domains: bool,
 
-    /// Match keys and values apart, as `serve --strict-matching` does
+    /// Match keys and values separately, as `serve --strict-matching` does
     #[arg(long, env = "TOLLGATE_STRICT_MATCHING", default_value = "false", value_parser = boolean, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub strict_matching: bool,
 }
 
 #[derive(Debug, Args)]
 pub struct Ask {
-    /// Where the server listens: http://HOST:PORT, https://HOST:PORT or unix:///PATH
+    /// Address of the server: http://HOST:PORT, https://HOST:PORT or unix:///PATH
     #[arg(long, default_value = "http://127.0.0.1:8081", value_name = "URL")]
     pub server: String,
 
@@ -611,11 +607,11 @@ pub struct Ask {
     #[arg(long)]
     pub tls: bool,
 
-    /// Who has to have signed the certificate of the server, in PEM
+    /// CA certificate to verify the server, in PEM
     #[arg(long, value_name = "FILE")]
     pub ca: Option<PathBuf>,
 
-    /// Own certificate, in PEM, for servers that ask for one
+    /// Client certificate, in PEM, for servers that require one
     #[arg(long, requires = "key", value_name = "FILE")]
     pub cert: Option<PathBuf>,
 
@@ -623,7 +619,7 @@ pub struct Ask {
     #[arg(long, requires = "cert", value_name = "FILE")]
     pub key: Option<PathBuf>,
 
-    /// The name of the server, in its certificate and as `:authority` [default: the host of the URL]
+    /// Name of the server, in its certificate and as `:authority` [default: the host of the URL]
     #[arg(long, value_name = "NAME")]
     pub authority: Option<String>,
 
@@ -636,7 +632,7 @@ pub struct Ask {
     #[arg(short, long = "descriptor", required = true, value_name = "K=V[,K=V…]", value_parser = entries)]
     pub descriptors: Vec<Entries>,
 
-    /// Hits of each descriptor; 0 looks without counting
+    /// Hits of each descriptor; 0 reads without counting
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub hits: u64,
 
@@ -660,7 +656,7 @@ mod tests {
         as_ratelimit(Cli::command()).debug_assert();
     }
 
-    /// The settings of a process called `name` that is given `arguments`.
+    /// The settings of a process with this `name` and these `arguments`.
     fn settings(name: &str, arguments: &[&str]) -> Settings {
         let command = match name {
             "ratelimit" => as_ratelimit(Cli::command()),

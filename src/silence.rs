@@ -1,14 +1,14 @@
-//! Keeps the log from saying one thing again and again.
+//! Keeps the log from repeating one message.
 
 use std::{
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
-/// The log says each thing once in this time, however often it happens.
+/// The log repeats a message at most once in this time, however often its cause occurs.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// The time in which something is not said again.
+/// When a message was last logged.
 #[derive(Debug, Default)]
 pub struct Silence(Mutex<Option<Instant>>);
 
@@ -17,7 +17,7 @@ impl Silence {
         Self(Mutex::new(None))
     }
 
-    /// Whether it can be said now; then a new silence begins.
+    /// Whether the message may be logged now; if so, a new silence begins.
     pub fn is_over(&self) -> bool {
         let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let is_over = said.is_none_or(|said| said.elapsed() >= SILENCE);

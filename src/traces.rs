@@ -1,9 +1,8 @@
 //! Spans of calls, for an OpenTelemetry collector.
 //!
-//! Off unless asked for, and then one branch a call. A call that is sampled becomes two spans, as in
-//! the reference: that of the RPC, in the trace of the caller, and that of the decision in it. They
-//! go into a bounded queue, from which [`export`] sends them in batches. No span holds a key or a
-//! value of a request.
+//! Off unless asked for, and then it costs one branch per call. A sampled call becomes two spans, as in the
+//! reference: one for the RPC, in the caller's trace, and one for the decision inside it. They go into a bounded
+//! queue, from which [`export`] sends them in batches. No span holds a key or a value of a request.
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -21,21 +20,21 @@ pub mod export;
 
 use context::{Context, Parent};
 
-/// What the tracing of one process goes by.
+/// Settings of the tracing of one process.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Share of calls without a sampled or unsampled parent that become spans; from 1 on all, up to 0
+    /// Share of calls without a sampling decision of the caller that become spans: 1 or more means all, 0 or less
     /// none.
     pub sampling_rate: f64,
-    /// Spans that may wait to be sent; further ones are dropped and counted.
+    /// Spans that may wait to be sent; any more are dropped and counted.
     pub max_queue: usize,
 }
 
-/// What became of spans.
+/// Counts of exported and dropped spans.
 #[derive(Debug, Default)]
 pub struct Meters {
     pub exported: AtomicU64,
-    /// The queue was full, or the collector did not take them.
+    /// The queue was full, or the collector did not accept them.
     pub dropped: AtomicU64,
 }
 
@@ -45,24 +44,24 @@ impl Meters {
     }
 }
 
-/// Makes spans; nothing if there is no tracing. Clones share one queue.
+/// Makes spans, or none if tracing is off. Clones share one queue.
 #[derive(Clone, Debug, Default)]
 pub struct Tracer(Option<Arc<Sampler>>);
 
 #[derive(Debug)]
 struct Sampler {
-    /// A trace is sampled if the last 63 bits of its id are below.
+    /// A trace is sampled if the last 63 bits of its id are below this.
     threshold: u64,
     queue: mpsc::Sender<Span>,
     meters: Arc<Meters>,
 }
 
-/// The spans that were made, to be sent.
+/// The receiving end of the queue of finished spans.
 #[derive(Debug)]
 pub struct Spans(mpsc::Receiver<Span>);
 
 impl Tracer {
-    /// A tracer, and what it makes.
+    /// A tracer, and the queue of its spans.
     pub fn new(options: &Options, meters: Arc<Meters>) -> (Self, Spans) {
         let (queue, spans) = mpsc::channel(options.max_queue);
         let sampler = Sampler {
@@ -73,8 +72,7 @@ impl Tracer {
         (Self(Some(Arc::new(sampler))), Spans(spans))
     }
 
-    /// The beginning of a call, if it is to become a span. `header` looks a header of the call up by
-    /// its name in lower case.
+    /// Begins the spans of a call, if it is sampled. `header` returns a header of the call by its name in lower case.
     pub fn begin<'h>(&self, header: impl Fn(&str) -> Option<&'h str>) -> Option<Call> {
         let sampler = self.0.as_ref()?;
         let parent = Parent::read(header);
@@ -97,7 +95,7 @@ impl Tracer {
 
 impl Sampler {
     fn samples(&self, trace_id: u128) -> bool {
-        // As OpenTelemetry's TraceIdRatioBased does it, so that all who see a trace agree.
+        // As OpenTelemetry's TraceIdRatioBased, so that all services of a trace agree.
         let (_, low) = halves(trace_id);
         low >> 1 < self.threshold
     }
@@ -131,9 +129,9 @@ fn threshold(rate: f64) -> u64 {
     }
 }
 
-/// A random number: a fresh hasher's keys are random, and nobody can tell them from what it makes.
+/// A random number: the keys of a fresh hasher are random and cannot be derived from its output.
 fn random() -> u64 {
-    // 0 would be no id.
+    // 0 is not a valid id.
     RandomState::new().hash_one(()).max(1)
 }
 
@@ -155,7 +153,7 @@ pub fn random_uuid() -> String {
     parts.join("-")
 }
 
-/// A call that will be spans.
+/// A sampled call under way.
 #[derive(Debug)]
 pub struct Call {
     sampler: Arc<Sampler>,
@@ -164,10 +162,10 @@ pub struct Call {
     state: String,
 }
 
-/// How a call went.
+/// The outcome of a call.
 #[derive(Clone, Debug)]
 pub struct Went {
-    /// When it began, in nanoseconds since 1970.
+    /// Start, in nanoseconds since 1970.
     pub began_nanos: u64,
     pub took: Duration,
     pub domain: String,
@@ -177,7 +175,7 @@ pub struct Went {
 }
 
 impl Call {
-    /// Puts its spans into the queue, or counts that there is no room.
+    /// Puts the call's spans into the queue, or counts them as dropped if it is full.
     pub fn end(self, went: Went) {
         let span_id = random();
         let took = u64::try_from(went.took.as_nanos()).unwrap_or(u64::MAX);
@@ -227,7 +225,7 @@ impl Call {
 const SERVICE: &str = "envoy.service.ratelimit.v3.RateLimitService";
 const RPC: &str = "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
-/// The reference's name.
+/// The reference's name for this span.
 const EXECUTION: &str = "ShouldRateLimit Execution";
 
 #[derive(Clone, Debug)]

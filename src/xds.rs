@@ -1,8 +1,7 @@
-//! Takes rules from a control plane: Envoy's aggregated discovery service, state of the world.
+//! Receives rules from a control plane: Envoy's aggregated discovery service, state of the world.
 //!
-//! A push is compiled as files are. One that is good is taken into use and acknowledged; one that is
-//! not changes nothing and is refused with every reason. While the control plane is away the last
-//! good rules stay in use.
+//! A push is compiled as files are. A valid push is taken into use and acknowledged; an invalid one changes nothing
+//! and is refused with every reason. While the control plane is away the last valid rules stay in use.
 
 use std::{
     collections::BTreeMap,
@@ -50,16 +49,15 @@ use backoff::Waits;
 use connect::Connector;
 pub use connect::{BadServer, TlsFiles};
 
-/// What gRPC takes for the largest message unless told otherwise, 4 MiB.
+/// gRPC's default for the largest message, 4 MiB.
 pub const DEFAULT_MESSAGE_BYTES: usize = 4 << 20;
 
-/// The most text of a refusal in bytes: a quarter of what control planes read by default. A push
-/// of thousands of rules may have as many errors.
+/// Bound on the text of a refusal, in bytes: a quarter of what control planes read by default. A push of thousands of
+/// rules can have as many errors.
 const MAX_REFUSAL_BYTES: usize = 1 << 20;
 
-/// A control plane that has not pushed anything so long after it was found again is asked for
-/// everything: one that was restarted may count its versions from 1 again, and take the one that
-/// is in use for its own.
+/// If a control plane pushes nothing within this time after a reconnect, the client asks for everything. A restarted
+/// control plane may count versions from 1 again, and confuse its own version with the one in use.
 const SILENCE: Duration = Duration::from_secs(2);
 
 /// How to get rules from a control plane.
@@ -69,23 +67,22 @@ pub struct Options {
     pub server: String,
     pub node_id: String,
     pub node_metadata: Vec<(String, String)>,
-    /// Each is `name:value`, with one colon. They may hold secrets.
+    /// Each is `name:value`, with one colon. They may be secret.
     pub headers: Vec<String>,
-    /// Nothing means without TLS.
+    /// `None` means without TLS.
     pub tls: Option<TlsFiles>,
     pub empty: Empty,
-    /// Largest message that is read.
+    /// Largest message accepted.
     pub max_message_bytes: usize,
     pub backoff: Backoff,
-    /// The wait after a refused call, times the refusals in a row; nothing means as after any other
-    /// failure.
+    /// The wait after a refused call, times the refusals in a row; `None` means the usual back-off.
     pub retry_interval: Option<Duration>,
-    /// How often a silent control plane is asked whether it is there.
+    /// How often to ping a silent control plane; `None` means never.
     pub keepalive: Option<Duration>,
 }
 
 impl fmt::Debug for Options {
-    /// Leaves out what may hold a secret.
+    /// Omits fields that may be secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Options")
             .field("server", &self.server)
@@ -94,16 +91,16 @@ impl fmt::Debug for Options {
     }
 }
 
-/// What a push without any rules does.
+/// The effect of a push without any rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Empty {
-    /// It is taken as any other: nothing is limited then.
+    /// It is accepted like any other: then nothing is limited.
     Allow,
     /// It is refused while there are rules.
     Keep,
 }
 
-/// Why there cannot be a client.
+/// Why the client cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum XdsError {
     #[error("CONFIG_GRPC_XDS_SERVER_URL (--xds-server)")]
@@ -121,7 +118,7 @@ pub enum XdsError {
 enum Lost {
     #[error(transparent)]
     Connect(#[from] connect::ConnectError),
-    /// It answered the call with nothing but an error.
+    /// The server answered the call with an error only.
     #[error("it refuses the call with {:?}: {}", .0.code(), .0.message())]
     Refused(Status),
     #[error("{:?}: {}", .0.code(), .0.message())]
@@ -131,17 +128,17 @@ enum Lost {
 }
 
 impl Lost {
-    /// Whether something came that could not be read.
+    /// Whether a message arrived that could not be read.
     fn is_unreadable(&self) -> bool {
         let unreadable = [Code::OutOfRange, Code::InvalidArgument];
         matches!(self, Self::Broken(status) if unreadable.contains(&status.code()))
     }
 
-    /// What to do about it.
+    /// Advice for the operator.
     fn hint(&self) -> &'static str {
         match self {
             Self::Broken(status) if status.code() == Code::OutOfRange => {
-                " (XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES, --xds-max-message-bytes, lets larger pushes in)"
+                " (XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES, --xds-max-message-bytes, allows larger pushes)"
             }
             Self::Connect(_) | Self::Refused(_) | Self::Broken(_) | Self::Ended => "",
         }
@@ -163,11 +160,11 @@ pub struct Client {
     metrics: Arc<Metrics>,
     accepted: Accepted,
     refused: Option<Refused>,
-    /// Why the control plane is away, if the log says so.
+    /// The reason in the log why the control plane is away; `None` while it is connected.
     told: Option<String>,
 }
 
-/// The last push that was taken.
+/// The last accepted push.
 #[derive(Debug, Default)]
 struct Accepted {
     /// Empty if there is none.
@@ -175,7 +172,7 @@ struct Accepted {
     digest: Option<[u8; 32]>,
 }
 
-/// The last push, if it was not taken.
+/// The last push, if it was refused.
 #[derive(Debug)]
 struct Refused {
     digest: [u8; 32],
@@ -183,10 +180,11 @@ struct Refused {
 }
 
 impl Client {
+    /// Makes a client, without connecting yet.
+    ///
     /// # Errors
     ///
-    /// If the settings make no sense, or a certificate cannot be used. Whether somebody answers is
-    /// not asked.
+    /// If a setting is invalid, or a certificate cannot be used.
     pub fn new(
         options: Options,
         rules: config::Options,
@@ -213,12 +211,12 @@ impl Client {
         })
     }
 
-    /// Where the control plane is.
+    /// The address of the control plane.
     pub fn server(&self) -> String {
         self.connector.target()
     }
 
-    /// Takes rules for as long as the process lives.
+    /// Receives rules until the process ends.
     pub async fn run(mut self) -> Infallible {
         let mut waits = Waits::new(self.backoff);
         let mut refusals = 0;
@@ -227,7 +225,7 @@ impl Client {
                 Ok(channel) => {
                     let began = Instant::now();
                     let Err(lost) = self.call(channel).await;
-                    // A call that lasted was a good one, whatever came before it.
+                    // A call that lasted was good, so the back-off starts again.
                     if began.elapsed() > self.backoff.max {
                         waits = Waits::new(self.backoff);
                         refusals = 0;
@@ -248,7 +246,7 @@ impl Client {
         }
     }
 
-    /// Calls the control plane, and answers its pushes until the call ends.
+    /// Calls the control plane and answers its pushes until the call ends.
     async fn call(&mut self, channel: Channel) -> Result<Infallible, Lost> {
         let version = self.accepted.version.clone();
         let mut call = Call::new(self, channel, self.request(&version, "", None));
@@ -263,7 +261,7 @@ impl Client {
         }
     }
 
-    /// Takes a push, or refuses it.
+    /// Accepts or refuses a push.
     async fn answer(&mut self, call: &mut Call, response: DiscoveryResponse) -> Result<(), Lost> {
         self.find();
         let DiscoveryResponse {
@@ -283,7 +281,7 @@ impl Client {
                 None
             }
             Err(reason) => {
-                // Some control planes answer a refusal with the same push, and at once.
+                // Some control planes answer a refusal at once with the refused push.
                 if call.is_refusing {
                     tokio::time::sleep(call.refusals.next_wait()).await;
                 }
@@ -298,11 +296,11 @@ impl Client {
         call.send(self.request(&version, &nonce, error)).await
     }
 
-    /// Takes a push, unless it is what is in use or was refused a moment ago.
+    /// Accepts a push, unless it equals the rules in use or the one refused last.
     ///
     /// # Errors
     ///
-    /// All that is wrong with it; the rules in use are the old ones then.
+    /// All problems with the push; the rules in use then stay.
     async fn judge(&mut self, push: Push, version: String) -> Result<(), String> {
         let digest = push.digest();
         if let Some(refused) = &self.refused
@@ -332,7 +330,7 @@ impl Client {
     async fn take(&self, push: Push) -> Result<(), String> {
         let keeps = self.empty == Empty::Keep && self.intake.has_domains();
         let (rules, intake) = (self.rules, self.intake.clone());
-        // Thousands of rules take a while; the door has other things to do meanwhile.
+        // Thousands of rules take a while to compile; the dispatcher has other work meanwhile.
         let taken = tokio::task::spawn_blocking(move || {
             let loaded = if push.is_empty() && keeps {
                 Err(vec![push.problem(Fault::EmptyPush)])
@@ -351,7 +349,7 @@ impl Client {
         taken.await.map_err(panicked)?
     }
 
-    /// Says that the control plane is back, if it was away.
+    /// Logs that the control plane is back, if it was away.
     fn find(&mut self) {
         self.metrics.record_control_plane(true);
         if self.told.take().is_some() {
@@ -359,14 +357,14 @@ impl Client {
         }
     }
 
-    /// Says that the control plane is away, once for each reason in turn.
+    /// Logs that the control plane is away, once for each new reason.
     fn lose(&mut self, lost: &Lost) {
         self.metrics.record_control_plane(false);
         if lost.is_unreadable() {
             self.metrics.record_load(false);
         }
         let server = self.server();
-        // Part of it is what the other side said, and a line must stay one.
+        // The server's text may have line breaks; a log entry must stay one line.
         let reason = format!("{}{}", chain(lost), lost.hint()).replace(char::is_control, "?");
         if self.told.as_ref() == Some(&reason) {
             tracing::debug!("the control plane at {server} is still away: {reason}");
@@ -401,12 +399,12 @@ struct Call {
     responses: Responses,
     /// Whether the last push was refused.
     is_refusing: bool,
-    /// How long to wait before refusing the next.
+    /// The waits before further refusals.
     refusals: Waits,
 }
 
 enum Responses {
-    /// Servers may send no header before there is a push.
+    /// The call has no header yet: servers may send none before the first push.
     Opening(Opening),
     Open(Box<Streaming<DiscoveryResponse>>),
 }
@@ -416,7 +414,7 @@ type Opening =
 
 impl Call {
     fn new(client: &Client, channel: Channel, first: DiscoveryRequest) -> Self {
-        // One at a time: the next is made when a response was read.
+        // Room for one: a request is sent only after a response was read.
         let (requests, queue) = mpsc::channel(1);
         let first = tokio_stream::once(first);
         let mut request = Request::new(first.chain(ReceiverStream::new(queue)));
@@ -432,7 +430,7 @@ impl Call {
         }
     }
 
-    /// The next response, however long it takes. Nothing is lost if this is dropped.
+    /// The next response, without a time limit. Dropping the future loses nothing.
     async fn next(&mut self) -> Result<DiscoveryResponse, Lost> {
         loop {
             match &mut self.responses {
@@ -454,7 +452,7 @@ impl Call {
     }
 }
 
-/// A status that the other side sent has no cause on this one.
+/// A status without a local `source` came from the peer.
 fn refused(status: Status) -> Lost {
     match std::error::Error::source(&status) {
         Some(_) => Lost::Broken(status),
@@ -462,7 +460,7 @@ fn refused(status: Status) -> Lost {
     }
 }
 
-/// All errors as the control plane gets to see them, a line each.
+/// All errors for the control plane, one per line.
 fn refusal(problems: &[Problem]) -> String {
     let errors = || {
         problems
@@ -505,7 +503,7 @@ fn node(id: String, metadata: Vec<(String, String)>) -> Node {
 fn headers(items: &[String]) -> Result<MetadataMap, XdsError> {
     let mut map = MetadataMap::new();
     for (number, item) in (1..).zip(items) {
-        // The text is not repeated: it may be a secret.
+        // The text is not repeated, because it may be secret.
         let bad = || XdsError::Header(number);
         let (name, value) = item.split_once(':').ok_or_else(bad)?;
         if value.contains(':') {

@@ -1,4 +1,4 @@
-//! Draws what each algorithm admits of a burst around an edge of windows.
+//! Draws the requests that each algorithm admits in a burst around an edge of windows.
 
 use std::{collections::VecDeque, fmt::Write as _};
 
@@ -6,25 +6,25 @@ use tollgate::limit::Limit;
 
 use crate::{CONTESTANTS, Contestant, START_MILLIS, Simulated, real, seconds};
 
-/// The limit: so many in ten seconds.
+/// The limit: this many in ten seconds.
 const LIMIT: u32 = 100;
 const PERIOD_SECS: u32 = 10;
 const PERIOD: u64 = PERIOD_SECS as u64 * 1_000;
 
-/// One bar.
+/// Milliseconds per bar.
 const STEP: u64 = 100;
-/// What is shown, in milliseconds before and after the edge.
+/// Milliseconds shown before and after the edge.
 const BEFORE: u64 = 10_000;
 const AFTER: u64 = 14_000;
 
-/// One hit long before the burst; it begins the window of `first_hit`.
+/// A single hit this long before the edge begins the window of `first_hit`.
 const EARLY: u64 = 9_000;
-/// From this long before the edge on there are always more requests than pass.
+/// From this long before the edge on, there are always more requests than the limit admits.
 const BURST: u64 = 1_000;
 /// Requests in each step of the burst.
 const LOAD: u64 = 20;
 
-/// What was admitted in one step, and in the period up to it.
+/// Admitted requests in one step, and in the period up to it.
 #[derive(Clone, Copy, Debug)]
 struct Bar {
     admitted: u32,
@@ -93,10 +93,10 @@ const COLUMNS: usize = 3;
 const MARGIN: f64 = 16.0;
 const HEAD: f64 = 58.0;
 const PANEL: (f64, f64) = (300.0, 236.0);
-/// Where the drawing begins within a panel, and its width.
+/// Left edge and width of the drawing within a panel.
 const LEFT: f64 = 30.0;
 const WIDTH: f64 = 252.0;
-/// The foot and the height of the bars, and of the line below them.
+/// Base and height of the bars, and of the line below them.
 const BARS: (f64, f64) = (90.0, 62.0);
 const LINE: (f64, f64) = (196.0, 88.0);
 

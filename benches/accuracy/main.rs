@@ -1,5 +1,5 @@
-//! How exact each algorithm is: the same made-up traffic through all of them, in simulated time,
-//! and through an exact log.
+//! The accuracy of each algorithm: sends synthetic traffic through all of them, in simulated time, and through an
+//! exact log.
 //!
 //! ```text
 //! cargo bench --bench accuracy -- [--requests N] [--sources N] [--seed N] [--charts FOLDER]
@@ -37,7 +37,7 @@ use traffic::{Shape, Traffic};
 const START_MILLIS: u64 = 1_795_230_000_000;
 const PERIOD_MILLIS: u64 = 60_000;
 
-/// What has expired is dropped after so many requests.
+/// Expired counters are dropped after this many requests.
 const SWEEP_AFTER: u64 = 100_000;
 
 #[derive(Debug, Parser)]
@@ -45,7 +45,7 @@ struct Arguments {
     /// Requests of each shape of traffic.
     #[arg(long, default_value_t = 10_000_000)]
     requests: u64,
-    /// Sources that the requests come from.
+    /// Number of sources that send the requests.
     #[arg(long, default_value_t = NonZeroUsize::new(270_000).expect("it is not 0"))]
     sources: NonZeroUsize,
     #[arg(long, default_value_t = 1)]
@@ -53,7 +53,7 @@ struct Arguments {
     /// Draw the charts into this folder.
     #[arg(long)]
     charts: Option<PathBuf>,
-    /// Cargo says so to every benchmark.
+    /// Cargo passes this flag to every benchmark.
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -63,7 +63,7 @@ struct Arguments {
 struct Contestant {
     name: &'static str,
     algorithm: fn(u32) -> Algorithm,
-    /// Whether what it holds is meant to be the number of hits in the last period.
+    /// Whether its state estimates the number of hits in the last period.
     tells_rate: bool,
 }
 
@@ -134,7 +134,7 @@ fn main() {
     }
 }
 
-/// What each contestant did with each shape, in order. They run side by side.
+/// The results of each contestant for each shape, in order. They run in parallel.
 fn replay_all(arguments: &Arguments) -> Vec<Found> {
     let work: Vec<(Shape, &Contestant)> = Shape::ALL
         .into_iter()
@@ -156,28 +156,28 @@ fn replay_all(arguments: &Arguments) -> Vec<Found> {
                         .position(|(a, b)| a == shape && b.name == contestant.name)
                         .expect("it is of the list");
                     let result = replay(*shape, contestant, arguments);
-                    found.lock().expect("nobody panics with it")[at] = result;
+                    found.lock().expect("no holder panics")[at] = result;
                 }
             });
         }
     });
-    found.into_inner().expect("nobody panics with it")
+    found.into_inner().expect("no holder panics")
 }
 
-/// What became of the requests.
+/// Counts of the outcomes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Found {
     requests: u64,
     admitted: u64,
-    /// Which an exact log of the same requests refuses.
+    /// Admitted, although an exact log of these requests refuses them.
     wrongly_admitted: u64,
-    /// Which it admits.
+    /// Refused, although it admits them.
     wrongly_refused: u64,
-    /// Of what it took for the number of hits in the last period: the sum of the errors, each as
-    /// a share of the true number, and how many there were.
+    /// Errors of the estimated number of hits in the last period: the sum, each relative to the true number, and how
+    /// many there were.
     errors: f64,
     judged: u64,
-    /// The most that were admitted in any period.
+    /// The largest number of requests admitted in any period.
     most: usize,
 }
 
@@ -205,8 +205,8 @@ fn replay(shape: Shape, contestant: &Contestant, arguments: &Arguments) -> Found
     found
 }
 
-/// How well a sliding window knows the rate of all requests, whatever becomes of them. This is what
-/// Cloudflare measured of its own.
+/// The error of a sliding window that estimates the rate of all requests, admitted or not. Cloudflare measured its
+/// own counter in this way.
 fn rate_of_all(shape: Shape, arguments: &Arguments) -> Found {
     let sources = arguments.sources.get();
     let counter = Simulated::new(Limit {
@@ -229,16 +229,16 @@ fn rate_of_all(shape: Shape, arguments: &Arguments) -> Found {
     found
 }
 
-/// Of one source.
+/// The logs of one source.
 #[derive(Clone, Debug, Default)]
 struct Logs {
-    /// What the algorithm admitted in the last period.
+    /// Requests that the algorithm admitted in the last period.
     admitted: VecDeque<u64>,
-    /// What an exact log in its place would have.
+    /// Requests that an exact log would have admitted.
     exact: VecDeque<u64>,
 }
 
-/// Forgets what is older than a period, and returns how many are left.
+/// Drops entries older than a period; returns the number of the others.
 fn held(log: &mut VecDeque<u64>, now: u64) -> usize {
     while log.front().is_some_and(|at| at + PERIOD_MILLIS <= now) {
         log.pop_front();
@@ -267,7 +267,7 @@ impl Found {
         }
     }
 
-    /// What is held as told and in truth.
+    /// Compares an estimate with the true number.
     fn compare(&mut self, told: u64, truth: u64) {
         if truth > 0 {
             self.judged += 1;
@@ -290,11 +290,11 @@ struct Simulated {
     limit: Limit,
 }
 
-/// What was said of one hit.
+/// The store's result for one hit.
 #[derive(Clone, Copy, Debug)]
 struct Told {
     is_admitted: bool,
-    /// What was held before it.
+    /// The estimate before the hit.
     before: u64,
 }
 
@@ -316,7 +316,7 @@ impl Simulated {
         let mut identity = Identity::default();
         identity.set(b"accuracy", &[entry], &[]);
         let counting = Counting {
-            // Of all of them only what passes counts, as truth is the log of what passed.
+            // Only admitted hits count, because the true number is the log of admitted hits.
             charge: Charge::Within,
             ..Counting::from(Hits::ONE)
         };
@@ -364,7 +364,7 @@ fn print(shape: Shape, found: &[Found], exact: Found) {
     }
 }
 
-/// In per cent.
+/// A share in per cent.
 fn share(part: u64, whole: u64) -> f64 {
     100.0 * real(part) / real(whole.max(1))
 }

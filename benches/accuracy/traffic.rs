@@ -1,22 +1,22 @@
-//! Made-up traffic: who asks when. The same seed makes the same traffic on every machine.
+//! Synthetic traffic: times and sources of requests. A seed gives equal traffic on every machine.
 
 use crate::{PERIOD_MILLIS, START_MILLIS};
 
 /// Shapes of traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shape {
-    /// All sources alike, each asking on average as often as its limit allows.
+    /// All sources are equal: each sends on average as many requests as its limit allows.
     Poisson,
-    /// Few sources ask most: the one of rank n asks 1/n as often as the first.
+    /// A few sources send most: the source of rank n sends 1/n as often as the first.
     Zipf,
-    /// Sources are quiet, but ask twice their limit around an edge of windows, half before it.
+    /// Sources are quiet, but send twice their limit around an edge of windows, half of it before the edge.
     Edges,
 }
 
 impl Shape {
     pub(crate) const ALL: [Self; 3] = [Self::Poisson, Self::Zipf, Self::Edges];
 
-    /// Requests that a source may make a minute.
+    /// The limit of a source, in requests per minute.
     pub(crate) fn limit(self) -> u32 {
         match self {
             Self::Poisson | Self::Edges => 10,
@@ -49,13 +49,13 @@ pub(crate) struct Traffic {
     left: u64,
     /// Milliseconds since the start.
     clock: f64,
-    /// Of Zipf's sources, how many of all requests come from each and those before it.
+    /// For Zipf, the cumulative share of requests of the sources up to each.
     shares: Vec<f64>,
 }
 
-/// A minute in which some sources burst has this share of its requests outside of bursts.
+/// In a minute with bursts, this share of the requests lies outside of them.
 const BACKGROUND: f64 = 0.1;
-/// A burst begins this long before an edge and ends as long after it.
+/// A burst begins this long before an edge and ends this long after it.
 const BURST_MILLIS: f64 = 2_000.0;
 const EDGES: f64 = 20.0;
 
@@ -87,7 +87,7 @@ impl Traffic {
         }
     }
 
-    /// Milliseconds between two requests, on average, at this moment.
+    /// Average number of milliseconds between two requests at this moment.
     fn pause(&self) -> f64 {
         let minute = PERIOD_MILLIS as f64;
         match self.shape {
@@ -104,7 +104,7 @@ impl Traffic {
         }
     }
 
-    /// The nearest edge, and how long ago it was.
+    /// The nearest edge, and the time since it, negative before it.
     fn edge(&self) -> (f64, f64) {
         let minute = PERIOD_MILLIS as f64;
         let edge = (self.clock / minute).round();
@@ -126,7 +126,7 @@ impl Traffic {
                 }
                 let burst = self.requests as f64 / EDGES * (1.0 - BACKGROUND);
                 let active = (burst / f64::from(2 * self.shape.limit())).max(1.0) as usize;
-                // Half of them burst at the next edge again.
+                // Half of them burst again at the next edge.
                 let first = edge as usize * (active / 2);
                 (first + self.random.below(active)) % self.sources
             }
@@ -153,7 +153,7 @@ impl Iterator for Traffic {
     }
 }
 
-/// `SplitMix64` (Steele, Lea, Flood 2014): enough for traffic.
+/// `SplitMix64` (Steele, Lea, Flood 2014): good enough for traffic.
 struct Random(u64);
 
 impl Random {
@@ -174,7 +174,7 @@ impl Random {
         ((self.next() >> 11) + 1) as f64 / (1_u64 << 53) as f64
     }
 
-    /// From 0 to `bound`, which it never is.
+    /// From 0 up to, but not including, `bound`.
     fn below(&mut self, bound: usize) -> usize {
         let wide = u128::from(self.next()) * bound as u128;
         usize::try_from(wide >> 64).expect("it is below `bound`")

@@ -1,9 +1,8 @@
-//! `cargo bench --bench core`: what each room of a decision costs, in instructions and allocations.
+//! `cargo bench --bench core`: the cost of each room of a decision, in instructions and allocations.
 //!
-//! Instructions are counted by callgrind, so they are the same on a busy machine and on an idle
-//! one; where there is no valgrind, nanoseconds stand in their place. Rows are rule sets, from 10
-//! rules to 100,000, found by exact value, by bare key and by wildcard: a cost that grows from row
-//! to row grows with the rules.
+//! callgrind counts instructions, so a busy machine gives the numbers of an idle one; without valgrind the unit is
+//! nanoseconds. Rows are rule sets, from 10 rules to 100,000, found by exact value, by bare key and by wildcard: a
+//! cost that grows from row to row grows with the rules.
 
 #![expect(
     clippy::print_stdout,
@@ -26,10 +25,10 @@ mod rooms;
 
 use rooms::{Kind, ROOMS, Rooms};
 
-/// How often each room is entered while it is measured.
+/// How often each room is entered during a measurement.
 const ENTERED: u32 = 200;
 
-/// And before: tables and buffers have found their sizes by then.
+/// How often it is entered before that, until tables and buffers have their final sizes.
 const WARMED: u32 = 20;
 
 const COUNTS: [usize; 3] = [10, 1_000, 100_000];
@@ -95,7 +94,7 @@ fn allocations(rooms: &Rooms, enter: fn(&Rooms)) -> f64 {
     counted.count_total as f64 / f64::from(ENTERED)
 }
 
-/// The fastest of a few runs.
+/// The fastest of several runs.
 fn nanoseconds(rooms: &Rooms, enter: fn(&Rooms)) -> f64 {
     let run = |_| {
         let began = Instant::now();
@@ -129,8 +128,8 @@ fn instructions(kind: Kind, count: usize) -> anyhow::Result<[f64; ROOMS.len()]> 
     Ok(each)
 }
 
-/// The calls of each function and what they cost, with all that it called in turn. The format is
-/// in valgrind's manual, "Callgrind Format Specification".
+/// The number of calls of each function, and their cost including callees. The format is in valgrind's manual,
+/// "Callgrind Format Specification".
 fn inclusive(profile: &Path) -> anyhow::Result<HashMap<String, (u64, u64)>> {
     let text = fs::read_to_string(profile)?;
     let mut names: HashMap<&str, &str> = HashMap::new();
@@ -139,7 +138,7 @@ fn inclusive(profile: &Path) -> anyhow::Result<HashMap<String, (u64, u64)>> {
     let mut calls = None;
     for line in text.lines() {
         if let Some(name) = line.strip_prefix("fn=").or(line.strip_prefix("cfn=")) {
-            // "(7) name" the first time, "(7)" from then on.
+            // "(7) name" at the first occurrence, "(7)" after that.
             let (id, name) = name.split_once(' ').unwrap_or((name, ""));
             if !name.is_empty() {
                 names.insert(id, name);

@@ -1,4 +1,4 @@
-//! The rooms of a decision, each to be entered by itself.
+//! The rooms of a decision, each of which can be entered alone.
 
 use std::{
     cell::RefCell,
@@ -36,7 +36,7 @@ use tollgate::{
     window::Timestamp,
 };
 
-/// How rules are found.
+/// How a rule is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Exact,
@@ -55,7 +55,7 @@ impl Kind {
         }
     }
 
-    /// Key and value of the rule number `index`.
+    /// Key and value of the rule with number `index`.
     fn rule(self, index: usize) -> (String, String) {
         match self {
             Self::Exact => ("plan".to_owned(), format!("plan-{index:06}")),
@@ -75,15 +75,15 @@ impl Kind {
     }
 }
 
-/// A room and the way in. The function's name is `room_` and the room's.
+/// A room and the function that enters it, whose name is `room_` and the room's.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
     pub name: &'static str,
     pub enter: fn(&Rooms),
 }
 
-/// In the order of a decision. `check` is all of it but reading and writing messages; the last two
-/// are the way of unusual ones.
+/// In the order of a decision. `check` is the whole decision without reading and writing messages; the last two rooms
+/// are the path of unusual messages.
 pub const ROOMS: [Room; 11] = [
     Room {
         name: "read",
@@ -140,20 +140,20 @@ const BOUNDS: wire::Bounds = wire::Bounds {
 /// A Saturday in November 2026.
 const NOW: Timestamp = Timestamp::from_secs(1_795_230_000);
 
-/// What each room works on: a request of one descriptor with two limits. All of it lives as long as
-/// the program, so that a room can be entered without those before it.
+/// Inputs of the rooms: a request with one descriptor and two limits. They live as long as the program, so that a
+/// room can be entered without those before it.
 pub struct Rooms {
     message: &'static RateLimitRequest,
     encoded: Vec<u8>,
     rules: &'static RuleSet,
     request: &'static Request<'static>,
-    /// Those of its only descriptor.
+    /// The entries of the only descriptor.
     entries: &'static [request::Entry<'static>],
     plan: Plan<'static>,
     counts: CountList,
     decision: Decision,
     limiter: Limiter<Arc<MemoryStore>>,
-    /// What a room may write into, over and over.
+    /// Reused output buffers of the rooms.
     scratch: RefCell<Scratch>,
 }
 
@@ -164,7 +164,7 @@ struct Scratch {
 }
 
 impl Rooms {
-    /// Rooms with `count` rules, of which the last one matches.
+    /// Rooms with `count` rules; the last one matches.
     pub fn new(kind: Kind, count: usize) -> anyhow::Result<Self> {
         let metrics = Arc::new(Metrics::new(NearRatio::default(), 10));
         let rules = Rules::default();
@@ -213,7 +213,7 @@ fn keep<T>(value: T) -> &'static T {
     Box::leak(Box::new(value))
 }
 
-/// Rules of one kind, put into a matcher directly: loading files is measured elsewhere.
+/// A matcher with rules of one kind, built directly: loading files is measured elsewhere.
 fn matcher(kind: Kind, count: usize) -> anyhow::Result<Matcher> {
     let pattern = pattern()?;
     let mut matcher = Matcher::default();
@@ -230,7 +230,7 @@ fn matcher(kind: Kind, count: usize) -> anyhow::Result<Matcher> {
     Ok(matcher)
 }
 
-/// A rule with two limits, as a file makes it.
+/// A rule with two limits, read from a file.
 fn pattern() -> anyhow::Result<Rule> {
     let folder = tempfile::TempDir::new()?;
     let file = folder.path().join("rules.yaml");
@@ -243,7 +243,7 @@ fn pattern() -> anyhow::Result<Rule> {
     rule.cloned().context("one rule")
 }
 
-/// What a future that never waits comes to.
+/// The result of a future that never waits.
 fn ready<T>(future: impl Future<Output = T>) -> T {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => value,

@@ -1,4 +1,4 @@
-//! Other programs that want the processor, too.
+//! Other programs that compete for the processor.
 
 use std::{
     hint,
@@ -17,7 +17,7 @@ impl Busy {
         let mut busy = Self(Vec::new());
         for _ in 0..count {
             let mut command = Command::new(std::env::current_exe()?);
-            // Its standard input ends when this process does, whichever way that is.
+            // Its standard input ends when this process does, in any way.
             let child = command.arg("--spin").stdin(Stdio::piped()).spawn()?;
             busy.0.push(child);
         }
@@ -28,7 +28,7 @@ impl Busy {
 impl Drop for Busy {
     fn drop(&mut self) {
         for child in &mut self.0 {
-            // It may have ended by itself.
+            // It may already have ended.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -39,7 +39,7 @@ impl Drop for Busy {
 pub fn spin() {
     static IS_OVER: AtomicBool = AtomicBool::new(false);
     thread::spawn(|| {
-        // An error is an end as well.
+        // An error counts as the end.
         let _ = io::stdin().read(&mut [0]);
         IS_OVER.store(true, Relaxed);
     });

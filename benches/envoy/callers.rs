@@ -1,6 +1,6 @@
-//! Callers: they send HTTP/1.1 requests to Envoy over connections that stay open. Each caller is a thread
-//! that writes on every connection that is due, and reads whatever has come, so that callers take far less
-//! processor time than Envoy.
+//! Callers: they send HTTP/1.1 requests to Envoy over connections that stay open. Each caller is a thread that writes
+//! on every connection that is due and reads all available data, so that callers need far less processor time than
+//! Envoy.
 
 use std::{
     collections::VecDeque,
@@ -23,25 +23,25 @@ use nix::{
 
 use crate::{PATIENCE, latency::Latencies};
 
-/// How soon callers notice that they are to stop.
+/// Interval at which callers check whether to stop.
 const GLANCE: Duration = Duration::from_millis(100);
 
-/// What the callers are to do.
+/// Phases of the callers.
 const WARM_UP: u8 = 0;
 const MEASURED: u8 = 1;
 const STOP: u8 = 2;
 
-/// What the callers send.
+/// The load of the callers.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
     pub connections: usize,
-    /// Requests a second at fixed times; without it each connection asks as soon as it is answered.
+    /// Requests a second at fixed times; `None` means that each connection sends again as soon as it has its answer.
     pub rate: Option<f64>,
-    /// Values of the header that is limited.
+    /// Number of values of the limited header.
     pub keys: u32,
 }
 
-/// Callers under way. They call until they are stopped.
+/// Running callers. They call until [`stop`](Self::stop).
 #[derive(Debug)]
 pub struct Callers {
     shared: Arc<Shared>,
@@ -54,21 +54,21 @@ struct Shared {
     done: AtomicU64,
 }
 
-/// What came back.
+/// The answers received.
 #[derive(Clone, Debug, Default)]
 pub struct Answers {
-    /// Since it is measured.
+    /// Of the measurement only.
     pub latencies: Latencies,
-    /// All answers, those before it was measured included.
+    /// All answers, including those before the measurement.
     pub count: u64,
 }
 
 impl Callers {
-    /// Opens the connections, and begins to call.
+    /// Opens the connections and begins to call.
     ///
     /// # Errors
     ///
-    /// If Envoy takes no connection.
+    /// If Envoy does not accept a connection.
     pub fn start(envoy: SocketAddr, load: Load) -> anyhow::Result<Self> {
         let cores = thread::available_parallelism().map_or(1, Into::into);
         let count = load.connections.min(cores);
@@ -104,7 +104,7 @@ impl Callers {
         })
     }
 
-    /// From now on it counts.
+    /// Starts the measurement.
     pub fn measure(&self) {
         self.shared.phase.store(MEASURED, Relaxed);
     }
@@ -114,11 +114,11 @@ impl Callers {
         self.shared.done.load(Relaxed)
     }
 
-    /// Sends nothing more, waits for the answers under way and returns what all came to.
+    /// Sends nothing more, waits for the running answers and returns the totals.
     ///
     /// # Errors
     ///
-    /// If anything but the upstream's answer came back.
+    /// If an answer was not the upstream's.
     pub fn stop(self) -> anyhow::Result<Answers> {
         self.shared.phase.store(STOP, Relaxed);
         let mut all = Answers::default();
@@ -152,8 +152,8 @@ impl Schedule {
 #[derive(Debug)]
 struct Caller {
     connections: Vec<Connection>,
-    /// Places of those that wait for no answer. The one that is idle longest is next, so that all
-    /// workers of Envoy are asked.
+    /// Indices of connections without a running request. The one that has been idle longest is next, so that all
+    /// workers of Envoy are used.
     idle: VecDeque<usize>,
     schedule: Option<Schedule>,
     key: u64,
@@ -193,7 +193,7 @@ impl Caller {
         }
     }
 
-    /// Sends what is due, as far as there are connections.
+    /// Sends requests that are due, as long as a connection is free.
     fn send(&mut self) -> anyhow::Result<()> {
         let now = Instant::now();
         while let Some(&place) = self.idle.front() {
@@ -213,8 +213,8 @@ impl Caller {
         Ok(())
     }
 
-    /// Counts what was due and found no connection by the time that it waited so far: to leave it out
-    /// would make slow answers look rare.
+    /// Counts each due request that found no free connection with its waiting time so far: leaving it out would make
+    /// slow answers look rare.
     fn give_up(&mut self, latencies: &mut Latencies) {
         let now = Instant::now();
         if let Some(schedule) = &mut self.schedule {
@@ -225,7 +225,7 @@ impl Caller {
         }
     }
 
-    /// Waits until an answer has come or a request is due, and returns the connections with answers.
+    /// Waits until an answer arrives or a request is due; returns the connections with answers.
     fn wait(&self, phase: u8) -> anyhow::Result<Vec<usize>> {
         let pause = match &self.schedule {
             Some(schedule) if phase != STOP && !self.idle.is_empty() => {
@@ -259,18 +259,18 @@ fn record(latencies: &mut Latencies, time: Duration) {
     latencies.record(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
 }
 
-/// A connection with at most one request under way.
+/// A connection with at most one running request.
 #[derive(Debug)]
 struct Connection {
     socket: TcpStream,
-    /// When the request under way was sent, or was due.
+    /// When the running request was sent, or was due.
     began: Option<Instant>,
     inbound: Vec<u8>,
 }
 
 impl Connection {
     fn open(envoy: SocketAddr) -> anyhow::Result<Self> {
-        let socket = TcpStream::connect(envoy).context("Envoy takes no connection")?;
+        let socket = TcpStream::connect(envoy).context("Envoy accepts no connection")?;
         socket.set_nodelay(true)?;
         Ok(Self {
             socket,
@@ -286,7 +286,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Reads what has come, and returns when the request began if that ends its answer.
+    /// Reads available data; returns the request's start if its answer is now complete.
     fn read(&mut self) -> anyhow::Result<Option<Instant>> {
         let mut bytes = [0; 4 << 10];
         let count = self.socket.read(&mut bytes)?;
@@ -300,11 +300,11 @@ impl Connection {
     }
 }
 
-/// Whether an answer has come to its end.
+/// Whether an answer is complete.
 ///
 /// # Errors
 ///
-/// If it is not the one of the upstream.
+/// If it is not the upstream's answer.
 fn is_whole(answer: &[u8]) -> anyhow::Result<bool> {
     const END: &[u8] = b"\r\n\r\n";
     let Some(end) = answer.windows(END.len()).position(|bytes| bytes == END) else {

@@ -8,29 +8,29 @@ pub struct Case {
     pub name: String,
     pub service: Service,
     pub layout: Layout,
-    /// Measured unless something else is asked for.
+    /// Measured unless a filter names other cases.
     pub is_default: bool,
 }
 
-/// The rate limit service that Envoy asks.
+/// The rate limit service that Envoy calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Service {
     /// None: Envoy has no rate limit filter.
     None,
-    /// tollgate, which counts in memory.
+    /// tollgate with counters in memory.
     Memory,
-    /// tollgate, which counts in Redis.
+    /// tollgate with counters in Redis.
     Redis,
-    /// The service of `--foreign`, which counts in Redis.
+    /// The service of `--foreign`, with counters in Redis.
     Foreign,
 }
 
-/// How Envoy asks for the two limits of one header value.
+/// How Envoy describes the two limits of one header value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// By one descriptor, whose rule has both.
+    /// One descriptor, whose rule has both limits.
     OneDescriptor,
-    /// By two descriptors, with one limit each: envoyproxy/ratelimit knows no other way.
+    /// Two descriptors with one limit each: envoyproxy/ratelimit supports no other form.
     TwoDescriptors,
 }
 
@@ -47,7 +47,7 @@ pub fn all(options: &Options) -> Vec<Case> {
         case("no limit", Service::None, OneDescriptor, true),
         case("memory", Service::Memory, OneDescriptor, true),
         case("redis", Service::Redis, OneDescriptor, true),
-        // Asked in just the same way as the foreign one.
+        // Called exactly as the foreign service is.
         case(
             "redis, 2 descriptors",
             Service::Redis,
@@ -66,7 +66,7 @@ pub fn all(options: &Options) -> Vec<Case> {
     all
 }
 
-/// The cases that `options` ask for.
+/// The cases that `options` select.
 pub fn chosen(options: &Options) -> Vec<Case> {
     let is_chosen = |case: &Case| {
         if options.filter.is_empty() && options.case.is_empty() {

@@ -1,4 +1,4 @@
-//! A rate limit service of somebody else's, started by a command and told everything by environment variables.
+//! A foreign rate limit service, started by a command and configured by environment variables.
 
 use std::{
     collections::HashMap,
@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 use crate::processes::Pid;
 
-/// A running service, and all processes that its command started. Killed on drop.
+/// A running service, including all processes that its command started. Killed on drop.
 #[derive(Debug)]
 pub struct Foreign {
     child: Child,
@@ -25,14 +25,15 @@ pub struct Foreign {
 }
 
 impl Foreign {
-    /// Starts it in the shell.
+    /// Starts it in a shell.
     pub fn start(command: &str, rules: &str, redis: SocketAddr) -> anyhow::Result<Self> {
         let folder = TempDir::new()?;
         let rules_folder = folder.path().join("ratelimit/config");
         fs::create_dir_all(&rules_folder)?;
         fs::write(rules_folder.join("rules.yaml"), rules)?;
         let log = File::create(folder.path().join("log"))?;
-        // All at once, so that they differ. Somebody may take one before the service does; then it ends.
+        // All at once, so that they differ. Another process may take a port before the service does; then the service
+        // ends.
         let probes = [(); 3].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)));
         let mut ports = Vec::new();
         for probe in probes {
@@ -68,9 +69,11 @@ impl Foreign {
         })
     }
 
+    /// Checks that the service runs.
+    ///
     /// # Errors
     ///
-    /// If it has ended, with all that it said.
+    /// If it has ended, with its whole output.
     pub fn must_run(&mut self) -> anyhow::Result<()> {
         if let Some(status) = self.child.try_wait()? {
             bail!("the foreign service ended, {status}:\n{}", self.said());
@@ -85,12 +88,12 @@ impl Foreign {
 
     /// Processor time of all its processes, in seconds.
     pub fn cpu_secs(&self) -> anyhow::Result<f64> {
-        // One of them may end while we look.
+        // A process may end during the loop.
         let secs = self.processes()?.into_iter().map(Pid::cpu_secs);
         Ok(secs.flatten().sum())
     }
 
-    /// The process that was started, its children and theirs: a shell may stand before the service.
+    /// The started process, its children and their children: the command may be a shell before the service.
     fn processes(&self) -> anyhow::Result<Vec<Pid>> {
         let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
         for entry in fs::read_dir("/proc")? {
@@ -103,7 +106,7 @@ impl Foreign {
                 continue;
             };
             let stat = fs::read_to_string(entry.path().join("stat"));
-            // `pid (name) state parent …`, and the name may hold anything.
+            // `pid (name) state parent …`; the name may contain any character.
             let parent = stat.ok().and_then(|stat| {
                 let (_, behind) = stat.rsplit_once(") ")?;
                 behind.split(' ').nth(1)?.parse().ok()
@@ -125,7 +128,7 @@ impl Foreign {
 impl Drop for Foreign {
     fn drop(&mut self) {
         for Pid(pid) in self.processes().unwrap_or_default() {
-            // It may have ended by itself.
+            // It may already have ended.
             let _ = kill(unistd::Pid::from_raw(pid.cast_signed()), Signal::SIGKILL);
         }
         let _ = self.child.wait();

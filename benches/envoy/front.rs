@@ -16,7 +16,7 @@ use crate::{
     processes::{Pid, Process},
 };
 
-/// Threads that serve requests.
+/// Worker threads of Envoy.
 const WORKERS: &str = "2";
 
 /// An Envoy in front of the upstream. Killed on drop.
@@ -26,14 +26,14 @@ pub struct Front {
     pub listener: SocketAddr,
 }
 
-/// How the rate limit service answered Envoy so far.
+/// Counts of the rate limit service's answers to Envoy so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Asked {
     pub ok: u64,
     pub over_limit: u64,
-    /// Calls without a decision: too late, refused or broken. These requests passed.
+    /// Calls without a decision: too late, refused or broken. Their requests passed.
     pub error: u64,
-    /// Those of them that Envoy gave up because its time was over.
+    /// The part of `error` that reached Envoy's timeout.
     pub late: u64,
 }
 
@@ -42,7 +42,7 @@ impl Asked {
         self.ok + self.over_limit + self.error
     }
 
-    /// How often it answered since `earlier`.
+    /// The counts since `earlier`.
     pub fn since(self, earlier: Self) -> Self {
         Self {
             ok: self.ok - earlier.ok,
@@ -54,7 +54,7 @@ impl Asked {
 }
 
 impl Front {
-    /// Starts it before `upstream`, a Unix socket. It asks `service`, if there is one, about every request.
+    /// Starts it in front of `upstream`, a Unix socket. It calls `service`, if given, for every request.
     pub fn start(
         program: &Path,
         upstream: &Path,
@@ -90,7 +90,7 @@ impl Front {
         let page = page(self.process.address, "/stats?filter=ratelimit")?;
         let count = |name: &str| {
             let mut lines = page.lines();
-            // One that was never touched may be missing.
+            // A counter that never changed may be missing.
             lines
                 .find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
                 .map_or(Ok(0), str::parse)
@@ -110,12 +110,12 @@ fn page(admin: SocketAddr, path: &str) -> anyhow::Result<String> {
     Ok(reply.body)
 }
 
-/// Where `make tools` puts Envoy.
+/// The path at which `make tools` installs Envoy.
 pub fn installed() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools/bin/envoy")
 }
 
-/// Without a service there is neither the filter nor anything else that belongs to it.
+/// The bootstrap. Without a service it contains neither the filter nor its cluster.
 fn bootstrap(upstream: &Path, service: Option<SocketAddr>, layout: Layout) -> String {
     let (filter, cluster, actions) = match service {
         None => (String::new(), String::new(), "[]".to_owned()),
@@ -144,7 +144,7 @@ fn bootstrap(upstream: &Path, service: Option<SocketAddr>, layout: Layout) -> St
         .replace("$UPSTREAM", &upstream.display().to_string())
 }
 
-/// No `timeout`, so that it is the default one.
+/// Without a `timeout`, so that the default applies.
 const FILTER: &str = r#"- name: envoy.filters.http.ratelimit
                     typed_config:
                       "@type": type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimit

@@ -1,10 +1,9 @@
 //! `cargo bench --bench envoy`: the end-to-end cost of rate limiting with a real Envoy, in one table.
 //!
-//! Each case has an Envoy of its own, a rate limit service and, if that counts there, a Redis. Behind every
-//! Envoy stands the same cheap upstream. The cases take turns, so that all of them suffer alike from
-//! other programs on the machine, and the table holds medians. Envoy waits for an answer as long as it does
-//! by default, 20 ms, and then lets the request pass. Such requests were not limited, so the table counts
-//! them.
+//! Each case has its own Envoy, rate limit service and, if the service counts there, Redis. All Envoys have one cheap
+//! upstream behind them. The cases take turns, so that other programs on the machine affect all of them alike, and
+//! the table shows medians. Envoy waits for an answer for its default time, 20 ms, and then lets the request pass.
+//! Such requests were not limited, so the table counts them.
 
 #![expect(
     unreachable_pub,
@@ -36,10 +35,10 @@ mod run;
 mod table;
 mod upstream;
 
-/// How long a process may take to become ready, and a request to be answered.
+/// Longest time until a process is ready, and until a request is answered.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The end-to-end cost of rate limiting with a real Envoy, in one table.
+/// Measures the end-to-end cost of rate limiting with a real Envoy.
 #[derive(Debug, Parser)]
 #[command(name = "envoy")]
 struct Options {
@@ -51,15 +50,15 @@ struct Options {
     #[arg(long, value_name = "NAME")]
     case: Vec<String>,
 
-    /// Print the names of all cases and nothing else
+    /// Print only the names of all cases
     #[arg(long)]
     list: bool,
 
-    /// How often each case has its turn
+    /// Turns of each case
     #[arg(long, default_value = "3")]
     turns: NonZeroUsize,
 
-    /// How long a turn is measured, in seconds
+    /// Seconds of each turn
     #[arg(long, default_value = "3", value_parser = positive)]
     secs: f64,
 
@@ -67,16 +66,16 @@ struct Options {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     connections: Option<u16>,
 
-    /// Send so many requests a second at fixed times, whatever the answers do, and measure latency
-    /// from those times; without it each connection asks again as soon as it has its answer
+    /// Send so many requests a second at fixed times, independent of the answers, and measure latency from those
+    /// times; without it each connection sends again as soon as it has its answer
     #[arg(long, value_name = "REQUESTS", value_parser = positive)]
     rate: Option<f64>,
 
-    /// Distinct values of the header that is limited
+    /// Distinct values of the limited header
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..))]
     keys: u32,
 
-    /// Keep so many other processes busy meanwhile, at the same priority
+    /// Keep so many other processes busy during the run, at equal priority
     #[arg(long, value_name = "N", default_value_t = 0)]
     busy: usize,
 
@@ -84,19 +83,18 @@ struct Options {
     #[arg(long, value_name = "FILE")]
     server: Option<PathBuf>,
 
-    /// The Envoy program [default: target/tools/bin/envoy, where `make tools` puts it]
+    /// The Envoy program [default: target/tools/bin/envoy, from `make tools`]
     #[arg(long, value_name = "FILE")]
     envoy: Option<PathBuf>,
 
     /// Also measure the service that this shell command starts.
     ///
-    /// It is configured by the environment, in the variables of envoyproxy/ratelimit. GRPC_HOST and
-    /// GRPC_PORT tell where it must listen; HOST, PORT, DEBUG_HOST and DEBUG_PORT are for its HTTP
-    /// servers. REDIS_URL is the host:port of an empty Redis, with REDIS_SOCKET_TYPE=tcp and
-    /// BACKEND_TYPE=redis. Its rules are a file in the folder
-    /// $RUNTIME_ROOT/$RUNTIME_SUBDIRECTORY/$RUNTIME_APPDIRECTORY, with RUNTIME_WATCH_ROOT=false.
-    /// USE_STATSD=false and LOG_LEVEL=warn are set, too. The command may set any of them anew, and may
-    /// use them as arguments: --foreign 'my-service --listen $GRPC_HOST:$GRPC_PORT'.
+    /// It is configured by environment variables, those of envoyproxy/ratelimit. GRPC_HOST and GRPC_PORT are its gRPC
+    /// address; HOST, PORT, DEBUG_HOST and DEBUG_PORT are for its HTTP servers. REDIS_URL is the host:port of an
+    /// empty Redis, with REDIS_SOCKET_TYPE=tcp and BACKEND_TYPE=redis. Its rules are a file in the folder
+    /// $RUNTIME_ROOT/$RUNTIME_SUBDIRECTORY/$RUNTIME_APPDIRECTORY, with RUNTIME_WATCH_ROOT=false. USE_STATSD=false and
+    /// LOG_LEVEL=warn are set too. The command may override any of them, and may use them as arguments: --foreign
+    /// 'my-service --listen $GRPC_HOST:$GRPC_PORT'.
     #[arg(long, value_name = "COMMAND")]
     foreign: Option<String>,
 
@@ -109,7 +107,8 @@ struct Options {
     )]
     foreign_name: String,
 
-    /// Give that service both periods on one descriptor, as `rate_limits`, and not one on each of two
+    /// Give that service both periods on one descriptor, as `rate_limits`, instead of one period on each of two
+    /// descriptors
     #[arg(long, requires = "foreign")]
     foreign_one_descriptor: bool,
 
@@ -117,7 +116,7 @@ struct Options {
     #[arg(long, hide = true)]
     spin: bool,
 
-    /// Cargo says so.
+    /// Cargo passes this flag.
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -170,7 +169,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The conditions of the run, in a sentence.
+/// The conditions of the run, in one sentence.
 fn conditions(options: &Options) -> String {
     let load = options.load();
     let pace = load.rate.map_or_else(

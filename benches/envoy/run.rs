@@ -1,4 +1,4 @@
-//! The contest: every case has its processes, and they take turns.
+//! Runs the cases: each has its own processes, and they take turns.
 
 use std::{
     net::SocketAddr,
@@ -21,30 +21,30 @@ use crate::{
     upstream::Upstream,
 };
 
-/// Connections and caches settle before a turn is measured.
+/// Time for connections and caches to settle before a measurement.
 const SETTLING: Duration = Duration::from_millis(500);
 
-/// What one turn of a case came to.
+/// The figures of one turn of a case.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Figures {
     pub requests_per_sec: f64,
     pub p50_millis: f64,
     pub p99_millis: f64,
     pub p999_millis: f64,
-    /// Seconds of processor time for a million requests.
+    /// Seconds of processor time per million requests.
     pub envoy_cpu: f64,
     pub service_cpu: Option<f64>,
     pub redis_cpu: Option<f64>,
-    /// That of the callers and the upstream, which are this process.
+    /// Of the callers and the upstream, which run in this process.
     pub bench_cpu: f64,
 }
 
-/// A row: a case with the medians of its turns, or why there are none.
+/// A row: a case with the medians of its turns, or the error that ended it.
 #[derive(Debug)]
 pub struct Row {
     pub name: String,
     pub medians: Result<Figures, String>,
-    /// Calls of the rate limit service in all turns, unless there is none.
+    /// Calls of the rate limit service in all turns; `None` without a service.
     pub asked: Option<Asked>,
 }
 
@@ -55,14 +55,14 @@ pub struct Contest {
 }
 
 impl Contest {
-    /// Starts the processes of each case that `options` ask for.
+    /// Starts the processes of each case that `options` select.
     ///
     /// # Errors
     ///
-    /// If one of them does not start, or is not asked.
+    /// If a process does not start, or if Envoy does not call its service.
     pub fn new(options: &Options) -> anyhow::Result<Self> {
         let chosen = cases::chosen(options);
-        ensure!(!chosen.is_empty(), "no case is called like that");
+        ensure!(!chosen.is_empty(), "no case has such a name");
         let upstream = Upstream::start()?;
         let mut entrants = Vec::new();
         for case in chosen {
@@ -76,7 +76,7 @@ impl Contest {
         })
     }
 
-    /// Gives each case a turn, in an order that changes from round to round.
+    /// Runs a turn of each case, in an order that changes from round to round.
     pub fn round(&mut self, round: usize, time: Duration) {
         let count = self.entrants.len();
         for index in 0..count {
@@ -94,7 +94,7 @@ impl Contest {
     }
 }
 
-/// A case, its processes and what it has shown so far.
+/// A case with its processes and its figures so far.
 #[derive(Debug)]
 struct Entrant {
     case: Case,
@@ -102,7 +102,7 @@ struct Entrant {
     turns: Vec<Figures>,
     asked: Asked,
     failure: Option<String>,
-    // Envoy ends first, and Redis last.
+    // Fields drop in order: Envoy ends first, Redis last.
     front: Front,
     server: Server,
     redis: Option<Redis>,
@@ -133,9 +133,11 @@ impl Server {
         })
     }
 
+    /// Checks that the service runs.
+    ///
     /// # Errors
     ///
-    /// If it has ended: Envoy would let everything pass, and nothing would cost less.
+    /// If it has ended: Envoy would let everything pass, at the lowest cost of all.
     fn must_run(&mut self) -> anyhow::Result<()> {
         match self {
             Self::None => Ok(()),
@@ -195,7 +197,7 @@ impl Entrant {
         self.case.service != Service::None
     }
 
-    /// Waits until requests are answered, and decided upon if the case is limited.
+    /// Waits until requests are answered and, in a case with limits, decided.
     fn get_ready(&mut self) -> anyhow::Result<()> {
         const PAUSE: Duration = Duration::from_millis(20);
         let deadline = Instant::now() + PATIENCE;
@@ -212,7 +214,7 @@ impl Entrant {
                     Server::Foreign(foreign) => foreign.said(),
                     _ => String::new(),
                 };
-                bail!("no request is answered as it should be ({asked:?})\n{said}");
+                bail!("no request got the expected answer ({asked:?})\n{said}");
             }
             thread::sleep(PAUSE);
         }
@@ -244,7 +246,7 @@ impl Entrant {
         let expected = if self.is_limited() { answers.count } else { 0 };
         ensure!(
             all.all() == expected,
-            "the service was asked {} times about {} requests",
+            "the service got {} calls for {} requests",
             all.all(),
             answers.count
         );
@@ -282,12 +284,12 @@ impl Entrant {
                 .map(|redis| redis.pid().cpu_secs())
                 .transpose()?,
             bench_cpu: Pid(std::process::id()).cpu_secs()?,
-            // Last, as Envoy may take its time.
+            // Last, because Envoy may take some time for it.
             asked: self.front.asked()?,
         })
     }
 
-    /// The median of each figure by itself.
+    /// The medians, figure by figure.
     fn medians(&self) -> Result<Figures, String> {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
@@ -310,7 +312,7 @@ impl Entrant {
     }
 }
 
-/// What is known at one moment of a turn.
+/// The counts at one moment of a turn.
 #[derive(Debug)]
 struct State {
     at: Instant,

@@ -1,8 +1,8 @@
-//! Rows → a table.
+//! Formats rows as a table.
 
 use crate::{figures::shown, run::Row};
 
-/// Prints the table and what its columns mean.
+/// Prints the table and the meaning of its columns.
 pub fn print(rows: &[Row]) {
     let width = rows.iter().map(|row| row.name.len()).max().unwrap_or(0);
     println!(

@@ -1,8 +1,8 @@
-//! The upstream behind every Envoy: it answers at once and always the same.
+//! The upstream of every Envoy: it answers at once, with a constant reply.
 //!
-//! A `direct_response` of Envoy's own would be cheaper still, but the rate limit filter asks nobody about
-//! a route without a cluster. One thread serves all connections here, over a Unix socket, and its processor
-//! time is that of the benchmark and not of Envoy.
+//! A `direct_response` of Envoy's own would be cheaper still, but the rate limit filter makes no call for a route
+//! without a cluster. One thread serves all connections here, over a Unix socket, so the processor time of the
+//! upstream belongs to the benchmark and not to Envoy.
 
 use std::{
     os::unix::net::UnixListener as StdListener,
@@ -37,7 +37,7 @@ impl Upstream {
         Ok(upstream)
     }
 
-    /// Its socket.
+    /// The path of its socket.
     pub fn path(&self) -> PathBuf {
         Path::new(self.0.path()).join("upstream.sock")
     }
@@ -51,13 +51,13 @@ async fn serve(listener: StdListener) -> anyhow::Result<()> {
             arrival = listener.accept() => {
                 connections.spawn(answer(arrival?.0));
             }
-            // Envoy may close one at any time.
+            // Envoy may close a connection at any time.
             Some(_) = connections.join_next() => {}
         }
     }
 }
 
-/// Answers one request after the other; none of them has a body.
+/// Answers one request after the other; none has a body.
 async fn answer(mut stream: UnixStream) -> anyhow::Result<()> {
     let mut bytes = [0; 4 << 10];
     let mut filled = 0;

@@ -1,37 +1,37 @@
-//! What is measured, as data: a case more is a line more.
+//! The cases as data: another case is another line.
 
 /// One row of the table.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     pub name: &'static str,
     pub server: Server,
-    /// The limits of every key, as a rule file lists them.
+    /// The limits of every key, in the form of a rule file.
     pub limits: &'static str,
     pub shape: Shape,
     /// Whether every answer is OVER_LIMIT; otherwise every one is OK.
     pub is_denied: bool,
-    /// Measured unless something else is asked for.
+    /// Measured unless a filter names other cases.
     pub is_default: bool,
 }
 
-/// Who answers.
+/// The server under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Server {
-    /// OK to everything, from a service of tonic on hyper, with one runtime for each core.
+    /// Answers OK to everything, with a service of tonic on hyper and one runtime per core.
     Floor,
-    /// The same, and one PING of Redis for each call.
+    /// Like [`Floor`](Self::Floor), with one PING to Redis per call.
     FloorAndPing,
-    /// OK to everything, on tollgate's own threads and connections, without tonic.
+    /// Answers OK to everything, on tollgate's own threads and connections, without tonic.
     Bare,
-    /// OK to everything, from tonic on tokio's multi-thread runtime, as its examples have it.
+    /// Answers OK to everything, with tonic on tokio's multi-thread runtime, as in tonic's examples.
     Stock,
     Memory,
     Redis,
-    /// With a local cache of what is over its limit.
+    /// With a local cache of counters that are over their limit.
     RedisAndCache,
-    /// Each request checks a connection out of a pool and sends a pipeline of its own.
+    /// Takes a connection from a pool and sends one pipeline for each request.
     Naive,
-    /// Whatever listens at the address of `--server`.
+    /// The server at the address of `--server`.
     Foreign,
 }
 
@@ -44,10 +44,10 @@ impl Server {
     }
 }
 
-/// How it is asked.
+/// The load of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Calls under way at a time, over all connections.
+    /// Concurrent calls, over all connections.
     pub streams: usize,
     pub connections: usize,
     pub descriptors: usize,
@@ -65,12 +65,12 @@ impl Default for Shape {
     }
 }
 
-/// Which keys are asked for.
+/// The keys of the calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keys {
-    /// So many, all alike.
+    /// So many keys, each equally often.
     Spread(u32),
-    /// So many, the n-th 1/n times as often as the first.
+    /// So many keys, the n-th 1/n times as often as the first.
     Zipf(u32),
 }
 
@@ -81,7 +81,7 @@ impl Keys {
         }
     }
 
-    /// The key that a random number stands for.
+    /// Maps a random number to a key.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -109,10 +109,10 @@ pub const FIRST_HIT: &str = "[{requests_per_unit: 4000000000, unit: day, window:
      {requests_per_unit: 4000000000, unit: week, window: first_hit}]";
 pub const SLIDING_WINDOW: &str = "[{requests_per_unit: 4000000000, unit: day, algorithm: sliding_window}, \
      {requests_per_unit: 4000000000, unit: week, algorithm: sliding_window}]";
-/// A log remembers every hit, so its limits are as low as they may be and still pass all of a turn.
+/// A log remembers every hit, so its limits are as low as possible without refusing any call of a turn.
 pub const SLIDING_LOG: &str = "[{requests_per_unit: 10000, unit: second, algorithm: sliding_log}, \
      {requests_per_unit: 10000, unit: second, unit_multiplier: 2, algorithm: sliding_log}]";
-/// A bucket holds no more than can be counted exactly.
+/// A bucket holds no more than it can count exactly.
 pub const TOKEN_BUCKET: &str = "[{requests_per_unit: 4000000000, unit: day, algorithm: token_bucket, burst: 10000000}, \
      {requests_per_unit: 4000000000, unit: week, algorithm: token_bucket, burst: 10000000}]";
 pub const CALENDAR: &str = "[{requests_per_unit: 4000000000, unit: day, calendar: true, time_zone: UTC}, \
@@ -122,7 +122,7 @@ const HOT: Keys = Keys::Spread(1);
 const MANY: Keys = Keys::Spread(100_000);
 const ZIPF: Keys = Keys::Zipf(100_000);
 
-/// Two periods on a thousand keys, 64 calls over 4 connections.
+/// Two periods on a thousand keys, 64 concurrent calls over 4 connections.
 const BASE: Case = Case {
     name: "",
     server: Server::Memory,
@@ -137,7 +137,7 @@ const BASE: Case = Case {
     is_default: false,
 };
 
-/// All cases. Each is compared with the floor under the same load.
+/// All cases. Each is compared with the floor under an equal load.
 pub fn all() -> Vec<Case> {
     use Server::{Bare, Floor, FloorAndPing, Memory, Naive, Redis, RedisAndCache, Stock};
     let default = |name, server| Case {
@@ -243,7 +243,7 @@ pub fn foreign() -> Case {
     }
 }
 
-/// The rule file that gives every key `limits`.
+/// A rule file that gives every key `limits`.
 pub fn rules(limits: &str) -> String {
     format!(
         "domain: bench\ndescriptors:\n  - key: tenant\n    descriptors:\n      - key: user\n        \

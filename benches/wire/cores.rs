@@ -1,6 +1,6 @@
-//! Who runs on which core. A caller that shares a core with the worker it talks to takes half the
-//! processor time of one that does not, and spares the worker a sixth of its own. Left to the kernel
-//! that is luck, which each turn has or has not, so every turn is given the same.
+//! Assigns threads to cores. A caller on its worker's core needs half the processor time of a caller on another core,
+//! and saves the worker a sixth of its own. The kernel would decide that by chance, differently in each turn, so
+//! every turn gets a fixed assignment.
 
 use std::{cell::Cell, fs};
 
@@ -12,26 +12,26 @@ use nix::{
 
 use crate::processes::Pid;
 
-/// The cores that a server's workers were bound to, in the order in which they are given connections.
+/// The cores of a server's workers, in the order in which the workers get connections.
 #[derive(Debug)]
 pub struct Cores {
     of_workers: Vec<usize>,
-    /// Whether there is one call at a time.
+    /// Whether the load is one call at a time.
     is_lone: bool,
-    /// Connections so far.
+    /// Number of connections so far.
     connections: Cell<usize>,
 }
 
 impl Cores {
-    /// Binds each worker of `server`, which has had so many `connections`, to a core of its own, or nothing
-    /// if there are not as many workers as cores.
+    /// Binds each worker of `server` to a core of its own, after `connections` earlier connections. `None` if there
+    /// are not as many workers as cores.
     pub fn bind(server: Pid, connections: usize, is_lone: bool) -> anyhow::Result<Option<Self>> {
         let free = sched_getaffinity(Thread::from_raw(0))?;
         let free = (0..CpuSet::count()).filter(|core| free.is_set(*core).unwrap_or(false));
         let free: Vec<usize> = free.collect();
         let mut workers = Vec::new();
         for (name, thread) in threads(server)? {
-            // As tollgate calls them; other servers deal their work out in other ways.
+            // The names of tollgate's threads; other servers distribute their work differently.
             if let Some(number) = name.strip_prefix("worker-") {
                 workers.push((number.parse::<usize>()?, thread));
             }
@@ -50,8 +50,8 @@ impl Cores {
         }))
     }
 
-    /// Where the caller of the next connection is to be: beside the worker that serves it, for they are
-    /// dealt out in turn, or elsewhere if it is alone.
+    /// The core for the caller of the next connection: that of the worker that serves it, since workers take turns,
+    /// or another one if there is only one call at a time.
     pub fn next(&self) -> usize {
         let connection = self.connections.replace(self.connections.get() + 1);
         if self.is_lone {
@@ -66,8 +66,8 @@ impl Cores {
         self.worker(self.connections.get() - 1)
     }
 
-    /// Where there is one call at a time, nobody is to share a core with whom he waits for. Binds `redis` to
-    /// another one than that of the worker that serves the next connection.
+    /// With one call at a time, no thread may share a core with one that it waits for. Binds `redis` to another core
+    /// than that of the worker that serves the next connection.
     pub fn set_apart(&self, redis: Pid) -> anyhow::Result<()> {
         if !self.is_lone {
             return Ok(());
@@ -93,7 +93,7 @@ impl Cores {
     }
 }
 
-/// The threads of a process, by name.
+/// The threads of a process, with their names.
 fn threads(process: Pid) -> anyhow::Result<Vec<(String, Thread)>> {
     let threads = fs::read_dir(format!("/proc/{}/task", process.0))?.map(|thread| {
         let thread = thread?;
@@ -104,7 +104,7 @@ fn threads(process: Pid) -> anyhow::Result<Vec<(String, Thread)>> {
     threads.collect()
 }
 
-/// Binds this thread.
+/// Binds the calling thread.
 pub fn bind_here(core: usize) -> anyhow::Result<()> {
     bind(Thread::from_raw(0), core)
 }

@@ -1,4 +1,4 @@
-//! Figures of several turns → one, and its text in a table.
+//! Combines the figures of several turns, and formats them for a table.
 
 /// The median of a figure over all turns that have it.
 pub fn median<T>(turns: &[T], pick: impl Fn(&T) -> Option<f64>) -> Option<f64> {

@@ -1,6 +1,6 @@
-//! Frames of HTTP/2 as a caller writes them (RFC 9113).
+//! HTTP/2 frames as a caller writes them (RFC 9113).
 
-/// What a frame begins with (section 4.1), in bytes.
+/// Length of a frame's header (section 4.1), in bytes.
 pub const FRAME_HEADER: usize = 9;
 
 pub const DATA: u8 = 0;
@@ -11,18 +11,18 @@ pub const PING: u8 = 6;
 pub const GOAWAY: u8 = 7;
 pub const WINDOW_UPDATE: u8 = 8;
 
-/// END_STREAM, and ACK of SETTINGS and PING.
+/// Flags: END_STREAM, and ACK for SETTINGS and PING.
 pub const END_STREAM: u8 = 1;
 pub const ACK: u8 = 1;
 pub const END_HEADERS: u8 = 4;
 
-/// What both windows of a connection begin with, in bytes.
+/// Initial size of both windows of a connection, in bytes.
 pub const FIRST_WINDOW: u32 = 65_535;
 
-/// The largest window there is, in bytes.
+/// Largest possible window, in bytes.
 pub const WINDOW: u32 = (1 << 31) - 1;
 
-/// Appends a frame of the stream 0, which is the connection itself.
+/// Appends a frame on stream 0, the connection itself.
 pub fn frame(out: &mut Vec<u8>, kind: u8, flags: u8, payload: &[u8]) {
     let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
     out.extend_from_slice(&length.to_be_bytes()[1..]);
@@ -30,7 +30,7 @@ pub fn frame(out: &mut Vec<u8>, kind: u8, flags: u8, payload: &[u8]) {
     out.extend_from_slice(payload);
 }
 
-/// What a connection begins with: no pushes are taken, and replies need not wait until they are read.
+/// The first bytes of a connection: no pushes are accepted, and replies need not wait for reads.
 pub fn hello() -> Vec<u8> {
     let mut hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
     frame(&mut hello, SETTINGS, 0, &[0, 2, 0, 0, 0, 0]);

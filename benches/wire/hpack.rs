@@ -1,15 +1,15 @@
-//! Header blocks → fields (RFC 7541). Only what replies to a call are made of is spelled out: a
-//! Huffman code longer than 15 bits stands for a byte that none of them holds.
+//! Header blocks → fields (RFC 7541). It decodes only the characters of replies to calls: Huffman codes longer than
+//! 15 bits stand for bytes that no such reply contains.
 
 use std::collections::VecDeque;
 
-/// Bytes of the dynamic table, its default size.
+/// Size of the dynamic table in bytes, the default.
 const TABLE_BYTES: usize = 4096;
 
-/// What an entry of the table costs beside its texts, in bytes.
+/// Overhead of an entry in the table besides its texts, in bytes.
 const ENTRY_BYTES: usize = 32;
 
-/// The table as one peer's blocks have left it.
+/// The dynamic table after one peer's blocks so far.
 #[derive(Debug, Default)]
 pub struct Decoder {
     fields: VecDeque<Field>,
@@ -24,7 +24,7 @@ type Field = (Box<[u8]>, Box<[u8]>);
 pub struct Unreadable;
 
 impl Decoder {
-    /// Tells `see` the name and the value of each field of `block`.
+    /// Calls `see` with the name and the value of each field of `block`.
     pub fn read(
         &mut self,
         mut block: &[u8],
@@ -36,7 +36,7 @@ impl Decoder {
                 let (name, value) = self.field(index)?;
                 see(name, value);
             } else if first & 0xe0 == 0x20 {
-                // The table's size changes: nothing that we asked for.
+                // A change of the table's size, which this side never requested.
                 let _ = integer(&mut block, 5)?;
             } else {
                 let is_kept = first & 0xc0 == 0x40;
@@ -78,7 +78,7 @@ impl Decoder {
     }
 }
 
-/// A number that begins in the lowest `bits` of the first byte.
+/// An integer that begins in the lowest `bits` of the first byte.
 fn integer(block: &mut &[u8], bits: u32) -> Result<usize, Unreadable> {
     let mask = (1_usize << bits) - 1;
     let mut number = usize::from(byte(block)?) & mask;
@@ -113,7 +113,7 @@ fn text(block: &mut &[u8]) -> Result<Box<[u8]>, Unreadable> {
     }
 }
 
-/// The bytes whose codes have 5, 6, … bits, in the order of their codes: the code is canonical.
+/// The bytes with codes of 5, 6, … bits, in the order of their codes: the code is canonical.
 const BY_LENGTH: [(u32, &[u8]); 11] = [
     (5, b"012aceiost"),
     (6, b" %-./3456789=A_bdfghlmnpru"),
@@ -144,7 +144,7 @@ fn huffman(text: &[u8]) -> Result<Box<[u8]>, Unreadable> {
             return Err(Unreadable);
         }
     }
-    // What is left is padding: ones, fewer than fill a byte.
+    // The remaining bits are padding: ones, fewer than a byte.
     if length < 8 && code == (1 << length) - 1 {
         Ok(decoded.into())
     } else {
@@ -152,7 +152,7 @@ fn huffman(text: &[u8]) -> Result<Box<[u8]>, Unreadable> {
     }
 }
 
-/// The byte whose code has these `length` bits.
+/// The byte with this code of `length` bits.
 fn letter(code: u32, length: u32) -> Option<u8> {
     let mut first = 0;
     for (bits, bytes) in BY_LENGTH {
@@ -165,7 +165,7 @@ fn letter(code: u32, length: u32) -> Option<u8> {
     None
 }
 
-/// The fields that every table begins with.
+/// The entries of the static table.
 const STATIC: [(&str, &str); 61] = [
     (":authority", ""),
     (":method", "GET"),

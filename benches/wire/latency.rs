@@ -1,9 +1,9 @@
-//! Times → percentiles, in buckets that are at most 1.6 % wide.
+//! Times → percentiles, in buckets at most 1.6 % wide.
 
-/// Buckets of one power of two.
+/// Buckets per power of two.
 const PARTS: u64 = 64;
 
-/// How often calls took how long, in nanoseconds.
+/// Numbers of calls by duration, in nanoseconds.
 #[derive(Clone, Debug)]
 pub struct Latencies(Vec<u64>);
 
@@ -22,7 +22,7 @@ fn bucket(nanos: u64) -> usize {
     (u64::from(shift) * PARTS + (nanos >> shift)) as usize
 }
 
-/// The longest time that a bucket holds.
+/// The longest duration in a bucket.
 fn upper(bucket: usize) -> u64 {
     let bucket = bucket as u64;
     let shift = (bucket / PARTS).saturating_sub(1);
@@ -40,7 +40,7 @@ impl Latencies {
         }
     }
 
-    /// The time that `share` of all calls did not pass, in microseconds.
+    /// The duration that `share` of all calls did not exceed, in microseconds.
     pub fn quantile_micros(&self, share: f64) -> f64 {
         let all: u64 = self.0.iter().sum();
         let mut left = all as f64 * share;

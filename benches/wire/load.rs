@@ -1,6 +1,6 @@
-//! Callers: each connection is a thread that reads whatever has come, counts the replies, and
-//! writes as many new calls at once. Two system calls serve a whole batch and a call is a copy of
-//! a template, so callers take far less processor time than the server that they ask.
+//! Callers: each connection is a thread that reads all available data, counts the replies, and writes as many new
+//! calls at once. Two system calls handle a whole batch, and a call is a copy of a template, so callers need far less
+//! processor time than the server under test.
 
 use std::{
     collections::VecDeque,
@@ -35,19 +35,19 @@ use crate::{
     latency::Latencies,
 };
 
-/// The longest that a reply may take.
+/// Longest time for a reply.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 const PADDED: u8 = 8;
 
-/// Letters of the value that tells one key from another.
+/// Length of the value that makes keys distinct.
 const DIGITS: usize = 8;
 
-/// What the callers are to do; before that they warm up.
+/// Phases of the callers; the phase before these is the warm-up.
 const MEASURED: u8 = 1;
 const STOP: u8 = 2;
 
-/// Callers under way. They call until they are stopped.
+/// Running callers. They call until [`stop`](Self::stop).
 #[derive(Debug)]
 pub struct Callers {
     shared: Arc<Shared>,
@@ -57,19 +57,19 @@ pub struct Callers {
 #[derive(Debug, Default)]
 struct Shared {
     phase: AtomicU8,
-    /// Connections that asked for every key once.
+    /// Connections that have used every key once.
     warmed: AtomicUsize,
     done: AtomicU64,
 }
 
-/// What came back while it was measured.
+/// Answers received during the measurement.
 #[derive(Clone, Debug, Default)]
 pub struct Answers {
     pub latencies: Latencies,
     pub counts: Counts,
 }
 
-/// How many answers of each kind came.
+/// Numbers of answers by kind.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     pub ok: u64,
@@ -88,12 +88,12 @@ impl Counts {
 }
 
 impl Callers {
-    /// Opens the connections, each where `cores` says. If `is_new`, each asks for every key once before
-    /// it is warm.
+    /// Opens the connections, each on the core that `cores` chooses. If `is_new`, each uses every key once before it
+    /// counts as warm.
     ///
     /// # Errors
     ///
-    /// If the server takes no connection.
+    /// If the server does not accept a connection.
     pub fn start(
         server: SocketAddr,
         shape: Shape,
@@ -104,7 +104,7 @@ impl Callers {
         let streams = shape.streams / shape.connections;
         let mut threads = Vec::new();
         for index in 0..shape.connections {
-            // One after the other, so that it is known which worker has which.
+            // One after the other, so that the worker of each is known.
             let keys = Source::new(shape.keys, index, is_new);
             let mut caller = Caller::connect(server, shape.descriptors, streams, keys)?;
             let core = cores.map(Cores::next);
@@ -119,30 +119,30 @@ impl Callers {
         Ok(Self { shared, threads })
     }
 
-    /// Waits until all of them are warm.
+    /// Waits until all connections are warm.
     pub fn warm_up(&self) {
-        // Why one of them ended comes to light when it is joined.
+        // The join reports why a thread has ended.
         let is_lost = || self.threads.iter().any(JoinHandle::is_finished);
         while self.shared.warmed.load(Relaxed) < self.threads.len() && !is_lost() {
             thread::sleep(Duration::from_millis(2));
         }
     }
 
-    /// From now on it counts.
+    /// Starts the measurement.
     pub fn measure(&self) {
         self.shared.phase.store(MEASURED, Relaxed);
     }
 
-    /// Answers so far, warm-up included.
+    /// Answers so far, including the warm-up.
     pub fn done(&self) -> u64 {
         self.shared.done.load(Relaxed)
     }
 
-    /// Ends the calls and returns what they came to.
+    /// Ends the calls and returns their results.
     ///
     /// # Errors
     ///
-    /// If anything but a decision came back.
+    /// If an answer was not a decision.
     pub fn stop(self) -> anyhow::Result<Answers> {
         self.shared.phase.store(STOP, Relaxed);
         let mut all = Answers::default();
@@ -158,7 +158,7 @@ impl Callers {
     }
 }
 
-/// Opens connections that say hello and then nothing.
+/// Opens connections that send only the preface.
 pub fn idle(server: SocketAddr, count: usize) -> anyhow::Result<Vec<TcpStream>> {
     let shape = Shape::default();
     let keys = || Source::new(shape.keys, 0, false);
@@ -171,16 +171,16 @@ pub fn idle(server: SocketAddr, count: usize) -> anyhow::Result<Vec<TcpStream>> 
         .collect()
 }
 
-/// Calls once, on a connection of its own.
+/// Makes one call on a separate connection.
 pub fn once(server: SocketAddr) -> anyhow::Result<()> {
     idle(server, 1).map(drop)
 }
 
-/// Which key is asked for next.
+/// The source of keys.
 #[derive(Debug)]
 struct Source {
     keys: Keys,
-    /// Keys of the first walk that were not asked for yet.
+    /// Keys of the first pass that have not been used yet.
     unseen: u32,
     random: u64,
 }
@@ -217,32 +217,32 @@ struct Caller {
     template: Template,
     keys: Source,
     streams: usize,
-    /// Calls under way, from `oldest` on; nothing where one has ended out of turn.
+    /// Running calls, from `oldest` on; `None` for a call that ended out of order.
     calls: VecDeque<Option<Call>>,
     oldest: u32,
     under_way: usize,
-    /// How much may be sent and how much was received, in bytes.
+    /// The send window, and the bytes received since the last update.
     window: i64,
     received: u32,
 }
 
-/// A call under way.
+/// A running call.
 #[derive(Clone, Copy, Debug)]
 struct Call {
     began: Instant,
-    /// The beginning of the reply, which holds the overall code.
+    /// The first bytes of the reply, which contain the overall code.
     reply: [u8; 8],
     length: usize,
     has_status: bool,
 }
 
-/// A call as it is written; only the stream and the key differ from one to the next.
+/// The bytes of a call; only the stream and the key change between calls.
 #[derive(Debug)]
 struct Template {
-    /// The first call of a connection spells its headers out.
+    /// The first call of a connection writes its headers out.
     first: Vec<u8>,
     later: Vec<u8>,
-    /// Where keys stand, counted from the end.
+    /// Positions of the keys, counted from the end.
     keys: Vec<usize>,
     /// Bytes that count against the window.
     message: usize,
@@ -275,8 +275,8 @@ impl Template {
         );
         message.extend(request.encode_to_vec());
 
-        // POST and http stand in every table. What is spelled out gets a number in the server's
-        // table: the last field the smallest, 0xbe.
+        // POST and http are in the static table. Literal fields get an index in the server's dynamic table: the last
+        // field the smallest, 0xbe.
         let mut spelled = vec![0x83, 0x86];
         let fields: [(&[u8], &[u8]); 4] = [
             (b":authority", b"bench"),
@@ -342,7 +342,7 @@ impl Caller {
         streams: usize,
         keys: Source,
     ) -> anyhow::Result<Self> {
-        let socket = TcpStream::connect(server).context("the server takes no connection")?;
+        let socket = TcpStream::connect(server).context("the server accepts no connection")?;
         socket.set_nodelay(true)?;
         socket.set_read_timeout(Some(PATIENCE))?;
         Ok(Self {
@@ -384,7 +384,7 @@ impl Caller {
         }
     }
 
-    /// One call.
+    /// Makes one call.
     fn once(&mut self) -> anyhow::Result<()> {
         let mut batch = Counts::default();
         while batch.all() == 0 {
@@ -394,7 +394,7 @@ impl Caller {
         Ok(())
     }
 
-    /// Writes what there is to write, and takes in what has come.
+    /// Writes pending bytes, and reads available ones.
     fn exchange(
         &mut self,
         batch: &mut Counts,
@@ -446,7 +446,7 @@ impl Caller {
         Ok(())
     }
 
-    /// Returns the call that a frame ends.
+    /// Handles a frame; returns the call that it ends.
     fn frame(&mut self, header: Header, payload: &[u8]) -> anyhow::Result<Option<Call>> {
         match header.kind {
             HEADERS | DATA => {
@@ -455,7 +455,7 @@ impl Caller {
             }
             SETTINGS if header.flags & ACK == 0 => {
                 for setting in payload.chunks_exact(6) {
-                    // The table that the template counts on is the default one.
+                    // The template relies on the default table size.
                     let is_small = setting[..2] == [0, 1] && setting[2..] < [0, 0, 16, 0][..];
                     ensure!(!is_small, "the server wants a smaller table of headers");
                 }
@@ -473,7 +473,7 @@ impl Caller {
         Ok(None)
     }
 
-    /// A part of a reply.
+    /// Handles a part of a reply.
     fn part(&mut self, header: Header, payload: &[u8]) -> anyhow::Result<Option<Call>> {
         let place = header.stream.wrapping_sub(self.oldest) as usize / 2;
         let call = self.calls.get_mut(place).and_then(Option::as_mut);
@@ -528,10 +528,10 @@ impl Caller {
 }
 
 impl Call {
-    /// What the reply says.
+    /// Whether the reply says OVER_LIMIT.
     fn is_over(&self) -> anyhow::Result<bool> {
         ensure!(self.has_status, "a reply without a status");
-        // Five bytes of gRPC; then field 1, a varint, is the overall code.
+        // After gRPC's five bytes, field 1, a varint, is the overall code.
         match self.reply[..self.length] {
             [0, _, _, _, _, 0x08, 1, ..] => Ok(false),
             [0, _, _, _, _, 0x08, 2, ..] => Ok(true),
@@ -540,7 +540,7 @@ impl Call {
     }
 }
 
-/// What was read and not yet taken in.
+/// Bytes that were read but not handled yet.
 #[derive(Debug, Default)]
 struct Inbound {
     bytes: Vec<u8>,
@@ -557,7 +557,7 @@ struct Header {
 }
 
 impl Inbound {
-    /// Reads once, with room for the largest frame behind what is left.
+    /// Reads once, with room for the largest frame after the remaining bytes.
     fn fill(&mut self, socket: &mut TcpStream) -> io::Result<()> {
         const ROOM: usize = 64 << 10;
         self.bytes.copy_within(self.start..self.end, 0);
@@ -575,7 +575,7 @@ impl Inbound {
         }
     }
 
-    /// The next frame, if all of it is here.
+    /// The next frame, if it is complete.
     fn next(&mut self) -> Option<(Header, &[u8])> {
         let bytes = &self.bytes[self.start..self.end];
         let (head, rest) = bytes.split_at_checked(FRAME_HEADER)?;

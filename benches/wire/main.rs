@@ -1,10 +1,9 @@
-//! `cargo bench --bench wire`: what a decision costs, over real sockets, in one table.
+//! `cargo bench --bench wire`: the cost of a decision over real sockets, in one table.
 //!
-//! Each case has a server process of its own, and a Redis if it counts there. The cases take turns,
-//! so that what else the machine does falls on all of them, and the table holds medians. Processor
-//! time is what the operating system charged the process; it says more than decisions a second
-//! wherever the callers, Redis and the server share cores. An answer that is not the expected one
-//! ends the case with its error.
+//! Each case has its own server process, and its own Redis if it counts there. The cases take turns, so that other
+//! load on the machine affects all of them, and the table shows medians. Processor time is the time that the
+//! operating system charged to the process; it is more informative than decisions per second wherever the callers,
+//! Redis and the server share cores. An unexpected answer ends its case with an error.
 
 #![expect(
     unreachable_pub,
@@ -29,12 +28,12 @@ mod run;
 mod sizes;
 mod table;
 
-/// As in tollgate itself, for the floor and the rivals are served by this program.
+/// As in tollgate itself, because this program also serves the floor and the rivals.
 #[cfg(feature = "jemalloc")]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-/// What a decision costs, in one table.
+/// Measures the cost of a decision over real sockets.
 #[derive(Debug, Parser)]
 #[command(name = "wire")]
 struct Options {
@@ -50,7 +49,7 @@ struct Options {
     #[arg(long)]
     full: bool,
 
-    /// Print the names of all cases and nothing else
+    /// Print only the names of all cases
     #[arg(long)]
     list: bool,
 
@@ -58,15 +57,15 @@ struct Options {
     #[arg(long)]
     json: bool,
 
-    /// How long each case is measured each time, in seconds
+    /// Seconds of each turn of a case
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
 
-    /// How often each case has its turn
+    /// Turns of each case
     #[arg(long, default_value_t = 5)]
     repeats: usize,
 
-    /// Threads of each server; 0 means as many as there are cores
+    /// Threads of each server; 0 means one per core
     #[arg(long, default_value_t = 0)]
     workers: usize,
 
@@ -82,15 +81,15 @@ struct Options {
     #[arg(long, value_name = "HOST:PORT")]
     server: Option<SocketAddr>,
 
-    /// Its process, for processor time and memory
+    /// Process id of that server, for processor time and memory
     #[arg(long, value_name = "PID")]
     pid: Option<u32>,
 
-    /// The process of its Redis, for processor time
+    /// Process id of its Redis, for processor time
     #[arg(long, value_name = "PID")]
     redis_pid: Option<u32>,
 
-    /// Print the rules that a foreign server needs and nothing else
+    /// Print only the rules that a foreign server needs
     #[arg(long)]
     rules: bool,
 
@@ -105,7 +104,7 @@ struct Options {
     #[arg(long, hide = true)]
     redis: Option<SocketAddr>,
 
-    /// Cargo says so.
+    /// Cargo passes this flag.
     #[arg(long, hide = true)]
     bench: bool,
 }

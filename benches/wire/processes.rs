@@ -1,4 +1,4 @@
-//! Processes that are measured: how they are started, and what the operating system says of them.
+//! Processes under measurement: starting them, and reading their figures from the operating system.
 
 use std::{
     fs,
@@ -13,19 +13,19 @@ use std::{
 use anyhow::{Context as _, bail};
 use tempfile::TempDir;
 
-/// How long a process may take to answer for the first time.
+/// Longest time until a process's first answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A process that was started here or elsewhere.
+/// The id of a process, started by this program or not.
 #[derive(Clone, Copy, Debug)]
 pub struct Pid(pub u32);
 
 impl Pid {
-    /// Processor time that it has had so far, in seconds, all threads together.
+    /// Processor time so far, in seconds, of all threads together.
     pub fn cpu_secs(self) -> anyhow::Result<f64> {
         let mut nanos = 0;
         for thread in fs::read_dir(format!("/proc/{}/task", self.0)).context("it has ended")? {
-            // A thread may end while we look.
+            // A thread may end during the loop.
             let Ok(text) = fs::read_to_string(thread?.path().join("schedstat")) else {
                 continue;
             };
@@ -57,7 +57,7 @@ impl Process {
         Pid(self.child.id())
     }
 
-    /// Gives it other rules to load.
+    /// Replaces its rules.
     pub fn replace_rules(&self, rules: &str) -> anyhow::Result<()> {
         let folder = self.files.path();
         fs::write(folder.join(".new"), rules)?;
@@ -65,7 +65,7 @@ impl Process {
         Ok(())
     }
 
-    /// tollgate, from the file `program`, with the rules of one file and `more` arguments.
+    /// Starts tollgate from the file `program`, with the rules of one file and `more` arguments.
     pub fn tollgate(program: &Path, rules: &str, more: &[String]) -> anyhow::Result<Self> {
         let files = TempDir::new()?;
         fs::write(files.path().join("rules.yaml"), rules)?;
@@ -84,7 +84,7 @@ impl Process {
         })
     }
 
-    /// One of the servers in this program.
+    /// Starts one of the servers in this program.
     pub fn rival(name: &str, workers: usize, redis: Option<SocketAddr>) -> anyhow::Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["--rival", name, "--workers", &workers.to_string()]);
@@ -94,7 +94,7 @@ impl Process {
         Self::start(command, TempDir::new()?, |line| line.trim().parse().ok())
     }
 
-    /// Starts it and waits for the line of standard error that tells its address.
+    /// Starts the command and waits for the line on standard error with its address.
     pub fn start(
         mut command: Command,
         files: TempDir,
@@ -116,7 +116,7 @@ impl Process {
     }
 }
 
-/// The first line that means something; what comes later is read and forgotten.
+/// The first line that `meaning` accepts; later lines are read and dropped.
 fn first_line<T>(stderr: ChildStderr, meaning: impl Fn(&str) -> Option<T>) -> anyhow::Result<T> {
     let mut lines = BufReader::new(stderr).lines();
     let mut said = String::new();
@@ -134,13 +134,13 @@ fn first_line<T>(stderr: ChildStderr, meaning: impl Fn(&str) -> Option<T>) -> an
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may already have ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// A Redis server that keeps nothing on disk. Killed on drop.
+/// A Redis server that stores nothing on disk. Killed on drop.
 #[derive(Debug)]
 pub struct Redis {
     child: Child,
@@ -152,7 +152,7 @@ pub struct Redis {
 impl Redis {
     pub fn start() -> anyhow::Result<Self> {
         for _ in 0..10 {
-            // Somebody may take the port between the look and the start.
+            // Another process may take the port before Redis does.
             let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
             let files = TempDir::new()?;
             let mut child = Command::new("redis-server")
@@ -181,7 +181,7 @@ impl Redis {
         Pid(self.child.id())
     }
 
-    /// What Redis itself has counted so far, this question included.
+    /// The counts of Redis itself so far, including this query.
     pub fn counted(&mut self) -> anyhow::Result<Counted> {
         let info = self.info()?;
         Ok(Counted {
@@ -209,7 +209,7 @@ impl Redis {
         }
     }
 
-    /// How long one PING takes.
+    /// The duration of one PING.
     pub fn ping(&mut self) -> anyhow::Result<Duration> {
         let began = Instant::now();
         self.questions.write_all(b"PING\r\n")?;
@@ -219,7 +219,7 @@ impl Redis {
     }
 }
 
-/// Waits until `child` takes a connection, unless it ends before.
+/// Waits until `child` accepts a connection, or ends.
 fn connect(child: &mut Child, address: SocketAddr) -> anyhow::Result<Option<TcpStream>> {
     let deadline = Instant::now() + PATIENCE;
     while Instant::now() < deadline {
@@ -238,7 +238,7 @@ fn connect(child: &mut Child, address: SocketAddr) -> anyhow::Result<Option<TcpS
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counted {
     pub commands: u64,
-    /// Reads from sockets that brought commands: a pipeline that is not too long is one.
+    /// Reads from sockets with commands: a pipeline that is not too long is one.
     pub reads: u64,
     pub used_bytes: u64,
     pub keys: u64,
@@ -253,7 +253,7 @@ fn number(info: &str, name: &str) -> anyhow::Result<u64> {
 
 impl Drop for Redis {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may already have ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

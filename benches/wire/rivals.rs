@@ -1,4 +1,4 @@
-//! Servers that tollgate is compared with, in this program so that they are built alike.
+//! Servers for comparison, in this program so that all are compiled alike.
 
 use std::{
     cell::Cell,
@@ -44,7 +44,7 @@ use tonic::{
     transport::Server,
 };
 
-/// Serves as `name` until it is killed. The first line of standard error is its address.
+/// Serves as `name` until killed. The first line on standard error is its address.
 pub fn serve(name: &str, workers: usize, redis: Option<SocketAddr>) -> anyhow::Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     writeln!(io::stderr(), "{}", listener.local_addr()?)?;
@@ -55,7 +55,7 @@ pub fn serve(name: &str, workers: usize, redis: Option<SocketAddr>) -> anyhow::R
         ("stock", _) => stock(listener, workers, |_| Ok(Stock)),
         ("naive", Some(redis)) => stock(listener, workers, |runtime| {
             let manager = RedisConnectionManager::new(format!("redis://{redis}"))?;
-            // As many as the reference has by default.
+            // The reference's default.
             let pool = Pool::builder().max_size(10).build(manager);
             Ok(Naive(runtime.block_on(pool)?))
         }),
@@ -63,8 +63,8 @@ pub fn serve(name: &str, workers: usize, redis: Option<SocketAddr>) -> anyhow::R
     }
 }
 
-/// The floor: a service of tonic that reads what is asked and answers OK whatever it is, straight on
-/// hyper, with one runtime for each core, and with tollgate's way of reading and writing messages.
+/// The floor: a service of tonic that reads a request and always answers OK, directly on hyper, with one runtime per
+/// core and with tollgate's reading and writing of messages.
 fn floor<S>(listener: TcpListener, workers: usize, service: S) -> anyhow::Result<()>
 where
     S: UnaryService<Bytes, Response = Message, Future: Send> + Copy + Send + Sync + 'static,
@@ -100,7 +100,7 @@ where
     S: UnaryService<Bytes, Response = Message, Future: Send> + Copy + Send + Sync + 'static,
 {
     let stream = TokioIo::new(net::TcpStream::from_std(stream)?);
-    // Boxed as in tonic's own services: it would be moved a few times.
+    // Boxed as in tonic's own services, because it would be moved several times.
     let answer = |request| {
         Box::pin(async move {
             let reply = Grpc::new(Codec).unary(service, request).await;
@@ -131,12 +131,12 @@ fn reply(request: &Request<Bytes>) -> Result<Response<Message>, Status> {
     ok(request.get_ref(), |decision| Response::new(decision.into()))
 }
 
-/// The same and one PING for each call, one at a time: what nobody who asks Redis can be faster than.
+/// Like the floor, with one PING per call, one at a time: no server that calls Redis for each request can be faster.
 #[derive(Clone, Copy)]
 struct FloorAndPing(SocketAddr);
 
 thread_local! {
-    /// The connection of each worker: woken by another one it would wait for both.
+    /// The connection of each worker: a task woken by another thread would wait for both.
     static TO_REDIS: Cell<Option<net::TcpStream>> = const { Cell::new(None) };
 }
 
@@ -168,7 +168,7 @@ async fn ping(redis: SocketAddr) -> io::Result<()> {
     Ok(())
 }
 
-/// A reply, small enough for all the places that tonic moves it to.
+/// A reply, small enough for the many moves in tonic.
 struct Message {
     bytes: [u8; 16],
     length: usize,
@@ -219,7 +219,7 @@ impl Decoder for Codec {
     }
 }
 
-/// tonic as its examples have it.
+/// tonic in the style of its examples.
 fn stock<S: RateLimitService>(
     listener: TcpListener,
     workers: usize,
@@ -243,15 +243,14 @@ fn stock<S: RateLimitService>(
     })
 }
 
-/// As many as the settings' defaults admit, and more than one call sends.
+/// At least the settings' defaults, and more than a call sends.
 const BOUNDS: wire::Bounds = wire::Bounds {
     descriptors: 100,
     entries: 100,
     text_bytes: 65_536,
 };
 
-/// On tollgate's own threads and connections, and without tonic: reads what is asked, and answers OK
-/// whatever it is.
+/// tollgate's own threads and connections without tonic: reads a request, and always answers OK.
 struct Bare;
 
 impl Method for Bare {
@@ -280,7 +279,7 @@ fn framed_ok(message: &[u8]) -> Result<Bytes, Status> {
     })
 }
 
-/// What `tell` makes of the decision, which is shown where it lies: it is large to be moved.
+/// Passes the decision to `tell` by reference, because it is too large to move.
 fn ok<R>(message: &[u8], tell: impl FnOnce(&Decision) -> R) -> Result<R, Status> {
     if quick::read(message, BOUNDS).is_none() {
         return Err(Status::invalid_argument(
@@ -297,7 +296,7 @@ fn ok<R>(message: &[u8], tell: impl FnOnce(&Decision) -> R) -> Result<R, Status>
     Ok(tell(&decision))
 }
 
-/// OK to everything.
+/// Answers OK to everything.
 struct Stock;
 
 #[tonic::async_trait]
@@ -317,7 +316,7 @@ impl RateLimitService for Stock {
     }
 }
 
-/// Two periods, counted with one connection from the pool and one pipeline for each request.
+/// Two periods, counted with one connection from the pool and one pipeline per request.
 struct Naive(Pool<RedisConnectionManager>);
 
 /// The periods in seconds.

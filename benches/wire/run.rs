@@ -1,4 +1,4 @@
-//! The contest: every case has its server, and they take turns.
+//! Runs the cases: each has its own server, and they take turns.
 
 use std::{net::SocketAddr, path::Path, thread, time::Duration};
 
@@ -13,36 +13,36 @@ use crate::{
     processes::{Pid, Process, Redis},
 };
 
-/// What one turn of a case came to.
+/// The figures of one turn of a case.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Figures {
     pub decisions_per_sec: f64,
     pub p50_micros: f64,
     pub p99_micros: f64,
     pub p999_micros: f64,
-    /// Seconds of processor time for a million decisions.
+    /// Seconds of processor time per million decisions.
     pub server_cpu: Option<f64>,
     pub redis_cpu: Option<f64>,
     pub callers_cpu: f64,
     pub resident_bytes: Option<u64>,
-    /// For each decision.
+    /// Per decision.
     pub commands: Option<f64>,
     pub pipelines: Option<f64>,
-    /// The time of one PING to Redis, asked from where the worker is, at the median.
+    /// Median time of a PING to Redis from the worker's core.
     pub ping_micros: Option<f64>,
 }
 
-/// A row: a case with the medians of its turns, or why there are none.
+/// A row: a case with the medians of its turns, or the error that ended it.
 #[derive(Debug)]
 pub struct Row {
     pub name: String,
     pub case: Case,
     pub medians: Result<Figures, String>,
-    /// The same of the floor under the same load.
+    /// The figures of the floor under an equal load.
     pub floor: Option<Figures>,
 }
 
-/// A case, its processes and what it has shown so far.
+/// A case with its processes and its figures so far.
 #[derive(Debug)]
 struct Entrant {
     name: String,
@@ -50,9 +50,9 @@ struct Entrant {
     address: SocketAddr,
     server: Option<Pid>,
     redis: Option<Pid>,
-    /// Where its workers are, if they are bound.
+    /// The cores of its workers, if they are bound.
     cores: Option<Cores>,
-    /// No key was asked for yet.
+    /// Whether no key has been used yet.
     is_new: bool,
     turns: Vec<Figures>,
     failure: Option<String>,
@@ -64,10 +64,10 @@ struct Entrant {
 pub struct Contest(Vec<Entrant>);
 
 impl Contest {
-    /// Starts a server for each case that `options` ask for, and for the floors of all of them.
+    /// Starts a server for each case that `options` select, and for the floors of all of them.
     pub fn new(options: &Options) -> anyhow::Result<Self> {
         let mut chosen = chosen(options);
-        ensure!(!chosen.is_empty(), "no case is called like that");
+        ensure!(!chosen.is_empty(), "no case has such a name");
         for shape in missing_floors(&chosen) {
             chosen.push(Case {
                 name: "floor of the above",
@@ -93,7 +93,7 @@ impl Contest {
         Ok(Self(entrants))
     }
 
-    /// Gives each case a turn, in an order that changes from round to round.
+    /// Runs a turn of each case, in an order that changes from round to round.
     pub fn round(&mut self, round: usize, time: Duration) {
         let count = self.0.len();
         for index in 0..count {
@@ -140,7 +140,7 @@ fn chosen(options: &Options) -> Vec<Case> {
     chosen
 }
 
-/// Whether a floor under the load of one is the floor of the other: it does not look at keys.
+/// Whether both loads have one floor: the floor does not depend on keys.
 fn is_alike(one: Shape, other: Shape) -> bool {
     let load = |shape: Shape| (shape.streams, shape.connections, shape.descriptors);
     load(one) == load(other)
@@ -166,7 +166,7 @@ impl Entrant {
         let redis = own_redis.as_ref().map(|redis| redis.address);
         let mut arguments = vec![format!("--workers={workers}")];
         if let Some(redis) = redis {
-            // Where many share a machine, Redis may have to wait for its turn.
+            // On a shared machine Redis may have to wait for a core.
             let url = format!("--redis-url=redis://{redis}");
             arguments.extend([url, "--redis-timeout=5s".to_owned()]);
         }
@@ -200,7 +200,7 @@ impl Entrant {
                 .or(foreign(options.redis_pid)),
             cores: match &server {
                 Some(server) if !options.unbound => {
-                    // Its threads are all there, and called what they will be, once each has answered.
+                    // All threads exist and have their final names once each has answered.
                     load::idle(server.address, workers)?;
                     Cores::bind(server.pid(), workers, case.shape.streams == 1)?
                 }
@@ -225,7 +225,7 @@ impl Entrant {
     }
 
     fn measure(&mut self, time: Duration) -> anyhow::Result<Figures> {
-        /// Every connection settles before it is measured.
+        /// Time for connections to settle before a measurement.
         const SETTLING: Duration = Duration::from_millis(100);
         if let (Some(cores), Some(redis)) = (&self.cores, self.redis) {
             cores.set_apart(redis)?;
@@ -259,7 +259,7 @@ impl Entrant {
         let decisions = (after.done - before.done) as f64;
         let spent =
             |after: Option<f64>, before: Option<f64>| Some((after? - before?) / decisions * 1e6);
-        // The question that closes the turn is not counted.
+        // The query that closes the turn is not counted.
         let each = |after: Option<u64>, before: Option<u64>| {
             Some((after? - before? - 1) as f64 / decisions)
         };
@@ -294,9 +294,9 @@ impl Entrant {
         Ok(state)
     }
 
-    /// Only where one call waits for one round trip.
+    /// Only for a load in which one call waits for one round trip.
     fn ping_micros(&mut self) -> anyhow::Result<Option<f64>> {
-        /// The first thousand are faster than all others: that long it takes until the cores sleep deeply.
+        /// The first thousand are faster than the others, until the cores enter deep sleep.
         const PINGS: usize = 5_000;
         let Some(redis) = self
             .own_redis
@@ -319,7 +319,7 @@ impl Entrant {
         Ok(median.map(|time| time.as_secs_f64() * 1e6))
     }
 
-    /// The median of each figure by itself.
+    /// The medians, figure by figure.
     fn medians(&self) -> Result<Figures, String> {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
@@ -345,7 +345,7 @@ impl Entrant {
     }
 }
 
-/// What is known at one moment of a turn.
+/// The counts at one moment of a turn.
 #[derive(Debug)]
 struct State {
     at: std::time::Instant,

@@ -1,5 +1,5 @@
-//! Memory for each counter and connection, the time until the first answer, and that of answers
-//! while rules are loaded.
+//! Memory per counter and per connection, the time until the first answer, and the time of answers while rules are
+//! loaded.
 
 use std::{
     fmt::Write as _,
@@ -15,17 +15,17 @@ use crate::{
     processes::{Process, Redis},
 };
 
-/// Descriptors of which counters are kept; each has two.
+/// Descriptors with counters, two each.
 const DESCRIPTORS: u32 = 200_000;
 
-/// Connections that are open and say nothing.
+/// Idle open connections.
 const CONNECTIONS: usize = 500;
 
-/// How often rules are loaded under load, and how far apart: so that they are found, read and freed.
+/// Number of loads of rules, and the time between them, in which they are found, read and freed.
 const LOADS: u32 = 5;
 const LOAD_EVERY: Duration = Duration::from_secs(2);
 
-/// Prints one line for each.
+/// Prints one line for each figure.
 pub fn print(options: &Options) -> anyhow::Result<()> {
     let tollgate = Path::new(env!("CARGO_BIN_EXE_tollgate"));
     let rules = cases::rules(cases::TWO_PERIODS);
@@ -92,7 +92,7 @@ pub fn print(options: &Options) -> anyhow::Result<()> {
     reloads(start(&many_rules(100_000)?, &[])?)
 }
 
-/// How long answers take while 100,000 rules are loaded again and again, and while they are not.
+/// Times of answers while 100,000 rules are loaded repeatedly, and without loading.
 fn reloads(server: Process) -> anyhow::Result<()> {
     let mut rules = many_rules(100_000)?;
     for is_loading in [false, true] {
@@ -142,7 +142,7 @@ fn ask_for_all(server: &Process) -> anyhow::Result<()> {
     callers.stop().map(drop)
 }
 
-/// So many rules with exact values, beside the one that callers meet.
+/// So many rules with exact values, besides the one for the callers.
 fn many_rules(count: usize) -> anyhow::Result<String> {
     let mut rules = cases::rules(cases::TWO_PERIODS);
     for number in 1..count {

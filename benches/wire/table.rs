@@ -1,4 +1,4 @@
-//! Rows → a table for people, or one JSON object a line for records.
+//! Formats rows as a table for people, or as one JSON object per line for records.
 
 use serde_json::json;
 
@@ -7,7 +7,7 @@ use crate::{
     run::{Figures, Row},
 };
 
-/// Prints the table and what its columns mean.
+/// Prints the table and the meaning of its columns.
 pub fn print(rows: &[Row]) {
     let width = rows.iter().map(|row| row.name.len()).max().unwrap_or(0);
     println!(
@@ -80,7 +80,7 @@ fn cpu_of_floor(figures: &Figures, floor: Option<&Figures>) -> Option<f64> {
     Some(figures.server_cpu? / floor?.server_cpu?)
 }
 
-/// Prints one object for each row.
+/// Prints one object per row.
 pub fn print_json(rows: &[Row]) {
     for row in rows {
         let shape = row.case.shape;

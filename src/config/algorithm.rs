@@ -1,4 +1,4 @@
-//! What a limit says of its algorithm → [`Algorithm`], with every error.
+//! The settings of a limit → its [`Algorithm`], with every error.
 
 use std::sync::Arc;
 
@@ -14,14 +14,14 @@ use crate::{
     window::Period,
 };
 
-/// The largest number of tokens times milliseconds that a bucket in Redis still counts exactly:
-/// its scripts know no larger whole numbers.
+/// Largest product of tokens and milliseconds that a bucket in Redis counts exactly: Lua scripts have no larger whole
+/// numbers.
 const MAX_TOKEN_MILLIS: u64 = 1 << 53;
 
-/// Errors and where they stand, unless that is the limit itself.
+/// Errors and their positions; `None` means the position of the limit.
 pub(super) type Faults = Vec<(Option<usize>, Fault)>;
 
-/// The algorithm of `limit`; it is of use only if no fault was added.
+/// The algorithm of `limit`, valid only if no fault was added.
 pub(super) fn algorithm(limit: &RateLimit, period: Period, faults: &mut Faults) -> Algorithm {
     let name = limit.algorithm.as_ref();
     let algorithm = match name.map_or("fixed_window", |word| &word.text) {
@@ -80,7 +80,7 @@ fn fixed_window(limit: &RateLimit, period: Period, faults: &mut Faults) -> Algor
     }
 }
 
-/// Tells of settings that mean nothing to `algorithm`.
+/// Reports settings that have no meaning for `algorithm`.
 fn check_company(limit: &RateLimit, algorithm: &Algorithm, faults: &mut Faults) {
     let mut say = |key, at: Option<Option<usize>>, with, fix| {
         if let Some(at) = at {
@@ -114,7 +114,7 @@ fn check_company(limit: &RateLimit, algorithm: &Algorithm, faults: &mut Faults) 
     }
 }
 
-/// As many tokens as flow in during a period, unless it says otherwise.
+/// The capacity of a token bucket; by default the tokens of one period.
 fn burst(limit: &RateLimit, period: Period, faults: &mut Faults) -> u32 {
     let most = (MAX_TOKEN_MILLIS / (period.secs() * 1000)).min(u32::MAX.into());
     let fault = |text: String| Fault::OutOfRange {
@@ -125,7 +125,10 @@ fn burst(limit: &RateLimit, period: Period, faults: &mut Faults) -> u32 {
     };
     let Some(number) = &limit.burst else {
         if u64::from(limit.requests_per_unit) > most {
-            let text = format!("{}, which it is without it", limit.requests_per_unit);
+            let text = format!(
+                "{} (its default, `requests_per_unit`); set `burst`",
+                limit.requests_per_unit
+            );
             faults.push((limit.at, fault(text)));
         }
         return limit.requests_per_unit;
@@ -214,7 +217,7 @@ fn weekday(word: Option<&Word>, faults: &mut Faults) -> Weekday {
     }
 }
 
-/// A week has no day of the month, a month no weekday, and so on.
+/// Reports starts that do not fit the unit, such as a day of the month for a week.
 fn check_starts(limit: &RateLimit, period: Period, faults: &mut Faults) {
     use crate::window::Unit;
     let unit = period.unit();

@@ -1,4 +1,4 @@
-//! Mirror → [`Matcher`], with every error.
+//! The mirror of the file format → [`Matcher`], with every error.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-// As in the matcher: nobody can choose these keys to collide.
+// As in the matcher: no client can choose these keys so that they collide.
 use foldhash::fast::RandomState;
 
 use super::{
@@ -21,7 +21,7 @@ use crate::{
     window::{Period, Unit},
 };
 
-/// Builds the matcher of all files, in their order. It is of use only if no error was added.
+/// Builds the matcher of all files, in their order. It is valid only if no error was added.
 pub(super) fn compile(
     sources: &[Source<'_>],
     options: Options,
@@ -78,13 +78,13 @@ pub(super) fn compile(
     compiler.matcher
 }
 
-/// A file and what it says.
+/// A file and its parsed rules.
 pub(super) struct Source<'a> {
     pub(super) file: &'a File,
     pub(super) rules: RuleFile,
 }
 
-/// A place in one of the files.
+/// A position in one of the files.
 #[derive(Clone, Copy)]
 struct Place<'a> {
     file: &'a File,
@@ -93,25 +93,25 @@ struct Place<'a> {
 
 struct Compiler<'a, 'p> {
     matcher: Matcher,
-    /// Where each node was defined, by its path.
+    /// The position of each node's definition, by the node's path.
     places: HashMap<Arc<str>, Place<'a>, RandomState>,
-    /// One text for each name of a limit.
+    /// Shared texts of the names of limits.
     names: HashMap<String, Arc<str>>,
     replacers: Vec<Replacer<'a>>,
-    /// What the file says for all its rules.
+    /// The file's defaults for all its rules.
     defaults: Manner,
     lacks_replicas: bool,
     problems: &'p mut Vec<Problem>,
 }
 
-/// How a rule is counted, whatever its limits are.
+/// How a rule is counted, independent of its limits.
 #[derive(Clone, Copy, Default)]
 struct Manner {
     counts: Counts,
     on_store_loss: OnStoreLoss,
 }
 
-/// Where descriptors stand in the tree.
+/// The parent of descriptors in the tree.
 #[derive(Clone, Copy)]
 struct Level<'a> {
     node: NodeId,
@@ -133,7 +133,7 @@ impl<'a> Compiler<'a, '_> {
         self.problems.push(file.problem(at, path, fault));
     }
 
-    /// What `said` says, and for the rest what `otherwise` does.
+    /// The settings in `said`, completed with those in `otherwise`.
     fn manner(&mut self, file: &File, path: &str, said: &Defaults, otherwise: Manner) -> Manner {
         let mut manner = otherwise;
         if let Some(Word { text, at }) = said.count.as_deref() {
@@ -290,7 +290,7 @@ impl<'a> Compiler<'a, '_> {
         self.name(&limit.name);
     }
 
-    /// The reference's keys name neither unit nor multiplier.
+    /// Reports limits that the reference's keys cannot express: the keys name neither unit nor multiplier.
     fn check_reference_key(
         &mut self,
         file: &File,
@@ -318,7 +318,7 @@ impl<'a> Compiler<'a, '_> {
         }
     }
 
-    /// `before` are the limits that the rule has already.
+    /// `before` are the earlier limits of the same rule.
     fn limit(
         &mut self,
         file: &'a File,
@@ -349,7 +349,7 @@ impl<'a> Compiler<'a, '_> {
         if is_wrong {
             return None;
         }
-        // What would have the same key.
+        // A limit with an equal key.
         let is_same = |other: &Limit| {
             other.period.secs() == period.secs()
                 && mem::discriminant(&other.algorithm) == mem::discriminant(&algorithm)
@@ -414,7 +414,7 @@ impl<'a> Compiler<'a, '_> {
         replaced.into()
     }
 
-    /// Warns of replaced names that nothing has, and of limits that replace each other.
+    /// Warns of replaced names that no limit has, and of limits that replace each other.
     fn check_replacers(&mut self) {
         let pairs: HashSet<(&str, &str)> = self
             .replacers

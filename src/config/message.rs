@@ -1,5 +1,5 @@
-//! What a control plane pushed → the mirror of the file format, which is then compiled as files
-//! are. Each resource stands for a file, and its name for that of the file.
+//! Resources that a control plane pushed → the mirror of the file format, which is then compiled as files are. Each
+//! resource stands for a file, and its name for the name of the file.
 
 use std::collections::HashSet;
 
@@ -17,7 +17,7 @@ use crate::metadata::{Map, Value};
 
 use proto::{RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit};
 
-/// The messages that `build.rs` makes of `proto/ratelimit`.
+/// The messages that `build.rs` generates from `proto/ratelimit`.
 pub mod proto {
     #![allow(
         missing_debug_implementations,
@@ -30,16 +30,16 @@ pub mod proto {
     tonic::include_proto!("ratelimit.config.ratelimit.v3");
 }
 
-/// The type of all resources that are rules.
+/// The type of resources that hold rules.
 pub const TYPE_URL: &str = "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConfig";
 
-/// Of a name or a type that is not ours, so much is repeated in errors.
+/// Bound on the characters of an unknown name or type that errors repeat.
 const MAX_SHOWN: usize = 256;
 
-/// All rules that a control plane has, as it sent them.
+/// All rules of a control plane, as it sent them.
 #[derive(Clone, Debug)]
 pub struct Push {
-    /// The type of the whole; empty if it was not told.
+    /// The type of the whole; empty if it was not given.
     pub type_url: String,
     pub resources: Vec<Any>,
 }
@@ -49,7 +49,7 @@ impl Push {
         self.resources.is_empty()
     }
 
-    /// What tells these rules from others. Control planes send them in any order.
+    /// A digest of the rules, independent of the order of the resources, which control planes may vary.
     pub fn digest(&self) -> [u8; 32] {
         let digest = |any: &Any| -> [u8; 32] {
             let mut digest = Sha256::new();
@@ -85,7 +85,7 @@ impl Push {
                         name if name.is_empty() => format!("(resource {number})"),
                         name => name,
                     };
-                    // Two of one name are still two: one must not be taken for more of the other.
+                    // Resources with equal names get distinct names here, so that one is not merged into the other.
                     while !names.insert(name.clone()) {
                         name = format!("{name} (resource {number})");
                     }
@@ -112,7 +112,7 @@ impl Push {
         finish(&sources, self.resources.len(), options, problems)
     }
 
-    /// A problem of the push as a whole.
+    /// A problem with the push as a whole.
     pub fn problem(&self, fault: Fault) -> Problem {
         File::new("(push)".to_owned(), String::new()).problem(None, "", fault)
     }
@@ -125,7 +125,7 @@ fn config(any: &Any) -> Result<RateLimitConfig, Fault> {
     RateLimitConfig::decode(any.value.as_slice()).map_err(Fault::Undecodable)
 }
 
-/// A text that may be anything, as one line of a log shows it.
+/// Any text, shortened to one line for the log.
 fn shown(text: &str) -> String {
     let one_line = text.chars().take(MAX_SHOWN);
     one_line
@@ -230,7 +230,7 @@ fn rate_limit(policy: &RateLimitPolicy) -> RateLimit {
     }
 }
 
-/// A text that is not empty.
+/// `None` if the text is empty.
 fn word(text: &str) -> Rare<Word> {
     let word = || Word {
         text: text.to_owned(),
@@ -247,7 +247,7 @@ fn number(number: impl Into<i128> + ToString) -> Box<Number> {
     })
 }
 
-/// The unit as a file would name it; nothing for a rule that has none because it is unlimited.
+/// The unit as a file would name it; empty for an unlimited rule without a unit.
 fn unit(policy: &RateLimitPolicy) -> String {
     match RateLimitUnit::try_from(policy.unit) {
         Ok(RateLimitUnit::Unknown) if policy.unlimited => String::new(),

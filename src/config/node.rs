@@ -1,13 +1,13 @@
-//! Text → a tree of YAML nodes, each with its place in the text.
+//! Text → a tree of YAML nodes, each with its position in the text.
 //!
-//! serde_yaml tells no places but those of its own errors. It does lend plain and quoted scalars
-//! out of the text they were read from, so where they lie in it says their line and column, and
-//! the bytes around them say whether they were quoted. But it lends a scalar only to who asks for
-//! a text, whatever the scalar looks like, and so has to be told the shape of the document.
+//! serde_yaml reports no positions except in its errors. But it borrows plain and quoted scalars from the text, so
+//! their address gives their line and column, and the neighbouring bytes show whether they were quoted. It borrows a
+//! scalar only for a caller that asks for a string, whatever the scalar looks like. So this reader has to know the
+//! shape of the document beforehand.
 //!
-//! Who knows what to expect below each key tells a [`Guess`], and one pass is enough while it holds.
-//! Without one, or where it does not hold, there are two: the first learns the shape, the second
-//! reads. Both lead to the same tree.
+//! A caller that knows the expected value of each key passes a [`Guess`], and one pass is enough while the guess
+//! holds. Without a guess, or where it fails, there are two passes: the first learns the shape, the second reads.
+//! Both lead to equal trees.
 
 use std::{borrow::Cow, fmt};
 
@@ -16,18 +16,17 @@ use serde::de::{
     VariantAccess, Visitor,
 };
 
-/// A value of a YAML document, whose texts are those of the file where they stand there as they
-/// are read.
+/// A value in a YAML document. Its texts are borrowed from the file unless the parser had to rewrite them.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Node<'t> {
     pub(crate) kind: Kind<'t>,
-    /// Where it starts, in bytes; nothing for what has no text of its own, such as `{}`.
+    /// Its start in bytes; `None` for a value without a text of its own, such as `{}`.
     pub(crate) offset: Option<usize>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Kind<'t> {
-    /// The text of a scalar as it stands in the file, without its quotes.
+    /// The text of a scalar without its quotes.
     Scalar {
         text: Cow<'t, str>,
         is_plain: bool,
@@ -35,19 +34,19 @@ pub(crate) enum Kind<'t> {
     List(Vec<Node<'t>>),
     /// In the order of the file; keys may repeat.
     Map(Vec<(Node<'t>, Node<'t>)>),
-    /// Something with a tag of its own, such as `!include`.
+    /// A value with a tag, such as `!include`.
     Tagged,
 }
 
-/// What most likely stands somewhere.
+/// The expected kind of a node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Guess {
     Scalar,
-    /// A map; what stands below a key is told by the key.
+    /// A map; the function gives the guess for the value of a key.
     Map(fn(&str) -> Guess),
     /// A list of such items.
     List(&'static Guess),
-    /// Anything, as long as it holds no number, boolean or null.
+    /// Any value without numbers, booleans or nulls.
     Any(fn(&str) -> Guess),
 }
 
@@ -56,7 +55,7 @@ impl<'t> Node<'t> {
     ///
     /// # Errors
     ///
-    /// If the text is not YAML. The error knows the line and the column.
+    /// If the text is not YAML. The error has the line and the column.
     pub(crate) fn parse(text: &'t str) -> Result<Self, serde_yaml::Error> {
         check_nesting(text)?;
         let Some(first) = serde_yaml::Deserializer::from_str(text).next() else {
@@ -76,11 +75,11 @@ impl<'t> Node<'t> {
         seed.deserialize(again)
     }
 
-    /// The same in half the time if the document is what `guess` says.
+    /// Like [`Node::parse`], in half the time if `guess` is right.
     ///
     /// # Errors
     ///
-    /// Those of [`Node::parse`].
+    /// As for [`Node::parse`].
     pub(crate) fn parse_as(text: &'t str, guess: Guess) -> Result<Self, serde_yaml::Error> {
         match Self::guessed(text, guess, PIECE_BYTES) {
             Some(root) => Ok(root),
@@ -88,10 +87,10 @@ impl<'t> Node<'t> {
         }
     }
 
-    /// What [`Node::parse`] returns, or nothing if it cannot be known in one pass. Long lists are
-    /// read in pieces of `piece_bytes` and more.
+    /// The result of [`Node::parse`], or `None` if one pass is not enough. Long lists are read in pieces of at least
+    /// `piece_bytes`.
     pub(super) fn guessed(text: &'t str, guess: Guess, piece_bytes: usize) -> Option<Self> {
-        // A text is lent out without its tag.
+        // A borrowed scalar does not show its tag.
         if may_have_tags(text) || check_nesting(text).is_err() {
             return None;
         }
@@ -117,7 +116,7 @@ impl<'t> Node<'t> {
         }
     }
 
-    /// The scalar `lent`, which is a part of `source`.
+    /// A scalar that borrows from `source`.
     fn lent(source: &'t str, lent: &'t str) -> Self {
         let offset = offset_in(source, lent);
         let is_quoted = offset.is_some_and(|at| {
@@ -134,8 +133,8 @@ impl<'t> Node<'t> {
         }
     }
 
-    /// What had to be rewritten: quoted with escapes, in a block, or over several lines. None of
-    /// these can be read as anything but a string.
+    /// A scalar that the parser rewrote: quoted with escapes, in a block, or over several lines. All of these are
+    /// strings.
     fn rewritten(text: &str) -> Self {
         Self {
             kind: Kind::Scalar {
@@ -160,13 +159,13 @@ impl<'t> Node<'t> {
         }
     }
 
-    /// Whether it is `null`, `~` or nothing at all.
+    /// Whether the node is `null`, `~` or empty.
     pub(crate) fn is_null(&self) -> bool {
         matches!(&self.kind, Kind::Scalar { text, is_plain: true }
             if matches!(&**text, "" | "~" | "null" | "Null" | "NULL"))
     }
 
-    /// The same with texts of its own.
+    /// Copies borrowed texts.
     pub(crate) fn into_owned(self) -> Node<'static> {
         let kind = match self.kind {
             Kind::Scalar { text, is_plain } => Kind::Scalar {
@@ -188,16 +187,16 @@ impl<'t> Node<'t> {
     }
 }
 
-/// So many brackets that are open at once are looked at before all of a document is read.
+/// More open brackets than this start the check of the nesting.
 const MAX_OPEN_BRACKETS: usize = 256;
 
-/// What is read behind them: longer than any key, so that what precedes it is what it is.
+/// Bytes read after the brackets: longer than any key, so that the parser sees the structure before them.
 const BEHIND_BRACKETS_BYTES: usize = 4096;
 
-/// Refuses what serde_yaml refuses as nested too deeply, in less time: it looks at the nesting when it has
-/// read all of a document, and for that it looks at all open brackets again at each word. 100,000 of
-/// them take it more than half a minute. Brackets may stand in texts too, so they are only counted
-/// to know when to ask.
+/// Refuses, in less time, a text that serde_yaml refuses as nested too deeply. serde_yaml checks the nesting after
+/// reading the whole document, and for that visits all open brackets again at each word: 100,000 brackets take it
+/// more than half a minute. Brackets may be part of texts too, so their count only decides when to ask serde_yaml
+/// about the beginning of the text.
 fn check_nesting(text: &str) -> Result<(), serde_yaml::Error> {
     let mut open = 0_usize;
     for (at, byte) in text.bytes().enumerate() {
@@ -219,21 +218,20 @@ fn check_nesting(text: &str) -> Result<(), serde_yaml::Error> {
     Ok(())
 }
 
-/// Of a long list, serde_yaml gets so many bytes at a time, and then to the end of an item: it
-/// holds a hundred bytes for each word of what it reads, and what fits the caches is read faster.
+/// serde_yaml gets long lists in pieces of this many bytes, each extended to the end of an item: it needs a hundred
+/// bytes per word, and data that fits the caches is read faster.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// What is nested deeper is not read as it was guessed. serde_yaml itself gives up at 128 levels, of
-/// which it sees fewer in a piece.
+/// Deeper nodes are not read by a guess. serde_yaml gives up at 128 levels, and a piece contains fewer of them than
+/// the document.
 const MAX_GUESSED_LEVELS: u8 = 64;
 
-/// A document that ends with a long block list below a key of its root, cut before items of it.
+/// A document that ends with a long block list below a key of its root, cut between items of the list.
 ///
-/// A piece is good YAML by itself only if it ends outside of quotes and brackets, and if nothing in
-/// it stands further left than its items. Then the next piece goes on where this one ends, and
-/// all of them together say what each says by itself. Anything else is an error in one of them, and
-/// nothing is read in pieces: a quote that is closed in the next piece, a key below the list, a name
-/// that another piece gave to a node.
+/// A piece is valid YAML by itself only if it ends outside of quotes and brackets and has no line further left than
+/// its items. Then the next piece continues where this one ends, and reading the pieces one by one equals reading the
+/// whole. Anything else is an error in one of the pieces, and then nothing is read in pieces: a quote closed in the
+/// next piece, a key after the list, an anchor from another piece.
 struct Pieces<'t> {
     /// The document up to the list.
     head: &'t str,
@@ -242,7 +240,7 @@ struct Pieces<'t> {
 }
 
 impl<'t> Pieces<'t> {
-    /// Cuts a document, if there is anything to cut.
+    /// Cuts a document, if it has such a list.
     fn of(text: &'t str, below: fn(&str) -> Guess, piece_bytes: usize) -> Option<Self> {
         if text.len() <= piece_bytes {
             return None;
@@ -255,7 +253,7 @@ impl<'t> Pieces<'t> {
                 if first.starts_with("- ") {
                     let indent = line.len() - first.len();
                     let (head, rest) = text.split_at(at);
-                    // What follows the end of a document is no part of it.
+                    // Text after the end of the document is no part of it.
                     if rest.contains("\n---") || rest.contains("\n...") {
                         return None;
                     }
@@ -275,7 +273,7 @@ impl<'t> Pieces<'t> {
         None
     }
 
-    /// Puts together what they say, if each is as it was guessed.
+    /// Joins the pieces, if each matches the guess.
     fn read(&self, source: &'t str) -> Option<Node<'t>> {
         let read = |part, guess| {
             let seed = GuessSeed {
@@ -302,7 +300,7 @@ impl<'t> Pieces<'t> {
     }
 }
 
-/// Cuts `text` behind line breaks where `mark` stands, into pieces of at least `piece_bytes`.
+/// Cuts `text` after line breaks, at occurrences of `mark`, into pieces of at least `piece_bytes`.
 fn cut<'t>(mut text: &'t str, mark: &str, piece_bytes: usize) -> Vec<&'t str> {
     let mut pieces = Vec::new();
     loop {
@@ -317,7 +315,7 @@ fn cut<'t>(mut text: &'t str, mark: &str, piece_bytes: usize) -> Vec<&'t str> {
     }
 }
 
-/// Whether there is an exclamation mark that may begin a tag; one that ends a word cannot.
+/// Whether an exclamation mark may begin a tag; one at the end of a word cannot.
 fn may_have_tags(text: &str) -> bool {
     text.match_indices('!').any(|(at, _)| {
         let before = text.as_bytes()[..at].last();
@@ -325,13 +323,13 @@ fn may_have_tags(text: &str) -> bool {
     })
 }
 
-/// What kind of node stands where.
+/// The kinds of a node and of the nodes below it.
 enum Shape {
     Scalar,
     List(Vec<Self>),
     Map(Vec<(Self, Self)>),
     Tagged,
-    /// A file of comments.
+    /// A file with only comments.
     Nothing,
 }
 
@@ -346,7 +344,7 @@ impl<'de> DeserializeSeed<'de> for ShapeSeed {
     }
 }
 
-/// Visits whatever a scalar may look like to serde_yaml.
+/// Visits every type that serde_yaml may give a scalar.
 macro_rules! scalars {
     ($($visit:ident: $type:ty),*) => {
         $(fn $visit<E>(self, _: $type) -> Result<Shape, E> {
@@ -398,7 +396,7 @@ impl<'de> Visitor<'de> for ShapeSeed {
     }
 }
 
-/// Reads the node of a known shape.
+/// Reads a node of a known shape.
 struct NodeSeed<'s, 't> {
     shape: &'s Shape,
     source: &'t str,
@@ -455,7 +453,7 @@ impl<'t> Visitor<'t> for NodeSeed<'_, 't> {
         for shape in shapes {
             list.extend(items.next_element_seed(self.of(shape))?);
         }
-        // The end of the list is an event of its own, which has to be asked for.
+        // The end of the list is a separate event, which this call consumes.
         items.next_element::<IgnoredAny>()?;
         Ok(Node::list(list))
     }
@@ -475,11 +473,11 @@ impl<'t> Visitor<'t> for NodeSeed<'_, 't> {
     }
 }
 
-/// Reads a node that is what it is guessed to be, and fails on any other.
+/// Reads a node that matches a guess, and fails on any other.
 struct GuessSeed<'t> {
     guess: Guess,
     source: &'t str,
-    /// So many levels may be below.
+    /// Levels that may still follow below.
     levels: u8,
 }
 
@@ -497,7 +495,7 @@ impl<'t> DeserializeSeed<'t> for GuessSeed<'t> {
 }
 
 impl<'t> GuessSeed<'t> {
-    /// What is one level further down.
+    /// The seed for one level further down.
     fn below<E: serde::de::Error>(&self, guess: Guess) -> Result<Self, E> {
         let levels = self.levels.checked_sub(1);
         Ok(Self {
@@ -508,7 +506,7 @@ impl<'t> GuessSeed<'t> {
     }
 }
 
-/// Numbers, booleans and null come without their text, and are not visited.
+/// Numbers, booleans and null arrive without their text, so they have no visit method.
 impl<'t> Visitor<'t> for GuessSeed<'t> {
     type Value = Node<'t>;
 
@@ -558,7 +556,7 @@ impl<'t> Visitor<'t> for GuessSeed<'t> {
     }
 }
 
-/// Where `part` lies in `source`, in bytes, if it does.
+/// The offset of `part` in `source`, in bytes, if it is a part of it.
 fn offset_in(source: &str, part: &str) -> Option<usize> {
     let offset = (part.as_ptr() as usize).checked_sub(source.as_ptr() as usize)?;
     (offset + part.len() <= source.len()).then_some(offset)
@@ -571,7 +569,7 @@ pub struct Position {
     pub column: usize,
 }
 
-/// Where the lines of a text start.
+/// The offsets at which the lines of a text start.
 #[derive(Debug)]
 pub(crate) struct Lines(Vec<usize>);
 
@@ -585,13 +583,13 @@ impl Lines {
         )
     }
 
-    /// The position of a byte of the text that these lines are of.
+    /// The position of a byte; `text` must be the text of these lines.
     pub(crate) fn position(&self, text: &str, offset: usize) -> Position {
         let line = self.0.partition_point(|&start| start <= offset);
         let before = &text.as_bytes()[self.0[line - 1]..offset.min(text.len())];
         Position {
             line,
-            // Bytes that only continue a character do not count.
+            // Continuation bytes of a character do not count.
             column: 1 + before.iter().filter(|&&byte| byte & 0xc0 != 0x80).count(),
         }
     }
@@ -713,7 +711,7 @@ mod tests {
         assert_eq!(error.location().unwrap().line(), 2);
     }
 
-    /// Millions of levels are refused before anybody would have the patience to read them.
+    /// Millions of levels are refused quickly.
     #[test]
     fn what_is_nested_too_deeply_is_refused_at_once() {
         for bracket in ["[", "{a: ", "[{? "] {
@@ -764,7 +762,7 @@ mod tests {
         }
     }
 
-    /// Whether one pass is enough for a document of a map `m`, a list `l` of maps and scalars.
+    /// Whether one pass is enough for a document with a map `m` and a list `l` of maps and scalars.
     #[track_caller]
     fn check_guess(text: &str, is_enough: bool) {
         let guessed = Node::guessed(text, Guess::Map(below), PIECE_BYTES);
@@ -792,13 +790,13 @@ mod tests {
         check_guess("l: [1]", false);
         check_guess("[a]: 1", false);
         check_guess("- a", false);
-        // Nothing looks like an empty collection.
+        // An empty value looks like an empty collection.
         check_guess("m:", false);
         check_guess("m: {}", false);
         check_guess("l:", false);
         check_guess("", false);
         check_guess("# nothing", false);
-        // Texts come without their tags, and numbers without their texts.
+        // Texts arrive without their tags, and numbers without their texts.
         check_guess("a: !b c", false);
         check_guess("any: 0x10", false);
         check_guess("any: {a: [true]}", false);
@@ -809,7 +807,7 @@ mod tests {
         check_guess(&deep(levels), false);
     }
 
-    /// Into how many pieces a text is cut that may be cut anywhere, and whether they are good.
+    /// The number of pieces of a text that may be cut anywhere, and whether they are valid.
     #[track_caller]
     fn check_pieces(text: &str, expected: Option<usize>) {
         let pieces = Pieces::of(text, below, 1);
@@ -839,19 +837,19 @@ mod tests {
 
     #[test]
     fn what_does_not_end_where_it_was_cut_is_read_as_a_whole() {
-        // Quotes and brackets that go on.
+        // Quotes and brackets that continue in the next piece.
         check_pieces("l:\n- a: \"x\n- b: y\"\n", None);
         check_pieces("l:\n- a: 'x\n\n- b: y'\n", None);
         check_pieces("l:\n- {a:\n- b}\n", None);
         check_pieces("a: '\nl:\n- a: 1\n- b: 2'", None);
-        // Something that is no part of the list.
+        // A line that is no part of the list.
         check_pieces("l:\n  - a: 1\n  - b: 2\nc: 3\n", None);
         check_pieces("l:\n- a: 1\n- b: 2\nc: 3\n", None);
         check_pieces("l:\n  - a: 1\n - b: 2\n  - c: 3\n", None);
         check_pieces("l:\n  - a: 1\n...\n  - b: 2\n", None);
         check_pieces("l:\n- a: 1\n---\n- b: 2\n", None);
         check_pieces("a: 1\n---\nl:\n- a: 1\n- b: 2\n", None);
-        // Something that another piece says.
+        // A reference to another piece.
         check_pieces("l:\n- m: &x {a: 1}\n- m: *x\n", None);
         check_pieces("m: &x {a: 1}\nl:\n- m: *x\n- a: 1\n", None);
         // Nothing to cut.

@@ -27,7 +27,7 @@ fn load(text: &str) -> Loaded {
     compile_texts(&[text], Options::default()).unwrap_or_else(|problems| panic!("{}", problems[0]))
 }
 
-/// A file of domain `d` with one descriptor that says `body`, which begins in line 4.
+/// A file of domain `d` with one descriptor that contains `body`, from line 4 on.
 fn descriptor(body: &str) -> String {
     let body = body.replace('\n', "\n    ");
     format!("domain: d\ndescriptors:\n  - key: k\n    {body}\n")
@@ -48,7 +48,7 @@ fn check_problems(texts: &[&str], expected: &[&str]) {
     assert!(is_as_expected, "{shown:#?}");
 }
 
-/// The only problem of a descriptor that says `body`.
+/// The only problem of a descriptor that contains `body`.
 #[track_caller]
 fn check_body(body: &str, expected: &str) {
     check_problems(&[&descriptor(body)], &[expected]);
@@ -371,7 +371,7 @@ fn what_the_reference_s_keys_cannot_tell_is_refused() {
     let one = problem("rate_limit: {unit: day, requests_per_unit: 1}");
     assert_eq!(one, None);
     let several = problem("rate_limits: [1/d, 2/h]").unwrap();
-    assert!(several.starts_with("a.yaml:3:10: d.k: a rule with several limits cannot be told"));
+    assert!(several.starts_with("a.yaml:3:10: d.k: a rule with several limits does not fit"));
     let long = problem("rate_limit: {unit: day, requests_per_unit: 1, unit_multiplier: 2}");
     assert!(long.unwrap().contains("a limit with a unit_multiplier"));
 }
@@ -432,7 +432,7 @@ fn what_cannot_be_meant_is_a_warning() {
     );
     check_body(
         "rate_limit: {unlimited: true, replaces: [{name: x}]}",
-        "a.yaml:4:53: d.k: warning: `replaces` names 'x', which no limit is called",
+        "a.yaml:4:53: d.k: warning: `replaces` names 'x', but no limit has that name",
     );
     let mutual = "domain: d\ndescriptors:\n  - {key: a, rate_limit: {unlimited: true, name: a, replaces: [{name: b}]}}\n  - {key: b, rate_limit: {unlimited: true, name: b, replaces: [{name: a}]}}\n";
     check_problems(
@@ -472,7 +472,7 @@ fn folders_are_read_in_the_order_of_their_files() {
     );
 }
 
-/// The names of the files that `runtime` reads below a folder that holds one of every kind.
+/// The names of the files that `runtime` reads in a folder with one file of every kind.
 fn runtime_names(change: impl FnOnce(&mut Runtime)) -> Vec<String> {
     let root = tempfile::tempdir().unwrap();
     let at = |path: &str| root.path().join(path);
@@ -526,14 +526,14 @@ fn a_runtime_folder_is_read_as_the_reference_reads_it() {
             "config.more.c"
         ]
     );
-    // A dot file is a file to the reference; the kubelet's doubles are left out all the same.
+    // To the reference a dot file is a file; the kubelet's copies are still skipped.
     assert_eq!(
         runtime_names(|runtime| runtime.ignores_dot_files = false),
         [".hidden", "a.txt", "b.yaml", "e.yaml", "more/c"]
     );
 }
 
-/// The limits of a descriptor that says `body`, which is right and leaves nothing in doubt.
+/// The limits of a descriptor with a valid `body` that causes no warning.
 fn described(body: &str) -> Vec<Limit> {
     let loaded = load(&descriptor(body));
     assert!(loaded.warnings.is_empty(), "{}", loaded.warnings[0]);
@@ -585,7 +585,7 @@ fn limits_of_one_period_can_be_counted_in_two_ways_but_not_twice_in_one() {
     );
 }
 
-/// The only problem of a limit a day that also says `said`.
+/// The only problem of a limit per day that also contains `said`.
 #[track_caller]
 fn check_limit(said: &str, expected: &str) {
     check_unit("day", said, expected);
@@ -630,7 +630,7 @@ fn a_burst_is_at_least_one_and_no_more_than_is_counted_exactly() {
     );
     check_body(
         "rate_limit: {unit: day, requests_per_unit: 104249992, algorithm: token_bucket}",
-        "a.yaml:4:18: d.k: `burst` must be a whole number from 1 to 104249991, not 104249992, which it is without it",
+        "a.yaml:4:18: d.k: `burst` must be a whole number from 1 to 104249991, not 104249992 (its default, `requests_per_unit`); set `burst`",
     );
     check_limit(
         "burst: 5",
@@ -817,7 +817,7 @@ fn what_means_nothing_to_an_algorithm_is_refused() {
     }
 }
 
-/// How the rule of `k` is counted under what the file and the descriptor say.
+/// How the rule of `k` is counted with these settings of the file and of the descriptor.
 fn manner(file: &str, own: &str) -> (Counts, OnStoreLoss) {
     let text = format!(
         "domain: d\n{file}\ndescriptors:\n  - key: k\n    {own}\n    rate_limits: [5/day]\n"
@@ -891,14 +891,14 @@ fn the_reference_s_keys_know_no_other_algorithm() {
         let problems = compile_texts(&[&text], options).unwrap_err();
         assert_eq!(problems.len(), 1);
         assert!(problems[0].to_string().ends_with(
-            "d.k: a limit with an algorithm of its own cannot be told in the reference's key format; use the native one"
+            "d.k: a limit with an algorithm of its own does not fit the reference's key format; use the native one"
         ));
     }
     let fixed = "rate_limit: {unit: day, requests_per_unit: 7, algorithm: fixed_window}";
     assert!(compile_texts(&[&descriptor(fixed)], options).is_ok());
 }
 
-/// Small things that mean much to YAML, or to the format.
+/// Short texts with a special meaning in YAML or in the format.
 fn bits() -> Vec<&'static str> {
     let bits = "!x ·!!int ·&a ·*a·<<: ·[·]·{·}·{}·[]·\"·'·: ·:·- ·? ·, ·#·| ·  ·~·null·0x10·1.5·true·!·\\·%·é·key: ·\
                 rate_limit: ·rate_limits: ·metadata: ·\n·\n  - ·\n- ·\n---\n·\n...\n·\ndescriptors:\n";
@@ -906,7 +906,7 @@ fn bits() -> Vec<&'static str> {
 }
 
 proptest! {
-    /// What is read as it was guessed, in pieces or at once, is what is there.
+    /// A node read by a guess, in pieces or at once, equals the node read without one.
     #[test]
     fn a_guess_never_reads_anything_else(
         is_full: bool,
@@ -938,7 +938,7 @@ fn the_examples_are_what_is_guessed() {
     let small = include_str!("../../config/small.yaml");
     let guessed = |text| node::Node::guessed(text, yaml::RULES, usize::MAX);
     assert!(guessed(small).is_some());
-    // But for a number in its metadata.
+    // Except for a number in its metadata.
     let full = include_str!("../../config/full.yaml").replace("2.5", "much");
     assert!(guessed(&full).is_some());
 }

@@ -1,12 +1,11 @@
-//! Nodes → a mirror of the file format, whatever can be read of it.
+//! Nodes → a mirror of the file format, with as much of it as can be read.
 //!
-//! The format is the reference's, with `rate_limits` and `unit_multiplier` added. The reference
-//! knows one set of keys for all levels and takes a key in the wrong place without a word; so does
-//! this, but with a warning.
+//! The format is the reference's, with additions such as `rate_limits` and `unit_multiplier`. The reference has one
+//! set of keys for all levels and silently accepts a key in the wrong place; so does this reader, but with a warning.
 
 use std::{collections::HashMap, fmt};
 
-// Keys of rule files come from the operator, so a hash that is not keyed by a cipher will do.
+// Keys of rule files come from the operator, so a fast hash without protection against collisions is enough.
 use foldhash::fast::RandomState;
 
 use crate::metadata::{Map, Value};
@@ -20,14 +19,14 @@ use super::{
 #[derive(Debug)]
 pub(super) struct RuleFile {
     pub(super) domain: String,
-    /// Where the domain stands.
+    /// Position of the domain.
     pub(super) at: Option<usize>,
-    /// What holds for every rule that does not say otherwise.
+    /// Defaults for every rule of the file that does not override them.
     pub(super) defaults: Defaults,
     pub(super) descriptors: Vec<Descriptor>,
 }
 
-/// What a file or a descriptor can say of how it is counted.
+/// Settings of counting that a file or a descriptor can have.
 #[derive(Debug, Default)]
 pub(super) struct Defaults {
     pub(super) count: Rare<Word>,
@@ -87,17 +86,17 @@ pub(super) struct Starts {
     pub(super) hour: Rare<Number>,
 }
 
-/// What few of many rules say, and the others pay little for.
+/// A setting that few rules have; it costs the others one pointer.
 pub(super) type Rare<T> = Option<Box<T>>;
 
-/// A text, and where it stands.
+/// A text and its position.
 #[derive(Debug)]
 pub(super) struct Word {
     pub(super) text: String,
     pub(super) at: Option<usize>,
 }
 
-/// A whole number as it was written, and where.
+/// A whole number as written, and its position.
 #[derive(Debug)]
 pub(super) struct Number {
     pub(super) value: Option<i128>,
@@ -105,7 +104,7 @@ pub(super) struct Number {
     pub(super) at: Option<usize>,
 }
 
-/// Reads `file`; nothing if it cannot be read at all.
+/// Reads `file`; `None` if its syntax or its root is wrong.
 pub(super) fn read(file: &File, problems: &mut Vec<Problem>) -> Option<RuleFile> {
     let root = match Node::parse_as(&file.text, RULES) {
         Ok(root) => root,
@@ -126,14 +125,14 @@ pub(super) fn read(file: &File, problems: &mut Vec<Problem>) -> Option<RuleFile>
     reader.rule_file(&root)
 }
 
-/// The message without the place, which is told in front of it.
+/// The message without the position, which is shown before it.
 fn syntax(error: &serde_yaml::Error) -> Fault {
     let text = error.to_string();
     let text = text.split(" at line ").next().unwrap_or_default();
     Fault::Syntax(text.to_owned())
 }
 
-/// Where keys may stand.
+/// Keys by level.
 const FILE: &[&str] = &["domain", "descriptors", "count", "on_store_loss"];
 const DESCRIPTOR: &[&str] = &[
     "key",
@@ -170,7 +169,7 @@ const STARTS: &[&str] = &["month", "day", "hour"];
 /// Merges another map into this one.
 const MERGE: &str = "<<";
 
-/// What stands in a rule file, as long as nothing is wrong.
+/// The expected shape of a valid rule file.
 pub(super) const RULES: Guess = Guess::Map(below);
 
 fn below(key: &str) -> Guess {
@@ -217,7 +216,7 @@ impl Reader<'_> {
         self.problems.push(problem);
     }
 
-    /// Tells that `found` is not what `key` wants. Tags are told by `check_tree`.
+    /// Reports that `found` has the wrong type for `key`. `check_tree` reports tags.
     fn say_type(
         &mut self,
         at: Option<usize>,
@@ -231,8 +230,8 @@ impl Reader<'_> {
         }
     }
 
-    /// What the reference checks of every map and list, wherever they stand, save in metadata.
-    /// `key` is what the node is the value of, `at` where that stands, and `way` leads there.
+    /// The reference's checks of every map and list, except in metadata. The node is the value of `key`, which stands
+    /// at `at`; `way` is its path.
     fn check_tree(
         &mut self,
         node: &Node<'_>,
@@ -306,7 +305,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Metadata may be anything that a `Struct` can hold, which is all but a tagged value.
+    /// Accepts metadata that a `Struct` can hold: everything except tagged values.
     fn check_free_form(&mut self, node: &Node<'_>, at: Option<usize>, way: &Way<'_>) {
         match &node.kind {
             Kind::Scalar { .. } => {}
@@ -424,7 +423,7 @@ impl Reader<'_> {
                 limit
             }
             Kind::Map(_) => self.rate_limit(node, path),
-            // Already told by `check_tree`.
+            // Already reported by `check_tree`.
             Kind::List(_) | Kind::Tagged => None,
         };
         Limits::List(items.iter().filter_map(read).collect())
@@ -495,7 +494,7 @@ impl Reader<'_> {
         None
     }
 
-    /// The entries of a map, merged maps included; of a key given twice the last one counts.
+    /// The entries of a map, merged maps included. The last value of a repeated key counts.
     fn fields<'n>(
         &mut self,
         node: &'n Node<'n>,
@@ -573,7 +572,7 @@ impl Reader<'_> {
         if let Kind::Scalar { text, is_plain } = &node.kind {
             let value = match resolve(text, *is_plain) {
                 Scalar::Int(value) => Some(value),
-                // Already told by `check_tree`.
+                // Already reported by `check_tree`.
                 Scalar::Float => None,
                 Scalar::Null | Scalar::Bool(_) | Scalar::Text => {
                     self.say_type(at, path, key, "a whole number", node);
@@ -628,14 +627,14 @@ impl<'n> Fields<'n> {
         (!value.is_null()).then_some(value)
     }
 
-    /// Where `key` has its value, or else stands itself.
+    /// The position of `key`'s value, or of `key` itself if the value has none.
     fn at(&self, key: &str) -> Option<usize> {
         let (key, value) = self.entry(key)?;
         value.offset.or(key.offset)
     }
 }
 
-/// Takes over the entries of `from`, a map or a list of maps; of several the first counts.
+/// Merges the entries of `from`, a map or a list of maps; the first value of a key counts.
 fn merge<'n>(from: &'n Node<'n>, into: &mut Fields<'n>) {
     match &from.kind {
         Kind::Map(entries) => {
@@ -654,7 +653,7 @@ fn merge<'n>(from: &'n Node<'n>, into: &mut Fields<'n>) {
     }
 }
 
-/// The way from the root of the tree to what a map says, written down only where it is told.
+/// The path from the root of the tree to a map, formatted only for a report.
 #[derive(Clone, Copy)]
 struct Way<'w> {
     above: Option<&'w Self>,
@@ -668,7 +667,7 @@ impl Way<'_> {
     }
 }
 
-/// The path of a descriptor, written down only where it is told.
+/// The path of a descriptor, formatted only for a report.
 struct Below<'p> {
     parent: &'p dyn fmt::Display,
     key: &'p str,
@@ -681,7 +680,7 @@ impl fmt::Display for Below<'_> {
     }
 }
 
-/// The path of what a map says: a file's is its domain, a descriptor's ends with its own text.
+/// Extends `path` by one map: a file's path is its domain, a descriptor's ends with its own text.
 fn extended(path: &str, entries: &[(Node<'_>, Node<'_>)]) -> String {
     let text = |wanted: &str| {
         let mut texts = entries
@@ -701,13 +700,13 @@ fn extended(path: &str, entries: &[(Node<'_>, Node<'_>)]) -> String {
     }
 }
 
-/// What else stands in a list is told by `check_tree`.
+/// Skips items that are no maps, which `check_tree` reports.
 fn is_map(node: &Node<'_>) -> bool {
     matches!(node.kind, Kind::Map(_))
 }
 
-/// Free-form data, as the reference turns it into a `Struct`: all numbers are floating-point ones,
-/// and every key becomes a text.
+/// Free-form data as the reference converts it to a `Struct`: all numbers are floating-point, and every key is a
+/// text.
 fn metadata(node: &Node<'_>) -> Value {
     match &node.kind {
         Kind::Scalar { text, is_plain } => match resolve(text, *is_plain) {
@@ -737,7 +736,7 @@ fn metadata(node: &Node<'_>) -> Value {
             }
             Value::Map(map)
         }
-        // Already told by `check_free_form`.
+        // Already reported by `check_free_form`.
         Kind::Tagged => Value::Null,
     }
 }
@@ -758,7 +757,7 @@ fn merge_metadata(node: &Node<'_>, into: &mut Map) {
     }
 }
 
-/// A key as text: `n` is a boolean to YAML 1.1, and so the text "false".
+/// A key as text: `n` is a boolean in YAML 1.1, and becomes the text "false".
 fn metadata_key(node: &Node<'_>) -> String {
     match &node.kind {
         Kind::Scalar { text, is_plain } => match resolve(text, *is_plain) {
@@ -771,7 +770,7 @@ fn metadata_key(node: &Node<'_>) -> String {
     }
 }
 
-/// The text that a node is known by among its siblings.
+/// The text that identifies a node among its siblings.
 pub(super) fn joined(key: &str, value: &str) -> String {
     if value.is_empty() {
         key.to_owned()
@@ -813,7 +812,7 @@ fn short_form(text: &str, at: Option<usize>) -> Option<RateLimit> {
     })
 }
 
-/// What YAML 1.1, which the reference's parser reads, takes a scalar for.
+/// The type of a scalar in YAML 1.1, which the reference's parser reads.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Scalar {
     Null,
@@ -839,7 +838,7 @@ fn resolve(text: &str, is_plain: bool) -> Scalar {
         | ".nan" | ".NaN" | ".NAN" => return Scalar::Float,
         _ => {}
     }
-    // Most scalars are words, and numbers do not begin as words do.
+    // Most scalars are words, and no number begins as a word does.
     if !text.starts_with(|first: char| first.is_ascii_digit() || "+-._".contains(first)) {
         return Scalar::Text;
     }
@@ -887,7 +886,7 @@ fn is_float(text: &str) -> bool {
         && text.parse::<f64>().is_ok()
 }
 
-/// The value of a text that [`is_float`]; what a `Struct` cannot say in JSON is still a number.
+/// The value of a text that [`is_float`] accepts; infinity and NaN stay numbers, although JSON has no form for them.
 fn float(text: &str) -> f64 {
     let text = text.replace('_', "");
     let text = text
@@ -931,9 +930,9 @@ fn wrong_type(key: &str, expected: &'static str, found: &Node<'_>) -> Fault {
     }
 }
 
-/// The known key that is most like `key`, or else all of them.
+/// The known key closest to `key`, or all of them if none is close.
 fn expected_instead_of(key: &str) -> String {
-    // `descriptors` belongs to two of them.
+    // `descriptors` is a key of both levels.
     let descriptor = || DESCRIPTOR.iter().filter(|key| !FILE.contains(key));
     let known = || FILE.iter().chain(descriptor()).chain(RATE_LIMIT);
     let nearest = known().min_by_key(|known| distance(key, known));
@@ -948,11 +947,11 @@ fn expected_instead_of(key: &str) -> String {
     }
 }
 
-/// How many characters have to change (Levenshtein, 1966), letter case aside.
+/// The edit distance (Levenshtein, 1966), ignoring letter case.
 fn distance(left: &str, right: &str) -> usize {
     let right: Vec<char> = right.to_lowercase().chars().collect();
     let mut row: Vec<usize> = (0..=right.len()).collect();
-    // A long key is like none; its head is enough to see that.
+    // A long key is close to none; its first 64 characters show that.
     for (i, a) in left.to_lowercase().chars().take(64).enumerate() {
         let mut diagonal = row[0];
         row[0] = i + 1;

@@ -1,5 +1,5 @@
-//! Messages on the wire. As tonic's own codec, but a message that cannot be read is the caller's
-//! fault and gets INVALID_ARGUMENT.
+//! Messages on the wire. Like tonic's own codec, except that an unreadable message is the caller's fault and gets
+//! INVALID_ARGUMENT.
 
 use std::marker::PhantomData;
 
@@ -13,12 +13,11 @@ use tonic::{
     codec::{DecodeBuf, Decoder, EncodeBuf, Encoder},
 };
 
-/// Most descriptors and entries, taken together, of a message that is longer than
-/// [`SMALL_BYTES`]. An empty one is 2 bytes on the wire and 72 in memory, and a list that grows is
-/// there twice for a moment: without a bound 4 MB would become 270.
+/// Most descriptors and entries together in a message longer than [`SMALL_BYTES`]. An empty one is 2 bytes on the
+/// wire and 72 in memory, and a growing list briefly exists twice: without a bound 4 MB would become 270.
 pub(super) const MAX_PARTS: usize = 1 << 17;
 
-/// What is not longer than this cannot grow beyond a few megabytes.
+/// Messages up to this size decode to a few megabytes at most.
 const SMALL_BYTES: usize = 64 << 10;
 
 /// Encodes `T` and decodes `U`.
@@ -70,11 +69,11 @@ impl<T, U: Message + Default> Decoder for Codec<T, U> {
     }
 }
 
-/// The message that `buffer`, which has to be one piece, holds.
+/// Decodes the message in `buffer`, which must be contiguous.
 ///
 /// # Errors
 ///
-/// INVALID_ARGUMENT if it cannot be read.
+/// INVALID_ARGUMENT if the message is invalid.
 pub(super) fn decode<U: Message + Default>(buffer: impl Buf) -> Result<U, Status> {
     if buffer.remaining() > SMALL_BYTES && parts(buffer.chunk(), 2) > MAX_PARTS {
         return Err(Status::invalid_argument(format!(
@@ -85,8 +84,8 @@ pub(super) fn decode<U: Message + Default>(buffer: impl Buf) -> Result<U, Status
         .map_err(|error| Status::invalid_argument(format!("not a readable message: {error}")))
 }
 
-/// How many fields of `message` can be messages themselves, down to `levels`. Stops at what cannot
-/// be read, as the decoder will.
+/// Counts the fields of `message` that could be messages, down to `levels`. Stops at invalid bytes, as the decoder
+/// will.
 fn parts(mut message: &[u8], levels: usize) -> usize {
     let mut count = 0;
     while levels > 0 && message.has_remaining() {
@@ -119,7 +118,7 @@ mod tests {
 
     #[test]
     fn parts_are_counted_on_two_levels() {
-        // Two descriptors with an entry each, that of the second with a key; then a domain.
+        // Two descriptors with an entry each, the second entry with a key; then a domain.
         let message = b"\x12\x02\x0a\x00\x18\x07\x12\x05\x0a\x03\x0a\x01k\x0a\x01d";
         assert_eq!(parts(message, 2), 5);
         assert_eq!(parts(&message[..6], 2), 2);

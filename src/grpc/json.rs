@@ -1,4 +1,4 @@
-//! Messages in proto3 JSON, both ways.
+//! Messages in proto3 JSON, in both directions.
 
 use std::sync::LazyLock;
 
@@ -10,8 +10,8 @@ use super::proto::{
     envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse},
 };
 
-/// Most braces that open: descriptors, entries and what stands in texts. An empty part is 3 bytes of text and
-/// a thousand in memory until it is read.
+/// Most opening braces: descriptors, entries, and those in texts. An empty part is 3 bytes of text and a thousand in
+/// memory while it is parsed.
 const MAX_PARTS: usize = 1 << 14;
 
 const COMPILED: &str = "the schemas were compiled with the program";
@@ -24,12 +24,12 @@ fn schema(name: &str) -> MessageDescriptor {
     POOL.get_message_by_name(&name).expect(COMPILED)
 }
 
-/// The request that `text` spells: names in lowerCamel or snake case, enums by name or number,
-/// 64-bit numbers as numbers or strings.
+/// Parses the request in `text`: names in lowerCamel or snake case, enums by name or number, 64-bit numbers as
+/// numbers or strings.
 ///
 /// # Errors
 ///
-/// If it is no JSON, has a field that the message does not have, or too many parts.
+/// If it is not JSON, has a field that the message does not have, or has too many parts.
 pub fn request(text: &[u8]) -> Result<RateLimitRequest, serde_json::Error> {
     let parts = text.iter().filter(|&&byte| byte == b'{').count();
     if parts > MAX_PARTS {
@@ -42,11 +42,11 @@ pub fn request(text: &[u8]) -> Result<RateLimitRequest, serde_json::Error> {
     Ok(RateLimitRequest::decode(bytes.as_slice()).expect("both are of one schema"))
 }
 
-/// `response` as JSON; fields that have their default are left out unless `with_defaults`.
+/// `response` as JSON; fields with their default are left out unless `with_defaults`.
 ///
 /// # Errors
 ///
-/// If it holds what JSON cannot say, such as a number that is none.
+/// If it contains a value that JSON cannot express, such as NaN.
 pub fn response(
     response: &RateLimitResponse,
     with_defaults: bool,

@@ -1,4 +1,4 @@
-//! The messages and services that `build.rs` makes of `proto/`.
+//! The messages and services that `build.rs` generates from `proto/`.
 #![allow(
     missing_debug_implementations,
     unreachable_pub,
@@ -7,7 +7,7 @@
     reason = "generated code"
 )]
 
-/// The schemas of what is served, as reflection shows them: here `Entry.key` and `value` are strings.
+/// The schemas of the served messages, for reflection; in them `Entry.key` and `value` are strings.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
 /// The packages, nested as the generated paths expect them.

@@ -1,6 +1,5 @@
-//! The messages of almost every call, read and written where they lie: no copy of a text, no list
-//! that a reply is put together in. What is out of the ordinary is left to prost, so this room
-//! knows no errors.
+//! Reads and writes the messages of almost every call in place: without copying texts, and without building a reply
+//! in lists. Unusual messages are left to prost, so this module has no errors.
 
 use prost::{
     bytes::BufMut as _,
@@ -14,17 +13,17 @@ use crate::{
     request::{Entry, Hits, Request},
 };
 
-/// What stands in front of a number: that of its field, in one byte because none is above 15.
+/// The key of a varint field: one byte, because no field number is above 15.
 const fn number(field: u8) -> u8 {
     field << 3
 }
 
-/// The same in front of a length, behind which a text or another message stands.
+/// The key of a length-delimited field: a text or another message.
 const fn part_of(field: u8) -> u8 {
     field << 3 | 2
 }
 
-// Of `RateLimitRequest`, `RateLimitDescriptor` and its `Entry`.
+// Fields of `RateLimitRequest`, `RateLimitDescriptor` and its `Entry`.
 const DOMAIN: u8 = part_of(1);
 const DESCRIPTORS: u8 = part_of(2);
 const HITS_ADDEND: u8 = number(3);
@@ -32,22 +31,22 @@ const ENTRIES: u8 = part_of(1);
 const KEY: u8 = part_of(1);
 const VALUE: u8 = part_of(2);
 
-/// What `message` asks, or nothing if it holds anything but a domain, descriptors of keys and
-/// values, and hits, or is not to be answered.
+/// Parses `message`. `None` if it has anything besides a domain, descriptors with keys and values, and hits, or if it
+/// is invalid.
 pub fn read(message: &[u8], bounds: Bounds) -> Option<Request<'_>> {
     let mut request = Request::default();
     read_into(&mut request, message, bounds)?;
     Some(request)
 }
 
-/// The same, into an empty request where it lies; what is left there after a refusal is of no use.
+/// Like [`read`], but fills an empty request in place; after a `None` its content is undefined.
 pub fn read_into<'a>(request: &mut Request<'a>, message: &'a [u8], bounds: Bounds) -> Option<()> {
     let mut hits = 0;
     let mut rest = message;
     while !rest.is_empty() {
         match byte(&mut rest)? {
             DOMAIN => {
-                // Text, unlike keys and values.
+                // Must be UTF-8, unlike keys and values.
                 let domain = std::str::from_utf8(text(&mut rest, bounds)?);
                 request.domain = domain.ok()?.as_bytes();
             }
@@ -61,7 +60,7 @@ pub fn read_into<'a>(request: &mut Request<'a>, message: &'a [u8], bounds: Bound
     if request.domain.is_empty() || request.is_empty() {
         return None;
     }
-    // They may come after the descriptors that they are for.
+    // Hits may come after their descriptors on the wire.
     request.set_hits(Hits::add(u64::from(hits.max(1))));
     Some(())
 }
@@ -104,7 +103,7 @@ fn text<'a>(message: &mut &'a [u8], bounds: Bounds) -> Option<&'a [u8]> {
     part(message).filter(|text| text.len() <= bounds.text_bytes)
 }
 
-/// What stands behind its length.
+/// A length-delimited field.
 fn part<'a>(message: &mut &'a [u8]) -> Option<&'a [u8]> {
     let length = usize::try_from(varint(message)?).ok()?;
     let (part, rest) = message.split_at_checked(length)?;
@@ -126,18 +125,17 @@ fn byte(message: &mut &[u8]) -> Option<u8> {
     message.split_off_first().copied()
 }
 
-/// How long the message is that [`write()`] writes, in bytes.
+/// Length of the message that [`write()`] writes, in bytes.
 pub fn length(decision: &Decision) -> usize {
     let statuses = decision.statuses.iter().map(status_length);
     2 + statuses.map(part_length).sum::<usize>()
 }
 
-/// Writes what Envoy is told, without headers and metadata, at the beginning of `room`, which becomes
-/// what is left.
+/// Writes the reply, without headers and metadata, at the beginning of `room`, and shrinks `room` to the rest.
 ///
 /// # Panics
 ///
-/// If there are fewer bytes than [`length`] says.
+/// If `room` is shorter than [`length`].
 pub fn write(decision: &Decision, room: &mut &mut [u8]) {
     write_field(number(1), code(decision.overall).into(), room);
     for status in &decision.statuses {
@@ -146,12 +144,12 @@ pub fn write(decision: &Decision, room: &mut &mut [u8]) {
     }
 }
 
-/// Every field number is below 16, so each key is one byte.
+/// Every field number is below 16, so each key takes one byte.
 fn part_length(length: usize) -> usize {
     1 + encoded_len_varint(length as u64) + length
 }
 
-/// 0 is not written.
+/// A 0 is not written.
 fn number_length(number: u64) -> usize {
     match number {
         0 => 0,
@@ -165,7 +163,7 @@ fn write_number(field: u8, value: u64, room: &mut &mut [u8]) {
     }
 }
 
-/// Writes a number or a length behind the byte that announces it.
+/// Writes a field's key and then a number or a length.
 fn write_field(field: u8, mut value: u64, room: &mut &mut [u8]) {
     write_byte(field, room);
     while value >= 0x80 {
@@ -262,7 +260,7 @@ mod tests {
         text_bytes: 10,
     };
 
-    /// prost's reading of the same bytes.
+    /// prost's reading of the bytes.
     #[track_caller]
     fn check(bytes: &[u8], is_quick: bool) {
         let message = RateLimitRequest::decode(bytes);

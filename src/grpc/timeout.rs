@@ -1,14 +1,14 @@
-//! The time that a caller gives its call, and how much of it a decision may take.
+//! The deadline that a caller sets for its call, and the part of it that a decision may use.
 
 use std::time::Duration;
 
-/// The most digits that a timeout has (gRPC over HTTP/2, "TimeoutValue").
+/// Most digits of a timeout (gRPC over HTTP/2, "TimeoutValue").
 const MAX_DIGITS: usize = 8;
 
-/// A tenth of the time stays for the way there and back.
+/// A tenth of the time is reserved for the network.
 const MARGIN: u32 = 10;
 
-/// The part of `timeout` that a decision may take.
+/// The part of `timeout` that a decision may use.
 pub(super) fn for_decision(timeout: Duration) -> Duration {
     timeout - timeout / MARGIN
 }

@@ -1,5 +1,5 @@
-//! Calls of one message each way, straight on hyper: what a router, layers and boxed bodies cost
-//! would be a third of a decision.
+//! Calls with one message in each direction, directly on hyper: a router, layers and boxed bodies would cost a third
+//! of a decision.
 
 mod encoding;
 
@@ -33,7 +33,7 @@ use crate::{
     metrics::CutOff,
 };
 
-/// What a message stands behind: a flag and its length (gRPC over HTTP2, "Length-Prefixed-Message").
+/// Length of a message's prefix: a flag and the length (gRPC over HTTP2, "Length-Prefixed-Message").
 const PREFIX_BYTES: usize = 5;
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
@@ -43,20 +43,20 @@ const GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-en
 const OK: HeaderValue = HeaderValue::from_static("0");
 const UNIMPLEMENTED: HeaderValue = HeaderValue::from_static("12");
 
-/// How long a caller may take to end its stream behind its message. Most do so with it; who never does is
-/// answered then.
+/// How long a caller may take to end its stream after its message. Most end it with the message; the others are
+/// answered after this time.
 const END_OF_STREAM: Duration = Duration::from_millis(10);
 
-/// What a call holds that waits for its message, beside the message.
+/// Memory of a call that waits for its message, besides the message.
 const WAITING_BYTES: usize = 2 << 10;
 
-/// What a call holds of a service that is not the one in front.
+/// Memory of a call to another service.
 const OTHER_BYTES: usize = 4 << 10;
 
-/// As much may be said in one call to another service.
+/// Bound on the bytes that a client may send in one call to another service.
 const MAX_OTHER_BYTES: usize = 64 << 10;
 
-/// No more of a path is told.
+/// Bound on the part of a path that an error repeats.
 const MAX_PATH_CHARS: usize = 200;
 
 /// A method of a service.
@@ -64,20 +64,20 @@ pub trait Method: Send + Sync + 'static {
     /// `/package.Service/Method`.
     const PATH: &'static str;
 
-    /// What is kept of a call's arrival.
+    /// Data of a call from its arrival.
     type Noted: Send;
 
-    /// Called when a call has come whose caller waits for `timeout`.
+    /// Called when a call arrives, whose caller waits for `timeout` at most.
     fn note(&self, headers: &HeaderMap, timeout: Option<Duration>) -> Self::Noted;
 
-    /// Called when the message of a call has come that was not there with it.
+    /// Called when the message of a call arrives later than the call itself.
     fn message_came(&self, noted: &mut Self::Noted);
 
-    /// Answers `message` as [`Self::call`] does, unless that has to wait or is better done in its
-    /// own time.
+    /// Answers `message` like [`Self::call`], or returns `None` if the answer has to wait or needs a future of its
+    /// own.
     fn call_at_once(&self, noted: &Self::Noted, message: &Bytes) -> Option<Result<Bytes, Status>>;
 
-    /// Answers `message` with what [`framed`] makes of another.
+    /// Answers `message` with a message made by [`framed`].
     fn call(
         &self,
         noted: Self::Noted,
@@ -85,14 +85,14 @@ pub trait Method: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Bytes, Status>> + Send;
 }
 
-/// A message of `length` bytes, which `write` writes, as it is sent.
+/// Frames a message of `length` bytes, which `write` writes.
 ///
 /// # Panics
 ///
-/// If it is longer than that.
+/// If `write` needs more room than `length`.
 pub fn framed(length: usize, write: impl FnOnce(&mut &mut [u8])) -> Bytes {
     REPLIES.with_borrow_mut(|frame| {
-        // Zeros first: then each field is written without a look at whether there is room left.
+        // Zeroed first, so that each field is written without a check for room.
         frame.resize(PREFIX_BYTES + length, 0);
         let mut room = &mut frame[1..];
         room.put_u32(u32::try_from(length).expect("a reply is shorter than 4 GB"));
@@ -102,22 +102,22 @@ pub fn framed(length: usize, write: impl FnOnce(&mut &mut [u8])) -> Bytes {
     })
 }
 
-/// Many replies lie in one piece of memory, which is used again when all of them are sent. So much of
-/// it, in bytes, can a single reply hold that its caller does not read.
+/// Many replies share one allocation, which is reused when all of them are sent. A single reply that its caller does
+/// not read can keep this many bytes of it alive.
 const REPLIES_BYTES: usize = 2048;
 
 thread_local! {
-    /// Where the replies of one worker are written.
+    /// The buffer for the replies of one worker.
     static REPLIES: RefCell<BytesMut> = RefCell::new(BytesMut::with_capacity(REPLIES_BYTES));
 }
 
 thread_local! {
-    /// When the connection that is polled on this thread has found its first call.
+    /// When the connection polled on this thread found its first call.
     static ARRIVED: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// When the call that [`Method::note`] is asked about was found by its connection, together with all
-/// that had come by then: the clock is read once for them.
+/// The arrival time of the call passed to [`Method::note`]. All calls found by one poll of a connection share one
+/// reading of the clock.
 pub fn arrived() -> Instant {
     ARRIVED.get().unwrap_or_else(|| {
         let now = Instant::now();
@@ -126,7 +126,7 @@ pub fn arrived() -> Instant {
     })
 }
 
-/// A connection whose calls go to [`Door`]s.
+/// Polls a connection whose calls go to a [`Door`].
 #[derive(Debug)]
 pub struct Arrivals<C>(pub C);
 
@@ -143,16 +143,16 @@ impl<C: Future + Unpin> Future for Arrivals<C> {
     }
 }
 
-/// How many bytes a connection may read until its calls and other connections have their turn. HTTP/2 takes
-/// all that there is, and keeps something of each call that comes, also of those that are reset at once.
+/// How many bytes a connection may read until its calls and other connections run. HTTP/2 reads everything that has
+/// arrived, and allocates memory for each call, also for calls that the client resets at once.
 const TURN_BYTES: usize = 16 << 10;
 
 thread_local! {
-    /// How many bytes the connection that is polled on this thread may still read in its turn.
+    /// How many bytes the connection that this thread polls may still read.
     static TURN: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
-/// Whether the turn of the connection that is polled is over. It is woken for another one then.
+/// Whether the connection that this thread polls has read [`TURN_BYTES`]. It is then woken for its next poll.
 pub fn is_turn_over(context: &Context<'_>) -> bool {
     let is_over = TURN.get() == 0;
     if is_over {
@@ -161,13 +161,13 @@ pub fn is_turn_over(context: &Context<'_>) -> bool {
     is_over
 }
 
-/// The connection that is polled has read so many bytes.
+/// Records that the connection that this thread polls has read `bytes`.
 pub fn count_read(bytes: usize) {
     TURN.set(TURN.get().saturating_sub(bytes));
 }
 
-/// Runs what hyper makes of calls. A call that is answered when it comes needs no task: all of them are
-/// finished behind the poll of their connection, before it writes.
+/// Runs the futures that hyper makes of calls. Answered calls need no task: they finish after the poll of their
+/// connection that found them, and the connection then writes all replies at once.
 #[derive(Clone, Copy, Debug)]
 pub struct Calls;
 
@@ -182,17 +182,17 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Calls {
 }
 
 thread_local! {
-    /// Whether the call is answered of which hyper is about to make a future.
+    /// Whether the call that hyper is about to make a future of is answered.
     static IS_ANSWERED: Cell<bool> = const { Cell::new(false) };
-    /// Answered calls of the connection that is polled on this thread.
+    /// Answered calls of the connection that this thread polls.
     static ANSWERED: RefCell<Vec<Pin<Box<dyn Future<Output = ()> + Send>>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Hands the replies to HTTP/2. A call whose caller has no window for its reply waits for it in a task.
+/// Passes the replies to HTTP/2. A call whose client grants no window for its reply continues in a task.
 fn finish_answered() {
     let mut answered = ANSWERED.take();
     for mut call in answered.drain(..) {
-        // In a task it is polled again, with a waker.
+        // Its task polls it again, with a waker.
         let mut once = Context::from_waker(Waker::noop());
         if call.as_mut().poll(&mut once).is_pending() {
             TokioExecutor::new().execute(call);
@@ -201,7 +201,7 @@ fn finish_answered() {
     ANSWERED.set(answered);
 }
 
-/// Counts decisions under way on one connection: each has a clone for as long as it takes.
+/// Counts the running decisions of one connection: each holds a clone.
 #[derive(Clone, Debug, Default)]
 pub struct UnderWay(Arc<()>);
 
@@ -210,20 +210,20 @@ impl UnderWay {
         Arc::strong_count(&self.0) == 1
     }
 
-    /// For a call whose message has not come: it is not under way until it upgrades this.
+    /// For a call whose message has not arrived: it counts as running only once it upgrades this.
     fn begins_later(&self) -> Weak<()> {
         Arc::downgrade(&self.0)
     }
 }
 
-/// One method in front, and everything else behind it.
+/// Serves one method directly, and all other paths through `others`.
 #[derive(Debug)]
 pub struct Door<M> {
     pub method: Arc<M>,
     pub max_message_bytes: usize,
-    /// How long a message may take to come.
+    /// Longest time until a message has arrived.
     pub message_timeout: Duration,
-    /// As HTTP/2 counts them: each has 32 more than its name and its value.
+    /// As HTTP/2 counts them: each header adds 32 to the lengths of its name and its value.
     pub max_header_bytes: u32,
     pub others: Routes,
 }
@@ -241,10 +241,10 @@ impl<M> Clone for Door<M> {
 }
 
 impl<M: Method> Door<M> {
-    /// Answers one call. Failures are answers, too.
+    /// Answers one call. Failures are answers too.
     ///
-    /// A message that is here already is answered before this returns, where that is possible: no
-    /// future keeps it then, and one call after the other finds the same things in the caches.
+    /// A message that has already arrived is answered before this returns, if possible: then no future stores it, and
+    /// consecutive calls find the same data in the caches.
     pub fn call(
         &self,
         request: Request<Incoming>,
@@ -319,9 +319,9 @@ impl<M: Method> Door<M> {
     }
 }
 
-/// A call of one message each way. It is moved a few times before it is first polled, so it is small.
+/// A call with one message in each direction. It is small, because it is moved several times before its first poll.
 pub enum Call {
-    /// Nothing once it was told.
+    /// `None` after the answer was taken.
     Answered(Option<(Result<Bytes, Status>, Arc<Account>)>),
     Waiting(Pin<Box<dyn Future<Output = Result<Response<Reply>, Infallible>> + Send>>),
 }
@@ -349,7 +349,7 @@ impl Future for Call {
     }
 }
 
-/// The reply, with what the call holds from now on instead of what it `held`.
+/// The response to a call, which charges the reply instead of what the call `held`.
 fn response(answer: Result<Bytes, Status>, mut held: Held) -> Response<Reply> {
     match answer {
         Ok(message) => {
@@ -375,18 +375,18 @@ fn late(account: &Account, timeout: Duration) -> Status {
     Status::deadline_exceeded(format!("the message did not come within {timeout:?}"))
 }
 
-/// What of a request is here when its call begins.
+/// How much of the request body has arrived when the call begins.
 enum Heard {
-    /// Its only message.
+    /// The only message, completely.
     All(Bytes),
-    /// What its body has said first, if anything.
+    /// The first data of the body, if any has arrived.
     Part(Option<First>),
 }
 
 type First = Result<Option<Bytes>, Status>;
 
 fn heard(body: &mut Incoming, max_bytes: usize, encoding: Encoding) -> Heard {
-    // Whoever waits for more asks again.
+    // No waker: a caller that waits for more polls again.
     let mut nobody = Context::from_waker(Waker::noop());
     match poll_data(body, &mut nobody) {
         Poll::Ready(Ok(Some(bytes))) => {
@@ -428,11 +428,11 @@ async fn other(
     Ok(reply.map(|body| Reply::Other(body, held)))
 }
 
-/// What a client says in a call to another service.
+/// The body of a call to another service.
 struct Said {
     body: Incoming,
     held: Held,
-    /// How many bytes may follow.
+    /// Bytes that may still follow.
     left: usize,
 }
 
@@ -466,14 +466,14 @@ impl Body for Said {
     }
 }
 
-/// What a call asks for, and how much it took to say.
+/// The encoding of a valid call, and the size of its headers.
 struct Checked {
     encoding: Encoding,
     timeout: Option<Duration>,
     header_bytes: usize,
 }
 
-/// Refuses what is no call of gRPC, as grpc-go does, and finds out how its messages may be compressed.
+/// Refuses requests that are not gRPC calls, as grpc-go does, and determines the encoding of messages.
 fn check<B>(request: &Request<B>, max_header_bytes: u32) -> Result<Checked, Box<Response<Reply>>> {
     let refuse = |http, status: Status| {
         let mut response = refusal(&status);
@@ -485,7 +485,7 @@ fn check<B>(request: &Request<B>, max_header_bytes: u32) -> Result<Checked, Box<
         return refuse(StatusCode::METHOD_NOT_ALLOWED, status);
     }
     let (mut is_grpc, mut encoding, mut timeout, mut bytes) = (false, None, None, 0);
-    // Callers send a handful of headers: to look through them takes a third of what a hash does.
+    // Callers send a handful of headers: a linear search takes a third of the time of a hash lookup.
     for (name, value) in request.headers() {
         const OF_EACH: usize = 32;
         let name = name.as_str();
@@ -525,7 +525,7 @@ fn check<B>(request: &Request<B>, max_header_bytes: u32) -> Result<Checked, Box<
     })
 }
 
-/// `application/grpc`, also with the form of the messages or parameters behind it.
+/// Matches `application/grpc`, also followed by a message format or parameters.
 fn is_grpc_type(value: &[u8]) -> bool {
     const TYPE: &[u8] = b"application/grpc";
     if value == TYPE {
@@ -543,7 +543,7 @@ fn refusal(status: &Status) -> Response<Reply> {
     status.clone().into_http::<()>().map(|()| Reply::Nothing)
 }
 
-/// The first message of `body`, which has said `first`. Waits a moment for the caller to have no more to say.
+/// The first message of `body`, after its first data, `first`. Waits briefly for the end of the stream.
 async fn message(
     first: Option<First>,
     body: &mut Incoming,
@@ -563,8 +563,7 @@ async fn message(
         _ => Box::pin(gather(bytes, max_bytes, encoding, body, held)).await?,
     };
     if !body.is_end_stream() {
-        // One that is answered before its end is reset behind the answer, which is not told to all clients as
-        // it should be.
+        // Hyper resets a stream that is answered before its end, and not all clients report that reset correctly.
         let ended = tokio::time::timeout(END_OF_STREAM, Box::pin(end_of_stream(body)));
         ended.await.unwrap_or(Ok(()))?;
     }
@@ -589,12 +588,12 @@ fn too_large(bytes: usize, max_bytes: usize) -> Status {
     ))
 }
 
-/// The flag of a message that is not compressed.
+/// The flag of an uncompressed message.
 const PLAIN: u8 = 0;
 
 const COMPRESSED: u8 = 1;
 
-/// Where the first message ends, if that is known already.
+/// The end of the first message, if it is known.
 fn end_of_message(
     bytes: &[u8],
     max_bytes: usize,
@@ -623,7 +622,7 @@ fn end_of_message(
     Ok(Some(PREFIX_BYTES + length))
 }
 
-/// Reads on until the message has ended, and says where.
+/// Reads until the message is complete; returns its end.
 async fn gather(
     bytes: Bytes,
     max_bytes: usize,
@@ -649,7 +648,7 @@ async fn gather(
     }
 }
 
-/// The next bytes of `body`, which are never none, if there are any.
+/// The next bytes of `body`, never empty; `None` at the end.
 async fn data(body: &mut Incoming) -> Result<Option<Bytes>, Status> {
     poll_fn(|context| poll_data(body, context)).await
 }
@@ -658,7 +657,7 @@ fn poll_data(body: &mut Incoming, context: &mut Context<'_>) -> Poll<First> {
     loop {
         match ready!(Pin::new(&mut *body).poll_frame(context)) {
             None => return Poll::Ready(Ok(None)),
-            // Nobody looks at trailers of a request.
+            // Trailers of a request are ignored.
             Some(Ok(frame)) => match frame.into_data() {
                 Ok(data) if !data.is_empty() => return Poll::Ready(Ok(Some(data))),
                 _ => {}

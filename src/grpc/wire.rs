@@ -1,5 +1,5 @@
-//! prost ↔ our types: refuses nonsense on the way in. Nothing else knows what a message looks
-//! like.
+//! Converts between prost messages and our types, and refuses invalid requests. No other module knows the shape of a
+//! message.
 
 use std::{collections::BTreeMap, num::NonZeroU32};
 
@@ -22,17 +22,17 @@ use crate::{
     window::{Period, Unit},
 };
 
-/// How large a request may be.
+/// Bounds on the size of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
     pub descriptors: usize,
-    /// Entries of one descriptor.
+    /// Most entries of one descriptor.
     pub entries: usize,
-    /// Bytes of a domain, a key or a value.
+    /// Longest domain, key or value, in bytes.
     pub text_bytes: usize,
 }
 
-/// Why a request makes no sense. The texts go to the caller; the first two are the reference's.
+/// Why a request is invalid. The texts go to the caller; the first two are the reference's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadRequest {
     #[error("rate limit domain must not be empty")]
@@ -51,11 +51,11 @@ pub enum BadRequest {
     BadPeriod,
 }
 
-/// What `message` asks.
+/// Converts `message` to a request.
 ///
 /// # Errors
 ///
-/// If it asks nothing that can be answered.
+/// If the message is invalid or exceeds a bound.
 pub fn request(message: &RateLimitRequest, bounds: Bounds) -> Result<Request<'_>, BadRequest> {
     if message.domain.is_empty() {
         return Err(BadRequest::EmptyDomain);
@@ -86,7 +86,7 @@ fn push_descriptor<'a>(
     for part in &message.entries {
         request.push_entry(entry(part, bounds)?);
     }
-    // The request's own number knows no 0: absent and 0 are one on the wire.
+    // In the request's own number absent and 0 are equal on the wire, and both mean 1.
     let hits = message
         .hits_addend
         .unwrap_or(u64::from(hits_of_request.max(1)));
@@ -115,8 +115,8 @@ fn text(bytes: &[u8], bounds: Bounds) -> Result<&[u8], BadRequest> {
 
 fn limit(message: &rate_limit_descriptor::RateLimitOverride) -> Result<Limit, BadRequest> {
     let multiplier = NonZeroU32::new(message.unit_multiplier.unwrap_or(1));
-    // The numbers of `envoy.type.v3.RateLimitUnit`, and 7 for the week that it lacks: the
-    // reference reads them as those of a reply, where 7 is the week.
+    // The numbers of `envoy.type.v3.RateLimitUnit`, plus 7 for the week, which it lacks: the reference reads them as
+    // the numbers of a reply, where 7 is the week.
     let unit = unit(message.unit).ok_or(BadRequest::UnknownUnit(message.unit))?;
     let period = multiplier.and_then(|multiplier| Period::new(unit, multiplier));
     let period = period.ok_or(BadRequest::BadPeriod)?;
@@ -148,26 +148,26 @@ pub(super) fn unit_number(unit: Unit) -> rate_limit::Unit {
     }
 }
 
-/// What replies carry beside the statuses.
+/// Parts of a reply besides the statuses.
 #[derive(Clone, Debug, Default)]
 pub struct Extras {
-    /// Names of the headers that tell of the limit, what remains of it, and its reset; nothing if
-    /// they are not to be sent (`LIMIT_RESPONSE_HEADERS_ENABLED`).
+    /// Names of the headers with the limit, the remaining hits and the reset; `None` if they are not sent
+    /// (`LIMIT_RESPONSE_HEADERS_ENABLED`).
     pub headers: Option<[String; 3]>,
-    /// Tell refused requests when they would pass (RFC 9110, `Retry-After`).
+    /// Add to refused replies the time until the request would pass (RFC 9110, `Retry-After`).
     pub retry_after: bool,
-    /// Send the request and the rules' metadata back (`RESPONSE_DYNAMIC_METADATA`).
+    /// Return the request and the rules' metadata (`RESPONSE_DYNAMIC_METADATA`).
     pub dynamic_metadata: bool,
 }
 
 impl Extras {
-    /// Whether replies carry nothing but statuses.
+    /// Whether replies contain only statuses.
     pub fn is_none(&self) -> bool {
         self.headers.is_none() && !self.retry_after && !self.dynamic_metadata
     }
 }
 
-/// What Envoy is told about the request `message`.
+/// The reply to the request `message`.
 pub fn response(
     decision: Decision,
     message: &RateLimitRequest,
@@ -218,7 +218,7 @@ fn header(name: &str, value: String) -> HeaderValue {
     }
 }
 
-/// The request as it was understood, and the metadata of the rules that let it pass.
+/// The request as parsed, and the metadata of the rules that let it pass.
 fn dynamic_metadata(message: &RateLimitRequest, metadata: Map, is_degraded: bool) -> Struct {
     let mut fields = BTreeMap::new();
     fields.extend(is_degraded.then(degraded));
@@ -242,7 +242,7 @@ fn dynamic_metadata(message: &RateLimitRequest, metadata: Map, is_degraded: bool
     Struct { fields }
 }
 
-/// Says that an answer was made without the store; sent even if no other metadata is.
+/// Marks a reply that was decided without the store; sent even without other metadata.
 fn degraded() -> (String, prost_types::Value) {
     ("degraded".to_owned(), to_value(Value::Bool(true)))
 }
@@ -277,7 +277,7 @@ fn descriptor_metadata(descriptor: &RateLimitDescriptor) -> prost_types::Value {
     }
 }
 
-/// `bytes` as text that is not longer: `?` stands for what is none.
+/// Appends `bytes` as text, not longer than they are: each invalid sequence becomes `?`.
 fn push_text(text: &mut String, bytes: &[u8]) {
     for chunk in bytes.utf8_chunks() {
         text.push_str(chunk.valid());
@@ -287,7 +287,7 @@ fn push_text(text: &mut String, bytes: &[u8]) {
     }
 }
 
-/// The override as protobuf's text format writes it.
+/// The override in protobuf's text format.
 fn override_text(limit: &rate_limit_descriptor::RateLimitOverride) -> String {
     let mut parts = Vec::new();
     if limit.requests_per_unit != 0 {
@@ -587,7 +587,7 @@ mod tests {
     }
 
     proptest! {
-        /// Names and metadata of the rules apart, which are the operator's.
+        /// Names and metadata of rules are excluded: they are the operator's.
         #[test]
         fn a_reply_with_metadata_is_three_times_its_request_at_most(
             descriptors in vec(any_descriptor(), 0..9),

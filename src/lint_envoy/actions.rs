@@ -1,4 +1,4 @@
-//! Actions of `rate_limits` → the descriptors that they make, as far as a configuration tells.
+//! Actions of `rate_limits` → the descriptors that they build, as far as a configuration shows them.
 
 use std::{cell::RefCell, collections::BTreeSet, fmt};
 
@@ -8,13 +8,13 @@ use crate::{
     request::Entry,
 };
 
-/// More ways to fill in the values of one descriptor are not tried: it is then taken for answered.
+/// Bound on combinations of values for one descriptor; beyond it a match is assumed.
 const MAX_TRIES: usize = 10_000;
 
-/// A value that no rule names.
+/// A value that no rule contains.
 const ANY: &str = "\u{1}any";
 
-/// Whose `rate_limits` they are. Stages count, and hits do not, in those of a route.
+/// The owner of `rate_limits`. Only items of a route have stages, and only they lose their hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Holder {
     /// A route or a virtual host.
@@ -30,9 +30,9 @@ pub(super) enum Holder {
 pub(super) struct Descriptor<'d> {
     pub(super) value: Value<'d>,
     pub(super) holder: Holder,
-    /// Instead of the filter's.
+    /// Replaces the filter's domain.
     pub(super) domain: Option<&'d str>,
-    /// Keys and the values that are known; nothing if an action is not known.
+    /// Keys with the values that are known; `None` if an action is unknown.
     entries: Option<Vec<(&'d str, Option<&'d str>)>>,
 }
 
@@ -71,9 +71,9 @@ impl fmt::Display for Descriptor<'_> {
     }
 }
 
-/// The entries of one action; nothing if it is not known here.
+/// The entries of one action; `None` if the action is unknown here.
 fn entries<'d>(action: &Value<'d>) -> Option<Vec<(&'d str, Option<&'d str>)>> {
-    /// Actions whose entry has a key of its own unless they name another.
+    /// Actions with a default key, unless `descriptor_key` names another.
     const NAMED: [(&str, &str); 8] = [
         ("source_cluster", "source_cluster"),
         ("destination_cluster", "destination_cluster"),
@@ -90,7 +90,7 @@ fn entries<'d>(action: &Value<'d>) -> Option<Vec<(&'d str, Option<&'d str>)>> {
                 .text_of("descriptor_key")
                 .filter(|key| !key.is_empty());
             let value = action.text_of("descriptor_value");
-            // What holds a command is not known before there is a request.
+            // A value with a format command is known only for a request.
             let value = value.filter(|value| !value.contains('%'));
             return Some(vec![(key.unwrap_or(own), value)]);
         }
@@ -118,7 +118,7 @@ pub(super) fn per_route<'d>(route: &Value<'d>) -> Option<Value<'d>> {
     })
 }
 
-/// Sources of metadata that are empty at the time this item is asked.
+/// Sources of metadata that are empty when this item is evaluated.
 pub(super) fn early_localities<'d>(limit: &Value<'d>) -> Vec<Value<'d>> {
     if limit.is_true("apply_on_stream_done") {
         return Vec::new();
@@ -132,7 +132,7 @@ pub(super) fn early_localities<'d>(limit: &Value<'d>) -> Vec<Value<'d>> {
         .collect()
 }
 
-/// Rules, to be asked what they have a word for.
+/// Answers whether rules match a descriptor.
 #[derive(Debug)]
 pub(super) struct Rules<'m> {
     matcher: &'m Matcher,
@@ -151,7 +151,7 @@ impl<'m> Rules<'m> {
         self.matcher.domain(domain.as_bytes()).is_some()
     }
 
-    /// Whether some request could make of `descriptor` what a rule matches.
+    /// Whether some request could turn `descriptor` into one that a rule matches.
     pub(super) fn may_answer(&self, domain: &str, descriptor: &Descriptor<'_>) -> bool {
         let (Some(entries), Some(domain)) =
             (&descriptor.entries, self.matcher.domain(domain.as_bytes()))
@@ -195,15 +195,15 @@ impl<'m> Rules<'m> {
             .is_some()
     }
 
-    /// Values of `key` that may lead somewhere: one that no rule names, and whatever stands behind
-    /// the key in the path of a rule, where a wildcard is as good as a letter.
+    /// Candidate values of `key`: one that no rule contains, and each text after the key in a rule's path, with a
+    /// letter in place of a wildcard.
     fn values(&self, key: &str) -> Vec<String> {
         let before = format!(".{key}_");
         let mut values = BTreeSet::from([ANY.to_owned()]);
         for rule in self.matcher.rules() {
             for (at, _) in rule.path.match_indices(&before) {
                 let behind = rule.path[at + before.len()..].replace('*', "x");
-                // Values may have dots of their own.
+                // Values may contain dots.
                 let ends = behind.match_indices('.').map(|(end, _)| end);
                 values.extend(
                     ends.chain([behind.len()])

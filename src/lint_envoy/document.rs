@@ -1,4 +1,4 @@
-//! Text of an Envoy configuration → values that know the way to them and their place.
+//! Text of an Envoy configuration → values that know their path and their position.
 
 use std::borrow::Cow;
 
@@ -10,19 +10,19 @@ use crate::config::{
     node::{Kind, Lines, Node},
 };
 
-/// Lists of a configuration are a few levels deep; what is deeper is no configuration.
+/// Bound on nesting: real configurations are only a few levels deep.
 const MAX_DEPTH: usize = 100;
 
 /// The documents of one file.
 #[derive(Debug)]
 pub(super) struct Document {
     root: Node<'static>,
-    /// What was parsed: the text from the first byte of this document on.
+    /// The parsed text, from the first byte of this document on.
     text: String,
     lines: Lines,
     /// Lines of the file above this document.
     lines_above: usize,
-    /// Before every path, if the file has several documents.
+    /// Put before every path if the file has several documents.
     prefix: String,
 }
 
@@ -69,7 +69,7 @@ impl Document {
     }
 }
 
-/// The error of the parser, whose lines are those of one document.
+/// The parser's error, with its line converted to a line of the file.
 fn syntax(error: &serde_yaml::Error, lines_above: usize) -> Unreadable {
     let text = error.to_string();
     let Some(place) = error.location() else {
@@ -78,7 +78,7 @@ fn syntax(error: &serde_yaml::Error, lines_above: usize) -> Unreadable {
             text,
         };
     };
-    // The parser's own line is that of the document, and stands last.
+    // The parser's text ends with the line in the document.
     let text = match text.rfind(" at line ") {
         Some(at) => text[..at].to_owned(),
         None => text,
@@ -92,7 +92,7 @@ fn syntax(error: &serde_yaml::Error, lines_above: usize) -> Unreadable {
     }
 }
 
-/// The documents of a YAML file, and how many lines are above each.
+/// The documents of a YAML file, each with the number of lines above it.
 fn split(text: &str) -> Vec<(usize, String)> {
     let mut parts = vec![(0, String::new())];
     for (at, line) in text.split_inclusive('\n').enumerate() {
@@ -139,8 +139,8 @@ fn from_json(value: serde_json::Value) -> Node<'static> {
     Node { kind, offset: None }
 }
 
-/// A value of a document and the way to it. Keys are found in both spellings that Envoy reads:
-/// `cluster_name` and `clusterName`.
+/// A value of a document and its path. Keys are found in both spellings that Envoy reads: `cluster_name` and
+/// `clusterName`.
 #[derive(Clone, Debug)]
 pub(super) struct Value<'d> {
     document: &'d Document,
@@ -150,7 +150,7 @@ pub(super) struct Value<'d> {
 }
 
 impl<'d> Value<'d> {
-    /// Such as `static_resources.clusters[0].name`.
+    /// The path, such as `static_resources.clusters[0].name`.
     pub(super) fn path(&self) -> String {
         let path = if self.path.is_empty() {
             "the whole file"
@@ -160,7 +160,7 @@ impl<'d> Value<'d> {
         format!("{}{path}", self.document.prefix)
     }
 
-    /// Where it stands; nothing for JSON, and for what has no text of its own.
+    /// The position; `None` for JSON, and for values without a text of their own.
     pub(super) fn position(&self) -> Option<Position> {
         let document = self.document;
         let offset = self.node.offset?;
@@ -183,7 +183,7 @@ impl<'d> Value<'d> {
         }
     }
 
-    /// The value of a key that is given in snake_case; `null` is none.
+    /// The value of a key in snake_case; `None` for `null`.
     pub(super) fn get(&self, key: &str) -> Option<Self> {
         let Kind::Map(entries) = &self.node.kind else {
             return None;
@@ -198,7 +198,7 @@ impl<'d> Value<'d> {
         })
     }
 
-    /// The value at the end of a way of keys.
+    /// The value at the end of a path of keys.
     pub(super) fn at(&self, keys: &[&str]) -> Option<Self> {
         let mut value = self.clone();
         for key in keys {
@@ -224,7 +224,7 @@ impl<'d> Value<'d> {
         self.text_of(key) == Some("true")
     }
 
-    /// A whole number; nothing is 0.
+    /// A whole number; 0 if there is none.
     pub(super) fn number(&self, key: &str) -> u64 {
         let text = self.text_of(key);
         text.and_then(|text| text.parse().ok()).unwrap_or(0)
@@ -245,7 +245,7 @@ impl<'d> Value<'d> {
             .collect()
     }
 
-    /// All values right below, of a map or of a list.
+    /// All direct children, of a map or of a list.
     pub(super) fn children(&self) -> Vec<Self> {
         if self.depth >= MAX_DEPTH {
             return Vec::new();
@@ -260,8 +260,7 @@ impl<'d> Value<'d> {
         entries.collect()
     }
 
-    /// The name of its message, if it says one, and what is in it. A `TypedStruct` says the name of
-    /// what it carries.
+    /// The name and the content of a message with an `@type`. A `TypedStruct` has the name of the message in it.
     pub(super) fn message(&self) -> Option<(&'d str, Self)> {
         let name = self.text_of("@type")?;
         let name = name.rsplit('/').next()?;
@@ -289,7 +288,7 @@ fn camel(snake: &str) -> String {
     camel
 }
 
-/// Whether HTTP/2 servers take this for an `:authority`.
+/// Whether HTTP/2 servers accept this as an `:authority`.
 pub(super) fn is_authority(name: &str) -> bool {
     Authority::try_from(name).is_ok()
 }

@@ -1,6 +1,6 @@
 use super::*;
 
-/// A filter that has no trap but what `more` adds to it, in an EnvoyFilter or the like.
+/// A filter without traps except those in `more`, in an EnvoyFilter or the like.
 fn filter(more: &str) -> String {
     format!(
         "value:\n  '@type': type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimit\n  \
@@ -8,7 +8,7 @@ fn filter(more: &str) -> String {
     )
 }
 
-/// The traps of a text: `line:column severity trap`.
+/// The traps in a text: `line:column severity trap`.
 fn traps(text: &str) -> Vec<String> {
     let findings = lint(text, None).unwrap();
     let show = |finding: &Finding| {
@@ -71,7 +71,7 @@ fn documents_of_one_file_are_told_apart() {
     assert_eq!(shown, ["4:4: document 1: value", "10:4: document 2: value"]);
 }
 
-/// A request may bring what an action does not say; only what no request could bring is told.
+/// A request may bring values that an action leaves open; only impossible matches are reported.
 #[test]
 fn rules_answer_what_some_request_could_bring() {
     use crate::{

@@ -1,7 +1,7 @@
 //! statsd names → Prometheus names and labels, by the rules of a statsd_exporter mapping file.
 //!
-//! The format is the one that statsd_exporter documents, with its old and its new keys. Globs are
-//! tried before regular expressions, wherever they stand in the file, as they are there.
+//! The format is the one that statsd_exporter documents, with its old and its new keys. As there, globs are tried
+//! before regular expressions, whatever their order in the file.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -10,24 +10,24 @@ use serde::{Deserialize, de::IgnoredAny};
 
 use super::sample::Kind;
 
-/// A mapping file that can be used.
+/// A valid mapping file.
 #[derive(Debug)]
 pub struct Mapper {
-    /// In the order in which they are tried.
+    /// In the order of the attempts.
     globs: Vec<Mapping<Glob>>,
     regexes: Vec<Mapping<Regex>>,
     unmapped_observer: Observer,
 }
 
-/// What a file was read into.
+/// The result of reading a file.
 #[derive(Debug)]
 pub struct Loaded {
     pub mapper: Mapper,
-    /// What was not understood and left out.
+    /// Unknown keys, which are ignored.
     pub warnings: Vec<String>,
 }
 
-/// What becomes of a metric.
+/// How a metric is shown.
 #[derive(Debug)]
 pub enum Outcome<'m> {
     Mapped {
@@ -36,22 +36,22 @@ pub enum Outcome<'m> {
         target: &'m Target,
     },
     Dropped,
-    /// No rule is for it.
+    /// No rule matches.
     Unmapped,
 }
 
-/// What a rule says of the metrics that it maps, whatever their names.
+/// The properties that a rule gives to the metrics that it maps.
 #[derive(Clone, Debug)]
 pub struct Target {
     pub help: Option<String>,
-    /// Values are multiplied by it; those of timers are milliseconds before.
+    /// Factor for values; values of timers are in milliseconds before.
     pub scale: f64,
     pub observer: Observer,
     name: Template,
     labels: Vec<(String, Template)>,
 }
 
-/// What a timer is shown as.
+/// How a timer is shown.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Observer {
     /// With these upper bounds, ascending, and an infinite one.
@@ -59,26 +59,25 @@ pub enum Observer {
     Summary,
 }
 
-/// The unit of the response times in the built-in mapping:
-/// PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS. The name says seconds either way, as it does in the
-/// reference.
+/// The unit of response times in the built-in mapping: PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS. The name says
+/// seconds either way, as in the reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResponseTime {
     Seconds,
     Milliseconds,
 }
 
-/// Why a file cannot be used.
+/// Why a mapping file is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum MappingError {
-    /// Knows the line and the column.
+    /// The source has the line and the column.
     #[error("not a mapping file")]
     Format(#[source] serde_yaml::Error),
     #[error("mappings[{at}]: no `match`")]
     NoMatch { at: usize },
-    #[error("mappings[{at}]: no `name` for what matches `{matches}`")]
+    #[error("mappings[{at}]: no `name` for the match `{matches}`")]
     NoName { at: usize, matches: String },
-    #[error("mappings[{at}]: every segment of a glob is a word or `*`, not so in `{matches}`")]
+    #[error("mappings[{at}]: every segment of a glob must be a word or `*`: `{matches}`")]
     Glob { at: usize, matches: String },
     #[error("mappings[{at}]: `match` is not a regular expression")]
     Regex {
@@ -86,15 +85,15 @@ pub enum MappingError {
         #[source]
         source: Box<regex::Error>,
     },
-    #[error("mappings[{at}]: a label is letters, digits and `_`, not `{label}`")]
+    #[error("mappings[{at}]: a label consists of letters, digits and `_`, not `{label}`")]
     Label { at: usize, label: String },
-    #[error("mappings[{at}]: a scale is more than 0, not {scale}")]
+    #[error("mappings[{at}]: a scale must be more than 0, not {scale}")]
     Scale { at: usize, scale: f64 },
-    #[error("{place}: buckets must ascend, not so {buckets:?}")]
+    #[error("{place}: buckets must ascend: {buckets:?}")]
     Buckets { place: String, buckets: Vec<f64> },
 }
 
-/// The buckets of a histogram for which a file has none; those of Prometheus' clients.
+/// Default buckets of a histogram, those of Prometheus' client libraries.
 const BUCKETS: [f64; 11] = [
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 ];
@@ -102,11 +101,11 @@ const BUCKETS: [f64; 11] = [
 const BUILT_IN: &str = include_str!("mapping.yaml");
 
 impl Mapper {
-    /// Reads a mapping file. Keys that are not known are left out with a warning.
+    /// Reads a mapping file. Unknown keys are ignored with a warning.
     ///
     /// # Errors
     ///
-    /// Every reason why it cannot be used, or the first if it is not even of the format.
+    /// Every reason why the file is invalid, or only the first if its format is wrong.
     pub fn parse(text: &str) -> Result<Loaded, Vec<MappingError>> {
         let file: Option<File> =
             serde_yaml::from_str(text).map_err(|error| vec![MappingError::Format(error)])?;
@@ -123,7 +122,7 @@ impl Mapper {
         reader.finish()
     }
 
-    /// The mapping in use when no file is named.
+    /// The mapping without a mapping file.
     pub fn built_in(response_time: ResponseTime) -> Self {
         let loaded = Self::parse(BUILT_IN).expect("the built-in mapping is tested");
         let mut mapper = loaded.mapper;
@@ -138,8 +137,7 @@ impl Mapper {
         mapper
     }
 
-    /// What becomes of the metric of this name. A glob or a regular expression for metrics of
-    /// another kind is passed over.
+    /// Maps the metric of this name. Rules for metrics of another kind are skipped.
     pub fn map(&self, name: &str, kind: Kind) -> Outcome<'_> {
         let segments: Vec<&str> = name.split('.').collect();
         for mapping in self.globs.iter().filter(|mapping| mapping.is_for(kind)) {
@@ -155,7 +153,7 @@ impl Mapper {
         Outcome::Unmapped
     }
 
-    /// What timers without a rule are shown as.
+    /// How timers without a rule are shown.
     pub fn unmapped_observer(&self) -> &Observer {
         &self.unmapped_observer
     }
@@ -165,9 +163,9 @@ impl Mapper {
 #[derive(Debug)]
 struct Mapping<Pattern> {
     pattern: Pattern,
-    /// The only kind of metrics that it is for, if not for all.
+    /// Restricts the rule to one kind of metrics; `None` means all kinds.
     kind: Option<Kind>,
-    /// Nothing to drop what matches.
+    /// `None` drops the metrics that match.
     target: Option<Target>,
 }
 
@@ -191,11 +189,11 @@ impl<Pattern> Mapping<Pattern> {
     }
 }
 
-/// Words, and stars that stand for any one segment between dots.
+/// Words, and stars that each match any one segment between dots.
 #[derive(Clone, Debug)]
 struct Glob(Vec<Segment>);
 
-/// Words come before stars in the order of specificity.
+/// In the order of specificity words come before stars.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Segment {
     Word(String),
@@ -212,7 +210,7 @@ impl Glob {
         segments.collect::<Option<_>>().map(Self)
     }
 
-    /// What the stars stand for if this is the name's glob.
+    /// The segments that the stars match, if the glob matches the name.
     fn find<'n>(&self, name: &[&'n str]) -> Option<Vec<&'n str>> {
         if self.0.len() != name.len() {
             return None;
@@ -226,8 +224,8 @@ impl Glob {
         is_it.then(|| stars().map(|(_, found)| *found).collect())
     }
 
-    /// Which segments are stars. Of two globs for one name, the one with the lesser of these has a
-    /// word where the other has its first star.
+    /// Which segments are stars. Of two globs that match one name, the smaller of these vectors has a word where the
+    /// other one has its first star.
     fn stars(&self) -> Vec<bool> {
         self.0
             .iter()
@@ -241,7 +239,7 @@ impl Glob {
 struct Template(String);
 
 impl Template {
-    /// With what a glob's stars stand for. A reference to none of them is empty.
+    /// Fills in the segments matched by a glob's stars. A reference beyond them is empty.
     fn fill(&self, groups: &[&str]) -> String {
         let mut filled = String::new();
         let mut rest = self.0.as_str();
@@ -264,8 +262,8 @@ impl Template {
         filled
     }
 
-    /// With what a regular expression found. Here the name of a reference is as long as can be:
-    /// `$1_x` is group `1_x`, hence empty, and `${1}_x` what was meant. As in Go.
+    /// Fills in the groups of a regular expression. Here the name of a reference is as long as possible, as in Go:
+    /// `$1_x` means group `1_x`, hence is empty; `${1}_x` means group 1.
     fn expand(&self, found: &Captures<'_>) -> String {
         let mut filled = String::new();
         found.expand(&self.0, &mut filled);
@@ -273,7 +271,7 @@ impl Template {
     }
 }
 
-/// The number behind a `$`, and what follows it.
+/// The number after a `$`, and the text after the reference.
 fn reference(text: &str) -> Option<(&str, &str)> {
     let (number, is_closed) = match text.strip_prefix('{') {
         Some(braced) => (braced, true),
@@ -289,7 +287,7 @@ fn reference(text: &str) -> Option<(&str, &str)> {
     (!number.is_empty()).then_some((number, behind))
 }
 
-/// The file as it is written.
+/// The file as written.
 #[derive(Debug, Default, Deserialize)]
 struct File {
     defaults: Option<Defaults>,
@@ -300,7 +298,7 @@ struct File {
 
 type Unknown = BTreeMap<String, IgnoredAny>;
 
-/// What has no effect here: totals do not expire, and summaries have no quantiles.
+/// Keys without effect here: totals do not expire, and summaries have no quantiles.
 type Ignored = Option<IgnoredAny>;
 
 #[derive(Debug, Default, Deserialize)]
@@ -507,7 +505,7 @@ impl Reader {
         }
     }
 
-    /// The buckets under the new key, else under the old one, else the default ones.
+    /// The buckets under the new key, else under the old key, else the default ones.
     fn buckets(
         &mut self,
         place: &str,
@@ -522,7 +520,7 @@ impl Reader {
         let Some(mut buckets) = new.filter(given).or(old.filter(given)) else {
             return self.default_buckets.clone();
         };
-        // It is there anyway.
+        // Every histogram has this one anyway.
         buckets.pop_if(|last| *last == f64::INFINITY);
         let ascends = buckets.windows(2).all(|pair| pair[0] < pair[1]);
         if !ascends || !buckets.iter().all(|bound| bound.is_finite()) {
@@ -542,7 +540,7 @@ impl Reader {
     }
 }
 
-/// Whether Prometheus takes it as the name of a label.
+/// Whether the text is a valid name of a label in Prometheus.
 pub(super) fn is_label(text: &str) -> bool {
     !text.starts_with(|first: char| first.is_ascii_digit())
         && !text.is_empty()

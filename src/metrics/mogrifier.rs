@@ -1,8 +1,8 @@
-//! Rewrites names for DogStatsD: what an operator's pattern finds in them becomes tags.
+//! Rewrites names for DogStatsD: parts of a name that an operator's pattern captures become tags.
 
 use regex::{Captures, Regex};
 
-/// A rule of USE_DOG_STATSD_MOGRIFIERS: a pattern, and what a name that has it turns into.
+/// A rule of USE_DOG_STATSD_MOGRIFIERS: a pattern, and the replacement for names that match it.
 #[derive(Clone, Debug)]
 pub struct Mogrifier {
     pattern: Regex,
@@ -10,14 +10,14 @@ pub struct Mogrifier {
     tags: Vec<(Template, Template)>,
 }
 
-/// A name as DogStatsD wants it.
+/// A rewritten name and its tags.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mogrified {
     pub name: String,
     pub tags: Vec<(String, String)>,
 }
 
-/// Why a rule cannot be used. `rule` is its name in USE_DOG_STATSD_MOGRIFIERS.
+/// Why a rule is invalid. `rule` is its name in USE_DOG_STATSD_MOGRIFIERS.
 #[derive(Debug, thiserror::Error)]
 pub enum MogrifierError {
     #[error("DOG_STATSD_MOGRIFIER_{rule}_PATTERN is missing")]
@@ -41,7 +41,7 @@ impl Mogrifier {
     ///
     /// # Errors
     ///
-    /// If a part is empty, as one that is not set is, or the pattern cannot be compiled.
+    /// If a part is empty or unset, or the pattern does not compile.
     pub fn new(
         rule: &str,
         pattern: &str,
@@ -83,7 +83,7 @@ impl Mogrifier {
         })
     }
 
-    /// What `name` turns into, if the pattern is anywhere in it.
+    /// Rewrites `name` if the pattern occurs in it.
     fn mogrify(&self, name: &str) -> Option<Mogrified> {
         let found = self.pattern.captures(name)?;
         let tags = self.tags.iter();
@@ -96,7 +96,7 @@ impl Mogrifier {
     }
 }
 
-/// What `name` turns into by the first rule that applies to it, if one does.
+/// Rewrites `name` by the first rule that matches it, if there is one.
 pub fn mogrify(rules: &[Mogrifier], name: &str) -> Option<Mogrified> {
     rules.iter().find_map(|rule| rule.mogrify(name))
 }
@@ -112,7 +112,7 @@ enum Part {
 }
 
 impl Template {
-    /// Reads references to the first `groups` groups; others are text like any other.
+    /// Reads references to the first `groups` groups; other references stay literal text.
     fn new(text: &str, groups: usize) -> Self {
         let mut parts = Vec::new();
         let mut literal = String::new();
@@ -135,7 +135,7 @@ impl Template {
         Self(parts)
     }
 
-    /// The text with what was found; a group that took no part is empty.
+    /// The text with the captured groups filled in; a group that did not match is empty.
     fn fill(&self, found: &Captures<'_>) -> String {
         let parts = self.0.iter().map(|part| match part {
             Part::Text(text) => text.as_str(),

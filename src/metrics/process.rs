@@ -2,7 +2,7 @@
 
 use std::{fmt::Write as _, fs};
 
-/// The families of [`render`], which the sinks leave alone.
+/// The families that [`render`] writes; no sample may use these names.
 pub(super) const NAMES: [&str; 5] = [
     "process_cpu_seconds_total",
     "process_open_fds",
@@ -11,11 +11,10 @@ pub(super) const NAMES: [&str; 5] = [
     "process_virtual_memory_bytes",
 ];
 
-/// `USER_HZ`, the unit of times in /proc: 100 on every architecture that Rust has Linux for, but
-/// Alpha.
+/// `USER_HZ`, the unit of times in /proc: 100 on every Linux architecture that Rust supports, except Alpha.
 const TICKS_PER_SEC: f64 = 100.0;
 
-/// The families in Prometheus' text format. What the kernel does not tell is left out.
+/// The families in Prometheus' text format, without values that the kernel does not provide.
 pub fn render() -> String {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     // The folder itself is open while it is read.
@@ -29,12 +28,12 @@ pub fn render() -> String {
 }
 
 fn page(stat: &str, status: &str, machine: &str, open_fds: Option<usize>) -> String {
-    // The second field is the name of the program, with whatever in it, between parentheses.
+    // The second field is the name of the program in parentheses, and may contain any character.
     let fields: Vec<&str> = match stat.rsplit_once(')') {
         Some((_, behind)) => behind.split_whitespace().collect(),
         None => Vec::new(),
     };
-    // Numbered as in proc(5), where the first behind the name is 3.
+    // Numbered as in proc(5), where the first field after the name is 3.
     let field = |number: usize| fields.get(number - 3)?.parse::<f64>().ok();
     let seconds = |number| Some(field(number)? / TICKS_PER_SEC);
     let bytes = |key: &str| {
@@ -94,7 +93,7 @@ fn page(stat: &str, status: &str, machine: &str, open_fds: Option<usize>) -> Str
     page
 }
 
-/// What follows a key at the start of a line.
+/// The text after a key at the start of a line.
 fn value<'t>(text: &'t str, key: &str) -> Option<&'t str> {
     text.lines()
         .find_map(|line| line.strip_prefix(key))

@@ -19,19 +19,19 @@ use super::{
 /// The `Content-Type` of a page.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Renders pages. All the work is done on a scrape; between them it costs nothing.
+/// Renders pages. All work happens during a scrape; between scrapes it costs nothing.
 #[derive(Debug)]
 pub struct Renderer {
     mapper: Mapper,
-    /// EXTRA_TAGS, on every series. A label of the mapping with the same name wins.
+    /// EXTRA_TAGS, on every series. A label of the mapping with an equal name wins.
     extra_labels: Labels,
     conflicts: Conflicts,
 }
 
-/// Sorted, so that equal sets are equal; none empty, since an empty label is none.
+/// Sorted, so that equal sets are equal; without empty values, since an empty label equals an absent one.
 type Labels = BTreeMap<String, String>;
 
-/// Samples that could not be shown, since the start, by [`Kind`].
+/// Counts of samples that could not be shown, since the start, by [`Kind`].
 #[derive(Debug, Default)]
 struct Conflicts {
     counters: AtomicU64,
@@ -41,7 +41,7 @@ struct Conflicts {
 
 const CONFLICTS: &str = "statsd_exporter_events_conflict_total";
 
-/// What a family is for, if the mapping does not say.
+/// Help text of a family without one in the mapping.
 const NO_HELP: &str = "The statsd metric of the same name.";
 
 impl Renderer {
@@ -57,11 +57,10 @@ impl Renderer {
         }
     }
 
-    /// The page of the samples that `each` tells, one after the other.
+    /// Renders the samples that `each` passes on.
     ///
-    /// Samples of one series are added up, but of gauges the last is shown. If two samples want
-    /// one family to be of different types, the first has its way; the others are counted as
-    /// conflicts.
+    /// Samples of one series are added up; of gauges, the last one is shown. If two samples require different types
+    /// of one family, the first one's type stays, and the others count as conflicts.
     pub fn page(&self, each: impl FnOnce(&mut dyn FnMut(Sample))) -> Page {
         let mut draft = Draft::new();
         each(&mut |sample| {
@@ -103,9 +102,9 @@ impl Renderer {
     }
 }
 
-/// Puts in what Prometheus takes for this label. The first value of a name stays.
+/// Inserts a label with a name that Prometheus accepts. The first value of a name stays.
 fn insert_label(labels: &mut Labels, name: &str, value: &str) {
-    // These two are what histograms and summaries tell their lines apart by.
+    // Histograms and summaries use these two labels for their own lines.
     let name = match name {
         "le" | "quantile" => Cow::Owned(format!("exported_{name}")),
         name if is_label(name) => Cow::Borrowed(name),
@@ -147,15 +146,15 @@ impl Conflicts {
     }
 }
 
-/// A sample that would have made the page invalid.
+/// A sample that would make the page invalid.
 struct Conflict;
 
-/// What was told so far. A page can have ten thousands of series, so each takes little room: labels stand as
-/// the text that is shown, which all series of a rule share.
+/// The samples so far. A page can have tens of thousands of series, so each is small: its labels are stored as the
+/// rendered text, which the series of a rule share.
 struct Draft {
     families: Vec<Family>,
-    /// Which family a name at the beginning of a line belongs to: histograms and summaries have
-    /// several. Nothing for those that others write on the same page.
+    /// The family that owns a name at the beginning of a line; histograms and summaries own several names. `None`
+    /// marks names that other code writes on the page.
     owners: HashMap<Arc<str>, Option<usize>>,
     series: Vec<Series>,
 }
@@ -165,9 +164,9 @@ pub struct Page {
     families: Vec<Family>,
     /// In the order of the page.
     series: std::vec::IntoIter<Series>,
-    /// Whose head was written last.
+    /// The family whose head was written last.
     current: Option<usize>,
-    /// What stands behind all of them.
+    /// Text after the last series.
     end: String,
     bytes: usize,
 }
@@ -182,7 +181,7 @@ struct Family {
 #[derive(Debug)]
 struct Series {
     family: usize,
-    /// With a comma between them.
+    /// Separated by commas.
     labels: Arc<str>,
     number: Number,
 }
@@ -196,17 +195,17 @@ enum Shape {
     Summary,
 }
 
-/// What a series shows.
+/// The value of a series.
 #[derive(Debug)]
 enum Number {
     Plain(f64),
     Timer(Box<Times>),
 }
 
-/// In the unit of the family.
+/// Durations in the unit of the family.
 #[derive(Debug)]
 struct Times {
-    /// How many were at most each upper bound of the histogram.
+    /// For each upper bound of the histogram, the number of durations up to it.
     at_most: Vec<u64>,
     count: u64,
     sum: f64,
@@ -214,7 +213,7 @@ struct Times {
 
 impl Draft {
     fn new() -> Self {
-        // What others write on the same page.
+        // Names that other code writes on the page.
         let others = process::NAMES.iter().chain([&CONFLICTS]);
         Self {
             families: Vec::new(),
@@ -238,7 +237,7 @@ impl Draft {
         }
         let known = self.owners.get(name.as_ref()).copied();
         let at = match known {
-            // A name that ends in `_count`, say, can be a line of another family.
+            // A name that ends in `_count`, for example, can be a line of another family.
             Some(Some(at)) if self.families[at].is(&name, &shape) => at,
             Some(_) => return Err(Conflict),
             None => self.found(&name, shape.clone())?,
@@ -261,7 +260,7 @@ impl Draft {
         Ok(())
     }
 
-    /// Makes a family, unless one of the names of its lines belongs to another.
+    /// Creates a family, unless another family owns one of its lines' names.
     fn found(&mut self, name: &str, shape: Shape) -> Result<usize, Conflict> {
         let at = self.families.len();
         let own: Arc<str> = name.into();
@@ -332,19 +331,19 @@ impl fmt::Debug for Page {
 }
 
 impl Page {
-    /// How much it holds until it is written, in bytes.
+    /// Memory that the page holds until it is written, in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Puts `text` behind the rest.
+    /// Appends `text` to the end of the page.
     #[must_use]
     pub fn ending_with(mut self, text: &str) -> Self {
         self.end.push_str(text);
         self
     }
 
-    /// Writes on until `text` has `most` bytes or a little more; whether something follows.
+    /// Continues until `text` has `most` bytes or slightly more; returns whether more follows.
     pub fn write_some(&mut self, text: &mut String, most: usize) -> bool {
         while text.len() < most {
             let Some(Series {
@@ -369,7 +368,7 @@ impl Page {
 }
 
 impl Family {
-    /// Whether it is the one of this name, and of this shape.
+    /// Whether the family has this name and this shape.
     fn is(&self, name: &str, shape: &Shape) -> bool {
         *self.name == *name && self.shape == *shape
     }
@@ -448,7 +447,7 @@ impl Shape {
             (Value::Counter(_), _) => Self::Counter,
             (Value::Gauge(_), _) => Self::Gauge,
             (Value::Timer(_), Observer::Histogram(bounds)) => Self::Histogram(bounds.clone()),
-            // Without quantiles: those of all time would say nothing of now.
+            // Without quantiles: those over the whole lifetime would not describe the present.
             (Value::Timer(_), Observer::Summary) => Self::Summary,
         }
     }
@@ -462,7 +461,7 @@ impl Shape {
         }
     }
 
-    /// What the names of a family's lines end in. The family's own name is taken, too.
+    /// Suffixes of the names of a family's lines. The bare name belongs to the family too.
     fn suffixes(&self) -> &'static [&'static str] {
         match self {
             Self::Counter | Self::Gauge => &[""],
@@ -493,7 +492,7 @@ impl Number {
         }
     }
 
-    /// Adds the number of another sample of the same family.
+    /// Adds the value of another sample of this series.
     fn add(&mut self, other: &Self) {
         match (self, other) {
             (Self::Plain(value), Self::Plain(more)) => *value += more,
@@ -513,18 +512,18 @@ impl Number {
     }
 }
 
-/// A bound of a family in microseconds, when its values are milliseconds times `scale`.
+/// A bound in microseconds, for a family whose values are milliseconds times `scale`.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     reason = "saturates, as a bound should, and nothing is measured in fractions"
 )]
 fn micros(bound: f64, scale: f64) -> u64 {
-    // A little more, so that a division that is a hair too small does not cost a whole bucket.
+    // Slightly more, so that rounding in a division does not cost a whole bucket.
     (bound / scale * 1_000.0 * (1.0 + 1e-9)) as u64
 }
 
-/// A number as Go writes it, since bounds are compared as text: dashboards say `le="1e+06"`.
+/// A number as Go formats it, because bounds are compared as text: dashboards use `le="1e+06"`.
 fn go_float(value: f64) -> String {
     let text = format!("{value:e}");
     let exponent: i32 = match text.split_once('e') {
@@ -539,8 +538,8 @@ fn go_float(value: f64) -> String {
     format!("{mantissa}e{sign}{:02}", exponent.abs())
 }
 
-/// What statsd_exporter makes of a name: `_` for every character that is not a letter, a digit or
-/// `_`, but one for a run of dashes, and one before a digit at the start.
+/// A name as statsd_exporter escapes it: `_` for every character that is not a letter, a digit or `_`, but only one
+/// for a run of dashes, and one before a leading digit.
 fn escape_name(name: &str) -> Cow<'_, str> {
     let is_fit = |found: char| found.is_ascii_alphanumeric() || found == '_';
     let starts_badly = name.starts_with(|first: char| first.is_ascii_digit());

@@ -1,14 +1,14 @@
-//! What was counted, in words that every sink understands.
+//! Samples: statistics in a form that every sink understands.
 
 use std::borrow::Cow;
 
 pub use crate::histogram::{BOUNDS_MICROS, Timer, TimerValues};
 
-/// One number of a snapshot.
+/// One statistic in a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sample {
-    /// Its statsd name, such as `ratelimit.service.rate_limit.domain.key.over_limit`. Without
-    /// EXTRA_TAGS, which each sink adds in its own form.
+    /// Its statsd name, such as `ratelimit.service.rate_limit.domain.key.over_limit`, without EXTRA_TAGS, which each
+    /// sink adds in its own form.
     pub name: String,
     pub value: Value,
 }
@@ -21,7 +21,7 @@ pub enum Value {
     Timer(Box<TimerValues>),
 }
 
-/// What a [`Value`] is, without the number.
+/// The type of a [`Value`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     Counter,
@@ -39,17 +39,17 @@ impl Value {
     }
 }
 
-/// A segment of a rule's key, fit to stand in a name.
+/// Makes a segment of a rule's key safe for a name.
 ///
-/// As in the reference, `:` and `|`, which end a name on a statsd line, and the dots of what looks
-/// like an IPv4 address become `_`. Unlike there, so do control characters, since a line feed
-/// would start a metric of the sender's choice, and the dot of `.__`, which would start a tag.
+/// As in the reference, `:` and `|`, which end a name on a statsd line, and the dots of an apparent IPv4 address
+/// become `_`. Unlike there, so do control characters, since a line feed would start a metric of the client's choice,
+/// and the dot of `.__`, which would start a tag.
 pub fn sanitize(text: &str) -> Cow<'_, str> {
     if !text.chars().any(|found| found == '.' || breaks_line(found)) {
         return Cow::Borrowed(text);
     }
     let dots = address_dots(text.as_bytes());
-    // From the end, because a tag may only come to be by what is replaced after its dot.
+    // From the end, because a replacement after a dot can create the start of a tag.
     let mut fit: Vec<char> = Vec::with_capacity(text.len());
     for (at, found) in text.char_indices().rev() {
         let starts_tag = || fit.ends_with(&['_', '_']);
@@ -60,13 +60,12 @@ pub fn sanitize(text: &str) -> Cow<'_, str> {
     Cow::Owned(fit.into_iter().rev().collect())
 }
 
-/// Whether a character cannot stand in a name on a statsd line.
+/// Whether a character must not appear in a name on a statsd line.
 pub(super) fn breaks_line(found: char) -> bool {
     matches!(found, ':' | '|') || found.is_control()
 }
 
-/// Where the dots of what looks like IPv4 addresses are: four groups of one to three digits,
-/// whatever is around them.
+/// Positions of the dots in apparent IPv4 addresses: four groups of one to three digits, whatever surrounds them.
 fn address_dots(bytes: &[u8]) -> Vec<usize> {
     let mut dots = Vec::new();
     let mut at = 0;
@@ -82,7 +81,7 @@ fn address_dots(bytes: &[u8]) -> Vec<usize> {
     dots
 }
 
-/// The dots and the end of the address that starts here.
+/// The dots and the end of the address that starts here, if there is one.
 fn address(bytes: &[u8], start: usize) -> Option<([usize; 3], usize)> {
     let group_end = |from: usize| {
         let rest = bytes.get(from..)?;

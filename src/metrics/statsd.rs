@@ -1,8 +1,8 @@
-//! Sends what was counted to a statsd or DogStatsD collector, line by line.
+//! Sends statistics to a statsd or DogStatsD collector, as lines of text.
 //!
-//! A collector that is slow, away or unknown to the resolver holds up nothing: it is tried again and
-//! again, and the log says so once. What finds no room in the queue is not lost, because totals are
-//! kept and a later flush sends the whole difference.
+//! A collector that is slow, down or unknown to the resolver delays nothing: the sink retries, and the log reports
+//! the failure once. Lines that do not fit the queue are not lost, because the totals stay and a later flush sends
+//! the whole difference.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -29,14 +29,14 @@ use super::{
     sample::{Kind, Sample, TimerValues, Value, breaks_line},
 };
 
-/// Where to send, how and how often.
+/// Destination, format and interval.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub host: String,
     pub port: u16,
     pub transport: Transport,
     pub dialect: Dialect,
-    /// EXTRA_TAGS, for every line.
+    /// EXTRA_TAGS, added to every line.
     pub extra_tags: Vec<(String, String)>,
     pub flush_interval: Duration,
 }
@@ -48,40 +48,39 @@ pub enum Transport {
     Udp,
 }
 
-/// How tags are written.
+/// The syntax of tags.
 #[derive(Clone, Debug)]
 pub enum Dialect {
-    /// In the name: `name.__tag=value:1|c`.
+    /// Within the name: `name.__tag=value:1|c`.
     Statsd,
-    /// Behind the value, `name:1|c|#tag:value`, after the rules have rewritten the name.
+    /// After the value, `name:1|c|#tag:value`; the rules rewrite the name first.
     DogStatsd(Vec<Mogrifier>),
 }
 
-/// Lines for a collector that is slow or away are queued up to this size, as in the reference. What
-/// finds no room is counted on and becomes lines when the queue is empty.
+/// Bound on lines queued for a slow or absent collector, as in the reference. Metrics beyond it keep counting and
+/// become lines once the queue is empty.
 pub const MAX_QUEUED_BYTES: usize = 4 << 20;
 
-/// What fits into one Ethernet frame behind the headers of IPv6, UDP and a tunnel; the size that
-/// statsd clients agree on.
+/// Size that fits one Ethernet frame with the headers of IPv6, UDP and a tunnel; statsd clients agree on it.
 pub const MAX_DATAGRAM_BYTES: usize = 1432;
 
-/// How long to wait before a collector is called again, as in the reference.
+/// Wait before the next attempt to connect, as in the reference.
 const RECONNECT: Duration = Duration::from_secs(3);
 
-/// A resolver or a collector that takes longer than this to answer is away.
+/// A resolver or a collector that takes longer than this counts as down.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What became of the lines.
+/// Counts of lines that could not be sent at once.
 #[derive(Debug, Default)]
 pub struct Meters {
-    /// Lines that were sent, as far as can be known, to nobody: cut in two when a connection broke,
-    /// in a datagram that was refused, or longer than a datagram.
+    /// Lines that no collector received, as far as we know: cut in two when a connection broke, in a refused
+    /// datagram, or longer than a datagram.
     pub lost_lines: AtomicU64,
-    /// Metrics that found the queue full and had to wait until it was empty; none is lost.
+    /// Metrics that found the queue full and waited until it was empty; none is lost.
     pub deferred: AtomicU64,
 }
 
-/// The sink. [`Sink::run`] does the work.
+/// Sends statistics to one collector. [`Sink::run`] does the work.
 #[derive(Debug)]
 pub struct Sink {
     options: Options,
@@ -102,8 +101,8 @@ impl Sink {
         self.meters.clone()
     }
 
-    /// Sends a snapshot every flush interval until it is dropped. Dropping loses what was counted
-    /// since the last flush and what is queued.
+    /// Sends a snapshot every flush interval until dropped. Dropping loses the counts since the last flush and the
+    /// queue.
     pub async fn run(self, snapshot: impl Fn() -> Vec<Sample>) -> Infallible {
         let flusher = Flusher::new(&self.options.dialect, &self.options.extra_tags);
         match self.options.transport {
@@ -148,7 +147,7 @@ impl Sink {
         }
     }
 
-    /// Queues what is new. Whether all of it found room.
+    /// Queues new lines; returns whether all of them fit.
     fn fill(&self, queue: &Queue, flusher: &mut Flusher, samples: &[Sample]) -> bool {
         let mut deferred = 0;
         flusher.flush(samples, |lines| {
@@ -171,7 +170,7 @@ impl Sink {
         let mut socket = None;
         loop {
             ticks.tick().await;
-            // The name is looked up every time: collectors move, and datagrams would not tell.
+            // The name is resolved every time: collectors move, and datagrams report no failure.
             let target = match self.resolve().await {
                 Ok(target) => target,
                 Err(error) => {
@@ -228,7 +227,7 @@ async fn connect_udp(target: SocketAddr) -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Sends a datagram. An error about an earlier one is returned too, but after this one was sent.
+/// Sends a datagram. It also returns an error about an earlier datagram, but only after sending this one.
 async fn send_datagram(socket: &UdpSocket, datagram: &str) -> io::Result<()> {
     match socket.send(datagram.as_bytes()).await {
         Ok(_) => Ok(()),
@@ -241,13 +240,13 @@ async fn send_datagram(socket: &UdpSocket, datagram: &str) -> io::Result<()> {
 }
 
 fn ticks(every: Duration) -> Interval {
-    // An interval of nothing would panic.
+    // A zero interval would panic.
     let mut ticks = interval(every.max(Duration::from_millis(1)));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks
 }
 
-/// Says in the log when a collector comes and goes, not that it is still away.
+/// Logs when a collector becomes reachable or unreachable, not that it still is.
 struct Link {
     target: String,
     is_up: Option<bool>,
@@ -275,7 +274,7 @@ impl Link {
     }
 }
 
-/// Lines on their way to a stream.
+/// Lines waiting for a stream.
 #[derive(Debug, Default)]
 struct Queue {
     bytes: Mutex<Bytes>,
@@ -286,7 +285,7 @@ struct Queue {
 #[derive(Debug, Default)]
 struct Bytes {
     waiting: VecDeque<u8>,
-    /// Whether the first line has been sent in part.
+    /// Whether the first line has been sent partly.
     is_in_line: bool,
 }
 
@@ -295,7 +294,7 @@ impl Queue {
         self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether there was room for the lines; nothing is queued if not.
+    /// Queues all of the lines or none; returns whether they fit.
     fn push(&self, lines: &str) -> bool {
         let mut bytes = self.lock();
         if bytes.waiting.len() + lines.len() > MAX_QUEUED_BYTES {
@@ -312,7 +311,7 @@ impl Queue {
         }
     }
 
-    /// Sends until the stream breaks, and says how.
+    /// Sends until the stream breaks; returns the error.
     async fn send(&self, stream: &TcpStream) -> io::Error {
         loop {
             match self.send_some(stream).await {
@@ -334,7 +333,7 @@ impl Queue {
             ready = stream.ready(interest) => ready?,
             () = self.has_more.notified(), if is_idle => return Ok(()),
         };
-        // Collectors say nothing; reading tells when they are gone before a flush is thrown away.
+        // Collectors send nothing; reading detects a closed connection before a flush is lost.
         if ready.is_readable() {
             match stream.try_read(&mut [0; 256]) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -354,8 +353,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Forgets the rest of a line that was sent in part, since on a new connection it would be a
-    /// line of its own. Whether there was one.
+    /// Drops the rest of a partly sent line, because a new connection would make it a line of its own. Returns
+    /// whether there was one.
     fn drop_rest_of_line(&self) -> bool {
         let mut bytes = self.lock();
         let was_in_line = bytes.is_in_line;
@@ -376,18 +375,18 @@ impl Bytes {
         if let Some(last) = self.waiting.drain(..count).next_back() {
             self.is_in_line = last != b'\n';
         }
-        // After an outage, the memory goes back.
+        // Returns the memory after an outage.
         if self.waiting.is_empty() {
             self.waiting.shrink_to(MAX_DATAGRAM_BYTES);
         }
     }
 }
 
-/// Whole lines in as few datagrams as they fit into.
+/// Whole lines, packed into as few datagrams as possible.
 #[derive(Debug, Default)]
 struct Datagrams {
     full: Vec<String>,
-    /// Lines that fit into none.
+    /// Lines that are longer than a datagram.
     overlong: u64,
 }
 
@@ -403,11 +402,11 @@ impl Datagrams {
     }
 }
 
-/// Turns snapshots into lines that say what is new since the snapshot before.
+/// Turns snapshots into lines with the changes since the last snapshot.
 #[derive(Debug)]
 pub struct Flusher {
     dialect: Dialect,
-    /// Sorted, as the reference writes them.
+    /// Sorted, as in the reference's lines.
     extra_tags: BTreeMap<String, String>,
     known: HashMap<String, Known>,
     round: u64,
@@ -416,12 +415,12 @@ pub struct Flusher {
 /// A metric of the last snapshot.
 #[derive(Debug)]
 struct Known {
-    /// The snapshot that it was last seen in.
+    /// Number of the last snapshot that contained it.
     round: u64,
     value: Value,
-    /// How much of the value has been sent.
+    /// The value as last sent.
     sent: Value,
-    /// What a line has before `:` and behind the type.
+    /// Text of a line before `:`, and after the type.
     name: Box<str>,
     tags: Box<str>,
 }
@@ -436,11 +435,11 @@ impl Flusher {
         }
     }
 
-    /// Offers what is new to `take`: all lines of one metric at a time, in no order. What `take`
-    /// refuses is offered again as part of a later flush.
+    /// Offers changes to `take`: all lines of one metric at a time, in no order. Metrics that `take` refuses are
+    /// offered again by a later flush.
     ///
-    /// Counters and timers of one name are added up. A name that is not in a snapshot is
-    /// forgotten, so that one that returns starts anew.
+    /// Counters and timers of equal names are added up. A name that is missing from a snapshot is forgotten; if it
+    /// returns it starts from zero.
     pub fn flush(&mut self, samples: &[Sample], mut take: impl FnMut(&str) -> bool) {
         self.round += 1;
         for sample in samples {
@@ -483,7 +482,7 @@ impl Flusher {
         }
     }
 
-    /// A name in the dialect of the collector: what stands before `:`, and behind the type.
+    /// A name in the collector's dialect: the texts before `:` and after the type.
     fn form(&self, name: &str) -> (Box<str>, Box<str>) {
         match &self.dialect {
             Dialect::Statsd => {
@@ -508,7 +507,7 @@ impl Flusher {
                 for (key, value) in &tags {
                     let separator = if text.is_empty() { "|#" } else { "," };
                     let key = clean(key, |found| found == ',' || breaks_line(found));
-                    // The first colon ends the key; others are a part of the value.
+                    // The first colon ends the key; later ones belong to the value.
                     let value = clean(value, |found| {
                         found == ',' || found != ':' && breaks_line(found)
                     });
@@ -526,7 +525,7 @@ fn clean(text: &str, is_unfit: impl Fn(char) -> bool) -> String {
         .collect()
 }
 
-/// Takes the tags out of a name that was put together as `name.__tag=value`.
+/// Extracts the tags from a name of the form `name.__tag=value`.
 fn split_tags(name: &str) -> (String, Vec<(String, String)>) {
     let mut parts = name.split(".__");
     let mut bare = parts.next().unwrap_or_default().to_owned();
@@ -552,12 +551,12 @@ fn nothing(kind: Kind) -> Value {
 }
 
 impl Known {
-    /// Writes what of the value has not been sent.
+    /// Writes the part of the value that has not been sent.
     fn write(&self, lines: &mut String) {
         let Self { name, tags, .. } = self;
         match (&self.value, &self.sent) {
             (Value::Counter(total), Value::Counter(sent)) => {
-                // A total that shrank began anew.
+                // A total that shrank has been reset.
                 let delta = total.checked_sub(*sent).unwrap_or(*total);
                 if delta > 0 {
                     let _ = writeln!(lines, "{name}:{delta}|c{tags}");
@@ -576,23 +575,22 @@ impl Known {
     }
 }
 
-/// Writes a line for every bucket that durations fell into: the one in its middle, with the
-/// sample rate that makes it stand for all of them.
+/// Writes a line for every bucket that contains durations: the bucket's middle, with the sample rate that makes it
+/// stand for all of them.
 ///
-/// The reference sends every duration on a line of its own. Collectors that heed the rate, as all
-/// the usual ones do, arrive at the same count and sum and at nearly the same percentiles; from
-/// one mean per flush they would see a single call, always of average length. Values are
-/// fractions of milliseconds, which the protocol allows and fast replies need.
+/// The reference sends every duration on a line of its own. Collectors that apply the rate, as all the usual ones do,
+/// get an equal count and sum and nearly equal percentiles; one mean per flush would look like a single call of
+/// average length. Values are fractions of milliseconds, which the protocol allows and fast replies need.
 fn write_timer(lines: &mut String, name: &str, values: &TimerValues, tags: &str) {
     let middles: f64 = values
         .middles()
         .map(|(middle, count)| middle * count as f64)
         .sum();
-    // All values are stretched alike, so that the sum is exact. A single one is therefore, too.
+    // All values are scaled by one factor, so that the sum is exact; so is a single value.
     let stretch = values.sum_micros() as f64 / middles;
     for (middle, count) in values.middles() {
         let millis = middle * stretch / 1_000.0;
-        // To the nanosecond: what is behind is noise.
+        // To the nanosecond: further digits are noise.
         let millis = (millis * 1e6).round() / 1e6;
         let _ = write!(lines, "{name}:{millis}|ms");
         if count > 1 {
@@ -603,8 +601,8 @@ fn write_timer(lines: &mut String, name: &str, values: &TimerValues, tags: &str)
     }
 }
 
-/// The sample rate of a line that stands for `count`. Never a hair above 1 / `count`: collectors
-/// that divide and cut the fraction off would count one less.
+/// The sample rate of a line that stands for `count` durations. Never above 1 / `count`: a collector that divides and
+/// truncates would count one less.
 fn rate(count: u64) -> f64 {
     let rate = 1.0 / count as f64;
     if 1.0 / rate < count as f64 {

@@ -1,20 +1,18 @@
-//! Lets calls in whose `:authority` is none, and counts those that HTTP/2 resets.
+//! Repairs calls with an invalid `:authority`, and counts those that HTTP/2 resets.
 //!
-//! Envoy sends the name of the cluster as `:authority` unless it is told another one, and Istio's names
-//! (`outbound|8081||ratelimit.ns.svc…`) are no authority. gRPC's C-core, which is Envoy's `google_grpc`
-//! and the library of Python, Ruby, PHP and C++, sends the path of a Unix socket, `run%2Ftollgate.sock`.
-//! The HTTP/2 library resets such a call before any service sees it, and Envoy then lets the request
-//! pass: nothing is limited.
+//! Envoy sends the name of the cluster as `:authority` unless it is configured otherwise, and Istio's names
+//! (`outbound|8081||ratelimit.ns.svc…`) are not valid. gRPC's C-core, which is Envoy's `google_grpc` and the library
+//! of Python, Ruby, PHP and C++, sends the path of a Unix socket, `run%2Ftollgate.sock`. The HTTP/2 library resets
+//! such a call before any service sees it, and Envoy then lets the request pass: nothing is limited.
 //!
-//! So the bytes of a connection are looked at on their way to the library. In a header block (RFC 9113,
-//! 6.2) a literal `:authority` that is none is replaced by one that has as many characters, in as many
-//! bits of the Huffman code if it is in that. Frame, string and the entry of the dynamic table keep their
-//! lengths, so the states of both sides stay the same, and calls that later only name that entry are as
-//! good. All other frames are stepped over by their length.
+//! So this module inspects the bytes of a connection on their way to the library. In a header block (RFC 9113, 6.2)
+//! it replaces an invalid literal `:authority` by a valid one with as many characters, and, in Huffman code, as many
+//! bits. Frame, string and the entry of the dynamic table keep their lengths, so both sides keep equal states, and
+//! later calls that refer to the entry are valid too. All other frames are skipped by their length.
 //!
-//! A text of nothing cannot be mended, nor one whose code is longer by half than the text itself, which
-//! encoders then send as it is. A name that stands in the dynamic table is not recognised: encoders find
-//! it in the static table, or spell it out as C-core does.
+//! An empty text cannot be repaired, nor one whose code is longer by half than the text itself, which encoders then
+//! send uncoded. A name in the dynamic table is not recognised: encoders find `:authority` in the static table, or
+//! write it out as C-core does.
 
 mod huffman;
 
@@ -37,21 +35,20 @@ use crate::{
     silence::Silence,
 };
 
-/// What a client says first (RFC 9113, 3.4).
+/// Length of the client's preface (RFC 9113, 3.4).
 const PREFACE_BYTES: usize = 24;
 
 /// Length, type, flags and stream of a frame.
 const HEAD_BYTES: usize = 9;
 
-/// The largest frame that a client may send, for the server says nothing else. A longer one ends
-/// the connection, so it is not looked at.
+/// The largest frame that a client may send, since the server announces no other size. A longer one ends the
+/// connection, so it is not inspected.
 const MAX_FRAME_BYTES: usize = 16 << 10;
 
-/// A header block goes on in no more frames than these. The library takes fewer, and then ends the
-/// connection.
+/// Most frames of a header block that are inspected. The library accepts fewer, and ends the connection after them.
 const MAX_BLOCK_FRAMES: usize = 8;
 
-/// What the library may hold of a header block that has not ended, until it ends.
+/// Memory that the library may hold for a header block until the block ends.
 const OPEN_BLOCK_BYTES: usize = 128 << 10;
 
 const HEADERS: u8 = 1;
@@ -62,15 +59,14 @@ const END_HEADERS: u8 = 0x4;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
 
-/// No more of a name is logged.
+/// Bound on the part of a name that is logged.
 const MAX_LOGGED_CHARS: usize = 200;
 
-/// Counts bad authorities and streams that were reset, and says now and then what to do about them. One
-/// for all workers.
+/// Counts invalid authorities and reset streams, and logs now and then what to do about them. All workers share one.
 #[derive(Debug)]
 pub(super) struct Notes {
     metrics: Arc<Metrics>,
-    /// Each has its own: what is harmless must not hide what is not.
+    /// One each, so that harmless events do not hide others.
     replaced: Silence,
     refused: Silence,
     reset: [Silence; StreamsReset::CODES.len()],
@@ -113,7 +109,7 @@ impl Notes {
     fn reset(&self, code: u32) {
         const NO_ERROR: usize = 0;
         let code = self.metrics.streams_reset.count(code);
-        // Its call was answered before it had ended.
+        // NO_ERROR: the call was answered before its stream ended.
         if code != NO_ERROR && self.reset[code].is_over() {
             let name = StreamsReset::CODES[code];
             let why = match name {
@@ -134,22 +130,22 @@ fn shown(found: &[u8]) -> String {
     text.escape_debug().to_string()
 }
 
-/// A connection whose calls have an authority, and whose resets are counted.
+/// A connection that repairs `:authority` and counts resets.
 #[derive(Debug)]
 pub(super) struct Mended<S> {
     stream: S,
     notes: Arc<Notes>,
-    /// Bytes that need no look: the rest of the frame that is passing.
+    /// Bytes to pass on without inspection: the rest of the current frame.
     passing: usize,
-    /// The beginning of frames that have to be whole before they are looked at.
+    /// The beginning of frames that must be complete before they are inspected.
     held: Vec<u8>,
-    /// Held bytes that were looked at and are on their way out.
+    /// Inspected bytes of `held` that have been passed on.
     given: usize,
     is_whole: bool,
-    /// Bytes until the library writes the next frame.
+    /// Bytes until the start of the library's next frame.
     writing: usize,
     account: Arc<Account>,
-    /// For a header block that has begun and not ended: here, and in the library.
+    /// Memory charged for a header block that has not ended: here, and in the library.
     waits: Option<Held>,
     is_open: Option<Held>,
 }
@@ -170,8 +166,8 @@ impl<S> Mended<S> {
         }
     }
 
-    /// Looks at what came and mends it; returns how many bytes can go on. The rest is the beginning
-    /// of a frame that is to be held.
+    /// Inspects and repairs new bytes; returns how many can be passed on. The rest is the beginning of a frame, which
+    /// must be held.
     fn look(&mut self, bytes: &mut [u8]) -> usize {
         let mut at = 0;
         loop {
@@ -200,7 +196,7 @@ impl<S> Mended<S> {
         }
     }
 
-    /// How many bytes the held frames lack, as far as is known.
+    /// Bytes that the held frames lack, as far as is known.
     fn lacking(&self) -> usize {
         match self.held.first_chunk::<HEAD_BYTES>() {
             None => HEAD_BYTES - self.held.len(),
@@ -211,7 +207,7 @@ impl<S> Mended<S> {
         }
     }
 
-    /// Mends the header block in these frames.
+    /// Repairs the header block in these frames.
     fn headers(&self, frames: &mut [u8]) {
         let Some((first, mut at)) = first_fragment(frames) else {
             return;
@@ -264,14 +260,14 @@ impl<S> Mended<S> {
         }
     }
 
-    /// Looks at the heads of the frames that are written. A reply has three, and each is one turn of this
-    /// loop: nothing beside the system call that wrote them. The library offers no part of a head, though
-    /// less may be accepted.
+    /// Inspects the heads of written frames. A reply has three, and each costs one turn of this loop: nothing
+    /// compared with the system call that wrote them. The library never offers part of a head, though the stream may
+    /// accept fewer bytes.
     fn written(&mut self, offered: &[u8], accepted: usize) {
         let mut at = self.writing;
         while at < accepted {
             let Some(head) = offered[at..].first_chunk::<HEAD_BYTES>() else {
-                // Never again: where frames begin is lost.
+                // Gives up for good: the positions of frames are lost.
                 at = usize::MAX;
                 break;
             };
@@ -287,8 +283,8 @@ impl<S> Mended<S> {
     }
 }
 
-/// Mends whole frames that a client sends behind its hello, for fuzzing; returns how many names were replaced,
-/// and of how many none could be made.
+/// Repairs whole frames that follow a client's preface, for fuzzing; returns the numbers of replaced and of
+/// irreparable names.
 #[doc(hidden)]
 pub fn mend(frames: &mut [u8]) -> [u64; 2] {
     let metrics = Arc::<Metrics>::default();
@@ -304,8 +300,8 @@ fn payload_bytes(head: &[u8; HEAD_BYTES]) -> usize {
     usize::from(head[0]) << 16 | usize::from(head[1]) << 8 | usize::from(head[2])
 }
 
-/// How long the frames of the header block are that begins here; or how many bytes are lacking, as far
-/// as is known. Frames that are against the rules end it.
+/// Total length of the frames of the header block that begins here, or else the number of missing bytes, as far as is
+/// known. An invalid frame ends the block.
 fn block_frames(bytes: &[u8]) -> Result<usize, usize> {
     let mut end = 0;
     for nth in 0..MAX_BLOCK_FRAMES {
@@ -340,8 +336,7 @@ fn has_end(mut frames: &[u8]) -> bool {
     false
 }
 
-/// Where the part of the block stands that is in HEADERS, without padding and priority, and the end of
-/// that frame.
+/// The part of the block in the HEADERS frame, without padding and priority, and the end of that frame.
 fn first_fragment(frames: &[u8]) -> Option<(Range<usize>, usize)> {
     let head = frames.first_chunk::<HEAD_BYTES>()?;
     let end = HEAD_BYTES + payload_bytes(head);
@@ -356,7 +351,7 @@ fn first_fragment(frames: &[u8]) -> Option<(Range<usize>, usize)> {
     (fragment.start <= fragment.end).then_some((fragment, end))
 }
 
-/// What is sent instead of a name: an authority that has as many characters, in as many bits.
+/// The replacement of a name: an authority with as many characters, in as many bits.
 fn instead(name: &[u8], is_huffman: bool) -> Option<Vec<u8>> {
     let like_it: Vec<u8> = name.iter().map(|&byte| replacement(byte)).collect();
     let authority = match Authority::try_from(&*like_it) {
@@ -372,7 +367,7 @@ fn instead(name: &[u8], is_huffman: bool) -> Option<Vec<u8>> {
     })
 }
 
-/// What may stand in an authority instead of a byte that may not. Their codes are equally long.
+/// A valid character with a code of equal length, for a byte that an authority must not contain.
 fn replacement(byte: u8) -> u8 {
     match byte {
         b'|' => b'+',
@@ -382,10 +377,10 @@ fn replacement(byte: u8) -> u8 {
     }
 }
 
-/// An authority of so many characters, in so many bits of the Huffman code. There is one if they are
-/// eight bits long on average, or shorter.
+/// An authority of so many characters, in so many bits of the Huffman code. It exists if codes have at most eight
+/// bits on average.
 fn coded_authority(characters: usize, bits: usize) -> Option<Vec<u8>> {
-    /// By the length of their codes.
+    /// Characters by the length of their codes.
     const LONGEST_FIRST: [(usize, u8); 7] = [
         (13, b'$'),
         (11, b'+'),
@@ -410,15 +405,15 @@ fn coded_authority(characters: usize, bits: usize) -> Option<Vec<u8>> {
 /// A string in a header block (RFC 7541, 5.2).
 #[derive(Debug)]
 struct Text {
-    /// Where its bytes stand.
+    /// Position of its bytes.
     bytes: Range<usize>,
     is_huffman: bool,
 }
 
-/// The value of the next `:authority` from `at` on that is spelled out (RFC 7541, 6), or that stands for
-/// an empty one in the static table.
+/// The value of the next `:authority` from `at` on that is written out (RFC 7541, 6), or that refers to an empty one
+/// in the static table.
 fn next_authority(block: &[u8], at: &mut usize) -> Option<Text> {
-    /// Its place in the static table.
+    /// Its index in the static table.
     const AUTHORITY: usize = 1;
     while let Some(&first) = block.get(*at) {
         let prefix_bits = match first {
@@ -435,7 +430,7 @@ fn next_authority(block: &[u8], at: &mut usize) -> Option<Text> {
                     is_huffman: false,
                 });
             }
-            // Wholly in a table, or the size of one.
+            // A field from a table, or a change of a table's size.
             0x80.. | 0x20..0x40 => continue,
             _ => {}
         }
@@ -460,7 +455,7 @@ fn is_authority(block: &[u8], name: &Text) -> bool {
     block[name.bytes.clone()] == *known
 }
 
-/// An integer whose first bits share a byte (RFC 7541, 5.1); nothing if it is cut off or absurd.
+/// An integer with a prefix (RFC 7541, 5.1); `None` if it is cut off or too large.
 fn integer(block: &[u8], at: &mut usize, prefix_bits: u32) -> Option<usize> {
     let full = (1_usize << prefix_bits) - 1;
     let first = usize::from(*block.get(*at)?) & full;
@@ -480,7 +475,7 @@ fn integer(block: &[u8], at: &mut usize, prefix_bits: u32) -> Option<usize> {
     None
 }
 
-/// The string that begins at `at`, which is then behind it.
+/// The string at `at`; moves `at` behind it.
 fn string(block: &[u8], at: &mut usize) -> Option<Text> {
     let is_huffman = block.get(*at)? & 0x80 != 0;
     let length = integer(block, at, 7)?;
@@ -531,7 +526,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Mended<S> {
 }
 
 impl<S: AsyncRead + Unpin> Mended<S> {
-    /// Reads on until the held frames are whole, or can be no more, and looks at them.
+    /// Reads until the held frames are complete, or cannot become so, and inspects them.
     fn poll_hold(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
             let (known, lacking) = (self.held.len(), self.lacking());
@@ -549,7 +544,7 @@ impl<S: AsyncRead + Unpin> Mended<S> {
             }
             ready!(read)?;
             if count == 0 {
-                // The end, in the middle of a frame: whoever reads it has to know.
+                // The stream ends within a frame; the reader must see that.
                 break;
             }
         }
@@ -562,7 +557,7 @@ impl<S: AsyncRead + Unpin> Mended<S> {
     }
 }
 
-/// Without vectored writes: replies are small, and to put them behind each other costs less than `writev`.
+/// Without vectored writes: replies are small, and copying them together costs less than `writev`.
 impl<S: AsyncWrite + Unpin> AsyncWrite for Mended<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
@@ -604,7 +599,7 @@ mod tests {
 
     const ISTIO: &[u8] = b"outbound|8081||tollgate.tollgate.svc.cluster.local";
 
-    /// A string in Huffman code, with its length before it.
+    /// A string in Huffman code, after its length.
     fn huffman(text: &[u8]) -> Vec<u8> {
         let coded = huffman::encode(text);
         [length(0x80, coded.len()), coded].concat()
@@ -614,8 +609,8 @@ mod tests {
         [&length(0, text.len()), text].concat()
     }
 
-    /// A length as HPACK writes it: in seven bits if it is less than 127, and the rest in further bytes
-    /// of seven bits, the lowest first.
+    /// A length as HPACK writes it: in seven bits if it is less than 127, and the rest in further bytes of seven
+    /// bits, the lowest first.
     fn length(flag: u8, length: usize) -> Vec<u8> {
         let Some(mut rest) = length.checked_sub(127) else {
             return vec![flag | u8::try_from(length).unwrap()];
@@ -634,12 +629,12 @@ mod tests {
         [&length[1..], &[kind, flags, 0, 0, 0, 1], payload].concat()
     }
 
-    /// `:method POST`, a path of its own, `:authority`, and one header with a new name.
+    /// `:method POST`, a literal path, `:authority`, and one header with a new name.
     fn block(authority: &[u8]) -> Vec<u8> {
         block_as(&[0x41], authority)
     }
 
-    /// The same with another beginning of `:authority`.
+    /// Like [`block`], with another beginning of `:authority`.
     fn block_as(name: &[u8], authority: &[u8]) -> Vec<u8> {
         [
             &[0x83, 0x44][..],
@@ -663,7 +658,7 @@ mod tests {
         .concat()
     }
 
-    /// What comes out of a connection whose bytes come in pieces of this size.
+    /// The output of a connection whose bytes arrive in pieces of this size.
     fn mended(bytes: &[u8], piece: usize) -> (Vec<u8>, Arc<Notes>) {
         let runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = { runtime }.build().unwrap();
@@ -723,7 +718,7 @@ mod tests {
     fn a_frame_may_be_as_large_as_the_protocol_allows() {
         let name = b"outbound|8081||a";
         let around = block(&plain(b"")).len();
-        // Filled up by one long authority: its length takes three bytes.
+        // Padded by one long authority, whose length takes three bytes.
         let long = [
             &name[..],
             &b"a".repeat(MAX_FRAME_BYTES - around - 2 - name.len()),
@@ -747,7 +742,7 @@ mod tests {
         }
     }
 
-    /// Every way to write the name of a literal field: its index or itself, to be indexed, not, or never.
+    /// Every way to write the name of a literal field: by index or in full, to be indexed, not, or never.
     fn names() -> Vec<Vec<u8>> {
         let mut names = Vec::new();
         for kind in [0x40, 0x00, 0x10] {
@@ -805,7 +800,7 @@ mod tests {
         check(&twice(b"a|b"), &twice(b"a+b"), [2, 0]);
     }
 
-    /// Cuts a block into as many frames, at these places.
+    /// Splits a block into frames at these positions.
     fn frames(block: &[u8], cuts: &[usize]) -> Vec<u8> {
         let mut cuts: Vec<_> = cuts.iter().map(|cut| cut % (block.len() + 1)).collect();
         cuts.sort_unstable();
@@ -838,7 +833,7 @@ mod tests {
                 }
             }
         }
-        // It is not looked for in more frames.
+        // Not repaired across more frames.
         let (out, notes) = mended(&cut(ISTIO, &[30; 40]), 1000);
         assert_eq!(out, cut(ISTIO, &[30; 40]));
         assert_eq!(counts(&notes), [0, 0]);
@@ -854,7 +849,7 @@ mod tests {
             frame(RST_STREAM, 0, &[0, 0, 0, 1]),
             frame(HEADERS, 5, &[]),
             frame(RST_STREAM, 0, &[0, 0, 0, 7]),
-            // No code of HTTP/2.
+            // Not a code of HTTP/2.
             frame(RST_STREAM, 0, &[1, 0, 0, 0]),
             frame(7, 0, &[0, 0, 0, 0, 0, 0, 0, 1]),
         ]
@@ -928,24 +923,24 @@ mod tests {
         }
     }
 
-    /// A client's side of the dynamic table, with an encoder that does whatever it is told.
+    /// A client's side of the dynamic table, with an encoder that follows instructions.
     #[derive(Default)]
     struct Encoder {
-        /// The last one first, with their sizes.
+        /// The newest one first.
         entries: VecDeque<(Vec<u8>, Vec<u8>)>,
         max_bytes: usize,
         block: Vec<u8>,
     }
 
-    /// How a field is written.
+    /// How to write a field.
     #[derive(Clone, Copy, Debug)]
     struct Form {
         kind: u8,
         is_name_huffman: bool,
         is_value_huffman: bool,
-        /// By the static index of its name.
+        /// Refers to its name by the static index.
         is_by_index: bool,
-        /// Wholly by index, if it is in the table.
+        /// Refers to the whole field by index, if it is in the table.
         is_indexed: bool,
     }
 
@@ -971,7 +966,7 @@ mod tests {
             self.block.push(byte(rest));
         }
 
-        /// In Huffman code only if that is no longer, as encoders do.
+        /// In Huffman code only if that is not longer, as encoders do.
         fn string(&mut self, text: &[u8], is_huffman: bool) {
             let coded = huffman::encode(text);
             if is_huffman && coded.len() <= text.len() {
@@ -1008,7 +1003,7 @@ mod tests {
             }
         }
 
-        /// Makes room for as many bytes.
+        /// Evicts entries until `bytes` more fit.
         fn evict(&mut self, bytes: usize) {
             let size = |(name, value): &(Vec<u8>, Vec<u8>)| size(name, value);
             while bytes + self.entries.iter().map(size).sum::<usize>() > self.max_bytes {
@@ -1019,12 +1014,12 @@ mod tests {
         }
     }
 
-    /// What an entry takes of the table (RFC 7541, 4.1).
+    /// The size of an entry in the table (RFC 7541, 4.1).
     fn size(name: &[u8], value: &[u8]) -> usize {
         32 + name.len() + value.len()
     }
 
-    /// The calls that arrive behind the library, one after the other, and how many streams were reset.
+    /// The calls that the library passes on, one after the other, and the number of reset streams.
     fn served(bytes: &[u8], calls: usize, piece: usize) -> (Vec<Request<()>>, usize) {
         let runtime = tokio::runtime::Builder::new_current_thread();
         let seen = Arc::new(Mutex::new(Vec::new()));
@@ -1088,8 +1083,8 @@ mod tests {
     }
 
     proptest! {
-        /// The HTTP/2 library is the judge: it reads what each call of a connection says, which later
-        /// calls say by the entries that earlier ones left.
+        /// Compares with the HTTP/2 library, which reads each call of a connection, including calls that refer to
+        /// entries of earlier ones.
         #[test]
         fn calls_arrive_with_all_else_as_it_was(
             calls in prop::collection::vec(
@@ -1099,7 +1094,7 @@ mod tests {
             piece in 1..3000_usize,
         ) {
             let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
-            // Settings, which are of no stream.
+            // Settings, on stream 0.
             bytes.extend([0, 0, 0, 4, 0, 0, 0, 0, 0]);
             let mut encoder = Encoder { max_bytes: 4096, ..Encoder::default() };
             for (nth, (authority, of_authority, filler, of_filler, room, cuts)) in calls.iter().enumerate() {
@@ -1114,7 +1109,7 @@ mod tests {
                 let block = std::mem::take(&mut encoder.block);
                 let cuts: Vec<_> = cuts.iter().map(|cut| usize::from(*cut) * 7).collect();
                 let mut frames = frames(&block, if nth % 3 == 0 { &cuts } else { &[] });
-                // Each is a stream of its own, whose first frame ends it.
+                // Each call is a stream of its own, and its first frame ends it.
                 frames[4] |= 1;
                 let stream = u8::try_from(nth * 2 + 1).unwrap();
                 let mut at = 0;
@@ -1141,7 +1136,7 @@ mod tests {
             prop_assert_eq!(seen.len() + resets, calls.len());
         }
 
-        /// Whatever comes, as much goes on, and nothing but header blocks is touched.
+        /// Any input keeps its length, and only header blocks change.
         #[test]
         fn any_bytes_pass(
             frames in prop::collection::vec((0..10u8, any::<u8>(), prop::collection::vec(any::<u8>(), 0..80)), 0..8),

@@ -1,5 +1,5 @@
-//! Connections served as in [`serve`](super::run), but to another method: without rules, store and
-//! metrics. Benchmarks find out in this way what of a decision is not their own.
+//! Serves connections like [`run`](super::run), but with another method: without rules, store and metrics. Benchmarks
+//! measure the cost of the transport with it.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -27,7 +27,7 @@ use crate::{
 ///
 /// # Errors
 ///
-/// If there is no thread or runtime to be had.
+/// If a thread or a runtime cannot be started.
 pub fn serve_method<M: Method>(
     listener: std::net::TcpListener,
     workers: usize,
@@ -41,7 +41,7 @@ pub fn serve_method<M: Method>(
     runtime()?.block_on(async {
         listener.set_nonblocking(true)?;
         let listener = GrpcListener::Tcp(TcpListener::from_std(listener)?);
-        // Nobody asks it to drain.
+        // This server never drains.
         let (_phase, phases) = watch::channel(Phase::Serving);
         let mut all = Workers::default();
         for _ in 0..workers {

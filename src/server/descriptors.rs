@@ -1,27 +1,27 @@
-//! Raises the limit of open files to what the system allows, and shares them out, so that connections of
-//! clients never take those that probes, reloads and the store need.
+//! Raises the limit of open files to what the system allows and divides it, so that client connections never use the
+//! files that probes, reloads and the store need.
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// Files that the process opens whatever it serves: ports, rules that are read, statistics, the log.
+/// Files that the process always opens: ports, rules being read, statistics, the log.
 const OWN: u64 = 64;
 
-/// Files of a worker: its runtime, and connections to each node of Redis.
+/// Files per worker: its runtime, and connections to each node of Redis.
 const OWN_EACH: u64 = 32;
 
-/// An HTTP port gets one file in so many.
+/// Each HTTP port gets this fraction of the files: one in 16.
 const HTTP_SHARE: u64 = 16;
 
-/// There are three HTTP ports at most.
+/// Largest number of HTTP ports.
 const HTTP_PORTS: u64 = 3;
 
-/// Connections of one HTTP port, if there are files enough.
+/// Most connections of one HTTP port.
 const MAX_HTTP_CONNECTIONS: u64 = 1_000;
 
-/// Connections of one HTTP port, however few files there are.
+/// Connections that one HTTP port always gets, however few files there are.
 const MIN_HTTP_CONNECTIONS: u64 = 8;
 
-/// How many connections there may be.
+/// Numbers of connections that fit the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Places {
     pub(super) grpc: usize,
@@ -29,15 +29,14 @@ pub(super) struct Places {
     pub(super) http: usize,
 }
 
-/// Raises the limit, and finds out how many connections fit under it; says so if those are fewer than
-/// `max_connections`.
+/// Raises the limit and computes how many connections fit; logs a warning if that is fewer than `max_connections`.
 pub(super) fn places(max_connections: usize, workers: usize) -> Places {
     let files = raise();
     let places = share(files, max_connections, workers);
     if places.grpc < max_connections {
         tracing::warn!(
-            "the process may open {files} files (ulimit -n) and lets in at most {} gRPC connections \
-             and not {max_connections}",
+            "the process may open {files} files (ulimit -n): it accepts at most {} gRPC connections, \
+             not {max_connections}",
             places.grpc
         );
     }
@@ -46,7 +45,7 @@ pub(super) fn places(max_connections: usize, workers: usize) -> Places {
 
 /// Raises the soft limit to the hard one, and returns it.
 fn raise() -> u64 {
-    // A process that cannot find out is one without limits, like one whose limit is infinity.
+    // If the limit cannot be read, it counts as infinite.
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else {
         return u64::MAX;
     };

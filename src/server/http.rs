@@ -20,28 +20,28 @@ use tokio::{
 use super::ports::accept_next;
 use crate::held::{Account, Budget};
 
-/// Headers of a request, and replies that a client does not read before it sends more.
+/// Bound on a request's headers, and on replies that a client has not read while it sends more requests.
 const MAX_BUFFER_BYTES: usize = 16 << 10;
 
-/// What bounds the connections of one HTTP port.
+/// Bounds on the connections of one HTTP port.
 #[derive(Clone)]
 pub(super) struct HttpLimits {
-    /// How many there may be.
+    /// Most connections.
     pub(super) places: usize,
-    /// For a request, its reply and the wait for the next request.
+    /// Time for a request, its reply and the wait for the next request.
     pub(super) timeout: Duration,
     pub(super) budget: Arc<Budget>,
 }
 
 /// The connections of one HTTP port.
 struct Connections {
-    /// How many there may be.
+    /// Most connections.
     places: usize,
     running: JoinSet<()>,
     handles: HashMap<Id, (AbortHandle, Began)>,
 }
 
-/// When the last request of a connection began, or the connection itself.
+/// Start of a connection's last request, or of the connection if there was none.
 #[derive(Clone)]
 struct Began(Arc<Mutex<Instant>>);
 
@@ -59,9 +59,9 @@ impl Began {
     }
 }
 
-/// Serves HTTP/1 until dropped. For one connection more than there are places that goes which has been at its
-/// request, or without any, for the longest time. What goes wrong with a connection is its own. Requests have
-/// its [`Account`] among their extensions.
+/// Serves HTTP/1 until dropped. When all places are taken, a new connection replaces the one whose last request, or
+/// whose start, is the oldest. An error on a connection affects only that connection. Requests carry the connection's
+/// [`Account`] in their extensions.
 pub(super) async fn serve_http(listener: TcpListener, router: axum::Router, limits: HttpLimits) {
     let mut connections = Connections {
         places: limits.places,
@@ -73,7 +73,7 @@ pub(super) async fn serve_http(listener: TcpListener, router: axum::Router, limi
         connections.make_room();
         let began = Began::now();
         let account = limits.budget.account();
-        // Its place is among those of this port.
+        // Its place is limited by this port, not by gRPC's connections.
         account.use_it();
         let service = (router.clone(), account.clone());
         let served = serve(stream, service, began.clone(), limits.timeout);
@@ -85,7 +85,7 @@ pub(super) async fn serve_http(listener: TcpListener, router: axum::Router, limi
 
 impl Connections {
     fn make_room(&mut self) {
-        // Those that have ended are forgotten.
+        // Removes connections that have ended.
         while let Some(ended) = self.running.try_join_next_with_id() {
             let id = ended.map_or_else(|error| error.id(), |(id, ())| id);
             self.handles.remove(&id);

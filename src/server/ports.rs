@@ -1,4 +1,4 @@
-//! Binds what the server listens on, and takes connections in.
+//! Binds the ports of the server and accepts connections.
 
 use std::{
     fmt, fs, io,
@@ -13,12 +13,12 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream, lo
 use super::ServerError;
 use crate::{settings::Settings, silence::Silence};
 
-/// The bound listeners, but for gRPC's: that opens when there is something to answer by.
+/// The bound listeners, except for gRPC's, which opens once there are rules to answer with.
 pub(super) struct Ports {
     pub(super) http: TcpListener,
-    /// Nothing if it could not be bound: the service does not depend on it.
+    /// `None` if binding failed: the service does not depend on it.
     pub(super) debug: Option<TcpListener>,
-    /// Only if it is asked for.
+    /// `None` unless it is enabled.
     pub(super) prometheus: Option<TcpListener>,
 }
 
@@ -30,7 +30,7 @@ impl Ports {
         Ok(Self {
             http: bind("HTTP", or(&listen.host, EVERY), listen.port).await?,
             debug: debug
-                .inspect_err(|error| tracing::error!("{error}; going on without it"))
+                .inspect_err(|error| tracing::error!("{error}; continuing without it"))
                 .ok(),
             prometheus: if stats.prometheus && !stats.disable_stats {
                 let address = stats.prometheus_address;
@@ -53,7 +53,7 @@ impl Ports {
     }
 }
 
-/// Where the HTTP ports are, to be told.
+/// Addresses of the HTTP ports, for the log.
 pub(super) struct Addresses {
     pub(super) http: String,
     pub(super) debug: String,
@@ -62,17 +62,17 @@ pub(super) struct Addresses {
 /// Connections that may wait to be accepted, unless the kernel allows fewer.
 const BACKLOG: u32 = 1024;
 
-/// What a host that is set to nothing means, as in the reference.
+/// Meaning of an empty host, as in the reference.
 const EVERY: &str = "0.0.0.0";
 
-/// What it means for the debug port, which is not to be open to all by accident.
+/// Meaning of an empty host of the debug port, which must not be open to all by accident.
 const LOOPBACK: &str = "127.0.0.1";
 
 fn or<'a>(host: &'a str, default: &'a str) -> &'a str {
     if host.is_empty() { default } else { host }
 }
 
-/// `host` is a name or an address; `::` is every address of both families.
+/// Binds a port. `host` is a name or an address; `::` means every address of both families.
 async fn bind(
     purpose: &'static str,
     host: &str,
@@ -93,7 +93,7 @@ async fn bind(
         })
 }
 
-/// The first address of `host` that can be listened on.
+/// Listens on the first usable address of `host`.
 async fn listen(host: &str, port: u16, reuse_port: bool) -> io::Result<TcpListener> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
     for address in lookup_host((host, port)).await? {
@@ -103,7 +103,7 @@ async fn listen(host: &str, port: u16, reuse_port: bool) -> io::Result<TcpListen
             } else {
                 TcpSocket::new_v6()?
             };
-            // Connections that ended a moment ago must not keep a restart from its port.
+            // Recently closed connections must not block a restarted process from the port.
             socket.set_reuseaddr(true)?;
             socket.set_reuseport(reuse_port)?;
             socket.bind(address)?;
@@ -117,7 +117,7 @@ async fn listen(host: &str, port: u16, reuse_port: bool) -> io::Result<TcpListen
     Err(last)
 }
 
-/// What gRPC connections come in through.
+/// The listener for gRPC connections.
 pub(super) enum GrpcListener {
     Tcp(TcpListener),
     Unix(UnixListener, SocketFile),
@@ -128,7 +128,7 @@ pub(super) struct SocketFile(PathBuf);
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // Somebody may have removed it already.
+        // The file may already have been removed.
         let _ = fs::remove_file(&self.0);
     }
 }
@@ -146,7 +146,7 @@ impl GrpcListener {
         }
     }
 
-    /// Takes the place of a socket that nobody listens on, as a crash leaves it behind.
+    /// Replaces a socket without a listener, which a crash leaves behind.
     fn bind_unix(path: &Path, mode: u32) -> Result<Self, ServerError> {
         let bound = || {
             let is_socket =
@@ -154,7 +154,7 @@ impl GrpcListener {
             if is_socket && unix::UnixStream::connect(path).is_err() {
                 fs::remove_file(path)?;
             }
-            // From the first moment on: who may not connect must not have been let in before.
+            // From the first moment on, or a client without permission could connect before a later change.
             let usual = umask(Mode::from_bits_truncate(!mode & 0o777));
             let listener = UnixListener::bind(path);
             umask(usual);
@@ -169,7 +169,7 @@ impl GrpcListener {
         })
     }
 
-    /// The next connection, however long it takes.
+    /// The next connection, without a time limit.
     pub(super) async fn accept_next(&self) -> Stream<TcpStream, UnixStream> {
         match self {
             Self::Tcp(listener) => Stream::Tcp(accept_next(listener).await),
@@ -195,17 +195,17 @@ impl fmt::Display for GrpcListener {
     }
 }
 
-/// A connection by either way.
+/// A connection over TCP or a Unix socket.
 pub(super) enum Stream<T, U> {
     Tcp(T),
     Unix(U),
 }
 
-/// A connection that belongs to no runtime.
+/// A connection that is not registered with any runtime.
 pub(super) type Detached = Stream<std::net::TcpStream, unix::UnixStream>;
 
 impl Stream<TcpStream, UnixStream> {
-    /// Takes it out of this thread's runtime.
+    /// Removes it from this thread's runtime.
     pub(super) fn detach(self) -> io::Result<Detached> {
         Ok(match self {
             Self::Tcp(stream) => Stream::Tcp(stream.into_std()?),
@@ -215,7 +215,7 @@ impl Stream<TcpStream, UnixStream> {
 }
 
 impl Detached {
-    /// Takes it into this thread's runtime.
+    /// Registers it with this thread's runtime.
     pub(super) fn adopt(self) -> io::Result<Stream<TcpStream, UnixStream>> {
         Ok(match self {
             Self::Tcp(stream) => {
@@ -228,7 +228,7 @@ impl Detached {
     }
 }
 
-/// The next connection, however long it takes.
+/// The next connection, without a time limit.
 pub(super) async fn accept_next(listener: &TcpListener) -> TcpStream {
     loop {
         match listener.accept().await {
@@ -238,13 +238,13 @@ pub(super) async fn accept_next(listener: &TcpListener) -> TcpStream {
     }
 }
 
-/// One for all ports, for they lack the same.
+/// One for all ports, because a lack of file descriptors affects all of them.
 static SCARCITY: Silence = Silence::new();
 
-/// Out of file descriptors, most likely: some will be free again.
+/// Waits before the next attempt: most likely the process is out of file descriptors, and some will be closed.
 async fn wait_for_room(error: io::Error) {
     if SCARCITY.is_over() {
-        tracing::warn!(%error, "cannot accept connections; trying again all the time");
+        tracing::warn!(%error, "cannot accept connections; retrying");
     }
     tokio::time::sleep(Duration::from_millis(50)).await;
 }

@@ -1,4 +1,4 @@
-//! Says once that this process is held back by its CPU quota.
+//! Logs once that the CPU quota pauses this process.
 
 use std::{
     fs,
@@ -6,24 +6,24 @@ use std::{
     time::Duration,
 };
 
-/// How often pauses are looked at.
+/// Interval between checks.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Pauses of less than this in the time between two looks are not worth a word.
+/// Pauses that add up to less than this in one interval are not reported.
 const NOTEWORTHY: Duration = Duration::from_millis(10);
 
-/// Where the kernel shows control groups.
+/// The mount point of control groups.
 const ROOT: &str = "/sys/fs/cgroup";
 
-/// How often the CPU quota of a control group stopped its processes, and for how long in all.
+/// How often a CPU quota has stopped the processes of a control group, and for how long in total.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Throttled {
     times: u64,
     time: Duration,
 }
 
-/// Looks until it is clear that the quota makes pauses, which `paused` adds up. Ends then, or at once where
-/// the kernel does not tell.
+/// Watches until the quota evidently causes pauses, whose sum `paused` returns. Ends then, or at once if the kernel
+/// provides no numbers.
 pub(super) async fn watch(paused: impl Fn() -> Duration) {
     let memberships = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let Some((file, mut before)) = candidates(Path::new(ROOT), &memberships)
@@ -44,8 +44,8 @@ pub(super) async fn watch(paused: impl Fn() -> Duration) {
                 tracing::warn!(
                     times = now.times - before.times,
                     stopped_ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX),
-                    "the CPU quota of this process stops it: with a larger one (limits.cpu in Kubernetes) \
-                     answers come sooner"
+                    "the CPU quota pauses this process: with a larger one (limits.cpu in Kubernetes) \
+                     answers would be faster"
                 );
                 return;
             }
@@ -55,9 +55,8 @@ pub(super) async fn watch(paused: impl Fn() -> Duration) {
     }
 }
 
-/// Files that may tell, the likeliest first: of cgroup v2, and of v1, under the process's own path and, in a
-/// container, where its path seems to be the root. `memberships` is the text of `/proc/self/cgroup`
-/// (cgroups(7)).
+/// Files that may have the numbers, the likeliest first: of cgroup v2, then of v1, under the process's own path and,
+/// in a container, at the root. `memberships` is the text of `/proc/self/cgroup` (cgroups(7)).
 fn candidates(root: &Path, memberships: &str) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for line in memberships.lines() {
@@ -79,7 +78,7 @@ fn candidates(root: &Path, memberships: &str) -> Vec<PathBuf> {
     files
 }
 
-/// Nothing if the file does not tell.
+/// `None` if the file does not contain the numbers.
 fn read(file: &Path) -> Option<Throttled> {
     parse(&fs::read_to_string(file).ok()?)
 }

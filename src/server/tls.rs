@@ -1,4 +1,4 @@
-//! TLS on the gRPC port: certificate, key and the authority of clients, read again when they change.
+//! TLS on the gRPC port: certificate, key and the authority of clients, reloaded when they change.
 
 use std::{
     io,
@@ -31,21 +31,21 @@ use crate::{
     settings::tls,
 };
 
-/// All that is spoken inside, as ALPN says it.
+/// The only protocol inside TLS, as ALPN names it.
 const HTTP_2: &[u8] = b"h2";
 
-/// Why there is no TLS. Every message names the file or the setting that is wrong.
+/// Why TLS cannot be set up. Every message names the file or the setting at fault.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     #[error("GRPC_SERVER_USE_TLS (--grpc-tls) needs {0}")]
     NotNamed(&'static str),
-    #[error("{0} verifies nobody without {1}")]
+    #[error("{0} verifies no client without {1}")]
     VerifiesNobody(&'static str, &'static str),
-    #[error("GRPC_CLIENT_TLS_SAN (--grpc-client-san) is no DNS name: `{0}`")]
+    #[error("GRPC_CLIENT_TLS_SAN (--grpc-client-san) is not a DNS name: `{0}`")]
     NoName(String),
     #[error(transparent)]
     Pem(#[from] PemError),
-    #[error("{} and {}: certificate and key are no pair that can be used", certificate.display(), key.display())]
+    #[error("{} and {}: certificate and key cannot be used together", certificate.display(), key.display())]
     NoPair {
         certificate: PathBuf,
         key: PathBuf,
@@ -56,23 +56,23 @@ pub enum TlsError {
     NoVerifier(PathBuf, #[source] VerifierBuilderError),
 }
 
-/// What new connections shake hands with. Clones follow one rotation.
+/// The TLS configuration of new connections. Clones follow one rotation.
 #[derive(Clone)]
 pub(super) struct Tls(watch::Receiver<Arc<ServerConfig>>);
 
 impl Tls {
-    /// Shakes hands.
+    /// Performs the handshake.
     ///
     /// # Errors
     ///
-    /// If the client is not let in, or breaks off.
+    /// If the client is refused or breaks off.
     pub(super) async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         let config = self.0.borrow().clone();
         TlsAcceptor::from(config).accept(stream).await
     }
 }
 
-/// Where everything is.
+/// The files, and the name required of clients.
 struct Files {
     certificate: PathBuf,
     key: PathBuf,
@@ -167,20 +167,20 @@ struct Contents {
     client_ca: Option<Vec<u8>>,
 }
 
-/// Takes changed files into use.
+/// Reloads changed files.
 pub(super) struct Rotation {
     files: Files,
-    /// What the last look found, good or bad.
+    /// Result of the last reading, good or bad.
     seen: Result<Contents, String>,
     config: watch::Sender<Arc<ServerConfig>>,
 }
 
 impl Rotation {
-    /// Reads the files for the first time; nothing if TLS is not asked for.
+    /// Reads the files for the first time; `None` if TLS is off.
     ///
     /// # Errors
     ///
-    /// If they cannot be used, or if clients could seem to be verified and would not be.
+    /// If a file is invalid, or if the settings seem to verify clients but would not.
     pub(super) fn new(settings: &tls::Tls) -> Result<Option<Self>, TlsError> {
         const USE_TLS: &str = "GRPC_SERVER_USE_TLS (--grpc-tls)";
         const CLIENT_CA: &str = "GRPC_CLIENT_TLS_CACERT (--grpc-client-ca)";
@@ -208,7 +208,7 @@ impl Rotation {
         Tls(self.config.subscribe())
     }
 
-    /// Starts to watch the files: changes from now on are not missed by [`Watch::run`].
+    /// Starts to watch the files: [`Watch::run`] misses no change from now on.
     pub(super) fn watch(self) -> Watch {
         let changes = Changes::in_folders(self.files.folders(), "certificate and key");
         Watch {
@@ -217,7 +217,7 @@ impl Rotation {
         }
     }
 
-    /// Looks at the files. Connections that are open keep what they began with.
+    /// Reads the files and takes changes into use. Open connections keep their configuration.
     fn look(&mut self) {
         let read = self.files.read();
         let seen = read.map_err(|error| chain(&error));
@@ -233,10 +233,10 @@ impl Rotation {
             Ok(config) => {
                 self.config.send_replace(Arc::new(config));
                 let file = self.files.certificate.display();
-                tracing::info!("{file}: read again; new connections get what is in it now");
+                tracing::info!("{file}: read again; new connections use it");
             }
             Err(error) => {
-                tracing::error!("{error}; new connections get the last good certificate");
+                tracing::error!("{error}; new connections use the last valid certificate");
             }
         }
     }
@@ -257,13 +257,13 @@ impl Watch {
                 mut rotation,
                 changes,
             } = self;
-            // A file may be on a volume that does not answer.
+            // A file may be on a volume that does not respond.
             let looked = tokio::task::spawn_blocking(move || {
                 rotation.look();
                 rotation
             });
             let Ok(rotation) = looked.await else {
-                tracing::error!("reading the certificate panicked; it is not watched any more");
+                tracing::error!("reading the certificate panicked; it is no longer watched");
                 return std::future::pending().await;
             };
             self = Self { rotation, changes };
@@ -271,7 +271,7 @@ impl Watch {
     }
 }
 
-/// Lets in whom the chain of authorities lets in, if the certificate is valid for a name.
+/// Accepts clients that the certificate chain admits and whose certificate is valid for a name.
 #[derive(Debug)]
 struct Named {
     chain: Arc<dyn ClientCertVerifier>,

@@ -1,4 +1,4 @@
-//! The workers: each a thread with a runtime of its own, which serves its share of the connections.
+//! The workers: each is a thread with its own runtime and serves its share of the connections.
 
 use std::{
     convert::Infallible,
@@ -34,20 +34,20 @@ use crate::{
     store::redis::Batchers,
 };
 
-/// How long a connection on which no decision is under way may take to say goodbye: to hear that it is to go,
-/// to say that it has, and to read the last replies.
+/// How long a connection without a running decision may take to close: to receive the GOAWAY, to confirm it, and to
+/// read the last replies.
 const GOODBYE: Duration = Duration::from_secs(1);
 
-/// How long a connection waits for its place before another is asked to go.
+/// How long an accepted connection waits for a place before another is closed for it.
 const FOR_A_PLACE: Duration = Duration::from_millis(50);
 
 /// Accepted connections that may wait for a worker.
 const HANDOVER: usize = 128;
 
-/// What may wait in a stream for a client that does not read, beside the reply itself.
+/// Data that may wait in a stream for a client that does not read, besides the reply itself.
 const MAX_SEND_BYTES: usize = 64 << 10;
 
-/// What a client may send of one message, and of all on its connection, before anything has looked at it.
+/// Bytes that a client may send on one stream, and on its whole connection, before the server has read any.
 const STREAM_WINDOW_BYTES: u32 = 256 << 10;
 const CONNECTION_WINDOW_BYTES: u32 = 256 << 10;
 
@@ -57,22 +57,22 @@ pub(super) enum Phase {
     Draining,
 }
 
-/// Waits for the call to drain.
+/// Waits until draining begins.
 async fn draining(phases: &mut watch::Receiver<Phase>) {
-    // The house is never gone before its workers.
+    // The sender outlives the workers.
     let _ = phases.wait_for(|phase| *phase == Phase::Draining).await;
 }
 
-/// A connection on its way to a worker, with its place among all.
+/// An accepted connection on its way to a worker, with its place.
 pub(super) struct Arrival {
     stream: Detached,
     at: Instant,
     place: OwnedSemaphorePermit,
 }
 
-/// Accepts connections and deals them out in turn. For one more than there are places that goes which has been
-/// there for the longest time without a call. An Envoy opens one for each of its threads, so
-/// leaving the choice to the kernel could put all of them on one core.
+/// Accepts connections and distributes them to the workers in turn. When all places are taken, the oldest connection
+/// that has not made a call is closed for a new one. An Envoy opens one connection for each of its threads; if the
+/// kernel chose the worker, all of them could end up on one core.
 pub(super) async fn accept(
     listener: GrpcListener,
     doors: Vec<mpsc::Sender<Arrival>>,
@@ -85,7 +85,7 @@ pub(super) async fn accept(
             if places.available_permits() == 0 {
                 budget.make_place();
             }
-            // Again, for those that have just come are on their way to their workers.
+            // Repeated, because recent connections may still be on their way to their workers.
             let place = tokio::time::timeout(FOR_A_PLACE, places.clone().acquire_owned());
             match place.await {
                 Ok(Ok(place)) => break place,
@@ -97,7 +97,7 @@ pub(super) async fn accept(
             continue;
         };
         let at = Instant::now();
-        // A worker that is gone ends the process anyway.
+        // The end of a worker ends the process anyway.
         let _ = door.send(Arrival { stream, at, place }).await;
     }
 }
@@ -115,7 +115,7 @@ impl Workers {
         let (alive, mut end) = mpsc::channel::<Infallible>(1);
         let name = format!("worker-{}", self.doors.len());
         thread::Builder::new().name(name).spawn(move || {
-            // Dropped on every way out, a panic included.
+            // Dropped on every exit, also after a panic.
             let _alive = alive;
             match runtime() {
                 Ok(runtime) => runtime.block_on(worker.run(arrivals)),
@@ -146,14 +146,14 @@ impl Workers {
     }
 }
 
-/// What one worker serves.
+/// A worker's method and the tasks of its stores.
 pub(super) struct Worker<M> {
     pub(super) serving: Serving<M>,
     pub(super) batchers: Vec<Batchers>,
 }
 
 impl<M: Method> Worker<M> {
-    /// Serves the connections that arrive, until all are gone after the call to drain.
+    /// Serves arriving connections until all have closed after draining began.
     async fn run(self, mut arrivals: mpsc::Receiver<Arrival>) {
         let mut batchers = JoinSet::new();
         for of_one_store in self.batchers {
@@ -171,7 +171,7 @@ impl<M: Method> Worker<M> {
                             drop(place);
                         }));
                     }
-                    // The door is closed.
+                    // The dispatcher has stopped.
                     None => break,
                 },
                 Some(_) = connections.join_next() => {}
@@ -181,22 +181,22 @@ impl<M: Method> Worker<M> {
     }
 }
 
-/// What a connection comes in through. One type, so that there is one server in the program and the
-/// compiler has reason to put it together well.
+/// The transport of a connection. A single type, so that the program contains one server, which the compiler can
+/// optimise well.
 type AnyStream = Either<TcpStream, Either<UnixStream, Box<TlsStream<TcpStream>>>>;
 
-/// How connections are served.
+/// The settings of connections.
 pub(super) struct Serving<M> {
     pub(super) door: Door<M>,
-    /// For what comes in through a port; a Unix socket has none.
+    /// For TCP connections only; a Unix socket has no TLS.
     pub(super) tls: Option<Tls>,
     pub(super) bounds: Bounds,
     pub(super) notes: Arc<Notes>,
     pub(super) budget: Arc<Budget>,
     pub(super) keepalive: Keepalive,
-    /// How long a connection may take until its first call has come.
+    /// Longest time until the first call of a connection.
     pub(super) first_call: Duration,
-    /// How old a connection may become; zero means any age.
+    /// Longest age of a connection; zero means no limit.
     pub(super) max_age: Duration,
     /// How long its calls may then take.
     pub(super) grace: Duration,
@@ -216,11 +216,10 @@ impl<M> Clone for Serving<M> {
     }
 }
 
-/// When a connection on which nothing is heard is asked whether it still lives, so that peers that
-/// vanished do not hold their place for ever.
+/// Pings for silent connections, so that vanished peers do not occupy a place for ever.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Keepalive {
-    /// Nothing for never.
+    /// `None` means never.
     interval: Option<Duration>,
     /// How long the answer may take.
     timeout: Duration,
@@ -237,7 +236,7 @@ impl Keepalive {
 }
 
 impl<M: Method> Serving<M> {
-    /// Serves one connection, which arrived `at` that time, to its end; a failure is its own.
+    /// Serves one connection, which was accepted `at` this time, to its end. An error affects only this connection.
     async fn connection(mut self, stream: Detached, at: Instant, account: Arc<Account>) {
         let deadline = at + self.first_call;
         let stream = match self.first_word(stream, deadline).await {
@@ -252,8 +251,8 @@ impl<M: Method> Serving<M> {
         }
     }
 
-    /// Waits for the first byte of HTTP/2. There is nothing to say goodbye to before that, so nothing of
-    /// it may hold up a drain.
+    /// Waits for the first byte of HTTP/2. Before it there is nothing to shut down, so nothing here may delay
+    /// draining.
     async fn first_word(
         &mut self,
         stream: Detached,
@@ -281,7 +280,7 @@ impl<M: Method> Serving<M> {
         }
     }
 
-    /// Serves HTTP/2. Without a call until `deadline` the connection ends.
+    /// Serves HTTP/2. Without a call until `deadline` the connection closes.
     async fn serve(
         mut self,
         stream: AnyStream,
@@ -297,7 +296,7 @@ impl<M: Method> Serving<M> {
         let connection = hyper::server::conn::http2::Builder::new(Calls)
             .timer(TokioTimer::new())
             .max_concurrent_streams(self.bounds.max_streams)
-            // Above it the library answers without a gRPC status; up to that the door does.
+            // Above this bound the library answers without a gRPC status; up to it the service answers.
             .max_header_list_size(self.bounds.max_header_bytes.saturating_mul(2))
             .max_pending_accept_reset_streams(self.bounds.max_pending_resets)
             .max_local_error_reset_streams(self.bounds.max_bad_streams)
@@ -306,7 +305,7 @@ impl<M: Method> Serving<M> {
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
             .keep_alive_interval(self.keepalive.interval)
             .keep_alive_timeout(self.keepalive.timeout)
-            // No gRPC peer reads it.
+            // gRPC clients do not read it.
             .auto_date_header(false)
             .serve_connection(
                 TokioIo::new(Mended::new(stream, self.notes, account.clone())),
@@ -314,7 +313,7 @@ impl<M: Method> Serving<M> {
             );
         let mut connection = std::pin::pin!(connection);
         let too_old = Instant::now() + jittered(self.max_age);
-        // One timer for both: a connection looks at it whenever it is woken.
+        // One timer for both, because a connection checks it at every wake-up.
         let mut end = std::pin::pin!(tokio::time::sleep_until(deadline.min(too_old)));
         let is_old = loop {
             tokio::select! {
@@ -331,11 +330,11 @@ impl<M: Method> Serving<M> {
                 }
             }
         };
-        // GOAWAY: calls under way are answered, new ones go elsewhere.
+        // GOAWAY: running calls are answered, new ones go elsewhere.
         connection.as_mut().graceful_shutdown();
         if is_old {
             tokio::select! {
-                // One that outlives its grace is cut off.
+                // A connection that outlives its grace is closed.
                 ended = tokio::time::timeout(self.grace, Arrivals(connection.as_mut())) => {
                     return ended.unwrap_or(Ok(()));
                 }
@@ -346,9 +345,8 @@ impl<M: Method> Serving<M> {
     }
 }
 
-/// Waits for the end of a connection that was told to go, for as long as a decision is under way on it and a
-/// moment longer: half a handshake, half a message, a reply that is not read and a watch over health hold
-/// nothing up.
+/// Waits for the end of a connection after its GOAWAY, while a decision runs on it and for a moment longer. A partial
+/// handshake, a partial message, an unread reply or a health watch delays nothing.
 async fn goodbye(
     mut connection: Pin<&mut impl Future<Output = hyper::Result<()>>>,
     under_way: &UnderWay,
@@ -364,14 +362,14 @@ async fn goodbye(
     }
 }
 
-/// `age`, give or take a tenth, so that connections that began together do not end together.
+/// `age`, varied by up to a tenth, so that connections that began together do not end together.
 fn jittered(age: Duration) -> Duration {
-    /// Zero means no end: longer than any process lives, short enough for a timer.
+    /// Stands for no end: longer than any process lives, short enough for a timer.
     const NEVER: Duration = Duration::from_secs(100 * 365 * 86_400);
     if age.is_zero() || age > NEVER {
         return NEVER;
     }
-    // A fresh hasher's seed is as random as this needs.
+    // The seed of a fresh hasher is random enough for this.
     let random = RandomState::new().hash_one(()) % 2001;
     age / 10_000 * u32::try_from(9_000 + random).unwrap_or(10_000)
 }

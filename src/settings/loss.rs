@@ -1,4 +1,4 @@
-//! What to answer while Redis does not.
+//! Settings for the time in which Redis does not answer.
 
 use std::{
     num::NonZeroU32,
@@ -13,8 +13,8 @@ use crate::limit;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "While Redis does not answer")]
 pub struct StoreLoss {
-    /// What rules answer that do not say it themselves: `error` leaves it to Envoy's
-    /// failure_mode_deny, `local` counts this replica's share of each limit in memory
+    /// Answer of rules that set no on_store_loss themselves: `error` leaves it to Envoy's failure_mode_deny, `local`
+    /// counts this replica's share of each limit in memory
     #[arg(
         long,
         env = "TOLLGATE_ON_STORE_LOSS",
@@ -28,8 +28,8 @@ pub struct StoreLoss {
     #[command(flatten)]
     pub replicas: Replicas,
 
-    /// How much of its share of a limit, in per cent, a replica may spend on a value of which it does not
-    /// know what was spent already; one hit at least
+    /// Share of its part of a limit, in per cent, that a replica may grant to a value whose earlier hits it does not
+    /// know; at least one hit
     #[arg(
         long,
         env = "TOLLGATE_UNSEEN_SHARE",
@@ -44,12 +44,12 @@ pub struct StoreLoss {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "While Redis does not answer")]
 pub struct Replicas {
-    /// Replicas that share the limits, for counting locally; 0 counts those that use this Redis
-    /// with the same --key-prefix, by a counter of ten seconds in it
+    /// Number of replicas that share the limits, for counting locally; 0 detects those that use this Redis with the
+    /// same --key-prefix, by a counter in Redis that each replica updates every ten seconds
     #[arg(long, env = "TOLLGATE_REPLICAS", default_value_t = 0, value_name = "N")]
     pub replicas: u32,
 
-    /// With --replicas 0, how many replicas to reckon with until they are counted
+    /// With --replicas 0, the number of replicas to assume until they are detected
     #[arg(
         long,
         env = "TOLLGATE_REPLICAS_UNTIL_KNOWN",
@@ -58,23 +58,23 @@ pub struct Replicas {
     )]
     pub replicas_until_known: Option<u32>,
 
-    /// With --replicas 0, a file that keeps their number over a restart; each process needs its own
+    /// With --replicas 0, a file that keeps their number across a restart; each process needs its own
     #[arg(long, env = "TOLLGATE_STATE_FILE", value_parser = file_path, value_name = "FILE")]
     pub state_file: Option<PathBuf>,
 }
 
 impl Replicas {
-    /// The number itself.
+    /// The configured number.
     pub fn fixed(&self) -> Option<NonZeroU32> {
         NonZeroU32::new(self.replicas)
     }
 
-    /// The number until it is known.
+    /// The number to assume until it is detected.
     pub fn until_known(&self) -> Option<NonZeroU32> {
         self.replicas_until_known.and_then(NonZeroU32::new)
     }
 
-    /// Where it is kept, if it has to be found out.
+    /// The file that keeps the number, if it has to be detected.
     pub fn state_file(&self) -> Option<&Path> {
         let path = self.state_file.as_deref();
         path.filter(|path| self.replicas == 0 && !path.as_os_str().is_empty())

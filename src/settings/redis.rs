@@ -1,4 +1,4 @@
-//! Which Redis to count in, and how.
+//! Settings of the Redis that holds the counters.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -10,19 +10,19 @@ use crate::{counter, store::redis};
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Redis")]
 pub struct Redis {
-    /// Count in this Redis instead of in memory: redis://host:port/database, with user:password@
-    /// in front of the host if need be, host:port, or a socket path. Several host:port with commas
-    /// between are nodes of a cluster; redis+sentinel://sentinel:port,sentinel:port/master is the
-    /// master that those sentinels name. rediss:// and rediss+sentinel:// speak TLS
+    /// Count in this Redis instead of in memory: redis://[user:password@]host:port[/database], host:port, or a socket
+    /// path. Several host:port separated by commas are nodes of a cluster;
+    /// redis+sentinel://sentinel:port,sentinel:port/master is the master that those sentinels report. rediss:// and
+    /// rediss+sentinel:// use TLS
     #[arg(long, env = "REDIS_URL", hide_env_values = true, value_name = "URL")]
     pub redis_url: Option<Hidden>,
 
-    /// File that holds the address, for one with a password
+    /// File that contains the address, for an address with a password
     #[arg(long, env = "TOLLGATE_REDIS_URL_FILE", value_parser = file_path, conflicts_with = "redis_url", value_name = "FILE")]
     pub redis_url_file: Option<PathBuf>,
 
-    /// How keys are written: `reference` counts together with envoyproxy/ratelimit during a
-    /// migration, and refuses rules that its keys cannot tell apart
+    /// How keys are written: `reference` shares counters with envoyproxy/ratelimit during a migration, and refuses
+    /// rules that its keys cannot distinguish
     #[arg(
         long,
         env = "TOLLGATE_KEY_FORMAT",
@@ -33,11 +33,11 @@ pub struct Redis {
     )]
     pub key_format: KeyFormat,
 
-    /// Where to count: `redis` is the only backend beside memory, which needs no name
+    /// Where to count: `redis` is the only backend besides memory, which needs no name
     #[arg(long, env = "BACKEND_TYPE", value_parser = backend, value_name = "NAME")]
     pub backend: Option<Backend>,
 
-    /// What a --redis-url without a scheme is: the address of a TCP port or a socket's path
+    /// How to read a --redis-url without a scheme: as the address of a TCP port or as the path of a socket
     #[arg(
         long,
         env = "REDIS_SOCKET_TYPE",
@@ -47,8 +47,8 @@ pub struct Redis {
     )]
     pub redis_socket_type: Option<SocketType>,
 
-    /// What is behind an address without a scheme: one server, `master,sentinel:port,…`, or nodes of
-    /// a cluster with commas between
+    /// How to read an address without a scheme: one server, `master,sentinel:port,…`, or nodes of a cluster separated
+    /// by commas
     #[arg(
         long,
         env = "REDIS_TYPE",
@@ -67,7 +67,7 @@ pub struct Redis {
     )]
     pub redis_auth: Option<Hidden>,
 
-    /// File that holds it; read again for every connection, so that it may change
+    /// File that contains that password; read again for every connection, so that it may change
     #[arg(long, env = "TOLLGATE_REDIS_AUTH_FILE", value_parser = file_path, conflicts_with = "redis_auth", value_name = "FILE")]
     pub redis_auth_file: Option<PathBuf>,
 
@@ -80,11 +80,11 @@ pub struct Redis {
     )]
     pub redis_sentinel_auth: Option<Hidden>,
 
-    /// File that holds it; read again for every connection
+    /// File that contains that password; read again for every connection
     #[arg(long, env = "TOLLGATE_REDIS_SENTINEL_AUTH_FILE", value_parser = file_path, conflicts_with = "redis_sentinel_auth", value_name = "FILE")]
     pub redis_sentinel_auth_file: Option<PathBuf>,
 
-    /// Whose clock windows go by: that of Redis, so that all replicas agree, or that of this machine
+    /// Clock for windows: that of Redis, so that all replicas agree, or that of this machine
     #[arg(
         long,
         env = "TOLLGATE_CLOCK",
@@ -95,18 +95,18 @@ pub struct Redis {
     )]
     pub clock: Clock,
 
-    /// Speak TLS to Redis; a rediss:// address does so too
+    /// Use TLS to Redis; a rediss:// address does so too
     #[arg(long, env = "REDIS_TLS", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub redis_tls: bool,
 
     #[command(flatten)]
     pub tls: RedisTls,
 
-    /// Longest that a connection to Redis may take to come up; decisions do not wait for it
+    /// How long connecting to Redis may take; decisions do not wait for it
     #[arg(long, env = "REDIS_TIMEOUT", default_value = "1s", value_parser = some_time, value_name = "DURATION")]
     pub redis_connect_timeout: Duration,
 
-    /// Spread the ends of keys over this many seconds more
+    /// Delay the expiry of keys by a random time of up to this many seconds
     #[arg(
         long,
         env = "EXPIRATION_JITTER_MAX_SECONDS",
@@ -116,23 +116,22 @@ pub struct Redis {
     )]
     pub expiration_jitter: i64,
 
-    /// Longest that a decision waits for Redis; never longer than nine tenths of the time that its
-    /// caller gives it (grpc-timeout, 20ms from Envoy unless it is configured otherwise)
+    /// Longest time that a decision waits for Redis; never more than nine tenths of the caller's own deadline
+    /// (grpc-timeout; Envoy's default is 20ms)
     #[arg(long, env = "TOLLGATE_REDIS_TIMEOUT", default_value = "100ms", value_parser = some_time, value_name = "DURATION")]
     pub redis_timeout: Duration,
 
-    /// How long a server of Redis may be silent until no decision waits for it any more and only a
-    /// probe asks it; time in which tollgate itself was stopped or held back does not count. A server
-    /// that usually takes long has at least four times that [default: 200ms, or --redis-timeout if
-    /// that is longer]
+    /// How long a Redis server may be silent before decisions stop waiting for it and only a probe calls it; time in
+    /// which tollgate itself was paused or delayed does not count. A server that is usually slow gets at least four
+    /// times its usual time [default: 200ms, or --redis-timeout if that is longer]
     #[arg(long, env = "TOLLGATE_REDIS_LOST_AFTER", value_parser = some_time, value_name = "DURATION")]
     pub redis_lost_after: Option<Duration>,
 
-    /// Connections of each worker to each server; one makes the largest batches
+    /// Connections from each worker to each server; one makes the largest batches
     #[arg(long, env = "TOLLGATE_REDIS_CONNECTIONS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64), value_name = "N")]
     pub redis_connections: u32,
 
-    /// What every key in Redis begins with
+    /// Prefix of every key in Redis
     #[arg(
         long,
         env = "CACHE_KEY_PREFIX",
@@ -141,8 +140,8 @@ pub struct Redis {
     )]
     pub key_prefix: String,
 
-    /// Answer for counters that are known to be over their limit without asking Redis, within
-    /// this much memory; 0 turns it off
+    /// Memory for remembering counters that are over their limit, so that they are refused without asking Redis; 0
+    /// turns this off
     #[arg(
         long,
         env = "LOCAL_CACHE_SIZE_IN_BYTES",
@@ -151,11 +150,11 @@ pub struct Redis {
     )]
     pub local_cache_bytes: usize,
 
-    /// Report good health only while Redis answers; otherwise the process stays in rotation
+    /// Report healthy only while Redis answers; otherwise the process stays in rotation
     #[arg(long, env = "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub health_follows_redis: bool,
 
-    /// Requests of one worker that may wait for Redis at a time; more get UNAVAILABLE at once
+    /// Requests of one worker that may wait for Redis at a time; any more get UNAVAILABLE at once
     #[arg(
         long,
         env = "TOLLGATE_REDIS_MAX_WAITING",
@@ -166,14 +165,14 @@ pub struct Redis {
     pub redis_max_waiting: usize,
 }
 
-/// Certificates for TLS to Redis, both of them.
+/// Certificates for TLS to both Redis.
 #[derive(Clone, Debug, Args)]
 pub struct RedisTls {
     /// Certificate authority of Redis, trusted instead of the public ones
     #[arg(long, env = "REDIS_TLS_CACERT", value_parser = file_path, value_name = "FILE")]
     pub redis_tls_ca: Option<PathBuf>,
 
-    /// Certificate to show to Redis
+    /// Client certificate for Redis
     #[arg(long, env = "REDIS_TLS_CLIENT_CERT", value_parser = file_path, value_name = "FILE")]
     pub redis_tls_cert: Option<PathBuf>,
 
@@ -181,7 +180,7 @@ pub struct RedisTls {
     #[arg(long, env = "REDIS_TLS_CLIENT_KEY", value_parser = file_path, value_name = "FILE")]
     pub redis_tls_key: Option<PathBuf>,
 
-    /// Take a certificate of Redis that is good but for another host
+    /// Accept a certificate of Redis that is valid but names another host
     #[arg(long, env = "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub redis_tls_any_host: bool,
 }
@@ -204,7 +203,7 @@ impl RedisTls {
 const LOST_AFTER: Duration = Duration::from_millis(200);
 
 impl Redis {
-    /// How to talk to Redis.
+    /// How to use Redis.
     pub fn options(&self) -> redis::Options {
         let longest = LOST_AFTER.max(self.redis_timeout);
         redis::Options {
@@ -218,8 +217,7 @@ impl Redis {
         }
     }
 
-    /// The address of Redis, or nothing if counters are to be held in memory: that is so only if
-    /// nothing at all was said about a backend.
+    /// The address of Redis, or `None` to count in memory, which holds only if no flag names a backend.
     pub fn address(&self) -> Option<redis::Address> {
         let auth = secret(&self.redis_auth, &self.redis_auth_file);
         let is_asked_for = self.backend.is_some()
@@ -249,8 +247,7 @@ impl Redis {
     }
 }
 
-/// What a flag says, or the file that another one names. A variable that is set to nothing is as
-/// good as none.
+/// The value of a flag, or the file that another flag names. An empty variable counts as unset.
 fn secret(text: &Option<Hidden>, path: &Option<PathBuf>) -> Option<redis::Secret> {
     let text = text.as_ref().filter(|text| !text.is_empty());
     file(path).or_else(|| text.map(|text| redis::Secret::Text((**text).to_owned())))
@@ -261,12 +258,11 @@ fn file(path: &Option<PathBuf>) -> Option<redis::Secret> {
     path.map(|path| redis::Secret::File(path.clone()))
 }
 
-/// A second Redis, for limits whose unit is the second. Deadline, connections, prefix and jitter
-/// are those of the first.
+/// A second Redis, for limits per second. Deadline, connections, prefix and jitter are those of the first.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "A second Redis for limits per second")]
 pub struct RedisPerSecond {
-    /// Count limits per second in a Redis of their own
+    /// Count limits per second in a second Redis
     #[arg(long, env = "REDIS_PERSECOND", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub redis_per_second: bool,
 
@@ -280,11 +276,11 @@ pub struct RedisPerSecond {
     )]
     pub redis_per_second_url: Hidden,
 
-    /// File that holds its address
+    /// File that contains its address
     #[arg(long, env = "TOLLGATE_REDIS_PERSECOND_URL_FILE", value_parser = file_path, conflicts_with = "redis_per_second_url", value_name = "FILE")]
     pub redis_per_second_url_file: Option<PathBuf>,
 
-    /// What an address without a scheme is
+    /// How to read an address without a scheme
     #[arg(
         long,
         env = "REDIS_PERSECOND_SOCKET_TYPE",
@@ -294,7 +290,7 @@ pub struct RedisPerSecond {
     )]
     pub redis_per_second_socket_type: Option<SocketType>,
 
-    /// What is behind an address without a scheme
+    /// How to read an address without a scheme: one server, a master with sentinels, or a cluster
     #[arg(
         long,
         env = "REDIS_PERSECOND_TYPE",
@@ -313,7 +309,7 @@ pub struct RedisPerSecond {
     )]
     pub redis_per_second_auth: Option<Hidden>,
 
-    /// File that holds it; read again for every connection
+    /// File that contains that password; read again for every connection
     #[arg(long, env = "TOLLGATE_REDIS_PERSECOND_AUTH_FILE", value_parser = file_path, conflicts_with = "redis_per_second_auth", value_name = "FILE")]
     pub redis_per_second_auth_file: Option<PathBuf>,
 
@@ -326,15 +322,15 @@ pub struct RedisPerSecond {
     )]
     pub redis_per_second_sentinel_auth: Option<Hidden>,
 
-    /// File that holds it; read again for every connection
+    /// File that contains that password; read again for every connection
     #[arg(long, env = "TOLLGATE_REDIS_PERSECOND_SENTINEL_AUTH_FILE", value_parser = file_path, conflicts_with = "redis_per_second_sentinel_auth", value_name = "FILE")]
     pub redis_per_second_sentinel_auth_file: Option<PathBuf>,
 
-    /// Speak TLS to it, with the certificates of the first
+    /// Use TLS to the second Redis, with the certificates of the first
     #[arg(long, env = "REDIS_PERSECOND_TLS", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub redis_per_second_tls: bool,
 
-    /// Longest that a connection may take to come up
+    /// How long connecting to the second Redis may take
     #[arg(long, env = "REDIS_PERSECOND_TIMEOUT", default_value = "1s", value_parser = some_time, value_name = "DURATION")]
     pub redis_per_second_connect_timeout: Duration,
 }
@@ -366,7 +362,7 @@ impl RedisPerSecond {
     }
 }
 
-/// A bare address that is told to be a socket's path, as a URL; any other as it is.
+/// The URL of a bare address that `socket_type` declares to be a socket path; any other address unchanged.
 fn with_socket_type(url: &str, socket_type: Option<SocketType>) -> String {
     match socket_type {
         Some(SocketType::Unix) if !url.contains("://") => format!("unix://{url}"),
@@ -374,18 +370,18 @@ fn with_socket_type(url: &str, socket_type: Option<SocketType>) -> String {
     }
 }
 
-/// The one backend that has to be named.
+/// The only backend with a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
     Redis,
 }
 
-/// The reference takes an empty name for Redis.
+/// As in the reference, an empty name means Redis.
 fn backend(text: &str) -> Result<Backend, String> {
     match text {
         "" | "redis" => Ok(Backend::Redis),
         "memcache" => {
-            Err("there is no memcached store, for it cannot count exactly; use redis".into())
+            Err("there is no memcached store: memcached cannot count exactly; use redis".into())
         }
         _ => Err("expected redis".into()),
     }

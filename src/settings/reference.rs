@@ -1,21 +1,21 @@
-//! The environment of envoyproxy/ratelimit: what becomes of each of its variables.
+//! The environment of envoyproxy/ratelimit, and the effect of each variable here.
 
 use std::ffi::OsString;
 
 use super::xds::ConfigType;
 
-/// What tollgate makes of a variable.
+/// How tollgate treats a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Treatment {
-    /// A flag of `serve` has this variable for its own.
+    /// A flag of `serve` reads this variable.
     Honoured,
-    /// There is nothing it could do; why, or what does it instead.
+    /// It has no effect. The text gives the reason or the replacement.
     Instead(&'static str),
 }
 
 use Treatment::{Honoured, Instead};
 
-/// All variables of the reference's settings, by name.
+/// All variables of the reference's settings, sorted by name.
 pub const VARIABLES: [(&str, Treatment); 114] = [
     ("BACKEND_TYPE", Honoured),
     ("CACHE_KEY_PREFIX", Honoured),
@@ -102,22 +102,22 @@ pub const VARIABLES: [(&str, Treatment); 114] = [
     ("REDIS_AUTH", Honoured),
     (
         "REDIS_CLUSTER_PIPELINE_PARALLELISM",
-        Instead("all nodes of a cluster are asked at the same time"),
+        Instead("all nodes of a cluster are queried in parallel"),
     ),
     ("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", Honoured),
     ("REDIS_PERSECOND", Honoured),
     ("REDIS_PERSECOND_AUTH", Honoured),
     (
         "REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM",
-        Instead("all nodes of a cluster are asked at the same time"),
+        Instead("all nodes of a cluster are queried in parallel"),
     ),
     (
         "REDIS_PERSECOND_PIPELINE_LIMIT",
-        Instead("batches form by themselves while the one before is on its way"),
+        Instead("requests that arrive while a batch is under way form the next one"),
     ),
     (
         "REDIS_PERSECOND_PIPELINE_WINDOW",
-        Instead("batches form by themselves while the one before is on its way"),
+        Instead("requests that arrive while a batch is under way form the next one"),
     ),
     (
         "REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR",
@@ -135,11 +135,11 @@ pub const VARIABLES: [(&str, Treatment); 114] = [
     ("REDIS_PERSECOND_URL", Honoured),
     (
         "REDIS_PIPELINE_LIMIT",
-        Instead("batches form by themselves while the one before is on its way"),
+        Instead("requests that arrive while a batch is under way form the next one"),
     ),
     (
         "REDIS_PIPELINE_WINDOW",
-        Instead("batches form by themselves while the one before is on its way"),
+        Instead("requests that arrive while a batch is under way form the next one"),
     ),
     (
         "REDIS_POOL_ON_EMPTY_BEHAVIOR",
@@ -199,8 +199,7 @@ pub const VARIABLES: [(&str, Treatment); 114] = [
     ("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", Honoured),
 ];
 
-/// A line for each variable of `environment` that has no effect, where rules come from files or
-/// from a control plane.
+/// A line for each variable of `environment` that has no effect, given where the rules come from.
 pub fn notes(
     environment: impl Iterator<Item = (OsString, OsString)>,
     rules: ConfigType,
@@ -210,7 +209,7 @@ pub fn notes(
             let (name, treatment) = VARIABLES.iter().find(|(known, _)| name == *known)?;
             let why = match treatment {
                 Honoured if rules == ConfigType::File && is_for_control_planes(name) => {
-                    "it is for CONFIG_TYPE=GRPC_XDS_SOTW"
+                    "it applies only with CONFIG_TYPE=GRPC_XDS_SOTW"
                 }
                 Honoured => return None,
                 Instead(why) => why,
@@ -255,7 +254,7 @@ mod tests {
     fn every_other_flag_has_a_variable_of_our_own() {
         let is_known = |flag: &str| VARIABLES.iter().any(|(name, _)| *name == flag);
         for flag in flags() {
-            // The reference's libraries read these by themselves.
+            // The reference's libraries read these variables themselves.
             let is_theirs = flag == "STATSD_PROTOCOL" || flag.starts_with("OTEL_");
             let is_ours = flag.starts_with("TOLLGATE_") || is_theirs;
             assert!(is_known(&flag) || is_ours, "{flag}");

@@ -1,4 +1,4 @@
-//! Where statistics go.
+//! Settings of statistics: statsd, DogStatsD and Prometheus.
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -30,7 +30,7 @@ pub struct Stats {
     #[arg(long, env = "STATSD_PORT", default_value_t = 8125, value_name = "PORT")]
     pub statsd_port: u16,
 
-    /// How lines travel to a statsd collector
+    /// Transport to a statsd collector
     #[arg(
         long,
         env = "STATSD_PROTOCOL",
@@ -45,8 +45,8 @@ pub struct Stats {
     #[arg(long, env = "USE_DOG_STATSD", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub dog_statsd: bool,
 
-    /// Names of rules that rewrite names for DogStatsD; each has its own variables
-    /// DOG_STATSD_MOGRIFIER_NAME_PATTERN, …_NAME and …_TAGS, with its own name for NAME
+    /// Rules that rewrite names for DogStatsD; each has its own variables DOG_STATSD_MOGRIFIER_NAME_PATTERN, …_NAME
+    /// and …_TAGS, with its own name in place of NAME
     #[arg(
         long,
         env = "USE_DOG_STATSD_MOGRIFIERS",
@@ -55,7 +55,7 @@ pub struct Stats {
     )]
     pub dog_statsd_mogrifiers: Vec<String>,
 
-    /// Tags for everything, as tag:value pairs
+    /// Tags for all statistics, as tag:value pairs
     #[arg(long, env = "EXTRA_TAGS", value_delimiter = ',', value_parser = tag, value_name = "TAG:VALUE,…")]
     pub extra_tags: Vec<(String, String)>,
 
@@ -65,15 +65,15 @@ pub struct Stats {
         value_parser = some_time, value_name = "DURATION")]
     pub stats_flush_interval: Duration,
 
-    /// Send nothing, whatever the other flags say; the debug port shows statistics all the same
+    /// Send no statistics, whatever the other flags say; the debug port still shows them
     #[arg(long, env = "DISABLE_STATS", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub disable_stats: bool,
 
-    /// Serve statistics to Prometheus on a port of their own
+    /// Serve statistics for Prometheus on a separate port
     #[arg(long, env = "USE_PROMETHEUS", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub prometheus: bool,
 
-    /// Address of that port; without a host on all of them
+    /// Address of that port; without a host, all addresses
     #[arg(long, env = "PROMETHEUS_ADDR", default_value = ":9090", value_parser = address, value_name = "[HOST]:PORT")]
     pub prometheus_address: SocketAddr,
 
@@ -81,17 +81,17 @@ pub struct Stats {
     #[arg(long, env = "PROMETHEUS_PATH", default_value = "/metrics", value_parser = path, value_name = "PATH")]
     pub prometheus_path: String,
 
-    /// File that maps statsd names to Prometheus', in the format of statsd_exporter; a missing
-    /// one is said and left out
+    /// File that maps statsd names to Prometheus names, in the format of statsd_exporter; a missing file is logged
+    /// and ignored
     #[arg(long, env = "PROMETHEUS_MAPPER_YAML", value_parser = file_path, value_name = "FILE")]
     pub prometheus_mapping: Option<PathBuf>,
 
-    /// Tell response times in milliseconds where the mapping file does not say otherwise
+    /// Show response times in milliseconds, unless the mapping file says otherwise
     #[arg(long, env = "PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub prometheus_milliseconds: bool,
 
-    /// Most names of statistics that requests make up: values of detailed_metric and
-    /// value_to_metric, limit overrides, unknown domains; of 128 bytes each on average
+    /// Most names of statistics that requests can create: values of detailed_metric and value_to_metric, limit
+    /// overrides, unknown domains; of 128 bytes each on average
     #[arg(
         long,
         env = "TOLLGATE_MAX_METRIC_NAMES",
@@ -102,11 +102,11 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Who gets statistics sent, and how.
+    /// The collectors that get statistics, and how.
     ///
     /// # Errors
     ///
-    /// If a mogrifier's variables do not make a rule.
+    /// If the variables of a mogrifier do not make a valid rule.
     pub fn sinks(&self) -> Result<Vec<statsd::Options>, MogrifierError> {
         let mut sinks = Vec::new();
         let sink = |transport, dialect| statsd::Options {
@@ -144,7 +144,7 @@ impl Stats {
     }
 }
 
-/// The rule that the variables of `name` make.
+/// The rule made of the variables of the mogrifier `name`.
 fn mogrifier(name: &str) -> Result<Mogrifier, MogrifierError> {
     #[expect(clippy::disallowed_methods, reason = "this file reads the environment")]
     let part = |part: &str| {

@@ -9,12 +9,12 @@ use super::values::{boolean, file_path};
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "TLS on the gRPC port")]
 pub struct Tls {
-    /// Serve TLS 1.2 and 1.3 on the gRPC port, and nothing else there; a Unix socket never has TLS
+    /// Require TLS 1.2 or 1.3 on the gRPC port; a Unix socket never has TLS
     #[arg(long, env = "GRPC_SERVER_USE_TLS", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub grpc_tls: bool,
 
-    /// Certificate of the server and those between it and its authority, in PEM; this file and the
-    /// next two are read again when they change
+    /// Certificate of the server and its intermediate certificates, in PEM; this file and the next two are read again
+    /// when they change
     #[arg(long, env = "GRPC_SERVER_TLS_CERT", value_parser = file_path, value_name = "FILE")]
     pub grpc_tls_cert: Option<PathBuf>,
 
@@ -22,13 +22,12 @@ pub struct Tls {
     #[arg(long, env = "GRPC_SERVER_TLS_KEY", value_parser = file_path, value_name = "FILE")]
     pub grpc_tls_key: Option<PathBuf>,
 
-    /// Refuse clients without a certificate of an authority in this PEM file; no other authority
-    /// counts
+    /// Require a client certificate from an authority in this PEM file; no other authority is trusted
     #[arg(long, env = "GRPC_CLIENT_TLS_CACERT", value_parser = file_path, value_name = "FILE")]
     pub grpc_client_ca: Option<PathBuf>,
 
-    /// Refuse clients whose certificate is not valid for this name too; a wildcard in the
-    /// certificate needs two labels behind it
+    /// Also require the client certificate to be valid for this name; a wildcard in the certificate must have at
+    /// least two labels after it
     #[arg(long, env = "GRPC_CLIENT_TLS_SAN", value_name = "NAME")]
     pub grpc_client_san: Option<String>,
 }
@@ -53,7 +52,7 @@ impl Tls {
     }
 }
 
-/// A variable that is set to nothing is as good as none.
+/// An empty variable counts as unset.
 fn given(path: Option<&Path>) -> Option<&Path> {
     path.filter(|path| !path.as_os_str().is_empty())
 }

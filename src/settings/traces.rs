@@ -1,4 +1,4 @@
-//! Whether calls become spans, and where those go.
+//! Settings of tracing: which calls become spans, and where the spans go.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -14,7 +14,7 @@ use crate::{
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Traces")]
 pub struct Traces {
-    /// Send a span of each sampled call to an OpenTelemetry collector
+    /// Send spans of each sampled call to an OpenTelemetry collector
     #[arg(long, env = "TRACING_ENABLED", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub tracing: bool,
 
@@ -27,15 +27,15 @@ pub struct Traces {
     )]
     pub tracing_service_name: String,
 
-    /// Their service.namespace
+    /// The service.namespace of the spans
     #[arg(long, env = "TRACING_SERVICE_NAMESPACE", value_name = "NAME")]
     pub tracing_service_namespace: Option<String>,
 
-    /// Their service.instance.id [default: a random UUID]
+    /// The service.instance.id of the spans [default: a random UUID]
     #[arg(long, env = "TRACING_SERVICE_INSTANCE_ID", value_name = "ID")]
     pub tracing_service_instance_id: Option<String>,
 
-    /// How they are sent: protobuf over HTTP, or gRPC
+    /// Protocol of the collector: http (protobuf over HTTP) or grpc
     #[arg(
         long,
         env = "TRACING_EXPORTER_PROTOCOL",
@@ -54,7 +54,7 @@ pub struct Traces {
     )]
     pub tracing_sampling_rate: f64,
 
-    /// The collector; over HTTP spans go to v1/traces below it [default: http://localhost:4318, or
+    /// URL of the collector; over HTTP, v1/traces is appended [default: http://localhost:4318, or
     /// http://localhost:4317 for gRPC]
     #[arg(
         long,
@@ -64,7 +64,7 @@ pub struct Traces {
     )]
     pub otlp_endpoint: Option<Hidden>,
 
-    /// Where spans go, as it stands; wins over --otlp-endpoint
+    /// Full URL for spans, used unchanged; wins over --otlp-endpoint
     #[arg(
         long,
         env = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
@@ -73,8 +73,7 @@ pub struct Traces {
     )]
     pub otlp_traces_endpoint: Option<Hidden>,
 
-    /// Headers to send along, such as an API key: name=value, separated by commas, with %20 and the
-    /// like
+    /// Extra headers, such as an API key: name=value, separated by commas; special characters percent-encoded
     #[arg(
         long,
         env = "OTEL_EXPORTER_OTLP_HEADERS",
@@ -83,15 +82,15 @@ pub struct Traces {
     )]
     pub otlp_headers: Option<Hidden>,
 
-    /// How long the collector may take, in milliseconds
+    /// How long the collector may take to answer, in milliseconds
     #[arg(long, env = "OTEL_EXPORTER_OTLP_TIMEOUT", default_value = "10000", value_parser = milliseconds, value_name = "MS")]
     pub otlp_timeout: Duration,
 
-    /// Who has signed the collector's certificate, in PEM; needed for an https:// URL
+    /// CA certificate to verify the collector, in PEM; required for an https:// URL
     #[arg(long, env = "OTEL_EXPORTER_OTLP_CERTIFICATE", value_parser = file_path, value_name = "FILE")]
     pub otlp_certificate: Option<PathBuf>,
 
-    /// Own certificate for the collector, in PEM
+    /// Client certificate for the collector, in PEM
     #[arg(long, env = "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", value_parser = file_path, value_name = "FILE")]
     pub otlp_client_certificate: Option<PathBuf>,
 
@@ -103,11 +102,11 @@ pub struct Traces {
     #[arg(long, env = "OTEL_RESOURCE_ATTRIBUTES", value_name = "K=V[,K=V…]")]
     pub otel_resource_attributes: Option<String>,
 
-    /// Most spans that may wait to be sent; further ones are dropped and counted
+    /// Most spans that may wait to be sent; any more are dropped and counted
     #[arg(long, env = "OTEL_BSP_MAX_QUEUE_SIZE", default_value_t = 2048, value_parser = number(1..=1_000_000), value_name = "N")]
     pub otel_max_queue: usize,
 
-    /// Most spans of one message
+    /// Most spans in one message
     #[arg(long, env = "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", default_value_t = 512, value_parser = number(1..=100_000), value_name = "N")]
     pub otel_max_batch: usize,
 
@@ -116,7 +115,7 @@ pub struct Traces {
     pub otel_delay: Duration,
 }
 
-/// As in the reference, nothing is HTTP.
+/// As in the reference, an empty text means HTTP.
 fn protocol(text: &str) -> Result<export::Protocol, String> {
     match text {
         "" | "http" => Ok(export::Protocol::Http),
@@ -139,7 +138,7 @@ pub enum TracesError {
 }
 
 impl Traces {
-    /// How calls are sampled.
+    /// Sampling and the bound on waiting spans.
     pub fn sampling(&self) -> traces::Options {
         traces::Options {
             sampling_rate: self.tracing_sampling_rate,
@@ -147,11 +146,11 @@ impl Traces {
         }
     }
 
-    /// Where spans go. `random_id` is for who is not told what this process is called.
+    /// Where spans go. `random_id` makes the instance id if no flag sets it.
     ///
     /// # Errors
     ///
-    /// If an address, a file or a list cannot be read.
+    /// If an address, a file or a list is not valid.
     pub fn export(&self, random_id: impl Fn() -> String) -> Result<export::Options, TracesError> {
         let given = |text: Option<&str>| text.filter(|text| !text.is_empty()).map(str::to_owned);
         let protocol = self.tracing_protocol;
@@ -240,7 +239,7 @@ impl Traces {
     }
 }
 
-/// An URL without what stands before its host: that may be a password.
+/// A URL without the part before its host, which may contain a password.
 fn told(url: &str) -> String {
     let (scheme, behind) = url.split_once("://").unwrap_or(("", url));
     match behind.rfind('@') {
@@ -249,7 +248,7 @@ fn told(url: &str) -> String {
     }
 }
 
-/// What stands behind the host of an URL.
+/// The part of a URL after its host.
 fn path_of(url: &str) -> String {
     let behind = url.split_once("://").map_or(url, |(_, behind)| behind);
     behind
@@ -257,7 +256,7 @@ fn path_of(url: &str) -> String {
         .map_or_else(String::new, |at| behind[at..].to_owned())
 }
 
-/// `k=v,k=v`, in which %XX stands for a byte (W3C Baggage, as OpenTelemetry has it).
+/// `k=v,k=v`, with percent-encoded bytes (W3C Baggage, as in OpenTelemetry).
 fn pairs(text: &str) -> Option<Vec<(String, String)>> {
     let items = text
         .split(',')

@@ -1,4 +1,4 @@
-//! Texts of flags and variables → values, in the syntax that Go programs take.
+//! Parses values of flags and variables, in the syntax of Go programs.
 
 use std::{
     convert::Infallible,
@@ -11,7 +11,7 @@ use std::{
 
 use clap::builder::RangedU64ValueParser;
 
-/// A text that may hold a password, so that nothing prints it with all else.
+/// A text that may hold a password; its `Debug` hides it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Hidden(String);
 
@@ -65,7 +65,7 @@ pub(super) fn entries(text: &str) -> Result<Entries, String> {
     ))
 }
 
-/// A path; a variable that is set to nothing is as good as none.
+/// A path. An empty text is allowed here; later an empty variable counts as unset.
 pub(super) fn file_path(text: &str) -> Result<PathBuf, Infallible> {
     Ok(text.into())
 }
@@ -88,17 +88,17 @@ pub(super) fn tag(text: &str) -> Result<(String, String), String> {
 /// `:9090`, `127.0.0.1:9090`, `[::1]:9090`, `localhost:9090`
 pub(super) fn address(text: &str) -> Result<SocketAddr, String> {
     let (host, port) = text.rsplit_once(':').ok_or("expected [HOST]:PORT")?;
-    let port = port.parse().map_err(|_| "the port is no port")?;
+    let port = port.parse().map_err(|_| "the port is not a port number")?;
     let ip = match host.trim_start_matches('[').trim_end_matches(']') {
         "" => IpAddr::from([0, 0, 0, 0]),
         "localhost" => IpAddr::from([127, 0, 0, 1]),
-        ip => ip.parse().map_err(|_| "the host is no IP address")?,
+        ip => ip.parse().map_err(|_| "the host is not an IP address")?,
     };
     Ok(SocketAddr::new(ip, port))
 }
 
 pub(super) fn path(text: &str) -> Result<String, String> {
-    // Braces would be a pattern to the router.
+    // The router would read braces as a pattern.
     if text.starts_with('/') && !text.contains(['{', '}']) {
         Ok(text.to_owned())
     } else {
@@ -106,8 +106,7 @@ pub(super) fn path(text: &str) -> Result<String, String> {
     }
 }
 
-/// A number in `range`: 0 of a thing that every request needs is a slip, and so is more than a
-/// process could have.
+/// A number in `range`. The ranges exclude 0 where every request needs one, and more than a process could have.
 pub(super) fn number(range: impl RangeBounds<u64>) -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(range)
 }
@@ -121,8 +120,7 @@ pub(super) fn boolean(text: &str) -> Result<bool, String> {
     }
 }
 
-/// A name that can stand in front of a header's colon (RFC 9110, `token`): Envoy sends on what it
-/// is given.
+/// A valid header name (RFC 9110, `token`): Envoy forwards the name as it is.
 pub(super) fn header_name(text: &str) -> Result<String, String> {
     let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
     if text.is_empty() || !text.bytes().all(is_token) {
@@ -131,7 +129,7 @@ pub(super) fn header_name(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-/// A whole number of milliseconds, as OpenTelemetry's variables have it; not 0.
+/// A whole number of milliseconds above 0, as in OpenTelemetry's variables.
 pub(super) fn milliseconds(text: &str) -> Result<Duration, String> {
     match text.parse() {
         Ok(millis) if millis > 0 => Ok(Duration::from_millis(millis)),
@@ -147,14 +145,14 @@ pub(super) fn some_time(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// A duration as Go's `time.ParseDuration` reads it: `10ms`, `1h30m`, `1.5s`, `0`; no negative
-/// ones, and none above 292 years. That much can be added to every moment there is.
+/// A duration as Go's `time.ParseDuration` reads it: `10ms`, `1h30m`, `1.5s`, `0`; not negative, and at most 292
+/// years, so that it can be added to every moment.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     const LONGEST: Duration = Duration::from_nanos(i64::MAX.unsigned_abs());
     let too_long = || format!("`{text}` is longer than 2562047h, the longest duration");
     let bad = || {
         format!(
-            "`{text}` is no duration; write a number and ns, us, ms, s, m or h, such as 10ms or 1h30m"
+            "`{text}` is not a duration; write a number and ns, us, ms, s, m or h, such as 10ms or 1h30m"
         )
     };
     if text == "0" {

@@ -1,4 +1,4 @@
-//! Rules from a control plane.
+//! Settings of a control plane that pushes rules.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -10,7 +10,7 @@ use crate::xds::{self, Backoff, Empty};
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Rules from a control plane (xDS)")]
 pub struct Xds {
-    /// Where rules come from: files, or a control plane that pushes them
+    /// Source of the rules: files, or a control plane that pushes them
     #[arg(
         long,
         env = "CONFIG_TYPE",
@@ -21,7 +21,7 @@ pub struct Xds {
     )]
     pub config_type: ConfigType,
 
-    /// Control plane: host:port, or unix: and the path of a socket
+    /// Address of the control plane: host:port, or unix: and the path of a socket
     #[arg(
         long,
         env = "CONFIG_GRPC_XDS_SERVER_URL",
@@ -30,7 +30,7 @@ pub struct Xds {
     )]
     pub xds_server: String,
 
-    /// By which id the control plane knows this process
+    /// Node id that this process reports to the control plane
     #[arg(
         long,
         env = "CONFIG_GRPC_XDS_NODE_ID",
@@ -39,7 +39,7 @@ pub struct Xds {
     )]
     pub xds_node_id: String,
 
-    /// What else the control plane is told about this process
+    /// Further metadata that this process reports to the control plane
     #[arg(
         long,
         env = "CONFIG_GRPC_XDS_NODE_METADATA",
@@ -58,11 +58,11 @@ pub struct Xds {
     )]
     pub xds_headers: Hidden,
 
-    /// Speak TLS to the control plane; its files are read again for each connection
+    /// Use TLS to the control plane; its files are read again for each connection
     #[arg(long, env = "CONFIG_GRPC_XDS_SERVER_USE_TLS", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub xds_tls: bool,
 
-    /// Certificate to show to the control plane, in PEM
+    /// Client certificate for the control plane, in PEM
     #[arg(long, env = "CONFIG_GRPC_XDS_CLIENT_TLS_CERT", value_parser = file_path, value_name = "FILE")]
     pub xds_tls_cert: Option<PathBuf>,
 
@@ -74,7 +74,7 @@ pub struct Xds {
     #[arg(long, env = "CONFIG_GRPC_XDS_SERVER_TLS_CACERT", value_parser = file_path, value_name = "FILE")]
     pub xds_tls_ca: Option<PathBuf>,
 
-    /// Name that the certificate of the control plane must be valid for, if not that of its host
+    /// Name that the certificate of the control plane must be valid for, if not the name of its host
     #[arg(
         long,
         env = "CONFIG_GRPC_XDS_SERVER_TLS_SAN",
@@ -83,8 +83,8 @@ pub struct Xds {
     )]
     pub xds_tls_san: String,
 
-    /// What a push without any rules does: `allow` takes it, so that nothing is limited; `keep`
-    /// refuses it while there are rules
+    /// Effect of a push without any rules: `allow` accepts it, so that nothing is limited; `keep` refuses it while
+    /// there are rules
     #[arg(
         long,
         env = "TOLLGATE_XDS_EMPTY_PUSH",
@@ -104,7 +104,7 @@ pub struct Xds {
     )]
     pub xds_max_message_bytes: usize,
 
-    /// Wait before the first attempt to connect again
+    /// Wait before the first attempt to reconnect
     #[arg(long, env = "XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", default_value = "250ms", value_parser = some_time, value_name = "DURATION")]
     pub xds_backoff_initial: Duration,
 
@@ -112,7 +112,7 @@ pub struct Xds {
     #[arg(long, env = "XDS_CLIENT_BACKOFF_MAX_INTERVAL", default_value = "5s", value_parser = some_time, value_name = "DURATION")]
     pub xds_backoff_max: Duration,
 
-    /// Each wait is so many times the one before; up to 1 they are all the first
+    /// Each wait is this many times the one before; with 1 or less all waits equal the first
     #[arg(
         long,
         env = "XDS_CLIENT_BACKOFF_RANDOM_FACTOR",
@@ -121,25 +121,24 @@ pub struct Xds {
     )]
     pub xds_backoff_factor: f64,
 
-    /// Spread waits at random, so that processes that lost one control plane do not come back at
-    /// once
+    /// Randomise waits, so that processes that lost one control plane do not all come back at once
     #[arg(long, env = "XDS_CLIENT_BACKOFF_JITTER", default_value = "true", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub xds_backoff_jitter: bool,
 
-    /// Wait before asking a control plane again that answers but refuses the call, times the
-    /// refusals so far [default: as after any other failure]
+    /// Wait after a control plane answers but refuses the call, times the refusals so far [default: the usual
+    /// back-off]
     #[arg(long, env = "CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL", value_parser = some_time, value_name = "DURATION")]
     pub xds_retry_interval: Option<Duration>,
 
-    /// How often a silent control plane is asked whether it is still there; 0 means never.
-    /// Servers in Go, such as Envoy Gateway, hang up on who asks more often than every 5 minutes
+    /// How often to ping a silent control plane; 0 means never. Servers in Go, such as Envoy Gateway, close
+    /// connections that ping more often than every 5 minutes
     #[arg(long, env = "TOLLGATE_XDS_KEEPALIVE", default_value = "6m", value_parser = duration, value_name = "DURATION")]
     pub xds_keepalive: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ConfigType {
-    /// Files, wherever the other flags say
+    /// Files, in the folder that the other flags name
     #[value(name = "FILE")]
     File,
     /// A control plane
@@ -154,7 +153,7 @@ pub enum EmptyPush {
 }
 
 impl Xds {
-    /// How to get rules from the control plane; nothing if they come from files.
+    /// How to get rules from the control plane; `None` if they come from files.
     pub fn options(&self) -> Option<xds::Options> {
         if self.config_type == ConfigType::File {
             return None;
@@ -164,7 +163,7 @@ impl Xds {
             server: self.xds_server.clone(),
             node_id: self.xds_node_id.clone(),
             node_metadata: items(&self.xds_node_metadata)
-                // What has no equals sign is left out, as the reference does.
+                // As in the reference, an item without an equals sign is dropped.
                 .filter_map(|item| item.split_once('='))
                 .map(|(key, value)| (key.to_owned(), value.to_owned()))
                 .collect(),
@@ -195,7 +194,7 @@ impl Xds {
     }
 }
 
-/// What stands between commas; of nothing there is none.
+/// The items of a comma-separated list; an empty text has none.
 fn items(list: &str) -> impl Iterator<Item = &str> {
     list.split(',').filter(move |_| !list.is_empty())
 }

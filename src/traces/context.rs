@@ -1,21 +1,20 @@
-//! The trace that a call belongs to, as its headers tell: W3C Trace Context, or B3 in one header or
-//! in several.
+//! The trace of a call, read from its headers: W3C Trace Context, or B3 in one header or in several.
 //!
-//! Baggage goes no further than here, for a decision calls nobody who could read it.
+//! Baggage is not forwarded: a decision calls no further service.
 
-/// A longer `tracestate` is not kept (W3C Trace Context, 3.3.1.5).
+/// A longer `tracestate` is dropped (W3C Trace Context, 3.3.1.5).
 const MAX_STATE_BYTES: usize = 512;
 
-/// The trace so far.
+/// The trace that the caller began.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Context {
     pub trace_id: Option<u128>,
-    /// Whether who called wants it to be sampled; nothing if that is left open.
+    /// The caller's sampling decision; `None` if it left that open.
     pub is_sampled: Option<bool>,
     pub state: String,
 }
 
-/// The span that the call was made in.
+/// The caller's span.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parent {
     pub context: Context,
@@ -23,7 +22,7 @@ pub struct Parent {
 }
 
 impl Parent {
-    /// Reads the headers of a call; what is malformed is as good as nothing.
+    /// Reads the headers of a call; malformed headers count as absent.
     pub fn read<'h>(header: impl Fn(&str) -> Option<&'h str>) -> Option<Self> {
         let w3c = header("traceparent").and_then(traceparent);
         if let Some(mut parent) = w3c {
@@ -45,7 +44,7 @@ impl Parent {
     }
 }
 
-/// `00-TRACE-SPAN-FLAGS`; later versions may have more behind.
+/// `00-TRACE-SPAN-FLAGS`; later versions may append more.
 fn traceparent(text: &str) -> Option<Parent> {
     let mut parts = text.trim().split('-');
     let (version, trace, span, flags) =

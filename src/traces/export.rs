@@ -1,7 +1,7 @@
 //! Sends spans to an OpenTelemetry collector (OTLP 1.x), over HTTP or gRPC.
 //!
-//! Our own messages and the HTTP library that is there anyway, instead of OpenTelemetry's crates:
-//! those bring a second HTTP client and some forty crates for a message of a dozen fields.
+//! It uses its own messages and the HTTP library that is already there: OpenTelemetry's crates bring a second HTTP
+//! client and some forty crates for a message of a dozen fields.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use tonic::codegen::http::{HeaderName, HeaderValue, Request, header};
 use super::{Meters, Span, Spans, Value};
 use crate::dial::{Dial, DialError};
 
-/// The messages that `build.rs` makes of `proto/`.
+/// The messages that `build.rs` generates from `proto/`.
 #[allow(
     missing_debug_implementations,
     unreachable_pub,
@@ -30,7 +30,7 @@ use proto::{
     trace_service_client::TraceServiceClient,
 };
 
-/// No more of an answer is read.
+/// Bound on the bytes read of an answer.
 const MAX_ANSWER_BYTES: usize = 64 << 10;
 
 /// How spans are sent.
@@ -41,22 +41,22 @@ pub enum Protocol {
     Grpc,
 }
 
-/// Where spans go, and how.
+/// Where and how spans are sent.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub protocol: Protocol,
     pub dial: Dial,
-    /// Of the URL, over HTTP.
+    /// Path of the URL, for HTTP.
     pub path: String,
-    /// What is sent along, such as an API key.
+    /// Extra headers, such as an API key.
     pub headers: Vec<(HeaderName, HeaderValue)>,
-    /// Who made the spans.
+    /// Attributes that identify this process.
     pub resource: Vec<(String, String)>,
-    /// Most spans of one message.
+    /// Most spans in one message.
     pub batch: usize,
-    /// How long spans may wait for others.
+    /// How long a span may wait for others.
     pub delay: Duration,
-    /// How long the collector may take.
+    /// How long the collector may take to answer.
     pub timeout: Duration,
 }
 
@@ -73,13 +73,13 @@ enum ExportError {
     Answered(tonic::codegen::http::StatusCode),
     #[error("the collector answered {:?}: {}", .0.code(), .0.message())]
     Refused(Box<tonic::Status>),
-    #[error("the collector did not take {0} spans: {1}")]
+    #[error("the collector rejected {0} spans: {1}")]
     Rejected(i64, String),
     #[error("the request cannot be made")]
     Request(#[from] tonic::codegen::http::Error),
 }
 
-/// Sends what a tracer makes.
+/// Sends the spans of a tracer.
 #[derive(Debug)]
 pub struct Exporter {
     pub spans: Spans,
@@ -88,14 +88,14 @@ pub struct Exporter {
 }
 
 impl Exporter {
-    /// Sends batches until told to stop, and then what is left. A batch that cannot be sent is lost:
-    /// the log says so once, and once that the collector is back.
+    /// Sends batches until `stop` fires, then the remaining spans. A batch that cannot be sent is lost: the log
+    /// reports the first loss and the recovery, once each.
     pub async fn run(mut self, mut stop: oneshot::Receiver<()>) {
         let mut is_good = true;
         let mut batch = Vec::new();
         loop {
             let is_over = tokio::select! {
-                // Whoever could stop it is gone: that is as good as being stopped.
+                // A dropped sender counts as a stop.
                 _ = &mut stop => true,
                 () = gather(&mut self.spans, &mut batch, &self.options) => false,
             };
@@ -108,7 +108,7 @@ impl Exporter {
             while !rest.is_empty() {
                 let later = rest.split_off(rest.len().min(self.options.batch));
                 let sent = self.send(&rest).await;
-                // What is lost at the end would only take longer to be lost.
+                // Spans lost at the end would only delay the end.
                 let gives_up = is_over && sent.is_err();
                 self.note(sent, rest.len(), &mut is_good);
                 rest = later;
@@ -128,7 +128,7 @@ impl Exporter {
             Ok(()) => {
                 Meters::add(&self.meters.exported, spans);
                 if !*is_good {
-                    tracing::info!("spans are taken again");
+                    tracing::info!("the collector accepts spans again");
                 }
                 *is_good = true;
             }
@@ -188,7 +188,7 @@ impl Exporter {
                 return Err(ExportError::Answered(status));
             }
             let body = to_bytes(Body::new(reply.into_body()), MAX_ANSWER_BYTES).await;
-            // A success whose words are not understood is one.
+            // A success with an unreadable body is still a success.
             let answer = body
                 .ok()
                 .and_then(|body| ExportTraceServiceResponse::decode(body).ok());
@@ -232,13 +232,13 @@ fn chain(error: &dyn std::error::Error) -> String {
     texts.join(": ")
 }
 
-/// Waits until there is a whole batch, or the first span of one has waited long enough.
+/// Waits until a batch is full, or its first span has waited for the whole delay.
 async fn gather(spans: &mut Spans, batch: &mut Vec<Span>, options: &Options) {
     let Spans(queue) = spans;
     if batch.is_empty() {
         match queue.recv().await {
             Some(first) => batch.push(first),
-            // No tracer is left; who stops this will come.
+            // No tracer is left; the stop signal ends this wait.
             None => std::future::pending().await,
         }
     }
@@ -250,7 +250,7 @@ async fn gather(spans: &mut Spans, batch: &mut Vec<Span>, options: &Options) {
             }
         }
     };
-    // What is gathered so far is enough when the time is over.
+    // When the time is over the batch is sent as it is.
     let _ = tokio::time::timeout(options.delay, full).await;
 }
 

@@ -1,19 +1,19 @@
-//! How long to wait before asking a control plane again.
+//! Waits between attempts to call a control plane.
 
 use std::{
     hash::{BuildHasher as _, RandomState},
     time::Duration,
 };
 
-/// Waits that grow from one failure to the next.
+/// Waits that grow with each failure.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Backoff {
-    /// The first wait, and the least.
+    /// The first wait, and the shortest.
     pub initial: Duration,
     pub max: Duration,
-    /// Each wait is so many times the one before; up to 1 they are all the first.
+    /// Each wait is this many times the one before; with 1 or less all equal the first.
     pub factor: f64,
-    /// Pick each wait at random between the first one and half more than its turn.
+    /// Choose each wait at random between `initial` and one and a half times its value.
     pub jitter: bool,
 }
 
@@ -47,22 +47,22 @@ impl Waits {
         if !jitter {
             return wait;
         }
-        // Those that lost one control plane together do not come back together, not even at first.
+        // Even the first wait is random: clients of one lost control plane must not return together.
         let least = initial.min(max);
         between(least, wait.saturating_add(wait / 2).min(max).max(least))
     }
 }
 
-/// The wait after `times` refusals in a row, give or take a half, as gRPC's own retries have it.
+/// The wait after `times` refusals in a row, varied by up to a half, as in gRPC's own retries.
 pub(super) fn linear(interval: Duration, times: u32) -> Duration {
     let wait = interval.saturating_mul(times);
     between(wait / 2, wait.saturating_add(wait / 2))
 }
 
-/// A moment between the two, each as likely as the other.
+/// A random duration between the two.
 fn between(least: Duration, most: Duration) -> Duration {
     const STEPS: u32 = 1000;
-    // A fresh hasher's seed is as random as this needs.
+    // The seed of a fresh hasher is random enough for this.
     let random = RandomState::new().hash_one(()) % u64::from(STEPS + 1);
     let steps = u32::try_from(random).unwrap_or(STEPS);
     least + most.saturating_sub(least) / STEPS * steps

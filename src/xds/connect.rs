@@ -1,4 +1,4 @@
-//! Connects to a control plane: by TCP or a Unix socket, with TLS if asked for.
+//! Connects to a control plane over TCP or a Unix socket, with TLS if asked for.
 
 use std::{fmt, io, path::PathBuf, sync::Arc, time::Duration};
 
@@ -16,22 +16,22 @@ use crate::{
     pem::{self, PemError},
 };
 
-/// A connection that takes longer to come up, TLS included, is given up.
+/// Bound on connecting, TLS included.
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// The longest wait for the answer to a keepalive.
+/// Longest wait for the answer to a keepalive ping.
 const KEEPALIVE_ANSWER: Duration = Duration::from_secs(20);
 
-/// The kernel asks a silent peer after so long, and again after a third of it, three times: a
-/// host that vanished is noticed within a minute, without a word to the control plane itself.
+/// The kernel probes a silent peer after this time, and three more times, a third of it apart. So a vanished host is
+/// detected within a minute, without traffic to the control plane itself.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
 
-/// The port of a target that names none, as gRPC has it.
+/// The default port of a target, as in gRPC.
 const DEFAULT_PORT: u16 = 443;
 
-/// The target cannot be read.
+/// The address cannot be parsed.
 #[derive(Debug, thiserror::Error)]
-#[error("`{0}` is no address; write host:port or unix:/path")]
+#[error("`{0}` is not an address; write host:port or unix:/path")]
 pub struct BadServer(String);
 
 /// Files for TLS to a control plane.
@@ -41,11 +41,11 @@ pub struct TlsFiles {
     pub key: Option<PathBuf>,
     /// Trusted instead of the public authorities.
     pub ca: Option<PathBuf>,
-    /// What the certificate of the control plane has to be valid for, if not its host.
+    /// Name that the control plane's certificate must be valid for, if not its host.
     pub name: Option<String>,
 }
 
-/// Why there is no TLS. Every message names the file or the setting that is wrong.
+/// Why TLS cannot be set up. Every message names the file or the setting at fault.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     #[error(
@@ -53,12 +53,12 @@ pub enum TlsError {
     )]
     Half,
     #[error(
-        "`{0}` is no name that a certificate can be valid for; set CONFIG_GRPC_XDS_SERVER_TLS_SAN (--xds-tls-san)"
+        "`{0}` cannot be the name in a certificate; set CONFIG_GRPC_XDS_SERVER_TLS_SAN (--xds-tls-san)"
     )]
     NoName(String),
     #[error(transparent)]
     Pem(#[from] PemError),
-    #[error("{} and {}: certificate and key are no pair that can be used", certificate.display(), key.display())]
+    #[error("{} and {}: certificate and key cannot be used together", certificate.display(), key.display())]
     NoPair {
         certificate: PathBuf,
         key: PathBuf,
@@ -74,17 +74,17 @@ pub(super) enum ConnectError {
     TooSlow,
     #[error("cannot connect")]
     Connect(#[source] io::Error),
-    #[error("no TLS")]
+    #[error("TLS failed")]
     Handshake(#[source] io::Error),
     #[error(transparent)]
     Tls(#[from] TlsError),
     #[error("reading the certificates panicked")]
     Panicked,
-    #[error("no HTTP/2")]
+    #[error("HTTP/2 failed")]
     Http(#[source] tonic::transport::Error),
 }
 
-/// Makes connections to one control plane.
+/// Opens connections to one control plane.
 #[derive(Debug)]
 pub(super) struct Connector {
     target: Target,
@@ -92,7 +92,7 @@ pub(super) struct Connector {
     keepalive: Option<Duration>,
 }
 
-/// Where a control plane is.
+/// The address of a control plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Target {
     Tcp { host: String, port: u16 },
@@ -117,7 +117,7 @@ impl Connector {
         self.target.to_string()
     }
 
-    /// Reads the certificates, to tell at the start what is wrong with them.
+    /// Reads the certificates, to report problems at the start.
     pub(super) fn check(&self) -> Result<(), XdsError> {
         if let Some(files) = &self.tls {
             self.name(files)?;
@@ -169,7 +169,7 @@ impl Connector {
     async fn shake_hands(&self, files: &TlsFiles, stream: Stream) -> Result<Stream, ConnectError> {
         let name = self.name(files)?;
         let files = files.clone();
-        // A file may be on a volume that does not answer.
+        // A file may be on a volume that does not respond.
         let read = tokio::task::spawn_blocking(move || files.config());
         let config = read.await.map_err(|_| ConnectError::Panicked)??;
         let connector = TlsConnector::from(Arc::new(config));
@@ -193,15 +193,14 @@ impl Connector {
             (None, Target::Tcp { .. }) => self.target(),
             (None, Target::Unix(_)) => "localhost".to_owned(),
         };
-        // TLS is inside of the stream already: to the library this is HTTP/2 and nothing else.
+        // The stream already includes TLS, so the library sees plain HTTP/2.
         Endpoint::from_shared(format!("http://{authority}"))?
             .user_agent(concat!("tollgate/", env!("CARGO_PKG_VERSION")))
     }
 }
 
 impl Target {
-    /// `host:port`, `host`, `[::1]:port`, `unix:path`, and these behind the schemes of gRPC's
-    /// resolvers.
+    /// `host:port`, `host`, `[::1]:port`, `unix:path`, and these after the schemes of gRPC's resolvers.
     fn parse(text: &str) -> Option<Self> {
         if let Some(path) = text.strip_prefix("unix:") {
             let path = path.strip_prefix("//").unwrap_or(path);
@@ -209,7 +208,7 @@ impl Target {
         }
         let rest = match text.split_once("://") {
             Some(("http" | "https", rest)) => rest,
-            // What stands between the slashes is who resolves the name.
+            // The text between the slashes names the resolver.
             Some(("dns" | "passthrough" | "ipv4" | "ipv6", rest)) => rest.split_once('/')?.1,
             Some(_) => return None,
             None => text.strip_prefix("dns:").unwrap_or(text),
@@ -275,7 +274,7 @@ impl TlsFiles {
     }
 }
 
-/// Sends what is written at once, and asks a silent peer whether it is there.
+/// Disables Nagle's algorithm, and lets the kernel probe a silent peer.
 fn keep_alive(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let keepalive = TcpKeepalive::new()

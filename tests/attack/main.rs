@@ -1,5 +1,5 @@
-//! Carries out every attack that `tests/it/support/attack.rs` knows, in full size, and prints what others noticed
-//! of it as one table. `make attack` runs it.
+//! Carries out every attack in `tests/it/support/attack.rs`, at full size, and prints its effects on other clients as
+//! one table. `make attack` runs it.
 //!
 //! ```text
 //! attack [--only TEXT] [--write FILE]
@@ -38,7 +38,7 @@ fn main() {
             other => panic!("`{other}` is none of the options"),
         }
     }
-    // Attackers need as many files as those whom they attack.
+    // Attackers need as many files as the attacked servers.
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
     let mut text = "\

@@ -1,5 +1,5 @@
-//! Breaks Redis, and the way to it, in every way that `tests/it/support/chaos.rs` knows, and
-//! prints what came of it as one table. `make chaos` runs it.
+//! Breaks Redis, and the network to it, in every way in `tests/it/support/chaos.rs`, and prints the results as one
+//! table. `make chaos` runs it.
 //!
 //! ```text
 //! chaos [--deadline 50ms] [--lasts 5s] [--period 10ms] [--only TEXT] [--slowest] [--write FILE] [-- TOLLGATE-ARGS…]
@@ -29,11 +29,11 @@ use it::support::{
     storm::PERIOD,
 };
 
-/// What to do.
+/// The command line.
 struct Options {
     plan: Plan,
     only: Option<String>,
-    /// Whether to list the slowest answers, too.
+    /// Whether to list the slowest answers too.
     slowest: bool,
     write: Option<PathBuf>,
     soak: Option<Duration>,
@@ -130,7 +130,7 @@ fn main() {
     }
 }
 
-/// One line a scenario.
+/// One line per scenario.
 fn table(outcomes: &[Outcome]) -> String {
     let mut table = "\
 | what breaks | answers | errors | without Redis | longest answer | first answers | lost after | all others | admitted too much | counted too much | exact again after | off afterwards |

@@ -1,5 +1,5 @@
-//! Random faults for a long time: memory stays flat, no connection is left behind, nobody panics,
-//! and counts are exact at the end.
+//! Random faults for a long time: memory stays flat, no connection is left open, no process panics, and counts are
+//! exact at the end.
 
 use std::{
     collections::BTreeMap,
@@ -18,24 +18,24 @@ use crate::it::support::{
     tollgate::Tollgate,
 };
 
-/// How long one fault lasts at most, in milliseconds, and the peace after it.
+/// Longest duration of one fault, in milliseconds, and the pause after it.
 const LONGEST: u64 = 2_000;
 const PEACE: Duration = Duration::from_millis(500);
 
-/// Open files that may be left at the end, and how long it may take until there are no more.
+/// Open files that may remain at the end, and how long the others may take to close.
 const MORE_FILES: usize = 8;
 const CLOSING: Duration = Duration::from_secs(15);
 
-/// Between two questions of one stream.
+/// Time between two requests of one stream.
 const PERIOD: Duration = Duration::from_millis(20);
 
-/// What the servers answer while Redis is gone.
+/// The servers' answers while Redis is down.
 const ANSWERS: [&str; 2] = ["error", "local"];
 
-/// What all of them together may have grown by in the end. Allocators keep some of what they once had.
+/// Bound on the growth of all servers together. Allocators keep some of the memory they once used.
 const MAX_GROWTH: u64 = 48 << 20;
 
-/// The Redis that is broken.
+/// The Redis under test.
 pub enum Topology {
     /// One server behind a network.
     Single { redis: Redis, proxy: Proxy },
@@ -64,7 +64,7 @@ pub async fn soak(mut topology: Topology, time: Duration, plan: &Plan) {
         }
     };
     all_count().await;
-    // One round of load, so that what is needed under load is there.
+    // One round of load, so that the memory for it is already allocated.
     let storm = || Storm::paced(&addresses, &VALUES, PERIOD);
     let warm_up = storm();
     tokio::time::sleep(PEACE).await;
@@ -101,7 +101,7 @@ pub async fn soak(mut topology: Topology, time: Duration, plan: &Plan) {
     for client in &mut clients.clone() {
         off += off_by(client).await.abs();
     }
-    // Connections on which commands were sent on are closed some seconds later.
+    // Connections for redirected commands close a few seconds later.
     let (mut bytes_after, mut files_after) = size();
     let patience = Instant::now() + CLOSING;
     while files_after > files + MORE_FILES && Instant::now() < patience {
@@ -175,7 +175,7 @@ impl Topology {
         }
     }
 
-    /// One fault from its beginning to its end. Returns what it was.
+    /// Carries out one fault from beginning to end, and returns its name.
     async fn break_something(&mut self, chance: &mut Chance) -> &'static str {
         let lasts = Duration::from_millis(50 + chance.below(LONGEST));
         match self {
@@ -198,7 +198,7 @@ impl Topology {
         }
     }
 
-    /// Waits until those who watch over the servers are content, too.
+    /// Waits until sentinels or the cluster also report a healthy state.
     async fn settle(&self) {
         match self {
             Self::Single { .. } => {}
@@ -229,7 +229,7 @@ impl Topology {
     }
 }
 
-/// Sentinels take ten seconds and more to tell a server that came back what it is.
+/// Sentinels take ten seconds and more to assign a role to a server that came back.
 async fn eventually_at_last(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     let until = Instant::now() + Duration::from_secs(90);
     while !is_so().await {
@@ -238,7 +238,7 @@ async fn eventually_at_last(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     }
 }
 
-/// What can befall a server that goes on running.
+/// Faults of a server that keeps running.
 async fn server_fault(chance: &mut Chance, redis: &Redis, lasts: Duration) -> &'static str {
     match chance.below(5) {
         0 => {
@@ -324,7 +324,7 @@ async fn sentinel_fault(
             "replica killed and restarted"
         }
         3 => {
-            // Not the first: that one is asked who is master.
+            // Not the first, which is asked for the master.
             watched.sentinels[1].kill();
             tokio::time::sleep(lasts).await;
             watched.sentinels[1].restart();
@@ -335,7 +335,7 @@ async fn sentinel_fault(
             let ask = || watched.sentinels[0].cli(&["SENTINEL", "FAILOVER", MASTER]);
             ask();
             eventually_at_last("there is another master", async || {
-                // It says no while it knows of no good replica.
+                // It refuses while it knows no healthy replica.
                 if asked.elapsed() > 4 * PEACE {
                     asked = Instant::now();
                     ask();
@@ -403,7 +403,7 @@ async fn cluster_fault(
     }
 }
 
-/// Numbers that nobody foresees (xorshift).
+/// Unpredictable numbers (xorshift).
 struct Chance(u64);
 
 impl Chance {

@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-/// Puts the table between the two marks of a page.
+/// Puts the table between the two markers of a page.
 pub fn replace(path: &Path, table: &str) {
     const BEGIN: &str = "<!-- table -->\n";
     const END: &str = "<!-- end of table -->";

@@ -1,13 +1,13 @@
-//! Makes long histories of concurrent calls in each place where tollgate counts, checks them, and prints
-//! what came of them. `make histories` runs it.
+//! Runs long histories of concurrent calls on each store of tollgate, checks them, and prints the results.
+//! `make histories` runs it.
 //!
 //! ```text
 //! histories [--calls 1000000] [--clients 32] [--seed 1] [--only memory|redis|two-redis|cluster] [--faults] [--server FILE]
 //! histories --seams [--server FILE]
 //! ```
 //!
-//! `--faults` breaks Redis again and again meanwhile. `--server` tests another build. `--seams` prints tables of scenarios instead, which make a defect of
-//! former builds visible each.
+//! `--faults` breaks Redis repeatedly during the run. `--server` tests another build. `--seams` prints tables of
+//! scenarios instead, each of which shows a defect of former builds.
 
 #![expect(unreachable_pub, reason = "a test program has no outside")]
 #![expect(
@@ -31,7 +31,7 @@ use it::support::{
     tollgate,
 };
 
-/// Violations that are printed of each place.
+/// Bound on the violations printed for each store.
 const SHOWN: usize = 20;
 
 fn main() -> ExitCode {

@@ -1,5 +1,5 @@
-//! Measures where counting is hardest to keep exact: one request in two places, what is given back beside a
-//! cache, one counter seen by several clocks. Each table can be measured on another build as well.
+//! Measures the cases in which exact counting is hardest: one request on two stores, refunds next to a cache, one
+//! counter used with several clocks. Each table can be measured on another build too.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use crate::it::support::{
     tollgate::{self, Builder, Tollgate},
 };
 
-/// Nobody gives up while the machine is busy.
+/// Long enough for every call on a busy machine.
 const PATIENT: &str = "10s";
 
 const NO_CACHE: &[&str] = &["--local-cache-bytes", "0"];
@@ -48,7 +48,7 @@ pub async fn print() {
     stops().await;
 }
 
-/// Where is counted.
+/// The store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Memory,
@@ -68,7 +68,7 @@ impl Place {
     }
 }
 
-/// A server, and what it counts in.
+/// A server and its stores.
 struct Running {
     server: Tollgate,
     _redis: Vec<Redis>,
@@ -103,7 +103,7 @@ fn start(place: Place, rules: &str, more: &[&str]) -> Running {
     }
 }
 
-/// One hit on each of the keys. A slot of a cluster may not be known yet.
+/// One hit on each of the keys. Retries while a slot of a cluster is not yet known.
 async fn passes(client: &mut Client, keys: &[&str]) -> bool {
     loop {
         let descriptors = keys.iter().map(|key| descriptor(&[(key, "v")])).collect();
@@ -191,7 +191,7 @@ descriptors:
         let mut there = connect(there.grpc).await;
         for key in ["fixed", "admitted", "log", "first"] {
             passing(&mut here, &[key], 11).await;
-            // What was refused counts in a plain fixed window.
+            // A plain fixed window also counts refused hits.
             let count = if key == "fixed" { 7 } else { 6 };
             let mut back = descriptor(&[(key, "v")]);
             (back.hits_addend, back.is_negative_hits) = (Some(count), true);
@@ -282,7 +282,7 @@ descriptors:
             .with_clock(ahead)
             .start();
         let mut clients = [connect(one.grpc).await, connect(other.grpc).await];
-        // Spans begin where windows of the true clock do.
+        // Spans begin at windows of the true clock.
         let since_epoch = || {
             let now = std::time::SystemTime::now();
             now.duration_since(std::time::UNIX_EPOCH).unwrap()

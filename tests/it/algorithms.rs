@@ -1,5 +1,5 @@
-//! Every algorithm against a naive model that does it in the plainest way, on both stores: what is
-//! held, what is charged, when it resets and when the same hits would pass.
+//! Compares every algorithm with a naive model, on both stores: the hits held, the charging, the reset, and when the
+//! hits would pass.
 
 use std::{cell::Cell, collections::BTreeMap, thread};
 
@@ -43,7 +43,7 @@ const START: u64 = 1_795_230_003_217;
 /// The hits of one descriptor on one counter.
 #[derive(Clone, Debug)]
 struct Step {
-    /// Which counter of its algorithm.
+    /// Selects a counter of the algorithm.
     value: u8,
     algorithm: Algorithm,
     requests_per_unit: u32,
@@ -54,7 +54,7 @@ struct Step {
 /// The steps of one request.
 #[derive(Clone, Debug)]
 struct Call {
-    /// When, in milliseconds; clocks step back at times.
+    /// Time in milliseconds; clocks sometimes step back.
     now: u64,
     steps: Vec<Step>,
 }
@@ -72,7 +72,7 @@ impl Step {
     }
 }
 
-/// What tells the counters of one history from those of all others.
+/// Adds a step under a key that no other history uses.
 fn push(batch: &mut Batch, history: u32, index: usize, step: &Step, now: u64) {
     let value = [&[step.value][..], &history.to_be_bytes()].concat();
     let entry = Entry {
@@ -100,12 +100,12 @@ async fn send(door: &Door, history: u32, call: &Call) -> Vec<Told> {
     counts.into_iter().map(Told::from).collect()
 }
 
-/// What a store or the model says of one step.
+/// The result of one step, from a store or from the model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Told {
     after: u64,
     is_charged: bool,
-    /// Until it is empty, and until the hits would pass; nothing for aligned windows.
+    /// Time until the counter is empty, and until the hits would pass; `None` for aligned windows.
     ends: Option<(u64, Option<u64>)>,
 }
 
@@ -119,15 +119,15 @@ impl From<Count> for Told {
     }
 }
 
-/// One counter, told in the plainest words.
+/// One counter in its simplest form.
 #[derive(Clone, Debug, Default)]
 struct Naive {
-    /// Admitted hits, each with its moment. A sliding window only looks at which window it is.
+    /// Admitted hits, each with its time. A sliding window uses only the number of the window.
     hits: Vec<(u64, u64)>,
-    /// When the window of the first hit began.
+    /// Start of the window of the first hit.
     start: Option<u64>,
-    /// What was missing in a bucket, in tokens times milliseconds, when that was, at which rate tokens
-    /// flow in and how many it holds. For a sliding window, the number of the latest window.
+    /// For a bucket: missing tokens times milliseconds, the time of that state, the rate of new tokens, and the
+    /// capacity. For a sliding window, the number of the latest window.
     missing: i128,
     since: u64,
     rate: u32,
@@ -168,7 +168,7 @@ impl Naive {
         (missing - i128::from(now - self.since) * i128::from(self.rate)).max(0)
     }
 
-    /// The latest moment that it remembers.
+    /// The latest time that it remembers.
     fn latest(&self, step: &Step) -> u64 {
         match step.algorithm {
             Algorithm::FixedWindow | Algorithm::Calendar(_) => 0,
@@ -179,8 +179,8 @@ impl Naive {
         }
     }
 
-    /// A look by a caller whose clock is at `now`. Returns the present of the counter, which is ahead
-    /// if another caller's clock was, by up to `skew`. More than that cannot be right.
+    /// Starts a use of the counter by a caller with the clock `now`. Returns the counter's present, which is later if
+    /// another caller's clock was ahead by up to `skew`. A larger difference cannot be right.
     fn look(&mut self, step: &Step, now: u64, skew: u64) -> u64 {
         let is_wrong = self.latest(step) > now + skew;
         let is_bucket = matches!(step.algorithm, Algorithm::TokenBucket { .. });
@@ -238,7 +238,7 @@ impl Naive {
         self.take_back(back);
     }
 
-    /// The latest hits go first.
+    /// Removes the latest hits first.
     fn take_back(&mut self, mut back: u64) {
         while let Some((_, hits)) = self.hits.last_mut() {
             let taken = back.min(*hits);
@@ -251,7 +251,7 @@ impl Naive {
         }
     }
 
-    /// The first moment from `now` on at which no more than `most` are held. It gets less with time.
+    /// The time from `now` until at most `most` hits are held; their number only falls.
     fn falls_to(&self, step: &Step, most: u64, now: u64) -> u64 {
         let (mut low, mut high) = (0, 1 << 40);
         while low < high {
@@ -277,7 +277,7 @@ impl Naive {
         };
         let has_window = matches!(step.algorithm, Algorithm::FixedWindow);
         let resets_in = match (step.algorithm.clone(), self.start) {
-            // It lasts even if all of it was given back.
+            // The window lasts even if all of its hits were given back.
             (Algorithm::FirstHit, Some(start)) => (start + PERIOD).saturating_sub(now),
             _ => self.falls_to(step, 0, now),
         };
@@ -293,10 +293,10 @@ impl Naive {
     }
 }
 
-/// All counters. A request is judged at once, then charged step by step.
+/// All counters. A request is judged as a whole, then charged step by step.
 struct Model {
     counters: BTreeMap<(u8, &'static str, bool), Naive>,
-    /// How far ahead of a caller the clock of another can be, in milliseconds.
+    /// How far the clock of one caller can be ahead of another's, in milliseconds.
     skew: u64,
 }
 
@@ -329,7 +329,7 @@ impl Model {
             let (naive, now) = self.counter(step, now);
             let before = naive.held(step, now) + *ahead;
             let after = if step.hits.given_back() > 0 {
-                // As it is going to be in the end.
+                // The state that it will have in the end.
                 let mut copy = naive.clone();
                 let mut first = step.clone();
                 first.hits = Hits::add(*ahead);
@@ -358,7 +358,7 @@ impl Model {
             if !is_over || is_charged || waiting == 0 {
                 return told;
             }
-            // Those ahead of it that are not charged either wait with it.
+            // Earlier steps that are not charged either wait together with this one.
             let mut together = step.clone();
             together.hits = Hits::add(step.hits.added() + waiting);
             let (naive, now) = self.counter(step, now);
@@ -387,7 +387,7 @@ impl Model {
         naive.told(step, is_charged, now)
     }
 
-    /// A counter that was looked at, and its present.
+    /// A counter in use, and its present.
     fn counter(&mut self, step: &Step, now: u64) -> (&mut Naive, u64) {
         let naive = self.counters.entry(Self::name(step)).or_default();
         let now = naive.look(step, now, self.skew);
@@ -420,7 +420,7 @@ fn any_algorithm() -> impl Strategy<Value = Algorithm> {
 
 fn any_step(algorithm: impl Strategy<Value = Algorithm>) -> impl Strategy<Value = Step> {
     let charge = prop_oneof![2 => Just(false), 1 => Just(true)];
-    // Limits change from one request to the next, as by a reload.
+    // Limits change between requests, as after a reload.
     let requests_per_unit = prop_oneof![6 => 3_u32..7, 1 => 0_u32..12];
     (0..2_u8, algorithm, requests_per_unit, any_hits(), charge).prop_map(
         |(value, algorithm, requests_per_unit, hits, is_admitted)| {
@@ -448,7 +448,7 @@ fn any_calls(algorithm: impl Strategy<Value = Algorithm>) -> impl Strategy<Value
         1 => Just(10_000),
         1 => -4_000_i64..0,
     ];
-    // The clock of each of three callers, beside the first one's.
+    // The clock of each of three callers, relative to the first.
     let apart = prop_oneof![
         2 => Just(0_i64),
         3 => -3_i64..=3,
@@ -476,10 +476,10 @@ fn config() -> Config {
     }
 }
 
-/// Each history as the model has it.
+/// Compares each history with the model.
 #[track_caller]
 fn check_histories(backend: &Backend, algorithm: impl Strategy<Value = Algorithm>) {
-    // Each history has counters that no other has seen.
+    // Each history has its own counters.
     let histories = Cell::new(0_u32);
     TestRunner::new(config())
         .run(&any_calls(algorithm), |calls| {
@@ -523,7 +523,7 @@ fn any_history_of_everything_together(backend: &Backend) {
     check_histories(backend, any_algorithm());
 }
 
-/// What eight clients are told whose calls come in one moment, each client's in order.
+/// The results of eight clients whose calls arrive at one time, each client's in order.
 fn at_once(backend: &Backend, history: u32, clients: &[Vec<Call>]) -> Vec<(Step, Told)> {
     let one = |calls: Vec<Call>| {
         backend.open(async |door| {
@@ -554,8 +554,8 @@ fn at_once(backend: &Backend, history: u32, clients: &[Vec<Call>]) -> Vec<(Step,
     })
 }
 
-/// With time standing still there is an order that explains what everybody is told: what is
-/// admitted fills the limit hit by hit, and what is refused found it too full.
+/// While time stands still, some order explains all results: admitted hits fill the limit one by one, and refused
+/// hits found it too full.
 fn hits_that_come_at_once_are_admitted_in_some_order(backend: &Backend) {
     let hits = prop::collection::vec(prop::collection::vec(1_u64..4, 1..6), 8);
     let histories = Cell::new(1_000_000_u32);
@@ -602,7 +602,7 @@ fn hits_that_come_at_once_are_admitted_in_some_order(backend: &Backend) {
         .unwrap();
 }
 
-/// A log does not grow with what it refuses, and one millisecond is one entry.
+/// A log does not grow with refused hits, and one millisecond is one entry.
 fn what_is_refused_takes_no_room(backend: &Backend) {
     let step = Step {
         value: 0,
@@ -626,12 +626,12 @@ fn what_is_refused_takes_no_room(backend: &Backend) {
     if let Backend::Redis(redis) = backend {
         let script = "return redis.call('LLEN', redis.call('KEYS', '*')[1])";
         let length = redis.number(&["EVAL", script, "0"]);
-        // Two moments, and the mark where counting begins.
+        // Two times, and the mark where counting begins.
         assert_eq!(length, 3);
     }
 }
 
-/// One hit of `history`, as a replica sends it whose clock is at `now`.
+/// One hit of `history`, from a replica with the clock `now`.
 fn one_hit(algorithm: &Algorithm, now: u64) -> Call {
     Call {
         now,
@@ -660,14 +660,14 @@ fn replicas_an_hour_apart_share_one_limit() {
         let admitted = backend.open(async |door| {
             let mut admitted = 0;
             for n in 0..30 {
-                // Within one aligned window, so that no algorithm admits more than a limit of it.
+                // Within one aligned window, so that no algorithm admits more than one limit of it.
                 let now = START + n * 200 + (n + 1) % 2 * APART;
                 let told = send(&door, history, &one_hit(&algorithm, now)).await;
                 admitted += u64::from(told[0].is_charged);
             }
             admitted
         });
-        // Five, and what flows into a bucket meanwhile.
+        // Five, and the tokens that a bucket gains meanwhile.
         let most = match algorithm {
             Algorithm::TokenBucket { .. } => 5 + 2,
             _ => 5,
@@ -676,7 +676,7 @@ fn replicas_an_hour_apart_share_one_limit() {
     }
 }
 
-/// When the only key ends, by the clock of Redis.
+/// The expiry of the only key, by the clock of Redis.
 fn ends_at(redis: &Redis) -> i64 {
     let script = "return redis.call('PEXPIRETIME', redis.call('KEYS', '*')[1])";
     redis.number(&["EVAL", script, "0"])
@@ -736,7 +736,7 @@ fn a_bucket_of_an_earlier_version_is_read_and_can_be_read_by_it() {
     assert!(state.starts_with(&format!("{full_at}:0:5")), "{state}");
     let set = "return redis.call('SET', redis.call('KEYS', '*')[1], ARGV[1], 'PX', 60000)";
     redis.cli(&["EVAL", set, "0", &format!("{}:0:5", START + 8_000)]);
-    // Four tokens are missing, and then five.
+    // Four tokens are missing, then five.
     assert_eq!(send_at(START).after, 5);
     assert!(!send_at(START).is_charged);
     assert!(send_at(START + 2_000).is_charged);

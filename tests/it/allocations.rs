@@ -1,5 +1,5 @@
-//! How often a decision in memory asks for memory, once tables have found their sizes. Counted,
-//! not timed, so it is the same on every machine.
+//! Counts the allocations of a decision in memory, once tables have their final sizes. Counts, unlike times, are
+//! equal on every machine.
 
 use std::{fs, sync::Arc};
 
@@ -73,7 +73,7 @@ fn message(descriptors: usize) -> Bytes {
     message.encode_to_vec().into()
 }
 
-/// Answers `message` without a runtime: a store in memory never waits.
+/// Answers `message` without a runtime: the memory store never waits.
 #[track_caller]
 pub(crate) fn answer(service: &Service<Arc<MemoryStore>>, message: &Bytes) {
     let noted = service.note(&HeaderMap::new(), None);
@@ -92,11 +92,11 @@ fn check(descriptors: usize, most: u64) {
         "{} allocations instead of {most}",
         counted.count_total
     );
-    // What was asked for was given back, or counters would cost more with every hit.
+    // Every allocation was freed, or counters would cost more with every hit.
     assert_eq!(counted.count_current, 0);
 }
 
-/// From the message as it came to the reply as it is sent.
+/// From the message as received to the reply as sent.
 #[test]
 fn a_decision_in_memory_allocates_nothing() {
     check(1, 0);

@@ -1,9 +1,9 @@
-//! Every attack of `make attack`, a little of each: others are answered, memory stays below what the manifests
-//! allow, and nothing holds up a stop. How long it takes is measured by `make attack` and not here.
+//! Every attack of `make attack`, at a small size: other clients get answers, memory stays below the limit of the
+//! manifests, and nothing delays a stop. `make attack` measures the times; this test does not.
 
 use crate::support::attack::{Size, all};
 
-/// Of the 256 Mi in `deploy/`.
+/// Below the 256 Mi in `deploy/`.
 const BOUND: u64 = 160 << 20;
 
 #[test]

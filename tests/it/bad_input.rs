@@ -1,4 +1,4 @@
-//! What the server refuses: rules at its start, and messages that no Envoy would send.
+//! Inputs that the server refuses: rules at its start, and messages that no Envoy sends.
 
 use std::{fs, net::SocketAddr, process::Command};
 
@@ -21,7 +21,7 @@ use crate::support::{
 
 const RULES: &str = "domain: d\ndescriptors: [{key: k, rate_limits: [1000000/10000years]}]\n";
 
-/// A server must not start on `files`; it has to say all of `problems` and nothing else.
+/// A server must not start on `files`, and must report all of `problems` and no others.
 #[track_caller]
 fn check_refused(files: &[(&str, &str)], problems: &[&str]) {
     let builder = files
@@ -189,7 +189,7 @@ async fn told_to_start_without_rules_it_waits_for_good_ones() {
     let error = ask(&mut client, "d", &[("k", "v")]).await.unwrap_err();
     assert_eq!(error.code(), Code::Unavailable);
     assert_eq!(error.message(), "no rate limit configuration loaded");
-    // What is wrong with the request itself is said first, as in the reference.
+    // Errors of the request itself come first, as in the reference.
     let error = ask(&mut client, "", &[("k", "v")]).await.unwrap_err();
     assert_eq!(error.code(), Code::InvalidArgument);
 
@@ -201,12 +201,12 @@ async fn told_to_start_without_rules_it_waits_for_good_ones() {
     .await;
 }
 
-/// What is wrong is in these messages and not that they are large.
+/// A server that accepts large messages, so that their size is not the reason of a refusal.
 fn large_messages() -> tollgate::Builder {
     tollgate::with_rules(RULES).args(["--max-message-bytes", "4194304"])
 }
 
-/// A message and the status that it gets.
+/// A message and its expected status.
 struct Nasty {
     name: &'static str,
     body: Vec<u8>,
@@ -214,7 +214,7 @@ struct Nasty {
     says: &'static str,
 }
 
-/// `message` in a frame of gRPC.
+/// `message` in a gRPC frame.
 fn framed(message: &[u8]) -> Vec<u8> {
     let length = u32::try_from(message.len()).unwrap();
     [&[0], &length.to_be_bytes()[..], message].concat()
@@ -229,7 +229,7 @@ fn nasty(name: &'static str, message: &RateLimitRequest, says: &'static str) -> 
     }
 }
 
-/// A field of protobuf that holds bytes.
+/// A protobuf field with bytes.
 fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
     let mut field = vec![number << 3 | 2];
     prost::encode_length_delimiter(bytes.len(), &mut field).unwrap();
@@ -439,7 +439,7 @@ async fn what_is_no_call_of_grpc_is_refused_and_not_counted() {
     assert_eq!(server.metric("tollgate_decisions_total{code=\"ok\"}"), 3);
 }
 
-/// Clients take a bare status of HTTP for UNKNOWN.
+/// Clients treat a bare HTTP status as UNKNOWN.
 #[tokio::test]
 async fn headers_that_are_too_large_get_a_status_of_grpc() {
     let server = tollgate::with_rules(RULES).start();
@@ -470,7 +470,7 @@ async fn a_method_that_is_not_there_is_named() {
     }
 }
 
-/// What `bytes` are when `module` of Python has compressed them.
+/// `bytes` compressed by Python's `module`.
 fn compressed(module: &str, bytes: &[u8]) -> Vec<u8> {
     let folder = tempfile::TempDir::new().unwrap();
     let [from, to] = ["from", "to"].map(|name| folder.path().join(name));
@@ -506,7 +506,7 @@ async fn compressed_messages_are_answered() {
         let small = compressed(module, &message);
         for (body, code) in [
             (flagged(&small), Code::Ok),
-            // Each message says whether it is compressed.
+            // A flag in each message says whether it is compressed.
             (framed(&message), Code::Ok),
             (flagged(&message), Code::Internal),
             (flagged(&compressed(module, &long)), Code::ResourceExhausted),
@@ -561,7 +561,7 @@ async fn the_largest_addend_is_over_every_limit_and_refunds_nothing() {
         ));
         assert!(!is_ok(&ask(&mut client, "d", &[("k", "v")]).await));
     }
-    // As many hits for a whole request: the field holds 32 bits.
+    // As many hits for a whole request: the field has 32 bits.
     let request = RateLimitRequest {
         hits_addend: u32::MAX,
         ..request("d", vec![descriptor(&[("k", "w")])])
@@ -570,8 +570,8 @@ async fn the_largest_addend_is_over_every_limit_and_refunds_nothing() {
     check_answers(server.grpc).await;
 }
 
-/// Bytes that a server may hold on to: buffers of connections, and what its allocator keeps for some
-/// seconds of messages of megabytes that came fast.
+/// Bytes that a server may keep for a few seconds: buffers of connections, and memory that its allocator retains
+/// after a burst of messages of megabytes.
 const SLACK_BYTES: u64 = 64 << 20;
 
 #[tokio::test]
@@ -601,7 +601,7 @@ async fn nonsense_leaves_no_memory_behind() {
     check_answers(server.grpc).await;
 }
 
-/// Two million descriptors or entries of nothing fit into one message of four megabytes.
+/// Two million empty descriptors or entries fit into one message of four megabytes.
 #[tokio::test]
 async fn a_small_message_cannot_blow_up_in_memory() {
     let server = large_messages().start();

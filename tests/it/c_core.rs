@@ -1,7 +1,7 @@
-//! Names under which gRPC's C-core calls: Python's grpcio, and Envoy's `google_grpc`, which is in `envoy`.
+//! Names that gRPC's C-core sends: Python's grpcio here, and Envoy's `google_grpc` in `envoy`.
 //!
-//! They spell out the name `:authority`, and over a Unix socket its value is the path of the socket,
-//! which is no authority.
+//! C-core writes the name `:authority` out, and over a Unix socket its value is the socket's path, which is not a
+//! valid authority.
 
 use crate::support::{
     clients::{Channel, Client, RULES, Served, Transport},
@@ -51,7 +51,7 @@ fn under_a_mesh_s_name_grpcio_is_limited() {
     served.server.log().with(ISTIO);
 }
 
-/// All that a path or a name may hold: C-core sends it as it is.
+/// Every character that a path or a name may contain: C-core sends them unchanged.
 #[test]
 fn under_any_name_grpcio_is_limited() {
     let server = tollgate::with_rules(RULES).start();

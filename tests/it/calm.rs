@@ -1,7 +1,7 @@
-//! What callers see while Redis or the way to it is broken: nobody waits for a Redis that is lost, and
-//! counts are exact afterwards. And while only this machine is busy: nobody goes without Redis. Each
-//! scenario is the short form of one that `make chaos` runs, which measures the times: here, where the
-//! machine does other things as well, what was decided is asserted and not how fast.
+//! Effects on callers while Redis or the network to it is broken: no call waits for a lost Redis, and counts are
+//! exact afterwards. While only this machine is busy, Redis counts as available. Each scenario is the short form of
+//! one in `make chaos`, which measures the times: here, on a machine with other work, the tests assert decisions and
+//! not their speed.
 
 use std::{
     process::{Command, Stdio},
@@ -26,8 +26,8 @@ use crate::support::{
 
 const DEADLINE: Duration = Duration::from_millis(100);
 
-/// Runs the scenario of this name. Whatever it is, nobody is admitted twice, and decisions are made in
-/// Redis after the repair, exactly.
+/// Runs the scenario of this name. In every scenario no hit is admitted twice, and after the repair Redis decides
+/// again, exactly.
 async fn run(name: &str) -> Outcome {
     let scenarios = chaos::scenarios();
     let (_, scenario) = scenarios.iter().find(|(known, _)| *known == name).unwrap();
@@ -47,7 +47,7 @@ async fn run(name: &str) -> Outcome {
     outcome
 }
 
-/// Who asks for a Redis that is lost is refused, and does not wait for it in vain.
+/// Calls to a lost Redis are refused and do not wait for it.
 #[track_caller]
 fn check_fails_at_once(outcome: &Outcome) {
     assert!(outcome.errors > 0, "{outcome:#?}");
@@ -68,7 +68,7 @@ async fn redis_is_killed_and_comes_back_empty() {
     assert!(outcome.over > 0, "what Redis forgot is forgotten");
 }
 
-/// Runs a scenario in which Redis keeps what it has.
+/// Runs a scenario in which Redis keeps its data.
 async fn run_without_loss(name: &str) -> Outcome {
     let outcome = run(name).await;
     assert_eq!(outcome.over, 0, "{outcome:#?}");
@@ -107,7 +107,7 @@ async fn redis_is_full() {
     assert_eq!(outcome.lost, None, "{outcome:#?}");
 }
 
-/// Where something else is to be answered than an error, nobody gets one.
+/// Runs a scenario in which rules answer without Redis, so that no call gets an error.
 async fn run_without_errors(name: &str) -> Outcome {
     let outcome = run(name).await;
     assert_eq!(outcome.errors, 0, "{outcome:#?}");
@@ -131,8 +131,8 @@ async fn what_is_counted_locally_is_in_redis_afterwards() {
     assert_eq!(outcome.over, 0, "{outcome:#?}");
 }
 
-/// Runs a scenario in which Redis answers all the time, and it goes well. Again if it does not and Redis
-/// itself was late, as the machine had no time for it: 20 times in turn that is no excuse.
+/// Runs a scenario in which Redis always answers, and requires that `goes_well` holds. Repeats it if not and Redis
+/// itself was late, because the machine had no time for it; after 20 repetitions that is no excuse.
 async fn run_with_redis_there(name: &str, goes_well: fn(&Outcome) -> bool) -> Outcome {
     for _ in 0..20 {
         let outcome = run_without_loss(name).await;
@@ -146,12 +146,12 @@ async fn run_with_redis_there(name: &str, goes_well: fn(&Outcome) -> bool) -> Ou
     panic!("{name}: Redis was late each time");
 }
 
-/// It is never lost, whatever holds up tollgate or a connection.
+/// Redis is never lost, even if tollgate or a connection is delayed.
 async fn run_without_losing(name: &str) -> Outcome {
     run_with_redis_there(name, |outcome| outcome.lost.is_none()).await
 }
 
-/// And nobody goes without Redis.
+/// Redis is never lost, and every decision uses it.
 async fn run_without_lack(name: &str) {
     let goes_well =
         |outcome: &Outcome| outcome.lost.is_none() && outcome.errors + outcome.degraded == 0;
@@ -167,7 +167,7 @@ async fn a_process_that_is_stopped_in_turns_blames_nobody() {
     run_without_lack(chaos::PAUSES_OF_BOTH).await;
 }
 
-/// Whoever looks for slow answers finds out that the machine has no time for this process.
+/// An operator who looks for slow answers sees that the machine has no time for this process.
 #[tokio::test]
 async fn own_pauses_are_shown() {
     let redis = Redis::start();
@@ -177,7 +177,7 @@ async fn own_pauses_are_shown() {
     works(&connect(server.grpc).await).await;
     let storm = Storm::with_timeout(&[server.grpc], &["a"], PERIOD, Some("20m"));
     let pauses = Pauses::of(server.process_id(), vec![Turn::millis(60, 40)]);
-    // Who waits for 20 ms has no use for what was decided after 60.
+    // A caller that waits 20 ms cannot use a decision after 60.
     wait_until("pauses and calls that they made late are counted", || {
         server.metric("tollgate_own_pauses_total") >= 3
             && server.metric("tollgate_late_calls_total") > 0
@@ -192,7 +192,7 @@ async fn own_pauses_are_shown() {
     assert_eq!(server.metric("tollgate_stores_lost"), 0);
 }
 
-/// The caller's time is the deadline, and then its own: the decision is given up, and not Redis.
+/// The caller's time is the deadline: after it the decision is abandoned, and Redis does not count as lost.
 #[tokio::test]
 async fn no_decision_takes_longer_than_its_caller_waits() {
     let redis = Redis::start();
@@ -209,7 +209,7 @@ async fn no_decision_takes_longer_than_its_caller_waits() {
     assert!(!server.log().text().contains("Redis is lost"));
 }
 
-/// Envoy resets a call when its time is over.
+/// Envoy resets a call after its timeout.
 #[tokio::test]
 async fn a_call_that_its_caller_gave_up_is_counted() {
     let redis = Redis::start();
@@ -251,14 +251,14 @@ async fn a_redis_that_answers_late_now_and_then_is_waited_for() {
     run_without_lack(chaos::SAVES).await;
 }
 
-/// Another connection takes over what queues behind the batch on the one that stalls.
+/// Another connection takes over the requests queued after the batch on a stalled connection.
 #[tokio::test]
 async fn a_connection_that_stalls_costs_its_own_batch() {
     let outcome = run_without_losing(chaos::STALL).await;
-    // Redis has counted it, so its calls were sent, and nobody else lacks an answer.
+    // Redis has counted that batch, so its calls were sent, and every other call has an answer.
     let lacks = i64::try_from(outcome.errors).unwrap();
     assert_eq!(lacks, outcome.under, "{outcome:#?}");
-    // Who waits for 20 ms on a busy machine may wait in vain, and that is no loss either.
+    // On a busy machine a wait of 20 ms may be in vain, and that is no loss either.
     run_without_losing(chaos::STALL_ENVOY).await;
     run_without_losing(chaos::LATE_REPLIES_ENVOY).await;
 }
@@ -312,8 +312,8 @@ async fn works(client: &Client) {
     .await;
 }
 
-/// `break_it` leads to the reaction to `told`: it is said, decisions fail without a wait, and after `mend`
-/// they are made again, and exactly.
+/// `break_it` causes the reaction `told`: it is logged and decisions fail without a wait. After `mend` decisions are
+/// made again, exactly.
 async fn check_reaction(
     redis: &mut Redis,
     told: &str,
@@ -328,7 +328,7 @@ async fn check_reaction(
     await_page(&server, "/healthcheck?verbose", told);
     for _ in 0..21 {
         let error = one(&mut client).await.unwrap_err();
-        // Who waited would be told that it was too long.
+        // A request that waited would get the error for a timeout.
         assert_ne!(error.message(), TIMEOUT);
     }
     mend(redis);
@@ -443,7 +443,7 @@ async fn loading_is_left_alone_until_it_has_loaded() {
     .await;
 }
 
-/// A store that is slower than the load: what does not fit is refused, and memory stays flat.
+/// A store that is slower than the load: requests beyond its queue are refused, and memory stays flat.
 #[tokio::test]
 async fn a_slow_store_bounds_the_queue_and_not_the_memory() {
     let redis = Redis::start();
@@ -470,8 +470,8 @@ async fn a_slow_store_bounds_the_queue_and_not_the_memory() {
     assert!(grown < 32 << 20, "{grown} bytes more");
 }
 
-/// Whoever finds that a node is gone, those in all queues hear of it at once, and need not wait until the
-/// batch ahead of them has missed its own deadline.
+/// When one request detects the failure of a node, all queued requests are answered at once; they do not wait for the
+/// deadline of the batch ahead of them.
 #[tokio::test]
 async fn who_queues_is_answered_when_the_node_is_found_gone() {
     let redis = Redis::start();
@@ -496,13 +496,13 @@ async fn who_queues_is_answered_when_the_node_is_found_gone() {
     let mut queued = call();
     let error = queued.join_next().await.unwrap().unwrap().unwrap_err();
     assert_eq!(error.message(), "the counter store is not reachable");
-    // What is on its way may still be answered.
+    // The batch in flight may still be answered.
     assert!(in_flight.try_join_next().is_none());
     redis.thaw();
     in_flight.join_next().await.unwrap().unwrap().unwrap();
 }
 
-/// Connections that fell silent while nobody used them are replaced before anybody does.
+/// Connections that died while idle are replaced before their next use.
 #[tokio::test]
 async fn a_path_that_died_while_idle_is_found_by_the_probe() {
     let redis = Redis::start();
@@ -544,7 +544,7 @@ async fn no_connection_is_left_behind() {
     let before = open_files();
     for _ in 0..20 {
         redis.cli(&["CLIENT", "KILL", "TYPE", "normal"]);
-        // Whoever finds its connection dead gets an error, and the next one a new connection.
+        // A call on a dead connection gets an error, and the next call a new connection.
         let _ = one(&mut client).await;
         works(&client).await;
     }
@@ -578,8 +578,8 @@ async fn ports_open_without_redis_and_health_says_why() {
     assert!(page.contains(&label), "{page}");
 }
 
-/// What replicas with clocks of their own count is shared up to a day apart. Further apart it is not: that
-/// is counted, and said.
+/// Replicas with clocks up to a day apart share their counters. Beyond that the counters are dropped, which is
+/// counted and logged.
 #[tokio::test]
 async fn a_clock_that_is_days_ahead_is_counted_and_said() {
     const LOG: &str = "domain: d\ndescriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 5, algorithm: sliding_log}}]";
@@ -599,7 +599,7 @@ async fn a_clock_that_is_days_ahead_is_counted_and_said() {
             admitted += usize::from(is_ok(&ask(client, "d", &[("k", "v")]).await));
         }
         assert_eq!(admitted, if is_too_far { 20 } else { 5 });
-        // By the one that is behind, each time that it comes after the other.
+        // By the replica that is behind, each time that it comes after the other.
         assert_eq!(ahead.metric(forgotten), 0);
         assert_eq!(right.metric(forgotten), if is_too_far { 10 } else { 0 });
         if is_too_far {

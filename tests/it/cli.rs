@@ -1,4 +1,4 @@
-//! The command line: what each command prints, how it ends, and where settings come from.
+//! The command line: the output and the exit code of each command, and the sources of settings.
 
 use std::{
     any::TypeId,
@@ -132,8 +132,8 @@ fn check_asks_for_the_number_of_replicas_where_rules_count_locally() {
     let local = RULES.replace("  - key: one", "  - key: one\n    on_store_loss: local");
     let rules = files(&[("a.yaml", &local)]);
     let (code, said) = run(&["check", path(&rules)]);
-    let expected = "a.yaml:5:20: d.one: `local` shares each limit among the replicas, and Redis tells their \
-        number too late; give --replicas, --replicas-until-known or --state-file";
+    let expected = "a.yaml:5:20: d.one: `local` shares each limit among the replicas, and Redis reports their \
+        number too late; set --replicas, --replicas-until-known or --state-file";
     assert!(said.contains(expected), "{said}");
     assert_eq!(code, Some(1));
     for told in [
@@ -166,7 +166,7 @@ fn check_finds_what_is_not_there() {
     assert_eq!(code, Some(1));
 }
 
-/// Two folders may hold files of one name; they are two files all the same.
+/// Files in two folders may have equal names; they are still two files.
 #[test]
 fn check_tells_files_of_several_folders_apart() {
     let first = files(&[("rules.yaml", RULES)]);
@@ -189,7 +189,7 @@ fn ask_prints_a_decision_that_can_be_read() {
         let what = ["--domain", "d", "-d", "one=v", "-d", "k=v,k2=v2"];
         let (code, said) = run(&[&["ask", "--server", &url, "--hits", hits], &what[..]].concat());
         assert_eq!(code, Some(0));
-        // All but the number of seconds.
+        // Everything except the number of seconds.
         let (before, behind) = said.split_once("resets in ").expect("it resets");
         let (secs, behind) = behind.split_once('s').expect("in seconds");
         assert!(secs.parse::<u64>().is_ok_and(|secs| secs > 0), "{said}");
@@ -371,7 +371,7 @@ fn an_unknown_flag_is_a_bad_command_line() {
     assert!(error(&output).contains("'no-such-command'"));
 }
 
-/// A folder may hold files whose names are no text.
+/// A folder may contain files with names that are not text.
 #[test]
 fn arguments_may_be_any_bytes() {
     let odd = OsStr::from_bytes(b"/nowhere/\xff.yaml");
@@ -389,7 +389,7 @@ fn arguments_may_be_any_bytes() {
 fn a_bad_value_is_refused_by_the_name_of_its_flag() {
     let cli = Cli::command();
     let serve = cli.find_subcommand("serve").unwrap();
-    // Whoever uses a text may have something against it, but not the command line.
+    // The command line itself must accept every text; the code that uses it may reject it.
     let texts = [
         TypeId::of::<String>(),
         TypeId::of::<PathBuf>(),
@@ -415,7 +415,7 @@ fn a_bad_value_is_refused_by_the_name_of_its_flag() {
     }
 }
 
-/// Settings with which it would come up and then serve nobody, or die.
+/// Settings with which the server would start and then answer no call, or crash.
 #[test]
 fn a_number_that_makes_no_sense_is_refused() {
     for flag in [
@@ -479,7 +479,7 @@ fn a_port_in_use_is_fatal_and_named() {
     }
 }
 
-/// The reference does the same: nobody's requests depend on it.
+/// As in the reference: no request depends on the debug port.
 #[test]
 fn without_its_debug_port_it_goes_on() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -488,11 +488,11 @@ fn without_its_debug_port_it_goes_on() {
     assert_eq!(get(server.http, "/healthcheck").status, 200);
     assert_eq!(server.debug.port(), 0);
     let said = server.log().text();
-    let expected = format!("cannot listen on {address} for debug; going on without it");
+    let expected = format!("cannot listen on {address} for debug; continuing without it");
     assert!(said.contains(&expected), "{said}");
 }
 
-/// A server one of whose ports is to be at `address`.
+/// A server with one of its ports at `address`.
 fn serve_on(which: &str, address: SocketAddr) -> tollgate::Builder {
     let builder = tollgate::bare().file("rules.yaml", RULES);
     let folder = builder.rules().display().to_string();
@@ -512,7 +512,7 @@ fn serve_on(which: &str, address: SocketAddr) -> tollgate::Builder {
 
 // --- in short ------------------------------------------------------------------------------------
 
-/// Runs a command to its end; its exit code and what it printed.
+/// Runs a command to its end; returns its exit code and its output.
 #[track_caller]
 fn run(arguments: &[&str]) -> (Option<i32>, String) {
     let output = finish(program().args(arguments));

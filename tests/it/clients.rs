@@ -1,5 +1,4 @@
-//! The libraries that callers are written with, over every transport, with and without compression. Envoy's
-//! two are in `envoy`.
+//! The gRPC libraries of callers, over every transport, with and without compression. Envoy's two are in `envoy`.
 
 use crate::support::clients::{Channel, Client, Served, Transport};
 
@@ -25,7 +24,7 @@ fn check_limited(client: Client, encodings: &[bool]) {
     }
 }
 
-/// C-core sends as it is what becomes no shorter.
+/// C-core sends a message uncompressed if compression does not make it shorter.
 fn compressible(letter: &str) -> String {
     letter.repeat(500)
 }
@@ -45,7 +44,7 @@ fn grpcurl_is_limited_over_every_transport() {
     check_limited(Client::Grpcurl, &[false]);
 }
 
-/// Or the cases above would say nothing about compression.
+/// Makes sure that the cases above test compression at all.
 #[test]
 fn clients_that_are_to_compress_do() {
     for client in [Client::Grpcio, Client::GrpcJs] {

@@ -21,14 +21,14 @@ descriptors:
   - {key: both, count: admitted, rate_limits: [200/10000years, 100/5000years]}
 ";
 
-/// Values whose counters live in all parts of the cluster.
+/// Values with counters in all parts of the cluster.
 const VALUES: [&str; 12] = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"];
 
 fn start(cluster: &Cluster) -> Tollgate {
     start_with_deadline(cluster, "200ms")
 }
 
-/// Every node answers all the time, but a busy machine may make it late.
+/// With a long deadline: every node always answers, but a busy machine may delay it.
 fn start_patient(cluster: &Cluster) -> Tollgate {
     start_with_deadline(cluster, "10s")
 }
@@ -55,7 +55,7 @@ async fn all_work(client: &Client) {
     .await;
 }
 
-/// As many of 150 calls pass as the limit says, on all nodes.
+/// Of 150 calls as many pass as the limit allows, on all nodes.
 async fn check_exact(client: &mut Client, round: &str) {
     for value in VALUES {
         let value = format!("{value}{round}");
@@ -67,7 +67,7 @@ async fn check_exact(client: &mut Client, round: &str) {
     }
 }
 
-/// The counter of a value of a storm.
+/// The counter of one of the storm's values.
 fn key(value: &str) -> String {
     let now = tollgate_now();
     let period = 10_000 * 31_536_000;
@@ -78,7 +78,7 @@ fn tollgate_now() -> u64 {
     ::tollgate::grpc::now().secs()
 }
 
-/// What was counted for all values, wherever it is.
+/// The hits counted for all values, on all nodes.
 fn counted(cluster: &Cluster) -> usize {
     let counts = VALUES.iter().map(|value| cluster.value(&key(value)));
     usize::try_from(counts.sum::<i64>()).unwrap()
@@ -126,7 +126,7 @@ async fn slots_that_move_under_load_cost_no_answer_and_no_count() {
     check_exact(&mut client.clone(), "").await;
 }
 
-/// Commands are sent on while the map is behind. When it is not, the connections for that go.
+/// Commands are redirected while the slot map is stale. Once it is current, the connections for redirects close.
 #[tokio::test]
 async fn connections_of_detours_are_closed_when_nothing_is_sent_on_any_more() {
     let cluster = Cluster::start(0);
@@ -185,7 +185,7 @@ async fn a_slot_that_is_on_its_way_is_asked_for_at_both_ends() {
     let key = format!("{{1:d3:few3:new}}{period}@{}", now / period);
     let migration = cluster.migration_of(&key);
     cluster.begin_migration(migration);
-    // The key is made at the new owner, by ASKING.
+    // ASKING creates the key at the new owner.
     for _ in 0..10 {
         assert!(is_ok(&ask(&mut client, "d", &[("few", "new")]).await));
     }
@@ -221,7 +221,7 @@ async fn limits_that_are_judged_together_are_counted_while_their_slot_moves() {
         }
         let migration = cluster.migration_of(&key(value));
         cluster.begin_migration(migration);
-        // The keys of the new one are at neither end.
+        // The keys of the new one are on neither node.
         let before = if value == "old" { 20 } else { 0 };
         assert_eq!(passing(&mut client, 40).await, 40, "{value}");
         cluster.end_migration(migration);
@@ -247,7 +247,7 @@ async fn a_node_that_joins_takes_its_share() {
     let answers = storm.end().await;
     assert_eq!(answers.error_count(), 0, "{:?}", answers.errors());
     assert_eq!(counted(&cluster) - before, answers.ok());
-    // The map knows it by now, or soon does.
+    // The slot map has the new node by now, or soon will.
     eventually("the new node is on the map", async || {
         for value in VALUES {
             one(&mut client.clone(), value).await.unwrap();
@@ -260,8 +260,8 @@ async fn a_node_that_joins_takes_its_share() {
     check_exact(&mut client.clone(), "").await;
 }
 
-/// Values of the other masters are answered all the time; those of the dead one at once with an
-/// error, until its replica takes over.
+/// Calls for values on other masters are always answered; those on the dead one fail at once, until its replica takes
+/// over.
 #[tokio::test]
 async fn when_a_master_dies_its_replica_counts_and_nobody_else_notices() {
     let mut cluster = Cluster::start(1);

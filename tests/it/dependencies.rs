@@ -1,4 +1,4 @@
-//! What tollgate is built and tested with: nothing is known against it, and anybody may pass it on. As
+//! Checks the dependencies: no advisory is open against them, and their licences permit redistribution. Like
 //! `make deny`, without a network.
 
 use std::{collections::HashSet, path::PathBuf, process::Command};
@@ -35,7 +35,7 @@ struct Package {
     name: String,
     version: Version,
     license: String,
-    /// Whether it comes from the one registry: what stands behind the version otherwise.
+    /// Whether it comes from the only registry; another source appears after the version.
     is_from_registry: bool,
 }
 
@@ -61,7 +61,7 @@ fn snapshot() -> Snapshot {
     serde_yaml::from_str(&file("advisories.yaml")).unwrap()
 }
 
-/// Of all that is in Cargo.lock what the one target needs that is built and tested.
+/// The packages in Cargo.lock that the built and tested target needs.
 fn dependencies() -> Vec<Package> {
     let output = Command::new(env!("CARGO"))
         .args([
@@ -85,7 +85,7 @@ fn dependencies() -> Vec<Package> {
     found
 }
 
-/// Every advisory against one of `packages`, and every one that was not looked up.
+/// Every advisory against one of `packages`, and every package without a look-up.
 fn complaints(snapshot: &Snapshot, packages: &[(&str, Version)]) -> Vec<String> {
     let mut complaints = Vec::new();
     for (name, version) in packages {
@@ -129,7 +129,7 @@ fn weak_versions_and_unknown_crates_are_found() {
     check("left-pad", "1.0.0", &["left-pad: not looked up"]);
 }
 
-/// A branch of a repository or another registry can change or vanish.
+/// A branch of a repository or another registry could change or vanish.
 #[test]
 fn all_dependencies_come_from_one_registry() {
     for package in dependencies() {
@@ -141,7 +141,7 @@ fn all_dependencies_come_from_one_registry() {
 
 // --- licences ------------------------------------------------------------------------------------
 
-/// Those that `deny.toml` allows.
+/// The licences that `deny.toml` allows.
 fn allowed() -> HashSet<String> {
     let text = file("deny.toml");
     let (_, list) = text.split_once("\nallow = [").unwrap();
@@ -151,12 +151,12 @@ fn allowed() -> HashSet<String> {
     quoted.map(str::to_owned).collect()
 }
 
-/// Whether one may do with `expression` (SPDX) what `allowed` lets one do.
+/// Whether `allowed` covers the licence `expression` (SPDX).
 fn is_allowed(expression: &str, allowed: &HashSet<String>) -> bool {
     let spaced = expression
         .replace('(', " ( ")
         .replace(')', " ) ")
-        // As it was written before there were expressions.
+        // The notation before SPDX expressions.
         .replace('/', " OR ");
     let words: Vec<_> = spaced.split_whitespace().collect();
     let mut words = &words[..];

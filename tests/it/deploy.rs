@@ -1,4 +1,4 @@
-//! What is in `deploy/`, run as it stands: only ports and folders are others.
+//! Runs the files in `deploy/` unchanged, except for ports and folders.
 
 use std::{
     fs,
@@ -24,7 +24,7 @@ use crate::support::{
     tool,
 };
 
-// --- what can be said without running them -------------------------------------------------------
+// --- checks without running them -----------------------------------------------------------------
 
 #[test]
 fn the_manifests_are_valid() {
@@ -56,7 +56,7 @@ fn mistakes_in_the_manifests_are_found() {
             "targetPorts: grpc-rls",
         ),
         ("sidecar.yaml", "containerPort: 8080", "containerPort: http"),
-        // No schema has a word against these.
+        // No schema rejects these.
         ("sidecar.yaml", "runAsNonRoot: true", "runAsNonRoot: false"),
         ("sidecar.yaml", "tollgate:0.1.0", "tollgate:latest"),
     ] {
@@ -117,17 +117,17 @@ fn every_file_means_the_image_of_this_version() {
     }
 }
 
-// --- what runs -----------------------------------------------------------------------------------
+// --- checks that run them ------------------------------------------------------------------------
 
 #[test]
 fn the_sidecar_limits() {
     let tollgate = start(&extracted().sidecar, None);
     let is_private = tollgate.grpc.ip().is_loopback();
     assert!(is_private, "only the Envoy beside it may ask");
-    // Nor count by another way: this port is open to the cluster.
+    // It must not count by another path either: this port is open to the cluster.
     let reply = json::send(tollgate.http, "POST", "/json", b"{}");
     assert_eq!(reply.status, 404);
-    // The service in the pod is the reader's own; tollgate's HTTP port stands for it.
+    // The service in the pod is the operator's own; tollgate's HTTP port takes its role.
     let envoy = Envoy::start(|| {
         let ports = [
             (9901, 0),
@@ -154,7 +154,7 @@ fn the_service_limits_behind_istio() {
 #[test]
 fn the_example_without_kubernetes_limits() {
     let config = deploy().with_file_name("config").display().to_string();
-    // As `make run` does it.
+    // As `make run` does.
     let tollgate = tollgate::bare()
         .args(["serve", "--config-dir", &config, "--log-format", "json"])
         .args(["--grpc-port", "0", "--port", "0", "--debug-port", "0"])
@@ -181,7 +181,7 @@ fn the_redis_of_the_service_is_one_to_count_in() {
     );
     let said = String::from_utf8(output.stdout).unwrap();
     assert!(said.starts_with("OK\n"), "{said}");
-    // One of a second may be gone already.
+    // The key of a limit per second may have expired.
     let keys = redis.cli(&["--scan"]).lines().count();
     assert!((3..=4).contains(&keys), "{keys} keys for four limits");
 }
@@ -190,9 +190,9 @@ fn the_redis_of_the_service_is_one_to_count_in() {
 #[track_caller]
 fn check_three_a_second(front: SocketAddr, path: &str) {
     let mut seen = Vec::new();
-    // A busy machine may take more than that second, or more than the time that Envoy waits.
+    // A busy machine may need more than that second, or more than Envoy's timeout.
     for attempt in 0..15 {
-        // After five of them the twenty requests of the minute are used up.
+        // Five attempts use up the twenty requests of the minute.
         let period = if attempt % 5 == 0 && attempt > 0 {
             60
         } else {
@@ -222,7 +222,7 @@ fn check_three_a_second(front: SocketAddr, path: &str) {
     panic!("not three a second: {seen:#?}");
 }
 
-/// Starts tollgate with all that a manifest gives it; only folders, ports and Redis are others.
+/// Starts tollgate with the settings of a manifest, except for folders, ports and Redis.
 #[track_caller]
 fn start(manifest: &Value, redis: Option<&Redis>) -> Tollgate {
     let mut builder = tollgate::bare();
@@ -235,7 +235,7 @@ fn start(manifest: &Value, redis: Option<&Redis>) -> Tollgate {
     for port in ["GRPC_PORT", "PORT", "DEBUG_PORT"] {
         builder = builder.env(port, "0");
     }
-    // What Kubernetes sets in every pod beside a Service of that name.
+    // Variables that Kubernetes sets in every pod next to a Service of that name.
     builder = builder
         .env("TOLLGATE_SERVICE_HOST", "10.96.0.7")
         .env("TOLLGATE_SERVICE_PORT", "8081")
@@ -259,7 +259,7 @@ fn replace(args: &mut [String], there: &str, here: &str) {
     *found[0] = found[0].replace(there, here);
 }
 
-/// A bootstrap that has a service of its own.
+/// A bootstrap that includes a service, with its ports replaced.
 fn with_service(bootstrap: &str, tollgate: &Tollgate) -> String {
     let ports = [
         (9901, 0),
@@ -281,7 +281,7 @@ fn with_ports(bootstrap: &str, ports: &[(u16, u16)]) -> String {
     text
 }
 
-/// What check.py takes out of the manifests.
+/// The parts that check.py extracts from the manifests.
 #[derive(Debug)]
 struct Extracted {
     envoy: String,

@@ -1,4 +1,4 @@
-//! How the server ends: health turns first, nothing that was begun is lost, and the exit code is 0.
+//! The end of the server: health fails first, no running call is lost, and the exit code is 0.
 
 use std::{
     io::Write as _,
@@ -31,14 +31,14 @@ use crate::support::{
 
 const RULES: &str = "domain: d\ndescriptors: [{key: k, rate_limits: [4000000000/10000years]}]";
 
-/// Longer than any test would wait.
+/// Longer than any test waits.
 const FOR_EVER: &str = "1h";
 
 async fn one(client: &mut Client) -> Result<(), Status> {
     ask(client, "d", &[("k", "v")]).await.map(|_| ())
 }
 
-/// Waits for the end, without holding up other tasks.
+/// Waits for the end, without blocking other tasks.
 async fn ended(server: &mut Tollgate) -> Option<i32> {
     let mut status = None;
     eventually("tollgate ended", async || {
@@ -49,13 +49,13 @@ async fn ended(server: &mut Tollgate) -> Option<i32> {
     status.unwrap().code()
 }
 
-/// What one caller met until the server was gone.
+/// The results of one caller until the server ended.
 struct Told {
     answers: u64,
     end: Status,
 }
 
-/// Asks again and again, over a connection that is kept, until a call fails.
+/// Calls repeatedly on one connection until a call fails.
 async fn ask_to_the_end(mut client: Client, answers: Arc<AtomicU64>) -> Told {
     let mut own = 0;
     loop {
@@ -69,8 +69,8 @@ async fn ask_to_the_end(mut client: Client, answers: Arc<AtomicU64>) -> Told {
     }
 }
 
-/// Whether the client says of a call that it was not sent: there is no server to connect to, the
-/// connection was told to go, or closed while the call waited for its turn.
+/// Whether the client reports that a call was not sent: it could not connect, or the connection got a GOAWAY or was
+/// closed while the call waited.
 fn never_left(end: &Status) -> bool {
     let causes = format!("{end:?}");
     [
@@ -82,9 +82,8 @@ fn never_left(end: &Status) -> bool {
     .any(|cause| causes.contains(cause))
 }
 
-/// Stops the server under load with `signals`, the next one when the load has gone on for a while
-/// after the one before. Redis remembers what was counted: had a call been begun and not answered,
-/// there would be more hits than answers.
+/// Stops the server under load with `signals`, each after the load has continued for a while. Redis remembers the
+/// counts: if a call had begun without an answer, there would be more hits than answers.
 async fn check_nothing_is_lost(signals: &[Signal], drain_delay: &str) {
     let redis = Redis::start();
     let mut server = tollgate::with_rules(RULES)
@@ -187,7 +186,7 @@ async fn health_turns_at_once_and_calls_are_answered_until_the_delay_is_over() {
     one(&mut connect(server.grpc).await).await.unwrap();
     assert!(server.try_wait().is_none());
 
-    // The second signal says not to wait.
+    // The second signal ends the wait.
     server.signal(Signal::SIGTERM);
     assert_eq!(ended(&mut server).await, Some(0));
 }
@@ -213,25 +212,25 @@ async fn an_idle_connection_holds_nothing_up() {
     one(&mut idle).await.unwrap();
     server.signal(Signal::SIGTERM);
     assert_eq!(ended(&mut server).await, Some(0));
-    assert!(!server.log().text().contains("still under way"));
+    assert!(!server.log().text().contains("still running"));
     one(&mut idle).await.unwrap_err();
 }
 
-/// Whoever opens a connection and says nothing is not waited for.
+/// The server does not wait for a connection that sends nothing.
 #[tokio::test]
 async fn a_silent_connection_holds_nothing_up() {
     let mut server = tollgate::with_rules(RULES)
         .args(["--drain-timeout", FOR_EVER])
         .start();
     let _silent = TcpStream::connect(server.grpc).unwrap();
-    // Once it is answered, the silent one before it has arrived as well.
+    // Once this call is answered, the silent connection before it has arrived too.
     one(&mut connect(server.grpc).await).await.unwrap();
     server.signal(Signal::SIGTERM);
     assert_eq!(ended(&mut server).await, Some(0));
-    assert!(!server.log().text().contains("still under way"));
+    assert!(!server.log().text().contains("still running"));
 }
 
-/// Half a handshake, half a call, a reply that is not read and a watch over health are no calls under way.
+/// A partial handshake, a partial call, an unread reply and a health watch are not running calls.
 #[tokio::test]
 async fn who_is_not_waiting_for_a_decision_holds_nothing_up() {
     let mut server = tollgate::with_rules(RULES)
@@ -250,18 +249,18 @@ async fn who_is_not_waiting_for_a_decision_holds_nothing_up() {
     };
     let begun = beginnings().into_iter().chain([call_without_a_message]);
     let _begun: Vec<_> = begun.map(connect).collect();
-    // Once it is answered, those before it have arrived as well.
+    // Once this call is answered, the connections before it have arrived too.
     one(&mut self::connect(server.grpc).await).await.unwrap();
     server.signal(Signal::SIGTERM);
     assert_eq!(ended(&mut server).await, Some(0));
-    assert!(!server.log().text().contains("still under way"));
-    // It was told how things stand, and that there is nothing more to tell.
+    assert!(!server.log().text().contains("still running"));
+    // The watch got the current health, and then its end.
     let status = watch.message().await.unwrap().unwrap().status();
     assert_eq!(status, ServingStatus::NotServing);
     assert_eq!(watch.message().await.unwrap(), None);
 }
 
-/// A call that takes longer than there is time ends the wait, with a word about it.
+/// A call that takes longer than the drain timeout ends the wait, with a line in the log.
 #[tokio::test]
 async fn a_call_that_takes_too_long_is_given_up() {
     let redis = Redis::start();
@@ -273,7 +272,7 @@ async fn a_call_that_takes_too_long_is_given_up() {
     let mut client = connect(server.grpc).await;
     one(&mut client).await.unwrap();
     redis.freeze();
-    // One on its way to Redis, one that waits for it and one for which there is no room.
+    // One on its way to Redis, one that waits for it and one that finds no room.
     let mut calls = JoinSet::new();
     for _ in 0..3 {
         let mut client = client.clone();
@@ -289,7 +288,7 @@ async fn a_call_that_takes_too_long_is_given_up() {
     assert!(server.metric(cause) > 0);
     server.signal(Signal::SIGTERM);
     assert_eq!(ended(&mut server).await, Some(0));
-    server.log().with("still under way");
+    server.log().with("still running");
     for call in calls.join_all().await {
         call.unwrap_err();
     }

@@ -1,5 +1,4 @@
-//! In the place of envoyproxy/ratelimit: started as platforms start it, and beside it on one
-//! Redis.
+//! As a replacement of envoyproxy/ratelimit: started as platforms start it, and next to it on one Redis.
 
 use std::{
     collections::BTreeSet,
@@ -24,8 +23,7 @@ use crate::support::{
     wait_until,
 };
 
-/// `samples/ratelimit` of Istio; the root of the file system is adapted, and so is the address of
-/// Redis in each test.
+/// `samples/ratelimit` of Istio; each test adapts the root of the file system and the address of Redis.
 const ISTIO: &[(&str, &str)] = &[
     ("LOG_LEVEL", "debug"),
     ("REDIS_SOCKET_TYPE", "tcp"),
@@ -51,7 +49,7 @@ const CONTOUR: &[(&str, &str)] = &[
     ("RUNTIME_IGNOREDOTFILES", "true"),
 ];
 
-/// What the README of most compose files sets: the reference watches its root there.
+/// The settings of most compose files, by their README: there the reference watches its root.
 const COMPOSE: &[(&str, &str)] = &[
     ("USE_STATSD", "true"),
     ("STATSD_HOST", "127.0.0.1"),
@@ -73,12 +71,12 @@ descriptors:
     rate_limit: { unit: year, requests_per_unit: 100 }
 ";
 
-/// Asks under these rules without TLS.
+/// Calls under these rules without TLS.
 async fn expect_answers(server: &Ratelimit) {
     expect_answers_to(&mut connect(server.grpc).await).await;
 }
 
-/// Asks under these rules: the first is answered, the second refused, and others go on.
+/// Calls under these rules: the first is admitted, the second refused, and other values still pass.
 async fn expect_answers_to(client: &mut Client) {
     for (path, expected) in [("/", true), ("/", false), ("/other", true)] {
         let reply = ask(client, "echo-ratelimit", &[("PATH", path)]).await;
@@ -86,7 +84,7 @@ async fn expect_answers_to(client: &mut Client) {
     }
 }
 
-/// The kubelet brings other rules; they hold soon, and the counters stay.
+/// The kubelet installs other rules; they apply soon, and the counters stay.
 async fn expect_reload(server: &mut Ratelimit, redis: &Redis) {
     let keys = redis.cli(&["DBSIZE"]);
     server.update(&RULES.replace("requests_per_unit: 1 ", "requests_per_unit: 5 "));
@@ -109,7 +107,7 @@ async fn istio_s_sample_comes_up_answers_and_reloads() {
         .start();
     expect_answers(&server).await;
     expect_reload(&mut server, &redis).await;
-    // `::` is every address, of IPv6 too.
+    // `::` means every address, including those of IPv6.
     let v6 = format!("[::1]:{}", server.http.port()).parse().unwrap();
     assert_eq!(http::get(v6, "/healthcheck").body, "OK");
     let v6 = format!("[::1]:{}", server.grpc.port()).parse().unwrap();
@@ -207,7 +205,7 @@ async fn the_log_can_have_the_reference_s_json_shape() {
     assert!(!log.is_empty());
 }
 
-/// Rules that the reference's keys can tell apart.
+/// Rules that the reference's keys can distinguish.
 const SHARED: &str = "
 domain: shop
 descriptors:
@@ -227,13 +225,13 @@ descriptors:
 
 const DAY: u64 = 86_400;
 
-/// What the reference calls the counter that these entries have in the current window.
+/// The reference's key of the counter of these entries in the current window.
 fn reference_key(entries: &str, period: u64) -> String {
     let start = now().secs() / period * period;
     format!("shop_{entries}_{start}")
 }
 
-/// All windows of the shared rules end at midnight; nothing is to begin right before.
+/// All windows of the shared rules end at midnight; no test may begin just before it.
 async fn away_from_midnight() {
     while DAY - now().secs() % DAY < 20 {
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -254,7 +252,7 @@ async fn a_rolling_swap_goes_on_counting_where_the_reference_is() {
         ("file_files/*", 30 * DAY, vec![("file", "files/1.pdf")]),
         ("all_", 365 * DAY, vec![("all", "")]),
     ];
-    // What the old replicas have counted.
+    // The counts of the old replicas.
     for (entries, period, _) in &counters {
         let key = reference_key(entries, *period);
         redis.cli(&["INCRBY", &key, "7"]);
@@ -279,7 +277,7 @@ async fn a_rolling_swap_goes_on_counting_where_the_reference_is() {
         };
     let reply = send(&mut client, request("shop", descriptors.clone())).await;
     assert_eq!(remaining(&reply.unwrap()), [2; 4]);
-    // Both count at the same time while the swap is under way.
+    // Both count during the swap.
     for (entries, period, _) in &counters {
         redis.cli(&["INCRBY", &reference_key(entries, *period), "1"]);
     }
@@ -287,7 +285,7 @@ async fn a_rolling_swap_goes_on_counting_where_the_reference_is() {
     assert_eq!(remaining(&reply.unwrap()), [0; 4]);
     let reply = send(&mut client, request("shop", descriptors)).await;
     assert!(!is_ok(&reply));
-    // And the old replicas find the hits of the new ones.
+    // And the old replicas see the hits of the new ones.
     for (entries, period, _) in &counters {
         assert_eq!(
             redis.cli(&["GET", &reference_key(entries, *period)]),
@@ -396,7 +394,7 @@ async fn it_comes_up_without_redis_and_answers_when_redis_is_there() {
     let reply = ask(&mut client, "echo-ratelimit", &[("PATH", "/")]).await;
     let error = reply.unwrap_err();
     assert_eq!(error.code(), tonic::Code::Unavailable);
-    // Callers learn neither where Redis is nor what its keys are.
+    // Errors reveal neither the address of Redis nor its keys.
     for secret in ["127.0.0.1", "PATH", "echo-ratelimit"] {
         assert!(!error.message().contains(secret), "{error:?}");
     }
@@ -464,7 +462,7 @@ async fn a_socket_that_a_crash_left_behind_is_taken_over() {
     assert!(UnixStream::connect(&path).is_ok());
 }
 
-/// As in the reference; there it is not said.
+/// As in the reference, except that the reference does not log it.
 #[test]
 fn a_socket_has_no_tls() {
     let redis = Redis::start();
@@ -481,7 +479,7 @@ fn a_socket_has_no_tls() {
         .start();
     let mut stream = UnixStream::connect(&path).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    // HTTP/2 without more ado: the preface and empty SETTINGS, which are answered in kind.
+    // HTTP/2 without TLS: the preface and empty SETTINGS, which the server answers with its own.
     stream
         .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
         .unwrap();
@@ -490,7 +488,7 @@ fn a_socket_has_no_tls() {
     assert_eq!(head[3], 4, "{head:?}");
 }
 
-/// Asks for one descriptor over `/json`.
+/// Sends a request for one descriptor to `/json`.
 fn ask_json(server: &Tollgate, body: &str) -> json::Reply {
     json::send(server.http, "POST", "/json", body.as_bytes())
 }
@@ -507,7 +505,7 @@ fn json_is_answered_as_over_grpc() {
     assert_eq!(status["code"], "OK");
     let limit = serde_json::json!({"requestsPerUnit": 1, "unit": "YEAR"});
     assert_eq!(status["currentLimit"], limit);
-    // Nothing remains, and 0 is left out.
+    // Nothing remains, and JSON leaves out a 0.
     assert_eq!(status.get("limitRemaining"), None);
     let reset = status["durationUntilReset"].as_str().unwrap();
     assert!(
@@ -571,7 +569,7 @@ fn json_that_is_too_large_is_not_read() {
     assert_eq!(http::get(server.http, "/healthcheck").body, "OK");
 }
 
-/// The page on what is better names tests: all of them exist, and no weakness is left out.
+/// The page on improvements names tests: all of them exist, and no weakness is left out.
 #[test]
 fn the_page_of_weaknesses_names_tests_that_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -1,4 +1,4 @@
-//! A real Envoy asks tollgate about every request, and obeys.
+//! A real Envoy calls tollgate for every request, and obeys its decisions.
 
 use std::{
     net::SocketAddr,
@@ -18,7 +18,7 @@ use crate::support::{
     wait_until,
 };
 
-/// One client address: three a second together with twenty a minute.
+/// One client address: three requests a second and twenty a minute.
 const RULES: &str = "
 domain: shop
 descriptors:
@@ -121,8 +121,8 @@ descriptors:
     assert_eq!(burst.replies, expected);
 }
 
-/// Envoy sends header bytes as they are, in a field that should be UTF-8. A server that refuses
-/// the call lets the request pass.
+/// Envoy sends header bytes unchanged, in a field that should be UTF-8. A server that refused the call would let the
+/// request pass.
 #[test]
 fn a_header_that_is_no_text_does_not_get_through() {
     let tollgate = tollgate::with_rules(TWO_FOR_EACH_KEY).start();
@@ -149,8 +149,8 @@ fn with_an_authority_the_cluster_may_have_any_name() {
     assert_eq!(codes, [200, 200, 429]);
 }
 
-/// Envoy sends the name of the cluster as authority, which HTTP/2 libraries reset. tollgate makes an
-/// authority of it, on new connections and on those that only refer to what they said before.
+/// Envoy sends the name of the cluster as authority, and HTTP/2 libraries reset such calls. tollgate replaces it by a
+/// valid one, also in calls that only refer to an earlier header.
 #[test]
 fn without_an_authority_a_mesh_s_cluster_is_limited_too() {
     let tollgate = tollgate::with_rules(TWO_FOR_EACH_KEY).start();
@@ -175,7 +175,7 @@ fn without_an_authority_a_mesh_s_cluster_is_limited_too() {
     assert!(said.contains(ISTIO), "{said}");
 }
 
-/// Characters that no authority has, and for some of which none has as long a code.
+/// Characters that no authority may contain; for some of them no valid character has a code of equal length.
 #[test]
 fn without_an_authority_a_cluster_of_any_name_is_limited() {
     for cluster in ["<tollgate>", "{a:b}#c`^", "a@"] {
@@ -213,8 +213,8 @@ fn over_a_unix_socket_it_limits() {
     assert_eq!(envoy.stat("cluster.service.ratelimit.error"), 0);
 }
 
-/// Envoy's other client, gRPC's C-core, sends the path of the socket as authority, and spells out the
-/// name of that header.
+/// Envoy's other client, gRPC's C-core, sends the path of the socket as authority, and writes the name of that header
+/// out.
 #[test]
 fn over_a_unix_socket_google_grpc_is_limited() {
     let folder = TempDir::new().unwrap();
@@ -245,7 +245,7 @@ fn google_grpc_that_compresses_is_limited_over_every_transport() {
                 ca,
                 is_gzip,
             };
-            // Any other value than before.
+            // Another value than before.
             check_google_grpc_with(&served.server, to, None, |key| {
                 format!("{is_gzip}{key}").repeat(100)
             });
@@ -253,7 +253,7 @@ fn google_grpc_that_compresses_is_limited_over_every_transport() {
     }
 }
 
-/// Or the case above would say nothing about compression.
+/// Makes sure that the case above tests compression at all.
 #[test]
 fn google_grpc_that_is_to_compress_does() {
     for is_gzip in [false, true] {
@@ -268,7 +268,7 @@ fn google_grpc_that_is_to_compress_does() {
             }
             .start();
             let front = envoy.listener("front");
-            // There is no answer until Envoy is gone.
+            // The request has no answer until Envoy ends.
             let key = "k".repeat(500);
             std::thread::spawn(move || try_get(front, "/", &[("x-api-key", key.as_bytes())]));
             envoy
@@ -308,8 +308,8 @@ fn check_google_grpc_with(
     assert_eq!(tollgate.metric("tollgate_authorities_refused_total"), 0);
 }
 
-/// Sixty-four clients ask through an Envoy that refuses what it gets no answer for, while its
-/// connections are told to go again and again and, over TLS, the certificate changes.
+/// Sixty-four clients send requests through an Envoy that refuses requests without a decision, while its connections
+/// get a GOAWAY again and again and, over TLS, the certificate changes.
 #[track_caller]
 fn check_no_call_is_lost(age: &str, goaways: u64, is_tls: bool) {
     const CLIENTS: usize = 64;
@@ -410,8 +410,8 @@ fn without_tollgate_requests_pass_or_fail_as_envoy_was_told() {
     }
 }
 
-/// One of two is told to stop while Envoy asks both. Envoy refuses what it gets no answer for, so
-/// a single call that is lost would be seen.
+/// One of two servers gets a stop signal while Envoy calls both. Envoy refuses requests without a decision, so a
+/// single lost call would be visible.
 #[test]
 fn one_of_two_stops_and_no_call_is_lost() {
     let rules = "
@@ -423,7 +423,7 @@ descriptors:
     let start = || {
         let builder = tollgate::bare().file("rules.yaml", rules);
         let folder = builder.rules().display().to_string();
-        // The delay of the default settings: what they do is what is tried.
+        // The default drain delay, which this test checks.
         builder
             .args(["--config-dir", &folder, "--log-format", "json"])
             .args(["--grpc-host", "127.0.0.1", "--grpc-port", "0"])
@@ -479,8 +479,8 @@ descriptors:
     assert_eq!(envoy.stat("cluster.service.ratelimit.error"), 0);
 }
 
-/// As Envoy Gateway has it: each verifies the other by the authority alone. Envoy takes TLS 1.2
-/// unless told otherwise.
+/// As Envoy Gateway configures it: each side verifies the other by the authority alone. By default Envoy uses TLS
+/// 1.2.
 #[test]
 fn over_tls_of_either_version_both_know_each_other() {
     let authority = Authority::new("ours");
@@ -518,7 +518,7 @@ fn over_tls_of_either_version_both_know_each_other() {
     }
 }
 
-/// How Envoy connects over TLS: with a certificate of its own, if any, and whom it believes.
+/// The TLS settings of Envoy's connections: its own certificate, if any, and the authority that it trusts.
 fn upstream_tls(params: &str, own: Option<(&str, &str)>, ca: &str) -> String {
     let own = own.map_or_else(String::new, |(certificate, key)| {
         format!(
@@ -534,10 +534,10 @@ fn upstream_tls(params: &str, own: Option<(&str, &str)>, ca: &str) -> String {
     )
 }
 
-/// How gRPC's C-core connects.
+/// The connection settings of gRPC's C-core.
 struct GoogleGrpc {
     target: String,
-    /// It connects over TLS and believes this one: a file in PEM.
+    /// Uses TLS and trusts this certificate: a file in PEM.
     ca: Option<String>,
     is_gzip: bool,
 }
@@ -572,20 +572,20 @@ impl GoogleGrpc {
     }
 }
 
-/// An Envoy that asks about every request: about the client's address, which is the last one in
-/// `x-forwarded-for`, and about the header `x-api-key` if there is one.
+/// An Envoy that calls tollgate for every request: with the client's address, the last one in `x-forwarded-for`, and
+/// with the header `x-api-key` if there is one.
 struct Front<'a> {
     tollgates: &'a [SocketAddr],
-    /// Instead of them: one on a Unix socket.
+    /// A Unix socket, used instead of `tollgates`.
     pipe: Option<&'a str>,
-    /// What their cluster is called.
+    /// The name of the cluster.
     cluster: &'a str,
     authority: Option<&'a str>,
-    /// What gRPC's C-core connects to, instead of Envoy's own client.
+    /// Settings of gRPC's C-core, used instead of Envoy's own client.
     google_grpc: Option<GoogleGrpc>,
     failure_mode_deny: bool,
     is_health_checked: bool,
-    /// How it connects; nothing means without TLS.
+    /// Envoy's TLS settings; `None` means without TLS.
     transport_socket: Option<String>,
 }
 
@@ -651,7 +651,7 @@ impl<'a> Front<'a> {
     }
 }
 
-/// The time for an answer is long: a busy machine must not look like a broken service.
+/// With a long timeout: a busy machine must not look like a broken service.
 const BOOTSTRAP: &str = r#"
 admin:
   address: { socket_address: { address: 127.0.0.1, port_value: 0 } }
@@ -734,20 +734,20 @@ static_resources:
               - endpoint: { address: { pipe: { path: service.sock } } }
 "#;
 
-/// Sends a request with that API key.
+/// Sends a request with this API key.
 #[track_caller]
 fn ask(front: SocketAddr, key: &[u8]) -> Reply {
     get_with(front, "/", &[("x-api-key", key)])
 }
 
-/// Requests of one client that all fell into one second.
+/// Requests of one client within one second.
 struct Burst {
     second: u64,
     /// `status | X-RateLimit-Limit | -Remaining | -Reset`
     replies: Vec<String>,
 }
 
-/// Sends `count` requests as soon as a second begins; nothing if they took longer than that.
+/// Sends `count` requests at the beginning of a second; `None` if they took longer than that second.
 #[track_caller]
 fn burst(front: SocketAddr, client: &str, count: usize) -> Option<Burst> {
     let before = now().secs();
@@ -784,7 +784,7 @@ fn bursts(front: SocketAddr, client: &str, counts: &[usize]) -> Option<Vec<Burst
     is_one_minute.then_some(bursts)
 }
 
-/// Tries again, as another client, if the machine was too busy to keep to the time.
+/// Retries with another client if the machine was too busy to meet the time.
 #[track_caller]
 fn undisturbed<T>(mut attempt: impl FnMut(&str) -> Option<T>) -> T {
     (1..=10)

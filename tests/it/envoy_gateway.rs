@@ -1,5 +1,5 @@
-//! In the place that Envoy Gateway has for a rate limit service: started by its variables alone,
-//! with rules that it pushes over mutual TLS, and asked by an Envoy as it sets them up.
+//! As the rate limit service of Envoy Gateway: configured by its variables alone, with rules pushed over mutual TLS,
+//! and called by an Envoy with its settings.
 
 use ::tollgate::config::message::proto::{
     RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit,
@@ -16,7 +16,7 @@ use crate::support::{
     wait_until,
 };
 
-/// What Envoy Gateway sets, with Prometheus on. Ports, and where things are, are adapted below.
+/// The variables that Envoy Gateway sets, with Prometheus on. Ports and paths are adapted below.
 const ENVOY_GATEWAY: &[(&str, &str)] = &[
     ("RUNTIME_ROOT", "/data"),
     ("RUNTIME_SUBDIRECTORY", "ratelimit"),
@@ -47,8 +47,7 @@ const ENVOY_GATEWAY: &[(&str, &str)] = &[
 const DOMAIN: &str = "default/eg/http";
 const ROUTE: &str = "httproute/default/shop/rule/0/match/0/www_example_com";
 
-/// A certificate as Envoy Gateway's `certgen` makes them; the control plane's is found under
-/// `localhost` here.
+/// A certificate in the form of Envoy Gateway's `certgen`; here the control plane's host is `localhost`.
 fn certificate(authority: &Authority, of_control_plane: bool) -> Pair {
     if of_control_plane {
         authority.issue_rsa(&[
@@ -71,7 +70,7 @@ fn mounted<'a>(pair: &'a Pair, authority: &'a Authority) -> [(&'static str, &'a 
     ]
 }
 
-/// Envoy Gateway, as far as a rate limit service and its Envoys see it.
+/// Envoy Gateway, as a rate limit service and its Envoys see it.
 struct Gateway {
     ads: Ads,
     /// The Secrets of the control plane, of the rate limit service and of the Envoys.
@@ -100,7 +99,7 @@ impl Gateway {
         }
     }
 
-    /// The Deployment, with this image.
+    /// The Deployment, with this program as its image.
     #[track_caller]
     fn deploy(&self, redis: &Redis) -> Ratelimit {
         let server = format!("localhost:{}", self.ads.address.port());
@@ -118,7 +117,7 @@ impl Gateway {
         builder.redis(redis).start()
     }
 
-    /// An Envoy in front of a service that always answers 200, which asks `server`.
+    /// An Envoy in front of a service that always answers 200; it calls `server`.
     #[track_caller]
     fn envoy(&self, server: &Ratelimit) -> Envoy {
         let [certificate, key, ca] =
@@ -143,7 +142,7 @@ fn per_year(requests_per_unit: u32) -> Option<RateLimitPolicy> {
     })
 }
 
-/// A match that is told by nothing but that it matched.
+/// A descriptor for a match by name only.
 fn matched(name: &str) -> RateLimitDescriptor {
     of(name, name)
 }
@@ -164,7 +163,7 @@ fn around(outer: RateLimitDescriptor, inner: RateLimitDescriptor) -> RateLimitDe
     }
 }
 
-/// What Envoy Gateway makes of a policy with four rules.
+/// The rules that Envoy Gateway makes of a policy with four rules.
 fn rules(distinct: u32) -> RateLimitConfig {
     // For free plans, each user from each address of a network: five levels.
     let address = RateLimitDescriptor {
@@ -225,13 +224,13 @@ fn its_variables_alone_limit_its_envoys() {
     );
     assert_eq!(codes(&envoy, &[]), [200; 3], "no rule matches");
     assert_eq!(codes(&envoy, &[("x-shadow", b"1")]), [200; 3]);
-    // Each request looks, and its response costs two, as soon as Envoy is done with it: more than
-    // three are there after the second.
+    // Each request reads without counting, and its response costs two hits once Envoy has finished it: after the
+    // second there are more than three.
     assert_eq!(codes(&envoy, &[("x-cost", b"1")]), [200, 200]);
     wait_until("the cost is charged", || {
         codes(&envoy, &[("x-cost", b"1")]) == [429]
     });
-    // The rule says one; the request brings a limit of three with it.
+    // The rule allows one; the request overrides it with three.
     assert_eq!(codes(&envoy, &[("x-override", b"1")]), [200, 200, 200, 429]);
 
     assert_eq!(envoy.stat("cluster.service.ratelimit.error"), 0);
@@ -244,11 +243,11 @@ fn its_variables_alone_limit_its_envoys() {
     );
     assert!(rlconfig.contains(&line), "{rlconfig}");
 
-    // The policy changes: it holds at once, and what was counted stays counted.
+    // A changed policy applies at once, and the counts stay.
     gateway.ads.set(snapshot("2", &[rules(4)]));
     gateway.ads.wait_for_ack("2");
     assert_eq!(codes(&envoy, &user(b"ann")), [200, 429]);
-    // It is deleted.
+    // The policy is deleted.
     gateway.ads.set(snapshot("3", &[]));
     gateway.ads.wait_for_ack("3");
     assert_eq!(codes(&envoy, &user(b"ann")), [200; 3]);
@@ -264,7 +263,7 @@ fn its_variables_alone_limit_its_envoys() {
     assert!(!log.contains("no effect"), "{log}");
 }
 
-/// As at an installation: the pod is there before there is any policy.
+/// As after an installation: the pod exists before any policy does.
 #[test]
 fn it_is_ready_before_there_are_rules_and_envoy_lets_requests_pass() {
     let redis = Redis::start();
@@ -283,7 +282,7 @@ fn it_is_ready_before_there_are_rules_and_envoy_lets_requests_pass() {
     });
 }
 
-/// The time for an answer is long: a busy machine must not look like a broken service.
+/// With a long timeout: a busy machine must not look like a broken service.
 const BOOTSTRAP: &str = r#"
 admin:
   address: { socket_address: { address: 127.0.0.1, port_value: 0 } }

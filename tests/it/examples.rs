@@ -1,4 +1,4 @@
-//! The rules that people copy: those in `config/` and in the papers.
+//! Checks the rules that operators copy: those in `config/` and in the documentation.
 
 use std::{
     fs,
@@ -64,7 +64,7 @@ admin: {}
     );
 }
 
-/// Everything in it can be used and nothing in it is doubtful.
+/// The rules must be valid and cause no warning.
 #[track_caller]
 fn check(rules: &Path) {
     // Some of them count locally.
@@ -76,7 +76,7 @@ fn check(rules: &Path) {
     assert_eq!(said.lines().count(), 1, "{said}");
 }
 
-/// README.md and docs/, as far as they are there.
+/// README.md and docs/, as far as they exist.
 fn papers() -> Vec<PathBuf> {
     let mut papers = vec![root().join("README.md")];
     if let Ok(docs) = fs::read_dir(root().join("docs")) {

@@ -1,5 +1,5 @@
-//! Bytes that fuzzing has found worth keeping are tried again, those in `fuzz/corpus`, and some that are nearly
-//! the same. `make fuzz` looks for more.
+//! Replays the inputs in `fuzz/corpus`, which fuzzing has found worth keeping, and slightly changed forms of them.
+//! `make fuzz` searches for more.
 
 mod targets;
 
@@ -19,15 +19,15 @@ fn corpus(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
             (path, bytes)
         })
         .collect();
-    // As in every other clone.
+    // In the order of every other clone.
     corpus.sort();
     corpus
 }
 
-/// How many changed forms of each of them are tried, too.
+/// Number of changed forms of each input.
 const MUTANTS: usize = 300;
 
-/// Bytes that nobody chose, the same ones each time.
+/// Pseudo-random bytes, equal in every run.
 struct Chance(u64);
 
 impl Chance {
@@ -39,7 +39,7 @@ impl Chance {
         usize::try_from(self.0 >> 33).unwrap() % bound.max(1)
     }
 
-    /// `bytes` with a few changes, some of them out of `other`.
+    /// `bytes` with a few changes, some of them copied from `other`.
     fn mutant(&mut self, bytes: &[u8], other: &[u8]) -> Vec<u8> {
         let mut mutant = bytes.to_vec();
         for _ in 0..=self.below(4) {
@@ -74,7 +74,7 @@ fn check(target: &str) {
     let (_, law) = ALL.iter().find(|(name, _)| *name == target).unwrap();
     let corpus = corpus(target);
     assert!(!corpus.is_empty());
-    // It is said which bytes it were if the law does not hold.
+    // A failure reports the bytes that broke the law.
     let holds = |bytes: &[u8]| std::panic::catch_unwind(|| law(bytes)).is_ok();
     for (path, bytes) in &corpus {
         assert!(holds(bytes), "{}", path.display());

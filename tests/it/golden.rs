@@ -1,32 +1,30 @@
-//! Statements on how requests are answered and rules are read, one YAML file each, against real
-//! processes.
+//! Cases of answering requests and reading rules, one YAML file each, against real processes.
 //!
 //! ```yaml
 //! about: 2.2 a descriptor's own hits win over those of the request
 //! rules: |            # one rule file, or a map of names and texts
-//!   domain: ${domain} # a name of the case's own
+//!   domain: ${domain} # a name that only this case uses
 //!   descriptors:
 //!     - key: k
 //!       rate_limit: { unit: year, requests_per_unit: 10 }
-//! env: {}             # what the server finds in its environment
-//! stores: [memory]    # memory, redis or both; memory unless told otherwise
+//! env: {}             # the server's environment
+//! stores: [memory]    # memory (the default), redis or both
 //! steps:
 //!   - ask:            # the descriptors: maps of entries, or `entries` with options
 //!       - k: v
 //!       - { entries: { k: v }, hits: 2, limit: 5/hour, is_negative: true }
 //!       - { entries: [[k, v], [k, w]], limit: { requests_per_unit: 5, unit: 9 } }
 //!     hits: 7         # of the request
-//!     says: [OK 3 of 10/year, OK unlimited, OK]  # a status each: remaining and limit
-//!     overall: OK     # OVER_LIMIT if a status is, unless told otherwise
+//!     says: [OK 3 of 10/year, OK unlimited, OK]  # one per status: remaining and limit
+//!     overall: OK     # by default OVER_LIMIT if a status is
 //! ```
 //!
-//! The reset of each status has to be that of the unit's window since the epoch, unless `resets` says
-//! otherwise, for each status: seconds, `next` for the end of the window after, or `any`. A step may
-//! also hold `domain`, `error` (instead of `says`), `headers` (a reset stands there as its unit),
-//! `metadata` and `redis` (keys and their values afterwards; `${year}` is the start of the current
-//! window). A step `next: second` waits for that second. Instead of steps a case can hold
-//! `rejected`, texts that `tollgate check` has to print when it refuses the rules, or `warns`,
-//! texts of its warnings.
+//! The reset of each status must be that of the unit's window since the epoch, unless `resets` gives another one for
+//! each status: seconds, `next` for the end of the following window, or `any`. A step may also contain `domain`,
+//! `error` (instead of `says`), `headers` (with the unit in place of a reset), `metadata` and `redis` (keys and their
+//! values afterwards; `${year}` is the start of the current window). A step `next: second` waits for the next second.
+//! Instead of steps a case can have `rejected`, texts that `tollgate check` prints when it refuses the rules, or
+//! `warns`, texts of its warnings.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -61,7 +59,7 @@ use crate::support::{
     tollgate,
 };
 
-/// A case that was caught by the end of a window is tried again, under another domain.
+/// A case that met the end of a window is repeated, under another domain.
 const ATTEMPTS: usize = 5;
 
 const UNITS: [(&str, u64); 7] = [
@@ -128,7 +126,7 @@ struct Step {
     next: Option<String>,
 }
 
-/// When a limit resets whose windows are not those since the epoch.
+/// The reset of a limit whose windows do not start at the epoch.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(untagged)]
 enum Reset {
@@ -179,7 +177,7 @@ enum Limit {
     },
 }
 
-/// The files of the suite: what a case is called, and its text with the placeholders in it.
+/// The files of the suite: the name of each case and its text, with placeholders.
 fn files() -> BTreeMap<String, String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/golden");
     fs::read_dir(folder)
@@ -192,7 +190,7 @@ fn files() -> BTreeMap<String, String> {
         .collect()
 }
 
-/// A case as it is asked for the `attempt`th time.
+/// A case for the `attempt`th attempt.
 fn case(name: &str, text: &str, attempt: usize) -> Case {
     let text = text.replace("${domain}", &domain(name, attempt));
     let case: Case = serde_yaml::from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -233,7 +231,7 @@ impl Case {
 async fn every_case_is_answered_as_written() {
     let redis = Redis::start();
     let files = files();
-    // One process serves all cases that want the same of it.
+    // One process serves all cases with equal settings.
     let mut groups: BTreeMap<_, Vec<(&str, &str)>> = BTreeMap::new();
     for (name, text) in &files {
         let case = case(name, text, 0);
@@ -317,7 +315,7 @@ async fn run_once(
     Ok(())
 }
 
-/// Waits until the next window of `unit` has begun.
+/// Waits for the beginning of the next window of `unit`.
 async fn wait_for_next(unit: &str) {
     let window = || now().secs() / secs_of(unit);
     let before = window();
@@ -466,7 +464,7 @@ fn show_code(code: Code) -> &'static str {
     }
 }
 
-/// `OK 3 of 10/year named x`, and whatever is odd about it.
+/// `OK 3 of 10/year named x`, with anything unexpected appended.
 fn show_status(
     status: &DescriptorStatus,
     expected: Option<Reset>,
@@ -497,7 +495,7 @@ fn show_status(
         write!(shown, " named {}", limit.name).unwrap();
     }
     let period = u64::from(multiplier) * secs_of(&unit);
-    /// What a busy machine may take for the steps of a case, in seconds.
+    /// Time that a busy machine may need for the steps of a case, in seconds.
     const SLACK: u64 = 60;
     let is_right = reset.is_some_and(|reset| {
         let secs = u64::try_from(reset.seconds).unwrap_or(u64::MAX);
@@ -519,13 +517,13 @@ fn show_status(
     shown
 }
 
-/// Whether a window of `period` ends in `reset` seconds, at some moment of `clock`.
+/// Whether a window of `period` ends in `reset` seconds, at some time within `clock`.
 fn ends(reset: i64, period: u64, clock: std::ops::RangeInclusive<u64>) -> bool {
     let mut rests = clock.map(|now| period - now % period);
     rests.any(|rest| i64::try_from(rest) == Ok(reset))
 }
 
-/// `Name: value`; a value that is the reset of a status is told as the unit of its limit.
+/// `Name: value`; a value that is a status's reset is replaced by the unit of its limit.
 fn show_headers(reply: &RateLimitResponse, clock: std::ops::RangeInclusive<u64>) -> Vec<String> {
     let mut units: BTreeMap<u64, &str> = BTreeMap::new();
     for limit in reply
@@ -570,7 +568,7 @@ fn json(kind: prost_types::value::Kind) -> serde_json::Value {
     }
 }
 
-/// The same with every number as a `Struct` has it.
+/// Converts every number to the form in a `Struct`.
 fn floats(value: &serde_json::Value) -> serde_json::Value {
     use serde_json::Value;
     match value {
@@ -601,7 +599,7 @@ fn every_case_is_checked_as_written() {
     );
 }
 
-/// What `tollgate check` says of the rules.
+/// Compares the output of `tollgate check` for the rules.
 fn check(case: &Case) -> Result<(), String> {
     let (wanted, exit_code) = match (&case.rejected, &case.warns) {
         (Some(texts), _) => (texts, 1),
@@ -637,7 +635,7 @@ fn check(case: &Case) -> Result<(), String> {
     Ok(())
 }
 
-/// Past the capture of the test runner, so that it is seen.
+/// Printed past the capture of the test runner, so that it is visible.
 #[test]
 fn the_number_of_cases_is_printed() {
     let files = files();

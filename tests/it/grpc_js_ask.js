@@ -1,5 +1,5 @@
-// Sends a request, in hex, to a method over and over on one channel, as services in JavaScript do. Prints a line for
-// each call: OK and the reply in hex, or what went wrong.
+// Sends a request, in hex, to a method repeatedly on one channel, as services in JavaScript do. Prints a line for
+// each call: OK and the reply in hex, or the error.
 
 "use strict";
 
@@ -18,7 +18,7 @@ const { values, positionals } = parseArgs({
 });
 const [method, target, request, calls] = positionals;
 
-// A proxy that the environment names is none of the test's business.
+// The test must not use a proxy from the environment.
 const options = { "grpc.enable_http_proxy": 0 };
 if (values.authority) options["grpc.default_authority"] = values.authority;
 if (values["server-name"]) options["grpc.ssl_target_name_override"] = values["server-name"];
@@ -31,7 +31,7 @@ const client = new grpc.Client(target, credentials, options);
 const asItIs = (bytes) => bytes;
 const ask = () =>
   new Promise((resolve) => {
-    // No call may wait for ever, and none is told to hurry: a busy machine is slow.
+    // Every call has a bound, and a generous one: a busy machine is slow.
     const deadline = Date.now() + 20_000;
     client.makeUnaryRequest(method, asItIs, asItIs, Buffer.from(request, "hex"), { deadline }, (error, reply) =>
       resolve(error ? `${grpc.status[error.code]} ${error.details}` : `OK ${reply.toString("hex")}`),

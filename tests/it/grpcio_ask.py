@@ -16,7 +16,7 @@ parser.add_argument("--server-name", help="what the server's certificate is for"
 parser.add_argument("--gzip", action="store_true", help="compresses what it sends")
 args = parser.parse_args()
 
-# A proxy that the environment names is none of the test's business.
+# The test must not use a proxy from the environment.
 options = [("grpc.enable_http_proxy", 0)]
 if args.authority:
     options.append(("grpc.default_authority", args.authority))
@@ -31,7 +31,7 @@ else:
 ask = channel.unary_unary(args.method)
 for _ in range(args.calls):
     try:
-        # No call may wait for ever, and none is told to hurry: a busy machine is slow.
+        # Every call has a bound, and a generous one: a busy machine is slow.
         print("OK", ask(args.request, timeout=20).hex())
     except grpc.RpcError as error:
         print(error.code().name, error.details())

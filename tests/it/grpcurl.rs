@@ -1,4 +1,4 @@
-//! What a stranger with grpcurl finds out: services and messages by reflection, and health.
+//! grpcurl as a user sees it who has no schemas: services and messages by reflection, and health.
 
 use std::process::{Command, Output};
 
@@ -59,8 +59,7 @@ fn the_request_is_described() {
     }
 }
 
-/// tollgate reads them as bytes, but that is nobody's business: with bytes in the schema callers
-/// would have to write them in Base64.
+/// tollgate reads them as bytes, but the schema must not show that: callers would have to write bytes in Base64.
 #[test]
 fn keys_and_values_are_described_as_strings() {
     let server = tollgate::with_rules(RULES).start();
@@ -124,7 +123,7 @@ fn health_is_known_under_two_names() {
     }
 }
 
-/// What grpcurl does not speak yet, and newer tools prefer.
+/// grpcurl does not use this version yet; newer tools prefer it.
 #[tokio::test]
 async fn reflection_is_there_in_its_later_version_too() {
     let server = tollgate::with_rules(RULES).start();
@@ -155,7 +154,7 @@ async fn reflection_is_there_in_its_later_version_too() {
     assert_eq!(names, expected);
 }
 
-/// What grpcurl has to say about `what`.
+/// grpcurl's output for `what`.
 #[track_caller]
 fn said(server: &Tollgate, options: &[&str], what: &[&str]) -> String {
     let output = grpcurl(server, options, what);

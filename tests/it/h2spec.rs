@@ -1,9 +1,8 @@
-//! The cases of h2spec, frame by frame: how a server takes what RFC 7540 and RFC 7541 allow and forbid.
+//! The cases of h2spec, frame by frame: how a server handles frames that RFC 7540 and RFC 7541 allow or forbid.
 //!
-//! h2spec is a program of its own, whose requests are no calls of gRPC: a server that answers at once what
-//! is none looks as if it broke rules. Here its cases are calls. The same table goes to a server of stock
-//! tonic, which has the same HTTP/2 library below: what both do otherwise than the RFCs say stands in the
-//! table, and tollgate adds nothing to it.
+//! h2spec is a separate program, and its requests are not gRPC calls: a server that refuses those at once seems to
+//! break rules. Here its cases are calls. The table also runs against a server of stock tonic, which uses the same
+//! HTTP/2 library: deviations of both from the RFCs are in the table, and tollgate adds none.
 
 mod cases;
 
@@ -36,37 +35,37 @@ descriptors:
     rate_limit: { unit: year, requests_per_unit: 1000000000 }
 ";
 
-/// Calls that one connection may have at a time.
+/// Most concurrent calls of one connection.
 const MAX_STREAMS: u32 = 10;
 
 const HEADERS: u8 = 1;
 const ACK: u8 = 1;
 const END_STREAM: u8 = 1;
 
-/// Something that a server did.
+/// A reaction of a server.
 #[derive(Clone, Debug, PartialEq)]
 enum Seen {
-    /// It has a last word for the connection, with this error.
+    /// A GOAWAY with this error.
     GoAway(u32),
-    /// It reset this stream, with this error.
+    /// A reset of this stream, with this error.
     Reset(u32, u32),
-    /// It ended this stream after a message.
+    /// The end of this stream, after a message.
     Answered(u32),
-    /// It ended this stream without a message.
+    /// The end of this stream, without a message.
     Ended(u32),
-    /// So many bytes of the body of this stream.
+    /// So many bytes of this stream's body.
     Body(u32, usize),
     Pong([u8; 8]),
     SettingsTaken,
-    /// It closed the connection, after a last word with this error if it had one.
+    /// The end of the connection, with the error of its GOAWAY if there was one.
     Closed(Option<u32>),
-    /// It closed the connection and left unread what had come, so that the system cut it off.
+    /// The end of the connection with unread input, so that the system reset it.
     Cut,
-    /// Nothing of all that is awaited, for a long time.
+    /// No expected reaction for a long time.
     Silence,
 }
 
-/// A connection that a server does something on.
+/// A connection and the server's reactions on it.
 struct Watched {
     client: Frames,
     last_word: Option<u32>,
@@ -74,7 +73,7 @@ struct Watched {
 }
 
 impl Watched {
-    /// A connection after both have said hello; the first that a server says are its settings.
+    /// A connection after both prefaces; a server's preface begins with its settings.
     #[track_caller]
     fn greeted(address: SocketAddr) -> Self {
         let mut watched = Self::over(Frames::connect(address));
@@ -85,7 +84,7 @@ impl Watched {
         watched
     }
 
-    /// One on which nobody has said anything.
+    /// A connection without a preface.
     fn bare(address: SocketAddr) -> Self {
         let stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -105,7 +104,7 @@ impl Watched {
         let _ = self.client.0.write_all(bytes);
     }
 
-    /// Type, flags, stream and payload of the next frame, or how the connection ended.
+    /// Type, flags, stream and payload of the next frame, or the end of the connection.
     fn frame(&mut self) -> Result<(u8, u8, u32, Vec<u8>), Seen> {
         let mut head = [0; 9];
         self.fill(&mut head)?;
@@ -129,7 +128,7 @@ impl Watched {
             })
     }
 
-    /// The next things that the server does, in order.
+    /// The server's next reactions, in order.
     fn next(&mut self) -> Vec<Seen> {
         let (kind, flags, stream, payload) = match self.frame() {
             Ok(frame) => frame,
@@ -161,7 +160,7 @@ impl Watched {
         seen
     }
 
-    /// Watches until something is seen that is awaited, or until nothing more can come; returns that.
+    /// Watches for an expected reaction, or until no more can come; returns the last one.
     fn until(&mut self, is_awaited: impl Fn(&Seen) -> bool) -> Seen {
         loop {
             for seen in self.next() {
@@ -174,7 +173,7 @@ impl Watched {
     }
 }
 
-/// What `case` makes a server do: something that it allows, or something else that ends the matter.
+/// The server's reaction to `case`: an allowed one, or another one that ends the case.
 fn run(case: &Case, address: SocketAddr) -> Seen {
     let mut watched = match case.opening {
         Opening::Greeted => Watched::greeted(address),
@@ -190,7 +189,7 @@ fn run(case: &Case, address: SocketAddr) -> Seen {
     }
     watched.until(|seen| {
         let is_good = case.allowed.contains(seen);
-        // Some of it can be followed by something that is allowed.
+        // Some reactions can precede an allowed one.
         let is_final = match seen {
             Seen::Reset(_, code) => *code != 0,
             Seen::Pong(_) => true,
@@ -205,7 +204,7 @@ fn run(case: &Case, address: SocketAddr) -> Seen {
     })
 }
 
-/// tonic as everybody serves it, which answers OK whatever is asked. It ends with the test program.
+/// A server of stock tonic, which answers OK to everything. It ends with the test program.
 fn stock_tonic() -> SocketAddr {
     struct Stock;
 
@@ -242,7 +241,7 @@ fn stock_tonic() -> SocketAddr {
     address
 }
 
-/// What is seen otherwise than `expected`, a line for each case.
+/// Reactions other than `expected`, one line per case.
 #[track_caller]
 fn check(address: SocketAddr, expected: impl Fn(&Case, &Seen) -> bool) {
     let cases = cases::all();
@@ -269,7 +268,7 @@ fn tollgate_fails_no_case_that_stock_tonic_does_not() {
     });
 }
 
-/// A case that it has learnt to keep is to leave the list of those that it does not.
+/// A case that tonic now passes must be removed from the list of its failures.
 #[test]
 fn stock_tonic_fails_the_cases_that_the_table_says() {
     check(stock_tonic(), |case, seen| match &case.of_tonic {

@@ -1,6 +1,5 @@
-//! How much clients can make the process hold, in sum: messages that do not end, replies that nobody reads,
-//! pages. Whatever they do, memory stays far below what the manifests in `deploy/` allow, and others are
-//! answered.
+//! The memory that clients together can make the process hold: unfinished messages, unread replies, pages. Memory
+//! always stays far below the limit of the manifests in `deploy/`, and other clients get answers.
 
 use prost::Message as _;
 use tonic::Code;
@@ -30,7 +29,7 @@ descriptors:
     rate_limits: [1000000/10000years]
 ";
 
-/// What they may add: `--max-held-bytes`, and twice as much again for whatever holds it.
+/// Bound on the growth: `--max-held-bytes`, and twice as much for the data structures around it.
 const BOUND: u64 = 96 << 20;
 
 fn start(args: &[&str]) -> Tollgate {
@@ -40,7 +39,7 @@ fn start(args: &[&str]) -> Tollgate {
     server
 }
 
-/// Somebody else is answered, over gRPC and JSON, and so is a probe.
+/// Another client gets answers, over gRPC and JSON, and so does a probe.
 #[track_caller]
 fn check_others(server: &Tollgate) {
     let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -48,7 +47,7 @@ fn check_others(server: &Tollgate) {
         for _ in 0..10 {
             let mut client = connect(server.grpc).await;
             assert!(is_ok(&ask(&mut client, "d", &[("other", "v")]).await));
-            // Large enough to come in several pieces.
+            // Large enough to arrive in several pieces.
             let value = "x".repeat(60_000);
             let large = [("other", value.as_str()); 3];
             assert!(is_ok(&ask(&mut client, "d", &large).await));
@@ -59,7 +58,7 @@ fn check_others(server: &Tollgate) {
     assert_eq!(json::send(server.http, "POST", "/json", body).status, 200);
 }
 
-/// `hoard` is under way while others are looked at, and costs no more than there is.
+/// Runs `hoard`, checks other clients meanwhile, and checks that memory stays within the bound.
 #[track_caller]
 fn check_bounded<T>(server: &Tollgate, hoard: impl FnOnce() -> T) -> T {
     let before = server.resident_bytes();
@@ -79,7 +78,7 @@ fn calls_that_do_not_end_are_bounded_in_sum() {
     check_bounded(&server, || calls_without_end(server.grpc, 61, MESSAGE));
 }
 
-/// None of them has much.
+/// Each connection holds little.
 #[test]
 fn calls_that_do_not_end_on_many_connections_are_bounded_in_sum() {
     let server = start(&[]);
@@ -110,7 +109,7 @@ fn replies_with_metadata_that_are_not_read_are_bounded_in_sum() {
     check_bounded(&server, || unread_replies(server.grpc, 4, 200, &message));
 }
 
-/// What nobody uses any more goes back, though nobody asks for anything.
+/// Unused memory is returned even without traffic.
 #[test]
 fn memory_goes_back_after_a_peak() {
     let patient = ["--message-timeout", "1h", "--max-message-bytes", "4194304"];
@@ -124,7 +123,7 @@ fn memory_goes_back_after_a_peak() {
     });
 }
 
-/// A caller has some time for a message, and others are answered meanwhile.
+/// A caller may take some time for a message, and others get answers meanwhile.
 #[test]
 fn a_message_that_does_not_come_in_time_is_given_up() {
     let server = start(&["--message-timeout", "200ms"]);
@@ -142,7 +141,7 @@ fn a_message_that_does_not_come_in_time_is_given_up() {
     assert_eq!(&reply, b"HTTP/1.1 408");
 }
 
-/// Names that requests make up, as many and as long as are kept, and the page of all of them.
+/// Names that requests create, as many and as long as possible, and the page with all of them.
 #[tokio::test]
 async fn a_scrape_of_the_largest_page_costs_little() {
     const MOST: u64 = 24 << 20;

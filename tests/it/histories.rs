@@ -19,7 +19,7 @@ async fn check_with(place: Place, has_faults: bool) -> Outcome {
     let found = outcome.violations.len();
     outcome.violations.truncate(10);
     assert_eq!(found, 0, "{outcome:#?}");
-    // Or it would be no history.
+    // Otherwise the history is too small.
     assert!(
         outcome.admitted > 1_000 && outcome.counters > 20,
         "{outcome:#?}"
@@ -48,10 +48,10 @@ async fn in_a_cluster_every_answer_has_its_place_in_an_order() {
     check(Place::Cluster).await;
 }
 
-/// Connections are cut, scripts forgotten and servers stopped for a moment, again and again.
+/// Connections are cut, scripts removed and servers paused, again and again.
 async fn check_with_faults(place: Place) {
     let outcome = check_with(place, true).await;
-    // Or nothing was broken.
+    // Otherwise the faults had no effect.
     assert!(outcome.unknown > 0, "{outcome:#?}");
 }
 

@@ -19,7 +19,7 @@ use crate::support::{
     wait_until,
 };
 
-/// A value that would break a page of metrics if it were written as it is.
+/// A value that would break a metrics page if it were written unescaped.
 const RULES: &str = r#"
 domain: d
 descriptors:
@@ -43,8 +43,8 @@ fn the_health_check_says_ok() {
 const ONE_HIT: &[u8] =
     br#"{"domain": "d", "descriptors": [{"entries": [{"key": "two", "value": "v"}]}]}"#;
 
-/// A page of another origin can make a browser send a form or a text without being asked whether it may, and
-/// a link makes it send GET. JSON by POST it cannot.
+/// A page of another origin can make a browser send a form or plain text without asking for permission, and a link
+/// makes it send GET. It cannot send JSON by POST.
 #[test]
 fn no_browser_counts_for_a_page_of_another_origin() {
     let server = tollgate::with_rules(RULES).start();
@@ -88,13 +88,13 @@ fn json_can_be_turned_off() {
     assert_eq!(get(server.http, "/healthcheck").body, "OK");
 }
 
-/// More than an HTTP port has room for.
+/// More connections than an HTTP port has room for.
 const CROWD: usize = 1_050;
 
-/// The kubelet ends a process whose health does not answer within a second.
+/// The kubelet kills a process that does not answer a health probe within a second.
 #[test]
 fn a_crowd_does_not_shut_health_out() {
-    // However long they stay, they are not waited for.
+    // Connections may stay for long without an effect on others.
     let server = tollgate::with_rules(RULES)
         .env("TOLLGATE_HTTP_TIMEOUT", "1h")
         .start();
@@ -108,7 +108,7 @@ fn a_crowd_does_not_shut_health_out() {
         let crowd: Vec<_> = (0..CROWD).map(|_| connect(bytes)).collect();
         let reply = get(server.http, "/healthcheck");
         assert_eq!((reply.status, reply.body.as_str()), (200, "OK"));
-        // Most of them are still there.
+        // Most of them are still open.
         let mut one = &crowd[CROWD / 2];
         one.set_nonblocking(true).unwrap();
         let error = one.read(&mut [0]).unwrap_err();
@@ -123,7 +123,7 @@ fn a_reply_that_is_not_read_is_given_up() {
         .start();
     let mut slow = who_does_not_read(server.http);
     let mut idle = TcpStream::connect(server.http).unwrap();
-    // What is written is of no use to anybody any more.
+    // Further writes fail once the server has closed the connection.
     wait_until(
         "the connection is closed",
         || matches!(slow.write(b"GET"), Err(error) if error.kind() != ErrorKind::WouldBlock),
@@ -132,11 +132,11 @@ fn a_reply_that_is_not_read_is_given_up() {
     assert_eq!(idle.read(&mut [0]).unwrap(), 0, "nothing came in its time");
 }
 
-/// Of the processor time that `work` takes the server, the share of the thread that accepts connections.
+/// The dispatcher's share of the processor time that `work` costs the server.
 fn share_of_the_door(server: &Tollgate, work: impl Fn()) -> f64 {
     let tasks = format!("/proc/{}/task", server.process_id());
     let nanos = |task: &Path| -> u64 {
-        // One that has ended meanwhile is none of those that work.
+        // A thread that has ended meanwhile did none of the work.
         let text = fs::read_to_string(task.join("schedstat")).unwrap_or_default();
         text.split(' ')
             .next()
@@ -149,7 +149,7 @@ fn share_of_the_door(server: &Tollgate, work: impl Fn()) -> f64 {
         let door = nanos(&Path::new(&tasks).join(server.process_id().to_string()));
         (door, all)
     };
-    // The thread that works is there from then on.
+    // The working thread exists from then on.
     work();
     let (door_before, all_before) = spent();
     for _ in 0..5 {
@@ -159,7 +159,7 @@ fn share_of_the_door(server: &Tollgate, work: impl Fn()) -> f64 {
     (door - door_before) as f64 / (all - all_before) as f64
 }
 
-/// That thread answers probes, too, and lets gRPC connections in.
+/// That thread also answers probes and accepts gRPC connections.
 #[test]
 fn json_and_pages_are_worked_off_beside_the_thread_that_accepts() {
     let rules = (0..2_000).fold(String::from(RULES), |rules, number| {
@@ -181,7 +181,7 @@ fn json_and_pages_are_worked_off_beside_the_thread_that_accepts() {
     }
 }
 
-/// A part is a few bytes of text and hundreds of them in memory.
+/// A part is a few bytes of text and hundreds in memory.
 #[test]
 fn json_of_many_parts_is_not_read() {
     let server = tollgate::with_rules(RULES)
@@ -217,7 +217,7 @@ fn the_debug_port_lists_its_pages() {
         assert_eq!(reply.status, 200, "{page}");
         assert_eq!(reply.body == list, page == "/", "{page}");
     }
-    // Whoever is lost is shown the way.
+    // Unknown paths show the list.
     assert_eq!(get(server.debug, "/nowhere").body, list);
 }
 
@@ -286,7 +286,7 @@ async fn metrics_follow_the_decisions() {
     check("ratelimit_service_rate_limit_total_hits", &two, 3.0);
     check("ratelimit_service_rate_limit_within_limit", &two, 2.0);
     check("ratelimit_service_rate_limit_over_limit", &two, 1.0);
-    // A name is one line, whatever it is made of.
+    // A name stays one line, even with a line break in its value.
     let key = format!("odd_{odd}").replace('\n', "_");
     let odd = [("domain", "d"), ("key1", key.as_str())];
     check("ratelimit_service_rate_limit_over_limit", &odd, 2.0);
@@ -312,7 +312,7 @@ descriptors:
     assert_eq!(held(), 0.0);
     let mut client = connect(server.grpc).await;
     is_ok(&ask(&mut client, "d", &[("long", "v")]).await);
-    // Each may be gone before it is looked for.
+    // Each counter may expire before it is counted.
     eventually("a short window is held", || {
         let mut client = client.clone();
         async move {
@@ -334,8 +334,8 @@ fn metrics(server: &Tollgate) -> Page {
     Page::read(&reply.body)
 }
 
-/// A page in Prometheus' text format 0.0.4, read more strictly than Prometheus does: every family
-/// is explained and has a type, stands in one piece, and no sample comes twice.
+/// A page in Prometheus' text format 0.0.4, parsed more strictly than Prometheus does: every family has HELP and TYPE
+/// and is in one piece, and no sample appears twice.
 #[derive(Debug, Default)]
 struct Page {
     samples: BTreeMap<(String, Labels), f64>,
@@ -379,7 +379,7 @@ impl Page {
         page
     }
 
-    /// The value of the sample with those labels, in that order.
+    /// The value of the sample with these labels, in this order.
     #[track_caller]
     fn value(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         let label = |&(label, text): &(&str, &str)| (label.to_owned(), text.to_owned());
@@ -416,7 +416,7 @@ fn sample(line: &str) -> Option<(String, Labels, f64)> {
     is_name(name).then_some((name.to_owned(), labels, value))
 }
 
-/// Reads a text up to the quote that ends it, and returns what is behind.
+/// Reads a text up to its closing quote, and returns the rest too.
 fn unquote(quoted: &str) -> Option<(String, &str)> {
     let mut text = String::new();
     let mut rest = quoted.char_indices();

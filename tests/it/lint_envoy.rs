@@ -1,4 +1,4 @@
-//! `tollgate lint-envoy`: every trap that is planted is found, and nothing in good configurations.
+//! `tollgate lint-envoy`: finds every planted trap, and none in good configurations.
 
 use std::{
     collections::BTreeSet,
@@ -31,7 +31,7 @@ fn lint(file: &Path, rules: Option<&Path>) -> (Option<i32>, String) {
     (status.code(), String::from_utf8(said).unwrap())
 }
 
-/// The traps that the file tells of itself, as `line trap`.
+/// The traps that the file's own comments name, as `line trap`.
 fn planted(text: &str) -> Vec<String> {
     let mut planted = Vec::new();
     for (at, line) in text.lines().enumerate() {
@@ -70,7 +70,7 @@ fn every_planted_trap_is_found_and_nothing_else() {
     assert!(expected.len() > 30, "{expected:?}");
     assert_eq!(found(&said, &file), expected, "{said}");
     assert_eq!(code, Some(1));
-    // Without rules nothing can be said about them.
+    // Some traps need rules.
     let needs_no_rules =
         |trap: &&String| !trap.ends_with(" domain") && !trap.ends_with("descriptor");
     let tcp = |trap: &&String| trap.ends_with("tcp-descriptor");
@@ -100,7 +100,7 @@ fn every_trap_has_its_line_in_the_papers() {
     assert_eq!(planted, told);
 }
 
-/// The traps are what Envoy has nothing against: the file is one that it takes.
+/// Envoy accepts the traps, so the planted file must be valid for it.
 #[test]
 fn a_real_envoy_takes_the_planted_traps() {
     let mut envoy = Command::new(tool("envoy"));
@@ -119,7 +119,7 @@ fn good_configurations_have_no_trap() {
         assert!(said.starts_with("ok: "), "{said}");
         assert_eq!(code, Some(0), "{said}");
     }
-    // The bootstrap of the sidecar stands in a ConfigMap.
+    // The bootstrap of the sidecar is in a ConfigMap.
     let manifest = fs::read_to_string(root("deploy/kubernetes/sidecar.yaml")).unwrap();
     let (_, behind) = manifest.split_once("  envoy.yaml: |\n").unwrap();
     let (bootstrap, _) = behind.split_once("\n---\n").unwrap();
@@ -130,8 +130,7 @@ fn good_configurations_have_no_trap() {
     assert_eq!(code, Some(0), "{said}");
 }
 
-/// What a running Envoy says of itself has the same traps as the file it was started with, each
-/// once, though the dump tells most things twice.
+/// The dump of a running Envoy has the traps of its bootstrap, each once, although the dump repeats most messages.
 #[test]
 fn a_dump_of_a_real_envoy_has_the_traps_of_its_bootstrap() {
     let good = fs::read_to_string(root("deploy/envoy/envoy.yaml")).unwrap();

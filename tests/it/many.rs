@@ -1,6 +1,6 @@
-//! Every way of counting in real time: eight clients of four replicas on one Redis, which forgets its
-//! scripts halfway. When a request was admitted is known to lie between its sending and its answer;
-//! what nothing in these bounds can explain is one too many.
+//! Every algorithm in real time: eight clients of four replicas on one Redis, which loses its scripts halfway. A
+//! request was admitted between its sending and its answer; admissions that nothing within these bounds explains are
+//! too many.
 
 use std::{
     collections::BTreeMap,
@@ -19,14 +19,14 @@ use crate::support::{
 const REPLICAS: usize = 4;
 const CLIENTS: usize = 8;
 
-/// How long the clients ask: some windows of a second.
+/// Duration of the load: several windows of a second.
 const LOAD: Duration = Duration::from_millis(2_500);
 
-/// Every limit: so many a second.
+/// Every limit, per second.
 const LIMIT: usize = 20;
 const BURST: usize = 5;
 
-/// What no load exhausts, in 10,000 years.
+/// A limit per 10,000 years, which no load reaches.
 const PLENTY: i64 = 1_000_000;
 
 const RULES: &str = "
@@ -83,7 +83,7 @@ async fn thirty_two_ways_to_one_redis_admit_no_more_than_one_would() {
         for server in &servers {
             doors.push(connect(server.grpc).await);
         }
-        // Each begins with another replica.
+        // Each client begins with another replica.
         doors.rotate_left(client % REPLICAS);
         for kind in KINDS {
             let doors = doors.clone();
@@ -102,7 +102,7 @@ async fn thirty_two_ways_to_one_redis_admit_no_more_than_one_would() {
     }
     for (kind, log) in &logs {
         let admitted = log.admitted.len();
-        // Or it would be no load, or no service.
+        // Otherwise there was no load, or no service.
         assert!(log.refused > 0, "{kind} refused nothing");
         assert!(admitted >= LIMIT, "{kind} admitted only {admitted}");
     }
@@ -135,7 +135,7 @@ async fn thirty_two_ways_to_one_redis_admit_no_more_than_one_would() {
     assert_eq!(i64::from(remaining), PLENTY - passed("fast"));
 }
 
-/// Asks one replica after the other, without a pause.
+/// Calls one replica after the other, without a pause.
 async fn ask_until(mut doors: Vec<Client>, kind: &[&str], until: Instant) -> Log {
     let mut log = Log::default();
     let descriptors: Vec<_> = kind.iter().map(|key| descriptor(&[(key, "v")])).collect();
@@ -157,7 +157,7 @@ async fn ask_until(mut doors: Vec<Client>, kind: &[&str], until: Instant) -> Log
 
 const SECOND: u64 = 1_000;
 
-/// The windows of a second, with what was surely admitted in each.
+/// The windows of a second, each with the requests certainly admitted in it.
 fn windows(log: &Log) -> BTreeMap<u64, Vec<Admitted>> {
     let mut windows: BTreeMap<u64, Vec<Admitted>> = BTreeMap::new();
     for one in &log.admitted {
@@ -175,8 +175,8 @@ fn check_windows(kind: &str, log: &Log) {
     }
 }
 
-/// What was admitted in a window, and the share of the one before that the last period still
-/// overlaps, are no more than the limit at any moment.
+/// At any time, the requests admitted in a window plus the share of the window before that the last period overlaps
+/// are within the limit.
 fn check_weighted(log: &Log) {
     let windows = windows(log);
     for (window, admitted) in &windows {
@@ -193,8 +193,8 @@ fn check_weighted(log: &Log) {
     }
 }
 
-/// For each admitted request: what was surely admitted from its sending on, by the time that each
-/// needed to be answered, with itself.
+/// For each admitted request, counting from its sending: the times by which the requests certainly admitted after it,
+/// and itself, were answered.
 fn spans(log: &Log) -> impl Iterator<Item = Vec<u64>> {
     log.admitted.iter().map(|first| {
         let later = log.admitted.iter().filter(|one| one.sent >= first.sent);
@@ -204,10 +204,10 @@ fn spans(log: &Log) -> impl Iterator<Item = Vec<u64>> {
     })
 }
 
-/// Moments are cut to milliseconds, so two can be this much nearer to each other than they look.
+/// Times are truncated to milliseconds, so two can be this much closer than they look.
 const GRAIN: u64 = 1;
 
-/// No more than the limit within less than a period, wherever it begins.
+/// At most the limit within less than a period, at any start.
 fn check_log(kind: &str, log: &Log) {
     for spans in spans(log) {
         let count = spans.partition_point(|span| span + GRAIN < SECOND);
@@ -215,7 +215,7 @@ fn check_log(kind: &str, log: &Log) {
     }
 }
 
-/// No more than the burst and what flows in meanwhile, between any two moments.
+/// At most the burst plus the new tokens, between any two times.
 fn check_bucket(kind: &str, log: &Log, burst: usize) {
     for spans in spans(log) {
         for (before, span) in spans.iter().enumerate() {
@@ -227,7 +227,7 @@ fn check_bucket(kind: &str, log: &Log, burst: usize) {
     }
 }
 
-/// Windows last a period at least, and none begins before the first hit.
+/// Windows last at least a period, and none begins before the first hit.
 fn check_first_hits(log: &Log) {
     let first = log.admitted.iter().map(|one| one.sent).min().unwrap();
     for one in &log.admitted {

@@ -1,4 +1,4 @@
-//! What rules answer while their Redis does not, and what is counted for that afterwards.
+//! The answers of rules while their Redis does not answer, and the counts afterwards.
 
 use std::time::{Duration, Instant};
 
@@ -34,13 +34,13 @@ async fn one(client: &mut Client, key: &str) -> Result<RateLimitResponse, Status
     ask(client, "d", &[(key, "v")]).await
 }
 
-/// The code, and whether the reply says that it was made without the store.
+/// The code, and whether the reply is marked as made without the store.
 fn told(reply: Result<RateLimitResponse, Status>) -> Result<(Code, bool), Grpc> {
     let reply = reply.map_err(|status| status.code())?;
     Ok((reply.overall_code(), is_degraded(&reply)))
 }
 
-/// How many of `calls` pass, of which none may fail.
+/// How many of `calls` pass; none may fail.
 async fn passing(client: &mut Client, key: &str, calls: usize) -> usize {
     let mut passing = 0;
     for _ in 0..calls {
@@ -50,7 +50,7 @@ async fn passing(client: &mut Client, key: &str, calls: usize) -> usize {
     passing
 }
 
-/// What remains of a limit, without counting.
+/// The remaining hits of a limit, read without counting.
 async fn remaining(client: &mut Client, key: &str) -> u32 {
     let mut look = request("d", vec![descriptor(&[(key, "v")])]);
     look.descriptors[0].hits_addend = Some(0);
@@ -99,7 +99,7 @@ async fn each_rule_answers_for_itself() {
         );
         assert_eq!(told(one(&mut client, "local").await), Ok((Code::Ok, true)));
     }
-    // What nobody can answer cannot be answered together with what somebody can.
+    // One descriptor without an answer fails the whole request.
     let both = request(
         "d",
         vec![descriptor(&[("allow", "v")]), descriptor(&[("error", "v")])],
@@ -122,7 +122,7 @@ async fn each_rule_answers_for_itself() {
     }
 }
 
-/// 40 of 100 are gone when Redis is, so a half of the other 60 is this replica's.
+/// 40 of 100 hits are spent when Redis is lost, so half of the other 60 belong to this replica.
 #[tokio::test]
 async fn a_replica_spends_its_share_and_hands_it_back() {
     for key in ["local", "log", "tokens"] {
@@ -136,7 +136,7 @@ async fn a_replica_spends_its_share_and_hands_it_back() {
         // A fixed window counts what it refuses, as it does in Redis.
         await_handed_back(&server, if key == "local" { 50 } else { 30 });
         await_return(&mut client).await;
-        // What was on its way when Redis froze may have counted as well: a few hits, no more.
+        // Hits in flight when Redis froze may have counted too: a few, no more.
         let left = remaining(&mut client, key).await;
         assert!((5..=30).contains(&left), "{key}: {left} remain");
     }
@@ -169,13 +169,13 @@ async fn passing_each(clients: &mut [Client], key: &str) -> Vec<usize> {
     all
 }
 
-/// What one worker has seen the other one knows.
+/// All workers share the knowledge of each.
 #[tokio::test]
 async fn workers_of_one_process_share_what_they_know() {
     for key in ROWS {
         let mut redis = Redis::start();
         let server = start(&redis, &["--replicas", "1", "--workers", "2"]);
-        // Connections are dealt out to the workers in turn.
+        // Workers get connections in turn.
         let mut clients = [connect(server.grpc).await, connect(server.grpc).await];
         assert_eq!(passing(&mut clients[0], key, USED).await, USED);
         redis.kill();
@@ -194,7 +194,7 @@ async fn two_replicas(redis: &Redis) -> ([Tollgate; 2], [Client; 2]) {
     (servers, clients)
 }
 
-/// Another replica may have spent what this one has not seen.
+/// Another replica may have spent hits that this one has not seen.
 #[tokio::test]
 async fn a_value_that_only_the_other_replica_has_seen_has_one_hit_left() {
     for key in ROWS {
@@ -209,7 +209,8 @@ async fn a_value_that_only_the_other_replica_has_seen_has_one_hit_left() {
     }
 }
 
-/// What others add after its last look a replica does not know: it spends its share of what was left then.
+/// A replica does not know the hits that others add after its last reading: it spends its share of the rest at that
+/// time.
 #[tokio::test]
 async fn a_replica_that_looked_before_the_other_spent_has_its_share_of_what_it_saw() {
     for key in ROWS {
@@ -222,7 +223,7 @@ async fn a_replica_that_looked_before_the_other_spent_has_its_share_of_what_it_s
     }
 }
 
-/// A process that begins without Redis knows nothing of the window.
+/// A process that starts without Redis knows nothing about the window.
 #[tokio::test]
 async fn a_replica_that_starts_during_a_loss_does_not_begin_anew() {
     for key in ROWS {
@@ -238,7 +239,7 @@ async fn a_replica_that_starts_during_a_loss_does_not_begin_anew() {
     }
 }
 
-/// Two that count themselves keep their number, and what it is taken from is told apart from one.
+/// Two replicas that detected each other keep their number in the state file, also for a restart during a loss.
 #[tokio::test]
 async fn replicas_that_start_during_a_loss_know_how_many_they_were() {
     for key in ROWS {
@@ -276,7 +277,7 @@ async fn replicas_that_start_during_a_loss_know_how_many_they_were() {
     }
 }
 
-/// A state file that holds something else is said, and the setting takes its place.
+/// An invalid state file is logged, and the setting is used instead.
 #[tokio::test]
 async fn a_broken_state_file_is_said_and_does_no_harm() {
     let mut redis = Redis::start();
@@ -308,12 +309,12 @@ async fn a_broken_state_file_is_said_and_does_no_harm() {
     });
 }
 
-/// Nobody counts locally by a number that nobody gave.
+/// No rule counts locally without a known number of replicas.
 #[test]
 fn a_start_without_any_number_of_replicas_is_an_error_where_rules_count_locally() {
     let flag = "--on-store-loss=local";
     let plain = "domain: d\ndescriptors: [{key: k, rate_limits: [1/year]}]";
-    let told = "give --replicas, --replicas-until-known or --state-file";
+    let told = "set --replicas, --replicas-until-known or --state-file";
     for (rules, args, place) in [
         (RULES, vec![], "rules.yaml:8:33: d.local: `local` shares"),
         (plain, vec![flag], "--on-store-loss: `local` shares"),
@@ -330,7 +331,7 @@ fn a_start_without_any_number_of_replicas_is_an_error_where_rules_count_locally(
     }
 }
 
-/// What was counted under a rule that did not count locally is not known, though its limit is the same.
+/// Counts made before a rule counted locally are unknown, although its limit is unchanged.
 #[tokio::test]
 async fn a_rule_that_counts_locally_since_a_reload_does_not_begin_anew() {
     let mut redis = Redis::start();
@@ -364,7 +365,7 @@ async fn the_answer_of_a_setting_is_that_of_rules_that_do_not_say() {
         .start();
     let mut client = connect(server.grpc).await;
     assert_eq!(told(one(&mut client, "k").await), Ok((Code::Ok, true)));
-    // A limit that comes with the request has no rule.
+    // A limit in the request has no rule.
     let mut own = request("d", vec![descriptor(&[("other", "v")])]);
     own.descriptors[0].limit = Some(
         ::tollgate::grpc::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride {
@@ -376,7 +377,7 @@ async fn the_answer_of_a_setting_is_that_of_rules_that_do_not_say() {
     assert_eq!(told(send(&mut client, own).await), Ok((Code::Ok, true)));
 }
 
-/// What 64 streams ask for while Redis is gone and after it, and each of these limits is spent.
+/// Rules for 64 streams that send during the loss of Redis and after it; each of these limits gets used up.
 const UNDER_LOAD: &str = "
 domain: d
 on_store_loss: local
@@ -385,7 +386,7 @@ descriptors: [{key: k, rate_limits: [600/10000years]}]
 const LIMIT: usize = 600;
 const VALUES: [&str; 4] = ["a", "b", "c", "d"];
 
-/// Two replicas share the limits. The cache is off: what it refuses is not counted in Redis.
+/// Two replicas share the limits. The cache is off, because hits that it refuses are not counted in Redis.
 fn under_load(url: &str) -> Tollgate {
     tollgate::with_rules(UNDER_LOAD)
         .redis_at(url, "100ms")
@@ -414,8 +415,7 @@ fn await_end_of_loss(server: &Tollgate) {
     });
 }
 
-/// No error, no more than the share; and when Redis is back, empty,
-/// it holds every hit since it was killed.
+/// No errors and at most the share; after its return, empty, Redis holds every hit since the kill.
 #[tokio::test]
 async fn a_kill_under_load_costs_no_answer_and_no_budget() {
     let mut redis = Redis::start();
@@ -440,12 +440,12 @@ async fn a_kill_under_load_costs_no_answer_and_no_budget() {
     let in_redis = since.0.len() - since.degraded().0.len();
     let expected = alone.0.len() + in_redis;
     wait_until("Redis holds all of them", || counted(&redis) >= expected);
-    // What got no answer in time on a busy machine counts in both places.
+    // On a busy machine a hit without an answer in time counts in both places.
     let twice = counted(&redis) - expected;
     assert!(twice <= STREAMS, "{twice} hits were counted twice");
 }
 
-/// One of two replicas does not reach Redis: it spends its share, and Redis learns of that.
+/// One of two replicas does not reach Redis: it spends its share, and Redis gets those hits later.
 #[tokio::test]
 async fn a_replica_that_is_cut_off_admits_its_share_and_no_more() {
     let redis = Redis::start();
@@ -471,11 +471,11 @@ async fn a_replica_that_is_cut_off_admits_its_share_and_no_more() {
     assert!(twice <= STREAMS, "{twice} hits were counted twice");
 }
 
-/// Three that use one Redis see each other, and share a limit by that when it is gone.
+/// Three replicas on one Redis detect each other, and divide a limit accordingly when Redis is lost.
 #[tokio::test]
 async fn replicas_find_out_how_many_they_are() {
     let mut redis = Redis::start();
-    // What a busy machine hands back too late may have counted, and is not sent again.
+    // Hits that a busy machine returns too late may have counted, and are not sent again.
     let start = |_| {
         let builder = tollgate::with_rules(RULES).redis(&redis);
         let args = ["--workers", "1", "--unseen-share", "100"];
@@ -489,7 +489,7 @@ async fn replicas_find_out_how_many_they_are() {
         });
     };
     see(&servers, 3);
-    // What was seen holds while Redis is gone, and one that comes back empty makes nobody forget.
+    // The detected number stays while Redis is down, and also when Redis comes back empty.
     redis.kill();
     let mut admitted = 0;
     for server in &servers {
@@ -511,7 +511,7 @@ async fn replicas_find_out_how_many_they_are() {
     assert!((1..=3).contains(&own.count()), "{keys:?}");
 }
 
-/// Who does not count locally leaves nothing in Redis but counters.
+/// A replica without local counting leaves only counters in Redis.
 #[tokio::test]
 async fn replicas_are_counted_only_if_somebody_has_to_know() {
     let redis = Redis::start();
@@ -522,15 +522,15 @@ async fn replicas_are_counted_only_if_somebody_has_to_know() {
     one(&mut client, "k").await.unwrap();
     assert_eq!(redis.keys().len(), 1);
     assert_eq!(server.metric("tollgate_replicas"), 0);
-    // As soon as a rule wants it.
+    // From the moment a rule needs it.
     std::fs::write(server.rules().join("rules.yaml"), RULES).unwrap();
     wait_until("it counts itself", || {
         server.metric("tollgate_replicas") == 1
     });
 }
 
-/// A table without room counts what it has, and lets the rest pass by what was known: no error for a
-/// value that is one too many.
+/// A full local table counts its existing values, and lets others pass according to the last known counts: no value
+/// gets an error.
 #[tokio::test]
 async fn a_full_local_table_refuses_nobody_for_want_of_room() {
     let mut redis = Redis::start();
@@ -551,7 +551,7 @@ async fn a_full_local_table_refuses_nobody_for_want_of_room() {
         asked.descriptors[0].hits_addend = Some(hits);
         told(send(client, asked).await)
     };
-    // One that is over is so without Redis, too.
+    // A value over its limit stays refused without Redis.
     assert_eq!(
         ask_for(&mut client, "over", 100).await,
         Ok((Code::Ok, false))
@@ -561,7 +561,7 @@ async fn a_full_local_table_refuses_nobody_for_want_of_room() {
         let value = number.to_string();
         assert_eq!(ask_for(&mut client, &value, 60).await, Ok((Code::Ok, true)));
     }
-    // The first have their counters; the others are always asked for the first time.
+    // The first values have counters; each of the others counts as new every time.
     for (value, code) in [
         ("0", Code::OverLimit),
         ("49", Code::Ok),
@@ -573,7 +573,7 @@ async fn a_full_local_table_refuses_nobody_for_want_of_room() {
             "{value}"
         );
     }
-    // More than the limit at once is too much, whoever asks.
+    // More than the limit at once is too much for any value.
     assert_eq!(
         ask_for(&mut client, "x", 101).await,
         Ok((Code::OverLimit, true))
@@ -588,9 +588,8 @@ async fn a_full_local_table_refuses_nobody_for_want_of_room() {
     assert_eq!(forgotten, (47 + 1 + 1) * 60 + 101);
 }
 
-/// What does not fit into the queue of a Redis that is slow, or does not answer, is answered at once as
-/// its rule says, without an error and without growing memory; and what was counted locally is in Redis
-/// afterwards.
+/// Requests beyond the queue of a Redis that is slow or silent are answered at once as their rule says, without an
+/// error and without growing memory; locally counted hits are in Redis afterwards.
 #[tokio::test]
 async fn a_full_queue_is_answered_as_the_rules_say() {
     const LIMITS: &str = "domain: d\ndescriptors: [{key: k, rate_limits: [10000000/10000years]}]";
@@ -652,7 +651,7 @@ async fn a_full_queue_is_answered_as_the_rules_say() {
             degraded.0.len()
         };
         assert!(without > 1000, "{answer}: {without}");
-        // Most of all calls did not wait for Redis, which takes five times as long at least.
+        // Most calls did not wait for Redis, which takes at least five times as long.
         let median = answers.quantile(0.5, Duration::ZERO);
         assert!(median < Duration::from_millis(40), "{answer}: {median:?}");
         let grown = server.peak_bytes().saturating_sub(before);
@@ -683,7 +682,7 @@ descriptors:
   - {key: back, on_store_loss: local, rate_limits: [2/year]}
 ";
 
-/// What was over when Redis was lost stays so by the cache, no longer than that holds.
+/// A counter over its limit when Redis was lost stays refused by the cache, until its entry expires.
 #[tokio::test]
 async fn what_is_known_to_be_over_is_denied_without_redis() {
     let mut redis = Redis::start();
@@ -693,7 +692,7 @@ async fn what_is_known_to_be_over_is_denied_without_redis() {
         .start();
     let mut client = connect(server.grpc).await;
     for key in ["year", "log", "raised", "back", "second"] {
-        // A second may end in between.
+        // A window of a second may end in between.
         eventually("it is over", async || {
             told(one(&mut client, key).await) == Ok((Code::OverLimit, false))
         })
@@ -703,7 +702,7 @@ async fn what_is_known_to_be_over_is_denied_without_redis() {
     eventually("Redis is lost", async || {
         told(one(&mut client, "other").await).is_ok() && server.metric("tollgate_stores_lost") == 1
             || {
-                // Something that has to be counted finds out.
+                // A call that must be counted detects the loss.
                 let new = ask(&mut client, "d", &[("year", "new")]).await;
                 told(new) == Ok((Code::Ok, true))
             }
@@ -719,19 +718,19 @@ async fn what_is_known_to_be_over_is_denied_without_redis() {
         }
     };
     check_over(&mut client).await;
-    // A look at what is over finds it over.
+    // Reading a counter that is over its limit reports it as over.
     let mut look = request("d", vec![descriptor(&[("year", "v")])]);
     look.descriptors[0].hits_addend = Some(0);
     assert_eq!(
         told(send(&mut client, look).await),
         Ok((Code::OverLimit, false))
     );
-    // As soon as its window has ended nothing is known of it.
+    // After the end of its window nothing is known about it.
     eventually("the second is over", async || {
         told(one(&mut client, "second").await) == Ok((Code::Ok, true))
     })
     .await;
-    // What is given back makes room, here and in Redis: it holds three, and the one refused here counts, too.
+    // Refunds make room, here and in Redis: Redis holds three, and the hit refused here counts too.
     assert_eq!(
         told(one(&mut client, "back").await),
         Ok((Code::OverLimit, false))
@@ -745,7 +744,7 @@ async fn what_is_known_to_be_over_is_denied_without_redis() {
         told(one(&mut client, "back").await),
         Ok((Code::OverLimit, true))
     );
-    // A reload with a higher limit forgets that one, and no other.
+    // A reload with a higher limit forgets that counter only.
     let raised = REMEMBERED.replace(
         "key: raised, rate_limits: [2",
         "key: raised, rate_limits: [9",

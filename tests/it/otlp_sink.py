@@ -79,5 +79,5 @@ services.add_TraceServiceServicer_to_server(Grpc(), server)
 port = server.add_insecure_port("127.0.0.1:0")
 server.start()
 say({"http": web.server_address[1], "grpc": port})
-# Its owner holds the other end.
+# The owner holds the other end.
 sys.stdin.read()

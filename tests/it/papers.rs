@@ -1,5 +1,5 @@
-//! Pages that the program itself can write: they say what it does, or the test fails.
-//! `UPDATE_GOLDEN=1 cargo test --test it papers` writes them anew.
+//! Pages that the program itself can write: the test fails unless they match the program.
+//! `UPDATE_GOLDEN=1 cargo test --test it papers` writes them again.
 
 use std::{fmt::Write as _, fs, path::Path};
 
@@ -47,7 +47,7 @@ fn default(flag: &clap::Arg) -> String {
     }
 }
 
-/// The help of a flag, which may not end a cell of a table.
+/// The help of a flag, escaped for a cell of a table.
 fn help(flag: &clap::Arg) -> String {
     flag.get_help().unwrap().to_string().replace('|', "\\|")
 }

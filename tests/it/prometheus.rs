@@ -1,5 +1,4 @@
-//! A real Prometheus reads the page, and promtool has nothing to say but about the names that are
-//! kept from the reference.
+//! A real Prometheus reads the page, and promtool complains only about names that are kept from the reference.
 
 use std::{
     fs::{self, File},
@@ -46,7 +45,7 @@ async fn promtool_finds_no_fault_but_the_names_of_the_reference() {
         .stdin(Stdio::from(File::open(&page).unwrap()))
         .output()
         .unwrap();
-    // 3 means that only names are found wanting; 1 would be a page that cannot be read.
+    // 3 means that promtool objects to names only; 1 would be an unreadable page.
     assert_eq!(output.status.code(), Some(3), "{output:?}");
     let said = String::from_utf8(output.stderr).unwrap();
     for line in said.lines() {
@@ -86,7 +85,7 @@ impl Prometheus {
                 .args(["check", "config"])
                 .arg(&config),
         );
-        // Somebody else may take the port between the look and the start.
+        // Another process may take the port before Prometheus does.
         for _ in 0..10 {
             let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
             let mut process = Process::start(
@@ -114,7 +113,7 @@ impl Prometheus {
         panic!("Prometheus does not start");
     }
 
-    /// The value of an expression of one series, once there is one.
+    /// The value of an expression with a single series, once there is one.
     fn value(&self, expression: &str) -> Option<f64> {
         let reply = http::get(self.address, &format!("/api/v1/query?query={expression}"));
         let reply: serde_json::Value = serde_json::from_str(&reply.body).unwrap();
@@ -154,7 +153,7 @@ async fn a_real_prometheus_scrapes_what_dashboards_ask_for() {
             value = prometheus.value(&expression);
             value.is_some()
         });
-        // Of a comparison it is enough that it holds.
+        // For a comparison it is enough that it holds.
         if !expression.contains("%3C") && !expression.contains("%3E") {
             assert_eq!(value, Some(expected), "{expression}");
         }

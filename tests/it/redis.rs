@@ -1,5 +1,5 @@
-//! tollgate on Redis: few commands, keys that end, exact counts for many clients, and a Redis that
-//! is gone, stuck or full of something else.
+//! tollgate on Redis: few commands, keys that expire, exact counts for many clients, and a Redis that is gone, stuck
+//! or full of other data.
 
 use std::{
     io::{Read as _, Write as _},
@@ -29,7 +29,7 @@ descriptors:
     rate_limits: [1000000/year, 2000000/2years, 3000000/3years]
 ";
 
-/// Asks once for one value.
+/// Sends one request for one value.
 async fn one(client: &mut Client, value: &str) -> Result<(), Status> {
     ask(client, "d", &[("k", value)]).await.map(|_| ())
 }
@@ -50,7 +50,7 @@ async fn three_periods_are_one_pipeline_of_six_commands_and_then_of_three() {
         let names: Vec<_> = commands
             .iter()
             .map(|command| command.split('"').nth(1).unwrap())
-            // The first word of a connection.
+            // The first command of a connection.
             .filter(|name| *name != "SCRIPT")
             .collect();
         assert_eq!(names, expected, "{commands:#?}");
@@ -78,7 +78,7 @@ async fn a_thousand_requests_at_once_are_far_fewer_pipelines() {
     }
     let pipelines = server.metric("tollgate_redis_pipelines_total");
     assert!(pipelines < REQUESTS as u64 / 4, "{pipelines} pipelines");
-    // Whatever went together, every hit was counted.
+    // However requests were batched, every hit was counted.
     for key in redis.keys() {
         assert_eq!(redis.number(&["GET", &key]), 10, "{key}");
     }
@@ -92,7 +92,7 @@ descriptors:
   - key: k
     rate_limits: [9/second, 9/minute, 9/hour, 9/day, 9/week, 9/month, 9/year, 9/10000years]
 ";
-    /// The longest that any key lives.
+    /// The longest time to live of any key.
     const HUNDRED_YEARS: i64 = 3_155_760_000;
     let redis = Redis::start();
     let server = tollgate::with_rules(RULES)
@@ -110,7 +110,7 @@ descriptors:
         let left = redis.number(&["TTL", &key]);
         let now = i64::try_from(::tollgate::grpc::now().secs()).unwrap();
         let expected = ((number + 1) * period - now).min(HUNDRED_YEARS);
-        // -2 is a key that ended since it was listed; an end that is near may be over.
+        // -2 means that the key expired after the listing; a key close to its expiry may do so.
         let is_gone = left == -2 && expected <= 0;
         assert!(
             is_gone || (expected - 5..=expected + 2).contains(&left),
@@ -118,7 +118,7 @@ descriptors:
         );
         periods.push(period);
     }
-    // That of the second may be gone already.
+    // The key of a limit per second may have expired.
     periods.retain(|&period| period > 1);
     assert_eq!(periods.len(), 7, "{periods:?}");
 }
@@ -126,7 +126,7 @@ descriptors:
 #[tokio::test]
 async fn all_periods_of_one_descriptor_live_in_one_slot_of_a_cluster() {
     let redis = Redis::start();
-    // It serves no keys, but knows where they would be.
+    // It stores no keys, but computes their slots.
     let cluster = Redis::with(&["--cluster-enabled", "yes"]);
     let server = tollgate::with_rules(THREE_PERIODS).redis(&redis).start();
     let mut client = connect(server.grpc).await;
@@ -148,7 +148,7 @@ async fn all_periods_of_one_descriptor_live_in_one_slot_of_a_cluster() {
     assert!(slots.len() > 1, "all descriptors in slot {slots:?}");
 }
 
-/// A worker remembers which keys have a time to live; Redis may forget them all the same.
+/// A worker remembers which keys have a time to live; Redis may lose keys nevertheless.
 #[tokio::test]
 async fn a_key_that_redis_lost_gets_a_new_time_to_live() {
     let redis = Redis::start();
@@ -167,7 +167,7 @@ async fn a_key_that_redis_lost_gets_a_new_time_to_live() {
     }
 }
 
-/// Four connections, dealt out to `servers`.
+/// Four connections, distributed over `servers`.
 async fn clients(servers: &[&Tollgate]) -> Vec<Client> {
     let mut clients = Vec::new();
     for number in 0..4 {
@@ -176,8 +176,8 @@ async fn clients(servers: &[&Tollgate]) -> Vec<Client> {
     clients
 }
 
-/// 64 callers on `clients` send `requests` requests for one value at once, the `n`th with
-/// `hits(n)`; returns how many hits were admitted.
+/// 64 callers on `clients` send `requests` requests for one value at once, the `n`th with `hits(n)`; returns the
+/// number of admitted hits.
 async fn storm(clients: &[Client], value: &str, requests: usize, hits: fn(usize) -> u64) -> u64 {
     const CALLERS: usize = 64;
     let mut callers = JoinSet::new();
@@ -203,7 +203,7 @@ async fn storm(clients: &[Client], value: &str, requests: usize, hits: fn(usize)
     callers.join_all().await.iter().sum()
 }
 
-/// A limit for each of twenty rounds.
+/// The limit of each of twenty rounds.
 const LIMITS: [u64; 20] = [
     500, 1, 64, 63, 65, 128, 999, 250, 7, 333, 2, 500, 777, 31, 400, 100, 850, 3, 640, 500,
 ];
@@ -238,8 +238,8 @@ async fn one_server_on_memory_admits_exactly_the_limit_twenty_times_in_a_row() {
     check_twenty_storms(&[&server]).await;
 }
 
-/// A request that would cross the limit is refused as a whole and stays counted, so what is
-/// admitted falls short of the limit by less than the most hits.
+/// A request that would exceed the limit is refused as a whole but stays counted, so the admitted hits may miss the
+/// limit by less than the largest request.
 async fn check_hits_of_one_to_three(servers: &[&Tollgate]) {
     let clients = clients(servers).await;
     for (round, limit) in LIMITS.into_iter().enumerate() {
@@ -263,7 +263,7 @@ async fn admitted_hits_of_one_to_three_never_exceed_the_limit_on_memory() {
     check_hits_of_one_to_three(&[&server]).await;
 }
 
-/// Expects a failure that says what happened and nothing about where.
+/// Expects an error that describes the failure without any address.
 #[track_caller]
 fn check_unavailable(answer: Result<(), Status>, texts: &[&str]) {
     let error = answer.unwrap_err();
@@ -291,7 +291,7 @@ async fn calls_fail_at_once_while_redis_is_gone_and_work_when_it_is_back() {
     for _ in 0..2 {
         redis.kill();
         for _ in 0..5 {
-            // Who waited in vain would be told so.
+            // A request that waited in vain would get another error.
             check_unavailable(one(&mut client, "v").await, &[UNREACHABLE]);
         }
         redis.restart();
@@ -323,7 +323,7 @@ async fn a_frozen_redis_is_not_waited_for() {
     check_unavailable(one(&mut client, "v").await, &[TIMEOUT, UNREACHABLE]);
     let opened = "tollgate_redis_failures_total";
     wait_until("the silence is noticed", || server.metric(opened) > 0);
-    // From now on nobody waits.
+    // From now on no call waits.
     for _ in 0..3 {
         check_unavailable(one(&mut client, "v").await, &[UNREACHABLE]);
     }
@@ -331,10 +331,10 @@ async fn a_frozen_redis_is_not_waited_for() {
     works_again(&client).await;
 }
 
-/// Stands between tollgate and a Redis, as a firewall would.
+/// A firewall between tollgate and a Redis.
 struct Gateway {
     address: SocketAddr,
-    /// Connections that were made before it was raised to this number are dead, and nobody is told.
+    /// Connections with lower numbers are dead; neither side is notified.
     alive_from: Arc<AtomicUsize>,
     made: Arc<AtomicUsize>,
 }
@@ -370,7 +370,7 @@ impl Gateway {
         gateway
     }
 
-    /// Forgets all connections so far.
+    /// Drops the state of all connections so far.
     fn forget(&self) {
         self.alive_from.store(self.made.load(Relaxed), Relaxed);
     }
@@ -418,7 +418,7 @@ async fn a_key_that_holds_something_else_fails_alone() {
             answer.unwrap();
         }
     }
-    // A text that is no number is refused too, when it is looked at and when it is added to.
+    // A text that is not a number is also refused, both for a read and for an addition.
     redis.cli(&["SET", &key, "some text"]);
     check_unavailable(one(&mut client, "bad").await, &[REFUSED]);
     for (hits, is_negative_hits) in [(0, false), (1, true)] {
@@ -477,7 +477,7 @@ fn an_address_that_cannot_be_read_is_refused_without_its_password() {
     }
 }
 
-/// Waits until `/healthcheck` is good or bad, and the gRPC health of the name `ratelimit` with it.
+/// Waits until `/healthcheck` is good or bad, and the gRPC health of `ratelimit` agrees.
 #[track_caller]
 fn await_health(server: &Tollgate, is_good: bool) {
     let page = if is_good { 200 } else { 500 };
@@ -500,7 +500,7 @@ fn health_follows_redis_if_it_is_told_to() {
     await_health(&follows, true);
     redis.kill();
     await_health(&follows, false);
-    // Without being told, health is that of the process.
+    // Without the flag, health is that of the process.
     await_health(&stays, true);
     redis.restart();
     await_health(&follows, true);

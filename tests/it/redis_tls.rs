@@ -28,7 +28,7 @@ fn write(pair: &Pair, folder: &Path, certificate: &str, key: &str) {
     fs::write(folder.join(key), &pair.key).unwrap();
 }
 
-/// Whether tollgate, told so by `env`, can count in `redis`. Files are those of `folder`.
+/// Whether tollgate with the variables `env` can count in `redis`. Paths are relative to `folder`.
 async fn counts(redis: &Redis, folder: &Path, env: &[(&str, &str)]) -> bool {
     let mut builder = tollgate::with_rules(RULES)
         .env("REDIS_SOCKET_TYPE", "tcp")
@@ -113,7 +113,7 @@ fn a_file_that_is_not_there_ends_the_start_by_its_name() {
     assert!(said.contains("/gone/ca.pem cannot be read"), "{said}");
 }
 
-/// A cluster of one node says where it is by its address, and that is checked too.
+/// A cluster of one node announces its address, which the certificate must match too.
 #[tokio::test]
 async fn the_nodes_of_a_cluster_are_spoken_to_over_tls() {
     let (_, folder) = certificates("127.0.0.1");
@@ -142,7 +142,7 @@ async fn the_nodes_of_a_cluster_are_spoken_to_over_tls() {
     assert!(page.contains(&node), "{page}");
 }
 
-/// The sentinel speaks TLS as the master does, and is verified by the same authority.
+/// The sentinel uses TLS like the master, with a certificate of one authority.
 #[tokio::test]
 async fn sentinels_and_their_master_are_spoken_to_over_tls() {
     let (_, folder) = certificates("127.0.0.1");
@@ -179,7 +179,7 @@ async fn sentinels_and_their_master_are_spoken_to_over_tls() {
     works(&connect(server.grpc).await).await;
     assert!(!master.keys().is_empty());
     assert!(!sentinel.cli(&["INFO", "server"]).is_empty());
-    // The certificate is for the number and not for the name.
+    // The certificate is valid for the address and not for the name.
     let server = start("localhost", "false");
     wait_until("the sentinel is not believed", || {
         let page = server.page("/healthcheck?verbose");

@@ -1,5 +1,5 @@
-//! Rules that change under a running server: however they are written, a good change is taken into
-//! use whole and a bad one not at all.
+//! Rules that change under a running server: a valid change is taken into use completely and an invalid one not at
+//! all, however it is written.
 
 use std::{
     fmt::Write as _,
@@ -49,12 +49,12 @@ async fn limit(server: &Tollgate, domain: &str) -> Option<u32> {
     limit_of(&response.unwrap())
 }
 
-/// The server reads its folder this often even without a notice. What has not come by then did
-/// not come of the notice.
+/// The server reads its folder this often even without a notification. A change seen earlier came from a
+/// notification.
 const RECHECK: Duration = Duration::from_secs(10);
 
-/// Starts a server, makes a change, and waits for it to be noticed: the limits in force in domains
-/// `a` and `b` have to become `expected`.
+/// Starts a server, makes a change, and waits until it takes effect: the limits in force in domains `a` and `b` must
+/// become `expected`.
 async fn check(builder: Builder, change: impl FnOnce(&Path), expected: [Option<u32>; 2]) {
     let started = Instant::now();
     let server = builder.start();
@@ -139,8 +139,8 @@ async fn a_file_that_is_renamed_away_is_gone() {
     .await;
 }
 
-/// A ConfigMap as the kubelet writes it: the files are links through `..data` into a folder of a
-/// version, and a new version is one rename of a link.
+/// Writes a ConfigMap as the kubelet does: the files are links through `..data` into the folder of a version, and a
+/// new version is one rename of a link.
 fn write_version(folder: &Path, version: &str, text: &str) {
     let version = format!("..{version}");
     fs::create_dir(folder.join(&version)).unwrap();
@@ -165,7 +165,7 @@ async fn a_config_map_is_reloaded() {
     .await;
 }
 
-/// Makes a bad change and waits until it was refused; the old limit has to hold.
+/// Makes an invalid change and waits for its refusal; the old limit must still apply.
 async fn check_refused(change: impl FnOnce(&Path), said: &[&str]) {
     let server = one_file().start();
     change(server.rules());
@@ -187,7 +187,7 @@ async fn check_refused(change: impl FnOnce(&Path), said: &[&str]) {
     assert_eq!(limit(&server, "a").await, Some(1));
     assert_eq!(server.metric("ratelimit_service_config_load_success"), 1);
 
-    // The next good one is taken.
+    // The next valid one is accepted.
     fs::write(server.rules().join("a.yaml"), rules("a", 2)).unwrap();
     let _ = fs::remove_file(server.rules().join("b.yaml"));
     eventually("the good one is taken", async || {
@@ -286,7 +286,7 @@ async fn under_load_every_request_is_answered_by_the_old_rules_or_the_new() {
     for (seen, last) in callers.join_all().await {
         assert!(seen.contains(&OLD) && seen.contains(&NEW));
         assert!(seen.iter().all(|&limit| limit == OLD || limit == NEW));
-        // No caller ever fell back to rules from before a change that it had seen.
+        // No caller that had seen a change got an answer by older rules afterwards.
         let changes = seen.windows(2).filter(|pair| pair[0] != pair[1]).count();
         assert!(changes <= 5, "{changes} changes");
         assert_eq!(last, Some(NEW));
@@ -305,11 +305,11 @@ impl Pipe {
         Self(path)
     }
 
-    /// Writes as soon as somebody reads. The receiver hears when all was read.
+    /// Writes once the server reads. The receiver is notified when everything has been read.
     fn write(&self, text: String) -> oneshot::Receiver<()> {
         let path = self.0.clone();
         let (done, is_done) = oneshot::channel();
-        // A thread that nobody waits for: it would never end if the server did not read.
+        // A detached thread: it would never end if the server did not read.
         thread::spawn(move || {
             fs::write(path, text).unwrap();
             let _ = done.send(());
@@ -318,8 +318,7 @@ impl Pipe {
     }
 }
 
-/// Rules that take hundreds of times as long to compile as a call takes, and one that allows
-/// `requests`.
+/// Rules that take hundreds of times as long to compile as a call takes, plus one that allows `requests`.
 fn many_rules(requests: u32) -> String {
     let mut text = rules("a", requests)
         .replace("[{", "\n- {")
@@ -333,21 +332,20 @@ fn many_rules(requests: u32) -> String {
     text
 }
 
-/// What the calls of one connection saw while new rules were loaded.
+/// Observations of one connection's calls while new rules were loaded.
 #[derive(Debug, Default)]
 struct Seen {
-    /// Calls that began when the server had read the rules, and were answered by the old ones.
+    /// Calls that began after the server had read the rules and got an answer by the old ones.
     meanwhile: AtomicU64,
-    /// The most that others were answered while one of these calls was.
+    /// The most answers of the clock server during one of these calls.
     longest: AtomicU64,
     /// The limit in the last answer.
     last: AtomicU32,
 }
 
-/// A server does not tell when it compiles. But it has read new rules, does not answer by them yet,
-/// and so most of the time compiles. A second server, which loads nothing, is the clock: its answers in
-/// that time are counted, and no call to the first may last as long as a quarter of them.
-/// Connections are dealt out to the workers in turn, so each worker has some.
+/// A server does not report when it compiles. But between reading new rules and using them it compiles most of the
+/// time. A second server, which loads nothing, is the clock: its answers in that time are counted, and no call to the
+/// first may last as long as a quarter of them. Workers get connections in turn, so each worker has some.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn while_rules_are_compiled_no_connection_waits_for_that() {
     let builder = tollgate::builder();
@@ -356,7 +354,7 @@ async fn while_rules_are_compiled_no_connection_waits_for_that() {
     let server = builder.start();
     let clock = tollgate::builder().file("a.yaml", &rules("a", 1)).start();
 
-    // Each limit is the number of its load; this is that of the last one that was read.
+    // Each limit is the number of its load; this is the number of the last load that was read.
     let read = Arc::new(AtomicU32::new(1));
     let ticks = Arc::new(AtomicU64::new(0));
     let mut connections = JoinSet::new();
@@ -382,7 +380,7 @@ async fn while_rules_are_compiled_no_connection_waits_for_that() {
         }
     };
     let mut all = Vec::new();
-    // The last of them connects anew for each call: the door does not wait either.
+    // The last of them opens a new connection for each call: the dispatcher must not wait either.
     for is_lasting in [true, true, true, true, false] {
         let seen = Arc::new(Seen::default());
         all.push(seen.clone());
@@ -400,7 +398,7 @@ async fn while_rules_are_compiled_no_connection_waits_for_that() {
     }
 
     for load in 2..=4 {
-        // What the pipe says of changes to itself may have come too late to matter.
+        // Change events of the pipe itself may arrive too late to cause a load; this file causes one.
         fs::write(server.rules().join(".touched"), load.to_string()).unwrap();
         let is_read = pipe.write(many_rules(load));
         timeout(PATIENCE, is_read).await.unwrap().unwrap();

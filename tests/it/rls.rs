@@ -1,7 +1,6 @@
-//! Requests and replies over gRPC: what clients of envoyproxy/ratelimit know, and what is ours.
+//! Requests and replies over gRPC: the behaviour that clients of envoyproxy/ratelimit expect, and our additions.
 //!
-//! Limits are for 10,000 years where the length of the window does not matter, so that no test
-//! meets its end.
+//! Limits are for 10,000 years where the length of the window does not matter, so that no test meets its end.
 
 use ::tollgate::grpc::proto::envoy::{
     extensions::common::ratelimit::v3::{
@@ -21,8 +20,8 @@ use crate::support::{
     tollgate::{self, Builder},
 };
 
-/// Sends requests one after the other; each has to be answered as it says beside it: the overall
-/// code, then for each descriptor its code, what remains and the limit that this is of.
+/// Sends requests one after the other and compares each answer with the text next to it: the overall code, then for
+/// each descriptor its code, the remaining hits and their limit.
 #[track_caller]
 fn check_on(server: Builder, steps: &[(RateLimitRequest, &str)]) {
     let server = server.start();
@@ -42,7 +41,7 @@ fn check_on(server: Builder, steps: &[(RateLimitRequest, &str)]) {
     assert_eq!(answers, expected);
 }
 
-/// The same on memory and on Redis, with the descriptors of domain `d` as a YAML list.
+/// Runs [`check_on`] on memory and on Redis, with the descriptors of domain `d` as a YAML list.
 #[track_caller]
 fn check(descriptors: &str, steps: &[(RateLimitRequest, &str)]) {
     check_on(with(descriptors), steps);
@@ -66,7 +65,7 @@ fn show(answer: Result<RateLimitResponse, Status>) -> String {
 
 fn show_status(status: &DescriptorStatus) -> String {
     let remains = format!("{} {}", status.code().as_str_name(), status.limit_remaining);
-    // A status tells the time until its limit starts afresh, or has no limit.
+    // A status has the time until its reset, or no limit.
     let reset = status.duration_until_reset.as_ref();
     let Some(limit) = &status.current_limit else {
         assert!(reset.is_none(), "{status:?}");
@@ -101,7 +100,7 @@ fn secs(unit: Unit) -> i64 {
     }
 }
 
-/// A request for descriptors of one entry each, such as `a=1`; `-` is one without entries.
+/// A request for descriptors of one entry each, such as `a=1`; `-` is a descriptor without entries.
 fn ask(descriptors: &[&str]) -> RateLimitRequest {
     let parts = descriptors.iter().map(|text| part(text)).collect();
     request("d", parts)
@@ -116,7 +115,7 @@ fn part(text: &str) -> RateLimitDescriptor {
     descriptor(&entries)
 }
 
-/// One descriptor with hits of its own.
+/// A request with one descriptor that has its own hits.
 fn with_hits(text: &str, hits: u64) -> RateLimitRequest {
     let descriptor = RateLimitDescriptor {
         hits_addend: Some(hits),
@@ -131,7 +130,7 @@ fn give_back(text: &str, hits: u64) -> RateLimitRequest {
     request
 }
 
-/// One descriptor that brings its own limit for one `unit`.
+/// A request with one descriptor that overrides the limit, for one `unit`.
 fn with_limit(text: &str, requests_per_unit: u32, unit: i32) -> RateLimitRequest {
     let limit = RateLimitOverride {
         requests_per_unit,
@@ -265,7 +264,7 @@ fn hits_that_cross_the_limit_are_refused_as_a_whole_and_stay_counted() {
                 with_hits("k=v", 5),
                 "OVER_LIMIT: OVER_LIMIT 0 of 10/10000 YEAR",
             ),
-            // 14 are stored: four given back leave the limit full, a fifth makes room.
+            // 14 are stored: giving back four leaves the limit full, a fifth makes room.
             (give_back("k=v", 4), "OK: OK 0 of 10/10000 YEAR"),
             (give_back("k=v", 1), "OK: OK 1 of 10/10000 YEAR"),
         ],
@@ -355,7 +354,7 @@ fn a_refused_descriptor_does_not_keep_others_from_counting() {
     );
 }
 
-/// One entry whose value need not be text.
+/// A request with one entry whose value need not be text.
 fn bytes(key: &'static str, value: &'static [u8]) -> RateLimitRequest {
     let entry = Entry {
         key: key.into(),
@@ -394,7 +393,7 @@ fn values_that_are_no_text_have_counters_of_their_own() {
     );
 }
 
-/// Unlike in the reference, whose keys run together.
+/// Unlike in the reference, whose keys can coincide.
 #[test]
 fn descriptors_that_read_alike_have_counters_of_their_own() {
     check(
@@ -493,7 +492,7 @@ fn every_limit_counts_what_another_one_refuses() {
         ),
     ];
     check_on(with(RULES), &steps);
-    // With its cache, tollgate does not count in Redis what it knows to be over.
+    // With its cache, tollgate does not count hits in Redis on counters that it knows to be over.
     let redis = Redis::start();
     let all_counted = with(RULES).args(["--local-cache-bytes", "0"]);
     check_on(all_counted.redis(&redis), &steps);
@@ -600,7 +599,7 @@ fn quota_rules_refuse_only_together() {
     check(
         QUOTAS,
         &[
-            // One alone is like any other, beside plain, unlimited and unmatched ones too.
+            // A single quota is like any other limit, also next to plain, unlimited and unmatched descriptors.
             (ask(&["east=1"]), "OVER_LIMIT: OVER_LIMIT 0 of 0/10000 YEAR"),
             (
                 ask(&["east=1", "plain=1"]),
@@ -618,7 +617,7 @@ fn quota_rules_refuse_only_together() {
                 ask(&["east=1", "west=1"]),
                 "OVER_LIMIT: OVER_LIMIT 0 of 0/10000 YEAR, OVER_LIMIT 0 of 1/10000 YEAR",
             ),
-            // A plain one refuses whatever the quotas say.
+            // A plain limit refuses independent of the quotas.
             (
                 ask(&["west=2", "full=1"]),
                 "OVER_LIMIT: OK 0 of 1/10000 YEAR, OVER_LIMIT 0 of 0/10000 YEAR",
@@ -637,7 +636,7 @@ fn the_global_quota_mode_makes_every_descriptor_a_quota() {
                 ask(&["full=1", "plain=1"]),
                 "OK: OVER_LIMIT 0 of 0/10000 YEAR, OK 99 of 100/10000 YEAR",
             ),
-            // As in the reference, what no rule matches is a quota that passed.
+            // As in the reference, a descriptor without a rule is a quota that passed.
             (
                 ask(&["full=1", "none=1"]),
                 "OK: OVER_LIMIT 0 of 0/10000 YEAR, OK 0",
@@ -664,7 +663,7 @@ fn a_replaced_limit_is_neither_judged_nor_counted() {
             (ask(&["a=1"]), "OK: OK 0 of 1/YEAR (base)"),
             (ask(&["a=1", "b=1"]), "OK: OK 0, OK 6 of 9/YEAR (own)"),
             (ask(&["a=1"]), "OVER_LIMIT: OVER_LIMIT 0 of 1/YEAR (base)"),
-            // An unlimited rule replaces too, and what a replaced one replaces stays replaced.
+            // An unlimited rule replaces too, and rules replaced by a replaced rule stay replaced.
             (ask(&["a=1", "b=1", "c=1"]), "OK: OK 0, OK 0, OK 4294967295"),
             (ask(&["b=1"]), "OK: OK 5 of 9/YEAR (own)"),
         ],
@@ -705,7 +704,7 @@ fn of_several_limits_only_the_one_that_is_named_is_replaced() {
     );
 }
 
-// --- Limits that requests bring along
+// --- Limits in requests
 
 #[test]
 fn a_limit_of_the_request_shares_the_counter_of_the_rule() {
@@ -749,11 +748,11 @@ fn a_limit_of_the_request_takes_the_place_of_all_that_the_rule_says() {
             ),
             (with_limit("many=1", 5, YEAR), "OK: OK 4 of 5/YEAR"),
             (with_limit("named=1", 5, YEAR), "OK: OK 4 of 5/YEAR"),
-            // Entries that no rule matches, and none at all.
+            // Entries that no rule matches, and no entries at all.
             (with_limit("other=1", 5, YEAR), "OK: OK 4 of 5/YEAR"),
             (with_limit("other=1,more=2", 5, YEAR), "OK: OK 4 of 5/YEAR"),
             (with_limit("-", 5, YEAR), "OK: OK 4 of 5/YEAR"),
-            // It is no quota, and replaces nothing.
+            // An override is no quota and replaces nothing.
             (
                 request(
                     "d",
@@ -805,7 +804,7 @@ fn a_limit_of_the_request_has_any_unit_and_multiplier() {
     );
 }
 
-/// Within the bound on descriptors nothing is left out.
+/// Within the bound on descriptors all of them are answered.
 #[test]
 fn a_large_request_is_answered_in_full() {
     let all = vec![part("k=v"); 1000];
@@ -818,7 +817,7 @@ fn a_large_request_is_answered_in_full() {
     );
 }
 
-/// What a status says of its time agrees with the clock.
+/// The reset of a status agrees with the clock.
 #[tokio::test]
 async fn the_reset_is_the_time_that_is_left_of_the_window() {
     let server = with("  - {key: k, rate_limits: [9/year]}").start();

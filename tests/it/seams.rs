@@ -1,5 +1,5 @@
-//! Where one counter is known in two places, and where one request goes to two: the over-limit cache
-//! of each worker, a Redis for limits per second, the slots of a cluster.
+//! Cases with one counter in two places, and with one request on two stores: the over-limit cache of each worker, a
+//! Redis for limits per second, the slots of a cluster.
 
 use ::tollgate::grpc::proto::envoy::{
     extensions::common::ratelimit::v3::RateLimitDescriptor,
@@ -28,7 +28,7 @@ async fn all(client: &mut Client, keys: &[&str]) -> RateLimitResponse {
         .unwrap()
 }
 
-/// Hits of one descriptor, given back if there are less than none.
+/// A descriptor with these hits; a negative number gives hits back.
 fn hits(key: &str, count: i64) -> RateLimitDescriptor {
     RateLimitDescriptor {
         hits_addend: Some(count.unsigned_abs()),
@@ -37,7 +37,7 @@ fn hits(key: &str, count: i64) -> RateLimitDescriptor {
     }
 }
 
-/// What remains by the first status, after these hits.
+/// The remaining hits in the first status, after these hits.
 async fn remaining(client: &mut Client, key: &str, count: i64) -> u32 {
     let request = request("d", vec![hits(key, count)]);
     send(client, request).await.unwrap().statuses[0].limit_remaining
@@ -52,7 +52,7 @@ async fn passing(client: &mut Client, keys: &[&str], calls: usize) -> usize {
     passing
 }
 
-/// Two workers in turn are given connections.
+/// A server with two workers and one connection to each.
 async fn two_workers(rules: &str, redis: &Redis) -> (Tollgate, [Client; 2]) {
     let server = tollgate::with_rules(rules)
         .redis_at(&redis.url(), "10s")
@@ -82,7 +82,7 @@ async fn hits_given_back_through_one_worker_make_room_at_the_other_at_once() {
         ("first", true),
     ] {
         assert_eq!(passing(&mut here, &[key], 13).await, 10, "{key}");
-        // With all that was refused and counts, from whatever memory.
+        // Including all refused hits that count, from every cache.
         let held = if refused_count { 13 } else { 10 };
         assert_eq!(remaining(&mut there, key, -(held - 4)).await, 6, "{key}");
         assert_eq!(passing(&mut here, &[key], 20).await, 6, "{key}");
@@ -97,7 +97,7 @@ async fn hits_given_back_through_another_replica_make_room_before_long() {
     for key in ["admitted", "log", "first"] {
         assert_eq!(passing(&mut here, &[key], 13).await, 10, "{key}");
         remaining(&mut there, key, -1_000).await;
-        // Hits that are refused meanwhile may count, so it looks first.
+        // Hits refused meanwhile may count, so it reads first.
         eventually("there is room", async || {
             remaining(&mut here, key, 0).await > 0 && one(&mut here, key).await
         })
@@ -127,7 +127,7 @@ fn with_two(rules: &str, redis: &Redis, per_second: &Redis, more: &[&str]) -> To
         .start()
 }
 
-/// Bursts of more calls than a long limit has, and what it then still lets pass.
+/// Sends bursts of more calls than a long limit allows, and checks the calls that still pass later.
 async fn check_bursts(server: &Tollgate, keys: &'static [&'static str]) {
     let client = connect(server.grpc).await;
     let mut admitted = 0;
@@ -246,7 +246,7 @@ descriptors:
   - {key: other, rate_limits: [100/year]}
 ";
 
-/// Twenty requests that one limit refuses leave the other as it is.
+/// Twenty requests that one limit refuses do not change the other.
 async fn check_stop(server: &Tollgate) {
     let mut client = connect(server.grpc).await;
     eventually("it answers", async || {

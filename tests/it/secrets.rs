@@ -1,5 +1,5 @@
-//! No password is told: not by a start that fails, not by a server that gets nowhere, at no level of
-//! the log and on no page.
+//! No password appears in output: neither of a start that fails nor of a server without a connection, at every level
+//! of the log and on every page.
 
 use tempfile::TempDir;
 
@@ -22,14 +22,14 @@ descriptors:
   - {key: s, rate_limits: [1000/second]}
 ";
 
-/// Whatever a panic, an error or a log line could say of the state it was in, it would say here.
+/// A server with the most verbose output: panics, errors and log lines would show its state.
 fn talkative() -> Builder {
     tollgate::with_rules(RULES)
         .args(["--log-level", "trace"])
         .env("RUST_BACKTRACE", "1")
 }
 
-/// All variables that hold secrets, with one in each.
+/// All variables for secrets, each with one.
 const VARIABLES: [(&str, &str); 10] = [
     ("REDIS_URL", "redis://u:sesame@127.0.0.1:1"),
     ("REDIS_AUTH", "sesame"),
@@ -49,7 +49,7 @@ const VARIABLES: [(&str, &str); 10] = [
     ),
 ];
 
-/// A start with these variables fails, and says why without a secret.
+/// A start with these variables fails, and its error contains no secret.
 #[track_caller]
 fn check_fails(variables: &[(&str, &str)]) {
     let mut builder = talkative();
@@ -120,7 +120,7 @@ fn neither_does_one_whose_files_or_other_settings_are_wrong() {
         ("TRACING_ENABLED", "true"),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "ftp://u:sesame@h"),
     ]);
-    // Something that has nothing to do with them.
+    // An error that is not about them.
     let mut all = VARIABLES.to_vec();
     all.push(("TOLLGATE_REDIS_TIMEOUT", "soon"));
     check_fails(&all);
@@ -136,8 +136,7 @@ fn the_help_shows_no_value_of_a_variable_that_may_hold_one() {
     assert!(!text.contains(SECRET), "{text}");
 }
 
-/// What a server that is asked a few times says on all of its pages, in its log and to callers, once
-/// `is_settled`.
+/// The output of a server after a few calls: all of its pages, its log and its errors to callers, once `is_settled`.
 async fn said(builder: Builder, is_settled: impl Fn(&str) -> bool) -> String {
     let server = builder.start();
     let mut client = connect(server.grpc).await;

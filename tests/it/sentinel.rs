@@ -1,4 +1,4 @@
-//! tollgate on a Redis that sentinels watch over.
+//! tollgate on a Redis with sentinels.
 
 use tonic::Status;
 
@@ -30,7 +30,7 @@ async fn works(client: &Client) {
     .await;
 }
 
-/// As many of 300 calls pass as the limit says.
+/// Of 300 calls as many pass as the limit allows.
 async fn check_exact(client: &mut Client) {
     let mut admitted = 0;
     for _ in 0..300 {
@@ -65,7 +65,7 @@ async fn check_counts(builder: Builder) {
     assert!(!log.contains("sesame"), "{log}");
 }
 
-/// Both ways to say it, and each kind of server with a password of its own.
+/// Both ways to configure it, and a separate password for each kind of server.
 #[tokio::test]
 async fn the_reference_s_variables_and_our_address_mean_the_same() {
     let watched = Watched::with_passwords(Some("data-sesame"), Some("watch-sesame"));
@@ -116,13 +116,13 @@ fn a_wrong_password_for_the_sentinels_is_told_without_it() {
     assert!(!server.log().text().contains("sesame"));
 }
 
-/// A server that changes its role breaks connections, that of redis-cli too.
+/// A server that changes its role breaks connections, including that of redis-cli.
 fn has_role(server: &Redis, role: &str) -> bool {
     let info = server.cli_if_there(&["INFO", "replication"]);
     info.is_some_and(|info| info.contains(&format!("role:{role}")))
 }
 
-/// Counting goes on at the new master, and exactly.
+/// Counting continues on the new master, exactly.
 #[tokio::test]
 async fn after_a_failover_the_new_master_counts() {
     let mut watched = Watched::start();
@@ -141,11 +141,11 @@ async fn after_a_failover_the_new_master_counts() {
     let answers = storm.end().await;
     assert!(answers.ok() > 0, "{:?}", answers.errors());
     check_exact(&mut client).await;
-    // The old master comes back as a master, and nobody counts there.
+    // The old master comes back as a master, and no call counts there.
     watched.servers[0].restart();
     works(&client).await;
     assert_eq!(watched.servers[0].number(&["DBSIZE"]), 0);
-    // What the sentinels would make of it after some quiet seconds.
+    // The command that the sentinels would send after some quiet seconds.
     let port = watched.servers[1].port().to_string();
     watched.servers[0].cli(&["REPLICAOF", "127.0.0.1", &port]);
     wait_until("it became a replica", || {
@@ -155,7 +155,7 @@ async fn after_a_failover_the_new_master_counts() {
     assert_eq!(watched.master(), 1);
 }
 
-/// Nobody died: the sentinels were told to change the master. The old one says READONLY.
+/// No server died: the sentinels were ordered to change the master. The old one answers READONLY.
 #[tokio::test]
 async fn a_failover_that_somebody_asked_for_is_followed_too() {
     let watched = Watched::start();

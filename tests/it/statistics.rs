@@ -1,5 +1,4 @@
-//! What dashboards read: the reference's names and arithmetic, over statsd, DogStatsD, Prometheus
-//! and `/stats`.
+//! The data of dashboards: the reference's names and arithmetic, over statsd, DogStatsD, Prometheus and `/stats`.
 
 use std::net::SocketAddr;
 
@@ -27,7 +26,7 @@ descriptors:
             rate_limit: { unit: year, requests_per_unit: 2 }
 ";
 
-/// Where all of a rule's names begin.
+/// The common beginning of a rule's names.
 const RULE: &str = "ratelimit.service.rate_limit";
 
 /// Three requests under the rules: two pass.
@@ -50,7 +49,7 @@ fn flushing(collector: &Collector, env: &[(&str, &str)]) -> Builder {
     builder
 }
 
-/// The number behind `name` on the statistics page.
+/// The number after `name` on the statistics page.
 fn stat(server: &Tollgate, name: &str) -> Option<u64> {
     let page = http::get(server.debug, "/stats").body;
     let value = page
@@ -70,7 +69,7 @@ async fn statsd_lines_travel_over_tcp() {
     collector.expect(&format!("{RULE}.d.one.over_limit"), "", 1);
     collector.expect("ratelimit_server.ShouldRateLimit.total_requests", "", 3);
     collector.expect("ratelimit.service.config_load_success", "", 1);
-    // What was sent is not sent again: counters are differences, and none is zero.
+    // Sent counts are not sent again: counters are differences, and none is zero.
     three_requests(&server).await;
     collector.expect(&format!("{RULE}.d.one.total_hits"), "", 6);
     collector.expect(&format!("{RULE}.d.one.over_limit"), "", 4);
@@ -83,7 +82,7 @@ async fn statsd_lines_travel_over_tcp() {
         let (_, typed) = line.rsplit_once(':').expect("name:value|type");
         let (value, kind) = typed.split_once('|').expect("value|type");
         assert!(value.parse::<f64>().is_ok(), "{line}");
-        // Times that are alike are sent as one, with the share that it is of them.
+        // Similar times are sent as one, with their sample rate.
         let is_timer = kind == "ms" || kind.starts_with("ms|@");
         assert!(is_timer || ["c", "g"].contains(&kind), "{line}");
     }
@@ -172,7 +171,7 @@ async fn disable_stats_sends_nothing_but_shows_all() {
     assert_eq!(collector.lines(), [""; 0]);
 }
 
-/// Hits on a fresh counter, one request each, and what they come to.
+/// Hits on a fresh counter, one request each, and the expected counts.
 struct Worked {
     limit: u32,
     hits: &'static [u64],
@@ -191,7 +190,7 @@ const fn worked(limit: u32, hits: &'static [u64], [within, near, over]: [u64; 3]
     }
 }
 
-/// The examples that were observed on the reference, with what the hits before add.
+/// Examples observed on the reference, including the counts of earlier hits.
 const WORKED: &[Worked] = &[
     worked(20, &[2, 3], [5, 0, 0]),
     worked(8, &[5, 2], [7, 1, 0]),
@@ -311,7 +310,7 @@ descriptors:
     .await;
     expect(&mut client, &[("svc", "s/1"), ("ep", "")], "d.svc_s/*.ep").await;
     expect(&mut client, &[("det", "10.0.0.1")], "d.det_10_0_0_1").await;
-    // What has no limit is not counted; an unknown domain is, once a descriptor.
+    // Descriptors without a limit are not counted; an unknown domain is, once per descriptor.
     ask(&mut client, "d", &[("free", "v")]).await.unwrap();
     assert!(matches!(
         stat(&server, &format!("{RULE}.d.free.total_hits")),
@@ -346,7 +345,7 @@ async fn an_override_is_called_by_its_entries() {
     );
 }
 
-/// A server that shows its statistics to Prometheus, and where.
+/// A server with a Prometheus port, and the address of that port.
 fn with_prometheus(rules: &str) -> (Builder, SocketAddr) {
     let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
     let builder = tollgate::with_rules(rules)
@@ -424,11 +423,11 @@ async fn prometheus_sees_the_reference_s_families() {
         sum > 0.0 && sum < 10.0,
         "not cut to whole milliseconds: {sum}"
     );
-    // Nothing else is to be found on that port.
+    // That port has no other paths.
     assert_eq!(http::get(address, "/debug/pprof/").status, 404);
 }
 
-/// In the style of the file that Envoy Gateway hands over: globs, a regex and labels.
+/// In the style of Envoy Gateway's file: globs, a regex and labels.
 const MAPPING: &str = r#"
 mappings:
   - match: "ratelimit.service.rate_limit.*.*.over_limit"
@@ -541,7 +540,7 @@ descriptors:
         stat(&server, "tollgate.metric_names_overflow_total"),
         Some(50)
     );
-    // No hit is lost: what has no name of its own is counted under the rule's.
+    // No hit is lost: without room for its own name, it counts under the rule's name.
     let counted: u64 = page
         .lines()
         .filter(|line| line.contains(".d.det") && line.contains(".total_hits: "))
@@ -563,7 +562,7 @@ async fn hits_that_the_local_cache_answered_are_counted_once() {
     for _ in 0..5 {
         ask(&mut client, "d", &entries).await.unwrap();
     }
-    // Two passed, one was found over by Redis and two by the cache.
+    // Two passed, Redis refused one and the cache two.
     let stat = |name: &str| stat(&server, &format!("{RULE}.d.one.two.{name}"));
     assert_eq!(stat("total_hits"), Some(5));
     assert_eq!(stat("within_limit"), Some(2));

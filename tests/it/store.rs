@@ -1,5 +1,5 @@
-//! What every store keeps to. Each law runs on memory, on real servers of four versions and on
-//! clusters of them, through doors as the workers have them.
+//! The laws of every store. Each runs on memory, on real servers of four versions and on clusters of them, through
+//! handles like those of the workers.
 
 use std::{
     cell::Cell, collections::HashMap, convert::Infallible, num::NonZeroU32, sync::Arc,
@@ -25,14 +25,14 @@ use tollgate::{
 
 use crate::support::{cluster::Cluster, redis::Redis};
 
-/// Where the counters are.
+/// The store of the counters.
 pub(crate) enum Backend {
     Memory(Arc<MemoryStore>),
     Redis(Redis),
     Cluster(Cluster),
 }
 
-/// A worker's way to them.
+/// A worker's handle for the store.
 #[derive(Clone)]
 pub(crate) enum Door {
     Memory(Arc<MemoryStore>),
@@ -63,8 +63,7 @@ impl Backend {
         Self::Redis(Redis::of(program))
     }
 
-    /// Does `work` with a door of its own, as a worker would: on one thread, with what the store
-    /// needs running beside.
+    /// Runs `work` with a handle of its own, like a worker: on one thread, with the store's tasks running alongside.
     pub(crate) fn open<T>(&self, work: impl AsyncFnOnce(Door) -> T) -> T {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -81,7 +80,7 @@ impl Backend {
         })
     }
 
-    /// Forgets all counters.
+    /// Removes all counters.
     pub(crate) fn clear(&self) {
         let nodes = match self {
             Self::Memory(_) => unreachable!("each law has a memory of its own"),
@@ -93,7 +92,7 @@ impl Backend {
         }
     }
 
-    /// How many counters there are.
+    /// The number of counters.
     fn counters(&self) -> usize {
         match self {
             Self::Memory(store) => store.live_counters(),
@@ -103,7 +102,7 @@ impl Backend {
     }
 }
 
-/// A door to the Redis at `url`, with what it needs running `beside`.
+/// A handle for the Redis at `url`; its tasks run in `beside`.
 async fn connect(url: String, beside: &mut JoinSet<Infallible>) -> Door {
     let patience = Duration::from_secs(10);
     let options = Options {
@@ -129,13 +128,13 @@ async fn connect(url: String, beside: &mut JoinSet<Infallible>) -> Door {
     beside.spawn(servers.guide(&options).run());
     beside.spawn(batchers.run());
     let mut health = servers.health();
-    // A cluster has to be asked for its slots first.
+    // A cluster must be asked for its slots first.
     let well = health.wait_for(|is_well| *is_well);
     tokio::time::timeout(patience, well).await.unwrap().unwrap();
     Door::Redis(store)
 }
 
-/// What is to happen to one counter.
+/// An operation on one counter.
 #[derive(Clone, Debug)]
 struct Step {
     value: Vec<u8>,
@@ -189,7 +188,7 @@ async fn send(door: &Door, steps: &[Step]) -> Vec<u64> {
     send_batch(door, steps, false).await
 }
 
-/// The same in a batch of which one increment above its limit stops those that are not.
+/// Like [`send`], with a batch in which one increment above its limit stops those within theirs.
 async fn send_stopping(door: &Door, steps: &[Step]) -> Vec<u64> {
     send_batch(door, steps, true).await
 }
@@ -218,7 +217,7 @@ async fn send_batch(door: &Door, steps: &[Step], stops_when_over: bool) -> Vec<u
     door.add(&batch, now).await
 }
 
-/// Sends batches one after the other; each has to leave the counts beside it.
+/// Sends batches one after the other and compares the counts after each.
 #[track_caller]
 fn check(backend: &Backend, batches: &[(&[Step], &[u64])]) {
     let (sent, expected): (Vec<_>, Vec<_>) = batches.iter().copied().unzip();
@@ -232,9 +231,8 @@ fn check(backend: &Backend, batches: &[(&[Step], &[u64])]) {
     assert_eq!(counts, expected);
 }
 
-/// Makes a test of each law for each store. Starting a cluster takes long, so all laws have one
-/// together; those `within_a_slot` are about several counters at once, which a cluster cannot
-/// promise.
+/// Makes a test of each law for each store. Starting a cluster takes long, so all laws share one; those in
+/// `within_a_slot` are about several counters at once, which a cluster cannot guarantee.
 macro_rules! on_all_stores {
     (everywhere: [$($law:ident)*] within_a_slot: [$($more:ident)*]) => {
         mod memory {
@@ -438,7 +436,7 @@ fn periods_have_counters_of_their_own(backend: &Backend) {
                 ],
                 &[1, 2, 3, 4],
             ),
-            // The same span of time is the same counter, however it is called.
+            // Equal spans of time share a counter, in any unit.
             (&[on(Unit::Minute, 60, 1), on(Unit::Hour, 24, 1)], &[2, 3]),
         ],
     );
@@ -463,7 +461,7 @@ fn a_new_window_starts_from_zero(backend: &Backend) {
     );
 }
 
-/// A request may be on its way while the window turns, and clocks differ.
+/// A request may be on its way when a window ends, and clocks differ.
 fn a_counter_of_an_earlier_window_is_not_the_present_one(backend: &Backend) {
     let year = Unit::Year.secs();
     let on = |secs| add("a", 1).at(Timestamp::from_secs(secs));
@@ -515,7 +513,7 @@ fn a_hundred_counters_in_one_batch(backend: &Backend) {
     assert_eq!(backend.counters(), 100);
 }
 
-/// Sends batches that stop; each has to leave the counts beside it.
+/// Sends batches that stop, and compares the counts after each.
 #[track_caller]
 fn check_stopping(backend: &Backend, batches: &[(&[Step], &[u64])]) {
     let (sent, expected): (Vec<_>, Vec<_>) = batches.iter().copied().unzip();
@@ -543,7 +541,7 @@ fn one_above_its_limit_stops_the_others(backend: &Backend) {
             (&[add("c", 1).within(0), add("d", 1).within(1)], &[1, 0]),
         ],
     );
-    // What was stopped has made no counter.
+    // Stopped increments created no counter.
     assert_eq!(backend.counters(), 3);
 }
 
@@ -560,7 +558,7 @@ fn giving_back_neither_stops_nor_is_stopped(backend: &Backend) {
                 &[add("b", 1).within(1), give_back("a", 1).within(1)],
                 &[2, 3],
             ),
-            // In the order of the batch, though the look at the limits comes first.
+            // In the order of the batch, although the limits are read first.
             (
                 &[give_back("c", 2).within(9), add("c", 3).within(9)],
                 &[0, 3],
@@ -588,7 +586,7 @@ fn the_most_hits_twice_leave_the_counters_beside_them_alone(backend: &Backend) {
     }
 }
 
-/// What 64 adders are told who send `steps` at once through four doors.
+/// The results of 64 adders that send `steps` at once through four handles.
 fn sixty_four(backend: &Backend, steps: &[Step], stops_when_over: bool) -> Vec<Vec<u64>> {
     const DOORS: usize = 4;
     const ADDERS: usize = 16;
@@ -637,7 +635,7 @@ fn any_history() -> impl Strategy<Value = Vec<(Vec<Step>, bool)>> {
             let value = [value, 0xff];
             step(value, hits).per(Unit::Year, multiplier).within(limit)
         });
-    // A batch is sent in one moment.
+    // A batch is sent at one time.
     let steps = (prop::collection::vec(step, 0..6), 0..2_u64).prop_map(|(mut steps, windows)| {
         for step in &mut steps {
             step.now = Timestamp::from_secs(NOW.secs() + windows * 2 * Unit::Year.secs());
@@ -685,7 +683,7 @@ fn any_history_is_that_of_a_naive_model(backend: &Backend) {
         source_file: Some(file!()),
         ..Config::default()
     };
-    // Each history has values that no other has seen.
+    // Each history has its own values.
     let histories = Cell::new(0_u32);
     TestRunner::new(config)
         .run(&any_history(), |mut history| {

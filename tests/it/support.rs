@@ -1,5 +1,4 @@
-//! What the tests run against. Everything picks its own ports and folders and dies with its
-//! owner.
+//! The servers and tools of the tests. Each picks its own ports and folders and ends with its owner.
 
 use std::{
     io::Read as _,
@@ -31,10 +30,10 @@ pub mod statsd;
 pub mod storm;
 pub mod tollgate;
 
-/// How long anything may take before a test gives up on it.
+/// How long a test waits before it gives up.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// An installed program. `make tools` puts it there; a test without it fails.
+/// An installed program. `make tools` installs it; a test without it fails.
 pub fn tool(name: &str) -> PathBuf {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     let path = root.join("target/tools/bin").join(name);
@@ -46,7 +45,7 @@ pub fn tool(name: &str) -> PathBuf {
     path
 }
 
-/// A program that runs. Killed on drop, also when the test fails before it is of use.
+/// A running program. Killed on drop, also when the test fails before it is used.
 #[derive(Debug)]
 pub struct Process(Child);
 
@@ -62,8 +61,7 @@ impl Process {
     }
 }
 
-/// Runs a program that ends by itself; a test fails if it does not. What it prints must fit into
-/// a pipe.
+/// Runs a program that ends by itself; otherwise the test fails. Its output must fit into a pipe.
 #[track_caller]
 pub fn finish(command: &mut Command) -> Output {
     let mut process = Process::start(command.stdout(Stdio::piped()).stderr(Stdio::piped()));
@@ -86,13 +84,13 @@ pub fn finish(command: &mut Command) -> Output {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may already have ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Waits until `is_so` says yes.
+/// Waits until `is_so` returns true.
 #[track_caller]
 pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
@@ -102,7 +100,7 @@ pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Waits until `is_so` says yes, without holding up other tasks.
+/// Waits until `is_so` returns true, without blocking other tasks.
 pub async fn eventually(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !is_so().await {
@@ -111,8 +109,7 @@ pub async fn eventually(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     }
 }
 
-/// A port that was free a moment ago. Whoever takes it must be ready to lose the race and ask
-/// again.
+/// A port that was free a moment ago. Its user must be ready to lose the race and ask again.
 pub fn free_port() -> u16 {
     let probe = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
     probe.local_addr().expect("a bound port").port()

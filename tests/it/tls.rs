@@ -1,4 +1,4 @@
-//! TLS on the gRPC port: who is let in, and certificates that change under load.
+//! TLS on the gRPC port: verified clients, and certificates that change under load.
 
 use std::{
     fs,
@@ -29,11 +29,11 @@ descriptors:
     rate_limit: { unit: year, requests_per_unit: 100000000 }
 ";
 
-/// What certificates of the server are valid for.
+/// The name in the server's certificates.
 const WILDCARD: &str = "*.limits.example";
 const NAME: &str = "tollgate.limits.example";
 
-/// A server with what is mounted: `tls.crt` and `tls.key`.
+/// A server with mounted files: `tls.crt` and `tls.key`.
 fn builder(secret: &Secret) -> tollgate::Builder {
     tollgate::with_rules(RULES)
         .args(["--grpc-tls"])
@@ -102,7 +102,7 @@ async fn a_client_is_let_in_by_its_authority_and_its_name() {
     }
 }
 
-/// Stricter than the reference: a certificate for everything under one top label proves no name.
+/// Stricter than the reference: a certificate for everything under one top-level label proves no name.
 #[tokio::test]
 async fn a_wildcard_right_below_the_top_proves_no_name() {
     let ours = Authority::new("ours");
@@ -121,7 +121,7 @@ async fn a_wildcard_right_below_the_top_proves_no_name() {
     }
 }
 
-/// The authority of clients is read again, too: who was let in no longer is.
+/// The authority of clients is reloaded too: clients of the old one are then refused.
 #[tokio::test]
 async fn another_authority_of_clients_holds_for_new_connections() {
     let ours = Authority::new("ours");
@@ -145,8 +145,8 @@ async fn another_authority_of_clients_holds_for_new_connections() {
     assert!(!is_let_in(&old).await);
 }
 
-/// Keys in the two forms of older tools, which `openssl` writes. RSA with PKCS#1 is what Envoy
-/// Gateway makes. grpcurl speaks TLS 1.3, with a certificate of its own.
+/// Keys in the two formats of older tools, written by `openssl`. RSA with PKCS#1 is the format of Envoy Gateway.
+/// grpcurl uses TLS 1.3, with a client certificate.
 #[test]
 fn keys_of_older_tools_serve_grpcurl() {
     let authority = Authority::new("ours");
@@ -201,8 +201,8 @@ fn keys_of_older_tools_serve_grpcurl() {
     }
 }
 
-/// Clients that stay and clients that come anew ask on while the certificate changes again and
-/// again; no call fails, and who comes later sees the new one.
+/// Old and new clients continue while the certificate changes repeatedly; no call fails, and later connections see
+/// the new certificate.
 #[tokio::test]
 async fn certificates_change_under_load_and_no_call_fails() {
     const ROTATIONS: usize = 5;
@@ -267,7 +267,7 @@ async fn a_bad_pair_changes_nothing_and_the_log_names_the_file() {
     let [certificate, key] = ["tls.crt", "tls.key"].map(|name| secret.at(name));
     secret.update(&mounted(&of_two));
     server.log().with(&format!(
-        "{certificate} and {key}: certificate and key are no pair"
+        "{certificate} and {key}: certificate and key cannot be used together"
     ));
     assert_eq!(shown().await, der(&good.certificate));
     secret.update(&[("tls.crt", &other.certificate)]);
@@ -311,20 +311,20 @@ fn what_cannot_be_used_ends_the_start_with_the_name_of_the_file() {
     pair(
         "empty",
         "tls.key",
-        &is("empty", "no certificate in PEM in it"),
+        &is("empty", "contains no certificate in PEM"),
     );
-    pair("tls.crt", "empty", &is("empty", "no key in PEM in it"));
+    pair("tls.crt", "empty", &is("empty", "contains no key in PEM"));
     pair("broken", "tls.key", &is("broken", "not PEM"));
-    let no_pair = is("other.key", "certificate and key are no pair");
+    let no_pair = is("other.key", "certificate and key cannot be used together");
     pair("tls.crt", "other.key", &no_pair);
 
     check(&["--grpc-tls"], "needs GRPC_SERVER_TLS_CERT");
     check(
         &["--grpc-client-ca", "x"],
-        "verifies nobody without GRPC_SERVER_USE_TLS",
+        "verifies no client without GRPC_SERVER_USE_TLS",
     );
     check(
         &["--grpc-client-san", "x"],
-        "verifies nobody without GRPC_CLIENT_TLS_CACERT",
+        "verifies no client without GRPC_CLIENT_TLS_CACERT",
     );
 }

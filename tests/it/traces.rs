@@ -1,4 +1,4 @@
-//! Spans reach a collector that reads them with OpenTelemetry's own messages.
+//! Spans reach a collector, which reads them with OpenTelemetry's own messages.
 
 use std::{
     net::TcpListener,
@@ -53,7 +53,7 @@ impl Sink {
         }
     }
 
-    /// All spans that came so far.
+    /// All spans received so far.
     fn spans(&self) -> Vec<Value> {
         let text = self.lines.text();
         let spans = text.lines().skip(1);
@@ -62,7 +62,7 @@ impl Sink {
             .collect()
     }
 
-    /// The spans, once there are as many.
+    /// The spans, once there are at least `count`.
     #[track_caller]
     fn wait_for(&self, count: usize) -> Vec<Value> {
         wait_until("spans come", || self.spans().len() >= count);
@@ -79,7 +79,7 @@ impl Drop for Sink {
     }
 }
 
-/// A server that sends its spans there without delay.
+/// A server that sends its spans to this port without delay.
 fn traced(port: u64, protocol: &str) -> Builder {
     tollgate::with_rules(RULES)
         .env("TRACING_ENABLED", "true")
@@ -91,17 +91,17 @@ fn traced(port: u64, protocol: &str) -> Builder {
         .env("OTEL_BSP_SCHEDULE_DELAY", "10")
 }
 
-/// Asks with further headers.
+/// Sends a request with further headers.
 async fn ask_with(client: &mut Client, domain: &str, headers: &[(&'static str, &str)]) {
     let mut request = tonic::Request::new(request(domain, vec![descriptor(&[("k", "secret")])]));
     for (name, value) in headers {
         request.metadata_mut().insert(*name, value.parse().unwrap());
     }
-    // What is wrong with it is in the span.
+    // Errors appear in the span.
     let _ = client.should_rate_limit(request).await;
 }
 
-/// Stops it, while the client's connection says goodbye.
+/// Stops the server, while the client's connection closes.
 async fn end(server: &mut Tollgate) {
     server.signal(Signal::SIGTERM);
     let mut status = None;
@@ -116,7 +116,7 @@ async fn end(server: &mut Tollgate) {
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const SPAN: &str = "b7ad6b7169203331";
 
-/// As Envoy Gateway sets the variables, but for the address.
+/// With Envoy Gateway's variables, except for the address.
 #[tokio::test]
 async fn a_call_becomes_two_spans_in_the_trace_of_its_caller() {
     let sink = Sink::start();
@@ -167,7 +167,7 @@ async fn a_call_becomes_two_spans_in_the_trace_of_its_caller() {
         assert_eq!(inner["attributes"], expected);
         let text = serde_json::to_string(&spans).unwrap();
         assert!(!text.contains("secret"), "no value of a request: {text}");
-        // It is counted after the collector has answered.
+        // The counter rises after the collector's answer.
         wait_until("it is counted", || {
             server.metric("tollgate_spans_exported_total") == 2
         });
@@ -213,7 +213,7 @@ async fn callers_decide_what_is_sampled_and_failures_are_told() {
     assert_eq!(spans[0]["resource"]["service.name"], "RateLimit");
 }
 
-/// What waits to be sent is sent at the end, however long it would have waited.
+/// Waiting spans are sent at the end, however long their delay.
 #[tokio::test]
 async fn the_end_sends_what_is_left() {
     let sink = Sink::start();
@@ -231,10 +231,10 @@ async fn the_end_sends_what_is_left() {
     assert_eq!(spans.iter().filter(over).count(), 4);
 }
 
-/// Decisions go on without a collector; what is lost is counted, and said once.
+/// Decisions continue without a collector; lost spans are counted, and logged once.
 #[tokio::test]
 async fn without_a_collector_spans_are_dropped_and_nothing_waits() {
-    // A collector that takes connections and never answers, and one that is not there.
+    // A collector that accepts connections and never answers, and one that is not running.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let silent_port = silent.local_addr().unwrap().port();
     for (port, protocol) in [
@@ -288,7 +288,7 @@ fn what_cannot_be_used_ends_the_start() {
     let said = fail("OTEL_EXPORTER_OTLP_ENDPOINT", "ftp://h");
     assert!(said.contains("spans cannot be sent to `ftp://h`"), "{said}");
     let said = fail("OTEL_EXPORTER_OTLP_ENDPOINT", "https://h:1");
-    assert!(said.contains("TLS needs"), "{said}");
+    assert!(said.contains("required for TLS"), "{said}");
     let said = fail("OTEL_EXPORTER_OTLP_HEADERS", "secret");
     assert!(said.contains("OTEL_EXPORTER_OTLP_HEADERS"), "{said}");
     assert!(!said.contains("secret"), "{said}");

@@ -1,5 +1,5 @@
-//! The ways to the gRPC door: sockets and ports, `tollgate ask` over each of them, and connections of
-//! clients that mean harm, do not read, or are gone.
+//! Transports of gRPC: sockets and ports, `tollgate ask` over each of them, and connections of clients that are
+//! malicious, do not read, or are gone.
 
 use std::{
     fs,
@@ -35,7 +35,7 @@ descriptors:
 
 // --- sockets and ports ---------------------------------------------------------------------------
 
-/// A server whose gRPC port is to be there.
+/// A server with its gRPC port at this address.
 fn listening(host: &str, port: u16) -> tollgate::Builder {
     let builder = tollgate::bare().file("rules.yaml", RULES);
     let folder = builder.rules().display().to_string();
@@ -45,7 +45,7 @@ fn listening(host: &str, port: u16) -> tollgate::Builder {
         .args(["--host", "127.0.0.1", "--port", "0", "--debug-port", "0"])
 }
 
-/// `tollgate ask` with further arguments: exit code and what it said.
+/// `tollgate ask` with further arguments; returns its exit code and its output.
 #[track_caller]
 fn ask(args: &[&str]) -> (Option<i32>, String) {
     let what = ["ask", "--domain", "d", "-d", "k=v"];
@@ -90,7 +90,7 @@ fn a_unix_socket_has_its_mode_and_is_gone_at_the_end() {
     assert_eq!(server.wait().code(), Some(0));
     assert!(!path.exists());
 
-    // One that was killed leaves its socket behind, and the next one takes its place.
+    // A killed server leaves its socket behind, and the next one replaces it.
     let mut server = start("600");
     server.signal(Signal::SIGKILL);
     server.wait();
@@ -186,20 +186,20 @@ fn ask_speaks_tls_and_shows_its_certificate() {
         .collect();
     check_answers(&[&flag[..], &["--tls"]].concat());
 
-    check_fails(&flag, "are of no use without");
-    check_fails(&named, "TLS needs --ca");
+    check_fails(&flag, "certificates need --tls");
+    check_fails(&named, "--ca is required for TLS");
     check_fails(
         &[&named[..], &["--ca", &none]].concat(),
-        &format!("{none}: no certificate in PEM"),
+        &format!("{none}: contains no certificate in PEM"),
     );
     check_fails(
         &[&named[..], &["--ca", "/nowhere"]].concat(),
         "/nowhere: cannot be read",
     );
-    // Nobody in particular.
+    // Without a client certificate.
     let (code, said) = ask(&[&named[..], &["--ca", &ca]].concat());
     assert_eq!(code, Some(1), "{said}");
-    // Another name than that of the certificate.
+    // Another name than the one in the certificate.
     let other: Vec<_> = all
         .iter()
         .map(|&arg| {
@@ -222,12 +222,12 @@ fn ask_says_what_is_wrong_with_an_address() {
     check_fails(&["--authority", "a b"], "`a b` cannot be an authority");
 }
 
-// --- connections that mean harm, do not read, or are gone ----------------------------------------
+// --- malicious, slow and vanished clients --------------------------------------------------------
 
 /// The flag of a PING that answers another one (RFC 9113, section 6.7).
 const ACK: u8 = 1;
 
-/// "Rapid reset", CVE-2023-44487: each call is cancelled as soon as it is made.
+/// "Rapid reset", CVE-2023-44487: each call is cancelled right after its headers.
 #[test]
 fn a_flood_of_resets_is_told_to_go() {
     for (args, calls) in [(&["--max-pending-resets", "20"][..], 2_000), (&[], 20_000)] {
@@ -238,12 +238,12 @@ fn a_flood_of_resets_is_told_to_go() {
         let ping = frame(PING, 0, 0, &[0; 8]);
         let flood = [cancelled_calls(calls), ping].concat();
         let mut told = None;
-        // A busy machine writes so slowly that the server may keep up, which it says then.
+        // A busy machine may write so slowly that the server keeps up; then the flood is repeated.
         for _ in 0..100 {
             let mut client = Frames::connect(server.grpc);
             let mut writing = client.0.try_clone().unwrap();
             told = std::thread::scope(|scope| {
-                // The server may be gone before all of it is written.
+                // The server may close before everything is written.
                 scope.spawn(|| writing.write_all(&flood));
                 loop {
                     match client.try_read().expect("it is told why") {
@@ -269,13 +269,13 @@ fn a_client_that_has_its_calls_reset_is_told_to_go() {
     let server = tollgate::with_rules(RULES)
         .args(["--workers", "1", "--max-bad-streams", "50"])
         .start();
-    // A window that grows by nothing, and a frame of priority that is too short.
+    // A window update of zero, and a PRIORITY frame that is too short.
     for wrong in [frame(8, 0, 1, &[0; 4]), frame(2, 0, 1, &[0; 4])] {
         let mut client = Frames::connect(server.grpc);
         let flood = calls_to_reset(5_000, wrong);
         let mut writing = client.0.try_clone().unwrap();
         let told = std::thread::scope(|scope| {
-            // The server may be gone before all of it is written.
+            // The server may close before everything is written.
             scope.spawn(move || writing.write_all(&flood));
             client.read_until(GO_AWAY).expect("it is told why")
         });
@@ -285,7 +285,7 @@ fn a_client_that_has_its_calls_reset_is_told_to_go() {
     check_answers(&["--server", &url]);
 }
 
-/// CVE-2019-9512, CVE-2019-9515: each frame wants an answer, and none is read.
+/// CVE-2019-9512, CVE-2019-9515: each frame requires an answer, and the client reads none.
 #[test]
 fn floods_of_frames_that_want_answers_cost_bounded_memory() {
     const BOUND: u64 = 32 << 20;
@@ -298,7 +298,7 @@ fn floods_of_frames_that_want_answers_cost_bounded_memory() {
         let mut client = Frames::connect(server.grpc);
         let long = Duration::from_secs(1);
         client.0.set_write_timeout(Some(long)).unwrap();
-        // Either nothing goes any more, or the server has had enough, or it answers without an end.
+        // The socket is full, the server has closed, or it answers all frames.
         for _ in 0..100 {
             if client.0.write_all(&flood).is_err() {
                 break;
@@ -310,7 +310,7 @@ fn floods_of_frames_that_want_answers_cost_bounded_memory() {
     }
 }
 
-/// Calls with an authority that cannot be served are reset one by one, and in the end all.
+/// Calls with an authority that cannot be replaced are reset one by one; too many of them close the connection.
 #[test]
 fn calls_that_break_the_rules_end_in_going_away() {
     let server = tollgate::with_rules(RULES)
@@ -327,7 +327,7 @@ fn calls_that_break_the_rules_end_in_going_away() {
     assert!(server.metric("tollgate_authorities_refused_total") > 10);
 }
 
-/// The headers of a call with this representation of `:authority`, without an end to its stream.
+/// The headers of a call with this representation of `:authority`, without END_STREAM.
 fn headers_as(stream: u32, authority: &[u8]) -> Vec<u8> {
     let call = headers(stream);
     let usual = b"\x01\x08tollgate";
@@ -337,7 +337,7 @@ fn headers_as(stream: u32, authority: &[u8]) -> Vec<u8> {
     frame(1, 4, stream, &block)
 }
 
-/// Whether the next call that ends is answered, or reset.
+/// Whether the next call that ends has an answer; otherwise it was reset.
 #[track_caller]
 fn is_answered(client: &mut Frames) -> bool {
     loop {
@@ -349,7 +349,7 @@ fn is_answered(client: &mut Frames) -> bool {
     }
 }
 
-/// The library would end the connection for a text that is none, with all other calls on it.
+/// For a value that is not text the library would close the connection, with all other calls on it.
 #[test]
 fn an_authority_that_is_no_text_is_as_good_as_any() {
     let server = tollgate::with_rules(RULES).args(["--workers", "1"]).start();
@@ -368,8 +368,8 @@ fn an_authority_that_is_no_text_is_as_good_as_any() {
     assert_eq!(server.metric("tollgate_authorities_replaced_total"), 3);
 }
 
-/// Of nothing no name can be made: such a call ends, the others on its connection go on. The log says
-/// so though it has just said that other names are harmless.
+/// An empty name cannot be repaired: its call ends, and others on the connection continue. The log reports that
+/// although it has just reported harmless names.
 #[test]
 fn an_empty_authority_ends_its_call_and_is_told() {
     let server = tollgate::with_rules(RULES).args(["--workers", "1"]).start();
@@ -397,7 +397,7 @@ fn an_empty_authority_ends_its_call_and_is_told() {
     );
 }
 
-/// Whatever the library resets for reasons of its own: Envoy would let the request pass.
+/// Calls that the library resets for its own reasons: Envoy would let their requests pass.
 #[test]
 fn a_call_that_http_2_resets_is_counted_and_told() {
     let server = tollgate::with_rules(RULES).args(["--workers", "1"]).start();
@@ -431,7 +431,7 @@ fn read_to_the_end(stream: &mut TcpStream, what: &str) {
     }
 }
 
-/// Ten thousand of them would let nobody else in.
+/// Ten thousand such connections would block all others.
 #[test]
 fn who_does_not_call_in_time_is_closed() {
     let server = tollgate::with_rules(RULES)
@@ -450,7 +450,7 @@ fn who_does_not_call_in_time_is_closed() {
     for (mut stream, bytes) in begun {
         read_to_the_end(&mut stream, &String::from_utf8_lossy(&bytes));
     }
-    // Who has called may take any time for the next call.
+    // After its first call a client may take any time for the next one.
     caller.0.write_all(&call(3)).unwrap();
     assert!(is_answered(&mut caller));
 }
@@ -467,7 +467,7 @@ fn a_handshake_of_tls_is_part_of_that_time() {
         .start();
     let mut begun = TcpStream::connect(server.grpc).unwrap();
     begun.write_all(&[22]).unwrap();
-    // Shakes hands, and keeps quiet then.
+    // Completes the handshake, and then stays silent.
     let mut quiet = Process::start(
         Command::new(tool("openssl"))
             .args(["s_client", "-quiet", "-alpn", "h2", "-ign_eof", "-connect"])
@@ -479,7 +479,7 @@ fn a_handshake_of_tls_is_part_of_that_time() {
     read_to_the_end(&mut begun, "half a ClientHello");
 }
 
-/// The lines of the process's own limits that tell how many files it may open, soft and hard.
+/// The process's own limits of open files, soft and hard.
 fn limit_of_files(server: &Tollgate) -> [u64; 2] {
     let limits = fs::read_to_string(format!("/proc/{}/limits", server.process_id())).unwrap();
     let mut lines = limits.lines();
@@ -488,13 +488,13 @@ fn limit_of_files(server: &Tollgate) -> [u64; 2] {
     [(); 2].map(|()| numbers.next().unwrap().unwrap())
 }
 
-/// Runtimes start processes with a soft limit of 1024.
+/// Container runtimes start processes with a soft limit of 1024.
 #[test]
 fn as_many_files_may_be_opened_as_the_system_allows() {
     let server = tollgate::with_rules(RULES).with_files(100, 3000).start();
     assert_eq!(limit_of_files(&server), [3000, 3000]);
     let said = server.log().text();
-    let expected = "lets in at most 2311 gRPC connections and not 10000";
+    let expected = "it accepts at most 2311 gRPC connections, not 10000";
     assert!(said.contains(expected), "{said}");
     let server = tollgate::with_rules(RULES)
         .with_files(100, 3000)
@@ -503,7 +503,7 @@ fn as_many_files_may_be_opened_as_the_system_allows() {
     assert!(!server.log().text().contains("gRPC connections"));
 }
 
-/// Probes and changes of the rules need a few, too.
+/// Probes and changes of the rules need some files too.
 #[test]
 fn connections_do_not_use_up_all_files() {
     let server = tollgate::with_rules(RULES).with_files(256, 256).start();
@@ -559,7 +559,7 @@ fn a_client_that_is_gone_is_noticed() {
         ])
         .start();
     let mut gone = Frames::connect(server.grpc);
-    // It lives as long as it answers, and not longer.
+    // The connection lives as long as the client answers pings.
     for _ in 0..3 {
         let asked = gone.read_until(PING).expect("it is asked");
         gone.0.write_all(&frame(PING, 1, 0, &asked)).unwrap();
@@ -568,12 +568,12 @@ fn a_client_that_is_gone_is_noticed() {
     assert_eq!(gone.read_until(PING), None, "the connection is closed");
 }
 
-/// Calls and calls, and not one answer is read: the server holds as many as may be under way, and
-/// then reads no more, or refuses.
+/// The client calls without reading any answer: the server holds as many calls as may run, and then stops reading or
+/// refuses.
 #[test]
 fn who_does_not_read_costs_bounded_memory() {
     const BOUND: u64 = 64 << 20;
-    /// More than the server, the sockets and the answers together could hold.
+    /// More calls than the server, the sockets and the answers together could hold.
     const CALLS: usize = 400_000;
     let server = tollgate::with_rules(RULES).args(["--workers", "1"]).start();
     check_answers(&["--server", &format!("http://{}", server.grpc)]);
@@ -584,7 +584,7 @@ fn who_does_not_read_costs_bounded_memory() {
     let mut written = 0;
     for stream in streams().take(CALLS) {
         let call = [headers(stream), data(stream)].concat();
-        // Either nothing goes any more, or the server has had enough.
+        // The socket is full, or the server has closed.
         if slow.0.write_all(&call).is_err() {
             break;
         }
@@ -595,7 +595,7 @@ fn who_does_not_read_costs_bounded_memory() {
     check_answers(&["--server", &format!("http://{}", server.grpc)]);
 }
 
-/// Headers that never end in a call, as many and as large as are let in.
+/// Unfinished headers in calls, as many and as large as the server accepts.
 #[test]
 fn who_only_begins_costs_bounded_memory() {
     const BOUND: u64 = 64 << 20;
@@ -615,7 +615,7 @@ fn who_only_begins_costs_bounded_memory() {
     check_answers(&["--server", &format!("http://{}", server.grpc)]);
 }
 
-/// A thousand connections that say hello and no more.
+/// A thousand connections that send only the preface.
 #[test]
 fn who_says_nothing_costs_little() {
     const IDLE: u64 = 1_000;
@@ -631,7 +631,7 @@ fn who_says_nothing_costs_little() {
     assert!(each < BOUND_EACH, "{each} bytes each");
 }
 
-/// Further connections wait until one of those that are open is gone.
+/// Further connections wait until an open one closes.
 #[test]
 fn connections_above_their_number_wait() {
     let server: Tollgate = tollgate::with_rules(RULES)
@@ -649,7 +649,7 @@ fn connections_above_their_number_wait() {
     wait_until("the second is greeted", || second.0.read(&mut byte).is_ok());
 }
 
-/// Who holds a place and does not call makes room for the next, the oldest first.
+/// Connections without a call make room for new ones, the oldest first.
 #[test]
 fn a_connection_without_a_call_gives_its_place_to_another() {
     let server = tollgate::with_rules(RULES)
@@ -675,8 +675,7 @@ fn a_connection_without_a_call_gives_its_place_to_another() {
         .with("the oldest is closed that has not called");
 }
 
-/// A client is told how many calls it may have under way; the next one is refused, and the others go
-/// on.
+/// The server announces how many calls may run at once; one more is refused, and the others continue.
 #[test]
 fn calls_above_their_number_are_refused() {
     let server = tollgate::with_rules(RULES)
@@ -703,7 +702,7 @@ fn calls_above_their_number_are_refused() {
     assert!(client.read_until(0).is_some(), "the first is answered");
 }
 
-/// A client whose stream stays open has asked all it can.
+/// A client whose stream stays open has sent its whole request.
 #[test]
 fn a_message_is_answered_though_its_stream_goes_on() {
     let server = tollgate::with_rules(RULES).args(["--workers", "1"]).start();
@@ -718,7 +717,7 @@ fn a_message_is_answered_though_its_stream_goes_on() {
     while answers < 3 || resets < 3 {
         match client.read().expect("the connection stands") {
             (DATA, _) => answers += 1,
-            // Behind its answer each is told that nobody listens any longer.
+            // After its answer each stream is reset, because its other half is no longer read.
             (RESET, code) => {
                 assert_eq!(code, [0; 4], "NO_ERROR");
                 resets += 1;
@@ -729,7 +728,7 @@ fn a_message_is_answered_though_its_stream_goes_on() {
     assert_eq!(server.metric("tollgate_decisions_total{code=\"ok\"}"), 3);
 }
 
-/// A call that never ends holds an old connection up for the grace, and not longer.
+/// A call that never ends keeps an old connection open for the grace, and no longer.
 #[test]
 fn a_call_that_outlives_the_grace_is_cut_off() {
     let server = tollgate::with_rules(RULES)

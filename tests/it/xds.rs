@@ -1,5 +1,5 @@
-//! Rules that a control plane pushes: a good push is taken into use whole and acknowledged, a bad
-//! one changes nothing and is refused with every reason.
+//! Rules that a control plane pushes: a valid push is taken into use completely and acknowledged, an invalid one
+//! changes nothing and is refused with every reason.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -73,7 +73,7 @@ fn of(server: &str) -> Builder {
     to(tollgate::builder(), server)
 }
 
-/// By variable: a test can still say otherwise by flag.
+/// Sets the control plane by variables, so that a test can override them by flags.
 fn to(builder: Builder, server: &str) -> Builder {
     builder
         .env("CONFIG_TYPE", "GRPC_XDS_SOTW")
@@ -145,7 +145,7 @@ async fn pushes_become_rules_and_are_acknowledged() {
     };
     assert_eq!(shown, [line("a.k", 1), line("b.k", 2)]);
 
-    // Each push is the whole.
+    // Each push is the complete set of rules.
     ads.set(snapshot("two", &[domain("b", 3)]));
     ads.wait_for_ack("two");
     assert_eq!(rlconfig(&server).trim_end(), line("b.k", 3));
@@ -162,7 +162,7 @@ async fn pushes_become_rules_and_are_acknowledged() {
 #[tokio::test]
 async fn without_a_good_push_grpc_is_not_served_and_health_is_bad() {
     let ads = Ads::start();
-    // Nobody else listens at this address, so nobody takes a port before it is opened.
+    // No other process listens at this address, so none takes a port before the server does.
     const HOST: &str = "127.7.7.7";
     let probes = [(); 3].map(|()| TcpListener::bind((HOST, 0)).unwrap());
     let [grpc, http, debug] = probes.map(|probe| probe.local_addr().unwrap());
@@ -280,7 +280,7 @@ async fn a_bad_push_is_refused_with_every_error_and_changes_nothing() {
         0,
         "the counter is as it was"
     );
-    // What is wrong with a push is no reason against the next.
+    // The next push is judged independent of the refused one.
     ads.set(snapshot("better", &[domain("a", 2)]));
     ads.wait_for_ack("better");
     assert_eq!(passing(&server, "a", "x").await, 0, "three were counted");
@@ -343,7 +343,7 @@ async fn whatever_comes_the_call_goes_on() {
         let good = format!("good-{number}");
         ads.set(snapshot(&good, &[domain("a", 1)]));
         ads.wait_for_ack(&good);
-        // The double would take this version for the last good one otherwise.
+        // Otherwise the test's control plane would take this version for the last good one.
         ads.set(snapshot("good", &[domain("a", 1)]));
         ads.wait_for_ack("good");
     }
@@ -392,7 +392,7 @@ async fn what_was_refused_is_not_acknowledged_after_a_reconnect() {
     assert_eq!(passing(&server, "a", "x").await, 1);
 }
 
-/// go-control-plane answers a refusal with what was refused, and at once.
+/// go-control-plane answers a refusal with the refused push, at once.
 #[tokio::test]
 async fn a_refused_push_that_comes_again_and_again_is_answered_ever_more_slowly() {
     let ads = Ads::start();
@@ -419,7 +419,7 @@ async fn a_refused_push_that_comes_again_and_again_is_answered_ever_more_slowly(
     ads.wait_for_ack("better");
 }
 
-/// Long enough away for the longest wait between two attempts.
+/// Away for long enough to reach the longest wait between two attempts.
 #[tokio::test]
 async fn a_control_plane_that_comes_back_is_found_soon() {
     let ads = Ads::start();
@@ -460,8 +460,8 @@ async fn a_short_break_is_healed_at_once() {
     assert!(took < Duration::from_secs(2), "{took:?}");
 }
 
-/// Envoy Gateway counts its versions from 1, anew in each process: the same version is other rules
-/// then, and a control plane that is told it keeps silent.
+/// Envoy Gateway counts its versions from 1 in each process: after a restart an old version number stands for other
+/// rules, and a control plane that gets this number from the client sends nothing.
 #[tokio::test]
 async fn a_restarted_control_plane_that_counts_from_one_again_is_not_believed() {
     let ads = Ads::start();
@@ -484,7 +484,7 @@ async fn a_restarted_control_plane_that_counts_from_one_again_is_not_believed() 
     ads.wait_for_ack("1");
     assert_eq!(passing(&server, "a", "x").await, 2);
     assert_eq!(server.metric(LOADED), 2);
-    // The same rules again are acknowledged, and that is all.
+    // Equal rules are only acknowledged.
     ads.hang_up();
     ads.wait_for_ack("1");
     assert_eq!(server.metric(LOADED), 2);
@@ -494,7 +494,7 @@ async fn a_restarted_control_plane_that_counts_from_one_again_is_not_believed() 
 async fn a_push_without_rules_allows_everything_or_is_refused() {
     for (empty, is_kept) in [("allow", false), ("keep", true)] {
         let ads = Ads::start();
-        // There is nothing to keep at first.
+        // At first there are no rules to keep.
         ads.set(snapshot("0", &[]));
         let server = builder(&ads).args(["--xds-empty-push", empty]).start();
         ads.wait_for_ack("0");
@@ -504,7 +504,7 @@ async fn a_push_without_rules_allows_everything_or_is_refused() {
         if is_kept {
             let refused = ads.wait_for_refusal();
             assert_eq!(refused.request.version_info, "1");
-            let expected = "(push): a push without rules is not taken";
+            let expected = "(push): a push without rules is refused";
             assert!(
                 refused.refusal().unwrap().starts_with(expected),
                 "{refused:?}"
@@ -544,8 +544,7 @@ async fn two_resources_of_one_domain_are_merged_only_if_told_so() {
     assert_eq!(rlconfig(&server).lines().count(), 2);
 }
 
-/// Clients ask on while the rules change again and again; no call fails, and each is answered by
-/// one version of them.
+/// Clients continue while the rules change repeatedly; no call fails, and one version of the rules decides each.
 #[tokio::test]
 async fn rules_change_under_load_and_no_call_fails() {
     const PUSHES: usize = 20;
@@ -590,10 +589,10 @@ async fn rules_change_under_load_and_no_call_fails() {
     assert_eq!(server.metric(LOADED), PUSHES as u64 + 1);
 }
 
-/// A way to `to` whose connections can fall silent without an end, as when a host vanishes.
+/// A proxy to `to` whose connections can fall silent without closing, as when a host vanishes.
 struct Wire {
     address: SocketAddr,
-    /// How many connections carry nothing any more.
+    /// The number of connections that no longer carry data.
     silent: Arc<AtomicUsize>,
 }
 
@@ -618,7 +617,7 @@ impl Wire {
                         let mut bytes = [0; 4096];
                         while let Ok(count @ 1..) = from.read(&mut bytes) {
                             if number >= silent.load(Relaxed) {
-                                // Whoever reads may be gone.
+                                // The reader may be gone.
                                 let _ = to.write_all(&bytes[..count]);
                             }
                         }
@@ -691,7 +690,7 @@ fn mounted<'a>(pair: &'a Pair, ca: &'a Authority) -> [(&'static str, &'a str); 3
     ]
 }
 
-/// A server that gets its rules over TLS, with what is mounted.
+/// A server that gets its rules over TLS, with mounted files.
 fn with_tls(ads: &Ads, secret: &Secret) -> Builder {
     let [certificate, key, ca] = ["tls.crt", "tls.key", "ca.crt"].map(|name| secret.at(name));
     builder(ads)
@@ -709,14 +708,14 @@ async fn certificates_of_either_side_change_between_connections() {
     ads.set(snapshot("1", &[domain("a", 1)]));
     let server = with_tls(&ads, &client).start();
     ads.wait_for_ack("1");
-    // All is new, the authority too: who still had something old would not get in.
+    // Everything is new, the authority too: a side with an old file would fail.
     let ca = Authority::rsa("envoy-gateway");
     let [ours, theirs] = [(); 2].map(|()| ca.issue_rsa(&["*.envoy-gateway-system", "localhost"]));
     control.update(&mounted(&theirs, &ca));
     ads.set(snapshot("2", &[domain("a", 2)]));
     ads.wait_for_ack("2");
     ads.hang_up();
-    server.log().with("no TLS: invalid peer certificate");
+    server.log().with("TLS failed: invalid peer certificate");
     client.update(&mounted(&ours, &ca));
     ads.set(snapshot("3", &[domain("a", 3)]));
     ads.wait_for_ack("3");
@@ -732,7 +731,7 @@ async fn the_name_of_the_control_plane_is_verified_and_can_be_another_one() {
     let server = with_tls(&ads, &secret)
         .args(["--start-without-rules"])
         .start();
-    server.log().with("no TLS: invalid peer certificate");
+    server.log().with("TLS failed: invalid peer certificate");
     let _server = with_tls(&ads, &secret)
         .env("CONFIG_GRPC_XDS_SERVER_TLS_SAN", "envoy-gateway")
         .start();
@@ -756,15 +755,15 @@ fn what_cannot_be_used_ends_the_start_with_its_name() {
     let key = at("tls.key");
     check(
         &["--xds-tls", "--xds-tls-ca", &key],
-        &format!("{key}: no certificate in PEM in it"),
+        &format!("{key}: contains no certificate in PEM"),
     );
     check(&["--xds-tls", "--xds-tls-key", &key], "need each other");
-    check(&["--xds-tls", "--xds-tls-san", "a b"], "`a b` is no name");
+    check(&["--xds-tls", "--xds-tls-san", "a b"], "`a b` cannot be");
     for bad in ["x:y,a b:c", "x:y,secret", "x:y,a:b:c"] {
         check(&["--xds-headers", bad], "item 2 is not NAME:VALUE");
     }
     check(
         &["--xds-server", "ftp://x"],
-        "`ftp://x` is no address; write host:port",
+        "`ftp://x` is not an address; write host:port",
     );
 }

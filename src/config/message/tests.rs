@@ -43,7 +43,7 @@ fn limited(policy: RateLimitPolicy) -> RateLimitDescriptor {
     }
 }
 
-/// The rules that one domain's descriptors make.
+/// The rules made from the descriptors of one domain.
 #[track_caller]
 fn load(descriptors: Vec<RateLimitDescriptor>) -> Loaded {
     let loaded = push(&[config("d", "d", descriptors)]).compile(Options::default());
@@ -322,7 +322,7 @@ fn a_name_cannot_begin_a_line_of_the_log() {
     );
 }
 
-/// Every field of a limit, of a descriptor and of the whole that is not the reference's.
+/// Every field of a limit, of a descriptor and of the whole that the reference does not have.
 #[test]
 fn ways_of_counting_are_those_of_files() {
     let named = |key: &str, policy: RateLimitPolicy| RateLimitDescriptor {

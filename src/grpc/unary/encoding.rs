@@ -1,4 +1,4 @@
-//! Inflates messages that callers have compressed (gRPC, "Message-Encoding").
+//! Decompresses messages of callers (gRPC, "Message-Encoding").
 
 use std::io::Read;
 
@@ -8,7 +8,7 @@ use tonic::Status;
 
 use super::too_large;
 
-/// How the messages of a call may be compressed; each says by itself whether it is.
+/// The compression that a call may use; each message has a flag that says whether it does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Encoding {
     Identity,
@@ -16,7 +16,7 @@ pub(super) enum Encoding {
     Deflate,
 }
 
-/// All there are, as `grpc-accept-encoding` names them.
+/// All encodings, as in `grpc-accept-encoding`.
 pub(super) const ALL: &str = "identity, gzip, deflate";
 
 impl Encoding {
@@ -29,12 +29,12 @@ impl Encoding {
         }
     }
 
-    /// The message that was packed into `packed`.
+    /// Decompresses a message.
     ///
     /// # Errors
     ///
-    /// INTERNAL if it was not packed in this way, RESOURCE_EXHAUSTED if it is larger than `max_bytes`: no more
-    /// than those are inflated.
+    /// INTERNAL if it is not in this encoding, RESOURCE_EXHAUSTED if it is larger than `max_bytes`: no more than that
+    /// is decompressed.
     pub(super) fn inflate(self, packed: &[u8], max_bytes: usize) -> Result<Bytes, Status> {
         let mut message = Vec::new();
         let most = u64::try_from(max_bytes)

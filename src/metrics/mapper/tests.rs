@@ -115,7 +115,7 @@ fn response_times_are_a_histogram_of_seconds_or_milliseconds() {
     }
 }
 
-/// In the shape of the file that Envoy Gateway mounts: old keys, and what is not named is dropped.
+/// In the shape of the file that Envoy Gateway mounts: old keys, and a last rule that drops unnamed metrics.
 const DROPS_THE_REST: &str = r#"
 mappings:
   - match: "ratelimit.service.rate_limit.*.*.over_limit"
@@ -328,13 +328,13 @@ mappings:
 ",
         &[
             "mappings[0]: no `match`",
-            "mappings[1]: no `name` for what matches `a.b`",
-            "mappings[2]: every segment of a glob is a word or `*`, not so in `a.b*`",
-            "mappings[3]: every segment of a glob is a word or `*`, not so in `a..b`",
-            "mappings[4]: a label is letters, digits and `_`, not `9x`",
-            "mappings[4]: a label is letters, digits and `_`, not `a-b`",
-            "mappings[5]: a scale is more than 0, not -1",
-            "mappings[6]: buckets must ascend, not so [2.0, 1.0]",
+            "mappings[1]: no `name` for the match `a.b`",
+            "mappings[2]: every segment of a glob must be a word or `*`: `a.b*`",
+            "mappings[3]: every segment of a glob must be a word or `*`: `a..b`",
+            "mappings[4]: a label consists of letters, digits and `_`, not `9x`",
+            "mappings[4]: a label consists of letters, digits and `_`, not `a-b`",
+            "mappings[5]: a scale must be more than 0, not -1",
+            "mappings[6]: buckets must ascend: [2.0, 1.0]",
         ],
     );
     let errors = Mapper::parse("mappings: [{match: (, match_type: regex, name: n}]").unwrap_err();
@@ -386,8 +386,7 @@ proptest! {
             .filter_map(|(at, glob)| naive(glob).captures(&name).map(|groups| (at, glob, groups)))
             .collect();
         if !is_ordered {
-            // `*` sorts before letters, so the greatest has the earliest word; of equals, the first
-            // that is in the file.
+            // `*` sorts before letters, so the greatest has the earliest word; of equals, the first one in the file.
             let words = |glob: &str| glob.replace(|found| found != '*' && found != '.', "w");
             found.sort_by_key(|(at, glob, _)| (std::cmp::Reverse(words(glob)), *at));
         }

@@ -37,8 +37,7 @@ fn tags(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
         .collect()
 }
 
-/// Renders with the built-in mapping and no tags; the page must be valid and have these lines
-/// besides comments.
+/// Renders with the built-in mapping and no tags; the page must be valid and contain these lines besides comments.
 #[track_caller]
 fn check(samples: &[Sample], expected: &[&str]) {
     check_with(&Renderer::new(built_in(), &[]), samples, expected);
@@ -410,15 +409,15 @@ proptest! {
     }
 }
 
-/// A series as it is read back: the name of the line, its labels, its value.
+/// A series read back from a page: the name of the line, its labels, its value.
 struct Line {
     name: String,
     labels: BTreeMap<String, String>,
     value: f64,
 }
 
-/// Panics unless the text is a page of the format, stricter than Prometheus itself: every family in
-/// one piece with HELP, TYPE and at least one line, no series twice, complete histograms.
+/// Panics unless the text is a valid page, by rules stricter than Prometheus' own: every family in one piece with
+/// HELP, TYPE and at least one line, no series twice, complete histograms.
 #[track_caller]
 fn validate(page: &str) {
     assert!(

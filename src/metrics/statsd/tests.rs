@@ -19,7 +19,7 @@ fn plain() -> Flusher {
     Flusher::new(&Dialect::Statsd, &[])
 }
 
-/// What a flush offers, sorted, without line feeds.
+/// The lines that a flush offers, sorted, without line feeds.
 fn offered(flusher: &mut Flusher, samples: &[Sample]) -> Vec<String> {
     let mut text = String::new();
     flusher.flush(samples, |lines| {
@@ -399,7 +399,7 @@ async fn datagrams_that_nobody_takes_are_counted() {
 async fn a_host_that_does_not_exist_is_no_reason_to_end() {
     for transport in [Transport::Tcp, Transport::Udp] {
         let mut sink = sink(transport, 1);
-        // No resolver needs to be asked to know that there is none.
+        // This name fails without a query to a resolver.
         sink.options.host = "collector..invalid".to_owned();
         let run = pin!(sink.run(|| vec![counter("c", 1)]));
         assert!(timeout(Duration::from_millis(50), run).await.is_err());

@@ -1,6 +1,6 @@
 //! The Huffman code of header texts (RFC 7541, appendix B).
 
-/// The length of codes in bits, the first code of that length, and who has it and the following ones.
+/// Length of codes in bits, the first code of that length, and the bytes of that and the following codes.
 const CODES: [(usize, u32, &[u8]); 21] = [
     (5, 0x0, b"012aceiost"),
     (6, 0x14, b" %-./3456789=A_bdfghlmnpru"),
@@ -56,14 +56,14 @@ const CODES: [(usize, u32, &[u8]); 21] = [
     (30, 0x3fff_fffc, b"\n\r\x16"),
 ];
 
-/// The text that these bytes stand for; nothing if they stand for none.
+/// Decodes a text; `None` if the bytes are not valid.
 pub(super) fn decode(coded: &[u8]) -> Option<Vec<u8>> {
     let mut text = Vec::with_capacity(coded.len() * 8 / 5);
     let (mut code, mut bits, mut rows) = (0_u32, 0, CODES.iter());
     for at in 0..coded.len() * 8 {
         code = code << 1 | u32::from(coded[at / 8] >> (7 - at % 8) & 1);
         bits += 1;
-        // Longer codes are also greater ones, so each row is looked at once.
+        // Longer codes are also greater, so each row is visited once.
         let (length, first, bytes) = rows.as_slice().first()?;
         if bits < *length {
             continue;
@@ -77,11 +77,11 @@ pub(super) fn decode(coded: &[u8]) -> Option<Vec<u8>> {
             None => drop(rows.next()),
         }
     }
-    // What is left is padding, of ones.
+    // The remaining bits are padding with ones.
     (bits < 8 && code == (1 << bits) - 1).then_some(text)
 }
 
-/// A text in the code, padded to whole bytes.
+/// Encodes a text, padded to whole bytes.
 pub(super) fn encode(text: &[u8]) -> Vec<u8> {
     let mut coded = Vec::with_capacity(text.len());
     let (mut pending, mut bits) = (0_u64, 0);
@@ -100,13 +100,13 @@ pub(super) fn encode(text: &[u8]) -> Vec<u8> {
     coded
 }
 
-/// How long a text is in the code, in bits.
+/// Length of the encoded text in bits.
 pub(super) fn bits(text: &[u8]) -> usize {
     let codes = text.iter().filter_map(|&byte| code(byte));
     codes.map(|(bits, _)| bits).sum()
 }
 
-/// The code of a byte, and how many bits it has. Every byte has one.
+/// The code of a byte and its length in bits. Every byte has one.
 fn code(byte: u8) -> Option<(usize, u32)> {
     CODES.iter().find_map(|(bits, first, bytes)| {
         let at = bytes.iter().position(|known| *known == byte)?;
@@ -120,7 +120,7 @@ mod tests {
 
     use super::*;
 
-    /// The code is canonical, so the lengths say it all; the last code of all is that of no byte.
+    /// The code is canonical, so the lengths define it; the last code stands for no byte.
     #[test]
     fn the_table_is_the_whole_code() {
         let mut next = 0;
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn what_is_no_code_is_no_text() {
-        // Padding of zeros, of more than seven bits, and the code that stands for the end.
+        // Padding with zeros, padding of more than seven bits, and the code for the end.
         for bad in [&[0x00_u8][..], &[0x07, 0xff], &[0xff], &[0xff; 4]] {
             assert_eq!(decode(bad), None, "{bad:x?}");
         }
@@ -169,7 +169,7 @@ mod tests {
             prop_assert_eq!(decode(&coded), Some(text));
         }
 
-        /// Whatever is a text is coded in one way.
+        /// Each text has exactly one encoding.
         #[test]
         fn a_code_is_made_again(coded: Vec<u8>) {
             if let Some(text) = decode(&coded) {

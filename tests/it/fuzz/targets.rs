@@ -1,8 +1,8 @@
-//! What holds whatever the bytes are: the bodies of `make fuzz`. Each takes bytes from outside and panics
-//! where something does not hold.
+//! Laws that hold for all inputs: the bodies of `make fuzz`. Each takes bytes from outside and panics if a law is
+//! broken.
 //!
-//! This file is compiled into two programs: `fuzz/` searches for bytes that break a law, and `tests/it`
-//! tries those again that were of interest.
+//! This file is compiled into two programs: `fuzz/` searches for bytes that break a law, and `tests/it` replays the
+//! interesting ones.
 
 use std::collections::HashSet;
 
@@ -26,7 +26,7 @@ use tollgate::{
 };
 use tonic::codegen::http::uri::Authority;
 
-/// A law, under the name of its corpus.
+/// A law, and the name of its corpus.
 pub type Target = (&'static str, fn(&[u8]));
 
 pub const ALL: [Target; 5] = [
@@ -39,7 +39,7 @@ pub const ALL: [Target; 5] = [
 
 // --- message -------------------------------------------------------------------------------------
 
-/// Requests that are read where they lie are read as prost reads them.
+/// A request read in place equals the request read by prost.
 pub fn message(bytes: &[u8]) {
     const BOUNDS: Bounds = Bounds {
         descriptors: 3,
@@ -54,7 +54,7 @@ pub fn message(bytes: &[u8]) {
         assert_eq!(read, Ok(Ok(quick)));
         return;
     }
-    // What prost writes of a plain request is read the quick way.
+    // The fast path reads every plain request that prost writes.
     let (Ok(message), Ok(Ok(_))) = (&message, read) else {
         return;
     };
@@ -75,15 +75,14 @@ const END_HEADERS: u8 = 0x4;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
 
-/// Header blocks in frames, and where each block lies in them.
+/// Header blocks in frames, and the positions of each block.
 struct Blocks {
     frames: Vec<u8>,
     fragments: Vec<Vec<std::ops::Range<usize>>>,
 }
 
 impl Blocks {
-    /// Takes bytes for blocks behind each other, each behind its length and a byte that says how it is put
-    /// into frames.
+    /// Splits bytes into blocks, each after its length and a byte that says how to divide it into frames.
     fn of(mut bytes: &[u8]) -> Self {
         let mut blocks = Self {
             frames: Vec::new(),
@@ -145,8 +144,8 @@ impl Blocks {
 
 type Field = (Vec<u8>, Vec<u8>);
 
-/// Names that are no authority become one, and all else stays what it is, for a decoder that knows all of
-/// HPACK and remembers what connections do.
+/// Invalid names become an authority, and everything else stays unchanged, compared with a decoder that knows all of
+/// HPACK and keeps the state of a connection.
 pub fn headers(bytes: &[u8]) {
     let blocks = Blocks::of(bytes);
     let mut mended = blocks.frames.clone();
@@ -176,7 +175,8 @@ pub fn headers(bytes: &[u8]) {
             if is_authority(sent) {
                 assert_eq!(sent, read);
             } else if is_first {
-                // Later ones can have a name of the dynamic table, which no client does and nobody mends.
+                // Later headers can refer to a name in the dynamic table, which no client does and tollgate does not
+                // repair.
                 assert!(is_authority(read) || refused > 0);
             }
             is_first = false;
@@ -184,14 +184,14 @@ pub fn headers(bytes: &[u8]) {
     }
 }
 
-/// All fields of a block, if it is one.
+/// All fields of a block; `None` if the block is invalid.
 fn decode(decoder: &mut Decoder<'_>, block: &[u8]) -> Option<Vec<Field>> {
     decoder.decode(block).ok()
 }
 
 // --- rules and xds -------------------------------------------------------------------------------
 
-/// Any text is rules or has problems, each told in a line that names a place in the text.
+/// Any text is valid rules or has problems, each reported in one line with a position in the text.
 pub fn rules(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
@@ -201,7 +201,7 @@ pub fn rules(bytes: &[u8]) {
         let problems = check_loaded(&compile());
         assert_eq!(problems, check_loaded(&compile()), "it depends on chance");
     }
-    // All that YAML takes for the end of a line. What ends too soon is wrong on the line behind the last.
+    // All line breaks of YAML. An unexpected end is reported on the line after the last.
     let lines = text
         .matches(['\n', '\r', '\u{85}', '\u{2028}', '\u{2029}'])
         .count()
@@ -217,7 +217,7 @@ pub fn rules(bytes: &[u8]) {
     }
 }
 
-/// Any message of a control plane is rules or has problems, in whatever order its resources are.
+/// Any message of a control plane is valid rules or has problems, in every order of its resources.
 pub fn xds(bytes: &[u8]) {
     let Ok(response) = DiscoveryResponse::decode(bytes) else {
         return;
@@ -249,7 +249,7 @@ fn every_option() -> [Options; 2] {
     ]
 }
 
-/// The problems as they are shown, and whether there are rules in spite of them.
+/// The problems as shown, and whether there are rules despite them.
 fn check_loaded(result: &Result<Loaded, Vec<Problem>>) -> Result<Vec<String>, Vec<String>> {
     let shown = |problems: &[Problem]| -> Vec<String> {
         problems
@@ -276,8 +276,7 @@ fn check_loaded(result: &Result<Loaded, Vec<Problem>>) -> Result<Vec<String>, Ve
 
 // --- mapping -------------------------------------------------------------------------------------
 
-/// Under any mapping, which stands in front of names that it is for, statistics are a page that Prometheus
-/// can read.
+/// With any mapping, put before names that it matches, the statistics form a page that Prometheus can read.
 pub fn mapping(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
@@ -306,7 +305,7 @@ pub fn mapping(bytes: &[u8]) {
     check_page(&text);
 }
 
-/// Every line is a comment or a series, and no series and no type is there twice.
+/// Every line is a comment or a series, and no series and no type appears twice.
 fn check_page(page: &str) {
     let mut known = HashSet::new();
     assert!(page.is_empty() || page.ends_with('\n'));
@@ -326,7 +325,7 @@ fn check_page(page: &str) {
     }
 }
 
-/// What stands before the value of a line, if it is a name and labels.
+/// The name and the labels at the beginning of a line, if they are valid.
 fn series(line: &str) -> Option<&str> {
     if line.is_empty() {
         return Some(line);

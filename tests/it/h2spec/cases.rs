@@ -1,4 +1,4 @@
-//! The table: what each case sends, and which reactions the RFCs allow.
+//! The table: the bytes of each case, and the reactions that the RFCs allow.
 
 use super::{MAX_STREAMS, Seen};
 use crate::support::{
@@ -30,22 +30,22 @@ const ENABLE_PUSH: u16 = 2;
 const INITIAL_WINDOW_SIZE: u16 = 4;
 const MAX_FRAME_SIZE: u16 = 5;
 
-/// The largest frame that a server takes unless it says otherwise.
+/// The largest frame that a server accepts by default.
 const LARGEST: usize = 1 << 14;
 
-/// The stream of the call that shows that a connection is as good as before.
+/// Stream of a call that shows that the connection still works.
 const LAST: u32 = 101;
 
-/// What a case begins with.
+/// The beginning of a case.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Opening {
-    /// Both have said hello.
+    /// After both prefaces.
     Greeted,
-    /// Nobody has.
+    /// Before any preface.
     Bare,
 }
 
-/// Frames, and which reactions to them are allowed.
+/// Frames, and the allowed reactions to them.
 #[derive(Debug)]
 pub(super) struct Case {
     /// Its number in h2spec.
@@ -53,15 +53,15 @@ pub(super) struct Case {
     pub(super) claim: &'static str,
     pub(super) opening: Opening,
     pub(super) first: Vec<u8>,
-    /// What follows once something is seen.
+    /// Further frames, each sent after a reaction.
     pub(super) later: Vec<(Seen, Vec<u8>)>,
     pub(super) allowed: Vec<Seen>,
-    /// How stock tonic reacts instead.
+    /// Stock tonic's reaction, if it is another one.
     pub(super) of_tonic: Option<Seen>,
 }
 
 impl Case {
-    /// Whether it is judged by this stream, or by all of the connection.
+    /// Whether one of the allowed reactions is about this stream.
     pub(super) fn is_about(&self, stream: u32) -> bool {
         self.allowed.iter().any(|seen| match seen {
             Seen::Reset(about, _) | Seen::Answered(about) | Seen::Ended(about) => *about == stream,
@@ -79,17 +79,17 @@ impl Case {
         self
     }
 
-    /// The call on the first stream is answered.
+    /// The server answers the call on the first stream.
     fn answers(self) -> Self {
         self.may(&[Seen::Answered(1)])
     }
 
-    /// The request on the first stream is answered in any way, with a message or without.
+    /// The server ends the first stream in any way, with a message or without.
     fn ends(self) -> Self {
         self.may(&[Seen::Answered(1), Seen::Ended(1)])
     }
 
-    /// The connection is as good as before: a call that comes behind all that is answered.
+    /// The connection still works: the server answers a call after all other frames.
     fn goes_on(mut self) -> Self {
         let last = self.later.last_mut();
         let bytes = last.map_or(&mut self.first, |(_, bytes)| bytes);
@@ -97,13 +97,13 @@ impl Case {
         self.may(&[Seen::Answered(LAST)])
     }
 
-    /// An error of the connection, which may also just be closed (RFC 7540, 5.4.1).
+    /// A connection error, after which the server may simply close (RFC 7540, 5.4.1).
     fn fails(self, codes: &[u32]) -> Self {
         let words: Vec<_> = codes.iter().map(|&code| Seen::GoAway(code)).collect();
         self.may(&words).may(&[Seen::Closed(None)])
     }
 
-    /// An error of the first stream, which may also be one of the connection (RFC 7540, 5.4.2).
+    /// An error of the first stream, which may also be a connection error (RFC 7540, 5.4.2).
     fn resets(self, codes: &[u32]) -> Self {
         self.resets_stream(1, codes)
     }
@@ -116,8 +116,8 @@ impl Case {
         self.may(&resets).fails(codes)
     }
 
-    /// The HTTP/2 library has this error for all that it cannot read. h2spec is content with any error, as long
-    /// as the connection is closed.
+    /// The HTTP/2 library reports this error for all input that it cannot parse. h2spec accepts any error, if the
+    /// connection is closed.
     fn but_h2_says_protocol_error(self) -> Self {
         self.but_tonic(Seen::GoAway(PROTOCOL_ERROR))
     }
@@ -140,7 +140,7 @@ fn case(section: &'static str, claim: &'static str, first: impl Into<Frames>) ->
     }
 }
 
-/// Frames behind each other.
+/// A sequence of frames.
 struct Frames(Vec<u8>);
 
 impl From<Vec<u8>> for Frames {
@@ -179,7 +179,7 @@ pub(super) fn all() -> Vec<Case> {
 
 // --- frames --------------------------------------------------------------------------------------
 
-/// The headers of a call in plain literals with new names.
+/// The headers of a call, as plain literals with new names.
 fn fields() -> Vec<(&'static str, &'static str)> {
     vec![
         (":method", "POST"),
@@ -206,7 +206,7 @@ fn with(name: &'static str, value: &'static str) -> Vec<(&'static str, &'static 
     fields
 }
 
-/// A pseudo-header for the second time, before all others.
+/// The fields with one pseudo-header repeated, before all others.
 fn twice(name: &'static str) -> Vec<(&'static str, &'static str)> {
     let mut fields = fields();
     let at = fields.iter().position(|(known, _)| *known == name).unwrap();
@@ -223,22 +223,22 @@ fn literals(fields: &[(&str, &str)]) -> Vec<u8> {
     fields.iter().flat_map(literal).collect()
 }
 
-/// The header block of a call, with further bytes of HPACK behind it.
+/// The header block of a call, followed by further bytes of HPACK.
 fn block(behind: &[u8]) -> Vec<u8> {
     [&literals(&fields())[..], behind].concat()
 }
 
-/// HEADERS with these fields, which leave the stream open.
+/// HEADERS with these fields, without END_STREAM.
 fn request(stream: u32, fields: &[(&str, &str)]) -> Vec<u8> {
     frame(HEADERS, END_HEADERS, stream, &literals(fields))
 }
 
-/// A message of a call, as it is in DATA.
+/// A call's message, as in DATA.
 fn message() -> Vec<u8> {
     crate::support::frames::data(1)[9..].to_vec()
 }
 
-/// DATA that does not end the stream, and of which a call has more to come.
+/// DATA with the first half of a message, without END_STREAM.
 fn half_a_message(stream: u32) -> Vec<u8> {
     frame(DATA, 0, stream, &message()[..8])
 }
@@ -256,22 +256,22 @@ fn call(stream: u32) -> Vec<u8> {
     [headers(stream), data(stream)].concat()
 }
 
-/// A call in the middle of its message: it cannot be answered.
+/// A call in the middle of its message, which the server cannot answer yet.
 fn pending(stream: u32) -> Vec<u8> {
     [headers(stream), half_a_message(stream)].concat()
 }
 
-/// A call that is sent to its end and cannot be answered to its own: there is no window for that.
+/// A complete call whose answer cannot be sent completely, because there is no window for it.
 fn stuck(stream: u32) -> Vec<u8> {
     [settings(&[(INITIAL_WINDOW_SIZE, 0)]), call(stream)].concat()
 }
 
-/// The headers of a call with further bytes of HPACK behind them, and its message.
+/// The headers of a call followed by further bytes of HPACK, and its message.
 fn call_with(behind: &[u8]) -> Vec<u8> {
     [frame(HEADERS, END_HEADERS, 1, &block(behind)), data(1)].concat()
 }
 
-/// A call whose headers are these.
+/// A call with these headers.
 fn call_of(fields: &[(&str, &str)]) -> Vec<u8> {
     [request(1, fields), half_a_message(1)].concat()
 }
@@ -309,7 +309,7 @@ fn unknown(flags: u8, stream: u32) -> Vec<u8> {
     frame(0x16, flags, stream, &[0; 8])
 }
 
-/// A stream of which no frame was sent.
+/// A stream without any frame so far.
 const IDLE: u32 = 1;
 
 // --- generic -------------------------------------------------------------------------------------
@@ -504,18 +504,18 @@ fn generic() -> Vec<Case> {
     .collect()
 }
 
-/// How a field may stand in a header block. The strings in Huffman code are those of RFC 7541, C.
+/// The representations of a field in a header block. The strings in Huffman code are those of RFC 7541, C.
 fn representations() -> Vec<Case> {
     const KEY: &[u8] = b"\x88\x25\xa8\x49\xe9\x5b\xa9\x7d\x7f";
     const VALUE: &[u8] = b"\x89\x25\xa8\x49\xe9\x5b\xb8\xe8\xb4\xbf";
     const PLAIN_KEY: &[u8] = b"\x0acustom-key";
     const PLAIN_VALUE: &[u8] = b"\x0ccustom-value";
-    /// `user-agent` in six bits, and in four.
+    /// `user-agent`, in six bits and in four.
     const INDEXED: &[u8] = b"\x7a";
     const NOT_INDEXED: &[u8] = b"\x0f\x2b";
     const NEVER_INDEXED: &[u8] = b"\x1f\x2b";
     let behind = |section, claim, pieces: &[&[u8]]| {
-        // A field that is known by then: what came before was understood as it was meant.
+        // A known field at the end shows that the earlier ones were understood.
         case(section, claim, call_with(&pieces.concat())).answers()
     };
     let resized = |size: &[u8]| {
@@ -632,7 +632,7 @@ fn framing() -> Vec<Case> {
             body.extend([0x18, 0x01]);
         }
         if body.len() < length {
-            // A number in one byte more than it needs.
+            // A number in one byte more than necessary.
             let last = body.len() - 1;
             body[last] = 0x81;
             body.push(0x00);

@@ -1,6 +1,6 @@
-//! A control plane: Envoy's aggregated discovery service, in a thread of this process. It answers
-//! as go-control-plane's snapshot cache does, which is what Envoy Gateway runs: whoever asks with
-//! another version than the newest gets the newest at once, also right after refusing it.
+//! A control plane: Envoy's aggregated discovery service, in a thread of this process. It answers like
+//! go-control-plane's snapshot cache, which Envoy Gateway runs: a request with another version than the newest gets
+//! the newest at once, also right after refusing it.
 
 use std::{
     collections::VecDeque,
@@ -56,10 +56,10 @@ pub struct Ads {
     orders: mpsc::UnboundedSender<Order>,
 }
 
-/// A request as it came in.
+/// A request as received.
 #[derive(Clone, Debug)]
 pub struct Seen {
-    /// The call that it came by, from 0.
+    /// Number of its call, from 0.
     pub call: usize,
     pub headers: MetadataMap,
     pub request: DiscoveryRequest,
@@ -67,22 +67,22 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// What the client has against the last push.
+    /// The client's reason for refusing the last push.
     pub fn refusal(&self) -> Option<&str> {
         let error = self.request.error_detail.as_ref();
         error.map(|error| error.message.as_str())
     }
 }
 
-/// Files for TLS, read for each handshake. Clients have to show a certificate of the same
-/// authority, and TLS is 1.3: as Envoy Gateway has it.
+/// Files for TLS, read for each handshake. Clients must have a certificate of this authority, and TLS is 1.3: as in
+/// Envoy Gateway.
 #[derive(Clone, Debug)]
 struct TlsFiles([PathBuf; 3]);
 
 enum Order {
     /// Cut all connections.
     HangUp,
-    /// Also stop to listen.
+    /// Also stop listening.
     Leave,
     Return,
 }
@@ -95,11 +95,11 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// What everybody should have.
+    /// The response for all clients.
     newest: Option<DiscoveryResponse>,
     calls: Vec<Call>,
     seen: VecDeque<Seen>,
-    /// What calls are answered with, instead.
+    /// An error that answers new calls instead.
     refusal: Option<Status>,
     responses: u64,
 }
@@ -107,12 +107,12 @@ struct State {
 #[derive(Debug)]
 struct Call {
     responses: mpsc::UnboundedSender<Result<DiscoveryResponse, Status>>,
-    /// Whether the client waits for something newer.
+    /// Whether the client waits for a newer response.
     is_waiting: bool,
 }
 
 impl State {
-    /// Sends a response with a nonce of its own to one call.
+    /// Sends a response to one call, with a new nonce.
     fn send(&mut self, call: usize, response: &DiscoveryResponse) {
         self.responses += 1;
         let nonce = format!("nonce-{}", self.responses);
@@ -120,13 +120,13 @@ impl State {
             nonce,
             ..response.clone()
         };
-        // It may be over.
+        // The call may have ended.
         let _ = self.calls[call].responses.send(Ok(response));
         self.calls[call].is_waiting = false;
     }
 }
 
-/// All rules of a control plane, a resource each.
+/// All rules of a control plane, one resource each.
 pub fn snapshot(version: &str, configs: &[RateLimitConfig]) -> DiscoveryResponse {
     let any = |config: &RateLimitConfig| Any {
         type_url: TYPE_URL.to_owned(),
@@ -145,7 +145,7 @@ impl Ads {
         Self::with(None)
     }
 
-    /// With what is mounted: `tls.crt`, `tls.key` and `ca.crt`.
+    /// With the mounted files: `tls.crt`, `tls.key` and `ca.crt`.
     pub fn with_tls(secret: &Secret) -> Self {
         let files = ["tls.crt", "tls.key", "ca.crt"].map(|name| secret.path(name));
         Self::with(Some(TlsFiles(files)))
@@ -184,7 +184,7 @@ impl Ads {
         self.shared.state.lock().unwrap()
     }
 
-    /// From now on everybody should have this; whoever waits gets it.
+    /// Sets the response for all clients; waiting ones get it now.
     pub fn set(&self, newest: DiscoveryResponse) {
         let mut state = self.state();
         for call in 0..state.calls.len() {
@@ -195,22 +195,22 @@ impl Ads {
         state.newest = Some(newest);
     }
 
-    /// Answers the next calls with this error, or no longer does.
+    /// Answers new calls with this error; `None` ends that.
     pub fn refuse_calls(&self, status: Option<Status>) {
         self.state().refusal = status;
     }
 
-    /// Cuts all connections, without a word.
+    /// Cuts all connections, without a GOAWAY.
     pub fn hang_up(&self) {
         self.order(Order::HangUp);
     }
 
-    /// Goes away as a process does that is killed.
+    /// Goes away like a killed process.
     pub fn leave(&self) {
         self.order(Order::Leave);
     }
 
-    /// Comes back to its old address.
+    /// Comes back at its old address.
     pub fn come_back(&self) {
         self.order(Order::Return);
     }
@@ -219,7 +219,7 @@ impl Ads {
         assert!(self.orders.send(order).is_ok(), "the control plane ended");
     }
 
-    /// The next request, whichever it is.
+    /// The next request of any kind.
     #[track_caller]
     pub fn next(&self) -> Seen {
         let deadline = Instant::now() + PATIENCE;
@@ -234,7 +234,7 @@ impl Ads {
         }
     }
 
-    /// The next request of which this holds.
+    /// The next request that `is_it` accepts.
     #[track_caller]
     pub fn find(&self, is_it: impl Fn(&Seen) -> bool) -> Seen {
         loop {
@@ -245,7 +245,7 @@ impl Ads {
         }
     }
 
-    /// Waits until a push is acknowledged.
+    /// Waits for the acknowledgement of a push.
     #[track_caller]
     pub fn wait_for_ack(&self, version: &str) -> Seen {
         let seen = self.find(|seen| {
@@ -260,14 +260,14 @@ impl Ads {
         seen
     }
 
-    /// Waits until a push is refused.
+    /// Waits for the refusal of a push.
     #[track_caller]
     pub fn wait_for_refusal(&self) -> Seen {
         self.find(|seen| seen.refusal().is_some())
     }
 }
 
-/// Serves until there are no more orders to come.
+/// Serves until no more orders can come.
 async fn serve(
     listener: TcpListener,
     routes: &Routes,
@@ -303,7 +303,7 @@ async fn serve(
     }
 }
 
-/// However it ends, the client will notice.
+/// Errors are ignored: the client will notice the end.
 async fn connection(stream: TcpStream, routes: Routes, tls: Option<TlsFiles>) {
     match tls {
         None => http2(stream, routes).await,
@@ -344,7 +344,7 @@ impl TlsFiles {
     }
 }
 
-/// The service.
+/// The discovery service.
 #[derive(Debug)]
 struct Double(Arc<Shared>);
 

@@ -1,4 +1,4 @@
-//! Requests, short to write.
+//! Short ways to write requests.
 
 use std::net::SocketAddr;
 
@@ -13,7 +13,7 @@ use tonic::{Status, transport::Channel};
 
 pub type Client = RateLimitServiceClient<Channel>;
 
-/// A client on a connection of its own.
+/// A client on its own connection.
 pub async fn connect(address: SocketAddr) -> Client {
     RateLimitServiceClient::connect(format!("http://{address}"))
         .await
@@ -39,7 +39,7 @@ pub fn request(domain: &str, descriptors: Vec<RateLimitDescriptor>) -> RateLimit
     }
 }
 
-/// Asks for one descriptor.
+/// Sends a request for one descriptor.
 pub async fn ask(
     client: &mut Client,
     domain: &str,
@@ -56,13 +56,13 @@ pub async fn send(
     Ok(response.into_inner())
 }
 
-/// Whether the reply says that it was made without the store.
+/// Whether the reply is marked as made without the store.
 pub fn is_degraded(reply: &RateLimitResponse) -> bool {
     let metadata = reply.dynamic_metadata.as_ref();
     metadata.is_some_and(|metadata| metadata.fields.contains_key("degraded"))
 }
 
-/// Whether the decision was OK; anything but a decision is a failure of the test.
+/// Whether the decision was OK; without a decision the test fails.
 #[track_caller]
 pub fn is_ok(response: &Result<RateLimitResponse, Status>) -> bool {
     match response.as_ref().expect("a decision").overall_code() {

@@ -1,5 +1,4 @@
-//! Attacks on the doors: each is carried out against a server of its own, and what others notice of it is
-//! measured meanwhile.
+//! Attacks on the ports: each runs against a server of its own, while its effects on other clients are measured.
 
 use std::{
     any::Any,
@@ -44,7 +43,7 @@ descriptors:
     rate_limits: [1000000000/10000years]
 ";
 
-/// How much of it there is, in per cent of what the review did.
+/// Size of the attack, in per cent of the one in the review.
 #[derive(Clone, Copy, Debug)]
 pub struct Size(pub usize);
 
@@ -54,13 +53,13 @@ impl Size {
     }
 }
 
-/// What is kept until the server is told to stop, such as connections.
+/// Values kept until the server gets its stop signal, such as connections.
 type Kept = Box<dyn Any>;
 
 #[derive(Clone, Copy)]
 pub struct Attack {
     pub name: &'static str,
-    /// What it did before there was anything against it, and what it does to envoyproxy/ratelimit.
+    /// Its effect before there was a defence, and its effect on envoyproxy/ratelimit.
     pub before: &'static str,
     pub reference: &'static str,
     args: &'static [&'static str],
@@ -69,17 +68,17 @@ pub struct Attack {
     carry_out: fn(&Tollgate, Size) -> Kept,
 }
 
-/// What others noticed.
+/// Effects on other clients.
 #[derive(Debug)]
 pub struct Outcome {
-    /// The longest time that a probe of health took, or a new connection with its first call.
+    /// The longest time of a health probe, and of a new connection with its first call.
     pub health: Duration,
     pub connecting: Duration,
-    /// Of the calls on a connection that was there before, 99 of 100 took no longer.
+    /// The 99th percentile of calls on an older connection.
     pub calls: Duration,
     pub resident_bytes: u64,
     pub drain: Duration,
-    /// Probes, connections and calls that were not answered at all.
+    /// Probes, connections and calls without any answer.
     pub failures: usize,
 }
 
@@ -157,8 +156,8 @@ impl Attack {
     }
 }
 
-/// Those who ask a server all the time, each in a thread: a probe, somebody who connects anew each time, and
-/// somebody who stays.
+/// Other clients that send requests all the time, each in a thread: a probe, a client that opens a new connection
+/// each time, and one that keeps its connection.
 struct Others {
     is_over: Arc<AtomicBool>,
     rounds: [Arc<AtomicUsize>; 3],
@@ -217,7 +216,7 @@ impl Others {
         others
     }
 
-    /// Waits until each has asked some more.
+    /// Waits until each client has sent several more requests.
     fn go_on(&self) {
         let now = || self.rounds.each_ref().map(|rounds| rounds.load(Relaxed));
         let before = now();
@@ -249,7 +248,7 @@ impl Others {
     }
 }
 
-/// Calls one after the other.
+/// Makes calls one after the other.
 struct Caller {
     frames: Frames,
     next: u32,
@@ -257,7 +256,7 @@ struct Caller {
 
 impl Caller {
     fn connect(address: SocketAddr) -> Option<Self> {
-        // Without a panic where there is no way in: that is what is to be found out.
+        // No panic if the connection fails: that is one of the results.
         let mut stream = TcpStream::connect(address).ok()?;
         stream.set_nodelay(true).ok()?;
         stream.set_read_timeout(Some(PATIENCE)).ok()?;
@@ -279,7 +278,7 @@ impl Caller {
                     self.frames.0.write_all(&acknowledged).ok()?;
                 }
                 DATA if from == stream => {
-                    // Replies are to be paid for in windows.
+                    // Replies use up the window, which is enlarged here.
                     let more = frame(8, 0, 0, &1_000_u32.to_be_bytes());
                     return self.frames.0.write_all(&more).ok();
                 }
@@ -299,13 +298,13 @@ fn connections(address: SocketAddr, count: usize, bytes: &[u8]) -> Vec<TcpStream
     (0..count).map_while(connect).collect()
 }
 
-/// Writes `piece` again and again, and reads nothing.
+/// Writes `piece` repeatedly, and reads nothing.
 fn flood(address: SocketAddr, times: usize, piece: &[u8]) -> Frames {
     let mut client = Frames::connect(address);
     let long = Some(Duration::from_secs(1));
     client.0.set_write_timeout(long).unwrap();
     for _ in 0..times {
-        // Either nothing goes any more, or the server has had enough.
+        // The socket is full, or the server has closed the connection.
         if client.0.write_all(piece).is_err() {
             break;
         }
@@ -316,7 +315,7 @@ fn flood(address: SocketAddr, times: usize, piece: &[u8]) -> Frames {
 const MESSAGE: usize = 4 << 20;
 const LARGE: &[&str] = &["--max-message-bytes", "4194304"];
 
-/// All of them, in the order of the review.
+/// All attacks, in the order of the review.
 pub fn all() -> Vec<Attack> {
     vec![
         Attack::new(

@@ -1,5 +1,5 @@
-//! Machines that have no time for a process: it is stopped in turns, or others take the cores. And how
-//! long Redis took meanwhile, to whom it may happen as well.
+//! Machines without time for a process: the process is paused at intervals, or other processes use the cores. Also
+//! measures how late Redis was meanwhile, since it may be affected too.
 
 use std::{
     io::{Read as _, Write as _},
@@ -20,14 +20,14 @@ use nix::{
 
 use super::{Process, redis::Redis};
 
-/// Stops a process and lets it go on, in turns, as a CPU quota does. It goes on when this is dropped.
+/// Pauses and continues a process in turns, as a CPU quota does. The drop lets it continue.
 #[derive(Debug)]
 pub struct Pauses {
     is_over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// How long a process is stopped, and how long it then runs.
+/// How long a process is paused, and how long it then runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Turn {
     pub stopped: Duration,
@@ -44,7 +44,7 @@ impl Turn {
 }
 
 impl Pauses {
-    /// The turns come one after the other, and again from the first.
+    /// The turns follow each other, and then start again.
     pub fn of(process: u32, turns: Vec<Turn>) -> Self {
         let is_over = Arc::new(AtomicBool::new(false));
         let process = Pid::from_raw(i32::try_from(process).unwrap());
@@ -76,7 +76,7 @@ impl Drop for Pauses {
     }
 }
 
-/// So many processes that do nothing but take processor time, at the usual priority. Killed on drop.
+/// Starts processes that only use processor time, at the usual priority. Killed on drop.
 pub fn loops(count: usize) -> Vec<Process> {
     let busy = || {
         let mut command = Command::new("sh");
@@ -89,8 +89,8 @@ pub fn loops(count: usize) -> Vec<Process> {
     (0..count).map(|_| busy()).collect()
 }
 
-/// Asks a Redis every few milliseconds whether it is there. A machine that has no time for Redis makes
-/// it late to everybody, and that is no fault of those who wait for it.
+/// Sends Redis a request every few milliseconds. A machine without time for Redis makes it late for all clients,
+/// which is no fault of theirs.
 #[derive(Debug)]
 pub struct Witness {
     is_over: Arc<AtomicBool>,
@@ -117,7 +117,7 @@ impl Witness {
         Self { is_over, thread }
     }
 
-    /// Returns the longest time that an answer took.
+    /// Returns the longest time of an answer.
     pub fn end(self) -> Duration {
         self.is_over.store(true, Relaxed);
         self.thread.join().expect("it answered all the time")

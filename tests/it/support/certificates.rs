@@ -1,4 +1,4 @@
-//! Certificates, the folder that they are mounted in, and clients that ask over TLS.
+//! Certificates, the folder in which they are mounted, and clients that use TLS.
 
 use std::{
     future::{Ready, ready},
@@ -41,7 +41,7 @@ pub struct Pair {
     pub key: String,
 }
 
-/// Who signs certificates.
+/// A certificate authority.
 #[derive(Debug)]
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
@@ -54,7 +54,7 @@ impl Authority {
         Self::with_key(name, KeyPair::generate().unwrap())
     }
 
-    /// As Envoy Gateway makes its own, with an RSA key.
+    /// An authority like Envoy Gateway's, with an RSA key.
     pub fn rsa(name: &str) -> Self {
         Self::with_key(name, KeyPair::from_pem(&RsaKey::new().pkcs8).unwrap())
     }
@@ -70,8 +70,7 @@ impl Authority {
         }
     }
 
-    /// A certificate as Envoy Gateway makes them, but for its EC key: for `*`, valid for `name`,
-    /// with no word on what it may be used for.
+    /// A certificate like Envoy Gateway's, except for its EC key: for `*`, valid for `name`, without key usages.
     pub fn issue(&self, name: &str) -> Pair {
         let key = KeyPair::generate().unwrap();
         Pair {
@@ -80,8 +79,8 @@ impl Authority {
         }
     }
 
-    /// A certificate as Envoy Gateway makes them: an RSA key of 2048 bits in PKCS#1, for `*`, valid
-    /// for `names`, with no word on what it may be used for.
+    /// A certificate like Envoy Gateway's: an RSA key of 2048 bits in PKCS#1, for `*`, valid for `names`, without key
+    /// usages.
     pub fn issue_rsa(&self, names: &[&str]) -> Pair {
         let RsaKey { pkcs8, pkcs1 } = RsaKey::new();
         let key = KeyPair::from_pem(&pkcs8).unwrap();
@@ -92,7 +91,7 @@ impl Authority {
         }
     }
 
-    /// One whose time was over long ago.
+    /// A certificate that expired long ago.
     pub fn issue_expired(&self, name: &str) -> Pair {
         let key = KeyPair::generate().unwrap();
         let mut params = params("*", &[name]);
@@ -111,7 +110,7 @@ impl Authority {
             .pem()
     }
 
-    /// What a client of this authority's servers goes by.
+    /// TLS settings of a client that trusts this authority.
     pub fn client(&self, version: &'static SupportedProtocolVersion, pair: Option<&Pair>) -> Tls {
         let mut roots = RootCertStore::empty();
         roots.add(der(&self.certificate)).unwrap();
@@ -132,7 +131,7 @@ impl Authority {
     }
 }
 
-/// An RSA key in the forms of newer and of older tools, in PEM.
+/// An RSA key in the formats of newer and of older tools, in PEM.
 struct RsaKey {
     pkcs8: String,
     pkcs1: String,
@@ -175,13 +174,13 @@ pub fn der(pem: &str) -> CertificateDer<'static> {
     CertificateDer::from_pem_slice(pem.as_bytes()).unwrap()
 }
 
-/// A way to connect.
+/// A client's TLS settings.
 #[derive(Clone)]
 pub struct Tls(TlsConnector);
 
 impl Tls {
-    /// A client on a connection of its own, and the certificate that the server showed. With TLS
-    /// 1.3 it may be refused only after that.
+    /// A client on its own connection, and the server's certificate. With TLS 1.3 the server may refuse the client
+    /// only later.
     pub async fn connect(
         &self,
         address: SocketAddr,
@@ -201,7 +200,7 @@ impl Tls {
     }
 }
 
-/// A connection that is there already.
+/// A connection that is already open.
 struct Once(Option<TlsStream<TcpStream>>);
 
 impl Service<Uri> for Once {

@@ -1,5 +1,5 @@
-//! Ways to break Redis, or the way to it, under load from 64 streams, and what came of it. Each
-//! runs against real processes of its own.
+//! Ways to break Redis, or the network to it, under load from 64 streams, and their results. Each runs against its
+//! own real processes.
 
 use std::{
     collections::BTreeMap,
@@ -27,16 +27,16 @@ use super::{
     wait_until,
 };
 
-/// How to run a scenario.
+/// Settings of a scenario.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The deadline of a decision.
     pub deadline: Duration,
-    /// How long what can last lasts.
+    /// Duration of the fault, if it has one.
     pub lasts: Duration,
-    /// Between two questions of the same stream.
+    /// Time between two requests of one stream.
     pub period: Duration,
-    /// Further arguments for tollgate, such as what to answer meanwhile.
+    /// Further arguments for tollgate, such as the answer during a loss.
     pub args: Vec<String>,
 }
 
@@ -50,43 +50,44 @@ impl Plan {
     }
 }
 
-/// What came of a scenario.
+/// The results of a scenario.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     pub name: &'static str,
     pub answers: usize,
     pub errors: usize,
-    /// Their texts, each with its number.
+    /// The error texts, each with its number.
     pub texts: BTreeMap<&'static str, usize>,
-    /// Answers that were made without Redis, as `on_store_loss` says.
+    /// Answers made without Redis, as `on_store_loss` says.
     pub degraded: usize,
     pub longest: Duration,
-    /// From the break until the log said that Redis is lost.
+    /// Time from the fault until the log reported the loss of Redis.
     pub lost: Option<Duration>,
-    /// Errors and answers without Redis to what was asked after that, and of these the ones that waited for
-    /// their deadline.
+    /// Errors and answers without Redis to requests sent after that, and those of them that waited for their
+    /// deadline.
     pub lacks_when_lost: usize,
     pub waits_when_lost: usize,
-    /// The time in which 99 of 100 came of the first answers while it was broken: those to what was asked
-    /// before anybody was answered without Redis. Nothing if nobody ever was.
+    /// 99th percentile of the first answers during the fault: those to requests sent before any answer was made
+    /// without Redis. `None` if none ever was.
     pub first: Option<Duration>,
-    /// The same of what was asked when Redis was lost, or after the first answers if it never was.
+    /// 99th percentile of the answers to requests sent after the loss of Redis, or after the first answers if it
+    /// never was lost.
     pub others: Duration,
-    /// The slowest of the others, with the time from the break to the question.
+    /// The slowest of the others, with the time from the fault to the request.
     pub slowest: Vec<(Duration, Seen)>,
-    /// Hits that were admitted and are not in the store any more: they may be admitted again.
+    /// Admitted hits that are missing in the store: they may be admitted again.
     pub over: i64,
-    /// Hits that are in the store although their callers got no answer.
+    /// Hits in the store whose callers got no answer.
     pub under: i64,
-    /// From the repair to the first decision for every value, and so to exact counting.
+    /// Time from the repair to the first decision for every value, and so to exact counting.
     pub recovery: Duration,
-    /// How many more or less than the limit were admitted afterwards.
+    /// How many more or fewer than the limit were admitted afterwards.
     pub off_afterwards: i64,
-    /// The longest time in which Redis answered somebody else, where it was there all the time.
+    /// The longest answer of Redis to another client, if it was always available.
     pub redis_took: Option<Duration>,
 }
 
-/// A line of the table in `docs/chaos.md`.
+/// A row of the table in `docs/chaos.md`.
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let millis = |time: Duration| time.as_secs_f64() * 1000.0;
@@ -115,10 +116,10 @@ impl fmt::Display for Outcome {
 
 pub type Running = Pin<Box<dyn Future<Output = Outcome>>>;
 
-/// Runs one of them.
+/// Runs one scenario.
 pub type Scenario = fn(Plan) -> Running;
 
-/// All of them, by name.
+/// All scenarios, by name.
 pub fn scenarios() -> Vec<(&'static str, Scenario)> {
     vec![
         (KILLED, |plan| Box::pin(killed(KILLED, plan))),
@@ -209,8 +210,8 @@ pub fn scenarios() -> Vec<(&'static str, Scenario)> {
     ]
 }
 
-/// The machine has no time for tollgate, or Redis takes longer than usual: with default settings. Nobody
-/// goes without Redis, which answers all the time.
+/// The machine has no time for tollgate, or Redis is slower than usual, with default settings. Redis always answers,
+/// so no decision may be made without it.
 pub const PAUSES_15: &str = "tollgate stopped for 15 ms of every 100; defaults";
 pub const PAUSES_60: &str = "tollgate stopped for 60 ms of every 100; defaults";
 pub const PAUSES_200: &str = "tollgate stopped for 200 ms of every 250; defaults";
@@ -269,17 +270,17 @@ descriptors:
   - {key: few, rate_limits: [100/10000years]}
 ";
 
-/// Values whose counters live in all parts of a cluster.
+/// Values with counters in all parts of a cluster.
 pub const VALUES: [&str; 12] = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"];
 
-/// How long the load goes on before something breaks, and after it was mended.
+/// How long the load runs before the fault, and after the repair.
 const CALM: Duration = Duration::from_millis(300);
 
-/// How long a Redis has to be quiet until what was spent without it is handed back at the latest,
-/// and the time that takes.
+/// Upper bound on the time without faults after which locally counted hits are returned to Redis, plus the time for
+/// returning them.
 const QUIET: Duration = Duration::from_millis(1500);
 
-/// How many of the slowest answers are kept to be looked at.
+/// Number of the slowest answers kept for inspection.
 const SLOWEST: usize = 20;
 
 /// A tollgate for a scenario.
@@ -302,7 +303,7 @@ fn start_by_default(plan: &Plan, url: &str) -> Tollgate {
         .start()
 }
 
-/// Waits until every value has a decision of the store again.
+/// Waits until the store decides for every value again.
 pub async fn all_work(client: &Client) {
     eventually("all values are counted", async || {
         let mut client = client.clone();
@@ -332,7 +333,7 @@ fn counted_in(redis: &Redis) -> i64 {
     sum(|key| redis.cli(&["GET", key]).trim().parse().unwrap_or(0))
 }
 
-/// The load on some servers, and the moments that matter.
+/// The load on the servers, and the times of the events.
 struct Course {
     name: &'static str,
     plan: Plan,
@@ -340,7 +341,7 @@ struct Course {
     storm: Storm,
     logs: Vec<Log>,
     counted_before: i64,
-    /// When it broke, also in milliseconds since 1970.
+    /// Time of the fault, also in milliseconds since 1970.
     broken: Option<(Instant, u64)>,
     mended: Option<Instant>,
     recovery: Duration,
@@ -348,7 +349,7 @@ struct Course {
 }
 
 impl Course {
-    /// Waits until all is well, and begins.
+    /// Waits until all values work, and begins.
     async fn begin(
         name: &'static str,
         plan: Plan,
@@ -358,7 +359,7 @@ impl Course {
         Self::begin_with_timeout(name, plan, servers, counted, None).await
     }
 
-    /// The same with callers that say how long they wait.
+    /// Like [`begin`](Self::begin), with callers that send a timeout.
     async fn begin_with_timeout(
         name: &'static str,
         plan: Plan,
@@ -391,7 +392,7 @@ impl Course {
         }
     }
 
-    /// What is broken is not Redis, which is there all the time, as `witness` sees.
+    /// Records a fault that does not affect Redis, which is available as `witness` observes.
     fn broken_beside(&mut self, witness: Witness) {
         self.witness = Some(witness);
         self.broken();
@@ -405,11 +406,11 @@ impl Course {
         self.mended = Some(Instant::now());
     }
 
-    /// Waits until all is well again, and counts up.
+    /// Waits until all values work again, and computes the results.
     async fn end(mut self, counted: &dyn Fn() -> i64) -> Outcome {
         let (broken, broken_millis) = self.broken.expect("something was broken");
         let mended = self.mended.expect("it was mended");
-        // The storm sees it by itself; asking beside it would be counted.
+        // The storm detects the recovery itself; another request would be counted.
         tokio::time::sleep(CALM).await;
         let mut recovered = None;
         let patience = Instant::now() + Duration::from_secs(20);
@@ -432,7 +433,7 @@ impl Course {
             .iter()
             .any(|seen| seen.what == What::Ok)
         {
-            // What was spent is handed back when all has been quiet.
+            // Locally counted hits are returned after a time without faults.
             tokio::time::sleep(QUIET).await;
         }
         self.recovery = answers
@@ -490,7 +491,7 @@ impl Course {
     }
 }
 
-/// How many more or less than the limit are admitted.
+/// How many more or fewer than the limit are admitted.
 pub async fn off_by(client: &mut Client) -> i64 {
     let value = format!("{:?}", Instant::now());
     let mut admitted = 0;
@@ -595,7 +596,7 @@ pub async fn move_values(cluster: &Cluster, mut to: impl FnMut(usize) -> usize) 
         let slot = u16::try_from(slot).unwrap();
         let from = cluster.owner(&key(value));
         cluster.migrate(from, to(from), slot, slot);
-        // The storm has this thread too.
+        // The storm runs on this thread too.
         tokio::task::yield_now().await;
     }
 }
@@ -654,7 +655,7 @@ async fn password_rotated(plan: Plan) -> Outcome {
     course.broken();
     redis.cli(&["CONFIG", "SET", "requirepass", "second-sesame"]);
     redis.password = Some("second-sesame".to_owned());
-    // Connections of before would stay as they are.
+    // Existing connections would stay authenticated.
     redis.cli(&["CLIENT", "KILL", "TYPE", "normal"]);
     tokio::time::sleep(lasts).await;
     fs::write(&file, "second-sesame\n").unwrap();
@@ -728,7 +729,7 @@ async fn paused(name: &'static str, plan: Plan, turns: Vec<Turn>) -> Outcome {
     course.end(&|| counted_in(&redis)).await
 }
 
-/// Turns of other lengths each time, and of the same ones in each run.
+/// Turns of random lengths, equal in each run.
 fn random_turns() -> Vec<Turn> {
     let mut state = 20_261_122_u64;
     let mut random = |below: u64| {
@@ -744,7 +745,7 @@ fn random_turns() -> Vec<Turn> {
         .collect()
 }
 
-/// While one is stopped the other runs.
+/// While one process is paused the other runs.
 async fn both_paused(plan: Plan) -> Outcome {
     let redis = Redis::start();
     let server = start_by_default(&plan, &redis.url());
@@ -776,7 +777,7 @@ async fn busy(plan: Plan) -> Outcome {
     course.end(&|| counted_in(&redis)).await
 }
 
-/// Whoever reads a large message does nothing else meanwhile.
+/// A worker that reads a large message does nothing else meanwhile.
 async fn starved(mut plan: Plan) -> Outcome {
     let large = ["--max-message-bytes", "4194304"];
     plan.args.extend(large.map(str::to_owned));
@@ -806,7 +807,7 @@ async fn starved(mut plan: Plan) -> Outcome {
     course.end(&|| counted_in(&redis)).await
 }
 
-/// Each reply of those that are late is one of `late` milliseconds so, in turn.
+/// Delays replies, each by the next of the milliseconds in `late`, in turn.
 async fn late_replies(
     name: &'static str,
     plan: Plan,
@@ -853,7 +854,7 @@ async fn redis_sleeps(plan: Plan) -> Outcome {
 
 async fn redis_saves(plan: Plan) -> Outcome {
     let redis = Redis::with(&["--enable-debug-command", "yes"]);
-    // A hundred bytes each; a second or so makes a gigabyte.
+    // A hundred bytes each; about a second makes a gigabyte.
     let keys = if plan.lasts < Duration::from_secs(2) {
         "200000"
     } else {
@@ -871,7 +872,7 @@ async fn redis_saves(plan: Plan) -> Outcome {
     course.end(&|| counted_in(&redis)).await
 }
 
-/// Waits for a page to say something.
+/// Waits until a page contains a text.
 #[track_caller]
 pub fn await_page(server: &Tollgate, path: &str, text: &str) {
     wait_until(text, || server.page(path).contains(text));

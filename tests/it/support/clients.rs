@@ -1,4 +1,4 @@
-//! Clients of other languages: each a process that sends one request over and over on one channel.
+//! Clients in other languages: each is a process that sends one request repeatedly on one channel.
 
 use std::{
     io::{Read as _, Write as _},
@@ -32,35 +32,35 @@ descriptors:
     rate_limit: { unit: year, requests_per_unit: 2 }
 ";
 
-/// What the server's certificate is for.
+/// The name in the server's certificate.
 pub const SERVER_NAME: &str = "tollgate.example";
 
-/// A program that asks.
+/// A client library.
 #[derive(Clone, Copy, Debug)]
 pub enum Client {
-    /// Python's, which is gRPC's C-core as that of Ruby, PHP and C++ is.
+    /// Python's, based on gRPC's C-core as are those of Ruby, PHP and C++.
     Grpcio,
-    /// That of JavaScript, which is written in it.
+    /// JavaScript's, written in JavaScript.
     GrpcJs,
-    /// That of Go, as a command. It cannot compress.
+    /// Go's, in the form of a command. It cannot compress.
     Grpcurl,
 }
 
-/// How a client connects, and what it sends along.
+/// The settings of a client's channel.
 #[derive(Clone, Debug, Default)]
 pub struct Channel {
     /// Host and port, or `unix:` and a path.
     pub target: String,
-    /// Sent instead of the one that is made of the target.
+    /// Sent instead of the authority derived from the target.
     pub authority: Option<String>,
-    /// It connects over TLS and believes this one: a file in PEM.
+    /// Uses TLS and trusts this certificate: a file in PEM.
     pub ca: Option<String>,
-    /// It compresses what it sends.
+    /// Compresses its messages.
     pub is_gzip: bool,
 }
 
 impl Client {
-    /// How so many calls on one channel end: with an overall code, or with an error.
+    /// The results of so many calls on one channel: an overall code or an error each.
     #[track_caller]
     pub fn ask(self, channel: &Channel, value: &str, calls: usize) -> Vec<String> {
         match self {
@@ -100,21 +100,21 @@ impl Client {
         command
     }
 
-    /// Whether the first message that it sends on such a channel is compressed.
+    /// Whether its first message on such a channel is compressed.
     pub fn compresses(self, channel: &Channel, value: &str) -> bool {
         is_first_message_compressed(|target| {
             let channel = Channel {
                 target,
                 ..channel.clone()
             };
-            // It is left without an answer, and says so.
+            // It gets no answer and reports that.
             Process::start(self.script(&channel, value, 1).stdout(Stdio::null()))
         })
     }
 }
 
-/// Whether the first message is compressed that comes to a server, which is all that the server looks at.
-/// `start` is given the server's host and port.
+/// Whether the first message to a server is compressed; the server reads nothing else. `start` gets the server's host
+/// and port.
 pub fn is_first_message_compressed<T>(start: impl FnOnce(String) -> T) -> bool {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let _client = start(listener.local_addr().unwrap().to_string());
@@ -123,7 +123,7 @@ pub fn is_first_message_compressed<T>(start: impl FnOnce(String) -> T) -> bool {
     message[0] == 1
 }
 
-/// A connection whose client has said hello, and has heard it.
+/// A connection after the exchange of prefaces.
 fn greeted(mut stream: TcpStream) -> Frames {
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.read_exact(&mut [0; PREFACE.len()]).unwrap();
@@ -133,7 +133,7 @@ fn greeted(mut stream: TcpStream) -> Frames {
     Frames(stream)
 }
 
-/// What a script printed for a call.
+/// The result of a call in a script's output.
 fn ending(line: &str) -> String {
     let Some(hex) = line.strip_prefix("OK ") else {
         return line.to_owned();
@@ -173,7 +173,7 @@ fn grpcurl(channel: &Channel, value: &str) -> String {
     format!("{:?}", code.unwrap())
 }
 
-/// A way to a server.
+/// The transport to a server.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Transport {
     Tcp,
@@ -185,14 +185,14 @@ impl Transport {
     pub const ALL: [Self; 3] = [Self::Tcp, Self::Unix, Self::Tls];
 }
 
-/// A server with [`RULES`] unless told otherwise, and how to reach it.
+/// A server with the rules [`RULES`] by default, and the channel to it.
 #[derive(Debug)]
 pub struct Served {
     pub server: Tollgate,
     pub channel: Channel,
-    /// Its socket is in there.
+    /// The folder of its socket.
     _folder: TempDir,
-    /// What it was mounted with.
+    /// The folder of its certificates.
     _secret: Secret,
 }
 

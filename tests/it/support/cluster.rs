@@ -1,4 +1,4 @@
-//! A Redis Cluster of its own.
+//! A Redis Cluster.
 
 use std::process::Command;
 
@@ -7,13 +7,13 @@ use super::{
     tool, wait_until,
 };
 
-/// Masters first, then as many replicas if there are any. Killed on drop.
+/// Masters first, then their replicas if there are any. Killed on drop.
 #[derive(Debug)]
 pub struct Cluster {
     pub nodes: Vec<Redis>,
 }
 
-/// Noticed in a second that a master is gone; replicas get the data at once.
+/// The loss of a master is detected within a second; replicas get data at once.
 const OPTIONS: [&str; 10] = [
     "--cluster-enabled",
     "yes",
@@ -27,13 +27,13 @@ const OPTIONS: [&str; 10] = [
     "local",
 ];
 
-/// Starts a server that is to join a cluster. Its bus has the port that is 10,000 higher.
+/// Starts a server that will join a cluster. Its bus uses the port 10,000 higher.
 fn member(program: &'static str, more: &[String]) -> Redis {
     loop {
         let redis = Redis::with_made(program, |_| {
             let options = OPTIONS.iter().map(|&option| option.to_owned());
             let is_old = program == "redis-server-6.2";
-            // It knows no such option.
+            // The old version does not know this option.
             let options = options.take(if is_old { 8 } else { 10 });
             options.chain(more.iter().cloned()).collect()
         });
@@ -92,7 +92,7 @@ impl Cluster {
         assert!(output.status.success(), "{output:?}");
     }
 
-    /// Waits until every node that lives knows of every other and of all slots.
+    /// Waits until every living node knows every other node and all slots.
     #[track_caller]
     pub fn await_agreement(&self) {
         let count = format!("cluster_known_nodes:{}", self.nodes.len());
@@ -112,8 +112,8 @@ impl Cluster {
         });
     }
 
-    /// Moves slots `first..=last` from one node to another, as a resharding does, one slot after
-    /// the other, keys and all.
+    /// Moves slots `first..=last` from one node to another as a resharding does, one slot after the other, including
+    /// their keys.
     pub fn migrate(&self, from: usize, to: usize, first: u16, last: u16) {
         for slot in first..=last {
             let migration = Migration { slot, from, to };
@@ -122,7 +122,7 @@ impl Cluster {
         }
     }
 
-    /// How the slot of `key` goes to another node.
+    /// A migration of `key`'s slot to another node.
     pub fn migration_of(&self, key: &str) -> Migration {
         let slot = self.nodes[0].number(&["CLUSTER", "KEYSLOT", key]);
         let from = self.owner(key);
@@ -133,7 +133,7 @@ impl Cluster {
         }
     }
 
-    /// From now on the slot's new keys are made at the new owner.
+    /// Begins a migration: new keys of the slot are then created at the new owner.
     pub fn begin_migration(&self, Migration { slot, from, to }: Migration) {
         let slot = slot.to_string();
         let (source, target) = (id(&self.nodes[from]), id(&self.nodes[to]));
@@ -155,26 +155,26 @@ impl Cluster {
             migrate.extend(keys);
             self.nodes[from].cli(&migrate);
         }
-        // The new owner first, so that the slot is never without one.
+        // The new owner first, so that the slot always has one.
         for node in [to, from] {
             self.nodes[node].cli(&["CLUSTER", "SETSLOT", &slot, "NODE", &target]);
         }
     }
 
-    /// Three addresses with commas between.
+    /// Three addresses, separated by commas.
     pub fn url(&self) -> String {
         let seeds: Vec<_> = self.nodes.iter().take(3).map(Redis::address).collect();
         format!("redis://{}", seeds.join(","))
     }
 
-    /// How many keys there are on all masters.
+    /// The number of keys on all masters.
     pub fn key_count(&self) -> usize {
         let masters = self.nodes.iter().filter(|node| !is_replica(node));
         let sizes = masters.map(|node| node.number(&["DBSIZE"]));
         usize::try_from(sizes.sum::<i64>()).unwrap()
     }
 
-    /// The value of `key`, wherever it is; 0 if there is none.
+    /// The value of `key` on any node; 0 if it does not exist.
     pub fn value(&self, key: &str) -> i64 {
         let node = self.nodes[self.owner(key)].cli(&["GET", key]);
         node.trim().parse().unwrap_or(0)
@@ -190,7 +190,7 @@ impl Cluster {
     }
 }
 
-/// One slot on its way from one node to another.
+/// The migration of one slot between two nodes.
 #[derive(Clone, Copy, Debug)]
 pub struct Migration {
     pub slot: u16,

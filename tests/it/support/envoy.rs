@@ -1,4 +1,4 @@
-//! An Envoy of its own.
+//! An Envoy process.
 
 use std::{
     fs::{self, File},
@@ -18,16 +18,15 @@ use super::{
 #[derive(Debug)]
 pub struct Envoy {
     _process: Process,
-    /// Where it runs; a `pipe` may be a file name in it.
+    /// Its working folder; a `pipe` may be a file name in it.
     _folder: TempDir,
     pub admin: SocketAddr,
 }
 
 impl Envoy {
-    /// Starts it with a bootstrap in YAML, in which port 0 stands for a free one.
+    /// Starts it with a bootstrap in YAML, in which port 0 stands for a free port.
     ///
-    /// `bootstrap` is asked again for each try: if it took a port that only seemed to be free, it
-    /// can take another one.
+    /// `bootstrap` is called again for each attempt: if a port was not free after all, it can choose another one.
     #[track_caller]
     pub fn start(bootstrap: impl Fn() -> String) -> Self {
         let mut said = String::new();
@@ -41,7 +40,7 @@ impl Envoy {
         panic!("Envoy finds no free port:\n{said}");
     }
 
-    /// Where the listener of that name is to be reached.
+    /// The address of the listener with this name.
     #[track_caller]
     pub fn listener(&self, name: &str) -> SocketAddr {
         let listeners = get(self.admin, "/listeners").body;
@@ -55,7 +54,7 @@ impl Envoy {
         SocketAddr::from(([127, 0, 0, 1], address.port()))
     }
 
-    /// The counter or gauge of that name; 0 if it was never touched.
+    /// The counter or gauge with this name; 0 if it never changed.
     #[track_caller]
     pub fn stat(&self, name: &str) -> u64 {
         let page = get(self.admin, "/stats").body;
@@ -66,7 +65,7 @@ impl Envoy {
     }
 }
 
-/// Returns what it said if it ended instead of becoming ready.
+/// Returns its output if it ended instead of becoming ready.
 fn try_start(bootstrap: &str) -> Result<Envoy, String> {
     let folder = TempDir::new().unwrap();
     let file = |name: &str| folder.path().join(name);

@@ -1,4 +1,4 @@
-//! HTTP/2 frame by frame, as no client would send them.
+//! HTTP/2 frame by frame, including frames that no client would send.
 
 use std::{
     io::{ErrorKind, Read as _, Write as _},
@@ -7,7 +7,7 @@ use std::{
 
 use super::PATIENCE;
 
-/// What a client says first.
+/// The preface of a client.
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 pub const DATA: u8 = 0;
@@ -19,7 +19,7 @@ pub const GO_AWAY: u8 = 7;
 pub const WINDOW_UPDATE: u8 = 8;
 pub const CONTINUATION: u8 = 9;
 
-/// Ways to begin a connection and then to say no more, each a little further, and none of them a call.
+/// Beginnings of a connection that then stays silent, each one step further, and none of them a call.
 pub fn beginnings() -> Vec<Vec<u8>> {
     let hello = [PREFACE, &frame(SETTINGS, 0, 0, &[])].concat();
     let half_a_call = [&hello[..], &headers(1)[..20]].concat();
@@ -33,12 +33,12 @@ pub fn beginnings() -> Vec<Vec<u8>> {
     ]
 }
 
-/// A client that writes and reads frames as they stand.
+/// A client that writes and reads raw frames.
 #[derive(Debug)]
 pub struct Frames(pub TcpStream);
 
 impl Frames {
-    /// Says hello.
+    /// Sends the preface.
     pub fn connect(address: SocketAddr) -> Self {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -47,7 +47,7 @@ impl Frames {
         Self(stream)
     }
 
-    /// Type and payload of the next frame; nothing when the server has closed.
+    /// Type and payload of the next frame; `None` when the server has closed.
     pub fn read(&mut self) -> Option<(u8, Vec<u8>)> {
         let mut head = [0; 9];
         self.fill(&mut head)?;
@@ -57,7 +57,7 @@ impl Frames {
         Some((head[3], payload))
     }
 
-    /// Type, flags, stream and payload of the next frame; nothing if none comes in time or the server has closed.
+    /// Type, flags, stream and payload of the next frame; `None` if none comes in time or the server has closed.
     pub fn try_read(&mut self) -> Option<(u8, u8, u32, Vec<u8>)> {
         let mut head = [0; 9];
         self.0.read_exact(&mut head).ok()?;
@@ -76,7 +76,7 @@ impl Frames {
         }
     }
 
-    /// Reads until a frame of that type comes, or the server has closed.
+    /// Reads until a frame of this type, or until the server closes.
     pub fn read_until(&mut self, kind: u8) -> Option<Vec<u8>> {
         loop {
             let (found, payload) = self.read()?;
@@ -92,7 +92,7 @@ pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-/// The headers of a call, without an end to its stream.
+/// The headers of a call, without END_STREAM.
 pub fn headers(stream: u32) -> Vec<u8> {
     let text = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
     let block = [
@@ -111,7 +111,7 @@ pub fn headers(stream: u32) -> Vec<u8> {
     frame(1, 4, stream, &block)
 }
 
-/// A request for one descriptor, in one frame that ends the stream.
+/// A request for one descriptor, in one frame with END_STREAM.
 pub fn data(stream: u32) -> Vec<u8> {
     let entry = b"\x0a\x01k\x12\x01v";
     let descriptor = [&[0x0a, u8::try_from(entry.len()).unwrap()][..], entry].concat();
@@ -126,13 +126,13 @@ pub fn data(stream: u32) -> Vec<u8> {
     frame(0, 1, stream, &message)
 }
 
-/// So many calls, each cancelled as soon as it is made.
+/// So many calls, each cancelled right after its headers.
 pub fn cancelled_calls(count: usize) -> Vec<u8> {
     let call = |stream| [headers(stream), frame(RESET, 0, stream, &[0, 0, 0, 8])].concat();
     streams().take(count).flat_map(call).collect()
 }
 
-/// So many calls, each followed by `wrong`, a frame that has the server reset it.
+/// So many calls, each followed by `wrong`, a frame that makes the server reset it.
 pub fn calls_to_reset(count: usize, mut wrong: Vec<u8>) -> Vec<u8> {
     let mut call = |stream: u32| {
         wrong[5..9].copy_from_slice(&stream.to_be_bytes());
@@ -145,7 +145,7 @@ pub fn calls_to_reset(count: usize, mut wrong: Vec<u8>) -> Vec<u8> {
     calls
 }
 
-/// Headers of 16 kB that go on in as large frames and never say that they end: the first frame and a further one.
+/// Headers of 16 kB without END_HEADERS, which continue in equally large frames: the first frame and a further one.
 pub fn endless_headers() -> [Vec<u8>; 2] {
     let long = [
         &[0x00, 0x01, b'x', 0x7f, 0x80, 0x7c][..],

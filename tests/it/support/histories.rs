@@ -1,7 +1,7 @@
-//! Histories of calls: many clients ask several replicas at once, every call is logged with the times
-//! between which it was decided, and a checker looks for answers that no order of the calls explains.
+//! Histories of calls: many clients send requests to several replicas at once, every call is logged with the times
+//! between which it was decided, and a checker searches for answers that no order of the calls explains.
 //!
-//! All windows are a hundred years long and more, so that no clock takes part in a decision.
+//! All windows last at least a hundred years, so that no decision depends on a clock.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -28,17 +28,17 @@ use super::{
     tollgate::{self, Tollgate},
 };
 
-/// Every limit but that of `client`.
+/// Every limit except that of `client`.
 const LIMIT: i64 = 100;
 const CLIENT_LIMIT: i64 = 30;
 
-/// Clients of one shared counter: the last of them has what the others leave it.
+/// Clients of one shared counter: the last of them gets the hits that the others leave.
 const CLIENTS_OF_ONE: usize = 4;
 
-/// Replicas may go on to refuse for so long after hits were given back to another one.
+/// How long replicas may still refuse after another replica has given hits back.
 const STALE: Duration = Duration::from_secs(1);
 
-/// A caller gives back what it was admitted for so many admitted calls ago.
+/// A caller gives back the hits of the call that was admitted so many admitted calls ago.
 const KEPT: usize = 6;
 
 const RULES: &str = "
@@ -55,13 +55,13 @@ descriptors:
   - { key: shared, count: admitted, rate_limits: [100/10000years] }
 ";
 
-/// Requests of one kind have these keys, each in a descriptor of its own.
+/// Requests of one kind have these keys, each in its own descriptor.
 #[derive(Debug)]
 struct Kind {
     keys: &'static [&'static str],
-    /// Whether refused requests are charged as well.
+    /// Whether refused requests are charged too.
     charges_refused: bool,
-    /// Whether what was admitted is given back now and then.
+    /// Whether admitted hits are sometimes given back.
     gives_back: bool,
     most_hits: u64,
 }
@@ -100,19 +100,18 @@ impl Kind {
     }
 }
 
-/// Where is counted.
+/// The store of the counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     Memory,
     Redis,
-    /// A Redis of its own for limits per second.
+    /// With a separate Redis for limits per second.
     TwoRedis,
     Cluster,
 }
 
 impl Place {
-    /// Whether one request may be judged in several places, so that a charge may be seen that is taken
-    /// back.
+    /// Whether one request may be judged on several stores, so that a charge may be visible that is taken back.
     fn is_several(self) -> bool {
         matches!(self, Self::TwoRedis | Self::Cluster)
     }
@@ -129,26 +128,26 @@ impl fmt::Display for Place {
     }
 }
 
-/// How long a history is.
+/// The length of a history.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     pub place: Place,
     pub calls: usize,
     pub clients: usize,
     pub seed: u64,
-    /// Whether Redis servers are broken meanwhile, again and again. None of that loses what they count.
+    /// Whether Redis servers get faults repeatedly, none of which loses counts.
     pub has_faults: bool,
 }
 
 const BETWEEN_FAULTS: Duration = Duration::from_millis(200);
 
-/// How long a Redis that is stopped stays so, in milliseconds. Calls wait for 50.
+/// How long a paused Redis stays paused, in milliseconds. Calls wait for 50.
 const STOPPED_FOR: Range<u64> = 250..450;
 
-/// A caller that got no decision waits for so long before its next call.
+/// A caller without a decision waits this long before its next call.
 const AFTER_NONE: Duration = Duration::from_millis(20);
 
-/// The replicas that are asked, and where they count.
+/// The replicas, and their stores.
 #[derive(Debug)]
 struct Servers {
     all: Vec<Tollgate>,
@@ -179,8 +178,8 @@ impl Servers {
             }
         };
         let start = |_| {
-            // A busy machine makes Redis slow, and calls without a decision prove nothing: none is wanted
-            // but where Redis is broken.
+            // A busy machine makes Redis slow, and calls without a decision prove nothing: they are wanted only where
+            // Redis gets faults.
             let patience = if has_faults { "50ms" } else { "10s" };
             let builder = tollgate::with_rules(RULES).args(args.iter().map(String::as_str));
             let builder = match place {
@@ -201,7 +200,7 @@ impl Servers {
         self.redis.iter().chain(nodes).collect()
     }
 
-    /// Breaks a Redis in one way after the other. It mends each time, and loses nothing.
+    /// Gives one Redis after the other a fault. Each fault is repaired and loses nothing.
     async fn fail(&self, seed: u64) {
         let mut random = Random(seed);
         let all = self.all_redis();
@@ -226,29 +225,29 @@ impl Servers {
         }
     }
 
-    /// A connection to one of them.
+    /// A connection to one of the replicas.
     async fn client(&self, number: usize) -> Client {
         connect(self.all[number % self.all.len()].grpc).await
     }
 }
 
-/// One call, decided some time between `sent` and `received`, in nanoseconds since the beginning.
+/// One call, decided between `sent` and `received`, in nanoseconds since the beginning.
 #[derive(Clone, Copy, Debug)]
 struct Call {
     sent: u64,
     received: u64,
-    /// Negative if it gives back.
+    /// Negative for hits given back.
     hits: i64,
-    /// Nothing if nobody knows.
+    /// `None` if unknown.
     admitted: Option<bool>,
-    /// As the status of the counter says.
+    /// From the status of the counter.
     remaining: u32,
 }
 
-/// What one history is made of.
+/// The identity of a counter, which has one history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Counter {
-    /// Which kind of request, and which of its keys.
+    /// The kind of request, and the index of a key in it.
     kind: usize,
     key: usize,
     value: usize,
@@ -264,7 +263,7 @@ impl Counter {
     }
 }
 
-/// A request: the counters that it is charged to, all or none.
+/// A request: it is charged to all of its counters or to none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Asked {
     kind: usize,
@@ -339,7 +338,7 @@ fn remaining(reply: &Result<RateLimitResponse, Status>) -> u32 {
     first.map_or(0, |status| status.limit_remaining)
 }
 
-/// Numbers that are the same for the same seed: splitmix64 (Steele, Lea and Flood 2014).
+/// Numbers that depend only on the seed: splitmix64 (Steele, Lea and Flood 2014).
 #[derive(Debug)]
 struct Random(u64);
 
@@ -353,7 +352,7 @@ impl Random {
     }
 }
 
-/// What came of a history.
+/// The results of a history.
 #[derive(Debug)]
 pub struct Outcome {
     pub calls: usize,
@@ -361,11 +360,11 @@ pub struct Outcome {
     /// Calls without a decision.
     pub unknown: usize,
     pub counters: usize,
-    /// What no order of the calls explains.
+    /// Answers that no order of the calls explains.
     pub violations: Vec<String>,
 }
 
-/// Makes a history and checks it.
+/// Runs a history and checks it.
 pub async fn run(plan: Plan) -> Outcome {
     let servers = Servers::start(plan.place, plan.has_faults);
     let caller = Caller {
@@ -425,10 +424,10 @@ pub async fn run(plan: Plan) -> Outcome {
     }
 }
 
-/// The request of this number: all clients ask for a few counters of each kind at a time, and go over to
-/// others when those are full.
+/// The request with this number: at any time all clients use a few counters of each kind, and move on when those are
+/// full.
 fn asked(number: usize) -> Asked {
-    /// Of one kind and value, before its counter is full and after.
+    /// Calls of one kind and value, before its counter is full and after.
     const CALLS: usize = 180;
     let kind = number % KINDS.len();
     let number = number / KINDS.len();
@@ -441,7 +440,8 @@ fn asked(number: usize) -> Asked {
     Asked { kind, value }
 }
 
-/// Asks until every counter that charges what is admitted is full. Returns those that never are.
+/// Sends requests until every counter that charges admitted hits is full. Returns violations of those that never fill
+/// up.
 async fn fill_up(servers: &Servers, caller: &Caller, plan: Plan) -> Vec<String> {
     let mut clients = Vec::new();
     for number in 0..servers.all.len() {
@@ -468,7 +468,7 @@ async fn fill_up(servers: &Servers, caller: &Caller, plan: Plan) -> Vec<String> 
             let left: Option<Vec<i64>> = left.collect();
             let Some(left) = left else { break };
             let is_full = left.contains(&0);
-            // Nobody may be admitted to what is full: one try at each replica.
+            // No call may be admitted by a full counter: one attempt at each replica.
             let tries = if is_full { clients.len() } else { 1 };
             for client in clients.iter_mut().take(tries) {
                 let admitted = caller.call(client, asked, 1).await;
@@ -490,13 +490,13 @@ async fn fill_up(servers: &Servers, caller: &Caller, plan: Plan) -> Vec<String> 
     violations
 }
 
-/// What each counter has left, unless nobody knows.
+/// The rest of each counter; `None` if unknown.
 fn rest(caller: &Caller) -> BTreeMap<Counter, Option<i64>> {
     let log = caller.log.0.lock().unwrap();
     let counters = by_counter(&log).into_iter();
     let rest = counters.map(|(counter, calls)| {
         let taken = calls.iter().map(|call| match call.admitted {
-            // What is given back always is.
+            // Refunds are always accepted.
             Some(is_admitted) if is_admitted || call.hits < 0 => Some(call.hits),
             Some(_) => Some(0),
             None => None,
@@ -517,7 +517,7 @@ fn by_counter(log: &[(Asked, Call)]) -> BTreeMap<Counter, Vec<Call>> {
     calls
 }
 
-/// What no order of the calls explains.
+/// Answers that no order of the calls explains.
 fn check(log: &[(Asked, Call)], plan: Plan) -> Vec<String> {
     let counters: BTreeMap<Counter, Account> = by_counter(log)
         .into_iter()
@@ -546,21 +546,21 @@ fn check(log: &[(Asked, Call)], plan: Plan) -> Vec<String> {
     violations
 }
 
-/// The calls of one counter, in the orders in which they are looked at.
+/// The calls of one counter, in the orders needed by the checks.
 #[derive(Debug)]
 struct Account {
     calls: Vec<Call>,
     charges_refused: bool,
-    /// Hits that are charged, by when they were sent: those before have this sum.
+    /// Charged hits by their sending time, as running sums.
     charged: Sums,
-    /// Hits of all that asked, by when they were sent and by when they were answered.
+    /// Hits of all calls, by sending time and by answer time.
     sent: Sums,
     received: Sums,
-    /// Hits that were given back, by when that was answered.
+    /// Hits given back, by answer time.
     given: Sums,
 }
 
-/// Amounts in the order of time.
+/// Running sums in the order of time.
 #[derive(Debug)]
 struct Sums(Vec<(u64, i64)>);
 
@@ -576,7 +576,7 @@ impl Sums {
         Self(all)
     }
 
-    /// The sum of all before `time`.
+    /// The sum of all amounts before `time`.
     fn before(&self, time: u64) -> i64 {
         let count = self.0.partition_point(|(at, _)| *at < time);
         count.checked_sub(1).map_or(0, |last| self.0[last].1)
@@ -609,13 +609,13 @@ impl Account {
         }
     }
 
-    /// The most that may have been counted, but for `call` itself, while it was decided.
+    /// The most hits that may have been counted, without `call` itself, while it was decided.
     fn most(&self, call: &Call, sees_pending: bool) -> i64 {
         let stale = u64::try_from(STALE.as_nanos()).unwrap();
         let own = if self.charges_refused { call.hits } else { 0 };
         let charged = self.charged.before(call.received) - own;
         let given = self.given.before(call.sent.saturating_sub(stale));
-        // Those that were under way meanwhile may have been charged and taken back.
+        // Calls under way at that time may have been charged and taken back.
         let pending = if sees_pending {
             self.sent.before(call.received) - self.received.before(call.sent) - call.hits
         } else {
@@ -624,7 +624,7 @@ impl Account {
         charged + pending - given
     }
 
-    /// Moments at which more was surely admitted and not given back than the limit allows.
+    /// Times at which more hits were certainly admitted and not given back than the limit allows.
     fn too_much(&self, counter: Counter) -> Option<String> {
         let changes = self.calls.iter().filter_map(|call| {
             if call.hits < 0 {
@@ -638,8 +638,7 @@ impl Account {
         (most > counter.limit()).then(|| format!("{counter:?}: {most} were admitted"))
     }
 
-    /// Where each call takes one and nothing is given back, no two of those that were admitted are told
-    /// that the same is left.
+    /// If each call takes one hit and none is given back, no two admitted calls may report an equal rest.
     fn told_twice(&self, counter: Counter) -> Option<String> {
         let kind = &KINDS[counter.kind];
         if kind.most_hits > 1 || kind.gives_back || counter.key > 0 {
@@ -682,9 +681,9 @@ fn the_checker_finds_what_no_order_explains() {
     let full = call(0, 100, true);
     let nothing: [String; 0] = [];
     assert_eq!(check(&[full, call(1, 1, false)]), nothing);
-    // Whichever was first, one of them was admitted too much.
+    // In either order, one of them was admitted wrongly.
     assert_eq!(check(&[full, call(1, 1, true)]).len(), 1);
-    // There is room, or there is again.
+    // There is room, or there is room again.
     assert_eq!(check(&[call(0, 99, true), call(10, 1, false)]).len(), 1);
     assert_eq!(
         check(&[full, call(10, 1, false), call(20, -1, true)]),

@@ -1,4 +1,4 @@
-//! Clients that have a server hold as much as it lets them, and what others notice of it.
+//! Clients that make a server hold as much memory as it allows, for tests of the effects on other clients.
 
 use std::{
     collections::HashMap,
@@ -15,21 +15,21 @@ use super::{
     frames::{DATA, Frames, GO_AWAY, HEADERS, RESET, SETTINGS, WINDOW_UPDATE, frame, headers},
 };
 
-/// Who cannot send for so long has met a server that has enough.
+/// A client that cannot send for this long has met a server that accepts no more.
 const ENOUGH: Duration = Duration::from_secs(3);
 
-/// The largest frame that a server has to take (RFC 9113, 4.2).
+/// The largest frame that a server must accept (RFC 9113, 4.2).
 const FRAME_BYTES: usize = 16 << 10;
 
-/// One connection that keeps to the windows of the server and can close its own.
+/// One connection that respects the server's windows and can close its own.
 #[derive(Debug)]
 pub struct Hoarder {
     frames: Frames,
     next: u32,
-    /// How many bytes may be sent on the connection, and at first on a stream.
+    /// Bytes that may be sent on the connection, and initially on a stream.
     window: i64,
     initial: i64,
-    /// What may be sent on the streams that are open.
+    /// Bytes that may be sent on the open streams.
     windows: HashMap<u32, i64>,
     /// Calls that the server has answered or reset.
     pub ended: usize,
@@ -37,7 +37,7 @@ pub struct Hoarder {
 }
 
 impl Hoarder {
-    /// With `window` bytes of each reply that the server may send before it is told to go on.
+    /// Opens a connection on which the server may send `window` bytes of each reply.
     pub fn connect(address: SocketAddr, window: u32) -> Self {
         let mut frames = Frames::connect(address);
         let setting = [&[0, 4][..], &window.to_be_bytes()].concat();
@@ -62,8 +62,8 @@ impl Hoarder {
         }
     }
 
-    /// Begins a call with `bytes`, which end its stream if `is_end`. Whether they could be sent; if not, the server
-    /// has answered before, closed, or lets no more in.
+    /// Begins a call with `bytes`, which end its stream if `is_end`. Returns whether they were sent; otherwise the
+    /// server has answered earlier, closed, or accepts no more.
     pub fn call(&mut self, bytes: &[u8], is_end: bool) -> bool {
         let stream = self.next;
         self.next += 2;
@@ -95,14 +95,14 @@ impl Hoarder {
         true
     }
 
-    /// Writes bytes as they stand; whether they could be.
+    /// Writes raw bytes; returns whether that succeeded.
     pub fn write(&mut self, bytes: &[u8]) -> bool {
         let written = self.frames.0.write_all(bytes);
         self.is_closed |= matches!(&written, Err(error) if error.kind() != ErrorKind::WouldBlock);
         written.is_ok()
     }
 
-    /// Reads a frame, if one comes.
+    /// Reads a frame, if one arrives.
     pub fn hear(&mut self) -> bool {
         let Some((kind, flags, stream, payload)) = self.frames.try_read() else {
             return false;
@@ -140,19 +140,19 @@ impl Hoarder {
         self.ended += usize::from(self.windows.remove(&stream).is_some());
     }
 
-    /// Calls that the server has neither answered nor reset, as far as was heard.
+    /// Calls without an answer or a reset, as far as frames were read.
     pub fn open(&self) -> usize {
         self.windows.len()
     }
 }
 
-/// `message` as gRPC sends it.
+/// `message` in a gRPC frame.
 pub fn framed(message: &[u8]) -> Vec<u8> {
     let length = u32::try_from(message.len()).unwrap();
     [&[0], &length.to_be_bytes()[..], message].concat()
 }
 
-/// Calls with messages of `bytes` each, of which the last byte never comes.
+/// Calls with messages of `bytes` each, without their last byte.
 pub fn calls_without_end(address: SocketAddr, calls: usize, bytes: usize) -> Hoarder {
     let mut hoarder = Hoarder::connect(address, 65_535);
     let message = framed(&vec![b'x'; bytes]);
@@ -164,7 +164,7 @@ pub fn calls_without_end(address: SocketAddr, calls: usize, bytes: usize) -> Hoa
     hoarder
 }
 
-/// Calls on `connections`, as many as one may have, whose replies find no window: each of `descriptors`, whose
+/// Calls on `connections`, as many as each allows, with a closed window for replies: each has `descriptors`, whose
 /// only value is `value`.
 pub fn unread_replies(
     address: SocketAddr,
@@ -194,7 +194,7 @@ pub fn many_descriptors(descriptors: usize, value: &[u8]) -> Vec<u8> {
     request("d", vec![one; descriptors]).encode_to_vec()
 }
 
-/// Clients of `/json` with bodies of `bytes` each, of which the last byte does not come.
+/// Clients of `/json` with bodies of `bytes` each, without the last byte.
 pub fn slow_bodies(address: SocketAddr, clients: usize, bytes: usize) -> Vec<TcpStream> {
     let head = format!(
         "POST /json HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\ncontent-length: {bytes}\r\n\r\n"
@@ -204,7 +204,7 @@ pub fn slow_bodies(address: SocketAddr, clients: usize, bytes: usize) -> Vec<Tcp
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_write_timeout(Some(ENOUGH)).unwrap();
         stream.write_all(head.as_bytes()).unwrap();
-        // Who has heard enough reads no more.
+        // The server may stop reading once it has refused the request.
         let _ = stream.write_all(&body);
         stream
     };
@@ -214,7 +214,7 @@ pub fn slow_bodies(address: SocketAddr, clients: usize, bytes: usize) -> Vec<Tcp
     })
 }
 
-/// A client that asks for the long page of health as often as the sockets have room for, and reads nothing.
+/// A client that requests the long health page as often as the sockets have room for, and reads nothing.
 pub fn who_does_not_read(port: SocketAddr) -> TcpStream {
     let mut stream = TcpStream::connect(port).unwrap();
     stream.set_nonblocking(true).unwrap();
@@ -223,8 +223,8 @@ pub fn who_does_not_read(port: SocketAddr) -> TcpStream {
     stream
 }
 
-/// A hundred requests with made-up names for statistics, `length` bytes each and all different, for a rule `named`
-/// with `detailed_metric`.
+/// Requests with a hundred new names for statistics each, `length` bytes long and all different, for a rule with
+/// `detailed_metric`.
 pub fn made_up_names(names: usize, length: usize) -> Vec<Vec<u8>> {
     const OF_EACH: usize = 100;
     let name = |number| format!("{number:0>length$}");

@@ -1,4 +1,4 @@
-//! HTTP/1.1 as it stands on the wire: the value of a header may hold any byte.
+//! Raw HTTP/1.1: the value of a header may contain any byte.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -7,7 +7,7 @@ use std::{
 
 use super::PATIENCE;
 
-/// What came back.
+/// A reply.
 #[derive(Debug)]
 pub struct Reply {
     pub status: u16,
@@ -16,20 +16,20 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// The value of the first header of that name, which is to be given in lower case.
+    /// The value of the first header with this name in lower case.
     pub fn header(&self, name: &str) -> Option<&str> {
         let (_, value) = self.headers.iter().find(|(known, _)| known == name)?;
         Some(value)
     }
 }
 
-/// Asks for `path` on a connection of its own.
+/// Requests `path` on a new connection.
 #[track_caller]
 pub fn get(address: SocketAddr, path: &str) -> Reply {
     get_with(address, path, &[])
 }
 
-/// Asks for `path` with further headers, whose values are sent as they are.
+/// Requests `path` with further headers, whose values are sent unchanged.
 #[track_caller]
 pub fn get_with(address: SocketAddr, path: &str, headers: &[(&str, &[u8])]) -> Reply {
     match try_get(address, path, headers) {
@@ -38,7 +38,7 @@ pub fn get_with(address: SocketAddr, path: &str, headers: &[(&str, &[u8])]) -> R
     }
 }
 
-/// As [`get_with`], for servers that may not be there.
+/// Like [`get_with`], for servers that may not be running.
 pub fn try_get(address: SocketAddr, path: &str, headers: &[(&str, &[u8])]) -> io::Result<Reply> {
     let mut request =
         format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n").into_bytes();
@@ -55,7 +55,7 @@ pub fn try_get(address: SocketAddr, path: &str, headers: &[(&str, &[u8])]) -> io
         .ok_or_else(|| io::Error::other(format!("not a reply: {bytes:?}")))
 }
 
-/// Reads a reply that its sender has ended by closing the connection.
+/// Parses a reply that ends with the connection.
 fn parse(text: &str) -> Option<Reply> {
     let (head, rest) = text.split_once("\r\n\r\n")?;
     let mut lines = head.split("\r\n");

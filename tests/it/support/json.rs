@@ -7,7 +7,7 @@ use std::{
 
 use super::PATIENCE;
 
-/// What came back.
+/// A reply.
 #[derive(Debug)]
 pub struct Reply {
     pub status: u16,
@@ -16,7 +16,7 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// The body, which has to be JSON.
+    /// The body, which must be JSON.
     #[track_caller]
     pub fn json(&self) -> serde_json::Value {
         assert_eq!(self.content_type, "application/json", "{self:?}");
@@ -24,14 +24,14 @@ impl Reply {
     }
 }
 
-/// Sends `body` as JSON on a connection of its own.
+/// Sends `body` as JSON on a new connection.
 #[track_caller]
 pub fn send(address: SocketAddr, method: &str, path: &str, body: &[u8]) -> Reply {
     let headers = "content-type: application/json\r\n";
     send_with(address, method, path, headers, body)
 }
 
-/// Sends `body` with further headers, each with the end of its line.
+/// Sends `body` with further headers, each ending with a line break.
 #[track_caller]
 pub fn send_with(
     address: SocketAddr,
@@ -47,7 +47,7 @@ pub fn send_with(
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.write_all(head.as_bytes()).unwrap();
-    // Who has heard enough may answer before the end and not read on.
+    // The server may answer before the end and stop reading.
     let _ = stream.write_all(body);
     let mut bytes = Vec::new();
     let _ = stream.read_to_end(&mut bytes);

@@ -1,4 +1,4 @@
-//! A network that can be made bad: a proxy between tollgate and a Redis.
+//! A bad network: a proxy between tollgate and a Redis.
 
 use std::{
     net::SocketAddr,
@@ -16,16 +16,16 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 
-/// What the network does to all that passes, both ways.
+/// The effect of the network on all data, in both directions.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Fault {
-    /// Everything arrives that much later.
+    /// All data arrives this much later.
     pub latency: Duration,
-    /// Nothing arrives, and nobody is told.
+    /// No data arrives, and neither side is notified.
     pub swallows: bool,
     /// Connections break, and new ones break at once.
     pub cuts: bool,
-    /// At most that many bytes a second, each way of each connection.
+    /// At most this many bytes a second, in each direction of each connection.
     pub bytes_per_sec: Option<u32>,
 }
 
@@ -34,10 +34,10 @@ pub struct Fault {
 pub struct Proxy {
     pub address: SocketAddr,
     fault: watch::Sender<Fault>,
-    /// Connections that were made before it was raised to this number are dead, and nobody is told.
+    /// Connections with lower numbers are dead; neither side is notified.
     alive_from: Arc<AtomicUsize>,
     made: Arc<AtomicUsize>,
-    /// How much later the next reply arrives, and on its connection all behind it, in microseconds.
+    /// Delay of the next reply, and of all later data on its connection, in microseconds.
     holds_next_micros: Arc<AtomicU64>,
 }
 
@@ -94,14 +94,14 @@ impl Proxy {
         self.set(Fault::default());
     }
 
-    /// The next reply is held back for `time`, and with it all that comes after it on its connection. Returns
-    /// whether the one before was found.
+    /// Delays the next reply by `time`, and with it all later data on its connection. Returns whether the previous
+    /// delay has been used.
     pub fn hold_next_reply(&self, time: Duration) -> bool {
         let micros = u64::try_from(time.as_micros()).unwrap();
         self.holds_next_micros.swap(micros, Relaxed) == 0
     }
 
-    /// All connections so far fall silent for ever; new ones work.
+    /// Silences all connections so far for ever; new ones work.
     pub fn forget(&self) {
         self.alive_from.store(self.made.load(Relaxed), Relaxed);
     }
@@ -129,7 +129,7 @@ async fn pass(
     }
 }
 
-/// Passes bytes on, each as late as the fault says.
+/// Forwards bytes with the delay of the fault.
 async fn pump(
     mut from: tokio::net::tcp::OwnedReadHalf,
     mut to: tokio::net::tcp::OwnedWriteHalf,
@@ -151,7 +151,7 @@ async fn pump(
                 let mut faults = faults.clone();
                 tokio::select! {
                     () = sleep(takes) => {}
-                    // It became wider, or worse.
+                    // The bandwidth became larger, or another fault began.
                     _ = faults.wait_for(|now| *now != fault) => {}
                 }
             }

@@ -24,7 +24,7 @@ pub struct Ratelimit {
     pub debug: SocketAddr,
 }
 
-/// How to start one.
+/// Settings for starting one.
 #[derive(Debug)]
 pub struct Builder {
     folder: TempDir,
@@ -32,8 +32,8 @@ pub struct Builder {
     volume: Volume,
 }
 
-/// A `ratelimit` with these variables, in which `$ROOT` stands for the folder that a container
-/// would see as `/`. Its rules are mounted at `$ROOT/data/ratelimit/config`.
+/// A `ratelimit` with these variables, in which `$ROOT` stands for the folder that a container would see as `/`. Its
+/// rules are mounted at `$ROOT/data/ratelimit/config`.
 pub fn with_env(env: &[(&str, &str)]) -> Builder {
     let folder = TempDir::new().unwrap();
     let root = folder.path().to_str().unwrap();
@@ -46,14 +46,14 @@ pub fn with_env(env: &[(&str, &str)]) -> Builder {
 }
 
 impl Builder {
-    /// The rules, as the only file of their ConfigMap.
+    /// Sets the rules, as the only file of their ConfigMap.
     pub fn rules(mut self, text: &str) -> Self {
         self.volume.update(text);
         self
     }
 
-    /// Counts in `redis`, under the address that platforms write. A busy machine makes Redis slow:
-    /// the deadline is far from the default.
+    /// Counts in `redis`, with an address in the form that platforms use. A busy machine makes Redis slow, so the
+    /// deadline is far above the default.
     pub fn redis(mut self, redis: &super::redis::Redis) -> Self {
         let url = redis.url();
         self.set("REDIS_URL", url.trim_start_matches("redis://"));
@@ -91,10 +91,10 @@ impl Builder {
         command
     }
 
-    /// Starts it and waits until a probe would find it well.
+    /// Starts it and waits until a probe succeeds.
     #[track_caller]
     pub fn start(self) -> Ratelimit {
-        // Somebody else may take a port between the look and the start.
+        // Another process may take a port before the server does.
         for _ in 0..10 {
             let ports = [free_port(), free_port(), free_port()];
             let [grpc, http, debug] = ports.map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
@@ -121,7 +121,7 @@ impl Builder {
         panic!("ratelimit finds no free ports");
     }
 
-    /// Starts it, expects it to give up, and returns how it ended and what it said.
+    /// Starts it, expects it to fail, and returns its exit status and its output.
     #[track_caller]
     pub fn fail(self) -> (ExitStatus, String) {
         let mut command = self.command([free_port(), free_port(), free_port()]);
@@ -132,7 +132,7 @@ impl Builder {
     }
 }
 
-/// What the probes of all platforms look at.
+/// Whether the probe of all platforms succeeds.
 fn is_healthy(address: SocketAddr) -> bool {
     http::try_get(address, "/healthcheck", &[])
         .is_ok_and(|reply| reply.status == 200 && reply.body == "OK")
@@ -143,7 +143,7 @@ impl Ratelimit {
         &self.log
     }
 
-    /// Takes the place of the rules, as the kubelet does.
+    /// Replaces the rules, as the kubelet does.
     pub fn update(&mut self, text: &str) {
         self.volume.update(text);
     }
@@ -156,13 +156,13 @@ impl Ratelimit {
 
 impl Drop for Ratelimit {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may already have ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// A ConfigMap volume: what is to be seen are links through `..data`, which is replaced whole.
+/// A ConfigMap volume: its visible files are links through `..data`, which is replaced as a whole.
 #[derive(Debug)]
 struct Volume {
     folder: PathBuf,
@@ -191,7 +191,7 @@ impl Volume {
         if !shown.is_symlink() {
             symlink(Path::new("..data/config.yaml"), shown).unwrap();
         }
-        // There is none the first time.
+        // At the first update there is none.
         let _ = fs::remove_dir_all(old);
     }
 }

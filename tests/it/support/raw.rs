@@ -1,4 +1,4 @@
-//! Calls whose bytes no generated client would send.
+//! Calls with bytes that no generated client would send.
 
 use std::net::SocketAddr;
 
@@ -11,7 +11,7 @@ use tonic::{
 
 pub const PATH: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
-/// Sends messages to `ShouldRateLimit` as they stand.
+/// Sends raw messages to `ShouldRateLimit`.
 #[derive(Clone, Debug)]
 pub struct RawClient {
     channel: Channel,
@@ -25,14 +25,14 @@ impl RawClient {
         }
     }
 
-    /// Sends `body`, frames and all; returns how the call ended.
+    /// Sends `body` including its gRPC frames; returns the status of the call.
     pub async fn send(&mut self, body: Vec<u8>) -> Status {
         let headers = [("content-type", "application/grpc"), ("te", "trailers")];
         let (_, status) = self.send_as("POST", PATH, &headers, body).await;
         status
     }
 
-    /// Sends `body` in any way; returns how the call ended, in HTTP and in gRPC.
+    /// Sends any request; returns its status in HTTP and in gRPC.
     pub async fn send_as(
         &mut self,
         method: &str,
@@ -51,7 +51,7 @@ impl RawClient {
             .expect("the connection stands");
         let reply = self.channel.call(request).await.expect("a reply");
         let code = reply.status().as_u16();
-        // What fails has its status in the head: there is no message that trailers could follow.
+        // A failed call has its status in the header: without a message there are no trailers.
         let status = Status::from_header_map(reply.headers());
         (code, status.unwrap_or_else(|| Status::new(Code::Ok, "")))
     }

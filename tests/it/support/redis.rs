@@ -1,4 +1,4 @@
-//! A Redis server of its own.
+//! A Redis server process.
 
 use std::{
     io::{Read as _, Write as _},
@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 use super::{free_port, tollgate::Log, tool, wait_until};
 
-/// A running redis-server that keeps nothing on disk. Killed on drop.
+/// A running redis-server that stores nothing on disk. Killed on drop.
 #[derive(Debug)]
 pub struct Redis {
     program: &'static str,
@@ -24,11 +24,11 @@ pub struct Redis {
     port: u16,
     folder: TempDir,
     options: Vec<String>,
-    /// The password that redis-cli needs, if any.
+    /// The password for redis-cli, if it needs one.
     pub password: Option<String>,
 }
 
-/// The servers that tollgate counts in, as the tools call them; the first is the usual one.
+/// The supported servers, by the names of their tools; the first is the usual one.
 pub const PROGRAMS: [&str; 4] = [
     "redis-server",
     "redis-server-6.2",
@@ -56,8 +56,8 @@ impl Redis {
         })
     }
 
-    /// Starts it with options that are made anew for each attempt, for they may name a port:
-    /// somebody else may take that between the look and the start.
+    /// Starts it with options that are made for each attempt, because they may contain a port that another process
+    /// can take first.
     #[track_caller]
     pub fn with_made(program: &'static str, options: impl Fn(&Path) -> Vec<String>) -> Self {
         let folder = TempDir::new().unwrap();
@@ -84,15 +84,15 @@ impl Redis {
         panic!("redis-server does not start");
     }
 
-    /// Starts one that speaks TLS as well, with the files `cert`, `key` and `ca` of `folder`;
-    /// `clients` says whether it wants to see a certificate.
+    /// Starts a server that also supports TLS, with the files `cert`, `key` and `ca` of `folder`; `clients` says
+    /// whether it requires client certificates.
     #[track_caller]
     pub fn with_tls(folder: &Path, clients: bool) -> Self {
         let clients = if clients { "yes" } else { "no" };
         Self::with_tls_options(folder, &["--tls-auth-clients", clients])
     }
 
-    /// Starts one that speaks TLS as well, with further options, and wants no certificate.
+    /// Starts a server that also supports TLS, with further options, and requires no client certificate.
     #[track_caller]
     pub fn with_tls_and(folder: &Path, options: &[&str]) -> Self {
         let options = [&["--tls-auth-clients", "no"], options].concat();
@@ -114,7 +114,7 @@ impl Redis {
         })
     }
 
-    /// The port on which it speaks TLS.
+    /// Its TLS port.
     pub fn tls_port(&self) -> &str {
         let at = self
             .options
@@ -123,7 +123,7 @@ impl Redis {
         &self.options[at.expect("it speaks TLS") + 1]
     }
 
-    /// Starts one that wants a password.
+    /// Starts a server that requires a password.
     pub fn with_password(password: &str) -> Self {
         let mut redis = Self::with(&["--requirepass", password]);
         redis.password = Some(password.to_owned());
@@ -143,7 +143,7 @@ impl Redis {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// Runs redis-cli and returns what it printed.
+    /// Runs redis-cli and returns its output.
     #[track_caller]
     pub fn cli(&self, args: &[&str]) -> String {
         let mut command = Command::new(tool("redis-cli"));
@@ -156,7 +156,7 @@ impl Redis {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// The same from a server that may be gone or may say no: nothing, or what it said.
+    /// Like [`cli`](Self::cli), for a server that may be gone or may refuse; `None` without output.
     pub fn cli_if_there(&self, args: &[&str]) -> Option<String> {
         let mut command = Command::new(tool("redis-cli"));
         command.args(["-p", &self.port.to_string()]);
@@ -168,13 +168,13 @@ impl Redis {
         output.status.success().then_some(said)
     }
 
-    /// Ends it at once, as a crash would.
+    /// Kills it, as a crash would.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// Starts it again, empty, on the same port.
+    /// Restarts it, empty, on its old port.
     pub fn restart(&mut self) {
         self.child = spawn(self.program, self.port, &self.folder, &self.options);
         let port = self.port;
@@ -185,7 +185,7 @@ impl Redis {
         self.child.id()
     }
 
-    /// Stops it as a machine without time would: connections stay open and nothing answers.
+    /// Stops it like a machine without time for it: connections stay open and nothing answers.
     pub fn freeze(&self) {
         self.signal(Signal::SIGSTOP);
     }
@@ -208,7 +208,7 @@ impl Redis {
             .collect()
     }
 
-    /// What `command` says as a number.
+    /// The output of `command` as a number.
     pub fn number(&self, command: &[&str]) -> i64 {
         let text = self.cli(command);
         text.trim()
@@ -216,7 +216,7 @@ impl Redis {
             .unwrap_or_else(|_| panic!("{command:?} said {text:?}"))
     }
 
-    /// Listens to every command that it runs from now on.
+    /// Records every command that it runs from now on.
     pub fn monitor(&self) -> Monitor<'_> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
         stream.write_all(b"MONITOR\r\n").unwrap();
@@ -230,7 +230,7 @@ impl Redis {
     }
 }
 
-/// Hears every command that a Redis runs.
+/// Records every command that a Redis runs.
 #[derive(Debug)]
 pub struct Monitor<'a> {
     redis: &'a Redis,
@@ -238,10 +238,9 @@ pub struct Monitor<'a> {
 }
 
 impl Monitor<'_> {
-    /// The commands that others ran so far, each as its words in quotes, but the questions whether
-    /// it is there.
+    /// The commands of other clients so far, each as its words in quotes, without probes.
     pub fn commands(&self) -> Vec<String> {
-        // Once this one is heard, so are all before it.
+        // Once this command has been recorded, so have all earlier ones.
         const LAST: &str = "the last word";
         self.redis.cli(&["ECHO", LAST]);
         let mut heard = String::new();
@@ -261,7 +260,7 @@ impl Monitor<'_> {
     }
 }
 
-/// The first option may be a configuration file: then it holds everything but the port.
+/// The first option may be a configuration file, which then contains everything except the port.
 fn spawn(program: &str, port: u16, folder: &TempDir, options: &[String]) -> Child {
     let mut command = Command::new(tool(program));
     match options.split_first() {
@@ -287,7 +286,7 @@ fn spawn(program: &str, port: u16, folder: &TempDir, options: &[String]) -> Chil
         .expect("the server is installed")
 }
 
-/// Whether a Redis on `port` says anything at all.
+/// Whether a Redis on `port` answers at all.
 fn answers(port: u16) -> bool {
     let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) else {
         return false;
@@ -296,7 +295,7 @@ fn answers(port: u16) -> bool {
         .set_read_timeout(Some(Duration::from_secs(1)))
         .unwrap();
     let mut reply = [0; 1];
-    // `+PONG`, or `-NOAUTH` from one that wants a password.
+    // `+PONG`, or `-NOAUTH` from a server with a password.
     stream.write_all(b"PING\r\n").is_ok() && stream.read_exact(&mut reply).is_ok()
 }
 

@@ -1,4 +1,4 @@
-//! A master, a replica, and three sentinels that watch over them.
+//! A master, a replica, and three sentinels for them.
 
 use std::{fs, path::Path};
 
@@ -23,7 +23,7 @@ impl Watched {
         Self::with_passwords(None, None)
     }
 
-    /// The servers want one password, the sentinels another.
+    /// The servers require one password, the sentinels another.
     #[track_caller]
     pub fn with_passwords(servers: Option<&str>, sentinels: Option<&str>) -> Self {
         let start = |more: &[String]| {
@@ -65,13 +65,13 @@ impl Watched {
         format!("redis+sentinel://{}/{MASTER}", self.addresses())
     }
 
-    /// The sentinels with commas between.
+    /// The sentinels, separated by commas.
     pub fn addresses(&self) -> String {
         let addresses: Vec<_> = self.sentinels.iter().map(Redis::address).collect();
         addresses.join(",")
     }
 
-    /// The server that the sentinels call master, by its place in `servers`.
+    /// The index in `servers` of the master that the sentinels report.
     pub fn master(&self) -> usize {
         let told = self.sentinels[0].cli(&["SENTINEL", "get-master-addr-by-name", MASTER]);
         let port = told.lines().nth(1).unwrap_or_default().to_owned();

@@ -9,7 +9,7 @@ use std::{
 
 use super::wait_until;
 
-/// What a collector has heard so far. It listens as long as the test process runs.
+/// The data that a collector has received so far. It listens until the test process ends.
 #[derive(Clone, Debug)]
 pub struct Collector {
     pub address: SocketAddr,
@@ -17,7 +17,7 @@ pub struct Collector {
 }
 
 impl Collector {
-    /// One that takes connections, of which it reads one at a time.
+    /// A collector that accepts connections and reads one at a time.
     pub fn tcp() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let collector = Self::at(listener.local_addr().unwrap());
@@ -33,7 +33,7 @@ impl Collector {
         collector
     }
 
-    /// One that takes datagrams.
+    /// A collector that accepts datagrams.
     pub fn udp() -> Self {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let collector = Self::at(socket.local_addr().unwrap());
@@ -54,7 +54,7 @@ impl Collector {
         }
     }
 
-    /// The variables that lead to it.
+    /// The variables that configure it as collector.
     pub fn env(&self) -> [(&'static str, String); 2] {
         [
             ("STATSD_HOST", self.address.ip().to_string()),
@@ -62,17 +62,17 @@ impl Collector {
         ]
     }
 
-    /// All whole lines.
+    /// All complete lines.
     pub fn lines(&self) -> Vec<String> {
         let heard = self.heard.lock().unwrap();
         let text = String::from_utf8(heard.clone()).expect("lines are UTF-8");
         let mut lines: Vec<_> = text.split('\n').map(str::to_owned).collect();
-        // What is behind the last newline is not whole yet.
+        // The text after the last newline is not complete yet.
         lines.pop();
         lines
     }
 
-    /// The sum of a counter over all flushes; its line has `tags` behind the type.
+    /// The sum of a counter over all flushes; its line has `tags` after the type.
     pub fn sum(&self, name: &str, tags: &str) -> u64 {
         let lines = self.lines();
         let amounts = lines.iter().filter_map(|line| {
@@ -83,7 +83,7 @@ impl Collector {
         amounts.sum()
     }
 
-    /// Waits until a counter has come to `expected`.
+    /// Waits until a counter has reached `expected`.
     #[track_caller]
     pub fn expect(&self, name: &str, tags: &str, expected: u64) {
         let what = format!("{name}{tags} is {expected}");

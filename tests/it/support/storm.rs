@@ -1,7 +1,7 @@
-//! Load that goes on while something breaks, and what its callers saw.
+//! Load that continues during a fault, and the observations of its callers.
 //!
-//! What is to be measured shares its cores with the callers, so they are cheap: each connection is a
-//! thread that writes at once what is due, in frames made beforehand, and reads whatever has come.
+//! The server shares its cores with the callers, so they are cheap: each connection is a thread that writes at once
+//! all due requests, in frames made beforehand, and reads all available data.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -43,29 +43,29 @@ use frames::{
     SETTINGS, WINDOW_UPDATE, frame, hello,
 };
 
-/// Callers that ask all the time.
+/// Number of callers, which send requests all the time.
 pub const STREAMS: usize = 64;
 
-/// Connections of all callers together, if there are no more servers than that.
+/// Connections of all callers together, unless there are more servers.
 const CONNECTIONS: usize = 4;
 
-/// Between two questions of a caller: what is measured is how long answers take, and not how many a
-/// busy machine can give.
+/// Time between two requests of a caller: the storm measures how long answers take, and not how many a busy machine
+/// can give.
 pub const PERIOD: Duration = Duration::from_millis(10);
 
 /// One answer.
 #[derive(Clone, Debug)]
 pub struct Seen {
-    /// When it was asked for.
+    /// When the request was sent.
     pub at: Instant,
     pub took: Duration,
     pub what: What,
-    /// It was answered without the store.
+    /// Whether it was made without the store.
     pub is_degraded: bool,
 }
 
 impl Seen {
-    /// Whether it was an error, or was answered without the store.
+    /// Whether it was an error or made without the store.
     fn lacked_store(&self) -> bool {
         self.is_degraded || matches!(self.what, What::Error(_))
     }
@@ -75,13 +75,13 @@ impl Seen {
 pub enum What {
     Ok,
     OverLimit,
-    /// The status' text.
+    /// The text of the status.
     Error(&'static str),
 }
 
-/// 64 callers on four connections, dealt out to the servers. Each asks at fixed times, which are evenly
-/// spread among them; who still waits for an answer at such a time lets it pass, and
-/// [`Answers::quantile`] makes up for that.
+/// 64 callers on four connections, distributed over the servers. Each sends at fixed times, which are spread evenly
+/// among the callers. A caller that still waits for an answer at such a time skips it, and [`Answers::quantile`]
+/// corrects for that.
 #[derive(Debug)]
 pub struct Storm {
     over: Arc<AtomicBool>,
@@ -89,17 +89,17 @@ pub struct Storm {
 }
 
 impl Storm {
-    /// The callers ask for one of `values` each, in turn. Returns once all are connected.
+    /// Starts callers that each use one of `values`, in turn. Returns once all are connected.
     pub fn start(servers: &[SocketAddr], values: &[&str]) -> Self {
         Self::paced(servers, values, PERIOD)
     }
 
-    /// The same with another time between two questions of a caller.
+    /// Like [`start`](Self::start), with another time between two requests of a caller.
     pub fn paced(servers: &[SocketAddr], values: &[&str], period: Duration) -> Self {
         Self::with_timeout(servers, values, period, None)
     }
 
-    /// The same with callers that say how long they wait, as `grpc-timeout` does.
+    /// Like [`paced`](Self::paced), with callers that send a timeout in `grpc-timeout`.
     pub fn with_timeout(
         servers: &[SocketAddr],
         values: &[&str],
@@ -123,7 +123,7 @@ impl Storm {
         let lines: Vec<_> = lines.collect();
         let (answer, seen) = oneshot::channel();
         thread::spawn(move || {
-            // One that panicked has said why; then nothing is answered.
+            // A thread that panicked has printed why; then no answers are sent.
             let seen: Result<Vec<_>, _> = lines.into_iter().map(thread::JoinHandle::join).collect();
             if let Ok(seen) = seen {
                 let _ = answer.send(seen.concat());
@@ -143,7 +143,7 @@ impl Storm {
 
 #[derive(Debug)]
 struct Caller {
-    /// A call, but for the number of its stream.
+    /// The bytes of a call, except for the number of its stream.
     frames: Vec<u8>,
     /// Bytes of it that count against the window: headers do not.
     counted: usize,
@@ -152,9 +152,9 @@ struct Caller {
 }
 
 impl Caller {
-    /// Asks for `value`. Headers are spelled out each time, and nothing is remembered of them.
+    /// A caller for `value`. Headers are written out each time, without the dynamic table.
     fn new(value: &str, timeout: Option<&str>, due: Instant) -> Self {
-        // POST and http stand in every table.
+        // POST and http are in the static table.
         let mut head = vec![0x83, 0x86];
         let headers = [
             (":authority", "chaos"),
@@ -186,7 +186,7 @@ impl Caller {
     }
 }
 
-/// A connection, and those who call on it.
+/// A connection and its callers.
 #[derive(Debug)]
 struct Line {
     socket: TcpStream,
@@ -194,10 +194,10 @@ struct Line {
     outbound: Vec<u8>,
     headers: hpack::Decoder,
     callers: Vec<Caller>,
-    /// Calls under way by stream.
+    /// Running calls by stream.
     calls: HashMap<u32, Call>,
     next_stream: u32,
-    /// How much may be sent, in bytes.
+    /// Bytes that may be sent.
     window: usize,
     seen: Vec<Seen>,
 }
@@ -207,7 +207,7 @@ struct Call {
     caller: usize,
     at: Instant,
     body: Vec<u8>,
-    /// Of the reply's end.
+    /// From the trailers.
     status: Option<Vec<u8>>,
     message: Vec<u8>,
 }
@@ -230,7 +230,7 @@ impl Line {
         })
     }
 
-    /// Asks until it is `over` and all is answered.
+    /// Sends requests until `over` is true and all of them have answers.
     fn run(&mut self, period: Duration, over: &AtomicBool) -> io::Result<Vec<Seen>> {
         let mut heard = Instant::now();
         loop {
@@ -255,7 +255,7 @@ impl Line {
         }
     }
 
-    /// Has everybody ask whose time has come.
+    /// Sends the request of every caller that is due.
     fn ask(&mut self, period: Duration) {
         let now = Instant::now();
         for (number, caller) in self.callers.iter_mut().enumerate() {
@@ -298,7 +298,7 @@ impl Line {
         }
     }
 
-    /// Takes in what has come.
+    /// Reads available data.
     fn read(&mut self) -> io::Result<()> {
         let mut buffer = [0; 16 << 10];
         let count = self.socket.read(&mut buffer)?;
@@ -361,7 +361,7 @@ impl Call {
     fn seen(self, now: Instant) -> Seen {
         let (what, is_degraded) = match self.status.as_deref() {
             Some(b"0") => {
-                // Behind a flag and the length.
+                // After a flag and the length.
                 let reply = RateLimitResponse::decode(&self.body[5..]).expect("a reply");
                 let what = match reply.overall_code() {
                     Code::Ok => What::Ok,
@@ -385,10 +385,10 @@ impl Call {
     }
 }
 
-/// The text of who waited in vain.
+/// The error text of a timeout.
 pub const TIMEOUT: &str = "the counter store did not answer in time";
 
-/// The texts that a caller may see.
+/// The texts of all errors that a caller may see.
 fn known(message: &str) -> &'static str {
     const TEXTS: [&str; 5] = [
         TIMEOUT,
@@ -403,7 +403,7 @@ fn known(message: &str) -> &'static str {
         .unwrap_or("another error")
 }
 
-/// All answers of a storm, in the order of the questions.
+/// All answers of a storm, in the order of the requests.
 #[derive(Debug)]
 pub struct Answers(pub Vec<Seen>);
 
@@ -416,13 +416,13 @@ impl Answers {
         self.count(What::Ok)
     }
 
-    /// Those that were answered without the store.
+    /// The answers made without the store.
     pub fn degraded(&self) -> Self {
         let degraded = self.0.iter().filter(|seen| seen.is_degraded);
         Self(degraded.cloned().collect())
     }
 
-    /// How many are errors, or were answered without the store.
+    /// The number of errors and of answers made without the store.
     pub fn lacks(&self) -> usize {
         self.0.iter().filter(|seen| seen.lacked_store()).count()
     }
@@ -449,15 +449,15 @@ impl Answers {
             .unwrap_or_default()
     }
 
-    /// The answers to what was asked between two moments.
+    /// The answers to requests sent between two times.
     pub fn between(&self, from: Instant, to: Instant) -> Self {
         let within = self.0.iter().filter(|seen| (from..to).contains(&seen.at));
         Self(within.cloned().collect())
     }
 
-    /// The time in which `share` of the answers came, such as 0.99 of them. Questions that were not asked,
-    /// because the caller still waited when their time had come, count as if they had been: each waits
-    /// from its time on. Otherwise the slowest answers would be told by the fewest.
+    /// The time within which `share` of the answers came, for example 0.99. Requests that were skipped, because the
+    /// caller still waited at their time, count as if sent: each waits from its time on. Otherwise the slowest
+    /// answers would be underrepresented.
     pub fn quantile(&self, share: f64, period: Duration) -> Duration {
         let mut times = Vec::with_capacity(self.0.len());
         for seen in &self.0 {
@@ -489,13 +489,13 @@ impl Answers {
         ended.filter(|ended| *ended >= moment).min()
     }
 
-    /// The answers that came after `from` to what was asked before `to`.
+    /// The answers after `from` to requests sent before `to`.
     pub fn under_way(&self, from: Instant, to: Instant) -> Self {
         let is_under_way = |seen: &&Seen| seen.at < to && seen.at + seen.took >= from;
         Self(self.0.iter().filter(is_under_way).cloned().collect())
     }
 
-    /// How long after `moment` a decision was made in the store again. Nothing if none was.
+    /// Time from `moment` until the store made a decision again; `None` if it made none.
     pub fn recovery(&self, moment: Instant) -> Option<Duration> {
         let is_decision = |seen: &&Seen| !seen.lacked_store();
         let after = self.0.iter().filter(|seen| seen.at >= moment);
@@ -503,7 +503,7 @@ impl Answers {
         Some(answered.min()? - moment)
     }
 
-    /// When the last error was seen, or the last answer without the store, after `moment`.
+    /// Time from `moment` until the last error or answer without the store after it.
     pub fn last_lack_after(&self, moment: Instant) -> Option<Duration> {
         let after = self.0.iter().filter(|seen| seen.at >= moment);
         let lacking = after.filter(|seen| seen.lacked_store());

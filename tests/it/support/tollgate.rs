@@ -1,4 +1,4 @@
-//! A tollgate process of its own.
+//! A tollgate process.
 
 use std::{
     fs,
@@ -31,7 +31,7 @@ pub struct Tollgate {
     pub debug: SocketAddr,
 }
 
-/// The lines that the process wrote to standard error so far.
+/// The lines on the process's standard error so far.
 #[derive(Clone, Debug, Default)]
 pub struct Log(Arc<Mutex<Vec<String>>>);
 
@@ -41,15 +41,15 @@ impl Log {
         self.0.lock().unwrap().join("\n")
     }
 
-    /// All lines, once `text` is among them: what a process has written was not read yet when another of
-    /// its signs is seen.
+    /// All lines, once `text` is among them: a written line may not have been read yet when another effect is
+    /// visible.
     #[track_caller]
     pub fn with(&self, text: &str) -> String {
         wait_until(text, || self.text().contains(text));
         self.text()
     }
 
-    /// When the lines were written that hold `text`, in milliseconds since 1970.
+    /// The times of the lines that contain `text`, in milliseconds since 1970.
     pub fn moments(&self, text: &str) -> Vec<u64> {
         let lines = self.0.lock().unwrap();
         let found = lines.iter().filter(|line| line.contains(text));
@@ -82,14 +82,14 @@ impl Log {
     }
 }
 
-/// How to start a server.
+/// Settings for starting a server.
 #[derive(Debug)]
 pub struct Builder {
     rules: TempDir,
     command: Command,
 }
 
-/// A server with one rule file; memory, free ports and no time to drain unless told otherwise.
+/// A server with one rule file; by default in memory, on free ports and without a drain delay.
 pub fn with_rules(text: &str) -> Builder {
     builder().file("rules.yaml", text)
 }
@@ -98,10 +98,10 @@ pub fn builder() -> Builder {
     let mut builder = bare();
     let Builder { rules, command } = &mut builder;
     command
-        // By variable: a test can still say otherwise by flag.
+        // As a variable, so that a test can override it by a flag.
         .env("TOLLGATE_DRAIN_DELAY", "0")
         .env("TOLLGATE_WORKERS", "2")
-        // Rules that count locally have to be told.
+        // Rules that count locally need this number.
         .env("TOLLGATE_REPLICAS_UNTIL_KNOWN", "1")
         .args(["serve", "--log-format", "json"])
         .args(["--grpc-host", "127.0.0.1", "--grpc-port", "0"])
@@ -111,8 +111,8 @@ pub fn builder() -> Builder {
     builder
 }
 
-/// A server that is told nothing, not even where its rules are. It must be told to log JSON, or
-/// nobody learns that it is ready.
+/// A server without any settings, not even the folder of its rules. It must log JSON, or its ready line is not
+/// recognised.
 pub fn bare() -> Builder {
     let mut command = program();
     command
@@ -125,10 +125,10 @@ pub fn bare() -> Builder {
     }
 }
 
-/// Another build of the program to be tested, if it was told.
+/// Another build of the program to test, if one is set.
 static OTHER_BUILD: OnceLock<PathBuf> = OnceLock::new();
 
-/// Has everything that is started from now on be the program at `path`.
+/// Makes the program at `path` the one that is started from now on.
 #[allow(dead_code, reason = "not all test programs compare builds")]
 pub fn test_build(path: PathBuf) {
     OTHER_BUILD.set(path).expect("it is told once");
@@ -164,15 +164,14 @@ impl Builder {
         self
     }
 
-    /// Has it see another time of day: `offset` seconds from the true one, such as `-60s`. Spans of
-    /// time stay what they are.
+    /// Gives it another time of day: `offset` seconds from the true one, such as `-60s`. Durations stay true.
     pub fn with_clock(self, offset: &str) -> Self {
         let mut command = Command::new(super::tool("faketime"));
         command.args(["--exclude-monotonic", "-f", offset]);
         self.started_by(command)
     }
 
-    /// Has it begin with so many descriptors, of which it may have `hard`.
+    /// Starts it with a soft limit of `soft` file descriptors, and a hard limit of `hard`.
     pub fn with_files(self, soft: u32, hard: u32) -> Self {
         let mut command = Command::new("/bin/sh");
         let script = format!("ulimit -Sn {soft} && ulimit -Hn {hard} && exec \"$@\"");
@@ -180,7 +179,7 @@ impl Builder {
         self.started_by(command)
     }
 
-    /// Has it started by a program that takes what to start behind its own arguments.
+    /// Starts it through a program that takes the command after its own arguments.
     fn started_by(mut self, mut command: Command) -> Self {
         command
             .env_clear()
@@ -192,7 +191,7 @@ impl Builder {
                     .filter_map(|(name, value)| Some((name, value?))),
             )
             .env("PATH", "/usr/bin:/bin")
-            // It has a child of its own, which is to end with it.
+            // It has a child process, which must end with it.
             .process_group(0)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -201,17 +200,17 @@ impl Builder {
         self
     }
 
-    /// Counts in the Redis at `url`, as it does by default.
+    /// Counts in the Redis at `url`, with default settings.
     pub fn redis_by_default(self, url: &str) -> Self {
         self.args(["--redis-url", url])
     }
 
-    /// Counts in `redis`. A busy machine makes Redis slow: the deadline is far from the default.
+    /// Counts in `redis`. A busy machine makes Redis slow, so the deadline is far above the default.
     pub fn redis(self, redis: &super::redis::Redis) -> Self {
         self.redis_at(&redis.url(), "10s")
     }
 
-    /// Counts in the Redis at `url` and waits for it as long as `timeout`.
+    /// Counts in the Redis at `url`, with this timeout.
     pub fn redis_at(self, url: &str, timeout: &str) -> Self {
         self.args(["--redis-url", url, "--redis-timeout", timeout])
     }
@@ -243,7 +242,7 @@ impl Builder {
         }
     }
 
-    /// Starts it, expects it to give up, and returns how it ended and what it said.
+    /// Starts it, expects it to fail, and returns its exit status and its output.
     #[track_caller]
     pub fn fail(mut self) -> (ExitStatus, String) {
         let output = finish(&mut self.command);
@@ -263,7 +262,7 @@ impl Tollgate {
         &self.log
     }
 
-    /// What is at `path`, on whichever of its two ports that is.
+    /// The page at `path`, on the port that serves it.
     #[track_caller]
     pub fn page(&self, path: &str) -> String {
         let port = if path.starts_with("/healthcheck") {
@@ -289,7 +288,7 @@ impl Tollgate {
         kill(self.pid(), signal).expect("the process is there");
     }
 
-    /// Waits for its own end.
+    /// Waits until it has ended by itself.
     pub fn wait(&mut self) -> ExitStatus {
         let mut status = None;
         wait_until("tollgate ended", || {
@@ -299,7 +298,7 @@ impl Tollgate {
         status.unwrap()
     }
 
-    /// How it ended, once it has.
+    /// Its exit status, once it has ended.
     pub fn try_wait(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().unwrap()
     }
@@ -309,12 +308,12 @@ impl Tollgate {
         self.memory("VmRSS:")
     }
 
-    /// The most resident memory that it ever had, in bytes.
+    /// The largest resident memory so far, in bytes.
     pub fn peak_bytes(&self) -> u64 {
         self.memory("VmHWM:")
     }
 
-    /// Lets [`Self::peak_bytes`] begin anew.
+    /// Resets [`Self::peak_bytes`].
     pub fn forget_peak(&self) {
         // proc(5): 5 resets the peak of the resident set.
         fs::write(format!("/proc/{}/clear_refs", self.pid()), "5").unwrap();
@@ -339,7 +338,7 @@ impl Tollgate {
 
 impl Drop for Tollgate {
     fn drop(&mut self) {
-        // It may have ended by itself, and only some lead a group.
+        // It may already have ended, and only some processes lead a group.
         let _ = killpg(self.pid(), Signal::SIGKILL);
         let _ = self.child.kill();
         let _ = self.child.wait();
