@@ -39,6 +39,7 @@
 //! - `lint_envoy`: the traps of Envoy configurations
 //! - `deploy`: what is in `deploy/`, run as it stands
 //! - `examples`: the rules in `config/` and in the papers
+//! - `first_limit`: the newcomer's page, followed word by word
 //! - `dependencies`: what tollgate is built with, against what is known of it
 //! - `support`: starts and stops everything else
 
@@ -64,6 +65,7 @@ mod drop_in;
 mod envoy;
 mod envoy_gateway;
 mod examples;
+mod first_limit;
 mod fuzz;
 mod golden;
 mod grpcurl;
