@@ -40,6 +40,7 @@
 //! - `lint_envoy`: the traps of Envoy configurations
 //! - `deploy`: the files in `deploy/`, run unchanged
 //! - `examples`: the rules in `config/` and in the documentation
+//! - `first_limit`: the newcomer's page, followed word by word
 //! - `dependencies`: advisories against the dependencies, and their licences
 //! - `support`: starts and stops everything else
 
@@ -66,6 +67,7 @@ mod drop_in;
 mod envoy;
 mod envoy_gateway;
 mod examples;
+mod first_limit;
 mod fuzz;
 mod golden;
 mod grpcurl;
