@@ -466,15 +466,16 @@ async fn every_panel_shows_something() {
     let fleet = Fleet::start();
     let targets = fleet.tollgates().map(|tollgate| tollgate.debug);
     let prometheus = Prometheus::start(&targets, &deploy().join("prometheus/rules.yaml"));
-    for (name, rules) in [("rules.yaml", "nonsense"), ("rules.yaml", RULES)] {
-        fleet.ask().await;
+    // One change that is refused, then one that is taken.
+    let changed = &fleet.counts_in_redis;
+    for (rules, metric) in [
+        ("nonsense", "ratelimit_service_config_load_error"),
+        (RULES, "ratelimit_service_config_load_success"),
+    ] {
         prometheus.await_scrapes(2);
-        // One change that is refused, then one that is taken.
-        fs::write(
-            fleet.counts_in_redis.rules().join(name),
-            format!("{rules}\n"),
-        )
-        .unwrap();
+        let before = changed.metric(metric);
+        fs::write(changed.rules().join("rules.yaml"), format!("{rules}\n")).unwrap();
+        wait_until(metric, || changed.metric(metric) > before);
     }
     let deadline = Instant::now() + 3 * PATIENCE;
     while !waiting.is_empty() {
