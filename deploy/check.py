@@ -2,10 +2,11 @@
 """Checks the files of this folder, and takes out of them what a test can run.
 
 Every overlay of kustomize/ is rendered by kubectl, and the Helm chart with every values file in its
-ci/. Every document must pass the schema of its kind and what a schema cannot say; a preset of the
+ci/. Every document must pass the schema of its kind and checks that no schema can express; a preset of the
 chart must be the same as the overlay of its name; files that are made of others must be up to date.
 
-Needs PyYAML, kubernetes-validate, kubectl and helm-python-sdk, which `make tools` installs.
+Needs PyYAML, kubernetes-validate, kubectl, helm-python-sdk and grafana-foundation-sdk, which `make tools`
+installs.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import yaml
 
 sys.dont_write_bytecode = True  # This folder may be read-only, and is no place for caches.
 
-from checks import documents, extract, prometheus, schemas
+from checks import documents, extract, grafana, prometheus, schemas
 from checks.documents import DEPLOY, Problem
 from checks.pods import pod_errors, policy_errors
 
@@ -101,7 +102,7 @@ def check():
     problems += same_as_overlays(rendered, presets)
     problems += chart_errors(presets)
     problems += envoy_gateway_errors(rendered["envoy-gateway"])
-    problems += prometheus.rule_errors() + prometheus.dashboard_errors()
+    problems += prometheus.rule_errors() + grafana.dashboard_errors()
     return problems
 
 
@@ -144,7 +145,7 @@ def key(document):
 
 
 def plain(document):
-    """A document without what says only that Helm made it, and in one order."""
+    """A document without the labels that only Helm sets, and in one order."""
     body = yaml.safe_load(document.text())
     for label in ("app.kubernetes.io/version", "app.kubernetes.io/managed-by", "helm.sh/chart"):
         body["metadata"].get("labels", {}).pop(label, None)
@@ -178,7 +179,7 @@ def chart_errors(presets):
         if args != ["ask"]:
             problems.append(f"helm {name}: its test does not call `tollgate ask`")
         if "helm test" not in notes or "registry" not in notes:
-            problems.append(f"helm {name}: its notes do not say how to try it and where the image comes from")
+            problems.append(f"helm {name}: its notes lack how to try it, or where the image comes from")
     for values, reason in BAD_VALUES:
         refused = documents.helm_refuses(values)
         if refused is None or reason not in refused:
@@ -188,7 +189,7 @@ def chart_errors(presets):
 
 
 def envoy_gateway_errors(overlay):
-    """Both ways of swapping the image say the same, and their configuration fits its schema."""
+    """Both ways of swapping the image do the same, and their configuration fits its schema."""
     problems = []
     config = next(document for document in overlay if document.name == "envoy-gateway-config")
     body = yaml.safe_load(config.body["data"]["envoy-gateway.yaml"])
@@ -225,6 +226,12 @@ def plant():
         count, passed = schemas.misspellings(document)
         problems += [f"{document.where}: {field} may be misspelt" for field in passed]
         print(f"ok    {document.where}: {count} misspellings refused")
+    for name, dashboard in grafana.dashboards().items():
+        # One panel of each kind is enough.
+        kinds = {panel["type"]: panel for panel in dashboard["panels"]}
+        count, passed = grafana.misspellings(dashboard | {"panels": list(kinds.values())})
+        problems += [f"{name}: {field} may be misspelt" for field in passed]
+        print(f"ok    {name}: {count} misspellings refused")
     return problems
 
 

@@ -1,11 +1,11 @@
-"""What a test can run: programs with their arguments, variables and files, and Envoy bootstraps."""
+"""Everything that a test can run: programs with arguments, variables and files, and Envoy bootstraps."""
 
 import pathlib
 import re
 
 import yaml
 
-from .documents import DEPLOY, OVERLAYS, Problem, kustomize, read
+from .documents import DEPLOY, OVERLAYS, Problem, helm, kustomize, presets, read
 from .pods import containers
 
 RATELIMIT = "envoy.filters.http.ratelimit"
@@ -31,7 +31,14 @@ def everything():
         },
         "contour": text(with_contour(read(DEPLOY / "contour" / "contour.yaml"))),
         "compose": compose(),
+        "helm_test": helm_test(),
     }
+
+
+def helm_test():
+    """The arguments of the pod that `helm test` starts."""
+    documents, _ = helm({"redis": presets()["redis"]})["redis"]
+    return one(documents, "Pod", "tollgate-test").pod()["containers"][0]["args"]
 
 
 def text(bootstrap):

@@ -1,4 +1,4 @@
-"""What is wrong with pods and network policies although no schema objects to it."""
+"""Mistakes in pods and network policies to which no schema objects."""
 
 
 def pod_errors(pod):
@@ -41,7 +41,7 @@ def container_errors(container):
 
 
 def tollgate_errors(pod, container):
-    """What a server needs beside: probes, bounds, a metrics port, time to drain."""
+    """The lack of probes, bounds, a metrics port or time to drain."""
     errors = []
     env = {variable["name"]: variable.get("value") for variable in container.get("env", [])}
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
@@ -71,7 +71,7 @@ def seconds(text):
 
 
 def policy_errors(documents):
-    """The pods that a network policy must cover and does not, or lets in whoever comes."""
+    """Pods without a network policy that need one, and policies that let in every pod."""
     errors = []
     policies = [document for document in documents if document.kind == "NetworkPolicy"]
     for document in documents:
@@ -83,7 +83,7 @@ def policy_errors(documents):
     for policy in policies:
         for rule in policy.body["spec"]["ingress"]:
             if not rule.get("from") or not rule.get("ports") or {} in rule["from"]:
-                errors.append(f"{policy.where}: lets in everybody, or to all ports")
+                errors.append(f"{policy.where}: lets in every pod, or to all ports")
     return errors
 
 

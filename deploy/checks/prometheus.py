@@ -1,15 +1,14 @@
-"""Prometheus rules and Grafana dashboards: their metrics, unit tests of the alerts, the form of the JSON."""
+"""Prometheus rules: the metrics that they and the dashboards name, and the unit tests of the alerts."""
 
-import json
 import re
 
 import yaml
 
 from .documents import DEPLOY
+from .grafana import dashboards, panels
 
 RULES = DEPLOY / "prometheus" / "rules.yaml"
 CASES = DEPLOY / "prometheus" / "cases.yaml"
-DASHBOARDS = DEPLOY / "grafana"
 # Operators and modifiers of PromQL; every other word that is no function is a metric.
 KEYWORDS = {"and", "or", "unless", "bool", "offset", "inf", "nan"}
 # Variables of a dashboard, as a query needs them.
@@ -39,16 +38,6 @@ def metrics(expression):
         if word.group() not in KEYWORDS and not re.match(r"\s*\(", text[word.end():])
     }
     return names, set(patterns)
-
-
-def dashboards():
-    return {path.name: json.loads(path.read_text()) for path in sorted(DASHBOARDS.glob("*.json"))}
-
-
-def panels(dashboard):
-    for panel in dashboard["panels"]:
-        yield panel
-        yield from panel.get("panels", [])
 
 
 def expressions():
@@ -89,7 +78,7 @@ def unknown_metrics(exported):
 
 
 def rule_errors():
-    """What promtool does not look at."""
+    """Mistakes in the alerts that promtool does not look for."""
     errors = []
     for rule in alerts():
         name = rule["alert"]
@@ -128,47 +117,3 @@ def unit_tests():
             })
     order = [group["name"] for group in yaml.safe_load(RULES.read_text())["groups"]]
     return {"rule_files": [str(RULES)], "evaluation_interval": "1m", "group_eval_order": order, "tests": tests}
-
-
-def dashboard_errors():
-    """What Grafana would not load, or would show badly."""
-    errors, uids = [], set()
-    for name, dashboard in dashboards().items():
-        errors += [f"{name}: no {key}" for key in ("title", "uid", "panels", "schemaVersion", "time")
-                   if not dashboard.get(key)]
-        if dashboard["uid"] in uids:
-            errors.append(f"{name}: two dashboards are called {dashboard['uid']}")
-        uids.add(dashboard["uid"])
-        if dashboard.get("id") is not None:
-            errors.append(f"{name}: has the id of one installation")
-        variables = {variable["name"] for variable in dashboard["templating"]["list"]}
-        errors += [f"{name}: {error}" for error in panel_errors(list(panels(dashboard)), variables)]
-    return errors
-
-
-def panel_errors(found, variables):
-    errors, ids, cells = [], set(), set()
-    for panel in found:
-        title = panel.get("title") or f"panel {panel.get('id')}"
-        if panel["id"] in ids:
-            errors.append(f"{title}: its id is not unique")
-        ids.add(panel["id"])
-        grid = panel["gridPos"]
-        own = {(x, y) for x in range(grid["x"], grid["x"] + grid["w"]) for y in range(grid["y"], grid["y"] + grid["h"])}
-        if cells & own or grid["x"] + grid["w"] > 24:
-            errors.append(f"{title}: lies over another panel or beyond the edge")
-        cells |= own
-        if panel["type"] == "row":
-            continue
-        if not panel.get("targets"):
-            errors.append(f"{title}: shows nothing")
-        if not panel.get("description"):
-            errors.append(f"{title}: has no description")
-        if "unit" not in panel["fieldConfig"]["defaults"]:
-            errors.append(f"{title}: has no unit")
-        if panel.get("datasource") != {"type": "prometheus", "uid": "${datasource}"}:
-            errors.append(f"{title}: its data source is not the variable")
-        for target in panel.get("targets", []):
-            used = set(re.findall(r"\$(\w+)", target["expr"])) - {"__rate_interval", "__range"}
-            errors += [f"{title}: no variable ${name}" for name in sorted(used - variables)]
-    return errors

@@ -16,7 +16,7 @@ from referencing import Registry, Resource
 from .documents import DEPLOY
 
 KUBERNETES = "1.36.0"
-# Maps whose keys are anybody's, and configuration of other programs.
+# Maps with keys of the operator's choice, and configuration of other programs.
 FREE = {
     "labels", "matchLabels", "annotations", "data", "nodeSelector", "requests", "limits", "value",
 }
@@ -45,7 +45,7 @@ def validator(api, kind):
 
 
 def schema_error(document):
-    """What the schema has against a document, or nothing."""
+    """The objection of the schema to a document, or nothing."""
     if f"{document.api} {document.kind}" in own_schemas():
         error = next(validator(document.api, document.kind).iter_errors(document.body), None)
         return error and f"{error.json_path}: {error.message}"
@@ -59,7 +59,7 @@ def schema_error(document):
 
 
 def values_error(body):
-    """What is wrong with values for Envoy Gateway's chart."""
+    """The objection to values for Envoy Gateway's chart, or nothing."""
     schema = own_schemas()["helm values of Envoy Gateway"]
     error = next(jsonschema.Draft202012Validator(schema).iter_errors(body), None)
     return error and f"{error.json_path}: {error.message}"

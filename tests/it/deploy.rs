@@ -116,7 +116,7 @@ fn mistakes_in_the_manifests_are_found() {
             "value: \"false\"",
             "value: \"true\"",
         ),
-        // Fits its schema, and lets in everybody.
+        // Fits its schema, and lets in every pod.
         (
             "kustomize/base/networkpolicy.yaml",
             "        - namespaceSelector:\n            matchLabels:\n              tollgate-envoy: \"true\"\n",
@@ -172,7 +172,7 @@ fn mistakes_in_the_manifests_are_found() {
         ("kustomize redis Deployment/tollgate", "can count at /json"),
         (
             "kustomize redis NetworkPolicy/tollgate",
-            "lets in everybody",
+            "lets in every pod",
         ),
         (
             "memory Service tollgate/tollgate.spec.ports",
@@ -195,18 +195,18 @@ fn the_image_holds_one_program_and_no_root() {
     let text = fs::read_to_string(deploy().join("Containerfile")).unwrap();
     let (_, stage) = text.rsplit_once("\nFROM ").expect("a last stage");
     assert!(stage.starts_with("scratch\n"), "{stage}");
-    let told = |instruction: &str| {
+    let of = |instruction: &str| {
         let mut lines = stage.lines();
         let found = lines.find_map(|line| line.strip_prefix(instruction));
         found.expect(instruction).trim().to_owned()
     };
-    let user = told("USER ");
+    let user = of("USER ");
     let (user, group) = user.split_once(':').expect("a user and a group");
     for id in [user, group] {
         assert!(id.parse::<u32>().is_ok_and(|id| id > 0), "{id}");
     }
-    assert_eq!(told("ENTRYPOINT "), r#"["/bin/tollgate"]"#);
-    assert_eq!(told("EXPOSE "), "8080 8081 6070");
+    assert_eq!(of("ENTRYPOINT "), r#"["/bin/tollgate"]"#);
+    assert_eq!(of("EXPOSE "), "8080 8081 6070");
     assert!(text.contains("target-feature=+crt-static"));
     assert!(text.contains("ln -s tollgate /image/bin/ratelimit"));
 }
@@ -633,7 +633,7 @@ fn the_service_counts_in_a_redis_cluster() {
     let file = env.remove("TOLLGATE_REDIS_AUTH_FILE");
     assert_eq!(file.unwrap(), "/etc/tollgate/redis/auth");
     assert_eq!(env["TOLLGATE_ON_STORE_LOSS"], "local");
-    // One address is enough, and without a scheme REDIS_TYPE says what it is.
+    // One address is enough, and without a scheme REDIS_TYPE decides.
     let tollgate = start(&manifest, Some(&cluster.nodes[0].address()));
     ask_once(&tollgate);
     wait_until("counted in the cluster", || cluster.key_count() > 0);
@@ -707,6 +707,25 @@ fn the_redis_of_the_service_is_one_to_count_in() {
     // One of a second may be gone already.
     let keys = redis.cli(&["--scan"]).lines().count();
     assert!((3..=4).contains(&keys), "{keys} keys for four limits");
+}
+
+#[test]
+fn the_test_of_the_chart_asks_a_replica() {
+    let redis = Redis::start();
+    let tollgate = start(&extracted()["service"], Some(&redis.url()));
+    let ask = |port| {
+        let mut args = texts(&extracted()["helm_test"]);
+        let server = args.iter_mut().find(|arg| arg.contains("tollgate:8081"));
+        *server.unwrap() = format!("--server=http://127.0.0.1:{port}");
+        finish(tollgate::program().args(args))
+    };
+    let output = ask(tollgate.grpc.port());
+    assert!(output.status.success(), "{output:?}");
+    let printed = text(&output.stdout);
+    assert!(printed.contains("3 of 3 per second left"), "{printed}");
+    assert_eq!(redis.cli(&["dbsize"]).trim(), "0", "it counts nothing");
+    let output = ask(free_port());
+    assert!(!output.status.success(), "{output:?}");
 }
 
 /// As the chart's test does it, but for the hits.
@@ -810,7 +829,7 @@ fn with_ports(bootstrap: &str, ports: &[(u16, u16)]) -> String {
     text
 }
 
-/// What check.py takes out of the files to be run.
+/// Everything to be run that check.py takes out of the files.
 #[track_caller]
 fn extracted() -> &'static Value {
     static EXTRACTED: OnceLock<Value> = OnceLock::new();
