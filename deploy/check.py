@@ -101,7 +101,7 @@ def check():
         problems += group_errors(group)
     problems += same_as_overlays(rendered, presets)
     problems += chart_errors(presets)
-    problems += envoy_gateway_errors(rendered["envoy-gateway"])
+    problems += envoy_gateway_errors(rendered["envoy-gateway"]) + compose_errors()
     problems += prometheus.rule_errors() + grafana.dashboard_errors()
     return problems
 
@@ -195,7 +195,7 @@ def envoy_gateway_errors(overlay):
     body = yaml.safe_load(config.body["data"]["envoy-gateway.yaml"])
     error = schemas.schema_error(documents.Document("", body))
     values = yaml.safe_load((DEPLOY / "envoy-gateway" / "helm-values.yaml").read_text())
-    problems += [f"envoy-gateway: {error}" for error in [error, schemas.values_error(values)] if error]
+    problems += [f"envoy-gateway: {error}" for error in [error, schemas.named_error("helm values of Envoy Gateway", values)] if error]
     images = [
         body["provider"]["kubernetes"]["rateLimitDeployment"]["container"]["image"],
         values["global"]["images"]["ratelimit"]["image"],
@@ -206,6 +206,23 @@ def envoy_gateway_errors(overlay):
     url = body["rateLimit"]["backend"]["redis"]["url"]
     if not url.startswith(f"{service.name}.{service.body['metadata']['namespace']}.svc"):
         problems.append(f"envoy-gateway: no Service is at {url}")
+    return problems
+
+
+def compose_errors():
+    """A field that is misspelt, a port that is open to the network, a file that is not there."""
+    body = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())
+    problems = [f"compose.yaml {error}" for error in [schemas.named_error("compose", body)] if error]
+    for name, service in body["services"].items():
+        for volume in service.get("volumes", []):
+            source = volume.split(":")[0]
+            is_there = (DEPLOY / "compose" / source).exists() if source.startswith(".") else source in body["volumes"]
+            if not is_there:
+                problems.append(f"compose.yaml {name}: there is no {source}")
+        for other in service.get("depends_on", []):
+            if other not in body["services"]:
+                problems.append(f"compose.yaml {name}: there is no service {other}")
+    print("ERROR compose.yaml" if problems else f"ok    compose.yaml: {len(body['services'])} services")
     return problems
 
 

@@ -83,7 +83,10 @@ def helm(values_by_name):
     rendered = {}
     with helm_python.Chart.load(str(CHART)) as chart:
         for name, values in values_by_name.items():
-            files = chart.render(values, name=RELEASE, namespace=RELEASE)
+            try:
+                files = chart.render(values, name=RELEASE, namespace=RELEASE)
+            except helm_python.HelmError as error:
+                raise Problem(f"helm {name}: {error}") from error
             notes = files.pop("tollgate/templates/NOTES.txt")
             documents = [
                 document for path, text in sorted(files.items()) if not path.endswith(".tpl")

@@ -72,17 +72,7 @@ def mounted(documents, pod, container, folder):
 def compose():
     """The services of compose.yaml as they can be run without containers."""
     folder = DEPLOY / "compose"
-    body = yaml.safe_load((folder / "compose.yaml").read_text())
-    services = body["services"]
-    for name, service in services.items():
-        for volume in service.get("volumes", []):
-            source = volume.split(":")[0]
-            if source.startswith(".") and not (folder / source).exists():
-                raise Problem(f"compose.yaml {name}: there is no {source}")
-            if not source.startswith(".") and source not in body["volumes"]:
-                raise Problem(f"compose.yaml {name}: there is no volume {source}")
-        if any(not port.startswith("127.0.0.1:") for port in service.get("ports", [])):
-            raise Problem(f"compose.yaml {name}: a port is open to the network")
+    services = yaml.safe_load((folder / "compose.yaml").read_text())["services"]
     return {
         "tollgate": {
             "args": services["tollgate"]["command"],

@@ -58,10 +58,9 @@ def schema_error(document):
     return None
 
 
-def values_error(body):
-    """The objection to values for Envoy Gateway's chart, or nothing."""
-    schema = own_schemas()["helm values of Envoy Gateway"]
-    error = next(jsonschema.Draft202012Validator(schema).iter_errors(body), None)
+def named_error(name, body):
+    """The objection of one of our schemas to what is no Kubernetes document, or nothing."""
+    error = next(jsonschema.Draft202012Validator(own_schemas()[name]).iter_errors(body), None)
     return error and f"{error.json_path}: {error.message}"
 
 

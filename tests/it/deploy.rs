@@ -129,8 +129,8 @@ fn mistakes_in_the_manifests_are_found() {
         ),
         (
             "helm/tollgate/values.schema.json",
-            "\"onStoreLoss\"",
-            "\"onStoreLost\"",
+            "\"replicaCount\": {\n      \"type\": \"integer\"",
+            "\"replicaCount\": {\n      \"type\": [\"integer\", \"string\"]",
         ),
         (
             "envoy-gateway/helm-values.yaml",
@@ -143,6 +143,12 @@ fn mistakes_in_the_manifests_are_found() {
             "severity: high",
         ),
         ("grafana/store.json", "\"id\": 3,", "\"id\": 2,"),
+        (
+            "compose/compose.yaml",
+            "- 127.0.0.1:8081:8081",
+            "- 8081:8081",
+        ),
+        ("compose/compose.yaml", "- ./rules:", "- ./rule:"),
     ] {
         let path = folder.join(file);
         let before = fs::read_to_string(&path).unwrap();
@@ -178,10 +184,12 @@ fn mistakes_in_the_manifests_are_found() {
             "memory Service tollgate/tollgate.spec.ports",
             "9091 in the chart",
         ),
-        ("helm does not refuse", "onStoreLoss"),
+        ("helm does not refuse", "replicaCount"),
         ("envoy-gateway", "two ways, two configurations"),
         ("rules.yaml TollgateAbsent", "severity"),
         ("store.json", "its id is not unique"),
+        ("compose.yaml", "'8081:8081' does not match"),
+        ("compose.yaml tollgate", "there is no ./rule"),
         ("kubernetes/redis.yaml", "is not up to date"),
         ("helm/tollgate/files/rules.yaml", "is not up to date"),
     ] {
