@@ -32,6 +32,7 @@ BAD_VALUES = [
     ({"image": {"repository": "registry.example.com/tollgate", "tag": "latest"}}, "tag"),
     ({"rules": {"shop.txt": "domain: shop"}}, "shop.txt"),
     ({"onStoreLoss": "ignore"}, "onStoreLoss"),
+    ({"redis": {"url": "redis://:secret@redis:6379"}}, "/redis/url"),
     ({"resources": {"limits": {"memory": "lots"}}}, "memory"),
     ({"networkPolicy": {"envoys": []}}, "envoys"),
     ({"extraEnv": [{"name": "log-level", "value": "warn"}]}, "extraEnv"),

@@ -6,6 +6,7 @@ that the schemas look closely, every field of a document can be misspelt, one at
 
 import copy
 import functools
+import json
 
 import jsonschema
 import kubernetes_validate
@@ -15,7 +16,8 @@ from referencing import Registry, Resource
 
 from .documents import DEPLOY
 
-KUBERNETES = "1.36.0"
+# The oldest version that has everything in here, and the newest.
+VERSIONS = ["1.29.0", "1.36.0"]
 # Maps with keys of the operator's choice, and configuration of other programs.
 FREE = {
     "labels", "matchLabels", "annotations", "data", "nodeSelector", "requests", "limits", "value",
@@ -35,9 +37,9 @@ def validator(api, kind):
     group, _, version = api.rpartition("/")
     # As kubernetes-validate itself: v1, apps-v1, networking-v1.
     short = f"{group.split('.')[0]}-{version}" if group else version
-    folder = f"kubernetes-json-schema/v{KUBERNETES}-local-strict"
+    folder = f"kubernetes-json-schema/v{VERSIONS[-1]}-local-strict"
     resources = [
-        Resource.from_contents(schema_contents(f"{folder}/{name}.json", KUBERNETES))
+        Resource.from_contents(schema_contents(f"{folder}/{name}.json", VERSIONS[-1]))
         for name in (f"{kind.lower()}-{short}", "_definitions")
     ]
     registry = resources[1] @ (resources[0] @ Registry())
@@ -49,10 +51,17 @@ def schema_error(document):
     if f"{document.api} {document.kind}" in own_schemas():
         error = next(validator(document.api, document.kind).iter_errors(document.body), None)
         return error and f"{error.json_path}: {error.message}"
+    return next((error for version in VERSIONS if (error := kubernetes_error(document.text(), version))), None)
+
+
+@functools.cache
+def kubernetes_error(text, version):
+    """The same for a document of one of Kubernetes' own kinds; many overlays have the same ones."""
+    body = json.loads(text)
     try:
-        kubernetes_validate.validate(document.body, KUBERNETES, strict=True)
+        kubernetes_validate.validate(body, version, strict=True)
     except kubernetes_validate.SchemaNotFoundError:
-        return f"there is no schema for {document.api} {document.kind}"
+        return f"Kubernetes {version} has no {body['apiVersion']} {body['kind']}"
     except kubernetes_validate.ValidationError as error:
         return f"{'.'.join(map(str, error.path))}: {error.message}"
     return None
