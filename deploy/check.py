@@ -1,41 +1,68 @@
 #!/usr/bin/env python3
-"""Checks the manifests in this folder, and takes out of them what a test can run.
+"""Checks the files of this folder, and takes out of them what a test can run.
 
-Every document of kubernetes/ must pass the schema of its kind, and what a schema cannot say: fixed
-image tags, the restricted security context, rules mounted as a directory. To show that the schema
-looks closely, a misspelt field is planted in a copy, and that copy must be refused. Istio's own
-kinds have no schema here; their filter is made a part of a bootstrap that a real Envoy can load.
+Every overlay of kustomize/ is rendered by kubectl, and the Helm chart with every values file in its
+ci/. Every document must pass the schema of its kind and checks that no schema can express; a preset of the
+chart must be the same as the overlay of its name; files that are made of others must be up to date.
 
-Needs PyYAML and the `kubernetes-validate` command.
+Needs PyYAML, kubernetes-validate, kubectl, helm-python-sdk and grafana-foundation-sdk, which `make tools`
+installs.
 """
 
 import argparse
 import json
 import pathlib
 import re
-import shutil
-import subprocess
 import sys
-import tempfile
 
 import yaml
 
-DEPLOY = pathlib.Path(__file__).resolve().parent
-KUBERNETES = "1.36.0"
-# An easy slip: the API server would only warn, and the file system would stay writable.
-MISSPELLING = ("readOnlyRootFilesystem", "readOnlyRootFileSystem")
-RATELIMIT = "envoy.filters.http.ratelimit"
+sys.dont_write_bytecode = True  # This folder may be read-only, and is no place for caches.
+
+from checks import documents, extract, grafana, prometheus, schemas
+from checks.documents import DEPLOY, Problem
+from checks.pods import pod_errors, policy_errors
+
+# Examples that stand for themselves.
+EXAMPLES = ["istio/envoyfilter.yaml", "istio/sidecar-inbound.yaml", "contour/contour.yaml", "envoy-gateway/policy.yaml"]
+# Values that the chart must refuse, and a part of the reason.
+BAD_VALUES = [
+    ({"replicas": 3}, "replicas"),
+    ({"replicaCount": "3"}, "replicaCount"),
+    ({"image": {"repository": "registry.example.com/tollgate", "tag": "latest"}}, "tag"),
+    ({"rules": {"shop.txt": "domain: shop"}}, "shop.txt"),
+    ({"onStoreLoss": "ignore"}, "onStoreLoss"),
+    ({"redis": {"url": "redis://:secret@redis:6379"}}, "/redis/url"),
+    ({"resources": {"limits": {"memory": "lots"}}}, "memory"),
+    ({"networkPolicy": {"envoys": []}}, "envoys"),
+    ({"extraEnv": [{"name": "log-level", "value": "warn"}]}, "extraEnv"),
+    ({"autoscaling": {"enabled": True}}, "count in memory"),
+    ({"redis": {"bundled": True, "url": "redis://other:6379"}}, "exclude each other"),
+]
 
 
 def main():
     options = parse_options()
-    documents = [doc for folder in ("kubernetes", "istio") for doc in load(DEPLOY / folder)]
-    problems = check(documents)
-    if not problems:
-        try:
-            extract(options, documents)
-        except Problem as problem:
-            problems = [str(problem)]
+    try:
+        if options.write:
+            return write()
+        if options.plant:
+            problems = plant()
+        elif options.unit_tests:
+            options.unit_tests.write_text(yaml.safe_dump(prometheus.unit_tests(), width=10_000))
+            problems = []
+        elif options.expressions:
+            options.expressions.write_text(json.dumps(prometheus.expressions(), indent=2))
+            problems = []
+        elif options.metrics:
+            problems = prometheus.unknown_metrics(options.metrics.read_text().split())
+        elif options.extract:
+            options.extract.write_text(json.dumps(extract.everything(), indent=2))
+            problems = []
+        else:
+            problems = check()
+    except Problem as problem:
+        problems = [str(problem)]
     for problem in problems:
         print(f"ERROR {problem}", file=sys.stderr)
     return 1 if problems else 0
@@ -43,192 +70,187 @@ def main():
 
 def parse_options():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    path = {"type": pathlib.Path, "metavar": "OUT"}
-    parser.add_argument("--extract-envoy", **path, help="write the sidecar's Envoy bootstrap")
-    parser.add_argument("--extract-args", **path, help="write the sidecar's args, env and rules as JSON")
-    parser.add_argument("--extract-service", **path, help="the same of the service, with the args of its Redis")
-    parser.add_argument("--extract-istio", **path, help="write envoy/envoy.yaml with Istio's patches applied")
+    way = parser.add_mutually_exclusive_group()
+    path = {"type": pathlib.Path, "metavar": "FILE"}
+    way.add_argument("--write", action="store_true", help="write the files that are made of others")
+    way.add_argument("--plant", action="store_true", help="misspell every field once; each must be refused")
+    way.add_argument("--unit-tests", **path, help="write promtool's unit tests of the alerts")
+    way.add_argument("--expressions", **path, help="write all expressions of rules and dashboards as JSON")
+    way.add_argument("--metrics", **path, help="expressions may name only the metrics that this file lists")
+    way.add_argument("--extract", **path, help="write what tests run as JSON")
     return parser.parse_args()
 
 
-class Problem(Exception):
-    """Something that makes the manifests unfit for use."""
+def write():
+    # First what kustomize reads.
+    for made in (documents.copies, documents.written):
+        for path, text in made().items():
+            if not path.exists() or path.read_text() != text:
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(text)
+                print(f"wrote {path.relative_to(DEPLOY)}")
+    return 0
 
 
-class Document:
-    def __init__(self, path, text):
-        self.text = text
-        self.body = yaml.safe_load(text)
-        self.kind = self.body["kind"]
-        self.name = self.body["metadata"]["name"]
-        self.where = f"{path.relative_to(DEPLOY)} {self.kind}/{self.name}"
-        self.is_istio = "istio.io/" in self.body["apiVersion"]
-
-    def pod(self):
-        return self.body["spec"]["template"]["spec"] if self.kind == "Deployment" else None
-
-
-def load(folder):
-    """The documents of all files of a folder; what holds nothing but comments is none."""
-    paths = sorted(folder.glob("*.yaml"))
-    if not paths:
-        raise SystemExit(f"ERROR {folder}: no manifests")
-    texts = ((path, text) for path in paths for text in re.split(r"(?m)^---$", path.read_text()))
-    return [Document(path, text) for path, text in texts if yaml.safe_load(text) is not None]
-
-
-def check(documents):
+def check():
     """Prints a line for each document and returns every problem."""
-    problems = []
-    for document in documents:
-        if document.is_istio:
-            found = []
-            print(f"skip  {document.where}: no schema for Istio's own kinds")
-        else:
-            found = [error for error in [schema_error(document.text)] if error]
-            found += pod_errors(document.pod()) if document.pod() else []
-            found += misspelling_errors(document.text) if document.pod() else []
-            planted = ", and refused with a misspelt field" if document.pod() else ""
-            print(f"ERROR {document.where}" if found else f"ok    {document.where}{planted}")
+    problems = stale()
+    rendered = {name: documents.kustomize(documents.OVERLAYS / name) for name in documents.overlays()}
+    presets = documents.helm(documents.presets())
+    examples = [document for name in EXAMPLES for document in documents.read(DEPLOY / name)]
+    for group in [*rendered.values(), *(found for found, _ in presets.values()), examples]:
+        problems += group_errors(group)
+    problems += same_as_overlays(rendered, presets)
+    problems += chart_errors(presets)
+    problems += envoy_gateway_errors(rendered["envoy-gateway"]) + compose_errors()
+    problems += prometheus.rule_errors() + grafana.dashboard_errors()
+    return problems
+
+
+def stale():
+    """Files that are made of others and were not made anew."""
+    made = documents.copies() | documents.written()
+    return [
+        f"{path.relative_to(DEPLOY)} is not up to date: run deploy/check.py --write"
+        for path, text in made.items() if not path.exists() or path.read_text() != text
+    ]
+
+
+def group_errors(group):
+    """The errors of documents that are applied together."""
+    problems = policy_errors(group)
+    for document in group:
+        found = [error for error in [schemas.schema_error(document)] if error]
+        found += pod_errors(document.pod()) if document.pod() else []
+        print(f"ERROR {document.where}" if found else f"ok    {document.where}")
         problems += [f"{document.where}: {error}" for error in found]
     return problems
 
 
-def schema_error(text):
-    """What the schema has against a document, or nothing."""
-    beside = pathlib.Path(sys.executable).with_name("kubernetes-validate")
-    command = beside if beside.exists() else shutil.which("kubernetes-validate")
-    if command is None:
-        raise SystemExit("ERROR kubernetes-validate is not installed")
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        file.write(text)
-        file.flush()
-        run = subprocess.run(
-            [command, "--strict", "--quiet", "-k", KUBERNETES, file.name],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-        )
-        said = run.stdout.strip().replace(f"ERROR {file.name} ", "")
-    return None if run.returncode == 0 else said or f"kubernetes-validate failed with {run.returncode}"
+def same_as_overlays(rendered, presets):
+    """How presets of the chart differ from the overlays of their names."""
+    problems = []
+    for name in sorted(rendered.keys() & presets.keys()):
+        overlay = {key(document): plain(document) for document in rendered[name] if document.kind != "Namespace"}
+        preset = {key(document): plain(document) for document in presets[name][0] if document.kind != "Pod"}
+        problems += [f"{name}: only the overlay has {one}" for one in sorted(overlay.keys() - preset.keys())]
+        problems += [f"{name}: only the chart has {one}" for one in sorted(preset.keys() - overlay.keys())]
+        for one in sorted(overlay.keys() & preset.keys()):
+            problems += [f"{name} {one}{place}" for place in differences(overlay[one], preset[one])]
+        print(f"same  kustomize {name} and helm {name}: {len(overlay)} documents")
+    return problems
 
 
-def misspelling_errors(text):
-    right, wrong = MISSPELLING
-    if right not in text:
-        return [f"does not set {right}"]
-    error = schema_error(text.replace(right, wrong, 1))
-    if error is None or wrong not in error:
-        return [f"the misspelling {wrong} was not refused: {error}"]
-    return []
+def key(document):
+    return f"{document.kind} {document.body['metadata'].get('namespace', '')}/{document.name}"
 
 
-def pod_errors(pod):
-    """What is wrong with a pod that no schema objects to."""
-    errors = []
-    security = pod.get("securityContext", {})
-    if security.get("runAsNonRoot") is not True:
-        errors.append("pod may run as root")
-    if security.get("seccompProfile") != {"type": "RuntimeDefault"}:
-        errors.append("pod has no seccomp profile")
-    for container in containers(pod):
-        name, security = container["name"], container.get("securityContext", {})
-        if security.get("allowPrivilegeEscalation") is not False:
-            errors.append(f"{name} may gain privileges")
-        if security.get("readOnlyRootFilesystem") is not True:
-            errors.append(f"{name} may write to its image")
-        if security.get("capabilities") != {"drop": ["ALL"]}:
-            errors.append(f"{name} keeps capabilities")
-        tag = container["image"].rpartition("/")[2].partition(":")[2]
-        if tag in ("", "latest"):
-            errors.append(f"{name} has no fixed image tag: {container['image']}")
-        if any("subPath" in mount for mount in container.get("volumeMounts", [])):
-            errors.append(f"{name} mounts a single file, which never sees an update")
-    return errors
+def plain(document):
+    """A document without the labels that only Helm sets, and in one order."""
+    body = yaml.safe_load(document.text())
+    for label in ("app.kubernetes.io/version", "app.kubernetes.io/managed-by", "helm.sh/chart"):
+        body["metadata"].get("labels", {}).pop(label, None)
+    pod = documents.Document("", body).pod()
+    for part in [pod or {}, *(pod or {}).get("containers", [])]:
+        for name in ("env", "volumes", "volumeMounts"):
+            if name in part:
+                part[name] = sorted(part[name], key=lambda item: item["name"])
+    return body
 
 
-def containers(pod):
-    return pod.get("initContainers", []) + pod["containers"]
+def differences(overlay, preset, place=""):
+    if isinstance(overlay, dict) and isinstance(preset, dict):
+        return [
+            line for name in sorted(overlay.keys() | preset.keys())
+            for line in differences(overlay.get(name), preset.get(name), f"{place}.{name}")
+        ]
+    if isinstance(overlay, list) and isinstance(preset, list) and len(overlay) == len(preset):
+        return [
+            line for number, (one, other) in enumerate(zip(overlay, preset))
+            for line in differences(one, other, f"{place}[{number}]")
+        ]
+    return [] if overlay == preset else [f"{place}: {overlay!r} in the overlay, {preset!r} in the chart"]
 
 
-def extract(options, documents):
-    """Takes everything out, and writes what was asked for: a manifest must be fit for all of it."""
-    pod = one(documents, "Deployment", "shop").pod()
-    by_name = {container["name"]: container for container in containers(pod)}
-    tollgate, envoy = by_name["tollgate"], by_name["envoy"]
-    if tollgate not in pod["initContainers"] or tollgate.get("restartPolicy") != "Always":
-        raise Problem("tollgate is not a native sidecar")
-
-    config = pathlib.PurePath(envoy["args"][envoy["args"].index("--config-path") + 1])
-    bootstrap = mounted(documents, pod, envoy, config.parent)[config.name]
-    service = one(documents, "Deployment", "tollgate").pod()
-    redis = one(documents, "Deployment", "redis").pod()
-    started = start(documents, service, service["containers"][0])
-    started["redis"] = redis["containers"][0]["args"]
-    if options.extract_envoy:
-        options.extract_envoy.write_text(bootstrap)
-    if options.extract_args:
-        options.extract_args.write_text(json.dumps(start(documents, pod, tollgate), indent=2))
-    if options.extract_service:
-        options.extract_service.write_text(json.dumps(started, indent=2))
-    istio = with_istio(documents)
-    if options.extract_istio:
-        options.extract_istio.write_text(yaml.safe_dump(istio, sort_keys=False))
+def chart_errors(presets):
+    problems = [f"helm lint: {message}" for message in documents.helm_lint()]
+    for name, (found, notes) in presets.items():
+        hooks = [document for document in found if document.kind == "Pod"]
+        args = [hook.pod()["containers"][0]["args"][0] for hook in hooks]
+        if args != ["ask"]:
+            problems.append(f"helm {name}: its test does not call `tollgate ask`")
+        if "helm test" not in notes or "registry" not in notes:
+            problems.append(f"helm {name}: its notes lack how to try it, or where the image comes from")
+    for values, reason in BAD_VALUES:
+        refused = documents.helm_refuses(values)
+        if refused is None or reason not in refused:
+            problems.append(f"helm does not refuse {values} for {reason!r}: {refused}")
+    print(f"ok    helm refuses {len(BAD_VALUES)} mistakes in values")
+    return problems
 
 
-def start(documents, pod, container):
-    """All that a tollgate container is started with."""
-    prefix = "--config-dir="
-    folder = next(arg.removeprefix(prefix) for arg in container["args"] if arg.startswith(prefix))
-    return {
-        "args": container["args"],
-        "env": {variable["name"]: variable["value"] for variable in container.get("env", [])},
-        "rules": mounted(documents, pod, container, pathlib.PurePath(folder)),
-    }
+def envoy_gateway_errors(overlay):
+    """Both ways of swapping the image do the same, and their configuration fits its schema."""
+    problems = []
+    config = next(document for document in overlay if document.name == "envoy-gateway-config")
+    body = yaml.safe_load(config.body["data"]["envoy-gateway.yaml"])
+    error = schemas.schema_error(documents.Document("", body))
+    values = yaml.safe_load((DEPLOY / "envoy-gateway" / "helm-values.yaml").read_text())
+    problems += [f"envoy-gateway: {error}" for error in [error, schemas.named_error("helm values of Envoy Gateway", values)] if error]
+    images = [
+        body["provider"]["kubernetes"]["rateLimitDeployment"]["container"]["image"],
+        values["global"]["images"]["ratelimit"]["image"],
+    ]
+    if images[0] != images[1] or body["rateLimit"] != values["config"]["envoyGateway"]["rateLimit"]:
+        problems.append(f"envoy-gateway: two ways, two configurations: {images}")
+    service = next(document for document in overlay if document.kind == "Service")
+    url = body["rateLimit"]["backend"]["redis"]["url"]
+    if not url.startswith(f"{service.name}.{service.body['metadata']['namespace']}.svc"):
+        problems.append(f"envoy-gateway: no Service is at {url}")
+    return problems
 
 
-def one(documents, kind, name):
-    found = [document for document in documents if (document.kind, document.name) == (kind, name)]
-    if len(found) != 1:
-        raise Problem(f"{len(found)} documents are called {kind}/{name}")
-    return found[0]
+def compose_errors():
+    """A field that is misspelt, a port that is open to the network, a file that is not there."""
+    body = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())
+    problems = [f"compose.yaml {error}" for error in [schemas.named_error("compose", body)] if error]
+    for name, service in body["services"].items():
+        for volume in service.get("volumes", []):
+            source = volume.split(":")[0]
+            is_there = (DEPLOY / "compose" / source).exists() if source.startswith(".") else source in body["volumes"]
+            if not is_there:
+                problems.append(f"compose.yaml {name}: there is no {source}")
+        for other in service.get("depends_on", []):
+            if other not in body["services"]:
+                problems.append(f"compose.yaml {name}: there is no service {other}")
+    print("ERROR compose.yaml" if problems else f"ok    compose.yaml: {len(body['services'])} services")
+    return problems
 
 
-def mounted(documents, pod, container, folder):
-    """The files that a container finds in a folder that is mounted from a ConfigMap."""
-    for mount in container.get("volumeMounts", []):
-        if pathlib.PurePath(mount["mountPath"]) == folder:
-            volume = next(volume for volume in pod["volumes"] if volume["name"] == mount["name"])
-            return one(documents, "ConfigMap", volume["configMap"]["name"]).body["data"]
-    raise Problem(f"{container['name']}: nothing is mounted at {folder}")
-
-
-def with_istio(documents):
-    """The plain bootstrap with what Istio's control plane would make of the EnvoyFilters.
-
-    The cluster of tollgate gets the name that Istio gives it, which is all that is left of a mesh.
-    """
-    patches = {
-        patch["applyTo"]: patch["patch"]["value"]
-        for document in documents if document.kind == "EnvoyFilter"
-        for patch in document.body["spec"]["configPatches"]
-    }
-    service = patches["HTTP_FILTER"]["typed_config"]["rate_limit_service"]["grpc_service"]["envoy_grpc"]
-    if not re.fullmatch(r"[a-z0-9.-]+", service.get("authority", "")):
-        raise Problem("the EnvoyFilter names no authority that is a host name")
-
-    bootstrap = yaml.safe_load((DEPLOY / "envoy" / "envoy.yaml").read_text())
-    resources = bootstrap["static_resources"]
-    for cluster in resources["clusters"]:
-        if cluster["name"] == "tollgate":
-            cluster["name"] = cluster["load_assignment"]["cluster_name"] = service["cluster_name"]
-    front = resources["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
-    filters = [item for item in front["http_filters"] if item["name"] != RATELIMIT]
-    front["http_filters"] = [patches["HTTP_FILTER"], *filters]
-    for host in front["route_config"]["virtual_hosts"]:
-        for route in host["routes"]:
-            # A route with actions of its own would hide those of the virtual host.
-            route["route"].pop("rate_limits", None)
-        host.update(patches["VIRTUAL_HOST"])
-    return bootstrap
+def plant():
+    """Misspells every field of every document once."""
+    problems, seen = [], set()
+    groups = [documents.kustomize(documents.OVERLAYS / name) for name in documents.overlays()]
+    groups.append([document for name in EXAMPLES for document in documents.read(DEPLOY / name)])
+    groups.append(documents.helm({"full": documents.presets()["full"]})["full"][0])
+    config = next(document for group in groups for document in group if document.name == "envoy-gateway-config")
+    groups.append([documents.Document("envoy-gateway.yaml", yaml.safe_load(config.body["data"]["envoy-gateway.yaml"]))])
+    for document in (document for group in groups for document in group):
+        # One of each shape is enough.
+        shape = re.sub(r'"(value|name|image)": "[^"]*"', "", document.text())
+        if shape in seen:
+            continue
+        seen.add(shape)
+        count, passed = schemas.misspellings(document)
+        problems += [f"{document.where}: {field} may be misspelt" for field in passed]
+        print(f"ok    {document.where}: {count} misspellings refused")
+    for name, dashboard in grafana.dashboards().items():
+        # One panel of each kind is enough.
+        kinds = {panel["type"]: panel for panel in dashboard["panels"]}
+        count, passed = grafana.misspellings(dashboard | {"panels": list(kinds.values())})
+        problems += [f"{name}: {field} may be misspelt" for field in passed]
+        print(f"ok    {name}: {count} misspellings refused")
+    return problems
 
 
 if __name__ == "__main__":
