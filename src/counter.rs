@@ -757,6 +757,245 @@ mod tests {
         );
     }
 
+    #[test]
+    fn an_identity_is_written_out_up_to_the_longest_that_may_be() {
+        // Ten bytes and the value.
+        for (value_bytes, text_bytes) in [
+            (150, "{}".len() + MAX_IDENTITY_BYTES),
+            (151, "{#}".len() + 32),
+        ] {
+            let values = simple("d", &[("a", &"x".repeat(value_bytes))]);
+            assert_eq!(identity(&values).text.len(), text_bytes, "{value_bytes}");
+        }
+    }
+
+    #[test]
+    fn lengths_are_written_in_as_many_digits_as_they_have() {
+        for (length, text) in [
+            (0, "0"),
+            (9, "9"),
+            (10, "10"),
+            (42, "42"),
+            (99, "99"),
+            (100, "100"),
+        ] {
+            let domain = "x".repeat(length);
+            let expected = format!("{{{text}:{domain}}}");
+            assert_eq!(*identity(&simple(&domain, &[])).text, *expected.as_bytes());
+        }
+    }
+
+    /// How the keys of windows of `multiplier` units end at each of `times`, in milliseconds.
+    #[track_caller]
+    fn check_windows(unit: Unit, multiplier: u32, times: &[(u64, &str)]) {
+        let period = Period::new(unit, NonZeroU32::new(multiplier).unwrap()).unwrap();
+        for &(millis, expected) in times {
+            let key = key(&simple("d", &[]), period, Timestamp::from_millis(millis));
+            assert_eq!(String::from_utf8_lossy(&key), format!("{{1:d}}{expected}"));
+        }
+    }
+
+    #[test]
+    fn a_key_ends_with_the_window_of_its_own_moment_whatever_was_asked_for_before() {
+        let minutes = &[
+            (119_999, "60@1"),
+            (120_000, "60@2"),
+            (179_999, "60@2"),
+            (180_000, "60@3"),
+            (119_999, "60@1"),
+            (60_000, "60@1"),
+        ];
+        check_windows(Unit::Minute, 1, minutes);
+        // Two lengths whose last windows are kept in one place, one after the other.
+        for _ in 0..2 {
+            check_windows(Unit::Second, 2, &[(180_000, "2@90"), (181_999, "2@90")]);
+            check_windows(Unit::Minute, 1, &[(180_000, "60@3")]);
+        }
+        check_windows(
+            Unit::Second,
+            1_000,
+            &[(999_999, "1000@0"), (1_000_000, "1000@1")],
+        );
+    }
+
+    #[test]
+    fn an_increment_carries_the_terms_of_its_limit() {
+        use crate::calendar::{Calendar, Starts};
+
+        let calendar = Calendar::new(Unit::Day, "Europe/Madrid", Starts::default()).unwrap();
+        // The day on which the clocks are put forward: 2026-03-28T23:00Z to 22:00Z.
+        let now = Timestamp::from_secs(1_774_785_600);
+        let two_minutes = Period::new(Unit::Minute, NonZeroU32::new(2).unwrap()).unwrap();
+        let bucket = Algorithm::TokenBucket { burst: 9 };
+        let rate = Method::TokenBucket { rate: 7 };
+        for (period, algorithm, limit, method, is_per_second, period_millis, expires_at) in [
+            (
+                Unit::Second.into(),
+                Algorithm::FixedWindow,
+                7,
+                Method::Window,
+                true,
+                1_000,
+                1,
+            ),
+            (
+                two_minutes,
+                Algorithm::FixedWindow,
+                7,
+                Method::Window,
+                false,
+                120_000,
+                120,
+            ),
+            (
+                Unit::Day.into(),
+                Algorithm::Calendar(calendar.into()),
+                7,
+                Method::Window,
+                false,
+                23 * 3_600_000,
+                10 * 3_600,
+            ),
+            (
+                two_minutes,
+                Algorithm::FirstHit,
+                7,
+                Method::FirstHit,
+                false,
+                120_000,
+                120,
+            ),
+            (
+                two_minutes,
+                Algorithm::SlidingLog,
+                7,
+                Method::SlidingLog,
+                false,
+                120_000,
+                120,
+            ),
+            (Unit::Second.into(), bucket, 9, rate, true, 1_000, 1),
+        ] {
+            let limited = Limit {
+                algorithm,
+                ..Limit::fixed(7, period)
+            };
+            let mut batch = Batch::default();
+            batch.push_value(b"v", &limited, now, Hits::add(3));
+            let expected = Terms {
+                hits: Hits::add(3),
+                limit,
+                method,
+                charge: Charge::Always,
+                voice: Voice::Refuses,
+                on_loss: OnStoreLoss::Error,
+                descriptor: 0,
+                is_per_second,
+                period_millis,
+                expires_at: Timestamp::from_secs(now.secs() + expires_at),
+            };
+            assert_eq!(*batch.terms(0), expected);
+        }
+    }
+
+    #[test]
+    fn only_charges_that_depend_on_no_other_limit_stand_alone() {
+        let stands_alone = |charge| {
+            let mut batch = Batch::default();
+            let counting = Counting {
+                charge,
+                ..Counting::from(Hits::ONE)
+            };
+            let limit = Limit::fixed(1, Unit::Day);
+            batch.push_value(b"v", &limit, Timestamp::from_secs(0), counting);
+            batch.terms(0).stands_alone()
+        };
+        use Charge::{Admitted, Always, Never, Stopping, Within};
+        let all = [Always, Within, Admitted, Stopping, Never];
+        assert_eq!(all.map(stands_alone), [true, true, false, false, false]);
+    }
+
+    #[test]
+    fn hits_are_too_many_when_they_pass_the_limit_and_what_is_given_back_never_is() {
+        // Of a limit of 10: the hits, what was held before, whether they are refused.
+        for (hits, held, is_refused) in [
+            (Hits::ONE, 9, false),
+            (Hits::ONE, 10, true),
+            (Hits::add(3), 7, false),
+            (Hits::add(3), 8, true),
+            (Hits::add(0), 10, false),
+            (Hits::add(0), 11, true),
+            (Hits::add(1), u64::MAX, true),
+            (Hits::give_back(1), 11, false),
+            (Hits::give_back(1), u64::MAX, false),
+        ] {
+            let mut batch = Batch::default();
+            let limit = Limit::fixed(10, Unit::Day);
+            batch.push_value(b"v", &limit, Timestamp::from_secs(0), hits);
+            assert_eq!(batch.terms(0).refuses(held), is_refused, "{hits:?} {held}");
+        }
+    }
+
+    /// A batch with one increment for each value, of as many hits as its place says.
+    fn batch_of(values: &[&[u8]]) -> Batch {
+        let mut batch = Batch::default();
+        for (hits, value) in (1..).zip(values) {
+            let limit = Limit::fixed(1, Unit::Hour);
+            batch.push_value(value, &limit, Timestamp::from_secs(0), Hits::add(hits));
+        }
+        batch
+    }
+
+    #[track_caller]
+    fn check_batch(batch: &Batch, expected: &[(&str, u64)]) {
+        let all = batch.iter().map(|increment| {
+            let key = String::from_utf8(increment.key.to_vec()).unwrap();
+            (key, increment.hits.added())
+        });
+        let expected: Vec<_> = expected
+            .iter()
+            .map(|(value, hits)| (format!("{{1:d1:k1:{value}}}3600@0"), *hits))
+            .collect();
+        assert_eq!(all.collect::<Vec<_>>(), expected);
+        let (count, is_empty) = (expected.len(), expected.is_empty());
+        assert_eq!((batch.len(), batch.is_empty()), (count, is_empty));
+        for (index, (key, hits)) in expected.iter().enumerate() {
+            assert_eq!(batch.key(index), key.as_bytes());
+            assert_eq!(batch.terms(index).hits, Hits::add(*hits));
+        }
+    }
+
+    #[test]
+    fn batches_are_put_together_in_order() {
+        let (first, second) = (batch_of(&[b"a", b"b"]), batch_of(&[b"c", b"d", b"e"]));
+        let mut all = Batch::default();
+        check_batch(&all, &[]);
+        all.append(&first);
+        check_batch(&all, &[("a", 1), ("b", 2)]);
+        all.append(&second);
+        check_batch(&all, &[("a", 1), ("b", 2), ("c", 1), ("d", 2), ("e", 3)]);
+        all.clear();
+        check_batch(&all, &[]);
+        all.append_one(first.increment(1));
+        all.append_range(&second, 1..3);
+        check_batch(&all, &[("b", 2), ("d", 2), ("e", 3)]);
+    }
+
+    #[test]
+    fn batches_and_counts_that_have_grown_are_not_kept_for_other_requests() {
+        let long = "x".repeat(60);
+        for (value, count, is_kept) in [("v", 8, true), ("v", 9, false), (&*long, 8, false)] {
+            let mut batch = batch_of(&vec![value.as_bytes(); count]);
+            assert_eq!(Lendable::clear(&mut batch), is_kept, "{count} of {value}");
+            check_batch(&batch, &[]);
+        }
+        for (count, is_kept) in [(8, true), (9, false)] {
+            let mut counts: CountList = (0..count).map(Count::from).collect();
+            assert_eq!(Lendable::clear(&mut counts), is_kept, "{count}");
+            assert!(counts.is_empty());
+        }
+    }
+
     fn any_values() -> impl Strategy<Value = Values> {
         let text = || prop::collection::vec(any::<u8>(), 0..12);
         let entry = (text(), text(), any::<bool>());

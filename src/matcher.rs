@@ -407,7 +407,9 @@ mod tests {
     #[test]
     fn joined_texts_match_as_in_the_reference() {
         check(&[&["a_b"]], &[("a", "b")], Some("a_b"));
+        // Either of its two `_` may part the key from the value.
         check(&[&["p_q_r"]], &[("p_q", "r")], Some("p_q_r"));
+        check(&[&["p_q_r"]], &[("p", "q_r")], Some("p_q_r"));
     }
 
     #[test]
@@ -452,6 +454,21 @@ mod tests {
     #[test]
     fn an_unknown_domain_has_no_rules() {
         assert!(matcher(&[&["a"]]).domain(b"e").is_none());
+    }
+
+    #[test]
+    fn rules_are_listed_by_their_id_and_a_domain_is_made_once() {
+        let mut matcher = matcher(&[&["a"], &["b"], &["a", "c"]]);
+        let paths: Vec<_> = matcher.rules().iter().map(|rule| &*rule.path).collect();
+        assert_eq!(paths, ["a", "b", "a.c"]);
+        for (at, rule) in matcher.rules().iter().enumerate() {
+            assert_eq!(rule.id, RuleId(at));
+        }
+        for (name, count) in [(b"d", 1), (b"e", 2), (b"f", 3), (b"e", 3)] {
+            let root = matcher.insert_domain(name);
+            assert_eq!(matcher.insert_domain(name), root);
+            assert_eq!(matcher.domain_count(), count);
+        }
     }
 
     #[test]
@@ -544,6 +561,10 @@ mod tests {
         let all = Metric::AllValues;
         check_metric(&[&["det"]], tells(&[]), &[("det", "")], all, "d.det_");
         check_metric(&[&["det"]], tells(&[]), &[("det", "v")], all, "d.det_v");
+        // Neither a wildcard without `share` nor the exact text of a pattern shares its values.
+        let two: &[&[&str]] = &[&["w=x*", "ep"]];
+        let empty = &[("w", "xy"), ("ep", "")];
+        check_metric(two, tells(&[]), empty, all, "d.w_xy.ep_");
         let shared: &[&[&str]] = &[&["svc=s/*", "ep"]];
         let share = |matcher: &mut Matcher| matcher.share(NodeId(1), b"s/*");
         check_metric(
@@ -553,6 +574,8 @@ mod tests {
             all,
             "d.svc_s/*.ep",
         );
+        let written = &[("svc", "s/*"), ("ep", "")];
+        check_metric(shared, share, written, all, "d.svc_s/*.ep_");
         check_metric(
             shared,
             share,

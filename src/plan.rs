@@ -259,3 +259,207 @@ fn override_key(domain: &[u8], entries: &[Entry<'_>]) -> String {
     }
     String::from_utf8_lossy(&key).into_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        limit::Algorithm,
+        request::Request,
+        window::{Timestamp, Unit},
+    };
+
+    const NOW: Timestamp = Timestamp::from_secs(1_000_000);
+
+    type Change = fn(&mut Rule);
+
+    /// Rules of domain `d` for the keys `0`, `1` and so on: one hit an hour, but for what is changed.
+    fn matcher(changes: &[Change]) -> Matcher {
+        let mut matcher = Matcher::default();
+        let root = matcher.insert_domain(b"d");
+        for (key, change) in changes.iter().enumerate() {
+            let node = matcher.insert(root, key.to_string().as_bytes(), b"");
+            matcher.set_rule(node.unwrap(), |id| {
+                let mut rule = Rule {
+                    id,
+                    path: "d.k".into(),
+                    allows: Allows::Within([Limit::fixed(1, Unit::Hour)].into()),
+                    replaces: Box::default(),
+                    shadow_mode: false,
+                    quota_mode: false,
+                    counts: Counts::All,
+                    on_store_loss: Default::default(),
+                    metric: Metric::Path,
+                    metadata: Default::default(),
+                };
+                change(&mut rule);
+                rule
+            });
+        }
+        matcher
+    }
+
+    fn limit(rule: &mut Rule) -> &mut Limit {
+        match &mut rule.allows {
+            Allows::Within(limits) => &mut limits[0],
+            Allows::Unlimited => unreachable!("it was made with a limit"),
+        }
+    }
+
+    /// A request of one descriptor for each key.
+    fn request<'a>(keys: &'a [String]) -> Request<'a> {
+        let mut request = Request::new(b"d");
+        for key in keys {
+            request.push_entry(Entry {
+                key: key.as_bytes(),
+                value: b"v",
+            });
+            request.push_descriptor(Hits::ONE, None);
+        }
+        request
+    }
+
+    /// Each rule of one request has the voice beside it, or none if it is not counted. With
+    /// `has_unmatched` the request has one more descriptor, which no rule matches.
+    #[track_caller]
+    fn check_voices(modes: Modes, has_unmatched: bool, rules: &[(Change, Option<Voice>)]) {
+        let changes: Vec<_> = rules.iter().map(|(change, _)| *change).collect();
+        let matcher = matcher(&changes);
+        let count = rules.len() + usize::from(has_unmatched);
+        let keys: Vec<_> = (0..count).map(|key| key.to_string()).collect();
+        let request = request(&keys);
+        let plan = Plan::new(&matcher, &request, modes, NOW);
+        let voices = plan.outcomes.iter().map(|outcome| match outcome {
+            Outcome::Counted(counted) => Some(plan.batch.terms(counted.counters.start).voice),
+            _ => None,
+        });
+        let voices: Vec<_> = voices.take(rules.len()).collect();
+        let expected: Vec<_> = rules.iter().map(|(_, voice)| *voice).collect();
+        assert_eq!(voices, expected);
+    }
+
+    const PLAIN: Change = |_| ();
+    const SHADOW: Change = |rule| rule.shadow_mode = true;
+    const QUOTA: Change = |rule| rule.quota_mode = true;
+    const SHADOW_QUOTA: Change = |rule| {
+        rule.shadow_mode = true;
+        rule.quota_mode = true;
+    };
+    const FREE_SHADOW_QUOTA: Change = |rule| {
+        SHADOW_QUOTA(rule);
+        rule.allows = Allows::Unlimited;
+    };
+    const NAMED_SHADOW_QUOTA: Change = |rule| {
+        SHADOW_QUOTA(rule);
+        limit(rule).name = Some("n".into());
+    };
+    const REPLACES: Change = |rule| rule.replaces = ["n".into()].into();
+
+    use Voice::{Quota, Refuses, Silent};
+
+    #[test]
+    fn rules_refuse_unless_they_are_shadowed_or_quotas() {
+        let check = |modes, rules: &[_]| check_voices(modes, false, rules);
+        let plain = Modes::default();
+        let two = [(PLAIN, Some(Refuses)), (SHADOW, Some(Silent))];
+        check(plain, &two);
+        let two = [(QUOTA, Some(Quota)), (PLAIN, Some(Refuses))];
+        check(plain, &two);
+        let shadow = Modes {
+            shadow: true,
+            ..plain
+        };
+        check(shadow, &[(PLAIN, Some(Silent)), (QUOTA, Some(Silent))]);
+        let quota = Modes {
+            quota: true,
+            ..plain
+        };
+        check(quota, &[(PLAIN, Some(Quota)), (QUOTA, Some(Quota))]);
+    }
+
+    #[test]
+    fn quotas_refuse_nothing_beside_one_that_is_never_over() {
+        let plain = Modes::default();
+        let quota = Modes {
+            quota: true,
+            ..plain
+        };
+        let check = |modes, rules: &[_]| check_voices(modes, false, rules);
+        let shadowed = (SHADOW_QUOTA, Some(Silent));
+        check(
+            plain,
+            &[(QUOTA, Some(Silent)), shadowed, (PLAIN, Some(Refuses))],
+        );
+        check(quota, &[(PLAIN, Some(Silent)), (SHADOW, Some(Silent))]);
+        // A shadowed rule that is no quota, has no limit or is replaced opens none.
+        check(plain, &[(QUOTA, Some(Quota)), (SHADOW, Some(Silent))]);
+        for modes in [plain, quota] {
+            check(modes, &[(QUOTA, Some(Quota)), (FREE_SHADOW_QUOTA, None)]);
+        }
+        let replaced = (NAMED_SHADOW_QUOTA, None);
+        check(
+            plain,
+            &[(QUOTA, Some(Quota)), replaced, (REPLACES, Some(Refuses))],
+        );
+        // If all rules are quotas, a replaced one and an unmatched descriptor open the others.
+        check(
+            quota,
+            &[(PLAIN, Some(Silent)), replaced, (REPLACES, Some(Silent))],
+        );
+        check_voices(quota, true, &[(PLAIN, Some(Silent))]);
+        check_voices(plain, true, &[(QUOTA, Some(Quota))]);
+    }
+
+    #[test]
+    fn the_charge_follows_from_the_rule_its_algorithm_and_the_mode() {
+        let charge = |change: Change, stops_when_over| {
+            let (matcher, keys) = (matcher(&[change]), ["0".to_owned()]);
+            let modes = Modes {
+                stops_when_over,
+                ..Modes::default()
+            };
+            let request = request(&keys);
+            let plan = Plan::new(&matcher, &request, modes, NOW);
+            plan.batch.terms(0).charge
+        };
+        let first_hit: Change = |rule| limit(rule).algorithm = Algorithm::FirstHit;
+        let log: Change = |rule| limit(rule).algorithm = Algorithm::SlidingLog;
+        let admitted: Change = |rule| rule.counts = Counts::Admitted;
+        let admitted_log: Change = |rule| {
+            rule.counts = Counts::Admitted;
+            limit(rule).algorithm = Algorithm::SlidingLog;
+        };
+        for (change, usually, if_stopped) in [
+            (PLAIN, Charge::Always, Charge::Stopping),
+            (first_hit, Charge::Always, Charge::Stopping),
+            (log, Charge::Within, Charge::Within),
+            (admitted, Charge::Admitted, Charge::Admitted),
+            (admitted_log, Charge::Admitted, Charge::Admitted),
+        ] {
+            assert_eq!(charge(change, false), usually);
+            assert_eq!(charge(change, true), if_stopped);
+        }
+    }
+
+    #[test]
+    fn statistics_are_named_by_the_path_the_values_or_the_request_s_own_limit() {
+        let values: Change = |rule| rule.metric = Metric::AllValues;
+        let matcher = matcher(&[PLAIN, values]);
+        let mut request = Request::new(b"d");
+        let entry = |key, value| Entry { key, value };
+        request.push_entry(entry(b"0", b"v"));
+        request.push_descriptor(Hits::ONE, None);
+        request.push_entry(entry(b"1", b"v"));
+        request.push_descriptor(Hits::ONE, None);
+        request.push_entry(entry(b"x", b""));
+        request.push_entry(entry(b"y", b"v"));
+        request.push_descriptor(Hits::ONE, Some(Limit::fixed(1, Unit::Day)));
+        let plan = Plan::new(&matcher, &request, Modes::default(), NOW);
+        let names = plan.outcomes.iter().map(|outcome| match outcome {
+            Outcome::Counted(counted) => counted.metric_key.as_deref(),
+            _ => unreachable!("each has a limit"),
+        });
+        let names: Vec<_> = names.collect();
+        assert_eq!(names, [None, Some("d.1_v"), Some("d.x.y_v")]);
+    }
+}

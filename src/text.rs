@@ -167,6 +167,26 @@ mod tests {
     }
 
     #[test]
+    fn a_number_has_all_of_its_digits_on_both_sides_of_each_bound() {
+        for number in [
+            0,
+            9,
+            10,
+            11,
+            EIGHT_DIGITS - 1,
+            EIGHT_DIGITS,
+            EIGHT_DIGITS + 1,
+            EIGHT_DIGITS * EIGHT_DIGITS - 1,
+            EIGHT_DIGITS * EIGHT_DIGITS,
+            u64::MAX,
+        ] {
+            let mut text = Text::<24>::new();
+            text.push_decimal(number);
+            assert_eq!(text.to_vec(), number.to_string().into_bytes());
+        }
+    }
+
+    #[test]
     #[should_panic(expected = "out of range")]
     fn more_bytes_than_there_are_cannot_be_appended() {
         Text::<8>::new().push_first(b"12", 3);

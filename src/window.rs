@@ -261,6 +261,40 @@ mod tests {
         assert_eq!("fortnight".parse::<Unit>(), Err(UnknownUnit));
     }
 
+    #[test]
+    fn a_period_reads_as_its_multiplier_and_its_unit() {
+        for (unit, multiplier, text) in [
+            (Unit::Minute, 1, "minute"),
+            (Unit::Minute, 30, "30 minutes"),
+            (Unit::Year, 2, "2 years"),
+        ] {
+            let period = Period::new(unit, NonZeroU32::new(multiplier).unwrap()).unwrap();
+            assert_eq!(period.to_string(), text);
+            assert_eq!(
+                (period.unit(), period.multiplier().get()),
+                (unit, multiplier)
+            );
+        }
+    }
+
+    #[test]
+    fn moments_stay_between_the_epoch_and_the_end_of_time() {
+        let millis = Duration::from_millis;
+        let longest = millis(u64::MAX);
+        for (now, span, later, earlier) in [
+            (5, millis(3), 8, 2),
+            (5, millis(8), 13, 0),
+            (0, longest, u64::MAX, 0),
+            (5, longest, u64::MAX, 0),
+            (5, longest + millis(1), u64::MAX, 0),
+            (5, Duration::MAX, u64::MAX, 0),
+        ] {
+            let now = Timestamp::from_millis(now);
+            let around = (now.plus(span).millis(), now.minus(span).millis());
+            assert_eq!(around, (later, earlier), "{span:?}");
+        }
+    }
+
     fn any_unit() -> impl Strategy<Value = Unit> {
         proptest::sample::select(Unit::ALL.to_vec())
     }

@@ -4,8 +4,10 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
+    counter::KeyFormat,
     limit::{Allows, Rule},
     matcher::Matcher,
+    metadata::Value,
     request::{Entry, Request},
     window::{Period, Unit},
 };
@@ -413,4 +415,112 @@ fn a_request_would_pass_when_the_last_of_its_limits_that_refuse_it_lets_it() {
     // A rule in shadow mode causes no wait.
     let shadowed = two(|rule| rule.shadow_mode = true);
     check_retry_of_two(&shadowed, [3, 3], 20_000, 20);
+}
+
+#[test]
+fn quotas_that_refuse_together_let_pass_as_soon_as_one_of_them_does() {
+    let rules = Rules::default()
+        .with("q1", within(&[limit(1, Unit::Minute)]), quota)
+        .with("q2", within(&[limit(1, Unit::Hour)]), quota)
+        .limits("day", &[limit(5, Unit::Day)])
+        .limits("minute", &[limit(1, Unit::Minute)])
+        .with("free", Allows::Unlimited, |_| ());
+    let check = |keys: &[&str], counts: &[u64], modes, retry_secs| {
+        let decision = rules.decide(keys, counts, modes);
+        assert_eq!(decision.overall, Code::OverLimit, "{keys:?} {counts:?}");
+        assert_eq!(decision.retry_secs, Some(retry_secs), "{keys:?} {counts:?}");
+    };
+    let plain = Modes::default();
+    check(&["q1"], &[2], plain, 20);
+    check(&["q2"], &[2], plain, 800);
+    check(&["q1", "q2"], &[2, 2], plain, 20);
+    check(&["q1", "q2", "day"], &[2, 2, 1], plain, 20);
+    // All plain limits have to let it pass.
+    check(&["q1", "q2", "day"], &[2, 2, 6], plain, 36_800);
+    check(&["q1", "day"], &[1, 6], plain, 36_800);
+    check(&["q2", "minute"], &[2, 2], plain, 800);
+    // A rule without a limit is no quota.
+    let quotas = Modes {
+        quota: true,
+        ..plain
+    };
+    check(&["minute", "free"], &[2], quotas, 20);
+}
+
+#[test]
+fn limits_that_share_a_key_for_one_window_do_not_refuse_for_ever() {
+    let twenty_secs = Period::new(Unit::Second, NonZeroU32::new(20).unwrap()).unwrap();
+    let limits = [limit(1, Unit::Second), Limit::fixed(1, twenty_secs)];
+    let mut rules = Rules::default().limits("k", &limits);
+    // Both windows begin now, so their keys in the reference's format are equal.
+    rules.0.key_format = KeyFormat::Reference;
+    let decision = rules.decide(&["k"], &[1, 2], Modes::default());
+    assert_eq!(decision.overall, Code::OverLimit);
+    assert_eq!(decision.retry_secs, Some(20));
+}
+
+#[test]
+fn of_limits_that_stand_alike_the_first_is_the_binding_one() {
+    let twenty_secs = Period::new(Unit::Second, NonZeroU32::new(20).unwrap()).unwrap();
+    // Both end in twenty seconds.
+    let (short, long) = (Limit::fixed(3, twenty_secs), limit(3, Unit::Minute));
+    for limits in [[short.clone(), long.clone()], [long, short]] {
+        let rules = Rules::default().limits("k", &limits);
+        let decision = rules.decide(&["k"], &[1, 1], Modes::default());
+        let binding = decision.statuses[0].binding.as_ref().unwrap();
+        assert_eq!((&binding.limit, binding.reset_secs), (&limits[0], 20));
+    }
+}
+
+#[test]
+fn the_headline_is_the_least_remaining_or_the_last_plain_one_that_is_over() {
+    let ten = || [limit(10, Unit::Minute)];
+    let rules = Rules::default()
+        .limits("a", &ten())
+        .limits("b", &ten())
+        .limits("c", &ten())
+        .with("quota", within(&ten()), quota)
+        .with("free", Allows::Unlimited, |_| ());
+    let check = |keys: &[&str], counts: &[u64], headline| {
+        let decision = rules.decide(keys, counts, Modes::default());
+        assert_eq!(decision.headline, headline, "{keys:?} {counts:?}");
+    };
+    check(&["free", "unmatched"], &[], None);
+    check(&["a"], &[1], Some(0));
+    check(&["free", "a"], &[1], Some(1));
+    check(&["unmatched", "a", "unmatched"], &[1], Some(1));
+    check(&["a", "b", "c"], &[5, 9, 7], Some(1));
+    check(&["a", "b", "c"], &[9, 5, 9], Some(0));
+    check(&["a", "b", "c"], &[11, 11, 10], Some(1));
+    check(&["a", "b", "c"], &[10, 10, 11], Some(2));
+    check(&["a", "quota"], &[5, 11], Some(1));
+    check(&["a", "quota"], &[10, 11], Some(0));
+    check(&["quota", "a"], &[11, 10], Some(0));
+    check(&["quota", "a", "b"], &[11, 11, 5], Some(1));
+}
+
+#[test]
+fn metadata_is_put_together_from_the_rules_that_let_pass() {
+    let map = |entries: &[(&str, &str)]| -> Map {
+        let own = |(key, value): &(&str, &str)| ((*key).into(), Value::Text((*value).into()));
+        entries.iter().map(own).collect()
+    };
+    let one = [limit(1, Unit::Day)];
+    let rules = Rules::default()
+        .with("a", within(&one), |rule| rule.metadata = map(&[("x", "a")]))
+        .with("b", within(&one), |rule| {
+            rule.metadata = map(&[("x", "b"), ("y", "b")]);
+        });
+    let metadata = |counts: &[u64], metadata| {
+        let modes = Modes {
+            metadata,
+            ..Modes::default()
+        };
+        rules.decide(&["a", "b"], counts, modes).metadata
+    };
+    assert_eq!(metadata(&[1, 1], true), map(&[("x", "a"), ("y", "b")]));
+    assert_eq!(metadata(&[2, 1], true), map(&[("x", "b"), ("y", "b")]));
+    assert_eq!(metadata(&[1, 2], true), map(&[("x", "a")]));
+    assert_eq!(metadata(&[2, 2], true), map(&[]));
+    assert_eq!(metadata(&[1, 1], false), map(&[]));
 }

@@ -398,6 +398,78 @@ fn check(
 }
 
 #[test]
+fn giving_back_to_a_counter_without_hits_changes_nothing() {
+    for method in ALL {
+        for now in [0, 5, START] {
+            let mut counter = Counter::new(method, 5);
+            let empty = Told {
+                passes: true,
+                held: 0,
+                resets_in: 0,
+                retry_in: Some(0),
+            };
+            assert_eq!(counter.look(now), empty, "{method:?} at {now}");
+            assert_eq!(counter.send(Hits::give_back(3), now), empty);
+            let terms = terms(method, 5, Hits::ONE);
+            assert_eq!(counter.meter.expires_at(&terms, now), now, "{method:?}");
+            // A bucket remembers its limit.
+            if method != BUCKET {
+                assert_eq!(counter, Counter::new(method, 5), "{method:?} at {now}");
+            }
+        }
+    }
+}
+
+/// A counter that took `taken` hits at [`START`] would hold `held` if `ahead` were added `later` and then
+/// `back` given back.
+#[track_caller]
+fn check_held_after(method: Method, taken: u64, later: u64, [ahead, back]: [u64; 2], held: u64) {
+    let mut counter = Counter::with(method, 8, taken, START);
+    let untouched = counter.clone();
+    let terms = terms(method, 8, Hits::give_back(back));
+    let after = counter.meter.held_after(&terms, ahead, START + later);
+    assert_eq!(after, held, "{method:?}");
+    assert_eq!(counter, untouched);
+}
+
+#[test]
+fn a_look_at_a_give_back_counts_the_hits_ahead_of_it() {
+    for method in ALL {
+        check_held_after(method, 3, 0, [2, 1], 4);
+        check_held_after(method, 3, 0, [2, 9], 0);
+        check_held_after(method, 8, 0, [0, 3], 5);
+    }
+    // Of a bucket no more than all of it can be missing.
+    check_held_after(Method::FirstHit, 7, 0, [3, 2], 8);
+    check_held_after(Method::SlidingLog, 7, 0, [3, 2], 8);
+    check_held_after(BUCKET, 7, 0, [3, 2], 6);
+    // Three quarters of the older hits count: 6 of 8, and of 7 when one is given back of them.
+    check_held_after(Method::SlidingWindow, 8, 12_500, [0, 0], 6);
+    check_held_after(Method::SlidingWindow, 8, 12_500, [1, 2], 6);
+}
+
+#[test]
+fn a_counter_expires_when_it_is_empty_and_not_before() {
+    let method = |rate| Method::TokenBucket { rate };
+    for (method, hits, expires_in) in [
+        (Method::FirstHit, 2, PERIOD),
+        (Method::SlidingLog, 2, PERIOD),
+        (Method::SlidingWindow, 2, 2 * PERIOD),
+        (method(5), 2, 4_000),
+        (method(3), 1, 3_334),
+        (method(3), 2, 6_667),
+        (method(3), 3, PERIOD),
+    ] {
+        let mut counter = Counter::with(method, 5, hits, START);
+        let terms = terms(method, 5, Hits::ONE);
+        for now in [START, START + 1_000] {
+            let expires_at = counter.meter.expires_at(&terms, now);
+            assert_eq!(expires_at, START + expires_in, "{method:?}");
+        }
+    }
+}
+
+#[test]
 fn a_window_from_the_first_hit_lasts_one_period_however_many_follow() {
     let full = [(1, 300), (4, 9_000)];
     let method = Method::FirstHit;
