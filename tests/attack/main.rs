@@ -42,8 +42,8 @@ fn main() {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
     let mut text = "\
-| attack | before | envoyproxy/ratelimit | health | new connections | other calls | unanswered | memory | drain |
-|---|---|---|---|---|---|---|---|---|
+| attack | before | envoyproxy/ratelimit | health | new connections | other calls | while held | unanswered | memory | drain |
+|---|---|---|---|---|---|---|---|---|---|
 "
     .to_owned();
     for attack in all() {

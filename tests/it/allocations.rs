@@ -75,7 +75,7 @@ fn message(descriptors: usize) -> Bytes {
 
 /// Answers `message` without a runtime: the memory store never waits.
 #[track_caller]
-pub(crate) fn answer(service: &Service<Arc<MemoryStore>>, message: &Bytes) {
+fn answer(service: &Service<Arc<MemoryStore>>, message: &Bytes) {
     let noted = service.note(&HeaderMap::new(), None);
     let reply = service.call_at_once(&noted, message);
     reply.expect("a decision in memory waits").unwrap();

@@ -584,7 +584,7 @@ async fn ports_open_without_redis_and_health_says_why() {
 async fn a_clock_that_is_days_ahead_is_counted_and_said() {
     const LOG: &str = "domain: d\ndescriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 5, algorithm: sliding_log}}]";
     let forgotten = "tollgate_redis_forgotten_counters_total";
-    let said = "the clock of a replica, or of Redis, is wrong";
+    let said = "the clock of a replica or of Redis is wrong";
     for (offset, is_too_far) in [("+80000s", false), ("+200000s", true)] {
         let redis = Redis::start();
         let start = || {

@@ -3,14 +3,16 @@
 
 use std::{env, process::Command};
 
-use prost::Message as _;
-use tollgate::grpc::proto::envoy::{
-    extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride,
-    service::ratelimit::v3::RateLimitRequest,
+use tollgate::{
+    grpc::proto::envoy::{
+        extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride,
+        service::ratelimit::v3::RateLimitRequest,
+    },
+    store::Deadline,
 };
 
 use crate::{
-    allocations::{answer, service},
+    allocations::service,
     support::{
         ask::{descriptor, request},
         tool,
@@ -44,16 +46,26 @@ fn each_period_of_a_descriptor_has_a_counter() {
     let (all, requests) = work.split_once(' ').expect("two numbers");
     let [all, requests]: [u32; 2] = [all, requests].map(|number| number.parse().unwrap());
     let service = service(1_000_000);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    let answer = |message: &RateLimitRequest| {
+        let deadline = Deadline::of_store();
+        let answered = service.answer(message, &deadline);
+        assert_eq!(
+            runtime.block_on(answered).unwrap().statuses.len(),
+            message.descriptors.len()
+        );
+    };
     for first in (1..=all).step_by(OF_EACH as usize) {
         let last = all.min(first + OF_EACH - 1);
-        answer(&service, &periods(first..=last).encode_to_vec().into());
+        answer(&periods(first..=last));
     }
     assert_eq!(service.limiter.store.live_counters(), all as usize);
     // Far apart, and made before: a request adds none.
     let some = periods((0..OF_EACH).map(|nth| 1 + (nth * 7919) % all));
-    let message = some.encode_to_vec().into();
     for _ in 0..requests {
-        answer(&service, &message);
+        answer(&some);
     }
     assert_eq!(service.limiter.store.live_counters(), all as usize);
 }

@@ -74,8 +74,10 @@ pub struct Outcome {
     /// The longest time of a health probe, and of a new connection with its first call.
     pub health: Duration,
     pub connecting: Duration,
-    /// The 99th percentile of calls on an older connection.
+    /// The 99th percentile of calls on an older connection: while the attackers are at work, and afterwards, while they
+    /// keep all that they have.
     pub calls: Duration,
+    pub calls_while_held: Duration,
     pub resident_bytes: u64,
     pub drain: Duration,
     /// Probes, connections and calls without any answer.
@@ -87,10 +89,11 @@ impl fmt::Display for Outcome {
         let millis = |time: Duration| time.as_secs_f64() * 1000.0;
         write!(
             f,
-            "{:.0} ms | {:.0} ms | {:.1} ms | {} | {} MB | {:.1} s",
+            "{:.0} ms | {:.0} ms | {:.1} ms | {:.1} ms | {} | {} MB | {:.1} s",
             millis(self.health),
             millis(self.connecting),
             millis(self.calls),
+            millis(self.calls_while_held),
             self.failures,
             self.resident_bytes.div_ceil(1 << 20),
             self.drain.as_secs_f64()
@@ -137,8 +140,9 @@ impl Attack {
         };
         let others = Others::of(&server);
         let kept = (self.carry_out)(&server, size);
+        let carried_out = Instant::now();
         others.go_on();
-        let (health, connecting, calls, failures) = others.end();
+        let noticed = others.end(carried_out);
         let resident_bytes = server.peak_bytes();
         let begun = Instant::now();
         server.signal(Signal::SIGTERM);
@@ -146,12 +150,9 @@ impl Attack {
         let drain = begun.elapsed();
         drop(kept);
         Outcome {
-            health,
-            connecting,
-            calls,
             resident_bytes,
             drain,
-            failures,
+            ..noticed
         }
     }
 }
@@ -161,8 +162,11 @@ impl Attack {
 struct Others {
     is_over: Arc<AtomicBool>,
     rounds: [Arc<AtomicUsize>; 3],
-    threads: [JoinHandle<Vec<Option<Duration>>>; 3],
+    threads: [JoinHandle<Vec<Asked>>; 3],
 }
+
+/// When one of them sent a request, and how long the answer took, if there was any.
+type Asked = (Instant, Option<Duration>);
 
 impl Others {
     fn of(server: &Tollgate) -> Self {
@@ -176,7 +180,7 @@ impl Others {
                 while !is_over.load(Relaxed) {
                     let asked = Instant::now();
                     let is_answered = ask();
-                    took.push(is_answered.then(|| asked.elapsed()));
+                    took.push((asked, is_answered.then(|| asked.elapsed())));
                     rounds.fetch_add(1, Relaxed);
                     thread::sleep(pause);
                 }
@@ -216,35 +220,43 @@ impl Others {
         others
     }
 
-    /// Waits until each client has sent several more requests.
+    /// Waits until each client has sent several more requests, and the fastest one hundreds.
     fn go_on(&self) {
         let now = || self.rounds.each_ref().map(|rounds| rounds.load(Relaxed));
         let before = now();
         wait_until("others go on", || {
-            before
-                .iter()
-                .zip(now())
-                .all(|(before, now)| now > before + 20)
+            let more = [20, 20, 300];
+            let enough = before.iter().zip(more).map(|(before, more)| before + more);
+            enough.zip(now()).all(|(enough, now)| now >= enough)
         });
     }
 
-    fn end(self) -> (Duration, Duration, Duration, usize) {
+    /// Their share of an outcome. The attackers were at work until `carried_out`.
+    fn end(self, carried_out: Instant) -> Outcome {
         self.is_over.store(true, Relaxed);
-        let mut failures = 0;
-        let [health, connecting, mut calls] = self.threads.map(|thread| {
-            let took = thread.join().expect("it only asks");
-            failures += took.iter().filter(|took| took.is_none()).count();
-            took.into_iter().flatten().collect::<Vec<_>>()
-        });
-        calls.sort();
-        let most = |took: &[Duration]| took.iter().max().copied().unwrap_or(Duration::MAX);
-        let calls = calls.get(calls.len() * 99 / 100).copied();
-        (
-            most(&health),
-            most(&connecting),
-            calls.unwrap_or(Duration::MAX),
+        let all = self
+            .threads
+            .map(|thread| thread.join().expect("it only asks"));
+        let failures = all.iter().flatten().filter(|(_, took)| took.is_none());
+        let failures = failures.count();
+        let [health, connecting, calls] = all;
+        let most = |all: Vec<Asked>| all.into_iter().filter_map(|(_, took)| took).max();
+        let (while_held, calls): (Vec<_>, Vec<_>) =
+            calls.into_iter().partition(|(at, _)| *at >= carried_out);
+        let most_of = |some: Vec<Asked>| {
+            let mut took: Vec<_> = some.into_iter().filter_map(|(_, took)| took).collect();
+            took.sort();
+            took.get(took.len() * 99 / 100).copied()
+        };
+        Outcome {
+            health: most(health).unwrap_or(Duration::MAX),
+            connecting: most(connecting).unwrap_or(Duration::MAX),
+            calls: most_of(calls).unwrap_or(Duration::MAX),
+            calls_while_held: most_of(while_held).unwrap_or(Duration::MAX),
             failures,
-        )
+            resident_bytes: 0,
+            drain: Duration::ZERO,
+        }
     }
 }
 
