@@ -263,11 +263,7 @@ fn override_key(domain: &[u8], entries: &[Entry<'_>]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        limit::Algorithm,
-        request::Request,
-        window::{Timestamp, Unit},
-    };
+    use crate::{limit::Algorithm, window::Unit};
 
     const NOW: Timestamp = Timestamp::from_secs(1_000_000);
 
@@ -307,7 +303,7 @@ mod tests {
     }
 
     /// A request of one descriptor for each key.
-    fn request<'a>(keys: &'a [String]) -> Request<'a> {
+    fn request(keys: &[String]) -> Request<'_> {
         let mut request = Request::new(b"d");
         for key in keys {
             request.push_entry(Entry {

@@ -133,6 +133,21 @@ mod tests {
     }
 
     #[test]
+    fn a_request_is_refused_by_one_plain_limit_or_by_all_quotas() {
+        for (first, second, refuses) in [
+            ((Refuses, true), (Refuses, false), true),
+            ((Refuses, false), (Quota, false), false),
+            ((Silent, true), (Refuses, false), false),
+            ((Quota, true), (Quota, false), false),
+            ((Quota, true), (Quota, true), true),
+        ] {
+            let (one, other) = (terms(Always, first.0, 0), terms(Always, second.0, 1));
+            let verdict = Verdict::new([(&one, first.1), (&other, second.1)]);
+            assert_eq!(verdict.refuses(), refuses, "{first:?} {second:?}");
+        }
+    }
+
+    #[test]
     fn each_judges_for_itself_where_all_hits_count() {
         check([
             (Always, Refuses, 0, true, true),
