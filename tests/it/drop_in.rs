@@ -587,7 +587,9 @@ fn the_page_of_weaknesses_names_tests_that_exist() {
     assert_eq!(names, all.iter().map(String::as_str).collect());
     for row in rows {
         let tests = row.split('`').filter_map(|text| text.split_once(": "));
-        for (place, name) in tests.filter(|(place, _)| !place.contains(['|', ' '])) {
+        // `count: admitted` is a line of a rule file.
+        let tests = tests.filter(|(place, _)| !place.contains(['|', ' ']) && *place != "count");
+        for (place, name) in tests {
             let exists = match place {
                 "golden" => root.join(format!("tests/it/golden/{name}.yaml")).exists(),
                 _ => {
