@@ -468,12 +468,12 @@ pub struct Bounds {
     )]
     pub max_header_bytes: u32,
 
-    /// Most calls of one connection that may be cancelled before the server has handled them; more close it. An Envoy
-    /// that reaches its timeout cancels all of its calls
+    /// Most calls of one connection that may be cancelled before the server has handled them; more close it. The server
+    /// reads 16 kB at a time, so the calls of an Envoy that reaches its timeout stay far below the default
     #[arg(
         long,
         env = "TOLLGATE_MAX_PENDING_RESETS",
-        default_value_t = 1024,
+        default_value_t = 256,
         value_parser = number(1..),
         value_name = "N"
     )]

@@ -126,9 +126,34 @@ pub fn data(stream: u32) -> Vec<u8> {
     frame(0, 1, stream, &message)
 }
 
-/// So many calls, each cancelled right after its headers.
+/// So many calls, each cancelled right after its headers. The first one puts its headers into the dynamic table, so the
+/// others are as short as calls can be.
 pub fn cancelled_calls(count: usize) -> Vec<u8> {
-    let call = |stream| [headers(stream), frame(RESET, 0, stream, &[0, 0, 0, 8])].concat();
+    let text = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
+    let first = [
+        &[0x83, 0x86, 0x44][..],
+        &text("/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"),
+        &[0x41],
+        &text("tollgate"),
+        &[0x40],
+        &text("content-type"),
+        &text("application/grpc"),
+        &[0x40],
+        &text("te"),
+        &text("trailers"),
+    ]
+    .concat();
+    let call = |stream| {
+        let block = match stream {
+            1 => &first[..],
+            _ => &[0x83, 0x86, 0xc1, 0xc0, 0xbf, 0xbe],
+        };
+        [
+            frame(1, 4, stream, block),
+            frame(RESET, 0, stream, &[0, 0, 0, 8]),
+        ]
+        .concat()
+    };
     streams().take(count).flat_map(call).collect()
 }
 
