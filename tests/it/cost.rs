@@ -90,7 +90,7 @@ fn instructions(all: u32, requests: u32) -> u64 {
         .unwrap();
     let log = String::from_utf8_lossy(&run.stderr);
     assert!(run.status.success(), "{log}");
-    let counted = log.lines().find_map(|line| line.split_once("I refs:"));
+    let counted = log.lines().find_map(|line| line.split_once(" refs:"));
     let (_, counted) = counted.unwrap_or_else(|| panic!("no count in {log}"));
     counted.trim().replace(',', "").parse().unwrap()
 }
