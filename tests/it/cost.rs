@@ -25,18 +25,20 @@ const WORK: &str = "TOLLGATE_TEST_WORK";
 /// The descriptors of one request, each with a period of its own.
 const OF_EACH: u32 = 100;
 
-/// A request that hits the periods of `seconds`, all of one descriptor.
-fn periods(seconds: impl Iterator<Item = u32>) -> RateLimitRequest {
-    let one = |seconds| {
+/// A request that hits the periods with these numbers, all of one descriptor. Each is centuries long, so that no window ends
+/// during the test.
+fn periods(numbers: impl Iterator<Item = u32>) -> RateLimitRequest {
+    const MONTH: i32 = 5;
+    let one = |number| {
         let mut one = descriptor(&[("k", "v")]);
         one.limit = Some(RateLimitOverride {
             requests_per_unit: 1_000,
-            unit: 1,
-            unit_multiplier: Some(seconds),
+            unit: MONTH,
+            unit_multiplier: Some(5_000 + number),
         });
         one
     };
-    request("d", seconds.map(one).collect())
+    request("d", numbers.map(one).collect())
 }
 
 /// Makes a counter for each of `all` periods of one descriptor, and hits some of them by each of `requests`.
