@@ -152,7 +152,7 @@ thread_local! {
     static TURN: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
-/// Whether the connection that this thread polls has read [`TURN_BYTES`]. It is then woken for its next poll.
+/// Whether the connection that this thread polls has read all that it may before others run. It is then woken for its next poll.
 pub fn is_turn_over(context: &Context<'_>) -> bool {
     let is_over = TURN.get() == 0;
     if is_over {

@@ -10,8 +10,8 @@ use crate::{counter, store::redis};
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Redis")]
 pub struct Redis {
-    /// Count in this Redis instead of in memory: redis://[user:password@]host:port[/database], host:port, or a socket
-    /// path. Several host:port separated by commas are nodes of a cluster;
+    /// Count in this Redis instead of in memory: redis://user:password@host:port/database, of which only host and port are
+    /// required, host:port, or a socket path. Several host:port separated by commas are nodes of a cluster;
     /// redis+sentinel://sentinel:port,sentinel:port/master is the master that those sentinels report. rediss:// and
     /// rediss+sentinel:// use TLS
     #[arg(long, env = "REDIS_URL", hide_env_values = true, value_name = "URL")]
