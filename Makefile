@@ -5,13 +5,16 @@ CARGO ?= cargo
 
 # Steps share cargo's build lock, so `make -j` would only mix their output.
 .NOTPARALLEL:
-.PHONY: help run test build fmt lint doc deny bench chaos attack soak histories mutants fuzz tools components clean
+.PHONY: help run unit test build fmt lint doc deny bench chaos attack soak histories mutants fuzz tools components clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: ## Serve the rules in config/ from memory: gRPC on 8081, HTTP on 8080
-	$(CARGO) run --release --locked -- serve --config-dir config
+	$(CARGO) run --profile local --locked -- serve --config-dir config
+
+unit: ## The unit tests and the layout of src/, without any tool: seconds, once it is built
+	$(CARGO) test --locked --lib --test tidy
 
 test: tools lint ## All checks of CI: formatting, clippy, every test, the documentation
 	$(CARGO) test --locked

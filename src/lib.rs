@@ -1,54 +1,171 @@
-//! tollgate, a rate-limit sidecar for Envoy. It decides how many requests may pass, with counters in memory or in
+//! tollgate, a rate-limit sidecar for Envoy: how many requests may pass, decided in memory or in
 //! Redis.
 //!
 //! ```text
-//! RateLimitRequest ──grpc/wire──▶ Request ──matcher──▶ rules ──plan──▶ counters ──store──▶ counts ──decision──▶ Decision ──grpc/wire──▶ RateLimitResponse
+//! RateLimitRequest ──grpc/wire──▶ Request ──matcher──▶ rules ──plan──▶ counters ──store──▶ counts
+//!                                    RateLimitResponse ◀──grpc/wire── Decision ◀──decision── counts
 //! ```
 //!
-//! `ARCHITECTURE.md` describes the floors of this crate and what must never appear on each.
+//! The folders are the floors: each imports from those above it in this list and from itself, which
+//! `tests/tidy.rs` holds. `ARCHITECTURE.md` describes them, and lists what is never found on them.
 
-// 0: vocabulary
-pub mod calendar;
-pub mod causes;
-pub mod histogram;
-pub mod lent;
-pub mod limit;
-pub mod metadata;
-pub mod request;
-pub mod text;
-pub mod window;
+// 0: foundation
+/// Helps for every floor that know nothing of rate limits, and do no I/O.
+pub mod foundation {
+    pub mod causes;
+    pub mod histogram;
+    pub mod lock;
+    pub mod log_throttle;
+    pub mod object_pool;
+    pub mod text;
+}
 
 // 1: core
-pub mod counter;
-pub mod decision;
-pub mod matcher;
-pub mod meter;
-pub mod plan;
-pub mod verdict;
+/// From a request to its decision, all but the counting: values in, values out.
+pub mod core {
+    pub mod algorithm;
+    pub mod calendar;
+    pub mod charging;
+    pub mod counter;
+    pub mod decision;
+    pub mod limit;
+    pub mod matcher;
+    pub mod metadata;
+    pub mod plan;
+    pub mod request;
+    pub mod window;
+}
 
-// 2: adapters
-pub mod changes;
-pub mod config;
-pub mod dial;
-pub mod metrics;
-pub mod pem;
-pub mod silence;
-pub mod store;
-pub mod traces;
+// 2: edge
+/// Connections to other servers.
+pub mod net {
+    pub mod dial;
+    pub mod pem;
+}
 
-// 3: use case
-pub mod limiter;
+/// Rules: from files to a matcher, or every reason why not.
+pub mod config {
+    mod algorithm;
+    mod compile;
+    pub mod fault;
+    mod file;
+    pub mod files;
+    pub mod message;
+    pub mod node;
+    pub mod options;
+    pub mod source;
+    #[cfg(test)]
+    mod tests;
+    mod yaml;
+}
 
-// 4: entry points
-pub mod admin;
-pub mod grpc;
-pub mod held;
-pub mod reload;
-pub mod xds;
+/// Where counters live: the `Store` trait, its implementations, and stores around stores.
+pub mod store {
+    pub mod any;
+    pub mod contract;
+    pub mod loss;
+    pub mod memory;
+    pub mod over_limit_cache;
+    pub mod per_second;
+    /// Counters in Redis.
+    pub mod redis {
+        pub mod address;
+        mod batcher;
+        pub mod batchers;
+        mod breaker;
+        mod clock;
+        mod cluster;
+        mod connection;
+        mod detector;
+        pub mod failure;
+        mod late_reply;
+        pub mod node;
+        pub mod options;
+        mod packed;
+        mod pending;
+        mod pipeline;
+        mod pool;
+        mod probe;
+        mod queue;
+        mod redirect;
+        pub mod running;
+        mod sentinel;
+        pub mod servers;
+        mod slot;
+        mod slot_map;
+        pub mod stats;
+        pub mod store;
+        mod tls;
+        pub mod topology;
+        mod watchdog;
+    }
+    pub mod replicas;
+    mod split;
+}
 
-// 5: wiring
-pub mod ask;
-pub mod lint_envoy;
-pub mod log;
-pub mod server;
-pub mod settings;
+// 3: observe
+/// Numbers and spans about tollgate itself.
+pub mod observe {
+    pub mod metrics;
+    pub mod traces;
+}
+
+// 4: service
+/// Answers calls.
+pub mod service {
+    pub mod admin;
+    pub mod budget;
+    pub mod grpc;
+    pub mod limiter;
+}
+
+// 5: control
+/// Takes new rules into use while the process serves.
+pub mod control {
+    pub mod changes;
+    pub mod reload;
+    pub mod xds;
+}
+
+// 6: program
+/// Flags and environment variables, as types.
+pub mod settings {
+    pub mod command_line;
+    pub mod loss;
+    pub mod redis;
+    pub mod reference;
+    pub mod serve;
+    pub mod stats;
+    pub mod tls;
+    pub mod traces;
+    pub mod values;
+    pub mod xds;
+}
+
+/// Starts everything, owns every task, drains.
+pub mod server {
+    pub mod authority;
+    mod backend;
+    pub mod bench;
+    mod cpu_quota;
+    pub mod error;
+    mod file_limit;
+    mod health;
+    mod http;
+    pub mod log;
+    mod ports;
+    mod rules;
+    pub mod run;
+    mod runtime;
+    mod services;
+    mod signals;
+    mod statistics;
+    pub mod tls;
+    mod worker;
+}
+
+/// The other commands of the program.
+pub mod cli {
+    pub mod ask;
+    pub mod lint_envoy;
+}

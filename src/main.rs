@@ -10,10 +10,13 @@ use std::{
 
 use anyhow::Context as _;
 use tollgate::{
-    ask,
-    config::{self, Files, Options, Source},
-    lint_envoy, log, server,
-    settings::{Ask, Check, Cli, Command, LintEnvoy, Settings},
+    cli::{ask, lint_envoy},
+    config::{self, files::Files, options::Options, source::Source},
+    server::{self, log},
+    settings::{
+        command_line::{Ask, Check, Cli, Command, LintEnvoy},
+        serve::Settings,
+    },
 };
 
 #[cfg(feature = "jemalloc")]
@@ -49,7 +52,7 @@ fn serve(settings: &Settings) -> anyhow::Result<()> {
     for note in settings.reference_notes() {
         tracing::warn!("{note}");
     }
-    server::run(settings).context("tollgate cannot serve")
+    server::run::run(settings).context("tollgate cannot serve")
 }
 
 /// Prints every problem, or a summary of the rules.
@@ -58,7 +61,7 @@ fn check_files(check: &Check) -> ExitCode {
         merge_domains: check.merge_domains,
         strict_matching: check.strict_matching,
         key_format: check.key_format.into(),
-        lacks_replicas: !check.replicas.are_told(),
+        lacks_replicas: !check.replicas.are_known(),
         ..Options::default()
     };
     let (lines, code) = match Files::read(&Source::Paths(check.paths.clone())).compile(options) {
@@ -102,21 +105,25 @@ fn lint_file(lint: &LintEnvoy) -> anyhow::Result<ExitCode> {
         None => None,
     };
     let findings = lint_envoy::lint(&text, matcher.as_ref())
-        .map_err(|error| anyhow::anyhow!(placed(&name, error.position(), &error)))?;
+        .map_err(|error| anyhow::anyhow!(located(&name, error.position(), &error)))?;
     if findings.is_empty() {
         print(&format!("ok: no known trap in {name}"));
         return Ok(ExitCode::SUCCESS);
     }
     let lines: Vec<_> = findings
         .iter()
-        .map(|finding| placed(&name, finding.position, finding))
+        .map(|finding| located(&name, finding.position, finding))
         .collect();
     print(&lines.join("\n"));
     Ok(ExitCode::FAILURE)
 }
 
 /// `FILE:LINE:COLUMN: …` or `FILE: …`. If there is a position, `text` already begins with it.
-fn placed(name: &impl Display, position: Option<config::Position>, text: &impl Display) -> String {
+fn located(
+    name: &impl Display,
+    position: Option<config::node::Position>,
+    text: &impl Display,
+) -> String {
     let blank = if position.is_some() { "" } else { " " };
     format!("{name}:{blank}{text}")
 }

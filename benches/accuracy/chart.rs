@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, fmt::Write as _};
 
-use tollgate::limit::Limit;
+use tollgate::core::limit::Limit;
 
 use crate::{CONTESTANTS, Contestant, START_MILLIS, Simulated, real, seconds};
 
@@ -189,8 +189,8 @@ fn panel(svg: &mut String, contestant: &Contestant) {
         &(2 * LIMIT).to_string(),
     );
     let class = if most > LIMIT { "over" } else { "small" };
-    let told = format!("at most {most} in {PERIOD_SECS} s");
-    text(svg, (LEFT + 2.0, LINE.0 - LINE.1 + 2.0), class, &told);
+    let reported = format!("at most {most} in {PERIOD_SECS} s");
+    text(svg, (LEFT + 2.0, LINE.0 - LINE.1 + 2.0), class, &reported);
     for (moment, label) in [(0, "-10 s"), (BEFORE, "edge"), (BEFORE + PERIOD, "+10 s")] {
         let at = LEFT + WIDTH * real(moment) / real(BEFORE + AFTER);
         text(svg, (at - 10.0, LINE.0 + 14.0), "small", label);

@@ -21,11 +21,13 @@ use std::{
 
 use clap::Parser;
 use tollgate::{
-    counter::{Batch, Charge, Counting, Identity},
-    limit::{Algorithm, Limit},
-    request::{Entry, Hits},
+    core::{
+        counter::{Batch, Charge, DescriptorHits, Identity},
+        limit::{Algorithm, Limit},
+        request::{Entry, Hits},
+        window::{Period, Timestamp, Unit},
+    },
     store::memory::MemoryStore,
-    window::{Period, Timestamp, Unit},
 };
 
 mod chart;
@@ -194,12 +196,12 @@ fn replay(shape: Shape, contestant: &Contestant, arguments: &Arguments) -> Found
         if found.requests % SWEEP_AFTER == 0 {
             counter.store.sweep(Timestamp::from_millis(arrival.at));
         }
-        let told = counter.hit(arrival.source, arrival.at);
+        let reported = counter.hit(arrival.source, arrival.at);
         found.judge(
             &mut logs[arrival.source],
             shape.limit() as usize,
             arrival.at,
-            told,
+            reported,
         );
     }
     found
@@ -216,15 +218,15 @@ fn rate_of_all(shape: Shape, arguments: &Arguments) -> Found {
     let mut logs = vec![VecDeque::new(); sources];
     let mut found = Found::default();
     for arrival in Traffic::new(shape, arguments.requests, sources, arguments.seed) {
-        let told = counter.hit(arrival.source, arrival.at);
+        let reported = counter.hit(arrival.source, arrival.at);
         let log = &mut logs[arrival.source];
         let truth = held(log, arrival.at) as u64;
         log.push_back(arrival.at);
         let limit = u64::from(shape.limit());
         found.requests += 1;
-        found.wrongly_admitted += u64::from(told.before < limit && truth >= limit);
-        found.wrongly_refused += u64::from(told.before >= limit && truth < limit);
-        found.compare(told.before, truth);
+        found.wrongly_admitted += u64::from(reported.before < limit && truth >= limit);
+        found.wrongly_refused += u64::from(reported.before >= limit && truth < limit);
+        found.compare(reported.before, truth);
     }
     found
 }
@@ -247,20 +249,20 @@ fn held(log: &mut VecDeque<u64>, now: u64) -> usize {
 }
 
 impl Found {
-    fn judge(&mut self, logs: &mut Logs, limit: usize, now: u64, told: Told) {
+    fn judge(&mut self, logs: &mut Logs, limit: usize, now: u64, reported: Reported) {
         self.requests += 1;
         let has_room = held(&mut logs.exact, now) < limit;
         if has_room {
             logs.exact.push_back(now);
         }
-        match (told.is_admitted, has_room) {
+        match (reported.is_admitted, has_room) {
             (true, false) => self.wrongly_admitted += 1,
             (false, true) => self.wrongly_refused += 1,
             _ => {}
         }
         let truth = held(&mut logs.admitted, now) as u64;
-        self.compare(told.before, truth);
-        if told.is_admitted {
+        self.compare(reported.before, truth);
+        if reported.is_admitted {
             self.admitted += 1;
             logs.admitted.push_back(now);
             self.most = self.most.max(logs.admitted.len());
@@ -268,10 +270,10 @@ impl Found {
     }
 
     /// Compares an estimate with the true number.
-    fn compare(&mut self, told: u64, truth: u64) {
+    fn compare(&mut self, reported: u64, truth: u64) {
         if truth > 0 {
             self.judged += 1;
-            self.errors += (real(told) - real(truth)).abs() / real(truth);
+            self.errors += (real(reported) - real(truth)).abs() / real(truth);
         }
     }
 }
@@ -292,7 +294,7 @@ struct Simulated {
 
 /// The store's result for one hit.
 #[derive(Clone, Copy, Debug)]
-struct Told {
+struct Reported {
     is_admitted: bool,
     /// The estimate before the hit.
     before: u64,
@@ -306,7 +308,7 @@ impl Simulated {
         }
     }
 
-    fn hit(&self, source: usize, at: u64) -> Told {
+    fn hit(&self, source: usize, at: u64) -> Reported {
         let now = Timestamp::from_millis(at);
         let value = source.to_be_bytes();
         let entry = Entry {
@@ -315,16 +317,16 @@ impl Simulated {
         };
         let mut identity = Identity::default();
         identity.set(b"accuracy", &[entry], &[]);
-        let counting = Counting {
+        let counting = DescriptorHits {
             // Only admitted hits count, because the true number is the log of admitted hits.
             charge: Charge::Within,
-            ..Counting::from(Hits::ONE)
+            ..DescriptorHits::from(Hits::ONE)
         };
         let mut batch = Batch::default();
         batch.push(&identity, &self.limit, now, counting);
         let counts = self.store.apply_all(&batch, now);
         let count = counts.expect("memory has no bound here")[0];
-        Told {
+        Reported {
             is_admitted: count.is_charged,
             before: count.after - u64::from(count.is_charged),
         }

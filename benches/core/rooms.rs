@@ -11,29 +11,32 @@ use std::{
 use anyhow::{Context as _, anyhow, ensure};
 use prost::Message as _;
 use tollgate::{
-    config::{Files, Options, Source},
-    counter::{Batch, CountList, Identity, Joined, KeyFormat},
-    decision::{Decision, decide, decide_into},
-    grpc::{
-        proto::envoy::{
-            extensions::common::ratelimit::v3::{
-                RateLimitDescriptor, rate_limit_descriptor::Entry,
-            },
-            service::ratelimit::v3::RateLimitRequest,
-        },
-        quick,
-        unary::framed,
-        wire,
+    config::{files::Files, options::Options, source::Source},
+    core::{
+        counter::{Batch, CounterStates, Identity, Joined, KeyFormat},
+        decision::{Decision, decide, decide_into},
+        limit::{Modes, NearRatio, Rule},
+        matcher::Matcher,
+        plan::Plan,
+        request::{self, Hits, Request},
+        window::Timestamp,
     },
-    limit::Modes,
-    limit::{NearRatio, Rule},
-    limiter::{Limiter, RuleSet, Rules},
-    matcher::Matcher,
-    metrics::Metrics,
-    plan::Plan,
-    request::{self, Hits, Request},
-    store::{Store as _, memory::MemoryStore},
-    window::Timestamp,
+    observe::metrics::Metrics,
+    service::{
+        grpc::{
+            fast_path,
+            proto::envoy::{
+                extensions::common::ratelimit::v3::{
+                    RateLimitDescriptor, rate_limit_descriptor::Entry,
+                },
+                service::ratelimit::v3::RateLimitRequest,
+            },
+            unary::framed,
+            wire,
+        },
+        limiter::{Limiter, RuleSet, Rules},
+    },
+    store::{contract::Store as _, memory::MemoryStore},
 };
 
 /// How a rule is found.
@@ -131,7 +134,7 @@ pub const ROOMS: [Room; 11] = [
     },
 ];
 
-const BOUNDS: wire::Bounds = wire::Bounds {
+const BOUNDS: wire::RequestBounds = wire::RequestBounds {
     descriptors: 100,
     entries: 100,
     text_bytes: 1000,
@@ -150,7 +153,7 @@ pub struct Rooms {
     /// The entries of the only descriptor.
     entries: &'static [request::Entry<'static>],
     plan: Plan<'static>,
-    counts: CountList,
+    counts: CounterStates,
     decision: Decision,
     limiter: Limiter<Arc<MemoryStore>>,
     /// Reused output buffers of the rooms.
@@ -254,7 +257,7 @@ fn ready<T>(future: impl Future<Output = T>) -> T {
 #[inline(never)]
 fn room_read(rooms: &Rooms) {
     let mut request = Request::default();
-    let read = quick::read_into(&mut request, black_box(&rooms.encoded), BOUNDS);
+    let read = fast_path::read_into(&mut request, black_box(&rooms.encoded), BOUNDS);
     black_box(read.is_some());
 }
 
@@ -298,7 +301,7 @@ fn room_plan(rooms: &Rooms) {
 
 #[inline(never)]
 fn room_count(rooms: &Rooms) {
-    let mut counts = CountList::new();
+    let mut counts = CounterStates::new();
     let batch = black_box(&rooms.plan.batch);
     let counted = rooms.limiter.store.apply_into(&mut counts, batch, NOW);
     black_box(counted.is_ok());
@@ -315,7 +318,7 @@ fn room_decide(rooms: &Rooms) {
 #[inline(never)]
 fn room_record(rooms: &Rooms) {
     rooms.limiter.metrics.record(
-        &rooms.rules.meters,
+        &rooms.rules.stats,
         rooms.request,
         &rooms.plan,
         black_box(&rooms.counts),
@@ -326,7 +329,9 @@ fn room_record(rooms: &Rooms) {
 #[inline(never)]
 fn room_write(rooms: &Rooms) {
     let decision = black_box(&rooms.decision);
-    let reply = framed(quick::length(decision), |room| quick::write(decision, room));
+    let reply = framed(fast_path::length(decision), |room| {
+        fast_path::write(decision, room)
+    });
     black_box(reply.len());
 }
 
@@ -343,7 +348,7 @@ fn room_encode(rooms: &Rooms) {
 fn room_check(rooms: &Rooms) {
     let request = black_box(rooms.request);
     let limiter = &rooms.limiter;
-    let tell = |decision: &mut Decision| decision.overall;
-    let checked = limiter.check_at_once(&limiter.store, request, NOW, tell);
+    let render = |decision: &mut Decision| decision.overall;
+    let checked = limiter.check_at_once(limiter.store.as_ref(), request, NOW, render);
     black_box(checked.is_ok());
 }

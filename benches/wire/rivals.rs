@@ -23,19 +23,18 @@ use tokio::{
     task::JoinSet,
 };
 use tollgate::{
-    decision::{self, Decision},
-    grpc::{
-        SHOULD_RATE_LIMIT,
+    core::decision::{self, Decision},
+    server::bench::serve_method,
+    service::grpc::{
+        SHOULD_RATE_LIMIT, fast_path,
         proto::envoy::service::ratelimit::v3::{
             RateLimitRequest, RateLimitResponse,
             rate_limit_response::{Code, DescriptorStatus},
             rate_limit_service_server::{RateLimitService, RateLimitServiceServer},
         },
-        quick,
-        unary::{Method, framed},
+        unary::{UnaryMethod, framed},
         wire,
     },
-    server::serve_method,
 };
 use tonic::{
     Request, Response, Status,
@@ -177,8 +176,8 @@ struct Message {
 impl From<&Decision> for Message {
     fn from(decision: &Decision) -> Self {
         let mut bytes = [0; 16];
-        let length = quick::length(decision);
-        quick::write(decision, &mut &mut bytes[..length]);
+        let length = fast_path::length(decision);
+        fast_path::write(decision, &mut &mut bytes[..length]);
         Self { bytes, length }
     }
 }
@@ -244,7 +243,7 @@ fn stock<S: RateLimitService>(
 }
 
 /// At least the settings' defaults, and more than a call sends.
-const BOUNDS: wire::Bounds = wire::Bounds {
+const BOUNDS: wire::RequestBounds = wire::RequestBounds {
     descriptors: 100,
     entries: 100,
     text_bytes: 65_536,
@@ -253,10 +252,10 @@ const BOUNDS: wire::Bounds = wire::Bounds {
 /// tollgate's own threads and connections without tonic: reads a request, and always answers OK.
 struct Bare;
 
-impl Method for Bare {
+impl UnaryMethod for Bare {
     const PATH: &'static str = SHOULD_RATE_LIMIT;
 
-    type Noted = ();
+    type CallStart = ();
 
     fn note(&self, _headers: &HeaderMap, _timeout: Option<Duration>) {}
 
@@ -273,15 +272,15 @@ impl Method for Bare {
 
 fn framed_ok(message: &[u8]) -> Result<Bytes, Status> {
     ok(message, |decision| {
-        framed(quick::length(decision), |buffer| {
-            quick::write(decision, buffer);
+        framed(fast_path::length(decision), |buffer| {
+            fast_path::write(decision, buffer);
         })
     })
 }
 
 /// Passes the decision to `tell` by reference, because it is too large to move.
 fn ok<R>(message: &[u8], tell: impl FnOnce(&Decision) -> R) -> Result<R, Status> {
-    if quick::read(message, BOUNDS).is_none() {
+    if fast_path::read(message, BOUNDS).is_none() {
         return Err(Status::invalid_argument(
             "only plain requests are known here",
         ));

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use jiff::civil::Weekday;
 
 use super::{
-    Fault,
-    yaml::{Number, Rare, RateLimit, Word},
+    fault::Fault,
+    yaml::{BoxedOption, LocatedNumber, LocatedText, RateLimit},
 };
-use crate::{
+use crate::core::{
     calendar::{Calendar, NoCalendar, Starts},
     limit::Algorithm,
     window::Period,
@@ -46,7 +46,11 @@ pub(super) fn algorithm(limit: &RateLimit, period: Period, faults: &mut Faults) 
     algorithm
 }
 
-fn unknown(key: &'static str, word: &Word, expected: &'static str) -> (Option<usize>, Fault) {
+fn unknown(
+    key: &'static str,
+    word: &LocatedText,
+    expected: &'static str,
+) -> (Option<usize>, Fault) {
     let fault = Fault::UnknownWord {
         key,
         text: word.text.clone(),
@@ -82,21 +86,21 @@ fn fixed_window(limit: &RateLimit, period: Period, faults: &mut Faults) -> Algor
 
 /// Reports settings that have no meaning for `algorithm`.
 fn check_company(limit: &RateLimit, algorithm: &Algorithm, faults: &mut Faults) {
-    let mut say = |key, at: Option<Option<usize>>, with, fix| {
+    let mut report = |key, at: Option<Option<usize>>, with, fix| {
         if let Some(at) = at {
             faults.push((at, Fault::DoesNotGo { key, with, fix }));
         }
     };
-    let word = |word: &Rare<Word>| word.as_ref().map(|word| word.at);
-    let number = |number: &Rare<Number>| number.as_ref().map(|number| number.at);
+    let word = |word: &BoxedOption<LocatedText>| word.as_ref().map(|word| word.at);
+    let number = |number: &BoxedOption<LocatedNumber>| number.as_ref().map(|number| number.at);
     if !matches!(algorithm, Algorithm::TokenBucket { .. }) {
         let fix = "write `algorithm: token_bucket`";
-        say("burst", number(&limit.burst), "this algorithm", fix);
+        report("burst", number(&limit.burst), "this algorithm", fix);
     }
     if algorithm.looks_first() {
         let fix = "it is for `fixed_window`";
-        say("window", word(&limit.window), "this algorithm", fix);
-        say(
+        report("window", word(&limit.window), "this algorithm", fix);
+        report(
             "calendar",
             limit.calendar.then_some(None),
             "this algorithm",
@@ -106,11 +110,11 @@ fn check_company(limit: &RateLimit, algorithm: &Algorithm, faults: &mut Faults) 
         let with = "a limit without `calendar`";
         let fix = "write `calendar: true`";
         let starts = &limit.starts;
-        say("time_zone", word(&limit.time_zone), with, fix);
-        say("week_starts", word(&limit.week_starts), with, fix);
-        say("starts", number(&starts.month), with, fix);
-        say("starts", number(&starts.day), with, fix);
-        say("starts", number(&starts.hour), with, fix);
+        report("time_zone", word(&limit.time_zone), with, fix);
+        report("week_starts", word(&limit.week_starts), with, fix);
+        report("starts", number(&starts.month), with, fix);
+        report("starts", number(&starts.day), with, fix);
+        report("starts", number(&starts.hour), with, fix);
     }
 }
 
@@ -153,25 +157,26 @@ fn calendar(limit: &RateLimit, period: Period, faults: &mut Faults) -> Algorithm
         };
         faults.push((at, fault));
     }
-    let mut in_range = |key, number: &Rare<Number>, high: i8, otherwise: i8, low: i8| {
-        let Some(number) = number else {
-            return otherwise;
-        };
-        let value = number.value.and_then(|value| i8::try_from(value).ok());
-        match value.filter(|value| (low..=high).contains(value)) {
-            Some(value) => value,
-            None => {
-                let fault = Fault::OutOfRange {
-                    key,
-                    low: low.unsigned_abs().into(),
-                    high: high.unsigned_abs().into(),
-                    text: number.text.clone(),
-                };
-                faults.push((number.at, fault));
-                otherwise
+    let mut in_range =
+        |key, number: &BoxedOption<LocatedNumber>, high: i8, otherwise: i8, low: i8| {
+            let Some(number) = number else {
+                return otherwise;
+            };
+            let value = number.value.and_then(|value| i8::try_from(value).ok());
+            match value.filter(|value| (low..=high).contains(value)) {
+                Some(value) => value,
+                None => {
+                    let fault = Fault::OutOfRange {
+                        key,
+                        low: low.unsigned_abs().into(),
+                        high: high.unsigned_abs().into(),
+                        text: number.text.clone(),
+                    };
+                    faults.push((number.at, fault));
+                    otherwise
+                }
             }
-        }
-    };
+        };
     let starts = Starts {
         month: in_range("month", &limit.starts.month, 12, 1, 1),
         day: in_range("day", &limit.starts.day, 31, 1, 1),
@@ -198,7 +203,7 @@ fn calendar(limit: &RateLimit, period: Period, faults: &mut Faults) -> Algorithm
     Algorithm::FixedWindow
 }
 
-fn weekday(word: Option<&Word>, faults: &mut Faults) -> Weekday {
+fn weekday(word: Option<&LocatedText>, faults: &mut Faults) -> Weekday {
     let Some(word) = word else {
         return Weekday::Monday;
     };
@@ -219,31 +224,31 @@ fn weekday(word: Option<&Word>, faults: &mut Faults) -> Weekday {
 
 /// Reports starts that do not fit the unit, such as a day of the month for a week.
 fn check_starts(limit: &RateLimit, period: Period, faults: &mut Faults) {
-    use crate::window::Unit;
+    use crate::core::window::Unit;
     let unit = period.unit();
-    let mut say = |key, at: Option<Option<usize>>, is_meant: bool, fix| {
+    let mut report = |key, at: Option<Option<usize>>, is_meant: bool, fix| {
         if let (Some(at), false) = (at, is_meant) {
             let with = "this unit";
             faults.push((at, Fault::DoesNotGo { key, with, fix }));
         }
     };
-    let at = |number: &Rare<Number>| number.as_ref().map(|number| number.at);
+    let at = |number: &BoxedOption<LocatedNumber>| number.as_ref().map(|number| number.at);
     let is_month = matches!(unit, Unit::Month | Unit::Year);
     let starts = &limit.starts;
-    say(
+    report(
         "month",
         at(&starts.month),
         unit == Unit::Year,
         "it is for years",
     );
-    say(
+    report(
         "day",
         at(&starts.day),
         is_month,
         "it is for months and years",
     );
     let week_starts = limit.week_starts.as_ref().map(|word| word.at);
-    say(
+    report(
         "week_starts",
         week_starts,
         unit == Unit::Week,

@@ -11,19 +11,23 @@ use std::{
 use foldhash::fast::RandomState;
 
 use super::{
-    Fault, File, Options, Position, Problem, algorithm,
-    yaml::{Defaults, Descriptor, Limits, RateLimit, RuleFile, Word, joined},
+    algorithm,
+    fault::{Fault, Problem},
+    file::File,
+    node::Position,
+    options::Options,
+    yaml::{DefaultKeys, DescriptorNode, Limits, LocatedText, RateLimit, RuleDocument, joined},
 };
-use crate::{
+use crate::core::{
     counter::KeyFormat,
-    limit::{Algorithm, Allows, Counts, Limit, Metric, OnStoreLoss, Rule},
+    limit::{Algorithm, Allows, CountPolicy, Limit, Metric, OnStoreLoss, Rule},
     matcher::{Matcher, NodeId},
     window::{Period, Unit},
 };
 
 /// Builds the matcher of all files, in their order. It is valid only if no error was added.
 pub(super) fn compile(
-    sources: &[Source<'_>],
+    sources: &[ParsedFile<'_>],
     options: Options,
     problems: &mut Vec<Problem>,
 ) -> Matcher {
@@ -35,18 +39,18 @@ pub(super) fn compile(
     matcher.key_format = options.key_format;
     let mut compiler = Compiler {
         matcher,
-        places: HashMap::default(),
+        locations: HashMap::default(),
         names: HashMap::new(),
         replacers: Vec::new(),
-        defaults: Manner::default(),
+        defaults: RuleDefaults::default(),
         lacks_replicas: options.lacks_replicas,
         problems,
     };
     let mut domains: HashMap<&str, &str> = HashMap::new();
-    for Source { file, rules } in sources {
-        let RuleFile { domain, at, .. } = rules;
+    for ParsedFile { file, rules } in sources {
+        let RuleDocument { domain, at, .. } = rules;
         if domain.is_empty() {
-            compiler.say(file, *at, "", Fault::EmptyDomain);
+            compiler.report(file, *at, "", Fault::EmptyDomain);
             continue;
         }
         let first = *domains.entry(domain).or_insert(&file.name);
@@ -55,21 +59,21 @@ pub(super) fn compile(
                 domain: domain.clone(),
                 first: first.to_owned(),
             };
-            compiler.say(file, *at, "", fault);
+            compiler.report(file, *at, "", fault);
             continue;
         }
         let root = compiler.matcher.insert_domain(domain.as_bytes());
-        let otherwise = Manner {
+        let otherwise = RuleDefaults {
             on_store_loss: options.on_store_loss,
-            ..Manner::default()
+            ..RuleDefaults::default()
         };
-        compiler.defaults = compiler.manner(file, domain, &rules.defaults, otherwise);
+        compiler.defaults = compiler.rule_defaults(file, domain, &rules.defaults, otherwise);
         let path = domain.as_str().into();
         for descriptor in &rules.descriptors {
             let level = Level {
                 node: root,
                 path: &path,
-                tells_values: false,
+                reports_values: false,
             };
             compiler.descriptor(file, level, descriptor);
         }
@@ -79,14 +83,14 @@ pub(super) fn compile(
 }
 
 /// A file and its parsed rules.
-pub(super) struct Source<'a> {
+pub(super) struct ParsedFile<'a> {
     pub(super) file: &'a File,
-    pub(super) rules: RuleFile,
+    pub(super) rules: RuleDocument,
 }
 
 /// A position in one of the files.
 #[derive(Clone, Copy)]
-struct Place<'a> {
+struct Location<'a> {
     file: &'a File,
     at: Option<usize>,
 }
@@ -94,20 +98,20 @@ struct Place<'a> {
 struct Compiler<'a, 'p> {
     matcher: Matcher,
     /// The position of each node's definition, by the node's path.
-    places: HashMap<Arc<str>, Place<'a>, RandomState>,
+    locations: HashMap<Arc<str>, Location<'a>, RandomState>,
     /// Shared texts of the names of limits.
     names: HashMap<String, Arc<str>>,
     replacers: Vec<Replacer<'a>>,
     /// The file's defaults for all its rules.
-    defaults: Manner,
+    defaults: RuleDefaults,
     lacks_replicas: bool,
     problems: &'p mut Vec<Problem>,
 }
 
 /// How a rule is counted, independent of its limits.
 #[derive(Clone, Copy, Default)]
-struct Manner {
-    counts: Counts,
+struct RuleDefaults {
+    counts: CountPolicy,
     on_store_loss: OnStoreLoss,
 }
 
@@ -117,48 +121,54 @@ struct Level<'a> {
     node: NodeId,
     path: &'a Arc<str>,
     /// Whether this node or one above it has `value_to_metric`.
-    tells_values: bool,
+    reports_values: bool,
 }
 
 /// A rule that replaces others.
 struct Replacer<'a> {
-    place: Place<'a>,
+    location: Location<'a>,
     path: String,
     own_names: Vec<String>,
     replaces: String,
 }
 
 impl<'a> Compiler<'a, '_> {
-    fn say(&mut self, file: &File, at: Option<usize>, path: &str, fault: Fault) {
+    fn report(&mut self, file: &File, at: Option<usize>, path: &str, fault: Fault) {
         self.problems.push(file.problem(at, path, fault));
     }
 
-    /// The settings in `said`, completed with those in `otherwise`.
-    fn manner(&mut self, file: &File, path: &str, said: &Defaults, otherwise: Manner) -> Manner {
-        let mut manner = otherwise;
-        if let Some(Word { text, at }) = said.count.as_deref() {
+    /// The settings in `keys`, completed with those in `otherwise`.
+    fn rule_defaults(
+        &mut self,
+        file: &File,
+        path: &str,
+        keys: &DefaultKeys,
+        otherwise: RuleDefaults,
+    ) -> RuleDefaults {
+        let mut rule_defaults = otherwise;
+        if let Some(LocatedText { text, at }) = keys.count.as_deref() {
             match text.as_str() {
-                "all" => manner.counts = Counts::All,
-                "admitted" => manner.counts = Counts::Admitted,
+                "all" => rule_defaults.counts = CountPolicy::All,
+                "admitted" => rule_defaults.counts = CountPolicy::Admitted,
                 _ => {
                     let fault = Fault::UnknownWord {
                         key: "count",
                         text: text.clone(),
                         expected: "all or admitted",
                     };
-                    self.say(file, *at, path, fault);
+                    self.report(file, *at, path, fault);
                 }
             }
         }
-        if let Some(Word { text, at }) = said.on_store_loss.as_deref() {
+        if let Some(LocatedText { text, at }) = keys.on_store_loss.as_deref() {
             match text.as_str() {
-                "error" => manner.on_store_loss = OnStoreLoss::Error,
-                "allow" => manner.on_store_loss = OnStoreLoss::Allow,
-                "deny" => manner.on_store_loss = OnStoreLoss::Deny,
+                "error" => rule_defaults.on_store_loss = OnStoreLoss::Error,
+                "allow" => rule_defaults.on_store_loss = OnStoreLoss::Allow,
+                "deny" => rule_defaults.on_store_loss = OnStoreLoss::Deny,
                 "local" => {
-                    manner.on_store_loss = OnStoreLoss::Local;
+                    rule_defaults.on_store_loss = OnStoreLoss::Local;
                     if self.lacks_replicas {
-                        self.say(file, *at, path, Fault::UnknownReplicas);
+                        self.report(file, *at, path, Fault::UnknownReplicas);
                     }
                 }
                 _ => {
@@ -167,23 +177,23 @@ impl<'a> Compiler<'a, '_> {
                         text: text.clone(),
                         expected: "error, allow, deny or local",
                     };
-                    self.say(file, *at, path, fault);
+                    self.report(file, *at, path, fault);
                 }
             }
         }
-        manner
+        rule_defaults
     }
 
-    fn descriptor(&mut self, file: &'a File, parent: Level<'_>, descriptor: &Descriptor) {
+    fn descriptor(&mut self, file: &'a File, parent: Level<'_>, descriptor: &DescriptorNode) {
         let Level {
             node: parent,
             path,
-            tells_values,
+            reports_values,
         } = parent;
-        let tells_values = tells_values || descriptor.value_to_metric;
+        let reports_values = reports_values || descriptor.value_to_metric;
         let at = descriptor.at;
         if descriptor.key.is_empty() {
-            return self.say(file, at, path, Fault::EmptyKey);
+            return self.report(file, at, path, Fault::EmptyKey);
         }
         let text = joined(&descriptor.key, &descriptor.value);
         let path: Arc<str> = format!("{path}.{text}").into();
@@ -191,26 +201,26 @@ impl<'a> Compiler<'a, '_> {
         let Some(node) = self.matcher.insert(parent, key, value) else {
             let fault = Fault::Duplicate {
                 path: path.to_string(),
-                first: self.first_place(&path),
+                first: self.first_location(&path),
             };
-            return self.say(file, at, &path, fault);
+            return self.report(file, at, &path, fault);
         };
-        self.places.insert(path.clone(), Place { file, at });
+        self.locations.insert(path.clone(), Location { file, at });
         if descriptor.share_threshold {
             if text.contains('*') {
                 self.matcher.share(node, descriptor.value.as_bytes());
             } else {
                 let fault = Fault::ShareWithoutWildcard(descriptor.key.clone());
-                self.say(file, at, &path, fault);
+                self.report(file, at, &path, fault);
             }
         }
         if descriptor.value_to_metric {
-            self.matcher.tell_values(node);
+            self.matcher.report_values(node);
         }
         let level = Level {
             node,
             path: &path,
-            tells_values,
+            reports_values,
         };
         self.rule(file, level, descriptor);
         for child in &descriptor.descriptors {
@@ -218,8 +228,8 @@ impl<'a> Compiler<'a, '_> {
         }
     }
 
-    fn first_place(&self, path: &str) -> String {
-        let Some(Place { file, at }) = self.places.get(path) else {
+    fn first_location(&self, path: &str) -> String {
+        let Some(Location { file, at }) = self.locations.get(path) else {
             return "another level".to_owned();
         };
         match at.map(|at| file.position(at)) {
@@ -228,11 +238,11 @@ impl<'a> Compiler<'a, '_> {
         }
     }
 
-    fn rule(&mut self, file: &'a File, level: Level<'_>, descriptor: &Descriptor) {
+    fn rule(&mut self, file: &'a File, level: Level<'_>, descriptor: &DescriptorNode) {
         let Level {
             node,
             path,
-            tells_values,
+            reports_values,
         } = level;
         let limits = match &descriptor.limits {
             Limits::None => return,
@@ -254,7 +264,7 @@ impl<'a> Compiler<'a, '_> {
             self.check_reference_key(file, path, descriptor, &compiled);
         }
         let replaces = self.replaces(file, path, limits);
-        let manner = self.manner(file, path, &descriptor.own, self.defaults);
+        let rule_defaults = self.rule_defaults(file, path, &descriptor.own, self.defaults);
         if compiled.is_empty() && !is_unlimited {
             // Every limit had an error, so this matcher will not be used.
             return;
@@ -270,9 +280,9 @@ impl<'a> Compiler<'a, '_> {
             replaces,
             shadow_mode: descriptor.shadow_mode,
             quota_mode: descriptor.quota_mode,
-            counts: manner.counts,
-            on_store_loss: manner.on_store_loss,
-            metric: match (descriptor.detailed_metric, tells_values) {
+            counts: rule_defaults.counts,
+            on_store_loss: rule_defaults.on_store_loss,
+            metric: match (descriptor.detailed_metric, reports_values) {
                 (true, _) => Metric::AllValues,
                 (false, true) => Metric::SomeValues,
                 (false, false) => Metric::Path,
@@ -283,9 +293,9 @@ impl<'a> Compiler<'a, '_> {
 
     fn unlimited(&mut self, file: &'a File, path: &str, limit: &RateLimit, is_list: bool) {
         if is_list {
-            self.say(file, limit.at, path, Fault::UnlimitedInList);
+            self.report(file, limit.at, path, Fault::UnlimitedInList);
         } else if limit.unit.parse::<Unit>().is_ok() {
-            self.say(file, limit.at, path, Fault::UnlimitedUnit);
+            self.report(file, limit.at, path, Fault::UnlimitedUnit);
         }
         self.name(&limit.name);
     }
@@ -295,26 +305,26 @@ impl<'a> Compiler<'a, '_> {
         &mut self,
         file: &File,
         path: &str,
-        descriptor: &Descriptor,
+        descriptor: &DescriptorNode,
         limits: &[Limit],
     ) {
         if limits.len() > 1 {
             let fault = Fault::NoReferenceKey("a rule with several limits");
-            self.say(file, descriptor.at, path, fault);
+            self.report(file, descriptor.at, path, fault);
         }
         if limits
             .iter()
             .any(|limit| limit.period.multiplier().get() > 1)
         {
             let fault = Fault::NoReferenceKey("a limit with a unit_multiplier");
-            self.say(file, descriptor.at, path, fault);
+            self.report(file, descriptor.at, path, fault);
         }
         if limits
             .iter()
             .any(|limit| limit.algorithm != Algorithm::FixedWindow)
         {
             let fault = Fault::NoReferenceKey("a limit with an algorithm of its own");
-            self.say(file, descriptor.at, path, fault);
+            self.report(file, descriptor.at, path, fault);
         }
     }
 
@@ -328,7 +338,7 @@ impl<'a> Compiler<'a, '_> {
     ) -> Option<Limit> {
         let multiplier = self.multiplier(file, path, limit);
         let Ok(unit) = limit.unit.parse::<Unit>() else {
-            self.say(file, limit.at, path, Fault::InvalidUnit(limit.unit.clone()));
+            self.report(file, limit.at, path, Fault::InvalidUnit(limit.unit.clone()));
             return None;
         };
         let multiplier = multiplier?;
@@ -337,14 +347,14 @@ impl<'a> Compiler<'a, '_> {
                 unit: unit.name(),
                 multiplier: multiplier.get(),
             };
-            self.say(file, limit.at, path, fault);
+            self.report(file, limit.at, path, fault);
             return None;
         };
         let mut faults = Vec::new();
         let algorithm = algorithm::algorithm(limit, period, &mut faults);
         let is_wrong = !faults.is_empty();
         for (at, fault) in faults {
-            self.say(file, at.or(limit.at), path, fault);
+            self.report(file, at.or(limit.at), path, fault);
         }
         if is_wrong {
             return None;
@@ -355,7 +365,7 @@ impl<'a> Compiler<'a, '_> {
                 && mem::discriminant(&other.algorithm) == mem::discriminant(&algorithm)
         };
         if before.iter().any(is_same) {
-            self.say(file, limit.at, path, Fault::SamePeriod(period.to_string()));
+            self.report(file, limit.at, path, Fault::SamePeriod(period.to_string()));
             return None;
         }
         Some(Limit {
@@ -373,7 +383,7 @@ impl<'a> Compiler<'a, '_> {
         let multiplier = u32::try_from(number.value?).ok().and_then(NonZeroU32::new);
         if multiplier.is_none() {
             let fault = Fault::InvalidMultiplier(number.text.clone());
-            self.say(file, number.at, path, fault);
+            self.report(file, number.at, path, fault);
         }
         multiplier
     }
@@ -398,13 +408,13 @@ impl<'a> Compiler<'a, '_> {
         let mut replaced = Vec::new();
         for (name, at) in limits.iter().flat_map(|limit| &limit.replaces) {
             if name.is_empty() {
-                self.say(file, *at, path, Fault::EmptyReplaces);
+                self.report(file, *at, path, Fault::EmptyReplaces);
             } else if own_names.contains(name) {
-                self.say(file, *at, path, Fault::ReplacesItself);
+                self.report(file, *at, path, Fault::ReplacesItself);
             } else {
                 replaced.push(name.as_str().into());
                 self.replacers.push(Replacer {
-                    place: Place { file, at: *at },
+                    location: Location { file, at: *at },
                     path: path.to_owned(),
                     own_names: own_names.clone(),
                     replaces: name.clone(),
@@ -438,7 +448,7 @@ impl<'a> Compiler<'a, '_> {
             } else {
                 continue;
             };
-            found.push(by.place.file.problem(by.place.at, &by.path, fault));
+            found.push(by.location.file.problem(by.location.at, &by.path, fault));
         }
         self.problems.extend(found);
     }

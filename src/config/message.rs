@@ -8,12 +8,17 @@ use prost_types::{Any, Struct, value::Kind};
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    Fault, File, Loaded, Options, Problem,
-    compile::Source,
-    finish,
-    yaml::{Defaults, Descriptor, Limits, Number, Rare, RateLimit, RuleFile, Starts, Word, joined},
+    compile::ParsedFile,
+    fault::{Fault, Problem},
+    file::File,
+    files::{Loaded, finish},
+    options::Options,
+    yaml::{
+        BoxedOption, CalendarStarts, DefaultKeys, DescriptorNode, Limits, LocatedNumber,
+        LocatedText, RateLimit, RuleDocument, joined,
+    },
 };
-use crate::metadata::{Map, Value};
+use crate::core::metadata::{Metadata, MetadataValue};
 
 use proto::{RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit};
 
@@ -101,12 +106,12 @@ impl Push {
         let sources: Vec<_> = read
             .iter()
             .map(|(file, config)| {
-                let mut reader = Reader {
+                let mut reader = MessageReader {
                     file,
                     problems: &mut problems,
                 };
                 let rules = reader.rule_file(config);
-                Source { file, rules }
+                ParsedFile { file, rules }
             })
             .collect();
         finish(&sources, self.resources.len(), options, problems)
@@ -133,21 +138,21 @@ fn shown(text: &str) -> String {
         .collect()
 }
 
-struct Reader<'a> {
+struct MessageReader<'a> {
     file: &'a File,
     problems: &'a mut Vec<Problem>,
 }
 
-impl Reader<'_> {
-    fn say(&mut self, path: &str, fault: Fault) {
+impl MessageReader<'_> {
+    fn report(&mut self, path: &str, fault: Fault) {
         self.problems.push(self.file.problem(None, path, fault));
     }
 
-    fn rule_file(&mut self, config: &RateLimitConfig) -> RuleFile {
-        RuleFile {
+    fn rule_file(&mut self, config: &RateLimitConfig) -> RuleDocument {
+        RuleDocument {
             domain: config.domain.clone(),
             at: None,
-            defaults: Defaults {
+            defaults: DefaultKeys {
                 count: word(&config.count),
                 on_store_loss: word(&config.on_store_loss),
             },
@@ -159,17 +164,17 @@ impl Reader<'_> {
         &mut self,
         descriptors: &[RateLimitDescriptor],
         parent: &str,
-    ) -> Vec<Descriptor> {
+    ) -> Vec<DescriptorNode> {
         descriptors
             .iter()
             .map(|descriptor| self.descriptor(descriptor, parent))
             .collect()
     }
 
-    fn descriptor(&mut self, descriptor: &RateLimitDescriptor, parent: &str) -> Descriptor {
+    fn descriptor(&mut self, descriptor: &RateLimitDescriptor, parent: &str) -> DescriptorNode {
         let RateLimitDescriptor { key, value, .. } = descriptor;
         let path = format!("{parent}.{}", joined(key, value));
-        Descriptor {
+        DescriptorNode {
             at: None,
             key: key.clone(),
             value: value.clone(),
@@ -180,7 +185,7 @@ impl Reader<'_> {
             detailed_metric: descriptor.detailed_metric,
             value_to_metric: descriptor.value_to_metric,
             metadata: descriptor.metadata.as_ref().map(map).unwrap_or_default(),
-            own: Defaults {
+            own: DefaultKeys {
                 count: word(&descriptor.count),
                 on_store_loss: word(&descriptor.on_store_loss),
             },
@@ -195,7 +200,7 @@ impl Reader<'_> {
             Some(one) if list.is_empty() => Limits::One(Box::new(rate_limit(one))),
             one => {
                 if one.is_some() {
-                    self.say(path, Fault::BothForms);
+                    self.report(path, Fault::BothForms);
                 }
                 Limits::List(list.iter().map(rate_limit).collect())
             }
@@ -222,7 +227,7 @@ fn rate_limit(policy: &RateLimitPolicy) -> RateLimit {
         calendar: policy.calendar,
         time_zone: word(&policy.time_zone),
         week_starts: word(&policy.week_starts),
-        starts: Starts {
+        starts: CalendarStarts {
             month: starts.month.map(number),
             day: starts.day.map(number),
             hour: starts.hour.map(number),
@@ -231,16 +236,16 @@ fn rate_limit(policy: &RateLimitPolicy) -> RateLimit {
 }
 
 /// `None` if the text is empty.
-fn word(text: &str) -> Rare<Word> {
-    let word = || Word {
+fn word(text: &str) -> BoxedOption<LocatedText> {
+    let word = || LocatedText {
         text: text.to_owned(),
         at: None,
     };
     (!text.is_empty()).then(|| Box::new(word()))
 }
 
-fn number(number: impl Into<i128> + ToString) -> Box<Number> {
-    Box::new(Number {
+fn number(number: impl Into<i128> + ToString) -> Box<LocatedNumber> {
+    Box::new(LocatedNumber {
         text: number.to_string(),
         value: Some(number.into()),
         at: None,
@@ -256,21 +261,23 @@ fn unit(policy: &RateLimitPolicy) -> String {
     }
 }
 
-fn map(from: &Struct) -> Map {
+fn map(from: &Struct) -> Metadata {
     let entries = from.fields.iter();
     entries
         .map(|(key, value)| (key.clone(), value_of(value)))
         .collect()
 }
 
-fn value_of(from: &prost_types::Value) -> Value {
+fn value_of(from: &prost_types::Value) -> MetadataValue {
     match &from.kind {
-        None | Some(Kind::NullValue(_)) => Value::Null,
-        Some(Kind::BoolValue(value)) => Value::Bool(*value),
-        Some(Kind::NumberValue(value)) => Value::Number(*value),
-        Some(Kind::StringValue(value)) => Value::Text(value.clone()),
-        Some(Kind::ListValue(list)) => Value::List(list.values.iter().map(value_of).collect()),
-        Some(Kind::StructValue(value)) => Value::Map(map(value)),
+        None | Some(Kind::NullValue(_)) => MetadataValue::Null,
+        Some(Kind::BoolValue(value)) => MetadataValue::Bool(*value),
+        Some(Kind::NumberValue(value)) => MetadataValue::Number(*value),
+        Some(Kind::StringValue(value)) => MetadataValue::Text(value.clone()),
+        Some(Kind::ListValue(list)) => {
+            MetadataValue::List(list.values.iter().map(value_of).collect())
+        }
+        Some(Kind::StructValue(value)) => MetadataValue::Map(map(value)),
     }
 }
 

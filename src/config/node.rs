@@ -5,7 +5,7 @@
 //! scalar only for a caller that asks for a string, whatever the scalar looks like. So this reader has to know the
 //! shape of the document beforehand.
 //!
-//! A caller that knows the expected value of each key passes a [`Guess`], and one pass is enough while the guess
+//! A caller that knows the expected value of each key passes an `ExpectedNode`, and one pass is enough while the guess
 //! holds. Without a guess, or where it fails, there are two passes: the first learns the shape, the second reads.
 //! Both lead to equal trees.
 
@@ -18,39 +18,39 @@ use serde::de::{
 
 /// A value in a YAML document. Its texts are borrowed from the file unless the parser had to rewrite them.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Node<'t> {
-    pub(crate) kind: Kind<'t>,
+pub(crate) struct YamlNode<'t> {
+    pub(crate) kind: NodeKind<'t>,
     /// Its start in bytes; `None` for a value without a text of its own, such as `{}`.
     pub(crate) offset: Option<usize>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Kind<'t> {
+pub(crate) enum NodeKind<'t> {
     /// The text of a scalar without its quotes.
     Scalar {
         text: Cow<'t, str>,
         is_plain: bool,
     },
-    List(Vec<Node<'t>>),
+    List(Vec<YamlNode<'t>>),
     /// In the order of the file; keys may repeat.
-    Map(Vec<(Node<'t>, Node<'t>)>),
+    Map(Vec<(YamlNode<'t>, YamlNode<'t>)>),
     /// A value with a tag, such as `!include`.
     Tagged,
 }
 
 /// The expected kind of a node.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Guess {
+pub(crate) enum ExpectedNode {
     Scalar,
     /// A map; the function gives the guess for the value of a key.
-    Map(fn(&str) -> Guess),
+    Map(fn(&str) -> ExpectedNode),
     /// A list of such items.
-    List(&'static Guess),
+    List(&'static ExpectedNode),
     /// Any value without numbers, booleans or nulls.
-    Any(fn(&str) -> Guess),
+    Any(fn(&str) -> ExpectedNode),
 }
 
-impl<'t> Node<'t> {
+impl<'t> YamlNode<'t> {
     /// The first document of `text`; an empty file is an empty map.
     ///
     /// # Errors
@@ -61,8 +61,8 @@ impl<'t> Node<'t> {
         let Some(first) = serde_yaml::Deserializer::from_str(text).next() else {
             return Ok(Self::empty());
         };
-        let shape = ShapeSeed.deserialize(first)?;
-        if let Shape::Nothing = shape {
+        let shape = NodeShapeSeed.deserialize(first)?;
+        if let NodeShape::Nothing = shape {
             return Ok(Self::empty());
         }
         let Some(again) = serde_yaml::Deserializer::from_str(text).next() else {
@@ -75,58 +75,66 @@ impl<'t> Node<'t> {
         seed.deserialize(again)
     }
 
-    /// Like [`Node::parse`], in half the time if `guess` is right.
+    /// Like [`YamlNode::parse`], in half the time if `expected` is right.
     ///
     /// # Errors
     ///
-    /// As for [`Node::parse`].
-    pub(crate) fn parse_as(text: &'t str, guess: Guess) -> Result<Self, serde_yaml::Error> {
-        match Self::guessed(text, guess, PIECE_BYTES) {
+    /// As for [`YamlNode::parse`].
+    pub(crate) fn parse_as(
+        text: &'t str,
+        expected: ExpectedNode,
+    ) -> Result<Self, serde_yaml::Error> {
+        match Self::parse_expected(text, expected, PIECE_BYTES) {
             Some(root) => Ok(root),
             None => Self::parse(text),
         }
     }
 
-    /// The result of [`Node::parse`], or `None` if one pass is not enough. Long lists are read in pieces of at least
+    /// The result of [`YamlNode::parse`], or `None` if one pass is not enough. Long lists are read in pieces of at
+    /// least
     /// `piece_bytes`.
-    pub(super) fn guessed(text: &'t str, guess: Guess, piece_bytes: usize) -> Option<Self> {
+    pub(super) fn parse_expected(
+        text: &'t str,
+        expected: ExpectedNode,
+        piece_bytes: usize,
+    ) -> Option<Self> {
         // A borrowed scalar does not show its tag.
         if may_have_tags(text) || check_nesting(text).is_err() {
             return None;
         }
-        if let Guess::Map(below) = guess
-            && let Some(pieces) = Pieces::of(text, below, piece_bytes)
+        if let ExpectedNode::Map(below) = expected
+            && let Some(pieces) = DocumentPieces::of(text, below, piece_bytes)
             && let Some(root) = pieces.read(text)
         {
             return Some(root);
         }
         let document = serde_yaml::Deserializer::from_str(text).next()?;
-        let seed = GuessSeed {
-            guess,
+        let seed = ExpectedSeed {
+            expected,
             source: text,
-            levels: MAX_GUESSED_LEVELS,
+            levels: MAX_EXPECTED_LEVELS,
         };
         seed.deserialize(document).ok()
     }
 
     fn empty() -> Self {
         Self {
-            kind: Kind::Map(Vec::new()),
+            kind: NodeKind::Map(Vec::new()),
             offset: None,
         }
     }
 
     /// A scalar that borrows from `source`.
-    fn lent(source: &'t str, lent: &'t str) -> Self {
-        let offset = offset_in(source, lent);
+    fn borrowed(source: &'t str, borrowed: &'t str) -> Self {
+        let offset = offset_in(source, borrowed);
         let is_quoted = offset.is_some_and(|at| {
             let bytes = source.as_bytes();
             let before = at.checked_sub(1).and_then(|at| bytes.get(at));
-            matches!(before, Some(b'"' | b'\'')) && before == bytes.get(at + lent.len())
+            matches!(before, Some(b'"' | b'\'')) && before == bytes.get(at + borrowed.len())
         });
         Self {
-            kind: Kind::Scalar {
-                text: Cow::Borrowed(lent),
+            kind: NodeKind::Scalar {
+                text: Cow::Borrowed(borrowed),
                 is_plain: !is_quoted,
             },
             offset,
@@ -137,7 +145,7 @@ impl<'t> Node<'t> {
     /// strings.
     fn rewritten(text: &str) -> Self {
         Self {
-            kind: Kind::Scalar {
+            kind: NodeKind::Scalar {
                 text: Cow::Owned(text.to_owned()),
                 is_plain: false,
             },
@@ -148,39 +156,42 @@ impl<'t> Node<'t> {
     fn list(items: Vec<Self>) -> Self {
         Self {
             offset: items.first().and_then(|item| item.offset),
-            kind: Kind::List(items),
+            kind: NodeKind::List(items),
         }
     }
 
     fn map(entries: Vec<(Self, Self)>) -> Self {
         Self {
             offset: entries.first().and_then(|(key, _)| key.offset),
-            kind: Kind::Map(entries),
+            kind: NodeKind::Map(entries),
         }
     }
 
     /// Whether the node is `null`, `~` or empty.
     pub(crate) fn is_null(&self) -> bool {
-        matches!(&self.kind, Kind::Scalar { text, is_plain: true }
+        matches!(&self.kind, NodeKind::Scalar { text, is_plain: true }
             if matches!(&**text, "" | "~" | "null" | "Null" | "NULL"))
     }
 
     /// Copies borrowed texts.
-    pub(crate) fn into_owned(self) -> Node<'static> {
+    pub(crate) fn into_owned(self) -> YamlNode<'static> {
         let kind = match self.kind {
-            Kind::Scalar { text, is_plain } => Kind::Scalar {
+            NodeKind::Scalar { text, is_plain } => NodeKind::Scalar {
                 text: Cow::Owned(text.into_owned()),
                 is_plain,
             },
-            Kind::List(items) => Kind::List(items.into_iter().map(Node::into_owned).collect()),
-            Kind::Map(entries) => {
-                let owned =
-                    |(key, value): (Node<'_>, Node<'_>)| (key.into_owned(), value.into_owned());
-                Kind::Map(entries.into_iter().map(owned).collect())
+            NodeKind::List(items) => {
+                NodeKind::List(items.into_iter().map(YamlNode::into_owned).collect())
             }
-            Kind::Tagged => Kind::Tagged,
+            NodeKind::Map(entries) => {
+                let owned = |(key, value): (YamlNode<'_>, YamlNode<'_>)| {
+                    (key.into_owned(), value.into_owned())
+                };
+                NodeKind::Map(entries.into_iter().map(owned).collect())
+            }
+            NodeKind::Tagged => NodeKind::Tagged,
         };
-        Node {
+        YamlNode {
             kind,
             offset: self.offset,
         }
@@ -208,7 +219,7 @@ fn check_nesting(text: &str) -> Result<(), serde_yaml::Error> {
         if open > MAX_OPEN_BRACKETS {
             let end = text.ceil_char_boundary(text.len().min(at + BEHIND_BRACKETS_BYTES));
             let beginning = serde_yaml::Deserializer::from_str(&text[..end]).next();
-            let shape = beginning.map(|beginning| ShapeSeed.deserialize(beginning));
+            let shape = beginning.map(|beginning| NodeShapeSeed.deserialize(beginning));
             return match shape {
                 Some(Err(error)) if error.to_string().contains("recursion limit") => Err(error),
                 _ => Ok(()),
@@ -224,7 +235,7 @@ const PIECE_BYTES: usize = 64 << 10;
 
 /// Deeper nodes are not read by a guess. serde_yaml gives up at 128 levels, and a piece contains fewer of them than
 /// the document.
-const MAX_GUESSED_LEVELS: u8 = 64;
+const MAX_EXPECTED_LEVELS: u8 = 64;
 
 /// A document that ends with a long block list below a key of its root, cut between items of the list.
 ///
@@ -232,16 +243,16 @@ const MAX_GUESSED_LEVELS: u8 = 64;
 /// its items. Then the next piece continues where this one ends, and reading the pieces one by one equals reading the
 /// whole. Anything else is an error in one of the pieces, and then nothing is read in pieces: a quote closed in the
 /// next piece, a key after the list, an anchor from another piece.
-struct Pieces<'t> {
+struct DocumentPieces<'t> {
     /// The document up to the list.
     head: &'t str,
-    item: &'static Guess,
+    item: &'static ExpectedNode,
     items: Vec<&'t str>,
 }
 
-impl<'t> Pieces<'t> {
+impl<'t> DocumentPieces<'t> {
     /// Cuts a document, if it has such a list.
-    fn of(text: &'t str, below: fn(&str) -> Guess, piece_bytes: usize) -> Option<Self> {
+    fn of(text: &'t str, below: fn(&str) -> ExpectedNode, piece_bytes: usize) -> Option<Self> {
         if text.len() <= piece_bytes {
             return None;
         }
@@ -264,7 +275,7 @@ impl<'t> Pieces<'t> {
                     return None;
                 }
             } else if let Some(key) = line.trim_end().strip_suffix(':')
-                && let Guess::List(item) = below(key)
+                && let ExpectedNode::List(item) = below(key)
             {
                 list = Some(item);
             }
@@ -274,29 +285,31 @@ impl<'t> Pieces<'t> {
     }
 
     /// Joins the pieces, if each matches the guess.
-    fn read(&self, source: &'t str) -> Option<Node<'t>> {
-        let read = |part, guess| {
-            let seed = GuessSeed {
-                guess,
+    fn read(&self, source: &'t str) -> Option<YamlNode<'t>> {
+        let read = |part, expected| {
+            let seed = ExpectedSeed {
+                expected,
                 source,
-                levels: MAX_GUESSED_LEVELS,
+                levels: MAX_EXPECTED_LEVELS,
             };
             let document = serde_yaml::Deserializer::from_str(part);
             Some(seed.deserialize(document).ok()?.kind)
         };
-        let Kind::Map(mut entries) = read(self.head, Guess::Map(|_| Guess::Scalar))? else {
+        let NodeKind::Map(mut entries) =
+            read(self.head, ExpectedNode::Map(|_| ExpectedNode::Scalar))?
+        else {
             return None;
         };
         let mut items = Vec::new();
         for part in &self.items {
-            let Kind::List(more) = read(part, Guess::List(self.item))? else {
+            let NodeKind::List(more) = read(part, ExpectedNode::List(self.item))? else {
                 return None;
             };
             items.extend(more);
         }
         let (_, list) = entries.last_mut().filter(|(_, value)| value.is_null())?;
-        *list = Node::list(items);
-        Some(Node::map(entries))
+        *list = YamlNode::list(items);
+        Some(YamlNode::map(entries))
     }
 }
 
@@ -324,7 +337,7 @@ fn may_have_tags(text: &str) -> bool {
 }
 
 /// The kinds of a node and of the nodes below it.
-enum Shape {
+enum NodeShape {
     Scalar,
     List(Vec<Self>),
     Map(Vec<(Self, Self)>),
@@ -334,12 +347,12 @@ enum Shape {
 }
 
 #[derive(Clone, Copy)]
-struct ShapeSeed;
+struct NodeShapeSeed;
 
-impl<'de> DeserializeSeed<'de> for ShapeSeed {
-    type Value = Shape;
+impl<'de> DeserializeSeed<'de> for NodeShapeSeed {
+    type Value = NodeShape;
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Shape, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<NodeShape, D::Error> {
         deserializer.deserialize_any(self)
     }
 }
@@ -347,14 +360,14 @@ impl<'de> DeserializeSeed<'de> for ShapeSeed {
 /// Visits every type that serde_yaml may give a scalar.
 macro_rules! scalars {
     ($($visit:ident: $type:ty),*) => {
-        $(fn $visit<E>(self, _: $type) -> Result<Shape, E> {
-            Ok(Shape::Scalar)
+        $(fn $visit<E>(self, _: $type) -> Result<NodeShape, E> {
+            Ok(NodeShape::Scalar)
         })*
     };
 }
 
-impl<'de> Visitor<'de> for ShapeSeed {
-    type Value = Shape;
+impl<'de> Visitor<'de> for NodeShapeSeed {
+    type Value = NodeShape;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("YAML")
@@ -365,55 +378,55 @@ impl<'de> Visitor<'de> for ShapeSeed {
         visit_f64: f64, visit_str: &str
     );
 
-    fn visit_unit<E>(self) -> Result<Shape, E> {
-        Ok(Shape::Scalar)
+    fn visit_unit<E>(self) -> Result<NodeShape, E> {
+        Ok(NodeShape::Scalar)
     }
 
-    fn visit_none<E>(self) -> Result<Shape, E> {
-        Ok(Shape::Nothing)
+    fn visit_none<E>(self) -> Result<NodeShape, E> {
+        Ok(NodeShape::Nothing)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Shape, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<NodeShape, A::Error> {
         let mut list = Vec::new();
         while let Some(item) = items.next_element_seed(self)? {
             list.push(item);
         }
-        Ok(Shape::List(list))
+        Ok(NodeShape::List(list))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Shape, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<NodeShape, A::Error> {
         let mut map = Vec::new();
         while let Some(key) = entries.next_key_seed(self)? {
             map.push((key, entries.next_value_seed(self)?));
         }
-        Ok(Shape::Map(map))
+        Ok(NodeShape::Map(map))
     }
 
-    fn visit_enum<A: EnumAccess<'de>>(self, data: A) -> Result<Shape, A::Error> {
+    fn visit_enum<A: EnumAccess<'de>>(self, data: A) -> Result<NodeShape, A::Error> {
         let (_, content) = data.variant::<IgnoredAny>()?;
         content.newtype_variant::<IgnoredAny>()?;
-        Ok(Shape::Tagged)
+        Ok(NodeShape::Tagged)
     }
 }
 
 /// Reads a node of a known shape.
 struct NodeSeed<'s, 't> {
-    shape: &'s Shape,
+    shape: &'s NodeShape,
     source: &'t str,
 }
 
 impl<'t> DeserializeSeed<'t> for NodeSeed<'_, 't> {
-    type Value = Node<'t>;
+    type Value = YamlNode<'t>;
 
-    fn deserialize<D: Deserializer<'t>>(self, deserializer: D) -> Result<Node<'t>, D::Error> {
+    fn deserialize<D: Deserializer<'t>>(self, deserializer: D) -> Result<YamlNode<'t>, D::Error> {
         match self.shape {
-            Shape::Scalar => deserializer.deserialize_str(self),
-            Shape::List(_) => deserializer.deserialize_seq(self),
-            Shape::Map(_) => deserializer.deserialize_map(self),
-            Shape::Tagged | Shape::Nothing => {
+            NodeShape::Scalar => deserializer.deserialize_str(self),
+            NodeShape::List(_) => deserializer.deserialize_seq(self),
+            NodeShape::Map(_) => deserializer.deserialize_map(self),
+            NodeShape::Tagged | NodeShape::Nothing => {
                 deserializer.deserialize_ignored_any(IgnoredAny)?;
-                Ok(Node {
-                    kind: Kind::Tagged,
+                Ok(YamlNode {
+                    kind: NodeKind::Tagged,
                     offset: None,
                 })
             }
@@ -422,7 +435,7 @@ impl<'t> DeserializeSeed<'t> for NodeSeed<'_, 't> {
 }
 
 impl<'t> NodeSeed<'_, 't> {
-    fn of<'s>(&self, shape: &'s Shape) -> NodeSeed<'s, 't> {
+    fn of<'s>(&self, shape: &'s NodeShape) -> NodeSeed<'s, 't> {
         NodeSeed {
             shape,
             source: self.source,
@@ -431,22 +444,22 @@ impl<'t> NodeSeed<'_, 't> {
 }
 
 impl<'t> Visitor<'t> for NodeSeed<'_, 't> {
-    type Value = Node<'t>;
+    type Value = YamlNode<'t>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("YAML")
     }
 
-    fn visit_borrowed_str<E>(self, text: &'t str) -> Result<Node<'t>, E> {
-        Ok(Node::lent(self.source, text))
+    fn visit_borrowed_str<E>(self, text: &'t str) -> Result<YamlNode<'t>, E> {
+        Ok(YamlNode::borrowed(self.source, text))
     }
 
-    fn visit_str<E>(self, text: &str) -> Result<Node<'t>, E> {
-        Ok(Node::rewritten(text))
+    fn visit_str<E>(self, text: &str) -> Result<YamlNode<'t>, E> {
+        Ok(YamlNode::rewritten(text))
     }
 
-    fn visit_seq<A: SeqAccess<'t>>(self, mut items: A) -> Result<Node<'t>, A::Error> {
-        let Shape::List(shapes) = self.shape else {
+    fn visit_seq<A: SeqAccess<'t>>(self, mut items: A) -> Result<YamlNode<'t>, A::Error> {
+        let NodeShape::List(shapes) = self.shape else {
             unreachable!("only lists are read as lists");
         };
         let mut list = Vec::with_capacity(shapes.len());
@@ -455,11 +468,11 @@ impl<'t> Visitor<'t> for NodeSeed<'_, 't> {
         }
         // The end of the list is a separate event, which this call consumes.
         items.next_element::<IgnoredAny>()?;
-        Ok(Node::list(list))
+        Ok(YamlNode::list(list))
     }
 
-    fn visit_map<A: MapAccess<'t>>(self, mut entries: A) -> Result<Node<'t>, A::Error> {
-        let Shape::Map(shapes) = self.shape else {
+    fn visit_map<A: MapAccess<'t>>(self, mut entries: A) -> Result<YamlNode<'t>, A::Error> {
+        let NodeShape::Map(shapes) = self.shape else {
             unreachable!("only maps are read as maps");
         };
         let mut map = Vec::with_capacity(shapes.len());
@@ -469,37 +482,37 @@ impl<'t> Visitor<'t> for NodeSeed<'_, 't> {
             }
         }
         entries.next_key::<IgnoredAny>()?;
-        Ok(Node::map(map))
+        Ok(YamlNode::map(map))
     }
 }
 
 /// Reads a node that matches a guess, and fails on any other.
-struct GuessSeed<'t> {
-    guess: Guess,
+struct ExpectedSeed<'t> {
+    expected: ExpectedNode,
     source: &'t str,
     /// Levels that may still follow below.
     levels: u8,
 }
 
-impl<'t> DeserializeSeed<'t> for GuessSeed<'t> {
-    type Value = Node<'t>;
+impl<'t> DeserializeSeed<'t> for ExpectedSeed<'t> {
+    type Value = YamlNode<'t>;
 
-    fn deserialize<D: Deserializer<'t>>(self, deserializer: D) -> Result<Node<'t>, D::Error> {
-        match self.guess {
-            Guess::Scalar => deserializer.deserialize_str(self),
-            Guess::Map(_) => deserializer.deserialize_map(self),
-            Guess::List(_) => deserializer.deserialize_seq(self),
-            Guess::Any(_) => deserializer.deserialize_any(self),
+    fn deserialize<D: Deserializer<'t>>(self, deserializer: D) -> Result<YamlNode<'t>, D::Error> {
+        match self.expected {
+            ExpectedNode::Scalar => deserializer.deserialize_str(self),
+            ExpectedNode::Map(_) => deserializer.deserialize_map(self),
+            ExpectedNode::List(_) => deserializer.deserialize_seq(self),
+            ExpectedNode::Any(_) => deserializer.deserialize_any(self),
         }
     }
 }
 
-impl<'t> GuessSeed<'t> {
+impl<'t> ExpectedSeed<'t> {
     /// The seed for one level further down.
-    fn below<E: serde::de::Error>(&self, guess: Guess) -> Result<Self, E> {
+    fn below<E: serde::de::Error>(&self, expected: ExpectedNode) -> Result<Self, E> {
         let levels = self.levels.checked_sub(1);
         Ok(Self {
-            guess,
+            expected,
             source: self.source,
             levels: levels.ok_or_else(|| E::custom("nested deeper than was guessed"))?,
         })
@@ -507,52 +520,52 @@ impl<'t> GuessSeed<'t> {
 }
 
 /// Numbers, booleans and null arrive without their text, so they have no visit method.
-impl<'t> Visitor<'t> for GuessSeed<'t> {
-    type Value = Node<'t>;
+impl<'t> Visitor<'t> for ExpectedSeed<'t> {
+    type Value = YamlNode<'t>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("what was guessed")
     }
 
-    fn visit_borrowed_str<E>(self, text: &'t str) -> Result<Node<'t>, E> {
-        Ok(Node::lent(self.source, text))
+    fn visit_borrowed_str<E>(self, text: &'t str) -> Result<YamlNode<'t>, E> {
+        Ok(YamlNode::borrowed(self.source, text))
     }
 
-    fn visit_str<E>(self, text: &str) -> Result<Node<'t>, E> {
-        Ok(Node::rewritten(text))
+    fn visit_str<E>(self, text: &str) -> Result<YamlNode<'t>, E> {
+        Ok(YamlNode::rewritten(text))
     }
 
-    fn visit_seq<A: SeqAccess<'t>>(self, mut items: A) -> Result<Node<'t>, A::Error> {
-        let guess = match self.guess {
-            Guess::List(item) => *item,
-            guess => guess,
+    fn visit_seq<A: SeqAccess<'t>>(self, mut items: A) -> Result<YamlNode<'t>, A::Error> {
+        let expected = match self.expected {
+            ExpectedNode::List(item) => *item,
+            expected => expected,
         };
         let mut list = Vec::new();
-        while let Some(item) = items.next_element_seed(self.below(guess)?)? {
+        while let Some(item) = items.next_element_seed(self.below(expected)?)? {
             list.push(item);
         }
         if list.is_empty() {
             return Err(A::Error::custom("an empty list, or nothing at all"));
         }
-        Ok(Node::list(list))
+        Ok(YamlNode::list(list))
     }
 
-    fn visit_map<A: MapAccess<'t>>(self, mut entries: A) -> Result<Node<'t>, A::Error> {
-        let (Guess::Map(below) | Guess::Any(below)) = self.guess else {
+    fn visit_map<A: MapAccess<'t>>(self, mut entries: A) -> Result<YamlNode<'t>, A::Error> {
+        let (ExpectedNode::Map(below) | ExpectedNode::Any(below)) = self.expected else {
             unreachable!("only maps are read as maps");
         };
         let mut map = Vec::new();
-        while let Some(key) = entries.next_key_seed(self.below(Guess::Scalar)?)? {
-            let guess = match &key.kind {
-                Kind::Scalar { text, .. } => below(text),
-                Kind::List(_) | Kind::Map(_) | Kind::Tagged => Guess::Scalar,
+        while let Some(key) = entries.next_key_seed(self.below(ExpectedNode::Scalar)?)? {
+            let expected = match &key.kind {
+                NodeKind::Scalar { text, .. } => below(text),
+                NodeKind::List(_) | NodeKind::Map(_) | NodeKind::Tagged => ExpectedNode::Scalar,
             };
-            map.push((key, entries.next_value_seed(self.below(guess)?)?));
+            map.push((key, entries.next_value_seed(self.below(expected)?)?));
         }
         if map.is_empty() {
             return Err(A::Error::custom("an empty map, or nothing at all"));
         }
-        Ok(Node::map(map))
+        Ok(YamlNode::map(map))
     }
 }
 
@@ -600,45 +613,47 @@ mod tests {
     use super::*;
 
     /// A node as one line: plain scalars bare, others in quotes, each with its position.
-    fn show(text: &str, node: &Node<'_>) -> String {
+    fn show(text: &str, node: &YamlNode<'_>) -> String {
         let at = node.offset.map_or_else(String::new, |offset| {
             let Position { line, column } = Lines::of(text).position(text, offset);
             format!("@{line}:{column}")
         });
         match &node.kind {
-            Kind::Scalar {
+            NodeKind::Scalar {
                 text,
                 is_plain: true,
             } => format!("{text}{at}"),
-            Kind::Scalar {
+            NodeKind::Scalar {
                 text,
                 is_plain: false,
             } => format!("'{text}'{at}"),
-            Kind::List(items) => {
+            NodeKind::List(items) => {
                 let items: Vec<_> = items.iter().map(|item| show(text, item)).collect();
                 format!("[{}]", items.join(" "))
             }
-            Kind::Map(entries) => {
+            NodeKind::Map(entries) => {
                 let entries: Vec<_> = entries
                     .iter()
                     .map(|(key, value)| format!("{}={}", show(text, key), show(text, value)))
                     .collect();
                 format!("{{{}}}", entries.join(" "))
             }
-            Kind::Tagged => "!".to_owned(),
+            NodeKind::Tagged => "!".to_owned(),
         }
     }
 
-    fn anything(_: &str) -> Guess {
-        Guess::Any(anything)
+    fn anything(_: &str) -> ExpectedNode {
+        ExpectedNode::Any(anything)
     }
 
     #[track_caller]
     fn check(text: &str, expected: &str) {
-        let node = Node::parse(text).unwrap();
+        let node = YamlNode::parse(text).unwrap();
         assert_eq!(show(text, &node), expected);
-        if let Some(guessed) = Node::guessed(text, Guess::Any(anything), PIECE_BYTES) {
-            assert_eq!(guessed, node);
+        if let Some(parse_expected) =
+            YamlNode::parse_expected(text, ExpectedNode::Any(anything), PIECE_BYTES)
+        {
+            assert_eq!(parse_expected, node);
         }
     }
 
@@ -659,8 +674,8 @@ mod tests {
 
     #[test]
     fn nothing_is_not_an_empty_string() {
-        let is_null = |text: &str| match Node::parse(text).unwrap().kind {
-            Kind::Map(entries) => entries[0].1.is_null(),
+        let is_null = |text: &str| match YamlNode::parse(text).unwrap().kind {
+            NodeKind::Map(entries) => entries[0].1.is_null(),
             other => panic!("{other:?}"),
         };
         assert!(is_null("a:"));
@@ -707,7 +722,7 @@ mod tests {
 
     #[test]
     fn broken_text_knows_its_place() {
-        let error = Node::parse("a: [1,\nb: }").unwrap_err();
+        let error = YamlNode::parse("a: [1,\nb: }").unwrap_err();
         assert_eq!(error.location().unwrap().line(), 2);
     }
 
@@ -715,12 +730,12 @@ mod tests {
     #[test]
     fn what_is_nested_too_deeply_is_refused_at_once() {
         for bracket in ["[", "{a: ", "[{? "] {
-            let error = Node::parse(&bracket.repeat(1 << 20))
+            let error = YamlNode::parse(&bracket.repeat(1 << 20))
                 .unwrap_err()
                 .to_string();
             assert!(error.starts_with("recursion limit exceeded at "), "{error}");
         }
-        let error = Node::parse(&format!("a: 1\nb: {}", "[".repeat(500))).unwrap_err();
+        let error = YamlNode::parse(&format!("a: 1\nb: {}", "[".repeat(500))).unwrap_err();
         assert_eq!(error.location().unwrap().line(), 2);
     }
 
@@ -729,7 +744,7 @@ mod tests {
         let texts = "- '[[[['\n# {\n".repeat(200);
         let text = "['[[[[']";
         assert!(
-            matches!(Node::parse(&texts).unwrap().kind, Kind::List(items) if items.len() == 200)
+            matches!(YamlNode::parse(&texts).unwrap().kind, NodeKind::List(items) if items.len() == 200)
         );
         check(
             &text.replace("[[[[", &"[".repeat(500)),
@@ -744,7 +759,7 @@ mod tests {
             let below = format!("*a{}, ", level - 1).repeat(10);
             bomb += &format!("a{level}: &a{level} [{}]\n", below.trim_end_matches(", "));
         }
-        assert!(Node::parse(&bomb).is_err());
+        assert!(YamlNode::parse(&bomb).is_err());
     }
 
     #[test]
@@ -753,71 +768,71 @@ mod tests {
         check("a: !!str 5", "{a@1:1=5@1:10}");
     }
 
-    fn below(key: &str) -> Guess {
+    fn below(key: &str) -> ExpectedNode {
         match key {
-            "m" => Guess::Map(below),
-            "l" => Guess::List(&Guess::Map(below)),
-            "any" => Guess::Any(anything),
-            _ => Guess::Scalar,
+            "m" => ExpectedNode::Map(below),
+            "l" => ExpectedNode::List(&ExpectedNode::Map(below)),
+            "any" => ExpectedNode::Any(anything),
+            _ => ExpectedNode::Scalar,
         }
     }
 
     /// Whether one pass is enough for a document with a map `m` and a list `l` of maps and scalars.
     #[track_caller]
-    fn check_guess(text: &str, is_enough: bool) {
-        let guessed = Node::guessed(text, Guess::Map(below), PIECE_BYTES);
-        assert_eq!(guessed.is_some(), is_enough, "{text}");
-        if let Some(guessed) = guessed {
-            assert_eq!(guessed, Node::parse(text).unwrap());
+    fn check_expected(text: &str, is_enough: bool) {
+        let parse_expected = YamlNode::parse_expected(text, ExpectedNode::Map(below), PIECE_BYTES);
+        assert_eq!(parse_expected.is_some(), is_enough, "{text}");
+        if let Some(parse_expected) = parse_expected {
+            assert_eq!(parse_expected, YamlNode::parse(text).unwrap());
         }
     }
 
     #[test]
     fn one_pass_is_enough_for_what_was_guessed() {
-        check_guess("a: 1\nb: 'x'\nc: \"x\\ty\"\nd: |\n  text\ne: ~\nf:", true);
-        check_guess("m: {a: yes, l: [{a: 1}, {m: {a: 0x10}}]}", true);
-        check_guess("m: &x {a: 1}\nl: [*x, *x]", true);
-        check_guess("any: [a, {b: 'c', d: [e]}]", true);
-        check_guess("a: hear! # loud!", true);
+        check_expected("a: 1\nb: 'x'\nc: \"x\\ty\"\nd: |\n  text\ne: ~\nf:", true);
+        check_expected("m: {a: yes, l: [{a: 1}, {m: {a: 0x10}}]}", true);
+        check_expected("m: &x {a: 1}\nl: [*x, *x]", true);
+        check_expected("any: [a, {b: 'c', d: [e]}]", true);
+        check_expected("a: hear! # loud!", true);
     }
 
     #[test]
     fn one_pass_is_not_enough_for_what_was_not_guessed() {
-        check_guess("a: {}", false);
-        check_guess("a: [1]", false);
-        check_guess("m: 1", false);
-        check_guess("l: 1", false);
-        check_guess("l: [1]", false);
-        check_guess("[a]: 1", false);
-        check_guess("- a", false);
+        check_expected("a: {}", false);
+        check_expected("a: [1]", false);
+        check_expected("m: 1", false);
+        check_expected("l: 1", false);
+        check_expected("l: [1]", false);
+        check_expected("[a]: 1", false);
+        check_expected("- a", false);
         // An empty value looks like an empty collection.
-        check_guess("m:", false);
-        check_guess("m: {}", false);
-        check_guess("l:", false);
-        check_guess("", false);
-        check_guess("# nothing", false);
+        check_expected("m:", false);
+        check_expected("m: {}", false);
+        check_expected("l:", false);
+        check_expected("", false);
+        check_expected("# nothing", false);
         // Texts arrive without their tags, and numbers without their texts.
-        check_guess("a: !b c", false);
-        check_guess("any: 0x10", false);
-        check_guess("any: {a: [true]}", false);
-        check_guess("any: ~", false);
-        let levels = usize::from(MAX_GUESSED_LEVELS);
+        check_expected("a: !b c", false);
+        check_expected("any: 0x10", false);
+        check_expected("any: {a: [true]}", false);
+        check_expected("any: ~", false);
+        let levels = usize::from(MAX_EXPECTED_LEVELS);
         let deep = |levels| format!("any: {}a{}", "[".repeat(levels), "]".repeat(levels));
-        check_guess(&deep(levels - 1), true);
-        check_guess(&deep(levels), false);
+        check_expected(&deep(levels - 1), true);
+        check_expected(&deep(levels), false);
     }
 
     /// The number of pieces of a text that may be cut anywhere, and whether they are valid.
     #[track_caller]
     fn check_pieces(text: &str, expected: Option<usize>) {
-        let pieces = Pieces::of(text, below, 1);
+        let pieces = DocumentPieces::of(text, below, 1);
         let read = pieces.as_ref().and_then(|pieces| pieces.read(text));
         let count = pieces
             .filter(|_| read.is_some())
             .map(|pieces| pieces.items.len());
         assert_eq!(count, expected, "{text}");
         if let Some(read) = read {
-            assert_eq!(read, Node::parse(text).unwrap());
+            assert_eq!(read, YamlNode::parse(text).unwrap());
         }
     }
 

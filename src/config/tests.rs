@@ -1,10 +1,14 @@
+use std::{fs, path::PathBuf};
+
+use super::{node, yaml};
+use crate::core::{counter::KeyFormat, limit::Algorithm};
 use jiff::civil::Weekday;
 use proptest::prelude::*;
 
-use super::*;
-use crate::{
+use super::{fault::*, file::*, files::*, options::*, source::*};
+use crate::core::{
     calendar::Starts,
-    limit::{Allows, Counts, Limit, OnStoreLoss},
+    limit::{Allows, CountPolicy, Limit, OnStoreLoss},
     request::Entry,
 };
 
@@ -64,7 +68,7 @@ fn find<'a>(loaded: &'a Loaded, entries: &[(&str, &str)]) -> &'a Allows {
         .collect();
     let domain = loaded.matcher.domain(b"d").expect("domain d");
     &domain
-        .find(&entries, &mut crate::counter::Joined::new())
+        .find(&entries, &mut crate::core::counter::Joined::new())
         .expect("a rule")
         .rule
         .allows
@@ -92,7 +96,8 @@ fn a_descriptor_holds_one_limit_or_several() {
         &[(3, 1)],
     );
     check_limits(
-        "rate_limits:\n  - {unit: second, requests_per_unit: 3}\n  - {unit: minute, requests_per_unit: 20}\n  - {unit: minute, unit_multiplier: 30, requests_per_unit: 300}\n  - 5000/day",
+        "rate_limits:\n  - {unit: second, requests_per_unit: 3}\n  - {unit: minute, requests_per_unit: 20}\n  \
+             - {unit: minute, unit_multiplier: 30, requests_per_unit: 300}\n  - 5000/day",
         &[(3, 1), (20, 60), (300, 1800), (5000, 86_400)],
     );
 }
@@ -171,7 +176,8 @@ fn a_null_value_is_no_value() {
 
 #[test]
 fn anchors_and_merged_maps_work() {
-    let text = "domain: d\ndescriptors:\n  - key: a\n    rate_limit: &base {unit: hour, requests_per_unit: 5}\n  - key: b\n    rate_limit: {<<: *base, requests_per_unit: 7}\n  - key: c\n    rate_limit: *base\n";
+    let text = "domain: d\ndescriptors:\n  - key: a\n    rate_limit: &base {unit: hour, requests_per_unit: \
+         5}\n  - key: b\n    rate_limit: {<<: *base, requests_per_unit: 7}\n  - key: c\n    rate_limit: *base\n";
     let loaded = load(text);
     assert_eq!(limits(find(&loaded, &[("a", "")])), [(5, 3_600)]);
     assert_eq!(limits(find(&loaded, &[("b", "")])), [(7, 3_600)]);
@@ -201,8 +207,8 @@ fn broken_text_is_told_with_its_place() {
 #[test]
 fn what_is_nested_too_deeply_is_told_with_its_place() {
     let text = format!("domain: d\ndescriptors: {}", "[".repeat(100_000));
-    let told = "a.yaml:2:141: error loading config file: yaml: recursion limit exceeded";
-    check_problems(&[&text], &[told]);
+    let reported = "a.yaml:2:141: error loading config file: yaml: recursion limit exceeded";
+    check_problems(&[&text], &[reported]);
 }
 
 #[test]
@@ -342,7 +348,8 @@ fn a_descriptor_is_defined_once() {
 
 #[test]
 fn strict_matching_tells_a_key_from_a_key_and_value() {
-    let alike = "domain: d\ndescriptors:\n  - {key: a_b, rate_limit: {unlimited: true}}\n  - {key: a, value: b, rate_limit: {unlimited: true}}\n";
+    let alike = "domain: d\ndescriptors:\n  - {key: a_b, rate_limit: {unlimited: true}}\n  - {key: a, value: \
+         b, rate_limit: {unlimited: true}}\n";
     let strict = Options {
         strict_matching: true,
         ..Options::default()
@@ -434,7 +441,8 @@ fn what_cannot_be_meant_is_a_warning() {
         "rate_limit: {unlimited: true, replaces: [{name: x}]}",
         "a.yaml:4:53: d.k: warning: `replaces` names 'x', but no limit has that name",
     );
-    let mutual = "domain: d\ndescriptors:\n  - {key: a, rate_limit: {unlimited: true, name: a, replaces: [{name: b}]}}\n  - {key: b, rate_limit: {unlimited: true, name: b, replaces: [{name: a}]}}\n";
+    let mutual = "domain: d\ndescriptors:\n  - {key: a, rate_limit: {unlimited: true, name: a, replaces: \
+         [{name: b}]}}\n  - {key: b, rate_limit: {unlimited: true, name: b, replaces: [{name: a}]}}\n";
     check_problems(
         &[mutual],
         &[
@@ -473,7 +481,7 @@ fn folders_are_read_in_the_order_of_their_files() {
 }
 
 /// The names of the files that `runtime` reads in a folder with one file of every kind.
-fn runtime_names(change: impl FnOnce(&mut Runtime)) -> Vec<String> {
+fn runtime_names(change: impl FnOnce(&mut RuntimeFolder)) -> Vec<String> {
     let root = tempfile::tempdir().unwrap();
     let at = |path: &str| root.path().join(path);
     for folder in [
@@ -497,7 +505,7 @@ fn runtime_names(change: impl FnOnce(&mut Runtime)) -> Vec<String> {
     }
     std::os::unix::fs::symlink(at("elsewhere/e.yaml"), at("sub/config/e.yaml")).unwrap();
     std::os::unix::fs::symlink(at("elsewhere"), at("sub/config/linked")).unwrap();
-    let mut runtime = Runtime {
+    let mut runtime = RuntimeFolder {
         root: root.path().to_owned(),
         subdirectory: "sub".into(),
         app_directory: "config".into(),
@@ -574,7 +582,8 @@ fn a_limit_names_its_algorithm() {
 fn limits_of_one_period_can_be_counted_in_two_ways_but_not_twice_in_one() {
     let day = "unit: day, requests_per_unit: 7";
     let limits = described(&format!(
-        "rate_limits:\n  - {{{day}}}\n  - {{{day}, window: first_hit}}\n  - {{{day}, algorithm: sliding_log}}\n  - {{{day}, calendar: true, time_zone: UTC}}"
+        "rate_limits:\n  - {{{day}}}\n  - {{{day}, window: first_hit}}\n  - {{{day}, algorithm: \
+             sliding_log}}\n  - {{{day}, calendar: true, time_zone: UTC}}"
     ));
     assert_eq!(limits.len(), 4);
     check_body(
@@ -630,7 +639,8 @@ fn a_burst_is_at_least_one_and_no_more_than_is_counted_exactly() {
     );
     check_body(
         "rate_limit: {unit: day, requests_per_unit: 104249992, algorithm: token_bucket}",
-        "a.yaml:4:18: d.k: `burst` must be a whole number from 1 to 104249991, not 104249992 (its default, `requests_per_unit`); set `burst`",
+        "a.yaml:4:18: d.k: `burst` must be a whole number from 1 to 104249991, not 104249992 (its default, \
+             `requests_per_unit`); set `burst`",
     );
     check_limit(
         "burst: 5",
@@ -646,7 +656,8 @@ fn a_log_has_a_ceiling() {
     assert_eq!(described(&limit(10_000))[0].requests_per_unit, 10_000);
     check_body(
         &limit(10_001),
-        "a.yaml:4:18: d.k: `sliding_log` remembers every hit, 10000 at most, and this limit admits 10001; use `sliding_window`",
+        "a.yaml:4:18: d.k: `sliding_log` remembers every hit, 10000 at most, and this limit admits 10001; use \
+             `sliding_window`",
     );
 }
 
@@ -818,7 +829,7 @@ fn what_means_nothing_to_an_algorithm_is_refused() {
 }
 
 /// How the rule of `k` is counted with these settings of the file and of the descriptor.
-fn manner(file: &str, own: &str) -> (Counts, OnStoreLoss) {
+fn rule_defaults(file: &str, own: &str) -> (CountPolicy, OnStoreLoss) {
     let text = format!(
         "domain: d\n{file}\ndescriptors:\n  - key: k\n    {own}\n    rate_limits: [5/day]\n"
     );
@@ -830,13 +841,22 @@ fn manner(file: &str, own: &str) -> (Counts, OnStoreLoss) {
 
 #[test]
 fn what_a_file_says_of_counting_holds_for_rules_that_say_nothing() {
-    assert_eq!(manner("", ""), (Counts::All, OnStoreLoss::Error));
-    for (said, counts) in [("all", Counts::All), ("admitted", Counts::Admitted)] {
+    assert_eq!(
+        rule_defaults("", ""),
+        (CountPolicy::All, OnStoreLoss::Error)
+    );
+    for (said, counts) in [
+        ("all", CountPolicy::All),
+        ("admitted", CountPolicy::Admitted),
+    ] {
         let said = format!("count: {said}");
-        assert_eq!(manner(&said, "").0, counts);
-        assert_eq!(manner("", &said).0, counts);
+        assert_eq!(rule_defaults(&said, "").0, counts);
+        assert_eq!(rule_defaults("", &said).0, counts);
     }
-    assert_eq!(manner("count: admitted", "count: all").0, Counts::All);
+    assert_eq!(
+        rule_defaults("count: admitted", "count: all").0,
+        CountPolicy::All
+    );
     for (said, on_loss) in [
         ("error", OnStoreLoss::Error),
         ("allow", OnStoreLoss::Allow),
@@ -844,8 +864,8 @@ fn what_a_file_says_of_counting_holds_for_rules_that_say_nothing() {
         ("local", OnStoreLoss::Local),
     ] {
         let said = format!("on_store_loss: {said}");
-        assert_eq!(manner(&said, "").1, on_loss);
-        assert_eq!(manner("on_store_loss: deny", &said).1, on_loss);
+        assert_eq!(rule_defaults(&said, "").1, on_loss);
+        assert_eq!(rule_defaults("on_store_loss: deny", &said).1, on_loss);
     }
 }
 
@@ -927,8 +947,8 @@ proptest! {
             text.splice(at..end, bit.chars());
         }
         let text = String::from_iter(text);
-        if let Some(guessed) = node::Node::guessed(&text, yaml::RULES, piece_bytes) {
-            prop_assert_eq!(guessed, node::Node::parse(&text).unwrap());
+        if let Some(parse_expected) = node::YamlNode::parse_expected(&text, yaml::RULES, piece_bytes) {
+            prop_assert_eq!(parse_expected, node::YamlNode::parse(&text).unwrap());
         }
     }
 }
@@ -936,9 +956,9 @@ proptest! {
 #[test]
 fn the_examples_are_what_is_guessed() {
     let small = include_str!("../../config/small.yaml");
-    let guessed = |text| node::Node::guessed(text, yaml::RULES, usize::MAX);
-    assert!(guessed(small).is_some());
+    let parse_expected = |text| node::YamlNode::parse_expected(text, yaml::RULES, usize::MAX);
+    assert!(parse_expected(small).is_some());
     // Except for a number in its metadata.
     let full = include_str!("../../config/full.yaml").replace("2.5", "much");
-    assert!(guessed(&full).is_some());
+    assert!(parse_expected(&full).is_some());
 }

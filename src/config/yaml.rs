@@ -8,34 +8,35 @@ use std::{collections::HashMap, fmt};
 // Keys of rule files come from the operator, so a fast hash without protection against collisions is enough.
 use foldhash::fast::RandomState;
 
-use crate::metadata::{Map, Value};
+use crate::core::metadata::{Metadata, MetadataValue};
 
 use super::{
-    Fault, File, Problem,
-    node::{Guess, Kind, Node},
+    fault::{Fault, Problem},
+    file::File,
+    node::{ExpectedNode, NodeKind, YamlNode},
 };
 
 /// One file.
 #[derive(Debug)]
-pub(super) struct RuleFile {
+pub(super) struct RuleDocument {
     pub(super) domain: String,
     /// Position of the domain.
     pub(super) at: Option<usize>,
     /// Defaults for every rule of the file that does not override them.
-    pub(super) defaults: Defaults,
-    pub(super) descriptors: Vec<Descriptor>,
+    pub(super) defaults: DefaultKeys,
+    pub(super) descriptors: Vec<DescriptorNode>,
 }
 
 /// Settings of counting that a file or a descriptor can have.
 #[derive(Debug, Default)]
-pub(super) struct Defaults {
-    pub(super) count: Rare<Word>,
-    pub(super) on_store_loss: Rare<Word>,
+pub(super) struct DefaultKeys {
+    pub(super) count: BoxedOption<LocatedText>,
+    pub(super) on_store_loss: BoxedOption<LocatedText>,
 }
 
 /// One node of the tree of rules.
 #[derive(Debug, Default)]
-pub(super) struct Descriptor {
+pub(super) struct DescriptorNode {
     pub(super) at: Option<usize>,
     pub(super) key: String,
     pub(super) value: String,
@@ -45,8 +46,8 @@ pub(super) struct Descriptor {
     pub(super) share_threshold: bool,
     pub(super) detailed_metric: bool,
     pub(super) value_to_metric: bool,
-    pub(super) metadata: Map,
-    pub(super) own: Defaults,
+    pub(super) metadata: Metadata,
+    pub(super) own: DefaultKeys,
     pub(super) descriptors: Vec<Self>,
 }
 
@@ -64,53 +65,53 @@ pub(super) enum Limits {
 pub(super) struct RateLimit {
     pub(super) at: Option<usize>,
     pub(super) unit: String,
-    pub(super) unit_multiplier: Rare<Number>,
+    pub(super) unit_multiplier: BoxedOption<LocatedNumber>,
     pub(super) requests_per_unit: u32,
     pub(super) unlimited: bool,
     pub(super) name: String,
     pub(super) replaces: Vec<(String, Option<usize>)>,
-    pub(super) algorithm: Rare<Word>,
-    pub(super) window: Rare<Word>,
-    pub(super) burst: Rare<Number>,
+    pub(super) algorithm: BoxedOption<LocatedText>,
+    pub(super) window: BoxedOption<LocatedText>,
+    pub(super) burst: BoxedOption<LocatedNumber>,
     pub(super) calendar: bool,
-    pub(super) time_zone: Rare<Word>,
-    pub(super) week_starts: Rare<Word>,
-    pub(super) starts: Starts,
+    pub(super) time_zone: BoxedOption<LocatedText>,
+    pub(super) week_starts: BoxedOption<LocatedText>,
+    pub(super) starts: CalendarStarts,
 }
 
 /// When the windows of a calendar begin.
 #[derive(Debug, Default)]
-pub(super) struct Starts {
-    pub(super) month: Rare<Number>,
-    pub(super) day: Rare<Number>,
-    pub(super) hour: Rare<Number>,
+pub(super) struct CalendarStarts {
+    pub(super) month: BoxedOption<LocatedNumber>,
+    pub(super) day: BoxedOption<LocatedNumber>,
+    pub(super) hour: BoxedOption<LocatedNumber>,
 }
 
 /// A setting that few rules have; it costs the others one pointer.
-pub(super) type Rare<T> = Option<Box<T>>;
+pub(super) type BoxedOption<T> = Option<Box<T>>;
 
 /// A text and its position.
 #[derive(Debug)]
-pub(super) struct Word {
+pub(super) struct LocatedText {
     pub(super) text: String,
     pub(super) at: Option<usize>,
 }
 
 /// A whole number as written, and its position.
 #[derive(Debug)]
-pub(super) struct Number {
+pub(super) struct LocatedNumber {
     pub(super) value: Option<i128>,
     pub(super) text: String,
     pub(super) at: Option<usize>,
 }
 
 /// Reads `file`; `None` if its syntax or its root is wrong.
-pub(super) fn read(file: &File, problems: &mut Vec<Problem>) -> Option<RuleFile> {
-    let root = match Node::parse_as(&file.text, RULES) {
+pub(super) fn read(file: &File, problems: &mut Vec<Problem>) -> Option<RuleDocument> {
+    let root = match YamlNode::parse_as(&file.text, RULES) {
         Ok(root) => root,
         Err(error) => {
             let mut problem = file.problem(None, "", syntax(&error));
-            problem.position = error.location().map(|location| super::Position {
+            problem.position = error.location().map(|location| super::node::Position {
                 line: location.line(),
                 column: location.column(),
             });
@@ -118,8 +119,8 @@ pub(super) fn read(file: &File, problems: &mut Vec<Problem>) -> Option<RuleFile>
             return None;
         }
     };
-    let mut reader = Reader { file, problems };
-    if let Kind::Map(_) = root.kind {
+    let mut reader = YamlReader { file, problems };
+    if let NodeKind::Map(_) = root.kind {
         reader.check_tree(&root, None, None, None);
     }
     reader.rule_file(&root)
@@ -170,20 +171,20 @@ const STARTS: &[&str] = &["month", "day", "hour"];
 const MERGE: &str = "<<";
 
 /// The expected shape of a valid rule file.
-pub(super) const RULES: Guess = Guess::Map(below);
+pub(super) const RULES: ExpectedNode = ExpectedNode::Map(below);
 
-fn below(key: &str) -> Guess {
+fn below(key: &str) -> ExpectedNode {
     match key {
-        "descriptors" | "replaces" => Guess::List(&Guess::Map(below)),
-        "rate_limits" => Guess::List(&Guess::Any(below)),
-        "rate_limit" | "starts" | MERGE => Guess::Map(below),
-        "metadata" => Guess::Any(anything),
-        _ => Guess::Scalar,
+        "descriptors" | "replaces" => ExpectedNode::List(&ExpectedNode::Map(below)),
+        "rate_limits" => ExpectedNode::List(&ExpectedNode::Any(below)),
+        "rate_limit" | "starts" | MERGE => ExpectedNode::Map(below),
+        "metadata" => ExpectedNode::Any(anything),
+        _ => ExpectedNode::Scalar,
     }
 }
 
-fn anything(_: &str) -> Guess {
-    Guess::Any(anything)
+fn anything(_: &str) -> ExpectedNode {
+    ExpectedNode::Any(anything)
 }
 
 fn is_known(key: &str) -> bool {
@@ -205,44 +206,44 @@ fn belongs(key: &str) -> &'static str {
     }
 }
 
-struct Reader<'a> {
+struct YamlReader<'a> {
     file: &'a File,
     problems: &'a mut Vec<Problem>,
 }
 
-impl Reader<'_> {
-    fn say(&mut self, at: Option<usize>, path: &dyn fmt::Display, fault: Fault) {
+impl YamlReader<'_> {
+    fn report(&mut self, at: Option<usize>, path: &dyn fmt::Display, fault: Fault) {
         let problem = self.file.problem(at, &path.to_string(), fault);
         self.problems.push(problem);
     }
 
     /// Reports that `found` has the wrong type for `key`. `check_tree` reports tags.
-    fn say_type(
+    fn report_type(
         &mut self,
         at: Option<usize>,
         path: &dyn fmt::Display,
         key: &str,
         expected: &'static str,
-        found: &Node<'_>,
+        found: &YamlNode<'_>,
     ) {
-        if !matches!(found.kind, Kind::Tagged) {
-            self.say(at, path, wrong_type(key, expected, found));
+        if !matches!(found.kind, NodeKind::Tagged) {
+            self.report(at, path, wrong_type(key, expected, found));
         }
     }
 
     /// The reference's checks of every map and list, except in metadata. The node is the value of `key`, which stands
-    /// at `at`; `way` is its path.
+    /// at `at`; `node_path` is its path.
     fn check_tree(
         &mut self,
-        node: &Node<'_>,
+        node: &YamlNode<'_>,
         key: Option<&str>,
         at: Option<usize>,
-        way: Option<&Way<'_>>,
+        node_path: Option<&NodePath<'_>>,
     ) {
-        let path = || way.map_or_else(String::new, Way::path);
+        let path = || node_path.map_or_else(String::new, NodePath::path);
         match &node.kind {
-            Kind::Tagged => self.say(at, &path(), Fault::Tag),
-            Kind::Scalar { text, is_plain } => {
+            NodeKind::Tagged => self.report(at, &path(), Fault::Tag),
+            NodeKind::Scalar { text, is_plain } => {
                 let is_odd = match resolve(text, *is_plain) {
                     Scalar::Float => true,
                     Scalar::Int(number) => number > i128::from(i64::MAX),
@@ -250,84 +251,91 @@ impl Reader<'_> {
                 };
                 if is_odd {
                     let fault = Fault::OddScalar(text.to_string());
-                    self.say(node.offset.or(at), &path(), fault);
+                    self.report(node.offset.or(at), &path(), fault);
                 }
             }
-            Kind::List(items) => {
+            NodeKind::List(items) => {
                 for item in items {
                     let is_short_form = key == Some("rate_limits");
                     match &item.kind {
-                        Kind::Map(_) | Kind::Tagged => self.check_tree(item, None, at, way),
-                        Kind::Scalar { .. } if is_short_form => {}
+                        NodeKind::Map(_) | NodeKind::Tagged => {
+                            self.check_tree(item, None, at, node_path)
+                        }
+                        NodeKind::Scalar { .. } if is_short_form => {}
                         other => {
                             let shown = describe(other);
-                            self.say(item.offset.or(at), &path(), Fault::ListOfScalars(shown));
+                            self.report(item.offset.or(at), &path(), Fault::ListOfScalars(shown));
                         }
                     }
                 }
             }
-            Kind::Map(entries) => {
-                let way = Way {
-                    above: way,
+            NodeKind::Map(entries) => {
+                let node_path = NodePath {
+                    above: node_path,
                     entries,
                 };
                 for (key, value) in entries {
-                    self.check_entry(key, value, &way);
+                    self.check_entry(key, value, &node_path);
                 }
             }
         }
     }
 
-    fn check_entry(&mut self, key: &Node<'_>, value: &Node<'_>, way: &Way<'_>) {
-        let Kind::Scalar { text, is_plain } = &key.kind else {
+    fn check_entry(&mut self, key: &YamlNode<'_>, value: &YamlNode<'_>, node_path: &NodePath<'_>) {
+        let NodeKind::Scalar { text, is_plain } = &key.kind else {
             let fault = Fault::KeyNotText(describe(&key.kind));
-            return self.say(key.offset, &way.path(), fault);
+            return self.report(key.offset, &node_path.path(), fault);
         };
         if resolve(text, *is_plain) != Scalar::Text {
             let fault = Fault::KeyNotText(text.to_string());
-            return self.say(key.offset, &way.path(), fault);
+            return self.report(key.offset, &node_path.path(), fault);
         }
         if !is_known(text) {
             let fault = Fault::UnknownKey {
                 key: text.to_string(),
                 expected: expected_instead_of(text),
             };
-            return self.say(key.offset, &way.path(), fault);
+            return self.report(key.offset, &node_path.path(), fault);
         }
         if text == MERGE {
             // The maps it names are checked where they are written down.
             return;
         }
         if text == "metadata" {
-            self.check_free_form(value, key.offset, way);
+            self.check_free_form(value, key.offset, node_path);
         } else {
-            self.check_tree(value, Some(text), key.offset, Some(way));
+            self.check_tree(value, Some(text), key.offset, Some(node_path));
         }
     }
 
     /// Accepts metadata that a `Struct` can hold: everything except tagged values.
-    fn check_free_form(&mut self, node: &Node<'_>, at: Option<usize>, way: &Way<'_>) {
+    fn check_free_form(
+        &mut self,
+        node: &YamlNode<'_>,
+        at: Option<usize>,
+        node_path: &NodePath<'_>,
+    ) {
         match &node.kind {
-            Kind::Scalar { .. } => {}
-            Kind::Tagged => self.say(at, &way.path(), Fault::Tag),
-            Kind::List(items) => {
+            NodeKind::Scalar { .. } => {}
+            NodeKind::Tagged => self.report(at, &node_path.path(), Fault::Tag),
+            NodeKind::List(items) => {
                 for item in items {
-                    self.check_free_form(item, at, way);
+                    self.check_free_form(item, at, node_path);
                 }
             }
-            Kind::Map(entries) => {
+            NodeKind::Map(entries) => {
                 for (key, value) in entries {
-                    self.check_free_form(key, at, way);
-                    self.check_free_form(value, key.offset.or(at), way);
+                    self.check_free_form(key, at, node_path);
+                    self.check_free_form(value, key.offset.or(at), node_path);
                 }
             }
         }
     }
 
-    fn rule_file(&mut self, root: &Node<'_>) -> Option<RuleFile> {
+    fn rule_file(&mut self, root: &YamlNode<'_>) -> Option<RuleDocument> {
         let root = if root.is_null() {
-            &Node {
-                kind: Kind::Map(Vec::new()),
+            &YamlNode {
+                kind: NodeKind::Map(Vec::new()),
                 offset: None,
             }
         } else {
@@ -335,7 +343,7 @@ impl Reader<'_> {
         };
         let fields = self.fields(root, &"", "the file", FILE)?;
         let domain = self.text(&fields, "domain", &"");
-        Some(RuleFile {
+        Some(RuleDocument {
             at: fields.at("domain").or(root.offset),
             defaults: self.defaults(&fields, &domain),
             descriptors: self.descriptors(&fields, &domain),
@@ -343,7 +351,7 @@ impl Reader<'_> {
         })
     }
 
-    fn descriptors(&mut self, fields: &Fields<'_>, path: &dyn fmt::Display) -> Vec<Descriptor> {
+    fn descriptors(&mut self, fields: &Fields<'_>, path: &dyn fmt::Display) -> Vec<DescriptorNode> {
         self.list(fields, "descriptors", path)
             .iter()
             .filter(|node| is_map(node))
@@ -351,16 +359,20 @@ impl Reader<'_> {
             .collect()
     }
 
-    fn descriptor(&mut self, node: &Node<'_>, parent: &dyn fmt::Display) -> Option<Descriptor> {
+    fn descriptor(
+        &mut self,
+        node: &YamlNode<'_>,
+        parent: &dyn fmt::Display,
+    ) -> Option<DescriptorNode> {
         let fields = self.fields(node, parent, "a descriptor", DESCRIPTOR)?;
         let key = self.text(&fields, "key", parent);
         let value = self.text(&fields, "value", parent);
-        let path = Below {
+        let path = DescriptorPath {
             parent,
             key: &key,
             value: &value,
         };
-        Some(Descriptor {
+        Some(DescriptorNode {
             at: fields.at("key").or(node.offset),
             limits: self.limits(&fields, &path),
             shadow_mode: self.boolean(&fields, "shadow_mode", &path),
@@ -376,23 +388,23 @@ impl Reader<'_> {
         })
     }
 
-    fn defaults(&mut self, fields: &Fields<'_>, path: &dyn fmt::Display) -> Defaults {
-        Defaults {
+    fn defaults(&mut self, fields: &Fields<'_>, path: &dyn fmt::Display) -> DefaultKeys {
+        DefaultKeys {
             count: self.word(fields, "count", path),
             on_store_loss: self.word(fields, "on_store_loss", path),
         }
     }
 
-    fn metadata(&mut self, fields: &Fields<'_>, path: &dyn fmt::Display) -> Map {
+    fn metadata(&mut self, fields: &Fields<'_>, path: &dyn fmt::Display) -> Metadata {
         let Some(node) = fields.get("metadata") else {
-            return Map::new();
+            return Metadata::new();
         };
-        if let Value::Map(map) = metadata(node) {
+        if let MetadataValue::Map(map) = metadata(node) {
             return map;
         }
         let at = node.offset.or(fields.at("metadata"));
-        self.say_type(at, path, "metadata", "a map", node);
-        Map::new()
+        self.report_type(at, path, "metadata", "a map", node);
+        Metadata::new()
     }
 
     fn limits(&mut self, fields: &Fields<'_>, path: &dyn fmt::Display) -> Limits {
@@ -408,28 +420,28 @@ impl Reader<'_> {
         };
         let at = fields.at("rate_limits");
         if one.is_some() {
-            self.say(at, path, Fault::BothForms);
+            self.report(at, path, Fault::BothForms);
         }
         let items = self.list(fields, "rate_limits", path);
-        if items.is_empty() && matches!(list.kind, Kind::List(_)) {
-            self.say(at, path, Fault::NoLimits);
+        if items.is_empty() && matches!(list.kind, NodeKind::List(_)) {
+            self.report(at, path, Fault::NoLimits);
         }
-        let read = |node: &Node<'_>| match &node.kind {
-            Kind::Scalar { text, .. } => {
+        let read = |node: &YamlNode<'_>| match &node.kind {
+            NodeKind::Scalar { text, .. } => {
                 let limit = short_form(text, node.offset);
                 if limit.is_none() {
-                    self.say(node.offset.or(at), path, Fault::ShortForm(text.to_string()));
+                    self.report(node.offset.or(at), path, Fault::ShortForm(text.to_string()));
                 }
                 limit
             }
-            Kind::Map(_) => self.rate_limit(node, path),
+            NodeKind::Map(_) => self.rate_limit(node, path),
             // Already reported by `check_tree`.
-            Kind::List(_) | Kind::Tagged => None,
+            NodeKind::List(_) | NodeKind::Tagged => None,
         };
         Limits::List(items.iter().filter_map(read).collect())
     }
 
-    fn rate_limit(&mut self, node: &Node<'_>, path: &dyn fmt::Display) -> Option<RateLimit> {
+    fn rate_limit(&mut self, node: &YamlNode<'_>, path: &dyn fmt::Display) -> Option<RateLimit> {
         let fields = self.fields(node, path, "rate_limit", RATE_LIMIT)?;
         let replaces = self.list(&fields, "replaces", path);
         let replaces = replaces
@@ -446,7 +458,7 @@ impl Reader<'_> {
         let unlimited = self.boolean(&fields, "unlimited", path);
         let is_given = fields.entry("requests_per_unit").is_some();
         if !unlimited && !is_given && fields.entry("unit").is_some() {
-            self.say(node.offset, path, Fault::NoRequestsPerUnit);
+            self.report(node.offset, path, Fault::NoRequestsPerUnit);
         }
         Some(RateLimit {
             at: node.offset,
@@ -466,12 +478,12 @@ impl Reader<'_> {
         })
     }
 
-    fn starts(&mut self, fields: &Fields<'_>, path: &dyn fmt::Display) -> Starts {
+    fn starts(&mut self, fields: &Fields<'_>, path: &dyn fmt::Display) -> CalendarStarts {
         let node = fields.get("starts");
         let Some(fields) = node.and_then(|node| self.fields(node, path, "starts", STARTS)) else {
-            return Starts::default();
+            return CalendarStarts::default();
         };
-        Starts {
+        CalendarStarts {
             month: self.number(&fields, "month", path),
             day: self.number(&fields, "day", path),
             hour: self.number(&fields, "hour", path),
@@ -490,14 +502,14 @@ impl Reader<'_> {
             expected: "a whole number from 0 to 4294967295",
             found: "a number outside of that",
         };
-        self.say(number.at, path, fault);
+        self.report(number.at, path, fault);
         None
     }
 
     /// The entries of a map, merged maps included. The last value of a repeated key counts.
     fn fields<'n>(
         &mut self,
-        node: &'n Node<'n>,
+        node: &'n YamlNode<'n>,
         path: &dyn fmt::Display,
         name: &'static str,
         level: &[&str],
@@ -505,13 +517,13 @@ impl Reader<'_> {
         if node.is_null() {
             return None;
         }
-        let Kind::Map(entries) = &node.kind else {
-            self.say_type(node.offset, path, name, "a map", node);
+        let NodeKind::Map(entries) = &node.kind else {
+            self.report_type(node.offset, path, name, "a map", node);
             return None;
         };
         let mut fields = Fields::default();
         for (key, value) in entries {
-            let Kind::Scalar { text, .. } = &key.kind else {
+            let NodeKind::Scalar { text, .. } = &key.kind else {
                 continue;
             };
             if text == MERGE {
@@ -523,10 +535,10 @@ impl Reader<'_> {
                     key: text.to_string(),
                     belongs: belongs(text),
                 };
-                self.say(key.offset, path, fault);
+                self.report(key.offset, path, fault);
             }
             if fields.own.insert(text, (key, value)).is_some() {
-                self.say(key.offset, path, Fault::Repeated(text.to_string()));
+                self.report(key.offset, path, Fault::Repeated(text.to_string()));
             }
         }
         Some(fields)
@@ -536,17 +548,22 @@ impl Reader<'_> {
         let Some(node) = fields.get(key) else {
             return String::new();
         };
-        if let Kind::Scalar { text, .. } = &node.kind {
+        if let NodeKind::Scalar { text, .. } = &node.kind {
             return text.to_string();
         }
         let at = node.offset.or(fields.at(key));
-        self.say_type(at, path, key, "a string", node);
+        self.report_type(at, path, key, "a string", node);
         String::new()
     }
 
-    fn word(&mut self, fields: &Fields<'_>, key: &str, path: &dyn fmt::Display) -> Rare<Word> {
+    fn word(
+        &mut self,
+        fields: &Fields<'_>,
+        key: &str,
+        path: &dyn fmt::Display,
+    ) -> BoxedOption<LocatedText> {
         fields.get(key)?;
-        Some(Box::new(Word {
+        Some(Box::new(LocatedText {
             text: self.text(fields, key, path),
             at: fields.at(key),
         }))
@@ -556,36 +573,41 @@ impl Reader<'_> {
         let Some(node) = fields.get(key) else {
             return false;
         };
-        if let Kind::Scalar { text, is_plain } = &node.kind
+        if let NodeKind::Scalar { text, is_plain } = &node.kind
             && let Scalar::Bool(value) = resolve(text, *is_plain)
         {
             return value;
         }
         let at = node.offset.or(fields.at(key));
-        self.say_type(at, path, key, "true or false", node);
+        self.report_type(at, path, key, "true or false", node);
         false
     }
 
-    fn number(&mut self, fields: &Fields<'_>, key: &str, path: &dyn fmt::Display) -> Rare<Number> {
+    fn number(
+        &mut self,
+        fields: &Fields<'_>,
+        key: &str,
+        path: &dyn fmt::Display,
+    ) -> BoxedOption<LocatedNumber> {
         let node = fields.get(key)?;
         let at = node.offset.or(fields.at(key));
-        if let Kind::Scalar { text, is_plain } = &node.kind {
+        if let NodeKind::Scalar { text, is_plain } = &node.kind {
             let value = match resolve(text, *is_plain) {
                 Scalar::Int(value) => Some(value),
                 // Already reported by `check_tree`.
                 Scalar::Float => None,
                 Scalar::Null | Scalar::Bool(_) | Scalar::Text => {
-                    self.say_type(at, path, key, "a whole number", node);
+                    self.report_type(at, path, key, "a whole number", node);
                     return None;
                 }
             };
-            return Some(Box::new(Number {
+            return Some(Box::new(LocatedNumber {
                 value,
                 text: text.to_string(),
                 at,
             }));
         }
-        self.say_type(at, path, key, "a whole number", node);
+        self.report_type(at, path, key, "a whole number", node);
         None
     }
 
@@ -594,15 +616,15 @@ impl Reader<'_> {
         fields: &Fields<'n>,
         key: &str,
         path: &dyn fmt::Display,
-    ) -> &'n [Node<'n>] {
+    ) -> &'n [YamlNode<'n>] {
         let Some(node) = fields.get(key) else {
             return &[];
         };
-        if let Kind::List(items) = &node.kind {
+        if let NodeKind::List(items) = &node.kind {
             return items;
         }
         let at = node.offset.or(fields.at(key));
-        self.say_type(at, path, key, "a list", node);
+        self.report_type(at, path, key, "a list", node);
         &[]
     }
 }
@@ -610,19 +632,19 @@ impl Reader<'_> {
 /// The keys and values of one map.
 #[derive(Default)]
 struct Fields<'n> {
-    own: Entries<'n>,
-    merged: Entries<'n>,
+    own: FieldMap<'n>,
+    merged: FieldMap<'n>,
 }
 
-type Entries<'n> = HashMap<&'n str, (&'n Node<'n>, &'n Node<'n>), RandomState>;
+type FieldMap<'n> = HashMap<&'n str, (&'n YamlNode<'n>, &'n YamlNode<'n>), RandomState>;
 
 impl<'n> Fields<'n> {
-    fn entry(&self, key: &str) -> Option<(&'n Node<'n>, &'n Node<'n>)> {
+    fn entry(&self, key: &str) -> Option<(&'n YamlNode<'n>, &'n YamlNode<'n>)> {
         self.own.get(key).or_else(|| self.merged.get(key)).copied()
     }
 
     /// The value of `key`, unless it is null.
-    fn get(&self, key: &str) -> Option<&'n Node<'n>> {
+    fn get(&self, key: &str) -> Option<&'n YamlNode<'n>> {
         let (_, value) = self.entry(key)?;
         (!value.is_null()).then_some(value)
     }
@@ -635,32 +657,32 @@ impl<'n> Fields<'n> {
 }
 
 /// Merges the entries of `from`, a map or a list of maps; the first value of a key counts.
-fn merge<'n>(from: &'n Node<'n>, into: &mut Fields<'n>) {
+fn merge<'n>(from: &'n YamlNode<'n>, into: &mut Fields<'n>) {
     match &from.kind {
-        Kind::Map(entries) => {
+        NodeKind::Map(entries) => {
             for (key, value) in entries {
                 match &key.kind {
-                    Kind::Scalar { text, .. } if text == MERGE => merge(value, into),
-                    Kind::Scalar { text, .. } => {
+                    NodeKind::Scalar { text, .. } if text == MERGE => merge(value, into),
+                    NodeKind::Scalar { text, .. } => {
                         into.merged.entry(text).or_insert((key, value));
                     }
-                    Kind::List(_) | Kind::Map(_) | Kind::Tagged => {}
+                    NodeKind::List(_) | NodeKind::Map(_) | NodeKind::Tagged => {}
                 }
             }
         }
-        Kind::List(items) => items.iter().for_each(|item| merge(item, into)),
-        Kind::Scalar { .. } | Kind::Tagged => {}
+        NodeKind::List(items) => items.iter().for_each(|item| merge(item, into)),
+        NodeKind::Scalar { .. } | NodeKind::Tagged => {}
     }
 }
 
 /// The path from the root of the tree to a map, formatted only for a report.
 #[derive(Clone, Copy)]
-struct Way<'w> {
+struct NodePath<'w> {
     above: Option<&'w Self>,
-    entries: &'w [(Node<'w>, Node<'w>)],
+    entries: &'w [(YamlNode<'w>, YamlNode<'w>)],
 }
 
-impl Way<'_> {
+impl NodePath<'_> {
     fn path(&self) -> String {
         let above = self.above.map_or_else(String::new, Self::path);
         extended(&above, self.entries)
@@ -668,25 +690,27 @@ impl Way<'_> {
 }
 
 /// The path of a descriptor, formatted only for a report.
-struct Below<'p> {
+struct DescriptorPath<'p> {
     parent: &'p dyn fmt::Display,
     key: &'p str,
     value: &'p str,
 }
 
-impl fmt::Display for Below<'_> {
+impl fmt::Display for DescriptorPath<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.parent, joined(self.key, self.value))
     }
 }
 
 /// Extends `path` by one map: a file's path is its domain, a descriptor's ends with its own text.
-fn extended(path: &str, entries: &[(Node<'_>, Node<'_>)]) -> String {
+fn extended(path: &str, entries: &[(YamlNode<'_>, YamlNode<'_>)]) -> String {
     let text = |wanted: &str| {
         let mut texts = entries
             .iter()
             .filter_map(|(key, value)| match (&key.kind, &value.kind) {
-                (Kind::Scalar { text: key, .. }, Kind::Scalar { text, .. }) if key == wanted => {
+                (NodeKind::Scalar { text: key, .. }, NodeKind::Scalar { text, .. })
+                    if key == wanted =>
+                {
                     (!value.is_null()).then_some(&**text)
                 }
                 _ => None,
@@ -701,29 +725,29 @@ fn extended(path: &str, entries: &[(Node<'_>, Node<'_>)]) -> String {
 }
 
 /// Skips items that are no maps, which `check_tree` reports.
-fn is_map(node: &Node<'_>) -> bool {
-    matches!(node.kind, Kind::Map(_))
+fn is_map(node: &YamlNode<'_>) -> bool {
+    matches!(node.kind, NodeKind::Map(_))
 }
 
 /// Free-form data as the reference converts it to a `Struct`: all numbers are floating-point, and every key is a
 /// text.
-fn metadata(node: &Node<'_>) -> Value {
+fn metadata(node: &YamlNode<'_>) -> MetadataValue {
     match &node.kind {
-        Kind::Scalar { text, is_plain } => match resolve(text, *is_plain) {
-            Scalar::Null => Value::Null,
-            Scalar::Bool(value) => Value::Bool(value),
+        NodeKind::Scalar { text, is_plain } => match resolve(text, *is_plain) {
+            Scalar::Null => MetadataValue::Null,
+            Scalar::Bool(value) => MetadataValue::Bool(value),
             #[expect(clippy::cast_precision_loss, reason = "a Struct has no other numbers")]
-            Scalar::Int(number) => Value::Number(number as f64),
-            Scalar::Float => Value::Number(float(text)),
-            Scalar::Text => Value::Text(text.to_string()),
+            Scalar::Int(number) => MetadataValue::Number(number as f64),
+            Scalar::Float => MetadataValue::Number(float(text)),
+            Scalar::Text => MetadataValue::Text(text.to_string()),
         },
-        Kind::List(items) => Value::List(items.iter().map(metadata).collect()),
-        Kind::Map(entries) => {
-            let mut map = Map::new();
-            let mut merged = Map::new();
+        NodeKind::List(items) => MetadataValue::List(items.iter().map(metadata).collect()),
+        NodeKind::Map(entries) => {
+            let mut map = Metadata::new();
+            let mut merged = Metadata::new();
             for (key, value) in entries {
                 match &key.kind {
-                    Kind::Scalar { text, is_plain } if *is_plain && text == MERGE => {
+                    NodeKind::Scalar { text, is_plain } if *is_plain && text == MERGE => {
                         merge_metadata(value, &mut merged);
                     }
                     _ => {
@@ -734,33 +758,36 @@ fn metadata(node: &Node<'_>) -> Value {
             for (key, value) in merged {
                 map.entry(key).or_insert(value);
             }
-            Value::Map(map)
+            MetadataValue::Map(map)
         }
         // Already reported by `check_free_form`.
-        Kind::Tagged => Value::Null,
+        NodeKind::Tagged => MetadataValue::Null,
     }
 }
 
-fn merge_metadata(node: &Node<'_>, into: &mut Map) {
+fn merge_metadata(node: &YamlNode<'_>, into: &mut Metadata) {
     match metadata(node) {
-        Value::Map(map) => {
+        MetadataValue::Map(map) => {
             for (key, value) in map {
                 into.entry(key).or_insert(value);
             }
         }
-        Value::List(_) => {
-            if let Kind::List(items) = &node.kind {
+        MetadataValue::List(_) => {
+            if let NodeKind::List(items) = &node.kind {
                 items.iter().for_each(|item| merge_metadata(item, into));
             }
         }
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Text(_) => {}
+        MetadataValue::Null
+        | MetadataValue::Bool(_)
+        | MetadataValue::Number(_)
+        | MetadataValue::Text(_) => {}
     }
 }
 
 /// A key as text: `n` is a boolean in YAML 1.1, and becomes the text "false".
-fn metadata_key(node: &Node<'_>) -> String {
+fn metadata_key(node: &YamlNode<'_>) -> String {
     match &node.kind {
-        Kind::Scalar { text, is_plain } => match resolve(text, *is_plain) {
+        NodeKind::Scalar { text, is_plain } => match resolve(text, *is_plain) {
             Scalar::Bool(value) => value.to_string(),
             Scalar::Int(number) => number.to_string(),
             Scalar::Null => "null".to_owned(),
@@ -794,10 +821,10 @@ fn short_form(text: &str, at: Option<usize>) -> Option<RateLimit> {
         "y" => "year",
         name => name.strip_suffix('s').unwrap_or(name),
     };
-    unit.parse::<crate::window::Unit>().ok()?;
+    unit.parse::<crate::core::window::Unit>().ok()?;
     let multiplier = match count {
         "" => None,
-        count => Some(Box::new(Number {
+        count => Some(Box::new(LocatedNumber {
             value: Some(count.parse().ok()?),
             text: count.to_owned(),
             at,
@@ -896,27 +923,27 @@ fn float(text: &str) -> f64 {
     text.parse().unwrap_or(f64::NAN)
 }
 
-fn describe(kind: &Kind<'_>) -> String {
+fn describe(kind: &NodeKind<'_>) -> String {
     match kind {
-        Kind::Scalar { text, is_plain } if resolve(text, *is_plain) == Scalar::Null => {
+        NodeKind::Scalar { text, is_plain } if resolve(text, *is_plain) == Scalar::Null => {
             "null".to_owned()
         }
-        Kind::Scalar { text, .. } => text.to_string(),
-        Kind::List(_) => "a list".to_owned(),
-        Kind::Map(_) => "a map".to_owned(),
-        Kind::Tagged => "a tagged value".to_owned(),
+        NodeKind::Scalar { text, .. } => text.to_string(),
+        NodeKind::List(_) => "a list".to_owned(),
+        NodeKind::Map(_) => "a map".to_owned(),
+        NodeKind::Tagged => "a tagged value".to_owned(),
     }
 }
 
-fn wrong_type(key: &str, expected: &'static str, found: &Node<'_>) -> Fault {
+fn wrong_type(key: &str, expected: &'static str, found: &YamlNode<'_>) -> Fault {
     let found = match &found.kind {
-        Kind::List(_) => "a list",
-        Kind::Map(_) => "a map",
-        Kind::Tagged => "a tagged value",
-        Kind::Scalar {
+        NodeKind::List(_) => "a list",
+        NodeKind::Map(_) => "a map",
+        NodeKind::Tagged => "a tagged value",
+        NodeKind::Scalar {
             is_plain: false, ..
         } => "a text in quotes",
-        Kind::Scalar { text, .. } => match resolve(text, true) {
+        NodeKind::Scalar { text, .. } => match resolve(text, true) {
             Scalar::Null => "null",
             Scalar::Bool(_) => "a boolean",
             Scalar::Int(_) | Scalar::Float => "a number",

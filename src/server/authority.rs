@@ -29,10 +29,12 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic::codegen::http::uri::Authority;
 
 use crate::{
-    grpc::unary::{count_read, is_turn_over},
-    held::{Account, Budget, Held},
-    metrics::{Authorities, Metrics, StreamsReset},
-    silence::Silence,
+    foundation::log_throttle::LogThrottle,
+    observe::metrics::{Authorities, Metrics, StreamsReset},
+    service::{
+        budget::{Account, Budget, Reservation},
+        grpc::unary::{count_read, is_turn_over},
+    },
 };
 
 /// Length of the client's preface (RFC 9113, 3.4).
@@ -64,20 +66,20 @@ const MAX_LOGGED_CHARS: usize = 200;
 
 /// Counts invalid authorities and reset streams, and logs now and then what to do about them. All workers share one.
 #[derive(Debug)]
-pub(super) struct Notes {
+pub(super) struct AuthorityLog {
     metrics: Arc<Metrics>,
     /// One each, so that harmless events do not hide others.
-    replaced: Silence,
-    refused: Silence,
-    reset: [Silence; StreamsReset::CODES.len()],
+    replaced: LogThrottle,
+    refused: LogThrottle,
+    reset: [LogThrottle; StreamsReset::CODES.len()],
 }
 
-impl Notes {
+impl AuthorityLog {
     pub(super) fn new(metrics: Arc<Metrics>) -> Arc<Self> {
         Arc::new(Self {
             metrics,
-            replaced: Silence::default(),
-            refused: Silence::default(),
+            replaced: LogThrottle::default(),
+            refused: LogThrottle::default(),
             reset: Default::default(),
         })
     }
@@ -132,9 +134,9 @@ fn shown(found: &[u8]) -> String {
 
 /// A connection that repairs `:authority` and counts resets.
 #[derive(Debug)]
-pub(super) struct Mended<S> {
+pub(super) struct AuthorityRewriter<S> {
     stream: S,
-    notes: Arc<Notes>,
+    authority_log: Arc<AuthorityLog>,
     /// Bytes to pass on without inspection: the rest of the current frame.
     passing: usize,
     /// The beginning of frames that must be complete before they are inspected.
@@ -146,15 +148,15 @@ pub(super) struct Mended<S> {
     writing: usize,
     account: Arc<Account>,
     /// Memory charged for a header block that has not ended: here, and in the library.
-    waits: Option<Held>,
-    is_open: Option<Held>,
+    waits: Option<Reservation>,
+    is_open: Option<Reservation>,
 }
 
-impl<S> Mended<S> {
-    pub(super) fn new(stream: S, notes: Arc<Notes>, account: Arc<Account>) -> Self {
+impl<S> AuthorityRewriter<S> {
+    pub(super) fn new(stream: S, authority_log: Arc<AuthorityLog>, account: Arc<Account>) -> Self {
         Self {
             stream,
-            notes,
+            authority_log,
             account,
             waits: None,
             is_open: None,
@@ -190,7 +192,7 @@ impl<S> Mended<S> {
             };
             self.headers(&mut bytes[at..at + length]);
             if !has_end(&bytes[at..at + length]) {
-                self.is_open = Some(Held::new(&self.account, OPEN_BLOCK_BYTES));
+                self.is_open = Some(Reservation::new(&self.account, OPEN_BLOCK_BYTES));
             }
             at += length;
         }
@@ -234,7 +236,7 @@ impl<S> Mended<S> {
 
     fn block(&self, block: &mut [u8]) {
         let mut at = 0;
-        while let Some(Text { bytes, is_huffman }) = next_authority(block, &mut at) {
+        while let Some(HeaderString { bytes, is_huffman }) = next_authority(block, &mut at) {
             self.authority(&mut block[bytes], is_huffman);
         }
     }
@@ -246,17 +248,17 @@ impl<S> Mended<S> {
             Some(Cow::Borrowed(&*value))
         };
         let Some(found) = found else {
-            return self.notes.refused(value);
+            return self.authority_log.refused(value);
         };
         if Authority::try_from(&*found).is_ok() {
             return;
         }
         match instead(&found, is_huffman) {
             Some(instead) if instead.len() == value.len() => {
-                self.notes.replaced(&found);
+                self.authority_log.replaced(&found);
                 value.copy_from_slice(&instead);
             }
-            _ => self.notes.refused(&found),
+            _ => self.authority_log.refused(&found),
         }
     }
 
@@ -275,7 +277,7 @@ impl<S> Mended<S> {
             if head[3] == RST_STREAM
                 && let Some(code) = offered[payload..].first_chunk()
             {
-                self.notes.reset(u32::from_be_bytes(*code));
+                self.authority_log.reset(u32::from_be_bytes(*code));
             }
             at = payload + payload_bytes(head);
         }
@@ -286,10 +288,10 @@ impl<S> Mended<S> {
 /// Repairs whole frames that follow a client's preface, for fuzzing; returns the numbers of replaced and of
 /// irreparable names.
 #[doc(hidden)]
-pub fn mend(frames: &mut [u8]) -> [u64; 2] {
+pub fn rewrite(frames: &mut [u8]) -> [u64; 2] {
     let metrics = Arc::<Metrics>::default();
     let account = Budget::new(usize::MAX, metrics.clone()).account();
-    let mut connection = Mended::new((), Notes::new(metrics.clone()), account);
+    let mut connection = AuthorityRewriter::new((), AuthorityLog::new(metrics.clone()), account);
     connection.passing = 0;
     connection.look(frames);
     let Authorities { replaced, refused } = &metrics.authorities;
@@ -404,7 +406,7 @@ fn coded_authority(characters: usize, bits: usize) -> Option<Vec<u8>> {
 
 /// A string in a header block (RFC 7541, 5.2).
 #[derive(Debug)]
-struct Text {
+struct HeaderString {
     /// Position of its bytes.
     bytes: Range<usize>,
     is_huffman: bool,
@@ -412,7 +414,7 @@ struct Text {
 
 /// The value of the next `:authority` from `at` on that is written out (RFC 7541, 6), or that refers to an empty one
 /// in the static table.
-fn next_authority(block: &[u8], at: &mut usize) -> Option<Text> {
+fn next_authority(block: &[u8], at: &mut usize) -> Option<HeaderString> {
     /// Its index in the static table.
     const AUTHORITY: usize = 1;
     while let Some(&first) = block.get(*at) {
@@ -425,7 +427,7 @@ fn next_authority(block: &[u8], at: &mut usize) -> Option<Text> {
         let index = integer(block, at, prefix_bits)?;
         match first {
             0x80.. if index == AUTHORITY => {
-                return Some(Text {
+                return Some(HeaderString {
                     bytes: 0..0,
                     is_huffman: false,
                 });
@@ -446,7 +448,7 @@ fn next_authority(block: &[u8], at: &mut usize) -> Option<Text> {
     None
 }
 
-fn is_authority(block: &[u8], name: &Text) -> bool {
+fn is_authority(block: &[u8], name: &HeaderString) -> bool {
     let known: &[u8] = if name.is_huffman {
         &[0xb8, 0x3b, 0x53, 0x39, 0xec, 0x32, 0x7d, 0x7f]
     } else {
@@ -476,16 +478,16 @@ fn integer(block: &[u8], at: &mut usize, prefix_bits: u32) -> Option<usize> {
 }
 
 /// The string at `at`; moves `at` behind it.
-fn string(block: &[u8], at: &mut usize) -> Option<Text> {
+fn string(block: &[u8], at: &mut usize) -> Option<HeaderString> {
     let is_huffman = block.get(*at)? & 0x80 != 0;
     let length = integer(block, at, 7)?;
     let end = at.checked_add(length).filter(|end| *end <= block.len())?;
     let bytes = *at..end;
     *at = end;
-    Some(Text { bytes, is_huffman })
+    Some(HeaderString { bytes, is_huffman })
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Mended<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for AuthorityRewriter<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -525,7 +527,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Mended<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> Mended<S> {
+impl<S: AsyncRead + Unpin> AuthorityRewriter<S> {
     /// Reads until the held frames are complete, or cannot become so, and inspects them.
     fn poll_hold(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
@@ -540,7 +542,7 @@ impl<S: AsyncRead + Unpin> Mended<S> {
             self.held.truncate(known + count);
             if read.is_pending() {
                 let held = self.held.capacity();
-                self.waits = Some(Held::new(&self.account, held));
+                self.waits = Some(Reservation::new(&self.account, held));
             }
             ready!(read)?;
             if count == 0 {
@@ -558,7 +560,7 @@ impl<S: AsyncRead + Unpin> Mended<S> {
 }
 
 /// Without vectored writes: replies are small, and copying them together costs less than `writev`.
-impl<S: AsyncWrite + Unpin> AsyncWrite for Mended<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for AuthorityRewriter<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -591,7 +593,7 @@ mod tests {
     use tonic::body::Body;
 
     use super::*;
-    use crate::held::Budget;
+    use crate::service::budget::Budget;
 
     fn account() -> Arc<Account> {
         Budget::new(usize::MAX, Arc::default()).account()
@@ -659,13 +661,13 @@ mod tests {
     }
 
     /// The output of a connection whose bytes arrive in pieces of this size.
-    fn mended(bytes: &[u8], piece: usize) -> (Vec<u8>, Arc<Notes>) {
+    fn rewritten(bytes: &[u8], piece: usize) -> (Vec<u8>, Arc<AuthorityLog>) {
         let runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = { runtime }.build().unwrap();
-        let notes = Notes::new(Arc::default());
+        let authority_log = AuthorityLog::new(Arc::default());
         let out = runtime.block_on(async {
             let (mut client, server) = tokio::io::duplex(piece);
-            let mut server = Mended::new(server, notes.clone(), account());
+            let mut server = AuthorityRewriter::new(server, authority_log.clone(), account());
             let mut out = Vec::new();
             let sent = async {
                 client.write_all(bytes).await.unwrap();
@@ -675,20 +677,20 @@ mod tests {
             read.unwrap();
             out
         });
-        (out, notes)
+        (out, authority_log)
     }
 
     #[track_caller]
     fn check(before: &[u8], after: &[u8], [replaced, refused]: [u64; 2]) {
         for piece in [1, 2, 7, 30, 64, 100_000] {
-            let (out, notes) = mended(&connection(before), piece);
+            let (out, authority_log) = rewritten(&connection(before), piece);
             assert_eq!(out, connection(after), "in pieces of {piece}");
-            assert_eq!(counts(&notes), [replaced, refused]);
+            assert_eq!(counts(&authority_log), [replaced, refused]);
         }
     }
 
-    fn counts(notes: &Notes) -> [u64; 2] {
-        let Authorities { replaced, refused } = &notes.metrics.authorities;
+    fn counts(authority_log: &AuthorityLog) -> [u64; 2] {
+        let Authorities { replaced, refused } = &authority_log.metrics.authorities;
         [replaced, refused].map(|count| count.load(Relaxed))
     }
 
@@ -795,7 +797,7 @@ mod tests {
     }
 
     #[test]
-    fn all_authorities_of_a_block_are_mended() {
+    fn all_authorities_of_a_block_are_rewritten() {
         let twice = |name: &[u8]| [block(&plain(name)), block(&huffman(name))].concat();
         check(&twice(b"a|b"), &twice(b"a+b"), [2, 0]);
     }
@@ -817,7 +819,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_goes_on_in_other_frames_is_mended() {
+    fn a_block_that_goes_on_in_other_frames_is_rewritten() {
         let cut = |name: &[u8], cuts: &[usize]| {
             let preface = vec![b'P'; PREFACE_BYTES];
             let block = block_as(&names()[2], &huffman(name));
@@ -826,17 +828,17 @@ mod tests {
         for at in 0..60 {
             for cuts in [&[at][..], &[at, at + 3], &[at; 7]] {
                 for piece in [1, 9, 1000] {
-                    let (out, notes) = mended(&cut(ISTIO, cuts), piece);
+                    let (out, authority_log) = rewritten(&cut(ISTIO, cuts), piece);
                     let istio = b"outbound+8081++tollgate.tollgate.svc.cluster.local";
                     assert_eq!(out, cut(istio, cuts), "{cuts:?} {piece}");
-                    assert_eq!(counts(&notes), [1, 0]);
+                    assert_eq!(counts(&authority_log), [1, 0]);
                 }
             }
         }
         // Not repaired across more frames.
-        let (out, notes) = mended(&cut(ISTIO, &[30; 40]), 1000);
+        let (out, authority_log) = rewritten(&cut(ISTIO, &[30; 40]), 1000);
         assert_eq!(out, cut(ISTIO, &[30; 40]));
-        assert_eq!(counts(&notes), [0, 0]);
+        assert_eq!(counts(&authority_log), [0, 0]);
     }
 
     #[test]
@@ -855,11 +857,11 @@ mod tests {
         ]
         .concat();
         for piece in [1, 2, 5, 8, 64, 100_000] {
-            let notes = Notes::new(Arc::default());
+            let authority_log = AuthorityLog::new(Arc::default());
             let runtime = tokio::runtime::Builder::new_current_thread();
             { runtime }.build().unwrap().block_on(async {
                 let (mut client, server) = tokio::io::duplex(piece);
-                let mut server = Mended::new(server, notes.clone(), account());
+                let mut server = AuthorityRewriter::new(server, authority_log.clone(), account());
                 let sent = async {
                     server.write_all(&written).await.unwrap();
                     drop(server);
@@ -869,7 +871,7 @@ mod tests {
                 read.unwrap();
                 assert_eq!(out, written);
             });
-            let totals = notes.metrics.streams_reset.totals();
+            let totals = authority_log.metrics.streams_reset.totals();
             let totals: Vec<_> = totals.filter(|(_, total)| *total > 0).collect();
             let expected = [
                 ("PROTOCOL_ERROR", 2),
@@ -882,23 +884,23 @@ mod tests {
 
     #[test]
     fn what_is_harmless_does_not_silence_what_is_not() {
-        let notes = Notes::new(Arc::default());
+        let authority_log = AuthorityLog::new(Arc::default());
         let said = || {
             let silences = [
-                &notes.replaced,
-                &notes.refused,
-                &notes.reset[1],
-                &notes.reset[7],
+                &authority_log.replaced,
+                &authority_log.refused,
+                &authority_log.reset[1],
+                &authority_log.reset[7],
             ];
-            silences.map(Silence::has_begun)
+            silences.map(LogThrottle::has_begun)
         };
-        notes.replaced(b"a|b");
+        authority_log.replaced(b"a|b");
         assert_eq!(said(), [true, false, false, false]);
-        notes.refused(b"");
+        authority_log.refused(b"");
         assert_eq!(said(), [true, true, false, false]);
-        notes.reset(1);
+        authority_log.reset(1);
         assert_eq!(said(), [true, true, true, false]);
-        assert!(!notes.refused.is_over(), "it was just said");
+        assert!(!authority_log.refused.is_over(), "it was just said");
     }
 
     #[test]
@@ -911,7 +913,7 @@ mod tests {
             let preface = vec![b'P'; PREFACE_BYTES];
             [preface, frame(HEADERS, 4 | PADDED | PRIORITY, block)].concat()
         };
-        let (out, _) = mended(&wrap(&block(b"a|b")), 50);
+        let (out, _) = rewritten(&wrap(&block(b"a|b")), 50);
         assert_eq!(out, wrap(&block(b"a+b")));
     }
 
@@ -1029,7 +1031,11 @@ mod tests {
                 seen.lock().unwrap().push(request.map(drop));
                 async { Ok::<_, Infallible>(Response::new(Body::empty())) }
             });
-            let io = TokioIo::new(Mended::new(server, Notes::new(Arc::default()), account()));
+            let io = TokioIo::new(AuthorityRewriter::new(
+                server,
+                AuthorityLog::new(Arc::default()),
+                account(),
+            ));
             let server = http2::Builder::new(TokioExecutor::new()).serve_connection(io, serve);
             let asking = async {
                 let (mut reading, mut writing) = tokio::io::split(&mut client);
@@ -1148,7 +1154,7 @@ mod tests {
                 bytes.extend(frame(*kind, *flags, payload));
             }
             bytes.extend(&tail);
-            let (out, _) = mended(&bytes, piece);
+            let (out, _) = rewritten(&bytes, piece);
             prop_assert_eq!(out.len(), bytes.len());
             let kinds = frames.iter().map(|(kind, ..)| *kind).chain(tail.get(3).copied());
             let is_touched = kinds.into_iter().any(|kind| kind == HEADERS);

@@ -18,7 +18,7 @@ use tokio::{
 };
 
 use super::ports::accept_next;
-use crate::held::{Account, Budget};
+use crate::service::budget::{Account, Budget};
 
 /// Bound on a request's headers, and on replies that a client has not read while it sends more requests.
 const MAX_BUFFER_BYTES: usize = 16 << 10;
@@ -27,7 +27,7 @@ const MAX_BUFFER_BYTES: usize = 16 << 10;
 #[derive(Clone)]
 pub(super) struct HttpLimits {
     /// Most connections.
-    pub(super) places: usize,
+    pub(super) max_connections: usize,
     /// Time for a request, its reply and the wait for the next request.
     pub(super) timeout: Duration,
     pub(super) budget: Arc<Budget>,
@@ -36,7 +36,7 @@ pub(super) struct HttpLimits {
 /// The connections of one HTTP port.
 struct Connections {
     /// Most connections.
-    places: usize,
+    max_connections: usize,
     running: JoinSet<()>,
     handles: HashMap<Id, (AbortHandle, Began)>,
 }
@@ -64,7 +64,7 @@ impl Began {
 /// [`Account`] in their extensions.
 pub(super) async fn serve_http(listener: TcpListener, router: axum::Router, limits: HttpLimits) {
     let mut connections = Connections {
-        places: limits.places,
+        max_connections: limits.max_connections,
         running: JoinSet::new(),
         handles: HashMap::new(),
     };
@@ -90,7 +90,7 @@ impl Connections {
             let id = ended.map_or_else(|error| error.id(), |(id, ())| id);
             self.handles.remove(&id);
         }
-        if self.handles.len() < self.places {
+        if self.handles.len() < self.max_connections {
             return;
         }
         let oldest = self

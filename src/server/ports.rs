@@ -10,8 +10,8 @@ use std::{
 use nix::sys::stat::{Mode, umask};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream, lookup_host};
 
-use super::ServerError;
-use crate::{settings::Settings, silence::Silence};
+use super::error::ServerError;
+use crate::{foundation::log_throttle::LogThrottle, settings::serve::Settings};
 
 /// The bound listeners, except for gRPC's, which opens once there are rules to answer with.
 pub(super) struct Ports {
@@ -170,12 +170,12 @@ impl GrpcListener {
     }
 
     /// The next connection, without a time limit.
-    pub(super) async fn accept_next(&self) -> Stream<TcpStream, UnixStream> {
+    pub(super) async fn accept_next(&self) -> PortStream<TcpStream, UnixStream> {
         match self {
-            Self::Tcp(listener) => Stream::Tcp(accept_next(listener).await),
+            Self::Tcp(listener) => PortStream::Tcp(accept_next(listener).await),
             Self::Unix(listener, _) => loop {
                 match listener.accept().await {
-                    Ok((stream, _)) => return Stream::Unix(stream),
+                    Ok((stream, _)) => return PortStream::Unix(stream),
                     Err(error) => wait_for_room(error).await,
                 }
             },
@@ -196,34 +196,34 @@ impl fmt::Display for GrpcListener {
 }
 
 /// A connection over TCP or a Unix socket.
-pub(super) enum Stream<T, U> {
+pub(super) enum PortStream<T, U> {
     Tcp(T),
     Unix(U),
 }
 
 /// A connection that is not registered with any runtime.
-pub(super) type Detached = Stream<std::net::TcpStream, unix::UnixStream>;
+pub(super) type Detached = PortStream<std::net::TcpStream, unix::UnixStream>;
 
-impl Stream<TcpStream, UnixStream> {
+impl PortStream<TcpStream, UnixStream> {
     /// Removes it from this thread's runtime.
     pub(super) fn detach(self) -> io::Result<Detached> {
         Ok(match self {
-            Self::Tcp(stream) => Stream::Tcp(stream.into_std()?),
-            Self::Unix(stream) => Stream::Unix(stream.into_std()?),
+            Self::Tcp(stream) => PortStream::Tcp(stream.into_std()?),
+            Self::Unix(stream) => PortStream::Unix(stream.into_std()?),
         })
     }
 }
 
 impl Detached {
     /// Registers it with this thread's runtime.
-    pub(super) fn adopt(self) -> io::Result<Stream<TcpStream, UnixStream>> {
+    pub(super) fn adopt(self) -> io::Result<PortStream<TcpStream, UnixStream>> {
         Ok(match self {
             Self::Tcp(stream) => {
                 let stream = TcpStream::from_std(stream)?;
                 stream.set_nodelay(true)?;
-                Stream::Tcp(stream)
+                PortStream::Tcp(stream)
             }
-            Self::Unix(stream) => Stream::Unix(UnixStream::from_std(stream)?),
+            Self::Unix(stream) => PortStream::Unix(UnixStream::from_std(stream)?),
         })
     }
 }
@@ -239,7 +239,7 @@ pub(super) async fn accept_next(listener: &TcpListener) -> TcpStream {
 }
 
 /// One for all ports, because a lack of file descriptors affects all of them.
-static SCARCITY: Silence = Silence::new();
+static SCARCITY: LogThrottle = LogThrottle::new();
 
 /// Waits before the next attempt: most likely the process is out of file descriptors, and some will be closed.
 async fn wait_for_room(error: io::Error) {

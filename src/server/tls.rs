@@ -24,10 +24,10 @@ use tokio_rustls::{
     server::TlsStream,
 };
 
-use super::chain;
+use crate::foundation::causes::chain;
 use crate::{
-    changes::Changes,
-    pem::{self, PemError},
+    control::changes::Changes,
+    net::pem::{self, PemError},
     settings::tls,
 };
 
@@ -36,7 +36,7 @@ const HTTP_2: &[u8] = b"h2";
 
 /// Why TLS cannot be set up. Every message names the file or the setting at fault.
 #[derive(Debug, thiserror::Error)]
-pub enum TlsError {
+pub enum ListenerTlsError {
     #[error("GRPC_SERVER_USE_TLS (--grpc-tls) needs {0}")]
     NotNamed(&'static str),
     #[error("{0} verifies no client without {1}")]
@@ -58,9 +58,9 @@ pub enum TlsError {
 
 /// The TLS configuration of new connections. Clones follow one rotation.
 #[derive(Clone)]
-pub(super) struct Tls(watch::Receiver<Arc<ServerConfig>>);
+pub(super) struct CurrentTls(watch::Receiver<Arc<ServerConfig>>);
 
-impl Tls {
+impl CurrentTls {
     /// Performs the handshake.
     ///
     /// # Errors
@@ -73,21 +73,24 @@ impl Tls {
 }
 
 /// The files, and the name required of clients.
-struct Files {
+struct TlsPaths {
     certificate: PathBuf,
     key: PathBuf,
     client_ca: Option<PathBuf>,
     client_san: Option<ServerName<'static>>,
 }
 
-impl Files {
-    fn new(settings: &tls::Tls) -> Result<Self, TlsError> {
+impl TlsPaths {
+    fn new(settings: &tls::TlsSettings) -> Result<Self, ListenerTlsError> {
         const CERTIFICATE: &str = "GRPC_SERVER_TLS_CERT (--grpc-tls-cert)";
         const KEY: &str = "GRPC_SERVER_TLS_KEY (--grpc-tls-key)";
-        let named =
-            |path: Option<&Path>, name| path.map(Path::to_owned).ok_or(TlsError::NotNamed(name));
+        let named = |path: Option<&Path>, name| {
+            path.map(Path::to_owned)
+                .ok_or(ListenerTlsError::NotNamed(name))
+        };
         let san = |name: &str| {
-            ServerName::try_from(name.to_owned()).map_err(|_| TlsError::NoName(name.to_owned()))
+            ServerName::try_from(name.to_owned())
+                .map_err(|_| ListenerTlsError::NoName(name.to_owned()))
         };
         Ok(Self {
             certificate: named(settings.certificate(), CERTIFICATE)?,
@@ -111,7 +114,7 @@ impl Files {
         folders
     }
 
-    fn read(&self) -> Result<Contents, TlsError> {
+    fn read(&self) -> Result<Contents, ListenerTlsError> {
         Ok(Contents {
             certificate: pem::read(&self.certificate)?,
             key: pem::read(&self.key)?,
@@ -119,7 +122,7 @@ impl Files {
         })
     }
 
-    fn config(&self, contents: &Contents) -> Result<ServerConfig, TlsError> {
+    fn config(&self, contents: &Contents) -> Result<ServerConfig, ListenerTlsError> {
         let provider = Arc::new(ring::default_provider());
         let certificates = pem::certificates(&self.certificate, &contents.certificate)?;
         let key = pem::key(&self.key, &contents.key)?;
@@ -134,7 +137,7 @@ impl Files {
         };
         let mut config = builder
             .with_single_cert(certificates, key)
-            .map_err(|source| TlsError::NoPair {
+            .map_err(|source| ListenerTlsError::NoPair {
                 certificate: self.certificate.clone(),
                 key: self.key.clone(),
                 source,
@@ -148,13 +151,13 @@ impl Files {
         file: &Path,
         text: &[u8],
         provider: Arc<CryptoProvider>,
-    ) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
+    ) -> Result<Arc<dyn ClientCertVerifier>, ListenerTlsError> {
         let roots = pem::authorities(file, text)?;
         let chain = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
             .build()
-            .map_err(|error| TlsError::NoVerifier(file.to_owned(), error))?;
+            .map_err(|error| ListenerTlsError::NoVerifier(file.to_owned(), error))?;
         Ok(match self.client_san.clone() {
-            Some(name) => Arc::new(Named { chain, name }),
+            Some(name) => Arc::new(NameVerifier { chain, name }),
             None => chain,
         })
     }
@@ -169,7 +172,7 @@ struct Contents {
 
 /// Reloads changed files.
 pub(super) struct Rotation {
-    files: Files,
+    files: TlsPaths,
     /// Result of the last reading, good or bad.
     seen: Result<Contents, String>,
     config: watch::Sender<Arc<ServerConfig>>,
@@ -181,20 +184,20 @@ impl Rotation {
     /// # Errors
     ///
     /// If a file is invalid, or if the settings seem to verify clients but would not.
-    pub(super) fn new(settings: &tls::Tls) -> Result<Option<Self>, TlsError> {
+    pub(super) fn new(settings: &tls::TlsSettings) -> Result<Option<Self>, ListenerTlsError> {
         const USE_TLS: &str = "GRPC_SERVER_USE_TLS (--grpc-tls)";
         const CLIENT_CA: &str = "GRPC_CLIENT_TLS_CACERT (--grpc-client-ca)";
         const CLIENT_SAN: &str = "GRPC_CLIENT_TLS_SAN (--grpc-client-san)";
         if settings.client_san().is_some() && settings.client_ca().is_none() {
-            return Err(TlsError::VerifiesNobody(CLIENT_SAN, CLIENT_CA));
+            return Err(ListenerTlsError::VerifiesNobody(CLIENT_SAN, CLIENT_CA));
         }
         if !settings.grpc_tls {
             return match settings.client_ca() {
-                Some(_) => Err(TlsError::VerifiesNobody(CLIENT_CA, USE_TLS)),
+                Some(_) => Err(ListenerTlsError::VerifiesNobody(CLIENT_CA, USE_TLS)),
                 None => Ok(None),
             };
         }
-        let files = Files::new(settings)?;
+        let files = TlsPaths::new(settings)?;
         let contents = files.read()?;
         let config = files.config(&contents)?;
         Ok(Some(Self {
@@ -204,14 +207,14 @@ impl Rotation {
         }))
     }
 
-    pub(super) fn tls(&self) -> Tls {
-        Tls(self.config.subscribe())
+    pub(super) fn tls(&self) -> CurrentTls {
+        CurrentTls(self.config.subscribe())
     }
 
-    /// Starts to watch the files: [`Watch::run`] misses no change from now on.
-    pub(super) fn watch(self) -> Watch {
+    /// Starts to watch the files: [`CertificateWatch::run`] misses no change from now on.
+    pub(super) fn watch(self) -> CertificateWatch {
         let changes = Changes::in_folders(self.files.folders(), "certificate and key");
-        Watch {
+        CertificateWatch {
             rotation: self,
             changes,
         }
@@ -243,12 +246,12 @@ impl Rotation {
 }
 
 /// Watched files.
-pub(super) struct Watch {
+pub(super) struct CertificateWatch {
     rotation: Rotation,
     changes: Changes,
 }
 
-impl Watch {
+impl CertificateWatch {
     /// Takes every change into use, until dropped.
     pub(super) async fn run(mut self) {
         loop {
@@ -273,12 +276,12 @@ impl Watch {
 
 /// Accepts clients that the certificate chain admits and whose certificate is valid for a name.
 #[derive(Debug)]
-struct Named {
+struct NameVerifier {
     chain: Arc<dyn ClientCertVerifier>,
     name: ServerName<'static>,
 }
 
-impl ClientCertVerifier for Named {
+impl ClientCertVerifier for NameVerifier {
     fn verify_client_cert(
         &self,
         end_entity: &CertificateDer<'_>,

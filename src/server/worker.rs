@@ -22,16 +22,18 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::either::Either::{self, Left, Right};
 
 use super::{
-    authority::{Mended, Notes},
-    ports::{Detached, GrpcListener, Stream},
-    runtime,
-    tls::Tls,
+    authority::{AuthorityLog, AuthorityRewriter},
+    ports::{Detached, GrpcListener, PortStream},
+    runtime::runtime,
+    tls::CurrentTls,
 };
 use crate::{
-    grpc::unary::{Arrivals, Calls, Door, Method, UnderWay},
-    held::{Account, Budget},
-    settings::{Bounds, Listen},
-    store::redis::Batchers,
+    service::{
+        budget::{Account, Budget},
+        grpc::unary::{Calls, Dispatcher, InFlight, TimedConnection, UnaryMethod},
+    },
+    settings::serve::{Bounds, Listen},
+    store::redis::batchers::Batchers,
 };
 
 /// How long a connection without a running decision may take to close: to receive the GOAWAY, to confirm it, and to
@@ -39,7 +41,7 @@ use crate::{
 const GOODBYE: Duration = Duration::from_secs(1);
 
 /// How long an accepted connection waits for a place before another is closed for it.
-const FOR_A_PLACE: Duration = Duration::from_millis(50);
+const PERMIT_WAIT: Duration = Duration::from_millis(50);
 
 /// Accepted connections that may wait for a worker.
 const HANDOVER: usize = 128;
@@ -67,7 +69,7 @@ async fn draining(phases: &mut watch::Receiver<Phase>) {
 pub(super) struct Arrival {
     stream: Detached,
     at: Instant,
-    place: OwnedSemaphorePermit,
+    permit: OwnedSemaphorePermit,
 }
 
 /// Accepts connections and distributes them to the workers in turn. When all places are taken, the oldest connection
@@ -75,20 +77,20 @@ pub(super) struct Arrival {
 /// kernel chose the worker, all of them could end up on one core.
 pub(super) async fn accept(
     listener: GrpcListener,
-    doors: Vec<mpsc::Sender<Arrival>>,
-    places: Arc<Semaphore>,
+    senders: Vec<mpsc::Sender<Arrival>>,
+    max_connections: Arc<Semaphore>,
     budget: Arc<Budget>,
 ) {
-    for door in doors.iter().cycle() {
+    for dispatcher in senders.iter().cycle() {
         let arrived = listener.accept_next().await;
-        let place = loop {
-            if places.available_permits() == 0 {
-                budget.make_place();
+        let permit = loop {
+            if max_connections.available_permits() == 0 {
+                budget.make_connection_room();
             }
             // Repeated, because recent connections may still be on their way to their workers.
-            let place = tokio::time::timeout(FOR_A_PLACE, places.clone().acquire_owned());
-            match place.await {
-                Ok(Ok(place)) => break place,
+            let permit = tokio::time::timeout(PERMIT_WAIT, max_connections.clone().acquire_owned());
+            match permit.await {
+                Ok(Ok(permit)) => break permit,
                 Ok(Err(_closed)) => return,
                 Err(_elapsed) => {}
             }
@@ -98,31 +100,31 @@ pub(super) async fn accept(
         };
         let at = Instant::now();
         // The end of a worker ends the process anyway.
-        let _ = door.send(Arrival { stream, at, place }).await;
+        let _ = dispatcher.send(Arrival { stream, at, permit }).await;
     }
 }
 
 #[derive(Default)]
 pub(super) struct Workers {
-    doors: Vec<mpsc::Sender<Arrival>>,
+    senders: Vec<mpsc::Sender<Arrival>>,
     /// Each ends with its worker.
     ends: JoinSet<()>,
 }
 
 impl Workers {
-    pub(super) fn start<M: Method>(&mut self, worker: Worker<M>) -> io::Result<()> {
-        let (door, arrivals) = mpsc::channel(HANDOVER);
+    pub(super) fn start<M: UnaryMethod>(&mut self, worker: Worker<M>) -> io::Result<()> {
+        let (dispatcher, incoming) = mpsc::channel(HANDOVER);
         let (alive, mut end) = mpsc::channel::<Infallible>(1);
-        let name = format!("worker-{}", self.doors.len());
+        let name = format!("worker-{}", self.senders.len());
         thread::Builder::new().name(name).spawn(move || {
             // Dropped on every exit, also after a panic.
             let _alive = alive;
             match runtime() {
-                Ok(runtime) => runtime.block_on(worker.run(arrivals)),
+                Ok(runtime) => runtime.block_on(worker.run(incoming)),
                 Err(error) => tracing::error!(%error, "a worker has no runtime"),
             }
         })?;
-        self.doors.push(door);
+        self.senders.push(dispatcher);
         self.ends.spawn(async move {
             end.recv().await;
         });
@@ -130,11 +132,11 @@ impl Workers {
     }
 
     pub(super) fn count(&self) -> usize {
-        self.doors.len()
+        self.senders.len()
     }
 
-    pub(super) fn doors(&mut self) -> Vec<mpsc::Sender<Arrival>> {
-        std::mem::take(&mut self.doors)
+    pub(super) fn senders(&mut self) -> Vec<mpsc::Sender<Arrival>> {
+        std::mem::take(&mut self.senders)
     }
 
     pub(super) async fn first_end(&mut self) {
@@ -152,9 +154,9 @@ pub(super) struct Worker<M> {
     pub(super) batchers: Vec<Batchers>,
 }
 
-impl<M: Method> Worker<M> {
+impl<M: UnaryMethod> Worker<M> {
     /// Serves arriving connections until all have closed after draining began.
-    async fn run(self, mut arrivals: mpsc::Receiver<Arrival>) {
+    async fn run(self, mut incoming: mpsc::Receiver<Arrival>) {
         let mut batchers = JoinSet::new();
         for of_one_store in self.batchers {
             batchers.spawn(of_one_store.run());
@@ -162,13 +164,13 @@ impl<M: Method> Worker<M> {
         let mut connections = JoinSet::new();
         loop {
             tokio::select! {
-                arrival = arrivals.recv() => match arrival {
-                    Some(Arrival { stream, at, place }) => {
+                arrival = incoming.recv() => match arrival {
+                    Some(Arrival { stream, at, permit }) => {
                         let account = self.serving.budget.account();
                         let served = self.serving.clone().connection(stream, at, account.clone());
                         account.served_by(connections.spawn(async move {
                             served.await;
-                            drop(place);
+                            drop(permit);
                         }));
                     }
                     // The dispatcher has stopped.
@@ -187,11 +189,11 @@ type AnyStream = Either<TcpStream, Either<UnixStream, Box<TlsStream<TcpStream>>>
 
 /// The settings of connections.
 pub(super) struct Serving<M> {
-    pub(super) door: Door<M>,
+    pub(super) dispatcher: Dispatcher<M>,
     /// For TCP connections only; a Unix socket has no TLS.
-    pub(super) tls: Option<Tls>,
+    pub(super) tls: Option<CurrentTls>,
     pub(super) bounds: Bounds,
-    pub(super) notes: Arc<Notes>,
+    pub(super) authority_log: Arc<AuthorityLog>,
     pub(super) budget: Arc<Budget>,
     pub(super) keepalive: Keepalive,
     /// Longest time until the first call of a connection.
@@ -206,9 +208,9 @@ pub(super) struct Serving<M> {
 impl<M> Clone for Serving<M> {
     fn clone(&self) -> Self {
         Self {
-            door: self.door.clone(),
+            dispatcher: self.dispatcher.clone(),
             tls: self.tls.clone(),
-            notes: self.notes.clone(),
+            authority_log: self.authority_log.clone(),
             budget: self.budget.clone(),
             phases: self.phases.clone(),
             ..*self
@@ -235,7 +237,7 @@ impl Keepalive {
     }
 }
 
-impl<M: Method> Serving<M> {
+impl<M: UnaryMethod> Serving<M> {
     /// Serves one connection, which was accepted `at` this time, to its end. An error affects only this connection.
     async fn connection(mut self, stream: Detached, at: Instant, account: Arc<Account>) {
         let deadline = at + self.first_call;
@@ -261,11 +263,11 @@ impl<M: Method> Serving<M> {
         let tls = self.tls.clone();
         let first_word = async {
             Ok(match stream.adopt()? {
-                Stream::Unix(stream) => {
+                PortStream::Unix(stream) => {
                     stream.readable().await?;
                     Right(Left(stream))
                 }
-                Stream::Tcp(stream) => {
+                PortStream::Tcp(stream) => {
                     stream.readable().await?;
                     match tls {
                         None => Left(stream),
@@ -287,11 +289,11 @@ impl<M: Method> Serving<M> {
         account: &Arc<Account>,
         deadline: Instant,
     ) -> hyper::Result<()> {
-        let door = self.door;
-        let under_way = UnderWay::default();
+        let dispatcher = self.dispatcher;
+        let in_flight = InFlight::default();
         let serve = |request| {
             account.use_it();
-            door.call(request, account, &under_way)
+            dispatcher.call(request, account, &in_flight)
         };
         let connection = hyper::server::conn::http2::Builder::new(Calls)
             .timer(TokioTimer::new())
@@ -308,7 +310,11 @@ impl<M: Method> Serving<M> {
             // gRPC clients do not read it.
             .auto_date_header(false)
             .serve_connection(
-                TokioIo::new(Mended::new(stream, self.notes, account.clone())),
+                TokioIo::new(AuthorityRewriter::new(
+                    stream,
+                    self.authority_log,
+                    account.clone(),
+                )),
                 service_fn(serve),
             );
         let mut connection = std::pin::pin!(connection);
@@ -317,7 +323,7 @@ impl<M: Method> Serving<M> {
         let mut end = std::pin::pin!(tokio::time::sleep_until(deadline.min(too_old)));
         let is_old = loop {
             tokio::select! {
-                ended = Arrivals(connection.as_mut()) => return ended,
+                ended = TimedConnection(connection.as_mut()) => return ended,
                 () = draining(&mut self.phases) => break false,
                 () = end.as_mut() => {
                     if !account.is_used() {
@@ -335,13 +341,13 @@ impl<M: Method> Serving<M> {
         if is_old {
             tokio::select! {
                 // A connection that outlives its grace is closed.
-                ended = tokio::time::timeout(self.grace, Arrivals(connection.as_mut())) => {
+                ended = tokio::time::timeout(self.grace, TimedConnection(connection.as_mut())) => {
                     return ended.unwrap_or(Ok(()));
                 }
                 () = draining(&mut self.phases) => {}
             }
         }
-        goodbye(connection, &under_way).await
+        goodbye(connection, &in_flight).await
     }
 }
 
@@ -349,14 +355,14 @@ impl<M: Method> Serving<M> {
 /// handshake, a partial message, an unread reply or a health watch delays nothing.
 async fn goodbye(
     mut connection: Pin<&mut impl Future<Output = hyper::Result<()>>>,
-    under_way: &UnderWay,
+    in_flight: &InFlight,
 ) -> hyper::Result<()> {
     loop {
-        let ended = tokio::time::timeout(GOODBYE, Arrivals(connection.as_mut())).await;
+        let ended = tokio::time::timeout(GOODBYE, TimedConnection(connection.as_mut())).await;
         if let Ok(ended) = ended {
             return ended;
         }
-        if under_way.is_none() {
+        if in_flight.is_none() {
             return Ok(());
         }
     }

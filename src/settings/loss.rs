@@ -8,7 +8,7 @@ use std::{
 use clap::{Args, ValueEnum};
 
 use super::values::file_path;
-use crate::limit;
+use crate::core::limit;
 
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "While Redis does not answer")]
@@ -23,10 +23,10 @@ pub struct StoreLoss {
         ignore_case = true,
         value_name = "ANSWER"
     )]
-    pub on_store_loss: OnStoreLoss,
+    pub on_store_loss: OnStoreLossFlag,
 
     #[command(flatten)]
-    pub replicas: Replicas,
+    pub replicas: ReplicaSettings,
 
     /// Share of its part of a limit, in per cent, that a replica may grant to a value whose earlier hits it does not
     /// know; at least one hit
@@ -43,7 +43,7 @@ pub struct StoreLoss {
 /// Counting locally needs one of these.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "While Redis does not answer")]
-pub struct Replicas {
+pub struct ReplicaSettings {
     /// Number of replicas that share the limits, for counting locally; 0 detects those that use this Redis with the
     /// same --key-prefix, by a counter in Redis that each replica updates every ten seconds
     #[arg(long, env = "TOLLGATE_REPLICAS", default_value_t = 0, value_name = "N")]
@@ -63,7 +63,7 @@ pub struct Replicas {
     pub state_file: Option<PathBuf>,
 }
 
-impl Replicas {
+impl ReplicaSettings {
     /// The configured number.
     pub fn fixed(&self) -> Option<NonZeroU32> {
         NonZeroU32::new(self.replicas)
@@ -81,26 +81,26 @@ impl Replicas {
     }
 
     /// Whether rules can count locally.
-    pub fn are_told(&self) -> bool {
+    pub fn are_known(&self) -> bool {
         self.fixed().is_some() || self.until_known().is_some() || self.state_file().is_some()
     }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum OnStoreLoss {
+pub enum OnStoreLossFlag {
     Error,
     Allow,
     Deny,
     Local,
 }
 
-impl From<OnStoreLoss> for limit::OnStoreLoss {
-    fn from(answer: OnStoreLoss) -> Self {
+impl From<OnStoreLossFlag> for limit::OnStoreLoss {
+    fn from(answer: OnStoreLossFlag) -> Self {
         match answer {
-            OnStoreLoss::Error => Self::Error,
-            OnStoreLoss::Allow => Self::Allow,
-            OnStoreLoss::Deny => Self::Deny,
-            OnStoreLoss::Local => Self::Local,
+            OnStoreLossFlag::Error => Self::Error,
+            OnStoreLossFlag::Allow => Self::Allow,
+            OnStoreLossFlag::Deny => Self::Deny,
+            OnStoreLossFlag::Local => Self::Local,
         }
     }
 }

@@ -5,12 +5,13 @@ use std::{path::PathBuf, time::Duration};
 use clap::{Args, ValueEnum};
 
 use super::values::{Hidden, boolean, file_path, number, some_time};
-use crate::{counter, store::redis};
+use crate::{core::counter, store::redis};
 
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Redis")]
 pub struct Redis {
-    /// Count in this Redis instead of in memory: redis://user:password@host:port/database, of which only host and port are
+    /// Count in this Redis instead of in memory: redis://user:password@host:port/database, of which only host and
+    /// port are
     /// required, host:port, or a socket path. Several host:port separated by commas are nodes of a cluster;
     /// redis+sentinel://sentinel:port,sentinel:port/master is the master that those sentinels report. rediss:// and
     /// rediss+sentinel:// use TLS
@@ -18,7 +19,13 @@ pub struct Redis {
     pub redis_url: Option<Hidden>,
 
     /// File that contains the address, for an address with a password
-    #[arg(long, env = "TOLLGATE_REDIS_URL_FILE", value_parser = file_path, conflicts_with = "redis_url", value_name = "FILE")]
+    #[arg(
+        long,
+        env = "TOLLGATE_REDIS_URL_FILE",
+        value_parser = file_path,
+        conflicts_with = "redis_url",
+        value_name = "FILE",
+    )]
     pub redis_url_file: Option<PathBuf>,
 
     /// How keys are written: `reference` shares counters with envoyproxy/ratelimit during a migration, and refuses
@@ -31,11 +38,11 @@ pub struct Redis {
         ignore_case = true,
         value_name = "FORMAT"
     )]
-    pub key_format: KeyFormat,
+    pub key_format: KeyFormatFlag,
 
     /// Where to count: `redis` is the only backend besides memory, which needs no name
     #[arg(long, env = "BACKEND_TYPE", value_parser = backend, value_name = "NAME")]
-    pub backend: Option<Backend>,
+    pub backend: Option<BackendFlag>,
 
     /// How to read a --redis-url without a scheme: as the address of a TCP port or as the path of a socket
     #[arg(
@@ -68,7 +75,13 @@ pub struct Redis {
     pub redis_auth: Option<Hidden>,
 
     /// File that contains that password; read again for every connection, so that it may change
-    #[arg(long, env = "TOLLGATE_REDIS_AUTH_FILE", value_parser = file_path, conflicts_with = "redis_auth", value_name = "FILE")]
+    #[arg(
+        long,
+        env = "TOLLGATE_REDIS_AUTH_FILE",
+        value_parser = file_path,
+        conflicts_with = "redis_auth",
+        value_name = "FILE",
+    )]
     pub redis_auth_file: Option<PathBuf>,
 
     /// Password, or user:password, of the sentinels themselves
@@ -81,7 +94,13 @@ pub struct Redis {
     pub redis_sentinel_auth: Option<Hidden>,
 
     /// File that contains that password; read again for every connection
-    #[arg(long, env = "TOLLGATE_REDIS_SENTINEL_AUTH_FILE", value_parser = file_path, conflicts_with = "redis_sentinel_auth", value_name = "FILE")]
+    #[arg(
+        long,
+        env = "TOLLGATE_REDIS_SENTINEL_AUTH_FILE",
+        value_parser = file_path,
+        conflicts_with = "redis_sentinel_auth",
+        value_name = "FILE",
+    )]
     pub redis_sentinel_auth_file: Option<PathBuf>,
 
     /// Clock for windows: that of Redis, so that all replicas agree, or that of this machine
@@ -93,10 +112,18 @@ pub struct Redis {
         ignore_case = true,
         value_name = "CLOCK"
     )]
-    pub clock: Clock,
+    pub clock: ClockFlag,
 
     /// Use TLS to Redis; a rediss:// address does so too
-    #[arg(long, env = "REDIS_TLS", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    #[arg(
+        long,
+        env = "REDIS_TLS",
+        default_value = "false",
+        value_parser = boolean,
+        num_args = 0..=1,
+        default_missing_value = "true",
+        value_name = "BOOL",
+    )]
     pub redis_tls: bool,
 
     #[command(flatten)]
@@ -118,7 +145,13 @@ pub struct Redis {
 
     /// Longest time that a decision waits for Redis; never more than nine tenths of the caller's own deadline
     /// (grpc-timeout; Envoy's default is 20ms)
-    #[arg(long, env = "TOLLGATE_REDIS_TIMEOUT", default_value = "100ms", value_parser = some_time, value_name = "DURATION")]
+    #[arg(
+        long,
+        env = "TOLLGATE_REDIS_TIMEOUT",
+        default_value = "100ms",
+        value_parser = some_time,
+        value_name = "DURATION",
+    )]
     pub redis_timeout: Duration,
 
     /// How long a Redis server may be silent before decisions stop waiting for it and only a probe calls it; time in
@@ -128,7 +161,13 @@ pub struct Redis {
     pub redis_lost_after: Option<Duration>,
 
     /// Connections from each worker to each server; one makes the largest batches
-    #[arg(long, env = "TOLLGATE_REDIS_CONNECTIONS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64), value_name = "N")]
+    #[arg(
+        long,
+        env = "TOLLGATE_REDIS_CONNECTIONS",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..=64),
+        value_name = "N",
+    )]
     pub redis_connections: u32,
 
     /// Prefix of every key in Redis
@@ -151,7 +190,15 @@ pub struct Redis {
     pub local_cache_bytes: usize,
 
     /// Report healthy only while Redis answers; otherwise the process stays in rotation
-    #[arg(long, env = "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    #[arg(
+        long,
+        env = "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION",
+        default_value = "false",
+        value_parser = boolean,
+        num_args = 0..=1,
+        default_missing_value = "true",
+        value_name = "BOOL",
+    )]
     pub health_follows_redis: bool,
 
     /// Requests of one worker that may wait for Redis at a time; any more get UNAVAILABLE at once
@@ -181,17 +228,25 @@ pub struct RedisTls {
     pub redis_tls_key: Option<PathBuf>,
 
     /// Accept a certificate of Redis that is valid but names another host
-    #[arg(long, env = "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    #[arg(
+        long,
+        env = "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION",
+        default_value = "false",
+        value_parser = boolean,
+        num_args = 0..=1,
+        default_missing_value = "true",
+        value_name = "BOOL",
+    )]
     pub redis_tls_any_host: bool,
 }
 
 impl RedisTls {
-    fn read(&self) -> redis::Tls {
+    fn read(&self) -> redis::address::RedisTlsFiles {
         let given = |path: &Option<PathBuf>| {
             let path = path.clone()?;
             (!path.as_os_str().is_empty()).then_some(path)
         };
-        redis::Tls {
+        redis::address::RedisTlsFiles {
             ca: given(&self.redis_tls_ca),
             client: given(&self.redis_tls_cert).zip(given(&self.redis_tls_key)),
             any_host: self.redis_tls_any_host,
@@ -204,9 +259,9 @@ const LOST_AFTER: Duration = Duration::from_millis(200);
 
 impl Redis {
     /// How to use Redis.
-    pub fn options(&self) -> redis::Options {
+    pub fn options(&self) -> redis::options::Options {
         let longest = LOST_AFTER.max(self.redis_timeout);
-        redis::Options {
+        redis::options::Options {
             key_prefix: self.key_prefix.clone(),
             deadline: self.redis_timeout,
             lose_after: self.redis_lost_after.unwrap_or(longest),
@@ -218,7 +273,7 @@ impl Redis {
     }
 
     /// The address of Redis, or `None` to count in memory, which holds only if no flag names a backend.
-    pub fn address(&self) -> Option<redis::Address> {
+    pub fn address(&self) -> Option<redis::address::Address> {
         let auth = secret(&self.redis_auth, &self.redis_auth_file);
         let is_asked_for = self.backend.is_some()
             || self.redis_socket_type.is_some()
@@ -232,10 +287,10 @@ impl Redis {
             Some(file) => file,
             None => {
                 let url = with_socket_type(given.or(default)?, self.redis_socket_type);
-                redis::Secret::Text(url)
+                redis::address::Secret::Text(url)
             }
         };
-        Some(redis::Address {
+        Some(redis::address::Address {
             url,
             kind: self.redis_type.map(Into::into),
             auth,
@@ -248,14 +303,14 @@ impl Redis {
 }
 
 /// The value of a flag, or the file that another flag names. An empty variable counts as unset.
-fn secret(text: &Option<Hidden>, path: &Option<PathBuf>) -> Option<redis::Secret> {
+fn secret(text: &Option<Hidden>, path: &Option<PathBuf>) -> Option<redis::address::Secret> {
     let text = text.as_ref().filter(|text| !text.is_empty());
-    file(path).or_else(|| text.map(|text| redis::Secret::Text((**text).to_owned())))
+    file(path).or_else(|| text.map(|text| redis::address::Secret::Text((**text).to_owned())))
 }
 
-fn file(path: &Option<PathBuf>) -> Option<redis::Secret> {
+fn file(path: &Option<PathBuf>) -> Option<redis::address::Secret> {
     let path = path.as_ref().filter(|path| !path.as_os_str().is_empty());
-    path.map(|path| redis::Secret::File(path.clone()))
+    path.map(|path| redis::address::Secret::File(path.clone()))
 }
 
 /// A second Redis, for limits per second. Deadline, connections, prefix and jitter are those of the first.
@@ -263,7 +318,15 @@ fn file(path: &Option<PathBuf>) -> Option<redis::Secret> {
 #[command(next_help_heading = "A second Redis for limits per second")]
 pub struct RedisPerSecond {
     /// Count limits per second in a second Redis
-    #[arg(long, env = "REDIS_PERSECOND", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    #[arg(
+        long,
+        env = "REDIS_PERSECOND",
+        default_value = "false",
+        value_parser = boolean,
+        num_args = 0..=1,
+        default_missing_value = "true",
+        value_name = "BOOL",
+    )]
     pub redis_per_second: bool,
 
     /// Its address
@@ -277,7 +340,13 @@ pub struct RedisPerSecond {
     pub redis_per_second_url: Hidden,
 
     /// File that contains its address
-    #[arg(long, env = "TOLLGATE_REDIS_PERSECOND_URL_FILE", value_parser = file_path, conflicts_with = "redis_per_second_url", value_name = "FILE")]
+    #[arg(
+        long,
+        env = "TOLLGATE_REDIS_PERSECOND_URL_FILE",
+        value_parser = file_path,
+        conflicts_with = "redis_per_second_url",
+        value_name = "FILE",
+    )]
     pub redis_per_second_url_file: Option<PathBuf>,
 
     /// How to read an address without a scheme
@@ -310,7 +379,13 @@ pub struct RedisPerSecond {
     pub redis_per_second_auth: Option<Hidden>,
 
     /// File that contains that password; read again for every connection
-    #[arg(long, env = "TOLLGATE_REDIS_PERSECOND_AUTH_FILE", value_parser = file_path, conflicts_with = "redis_per_second_auth", value_name = "FILE")]
+    #[arg(
+        long,
+        env = "TOLLGATE_REDIS_PERSECOND_AUTH_FILE",
+        value_parser = file_path,
+        conflicts_with = "redis_per_second_auth",
+        value_name = "FILE",
+    )]
     pub redis_per_second_auth_file: Option<PathBuf>,
 
     /// Password, or user:password, of its sentinels
@@ -323,28 +398,48 @@ pub struct RedisPerSecond {
     pub redis_per_second_sentinel_auth: Option<Hidden>,
 
     /// File that contains that password; read again for every connection
-    #[arg(long, env = "TOLLGATE_REDIS_PERSECOND_SENTINEL_AUTH_FILE", value_parser = file_path, conflicts_with = "redis_per_second_sentinel_auth", value_name = "FILE")]
+    #[arg(
+        long,
+        env = "TOLLGATE_REDIS_PERSECOND_SENTINEL_AUTH_FILE",
+        value_parser = file_path,
+        conflicts_with = "redis_per_second_sentinel_auth",
+        value_name = "FILE",
+    )]
     pub redis_per_second_sentinel_auth_file: Option<PathBuf>,
 
     /// Use TLS to the second Redis, with the certificates of the first
-    #[arg(long, env = "REDIS_PERSECOND_TLS", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    #[arg(
+        long,
+        env = "REDIS_PERSECOND_TLS",
+        default_value = "false",
+        value_parser = boolean,
+        num_args = 0..=1,
+        default_missing_value = "true",
+        value_name = "BOOL",
+    )]
     pub redis_per_second_tls: bool,
 
     /// How long connecting to the second Redis may take
-    #[arg(long, env = "REDIS_PERSECOND_TIMEOUT", default_value = "1s", value_parser = some_time, value_name = "DURATION")]
+    #[arg(
+        long,
+        env = "REDIS_PERSECOND_TIMEOUT",
+        default_value = "1s",
+        value_parser = some_time,
+        value_name = "DURATION",
+    )]
     pub redis_per_second_connect_timeout: Duration,
 }
 
 impl RedisPerSecond {
     /// The address of the second Redis, if there is one.
-    pub fn address(&self, tls: &RedisTls) -> Option<redis::Address> {
+    pub fn address(&self, tls: &RedisTls) -> Option<redis::address::Address> {
         let url = file(&self.redis_per_second_url_file).unwrap_or_else(|| {
-            redis::Secret::Text(with_socket_type(
+            redis::address::Secret::Text(with_socket_type(
                 &self.redis_per_second_url,
                 self.redis_per_second_socket_type,
             ))
         });
-        self.redis_per_second.then(|| redis::Address {
+        self.redis_per_second.then(|| redis::address::Address {
             url,
             kind: self.redis_per_second_type.map(Into::into),
             auth: secret(
@@ -372,14 +467,14 @@ fn with_socket_type(url: &str, socket_type: Option<SocketType>) -> String {
 
 /// The only backend with a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Backend {
+pub enum BackendFlag {
     Redis,
 }
 
 /// As in the reference, an empty name means Redis.
-fn backend(text: &str) -> Result<Backend, String> {
+fn backend(text: &str) -> Result<BackendFlag, String> {
     match text {
-        "" | "redis" => Ok(Backend::Redis),
+        "" | "redis" => Ok(BackendFlag::Redis),
         "memcache" => {
             Err("there is no memcached store: memcached cannot count exactly; use redis".into())
         }
@@ -400,7 +495,7 @@ pub enum RedisType {
     Cluster,
 }
 
-impl From<RedisType> for redis::Kind {
+impl From<RedisType> for redis::address::TopologyKind {
     fn from(kind: RedisType) -> Self {
         match kind {
             RedisType::Single => Self::Single,
@@ -411,31 +506,31 @@ impl From<RedisType> for redis::Kind {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Clock {
+pub enum ClockFlag {
     Redis,
     Local,
 }
 
-impl From<Clock> for redis::Clock {
-    fn from(clock: Clock) -> Self {
+impl From<ClockFlag> for redis::options::TimeSource {
+    fn from(clock: ClockFlag) -> Self {
         match clock {
-            Clock::Redis => Self::Redis,
-            Clock::Local => Self::Local,
+            ClockFlag::Redis => Self::Redis,
+            ClockFlag::Local => Self::Local,
         }
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum KeyFormat {
+pub enum KeyFormatFlag {
     Native,
     Reference,
 }
 
-impl From<KeyFormat> for counter::KeyFormat {
-    fn from(format: KeyFormat) -> Self {
+impl From<KeyFormatFlag> for counter::KeyFormat {
+    fn from(format: KeyFormatFlag) -> Self {
         match format {
-            KeyFormat::Native => Self::Native,
-            KeyFormat::Reference => Self::Reference,
+            KeyFormatFlag::Native => Self::Native,
+            KeyFormatFlag::Reference => Self::Reference,
         }
     }
 }

@@ -230,7 +230,7 @@ mod tests {
     use clap::CommandFactory as _;
 
     use super::*;
-    use crate::settings::Cli;
+    use crate::settings::command_line::Cli;
 
     fn flags() -> Vec<String> {
         let command = Cli::command();

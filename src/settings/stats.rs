@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use clap::{Args, ValueEnum};
 
 use super::values::{address, boolean, file_path, path, some_time, tag};
-use crate::metrics::{
+use crate::observe::metrics::{
     mogrifier::{Mogrifier, MogrifierError},
     statsd,
 };
@@ -14,7 +14,15 @@ use crate::metrics::{
 #[command(next_help_heading = "Statistics")]
 pub struct Stats {
     /// Send statistics to a statsd collector
-    #[arg(long, env = "USE_STATSD", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    #[arg(
+        long,
+        env = "USE_STATSD",
+        default_value = "false",
+        value_parser = boolean,
+        num_args = 0..=1,
+        default_missing_value = "true",
+        value_name = "BOOL",
+    )]
     pub statsd: bool,
 
     /// Host of the collector
@@ -42,7 +50,15 @@ pub struct Stats {
     pub statsd_protocol: StatsdProtocol,
 
     /// Send statistics to a DogStatsD agent, over UDP
-    #[arg(long, env = "USE_DOG_STATSD", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    #[arg(
+        long,
+        env = "USE_DOG_STATSD",
+        default_value = "false",
+        value_parser = boolean,
+        num_args = 0..=1,
+        default_missing_value = "true",
+        value_name = "BOOL",
+    )]
     pub dog_statsd: bool,
 
     /// Rules that rewrite names for DogStatsD; each has its own variables DOG_STATSD_MOGRIFIER_NAME_PATTERN, …_NAME
@@ -66,11 +82,27 @@ pub struct Stats {
     pub stats_flush_interval: Duration,
 
     /// Send no statistics, whatever the other flags say; the debug port still shows them
-    #[arg(long, env = "DISABLE_STATS", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    #[arg(
+        long,
+        env = "DISABLE_STATS",
+        default_value = "false",
+        value_parser = boolean,
+        num_args = 0..=1,
+        default_missing_value = "true",
+        value_name = "BOOL",
+    )]
     pub disable_stats: bool,
 
     /// Serve statistics for Prometheus on a separate port
-    #[arg(long, env = "USE_PROMETHEUS", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    #[arg(
+        long,
+        env = "USE_PROMETHEUS",
+        default_value = "false",
+        value_parser = boolean,
+        num_args = 0..=1,
+        default_missing_value = "true",
+        value_name = "BOOL",
+    )]
     pub prometheus: bool,
 
     /// Address of that port; without a host, all addresses
@@ -87,7 +119,15 @@ pub struct Stats {
     pub prometheus_mapping: Option<PathBuf>,
 
     /// Show response times in milliseconds, unless the mapping file says otherwise
-    #[arg(long, env = "PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    #[arg(
+        long,
+        env = "PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS",
+        default_value = "false",
+        value_parser = boolean,
+        num_args = 0..=1,
+        default_missing_value = "true",
+        value_name = "BOOL",
+    )]
     pub prometheus_milliseconds: bool,
 
     /// Most names of statistics that requests can create: values of detailed_metric and value_to_metric, limit

@@ -8,9 +8,17 @@ use super::values::{boolean, file_path};
 
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "TLS on the gRPC port")]
-pub struct Tls {
+pub struct TlsSettings {
     /// Require TLS 1.2 or 1.3 on the gRPC port; a Unix socket never has TLS
-    #[arg(long, env = "GRPC_SERVER_USE_TLS", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    #[arg(
+        long,
+        env = "GRPC_SERVER_USE_TLS",
+        default_value = "false",
+        value_parser = boolean,
+        num_args = 0..=1,
+        default_missing_value = "true",
+        value_name = "BOOL",
+    )]
     pub grpc_tls: bool,
 
     /// Certificate of the server and its intermediate certificates, in PEM; this file and the next two are read again
@@ -32,7 +40,7 @@ pub struct Tls {
     pub grpc_client_san: Option<String>,
 }
 
-impl Tls {
+impl TlsSettings {
     pub fn certificate(&self) -> Option<&Path> {
         given(self.grpc_tls_cert.as_deref())
     }

@@ -7,15 +7,23 @@ use tonic::codegen::http::{HeaderName, HeaderValue};
 
 use super::values::{Hidden, boolean, file_path, milliseconds, number};
 use crate::{
-    dial::{self, Dial, DialError},
-    traces::{self, export},
+    net::dial::{self, Dial, DialError},
+    observe::traces::{self, export},
 };
 
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Traces")]
 pub struct Traces {
     /// Send spans of each sampled call to an OpenTelemetry collector
-    #[arg(long, env = "TRACING_ENABLED", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    #[arg(
+        long,
+        env = "TRACING_ENABLED",
+        default_value = "false",
+        value_parser = boolean,
+        num_args = 0..=1,
+        default_missing_value = "true",
+        value_name = "BOOL",
+    )]
     pub tracing: bool,
 
     /// The service.name of the spans
@@ -83,7 +91,13 @@ pub struct Traces {
     pub otlp_headers: Option<Hidden>,
 
     /// How long the collector may take to answer, in milliseconds
-    #[arg(long, env = "OTEL_EXPORTER_OTLP_TIMEOUT", default_value = "10000", value_parser = milliseconds, value_name = "MS")]
+    #[arg(
+        long,
+        env = "OTEL_EXPORTER_OTLP_TIMEOUT",
+        default_value = "10000",
+        value_parser = milliseconds,
+        value_name = "MS",
+    )]
     pub otlp_timeout: Duration,
 
     /// CA certificate to verify the collector, in PEM; required for an https:// URL
@@ -103,15 +117,33 @@ pub struct Traces {
     pub otel_resource_attributes: Option<String>,
 
     /// Most spans that may wait to be sent; any more are dropped and counted
-    #[arg(long, env = "OTEL_BSP_MAX_QUEUE_SIZE", default_value_t = 2048, value_parser = number(1..=1_000_000), value_name = "N")]
+    #[arg(
+        long,
+        env = "OTEL_BSP_MAX_QUEUE_SIZE",
+        default_value_t = 2048,
+        value_parser = number(1..=1_000_000),
+        value_name = "N",
+    )]
     pub otel_max_queue: usize,
 
     /// Most spans in one message
-    #[arg(long, env = "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", default_value_t = 512, value_parser = number(1..=100_000), value_name = "N")]
+    #[arg(
+        long,
+        env = "OTEL_BSP_MAX_EXPORT_BATCH_SIZE",
+        default_value_t = 512,
+        value_parser = number(1..=100_000),
+        value_name = "N",
+    )]
     pub otel_max_batch: usize,
 
     /// How long a span may wait for others, in milliseconds
-    #[arg(long, env = "OTEL_BSP_SCHEDULE_DELAY", default_value = "5000", value_parser = milliseconds, value_name = "MS")]
+    #[arg(
+        long,
+        env = "OTEL_BSP_SCHEDULE_DELAY",
+        default_value = "5000",
+        value_parser = milliseconds,
+        value_name = "MS",
+    )]
     pub otel_delay: Duration,
 }
 
@@ -228,7 +260,7 @@ impl Traces {
         }
         Ok(export::Options {
             protocol,
-            dial: dial.map_err(|error| TracesError::Endpoint(told(&server), error))?,
+            dial: dial.map_err(|error| TracesError::Endpoint(shown(&server), error))?,
             path,
             headers: headers.ok_or(TracesError::Headers)?,
             resource,
@@ -240,7 +272,7 @@ impl Traces {
 }
 
 /// A URL without the part before its host, which may contain a password.
-fn told(url: &str) -> String {
+fn shown(url: &str) -> String {
     let (scheme, behind) = url.split_once("://").unwrap_or(("", url));
     match behind.rfind('@') {
         Some(at) => format!("{scheme}://…{}", &behind[at..]),

@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use clap::{Args, ValueEnum};
 
 use super::values::{Hidden, boolean, duration, file_path, some_time};
-use crate::xds::{self, Backoff, Empty};
+use crate::control::xds::{self, Backoff, OnEmptyPush};
 
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Rules from a control plane (xDS)")]
@@ -59,7 +59,15 @@ pub struct Xds {
     pub xds_headers: Hidden,
 
     /// Use TLS to the control plane; its files are read again for each connection
-    #[arg(long, env = "CONFIG_GRPC_XDS_SERVER_USE_TLS", default_value = "false", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    #[arg(
+        long,
+        env = "CONFIG_GRPC_XDS_SERVER_USE_TLS",
+        default_value = "false",
+        value_parser = boolean,
+        num_args = 0..=1,
+        default_missing_value = "true",
+        value_name = "BOOL",
+    )]
     pub xds_tls: bool,
 
     /// Client certificate for the control plane, in PEM
@@ -105,11 +113,23 @@ pub struct Xds {
     pub xds_max_message_bytes: usize,
 
     /// Wait before the first attempt to reconnect
-    #[arg(long, env = "XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", default_value = "250ms", value_parser = some_time, value_name = "DURATION")]
+    #[arg(
+        long,
+        env = "XDS_CLIENT_BACKOFF_INITIAL_INTERVAL",
+        default_value = "250ms",
+        value_parser = some_time,
+        value_name = "DURATION",
+    )]
     pub xds_backoff_initial: Duration,
 
     /// Longest wait between two attempts
-    #[arg(long, env = "XDS_CLIENT_BACKOFF_MAX_INTERVAL", default_value = "5s", value_parser = some_time, value_name = "DURATION")]
+    #[arg(
+        long,
+        env = "XDS_CLIENT_BACKOFF_MAX_INTERVAL",
+        default_value = "5s",
+        value_parser = some_time,
+        value_name = "DURATION",
+    )]
     pub xds_backoff_max: Duration,
 
     /// Each wait is this many times the one before; with 1 or less all waits equal the first
@@ -122,12 +142,25 @@ pub struct Xds {
     pub xds_backoff_factor: f64,
 
     /// Randomise waits, so that processes that lost one control plane do not all come back at once
-    #[arg(long, env = "XDS_CLIENT_BACKOFF_JITTER", default_value = "true", value_parser = boolean, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    #[arg(
+        long,
+        env = "XDS_CLIENT_BACKOFF_JITTER",
+        default_value = "true",
+        value_parser = boolean,
+        num_args = 0..=1,
+        default_missing_value = "true",
+        value_name = "BOOL",
+    )]
     pub xds_backoff_jitter: bool,
 
     /// Wait after a control plane answers but refuses the call, times the refusals so far [default: the usual
     /// back-off]
-    #[arg(long, env = "CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL", value_parser = some_time, value_name = "DURATION")]
+    #[arg(
+        long,
+        env = "CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL",
+        value_parser = some_time,
+        value_name = "DURATION",
+    )]
     pub xds_retry_interval: Option<Duration>,
 
     /// How often to ping a silent control plane; 0 means never. Servers in Go, such as Envoy Gateway, close
@@ -175,8 +208,8 @@ impl Xds {
                 name: Some(self.xds_tls_san.clone()).filter(|name| !name.is_empty()),
             }),
             empty: match self.xds_empty_push {
-                EmptyPush::Allow => Empty::Allow,
-                EmptyPush::Keep => Empty::Keep,
+                EmptyPush::Allow => OnEmptyPush::Allow,
+                EmptyPush::Keep => OnEmptyPush::Keep,
             },
             max_message_bytes: match self.xds_max_message_bytes {
                 0 => xds::DEFAULT_MESSAGE_BYTES,

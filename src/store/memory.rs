@@ -1,5 +1,7 @@
 //! Counters in this process: a map in shards, each behind its own lock.
 
+use self::slot::{CounterSlot, KeyRest, OWN_BYTES, StateSlot};
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     future,
@@ -13,18 +15,19 @@ use std::{
 use foldhash::quality::RandomState;
 use smallvec::SmallVec;
 
-use super::{Deadline, Store, StoreError};
-use crate::{
-    counter::{Batch, Charge, Count, CountList, Increment, Method, Terms},
-    meter::Meter,
+use super::contract::{AddAtOnce, Deadline, Store, StoreError};
+use crate::core::{
+    algorithm::AlgorithmState,
+    charging::Charging,
+    counter::{Batch, Charge, CounterKind, CounterState, CounterStates, Increment, IncrementSpec},
     request::Hits,
-    verdict::Verdict,
     window::Timestamp,
 };
 
+pub mod slot;
 mod table;
 
-use table::{Family, Table};
+use table::{DescriptorCounters, Table};
 
 /// Counts in memory, up to a bound on live counters.
 ///
@@ -33,7 +36,7 @@ use table::{Family, Table};
 /// clients.
 #[derive(Debug)]
 pub struct MemoryStore {
-    shards: Box<[Apart; SHARDS]>,
+    shards: Box<[PaddedShard; SHARDS]>,
     /// Random for each process: values come from outside, and must not be able to pick a shard or to
     /// collide. Its hashes never leave the process, so they need not be cryptographic.
     hasher: RandomState,
@@ -44,19 +47,19 @@ pub struct MemoryStore {
 /// A shard that shares no cache line with its neighbours; processors fetch lines in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Apart(Mutex<Shard>);
+struct PaddedShard(pub(super) Mutex<Shard>);
 
 #[derive(Debug)]
 struct Shard {
     /// Counters that are plain numbers, by descriptor.
     families: Table,
-    /// Further counters of descriptors that have [`FEW`] already, by key: each hit searches a
+    /// Further counters of descriptors that have [`MAX_INLINE`] already, by key: each hit searches a
     /// descriptor's list, and a client that sends its own periods could make that as long as it likes.
-    more: HashMap<Box<[u8]>, Slot, RandomState>,
+    more: HashMap<Box<[u8]>, CounterSlot, RandomState>,
     /// The number of counters in both.
     numbers: usize,
     /// Algorithm states, apart from the plain numbers so that those stay small.
-    meters: HashMap<Box<[u8]>, MeterSlot, RandomState>,
+    states: HashMap<Box<[u8]>, StateSlot, RandomState>,
     /// No counter of this shard expires before this time.
     earliest_expiry: Timestamp,
 }
@@ -64,19 +67,14 @@ struct Shard {
 /// A key in two parts. The split depends on the key alone, so equal keys have equal parts and different
 /// keys do not.
 #[derive(Clone, Copy, Debug)]
-struct Name<'a> {
+struct SplitKey<'a> {
     key: &'a [u8],
     /// The part that all counters of one descriptor share.
     family: &'a [u8],
-    own: Own,
+    own: KeyRest,
 }
 
-/// The rest of a key, with its length in the first byte.
-type Own = [u8; OWN_BYTES];
-
-const OWN_BYTES: usize = 16;
-
-impl<'a> Name<'a> {
+impl<'a> SplitKey<'a> {
     /// Whether both belong to one descriptor.
     fn is_sibling(self, other: Self) -> bool {
         // The first comparison is that of a name with itself.
@@ -85,7 +83,7 @@ impl<'a> Name<'a> {
 
     fn of(key: &'a [u8]) -> Self {
         let last = key.last_chunk().copied().unwrap_or_else(|| {
-            let mut last = Own::default();
+            let mut last = KeyRest::default();
             last[OWN_BYTES - key.len()..].copy_from_slice(key);
             last
         });
@@ -113,22 +111,9 @@ fn bytes_behind(wanted: u8, bytes: u128) -> Option<u32> {
     (zeros > 0).then(|| zeros.trailing_zeros() / 8)
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Slot {
-    own: Own,
-    count: u64,
-    expires_at: Timestamp,
-}
-
-#[derive(Debug)]
-struct MeterSlot {
-    meter: Meter,
-    expires_at: Timestamp,
-}
-
 /// Up to this many counters of one descriptor are stored with it: enough for the limits of any rule
 /// written by hand, in the windows of now and of a second ago.
-const FEW: usize = 16;
+const MAX_INLINE: usize = 16;
 
 /// Many more than there are cores, so that two of them rarely need the same shard.
 const SHARDS: usize = 256;
@@ -157,7 +142,7 @@ const NEVER: Timestamp = Timestamp::from_millis(u64::MAX);
 impl MemoryStore {
     pub fn new(max_counters: usize) -> Self {
         Self {
-            shards: Box::new(std::array::from_fn(|_| Apart::default())),
+            shards: Box::new(std::array::from_fn(|_| PaddedShard::default())),
             hasher: RandomState::default(),
             live: AtomicUsize::new(0),
             max_counters,
@@ -194,7 +179,7 @@ impl MemoryStore {
             is_live
         };
         let mut numbers = 0;
-        let is_kept = |family: &mut Family| {
+        let is_kept = |family: &mut DescriptorCounters| {
             family.slots.retain(|slot| is_live(slot.expires_at));
             numbers += family.slots.len();
             !family.slots.is_empty()
@@ -202,10 +187,10 @@ impl MemoryStore {
         shard.families.retain(is_kept, |name| self.hash(name));
         shard.more.retain(|_, slot| is_live(slot.expires_at));
         shard.numbers = numbers + shard.more.len();
-        shard.meters.retain(|_, slot| is_live(slot.expires_at));
+        shard.states.retain(|_, slot| is_live(slot.expires_at));
         shard.earliest_expiry = earliest;
-        if shard.meters.capacity() > 4 * shard.meters.len() {
-            shard.meters.shrink_to_fit();
+        if shard.states.capacity() > 4 * shard.states.len() {
+            shard.states.shrink_to_fit();
         }
         if shard.more.capacity() > 4 * shard.more.len() {
             shard.more.shrink_to_fit();
@@ -226,7 +211,7 @@ impl MemoryStore {
     }
 
     fn shard_of(&self, key: &[u8]) -> usize {
-        self.shard(self.hash(Name::of(key).family))
+        self.shard(self.hash(SplitKey::of(key).family))
     }
 
     /// [`Store::add`] without a future, because nothing here waits.
@@ -234,8 +219,8 @@ impl MemoryStore {
     /// # Errors
     ///
     /// If there is no room for another counter.
-    pub fn apply_all(&self, batch: &Batch, now: Timestamp) -> Result<CountList, StoreError> {
-        let mut counts = CountList::new();
+    pub fn apply_all(&self, batch: &Batch, now: Timestamp) -> Result<CounterStates, StoreError> {
+        let mut counts = CounterStates::new();
         self.apply_into(&mut counts, batch, now)?;
         Ok(counts)
     }
@@ -247,11 +232,11 @@ impl MemoryStore {
     /// As [`Self::apply_all`].
     pub fn apply_into(
         &self,
-        counts: &mut CountList,
+        counts: &mut CounterStates,
         batch: &Batch,
         now: Timestamp,
     ) -> Result<(), StoreError> {
-        if !batch.all_terms().all(Terms::stands_alone) {
+        if !batch.all_specs().all(IncrementSpec::stands_alone) {
             *counts = self.add_together(batch, now)?;
             return Ok(());
         }
@@ -271,12 +256,12 @@ impl MemoryStore {
     /// Applies each increment by itself. Increments of one family in a row find and lock it once.
     fn add_alone(
         &self,
-        counts: &mut CountList,
+        counts: &mut CounterStates,
         batch: &Batch,
         mut room: Room,
         now: Timestamp,
     ) -> Result<(), StoreError> {
-        let mut names = (0..batch.len()).map(|index| (index, Name::of(batch.key(index))));
+        let mut names = (0..batch.len()).map(|index| (index, SplitKey::of(batch.key(index))));
         let mut next = names.next();
         while let Some((_, first)) = next {
             let hash = self.hash(first.family);
@@ -285,13 +270,13 @@ impl MemoryStore {
             while let Some((index, name)) = next
                 && name.is_sibling(first)
             {
-                let terms = batch.terms(index);
+                let spec = batch.spec(index);
                 let slot = known.as_mut().and_then(|family| family.slot(name.own));
-                let Some(slot) = slot.filter(|_| terms.method == Method::Window) else {
+                let Some(slot) = slot.filter(|_| spec.method == CounterKind::Window) else {
                     break;
                 };
-                let is_charged = charges_alone(terms, || slot.count);
-                counts.push(slot.add(terms.hits, is_charged));
+                let is_charged = charges_alone(spec, || slot.count);
+                counts.push(slot.add(spec.hits, is_charged));
                 next = names.next();
             }
             while let Some((index, name)) = next
@@ -309,22 +294,22 @@ impl MemoryStore {
         &self,
         shard: &mut Shard,
         hash: u64,
-        name: Name<'_>,
+        name: SplitKey<'_>,
         increment: &Increment<'_>,
         room: &mut Room,
         now: Timestamp,
-    ) -> Result<Count, StoreError> {
+    ) -> Result<CounterState, StoreError> {
         let is_charged = charges_alone(increment, || shard.held(hash, name, increment, now));
         self.apply(shard, hash, name, increment, is_charged, room, now)
     }
 
     /// Applies each increment by itself, but none if there is no room for all.
-    fn add_in_order(&self, batch: &Batch, now: Timestamp) -> Result<CountList, StoreError> {
+    fn add_in_order(&self, batch: &Batch, now: Timestamp) -> Result<CounterStates, StoreError> {
         let mut shards = self.lock_all(batch);
-        let is_charged = |_, terms: &Terms| charges_alone(terms, || 0);
+        let is_charged = |_, spec: &IncrementSpec| charges_alone(spec, || 0);
         let mut room = self.reserve(&mut shards, batch, is_charged, now)?;
         let add = |increment: Increment<'_>| {
-            let name = Name::of(increment.key);
+            let name = SplitKey::of(increment.key);
             let hash = self.hash(name.family);
             let shard = locked(&mut shards, self.shard(hash));
             self.add_one(shard, hash, name, &increment, &mut room, now)
@@ -355,17 +340,17 @@ impl MemoryStore {
         &self,
         shards: &mut Locked<'_>,
         batch: &Batch,
-        is_charged: impl Fn(usize, &Terms) -> bool,
+        is_charged: impl Fn(usize, &IncrementSpec) -> bool,
         now: Timestamp,
     ) -> Result<Room, StoreError> {
         let missing = |shards: &mut Locked<'_>| {
             let mut keys = BTreeSet::new();
             for (index, increment) in batch.iter().enumerate() {
-                let name = Name::of(increment.key);
+                let name = SplitKey::of(increment.key);
                 let hash = self.hash(name.family);
                 let shard = locked(shards, self.shard(hash));
                 if increment.hits.added() > 0
-                    && is_charged(index, &increment.terms)
+                    && is_charged(index, &increment.spec)
                     && !shard.knows(hash, name, &increment)
                 {
                     keys.insert(increment.key);
@@ -409,13 +394,13 @@ impl MemoryStore {
 
     /// Applies all increments as one step: whether one is charged depends on all counters. If there is
     /// no room for all that are charged, none is.
-    fn add_together(&self, batch: &Batch, now: Timestamp) -> Result<CountList, StoreError> {
+    fn add_together(&self, batch: &Batch, now: Timestamp) -> Result<CounterStates, StoreError> {
         let mut shards = self.lock_all(batch);
         // A descriptor may occur twice; the earlier hits of the request then count as well.
         let mut ahead: HashMap<&[u8], u64> = HashMap::new();
         let mut judged = Vec::with_capacity(batch.len());
         for increment in batch.iter() {
-            let name = Name::of(increment.key);
+            let name = SplitKey::of(increment.key);
             let hash = self.hash(name.family);
             let shard = locked(&mut shards, self.shard(hash));
             let ahead = ahead.entry(increment.key).or_default();
@@ -438,16 +423,17 @@ impl MemoryStore {
             });
             judged.push((is_over, before));
         }
-        let verdict = {
+        let charging = {
             let increments: Vec<_> = batch.iter().collect();
-            let terms = increments.iter().map(|increment| &increment.terms);
-            Verdict::new(terms.zip(judged.iter().map(|(is_over, _)| *is_over)))
+            let spec = increments.iter().map(|increment| &increment.spec);
+            Charging::new(spec.zip(judged.iter().map(|(is_over, _)| *is_over)))
         };
-        let is_charged = |index: usize, terms: &Terms| verdict.charges(terms, judged[index].0);
+        let is_charged =
+            |index: usize, spec: &IncrementSpec| charging.charges(spec, judged[index].0);
         let mut room = self.reserve(&mut shards, batch, is_charged, now)?;
         let apply = |(increment, &(is_over, before)): (Increment<'_>, &(bool, u64))| {
-            let is_charged = verdict.charges(&increment.terms, is_over);
-            let name = Name::of(increment.key);
+            let is_charged = charging.charges(&increment.spec, is_over);
+            let name = SplitKey::of(increment.key);
             let hash = self.hash(name.family);
             let shard = locked(&mut shards, self.shard(hash));
             if !is_over || is_charged {
@@ -455,11 +441,11 @@ impl MemoryStore {
             }
             // Earlier uncharged hits on the same counter count together with these.
             let waiting = before.saturating_sub(shard.held(hash, name, &increment, now));
-            let mut terms = increment.terms;
-            terms.hits = Hits::add(terms.hits.added().saturating_add(waiting));
-            let together = Increment { terms, ..increment };
+            let mut spec = increment.spec;
+            spec.hits = Hits::add(spec.hits.added().saturating_add(waiting));
+            let together = Increment { spec, ..increment };
             let count = self.apply(shard, hash, name, &together, false, &mut room, now)?;
-            Ok(Count {
+            Ok(CounterState {
                 after: count.after.saturating_add(waiting),
                 ..count
             })
@@ -477,15 +463,15 @@ impl MemoryStore {
         &self,
         shard: &mut Shard,
         hash: u64,
-        name: Name<'_>,
+        name: SplitKey<'_>,
         increment: &Increment<'_>,
         is_charged: bool,
         room: &mut Room,
         now: Timestamp,
-    ) -> Result<Count, StoreError> {
-        match Meter::new(increment.method) {
+    ) -> Result<CounterState, StoreError> {
+        match AlgorithmState::new(increment.method) {
             None => self.apply_number(shard, hash, name, increment, is_charged, room, now),
-            Some(empty) => self.apply_meter(shard, increment, empty, is_charged, room, now),
+            Some(empty) => self.apply_state(shard, increment, empty, is_charged, room, now),
         }
     }
 
@@ -494,17 +480,17 @@ impl MemoryStore {
         &self,
         shard: &mut Shard,
         hash: u64,
-        name: Name<'_>,
+        name: SplitKey<'_>,
         increment: &Increment<'_>,
         is_charged: bool,
         room: &mut Room,
         now: Timestamp,
-    ) -> Result<Count, StoreError> {
+    ) -> Result<CounterState, StoreError> {
         let hits = increment.hits;
         if let Some(slot) = shard.slot(hash, name) {
             return Ok(slot.add(hits, is_charged));
         }
-        let mut slot = Slot {
+        let mut slot = CounterSlot {
             own: name.own,
             count: 0,
             expires_at: increment.expires_at,
@@ -518,15 +504,15 @@ impl MemoryStore {
         Ok(count)
     }
 
-    fn push(&self, shard: &mut Shard, hash: u64, name: Name<'_>, slot: Slot) {
+    fn push(&self, shard: &mut Shard, hash: u64, name: SplitKey<'_>, slot: CounterSlot) {
         shard.numbers += 1;
         match shard.family(hash, name.family) {
-            Some(family) if family.slots.len() < FEW => family.slots.push(slot),
+            Some(family) if family.slots.len() < MAX_INLINE => family.slots.push(slot),
             Some(_) => {
                 shard.more.insert(name.key.into(), slot);
             }
             None => {
-                let family = Family {
+                let family = DescriptorCounters {
                     name: name.family.into(),
                     slots: SmallVec::from_iter([slot]),
                 };
@@ -535,35 +521,35 @@ impl MemoryStore {
         }
     }
 
-    fn apply_meter(
+    fn apply_state(
         &self,
         shard: &mut Shard,
         increment: &Increment<'_>,
-        empty: Meter,
+        empty: AlgorithmState,
         is_charged: bool,
         room: &mut Room,
         now: Timestamp,
-    ) -> Result<Count, StoreError> {
-        let terms = &increment.terms;
-        if !shard.meters.contains_key(increment.key) {
-            if terms.hits.added() == 0 || !is_charged {
-                return Ok(meter_count(&mut empty.clone(), terms, is_charged, now));
+    ) -> Result<CounterState, StoreError> {
+        let spec = &increment.spec;
+        if !shard.states.contains_key(increment.key) {
+            if spec.hits.added() == 0 || !is_charged {
+                return Ok(count_of_state(&mut empty.clone(), spec, is_charged, now));
             }
             self.make_room(shard, room, now)?;
-            let slot = MeterSlot {
-                meter: empty,
+            let slot = StateSlot {
+                state: empty,
                 expires_at: now,
             };
-            shard.meters.insert(increment.key.into(), slot);
+            shard.states.insert(increment.key.into(), slot);
         }
-        let slot = shard.meters.get_mut(increment.key);
+        let slot = shard.states.get_mut(increment.key);
         let slot = slot.expect("it was there or has just been put there");
-        let now = Timestamp::from_millis(slot.meter.present(terms, now.millis()));
-        if is_charged && !terms.hits.is_peek() {
-            slot.meter.charge(terms, now.millis());
+        let now = Timestamp::from_millis(slot.state.present(spec, now.millis()));
+        if is_charged && !spec.hits.is_peek() {
+            slot.state.charge(spec, now.millis());
         }
-        let count = meter_count(&mut slot.meter, terms, is_charged, now);
-        slot.expires_at = Timestamp::from_millis(slot.meter.expires_at(terms, now.millis()));
+        let count = count_of_state(&mut slot.state, spec, is_charged, now);
+        slot.expires_at = Timestamp::from_millis(slot.state.expires_at(spec, now.millis()));
         shard.earliest_expiry = shard.earliest_expiry.min(slot.expires_at);
         Ok(count)
     }
@@ -599,7 +585,7 @@ impl Default for Shard {
             families: Table::default(),
             more: HashMap::default(),
             numbers: 0,
-            meters: HashMap::default(),
+            states: HashMap::default(),
             earliest_expiry: NEVER,
         }
     }
@@ -607,14 +593,14 @@ impl Default for Shard {
 
 impl Shard {
     fn len(&self) -> usize {
-        self.numbers + self.meters.len()
+        self.numbers + self.states.len()
     }
 
-    fn family(&mut self, hash: u64, name: &[u8]) -> Option<&mut Family> {
+    fn family(&mut self, hash: u64, name: &[u8]) -> Option<&mut DescriptorCounters> {
         self.families.get_mut(hash, name)
     }
 
-    fn slot(&mut self, hash: u64, name: Name<'_>) -> Option<&mut Slot> {
+    fn slot(&mut self, hash: u64, name: SplitKey<'_>) -> Option<&mut CounterSlot> {
         let family = self.families.get_mut(hash, name.family);
         match family.and_then(|family| family.slot(name.own)) {
             // A sweep may have made room in the family since the counter was put into `more`.
@@ -627,16 +613,16 @@ impl Shard {
     fn held(
         &mut self,
         hash: u64,
-        name: Name<'_>,
+        name: SplitKey<'_>,
         increment: &Increment<'_>,
         now: Timestamp,
     ) -> u64 {
-        if increment.method == Method::Window {
+        if increment.method == CounterKind::Window {
             let slot = self.slot(hash, name);
             return slot.map_or(0, |slot| slot.count);
         }
-        let slot = self.meters.get_mut(increment.key);
-        slot.map_or(0, |slot| slot.meter.held(&increment.terms, now.millis()))
+        let slot = self.states.get_mut(increment.key);
+        slot.map_or(0, |slot| slot.state.held(&increment.spec, now.millis()))
     }
 
     /// How many hits the counter would hold after `ahead` more hits, and once the hits of `increment`
@@ -644,69 +630,70 @@ impl Shard {
     fn held_after(
         &mut self,
         hash: u64,
-        name: Name<'_>,
+        name: SplitKey<'_>,
         increment: &Increment<'_>,
         ahead: u64,
         now: Timestamp,
     ) -> u64 {
-        if let Some(mut empty) = Meter::new(increment.method) {
-            let slot = self.meters.get_mut(increment.key);
-            let meter = slot.map_or(&mut empty, |slot| &mut slot.meter);
-            return meter.held_after(&increment.terms, ahead, now.millis());
+        if let Some(mut empty) = AlgorithmState::new(increment.method) {
+            let slot = self.states.get_mut(increment.key);
+            let state = slot.map_or(&mut empty, |slot| &mut slot.state);
+            return state.held_after(&increment.spec, ahead, now.millis());
         }
         let held = self.held(hash, name, increment, now).saturating_add(ahead);
         held.saturating_sub(increment.hits.given_back())
     }
 
     /// Whether the counter of `increment`, whose name is `name`, exists.
-    fn knows(&mut self, hash: u64, name: Name<'_>, increment: &Increment<'_>) -> bool {
+    fn knows(&mut self, hash: u64, name: SplitKey<'_>, increment: &Increment<'_>) -> bool {
         match increment.method {
-            Method::Window => self.slot(hash, name).is_some(),
-            _ => self.meters.contains_key(increment.key),
+            CounterKind::Window => self.slot(hash, name).is_some(),
+            _ => self.states.contains_key(increment.key),
         }
     }
 }
 
-impl Family {
-    fn slot(&mut self, own: Own) -> Option<&mut Slot> {
+impl DescriptorCounters {
+    fn slot(&mut self, own: KeyRest) -> Option<&mut CounterSlot> {
         self.slots.iter_mut().find(|slot| slot.own == own)
     }
 }
 
-impl Slot {
-    fn add(&mut self, hits: Hits, is_charged: bool) -> Count {
-        if is_charged {
-            // The clock may have stepped back into a window that was swept or soon will be. The window
-            // is part of the key, so the count is still right.
-            self.count = self.count.saturating_add(hits.added());
-            self.count = self.count.saturating_sub(hits.given_back());
-        }
-        Count {
-            is_charged,
-            ..Count::from(self.count)
-        }
+/// Whether an increment that stands alone is charged to a counter that holds `held`.
+fn charges_alone(spec: &IncrementSpec, held: impl FnOnce() -> u64) -> bool {
+    spec.charge == Charge::Always || !spec.refuses(held())
+}
+
+fn count_of_state(
+    state: &mut AlgorithmState,
+    spec: &IncrementSpec,
+    is_charged: bool,
+    now: Timestamp,
+) -> CounterState {
+    let now = now.millis();
+    let held = state.held(spec, now);
+    CounterState {
+        is_charged,
+        ends: Some(state.ends(spec, held, now)),
+        ..CounterState::from(held)
     }
 }
 
-/// Whether an increment that stands alone is charged to a counter that holds `held`.
-fn charges_alone(terms: &Terms, held: impl FnOnce() -> u64) -> bool {
-    terms.charge == Charge::Always || !terms.refuses(held())
-}
-
-fn meter_count(meter: &mut Meter, terms: &Terms, is_charged: bool, now: Timestamp) -> Count {
-    let now = now.millis();
-    let held = meter.held(terms, now);
-    Count {
-        is_charged,
-        ends: Some(meter.ends(terms, held, now)),
-        ..Count::from(held)
+impl AddAtOnce for MemoryStore {
+    fn add_at_once(
+        &self,
+        counts: &mut CounterStates,
+        batch: &Batch,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        self.apply_into(counts, batch, now)
     }
 }
 
 impl Store for MemoryStore {
     fn add_into(
         &self,
-        counts: &mut CountList,
+        counts: &mut CounterStates,
         batch: &Batch,
         now: Timestamp,
         _deadline: &Deadline,
@@ -714,7 +701,7 @@ impl Store for MemoryStore {
         future::ready(self.apply_into(counts, batch, now))
     }
 
-    fn as_memory(&self) -> Option<&MemoryStore> {
+    fn at_once(&self) -> Option<&dyn AddAtOnce> {
         Some(self)
     }
 }
@@ -726,7 +713,7 @@ fn locked<'a>(shards: &'a mut Locked<'_>, index: usize) -> &'a mut Shard {
 }
 
 /// A panic elsewhere cannot leave a shard half changed: every change is one assignment.
-fn lock(shard: &Apart) -> MutexGuard<'_, Shard> {
+fn lock(shard: &PaddedShard) -> MutexGuard<'_, Shard> {
     shard.0.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -737,8 +724,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{
-        counter::Counting,
+    use crate::core::{
+        counter::DescriptorHits,
         limit::{Algorithm, Limit},
         window::{Period, Unit},
     };
@@ -767,7 +754,7 @@ mod tests {
             .build()
             .unwrap();
         let counts = runtime.block_on(store.add(&batch, now));
-        let after = |counts: CountList| counts.iter().map(|count| count.after).collect();
+        let after = |counts: CounterStates| counts.iter().map(|count| count.after).collect();
         assert_eq!(counts.map(after), expected);
     }
 
@@ -803,7 +790,7 @@ mod tests {
                 prop::sample::select(b"{}1@\0\x01".to_vec()), 0..20)),
         ) {
             let [one, other] = &keys;
-            let parts = |key| (Name::of(key).family, Name::of(key).own);
+            let parts = |key| (SplitKey::of(key).family, SplitKey::of(key).own);
             prop_assert_eq!(one == other, parts(one) == parts(other));
         }
     }
@@ -817,7 +804,10 @@ mod tests {
             .build()
             .unwrap();
         let counts = runtime.block_on(store.add(&look, now));
-        assert_eq!(counts, Ok(CountList::from_elem(Count::from(0), 3)));
+        assert_eq!(
+            counts,
+            Ok(CounterStates::from_elem(CounterState::from(0), 3))
+        );
         assert_eq!(store.live_counters(), 0);
     }
 
@@ -826,7 +816,7 @@ mod tests {
         let mut batch = Batch::default();
         for value in values {
             for unit in [Unit::Minute, Unit::Hour] {
-                let counting = Counting {
+                let counting = DescriptorHits {
                     charge,
                     ..Hits::ONE.into()
                 };
@@ -854,7 +844,7 @@ mod tests {
         let mut longest = 0;
         for shard in &*store.shards {
             let shard = &mut lock(shard);
-            let look = |family: &mut Family| {
+            let look = |family: &mut DescriptorCounters| {
                 longest = longest.max(family.slots.len());
                 true
             };
@@ -879,7 +869,7 @@ mod tests {
                 let counts = store.apply_all(&batch, now).unwrap();
                 prop_assert!(counts.iter().all(|count| count.after == expected));
             }
-            prop_assert!(longest_list(&store) <= FEW);
+            prop_assert!(longest_list(&store) <= MAX_INLINE);
             prop_assert_eq!(store.live_counters(), count as usize);
             // Counters that are left after a sweep are found, wherever they are stored.
             store.sweep(Timestamp::from_secs(u64::from(count.saturating_sub(kept))));
@@ -951,7 +941,7 @@ mod tests {
                         algorithm: algorithm.clone(),
                         ..Limit::fixed(10, Unit::Minute)
                     };
-                    let counting = Counting {
+                    let counting = DescriptorHits {
                         charge: *charge,
                         descriptor: index,
                         ..(*hits).into()
@@ -967,15 +957,15 @@ mod tests {
             ];
             let above = [("a", Hits::add(12), Charge::Always)];
             send(&above);
-            let told = send(&refund);
+            let reported = send(&refund);
             // A bucket cannot lack more tokens than it holds.
             let (first, second) = match algorithm {
                 Algorithm::TokenBucket { .. } => (9, 8),
                 _ => (11, 10),
             };
-            assert_eq!(told[0], first, "{algorithm:?}");
+            assert_eq!(reported[0], first, "{algorithm:?}");
             let is_over = first > 10;
-            assert_eq!(told[1], u64::from(!is_over), "{algorithm:?}");
+            assert_eq!(reported[1], u64::from(!is_over), "{algorithm:?}");
             assert_eq!(send(&refund)[0], second, "{algorithm:?}");
         }
     }

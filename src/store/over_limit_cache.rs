@@ -36,9 +36,12 @@ use std::{
 use foldhash::quality::RandomState;
 use smallvec::SmallVec;
 
-use super::{Deadline, Store, StoreError};
-use crate::{
-    counter::{Batch, Charge, Count, CountList, Ends, Increment, Method, Terms, Voice},
+use super::contract::{Deadline, Store, StoreError};
+use crate::core::{
+    counter::{
+        Batch, Charge, CounterKind, CounterState, CounterStates, Enforcement, Increment,
+        IncrementSpec, ResetTimes,
+    },
     request::Hits,
     window::Timestamp,
 };
@@ -51,35 +54,35 @@ const BELIEVED_FOR: Duration = Duration::from_secs(1);
 pub struct OverLimitCache<S> {
     store: S,
     /// `None` if the cache is turned off.
-    known: Option<Arc<Known>>,
+    known: Option<Arc<WorkerCache>>,
     caches: Arc<Caches>,
-    meters: Arc<Meter>,
+    stats: Arc<WorkerCacheStats>,
 }
 
 /// The caches of all workers.
 #[derive(Debug, Default)]
 pub struct Caches {
-    all: Mutex<Vec<Arc<Known>>>,
+    all: Mutex<Vec<Arc<WorkerCache>>>,
     /// How many requests with hits given back the store has answered.
     given_back: AtomicU64,
 }
 
 /// The counters that one worker knows to be over.
 #[derive(Debug)]
-struct Known {
-    entries: Mutex<Entries>,
+struct WorkerCache {
+    entries: Mutex<Generations>,
     /// Whether any counter ever was over: until then no request has to look.
     was_over: AtomicBool,
 }
 
 /// Stats of the caches of all workers.
 #[derive(Debug, Default)]
-pub struct Meters(Mutex<Vec<Arc<Meter>>>);
+pub struct CacheStats(Mutex<Vec<Arc<WorkerCacheStats>>>);
 
 /// Stats of one worker's cache. They change with each request, so no other thread writes near them.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Meter {
+struct WorkerCacheStats {
     hits: AtomicU64,
     misses: AtomicU64,
     expired: AtomicU64,
@@ -95,25 +98,27 @@ pub struct Totals {
     pub evicted: u64,
 }
 
-impl Meters {
-    fn new_meter(&self) -> Arc<Meter> {
-        let meter = Arc::<Meter>::default();
+impl CacheStats {
+    fn new_worker_stats(&self) -> Arc<WorkerCacheStats> {
+        let worker_stats = Arc::<WorkerCacheStats>::default();
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.push(meter.clone());
-        meter
+        all.push(worker_stats.clone());
+        worker_stats
     }
 
     /// The stats of all caches together.
     pub fn totals(&self) -> Totals {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let sum = |pick: fn(&Meter) -> &AtomicU64| {
-            all.iter().map(|meter| pick(meter).load(Relaxed)).sum()
+        let sum = |pick: fn(&WorkerCacheStats) -> &AtomicU64| {
+            all.iter()
+                .map(|worker_stats| pick(worker_stats).load(Relaxed))
+                .sum()
         };
         Totals {
-            hits: sum(|meter| &meter.hits),
-            misses: sum(|meter| &meter.misses),
-            expired: sum(|meter| &meter.expired),
-            evicted: sum(|meter| &meter.evicted),
+            hits: sum(|worker_stats| &worker_stats.hits),
+            misses: sum(|worker_stats| &worker_stats.misses),
+            expired: sum(|worker_stats| &worker_stats.expired),
+            evicted: sum(|worker_stats| &worker_stats.evicted),
         }
     }
 }
@@ -121,23 +126,23 @@ impl Meters {
 /// Counters that are over, in two generations: when the young one is full the old one is dropped, and
 /// those of its counters that are still in use have to be found out anew.
 #[derive(Debug)]
-struct Entries {
-    young: Generation,
-    old: Generation,
+struct Generations {
+    young: CacheGeneration,
+    old: CacheGeneration,
     max_bytes: usize,
 }
 
 #[derive(Debug, Default)]
-struct Generation {
+struct CacheGeneration {
     /// Seeded at random for each process, because keys come from outside.
-    counts: HashMap<Box<[u8]>, Over, RandomState>,
+    counts: HashMap<Box<[u8]>, OverEntry, RandomState>,
     bytes: usize,
 }
 
 /// A counter that is over.
 #[derive(Clone, Debug)]
-struct Over {
-    what: Cell<What>,
+struct OverEntry {
+    what: Cell<OverState>,
     /// Until when the fact holds.
     expires_at: Timestamp,
     /// From when on the store is asked again, if it can be.
@@ -148,7 +153,7 @@ struct Over {
 
 /// A fact that cannot become false until the entry expires.
 #[derive(Clone, Copy, Debug)]
-enum What {
+enum OverState {
     /// The fact may have become false.
     Doubted,
     /// A counter with a window in its key holds this much, or more.
@@ -156,7 +161,7 @@ enum What {
     /// One hit does not pass under exactly this limit.
     Full {
         limit: u32,
-        method: Method,
+        method: CounterKind,
         /// When the counter is empty.
         resets_at: Timestamp,
     },
@@ -167,12 +172,12 @@ const ENTRY_BYTES: usize = 128;
 
 impl<S> OverLimitCache<S> {
     /// A cache of `max_bytes` at most; 0 turns it off.
-    pub fn new(store: S, max_bytes: usize, caches: &Arc<Caches>, meters: &Meters) -> Self {
+    pub fn new(store: S, max_bytes: usize, caches: &Arc<Caches>, stats: &CacheStats) -> Self {
         let known = (max_bytes > 0).then(|| {
-            let known = Arc::new(Known {
-                entries: Mutex::new(Entries {
-                    young: Generation::default(),
-                    old: Generation::default(),
+            let known = Arc::new(WorkerCache {
+                entries: Mutex::new(Generations {
+                    young: CacheGeneration::default(),
+                    old: CacheGeneration::default(),
                     max_bytes,
                 }),
                 was_over: AtomicBool::new(false),
@@ -184,7 +189,7 @@ impl<S> OverLimitCache<S> {
             store,
             known,
             caches: caches.clone(),
-            meters: meters.new_meter(),
+            stats: stats.new_worker_stats(),
         }
     }
 }
@@ -192,7 +197,7 @@ impl<S> OverLimitCache<S> {
 impl<S: Store> Store for OverLimitCache<S> {
     async fn add_into(
         &self,
-        counts: &mut CountList,
+        counts: &mut CounterStates,
         batch: &Batch,
         now: Timestamp,
         deadline: &Deadline,
@@ -201,11 +206,11 @@ impl<S: Store> Store for OverLimitCache<S> {
             return self.store.add_into(counts, batch, now, deadline).await;
         };
         let given_back = self.caches.given_back.load(SeqCst);
-        let told = match self.look_up(known, counts, batch, now) {
-            Looked::Answered => return Ok(()),
-            Looked::Asks => self.store.add_into(counts, batch, now, deadline).await,
+        let answered = match self.look_up(known, counts, batch, now) {
+            CacheAnswer::Answered => return Ok(()),
+            CacheAnswer::Asks => self.store.add_into(counts, batch, now, deadline).await,
             // Boxed, to keep the future of all other requests small.
-            Looked::AsksLate(late) => {
+            CacheAnswer::AsksLate(late) => {
                 Box::pin(self.add_late(late, counts, batch, now, deadline)).await
             }
         };
@@ -213,15 +218,15 @@ impl<S: Store> Store for OverLimitCache<S> {
             // After an error too: the hits may have been given back nevertheless.
             self.caches.given_back.fetch_add(1, SeqCst);
             self.caches.doubt(batch);
-        } else if told.is_ok() {
+        } else if answered.is_ok() {
             self.remember(known, batch, counts, given_back, now);
         }
-        told
+        answered
     }
 }
 
 /// How a request is answered.
-enum Looked {
+enum CacheAnswer {
     Answered,
     /// By the store.
     Asks,
@@ -230,7 +235,7 @@ enum Looked {
 }
 
 fn gives_back(batch: &Batch) -> bool {
-    batch.all_terms().any(|terms| terms.hits.given_back() > 0)
+    batch.all_specs().any(|spec| spec.hits.given_back() > 0)
 }
 
 /// Whether a counter occurs in the request more than once. Each of its counts then concerns both.
@@ -245,13 +250,13 @@ impl<S: Store> OverLimitCache<S> {
     /// Answers `batch` if all of its counters are known to refuse it.
     fn look_up(
         &self,
-        known: &Known,
-        counts: &mut CountList,
+        known: &WorkerCache,
+        counts: &mut CounterStates,
         batch: &Batch,
         now: Timestamp,
-    ) -> Looked {
-        let misses = || self.meters.misses.fetch_add(batch.len() as u64, Relaxed);
-        let asks = |late: Option<_>| late.map_or(Looked::Asks, Looked::AsksLate);
+    ) -> CacheAnswer {
+        let misses = || self.stats.misses.fetch_add(batch.len() as u64, Relaxed);
+        let asks = |late: Option<_>| late.map_or(CacheAnswer::Asks, CacheAnswer::AsksLate);
         if gives_back(batch) {
             misses();
             let mut late = None;
@@ -262,14 +267,14 @@ impl<S: Store> OverLimitCache<S> {
         }
         if !known.was_over.load(Relaxed) {
             misses();
-            return Looked::Asks;
+            return CacheAnswer::Asks;
         }
         let entries = known.lock();
         let mut answers = SmallVec::<[_; 8]>::new();
         for increment in batch.iter() {
             match entries.get(increment.key) {
                 Some(over) if over.expires_at <= now => {
-                    self.meters.expired.fetch_add(1, Relaxed);
+                    self.stats.expired.fetch_add(1, Relaxed);
                 }
                 Some(over) if self.answers(over, batch, &increment, now) => answers.push(over),
                 _ => {}
@@ -282,32 +287,32 @@ impl<S: Store> OverLimitCache<S> {
             entries.take_uncounted(batch, now, &mut late);
             return asks(late);
         }
-        self.meters.hits.fetch_add(batch.len() as u64, Relaxed);
-        for (over, terms) in answers.into_iter().zip(batch.all_terms()) {
-            if matches!(terms.charge, Charge::Always | Charge::Stopping) {
-                let uncounted = over.uncounted.get().saturating_add(terms.hits.added());
+        self.stats.hits.fetch_add(batch.len() as u64, Relaxed);
+        for (over, spec) in answers.into_iter().zip(batch.all_specs()) {
+            if matches!(spec.charge, Charge::Always | Charge::Stopping) {
+                let uncounted = over.uncounted.get().saturating_add(spec.hits.added());
                 over.uncounted.set(uncounted);
             }
-            counts.push(over.count(terms, now));
+            counts.push(over.count(spec, now));
         }
-        Looked::Answered
+        CacheAnswer::Answered
     }
 
     /// Whether `over`, which has not expired, gives the answer that the store would give.
     fn answers(
         &self,
-        over: &Over,
+        over: &OverEntry,
         batch: &Batch,
         increment: &Increment<'_>,
         now: Timestamp,
     ) -> bool {
         let refuses = match over.what.get() {
-            What::Doubted => false,
+            OverState::Doubted => false,
             // A look is over only if the count is.
-            What::Holds(count) => {
+            OverState::Holds(count) => {
                 count.saturating_add(increment.hits.added().min(1)) > u64::from(increment.limit)
             }
-            What::Full { limit, method, .. } => {
+            OverState::Full { limit, method, .. } => {
                 (increment.hits, increment.limit, increment.method) == (Hits::ONE, limit, method)
                     && !is_repeated(batch, increment)
             }
@@ -319,7 +324,7 @@ impl<S: Store> OverLimitCache<S> {
     async fn add_late(
         &self,
         mut late: Box<Batch>,
-        counts: &mut CountList,
+        counts: &mut CounterStates,
         batch: &Batch,
         now: Timestamp,
         deadline: &Deadline,
@@ -334,18 +339,19 @@ impl<S: Store> OverLimitCache<S> {
     /// Remembers counters that are over, unless hits were given back since `given_back` was read.
     fn remember(
         &self,
-        known: &Known,
+        known: &WorkerCache,
         batch: &Batch,
-        counts: &[Count],
+        counts: &[CounterState],
         given_back: u64,
         now: Timestamp,
     ) {
-        let is_news = |(terms, count): (&Terms, &Count)| count.is_over(terms.limit, terms.hits);
+        let is_new =
+            |(spec, count): (&IncrementSpec, &CounterState)| count.is_over(spec.limit, spec.hits);
         // Mostly there is none, and this check needs no lock.
-        if !batch.all_terms().zip(counts).any(is_news) {
+        if !batch.all_specs().zip(counts).any(is_new) {
             return;
         }
-        let is_one_place = self.store.is_one_place();
+        let is_one_step = self.store.is_one_step();
         let mut entries = known.lock();
         // A give-back is counted first, and only then waits for this lock.
         if self.caches.given_back.load(SeqCst) != given_back {
@@ -356,10 +362,10 @@ impl<S: Store> OverLimitCache<S> {
             if count.is_degraded || !count.is_charged && is_repeated(batch, &increment) {
                 continue;
             }
-            if let Some(over) = Over::new(&increment.terms, *count, is_one_place, now) {
+            if let Some(over) = OverEntry::new(&increment.spec, *count, is_one_step, now) {
                 known.was_over.store(true, Relaxed);
                 let evicted = entries.insert(increment.key, over) as u64;
-                self.meters.evicted.fetch_add(evicted, Relaxed);
+                self.stats.evicted.fetch_add(evicted, Relaxed);
             }
         }
     }
@@ -385,39 +391,44 @@ impl Caches {
     }
 
     /// A panic elsewhere cannot leave the list half changed.
-    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Known>>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<WorkerCache>>> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Known {
+impl WorkerCache {
     /// A panic elsewhere cannot leave the entries half changed: at worst their size is off.
-    fn lock(&self) -> MutexGuard<'_, Entries> {
+    fn lock(&self) -> MutexGuard<'_, Generations> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Over {
-    /// The fact that follows from `count` after `terms`, if it is of use. `is_one_place` is whether
+impl OverEntry {
+    /// The fact that follows from `count` after `spec`, if it is of use. `is_one_step` is whether
     /// every request is judged in one step.
-    fn new(terms: &Terms, count: Count, is_one_place: bool, now: Timestamp) -> Option<Self> {
-        if terms.hits.is_peek() || !count.is_over(terms.limit, terms.hits) {
+    fn new(
+        spec: &IncrementSpec,
+        count: CounterState,
+        is_one_step: bool,
+        now: Timestamp,
+    ) -> Option<Self> {
+        if spec.hits.is_peek() || !count.is_over(spec.limit, spec.hits) {
             return None;
         }
-        let may_be_given_back = terms.charge == Charge::Admitted && !is_one_place;
-        let has_rest = count.after < u64::from(terms.limit);
+        let may_be_given_back = spec.charge == Charge::Admitted && !is_one_step;
+        let has_rest = count.after < u64::from(spec.limit);
         if !count.is_charged && (may_be_given_back || has_rest) {
             return None;
         }
         let after = |millis| now.plus(Duration::from_millis(millis));
         let (what, expires_at) = match count.ends {
-            None => (What::Holds(count.after), terms.expires_at),
+            None => (OverState::Holds(count.after), spec.expires_at),
             // Hits that were refused but have to count could come too late, into the next window.
-            Some(_) if count.is_charged || terms.hits != Hits::ONE => return None,
+            Some(_) if count.is_charged || spec.hits != Hits::ONE => return None,
             Some(ends) => {
-                let full = What::Full {
-                    limit: terms.limit,
-                    method: terms.method,
+                let full = OverState::Full {
+                    limit: spec.limit,
+                    method: spec.method,
                     resets_at: after(ends.resets_in),
                 };
                 // A counter that never lets the hits pass is not asked for often enough to be worth an
@@ -433,37 +444,37 @@ impl Over {
         })
     }
 
-    /// The count that the store would return for `terms`, which this answers.
-    fn count(&self, terms: &Terms, now: Timestamp) -> Count {
+    /// The count that the store would return for `spec`, which this answers.
+    fn count(&self, spec: &IncrementSpec, now: Timestamp) -> CounterState {
         let until = |moment: Timestamp| moment.millis().saturating_sub(now.millis());
         let (after, ends) = match self.what.get() {
-            What::Full { resets_at, .. } => {
-                let ends = Ends {
+            OverState::Full { resets_at, .. } => {
+                let ends = ResetTimes {
                     resets_in: until(resets_at),
                     retry_in: Some(until(self.expires_at)),
                 };
-                (terms.limit.into(), Some(ends))
+                (spec.limit.into(), Some(ends))
             }
-            What::Holds(count) => (count, None),
-            What::Doubted => (terms.limit.into(), None),
+            OverState::Holds(count) => (count, None),
+            OverState::Doubted => (spec.limit.into(), None),
         };
-        Count {
+        CounterState {
             is_charged: false,
             is_cached: true,
             ends,
-            ..Count::from(after)
+            ..CounterState::from(after)
         }
     }
 }
 
-impl Entries {
-    fn get(&self, key: &[u8]) -> Option<&Over> {
+impl Generations {
+    fn get(&self, key: &[u8]) -> Option<&OverEntry> {
         let young = self.young.counts.get(key);
         young.or_else(|| self.old.counts.get(key))
     }
 
     /// Inserts an entry and returns how many others it evicted.
-    fn insert(&mut self, key: &[u8], over: Over) -> usize {
+    fn insert(&mut self, key: &[u8], over: OverEntry) -> usize {
         if let Some(known) = self.get(key) {
             over.uncounted.set(known.uncounted.take());
         }
@@ -481,7 +492,7 @@ impl Entries {
 
     fn doubt(&self, key: &[u8]) {
         if let Some(over) = self.get(key) {
-            over.what.set(What::Doubted);
+            over.what.set(OverState::Doubted);
         }
     }
 
@@ -490,10 +501,10 @@ impl Entries {
     fn doubt_other_limits(&self, batch: &Batch) {
         for increment in batch.iter() {
             if let Some(over) = self.get(increment.key)
-                && let What::Full { limit, method, .. } = over.what.get()
+                && let OverState::Full { limit, method, .. } = over.what.get()
                 && (limit, method) != (increment.limit, increment.method)
             {
-                over.what.set(What::Doubted);
+                over.what.set(OverState::Doubted);
             }
         }
     }
@@ -508,17 +519,17 @@ impl Entries {
             if hits == 0 || over.expires_at <= now {
                 continue;
             }
-            let terms = Terms {
+            let spec = IncrementSpec {
                 hits: Hits::add(hits),
                 // No limit refuses them, and they refuse nothing.
                 charge: Charge::Always,
-                voice: Voice::Silent,
+                enforcement: Enforcement::Silent,
                 limit: u32::MAX,
                 descriptor: u32::MAX,
-                ..increment.terms
+                ..increment.spec
             };
             let late = late.get_or_insert_default();
-            late.append_one(Increment { terms, ..increment });
+            late.append_one(Increment { spec, ..increment });
         }
     }
 }

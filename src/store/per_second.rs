@@ -2,11 +2,11 @@
 //! least.
 
 use super::{
-    Deadline, Store, StoreError,
-    split::{Places, Split},
+    contract::{Deadline, Store, StoreError},
+    split::{PartStores, Split},
 };
-use crate::{
-    counter::{Batch, CountList},
+use crate::core::{
+    counter::{Batch, CounterStates},
     window::Timestamp,
 };
 
@@ -22,7 +22,7 @@ pub struct PerSecond<S> {
 impl<S: Store> Store for PerSecond<S> {
     async fn add_into(
         &self,
-        counts: &mut CountList,
+        counts: &mut CounterStates,
         batch: &Batch,
         now: Timestamp,
         deadline: &Deadline,
@@ -41,8 +41,8 @@ impl<S: Store> Store for PerSecond<S> {
         self.store.is_well() && self.per_second.as_ref().is_none_or(Store::is_well)
     }
 
-    fn is_one_place(&self) -> bool {
-        self.per_second.is_none() && self.store.is_one_place()
+    fn is_one_step(&self) -> bool {
+        self.per_second.is_none() && self.store.is_one_step()
     }
 }
 
@@ -53,10 +53,10 @@ impl<S: Store> PerSecond<S> {
         batch: &Batch,
         now: Timestamp,
         deadline: &Deadline,
-    ) -> Result<CountList, StoreError> {
-        let places = batch.all_terms().map(|terms| terms.is_per_second.into());
-        let split = Split::new(places.collect());
-        let both = Both {
+    ) -> Result<CounterStates, StoreError> {
+        let stores = batch.all_specs().map(|spec| spec.is_per_second.into());
+        let split = Split::new(stores.collect());
+        let both = BothStores {
             long: &self.store,
             short: per_second,
             now,
@@ -70,18 +70,18 @@ impl<S: Store> PerSecond<S> {
 }
 
 /// The two stores of one request.
-struct Both<'a, S> {
+struct BothStores<'a, S> {
     long: &'a S,
     short: &'a S,
     now: Timestamp,
 }
 
-impl<S: Store> Places for Both<'_, S> {
+impl<S: Store> PartStores for BothStores<'_, S> {
     async fn add(
         &self,
         parts: &[Batch],
         deadline: &Deadline,
-    ) -> Vec<Result<CountList, StoreError>> {
+    ) -> Vec<Result<CounterStates, StoreError>> {
         let [long, short] = parts else {
             return vec![Err(StoreError::Refused)];
         };
@@ -111,8 +111,8 @@ async fn add<S: Store>(
     batch: &Batch,
     now: Timestamp,
     deadline: &Deadline,
-) -> Result<CountList, StoreError> {
-    let mut counts = CountList::new();
+) -> Result<CounterStates, StoreError> {
+    let mut counts = CounterStates::new();
     if !batch.is_empty() {
         store.add_into(&mut counts, batch, now, deadline).await?;
     }
@@ -124,7 +124,10 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::{limit::Limit, request::Hits, store::memory::MemoryStore, window::Unit};
+    use crate::{
+        core::{limit::Limit, request::Hits, window::Unit},
+        store::memory::MemoryStore,
+    };
 
     fn batch(units: &[Unit], now: Timestamp) -> Batch {
         let mut batch = Batch::default();

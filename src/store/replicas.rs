@@ -3,25 +3,23 @@
 //! Each replica adds one hit to a counter of ten seconds, once in each window, and looks at the window
 //! before. The counter belongs to no domain, so no request can use it.
 
-use std::{
-    convert::Infallible,
-    num::NonZeroU32,
-    sync::{
-        Arc,
-        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
-    },
-    time::Duration,
-};
+use std::{convert::Infallible, num::NonZeroU32, sync::Arc, time::Duration};
 
-use super::{Store, StoreError, on_loss::Meters};
+use super::{
+    contract::{Store, StoreError},
+    loss::LossStats,
+};
 use crate::{
-    causes::chain,
-    counter::{Batch, Identity, Increment, Terms},
-    limit::Limit,
-    request::Hits,
-    window::{Period, Timestamp, Unit, Window},
+    core::{
+        counter::{Batch, Identity, Increment, IncrementSpec},
+        limit::Limit,
+        request::Hits,
+        window::{Period, Timestamp, Unit, Window},
+    },
+    foundation::causes::chain,
 };
 
+pub mod number;
 mod state;
 
 pub use state::{StateError, StateFile};
@@ -32,87 +30,11 @@ const WINDOW_SECS: NonZeroU32 = NonZeroU32::new(10).expect("10 is not 0");
 /// How often the counter is looked at, so that a new replica is seen as soon.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// How many replicas share the limits, as far as that is known.
-#[derive(Debug)]
-pub struct Number {
-    /// 0 until it is known.
-    known: AtomicU32,
-    /// The number to use until then; 0 if the settings give none.
-    until_known: AtomicU32,
-    /// Since when there was never more than one, in milliseconds since 1970.
-    alone_since: AtomicU64,
-}
-
-impl Default for Number {
-    fn default() -> Self {
-        Self {
-            known: AtomicU32::new(0),
-            until_known: AtomicU32::new(0),
-            alone_since: AtomicU64::new(NEVER),
-        }
-    }
-}
-
-const NEVER: u64 = u64::MAX;
-
-impl Number {
-    /// Begins with the number that is known, or with one to use until it is.
-    pub fn begin(&self, known: Option<NonZeroU32>, until_known: Option<NonZeroU32>) {
-        let number = |given: Option<NonZeroU32>| given.map_or(0, NonZeroU32::get);
-        self.known.store(number(known), Relaxed);
-        self.until_known.store(number(until_known), Relaxed);
-        let is_one = known.or(until_known) == Some(NonZeroU32::MIN);
-        self.alone_since
-            .store(if is_one { 0 } else { NEVER }, Relaxed);
-    }
-
-    /// The number that was counted last or given; 0 if there is none.
-    pub fn known(&self) -> u32 {
-        self.known.load(Relaxed)
-    }
-
-    /// Stands for an unknown number: each share is then one hit.
-    pub(super) const UNKNOWN: u32 = u32::MAX;
-
-    /// The number by which shares are computed.
-    pub(super) fn taken(&self) -> u32 {
-        let given = [&self.known, &self.until_known].map(|number| number.load(Relaxed));
-        given
-            .into_iter()
-            .find(|number| *number > 0)
-            .unwrap_or(Self::UNKNOWN)
-    }
-
-    /// Since when there was no other replica; the end of time if there is one.
-    pub(super) fn alone_since(&self) -> Timestamp {
-        Timestamp::from_millis(self.alone_since.load(Relaxed))
-    }
-
-    /// Takes over a count: of a whole window, or of one of which a part may be missing.
-    fn count(&self, seen: u32, is_whole: bool, now: Timestamp) {
-        if is_whole {
-            self.known.store(seen, Relaxed);
-        } else {
-            let least = self.until_known.load(Relaxed);
-            self.known.fetch_max(seen.max(least), Relaxed);
-        }
-        if self.known() > 1 {
-            self.alone_since.store(NEVER, Relaxed);
-        } else if is_whole && self.alone_since() == Timestamp::from_millis(NEVER) {
-            self.alone_since.store(now.millis(), Relaxed);
-        }
-        if is_whole {
-            // If some are missing later, the last number holds.
-            self.until_known.store(0, Relaxed);
-        }
-    }
-}
-
 /// Counts the replicas, once for the process.
 #[derive(Debug)]
 pub struct Replicas<S> {
     store: S,
-    meters: Arc<Meters>,
+    stats: Arc<LossStats>,
     /// The file in which the number outlives the process.
     state: Option<StateFile>,
     /// The number in the state file, as far as this process knows.
@@ -128,15 +50,15 @@ pub struct Replicas<S> {
 }
 
 impl<S: Store> Replicas<S> {
-    /// Records the replicas that it counts in `store` in `meters`, and every change in `state`.
-    pub fn new(store: S, meters: Arc<Meters>, state: Option<StateFile>) -> Self {
+    /// Records the replicas that it counts in `store` in `stats`, and every change in `state`.
+    pub fn new(store: S, stats: Arc<LossStats>, state: Option<StateFile>) -> Self {
         let mut identity = Identity::default();
         identity.set(b"", &[], &[]);
         let period = Period::new(Unit::Second, WINDOW_SECS).expect("ten seconds are within bounds");
         Self {
             store,
-            saved: meters.replicas.known(),
-            meters,
+            saved: stats.replicas.known(),
+            stats,
             state,
             limit: Limit::fixed(u32::MAX, period),
             identity,
@@ -147,14 +69,14 @@ impl<S: Store> Replicas<S> {
     }
 
     /// Runs as long as the process. `now` reads the clock for windows. It counts nothing while
-    /// `is_wanted` returns `false`.
+    /// `is_needed` returns `false`.
     pub async fn run(
         mut self,
         now: impl Fn() -> Timestamp,
-        mut is_wanted: impl FnMut() -> bool,
+        mut is_needed: impl FnMut() -> bool,
     ) -> Infallible {
         loop {
-            if is_wanted() {
+            if is_needed() {
                 // A lost store is reported elsewhere; the last number holds meanwhile.
                 let _ = self.look(now()).await;
                 self.save().await;
@@ -166,7 +88,7 @@ impl<S: Store> Replicas<S> {
     /// Keeps the number for the next process if it has changed. A file that cannot be written is logged
     /// once for each number.
     async fn save(&mut self) {
-        let number = self.meters.replicas.known();
+        let number = self.stats.replicas.known();
         let (Some(state), Some(number)) = (&self.state, NonZeroU32::new(number)) else {
             return;
         };
@@ -213,7 +135,7 @@ impl<S: Store> Replicas<S> {
         let seen = u32::try_from(seen).unwrap_or(u32::MAX);
         // In a window during which the store was away, some replicas are missing.
         let is_whole = self.limit.window(before).start >= well_since;
-        self.meters.replicas.count(seen, is_whole, now);
+        self.stats.replicas.count(seen, is_whole, now);
         Ok(())
     }
 
@@ -223,11 +145,11 @@ impl<S: Store> Replicas<S> {
         for increment in one.iter() {
             // The counter is still read in the next window.
             let length = Duration::from_secs(self.limit.period.secs());
-            let terms = Terms {
+            let spec = IncrementSpec {
                 expires_at: increment.expires_at.plus(length),
-                ..increment.terms
+                ..increment.spec
             };
-            batch.append_one(Increment { terms, ..increment });
+            batch.append_one(Increment { spec, ..increment });
         }
     }
 }
@@ -238,6 +160,8 @@ mod tests {
 
     use super::*;
     use crate::store::memory::MemoryStore;
+    use crate::store::replicas::number::NEVER;
+    use crate::store::replicas::number::ReplicaCount;
 
     const START: u64 = 1_795_230_000;
 
@@ -269,7 +193,7 @@ mod tests {
             for replica in &mut self.all {
                 runtime.block_on(replica.look(now)).unwrap();
             }
-            let seen = self.all.iter().map(|one| one.meters.replicas.known());
+            let seen = self.all.iter().map(|one| one.stats.replicas.known());
             assert_eq!(seen.collect::<Vec<_>>(), expected);
         }
     }
@@ -316,8 +240,8 @@ mod tests {
     fn until_replicas_are_counted_in_a_whole_window_the_given_number_holds() {
         let at = Timestamp::from_secs;
         let three = NonZeroU32::new(3);
-        let number = Number::default();
-        assert_eq!((number.known(), number.taken()), (0, Number::UNKNOWN));
+        let number = ReplicaCount::default();
+        assert_eq!((number.known(), number.taken()), (0, ReplicaCount::UNKNOWN));
         number.begin(None, three);
         assert_eq!((number.known(), number.taken()), (0, 3));
         number.count(1, false, at(1));
@@ -336,7 +260,7 @@ mod tests {
     #[test]
     fn a_replica_is_alone_since_a_whole_window_without_others() {
         let at = Timestamp::from_secs;
-        let number = Number::default();
+        let number = ReplicaCount::default();
         let never = Timestamp::from_millis(NEVER);
         assert_eq!(number.alone_since(), never);
         number.count(1, false, at(1));

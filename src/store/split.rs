@@ -10,16 +10,16 @@ use std::future::Future;
 
 use smallvec::SmallVec;
 
-use super::{Deadline, StoreError};
-use crate::{
-    counter::{Batch, Charge, Count, CountList, Increment, Terms, Voice},
+use super::contract::{Deadline, StoreError};
+use crate::core::{
+    charging::Charging,
+    counter::{Batch, Charge, CounterState, CounterStates, Enforcement, Increment, IncrementSpec},
     limit::OnStoreLoss,
     request::Hits,
-    verdict::Verdict,
 };
 
 /// The places that count the parts of a batch.
-pub(super) trait Places: Sync {
+pub(super) trait PartStores: Sync {
     /// Adds each part at its place, all at the same time, and waits for all of them. A place with an
     /// empty part is not asked. Returns an error for all parts if it is known in advance that one place
     /// cannot answer.
@@ -27,37 +27,37 @@ pub(super) trait Places: Sync {
         &self,
         parts: &[Batch],
         deadline: &Deadline,
-    ) -> impl Future<Output = Vec<Result<CountList, StoreError>>> + Send;
+    ) -> impl Future<Output = Vec<Result<CounterStates, StoreError>>> + Send;
 }
 
 /// The place of each increment of a batch.
 #[derive(Debug)]
 pub(super) struct Split {
-    places: Vec<usize>,
+    stores: Vec<usize>,
     /// One more than the highest place.
     parts: usize,
 }
 
 /// The parameters of each increment of a batch; `None` if its place is not asked.
-type Chosen = SmallVec<[Option<Terms>; 8]>;
+type Chosen = SmallVec<[Option<IncrementSpec>; 8]>;
 
 impl Split {
-    /// `places` should be small numbers, because there is a part for each number up to the highest.
-    pub(super) fn new(places: Vec<usize>) -> Self {
-        let parts = places.iter().max().map_or(0, |highest| highest + 1);
-        Self { places, parts }
+    /// `stores` should be small numbers, because there is a part for each number up to the highest.
+    pub(super) fn new(stores: Vec<usize>) -> Self {
+        let parts = stores.iter().max().map_or(0, |highest| highest + 1);
+        Self { stores, parts }
     }
 
     /// The place of each increment, in order.
     #[cfg(test)]
-    pub(super) fn places(&self) -> &[usize] {
-        &self.places
+    pub(super) fn stores(&self) -> &[usize] {
+        &self.stores
     }
 
     /// The place of all increments, if they have only one.
     pub(super) fn only(&self) -> Option<usize> {
-        let (first, others) = self.places.split_first()?;
-        others.iter().all(|place| place == first).then_some(*first)
+        let (first, others) = self.stores.split_first()?;
+        others.iter().all(|store| store == first).then_some(*first)
     }
 
     /// Adds `batch`, which has more than one place.
@@ -69,32 +69,32 @@ impl Split {
     pub(super) async fn add(
         &self,
         batch: &Batch,
-        places: &impl Places,
+        stores: &impl PartStores,
         deadline: &Deadline,
-    ) -> Result<CountList, StoreError> {
-        let mut counts = CountList::from_elem(Count::from(0), batch.len());
-        if batch.all_terms().all(Terms::stands_alone) {
-            let all = batch.all_terms().map(|terms| Some(*terms)).collect();
-            self.send(batch, &all, places, &mut counts, deadline)
+    ) -> Result<CounterStates, StoreError> {
+        let mut counts = CounterStates::from_elem(CounterState::from(0), batch.len());
+        if batch.all_specs().all(IncrementSpec::stands_alone) {
+            let all = batch.all_specs().map(|spec| Some(*spec)).collect();
+            self.send(batch, &all, stores, &mut counts, deadline)
                 .await?;
             return Ok(counts);
         }
-        let looks = batch.all_terms().map(looked_at).collect();
-        self.send(batch, &looks, places, &mut counts, deadline)
+        let looks = batch.all_specs().map(looked_at).collect();
+        self.send(batch, &looks, stores, &mut counts, deadline)
             .await?;
         let charged = charged(batch, &counts);
-        if charged.iter().flatten().all(|terms| terms.hits.is_peek()) {
+        if charged.iter().flatten().all(|spec| spec.hits.is_peek()) {
             return Ok(counts);
         }
         let sent = self
-            .send(batch, &charged, places, &mut counts, deadline)
+            .send(batch, &charged, stores, &mut counts, deadline)
             .await;
         let back = overcharged(batch, &mut counts, sent.is_err());
         if back.iter().any(Option::is_some) {
             let mut ignored = counts.clone();
             // The decision stands, whether the places take it back or not.
             let _ = self
-                .send(batch, &back, places, &mut ignored, &Deadline::of_store())
+                .send(batch, &back, stores, &mut ignored, &Deadline::of_store())
                 .await;
         }
         match sent {
@@ -111,30 +111,30 @@ impl Split {
         &self,
         batch: &Batch,
         chosen: &Chosen,
-        places: &impl Places,
-        counts: &mut CountList,
+        stores: &impl PartStores,
+        counts: &mut CounterStates,
         deadline: &Deadline,
     ) -> Result<(), StoreError> {
         let mut parts: Vec<Batch> = (0..self.parts).map(|_| Batch::default()).collect();
-        for ((increment, terms), &place) in batch.iter().zip(chosen).zip(&self.places) {
-            if let Some(terms) = *terms {
-                parts[place].append_one(Increment { terms, ..increment });
+        for ((increment, spec), &store) in batch.iter().zip(chosen).zip(&self.stores) {
+            if let Some(spec) = *spec {
+                parts[store].append_one(Increment { spec, ..increment });
             }
         }
-        let told = places.add(&parts, deadline).await;
+        let answered = stores.add(&parts, deadline).await;
         let mut error = None;
-        let mut told: Vec<_> = told
+        let mut answered: Vec<_> = answered
             .into_iter()
-            .map(|told| told.inspect_err(|why| error = error.or(Some(*why))))
-            .map(|told| told.ok().map(CountList::into_iter))
+            .map(|answered| answered.inspect_err(|why| error = error.or(Some(*why))))
+            .map(|answered| answered.ok().map(CounterStates::into_iter))
             .collect();
-        for ((count, terms), &place) in counts.iter_mut().zip(chosen).zip(&self.places) {
-            let Some(Some(told)) = told.get_mut(place) else {
+        for ((count, spec), &store) in counts.iter_mut().zip(chosen).zip(&self.stores) {
+            let Some(Some(answered)) = answered.get_mut(store) else {
                 continue;
             };
-            if terms.is_some() {
-                match told.next() {
-                    Some(told) => *count = told,
+            if spec.is_some() {
+                match answered.next() {
+                    Some(answered) => *count = answered,
                     None => error = error.or(Some(StoreError::Refused)),
                 }
             }
@@ -143,76 +143,76 @@ impl Split {
     }
 }
 
-fn looked_at(terms: &Terms) -> Option<Terms> {
-    Some(Terms {
+fn looked_at(spec: &IncrementSpec) -> Option<IncrementSpec> {
+    Some(IncrementSpec {
         charge: Charge::Never,
-        ..*terms
+        ..*spec
     })
 }
 
-/// Whether the counter is over the limit of `terms` after its hits, which `count` may already include.
-fn is_over(terms: &Terms, count: &Count) -> bool {
+/// Whether the counter is over the limit of `spec` after its hits, which `count` may already include.
+fn is_over(spec: &IncrementSpec, count: &CounterState) -> bool {
     let leaves = if count.is_charged {
         0
     } else {
-        terms.hits.given_back()
+        spec.hits.given_back()
     };
     let after = count.after.saturating_sub(leaves);
-    Count { after, ..*count }.is_over(terms.limit, terms.hits)
+    CounterState { after, ..*count }.is_over(spec.limit, spec.hits)
 }
 
-fn verdict(batch: &Batch, counts: &[Count]) -> Verdict {
-    let judged = batch.all_terms().zip(counts);
-    Verdict::new(judged.map(|(terms, count)| (terms, is_over(terms, count))))
+fn charging(batch: &Batch, counts: &[CounterState]) -> Charging {
+    let judged = batch.all_specs().zip(counts);
+    Charging::new(judged.map(|(spec, count)| (spec, is_over(spec, count))))
 }
 
 /// The increments to charge, after a look at all places has led to `counts`.
-fn charged(batch: &Batch, counts: &[Count]) -> Chosen {
-    let verdict = verdict(batch, counts);
-    let charged = |(terms, count): (&Terms, &Count)| {
-        verdict
-            .charges(terms, is_over(terms, count))
-            .then_some(Terms {
-                charge: match terms.charge {
+fn charged(batch: &Batch, counts: &[CounterState]) -> Chosen {
+    let charging = charging(batch, counts);
+    let charged = |(spec, count): (&IncrementSpec, &CounterState)| {
+        charging
+            .charges(spec, is_over(spec, count))
+            .then_some(IncrementSpec {
+                charge: match spec.charge {
                     // Only all places together can decide to leave it out.
                     Charge::Stopping => Charge::Always,
                     own => own,
                 },
-                voice: match terms.voice {
+                enforcement: match spec.enforcement {
                     // One place does not know all quotas.
-                    Voice::Quota => Voice::Silent,
+                    Enforcement::Quota => Enforcement::Silent,
                     own => own,
                 },
-                ..*terms
+                ..*spec
             })
     };
-    batch.all_terms().zip(counts).map(charged).collect()
+    batch.all_specs().zip(counts).map(charged).collect()
 }
 
 /// The hits to give back: those that were charged although the request as a whole is refused, or
 /// `has_failed`. Their `counts` then no longer include them.
-fn overcharged(batch: &Batch, counts: &mut [Count], has_failed: bool) -> Chosen {
-    let verdict = verdict(batch, counts);
-    let back = |(terms, count): (&Terms, &mut Count)| {
-        let hits = terms.hits.added();
-        let was_let_pass = count.is_degraded && terms.on_loss == OnStoreLoss::Allow;
-        if terms.charge != Charge::Admitted
+fn overcharged(batch: &Batch, counts: &mut [CounterState], has_failed: bool) -> Chosen {
+    let charging = charging(batch, counts);
+    let back = |(spec, count): (&IncrementSpec, &mut CounterState)| {
+        let hits = spec.hits.added();
+        let was_let_pass = count.is_degraded && spec.on_loss == OnStoreLoss::Allow;
+        if spec.charge != Charge::Admitted
             || hits == 0
             || !count.is_charged
             || was_let_pass
-            || !has_failed && verdict.charges(terms, false)
+            || !has_failed && charging.charges(spec, false)
         {
             return None;
         }
         count.is_charged = false;
         count.after = count.after.saturating_sub(hits);
-        Some(Terms {
+        Some(IncrementSpec {
             hits: Hits::give_back(hits),
             charge: Charge::Always,
-            ..*terms
+            ..*spec
         })
     };
-    batch.all_terms().zip(counts).map(back).collect()
+    batch.all_specs().zip(counts).map(back).collect()
 }
 
 #[cfg(test)]
@@ -221,10 +221,12 @@ mod tests {
 
     use super::*;
     use crate::{
-        counter::{Counting, Voice},
-        limit::{Algorithm, Limit},
-        store::{Store as _, memory::MemoryStore, per_second::PerSecond},
-        window::{Timestamp, Unit},
+        core::{
+            counter::{DescriptorHits, Enforcement},
+            limit::{Algorithm, Limit},
+            window::{Timestamp, Unit},
+        },
+        store::{contract::Store as _, memory::MemoryStore, per_second::PerSecond},
     };
 
     const NOW: Timestamp = Timestamp::from_secs(1_795_230_000);
@@ -236,7 +238,7 @@ mod tests {
         unit: Unit,
         requests_per_unit: u32,
         charge: Charge,
-        voice: Voice,
+        enforcement: Enforcement,
         hits: Hits,
     }
 
@@ -247,7 +249,7 @@ mod tests {
             unit,
             requests_per_unit,
             charge: Charge::Admitted,
-            voice: Voice::Refuses,
+            enforcement: Enforcement::Refuses,
             hits: Hits::ONE,
         }
     }
@@ -257,8 +259,11 @@ mod tests {
             Self { descriptor, ..self }
         }
 
-        fn speaks(self, voice: Voice) -> Self {
-            Self { voice, ..self }
+        fn speaks(self, enforcement: Enforcement) -> Self {
+            Self {
+                enforcement,
+                ..self
+            }
         }
     }
 
@@ -270,11 +275,11 @@ mod tests {
                 algorithm: algorithm.clone(),
                 ..Limit::fixed(one.requests_per_unit, one.unit)
             };
-            let counting = Counting {
+            let counting = DescriptorHits {
                 charge: one.charge,
-                voice: one.voice,
+                enforcement: one.enforcement,
                 descriptor: one.descriptor,
-                ..Counting::from(one.hits)
+                ..DescriptorHits::from(one.hits)
             };
             batch.push_value(&value, &limit, NOW, counting);
         }
@@ -297,11 +302,11 @@ mod tests {
             };
             store.add(&batch(before, &algorithm), NOW).await.unwrap();
             let counts = store.add(&batch(limits, &algorithm), NOW).await.unwrap();
-            let told: Vec<_> = counts
+            let answered: Vec<_> = counts
                 .iter()
                 .map(|count| (count.after, count.is_charged))
                 .collect();
-            assert_eq!(told, expected, "{algorithm:?}");
+            assert_eq!(answered, expected, "{algorithm:?}");
             let looks: Vec<One> = limits
                 .iter()
                 .map(|one| One {
@@ -310,8 +315,8 @@ mod tests {
                 })
                 .collect();
             let stored = store.add(&batch(&looks, &algorithm), NOW).await.unwrap();
-            for (stored, (told, _)) in stored.iter().zip(expected) {
-                assert_eq!(stored.after, *told, "{algorithm:?}");
+            for (stored, (answered, _)) in stored.iter().zip(expected) {
+                assert_eq!(stored.after, *answered, "{algorithm:?}");
             }
         }
     }
@@ -336,8 +341,8 @@ mod tests {
     #[tokio::test]
     async fn a_rule_in_shadow_mode_takes_back_its_own_and_no_other() {
         let both = [
-            one(Second, 1).speaks(Voice::Silent),
-            one(Minute, 5).speaks(Voice::Silent),
+            one(Second, 1).speaks(Enforcement::Silent),
+            one(Minute, 5).speaks(Enforcement::Silent),
             one(Minute, 5).of(1),
         ];
         let expected = [(1, false), (1, false), (2, true)];
@@ -348,8 +353,8 @@ mod tests {
     async fn quotas_take_back_what_they_refuse_together() {
         let quotas = |limit| {
             [
-                one(Second, 1).speaks(Voice::Quota),
-                one(Minute, limit).of(1).speaks(Voice::Quota),
+                one(Second, 1).speaks(Enforcement::Quota),
+                one(Minute, limit).of(1).speaks(Enforcement::Quota),
                 one(Minute, 9).of(2),
             ]
         };

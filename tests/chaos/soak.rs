@@ -133,8 +133,8 @@ pub async fn soak(mut topology: Topology, time: Duration, plan: &Plan) {
         assert!(!log.contains("panicked"), "{log}");
         println!(
             "{answer}: handed back {}, forgotten {}, lines in the log {}",
-            server.metric("tollgate_handed_back_hits_total"),
-            server.metric("tollgate_forgotten_hits_total"),
+            server.metric("tollgate_reconciled_hits_total"),
+            server.metric("tollgate_lost_hits_total"),
             log.lines().count()
         );
     }

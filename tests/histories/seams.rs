@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use ::tollgate::grpc::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use ::tollgate::service::grpc::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use tokio::{task::JoinSet, time::sleep};
 
 use crate::it::support::{
@@ -142,14 +142,14 @@ descriptors:
         for (cache, more) in [("default", &[][..]), ("none", NO_CACHE)] {
             let running = start(place, rules, more);
             let client = connect(running.server.grpc).await;
-            let mut told = Vec::new();
+            let mut reported = Vec::new();
             for _ in 0..5 {
                 let mut calls = JoinSet::new();
                 for _ in 0..64 {
                     let mut client = client.clone();
                     calls.spawn(async move { usize::from(passes(&mut client, keys).await) });
                 }
-                told.push(calls.join_all().await.into_iter().sum::<usize>());
+                reported.push(calls.join_all().await.into_iter().sum::<usize>());
                 sleep(Duration::from_millis(1100)).await;
             }
             let mut client = client;
@@ -158,10 +158,10 @@ descriptors:
                 then += passing(&mut client, keys, 1).await;
                 sleep(Duration::from_millis(550)).await;
             }
-            let all: usize = told.iter().sum::<usize>() + then;
-            let told: Vec<_> = told.iter().map(usize::to_string).collect();
-            let (place, told) = (place.name(), told.join(" "));
-            println!("| {place} | {cache} | {told} | {then} of 40 | {all} |");
+            let all: usize = reported.iter().sum::<usize>() + then;
+            let reported: Vec<_> = reported.iter().map(usize::to_string).collect();
+            let (place, reported) = (place.name(), reported.join(" "));
+            println!("| {place} | {cache} | {reported} | {then} of 40 | {all} |");
         }
     }
 }
@@ -241,10 +241,10 @@ descriptors:
                 (asked, admitted)
             });
         }
-        let told = calls.join_all().await;
+        let reported = calls.join_all().await;
         let took = began.elapsed().as_secs_f64();
-        let asked: u32 = told.iter().map(|told| told.0).sum();
-        let admitted: u32 = told.iter().map(|told| told.1).sum();
+        let asked: u32 = reported.iter().map(|reported| reported.0).sum();
+        let admitted: u32 = reported.iter().map(|reported| reported.1).sum();
         let bound = f64::from(burst) + f64::from(rate) * took;
         println!(
             "| {} | {workers} | {} | {rate}/{burst} | {:.0} | {:.1} % |",
@@ -306,8 +306,8 @@ descriptors:
             }
             for client in &mut clients {
                 for (key, admitted) in keys.iter().zip(&mut admitted) {
-                    let told = ask(client, "d", &[(key, "v")]).await;
-                    admitted[span] += u32::from(is_ok(&told));
+                    let reported = ask(client, "d", &[(key, "v")]).await;
+                    admitted[span] += u32::from(is_ok(&reported));
                 }
             }
             sleep(Duration::from_millis(10)).await;
@@ -335,11 +335,11 @@ descriptors:
         passing(&mut client, &["over", "other"], 20).await;
         let mut look = descriptor(&[("other", "v")]);
         look.hits_addend = Some(0);
-        let told = send(&mut client, request("d", vec![look])).await.unwrap();
+        let reported = send(&mut client, request("d", vec![look])).await.unwrap();
         println!(
             "| {} | {} |",
             place.name(),
-            told.statuses[0].limit_remaining
+            reported.statuses[0].limit_remaining
         );
     }
 }

@@ -8,15 +8,15 @@ use proptest::{
     test_runner::{Config, TestRunner},
 };
 use tokio::task::JoinSet;
-use tollgate::{
-    counter::{Batch, Charge, Count, Counting, Identity},
+use tollgate::core::{
+    counter::{Batch, Charge, CounterState, DescriptorHits, Identity},
     limit::{Algorithm, Limit},
     request::{Entry, Hits},
     window::{Period, Timestamp, Unit},
 };
 
 use crate::{
-    store::{Backend, Door, on_all_stores},
+    store::{Backend, Handle, on_all_stores},
     support::{cluster::Cluster, redis::Redis},
 };
 
@@ -82,7 +82,7 @@ fn push(batch: &mut Batch, history: u32, index: usize, step: &Step, now: u64) {
     let mut identity = Identity::default();
     identity.set(b"algorithms", &[entry], &[]);
     let limit = step.limit();
-    let counting = Counting {
+    let counting = DescriptorHits {
         charge: step.charge,
         descriptor: index.try_into().unwrap(),
         ..step.hits.into()
@@ -91,26 +91,28 @@ fn push(batch: &mut Batch, history: u32, index: usize, step: &Step, now: u64) {
     batch.push(&identity, &limit, now, counting);
 }
 
-async fn send(door: &Door, history: u32, call: &Call) -> Vec<Told> {
+async fn send(handle: &Handle, history: u32, call: &Call) -> Vec<Reported> {
     let mut batch = Batch::default();
     for (index, step) in call.steps.iter().enumerate() {
         push(&mut batch, history, index, step, call.now);
     }
-    let counts = door.counts(&batch, Timestamp::from_millis(call.now)).await;
-    counts.into_iter().map(Told::from).collect()
+    let counts = handle
+        .counts(&batch, Timestamp::from_millis(call.now))
+        .await;
+    counts.into_iter().map(Reported::from).collect()
 }
 
 /// The result of one step, from a store or from the model.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Told {
+struct Reported {
     after: u64,
     is_charged: bool,
     /// Time until the counter is empty, and until the hits would pass; `None` for aligned windows.
     ends: Option<(u64, Option<u64>)>,
 }
 
-impl From<Count> for Told {
-    fn from(count: Count) -> Self {
+impl From<CounterState> for Reported {
+    fn from(count: CounterState) -> Self {
         Self {
             after: count.after,
             is_charged: count.is_charged,
@@ -265,7 +267,7 @@ impl Naive {
         low
     }
 
-    fn told(&self, step: &Step, is_charged: bool, now: u64) -> Told {
+    fn reported(&self, step: &Step, is_charged: bool, now: u64) -> Reported {
         let after = self.held(step, now);
         let limit = u64::from(step.limit().capacity());
         let retry_in = if after + step.hits.added() <= limit {
@@ -285,7 +287,7 @@ impl Naive {
             (Algorithm::FirstHit, Some(start)) if now >= start + PERIOD => 0,
             _ => resets_in,
         };
-        Told {
+        Reported {
             after,
             is_charged,
             ends: (!has_window).then_some((resets_in, retry_in)),
@@ -312,7 +314,7 @@ impl Model {
         }
     }
 
-    fn send(&mut self, call: &Call) -> Vec<Told> {
+    fn send(&mut self, call: &Call) -> Vec<Reported> {
         let now = call.now;
         let alone = |step: &Step| matches!(step.charge, Charge::Always | Charge::Within);
         if call.steps.iter().all(alone) {
@@ -353,25 +355,25 @@ impl Model {
                     Charge::Within => !is_over,
                     _ => !is_refused,
                 };
-            let told = self.charge(step, is_charged, now);
-            let waiting = before.saturating_sub(told.after);
+            let reported = self.charge(step, is_charged, now);
+            let waiting = before.saturating_sub(reported.after);
             if !is_over || is_charged || waiting == 0 {
-                return told;
+                return reported;
             }
             // Earlier steps that are not charged either wait together with this one.
             let mut together = step.clone();
             together.hits = Hits::add(step.hits.added() + waiting);
             let (naive, now) = self.counter(step, now);
-            let told = naive.told(&together, false, now);
-            Told {
-                after: told.after + waiting,
-                ..told
+            let reported = naive.reported(&together, false, now);
+            Reported {
+                after: reported.after + waiting,
+                ..reported
             }
         };
         call.steps.iter().zip(&over).map(charge).collect()
     }
 
-    fn alone(&mut self, step: &Step, now: u64) -> Told {
+    fn alone(&mut self, step: &Step, now: u64) -> Reported {
         let (naive, present) = self.counter(step, now);
         let held = naive.held(step, present);
         let is_over = held + step.hits.added() > u64::from(step.limit().capacity());
@@ -379,12 +381,12 @@ impl Model {
         self.charge(step, is_charged, now)
     }
 
-    fn charge(&mut self, step: &Step, is_charged: bool, now: u64) -> Told {
+    fn charge(&mut self, step: &Step, is_charged: bool, now: u64) -> Reported {
         let (naive, now) = self.counter(step, now);
         if is_charged && step.hits != Hits::add(0) {
             naive.charge(step, now);
         }
-        naive.told(step, is_charged, now)
+        naive.reported(step, is_charged, now)
     }
 
     /// A counter in use, and its present.
@@ -486,14 +488,14 @@ fn check_histories(backend: &Backend, algorithm: impl Strategy<Value = Algorithm
             histories.set(histories.get() + 1);
             let mut model = Model::of(backend);
             let expected: Vec<_> = calls.iter().map(|call| model.send(call)).collect();
-            let told = backend.open(async |door| {
-                let mut told = Vec::new();
+            let reported = backend.open(async |handle| {
+                let mut reported = Vec::new();
                 for call in &calls {
-                    told.push(send(&door, histories.get(), call).await);
+                    reported.push(send(&handle, histories.get(), call).await);
                 }
-                told
+                reported
             });
-            prop_assert_eq!(told, expected);
+            prop_assert_eq!(reported, expected);
             Ok(())
         })
         .unwrap();
@@ -524,22 +526,22 @@ fn any_history_of_everything_together(backend: &Backend) {
 }
 
 /// The results of eight clients whose calls arrive at one time, each client's in order.
-fn at_once(backend: &Backend, history: u32, clients: &[Vec<Call>]) -> Vec<(Step, Told)> {
+fn at_once(backend: &Backend, history: u32, clients: &[Vec<Call>]) -> Vec<(Step, Reported)> {
     let one = |calls: Vec<Call>| {
-        backend.open(async |door| {
-            let mut told = Vec::new();
+        backend.open(async |handle| {
+            let mut reported = Vec::new();
             let mut calls_under_way = JoinSet::new();
             for call in calls {
-                let door = door.clone();
+                let handle = handle.clone();
                 calls_under_way.spawn(async move {
-                    let told = send(&door, history, &call).await;
-                    (call.steps[0].clone(), told[0])
+                    let reported = send(&handle, history, &call).await;
+                    (call.steps[0].clone(), reported[0])
                 });
             }
             while let Some(done) = calls_under_way.join_next().await {
-                told.push(done.unwrap());
+                reported.push(done.unwrap());
             }
-            told
+            reported
         })
     };
     thread::scope(|scope| {
@@ -582,19 +584,20 @@ fn hits_that_come_at_once_are_admitted_in_some_order(backend: &Backend) {
                     .iter()
                     .map(|hits| hits.iter().map(call).collect())
                     .collect();
-                let told = at_once(backend, histories.get(), &clients);
-                let (mut admitted, refused): (Vec<_>, Vec<_>) =
-                    told.into_iter().partition(|(_, told)| told.is_charged);
-                admitted.sort_by_key(|(_, told)| told.after);
+                let reported = at_once(backend, histories.get(), &clients);
+                let (mut admitted, refused): (Vec<_>, Vec<_>) = reported
+                    .into_iter()
+                    .partition(|(_, reported)| reported.is_charged);
+                admitted.sort_by_key(|(_, reported)| reported.after);
                 let mut held = 0;
-                for (step, told) in &admitted {
+                for (step, reported) in &admitted {
                     held += step.hits.added();
-                    prop_assert_eq!(told.after, held);
+                    prop_assert_eq!(reported.after, held);
                 }
                 prop_assert!(held <= u64::from(limit));
-                for (step, told) in &refused {
-                    prop_assert!(told.after + step.hits.added() > u64::from(limit));
-                    prop_assert!(told.after <= held);
+                for (step, reported) in &refused {
+                    prop_assert!(reported.after + step.hits.added() > u64::from(limit));
+                    prop_assert!(reported.after <= held);
                 }
                 Ok(())
             },
@@ -611,14 +614,14 @@ fn what_is_refused_takes_no_room(backend: &Backend) {
         hits: Hits::ONE,
         charge: Charge::Within,
     };
-    let admitted = backend.open(async |door| {
+    let admitted = backend.open(async |handle| {
         let mut admitted = Vec::new();
         for n in 0..100 {
             let call = Call {
                 now: START + n / 2,
                 steps: vec![step.clone()],
             };
-            admitted.push(send(&door, 7, &call).await[0].is_charged);
+            admitted.push(send(&handle, 7, &call).await[0].is_charged);
         }
         admitted
     });
@@ -657,13 +660,13 @@ fn replicas_an_hour_apart_share_one_limit() {
     const APART: u64 = 60 * 60 * 1000;
     let backend = Backend::redis("redis-server");
     for (history, algorithm) in (0..).zip(LOOK_FIRST) {
-        let admitted = backend.open(async |door| {
+        let admitted = backend.open(async |handle| {
             let mut admitted = 0;
             for n in 0..30 {
                 // Within one aligned window, so that no algorithm admits more than one limit of it.
                 let now = START + n * 200 + (n + 1) % 2 * APART;
-                let told = send(&door, history, &one_hit(&algorithm, now)).await;
-                admitted += u64::from(told[0].is_charged);
+                let reported = send(&handle, history, &one_hit(&algorithm, now)).await;
+                admitted += u64::from(reported[0].is_charged);
             }
             admitted
         });
@@ -690,8 +693,8 @@ fn a_replica_whose_clock_is_ahead_shortens_no_life() {
             unreachable!("it was made as one");
         };
         let ends_after = |now| {
-            backend.open(async |door| {
-                assert!(send(&door, 0, &one_hit(&algorithm, now)).await[0].is_charged);
+            backend.open(async |handle| {
+                assert!(send(&handle, 0, &one_hit(&algorithm, now)).await[0].is_charged);
             });
             ends_at(redis)
         };
@@ -710,7 +713,7 @@ fn a_window_ends_for_no_replica_before_its_own_clock_says_so() {
     let script = "local now = redis.call('TIME') return now[1] * 1000";
     let send_at = |now| {
         let call = one_hit(&Algorithm::FixedWindow, now);
-        backend.open(async |door| assert!(send(&door, 0, &call).await[0].is_charged));
+        backend.open(async |handle| assert!(send(&handle, 0, &call).await[0].is_charged));
     };
     send_at(window + 1_000);
     let before = redis.number(&["EVAL", script, "0"]);
@@ -727,7 +730,7 @@ fn a_bucket_of_an_earlier_version_is_read_and_can_be_read_by_it() {
         unreachable!("it was made as one");
     };
     let send_at =
-        |now| backend.open(async |door| send(&door, 0, &one_hit(&algorithm, now)).await[0]);
+        |now| backend.open(async |handle| send(&handle, 0, &one_hit(&algorithm, now)).await[0]);
     // One token in two seconds.
     assert_eq!(send_at(START).after, 1);
     let get = "return redis.call('GET', redis.call('KEYS', '*')[1])";

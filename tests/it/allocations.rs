@@ -7,23 +7,24 @@ use hyper::HeaderMap;
 use prost::{Message as _, bytes::Bytes};
 use tempfile::TempDir;
 use tollgate::{
-    config::{Files, Options, Source},
-    grpc::{
-        Clock, Service,
-        proto::envoy::{
-            extensions::common::ratelimit::v3::{
-                RateLimitDescriptor, rate_limit_descriptor::Entry,
+    config::{files::Files, options::Options, source::Source},
+    core::limit::{Modes, NearRatio},
+    observe::{metrics::Metrics, traces::Tracer},
+    service::{
+        grpc::{
+            RequestClock, Service,
+            proto::envoy::{
+                extensions::common::ratelimit::v3::{
+                    RateLimitDescriptor, rate_limit_descriptor::Entry,
+                },
+                service::ratelimit::v3::RateLimitRequest,
             },
-            service::ratelimit::v3::RateLimitRequest,
+            unary::UnaryMethod as _,
+            wire::{Extras, RequestBounds},
         },
-        unary::Method as _,
-        wire::{Bounds, Extras},
+        limiter::{Limiter, Rules},
     },
-    limit::{Modes, NearRatio},
-    limiter::{Limiter, Rules},
-    metrics::Metrics,
     store::memory::MemoryStore,
-    traces::Tracer,
 };
 
 const WINDOWS: &str =
@@ -45,14 +46,14 @@ pub(crate) fn service(max_counters: usize) -> Service<Arc<MemoryStore>> {
             modes: Modes::default(),
             metrics: metrics.recorder(0),
         },
-        bounds: Bounds {
+        bounds: RequestBounds {
             descriptors: 1000,
             entries: 10,
             text_bytes: 100,
         },
         extras: Extras::default(),
         tracer: Tracer::default(),
-        clock: Clock::default(),
+        clock: RequestClock::default(),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{fs, net::SocketAddr, process::Command};
 
-use ::tollgate::grpc::proto::envoy::{
+use ::tollgate::service::grpc::proto::envoy::{
     extensions::common::ratelimit::v3::{
         RateLimitDescriptor, rate_limit_descriptor::RateLimitOverride,
     },

@@ -312,11 +312,11 @@ async fn works(client: &Client) {
     .await;
 }
 
-/// `break_it` causes the reaction `told`: it is logged and decisions fail without a wait. After `mend` decisions are
+/// `break_it` causes the reaction `reported`: it is logged and decisions fail without a wait. After `mend` decisions are
 /// made again, exactly.
 async fn check_reaction(
     redis: &mut Redis,
-    told: &str,
+    reported: &str,
     break_it: impl FnOnce(&mut Redis),
     mend: impl FnOnce(&mut Redis),
 ) {
@@ -325,7 +325,7 @@ async fn check_reaction(
     works(&client).await;
     break_it(redis);
     eventually("it is noticed", async || one(&mut client).await.is_err()).await;
-    await_page(&server, "/healthcheck?verbose", told);
+    await_page(&server, "/healthcheck?verbose", reported);
     for _ in 0..21 {
         let error = one(&mut client).await.unwrap_err();
         // A request that waited would get the error for a timeout.
@@ -583,7 +583,7 @@ async fn ports_open_without_redis_and_health_says_why() {
 #[tokio::test]
 async fn a_clock_that_is_days_ahead_is_counted_and_said() {
     const LOG: &str = "domain: d\ndescriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 5, algorithm: sliding_log}}]";
-    let forgotten = "tollgate_redis_forgotten_counters_total";
+    let forgotten = "tollgate_redis_reset_counters_total";
     let said = "the clock of a replica or of Redis is wrong";
     for (offset, is_too_far) in [("+80000s", false), ("+200000s", true)] {
         let redis = Redis::start();

@@ -10,7 +10,7 @@ use std::{
     process::{Command, Output},
 };
 
-use ::tollgate::settings::{Cli, Hidden};
+use ::tollgate::settings::{command_line::Cli, values::Hidden};
 use clap::{Arg, CommandFactory as _};
 use tempfile::TempDir;
 
@@ -136,12 +136,12 @@ fn check_asks_for_the_number_of_replicas_where_rules_count_locally() {
         number too late; set --replicas, --replicas-until-known or --state-file";
     assert!(said.contains(expected), "{said}");
     assert_eq!(code, Some(1));
-    for told in [
+    for reported in [
         ["--replicas", "3"],
         ["--replicas-until-known", "3"],
         ["--state-file", "/not/there/yet"],
     ] {
-        let (code, said) = run(&["check", told[0], told[1], path(&rules)]);
+        let (code, said) = run(&["check", reported[0], reported[1], path(&rules)]);
         assert_eq!(code, Some(0), "{said}");
     }
     let variable = finish(

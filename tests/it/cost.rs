@@ -4,11 +4,11 @@
 use std::{env, process::Command};
 
 use tollgate::{
-    grpc::proto::envoy::{
+    service::grpc::proto::envoy::{
         extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride,
         service::ratelimit::v3::RateLimitRequest,
     },
-    store::Deadline,
+    store::contract::Deadline,
 };
 
 use crate::{

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ::tollgate::grpc::now;
+use ::tollgate::service::grpc::now;
 use serde_json::Value;
 use tempfile::TempDir;
 

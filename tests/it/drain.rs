@@ -50,13 +50,13 @@ async fn ended(server: &mut Tollgate) -> Option<i32> {
 }
 
 /// The results of one caller until the server ended.
-struct Told {
+struct Reported {
     answers: u64,
     end: Status,
 }
 
 /// Calls repeatedly on one connection until a call fails.
-async fn ask_to_the_end(mut client: Client, answers: Arc<AtomicU64>) -> Told {
+async fn ask_to_the_end(mut client: Client, answers: Arc<AtomicU64>) -> Reported {
     let mut own = 0;
     loop {
         match one(&mut client).await {
@@ -64,7 +64,7 @@ async fn ask_to_the_end(mut client: Client, answers: Arc<AtomicU64>) -> Told {
                 own += 1;
                 answers.fetch_add(1, Relaxed);
             }
-            Err(end) => return Told { answers: own, end },
+            Err(end) => return Reported { answers: own, end },
         }
     }
 }
@@ -110,13 +110,13 @@ async fn check_nothing_is_lost(signals: &[Signal], drain_delay: &str) {
         })
         .await;
     }
-    let told = callers.join_all().await;
+    let reported = callers.join_all().await;
     assert_eq!(ended(&mut server).await, Some(0), "{}", server.log().text());
 
-    let answered: u64 = told.iter().map(|told| told.answers).sum();
+    let answered: u64 = reported.iter().map(|reported| reported.answers).sum();
     let counted = redis.number(&["GET", &redis.keys()[0]]);
     assert_eq!(u64::try_from(counted).unwrap(), answered);
-    for Told { end, .. } in &told {
+    for Reported { end, .. } in &reported {
         assert!(never_left(end), "{end:?}");
     }
 }

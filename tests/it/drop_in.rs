@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use ::tollgate::grpc::now;
+use ::tollgate::service::grpc::now;
 
 use crate::support::{
     PATIENCE,
@@ -179,11 +179,11 @@ async fn variables_without_effect_are_told_in_one_line_each() {
     let server = builder.start();
     let log = server.log().text();
     for (name, _) in WITHOUT_EFFECT {
-        let told = log.matches(&format!("{name} has no effect: ")).count();
-        assert_eq!(told, 1, "{name} in {log}");
+        let reported = log.matches(&format!("{name} has no effect: ")).count();
+        assert_eq!(reported, 1, "{name} in {log}");
     }
-    let told = log.matches(" has no effect: ").count();
-    assert_eq!(told, WITHOUT_EFFECT.len(), "{log}");
+    let reported = log.matches(" has no effect: ").count();
+    assert_eq!(reported, WITHOUT_EFFECT.len(), "{log}");
     expect_answers(&server).await;
 }
 
@@ -269,7 +269,7 @@ async fn a_rolling_swap_goes_on_counting_where_the_reference_is() {
         .map(|(_, _, entries)| descriptor(entries))
         .collect();
     let remaining =
-        |reply: &::tollgate::grpc::proto::envoy::service::ratelimit::v3::RateLimitResponse| {
+        |reply: &::tollgate::service::grpc::proto::envoy::service::ratelimit::v3::RateLimitResponse| {
             let statuses = reply.statuses.iter();
             statuses
                 .map(|status| status.limit_remaining)

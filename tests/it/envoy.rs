@@ -5,7 +5,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-use ::tollgate::grpc::now;
+use ::tollgate::service::grpc::now;
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
@@ -169,9 +169,9 @@ fn without_an_authority_a_mesh_s_cluster_is_limited_too() {
     assert_eq!(envoy.stat("cluster.service.ratelimit.error"), 0);
     assert!(tollgate.metric("tollgate_authorities_replaced_total") > 0);
     assert_eq!(tollgate.metric("tollgate_authorities_refused_total"), 0);
-    let told = "set `authority` in Envoy's `envoy_grpc`";
-    let said = tollgate.log().with(told);
-    assert_eq!(said.matches(told).count(), 1, "once a minute: {said}");
+    let reported = "set `authority` in Envoy's `envoy_grpc`";
+    let said = tollgate.log().with(reported);
+    assert_eq!(said.matches(reported).count(), 1, "once a minute: {said}");
     assert!(said.contains(ISTIO), "{said}");
 }
 

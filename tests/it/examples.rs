@@ -15,7 +15,7 @@ fn the_examples_load_without_a_warning() {
 }
 
 #[test]
-fn every_rule_in_the_papers_loads_without_a_warning() {
+fn every_rule_in_the_documents_loads_without_a_warning() {
     for paper in papers() {
         let text = fs::read_to_string(&paper).unwrap();
         for block in rules(&text) {

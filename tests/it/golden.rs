@@ -36,7 +36,7 @@ use std::{
     time::Duration,
 };
 
-use ::tollgate::grpc::{
+use ::tollgate::service::grpc::{
     now,
     proto::envoy::{
         extensions::common::ratelimit::v3::{

@@ -133,7 +133,7 @@ fn a_reply_that_is_not_read_is_given_up() {
 }
 
 /// The dispatcher's share of the processor time that `work` costs the server.
-fn share_of_the_door(server: &Tollgate, work: impl Fn()) -> f64 {
+fn share_of_the_main_thread(server: &Tollgate, work: impl Fn()) -> f64 {
     let tasks = format!("/proc/{}/task", server.process_id());
     let nanos = |task: &Path| -> u64 {
         // A thread that has ended meanwhile did none of the work.
@@ -146,17 +146,17 @@ fn share_of_the_door(server: &Tollgate, work: impl Fn()) -> f64 {
     let spent = || {
         let all = fs::read_dir(&tasks).unwrap();
         let all: u64 = all.map(|task| nanos(&task.unwrap().path())).sum();
-        let door = nanos(&Path::new(&tasks).join(server.process_id().to_string()));
-        (door, all)
+        let main_thread = nanos(&Path::new(&tasks).join(server.process_id().to_string()));
+        (main_thread, all)
     };
     // The working thread exists from then on.
     work();
-    let (door_before, all_before) = spent();
+    let (share_before, all_before) = spent();
     for _ in 0..5 {
         work();
     }
-    let (door, all) = spent();
-    (door - door_before) as f64 / (all - all_before) as f64
+    let (main_thread, all) = spent();
+    (main_thread - share_before) as f64 / (all - all_before) as f64
 }
 
 /// That thread also answers probes and accepts gRPC connections.
@@ -172,11 +172,11 @@ fn json_and_pages_are_worked_off_beside_the_thread_that_accepts() {
         let reply = json::send(server.http, "POST", "/json", body.as_bytes());
         assert_eq!(reply.status, 400);
     };
-    let share = share_of_the_door(&server, read_json);
+    let share = share_of_the_main_thread(&server, read_json);
     assert!(share < 0.5, "{share} of the work for JSON");
     for page in ["/metrics", "/stats", "/rlconfig"] {
         let read = || assert_eq!(get(server.debug, page).status, 200);
-        let share = share_of_the_door(&server, read);
+        let share = share_of_the_main_thread(&server, read);
         assert!(share < 0.5, "{share} of the work for {page}");
     }
 }

@@ -84,7 +84,7 @@ fn every_planted_trap_is_found_and_nothing_else() {
 }
 
 #[test]
-fn every_trap_has_its_line_in_the_papers() {
+fn every_trap_has_its_line_in_the_documents() {
     let page = fs::read_to_string(root("docs/lint-envoy.md")).unwrap();
     let text = fs::read_to_string(root("tests/it/lint_envoy/planted.yaml")).unwrap();
     let traps = planted(&text);
@@ -92,12 +92,12 @@ fn every_trap_has_its_line_in_the_papers() {
         .iter()
         .map(|trap| trap.split_once(' ').unwrap().1)
         .collect();
-    let told: BTreeSet<_> = page
+    let reported: BTreeSet<_> = page
         .lines()
         .filter_map(|line| line.strip_prefix("| `")?.split_once('`'))
         .map(|(trap, _)| trap)
         .collect();
-    assert_eq!(planted, told);
+    assert_eq!(planted, reported);
 }
 
 /// Envoy accepts the traps, so the planted file must be valid for it.

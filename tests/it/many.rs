@@ -7,7 +7,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ::tollgate::grpc::{now, proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor};
+use ::tollgate::service::grpc::{
+    now, proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor,
+};
 use tokio::task::JoinSet;
 
 use crate::support::{
@@ -79,15 +81,15 @@ async fn thirty_two_ways_to_one_redis_admit_no_more_than_one_would() {
     let mut asking = JoinSet::new();
     let until = Instant::now() + LOAD;
     for client in 0..CLIENTS {
-        let mut doors = Vec::new();
+        let mut handles = Vec::new();
         for server in &servers {
-            doors.push(connect(server.grpc).await);
+            handles.push(connect(server.grpc).await);
         }
         // Each client begins with another replica.
-        doors.rotate_left(client % REPLICAS);
+        handles.rotate_left(client % REPLICAS);
         for kind in KINDS {
-            let doors = doors.clone();
-            asking.spawn(async move { (kind[0], ask_until(doors, kind, until).await) });
+            let handles = handles.clone();
+            asking.spawn(async move { (kind[0], ask_until(handles, kind, until).await) });
         }
     }
     for _ in 0..3 {
@@ -130,13 +132,13 @@ async fn thirty_two_ways_to_one_redis_admit_no_more_than_one_would() {
         ..descriptor(&[("slow", "v")])
     };
     let mut client = connect(servers[0].grpc).await;
-    let told = send(&mut client, request("d", vec![look])).await.unwrap();
-    let remaining = told.statuses[0].limit_remaining;
+    let reported = send(&mut client, request("d", vec![look])).await.unwrap();
+    let remaining = reported.statuses[0].limit_remaining;
     assert_eq!(i64::from(remaining), PLENTY - passed("fast"));
 }
 
 /// Calls one replica after the other, without a pause.
-async fn ask_until(mut doors: Vec<Client>, kind: &[&str], until: Instant) -> Log {
+async fn ask_until(mut handles: Vec<Client>, kind: &[&str], until: Instant) -> Log {
     let mut log = Log::default();
     let descriptors: Vec<_> = kind.iter().map(|key| descriptor(&[(key, "v")])).collect();
     for turn in (0..REPLICAS).cycle() {
@@ -144,7 +146,7 @@ async fn ask_until(mut doors: Vec<Client>, kind: &[&str], until: Instant) -> Log
             break;
         }
         let sent = now().millis();
-        let reply = send(&mut doors[turn], request("d", descriptors.clone())).await;
+        let reply = send(&mut handles[turn], request("d", descriptors.clone())).await;
         let received = now().millis();
         if is_ok(&reply) {
             log.admitted.push(Admitted { sent, received });

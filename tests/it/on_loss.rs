@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use ::tollgate::grpc::proto::envoy::service::ratelimit::v3::{
+use ::tollgate::service::grpc::proto::envoy::service::ratelimit::v3::{
     RateLimitResponse, rate_limit_response::Code,
 };
 use tempfile::TempDir;
@@ -35,7 +35,7 @@ async fn one(client: &mut Client, key: &str) -> Result<RateLimitResponse, Status
 }
 
 /// The code, and whether the reply is marked as made without the store.
-fn told(reply: Result<RateLimitResponse, Status>) -> Result<(Code, bool), Grpc> {
+fn reported(reply: Result<RateLimitResponse, Status>) -> Result<(Code, bool), Grpc> {
     let reply = reply.map_err(|status| status.code())?;
     Ok((reply.overall_code(), is_degraded(&reply)))
 }
@@ -44,7 +44,7 @@ fn told(reply: Result<RateLimitResponse, Status>) -> Result<(Code, bool), Grpc> 
 async fn passing(client: &mut Client, key: &str, calls: usize) -> usize {
     let mut passing = 0;
     for _ in 0..calls {
-        let (code, _) = told(one(client, key).await).expect("an answer");
+        let (code, _) = reported(one(client, key).await).expect("an answer");
         passing += usize::from(code == Code::Ok);
     }
     passing
@@ -66,14 +66,14 @@ fn start(redis: &Redis, more: &[&str]) -> Tollgate {
 
 async fn await_return(client: &mut Client) {
     eventually("Redis counts again", async || {
-        told(one(client, "allow").await).is_ok_and(|(_, is_degraded)| !is_degraded)
+        reported(one(client, "allow").await).is_ok_and(|(_, is_degraded)| !is_degraded)
     })
     .await;
 }
 
-fn await_handed_back(server: &Tollgate, hits: u64) {
+fn await_reconciled(server: &Tollgate, hits: u64) {
     wait_until("what was spent is handed back", || {
-        server.metric("tollgate_handed_back_hits_total") == hits
+        server.metric("tollgate_reconciled_hits_total") == hits
     });
 }
 
@@ -83,42 +83,54 @@ async fn each_rule_answers_for_itself() {
     let server = start(&redis, &[]);
     let mut client = connect(server.grpc).await;
     for key in ["error", "allow", "deny", "local"] {
-        assert_eq!(told(one(&mut client, key).await), Ok((Code::Ok, false)));
+        assert_eq!(reported(one(&mut client, key).await), Ok((Code::Ok, false)));
     }
     assert_eq!(server.metric("tollgate_stores_lost"), 0);
     redis.kill();
     for _ in 0..3 {
         assert_eq!(
-            told(one(&mut client, "error").await),
+            reported(one(&mut client, "error").await),
             Err(Grpc::Unavailable)
         );
-        assert_eq!(told(one(&mut client, "allow").await), Ok((Code::Ok, true)));
         assert_eq!(
-            told(one(&mut client, "deny").await),
+            reported(one(&mut client, "allow").await),
+            Ok((Code::Ok, true))
+        );
+        assert_eq!(
+            reported(one(&mut client, "deny").await),
             Ok((Code::OverLimit, true))
         );
-        assert_eq!(told(one(&mut client, "local").await), Ok((Code::Ok, true)));
+        assert_eq!(
+            reported(one(&mut client, "local").await),
+            Ok((Code::Ok, true))
+        );
     }
     // One descriptor without an answer fails the whole request.
     let both = request(
         "d",
         vec![descriptor(&[("allow", "v")]), descriptor(&[("error", "v")])],
     );
-    assert_eq!(told(send(&mut client, both).await), Err(Grpc::Unavailable));
+    assert_eq!(
+        reported(send(&mut client, both).await),
+        Err(Grpc::Unavailable)
+    );
     assert_eq!(server.metric("tollgate_stores_lost"), 1);
     assert_eq!(server.metric("tollgate_degraded_total"), 9);
     redis.restart();
     await_return(&mut client).await;
-    assert_eq!(told(one(&mut client, "deny").await), Ok((Code::Ok, false)));
+    assert_eq!(
+        reported(one(&mut client, "deny").await),
+        Ok((Code::Ok, false))
+    );
     wait_until("the return is told", || {
         server.metric("tollgate_stores_lost") == 0
     });
-    for told in [
+    for reported in [
         "rules answer as their on_store_loss says",
         "rules are counted in the store again",
     ] {
-        let log = server.log().with(told);
-        assert_eq!(log.matches(told).count(), 1, "{log}");
+        let log = server.log().with(reported);
+        assert_eq!(log.matches(reported).count(), 1, "{log}");
     }
 }
 
@@ -134,7 +146,7 @@ async fn a_replica_spends_its_share_and_hands_it_back() {
         assert_eq!(passing(&mut client, key, 50).await, 30, "{key}");
         redis.thaw();
         // A fixed window counts what it refuses, as it does in Redis.
-        await_handed_back(&server, if key == "local" { 50 } else { 30 });
+        await_reconciled(&server, if key == "local" { 50 } else { 30 });
         await_return(&mut client).await;
         // Hits in flight when Redis froze may have counted too: a few, no more.
         let left = remaining(&mut client, key).await;
@@ -150,7 +162,7 @@ async fn a_restarted_redis_learns_what_was_spent_without_it() {
     redis.kill();
     assert_eq!(passing(&mut client, "log", 50).await, 25);
     redis.restart();
-    await_handed_back(&server, 25);
+    await_reconciled(&server, 25);
     await_return(&mut client).await;
     assert_eq!(remaining(&mut client, "log").await, 75);
     assert_eq!(passing(&mut client, "log", 100).await, 75);
@@ -203,7 +215,7 @@ async fn a_value_that_only_the_other_replica_has_seen_has_one_hit_left() {
         assert_eq!(passing(&mut clients[0], key, USED).await, USED);
         // The other replica has seen another value.
         let other = ask(&mut clients[1], "d", &[(key, "other")]).await;
-        assert_eq!(told(other), Ok((Code::Ok, false)));
+        assert_eq!(reported(other), Ok((Code::Ok, false)));
         redis.kill();
         assert_eq!(passing_each(&mut clients, key).await, [5, 1], "{key}");
     }
@@ -314,7 +326,7 @@ async fn a_broken_state_file_is_said_and_does_no_harm() {
 fn a_start_without_any_number_of_replicas_is_an_error_where_rules_count_locally() {
     let flag = "--on-store-loss=local";
     let plain = "domain: d\ndescriptors: [{key: k, rate_limits: [1/year]}]";
-    let told = "set --replicas, --replicas-until-known or --state-file";
+    let reported = "set --replicas, --replicas-until-known or --state-file";
     for (rules, args, place) in [
         (RULES, vec![], "rules.yaml:8:33: d.local: `local` shares"),
         (plain, vec![flag], "--on-store-loss: `local` shares"),
@@ -327,7 +339,7 @@ fn a_start_without_any_number_of_replicas_is_an_error_where_rules_count_locally(
             .args(["--debug-port", "0"])
             .args(args)
             .fail();
-        assert!(text.contains(place) && text.contains(told), "{text}");
+        assert!(text.contains(place) && text.contains(reported), "{text}");
     }
 }
 
@@ -364,17 +376,17 @@ async fn the_answer_of_a_setting_is_that_of_rules_that_do_not_say() {
         .args(["--on-store-loss", "allow"])
         .start();
     let mut client = connect(server.grpc).await;
-    assert_eq!(told(one(&mut client, "k").await), Ok((Code::Ok, true)));
+    assert_eq!(reported(one(&mut client, "k").await), Ok((Code::Ok, true)));
     // A limit in the request has no rule.
     let mut own = request("d", vec![descriptor(&[("other", "v")])]);
     own.descriptors[0].limit = Some(
-        ::tollgate::grpc::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride {
+        ::tollgate::service::grpc::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride {
             requests_per_unit: 1,
             unit: 4,
             unit_multiplier: None,
         },
     );
-    assert_eq!(told(send(&mut client, own).await), Ok((Code::Ok, true)));
+    assert_eq!(reported(send(&mut client, own).await), Ok((Code::Ok, true)));
 }
 
 /// Rules for 64 streams that send during the loss of Redis and after it; each of these limits gets used up.
@@ -435,7 +447,7 @@ async fn a_kill_under_load_costs_no_answer_and_no_budget() {
         admitted > 0 && admitted <= VALUES.len() * LIMIT / 2,
         "{admitted}"
     );
-    assert_eq!(server.metric("tollgate_forgotten_hits_total"), 0);
+    assert_eq!(server.metric("tollgate_lost_hits_total"), 0);
     let since = answers.between(restarted, Instant::now());
     let in_redis = since.0.len() - since.degraded().0.len();
     let expected = alone.0.len() + in_redis;
@@ -464,7 +476,7 @@ async fn a_replica_that_is_cut_off_admits_its_share_and_no_more() {
     assert_eq!(answers.error_count(), 0, "{:?}", answers.errors());
     assert!(answers.degraded().count(What::Ok) <= VALUES.len() * LIMIT / 2);
     assert!(answers.ok() <= VALUES.len() * LIMIT * 3 / 2);
-    assert_eq!(servers[1].metric("tollgate_forgotten_hits_total"), 0);
+    assert_eq!(servers[1].metric("tollgate_lost_hits_total"), 0);
     let expected = answers.0.len();
     wait_until("Redis holds all of them", || counted(&redis) >= expected);
     let twice = counted(&redis) - expected;
@@ -501,7 +513,7 @@ async fn replicas_find_out_how_many_they_are() {
     see(&servers, 3);
     redis.restart();
     for server in &servers {
-        await_handed_back(server, 50);
+        await_reconciled(server, 50);
     }
     see(&servers, 3);
     servers.pop();
@@ -549,7 +561,7 @@ async fn a_full_local_table_refuses_nobody_for_want_of_room() {
     let ask_for = async |client: &mut Client, value: &str, hits: u64| {
         let mut asked = request("d", vec![descriptor(&[("local", value)])]);
         asked.descriptors[0].hits_addend = Some(hits);
-        told(send(client, asked).await)
+        reported(send(client, asked).await)
     };
     // A value over its limit stays refused without Redis.
     assert_eq!(
@@ -578,13 +590,13 @@ async fn a_full_local_table_refuses_nobody_for_want_of_room() {
         ask_for(&mut client, "x", 101).await,
         Ok((Code::OverLimit, true))
     );
-    let told = "no room to count more locally";
-    let log = server.log().with(told);
-    assert_eq!(log.matches(told).count(), 1, "{log}");
+    let reported = "no room to count more locally";
+    let log = server.log().with(reported);
+    assert_eq!(log.matches(reported).count(), 1, "{log}");
     redis.restart();
     // Three values, one of them twice.
-    await_handed_back(&server, 4 * 60);
-    let forgotten = server.metric("tollgate_forgotten_hits_total");
+    await_reconciled(&server, 4 * 60);
+    let forgotten = server.metric("tollgate_lost_hits_total");
     assert_eq!(forgotten, (47 + 1 + 1) * 60 + 101);
 }
 
@@ -603,8 +615,8 @@ async fn a_full_queue_is_answered_as_the_rules_say() {
             .start();
         let mut client = connect(server.grpc).await;
         eventually("Redis counts", async || {
-            told(one(&mut client, "other").await) == Ok((Code::Ok, false))
-                && told(one(&mut client, "k").await) == Ok((Code::Ok, false))
+            reported(one(&mut client, "other").await) == Ok((Code::Ok, false))
+                && reported(one(&mut client, "k").await) == Ok((Code::Ok, false))
         })
         .await;
         let before = server.peak_bytes();
@@ -694,24 +706,25 @@ async fn what_is_known_to_be_over_is_denied_without_redis() {
     for key in ["year", "log", "raised", "back", "second"] {
         // A window of a second may end in between.
         eventually("it is over", async || {
-            told(one(&mut client, key).await) == Ok((Code::OverLimit, false))
+            reported(one(&mut client, key).await) == Ok((Code::OverLimit, false))
         })
         .await;
     }
     redis.kill();
     eventually("Redis is lost", async || {
-        told(one(&mut client, "other").await).is_ok() && server.metric("tollgate_stores_lost") == 1
+        reported(one(&mut client, "other").await).is_ok()
+            && server.metric("tollgate_stores_lost") == 1
             || {
                 // A call that must be counted detects the loss.
                 let new = ask(&mut client, "d", &[("year", "new")]).await;
-                told(new) == Ok((Code::Ok, true))
+                reported(new) == Ok((Code::Ok, true))
             }
     })
     .await;
     let check_over = async |client: &mut Client| {
         for key in ["year", "log"] {
             assert_eq!(
-                told(one(client, key).await),
+                reported(one(client, key).await),
                 Ok((Code::OverLimit, false)),
                 "{key}"
             );
@@ -722,26 +735,32 @@ async fn what_is_known_to_be_over_is_denied_without_redis() {
     let mut look = request("d", vec![descriptor(&[("year", "v")])]);
     look.descriptors[0].hits_addend = Some(0);
     assert_eq!(
-        told(send(&mut client, look).await),
+        reported(send(&mut client, look).await),
         Ok((Code::OverLimit, false))
     );
     // After the end of its window nothing is known about it.
     eventually("the second is over", async || {
-        told(one(&mut client, "second").await) == Ok((Code::Ok, true))
+        reported(one(&mut client, "second").await) == Ok((Code::Ok, true))
     })
     .await;
     // Refunds make room, here and in Redis: Redis holds three, and the hit refused here counts too.
     assert_eq!(
-        told(one(&mut client, "back").await),
+        reported(one(&mut client, "back").await),
         Ok((Code::OverLimit, false))
     );
     let mut back = request("d", vec![descriptor(&[("back", "v")])]);
     back.descriptors[0].hits_addend = Some(3);
     back.descriptors[0].is_negative_hits = true;
-    assert_eq!(told(send(&mut client, back).await), Ok((Code::Ok, true)));
-    assert_eq!(told(one(&mut client, "back").await), Ok((Code::Ok, true)));
     assert_eq!(
-        told(one(&mut client, "back").await),
+        reported(send(&mut client, back).await),
+        Ok((Code::Ok, true))
+    );
+    assert_eq!(
+        reported(one(&mut client, "back").await),
+        Ok((Code::Ok, true))
+    );
+    assert_eq!(
+        reported(one(&mut client, "back").await),
         Ok((Code::OverLimit, true))
     );
     // A reload with a higher limit forgets that counter only.
@@ -751,7 +770,7 @@ async fn what_is_known_to_be_over_is_denied_without_redis() {
     );
     std::fs::write(server.rules().join("rules.yaml"), raised).unwrap();
     eventually("the new limit is in use", async || {
-        told(one(&mut client, "raised").await) == Ok((Code::Ok, true))
+        reported(one(&mut client, "raised").await) == Ok((Code::Ok, true))
     })
     .await;
     check_over(&mut client).await;

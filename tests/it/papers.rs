@@ -5,7 +5,7 @@ use std::{fmt::Write as _, fs, path::Path};
 
 use clap::CommandFactory as _;
 use tollgate::settings::{
-    Cli,
+    command_line::Cli,
     reference::{Treatment, VARIABLES},
 };
 

@@ -10,7 +10,7 @@ use std::{
     },
 };
 
-use ::tollgate::grpc::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use ::tollgate::service::grpc::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use tokio::task::JoinSet;
 use tonic::{Code, Status};
 
@@ -108,7 +108,7 @@ descriptors:
         let period: i64 = period.parse().unwrap();
         let number: i64 = number.parse().unwrap();
         let left = redis.number(&["TTL", &key]);
-        let now = i64::try_from(::tollgate::grpc::now().secs()).unwrap();
+        let now = i64::try_from(::tollgate::service::grpc::now().secs()).unwrap();
         let expected = ((number + 1) * period - now).min(HUNDRED_YEARS);
         // -2 means that the key expired after the listing; a key close to its expiry may do so.
         let is_gone = left == -2 && expected <= 0;
@@ -590,9 +590,9 @@ async fn a_socket_a_name_and_a_database_lead_to_the_counters() {
     let by_file = start(&["--redis-url-file", &file("url")]);
     works_again(&connect(by_file.grpc).await).await;
     assert_eq!(counted("3"), 3);
-    let told =
+    let reported =
         by_file.log().text() + &by_file.page("/stats") + &by_file.page("/healthcheck?verbose");
-    assert!(!told.contains("sesame"), "{told}");
+    assert!(!reported.contains("sesame"), "{reported}");
 }
 
 #[test]

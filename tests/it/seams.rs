@@ -1,7 +1,7 @@
 //! Cases with one counter in two places, and with one request on two stores: the over-limit cache of each worker, a
 //! Redis for limits per second, the slots of a cluster.
 
-use ::tollgate::grpc::proto::envoy::{
+use ::tollgate::service::grpc::proto::envoy::{
     extensions::common::ratelimit::v3::RateLimitDescriptor,
     service::ratelimit::v3::{RateLimitResponse, rate_limit_response::Code},
 };
@@ -199,8 +199,8 @@ descriptors:
     assert!(one(&mut client, "admitted").await && one(&mut client, "all").await);
     per_second.kill();
     let fails = async |client: &mut Client, key: &str| {
-        let told = ask(client, "d", &[(key, "v")]).await;
-        assert_eq!(told.unwrap_err().code(), Grpc::Unavailable);
+        let reported = ask(client, "d", &[(key, "v")]).await;
+        assert_eq!(reported.unwrap_err().code(), Grpc::Unavailable);
     };
     fails(&mut client, "admitted").await;
     eventually("the loss is known", async || {

@@ -330,7 +330,7 @@ async fn an_override_is_called_by_its_entries() {
     let mut client = connect(server.grpc).await;
     let mut with_limit = descriptor(&[("a", "v"), ("b", "")]);
     with_limit.limit = Some(
-        ::tollgate::grpc::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride {
+        ::tollgate::service::grpc::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride {
             requests_per_unit: 5,
             unit: 6,
             unit_multiplier: None,
@@ -531,10 +531,10 @@ descriptors:
             .unwrap();
     }
     let page = http::get(server.debug, "/stats").body;
-    let made_up = |line: &&str| {
+    let dynamic_names = |line: &&str| {
         line.contains(".domain_not_found") || line.contains("d.det_") && line.contains("total_hits")
     };
-    let names: Vec<_> = page.lines().filter(made_up).collect();
+    let names: Vec<_> = page.lines().filter(dynamic_names).collect();
     assert_eq!(names.len(), 10, "{names:?}");
     assert_eq!(
         stat(&server, "tollgate.metric_names_overflow_total"),

@@ -12,15 +12,23 @@ use proptest::{
 };
 use tokio::task::JoinSet;
 use tollgate::{
-    counter::{Batch, Charge, Count, Counting, Identity},
-    limit::Limit,
-    request::{Entry, Hits},
-    store::{
-        Store as _,
-        memory::MemoryStore,
-        redis::{Address, Clock, Options, RedisStore, Secret, Servers, Tls},
+    core::{
+        counter::{Batch, Charge, CounterState, DescriptorHits, Identity},
+        limit::Limit,
+        request::{Entry, Hits},
+        window::{Period, Timestamp, Unit},
     },
-    window::{Period, Timestamp, Unit},
+    store::{
+        contract::Store as _,
+        memory::MemoryStore,
+        redis::{
+            address::{Address, RedisTlsFiles, Secret},
+            options::{Options, TimeSource},
+            servers::Servers,
+            store::RedisStore,
+            topology::TopologyWatcher,
+        },
+    },
 };
 
 use crate::support::{cluster::Cluster, redis::Redis};
@@ -34,13 +42,13 @@ pub(crate) enum Backend {
 
 /// A worker's handle for the store.
 #[derive(Clone)]
-pub(crate) enum Door {
+pub(crate) enum Handle {
     Memory(Arc<MemoryStore>),
     Redis(RedisStore),
 }
 
-impl Door {
-    pub(crate) async fn counts(&self, batch: &Batch, now: Timestamp) -> Vec<Count> {
+impl Handle {
+    pub(crate) async fn counts(&self, batch: &Batch, now: Timestamp) -> Vec<CounterState> {
         let counts = match self {
             Self::Memory(store) => store.add(batch, now).await,
             Self::Redis(store) => store.add(batch, now).await,
@@ -64,19 +72,19 @@ impl Backend {
     }
 
     /// Runs `work` with a handle of its own, like a worker: on one thread, with the store's tasks running alongside.
-    pub(crate) fn open<T>(&self, work: impl AsyncFnOnce(Door) -> T) -> T {
+    pub(crate) fn open<T>(&self, work: impl AsyncFnOnce(Handle) -> T) -> T {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .unwrap();
         runtime.block_on(async {
             let mut beside = JoinSet::new();
-            let door = match self {
-                Self::Memory(store) => Door::Memory(store.clone()),
+            let handle = match self {
+                Self::Memory(store) => Handle::Memory(store.clone()),
                 Self::Redis(redis) => connect(redis.url(), &mut beside).await,
                 Self::Cluster(cluster) => connect(cluster.url(), &mut beside).await,
             };
-            work(door).await
+            work(handle).await
         })
     }
 
@@ -103,7 +111,7 @@ impl Backend {
 }
 
 /// A handle for the Redis at `url`; its tasks run in `beside`.
-async fn connect(url: String, beside: &mut JoinSet<Infallible>) -> Door {
+async fn connect(url: String, beside: &mut JoinSet<Infallible>) -> Handle {
     let patience = Duration::from_secs(10);
     let options = Options {
         key_prefix: String::new(),
@@ -112,7 +120,7 @@ async fn connect(url: String, beside: &mut JoinSet<Infallible>) -> Door {
         connections: 1,
         jitter_secs: 0,
         max_waiting: 10_000,
-        clock: Clock::Local,
+        clock: TimeSource::Local,
     };
     let address = Address {
         url: Secret::Text(url),
@@ -121,17 +129,17 @@ async fn connect(url: String, beside: &mut JoinSet<Infallible>) -> Door {
         sentinel_auth: None,
         timeout: patience,
         is_tls: false,
-        tls: Tls::default(),
+        tls: RedisTlsFiles::default(),
     };
-    let servers = Servers::new(&address, Arc::default(), tollgate::grpc::now).unwrap();
+    let servers = Servers::new(&address, Arc::default(), tollgate::service::grpc::now).unwrap();
     let (store, batchers) = RedisStore::new(&servers, &options);
-    beside.spawn(servers.guide(&options).run());
+    beside.spawn(TopologyWatcher::new(servers.clone(), &options).run());
     beside.spawn(batchers.run());
     let mut health = servers.health();
     // A cluster must be asked for its slots first.
     let well = health.wait_for(|is_well| *is_well);
     tokio::time::timeout(patience, well).await.unwrap().unwrap();
-    Door::Redis(store)
+    Handle::Redis(store)
 }
 
 /// An operation on one counter.
@@ -184,16 +192,16 @@ impl Step {
 }
 
 /// Sends `steps` as one batch and returns the counts.
-async fn send(door: &Door, steps: &[Step]) -> Vec<u64> {
-    send_batch(door, steps, false).await
+async fn send(handle: &Handle, steps: &[Step]) -> Vec<u64> {
+    send_batch(handle, steps, false).await
 }
 
 /// Like [`send`], with a batch in which one increment above its limit stops those within theirs.
-async fn send_stopping(door: &Door, steps: &[Step]) -> Vec<u64> {
-    send_batch(door, steps, true).await
+async fn send_stopping(handle: &Handle, steps: &[Step]) -> Vec<u64> {
+    send_batch(handle, steps, true).await
 }
 
-async fn send_batch(door: &Door, steps: &[Step], stops_when_over: bool) -> Vec<u64> {
+async fn send_batch(handle: &Handle, steps: &[Step], stops_when_over: bool) -> Vec<u64> {
     let mut batch = Batch::default();
     let mut identity = Identity::default();
     for step in steps {
@@ -203,7 +211,7 @@ async fn send_batch(door: &Door, steps: &[Step], stops_when_over: bool) -> Vec<u
         };
         identity.set(b"domain", &[entry], &[]);
         let limit = Limit::fixed(step.limit, step.period);
-        let counting = Counting {
+        let counting = DescriptorHits {
             charge: if stops_when_over {
                 Charge::Stopping
             } else {
@@ -214,17 +222,17 @@ async fn send_batch(door: &Door, steps: &[Step], stops_when_over: bool) -> Vec<u
         batch.push(&identity, &limit, step.now, counting);
     }
     let now = steps.first().map_or(NOW, |step| step.now);
-    door.add(&batch, now).await
+    handle.add(&batch, now).await
 }
 
 /// Sends batches one after the other and compares the counts after each.
 #[track_caller]
 fn check(backend: &Backend, batches: &[(&[Step], &[u64])]) {
     let (sent, expected): (Vec<_>, Vec<_>) = batches.iter().copied().unzip();
-    let counts = backend.open(async |door| {
+    let counts = backend.open(async |handle| {
         let mut counts = Vec::new();
         for steps in sent {
-            counts.push(send(&door, steps).await);
+            counts.push(send(&handle, steps).await);
         }
         counts
     });
@@ -399,7 +407,7 @@ fn a_batch_is_applied_in_order(backend: &Backend) {
 }
 
 fn the_most_hits_twice_stay_above_every_limit(backend: &Backend) {
-    let counts = backend.open(async |door| {
+    let counts = backend.open(async |handle| {
         let mut counts = Vec::new();
         for batch in [
             &[add("a", Hits::MAX)][..],
@@ -410,7 +418,7 @@ fn the_most_hits_twice_stay_above_every_limit(backend: &Backend) {
             &[add("b", Hits::MAX), add("b", Hits::MAX)],
             &[look("a"), look("b")],
         ] {
-            counts.extend(send(&door, batch).await);
+            counts.extend(send(&handle, batch).await);
         }
         counts
     });
@@ -517,10 +525,10 @@ fn a_hundred_counters_in_one_batch(backend: &Backend) {
 #[track_caller]
 fn check_stopping(backend: &Backend, batches: &[(&[Step], &[u64])]) {
     let (sent, expected): (Vec<_>, Vec<_>) = batches.iter().copied().unzip();
-    let counts = backend.open(async |door| {
+    let counts = backend.open(async |handle| {
         let mut counts = Vec::new();
         for steps in sent {
-            counts.push(send_stopping(&door, steps).await);
+            counts.push(send_stopping(&handle, steps).await);
         }
         counts
     });
@@ -572,11 +580,11 @@ fn giving_back_neither_stops_nor_is_stopped(backend: &Backend) {
 }
 
 fn the_most_hits_twice_leave_the_counters_beside_them_alone(backend: &Backend) {
-    let counts = backend.open(async |door| {
+    let counts = backend.open(async |handle| {
         let mut counts = Vec::new();
         for hits in [Hits::MAX - 1, Hits::MAX, Hits::MAX, 1] {
             let both = [add("a", hits).within(5), add("b", 1).within(100)];
-            counts.push(send_stopping(&door, &both).await);
+            counts.push(send_stopping(&handle, &both).await);
         }
         counts
     });
@@ -588,23 +596,23 @@ fn the_most_hits_twice_leave_the_counters_beside_them_alone(backend: &Backend) {
 
 /// The results of 64 adders that send `steps` at once through four handles.
 fn sixty_four(backend: &Backend, steps: &[Step], stops_when_over: bool) -> Vec<Vec<u64>> {
-    const DOORS: usize = 4;
+    const HANDLES: usize = 4;
     const ADDERS: usize = 16;
-    let at_one_door = || {
-        backend.open(async |door| {
+    let at_one_handle = || {
+        backend.open(async |handle| {
             let mut adders = JoinSet::new();
             for _ in 0..ADDERS {
-                let (door, steps) = (door.clone(), steps.to_vec());
-                adders.spawn(async move { send_batch(&door, &steps, stops_when_over).await });
+                let (handle, steps) = (handle.clone(), steps.to_vec());
+                adders.spawn(async move { send_batch(&handle, &steps, stops_when_over).await });
             }
             adders.join_all().await
         })
     };
     std::thread::scope(|scope| {
-        let doors: Vec<_> = (0..DOORS).map(|_| scope.spawn(at_one_door)).collect();
-        doors
+        let handles: Vec<_> = (0..HANDLES).map(|_| scope.spawn(at_one_handle)).collect();
+        handles
             .into_iter()
-            .flat_map(|door| door.join().unwrap())
+            .flat_map(|handle| handle.join().unwrap())
             .collect()
     })
 }
@@ -696,10 +704,10 @@ fn any_history_is_that_of_a_naive_model(backend: &Backend) {
                 .iter()
                 .map(|(steps, stops)| model.send(steps, *stops))
                 .collect();
-            let counts = backend.open(async |door| {
+            let counts = backend.open(async |handle| {
                 let mut counts = Vec::new();
                 for (steps, stops) in &history {
-                    counts.push(send_batch(&door, steps, *stops).await);
+                    counts.push(send_batch(&handle, steps, *stops).await);
                 }
                 counts
             });

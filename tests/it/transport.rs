@@ -237,12 +237,12 @@ fn a_flood_of_resets_is_told_to_go() {
             .start();
         let ping = frame(PING, 0, 0, &[0; 8]);
         let flood = [cancelled_calls(calls), ping].concat();
-        let mut told = None;
+        let mut reported = None;
         // A busy machine may write so slowly that the server keeps up; then the flood is repeated.
         for _ in 0..100 {
             let mut client = Frames::connect(server.grpc);
             let mut writing = client.0.try_clone().unwrap();
-            told = std::thread::scope(|scope| {
+            reported = std::thread::scope(|scope| {
                 // The server may close before everything is written.
                 scope.spawn(|| writing.write_all(&flood));
                 loop {
@@ -253,12 +253,12 @@ fn a_flood_of_resets_is_told_to_go() {
                     }
                 }
             });
-            if told.is_some() {
+            if reported.is_some() {
                 break;
             }
         }
         // ENHANCE_YOUR_CALM
-        assert_eq!(told.unwrap()[4..8], [0, 0, 0, 11], "{args:?}");
+        assert_eq!(reported.unwrap()[4..8], [0, 0, 0, 11], "{args:?}");
         check_answers(&["--server", &format!("http://{}", server.grpc)]);
     }
 }
@@ -274,12 +274,12 @@ fn a_client_that_has_its_calls_reset_is_told_to_go() {
         let mut client = Frames::connect(server.grpc);
         let flood = calls_to_reset(5_000, wrong);
         let mut writing = client.0.try_clone().unwrap();
-        let told = std::thread::scope(|scope| {
+        let reported = std::thread::scope(|scope| {
             // The server may close before everything is written.
             scope.spawn(move || writing.write_all(&flood));
             client.read_until(GO_AWAY).expect("it is told why")
         });
-        assert_ne!(told[4..8], [0; 4]);
+        assert_ne!(reported[4..8], [0; 4]);
     }
     let url = format!("http://{}", server.grpc);
     check_answers(&["--server", &url]);
@@ -322,8 +322,8 @@ fn calls_that_break_the_rules_end_in_going_away() {
         .flat_map(|stream| frame(1, 5, stream, b"\x83\x86\x84\x01\x00"))
         .collect();
     client.0.write_all(&bad).unwrap();
-    let told = client.read_until(GO_AWAY).expect("it is told why");
-    assert_eq!(told[4..8], [0, 0, 0, 11]);
+    let reported = client.read_until(GO_AWAY).expect("it is told why");
+    assert_eq!(reported[4..8], [0, 0, 0, 11]);
     assert!(server.metric("tollgate_authorities_refused_total") > 10);
 }
 
@@ -668,7 +668,7 @@ fn a_connection_without_a_call_gives_its_place_to_another() {
     for stream in &mut idle[..4] {
         read_to_the_end(stream, "it had to go");
     }
-    let gone = "tollgate_cut_off_total{reason=\"connection_no_place\"}";
+    let gone = "tollgate_cut_off_total{reason=\"connection_limit\"}";
     assert!(server.metric(gone) >= 5);
     server
         .log()
@@ -696,8 +696,8 @@ fn calls_above_their_number_are_refused() {
     assert_eq!([setting(3), setting(6)], [Some(2), Some(10_000)]);
     let calls = [headers(1), headers(3), headers(5)].concat();
     client.0.write_all(&calls).unwrap();
-    let told = client.read_until(RESET).expect("the third is refused");
-    assert_eq!(told, [0, 0, 0, 7], "REFUSED_STREAM");
+    let reported = client.read_until(RESET).expect("the third is refused");
+    assert_eq!(reported, [0, 0, 0, 7], "REFUSED_STREAM");
     client.0.write_all(&data(1)).unwrap();
     assert!(client.read_until(0).is_some(), "the first is answered");
 }
@@ -737,8 +737,8 @@ fn a_call_that_outlives_the_grace_is_cut_off() {
         .start();
     let mut client = Frames::connect(server.grpc);
     client.0.write_all(&headers(1)).unwrap();
-    let told = client.read_until(GO_AWAY).expect("it is told to go");
-    assert_eq!(told[4..8], [0; 4], "without reproach");
+    let reported = client.read_until(GO_AWAY).expect("it is told to go");
+    assert_eq!(reported[4..8], [0; 4], "without reproach");
     while client.read_until(GO_AWAY).is_some() {}
     check_answers(&["--server", &format!("http://{}", server.grpc)]);
 }

@@ -18,7 +18,7 @@ use ::tollgate::{
         TYPE_URL,
         proto::{RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit},
     },
-    grpc::proto::envoy::service::discovery::v3::DiscoveryResponse,
+    service::grpc::proto::envoy::service::discovery::v3::DiscoveryResponse,
 };
 use nix::{
     sys::signal::{Signal, kill},
@@ -409,12 +409,12 @@ async fn a_refused_push_that_comes_again_and_again_is_answered_ever_more_slowly(
     // At least three times the first wait.
     assert!(took >= Duration::from_millis(750), "{took:?}");
     assert_eq!(server.metric(REFUSED), 1);
-    let told = server
+    let reported = server
         .log()
         .text()
         .matches("invalid rate limit unit")
         .count();
-    assert_eq!(told, 1, "once, however often it comes");
+    assert_eq!(reported, 1, "once, however often it comes");
     ads.set(snapshot("better", &[domain("a", 2)]));
     ads.wait_for_ack("better");
 }

@@ -4,7 +4,7 @@ use super::{
     proto::{RateLimitReplace, rate_limit_policy::Starts},
     *,
 };
-use crate::limit::{Allows, Limit};
+use crate::core::limit::{Allows, Limit};
 
 fn push(configs: &[RateLimitConfig]) -> Push {
     let any = |config: &RateLimitConfig| Any {
@@ -163,7 +163,7 @@ descriptors:
     rate_limit: { unlimited: true, name: other }
 ";
     let file = File::new("a.yaml".to_owned(), file.to_owned());
-    let files = super::super::Files {
+    let files = crate::config::files::Files {
         files: vec![file],
         problems: Vec::new(),
     };
@@ -369,7 +369,7 @@ descriptors:
   - { key: d, rate_limit: { unit: month, requests_per_unit: 5, window: first_hit } }
   - { key: e, count: all, rate_limit: { unit: month, requests_per_unit: 5 } }
 ";
-    let files = super::super::Files {
+    let files = crate::config::files::Files {
         files: vec![File::new("a.yaml".to_owned(), file.to_owned())],
         problems: Vec::new(),
     };

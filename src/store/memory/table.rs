@@ -5,15 +5,15 @@
 use hashbrown::HashTable;
 use smallvec::SmallVec;
 
-use super::Slot;
+use super::slot::CounterSlot;
 
 /// The counters of one descriptor, stored together in 128 bytes, which is how processors fetch memory,
 /// unless the name is long or there are more than two counters.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-pub(super) struct Family {
+pub(super) struct DescriptorCounters {
     pub(super) name: SmallVec<[u8; 48]>,
-    pub(super) slots: SmallVec<[Slot; 2]>,
+    pub(super) slots: SmallVec<[CounterSlot; 2]>,
 }
 
 /// Families by name.
@@ -21,7 +21,7 @@ pub(super) struct Family {
 pub(super) struct Table {
     /// The number of each family, by the hash of its name.
     numbers: HashTable<u32>,
-    pieces: Pieces,
+    chunks: Chunks,
     /// Numbers without a family.
     free: Vec<u32>,
 }
@@ -29,67 +29,67 @@ pub(super) struct Table {
 /// Storage for families, in chunks.
 #[derive(Debug, Default)]
 #[expect(clippy::vec_box, reason = "a piece is never moved when there are more")]
-struct Pieces(Vec<Box<[Family; PIECE]>>);
+struct Chunks(Vec<Box<[DescriptorCounters; CHUNK_LEN]>>);
 
 /// Families per chunk: few, so that shards with hardly any take little memory.
-const PIECE: usize = 16;
+const CHUNK_LEN: usize = 16;
 
-impl Pieces {
-    fn get(&self, number: u32) -> &Family {
+impl Chunks {
+    fn get(&self, number: u32) -> &DescriptorCounters {
         let number = number as usize;
-        &self.0[number / PIECE][number % PIECE]
+        &self.0[number / CHUNK_LEN][number % CHUNK_LEN]
     }
 
-    fn get_mut(&mut self, number: u32) -> &mut Family {
+    fn get_mut(&mut self, number: u32) -> &mut DescriptorCounters {
         let number = number as usize;
-        &mut self.0[number / PIECE][number % PIECE]
+        &mut self.0[number / CHUNK_LEN][number % CHUNK_LEN]
     }
 }
 
 impl Table {
-    pub(super) fn get_mut(&mut self, hash: u64, name: &[u8]) -> Option<&mut Family> {
-        let pieces = &mut self.pieces;
-        let is_it = |&number: &u32| *pieces.get(number).name == *name;
+    pub(super) fn get_mut(&mut self, hash: u64, name: &[u8]) -> Option<&mut DescriptorCounters> {
+        let chunks = &mut self.chunks;
+        let is_it = |&number: &u32| *chunks.get(number).name == *name;
         let number = *self.numbers.find(hash, is_it)?;
-        Some(pieces.get_mut(number))
+        Some(chunks.get_mut(number))
     }
 
     /// Adds `family`, whose name must be new. `hash` computes the hash of a name.
-    pub(super) fn insert(&mut self, family: Family, hash: impl Fn(&[u8]) -> u64) {
+    pub(super) fn insert(&mut self, family: DescriptorCounters, hash: impl Fn(&[u8]) -> u64) {
         let number = self.free.pop().unwrap_or_else(|| {
-            let first = self.pieces.0.len() * PIECE;
-            self.pieces.0.push(Box::default());
-            let numbers = first..first + PIECE;
+            let first = self.chunks.0.len() * CHUNK_LEN;
+            self.chunks.0.push(Box::default());
+            let numbers = first..first + CHUNK_LEN;
             let numbers = numbers.map(|number| u32::try_from(number).expect("memory ends before"));
             self.free.extend(numbers.rev());
             self.free.pop().expect("some were put there a line above")
         });
-        let place = hash(&family.name);
-        *self.pieces.get_mut(number) = family;
-        let pieces = &self.pieces;
-        let rehash = |&number: &u32| hash(&pieces.get(number).name);
-        self.numbers.insert_unique(place, number, rehash);
+        let name_hash = hash(&family.name);
+        *self.chunks.get_mut(number) = family;
+        let chunks = &self.chunks;
+        let rehash = |&number: &u32| hash(&chunks.get(number).name);
+        self.numbers.insert_unique(name_hash, number, rehash);
     }
 
     /// Drops the families for which `is_kept` returns `false`, and storage that is then much too large.
     pub(super) fn retain(
         &mut self,
-        mut is_kept: impl FnMut(&mut Family) -> bool,
+        mut is_kept: impl FnMut(&mut DescriptorCounters) -> bool,
         hash: impl Fn(&[u8]) -> u64,
     ) {
         self.numbers.retain(|&mut number| {
-            let family = self.pieces.get_mut(number);
+            let family = self.chunks.get_mut(number);
             let is_kept = is_kept(family);
             if !is_kept {
-                *family = Family::default();
+                *family = DescriptorCounters::default();
                 self.free.push(number);
             }
             is_kept
         });
-        if 4 * self.numbers.len() < self.pieces.0.len() * PIECE {
+        if 4 * self.numbers.len() < self.chunks.0.len() * CHUNK_LEN {
             let mut rest = std::mem::take(self);
             for number in rest.numbers {
-                self.insert(std::mem::take(rest.pieces.get_mut(number)), &hash);
+                self.insert(std::mem::take(rest.chunks.get_mut(number)), &hash);
             }
         }
     }
@@ -109,8 +109,8 @@ mod tests {
         share << 56 | share & 1
     }
 
-    fn named(name: &[u8]) -> Family {
-        Family {
+    fn named(name: &[u8]) -> DescriptorCounters {
+        DescriptorCounters {
             name: name.into(),
             slots: SmallVec::new(),
         }
@@ -166,17 +166,17 @@ mod tests {
         for number in 0..100_u8 {
             table.insert(named(&[number, 0]), hash);
         }
-        assert_eq!(table.pieces.0.len(), 100_usize.div_ceil(PIECE));
+        assert_eq!(table.chunks.0.len(), 100_usize.div_ceil(CHUNK_LEN));
         table.retain(|family| family.name[0] < 10, hash);
-        assert_eq!(table.pieces.0.len(), 1);
+        assert_eq!(table.chunks.0.len(), 1);
         assert!(table.get_mut(hash(&[9, 0]), &[9, 0]).is_some());
         table.retain(|_| false, hash);
-        assert_eq!(table.pieces.0.len(), 0);
+        assert_eq!(table.chunks.0.len(), 0);
         assert_eq!(table.numbers.capacity(), 0);
     }
 
     #[test]
     fn two_windows_of_a_descriptor_take_two_cache_lines() {
-        assert_eq!(size_of::<Family>(), 128);
+        assert_eq!(size_of::<DescriptorCounters>(), 128);
     }
 }

@@ -2,14 +2,16 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    counter::Counting,
-    decision::{Decision, decide},
-    limit::{Algorithm, Allows, Counts, Limit, Modes, Rule, RuleId},
-    matcher::Matcher,
-    plan::Plan,
-    request::{Entry, Request},
+    core::{
+        counter::DescriptorHits,
+        decision::{Decision, decide},
+        limit::{Algorithm, Allows, CountPolicy, Limit, Modes, Rule, RuleId},
+        matcher::Matcher,
+        plan::Plan,
+        request::{Entry, Request},
+        window::Unit,
+    },
     store::{memory::MemoryStore, per_second::PerSecond},
-    window::Unit,
 };
 
 const MINUTE: Timestamp = Timestamp::from_secs(60);
@@ -26,7 +28,7 @@ fn fixture(max_bytes: usize) -> Fixture {
             store.clone(),
             max_bytes,
             &Arc::default(),
-            &Meters::default(),
+            &CacheStats::default(),
         ),
         store,
     }
@@ -189,7 +191,7 @@ struct Asking {
 impl Store for Asking {
     async fn add_into(
         &self,
-        counts: &mut CountList,
+        counts: &mut CounterStates,
         batch: &Batch,
         now: Timestamp,
         deadline: &Deadline,
@@ -199,9 +201,9 @@ impl Store for Asking {
     }
 }
 
-struct Door(OverLimitCache<Asking>);
+struct Handle(OverLimitCache<Asking>);
 
-impl Door {
+impl Handle {
     fn new() -> Self {
         let store = Asking {
             store: MemoryStore::new(1_000),
@@ -211,11 +213,11 @@ impl Door {
             store,
             10_000,
             &Arc::default(),
-            &Meters::default(),
+            &CacheStats::default(),
         ))
     }
 
-    fn send_all(&self, limits: &[One], millis: u64) -> CountList {
+    fn send_all(&self, limits: &[One], millis: u64) -> CounterStates {
         let now = Timestamp::from_millis(millis);
         let mut batch = Batch::default();
         for one in limits {
@@ -229,10 +231,10 @@ impl Door {
                 },
                 ..Limit::fixed(one.requests_per_unit, Unit::Minute)
             };
-            let counting = Counting {
+            let counting = DescriptorHits {
                 charge: one.charge,
                 descriptor: one.descriptor,
-                ..Counting::from(one.hits)
+                ..DescriptorHits::from(one.hits)
             };
             batch.push_value(&value, &limit, now, counting);
         }
@@ -242,7 +244,7 @@ impl Door {
         runtime.block_on(self.0.add(&batch, now)).unwrap()
     }
 
-    fn send(&self, one: &One, millis: u64) -> Count {
+    fn send(&self, one: &One, millis: u64) -> CounterState {
         self.send_all(std::slice::from_ref(one), millis)[0]
     }
 
@@ -252,19 +254,19 @@ impl Door {
 }
 
 /// A cache that has just refused `one`, a second after two hits.
-fn refused(one: &One) -> Door {
-    let door = Door::new();
-    assert!(door.send(&one.hits(Hits::add(2)), 1_000).is_charged);
-    let told = door.send(one, 2_000);
-    assert!(told.is_over(2, Hits::ONE) && !told.is_charged && !told.is_cached);
-    door
+fn refused(one: &One) -> Handle {
+    let handle = Handle::new();
+    assert!(handle.send(&one.hits(Hits::add(2)), 1_000).is_charged);
+    let reported = handle.send(one, 2_000);
+    assert!(reported.is_over(2, Hits::ONE) && !reported.is_charged && !reported.is_cached);
+    handle
 }
 
 #[test]
 fn what_was_refused_uncounted_is_answered_here_until_it_could_pass_and_no_longer() {
     for one in refusing() {
-        let door = refused(&one);
-        let asked = door.times_asked();
+        let handle = refused(&one);
+        let asked = handle.times_asked();
         // A whole window; half of the next one for a sliding window, in which half of two leaves room
         // for one; half of the period for a token; and the period from the first hit.
         let passes_at = match one.algorithm {
@@ -273,31 +275,37 @@ fn what_was_refused_uncounted_is_answered_here_until_it_could_pass_and_no_longer
             Algorithm::TokenBucket { .. } => 31_000,
             _ => 61_000,
         };
-        let told = door.send(&one, 2_500);
-        assert!(told.is_cached && told.is_over(2, Hits::ONE), "{one:?}");
-        assert_eq!(door.times_asked(), asked);
-        assert!(!door.send(&one, passes_at - 2).is_cached, "{one:?}");
-        let told = door.send(&one, passes_at - 1);
-        assert!(told.is_cached && told.is_over(2, Hits::ONE), "{one:?}");
-        assert_eq!(door.times_asked(), asked + 1);
-        if let Some(ends) = told.ends {
+        let reported = handle.send(&one, 2_500);
+        assert!(
+            reported.is_cached && reported.is_over(2, Hits::ONE),
+            "{one:?}"
+        );
+        assert_eq!(handle.times_asked(), asked);
+        assert!(!handle.send(&one, passes_at - 2).is_cached, "{one:?}");
+        let reported = handle.send(&one, passes_at - 1);
+        assert!(
+            reported.is_cached && reported.is_over(2, Hits::ONE),
+            "{one:?}"
+        );
+        assert_eq!(handle.times_asked(), asked + 1);
+        if let Some(ends) = reported.ends {
             assert_eq!(ends.retry_in, Some(1), "{one:?}");
         }
-        let told = door.send(&one, passes_at);
-        assert!(told.is_charged && !told.is_cached, "{one:?}");
+        let reported = handle.send(&one, passes_at);
+        assert!(reported.is_charged && !reported.is_cached, "{one:?}");
     }
 }
 
 #[test]
 fn another_number_of_hits_or_another_limit_asks_the_store() {
     for one in refusing() {
-        let door = refused(&one);
-        assert!(door.send(&one, 2_000).is_cached);
+        let handle = refused(&one);
+        assert!(handle.send(&one, 2_000).is_cached);
         // A window that holds its limit accepts no number of hits.
         let is_window = one.algorithm == Algorithm::FixedWindow;
-        let more = door.send(&one.hits(Hits::add(2)), 2_000);
+        let more = handle.send(&one.hits(Hits::add(2)), 2_000);
         assert_eq!(more.is_cached, is_window, "{one:?}");
-        let raised = door.send(&one.within(3), 2_000);
+        let raised = handle.send(&one.within(3), 2_000);
         assert!(raised.is_charged && !raised.is_cached, "{one:?}");
     }
 }
@@ -305,32 +313,32 @@ fn another_number_of_hits_or_another_limit_asks_the_store() {
 #[test]
 fn a_look_beside_what_was_refused_is_told_the_truth() {
     for one in refusing() {
-        let door = refused(&one);
-        let told = door.send(&one.hits(Hits::add(0)), 2_000);
-        assert_eq!((told.after, told.is_cached), (2, false), "{one:?}");
-        assert!(!told.is_over(2, Hits::add(0)));
+        let handle = refused(&one);
+        let reported = handle.send(&one.hits(Hits::add(0)), 2_000);
+        assert_eq!((reported.after, reported.is_cached), (2, false), "{one:?}");
+        assert!(!reported.is_over(2, Hits::add(0)));
     }
 }
 
 #[test]
 fn what_is_given_back_makes_room_at_once() {
     for one in refusing() {
-        let door = refused(&one);
-        let told = door.send(&one.hits(Hits::give_back(1)), 2_000);
-        assert!(told.is_charged && !told.is_cached, "{one:?}");
-        assert!(door.send(&one, 2_000).is_charged, "{one:?}");
+        let handle = refused(&one);
+        let reported = handle.send(&one.hits(Hits::give_back(1)), 2_000);
+        assert!(reported.is_charged && !reported.is_cached, "{one:?}");
+        assert!(handle.send(&one, 2_000).is_charged, "{one:?}");
     }
 }
 
 #[test]
 fn what_was_refused_with_something_left_is_not_remembered() {
     for one in refusing() {
-        let door = Door::new();
+        let handle = Handle::new();
         let three = one.hits(Hits::add(3));
-        assert!(!door.send(&three, 1_000).is_charged);
-        assert!(door.send(&one.hits(Hits::add(2)), 1_000).is_charged);
-        let told = door.send(&three, 1_000);
-        assert_eq!((told.after, told.is_cached), (2, false), "{one:?}");
+        assert!(!handle.send(&three, 1_000).is_charged);
+        assert!(handle.send(&one.hits(Hits::add(2)), 1_000).is_charged);
+        let reported = handle.send(&three, 1_000);
+        assert_eq!((reported.after, reported.is_cached), (2, false), "{one:?}");
     }
 }
 
@@ -341,12 +349,12 @@ fn hits_that_were_refused_for_others_of_their_request_can_pass_alone() {
             charge: Charge::Admitted,
             ..one
         };
-        let door = Door::new();
-        assert!(door.send(&one, 1_000).is_charged);
-        let told = door.send_all(&[one.clone(), one.clone()], 1_000);
-        assert!(told.iter().all(|count| !count.is_charged), "{one:?}");
-        assert!(told[1].is_over(2, Hits::ONE), "{one:?}");
-        assert!(door.send(&one, 1_000).is_charged, "{one:?}");
+        let handle = Handle::new();
+        assert!(handle.send(&one, 1_000).is_charged);
+        let reported = handle.send_all(&[one.clone(), one.clone()], 1_000);
+        assert!(reported.iter().all(|count| !count.is_charged), "{one:?}");
+        assert!(reported[1].is_over(2, Hits::ONE), "{one:?}");
+        assert!(handle.send(&one, 1_000).is_charged, "{one:?}");
     }
 }
 
@@ -359,7 +367,7 @@ fn rule(limits: &[Limit], change: impl FnOnce(&mut Rule)) -> (Vec<Limit>, Rule) 
         replaces: Box::default(),
         shadow_mode: false,
         quota_mode: false,
-        counts: Counts::All,
+        counts: CountPolicy::All,
         on_store_loss: Default::default(),
         metric: Default::default(),
         metadata: Default::default(),
@@ -382,7 +390,7 @@ fn rules(more: u32) -> Matcher {
     };
     let bucket = || Algorithm::TokenBucket { burst: 0 };
     let fixed = |most, unit| limit(most, unit, Algorithm::FixedWindow);
-    let admitted = |rule: &mut Rule| rule.counts = Counts::Admitted;
+    let admitted = |rule: &mut Rule| rule.counts = CountPolicy::Admitted;
     let rules = [
         rule(&[fixed(3, Unit::Minute)], |_| ()),
         rule(&[fixed(2, Unit::Second), fixed(4, Unit::Minute)], |_| ()),
@@ -395,12 +403,12 @@ fn rules(more: u32) -> Matcher {
         rule(
             &[fixed(2, Unit::Minute), limit(3, Unit::Minute, bucket())],
             |rule| {
-                rule.counts = Counts::Admitted;
+                rule.counts = CountPolicy::Admitted;
                 rule.quota_mode = true;
             },
         ),
         rule(&[limit(1, Unit::Second, Algorithm::SlidingLog)], |rule| {
-            rule.counts = Counts::Admitted;
+            rule.counts = CountPolicy::Admitted;
             rule.shadow_mode = true;
         }),
     ];
@@ -459,7 +467,7 @@ fn compare<S: Store>(
     let loads = [rules(0), rules(2), rules(5)];
     let shared = Arc::default();
     let workers =
-        cached.map(|store| OverLimitCache::new(store, 100_000, &shared, &Meters::default()));
+        cached.map(|store| OverLimitCache::new(store, 100_000, &shared, &CacheStats::default()));
     let runtime = tokio::runtime::Builder::new_current_thread()
         .build()
         .unwrap();
@@ -486,7 +494,7 @@ fn compare<S: Store>(
             request.push_descriptor(hits, None);
         }
         let plan = Plan::new(&loads[call.more], &request, modes, now);
-        let decide = |counts: &[Count]| -> Decision { decide(&plan, counts, modes, now) };
+        let decide = |counts: &[CounterState]| -> Decision { decide(&plan, counts, modes, now) };
         let without = runtime.block_on(plain.add(&plan.batch, now)).unwrap();
         let with = runtime
             .block_on(workers[call.worker].add(&plan.batch, now))
@@ -506,7 +514,7 @@ fn memory() -> Arc<MemoryStore> {
     Arc::new(MemoryStore::new(10_000))
 }
 
-fn two_places() -> PerSecond<Arc<MemoryStore>> {
+fn two_stores() -> PerSecond<Arc<MemoryStore>> {
     PerSecond {
         store: memory(),
         per_second: Some(memory()),
@@ -519,8 +527,8 @@ fn shared() -> [Arc<MemoryStore>; 2] {
     [store.clone(), store]
 }
 
-fn shared_places() -> [Arc<PerSecond<Arc<MemoryStore>>>; 2] {
-    let store = Arc::new(two_places());
+fn shared_stores() -> [Arc<PerSecond<Arc<MemoryStore>>>; 2] {
+    let store = Arc::new(two_stores());
     [store.clone(), store]
 }
 
@@ -549,15 +557,15 @@ proptest! {
     }
 
     #[test]
-    fn so_do_two_over_two_places(
+    fn so_do_two_over_two_stores(
         calls in proptest::collection::vec(any_call(2, 1), 1..120),
         stops in any::<bool>(),
     ) {
-        compare(&two_places(), shared_places(), &calls, stopping(stops))?;
+        compare(&two_stores(), shared_stores(), &calls, stopping(stops))?;
     }
 
     #[test]
-    fn two_places_answer_as_one_does(
+    fn two_stores_answer_as_one_does(
         mut calls in proptest::collection::vec(any_call(2, 1), 1..120),
         stops in any::<bool>(),
     ) {
@@ -566,21 +574,21 @@ proptest! {
             call.descriptors.sort_unstable();
             call.descriptors.dedup_by_key(|(key, _)| *key);
         }
-        compare(&memory(), shared_places(), &calls, stopping(stops))?;
+        compare(&memory(), shared_stores(), &calls, stopping(stops))?;
     }
 }
 
 #[test]
 fn where_charges_may_be_given_back_no_refusal_that_was_not_charged_is_remembered() {
-    let both = two_places();
+    let both = two_stores();
     let long = both.store.clone();
-    let cache = OverLimitCache::new(both, 10_000, &Arc::default(), &Meters::default());
+    let cache = OverLimitCache::new(both, 10_000, &Arc::default(), &CacheStats::default());
     let now = Timestamp::from_secs(0);
     let one = |hits| {
         let mut batch = Batch::default();
-        let counting = Counting {
+        let counting = DescriptorHits {
             charge: Charge::Admitted,
-            ..Counting::from(hits)
+            ..DescriptorHits::from(hits)
         };
         batch.push_value(b"v", &Limit::fixed(1, Unit::Day), now, counting);
         batch
@@ -598,7 +606,7 @@ fn hits_that_are_given_back_through_one_worker_make_room_at_the_others() {
     for one in refusing() {
         let (store, shared) = (memory(), Arc::default());
         let workers = [(); 2]
-            .map(|()| OverLimitCache::new(store.clone(), 10_000, &shared, &Meters::default()));
+            .map(|()| OverLimitCache::new(store.clone(), 10_000, &shared, &CacheStats::default()));
         let now = Timestamp::from_secs(2);
         let send = |worker: usize, hits| {
             let mut batch = Batch::default();
@@ -606,9 +614,9 @@ fn hits_that_are_given_back_through_one_worker_make_room_at_the_others() {
                 algorithm: one.algorithm.clone(),
                 ..Limit::fixed(2, Unit::Minute)
             };
-            let counting = Counting {
+            let counting = DescriptorHits {
                 charge: one.charge,
-                ..Counting::from(hits)
+                ..DescriptorHits::from(hits)
             };
             batch.push_value(b"v", &limit, now, counting);
             add(&workers[worker], &batch, now)[0]

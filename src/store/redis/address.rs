@@ -12,7 +12,9 @@ use bb8_redis::redis::{ConnectionAddr, IntoConnectionInfo as _, RedisConnectionI
 /// passwords.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "not a Redis address ({reason}); expected redis://[user:password@]host:port[/database], several host:port of a cluster with commas between, redis+sentinel://sentinel:port,sentinel:port/master, host:port or a socket path"
+    "not a Redis address ({reason}); expected redis://[user:password@]host:port[/database], several host:port \
+         of a cluster with commas between, redis+sentinel://sentinel:port,sentinel:port/master, host:port or a \
+         socket path"
 )]
 pub struct BadUrl {
     pub(super) reason: String,
@@ -30,7 +32,7 @@ pub struct Address {
     /// A URL, `host:port`, the path of a socket, or several of the first two.
     pub url: Secret,
     /// The kind of the servers there; if `None`, the URL determines it.
-    pub kind: Option<Kind>,
+    pub kind: Option<TopologyKind>,
     /// A password or `user:password`, used where the URL has none.
     pub auth: Option<Secret>,
     /// A password or `user:password` for the sentinels, which do not get the one of Redis.
@@ -40,12 +42,12 @@ pub struct Address {
     /// Whether to speak TLS; a `rediss://` URL asks for it too.
     pub is_tls: bool,
     /// The settings for TLS, if it is used.
-    pub tls: Tls,
+    pub tls: RedisTlsFiles,
 }
 
 /// The kind of servers behind an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum TopologyKind {
     /// One server.
     Single,
     /// Sentinels, which know the master of several servers.
@@ -56,7 +58,7 @@ pub enum Kind {
 
 /// TLS to Redis.
 #[derive(Clone, Debug, Default)]
-pub struct Tls {
+pub struct RedisTlsFiles {
     /// Trusted instead of the public roots.
     pub ca: Option<PathBuf>,
     /// Certificate chain and key to show to the server.
@@ -108,12 +110,12 @@ impl fmt::Debug for Address {
 
 /// The endpoint of one server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Place {
+pub(super) enum Endpoint {
     Tcp { host: String, port: u16 },
     Unix(PathBuf),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
@@ -123,7 +125,7 @@ impl fmt::Display for Place {
     }
 }
 
-impl Place {
+impl Endpoint {
     /// `host:port`, `[::1]:port`, or a host alone.
     fn parse(text: &str, default_port: u16) -> Result<Self, BadUrl> {
         let port_of = |text: &str| match text.parse() {
@@ -147,7 +149,7 @@ impl Place {
 
     /// The endpoint that the server `by` reports as `host` and `port`. A server that does not know its
     /// own name leaves the host out: it means the endpoint that was asked.
-    pub(super) fn told(host: &str, port: u16, by: &Self) -> Self {
+    pub(super) fn reported(host: &str, port: u16, by: &Self) -> Self {
         match (host, by) {
             ("" | "?", Self::Tcp { host, .. }) => Self::Tcp {
                 host: host.clone(),
@@ -163,10 +165,10 @@ impl Place {
 
 /// A parsed address.
 #[derive(Clone, Debug)]
-pub(super) struct Whereabouts {
-    pub(super) kind: Kind,
+pub(super) struct ParsedAddress {
+    pub(super) kind: TopologyKind,
     /// The endpoints to ask first: the server itself, sentinels, or some of a cluster.
-    pub(super) seeds: Vec<Place>,
+    pub(super) seeds: Vec<Endpoint>,
     /// The sentinels' name for the master.
     pub(super) master: String,
     /// Credentials of the URL, and the database.
@@ -177,19 +179,23 @@ pub(super) struct Whereabouts {
 const REDIS_PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
 
-impl Whereabouts {
+impl ParsedAddress {
     /// Parses `url`. `kind` and `is_tls` come from other settings.
-    pub(super) fn parse(url: &str, kind: Option<Kind>, is_tls: bool) -> Result<Self, BadUrl> {
+    pub(super) fn parse(
+        url: &str,
+        kind: Option<TopologyKind>,
+        is_tls: bool,
+    ) -> Result<Self, BadUrl> {
         let Some((scheme, rest)) = url.split_once("://") else {
-            return Self::parse_bare(url, kind, is_tls);
+            return Self::parse_without_scheme(url, kind, is_tls);
         };
         let (is_tls, kind) = match scheme {
             "redis" | "valkey" => (is_tls, kind),
             "rediss" | "valkeys" => (true, kind),
-            "redis+sentinel" | "redis-sentinel" => (is_tls, Some(Kind::Sentinel)),
-            "rediss+sentinel" | "rediss-sentinel" => (true, Some(Kind::Sentinel)),
-            "redis+cluster" => (is_tls, Some(Kind::Cluster)),
-            "rediss+cluster" => (true, Some(Kind::Cluster)),
+            "redis+sentinel" | "redis-sentinel" => (is_tls, Some(TopologyKind::Sentinel)),
+            "rediss+sentinel" | "rediss-sentinel" => (true, Some(TopologyKind::Sentinel)),
+            "redis+cluster" => (is_tls, Some(TopologyKind::Cluster)),
+            "rediss+cluster" => (true, Some(TopologyKind::Cluster)),
             "unix" | "redis+unix" | "valkey+unix" => return Self::parse_socket(url),
             _ => return Err(bad("the scheme is not one of Redis")),
         };
@@ -207,20 +213,20 @@ impl Whereabouts {
         };
         let path = path.trim_start_matches('/');
         let (master, database) = match kind {
-            Some(Kind::Sentinel) => path.split_once('/').unwrap_or((path, "")),
+            Some(TopologyKind::Sentinel) => path.split_once('/').unwrap_or((path, "")),
             _ => ("", path),
         };
-        if kind == Some(Kind::Sentinel) && master.is_empty() {
+        if kind == Some(TopologyKind::Sentinel) && master.is_empty() {
             return Err(bad("the master's name is missing behind the sentinels"));
         }
         let default_port = match kind {
-            Some(Kind::Sentinel) => SENTINEL_PORT,
+            Some(TopologyKind::Sentinel) => SENTINEL_PORT,
             _ => REDIS_PORT,
         };
         let seeds = seeds(hosts, default_port)?;
         let kind = kind.unwrap_or(match seeds.len() {
-            1 => Kind::Single,
-            _ => Kind::Cluster,
+            1 => TopologyKind::Single,
+            _ => TopologyKind::Cluster,
         });
         let mut plain = format!("redis://{credentials}@host/{database}");
         if let Some(query) = query {
@@ -237,12 +243,16 @@ impl Whereabouts {
     }
 
     /// Parses an address in the reference's form: no scheme, no credentials, no database.
-    fn parse_bare(text: &str, kind: Option<Kind>, is_tls: bool) -> Result<Self, BadUrl> {
+    fn parse_without_scheme(
+        text: &str,
+        kind: Option<TopologyKind>,
+        is_tls: bool,
+    ) -> Result<Self, BadUrl> {
         if text.starts_with('/') {
             return Self::parse_socket(&format!("unix://{text}"));
         }
         let (master, hosts) = match kind {
-            Some(Kind::Sentinel) => text.split_once(',').ok_or_else(|| {
+            Some(TopologyKind::Sentinel) => text.split_once(',').ok_or_else(|| {
                 bad("expected the master's name and the addresses of its sentinels, with commas between")
             })?,
             _ => ("", text),
@@ -250,13 +260,13 @@ impl Whereabouts {
         let seeds = seeds(
             hosts,
             match kind {
-                Some(Kind::Sentinel) => SENTINEL_PORT,
+                Some(TopologyKind::Sentinel) => SENTINEL_PORT,
                 _ => REDIS_PORT,
             },
         )?;
         let kind = kind.unwrap_or(match seeds.len() {
-            1 => Kind::Single,
-            _ => Kind::Cluster,
+            1 => TopologyKind::Single,
+            _ => TopologyKind::Cluster,
         });
         Self {
             kind,
@@ -274,8 +284,8 @@ impl Whereabouts {
             return Err(bad("not the path of a socket"));
         };
         Ok(Self {
-            kind: Kind::Single,
-            seeds: vec![Place::Unix(path)],
+            kind: TopologyKind::Single,
+            seeds: vec![Endpoint::Unix(path)],
             master: String::new(),
             settings: info.redis_settings().clone(),
             is_tls: false,
@@ -284,19 +294,21 @@ impl Whereabouts {
 
     fn checked(self) -> Result<Self, BadUrl> {
         match self.kind {
-            Kind::Single if self.seeds.len() > 1 => {
+            TopologyKind::Single if self.seeds.len() > 1 => {
                 Err(bad("one server has one address, not several"))
             }
-            Kind::Cluster if self.settings.db() != 0 => Err(bad("a cluster has no database but 0")),
+            TopologyKind::Cluster if self.settings.db() != 0 => {
+                Err(bad("a cluster has no database but 0"))
+            }
             _ => Ok(self),
         }
     }
 }
 
-fn seeds(hosts: &str, default_port: u16) -> Result<Vec<Place>, BadUrl> {
+fn seeds(hosts: &str, default_port: u16) -> Result<Vec<Endpoint>, BadUrl> {
     hosts
         .split(',')
-        .map(|host| Place::parse(host.trim(), default_port))
+        .map(|host| Endpoint::parse(host.trim(), default_port))
         .collect()
 }
 
@@ -329,8 +341,8 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(url: &str, kind: Option<Kind>, expected: (Kind, &str, &str)) {
-        let found = Whereabouts::parse(url, kind, false).unwrap();
+    fn check(url: &str, kind: Option<TopologyKind>, expected: (TopologyKind, &str, &str)) {
+        let found = ParsedAddress::parse(url, kind, false).unwrap();
         let seeds: Vec<_> = found.seeds.iter().map(ToString::to_string).collect();
         let found = (found.kind, &*seeds.join(" "), &*found.master);
         assert_eq!(found, expected, "{url}");
@@ -338,7 +350,7 @@ mod tests {
 
     #[test]
     fn every_form_of_an_address_is_understood() {
-        use Kind::{Cluster, Sentinel, Single};
+        use TopologyKind::{Cluster, Sentinel, Single};
         check("h:1", None, (Single, "h:1", ""));
         check("h", None, (Single, "h:6379", ""));
         check("[::1]:7", None, (Single, "[::1]:7", ""));
@@ -362,7 +374,7 @@ mod tests {
 
     #[test]
     fn credentials_and_database_come_along() {
-        let found = Whereabouts::parse("rediss+sentinel://u:p%40q@a:1/m/2", None, false).unwrap();
+        let found = ParsedAddress::parse("rediss+sentinel://u:p%40q@a:1/m/2", None, false).unwrap();
         assert_eq!(found.settings.username(), Some("u"));
         assert_eq!(found.settings.password(), Some("p@q"));
         assert_eq!(found.settings.db(), 2);
@@ -375,16 +387,16 @@ mod tests {
             ("redis://:sesame@h:port", None),
             ("http://:sesame@h", None),
             ("redis://:sesame@a:1,b:2/3", None),
-            ("redis://:sesame@a:1,b:2", Some(Kind::Single)),
+            ("redis://:sesame@a:1,b:2", Some(TopologyKind::Single)),
             ("redis+sentinel://:sesame@a:1", None),
-            ("sesame", Some(Kind::Sentinel)),
+            ("sesame", Some(TopologyKind::Sentinel)),
             ("h:0", None),
             ("", None),
             ("redis://:sesame@h:1/x", None),
             ("redis://:sesame@[::1", None),
             ("redis://h:1?protocol=sesame", None),
         ] {
-            let error = Whereabouts::parse(url, kind, false).unwrap_err();
+            let error = ParsedAddress::parse(url, kind, false).unwrap_err();
             assert!(!error.to_string().contains("sesame"), "{url}: {error}");
         }
     }

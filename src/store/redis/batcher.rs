@@ -15,32 +15,34 @@ use foldhash::{fast, quality};
 use tokio::time::{Instant, sleep_until};
 
 use super::{
-    Options, Servers, StoreError,
-    address::Place,
-    alarm::Alarm,
-    connection::{self, Connection, ConnectionPool, Door, Pooled},
-    detector::{Ran, TICK},
-    lane::{Lane, Taken},
-    link::Link,
+    address::Endpoint,
+    connection::Connection,
+    detector::{RunningTime, TICK},
+    failure::{NodeFailure, is_unserved_slot},
+    late_reply::LateReplyTimer,
     node::Node,
-    packed::Packed,
-    pipeline::{Builder, Commands, load_step},
+    options::Options,
+    packed::PackedCommands,
+    pipeline::{Commands, PipelineBuilder, load_step},
+    pool::{self, ConnectionFactory, ConnectionPool, PooledWorkerConnection, WorkerConnection},
+    queue::{NodeQueue, QueuedBatch},
     redirect::redirects,
     running::{self, read_sockets, tick, within},
-    trouble::{Trouble, is_unserved_slot},
+    servers::Servers,
 };
-use crate::{counter::Batch, window::Timestamp};
+use crate::core::{counter::Batch, window::Timestamp};
+use crate::store::contract::StoreError;
 
 /// How many redirects a command may follow: MOVED by an old map, ASK by the slot's owner, and one more
 /// for a slot that moves meanwhile.
 const MAX_REDIRECTS: usize = 3;
 
 /// The most connections for redirected commands. No more servers than that give away slots at once.
-const MAX_DETOURS: usize = 16;
+const MAX_REDIRECT_CONNECTIONS: usize = 16;
 
 /// After so long without a redirect the map is up to date, and the connections for redirected commands
 /// are closed. The connection of a stand-in is closed after the same time without work.
-const DETOUR_IDLE: Duration = Duration::from_secs(5);
+const REDIRECT_IDLE: Duration = Duration::from_secs(5);
 
 /// The task of a batcher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,16 +58,16 @@ pub(super) enum Role {
 #[derive(Debug)]
 pub(super) struct Batcher {
     role: Role,
-    lane: Arc<Lane>,
+    queue: Arc<NodeQueue>,
     node: Arc<Node>,
     servers: Servers,
     options: Arc<Options>,
-    known: Known,
+    known: KeysWithTtl,
     /// Notices a batch that takes longer than usual.
-    alarm: Alarm,
+    late_reply: LateReplyTimer,
     /// Connections to servers that commands were redirected to.
-    detours: HashMap<Place, Link>,
-    detoured_at: Instant,
+    redirected: HashMap<Endpoint, Connection>,
+    redirected_at: Instant,
     /// Whether the last batch held more than one request, so that more are probably arriving.
     is_busy: bool,
     /// The last error that Redis gave for a command, so that it is logged once.
@@ -75,21 +77,21 @@ pub(super) struct Batcher {
 impl Batcher {
     pub(super) fn new(
         role: Role,
-        lane: Arc<Lane>,
+        queue: Arc<NodeQueue>,
         servers: Servers,
         options: Arc<Options>,
     ) -> Self {
-        let node = lane.node.clone();
+        let node = queue.node.clone();
         Self {
             role,
-            alarm: Alarm::new(lane.overdue.clone()),
+            late_reply: LateReplyTimer::new(queue.overdue.clone()),
             node,
-            lane,
+            queue,
             servers,
-            known: Known::default(),
+            known: KeysWithTtl::default(),
             options,
-            detours: HashMap::new(),
-            detoured_at: Instant::now(),
+            redirected: HashMap::new(),
+            redirected_at: Instant::now(),
             is_busy: false,
             last_refusal: None,
         }
@@ -98,74 +100,74 @@ impl Batcher {
     /// A pool of at most `connections` to a node. It spawns tasks, so call it on the worker's own
     /// runtime.
     pub(super) fn pool(servers: &Servers, node: &Arc<Node>, connections: u32) -> ConnectionPool {
-        let door = Door {
+        let factory = ConnectionFactory {
             connector: servers.0.connector.clone(),
             node: node.clone(),
-            meters: servers.0.meters.clone(),
+            stats: servers.0.stats.clone(),
         };
-        door.pool(connections)
+        factory.pool(connections)
     }
 
     /// Serves the queue until its end.
     pub(super) async fn run(mut self, mut pool: ConnectionPool) {
-        while self.wanted().await.is_some() {
+        while self.wait_for_work().await.is_some() {
             if let Some(mut connection) = self.connect(&mut pool).await
                 && self.serve(&mut connection).await.is_none()
             {
                 return;
             }
-            self.detours.clear();
+            self.redirected.clear();
         }
     }
 
     /// Waits until a connection is needed: not while the node is lost, because until it is back only the
     /// probe connects. Returns `None` at the end of the queue.
-    async fn wanted(&mut self) -> Option<()> {
+    async fn wait_for_work(&mut self) -> Option<()> {
         loop {
             if self.role == Role::StandIn {
-                self.lane.relief().await?;
+                self.queue.stand_in().await?;
             }
             if !self.node.breaker.is_open() {
                 return Some(());
             }
-            self.lane.fail_all(StoreError::Unreachable);
-            self.news().await?;
+            self.queue.fail_all(StoreError::Unreachable);
+            self.work().await?;
         }
     }
 
     /// Waits until there may be something to do. Returns `None` at the end of the queue.
-    async fn news(&self) -> Option<()> {
+    async fn work(&self) -> Option<()> {
         match self.role {
-            Role::Regular => self.lane.news().await,
-            Role::StandIn => self.lane.relief().await,
+            Role::Regular => self.queue.work().await,
+            Role::StandIn => self.queue.stand_in().await,
         }
     }
 
     /// A connection as soon as there is one, or `None` if none comes up.
-    async fn connect(&mut self, pool: &mut ConnectionPool) -> Option<Pooled> {
+    async fn connect(&mut self, pool: &mut ConnectionPool) -> Option<PooledWorkerConnection> {
         let connected = {
             let mut connecting = std::pin::pin!(pool.get());
             match within(self.options.lose_after, &mut connecting).await {
                 Some(connected) => connected,
-                None if self.role == Role::StandIn => Err(Trouble::Silent),
+                None if self.role == Role::StandIn => Err(NodeFailure::Silent),
                 None => {
-                    let _stuck = self.lane.stuck();
-                    self.lane.fail_all(StoreError::Unreachable);
+                    let _stuck = self.queue.stuck();
+                    self.queue.fail_all(StoreError::Unreachable);
                     connecting.await
                 }
             }
         };
         match connected {
             Ok(connection) => Some(connection),
-            Err(trouble) => {
-                tracing::debug!(node = %self.node, %trouble, "no connection");
+            Err(failure) => {
+                tracing::debug!(node = %self.node, %failure, "no connection");
                 self.record_failure();
-                if trouble == Trouble::Silent {
+                if failure == NodeFailure::Silent {
                     // The probe decides whether it is silent to all.
                     self.node.suspect(Duration::ZERO);
                 } else {
-                    self.node.lose(trouble);
-                    self.lane.fail_all(StoreError::Unreachable);
+                    self.node.lose(failure);
+                    self.queue.fail_all(StoreError::Unreachable);
                 }
                 None
             }
@@ -173,20 +175,20 @@ impl Batcher {
     }
 
     /// Sends batches for as long as the connection is good. Returns `None` at the end of the queue.
-    async fn serve(&mut self, connection: &mut Connection) -> Option<()> {
-        let lane = self.lane.clone();
+    async fn serve(&mut self, connection: &mut WorkerConnection) -> Option<()> {
+        let queue = self.queue.clone();
         let role = self.role;
         while self.is_of_use(connection) {
-            let idle = self.detoured_at + DETOUR_IDLE;
-            let unwanted = (role == Role::StandIn).then(|| Instant::now() + DETOUR_IDLE);
+            let idle = self.redirected_at + REDIRECT_IDLE;
+            let unused = (role == Role::StandIn).then(|| Instant::now() + REDIRECT_IDLE);
             tokio::select! {
                 biased;
-                news = self.news() => news?,
-                () = async { sleep_until(idle).await }, if !self.detours.is_empty() => {
-                    self.detours.clear();
+                work = self.work() => work?,
+                () = async { sleep_until(idle).await }, if !self.redirected.is_empty() => {
+                    self.redirected.clear();
                     continue;
                 }
-                () = async { sleep_until(unwanted.unwrap_or(idle)).await }, if unwanted.is_some() => {
+                () = async { sleep_until(unused.unwrap_or(idle)).await }, if unused.is_some() => {
                     connection.link.abandon();
                     break;
                 }
@@ -200,7 +202,7 @@ impl Batcher {
                 read_sockets().await;
             }
             // The connection first: requests that arrive while it is busy join the batch.
-            if let Some(taken) = lane.take() {
+            if let Some(taken) = queue.take() {
                 self.is_busy = taken.waiters.requests().nth(1).is_some();
                 self.send(connection, taken).await;
             }
@@ -208,16 +210,16 @@ impl Batcher {
         Some(())
     }
 
-    fn is_of_use(&self, connection: &Connection) -> bool {
+    fn is_of_use(&self, connection: &WorkerConnection) -> bool {
         let breaker = &self.node.breaker;
         !connection.link.is_broken() && connection.era == breaker.era() && !breaker.is_open()
     }
 
     /// Sends one batch. Whatever happens, no command that may have counted is sent again.
-    async fn send(&mut self, connection: &mut Connection, mut taken: Taken<'_>) {
+    async fn send(&mut self, connection: &mut WorkerConnection, mut taken: QueuedBatch<'_>) {
         let link = &mut connection.link;
         let options = self.options.clone();
-        let Taken {
+        let QueuedBatch {
             batch,
             now,
             waiters,
@@ -233,9 +235,9 @@ impl Batcher {
                     self.known.insert(hash);
                 }
                 waiters.answer(commands.counts(&replies));
-                let forgotten = Commands::forgotten(&replies);
-                if forgotten > 0 {
-                    self.servers.0.meters.record_forgotten(forgotten);
+                let reset_counters = Commands::reset_counters(&replies);
+                if reset_counters > 0 {
+                    self.servers.0.stats.record_reset_counters(reset_counters);
                 }
                 let repairs = commands.repairs(&replies);
                 if !repairs.is_empty() {
@@ -254,7 +256,7 @@ impl Batcher {
     /// commands that could not run without it.
     async fn run_unknown(
         &mut self,
-        link: &mut Link,
+        link: &mut Connection,
         commands: &Commands<'_>,
         replies: &mut [Value],
     ) {
@@ -277,23 +279,23 @@ impl Batcher {
     /// Sends `commands` and returns one reply for each.
     async fn round_trip(
         &mut self,
-        link: &mut Link,
-        commands: &Packed,
+        link: &mut Connection,
+        commands: &PackedCommands,
     ) -> Result<Vec<Value>, StoreError> {
-        self.servers.0.meters.record_pipeline(commands.len());
-        self.node.meters.batches.fetch_add(1, Relaxed);
+        self.servers.0.stats.record_pipeline(commands.len());
+        self.node.stats.batches.fetch_add(1, Relaxed);
         let usual = self.node.suspect_after();
         let mut asked = pin!(link.ask(commands));
-        let replied = match self.alarm.limit(usual, asked.as_mut()).await {
+        let replied = match self.late_reply.limit(usual, asked.as_mut()).await {
             Some(replied) => Some(replied),
             None => self.wait_on(usual, asked).await,
         };
         match replied {
             Some(Ok(replies)) => Ok(replies),
-            Some(Err(trouble)) => {
-                tracing::debug!(node = %self.node, %trouble, "a batch failed");
+            Some(Err(failure)) => {
+                tracing::debug!(node = %self.node, %failure, "a batch failed");
                 self.record_failure();
-                self.node.lose(trouble);
+                self.node.lose(failure);
                 Err(StoreError::Unreachable)
             }
             None => {
@@ -317,7 +319,7 @@ impl Batcher {
             return Some(replied);
         }
         let mut suspicion = self.node.suspect(usual);
-        let mut ran = Ran::since(Instant::now());
+        let mut ran = RunningTime::since(Instant::now());
         let mut is_cleared = false;
         let mut stalled = None;
         loop {
@@ -326,7 +328,7 @@ impl Batcher {
                 replied = asked.as_mut() => return Some(replied),
                 () = suspicion.cleared(), if !is_cleared => {
                     is_cleared = true;
-                    stalled = (self.role == Role::Regular).then(|| self.lane.stalled());
+                    stalled = (self.role == Role::Regular).then(|| self.queue.stalled());
                 }
                 _ = tick(&mut ran, TICK) => {}
             }
@@ -334,7 +336,7 @@ impl Batcher {
             if waited >= self.options.deadline && (is_cleared || self.node.breaker.is_open()) {
                 if is_cleared {
                     tracing::debug!(node = %self.node, "a silent connection is replaced");
-                    self.node.meters.stalls.fetch_add(1, Relaxed);
+                    self.node.stats.stalls.fetch_add(1, Relaxed);
                 }
                 drop(stalled);
                 return None;
@@ -344,7 +346,7 @@ impl Batcher {
 
     /// Follows redirects: sends the commands to the servers that the replies name, and replaces these
     /// replies. Only commands that were not carried out are sent again.
-    async fn follow_redirects(&mut self, commands: &Packed, replies: &mut [Value]) {
+    async fn follow_redirects(&mut self, commands: &PackedCommands, replies: &mut [Value]) {
         let is_error = |reply: &Value| matches!(reply, Value::ServerError(_));
         if !replies.iter().any(is_error) {
             return;
@@ -355,29 +357,29 @@ impl Batcher {
             .is_none()
         {
             // One of the servers is silent, and may answer these commands at any time.
-            self.detours.clear();
+            self.redirected.clear();
         }
     }
 
-    async fn send_on(&mut self, commands: &Packed, replies: &mut [Value]) {
+    async fn send_on(&mut self, commands: &PackedCommands, replies: &mut [Value]) {
         for _ in 0..MAX_REDIRECTS {
-            let redirects = redirects(replies, &self.node.place);
+            let redirects = redirects(replies, &self.node.endpoint);
             if redirects.is_empty() {
                 return;
             }
-            self.detoured_at = Instant::now();
+            self.redirected_at = Instant::now();
             if redirects.iter().any(|redirect| !redirect.is_ask) {
                 self.servers.refresh();
             }
             for redirect in redirects {
                 let count = redirect.commands.len() as u64;
-                self.node.meters.redirects.fetch_add(count, Relaxed);
+                self.node.stats.redirects.fetch_add(count, Relaxed);
                 let commands = redirect.commands(commands);
-                let late = match self.detour(&redirect.target, &commands).await {
+                let late = match self.redirect_connection(&redirect.target, &commands).await {
                     Ok(late) => late,
-                    Err(trouble) => {
-                        tracing::debug!(node = %redirect.target, %trouble, "following a redirect failed");
-                        self.detours.remove(&redirect.target);
+                    Err(failure) => {
+                        tracing::debug!(node = %redirect.target, %failure, "following a redirect failed");
+                        self.redirected.remove(&redirect.target);
                         return;
                     }
                 };
@@ -387,34 +389,38 @@ impl Batcher {
     }
 
     /// One round trip to a server that need not be on the map.
-    async fn detour(&mut self, target: &Place, commands: &Packed) -> Result<Vec<Value>, Trouble> {
-        if !self.detours.contains_key(target) {
-            if self.detours.len() >= MAX_DETOURS {
-                self.detours.clear();
+    async fn redirect_connection(
+        &mut self,
+        target: &Endpoint,
+        commands: &PackedCommands,
+    ) -> Result<Vec<Value>, NodeFailure> {
+        if !self.redirected.contains_key(target) {
+            if self.redirected.len() >= MAX_REDIRECT_CONNECTIONS {
+                self.redirected.clear();
             }
             let mut link = self.servers.0.connector.connect(target).await?;
-            connection::load(&mut link).await?;
-            self.detours.insert(target.clone(), link);
+            pool::load(&mut link).await?;
+            self.redirected.insert(target.clone(), link);
         }
-        let link = self.detours.get_mut(target);
+        let link = self.redirected.get_mut(target);
         let link = link.expect("it was put there a line above");
-        self.servers.0.meters.record_pipeline(commands.len());
+        self.servers.0.stats.record_pipeline(commands.len());
         link.ask(commands).await
     }
 
     /// Looks at error replies: some mean that the whole server is of no use for now.
-    fn judge(&mut self, link: &mut Link, replies: &[Value]) {
+    fn judge(&mut self, link: &mut Connection, replies: &[Value]) {
         let mut refusal = None;
         for reply in replies {
             let Value::ServerError(error) = reply else {
                 continue;
             };
-            self.node.meters.refusals.fetch_add(1, Relaxed);
-            if let Some(trouble) = Trouble::of_reply(reply) {
+            self.node.stats.refusals.fetch_add(1, Relaxed);
+            if let Some(failure) = NodeFailure::of_reply(reply) {
                 // A new connection may reach another server at the same endpoint.
                 link.abandon();
                 self.record_failure();
-                self.node.lose(trouble);
+                self.node.lose(failure);
                 return;
             }
             if is_unserved_slot(reply) {
@@ -429,8 +435,8 @@ impl Batcher {
     }
 
     fn record_failure(&self) {
-        self.servers.0.meters.record_failure();
-        self.node.meters.failures.fetch_add(1, Relaxed);
+        self.servers.0.stats.record_failure();
+        self.node.stats.failures.fetch_add(1, Relaxed);
     }
 
     /// The commands of one batch; `requests` are the ranges of its increments that belong together.
@@ -441,7 +447,7 @@ impl Batcher {
         now: Timestamp,
         requests: impl Iterator<Item = Range<usize>>,
     ) -> Commands<'a> {
-        let mut builder = Builder::new(
+        let mut builder = PipelineBuilder::new(
             options,
             now,
             batch.len(),
@@ -458,14 +464,14 @@ impl Batcher {
 /// Hashes of keys that are known to have a time to live, in two generations: when the young one is full
 /// the old one is dropped, which costs one more EXPIRE for each key that is still in use.
 #[derive(Debug, Default)]
-struct Known {
+struct KeysWithTtl {
     /// Random for each process, because values come from outside.
     hasher: quality::RandomState,
     young: HashSet<u64, fast::RandomState>,
     old: HashSet<u64, fast::RandomState>,
 }
 
-impl Known {
+impl KeysWithTtl {
     /// About 5 MB per generation at most, for 130,000 descriptors with two windows.
     const GENERATION: usize = 1 << 18;
 
@@ -487,13 +493,13 @@ mod tests {
 
     #[test]
     fn known_keys_are_bounded_and_the_recent_ones_kept() {
-        let mut known = Known::default();
-        for hash in 0..3 * Known::GENERATION as u64 + 5 {
+        let mut known = KeysWithTtl::default();
+        for hash in 0..3 * KeysWithTtl::GENERATION as u64 + 5 {
             known.insert(hash);
         }
-        assert!(known.young.len() + known.old.len() <= 2 * Known::GENERATION);
-        assert!(known.contains(3 * Known::GENERATION as u64 + 4));
-        assert!(known.contains(2 * Known::GENERATION as u64));
+        assert!(known.young.len() + known.old.len() <= 2 * KeysWithTtl::GENERATION);
+        assert!(known.contains(3 * KeysWithTtl::GENERATION as u64 + 4));
+        assert!(known.contains(2 * KeysWithTtl::GENERATION as u64));
         assert!(!known.contains(0));
     }
 }

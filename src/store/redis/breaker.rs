@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use tokio::sync::watch;
 
-use super::trouble::Trouble;
+use super::failure::NodeFailure;
 
 /// One for each server, shared by all workers.
 #[derive(Debug)]
 pub(super) struct Breaker {
     /// The failure that keeps it open; `None` while it is closed.
-    state: watch::Sender<Option<Trouble>>,
+    state: watch::Sender<Option<NodeFailure>>,
     /// Whether there is a failure, in a form that each request can read cheaply.
     is_open: AtomicBool,
     /// Grows when the existing connections cannot be trusted any more.
@@ -39,11 +39,11 @@ impl Breaker {
         self.is_open.load(Relaxed)
     }
 
-    pub(super) fn trouble(&self) -> Option<Trouble> {
+    pub(super) fn failure(&self) -> Option<NodeFailure> {
         self.state.borrow().clone()
     }
 
-    pub(super) fn watch(&self) -> watch::Receiver<Option<Trouble>> {
+    pub(super) fn watch(&self) -> watch::Receiver<Option<NodeFailure>> {
         self.state.subscribe()
     }
 
@@ -57,33 +57,33 @@ impl Breaker {
 
     /// Opens the breaker and returns whether it was closed. If it was open, the new failure replaces the
     /// old one, but this is no second opening.
-    pub(super) fn open(&self, trouble: Trouble) -> bool {
-        let mut is_news = false;
+    pub(super) fn open(&self, failure: NodeFailure) -> bool {
+        let mut is_new = false;
         self.state.send_if_modified(|state| {
             self.is_open.store(true, Relaxed);
-            is_news = state.is_none();
-            let changes = state.as_ref() != Some(&trouble);
-            *state = Some(trouble);
+            is_new = state.is_none();
+            let changes = state.as_ref() != Some(&failure);
+            *state = Some(failure);
             changes
         });
-        if is_news {
+        if is_new {
             self.times_opened.fetch_add(1, Relaxed);
         }
-        is_news
+        is_new
     }
 
     /// Closes the breaker and returns whether it was open. With `is_anew` all existing connections are
     /// replaced, even if it was closed all the time.
     pub(super) fn close(&self, is_anew: bool) -> bool {
-        let mut is_news = false;
+        let mut is_new = false;
         self.state.send_if_modified(|state| {
-            is_news = state.take().is_some();
+            is_new = state.take().is_some();
             // Under the lock, so that no reader sees it closed with the old era.
             self.era.fetch_add(u64::from(is_anew), Relaxed);
             self.is_open.store(false, Relaxed);
-            is_news || is_anew
+            is_new || is_anew
         });
-        is_news
+        is_new
     }
 }
 
@@ -95,15 +95,15 @@ mod tests {
     fn it_opens_once_and_closes_once() {
         let breaker = Breaker::default();
         assert!(!breaker.is_open());
-        assert!(breaker.open(Trouble::Silent));
-        assert!(!breaker.open(Trouble::Loading));
+        assert!(breaker.open(NodeFailure::Silent));
+        assert!(!breaker.open(NodeFailure::Loading));
         assert!(breaker.is_open());
-        assert_eq!(breaker.trouble(), Some(Trouble::Loading));
+        assert_eq!(breaker.failure(), Some(NodeFailure::Loading));
         assert!(breaker.close(false));
         assert!(!breaker.close(false));
         assert!(!breaker.is_open());
         assert_eq!((breaker.era(), breaker.times_opened()), (0, 1));
-        breaker.open(Trouble::Silent);
+        breaker.open(NodeFailure::Silent);
         assert!(breaker.close(true));
         assert_eq!((breaker.era(), breaker.times_opened()), (1, 2));
     }

@@ -5,17 +5,17 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use bb8_redis::redis::{self, Value};
 
 use super::{
-    address::Place,
-    connection::Connector,
-    link::Link,
-    map::{Map, Range},
-    packed::Packed,
+    address::Endpoint,
+    connection::Connection,
+    failure::NodeFailure,
+    packed::PackedCommands,
+    pool::Connector,
     running::within,
-    trouble::Trouble,
+    slot_map::{SlotMap, SlotRange},
 };
 use crate::{
-    counter::Batch,
-    store::{StoreError, split::Split},
+    core::counter::Batch,
+    store::{contract::StoreError, split::Split},
 };
 
 /// How long one node may take before the next is asked.
@@ -28,16 +28,16 @@ const MAX_KNOWN: usize = 4096;
 #[derive(Debug)]
 pub(super) struct Cluster {
     connector: Arc<Connector>,
-    seeds: Vec<Place>,
+    seeds: Vec<Endpoint>,
     /// Masters and replicas of the last answer.
-    known: Vec<Place>,
-    links: HashMap<Place, Link>,
+    known: Vec<Endpoint>,
+    links: HashMap<Endpoint, Connection>,
     /// The index of the node to ask first.
     next: usize,
 }
 
 impl Cluster {
-    pub(super) fn new(connector: Arc<Connector>, seeds: Vec<Place>) -> Self {
+    pub(super) fn new(connector: Arc<Connector>, seeds: Vec<Endpoint>) -> Self {
         Self {
             connector,
             seeds,
@@ -53,49 +53,54 @@ impl Cluster {
     /// # Errors
     ///
     /// The failures of all nodes, if none answers.
-    pub(super) async fn ranges(&mut self, is_doubted: bool) -> Result<Vec<Range>, String> {
+    pub(super) async fn ranges(&mut self, is_doubted: bool) -> Result<Vec<SlotRange>, String> {
         self.next += usize::from(is_doubted);
-        let mut asked: Vec<Place> = Vec::new();
-        for place in self.known.iter().chain(&self.seeds) {
-            if !asked.contains(place) {
-                asked.push(place.clone());
+        let mut asked: Vec<Endpoint> = Vec::new();
+        for endpoint in self.known.iter().chain(&self.seeds) {
+            if !asked.contains(endpoint) {
+                asked.push(endpoint.clone());
             }
         }
         let mut failures = Vec::new();
         for turn in 0..asked.len() {
-            let place = &asked[(self.next + turn) % asked.len()];
-            let asking = within(PATIENCE, self.ask(place)).await;
-            match asking.unwrap_or(Err(Trouble::Silent)) {
+            let endpoint = &asked[(self.next + turn) % asked.len()];
+            let asking = within(PATIENCE, self.ask(endpoint)).await;
+            match asking.unwrap_or(Err(NodeFailure::Silent)) {
                 Ok((ranges, known)) if !ranges.is_empty() => {
                     self.next = (self.next + turn) % asked.len();
                     self.known = known;
                     return Ok(ranges);
                 }
-                Ok(_) => failures.push(format!("{place} knows of no slots")),
-                Err(trouble) => {
-                    self.links.remove(place);
-                    failures.push(format!("{place} {trouble}"));
+                Ok(_) => failures.push(format!("{endpoint} knows of no slots")),
+                Err(failure) => {
+                    self.links.remove(endpoint);
+                    failures.push(format!("{endpoint} {failure}"));
                 }
             }
         }
         Err(failures.join("; "))
     }
 
-    async fn ask(&mut self, place: &Place) -> Result<(Vec<Range>, Vec<Place>), Trouble> {
-        let mut link = match self.links.remove(place) {
+    async fn ask(
+        &mut self,
+        endpoint: &Endpoint,
+    ) -> Result<(Vec<SlotRange>, Vec<Endpoint>), NodeFailure> {
+        let mut link = match self.links.remove(endpoint) {
             Some(link) => link,
             None => {
                 // One connection is enough, as long as it answers.
                 self.links.clear();
-                self.connector.connect(place).await?
+                self.connector.connect(endpoint).await?
             }
         };
-        let replies = link.ask(&Packed::one(&[b"CLUSTER", b"SLOTS"])).await?;
-        self.links.insert(place.clone(), link);
+        let replies = link
+            .ask(&PackedCommands::one(&[b"CLUSTER", b"SLOTS"]))
+            .await?;
+        self.links.insert(endpoint.clone(), link);
         match replies.first() {
-            Some(Value::ServerError(error)) => Err(Trouble::of_reply(&replies[0])
-                .unwrap_or_else(|| Trouble::Unreachable(error.code().to_owned()))),
-            Some(reply) => Ok(slots(reply, place)),
+            Some(Value::ServerError(error)) => Err(NodeFailure::of_reply(&replies[0])
+                .unwrap_or_else(|| NodeFailure::Unreachable(error.code().to_owned()))),
+            Some(reply) => Ok(slots(reply, endpoint)),
             None => Ok((Vec::new(), Vec::new())),
         }
     }
@@ -103,7 +108,7 @@ impl Cluster {
 
 /// Reads a reply to CLUSTER SLOTS: `[first, last, [host, port, …], …]` for each range, the master first.
 /// Entries of another form are left out.
-fn slots(reply: &Value, asked: &Place) -> (Vec<Range>, Vec<Place>) {
+fn slots(reply: &Value, asked: &Endpoint) -> (Vec<SlotRange>, Vec<Endpoint>) {
     let (mut ranges, mut known) = (Vec::new(), Vec::new());
     let Value::Array(entries) = reply else {
         return (ranges, known);
@@ -113,16 +118,16 @@ fn slots(reply: &Value, asked: &Place) -> (Vec<Range>, Vec<Place>) {
         let [first, last, nodes @ ..] = parts.as_slice() else {
             continue;
         };
-        let mut places = nodes.iter().filter_map(|node| place(node, asked));
+        let mut endpoints = nodes.iter().filter_map(|node| endpoint(node, asked));
         if let (Some(first), Some(last), Some(master)) =
-            (number(first), number(last), places.next())
+            (number(first), number(last), endpoints.next())
         {
-            for place in std::iter::once(master.clone()).chain(places) {
-                if !known.contains(&place) && known.len() < MAX_KNOWN {
-                    known.push(place);
+            for endpoint in std::iter::once(master.clone()).chain(endpoints) {
+                if !known.contains(&endpoint) && known.len() < MAX_KNOWN {
+                    known.push(endpoint);
                 }
             }
-            ranges.push(Range {
+            ranges.push(SlotRange {
                 first,
                 last,
                 master,
@@ -136,18 +141,18 @@ fn number(value: &Value) -> Option<u16> {
     redis::from_redis_value(value.clone()).ok()
 }
 
-fn place(node: &Value, asked: &Place) -> Option<Place> {
+fn endpoint(node: &Value, asked: &Endpoint) -> Option<Endpoint> {
     let Value::Array(parts) = node else {
         return None;
     };
     let host: Option<String> = redis::from_redis_value(parts.first()?.clone()).ok()?;
     let port = number(parts.get(1)?)?;
-    Some(Place::told(&host.unwrap_or_default(), port, asked))
+    Some(Endpoint::reported(&host.unwrap_or_default(), port, asked))
 }
 
 /// A request, split by the owners of its keys.
 #[derive(Debug)]
-pub(super) struct Parts {
+pub(super) struct NodeParts {
     /// The part of each increment.
     pub(super) split: Split,
     /// The index of each part's node in the map.
@@ -156,7 +161,7 @@ pub(super) struct Parts {
 
 /// The counters that may be one step where limits are judged together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Together {
+pub(super) enum StepScope {
     /// All counters of a slot.
     Slots,
     /// One counter: while a slot moves, Redis allows no larger step, because some of its keys may be on
@@ -171,14 +176,14 @@ pub(super) enum Together {
 ///
 /// If a slot has no owner: nothing is counted then.
 pub(super) fn parts(
-    map: &Map,
+    map: &SlotMap,
     prefix: &[u8],
     batch: &Batch,
-    together: Together,
-) -> Result<Parts, StoreError> {
+    together: StepScope,
+) -> Result<NodeParts, StoreError> {
     let mut nodes = Vec::new();
     let mut parts = Vec::new();
-    let mut places = Vec::with_capacity(batch.len());
+    let mut endpoints = Vec::with_capacity(batch.len());
     let mut whole_key = Vec::new();
     let is_step = batch.iter().any(|increment| !increment.stands_alone());
     for index in 0..batch.len() {
@@ -192,18 +197,18 @@ pub(super) fn parts(
             map.owner(&whole_key)
         };
         let slot = is_step.then_some(slot);
-        let alone = (is_step && together == Together::Keys).then_some(key);
+        let alone = (is_step && together == StepScope::Keys).then_some(key);
         let node = node.ok_or(StoreError::Unreachable)?;
         let part = (node, slot, alone);
         let known = parts.iter().position(|known| *known == part);
-        places.push(known.unwrap_or_else(|| {
+        endpoints.push(known.unwrap_or_else(|| {
             parts.push(part);
             nodes.push(node);
             parts.len() - 1
         }));
     }
-    Ok(Parts {
-        split: Split::new(places),
+    Ok(NodeParts {
+        split: Split::new(endpoints),
         nodes,
     })
 }
@@ -214,15 +219,17 @@ mod tests {
 
     use super::*;
     use crate::{
-        counter::{Charge, Counting},
-        limit::Limit,
-        request::Hits,
+        core::{
+            counter::{Charge, DescriptorHits},
+            limit::Limit,
+            request::Hits,
+            window::{Timestamp, Unit},
+        },
         store::redis::node::Node,
-        window::{Timestamp, Unit},
     };
 
-    fn place(host: &str, port: u16) -> Place {
-        Place::Tcp {
+    fn endpoint(host: &str, port: u16) -> Endpoint {
+        Endpoint::Tcp {
             host: host.into(),
             port,
         }
@@ -235,8 +242,8 @@ mod tests {
             *3\r\n:100\r\n:200\r\n*3\r\n$-1\r\n:3\r\n$1\r\nz\r\n\
             *1\r\n:5\r\n";
         let reply = parse_redis_value(reply.as_bytes()).unwrap();
-        let (ranges, known) = slots(&reply, &place("me", 9));
-        let range = |first, last, master| Range {
+        let (ranges, known) = slots(&reply, &endpoint("me", 9));
+        let range = |first, last, master| SlotRange {
             first,
             last,
             master,
@@ -244,18 +251,21 @@ mod tests {
         assert_eq!(
             ranges,
             [
-                range(0, 99, place("h1", 1)),
-                range(100, 200, place("me", 3))
+                range(0, 99, endpoint("h1", 1)),
+                range(100, 200, endpoint("me", 3))
             ]
         );
-        assert_eq!(known, [place("h1", 1), place("h2", 2), place("me", 3)]);
+        assert_eq!(
+            known,
+            [endpoint("h1", 1), endpoint("h2", 2), endpoint("me", 3)]
+        );
     }
 
     fn batch(values: &[&str], charge: Charge) -> Batch {
         let mut batch = Batch::default();
         for value in values {
             let limit = Limit::fixed(1, Unit::Year);
-            let counting = Counting {
+            let counting = DescriptorHits {
                 charge,
                 ..Hits::ONE.into()
             };
@@ -264,17 +274,17 @@ mod tests {
         batch
     }
 
-    fn map(ranges: &[(u16, u16, u16)]) -> Map {
+    fn map(ranges: &[(u16, u16, u16)]) -> SlotMap {
         let ranges: Vec<_> = ranges
             .iter()
-            .map(|&(first, last, port)| Range {
+            .map(|&(first, last, port)| SlotRange {
                 first,
                 last,
-                master: place("h", port),
+                master: endpoint("h", port),
             })
             .collect();
-        Map::cluster(&ranges, |place| {
-            Arc::new(Node::new(place.clone(), Arc::default()))
+        SlotMap::cluster(&ranges, |endpoint| {
+            Arc::new(Node::new(endpoint.clone(), Arc::default()))
         })
     }
 
@@ -284,17 +294,17 @@ mod tests {
         let values: Vec<_> = (0..20).map(|number| number.to_string()).collect();
         let values: Vec<_> = values.iter().map(String::as_str).collect();
         let whole = batch(&values, Charge::Always);
-        let parts_of_all = parts(&map, b"", &whole, Together::Slots).unwrap();
+        let parts_of_all = parts(&map, b"", &whole, StepScope::Slots).unwrap();
         assert_eq!(parts_of_all.nodes.len(), 2);
-        let places = parts_of_all.split.places();
-        assert_eq!(places.len(), 20);
-        for (increment, place) in whole.iter().zip(places) {
-            let node = parts_of_all.nodes[*place];
+        let endpoints = parts_of_all.split.stores();
+        assert_eq!(endpoints.len(), 20);
+        for (increment, endpoint) in whole.iter().zip(endpoints) {
+            let node = parts_of_all.nodes[*endpoint];
             assert_eq!(map.owner(increment.key).1, Some(node));
         }
         // A prefix with a hash tag of its own puts everything into one slot.
         assert_eq!(
-            parts(&map, b"{all}", &whole, Together::Slots)
+            parts(&map, b"{all}", &whole, StepScope::Slots)
                 .unwrap()
                 .nodes
                 .len(),
@@ -310,7 +320,7 @@ mod tests {
                 &map,
                 b"",
                 &batch(&["a", "b", "a"], Charge::Within),
-                Together::Slots
+                StepScope::Slots
             )
             .unwrap()
             .nodes
@@ -318,15 +328,20 @@ mod tests {
             1
         );
         let admitted = batch(&["a", "b", "a"], Charge::Admitted);
-        let admitted = parts(&map, b"", &admitted, Together::Slots).unwrap();
+        let admitted = parts(&map, b"", &admitted, StepScope::Slots).unwrap();
         assert_eq!(admitted.nodes.len(), 2);
-        assert_eq!(admitted.split.places(), [0, 1, 0]);
+        assert_eq!(admitted.split.stores(), [0, 1, 0]);
     }
 
     #[test]
     fn a_slot_that_nobody_owns_stops_the_request_before_it_counts() {
         let empty = map(&[]);
-        let refused = parts(&empty, b"", &batch(&["a"], Charge::Always), Together::Slots);
+        let refused = parts(
+            &empty,
+            b"",
+            &batch(&["a"], Charge::Always),
+            StepScope::Slots,
+        );
         assert_eq!(refused.unwrap_err(), StoreError::Unreachable);
     }
 }

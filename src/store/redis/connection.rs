@@ -1,282 +1,259 @@
-//! Connections to Redis servers; those of the workers are pooled by bb8.
+//! One connection to a server: commands out, replies in.
 
-use std::{
-    io,
-    sync::{Arc, atomic::Ordering::Relaxed},
-    time::Duration,
-};
+use std::io;
 
-use bb8_redis::{
-    bb8::{ErrorSink, ManageConnection, Pool, PooledConnection},
-    redis::{RedisConnectionInfo, Value},
-};
-use tokio::{
-    net::{TcpStream, UnixStream},
-    sync::watch,
-};
-use tokio_rustls::{TlsConnector, rustls::pki_types::ServerName};
+use bb8_redis::redis::{Value, parse_redis_value};
+use prost::bytes::{Buf as _, BytesMut};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use super::{
-    Meters,
-    address::{BadUrl, Place, Secret, Tls},
-    link::Link,
-    node::Node,
-    packed::Packed,
-    pipeline::load_step,
-    running::within,
-    trouble::Trouble,
-};
-use crate::dial::Stream;
+use super::{failure::NodeFailure, packed::PackedCommands};
+use crate::net::dial::BoxedStream;
 
-/// Opens connections to servers of one kind, at any endpoint.
-#[derive(Clone, Debug)]
-pub(super) struct Connector {
-    /// Credentials of the URL, and the database.
-    settings: RedisConnectionInfo,
-    /// Used if the URL has no password.
-    auth: Option<Secret>,
-    is_tls: bool,
-    tls: Tls,
-    /// How long a connection may take to come up, and a question on it to be answered. Decisions do not
-    /// wait for that; they end at their own deadline.
-    pub(super) timeout: Duration,
-}
+/// The longest reply that is accepted, in bytes: the slots of the largest cluster are a tenth of it.
+const MAX_REPLY_BYTES: usize = 16 << 20;
 
-impl Connector {
-    /// # Errors
-    ///
-    /// If a file cannot be used now.
-    pub(super) fn new(
-        settings: RedisConnectionInfo,
-        auth: Option<Secret>,
-        is_tls: bool,
-        tls: Tls,
-        timeout: Duration,
-    ) -> Result<Self, BadUrl> {
-        let connector = Self {
-            settings,
-            auth,
-            is_tls,
-            tls,
-            timeout,
-        };
-        if let Some(auth) = &connector.auth {
-            auth.read()?;
-        }
-        if is_tls {
-            connector.tls.config()?;
-        }
-        Ok(connector)
-    }
+/// How deep replies may nest; those of Redis have three levels.
+const MAX_DEPTH: usize = 8;
 
-    /// Opens a connection that is ready for commands.
-    ///
-    /// # Errors
-    ///
-    /// The node failure, as far as it can be seen from outside.
-    pub(super) async fn connect(&self, place: &Place) -> Result<Link, Trouble> {
-        let connecting = async {
-            let mut link = Link::new(self.stream(place).await?);
-            self.greet(&mut link).await?;
-            Ok(link)
-        };
-        let connected = within(self.timeout, connecting).await;
-        connected.unwrap_or(Err(Trouble::Silent))
-    }
+/// The least room for one read, in bytes.
+const READ_BYTES: usize = 8 << 10;
 
-    async fn stream(&self, place: &Place) -> Result<Stream, Trouble> {
-        let failed = |error: io::Error| Trouble::of_failure(&error);
-        let (host, port) = match place {
-            Place::Unix(path) => {
-                let stream = UnixStream::connect(path).await.map_err(failed)?;
-                return Ok(Box::new(stream));
-            }
-            Place::Tcp { host, port } => (host, *port),
-        };
-        let stream = TcpStream::connect((host.as_str(), port)).await;
-        let stream = stream.map_err(failed)?;
-        stream.set_nodelay(true).map_err(failed)?;
-        if !self.is_tls {
-            return Ok(Box::new(stream));
-        }
-        // Read anew for each connection, because certificates change. They are small, and connections
-        // are rare.
-        let config = self.tls.config();
-        let config = config.map_err(|error| Trouble::Unreachable(error.reason))?;
-        let name = ServerName::try_from(host.clone())
-            .map_err(|error| Trouble::Unreachable(error.to_string()))?;
-        let connector = TlsConnector::from(Arc::new(config));
-        let stream = connector.connect(name, stream).await.map_err(failed)?;
-        Ok(Box::new(stream))
-    }
-
-    /// Sends the credentials and selects the database.
-    async fn greet(&self, link: &mut Link) -> Result<(), Trouble> {
-        let (mut user, mut password) = (
-            self.settings.username().map(str::to_owned),
-            self.settings.password().map(str::to_owned),
-        );
-        if let (Some(auth), None) = (&self.auth, &password) {
-            let auth = auth.read();
-            let auth = auth.map_err(|error| Trouble::Unreachable(error.reason))?;
-            match auth.split_once(':') {
-                Some((own, word)) => (user, password) = (Some(own.into()), Some(word.into())),
-                None => password = Some(auth),
-            }
-        }
-        if let Some(password) = password {
-            let mut words = vec![&b"AUTH"[..]];
-            words.extend(user.as_deref().map(str::as_bytes));
-            words.push(password.as_bytes());
-            // Any other error means that the server does not accept the password.
-            check(link, &words, |_| Trouble::WrongPassword).await?;
-        }
-        if self.settings.db() != 0 {
-            let database = self.settings.db().to_string();
-            let refused = |code: &str| Trouble::Unreachable(format!("SELECT: {code}"));
-            check(link, &[b"SELECT", database.as_bytes()], refused).await?;
-        }
-        Ok(())
-    }
-}
-
-/// Sends one command, which has to succeed; `otherwise` maps other error codes to a failure.
-async fn check(
-    link: &mut Link,
-    words: &[&[u8]],
-    otherwise: impl Fn(&str) -> Trouble,
-) -> Result<(), Trouble> {
-    match link.ask(&Packed::one(words)).await?.first() {
-        Some(reply @ Value::ServerError(error)) => {
-            Err(Trouble::of_reply(reply).unwrap_or_else(|| otherwise(error.code())))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Opens a worker's connections to one node.
-#[derive(Clone, Debug)]
-pub(super) struct Door {
-    pub(super) connector: Arc<Connector>,
-    pub(super) node: Arc<Node>,
-    pub(super) meters: Arc<Meters>,
-}
-
-/// Notifies callers that wait for a connection when one did not come up. The pool itself would let them
-/// wait for its timeout.
-#[derive(Clone, Debug)]
-struct Failures(watch::Sender<Option<Trouble>>);
-
-impl ErrorSink<Trouble> for Failures {
-    fn sink(&self, trouble: Trouble) {
-        self.0.send_replace(Some(trouble));
-    }
-
-    fn boxed_clone(&self) -> Box<dyn ErrorSink<Trouble>> {
-        Box::new(self.clone())
-    }
-}
-
-impl Door {
-    /// A pool of at most `connections`. It connects in the background and never fails to be made.
-    pub(super) fn pool(self, connections: u32) -> ConnectionPool {
-        let failures = Failures(watch::Sender::default());
-        let failed = failures.0.subscribe();
-        let timeout = self.connector.timeout;
-        let pool = Pool::builder()
-            .max_size(connections)
-            // Failures are reported as they come, after less than this.
-            .connection_timeout(2 * timeout)
-            // A caller that needs a connection asks again; until then failures are reported as they
-            // come.
-            .retry_connection(false)
-            .error_sink(Box::new(failures))
-            // A connection knows whether it is broken: testing it would cost a round trip.
-            .test_on_check_out(false)
-            .idle_timeout(None)
-            .max_lifetime(None)
-            .build_unchecked(self);
-        ConnectionPool { pool, failed }
-    }
-}
-
-impl ManageConnection for Door {
-    type Connection = Connection;
-    type Error = Trouble;
-
-    async fn connect(&self) -> Result<Connection, Trouble> {
-        // Read first: if the era changes while the connection comes up, the connection is outdated.
-        let era = self.node.breaker.era();
-        let mut link = self.connector.connect(&self.node.place).await?;
-        let loading = within(self.connector.timeout, load(&mut link));
-        loading.await.unwrap_or(Err(Trouble::Silent))?;
-        self.meters.connections_opened.fetch_add(1, Relaxed);
-        self.node.meters.connections.fetch_add(1, Relaxed);
-        Ok(Connection {
-            link,
-            era,
-            meters: self.meters.clone(),
-        })
-    }
-
-    /// Not used: see [`Pool::builder`] above.
-    async fn is_valid(&self, _connection: &mut Connection) -> Result<(), Trouble> {
-        Ok(())
-    }
-
-    fn has_broken(&self, connection: &mut Connection) -> bool {
-        connection.link.is_broken() || connection.era != self.node.breaker.era()
-    }
-}
-
-/// The connections of one worker to one node.
-#[derive(Clone, Debug)]
-pub(super) struct ConnectionPool {
-    pool: Pool<Door>,
-    failed: watch::Receiver<Option<Trouble>>,
-}
-
-pub(super) type Pooled = PooledConnection<'static, Door>;
-
-impl ConnectionPool {
-    /// A connection for exclusive use, as soon as there is one.
-    ///
-    /// # Errors
-    ///
-    /// The failure, as soon as it is known that no connection comes up.
-    pub(super) async fn get(&mut self) -> Result<Pooled, Trouble> {
-        self.failed.mark_unchanged();
-        tokio::select! {
-            connection = self.pool.get_owned() => connection.map_err(|error| match error {
-                bb8_redis::bb8::RunError::User(trouble) => trouble,
-                bb8_redis::bb8::RunError::TimedOut => Trouble::Silent,
-            }),
-            // The pool lives as long as this value, and the sender as long as the pool.
-            _ = self.failed.changed() => {
-                let trouble = self.failed.borrow_and_update().clone();
-                Err(trouble.unwrap_or(Trouble::Silent))
-            }
-        }
-    }
-}
-
-/// A connection of a worker.
-#[derive(Debug)]
+/// A connection after its handshake. A caller has to wait for all replies. If it does not, the
+/// connection is of no more use, because it is not known how far the server came.
 pub(super) struct Connection {
-    pub(super) link: Link,
-    /// The breaker's era when the connection was made.
-    pub(super) era: u64,
-    meters: Arc<Meters>,
+    stream: BoxedStream,
+    inbox: BytesMut,
+    is_broken: bool,
 }
 
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.meters.connections_closed.fetch_add(1, Relaxed);
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connection").finish_non_exhaustive()
     }
 }
 
-/// Loads the script, so that no request has to find it missing. A server that refuses it now refuses it
-/// again when it has to run it.
-pub(super) async fn load(link: &mut Link) -> Result<(), Trouble> {
-    link.ask(&load_step()).await.map(|_| ())
+impl Connection {
+    pub(super) fn new(stream: BoxedStream) -> Self {
+        Self {
+            stream,
+            inbox: BytesMut::new(),
+            is_broken: false,
+        }
+    }
+
+    /// Whether the connection cannot be used any more.
+    pub(super) fn is_broken(&self) -> bool {
+        self.is_broken
+    }
+
+    /// Marks the connection as unusable.
+    pub(super) fn abandon(&mut self) {
+        self.is_broken = true;
+    }
+
+    /// Sends `commands` and returns a reply for each, in order; error replies are values.
+    ///
+    /// # Errors
+    ///
+    /// If the connection is broken; it is then unknown how many of the commands were carried out.
+    pub(super) async fn ask(
+        &mut self,
+        commands: &PackedCommands,
+    ) -> Result<Vec<Value>, NodeFailure> {
+        if self.is_broken {
+            return Err(unreachable("the connection is broken"));
+        }
+        self.is_broken = true;
+        let replies = self.exchange(commands).await;
+        let replies = replies.map_err(|error| NodeFailure::of_failure(&error))?;
+        if !self.inbox.is_empty() {
+            return Err(unreachable("it sent more replies than it was asked for"));
+        }
+        self.is_broken = false;
+        Ok(replies)
+    }
+
+    async fn exchange(&mut self, commands: &PackedCommands) -> io::Result<Vec<Value>> {
+        // Writes all commands first: a server reads on while it answers.
+        self.stream.write_all(commands.bytes()).await?;
+        self.stream.flush().await?;
+        let mut replies = Vec::with_capacity(commands.len());
+        while replies.len() < commands.len() {
+            match next(&mut self.inbox)? {
+                Some(reply) => replies.push(reply),
+                None => self.read().await?,
+            }
+        }
+        Ok(replies)
+    }
+
+    async fn read(&mut self) -> io::Result<()> {
+        if self.inbox.len() > MAX_REPLY_BYTES {
+            return Err(malformed());
+        }
+        self.inbox.reserve(READ_BYTES);
+        match self.stream.read_buf(&mut self.inbox).await? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits until the connection is of no more use. A server that was asked nothing sends nothing, so
+    /// both data and an end mean that.
+    pub(super) async fn broken(&mut self) {
+        if !self.is_broken {
+            // Either it is closed, or the server sends data that was not asked for.
+            let _ = self.read().await;
+            self.is_broken = true;
+        }
+    }
+}
+
+fn unreachable(why: &str) -> NodeFailure {
+    NodeFailure::Unreachable(why.to_owned())
+}
+
+fn malformed() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        "the data is not a reply of Redis",
+    )
+}
+
+/// Takes the first reply from `inbox`, if it is complete.
+fn next(inbox: &mut BytesMut) -> io::Result<Option<Value>> {
+    // Almost every reply is a count.
+    if let Some((number, length)) = number(inbox) {
+        inbox.advance(length);
+        return Ok(Some(Value::Int(number)));
+    }
+    let Some(end) = end(inbox, MAX_DEPTH)? else {
+        return Ok(None);
+    };
+    let reply = parse_redis_value(&inbox[..end]).map_err(|_| malformed())?;
+    inbox.advance(end);
+    Ok(Some(reply))
+}
+
+/// A whole number and its length in bytes, if `bytes` begin with a complete one.
+fn number(bytes: &[u8]) -> Option<(i64, usize)> {
+    let digits = bytes.strip_prefix(b":")?;
+    let mut number: i64 = 0;
+    for (count, byte) in digits.iter().enumerate() {
+        match byte {
+            b'0'..=b'9' => {
+                number = number.checked_mul(10)?.checked_add((byte - b'0').into())?;
+            }
+            b'\r' if count > 0 && digits.get(count + 1) == Some(&b'\n') => {
+                return Some((number, count + 3));
+            }
+            // Signs are rare; the library reads them.
+            _ => return None,
+        }
+    }
+    None
+}
+
+/// Where the first reply of `bytes` ends, if it is complete (RESP2,
+/// <https://redis.io/docs/latest/develop/reference/protocol-spec>).
+fn end(bytes: &[u8], depth: usize) -> io::Result<Option<usize>> {
+    let Some(line) = bytes.windows(2).position(|pair| pair == b"\r\n") else {
+        return Ok(None);
+    };
+    let body = line + 2;
+    let count = || -> io::Result<Option<usize>> {
+        let count = std::str::from_utf8(&bytes[1..line]).ok();
+        let count: i64 = count
+            .and_then(|count| count.parse().ok())
+            .ok_or_else(malformed)?;
+        // -1 is a null reply.
+        Ok(usize::try_from(count).ok())
+    };
+    match bytes[0] {
+        b'+' | b'-' | b':' => Ok(Some(body)),
+        b'$' => {
+            let Some(length) = count()? else {
+                return Ok(Some(body));
+            };
+            let end = length.checked_add(body + 2).ok_or_else(malformed)?;
+            Ok((end <= bytes.len()).then_some(end))
+        }
+        b'*' if depth > 0 => {
+            let mut at = body;
+            for _ in 0..count()?.unwrap_or(0) {
+                match end(&bytes[at..], depth - 1)? {
+                    Some(length) => at += length,
+                    None => return Ok(None),
+                }
+            }
+            Ok(Some(at))
+        }
+        _ => Err(malformed()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Replies as a server sends them, and the values they stand for.
+    fn replies() -> Vec<(&'static [u8], Value)> {
+        let error = parse_redis_value(b"-MOVED 5 h:1\r\n").unwrap();
+        let text = |text: &[u8]| Value::BulkString(text.to_vec());
+        vec![
+            (b":0\r\n", Value::Int(0)),
+            (b":12\r\n", Value::Int(12)),
+            (b":-3\r\n", Value::Int(-3)),
+            (b":9223372036854775807\r\n", Value::Int(i64::MAX)),
+            (b"+OK\r\n", Value::Okay),
+            (b"-MOVED 5 h:1\r\n", error),
+            (b"$-1\r\n", Value::Nil),
+            (b"$0\r\n\r\n", text(b"")),
+            (b"$4\r\n\r\n\r\n\r\n", text(b"\r\n\r\n")),
+            (b"*0\r\n", Value::Array(vec![])),
+            (
+                b"*2\r\n*1\r\n:1\r\n$1\r\nx\r\n",
+                Value::Array(vec![Value::Array(vec![Value::Int(1)]), text(b"x")]),
+            ),
+        ]
+    }
+
+    #[test]
+    fn replies_are_read_one_by_one_and_only_when_they_are_whole() {
+        let mut all = Vec::new();
+        for (bytes, expected) in replies() {
+            for cut in 0..bytes.len() {
+                let mut part = BytesMut::from(&bytes[..cut]);
+                let read = next(&mut part);
+                assert!(matches!(read, Ok(None)), "{expected:?}, cut at {cut}");
+                assert_eq!(part.len(), cut);
+            }
+            all.extend_from_slice(bytes);
+        }
+        let mut inbox = BytesMut::from(&all[..]);
+        for (_, expected) in replies() {
+            assert_eq!(next(&mut inbox).unwrap(), Some(expected));
+        }
+        assert!(inbox.is_empty());
+    }
+
+    #[test]
+    fn what_is_no_reply_is_an_error_and_no_panic() {
+        let deep = [b"*1\r\n".repeat(MAX_DEPTH + 2), b":1\r\n".to_vec()].concat();
+        for bytes in [
+            &b"HTTP/1.1 400 Bad Request\r\n"[..],
+            b"$x\r\n",
+            b"\r\n",
+            b"*1\r\n\r\n",
+            b":99999999999999999999\r\n",
+            b"$18446744073709551615\r\n",
+            &deep,
+        ] {
+            let read = next(&mut BytesMut::from(bytes));
+            assert!(read.is_err(), "{bytes:?}");
+        }
+        // A length for which no memory is reserved before the data arrives.
+        let mut long = BytesMut::from(&b"$9223372036854775806\r\n"[..]);
+        assert!(next(&mut long).is_ok_and(|read| read.is_none()));
+    }
 }

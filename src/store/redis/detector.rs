@@ -21,12 +21,12 @@ pub(super) const GRAIN: Duration = Duration::from_millis(2);
 
 /// Time in which this thread ran, as far as timers show.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ran {
+pub(super) struct RunningTime {
     last: Instant,
     total: Duration,
 }
 
-impl Ran {
+impl RunningTime {
     pub(super) fn since(now: Instant) -> Self {
         Self {
             last: now,
@@ -56,7 +56,7 @@ impl Ran {
 
 /// The judgement on one server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum NodeHealth {
     /// No sign of a failure.
     Well,
     /// No answer for longer than usual.
@@ -68,23 +68,23 @@ pub(super) enum State {
 /// Judges one question to a server that may answer it in several ways: every sign of life counts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Detector {
-    bounds: Bounds,
-    silent: Ran,
+    bounds: SilenceBounds,
+    silent: RunningTime,
 }
 
 /// How long a silence may be, in time in which this process ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Bounds {
+pub(super) struct SilenceBounds {
     pub(super) suspect_after: Duration,
     pub(super) lose_after: Duration,
 }
 
 impl Detector {
     /// Begins with a question that was sent at `now`.
-    pub(super) fn asked(bounds: Bounds, now: Instant) -> Self {
+    pub(super) fn asked(bounds: SilenceBounds, now: Instant) -> Self {
         Self {
             bounds,
-            silent: Ran::since(now),
+            silent: RunningTime::since(now),
         }
     }
 
@@ -96,21 +96,21 @@ impl Detector {
     }
 
     /// Records a sign of life.
-    pub(super) fn heard(&mut self, now: Instant) {
-        self.silent = Ran::since(now);
+    pub(super) fn record_answer(&mut self, now: Instant) {
+        self.silent = RunningTime::since(now);
     }
 
     /// Records that a timer which was due at `due` fired at `now`. All data that had arrived by then
     /// must have been read.
-    pub(super) fn woke(&mut self, due: Instant, now: Instant) -> State {
+    pub(super) fn woke(&mut self, due: Instant, now: Instant) -> NodeHealth {
         self.silent.woke(due, now);
         let silent = self.silent.total();
         if silent >= self.bounds.lose_after {
-            State::Lost
+            NodeHealth::Lost
         } else if silent >= self.bounds.suspect_after {
-            State::Suspected
+            NodeHealth::Suspected
         } else {
-            State::Well
+            NodeHealth::Well
         }
     }
 }
@@ -138,11 +138,11 @@ impl RoundTrips {
     }
 
     /// The bounds for a server that is lost after `lose_after`, unless its answers usually take long.
-    pub(super) fn bounds(&self, lose_after: Duration) -> Bounds {
+    pub(super) fn bounds(&self, lose_after: Duration) -> SilenceBounds {
         let usual = self.last.iter().flatten().min().copied();
         let unusual = usual.unwrap_or_default() * Self::FACTOR;
         let suspect_after = unusual.max(Self::LEAST_SUSPICION);
-        Bounds {
+        SilenceBounds {
             suspect_after,
             lose_after: lose_after.max(suspect_after),
         }
@@ -155,7 +155,7 @@ mod tests {
 
     use super::*;
 
-    const BOUNDS: Bounds = Bounds {
+    const BOUNDS: SilenceBounds = SilenceBounds {
         suspect_after: Duration::from_millis(5),
         lose_after: Duration::from_millis(200),
     };
@@ -172,13 +172,13 @@ mod tests {
         began: Instant,
         late: &[u64],
         mut hears: impl FnMut(Instant) -> bool,
-    ) -> Vec<State> {
+    ) -> Vec<NodeHealth> {
         let mut now = began;
         let looks = late.iter().map(|late| {
             let due = now + TICK;
             now = due + micros(*late);
             if hears(now) {
-                detector.heard(now);
+                detector.record_answer(now);
             }
             detector.woke(due, now)
         });
@@ -192,21 +192,24 @@ mod tests {
             false
         });
         // Looks 3 ms apart, bounds of 5 and 200 ms.
-        assert_eq!(found[..2], [State::Well, State::Suspected]);
-        assert_eq!(found[65..67], [State::Suspected, State::Lost]);
+        assert_eq!(found[..2], [NodeHealth::Well, NodeHealth::Suspected]);
+        assert_eq!(found[65..67], [NodeHealth::Suspected, NodeHealth::Lost]);
     }
 
     #[test]
     fn others_may_have_waited_before() {
         let began = Instant::now();
         let mut detector = Detector::asked(BOUNDS, began).already(micros(197_000));
-        assert_eq!(watch(&mut detector, began, &[0], |_| false), [State::Lost]);
+        assert_eq!(
+            watch(&mut detector, began, &[0], |_| false),
+            [NodeHealth::Lost]
+        );
     }
 
     #[test]
     fn bounds_go_by_the_least_of_the_last_answers() {
         let mut trips = RoundTrips::default();
-        let lan = Bounds {
+        let lan = SilenceBounds {
             suspect_after: RoundTrips::LEAST_SUSPICION,
             lose_after: micros(200_000),
         };
@@ -218,7 +221,7 @@ mod tests {
         for _ in 0..RoundTrips::KEPT {
             trips.record(micros(60_000));
         }
-        let far = Bounds {
+        let far = SilenceBounds {
             suspect_after: micros(240_000),
             lose_after: micros(240_000),
         };
@@ -245,7 +248,7 @@ mod tests {
                 }
                 is_there
             });
-            prop_assert!(!found.contains(&State::Lost));
+            prop_assert!(!found.contains(&NodeHealth::Lost));
         }
 
         /// A server that is silent for its time while this process runs is lost, whatever pauses there
@@ -256,15 +259,15 @@ mod tests {
         ) {
             let began = Instant::now();
             let found = watch(&mut Detector::asked(BOUNDS, began), began, &late, |_| false);
-            prop_assert_eq!(found[66], State::Lost);
+            prop_assert_eq!(found[66], NodeHealth::Lost);
             // Usual lateness counts: a timer of 3 ms may take 5.
-            prop_assert!(found[38] != State::Lost);
+            prop_assert!(found[38] != NodeHealth::Lost);
         }
 
         #[test]
         fn pauses_are_no_time_in_which_we_ran(late in prop::collection::vec(0..10_000_000_u64, 1..100)) {
             let began = Instant::now();
-            let (mut ran, mut now) = (Ran::since(began), began);
+            let (mut ran, mut now) = (RunningTime::since(began), began);
             let mut expected = Duration::ZERO;
             for late in &late {
                 let due = now + TICK;

@@ -12,19 +12,19 @@ use std::{
 use tokio::sync::{Notify, watch};
 
 use super::{
-    address::Place,
+    address::Endpoint,
     breaker::Breaker,
-    detector::{Bounds, RoundTrips},
-    lock,
-    trouble::Trouble,
+    detector::{RoundTrips, SilenceBounds},
+    failure::NodeFailure,
 };
+use crate::foundation::lock::lock;
 
 /// A server, and its state.
 #[derive(Debug)]
 pub(super) struct Node {
-    pub(super) place: Place,
+    pub(super) endpoint: Endpoint,
     pub(super) breaker: Breaker,
-    pub(super) meters: NodeMeters,
+    pub(super) stats: NodeStats,
     /// How far its clock is ahead of ours, in milliseconds; 0 before the first measurement.
     pub(super) skew_millis: AtomicI64,
     /// Whether the probe has ever found it well.
@@ -40,15 +40,15 @@ pub(super) struct Node {
     /// Wakes the probe when the node is suspected.
     suspicion: Notify,
     /// How often the probe got an answer from it.
-    heard: watch::Sender<u64>,
+    record_answer: watch::Sender<u64>,
     /// Notifies the topology task of changes.
-    news: Arc<Notify>,
+    node_events: Arc<Notify>,
 }
 
 /// Stats of one server, apart from the fields of a node that every request reads.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-pub(super) struct NodeMeters {
+pub(super) struct NodeStats {
     pub(super) batches: AtomicU64,
     pub(super) failures: AtomicU64,
     pub(super) refusals: AtomicU64,
@@ -59,24 +59,24 @@ pub(super) struct NodeMeters {
     /// Connections that were given up because they were silent while the node answered on others.
     pub(super) stalls: AtomicU64,
     /// One record for each worker.
-    loads: Mutex<Vec<Arc<Load>>>,
+    loads: Mutex<Vec<Arc<WorkerLoad>>>,
 }
 
 /// One worker's stats of one server. They change with each request, so no other thread writes near them.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-pub(super) struct Load {
+pub(super) struct WorkerLoad {
     /// Requests that are queued now.
     pub(super) queued: AtomicU64,
     /// Requests that are in flight now.
     pub(super) in_flight: AtomicU64,
     /// Requests that were refused because the breaker was open.
-    pub(super) refused_fast: AtomicU64,
+    pub(super) rejected_while_open: AtomicU64,
     /// Batches that were answered.
     replies: AtomicU64,
 }
 
-impl Load {
+impl WorkerLoad {
     /// Counts a reply to a batch. Only one thread may call this.
     pub(super) fn record_reply(&self) {
         let replies = self.replies.load(Relaxed);
@@ -98,16 +98,16 @@ impl Suspicion {
 
 impl fmt::Display for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.place.fmt(f)
+        self.endpoint.fmt(f)
     }
 }
 
 impl Node {
-    pub(super) fn new(place: Place, news: Arc<Notify>) -> Self {
+    pub(super) fn new(endpoint: Endpoint, node_events: Arc<Notify>) -> Self {
         Self {
-            place,
+            endpoint,
             breaker: Breaker::default(),
-            meters: NodeMeters::default(),
+            stats: NodeStats::default(),
             skew_millis: AtomicI64::new(0),
             was_well: AtomicBool::new(false),
             round_trips: Mutex::default(),
@@ -117,8 +117,8 @@ impl Node {
             is_suspected: AtomicBool::new(false),
             silent_micros: AtomicU64::new(0),
             suspicion: Notify::new(),
-            heard: watch::Sender::default(),
-            news,
+            record_answer: watch::Sender::default(),
+            node_events,
         }
     }
 
@@ -129,12 +129,12 @@ impl Node {
 
     /// Reports that a batch has waited for `silent`, which is longer than usual, and wakes the probe.
     pub(super) fn suspect(&self, silent: Duration) -> Suspicion {
-        let heard = self.heard.subscribe();
-        self.meters.suspicions.fetch_add(1, Relaxed);
+        let record_answer = self.record_answer.subscribe();
+        self.stats.suspicions.fetch_add(1, Relaxed);
         self.silent_micros.fetch_max(micros(silent), Relaxed);
         self.is_suspected.store(true, Relaxed);
         self.suspicion.notify_one();
-        Suspicion(heard)
+        Suspicion(record_answer)
     }
 
     /// Waits until the node is suspected.
@@ -149,13 +149,13 @@ impl Node {
 
     /// How many batches the node has answered, for all workers.
     pub(super) fn replies(&self) -> u64 {
-        let loads = lock(&self.meters.loads);
+        let loads = lock(&self.stats.loads);
         let replies = loads.iter().map(|load| load.replies.load(Relaxed));
         replies.fold(0, u64::wrapping_add)
     }
 
     /// Records that the node answered the probe. `took` is the round trip, if it was measured.
-    pub(super) fn heard(&self, took: Option<Duration>) {
+    pub(super) fn record_answer(&self, took: Option<Duration>) {
         if let Some(took) = took {
             let mut round_trips = lock(&self.round_trips);
             round_trips.record(took);
@@ -165,12 +165,12 @@ impl Node {
                 .store(micros(suspect_after), Relaxed);
         }
         self.is_suspected.store(false, Relaxed);
-        self.heard
-            .send_modify(|heard| *heard = heard.wrapping_add(1));
+        self.record_answer
+            .send_modify(|record_answer| *record_answer = record_answer.wrapping_add(1));
     }
 
     /// How long it may be silent, if a node that usually answers at once may be for `lose_after`.
-    pub(super) fn bounds(&self, lose_after: Duration) -> Bounds {
+    pub(super) fn bounds(&self, lose_after: Duration) -> SilenceBounds {
         lock(&self.round_trips).bounds(lose_after)
     }
 
@@ -180,17 +180,17 @@ impl Node {
     }
 
     /// Marks the node as lost: no request waits for it until the probe finds it well.
-    pub(super) fn lose(&self, trouble: Trouble) {
-        let text = trouble.to_string();
-        if self.breaker.open(trouble) {
-            tracing::warn!(node = %self.place, cause = text, "Redis is lost");
+    pub(super) fn lose(&self, failure: NodeFailure) {
+        let text = failure.to_string();
+        if self.breaker.open(failure) {
+            tracing::warn!(node = %self.endpoint, cause = text, "Redis is lost");
         }
-        self.tell();
+        self.notify_topology();
     }
 
     /// Makes the topology task look at it.
-    pub(super) fn tell(&self) {
-        self.news.notify_one();
+    pub(super) fn notify_topology(&self) {
+        self.node_events.notify_one();
     }
 
     /// Marks the node as well. With `is_anew`, existing connections may be dead unnoticed.
@@ -198,10 +198,10 @@ impl Node {
         let is_first = !self.was_well.swap(true, Relaxed);
         let is_back = self.breaker.close(is_anew);
         if is_back {
-            tracing::info!(node = %self.place, "Redis is back");
+            tracing::info!(node = %self.endpoint, "Redis is back");
         }
         if is_first || is_back {
-            self.tell();
+            self.notify_topology();
         }
     }
 
@@ -211,33 +211,34 @@ impl Node {
     }
 
     /// A new record for another worker.
-    pub(super) fn new_load(&self) -> Arc<Load> {
-        let load = Arc::<Load>::default();
-        lock(&self.meters.loads).push(load.clone());
+    pub(super) fn new_load(&self) -> Arc<WorkerLoad> {
+        let load = Arc::<WorkerLoad>::default();
+        lock(&self.stats.loads).push(load.clone());
         load
     }
 
     /// Its state, for metrics and operators.
     pub(super) fn report(&self) -> NodeReport {
         let get = |counter: &AtomicU64| counter.load(Relaxed);
-        let meters = &self.meters;
-        let loads = lock(&meters.loads).clone();
-        let sum = |pick: fn(&Load) -> &AtomicU64| loads.iter().map(|load| get(pick(load))).sum();
+        let stats = &self.stats;
+        let loads = lock(&stats.loads).clone();
+        let sum =
+            |pick: fn(&WorkerLoad) -> &AtomicU64| loads.iter().map(|load| get(pick(load))).sum();
         NodeReport {
-            name: self.place.to_string(),
-            trouble: self.breaker.trouble(),
+            name: self.endpoint.to_string(),
+            failure: self.breaker.failure(),
             times_opened: self.breaker.times_opened(),
-            batches: get(&meters.batches),
-            failures: get(&meters.failures),
-            refusals: get(&meters.refusals),
-            redirects: get(&meters.redirects),
-            connections: get(&meters.connections),
-            suspicions: get(&meters.suspicions),
-            stalls: get(&meters.stalls),
+            batches: get(&stats.batches),
+            failures: get(&stats.failures),
+            refusals: get(&stats.refusals),
+            redirects: get(&stats.redirects),
+            connections: get(&stats.connections),
+            suspicions: get(&stats.suspicions),
+            stalls: get(&stats.stalls),
             is_suspected: self.is_suspected(),
             queued: sum(|load| &load.queued),
             in_flight: sum(|load| &load.in_flight),
-            refused_fast: sum(|load| &load.refused_fast),
+            rejected_while_open: sum(|load| &load.rejected_while_open),
             skew_millis: self.skew_millis.load(Relaxed),
         }
     }
@@ -249,7 +250,7 @@ pub struct NodeReport {
     /// `host:port`, or the path of a socket.
     pub name: String,
     /// Why its breaker is open.
-    pub trouble: Option<Trouble>,
+    pub failure: Option<NodeFailure>,
     pub times_opened: u64,
     pub batches: u64,
     pub failures: u64,
@@ -265,7 +266,7 @@ pub struct NodeReport {
     pub is_suspected: bool,
     pub queued: u64,
     pub in_flight: u64,
-    pub refused_fast: u64,
+    pub rejected_while_open: u64,
     /// How far its clock is ahead of ours.
     pub skew_millis: i64,
 }

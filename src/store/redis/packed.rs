@@ -2,13 +2,13 @@
 
 /// Commands, any of which can be copied out and sent again.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Packed {
+pub(super) struct PackedCommands {
     bytes: Vec<u8>,
     /// Where each command ends.
     ends: Vec<usize>,
 }
 
-impl Packed {
+impl PackedCommands {
     /// A single command.
     pub(super) fn one(words: &[&[u8]]) -> Self {
         let mut packed = Self::default();
@@ -45,10 +45,10 @@ impl Packed {
     }
 
     /// Adds a command of as many `words` as are then written.
-    pub(super) fn command(&mut self, words: usize) -> Command<'_> {
+    pub(super) fn command(&mut self, words: usize) -> CommandWriter<'_> {
         self.bytes.push(b'*');
         push_line(&mut self.bytes, words);
-        Command { packed: self }
+        CommandWriter { packed: self }
     }
 
     /// Adds the most frequent command. INCR costs Redis a sixth less than INCRBY with a 1.
@@ -66,7 +66,7 @@ impl Packed {
         if hits == 1 {
             self.ends.push(bytes.len());
         } else {
-            Command { packed: self }.number(hits);
+            CommandWriter { packed: self }.number(hits);
         }
     }
 
@@ -83,11 +83,11 @@ impl Packed {
 }
 
 /// A command that is being written; dropping it completes it.
-pub(super) struct Command<'a> {
-    packed: &'a mut Packed,
+pub(super) struct CommandWriter<'a> {
+    packed: &'a mut PackedCommands,
 }
 
-impl Command<'_> {
+impl CommandWriter<'_> {
     pub(super) fn word(&mut self, word: &[u8]) -> &mut Self {
         self.words(&[word])
     }
@@ -109,7 +109,7 @@ impl Command<'_> {
     }
 }
 
-impl Drop for Command<'_> {
+impl Drop for CommandWriter<'_> {
     fn drop(&mut self) {
         self.packed.ends.push(self.packed.bytes.len());
     }
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn commands_are_lists_of_words_behind_their_lengths() {
-        let mut packed = Packed::one(&[b"GET", b""]);
+        let mut packed = PackedCommands::one(&[b"GET", b""]);
         packed
             .command(3)
             .word(b"INCRBY")
@@ -141,27 +141,27 @@ mod tests {
     #[test]
     fn increments_are_commands_like_others() {
         let increment = |hits| {
-            let mut increment = Packed::default();
+            let mut increment = PackedCommands::default();
             increment.increment(&[b"a:", b"\r\n"], hits);
             assert_eq!(increment.len(), 1);
             increment.bytes
         };
-        let one = Packed::one(&[b"INCR", b"a:\r\n"]);
+        let one = PackedCommands::one(&[b"INCR", b"a:\r\n"]);
         assert_eq!(increment(1), one.bytes());
         for hits in [0, 2, 10, u64::MAX] {
             let text = hits.to_string();
-            let command = Packed::one(&[b"INCRBY", b"a:\r\n", text.as_bytes()]);
+            let command = PackedCommands::one(&[b"INCRBY", b"a:\r\n", text.as_bytes()]);
             assert_eq!(increment(hits), command.bytes());
         }
     }
 
     #[test]
     fn a_command_can_be_taken_out() {
-        let mut packed = Packed::default();
+        let mut packed = PackedCommands::default();
         for key in [b"a", b"b", b"c"] {
             packed.push(&[b"GET", key]);
         }
-        let mut some = Packed::default();
+        let mut some = PackedCommands::default();
         assert!(some.is_empty());
         some.copy(&packed, 2);
         some.copy(&packed, 0);

@@ -8,12 +8,17 @@ use std::{iter, mem, sync::LazyLock, time::Duration};
 use bb8_redis::redis::{self, Value};
 use hashbrown::HashTable;
 
-use super::{Clock, Options, StoreError, packed::Packed, trouble::says_try_again};
-use crate::{
-    counter::{Charge, Count, Ends, Increment, Method, Voice},
+use super::{
+    failure::is_try_again,
+    options::{Options, TimeSource},
+    packed::PackedCommands,
+};
+use crate::core::{
+    counter::{Charge, CounterKind, CounterState, Enforcement, Increment, ResetTimes},
     request::Hits,
     window::Timestamp,
 };
+use crate::store::contract::StoreError;
 
 /// A counter outlives its window by this much, for replicas whose clocks run behind.
 const GRACE_SECS: u64 = 1;
@@ -33,30 +38,30 @@ static STEP_SHA: LazyLock<String> =
     LazyLock::new(|| redis::Script::new(STEP).get_hash().to_owned());
 
 /// The command that loads the script into a server.
-pub(super) fn load_step() -> Packed {
-    Packed::one(&[b"SCRIPT", b"LOAD", STEP.as_bytes()])
+pub(super) fn load_step() -> PackedCommands {
+    PackedCommands::one(&[b"SCRIPT", b"LOAD", STEP.as_bytes()])
 }
 
 /// The commands of one batch, and how to read their replies.
 pub(super) struct Commands<'a> {
-    pub(super) packed: Packed,
-    steps: Vec<Step>,
+    pub(super) packed: PackedCommands,
+    steps: Vec<ReplySource>,
     groups: Vec<Group>,
     /// Hashes of the keys that this batch gives a time to live, and the indexes of the commands.
     expiries: Vec<(u64, usize)>,
-    trusted: Vec<Trusted<'a>>,
+    trusted: Vec<TrustedTtl<'a>>,
     key_prefix: &'a [u8],
 }
 
 /// Where one increment finds its count.
 #[derive(Clone, Copy)]
-enum Step {
+enum ReplySource {
     /// The count after the first `after` hits of a group.
     Grouped { group: usize, after: u64 },
     /// One of a group's counts.
     Together {
         group: usize,
-        place: usize,
+        index: usize,
         has_window: bool,
     },
 }
@@ -70,45 +75,45 @@ struct Group {
 }
 
 /// A key that this batch gives no time to live, because it should have one already.
-struct Trusted<'a> {
+struct TrustedTtl<'a> {
     key: &'a [u8],
     ttl_secs: u64,
     group: usize,
 }
 
 /// Gathers the increments of a batch. They are applied in their order.
-pub(super) struct Builder<'a, H, K> {
+pub(super) struct PipelineBuilder<'a, H, K> {
     options: &'a Options,
     now: Timestamp,
     /// A key's hash, which no client can foresee.
     hash: H,
     /// Whether the key of a hash has a time to live already.
     is_known: K,
-    steps: Vec<Step>,
-    groups: Vec<(Group, Call<'a>)>,
+    steps: Vec<ReplySource>,
+    groups: Vec<(Group, GroupCommand<'a>)>,
     /// The groups that further hits can still join, by hash.
     open: HashTable<usize>,
-    scripts: Packed,
+    scripts: PackedCommands,
 }
 
 /// The command of a group.
-enum Call<'a> {
+enum GroupCommand<'a> {
     /// All hits on one key of the batch, or those between two scripts: the result of a script depends on
     /// the commands before it.
-    Hits(First<'a>),
+    Hits(FirstIncrement<'a>),
     /// One of the scripts, by its index.
     Script(usize),
 }
 
 /// The first increment of a group.
 #[derive(Clone, Copy)]
-struct First<'a> {
+struct FirstIncrement<'a> {
     key: &'a [u8],
     hash: u64,
     ends_at: Timestamp,
 }
 
-impl<'a, H, K> Builder<'a, H, K>
+impl<'a, H, K> PipelineBuilder<'a, H, K>
 where
     H: Fn(&[u8]) -> u64,
     K: Fn(u64) -> bool,
@@ -129,7 +134,7 @@ where
             steps: Vec::with_capacity(increments),
             groups: Vec::with_capacity(increments),
             open: HashTable::with_capacity(increments),
-            scripts: Packed::default(),
+            scripts: PackedCommands::default(),
         }
     }
 
@@ -143,7 +148,8 @@ where
     }
 
     fn increment(&mut self, increment: Increment<'a>) {
-        let is_plain = increment.method == Method::Window && increment.charge == Charge::Always;
+        let is_plain =
+            increment.method == CounterKind::Window && increment.charge == Charge::Always;
         if !is_plain || increment.hits.given_back() > 0 {
             return self.step(iter::once(increment));
         }
@@ -151,12 +157,12 @@ where
         let hits = &mut self.groups[group].0.hits;
         *hits = (*hits + increment.hits.added()).min(Hits::MAX);
         let after = *hits;
-        self.steps.push(Step::Grouped { group, after });
+        self.steps.push(ReplySource::Grouped { group, after });
     }
 
     /// The group that hits on the key of `increment` join.
     fn group(&mut self, increment: &Increment<'a>) -> usize {
-        let first = First {
+        let first = FirstIncrement {
             key: increment.key,
             hash: (self.hash)(increment.key),
             ends_at: ends_at(self.options, increment),
@@ -169,10 +175,10 @@ where
         );
         match known {
             hashbrown::hash_table::Entry::Occupied(known) => *known.get(),
-            hashbrown::hash_table::Entry::Vacant(place) => {
+            hashbrown::hash_table::Entry::Vacant(index) => {
                 let group = groups.len();
-                place.insert(group);
-                groups.push((Group::default(), Call::Hits(first)));
+                index.insert(group);
+                groups.push((Group::default(), GroupCommand::Hits(first)));
                 group
             }
         }
@@ -183,7 +189,7 @@ where
         /// Words for each increment, without its key.
         const WORDS: usize = 8;
         let count = increments.clone().count();
-        let place = self.scripts.len();
+        let index = self.scripts.len();
         let mut script = self.scripts.command(4 + count * (1 + WORDS));
         script
             .word(b"EVALSHA")
@@ -201,21 +207,21 @@ where
             }
         }
         match self.options.clock {
-            Clock::Redis => script.number(-1),
-            Clock::Local => script.number(self.now.millis()),
+            TimeSource::Redis => script.number(-1),
+            TimeSource::Local => script.number(self.now.millis()),
         };
         for increment in increments.clone() {
             let (method, extra) = match increment.method {
-                Method::Window => {
+                CounterKind::Window => {
                     let hash = (self.hash)(increment.key);
                     let ends_at = ends_at(self.options, &increment);
                     let ttl_secs = ttl_secs(self.options, self.now, ends_at, hash);
                     (b"w", ttl_secs)
                 }
-                Method::FirstHit => (b"f", 0),
-                Method::SlidingWindow => (b"s", 0),
-                Method::SlidingLog => (b"l", 0),
-                Method::TokenBucket { rate } => (b"t", rate.into()),
+                CounterKind::FirstHit => (b"f", 0),
+                CounterKind::SlidingWindow => (b"s", 0),
+                CounterKind::SlidingLog => (b"l", 0),
+                CounterKind::TokenBucket { rate } => (b"t", rate.into()),
             };
             let charge = match increment.charge {
                 Charge::Always => b"a",
@@ -224,15 +230,15 @@ where
                 Charge::Stopping => b"s",
                 Charge::Never => b"n",
             };
-            let voice = match increment.voice {
-                Voice::Refuses => b"r",
-                Voice::Quota => b"q",
-                Voice::Silent => b"-",
+            let enforcement = match increment.enforcement {
+                Enforcement::Refuses => b"r",
+                Enforcement::Quota => b"q",
+                Enforcement::Silent => b"-",
             };
             script
                 .word(method)
                 .word(charge)
-                .word(voice)
+                .word(enforcement)
                 .number(increment.descriptor)
                 .number(increment.hits.signed())
                 .number(increment.limit)
@@ -240,14 +246,15 @@ where
                 .number(extra);
         }
         drop(script);
-        self.groups.push((Group::default(), Call::Script(place)));
+        self.groups
+            .push((Group::default(), GroupCommand::Script(index)));
         let group = self.groups.len() - 1;
         let together = increments
             .enumerate()
-            .map(|(place, increment)| Step::Together {
+            .map(|(index, increment)| ReplySource::Together {
                 group,
-                place,
-                has_window: increment.method == Method::Window,
+                index,
+                has_window: increment.method == CounterKind::Window,
             });
         self.steps.extend(together);
     }
@@ -257,11 +264,11 @@ where
         const AROUND: usize = 40;
         let groups = mem::take(&mut self.groups);
         let key_bytes = groups.iter().map(|(_, call)| match call {
-            Call::Hits(first) => AROUND + self.options.key_prefix.len() + first.key.len(),
-            Call::Script(_) => 0,
+            GroupCommand::Hits(first) => AROUND + self.options.key_prefix.len() + first.key.len(),
+            GroupCommand::Script(_) => 0,
         });
         let mut commands = Commands {
-            packed: Packed::with_capacity(groups.len(), key_bytes.sum()),
+            packed: PackedCommands::with_capacity(groups.len(), key_bytes.sum()),
             steps: mem::take(&mut self.steps),
             groups: Vec::with_capacity(groups.len()),
             expiries: Vec::new(),
@@ -271,12 +278,12 @@ where
         for (mut group, call) in groups {
             group.command = commands.packed.len();
             match call {
-                Call::Script(place) => commands.packed.copy(&self.scripts, place),
-                Call::Hits(first) if group.hits == 0 => {
+                GroupCommand::Script(index) => commands.packed.copy(&self.scripts, index),
+                GroupCommand::Hits(first) if group.hits == 0 => {
                     let mut get = commands.packed.command(2);
                     get.word(b"GET").words(&[commands.key_prefix, first.key]);
                 }
-                Call::Hits(first) => self.hits(first, group.hits, &mut commands),
+                GroupCommand::Hits(first) => self.hits(first, group.hits, &mut commands),
             }
             commands.groups.push(group);
         }
@@ -284,19 +291,19 @@ where
     }
 
     /// Adds INCR or INCRBY, and EXPIRE if the key may not have a time to live.
-    fn hits(&self, first: First<'a>, hits: u64, commands: &mut Commands<'a>) {
+    fn hits(&self, first: FirstIncrement<'a>, hits: u64, commands: &mut Commands<'a>) {
         let key = [commands.key_prefix, first.key];
         commands.packed.increment(&key, hits);
         let ttl_secs = ttl_secs(self.options, self.now, first.ends_at, first.hash);
         if (self.is_known)(first.hash) {
-            commands.trusted.push(Trusted {
+            commands.trusted.push(TrustedTtl {
                 key: first.key,
                 ttl_secs,
                 group: commands.groups.len(),
             });
         } else {
-            let place = commands.packed.len();
-            commands.expiries.push((first.hash, place));
+            let index = commands.packed.len();
+            commands.expiries.push((first.hash, index));
             commands
                 .packed
                 .command(3)
@@ -307,15 +314,15 @@ where
     }
 }
 
-fn is_of(groups: &[(Group, Call<'_>)], group: usize, key: &[u8]) -> bool {
-    matches!(&groups[group].1, Call::Hits(first) if first.key == key)
+fn is_of(groups: &[(Group, GroupCommand<'_>)], group: usize, key: &[u8]) -> bool {
+    matches!(&groups[group].1, GroupCommand::Hits(first) if first.key == key)
 }
 
-fn hash_of(groups: &[(Group, Call<'_>)], group: usize) -> u64 {
+fn hash_of(groups: &[(Group, GroupCommand<'_>)], group: usize) -> u64 {
     match &groups[group].1 {
-        Call::Hits(first) => first.hash,
+        GroupCommand::Hits(first) => first.hash,
         // No hits join a script.
-        Call::Script(_) => 0,
+        GroupCommand::Script(_) => 0,
     }
 }
 
@@ -324,8 +331,8 @@ fn hash_of(groups: &[(Group, Call<'_>)], group: usize) -> u64 {
 /// for one that is behind. Clocks that differ by more than a period count in different windows.
 fn ends_at(options: &Options, increment: &Increment<'_>) -> Timestamp {
     match options.clock {
-        Clock::Redis => increment.expires_at,
-        Clock::Local => {
+        TimeSource::Redis => increment.expires_at,
+        TimeSource::Local => {
             let period = Duration::from_millis(increment.period_millis);
             increment.expires_at.plus(period.min(MAX_SKEW))
         }
@@ -356,8 +363,8 @@ impl Commands<'_> {
 
     /// An EXPIRE for each key that should have had a time to live but was created by this batch: Redis
     /// had lost it in a restart, a failover or an eviction.
-    pub(super) fn repairs(&self, replies: &[Value]) -> Packed {
-        let mut repairs = Packed::default();
+    pub(super) fn repairs(&self, replies: &[Value]) -> PackedCommands {
+        let mut repairs = PackedCommands::default();
         for trusted in &self.trusted {
             let group = &self.groups[trusted.group];
             if count(&replies[group.command]) == Ok(group.hits) {
@@ -375,31 +382,31 @@ impl Commands<'_> {
     pub(super) fn counts(
         &self,
         replies: &[Value],
-    ) -> impl Iterator<Item = Result<Count, StoreError>> {
+    ) -> impl Iterator<Item = Result<CounterState, StoreError>> {
         let group = |group: usize| &self.groups[group];
         self.steps.iter().map(move |step| match *step {
-            Step::Together {
+            ReplySource::Together {
                 group: at,
-                place,
+                index,
                 has_window,
             } => match &replies[group(at).command] {
-                Value::Array(told) => told_by_step(told, place, has_window),
-                reply if says_try_again(reply) => Err(StoreError::Moving),
+                Value::Array(reply) => count_of_step(reply, index, has_window),
+                reply if is_try_again(reply) => Err(StoreError::Moving),
                 _ => Err(StoreError::Refused),
             },
-            Step::Grouped { group: at, after } => {
+            ReplySource::Grouped { group: at, after } => {
                 let end = count(&replies[group(at).command])?;
                 let after = end.saturating_sub(group(at).hits).saturating_add(after);
-                Ok(Count::from(after))
+                Ok(CounterState::from(after))
             }
         })
     }
 
     /// How many counters scripts have dropped because they were too far ahead of the clock.
-    pub(super) fn forgotten(replies: &[Value]) -> u64 {
+    pub(super) fn reset_counters(replies: &[Value]) -> u64 {
         let by_step = |reply: &Value| match reply {
-            Value::Array(told) if told.len() % NUMBERS_OF_COUNTER == 1 => {
-                told.last().and_then(|number| count(number).ok())
+            Value::Array(reply) if reply.len() % NUMBERS_OF_COUNTER == 1 => {
+                reply.last().and_then(|number| count(number).ok())
             }
             _ => None,
         };
@@ -420,27 +427,31 @@ impl Commands<'_> {
 /// The step returns so many numbers for each counter.
 const NUMBERS_OF_COUNTER: usize = 4;
 
-/// The step's reply for the counter at `place`.
-fn told_by_step(told: &[Value], place: usize, has_window: bool) -> Result<Count, StoreError> {
-    let [held, is_charged, resets_in, retry_in] = told
-        .get(NUMBERS_OF_COUNTER * place..)
-        .and_then(|told| told.first_chunk())
+/// The step's reply for the counter at `index`.
+fn count_of_step(
+    reply: &[Value],
+    index: usize,
+    has_window: bool,
+) -> Result<CounterState, StoreError> {
+    let [held, is_charged, resets_in, retry_in] = reply
+        .get(NUMBERS_OF_COUNTER * index..)
+        .and_then(|reply| reply.first_chunk())
         .ok_or(StoreError::Refused)?;
     let number = |reply: &Value| match reply {
         Value::Int(number) => Ok(*number),
         _ => Err(StoreError::Refused),
     };
-    Ok(Count {
+    Ok(CounterState {
         is_charged: number(is_charged)? == 1,
         ends: if has_window {
             None
         } else {
-            Some(Ends {
+            Some(ResetTimes {
                 resets_in: u64::try_from(number(resets_in)?).unwrap_or(0),
                 retry_in: u64::try_from(number(retry_in)?).ok(),
             })
         },
-        ..Count::from(count(held)?)
+        ..CounterState::from(count(held)?)
     })
 }
 
@@ -469,13 +480,13 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{
-        counter::{Batch, Counting},
+    use crate::core::{
+        counter::{Batch, DescriptorHits},
         limit::Limit,
         window::{Period, Unit},
     };
 
-    fn options(clock: Clock) -> Options {
+    fn options(clock: TimeSource) -> Options {
         Options {
             key_prefix: String::new(),
             deadline: Duration::ZERO,
@@ -490,9 +501,9 @@ mod tests {
     /// Requests of one increment each: a value, its hits and how they are charged.
     fn requests(of: &[(&str, Hits, Charge)]) -> Vec<Batch> {
         let request = |(value, hits, charge): &(&str, Hits, Charge)| {
-            let counting = Counting {
+            let counting = DescriptorHits {
                 charge: *charge,
-                ..Counting::from(*hits)
+                ..DescriptorHits::from(*hits)
             };
             let mut batch = Batch::default();
             batch.push_value(
@@ -508,14 +519,14 @@ mod tests {
 
     /// The names of the commands for `requests`, each count or its error after `replies`, and the number
     /// of repairs. With `is_known` the keys have a time to live already.
-    fn told(
+    fn reply(
         requests: &[Batch],
         is_known: bool,
         replies: &[Value],
     ) -> (Vec<String>, Vec<Result<u64, StoreError>>, usize) {
-        let options = options(Clock::Redis);
+        let options = options(TimeSource::Redis);
         let hash = |key: &[u8]| key.iter().map(|&byte| u64::from(byte)).sum();
-        let mut builder = Builder::new(&options, START, 1, hash, |_| is_known);
+        let mut builder = PipelineBuilder::new(&options, START, 1, hash, |_| is_known);
         for request in requests {
             builder.request(request.iter());
         }
@@ -545,16 +556,16 @@ mod tests {
             ("a", Hits::add(3), Always),
         ]);
         let replies = [9, 1, 2, 1].map(Value::Int);
-        let (names, counts, repairs) = told(&three, false, &replies);
+        let (names, counts, repairs) = reply(&three, false, &replies);
         assert_eq!(names, ["INCRBY", "EXPIRE", "INCRBY", "EXPIRE"]);
         assert_eq!(counts, [Ok(6), Ok(2), Ok(9)]);
         assert_eq!(repairs, 0);
         // A look is a GET, and joins the hits of others.
         let look = requests(&[("a", Hits::add(0), Always)]);
-        let (names, counts, _) = told(&look, false, &[Value::Nil]);
+        let (names, counts, _) = reply(&look, false, &[Value::Nil]);
         assert_eq!((names, counts), (vec!["GET".to_owned()], vec![Ok(0)]));
         let beside = requests(&[("a", Hits::ONE, Always), ("a", Hits::add(0), Always)]);
-        let (names, counts, _) = told(&beside, true, &[Value::Int(4)]);
+        let (names, counts, _) = reply(&beside, true, &[Value::Int(4)]);
         assert_eq!(
             (names, counts),
             (vec!["INCR".to_owned()], vec![Ok(4), Ok(4)])
@@ -568,7 +579,7 @@ mod tests {
             ("b", Hits::ONE, Charge::Always),
         ]);
         for (replies, expected) in [([5, 7], 0), ([2, 7], 1), ([2, 1], 2)] {
-            let (names, _, repairs) = told(&two, true, &replies.map(Value::Int));
+            let (names, _, repairs) = reply(&two, true, &replies.map(Value::Int));
             assert_eq!(names, ["INCRBY", "INCR"]);
             assert_eq!(repairs, expected, "{replies:?}");
         }
@@ -582,14 +593,17 @@ mod tests {
             ("a", Hits::ONE, Charge::Always),
         ]);
         assert_eq!(
-            Commands::forgotten(&[Value::Int(1), Value::Array(Vec::new())]),
+            Commands::reset_counters(&[Value::Int(1), Value::Array(Vec::new())]),
             0
         );
-        let with_forgotten = Value::Array([3, 1, 0, 0, 2].map(Value::Int).to_vec());
-        assert_eq!(Commands::forgotten(&[Value::Int(1), with_forgotten]), 2);
+        let with_reset_counters = Value::Array([3, 1, 0, 0, 2].map(Value::Int).to_vec());
+        assert_eq!(
+            Commands::reset_counters(&[Value::Int(1), with_reset_counters]),
+            2
+        );
         let script = Value::Array([3, 1, 0, 0].map(Value::Int).to_vec());
         let replies = [Value::Int(2), script, Value::Int(4)];
-        let (names, counts, _) = told(&three, true, &replies);
+        let (names, counts, _) = reply(&three, true, &replies);
         assert_eq!(names, ["INCR", "EVALSHA", "INCR"]);
         assert_eq!(counts, [Ok(2), Ok(3), Ok(4)]);
     }
@@ -606,17 +620,17 @@ mod tests {
             ("OOM no room", StoreError::Refused),
             ("TRYAGAIN the slot moves", StoreError::Moving),
         ] {
-            let (_, counts, _) = told(&two, true, &[error(text), Value::Int(1)]);
+            let (_, counts, _) = reply(&two, true, &[error(text), Value::Int(1)]);
             assert_eq!(counts, [Err(expected), Ok(1)]);
         }
     }
 
     /// The seconds of the EXPIRE for the window of `period` that holds `now`.
-    fn expire_secs(clock: Clock, period: Period, now: Timestamp) -> u64 {
+    fn expire_secs(clock: TimeSource, period: Period, now: Timestamp) -> u64 {
         let options = options(clock);
         let mut batch = Batch::default();
         batch.push_value(b"v", &Limit::fixed(1, period), now, Hits::ONE);
-        let mut builder = Builder::new(&options, now, 1, |_| 0, |_| false);
+        let mut builder = PipelineBuilder::new(&options, now, 1, |_| 0, |_| false);
         builder.request(batch.iter());
         let commands = builder.finish();
         let text = String::from_utf8(commands.packed.bytes().to_vec()).unwrap();
@@ -643,7 +657,7 @@ mod tests {
             let behind = behind % (ahead.min(MAX_SKEW.as_secs()) + 1);
             let now = Timestamp::from_secs(start + ahead);
             let left = secs - (ahead - behind);
-            let expire_secs = expire_secs(Clock::Local, period, now);
+            let expire_secs = expire_secs(TimeSource::Local, period, now);
             prop_assert!(expire_secs > left, "{expire_secs} and not {left}");
         }
 
@@ -653,7 +667,7 @@ mod tests {
             now in 1_000_000_000..2_000_000_000_u64,
         ) {
             let left = period.secs() - now % period.secs();
-            let expire_secs = expire_secs(Clock::Redis, period, Timestamp::from_secs(now));
+            let expire_secs = expire_secs(TimeSource::Redis, period, Timestamp::from_secs(now));
             prop_assert_eq!(expire_secs, left + 1);
         }
     }

@@ -12,15 +12,15 @@ use tokio::{sync::watch, time::Instant};
 
 use super::{
     clock::{Measurement, Skew},
-    connection::Connector,
-    detector::{Detector, Ran, State, TICK},
-    link::Link,
+    connection::Connection,
+    detector::{Detector, NodeHealth, RunningTime, TICK},
+    failure::NodeFailure,
     node::Node,
-    packed::Packed,
+    packed::PackedCommands,
+    pool::Connector,
     running::{read_sockets, tick, within},
-    trouble::Trouble,
 };
-use crate::window::Timestamp;
+use crate::core::window::Timestamp;
 
 /// The time between two questions to a node that is not suspected.
 const CALM: Duration = Duration::from_secs(1);
@@ -42,7 +42,7 @@ const MAX_TIME_FAILURES: u32 = 3;
 
 /// How long requests wait for a node.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Patience {
+pub(super) struct WaitLimits {
     /// How long a decision may wait: a lost node that answers later is of no use.
     pub(super) deadline: Duration,
     /// How long a node may be silent.
@@ -55,9 +55,9 @@ pub(super) struct Probe {
     connector: Arc<Connector>,
     /// Whether a replica is a failure: a single server may have any role, as long as it counts.
     must_be_master: bool,
-    patience: Patience,
+    patience: WaitLimits,
     now: fn() -> Timestamp,
-    trouble: watch::Receiver<Option<Trouble>>,
+    failure: watch::Receiver<Option<NodeFailure>>,
     /// Whether the node was ever found well.
     is_back: bool,
     /// Whether the present connection replaced one that was silent or broke: the workers' connections
@@ -68,9 +68,9 @@ pub(super) struct Probe {
 }
 
 /// The answer to a question.
-struct Answered {
+struct ProbeReply {
     /// The connection that brought it, if it is not the one that was asked first.
-    new: Option<Link>,
+    new: Option<Connection>,
     /// The time it took, as far as this process ran.
     took: Duration,
     /// Whether connections of workers got replies meanwhile.
@@ -82,11 +82,11 @@ impl Probe {
         node: Arc<Node>,
         connector: Arc<Connector>,
         must_be_master: bool,
-        patience: Patience,
+        patience: WaitLimits,
         now: fn() -> Timestamp,
     ) -> Self {
         Self {
-            trouble: node.breaker.watch(),
+            failure: node.breaker.watch(),
             node,
             connector,
             must_be_master,
@@ -101,25 +101,25 @@ impl Probe {
 
     /// Asks until it is dropped.
     pub(super) async fn run(mut self) {
-        let mut link: Option<Link> = None;
+        let mut link: Option<Connection> = None;
         let mut failures = 0;
         loop {
-            let before = self.trouble.borrow_and_update().clone();
+            let before = self.failure.borrow_and_update().clone();
             match self.ask_once(&mut link, before.as_ref()).await {
                 Ok(answered) => {
                     failures = 0;
                     self.follow(&mut link, answered, before.as_ref()).await;
                 }
-                Err(trouble) => {
+                Err(failure) => {
                     // The connection may only have been closed: the next attempt shows it.
                     let had_link = link.is_some();
-                    if matches!(trouble, Trouble::Unreachable(_) | Trouble::Silent) {
+                    if matches!(failure, NodeFailure::Unreachable(_) | NodeFailure::Silent) {
                         link = None;
                     }
                     if link.is_none() && had_link && before.is_none() {
                         continue;
                     }
-                    self.node.lose(trouble);
+                    self.node.lose(failure);
                     tokio::time::sleep(pause(failures)).await;
                     failures += 1;
                 }
@@ -130,28 +130,28 @@ impl Probe {
     /// Handles an answer, and waits until the next question is due.
     async fn follow(
         &mut self,
-        link: &mut Option<Link>,
-        answered: Answered,
-        before: Option<&Trouble>,
+        link: &mut Option<Connection>,
+        answered: ProbeReply,
+        before: Option<&NodeFailure>,
     ) {
-        let Answered {
+        let ProbeReply {
             new,
             took,
             others_work,
         } = answered;
         if new.is_some() {
             *link = new;
-            self.node.heard(None);
+            self.node.record_answer(None);
             self.is_replaced |= self.is_back && !others_work;
         } else {
-            self.node.heard(Some(took));
+            self.node.record_answer(Some(took));
         }
         if self.node.breaker.is_open() && took > self.patience.deadline {
             // The node lives, but no decision could wait for it: the next answer may come sooner.
             return;
         }
         // If this connection was silent and answers again, others do so too.
-        let is_other = before.is_some_and(|was| *was != Trouble::Silent);
+        let is_other = before.is_some_and(|was| *was != NodeFailure::Silent);
         self.node.regain(self.is_replaced || is_other);
         (self.is_back, self.is_replaced) = (true, false);
         if let Some(known) = link
@@ -164,7 +164,7 @@ impl Probe {
             () = tokio::time::sleep(CALM) => {}
             () = self.node.suspected() => {}
             // The node keeps the sender.
-            _ = self.trouble.changed() => {}
+            _ = self.failure.changed() => {}
         }
     }
 
@@ -173,9 +173,9 @@ impl Probe {
     /// is silent for too long, to this task and to all workers.
     async fn ask_once(
         &self,
-        link: &mut Option<Link>,
-        before: Option<&Trouble>,
-    ) -> Result<Answered, Trouble> {
+        link: &mut Option<Connection>,
+        before: Option<&NodeFailure>,
+    ) -> Result<ProbeReply, NodeFailure> {
         let bounds = self.node.bounds(self.patience.lose_after);
         let asked = Instant::now();
         let replies = self.node.replies();
@@ -192,9 +192,9 @@ impl Probe {
             }
             self.reach(before).await
         };
-        let mut silent = Silence {
+        let mut silent = ProbeSilence {
             detector: Detector::asked(bounds, asked).already(self.node.take_silence()),
-            ran: Ran::since(asked),
+            ran: RunningTime::since(asked),
             replies,
         };
         let new = tokio::select! {
@@ -203,7 +203,7 @@ impl Probe {
             answer = on_new => answer.map(Some)?,
             () = self.watch(&mut silent) => None,
         };
-        Ok(Answered {
+        Ok(ProbeReply {
             new,
             took: silent.ran.total() + silent.ran.last().elapsed().min(TICK),
             others_work: self.node.replies() != replies,
@@ -211,7 +211,7 @@ impl Probe {
     }
 
     /// Counts the time in which this process ran and the node was silent. Never ends.
-    async fn watch(&self, silence: &mut Silence) {
+    async fn watch(&self, silence: &mut ProbeSilence) {
         loop {
             let (due, now) = tick(&mut silence.ran, TICK).await;
             // An answer that has arrived already still counts.
@@ -219,16 +219,16 @@ impl Probe {
             let replies = self.node.replies();
             if replies != silence.replies {
                 silence.replies = replies;
-                silence.detector.heard(now);
+                silence.detector.record_answer(now);
             }
-            if silence.detector.woke(due, now) == State::Lost {
-                self.node.lose(Trouble::Silent);
+            if silence.detector.woke(due, now) == NodeHealth::Lost {
+                self.node.lose(NodeFailure::Silent);
             }
         }
     }
 
     /// A new connection on which the node was found well.
-    async fn reach(&self, before: Option<&Trouble>) -> Result<Link, Trouble> {
+    async fn reach(&self, before: Option<&NodeFailure>) -> Result<Connection, NodeFailure> {
         for attempt in 0_u32.. {
             let patience = if attempt % LONG_ATTEMPT == LONG_ATTEMPT - 1 {
                 self.connector.timeout
@@ -236,48 +236,52 @@ impl Probe {
                 self.connector.timeout.min(PATIENCE)
             };
             let reached = async {
-                let mut link = self.connector.connect(&self.node.place).await?;
+                let mut link = self.connector.connect(&self.node.endpoint).await?;
                 self.ask(&mut link, before).await?;
                 Ok(link)
             };
             match within(patience, reached).await {
-                Some(Err(Trouble::Silent)) | None => {}
+                Some(Err(NodeFailure::Silent)) | None => {}
                 Some(reached) => return reached,
             }
             tokio::time::sleep(pause(attempt)).await;
         }
-        Err(Trouble::Silent)
+        Err(NodeFailure::Silent)
     }
 
     /// Checks whether the node is well, as far as that can be asked; `before` is its last failure.
-    async fn ask(&self, link: &mut Link, before: Option<&Trouble>) -> Result<(), Trouble> {
-        let mut questions = Packed::one(&[b"PING"]);
-        if self.must_be_master || before == Some(&Trouble::ReadOnly) {
+    async fn ask(
+        &self,
+        link: &mut Connection,
+        before: Option<&NodeFailure>,
+    ) -> Result<(), NodeFailure> {
+        let mut questions = PackedCommands::one(&[b"PING"]);
+        if self.must_be_master || before == Some(&NodeFailure::ReadOnly) {
             questions.push(&[b"ROLE"]);
         }
-        if before == Some(&Trouble::ClusterDown) {
+        if before == Some(&NodeFailure::ClusterDown) {
             questions.push(&[b"CLUSTER", b"INFO"]);
         }
         let replies = link.ask(&questions).await?;
         for reply in &replies {
-            if let Some(trouble) = Trouble::of_reply(reply) {
-                return Err(trouble);
+            if let Some(failure) = NodeFailure::of_reply(reply) {
+                return Err(failure);
             }
             // A user who may not run ROLE gets an error, and the node the benefit of the doubt.
             if is_replica(reply) {
-                return Err(Trouble::ReadOnly);
+                return Err(NodeFailure::ReadOnly);
             }
             if let Value::BulkString(text) = reply
                 && String::from_utf8_lossy(text).contains("cluster_state:fail")
             {
-                return Err(Trouble::ClusterDown);
+                return Err(NodeFailure::ClusterDown);
             }
         }
         Ok(())
     }
 
     /// Reads the clock of the node. Returns whether the connection is still usable.
-    async fn read_clock(&mut self, link: &mut Link) -> bool {
+    async fn read_clock(&mut self, link: &mut Connection) -> bool {
         if self.time_failures >= MAX_TIME_FAILURES {
             return true;
         }
@@ -287,7 +291,7 @@ impl Probe {
                 self.time_failures = 0;
                 self.skew.record(measurement.end(millis));
                 self.node.skew_millis.store(self.skew.median(), Relaxed);
-                self.node.tell();
+                self.node.notify_topology();
                 true
             }
             // The server may forbid TIME; the connection stays usable.
@@ -301,10 +305,10 @@ impl Probe {
 }
 
 /// A silence of the node.
-struct Silence {
+struct ProbeSilence {
     detector: Detector,
     /// How long the answer takes.
-    ran: Ran,
+    ran: RunningTime,
     /// The replies to all workers at the last look.
     replies: u64,
 }
@@ -316,8 +320,8 @@ fn pause(failures: u32) -> Duration {
 }
 
 /// The time of day of the server in milliseconds, if it returns one.
-async fn time(link: &mut Link) -> Result<Option<u64>, Trouble> {
-    let replies = link.ask(&Packed::one(&[b"TIME"])).await?;
+async fn time(link: &mut Connection) -> Result<Option<u64>, NodeFailure> {
+    let replies = link.ask(&PackedCommands::one(&[b"TIME"])).await?;
     let time = replies.into_iter().next().and_then(|reply| {
         let (secs, micros): (u64, u64) = redis::from_redis_value(reply).ok()?;
         secs.checked_mul(1000)?.checked_add(micros / 1000)

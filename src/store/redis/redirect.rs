@@ -3,12 +3,12 @@
 
 use bb8_redis::redis::Value;
 
-use super::{address::Place, packed::Packed, trouble::says_try_again};
+use super::{address::Endpoint, failure::is_try_again, packed::PackedCommands};
 
 /// Another server for commands of a pipeline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Redirect {
-    pub(super) target: Place,
+    pub(super) target: Endpoint,
     /// The slot is moving there: the command needs ASKING in front, and the map stays as it is.
     pub(super) is_ask: bool,
     /// The indexes of the commands in the pipeline, ascending.
@@ -16,7 +16,7 @@ pub(super) struct Redirect {
 }
 
 /// The commands that have to be sent again, by target; `asked` is the server that replied.
-pub(super) fn redirects(replies: &[Value], asked: &Place) -> Vec<Redirect> {
+pub(super) fn redirects(replies: &[Value], asked: &Endpoint) -> Vec<Redirect> {
     let mut redirects: Vec<Redirect> = Vec::new();
     for (command, reply) in replies.iter().enumerate() {
         let Some((target, is_ask)) = target(reply, asked) else {
@@ -37,7 +37,7 @@ pub(super) fn redirects(replies: &[Value], asked: &Place) -> Vec<Redirect> {
     redirects
 }
 
-fn target(reply: &Value, asked: &Place) -> Option<(Place, bool)> {
+fn target(reply: &Value, asked: &Endpoint) -> Option<(Endpoint, bool)> {
     let Value::ServerError(error) = reply else {
         return None;
     };
@@ -45,20 +45,20 @@ fn target(reply: &Value, asked: &Place) -> Option<(Place, bool)> {
         "MOVED" => false,
         "ASK" => true,
         // Some keys of the command have moved and some have not; soon all will have.
-        _ if says_try_again(reply) => return Some((asked.clone(), false)),
+        _ if is_try_again(reply) => return Some((asked.clone(), false)),
         _ => return None,
     };
     // `3999 127.0.0.1:6381`
     let (_slot, address) = error.details()?.split_once(' ')?;
     let (host, port) = address.trim().rsplit_once(':')?;
     let host = host.trim_start_matches('[').trim_end_matches(']');
-    Some((Place::told(host, port.parse().ok()?, asked), is_ask))
+    Some((Endpoint::reported(host, port.parse().ok()?, asked), is_ask))
 }
 
 impl Redirect {
     /// The commands in the form that the target needs.
-    pub(super) fn commands(&self, of: &Packed) -> Packed {
-        let mut commands = Packed::default();
+    pub(super) fn commands(&self, of: &PackedCommands) -> PackedCommands {
+        let mut commands = PackedCommands::default();
         for command in &self.commands {
             if self.is_ask {
                 commands.push(&[b"ASKING"]);
@@ -84,8 +84,8 @@ mod tests {
 
     use super::*;
 
-    fn place(host: &str, port: u16) -> Place {
-        Place::Tcp {
+    fn endpoint(host: &str, port: u16) -> Endpoint {
+        Endpoint::Tcp {
             host: host.into(),
             port,
         }
@@ -109,12 +109,12 @@ mod tests {
         ]
         .map(reply);
         let redirect = |host, port, is_ask, commands: &[usize]| Redirect {
-            target: place(host, port),
+            target: endpoint(host, port),
             is_ask,
             commands: commands.to_vec(),
         };
         assert_eq!(
-            redirects(&replies, &place("me", 1)),
+            redirects(&replies, &endpoint("me", 1)),
             [
                 redirect("10.0.0.1", 6381, false, &[1, 4]),
                 redirect("10.0.0.2", 6382, true, &[3]),
@@ -127,12 +127,12 @@ mod tests {
 
     #[test]
     fn late_replies_find_their_places() {
-        let mut commands = Packed::default();
+        let mut commands = PackedCommands::default();
         for key in [b"a", b"b", b"c"] {
             commands.push(&[b"GET", key]);
         }
         let mut redirect = Redirect {
-            target: place("h", 1),
+            target: endpoint("h", 1),
             is_ask: true,
             commands: vec![0, 2],
         };

@@ -13,8 +13,8 @@ use std::{
 
 use tokio::time::{Instant, sleep_until};
 
-use super::detector::{GRAIN, Ran, TICK};
-use crate::histogram::TimerValues;
+use super::detector::{GRAIN, RunningTime, TICK};
+use crate::foundation::histogram::TimerValues;
 
 /// A time in which this thread did not run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub(super) struct Pause {
 
 /// Sleeps until the next look of a wait that has `rest` left, and counts the time in which this thread
 /// ran. Returns when the look was due, and when it came.
-pub(super) async fn tick(ran: &mut Ran, rest: Duration) -> (Instant, Instant) {
+pub(super) async fn tick(ran: &mut RunningTime, rest: Duration) -> (Instant, Instant) {
     // Counts from the last look on, so that no pause in between is missed.
     let due = ran.last() + rest.min(TICK);
     sleep_until(due).await;
@@ -37,7 +37,7 @@ pub(super) async fn tick(ran: &mut Ran, rest: Duration) -> (Instant, Instant) {
 /// Returns the output of `future`, or `None` once this thread has run for `time`.
 pub(super) async fn within<T>(time: Duration, future: impl Future<Output = T>) -> Option<T> {
     let mut future = pin!(future);
-    let mut ran = Ran::since(Instant::now());
+    let mut ran = RunningTime::since(Instant::now());
     loop {
         let rest = time.saturating_sub(ran.total());
         if rest.is_zero() {

@@ -6,8 +6,8 @@ use bb8_redis::redis;
 use tokio::task::JoinSet;
 
 use super::{
-    address::Place, connection::Connector, link::Link, packed::Packed, probe::is_master,
-    running::within, trouble::Trouble,
+    address::Endpoint, connection::Connection, failure::NodeFailure, packed::PackedCommands,
+    pool::Connector, probe::is_master, running::within,
 };
 
 /// How long a sentinel may take. A slower one has no vote this time.
@@ -17,19 +17,19 @@ const PATIENCE: Duration = Duration::from_millis(250);
 #[derive(Debug)]
 pub(super) struct Sentinels {
     connector: Arc<Connector>,
-    places: Vec<Place>,
+    endpoints: Vec<Endpoint>,
     master: String,
-    links: HashMap<Place, Link>,
+    links: HashMap<Endpoint, Connection>,
 }
 
 /// The answer of one sentinel.
-type Vote = Result<(Link, Option<Place>), Trouble>;
+type Vote = Result<(Connection, Option<Endpoint>), NodeFailure>;
 
 impl Sentinels {
-    pub(super) fn new(connector: Arc<Connector>, places: Vec<Place>, master: String) -> Self {
+    pub(super) fn new(connector: Arc<Connector>, endpoints: Vec<Endpoint>, master: String) -> Self {
         Self {
             connector,
-            places,
+            endpoints,
             master,
             links: HashMap::new(),
         }
@@ -40,23 +40,23 @@ impl Sentinels {
     /// # Errors
     ///
     /// The failures of all sentinels, if none names a master.
-    pub(super) async fn master(&mut self) -> Result<Place, String> {
+    pub(super) async fn master(&mut self) -> Result<Endpoint, String> {
         let mut asking = JoinSet::new();
-        for (order, place) in self.places.iter().enumerate() {
-            let link = self.links.remove(place);
+        for (order, endpoint) in self.endpoints.iter().enumerate() {
+            let link = self.links.remove(endpoint);
             let connector = self.connector.clone();
-            let (place, master) = (place.clone(), self.master.clone());
+            let (endpoint, master) = (endpoint.clone(), self.master.clone());
             asking.spawn(async move {
-                let vote = within(PATIENCE, ask(&connector, &place, link, &master)).await;
-                (order, place, vote.unwrap_or(Err(Trouble::Silent)))
+                let vote = within(PATIENCE, ask(&connector, &endpoint, link, &master)).await;
+                (order, endpoint, vote.unwrap_or(Err(NodeFailure::Silent)))
             });
         }
         let mut answers = asking.join_all().await;
         answers.sort_by_key(|(order, ..)| *order);
-        let mut votes: Vec<(Place, usize)> = Vec::new();
+        let mut votes: Vec<(Endpoint, usize)> = Vec::new();
         let mut failures = Vec::new();
-        for (_, place, vote) in answers {
-            match self.hear(&place, vote) {
+        for (_, endpoint, vote) in answers {
+            match self.hear(&endpoint, vote) {
                 Ok(master) => match votes.iter_mut().find(|(known, _)| *known == master) {
                     Some((_, count)) => *count += 1,
                     None => votes.push((master, 1)),
@@ -70,51 +70,59 @@ impl Sentinels {
             .ok_or_else(|| failures.join("; "))
     }
 
-    fn hear(&mut self, sentinel: &Place, vote: Vote) -> Result<Place, String> {
+    fn hear(&mut self, sentinel: &Endpoint, vote: Vote) -> Result<Endpoint, String> {
         match vote {
             Ok((link, master)) => {
                 self.links.insert(sentinel.clone(), link);
                 master.ok_or_else(|| format!("sentinel {sentinel} knows no master of this name"))
             }
-            Err(trouble) => Err(format!("sentinel {sentinel} {trouble}")),
+            Err(failure) => Err(format!("sentinel {sentinel} {failure}")),
         }
     }
 }
 
-async fn ask(connector: &Connector, place: &Place, link: Option<Link>, master: &str) -> Vote {
+async fn ask(
+    connector: &Connector,
+    endpoint: &Endpoint,
+    link: Option<Connection>,
+    master: &str,
+) -> Vote {
     let mut link = match link {
         Some(link) => link,
-        None => connector.connect(place).await?,
+        None => connector.connect(endpoint).await?,
     };
     let words = [
         b"SENTINEL",
         &b"get-master-addr-by-name"[..],
         master.as_bytes(),
     ];
-    let replies = link.ask(&Packed::one(&words)).await?;
+    let replies = link.ask(&PackedCommands::one(&words)).await?;
     let reply = replies.into_iter().next();
-    if let Some(trouble) = reply.as_ref().and_then(Trouble::of_reply) {
-        return Err(trouble);
+    if let Some(failure) = reply.as_ref().and_then(NodeFailure::of_reply) {
+        return Err(failure);
     }
-    let told = reply.and_then(|reply| {
+    let reported = reply.and_then(|reply| {
         let (host, port): (String, u16) = redis::from_redis_value(reply).ok()?;
-        Some(Place::told(&host, port, place))
+        Some(Endpoint::reported(&host, port, endpoint))
     });
-    Ok((link, told))
+    Ok((link, reported))
 }
 
-/// Whether the server at `place` itself reports that it is a master: sentinels may be the last to notice
+/// Whether the server at `endpoint` itself reports that it is a master: sentinels may be the last to notice
 /// a failover.
-pub(super) async fn is_master_at(connector: &Connector, place: &Place) -> Result<bool, Trouble> {
+pub(super) async fn is_master_at(
+    connector: &Connector,
+    endpoint: &Endpoint,
+) -> Result<bool, NodeFailure> {
     let ask = async {
-        let mut link = connector.connect(place).await?;
-        let replies = link.ask(&Packed::one(&[b"ROLE"])).await?;
-        match replies.first().and_then(Trouble::of_reply) {
-            Some(trouble) => Err(trouble),
+        let mut link = connector.connect(endpoint).await?;
+        let replies = link.ask(&PackedCommands::one(&[b"ROLE"])).await?;
+        match replies.first().and_then(NodeFailure::of_reply) {
+            Some(failure) => Err(failure),
             None => Ok(replies.first().is_some_and(is_master)),
         }
     };
     within(connector.timeout, ask)
         .await
-        .unwrap_or(Err(Trouble::Silent))
+        .unwrap_or(Err(NodeFailure::Silent))
 }

@@ -1,5 +1,5 @@
 -- One request, or a part of one, as an atomic step: looks at every counter, then charges those that the
--- rules require. src/meter.rs and src/verdict.rs explain the algorithms and the charging; the store
+-- rules require. src/core/algorithm.rs and src/core/charging.rs explain the algorithms and the charging; the store
 -- contract holds this script to the same model.
 --
 -- KEYS: the counters, all of one hash slot.

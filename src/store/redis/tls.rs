@@ -12,10 +12,10 @@ use tokio_rustls::rustls::{
     pki_types::{CertificateDer, ServerName, UnixTime},
 };
 
-use super::address::{BadUrl, Tls, bad, read};
-use crate::{causes::chain, pem};
+use super::address::{BadUrl, RedisTlsFiles, bad, read};
+use crate::{foundation::causes::chain, net::pem};
 
-impl Tls {
+impl RedisTlsFiles {
     /// Reads the files; they may have changed since the last connection.
     ///
     /// # Errors

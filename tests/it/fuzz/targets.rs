@@ -9,20 +9,25 @@ use std::collections::HashSet;
 use loona_hpack::Decoder;
 use prost::Message as _;
 use tollgate::{
-    config::{Files, Loaded, Options, Problem, message::Push},
-    grpc::{
+    config::{
+        fault::Problem,
+        files::{Files, Loaded},
+        message::Push,
+        options::Options,
+    },
+    observe::metrics::{
+        mapper::Mapper,
+        prometheus::Renderer,
+        sample::{Sample, SampleValue},
+    },
+    server::authority::rewrite,
+    service::grpc::{
+        fast_path,
         proto::envoy::service::{
             discovery::v3::DiscoveryResponse, ratelimit::v3::RateLimitRequest,
         },
-        quick,
-        wire::{self, Bounds},
+        wire::{self, RequestBounds},
     },
-    metrics::{
-        mapper::Mapper,
-        prometheus::Renderer,
-        sample::{Sample, Value},
-    },
-    server::mend,
 };
 use tonic::codegen::http::uri::Authority;
 
@@ -41,7 +46,7 @@ pub const ALL: [Target; 5] = [
 
 /// A request read in place equals the request read by prost.
 pub fn message(bytes: &[u8]) {
-    const BOUNDS: Bounds = Bounds {
+    const BOUNDS: RequestBounds = RequestBounds {
         descriptors: 3,
         entries: 3,
         text_bytes: 20,
@@ -50,7 +55,7 @@ pub fn message(bytes: &[u8]) {
     let read = message
         .as_ref()
         .map(|message| wire::request(message, BOUNDS));
-    if let Some(quick) = quick::read(bytes, BOUNDS) {
+    if let Some(quick) = fast_path::read(bytes, BOUNDS) {
         assert_eq!(read, Ok(Ok(quick)));
         return;
     }
@@ -64,7 +69,7 @@ pub fn message(bytes: &[u8]) {
             && !descriptor.is_negative_hits
     });
     let written = message.encode_to_vec();
-    assert_eq!(quick::read(&written, BOUNDS).is_some(), is_plain);
+    assert_eq!(fast_path::read(&written, BOUNDS).is_some(), is_plain);
 }
 
 // --- headers -------------------------------------------------------------------------------------
@@ -148,10 +153,10 @@ type Field = (Vec<u8>, Vec<u8>);
 /// HPACK and keeps the state of a connection.
 pub fn headers(bytes: &[u8]) {
     let blocks = Blocks::of(bytes);
-    let mut mended = blocks.frames.clone();
-    let [replaced, refused] = mend(&mut mended);
-    assert_eq!(mended.len(), blocks.frames.len());
-    let is_changed = mended != blocks.frames;
+    let mut rewritten = blocks.frames.clone();
+    let [replaced, refused] = rewrite(&mut rewritten);
+    assert_eq!(rewritten.len(), blocks.frames.len());
+    let is_changed = rewritten != blocks.frames;
     assert_eq!(is_changed, replaced > 0);
 
     let (mut before, mut after) = (Decoder::new(), Decoder::new());
@@ -161,7 +166,7 @@ pub fn headers(bytes: &[u8]) {
             // The connection ends here.
             return;
         };
-        let read = decode(&mut after, &blocks.block(&mended, nth));
+        let read = decode(&mut after, &blocks.block(&rewritten, nth));
         let read = read.expect("what could be decoded still can");
         assert_eq!(sent.len(), read.len());
         for ((name, sent), (same, read)) in sent.iter().zip(&read) {
@@ -290,7 +295,7 @@ pub fn mapping(bytes: &[u8]) {
             return;
         }
     };
-    let values = [Value::Counter(7), Value::Gauge(5)];
+    let values = [SampleValue::Counter(7), SampleValue::Gauge(5)];
     let samples: Vec<_> = parts
         .flat_map(|name| {
             values.clone().map(|value| Sample {

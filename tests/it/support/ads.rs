@@ -34,7 +34,7 @@ use tokio_rustls::{
 };
 use tollgate::{
     config::message::{TYPE_URL, proto::RateLimitConfig},
-    grpc::proto::envoy::service::discovery::v3::{
+    service::grpc::proto::envoy::service::discovery::v3::{
         DiscoveryRequest, DiscoveryResponse,
         aggregated_discovery_service_server::{
             AggregatedDiscoveryService, AggregatedDiscoveryServiceServer,

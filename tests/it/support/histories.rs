@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ::tollgate::grpc::proto::envoy::{
+use ::tollgate::service::grpc::proto::envoy::{
     extensions::common::ratelimit::v3::RateLimitDescriptor,
     service::ratelimit::v3::RateLimitResponse,
 };
@@ -645,9 +645,9 @@ impl Account {
             return None;
         }
         let admitted = self.calls.iter().filter(|call| call.admitted == Some(true));
-        let mut told: Vec<_> = admitted.map(|call| call.remaining).collect();
-        told.sort_unstable();
-        let twice = told.windows(2).find(|pair| pair[0] == pair[1])?;
+        let mut reported: Vec<_> = admitted.map(|call| call.remaining).collect();
+        reported.sort_unstable();
+        let twice = reported.windows(2).find(|pair| pair[0] == pair[1])?;
         Some(format!(
             "{counter:?}: two were told that {} are left",
             twice[0]

@@ -73,8 +73,8 @@ impl Watched {
 
     /// The index in `servers` of the master that the sentinels report.
     pub fn master(&self) -> usize {
-        let told = self.sentinels[0].cli(&["SENTINEL", "get-master-addr-by-name", MASTER]);
-        let port = told.lines().nth(1).unwrap_or_default().to_owned();
+        let reported = self.sentinels[0].cli(&["SENTINEL", "get-master-addr-by-name", MASTER]);
+        let port = reported.lines().nth(1).unwrap_or_default().to_owned();
         let servers = self.servers.iter();
         let mut ports = servers.map(|server| server.port().to_string());
         ports.position(|known| known == port).expect("one of ours")

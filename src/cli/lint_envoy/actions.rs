@@ -1,0 +1,217 @@
+//! Actions of `rate_limits` → the descriptors that they build, as far as a configuration shows them.
+
+use std::{cell::RefCell, collections::BTreeSet, fmt};
+
+use super::document::DocumentValue;
+use crate::core::{
+    matcher::{Domain, Matcher},
+    request::Entry,
+};
+
+/// Bound on combinations of values for one descriptor; beyond it a match is assumed.
+const MAX_TRIES: usize = 10_000;
+
+/// A value that no rule contains.
+const ANY: &str = "\u{1}any";
+
+/// The owner of `rate_limits`. Only items of a route have stages, and only they lose their hits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Holder {
+    /// A route or a virtual host.
+    Route,
+    /// A `RateLimitPerRoute`.
+    PerRoute,
+    /// The filter itself.
+    Filter,
+}
+
+/// One item of a list `rate_limits`.
+#[derive(Clone, Debug)]
+pub(super) struct RateLimitItem<'d> {
+    pub(super) value: DocumentValue<'d>,
+    pub(super) holder: Holder,
+    /// Replaces the filter's domain.
+    pub(super) domain: Option<&'d str>,
+    /// Keys with the values that are known; `None` if an action is unknown.
+    entries: Option<Vec<(&'d str, Option<&'d str>)>>,
+}
+
+impl<'d> RateLimitItem<'d> {
+    pub(super) fn new(value: DocumentValue<'d>, holder: Holder, domain: Option<&'d str>) -> Self {
+        let actions = value.list("actions");
+        let entries: Option<Vec<Vec<_>>> = actions.iter().map(entries).collect();
+        Self {
+            entries: entries.map(|entries| entries.concat()),
+            domain: domain.filter(|domain| holder != Holder::Route && !domain.is_empty()),
+            holder,
+            value,
+        }
+    }
+
+    pub(super) fn stage(&self) -> u64 {
+        self.value.number("stage")
+    }
+
+    pub(super) fn shows_address(&self) -> bool {
+        let actions = self.value.list("actions");
+        actions.iter().any(|action| {
+            action.get("remote_address").is_some() || action.get("masked_remote_address").is_some()
+        })
+    }
+}
+
+impl fmt::Display for RateLimitItem<'_> {
+    /// `plan=free, path=…`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let entries = self.entries.iter().flatten();
+        let texts: Vec<_> = entries
+            .map(|(key, value)| format!("{key}={}", value.unwrap_or("…")))
+            .collect();
+        f.write_str(&texts.join(", "))
+    }
+}
+
+/// The entries of one action; `None` if the action is unknown here.
+fn entries<'d>(action: &DocumentValue<'d>) -> Option<Vec<(&'d str, Option<&'d str>)>> {
+    /// Actions with a default key, unless `descriptor_key` names another.
+    const NAMED: [(&str, &str); 8] = [
+        ("source_cluster", "source_cluster"),
+        ("destination_cluster", "destination_cluster"),
+        ("remote_address", "remote_address"),
+        ("masked_remote_address", "masked_remote_address"),
+        ("generic_key", "generic_key"),
+        ("header_value_match", "header_match"),
+        ("query_parameter_value_match", "query_match"),
+        ("remote_address_match", "remote_address_match"),
+    ];
+    for (name, own) in NAMED {
+        if let Some(action) = action.get(name) {
+            let key = action
+                .text_of("descriptor_key")
+                .filter(|key| !key.is_empty());
+            let value = action.text_of("descriptor_value");
+            // A value with a format command is known only for a request.
+            let value = value.filter(|value| !value.contains('%'));
+            return Some(vec![(key.unwrap_or(own), value)]);
+        }
+    }
+    for name in [
+        "request_headers",
+        "query_parameters",
+        "metadata",
+        "dynamic_metadata",
+    ] {
+        if let Some(action) = action.get(name) {
+            return Some(vec![(action.text_of("descriptor_key")?, None)]);
+        }
+    }
+    None
+}
+
+/// The `RateLimitPerRoute` of a route.
+pub(super) fn per_route<'d>(route: &DocumentValue<'d>) -> Option<DocumentValue<'d>> {
+    let configs = route.get("typed_per_filter_config")?;
+    configs.children().iter().find_map(|config| {
+        let (name, message) = config.message()?;
+        name.ends_with(".ratelimit.v3.RateLimitPerRoute")
+            .then_some(message)
+    })
+}
+
+/// Sources of metadata that are empty when this item is evaluated.
+pub(super) fn early_localities<'d>(limit: &DocumentValue<'d>) -> Vec<DocumentValue<'d>> {
+    if limit.is_true("apply_on_stream_done") {
+        return Vec::new();
+    }
+    let actions = limit.list("actions");
+    let sources = actions
+        .iter()
+        .filter_map(|action| action.at(&["metadata", "source"]));
+    sources
+        .filter(|source| source.text() == Some("CLUSTER_LOCALITY_ENTRY"))
+        .collect()
+}
+
+/// Answers whether rules match a descriptor.
+#[derive(Debug)]
+pub(super) struct KnownRules<'m> {
+    matcher: &'m Matcher,
+    joined: RefCell<crate::core::counter::Joined>,
+}
+
+impl<'m> KnownRules<'m> {
+    pub(super) fn new(matcher: &'m Matcher) -> Self {
+        Self {
+            matcher,
+            joined: RefCell::default(),
+        }
+    }
+
+    pub(super) fn has_domain(&self, domain: &str) -> bool {
+        self.matcher.domain(domain.as_bytes()).is_some()
+    }
+
+    /// Whether some request could turn `descriptor` into one that a rule matches.
+    pub(super) fn may_answer(&self, domain: &str, descriptor: &RateLimitItem<'_>) -> bool {
+        let (Some(entries), Some(domain)) =
+            (&descriptor.entries, self.matcher.domain(domain.as_bytes()))
+        else {
+            return true;
+        };
+        let values: Vec<Vec<String>> = entries
+            .iter()
+            .map(|(key, value)| match value {
+                Some(value) => vec![(*value).to_owned()],
+                None => self.values(key),
+            })
+            .collect();
+        let combinations = values.iter().try_fold(1_usize, |combinations, values| {
+            combinations
+                .checked_mul(values.len())
+                .filter(|combinations| *combinations <= MAX_TRIES)
+        });
+        combinations.is_none_or(|combinations| {
+            (0..combinations).any(|mut combination| {
+                let pick = |(values, (key, _)): (&'_ Vec<String>, &(&'_ str, _))| {
+                    let value = values[combination % values.len()].clone();
+                    combination /= values.len();
+                    ((*key).to_owned(), value)
+                };
+                let picked: Vec<_> = values.iter().zip(entries).map(pick).collect();
+                self.matches(domain, &picked)
+            })
+        })
+    }
+
+    fn matches(&self, domain: Domain<'_>, entries: &[(String, String)]) -> bool {
+        let entries: Vec<_> = entries
+            .iter()
+            .map(|(key, value)| Entry {
+                key: key.as_bytes(),
+                value: value.as_bytes(),
+            })
+            .collect();
+        domain
+            .find(&entries, &mut self.joined.borrow_mut())
+            .is_some()
+    }
+
+    /// Candidate values of `key`: one that no rule contains, and each text after the key in a rule's path, with a
+    /// letter in place of a wildcard.
+    fn values(&self, key: &str) -> Vec<String> {
+        let before = format!(".{key}_");
+        let mut values = BTreeSet::from([ANY.to_owned()]);
+        for rule in self.matcher.rules() {
+            for (at, _) in rule.path.match_indices(&before) {
+                let behind = rule.path[at + before.len()..].replace('*', "x");
+                // Values may contain dots.
+                let ends = behind.match_indices('.').map(|(end, _)| end);
+                values.extend(
+                    ends.chain([behind.len()])
+                        .map(|end| behind[..end].to_owned()),
+                );
+            }
+        }
+        values.into_iter().collect()
+    }
+}

@@ -1,0 +1,298 @@
+//! Text of an Envoy configuration → values that know their path and their position.
+
+use std::borrow::Cow;
+
+use tonic::codegen::http::uri::Authority;
+
+use super::unreadable::Unreadable;
+use crate::config::node::{Lines, NodeKind, Position, YamlNode};
+
+/// Bound on nesting: real configurations are only a few levels deep.
+const MAX_DEPTH: usize = 100;
+
+/// The documents of one file.
+#[derive(Debug)]
+pub(super) struct Document {
+    root: YamlNode<'static>,
+    /// The parsed text, from the first byte of this document on.
+    text: String,
+    lines: Lines,
+    /// Lines of the file above this document.
+    lines_above: usize,
+    /// Put before every path if the file has several documents.
+    prefix: String,
+}
+
+impl Document {
+    /// All documents of a file: JSON, or one or more YAML documents.
+    ///
+    /// # Errors
+    ///
+    /// If the text is neither.
+    pub(super) fn parse_all(text: &str) -> Result<Vec<Self>, Unreadable> {
+        if text.trim_start().starts_with('{')
+            && let Ok(json) = serde_json::from_str(text)
+        {
+            return Ok(vec![Self::new(from_json(json), String::new(), 0, None)]);
+        }
+        let parts = split(text);
+        let is_one = parts.len() == 1;
+        let number = |(at, (lines_above, part)): (usize, (usize, String))| {
+            let root = YamlNode::parse(&part).map_err(|error| syntax(&error, lines_above))?;
+            let root = root.into_owned();
+            let number = (!is_one).then_some(at + 1);
+            Ok(Self::new(root, part, lines_above, number))
+        };
+        parts.into_iter().enumerate().map(number).collect()
+    }
+
+    fn new(
+        root: YamlNode<'static>,
+        text: String,
+        lines_above: usize,
+        number: Option<usize>,
+    ) -> Self {
+        Self {
+            lines: Lines::of(&text),
+            root,
+            text,
+            lines_above,
+            prefix: number.map_or_else(String::new, |number| format!("document {number}: ")),
+        }
+    }
+
+    pub(super) fn root(&self) -> DocumentValue<'_> {
+        DocumentValue {
+            document: self,
+            node: &self.root,
+            path: String::new(),
+            depth: 0,
+        }
+    }
+}
+
+/// The parser's error, with its line converted to a line of the file.
+fn syntax(error: &serde_yaml::Error, lines_above: usize) -> Unreadable {
+    let text = error.to_string();
+    let Some(location) = error.location() else {
+        return Unreadable::Syntax {
+            position: None,
+            text,
+        };
+    };
+    // The parser's text ends with the line in the document.
+    let text = match text.rfind(" at line ") {
+        Some(at) => text[..at].to_owned(),
+        None => text,
+    };
+    Unreadable::Syntax {
+        position: Some(Position {
+            line: location.line() + lines_above,
+            column: location.column(),
+        }),
+        text,
+    }
+}
+
+/// The documents of a YAML file, each with the number of lines above it.
+fn split(text: &str) -> Vec<(usize, String)> {
+    let mut parts = vec![(0, String::new())];
+    for (at, line) in text.split_inclusive('\n').enumerate() {
+        if line.trim_end() == "---" {
+            parts.push((at + 1, String::new()));
+        } else if let Some((_, part)) = parts.last_mut() {
+            part.push_str(line);
+        }
+    }
+    let says_something = |part: &str| {
+        let mut lines = part.lines().map(str::trim);
+        lines.any(|line| !line.is_empty() && !line.starts_with('#'))
+    };
+    if parts.iter().any(|(_, part)| says_something(part)) {
+        parts.retain(|(_, part)| says_something(part));
+    } else {
+        parts.truncate(1);
+    }
+    parts
+}
+
+fn from_json(value: serde_json::Value) -> YamlNode<'static> {
+    let scalar = |text: String, is_plain| NodeKind::Scalar {
+        text: Cow::Owned(text),
+        is_plain,
+    };
+    let kind = match value {
+        serde_json::Value::Null => scalar("null".to_owned(), true),
+        serde_json::Value::Bool(is) => scalar(is.to_string(), true),
+        serde_json::Value::Number(number) => scalar(number.to_string(), true),
+        serde_json::Value::String(text) => scalar(text, false),
+        serde_json::Value::Array(items) => {
+            NodeKind::List(items.into_iter().map(from_json).collect())
+        }
+        serde_json::Value::Object(entries) => {
+            let entry = |(key, value)| {
+                let key = YamlNode {
+                    kind: scalar(key, false),
+                    offset: None,
+                };
+                (key, from_json(value))
+            };
+            NodeKind::Map(entries.into_iter().map(entry).collect())
+        }
+    };
+    YamlNode { kind, offset: None }
+}
+
+/// A value of a document and its path. Keys are found in both spellings that Envoy reads: `cluster_name` and
+/// `clusterName`.
+#[derive(Clone, Debug)]
+pub(super) struct DocumentValue<'d> {
+    document: &'d Document,
+    node: &'d YamlNode<'d>,
+    path: String,
+    depth: usize,
+}
+
+impl<'d> DocumentValue<'d> {
+    /// The path, such as `static_resources.clusters[0].name`.
+    pub(super) fn path(&self) -> String {
+        let path = if self.path.is_empty() {
+            "the whole file"
+        } else {
+            &self.path
+        };
+        format!("{}{path}", self.document.prefix)
+    }
+
+    /// The position; `None` for JSON, and for values without a text of their own.
+    pub(super) fn position(&self) -> Option<Position> {
+        let document = self.document;
+        let offset = self.node.offset?;
+        let mut position = document.lines.position(&document.text, offset);
+        position.line += document.lines_above;
+        Some(position)
+    }
+
+    fn child(&self, node: &'d YamlNode<'d>, step: &str) -> Self {
+        let dot = if self.path.is_empty() || step.starts_with('[') {
+            ""
+        } else {
+            "."
+        };
+        Self {
+            document: self.document,
+            node,
+            path: format!("{}{dot}{step}", self.path),
+            depth: self.depth + 1,
+        }
+    }
+
+    /// The value of a key in snake_case; `None` for `null`.
+    pub(super) fn get(&self, key: &str) -> Option<Self> {
+        let NodeKind::Map(entries) = &self.node.kind else {
+            return None;
+        };
+        let camel = camel(key);
+        let is_key = |text: &str| text == key || text == camel;
+        entries.iter().find_map(|(name, value)| match &name.kind {
+            NodeKind::Scalar { text, .. } if is_key(text) && !value.is_null() => {
+                Some(self.child(value, text))
+            }
+            _ => None,
+        })
+    }
+
+    /// The value at the end of a path of keys.
+    pub(super) fn at(&self, keys: &[&str]) -> Option<Self> {
+        let mut value = self.clone();
+        for key in keys {
+            value = value.get(key)?;
+        }
+        Some(value)
+    }
+
+    /// The text of a scalar.
+    pub(super) fn text(&self) -> Option<&'d str> {
+        match &self.node.kind {
+            NodeKind::Scalar { text, .. } => Some(text),
+            NodeKind::List(_) | NodeKind::Map(_) | NodeKind::Tagged => None,
+        }
+    }
+
+    /// The text of a key's scalar.
+    pub(super) fn text_of(&self, key: &str) -> Option<&'d str> {
+        self.get(key)?.text()
+    }
+
+    pub(super) fn is_true(&self, key: &str) -> bool {
+        self.text_of(key) == Some("true")
+    }
+
+    /// A whole number; 0 if there is none.
+    pub(super) fn number(&self, key: &str) -> u64 {
+        let text = self.text_of(key);
+        text.and_then(|text| text.parse().ok()).unwrap_or(0)
+    }
+
+    /// The items of a key's list.
+    pub(super) fn list(&self, key: &str) -> Vec<Self> {
+        self.get(key).map_or_else(Vec::new, |list| list.items())
+    }
+
+    pub(super) fn items(&self) -> Vec<Self> {
+        let NodeKind::List(items) = &self.node.kind else {
+            return Vec::new();
+        };
+        let items = items.iter().enumerate();
+        items
+            .map(|(at, item)| self.child(item, &format!("[{at}]")))
+            .collect()
+    }
+
+    /// All direct children, of a map or of a list.
+    pub(super) fn children(&self) -> Vec<Self> {
+        if self.depth >= MAX_DEPTH {
+            return Vec::new();
+        }
+        let NodeKind::Map(entries) = &self.node.kind else {
+            return self.items();
+        };
+        let entries = entries.iter().filter_map(|(name, value)| match &name.kind {
+            NodeKind::Scalar { text, .. } => Some(self.child(value, text)),
+            NodeKind::List(_) | NodeKind::Map(_) | NodeKind::Tagged => None,
+        });
+        entries.collect()
+    }
+
+    /// The name and the content of a message with an `@type`. A `TypedStruct` has the name of the message in it.
+    pub(super) fn message(&self) -> Option<(&'d str, Self)> {
+        let name = self.text_of("@type")?;
+        let name = name.rsplit('/').next()?;
+        if !name.ends_with(".v1.TypedStruct") && !name.ends_with(".v3.TypedStruct") {
+            return Some((name, self.clone()));
+        }
+        let carried = self.text_of("type_url")?.rsplit('/').next()?;
+        Some((carried, self.get("value")?))
+    }
+}
+
+fn camel(snake: &str) -> String {
+    let mut camel = String::with_capacity(snake.len());
+    let mut is_first = false;
+    for next in snake.chars() {
+        match next {
+            '_' => is_first = true,
+            next if is_first => {
+                camel.push(next.to_ascii_uppercase());
+                is_first = false;
+            }
+            next => camel.push(next),
+        }
+    }
+    camel
+}
+
+/// Whether HTTP/2 servers accept this as an `:authority`.
+pub(super) fn is_authority(name: &str) -> bool {
+    Authority::try_from(name).is_ok()
+}

@@ -1,0 +1,205 @@
+//! All that can be wrong with rules, and the texts that say so.
+
+use std::{
+    fmt::{self, Write as _},
+    io,
+    path::Path,
+};
+
+use crate::core::limit::Algorithm;
+
+use super::node::Position;
+
+/// A file larger than this is not read: 100,000 rules take about a tenth of it.
+pub const MAX_FILE_BYTES: u64 = 64 << 20;
+
+/// A problem with the rules, and its position.
+#[derive(Debug)]
+pub struct Problem {
+    pub file: String,
+    /// `None` for a problem without a position, such as a file that cannot be read.
+    pub position: Option<Position>,
+    /// The domain and the joined texts of the nodes on the path; empty outside of a domain.
+    pub path: String,
+    pub fault: Fault,
+}
+
+impl fmt::Display for Problem {
+    /// `shop.yaml:4:13: shop.remote_address: invalid rate limit unit 'fortnight' (…)`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.file)?;
+        if let Some(Position { line, column }) = self.position {
+            write!(f, ":{line}:{column}")?;
+        }
+        if !self.path.is_empty() {
+            write!(f, ": {}", self.path.escape_debug())?;
+        }
+        if self.fault.is_warning() {
+            f.write_str(": warning")?;
+        }
+        f.write_str(": ")?;
+        // One line, even if texts of the rules hold line breaks.
+        for found in self.fault.to_string().chars() {
+            if found.is_control() {
+                write!(f, "{}", found.escape_debug())?;
+            } else {
+                f.write_char(found)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The kind of problem. Texts begin as the reference's do and then name the fix.
+#[derive(Debug, thiserror::Error)]
+pub enum Fault {
+    #[error("cannot be read: {0}")]
+    Unreadable(#[source] io::Error),
+    #[error("no rule files found")]
+    NoFiles,
+    #[error("is larger than {MAX_FILE_BYTES} bytes; split it and turn on merging of domains")]
+    TooLarge,
+    #[error("is a resource of type '{0}'; rules are ratelimit.config.ratelimit.v3.RateLimitConfig")]
+    OtherType(String),
+    #[error("is not a readable RateLimitConfig: {0}")]
+    Undecodable(#[source] prost::DecodeError),
+    #[error("a push without rules is refused (--xds-empty-push keep)")]
+    EmptyPush,
+    #[error("error loading config file: not UTF-8 text")]
+    NotText,
+    #[error("error loading config file: yaml: {0}")]
+    Syntax(String),
+    #[error("error loading config file: yaml: `{key}` must be {expected}, not {found}")]
+    WrongType {
+        key: String,
+        expected: &'static str,
+        found: &'static str,
+    },
+    #[error("error loading config file: yaml: tags such as `!include` are not supported")]
+    Tag,
+    #[error("config error, key is not of type string: {0}; put it in quotes")]
+    KeyNotText(String),
+    #[error("config error, unknown key '{key}' (expected {expected})")]
+    UnknownKey { key: String, expected: String },
+    #[error("config error, yaml file contains list of type other than map: {0}")]
+    ListOfScalars(String),
+    #[error(
+        "error checking config: {0} is not a string, a whole number, a boolean or null; put it in quotes if it \
+             is a text"
+    )]
+    OddScalar(String),
+    #[error("config file cannot have empty domain; write `domain: NAME` at the top")]
+    EmptyDomain,
+    #[error(
+        "duplicate domain '{domain}' in config file, already defined in {first}; put both in one file or turn \
+             on merging of domains"
+    )]
+    DuplicateDomain { domain: String, first: String },
+    #[error("descriptor has empty key; write `key: NAME`")]
+    EmptyKey,
+    #[error("duplicate descriptor composite key '{path}', already defined at {first}")]
+    Duplicate { path: String, first: String },
+    #[error("invalid rate limit unit '{0}' (second, minute, hour, day, week, month or year)")]
+    InvalidUnit(String),
+    #[error("should not specify rate limit unit when unlimited; remove one of them")]
+    UnlimitedUnit,
+    #[error("should not have an empty replaces entry; write `- name: NAME`")]
+    EmptyReplaces,
+    #[error("replaces should not contain name of same descriptor")]
+    ReplacesItself,
+    #[error(
+        "share_threshold can only be used with wildcard values (containing '*'), but found key '{0}'"
+    )]
+    ShareWithoutWildcard(String),
+    #[error("`rate_limit` and `rate_limits` on one descriptor; put all limits into `rate_limits`")]
+    BothForms,
+    #[error(
+        "`rate_limits` is empty; list at least one limit, or write `rate_limit: {{unlimited: true}}`"
+    )]
+    NoLimits,
+    #[error("`unlimited` is not for a list of limits; write `rate_limit: {{unlimited: true}}`")]
+    UnlimitedInList,
+    #[error("`unit_multiplier` must be a whole number from 1 to 4294967295, not {0}")]
+    InvalidMultiplier(String),
+    #[error("a period of {multiplier} {unit}s is longer than 10,000 years")]
+    PeriodTooLong { unit: &'static str, multiplier: u32 },
+    #[error("{0} does not fit the reference's key format; use the native one")]
+    NoReferenceKey(&'static str),
+    #[error("two limits with a period of {0} and the same algorithm; keep the lower one")]
+    SamePeriod(String),
+    #[error("unknown {key} '{text}' ({expected})")]
+    UnknownWord {
+        key: &'static str,
+        text: String,
+        expected: &'static str,
+    },
+    #[error(
+        "`local` shares each limit among the replicas, and Redis reports their number too late; set \
+             --replicas, --replicas-until-known or --state-file"
+    )]
+    UnknownReplicas,
+    #[error("`{key}` does not go with {with}; {fix}")]
+    DoesNotGo {
+        key: &'static str,
+        with: &'static str,
+        fix: &'static str,
+    },
+    #[error("`{key}` must be a whole number from {low} to {high}, not {text}")]
+    OutOfRange {
+        key: &'static str,
+        low: u64,
+        high: u64,
+        text: String,
+    },
+    #[error(
+        "`sliding_log` remembers every hit, {max} at most, and this limit admits {0}; use `sliding_window`",
+        max = Algorithm::MAX_LOGGED
+    )]
+    LogTooLong(u32),
+    #[error("unknown time_zone '{0}' (an IANA name, such as Europe/Madrid or UTC)")]
+    UnknownZone(String),
+    #[error("`calendar` needs a `time_zone`, such as Europe/Madrid or UTC")]
+    NoZone,
+    #[error(
+        "cannot read the limit '{0}'; write NUMBER/UNIT or NUMBER/COUNTunit, such as 5000/day or 300/30m (s, \
+             m, h, d, w, mo, y)"
+    )]
+    ShortForm(String),
+
+    // From here on warnings: the reference accepts these silently.
+    #[error("`{key}` means nothing here and is ignored; it belongs {belongs}")]
+    Misplaced { key: String, belongs: &'static str },
+    #[error("`{0}` is given twice; the last one counts")]
+    Repeated(String),
+    #[error("`requests_per_unit` is missing, so every request is refused; write it, 0 included")]
+    NoRequestsPerUnit,
+    #[error("`replaces` names '{0}', but no limit has that name")]
+    ReplacesUnknown(String),
+    #[error(
+        "'{0}' and '{1}' replace each other: a request that matches both is not limited by either"
+    )]
+    ReplaceEachOther(String, String),
+}
+
+impl Fault {
+    /// Whether the rules can be used despite this problem.
+    pub fn is_warning(&self) -> bool {
+        matches!(
+            self,
+            Self::Misplaced { .. }
+                | Self::Repeated(_)
+                | Self::NoRequestsPerUnit
+                | Self::ReplacesUnknown(_)
+                | Self::ReplaceEachOther(..)
+        )
+    }
+}
+
+pub(super) fn unlocated(path: &Path, fault: Fault) -> Problem {
+    Problem {
+        file: path.display().to_string(),
+        position: None,
+        path: String::new(),
+        fault,
+    }
+}

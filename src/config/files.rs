@@ -1,0 +1,105 @@
+//! Rules: from files to a [`Matcher`], or every reason why they are refused.
+
+use super::fault::{Fault, Problem, unlocated};
+use super::file::File;
+use super::options::Options;
+use super::source::{Source, read};
+
+use std::path::Path;
+
+use sha2::{Digest as _, Sha256};
+
+use crate::core::matcher::Matcher;
+
+/// Valid rules.
+#[derive(Debug)]
+pub struct Loaded {
+    pub matcher: Matcher,
+    /// Settings that are accepted, as in the reference, but are probably mistakes.
+    pub warnings: Vec<Problem>,
+    pub files: usize,
+}
+
+/// Rule files as they were at one moment.
+#[derive(Debug)]
+pub struct Files {
+    pub(super) files: Vec<File>,
+    pub(super) problems: Vec<Problem>,
+}
+
+impl Files {
+    /// Reads all rule files of `source`.
+    pub fn read(source: &Source) -> Self {
+        let mut problems = Vec::new();
+        let files = read(source, &mut problems);
+        if files.is_empty() && problems.is_empty() {
+            let location = source.to_string();
+            problems.push(unlocated(Path::new(&location), Fault::NoFiles));
+        }
+        Self { files, problems }
+    }
+
+    /// One file held in memory, with its name in messages.
+    pub fn of(name: &str, text: &str) -> Self {
+        Self {
+            files: vec![File::new(name.to_owned(), text.to_owned())],
+            problems: Vec::new(),
+        }
+    }
+
+    /// A digest of the names, texts and read errors; it changes when the files do.
+    pub fn digest(&self) -> [u8; 32] {
+        let mut digest = Sha256::new();
+        let mut add = |text: &str| {
+            digest.update((text.len() as u64).to_le_bytes());
+            digest.update(text);
+        };
+        for file in &self.files {
+            add(&file.name);
+            add(&file.text);
+        }
+        for problem in &self.problems {
+            add(&problem.to_string());
+        }
+        digest.finalize().into()
+    }
+
+    /// Compiles the files, in the order of their names.
+    ///
+    /// # Errors
+    ///
+    /// All problems of all files, in the order of their names.
+    pub fn compile(self, options: Options) -> Result<Loaded, Vec<Problem>> {
+        let Self {
+            files,
+            mut problems,
+        } = self;
+        let sources: Vec<_> = files
+            .iter()
+            .filter_map(|file| {
+                let rules = super::yaml::read(file, &mut problems)?;
+                Some(super::compile::ParsedFile { file, rules })
+            })
+            .collect();
+        finish(&sources, files.len(), options, problems)
+    }
+}
+
+/// Compiles the rules read from `files` files; `problems` are the problems found so far.
+pub(super) fn finish(
+    sources: &[super::compile::ParsedFile<'_>],
+    files: usize,
+    options: Options,
+    mut problems: Vec<Problem>,
+) -> Result<Loaded, Vec<Problem>> {
+    let matcher = super::compile::compile(sources, options, &mut problems);
+    problems.sort_by(|a, b| (&a.file, a.position).cmp(&(&b.file, b.position)));
+    if problems.iter().any(|problem| !problem.fault.is_warning()) {
+        return Err(problems);
+    }
+    Ok(Loaded {
+        matcher,
+        warnings: problems,
+        files,
+    })
+}

@@ -1,0 +1,207 @@
+//! Where rule files are found.
+
+use super::fault::{Fault, MAX_FILE_BYTES, Problem, unlocated};
+use super::file::File;
+
+use std::{
+    fmt, fs, io,
+    path::{Path, PathBuf},
+};
+
+/// The location of rule files.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// Files by name, and folders. Of a folder, all files that end in `.yaml`, `.yml` or `.json` and do not begin
+    /// with a dot, which skips the copies that editors and the kubelet keep there.
+    Paths(Vec<PathBuf>),
+    /// The folder of the reference's `RUNTIME_*` variables: every file, whatever its name.
+    Runtime(RuntimeFolder),
+}
+
+/// A folder of rules as the reference reads it.
+#[derive(Clone, Debug)]
+pub struct RuntimeFolder {
+    pub root: PathBuf,
+    pub subdirectory: PathBuf,
+    pub app_directory: PathBuf,
+    /// Skip names that begin with a dot.
+    pub ignores_dot_files: bool,
+    /// Read all of root and subdirectory, and keep the files whose path, with dots for slashes, begins with the name
+    /// of the app directory.
+    pub watches_root: bool,
+}
+
+impl Source {
+    /// The folders in which a change can affect the rules, each with whether its sub-folders count too.
+    pub fn watched(&self) -> Vec<(PathBuf, bool)> {
+        match self {
+            Self::Paths(paths) => paths.iter().map(|path| (path.clone(), true)).collect(),
+            Self::Runtime(runtime) => {
+                // The root itself may be a link that gets replaced.
+                let above = runtime.root.parent();
+                let above = above.map(|parent| (parent.to_owned(), false));
+                above
+                    .into_iter()
+                    .chain([(runtime.folder(), true)])
+                    .collect()
+            }
+        }
+    }
+
+    /// The files by name and path, sorted by name.
+    pub(super) fn list(&self, problems: &mut Vec<Problem>) -> Vec<(String, PathBuf)> {
+        let mut found = Vec::new();
+        match self {
+            Self::Paths(paths) => {
+                for path in paths {
+                    if !path.is_dir() {
+                        found.push((path.display().to_string(), path.clone()));
+                        continue;
+                    }
+                    // Files in several folders may have equal names, but each path is unique.
+                    let root = if paths.len() == 1 {
+                        path
+                    } else {
+                        Path::new("")
+                    };
+                    let mut walk = Walk {
+                        root,
+                        takes: &|path| !is_hidden(path) && (path.is_dir() || is_rules(path)),
+                        follows_links: true,
+                        found: &mut found,
+                    };
+                    if let Err(error) = walk.enter(path, 0) {
+                        problems.push(unlocated(path, Fault::Unreadable(error)));
+                    }
+                }
+            }
+            Self::Runtime(runtime) => {
+                if let Err(error) = runtime.list(&mut found) {
+                    problems.push(unlocated(&runtime.folder(), Fault::Unreadable(error)));
+                }
+            }
+        }
+        found.sort();
+        found.dedup();
+        found
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Paths(paths) => {
+                let paths: Vec<_> = paths.iter().map(|path| path.to_string_lossy()).collect();
+                f.write_str(&paths.join(", "))
+            }
+            Self::Runtime(runtime) => write!(f, "{}", runtime.folder().display()),
+        }
+    }
+}
+
+impl RuntimeFolder {
+    fn folder(&self) -> PathBuf {
+        let folder = self.root.join(&self.subdirectory);
+        if self.watches_root {
+            folder
+        } else {
+            folder.join(&self.app_directory)
+        }
+    }
+
+    pub(super) fn list(&self, found: &mut Vec<(String, PathBuf)>) -> io::Result<()> {
+        let folder = self.folder();
+        // The kubelet's own folders are always skipped, whatever the setting says.
+        let takes = |path: &Path| {
+            let is_hidden = is_hidden(path);
+            !(is_hidden && (self.ignores_dot_files || is_kubelets(path)))
+        };
+        let mut walk = Walk {
+            root: &folder,
+            takes: &takes,
+            follows_links: false,
+            found,
+        };
+        walk.enter(&folder, 0)?;
+        if self.watches_root {
+            for (name, _) in &mut *found {
+                *name = name.replace('/', ".");
+            }
+            let prefix = format!("{}.", self.app_directory.display());
+            found.retain(|(name, _)| name.starts_with(&prefix));
+        }
+        Ok(())
+    }
+}
+
+/// Reads the files of `source`.
+pub(super) fn read(source: &Source, problems: &mut Vec<Problem>) -> Vec<File> {
+    let mut files = Vec::new();
+    for (name, path) in source.list(problems) {
+        match read_text(&path) {
+            Ok(text) => files.push(File::new(name, text)),
+            Err(fault) => problems.push(unlocated(Path::new(&name), fault)),
+        }
+    }
+    files
+}
+
+pub(super) fn read_text(path: &Path) -> Result<String, Fault> {
+    let length = fs::metadata(path).map_err(Fault::Unreadable)?.len();
+    if length > MAX_FILE_BYTES {
+        return Err(Fault::TooLarge);
+    }
+    let bytes = fs::read(path).map_err(Fault::Unreadable)?;
+    String::from_utf8(bytes).map_err(|_| Fault::NotText)
+}
+
+pub(super) fn is_hidden(path: &Path) -> bool {
+    path.file_name()
+        .is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
+}
+
+/// `..data` and the folder that it points to hold each file a second time.
+pub(super) fn is_kubelets(path: &Path) -> bool {
+    path.file_name()
+        .is_some_and(|name| name.as_encoded_bytes().starts_with(b".."))
+}
+
+pub(super) fn is_rules(path: &Path) -> bool {
+    path.extension()
+        .is_some_and(|end| end == "yaml" || end == "yml" || end == "json")
+}
+
+/// A recursive walk through a folder.
+pub(super) struct Walk<'a> {
+    pub(super) root: &'a Path,
+    /// Accepts files to read and folders to enter.
+    takes: &'a dyn Fn(&Path) -> bool,
+    /// Whether links to folders are entered.
+    follows_links: bool,
+    /// The files found, by their path from the root.
+    pub(super) found: &'a mut Vec<(String, PathBuf)>,
+}
+
+impl Walk<'_> {
+    /// Folders deeper than this are not entered, because a link can form a cycle.
+    const MAX_DEPTH: usize = 8;
+
+    fn enter(&mut self, folder: &Path, depth: usize) -> io::Result<()> {
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            if !(self.takes)(&path) {
+                continue;
+            }
+            if path.is_dir() {
+                let is_entered = self.follows_links || !path.is_symlink();
+                if is_entered && depth < Self::MAX_DEPTH {
+                    self.enter(&path, depth + 1)?;
+                }
+            } else {
+                let name = path.strip_prefix(self.root).unwrap_or(&path);
+                self.found.push((name.display().to_string(), path));
+            }
+        }
+        Ok(())
+    }
+}

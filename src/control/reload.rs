@@ -1,0 +1,228 @@
+//! Watches the rule files and takes valid ones into use; otherwise keeps the old rules and logs why.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::{
+    config::{
+        fault::Problem,
+        files::{Files, Loaded},
+        options::Options,
+        source::Source,
+    },
+    control::changes::Changes,
+    core::{
+        limit::{OnStoreLoss, Rule},
+        matcher::Matcher,
+    },
+    observe::metrics::Metrics,
+    service::limiter::Rules,
+};
+
+/// Takes loaded rules into use, from files or from a control plane.
+#[derive(Clone, Debug)]
+pub struct Intake {
+    rules: Rules,
+    metrics: Arc<Metrics>,
+    /// Whether any rules have been loaded.
+    has_rules: watch::Sender<bool>,
+    /// Whether the rules in use have at least one domain.
+    has_domains: watch::Sender<bool>,
+}
+
+impl Intake {
+    pub fn new(rules: Rules, metrics: Arc<Metrics>) -> Self {
+        Self {
+            rules,
+            metrics,
+            has_rules: watch::Sender::new(false),
+            has_domains: watch::Sender::new(false),
+        }
+    }
+
+    /// Takes valid rules into use.
+    ///
+    /// # Errors
+    ///
+    /// The errors of the load; the rules in use then stay.
+    pub fn take(&self, loaded: Result<Loaded, Vec<Problem>>) -> Result<(), Vec<Problem>> {
+        self.metrics.record_load(loaded.is_ok());
+        let loaded = loaded?;
+        for warning in &loaded.warnings {
+            tracing::warn!("{warning}");
+        }
+        tracing::info!(
+            rules = loaded.matcher.rules().len(),
+            domains = loaded.matcher.domain_count(),
+            files = loaded.files,
+            "rules loaded"
+        );
+        let has_domains = loaded.matcher.domain_count() > 0;
+        let current = self.rules.current();
+        let is_new = current.is_some_and(|current| !count_alike(&current.matcher, &loaded.matcher));
+        self.rules.swap(loaded.matcher, &self.metrics);
+        if is_new {
+            self.metrics.loss.change_rules();
+        }
+        self.has_rules.send_replace(true);
+        self.has_domains.send_replace(has_domains);
+        Ok(())
+    }
+
+    /// Follows whether there are rules in use.
+    pub fn follow_rules(&self) -> watch::Receiver<bool> {
+        self.has_rules.subscribe()
+    }
+
+    /// Follows whether the rules in use have at least one domain.
+    pub fn follow_domains(&self) -> watch::Receiver<bool> {
+        self.has_domains.subscribe()
+    }
+
+    /// Whether the rules in use have at least one domain.
+    pub fn has_domains(&self) -> bool {
+        *self.has_domains.borrow()
+    }
+}
+
+/// Whether every request finds the same rule in both, and the same rules count locally while the store is lost.
+fn count_alike(old: &Matcher, new: &Matcher) -> bool {
+    fn facts(rule: &Rule) -> (&str, bool) {
+        (&rule.path, rule.on_store_loss == OnStoreLoss::Local)
+    }
+    let (old, new) = (old.rules().iter(), new.rules().iter());
+    old.map(facts).eq(new.map(facts))
+}
+
+/// Reads the rules of one source repeatedly.
+#[derive(Debug)]
+pub struct Reloader {
+    source: Source,
+    options: Options,
+    intake: Intake,
+    /// Digest of the files of the last load, whether it succeeded or not.
+    seen: Option<[u8; 32]>,
+}
+
+impl Reloader {
+    pub fn new(source: Source, options: Options, intake: Intake) -> Self {
+        Self {
+            source,
+            options,
+            intake,
+            seen: None,
+        }
+    }
+
+    /// Loads the rules if the files have changed since the last load.
+    ///
+    /// # Errors
+    ///
+    /// Every problem with the new files; the rules in use then stay.
+    pub fn load(&mut self) -> Result<(), Vec<Problem>> {
+        let files = Files::read(&self.source);
+        let digest = files.digest();
+        if self.seen == Some(digest) {
+            return Ok(());
+        }
+        self.seen = Some(digest);
+        self.intake.take(files.compile(self.options))
+    }
+
+    /// Starts to watch the folder: [`RulesWatch::run`] misses no change from now on.
+    pub fn watch(self) -> RulesWatch {
+        let changes = Changes::in_folders(self.source.watched(), "the rules");
+        RulesWatch {
+            reloader: self,
+            changes,
+        }
+    }
+}
+
+/// A watched folder and its reloader.
+#[derive(Debug)]
+pub struct RulesWatch {
+    reloader: Reloader,
+    changes: Changes,
+}
+
+impl RulesWatch {
+    /// Reloads on every change, until dropped.
+    pub async fn run(mut self) {
+        loop {
+            self.changes.next().await;
+            let Self {
+                mut reloader,
+                changes,
+            } = self;
+            // Thousands of rules take a while to compile; the dispatcher has other work meanwhile.
+            let reload = tokio::task::spawn_blocking(move || {
+                if let Err(problems) = reloader.load() {
+                    report(&problems);
+                }
+                reloader
+            });
+            let Ok(reloader) = reload.await else {
+                tracing::error!("reading the rules panicked; the rules are no longer watched");
+                return std::future::pending().await;
+            };
+            self = Self { reloader, changes };
+        }
+    }
+}
+
+/// Logs every reason why the new rules were refused.
+pub fn report(problems: &[Problem]) {
+    for problem in problems {
+        tracing::error!("{problem}");
+    }
+    tracing::error!("the rules were not reloaded; the last good ones stay in use");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::limit::NearRatio;
+
+    const RULES: &str = "
+domain: d
+descriptors:
+  - {key: a, rate_limits: [1/day]}
+  - {key: b, on_store_loss: local, rate_limits: [1/day]}
+";
+
+    fn loaded(text: &str) -> Result<Loaded, Vec<Problem>> {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("rules.yaml"), text).unwrap();
+        Files::read(&Source::Paths(vec![folder.path().into()])).compile(Options::default())
+    }
+
+    /// How often workers are notified that their knowledge of counters may be stale, when each of `texts` comes into
+    /// use after the rules above.
+    #[track_caller]
+    fn check(texts: &[&str], expected: u64) {
+        let metrics = Arc::new(Metrics::new(NearRatio::default(), 0));
+        let intake = Intake::new(Rules::default(), metrics.clone());
+        intake.take(loaded(RULES)).unwrap();
+        for text in texts {
+            // Invalid rules change nothing.
+            let _ = intake.take(loaded(text));
+        }
+        assert_eq!(metrics.loss.rule_sets(), expected, "{texts:?}");
+    }
+
+    #[test]
+    fn other_rules_make_workers_doubt_what_they_know_of_counters() {
+        let local = RULES.replace("key: a", "key: a, on_store_loss: local");
+        check(&[], 0);
+        check(&[&local], 1);
+        check(&[&local, RULES, RULES], 2);
+        check(
+            &[&format!("{RULES}  - {{key: c, rate_limits: [1/day]}}")],
+            1,
+        );
+        check(&[&RULES.replace("key: a", "key: c")], 1);
+        check(&[&RULES.replace("1/day", "2/day"), "domain: ["], 0);
+    }
+}

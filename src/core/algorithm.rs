@@ -1,0 +1,445 @@
+//! Algorithms that have to look before they add: the state each keeps, and the answers it gives.
+//!
+//! The memory store runs on these. `store/redis/step.lua` does the same inside Redis, and the store
+//! contract holds both to one model. All times are milliseconds.
+//!
+//! Callers' clocks differ, if only by the millisecond between the readings of two threads, and a clock
+//! can step back. So each counter has a present of its own that never goes back: the latest moment that
+//! it remembers, until the caller's clock is past that. All answers are computed at this present, and a
+//! look by a clock that is behind changes nothing.
+//!
+//! If the present would be more than a period ahead of the caller, the clock that it came from was
+//! wrong: counters in memory see one clock only. Windows and logs are then dropped, and the tokens
+//! missing from a bucket flow in from now on. `step.lua` can be set to count by several clocks, and then
+//! allows a larger difference.
+
+use std::collections::VecDeque;
+
+use crate::core::{
+    counter::{CounterKind, IncrementSpec, ResetTimes},
+    request::Hits,
+};
+
+/// The algorithm state of one counter.
+#[derive(Clone, Debug, PartialEq)]
+pub enum AlgorithmState {
+    FirstHit(FirstHit),
+    SlidingWindow(SlidingWindow),
+    SlidingLog(SlidingLog),
+    TokenBucket(TokenBucket),
+}
+
+impl AlgorithmState {
+    /// A state that has seen no hit, or `None` for a plain window, which needs no such state.
+    pub fn new(method: CounterKind) -> Option<Self> {
+        Some(match method {
+            CounterKind::Window => return None,
+            CounterKind::FirstHit => Self::FirstHit(FirstHit::default()),
+            CounterKind::SlidingWindow => Self::SlidingWindow(SlidingWindow::default()),
+            CounterKind::SlidingLog => Self::SlidingLog(SlidingLog::default()),
+            CounterKind::TokenBucket { rate } => Self::TokenBucket(TokenBucket::new(rate)),
+        })
+    }
+
+    /// The hits that the counter holds at `now`, partial ones rounded up. This is a look: it adopts a
+    /// changed limit, drops the state that a wrong clock wrote, and changes nothing else.
+    pub fn held(&mut self, spec: &IncrementSpec, now: u64) -> u64 {
+        let now = self.present(spec, now);
+        match self {
+            Self::FirstHit(state) => state.at(spec, now).count,
+            Self::SlidingWindow(state) => state.at(spec, now).held(spec, now),
+            Self::SlidingLog(state) => state.held(spec, now),
+            Self::TokenBucket(state) => state.held(spec, now),
+        }
+    }
+
+    /// The hits it would hold after `ahead` more hits and then the hits of `spec`, which are given
+    /// back.
+    pub fn held_after(&mut self, spec: &IncrementSpec, ahead: u64, now: u64) -> u64 {
+        let now = self.present(spec, now);
+        if let Self::SlidingWindow(state) = self {
+            let mut state = state.at(spec, now);
+            state.charge(Hits::add(ahead));
+            state.charge(spec.hits);
+            return state.held(spec, now);
+        }
+        let held = self.held(spec, now).saturating_add(ahead);
+        let most = match self {
+            // No more tokens can be missing.
+            Self::TokenBucket(_) => spec.limit.into(),
+            _ => u64::MAX,
+        };
+        held.min(most).saturating_sub(spec.hits.given_back())
+    }
+
+    /// Applies the hits of `spec`, regardless of its limit. Giving back stops at zero and removes the
+    /// latest hits first.
+    pub fn charge(&mut self, spec: &IncrementSpec, now: u64) {
+        // This adopts a changed limit.
+        self.held(spec, now);
+        let now = self.present(spec, now);
+        let hits = spec.hits;
+        match self {
+            Self::FirstHit(state) => {
+                *state = state.at(spec, now);
+                state.charge(hits, now);
+            }
+            // Giving back to a counter that has seen no hit leaves no trace.
+            Self::SlidingWindow(state) if hits.added() == 0 && *state == Default::default() => {}
+            Self::SlidingWindow(state) => {
+                *state = state.at(spec, now);
+                state.charge(hits);
+            }
+            Self::SlidingLog(state) => state.charge(spec, now),
+            Self::TokenBucket(state) => state.charge(spec, now),
+        }
+    }
+
+    /// When the counter, which holds `held`, changes if no further hits arrive.
+    pub fn ends(&mut self, spec: &IncrementSpec, held: u64, now: u64) -> ResetTimes {
+        let (added, limit) = (spec.hits.added(), u64::from(spec.limit));
+        let resets_in = self.resets_in(spec, now);
+        if held.saturating_add(added) <= limit {
+            return ResetTimes {
+                resets_in,
+                retry_in: Some(0),
+            };
+        }
+        let now = self.present(spec, now);
+        let retry_in = || match self {
+            Self::FirstHit(_) => resets_in,
+            Self::SlidingWindow(state) => state.at(spec, now).retry_in(spec, now),
+            Self::SlidingLog(state) => state.retry_in(spec, now),
+            Self::TokenBucket(state) => state.retry_in(spec, now),
+        };
+        ResetTimes {
+            resets_in,
+            retry_in: (added <= limit).then(retry_in),
+        }
+    }
+
+    /// Milliseconds until it is empty.
+    fn resets_in(&mut self, spec: &IncrementSpec, now: u64) -> u64 {
+        let now = self.present(spec, now);
+        match self {
+            Self::FirstHit(state) => state.at(spec, now).resets_in(spec, now),
+            Self::SlidingWindow(state) => state.at(spec, now).resets_in(spec, now),
+            Self::SlidingLog(state) => state.resets_in(spec, now),
+            Self::TokenBucket(state) => state.resets_in(spec, now),
+        }
+    }
+
+    /// The moment from which on the state has no effect, if no further hits arrive.
+    pub fn expires_at(&mut self, spec: &IncrementSpec, now: u64) -> u64 {
+        if let Self::TokenBucket(state) = self {
+            // Under a larger limit more tokens could be missing than under this one.
+            return state.full_at.saturating_add(u64::from(state.parts > 0));
+        }
+        let resets_in = self.resets_in(spec, now);
+        self.present(spec, now).saturating_add(resets_in)
+    }
+
+    /// The counter's present if its caller's clock reads `now`. Read it once per step: it may come from
+    /// a hit that the step then gives back.
+    pub fn present(&mut self, spec: &IncrementSpec, now: u64) -> u64 {
+        let latest = match self {
+            Self::FirstHit(state) => state.start,
+            Self::SlidingWindow(state) => state.index.saturating_mul(spec.period_millis),
+            Self::SlidingLog(state) => state.latest(),
+            Self::TokenBucket(state) => state.since,
+        };
+        if latest <= now.saturating_add(spec.period_millis) {
+            return now.max(latest);
+        }
+        match self {
+            Self::FirstHit(state) => *state = FirstHit::default(),
+            Self::SlidingWindow(state) => *state = SlidingWindow::default(),
+            Self::SlidingLog(state) => *state = SlidingLog::default(),
+            Self::TokenBucket(state) => state.owe(state.owed(), now),
+        }
+        now
+    }
+}
+
+/// A window that begins with the first hit.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct FirstHit {
+    start: u64,
+    /// Also 0 for a window that has not begun.
+    count: u64,
+}
+
+impl FirstHit {
+    fn at(self, spec: &IncrementSpec, now: u64) -> Self {
+        if now >= self.start.saturating_add(spec.period_millis) {
+            return Self::default();
+        }
+        self
+    }
+
+    fn charge(&mut self, hits: Hits, now: u64) {
+        if self.count == 0 && self.start == 0 && hits.added() > 0 {
+            self.start = now;
+        }
+        self.count = add(self.count, hits);
+    }
+
+    fn resets_in(&self, spec: &IncrementSpec, now: u64) -> u64 {
+        if self.start == 0 && self.count == 0 {
+            return 0;
+        }
+        let end = self.start.saturating_add(spec.period_millis);
+        end.saturating_sub(now)
+    }
+}
+
+/// The counts of the present aligned window and of the one before. The hits of the older window are
+/// taken as spread evenly: the share counts that overlaps the last period.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct SlidingWindow {
+    /// The number of the present window since the epoch.
+    index: u64,
+    current: u64,
+    previous: u64,
+}
+
+impl SlidingWindow {
+    fn at(self, spec: &IncrementSpec, now: u64) -> Self {
+        let index = now / spec.period_millis;
+        if index <= self.index {
+            return self;
+        }
+        let is_next = index == self.index + 1;
+        Self {
+            index,
+            current: 0,
+            previous: if is_next { self.current } else { 0 },
+        }
+    }
+
+    fn held(&self, spec: &IncrementSpec, now: u64) -> u64 {
+        let period = spec.period_millis;
+        let left = period - now.saturating_sub(self.index * period).min(period);
+        self.current
+            .saturating_add(scale(self.previous, left, period))
+    }
+
+    fn charge(&mut self, hits: Hits) {
+        self.current = self.current.saturating_add(hits.added());
+        let back = hits.given_back();
+        self.previous = self
+            .previous
+            .saturating_sub(back.saturating_sub(self.current));
+        self.current = self.current.saturating_sub(back);
+    }
+
+    fn end(&self, period: u64) -> u64 {
+        (self.index + 1).saturating_mul(period)
+    }
+
+    fn resets_in(&self, spec: &IncrementSpec, now: u64) -> u64 {
+        let period = spec.period_millis;
+        let end = match (self.current, self.previous) {
+            (0, 0) => return 0,
+            (0, _) => self.end(period),
+            _ => self.end(period).saturating_add(period),
+        };
+        end.saturating_sub(now)
+    }
+
+    /// The wait until the share of the older window, which falls with time, leaves room.
+    fn retry_in(&self, spec: &IncrementSpec, now: u64) -> u64 {
+        let period = spec.period_millis;
+        let room = u64::from(spec.limit) - spec.hits.added();
+        let end = self.end(period);
+        let (end, older, room) = match room.checked_sub(self.current) {
+            Some(room) => (end, self.previous, room),
+            None => (end.saturating_add(period), self.current, room),
+        };
+        // The share is rounded up, so it is within `room` as soon as the exact one is.
+        let left = wide(room) * wide(period) / wide(older.max(1));
+        let at = end.saturating_sub(narrow(left.min(wide(period))));
+        at.saturating_sub(now)
+    }
+}
+
+/// The hits of the last period. Hits of one millisecond share an entry, so there are at most as many
+/// entries as the limit, and as the period has milliseconds.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SlidingLog {
+    /// The moment and the number of its hits.
+    entries: VecDeque<(u64, u64)>,
+    total: u64,
+}
+
+impl SlidingLog {
+    fn latest(&self) -> u64 {
+        self.entries.back().map_or(0, |(at, _)| *at)
+    }
+
+    fn held(&self, spec: &IncrementSpec, now: u64) -> u64 {
+        let has_left = |&&(at, _): &&(u64, u64)| at.saturating_add(spec.period_millis) <= now;
+        let left = self.entries.iter().take_while(has_left);
+        self.total - left.map(|(_, hits)| hits).sum::<u64>()
+    }
+
+    fn charge(&mut self, spec: &IncrementSpec, now: u64) {
+        while let Some(&(at, hits)) = self.entries.front()
+            && at.saturating_add(spec.period_millis) <= now
+        {
+            self.total -= hits;
+            self.entries.pop_front();
+        }
+        let added = spec.hits.added();
+        let mut back = spec.hits.given_back().min(self.total);
+        self.total = self.total + added - back;
+        match self.entries.back_mut() {
+            Some((at, count)) if *at == now => *count += added,
+            _ if added > 0 => self.entries.push_back((now, added)),
+            _ => {}
+        }
+        while back > 0 {
+            let (_, count) = self.entries.back_mut().expect("the total is their sum");
+            let taken = back.min(*count);
+            *count -= taken;
+            back -= taken;
+            if *count == 0 {
+                self.entries.pop_back();
+            }
+        }
+    }
+
+    fn resets_in(&self, spec: &IncrementSpec, now: u64) -> u64 {
+        self.entries.back().map_or(0, |(at, _)| {
+            at.saturating_add(spec.period_millis).saturating_sub(now)
+        })
+    }
+
+    fn retry_in(&self, spec: &IncrementSpec, now: u64) -> u64 {
+        let room = u64::from(spec.limit) - spec.hits.added();
+        let mut total = self.total;
+        for (at, hits) in &self.entries {
+            total -= hits;
+            if total <= room {
+                return at.saturating_add(spec.period_millis).saturating_sub(now);
+            }
+        }
+        0
+    }
+}
+
+/// The generic cell rate algorithm (ITU-T I.371, made for ATM cells): it only remembers when the bucket
+/// will be full again. It is also a leaky bucket as a meter.
+///
+/// That moment is kept exactly, as whole milliseconds and parts of one. A millisecond has as many parts
+/// as tokens flow in during a period, so a token is as many parts as a period has milliseconds, whatever
+/// the rate.
+///
+/// The missing tokens are stored as they were when the present limit was first seen, or at the last hit
+/// since. If that limit is lower than the one before, they can be more than the bucket holds. Each
+/// answer caps them at a full bucket, so that all of them are missing again if the limit is raised
+/// again.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TokenBucket {
+    /// When the missing tokens were last stored.
+    since: u64,
+    full_at: u64,
+    parts: u64,
+    rate: u32,
+    /// The tokens that the bucket holds; 0 for a bucket that was never drawn from.
+    limit: u32,
+}
+
+impl TokenBucket {
+    fn new(rate: u32) -> Self {
+        Self {
+            since: 0,
+            full_at: 0,
+            parts: 0,
+            rate,
+            limit: 0,
+        }
+    }
+
+    /// The tokens that were missing when they were stored, in parts.
+    fn owed(&self) -> u128 {
+        wide(self.full_at - self.since) * u128::from(self.rate) + wide(self.parts)
+    }
+
+    /// The inflow since then, in parts.
+    fn flowed(&self, now: u64) -> u128 {
+        wide(now - self.since) * u128::from(self.rate)
+    }
+
+    /// The tokens that are missing from a full bucket, in parts.
+    fn debt(&self, spec: &IncrementSpec, now: u64) -> u128 {
+        let most = wide(spec.limit.into()) * wide(spec.period_millis);
+        self.owed().min(most).saturating_sub(self.flowed(now))
+    }
+
+    fn owe(&mut self, debt: u128, now: u64) {
+        let rate = u128::from(self.rate);
+        self.since = now;
+        self.full_at = now.saturating_add(narrow(debt / rate));
+        self.parts = narrow(debt % rate);
+    }
+
+    fn held(&mut self, spec: &IncrementSpec, now: u64) -> u64 {
+        self.settle(spec, now);
+        narrow(self.debt(spec, now).div_ceil(wide(spec.period_millis)))
+    }
+
+    /// Adopts a changed limit. Missing tokens stay missing, and flow in at the new rate.
+    fn settle(&mut self, spec: &IncrementSpec, now: u64) {
+        let CounterKind::TokenBucket { rate } = spec.method else {
+            return;
+        };
+        let debt = self.owed().saturating_sub(self.flowed(now));
+        if debt > 0 && (rate, spec.limit) != (self.rate, self.limit) {
+            (self.rate, self.limit) = (rate, spec.limit);
+            self.owe(debt, now);
+        }
+    }
+
+    fn charge(&mut self, spec: &IncrementSpec, now: u64) {
+        if let CounterKind::TokenBucket { rate } = spec.method {
+            let token = wide(spec.period_millis);
+            let debt = self.debt(spec, now) + wide(spec.hits.added()) * token;
+            let back = wide(spec.hits.given_back()) * token;
+            (self.rate, self.limit) = (rate, spec.limit);
+            self.owe(debt.saturating_sub(back), now);
+        }
+    }
+
+    fn resets_in(&self, spec: &IncrementSpec, now: u64) -> u64 {
+        narrow(self.debt(spec, now).div_ceil(u128::from(self.rate)))
+    }
+
+    fn retry_in(&self, spec: &IncrementSpec, now: u64) -> u64 {
+        let room = wide(u64::from(spec.limit) - spec.hits.added()) * wide(spec.period_millis);
+        let missing = self.debt(spec, now).saturating_sub(room);
+        narrow(missing.div_ceil(u128::from(self.rate)))
+    }
+}
+
+fn add(count: u64, hits: Hits) -> u64 {
+    count
+        .saturating_add(hits.added())
+        .saturating_sub(hits.given_back())
+}
+
+/// `count * part / whole`, rounded up.
+fn scale(count: u64, part: u64, whole: u64) -> u64 {
+    narrow((wide(count) * wide(part)).div_ceil(wide(whole)))
+}
+
+fn wide(number: u64) -> u128 {
+    number.into()
+}
+
+fn narrow(number: u128) -> u64 {
+    u64::try_from(number).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests;

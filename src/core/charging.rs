@@ -1,0 +1,198 @@
+//! Charging: which increments of one request are charged, once it is known which would pass their
+//! limits.
+
+use crate::core::counter::{Charge, Enforcement, IncrementSpec};
+
+/// The judgement on a request's counters, before any of them changes.
+#[derive(Debug, Default)]
+pub struct Charging {
+    /// Descriptors that are over one of their limits; some occur more than once.
+    over: Vec<u32>,
+    refuses: bool,
+    /// Whether an increment that adds hits, or looks, is over: with the reference's stop option the
+    /// others are then left out.
+    stops: bool,
+    /// Descriptors that count as quotas.
+    quotas: Vec<u32>,
+}
+
+impl Charging {
+    /// Judges all increments of the request, each given with whether its limit refuses it. Hits that are
+    /// given back are never refused by themselves, but the request is refused if the counter stays above
+    /// its limit.
+    pub fn new<'a>(increments: impl IntoIterator<Item = (&'a IncrementSpec, bool)>) -> Self {
+        let mut charging = Self::default();
+        for (spec, is_over) in increments {
+            if spec.enforcement == Enforcement::Quota && !charging.quotas.contains(&spec.descriptor)
+            {
+                charging.quotas.push(spec.descriptor);
+            }
+            if is_over {
+                charging.over.push(spec.descriptor);
+                charging.refuses |= spec.enforcement == Enforcement::Refuses;
+                charging.stops |= spec.hits.given_back() == 0;
+            }
+        }
+        let quotas = &charging.quotas;
+        charging.refuses |=
+            !quotas.is_empty() && quotas.iter().all(|quota| charging.is_over(*quota));
+        charging
+    }
+
+    /// Whether the request is refused.
+    pub fn refuses(&self) -> bool {
+        self.refuses
+    }
+
+    /// Whether `descriptor` is over one of its limits.
+    pub fn is_over(&self, descriptor: u32) -> bool {
+        self.over.contains(&descriptor)
+    }
+
+    /// Whether an increment is charged whose own limit gives `is_over`. Hits that are given back always
+    /// are, except in a look.
+    pub fn charges(&self, spec: &IncrementSpec, is_over: bool) -> bool {
+        match spec.charge {
+            Charge::Never => false,
+            _ if spec.hits.given_back() > 0 => true,
+            Charge::Always => true,
+            Charge::Within => !is_over,
+            Charge::Admitted => !self.refuses && !self.is_over(spec.descriptor),
+            Charge::Stopping => is_over || !self.stops,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::{counter::CounterKind, request::Hits, window::Timestamp};
+
+    fn spec(charge: Charge, enforcement: Enforcement, descriptor: u32) -> IncrementSpec {
+        IncrementSpec {
+            hits: Hits::ONE,
+            limit: 1,
+            method: CounterKind::Window,
+            charge,
+            enforcement,
+            on_loss: crate::core::limit::OnStoreLoss::Error,
+            descriptor,
+            is_per_second: false,
+            period_millis: 60_000,
+            expires_at: Timestamp::from_secs(60),
+        }
+    }
+
+    /// Each case is an increment, whether its limit refuses it, and whether it is charged.
+    #[track_caller]
+    fn check<const N: usize>(cases: [(Charge, Enforcement, u32, bool, bool); N]) {
+        let spec = cases
+            .map(|(charge, enforcement, at, is_over, _)| (spec(charge, enforcement, at), is_over));
+        let charging = Charging::new(spec.iter().map(|(spec, is_over)| (spec, *is_over)));
+        let charged = spec.map(|(spec, is_over)| charging.charges(&spec, is_over));
+        assert_eq!(charged, cases.map(|(.., is_charged)| is_charged));
+    }
+
+    use Charge::{Admitted, Always, Never, Stopping, Within};
+    use Enforcement::{Quota, Refuses, Silent};
+
+    #[test]
+    fn what_one_limit_refuses_is_charged_to_none() {
+        check([
+            (Admitted, Refuses, 0, false, false),
+            (Admitted, Refuses, 0, true, false),
+            (Admitted, Refuses, 1, false, false),
+            (Always, Refuses, 2, false, true),
+            (Within, Refuses, 2, false, true),
+        ]);
+        check([
+            (Admitted, Refuses, 0, false, true),
+            (Admitted, Refuses, 1, false, true),
+        ]);
+    }
+
+    #[test]
+    fn a_rule_in_shadow_mode_spares_itself_and_nobody_else() {
+        check([
+            (Admitted, Silent, 0, true, false),
+            (Admitted, Silent, 0, false, false),
+            (Admitted, Refuses, 1, false, true),
+        ]);
+    }
+
+    #[test]
+    fn quotas_refuse_together() {
+        check([
+            (Admitted, Quota, 0, true, false),
+            (Admitted, Quota, 1, false, true),
+            (Admitted, Refuses, 2, false, true),
+        ]);
+        check([
+            (Admitted, Quota, 0, true, false),
+            (Admitted, Quota, 1, true, false),
+            (Admitted, Refuses, 2, false, false),
+        ]);
+    }
+
+    #[test]
+    fn a_request_is_refused_by_one_plain_limit_or_by_all_quotas() {
+        for (first, second, refuses) in [
+            ((Refuses, true), (Refuses, false), true),
+            ((Refuses, false), (Quota, false), false),
+            ((Silent, true), (Refuses, false), false),
+            ((Quota, true), (Quota, false), false),
+            ((Quota, true), (Quota, true), true),
+        ] {
+            let (one, other) = (spec(Always, first.0, 0), spec(Always, second.0, 1));
+            let charging = Charging::new([(&one, first.1), (&other, second.1)]);
+            assert_eq!(charging.refuses(), refuses, "{first:?} {second:?}");
+        }
+    }
+
+    #[test]
+    fn each_judges_for_itself_where_all_hits_count() {
+        check([
+            (Always, Refuses, 0, true, true),
+            (Within, Refuses, 0, true, false),
+            (Within, Refuses, 0, false, true),
+        ]);
+    }
+
+    #[test]
+    fn what_a_give_back_leaves_over_refuses_the_request_but_stops_nothing() {
+        let charged = |charge| {
+            let back = IncrementSpec {
+                hits: Hits::give_back(1),
+                ..spec(charge, Refuses, 0)
+            };
+            let hit = spec(charge, Refuses, 1);
+            let charging = Charging::new([(&back, true), (&hit, false)]);
+            (charging.charges(&back, true), charging.charges(&hit, false))
+        };
+        assert_eq!(charged(Admitted), (true, false));
+        assert_eq!(charged(Always), (true, true));
+        assert_eq!(charged(Stopping), (true, true));
+    }
+
+    #[test]
+    fn a_look_is_never_charged_and_refuses_all_the_same() {
+        check([
+            (Never, Refuses, 0, true, false),
+            (Never, Refuses, 1, false, false),
+            (Admitted, Refuses, 2, false, false),
+            (Always, Refuses, 3, false, true),
+        ]);
+    }
+
+    #[test]
+    fn the_references_stop_leaves_out_what_would_have_passed() {
+        check([
+            (Stopping, Refuses, 0, true, true),
+            (Stopping, Refuses, 1, false, false),
+        ]);
+        check([
+            (Stopping, Refuses, 0, false, true),
+            (Stopping, Silent, 1, false, true),
+        ]);
+    }
+}

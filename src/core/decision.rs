@@ -1,0 +1,390 @@
+//! Counts → statuses and the overall code.
+
+use std::{cell::OnceCell, cmp::Reverse, collections::HashMap};
+
+use foldhash::quality::RandomState;
+use smallvec::SmallVec;
+
+use crate::core::{
+    counter::{Batch, CounterState, IncrementSpec},
+    limit::{HitRange, Limit, Modes, NearRatio},
+    metadata::{Metadata, merge},
+    plan::{Outcome, Plan, PlannedDescriptor},
+    request::{Hits, InlineList},
+    window::Timestamp,
+};
+
+/// The whole answer to a request; by default OK, without a status.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Decision {
+    /// The code that Envoy obeys.
+    pub overall: Code,
+    /// One for each descriptor, in order.
+    pub statuses: InlineList<Status>,
+    /// Whether it was made without the store, which does not reply.
+    pub is_degraded: bool,
+    /// Whether the answer would have been a refusal but for the global shadow mode.
+    pub is_shadowed: bool,
+    /// The index of the status that `RateLimit-*` response headers describe: the first one with the
+    /// least remaining, but the last plain one that is over takes precedence.
+    pub headline: Option<usize>,
+    /// Whole seconds until this request would pass if no others came; `None` if it passes now, or never
+    /// will.
+    pub retry_secs: Option<u64>,
+    /// The metadata of the rules that let the request pass; the first value of a key wins.
+    pub metadata: Metadata,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Code {
+    #[default]
+    Ok,
+    OverLimit,
+}
+
+/// The answer for one descriptor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Status {
+    pub code: Code,
+    /// `None` if no limit applies.
+    pub binding: Option<Binding>,
+    /// How many more hits would pass.
+    pub remaining: u32,
+    /// Whole seconds until these hits would pass if no others came: 0 if they do now, `None` if they
+    /// never will.
+    pub retry_secs: Option<u64>,
+}
+
+/// The limit that a status reports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Binding {
+    pub limit: Limit,
+    /// The index of its increment in the plan.
+    pub counter: usize,
+    /// Whole seconds until its window ends, at least 1; for a limit without windows of its own, until
+    /// its counter is empty.
+    pub reset_secs: u64,
+    /// Whether the count is above it; in shadow mode the code is OK even so.
+    pub is_over: bool,
+}
+
+/// Judges `plan` by the `counts` after its increments, in their order.
+///
+/// # Panics
+///
+/// If there are fewer counts than increments, which only a broken store returns.
+pub fn decide(plan: &Plan<'_>, counts: &[CounterState], modes: Modes, now: Timestamp) -> Decision {
+    let mut decision = Decision::default();
+    decide_into(&mut decision, plan, counts, modes, now);
+    decision
+}
+
+/// Like [`decide`], but writes into `decision`, which must be `Default`.
+///
+/// # Panics
+///
+/// As [`decide`].
+pub fn decide_into(
+    decision: &mut Decision,
+    plan: &Plan<'_>,
+    counts: &[CounterState],
+    modes: Modes,
+    now: Timestamp,
+) {
+    decision.is_degraded = counts.iter().any(|count| count.is_degraded);
+    let statuses = &mut decision.statuses;
+    let least = EmptyCounters::default();
+    for outcome in &plan.outcomes {
+        statuses.push(status(outcome, plan, counts, &least, now));
+    }
+    if is_refused(plan, statuses, modes) {
+        decision.is_shadowed = modes.shadow;
+        if !modes.shadow {
+            decision.overall = Code::OverLimit;
+            decision.retry_secs = retry_secs(plan, statuses, modes);
+        }
+    }
+    decision.headline = headline(plan, statuses, modes);
+    if modes.metadata {
+        decision.metadata = metadata(plan, statuses);
+    }
+}
+
+fn status(
+    outcome: &Outcome<'_>,
+    plan: &Plan<'_>,
+    counts: &[CounterState],
+    least: &EmptyCounters,
+    now: Timestamp,
+) -> Status {
+    match outcome {
+        Outcome::Unmatched { .. } | Outcome::Replaced(_) => Status {
+            code: Code::Ok,
+            binding: None,
+            remaining: 0,
+            retry_secs: Some(0),
+        },
+        Outcome::Unlimited(_) => Status {
+            code: Code::Ok,
+            binding: None,
+            remaining: u32::MAX,
+            retry_secs: Some(0),
+        },
+        Outcome::Counted(counted) => counted_status(counted, plan, counts, least, now),
+    }
+}
+
+fn counted_status(
+    counted: &PlannedDescriptor<'_>,
+    plan: &Plan<'_>,
+    counts: &[CounterState],
+    least: &EmptyCounters,
+    now: Timestamp,
+) -> Status {
+    let stands = |counter: usize| {
+        let spec = plan.batch.spec(counter);
+        let standing = LimitStanding::new(spec, counts[counter], now);
+        // Computed only when needed, because most hits pass. The limits of one descriptor have counters
+        // of their own.
+        let held_at_least = || match plan.outcomes.len() {
+            1 => spec.hits.added(),
+            _ => least.held(&plan.batch, counter),
+        };
+        if standing.is_over && held_at_least() > u64::from(spec.limit) {
+            return LimitStanding {
+                retry_in: None,
+                ..standing
+            };
+        }
+        standing
+    };
+    let mut counters = counted.counters.clone();
+    let mut binding = counters
+        .next()
+        .expect("a counted descriptor has at least one counter");
+    let mut standing = stands(binding);
+    let mut retry_in = standing.retry_in;
+    for counter in counters {
+        let other = stands(counter);
+        // `None`, which is never, is later than all other waits.
+        retry_in = retry_in
+            .zip(other.retry_in)
+            .map(|(one, other)| one.max(other));
+        if other.order() < standing.order() {
+            (binding, standing) = (counter, other);
+        }
+    }
+    let is_shadowed = counted.rule.is_some_and(|rule| rule.shadow_mode);
+    Status {
+        code: if standing.is_over && !is_shadowed {
+            Code::OverLimit
+        } else {
+            Code::Ok
+        },
+        binding: Some(Binding {
+            limit: plan.limits[binding].clone(),
+            counter: binding,
+            reset_secs: standing.resets_in.div_ceil(1000),
+            is_over: standing.is_over,
+        }),
+        remaining: standing.remaining,
+        retry_secs: if is_shadowed {
+            Some(0)
+        } else {
+            retry_in.map(|millis| millis.div_ceil(1000))
+        },
+    }
+}
+
+/// The hits that each counter of a request holds after its increment if it was empty before: more than
+/// that increment's if its descriptor occurs twice. Computed on first use.
+#[derive(Debug, Default)]
+struct EmptyCounters(OnceCell<SmallVec<[u64; 8]>>);
+
+impl EmptyCounters {
+    fn held(&self, batch: &Batch, counter: usize) -> u64 {
+        /// From this many increments on a table pays.
+        const MANY: usize = 16;
+        let all = self.0.get_or_init(|| {
+            let mut all = SmallVec::<[u64; 8]>::new();
+            let mut table = HashMap::<&[u8], u64, RandomState>::default();
+            for (index, increment) in batch.iter().enumerate() {
+                let before = if batch.len() < MANY {
+                    (0..index)
+                        .rev()
+                        .find(|&other| batch.key(other) == increment.key)
+                        .map(|other| all[other])
+                } else {
+                    table.get(increment.key).copied()
+                };
+                let held = before.unwrap_or(0).saturating_add(increment.hits.added());
+                let held = held.saturating_sub(increment.hits.given_back());
+                if batch.len() >= MANY {
+                    table.insert(increment.key, held);
+                }
+                all.push(held);
+            }
+            all
+        });
+        all[counter]
+    }
+}
+
+/// A count compared with its limit. Times are in milliseconds from now.
+struct LimitStanding {
+    is_over: bool,
+    remaining: u32,
+    resets_in: u64,
+    /// `None` if the hits will never pass.
+    retry_in: Option<u64>,
+}
+
+impl LimitStanding {
+    fn new(spec: &IncrementSpec, count: CounterState, now: Timestamp) -> Self {
+        let capacity = u64::from(spec.limit);
+        let is_over = count.is_over(spec.limit, spec.hits);
+        let window_ends_in = spec.expires_at.millis().saturating_sub(now.millis());
+        let added = spec.hits.added();
+        // A limit that let the hits pass may have no room for them a second time; that matters when
+        // another limit refused the request.
+        let has_room = !is_over && count.after.saturating_add(added) <= capacity;
+        Self {
+            is_over,
+            remaining: u32::try_from(capacity.saturating_sub(count.after)).unwrap_or(u32::MAX),
+            resets_in: count.ends.map_or(window_ends_in, |ends| ends.resets_in),
+            retry_in: match count.ends {
+                _ if has_room => Some(0),
+                Some(ends) => ends.retry_in,
+                None => (added <= capacity).then_some(window_ends_in),
+            },
+        }
+    }
+
+    /// The binding limit is the least of several: over first, then least remaining, then latest reset
+    /// (IETF draft ratelimit-headers), then the first.
+    fn order(&self) -> (Reverse<bool>, u32, Reverse<u64>) {
+        (
+            Reverse(self.is_over),
+            self.remaining,
+            Reverse(self.resets_in),
+        )
+    }
+}
+
+/// Whether the request is refused: a plain descriptor is over, or there are quota descriptors and all of
+/// them are.
+fn is_refused(plan: &Plan<'_>, statuses: &[Status], modes: Modes) -> bool {
+    let mut is_plain_over = false;
+    let mut quotas = 0;
+    let mut quotas_over = 0;
+    for (outcome, status) in plan.outcomes.iter().zip(statuses) {
+        if let Outcome::Unlimited(_) = outcome {
+            continue;
+        }
+        let is_over = status.code == Code::OverLimit;
+        if is_quota(outcome, modes) {
+            quotas += 1;
+            quotas_over += usize::from(is_over);
+        } else {
+            is_plain_over |= is_over;
+        }
+    }
+    is_plain_over || (quotas > 0 && quotas_over == quotas)
+}
+
+/// When a refused request would pass: once all plain descriptors do, and one of its quotas if it has
+/// any. `None` if that is never.
+fn retry_secs(plan: &Plan<'_>, statuses: &[Status], modes: Modes) -> Option<u64> {
+    let limited = || plan.outcomes.iter().zip(statuses);
+    let plain = limited()
+        .filter(|(outcome, _)| !is_quota(outcome, modes))
+        .try_fold(0, |latest, (_, status)| {
+            Some(latest.max(status.retry_secs?))
+        })?;
+    let quotas = limited()
+        .filter(|(outcome, _)| is_quota(outcome, modes))
+        .filter(|(outcome, _)| !matches!(outcome, Outcome::Unlimited(_)));
+    let mut is_any_quota = false;
+    let first = quotas
+        .inspect(|_| is_any_quota = true)
+        .filter_map(|(_, status)| status.retry_secs)
+        .min();
+    if is_any_quota {
+        Some(plain.max(first?))
+    } else {
+        Some(plain)
+    }
+}
+
+fn is_quota(outcome: &Outcome<'_>, modes: Modes) -> bool {
+    let has_own = match outcome {
+        Outcome::Counted(counted) => counted.rule.is_some_and(|rule| rule.quota_mode),
+        Outcome::Unmatched { .. } | Outcome::Unlimited(_) | Outcome::Replaced(_) => false,
+    };
+    modes.quota || has_own
+}
+
+fn headline(plan: &Plan<'_>, statuses: &[Status], modes: Modes) -> Option<usize> {
+    let mut least = u32::MAX;
+    let mut headline = None;
+    for (index, (outcome, status)) in plan.outcomes.iter().zip(statuses).enumerate() {
+        let is_plain_over = status.code == Code::OverLimit && !is_quota(outcome, modes);
+        if status.binding.is_some() && (status.remaining < least || is_plain_over) {
+            least = status.remaining;
+            headline = Some(index);
+        }
+    }
+    headline
+}
+
+fn metadata(plan: &Plan<'_>, statuses: &[Status]) -> Metadata {
+    let mut merged = Metadata::new();
+    for (outcome, status) in plan.outcomes.iter().zip(statuses) {
+        if let (
+            Outcome::Counted(PlannedDescriptor {
+                rule: Some(rule), ..
+            }),
+            Code::Ok,
+        ) = (outcome, status.code)
+        {
+            merge(&mut merged, &rule.metadata);
+        }
+    }
+    merged
+}
+
+/// The numbers of hits within, near and over a limit; see [`tally`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    pub within: u64,
+    pub near: u64,
+    pub over: u64,
+}
+
+/// How the `hits` that led to `count` compare with `limit`.
+///
+/// As in the reference a request is within its limit as a whole or not at all, but near and over are
+/// counted hit by hit. Hits that were refused without being charged are all over; hits that another
+/// limit kept from being charged count as none of the three.
+pub fn tally(limit: &Limit, ratio: NearRatio, hits: Hits, count: CounterState) -> Tally {
+    if !count.is_charged || count.is_cached {
+        let is_over = count.is_cached || count.is_over(limit.capacity(), hits);
+        return Tally {
+            over: if is_over { hits.added() } else { 0 },
+            ..Tally::default()
+        };
+    }
+    let moved = HitRange {
+        low: count.after.saturating_sub(hits.added()),
+        high: count.after,
+    };
+    let over = moved.overlap(limit.over());
+    Tally {
+        within: if over == 0 { hits.added() } else { 0 },
+        near: moved.overlap(limit.near(ratio)),
+        over,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,362 @@
+//! Limits, and the rules that hold them.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::core::{
+    calendar::Calendar,
+    metadata::Metadata,
+    window::{Period, Timestamp, Window, window},
+};
+
+/// A config node that descriptors can match, with its limits and options.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rule {
+    /// Its index in the matcher's list of rules.
+    pub id: RuleId,
+    /// The domain and the joined texts of the nodes that lead here; `/rlconfig` and metrics name the
+    /// rule by it.
+    pub path: Arc<str>,
+    pub allows: Allows,
+    /// Names of limits that do not apply when this rule matches in the same request.
+    pub replaces: Box<[Arc<str>]>,
+    /// Count and report as usual, answer OK.
+    pub shadow_mode: bool,
+    /// Refuse only if all quota descriptors of the request are over.
+    pub quota_mode: bool,
+    /// Which hits its limits count.
+    pub counts: CountPolicy,
+    /// The answer while the store does not reply.
+    pub on_store_loss: OnStoreLoss,
+    /// The key under which its statistics are counted.
+    pub metric: Metric,
+    /// Data that replies carry when this rule lets a request pass.
+    pub metadata: Metadata,
+}
+
+/// The name of a rule's statistics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Metric {
+    /// Its path.
+    #[default]
+    Path,
+    /// Its path, with the request's values at nodes that have `value_to_metric`.
+    SomeValues,
+    /// Its path with all values of the request (`detailed_metric`).
+    AllValues,
+}
+
+impl Rule {
+    pub fn is_unlimited(&self) -> bool {
+        matches!(self.allows, Allows::Unlimited)
+    }
+
+    /// Whether `replaced` names every limit of it.
+    pub fn is_replaced(&self, replaced: &[&Arc<str>]) -> bool {
+        match &self.allows {
+            Allows::Unlimited => false,
+            Allows::Within(limits) => limits.iter().all(|limit| limit.is_replaced(replaced)),
+        }
+    }
+}
+
+/// The requests that a rule allows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Allows {
+    /// All requests, without counting.
+    Unlimited,
+    /// Requests that stay within all of these limits; never empty, and no two share both period and
+    /// algorithm.
+    Within(Box<[Limit]>),
+}
+
+/// The index of a rule in its matcher.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RuleId(pub usize);
+
+/// Which hits a rule counts (`count`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CountPolicy {
+    /// Every hit, refused ones included (as in the reference). Sliding windows, logs and buckets still
+    /// skip the hits they refuse.
+    #[default]
+    All,
+    /// Hits of requests that pass: if a limit refuses the request, this rule charges no counter.
+    Admitted,
+}
+
+/// The answer of a rule while the store does not reply (`on_store_loss`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnStoreLoss {
+    /// No answer: the call fails, and Envoy's `failure_mode_deny` decides.
+    #[default]
+    Error,
+    /// Within its limits.
+    Allow,
+    /// Over its limits.
+    Deny,
+    /// The result of counting in this process, against this replica's share of the limits.
+    Local,
+}
+
+/// Settings that hold for all rules.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Modes {
+    /// Answer OK regardless of the statuses (`SHADOW_MODE`).
+    pub shadow: bool,
+    /// Treat every descriptor as one with `quota_mode` (`QUOTA_MODE`).
+    pub quota: bool,
+    /// Put the rules' metadata together (`RESPONSE_DYNAMIC_METADATA`).
+    pub metadata: bool,
+    /// If one counter of a request would pass its limit, do not charge those that would not
+    /// (`STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT`).
+    pub stops_when_over: bool,
+    /// The answer for a limit that a request brings, while the store does not reply.
+    pub on_store_loss: OnStoreLoss,
+}
+
+/// A number of requests per period; 0 is legal and blocks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limit {
+    pub requests_per_unit: u32,
+    pub period: Period,
+    pub algorithm: Algorithm,
+    /// Its name in replies, and the name that `replaces` refers to.
+    pub name: Option<Arc<str>>,
+}
+
+/// How hits are counted against a limit. docs/algorithms.md describes the answers of each algorithm.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Algorithm {
+    /// In windows aligned to the Unix epoch.
+    #[default]
+    FixedWindow,
+    /// In the days, weeks, months or years of a time zone (`calendar: true`).
+    Calendar(Arc<Calendar>),
+    /// In windows that begin with the first hit (`window: first_hit`).
+    FirstHit,
+    /// In two windows, the older weighted by its overlap with the last period.
+    SlidingWindow,
+    /// By a log of every hit of the last period, to the millisecond.
+    SlidingLog,
+    /// In a bucket that holds `burst` tokens and is refilled evenly (GCRA, ITU-T I.371).
+    TokenBucket { burst: u32 },
+}
+
+impl Algorithm {
+    /// The most hits that a log may have to remember: about 200 kB in Redis and 160 kB in memory.
+    pub const MAX_LOGGED: u32 = 10_000;
+
+    /// Whether it counts only the hits that it lets pass.
+    pub fn looks_first(&self) -> bool {
+        match self {
+            Self::FixedWindow | Self::Calendar(_) | Self::FirstHit => false,
+            Self::SlidingWindow | Self::SlidingLog | Self::TokenBucket { .. } => true,
+        }
+    }
+
+    /// The name as YAML spells it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::FixedWindow | Self::Calendar(_) | Self::FirstHit => "fixed_window",
+            Self::SlidingWindow => "sliding_window",
+            Self::SlidingLog => "sliding_log",
+            Self::TokenBucket { .. } => "token_bucket",
+        }
+    }
+}
+
+impl Limit {
+    /// A nameless limit in fixed windows.
+    pub fn fixed(requests_per_unit: u32, period: impl Into<Period>) -> Self {
+        Self {
+            requests_per_unit,
+            period: period.into(),
+            algorithm: Algorithm::FixedWindow,
+            name: None,
+        }
+    }
+
+    /// The most hits that can pass at once.
+    pub fn capacity(&self) -> u32 {
+        match self.algorithm {
+            // No token ever flows into this bucket.
+            Algorithm::TokenBucket { .. } if self.requests_per_unit == 0 => 0,
+            Algorithm::TokenBucket { burst } => burst,
+            _ => self.requests_per_unit,
+        }
+    }
+
+    /// The window that `now` falls in, or, for a limit without windows of its own, the period that
+    /// begins at `now`.
+    pub fn window(&self, now: Timestamp) -> Window {
+        match &self.algorithm {
+            Algorithm::FixedWindow => window(self.period, now),
+            Algorithm::Calendar(calendar) => calendar.window(now),
+            _ => Window {
+                start: now,
+                end: now.plus(Duration::from_secs(self.period.secs())),
+            },
+        }
+    }
+
+    /// Whether its name is one of `replaced`.
+    pub fn is_replaced(&self, replaced: &[&Arc<str>]) -> bool {
+        self.name
+            .as_ref()
+            .is_some_and(|name| replaced.contains(&name))
+    }
+
+    /// The hits that are near the limit: above the threshold, not yet over.
+    pub fn near(&self, ratio: NearRatio) -> HitRange {
+        HitRange {
+            low: ratio.threshold(self.capacity()).into(),
+            high: self.capacity().into(),
+        }
+    }
+
+    /// The hits that are over the limit.
+    pub fn over(&self) -> HitRange {
+        HitRange {
+            low: self.capacity().into(),
+            high: u64::MAX,
+        }
+    }
+}
+
+/// The share of a limit above which hits are near it (`NEAR_LIMIT_RATIO`).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NearRatio(pub f32);
+
+impl Default for NearRatio {
+    fn default() -> Self {
+        Self(0.8)
+    }
+}
+
+impl NearRatio {
+    /// Computed in single precision and cut, as the reference does, so that both warn at the same
+    /// hit; never above the limit itself.
+    fn threshold(self, requests_per_unit: u32) -> u32 {
+        #[expect(
+            clippy::cast_precision_loss,
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "the reference's own arithmetic; a float cast cuts, saturates and makes NaN 0"
+        )]
+        let threshold = (requests_per_unit as f32 * self.0) as u32;
+        threshold.min(requests_per_unit)
+    }
+}
+
+/// Hits numbered as they arrive in a window: those in `(low, high]`. A counter that an increment
+/// moved from 7 to 12 took the hits `(7, 12]`; all above a limit of 10 are `(10, u64::MAX]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HitRange {
+    pub low: u64,
+    pub high: u64,
+}
+
+impl HitRange {
+    /// The number of hits in both spans.
+    pub fn overlap(self, other: Self) -> u64 {
+        let high = self.high.min(other.high);
+        high.saturating_sub(self.low.max(other.low))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::window::Unit;
+
+    #[test]
+    fn near_thresholds_are_those_of_the_reference() {
+        let threshold = |limit| NearRatio::default().threshold(limit);
+        assert_eq!([1, 5, 8, 10, 15, 20].map(threshold), [0, 4, 6, 8, 12, 16]);
+    }
+
+    #[test]
+    fn an_odd_ratio_neither_wraps_nor_passes_the_limit() {
+        for ratio in [f32::NAN, f32::INFINITY, -1.0, 0.0, 2.0] {
+            assert!(NearRatio(ratio).threshold(10) <= 10);
+        }
+    }
+
+    #[test]
+    fn a_rule_is_replaced_when_all_of_its_limits_are() {
+        let named = |name: &str| Limit {
+            name: Some(name.into()),
+            ..Limit::fixed(1, Unit::Day)
+        };
+        let rule = |allows| Rule {
+            id: RuleId(0),
+            path: "k".into(),
+            allows,
+            replaces: Box::default(),
+            shadow_mode: false,
+            quota_mode: false,
+            counts: CountPolicy::All,
+            on_store_loss: OnStoreLoss::default(),
+            metric: Metric::default(),
+            metadata: Metadata::default(),
+        };
+        let two = rule(Allows::Within([named("a"), named("b")].into()));
+        let [a, b]: [Arc<str>; 2] = ["a", "b"].map(Into::into);
+        assert!(two.is_replaced(&[&b, &a]));
+        assert!(!two.is_replaced(&[&a]));
+        assert!(!two.is_unlimited());
+        let unlimited = rule(Allows::Unlimited);
+        assert!(unlimited.is_unlimited() && !unlimited.is_replaced(&[&a, &b]));
+    }
+
+    #[test]
+    fn a_bucket_holds_its_burst_unless_nothing_flows_in() {
+        let bucket = |requests_per_unit| Limit {
+            algorithm: Algorithm::TokenBucket { burst: 9 },
+            ..Limit::fixed(requests_per_unit, Unit::Day)
+        };
+        assert_eq!([bucket(4).capacity(), bucket(0).capacity()], [9, 0]);
+        assert_eq!(Limit::fixed(4, Unit::Day).capacity(), 4);
+    }
+
+    #[test]
+    fn a_window_is_cut_by_the_epoch_by_a_calendar_or_begins_now() {
+        let zone = Calendar::new(Unit::Day, "Asia/Tokyo", Default::default()).unwrap();
+        let now = Timestamp::from_secs(100_000);
+        let window = |algorithm| {
+            let limit = Limit {
+                algorithm,
+                ..Limit::fixed(1, Unit::Day)
+            };
+            let Window { start, end } = limit.window(now);
+            (start.secs(), end.secs())
+        };
+        assert_eq!(window(Algorithm::FixedWindow), (86_400, 172_800));
+        // Midnight in Tokyo is nine hours before midnight in UTC.
+        assert_eq!(window(Algorithm::Calendar(zone.into())), (54_000, 140_400));
+        assert_eq!(window(Algorithm::SlidingLog), (100_000, 186_400));
+    }
+
+    #[test]
+    fn an_algorithm_is_named_as_in_rules() {
+        let bucket = Algorithm::TokenBucket { burst: 1 };
+        for (algorithm, name, looks_first) in [
+            (Algorithm::FixedWindow, "fixed_window", false),
+            (Algorithm::FirstHit, "fixed_window", false),
+            (Algorithm::SlidingWindow, "sliding_window", true),
+            (Algorithm::SlidingLog, "sliding_log", true),
+            (bucket, "token_bucket", true),
+        ] {
+            assert_eq!(algorithm.name(), name);
+            assert_eq!(algorithm.looks_first(), looks_first, "{name}");
+        }
+    }
+
+    #[test]
+    fn spans_that_only_touch_do_not_overlap() {
+        let low = HitRange { low: 0, high: 5 };
+        let high = HitRange { low: 5, high: 9 };
+        assert_eq!(low.overlap(high), 0);
+        assert_eq!(low.overlap(HitRange { low: 3, high: 9 }), 2);
+    }
+}

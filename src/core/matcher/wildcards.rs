@@ -1,0 +1,283 @@
+//! The wildcards of one level: finds the first that an entry matches, without trying them all.
+//!
+//! The texts before the first `*` of a pattern and behind its last one have to occur literally. Patterns
+//! are therefore indexed by the lengths of these two texts, their shape, and by a hash of their bytes.
+//! An entry is looked up once per shape: rule files have few shapes, however many patterns.
+
+use std::{collections::HashMap, hash::BuildHasher as _};
+
+use foldhash::fast::RandomState;
+
+use crate::core::request::Entry;
+
+/// Up to this many wildcards are tried one after the other, which is cheaper than a lookup.
+const FEW: usize = 4;
+
+/// Wildcards in order of declaration, each with its target.
+#[derive(Debug)]
+pub(super) struct Wildcards<T> {
+    all: Vec<(Wildcard, T)>,
+    shapes: Vec<Shape>,
+    /// Wildcards by the hash of their shape and literal ends; their indices ascend. Hash collisions can
+    /// add wildcards that do not match.
+    filed: HashMap<u64, Vec<usize>, RandomState>,
+    hasher: RandomState,
+}
+
+// A derived implementation would require `T: Default`.
+impl<T> Default for Wildcards<T> {
+    fn default() -> Self {
+        Self {
+            all: Vec::new(),
+            shapes: Vec::new(),
+            filed: HashMap::default(),
+            hasher: RandomState::default(),
+        }
+    }
+}
+
+/// The numbers of literal bytes at the beginnings and the ends of a key and a value. Joined, these are
+/// one text, and the second item is empty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Shape([Affixes<usize>; 2]);
+
+/// A property of a text's beginning and of its end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+struct Affixes<T> {
+    prefix: T,
+    suffix: T,
+}
+
+impl Affixes<usize> {
+    /// The literal ends of `text`, or `None` if it is too short for both.
+    fn of(self, text: &[u8]) -> Option<Affixes<&[u8]>> {
+        let rest = text.len().checked_sub(self.suffix)?;
+        let prefix = text[..rest].get(..self.prefix)?;
+        Some(Affixes {
+            prefix,
+            suffix: &text[rest..],
+        })
+    }
+}
+
+impl<T: Copy> Wildcards<T> {
+    /// Appends `wildcard`.
+    pub(super) fn push(&mut self, wildcard: Wildcard, leads_to: T) {
+        let ends = wildcard.ends();
+        let shape = Shape(ends.map(|ends| Affixes {
+            prefix: ends.prefix.len(),
+            suffix: ends.suffix.len(),
+        }));
+        let hash = self.hash(shape, ends);
+        if !self.shapes.contains(&shape) {
+            self.shapes.push(shape);
+        }
+        self.filed.entry(hash).or_default().push(self.all.len());
+        self.all.push((wildcard, leads_to));
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// The target of the first wildcard that matches.
+    pub(super) fn first(&self, entry: &Entry<'_>, joined: &[u8]) -> Option<T> {
+        if self.all.len() <= FEW {
+            let mut all = self.all.iter();
+            return all.find_map(|(wildcard, to)| wildcard.matches(entry, joined).then_some(*to));
+        }
+        let is_apart = matches!(self.all[0].0, Wildcard::Apart(..));
+        let texts = if is_apart {
+            [entry.key, entry.value]
+        } else {
+            [joined, b""]
+        };
+        let mut first = self.all.len();
+        for shape in &self.shapes {
+            let [Some(key), Some(value)] = [0, 1].map(|at| shape.0[at].of(texts[at])) else {
+                continue;
+            };
+            let filed = self.filed.get(&self.hash(*shape, [key, value]));
+            for &index in filed.into_iter().flatten() {
+                if index >= first {
+                    break;
+                }
+                if self.all[index].0.matches(entry, joined) {
+                    first = index;
+                }
+            }
+        }
+        self.all.get(first).map(|(_, to)| *to)
+    }
+
+    fn hash(&self, shape: Shape, ends: [Affixes<&[u8]>; 2]) -> u64 {
+        self.hasher.hash_one((shape, ends))
+    }
+}
+
+/// The texts that a node with a `*` matches.
+#[derive(Clone, Debug)]
+pub(super) enum Wildcard {
+    /// The joined text.
+    Joined(Pattern),
+    /// The key, and the value if there is a pattern for it.
+    Apart(Pattern, Option<Pattern>),
+}
+
+impl Wildcard {
+    pub(super) fn apart(key: &[u8], value: Option<&[u8]>) -> Option<Self> {
+        let has_star = |text: &[u8]| text.contains(&b'*');
+        if !has_star(key) && !value.is_some_and(has_star) {
+            return None;
+        }
+        let pattern = |text: &[u8]| Pattern::new(text).unwrap_or_else(|| Pattern::exactly(text));
+        Some(Self::Apart(pattern(key), value.map(pattern)))
+    }
+
+    /// The literal ends of texts that match: of the key and of the value, or of both joined.
+    fn ends(&self) -> [Affixes<&[u8]>; 2] {
+        match self {
+            Self::Joined(pattern) => [pattern.ends(), Affixes::default()],
+            Self::Apart(key, value) => {
+                let value = value.as_ref().map_or_else(Affixes::default, Pattern::ends);
+                [key.ends(), value]
+            }
+        }
+    }
+
+    fn matches(&self, entry: &Entry<'_>, joined: &[u8]) -> bool {
+        match self {
+            Self::Joined(pattern) => pattern.matches(joined),
+            Self::Apart(key, value) => {
+                let fits = |value: &Pattern| value.matches(entry.value);
+                key.matches(entry.key) && value.as_ref().is_none_or(fits)
+            }
+        }
+    }
+}
+
+/// A text in which every `*` stands for any bytes, none included.
+#[derive(Clone, Debug)]
+pub(super) struct Pattern {
+    prefix: Box<[u8]>,
+    middle: Box<[Box<[u8]>]>,
+    /// `None` if there is no `*`: the prefix is then the whole text.
+    suffix: Option<Box<[u8]>>,
+}
+
+impl Pattern {
+    /// The pattern that `text` spells, or `None` if it has no `*`.
+    pub(super) fn new(text: &[u8]) -> Option<Self> {
+        let mut pieces: Vec<Box<[u8]>> = text.split(|&byte| byte == b'*').map(Into::into).collect();
+        if pieces.len() < 2 {
+            return None;
+        }
+        let suffix = pieces.pop()?;
+        let prefix = pieces.remove(0);
+        Some(Self {
+            prefix,
+            middle: pieces.into(),
+            suffix: Some(suffix),
+        })
+    }
+
+    /// A pattern that matches only `text` itself.
+    fn exactly(text: &[u8]) -> Self {
+        Self {
+            prefix: text.into(),
+            middle: Box::default(),
+            suffix: None,
+        }
+    }
+
+    fn ends(&self) -> Affixes<&[u8]> {
+        Affixes {
+            prefix: &self.prefix,
+            suffix: self.suffix.as_deref().unwrap_or_default(),
+        }
+    }
+
+    /// Whether all of `text` matches. The pieces between two `*` are matched at their first occurrence,
+    /// which leaves the most text for the pieces behind them; no two pieces may share a byte.
+    pub(super) fn matches(&self, text: &[u8]) -> bool {
+        let Some(rest) = text.strip_prefix(&*self.prefix) else {
+            return false;
+        };
+        let Some(suffix) = &self.suffix else {
+            return rest.is_empty();
+        };
+        let Some(mut rest) = rest.strip_suffix(&**suffix) else {
+            return false;
+        };
+        for piece in self.middle.iter().filter(|piece| !piece.is_empty()) {
+            let Some(at) = rest
+                .windows(piece.len())
+                .position(|bytes| bytes == &**piece)
+            else {
+                return false;
+            };
+            rest = &rest[at + piece.len()..];
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The first wildcard that matches, found by trying all.
+    fn scan(all: &[Wildcard], entry: &Entry<'_>, joined: &[u8]) -> Option<usize> {
+        let mut all = all.iter();
+        all.position(|wildcard| wildcard.matches(entry, joined))
+    }
+
+    #[track_caller]
+    fn check(all: Vec<Wildcard>, (key, value): &(String, String)) {
+        let mut wildcards = Wildcards::default();
+        for (index, wildcard) in all.iter().enumerate() {
+            wildcards.push(wildcard.clone(), index);
+        }
+        let joined = format!("{key}_{value}");
+        let entry = Entry {
+            key: key.as_bytes(),
+            value: value.as_bytes(),
+        };
+        let first = wildcards.first(&entry, joined.as_bytes());
+        assert_eq!(first, scan(&all, &entry, joined.as_bytes()));
+    }
+
+    proptest! {
+        #[test]
+        fn joined_wildcards_are_found_as_by_a_scan(
+            patterns in prop::collection::vec("[ab_]{0,2}\\*[ab*]{0,3}", 0..30),
+            entry in ("[ab]{0,2}", "[ab]{0,4}"),
+        ) {
+            let all = patterns.iter().filter_map(|text| Pattern::new(text.as_bytes()));
+            check(all.map(Wildcard::Joined).collect(), &entry);
+        }
+
+        #[test]
+        fn wildcards_apart_are_found_as_by_a_scan(
+            patterns in prop::collection::vec(("[ab*]{0,2}", prop::option::of("[ab*]{0,3}")), 0..30),
+            entry in ("[ab]{0,2}", "[ab]{0,3}"),
+        ) {
+            let all = patterns.iter().filter_map(|(key, value)| {
+                Wildcard::apart(key.as_bytes(), value.as_ref().map(String::as_bytes))
+            });
+            check(all.collect(), &entry);
+        }
+    }
+
+    #[test]
+    fn ends_that_would_share_a_byte_do_not_match() {
+        let wildcard = |text: &str| Wildcard::Joined(Pattern::new(text.as_bytes()).unwrap());
+        let all = ["k_aa*aa", "x*", "y*", "z*", "k_aa*a"]
+            .map(wildcard)
+            .to_vec();
+        check(all.clone(), &("k".to_owned(), "aaa".to_owned()));
+        check(all, &("k".to_owned(), "aa".to_owned()));
+    }
+}

@@ -1,0 +1,465 @@
+//! Every counter that one request touches, in order, with its hits.
+
+use std::{ops::Range, sync::Arc};
+
+use smallvec::SmallVec;
+
+use crate::{
+    core::{
+        counter::{Batch, Charge, DescriptorHits, Enforcement, Identity, Joined},
+        limit::{Allows, CountPolicy, Limit, Metric, Modes, Rule},
+        matcher::{Domain, Match, Matcher},
+        request::{Descriptor, Entry, Hits, InlineList, Request},
+        window::Timestamp,
+    },
+    foundation::object_pool::Pooled,
+};
+
+/// The outcomes of a request's descriptors before anything is counted.
+#[derive(Debug)]
+pub struct Plan<'a> {
+    /// One for each descriptor, in order.
+    pub outcomes: InlineList<Outcome<'a>>,
+    /// The limit of each increment of [`Plan::batch`], in order.
+    pub limits: SmallVec<[&'a Limit; 8]>,
+    pub batch: Pooled<Batch>,
+}
+
+#[derive(Debug)]
+pub enum Outcome<'a> {
+    /// No rule applies: no file names the domain, or no rule of it matches.
+    Unmatched {
+        is_domain_known: bool,
+    },
+    Unlimited(&'a Rule),
+    /// Another rule of the same request replaces every limit of this one.
+    Replaced(&'a Rule),
+    Counted(PlannedDescriptor<'a>),
+}
+
+/// A descriptor that is counted.
+#[derive(Debug)]
+pub struct PlannedDescriptor<'a> {
+    /// `None` if the request brought its own limit.
+    pub rule: Option<&'a Rule>,
+    pub hits: Hits,
+    /// Its counters, by index; never empty.
+    pub counters: Range<usize>,
+    /// The key under which its statistics are counted, unless that is the path of the rule.
+    pub metric_key: Option<String>,
+}
+
+impl Default for Plan<'_> {
+    #[inline]
+    fn default() -> Self {
+        Self {
+            // First, because a value that is made before one that can fail has to be moved.
+            batch: Pooled::default(),
+            outcomes: InlineList::new(),
+            limits: SmallVec::new(),
+        }
+    }
+}
+
+impl<'a> Plan<'a> {
+    pub fn new(
+        matcher: &'a Matcher,
+        request: &'a Request<'_>,
+        modes: Modes,
+        now: Timestamp,
+    ) -> Self {
+        let mut plan = Self::default();
+        plan.fill(matcher, request, modes, now);
+        plan
+    }
+
+    /// Fills an empty plan in place; a plan is too large to return by value.
+    pub fn fill(
+        &mut self,
+        matcher: &'a Matcher,
+        request: &'a Request<'_>,
+        modes: Modes,
+        now: Timestamp,
+    ) {
+        let rules = matcher.domain(request.domain);
+        let mut joined = Joined::new();
+        let mut found: InlineList<LimitSource<'a>> = InlineList::new();
+        for descriptor in request.descriptors() {
+            found.push(find(rules, descriptor, &mut joined));
+        }
+        let replaced = replaced_names(&found);
+        // One quota that is never over lets all of them pass.
+        let is_open = |found: &LimitSource<'_>| match found {
+            LimitSource::Nothing { .. } => modes.quota,
+            LimitSource::Override(_) => false,
+            LimitSource::Rule(Match { rule, .. }) if rule.is_replaced(&replaced) => modes.quota,
+            LimitSource::Rule(Match { rule, .. }) => {
+                rule.shadow_mode && (modes.quota || rule.quota_mode) && !rule.is_unlimited()
+            }
+        };
+        let quotas_refuse = !found.iter().any(is_open);
+        let mut builder = PlanBuilder {
+            rules,
+            domain: request.domain,
+            now,
+            modes,
+            quotas_refuse,
+            identity: Identity::new(matcher.key_format),
+            limits: &mut self.limits,
+            batch: &mut self.batch,
+        };
+        for ((index, found), descriptor) in (0..).zip(&found).zip(request.descriptors()) {
+            let outcome = builder.outcome(index, found, &descriptor, &replaced);
+            self.outcomes.push(outcome);
+        }
+    }
+}
+
+/// The limits of a descriptor, before rules of one request replace one another.
+enum LimitSource<'a> {
+    Nothing { is_domain_known: bool },
+    Override(&'a Limit),
+    Rule(Match<'a>),
+}
+
+/// `rules` are those of the request's domain, if there are any.
+fn find<'a>(
+    rules: Option<Domain<'a>>,
+    descriptor: Descriptor<'a>,
+    joined: &mut Joined,
+) -> LimitSource<'a> {
+    let Some(rules) = rules else {
+        return LimitSource::Nothing {
+            is_domain_known: false,
+        };
+    };
+    if let Some(limit) = descriptor.limit {
+        return LimitSource::Override(limit);
+    }
+    match rules.find(descriptor.entries, joined) {
+        Some(found) => LimitSource::Rule(found),
+        None => LimitSource::Nothing {
+            is_domain_known: true,
+        },
+    }
+}
+
+/// Collects all names before any rule is replaced: two rules that replace each other both drop out.
+fn replaced_names<'a>(found: &[LimitSource<'a>]) -> Vec<&'a Arc<str>> {
+    let mut names = Vec::new();
+    for found in found {
+        if let LimitSource::Rule(found) = found {
+            names.extend(&found.rule.replaces);
+        }
+    }
+    names
+}
+
+struct PlanBuilder<'a, 'p> {
+    rules: Option<Domain<'a>>,
+    domain: &'a [u8],
+    now: Timestamp,
+    modes: Modes,
+    /// Whether all quotas can be over together.
+    quotas_refuse: bool,
+    identity: Identity,
+    limits: &'p mut SmallVec<[&'a Limit; 8]>,
+    batch: &'p mut Batch,
+}
+
+impl<'a> PlanBuilder<'a, '_> {
+    fn outcome(
+        &mut self,
+        index: u32,
+        found: &LimitSource<'a>,
+        descriptor: &Descriptor<'_>,
+        replaced: &[&Arc<str>],
+    ) -> Outcome<'a> {
+        let (rule, limits, shared): (_, _, &[_]) = match found {
+            &LimitSource::Nothing { is_domain_known } => {
+                return Outcome::Unmatched { is_domain_known };
+            }
+            LimitSource::Override(limit) => (None, std::slice::from_ref(*limit), &[]),
+            LimitSource::Rule(Match { rule, shared }) => match &rule.allows {
+                Allows::Unlimited => return Outcome::Unlimited(rule),
+                Allows::Within(limits) => (Some(*rule), &**limits, shared),
+            },
+        };
+        let first = self.limits.len();
+        self.identity.set(self.domain, descriptor.entries, shared);
+        let hits = descriptor.hits;
+        for limit in limits {
+            if rule.is_some() && limit.is_replaced(replaced) {
+                continue;
+            }
+            let counting = DescriptorHits {
+                hits,
+                charge: self.charge(rule, limit),
+                enforcement: self.enforcement(rule),
+                on_loss: rule.map_or(self.modes.on_store_loss, |rule| rule.on_store_loss),
+                descriptor: index,
+            };
+            self.batch.push(&self.identity, limit, self.now, counting);
+            self.limits.push(limit);
+        }
+        match rule {
+            Some(rule) if self.limits.len() == first => Outcome::Replaced(rule),
+            _ => Outcome::Counted(PlannedDescriptor {
+                metric_key: self.metric_key(rule, descriptor),
+                rule,
+                hits: descriptor.hits,
+                counters: first..self.limits.len(),
+            }),
+        }
+    }
+
+    fn charge(&self, rule: Option<&Rule>, limit: &Limit) -> Charge {
+        match rule.map_or(CountPolicy::All, |rule| rule.counts) {
+            CountPolicy::Admitted => Charge::Admitted,
+            CountPolicy::All if limit.algorithm.looks_first() => Charge::Within,
+            CountPolicy::All if self.modes.stops_when_over => Charge::Stopping,
+            CountPolicy::All => Charge::Always,
+        }
+    }
+
+    fn enforcement(&self, rule: Option<&Rule>) -> Enforcement {
+        let has = |flag: fn(&Rule) -> bool| rule.is_some_and(flag);
+        if self.modes.shadow || has(|rule| rule.shadow_mode) {
+            Enforcement::Silent
+        } else if !(self.modes.quota || has(|rule| rule.quota_mode)) {
+            Enforcement::Refuses
+        } else if self.quotas_refuse {
+            Enforcement::Quota
+        } else {
+            Enforcement::Silent
+        }
+    }
+
+    /// The key if it has to be computed, and `None` if it is the path of the rule.
+    fn metric_key(&self, rule: Option<&Rule>, descriptor: &Descriptor<'_>) -> Option<String> {
+        let Some(rule) = rule else {
+            return Some(override_key(self.domain, descriptor.entries));
+        };
+        match (rule.metric, self.rules) {
+            (Metric::Path, _) | (_, None) => None,
+            (metric, Some(rules)) => {
+                let entries = descriptor.entries;
+                Some(rules.metric_key(self.domain, entries, metric, &mut Joined::new()))
+            }
+        }
+    }
+}
+
+/// The key under which statistics are counted for a limit that a request brings.
+fn override_key(domain: &[u8], entries: &[Entry<'_>]) -> String {
+    let mut key = domain.to_vec();
+    for Entry { key: name, value } in entries {
+        key.push(b'.');
+        key.extend_from_slice(name);
+        if !value.is_empty() {
+            key.push(b'_');
+            key.extend_from_slice(value);
+        }
+    }
+    String::from_utf8_lossy(&key).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::{limit::Algorithm, window::Unit};
+
+    const NOW: Timestamp = Timestamp::from_secs(1_000_000);
+
+    type Change = fn(&mut Rule);
+
+    /// Rules of domain `d` for the keys `0`, `1` and so on: one hit an hour, but for what is changed.
+    fn matcher(changes: &[Change]) -> Matcher {
+        let mut matcher = Matcher::default();
+        let root = matcher.insert_domain(b"d");
+        for (key, change) in changes.iter().enumerate() {
+            let node = matcher.insert(root, key.to_string().as_bytes(), b"");
+            matcher.set_rule(node.unwrap(), |id| {
+                let mut rule = Rule {
+                    id,
+                    path: "d.k".into(),
+                    allows: Allows::Within([Limit::fixed(1, Unit::Hour)].into()),
+                    replaces: Box::default(),
+                    shadow_mode: false,
+                    quota_mode: false,
+                    counts: CountPolicy::All,
+                    on_store_loss: Default::default(),
+                    metric: Metric::Path,
+                    metadata: Default::default(),
+                };
+                change(&mut rule);
+                rule
+            });
+        }
+        matcher
+    }
+
+    fn limit(rule: &mut Rule) -> &mut Limit {
+        match &mut rule.allows {
+            Allows::Within(limits) => &mut limits[0],
+            Allows::Unlimited => unreachable!("it was made with a limit"),
+        }
+    }
+
+    /// A request of one descriptor for each key.
+    fn request(keys: &[String]) -> Request<'_> {
+        let mut request = Request::new(b"d");
+        for key in keys {
+            request.push_entry(Entry {
+                key: key.as_bytes(),
+                value: b"v",
+            });
+            request.push_descriptor(Hits::ONE, None);
+        }
+        request
+    }
+
+    /// Each rule of one request has the enforcement beside it, or none if it is not counted. With
+    /// `has_unmatched` the request has one more descriptor, which no rule matches.
+    #[track_caller]
+    fn check_voices(modes: Modes, has_unmatched: bool, rules: &[(Change, Option<Enforcement>)]) {
+        let changes: Vec<_> = rules.iter().map(|(change, _)| *change).collect();
+        let matcher = matcher(&changes);
+        let count = rules.len() + usize::from(has_unmatched);
+        let keys: Vec<_> = (0..count).map(|key| key.to_string()).collect();
+        let request = request(&keys);
+        let plan = Plan::new(&matcher, &request, modes, NOW);
+        let voices = plan.outcomes.iter().map(|outcome| match outcome {
+            Outcome::Counted(counted) => Some(plan.batch.spec(counted.counters.start).enforcement),
+            _ => None,
+        });
+        let voices: Vec<_> = voices.take(rules.len()).collect();
+        let expected: Vec<_> = rules.iter().map(|(_, enforcement)| *enforcement).collect();
+        assert_eq!(voices, expected);
+    }
+
+    const PLAIN: Change = |_| ();
+    const SHADOW: Change = |rule| rule.shadow_mode = true;
+    const QUOTA: Change = |rule| rule.quota_mode = true;
+    const SHADOW_QUOTA: Change = |rule| {
+        rule.shadow_mode = true;
+        rule.quota_mode = true;
+    };
+    const FREE_SHADOW_QUOTA: Change = |rule| {
+        SHADOW_QUOTA(rule);
+        rule.allows = Allows::Unlimited;
+    };
+    const NAMED_SHADOW_QUOTA: Change = |rule| {
+        SHADOW_QUOTA(rule);
+        limit(rule).name = Some("n".into());
+    };
+    const REPLACES: Change = |rule| rule.replaces = ["n".into()].into();
+
+    use Enforcement::{Quota, Refuses, Silent};
+
+    #[test]
+    fn rules_refuse_unless_they_are_shadowed_or_quotas() {
+        let check = |modes, rules: &[_]| check_voices(modes, false, rules);
+        let plain = Modes::default();
+        let two = [(PLAIN, Some(Refuses)), (SHADOW, Some(Silent))];
+        check(plain, &two);
+        let two = [(QUOTA, Some(Quota)), (PLAIN, Some(Refuses))];
+        check(plain, &two);
+        let shadow = Modes {
+            shadow: true,
+            ..plain
+        };
+        check(shadow, &[(PLAIN, Some(Silent)), (QUOTA, Some(Silent))]);
+        let quota = Modes {
+            quota: true,
+            ..plain
+        };
+        check(quota, &[(PLAIN, Some(Quota)), (QUOTA, Some(Quota))]);
+    }
+
+    #[test]
+    fn quotas_refuse_nothing_beside_one_that_is_never_over() {
+        let plain = Modes::default();
+        let quota = Modes {
+            quota: true,
+            ..plain
+        };
+        let check = |modes, rules: &[_]| check_voices(modes, false, rules);
+        let shadowed = (SHADOW_QUOTA, Some(Silent));
+        check(
+            plain,
+            &[(QUOTA, Some(Silent)), shadowed, (PLAIN, Some(Refuses))],
+        );
+        check(quota, &[(PLAIN, Some(Silent)), (SHADOW, Some(Silent))]);
+        // A shadowed rule that is no quota, has no limit or is replaced opens none.
+        check(plain, &[(QUOTA, Some(Quota)), (SHADOW, Some(Silent))]);
+        for modes in [plain, quota] {
+            check(modes, &[(QUOTA, Some(Quota)), (FREE_SHADOW_QUOTA, None)]);
+        }
+        let replaced = (NAMED_SHADOW_QUOTA, None);
+        check(
+            plain,
+            &[(QUOTA, Some(Quota)), replaced, (REPLACES, Some(Refuses))],
+        );
+        // If all rules are quotas, a replaced one and an unmatched descriptor open the others.
+        check(
+            quota,
+            &[(PLAIN, Some(Silent)), replaced, (REPLACES, Some(Silent))],
+        );
+        check_voices(quota, true, &[(PLAIN, Some(Silent))]);
+        check_voices(plain, true, &[(QUOTA, Some(Quota))]);
+    }
+
+    #[test]
+    fn the_charge_follows_from_the_rule_its_algorithm_and_the_mode() {
+        let charge = |change: Change, stops_when_over| {
+            let (matcher, keys) = (matcher(&[change]), ["0".to_owned()]);
+            let modes = Modes {
+                stops_when_over,
+                ..Modes::default()
+            };
+            let request = request(&keys);
+            let plan = Plan::new(&matcher, &request, modes, NOW);
+            plan.batch.spec(0).charge
+        };
+        let first_hit: Change = |rule| limit(rule).algorithm = Algorithm::FirstHit;
+        let log: Change = |rule| limit(rule).algorithm = Algorithm::SlidingLog;
+        let admitted: Change = |rule| rule.counts = CountPolicy::Admitted;
+        let admitted_log: Change = |rule| {
+            rule.counts = CountPolicy::Admitted;
+            limit(rule).algorithm = Algorithm::SlidingLog;
+        };
+        for (change, usually, if_stopped) in [
+            (PLAIN, Charge::Always, Charge::Stopping),
+            (first_hit, Charge::Always, Charge::Stopping),
+            (log, Charge::Within, Charge::Within),
+            (admitted, Charge::Admitted, Charge::Admitted),
+            (admitted_log, Charge::Admitted, Charge::Admitted),
+        ] {
+            assert_eq!(charge(change, false), usually);
+            assert_eq!(charge(change, true), if_stopped);
+        }
+    }
+
+    #[test]
+    fn statistics_are_named_by_the_path_the_values_or_the_request_s_own_limit() {
+        let values: Change = |rule| rule.metric = Metric::AllValues;
+        let matcher = matcher(&[PLAIN, values]);
+        let mut request = Request::new(b"d");
+        let entry = |key, value| Entry { key, value };
+        request.push_entry(entry(b"0", b"v"));
+        request.push_descriptor(Hits::ONE, None);
+        request.push_entry(entry(b"1", b"v"));
+        request.push_descriptor(Hits::ONE, None);
+        request.push_entry(entry(b"x", b""));
+        request.push_entry(entry(b"y", b"v"));
+        request.push_descriptor(Hits::ONE, Some(Limit::fixed(1, Unit::Day)));
+        let plan = Plan::new(&matcher, &request, Modes::default(), NOW);
+        let names = plan.outcomes.iter().map(|outcome| match outcome {
+            Outcome::Counted(counted) => counted.metric_key.as_deref(),
+            _ => unreachable!("each has a limit"),
+        });
+        let names: Vec<_> = names.collect();
+        assert_eq!(names, [None, Some("d.1_v"), Some("d.x.y_v")]);
+    }
+}

@@ -1,0 +1,235 @@
+//! The store that the settings choose, for all workers and for each of them.
+
+use std::{
+    num::NonZeroU32,
+    sync::{Arc, Weak},
+    thread,
+};
+
+use crate::{
+    core::limit::OnStoreLoss,
+    foundation::causes::chain,
+    observe::metrics::Metrics,
+    service::{
+        admin, grpc,
+        limiter::{RuleSet, Rules},
+    },
+    settings::{redis::ClockFlag, serve::Settings},
+    store::{
+        any::AnyStore,
+        loss::{self, Loss, OnLoss, Reconciler},
+        memory::MemoryStore,
+        over_limit_cache::{Caches, OverLimitCache},
+        per_second::PerSecond,
+        redis::{self, batchers::Batchers, servers::Servers, store::RedisStore},
+        replicas::StateFile,
+    },
+};
+
+/// The store that all workers share.
+pub(super) enum StoreBackend {
+    Memory(Arc<MemoryStore>),
+    Redis {
+        all: RedisBackend,
+        per_second: Option<RedisBackend>,
+        caches: Arc<Caches>,
+    },
+}
+
+/// One Redis, and the state that its workers share.
+pub(super) struct RedisBackend {
+    pub(super) servers: Servers,
+    pub(super) loss: Arc<Loss>,
+}
+
+/// The store of one worker, and the tasks that it needs.
+pub(super) struct WorkerStore {
+    pub(super) store: AnyStore,
+    /// Tasks that must run on this worker for the store to answer.
+    pub(super) batchers: Vec<Batchers>,
+    /// Tasks that must run once for all workers, with one worker's batchers: one for each Redis, first that for all
+    /// limits.
+    pub(super) reconcilers: Vec<Reconciler<RedisStore>>,
+}
+
+impl StoreBackend {
+    pub(super) fn new(
+        settings: &Settings,
+        metrics: &Metrics,
+    ) -> Result<Self, redis::address::BadUrl> {
+        let Some(address) = settings.redis.address() else {
+            return Ok(Self::Memory(Arc::new(MemoryStore::new(
+                settings.max_counters,
+            ))));
+        };
+        let replicas = &settings.loss.replicas;
+        let known = replicas.fixed().or_else(|| kept_replicas(settings));
+        metrics.loss.replicas.begin(known, replicas.until_known());
+        let backend = |name, address, stats| {
+            let servers = Servers::new(&address, stats, grpc::now)?;
+            let stats = metrics.loss.clone();
+            let options = loss::Options {
+                max_counters: settings.max_counters,
+                unseen_percent: settings.loss.unseen_share,
+            };
+            let loss = Arc::new(Loss::new(name, options, stats));
+            Ok(RedisBackend { servers, loss })
+        };
+        let per_second = settings.redis_per_second.address(&settings.redis.tls);
+        let stats = metrics.redis_per_second.clone();
+        Ok(Self::Redis {
+            all: backend("redis", address, metrics.redis.clone())?,
+            per_second: per_second
+                .map(|address| backend("redis_per_second", address, stats))
+                .transpose()?,
+            caches: Arc::default(),
+        })
+    }
+
+    /// Makes the store of one worker.
+    pub(super) fn worker_store(&self, settings: &Settings, metrics: &Metrics) -> WorkerStore {
+        let (all, per_second, caches) = match self {
+            Self::Memory(store) => {
+                return WorkerStore {
+                    store: AnyStore::Memory(store.clone()),
+                    batchers: Vec::new(),
+                    reconcilers: Vec::new(),
+                };
+            }
+            Self::Redis {
+                all,
+                per_second,
+                caches,
+            } => (all, per_second, caches),
+        };
+        let options = settings.redis.options();
+        let (mut batchers, mut reconcilers) = (Vec::new(), Vec::new());
+        let mut store = |backend: &RedisBackend| {
+            let (store, more) = RedisStore::new(&backend.servers, &options);
+            let loss = backend.loss.clone();
+            batchers.push(more);
+            reconcilers.push(Reconciler {
+                store: store.clone(),
+                loss: loss.clone(),
+            });
+            OnLoss::new(store, loss)
+        };
+        let store_of_all = store(all);
+        let per_second = per_second.as_ref().map(&mut store);
+        let cache_bytes = settings.redis.local_cache_bytes / worker_count(settings);
+        let stats = &metrics.over_limit_cache;
+        let both = PerSecond {
+            store: store_of_all,
+            per_second,
+        };
+        let store = OverLimitCache::new(both, cache_bytes, caches, stats);
+        WorkerStore {
+            store: AnyStore::Redis(Arc::new(store)),
+            batchers,
+            reconcilers,
+        }
+    }
+
+    /// The servers of each Redis.
+    pub(super) fn servers(&self) -> impl Iterator<Item = &Servers> {
+        let both = match self {
+            Self::Memory(_) => [None, None],
+            Self::Redis {
+                all, per_second, ..
+            } => [Some(all), per_second.as_ref()],
+        };
+        both.into_iter().flatten().map(|backend| &backend.servers)
+    }
+
+    /// The clock that determines windows.
+    pub(super) fn clock(&self, settings: &Settings) -> grpc::RequestClock {
+        match (self, settings.redis.clock) {
+            (Self::Redis { all, .. }, ClockFlag::Redis) => grpc::RequestClock {
+                ahead_millis: all.servers.skew_millis(),
+            },
+            _ => grpc::RequestClock::default(),
+        }
+    }
+
+    /// The lines of `/healthcheck?verbose` on rules and stores.
+    pub(super) fn components(&self, rules: &Rules, metrics: &Arc<Metrics>) -> admin::Components {
+        let (rules, metrics) = (rules.clone(), metrics.clone());
+        let stores: Vec<_> = ["redis", "redis per second"]
+            .into_iter()
+            .zip(self.servers().cloned())
+            .collect();
+        let name = self.name();
+        Arc::new(move || {
+            let loaded = rules.current().map_or_else(
+                || "none are loaded".to_owned(),
+                |rules| format!("ok, {} loaded", rules.matcher.rules().len()),
+            );
+            let mut lines = vec![
+                ("rules".to_owned(), loaded),
+                ("store".to_owned(), name.to_owned()),
+            ];
+            if !stores.is_empty() {
+                let pauses = metrics.own_pauses();
+                lines.push(("own pauses".to_owned(), pauses.to_string()));
+            }
+            for (name, servers) in &stores {
+                let report = servers.report().into_iter();
+                lines.extend(report.map(|(who, how)| (format!("{name} {who}"), how)));
+            }
+            lines
+        })
+    }
+
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Memory(_) => "memory",
+            Self::Redis { .. } => "redis",
+        }
+    }
+
+    pub(super) fn memory(&self) -> Option<Arc<MemoryStore>> {
+        match self {
+            Self::Memory(store) => Some(store.clone()),
+            Self::Redis { .. } => None,
+        }
+    }
+}
+
+pub(super) fn worker_count(settings: &Settings) -> usize {
+    match settings.process.workers {
+        0 => thread::available_parallelism().map_or(1, Into::into),
+        count => count,
+    }
+}
+
+/// The file that keeps the number of replicas across a restart.
+pub(super) fn state_file(settings: &Settings) -> Option<StateFile> {
+    let path = settings.loss.replicas.state_file()?;
+    Some(StateFile::at(path.to_owned()))
+}
+
+/// The number that an earlier process kept. An invalid file is logged and ignored.
+pub(super) fn kept_replicas(settings: &Settings) -> Option<NonZeroU32> {
+    state_file(settings)?.read().unwrap_or_else(|error| {
+        tracing::warn!("{}; the replicas are detected again", chain(&error));
+        None
+    })
+}
+
+/// Returns a function that reports whether any rule counts locally while its store is lost. It looks at the rules
+/// once per load, and does not keep old rules alive.
+pub(super) fn counts_locally(rules: Rules) -> impl FnMut() -> bool {
+    let mut seen: Option<Weak<RuleSet>> = None;
+    let mut is_any = false;
+    move || {
+        let current = rules.current();
+        if seen.as_ref().map(Weak::as_ptr) != current.as_ref().map(Arc::as_ptr) {
+            is_any = current.as_ref().is_some_and(|rules| {
+                let mut rules = rules.matcher.rules().iter();
+                rules.any(|rule| rule.on_store_loss == OnStoreLoss::Local)
+            });
+            seen = current.as_ref().map(Arc::downgrade);
+        }
+        is_any
+    }
+}

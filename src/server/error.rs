@@ -1,0 +1,54 @@
+//! Why the server did not start, or ended.
+
+use std::io;
+
+use super::tls::ListenerTlsError;
+
+use crate::{
+    config::fault::{Fault, Problem},
+    control::xds::error::XdsError,
+    observe::metrics::mogrifier::MogrifierError,
+    settings::traces::TracesError,
+    store::redis,
+};
+
+/// Why the server did not start, or ended.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    #[error("cannot listen on {address} for {purpose}")]
+    Bind {
+        purpose: &'static str,
+        address: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the rules in {source_name} cannot be used:\n{}", list(problems))]
+    Rules {
+        source_name: String,
+        problems: Vec<Problem>,
+    },
+    #[error("--on-store-loss: {0}")]
+    UnknownReplicas(Fault),
+    #[error(transparent)]
+    Redis(#[from] redis::address::BadUrl),
+    #[error(transparent)]
+    Mogrifier(#[from] MogrifierError),
+    #[error(transparent)]
+    Tls(#[from] ListenerTlsError),
+    #[error("rules cannot come from the control plane")]
+    Xds(#[from] XdsError),
+    #[error(transparent)]
+    Traces(#[from] TracesError),
+    #[error("a worker stopped")]
+    WorkerStopped,
+    #[error("cannot start a thread or a runtime, or wait for signals")]
+    System(#[from] io::Error),
+}
+
+pub(super) fn list(problems: &[Problem]) -> String {
+    let lines: Vec<_> = problems
+        .iter()
+        .map(|problem| format!("  {problem}"))
+        .collect();
+    lines.join("\n")
+}

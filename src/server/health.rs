@@ -1,0 +1,72 @@
+//! Publishes health over HTTP and gRPC.
+
+use tokio::sync::watch;
+
+use tonic_health::{
+    ServingStatus,
+    pb::health_server::{Health as HealthService, HealthServer},
+    server::HealthReporter,
+};
+
+use crate::service::admin::Health;
+
+/// Service names in `grpc.health.v1`.
+pub(super) const HEALTH_NAMES: [&str; 2] = ["", "ratelimit"];
+
+/// The two services that report health.
+#[derive(Clone)]
+pub(super) struct HealthPublisher {
+    pub(super) http: Health,
+    pub(super) grpc: HealthReporter,
+    /// Health is good while all of these are true.
+    pub(super) conditions: Vec<watch::Receiver<bool>>,
+}
+
+impl HealthPublisher {
+    pub(super) fn new(
+        conditions: Vec<watch::Receiver<bool>>,
+    ) -> (Self, HealthServer<impl HealthService>) {
+        let (grpc, service) = tonic_health::server::health_reporter();
+        let publisher = Self {
+            http: Health::default(),
+            grpc,
+            conditions,
+        };
+        (publisher, service)
+    }
+
+    /// Reports the current health.
+    pub(super) async fn update(&self) {
+        self.set(self.conditions.iter().all(|is_so| *is_so.borrow()))
+            .await;
+    }
+
+    pub(super) async fn set(&self, is_good: bool) {
+        self.http.set(is_good);
+        let status = if is_good {
+            ServingStatus::Serving
+        } else {
+            ServingStatus::NotServing
+        };
+        for name in HEALTH_NAMES {
+            self.grpc.set_service_status(name, status).await;
+        }
+    }
+
+    /// Ends the clients' watches, because there are no further changes.
+    pub(super) async fn close(&mut self) {
+        for name in HEALTH_NAMES {
+            self.grpc.clear_service_status(name).await;
+        }
+    }
+
+    /// Reports the health whenever `condition` changes.
+    pub(super) async fn follow(self, mut condition: watch::Receiver<bool>) {
+        loop {
+            self.update().await;
+            if condition.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Log lines on standard error: as text, or as JSON in the reference's shape.
+
+use std::{
+    fmt,
+    io::{self, IsTerminal as _},
+};
+
+use serde_json::{Map, Value};
+use tracing::{Event, Subscriber, field::Field, level_filters::LevelFilter};
+use tracing_subscriber::{
+    fmt::{
+        FmtContext, FormatEvent, FormatFields,
+        format::Writer,
+        time::{FormatTime as _, SystemTime},
+    },
+    registry::LookupSpan,
+};
+
+use crate::settings::serve::{LogFormat, LogLevel, Process};
+
+/// Installs the log for the whole process, in the format and at the level that `process` names.
+pub fn start(process: &Process) {
+    let level = match process.log_level {
+        LogLevel::Error => LevelFilter::ERROR,
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Debug => LevelFilter::DEBUG,
+        LogLevel::Trace => LevelFilter::TRACE,
+    };
+    let lines = tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_ansi(io::stderr().is_terminal())
+        .with_writer(io::stderr);
+    match process.log_format {
+        LogFormat::Text => lines.init(),
+        LogFormat::Json => lines.event_format(Json).init(),
+    }
+}
+
+/// One JSON object per line: `@timestamp`, `level`, `@message`, and the fields of the event.
+#[derive(Debug)]
+struct Json;
+
+impl<S, N> FormatEvent<S, N> for Json
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        _: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        let mut time = String::new();
+        SystemTime.format_time(&mut Writer::new(&mut time))?;
+        let mut fields = JsonFields(Map::new());
+        event.record(&mut fields);
+        let JsonFields(mut line) = fields;
+        line.insert("@timestamp".to_owned(), time.into());
+        let metadata = event.metadata();
+        let level = metadata.level().as_str().to_ascii_lowercase();
+        line.insert("level".to_owned(), level.into());
+        line.insert("target".to_owned(), metadata.target().into());
+        writeln!(writer, "{}", Value::Object(line))
+    }
+}
+
+struct JsonFields(Map<String, Value>);
+
+impl JsonFields {
+    fn insert(&mut self, field: &Field, value: Value) {
+        let name = match field.name() {
+            "message" => "@message",
+            name => name,
+        };
+        self.0.insert(name.to_owned(), value);
+    }
+}
+
+impl tracing::field::Visit for JsonFields {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.insert(field, format!("{value:?}").into());
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.insert(field, value.into());
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.insert(field, value.into());
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.insert(field, value.into());
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.insert(field, value.into());
+    }
+}

@@ -1,0 +1,83 @@
+//! Loads the rules from where the settings say, and follows their changes.
+
+use super::error::ServerError;
+
+use std::{pin::Pin, sync::Arc};
+
+use crate::{
+    config::{fault::Fault, options::Options},
+    control::{
+        reload::{Intake, Reloader},
+        xds,
+    },
+    core::limit::OnStoreLoss,
+    observe::metrics::Metrics,
+    settings::serve::Settings,
+};
+
+/// The source of the rules.
+pub(super) enum RuleSource {
+    Files(Reloader),
+    ControlPlane(Box<xds::Client>),
+}
+
+impl RuleSource {
+    /// Loads files at once. A failure is fatal, unless the settings allow a start without rules.
+    pub(super) fn new(
+        settings: &Settings,
+        intake: &Intake,
+        metrics: &Arc<Metrics>,
+    ) -> Result<Self, ServerError> {
+        let options = Options {
+            merge_domains: settings.merge_domains,
+            strict_matching: settings.strict_matching,
+            key_format: settings.redis.key_format.into(),
+            on_store_loss: settings.loss.on_store_loss.into(),
+            lacks_replicas: settings.lacks_replicas(),
+        };
+        if options.lacks_replicas && options.on_store_loss == OnStoreLoss::Local {
+            return Err(ServerError::UnknownReplicas(Fault::UnknownReplicas));
+        }
+        if let Some(xds) = settings.xds.options() {
+            let client = xds::Client::new(xds, options, intake.clone(), metrics.clone())?;
+            let server = client.server();
+            if settings.start_without_rules {
+                tracing::info!(
+                    "the rules come from {server}; calls get UNAVAILABLE until the first push"
+                );
+            } else {
+                tracing::info!(
+                    "the rules come from {server}; gRPC is not served until the first push"
+                );
+            }
+            return Ok(Self::ControlPlane(Box::new(client)));
+        }
+        let mut reloader = Reloader::new(settings.source(), options, intake.clone());
+        match reloader.load() {
+            Ok(()) => {}
+            Err(problems) if settings.start_without_rules => {
+                for problem in problems {
+                    tracing::error!("{problem}");
+                }
+                tracing::warn!(
+                    "starting without rules; calls get UNAVAILABLE until some are loaded"
+                );
+            }
+            Err(problems) => {
+                return Err(ServerError::Rules {
+                    source_name: settings.source().to_string(),
+                    problems,
+                });
+            }
+        }
+        Ok(Self::Files(reloader))
+    }
+
+    /// Takes changes into use. No change from now on is missed.
+    pub(super) fn watch(self) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        match self {
+            Self::Files(reloader) => Box::pin(reloader.watch().run()),
+            Self::ControlPlane(client) => Box::pin(async { match client.run().await {} }),
+        }
+    }
+}

@@ -1,0 +1,316 @@
+//! The gRPC service, and the clock that dates every request.
+
+use std::{
+    cell::Cell,
+    mem,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use hyper::HeaderMap;
+use prost::{Message as _, bytes::Bytes};
+use tonic::Status;
+
+use crate::{
+    core::{decision::Decision, request::Request, window::Timestamp},
+    observe::{
+        metrics::Recorder,
+        traces::{CallSummary, TracedCall, Tracer},
+    },
+    service::limiter::{Limiter, NoDecision},
+    store::contract::{Deadline, Store, StoreError},
+};
+
+pub mod codec;
+pub mod fast_path;
+pub mod json;
+pub mod proto;
+mod timeout;
+pub mod unary;
+pub mod wire;
+
+use proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use unary::{UnaryMethod, arrived, framed};
+
+/// The path of the service's only method.
+pub const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+
+/// `envoy.service.ratelimit.v3.RateLimitService` on one worker.
+#[derive(Debug)]
+pub struct Service<S> {
+    pub limiter: Limiter<S>,
+    pub bounds: wire::RequestBounds,
+    pub extras: wire::Extras,
+    pub tracer: Tracer,
+    pub clock: RequestClock,
+}
+
+/// The clock of requests: this machine's, shifted to that of Redis, so that all replicas find the same window.
+#[derive(Clone, Debug, Default)]
+pub struct RequestClock {
+    /// Milliseconds by which the true time is ahead of this machine's.
+    pub ahead_millis: Arc<AtomicI64>,
+}
+
+/// How long a reading of this machine's clock is reused, to save reads: a request cannot distinguish times closer
+/// than the resolution of a [`Timestamp`].
+const GOOD_FOR: Duration = Duration::from_millis(1);
+
+thread_local! {
+    /// This thread's last reading of the time of day, and when it was taken.
+    static LAST_READ: Cell<Option<(Instant, Timestamp)>> = const { Cell::new(None) };
+}
+
+impl RequestClock {
+    /// The current time. One reading serves a request from beginning to end.
+    pub fn now(&self) -> Timestamp {
+        self.adjust(now())
+    }
+
+    /// The time at `moment`, which must be now or very recent. The result is at most a millisecond old, also after
+    /// the clock was set.
+    fn at(&self, moment: Instant) -> Timestamp {
+        let read = LAST_READ
+            .get()
+            .filter(|(at, _)| moment.duration_since(*at) < GOOD_FOR);
+        let (_, read) = read.unwrap_or_else(|| {
+            let read = (moment, now());
+            LAST_READ.set(Some(read));
+            read
+        });
+        self.adjust(read)
+    }
+
+    fn adjust(&self, read: Timestamp) -> Timestamp {
+        let ahead = self.ahead_millis.load(Relaxed);
+        let by = Duration::from_millis(ahead.unsigned_abs());
+        if ahead < 0 {
+            read.minus(by)
+        } else {
+            read.plus(by)
+        }
+    }
+}
+
+/// Data of a call, kept until it is answered.
+#[derive(Debug)]
+pub struct CallStart {
+    began: Instant,
+    /// How long after `began` an answer is useful to the caller, if the caller sent a timeout.
+    timeout: Option<Duration>,
+    /// `None` if the call is not traced.
+    span: Option<Box<TracedCall>>,
+}
+
+impl<S: Store> UnaryMethod for Service<S> {
+    const PATH: &'static str = SHOULD_RATE_LIMIT;
+
+    type CallStart = CallStart;
+
+    fn note(&self, headers: &HeaderMap, timeout: Option<Duration>) -> CallStart {
+        let header = |name: &str| headers.get(name)?.to_str().ok();
+        CallStart {
+            began: arrived(),
+            timeout,
+            span: self.tracer.begin(header).map(Box::new),
+        }
+    }
+
+    fn message_came(&self, start: &mut CallStart) {
+        let now = Instant::now();
+        let passed = now.saturating_duration_since(start.began);
+        start.timeout = start.timeout.map(|timeout| timeout.saturating_sub(passed));
+        start.began = now;
+    }
+
+    fn call_at_once(&self, start: &CallStart, message: &Bytes) -> Option<Result<Bytes, Status>> {
+        if start.span.is_some() || !self.extras.is_none() {
+            return None;
+        }
+        let store = self.limiter.store.at_once()?;
+        let mut request = Request::default();
+        fast_path::read_into(&mut request, message, self.bounds)?;
+        let now = self.clock.at(start.began);
+        let reply = self
+            .limiter
+            .check_at_once(store, &request, now, |decision| plain(decision))
+            .map_err(status);
+        self.record(start.began.elapsed(), start.timeout);
+        Some(reply)
+    }
+
+    async fn call(&self, start: CallStart, message: Bytes) -> Result<Bytes, Status> {
+        let CallStart {
+            began,
+            timeout,
+            span,
+        } = start;
+        let deadline = Deadline {
+            began,
+            timeout: timeout.map(timeout::for_decision),
+        };
+        let abandoned = AbandonedCall(Some(&self.limiter.metrics));
+        let reply = match span {
+            None => self.answer_bytes(message, &deadline).await,
+            Some(span) => Box::pin(self.answer_traced(*span, &deadline, message)).await,
+        };
+        abandoned.answered();
+        self.record(began.elapsed(), timeout);
+        reply
+    }
+}
+
+/// Guards a waiting call. A drop before the end means that its caller has given up: Envoy resets the stream when its
+/// timeout has passed.
+struct AbandonedCall<'a>(Option<&'a Recorder>);
+
+impl AbandonedCall<'_> {
+    fn answered(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for AbandonedCall<'_> {
+    fn drop(&mut self) {
+        if let Some(metrics) = self.0 {
+            metrics.record_late_call();
+        }
+    }
+}
+
+impl<S: Store> Service<S> {
+    /// Records an answered call, whose caller allowed `timeout`.
+    fn record(&self, took: Duration, timeout: Option<Duration>) {
+        if timeout.is_some_and(|timeout| took > timeout) {
+            self.limiter.metrics.record_late_call();
+        }
+        self.limiter.metrics.record_call(took);
+    }
+
+    /// Answers one message with the bytes of the reply.
+    async fn answer_bytes(&self, message: Bytes, deadline: &Deadline) -> Result<Bytes, Status> {
+        let mut request = Request::default();
+        if self.extras.is_none()
+            && fast_path::read_into(&mut request, &message, self.bounds).is_some()
+        {
+            let render = |decision: &mut Decision| {
+                if !decision.is_degraded {
+                    return Ok(plain(decision));
+                }
+                let message: RateLimitRequest = codec::decode(message.clone())?;
+                let reply = wire::response(mem::take(decision), &message, &self.extras);
+                Ok(encoded(&reply))
+            };
+            let now = self.clock.at(deadline.began);
+            let check = self.limiter.check(&request, now, deadline, render);
+            return check.await.map_err(status)?;
+        }
+        // Boxed, or the future of every call would reserve the space that unusual calls need.
+        let message = codec::decode(message.clone())?;
+        let reply = Box::pin(self.answer(&message, deadline)).await?;
+        Ok(encoded(&reply))
+    }
+
+    /// Like [`answer_bytes`](Self::answer_bytes), and makes the spans of the call.
+    async fn answer_traced(
+        &self,
+        span: TracedCall,
+        deadline: &Deadline,
+        message: Bytes,
+    ) -> Result<Bytes, Status> {
+        let began_nanos = nanos();
+        let message: RateLimitRequest = codec::decode(message)?;
+        let reply = self.answer(&message, deadline).await;
+        span.end(CallSummary {
+            began_nanos,
+            took: deadline.began.elapsed(),
+            domain: message.domain,
+            descriptors: message.descriptors.len(),
+            answer: match &reply {
+                Ok(reply) => Ok(reply.overall_code().as_str_name()),
+                Err(status) => Err((status.message().to_owned(), status.code().into())),
+            },
+        });
+        reply.map(|reply| encoded(&reply))
+    }
+
+    /// Answers one message, from gRPC or from `/json`.
+    ///
+    /// # Errors
+    ///
+    /// INVALID_ARGUMENT if the request is invalid, RESOURCE_EXHAUSTED if too many others wait, UNAVAILABLE if there
+    /// is no decision for another reason.
+    pub async fn answer(
+        &self,
+        message: &RateLimitRequest,
+        deadline: &Deadline,
+    ) -> Result<RateLimitResponse, Status> {
+        let request = wire::request(message, self.bounds).map_err(|error| {
+            self.limiter.metrics.record_bad_request();
+            Status::invalid_argument(error.to_string())
+        })?;
+        let render =
+            |decision: &mut Decision| wire::response(mem::take(decision), message, &self.extras);
+        let now = self.clock.now();
+        let check = self.limiter.check(&request, now, deadline, render);
+        check.await.map_err(status)
+    }
+}
+
+/// Encodes a reply without headers and metadata.
+fn plain(decision: &Decision) -> Bytes {
+    framed(fast_path::length(decision), |buffer| {
+        fast_path::write(decision, buffer)
+    })
+}
+
+fn encoded(reply: &RateLimitResponse) -> Bytes {
+    framed(reply.encoded_len(), |buffer| reply.encode_raw(buffer))
+}
+
+/// Converts a missing decision to a status. Envoy's `failure_mode_deny` handles all codes alike, but operators must
+/// be able to distinguish overload from a lost store.
+fn status(error: NoDecision) -> Status {
+    match error {
+        NoDecision::Store(StoreError::Overloaded) => Status::resource_exhausted(error.to_string()),
+        NoDecision::NoRules | NoDecision::Store(_) => Status::unavailable(error.to_string()),
+    }
+}
+
+/// Reads the clock of this machine.
+pub fn now() -> Timestamp {
+    Timestamp::from_millis(0).plus(since_epoch())
+}
+
+/// The time of day for a span, in nanoseconds since 1970.
+fn nanos() -> u64 {
+    u64::try_from(since_epoch().as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn since_epoch() -> Duration {
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "time is read here, once a request"
+    )]
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
+    since_epoch.unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_clock_is_put_forward_and_back() {
+        let clock = RequestClock::default();
+        for millis in [-3_600_000, 0, 3_600_000] {
+            clock.ahead_millis.store(millis, Relaxed);
+            let read = i64::try_from(clock.now().millis()).unwrap();
+            let ahead = read - i64::try_from(now().millis()).unwrap();
+            assert!((ahead - millis).abs() < 60_000, "{ahead} and not {millis}");
+        }
+    }
+}

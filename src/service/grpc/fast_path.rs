@@ -1,0 +1,398 @@
+//! Reads and writes the messages of almost every call in place: without copying texts, and without building a reply
+//! in lists. Unusual messages are left to prost, so this module has no errors.
+
+use prost::{
+    bytes::BufMut as _,
+    encoding::{decode_varint, encoded_len_varint},
+};
+
+use super::wire::{RequestBounds, unit_number};
+use crate::core::{
+    decision::{Code, Decision, Status},
+    limit::Limit,
+    request::{Entry, Hits, Request},
+};
+
+/// The key of a varint field: one byte, because no field number is above 15.
+const fn number(field: u8) -> u8 {
+    field << 3
+}
+
+/// The key of a length-delimited field: a text or another message.
+const fn part_of(field: u8) -> u8 {
+    field << 3 | 2
+}
+
+// Fields of `RateLimitRequest`, `RateLimitDescriptor` and its `Entry`.
+const DOMAIN: u8 = part_of(1);
+const DESCRIPTORS: u8 = part_of(2);
+const HITS_ADDEND: u8 = number(3);
+const ENTRIES: u8 = part_of(1);
+const KEY: u8 = part_of(1);
+const VALUE: u8 = part_of(2);
+
+/// Parses `message`. `None` if it has anything besides a domain, descriptors with keys and values, and hits, or if it
+/// is invalid.
+pub fn read(message: &[u8], bounds: RequestBounds) -> Option<Request<'_>> {
+    let mut request = Request::default();
+    read_into(&mut request, message, bounds)?;
+    Some(request)
+}
+
+/// Like [`read`], but fills an empty request in place; after a `None` its content is undefined.
+pub fn read_into<'a>(
+    request: &mut Request<'a>,
+    message: &'a [u8],
+    bounds: RequestBounds,
+) -> Option<()> {
+    let mut hits = 0;
+    let mut rest = message;
+    while !rest.is_empty() {
+        match byte(&mut rest)? {
+            DOMAIN => {
+                // Must be UTF-8, unlike keys and values.
+                let domain = std::str::from_utf8(text(&mut rest, bounds)?);
+                request.domain = domain.ok()?.as_bytes();
+            }
+            DESCRIPTORS if request.len() < bounds.descriptors => {
+                read_descriptor(part(&mut rest)?, bounds, request)?;
+            }
+            HITS_ADDEND => hits = u32::try_from(varint(&mut rest)?).ok()?,
+            _ => return None,
+        }
+    }
+    if request.domain.is_empty() || request.is_empty() {
+        return None;
+    }
+    // Hits may come after their descriptors on the wire.
+    request.set_hits(Hits::add(u64::from(hits.max(1))));
+    Some(())
+}
+
+fn read_descriptor<'a>(
+    mut message: &'a [u8],
+    bounds: RequestBounds,
+    request: &mut Request<'a>,
+) -> Option<()> {
+    let mut entries = 0;
+    while !message.is_empty() {
+        match byte(&mut message)? {
+            ENTRIES if entries < bounds.entries => {
+                request.push_entry(entry(part(&mut message)?, bounds)?);
+                entries += 1;
+            }
+            _ => return None,
+        }
+    }
+    request.push_descriptor(Hits::ONE, None);
+    Some(())
+}
+
+fn entry(mut message: &[u8], bounds: RequestBounds) -> Option<Entry<'_>> {
+    let mut entry = Entry {
+        key: b"",
+        value: b"",
+    };
+    while !message.is_empty() {
+        match byte(&mut message)? {
+            KEY => entry.key = text(&mut message, bounds)?,
+            VALUE => entry.value = text(&mut message, bounds)?,
+            _ => return None,
+        }
+    }
+    Some(entry)
+}
+
+fn text<'a>(message: &mut &'a [u8], bounds: RequestBounds) -> Option<&'a [u8]> {
+    part(message).filter(|text| text.len() <= bounds.text_bytes)
+}
+
+/// A length-delimited field.
+fn part<'a>(message: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let length = usize::try_from(varint(message)?).ok()?;
+    let (part, rest) = message.split_at_checked(length)?;
+    *message = rest;
+    Some(part)
+}
+
+fn varint(message: &mut &[u8]) -> Option<u64> {
+    match message.split_first()? {
+        (&byte, rest) if byte < 0x80 => {
+            *message = rest;
+            Some(byte.into())
+        }
+        _ => decode_varint(message).ok(),
+    }
+}
+
+fn byte(message: &mut &[u8]) -> Option<u8> {
+    message.split_off_first().copied()
+}
+
+/// Length of the message that [`write()`] writes, in bytes.
+pub fn length(decision: &Decision) -> usize {
+    let statuses = decision.statuses.iter().map(status_length);
+    2 + statuses.map(part_length).sum::<usize>()
+}
+
+/// Writes the reply, without headers and metadata, at the beginning of `room`, and shrinks `room` to the rest.
+///
+/// # Panics
+///
+/// If `room` is shorter than [`length`].
+pub fn write(decision: &Decision, room: &mut &mut [u8]) {
+    write_field(number(1), code(decision.overall).into(), room);
+    for status in &decision.statuses {
+        write_field(part_of(2), status_length(status) as u64, room);
+        write_status(status, room);
+    }
+}
+
+/// Every field number is below 16, so each key takes one byte.
+fn part_length(length: usize) -> usize {
+    1 + encoded_len_varint(length as u64) + length
+}
+
+/// A 0 is not written.
+fn number_length(number: u64) -> usize {
+    match number {
+        0 => 0,
+        number => 1 + encoded_len_varint(number),
+    }
+}
+
+fn write_number(field: u8, value: u64, room: &mut &mut [u8]) {
+    if value > 0 {
+        write_field(number(field), value, room);
+    }
+}
+
+/// Writes a field's key and then a number or a length.
+fn write_field(field: u8, mut value: u64, room: &mut &mut [u8]) {
+    write_byte(field, room);
+    while value >= 0x80 {
+        write_byte((value & 0x7f) as u8 | 0x80, room);
+        value >>= 7;
+    }
+    write_byte((value & 0x7f) as u8, room);
+}
+
+fn write_byte(byte: u8, room: &mut &mut [u8]) {
+    let next = room.split_off_first_mut();
+    *next.expect("the length of all parts was counted") = byte;
+}
+
+fn status_length(status: &Status) -> usize {
+    let binding = status.binding.as_ref().map_or(0, |binding| {
+        part_length(limit_length(&binding.limit)) + part_length(number_length(binding.reset_secs))
+    });
+    2 + binding + number_length(status.remaining.into())
+}
+
+fn write_status(status: &Status, room: &mut &mut [u8]) {
+    write_field(number(1), code(status.code).into(), room);
+    if let Some(binding) = &status.binding {
+        write_field(part_of(2), limit_length(&binding.limit) as u64, room);
+        write_limit(&binding.limit, room);
+    }
+    write_number(3, status.remaining.into(), room);
+    if let Some(binding) = &status.binding {
+        write_field(part_of(4), number_length(binding.reset_secs) as u64, room);
+        write_number(1, binding.reset_secs, room);
+    }
+}
+
+fn limit_length(limit: &Limit) -> usize {
+    let name = limit.name.as_ref().filter(|name| !name.is_empty());
+    let multiplier = limit.period.multiplier().get();
+    number_length(limit.requests_per_unit.into())
+        + 2
+        + name.map_or(0, |name| part_length(name.len()))
+        + if multiplier > 1 {
+            part_length(number_length(multiplier.into()))
+        } else {
+            0
+        }
+}
+
+fn write_limit(limit: &Limit, room: &mut &mut [u8]) {
+    write_number(1, limit.requests_per_unit.into(), room);
+    write_number(2, unit_number(limit.period.unit()) as u64, room);
+    if let Some(name) = limit.name.as_ref().filter(|name| !name.is_empty()) {
+        write_field(part_of(3), name.len() as u64, room);
+        room.put_slice(name.as_bytes());
+    }
+    let multiplier = limit.period.multiplier().get();
+    if multiplier > 1 {
+        write_field(part_of(4), number_length(multiplier.into()) as u64, room);
+        write_number(1, multiplier.into(), room);
+    }
+}
+
+fn code(code: Code) -> u8 {
+    match code {
+        Code::Ok => 1,
+        Code::OverLimit => 2,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU32;
+
+    use proptest::prelude::*;
+    use prost::Message as _;
+
+    use super::*;
+    use crate::{
+        core::{
+            decision::Binding,
+            window::{Period, Unit},
+        },
+        service::grpc::{
+            proto::envoy::{
+                extensions::common::ratelimit::v3::{
+                    RateLimitDescriptor, rate_limit_descriptor as descriptor,
+                },
+                service::ratelimit::v3::RateLimitRequest,
+            },
+            wire,
+        },
+    };
+
+    const BOUNDS: RequestBounds = RequestBounds {
+        descriptors: 3,
+        entries: 2,
+        text_bytes: 10,
+    };
+
+    /// prost's reading of the bytes.
+    #[track_caller]
+    fn check(bytes: &[u8], is_plain: bool) {
+        let message = RateLimitRequest::decode(bytes);
+        let plain = read(bytes, BOUNDS);
+        assert_eq!(plain.is_some(), is_plain);
+        if let Some(plain) = plain {
+            let message = message.as_ref().unwrap();
+            assert_eq!(wire::request(message, BOUNDS), Ok(plain));
+        }
+    }
+
+    fn plain() -> RateLimitRequest {
+        let entry = |value: &str| descriptor::Entry {
+            key: "key".into(),
+            value: value.to_owned().into(),
+        };
+        RateLimitRequest {
+            domain: "d".to_owned(),
+            descriptors: vec![RateLimitDescriptor {
+                entries: vec![entry("1"), entry("")],
+                ..RateLimitDescriptor::default()
+            }],
+            hits_addend: 7,
+        }
+    }
+
+    #[track_caller]
+    fn check_changed(change: impl FnOnce(&mut RateLimitRequest), is_plain: bool) {
+        let mut message = plain();
+        change(&mut message);
+        check(&message.encode_to_vec(), is_plain);
+    }
+
+    #[test]
+    fn plain_requests_take_the_fast_path_and_the_rest_is_left_to_prost() {
+        check_changed(|_| (), true);
+        check_changed(|message| message.hits_addend = 0, true);
+        check_changed(|message| message.descriptors[0].entries.clear(), true);
+        check_changed(|message| message.domain.clear(), false);
+        check_changed(|message| message.descriptors.clear(), false);
+        check_changed(
+            |message| message.descriptors[0].hits_addend = Some(1),
+            false,
+        );
+        check_changed(
+            |message| message.descriptors[0].is_negative_hits = true,
+            false,
+        );
+        let limit = descriptor::RateLimitOverride::default();
+        check_changed(|message| message.descriptors[0].limit = Some(limit), false);
+        let four = vec![RateLimitDescriptor::default(); 4];
+        check_changed(|message| message.descriptors = four, false);
+        let three = vec![descriptor::Entry::default(); 3];
+        check_changed(|message| message.descriptors[0].entries = three, false);
+        check_changed(|message| message.domain = "x".repeat(11), false);
+        check(b"\x0a\x01\xff\x12\x00", false);
+        check(&[0x0b; 100], false);
+    }
+
+    fn any_limit() -> impl Strategy<Value = Limit> {
+        let unit = prop::sample::select(Unit::ALL.to_vec());
+        let name = prop::option::of("[a-z]{0,3}");
+        (any::<u32>(), unit, 1_u32..200, name).prop_map(|(requests_per_unit, unit, n, name)| {
+            let period = Period::new(unit, NonZeroU32::new(n).unwrap()).unwrap();
+            Limit {
+                name: name.map(Into::into),
+                ..Limit::fixed(requests_per_unit, period)
+            }
+        })
+    }
+
+    fn any_code() -> impl Strategy<Value = Code> {
+        prop::sample::select(vec![Code::Ok, Code::OverLimit])
+    }
+
+    fn any_status() -> impl Strategy<Value = Status> {
+        let binding = (any_limit(), any::<u32>()).prop_map(|(limit, reset_secs)| Binding {
+            limit,
+            counter: 0,
+            reset_secs: reset_secs.into(),
+            is_over: false,
+        });
+        (any_code(), prop::option::of(binding), any::<u32>()).prop_map(
+            |(code, binding, remaining)| Status {
+                code,
+                binding,
+                remaining,
+                retry_secs: None,
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn replies_are_written_as_prost_writes_them(
+            overall in any_code(),
+            statuses in prop::collection::vec(any_status(), 0..4),
+        ) {
+            let decision = Decision {
+                overall,
+                statuses: statuses.into(),
+                ..Decision::default()
+            };
+            let mut buffer = vec![0; length(&decision)];
+            let room = &mut &mut buffer[..];
+            write(&decision, room);
+            prop_assert!(room.is_empty());
+            let extras = wire::Extras::default();
+            let message = wire::response(decision, &plain(), &extras);
+            prop_assert_eq!(&buffer[..], &message.encode_to_vec()[..]);
+        }
+
+        #[test]
+        fn the_fast_path_reads_as_prost_does(
+            flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..3),
+        ) {
+            let mut bytes = plain().encode_to_vec();
+            for (at, byte) in flips {
+                let at = at.index(bytes.len());
+                bytes[at] = byte;
+            }
+            let message = RateLimitRequest::decode(&bytes[..]);
+            if let Some(plain) = read(&bytes, BOUNDS) {
+                let message = message.as_ref().unwrap();
+                prop_assert_eq!(wire::request(message, BOUNDS), Ok(plain));
+            }
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! Answers requests: matcher, plan, store and decision meet here.
+
+use std::{
+    cell::RefCell,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{
+            AtomicU64,
+            Ordering::{Acquire, Relaxed, Release},
+        },
+    },
+};
+
+use crate::{
+    core::{
+        counter::{CounterState, CounterStates},
+        decision::{Decision, decide_into},
+        limit::Modes,
+        matcher::Matcher,
+        plan::Plan,
+        request::Request,
+        window::Timestamp,
+    },
+    foundation::object_pool::Pooled,
+    observe::metrics::{Metrics, Recorder, RuleStats},
+    store::contract::{AddAtOnce, Deadline, Store, StoreError},
+};
+
+/// The rules in use, shared by all workers. Empty until the first good load.
+///
+/// The last owner of a rule set frees it, and freeing 100,000 rules takes tens of milliseconds. A worker
+/// would spend them in the middle of a decision, while all other requests on its thread wait. So a
+/// retired set stays here until it has no other owner; from then on no request can obtain it again.
+#[derive(Clone, Debug, Default)]
+pub struct Rules(Arc<RuleLoads>);
+
+#[derive(Debug)]
+struct RuleLoads {
+    /// The number of the load in use, unique within this process.
+    load: AtomicU64,
+    sets: Mutex<LoadedSets>,
+}
+
+#[derive(Debug, Default)]
+struct LoadedSets {
+    current: Option<Arc<RuleSet>>,
+    /// Earlier sets that a thread or a request may still hold.
+    retired: Vec<Arc<RuleSet>>,
+}
+
+/// The number of the next load.
+static NEXT_LOAD: AtomicU64 = AtomicU64::new(1);
+
+impl Default for RuleLoads {
+    fn default() -> Self {
+        Self {
+            load: AtomicU64::new(NEXT_LOAD.fetch_add(1, Relaxed)),
+            sets: Mutex::default(),
+        }
+    }
+}
+
+/// A thread's own handle on a set: only one core changes its reference count, so threads do not contend
+/// for it.
+type RuleSetHandle = Arc<Arc<RuleSet>>;
+
+thread_local! {
+    /// The set that this thread used last, and the number of its load. An idle thread keeps one set
+    /// until its next request.
+    static HELD: RefCell<(u64, Option<RuleSetHandle>)> = const { RefCell::new((0, None)) };
+}
+
+/// One load of the rules, and the stats that belong to it.
+#[derive(Debug)]
+pub struct RuleSet {
+    pub matcher: Matcher,
+    /// One per rule, in the matcher's order.
+    pub stats: Vec<Arc<RuleStats>>,
+}
+
+impl Rules {
+    /// Takes `matcher` into use. Requests under way finish with the rules they began with.
+    pub fn swap(&self, matcher: Matcher, metrics: &Metrics) {
+        let stats = metrics.rules(matcher.rules());
+        let new = Arc::new(RuleSet { matcher, stats });
+        let mut sets = self.sets();
+        if let Some(old) = sets.current.replace(new) {
+            sets.retired.push(old);
+        }
+        self.0.load.store(NEXT_LOAD.fetch_add(1, Relaxed), Release);
+    }
+
+    pub fn current(&self) -> Option<Arc<RuleSet>> {
+        self.sets().current.clone()
+    }
+
+    /// Removes and returns the earlier sets that have no other owner. Call it now and then, where
+    /// freeing them may take its time.
+    pub fn take_unused(&self) -> Vec<Arc<RuleSet>> {
+        let is_unused = |set: &mut Arc<RuleSet>| Arc::strong_count(set) == 1;
+        self.sets().retired.extract_if(.., is_unused).collect()
+    }
+
+    /// The rules for one request: this thread's own handle, renewed after each load.
+    fn held(&self) -> Option<RuleSetHandle> {
+        let load = self.0.load.load(Acquire);
+        HELD.with_borrow_mut(|held| {
+            if held.0 != load {
+                *held = (load, self.current().map(Arc::new));
+            }
+            held.1.clone()
+        })
+    }
+
+    /// A panic elsewhere cannot leave the sets half changed: no code between the changes panics.
+    fn sets(&self) -> MutexGuard<'_, LoadedSets> {
+        self.0.sets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Turns requests into decisions, for one worker.
+#[derive(Clone, Debug)]
+pub struct Limiter<S> {
+    pub rules: Rules,
+    pub store: S,
+    pub modes: Modes,
+    pub metrics: Recorder,
+}
+
+/// Why a request has no decision. The texts are sent to the caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoDecision {
+    /// The reference's text.
+    #[error("no rate limit configuration loaded")]
+    NoRules,
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl<S: Store> Limiter<S> {
+    /// Answers one request: passes the decision to `render` and returns its result.
+    ///
+    /// # Errors
+    ///
+    /// If no rules are loaded yet, or the store failed; some hits may then have been counted.
+    pub async fn check<R>(
+        &self,
+        request: &Request<'_>,
+        now: Timestamp,
+        deadline: &Deadline,
+        render: impl FnOnce(&mut Decision) -> R,
+    ) -> Result<R, NoDecision> {
+        // One rule set for the whole request, however long the store takes.
+        let held = self.rules.held();
+        let rules = self.loaded(&held)?;
+        let mut plan = Plan::default();
+        plan.fill(&rules.matcher, request, self.modes, now);
+        let mut counts = Pooled::<CounterStates>::default();
+        if !plan.batch.is_empty() {
+            let store = &self.store;
+            let added = store.add_into(&mut counts, &plan.batch, now, deadline);
+            let added = added.await;
+            added.inspect_err(|error| self.metrics.record_store_failure(*error))?;
+        }
+        Ok(self.conclude(rules, request, &plan, &counts, now, render))
+    }
+
+    /// [`Self::check`] for the memory store, without a future.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::check`].
+    pub fn check_at_once<R>(
+        &self,
+        store: &dyn AddAtOnce,
+        request: &Request<'_>,
+        now: Timestamp,
+        render: impl FnOnce(&mut Decision) -> R,
+    ) -> Result<R, NoDecision> {
+        let held = self.rules.held();
+        let rules = self.loaded(&held)?;
+        let mut plan = Plan::default();
+        plan.fill(&rules.matcher, request, self.modes, now);
+        let mut counts = CounterStates::new();
+        let counted = store.add_at_once(&mut counts, &plan.batch, now);
+        counted.inspect_err(|error| self.metrics.record_store_failure(*error))?;
+        Ok(self.conclude(rules, request, &plan, &counts, now, render))
+    }
+
+    fn loaded<'h>(&self, held: &'h Option<RuleSetHandle>) -> Result<&'h RuleSet, NoDecision> {
+        held.as_deref().map(Arc::as_ref).ok_or_else(|| {
+            self.metrics.record_bad_request();
+            NoDecision::NoRules
+        })
+    }
+
+    /// Decides and records, once the counts are known.
+    fn conclude<R>(
+        &self,
+        rules: &RuleSet,
+        request: &Request<'_>,
+        plan: &Plan<'_>,
+        counts: &[CounterState],
+        now: Timestamp,
+        render: impl FnOnce(&mut Decision) -> R,
+    ) -> R {
+        let mut decision = Decision::default();
+        decide_into(&mut decision, plan, counts, self.modes, now);
+        self.metrics
+            .record(&rules.stats, request, plan, counts, &decision);
+        render(&mut decision)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::limit::NearRatio;
+
+    #[test]
+    fn rules_of_before_are_freed_once_nobody_uses_them_and_not_by_who_did() {
+        let metrics = Metrics::new(NearRatio::default(), 0);
+        let rules = Rules::default();
+        assert!(rules.held().is_none());
+        rules.swap(Matcher::default(), &metrics);
+        let in_use = rules.held().unwrap();
+        let first = Arc::downgrade(&*in_use as &Arc<RuleSet>);
+        rules.swap(Matcher::strict(), &metrics);
+        let second = rules.held().unwrap();
+        assert!(Arc::ptr_eq(&*second, &rules.current().unwrap()));
+        assert!(!Arc::ptr_eq(&second, &in_use));
+        assert!(rules.take_unused().is_empty());
+        drop(in_use);
+        assert!(first.upgrade().is_some());
+        assert_eq!(rules.take_unused().len(), 1);
+        assert!(first.upgrade().is_none());
+    }
+
+    #[test]
+    fn rules_of_two_servers_are_not_taken_for_one_another() {
+        let metrics = Metrics::new(NearRatio::default(), 0);
+        let servers = [Rules::default(), Rules::default()];
+        servers[0].swap(Matcher::default(), &metrics);
+        for _ in 0..2 {
+            assert!(servers[0].held().is_some());
+            assert!(servers[1].held().is_none());
+        }
+    }
+}

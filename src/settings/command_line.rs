@@ -1,0 +1,359 @@
+//! Flags and environment → typed [`Settings`]. Only this module and its submodules read the environment.
+
+use super::serve::Settings;
+
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+
+use super::redis::KeyFormatFlag;
+
+use super::values::Entries;
+use super::values::{boolean, duration, entries};
+
+/// The command line of tollgate.
+#[derive(Debug, Parser)]
+#[command(
+    name = "tollgate",
+    version,
+    about = "Rate-limit sidecar for Envoy: several periods on one descriptor, counted in memory or in Redis",
+    after_help = "Without a command, `serve` is assumed: `tollgate --redis-url …` is `tollgate serve --redis-url …`."
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve Envoy's ShouldRateLimit calls (the default command)
+    Serve(Box<Settings>),
+    /// Check rule files: reports every problem, each with file, line, column and rule
+    Check(Check),
+    /// Ask a running server for a decision, as Envoy does
+    Ask(Ask),
+    /// Check an Envoy configuration for traps: settings that Envoy accepts and that limit nothing
+    LintEnvoy(LintEnvoy),
+}
+
+impl Cli {
+    /// Parses the process's own arguments; exits with the help or an error if they ask for that.
+    pub fn from_process() -> Self {
+        // File names may be any bytes.
+        let arguments: Vec<OsString> = std::env::args_os().collect();
+        let matches = if is_ratelimit(&arguments) {
+            // As in the reference's image: only the environment counts.
+            let arguments = [arguments[0].as_os_str(), "serve".as_ref()];
+            as_ratelimit(Self::command()).get_matches_from(arguments)
+        } else {
+            Self::command().get_matches_from(with_command(arguments))
+        };
+        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+    }
+}
+
+impl Settings {
+    /// The settings of a process without any flag.
+    pub fn from_environment() -> Self {
+        match Cli::parse_from(["tollgate", "serve"]).command {
+            Command::Serve(settings) => *settings,
+            _ => unreachable!("that is what was asked for"),
+        }
+    }
+}
+
+/// Whether the program was started under the reference's name.
+fn is_ratelimit(arguments: &[OsString]) -> bool {
+    let program = arguments.first().map(Path::new).and_then(Path::file_name);
+    program.is_some_and(|name| name == "ratelimit")
+}
+
+/// The reference's defaults that differ from ours in ways an operator could notice.
+const RATELIMIT_DEFAULTS: [(&str, &str); 6] = [
+    ("runtime_root", "/srv/runtime_data/current"),
+    ("backend", "redis"),
+    ("statsd", "true"),
+    ("expiration_jitter", "300"),
+    ("local_cache_bytes", "0"),
+    ("log_level", "warn"),
+];
+
+/// The command line with the reference's defaults.
+fn as_ratelimit(command: clap::Command) -> clap::Command {
+    command.mut_subcommand("serve", |serve| {
+        RATELIMIT_DEFAULTS
+            .into_iter()
+            .fold(serve, |serve, (id, default)| {
+                serve.mut_arg(id, |argument| argument.default_value(default))
+            })
+    })
+}
+
+/// Inserts `serve` if the arguments name no command.
+fn with_command(mut arguments: Vec<OsString>) -> Vec<OsString> {
+    let first = arguments.get(1).map(|first| first.as_encoded_bytes());
+    let names_no_command = match first {
+        None => true,
+        Some(b"-h" | b"--help" | b"-V" | b"--version") => false,
+        Some(first) => first.starts_with(b"-"),
+    };
+    if names_no_command {
+        arguments.insert(arguments.len().min(1), "serve".into());
+    }
+    arguments
+}
+
+#[derive(Debug, Args)]
+pub struct Check {
+    /// Rule files, or folders of them
+    #[arg(required = true, value_name = "DIR|FILE")]
+    pub paths: Vec<PathBuf>,
+
+    /// Let several files name one domain, as `serve --merge-domains` does
+    #[arg(
+        long,
+        env = "MERGE_DOMAIN_CONFIG",
+        default_value = "false",
+        value_parser = boolean,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_name = "BOOL",
+    )]
+    pub merge_domains: bool,
+
+    /// Match keys and values separately, as `serve --strict-matching` does
+    #[arg(
+        long,
+        env = "TOLLGATE_STRICT_MATCHING",
+        default_value = "false",
+        value_parser = boolean,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_name = "BOOL",
+    )]
+    pub strict_matching: bool,
+
+    /// Also check that `serve --key-format` can write the keys
+    #[arg(
+        long,
+        env = "TOLLGATE_KEY_FORMAT",
+        default_value = "native",
+        value_enum,
+        ignore_case = true,
+        value_name = "FORMAT"
+    )]
+    pub key_format: KeyFormatFlag,
+
+    #[command(flatten)]
+    pub replicas: super::loss::ReplicaSettings,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Exit code: 0 without findings, 1 with findings, 2 if the file cannot be read."
+)]
+pub struct LintEnvoy {
+    /// A bootstrap in YAML or JSON, the output of Envoy's /config_dump, or Istio's EnvoyFilters; - is standard input
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+
+    /// Also report domains and descriptors that no rule in this folder covers
+    #[arg(long, value_name = "DIR")]
+    pub rules: Option<PathBuf>,
+
+    /// Read the rules as `serve --merge-domains` does
+    #[arg(
+        long,
+        env = "MERGE_DOMAIN_CONFIG",
+        default_value = "false",
+        value_parser = boolean,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_name = "BOOL",
+    )]
+    pub merge_domains: bool,
+
+    /// Match keys and values separately, as `serve --strict-matching` does
+    #[arg(
+        long,
+        env = "TOLLGATE_STRICT_MATCHING",
+        default_value = "false",
+        value_parser = boolean,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_name = "BOOL",
+    )]
+    pub strict_matching: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Ask {
+    /// Address of the server: http://HOST:PORT, https://HOST:PORT or unix:///PATH
+    #[arg(long, default_value = "http://127.0.0.1:8081", value_name = "URL")]
+    pub server: String,
+
+    /// Speak TLS, as with an https:// URL; needs --ca
+    #[arg(long)]
+    pub tls: bool,
+
+    /// CA certificate to verify the server, in PEM
+    #[arg(long, value_name = "FILE")]
+    pub ca: Option<PathBuf>,
+
+    /// Client certificate, in PEM, for servers that require one
+    #[arg(long, requires = "key", value_name = "FILE")]
+    pub cert: Option<PathBuf>,
+
+    /// Key of that certificate, in PEM
+    #[arg(long, requires = "cert", value_name = "FILE")]
+    pub key: Option<PathBuf>,
+
+    /// Name of the server, in its certificate and as `:authority` [default: the host of the URL]
+    #[arg(long, value_name = "NAME")]
+    pub authority: Option<String>,
+
+    /// Namespace of the rules
+    #[arg(long, value_name = "NAME")]
+    pub domain: String,
+
+    /// A descriptor: its entries in order, separated by commas; `\,` is a comma, `\=` an equals
+    /// sign and `\\` a backslash
+    #[arg(short, long = "descriptor", required = true, value_name = "K=V[,K=V…]", value_parser = entries)]
+    pub descriptors: Vec<Entries>,
+
+    /// Hits of each descriptor; 0 reads without counting
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub hits: u64,
+
+    /// Print the reply as proto3 JSON
+    #[arg(long)]
+    pub json: bool,
+
+    /// How long to wait for the answer
+    #[arg(long, default_value = "5s", value_parser = duration, value_name = "DURATION")]
+    pub timeout: Duration,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::source::Source;
+    use crate::settings::serve::LogLevel;
+    use crate::store::redis::address::Secret;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+        as_ratelimit(Cli::command()).debug_assert();
+    }
+
+    /// The settings of a process with this `name` and these `arguments`.
+    fn settings(name: &str, arguments: &[&str]) -> Settings {
+        let command = match name {
+            "ratelimit" => as_ratelimit(Cli::command()),
+            _ => Cli::command(),
+        };
+        let arguments = [&[name, "serve"], arguments].concat();
+        let matches = command.try_get_matches_from(arguments).unwrap();
+        match Cli::from_arg_matches(&matches).unwrap().command {
+            Command::Serve(settings) => *settings,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn settings_can_be_printed_without_a_secret() {
+        let flags = [
+            ("--redis-url", "redis://u:sesame@h:1"),
+            ("--redis-auth", "u:sesame"),
+            ("--redis-sentinel-auth", "sesame"),
+            ("--redis-per-second-url", "redis://:sesame@h:1"),
+            ("--redis-per-second-auth", "sesame"),
+            ("--redis-per-second-sentinel-auth", "sesame"),
+            ("--otlp-headers", "authorization=sesame"),
+            ("--otlp-endpoint", "http://u:sesame@h"),
+            ("--otlp-traces-endpoint", "http://u:sesame@h"),
+            ("--xds-headers", "authorization:sesame"),
+        ];
+        let arguments: Vec<_> = flags
+            .iter()
+            .flat_map(|(name, value)| [*name, value])
+            .collect();
+        let settings = settings("tollgate", &arguments);
+        let printed = format!("{settings:?} {:?}", settings.redis.address());
+        assert!(printed.contains("redis_url"), "{printed}");
+        assert!(!printed.contains("sesame"), "{printed}");
+    }
+
+    #[test]
+    fn by_the_name_of_the_reference_its_defaults_hold() {
+        let ours = settings("tollgate", &[]);
+        assert!(ours.redis.address().is_none());
+        assert!(matches!(ours.source(), Source::Paths(paths) if paths == [Path::new("config")]));
+        let theirs = settings("ratelimit", &[]);
+        let socket = "/var/run/nutcracker/ratelimit.sock";
+        let text = |url: &str| Secret::Text(url.to_owned());
+        assert_eq!(theirs.redis.address().unwrap().url, text(socket));
+        assert_eq!(theirs.process.log_level, LogLevel::Warn);
+        let Source::Runtime(runtime) = theirs.source() else {
+            panic!("{:?}", theirs.source());
+        };
+        assert_eq!(runtime.root, Path::new("/srv/runtime_data/current"));
+        assert!(runtime.watches_root);
+        assert!(is_ratelimit(&["/bin/ratelimit".into()]));
+        assert!(!is_ratelimit(&["/bin/tollgate".into()]));
+    }
+
+    #[test]
+    fn memory_is_the_store_only_if_no_backend_was_named() {
+        let address = |arguments: &[&str]| {
+            let address = settings("tollgate", arguments).redis.address();
+            address.map(|address| match address.url {
+                Secret::Text(url) => url,
+                Secret::File(path) => path.display().to_string(),
+            })
+        };
+        assert_eq!(address(&["--redis-url-file", "f"]).as_deref(), Some("f"));
+        assert_eq!(address(&["--redis-url", ""]), None);
+        assert_eq!(address(&["--redis-url", "h:1"]).as_deref(), Some("h:1"));
+        let unix = ["--redis-url", "run/x", "--redis-socket-type", "unix"];
+        assert_eq!(address(&unix).as_deref(), Some("unix://run/x"));
+        let default = "/var/run/nutcracker/ratelimit.sock";
+        assert_eq!(address(&["--backend", "redis"]).as_deref(), Some(default));
+        assert_eq!(address(&["--redis-auth", "x"]).as_deref(), Some(default));
+    }
+
+    #[test]
+    fn every_flag_of_serve_has_an_environment_variable() {
+        let command = Cli::command();
+        let serve = command.find_subcommand("serve").unwrap();
+        let without: Vec<_> = serve
+            .get_arguments()
+            .filter(|argument| argument.get_env().is_none() && argument.get_id() != "help")
+            .map(|argument| argument.get_id().as_str())
+            .collect();
+        assert_eq!(without, [""; 0]);
+    }
+
+    #[test]
+    fn no_command_means_serve() {
+        let with = |arguments: &[&str]| {
+            with_command(arguments.iter().map(OsString::from).collect()).join(" ".as_ref())
+        };
+        assert_eq!(with(&["tollgate"]), "tollgate serve");
+        assert_eq!(
+            with(&["tollgate", "--port", "1"]),
+            "tollgate serve --port 1"
+        );
+        assert_eq!(with(&["tollgate", "check", "x"]), "tollgate check x");
+        assert_eq!(with(&["tollgate", "--help"]), "tollgate --help");
+    }
+}

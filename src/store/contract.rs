@@ -1,0 +1,148 @@
+//! The [`Store`] trait, its two implementations, and stores around stores.
+
+use std::{
+    future::Future,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use crate::core::{
+    counter::{Batch, CounterStates},
+    window::Timestamp,
+};
+
+/// Counts hits: all that the limiter needs of a backend.
+pub trait Store: Send + Sync + 'static {
+    /// Applies the batch in one round trip at most and puts the count after each increment into
+    /// `counts`, in order; `counts` must be empty. A look returns the count as it is; giving back stops
+    /// at zero. A caller waits no longer than its `deadline` and the store's own allow.
+    ///
+    /// # Errors
+    ///
+    /// On any error some increments may have been applied and some not, so callers do not retry. The
+    /// content of `counts` is then of no use.
+    fn add_into(
+        &self,
+        counts: &mut CounterStates,
+        batch: &Batch,
+        now: Timestamp,
+        deadline: &Deadline,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send;
+
+    /// Convenience: [`Self::add_into`] with a new list, which is large to move, and the store's own
+    /// deadline.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::add_into`].
+    fn add(
+        &self,
+        batch: &Batch,
+        now: Timestamp,
+    ) -> impl Future<Output = Result<CounterStates, StoreError>> + Send {
+        async move {
+            let mut counts = CounterStates::new();
+            let deadline = Deadline::of_store();
+            self.add_into(&mut counts, batch, now, &deadline).await?;
+            Ok(counts)
+        }
+    }
+
+    /// This store, if it never waits: asking it directly needs no future.
+    fn at_once(&self) -> Option<&dyn AddAtOnce> {
+        None
+    }
+
+    /// Whether an answer can be expected for every key; it asks no server.
+    fn is_well(&self) -> bool {
+        true
+    }
+
+    /// Whether every request is judged in one step, whatever its keys. Then no charge is given back
+    /// because another part of the request was refused.
+    fn is_one_step(&self) -> bool {
+        true
+    }
+}
+
+/// A store that never waits.
+pub trait AddAtOnce {
+    /// Applies the batch as [`Store::add_into`] does, before it returns.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::add_into`].
+    fn add_at_once(
+        &self,
+        counts: &mut CounterStates,
+        batch: &Batch,
+        now: Timestamp,
+    ) -> Result<(), StoreError>;
+}
+
+/// How long the caller of one request waits for its decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deadline {
+    /// When the request arrived.
+    pub began: Instant,
+    /// How long after that a decision is of use; `None` if the caller set no timeout.
+    pub timeout: Option<Duration>,
+}
+
+impl Deadline {
+    /// The store's own deadline, from now on.
+    pub fn of_store() -> Self {
+        Self {
+            began: Instant::now(),
+            timeout: None,
+        }
+    }
+
+    /// When the wait ends in a store that waits for `longest` at most.
+    pub fn ends(&self, longest: Duration) -> Instant {
+        self.began + self.timeout.map_or(longest, |timeout| timeout.min(longest))
+    }
+}
+
+/// Why a request gets no answer. The texts are sent to the caller: they name no key and no address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StoreError {
+    #[error("the counter store did not answer in time")]
+    Timeout,
+    #[error("the counter store is not reachable")]
+    Unreachable,
+    #[error("the counter store refused a command")]
+    Refused,
+    /// Nothing was counted: some counters of one step are on this server already, and others are not
+    /// yet.
+    #[error("the counters are moving to another server")]
+    Moving,
+    #[error("too many requests are waiting for the counter store")]
+    Overloaded,
+    #[error("the counter table is full")]
+    Full,
+}
+
+impl<S: Store> Store for Arc<S> {
+    fn add_into(
+        &self,
+        counts: &mut CounterStates,
+        batch: &Batch,
+        now: Timestamp,
+        deadline: &Deadline,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+        (**self).add_into(counts, batch, now, deadline)
+    }
+
+    fn at_once(&self) -> Option<&dyn AddAtOnce> {
+        (**self).at_once()
+    }
+
+    fn is_well(&self) -> bool {
+        (**self).is_well()
+    }
+
+    fn is_one_step(&self) -> bool {
+        (**self).is_one_step()
+    }
+}

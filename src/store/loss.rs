@@ -1,0 +1,141 @@
+//! Answers while a store does not reply.
+//!
+//! Each rule chooses its answer (`on_store_loss`). A rule that counts locally begins with the last
+//! counts that this process saw (see `store/loss/first_count.rs`), keeps to this replica's share of each limit, and
+//! adds
+//! the hits that it let pass to the store once that replies again.
+//!
+//! Some hits are counted locally and in the store: those that were in flight when the store fell silent
+//! and that it counted nevertheless. They are as many as the requests without an answer, one pipeline
+//! for each connection, and the budget is that much smaller. Some hits are counted nowhere: a batch of
+//! hits handed back that the store did not confirm (`forgotten`), because it is not sent twice.
+
+use std::sync::{Arc, atomic::Ordering::Relaxed};
+
+use super::contract::{Deadline, Store, StoreError};
+use crate::core::{
+    counter::{Batch, CounterState, CounterStates, Increment, IncrementSpec},
+    limit::OnStoreLoss,
+    window::Timestamp,
+};
+
+mod first_count;
+mod local;
+mod recent;
+mod reconcile;
+mod share;
+mod state;
+mod stats;
+#[cfg(test)]
+mod tests;
+
+use recent::{SeenCount, SharedRecent, lock};
+pub use reconcile::Reconciler;
+pub use state::{Loss, Options};
+pub use stats::LossStats;
+
+/// A store around a store, one for each worker. The local counts belong to the whole process.
+#[derive(Debug)]
+pub struct OnLoss<S> {
+    store: S,
+    loss: Arc<Loss>,
+    /// The last counts that this worker saw.
+    seen: SharedRecent,
+}
+
+impl<S> OnLoss<S> {
+    pub fn new(store: S, loss: Arc<Loss>) -> Self {
+        let seen = loss.table();
+        Self { store, loss, seen }
+    }
+
+    fn remember(&self, batch: &Batch, counts: &[CounterState], now: Timestamp) {
+        let is_local = |spec: &IncrementSpec| spec.on_loss == OnStoreLoss::Local;
+        if !batch.all_specs().any(is_local) {
+            return;
+        }
+        let rule_set = self.loss.stats.rule_sets();
+        let mut table = lock(&self.seen);
+        for (increment, count) in batch.iter().zip(counts) {
+            if is_local(&increment.spec) {
+                let seen = SeenCount::new(&increment.spec, count, now);
+                table.insert(increment.key, seen, rule_set);
+            }
+        }
+    }
+
+    /// The answers that the rules give instead of `error`.
+    fn instead(
+        &self,
+        batch: &Batch,
+        now: Timestamp,
+        error: StoreError,
+    ) -> Result<CounterStates, StoreError> {
+        let has_policy = |wanted| batch.iter().any(|increment| increment.on_loss == wanted);
+        if has_policy(OnStoreLoss::Error) {
+            return Err(error);
+        }
+        self.loss.stats.degraded.fetch_add(1, Relaxed);
+        let mut local = CounterStates::new();
+        if has_policy(OnStoreLoss::Local) {
+            let mut counted = Batch::default();
+            for increment in batch.iter() {
+                if increment.on_loss == OnStoreLoss::Local {
+                    counted.append_one(increment);
+                }
+            }
+            local = self.loss.count(&counted, now);
+        }
+        let mut local = local.into_iter();
+        let answer = |increment: Increment<'_>| match increment.on_loss {
+            OnStoreLoss::Local => local.next().ok_or(StoreError::Refused),
+            OnStoreLoss::Deny => Ok(CounterState {
+                is_charged: false,
+                is_degraded: true,
+                ..CounterState::from(u64::from(increment.limit))
+            }),
+            OnStoreLoss::Allow | OnStoreLoss::Error => Ok(CounterState {
+                is_degraded: true,
+                ..CounterState::from(0)
+            }),
+        };
+        batch.iter().map(answer).collect()
+    }
+}
+
+impl<S: Store> Store for OnLoss<S> {
+    async fn add_into(
+        &self,
+        counts: &mut CounterStates,
+        batch: &Batch,
+        now: Timestamp,
+        deadline: &Deadline,
+    ) -> Result<(), StoreError> {
+        match self.store.add_into(counts, batch, now, deadline).await {
+            Ok(()) => {
+                self.remember(batch, counts, now);
+                Ok(())
+            }
+            Err(error) => {
+                self.loss.stats.record(error);
+                // A full queue is no loss, and neither is one late answer: other requests are answered
+                // at the same time.
+                match error {
+                    StoreError::Overloaded => {}
+                    StoreError::Timeout => self.loss.missed(now),
+                    _ => self.loss.failed(error, now),
+                }
+                *counts = self.instead(batch, now, error)?;
+                Ok(())
+            }
+        }
+    }
+
+    fn is_well(&self) -> bool {
+        self.store.is_well()
+    }
+
+    fn is_one_step(&self) -> bool {
+        self.store.is_one_step()
+    }
+}

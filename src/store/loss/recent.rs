@@ -1,0 +1,155 @@
+//! The counts that the workers of a process saw while their store replied.
+//!
+//! Each worker has a table of its own, to which only that worker writes. All tables are searched when a
+//! counter is counted locally for the first time.
+
+use std::{
+    collections::HashMap,
+    mem,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use smallvec::SmallVec;
+
+use crate::core::{
+    counter::{CounterState, IncrementSpec},
+    window::Timestamp,
+};
+
+/// The last counts that one worker saw, in two generations: when the young one is full the old one is
+/// dropped.
+#[derive(Debug, Default)]
+pub(super) struct Recent {
+    young: RecentGeneration,
+    old: RecentGeneration,
+    /// The number of the rules under which the counts were seen.
+    rule_set: u64,
+    /// When the first count was seen under these rules.
+    first: Option<Timestamp>,
+    /// Counters that were last seen before this moment may be missing.
+    forgets_before: Option<Timestamp>,
+}
+
+#[derive(Debug, Default)]
+struct RecentGeneration {
+    counts: HashMap<Box<[u8]>, SeenCount>,
+    began: Option<Timestamp>,
+}
+
+/// The count of a counter when a worker last saw it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SeenCount {
+    pub(super) count: u64,
+    pub(super) at: Timestamp,
+    /// The counter is empty from then on, if no further hits arrive.
+    pub(super) lasts_until: Timestamp,
+}
+
+impl SeenCount {
+    /// The state after an increment of `spec`.
+    pub(super) fn new(spec: &IncrementSpec, count: &CounterState, now: Timestamp) -> Self {
+        Self {
+            count: count.after,
+            at: now,
+            lasts_until: match count.ends {
+                Some(ends) => now.plus(Duration::from_millis(ends.resets_in)),
+                None => spec.expires_at,
+            },
+        }
+    }
+}
+
+impl Recent {
+    /// About 4 MB a generation, with keys of usual length.
+    pub(super) const GENERATION: usize = 1 << 15;
+
+    /// Records a count; `rule_set` is the number of the rules in use.
+    pub(super) fn insert(&mut self, key: &[u8], seen: SeenCount, rule_set: u64) {
+        if self.first.is_none() || self.rule_set != rule_set {
+            self.rule_set = rule_set;
+            self.first = Some(seen.at);
+        }
+        if let Some(known) = self.young.counts.get_mut(key) {
+            *known = seen;
+            return;
+        }
+        if self.young.counts.len() >= Self::GENERATION {
+            let dropped = mem::replace(&mut self.old, mem::take(&mut self.young));
+            if !dropped.counts.is_empty() {
+                self.forgets_before = self.old.began;
+            }
+        }
+        self.young.began.get_or_insert(seen.at);
+        self.young.counts.insert(key.into(), seen);
+    }
+
+    fn get(&self, key: &[u8]) -> Option<SeenCount> {
+        let old = || self.old.counts.get(key);
+        self.young.counts.get(key).or_else(old).copied()
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.young.counts.len() + self.old.counts.len()
+    }
+}
+
+/// The tables of all workers of a process for one store.
+#[derive(Debug, Default)]
+pub(super) struct RecentTables(Mutex<Vec<SharedRecent>>);
+
+/// A worker's own table, at which others look only while the store is lost.
+pub(super) type SharedRecent = Arc<Mutex<Recent>>;
+
+/// A process's knowledge of one counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CounterHistory {
+    /// The last count that it saw.
+    pub(super) seen: Option<SeenCount>,
+    /// Since when it would have seen every hit of its own; `None` if it has seen none under these rules.
+    pub(super) complete_since: Option<Timestamp>,
+}
+
+/// Counts that workers saw within this time of each other are equally new: replies to requests that were
+/// in flight together arrive in any order.
+const TOGETHER: Duration = Duration::from_secs(1);
+
+impl RecentTables {
+    /// A table for one more worker.
+    pub(super) fn add(&self) -> SharedRecent {
+        let table = SharedRecent::default();
+        lock(&self.0).push(table.clone());
+        table
+    }
+
+    /// The knowledge of all tables about `key`.
+    pub(super) fn know(&self, key: &[u8], rule_set: u64) -> CounterHistory {
+        let mut all = SmallVec::<[SeenCount; 16]>::new();
+        let mut first = None::<Timestamp>;
+        let mut forgets_before = None::<Timestamp>;
+        for table in lock(&self.0).iter() {
+            let table = lock(table);
+            all.extend(table.get(key));
+            forgets_before = forgets_before.max(table.forgets_before);
+            if table.rule_set == rule_set
+                && let Some(began) = table.first
+            {
+                first = Some(first.map_or(began, |first| first.min(began)));
+            }
+        }
+        let latest = all.iter().map(|seen| seen.at).max();
+        let is_new =
+            |seen: &&SeenCount| latest.is_some_and(|latest| seen.at.plus(TOGETHER) >= latest);
+        let seen = all.iter().filter(is_new).max_by_key(|seen| seen.count);
+        CounterHistory {
+            seen: seen.copied(),
+            complete_since: first.map(|first| forgets_before.map_or(first, |at| first.max(at))),
+        }
+    }
+}
+
+/// A panic elsewhere cannot leave a table half changed in a way that matters: at worst a count is old.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

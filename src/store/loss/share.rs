@@ -1,0 +1,39 @@
+//! This replica's part of a limit.
+
+use crate::core::counter::{CounterKind, CounterState, IncrementSpec};
+
+/// This replica's part of a limit: at least one hit of a limit that admits any.
+pub(super) fn share(spec: &IncrementSpec, replicas: u32) -> IncrementSpec {
+    IncrementSpec {
+        limit: spec.limit.div_ceil(replicas),
+        method: match spec.method {
+            CounterKind::TokenBucket { rate } => CounterKind::TokenBucket {
+                rate: rate.div_ceil(replicas),
+            },
+            other => other,
+        },
+        ..*spec
+    }
+}
+
+/// Converts a count within a share into one within the whole limit that leaves as much.
+pub(super) fn scaled_to_limit(
+    spec: &IncrementSpec,
+    share: &IncrementSpec,
+    count: CounterState,
+) -> CounterState {
+    let (limit, part) = (u64::from(spec.limit), u64::from(share.limit));
+    let after = match part.checked_sub(count.after) {
+        Some(left) if count.is_charged || !count.is_over(share.limit, share.hits) => {
+            limit - left.min(limit)
+        }
+        // Refused: it leaves nothing on which the caller could rely.
+        Some(_) => limit,
+        None => limit.saturating_add(count.after - part),
+    };
+    CounterState {
+        after,
+        is_degraded: true,
+        ..count
+    }
+}

@@ -1,0 +1,59 @@
+//! Stats of the losses of all stores of a process.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::store::{contract::StoreError, replicas::number::ReplicaCount};
+
+/// Stats over all stores, and the number of replicas.
+#[derive(Debug, Default)]
+pub struct LossStats {
+    pub replicas: ReplicaCount,
+    /// Stores that do not reply now.
+    pub lost: AtomicU64,
+    /// Requests that were answered without the store.
+    pub degraded: AtomicU64,
+    /// Requests that the store did not answer, by [`CAUSES`]; their rules may have answered them.
+    causes: [AtomicU64; CAUSES.len()],
+    /// Hits that were counted locally and added to the store afterwards.
+    pub reconciled: AtomicU64,
+    /// Hits that were counted locally and could not be added afterwards.
+    pub lost_hits: AtomicU64,
+    /// How often new rules came into use.
+    rule_sets: AtomicU64,
+}
+
+/// Why a store does not answer a request, and the cause's name in statistics.
+const CAUSES: [(StoreError, &str); 5] = [
+    (StoreError::Timeout, "timeout"),
+    (StoreError::Unreachable, "unreachable"),
+    (StoreError::Refused, "refused"),
+    (StoreError::Overloaded, "overloaded"),
+    (StoreError::Full, "full"),
+];
+
+impl LossStats {
+    /// Counts a request that the store did not answer.
+    pub fn record(&self, error: StoreError) {
+        let known = CAUSES.iter().zip(&self.causes);
+        for (_, count) in known.filter(|((cause, _), _)| *cause == error) {
+            count.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// How many requests the store did not answer, by cause.
+    pub fn causes(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let counts = self.causes.iter().map(|count| count.load(Relaxed));
+        CAUSES.iter().map(|(_, name)| *name).zip(counts)
+    }
+
+    /// Records that new rules are in use. A counter that a rule counts locally from now on may hold hits
+    /// that no worker remembers, because another rule used it before.
+    pub fn change_rules(&self) {
+        self.rule_sets.fetch_add(1, Relaxed);
+    }
+
+    /// How often new rules came into use.
+    pub fn rule_sets(&self) -> u64 {
+        self.rule_sets.load(Relaxed)
+    }
+}

@@ -1,0 +1,98 @@
+//! Error replies and broken connections → node failures.
+
+use std::{fmt, io};
+
+use bb8_redis::redis::{ServerError, Value};
+
+use crate::foundation::causes::chain;
+
+/// Why a node cannot be used for counting. The texts are for operators; they hold no secrets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NodeFailure {
+    /// No server answers there, or the connection broke.
+    Unreachable(String),
+    /// It has not replied for too long.
+    Silent,
+    /// It is a replica: only its master counts.
+    ReadOnly,
+    /// It is still reading its data.
+    Loading,
+    /// It needs a password, and none is configured.
+    NoAuth,
+    /// It refuses the password.
+    WrongPassword,
+    /// It is a replica that lost its master.
+    MasterDown,
+    /// The cluster does not serve.
+    ClusterDown,
+    /// A script has run for so long that it answers no other command.
+    Busy,
+}
+
+impl fmt::Display for NodeFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unreachable(why) => write!(f, "not reachable ({why})"),
+            Self::Silent => f.write_str("is silent"),
+            Self::ReadOnly => f.write_str("is a replica (READONLY)"),
+            Self::Loading => f.write_str("is still loading its data (LOADING)"),
+            Self::NoAuth => f.write_str("wants a password (NOAUTH)"),
+            Self::WrongPassword => f.write_str("refuses the password (WRONGPASS)"),
+            Self::MasterDown => f.write_str("is a replica without its master (MASTERDOWN)"),
+            Self::ClusterDown => f.write_str("the cluster does not serve (CLUSTERDOWN)"),
+            Self::Busy => f.write_str("is busy with a script (BUSY)"),
+        }
+    }
+}
+
+impl NodeFailure {
+    /// The node failure in an error reply. `None` if the error concerns only its command; a node failure
+    /// lasts for some time.
+    pub(super) fn of_reply(reply: &Value) -> Option<Self> {
+        match reply {
+            Value::ServerError(error) => Self::of_error(error),
+            _ => None,
+        }
+    }
+
+    fn of_error(error: &ServerError) -> Option<Self> {
+        match error.code() {
+            "READONLY" => Some(Self::ReadOnly),
+            "LOADING" => Some(Self::Loading),
+            "NOAUTH" => Some(Self::NoAuth),
+            "WRONGPASS" => Some(Self::WrongPassword),
+            "MASTERDOWN" => Some(Self::MasterDown),
+            "BUSY" => Some(Self::Busy),
+            // One slot without an owner is no reason to give up the others.
+            "CLUSTERDOWN" if !error.details().is_some_and(is_about_a_slot) => {
+                Some(Self::ClusterDown)
+            }
+            _ => None,
+        }
+    }
+
+    /// The node failure of a connection that broke or did not come up.
+    pub(super) fn of_failure(error: &io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::TimedOut => Self::Silent,
+            io::ErrorKind::UnexpectedEof => Self::Unreachable("the connection was closed".into()),
+            _ => Self::Unreachable(chain(error)),
+        }
+    }
+}
+
+fn is_about_a_slot(details: &str) -> bool {
+    details.contains("slot not served")
+}
+
+/// Whether a reply means that the command was not carried out and may be sent once more to the same
+/// server.
+pub(super) fn is_try_again(reply: &Value) -> bool {
+    matches!(reply, Value::ServerError(error) if error.code() == "TRYAGAIN")
+}
+
+/// Whether a reply means that no known server owns the slot.
+pub(super) fn is_unserved_slot(reply: &Value) -> bool {
+    matches!(reply, Value::ServerError(error)
+        if error.code() == "CLUSTERDOWN" && error.details().is_some_and(is_about_a_slot))
+}

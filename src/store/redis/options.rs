@@ -1,0 +1,33 @@
+//! How the store talks to Redis.
+
+use std::time::Duration;
+
+/// How the store uses Redis.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The prefix of every key.
+    pub key_prefix: String,
+    /// The longest that a decision waits. A connection whose batch takes longer is given up.
+    pub deadline: Duration,
+    /// How long a server may be silent before requests no longer wait for it.
+    pub lose_after: Duration,
+    /// Connections of each worker to each node. More than one makes batches smaller.
+    pub connections: u32,
+    /// Keys end up to this much later than their window, spread evenly; 0 for none.
+    pub jitter_secs: u64,
+    /// Requests of one worker that may wait at a time, for all nodes together; the next one is refused
+    /// at once.
+    pub max_waiting: usize,
+    /// The clock for limits without windows of their own.
+    pub clock: TimeSource,
+}
+
+/// A source of time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TimeSource {
+    /// The clock of the Redis that holds the counter, so that replicas need not agree.
+    #[default]
+    Redis,
+    /// The clock of this process, passed with each request.
+    Local,
+}

@@ -1,0 +1,282 @@
+//! Connections to Redis servers; those of the workers are pooled by bb8.
+
+use std::{
+    io,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+
+use bb8_redis::{
+    bb8::{ErrorSink, ManageConnection, Pool, PooledConnection},
+    redis::{RedisConnectionInfo, Value},
+};
+use tokio::{
+    net::{TcpStream, UnixStream},
+    sync::watch,
+};
+use tokio_rustls::{TlsConnector, rustls::pki_types::ServerName};
+
+use super::{
+    address::{BadUrl, Endpoint, RedisTlsFiles, Secret},
+    connection::Connection,
+    failure::NodeFailure,
+    node::Node,
+    packed::PackedCommands,
+    pipeline::load_step,
+    running::within,
+    stats::RedisStats,
+};
+use crate::net::dial::BoxedStream;
+
+/// Opens connections to servers of one kind, at any endpoint.
+#[derive(Clone, Debug)]
+pub(super) struct Connector {
+    /// Credentials of the URL, and the database.
+    settings: RedisConnectionInfo,
+    /// Used if the URL has no password.
+    auth: Option<Secret>,
+    is_tls: bool,
+    tls: RedisTlsFiles,
+    /// How long a connection may take to come up, and a question on it to be answered. Decisions do not
+    /// wait for that; they end at their own deadline.
+    pub(super) timeout: Duration,
+}
+
+impl Connector {
+    /// # Errors
+    ///
+    /// If a file cannot be used now.
+    pub(super) fn new(
+        settings: RedisConnectionInfo,
+        auth: Option<Secret>,
+        is_tls: bool,
+        tls: RedisTlsFiles,
+        timeout: Duration,
+    ) -> Result<Self, BadUrl> {
+        let connector = Self {
+            settings,
+            auth,
+            is_tls,
+            tls,
+            timeout,
+        };
+        if let Some(auth) = &connector.auth {
+            auth.read()?;
+        }
+        if is_tls {
+            connector.tls.config()?;
+        }
+        Ok(connector)
+    }
+
+    /// Opens a connection that is ready for commands.
+    ///
+    /// # Errors
+    ///
+    /// The node failure, as far as it can be seen from outside.
+    pub(super) async fn connect(&self, endpoint: &Endpoint) -> Result<Connection, NodeFailure> {
+        let connecting = async {
+            let mut link = Connection::new(self.stream(endpoint).await?);
+            self.greet(&mut link).await?;
+            Ok(link)
+        };
+        let connected = within(self.timeout, connecting).await;
+        connected.unwrap_or(Err(NodeFailure::Silent))
+    }
+
+    async fn stream(&self, endpoint: &Endpoint) -> Result<BoxedStream, NodeFailure> {
+        let failed = |error: io::Error| NodeFailure::of_failure(&error);
+        let (host, port) = match endpoint {
+            Endpoint::Unix(path) => {
+                let stream = UnixStream::connect(path).await.map_err(failed)?;
+                return Ok(Box::new(stream));
+            }
+            Endpoint::Tcp { host, port } => (host, *port),
+        };
+        let stream = TcpStream::connect((host.as_str(), port)).await;
+        let stream = stream.map_err(failed)?;
+        stream.set_nodelay(true).map_err(failed)?;
+        if !self.is_tls {
+            return Ok(Box::new(stream));
+        }
+        // Read anew for each connection, because certificates change. They are small, and connections
+        // are rare.
+        let config = self.tls.config();
+        let config = config.map_err(|error| NodeFailure::Unreachable(error.reason))?;
+        let name = ServerName::try_from(host.clone())
+            .map_err(|error| NodeFailure::Unreachable(error.to_string()))?;
+        let connector = TlsConnector::from(Arc::new(config));
+        let stream = connector.connect(name, stream).await.map_err(failed)?;
+        Ok(Box::new(stream))
+    }
+
+    /// Sends the credentials and selects the database.
+    async fn greet(&self, link: &mut Connection) -> Result<(), NodeFailure> {
+        let (mut user, mut password) = (
+            self.settings.username().map(str::to_owned),
+            self.settings.password().map(str::to_owned),
+        );
+        if let (Some(auth), None) = (&self.auth, &password) {
+            let auth = auth.read();
+            let auth = auth.map_err(|error| NodeFailure::Unreachable(error.reason))?;
+            match auth.split_once(':') {
+                Some((own, word)) => (user, password) = (Some(own.into()), Some(word.into())),
+                None => password = Some(auth),
+            }
+        }
+        if let Some(password) = password {
+            let mut words = vec![&b"AUTH"[..]];
+            words.extend(user.as_deref().map(str::as_bytes));
+            words.push(password.as_bytes());
+            // Any other error means that the server does not accept the password.
+            check(link, &words, |_| NodeFailure::WrongPassword).await?;
+        }
+        if self.settings.db() != 0 {
+            let database = self.settings.db().to_string();
+            let refused = |code: &str| NodeFailure::Unreachable(format!("SELECT: {code}"));
+            check(link, &[b"SELECT", database.as_bytes()], refused).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Sends one command, which has to succeed; `otherwise` maps other error codes to a failure.
+async fn check(
+    link: &mut Connection,
+    words: &[&[u8]],
+    otherwise: impl Fn(&str) -> NodeFailure,
+) -> Result<(), NodeFailure> {
+    match link.ask(&PackedCommands::one(words)).await?.first() {
+        Some(reply @ Value::ServerError(error)) => {
+            Err(NodeFailure::of_reply(reply).unwrap_or_else(|| otherwise(error.code())))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Opens a worker's connections to one node.
+#[derive(Clone, Debug)]
+pub(super) struct ConnectionFactory {
+    pub(super) connector: Arc<Connector>,
+    pub(super) node: Arc<Node>,
+    pub(super) stats: Arc<RedisStats>,
+}
+
+/// Notifies callers that wait for a connection when one did not come up. The pool itself would let them
+/// wait for its timeout.
+#[derive(Clone, Debug)]
+struct FailureSink(watch::Sender<Option<NodeFailure>>);
+
+impl ErrorSink<NodeFailure> for FailureSink {
+    fn sink(&self, failure: NodeFailure) {
+        self.0.send_replace(Some(failure));
+    }
+
+    fn boxed_clone(&self) -> Box<dyn ErrorSink<NodeFailure>> {
+        Box::new(self.clone())
+    }
+}
+
+impl ConnectionFactory {
+    /// A pool of at most `connections`. It connects in the background and never fails to be made.
+    pub(super) fn pool(self, connections: u32) -> ConnectionPool {
+        let failures = FailureSink(watch::Sender::default());
+        let failed = failures.0.subscribe();
+        let timeout = self.connector.timeout;
+        let pool = Pool::builder()
+            .max_size(connections)
+            // Failures are reported as they come, after less than this.
+            .connection_timeout(2 * timeout)
+            // A caller that needs a connection asks again; until then failures are reported as they
+            // come.
+            .retry_connection(false)
+            .error_sink(Box::new(failures))
+            // A connection knows whether it is broken: testing it would cost a round trip.
+            .test_on_check_out(false)
+            .idle_timeout(None)
+            .max_lifetime(None)
+            .build_unchecked(self);
+        ConnectionPool { pool, failed }
+    }
+}
+
+impl ManageConnection for ConnectionFactory {
+    type Connection = WorkerConnection;
+    type Error = NodeFailure;
+
+    async fn connect(&self) -> Result<WorkerConnection, NodeFailure> {
+        // Read first: if the era changes while the connection comes up, the connection is outdated.
+        let era = self.node.breaker.era();
+        let mut link = self.connector.connect(&self.node.endpoint).await?;
+        let loading = within(self.connector.timeout, load(&mut link));
+        loading.await.unwrap_or(Err(NodeFailure::Silent))?;
+        self.stats.connections_opened.fetch_add(1, Relaxed);
+        self.node.stats.connections.fetch_add(1, Relaxed);
+        Ok(WorkerConnection {
+            link,
+            era,
+            stats: self.stats.clone(),
+        })
+    }
+
+    /// Not used: see [`Pool::builder`] above.
+    async fn is_valid(&self, _connection: &mut WorkerConnection) -> Result<(), NodeFailure> {
+        Ok(())
+    }
+
+    fn has_broken(&self, connection: &mut WorkerConnection) -> bool {
+        connection.link.is_broken() || connection.era != self.node.breaker.era()
+    }
+}
+
+/// The connections of one worker to one node.
+#[derive(Clone, Debug)]
+pub(super) struct ConnectionPool {
+    pool: Pool<ConnectionFactory>,
+    failed: watch::Receiver<Option<NodeFailure>>,
+}
+
+pub(super) type PooledWorkerConnection = PooledConnection<'static, ConnectionFactory>;
+
+impl ConnectionPool {
+    /// A connection for exclusive use, as soon as there is one.
+    ///
+    /// # Errors
+    ///
+    /// The failure, as soon as it is known that no connection comes up.
+    pub(super) async fn get(&mut self) -> Result<PooledWorkerConnection, NodeFailure> {
+        self.failed.mark_unchanged();
+        tokio::select! {
+            connection = self.pool.get_owned() => connection.map_err(|error| match error {
+                bb8_redis::bb8::RunError::User(failure) => failure,
+                bb8_redis::bb8::RunError::TimedOut => NodeFailure::Silent,
+            }),
+            // The pool lives as long as this value, and the sender as long as the pool.
+            _ = self.failed.changed() => {
+                let failure = self.failed.borrow_and_update().clone();
+                Err(failure.unwrap_or(NodeFailure::Silent))
+            }
+        }
+    }
+}
+
+/// A connection of a worker.
+#[derive(Debug)]
+pub(super) struct WorkerConnection {
+    pub(super) link: Connection,
+    /// The breaker's era when the connection was made.
+    pub(super) era: u64,
+    stats: Arc<RedisStats>,
+}
+
+impl Drop for WorkerConnection {
+    fn drop(&mut self) {
+        self.stats.connections_closed.fetch_add(1, Relaxed);
+    }
+}
+
+/// Loads the script, so that no request has to find it missing. A server that refuses it now refuses it
+/// again when it has to run it.
+pub(super) async fn load(link: &mut Connection) -> Result<(), NodeFailure> {
+    link.ask(&load_step()).await.map(|_| ())
+}

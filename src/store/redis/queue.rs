@@ -1,0 +1,777 @@
+//! The queue of one worker for one node.
+
+use std::{
+    future::poll_fn,
+    mem,
+    ops::Range,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed},
+    },
+    task::{Poll, Waker},
+    time::Duration,
+};
+
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep_until},
+};
+
+use super::{
+    detector::TICK,
+    node::{Node, WorkerLoad},
+    pending::{PendingReplies, ReplyResult},
+    running::{Pause, read_sockets},
+    stats::RedisStats,
+    watchdog::{Watchdog, Watched},
+};
+use crate::store::contract::StoreError;
+use crate::{
+    core::{
+        counter::{Batch, CounterState, CounterStates},
+        window::Timestamp,
+    },
+    store::contract::Deadline,
+};
+
+/// The most increments of one pipeline, unless a single request has more. More would keep Redis busy for
+/// longer than a decision may wait, and then no decision would ever be in time.
+const MAX_INCREMENTS: usize = 1024;
+
+/// The worker itself times a wait that may not be longer than this: the ticks may look only after
+/// [`TICK`], and see only then that a request waits for long.
+const SOON: Duration = TICK.saturating_mul(2);
+
+/// One worker's queue for one node.
+#[derive(Debug)]
+pub(super) struct NodeQueue {
+    pub(super) node: Arc<Node>,
+    pub(super) load: Arc<WorkerLoad>,
+    state: Mutex<QueueState>,
+    /// Wakes idle batchers.
+    work: Notify,
+    /// Wakes the stand-in batcher when all others wait for a connection that is held up.
+    stand_in: Notify,
+    /// Wakes [`NodeQueue::watch_time`] when a request waits so long that the worker itself has to watch the
+    /// time.
+    timed: Notify,
+    /// For batchers: a request has waited for longer than [`TICK`], perhaps for the reply to their
+    /// batch.
+    pub(super) overdue: Arc<Notify>,
+    watchdog: Arc<Watchdog>,
+    /// Shared by all queues of the worker.
+    permits: Arc<WaitPermits>,
+    stats: Arc<RedisStats>,
+    /// The longest that a request waits.
+    longest: Duration,
+    /// The batchers that serve the queue, how many of them have been without a connection for too long,
+    /// and how many wait for a reply that is late although the node answers others.
+    batchers: u32,
+    stuck: AtomicU32,
+    stalled: AtomicU32,
+}
+
+/// How many requests of one worker may wait at a time, for all nodes together.
+#[derive(Debug)]
+pub(super) struct WaitPermits {
+    taken: AtomicUsize,
+    max: usize,
+}
+
+impl WaitPermits {
+    pub(super) fn new(max: usize) -> Self {
+        Self {
+            taken: AtomicUsize::new(0),
+            max,
+        }
+    }
+
+    fn take(&self) -> Result<(), StoreError> {
+        if self.taken.fetch_add(1, Relaxed) >= self.max {
+            self.give_back(1);
+            return Err(StoreError::Overloaded);
+        }
+        Ok(())
+    }
+
+    fn give_back(&self, permits: usize) {
+        self.taken.fetch_sub(permits, Relaxed);
+    }
+}
+
+#[derive(Debug, Default)]
+struct QueueState {
+    waiting: WaitingBatch,
+    /// An empty one whose memory is used again.
+    spare: Option<WaitingBatch>,
+    replies: PendingReplies,
+    /// Whether the ticks watch this queue.
+    is_watched: bool,
+    /// Whether a request came since their last look.
+    has_new: bool,
+    /// Since when the worker itself has to watch the time; `None` if it need not.
+    timed_since: Option<Instant>,
+    /// No more requests may queue: the node has left the topology.
+    is_over: bool,
+}
+
+/// Requests that wait for the next batch.
+#[derive(Debug, Default)]
+struct WaitingBatch {
+    /// Boxed, because it is large and moves with every batch.
+    batch: Box<Batch>,
+    waiters: Vec<QueuedRequest>,
+    /// The time of the last request, with which all are sent.
+    now: Option<Timestamp>,
+}
+
+#[derive(Debug)]
+struct QueuedRequest {
+    /// How many increments of the batch belong to this request.
+    increments: usize,
+    slot: usize,
+}
+
+impl NodeQueue {
+    /// A queue whose requests wait for `longest` at most, served by `batchers`.
+    pub(super) fn new(
+        node: Arc<Node>,
+        permits: Arc<WaitPermits>,
+        stats: Arc<RedisStats>,
+        watchdog: Arc<Watchdog>,
+        longest: Duration,
+        batchers: u32,
+    ) -> Self {
+        Self {
+            load: node.new_load(),
+            node,
+            state: Mutex::default(),
+            work: Notify::new(),
+            stand_in: Notify::new(),
+            timed: Notify::new(),
+            overdue: Arc::default(),
+            watchdog,
+            permits,
+            stats,
+            longest,
+            batchers,
+            stuck: AtomicU32::new(0),
+            stalled: AtomicU32::new(0),
+        }
+    }
+
+    /// Checks whether the node can be expected to answer.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot.
+    pub(super) fn admit(&self) -> Result<(), StoreError> {
+        if self.node.breaker.is_open() || self.stuck.load(Relaxed) >= self.batchers {
+            self.load.rejected_while_open.fetch_add(1, Relaxed);
+            return Err(StoreError::Unreachable);
+        }
+        Ok(())
+    }
+
+    /// Queues one request. A task that goes on to fetch the answer may give its waker here; its first
+    /// poll then returns without a look at the queue.
+    ///
+    /// # Errors
+    ///
+    /// If no answer can be expected, or too many requests wait already.
+    pub(super) fn push(
+        self: &Arc<Self>,
+        batch: &Batch,
+        now: Timestamp,
+        deadline: &Deadline,
+        waker: Option<&Waker>,
+    ) -> Result<PendingReply, StoreError> {
+        self.admit()?;
+        let mut state = self.lock();
+        if state.is_over {
+            return Err(StoreError::Unreachable);
+        }
+        self.permits.take()?;
+        let began: Instant = deadline.began.into();
+        let ends: Instant = deadline.ends(self.longest).into();
+        let slot = state.replies.take(began, ends, waker.cloned());
+        let waiting = &mut state.waiting;
+        waiting.batch.append(batch);
+        waiting.now = Some(now);
+        waiting.waiters.push(QueuedRequest {
+            increments: batch.len(),
+            slot,
+        });
+        self.load
+            .queued
+            .store(waiting.waiters.len() as u64, Relaxed);
+        if waiting.waiters.len() == 1 {
+            self.call_batchers();
+        }
+        if ends <= began + SOON && state.timed_since.is_none() {
+            state.timed_since = Some(began);
+            self.timed.notify_one();
+        }
+        state.has_new = true;
+        if !mem::replace(&mut state.is_watched, true) {
+            drop(state);
+            self.watchdog.add(self.clone(), began);
+        }
+        Ok(PendingReply {
+            queue: self.clone(),
+            slot: Some(slot),
+            is_awaited: waker.is_some(),
+        })
+    }
+
+    /// Waits until there may be something to send, or the node is lost or back. Returns `None` at the
+    /// end of the queue.
+    pub(super) async fn work(&self) -> Option<()> {
+        {
+            let state = self.lock();
+            if !state.waiting.waiters.is_empty() {
+                return Some(());
+            }
+            if state.is_over {
+                // Wakes the other batchers too.
+                self.work.notify_one();
+                return None;
+            }
+        }
+        self.work.notified().await;
+        Some(())
+    }
+
+    /// Like [`Self::work`], for the stand-in batcher: waits until there is something to send while all
+    /// others wait for replies that are late.
+    pub(super) async fn stand_in(&self) -> Option<()> {
+        loop {
+            {
+                let state = self.lock();
+                if state.is_over {
+                    self.stand_in.notify_one();
+                    return None;
+                }
+                if self.is_held_up() && !state.waiting.waiters.is_empty() {
+                    return Some(());
+                }
+            }
+            self.stand_in.notified().await;
+        }
+    }
+
+    /// Whether all batchers wait for replies that are late although the node answers others.
+    pub(super) fn is_held_up(&self) -> bool {
+        self.stalled.load(Relaxed) >= self.batchers
+    }
+
+    fn call_batchers(&self) {
+        self.work.notify_one();
+        if self.is_held_up() {
+            self.stand_in.notify_one();
+        }
+    }
+
+    /// Reacts to the circuit breaker: if it is open, fails all queued requests; wakes the batchers.
+    pub(super) fn node_changed(&self) {
+        if self.node.breaker.is_open() {
+            // The batchers may be waiting for replies of their own.
+            self.fail_all(StoreError::Unreachable);
+        }
+        self.work.notify_waiters();
+    }
+
+    /// Takes as much as one pipeline may hold: the increments of requests that still wait, and their
+    /// waiters. `None` if no request waits.
+    pub(super) fn take(&self) -> Option<QueuedBatch<'_>> {
+        let mut state = self.lock();
+        let state = &mut *state;
+        let spare = state.spare.take().unwrap_or_default();
+        let mut taken = mem::replace(&mut state.waiting, spare);
+        if taken.batch.len() > MAX_INCREMENTS {
+            state.waiting = taken.split_off(MAX_INCREMENTS);
+            if !state.waiting.waiters.is_empty() {
+                self.call_batchers();
+            }
+        }
+        self.permits.give_back(taken.waiters.len());
+        self.load
+            .queued
+            .store(state.waiting.waiters.len() as u64, Relaxed);
+        taken.drop_abandoned(&mut state.replies);
+        let now = taken.now.filter(|_| !taken.waiters.is_empty())?;
+        let count = taken.waiters.len() as u64;
+        self.load.in_flight.fetch_add(count, Relaxed);
+        Some(QueuedBatch {
+            queue: self,
+            batch: taken.batch,
+            now,
+            waiters: BatchRequests {
+                queue: self,
+                all: taken.waiters,
+                count,
+            },
+        })
+    }
+
+    /// Answers all queued requests with `error`.
+    pub(super) fn fail_all(&self, error: StoreError) {
+        while self.is_awaited() {
+            if let Some(mut taken) = self.take() {
+                taken.waiters.fail(error);
+            }
+        }
+    }
+
+    fn is_awaited(&self) -> bool {
+        !self.lock().waiting.waiters.is_empty()
+    }
+
+    /// Ends every wait whose time is over, queued or in flight: one timer serves all of them, and none
+    /// runs while no request waits for long. It looks each [`TICK`], so that time in which this thread
+    /// did not run is left out. Returns at the end of the queue.
+    pub(super) async fn watch_time(&self) {
+        while let Some(timed_since) = self.timed_since().await {
+            let mut due = timed_since;
+            loop {
+                let now = Instant::now();
+                if let Some(pause) = self.stats.lateness.record(due, now) {
+                    self.lock().replies.leave_out(pause);
+                }
+                self.overdue.notify_waiters();
+                let Some(next) = self.next_end(now) else {
+                    break;
+                };
+                // Counts from this look on, so that no pause in between is missed.
+                due = now;
+                if next <= now {
+                    // A reply that has arrived already still counts.
+                    read_sockets().await;
+                    self.lock().replies.end_late(now);
+                } else {
+                    due = next.min(now + TICK);
+                    sleep_until(due).await;
+                }
+            }
+        }
+    }
+
+    /// Waits until the time has to be watched, and returns since when. `None` at the end of the queue.
+    async fn timed_since(&self) -> Option<Instant> {
+        loop {
+            {
+                let state = self.lock();
+                if state.timed_since.is_some() {
+                    return state.timed_since;
+                }
+                if state.is_over && !state.is_watched {
+                    return None;
+                }
+            }
+            self.timed.notified().await;
+        }
+    }
+
+    /// When the first wait ends. `None` if no request waits for long; the ticks then watch again.
+    fn next_end(&self, now: Instant) -> Option<Instant> {
+        let mut state = self.lock();
+        let first = state.replies.first_since();
+        let is_long = first.is_some_and(|since| since + TICK <= now);
+        let next = state.replies.next_end();
+        let next = next.filter(|next| is_long || *next <= now + SOON);
+        if next.is_none() {
+            state.timed_since = None;
+        }
+        next
+    }
+
+    /// Closes the queue to new requests. Waiting requests are still served.
+    pub(super) fn end(&self) {
+        self.lock().is_over = true;
+        self.work.notify_one();
+        self.stand_in.notify_one();
+        self.timed.notify_one();
+    }
+
+    /// Counts a batcher that has been without a connection for as long as a node may be silent.
+    pub(super) fn stuck(&self) -> CountGuard<'_> {
+        CountGuard::new(&self.stuck)
+    }
+
+    /// Counts a batcher that waits for a reply that is late although the node answers others. Until the
+    /// result is dropped the stand-in may serve the queue.
+    pub(super) fn stalled(&self) -> CountGuard<'_> {
+        let stalled = CountGuard::new(&self.stalled);
+        if self.is_held_up() {
+            self.stand_in.notify_one();
+        }
+        stalled
+    }
+
+    /// A panic elsewhere cannot leave the queue half changed: no code between the changes panics.
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Watched for NodeQueue {
+    fn look(&self, pause: Option<Pause>, now: Instant) -> bool {
+        let mut state = self.lock();
+        let state = &mut *state;
+        let first = state.replies.first_since();
+        if state.timed_since.is_none() {
+            if let Some(pause) = pause {
+                state.replies.leave_out(pause);
+            }
+            if first.is_some_and(|since| since + TICK <= now) {
+                state.timed_since = Some(now);
+                self.timed.notify_one();
+            }
+        }
+        state.is_watched = mem::take(&mut state.has_new) || first.is_some();
+        if state.is_over && !state.is_watched {
+            self.timed.notify_one();
+        }
+        state.is_watched
+    }
+}
+
+/// Adds one to a count until it is dropped.
+pub(super) struct CountGuard<'a>(&'a AtomicU32);
+
+impl<'a> CountGuard<'a> {
+    fn new(count: &'a AtomicU32) -> Self {
+        count.fetch_add(1, Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for CountGuard<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+/// The pending reply of one request.
+#[derive(Debug)]
+pub(super) struct PendingReply {
+    queue: Arc<NodeQueue>,
+    /// `None` once it is fetched.
+    slot: Option<usize>,
+    /// Whether the task that fetches it has only just queued it, with its waker.
+    is_awaited: bool,
+}
+
+impl PendingReply {
+    /// Waits for the counts and appends them to `counts`.
+    pub(super) async fn fetch(mut self, counts: &mut CounterStates) -> ReplyResult {
+        poll_fn(|context| {
+            if mem::take(&mut self.is_awaited) {
+                return Poll::Pending;
+            }
+            let slot = self.slot.expect("it is not asked again once it has ended");
+            let answered = self.queue.lock().replies.poll(slot, context, counts);
+            if answered.is_ready() {
+                self.slot = None;
+            }
+            answered
+        })
+        .await
+    }
+}
+
+impl Drop for PendingReply {
+    fn drop(&mut self) {
+        if let Some(slot) = self.slot {
+            self.queue.lock().replies.leave(slot);
+        }
+    }
+}
+
+/// A batch in flight.
+pub(super) struct QueuedBatch<'a> {
+    queue: &'a NodeQueue,
+    pub(super) batch: Box<Batch>,
+    /// The time with which it is sent.
+    pub(super) now: Timestamp,
+    pub(super) waiters: BatchRequests<'a>,
+}
+
+impl QueuedBatch<'_> {
+    /// Keeps its memory for the next batch, once every waiter has an answer.
+    pub(super) fn recycle(mut self) {
+        self.batch.clear();
+        self.queue.lock().spare = Some(WaitingBatch {
+            batch: self.batch,
+            waiters: mem::take(&mut self.waiters.all),
+            now: None,
+        });
+    }
+}
+
+/// The waiters of a batch. On drop, every waiter without an answer gets `Unreachable`.
+pub(super) struct BatchRequests<'a> {
+    queue: &'a NodeQueue,
+    all: Vec<QueuedRequest>,
+    count: u64,
+}
+
+impl BatchRequests<'_> {
+    /// The waiters' requests, as ranges of the increments of the batch.
+    pub(super) fn requests(&self) -> impl Iterator<Item = Range<usize>> {
+        let mut first = 0;
+        self.all.iter().map(move |waiter| {
+            let own = first..first + waiter.increments;
+            first = own.end;
+            own
+        })
+    }
+
+    /// Gives each waiter its own counts.
+    pub(super) fn answer(
+        &mut self,
+        counts: impl Iterator<Item = Result<CounterState, StoreError>>,
+    ) {
+        let mut counts = counts;
+        self.queue.load.record_reply();
+        let mut state = self.queue.lock();
+        for waiter in self.all.drain(..) {
+            let own = counts.by_ref().take(waiter.increments);
+            state.replies.answer(waiter.slot, own);
+        }
+    }
+
+    /// Answers all waiters with `error`.
+    pub(super) fn fail(&mut self, error: StoreError) {
+        let mut state = self.queue.lock();
+        for waiter in self.all.drain(..) {
+            state.replies.fail(waiter.slot, error);
+        }
+    }
+}
+
+impl Drop for BatchRequests<'_> {
+    fn drop(&mut self) {
+        self.queue.load.in_flight.fetch_sub(self.count, Relaxed);
+        if !self.all.is_empty() {
+            self.fail(StoreError::Unreachable);
+        }
+    }
+}
+
+impl WaitingBatch {
+    /// Keeps the first requests, of `increments` increments at most but at least one request, and
+    /// returns the others.
+    fn split_off(&mut self, increments: usize) -> Self {
+        let mut kept = 0;
+        let mut end = 0;
+        for waiter in &self.waiters {
+            if kept > 0 && end + waiter.increments > increments {
+                break;
+            }
+            kept += 1;
+            end += waiter.increments;
+        }
+        let all = mem::take(&mut self.batch);
+        self.batch.append_range(&all, 0..end);
+        let mut rest = Self {
+            waiters: self.waiters.split_off(kept),
+            now: self.now,
+            ..Self::default()
+        };
+        rest.batch.append_range(&all, end..all.len());
+        rest
+    }
+
+    /// Removes waiters whose wait is over, with their increments: an increment that is not sent is not
+    /// counted.
+    fn drop_abandoned(&mut self, replies: &mut PendingReplies) {
+        if self
+            .waiters
+            .iter()
+            .all(|waiter| replies.is_waiting(waiter.slot))
+        {
+            return;
+        }
+        let mut rest = Self {
+            now: self.now,
+            ..Self::default()
+        };
+        let mut first = 0;
+        for waiter in mem::take(&mut self.waiters) {
+            let own = first..first + waiter.increments;
+            first = own.end;
+            if replies.is_waiting(waiter.slot) {
+                rest.batch.append_range(&self.batch, own);
+                rest.waiters.push(waiter);
+            } else {
+                replies.fail(waiter.slot, StoreError::Timeout);
+            }
+        }
+        *self = rest;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        core::{limit::Limit, request::Hits, window::Unit},
+        store::redis::{address::Endpoint, failure::NodeFailure},
+    };
+
+    const DEADLINE: Duration = Duration::from_millis(50);
+
+    fn queue(max_waiting: usize) -> Arc<NodeQueue> {
+        let endpoint = Endpoint::Unix("/x".into());
+        let node = Arc::new(Node::new(endpoint, Arc::default()));
+        let permits = Arc::new(WaitPermits::new(max_waiting));
+        Arc::new(queue_to(node, permits))
+    }
+
+    fn queue_to(node: Arc<Node>, permits: Arc<WaitPermits>) -> NodeQueue {
+        NodeQueue::new(node, permits, Arc::default(), Arc::default(), DEADLINE, 1)
+    }
+
+    /// Runs the tasks of a queue while `future` runs.
+    async fn beside<T>(queue: &NodeQueue, future: impl Future<Output = T>) -> T {
+        tokio::select! {
+            output = future => output,
+            () = queue.watch_time() => panic!("the queue has ended"),
+            never = queue.watchdog.run(&queue.stats.lateness) => match never {},
+        }
+    }
+
+    fn batch(increments: usize) -> Batch {
+        let mut batch = Batch::default();
+        let limit = Limit::fixed(1, Unit::Year);
+        for _ in 0..increments {
+            let now = Timestamp::from_secs(0);
+            batch.push_value(b"v", &limit, now, Hits::ONE);
+        }
+        batch
+    }
+
+    fn push(queue: &Arc<NodeQueue>, increments: usize) -> Result<PendingReply, StoreError> {
+        let now = Timestamp::from_secs(0);
+        // Tests may advance the clock.
+        let deadline = Deadline {
+            began: Instant::now().into_std(),
+            timeout: None,
+        };
+        queue.push(&batch(increments), now, &deadline, None)
+    }
+
+    async fn fetch(answer: PendingReply) -> Result<CounterStates, StoreError> {
+        let mut counts = CounterStates::new();
+        answer.fetch(&mut counts).await.map(|()| counts)
+    }
+
+    #[test]
+    fn a_request_without_a_permit_is_refused_at_once() {
+        let queue = queue(2);
+        let _answers = [push(&queue, 1).unwrap(), push(&queue, 1).unwrap()];
+        assert_eq!(push(&queue, 1).unwrap_err(), StoreError::Overloaded);
+        queue.take();
+        let _answer = push(&queue, 1).unwrap();
+    }
+
+    #[test]
+    fn all_queues_of_a_worker_share_its_permits() {
+        let first = queue(2);
+        let (node, permits) = (first.node.clone(), first.permits.clone());
+        let second = Arc::new(queue_to(node, permits));
+        let _answers = [push(&first, 1).unwrap(), push(&second, 1).unwrap()];
+        assert_eq!(push(&first, 1).unwrap_err(), StoreError::Overloaded);
+        second.fail_all(StoreError::Unreachable);
+        push(&first, 1).unwrap();
+    }
+
+    #[test]
+    fn a_pipeline_is_bounded_and_every_request_is_answered() {
+        let queue = queue(10_000);
+        let sizes = [1000, 20, 5, 3000, 1];
+        let _answers = sizes.map(|size| push(&queue, size).unwrap());
+        let mut taken = Vec::new();
+        while let Some(batch) = queue.take() {
+            let requests: usize = batch.waiters.requests().map(|request| request.len()).sum();
+            assert_eq!(requests, batch.batch.len());
+            taken.push(requests);
+        }
+        assert_eq!(taken, [1020, 5, 3000, 1]);
+    }
+
+    #[tokio::test]
+    async fn every_request_gets_its_own_counts() {
+        let queue = queue(10);
+        let answers = [2, 1].map(|size| push(&queue, size).unwrap());
+        let mut taken = queue.take().unwrap();
+        let counts = [5, 6, 7].map(|count| Ok(CounterState::from(count)));
+        taken.waiters.answer(counts.into_iter());
+        taken.recycle();
+        let mut results = Vec::new();
+        for answer in answers {
+            let counts = fetch(answer).await.unwrap();
+            results.push(counts.iter().map(|count| count.after).collect::<Vec<_>>());
+        }
+        assert_eq!(results, [vec![5, 6], vec![7]]);
+        // A batch that ends without an answer.
+        let answer = push(&queue, 1).unwrap();
+        drop(queue.take());
+        assert_eq!(fetch(answer).await, Err(StoreError::Unreachable));
+    }
+
+    #[tokio::test]
+    async fn who_does_not_wait_any_more_is_not_sent() {
+        let queue = queue(10);
+        let stays = push(&queue, 1).unwrap();
+        drop(push(&queue, 2).unwrap());
+        assert_eq!(queue.take().unwrap().batch.len(), 1);
+        drop(stays);
+        drop(push(&queue, 2).unwrap());
+        assert!(queue.take().is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_request_waits_longer_than_its_deadline() {
+        let queue = queue(10);
+        let sent = push(&queue, 1).unwrap();
+        let _batch = queue.take().unwrap();
+        let queued = push(&queue, 1).unwrap();
+        let began = Instant::now();
+        let results = beside(&queue, async { [fetch(sent).await, fetch(queued).await] }).await;
+        assert_eq!(
+            results,
+            [Err(StoreError::Timeout), Err(StoreError::Timeout)]
+        );
+        assert_eq!(began.elapsed().as_millis(), DEADLINE.as_millis());
+        assert!(queue.take().is_none());
+    }
+
+    /// This thread did not run from the arrival of the request until its time was over.
+    #[tokio::test(start_paused = true)]
+    async fn who_comes_just_before_a_pause_has_its_whole_time_after_it() {
+        let queue = queue(10);
+        let queued = push(&queue, 1).unwrap();
+        tokio::time::advance(3 * DEADLINE).await;
+        let began = Instant::now();
+        let results = beside(&queue, fetch(queued)).await;
+        assert_eq!(results, Err(StoreError::Timeout));
+        assert_eq!(began.elapsed(), DEADLINE);
+    }
+
+    #[test]
+    fn no_request_waits_where_there_is_no_hope() {
+        let queue = queue(10);
+        queue.node.lose(NodeFailure::Silent);
+        assert_eq!(push(&queue, 1).unwrap_err(), StoreError::Unreachable);
+        queue.node.regain(false);
+        push(&queue, 1).unwrap();
+        let stuck = queue.stuck();
+        assert_eq!(push(&queue, 1).unwrap_err(), StoreError::Unreachable);
+        drop(stuck);
+        push(&queue, 1).unwrap();
+        queue.end();
+        assert_eq!(push(&queue, 1).unwrap_err(), StoreError::Unreachable);
+    }
+}

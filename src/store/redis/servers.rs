@@ -1,0 +1,198 @@
+//! The servers behind one address, as all workers know them.
+
+use super::stats::RedisStats;
+use crate::foundation::lock::lock;
+
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicI64, Ordering::Relaxed},
+};
+
+use tokio::sync::{Notify, watch};
+
+use crate::core::window::Timestamp;
+
+use super::address::{Address, BadUrl, Secret, TopologyKind};
+
+use super::address::{Endpoint, ParsedAddress};
+
+use super::pool::Connector;
+
+use super::node::Node;
+use super::slot_map::SlotMap;
+use super::watchdog::Watchdog;
+
+/// The servers behind one address, shared by all workers.
+#[derive(Clone, Debug)]
+pub struct Servers(pub(super) Arc<SharedServers>);
+
+#[derive(Debug)]
+pub(super) struct SharedServers {
+    pub(super) kind: TopologyKind,
+    pub(super) seeds: Vec<Endpoint>,
+    /// The sentinels' name for the master.
+    pub(super) master: String,
+    pub(super) connector: Arc<Connector>,
+    pub(super) sentinel_connector: Arc<Connector>,
+    pub(super) stats: Arc<RedisStats>,
+    pub(super) now: fn() -> Timestamp,
+    pub(super) map: watch::Sender<Arc<SlotMap>>,
+    /// Whether every node is well and every key has one.
+    pub(super) is_well: watch::Sender<bool>,
+    /// Why the topology is not up to date; `None` if it is.
+    lost: Mutex<Option<String>>,
+    /// How far the clocks of the nodes are ahead of ours, in milliseconds.
+    pub(super) skew_millis: Arc<AtomicI64>,
+    /// Watches all requests that wait for a node.
+    pub(super) watchdog: Arc<Watchdog>,
+    /// Notified when a node changes.
+    pub(super) node_events: Arc<Notify>,
+    /// Notified when a reply contradicts the topology.
+    pub(super) refresh_requested: Notify,
+}
+
+impl Servers {
+    /// `now` reads our clock, which is compared with that of Redis.
+    ///
+    /// # Errors
+    ///
+    /// If `address` cannot be parsed, or a file that it names cannot be used. It does not connect.
+    pub fn new(
+        address: &Address,
+        stats: Arc<RedisStats>,
+        now: fn() -> Timestamp,
+    ) -> Result<Self, BadUrl> {
+        let Address {
+            url,
+            kind,
+            auth,
+            sentinel_auth,
+            timeout,
+            is_tls,
+            tls,
+        } = address;
+        let ParsedAddress {
+            kind,
+            seeds,
+            master,
+            settings,
+            is_tls,
+        } = ParsedAddress::parse(&url.read()?, *kind, *is_tls)?;
+        let connector = |settings, auth: &Option<Secret>| {
+            let (auth, tls) = (auth.clone(), tls.clone());
+            Connector::new(settings, auth, is_tls, tls, *timeout).map(Arc::new)
+        };
+        let nameless = super::address::no_settings();
+        let node_events = Arc::<Notify>::default();
+        let map = match (kind, seeds.first()) {
+            (TopologyKind::Single, Some(endpoint)) => {
+                SlotMap::single(Arc::new(Node::new(endpoint.clone(), node_events.clone())))
+            }
+            _ => SlotMap::default(),
+        };
+        stats.set_nodes(&map);
+        let shared = SharedServers {
+            connector: connector(settings, auth)?,
+            sentinel_connector: connector(nameless, sentinel_auth)?,
+            kind,
+            seeds,
+            master,
+            stats,
+            now,
+            map: watch::Sender::new(Arc::new(map)),
+            is_well: watch::Sender::new(false),
+            lost: Mutex::default(),
+            skew_millis: Arc::default(),
+            watchdog: Arc::default(),
+            node_events,
+            refresh_requested: Notify::new(),
+        };
+        Ok(Self(Arc::new(shared)))
+    }
+
+    /// Whether every node is well; `false` until each has answered.
+    pub fn health(&self) -> watch::Receiver<bool> {
+        self.0.is_well.subscribe()
+    }
+
+    /// How far the clock of Redis is ahead of ours, in milliseconds: the median if there are several
+    /// nodes.
+    pub fn skew_millis(&self) -> Arc<AtomicI64> {
+        self.0.skew_millis.clone()
+    }
+
+    /// The state for operators: a line for each node, and one if the topology is not known.
+    pub fn report(&self) -> Vec<(String, String)> {
+        let mut lines = Vec::new();
+        if let Some(lost) = &*lock(&self.0.lost) {
+            let who = match self.0.kind {
+                TopologyKind::Single => "servers",
+                TopologyKind::Sentinel => "sentinels",
+                TopologyKind::Cluster => "slots",
+            };
+            lines.push((who.to_owned(), lost.clone()));
+        }
+        for node in &self.map().nodes {
+            let failure = node.breaker.failure();
+            let text = match failure {
+                Some(failure) => failure.to_string(),
+                None if node.is_suspected() => "suspected: takes longer than usual".to_owned(),
+                None => "ok".to_owned(),
+            };
+            lines.push((node.to_string(), text));
+        }
+        lines
+    }
+
+    pub(super) fn map(&self) -> Arc<SlotMap> {
+        self.0.map.borrow().clone()
+    }
+
+    /// The node at `endpoint`: the one of `map` if there is one, or else a new one.
+    pub(super) fn node(&self, map: &SlotMap, endpoint: &Endpoint) -> Arc<Node> {
+        let known = map.nodes.iter().find(|node| node.endpoint == *endpoint);
+        known.map_or_else(
+            || Arc::new(Node::new(endpoint.clone(), self.0.node_events.clone())),
+            Arc::clone,
+        )
+    }
+
+    pub(super) fn change_map(&self, map: SlotMap) {
+        self.0.stats.set_nodes(&map);
+        self.0.map.send_replace(Arc::new(map));
+    }
+
+    pub(super) fn record_discovery(&self, found: Result<(), String>) {
+        let mut lost = lock(&self.0.lost);
+        match (&*lost, &found) {
+            (None, Err(reason)) => tracing::warn!(reason, "cannot find the servers of Redis"),
+            (Some(_), Ok(())) => tracing::info!("found the servers of Redis again"),
+            _ => {}
+        }
+        *lost = found.err();
+    }
+
+    /// Asks for a new look at the topology, because a reply contradicts it.
+    pub(super) fn refresh(&self) {
+        self.0.refresh_requested.notify_one();
+    }
+
+    /// Publishes health and clock skew. Returns whether no node is lost and every key has an owner.
+    pub(super) fn publish_health(&self) -> bool {
+        let map = self.map();
+        let is_well = map.is_complete() && map.nodes.iter().all(|node| !node.breaker.is_open());
+        let nodes = map.nodes.iter();
+        let skews = nodes.map(|node| node.skew_millis.load(Relaxed));
+        if let Some(skew) = super::clock::median(skews) {
+            self.0.skew_millis.store(skew, Relaxed);
+        }
+        // A breaker is also closed before the first answer.
+        let is_good = is_well && map.nodes.iter().all(|node| node.was_well());
+        self.0.is_well.send_if_modified(|was_good| {
+            let changes = *was_good != is_good;
+            *was_good = is_good;
+            changes
+        });
+        is_well
+    }
+}

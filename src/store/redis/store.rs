@@ -1,0 +1,252 @@
+//! Counters in Redis: requests queue, and a connection that is free sends all queued requests as one
+//! pipeline.
+//!
+//! Every worker has a store of its own, with a queue for each node, so the path of a request shares
+//! nothing between cores. Batches form by themselves: while one is in flight the next gathers, and an
+//! idle worker sends at once. Workers share only the topology and the health of the nodes.
+//!
+//! ```text
+//! RedisStore ──parts──▶ NodeQueue ──Batcher──▶ Connection             each worker, each node
+//!      ▲                    ▲          │suspects
+//!   SlotMap ◀──TopologyWatcher──▶ Breaker ◀──Probe──Detector         once for the process
+//! ```
+
+use super::batchers::{Batchers, QueueView};
+use super::options::Options;
+use super::servers::Servers;
+use crate::foundation::lock::lock;
+
+use std::{
+    future::poll_fn,
+    sync::{Arc, Mutex},
+    task::{Poll, Waker},
+};
+
+use crate::core::{
+    counter::{Batch, CounterStates},
+    window::Timestamp,
+};
+use crate::store::{
+    contract::{Deadline, Store, StoreError},
+    split,
+};
+
+use super::cluster::{NodeParts, StepScope};
+
+use super::queue::{NodeQueue, PendingReply, WaitPermits};
+
+/// A worker's store in Redis.
+#[derive(Clone, Debug)]
+pub struct RedisStore {
+    pub(super) view: Arc<Mutex<Arc<QueueView>>>,
+    pub(super) key_prefix: Arc<[u8]>,
+}
+
+/// The result of queueing a request.
+pub(super) enum Pushed {
+    Whole(PendingReply),
+    /// The request has to be split, by this view.
+    Not(Arc<QueueView>),
+}
+
+impl RedisStore {
+    /// A store, and the task that has to run on the same worker to answer its requests.
+    pub fn new(servers: &Servers, options: &Options) -> (Self, Batchers) {
+        let mut batchers = Batchers {
+            servers: servers.clone(),
+            options: Arc::new(options.clone()),
+            permits: Arc::new(WaitPermits::new(options.max_waiting)),
+            view: Arc::new(Mutex::new(Arc::new(QueueView {
+                map: Arc::default(),
+                queues: Vec::new(),
+            }))),
+            new_queues: Vec::new(),
+        };
+        batchers.follow(servers.map());
+        let store = Self {
+            view: batchers.view.clone(),
+            key_prefix: options.key_prefix.as_bytes().into(),
+        };
+        (store, batchers)
+    }
+
+    /// Queues a request that needs only one node, for the task of `waker`.
+    pub(super) fn push(
+        &self,
+        batch: &Batch,
+        now: Timestamp,
+        deadline: &Deadline,
+        waker: &Waker,
+    ) -> Result<Pushed, StoreError> {
+        let view = lock(&self.view);
+        if view.map.is_cluster() {
+            return Ok(Pushed::Not(view.clone()));
+        }
+        let queue = view.queues.first().ok_or(StoreError::Unreachable)?;
+        queue
+            .push(batch, now, deadline, Some(waker))
+            .map(Pushed::Whole)
+    }
+
+    async fn add_to_cluster(
+        view: Arc<QueueView>,
+        key_prefix: &[u8],
+        batch: &Batch,
+        now: Timestamp,
+        deadline: &Deadline,
+    ) -> Result<CounterStates, StoreError> {
+        let parts = super::cluster::parts(&view.map, key_prefix, batch, StepScope::Slots)?;
+        let nodes = |parts: &NodeParts| ClusterNodes {
+            view: view.clone(),
+            nodes: parts.nodes.clone(),
+            now,
+        };
+        let added = match parts.split.only() {
+            Some(only) => {
+                let mut counts = CounterStates::new();
+                let answer = view.queues[parts.nodes[only]].push(batch, now, deadline, None)?;
+                answer.fetch(&mut counts).await.map(|()| counts)
+            }
+            None => parts.split.add(batch, &nodes(&parts), deadline).await,
+        };
+        match added {
+            Err(StoreError::Moving) => {
+                let parts = super::cluster::parts(&view.map, key_prefix, batch, StepScope::Keys)?;
+                let nodes = nodes(&parts);
+                // Boxed, because slots hardly ever move.
+                Box::pin(parts.split.add(batch, &nodes, deadline)).await
+            }
+            added => added,
+        }
+    }
+}
+
+/// The nodes of a cluster that one request needs.
+struct ClusterNodes {
+    pub(super) view: Arc<QueueView>,
+    /// The index of each part's node in the map.
+    pub(super) nodes: Vec<usize>,
+    pub(super) now: Timestamp,
+}
+
+impl ClusterNodes {
+    /// Queues all parts, or none.
+    pub(super) fn push(
+        &self,
+        parts: &[Batch],
+        deadline: &Deadline,
+    ) -> Result<Vec<Option<PendingReply>>, StoreError> {
+        let queues = || self.nodes.iter().map(|&node| &self.view.queues[node]);
+        for (_, queue) in parts
+            .iter()
+            .zip(queues())
+            .filter(|(part, _)| !part.is_empty())
+        {
+            queue.admit()?;
+        }
+        let push = |(part, queue): (&Batch, &Arc<NodeQueue>)| match part.is_empty() {
+            true => Ok(None),
+            // A part whose answer is dropped leaves the queue and is not sent.
+            false => queue.push(part, self.now, deadline, None).map(Some),
+        };
+        parts.iter().zip(queues()).map(push).collect()
+    }
+}
+
+impl split::PartStores for ClusterNodes {
+    async fn add(
+        &self,
+        parts: &[Batch],
+        deadline: &Deadline,
+    ) -> Vec<Result<CounterStates, StoreError>> {
+        let answers = match self.push(parts, deadline) {
+            Ok(answers) => answers,
+            Err(error) => return parts.iter().map(|_| Err(error)).collect(),
+        };
+        // All parts are in flight, so the order of waiting does not matter.
+        let mut answered = Vec::with_capacity(answers.len());
+        for answer in answers {
+            let mut counts = CounterStates::new();
+            let fetched = match answer {
+                Some(answer) => answer.fetch(&mut counts).await,
+                None => Ok(()),
+            };
+            answered.push(fetched.map(|()| counts));
+        }
+        answered
+    }
+}
+
+impl Store for RedisStore {
+    async fn add_into(
+        &self,
+        counts: &mut CounterStates,
+        batch: &Batch,
+        now: Timestamp,
+        deadline: &Deadline,
+    ) -> Result<(), StoreError> {
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let pushed =
+            poll_fn(|context| Poll::Ready(self.push(batch, now, deadline, context.waker())));
+        match pushed.await? {
+            Pushed::Whole(answer) => answer.fetch(counts).await,
+            Pushed::Not(view) => {
+                // Boxed, to keep the future of all other requests small.
+                let added = Self::add_to_cluster(view, &self.key_prefix, batch, now, deadline);
+                *counts = Box::pin(added).await?;
+                Ok(())
+            }
+        }
+    }
+
+    fn is_well(&self) -> bool {
+        let map = lock(&self.view).map.clone();
+        map.is_complete() && map.nodes.iter().all(|node| !node.breaker.is_open())
+    }
+
+    fn is_one_step(&self) -> bool {
+        !lock(&self.view).map.is_cluster()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::redis::address::Address;
+    use crate::store::redis::address::RedisTlsFiles;
+    use crate::store::redis::address::Secret;
+    use crate::store::redis::options::TimeSource;
+    use crate::store::redis::topology::TopologyWatcher;
+    use std::time::Duration;
+
+    /// A panic prints the values it concerns.
+    #[test]
+    fn nothing_that_holds_a_password_prints_it() {
+        let address = Address {
+            url: Secret::Text("redis://u:sesame@h:1".to_owned()),
+            kind: None,
+            auth: Some(Secret::Text("sesame".to_owned())),
+            sentinel_auth: Some(Secret::Text("sesame".to_owned())),
+            timeout: Duration::from_secs(1),
+            is_tls: false,
+            tls: RedisTlsFiles::default(),
+        };
+        let servers = Servers::new(&address, Arc::default(), || Timestamp::from_secs(0)).unwrap();
+        let options = Options {
+            key_prefix: String::new(),
+            deadline: Duration::from_secs(1),
+            lose_after: Duration::from_secs(1),
+            connections: 1,
+            jitter_secs: 0,
+            max_waiting: 1,
+            clock: TimeSource::Redis,
+        };
+        let topology = TopologyWatcher::new(servers.clone(), &options);
+        let store = RedisStore::new(&servers, &options);
+        let printed = format!("{address:?} {servers:?} {topology:?} {store:?}");
+        assert!(printed.contains("Connector"), "{printed}");
+        assert!(!printed.contains("sesame"), "{printed}");
+    }
+}
