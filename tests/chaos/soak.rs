@@ -132,7 +132,7 @@ pub async fn soak(mut topology: Topology, time: Duration, plan: &Plan) {
         let log = server.log().text();
         assert!(!log.contains("panicked"), "{log}");
         println!(
-            "{answer}: handed back {}, forgotten {}, lines in the log {}",
+            "{answer}: reconciled {}, lost {}, lines in the log {}",
             server.metric("tollgate_reconciled_hits_total"),
             server.metric("tollgate_lost_hits_total"),
             log.lines().count()
