@@ -153,6 +153,7 @@ pub mod server {
     mod health;
     mod http;
     pub mod log;
+    mod poll_timer;
     mod ports;
     mod rules;
     pub mod run;

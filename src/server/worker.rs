@@ -11,7 +11,7 @@ use std::{
 };
 
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use tokio::{
     net::{TcpStream, UnixStream},
     sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch},
@@ -23,6 +23,7 @@ use tokio_util::either::Either::{self, Left, Right};
 
 use super::{
     authority::{AuthorityLog, AuthorityRewriter},
+    poll_timer::PollTimer,
     ports::{Detached, GrpcListener, PortStream},
     runtime::runtime,
     tls::CurrentTls,
@@ -296,7 +297,7 @@ impl<M: UnaryMethod> Serving<M> {
             dispatcher.call(request, account, &in_flight)
         };
         let connection = hyper::server::conn::http2::Builder::new(Calls)
-            .timer(TokioTimer::new())
+            .timer(PollTimer)
             .max_concurrent_streams(self.bounds.max_streams)
             // Above this bound the library answers without a gRPC status; up to it the service answers.
             .max_header_list_size(self.bounds.max_header_bytes.saturating_mul(2))

@@ -118,11 +118,11 @@ thread_local! {
 }
 
 thread_local! {
-    /// When the connection polled on this thread found its first call.
+    /// When the connection polled on this thread read its first frame.
     static ARRIVED: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// The arrival time of the call passed to [`UnaryMethod::note`]. All calls found by one poll of a connection share one
+/// The arrival time of the call passed to [`UnaryMethod::note`]. All frames read by one poll of a connection share one
 /// reading of the clock.
 pub fn arrived() -> Instant {
     ARRIVED.get().unwrap_or_else(|| {
