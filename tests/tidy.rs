@@ -22,7 +22,7 @@ struct File {
     text: String,
     /// The text with comments, strings and characters as spaces, byte for byte.
     code: String,
-    /// What a use statement brings in, and paths that begin with `crate`, `super` or `self`.
+    /// Names that use statements bring in, and paths that begin with `crate`, `super` or `self`.
     paths: Vec<Found>,
     /// Modules within the file, by where they stand.
     inner: Vec<(usize, usize)>,
@@ -367,7 +367,7 @@ impl Crate {
         further.or(Some(file))
     }
 
-    /// What files name in other files: from, to, and where. Tests are left out unless they are asked for.
+    /// Imports between files: from, to, and the position. `with_tests` includes those of tests.
     fn arrows(&self, with_tests: bool) -> Vec<(usize, usize, usize)> {
         let mut arrows = Vec::new();
         for (from, file) in self.files.iter().enumerate() {
@@ -448,7 +448,7 @@ fn no_two_files_need_each_other() {
     for (from, to, _) in all.arrows(false) {
         next[from].insert(to);
     }
-    // What nothing else needs any more is taken away until only circles are left.
+    // Removes files that need none of the others, until only circles are left, and the files that lead to them.
     let mut left: BTreeSet<usize> = (0..next.len()).collect();
     loop {
         let ends: Vec<usize> = left
@@ -461,7 +461,7 @@ fn no_two_files_need_each_other() {
         }
         left.retain(|file| !ends.contains(file));
     }
-    // What only leads into a circle is none.
+    // Removes the files that only lead to a circle.
     loop {
         let begins: Vec<usize> = left
             .iter()
@@ -643,7 +643,7 @@ fn comments_and_texts_are_in_words_of_the_field() {
                 continue;
             }
             let word = file.text[from..at].to_ascii_lowercase();
-            // What is left of it in the code is a space: it is in a comment or a text.
+            // A comment or a text is spaces in the masked code.
             let is_text = file.code.as_bytes().get(from) == Some(&b' ');
             if is_text && NOT_SAID.contains(&&*word) {
                 found.push(format!("{}:{} says `{word}`", file.name, file.line(from)));
@@ -657,15 +657,24 @@ fn comments_and_texts_are_in_words_of_the_field() {
 #[test]
 fn sentences_of_comments_have_a_subject() {
     let mut found = Vec::new();
-    for file in read_all() {
-        for (line, text) in file.text.lines().enumerate() {
+    let mut files = Vec::new();
+    for folder in ["src", "tests", "benches", "fuzz/targets"] {
+        sources(&root().join(folder), &mut files);
+    }
+    for file in files {
+        let text = fs::read_to_string(&file).unwrap();
+        for (line, text) in text.lines().enumerate() {
             let Some(comment) = text.trim_start().strip_prefix("//") else {
                 continue;
             };
             let comment = comment.trim_start_matches(['/', '!', ' ']);
             let heads = ["What ", "Who ", "Whoever ", "The same "];
             if heads.iter().any(|head| comment.starts_with(head)) && !comment.contains('?') {
-                found.push(format!("{}:{} begins with {comment}", file.name, line + 1));
+                found.push(format!(
+                    "{}:{} begins with {comment}",
+                    file.display(),
+                    line + 1
+                ));
             }
         }
     }

@@ -139,7 +139,7 @@ async fn run_with_redis_there(name: &str, goes_well: fn(&Outcome) -> bool) -> Ou
         if goes_well(&outcome) {
             return outcome;
         }
-        let took = outcome.redis_took.expect("somebody asked it");
+        let took = outcome.redis_took.expect("a witness asked it");
         assert!(took > DEADLINE / 2, "{:?}: {outcome:#?}", outcome.texts);
         eprintln!("{name}: once more, for Redis took {took:?}");
     }

@@ -247,9 +247,9 @@ fn ask_says_what_is_wrong_and_fails() {
         assert!(output.stdout.is_empty(), "{output:?}");
         error(&output)
     };
-    let nobody = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}", nobody.local_addr().unwrap());
-    drop(nobody);
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", closed.local_addr().unwrap());
+    drop(closed);
     let said = ask(&url, "d");
     assert!(said.starts_with(&format!("cannot reach {url}")), "{said}");
     assert!(said.contains("Connection refused"), "{said}");

@@ -1,5 +1,5 @@
-//! What a request costs does not grow with the counters that clients have made. Instructions are counted, and no
-//! time is taken: this program runs one of its own tests again under valgrind.
+//! The cost of a request does not grow with the counters that clients have made. Valgrind counts instructions, so
+//! that no time is measured: this program runs one of its own tests again under it.
 
 use std::{env, process::Command};
 

@@ -105,7 +105,7 @@ async fn check_nothing_is_lost(signals: &[Signal], drain_delay: &str) {
         })
         .await;
         server.signal(signal);
-        eventually("health turns, or nobody is there to say so", async || {
+        eventually("health turns, or the port is closed", async || {
             !http::try_get(server.http, "/healthcheck", &[]).is_ok_and(|page| page.status == 200)
         })
         .await;

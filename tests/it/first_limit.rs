@@ -134,7 +134,7 @@ fn steps(page: &str) -> Vec<Step> {
 ///
 /// # Errors
 ///
-/// What was not as the page says.
+/// If a command or its output differs from the page.
 fn follow(steps: &[Step]) -> Result<(), String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let clone = TempDir::new().unwrap();

@@ -63,7 +63,7 @@ async fn check(builder: Builder, change: impl FnOnce(&Path), expected: [Option<u
         [limit(&server, "a").await, limit(&server, "b").await] == expected
     })
     .await;
-    assert!(started.elapsed() < RECHECK, "nobody was told of the change");
+    assert!(started.elapsed() < RECHECK, "the change was not noticed");
     assert_eq!(server.metric("ratelimit_service_config_load_error"), 0);
 }
 

@@ -196,7 +196,7 @@ fn keys_of_older_tools_serve_grpcurl() {
         assert!(said.contains("\"SERVING\""), "{kind}: {output:?}");
         assert!(
             !health(&[]).status.success(),
-            "{kind}: nobody in particular"
+            "{kind}: no certificate"
         );
     }
 }
