@@ -13,7 +13,7 @@ use crate::service::grpc::unary::arrived;
 /// A timer whose "now" is the time of the running poll of a connection.
 ///
 /// For keepalive, hyper asks for the time with every frame that it reads. That would be three readings of the clock
-/// for each call, 1 % of a decision in memory. A keepalive needs no more than the time of the poll that found the frame.
+/// for each call. The time of the poll that found the frame is exact enough for a keepalive.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PollTimer;
 

@@ -194,10 +194,7 @@ fn keys_of_older_tools_serve_grpcurl() {
         let output = health(&own);
         let said = String::from_utf8_lossy(&output.stdout);
         assert!(said.contains("\"SERVING\""), "{kind}: {output:?}");
-        assert!(
-            !health(&[]).status.success(),
-            "{kind}: no certificate"
-        );
+        assert!(!health(&[]).status.success(), "{kind}: no certificate");
     }
 }
 
