@@ -16,7 +16,9 @@ pub mod foundation {
     pub mod histogram;
     pub mod lock;
     pub mod log_throttle;
+    pub mod metric_name;
     pub mod object_pool;
+    pub mod sample;
     pub mod text;
 }
 
