@@ -66,7 +66,7 @@ pub(super) async fn serve(settings: &Settings) -> Result<(), ServerError> {
     let near_ratio = NearRatio(settings.decisions.near_limit_ratio);
     let metrics = Metrics::new(near_ratio, settings.stats.max_metric_names);
     // One for each worker, and one for `/json`, which runs on this thread.
-    let metrics = Arc::new(metrics.for_cores(worker_count(settings) + 1));
+    let metrics = Arc::new(metrics.for_workers(worker_count(settings) + 1));
     let max_connections = super::file_limit::connection_limits(
         settings.bounds.max_connections,
         worker_count(settings),
@@ -164,7 +164,7 @@ pub(super) async fn serve(settings: &Settings) -> Result<(), ServerError> {
     };
     for sink in sinks {
         let statistics = statistics.clone();
-        let sink = statsd::Sink::new(sink);
+        let sink = statsd::Sink::new(sink, metrics.statsd.clone());
         tasks.spawn(async move { match sink.run(|| statistics.samples()).await {} });
     }
     if backend.servers().next().is_some() {
