@@ -20,8 +20,8 @@ thread_local! {
     static ARRIVED: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// The arrival time of the call passed to [`UnaryMethod::note`]. All calls found by one poll of a connection share one
-/// reading of the clock.
+/// The arrival time of the call passed to [`note`](super::UnaryMethod::note). All calls found by one poll of a
+/// connection share one reading of the clock.
 pub fn arrived() -> Instant {
     ARRIVED.get().unwrap_or_else(|| {
         let now = Instant::now();
@@ -30,7 +30,7 @@ pub fn arrived() -> Instant {
     })
 }
 
-/// Polls a connection whose calls go to a [`Dispatcher`].
+/// Polls a connection whose calls go to a [`Dispatcher`](super::Dispatcher).
 #[derive(Debug)]
 pub struct TimedConnection<C>(pub C);
 

@@ -52,7 +52,7 @@ impl Encoding {
             Ok(bytes) if bytes > max_bytes => Err(too_large(bytes, max_bytes)),
             Ok(_) => Ok(message.into()),
             Err(error) => Err(Status::internal(format!(
-                "a message is not as compressed as it says: {error}"
+                "the message cannot be decompressed: {error}"
             ))),
         }
     }

@@ -34,7 +34,7 @@ pub(super) fn check<B>(
         Err(Box::new(response))
     };
     if request.method() != HttpMethod::POST {
-        let status = Status::internal(format!("a call is a POST and no {}", request.method()));
+        let status = Status::internal(format!("the method must be POST, not {}", request.method()));
         return refuse(StatusCode::METHOD_NOT_ALLOWED, status);
     }
     let (mut is_grpc, mut encoding, mut timeout, mut bytes) = (false, None, None, 0);
@@ -57,7 +57,7 @@ pub(super) fn check<B>(
         return refuse(StatusCode::OK, status);
     }
     if !is_grpc {
-        let status = Status::invalid_argument("the content type is not application/grpc");
+        let status = Status::invalid_argument("the content type must be application/grpc");
         return refuse(StatusCode::UNSUPPORTED_MEDIA_TYPE, status);
     }
     let encoding = match encoding {
@@ -70,7 +70,7 @@ pub(super) fn check<B>(
         header_bytes: bytes,
     };
     encoding.map(checked).ok_or_else(|| {
-        let text = format!("messages are compressed by one of: {}", encoding::ALL);
+        let text = format!("unknown encoding; supported are: {}", encoding::ALL);
         let mut response = refusal(&Status::unimplemented(text));
         let all = HeaderValue::from_static(encoding::ALL);
         response.headers_mut().insert(GRPC_ACCEPT_ENCODING, all);

@@ -32,9 +32,10 @@ pub(super) enum ReceivedBody {
     Part(Option<FirstData>),
 }
 
+/// The next bytes of a body; `None` at its end.
 pub(super) type FirstData = Result<Option<Bytes>, Status>;
 
-/// What of the body is here, without waiting.
+/// Reads the part of the body that has arrived, without waiting.
 pub(super) fn receive(body: &mut Incoming, max_bytes: usize, encoding: Encoding) -> ReceivedBody {
     // No waker: a caller that waits for more polls again.
     let mut unread = Context::from_waker(Waker::noop());
@@ -123,7 +124,11 @@ fn end_of_message(
     match *flag {
         PLAIN => {}
         COMPRESSED if encoding != Encoding::Identity => {}
-        COMPRESSED => return Err(Status::internal("a compressed message without an encoding")),
+        COMPRESSED => {
+            return Err(Status::internal(
+                "the message is compressed, but the call names no encoding",
+            ));
+        }
         flag => {
             return Err(Status::internal(format!(
                 "invalid compression flag: {flag} (valid flags are 0 and 1)"
@@ -181,7 +186,7 @@ fn poll_data(body: &mut Incoming, context: &mut Context<'_>) -> Poll<FirstData> 
                 _ => {}
             },
             Some(Err(_)) => {
-                return Poll::Ready(Err(Status::cancelled("the request was cut off")));
+                return Poll::Ready(Err(Status::cancelled("the request ended early")));
             }
         }
     }

@@ -76,7 +76,7 @@ impl Body for LimitedBody {
         let Some(frame) = ready!(Pin::new(&mut this.body).poll_frame(context)) else {
             return Poll::Ready(None);
         };
-        let frame = frame.map_err(|_| Status::cancelled("the request was cut off"));
+        let frame = frame.map_err(|_| Status::cancelled("the request ended early"));
         Poll::Ready(Some(frame.and_then(|frame| {
             let bytes = frame.data_ref().map_or(0, Bytes::len);
             let Some(left) = this.left.checked_sub(bytes) else {

@@ -12,13 +12,13 @@ use crate::{
 /// The status of a call that the budget has no room for.
 pub(super) fn no_room(account: &Account, _: BudgetExhausted) -> Status {
     account.budget().note(CutOff::MESSAGE_NO_ROOM);
-    Status::resource_exhausted("too much is on its way in")
+    Status::resource_exhausted("clients hold too much memory")
 }
 
 /// The status of a call whose message took longer than `timeout`.
 pub(super) fn late(account: &Account, timeout: Duration) -> Status {
     account.budget().note(CutOff::MESSAGE_LATE);
-    Status::deadline_exceeded(format!("the message did not come within {timeout:?}"))
+    Status::deadline_exceeded(format!("the message did not arrive within {timeout:?}"))
 }
 
 /// The status of a message that is larger than it may be.
