@@ -149,21 +149,28 @@ pub mod server {
     pub mod authority;
     mod backend;
     pub mod bench;
+    mod connection;
     mod cpu_quota;
     pub mod error;
     mod file_limit;
     mod health;
     mod http;
+    mod http_ports;
     pub mod log;
+    mod parts;
     mod ports;
+    mod replicas;
     mod rules;
     pub mod run;
     mod runtime;
     mod services;
     mod signals;
+    mod spans;
     mod statistics;
+    mod store_tasks;
     pub mod tls;
     mod worker;
+    mod workers;
 }
 
 /// The other commands of the program.
