@@ -16,7 +16,9 @@ pub mod foundation {
     pub mod histogram;
     pub mod lock;
     pub mod log_throttle;
+    pub mod metric_name;
     pub mod object_pool;
+    pub mod sample;
     pub mod text;
 }
 
@@ -147,22 +149,29 @@ pub mod server {
     pub mod authority;
     mod backend;
     pub mod bench;
+    mod connection;
     mod cpu_quota;
     pub mod error;
     mod file_limit;
     mod health;
     mod http;
+    mod http_ports;
     pub mod log;
+    mod parts;
     mod poll_timer;
     mod ports;
+    mod replicas;
     mod rules;
     pub mod run;
     mod runtime;
     mod services;
     mod signals;
+    mod spans;
     mod statistics;
+    mod store_tasks;
     pub mod tls;
     mod worker;
+    mod workers;
 }
 
 /// The other commands of the program.

@@ -1,9 +1,11 @@
 //! Keeps the log from repeating one message.
 
 use std::{
-    sync::{Mutex, PoisonError},
+    sync::Mutex,
     time::{Duration, Instant},
 };
+
+use super::lock::lock;
 
 /// The log repeats a message at most once in this time, however often its cause occurs.
 const INTERVAL: Duration = Duration::from_secs(60);
@@ -13,18 +15,19 @@ const INTERVAL: Duration = Duration::from_secs(60);
 pub struct LogThrottle(Mutex<Option<Instant>>);
 
 impl LogThrottle {
+    /// A throttle of a message that was never logged.
     pub const fn new() -> Self {
         Self(Mutex::new(None))
     }
 
-    /// Whether the message may be logged now; if so, a new silence begins.
-    pub fn is_over(&self) -> bool {
-        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_over = last.is_none_or(|last| last.elapsed() >= INTERVAL);
-        if is_over {
+    /// Whether the message may be logged now; if so, the next interval of silence begins.
+    pub fn may_log(&self) -> bool {
+        let mut last = lock(&self.0);
+        let may_log = last.is_none_or(|last| last.elapsed() >= INTERVAL);
+        if may_log {
             *last = Some(Instant::now());
         }
-        is_over
+        may_log
     }
 
     #[cfg(test)]

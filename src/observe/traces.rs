@@ -15,6 +15,8 @@ use std::{
 
 use tokio::sync::mpsc;
 
+use crate::foundation::sample::SampleWriter;
+
 pub mod context;
 pub mod export;
 
@@ -41,6 +43,12 @@ pub struct TraceStats {
 impl TraceStats {
     fn add(counter: &AtomicU64, spans: usize) {
         counter.fetch_add(spans as u64, Relaxed);
+    }
+
+    pub(super) fn samples(&self, list: &mut SampleWriter<'_>) {
+        for (name, spans) in [("exported", &self.exported), ("dropped", &self.dropped)] {
+            list.counter(format!("tollgate.spans_{name}_total"), spans.load(Relaxed));
+        }
     }
 }
 

@@ -1,19 +1,12 @@
 //! The store that the settings choose, for all workers and for each of them.
 
-use std::{
-    num::NonZeroU32,
-    sync::{Arc, Weak},
-    thread,
-};
+use std::{sync::Arc, thread};
+
+use super::replicas::kept_replicas;
 
 use crate::{
-    core::limit::OnStoreLoss,
-    foundation::causes::chain,
     observe::metrics::Metrics,
-    service::{
-        admin, grpc,
-        limiter::{RuleSet, Rules},
-    },
+    service::{admin, grpc, limiter::Rules},
     settings::{redis::ClockFlag, serve::Settings},
     store::{
         any::AnyStore,
@@ -22,7 +15,6 @@ use crate::{
         over_limit_cache::{Caches, OverLimitCache},
         per_second::PerSecond,
         redis::{self, batchers::Batchers, servers::Servers, store::RedisStore},
-        replicas::StateFile,
     },
 };
 
@@ -53,6 +45,11 @@ pub(super) struct WorkerStore {
 }
 
 impl StoreBackend {
+    /// The store that the settings choose.
+    ///
+    /// # Errors
+    ///
+    /// If the address of a Redis is invalid.
     pub(super) fn new(
         settings: &Settings,
         metrics: &Metrics,
@@ -180,6 +177,7 @@ impl StoreBackend {
         })
     }
 
+    /// Its name in the log.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Memory(_) => "memory",
@@ -187,6 +185,7 @@ impl StoreBackend {
         }
     }
 
+    /// The store in memory, if it is one.
     pub(super) fn memory(&self) -> Option<Arc<MemoryStore>> {
         match self {
             Self::Memory(store) => Some(store.clone()),
@@ -195,41 +194,10 @@ impl StoreBackend {
     }
 }
 
+/// The number of worker threads.
 pub(super) fn worker_count(settings: &Settings) -> usize {
     match settings.process.workers {
         0 => thread::available_parallelism().map_or(1, Into::into),
         count => count,
-    }
-}
-
-/// The file that keeps the number of replicas across a restart.
-pub(super) fn state_file(settings: &Settings) -> Option<StateFile> {
-    let path = settings.loss.replicas.state_file()?;
-    Some(StateFile::at(path.to_owned()))
-}
-
-/// The number that an earlier process kept. An invalid file is logged and ignored.
-pub(super) fn kept_replicas(settings: &Settings) -> Option<NonZeroU32> {
-    state_file(settings)?.read().unwrap_or_else(|error| {
-        tracing::warn!("{}; the replicas are detected again", chain(&error));
-        None
-    })
-}
-
-/// Returns a function that reports whether any rule counts locally while its store is lost. It looks at the rules
-/// once per load, and does not keep old rules alive.
-pub(super) fn counts_locally(rules: Rules) -> impl FnMut() -> bool {
-    let mut seen: Option<Weak<RuleSet>> = None;
-    let mut is_any = false;
-    move || {
-        let current = rules.current();
-        if seen.as_ref().map(Weak::as_ptr) != current.as_ref().map(Arc::as_ptr) {
-            is_any = current.as_ref().is_some_and(|rules| {
-                let mut rules = rules.matcher.rules().iter();
-                rules.any(|rule| rule.on_store_loss == OnStoreLoss::Local)
-            });
-            seen = current.as_ref().map(Arc::downgrade);
-        }
-        is_any
     }
 }

@@ -1,6 +1,8 @@
-//! Serves connections like [`run`](super::run::run), but with another method: without rules, store and metrics.
-//! Benchmarks
-//! measure the cost of the transport with it.
+//! Serves any method like [`run`](super::run::run), without rules and store: benchmarks measure the cost of the
+//! transport with it.
+//!
+//! It is part of the library because it needs the workers and the connections of the server as they are, which are
+//! not public and which a benchmark could only copy.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -12,17 +14,16 @@ use tonic::service::Routes;
 
 use super::{
     authority::AuthorityLog,
+    connection::{ConnectionOptions, ConnectionParts, ConnectionServer, Phase},
     ports::GrpcListener,
     runtime::runtime,
-    worker::{Keepalive, Phase, Serving, Worker, Workers, accept},
+    worker::Worker,
+    workers::{Workers, accept},
 };
 use crate::{
     core::limit::NearRatio,
     observe::metrics::Metrics,
-    service::{
-        budget::Budget,
-        grpc::unary::{Dispatcher, UnaryMethod},
-    },
+    service::{budget::Budget, grpc::unary::UnaryMethod},
     settings::serve::Settings,
 };
 
@@ -39,35 +40,26 @@ pub fn serve_method<M: UnaryMethod>(
     let method = Arc::new(method);
     let metrics = Arc::new(Metrics::new(NearRatio::default(), 0));
     let settings = Settings::from_environment();
-    let authority_log = AuthorityLog::new(metrics.clone());
-    let budget = Budget::new(settings.bounds.max_held_bytes, metrics);
+    let mut options = ConnectionOptions::new(&settings);
+    options.max_age = Duration::ZERO;
+    let budget = Budget::new(settings.bounds.max_held_bytes, metrics.clone());
+    // This server never drains.
+    let (_phase, phases) = watch::channel(Phase::Serving);
+    let connections = ConnectionParts {
+        tls: None,
+        authority_log: AuthorityLog::new(metrics),
+        budget: budget.clone(),
+        phases,
+    };
     runtime()?.block_on(async {
         listener.set_nonblocking(true)?;
         let listener = GrpcListener::Tcp(TcpListener::from_std(listener)?);
-        // This server never drains.
-        let (_phase, phases) = watch::channel(Phase::Serving);
         let mut all = Workers::default();
         for _ in 0..workers {
-            let serving = Serving {
-                dispatcher: Dispatcher {
-                    method: method.clone(),
-                    max_message_bytes: settings.bounds.max_message_bytes,
-                    message_timeout: settings.bounds.message_timeout,
-                    max_header_bytes: settings.bounds.max_header_bytes,
-                    others: Routes::default().prepare(),
-                },
-                tls: None,
-                bounds: settings.bounds,
-                authority_log: authority_log.clone(),
-                budget: budget.clone(),
-                keepalive: Keepalive::new(&settings.listen),
-                first_call: settings.listen.first_call_timeout,
-                max_age: Duration::ZERO,
-                grace: Duration::ZERO,
-                phases: phases.clone(),
-            };
+            let (method, others) = (method.clone(), Routes::default());
+            let server = ConnectionServer::new(method, others, options, connections.clone());
             all.start(Worker {
-                serving,
+                server,
                 batchers: Vec::new(),
             })?;
         }

@@ -1,6 +1,6 @@
 //! Publishes health over HTTP and gRPC.
 
-use tokio::sync::watch;
+use tokio::{sync::watch, task::JoinSet};
 
 use tonic_health::{
     ServingStatus,
@@ -23,6 +23,7 @@ pub(super) struct HealthPublisher {
 }
 
 impl HealthPublisher {
+    /// The publisher, which reports bad health until it is updated, and its gRPC service.
     pub(super) fn new(
         conditions: Vec<watch::Receiver<bool>>,
     ) -> (Self, HealthServer<impl HealthService>) {
@@ -41,6 +42,7 @@ impl HealthPublisher {
             .await;
     }
 
+    /// Reports health to all clients.
     pub(super) async fn set(&self, is_good: bool) {
         self.http.set(is_good);
         let status = if is_good {
@@ -60,8 +62,17 @@ impl HealthPublisher {
         }
     }
 
+    /// Starts to report the health whenever a condition changes.
+    pub(super) fn follow_all(&self) -> JoinSet<()> {
+        let mut following = JoinSet::new();
+        for condition in self.conditions.clone() {
+            following.spawn(self.clone().follow(condition));
+        }
+        following
+    }
+
     /// Reports the health whenever `condition` changes.
-    pub(super) async fn follow(self, mut condition: watch::Receiver<bool>) {
+    async fn follow(self, mut condition: watch::Receiver<bool>) {
         loop {
             self.update().await;
             if condition.changed().await.is_err() {

@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, Weak},
     time::Duration,
 };
 
@@ -13,12 +13,15 @@ use hyper_util::{
 };
 use tokio::{
     net::{TcpListener, TcpStream},
-    task::{AbortHandle, Id, JoinSet},
+    task::{Id, JoinSet},
     time::Instant,
 };
 
 use super::ports::accept_next;
-use crate::service::budget::{Account, Budget};
+use crate::{
+    foundation::lock::lock,
+    service::budget::{Account, Budget},
+};
 
 /// Bound on a request's headers, and on replies that a client has not read while it sends more requests.
 const MAX_BUFFER_BYTES: usize = 16 << 10;
@@ -38,7 +41,7 @@ struct Connections {
     /// Most connections.
     max_connections: usize,
     running: JoinSet<()>,
-    handles: HashMap<Id, (AbortHandle, Began)>,
+    open: HashMap<Id, (Weak<Account>, Began)>,
 }
 
 /// Start of a connection's last request, or of the connection if there was none.
@@ -51,11 +54,11 @@ impl Began {
     }
 
     fn renew(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        *lock(&self.0) = Instant::now();
     }
 
     fn get(&self) -> Instant {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.0)
     }
 }
 
@@ -66,7 +69,7 @@ pub(super) async fn serve_http(listener: TcpListener, router: axum::Router, limi
     let mut connections = Connections {
         max_connections: limits.max_connections,
         running: JoinSet::new(),
-        handles: HashMap::new(),
+        open: HashMap::new(),
     };
     loop {
         let stream = accept_next(&listener).await;
@@ -78,8 +81,9 @@ pub(super) async fn serve_http(listener: TcpListener, router: axum::Router, limi
         let service = (router.clone(), account.clone());
         let served = serve(stream, service, began.clone(), limits.timeout);
         let handle = connections.running.spawn(served);
-        account.served_by(handle.clone());
-        connections.handles.insert(handle.id(), (handle, began));
+        let connection = (Arc::downgrade(&account), began);
+        connections.open.insert(handle.id(), connection);
+        account.served_by(handle);
     }
 }
 
@@ -88,18 +92,17 @@ impl Connections {
         // Removes connections that have ended.
         while let Some(ended) = self.running.try_join_next_with_id() {
             let id = ended.map_or_else(|error| error.id(), |(id, ())| id);
-            self.handles.remove(&id);
+            self.open.remove(&id);
         }
-        if self.handles.len() < self.max_connections {
+        if self.open.len() < self.max_connections {
             return;
         }
-        let oldest = self
-            .handles
-            .iter()
-            .min_by_key(|(_, (_, began))| began.get());
-        if let Some((&id, (handle, _))) = oldest {
-            handle.abort();
-            self.handles.remove(&id);
+        let oldest = self.open.iter().min_by_key(|(_, (_, began))| began.get());
+        if let Some((&id, (account, _))) = oldest {
+            if let Some(account) = account.upgrade() {
+                account.close();
+            }
+            self.open.remove(&id);
         }
     }
 }

@@ -243,7 +243,7 @@ static SCARCITY: LogThrottle = LogThrottle::new();
 
 /// Waits before the next attempt: most likely the process is out of file descriptors, and some will be closed.
 async fn wait_for_room(error: io::Error) {
-    if SCARCITY.is_over() {
+    if SCARCITY.may_log() {
         tracing::warn!(%error, "cannot accept connections; retrying");
     }
     tokio::time::sleep(Duration::from_millis(50)).await;

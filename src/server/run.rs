@@ -4,50 +4,39 @@
 //! turn, serves the HTTP ports, watches the rules and waits for signals. Each worker is a thread with a
 //! current-thread runtime, and a decision never leaves its worker.
 
-use super::backend::{StoreBackend, WorkerStore, counts_locally, state_file, worker_count};
-use super::error::ServerError;
-use super::health::HealthPublisher;
-use super::rules::RuleSource;
-use super::runtime::runtime;
-use super::services::{others, service, traces};
-use super::signals::Signals;
-use super::statistics::renderer;
-
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use tokio::{
-    sync::{Semaphore, oneshot, watch},
+    sync::{Semaphore, watch},
     task::JoinSet,
 };
+use tonic_health::pb::health_server::{Health, HealthServer};
 
-use super::http::{HttpLimits, serve_http};
-use super::ports::{Addresses, GrpcListener, Ports};
-
-use super::worker::{Keepalive, Phase, Serving, Worker, Workers, accept};
-
-use crate::{
-    control::reload::Intake,
-    core::limit::{NearRatio, OnStoreLoss},
-    observe::metrics::{Metrics, statsd},
-    service::{
-        admin,
-        budget::Budget,
-        grpc::{self, unary::Dispatcher},
-        limiter::Rules,
-    },
-    settings::serve::Settings,
-    store::{
-        memory::MemoryStore,
-        redis::{servers::Servers, topology::TopologyWatcher},
-        replicas::Replicas,
-    },
+use super::{
+    authority::AuthorityLog,
+    backend::{StoreBackend, worker_count},
+    connection::{ConnectionOptions, ConnectionParts, ConnectionServer, Phase},
+    error::ServerError,
+    file_limit::connection_limits,
+    health::HealthPublisher,
+    http_ports,
+    parts::Parts,
+    ports::{Addresses, GrpcListener, Ports},
+    runtime::runtime,
+    services::{ThreadService, others, thread_service},
+    signals::Signals,
+    spans::{self, SpanExport},
+    statistics, store_tasks,
+    tls::{CurrentTls, Rotation},
+    worker::Worker,
+    workers::{Workers, accept},
 };
-
-/// Interval between removals of expired counters.
-const SWEEP: Duration = Duration::from_secs(1);
-
-/// Longest time for sending the last spans.
-const FLUSH: Duration = Duration::from_secs(5);
+use crate::{
+    observe::traces::Tracer,
+    service::{budget::Budget, limiter::Rules},
+    settings::serve::{Process, Settings},
+    store::redis::servers::Servers,
+};
 
 /// Serves until a stop signal arrives, then drains.
 ///
@@ -62,218 +51,201 @@ pub fn run(settings: &Settings) -> Result<(), ServerError> {
     served
 }
 
-pub(super) async fn serve(settings: &Settings) -> Result<(), ServerError> {
-    let near_ratio = NearRatio(settings.decisions.near_limit_ratio);
-    let metrics = Metrics::new(near_ratio, settings.stats.max_metric_names);
-    // One for each worker, and one for `/json`, which runs on this thread.
-    let metrics = Arc::new(metrics.for_cores(worker_count(settings) + 1));
-    let max_connections = super::file_limit::connection_limits(
-        settings.bounds.max_connections,
-        worker_count(settings),
-    );
+/// Starts all components, waits for a signal, and drains.
+async fn serve(settings: &Settings) -> Result<(), ServerError> {
+    let workers = worker_count(settings);
+    let max_connections = connection_limits(settings.bounds.max_connections, workers);
     let sinks = settings.stats.sinks()?;
-    let rules = Rules::default();
-    let intake = Intake::new(rules.clone(), metrics.clone());
-    let source = RuleSource::new(settings, &intake, &metrics)?;
-    let backend = StoreBackend::new(settings, &metrics)?;
-    let rotation = super::tls::Rotation::new(&settings.tls)?;
+    let (parts, source) = Parts::new(settings)?;
+    let rotation = Rotation::new(&settings.tls)?;
     let ports = Ports::bind(settings).await?;
-    let rotation = rotation.filter(|_| match settings.listen.grpc_socket() {
-        None => true,
-        Some(_) => {
-            tracing::warn!("the Unix socket never has TLS; the TLS settings have no effect");
-            false
-        }
-    });
+    let addresses = ports.addresses()?;
     // Before the ports are announced: an operator who reads that line may send a signal or change a rule at once.
-    let mut signals = Signals::new()?;
-    let watching = source.watch();
-    let tls = rotation.as_ref().map(super::tls::Rotation::tls);
-    let tls_watch = rotation.map(super::tls::Rotation::watch);
-
-    let has_domains = intake.follow_domains();
-    let (open, is_open) = watch::channel(false);
-    let mut conditions = vec![is_open];
-    if settings.healthy_with_rules_only {
-        conditions.push(has_domains);
-    }
-    if settings.redis.health_follows_redis {
-        conditions.extend(backend.servers().map(Servers::health));
-    }
-    let (mut health, health_service) = HealthPublisher::new(conditions);
-    health.update().await;
-
-    let (phase, phases) = watch::channel(Phase::Serving);
-    let mut workers = Workers::default();
-    let (tracer, exporter) = traces(&settings.traces, &metrics)?;
-    let authority_log = super::authority::AuthorityLog::new(metrics.clone());
-    let budget = Budget::new(settings.bounds.max_held_bytes, metrics.clone());
-    let service = |core| {
-        let WorkerStore {
-            store,
-            batchers,
-            reconcilers,
-        } = backend.worker_store(settings, &metrics);
-        let recorder = metrics.clone().recorder(core);
-        let clock = backend.clock(settings);
-        let service = service(store, &rules, recorder, &tracer, clock, settings);
-        (service, batchers, reconcilers)
-    };
-    for core in 0..worker_count(settings) {
-        let (service, batchers, _) = service(core);
-        let others = others().add_service(health_service.clone());
-        let serving = Serving {
-            dispatcher: Dispatcher {
-                method: Arc::new(service),
-                max_message_bytes: settings.bounds.max_message_bytes,
-                message_timeout: settings.bounds.message_timeout,
-                max_header_bytes: settings.bounds.max_header_bytes,
-                others: others.prepare(),
-            },
-            tls: tls.clone(),
-            bounds: settings.bounds,
-            authority_log: authority_log.clone(),
-            budget: budget.clone(),
-            keepalive: Keepalive::new(&settings.listen),
-            first_call: settings.listen.first_call_timeout,
-            max_age: settings.listen.max_connection_age,
-            grace: settings.listen.max_connection_age_grace,
-            phases: phases.clone(),
-        };
-        workers.start(Worker { serving, batchers })?;
-    }
-
-    let (stop_exporting, stopped) = oneshot::channel();
-    let mut exporting = JoinSet::new();
-    if let Some(exporter) = exporter {
-        exporting.spawn(exporter.run(stopped));
-    }
-
+    let signals = Signals::new()?;
     // These end with the process.
     let mut tasks = JoinSet::new();
-    tasks.spawn(watching);
-    if let Some(watch) = tls_watch {
-        tasks.spawn(watch.run());
-    }
-    tasks.spawn(sweep(rules.clone(), backend.memory()));
-    let statistics = admin::Statistics {
-        metrics: metrics.clone(),
-        memory: backend.memory(),
-        renderer: Arc::new(renderer(&settings.stats)),
-        blocking: admin::BlockingQueue::default(),
-    };
-    for sink in sinks {
-        let statistics = statistics.clone();
-        let sink = statsd::Sink::new(sink);
-        tasks.spawn(async move { match sink.run(|| statistics.samples()).await {} });
-    }
-    if backend.servers().next().is_some() {
-        let metrics = metrics.clone();
-        tasks.spawn(super::cpu_quota::watch(move || metrics.own_pauses().total));
-    }
-    for servers in backend.servers() {
-        let topology = TopologyWatcher::new(servers.clone(), &settings.redis.options());
-        tasks.spawn(async move { match topology.run().await {} });
-    }
-    let (json_service, batchers, reconcilers) = service(worker_count(settings));
-    for batchers in batchers {
-        tasks.spawn(async move { match batchers.run().await {} });
-    }
-    if let Some(first) = reconcilers.first()
-        && settings.loss.replicas.fixed().is_none()
-    {
-        let state = state_file(settings);
-        let replicas = Replicas::new(first.store.clone(), metrics.loss.clone(), state);
-        let clock = backend.clock(settings);
-        let mut counts_locally = counts_locally(rules.clone());
-        let is_default: OnStoreLoss = settings.loss.on_store_loss.into();
-        let is_needed = move || is_default == OnStoreLoss::Local || counts_locally();
-        let looking = replicas.run(move || clock.now(), is_needed);
-        tasks.spawn(async move { match looking.await {} });
-    }
-    for store in reconcilers {
-        let clock = backend.clock(settings);
-        let returning = store.run(move || clock.now());
-        tasks.spawn(async move { match returning.await {} });
-    }
-    let components = backend.components(&rules, &metrics);
-    let http = admin::http(
-        health.http.clone(),
-        components,
-        settings.listen.http_json.then_some(json_service),
-        statistics.blocking.clone(),
-        admin::BodyLimits {
-            max_bytes: settings.bounds.max_message_bytes,
-            timeout: settings.bounds.message_timeout,
-        },
-    );
-    let addresses = ports.addresses()?;
-    let limits = HttpLimits {
-        max_connections: max_connections.http,
-        timeout: settings.listen.http_timeout,
+    tasks.spawn(source.watch());
+    let tls = start_tls(settings, rotation, &mut tasks);
+    let (open, is_open) = watch::channel(false);
+    let (health, health_service) = HealthPublisher::new(conditions(&parts, is_open));
+    health.update().await;
+    let (tracer, spans) = spans::start(&settings.traces, &parts.metrics)?;
+    let budget = Budget::new(settings.bounds.max_held_bytes, parts.metrics.clone());
+    let (phase, phases) = watch::channel(Phase::Serving);
+    let connections = ConnectionParts {
+        tls,
+        authority_log: AuthorityLog::new(parts.metrics.clone()),
         budget: budget.clone(),
+        phases,
     };
-    tasks.spawn(serve_http(ports.http, http, limits.clone()));
-    if let Some(debug) = ports.debug {
-        let routes = admin::debug(rules.clone(), statistics.clone());
-        tasks.spawn(serve_http(debug, routes, limits.clone()));
+    let workers = start_workers(&parts, &tracer, &health_service, &connections)?;
+    let statistics = statistics::start(&parts, sinks, &mut tasks);
+    let ThreadService {
+        service: json,
+        batchers,
+        reconcilers,
+    } = thread_service(&parts, workers.count(), &tracer);
+    store_tasks::start(&parts, batchers, reconcilers, &mut tasks);
+    let pages = (health.http.clone(), statistics);
+    let max_http = max_connections.http;
+    http_ports::start(&parts, ports, max_http, pages, json, &budget, &mut tasks);
+    let mut server = Server {
+        following: health.follow_all(),
+        health,
+        signals,
+        open,
+        phase,
+        workers,
+        accepting: JoinSet::new(),
+        spans,
+        _tasks: tasks,
+    };
+    if !server.wait_for_rules(&parts).await? {
+        return Ok(());
     }
-    if let Some(prometheus) = ports.prometheus {
-        let routes = admin::prometheus(statistics, &settings.stats.prometheus_path);
-        tasks.spawn(serve_http(prometheus, routes, limits));
-    }
+    let grpc = server.open(&parts, &addresses).await?;
+    server.accept(grpc, max_connections.grpc, budget);
+    server.wait().await?;
+    server.drain(&settings.process).await;
+    Ok(())
+}
 
-    let mut following = JoinSet::new();
-    for condition in health.conditions.clone() {
-        following.spawn(health.clone().follow(condition));
+/// Starts to watch the certificates; returns the TLS of connections, if the gRPC port has TLS.
+fn start_tls(
+    settings: &Settings,
+    rotation: Option<Rotation>,
+    tasks: &mut JoinSet<()>,
+) -> Option<CurrentTls> {
+    let rotation = rotation?;
+    if settings.listen.grpc_socket().is_some() {
+        tracing::warn!("the Unix socket never has TLS; the TLS settings have no effect");
+        return None;
     }
-    let mut has_rules = intake.follow_rules();
-    if !settings.start_without_rules {
+    let tls = rotation.tls();
+    tasks.spawn(rotation.watch().run());
+    Some(tls)
+}
+
+/// The conditions of good health.
+fn conditions(parts: &Parts<'_>, is_open: watch::Receiver<bool>) -> Vec<watch::Receiver<bool>> {
+    let mut conditions = vec![is_open];
+    if parts.settings.healthy_with_rules_only {
+        conditions.push(parts.intake.follow_domains());
+    }
+    if parts.settings.redis.health_follows_redis {
+        conditions.extend(parts.backend.servers().map(Servers::health));
+    }
+    conditions
+}
+
+/// Starts the workers, which have no connections yet.
+fn start_workers(
+    parts: &Parts<'_>,
+    tracer: &Tracer,
+    health: &HealthServer<impl Health>,
+    connections: &ConnectionParts,
+) -> Result<Workers, ServerError> {
+    let options = ConnectionOptions::new(parts.settings);
+    let mut workers = Workers::default();
+    for number in 0..worker_count(parts.settings) {
+        // Only one thread reconciles: the one of `/json`.
+        let ThreadService {
+            service, batchers, ..
+        } = thread_service(parts, number, tracer);
+        let others = others().add_service(health.clone());
+        let connections = connections.clone();
+        let server = ConnectionServer::new(Arc::new(service), others, options, connections);
+        workers.start(Worker { server, batchers })?;
+    }
+    Ok(workers)
+}
+
+/// The started components.
+struct Server {
+    signals: Signals,
+    health: HealthPublisher,
+    /// Follows the conditions of health.
+    following: JoinSet<()>,
+    /// Whether gRPC connections are accepted, which is a condition of health.
+    open: watch::Sender<bool>,
+    phase: watch::Sender<Phase>,
+    workers: Workers,
+    accepting: JoinSet<()>,
+    spans: SpanExport,
+    _tasks: JoinSet<()>,
+}
+
+impl Server {
+    /// Waits for the first rules, unless the settings allow a start without; returns whether to go on.
+    async fn wait_for_rules(&mut self, parts: &Parts<'_>) -> Result<bool, ServerError> {
+        if parts.settings.start_without_rules {
+            return Ok(true);
+        }
+        let mut has_rules = parts.intake.follow_rules();
         tokio::select! {
-            // The sender lives as long as this function.
-            _ = has_rules.wait_for(|has_rules| *has_rules) => {}
-            signal = signals.next() => {
+            // The sender lives as long as `parts`.
+            _ = has_rules.wait_for(|has_rules| *has_rules) => Ok(true),
+            signal = self.signals.next() => {
                 tracing::info!(signal, "stopped while still waiting for rules");
-                return Ok(());
+                Ok(false)
             }
-            () = workers.first_end() => return Err(ServerError::WorkerStopped),
+            () = self.workers.first_end() => Err(ServerError::WorkerStopped),
         }
     }
-    let grpc = GrpcListener::bind(settings).await?;
-    open.send_replace(true);
-    health.update().await;
-    announce(&grpc, &addresses, &backend, &rules, workers.count());
-    let max_connections = Arc::new(Semaphore::new(max_connections.grpc));
-    let mut accepting = JoinSet::new();
-    accepting.spawn(accept(grpc, workers.senders(), max_connections, budget));
 
-    tokio::select! {
-        signal = signals.next() => tracing::info!(signal, "stopping"),
-        () = workers.first_end() => return Err(ServerError::WorkerStopped),
+    /// Opens the gRPC port.
+    async fn open(
+        &self,
+        parts: &Parts<'_>,
+        addresses: &Addresses,
+    ) -> Result<GrpcListener, ServerError> {
+        let grpc = GrpcListener::bind(parts.settings).await?;
+        self.open.send_replace(true);
+        self.health.update().await;
+        let workers = self.workers.count();
+        announce(&grpc, addresses, &parts.backend, &parts.rules, workers);
+        Ok(grpc)
     }
 
-    following.shutdown().await;
-    health.set(false).await;
-    // A load balancer needs a moment to see that; until then calls still arrive and are answered.
-    tokio::select! {
-        () = tokio::time::sleep(settings.process.drain_delay) => {}
-        _ = signals.next() => tracing::info!("second signal: the drain delay ends early"),
+    /// Starts to accept gRPC connections.
+    fn accept(&mut self, grpc: GrpcListener, max_connections: usize, budget: Arc<Budget>) {
+        let max_connections = Arc::new(Semaphore::new(max_connections));
+        let senders = self.workers.senders();
+        self.accepting
+            .spawn(accept(grpc, senders, max_connections, budget));
     }
-    accepting.shutdown().await;
-    health.close().await;
-    phase.send_replace(Phase::Draining);
-    let drained = tokio::time::timeout(settings.process.drain_timeout, workers.all_end());
-    if drained.await.is_err() {
-        tracing::warn!("some calls were still running at the end of the drain timeout");
+
+    /// Waits for a signal to stop.
+    async fn wait(&mut self) -> Result<(), ServerError> {
+        tokio::select! {
+            signal = self.signals.next() => {
+                tracing::info!(signal, "stopping");
+                Ok(())
+            }
+            () = self.workers.first_end() => Err(ServerError::WorkerStopped),
+        }
     }
-    // Without tracing there is no receiver.
-    let _ = stop_exporting.send(());
-    let flushed = tokio::time::timeout(FLUSH, exporting.join_next());
-    if flushed.await.is_err() {
-        tracing::warn!("some spans could not be sent before the exit");
+
+    /// Ends the process in order: fails health, keeps serving for the drain delay, sends GOAWAY, and waits for
+    /// running calls.
+    async fn drain(mut self, settings: &Process) {
+        self.following.shutdown().await;
+        self.health.set(false).await;
+        // A load balancer needs a moment to see that; until then calls still arrive and are answered.
+        tokio::select! {
+            () = tokio::time::sleep(settings.drain_delay) => {}
+            _ = self.signals.next() => tracing::info!("second signal: the drain delay ends early"),
+        }
+        self.accepting.shutdown().await;
+        self.health.close().await;
+        self.phase.send_replace(Phase::Draining);
+        let drained = tokio::time::timeout(settings.drain_timeout, self.workers.all_end());
+        if drained.await.is_err() {
+            tracing::warn!("some calls were still running at the end of the drain timeout");
+        }
+        self.spans.finish().await;
+        tracing::info!("stopped");
     }
-    tracing::info!("stopped");
-    Ok(())
 }
 
 /// Logs the ready line: addresses, store, number of rules.
@@ -293,19 +265,4 @@ fn announce(
         workers,
         "tollgate is ready"
     );
-}
-
-/// Frees unused rules and expired counters.
-async fn sweep(rules: Rules, store: Option<Arc<MemoryStore>>) {
-    loop {
-        tokio::time::sleep(SWEEP).await;
-        let unused = rules.take_unused();
-        if !unused.is_empty() {
-            // Not on this thread, which has connections to accept.
-            let _ = tokio::task::spawn_blocking(move || drop(unused)).await;
-        }
-        if let Some(store) = &store {
-            store.sweep(grpc::now());
-        }
-    }
 }

@@ -1,30 +1,51 @@
-//! The services of one thread: decisions, spans, reflection.
+//! The services of one thread: decisions, reflection.
 
 use tonic::service::Routes;
 
+use super::{backend::WorkerStore, parts::Parts};
 use crate::{
     core::limit::Modes,
-    observe::{
-        metrics::{Metrics, Recorder},
-        traces::{self, Tracer, export::Exporter},
-    },
+    observe::traces::Tracer,
     service::{
         grpc::{self, proto::DESCRIPTORS, wire},
-        limiter::{Limiter, Rules},
+        limiter::Limiter,
     },
-    settings::{self, serve::Settings, traces::TracesError},
-    store::any::AnyStore,
+    settings::serve::Settings,
+    store::{
+        any::AnyStore,
+        loss::Reconciler,
+        redis::{batchers::Batchers, store::RedisStore},
+    },
 };
 
-/// The gRPC service of one thread.
-pub(super) fn service(
+/// The gRPC service of one thread, and the tasks of its store.
+pub(super) struct ThreadService {
+    pub(super) service: grpc::Service<AnyStore>,
+    pub(super) batchers: Vec<Batchers>,
+    pub(super) reconcilers: Vec<Reconciler<RedisStore>>,
+}
+
+/// Makes the service of thread number `thread`: first those of the workers, then that of `/json`.
+pub(super) fn thread_service(parts: &Parts<'_>, thread: usize, tracer: &Tracer) -> ThreadService {
+    let WorkerStore {
+        store,
+        batchers,
+        reconcilers,
+    } = parts.backend.worker_store(parts.settings, &parts.metrics);
+    ThreadService {
+        service: service(parts, store, thread, tracer),
+        batchers,
+        reconcilers,
+    }
+}
+
+fn service(
+    parts: &Parts<'_>,
     store: AnyStore,
-    rules: &Rules,
-    metrics: Recorder,
+    thread: usize,
     tracer: &Tracer,
-    clock: grpc::RequestClock,
-    settings: &Settings,
 ) -> grpc::Service<AnyStore> {
+    let settings = parts.settings;
     let Settings {
         bounds, decisions, ..
     } = settings;
@@ -35,7 +56,7 @@ pub(super) fn service(
     ];
     grpc::Service {
         limiter: Limiter {
-            rules: rules.clone(),
+            rules: parts.rules.clone(),
             store,
             modes: Modes {
                 shadow: decisions.shadow_mode,
@@ -44,7 +65,7 @@ pub(super) fn service(
                 stops_when_over: decisions.stop_when_over,
                 on_store_loss: settings.loss.on_store_loss.into(),
             },
-            metrics,
+            metrics: parts.metrics.clone().recorder(thread),
         },
         bounds: wire::RequestBounds {
             descriptors: bounds.max_descriptors,
@@ -59,27 +80,8 @@ pub(super) fn service(
             dynamic_metadata: decisions.dynamic_metadata,
         },
         tracer: tracer.clone(),
-        clock,
+        clock: parts.backend.clock(settings),
     }
-}
-
-/// The tracer and the exporter of its spans, if tracing is on.
-pub(super) fn traces(
-    settings: &settings::traces::Traces,
-    metrics: &Metrics,
-) -> Result<(Tracer, Option<Exporter>), TracesError> {
-    if !settings.tracing {
-        return Ok((Tracer::default(), None));
-    }
-    let stats = metrics.traces.clone();
-    let options = settings.export(traces::random_uuid)?;
-    let (tracer, spans) = Tracer::new(&settings.sampling(), stats.clone());
-    let exporter = Exporter {
-        spans,
-        options,
-        stats,
-    };
-    Ok((tracer, Some(exporter)))
 }
 
 /// The services of a worker besides decisions and health.

@@ -1,19 +1,46 @@
-//! How statistics are shown to Prometheus.
+//! Collects statistics, and sends them to collectors or shows them to Prometheus.
 
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
+use tokio::task::JoinSet;
+
+use super::parts::Parts;
 use crate::{
     foundation::causes::chain,
     observe::metrics::{
         mapper::{Mapper, ResponseTime},
         prometheus::Renderer,
+        statsd,
     },
+    service::admin::{BlockingQueue, Statistics},
     settings::stats::Stats,
 };
 
+/// Starts to send statistics to the collectors in `sinks`; returns the statistics for the HTTP ports.
+pub(super) fn start(
+    parts: &Parts<'_>,
+    sinks: Vec<statsd::Options>,
+    tasks: &mut JoinSet<()>,
+) -> Statistics {
+    let metrics = parts.metrics.clone();
+    let lines = metrics.statsd.clone();
+    let statistics = Statistics {
+        metrics,
+        memory: parts.backend.memory(),
+        renderer: Arc::new(renderer(&parts.settings.stats)),
+        blocking: BlockingQueue::default(),
+    };
+    for sink in sinks {
+        let statistics = statistics.clone();
+        let sink = statsd::Sink::new(sink, lines.clone());
+        tasks.spawn(async move { match sink.run(|| statistics.samples()).await {} });
+    }
+    statistics
+}
+
 /// The renderer for Prometheus. An invalid mapping file is logged and ignored: Envoy Gateway mounts one that may be
 /// missing.
-pub(super) fn renderer(stats: &Stats) -> Renderer {
+fn renderer(stats: &Stats) -> Renderer {
     let response_time = if stats.prometheus_milliseconds {
         ResponseTime::Milliseconds
     } else {
@@ -24,7 +51,8 @@ pub(super) fn renderer(stats: &Stats) -> Renderer {
     Renderer::new(mapper, &stats.extra_tags)
 }
 
-pub(super) fn mapping_file(path: &Path) -> Option<Mapper> {
+/// The mapping in this file, if it is valid.
+fn mapping_file(path: &Path) -> Option<Mapper> {
     if path.as_os_str().is_empty() {
         return None;
     }

@@ -9,7 +9,7 @@ use std::{
     collections::HashMap,
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, OnceLock, Weak,
         atomic::{
             AtomicBool, AtomicU64, AtomicUsize,
             Ordering::{AcqRel, Acquire, Relaxed},
@@ -18,13 +18,21 @@ use std::{
     time::Instant,
 };
 
-use prost::bytes::{Buf, Bytes};
 use tokio::task::AbortHandle;
 
 use crate::{
-    foundation::log_throttle::LogThrottle,
+    foundation::lock::lock,
     observe::metrics::{CutOff, Metrics},
 };
+
+mod cut_off_log;
+mod reservation;
+#[cfg(test)]
+mod tests;
+
+pub use reservation::{ReplyBytes, Reservation};
+
+use cut_off_log::CutOffLog;
 
 /// Bytes that a connection may hold without using the budget.
 const FREE_BYTES: usize = 4 << 10;
@@ -46,7 +54,7 @@ pub struct Budget {
     accounts: Mutex<OpenAccounts>,
     /// When the budget was made; ages count from then.
     start: Instant,
-    throttles: [LogThrottle; CutOff::REASONS.len()],
+    log: CutOffLog,
 }
 
 #[derive(Default)]
@@ -82,15 +90,16 @@ pub struct Account {
 }
 
 impl Budget {
+    /// A budget of `max_bytes`.
     pub fn new(max_bytes: usize, metrics: Arc<Metrics>) -> Arc<Self> {
         let max = u64::try_from(max_bytes).unwrap_or(u64::MAX);
         metrics.held.max.store(max, Relaxed);
         Arc::new(Self {
             max,
+            log: CutOffLog::new(metrics.clone()),
             metrics,
             accounts: Mutex::default(),
             start: Instant::now(),
-            throttles: Default::default(),
         })
     }
 
@@ -128,7 +137,7 @@ impl Budget {
     }
 
     fn accounts(&self) -> MutexGuard<'_, OpenAccounts> {
-        self.accounts.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.accounts)
     }
 
     fn drawn(&self) -> u64 {
@@ -176,34 +185,7 @@ impl Budget {
 
     /// Counts a refused or closed piece of work, and logs it now and then.
     pub fn note(&self, reason: usize) {
-        self.metrics.held.cut_off.count(reason);
-        if self.throttles[reason].is_over() {
-            let max = self.max;
-            match reason {
-                CutOff::MESSAGE_LATE => tracing::warn!(
-                    "the message of a call did not come within `--message-timeout`; it is refused"
-                ),
-                CutOff::JSON_LATE => tracing::warn!(
-                    "the body of a request in JSON did not come within `--message-timeout`; it is refused"
-                ),
-                CutOff::MESSAGE_NO_ROOM => tracing::warn!(
-                    "clients have the process hold more than {max} bytes (`--max-held-bytes`): the \
-                     messages of calls are refused"
-                ),
-                CutOff::JSON_NO_ROOM => tracing::warn!(
-                    "clients have the process hold more than {max} bytes (`--max-held-bytes`): requests \
-                     in JSON are refused"
-                ),
-                CutOff::CONNECTION_LIMIT => tracing::warn!(
-                    "there are as many gRPC connections as there may be (`--max-connections`, or the limit \
-                     of open files): for one more the oldest is closed that has not called"
-                ),
-                _ => tracing::warn!(
-                    "clients have the process hold more than {max} bytes (`--max-held-bytes`): the \
-                     connection is closed that has held most for the longest time"
-                ),
-            }
-        }
+        self.log.note(reason, self.max);
     }
 }
 
@@ -221,6 +203,7 @@ impl Account {
         self.abort_if_over();
     }
 
+    /// The budget that the account belongs to.
     pub fn budget(&self) -> &Budget {
         &self.budget
     }
@@ -230,6 +213,7 @@ impl Account {
         self.is_used.store(true, Relaxed);
     }
 
+    /// Whether a request has arrived.
     pub fn is_used(&self) -> bool {
         self.is_used.load(Relaxed)
     }
@@ -240,10 +224,16 @@ impl Account {
     }
 
     fn end_as(&self, reason: usize) {
-        if !self.is_over.swap(true, AcqRel) {
+        if self.close() {
             self.budget.note(reason);
-            self.abort_if_over();
         }
+    }
+
+    /// Closes the connection, and returns whether it was open. Does not count why.
+    pub fn close(&self) -> bool {
+        let was_open = !self.is_over.swap(true, AcqRel);
+        self.abort_if_over();
+        was_open
     }
 
     fn abort_if_over(&self) {
@@ -325,227 +315,5 @@ impl Drop for Account {
     fn drop(&mut self) {
         self.draw(0);
         self.budget.accounts().open.remove(&self.number);
-    }
-}
-
-/// Bytes charged to a connection until this is dropped.
-#[derive(Debug)]
-pub struct Reservation {
-    account: Arc<Account>,
-    bytes: usize,
-}
-
-impl Reservation {
-    /// Charges `bytes` even without room; then the connection closes.
-    pub fn new(account: &Arc<Account>, bytes: usize) -> Self {
-        let held = Self {
-            account: account.clone(),
-            bytes,
-        };
-        if account.take(bytes).is_err() {
-            account.end();
-        }
-        held
-    }
-
-    /// Charges nothing yet.
-    pub fn nothing(account: Arc<Account>) -> Self {
-        Self { account, bytes: 0 }
-    }
-
-    /// Charges `bytes` instead of the present number, even without room: the connection closes then. A charge that
-    /// is slightly too large stays.
-    pub fn resize(&mut self, bytes: usize) {
-        const LITTLE: usize = 512;
-        if let Some(more @ 1..) = bytes.checked_sub(self.bytes) {
-            self.bytes = bytes;
-            if self.account.take(more).is_err() {
-                self.account.end();
-            }
-        } else if self.bytes - bytes > LITTLE {
-            self.account.give_back(self.bytes - bytes);
-            self.bytes = bytes;
-        }
-    }
-
-    /// Charges `bytes` if there is room.
-    ///
-    /// # Errors
-    ///
-    /// If there is no room.
-    pub fn try_new(account: &Arc<Account>, bytes: usize) -> Result<Self, BudgetExhausted> {
-        let mut held = Self {
-            account: account.clone(),
-            bytes: 0,
-        };
-        held.add(bytes)?;
-        Ok(held)
-    }
-
-    /// Charges more bytes if there is room.
-    ///
-    /// # Errors
-    ///
-    /// If there is no room; the drop gives everything back.
-    pub fn add(&mut self, bytes: usize) -> Result<(), BudgetExhausted> {
-        self.bytes += bytes;
-        self.account.take(bytes)
-    }
-
-    pub fn account(&self) -> &Arc<Account> {
-        &self.account
-    }
-
-    /// `bytes` that give their charge back when the last reference to them is dropped.
-    pub fn with(self, bytes: Vec<u8>) -> Bytes {
-        Bytes::from_owner(ReservedVec { bytes, _held: self })
-    }
-}
-
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        self.account.give_back(self.bytes);
-    }
-}
-
-struct ReservedVec {
-    bytes: Vec<u8>,
-    _held: Reservation,
-}
-
-impl AsRef<[u8]> for ReservedVec {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
-    }
-}
-
-/// Bytes of a reply, charged until they are written or dropped.
-///
-/// A pointer: hyper keeps room for two of them in the task of each call.
-#[derive(Debug)]
-pub struct ReplyBytes(Box<(Bytes, Reservation)>);
-
-impl ReplyBytes {
-    pub fn new(bytes: Bytes, held: Reservation) -> Self {
-        Self(Box::new((bytes, held)))
-    }
-}
-
-impl Buf for ReplyBytes {
-    fn remaining(&self) -> usize {
-        self.0.0.remaining()
-    }
-
-    fn chunk(&self) -> &[u8] {
-        self.0.0.chunk()
-    }
-
-    fn advance(&mut self, count: usize) {
-        self.0.0.advance(count);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-
-    const MAX: usize = 1 << 20;
-
-    fn budget() -> (Arc<Budget>, Arc<Metrics>) {
-        let metrics = Arc::<Metrics>::default();
-        (Budget::new(MAX, metrics.clone()), metrics)
-    }
-
-    fn is_over(account: &Account) -> bool {
-        account.is_over.load(Relaxed)
-    }
-
-    #[test]
-    fn a_little_is_nobody_elses_business_and_all_of_it_goes_back() {
-        let (budget, metrics) = budget();
-        let account = budget.account();
-        let drawn = || metrics.held.bytes.load(Relaxed);
-        let little = Reservation::new(&account, FREE_BYTES);
-        assert_eq!(drawn(), 0);
-        let more = Reservation::new(&account, 1);
-        assert_eq!(drawn(), PIECE_BYTES as u64);
-        drop(little);
-        assert_eq!(drawn(), 0);
-        account.hold_until_flushed(100_000);
-        assert!(drawn() >= 96_000);
-        account.flushed();
-        assert_eq!(drawn(), 0);
-        let bytes = Reservation::new(&account, 100_000).with(vec![0; 100_000]);
-        let part = bytes.slice(5..7);
-        drop(bytes);
-        assert!(drawn() >= 96_000);
-        drop((part, more));
-        assert_eq!(drawn(), 0);
-    }
-
-    #[test]
-    fn who_holds_most_for_longest_makes_room() {
-        let (mut budget, metrics) = budget();
-        Arc::get_mut(&mut budget).unwrap().start -= Duration::from_secs(60);
-        let [old, large, small] = [(); 3].map(|()| budget.account());
-        let _old = Reservation::new(&old, MAX / 4);
-        // As if it had happened earlier.
-        old.since.store(0, Relaxed);
-        let _large = Reservation::new(&large, MAX / 2);
-        let _first = Reservation::new(&small, MAX / 8);
-        assert!(![&old, &large, &small].into_iter().any(|one| is_over(one)));
-        let _second = Reservation::try_new(&small, MAX / 4).unwrap();
-        assert!(is_over(&old));
-        assert!(!is_over(&large) && !is_over(&small));
-        // It is closing, so what it held counts as free.
-        let _third = Reservation::try_new(&small, MAX / 64).unwrap();
-        assert!(!is_over(&large) && !is_over(&small));
-        assert_eq!(metrics.held.cut_off.total(CutOff::CONNECTION_NO_ROOM), 1);
-    }
-
-    #[test]
-    fn who_would_go_is_refused_and_may_stay() {
-        let (budget, _) = budget();
-        let [greedy, other] = [(); 2].map(|()| budget.account());
-        let _other = Reservation::new(&other, FREE_BYTES);
-        let first = Reservation::try_new(&greedy, MAX / 2).unwrap();
-        assert!(Reservation::try_new(&greedy, MAX).is_err());
-        assert!(!is_over(&greedy) && !is_over(&other));
-        // A refused charge is given back.
-        let second = Reservation::try_new(&greedy, MAX / 4).unwrap();
-        drop((first, second));
-        // Memory that already exists cannot be refused.
-        let _reply = Reservation::new(&greedy, 2 * MAX);
-        assert!(is_over(&greedy) && !is_over(&other));
-    }
-
-    #[tokio::test]
-    async fn a_connection_that_has_to_go_is_aborted_also_before_it_is_served() {
-        let (budget, _) = budget();
-        for is_over_first in [true, false] {
-            let account = budget.account();
-            let mut tasks = tokio::task::JoinSet::new();
-            let task = tasks.spawn(std::future::pending::<()>());
-            if is_over_first {
-                account.end();
-                account.served_by(task);
-            } else {
-                account.served_by(task);
-                account.end();
-            }
-            assert!(tasks.join_next().await.unwrap().unwrap_err().is_cancelled());
-        }
-    }
-
-    #[test]
-    fn a_connection_that_is_gone_holds_nothing() {
-        let (budget, metrics) = budget();
-        let account = budget.account();
-        account.hold_until_flushed(MAX / 2);
-        drop(account);
-        assert_eq!(metrics.held.bytes.load(Relaxed), 0);
-        assert!(budget.accounts().open.is_empty());
     }
 }

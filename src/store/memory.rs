@@ -23,6 +23,7 @@ use crate::core::{
     request::Hits,
     window::Timestamp,
 };
+use crate::foundation::sample::SampleWriter;
 
 pub mod slot;
 mod table;
@@ -715,6 +716,14 @@ fn locked<'a>(shards: &'a mut Locked<'_>, index: usize) -> &'a mut Shard {
 /// A panic elsewhere cannot leave a shard half changed: every change is one assignment.
 fn lock(shard: &PaddedShard) -> MutexGuard<'_, Shard> {
     shard.0.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl MemoryStore {
+    /// Passes on how many counters there are, and how many there may be.
+    pub fn samples(&self, list: &mut SampleWriter<'_>) {
+        list.gauge("tollgate.memory_counters", self.live_counters() as u64);
+        list.gauge("tollgate.memory_counters_max", self.max_counters() as u64);
+    }
 }
 
 #[cfg(test)]

@@ -45,6 +45,7 @@ use crate::core::{
     request::Hits,
     window::Timestamp,
 };
+use crate::foundation::sample::SampleWriter;
 
 /// How long the store is not asked about a counter that is over.
 const BELIEVED_FOR: Duration = Duration::from_secs(1);
@@ -531,6 +532,19 @@ impl Generations {
             let late = late.get_or_insert_default();
             late.append_one(Increment { spec, ..increment });
         }
+    }
+}
+
+impl CacheStats {
+    /// Passes on the stats of all caches together.
+    pub fn samples(&self, list: &mut SampleWriter<'_>) {
+        let totals = self.totals();
+        let lookups = totals.hits + totals.misses;
+        list.gauge("ratelimit.localcache.hitCount", totals.hits);
+        list.gauge("ratelimit.localcache.missCount", totals.misses);
+        list.gauge("ratelimit.localcache.lookupCount", lookups);
+        list.gauge("ratelimit.localcache.expiredCount", totals.expired);
+        list.gauge("ratelimit.localcache.evacuateCount", totals.evicted);
     }
 }
 

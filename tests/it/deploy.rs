@@ -16,13 +16,14 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::support::{
-    PATIENCE, Process, ask,
+    PATIENCE, ask,
     certificates::{Authority, Secret},
     cluster::Cluster,
     envoy::Envoy,
     finish, free_port,
-    http::{Reply, get, get_with, try_get},
+    http::{Reply, get, get_with},
     json,
+    prometheus::Prometheus,
     redis::Redis,
     tollgate::{self, Tollgate},
     tool, wait_until,
@@ -473,7 +474,7 @@ async fn every_panel_shows_something() {
 
     let fleet = Fleet::start();
     let targets = fleet.tollgates().map(|tollgate| tollgate.debug);
-    let prometheus = Prometheus::start(&targets, &deploy().join("prometheus/rules.yaml"));
+    let prometheus = prometheus(&targets, &deploy().join("prometheus/rules.yaml"));
     // One change that is refused, then one that is taken.
     let changed = &fleet.counts_in_redis;
     for (rules, metric) in [
@@ -494,87 +495,16 @@ async fn every_panel_shows_something() {
     }
 }
 
-/// A Prometheus with the rules of a file. Killed on drop.
-struct Prometheus {
-    address: SocketAddr,
-    _process: Process,
-    _folder: TempDir,
-}
-
-impl Prometheus {
-    #[track_caller]
-    fn start(targets: &[SocketAddr], rules: &Path) -> Self {
-        let targets: Vec<_> = targets.iter().map(|target| format!("'{target}'")).collect();
-        let config = format!(
-            "global: {{scrape_interval: 500ms, evaluation_interval: 500ms}}\nrule_files: ['{}']\n\
-             scrape_configs: [{{job_name: tollgate, static_configs: [{{targets: [{}]}}]}}]\n",
-            rules.display(),
-            targets.join(", "),
-        );
-        Self::with(&config)
-    }
-
-    #[track_caller]
-    fn with(config: &str) -> Self {
-        let folder = TempDir::new().unwrap();
-        let file = folder.path().join("prometheus.yaml");
-        fs::write(&file, config).unwrap();
-        // Another process may take the port between the look and the start.
-        for _ in 0..10 {
-            let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
-            let mut process = Process::start(
-                Command::new(tool("prometheus"))
-                    .arg(format!("--config.file={}", file.display()))
-                    .arg(format!("--web.listen-address={address}"))
-                    .arg(format!("--storage.tsdb.path={}", folder.path().display()))
-                    .stdout(Stdio::null())
-                    .stderr(Stdio::null()),
-            );
-            let mut has_ended = false;
-            wait_until("Prometheus is ready", || {
-                has_ended = process.has_ended();
-                let ready = try_get(address, "/-/ready", &[]);
-                has_ended || ready.is_ok_and(|reply| reply.status == 200)
-            });
-            if !has_ended {
-                return Self {
-                    address,
-                    _process: process,
-                    _folder: folder,
-                };
-            }
-        }
-        panic!("Prometheus does not start");
-    }
-
-    /// The series that an expression has now.
-    #[track_caller]
-    fn query(&self, expression: &str) -> Vec<Value> {
-        let encoded: String = expression
-            .bytes()
-            .map(|byte| format!("%{byte:02X}"))
-            .collect();
-        let reply = get(self.address, &format!("/api/v1/query?query={encoded}"));
-        assert_eq!(reply.status, 200, "{expression}: {}", reply.body);
-        let reply: Value = serde_json::from_str(&reply.body).unwrap();
-        reply["data"]["result"].as_array().unwrap().clone()
-    }
-
-    /// Waits until every target was read so many times more.
-    #[track_caller]
-    fn await_scrapes(&self, count: usize) {
-        for _ in 0..count {
-            let last = self.query("max(timestamp(up))");
-            wait_until("the next scrape", || {
-                let now = self.query("min(timestamp(up))");
-                let moment = |series: &[Value]| {
-                    let text = series.first()?["value"][1].as_str()?;
-                    text.parse::<f64>().ok()
-                };
-                moment(&now) > moment(&last)
-            });
-        }
-    }
+/// A Prometheus that scrapes `targets`, with the rules of a file.
+#[track_caller]
+fn prometheus(targets: &[SocketAddr], rules: &Path) -> Prometheus {
+    let targets: Vec<_> = targets.iter().map(|target| format!("'{target}'")).collect();
+    Prometheus::start(&format!(
+        "global: {{scrape_interval: 500ms, evaluation_interval: 500ms}}\nrule_files: ['{}']\n\
+         scrape_configs: [{{job_name: tollgate, static_configs: [{{targets: [{}]}}]}}]\n",
+        rules.display(),
+        targets.join(", "),
+    ))
 }
 
 // --- what runs -----------------------------------------------------------------------------------
@@ -690,7 +620,7 @@ fn the_compose_file_limits_across_two_envoys() {
         .replace("envoy-2:9901", &envoys[1].admin.to_string())
         .replace("- rules.yaml", &format!("- {}", rules.display()))
         .replace("scrape_interval: 5s", "scrape_interval: 500ms");
-    let prometheus = Prometheus::with(&config);
+    let prometheus = Prometheus::start(&config);
     for expression in [
         "count(up == 1) == 3",
         "tollgate_decisions_total{code=\"over_limit\"} > 0",

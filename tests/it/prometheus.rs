@@ -9,9 +9,10 @@ use std::{
 use tempfile::TempDir;
 
 use crate::support::{
-    Process,
     ask::{ask, connect, is_ok},
-    finish, free_port, http, tollgate, tool, wait_until,
+    finish, http,
+    prometheus::Prometheus,
+    tollgate, tool, wait_until,
 };
 
 const RULES: &str = "
@@ -63,70 +64,36 @@ async fn promtool_finds_no_fault_but_the_names_of_the_reference() {
     assert_eq!(output.status.code(), Some(1), "{output:?}");
 }
 
-/// A Prometheus that scrapes `target` five times a second. Killed on drop.
-struct Prometheus {
-    address: SocketAddr,
-    _process: Process,
-    _folder: TempDir,
+/// A Prometheus that scrapes `target` five times a second.
+#[track_caller]
+fn prometheus(target: SocketAddr) -> Prometheus {
+    let config = format!(
+        "global: {{scrape_interval: 200ms}}\nscrape_configs: [{{job_name: tollgate, \
+         static_configs: [{{targets: ['{target}']}}]}}]\n"
+    );
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("prometheus.yml");
+    fs::write(&file, &config).unwrap();
+    finish(
+        Command::new(tool("promtool"))
+            .args(["check", "config"])
+            .arg(&file),
+    );
+    Prometheus::start(&config)
 }
 
-impl Prometheus {
-    #[track_caller]
-    fn start(target: SocketAddr) -> Self {
-        let folder = TempDir::new().unwrap();
-        let config = folder.path().join("prometheus.yml");
-        let text = format!(
-            "global: {{scrape_interval: 200ms}}\nscrape_configs: [{{job_name: tollgate, \
-             static_configs: [{{targets: ['{target}']}}]}}]\n"
-        );
-        fs::write(&config, text).unwrap();
-        finish(
-            Command::new(tool("promtool"))
-                .args(["check", "config"])
-                .arg(&config),
-        );
-        // Another process may take the port before Prometheus does.
-        for _ in 0..10 {
-            let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
-            let mut process = Process::start(
-                Command::new(tool("prometheus"))
-                    .arg(format!("--config.file={}", config.display()))
-                    .arg(format!("--web.listen-address={address}"))
-                    .arg(format!("--storage.tsdb.path={}", folder.path().display()))
-                    .stdout(Stdio::null())
-                    .stderr(Stdio::null()),
-            );
-            let mut has_ended = false;
-            wait_until("Prometheus is ready", || {
-                has_ended = process.has_ended();
-                let ready = http::try_get(address, "/-/ready", &[]);
-                has_ended || ready.is_ok_and(|reply| reply.status == 200)
-            });
-            if !has_ended {
-                return Self {
-                    address,
-                    _process: process,
-                    _folder: folder,
-                };
-            }
-        }
-        panic!("Prometheus does not start");
-    }
-
-    /// The value of an expression with a single series, once there is one.
-    fn value(&self, expression: &str) -> Option<f64> {
-        let reply = http::get(self.address, &format!("/api/v1/query?query={expression}"));
-        let reply: serde_json::Value = serde_json::from_str(&reply.body).unwrap();
-        reply["data"]["result"][0]["value"][1]
-            .as_str()
-            .map(|value| value.parse().unwrap())
-    }
+/// The value of an expression with a single series, once there is one.
+#[track_caller]
+fn value(prometheus: &Prometheus, expression: &str) -> Option<f64> {
+    let series = prometheus.query(expression);
+    let value = series.first()?["value"][1].as_str()?;
+    Some(value.parse().unwrap())
 }
 
 #[tokio::test]
 async fn a_real_prometheus_scrapes_what_dashboards_ask_for() {
     let server = asked_three_times().await;
-    let prometheus = Prometheus::start(server.debug);
+    let prometheus = prometheus(server.debug);
     for (expression, expected) in [
         ("up", 1.0),
         (
@@ -142,20 +109,14 @@ async fn a_real_prometheus_scrapes_what_dashboards_ask_for() {
         ("tollgate_decisions_total{code=\"over_limit\"}", 1.0),
         ("process_resident_memory_bytes>0", 0.0),
     ] {
-        let expression = expression
-            .replace('{', "%7B")
-            .replace('}', "%7D")
-            .replace('"', "%22")
-            .replace('<', "%3C")
-            .replace('>', "%3E");
-        let mut value = None;
+        let mut found = None;
         wait_until("the series is there", || {
-            value = prometheus.value(&expression);
-            value.is_some()
+            found = value(&prometheus, expression);
+            found.is_some()
         });
         // For a comparison it is enough that it holds.
-        if !expression.contains("%3C") && !expression.contains("%3E") {
-            assert_eq!(value, Some(expected), "{expression}");
+        if !expression.contains(['<', '>']) {
+            assert_eq!(found, Some(expected), "{expression}");
         }
     }
 }

@@ -21,6 +21,7 @@ pub mod histories;
 pub mod hoard;
 pub mod http;
 pub mod json;
+pub mod prometheus;
 pub mod proxy;
 pub mod ratelimit;
 pub mod raw;

@@ -5,64 +5,40 @@
 //! the whole difference.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
     convert::Infallible,
-    fmt::Write as _,
     io,
-    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::SocketAddr,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
 
 use tokio::{
-    io::Interest,
-    net::{TcpStream, UdpSocket, lookup_host},
-    sync::Notify,
+    net::{TcpStream, lookup_host},
     time::{Interval, MissedTickBehavior, interval, sleep, timeout},
 };
 
-use super::{
-    mogrifier::{Mogrified, Mogrifier, mogrify},
-    sample::{Sample, SampleKind, SampleValue, TimerValues, breaks_line},
-};
+use crate::foundation::sample::{Sample, SampleWriter};
 
-/// Destination, format and interval.
-#[derive(Clone, Debug)]
-pub struct Options {
-    pub host: String,
-    pub port: u16,
-    pub transport: Transport,
-    pub dialect: Dialect,
-    /// EXTRA_TAGS, added to every line.
-    pub extra_tags: Vec<(String, String)>,
-    pub flush_interval: Duration,
-}
+mod collector_state;
+mod datagrams;
+mod flusher;
+mod line;
+mod options;
+mod queue;
+#[cfg(test)]
+mod tests;
 
-/// STATSD_PROTOCOL. DogStatsD agents listen on UDP only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Transport {
-    Tcp,
-    Udp,
-}
+pub use datagrams::MAX_DATAGRAM_BYTES;
+pub use flusher::Flusher;
+pub use options::{Dialect, Options, Transport};
+pub use queue::MAX_QUEUED_BYTES;
 
-/// The syntax of tags.
-#[derive(Clone, Debug)]
-pub enum Dialect {
-    /// Within the name: `name.__tag=value:1|c`.
-    Statsd,
-    /// After the value, `name:1|c|#tag:value`; the rules rewrite the name first.
-    DogStatsd(Vec<Mogrifier>),
-}
-
-/// Bound on lines queued for a slow or absent collector, as in the reference. Metrics beyond it keep counting and
-/// become lines once the queue is empty.
-pub const MAX_QUEUED_BYTES: usize = 4 << 20;
-
-/// Size that fits one Ethernet frame with the headers of IPv6, UDP and a tunnel; statsd clients agree on it.
-pub const MAX_DATAGRAM_BYTES: usize = 1432;
+use collector_state::CollectorState;
+use datagrams::{Datagrams, connect_udp, send_datagram};
+use queue::LineQueue;
 
 /// Wait before the next attempt to connect, as in the reference.
 const RECONNECT: Duration = Duration::from_secs(3);
@@ -70,7 +46,7 @@ const RECONNECT: Duration = Duration::from_secs(3);
 /// A resolver or a collector that takes longer than this counts as down.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Counts of lines that could not be sent at once.
+/// Counts of lines that could not be sent at once, over all sinks.
 #[derive(Debug, Default)]
 pub struct SinkStats {
     /// Lines that no collector received, as far as we know: cut in two when a connection broke, in a refused
@@ -78,6 +54,17 @@ pub struct SinkStats {
     pub lost_lines: AtomicU64,
     /// Metrics that found the queue full and waited until it was empty; none is lost.
     pub deferred: AtomicU64,
+}
+
+impl SinkStats {
+    pub(super) fn samples(&self, list: &mut SampleWriter<'_>) {
+        for (name, count) in [
+            ("lost_lines", &self.lost_lines),
+            ("deferred", &self.deferred),
+        ] {
+            list.counter(format!("tollgate.statsd_{name}_total"), count.load(Relaxed));
+        }
+    }
 }
 
 /// Sends statistics to one collector. [`Sink::run`] does the work.
@@ -89,16 +76,13 @@ pub struct Sink {
 }
 
 impl Sink {
-    pub fn new(options: Options) -> Self {
+    /// A sink that counts in `stats`.
+    pub fn new(options: Options, stats: Arc<SinkStats>) -> Self {
         Self {
             options,
-            stats: Arc::default(),
+            stats,
             reconnect: RECONNECT,
         }
-    }
-
-    pub fn stats(&self) -> Arc<SinkStats> {
-        self.stats.clone()
     }
 
     /// Sends a snapshot every flush interval until dropped. Dropping loses the counts since the last flush and the
@@ -216,403 +200,9 @@ impl Sink {
     }
 }
 
-async fn connect_udp(target: SocketAddr) -> io::Result<UdpSocket> {
-    let any: SocketAddr = if target.is_ipv4() {
-        (Ipv4Addr::UNSPECIFIED, 0).into()
-    } else {
-        (Ipv6Addr::UNSPECIFIED, 0).into()
-    };
-    let socket = UdpSocket::bind(any).await?;
-    socket.connect(target).await?;
-    Ok(socket)
-}
-
-/// Sends a datagram. It also returns an error about an earlier datagram, but only after sending this one.
-async fn send_datagram(socket: &UdpSocket, datagram: &str) -> io::Result<()> {
-    match socket.send(datagram.as_bytes()).await {
-        Ok(_) => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            socket.send(datagram.as_bytes()).await?;
-            Err(error)
-        }
-        Err(error) => Err(error),
-    }
-}
-
 fn ticks(every: Duration) -> Interval {
     // A zero interval would panic.
     let mut ticks = interval(every.max(Duration::from_millis(1)));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks
 }
-
-/// Logs when a collector becomes reachable or unreachable, not that it still is.
-struct CollectorState {
-    target: String,
-    is_up: Option<bool>,
-}
-
-impl CollectorState {
-    fn new(options: &Options) -> Self {
-        Self {
-            target: format!("{}:{}", options.host, options.port),
-            is_up: None,
-        }
-    }
-
-    fn report(&mut self, failure: Option<&io::Error>) {
-        let was_up = self.is_up.replace(failure.is_none());
-        match failure {
-            None if was_up != Some(true) => {
-                tracing::info!(target = %self.target, "statsd collector reached");
-            }
-            Some(error) if was_up != Some(false) => {
-                tracing::warn!(target = %self.target, %error, "statsd collector not reached");
-            }
-            _ => {}
-        }
-    }
-}
-
-/// Lines waiting for a stream.
-#[derive(Debug, Default)]
-struct LineQueue {
-    bytes: Mutex<QueuedBytes>,
-    has_more: Notify,
-    is_empty: Notify,
-}
-
-#[derive(Debug, Default)]
-struct QueuedBytes {
-    waiting: VecDeque<u8>,
-    /// Whether the first line has been sent partly.
-    is_in_line: bool,
-}
-
-impl LineQueue {
-    fn lock(&self) -> MutexGuard<'_, QueuedBytes> {
-        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Queues all of the lines or none; returns whether they fit.
-    fn push(&self, lines: &str) -> bool {
-        let mut bytes = self.lock();
-        if bytes.waiting.len() + lines.len() > MAX_QUEUED_BYTES {
-            return false;
-        }
-        bytes.waiting.extend(lines.as_bytes());
-        self.has_more.notify_one();
-        true
-    }
-
-    async fn emptied(&self) {
-        while !self.lock().waiting.is_empty() {
-            self.is_empty.notified().await;
-        }
-    }
-
-    /// Sends until the stream breaks; returns the error.
-    async fn send(&self, stream: &TcpStream) -> io::Error {
-        loop {
-            match self.send_some(stream).await {
-                Ok(()) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return error,
-            }
-        }
-    }
-
-    async fn send_some(&self, stream: &TcpStream) -> io::Result<()> {
-        let is_idle = self.lock().waiting.is_empty();
-        let interest = if is_idle {
-            Interest::READABLE
-        } else {
-            Interest::READABLE | Interest::WRITABLE
-        };
-        let ready = tokio::select! {
-            ready = stream.ready(interest) => ready?,
-            () = self.has_more.notified(), if is_idle => return Ok(()),
-        };
-        // Collectors send nothing; reading detects a closed connection before a flush is lost.
-        if ready.is_readable() {
-            match stream.try_read(&mut [0; 256]) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error),
-            }
-        }
-        if ready.is_writable() {
-            let mut bytes = self.lock();
-            let sent = stream.try_write(bytes.waiting.as_slices().0)?;
-            bytes.forget(sent);
-            if bytes.waiting.is_empty() {
-                self.is_empty.notify_one();
-            }
-        }
-        Ok(())
-    }
-
-    /// Drops the rest of a partly sent line, because a new connection would make it a line of its own. Returns
-    /// whether there was one.
-    fn drop_rest_of_line(&self) -> bool {
-        let mut bytes = self.lock();
-        let was_in_line = bytes.is_in_line;
-        if was_in_line {
-            let rest = bytes.waiting.iter().position(|&byte| byte == b'\n');
-            let rest = rest.map_or(bytes.waiting.len(), |end| end + 1);
-            bytes.forget(rest);
-            if bytes.waiting.is_empty() {
-                self.is_empty.notify_one();
-            }
-        }
-        was_in_line
-    }
-}
-
-impl QueuedBytes {
-    fn forget(&mut self, count: usize) {
-        if let Some(last) = self.waiting.drain(..count).next_back() {
-            self.is_in_line = last != b'\n';
-        }
-        // Returns the memory after an outage.
-        if self.waiting.is_empty() {
-            self.waiting.shrink_to(MAX_DATAGRAM_BYTES);
-        }
-    }
-}
-
-/// Whole lines, packed into as few datagrams as possible.
-#[derive(Debug, Default)]
-struct Datagrams {
-    full: Vec<String>,
-    /// Lines that are longer than a datagram.
-    overlong: u64,
-}
-
-impl Datagrams {
-    fn push(&mut self, lines: &str) {
-        for line in lines.split_inclusive('\n') {
-            match self.full.last_mut() {
-                _ if line.len() > MAX_DATAGRAM_BYTES => self.overlong += 1,
-                Some(last) if last.len() + line.len() <= MAX_DATAGRAM_BYTES => last.push_str(line),
-                _ => self.full.push(line.to_owned()),
-            }
-        }
-    }
-}
-
-/// Turns snapshots into lines with the changes since the last snapshot.
-#[derive(Debug)]
-pub struct Flusher {
-    dialect: Dialect,
-    /// Sorted, as in the reference's lines.
-    extra_tags: BTreeMap<String, String>,
-    known: HashMap<String, SentMetric>,
-    round: u64,
-}
-
-/// A metric of the last snapshot.
-#[derive(Debug)]
-struct SentMetric {
-    /// Number of the last snapshot that contained it.
-    round: u64,
-    value: SampleValue,
-    /// The value as last sent.
-    sent: SampleValue,
-    /// Text of a line before `:`, and after the type.
-    name: Box<str>,
-    tags: Box<str>,
-}
-
-impl Flusher {
-    pub fn new(dialect: &Dialect, extra_tags: &[(String, String)]) -> Self {
-        Self {
-            dialect: dialect.clone(),
-            extra_tags: extra_tags.iter().cloned().collect(),
-            known: HashMap::new(),
-            round: 0,
-        }
-    }
-
-    /// Offers changes to `take`: all lines of one metric at a time, in no order. Metrics that `take` refuses are
-    /// offered again by a later flush.
-    ///
-    /// Counters and timers of equal names are added up. A name that is missing from a snapshot is forgotten; if it
-    /// returns it starts from zero.
-    pub fn flush(&mut self, samples: &[Sample], mut take: impl FnMut(&str) -> bool) {
-        self.round += 1;
-        for sample in samples {
-            self.learn(sample);
-        }
-        let round = self.round;
-        self.known.retain(|_, known| known.round == round);
-        let mut lines = String::new();
-        for known in self.known.values_mut() {
-            lines.clear();
-            known.write(&mut lines);
-            if !lines.is_empty() && take(&lines) {
-                known.sent = known.value.clone();
-            }
-        }
-    }
-
-    fn learn(&mut self, sample: &Sample) {
-        let round = self.round;
-        let Some(known) = self.known.get_mut(&sample.name) else {
-            let (name, tags) = self.form(&sample.name);
-            let known = SentMetric {
-                round,
-                value: sample.value.clone(),
-                sent: nothing(sample.value.kind()),
-                name,
-                tags,
-            };
-            self.known.insert(sample.name.clone(), known);
-            return;
-        };
-        let is_second = std::mem::replace(&mut known.round, round) == round;
-        match (&mut known.value, &sample.value) {
-            (SampleValue::Counter(total), SampleValue::Counter(more)) if is_second => {
-                *total += more
-            }
-            (SampleValue::Timer(values), SampleValue::Timer(more)) if is_second => values.add(more),
-            (value, sampled) => *value = sampled.clone(),
-        }
-        if known.sent.kind() != known.value.kind() {
-            known.sent = nothing(known.value.kind());
-        }
-    }
-
-    /// A name in the collector's dialect: the texts before `:` and after the type.
-    fn form(&self, name: &str) -> (Box<str>, Box<str>) {
-        match &self.dialect {
-            Dialect::Statsd => {
-                let mut name = clean(name, breaks_line);
-                for (key, value) in &self.extra_tags {
-                    let (key, value) = (clean(key, breaks_line), clean(value, breaks_line));
-                    let _ = write!(name, ".__{key}={value}");
-                }
-                (name.into(), Box::default())
-            }
-            Dialect::DogStatsd(rules) => {
-                let (name, own) = split_tags(name);
-                let Mogrified { name, tags: found } =
-                    mogrify(rules, &name).unwrap_or_else(|| Mogrified {
-                        name,
-                        tags: Vec::new(),
-                    });
-                let mut tags = self.extra_tags.clone();
-                tags.extend(own);
-                tags.extend(found);
-                let mut text = String::new();
-                for (key, value) in &tags {
-                    let separator = if text.is_empty() { "|#" } else { "," };
-                    let key = clean(key, |found| found == ',' || breaks_line(found));
-                    // The first colon ends the key; later ones belong to the value.
-                    let value = clean(value, |found| {
-                        found == ',' || found != ':' && breaks_line(found)
-                    });
-                    let _ = write!(text, "{separator}{key}:{value}");
-                }
-                (clean(&name, breaks_line).into(), text.into())
-            }
-        }
-    }
-}
-
-fn clean(text: &str, is_unfit: impl Fn(char) -> bool) -> String {
-    text.chars()
-        .map(|found| if is_unfit(found) { '_' } else { found })
-        .collect()
-}
-
-/// Extracts the tags from a name of the form `name.__tag=value`.
-fn split_tags(name: &str) -> (String, Vec<(String, String)>) {
-    let mut parts = name.split(".__");
-    let mut bare = parts.next().unwrap_or_default().to_owned();
-    let mut tags = Vec::new();
-    for part in parts {
-        match part.split_once('=') {
-            Some((key, value)) if !key.is_empty() => tags.push((key.to_owned(), value.to_owned())),
-            _ => {
-                bare.push_str(".__");
-                bare.push_str(part);
-            }
-        }
-    }
-    (bare, tags)
-}
-
-fn nothing(kind: SampleKind) -> SampleValue {
-    match kind {
-        SampleKind::Counter => SampleValue::Counter(0),
-        SampleKind::Gauge => SampleValue::Gauge(0),
-        SampleKind::Timer => SampleValue::Timer(Box::default()),
-    }
-}
-
-impl SentMetric {
-    /// Writes the part of the value that has not been sent.
-    fn write(&self, lines: &mut String) {
-        let Self { name, tags, .. } = self;
-        match (&self.value, &self.sent) {
-            (SampleValue::Counter(total), SampleValue::Counter(sent)) => {
-                // A total that shrank has been reset.
-                let delta = total.checked_sub(*sent).unwrap_or(*total);
-                if delta > 0 {
-                    let _ = writeln!(lines, "{name}:{delta}|c{tags}");
-                }
-            }
-            (SampleValue::Gauge(now), _) => {
-                let _ = writeln!(lines, "{name}:{now}|g{tags}");
-            }
-            (SampleValue::Timer(values), SampleValue::Timer(sent)) => {
-                write_timer(lines, name, &values.since(sent), tags);
-            }
-            (SampleValue::Counter(_) | SampleValue::Timer(_), _) => {
-                unreachable!("what was sent is of the value's kind")
-            }
-        }
-    }
-}
-
-/// Writes a line for every bucket that contains durations: the bucket's middle, with the sample rate that makes it
-/// stand for all of them.
-///
-/// The reference sends every duration on a line of its own. Collectors that apply the rate, as all the usual ones do,
-/// get an equal count and sum and nearly equal percentiles; one mean per flush would look like a single call of
-/// average length. Values are fractions of milliseconds, which the protocol allows and fast replies need.
-fn write_timer(lines: &mut String, name: &str, values: &TimerValues, tags: &str) {
-    let middles: f64 = values
-        .middles()
-        .map(|(middle, count)| middle * count as f64)
-        .sum();
-    // All values are scaled by one factor, so that the sum is exact; so is a single value.
-    let stretch = values.sum_micros() as f64 / middles;
-    for (middle, count) in values.middles() {
-        let millis = middle * stretch / 1_000.0;
-        // To the nanosecond: further digits are noise.
-        let millis = (millis * 1e6).round() / 1e6;
-        let _ = write!(lines, "{name}:{millis}|ms");
-        if count > 1 {
-            let _ = write!(lines, "|@{}", rate(count));
-        }
-        lines.push_str(tags);
-        lines.push('\n');
-    }
-}
-
-/// The sample rate of a line that stands for `count` durations. Never above 1 / `count`: a collector that divides and
-/// truncates would count one less.
-fn rate(count: u64) -> f64 {
-    let rate = 1.0 / count as f64;
-    if 1.0 / rate < count as f64 {
-        rate.next_down()
-    } else {
-        rate
-    }
-}
-
-#[cfg(test)]
-mod tests;

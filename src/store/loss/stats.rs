@@ -2,7 +2,10 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::store::{contract::StoreError, replicas::number::ReplicaCount};
+use crate::{
+    foundation::sample::SampleWriter,
+    store::{contract::StoreError, replicas::number::ReplicaCount},
+};
 
 /// Stats over all stores, and the number of replicas.
 #[derive(Debug, Default)]
@@ -55,5 +58,24 @@ impl LossStats {
     /// How often new rules came into use.
     pub fn rule_sets(&self) -> u64 {
         self.rule_sets.load(Relaxed)
+    }
+}
+
+impl LossStats {
+    /// Passes on all stats.
+    pub fn samples(&self, list: &mut SampleWriter<'_>) {
+        for (cause, count) in self.causes() {
+            let name = format!("tollgate.decisions_without_store_total.{cause}");
+            list.counter(name, count);
+        }
+        list.gauge("tollgate.stores_lost", self.lost.load(Relaxed));
+        list.gauge("tollgate.replicas", u64::from(self.replicas.known()));
+        for (name, count) in [
+            ("degraded", &self.degraded),
+            ("reconciled_hits", &self.reconciled),
+            ("lost_hits", &self.lost_hits),
+        ] {
+            list.counter(format!("tollgate.{name}_total"), count.load(Relaxed));
+        }
     }
 }

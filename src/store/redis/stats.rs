@@ -7,10 +7,12 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use crate::foundation::log_throttle::LogThrottle;
+use crate::foundation::{
+    histogram::TimerValues, log_throttle::LogThrottle, metric_name::sanitize, sample::SampleWriter,
+};
 
 use super::node::NodeReport;
-use super::running::Lateness;
+use super::running::{Lateness, Pauses};
 
 use super::node::Node;
 use super::slot_map::SlotMap;
@@ -50,7 +52,7 @@ impl RedisStats {
     /// Counts counters that were too far ahead, and logs that once a minute.
     pub(super) fn record_reset_counters(&self, counters: u64) {
         self.reset_counters.fetch_add(counters, Relaxed);
-        if self.reset_throttle.is_over() {
+        if self.reset_throttle.may_log() {
             tracing::warn!(
                 "counters are further ahead than clocks may differ, and start anew: the clock of a replica or \
                      of Redis is wrong"
@@ -61,5 +63,78 @@ impl RedisStats {
     /// Counts a batch that failed, or a connection that did not come up.
     pub(super) fn record_failure(&self) {
         self.failures.fetch_add(1, Relaxed);
+    }
+}
+
+/// Passes on the stats of the Redis of all limits, and of the one of limits per second.
+pub fn samples(all: &RedisStats, per_second: &RedisStats, list: &mut SampleWriter<'_>) {
+    all.pool_samples("redis_pool", list);
+    per_second.pool_samples("redis_per_second_pool", list);
+    let mut sum = |name: &str, pick: fn(&RedisStats) -> &AtomicU64| {
+        let sum = pick(all).load(Relaxed) + pick(per_second).load(Relaxed);
+        list.counter(format!("tollgate.redis_{name}_total"), sum);
+    };
+    sum("pipelines", |stats| &stats.pipelines);
+    sum("commands", |stats| &stats.commands);
+    sum("failures", |stats| &stats.failures);
+    sum("reset_counters", |stats| &stats.reset_counters);
+    all.node_samples("redis_node", list);
+    per_second.node_samples("redis_per_second_node", list);
+}
+
+/// Passes on how late the timers of this process were while requests waited for Redis.
+pub fn lateness_samples(all: &RedisStats, per_second: &RedisStats, list: &mut SampleWriter<'_>) {
+    let mut lateness: TimerValues = all.lateness.values();
+    lateness.add(&per_second.lateness.values());
+    list.timer("tollgate.timer_lateness", lateness);
+    let pauses = own_pauses(all, per_second);
+    list.counter("tollgate.own_pauses_total", pauses.count);
+}
+
+/// Pauses of this process while requests waited for Redis.
+pub fn own_pauses(all: &RedisStats, per_second: &RedisStats) -> Pauses {
+    all.lateness.pauses().and(per_second.lateness.pauses())
+}
+
+impl RedisStats {
+    fn pool_samples(&self, pool: &str, list: &mut SampleWriter<'_>) {
+        let opened = self.connections_opened.load(Relaxed);
+        let closed = self.connections_closed.load(Relaxed);
+        let active = opened.saturating_sub(closed);
+        list.gauge(format!("ratelimit.{pool}.cx_active"), active);
+        list.counter(format!("ratelimit.{pool}.cx_total"), opened);
+        list.counter(format!("ratelimit.{pool}.cx_local_close"), closed);
+    }
+
+    /// Samples of each node, by its address, whose dots would split the name.
+    fn node_samples(&self, kind: &str, list: &mut SampleWriter<'_>) {
+        for node in self.nodes() {
+            let name = sanitize(&node.name).replace('.', "_");
+            let gauges = [
+                ("is_open", u64::from(node.failure.is_some())),
+                ("is_suspected", u64::from(node.is_suspected)),
+                ("queued", node.queued),
+                ("in_flight", node.in_flight),
+                ("clock_ahead_ms", node.skew_millis.max(0).unsigned_abs()),
+                ("clock_behind_ms", node.skew_millis.min(0).unsigned_abs()),
+            ];
+            for (stat, value) in gauges {
+                list.gauge(format!("tollgate.{kind}.{name}.{stat}"), value);
+            }
+            let counters = [
+                ("times_opened_total", node.times_opened),
+                ("suspicions_total", node.suspicions),
+                ("stalls_total", node.stalls),
+                ("batches_total", node.batches),
+                ("failures_total", node.failures),
+                ("refusals_total", node.refusals),
+                ("redirects_total", node.redirects),
+                ("connections_total", node.connections),
+                ("rejected_while_open_total", node.rejected_while_open),
+            ];
+            for (stat, total) in counters {
+                list.counter(format!("tollgate.{kind}.{name}.{stat}"), total);
+            }
+        }
     }
 }

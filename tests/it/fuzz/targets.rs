@@ -15,11 +15,8 @@ use tollgate::{
         message::Push,
         options::Options,
     },
-    observe::metrics::{
-        mapper::Mapper,
-        prometheus::Renderer,
-        sample::{Sample, SampleValue},
-    },
+    foundation::sample::{Sample, SampleValue},
+    observe::metrics::{mapper::Mapper, prometheus::Renderer},
     server::authority::rewrite,
     service::grpc::{
         fast_path,

@@ -94,21 +94,28 @@ pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
 
 /// The headers of a call, without END_STREAM.
 pub fn headers(stream: u32) -> Vec<u8> {
+    frame(HEADERS, 4, stream, &header_block(0x00))
+}
+
+/// The header block of a call. `literal` says what becomes of its fields: 0x00 leaves them out of the dynamic table,
+/// 0x40 puts them into it (RFC 7541, 6.2).
+fn header_block(literal: u8) -> Vec<u8> {
     let text = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
-    let block = [
-        &[0x83, 0x86, 0x04][..],
+    [
+        // POST, http, and :path.
+        &[0x83, 0x86, literal | 4][..],
         &text("/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"),
-        &[0x01],
+        // :authority.
+        &[literal | 1],
         &text("tollgate"),
-        &[0x00],
+        &[literal],
         &text("content-type"),
         &text("application/grpc"),
-        &[0x00],
+        &[literal],
         &text("te"),
         &text("trailers"),
     ]
-    .concat();
-    frame(1, 4, stream, &block)
+    .concat()
 }
 
 /// A request for one descriptor, in one frame with END_STREAM.
@@ -129,20 +136,7 @@ pub fn data(stream: u32) -> Vec<u8> {
 /// So many calls, each cancelled right after its headers. The first one puts its headers into the dynamic table, so the
 /// others are as short as calls can be.
 pub fn cancelled_calls(count: usize) -> Vec<u8> {
-    let text = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
-    let first = [
-        &[0x83, 0x86, 0x44][..],
-        &text("/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"),
-        &[0x41],
-        &text("tollgate"),
-        &[0x40],
-        &text("content-type"),
-        &text("application/grpc"),
-        &[0x40],
-        &text("te"),
-        &text("trailers"),
-    ]
-    .concat();
+    let first = header_block(0x40);
     let call = |stream| {
         let block = match stream {
             1 => &first[..],

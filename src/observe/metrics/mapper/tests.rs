@@ -1,6 +1,6 @@
 use proptest::prelude::*;
 
-use super::*;
+use super::{reader::BUCKETS, *};
 
 fn mapper(text: &str) -> Mapper {
     let loaded = Mapper::parse(text).unwrap();

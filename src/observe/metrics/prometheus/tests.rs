@@ -1,11 +1,11 @@
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use proptest::prelude::*;
 
-use super::*;
-use crate::observe::metrics::{
-    mapper::ResponseTime,
-    sample::make::{counter, gauge, timer},
+use super::{conflicts::CONFLICTS, series::micros, text::go_float, *};
+use crate::{
+    foundation::sample::make::{counter, gauge, timer},
+    observe::metrics::{mapper::ResponseTime, process},
 };
 
 fn built_in() -> Mapper {

@@ -2,11 +2,14 @@ use std::{collections::HashSet, pin::pin};
 
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader},
-    net::TcpListener,
+    net::{TcpListener, UdpSocket},
 };
 
-use super::*;
-use crate::observe::metrics::sample::make::{counter, gauge, timer};
+use super::{line::rate, *};
+use crate::{
+    foundation::sample::make::{counter, gauge, timer},
+    observe::metrics::mogrifier::Mogrifier,
+};
 
 fn pairs(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
     pairs
@@ -268,14 +271,17 @@ fn the_rest_of_a_line_that_was_cut_is_dropped() {
 }
 
 fn sink(transport: Transport, port: u16) -> Sink {
-    let mut sink = Sink::new(Options {
-        host: "127.0.0.1".to_owned(),
-        port,
-        transport,
-        dialect: Dialect::Statsd,
-        extra_tags: Vec::new(),
-        flush_interval: Duration::from_millis(5),
-    });
+    let mut sink = Sink::new(
+        Options {
+            host: "127.0.0.1".to_owned(),
+            port,
+            transport,
+            dialect: Dialect::Statsd,
+            extra_tags: Vec::new(),
+            flush_interval: Duration::from_millis(5),
+        },
+        Arc::default(),
+    );
     sink.reconnect = Duration::from_millis(5);
     sink
 }
@@ -338,7 +344,7 @@ async fn what_was_counted_before_the_collector_came_is_sent() {
 async fn a_collector_that_does_not_read_does_not_hold_up_anything() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let sink = sink(Transport::Tcp, listener.local_addr().unwrap().port());
-    let stats = sink.stats();
+    let stats = sink.stats.clone();
     let name = "x".repeat(100_000);
     let samples = (0..20).map(|n| gauge(&format!("{name}{n}"), 1)).collect();
     beside(sink, samples, async {
@@ -385,7 +391,7 @@ async fn datagrams_arrive() {
 async fn datagrams_that_nobody_takes_are_counted() {
     let collector = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let sink = sink(Transport::Udp, collector.local_addr().unwrap().port());
-    let stats = sink.stats();
+    let stats = sink.stats.clone();
     drop(collector);
     beside(sink, vec![gauge("g", 1)], async {
         while stats.lost_lines.load(Relaxed) < 2 {

@@ -6,6 +6,8 @@ use flate2::read::{GzDecoder, ZlibDecoder};
 use prost::bytes::Bytes;
 use tonic::Status;
 
+use super::refusal::too_large;
+
 /// The compression that a call may use; each message has a flag that says whether it does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Encoding {
@@ -18,6 +20,7 @@ pub(super) enum Encoding {
 pub(super) const ALL: &str = "identity, gzip, deflate";
 
 impl Encoding {
+    /// The encoding of this name, if it is supported.
     pub(super) fn named(name: &[u8]) -> Option<Self> {
         match name {
             b"identity" => Some(Self::Identity),
@@ -49,14 +52,8 @@ impl Encoding {
             Ok(bytes) if bytes > max_bytes => Err(too_large(bytes, max_bytes)),
             Ok(_) => Ok(message.into()),
             Err(error) => Err(Status::internal(format!(
-                "a message is not as compressed as it says: {error}"
+                "the message cannot be decompressed: {error}"
             ))),
         }
     }
-}
-
-pub(super) fn too_large(bytes: usize, max_bytes: usize) -> Status {
-    Status::resource_exhausted(format!(
-        "message too large: {bytes} bytes, the limit is: {max_bytes} bytes"
-    ))
 }

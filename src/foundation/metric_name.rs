@@ -1,45 +1,8 @@
-//! Samples: statistics in a form that every sink understands.
+//! Makes texts from outside safe as parts of statsd names.
 
 use std::borrow::Cow;
 
-pub use crate::foundation::histogram::{BOUNDS_MICROS, Timer, TimerValues};
-
-/// One statistic in a snapshot.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sample {
-    /// Its statsd name, such as `ratelimit.service.rate_limit.domain.key.over_limit`, without EXTRA_TAGS, which each
-    /// sink adds in its own form.
-    pub name: String,
-    pub value: SampleValue,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SampleValue {
-    /// The total since the start, never a difference.
-    Counter(u64),
-    Gauge(u64),
-    Timer(Box<TimerValues>),
-}
-
-/// The type of a [`SampleValue`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum SampleKind {
-    Counter,
-    Gauge,
-    Timer,
-}
-
-impl SampleValue {
-    pub fn kind(&self) -> SampleKind {
-        match self {
-            Self::Counter(_) => SampleKind::Counter,
-            Self::Gauge(_) => SampleKind::Gauge,
-            Self::Timer(_) => SampleKind::Timer,
-        }
-    }
-}
-
-/// Makes a segment of a rule's key safe for a name.
+/// Makes a text from outside safe as a part of a statsd name.
 ///
 /// As in the reference, `:` and `|`, which end a name on a statsd line, and the dots of an apparent IPv4 address
 /// become `_`. Unlike there, so do control characters, since a line feed would start a metric of the client's choice,
@@ -61,7 +24,7 @@ pub fn sanitize(text: &str) -> Cow<'_, str> {
 }
 
 /// Whether a character must not appear in a name on a statsd line.
-pub(super) fn breaks_line(found: char) -> bool {
+pub fn breaks_line(found: char) -> bool {
     matches!(found, ':' | '|') || found.is_control()
 }
 
@@ -102,33 +65,6 @@ fn address(bytes: &[u8], start: usize) -> Option<([usize; 3], usize)> {
         end = group_end(end + 1)?;
     }
     Some((dots, end))
-}
-
-/// Samples for the tests of the sinks.
-#[cfg(test)]
-pub(super) mod make {
-    use super::{Sample, SampleValue, TimerValues};
-
-    fn sample(name: &str, value: SampleValue) -> Sample {
-        Sample {
-            name: name.to_owned(),
-            value,
-        }
-    }
-
-    pub(in crate::observe::metrics) fn counter(name: &str, total: u64) -> Sample {
-        sample(name, SampleValue::Counter(total))
-    }
-
-    pub(in crate::observe::metrics) fn gauge(name: &str, now: u64) -> Sample {
-        sample(name, SampleValue::Gauge(now))
-    }
-
-    pub(in crate::observe::metrics) fn timer(name: &str, micros: &[u64]) -> Sample {
-        let mut values = TimerValues::default();
-        micros.iter().for_each(|&took| values.observe(took));
-        sample(name, SampleValue::Timer(Box::new(values)))
-    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,142 @@
+//! Statistics under names that requests create, with a bound on their number and length.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+};
+
+use crate::foundation::{lock::lock, metric_name::sanitize, sample::SampleWriter};
+
+use super::rule_stats::RuleStats;
+
+/// Longest name that requests can create, in bytes. Values can be whole headers, and ten thousand of them are more
+/// than a process should keep.
+pub(super) const MAX_DYNAMIC_NAME_BYTES: usize = 512;
+
+/// Bound on their average length in bytes: a page for a scrape contains each name several times, in more than one
+/// form.
+pub(super) const MEAN_DYNAMIC_NAME_BYTES: usize = 128;
+
+/// Total length that is always allowed, in bytes.
+const SMALL_DYNAMIC_NAMES_BYTES: usize = 64 << 10;
+
+/// Statistics whose names come from requests: values of `detailed_metric` and `value_to_metric`, limit overrides,
+/// unknown domains. Bounded, because clients could otherwise fill the memory.
+#[derive(Debug, Default)]
+pub(super) struct DynamicNames {
+    max: usize,
+    /// Length of all names together.
+    bytes: usize,
+    pub(super) values: ByName<Arc<RuleStats>>,
+    pub(super) unknown_domains: ByName<u64>,
+    /// Events counted without a name of their own, because no more names were allowed.
+    pub(super) overflow: u64,
+}
+
+/// Values by name, in order of insertion. None is ever removed.
+#[derive(Debug)]
+pub(super) struct ByName<T> {
+    pub(super) list: Vec<(Arc<str>, T)>,
+    indexes: HashMap<Arc<str>, usize>,
+}
+
+impl<T> Default for ByName<T> {
+    fn default() -> Self {
+        Self {
+            list: Vec::new(),
+            indexes: HashMap::new(),
+        }
+    }
+}
+
+impl<T> ByName<T> {
+    fn get_mut(&mut self, name: &str) -> Option<&mut T> {
+        let index = *self.indexes.get(name)?;
+        Some(&mut self.list[index].1)
+    }
+
+    fn insert(&mut self, name: &str, thing: T) {
+        let name: Arc<str> = name.into();
+        self.indexes.insert(name.clone(), self.list.len());
+        self.list.push((name, thing));
+    }
+}
+
+impl DynamicNames {
+    /// No names yet, and room for `max`.
+    pub(super) fn new(max: usize) -> Self {
+        Self {
+            max,
+            ..Self::default()
+        }
+    }
+
+    /// The counts under this name, if it has room.
+    pub(super) fn stats(&mut self, key: &str) -> Option<Arc<RuleStats>> {
+        let key = sanitize(key);
+        if let Some(stats) = self.values.get_mut(&key) {
+            return Some(stats.clone());
+        }
+        if !self.takes_room_for(&key) {
+            return None;
+        }
+        // Always behind a lock, so one set for all workers.
+        let stats = Arc::new(RuleStats::for_workers(1));
+        self.values.insert(&key, stats.clone());
+        Some(stats)
+    }
+
+    /// Counts a request for a domain without rules.
+    pub(super) fn unknown_domain(&mut self, domain: &[u8]) {
+        let domain = String::from_utf8_lossy(domain);
+        let domain = sanitize(&domain);
+        if let Some(count) = self.unknown_domains.get_mut(&domain) {
+            *count += 1;
+        } else if self.takes_room_for(&domain) {
+            self.unknown_domains.insert(&domain, 1);
+        }
+    }
+
+    /// Reserves room for another name if there is some; otherwise counts the overflow.
+    fn takes_room_for(&mut self, name: &str) -> bool {
+        let max_bytes = self.max.saturating_mul(MEAN_DYNAMIC_NAME_BYTES);
+        let bytes = self.bytes + name.len();
+        let has_room = self.values.list.len() + self.unknown_domains.list.len() < self.max
+            && name.len() <= MAX_DYNAMIC_NAME_BYTES
+            && bytes <= max_bytes.max(SMALL_DYNAMIC_NAMES_BYTES);
+        if has_room {
+            self.bytes = bytes;
+        } else {
+            self.overflow += 1;
+        }
+        has_room
+    }
+}
+
+/// Passes on the counts of unknown domains, and the overflow.
+pub(super) fn samples(names: &Mutex<DynamicNames>, list: &mut SampleWriter<'_>) {
+    for (domain, count) in copy(names, |names| &names.unknown_domains.list) {
+        let name = format!("ratelimit.service.rate_limit.{domain}.domain_not_found");
+        list.counter(name, count);
+    }
+    let overflow = lock(names).overflow;
+    list.counter("tollgate.metric_names_overflow_total", overflow);
+}
+
+/// A copy of a list of names. Decisions need this lock too, so it is held for short parts only.
+pub(super) fn copy<T: Clone>(
+    names: &Mutex<DynamicNames>,
+    pick: fn(&DynamicNames) -> &Vec<T>,
+) -> Vec<T> {
+    const AT_A_TIME: usize = 256;
+    let mut copy = Vec::new();
+    loop {
+        let names = lock(names);
+        let list = pick(&names);
+        let end = list.len().min(copy.len() + AT_A_TIME);
+        copy.extend_from_slice(&list[copy.len()..end]);
+        if end == list.len() {
+            return copy;
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Counts of repaired and refused authorities, and of streams that HTTP/2 reset.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::foundation::sample::SampleWriter;
+
+/// Counts of connections with an invalid `:authority`.
+#[derive(Debug, Default)]
+pub struct Authorities {
+    /// The name was replaced, and the connection's calls were answered.
+    pub replaced: AtomicU64,
+    /// The name stayed, so HTTP/2 resets the connection's calls.
+    pub refused: AtomicU64,
+}
+
+impl Authorities {
+    /// Counts one connection.
+    pub fn count(which: &AtomicU64) {
+        which.fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn samples(&self, list: &mut SampleWriter<'_>) {
+        let Self { replaced, refused } = self;
+        list.counter(
+            "tollgate.authorities_replaced_total",
+            replaced.load(Relaxed),
+        );
+        list.counter("tollgate.authorities_refused_total", refused.load(Relaxed));
+    }
+}
+
+/// Streams that our side reset, by the HTTP/2 error code sent to the client.
+#[derive(Debug, Default)]
+pub struct StreamsReset([AtomicU64; Self::CODES.len()]);
+
+impl StreamsReset {
+    /// Names of the codes, indexed by number (RFC 9113, 7).
+    pub const CODES: [&str; 14] = [
+        "NO_ERROR",
+        "PROTOCOL_ERROR",
+        "INTERNAL_ERROR",
+        "FLOW_CONTROL_ERROR",
+        "SETTINGS_TIMEOUT",
+        "STREAM_CLOSED",
+        "FRAME_SIZE_ERROR",
+        "REFUSED_STREAM",
+        "CANCEL",
+        "COMPRESSION_ERROR",
+        "CONNECT_ERROR",
+        "ENHANCE_YOUR_CALM",
+        "INADEQUATE_SECURITY",
+        "HTTP_1_1_REQUIRED",
+    ];
+
+    /// Counts a reset and returns the index of its code; an unknown code counts as an internal error.
+    pub fn count(&self, code: u32) -> usize {
+        const INTERNAL_ERROR: usize = 2;
+        let known = usize::try_from(code)
+            .ok()
+            .filter(|code| *code < self.0.len());
+        let code = known.unwrap_or(INTERNAL_ERROR);
+        self.0[code].fetch_add(1, Relaxed);
+        code
+    }
+
+    /// The count of each code.
+    pub fn totals(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let totals = self.0.iter().map(|total| total.load(Relaxed));
+        Self::CODES.into_iter().zip(totals)
+    }
+
+    pub(super) fn samples(&self, list: &mut SampleWriter<'_>) {
+        for (code, total) in self.totals() {
+            let code = code.to_ascii_lowercase();
+            list.counter(format!("tollgate.streams_reset_total.{code}"), total);
+        }
+    }
+}

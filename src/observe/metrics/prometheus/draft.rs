@@ -1,0 +1,142 @@
+//! The samples of one page, sorted into families and series.
+
+use std::{collections::HashMap, sync::Arc};
+
+use super::{
+    conflicts::CONFLICTS,
+    family::{FamilyType, MetricFamily},
+    page::{MetricsPage, Series},
+    series::SeriesValue,
+    text::{Labels, escape_name, label_text},
+};
+use crate::{
+    foundation::sample::SampleValue,
+    observe::metrics::{
+        mapper::{MappingTarget, Observer},
+        process,
+    },
+};
+
+/// A sample that would make the page invalid.
+pub(super) struct Conflict;
+
+/// The samples so far. A page can have tens of thousands of series, so each is small: its labels are stored as the
+/// rendered text, which the series of a rule share.
+pub(super) struct PageDraft {
+    families: Vec<MetricFamily>,
+    /// The family that owns a name at the beginning of a line; histograms and summaries own several names. `None`
+    /// marks names that other code writes on the page.
+    owners: HashMap<Arc<str>, Option<usize>>,
+    series: Vec<Series>,
+}
+
+impl PageDraft {
+    /// An empty draft.
+    pub(super) fn new() -> Self {
+        // Names that other code writes on the page.
+        let others = process::NAMES.iter().chain([&CONFLICTS]);
+        Self {
+            families: Vec::new(),
+            owners: others.map(|&name| (name.into(), None)).collect(),
+            series: Vec::new(),
+        }
+    }
+
+    /// Adds a sample to the series with this name and these labels.
+    pub(super) fn add(
+        &mut self,
+        name: &str,
+        labels: &Labels,
+        value: &SampleValue,
+        observer: &Observer,
+        target: Option<&MappingTarget>,
+    ) -> Result<(), Conflict> {
+        let name = escape_name(name);
+        let shape = FamilyType::of(value, observer);
+        if name.is_empty() {
+            return Err(Conflict);
+        }
+        let known = self.owners.get(name.as_ref()).copied();
+        let at = match known {
+            // A name that ends in `_count`, for example, can be a line of another family.
+            Some(Some(at)) if self.families[at].is(&name, &shape) => at,
+            Some(_) => return Err(Conflict),
+            None => self.found(&name, shape.clone())?,
+        };
+        let family = &mut self.families[at];
+        if family.help.is_none() {
+            family.help = target.and_then(|target| target.help.clone());
+        }
+        let number = SeriesValue::new(value, &shape, target.map_or(1.0, |target| target.scale));
+        let labels = label_text(labels);
+        let labels = match self.series.last() {
+            Some(last) if *last.labels == *labels => last.labels.clone(),
+            _ => labels.into(),
+        };
+        self.series.push(Series {
+            family: at,
+            labels,
+            number,
+        });
+        Ok(())
+    }
+
+    /// Creates a family, unless another family owns one of its lines' names.
+    fn found(&mut self, name: &str, shape: FamilyType) -> Result<usize, Conflict> {
+        let at = self.families.len();
+        let own: Arc<str> = name.into();
+        let names = shape.suffixes().iter().map(|suffix| match *suffix {
+            "" => own.clone(),
+            suffix => format!("{name}{suffix}").into(),
+        });
+        let names: Vec<Arc<str>> = names.collect();
+        if names.iter().any(|name| self.owners.contains_key(name)) {
+            return Err(Conflict);
+        }
+        self.owners
+            .extend(names.into_iter().map(|line| (line, Some(at))));
+        self.families.push(MetricFamily {
+            name: own,
+            shape,
+            help: None,
+        });
+        Ok(at)
+    }
+
+    /// The page of all series, in its order, and then `end`.
+    pub(super) fn finish(self, end: String) -> MetricsPage {
+        let Self {
+            families,
+            owners,
+            mut series,
+        } = self;
+        drop(owners);
+        let name_and_labels =
+            |series: &Series| (&*families[series.family].name, series.labels.clone());
+        series.sort_by(|a, b| {
+            let names = families[a.family].name.cmp(&families[b.family].name);
+            names.then_with(|| a.labels.cmp(&b.labels))
+        });
+        series.dedup_by(|next, kept| {
+            let is_same = name_and_labels(next) == name_and_labels(kept);
+            if is_same {
+                let next = std::mem::replace(&mut next.number, SeriesValue::Plain(0.0));
+                match families[kept.family].shape {
+                    FamilyType::Gauge => kept.number = next,
+                    _ => kept.number.add(&next),
+                }
+            }
+            is_same
+        });
+        let mut bytes = families.iter().map(MetricFamily::bytes).sum::<usize>() + end.len();
+        let mut before: Option<&Arc<str>> = None;
+        for one in &series {
+            bytes += size_of::<Series>();
+            if before.is_none_or(|before| !Arc::ptr_eq(before, &one.labels)) {
+                bytes += one.labels.len();
+            }
+            before = Some(&one.labels);
+        }
+        MetricsPage::new(families, series, end, bytes)
+    }
+}

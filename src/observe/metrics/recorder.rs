@@ -1,0 +1,122 @@
+//! Records calls and decisions, for one worker.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::{
+    core::{
+        counter::CounterState,
+        decision::{Code, Decision, tally},
+        plan::{Outcome, Plan, PlannedDescriptor},
+        request::Request,
+    },
+    foundation::lock::lock,
+    store::contract::StoreError,
+};
+
+use super::{
+    Metrics,
+    rule_stats::RuleStats,
+    worker_stats::{WorkerStats, add_alone},
+};
+
+/// A worker's handle for recording.
+#[derive(Clone, Debug)]
+pub struct Recorder {
+    metrics: Arc<Metrics>,
+    worker: usize,
+}
+
+impl Metrics {
+    /// The recorder of worker number `worker`; beyond the room they share counters. Recorders that share must stay on
+    /// one thread, or counts get lost.
+    pub fn recorder(self: Arc<Self>, worker: usize) -> Recorder {
+        Recorder {
+            worker: worker % self.workers.len(),
+            metrics: self,
+        }
+    }
+}
+
+impl Recorder {
+    fn stats(&self) -> &WorkerStats {
+        &self.metrics.workers[self.worker]
+    }
+
+    /// Records the decision on a request, and how the hits of each descriptor fell against its limit.
+    pub fn record(
+        &self,
+        rules: &[Arc<RuleStats>],
+        request: &Request<'_>,
+        plan: &Plan<'_>,
+        counts: &[CounterState],
+        decision: &Decision,
+    ) {
+        let own = self.stats();
+        add_alone(&own.global_shadow_mode, u64::from(decision.is_shadowed));
+        match decision.overall {
+            Code::Ok => add_alone(&own.decisions_ok, 1),
+            Code::OverLimit => add_alone(&own.decisions_over_limit, 1),
+        }
+        for (outcome, status) in plan.outcomes.iter().zip(&decision.statuses) {
+            match (outcome, &status.binding) {
+                (Outcome::Counted(counted), Some(binding)) => {
+                    let count = counts[binding.counter];
+                    let fell = tally(&binding.limit, self.metrics.near_ratio, counted.hits, count);
+                    let is_shadowed = counted.rule.is_some_and(|rule| rule.shadow_mode);
+                    let hits = counted.hits.added();
+                    self.with_stats(rules, counted, |stats| {
+                        let counts = stats.of(self.worker);
+                        counts.record(hits, fell, count.is_cached, is_shadowed);
+                    });
+                }
+                (Outcome::Unmatched { is_domain_known }, _) if !is_domain_known => {
+                    lock(&self.metrics.dynamic_names).unknown_domain(request.domain);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn with_stats(
+        &self,
+        rules: &[Arc<RuleStats>],
+        counted: &PlannedDescriptor<'_>,
+        record: impl FnOnce(&RuleStats),
+    ) {
+        if let Some(key) = &counted.metric_key {
+            // Stays locked while recording, because all workers share these counters.
+            let mut dynamic_names = lock(&self.metrics.dynamic_names);
+            if let Some(stats) = dynamic_names.stats(key) {
+                return record(&stats);
+            }
+        }
+        // Without room for a name of its own, the hit counts for its rule.
+        if let Some(rule) = counted.rule {
+            record(&rules[rule.id.0]);
+        }
+    }
+
+    /// Records a gRPC call, with any result.
+    pub fn record_call(&self, took: Duration) {
+        add_alone(&self.stats().calls, 1);
+        self.stats().response_time.record(took);
+    }
+
+    /// Records a request without an answer, because it was invalid or there are no rules.
+    pub fn record_bad_request(&self) {
+        add_alone(&self.stats().bad_requests, 1);
+    }
+
+    /// Records a request without an answer, because the store did not return counts.
+    pub fn record_store_failure(&self, error: StoreError) {
+        add_alone(&self.stats().store_failures, 1);
+        if error == StoreError::Full {
+            self.metrics.loss.record(error);
+        }
+    }
+
+    /// Records a call that was answered after its deadline, or whose caller gave up.
+    pub fn record_late_call(&self) {
+        add_alone(&self.stats().late_calls, 1);
+    }
+}

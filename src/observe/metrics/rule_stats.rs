@@ -1,0 +1,132 @@
+//! Counts of the hits of each rule, by how they fell against its limits.
+
+use std::{
+    borrow::Cow,
+    collections::BTreeMap,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use crate::{
+    core::decision::Tally,
+    foundation::{metric_name::sanitize, sample::SampleWriter},
+};
+
+use super::worker_stats::add_alone;
+
+/// Counts of one rule's hits, by their binding limit, per worker. The counters of a worker are created on first use,
+/// because most rules are rarely matched.
+#[derive(Debug)]
+pub struct RuleStats(Box<[OnceLock<Box<RuleCounts>>]>);
+
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub(super) struct RuleCounts {
+    total_hits: AtomicU64,
+    within_limit: AtomicU64,
+    near_limit: AtomicU64,
+    over_limit: AtomicU64,
+    over_limit_with_local_cache: AtomicU64,
+    shadow_mode: AtomicU64,
+}
+
+/// Totals of [`RuleStats`] over all workers and all rules with one name.
+#[derive(Debug, Default)]
+struct RuleTotals {
+    total_hits: u64,
+    within_limit: u64,
+    near_limit: u64,
+    over_limit: u64,
+    over_limit_with_local_cache: u64,
+    shadow_mode: u64,
+}
+
+impl RuleStats {
+    /// Counters for so many workers.
+    pub(super) fn for_workers(count: usize) -> Self {
+        Self((0..count).map(|_| OnceLock::new()).collect())
+    }
+
+    /// The counters of one worker; shared statistics have only the first.
+    pub(super) fn of(&self, worker: usize) -> &RuleCounts {
+        let counts = self.0.get(worker).unwrap_or(&self.0[0]);
+        counts.get_or_init(Box::default)
+    }
+}
+
+impl RuleCounts {
+    /// Adds the hits of a request, as they `fell` against the binding limit.
+    pub(super) fn record(&self, hits: u64, fell: Tally, is_cached: bool, is_shadowed: bool) {
+        add_alone(&self.total_hits, hits);
+        add_alone(&self.within_limit, fell.within);
+        add_alone(&self.near_limit, fell.near);
+        add_alone(&self.over_limit, fell.over);
+        if is_cached {
+            add_alone(&self.over_limit_with_local_cache, fell.over);
+        }
+        if is_shadowed {
+            add_alone(&self.shadow_mode, fell.over);
+        }
+    }
+}
+
+impl RuleTotals {
+    /// Adds the counts of `stats`.
+    fn absorb(&mut self, stats: &RuleStats) {
+        for counts in stats.0.iter().filter_map(OnceLock::get) {
+            self.total_hits += counts.total_hits.load(Relaxed);
+            self.within_limit += counts.within_limit.load(Relaxed);
+            self.near_limit += counts.near_limit.load(Relaxed);
+            self.over_limit += counts.over_limit.load(Relaxed);
+            self.over_limit_with_local_cache += counts.over_limit_with_local_cache.load(Relaxed);
+            self.shadow_mode += counts.shadow_mode.load(Relaxed);
+        }
+    }
+
+    fn samples(&self, key: &str, list: &mut SampleWriter<'_>) {
+        let mut push = |stat: &str, total: u64| {
+            let name = format!("ratelimit.service.rate_limit.{key}.{stat}");
+            list.counter(name, total);
+        };
+        push("total_hits", self.total_hits);
+        push("within_limit", self.within_limit);
+        push("near_limit", self.near_limit);
+        push("over_limit", self.over_limit);
+        // Few rules ever have these.
+        for (stat, total) in [
+            (
+                "over_limit_with_local_cache",
+                self.over_limit_with_local_cache,
+            ),
+            ("shadow_mode", self.shadow_mode),
+        ] {
+            if total > 0 {
+                push(stat, total);
+            }
+        }
+    }
+}
+
+/// Passes on the totals of `rules`, by path, and of `values`, by name; those of one name are adjacent.
+///
+/// Adds up names that read alike: a limit override is named after the rule that it replaces, and values under
+/// `detailed_metric` may equal the name of a neighbouring rule.
+pub(super) fn samples(
+    rules: &BTreeMap<Arc<str>, Arc<RuleStats>>,
+    values: &[(Arc<str>, Arc<RuleStats>)],
+    list: &mut SampleWriter<'_>,
+) {
+    let mut by_name: BTreeMap<Cow<'_, str>, RuleTotals> = BTreeMap::new();
+    for (path, stats) in rules {
+        by_name.entry(sanitize(path)).or_default().absorb(stats);
+    }
+    for (name, stats) in values {
+        let name = Cow::Borrowed(&**name);
+        by_name.entry(name).or_default().absorb(stats);
+    }
+    for (name, totals) in &by_name {
+        totals.samples(name, list);
+    }
+}

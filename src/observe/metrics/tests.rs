@@ -1,0 +1,166 @@
+use std::time::Duration;
+
+use super::{
+    dynamic_names::{MAX_DYNAMIC_NAME_BYTES, MEAN_DYNAMIC_NAME_BYTES},
+    *,
+};
+use crate::{
+    core::{
+        decision::Tally,
+        limit::{Allows, RuleId},
+    },
+    foundation::sample::SampleValue,
+};
+
+fn rule(path: &str) -> Rule {
+    Rule {
+        id: RuleId(0),
+        path: path.into(),
+        allows: Allows::Unlimited,
+        replaces: Box::default(),
+        shadow_mode: false,
+        quota_mode: false,
+        counts: Default::default(),
+        on_store_loss: Default::default(),
+        metric: crate::core::limit::Metric::Path,
+        metadata: crate::core::metadata::Metadata::new(),
+    }
+}
+
+fn value(metrics: &Metrics, name: &str) -> Option<u64> {
+    let samples = metrics.samples(None);
+    let sample = samples.into_iter().find(|sample| sample.name == name)?;
+    match sample.value {
+        SampleValue::Counter(value) | SampleValue::Gauge(value) => Some(value),
+        SampleValue::Timer(_) => None,
+    }
+}
+
+#[test]
+fn a_rule_that_stays_keeps_its_counts_and_one_that_goes_is_forgotten() {
+    let metrics = Metrics::new(NearRatio::default(), 10);
+    let fell = Tally {
+        within: 3,
+        ..Tally::default()
+    };
+    metrics.rules(&[rule("d.a"), rule("d.b")])[0]
+        .of(0)
+        .record(3, fell, false, false);
+    metrics.rules(&[rule("d.c"), rule("d.a")]);
+    let within = |key: &str| {
+        value(
+            &metrics,
+            &format!("ratelimit.service.rate_limit.{key}.within_limit"),
+        )
+    };
+    assert_eq!(within("d.a"), Some(3));
+    assert_eq!(within("d.c"), Some(0));
+    assert_eq!(within("d.b"), None);
+}
+
+#[test]
+fn what_each_core_counts_is_told_as_one_number() {
+    let metrics = Arc::new(Metrics::new(NearRatio::default(), 10).for_workers(2));
+    let fell = Tally {
+        over: 3,
+        ..Tally::default()
+    };
+    let stats = &metrics.rules(&[rule("d.a")])[0];
+    for core in 0..3 {
+        stats.of(core).record(3, fell, true, false);
+        let recorder = metrics.clone().recorder(core);
+        recorder.record_call(Duration::from_micros(10));
+    }
+    let name = |stat| format!("ratelimit.service.rate_limit.d.a.{stat}");
+    assert_eq!(value(&metrics, &name("total_hits")), Some(9));
+    assert_eq!(
+        value(&metrics, &name("over_limit_with_local_cache")),
+        Some(9)
+    );
+    let calls = "ratelimit_server.ShouldRateLimit.total_requests";
+    assert_eq!(value(&metrics, calls), Some(3));
+    let times = metrics
+        .samples(None)
+        .into_iter()
+        .find_map(|sample| match sample.value {
+            SampleValue::Timer(times) => Some(times.count()),
+            SampleValue::Counter(_) | SampleValue::Gauge(_) => None,
+        });
+    assert_eq!(times, Some(3));
+}
+
+#[test]
+fn what_a_request_calls_like_a_rule_is_counted_with_it() {
+    let metrics = Metrics::new(NearRatio::default(), 10);
+    let fell = Tally {
+        within: 3,
+        ..Tally::default()
+    };
+    metrics.rules(&[rule("d.a")])[0]
+        .of(0)
+        .record(3, fell, false, false);
+    let dynamic_names = lock(&metrics.dynamic_names).stats("d.a").unwrap();
+    dynamic_names.of(0).record(3, fell, false, false);
+    let name = "ratelimit.service.rate_limit.d.a.within_limit";
+    let samples = metrics.samples(None);
+    let found: Vec<_> = samples
+        .iter()
+        .filter(|sample| sample.name == name)
+        .collect();
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].value, SampleValue::Counter(6));
+}
+
+#[test]
+fn names_that_requests_make_up_are_bounded() {
+    let metrics = Metrics::new(NearRatio::default(), 3);
+    let mut dynamic_names = lock(&metrics.dynamic_names);
+    dynamic_names.unknown_domain(b"x|y");
+    dynamic_names.unknown_domain(b"x|y");
+    assert!(dynamic_names.stats("d.a").is_some());
+    assert!(dynamic_names.stats("d.1.2.3.4").is_some());
+    assert!(dynamic_names.stats("d.c").is_none());
+    assert!(dynamic_names.stats("d.a").is_some());
+    dynamic_names.unknown_domain(b"z");
+    drop(dynamic_names);
+    let unknown = "ratelimit.service.rate_limit.x_y.domain_not_found";
+    assert_eq!(value(&metrics, unknown), Some(2));
+    assert_eq!(
+        value(&metrics, "tollgate.metric_names_overflow_total"),
+        Some(2)
+    );
+}
+
+/// A page contains each name several times, and a scrape holds the page twice.
+#[test]
+fn many_long_names_are_fewer_than_short_ones() {
+    let metrics = Metrics::new(NearRatio::default(), 10_000);
+    let mut dynamic_names = lock(&metrics.dynamic_names);
+    let mut kept = 0;
+    for number in 0..10_000 {
+        let name = format!("d.{number:0>400}");
+        if number % 2 == 0 {
+            kept += usize::from(dynamic_names.stats(&name).is_some());
+        } else {
+            dynamic_names.unknown_domain(name.as_bytes());
+        }
+    }
+    kept += dynamic_names.unknown_domains.list.len();
+    assert_eq!(kept, 10_000 * MEAN_DYNAMIC_NAME_BYTES / 402);
+    assert_eq!(dynamic_names.overflow, 10_000 - kept as u64);
+}
+
+#[test]
+fn a_name_that_is_as_long_as_a_header_is_not_kept() {
+    let metrics = Metrics::new(NearRatio::default(), 3);
+    let long = "x".repeat(60_000);
+    let mut dynamic_names = lock(&metrics.dynamic_names);
+    assert!(dynamic_names.stats(&long).is_none());
+    dynamic_names.unknown_domain(long.as_bytes());
+    assert!(dynamic_names.unknown_domains.list.is_empty());
+    assert!(
+        dynamic_names
+            .stats(&long[..MAX_DYNAMIC_NAME_BYTES])
+            .is_some()
+    );
+}

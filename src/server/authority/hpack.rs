@@ -1,0 +1,86 @@
+//! Finds `:authority` in a header block (RFC 7541).
+
+use std::ops::Range;
+
+/// A string in a header block (RFC 7541, 5.2).
+#[derive(Debug)]
+pub(super) struct HeaderString {
+    /// Position of its bytes.
+    pub(super) bytes: Range<usize>,
+    pub(super) is_huffman: bool,
+}
+
+/// The value of the next `:authority` from `at` on that is written out (RFC 7541, 6), or that refers to an empty one
+/// in the static table.
+pub(super) fn next_authority(block: &[u8], at: &mut usize) -> Option<HeaderString> {
+    /// Its index in the static table.
+    const AUTHORITY: usize = 1;
+    while let Some(&first) = block.get(*at) {
+        let prefix_bits = match first {
+            0x80.. => 7,
+            0x40.. => 6,
+            0x20.. => 5,
+            _ => 4,
+        };
+        let index = integer(block, at, prefix_bits)?;
+        match first {
+            0x80.. if index == AUTHORITY => {
+                return Some(HeaderString {
+                    bytes: 0..0,
+                    is_huffman: false,
+                });
+            }
+            // A field from a table, or a change of a table's size.
+            0x80.. | 0x20..0x40 => continue,
+            _ => {}
+        }
+        let is_authority = match index {
+            0 => is_authority(block, &string(block, at)?),
+            _ => index == AUTHORITY,
+        };
+        let value = string(block, at)?;
+        if is_authority {
+            return Some(value);
+        }
+    }
+    None
+}
+
+fn is_authority(block: &[u8], name: &HeaderString) -> bool {
+    let known: &[u8] = if name.is_huffman {
+        &[0xb8, 0x3b, 0x53, 0x39, 0xec, 0x32, 0x7d, 0x7f]
+    } else {
+        b":authority"
+    };
+    block[name.bytes.clone()] == *known
+}
+
+/// An integer with a prefix (RFC 7541, 5.1); `None` if it is cut off or too large.
+fn integer(block: &[u8], at: &mut usize, prefix_bits: u32) -> Option<usize> {
+    let full = (1_usize << prefix_bits) - 1;
+    let first = usize::from(*block.get(*at)?) & full;
+    *at += 1;
+    if first < full {
+        return Some(first);
+    }
+    let mut value = full;
+    for shift in [0, 7, 14, 21] {
+        let next = usize::from(*block.get(*at)?);
+        *at += 1;
+        value += (next & 0x7f) << shift;
+        if next & 0x80 == 0 {
+            return Some(value);
+        }
+    }
+    None
+}
+
+/// The string at `at`; moves `at` behind it.
+fn string(block: &[u8], at: &mut usize) -> Option<HeaderString> {
+    let is_huffman = block.get(*at)? & 0x80 != 0;
+    let length = integer(block, at, 7)?;
+    let end = at.checked_add(length).filter(|end| *end <= block.len())?;
+    let bytes = *at..end;
+    *at = end;
+    Some(HeaderString { bytes, is_huffman })
+}

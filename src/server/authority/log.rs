@@ -1,0 +1,85 @@
+//! Counts invalid authorities and reset streams, and logs now and then what to do about them.
+
+use std::sync::Arc;
+
+use crate::{
+    foundation::log_throttle::LogThrottle,
+    observe::metrics::{Authorities, Metrics, StreamsReset},
+};
+
+/// Bound on the part of a name that is logged.
+const MAX_LOGGED_CHARS: usize = 200;
+
+/// Counts invalid authorities and reset streams, and logs now and then what to do about them. All workers share one.
+#[derive(Debug)]
+pub(in crate::server) struct AuthorityLog {
+    pub(super) metrics: Arc<Metrics>,
+    /// One each, so that harmless events do not hide others.
+    pub(super) replaced: LogThrottle,
+    pub(super) refused: LogThrottle,
+    pub(super) reset: [LogThrottle; StreamsReset::CODES.len()],
+}
+
+impl AuthorityLog {
+    /// A log that counts in `metrics`.
+    pub(in crate::server) fn new(metrics: Arc<Metrics>) -> Arc<Self> {
+        Arc::new(Self {
+            metrics,
+            replaced: LogThrottle::default(),
+            refused: LogThrottle::default(),
+            reset: Default::default(),
+        })
+    }
+
+    /// Records a name that was replaced.
+    pub(super) fn replaced(&self, found: &[u8]) {
+        Authorities::count(&self.metrics.authorities.replaced);
+        if self.replaced.may_log() {
+            let found = shown(found);
+            tracing::warn!(
+                "calls with the invalid authority `{found}` are answered; a valid one replaces it. If it is the \
+                 name of a cluster, set `authority` in Envoy's `envoy_grpc`; if it is the path of a \
+                 socket, set `grpc.default_authority` in the arguments of the channel"
+            );
+        }
+    }
+
+    /// Records a name that could not be replaced.
+    pub(super) fn refused(&self, found: &[u8]) {
+        Authorities::count(&self.metrics.authorities.refused);
+        if self.refused.may_log() {
+            let found = shown(found);
+            tracing::error!(
+                "calls with the invalid authority `{found}` are not answered, because no valid one can replace \
+                 it: HTTP/2 resets each of them, and Envoy lets the requests pass. Set `authority` in Envoy's \
+                 `envoy_grpc`, or `grpc.default_authority` in the arguments of the channel"
+            );
+        }
+    }
+
+    /// Records a stream that our side reset with this code.
+    pub(super) fn reset(&self, code: u32) {
+        const NO_ERROR: usize = 0;
+        let code = self.metrics.streams_reset.count(code);
+        // NO_ERROR: the call was answered before its stream ended.
+        if code != NO_ERROR && self.reset[code].may_log() {
+            let name = StreamsReset::CODES[code];
+            let why = match name {
+                "PROTOCOL_ERROR" => " (its headers are invalid)",
+                "REFUSED_STREAM" => {
+                    " (its connection has more than `--max-streams` calls at a time)"
+                }
+                _ => "",
+            };
+            tracing::warn!(
+                "HTTP/2 reset a call with {name}{why}: the call gets no answer, and Envoy lets its request pass"
+            );
+        }
+    }
+}
+
+fn shown(found: &[u8]) -> String {
+    let text = String::from_utf8_lossy(found);
+    let text: String = text.chars().take(MAX_LOGGED_CHARS).collect();
+    text.escape_debug().to_string()
+}

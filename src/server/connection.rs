@@ -1,0 +1,324 @@
+//! Serves one gRPC connection, from its first byte to its GOAWAY.
+
+use std::{
+    hash::{BuildHasher as _, RandomState},
+    io,
+    pin::Pin,
+    sync::Arc,
+    time::Duration,
+};
+
+use hyper::{server::conn::http2, service::service_fn};
+use hyper_util::rt::TokioIo;
+use tokio::{
+    net::{TcpStream, UnixStream},
+    sync::watch,
+    time::Instant,
+};
+use tokio_rustls::server::TlsStream;
+use tokio_util::either::Either::{self, Left, Right};
+use tonic::service::Routes;
+
+use super::{
+    authority::{AuthorityLog, AuthorityRewriter},
+    poll_timer::PollTimer,
+    ports::{Detached, PortStream},
+    tls::CurrentTls,
+};
+use crate::{
+    service::{
+        budget::{Account, Budget},
+        grpc::unary::{Calls, Dispatcher, InFlight, TimedConnection, UnaryMethod},
+    },
+    settings::serve::{Bounds, Settings},
+};
+
+/// How long a connection without a running decision may take to close: to receive the GOAWAY, to confirm it, and to
+/// read the last replies.
+const GOODBYE: Duration = Duration::from_secs(1);
+
+/// Data that may wait in a stream for a client that does not read, besides the reply itself.
+const MAX_SEND_BYTES: usize = 64 << 10;
+
+/// Bytes that a client may send on one stream, and on its whole connection, before the server has read any.
+const STREAM_WINDOW_BYTES: u32 = 256 << 10;
+const CONNECTION_WINDOW_BYTES: u32 = 256 << 10;
+
+/// Whether the process takes new connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    Serving,
+    Draining,
+}
+
+/// Waits until draining begins.
+async fn draining(phases: &mut watch::Receiver<Phase>) {
+    // The sender outlives the workers.
+    let _ = phases.wait_for(|phase| *phase == Phase::Draining).await;
+}
+
+/// The transport of a connection. A single type, so that the program contains one server, which the compiler can
+/// optimise well.
+type AnyStream = Either<TcpStream, Either<UnixStream, Box<TlsStream<TcpStream>>>>;
+
+/// Serves connections with one method, and with other services beside it.
+pub(super) struct ConnectionServer<M> {
+    dispatcher: Dispatcher<M>,
+    options: ConnectionOptions,
+    shared: ConnectionParts,
+}
+
+/// The parts that connections of all workers share.
+#[derive(Clone)]
+pub(super) struct ConnectionParts {
+    /// For TCP connections only; a Unix socket has no TLS.
+    pub(super) tls: Option<CurrentTls>,
+    pub(super) authority_log: Arc<AuthorityLog>,
+    pub(super) budget: Arc<Budget>,
+    pub(super) phases: watch::Receiver<Phase>,
+}
+
+/// Bounds of a connection, in size and time.
+#[derive(Clone, Copy)]
+pub(super) struct ConnectionOptions {
+    bounds: Bounds,
+    keepalive: Keepalive,
+    /// Longest time until the first call of a connection.
+    first_call: Duration,
+    /// Longest age of a connection; zero means no limit.
+    pub(super) max_age: Duration,
+    /// How long its calls may then take.
+    grace: Duration,
+}
+
+impl ConnectionOptions {
+    /// The bounds that the settings choose.
+    pub(super) fn new(settings: &Settings) -> Self {
+        let listen = &settings.listen;
+        let keepalive = listen.keepalive_interval;
+        Self {
+            bounds: settings.bounds,
+            keepalive: Keepalive {
+                interval: (!keepalive.is_zero()).then_some(keepalive),
+                timeout: listen.keepalive_timeout,
+            },
+            first_call: listen.first_call_timeout,
+            max_age: listen.max_connection_age,
+            grace: listen.max_connection_age_grace,
+        }
+    }
+
+    /// The HTTP/2 side of a connection with these options.
+    fn http2(&self) -> http2::Builder<Calls> {
+        let mut builder = http2::Builder::new(Calls);
+        builder
+            .timer(PollTimer)
+            .max_concurrent_streams(self.bounds.max_streams)
+            // Above this bound the library answers without a gRPC status; up to it the service answers.
+            .max_header_list_size(self.bounds.max_header_bytes.saturating_mul(2))
+            .max_pending_accept_reset_streams(self.bounds.max_pending_resets)
+            .max_local_error_reset_streams(self.bounds.max_bad_streams)
+            .max_send_buf_size(MAX_SEND_BYTES)
+            .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .keep_alive_interval(self.keepalive.interval)
+            .keep_alive_timeout(self.keepalive.timeout)
+            // gRPC clients do not read it.
+            .auto_date_header(false);
+        builder
+    }
+}
+
+/// Pings for silent connections, so that vanished peers do not occupy a place for ever.
+#[derive(Clone, Copy, Debug)]
+struct Keepalive {
+    /// `None` means never.
+    interval: Option<Duration>,
+    /// How long the answer may take.
+    timeout: Duration,
+}
+
+impl<M> Clone for ConnectionServer<M> {
+    fn clone(&self) -> Self {
+        Self {
+            dispatcher: self.dispatcher.clone(),
+            options: self.options,
+            shared: self.shared.clone(),
+        }
+    }
+}
+
+impl<M: UnaryMethod> ConnectionServer<M> {
+    /// Serves `method` directly, and all other paths by `others`.
+    pub(super) fn new(
+        method: Arc<M>,
+        others: Routes,
+        options: ConnectionOptions,
+        shared: ConnectionParts,
+    ) -> Self {
+        let bounds = options.bounds;
+        Self {
+            dispatcher: Dispatcher {
+                method,
+                max_message_bytes: bounds.max_message_bytes,
+                message_timeout: bounds.message_timeout,
+                max_header_bytes: bounds.max_header_bytes,
+                others: others.prepare(),
+            },
+            options,
+            shared,
+        }
+    }
+
+    /// The account of a new connection.
+    pub(super) fn account(&self) -> Arc<Account> {
+        self.shared.budget.account()
+    }
+
+    /// Serves one connection, which was accepted `at` this time, to its end. An error affects only this connection.
+    pub(super) async fn connection(mut self, stream: Detached, at: Instant, account: Arc<Account>) {
+        let deadline = at + self.options.first_call;
+        let stream = match self.first_word(stream, deadline).await {
+            Ok(Some(stream)) => stream,
+            Ok(None) => return tracing::debug!("a connection ended before it had begun"),
+            Err(error) => {
+                return tracing::debug!(%error, "a connection failed before it had begun");
+            }
+        };
+        if let Err(error) = self.serve(stream, &account, deadline).await {
+            tracing::debug!(%error, "a connection ended badly");
+        }
+    }
+
+    /// Waits for the first byte of HTTP/2. Before it there is nothing to shut down, so nothing here may delay
+    /// draining.
+    async fn first_word(
+        &mut self,
+        stream: Detached,
+        deadline: Instant,
+    ) -> io::Result<Option<AnyStream>> {
+        let tls = self.shared.tls.clone();
+        let first_word = async {
+            Ok(match stream.adopt()? {
+                PortStream::Unix(stream) => {
+                    stream.readable().await?;
+                    Right(Left(stream))
+                }
+                PortStream::Tcp(stream) => {
+                    stream.readable().await?;
+                    match tls {
+                        None => Left(stream),
+                        Some(tls) => Right(Right(Box::new(tls.accept(stream).await?))),
+                    }
+                }
+            })
+        };
+        tokio::select! {
+            begun = tokio::time::timeout_at(deadline, first_word) => begun?.map(Some),
+            () = draining(&mut self.shared.phases) => Ok(None),
+        }
+    }
+
+    /// Serves HTTP/2. Without a call until `deadline` the connection closes.
+    async fn serve(
+        mut self,
+        stream: AnyStream,
+        account: &Arc<Account>,
+        deadline: Instant,
+    ) -> hyper::Result<()> {
+        let dispatcher = self.dispatcher;
+        let in_flight = InFlight::default();
+        let serve = |request| {
+            account.use_it();
+            dispatcher.call(request, account, &in_flight)
+        };
+        let connection = self.options.http2().serve_connection(
+            TokioIo::new(AuthorityRewriter::new(
+                stream,
+                self.shared.authority_log,
+                account.clone(),
+            )),
+            service_fn(serve),
+        );
+        let mut connection = std::pin::pin!(connection);
+        let too_old = Instant::now() + jittered(self.options.max_age);
+        // One timer for both, because a connection checks it at every wake-up.
+        let mut end = std::pin::pin!(tokio::time::sleep_until(deadline.min(too_old)));
+        let is_old = loop {
+            tokio::select! {
+                ended = TimedConnection(connection.as_mut()) => return ended,
+                () = draining(&mut self.shared.phases) => break false,
+                () = end.as_mut() => {
+                    if !account.is_used() {
+                        break false;
+                    }
+                    if end.deadline() == too_old {
+                        break true;
+                    }
+                    end.as_mut().reset(too_old);
+                }
+            }
+        };
+        // GOAWAY: running calls are answered, new ones go elsewhere.
+        connection.as_mut().graceful_shutdown();
+        if is_old {
+            tokio::select! {
+                // A connection that outlives its grace is closed.
+                ended = tokio::time::timeout(self.options.grace, TimedConnection(connection.as_mut())) => {
+                    return ended.unwrap_or(Ok(()));
+                }
+                () = draining(&mut self.shared.phases) => {}
+            }
+        }
+        goodbye(connection, &in_flight).await
+    }
+}
+
+/// Waits for the end of a connection after its GOAWAY, while a decision runs on it and for a moment longer. A partial
+/// handshake, a partial message, an unread reply or a health watch delays nothing.
+async fn goodbye(
+    mut connection: Pin<&mut impl Future<Output = hyper::Result<()>>>,
+    in_flight: &InFlight,
+) -> hyper::Result<()> {
+    loop {
+        let ended = tokio::time::timeout(GOODBYE, TimedConnection(connection.as_mut())).await;
+        if let Ok(ended) = ended {
+            return ended;
+        }
+        if in_flight.is_none() {
+            return Ok(());
+        }
+    }
+}
+
+/// `age`, varied by up to a tenth, so that connections that began together do not end together.
+fn jittered(age: Duration) -> Duration {
+    /// Stands for no end: longer than any process lives, short enough for a timer.
+    const NEVER: Duration = Duration::from_secs(100 * 365 * 86_400);
+    if age.is_zero() || age > NEVER {
+        return NEVER;
+    }
+    // The seed of a fresh hasher is random enough for this.
+    let random = RandomState::new().hash_one(()) % 2001;
+    age / 10_000 * u32::try_from(9_000 + random).unwrap_or(10_000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_differ_by_a_tenth_at_most_and_none_is_for_ever() {
+        let age = Duration::from_secs(1000);
+        let ages: Vec<_> = (0..1000).map(|_| jittered(age).as_secs()).collect();
+        assert!(
+            ages.iter().all(|age| (900..=1100).contains(age)),
+            "{ages:?}"
+        );
+        assert!(ages.iter().any(|age| *age < 950), "{ages:?}");
+        assert!(ages.iter().any(|age| *age > 1050), "{ages:?}");
+        let century = Duration::from_secs(99 * 365 * 86_400);
+        assert!(jittered(Duration::ZERO) > century);
+        assert!(jittered(Duration::MAX) > century);
+    }
+}

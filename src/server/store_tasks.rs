@@ -1,0 +1,89 @@
+//! The tasks that the stores need once in a process.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::task::JoinSet;
+
+use super::{
+    cpu_quota,
+    parts::Parts,
+    replicas::{counts_locally, state_file},
+};
+use crate::{
+    core::limit::OnStoreLoss,
+    service::{grpc, limiter::Rules},
+    store::{
+        loss::Reconciler,
+        memory::MemoryStore,
+        redis::{batchers::Batchers, store::RedisStore, topology::TopologyWatcher},
+        replicas::Replicas,
+    },
+};
+
+/// Interval between removals of expired counters.
+const SWEEP: Duration = Duration::from_secs(1);
+
+/// Starts the tasks. `batchers` and `reconcilers` are those of the store that `/json` uses.
+pub(super) fn start(
+    parts: &Parts<'_>,
+    batchers: Vec<Batchers>,
+    reconcilers: Vec<Reconciler<RedisStore>>,
+    tasks: &mut JoinSet<()>,
+) {
+    let Parts {
+        settings,
+        metrics,
+        rules,
+        backend,
+        ..
+    } = parts;
+    tasks.spawn(sweep(rules.clone(), backend.memory()));
+    if backend.servers().next().is_some() {
+        let metrics = metrics.clone();
+        tasks.spawn(cpu_quota::watch(move || metrics.own_pauses().total));
+    }
+    for servers in backend.servers() {
+        let topology = TopologyWatcher::new(servers.clone(), &settings.redis.options());
+        tasks.spawn(async move { match topology.run().await {} });
+    }
+    for batchers in batchers {
+        tasks.spawn(async move { match batchers.run().await {} });
+    }
+    if let Some(first) = reconcilers.first()
+        && settings.loss.replicas.fixed().is_none()
+    {
+        detect_replicas(parts, first.store.clone(), tasks);
+    }
+    for store in reconcilers {
+        let clock = backend.clock(settings);
+        let returning = store.run(move || clock.now());
+        tasks.spawn(async move { match returning.await {} });
+    }
+}
+
+/// Counts the replicas that use `store`, while any rule needs to know.
+fn detect_replicas(parts: &Parts<'_>, store: RedisStore, tasks: &mut JoinSet<()>) {
+    let settings = parts.settings;
+    let replicas = Replicas::new(store, parts.metrics.loss.clone(), state_file(settings));
+    let clock = parts.backend.clock(settings);
+    let mut counts_locally = counts_locally(parts.rules.clone());
+    let is_default: OnStoreLoss = settings.loss.on_store_loss.into();
+    let is_needed = move || is_default == OnStoreLoss::Local || counts_locally();
+    let looking = replicas.run(move || clock.now(), is_needed);
+    tasks.spawn(async move { match looking.await {} });
+}
+
+/// Frees unused rules and expired counters.
+async fn sweep(rules: Rules, store: Option<Arc<MemoryStore>>) {
+    loop {
+        tokio::time::sleep(SWEEP).await;
+        let unused = rules.take_unused();
+        if !unused.is_empty() {
+            // Not on this thread, which has connections to accept.
+            let _ = tokio::task::spawn_blocking(move || drop(unused)).await;
+        }
+        if let Some(store) = &store {
+            store.sweep(grpc::now());
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! `/json`: a request in proto3 JSON, and the reply in the same form.
+
+use std::{future::poll_fn, pin::Pin, sync::Arc, time::Duration};
+
+use axum::{
+    body::Body,
+    http::{
+        HeaderMap, StatusCode,
+        header::{CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS},
+    },
+    response::{IntoResponse, Response},
+};
+use hyper::body::Body as _;
+
+use super::page::BlockingQueue;
+use crate::{
+    observe::metrics::CutOff,
+    service::{
+        budget::{Account, BudgetExhausted, Reservation},
+        grpc::{self, json, proto::envoy::service::ratelimit::v3::rate_limit_response::Code},
+    },
+    store::contract::{Deadline, Store},
+};
+
+/// Bounds on the body of a `/json` request.
+#[derive(Clone, Copy, Debug)]
+pub struct BodyLimits {
+    pub max_bytes: usize,
+    /// Longest time until the whole body has arrived.
+    pub timeout: Duration,
+}
+
+/// Whether the request declares its body as JSON. A browser sends that to another origin only with the origin's
+/// consent, so a foreign page cannot count in its visitor's name.
+pub(super) fn is_json(headers: &HeaderMap) -> bool {
+    let content_type = headers.get(CONTENT_TYPE).map(|value| value.to_str());
+    let Some(Ok(content_type)) = content_type else {
+        return false;
+    };
+    let media_type = content_type.split(';').next().unwrap_or_default();
+    media_type.trim().eq_ignore_ascii_case("application/json")
+}
+
+/// Answers a request in proto3 JSON as the reference does: 200 or 429 with the reply as JSON, 400 for anything else.
+pub(super) async fn answer_json<S: Store>(
+    service: &grpc::Service<S>,
+    blocking: &BlockingQueue,
+    account: &Arc<Account>,
+    body: Body,
+    bodies: BodyLimits,
+) -> Response {
+    let bad = || plain(StatusCode::BAD_REQUEST, "Bad Request\n");
+    let mut held = Reservation::new(account, 0);
+    let read = read(body, bodies.max_bytes, &mut held);
+    let body = match tokio::time::timeout(bodies.timeout, read).await {
+        Ok(Ok(body)) => body,
+        Ok(Err(BodyError::TooLarge)) => {
+            return plain(StatusCode::PAYLOAD_TOO_LARGE, "Payload Too Large\n");
+        }
+        Ok(Err(BodyError::Gone)) => return bad(),
+        Ok(Err(BodyError::NoRoom)) => {
+            account.budget().note(CutOff::JSON_NO_ROOM);
+            return plain(StatusCode::SERVICE_UNAVAILABLE, "Service Unavailable\n");
+        }
+        Err(_elapsed) => {
+            account.budget().note(CutOff::JSON_LATE);
+            return plain(StatusCode::REQUEST_TIMEOUT, "Request Timeout\n");
+        }
+    };
+    let Ok(message) = blocking.work(move || json::request(&body)).await else {
+        return bad();
+    };
+    let Ok(reply) = service.answer(&message, &Deadline::of_store()).await else {
+        return bad();
+    };
+    let status = match reply.overall_code() {
+        Code::OverLimit => StatusCode::TOO_MANY_REQUESTS,
+        Code::Ok | Code::Unknown => StatusCode::OK,
+    };
+    match blocking.work(move || json::response(&reply, false)).await {
+        Ok(text) => {
+            let text = Reservation::new(account, text.len()).with(text);
+            (status, [(CONTENT_TYPE, "application/json")], text).into_response()
+        }
+        Err(error) => {
+            tracing::warn!(%error, "a reply cannot be written as JSON");
+            plain(StatusCode::INTERNAL_SERVER_ERROR, "Internal Server Error\n")
+        }
+    }
+}
+
+/// Why a body was not read.
+enum BodyError {
+    TooLarge,
+    NoRoom,
+    /// The client closed the connection.
+    Gone,
+}
+
+impl From<BudgetExhausted> for BodyError {
+    fn from(_: BudgetExhausted) -> Self {
+        Self::NoRoom
+    }
+}
+
+/// Reads all of `body`, charging its memory to `held`.
+async fn read(
+    mut body: Body,
+    max_bytes: usize,
+    held: &mut Reservation,
+) -> Result<Vec<u8>, BodyError> {
+    let mut all = Vec::new();
+    while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
+        let frame = frame.map_err(|_| BodyError::Gone)?;
+        let Ok(data) = frame.into_data() else {
+            continue;
+        };
+        if data.len() > max_bytes - all.len() {
+            return Err(BodyError::TooLarge);
+        }
+        let before = all.capacity();
+        all.extend_from_slice(&data);
+        held.add(all.capacity() - before)?;
+    }
+    Ok(all)
+}
+
+/// A reply of one line.
+pub(super) fn plain(status: StatusCode, text: &'static str) -> Response {
+    let headers = [
+        (CONTENT_TYPE, "text/plain; charset=utf-8"),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    ];
+    (status, headers, text).into_response()
+}

@@ -1,0 +1,73 @@
+//! `/rlconfig`: the rules in use, one limit a line.
+
+use std::{fmt::Write as _, sync::Arc};
+
+use super::page::{PageWriter, each_of};
+use crate::{
+    core::limit::{Algorithm, Allows, CountPolicy, OnStoreLoss, Rule},
+    service::limiter::{RuleSet, Rules},
+};
+
+/// One line for each limit, in the reference's form, with our own fields appended.
+pub(super) fn rlconfig(rules: &Rules) -> PageWriter {
+    let rules = rules.current();
+    let count = rules
+        .as_ref()
+        .map_or(0, |rules| rules.matcher.rules().len());
+    let nth = (0..count).map(move |nth| (rules.clone(), nth));
+    each_of(nth, |(rules, nth): &(Option<Arc<RuleSet>>, usize), page| {
+        if let Some(rules) = rules {
+            describe(&rules.matcher.rules()[*nth], page);
+        }
+    })
+}
+
+/// Writes the lines of one rule. Writing to a string cannot fail.
+fn describe(rule: &Rule, page: &mut String) {
+    // A rule's value can be any text; a line must stay one line.
+    let path = rule.path.replace(char::is_control, "?");
+    let mut line = |unit: &str, requests_per_unit: u32, more: &str| {
+        let _ = writeln!(
+            page,
+            "{}: unit={} requests_per_unit={requests_per_unit}, shadow_mode: {}, quota_mode: {}{more}",
+            path,
+            unit.to_uppercase(),
+            rule.shadow_mode,
+            rule.quota_mode
+        );
+    };
+    let limits = match &rule.allows {
+        Allows::Unlimited => return line("unknown", 0, ""),
+        Allows::Within(limits) => limits,
+    };
+    for limit in limits {
+        let mut more = String::new();
+        let multiplier = limit.period.multiplier().get();
+        if multiplier > 1 {
+            let _ = write!(more, ", unit_multiplier: {multiplier}");
+        }
+        match &limit.algorithm {
+            Algorithm::FixedWindow => {}
+            Algorithm::FirstHit => more.push_str(", window: first_hit"),
+            Algorithm::Calendar(calendar) => {
+                let _ = write!(more, ", calendar: {}", calendar.zone_name());
+            }
+            other => {
+                let _ = write!(more, ", algorithm: {}", other.name());
+            }
+        }
+        if let Algorithm::TokenBucket { burst } = limit.algorithm {
+            let _ = write!(more, ", burst: {burst}");
+        }
+        if rule.counts == CountPolicy::Admitted {
+            more.push_str(", count: admitted");
+        }
+        match rule.on_store_loss {
+            OnStoreLoss::Error => {}
+            OnStoreLoss::Allow => more.push_str(", on_store_loss: allow"),
+            OnStoreLoss::Deny => more.push_str(", on_store_loss: deny"),
+            OnStoreLoss::Local => more.push_str(", on_store_loss: local"),
+        }
+        line(limit.period.unit().name(), limit.requests_per_unit, &more);
+    }
+}

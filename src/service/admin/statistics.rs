@@ -1,0 +1,77 @@
+//! `/metrics` and `/stats`: the collected statistics as pages.
+
+use std::{fmt::Write as _, sync::Arc};
+
+use axum::{
+    http::header::CONTENT_TYPE,
+    response::{IntoResponse, Response},
+};
+
+use super::page::{BlockingQueue, PIECE_BYTES, PageWriter, each_of, text_page};
+use crate::{
+    foundation::sample::{Sample, SampleValue},
+    observe::metrics::{
+        Metrics, process,
+        prometheus::{self, Renderer},
+    },
+    service::budget::Account,
+    store::memory::MemoryStore,
+};
+
+/// The collected statistics and how to render them.
+#[derive(Clone, Debug)]
+pub struct Statistics {
+    pub metrics: Arc<Metrics>,
+    pub memory: Option<Arc<MemoryStore>>,
+    pub renderer: Arc<Renderer>,
+    pub blocking: BlockingQueue,
+}
+
+impl Statistics {
+    /// All statistics at this moment.
+    pub fn samples(&self) -> Vec<Sample> {
+        self.metrics.samples(self.memory.as_deref())
+    }
+
+    /// The Prometheus page, in text format 0.0.4.
+    pub(super) fn prometheus(self, account: Arc<Account>) -> Response {
+        let blocking = self.blocking.clone();
+        let page = blocking.page(account, move || {
+            let memory = self.memory.as_deref();
+            let each = |take: &mut dyn FnMut(Sample)| self.metrics.each_sample(memory, take);
+            let mut page = self.renderer.page(each).ending_with(&process::render());
+            let bytes = page.bytes();
+            let writer: PageWriter = Box::new(move |text| page.write_some(text, PIECE_BYTES));
+            (writer, bytes)
+        });
+        ([(CONTENT_TYPE, prometheus::CONTENT_TYPE)], page).into_response()
+    }
+
+    /// One line for each statistic, sorted by name.
+    pub(super) fn lines(self, account: Arc<Account>) -> Response {
+        let blocking = self.blocking.clone();
+        let page = blocking.page(account, move || {
+            let mut samples = self.samples();
+            samples.sort_by(|a, b| a.name.cmp(&b.name));
+            let each = |sample: &Sample| size_of::<Sample>() + sample.name.capacity();
+            let bytes = samples.iter().map(each).sum();
+            (each_of(samples.into_iter(), line), bytes)
+        });
+        text_page(page)
+    }
+}
+
+/// Writes a statistic as a line. Writing to a string cannot fail.
+fn line(Sample { name, value }: &Sample, page: &mut String) {
+    let _ = match value {
+        SampleValue::Counter(number) | SampleValue::Gauge(number) => {
+            writeln!(page, "{name}: {number}")
+        }
+        SampleValue::Timer(times) => writeln!(
+            page,
+            "{name}: count {}, sum {} us",
+            times.count(),
+            times.sum_micros()
+        ),
+    };
+}

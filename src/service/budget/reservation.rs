@@ -1,0 +1,126 @@
+//! Bytes that are charged to a connection until they are dropped.
+
+use std::sync::Arc;
+
+use prost::bytes::{Buf, Bytes};
+
+use super::{Account, BudgetExhausted};
+
+/// Bytes charged to a connection until this is dropped.
+#[derive(Debug)]
+pub struct Reservation {
+    account: Arc<Account>,
+    bytes: usize,
+}
+
+impl Reservation {
+    /// Charges `bytes` even without room; then the connection closes.
+    pub fn new(account: &Arc<Account>, bytes: usize) -> Self {
+        let held = Self {
+            account: account.clone(),
+            bytes,
+        };
+        if account.take(bytes).is_err() {
+            account.end();
+        }
+        held
+    }
+
+    /// Charges nothing yet.
+    pub fn nothing(account: Arc<Account>) -> Self {
+        Self { account, bytes: 0 }
+    }
+
+    /// Charges `bytes` instead of the present number, even without room: the connection closes then. A charge that
+    /// is slightly too large stays.
+    pub fn resize(&mut self, bytes: usize) {
+        const LITTLE: usize = 512;
+        if let Some(more @ 1..) = bytes.checked_sub(self.bytes) {
+            self.bytes = bytes;
+            if self.account.take(more).is_err() {
+                self.account.end();
+            }
+        } else if self.bytes - bytes > LITTLE {
+            self.account.give_back(self.bytes - bytes);
+            self.bytes = bytes;
+        }
+    }
+
+    /// Charges `bytes` if there is room.
+    ///
+    /// # Errors
+    ///
+    /// If there is no room.
+    pub fn try_new(account: &Arc<Account>, bytes: usize) -> Result<Self, BudgetExhausted> {
+        let mut held = Self {
+            account: account.clone(),
+            bytes: 0,
+        };
+        held.add(bytes)?;
+        Ok(held)
+    }
+
+    /// Charges more bytes if there is room.
+    ///
+    /// # Errors
+    ///
+    /// If there is no room; the drop gives everything back.
+    pub fn add(&mut self, bytes: usize) -> Result<(), BudgetExhausted> {
+        self.bytes += bytes;
+        self.account.take(bytes)
+    }
+
+    /// The account of the connection.
+    pub fn account(&self) -> &Arc<Account> {
+        &self.account
+    }
+
+    /// `bytes` that give their charge back when the last reference to them is dropped.
+    pub fn with(self, bytes: Vec<u8>) -> Bytes {
+        Bytes::from_owner(ReservedVec { bytes, _held: self })
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.account.give_back(self.bytes);
+    }
+}
+
+struct ReservedVec {
+    bytes: Vec<u8>,
+    _held: Reservation,
+}
+
+impl AsRef<[u8]> for ReservedVec {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// Bytes of a reply, charged until they are written or dropped.
+///
+/// A pointer: hyper keeps room for two of them in the task of each call.
+#[derive(Debug)]
+pub struct ReplyBytes(Box<(Bytes, Reservation)>);
+
+impl ReplyBytes {
+    /// `bytes`, charged to `held`.
+    pub fn new(bytes: Bytes, held: Reservation) -> Self {
+        Self(Box::new((bytes, held)))
+    }
+}
+
+impl Buf for ReplyBytes {
+    fn remaining(&self) -> usize {
+        self.0.0.remaining()
+    }
+
+    fn chunk(&self) -> &[u8] {
+        self.0.0.chunk()
+    }
+
+    fn advance(&mut self, count: usize) {
+        self.0.0.advance(count);
+    }
+}

@@ -1,0 +1,221 @@
+//! Reads the message of a call from its body.
+
+use std::{
+    future::poll_fn,
+    pin::Pin,
+    task::{Context, Poll, Waker, ready},
+    time::Duration,
+};
+
+use hyper::body::{Body as _, Incoming};
+use prost::bytes::{Bytes, BytesMut};
+use tonic::Status;
+
+use super::{
+    encoding::Encoding,
+    refusal::{no_room, too_large},
+};
+use crate::service::budget::Reservation;
+
+/// Length of a message's prefix: a flag and the length (gRPC over HTTP2, "Length-Prefixed-Message").
+pub(super) const PREFIX_BYTES: usize = 5;
+
+/// How long a caller may take to end its stream after its message. Most end it with the message; the others are
+/// answered after this time.
+const END_OF_STREAM: Duration = Duration::from_millis(10);
+
+/// How much of the request body has arrived when the call begins.
+pub(super) enum ReceivedBody {
+    /// The only message, completely.
+    All(Bytes),
+    /// The first data of the body, if any has arrived.
+    Part(Option<FirstData>),
+}
+
+/// The next bytes of a body; `None` at its end.
+pub(super) type FirstData = Result<Option<Bytes>, Status>;
+
+/// Reads the part of the body that has arrived, without waiting.
+pub(super) fn receive(body: &mut Incoming, max_bytes: usize, encoding: Encoding) -> ReceivedBody {
+    // No waker: a caller that waits for more polls again.
+    let mut unread = Context::from_waker(Waker::noop());
+    match poll_data(body, &mut unread) {
+        Poll::Ready(Ok(Some(bytes))) => {
+            let end = end_of_message(&bytes, max_bytes, encoding);
+            let is_all = matches!(end, Ok(Some(end)) if end == bytes.len());
+            if is_all && bytes[0] == PLAIN && body.is_end_stream() {
+                ReceivedBody::All(bytes.slice(PREFIX_BYTES..))
+            } else {
+                ReceivedBody::Part(Some(Ok(Some(bytes))))
+            }
+        }
+        Poll::Ready(first) => ReceivedBody::Part(Some(first)),
+        Poll::Pending => ReceivedBody::Part(None),
+    }
+}
+
+/// The body of a call whose message has not arrived completely, or needs more than a look.
+pub(super) struct PartialBody {
+    /// The first data, if any has arrived.
+    pub(super) first: Option<FirstData>,
+    pub(super) body: Incoming,
+    pub(super) encoding: Encoding,
+}
+
+impl PartialBody {
+    /// Reads the first message. Waits briefly for the end of the stream.
+    pub(super) async fn message(
+        &mut self,
+        max_bytes: usize,
+        held: &mut Reservation,
+    ) -> Result<Bytes, Status> {
+        let Self {
+            first,
+            body,
+            encoding,
+        } = self;
+        let encoding = *encoding;
+        let first = match first.take() {
+            Some(first) => first,
+            None => data(body).await,
+        };
+        let Some(bytes) = first? else {
+            return Err(Status::internal("Missing request message."));
+        };
+        let (bytes, end) = match end_of_message(&bytes, max_bytes, encoding)? {
+            Some(end) if end <= bytes.len() => (bytes, end),
+            _ => Box::pin(gather(bytes, max_bytes, encoding, body, held)).await?,
+        };
+        if !body.is_end_stream() {
+            // Hyper resets a stream that is answered before its end, and not all clients report that reset correctly.
+            let ended = tokio::time::timeout(END_OF_STREAM, Box::pin(end_of_stream(body)));
+            ended.await.unwrap_or(Ok(()))?;
+        }
+        let message = bytes.slice(PREFIX_BYTES..end);
+        if bytes[0] == PLAIN {
+            return Ok(message);
+        }
+        let message = encoding.inflate(&message, max_bytes)?;
+        held.add(message.len())
+            .map_err(|full| no_room(held.account(), full))?;
+        Ok(message)
+    }
+}
+
+async fn end_of_stream(body: &mut Incoming) -> Result<(), Status> {
+    while !body.is_end_stream() && data(body).await?.is_some() {}
+    Ok(())
+}
+
+/// The flag of an uncompressed message.
+const PLAIN: u8 = 0;
+
+const COMPRESSED: u8 = 1;
+
+/// The end of the first message, if it is known.
+fn end_of_message(
+    bytes: &[u8],
+    max_bytes: usize,
+    encoding: Encoding,
+) -> Result<Option<usize>, Status> {
+    let [flag, length @ ..] = bytes else {
+        return Ok(None);
+    };
+    match *flag {
+        PLAIN => {}
+        COMPRESSED if encoding != Encoding::Identity => {}
+        COMPRESSED => {
+            return Err(Status::internal(
+                "the message is compressed, but the call names no encoding",
+            ));
+        }
+        flag => {
+            return Err(Status::internal(format!(
+                "invalid compression flag: {flag} (valid flags are 0 and 1)"
+            )));
+        }
+    }
+    let Some(length) = length.first_chunk() else {
+        return Ok(None);
+    };
+    let length = u32::from_be_bytes(*length) as usize;
+    if length > max_bytes {
+        return Err(too_large(length, max_bytes));
+    }
+    Ok(Some(PREFIX_BYTES + length))
+}
+
+/// Reads until the message is complete; returns its end.
+async fn gather(
+    bytes: Bytes,
+    max_bytes: usize,
+    encoding: Encoding,
+    body: &mut Incoming,
+    held: &mut Reservation,
+) -> Result<(Bytes, usize), Status> {
+    let mut gathered = BytesMut::from(bytes);
+    let mut known = 0;
+    loop {
+        let grown = gathered.capacity().saturating_sub(known);
+        known += grown;
+        held.add(grown)
+            .map_err(|full| no_room(held.account(), full))?;
+        match end_of_message(&gathered, max_bytes, encoding)? {
+            Some(end) if end <= gathered.len() => return Ok((gathered.freeze(), end)),
+            _ => {}
+        }
+        let Some(more) = data(body).await? else {
+            return Err(Status::internal("Unexpected EOF decoding stream."));
+        };
+        gathered.extend_from_slice(&more);
+    }
+}
+
+/// The next bytes of `body`, never empty; `None` at the end.
+async fn data(body: &mut Incoming) -> Result<Option<Bytes>, Status> {
+    poll_fn(|context| poll_data(body, context)).await
+}
+
+fn poll_data(body: &mut Incoming, context: &mut Context<'_>) -> Poll<FirstData> {
+    loop {
+        match ready!(Pin::new(&mut *body).poll_frame(context)) {
+            None => return Poll::Ready(Ok(None)),
+            // Trailers of a request are ignored.
+            Some(Ok(frame)) => match frame.into_data() {
+                Ok(data) if !data.is_empty() => return Poll::Ready(Ok(Some(data))),
+                _ => {}
+            },
+            Some(Err(_)) => {
+                return Poll::Ready(Err(Status::cancelled("the request ended early")));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::service::grpc::unary::framed;
+
+    #[test]
+    fn a_message_ends_where_its_prefix_says() {
+        let end = |bytes: &[u8], max| end_of_message(bytes, max, Encoding::Identity).unwrap();
+        assert_eq!(end(&[], 10), None);
+        assert_eq!(end(&[0, 0, 0, 0], 10), None);
+        assert_eq!(end(&[0, 0, 0, 0, 7], 10), Some(12));
+        assert_eq!(end(&framed(0, |_| ()), 0), Some(5));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_refused_at_its_first_byte() {
+        let code = |bytes| {
+            end_of_message(bytes, 10, Encoding::Identity)
+                .unwrap_err()
+                .code()
+        };
+        assert_eq!(code(&[1]), tonic::Code::Internal);
+        assert_eq!(code(&[9]), tonic::Code::Internal);
+        assert_eq!(code(&[0, 0, 0, 0, 11]), tonic::Code::ResourceExhausted);
+        assert!(end_of_message(&[1], 10, Encoding::Gzip).is_ok());
+    }
+}

@@ -1,0 +1,123 @@
+//! Replies: framed messages, and the bodies and responses that carry them.
+
+use std::{
+    cell::RefCell,
+    mem,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use hyper::{
+    HeaderMap, Response,
+    body::{Body, Frame},
+    header::{CONTENT_TYPE, HeaderName, HeaderValue},
+};
+use prost::bytes::{BufMut as _, Bytes, BytesMut};
+use tonic::Status;
+
+use super::message::PREFIX_BYTES;
+use crate::service::budget::{CALL_BYTES, ReplyBytes, Reservation};
+
+const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
+const OK: HeaderValue = HeaderValue::from_static("0");
+pub(super) const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+
+/// Frames a message of `length` bytes, which `write` writes.
+///
+/// # Panics
+///
+/// If `write` needs more room than `length`.
+pub fn framed(length: usize, write: impl FnOnce(&mut &mut [u8])) -> Bytes {
+    REPLIES.with_borrow_mut(|frame| {
+        // Zeroed first, so that each field is written without a check for room.
+        frame.resize(PREFIX_BYTES + length, 0);
+        let mut room = &mut frame[1..];
+        room.put_u32(u32::try_from(length).expect("a reply is shorter than 4 GB"));
+        write(&mut room);
+        debug_assert!(room.is_empty());
+        frame.split().freeze()
+    })
+}
+
+/// Many replies share one allocation, which is reused when all of them are sent. A single reply that its caller does
+/// not read can keep this many bytes of it alive.
+const REPLIES_BYTES: usize = 2048;
+
+thread_local! {
+    /// The buffer for the replies of one worker.
+    static REPLIES: RefCell<BytesMut> = RefCell::new(BytesMut::with_capacity(REPLIES_BYTES));
+}
+
+/// The response to a call, which charges the reply instead of what the call `held`.
+pub(super) fn response(answer: Result<Bytes, Status>, mut held: Reservation) -> Response<Reply> {
+    match answer {
+        Ok(message) => {
+            held.resize(CALL_BYTES + message.len());
+            let mut response = Response::new(Reply::Message(ReplyBytes::new(message, held)));
+            response.headers_mut().insert(CONTENT_TYPE, GRPC);
+            response
+        }
+        Err(status) => {
+            held.account().hold_until_flushed(CALL_BYTES);
+            refusal(&status)
+        }
+    }
+}
+
+/// The response to a call that ends with `status`.
+pub(super) fn refusal(status: &Status) -> Response<Reply> {
+    status.clone().into_http::<()>().map(|()| Reply::Nothing)
+}
+
+/// The body of a reply.
+#[derive(Debug)]
+pub enum Reply {
+    /// A message; trailers follow.
+    Message(ReplyBytes),
+    Trailers,
+    Nothing,
+    Other(tonic::body::Body, Reservation),
+}
+
+impl Body for Reply {
+    type Data = ReplyBytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<ReplyBytes>, Status>>> {
+        let frame = match &mut *self {
+            Self::Message(_) => {
+                let Self::Message(message) = mem::replace(&mut *self, Self::Trailers) else {
+                    unreachable!("it was just looked at");
+                };
+                Frame::data(message)
+            }
+            Self::Trailers => {
+                *self = Self::Nothing;
+                let mut trailers = HeaderMap::with_capacity(1);
+                trailers.insert(GRPC_STATUS, OK);
+                Frame::trailers(trailers)
+            }
+            Self::Nothing => return Poll::Ready(None),
+            Self::Other(body, held) => {
+                let frame = ready!(Pin::new(body).poll_frame(context));
+                let sent = |bytes: Bytes| {
+                    let held = Reservation::new(held.account(), bytes.len());
+                    ReplyBytes::new(bytes, held)
+                };
+                return Poll::Ready(frame.map(|frame| frame.map(|frame| frame.map_data(sent))));
+            }
+        };
+        Poll::Ready(Some(Ok(frame)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Message(_) | Self::Trailers => false,
+            Self::Nothing => true,
+            Self::Other(body, _) => body.is_end_stream(),
+        }
+    }
+}
