@@ -39,8 +39,11 @@ pub mod core {
 // 2: edge
 /// Connections to other servers.
 pub mod net {
+    pub mod connect;
     pub mod dial;
+    pub mod endpoint;
     pub mod pem;
+    pub mod tls;
 }
 
 /// Rules: from files to a matcher, or every reason why not.
@@ -95,7 +98,6 @@ pub mod store {
         mod slot_map;
         pub mod stats;
         pub mod store;
-        mod tls;
         pub mod topology;
         mod watchdog;
     }

@@ -477,8 +477,8 @@ fn no_two_files_need_each_other() {
     assert!(names.is_empty(), "files need each other: {names:?}");
 }
 
-/// Libraries that few folders may name, and those folders. `net` and the others that open connections share TLS.
-const LIBRARIES: [(&str, &[&str]); 22] = [
+/// Libraries that few folders may name, and those folders.
+const LIBRARIES: [(&str, &[&str]); 24] = [
     ("axum", &["observe", "server", "service"]),
     ("bb8_redis", &["store"]),
     ("clap", &["settings"]),
@@ -498,7 +498,8 @@ const LIBRARIES: [(&str, &[&str]); 22] = [
     ("serde_json", &["cli", "server", "service"]),
     ("serde_yaml", &["cli", "config", "observe"]),
     ("sha2", &["config", "core"]),
-    ("socket2", &["control"]),
+    ("socket2", &["net"]),
+    ("tokio_rustls", &["net"]),
     (
         "tonic",
         &[
@@ -506,6 +507,7 @@ const LIBRARIES: [(&str, &[&str]); 22] = [
         ],
     ),
     ("tracing_subscriber", &["server"]),
+    ("webpki_roots", &["net"]),
 ];
 
 #[test]

@@ -51,7 +51,7 @@ pub mod error;
 pub use backoff::Backoff;
 use backoff::BackoffWaits;
 use connect::ControlPlaneConnector;
-pub use connect::TlsFiles;
+pub use connect::ControlPlaneTls;
 pub use error::BadServer;
 
 /// gRPC's default for the largest message, 4 MiB.
@@ -75,7 +75,7 @@ pub struct Options {
     /// Each is `name:value`, with one colon. They may be secret.
     pub headers: Vec<String>,
     /// `None` means without TLS.
-    pub tls: Option<TlsFiles>,
+    pub tls: Option<ControlPlaneTls>,
     pub empty: OnEmptyPush,
     /// Largest message accepted.
     pub max_message_bytes: usize,

@@ -18,7 +18,6 @@ use tokio::{
     task::JoinSet,
     time::Instant,
 };
-use tokio_rustls::server::TlsStream;
 use tokio_util::either::Either::{self, Left, Right};
 
 use super::{
@@ -28,6 +27,7 @@ use super::{
     tls::CurrentTls,
 };
 use crate::{
+    net::tls::listener::TlsSession,
     service::{
         budget::{Account, Budget},
         grpc::unary::{Calls, Dispatcher, InFlight, TimedConnection, UnaryMethod},
@@ -185,7 +185,7 @@ impl<M: UnaryMethod> Worker<M> {
 
 /// The transport of a connection. A single type, so that the program contains one server, which the compiler can
 /// optimise well.
-type AnyStream = Either<TcpStream, Either<UnixStream, Box<TlsStream<TcpStream>>>>;
+type AnyStream = Either<TcpStream, Either<UnixStream, Box<TlsSession>>>;
 
 /// The settings of connections.
 pub(super) struct Serving<M> {

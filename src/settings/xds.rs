@@ -201,7 +201,7 @@ impl Xds {
                 .map(|(key, value)| (key.to_owned(), value.to_owned()))
                 .collect(),
             headers: items(&self.xds_headers).map(str::to_owned).collect(),
-            tls: self.xds_tls.then(|| xds::TlsFiles {
+            tls: self.xds_tls.then(|| xds::ControlPlaneTls {
                 certificate: given(&self.xds_tls_cert),
                 key: given(&self.xds_tls_key),
                 ca: given(&self.xds_tls_ca),

@@ -7,7 +7,7 @@ use prost::bytes::{Buf as _, BytesMut};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::{failure::NodeFailure, packed::PackedCommands};
-use crate::net::dial::BoxedStream;
+use crate::net::connect::BoxedStream;
 
 /// The longest reply that is accepted, in bytes: the slots of the largest cluster are a tenth of it.
 const MAX_REPLY_BYTES: usize = 16 << 20;

@@ -10,14 +10,10 @@ use bb8_redis::{
     bb8::{ErrorSink, ManageConnection, Pool, PooledConnection},
     redis::{RedisConnectionInfo, Value},
 };
-use tokio::{
-    net::{TcpStream, UnixStream},
-    sync::watch,
-};
-use tokio_rustls::{TlsConnector, rustls::pki_types::ServerName};
+use tokio::sync::watch;
 
 use super::{
-    address::{BadUrl, Endpoint, RedisTlsFiles, Secret},
+    address::{BadUrl, Secret},
     connection::Connection,
     failure::NodeFailure,
     node::Node,
@@ -26,7 +22,11 @@ use super::{
     running::within,
     stats::RedisStats,
 };
-use crate::net::dial::BoxedStream;
+use crate::net::{
+    connect::{BoxedStream, connect},
+    endpoint::Endpoint,
+    tls::{ServerName, client::ClientTls},
+};
 
 /// Opens connections to servers of one kind, at any endpoint.
 #[derive(Clone, Debug)]
@@ -36,7 +36,7 @@ pub(super) struct Connector {
     /// Used if the URL has no password.
     auth: Option<Secret>,
     is_tls: bool,
-    tls: RedisTlsFiles,
+    tls: ClientTls,
     /// How long a connection may take to come up, and a question on it to be answered. Decisions do not
     /// wait for that; they end at their own deadline.
     pub(super) timeout: Duration,
@@ -50,7 +50,7 @@ impl Connector {
         settings: RedisConnectionInfo,
         auth: Option<Secret>,
         is_tls: bool,
-        tls: RedisTlsFiles,
+        tls: ClientTls,
         timeout: Duration,
     ) -> Result<Self, BadUrl> {
         let connector = Self {
@@ -64,7 +64,7 @@ impl Connector {
             auth.read()?;
         }
         if is_tls {
-            connector.tls.config()?;
+            connector.tls.config().map_err(BadUrl::of_tls)?;
         }
         Ok(connector)
     }
@@ -86,28 +86,17 @@ impl Connector {
 
     async fn stream(&self, endpoint: &Endpoint) -> Result<BoxedStream, NodeFailure> {
         let failed = |error: io::Error| NodeFailure::of_failure(&error);
-        let (host, port) = match endpoint {
-            Endpoint::Unix(path) => {
-                let stream = UnixStream::connect(path).await.map_err(failed)?;
-                return Ok(Box::new(stream));
-            }
-            Endpoint::Tcp { host, port } => (host, *port),
-        };
-        let stream = TcpStream::connect((host.as_str(), port)).await;
-        let stream = stream.map_err(failed)?;
-        stream.set_nodelay(true).map_err(failed)?;
+        let stream = connect(endpoint).await.map_err(failed)?;
         if !self.is_tls {
-            return Ok(Box::new(stream));
+            return Ok(stream.boxed());
         }
         // Read anew for each connection, because certificates change. They are small, and connections
         // are rare.
-        let config = self.tls.config();
+        let config = self.tls.config().map_err(BadUrl::of_tls);
         let config = config.map_err(|error| NodeFailure::Unreachable(error.reason))?;
-        let name = ServerName::try_from(host.clone())
+        let name = ServerName::try_from(endpoint.host().to_owned())
             .map_err(|error| NodeFailure::Unreachable(error.to_string()))?;
-        let connector = TlsConnector::from(Arc::new(config));
-        let stream = connector.connect(name, stream).await.map_err(failed)?;
-        Ok(Box::new(stream))
+        stream.with_tls(config, name).await.map_err(failed)
     }
 
     /// Sends the credentials and selects the database.

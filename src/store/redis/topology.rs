@@ -8,7 +8,7 @@ use tokio::{
 };
 
 use super::{
-    address::{Endpoint, TopologyKind},
+    address::TopologyKind,
     cluster::Cluster,
     failure::NodeFailure,
     node::Node,
@@ -18,6 +18,7 @@ use super::{
     servers::Servers,
     slot_map::SlotMap,
 };
+use crate::net::endpoint::Endpoint;
 
 /// The time between two looks at the topology while all is well.
 const HEALTHY_INTERVAL: Duration = Duration::from_millis(500);
