@@ -12,11 +12,13 @@
 // 0: foundation
 /// Helps for every floor that know nothing of rate limits, and do no I/O.
 pub mod foundation {
+    pub mod backoff;
     pub mod causes;
     pub mod histogram;
     pub mod lock;
     pub mod log_throttle;
     pub mod object_pool;
+    pub mod random;
     pub mod text;
 }
 

@@ -478,16 +478,17 @@ fn no_two_files_need_each_other() {
 }
 
 /// Libraries that few folders may name, and those folders.
-const LIBRARIES: [(&str, &[&str]); 24] = [
+const LIBRARIES: [(&str, &[&str]); 26] = [
     ("axum", &["observe", "server", "service"]),
     ("bb8_redis", &["store"]),
     ("clap", &["settings"]),
+    ("fastrand", &["foundation"]),
     ("flate2", &["service"]),
     ("foldhash", &["config", "core", "store"]),
     ("hashbrown", &["store"]),
     ("hyper", &["observe", "server", "service"]),
     ("hyper_util", &["net", "observe", "server", "service"]),
-    ("itoa", &["store"]),
+    ("itoa", &["foundation", "store"]),
     ("jiff", &["config", "core"]),
     ("nix", &["server"]),
     ("notify", &["control"]),
@@ -499,6 +500,7 @@ const LIBRARIES: [(&str, &[&str]); 24] = [
     ("serde_yaml", &["cli", "config", "observe"]),
     ("sha2", &["config", "core"]),
     ("socket2", &["net"]),
+    ("strsim", &["config"]),
     ("tokio_rustls", &["net"]),
     (
         "tonic",

@@ -30,7 +30,10 @@ use crate::{
         message::{Push, TYPE_URL},
     },
     control::reload::{Intake, report},
-    foundation::causes::chain,
+    foundation::{
+        backoff::{Backoff, BackoffWaits, linear},
+        causes::chain,
+    },
     observe::metrics::Metrics,
     service::grpc::proto::{
         envoy::{
@@ -44,12 +47,9 @@ use crate::{
     },
 };
 
-mod backoff;
 mod connect;
 pub mod error;
 
-pub use backoff::Backoff;
-use backoff::BackoffWaits;
 use connect::ControlPlaneConnector;
 pub use connect::ControlPlaneTls;
 pub use error::BadServer;
@@ -230,7 +230,7 @@ impl Client {
             let wait = match (self.retry_interval, &lost) {
                 (Some(interval), StreamEnd::Refused(_)) => {
                     refusals += 1;
-                    backoff::linear(interval, refusals)
+                    linear(interval, refusals)
                 }
                 _ => waits.next_wait(),
             };

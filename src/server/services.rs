@@ -4,9 +4,10 @@ use tonic::service::Routes;
 
 use crate::{
     core::limit::Modes,
+    foundation::random,
     observe::{
         metrics::{Metrics, Recorder},
-        traces::{self, Tracer, export::Exporter},
+        traces::{Tracer, export::Exporter},
     },
     service::{
         grpc::{self, proto::DESCRIPTORS, wire},
@@ -72,7 +73,7 @@ pub(super) fn traces(
         return Ok((Tracer::default(), None));
     }
     let stats = metrics.traces.clone();
-    let options = settings.export(traces::random_uuid)?;
+    let options = settings.export(random::uuid)?;
     let (tracer, spans) = Tracer::new(&settings.sampling(), stats.clone());
     let exporter = Exporter {
         spans,

@@ -1,14 +1,6 @@
 //! The workers: each is a thread with its own runtime and serves its share of the connections.
 
-use std::{
-    convert::Infallible,
-    hash::{BuildHasher as _, RandomState},
-    io,
-    pin::Pin,
-    sync::Arc,
-    thread,
-    time::Duration,
-};
+use std::{convert::Infallible, io, pin::Pin, sync::Arc, thread, time::Duration};
 
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -27,6 +19,7 @@ use super::{
     tls::CurrentTls,
 };
 use crate::{
+    foundation::random,
     net::tls::listener::TlsSession,
     service::{
         budget::{Account, Budget},
@@ -375,9 +368,8 @@ fn jittered(age: Duration) -> Duration {
     if age.is_zero() || age > NEVER {
         return NEVER;
     }
-    // The seed of a fresh hasher is random enough for this.
-    let random = RandomState::new().hash_one(()) % 2001;
-    age / 10_000 * u32::try_from(9_000 + random).unwrap_or(10_000)
+    let tenth = age / 10;
+    random::between(age - tenth, age + tenth)
 }
 
 #[cfg(test)]

@@ -5,7 +5,10 @@ use std::{path::PathBuf, time::Duration};
 use clap::{Args, ValueEnum};
 
 use super::values::{Hidden, boolean, duration, file_path, some_time};
-use crate::control::xds::{self, Backoff, OnEmptyPush};
+use crate::{
+    control::xds::{self, OnEmptyPush},
+    foundation::backoff::Backoff,
+};
 
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Rules from a control plane (xDS)")]
