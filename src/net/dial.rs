@@ -195,6 +195,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_missing_authority_is_asked_for_by_the_name_of_its_setting() {
+        for ca_setting in ["--ca", "OTEL_EXPORTER_OTLP_CERTIFICATE"] {
+            let dial = Dial::new(&Options {
+                server: "https://h",
+                tls: false,
+                ca: None,
+                ca_setting,
+                pair: None,
+                authority: None,
+                http2: true,
+            });
+            let expected = format!("{ca_setting} is required for TLS");
+            assert_eq!(dial.unwrap_err().to_string(), expected);
+        }
+    }
+
+    #[test]
     fn addresses_are_read() {
         let shown =
             |url: &str| endpoint(url).map(|(endpoint, is_https)| format!("{endpoint} {is_https}"));

@@ -1,4 +1,7 @@
 //! Keeps the topology of the servers up to date, for all workers.
+//!
+//! The cluster client of the `redis` crate is not used: it sends commands again after failures, and a command that may
+//! have counted must not be sent twice.
 
 use std::{collections::HashMap, convert::Infallible, sync::Arc, time::Duration};
 
