@@ -12,12 +12,14 @@
 // 0: foundation
 /// Helps for every floor that know nothing of rate limits, and do no I/O.
 pub mod foundation {
+    pub mod backoff;
     pub mod causes;
     pub mod histogram;
     pub mod lock;
     pub mod log_throttle;
     pub mod metric_name;
     pub mod object_pool;
+    pub mod random;
     pub mod sample;
     pub mod text;
 }
@@ -41,8 +43,11 @@ pub mod core {
 // 2: edge
 /// Connections to other servers.
 pub mod net {
+    pub mod connect;
     pub mod dial;
+    pub mod endpoint;
     pub mod pem;
+    pub mod tls;
 }
 
 /// Rules: from files to a matcher, or every reason why not.
@@ -97,7 +102,6 @@ pub mod store {
         mod slot_map;
         pub mod stats;
         pub mod store;
-        mod tls;
         pub mod topology;
         mod watchdog;
     }

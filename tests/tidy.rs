@@ -477,17 +477,18 @@ fn no_two_files_need_each_other() {
     assert!(names.is_empty(), "files need each other: {names:?}");
 }
 
-/// Libraries that few folders may name, and those folders. `net` and the others that open connections share TLS.
-const LIBRARIES: [(&str, &[&str]); 22] = [
+/// Libraries that few folders may name, and those folders.
+const LIBRARIES: [(&str, &[&str]); 26] = [
     ("axum", &["observe", "server", "service"]),
     ("bb8_redis", &["store"]),
     ("clap", &["settings"]),
+    ("fastrand", &["foundation"]),
     ("flate2", &["service"]),
     ("foldhash", &["config", "core", "store"]),
     ("hashbrown", &["store"]),
     ("hyper", &["observe", "server", "service"]),
     ("hyper_util", &["net", "observe", "server", "service"]),
-    ("itoa", &["store"]),
+    ("itoa", &["foundation", "store"]),
     ("jiff", &["config", "core"]),
     ("nix", &["server"]),
     ("notify", &["control"]),
@@ -498,7 +499,9 @@ const LIBRARIES: [(&str, &[&str]); 22] = [
     ("serde_json", &["cli", "server", "service"]),
     ("serde_yaml", &["cli", "config", "observe"]),
     ("sha2", &["config", "core"]),
-    ("socket2", &["control"]),
+    ("socket2", &["net"]),
+    ("strsim", &["config"]),
+    ("tokio_rustls", &["net"]),
     (
         "tonic",
         &[
@@ -506,6 +509,7 @@ const LIBRARIES: [(&str, &[&str]); 22] = [
         ],
     ),
     ("tracing_subscriber", &["server"]),
+    ("webpki_roots", &["net"]),
 ];
 
 #[test]

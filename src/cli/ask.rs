@@ -52,6 +52,7 @@ pub async fn ask(ask: Ask) -> Result<String, AskError> {
         server: &ask.server,
         tls: ask.tls,
         ca: ask.ca.as_deref(),
+        ca_setting: "--ca",
         pair: ask.cert.as_deref().zip(ask.key.as_deref()),
         authority: ask.authority.as_deref(),
         http2: true,

@@ -976,17 +976,7 @@ fn expected_instead_of(key: &str) -> String {
 
 /// The edit distance (Levenshtein, 1966), ignoring letter case.
 fn distance(left: &str, right: &str) -> usize {
-    let right: Vec<char> = right.to_lowercase().chars().collect();
-    let mut row: Vec<usize> = (0..=right.len()).collect();
     // A long key is close to none; its first 64 characters show that.
-    for (i, a) in left.to_lowercase().chars().take(64).enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, b) in right.iter().enumerate() {
-            let replaced = diagonal + usize::from(a != *b);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[right.len()]
+    let left: String = left.to_lowercase().chars().take(64).collect();
+    strsim::levenshtein(&left, &right.to_lowercase())
 }

@@ -30,7 +30,10 @@ use crate::{
         message::{Push, TYPE_URL},
     },
     control::reload::{Intake, report},
-    foundation::causes::chain,
+    foundation::{
+        backoff::{Backoff, BackoffWaits, linear},
+        causes::chain,
+    },
     observe::metrics::Metrics,
     service::grpc::proto::{
         envoy::{
@@ -44,14 +47,11 @@ use crate::{
     },
 };
 
-mod backoff;
 mod connect;
 pub mod error;
 
-pub use backoff::Backoff;
-use backoff::BackoffWaits;
 use connect::ControlPlaneConnector;
-pub use connect::TlsFiles;
+pub use connect::ControlPlaneTls;
 pub use error::BadServer;
 
 /// gRPC's default for the largest message, 4 MiB.
@@ -75,7 +75,7 @@ pub struct Options {
     /// Each is `name:value`, with one colon. They may be secret.
     pub headers: Vec<String>,
     /// `None` means without TLS.
-    pub tls: Option<TlsFiles>,
+    pub tls: Option<ControlPlaneTls>,
     pub empty: OnEmptyPush,
     /// Largest message accepted.
     pub max_message_bytes: usize,
@@ -230,7 +230,7 @@ impl Client {
             let wait = match (self.retry_interval, &lost) {
                 (Some(interval), StreamEnd::Refused(_)) => {
                     refusals += 1;
-                    backoff::linear(interval, refusals)
+                    linear(interval, refusals)
                 }
                 _ => waits.next_wait(),
             };

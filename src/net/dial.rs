@@ -1,34 +1,20 @@
-//! Connections to other servers: over TCP or a Unix socket, with TLS if asked for.
+//! Connections to servers that operators name by URL: `tollgate ask`, and the collector of spans.
 
 use std::{
-    fmt,
-    future::{Ready, ready},
-    io,
+    fmt, io,
     path::{Path, PathBuf},
     sync::Arc,
-    task::{Context, Poll},
     time::Duration,
 };
 
-use hyper_util::rt::TokioIo;
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    net::{TcpStream, UnixStream},
-};
-use tokio_rustls::{
-    TlsConnector,
-    rustls::{
-        self, ClientConfig,
-        crypto::ring,
-        pki_types::{InvalidDnsNameError, ServerName},
-    },
-};
-use tonic::{
-    codegen::Service,
-    transport::{Channel, Endpoint, Uri},
-};
+use tokio_rustls::rustls::{self, ClientConfig, pki_types::InvalidDnsNameError};
+use tonic::transport::{self, Channel};
 
-use crate::net::pem::{self, PemError};
+use super::{
+    connect::{BoxedStream, OnceConnector, connect},
+    endpoint::{BareIpv6, Endpoint, split},
+    tls::{ServerName, TlsError, client::ClientTls},
+};
 
 /// Why there is no connection. Messages name the file at fault.
 #[derive(Debug, thiserror::Error)]
@@ -39,20 +25,21 @@ pub enum DialError {
     Stream(#[source] io::Error),
     #[error("no answer within --timeout")]
     TimedOut,
-    #[error("--ca is required for TLS")]
-    NoAuthority,
+    /// The setting that names the certificate authority.
+    #[error("{0} is required for TLS")]
+    NoAuthority(&'static str),
     #[error("certificates need --tls or an https:// URL")]
     NoTls,
     #[error("`{0}` cannot be the name in a certificate; see --authority")]
     NoName(String, #[source] InvalidDnsNameError),
     #[error("`{0}` cannot be an authority")]
     BadAuthority(String),
-    #[error(transparent)]
-    Pem(#[from] PemError),
     #[error("{}: cannot be used", .0.display())]
     Unusable(PathBuf, #[source] rustls::Error),
+    #[error(transparent)]
+    Tls(Box<TlsError>),
     #[error("the server does not speak HTTP/2 at this address")]
-    Http2(#[source] tonic::transport::Error),
+    Http2(#[source] transport::Error),
 }
 
 /// Where a server is, and how to verify it.
@@ -64,6 +51,8 @@ pub struct Options<'a> {
     pub tls: bool,
     /// CA certificate to verify the server.
     pub ca: Option<&'a Path>,
+    /// The setting that names it.
+    pub ca_setting: &'static str,
     /// Own certificate and its key.
     pub pair: Option<(&'a Path, &'a Path)>,
     /// The name of the server, if it is not the host of the URL.
@@ -72,27 +61,34 @@ pub struct Options<'a> {
     pub http2: bool,
 }
 
-/// An endpoint. Each call opens a new connection.
-#[derive(Clone, Debug)]
-pub struct Dial {
-    address: DialAddress,
-    tls: Option<(DialTls, ServerName<'static>)>,
-    authority: String,
-}
-
-#[derive(Clone)]
-struct DialTls(TlsConnector);
-
-impl fmt::Debug for DialTls {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Tls")
+impl From<TlsError> for DialError {
+    fn from(error: TlsError) -> Self {
+        match error {
+            TlsError::NoPair {
+                certificate,
+                source,
+                ..
+            } => Self::Unusable(certificate, source),
+            error => Self::Tls(error.into()),
+        }
     }
 }
 
-#[derive(Clone, Debug)]
-enum DialAddress {
-    Tcp { host: String, port: u16 },
-    Unix(PathBuf),
+/// A server and the way to reach it. Each call opens a new connection.
+#[derive(Clone)]
+pub struct Dial {
+    endpoint: Endpoint,
+    tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
+    authority: String,
+}
+
+impl fmt::Debug for Dial {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Dial")
+            .field("endpoint", &self.endpoint)
+            .field("authority", &self.authority)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Dial {
@@ -102,29 +98,37 @@ impl Dial {
     ///
     /// If the address or a file cannot be used.
     pub fn new(options: &Options<'_>) -> Result<Self, DialError> {
-        let (address, is_https) = address(options.server)?;
+        let (endpoint, is_https) = endpoint(options.server).ok_or(DialError::NoAddress)?;
         let has_tls = options.tls || is_https;
         if !has_tls && (options.ca.is_some() || options.pair.is_some()) {
             return Err(DialError::NoTls);
         }
-        let (host, own) = match &address {
-            DialAddress::Tcp { host, port } => (host.as_str(), format!("{host}:{port}")),
-            DialAddress::Unix(_) => ("localhost", "localhost".to_owned()),
-        };
-        let name = options.authority.map_or_else(|| host_of(host), host_of);
         let tls = if has_tls {
-            let connector = TlsConnector::from(Arc::new(config(options)?));
-            let server = ServerName::try_from(name.clone())
-                .map_err(|error| DialError::NoName(name, error))?;
-            Some((DialTls(connector), server))
+            let ca = options
+                .ca
+                .ok_or(DialError::NoAuthority(options.ca_setting))?;
+            let own = |(certificate, key): (&Path, &Path)| (certificate.into(), key.into());
+            let tls = ClientTls {
+                ca: Some(ca.into()),
+                pair: options.pair.map(own),
+                any_host: false,
+                http2: options.http2,
+            };
+            let config = tls.config()?;
+            let name = options.authority.map_or(endpoint.host(), |authority| {
+                split(authority, BareIpv6::WithoutPort).0
+            });
+            let server = ServerName::try_from(name.to_owned())
+                .map_err(|error| DialError::NoName(name.to_owned(), error))?;
+            Some((config, server))
         } else {
             None
         };
-        let authority = options.authority.map_or(own, str::to_owned);
+        let authority = options.authority.map(str::to_owned);
         Ok(Self {
-            address,
+            authority: authority.unwrap_or_else(|| endpoint.authority()),
+            endpoint,
             tls,
-            authority,
         })
     }
 
@@ -139,22 +143,14 @@ impl Dial {
     ///
     /// If the server does not accept the connection, or the handshake fails.
     pub async fn stream(&self) -> Result<BoxedStream, DialError> {
-        let stream: BoxedStream = match &self.address {
-            DialAddress::Tcp { host, port } => {
-                let host = host.trim_matches(['[', ']']);
-                let stream = TcpStream::connect((host, *port)).await;
-                Box::new(stream.map_err(DialError::Stream)?)
+        let stream = connect(&self.endpoint).await.map_err(DialError::Stream)?;
+        match &self.tls {
+            None => Ok(stream.boxed()),
+            Some((config, name)) => {
+                let secured = stream.with_tls(config.clone(), name.clone()).await;
+                secured.map_err(DialError::Stream)
             }
-            DialAddress::Unix(path) => {
-                let stream = UnixStream::connect(path).await;
-                Box::new(stream.map_err(DialError::Stream)?)
-            }
-        };
-        let Some((DialTls(connector), name)) = &self.tls else {
-            return Ok(stream);
-        };
-        let shaken = connector.connect(name.clone(), stream).await;
-        Ok(Box::new(shaken.map_err(DialError::Stream)?))
+        }
     }
 
     /// Opens a new gRPC connection. `timeout` bounds the connecting, and each call.
@@ -163,7 +159,7 @@ impl Dial {
     ///
     /// As for [`stream`](Self::stream), and if the server does not speak HTTP/2.
     pub async fn channel(&self, timeout: Duration) -> Result<Channel, DialError> {
-        let endpoint = Endpoint::from_shared(format!("http://{}", self.authority))
+        let endpoint = transport::Endpoint::from_shared(format!("http://{}", self.authority))
             .map_err(|_| DialError::BadAuthority(self.authority.clone()))?
             .timeout(timeout);
         let connected = async {
@@ -176,87 +172,22 @@ impl Dial {
     }
 }
 
-/// The address in a URL, and whether its scheme asks for TLS.
-fn address(server: &str) -> Result<(DialAddress, bool), DialError> {
-    if let Some(path) = server.strip_prefix("unix:") {
-        let path = path.strip_prefix("//").unwrap_or(path);
-        return Ok((DialAddress::Unix(path.into()), false));
+/// The endpoint in a URL, and whether its scheme asks for TLS.
+fn endpoint(url: &str) -> Option<(Endpoint, bool)> {
+    if url.starts_with("unix:") {
+        return Some((Endpoint::unix(url)?, false));
     }
-    let uri: Uri = server.parse().map_err(|_| DialError::NoAddress)?;
-    let is_https = uri.scheme_str() == Some("https");
-    let host = uri.host().ok_or(DialError::NoAddress)?.to_owned();
-    let port = uri.port_u16().unwrap_or(if is_https { 443 } else { 80 });
-    match uri.scheme_str() {
-        None | Some("http" | "https") => Ok((DialAddress::Tcp { host, port }, is_https)),
-        Some(_) => Err(DialError::NoAddress),
+    let (scheme, rest) = url.split_once("://").unwrap_or(("http", url));
+    let is_https = scheme.eq_ignore_ascii_case("https");
+    if !is_https && !scheme.eq_ignore_ascii_case("http") {
+        return None;
     }
-}
-
-/// An authority without its port.
-fn host_of(authority: &str) -> String {
-    let uri: Option<Uri> = authority.parse().ok();
-    let host = uri.as_ref().and_then(Uri::host).unwrap_or(authority);
-    host.trim_matches(['[', ']']).to_owned()
-}
-
-fn config(options: &Options<'_>) -> Result<ClientConfig, DialError> {
-    let file = options.ca.ok_or(DialError::NoAuthority)?;
-    let roots = pem::authorities(file, &pem::read(file)?)?;
-    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_protocol_versions(rustls::ALL_VERSIONS)
-        .expect("ring has suites for every version")
-        .with_root_certificates(roots);
-    let mut config = match options.pair {
-        Some((cert, key)) => {
-            let chain = pem::certificates(cert, &pem::read(cert)?)?;
-            builder
-                .with_client_auth_cert(chain, pem::key(key, &pem::read(key)?)?)
-                .map_err(|error| DialError::Unusable(cert.to_owned(), error))?
-        }
-        None => builder.with_no_client_auth(),
-    };
-    if options.http2 {
-        config.alpn_protocols = vec![b"h2".to_vec()];
-    }
-    Ok(config)
-}
-
-/// A stream of bytes in both directions.
-pub trait ByteStream: AsyncRead + AsyncWrite + Send + Sync + Unpin {}
-
-impl<S: AsyncRead + AsyncWrite + Send + Sync + Unpin> ByteStream for S {}
-
-/// A connection of any kind.
-pub type BoxedStream = Box<dyn ByteStream>;
-
-/// A connection that is already open. Its channel ends with it.
-pub struct OnceConnector(Option<BoxedStream>);
-
-impl OnceConnector {
-    pub fn new(stream: BoxedStream) -> Self {
-        Self(Some(stream))
-    }
-}
-
-impl fmt::Debug for OnceConnector {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Once")
-    }
-}
-
-impl Service<Uri> for OnceConnector {
-    type Response = TokioIo<BoxedStream>;
-    type Error = io::Error;
-    type Future = Ready<io::Result<Self::Response>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, _: Uri) -> Self::Future {
-        let stream = self.0.take().map(TokioIo::new);
-        ready(stream.ok_or_else(|| io::Error::other("the connection is gone")))
-    }
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    // A user and a password may stand in front.
+    let (_, host) = authority.rsplit_once('@').unwrap_or(("", authority));
+    let default_port = if is_https { 443 } else { 80 };
+    let endpoint = Endpoint::parse(host, default_port, BareIpv6::WithoutPort);
+    Some((endpoint.ok()?, is_https))
 }
 
 #[cfg(test)]
@@ -264,23 +195,36 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_missing_authority_is_asked_for_by_the_name_of_its_setting() {
+        for ca_setting in ["--ca", "OTEL_EXPORTER_OTLP_CERTIFICATE"] {
+            let dial = Dial::new(&Options {
+                server: "https://h",
+                tls: false,
+                ca: None,
+                ca_setting,
+                pair: None,
+                authority: None,
+                http2: true,
+            });
+            let expected = format!("{ca_setting} is required for TLS");
+            assert_eq!(dial.unwrap_err().to_string(), expected);
+        }
+    }
+
+    #[test]
     fn addresses_are_read() {
-        let shown = |server: &str| {
-            address(server)
-                .map(|(address, is_https)| format!("{address:?} {is_https}"))
-                .map_err(|error| error.to_string())
-        };
-        let tcp = |host: &str, port: u16, is_https| {
-            let host = host.to_owned();
-            Ok(format!("{:?} {is_https}", DialAddress::Tcp { host, port }))
-        };
-        assert_eq!(shown("http://h:1"), tcp("h", 1, false));
-        assert_eq!(shown("https://[::1]:2"), tcp("[::1]", 2, true));
-        assert_eq!(shown("https://h"), tcp("h", 443, true));
-        let path = DialAddress::Unix("/run/x".into());
-        assert_eq!(shown("unix:///run/x"), Ok(format!("{path:?} false")));
-        for bad in ["", "not a URL", "ftp://h:1", "/path"] {
-            assert!(shown(bad).is_err(), "{bad}");
+        let shown =
+            |url: &str| endpoint(url).map(|(endpoint, is_https)| format!("{endpoint} {is_https}"));
+        let tcp = |text: &str| Some(text.to_owned());
+        assert_eq!(shown("http://h:1"), tcp("h:1 false"));
+        assert_eq!(shown("h:1"), tcp("h:1 false"));
+        assert_eq!(shown("https://[::1]:2"), tcp("[::1]:2 true"));
+        assert_eq!(shown("https://h"), tcp("h:443 true"));
+        assert_eq!(shown("HTTPS://u:p@h/path?x#y"), tcp("h:443 true"));
+        assert_eq!(shown("http://h?x"), tcp("h:80 false"));
+        assert_eq!(shown("unix:///run/x"), tcp("/run/x false"));
+        for bad in ["", "not a URL", "ftp://h:1", "/path", "unix:", "http://h:0"] {
+            assert_eq!(shown(bad), None, "{bad}");
         }
     }
 }

@@ -5,7 +5,6 @@
 //! queue, from which [`export`] sends them in batches. No span holds a key or a value of a request.
 
 use std::{
-    hash::{BuildHasher as _, RandomState},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -21,6 +20,8 @@ pub mod context;
 pub mod export;
 
 use context::{Context, Parent};
+
+use crate::foundation::random;
 
 /// Settings of the tracing of one process.
 #[derive(Clone, Debug)]
@@ -88,7 +89,7 @@ impl Tracer {
             Some(parent) => (parent.context, Some(parent.span_id)),
             None => (Context::default(), None),
         };
-        let trace_id = context.trace_id.unwrap_or_else(random_id);
+        let trace_id = context.trace_id.unwrap_or_else(random::long_id);
         let is_sampled = context
             .is_sampled
             .unwrap_or_else(|| sampler.samples(trace_id));
@@ -137,30 +138,6 @@ fn threshold(rate: f64) -> u64 {
     }
 }
 
-/// A random number: the keys of a fresh hasher are random and cannot be derived from its output.
-fn random() -> u64 {
-    // 0 is not a valid id.
-    RandomState::new().hash_one(()).max(1)
-}
-
-fn random_id() -> u128 {
-    u128::from(random()) << 64 | u128::from(random())
-}
-
-/// A random UUID (RFC 9562, version 4).
-pub fn random_uuid() -> String {
-    let id = random_id() & !(0xf << 76 | 0x3 << 62) | 0x4 << 76 | 0x2 << 62;
-    let text = format!("{id:032x}");
-    let parts = [
-        &text[..8],
-        &text[8..12],
-        &text[12..16],
-        &text[16..20],
-        &text[20..],
-    ];
-    parts.join("-")
-}
-
 /// A sampled call under way.
 #[derive(Debug)]
 pub struct TracedCall {
@@ -185,7 +162,7 @@ pub struct CallSummary {
 impl TracedCall {
     /// Puts the call's spans into the queue, or counts them as dropped if it is full.
     pub fn end(self, summary: CallSummary) {
-        let span_id = random();
+        let span_id = random::id();
         let took = u64::try_from(summary.took.as_nanos()).unwrap_or(u64::MAX);
         let end_nanos = summary.began_nanos.saturating_add(took);
         let span = |name, is_server, span_id, parent_id, attributes| Span {
@@ -224,7 +201,7 @@ impl TracedCall {
             decision.push(("overall_code", AttributeValue::Text((*code).into())));
         }
         let server = span(RPC, true, span_id, self.parent_id, rpc);
-        let inner = span(EXECUTION, false, random(), Some(span_id), decision);
+        let inner = span(EXECUTION, false, random::id(), Some(span_id), decision);
         for span in [server, inner] {
             if self.sampler.queue.try_send(span).is_err() {
                 TraceStats::add(&self.sampler.stats.dropped, 1);

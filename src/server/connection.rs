@@ -1,12 +1,6 @@
 //! Serves one gRPC connection, from its first byte to its GOAWAY.
 
-use std::{
-    hash::{BuildHasher as _, RandomState},
-    io,
-    pin::Pin,
-    sync::Arc,
-    time::Duration,
-};
+use std::{io, pin::Pin, sync::Arc, time::Duration};
 
 use hyper::{server::conn::http2, service::service_fn};
 use hyper_util::rt::TokioIo;
@@ -15,7 +9,6 @@ use tokio::{
     sync::watch,
     time::Instant,
 };
-use tokio_rustls::server::TlsStream;
 use tokio_util::either::Either::{self, Left, Right};
 use tonic::service::Routes;
 
@@ -26,6 +19,8 @@ use super::{
     tls::CurrentTls,
 };
 use crate::{
+    foundation::random,
+    net::tls::listener::TlsSession,
     service::{
         budget::{Account, Budget},
         grpc::unary::{Calls, Dispatcher, InFlight, TimedConnection, UnaryMethod},
@@ -59,7 +54,7 @@ async fn draining(phases: &mut watch::Receiver<Phase>) {
 
 /// The transport of a connection. A single type, so that the program contains one server, which the compiler can
 /// optimise well.
-type AnyStream = Either<TcpStream, Either<UnixStream, Box<TlsStream<TcpStream>>>>;
+type AnyStream = Either<TcpStream, Either<UnixStream, Box<TlsSession>>>;
 
 /// Serves connections with one method, and with other services beside it.
 pub(super) struct ConnectionServer<M> {
@@ -298,9 +293,8 @@ fn jittered(age: Duration) -> Duration {
     if age.is_zero() || age > NEVER {
         return NEVER;
     }
-    // The seed of a fresh hasher is random enough for this.
-    let random = RandomState::new().hash_one(()) % 2001;
-    age / 10_000 * u32::try_from(9_000 + random).unwrap_or(10_000)
+    let tenth = age / 10;
+    random::between(age - tenth, age + tenth)
 }
 
 #[cfg(test)]

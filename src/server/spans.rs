@@ -5,9 +5,10 @@ use std::time::Duration;
 use tokio::{sync::oneshot, task::JoinSet};
 
 use crate::{
+    foundation::random,
     observe::{
         metrics::Metrics,
-        traces::{self, Tracer, export::Exporter},
+        traces::{Tracer, export::Exporter},
     },
     settings::traces::{Traces, TracesError},
 };
@@ -34,7 +35,7 @@ pub(super) fn start(
     let mut exporting = JoinSet::new();
     let tracer = if settings.tracing {
         let stats = metrics.traces.clone();
-        let options = settings.export(traces::random_uuid)?;
+        let options = settings.export(random::uuid)?;
         let (tracer, spans) = Tracer::new(&settings.sampling(), stats.clone());
         let exporter = Exporter {
             spans,

@@ -3,36 +3,19 @@
 use std::{
     io,
     path::{Path, PathBuf},
-    sync::Arc,
 };
 
 use tokio::{net::TcpStream, sync::watch};
-use tokio_rustls::{
-    TlsAcceptor,
-    rustls::{
-        self, DigitallySignedStruct, DistinguishedName, ServerConfig, SignatureScheme,
-        client::{
-            danger::HandshakeSignatureValid, verify_server_name as verify_name_in_certificate,
-        },
-        crypto::{CryptoProvider, ring},
-        pki_types::{CertificateDer, ServerName, UnixTime},
-        server::{
-            ParsedCertificate, VerifierBuilderError, WebPkiClientVerifier,
-            danger::{ClientCertVerified, ClientCertVerifier},
-        },
-    },
-    server::TlsStream,
-};
 
-use crate::foundation::causes::chain;
 use crate::{
     control::changes::Changes,
-    net::pem::{self, PemError},
+    foundation::causes::chain,
+    net::tls::{
+        ServerName, TlsError,
+        listener::{ListenerFiles, ListenerPem, ListenerTls, TlsSession},
+    },
     settings::tls,
 };
-
-/// The only protocol inside TLS, as ALPN names it.
-const HTTP_2: &[u8] = b"h2";
 
 /// Why TLS cannot be set up. Every message names the file or the setting at fault.
 #[derive(Debug, thiserror::Error)]
@@ -44,21 +27,12 @@ pub enum ListenerTlsError {
     #[error("GRPC_CLIENT_TLS_SAN (--grpc-client-san) is not a DNS name: `{0}`")]
     NoName(String),
     #[error(transparent)]
-    Pem(#[from] PemError),
-    #[error("{} and {}: certificate and key cannot be used together", certificate.display(), key.display())]
-    NoPair {
-        certificate: PathBuf,
-        key: PathBuf,
-        #[source]
-        source: rustls::Error,
-    },
-    #[error("{}: cannot be used to verify clients", .0.display())]
-    NoVerifier(PathBuf, #[source] VerifierBuilderError),
+    Tls(#[from] TlsError),
 }
 
 /// The TLS configuration of new connections. Clones follow one rotation.
 #[derive(Clone)]
-pub(super) struct CurrentTls(watch::Receiver<Arc<ServerConfig>>);
+pub(super) struct CurrentTls(watch::Receiver<ListenerTls>);
 
 impl CurrentTls {
     /// Performs the handshake.
@@ -66,116 +40,52 @@ impl CurrentTls {
     /// # Errors
     ///
     /// If the client is refused or breaks off.
-    pub(super) async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
-        let config = self.0.borrow().clone();
-        TlsAcceptor::from(config).accept(stream).await
+    pub(super) async fn accept(&self, stream: TcpStream) -> io::Result<TlsSession> {
+        let tls = self.0.borrow().clone();
+        tls.accept(stream).await
     }
 }
 
-/// The files, and the name required of clients.
-struct TlsPaths {
-    certificate: PathBuf,
-    key: PathBuf,
-    client_ca: Option<PathBuf>,
-    client_san: Option<ServerName<'static>>,
+/// The files that the settings name, and the name required of clients.
+fn files(settings: &tls::TlsSettings) -> Result<ListenerFiles, ListenerTlsError> {
+    const CERTIFICATE: &str = "GRPC_SERVER_TLS_CERT (--grpc-tls-cert)";
+    const KEY: &str = "GRPC_SERVER_TLS_KEY (--grpc-tls-key)";
+    let named = |path: Option<&Path>, name| {
+        path.map(Path::to_owned)
+            .ok_or(ListenerTlsError::NotNamed(name))
+    };
+    let san = |name: &str| {
+        ServerName::try_from(name.to_owned()).map_err(|_| ListenerTlsError::NoName(name.to_owned()))
+    };
+    Ok(ListenerFiles {
+        certificate: named(settings.certificate(), CERTIFICATE)?,
+        key: named(settings.key(), KEY)?,
+        client_ca: settings.client_ca().map(Path::to_owned),
+        client_name: settings.client_san().map(san).transpose()?,
+    })
 }
 
-impl TlsPaths {
-    fn new(settings: &tls::TlsSettings) -> Result<Self, ListenerTlsError> {
-        const CERTIFICATE: &str = "GRPC_SERVER_TLS_CERT (--grpc-tls-cert)";
-        const KEY: &str = "GRPC_SERVER_TLS_KEY (--grpc-tls-key)";
-        let named = |path: Option<&Path>, name| {
-            path.map(Path::to_owned)
-                .ok_or(ListenerTlsError::NotNamed(name))
-        };
-        let san = |name: &str| {
-            ServerName::try_from(name.to_owned())
-                .map_err(|_| ListenerTlsError::NoName(name.to_owned()))
-        };
-        Ok(Self {
-            certificate: named(settings.certificate(), CERTIFICATE)?,
-            key: named(settings.key(), KEY)?,
-            client_ca: settings.client_ca().map(Path::to_owned),
-            client_san: settings.client_san().map(san).transpose()?,
+/// The folders of the files, each once, without their sub-folders.
+fn folders(files: &ListenerFiles) -> Vec<(PathBuf, bool)> {
+    let all = [&files.certificate, &files.key].into_iter();
+    let mut folders: Vec<_> = all
+        .chain(&files.client_ca)
+        .map(|file| match file.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() => (folder.to_owned(), false),
+            _ => (".".into(), false),
         })
-    }
-
-    fn folders(&self) -> Vec<(PathBuf, bool)> {
-        let files = [&self.certificate, &self.key].into_iter();
-        let mut folders: Vec<_> = files
-            .chain(&self.client_ca)
-            .map(|file| match file.parent() {
-                Some(folder) if !folder.as_os_str().is_empty() => (folder.to_owned(), false),
-                _ => (".".into(), false),
-            })
-            .collect();
-        folders.sort();
-        folders.dedup();
-        folders
-    }
-
-    fn read(&self) -> Result<Contents, ListenerTlsError> {
-        Ok(Contents {
-            certificate: pem::read(&self.certificate)?,
-            key: pem::read(&self.key)?,
-            client_ca: self.client_ca.as_deref().map(pem::read).transpose()?,
-        })
-    }
-
-    fn config(&self, contents: &Contents) -> Result<ServerConfig, ListenerTlsError> {
-        let provider = Arc::new(ring::default_provider());
-        let certificates = pem::certificates(&self.certificate, &contents.certificate)?;
-        let key = pem::key(&self.key, &contents.key)?;
-        let builder = ServerConfig::builder_with_provider(provider.clone())
-            .with_protocol_versions(rustls::ALL_VERSIONS)
-            .expect("ring has suites for every version");
-        let builder = match (&self.client_ca, &contents.client_ca) {
-            (Some(file), Some(text)) => {
-                builder.with_client_cert_verifier(self.verifier(file, text, provider)?)
-            }
-            _ => builder.with_no_client_auth(),
-        };
-        let mut config = builder
-            .with_single_cert(certificates, key)
-            .map_err(|source| ListenerTlsError::NoPair {
-                certificate: self.certificate.clone(),
-                key: self.key.clone(),
-                source,
-            })?;
-        config.alpn_protocols = vec![HTTP_2.to_vec()];
-        Ok(config)
-    }
-
-    fn verifier(
-        &self,
-        file: &Path,
-        text: &[u8],
-        provider: Arc<CryptoProvider>,
-    ) -> Result<Arc<dyn ClientCertVerifier>, ListenerTlsError> {
-        let roots = pem::authorities(file, text)?;
-        let chain = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
-            .build()
-            .map_err(|error| ListenerTlsError::NoVerifier(file.to_owned(), error))?;
-        Ok(match self.client_san.clone() {
-            Some(name) => Arc::new(NameVerifier { chain, name }),
-            None => chain,
-        })
-    }
-}
-
-#[derive(PartialEq, Eq)]
-struct Contents {
-    certificate: Vec<u8>,
-    key: Vec<u8>,
-    client_ca: Option<Vec<u8>>,
+        .collect();
+    folders.sort();
+    folders.dedup();
+    folders
 }
 
 /// Reloads changed files.
 pub(super) struct Rotation {
-    files: TlsPaths,
+    files: ListenerFiles,
     /// Result of the last reading, good or bad.
-    seen: Result<Contents, String>,
-    config: watch::Sender<Arc<ServerConfig>>,
+    seen: Result<ListenerPem, String>,
+    config: watch::Sender<ListenerTls>,
 }
 
 impl Rotation {
@@ -197,13 +107,13 @@ impl Rotation {
                 None => Ok(None),
             };
         }
-        let files = TlsPaths::new(settings)?;
-        let contents = files.read()?;
-        let config = files.config(&contents)?;
+        let files = files(settings)?;
+        let texts = files.read()?;
+        let config = files.config(&texts)?;
         Ok(Some(Self {
             files,
-            seen: Ok(contents),
-            config: watch::Sender::new(Arc::new(config)),
+            seen: Ok(texts),
+            config: watch::Sender::new(config),
         }))
     }
 
@@ -213,7 +123,7 @@ impl Rotation {
 
     /// Starts to watch the files: [`CertificateWatch::run`] misses no change from now on.
     pub(super) fn watch(self) -> CertificateWatch {
-        let changes = Changes::in_folders(self.files.folders(), "certificate and key");
+        let changes = Changes::in_folders(folders(&self.files), "certificate and key");
         CertificateWatch {
             rotation: self,
             changes,
@@ -228,13 +138,13 @@ impl Rotation {
             return;
         }
         let config = match &seen {
-            Ok(contents) => self.files.config(contents).map_err(|error| chain(&error)),
+            Ok(texts) => self.files.config(texts).map_err(|error| chain(&error)),
             Err(error) => Err(error.clone()),
         };
         self.seen = seen;
         match config {
             Ok(config) => {
-                self.config.send_replace(Arc::new(config));
+                self.config.send_replace(config);
                 let file = self.files.certificate.display();
                 tracing::info!("{file}: read again; new connections use it");
             }
@@ -271,55 +181,5 @@ impl CertificateWatch {
             };
             self = Self { rotation, changes };
         }
-    }
-}
-
-/// Accepts clients that the certificate chain admits and whose certificate is valid for a name.
-#[derive(Debug)]
-struct NameVerifier {
-    chain: Arc<dyn ClientCertVerifier>,
-    name: ServerName<'static>,
-}
-
-impl ClientCertVerifier for NameVerifier {
-    fn verify_client_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        now: UnixTime,
-    ) -> Result<ClientCertVerified, rustls::Error> {
-        let verified = self
-            .chain
-            .verify_client_cert(end_entity, intermediates, now)?;
-        verify_name_in_certificate(&ParsedCertificate::try_from(end_entity)?, &self.name)?;
-        Ok(verified)
-    }
-
-    fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        self.chain.root_hint_subjects()
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.chain
-            .verify_tls12_signature(message, certificate, signed)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.chain
-            .verify_tls13_signature(message, certificate, signed)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.chain.supported_verify_schemes()
     }
 }

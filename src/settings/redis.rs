@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use clap::{Args, ValueEnum};
 
 use super::values::{Hidden, boolean, file_path, number, some_time};
-use crate::{core::counter, store::redis};
+use crate::{core::counter, net::tls::client::ClientTls, store::redis};
 
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Redis")]
@@ -241,15 +241,16 @@ pub struct RedisTls {
 }
 
 impl RedisTls {
-    fn read(&self) -> redis::address::RedisTlsFiles {
+    fn read(&self) -> ClientTls {
         let given = |path: &Option<PathBuf>| {
             let path = path.clone()?;
             (!path.as_os_str().is_empty()).then_some(path)
         };
-        redis::address::RedisTlsFiles {
+        ClientTls {
             ca: given(&self.redis_tls_ca),
-            client: given(&self.redis_tls_cert).zip(given(&self.redis_tls_key)),
+            pair: given(&self.redis_tls_cert).zip(given(&self.redis_tls_key)),
             any_host: self.redis_tls_any_host,
+            http2: false,
         }
     }
 }

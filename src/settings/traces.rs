@@ -224,6 +224,7 @@ impl Traces {
             server: &server,
             tls: false,
             ca: ca.as_deref(),
+            ca_setting: "OTEL_EXPORTER_OTLP_CERTIFICATE (--otlp-certificate)",
             pair: certificate.as_deref().zip(key.as_deref()),
             authority: None,
             http2: protocol == export::Protocol::Grpc,

@@ -11,6 +11,8 @@ use std::{
 
 use clap::builder::RangedU64ValueParser;
 
+use crate::net::endpoint::{BareIpv6, split};
+
 /// A text that may hold a password; its `Debug` hides it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Hidden(String);
@@ -87,9 +89,10 @@ pub(super) fn tag(text: &str) -> Result<(String, String), String> {
 
 /// `:9090`, `127.0.0.1:9090`, `[::1]:9090`, `localhost:9090`
 pub(super) fn address(text: &str) -> Result<SocketAddr, String> {
-    let (host, port) = text.rsplit_once(':').ok_or("expected [HOST]:PORT")?;
+    let (host, port) = split(text, BareIpv6::WithPort);
+    let port = port.ok_or("expected [HOST]:PORT")?;
     let port = port.parse().map_err(|_| "the port is not a port number")?;
-    let ip = match host.trim_start_matches('[').trim_end_matches(']') {
+    let ip = match host {
         "" => IpAddr::from([0, 0, 0, 0]),
         "localhost" => IpAddr::from([127, 0, 0, 1]),
         ip => ip.parse().map_err(|_| "the host is not an IP address")?,

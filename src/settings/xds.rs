@@ -5,7 +5,10 @@ use std::{path::PathBuf, time::Duration};
 use clap::{Args, ValueEnum};
 
 use super::values::{Hidden, boolean, duration, file_path, some_time};
-use crate::control::xds::{self, Backoff, OnEmptyPush};
+use crate::{
+    control::xds::{self, OnEmptyPush},
+    foundation::backoff::Backoff,
+};
 
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Rules from a control plane (xDS)")]
@@ -201,7 +204,7 @@ impl Xds {
                 .map(|(key, value)| (key.to_owned(), value.to_owned()))
                 .collect(),
             headers: items(&self.xds_headers).map(str::to_owned).collect(),
-            tls: self.xds_tls.then(|| xds::TlsFiles {
+            tls: self.xds_tls.then(|| xds::ControlPlaneTls {
                 certificate: given(&self.xds_tls_cert),
                 key: given(&self.xds_tls_key),
                 ca: given(&self.xds_tls_ca),

@@ -18,11 +18,12 @@ use tollgate::{
         request::{Entry, Hits},
         window::{Period, Timestamp, Unit},
     },
+    net::tls::client::ClientTls,
     store::{
         contract::Store as _,
         memory::MemoryStore,
         redis::{
-            address::{Address, RedisTlsFiles, Secret},
+            address::{Address, Secret},
             options::{Options, TimeSource},
             servers::Servers,
             store::RedisStore,
@@ -129,7 +130,7 @@ async fn connect(url: String, beside: &mut JoinSet<Infallible>) -> Handle {
         sentinel_auth: None,
         timeout: patience,
         is_tls: false,
-        tls: RedisTlsFiles::default(),
+        tls: ClientTls::default(),
     };
     let servers = Servers::new(&address, Arc::default(), tollgate::service::grpc::now).unwrap();
     let (store, batchers) = RedisStore::new(&servers, &options);

@@ -1,5 +1,7 @@
 //! Why rules cannot come from a control plane.
 
+use crate::net::tls::TlsError;
+
 /// Why the client cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum XdsError {
@@ -12,12 +14,6 @@ pub enum XdsError {
     #[error("TLS to the control plane")]
     Tls(#[from] ClientTlsError),
 }
-
-use std::path::PathBuf;
-
-use tokio_rustls::rustls;
-
-use crate::net::pem::PemError;
 
 /// The address cannot be parsed.
 #[derive(Debug, thiserror::Error)]
@@ -37,12 +33,5 @@ pub enum ClientTlsError {
     )]
     NoName(String),
     #[error(transparent)]
-    Pem(#[from] PemError),
-    #[error("{} and {}: certificate and key cannot be used together", certificate.display(), key.display())]
-    NoPair {
-        certificate: PathBuf,
-        key: PathBuf,
-        #[source]
-        source: rustls::Error,
-    },
+    Files(#[from] TlsError),
 }

@@ -1,6 +1,7 @@
 //! The trace of a call, read from its headers: W3C Trace Context, or B3 in one header or in several.
 //!
-//! Baggage is not forwarded: a decision calls no further service.
+//! Baggage is not forwarded: a decision calls no further service. The propagators of
+//! OpenTelemetry would bring its crates for a few headers.
 
 /// A longer `tracestate` is dropped (W3C Trace Context, 3.3.1.5).
 const MAX_STATE_BYTES: usize = 512;

@@ -12,7 +12,10 @@ use tokio::sync::oneshot;
 use tonic::codegen::http::{HeaderName, HeaderValue, Request, header};
 
 use super::{AttributeValue, Span, Spans, TraceStats};
-use crate::net::dial::{Dial, DialError};
+use crate::{
+    foundation::causes::chain,
+    net::dial::{Dial, DialError},
+};
 
 /// The messages that `build.rs` generates from `proto/`.
 #[allow(
@@ -223,13 +226,6 @@ impl Exporter {
         let answer = answer.map_err(|status| ExportError::Refused(Box::new(status)))?;
         Ok(answer.into_inner())
     }
-}
-
-/// An error with its causes, in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    let texts: Vec<_> = causes.map(ToString::to_string).collect();
-    texts.join(": ")
 }
 
 /// Waits until a batch is full, or its first span has waited for the whole delay.

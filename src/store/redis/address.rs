@@ -1,12 +1,21 @@
 //! Texts from the settings → endpoints and credentials of Redis.
 
 use std::{
-    fmt, fs,
+    fmt, fs, io,
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use bb8_redis::redis::{ConnectionAddr, IntoConnectionInfo as _, RedisConnectionInfo, RedisError};
+
+use crate::{
+    foundation::causes::chain,
+    net::{
+        endpoint::{BareIpv6, Endpoint},
+        pem::PemError,
+        tls::{TlsError, client::ClientTls},
+    },
+};
 
 /// The text is not the address of a Redis. The message gives the reason without the text: addresses hold
 /// passwords.
@@ -20,7 +29,27 @@ pub struct BadUrl {
     pub(super) reason: String,
 }
 
-pub(super) fn bad(reason: impl Into<String>) -> BadUrl {
+impl BadUrl {
+    /// The files for TLS cannot be used.
+    pub(super) fn of_tls(error: TlsError) -> Self {
+        match error {
+            TlsError::Pem(PemError::Unreadable(file, error)) => unreadable(&file, &error),
+            TlsError::NoPair {
+                certificate,
+                source,
+                ..
+            } => bad(format!("{}: {source}", certificate.display())),
+            TlsError::NoServerVerifier(source) => bad(source.to_string()),
+            error => bad(chain(&error)),
+        }
+    }
+}
+
+fn unreadable(file: &Path, error: &io::Error) -> BadUrl {
+    bad(format!("{} cannot be read: {error}", file.display()))
+}
+
+fn bad(reason: impl Into<String>) -> BadUrl {
     BadUrl {
         reason: reason.into(),
     }
@@ -42,7 +71,7 @@ pub struct Address {
     /// Whether to speak TLS; a `rediss://` URL asks for it too.
     pub is_tls: bool,
     /// The settings for TLS, if it is used.
-    pub tls: RedisTlsFiles,
+    pub tls: ClientTls,
 }
 
 /// The kind of servers behind an address.
@@ -54,17 +83,6 @@ pub enum TopologyKind {
     Sentinel,
     /// Masters that own the slots between them.
     Cluster,
-}
-
-/// TLS to Redis.
-#[derive(Clone, Debug, Default)]
-pub struct RedisTlsFiles {
-    /// Trusted instead of the public roots.
-    pub ca: Option<PathBuf>,
-    /// Certificate chain and key to show to the server.
-    pub client: Option<(PathBuf, PathBuf)>,
-    /// Accept a certificate that is good but for another host.
-    pub any_host: bool,
 }
 
 /// A text that is never printed.
@@ -92,7 +110,7 @@ impl Secret {
         match self {
             Self::Text(text) => Ok(text.clone()),
             Self::File(path) => {
-                let bytes = read(path)?;
+                let bytes = fs::read(path).map_err(|error| unreadable(path, &error))?;
                 let text = String::from_utf8(bytes)
                     .map_err(|_| bad(format!("{} is not UTF-8", path.display())))?;
                 Ok(text.trim_end_matches(['\r', '\n']).to_owned())
@@ -108,58 +126,16 @@ impl fmt::Debug for Address {
     }
 }
 
-/// The endpoint of one server.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Endpoint {
-    Tcp { host: String, port: u16 },
-    Unix(PathBuf),
-}
-
-impl fmt::Display for Endpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
-            Self::Tcp { host, port } => write!(f, "{host}:{port}"),
-            Self::Unix(path) => write!(f, "{}", path.display()),
-        }
-    }
-}
-
-impl Endpoint {
-    /// `host:port`, `[::1]:port`, or a host alone.
-    fn parse(text: &str, default_port: u16) -> Result<Self, BadUrl> {
-        let port_of = |text: &str| match text.parse() {
-            Ok(port @ 1..) => Ok(port),
-            _ => Err(bad("a port is not a number from 1 to 65535")),
-        };
-        let (host, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-            Some((host, "")) => (host, default_port),
-            Some((host, rest)) => (host, port_of(rest.trim_start_matches(':'))?),
-            None => match text.rsplit_once(':') {
-                Some((host, port)) => (host, port_of(port)?),
-                None => (text, default_port),
-            },
-        };
-        if host.is_empty() || host.contains(['/', ' ', '@', '?', '[', ']']) {
-            return Err(bad("a host is empty or has a character that no host has"));
-        }
-        let host = host.to_owned();
-        Ok(Self::Tcp { host, port })
-    }
-
-    /// The endpoint that the server `by` reports as `host` and `port`. A server that does not know its
-    /// own name leaves the host out: it means the endpoint that was asked.
-    pub(super) fn reported(host: &str, port: u16, by: &Self) -> Self {
-        match (host, by) {
-            ("" | "?", Self::Tcp { host, .. }) => Self::Tcp {
-                host: host.clone(),
-                port,
-            },
-            (host, _) => Self::Tcp {
-                host: host.to_owned(),
-                port,
-            },
-        }
+/// The endpoint that the server `by` reports as `host` and `port`. A server that does not know its own name leaves
+/// the host out: it means the endpoint that was asked.
+pub(super) fn reported(host: &str, port: u16, by: &Endpoint) -> Endpoint {
+    let host = match (host, by) {
+        ("" | "?", Endpoint::Tcp { host, .. }) => host,
+        (host, _) => host,
+    };
+    Endpoint::Tcp {
+        host: host.to_owned(),
+        port,
     }
 }
 
@@ -308,7 +284,8 @@ impl ParsedAddress {
 fn seeds(hosts: &str, default_port: u16) -> Result<Vec<Endpoint>, BadUrl> {
     hosts
         .split(',')
-        .map(|host| Endpoint::parse(host.trim(), default_port))
+        .map(|host| Endpoint::parse(host.trim(), default_port, BareIpv6::WithPort))
+        .map(|endpoint| endpoint.map_err(|error| bad(error.to_string())))
         .collect()
 }
 
@@ -330,10 +307,6 @@ pub(super) fn no_settings() -> RedisConnectionInfo {
 
 fn library(error: RedisError) -> BadUrl {
     bad(error.to_string().to_lowercase())
-}
-
-pub(super) fn read(path: &Path) -> Result<Vec<u8>, BadUrl> {
-    fs::read(path).map_err(|error| bad(format!("{} cannot be read: {error}", path.display())))
 }
 
 #[cfg(test)]

@@ -15,7 +15,6 @@ use foldhash::{fast, quality};
 use tokio::time::{Instant, sleep_until};
 
 use super::{
-    address::Endpoint,
     connection::Connection,
     detector::{RunningTime, TICK},
     failure::{NodeFailure, is_unserved_slot},
@@ -31,6 +30,7 @@ use super::{
     servers::Servers,
 };
 use crate::core::{counter::Batch, window::Timestamp};
+use crate::net::endpoint::Endpoint;
 use crate::store::contract::StoreError;
 
 /// How many redirects a command may follow: MOVED by an old map, ASK by the slot's owner, and one more

@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use bb8_redis::redis::{self, Value};
 
 use super::{
-    address::Endpoint,
+    address::reported,
     connection::Connection,
     failure::NodeFailure,
     packed::PackedCommands,
@@ -13,6 +13,7 @@ use super::{
     running::within,
     slot_map::{SlotMap, SlotRange},
 };
+use crate::net::endpoint::Endpoint;
 use crate::{
     core::counter::Batch,
     store::{contract::StoreError, split::Split},
@@ -147,7 +148,7 @@ fn endpoint(node: &Value, asked: &Endpoint) -> Option<Endpoint> {
     };
     let host: Option<String> = redis::from_redis_value(parts.first()?.clone()).ok()?;
     let port = number(parts.get(1)?)?;
-    Some(Endpoint::reported(&host.unwrap_or_default(), port, asked))
+    Some(reported(&host.unwrap_or_default(), port, asked))
 }
 
 /// A request, split by the owners of its keys.

@@ -12,12 +12,12 @@ use std::{
 use tokio::sync::{Notify, watch};
 
 use super::{
-    address::Endpoint,
     breaker::Breaker,
     detector::{RoundTrips, SilenceBounds},
     failure::NodeFailure,
 };
 use crate::foundation::lock::lock;
+use crate::net::endpoint::Endpoint;
 
 /// A server, and its state.
 #[derive(Debug)]

@@ -1,4 +1,16 @@
 //! Connections to Redis servers; those of the workers are pooled by bb8.
+//!
+//! bb8 bounds how many connections a worker has to a node, opens them in the background, and replaces broken and outdated
+//! ones. Its other features are off, because each would cost a figure of `docs/chaos.md` or time of a decision:
+//!
+//! - *A check-out for each batch.* A batcher keeps its connection until it breaks, and reads from it while there is
+//!   nothing to send: so a killed server is noticed within milliseconds, before a request is sent to it. bb8 does not
+//!   read from idle connections. As none is idle in the pool, an idle time-out and a test at check-out would do nothing.
+//! - *Retries.* bb8 pauses for up to 400 ms before it connects again. Here a failure opens the circuit breaker, and the
+//!   probe, which is shared by all workers, pauses for 160 ms at most.
+//! - *Errors.* bb8 gives the failure of an attempt to its error sink, and lets callers wait for its time-out. The sink
+//!   below notifies them at once.
+//! - *Statistics.* Those of bb8 end with a pool, and pools end with nodes; our counters are never reset.
 
 use std::{
     io,
@@ -10,14 +22,10 @@ use bb8_redis::{
     bb8::{ErrorSink, ManageConnection, Pool, PooledConnection},
     redis::{RedisConnectionInfo, Value},
 };
-use tokio::{
-    net::{TcpStream, UnixStream},
-    sync::watch,
-};
-use tokio_rustls::{TlsConnector, rustls::pki_types::ServerName};
+use tokio::sync::watch;
 
 use super::{
-    address::{BadUrl, Endpoint, RedisTlsFiles, Secret},
+    address::{BadUrl, Secret},
     connection::Connection,
     failure::NodeFailure,
     node::Node,
@@ -26,7 +34,11 @@ use super::{
     running::within,
     stats::RedisStats,
 };
-use crate::net::dial::BoxedStream;
+use crate::net::{
+    connect::{BoxedStream, connect},
+    endpoint::Endpoint,
+    tls::{ServerName, client::ClientTls},
+};
 
 /// Opens connections to servers of one kind, at any endpoint.
 #[derive(Clone, Debug)]
@@ -36,7 +48,7 @@ pub(super) struct Connector {
     /// Used if the URL has no password.
     auth: Option<Secret>,
     is_tls: bool,
-    tls: RedisTlsFiles,
+    tls: ClientTls,
     /// How long a connection may take to come up, and a question on it to be answered. Decisions do not
     /// wait for that; they end at their own deadline.
     pub(super) timeout: Duration,
@@ -50,7 +62,7 @@ impl Connector {
         settings: RedisConnectionInfo,
         auth: Option<Secret>,
         is_tls: bool,
-        tls: RedisTlsFiles,
+        tls: ClientTls,
         timeout: Duration,
     ) -> Result<Self, BadUrl> {
         let connector = Self {
@@ -64,7 +76,7 @@ impl Connector {
             auth.read()?;
         }
         if is_tls {
-            connector.tls.config()?;
+            connector.tls.config().map_err(BadUrl::of_tls)?;
         }
         Ok(connector)
     }
@@ -86,28 +98,17 @@ impl Connector {
 
     async fn stream(&self, endpoint: &Endpoint) -> Result<BoxedStream, NodeFailure> {
         let failed = |error: io::Error| NodeFailure::of_failure(&error);
-        let (host, port) = match endpoint {
-            Endpoint::Unix(path) => {
-                let stream = UnixStream::connect(path).await.map_err(failed)?;
-                return Ok(Box::new(stream));
-            }
-            Endpoint::Tcp { host, port } => (host, *port),
-        };
-        let stream = TcpStream::connect((host.as_str(), port)).await;
-        let stream = stream.map_err(failed)?;
-        stream.set_nodelay(true).map_err(failed)?;
+        let stream = connect(endpoint).await.map_err(failed)?;
         if !self.is_tls {
-            return Ok(Box::new(stream));
+            return Ok(stream.boxed());
         }
         // Read anew for each connection, because certificates change. They are small, and connections
         // are rare.
-        let config = self.tls.config();
+        let config = self.tls.config().map_err(BadUrl::of_tls);
         let config = config.map_err(|error| NodeFailure::Unreachable(error.reason))?;
-        let name = ServerName::try_from(host.clone())
+        let name = ServerName::try_from(endpoint.host().to_owned())
             .map_err(|error| NodeFailure::Unreachable(error.to_string()))?;
-        let connector = TlsConnector::from(Arc::new(config));
-        let stream = connector.connect(name, stream).await.map_err(failed)?;
-        Ok(Box::new(stream))
+        stream.with_tls(config, name).await.map_err(failed)
     }
 
     /// Sends the credentials and selects the database.

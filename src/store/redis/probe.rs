@@ -1,5 +1,8 @@
 //! Asks one node, on a connection of its own, whether it is well and what time it is, and judges whether
 //! it is lost. All workers share the result: while the breaker is open only the probe connects.
+//!
+//! A circuit breaker of a library counts failed calls. This one opens while calls still wait, and leaves out time in which
+//! this process did not run.
 
 use std::{
     future::pending,
@@ -20,15 +23,22 @@ use super::{
     pool::Connector,
     running::{read_sockets, tick, within},
 };
-use crate::core::window::Timestamp;
+use crate::{
+    core::window::Timestamp,
+    foundation::backoff::{Backoff, BackoffWaits},
+};
 
 /// The time between two questions to a node that is not suspected.
 const CALM: Duration = Duration::from_secs(1);
 
-/// The first and the longest pause between two attempts to reach a lost node. Each is twice the one
-/// before.
-const FIRST_PAUSE: Duration = Duration::from_millis(10);
-const LAST_PAUSE: Duration = Duration::from_millis(160);
+/// The pauses between attempts to reach a lost node.
+const PAUSES: Backoff = Backoff {
+    initial: Duration::from_millis(10),
+    max: Duration::from_millis(160),
+    factor: 2.0,
+    // The probe is the only one of this process.
+    jitter: false,
+};
 
 /// How long an attempt to reach a node may take. A path that swallows packets is given up after that, so
 /// that the next attempt finds it repaired.
@@ -102,12 +112,12 @@ impl Probe {
     /// Asks until it is dropped.
     pub(super) async fn run(mut self) {
         let mut link: Option<Connection> = None;
-        let mut failures = 0;
+        let mut pauses = BackoffWaits::new(PAUSES);
         loop {
             let before = self.failure.borrow_and_update().clone();
             match self.ask_once(&mut link, before.as_ref()).await {
                 Ok(answered) => {
-                    failures = 0;
+                    pauses = BackoffWaits::new(PAUSES);
                     self.follow(&mut link, answered, before.as_ref()).await;
                 }
                 Err(failure) => {
@@ -120,8 +130,7 @@ impl Probe {
                         continue;
                     }
                     self.node.lose(failure);
-                    tokio::time::sleep(pause(failures)).await;
-                    failures += 1;
+                    tokio::time::sleep(pauses.next_wait()).await;
                 }
             }
         }
@@ -229,6 +238,7 @@ impl Probe {
 
     /// A new connection on which the node was found well.
     async fn reach(&self, before: Option<&NodeFailure>) -> Result<Connection, NodeFailure> {
+        let mut pauses = BackoffWaits::new(PAUSES);
         for attempt in 0_u32.. {
             let patience = if attempt % LONG_ATTEMPT == LONG_ATTEMPT - 1 {
                 self.connector.timeout
@@ -244,7 +254,7 @@ impl Probe {
                 Some(Err(NodeFailure::Silent)) | None => {}
                 Some(reached) => return reached,
             }
-            tokio::time::sleep(pause(attempt)).await;
+            tokio::time::sleep(pauses.next_wait()).await;
         }
         Err(NodeFailure::Silent)
     }
@@ -311,12 +321,6 @@ struct ProbeSilence {
     ran: RunningTime,
     /// The replies to all workers at the last look.
     replies: u64,
-}
-
-/// The pause before the next attempt, after so many failures.
-fn pause(failures: u32) -> Duration {
-    let pause = FIRST_PAUSE.saturating_mul(1 << failures.min(8));
-    pause.min(LAST_PAUSE)
 }
 
 /// The time of day of the server in milliseconds, if it returns one.

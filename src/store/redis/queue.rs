@@ -617,7 +617,8 @@ mod tests {
     use super::*;
     use crate::{
         core::{limit::Limit, request::Hits, window::Unit},
-        store::redis::{address::Endpoint, failure::NodeFailure},
+        net::endpoint::Endpoint,
+        store::redis::failure::NodeFailure,
     };
 
     const DEADLINE: Duration = Duration::from_millis(50);

@@ -3,7 +3,8 @@
 
 use bb8_redis::redis::Value;
 
-use super::{address::Endpoint, failure::is_try_again, packed::PackedCommands};
+use super::{address::reported, failure::is_try_again, packed::PackedCommands};
+use crate::net::endpoint::{BareIpv6, Endpoint, split};
 
 /// Another server for commands of a pipeline.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,9 +51,8 @@ fn target(reply: &Value, asked: &Endpoint) -> Option<(Endpoint, bool)> {
     };
     // `3999 127.0.0.1:6381`
     let (_slot, address) = error.details()?.split_once(' ')?;
-    let (host, port) = address.trim().rsplit_once(':')?;
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    Some((Endpoint::reported(host, port.parse().ok()?, asked), is_ask))
+    let (host, port) = split(address.trim(), BareIpv6::WithPort);
+    Some((reported(host, port?.parse().ok()?, asked), is_ask))
 }
 
 impl Redirect {

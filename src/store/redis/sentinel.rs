@@ -1,4 +1,7 @@
 //! Asks the sentinels which server is the master.
+//!
+//! The `redis` crate asks one sentinel after the other and believes the first that answers. Here all are asked at once and
+//! vote: a silent one holds up no failover, and one that is cut off does not name the old master.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -6,9 +9,10 @@ use bb8_redis::redis;
 use tokio::task::JoinSet;
 
 use super::{
-    address::Endpoint, connection::Connection, failure::NodeFailure, packed::PackedCommands,
+    address::reported, connection::Connection, failure::NodeFailure, packed::PackedCommands,
     pool::Connector, probe::is_master, running::within,
 };
+use crate::net::endpoint::Endpoint;
 
 /// How long a sentinel may take. A slower one has no vote this time.
 const PATIENCE: Duration = Duration::from_millis(250);
@@ -103,7 +107,7 @@ async fn ask(
     }
     let reported = reply.and_then(|reply| {
         let (host, port): (String, u16) = redis::from_redis_value(reply).ok()?;
-        Some(Endpoint::reported(&host, port, endpoint))
+        Some(reported(&host, port, endpoint))
     });
     Ok((link, reported))
 }

@@ -14,7 +14,9 @@ use crate::core::window::Timestamp;
 
 use super::address::{Address, BadUrl, Secret, TopologyKind};
 
-use super::address::{Endpoint, ParsedAddress};
+use crate::net::endpoint::Endpoint;
+
+use super::address::ParsedAddress;
 
 use super::pool::Connector;
 

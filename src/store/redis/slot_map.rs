@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::{
-    address::Endpoint,
     node::Node,
     slot::{SLOTS, slot},
 };
+use crate::net::endpoint::Endpoint;
 
 /// The servers that count, and the slots that each owns. Never changed; a new map replaces it.
 #[derive(Debug, Default)]

@@ -214,8 +214,8 @@ impl Store for RedisStore {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::net::tls::client::ClientTls;
     use crate::store::redis::address::Address;
-    use crate::store::redis::address::RedisTlsFiles;
     use crate::store::redis::address::Secret;
     use crate::store::redis::options::TimeSource;
     use crate::store::redis::topology::TopologyWatcher;
@@ -231,7 +231,7 @@ mod tests {
             sentinel_auth: Some(Secret::Text("sesame".to_owned())),
             timeout: Duration::from_secs(1),
             is_tls: false,
-            tls: RedisTlsFiles::default(),
+            tls: ClientTls::default(),
         };
         let servers = Servers::new(&address, Arc::default(), || Timestamp::from_secs(0)).unwrap();
         let options = Options {

@@ -1,4 +1,7 @@
 //! Keeps the topology of the servers up to date, for all workers.
+//!
+//! The cluster client of the `redis` crate is not used: it sends commands again after failures, and a command that may
+//! have counted must not be sent twice.
 
 use std::{collections::HashMap, convert::Infallible, sync::Arc, time::Duration};
 
@@ -8,7 +11,7 @@ use tokio::{
 };
 
 use super::{
-    address::{Endpoint, TopologyKind},
+    address::TopologyKind,
     cluster::Cluster,
     failure::NodeFailure,
     node::Node,
@@ -18,6 +21,7 @@ use super::{
     servers::Servers,
     slot_map::SlotMap,
 };
+use crate::net::endpoint::Endpoint;
 
 /// The time between two looks at the topology while all is well.
 const HEALTHY_INTERVAL: Duration = Duration::from_millis(500);

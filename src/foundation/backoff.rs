@@ -1,9 +1,11 @@
-//! Waits between attempts to call a control plane.
+//! Waits between attempts to reach a server that is away.
+//!
+//! It has no library, because the settings are those of envoyproxy/ratelimit, whose default factor of 1/2 means waits of
+//! equal length.
 
-use std::{
-    hash::{BuildHasher as _, RandomState},
-    time::Duration,
-};
+use std::time::Duration;
+
+use super::random::between;
 
 /// Waits that grow with each failure.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -19,20 +21,22 @@ pub struct Backoff {
 
 /// The waits of failures in a row.
 #[derive(Debug)]
-pub(super) struct BackoffWaits {
+pub struct BackoffWaits {
     backoff: Backoff,
     next: Duration,
 }
 
 impl BackoffWaits {
-    pub(super) fn new(backoff: Backoff) -> Self {
+    /// The waits after a success.
+    pub fn new(backoff: Backoff) -> Self {
         Self {
             backoff,
             next: backoff.initial.min(backoff.max),
         }
     }
 
-    pub(super) fn next_wait(&mut self) -> Duration {
+    /// The wait after one more failure.
+    pub fn next_wait(&mut self) -> Duration {
         let Backoff {
             initial,
             max,
@@ -54,18 +58,9 @@ impl BackoffWaits {
 }
 
 /// The wait after `times` refusals in a row, varied by up to a half, as in gRPC's own retries.
-pub(super) fn linear(interval: Duration, times: u32) -> Duration {
+pub fn linear(interval: Duration, times: u32) -> Duration {
     let wait = interval.saturating_mul(times);
     between(wait / 2, wait.saturating_add(wait / 2))
-}
-
-/// A random duration between the two.
-fn between(least: Duration, most: Duration) -> Duration {
-    const STEPS: u32 = 1000;
-    // The seed of a fresh hasher is random enough for this.
-    let random = RandomState::new().hash_one(()) % u64::from(STEPS + 1);
-    let steps = u32::try_from(random).unwrap_or(STEPS);
-    least + most.saturating_sub(least) / STEPS * steps
 }
 
 #[cfg(test)]

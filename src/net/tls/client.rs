@@ -1,6 +1,6 @@
-//! TLS settings of connections to Redis: files → configuration.
+//! TLS to other servers.
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc};
 
 use tokio_rustls::rustls::{
     self, CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
@@ -8,49 +8,69 @@ use tokio_rustls::rustls::{
         WebPkiServerVerifier,
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
     },
-    crypto::ring,
     pki_types::{CertificateDer, ServerName, UnixTime},
 };
 
-use super::address::{BadUrl, RedisTlsFiles, bad, read};
-use crate::{foundation::causes::chain, net::pem};
+use super::{HTTP_2, TlsError, provider};
+use crate::net::pem;
 
-impl RedisTlsFiles {
-    /// Reads the files; they may have changed since the last connection.
+/// Which servers to trust, and which certificate to show to them.
+#[derive(Clone, Debug, Default)]
+pub struct ClientTls {
+    /// Trusted instead of the public authorities.
+    pub ca: Option<PathBuf>,
+    /// Certificate chain and key to show to the server.
+    pub pair: Option<(PathBuf, PathBuf)>,
+    /// Accept a certificate that is good but for another host.
+    pub any_host: bool,
+    /// Whether to speak HTTP/2, offered by ALPN.
+    pub http2: bool,
+}
+
+impl ClientTls {
+    /// Reads the files.
     ///
     /// # Errors
     ///
-    /// If one of them cannot be used. The error names it.
-    pub(super) fn config(&self) -> Result<ClientConfig, BadUrl> {
-        let unusable = |error: pem::PemError| bad(chain(&error));
+    /// If one of them cannot be used.
+    pub fn config(&self) -> Result<Arc<ClientConfig>, TlsError> {
         let roots = match &self.ca {
-            Some(file) => pem::authorities(file, &read(file)?).map_err(unusable)?,
+            Some(file) => pem::authorities(file, &pem::read(file)?)?,
             None => RootCertStore {
                 roots: webpki_roots::TLS_SERVER_ROOTS.to_vec(),
             },
         };
-        let provider = Arc::new(ring::default_provider());
-        let builder = ClientConfig::builder_with_provider(provider.clone())
+        let builder = ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(rustls::ALL_VERSIONS)
             .expect("ring has suites for every version");
         let builder = if self.any_host {
-            let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider)
+            let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider())
                 .build()
-                .map_err(|error| bad(error.to_string()))?;
+                .map_err(TlsError::NoServerVerifier)?;
             builder
                 .dangerous()
                 .with_custom_certificate_verifier(Arc::new(AnyHost(verifier)))
         } else {
             builder.with_root_certificates(roots)
         };
-        let Some((certificate, key)) = &self.client else {
-            return Ok(builder.with_no_client_auth());
+        let mut config = match &self.pair {
+            Some((certificate, key)) => {
+                let chain = pem::certificates(certificate, &pem::read(certificate)?)?;
+                let secret = pem::key(key, &pem::read(key)?)?;
+                builder
+                    .with_client_auth_cert(chain, secret)
+                    .map_err(|source| TlsError::NoPair {
+                        certificate: certificate.clone(),
+                        key: key.clone(),
+                        source,
+                    })?
+            }
+            None => builder.with_no_client_auth(),
         };
-        let chain = pem::certificates(certificate, &read(certificate)?).map_err(unusable)?;
-        let own = pem::key(key, &read(key)?).map_err(unusable)?;
-        builder
-            .with_client_auth_cert(chain, own)
-            .map_err(|error| bad(format!("{}: {error}", certificate.display())))
+        if self.http2 {
+            config.alpn_protocols = vec![HTTP_2.to_vec()];
+        }
+        Ok(Arc::new(config))
     }
 }
 
