@@ -1,6 +1,6 @@
 //! Byte strings that are built piece by piece: keys of counters, and texts by which rules are looked up.
 //!
-//! It is no `SmallVec`, because that copies each piece with a call of `memcpy`, and most pieces are shorter than a word.
+//! It is no `SmallVec`: most pieces are short, and are copied here without a call of `memcpy`.
 
 use std::ops::Deref;
 

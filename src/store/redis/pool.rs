@@ -1,11 +1,13 @@
 //! Connections to Redis servers; those of the workers are pooled by bb8.
 //!
-//! bb8 bounds how many connections a worker has to a node, opens them in the background, and replaces broken and outdated
-//! ones. Its other features are off, because each would cost a figure of `docs/chaos.md` or time of a decision:
+//! bb8 bounds how many connections a worker has to a node, opens them in the background, and replaces broken and
+//! outdated ones. Its other features are off, because each would cost a figure of `docs/chaos.md` or time of a
+//! decision:
 //!
 //! - *A check-out for each batch.* A batcher keeps its connection until it breaks, and reads from it while there is
 //!   nothing to send: so a killed server is noticed within milliseconds, before a request is sent to it. bb8 does not
-//!   read from idle connections. As none is idle in the pool, an idle time-out and a test at check-out would do nothing.
+//!   read from idle connections. As none is idle in the pool, an idle time-out and a test at check-out would do
+//!   nothing.
 //! - *Retries.* bb8 pauses for up to 400 ms before it connects again. Here a failure opens the circuit breaker, and the
 //!   probe, which is shared by all workers, pauses for 160 ms at most.
 //! - *Errors.* bb8 gives the failure of an attempt to its error sink, and lets callers wait for its time-out. The sink

@@ -1,8 +1,8 @@
 //! Asks one node, on a connection of its own, whether it is well and what time it is, and judges whether
 //! it is lost. All workers share the result: while the breaker is open only the probe connects.
 //!
-//! A circuit breaker of a library counts failed calls. This one opens while calls still wait, and leaves out time in which
-//! this process did not run.
+//! A circuit breaker of a library counts failed calls. This one opens while calls still wait, and leaves out time in
+//! which this process did not run.
 
 use std::{
     future::pending,

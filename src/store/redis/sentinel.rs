@@ -1,7 +1,7 @@
 //! Asks the sentinels which server is the master.
 //!
-//! The `redis` crate asks one sentinel after the other and believes the first that answers. Here all are asked at once and
-//! vote: a silent one holds up no failover, and one that is cut off does not name the old master.
+//! The `redis` crate asks one sentinel after the other and believes the first that answers. Here all are asked at
+//! once and vote: a silent one holds up no failover, and one that is cut off does not name the old master.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
