@@ -496,7 +496,7 @@ impl Metrics {
             );
         }
         list.gauge("tollgate.stores_lost", get(&loss.lost));
-        list.gauge("tollgate.replicas", loss.replicas.known().into());
+        list.gauge("tollgate.replicas", get(&loss.replicas));
         list.counter("tollgate.degraded_total", get(&loss.degraded));
         list.counter("tollgate.reconciled_hits_total", get(&loss.reconciled));
         list.counter("tollgate.lost_hits_total", get(&loss.lost_hits));

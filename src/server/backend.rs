@@ -2,7 +2,7 @@
 
 use std::{
     num::NonZeroU32,
-    sync::{Arc, Weak},
+    sync::{Arc, Weak, atomic::Ordering::Relaxed},
     thread,
 };
 
@@ -22,7 +22,7 @@ use crate::{
         over_limit_cache::{Caches, OverLimitCache},
         per_second::PerSecond,
         redis::{self, batchers::Batchers, servers::Servers, store::RedisStore},
-        replicas::StateFile,
+        replicas::{StateFile, number::ReplicaCount},
     },
 };
 
@@ -62,9 +62,12 @@ impl StoreBackend {
                 settings.max_counters,
             ))));
         };
-        let replicas = &settings.loss.replicas;
-        let known = replicas.fixed().or_else(|| kept_replicas(settings));
-        metrics.loss.replicas.begin(known, replicas.until_known());
+        let replicas = Arc::new(ReplicaCount::default());
+        let given = &settings.loss.replicas;
+        let known = given.fixed().or_else(|| kept_replicas(settings));
+        replicas.begin(known, given.until_known());
+        let shown = replicas.known().into();
+        metrics.loss.replicas.store(shown, Relaxed);
         let backend = |name, address, stats| {
             let servers = Servers::new(&address, stats, grpc::now)?;
             let stats = metrics.loss.clone();
@@ -72,7 +75,7 @@ impl StoreBackend {
                 max_counters: settings.max_counters,
                 unseen_percent: settings.loss.unseen_share,
             };
-            let loss = Arc::new(Loss::new(name, options, stats));
+            let loss = Arc::new(Loss::new(name, options, replicas.clone(), stats));
             Ok(RedisBackend { servers, loss })
         };
         let per_second = settings.redis_per_second.address(&settings.redis.tls);

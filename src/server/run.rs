@@ -183,7 +183,8 @@ pub(super) async fn serve(settings: &Settings) -> Result<(), ServerError> {
         && settings.loss.replicas.fixed().is_none()
     {
         let state = state_file(settings);
-        let replicas = Replicas::new(first.store.clone(), metrics.loss.clone(), state);
+        let number = first.loss.replicas().clone();
+        let replicas = Replicas::new(first.store.clone(), number, metrics.loss.clone(), state);
         let clock = backend.clock(settings);
         let mut counts_locally = counts_locally(rules.clone());
         let is_default: OnStoreLoss = settings.loss.on_store_loss.into();

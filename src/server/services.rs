@@ -36,6 +36,7 @@ pub(super) fn service(
     grpc::Service {
         limiter: Limiter {
             rules: rules.clone(),
+            immediate: store.immediate(),
             store,
             modes: Modes {
                 shadow: decisions.shadow_mode,
