@@ -13,6 +13,7 @@
 /// Helps for every floor that know nothing of rate limits, and do no I/O.
 pub mod foundation {
     pub mod causes;
+    pub mod generations;
     pub mod histogram;
     pub mod lock;
     pub mod log_throttle;
@@ -83,6 +84,7 @@ pub mod store {
         pub mod options;
         mod packed;
         mod pending;
+        mod permits;
         mod pipeline;
         mod pool;
         mod probe;
@@ -94,9 +96,11 @@ pub mod store {
         mod slot;
         mod slot_map;
         pub mod stats;
+        mod step;
         pub mod store;
         mod tls;
         pub mod topology;
+        mod waiting;
         mod watchdog;
     }
     pub mod replicas;
