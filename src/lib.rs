@@ -32,6 +32,7 @@ pub mod core {
     pub mod limit;
     pub mod matcher;
     pub mod metadata;
+    mod metric_key;
     pub mod plan;
     pub mod request;
     pub mod window;
