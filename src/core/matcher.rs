@@ -91,13 +91,13 @@ pub struct Domain<'m> {
 
 /// A node to which an entry leads.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Level<'m> {
+pub(super) struct MatchedNode<'m> {
     node: &'m RuleNode,
     /// Whether a wildcard chose the node.
     is_wildcard: bool,
 }
 
-impl<'m> Level<'m> {
+impl<'m> MatchedNode<'m> {
     pub(super) fn key(self) -> &'m [u8] {
         &self.node.key
     }
@@ -142,10 +142,10 @@ impl<'m> Domain<'m> {
         self,
         entries: &[Entry<'_>],
         joined: &mut Joined,
-        mut visit: impl FnMut(usize, &Entry<'_>, Level<'m>),
-    ) -> Option<Level<'m>> {
+        mut visit: impl FnMut(usize, &Entry<'_>, MatchedNode<'m>),
+    ) -> Option<MatchedNode<'m>> {
         let nodes = &self.matcher.nodes;
-        let mut level = Level {
+        let mut level = MatchedNode {
             node: &nodes[self.root.0],
             is_wildcard: false,
         };
@@ -156,7 +156,7 @@ impl<'m> Domain<'m> {
                 Some(found) => found,
                 None => (self.matcher.child_by_key(node, entry.key, joined)?, false),
             };
-            level = Level {
+            level = MatchedNode {
                 node: &nodes[child.0],
                 is_wildcard,
             };

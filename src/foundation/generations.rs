@@ -74,13 +74,13 @@ impl<K: Eq + Hash, V, S: BuildHasher + Default> Generations<K, V, S> {
 
     /// How many values are kept; a key that is in both generations counts twice.
     #[cfg(test)]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.young.values.len() + self.old.values.len()
     }
 
     /// The cost of all values.
     #[cfg(test)]
-    pub fn cost(&self) -> usize {
+    pub(crate) fn cost(&self) -> usize {
         self.young.cost + self.old.cost
     }
 }
