@@ -14,6 +14,7 @@
 pub mod foundation {
     pub mod backoff;
     pub mod causes;
+    pub mod generations;
     pub mod histogram;
     pub mod lock;
     pub mod log_throttle;
@@ -35,6 +36,7 @@ pub mod core {
     pub mod limit;
     pub mod matcher;
     pub mod metadata;
+    mod metric_key;
     pub mod plan;
     pub mod request;
     pub mod window;
@@ -90,6 +92,7 @@ pub mod store {
         pub mod options;
         mod packed;
         mod pending;
+        mod permits;
         mod pipeline;
         mod pool;
         mod probe;
@@ -101,8 +104,10 @@ pub mod store {
         mod slot;
         mod slot_map;
         pub mod stats;
+        mod step;
         pub mod store;
         pub mod topology;
+        mod waiting;
         mod watchdog;
     }
     pub mod replicas;

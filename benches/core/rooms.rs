@@ -172,9 +172,11 @@ impl Rooms {
         let metrics = Arc::new(Metrics::new(NearRatio::default(), 10));
         let rules = Rules::default();
         rules.swap(matcher(kind, count)?, &metrics);
+        let store = Arc::new(MemoryStore::new(1000));
         let limiter = Limiter {
             rules: rules.clone(),
-            store: Arc::new(MemoryStore::new(1000)),
+            immediate: Some(store.clone()),
+            store,
             modes: Modes::default(),
             metrics: metrics.recorder(0),
         };

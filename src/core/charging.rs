@@ -1,7 +1,11 @@
 //! Charging: which increments of one request are charged, once it is known which would pass their
 //! limits.
+//!
+//! All Rust code that judges increments asks here; `step.lua` does the same inside Redis.
 
-use crate::core::counter::{Charge, Enforcement, IncrementSpec};
+use std::collections::HashMap;
+
+use crate::core::counter::{Batch, Charge, Enforcement, Increment, IncrementSpec};
 
 /// The judgement on a request's counters, before any of them changes.
 #[derive(Debug, Default)]
@@ -55,31 +59,94 @@ impl Charging {
         match spec.charge {
             Charge::Never => false,
             _ if spec.hits.given_back() > 0 => true,
-            Charge::Always => true,
-            Charge::Within => !is_over,
+            _ if is_over => charges_refused(spec),
+            Charge::Always | Charge::Within => true,
             Charge::Admitted => !self.refuses && !self.is_over(spec.descriptor),
-            Charge::Stopping => is_over || !self.stops,
+            Charge::Stopping => !self.stops,
         }
+    }
+}
+
+/// Whether hits are charged although their own limit refuses them. The other limits of the request do not
+/// matter then.
+pub fn charges_refused(spec: &IncrementSpec) -> bool {
+    matches!(spec.charge, Charge::Always | Charge::Stopping)
+}
+
+/// Whether an increment that stands alone is charged to a counter that holds `held`.
+#[inline]
+pub fn charges_alone(spec: &IncrementSpec, held: impl FnOnce() -> u64) -> bool {
+    charges_refused(spec) || !spec.refuses(held())
+}
+
+/// The hits that a counter would hold just before an increment, and after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Look {
+    pub before: u64,
+    pub after: u64,
+}
+
+/// The judgement on a batch that is one request, with that on each of its increments.
+#[derive(Debug)]
+pub struct BatchCharging {
+    pub charging: Charging,
+    /// One for each increment, in order.
+    pub judged: Vec<JudgedIncrement>,
+}
+
+/// An increment before any counter of its request changes.
+#[derive(Clone, Copy, Debug)]
+pub struct JudgedIncrement {
+    /// Whether its limit refuses it.
+    pub is_over: bool,
+    /// The hits that its counter holds, and earlier hits of the request on it.
+    pub before: u64,
+}
+
+impl BatchCharging {
+    /// Judges `batch`. `look` looks at the counter of an increment, on which earlier increments of the
+    /// batch would put as many hits as its second argument.
+    pub fn new<'a>(batch: &'a Batch, mut look: impl FnMut(&Increment<'a>, u64) -> Look) -> Self {
+        // A descriptor may occur twice; the earlier hits of the request then count as well.
+        let mut ahead: HashMap<&[u8], u64> = HashMap::new();
+        let judge = |increment: Increment<'a>| {
+            let ahead = ahead.entry(increment.key).or_default();
+            let Look { before, after } = look(&increment, *ahead);
+            let is_over = after > u64::from(increment.limit);
+            let is_ahead = match increment.charge {
+                Charge::Always => true,
+                Charge::Within | Charge::Admitted | Charge::Never => !is_over,
+                // The reference looks at all counters before it adds to any.
+                Charge::Stopping => false,
+            };
+            if is_ahead {
+                *ahead = ahead.saturating_add(increment.hits.added());
+            }
+            JudgedIncrement { is_over, before }
+        };
+        let judged: Vec<_> = batch.iter().map(judge).collect();
+        let is_over = judged.iter().map(|judged| judged.is_over);
+        let charging = Charging::new(batch.all_specs().zip(is_over));
+        Self { charging, judged }
+    }
+
+    /// Whether the increment at `index`, which has the parameters `spec`, is charged.
+    pub fn charges(&self, index: usize, spec: &IncrementSpec) -> bool {
+        self.charging.charges(spec, self.judged[index].is_over)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::{counter::CounterKind, request::Hits, window::Timestamp};
+    use crate::core::{counter::sample, request::Hits};
 
     fn spec(charge: Charge, enforcement: Enforcement, descriptor: u32) -> IncrementSpec {
         IncrementSpec {
-            hits: Hits::ONE,
-            limit: 1,
-            method: CounterKind::Window,
             charge,
             enforcement,
-            on_loss: crate::core::limit::OnStoreLoss::Error,
             descriptor,
-            is_per_second: false,
-            period_millis: 60_000,
-            expires_at: Timestamp::from_secs(60),
+            ..sample::spec(1, Hits::ONE)
         }
     }
 

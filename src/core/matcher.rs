@@ -16,7 +16,7 @@ use foldhash::fast::RandomState;
 
 use crate::core::{
     counter::{Joined, KeyFormat},
-    limit::{Metric, Rule, RuleId},
+    limit::{Rule, RuleId},
     request::Entry,
 };
 
@@ -37,7 +37,7 @@ pub struct Matcher {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NodeId(usize);
+pub struct NodeId(pub(super) usize);
 
 #[derive(Debug, Default)]
 struct RuleNode {
@@ -89,83 +89,80 @@ pub struct Domain<'m> {
     root: NodeId,
 }
 
+/// A node to which an entry leads.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MatchedNode<'m> {
+    node: &'m RuleNode,
+    /// Whether a wildcard chose the node.
+    is_wildcard: bool,
+}
+
+impl<'m> MatchedNode<'m> {
+    pub(super) fn key(self) -> &'m [u8] {
+        &self.node.key
+    }
+
+    /// The value of the rule; empty if the node stands for every value.
+    pub(super) fn value(self) -> &'m [u8] {
+        &self.node.value
+    }
+
+    pub(super) fn is_wildcard(self) -> bool {
+        self.is_wildcard
+    }
+
+    /// The text that replaces the entry's value in counter keys, if all values share a counter.
+    pub(super) fn shared_value(self) -> Option<&'m [u8]> {
+        let shared = self.node.shared_value.as_deref();
+        shared.filter(|_| self.is_wildcard)
+    }
+
+    /// Whether statistics show the entry's value instead of the rule's.
+    pub(super) fn reports_value(self) -> bool {
+        self.node.value_to_metric
+    }
+}
+
 impl<'m> Domain<'m> {
     /// The rule that `entries` match; `joined` is scratch space.
     pub fn find(self, entries: &[Entry<'_>], joined: &mut Joined) -> Option<Match<'m>> {
         let mut shared = Vec::new();
-        let node = self.walk(entries, joined, |index, _, node, by_wildcard| {
-            if let (true, Some(value)) = (by_wildcard, &node.shared_value) {
-                shared.push((index, &**value));
+        let last = self.walk(entries, joined, |index, _, level| {
+            if let Some(value) = level.shared_value() {
+                shared.push((index, value));
             }
         })?;
-        let rule = &self.matcher.rules[node.rule?.0];
+        let rule = &self.matcher.rules[last.node.rule?.0];
         Some(Match { rule, shared })
     }
 
-    /// The key under which statistics are counted for the rule that `entries` match in `domain`: one
-    /// segment per level, as the reference writes them.
-    pub fn metric_key(
-        self,
-        domain: &[u8],
-        entries: &[Entry<'_>],
-        metric: Metric,
-        joined: &mut Joined,
-    ) -> String {
-        let mut shares = false;
-        self.walk(entries, joined, |_, _, node, by_wildcard| {
-            shares |= by_wildcard && node.shared_value.is_some();
-        });
-        let mut key = domain.to_vec();
-        let mut push = |parts: [&[u8]; 3]| {
-            key.push(b'.');
-            key.extend(parts.concat());
-        };
-        self.walk(entries, joined, |_, entry, node, by_wildcard| {
-            let is_shared = by_wildcard && node.shared_value.is_some();
-            let is_exact = !by_wildcard && !node.value.is_empty();
-            match metric {
-                Metric::AllValues if !is_shared => {
-                    let separator: &[u8] = if entry.value.is_empty() && shares {
-                        b""
-                    } else {
-                        b"_"
-                    };
-                    push([entry.key, separator, entry.value]);
-                }
-                Metric::SomeValues if node.value_to_metric && !is_shared && !is_exact => {
-                    let separator: &[u8] = if entry.value.is_empty() { b"" } else { b"_" };
-                    push([&node.key, separator, entry.value]);
-                }
-                _ => {
-                    let separator: &[u8] = if node.value.is_empty() { b"" } else { b"_" };
-                    push([&node.key, separator, &node.value]);
-                }
-            }
-        });
-        String::from_utf8_lossy(&key).into_owned()
-    }
-
-    /// Walks from node to node and calls `visit` with the entry's index, the entry, the node it leads to
-    /// and whether a wildcard chose that node. Returns the last node, or `None` if an entry leads to no
-    /// node.
-    fn walk(
+    /// Walks from node to node and calls `visit` with the entry's index, the entry and the node it leads
+    /// to. Returns the last node, or `None` if an entry leads to no node.
+    pub(super) fn walk(
         self,
         entries: &[Entry<'_>],
         joined: &mut Joined,
-        mut visit: impl FnMut(usize, &Entry<'_>, &'m RuleNode, bool),
-    ) -> Option<&'m RuleNode> {
+        mut visit: impl FnMut(usize, &Entry<'_>, MatchedNode<'m>),
+    ) -> Option<MatchedNode<'m>> {
         let nodes = &self.matcher.nodes;
-        let mut node = &nodes[self.root.0];
+        let mut level = MatchedNode {
+            node: &nodes[self.root.0],
+            is_wildcard: false,
+        };
         for (index, entry) in entries.iter().enumerate() {
+            let node = level.node;
             let by_value = self.matcher.child_by_value(node, entry, joined);
-            let (child, by_wildcard) = match by_value {
+            let (child, is_wildcard) = match by_value {
                 Some(found) => found,
                 None => (self.matcher.child_by_key(node, entry.key, joined)?, false),
             };
-            node = &nodes[child.0];
-            visit(index, entry, node, by_wildcard);
+            level = MatchedNode {
+                node: &nodes[child.0],
+                is_wildcard,
+            };
+            visit(index, entry, level);
         }
-        Some(node)
+        Some(level)
     }
 }
 
@@ -302,14 +299,14 @@ impl Matcher {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use proptest::prelude::*;
 
     use super::*;
     use crate::core::limit::Allows;
 
     /// A matcher for domain `d` with a rule at the end of each path, named by that path.
-    fn matcher(paths: &[&[&str]]) -> Matcher {
+    pub(in crate::core) fn matcher(paths: &[&[&str]]) -> Matcher {
         filled(Matcher::default(), paths)
     }
 
@@ -498,102 +495,6 @@ mod tests {
         };
         assert_eq!(shared("a/1"), [(0, b"a/*".as_slice())]);
         assert_eq!(shared("a/*"), []);
-    }
-
-    #[track_caller]
-    fn check_metric(
-        paths: &[&[&str]],
-        flag: impl FnOnce(&mut Matcher),
-        entries: &[(&str, &str)],
-        metric: Metric,
-        expected: &str,
-    ) {
-        let mut matcher = matcher(paths);
-        flag(&mut matcher);
-        let entries: Vec<_> = entries
-            .iter()
-            .map(|(key, value)| Entry {
-                key: key.as_bytes(),
-                value: value.as_bytes(),
-            })
-            .collect();
-        let domain = matcher.domain(b"d").unwrap();
-        let key = domain.metric_key(b"d", &entries, metric, &mut Joined::new());
-        assert_eq!(key, expected);
-    }
-
-    /// Flags the nodes with these numbers; the root is 0.
-    fn reports(nodes: &'static [usize]) -> impl FnOnce(&mut Matcher) {
-        |matcher| {
-            nodes
-                .iter()
-                .for_each(|&node| matcher.report_values(NodeId(node)))
-        }
-    }
-
-    #[test]
-    fn statistics_are_named_as_in_the_reference() {
-        let route: &[&[&str]] = &[&["route", "method=GET", "id"]];
-        let entries = &[("route", "draw"), ("method", "GET"), ("id", "1")];
-        let some = Metric::SomeValues;
-        check_metric(
-            route,
-            reports(&[1]),
-            entries,
-            some,
-            "d.route_draw.method_GET.id",
-        );
-        check_metric(
-            route,
-            reports(&[1, 3]),
-            entries,
-            some,
-            "d.route_draw.method_GET.id_1",
-        );
-        // A node with an exact value keeps that value.
-        check_metric(route, reports(&[2]), entries, some, "d.route.method_GET.id");
-        let empty = &[("route", ""), ("method", "GET"), ("id", "")];
-        check_metric(route, reports(&[1]), empty, some, "d.route.method_GET.id");
-        let wild: &[&[&str]] = &[&["w=x*"]];
-        check_metric(wild, reports(&[]), &[("w", "xy")], some, "d.w_x*");
-        check_metric(wild, reports(&[1]), &[("w", "xy")], some, "d.w_xy");
-
-        let all = Metric::AllValues;
-        check_metric(&[&["det"]], reports(&[]), &[("det", "")], all, "d.det_");
-        check_metric(&[&["det"]], reports(&[]), &[("det", "v")], all, "d.det_v");
-        // Neither a wildcard without `share` nor the exact text of a pattern shares its values.
-        let two: &[&[&str]] = &[&["w=x*", "ep"]];
-        let empty = &[("w", "xy"), ("ep", "")];
-        check_metric(two, reports(&[]), empty, all, "d.w_xy.ep_");
-        let shared: &[&[&str]] = &[&["svc=s/*", "ep"]];
-        let share = |matcher: &mut Matcher| matcher.share(NodeId(1), b"s/*");
-        check_metric(
-            shared,
-            share,
-            &[("svc", "s/1"), ("ep", "")],
-            all,
-            "d.svc_s/*.ep",
-        );
-        let written = &[("svc", "s/*"), ("ep", "")];
-        check_metric(shared, share, written, all, "d.svc_s/*.ep_");
-        check_metric(
-            shared,
-            share,
-            &[("svc", "s/1"), ("ep", "e")],
-            all,
-            "d.svc_s/*.ep_e",
-        );
-        let both = |matcher: &mut Matcher| {
-            matcher.share(NodeId(1), b"s/*");
-            matcher.report_values(NodeId(1));
-        };
-        check_metric(
-            shared,
-            both,
-            &[("svc", "s/1"), ("ep", "e")],
-            some,
-            "d.svc_s/*.ep",
-        );
     }
 
     #[test]

@@ -9,7 +9,8 @@ use crate::{
         counter::{Batch, Charge, DescriptorHits, Enforcement, Identity, Joined},
         limit::{Allows, CountPolicy, Limit, Metric, Modes, Rule},
         matcher::{Domain, Match, Matcher},
-        request::{Descriptor, Entry, Hits, InlineList, Request},
+        metric_key,
+        request::{Descriptor, Hits, InlineList, Request},
         window::Timestamp,
     },
     foundation::object_pool::Pooled,
@@ -238,35 +239,22 @@ impl<'a> PlanBuilder<'a, '_> {
     /// The key if it has to be computed, and `None` if it is the path of the rule.
     fn metric_key(&self, rule: Option<&Rule>, descriptor: &Descriptor<'_>) -> Option<String> {
         let Some(rule) = rule else {
-            return Some(override_key(self.domain, descriptor.entries));
+            return Some(metric_key::of_override(self.domain, descriptor.entries));
         };
         match (rule.metric, self.rules) {
             (Metric::Path, _) | (_, None) => None,
             (metric, Some(rules)) => {
                 let entries = descriptor.entries;
-                Some(rules.metric_key(self.domain, entries, metric, &mut Joined::new()))
+                Some(metric_key::of_rule(rules, self.domain, entries, metric))
             }
         }
     }
 }
 
-/// The key under which statistics are counted for a limit that a request brings.
-fn override_key(domain: &[u8], entries: &[Entry<'_>]) -> String {
-    let mut key = domain.to_vec();
-    for Entry { key: name, value } in entries {
-        key.push(b'.');
-        key.extend_from_slice(name);
-        if !value.is_empty() {
-            key.push(b'_');
-            key.extend_from_slice(value);
-        }
-    }
-    String::from_utf8_lossy(&key).into_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::request::Entry;
     use crate::core::{limit::Algorithm, window::Unit};
 
     const NOW: Timestamp = Timestamp::from_secs(1_000_000);

@@ -1,6 +1,9 @@
 //! The store that the settings choose, for all workers and for each of them.
 
-use std::{sync::Arc, thread};
+use std::{
+    sync::{Arc, atomic::Ordering::Relaxed},
+    thread,
+};
 
 use super::replicas::kept_replicas;
 
@@ -15,6 +18,7 @@ use crate::{
         over_limit_cache::{Caches, OverLimitCache},
         per_second::PerSecond,
         redis::{self, batchers::Batchers, servers::Servers, store::RedisStore},
+        replicas::number::ReplicaCount,
     },
 };
 
@@ -59,9 +63,12 @@ impl StoreBackend {
                 settings.max_counters,
             ))));
         };
-        let replicas = &settings.loss.replicas;
-        let known = replicas.fixed().or_else(|| kept_replicas(settings));
-        metrics.loss.replicas.begin(known, replicas.until_known());
+        let replicas = Arc::new(ReplicaCount::default());
+        let given = &settings.loss.replicas;
+        let known = given.fixed().or_else(|| kept_replicas(settings));
+        replicas.begin(known, given.until_known());
+        let shown = replicas.known().into();
+        metrics.loss.replicas.store(shown, Relaxed);
         let backend = |name, address, stats| {
             let servers = Servers::new(&address, stats, grpc::now)?;
             let stats = metrics.loss.clone();
@@ -69,7 +76,7 @@ impl StoreBackend {
                 max_counters: settings.max_counters,
                 unseen_percent: settings.loss.unseen_share,
             };
-            let loss = Arc::new(Loss::new(name, options, stats));
+            let loss = Arc::new(Loss::new(name, options, replicas.clone(), stats));
             Ok(RedisBackend { servers, loss })
         };
         let per_second = settings.redis_per_second.address(&settings.redis.tls);

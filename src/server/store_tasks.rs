@@ -52,7 +52,7 @@ pub(super) fn start(
     if let Some(first) = reconcilers.first()
         && settings.loss.replicas.fixed().is_none()
     {
-        detect_replicas(parts, first.store.clone(), tasks);
+        detect_replicas(parts, first, tasks);
     }
     for store in reconcilers {
         let clock = backend.clock(settings);
@@ -61,10 +61,21 @@ pub(super) fn start(
     }
 }
 
-/// Counts the replicas that use `store`, while any rule needs to know.
-fn detect_replicas(parts: &Parts<'_>, store: RedisStore, tasks: &mut JoinSet<()>) {
+/// Counts the replicas that use the store of `reconciler`, while any rule needs to know.
+fn detect_replicas(
+    parts: &Parts<'_>,
+    reconciler: &Reconciler<RedisStore>,
+    tasks: &mut JoinSet<()>,
+) {
     let settings = parts.settings;
-    let replicas = Replicas::new(store, parts.metrics.loss.clone(), state_file(settings));
+    let number = reconciler.loss.replicas().clone();
+    let stats = parts.metrics.loss.clone();
+    let replicas = Replicas::new(
+        reconciler.store.clone(),
+        number,
+        stats,
+        state_file(settings),
+    );
     let clock = parts.backend.clock(settings);
     let mut counts_locally = counts_locally(parts.rules.clone());
     let is_default: OnStoreLoss = settings.loss.on_store_loss.into();

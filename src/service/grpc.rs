@@ -130,7 +130,7 @@ impl<S: Store> UnaryMethod for Service<S> {
         if start.span.is_some() || !self.extras.is_none() {
             return None;
         }
-        let store = self.limiter.store.at_once()?;
+        let store = self.limiter.immediate.as_deref()?;
         let mut request = Request::default();
         fast_path::read_into(&mut request, message, self.bounds)?;
         let now = self.clock.at(start.began);

@@ -23,7 +23,7 @@ use crate::{
     },
     foundation::object_pool::Pooled,
     observe::metrics::{Metrics, Recorder, RuleStats},
-    store::contract::{AddAtOnce, Deadline, Store, StoreError},
+    store::contract::{Deadline, ImmediateStore, Store, StoreError},
 };
 
 /// The rules in use, shared by all workers. Empty until the first good load.
@@ -123,6 +123,8 @@ impl Rules {
 pub struct Limiter<S> {
     pub rules: Rules,
     pub store: S,
+    /// The store once more, if it never waits.
+    pub immediate: Option<Arc<dyn ImmediateStore>>,
     pub modes: Modes,
     pub metrics: Recorder,
 }
@@ -165,14 +167,14 @@ impl<S: Store> Limiter<S> {
         Ok(self.conclude(rules, request, &plan, &counts, now, render))
     }
 
-    /// [`Self::check`] for the memory store, without a future.
+    /// [`Self::check`] by `store`, which is [`Self::immediate`], without a future.
     ///
     /// # Errors
     ///
     /// As [`Self::check`].
     pub fn check_at_once<R>(
         &self,
-        store: &dyn AddAtOnce,
+        store: &dyn ImmediateStore,
         request: &Request<'_>,
         now: Timestamp,
         render: impl FnOnce(&mut Decision) -> R,

@@ -1,6 +1,6 @@
 //! The store that the settings chose, as one type.
 
-use super::contract::{AddAtOnce, Deadline, Store, StoreError};
+use super::contract::{Deadline, ImmediateStore, Store, StoreError};
 
 use std::sync::Arc;
 
@@ -35,9 +35,26 @@ impl Store for AnyStore {
         }
     }
 
-    fn at_once(&self) -> Option<&dyn AddAtOnce> {
+    fn is_well(&self) -> bool {
         match self {
-            Self::Memory(store) => Some(store.as_ref()),
+            Self::Memory(store) => store.is_well(),
+            Self::Redis(store) => store.is_well(),
+        }
+    }
+
+    fn is_one_step(&self) -> bool {
+        match self {
+            Self::Memory(store) => store.is_one_step(),
+            Self::Redis(store) => store.is_one_step(),
+        }
+    }
+}
+
+impl AnyStore {
+    /// The store once more, if it never waits. Ask for it at start and not for each request.
+    pub fn immediate(&self) -> Option<Arc<dyn ImmediateStore>> {
+        match self {
+            Self::Memory(store) => Some(store.clone()),
             Self::Redis(_) => None,
         }
     }

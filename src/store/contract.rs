@@ -1,6 +1,7 @@
-//! The [`Store`] trait, its two implementations, and stores around stores.
+//! The [`Store`] trait: how the limiter speaks to counters.
 
 use std::{
+    fmt,
     future::Future,
     sync::Arc,
     time::{Duration, Instant},
@@ -48,25 +49,16 @@ pub trait Store: Send + Sync + 'static {
         }
     }
 
-    /// This store, if it never waits: asking it directly needs no future.
-    fn at_once(&self) -> Option<&dyn AddAtOnce> {
-        None
-    }
-
     /// Whether an answer can be expected for every key; it asks no server.
-    fn is_well(&self) -> bool {
-        true
-    }
+    fn is_well(&self) -> bool;
 
     /// Whether every request is judged in one step, whatever its keys. Then no charge is given back
     /// because another part of the request was refused.
-    fn is_one_step(&self) -> bool {
-        true
-    }
+    fn is_one_step(&self) -> bool;
 }
 
-/// A store that never waits.
-pub trait AddAtOnce {
+/// A store that answers without waiting, and so without a future.
+pub trait ImmediateStore: fmt::Debug + Send + Sync + 'static {
     /// Applies the batch as [`Store::add_into`] does, before it returns.
     ///
     /// # Errors
@@ -132,10 +124,6 @@ impl<S: Store> Store for Arc<S> {
         deadline: &Deadline,
     ) -> impl Future<Output = Result<(), StoreError>> + Send {
         (**self).add_into(counts, batch, now, deadline)
-    }
-
-    fn at_once(&self) -> Option<&dyn AddAtOnce> {
-        (**self).at_once()
     }
 
     fn is_well(&self) -> bool {

@@ -19,36 +19,31 @@
 //! This cache does not notice other replicas, deleted keys, and limits that were raised for another
 //! worker. So no entry is believed for longer than a second while the store can be asked.
 
-use std::{
-    cell::Cell,
-    collections::HashMap,
-    mem,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{
-            AtomicBool, AtomicU64,
-            Ordering::{Relaxed, SeqCst},
-        },
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError,
+    atomic::{
+        AtomicBool, AtomicU64,
+        Ordering::{Relaxed, SeqCst},
     },
-    time::Duration,
 };
 
-use foldhash::quality::RandomState;
 use smallvec::SmallVec;
 
 use super::contract::{Deadline, Store, StoreError};
 use crate::core::{
-    counter::{
-        Batch, Charge, CounterKind, CounterState, CounterStates, Enforcement, Increment,
-        IncrementSpec, ResetTimes,
-    },
-    request::Hits,
+    charging::charges_refused,
+    counter::{Batch, CounterState, CounterStates, IncrementSpec},
     window::Timestamp,
 };
-use crate::foundation::sample::SampleWriter;
 
-/// How long the store is not asked about a counter that is over.
-const BELIEVED_FOR: Duration = Duration::from_secs(1);
+mod entry;
+mod stats;
+#[cfg(test)]
+mod tests;
+
+use entry::{OverEntries, OverEntry, is_repeated};
+use stats::WorkerCacheStats;
+pub use stats::{CacheStats, Totals};
 
 /// A store around a store, one for each worker.
 #[derive(Debug)]
@@ -71,116 +66,17 @@ pub struct Caches {
 /// The counters that one worker knows to be over.
 #[derive(Debug)]
 struct WorkerCache {
-    entries: Mutex<Generations>,
+    entries: Mutex<OverEntries>,
     /// Whether any counter ever was over: until then no request has to look.
     was_over: AtomicBool,
 }
-
-/// Stats of the caches of all workers.
-#[derive(Debug, Default)]
-pub struct CacheStats(Mutex<Vec<Arc<WorkerCacheStats>>>);
-
-/// Stats of one worker's cache. They change with each request, so no other thread writes near them.
-#[derive(Debug, Default)]
-#[repr(align(128))]
-struct WorkerCacheStats {
-    hits: AtomicU64,
-    misses: AtomicU64,
-    expired: AtomicU64,
-    evicted: AtomicU64,
-}
-
-/// The stats of caches up to a moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Totals {
-    pub hits: u64,
-    pub misses: u64,
-    pub expired: u64,
-    pub evicted: u64,
-}
-
-impl CacheStats {
-    fn new_worker_stats(&self) -> Arc<WorkerCacheStats> {
-        let worker_stats = Arc::<WorkerCacheStats>::default();
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.push(worker_stats.clone());
-        worker_stats
-    }
-
-    /// The stats of all caches together.
-    pub fn totals(&self) -> Totals {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let sum = |pick: fn(&WorkerCacheStats) -> &AtomicU64| {
-            all.iter()
-                .map(|worker_stats| pick(worker_stats).load(Relaxed))
-                .sum()
-        };
-        Totals {
-            hits: sum(|worker_stats| &worker_stats.hits),
-            misses: sum(|worker_stats| &worker_stats.misses),
-            expired: sum(|worker_stats| &worker_stats.expired),
-            evicted: sum(|worker_stats| &worker_stats.evicted),
-        }
-    }
-}
-
-/// Counters that are over, in two generations: when the young one is full the old one is dropped, and
-/// those of its counters that are still in use have to be found out anew.
-#[derive(Debug)]
-struct Generations {
-    young: CacheGeneration,
-    old: CacheGeneration,
-    max_bytes: usize,
-}
-
-#[derive(Debug, Default)]
-struct CacheGeneration {
-    /// Seeded at random for each process, because keys come from outside.
-    counts: HashMap<Box<[u8]>, OverEntry, RandomState>,
-    bytes: usize,
-}
-
-/// A counter that is over.
-#[derive(Clone, Debug)]
-struct OverEntry {
-    what: Cell<OverState>,
-    /// Until when the fact holds.
-    expires_at: Timestamp,
-    /// From when on the store is asked again, if it can be.
-    asks_at: Timestamp,
-    /// Hits that were refused here but have to count in the store.
-    uncounted: Cell<u64>,
-}
-
-/// A fact that cannot become false until the entry expires.
-#[derive(Clone, Copy, Debug)]
-enum OverState {
-    /// The fact may have become false.
-    Doubted,
-    /// A counter with a window in its key holds this much, or more.
-    Holds(u64),
-    /// One hit does not pass under exactly this limit.
-    Full {
-        limit: u32,
-        method: CounterKind,
-        /// When the counter is empty.
-        resets_at: Timestamp,
-    },
-}
-
-/// The approximate size of an entry without its key, in bytes.
-const ENTRY_BYTES: usize = 128;
 
 impl<S> OverLimitCache<S> {
     /// A cache of `max_bytes` at most; 0 turns it off.
     pub fn new(store: S, max_bytes: usize, caches: &Arc<Caches>, stats: &CacheStats) -> Self {
         let known = (max_bytes > 0).then(|| {
             let known = Arc::new(WorkerCache {
-                entries: Mutex::new(Generations {
-                    young: CacheGeneration::default(),
-                    old: CacheGeneration::default(),
-                    max_bytes,
-                }),
+                entries: Mutex::new(OverEntries::new(max_bytes)),
                 was_over: AtomicBool::new(false),
             });
             caches.lock().push(known.clone());
@@ -224,6 +120,14 @@ impl<S: Store> Store for OverLimitCache<S> {
         }
         answered
     }
+
+    fn is_well(&self) -> bool {
+        self.store.is_well()
+    }
+
+    fn is_one_step(&self) -> bool {
+        self.store.is_one_step()
+    }
 }
 
 /// How a request is answered.
@@ -237,14 +141,6 @@ enum CacheAnswer {
 
 fn gives_back(batch: &Batch) -> bool {
     batch.all_specs().any(|spec| spec.hits.given_back() > 0)
-}
-
-/// Whether a counter occurs in the request more than once. Each of its counts then concerns both.
-fn is_repeated(batch: &Batch, increment: &Increment<'_>) -> bool {
-    batch.len() > 1 && {
-        let same = |other: &Increment<'_>| other.key == increment.key;
-        batch.iter().filter(same).count() > 1
-    }
 }
 
 impl<S: Store> OverLimitCache<S> {
@@ -277,7 +173,12 @@ impl<S: Store> OverLimitCache<S> {
                 Some(over) if over.expires_at <= now => {
                     self.stats.expired.fetch_add(1, Relaxed);
                 }
-                Some(over) if self.answers(over, batch, &increment, now) => answers.push(over),
+                Some(over)
+                    if over.refuses(batch, &increment)
+                        && (now < over.asks_at || !self.store.is_well()) =>
+                {
+                    answers.push(over);
+                }
                 _ => {}
             }
         }
@@ -290,35 +191,13 @@ impl<S: Store> OverLimitCache<S> {
         }
         self.stats.hits.fetch_add(batch.len() as u64, Relaxed);
         for (over, spec) in answers.into_iter().zip(batch.all_specs()) {
-            if matches!(spec.charge, Charge::Always | Charge::Stopping) {
+            if charges_refused(spec) {
                 let uncounted = over.uncounted.get().saturating_add(spec.hits.added());
                 over.uncounted.set(uncounted);
             }
             counts.push(over.count(spec, now));
         }
         CacheAnswer::Answered
-    }
-
-    /// Whether `over`, which has not expired, gives the answer that the store would give.
-    fn answers(
-        &self,
-        over: &OverEntry,
-        batch: &Batch,
-        increment: &Increment<'_>,
-        now: Timestamp,
-    ) -> bool {
-        let refuses = match over.what.get() {
-            OverState::Doubted => false,
-            // A look is over only if the count is.
-            OverState::Holds(count) => {
-                count.saturating_add(increment.hits.added().min(1)) > u64::from(increment.limit)
-            }
-            OverState::Full { limit, method, .. } => {
-                (increment.hits, increment.limit, increment.method) == (Hits::ONE, limit, method)
-                    && !is_repeated(batch, increment)
-            }
-        };
-        refuses && (now < over.asks_at || !self.store.is_well())
     }
 
     /// Makes the store count the hits that were refused here, and then `batch`.
@@ -399,154 +278,7 @@ impl Caches {
 
 impl WorkerCache {
     /// A panic elsewhere cannot leave the entries half changed: at worst their size is off.
-    fn lock(&self) -> MutexGuard<'_, Generations> {
+    fn lock(&self) -> MutexGuard<'_, OverEntries> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
-
-impl OverEntry {
-    /// The fact that follows from `count` after `spec`, if it is of use. `is_one_step` is whether
-    /// every request is judged in one step.
-    fn new(
-        spec: &IncrementSpec,
-        count: CounterState,
-        is_one_step: bool,
-        now: Timestamp,
-    ) -> Option<Self> {
-        if spec.hits.is_peek() || !count.is_over(spec.limit, spec.hits) {
-            return None;
-        }
-        let may_be_given_back = spec.charge == Charge::Admitted && !is_one_step;
-        let has_rest = count.after < u64::from(spec.limit);
-        if !count.is_charged && (may_be_given_back || has_rest) {
-            return None;
-        }
-        let after = |millis| now.plus(Duration::from_millis(millis));
-        let (what, expires_at) = match count.ends {
-            None => (OverState::Holds(count.after), spec.expires_at),
-            // Hits that were refused but have to count could come too late, into the next window.
-            Some(_) if count.is_charged || spec.hits != Hits::ONE => return None,
-            Some(ends) => {
-                let full = OverState::Full {
-                    limit: spec.limit,
-                    method: spec.method,
-                    resets_at: after(ends.resets_in),
-                };
-                // A counter that never lets the hits pass is not asked for often enough to be worth an
-                // entry.
-                (full, after(ends.retry_in?))
-            }
-        };
-        Some(Self {
-            what: Cell::new(what),
-            expires_at,
-            asks_at: now.plus(BELIEVED_FOR),
-            uncounted: Cell::new(0),
-        })
-    }
-
-    /// The count that the store would return for `spec`, which this answers.
-    fn count(&self, spec: &IncrementSpec, now: Timestamp) -> CounterState {
-        let until = |moment: Timestamp| moment.millis().saturating_sub(now.millis());
-        let (after, ends) = match self.what.get() {
-            OverState::Full { resets_at, .. } => {
-                let ends = ResetTimes {
-                    resets_in: until(resets_at),
-                    retry_in: Some(until(self.expires_at)),
-                };
-                (spec.limit.into(), Some(ends))
-            }
-            OverState::Holds(count) => (count, None),
-            OverState::Doubted => (spec.limit.into(), None),
-        };
-        CounterState {
-            is_charged: false,
-            is_cached: true,
-            ends,
-            ..CounterState::from(after)
-        }
-    }
-}
-
-impl Generations {
-    fn get(&self, key: &[u8]) -> Option<&OverEntry> {
-        let young = self.young.counts.get(key);
-        young.or_else(|| self.old.counts.get(key))
-    }
-
-    /// Inserts an entry and returns how many others it evicted.
-    fn insert(&mut self, key: &[u8], over: OverEntry) -> usize {
-        if let Some(known) = self.get(key) {
-            over.uncounted.set(known.uncounted.take());
-        }
-        let mut evicted = 0;
-        // Two generations share the bound.
-        if self.young.bytes + key.len() + ENTRY_BYTES > self.max_bytes / 2 {
-            let oldest = mem::replace(&mut self.old, mem::take(&mut self.young));
-            evicted = oldest.counts.len();
-        }
-        if self.young.counts.insert(key.into(), over).is_none() {
-            self.young.bytes += key.len() + ENTRY_BYTES;
-        }
-        evicted
-    }
-
-    fn doubt(&self, key: &[u8]) {
-        if let Some(over) = self.get(key) {
-            over.what.set(OverState::Doubted);
-        }
-    }
-
-    /// Doubts counters that `batch` uses with another limit, because that may let hits pass which change
-    /// the rest.
-    fn doubt_other_limits(&self, batch: &Batch) {
-        for increment in batch.iter() {
-            if let Some(over) = self.get(increment.key)
-                && let OverState::Full { limit, method, .. } = over.what.get()
-                && (limit, method) != (increment.limit, increment.method)
-            {
-                over.what.set(OverState::Doubted);
-            }
-        }
-    }
-
-    /// Moves into `late` the hits on the counters of `batch` that were refused here but have to count.
-    fn take_uncounted(&self, batch: &Batch, now: Timestamp, late: &mut Option<Box<Batch>>) {
-        for increment in batch.iter() {
-            let Some(over) = self.get(increment.key) else {
-                continue;
-            };
-            let hits = over.uncounted.take();
-            if hits == 0 || over.expires_at <= now {
-                continue;
-            }
-            let spec = IncrementSpec {
-                hits: Hits::add(hits),
-                // No limit refuses them, and they refuse nothing.
-                charge: Charge::Always,
-                enforcement: Enforcement::Silent,
-                limit: u32::MAX,
-                descriptor: u32::MAX,
-                ..increment.spec
-            };
-            let late = late.get_or_insert_default();
-            late.append_one(Increment { spec, ..increment });
-        }
-    }
-}
-
-impl CacheStats {
-    /// Passes on the stats of all caches together.
-    pub fn samples(&self, list: &mut SampleWriter<'_>) {
-        let totals = self.totals();
-        let lookups = totals.hits + totals.misses;
-        list.gauge("ratelimit.localcache.hitCount", totals.hits);
-        list.gauge("ratelimit.localcache.missCount", totals.misses);
-        list.gauge("ratelimit.localcache.lookupCount", lookups);
-        list.gauge("ratelimit.localcache.expiredCount", totals.expired);
-        list.gauge("ratelimit.localcache.evacuateCount", totals.evicted);
-    }
-}
-
-#[cfg(test)]
-mod tests;

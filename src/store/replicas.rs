@@ -3,7 +3,12 @@
 //! Each replica adds one hit to a counter of ten seconds, once in each window, and looks at the window
 //! before. The counter belongs to no domain, so no request can use it.
 
-use std::{convert::Infallible, num::NonZeroU32, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    num::NonZeroU32,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
 
 use super::{
     contract::{Store, StoreError},
@@ -22,6 +27,7 @@ use crate::{
 pub mod number;
 mod state;
 
+use number::ReplicaCount;
 pub use state::{StateError, StateFile};
 
 /// The length of a window in seconds: a replica that left is counted for up to two of them.
@@ -34,6 +40,7 @@ const LOOK: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Replicas<S> {
     store: S,
+    number: Arc<ReplicaCount>,
     stats: Arc<LossStats>,
     /// The file in which the number outlives the process.
     state: Option<StateFile>,
@@ -50,14 +57,21 @@ pub struct Replicas<S> {
 }
 
 impl<S: Store> Replicas<S> {
-    /// Records the replicas that it counts in `store` in `stats`, and every change in `state`.
-    pub fn new(store: S, stats: Arc<LossStats>, state: Option<StateFile>) -> Self {
+    /// Keeps the replicas that it counts in `store` in `number` and shows them in `stats`; writes every
+    /// change to `state`.
+    pub fn new(
+        store: S,
+        number: Arc<ReplicaCount>,
+        stats: Arc<LossStats>,
+        state: Option<StateFile>,
+    ) -> Self {
         let mut identity = Identity::default();
         identity.set(b"", &[], &[]);
         let period = Period::new(Unit::Second, WINDOW_SECS).expect("ten seconds are within bounds");
         Self {
             store,
-            saved: stats.replicas.known(),
+            saved: number.known(),
+            number,
             stats,
             state,
             limit: Limit::fixed(u32::MAX, period),
@@ -88,7 +102,7 @@ impl<S: Store> Replicas<S> {
     /// Keeps the number for the next process if it has changed. A file that cannot be written is logged
     /// once for each number.
     async fn save(&mut self) {
-        let number = self.stats.replicas.known();
+        let number = self.number.known();
         let (Some(state), Some(number)) = (&self.state, NonZeroU32::new(number)) else {
             return;
         };
@@ -135,7 +149,10 @@ impl<S: Store> Replicas<S> {
         let seen = u32::try_from(seen).unwrap_or(u32::MAX);
         // In a window during which the store was away, some replicas are missing.
         let is_whole = self.limit.window(before).start >= well_since;
-        self.stats.replicas.count(seen, is_whole, now);
+        self.number.count(seen, is_whole, now);
+        self.stats
+            .replicas
+            .store(self.number.known().into(), Relaxed);
         Ok(())
     }
 
@@ -161,7 +178,6 @@ mod tests {
     use super::*;
     use crate::store::memory::MemoryStore;
     use crate::store::replicas::number::NEVER;
-    use crate::store::replicas::number::ReplicaCount;
 
     const START: u64 = 1_795_230_000;
 
@@ -181,7 +197,7 @@ mod tests {
         }
 
         fn join(&mut self) {
-            let replica = Replicas::new(self.store.clone(), Arc::default(), None);
+            let replica = Replicas::new(self.store.clone(), Arc::default(), Arc::default(), None);
             self.all.push(replica);
         }
 
@@ -193,7 +209,7 @@ mod tests {
             for replica in &mut self.all {
                 runtime.block_on(replica.look(now)).unwrap();
             }
-            let seen = self.all.iter().map(|one| one.stats.replicas.known());
+            let seen = self.all.iter().map(|one| one.number.known());
             assert_eq!(seen.collect::<Vec<_>>(), expected);
         }
     }
@@ -279,7 +295,7 @@ mod tests {
 
     #[test]
     fn no_request_can_have_its_counter() {
-        let replicas = Replicas::new(MemoryStore::new(1), Arc::default(), None);
+        let replicas = Replicas::new(MemoryStore::new(1), Arc::default(), Arc::default(), None);
         let mut batch = Batch::default();
         replicas.push(&mut batch, Timestamp::from_secs(START), Hits::ONE);
         let key = batch.iter().next().map(|increment| increment.key.to_vec());

@@ -39,10 +39,12 @@ pub(crate) fn service(max_counters: usize) -> Service<Arc<MemoryStore>> {
     let metrics = Arc::new(Metrics::new(NearRatio::default(), 10));
     let rules = Rules::default();
     rules.swap(loaded.unwrap().matcher, &metrics);
+    let store = Arc::new(MemoryStore::new(max_counters));
     Service {
         limiter: Limiter {
             rules,
-            store: Arc::new(MemoryStore::new(max_counters)),
+            immediate: Some(store.clone()),
+            store,
             modes: Modes::default(),
             metrics: metrics.recorder(0),
         },

@@ -2,8 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::core::{
-    counter::{Charge, Enforcement},
-    limit::OnStoreLoss,
+    counter::{Charge, sample},
     window::Timestamp,
 };
 
@@ -25,16 +24,11 @@ const ALL: [CounterKind; 4] = [
 
 fn spec(method: CounterKind, limit: u32, hits: Hits) -> IncrementSpec {
     IncrementSpec {
-        hits,
-        limit,
         method,
         charge: Charge::Within,
-        enforcement: Enforcement::Refuses,
-        on_loss: OnStoreLoss::Error,
-        descriptor: 0,
-        is_per_second: false,
         period_millis: PERIOD,
         expires_at: Timestamp::from_millis(u64::MAX),
+        ..sample::spec(limit, hits)
     }
 }
 

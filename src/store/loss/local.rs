@@ -8,6 +8,7 @@ use std::{
 use super::first_count::{FirstCount, longest_life};
 use crate::{
     core::{
+        charging::Charging,
         counter::{
             Batch, Charge, CounterKind, CounterState, CounterStates, Increment, IncrementSpec,
             ResetTimes,
@@ -200,11 +201,8 @@ fn lasts_until(spec: &IncrementSpec, now: Timestamp) -> Timestamp {
 /// The result of `share` if its counter held `known`.
 fn judged(share: &Increment<'_>, known: u64) -> CounterState {
     let is_over = share.refuses(known);
-    let is_charged = match share.charge {
-        Charge::Always => true,
-        Charge::Never => false,
-        Charge::Within | Charge::Admitted | Charge::Stopping => !is_over,
-    };
+    let charging = Charging::new([(&share.spec, is_over)]);
+    let is_charged = charging.charges(&share.spec, is_over);
     let (added, given_back) = if is_charged {
         (share.hits.added(), share.hits.given_back())
     } else {

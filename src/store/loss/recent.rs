@@ -4,25 +4,28 @@
 //! counter is counted locally for the first time.
 
 use std::{
-    collections::HashMap,
-    mem,
+    collections::hash_map::RandomState,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use smallvec::SmallVec;
 
-use crate::core::{
-    counter::{CounterState, IncrementSpec},
-    window::Timestamp,
+use crate::{
+    core::{
+        counter::{CounterState, IncrementSpec},
+        window::Timestamp,
+    },
+    foundation::generations::Generations,
 };
 
-/// The last counts that one worker saw, in two generations: when the young one is full the old one is
-/// dropped.
-#[derive(Debug, Default)]
+/// The last counts that one worker saw.
+#[derive(Debug)]
 pub(super) struct Recent {
-    young: RecentGeneration,
-    old: RecentGeneration,
+    counts: Generations<Box<[u8]>, SeenCount, RandomState>,
+    /// When the first count of each generation was seen.
+    young_began: Option<Timestamp>,
+    old_began: Option<Timestamp>,
     /// The number of the rules under which the counts were seen.
     rule_set: u64,
     /// When the first count was seen under these rules.
@@ -31,10 +34,17 @@ pub(super) struct Recent {
     forgets_before: Option<Timestamp>,
 }
 
-#[derive(Debug, Default)]
-struct RecentGeneration {
-    counts: HashMap<Box<[u8]>, SeenCount>,
-    began: Option<Timestamp>,
+impl Default for Recent {
+    fn default() -> Self {
+        Self {
+            counts: Generations::new(Self::GENERATION),
+            young_began: None,
+            old_began: None,
+            rule_set: 0,
+            first: None,
+            forgets_before: None,
+        }
+    }
 }
 
 /// The count of a counter when a worker last saw it.
@@ -70,28 +80,22 @@ impl Recent {
             self.rule_set = rule_set;
             self.first = Some(seen.at);
         }
-        if let Some(known) = self.young.counts.get_mut(key) {
-            *known = seen;
-            return;
-        }
-        if self.young.counts.len() >= Self::GENERATION {
-            let dropped = mem::replace(&mut self.old, mem::take(&mut self.young));
-            if !dropped.counts.is_empty() {
-                self.forgets_before = self.old.began;
+        if let Some(dropped) = self.counts.insert(key, seen, 1) {
+            self.old_began = self.young_began.take();
+            if dropped > 0 {
+                self.forgets_before = self.old_began;
             }
         }
-        self.young.began.get_or_insert(seen.at);
-        self.young.counts.insert(key.into(), seen);
+        self.young_began.get_or_insert(seen.at);
     }
 
     fn get(&self, key: &[u8]) -> Option<SeenCount> {
-        let old = || self.old.counts.get(key);
-        self.young.counts.get(key).or_else(old).copied()
+        self.counts.get(key).copied()
     }
 
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        self.young.counts.len() + self.old.counts.len()
+        self.counts.len()
     }
 }
 

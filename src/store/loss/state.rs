@@ -43,6 +43,7 @@ pub struct Loss {
     has_local_hits: AtomicBool,
     /// Notified when there is work for the return of the store.
     pub(super) reconcile_requested: Notify,
+    replicas: Arc<ReplicaCount>,
     pub(super) stats: Arc<LossStats>,
 }
 
@@ -57,7 +58,13 @@ pub struct Options {
 }
 
 impl Loss {
-    pub fn new(name: &'static str, options: Options, stats: Arc<LossStats>) -> Self {
+    /// A store that is not lost, whose limits `replicas` share.
+    pub fn new(
+        name: &'static str,
+        options: Options,
+        replicas: Arc<ReplicaCount>,
+        stats: Arc<LossStats>,
+    ) -> Self {
         let tables = RecentTables::default();
         Self {
             name,
@@ -70,6 +77,7 @@ impl Loss {
             local: Mutex::new(LocalCounters::new(options.max_counters)),
             has_local_hits: AtomicBool::new(false),
             reconcile_requested: Notify::new(),
+            replicas,
             stats,
         }
     }
@@ -77,6 +85,11 @@ impl Loss {
     /// Whether the store did not reply when it was last heard of.
     pub fn is_lost(&self) -> bool {
         self.is_lost.load(Relaxed)
+    }
+
+    /// The number of replicas that share the limits.
+    pub fn replicas(&self) -> &Arc<ReplicaCount> {
+        &self.replicas
     }
 
     /// A table for the counts that one more worker sees.
@@ -136,7 +149,7 @@ impl Loss {
 
     /// Takes back hits that were not sent after all.
     pub(super) fn put_back(&self, rest: Vec<(Arc<[u8]>, LocalHits)>, now: Timestamp) {
-        let replicas = self.stats.replicas.taken();
+        let replicas = self.replicas.taken();
         let mut lost_hits = 0;
         let mut local = self.local();
         for (key, spent) in rest {
@@ -173,7 +186,7 @@ impl Loss {
         share: &IncrementSpec,
         now: Timestamp,
     ) -> FirstCount {
-        let replicas = &self.stats.replicas;
+        let replicas = &self.replicas;
         let bounds = FirstCountInputs {
             replicas: replicas.taken(),
             alone_since: replicas.alone_since(),
@@ -206,7 +219,7 @@ impl Loss {
     ///
     /// [`OnStoreLoss::Local`]: crate::core::limit::OnStoreLoss::Local
     pub(super) fn count(&self, batch: &Batch, now: Timestamp) -> CounterStates {
-        let replicas = self.stats.replicas.taken();
+        let replicas = self.replicas.taken();
         let mut local = self.local();
         if replicas == ReplicaCount::UNKNOWN {
             local.lack_replicas();

@@ -2,15 +2,13 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::{
-    foundation::sample::SampleWriter,
-    store::{contract::StoreError, replicas::number::ReplicaCount},
-};
+use crate::{foundation::sample::SampleWriter, store::contract::StoreError};
 
-/// Stats over all stores, and the number of replicas.
+/// Stats over all stores.
 #[derive(Debug, Default)]
 pub struct LossStats {
-    pub replicas: ReplicaCount,
+    /// The replicas that were counted last; 0 if none were.
+    pub replicas: AtomicU64,
     /// Stores that do not reply now.
     pub lost: AtomicU64,
     /// Requests that were answered without the store.
@@ -26,10 +24,11 @@ pub struct LossStats {
 }
 
 /// Why a store does not answer a request, and the cause's name in statistics.
-const CAUSES: [(StoreError, &str); 5] = [
+const CAUSES: [(StoreError, &str); 6] = [
     (StoreError::Timeout, "timeout"),
     (StoreError::Unreachable, "unreachable"),
     (StoreError::Refused, "refused"),
+    (StoreError::Moving, "moving"),
     (StoreError::Overloaded, "overloaded"),
     (StoreError::Full, "full"),
 ];
@@ -69,7 +68,7 @@ impl LossStats {
             list.counter(name, count);
         }
         list.gauge("tollgate.stores_lost", self.lost.load(Relaxed));
-        list.gauge("tollgate.replicas", u64::from(self.replicas.known()));
+        list.gauge("tollgate.replicas", self.replicas.load(Relaxed));
         for (name, count) in [
             ("degraded", &self.degraded),
             ("reconciled_hits", &self.reconciled),
@@ -77,5 +76,37 @@ impl LossStats {
         ] {
             list.counter(format!("tollgate.{name}_total"), count.load(Relaxed));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_error_of_a_store_has_a_cause_in_the_statistics() {
+        let all = [
+            StoreError::Timeout,
+            StoreError::Unreachable,
+            StoreError::Refused,
+            StoreError::Moving,
+            StoreError::Overloaded,
+            StoreError::Full,
+        ];
+        let stats = LossStats::default();
+        for (error, counted) in all.into_iter().zip(1..) {
+            // A variant that is added has to be added above as well.
+            match error {
+                StoreError::Timeout
+                | StoreError::Unreachable
+                | StoreError::Refused
+                | StoreError::Moving
+                | StoreError::Overloaded
+                | StoreError::Full => stats.record(error),
+            }
+            let total: u64 = stats.causes().map(|(_, count)| count).sum();
+            assert_eq!(total, counted, "{error:?}");
+        }
+        assert!(stats.causes().all(|(_, count)| count == 1));
     }
 }

@@ -14,6 +14,7 @@ use crate::core::{
     request::{Entry, Hits},
     window::Unit,
 };
+use crate::store::replicas::number::ReplicaCount;
 
 const NOW: Timestamp = Timestamp::from_secs(1_795_230_000);
 
@@ -28,9 +29,14 @@ fn options(max_counters: usize) -> Options {
 }
 
 fn loss(replicas: u32, max_counters: usize) -> Loss {
-    let stats = LossStats::default();
-    stats.replicas.begin(NonZeroU32::new(replicas), None);
-    Loss::new("redis", options(max_counters), Arc::new(stats))
+    let number = ReplicaCount::default();
+    number.begin(NonZeroU32::new(replicas), None);
+    Loss::new(
+        "redis",
+        options(max_counters),
+        number.into(),
+        Arc::default(),
+    )
 }
 
 /// Makes a worker see that the counter of `batch` holds `count`.
@@ -152,7 +158,7 @@ fn nothing_grows_with_the_values_that_come() {
         unseen_percent: 100,
         ..options(MAX)
     };
-    let loss = Loss::new("redis", options, Arc::default());
+    let loss = Loss::new("redis", options, Arc::default(), Arc::default());
     let limit = Limit::fixed(10, Unit::Second);
     for number in 0..10_000_u64 {
         // A hundred values a second, so that ended counters make room.
@@ -497,7 +503,7 @@ fn hits_that_were_handed_back_are_known_when_the_store_is_lost_again() {
 
 #[test]
 fn without_any_number_of_replicas_a_share_is_one_hit() {
-    let loss = Loss::new("redis", options(10), Arc::default());
+    let loss = Loss::new("redis", options(10), Arc::default(), Arc::default());
     loss.failed(StoreError::Unreachable, NOW);
     let ten = Limit::fixed(10, Unit::Year);
     assert_eq!(passing(&loss, &ten, 5, NOW), 1);

@@ -1,23 +1,19 @@
 //! One counter in memory: a number, or the state of an algorithm.
 
+use super::key::KeyRest;
 use crate::core::{
     algorithm::AlgorithmState, counter::CounterState, request::Hits, window::Timestamp,
 };
 
-/// The rest of a key, with its length in the first byte.
-pub(in crate::store) type KeyRest = [u8; OWN_BYTES];
-
-pub(in crate::store) const OWN_BYTES: usize = 16;
-
 #[derive(Clone, Copy, Debug)]
-pub(in crate::store) struct CounterSlot {
+pub(super) struct CounterSlot {
     pub(super) own: KeyRest,
     pub(super) count: u64,
     pub(super) expires_at: Timestamp,
 }
 
 #[derive(Debug)]
-pub(in crate::store) struct StateSlot {
+pub(super) struct StateSlot {
     pub(super) state: AlgorithmState,
     pub(super) expires_at: Timestamp,
 }

@@ -1,11 +1,15 @@
 //! A slab: descriptors are stored in boxed chunks that never move, and are indexed by `u32`, which
 //! halves the index. If there are many descriptors most of them are in no cache, and then each access to
 //! another place costs as much as all the rest of a count.
+//!
+//! It is our own because the `slab` crate keeps its entries in one vector. When that grows, all 128 bytes
+//! of each descriptor are copied under the shard's lock, and for the time of the copy the descriptors are
+//! in memory twice.
 
 use hashbrown::HashTable;
 use smallvec::SmallVec;
 
-use super::slot::CounterSlot;
+use super::{key::KeyRest, slot::CounterSlot};
 
 /// The counters of one descriptor, stored together in 128 bytes, which is how processors fetch memory,
 /// unless the name is long or there are more than two counters.
@@ -14,6 +18,13 @@ use super::slot::CounterSlot;
 pub(super) struct DescriptorCounters {
     pub(super) name: SmallVec<[u8; 48]>,
     pub(super) slots: SmallVec<[CounterSlot; 2]>,
+}
+
+impl DescriptorCounters {
+    /// The counter with this rest of the key.
+    pub(super) fn slot(&mut self, own: KeyRest) -> Option<&mut CounterSlot> {
+        self.slots.iter_mut().find(|slot| slot.own == own)
+    }
 }
 
 /// Families by name.

@@ -1,14 +1,16 @@
+use std::time::Duration;
+
 use proptest::prelude::*;
 
 use super::*;
 use crate::{
     core::{
-        counter::DescriptorHits,
+        counter::{Charge, DescriptorHits},
         decision::{Decision, decide},
         limit::{Algorithm, Allows, CountPolicy, Limit, Modes, Rule, RuleId},
         matcher::Matcher,
         plan::Plan,
-        request::{Entry, Request},
+        request::{Entry, Hits, Request},
         window::Unit,
     },
     store::{memory::MemoryStore, per_second::PerSecond},
@@ -126,8 +128,8 @@ fn memory_is_bounded() {
         fixture.check(&[(value, 1)], Hits::add(2), &[(2, false)]);
     }
     let entries = fixture.cache.known.as_ref().unwrap().lock();
-    assert!(entries.young.bytes + entries.old.bytes <= 2_000);
-    assert!(entries.young.counts.len() + entries.old.counts.len() > 5);
+    assert!(entries.bytes() <= 2_000);
+    assert!(entries.len() > 5);
     drop(entries);
     // The last one is still known.
     fixture.check(&[("199", 1)], Hits::ONE, &[(2, true)]);
@@ -198,6 +200,14 @@ impl Store for Asking {
     ) -> Result<(), StoreError> {
         self.times.fetch_add(1, Relaxed);
         self.store.add_into(counts, batch, now, deadline).await
+    }
+
+    fn is_well(&self) -> bool {
+        self.store.is_well()
+    }
+
+    fn is_one_step(&self) -> bool {
+        self.store.is_one_step()
     }
 }
 

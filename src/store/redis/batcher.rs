@@ -1,9 +1,8 @@
 //! Sends the queued requests of one node whenever a connection to it is free.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     hash::BuildHasher as _,
-    mem,
     ops::Range,
     pin::{Pin, pin},
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -22,14 +21,16 @@ use super::{
     node::Node,
     options::Options,
     packed::PackedCommands,
-    pipeline::{Commands, PipelineBuilder, load_step},
+    pipeline::{Commands, PipelineBuilder},
     pool::{self, ConnectionFactory, ConnectionPool, PooledWorkerConnection, WorkerConnection},
     queue::{NodeQueue, QueuedBatch},
     redirect::redirects,
     running::{self, read_sockets, tick, within},
     servers::Servers,
+    step::load_step,
 };
 use crate::core::{counter::Batch, window::Timestamp};
+use crate::foundation::generations::Generations;
 use crate::net::endpoint::Endpoint;
 use crate::store::contract::StoreError;
 
@@ -461,14 +462,22 @@ impl Batcher {
     }
 }
 
-/// Hashes of keys that are known to have a time to live, in two generations: when the young one is full
-/// the old one is dropped, which costs one more EXPIRE for each key that is still in use.
-#[derive(Debug, Default)]
+/// Hashes of keys that are known to have a time to live. A key that is forgotten although it is still in
+/// use costs one more EXPIRE.
+#[derive(Debug)]
 struct KeysWithTtl {
     /// Random for each process, because values come from outside.
     hasher: quality::RandomState,
-    young: HashSet<u64, fast::RandomState>,
-    old: HashSet<u64, fast::RandomState>,
+    hashes: Generations<u64, (), fast::RandomState>,
+}
+
+impl Default for KeysWithTtl {
+    fn default() -> Self {
+        Self {
+            hasher: quality::RandomState::default(),
+            hashes: Generations::new(Self::GENERATION),
+        }
+    }
 }
 
 impl KeysWithTtl {
@@ -476,14 +485,11 @@ impl KeysWithTtl {
     const GENERATION: usize = 1 << 18;
 
     fn contains(&self, hash: u64) -> bool {
-        self.young.contains(&hash) || self.old.contains(&hash)
+        self.hashes.get(&hash).is_some()
     }
 
     fn insert(&mut self, hash: u64) {
-        if self.young.len() >= Self::GENERATION {
-            self.old = mem::take(&mut self.young);
-        }
-        self.young.insert(hash);
+        self.hashes.insert(&hash, (), 1);
     }
 }
 
@@ -497,7 +503,7 @@ mod tests {
         for hash in 0..3 * KeysWithTtl::GENERATION as u64 + 5 {
             known.insert(hash);
         }
-        assert!(known.young.len() + known.old.len() <= 2 * KeysWithTtl::GENERATION);
+        assert!(known.hashes.len() <= 2 * KeysWithTtl::GENERATION);
         assert!(known.contains(3 * KeysWithTtl::GENERATION as u64 + 4));
         assert!(known.contains(2 * KeysWithTtl::GENERATION as u64));
         assert!(!known.contains(0));

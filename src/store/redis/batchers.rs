@@ -15,7 +15,8 @@ use super::failure::NodeFailure;
 
 use super::batcher::{Batcher, Role};
 
-use super::queue::{NodeQueue, WaitPermits};
+use super::permits::WaitPermits;
+use super::queue::NodeQueue;
 use super::slot_map::SlotMap;
 
 /// A slot map, and the queues of its nodes in their order.

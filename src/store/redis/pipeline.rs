@@ -3,18 +3,19 @@
 //! All hits on one key are sent as one INCR or INCRBY; each request gets its own count out of the sum.
 //! An EXPIRE follows until this worker has seen one succeed for that key.
 
-use std::{iter, mem, sync::LazyLock, time::Duration};
+use std::{iter, mem, time::Duration};
 
-use bb8_redis::redis::{self, Value};
+use bb8_redis::redis::Value;
 use hashbrown::HashTable;
 
 use super::{
     failure::is_try_again,
     options::{Options, TimeSource},
     packed::PackedCommands,
+    step::{self, MAX_SKEW, count},
 };
 use crate::core::{
-    counter::{Charge, CounterKind, CounterState, Enforcement, Increment, ResetTimes},
+    counter::{Charge, CounterKind, CounterState, Increment},
     request::Hits,
     window::Timestamp,
 };
@@ -23,24 +24,8 @@ use crate::store::contract::StoreError;
 /// A counter outlives its window by this much, for replicas whose clocks run behind.
 const GRACE_SECS: u64 = 1;
 
-/// How far the clocks of replicas may differ where each counts by its own: a day, as in `step.lua`,
-/// which is more than the offset of any time zone from UTC.
-const MAX_SKEW: Duration = Duration::from_secs(24 * 60 * 60);
-
 /// The longest time to live: 100 years. Redis refuses a time that does not fit its own clock.
 const MAX_TTL_SECS: u64 = 3_155_760_000;
-
-/// The script that looks before it adds, as one atomic step.
-const STEP: &str = include_str!("step.lua");
-
-/// Its digest for EVALSHA.
-static STEP_SHA: LazyLock<String> =
-    LazyLock::new(|| redis::Script::new(STEP).get_hash().to_owned());
-
-/// The command that loads the script into a server.
-pub(super) fn load_step() -> PackedCommands {
-    PackedCommands::one(&[b"SCRIPT", b"LOAD", STEP.as_bytes()])
-}
 
 /// The commands of one batch, and how to read their replies.
 pub(super) struct Commands<'a> {
@@ -186,15 +171,10 @@ where
 
     /// Adds one script for all `increments`.
     fn step(&mut self, increments: impl Iterator<Item = Increment<'a>> + Clone) {
-        /// Words for each increment, without its key.
-        const WORDS: usize = 8;
         let count = increments.clone().count();
-        let index = self.scripts.len();
-        let mut script = self.scripts.command(4 + count * (1 + WORDS));
-        script
-            .word(b"EVALSHA")
-            .word(STEP_SHA.as_bytes())
-            .number(count);
+        let command = self.scripts.len();
+        let mut script = self.scripts.command(step::words(count));
+        step::begin(&mut script, count);
         for increment in increments.clone() {
             script.words(&[self.options.key_prefix.as_bytes(), increment.key]);
             let hash = (self.hash)(increment.key);
@@ -211,44 +191,17 @@ where
             TimeSource::Local => script.number(self.now.millis()),
         };
         for increment in increments.clone() {
-            let (method, extra) = match increment.method {
-                CounterKind::Window => {
-                    let hash = (self.hash)(increment.key);
-                    let ends_at = ends_at(self.options, &increment);
-                    let ttl_secs = ttl_secs(self.options, self.now, ends_at, hash);
-                    (b"w", ttl_secs)
-                }
-                CounterKind::FirstHit => (b"f", 0),
-                CounterKind::SlidingWindow => (b"s", 0),
-                CounterKind::SlidingLog => (b"l", 0),
-                CounterKind::TokenBucket { rate } => (b"t", rate.into()),
+            let ttl_secs = || {
+                let hash = (self.hash)(increment.key);
+                let ends_at = ends_at(self.options, &increment);
+                ttl_secs(self.options, self.now, ends_at, hash)
             };
-            let charge = match increment.charge {
-                Charge::Always => b"a",
-                Charge::Within => b"w",
-                Charge::Admitted => b"m",
-                Charge::Stopping => b"s",
-                Charge::Never => b"n",
-            };
-            let enforcement = match increment.enforcement {
-                Enforcement::Refuses => b"r",
-                Enforcement::Quota => b"q",
-                Enforcement::Silent => b"-",
-            };
-            script
-                .word(method)
-                .word(charge)
-                .word(enforcement)
-                .number(increment.descriptor)
-                .number(increment.hits.signed())
-                .number(increment.limit)
-                .number(increment.period_millis)
-                .number(extra);
+            step::write_fields(&mut script, &increment, ttl_secs);
         }
         drop(script);
+        let group = self.groups.len();
         self.groups
-            .push((Group::default(), GroupCommand::Script(index)));
-        let group = self.groups.len() - 1;
+            .push((Group::default(), GroupCommand::Script(command)));
         let together = increments
             .enumerate()
             .map(|(index, increment)| ReplySource::Together {
@@ -390,7 +343,7 @@ impl Commands<'_> {
                 index,
                 has_window,
             } => match &replies[group(at).command] {
-                Value::Array(reply) => count_of_step(reply, index, has_window),
+                Value::Array(reply) => step::counter_state(reply, index, has_window),
                 reply if is_try_again(reply) => Err(StoreError::Moving),
                 _ => Err(StoreError::Refused),
             },
@@ -404,13 +357,7 @@ impl Commands<'_> {
 
     /// How many counters scripts have dropped because they were too far ahead of the clock.
     pub(super) fn reset_counters(replies: &[Value]) -> u64 {
-        let by_step = |reply: &Value| match reply {
-            Value::Array(reply) if reply.len() % NUMBERS_OF_COUNTER == 1 => {
-                reply.last().and_then(|number| count(number).ok())
-            }
-            _ => None,
-        };
-        replies.iter().filter_map(by_step).sum()
+        replies.iter().filter_map(step::reset_counters).sum()
     }
 
     /// The indexes of scripts that the server did not know and so did not run.
@@ -424,59 +371,9 @@ impl Commands<'_> {
     }
 }
 
-/// The step returns so many numbers for each counter.
-const NUMBERS_OF_COUNTER: usize = 4;
-
-/// The step's reply for the counter at `index`.
-fn count_of_step(
-    reply: &[Value],
-    index: usize,
-    has_window: bool,
-) -> Result<CounterState, StoreError> {
-    let [held, is_charged, resets_in, retry_in] = reply
-        .get(NUMBERS_OF_COUNTER * index..)
-        .and_then(|reply| reply.first_chunk())
-        .ok_or(StoreError::Refused)?;
-    let number = |reply: &Value| match reply {
-        Value::Int(number) => Ok(*number),
-        _ => Err(StoreError::Refused),
-    };
-    Ok(CounterState {
-        is_charged: number(is_charged)? == 1,
-        ends: if has_window {
-            None
-        } else {
-            Some(ResetTimes {
-                resets_in: u64::try_from(number(resets_in)?).unwrap_or(0),
-                retry_in: u64::try_from(number(retry_in)?).ok(),
-            })
-        },
-        ..CounterState::from(count(held)?)
-    })
-}
-
-/// The count in a reply.
-fn count(reply: &Value) -> Result<u64, StoreError> {
-    match reply {
-        Value::Nil => Ok(0),
-        Value::Int(count) => Ok(u64::try_from(*count).unwrap_or(0)),
-        Value::BulkString(_) => {
-            redis::from_redis_value(reply.clone()).map_err(|_| StoreError::Refused)
-        }
-        // The counter is as full as Redis can hold, which is above every limit.
-        Value::ServerError(error)
-            if error
-                .details()
-                .is_some_and(|text| text.contains("overflow")) =>
-        {
-            Ok(i64::MAX.unsigned_abs())
-        }
-        _ => Err(StoreError::Refused),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use bb8_redis::redis;
     use proptest::prelude::*;
 
     use super::*;
@@ -670,11 +567,5 @@ mod tests {
             let expire_secs = expire_secs(TimeSource::Redis, period, Timestamp::from_secs(now));
             prop_assert_eq!(expire_secs, left + 1);
         }
-    }
-
-    #[test]
-    fn the_step_allows_for_the_same_skew() {
-        assert!(STEP.contains("local SKEW = 24 * 60 * 60 * 1000\n"));
-        assert_eq!(MAX_SKEW.as_millis(), 24 * 60 * 60 * 1000);
     }
 }

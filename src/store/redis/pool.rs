@@ -32,9 +32,9 @@ use super::{
     failure::NodeFailure,
     node::Node,
     packed::PackedCommands,
-    pipeline::load_step,
     running::within,
     stats::RedisStats,
+    step::load_step,
 };
 use crate::net::{
     connect::{BoxedStream, connect},

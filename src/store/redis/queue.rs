@@ -6,7 +6,7 @@ use std::{
     ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicU32, Ordering::Relaxed},
     },
     task::{Poll, Waker},
     time::Duration,
@@ -20,9 +20,11 @@ use tokio::{
 use super::{
     detector::TICK,
     node::{Node, WorkerLoad},
-    pending::{PendingReplies, ReplyResult},
+    pending::ReplyResult,
+    permits::{CountGuard, WaitPermits},
     running::{Pause, read_sockets},
     stats::RedisStats,
+    waiting::{QueueState, QueuedRequest, WaitingBatch},
     watchdog::{Watchdog, Watched},
 };
 use crate::store::contract::StoreError;
@@ -69,67 +71,6 @@ pub(super) struct NodeQueue {
     batchers: u32,
     stuck: AtomicU32,
     stalled: AtomicU32,
-}
-
-/// How many requests of one worker may wait at a time, for all nodes together.
-#[derive(Debug)]
-pub(super) struct WaitPermits {
-    taken: AtomicUsize,
-    max: usize,
-}
-
-impl WaitPermits {
-    pub(super) fn new(max: usize) -> Self {
-        Self {
-            taken: AtomicUsize::new(0),
-            max,
-        }
-    }
-
-    fn take(&self) -> Result<(), StoreError> {
-        if self.taken.fetch_add(1, Relaxed) >= self.max {
-            self.give_back(1);
-            return Err(StoreError::Overloaded);
-        }
-        Ok(())
-    }
-
-    fn give_back(&self, permits: usize) {
-        self.taken.fetch_sub(permits, Relaxed);
-    }
-}
-
-#[derive(Debug, Default)]
-struct QueueState {
-    waiting: WaitingBatch,
-    /// An empty one whose memory is used again.
-    spare: Option<WaitingBatch>,
-    replies: PendingReplies,
-    /// Whether the ticks watch this queue.
-    is_watched: bool,
-    /// Whether a request came since their last look.
-    has_new: bool,
-    /// Since when the worker itself has to watch the time; `None` if it need not.
-    timed_since: Option<Instant>,
-    /// No more requests may queue: the node has left the topology.
-    is_over: bool,
-}
-
-/// Requests that wait for the next batch.
-#[derive(Debug, Default)]
-struct WaitingBatch {
-    /// Boxed, because it is large and moves with every batch.
-    batch: Box<Batch>,
-    waiters: Vec<QueuedRequest>,
-    /// The time of the last request, with which all are sent.
-    now: Option<Timestamp>,
-}
-
-#[derive(Debug)]
-struct QueuedRequest {
-    /// How many increments of the batch belong to this request.
-    increments: usize,
-    slot: usize,
 }
 
 impl NodeQueue {
@@ -436,22 +377,6 @@ impl Watched for NodeQueue {
     }
 }
 
-/// Adds one to a count until it is dropped.
-pub(super) struct CountGuard<'a>(&'a AtomicU32);
-
-impl<'a> CountGuard<'a> {
-    fn new(count: &'a AtomicU32) -> Self {
-        count.fetch_add(1, Relaxed);
-        Self(count)
-    }
-}
-
-impl Drop for CountGuard<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Relaxed);
-    }
-}
-
 /// The pending reply of one request.
 #[derive(Debug)]
 pub(super) struct PendingReply {
@@ -556,59 +481,6 @@ impl Drop for BatchRequests<'_> {
         if !self.all.is_empty() {
             self.fail(StoreError::Unreachable);
         }
-    }
-}
-
-impl WaitingBatch {
-    /// Keeps the first requests, of `increments` increments at most but at least one request, and
-    /// returns the others.
-    fn split_off(&mut self, increments: usize) -> Self {
-        let mut kept = 0;
-        let mut end = 0;
-        for waiter in &self.waiters {
-            if kept > 0 && end + waiter.increments > increments {
-                break;
-            }
-            kept += 1;
-            end += waiter.increments;
-        }
-        let all = mem::take(&mut self.batch);
-        self.batch.append_range(&all, 0..end);
-        let mut rest = Self {
-            waiters: self.waiters.split_off(kept),
-            now: self.now,
-            ..Self::default()
-        };
-        rest.batch.append_range(&all, end..all.len());
-        rest
-    }
-
-    /// Removes waiters whose wait is over, with their increments: an increment that is not sent is not
-    /// counted.
-    fn drop_abandoned(&mut self, replies: &mut PendingReplies) {
-        if self
-            .waiters
-            .iter()
-            .all(|waiter| replies.is_waiting(waiter.slot))
-        {
-            return;
-        }
-        let mut rest = Self {
-            now: self.now,
-            ..Self::default()
-        };
-        let mut first = 0;
-        for waiter in mem::take(&mut self.waiters) {
-            let own = first..first + waiter.increments;
-            first = own.end;
-            if replies.is_waiting(waiter.slot) {
-                rest.batch.append_range(&self.batch, own);
-                rest.waiters.push(waiter);
-            } else {
-                replies.fail(waiter.slot, StoreError::Timeout);
-            }
-        }
-        *self = rest;
     }
 }
 

@@ -8,7 +8,9 @@ pub(super) fn slot(key: &[u8]) -> u16 {
     crc16(hash_tag(key)) % SLOTS
 }
 
-/// The bytes between the first `{` and the first `}` behind it, or the whole key if there are none.
+/// The bytes between the first `{` and the first `}` behind it, or the whole key if there are none. It
+/// scans as Redis does: the first `}` may be one of a value or of the prefix, and not the end of the
+/// descriptor's part.
 fn hash_tag(key: &[u8]) -> &[u8] {
     let position = |bytes: &[u8], wanted: u8| bytes.iter().position(|byte| *byte == wanted);
     let Some(start) = position(key, b'{') else {

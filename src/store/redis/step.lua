@@ -3,10 +3,10 @@
 -- contract holds this script to the same model.
 --
 -- KEYS: the counters, all of one hash slot.
--- ARGV: milliseconds since the epoch, or -1 for this server's clock; then for each key its algorithm, its
---       charging, the effect of an exceeded limit, descriptor, hits, limit, period in milliseconds, and
---       either the seconds that a window's counter may live or the tokens that flow into a bucket in a
---       period.
+-- ARGV: milliseconds since the epoch, or -1 for this server's clock; then for each key the fields that
+--       step.rs lists: its algorithm, its charging, the effect of an exceeded limit, descriptor, hits,
+--       limit, period in milliseconds, and either the seconds that a window's counter may live or the
+--       tokens that flow into a bucket in a period.
 -- Reply: four numbers for each key: hits held (plus earlier uncharged hits of this request on the same
 --        key), charged 0 or 1, milliseconds until the counter is empty, and milliseconds until as many hits
 --        would pass (-1 if never). Both times are 0 for windows, because the caller knows them. One more
@@ -14,7 +14,7 @@
 
 local GRACE = 1000
 -- How far the clocks of callers may differ, in milliseconds, where each counts by its own: a day, as in
--- pipeline.rs, which is more than the offset of any time zone from UTC. No client is locked out for so
+-- step.rs, which is more than the offset of any time zone from UTC. No client is locked out for so
 -- long, because a key lives only as long as it has an effect by the clock that is ahead.
 local SKEW = 24 * 60 * 60 * 1000
 -- No returned count exceeds this, as Hits::MAX.
@@ -340,8 +340,9 @@ for i, key in ipairs(KEYS) do
   local at = FIELDS * (i - 1) + 2
   local c = {
     key = key,
-    way = ways[ARGV[at]],
+    algorithm = ways[ARGV[at]],
     charge = ARGV[at + 1],
+    enforcement = ARGV[at + 2],
     descriptor = ARGV[at + 3],
     hits_text = ARGV[at + 4],
     hits = tonumber(ARGV[at + 4]),
@@ -350,21 +351,20 @@ for i, key in ipairs(KEYS) do
     extra = tonumber(ARGV[at + 7]),
   }
   c.added = math.max(c.hits, 0)
-  c.way.look(c)
+  c.algorithm.look(c)
   times[key] = (times[key] or 0) + 1
   c.before = c.held + (ahead[key] or 0)
   local after = c.before + c.hits
-  if c.hits < 0 and c.way.held_after then after = c.way.held_after(c, c.before - c.held) end
+  if c.hits < 0 and c.algorithm.held_after then after = c.algorithm.held_after(c, c.before - c.held) end
   c.is_over = after > c.limit
   if c.hits > 0 and c.charge ~= 's' and (c.charge == 'a' or not c.is_over) then
     ahead[key] = (ahead[key] or 0) + c.hits
   end
-  local voice = ARGV[at + 2]
-  if voice == 'q' then quotas[c.descriptor] = true end
+  if c.enforcement == 'q' then quotas[c.descriptor] = true end
   if c.is_over then
     -- Giving back stops nothing, but a counter that is still above its limit refuses the request.
     is_any_over, over[c.descriptor] = is_any_over or c.hits >= 0, true
-    if voice == 'r' then is_refused = true end
+    if c.enforcement == 'r' then is_refused = true end
   end
   counters[i] = c
 end
@@ -387,17 +387,17 @@ end
 local reply = {}
 for _, c in ipairs(counters) do
   local is_charged = charges(c)
-  if times[c.key] > 1 then c.way.look(c) end
-  if is_charged and c.hits ~= 0 then c.way.charge(c) end
+  if times[c.key] > 1 then c.algorithm.look(c) end
+  if is_charged and c.hits ~= 0 then c.algorithm.charge(c) end
   -- Earlier uncharged hits on the same counter count together with these.
   local waiting = 0
   if c.is_over and not is_charged then waiting = math.max(c.before - c.held, 0) end
   c.added = c.added + waiting
   local resets_in, retry_in = 0, 0
-  if c.way.resets_in then
-    resets_in = c.way.resets_in(c)
+  if c.algorithm.resets_in then
+    resets_in = c.algorithm.resets_in(c)
     if c.held + c.added > c.limit then
-      retry_in = c.added > c.limit and -1 or c.way.retry_in(c)
+      retry_in = c.added > c.limit and -1 or c.algorithm.retry_in(c)
     end
   end
   reply[#reply + 1] = math.min(c.held + waiting, MOST)

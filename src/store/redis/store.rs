@@ -33,7 +33,8 @@ use crate::store::{
 
 use super::cluster::{NodeParts, StepScope};
 
-use super::queue::{NodeQueue, PendingReply, WaitPermits};
+use super::permits::WaitPermits;
+use super::queue::{NodeQueue, PendingReply};
 
 /// A worker's store in Redis.
 #[derive(Clone, Debug)]

@@ -1,0 +1,231 @@
+//! Batches: the increments of one request, or of several that are sent together.
+
+use std::{
+    cell::RefCell,
+    ops::{Deref, Range},
+    thread::LocalKey,
+};
+
+use smallvec::SmallVec;
+
+use super::{
+    increment::{CounterKind, DescriptorHits, IncrementSpec},
+    key::{Identity, Keys},
+};
+use crate::{
+    core::{
+        limit::{Algorithm, Limit},
+        window::{Timestamp, Unit, Window},
+    },
+    foundation::object_pool::{IdleList, Poolable},
+};
+
+/// Increments that one request makes, in order, with their keys in one buffer.
+#[derive(Debug, Default)]
+pub struct Batch {
+    keys: Keys,
+    increments: SmallVec<[BatchEntry; 8]>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct BatchEntry {
+    key_start: usize,
+    key_end: usize,
+    spec: IncrementSpec,
+}
+
+/// A counter's key, and the increment to apply.
+#[derive(Clone, Copy, Debug)]
+pub struct Increment<'a> {
+    pub key: &'a [u8],
+    pub spec: IncrementSpec,
+}
+
+impl Deref for Increment<'_> {
+    type Target = IncrementSpec;
+
+    fn deref(&self) -> &IncrementSpec {
+        &self.spec
+    }
+}
+
+thread_local! {
+    static BATCHES: IdleList<Batch> = const { RefCell::new(Vec::new()) };
+}
+
+impl Poolable for Batch {
+    fn idle() -> &'static LocalKey<IdleList<Self>> {
+        &BATCHES
+    }
+
+    fn clear(&mut self) -> bool {
+        let is_small = !self.keys.is_long() && !self.increments.spilled();
+        Self::clear(self);
+        is_small
+    }
+}
+
+#[cfg(test)]
+impl Batch {
+    /// [`Self::push`] for the descriptor `k=value` of domain `d`.
+    pub fn push_value(
+        &mut self,
+        value: &[u8],
+        limit: &Limit,
+        now: Timestamp,
+        counting: impl Into<DescriptorHits>,
+    ) {
+        let mut identity = Identity::default();
+        identity.set(
+            b"d",
+            &[crate::core::request::Entry { key: b"k", value }],
+            &[],
+        );
+        self.push(&identity, limit, now, counting);
+    }
+}
+
+impl Batch {
+    pub fn len(&self) -> usize {
+        self.increments.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.increments.is_empty()
+    }
+
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = Increment<'_>> + Clone {
+        self.range(0..self.len())
+    }
+
+    /// The increment at `index`.
+    ///
+    /// # Panics
+    ///
+    /// If the batch has fewer increments.
+    pub fn increment(&self, index: usize) -> Increment<'_> {
+        self.with_key(&self.increments[index])
+    }
+
+    /// The key of the counter at `index`.
+    ///
+    /// # Panics
+    ///
+    /// If the batch has fewer increments.
+    pub fn key(&self, index: usize) -> &[u8] {
+        self.increment(index).key
+    }
+
+    /// The parameters of the increment at `index`.
+    ///
+    /// # Panics
+    ///
+    /// If the batch has fewer increments.
+    pub fn spec(&self, index: usize) -> &IncrementSpec {
+        &self.increments[index].spec
+    }
+
+    /// The parameters of all increments, in order.
+    pub fn all_specs(&self) -> impl ExactSizeIterator<Item = &IncrementSpec> {
+        self.increments.iter().map(|planned| &planned.spec)
+    }
+
+    /// The increments in `range`.
+    ///
+    /// # Panics
+    ///
+    /// If the batch has fewer increments.
+    pub fn range(
+        &self,
+        range: Range<usize>,
+    ) -> impl ExactSizeIterator<Item = Increment<'_>> + Clone {
+        let planned = self.increments[range].iter();
+        planned.map(|planned| self.with_key(planned))
+    }
+
+    fn with_key(&self, planned: &BatchEntry) -> Increment<'_> {
+        Increment {
+            key: &self.keys[planned.key_start..planned.key_end],
+            spec: planned.spec,
+        }
+    }
+
+    /// Removes all increments, but keeps the memory.
+    pub fn clear(&mut self) {
+        self.keys.clear();
+        self.increments.clear();
+    }
+
+    /// Appends a copy of `increment`.
+    pub fn append_one(&mut self, increment: Increment<'_>) {
+        let key_start = self.keys.len();
+        self.keys.push_slice(increment.key);
+        self.increments.push(BatchEntry {
+            key_start,
+            key_end: self.keys.len(),
+            spec: increment.spec,
+        });
+    }
+
+    /// Appends a copy of all of `other`.
+    pub fn append(&mut self, other: &Self) {
+        let start = self.keys.len();
+        self.keys.push_slice(&other.keys);
+        let moved = other.increments.iter().map(|planned| BatchEntry {
+            key_start: start + planned.key_start,
+            key_end: start + planned.key_end,
+            spec: planned.spec,
+        });
+        self.increments.extend(moved);
+    }
+
+    /// Appends a copy of the increments in `range` of `other`.
+    pub fn append_range(&mut self, other: &Self, range: Range<usize>) {
+        for increment in other.range(range) {
+            self.append_one(increment);
+        }
+    }
+
+    /// Appends the increment of the counter of `identity` for `limit` at `now`.
+    pub fn push(
+        &mut self,
+        identity: &Identity,
+        limit: &Limit,
+        now: Timestamp,
+        counting: impl Into<DescriptorHits>,
+    ) {
+        let key_start = self.keys.len();
+        let window = identity.push_key(&mut self.keys, limit, now);
+        let DescriptorHits {
+            hits,
+            charge,
+            enforcement,
+            on_loss,
+            descriptor,
+        } = counting.into();
+        let period = limit.period;
+        self.increments.push(BatchEntry {
+            key_start,
+            key_end: self.keys.len(),
+            spec: IncrementSpec {
+                descriptor_bytes: u32::try_from(identity.len()).unwrap_or(u32::MAX),
+                hits,
+                limit: limit.capacity(),
+                method: CounterKind::of(limit),
+                charge,
+                enforcement,
+                on_loss,
+                descriptor,
+                is_per_second: period.unit() == Unit::Second,
+                period_millis: match limit.algorithm {
+                    Algorithm::Calendar(_) => {
+                        let Window { start, end } = window;
+                        end.millis().saturating_sub(start.millis())
+                    }
+                    _ => period.secs() * 1000,
+                },
+                expires_at: window.end,
+            },
+        });
+    }
+}

@@ -1,0 +1,123 @@
+//! Parameters of increments: how many hits, under which limit, and how they are charged.
+
+use crate::core::{
+    limit::{Algorithm, Limit, OnStoreLoss},
+    request::Hits,
+    window::Timestamp,
+};
+
+/// Parameters of an increment, without its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IncrementSpec {
+    /// How many bytes of the key name the descriptor. The others name the period and the window.
+    pub descriptor_bytes: u32,
+    pub hits: Hits,
+    /// The most hits that the limit admits; see [`Limit::capacity`].
+    pub limit: u32,
+    pub method: CounterKind,
+    pub charge: Charge,
+    pub enforcement: Enforcement,
+    /// The answer while the store does not reply.
+    pub on_loss: OnStoreLoss,
+    /// The index of its descriptor in the request.
+    pub descriptor: u32,
+    /// Whether the unit of its limit is the second.
+    pub is_per_second: bool,
+    /// The length of the limit's period in milliseconds; for a calendar limit, that of the present
+    /// window.
+    pub period_millis: u64,
+    /// The end of the window, if it is known in advance. From then on the counter may be dropped.
+    pub expires_at: Timestamp,
+}
+
+impl IncrementSpec {
+    /// Whether a counter that holds `held` refuses these hits. It never refuses hits that are given
+    /// back.
+    pub fn refuses(&self, held: u64) -> bool {
+        self.hits.given_back() == 0
+            && held.saturating_add(self.hits.added()) > u64::from(self.limit)
+    }
+
+    /// Whether the increment can be applied without looking at the other counters of its request.
+    pub fn stands_alone(&self) -> bool {
+        matches!(self.charge, Charge::Always | Charge::Within)
+    }
+}
+
+/// The algorithm by which a counter takes hits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CounterKind {
+    /// A plain number; the window is part of the key.
+    Window,
+    FirstHit,
+    SlidingWindow,
+    SlidingLog,
+    /// `rate` tokens flow in per period; never 0.
+    TokenBucket {
+        rate: u32,
+    },
+}
+
+impl CounterKind {
+    pub(super) fn of(limit: &Limit) -> Self {
+        match limit.algorithm {
+            Algorithm::FixedWindow | Algorithm::Calendar(_) => Self::Window,
+            Algorithm::FirstHit => Self::FirstHit,
+            Algorithm::SlidingWindow => Self::SlidingWindow,
+            Algorithm::SlidingLog => Self::SlidingLog,
+            Algorithm::TokenBucket { .. } => Self::TokenBucket {
+                rate: limit.requests_per_unit.max(1),
+            },
+        }
+    }
+}
+
+/// The hits that are charged to a counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Charge {
+    /// All hits.
+    Always,
+    /// Hits that its own limit lets pass.
+    Within,
+    /// Hits of requests that pass as a whole.
+    Admitted,
+    /// Hits that its own limit refuses, and hits of requests in which no limit refuses
+    /// (`STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT`).
+    Stopping,
+    /// No hits: the increment only looks at the count they would lead to.
+    Never,
+}
+
+/// The effect of an exceeded limit on the request as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Enforcement {
+    /// The request is refused.
+    Refuses,
+    /// The request is refused if all its quota descriptors are over (`quota_mode`).
+    Quota,
+    /// No effect (shadow mode).
+    Silent,
+}
+
+/// How a descriptor's hits are charged to one of its counters.
+#[derive(Clone, Copy, Debug)]
+pub struct DescriptorHits {
+    pub hits: Hits,
+    pub charge: Charge,
+    pub enforcement: Enforcement,
+    pub on_loss: OnStoreLoss,
+    pub descriptor: u32,
+}
+
+impl From<Hits> for DescriptorHits {
+    /// The defaults for the only descriptor of a request, whose rule sets no options.
+    fn from(hits: Hits) -> Self {
+        Self {
+            hits,
+            charge: Charge::Always,
+            enforcement: Enforcement::Refuses,
+            on_loss: OnStoreLoss::Error,
+            descriptor: 0,
+        }
+    }
+}

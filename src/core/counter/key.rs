@@ -1,0 +1,175 @@
+//! Keys of counters.
+//!
+//! A key is an encoding that can be decoded again, so that two counters never share one:
+//!
+//! ```text
+//! {4:shop14:remote_address9:127.0.0.1}60@29920500
+//!  ^ domain and entries, each behind   ^  ^ number of the window since the epoch
+//!    its length                        length of the period in seconds
+//! ```
+//!
+//! A calendar limit has its unit in front, and the start of the window in seconds behind `@`:
+//! `{…}month@1795219200`. Other algorithms use one key per counter for all time: a letter for the
+//! algorithm, then the period: `{…}l60`. So after a reload no algorithm reads the state of another.
+//!
+//! The braces are a Redis Cluster hash tag: all periods of one descriptor live in one slot. An entry
+//! whose counters all values of a wildcard share has `*` in place of its value's colon. A text longer
+//! than [`MAX_IDENTITY_BYTES`] is replaced by `#` and 128 bits of SHA-256.
+//!
+//! For a migration tollgate can write the reference's keys instead; both programs then count together:
+//!
+//! ```text
+//! shop_remote_address_127.0.0.1_1795200000
+//! ```
+
+use sha2::{Digest as _, Sha256};
+
+use crate::{
+    core::{
+        limit::{Algorithm, Limit},
+        request::Entry,
+        window::{Timestamp, Window, window},
+    },
+    foundation::text::Text,
+};
+
+/// The longest domain-and-entries text that is written into a key literally, in bytes.
+pub const MAX_IDENTITY_BYTES: usize = 160;
+
+/// The format of counter keys.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KeyFormat {
+    /// Unambiguous: no two counters share a key.
+    #[default]
+    Native,
+    /// As the reference writes them: nothing is escaped and the unit is left out, so some counters share
+    /// a key.
+    Reference,
+}
+
+/// The key part that all counters of one descriptor share: its domain and its values.
+#[derive(Debug, Default)]
+pub struct Identity {
+    format: KeyFormat,
+    pub(super) text: Joined,
+}
+
+/// The text of one descriptor; usual ones fit inline.
+pub type Joined = Text<192>;
+
+impl Identity {
+    /// An empty identity.
+    pub fn new(format: KeyFormat) -> Self {
+        Self {
+            format,
+            text: Joined::new(),
+        }
+    }
+
+    /// Sets the identity of `entries`; those in `shared` are written as a pattern instead of their
+    /// value.
+    pub fn set(&mut self, domain: &[u8], entries: &[Entry<'_>], shared: &[(usize, &[u8])]) {
+        self.text.clear();
+        match self.format {
+            KeyFormat::Native => self.set_native(domain, entries, shared),
+            KeyFormat::Reference => {
+                self.push_joined(domain);
+                for (index, entry) in entries.iter().enumerate() {
+                    let pattern = shared.iter().find(|(at, _)| *at == index);
+                    self.push_joined(entry.key);
+                    self.push_joined(pattern.map_or(entry.value, |(_, pattern)| pattern));
+                }
+            }
+        }
+    }
+
+    /// How many bytes its text has: the part of a key that names the descriptor.
+    pub(super) fn len(&self) -> usize {
+        self.text.len()
+    }
+
+    /// Appends to `keys` the key of this descriptor's counter for `limit` at `now`, and returns its
+    /// window.
+    pub(super) fn push_key(&self, keys: &mut Keys, limit: &Limit, now: Timestamp) -> Window {
+        keys.push_slice(&self.text);
+        if self.format == KeyFormat::Reference {
+            let window = limit.window(now);
+            keys.push_decimal(window.start.secs());
+            return window;
+        }
+        let period_secs = limit.period.secs();
+        let letter = match limit.algorithm {
+            Algorithm::FixedWindow => {
+                let window = window(limit.period, now);
+                keys.push_decimal(period_secs);
+                keys.push(b'@');
+                keys.push_decimal(window.start.secs() / period_secs);
+                return window;
+            }
+            Algorithm::Calendar(_) => {
+                let window = limit.window(now);
+                keys.push_slice(limit.period.unit().name().as_bytes());
+                keys.push(b'@');
+                keys.push_decimal(window.start.secs());
+                return window;
+            }
+            Algorithm::FirstHit => b'f',
+            Algorithm::SlidingWindow => b's',
+            Algorithm::SlidingLog => b'l',
+            Algorithm::TokenBucket { .. } => b't',
+        };
+        keys.push(letter);
+        keys.push_decimal(period_secs);
+        limit.window(now)
+    }
+
+    fn push_joined(&mut self, text: &[u8]) {
+        self.text.push_slice(text);
+        self.text.push(b'_');
+    }
+
+    fn set_native(&mut self, domain: &[u8], entries: &[Entry<'_>], shared: &[(usize, &[u8])]) {
+        let text = &mut self.text;
+        text.push(b'{');
+        push_text(text, b':', domain);
+        for (index, entry) in entries.iter().enumerate() {
+            push_text(text, b':', entry.key);
+            match shared.iter().find(|(at, _)| *at == index) {
+                Some((_, pattern)) => push_text(text, b'*', pattern),
+                None => push_text(text, b':', entry.value),
+            }
+        }
+        if text.len() > MAX_IDENTITY_BYTES + 1 {
+            let digest = Sha256::digest(&text[1..]);
+            text.clear();
+            text.push_slice(b"{#");
+            for byte in &digest[..16] {
+                for digit in [byte >> 4, byte & 0xf] {
+                    text.push(b"0123456789abcdef"[usize::from(digit)]);
+                }
+            }
+        }
+        text.push(b'}');
+    }
+}
+
+fn push_text(key: &mut Joined, separator: u8, text: &[u8]) {
+    match text.len() as u64 {
+        // Most lengths have one or two digits.
+        length @ 0..10 => key.push_slice(&[digit(length), separator]),
+        length @ 10..100 => key.push_slice(&[digit(length / 10), digit(length % 10), separator]),
+        length => {
+            key.push_decimal(length);
+            key.push(separator);
+        }
+    }
+    key.push_slice(text);
+}
+
+/// The decimal digit of a number below ten.
+fn digit(number: u64) -> u8 {
+    b'0' | (number & 0xf) as u8
+}
+
+/// Keys, concatenated.
+pub(super) type Keys = Text<384>;

@@ -1,0 +1,21 @@
+//! Increments for tests.
+
+use super::{Charge, CounterKind, Enforcement, IncrementSpec};
+use crate::core::{limit::OnStoreLoss, request::Hits, window::Timestamp};
+
+/// An increment of a counter of the first minute, whose rule sets no options.
+pub(crate) fn spec(limit: u32, hits: Hits) -> IncrementSpec {
+    IncrementSpec {
+        descriptor_bytes: 0,
+        hits,
+        limit,
+        method: CounterKind::Window,
+        charge: Charge::Always,
+        enforcement: Enforcement::Refuses,
+        on_loss: OnStoreLoss::Error,
+        descriptor: 0,
+        is_per_second: false,
+        period_millis: 60_000,
+        expires_at: Timestamp::from_secs(60),
+    }
+}

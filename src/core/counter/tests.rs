@@ -1,0 +1,432 @@
+//! Keys that differ where counters do, and batches of increments.
+
+use std::num::NonZeroU32;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    core::{
+        limit::{Algorithm, Limit, OnStoreLoss},
+        request::{Entry, Hits},
+        window::{Period, Timestamp, Unit, window},
+    },
+    foundation::object_pool::Poolable,
+};
+
+type Values = (Vec<u8>, Vec<(Vec<u8>, Vec<u8>, bool)>);
+
+fn identity(values: &Values) -> Identity {
+    identity_in(KeyFormat::Native, values)
+}
+
+fn identity_in(format: KeyFormat, (domain, entries): &Values) -> Identity {
+    let mut identity = Identity::new(format);
+    let shared: Vec<_> = entries
+        .iter()
+        .enumerate()
+        .filter(|(_, (_, _, is_shared))| *is_shared)
+        .map(|(index, (_, value, _))| (index, value.as_slice()))
+        .collect();
+    let entries: Vec<_> = entries
+        .iter()
+        .map(|(key, value, is_shared)| Entry {
+            key,
+            value: if *is_shared { b"" } else { value },
+        })
+        .collect();
+    identity.set(domain, &entries, &shared);
+    identity
+}
+
+fn key(values: &Values, period: Period, now: Timestamp) -> Vec<u8> {
+    key_of(&identity(values), period, now)
+}
+
+fn key_of(identity: &Identity, period: Period, now: Timestamp) -> Vec<u8> {
+    let mut batch = Batch::default();
+    let limit = Limit::fixed(1, period);
+    batch.push(identity, &limit, now, Hits::ONE);
+    batch.iter().next().unwrap().key.to_vec()
+}
+
+/// Decodes an identity that was not replaced by a digest.
+fn decode(mut text: &[u8]) -> Option<Values> {
+    let mut next = || {
+        let digits = text.iter().position(|byte| !byte.is_ascii_digit())?;
+        let length: usize = std::str::from_utf8(&text[..digits]).ok()?.parse().ok()?;
+        let is_shared = text[digits] == b'*';
+        let end = digits + 1 + length;
+        let part = text[digits + 1..end].to_vec();
+        text = &text[end..];
+        Some((part, is_shared))
+    };
+    let (domain, _) = next()?;
+    let mut entries = Vec::new();
+    while let Some((key, _)) = next() {
+        let (value, is_shared) = next()?;
+        entries.push((key, value, is_shared));
+    }
+    Some((domain, entries))
+}
+
+fn simple(domain: &str, entries: &[(&str, &str)]) -> Values {
+    let entries = entries
+        .iter()
+        .map(|(key, value)| (key.as_bytes().to_vec(), value.as_bytes().to_vec(), false));
+    (domain.as_bytes().to_vec(), entries.collect())
+}
+
+#[test]
+fn a_key_reads_as_documented() {
+    let values = simple("shop", &[("remote_address", "127.0.0.1")]);
+    let now = Timestamp::from_secs(1_795_230_000);
+    assert_eq!(
+        String::from_utf8(key(&values, Unit::Minute.into(), now)).unwrap(),
+        "{4:shop14:remote_address9:127.0.0.1}60@29920500"
+    );
+}
+
+#[track_caller]
+fn check_reference(values: &Values, unit: Unit, expected: &str) {
+    let identity = identity_in(KeyFormat::Reference, values);
+    let key = key_of(&identity, unit.into(), Timestamp::from_secs(1234));
+    assert_eq!(String::from_utf8_lossy(&key), expected);
+}
+
+#[test]
+fn the_reference_s_keys_are_those_of_the_reference() {
+    let plain = simple("domain", &[("key", "value")]);
+    check_reference(&plain, Unit::Second, "domain_key_value_1234");
+    let two = simple("domain", &[("key2", "value2"), ("subkey2", "subvalue2")]);
+    let expected = "domain_key2_value2_subkey2_subvalue2_1200";
+    check_reference(&two, Unit::Minute, expected);
+    check_reference(&simple("d", &[("a", "")]), Unit::Second, "d_a__1234");
+    let files = (b"files".to_vec(), b"files/*".to_vec(), true);
+    let shared = (b"domain".to_vec(), vec![files]);
+    check_reference(&shared, Unit::Second, "domain_files_files/*_1234");
+}
+
+#[test]
+fn where_one_text_ends_and_the_next_begins_is_part_of_the_key() {
+    let now = Timestamp::from_secs(0);
+    let key = |domain, entries| key(&simple(domain, entries), Unit::Hour.into(), now);
+    assert_ne!(key("d", &[("a", "b_c")]), key("d", &[("a_b", "c")]));
+    assert_ne!(key("d_a", &[("b", "c")]), key("d", &[("a_b", "c")]));
+    assert_ne!(
+        key("d", &[("a", "b:1:c")]),
+        key("d", &[("a", "b"), ("c", "")])
+    );
+}
+
+#[test]
+fn an_hour_and_a_day_that_begin_together_are_two_counters() {
+    let values = simple("d", &[("a", "b")]);
+    let midnight = Timestamp::from_secs(0);
+    assert_ne!(
+        key(&values, Unit::Hour.into(), midnight),
+        key(&values, Unit::Day.into(), midnight)
+    );
+}
+
+#[test]
+fn a_long_identity_is_a_digest_of_all_of_it() {
+    let long = |last: &str| simple("d", &[("a", &("x".repeat(1_000_000) + last))]);
+    let digest = identity(&long("1")).text.to_vec();
+    assert_eq!(digest.len(), "{#}".len() + 32);
+    assert!(digest.starts_with(b"{#"));
+    assert_ne!(digest, identity(&long("2")).text.to_vec());
+}
+
+#[test]
+fn a_shared_pattern_is_not_the_value_that_reads_the_same() {
+    let shared = (b"d".to_vec(), vec![(b"f".to_vec(), b"a/*".to_vec(), true)]);
+    assert_ne!(
+        *identity(&shared).text,
+        *identity(&simple("d", &[("f", "a/*")])).text
+    );
+}
+
+#[test]
+fn an_identity_is_written_out_up_to_the_longest_that_may_be() {
+    // Ten bytes and the value.
+    for (value_bytes, text_bytes) in [
+        (150, "{}".len() + MAX_IDENTITY_BYTES),
+        (151, "{#}".len() + 32),
+    ] {
+        let values = simple("d", &[("a", &"x".repeat(value_bytes))]);
+        assert_eq!(identity(&values).text.len(), text_bytes, "{value_bytes}");
+    }
+}
+
+#[test]
+fn lengths_are_written_in_as_many_digits_as_they_have() {
+    for (length, text) in [
+        (0, "0"),
+        (9, "9"),
+        (10, "10"),
+        (42, "42"),
+        (99, "99"),
+        (100, "100"),
+    ] {
+        let domain = "x".repeat(length);
+        let expected = format!("{{{text}:{domain}}}");
+        assert_eq!(*identity(&simple(&domain, &[])).text, *expected.as_bytes());
+    }
+}
+
+/// How the keys of windows of `multiplier` units end at each of `times`, in milliseconds.
+#[track_caller]
+fn check_windows(unit: Unit, multiplier: u32, times: &[(u64, &str)]) {
+    let period = Period::new(unit, NonZeroU32::new(multiplier).unwrap()).unwrap();
+    for &(millis, expected) in times {
+        let key = key(&simple("d", &[]), period, Timestamp::from_millis(millis));
+        assert_eq!(String::from_utf8_lossy(&key), format!("{{1:d}}{expected}"));
+    }
+}
+
+#[test]
+fn a_key_ends_with_the_window_of_its_own_moment_whatever_was_asked_for_before() {
+    let minutes = &[
+        (119_999, "60@1"),
+        (120_000, "60@2"),
+        (179_999, "60@2"),
+        (180_000, "60@3"),
+        (119_999, "60@1"),
+        (60_000, "60@1"),
+    ];
+    check_windows(Unit::Minute, 1, minutes);
+    // Two lengths whose last windows are kept in one place, one after the other.
+    for _ in 0..2 {
+        check_windows(Unit::Second, 2, &[(180_000, "2@90"), (181_999, "2@90")]);
+        check_windows(Unit::Minute, 1, &[(180_000, "60@3")]);
+    }
+    check_windows(
+        Unit::Second,
+        1_000,
+        &[(999_999, "1000@0"), (1_000_000, "1000@1")],
+    );
+}
+
+#[test]
+fn an_increment_carries_the_terms_of_its_limit() {
+    use crate::core::calendar::{Calendar, Starts};
+
+    let calendar = Calendar::new(Unit::Day, "Europe/Madrid", Starts::default()).unwrap();
+    // The day on which the clocks are put forward: 2026-03-28T23:00Z to 22:00Z.
+    let now = Timestamp::from_secs(1_774_785_600);
+    let two_minutes = Period::new(Unit::Minute, NonZeroU32::new(2).unwrap()).unwrap();
+    let bucket = Algorithm::TokenBucket { burst: 9 };
+    let rate = CounterKind::TokenBucket { rate: 7 };
+    for (period, algorithm, limit, method, is_per_second, period_millis, expires_at) in [
+        (
+            Unit::Second.into(),
+            Algorithm::FixedWindow,
+            7,
+            CounterKind::Window,
+            true,
+            1_000,
+            1,
+        ),
+        (
+            two_minutes,
+            Algorithm::FixedWindow,
+            7,
+            CounterKind::Window,
+            false,
+            120_000,
+            120,
+        ),
+        (
+            Unit::Day.into(),
+            Algorithm::Calendar(calendar.into()),
+            7,
+            CounterKind::Window,
+            false,
+            23 * 3_600_000,
+            10 * 3_600,
+        ),
+        (
+            two_minutes,
+            Algorithm::FirstHit,
+            7,
+            CounterKind::FirstHit,
+            false,
+            120_000,
+            120,
+        ),
+        (
+            two_minutes,
+            Algorithm::SlidingLog,
+            7,
+            CounterKind::SlidingLog,
+            false,
+            120_000,
+            120,
+        ),
+        (Unit::Second.into(), bucket, 9, rate, true, 1_000, 1),
+    ] {
+        let limited = Limit {
+            algorithm,
+            ..Limit::fixed(7, period)
+        };
+        let mut batch = Batch::default();
+        batch.push_value(b"v", &limited, now, Hits::add(3));
+        let expected = IncrementSpec {
+            descriptor_bytes: 11,
+            hits: Hits::add(3),
+            limit,
+            method,
+            charge: Charge::Always,
+            enforcement: Enforcement::Refuses,
+            on_loss: OnStoreLoss::Error,
+            descriptor: 0,
+            is_per_second,
+            period_millis,
+            expires_at: Timestamp::from_secs(now.secs() + expires_at),
+        };
+        assert_eq!(*batch.spec(0), expected);
+    }
+}
+
+#[test]
+fn only_charges_that_depend_on_no_other_limit_stand_alone() {
+    let stands_alone = |charge| {
+        let mut batch = Batch::default();
+        let counting = DescriptorHits {
+            charge,
+            ..DescriptorHits::from(Hits::ONE)
+        };
+        let limit = Limit::fixed(1, Unit::Day);
+        batch.push_value(b"v", &limit, Timestamp::from_secs(0), counting);
+        batch.spec(0).stands_alone()
+    };
+    use Charge::{Admitted, Always, Never, Stopping, Within};
+    let all = [Always, Within, Admitted, Stopping, Never];
+    assert_eq!(all.map(stands_alone), [true, true, false, false, false]);
+}
+
+#[test]
+fn hits_are_too_many_when_they_pass_the_limit_and_what_is_given_back_never_is() {
+    // Of a limit of 10: the hits, what was held before, whether they are refused.
+    for (hits, held, is_refused) in [
+        (Hits::ONE, 9, false),
+        (Hits::ONE, 10, true),
+        (Hits::add(3), 7, false),
+        (Hits::add(3), 8, true),
+        (Hits::add(0), 10, false),
+        (Hits::add(0), 11, true),
+        (Hits::add(1), u64::MAX, true),
+        (Hits::give_back(1), 11, false),
+        (Hits::give_back(1), u64::MAX, false),
+    ] {
+        let mut batch = Batch::default();
+        let limit = Limit::fixed(10, Unit::Day);
+        batch.push_value(b"v", &limit, Timestamp::from_secs(0), hits);
+        assert_eq!(batch.spec(0).refuses(held), is_refused, "{hits:?} {held}");
+    }
+}
+
+/// A batch with one increment for each value, of as many hits as its place says.
+fn batch_of(values: &[&[u8]]) -> Batch {
+    let mut batch = Batch::default();
+    for (hits, value) in (1..).zip(values) {
+        let limit = Limit::fixed(1, Unit::Hour);
+        batch.push_value(value, &limit, Timestamp::from_secs(0), Hits::add(hits));
+    }
+    batch
+}
+
+#[track_caller]
+fn check_batch(batch: &Batch, expected: &[(&str, u64)]) {
+    let all = batch.iter().map(|increment| {
+        let key = String::from_utf8(increment.key.to_vec()).unwrap();
+        (key, increment.hits.added())
+    });
+    let expected: Vec<_> = expected
+        .iter()
+        .map(|(value, hits)| (format!("{{1:d1:k1:{value}}}3600@0"), *hits))
+        .collect();
+    assert_eq!(all.collect::<Vec<_>>(), expected);
+    let (count, is_empty) = (expected.len(), expected.is_empty());
+    assert_eq!((batch.len(), batch.is_empty()), (count, is_empty));
+    for (index, (key, hits)) in expected.iter().enumerate() {
+        assert_eq!(batch.key(index), key.as_bytes());
+        assert_eq!(batch.spec(index).hits, Hits::add(*hits));
+    }
+}
+
+#[test]
+fn batches_are_put_together_in_order() {
+    let (first, second) = (batch_of(&[b"a", b"b"]), batch_of(&[b"c", b"d", b"e"]));
+    let mut all = Batch::default();
+    check_batch(&all, &[]);
+    all.append(&first);
+    check_batch(&all, &[("a", 1), ("b", 2)]);
+    all.append(&second);
+    check_batch(&all, &[("a", 1), ("b", 2), ("c", 1), ("d", 2), ("e", 3)]);
+    all.clear();
+    check_batch(&all, &[]);
+    all.append_one(first.increment(1));
+    all.append_range(&second, 1..3);
+    check_batch(&all, &[("b", 2), ("d", 2), ("e", 3)]);
+}
+
+#[test]
+fn batches_and_counts_that_have_grown_are_not_kept_for_other_requests() {
+    let long = "x".repeat(60);
+    for (value, count, is_kept) in [("v", 8, true), ("v", 9, false), (&*long, 8, false)] {
+        let mut batch = batch_of(&vec![value.as_bytes(); count]);
+        assert_eq!(Poolable::clear(&mut batch), is_kept, "{count} of {value}");
+        check_batch(&batch, &[]);
+    }
+    for (count, is_kept) in [(8, true), (9, false)] {
+        let mut counts: CounterStates = (0..count).map(CounterState::from).collect();
+        assert_eq!(Poolable::clear(&mut counts), is_kept, "{count}");
+        assert!(counts.is_empty());
+    }
+}
+
+fn any_values() -> impl Strategy<Value = Values> {
+    let text = || prop::collection::vec(any::<u8>(), 0..12);
+    let entry = (text(), text(), any::<bool>());
+    (text(), prop::collection::vec(entry, 0..4))
+}
+
+/// Texts that are easily confused: few letters, and the separators.
+fn alike_values() -> impl Strategy<Value = Values> {
+    let text = || prop::collection::vec(prop::sample::select(b"1:*_}".to_vec()), 0..4);
+    let entry = (text(), text(), any::<bool>());
+    (text(), prop::collection::vec(entry, 0..3))
+}
+
+fn any_period() -> impl Strategy<Value = Period> {
+    (prop::sample::select(Unit::ALL.to_vec()), 1_u32..4)
+        .prop_map(|(unit, n)| Period::new(unit, NonZeroU32::new(n).unwrap()).unwrap())
+}
+
+proptest! {
+    #[test]
+    fn an_identity_can_be_taken_apart_again(values in any_values()) {
+        let text = identity(&values).text.to_vec();
+        let inner = &text[1..text.len() - 1];
+        if inner.first() != Some(&b'#') {
+            prop_assert_eq!(decode(inner), Some(values));
+        }
+    }
+
+    #[test]
+    fn distinct_counters_have_distinct_keys(
+        first in prop_oneof![any_values(), alike_values()],
+        second in prop_oneof![any_values(), alike_values()],
+        periods in (any_period(), any_period()),
+        secs in (0_u64..1_000_000, 0_u64..1_000_000),
+    ) {
+        let now = (Timestamp::from_secs(secs.0), Timestamp::from_secs(secs.1));
+        let same_counter = first == second
+            && periods.0.secs() == periods.1.secs()
+            && window(periods.0, now.0) == window(periods.1, now.1);
+        let same_key = key(&first, periods.0, now.0) == key(&second, periods.1, now.1);
+        prop_assert_eq!(same_counter, same_key);
+    }
+}

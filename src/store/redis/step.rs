@@ -1,0 +1,288 @@
+//! The script that looks before it adds, as one atomic step: its command and its reply.
+//!
+//! `step.lua` reads the same list of fields and the same letters; a test here holds both together.
+
+use std::{sync::LazyLock, time::Duration};
+
+use bb8_redis::redis::{self, Value};
+
+use super::packed::{CommandWriter, PackedCommands};
+use crate::{
+    core::counter::{Charge, CounterKind, CounterState, Enforcement, Increment, ResetTimes},
+    store::contract::StoreError,
+};
+
+/// The text of the script.
+const STEP: &str = include_str!("step.lua");
+
+/// Its digest for EVALSHA.
+static STEP_SHA: LazyLock<String> =
+    LazyLock::new(|| redis::Script::new(STEP).get_hash().to_owned());
+
+/// How far the clocks of replicas may differ where each counts by its own: a day, as in `step.lua`,
+/// which is more than the offset of any time zone from UTC.
+pub(super) const MAX_SKEW: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The fields of each increment, in the order in which they are sent.
+const FIELDS: [&str; 8] = [
+    "algorithm",
+    "charge",
+    "enforcement",
+    "descriptor",
+    "hits",
+    "limit",
+    "period",
+    "extra",
+];
+
+/// The script returns so many numbers for each counter.
+const NUMBERS_OF_COUNTER: usize = 4;
+
+const fn algorithm_letter(method: CounterKind) -> &'static [u8] {
+    match method {
+        CounterKind::Window => b"w",
+        CounterKind::FirstHit => b"f",
+        CounterKind::SlidingWindow => b"s",
+        CounterKind::SlidingLog => b"l",
+        CounterKind::TokenBucket { .. } => b"t",
+    }
+}
+
+const fn charge_letter(charge: Charge) -> &'static [u8] {
+    match charge {
+        Charge::Always => b"a",
+        Charge::Within => b"w",
+        Charge::Admitted => b"m",
+        Charge::Stopping => b"s",
+        Charge::Never => b"n",
+    }
+}
+
+const fn enforcement_letter(enforcement: Enforcement) -> &'static [u8] {
+    match enforcement {
+        Enforcement::Refuses => b"r",
+        Enforcement::Quota => b"q",
+        Enforcement::Silent => b"-",
+    }
+}
+
+/// The command that loads the script into a server.
+pub(super) fn load_step() -> PackedCommands {
+    PackedCommands::one(&[b"SCRIPT", b"LOAD", STEP.as_bytes()])
+}
+
+/// How many words the command for `increments` has: the name, the digest, the number of keys, the keys,
+/// the time and the fields.
+pub(super) const fn words(increments: usize) -> usize {
+    4 + increments * (1 + FIELDS.len())
+}
+
+/// Writes all before the keys.
+pub(super) fn begin(script: &mut CommandWriter<'_>, increments: usize) {
+    script
+        .word(b"EVALSHA")
+        .word(STEP_SHA.as_bytes())
+        .number(increments);
+}
+
+/// Writes the [`FIELDS`] of `increment`; `ttl_secs` is how long the counter of a window may live.
+pub(super) fn write_fields(
+    script: &mut CommandWriter<'_>,
+    increment: &Increment<'_>,
+    ttl_secs: impl FnOnce() -> u64,
+) {
+    script
+        .word(algorithm_letter(increment.method))
+        .word(charge_letter(increment.charge))
+        .word(enforcement_letter(increment.enforcement))
+        .number(increment.descriptor)
+        .number(increment.hits.signed())
+        .number(increment.limit)
+        .number(increment.period_millis)
+        .number(match increment.method {
+            CounterKind::Window => ttl_secs(),
+            CounterKind::TokenBucket { rate } => rate.into(),
+            CounterKind::FirstHit | CounterKind::SlidingWindow | CounterKind::SlidingLog => 0,
+        });
+}
+
+/// The script's reply for the counter at `index`.
+pub(super) fn counter_state(
+    reply: &[Value],
+    index: usize,
+    has_window: bool,
+) -> Result<CounterState, StoreError> {
+    let [held, is_charged, resets_in, retry_in] = reply
+        .get(NUMBERS_OF_COUNTER * index..)
+        .and_then(|reply| reply.first_chunk())
+        .ok_or(StoreError::Refused)?;
+    let number = |reply: &Value| match reply {
+        Value::Int(number) => Ok(*number),
+        _ => Err(StoreError::Refused),
+    };
+    Ok(CounterState {
+        is_charged: number(is_charged)? == 1,
+        ends: if has_window {
+            None
+        } else {
+            Some(ResetTimes {
+                resets_in: u64::try_from(number(resets_in)?).unwrap_or(0),
+                retry_in: u64::try_from(number(retry_in)?).ok(),
+            })
+        },
+        ..CounterState::from(count(held)?)
+    })
+}
+
+/// How many counters the script dropped because they were too far ahead of the clock; `None` if the
+/// reply is not one of the script, or if there were none.
+pub(super) fn reset_counters(reply: &Value) -> Option<u64> {
+    match reply {
+        Value::Array(reply) if reply.len() % NUMBERS_OF_COUNTER == 1 => {
+            reply.last().and_then(|number| count(number).ok())
+        }
+        _ => None,
+    }
+}
+
+/// The count in a reply.
+pub(super) fn count(reply: &Value) -> Result<u64, StoreError> {
+    match reply {
+        Value::Nil => Ok(0),
+        Value::Int(count) => Ok(u64::try_from(*count).unwrap_or(0)),
+        Value::BulkString(_) => {
+            redis::from_redis_value(reply.clone()).map_err(|_| StoreError::Refused)
+        }
+        // The counter is as full as Redis can hold, which is above every limit.
+        Value::ServerError(error)
+            if error
+                .details()
+                .is_some_and(|text| text.contains("overflow")) =>
+        {
+            Ok(i64::MAX.unsigned_abs())
+        }
+        _ => Err(StoreError::Refused),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::core::{
+        counter::{Batch, DescriptorHits},
+        limit::{Algorithm, Limit},
+        request::Hits,
+        window::{Timestamp, Unit},
+    };
+
+    /// The texts between `before` and `after` in the script.
+    fn found<'t>(before: &str, after: &str) -> BTreeSet<&'t str> {
+        let rest = STEP.split(before).skip(1);
+        rest.map(|rest| rest.split(after).next().unwrap()).collect()
+    }
+
+    fn texts<'t>(letters: &[&'t [u8]]) -> BTreeSet<&'t str> {
+        let texts = letters.iter().map(|letter| str::from_utf8(letter).unwrap());
+        texts.collect()
+    }
+
+    #[test]
+    fn the_script_reads_the_fields_in_the_order_in_which_they_are_sent() {
+        let (_, counter) = STEP.split_once("  local c = {\n").unwrap();
+        let (counter, _) = counter.split_once("  }\n").unwrap();
+        let mut read = Vec::new();
+        for line in counter.lines().filter(|line| line.contains("ARGV[")) {
+            let (name, rest) = line.trim().split_once(" = ").unwrap();
+            let (_, index) = rest.split_once("ARGV[at").unwrap();
+            let (index, _) = index.split_once(']').unwrap();
+            let index: usize = index.trim_start_matches(" + ").parse().unwrap_or(0);
+            read.push((index, name));
+        }
+        // The hits are read as a text and as a number.
+        read.retain(|(_, name)| *name != "hits_text");
+        let sent: Vec<_> = FIELDS.into_iter().enumerate().collect();
+        assert_eq!(read, sent);
+        assert!(STEP.contains(&format!("local FIELDS = {}\n", FIELDS.len())));
+        assert_eq!(
+            STEP.matches("reply[#reply + 1] = ").count(),
+            NUMBERS_OF_COUNTER + 1
+        );
+    }
+
+    #[test]
+    fn a_command_has_as_many_words_as_it_says() {
+        let mut batch = Batch::default();
+        let now = Timestamp::from_secs(0);
+        let bucket = Algorithm::TokenBucket { burst: 9 };
+        for (algorithm, extra) in [(Algorithm::FixedWindow, 5), (bucket, 7)] {
+            let limit = Limit {
+                algorithm,
+                ..Limit::fixed(7, Unit::Minute)
+            };
+            let hits = DescriptorHits {
+                descriptor: 3,
+                ..Hits::give_back(2).into()
+            };
+            batch.push_value(b"v", &limit, now, hits);
+            let increment = batch.increment(batch.len() - 1);
+            let mut packed = PackedCommands::default();
+            let mut script = packed.command(words(1));
+            begin(&mut script, 1);
+            script.words(&[increment.key]).number(-1);
+            write_fields(&mut script, &increment, || 5);
+            drop(script);
+            let text = str::from_utf8(packed.bytes()).unwrap();
+            let (count, rest) = text.split_once("\r\n").unwrap();
+            let sent: Vec<_> = rest.split("\r\n").skip(1).step_by(2).collect();
+            assert_eq!(count, format!("*{}", sent.len()));
+            let letter = str::from_utf8(algorithm_letter(increment.method)).unwrap();
+            let limit = increment.limit.to_string();
+            let extra = extra.to_string();
+            let fields = [letter, "a", "r", "3", "-2", &limit, "60000", &extra];
+            assert_eq!(sent[sent.len() - FIELDS.len()..], fields);
+        }
+    }
+
+    #[test]
+    fn the_script_knows_the_letters_that_are_sent() {
+        let algorithms = [
+            CounterKind::Window,
+            CounterKind::FirstHit,
+            CounterKind::SlidingWindow,
+            CounterKind::SlidingLog,
+            CounterKind::TokenBucket { rate: 1 },
+        ];
+        let letters = algorithms.map(algorithm_letter);
+        assert_eq!(found("\nways.", " = {"), texts(&letters));
+
+        let charges = [
+            Charge::Always,
+            Charge::Within,
+            Charge::Admitted,
+            Charge::Stopping,
+            Charge::Never,
+        ];
+        let mut compared = found("c.charge == '", "'");
+        compared.extend(found("c.charge ~= '", "'"));
+        assert_eq!(compared, texts(&charges.map(charge_letter)));
+
+        let [refuses, quota, silent] = [
+            Enforcement::Refuses,
+            Enforcement::Quota,
+            Enforcement::Silent,
+        ]
+        .map(enforcement_letter);
+        // Everything else is silent.
+        let compared = found("c.enforcement == '", "'");
+        assert_eq!(compared, texts(&[refuses, quota]));
+        assert!(compared.is_disjoint(&texts(&[silent])));
+    }
+
+    #[test]
+    fn the_step_allows_for_the_same_skew() {
+        assert!(STEP.contains("local SKEW = 24 * 60 * 60 * 1000\n"));
+        assert_eq!(MAX_SKEW.as_millis(), 24 * 60 * 60 * 1000);
+    }
+}
