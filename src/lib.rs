@@ -130,11 +130,20 @@ pub mod control {
 // 6: program
 /// Flags and environment variables, as types.
 pub mod settings {
+    pub mod bounds;
     pub mod command_line;
+    pub mod decisions;
+    pub mod listen;
     pub mod loss;
+    pub mod process;
     pub mod redis;
+    pub mod redis_address;
+    pub mod redis_per_second;
+    pub mod redis_tls;
     pub mod reference;
+    pub mod runtime;
     pub mod serve;
+    mod shapes;
     pub mod stats;
     pub mod tls;
     pub mod traces;

@@ -32,7 +32,7 @@ use crate::{
         budget::{Account, Budget},
         grpc::unary::{Calls, Dispatcher, InFlight, TimedConnection, UnaryMethod},
     },
-    settings::serve::{Bounds, Listen},
+    settings::{bounds::Bounds, listen::Listen},
     store::redis::batchers::Batchers,
 };
 
