@@ -46,13 +46,27 @@ pub mod net {
 /// Rules: from files to a matcher, or every reason why not.
 pub mod config {
     mod algorithm;
+    mod check;
     mod compile;
     pub mod fault;
+    mod fields;
     mod file;
     pub mod files;
+    mod free_form;
+    mod keys;
+    mod marks;
     pub mod message;
-    pub mod node;
+    mod mirror;
+    pub(crate) mod node;
+    mod one_pass;
     pub mod options;
+    pub(crate) mod parse;
+    mod path;
+    mod pieces;
+    pub mod position;
+    mod reader;
+    mod scalar;
+    mod short_form;
     pub mod source;
     #[cfg(test)]
     mod tests;

@@ -12,7 +12,7 @@ use std::{
     fmt,
 };
 
-use crate::{config::node::Position, core::matcher::Matcher};
+use crate::{config::position::Position, core::matcher::Matcher};
 
 mod actions;
 mod document;
