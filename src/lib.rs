@@ -55,13 +55,27 @@ pub mod net {
 /// Rules: from files to a matcher, or every reason why not.
 pub mod config {
     mod algorithm;
+    mod check;
     mod compile;
     pub mod fault;
+    mod fields;
     mod file;
     pub mod files;
+    mod free_form;
+    mod keys;
+    mod marks;
     pub mod message;
-    pub mod node;
+    mod mirror;
+    pub(crate) mod node;
+    mod one_pass;
     pub mod options;
+    pub(crate) mod parse;
+    mod path;
+    mod pieces;
+    pub mod position;
+    mod reader;
+    mod scalar;
+    mod short_form;
     pub mod source;
     #[cfg(test)]
     mod tests;
@@ -141,11 +155,20 @@ pub mod control {
 // 6: program
 /// Flags and environment variables, as types.
 pub mod settings {
+    pub mod bounds;
     pub mod command_line;
+    pub mod decisions;
+    pub mod listen;
     pub mod loss;
+    pub mod process;
     pub mod redis;
+    pub mod redis_address;
+    pub mod redis_per_second;
+    pub mod redis_tls;
     pub mod reference;
+    pub mod runtime;
     pub mod serve;
+    mod shapes;
     pub mod stats;
     pub mod tls;
     pub mod traces;

@@ -121,7 +121,7 @@ fn lint_file(lint: &LintEnvoy) -> anyhow::Result<ExitCode> {
 /// `FILE:LINE:COLUMN: …` or `FILE: …`. If there is a position, `text` already begins with it.
 fn located(
     name: &impl Display,
-    position: Option<config::node::Position>,
+    position: Option<config::position::Position>,
     text: &impl Display,
 ) -> String {
     let blank = if position.is_some() { "" } else { " " };

@@ -755,19 +755,24 @@ fn lines_fit_beside_each_other() {
 
 #[test]
 fn every_key_of_rules_is_in_the_example_and_in_the_schema() {
-    let yaml = fs::read_to_string(root().join("src/config/yaml.rs")).unwrap();
+    let table = fs::read_to_string(root().join("src/config/keys.rs")).unwrap();
     let example = fs::read_to_string(root().join("config/full.yaml")).unwrap();
     let schema = root().join("proto/ratelimit/config/ratelimit/v3/rls_conf.proto");
     let schema = fs::read_to_string(schema).unwrap();
-    let mut keys = BTreeSet::new();
-    for list in ["FILE", "DESCRIPTOR", "RATE_LIMIT", "REPLACES", "STARTS"] {
-        let head = format!("const {list}: &[&str] = &[");
-        let (_, rest) = yaml
-            .split_once(&head)
-            .unwrap_or_else(|| panic!("no list {list}"));
-        let (list, _) = rest.split_once(']').unwrap();
-        keys.extend(list.split('"').skip(1).step_by(2));
-    }
+    let (_, rows) = table
+        .split_once("const KEYS")
+        .expect("keys.rs has no table");
+    let (rows, _) = rows.split_once("\n];").unwrap();
+    // Each row begins with the name of the key and its levels.
+    let rows: Vec<(&str, &str)> = rows
+        .split("key(\"")
+        .skip(1)
+        .map(|row| {
+            let (name, row) = row.split_once("\", &[").unwrap();
+            (name, row.split_once(']').unwrap().0)
+        })
+        .collect();
+    let keys: BTreeSet<&str> = rows.iter().map(|(name, _)| *name).collect();
     assert!(keys.len() > 20, "few keys were found: {keys:?}");
     let is_word = |text: &str, key: &str, behind: &str| {
         text.match_indices(key).any(|(at, _)| {
@@ -785,11 +790,34 @@ fn every_key_of_rules_is_in_the_example_and_in_the_schema() {
         not_shown.is_empty(),
         "config/full.yaml does not show {not_shown:?}"
     );
-    let not_pushed: Vec<_> = keys
-        .iter()
-        .filter(|key| !is_word(&schema, key, " = "))
-        .collect();
-    assert!(not_pushed.is_empty(), "rls_conf.proto lacks {not_pushed:?}");
+    // The fields of each message are the keys of one level.
+    for (level, message) in [
+        ("File", "RateLimitConfig"),
+        ("Descriptor", "RateLimitDescriptor"),
+        ("RateLimit", "RateLimitPolicy"),
+        ("Replaces", "RateLimitReplace"),
+        ("Starts", "Starts"),
+    ] {
+        let (_, body) = schema
+            .split_once(&format!("message {message} {{"))
+            .unwrap_or_else(|| panic!("rls_conf.proto has no {message}"));
+        let (body, _) = body.split_once('}').unwrap();
+        // A message within is no field.
+        let body = body.split("message ").next().unwrap();
+        let fields: BTreeSet<&str> = body
+            .lines()
+            .filter(|line| !line.trim_start().starts_with("//"))
+            .filter_map(|line| line.split_once(" = ")?.0.split_whitespace().last())
+            // The name of a resource, which stands for the name of a file.
+            .filter(|field| (message, *field) != ("RateLimitConfig", "name"))
+            .collect();
+        let keys: BTreeSet<&str> = rows
+            .iter()
+            .filter(|(_, levels)| levels.split(", ").any(|of| of == level))
+            .map(|(name, _)| *name)
+            .collect();
+        assert_eq!(keys, fields, "keys.rs and {message} of rls_conf.proto");
+    }
 }
 
 /// The tests above look at nothing if this reads nothing.

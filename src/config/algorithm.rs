@@ -6,7 +6,7 @@ use jiff::civil::Weekday;
 
 use super::{
     fault::Fault,
-    yaml::{BoxedOption, LocatedNumber, LocatedText, RateLimit},
+    mirror::{BoxedOption, LocatedNumber, LocatedText, RateLimit},
 };
 use crate::core::{
     calendar::{Calendar, NoCalendar, Starts},

@@ -14,9 +14,10 @@ use super::{
     algorithm,
     fault::{Fault, Problem},
     file::File,
-    node::Position,
+    mirror::{DefaultKeys, DescriptorNode, Limits, LocatedText, RateLimit, RuleDocument},
     options::Options,
-    yaml::{DefaultKeys, DescriptorNode, Limits, LocatedText, RateLimit, RuleDocument, joined},
+    path::joined,
+    position::Position,
 };
 use crate::core::{
     counter::KeyFormat,

@@ -8,7 +8,7 @@ use std::{
 
 use crate::core::limit::Algorithm;
 
-use super::node::Position;
+use super::position::Position;
 
 /// A file larger than this is not read: 100,000 rules take about a tenth of it.
 pub const MAX_FILE_BYTES: u64 = 64 << 20;

@@ -4,8 +4,7 @@ use super::fault::{Fault, Problem};
 
 use std::sync::OnceLock;
 
-use super::node::Lines;
-use super::node::Position;
+use super::position::{Lines, Position};
 
 /// A rule file: its name in messages, and its text.
 #[derive(Debug)]

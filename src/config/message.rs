@@ -12,11 +12,12 @@ use super::{
     fault::{Fault, Problem},
     file::File,
     files::{Loaded, finish},
-    options::Options,
-    yaml::{
+    mirror::{
         BoxedOption, CalendarStarts, DefaultKeys, DescriptorNode, Limits, LocatedNumber,
-        LocatedText, RateLimit, RuleDocument, joined,
+        LocatedText, RateLimit, RuleDocument,
     },
+    options::Options,
+    path::joined,
 };
 use crate::core::metadata::{Metadata, MetadataValue};
 

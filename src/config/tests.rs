@@ -1,16 +1,13 @@
 use std::{fs, path::PathBuf};
 
-use super::{node, yaml};
-use crate::core::{counter::KeyFormat, limit::Algorithm};
-use jiff::civil::Weekday;
-use proptest::prelude::*;
-
 use super::{fault::*, file::*, files::*, options::*, source::*};
 use crate::core::{
     calendar::Starts,
     limit::{Allows, CountPolicy, Limit, OnStoreLoss},
     request::Entry,
 };
+use crate::core::{counter::KeyFormat, limit::Algorithm};
+use jiff::civil::Weekday;
 
 fn compile_texts(texts: &[&str], options: Options) -> Result<Loaded, Vec<Problem>> {
     let files: Vec<File> = texts
@@ -297,6 +294,43 @@ fn each_rejection_of_the_reference_has_its_gist() {
     check_problems(
         &["domain: d\ndescriptors: [{value: x}]"],
         &["a.yaml:2:16: d: descriptor has empty key"],
+    );
+}
+
+#[test]
+fn an_unknown_key_is_answered_with_those_of_its_level() {
+    for (body, expected) in [
+        (
+            "penalty: 3",
+            "'penalty' (expected one of descriptors, count, on_store_loss, key, value, rate_limit, rate_limits, \
+             shadow_mode, quota_mode, detailed_metric, value_to_metric, share_threshold, metadata)",
+        ),
+        (
+            "rate_limit: {unit: day, requests_per_unit: 1, replaces: [{penalty: 3}]}",
+            "'penalty' (expected one of name)",
+        ),
+        (
+            "rate_limit: {unit: day, requests_per_unit: 1, starts: {mont: 3}}",
+            "'mont' (expected `month`)",
+        ),
+        // A key of another level, if none of its own is close.
+        (
+            "requests_per_unt: 1",
+            "'requests_per_unt' (expected `requests_per_unit`)",
+        ),
+    ] {
+        let problems = compile_texts(&[&descriptor(body)], Options::default()).unwrap_err();
+        let shown = problems[0].to_string();
+        assert!(
+            shown.ends_with(&format!("unknown key {expected}")),
+            "{shown}"
+        );
+    }
+    check_problems(
+        &["domain: d\npenalty: 3\n"],
+        &[
+            "a.yaml:2:1: d: config error, unknown key 'penalty' (expected one of domain, descriptors, count, on_store_loss)",
+        ],
     );
 }
 
@@ -916,49 +950,4 @@ fn the_reference_s_keys_know_no_other_algorithm() {
     }
     let fixed = "rate_limit: {unit: day, requests_per_unit: 7, algorithm: fixed_window}";
     assert!(compile_texts(&[&descriptor(fixed)], options).is_ok());
-}
-
-/// Short texts with a special meaning in YAML or in the format.
-fn bits() -> Vec<&'static str> {
-    let bits = "!x ·!!int ·&a ·*a·<<: ·[·]·{·}·{}·[]·\"·'·: ·:·- ·? ·, ·#·| ·  ·~·null·0x10·1.5·true·!·\\·%·é·key: ·\
-                rate_limit: ·rate_limits: ·metadata: ·\n·\n  - ·\n- ·\n---\n·\n...\n·\ndescriptors:\n";
-    bits.split('·').collect()
-}
-
-proptest! {
-    /// A node read by a guess, in pieces or at once, equals the node read without one.
-    #[test]
-    fn a_guess_never_reads_anything_else(
-        is_full: bool,
-        piece_bytes in 1..1000_usize,
-        changes in prop::collection::vec(
-            (any::<prop::sample::Index>(), 0..12_usize, prop::sample::select(bits())), 0..4),
-    ) {
-        let text = if is_full {
-            include_str!("../../config/full.yaml").replace("2.5", "much")
-        } else {
-            include_str!("../../config/small.yaml").to_owned()
-        };
-        let lines = text.lines().filter(|line| !line.trim_start().starts_with('#'));
-        let mut text: Vec<char> = lines.flat_map(|line| line.chars().chain(['\n'])).collect();
-        for (at, length, bit) in changes {
-            let at = at.index(text.len());
-            let end = text.len().min(at + length);
-            text.splice(at..end, bit.chars());
-        }
-        let text = String::from_iter(text);
-        if let Some(parse_expected) = node::YamlNode::parse_expected(&text, yaml::RULES, piece_bytes) {
-            prop_assert_eq!(parse_expected, node::YamlNode::parse(&text).unwrap());
-        }
-    }
-}
-
-#[test]
-fn the_examples_are_what_is_guessed() {
-    let small = include_str!("../../config/small.yaml");
-    let parse_expected = |text| node::YamlNode::parse_expected(text, yaml::RULES, usize::MAX);
-    assert!(parse_expected(small).is_some());
-    // Except for a number in its metadata.
-    let full = include_str!("../../config/full.yaml").replace("2.5", "much");
-    assert!(parse_expected(&full).is_some());
 }

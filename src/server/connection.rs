@@ -25,7 +25,7 @@ use crate::{
         budget::{Account, Budget},
         grpc::unary::{Calls, Dispatcher, InFlight, TimedConnection, UnaryMethod},
     },
-    settings::serve::{Bounds, Settings},
+    settings::{bounds::Bounds, serve::Settings},
 };
 
 /// How long a connection without a running decision may take to close: to receive the GOAWAY, to confirm it, and to

@@ -16,7 +16,7 @@ use tracing_subscriber::{
     registry::LookupSpan,
 };
 
-use crate::settings::serve::{LogFormat, LogLevel, Process};
+use crate::settings::process::{LogFormat, LogLevel, Process};
 
 /// Installs the log for the whole process, in the format and at the level that `process` names.
 pub fn start(process: &Process) {

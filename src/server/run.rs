@@ -34,7 +34,7 @@ use super::{
 use crate::{
     observe::traces::Tracer,
     service::{budget::Budget, limiter::Rules},
-    settings::serve::{Process, Settings},
+    settings::{process::Process, serve::Settings},
     store::redis::servers::Servers,
 };
 

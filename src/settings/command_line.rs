@@ -12,8 +12,9 @@ use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use super::redis::KeyFormatFlag;
 
+use super::shapes::ArgShape as _;
 use super::values::Entries;
-use super::values::{boolean, duration, entries};
+use super::values::{duration, entries};
 
 /// The command line of tollgate.
 #[derive(Debug, Parser)]
@@ -117,12 +118,8 @@ pub struct Check {
     #[arg(
         long,
         env = "MERGE_DOMAIN_CONFIG",
-        default_value = "false",
-        value_parser = boolean,
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        value_name = "BOOL",
+        boolean = false,
+        require_equals = true
     )]
     pub merge_domains: bool,
 
@@ -130,12 +127,8 @@ pub struct Check {
     #[arg(
         long,
         env = "TOLLGATE_STRICT_MATCHING",
-        default_value = "false",
-        value_parser = boolean,
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        value_name = "BOOL",
+        boolean = false,
+        require_equals = true
     )]
     pub strict_matching: bool,
 
@@ -171,12 +164,8 @@ pub struct LintEnvoy {
     #[arg(
         long,
         env = "MERGE_DOMAIN_CONFIG",
-        default_value = "false",
-        value_parser = boolean,
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        value_name = "BOOL",
+        boolean = false,
+        require_equals = true
     )]
     pub merge_domains: bool,
 
@@ -184,12 +173,8 @@ pub struct LintEnvoy {
     #[arg(
         long,
         env = "TOLLGATE_STRICT_MATCHING",
-        default_value = "false",
-        value_parser = boolean,
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        value_name = "BOOL",
+        boolean = false,
+        require_equals = true
     )]
     pub strict_matching: bool,
 }
@@ -246,7 +231,7 @@ pub struct Ask {
 mod tests {
     use super::*;
     use crate::config::source::Source;
-    use crate::settings::serve::LogLevel;
+    use crate::settings::process::LogLevel;
     use crate::store::redis::address::Secret;
 
     #[test]

@@ -4,15 +4,20 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, ValueEnum};
 
-use super::values::{Hidden, boolean, file_path, number, some_time};
-use crate::{core::counter, net::tls::client::ClientTls, store::redis};
+use super::redis_address::{
+    BackendFlag, RedisType, SocketType, backend, file, secret, with_socket_type,
+};
+use super::redis_tls::RedisTls;
+use super::shapes::ArgShape as _;
+use super::values::{Hidden, file_path, number, some_time};
+use crate::{core::counter, store::redis};
 
+/// The Redis that holds the counters, and how it is used.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Redis")]
 pub struct Redis {
     /// Count in this Redis instead of in memory: redis://user:password@host:port/database, of which only host and
-    /// port are
-    /// required, host:port, or a socket path. Several host:port separated by commas are nodes of a cluster;
+    /// port are required, host:port, or a socket path. Several host:port separated by commas are nodes of a cluster;
     /// redis+sentinel://sentinel:port,sentinel:port/master is the master that those sentinels report. rediss:// and
     /// rediss+sentinel:// use TLS
     #[arg(long, env = "REDIS_URL", hide_env_values = true, value_name = "URL")]
@@ -115,22 +120,14 @@ pub struct Redis {
     pub clock: ClockFlag,
 
     /// Use TLS to Redis; a rediss:// address does so too
-    #[arg(
-        long,
-        env = "REDIS_TLS",
-        default_value = "false",
-        value_parser = boolean,
-        num_args = 0..=1,
-        default_missing_value = "true",
-        value_name = "BOOL",
-    )]
+    #[arg(long, env = "REDIS_TLS", boolean = false)]
     pub redis_tls: bool,
 
     #[command(flatten)]
     pub tls: RedisTls,
 
     /// How long connecting to Redis may take; decisions do not wait for it
-    #[arg(long, env = "REDIS_TIMEOUT", default_value = "1s", value_parser = some_time, value_name = "DURATION")]
+    #[arg(long, env = "REDIS_TIMEOUT", value_parser = some_time, time = "1s")]
     pub redis_connect_timeout: Duration,
 
     /// Delay the expiry of keys by a random time of up to this many seconds
@@ -145,13 +142,7 @@ pub struct Redis {
 
     /// Longest time that a decision waits for Redis; never more than nine tenths of the caller's own deadline
     /// (grpc-timeout; Envoy's default is 20ms)
-    #[arg(
-        long,
-        env = "TOLLGATE_REDIS_TIMEOUT",
-        default_value = "100ms",
-        value_parser = some_time,
-        value_name = "DURATION",
-    )]
+    #[arg(long, env = "TOLLGATE_REDIS_TIMEOUT", value_parser = some_time, time = "100ms")]
     pub redis_timeout: Duration,
 
     /// How long a Redis server may be silent before decisions stop waiting for it and only a probe calls it; time in
@@ -190,18 +181,11 @@ pub struct Redis {
     pub local_cache_bytes: usize,
 
     /// Report healthy only while Redis answers; otherwise the process stays in rotation
-    #[arg(
-        long,
-        env = "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION",
-        default_value = "false",
-        value_parser = boolean,
-        num_args = 0..=1,
-        default_missing_value = "true",
-        value_name = "BOOL",
-    )]
+    #[arg(long, env = "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", boolean = false)]
     pub health_follows_redis: bool,
 
-    /// Requests of one worker that may wait for Redis at a time; any more get UNAVAILABLE at once
+    /// Requests of one worker that may wait for Redis at a time; any more are answered by on_store_loss at once, where
+    /// `error` is RESOURCE_EXHAUSTED
     #[arg(
         long,
         env = "TOLLGATE_REDIS_MAX_WAITING",
@@ -210,49 +194,6 @@ pub struct Redis {
         value_name = "N"
     )]
     pub redis_max_waiting: usize,
-}
-
-/// Certificates for TLS to both Redis.
-#[derive(Clone, Debug, Args)]
-pub struct RedisTls {
-    /// Certificate authority of Redis, trusted instead of the public ones
-    #[arg(long, env = "REDIS_TLS_CACERT", value_parser = file_path, value_name = "FILE")]
-    pub redis_tls_ca: Option<PathBuf>,
-
-    /// Client certificate for Redis
-    #[arg(long, env = "REDIS_TLS_CLIENT_CERT", value_parser = file_path, value_name = "FILE")]
-    pub redis_tls_cert: Option<PathBuf>,
-
-    /// Key of that certificate
-    #[arg(long, env = "REDIS_TLS_CLIENT_KEY", value_parser = file_path, value_name = "FILE")]
-    pub redis_tls_key: Option<PathBuf>,
-
-    /// Accept a certificate of Redis that is valid but names another host
-    #[arg(
-        long,
-        env = "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION",
-        default_value = "false",
-        value_parser = boolean,
-        num_args = 0..=1,
-        default_missing_value = "true",
-        value_name = "BOOL",
-    )]
-    pub redis_tls_any_host: bool,
-}
-
-impl RedisTls {
-    fn read(&self) -> ClientTls {
-        let given = |path: &Option<PathBuf>| {
-            let path = path.clone()?;
-            (!path.as_os_str().is_empty()).then_some(path)
-        };
-        ClientTls {
-            ca: given(&self.redis_tls_ca),
-            pair: given(&self.redis_tls_cert).zip(given(&self.redis_tls_key)),
-            any_host: self.redis_tls_any_host,
-            http2: false,
-        }
-    }
 }
 
 /// How long a Redis on a LAN may be silent: a retransmitted segment takes that long on Linux (TCP_RTO_MIN).
@@ -300,209 +241,6 @@ impl Redis {
             is_tls: self.redis_tls,
             tls: self.tls.read(),
         })
-    }
-}
-
-/// The value of a flag, or the file that another flag names. An empty variable counts as unset.
-fn secret(text: &Option<Hidden>, path: &Option<PathBuf>) -> Option<redis::address::Secret> {
-    let text = text.as_ref().filter(|text| !text.is_empty());
-    file(path).or_else(|| text.map(|text| redis::address::Secret::Text((**text).to_owned())))
-}
-
-fn file(path: &Option<PathBuf>) -> Option<redis::address::Secret> {
-    let path = path.as_ref().filter(|path| !path.as_os_str().is_empty());
-    path.map(|path| redis::address::Secret::File(path.clone()))
-}
-
-/// A second Redis, for limits per second. Deadline, connections, prefix and jitter are those of the first.
-#[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "A second Redis for limits per second")]
-pub struct RedisPerSecond {
-    /// Count limits per second in a second Redis
-    #[arg(
-        long,
-        env = "REDIS_PERSECOND",
-        default_value = "false",
-        value_parser = boolean,
-        num_args = 0..=1,
-        default_missing_value = "true",
-        value_name = "BOOL",
-    )]
-    pub redis_per_second: bool,
-
-    /// Its address
-    #[arg(
-        long,
-        env = "REDIS_PERSECOND_URL",
-        default_value = "/var/run/nutcracker/ratelimitpersecond.sock",
-        hide_env_values = true,
-        value_name = "URL"
-    )]
-    pub redis_per_second_url: Hidden,
-
-    /// File that contains its address
-    #[arg(
-        long,
-        env = "TOLLGATE_REDIS_PERSECOND_URL_FILE",
-        value_parser = file_path,
-        conflicts_with = "redis_per_second_url",
-        value_name = "FILE",
-    )]
-    pub redis_per_second_url_file: Option<PathBuf>,
-
-    /// How to read an address without a scheme
-    #[arg(
-        long,
-        env = "REDIS_PERSECOND_SOCKET_TYPE",
-        value_enum,
-        ignore_case = true,
-        value_name = "TYPE"
-    )]
-    pub redis_per_second_socket_type: Option<SocketType>,
-
-    /// How to read an address without a scheme: one server, a master with sentinels, or a cluster
-    #[arg(
-        long,
-        env = "REDIS_PERSECOND_TYPE",
-        value_enum,
-        ignore_case = true,
-        value_name = "TYPE"
-    )]
-    pub redis_per_second_type: Option<RedisType>,
-
-    /// Password, or user:password, for an address that has none
-    #[arg(
-        long,
-        env = "REDIS_PERSECOND_AUTH",
-        hide_env_values = true,
-        value_name = "SECRET"
-    )]
-    pub redis_per_second_auth: Option<Hidden>,
-
-    /// File that contains that password; read again for every connection
-    #[arg(
-        long,
-        env = "TOLLGATE_REDIS_PERSECOND_AUTH_FILE",
-        value_parser = file_path,
-        conflicts_with = "redis_per_second_auth",
-        value_name = "FILE",
-    )]
-    pub redis_per_second_auth_file: Option<PathBuf>,
-
-    /// Password, or user:password, of its sentinels
-    #[arg(
-        long,
-        env = "REDIS_PERSECOND_SENTINEL_AUTH",
-        hide_env_values = true,
-        value_name = "SECRET"
-    )]
-    pub redis_per_second_sentinel_auth: Option<Hidden>,
-
-    /// File that contains that password; read again for every connection
-    #[arg(
-        long,
-        env = "TOLLGATE_REDIS_PERSECOND_SENTINEL_AUTH_FILE",
-        value_parser = file_path,
-        conflicts_with = "redis_per_second_sentinel_auth",
-        value_name = "FILE",
-    )]
-    pub redis_per_second_sentinel_auth_file: Option<PathBuf>,
-
-    /// Use TLS to the second Redis, with the certificates of the first
-    #[arg(
-        long,
-        env = "REDIS_PERSECOND_TLS",
-        default_value = "false",
-        value_parser = boolean,
-        num_args = 0..=1,
-        default_missing_value = "true",
-        value_name = "BOOL",
-    )]
-    pub redis_per_second_tls: bool,
-
-    /// How long connecting to the second Redis may take
-    #[arg(
-        long,
-        env = "REDIS_PERSECOND_TIMEOUT",
-        default_value = "1s",
-        value_parser = some_time,
-        value_name = "DURATION",
-    )]
-    pub redis_per_second_connect_timeout: Duration,
-}
-
-impl RedisPerSecond {
-    /// The address of the second Redis, if there is one.
-    pub fn address(&self, tls: &RedisTls) -> Option<redis::address::Address> {
-        let url = file(&self.redis_per_second_url_file).unwrap_or_else(|| {
-            redis::address::Secret::Text(with_socket_type(
-                &self.redis_per_second_url,
-                self.redis_per_second_socket_type,
-            ))
-        });
-        self.redis_per_second.then(|| redis::address::Address {
-            url,
-            kind: self.redis_per_second_type.map(Into::into),
-            auth: secret(
-                &self.redis_per_second_auth,
-                &self.redis_per_second_auth_file,
-            ),
-            sentinel_auth: secret(
-                &self.redis_per_second_sentinel_auth,
-                &self.redis_per_second_sentinel_auth_file,
-            ),
-            timeout: self.redis_per_second_connect_timeout,
-            is_tls: self.redis_per_second_tls,
-            tls: tls.read(),
-        })
-    }
-}
-
-/// The URL of a bare address that `socket_type` declares to be a socket path; any other address unchanged.
-fn with_socket_type(url: &str, socket_type: Option<SocketType>) -> String {
-    match socket_type {
-        Some(SocketType::Unix) if !url.contains("://") => format!("unix://{url}"),
-        _ => url.to_owned(),
-    }
-}
-
-/// The only backend with a name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BackendFlag {
-    Redis,
-}
-
-/// As in the reference, an empty name means Redis.
-fn backend(text: &str) -> Result<BackendFlag, String> {
-    match text {
-        "" | "redis" => Ok(BackendFlag::Redis),
-        "memcache" => {
-            Err("there is no memcached store: memcached cannot count exactly; use redis".into())
-        }
-        _ => Err("expected redis".into()),
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum SocketType {
-    Tcp,
-    Unix,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum RedisType {
-    Single,
-    Sentinel,
-    Cluster,
-}
-
-impl From<RedisType> for redis::address::TopologyKind {
-    fn from(kind: RedisType) -> Self {
-        match kind {
-            RedisType::Single => Self::Single,
-            RedisType::Sentinel => Self::Sentinel,
-            RedisType::Cluster => Self::Cluster,
-        }
     }
 }
 

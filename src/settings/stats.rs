@@ -4,7 +4,8 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::{Args, ValueEnum};
 
-use super::values::{address, boolean, file_path, path, some_time, tag};
+use super::shapes::ArgShape as _;
+use super::values::{address, file_path, path, some_time, tag};
 use crate::observe::metrics::{
     mogrifier::{Mogrifier, MogrifierError},
     statsd,
@@ -14,15 +15,7 @@ use crate::observe::metrics::{
 #[command(next_help_heading = "Statistics")]
 pub struct Stats {
     /// Send statistics to a statsd collector
-    #[arg(
-        long,
-        env = "USE_STATSD",
-        default_value = "false",
-        value_parser = boolean,
-        num_args = 0..=1,
-        default_missing_value = "true",
-        value_name = "BOOL",
-    )]
+    #[arg(long, env = "USE_STATSD", boolean = false)]
     pub statsd: bool,
 
     /// Host of the collector
@@ -50,15 +43,7 @@ pub struct Stats {
     pub statsd_protocol: StatsdProtocol,
 
     /// Send statistics to a DogStatsD agent, over UDP
-    #[arg(
-        long,
-        env = "USE_DOG_STATSD",
-        default_value = "false",
-        value_parser = boolean,
-        num_args = 0..=1,
-        default_missing_value = "true",
-        value_name = "BOOL",
-    )]
+    #[arg(long, env = "USE_DOG_STATSD", boolean = false)]
     pub dog_statsd: bool,
 
     /// Rules that rewrite names for DogStatsD; each has its own variables DOG_STATSD_MOGRIFIER_NAME_PATTERN, …_NAME
@@ -76,33 +61,15 @@ pub struct Stats {
     pub extra_tags: Vec<(String, String)>,
 
     /// How often statistics are sent
-    #[arg(long, env = "STATS_FLUSH_INTERVAL",
-        default_value = "10s",
-        value_parser = some_time, value_name = "DURATION")]
+    #[arg(long, env = "STATS_FLUSH_INTERVAL", value_parser = some_time, time = "10s")]
     pub stats_flush_interval: Duration,
 
     /// Send no statistics, whatever the other flags say; the debug port still shows them
-    #[arg(
-        long,
-        env = "DISABLE_STATS",
-        default_value = "false",
-        value_parser = boolean,
-        num_args = 0..=1,
-        default_missing_value = "true",
-        value_name = "BOOL",
-    )]
+    #[arg(long, env = "DISABLE_STATS", boolean = false)]
     pub disable_stats: bool,
 
     /// Serve statistics for Prometheus on a separate port
-    #[arg(
-        long,
-        env = "USE_PROMETHEUS",
-        default_value = "false",
-        value_parser = boolean,
-        num_args = 0..=1,
-        default_missing_value = "true",
-        value_name = "BOOL",
-    )]
+    #[arg(long, env = "USE_PROMETHEUS", boolean = false)]
     pub prometheus: bool,
 
     /// Address of that port; without a host, all addresses
@@ -122,11 +89,7 @@ pub struct Stats {
     #[arg(
         long,
         env = "PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS",
-        default_value = "false",
-        value_parser = boolean,
-        num_args = 0..=1,
-        default_missing_value = "true",
-        value_name = "BOOL",
+        boolean = false
     )]
     pub prometheus_milliseconds: bool,
 

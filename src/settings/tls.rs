@@ -4,21 +4,14 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use super::values::{boolean, file_path};
+use super::shapes::ArgShape as _;
+use super::values::file_path;
 
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "TLS on the gRPC port")]
 pub struct TlsSettings {
     /// Require TLS 1.2 or 1.3 on the gRPC port; a Unix socket never has TLS
-    #[arg(
-        long,
-        env = "GRPC_SERVER_USE_TLS",
-        default_value = "false",
-        value_parser = boolean,
-        num_args = 0..=1,
-        default_missing_value = "true",
-        value_name = "BOOL",
-    )]
+    #[arg(long, env = "GRPC_SERVER_USE_TLS", boolean = false)]
     pub grpc_tls: bool,
 
     /// Certificate of the server and its intermediate certificates, in PEM; this file and the next two are read again

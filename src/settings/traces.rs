@@ -5,7 +5,8 @@ use std::{path::PathBuf, time::Duration};
 use clap::Args;
 use tonic::codegen::http::{HeaderName, HeaderValue};
 
-use super::values::{Hidden, boolean, file_path, milliseconds, number};
+use super::shapes::ArgShape as _;
+use super::values::{Hidden, file_path, milliseconds, number};
 use crate::{
     net::dial::{self, Dial, DialError},
     observe::traces::{self, export},
@@ -15,15 +16,7 @@ use crate::{
 #[command(next_help_heading = "Traces")]
 pub struct Traces {
     /// Send spans of each sampled call to an OpenTelemetry collector
-    #[arg(
-        long,
-        env = "TRACING_ENABLED",
-        default_value = "false",
-        value_parser = boolean,
-        num_args = 0..=1,
-        default_missing_value = "true",
-        value_name = "BOOL",
-    )]
+    #[arg(long, env = "TRACING_ENABLED", boolean = false)]
     pub tracing: bool,
 
     /// The service.name of the spans

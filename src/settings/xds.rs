@@ -4,7 +4,8 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, ValueEnum};
 
-use super::values::{Hidden, boolean, duration, file_path, some_time};
+use super::shapes::ArgShape as _;
+use super::values::{Hidden, duration, file_path, some_time};
 use crate::{
     control::xds::{self, OnEmptyPush},
     foundation::backoff::Backoff,
@@ -62,15 +63,7 @@ pub struct Xds {
     pub xds_headers: Hidden,
 
     /// Use TLS to the control plane; its files are read again for each connection
-    #[arg(
-        long,
-        env = "CONFIG_GRPC_XDS_SERVER_USE_TLS",
-        default_value = "false",
-        value_parser = boolean,
-        num_args = 0..=1,
-        default_missing_value = "true",
-        value_name = "BOOL",
-    )]
+    #[arg(long, env = "CONFIG_GRPC_XDS_SERVER_USE_TLS", boolean = false)]
     pub xds_tls: bool,
 
     /// Client certificate for the control plane, in PEM
@@ -116,23 +109,11 @@ pub struct Xds {
     pub xds_max_message_bytes: usize,
 
     /// Wait before the first attempt to reconnect
-    #[arg(
-        long,
-        env = "XDS_CLIENT_BACKOFF_INITIAL_INTERVAL",
-        default_value = "250ms",
-        value_parser = some_time,
-        value_name = "DURATION",
-    )]
+    #[arg(long, env = "XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", value_parser = some_time, time = "250ms")]
     pub xds_backoff_initial: Duration,
 
     /// Longest wait between two attempts
-    #[arg(
-        long,
-        env = "XDS_CLIENT_BACKOFF_MAX_INTERVAL",
-        default_value = "5s",
-        value_parser = some_time,
-        value_name = "DURATION",
-    )]
+    #[arg(long, env = "XDS_CLIENT_BACKOFF_MAX_INTERVAL", value_parser = some_time, time = "5s")]
     pub xds_backoff_max: Duration,
 
     /// Each wait is this many times the one before; with 1 or less all waits equal the first
@@ -145,15 +126,7 @@ pub struct Xds {
     pub xds_backoff_factor: f64,
 
     /// Randomise waits, so that processes that lost one control plane do not all come back at once
-    #[arg(
-        long,
-        env = "XDS_CLIENT_BACKOFF_JITTER",
-        default_value = "true",
-        value_parser = boolean,
-        num_args = 0..=1,
-        default_missing_value = "true",
-        value_name = "BOOL",
-    )]
+    #[arg(long, env = "XDS_CLIENT_BACKOFF_JITTER", boolean = true)]
     pub xds_backoff_jitter: bool,
 
     /// Wait after a control plane answers but refuses the call, times the refusals so far [default: the usual
@@ -168,7 +141,7 @@ pub struct Xds {
 
     /// How often to ping a silent control plane; 0 means never. Servers in Go, such as Envoy Gateway, close
     /// connections that ping more often than every 5 minutes
-    #[arg(long, env = "TOLLGATE_XDS_KEEPALIVE", default_value = "6m", value_parser = duration, value_name = "DURATION")]
+    #[arg(long, env = "TOLLGATE_XDS_KEEPALIVE", value_parser = duration, time = "6m")]
     pub xds_keepalive: Duration,
 }
 

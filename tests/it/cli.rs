@@ -86,7 +86,7 @@ descriptors:
         "b.yaml:4:19: shop.x: cannot read the limit 'many'; write NUMBER/UNIT or NUMBER/COUNTunit, such as 5000/day or 300/30m (s, m, h, d, w, mo, y)",
         "c.yaml:1:1: config file cannot have empty domain; write `domain: NAME` at the top",
         "d.yaml:2:1: error loading config file: yaml: did not find expected node content",
-        "e.yaml:4:5: e.x: config error, unknown key 'limit' (expected one of domain, descriptors, count, on_store_loss, key, value, rate_limit, rate_limits, shadow_mode, quota_mode, detailed_metric, value_to_metric, share_threshold, metadata, unit, unit_multiplier, requests_per_unit, unlimited, name, replaces, algorithm, window, burst, calendar, time_zone, starts, week_starts)",
+        "e.yaml:4:5: e.x: config error, unknown key 'limit' (expected one of descriptors, count, on_store_loss, key, value, rate_limit, rate_limits, shadow_mode, quota_mode, detailed_metric, value_to_metric, share_threshold, metadata)",
     ];
     let said: Vec<_> = said.lines().collect();
     assert_eq!(said, expected);

@@ -5,7 +5,11 @@ use std::borrow::Cow;
 use tonic::codegen::http::uri::Authority;
 
 use super::unreadable::Unreadable;
-use crate::config::node::{Lines, NodeKind, Position, YamlNode};
+use crate::config::{
+    node::{NodeKind, YamlNode},
+    parse::parse,
+    position::{Lines, Position},
+};
 
 /// Bound on nesting: real configurations are only a few levels deep.
 const MAX_DEPTH: usize = 100;
@@ -38,7 +42,7 @@ impl Document {
         let parts = split(text);
         let is_one = parts.len() == 1;
         let number = |(at, (lines_above, part)): (usize, (usize, String))| {
-            let root = YamlNode::parse(&part).map_err(|error| syntax(&error, lines_above))?;
+            let root = parse(&part, |_| false).map_err(|error| syntax(&error, lines_above))?;
             let root = root.into_owned();
             let number = (!is_one).then_some(at + 1);
             Ok(Self::new(root, part, lines_above, number))

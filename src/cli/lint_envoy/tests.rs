@@ -1,4 +1,4 @@
-use super::*;
+use super::{unreadable::at, *};
 
 /// A filter without traps except those in `more`, in an EnvoyFilter or the like.
 fn filter(more: &str) -> String {

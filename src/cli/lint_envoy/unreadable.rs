@@ -1,6 +1,6 @@
 //! Why nothing can be said about a file.
 
-use crate::config::node::Position;
+use crate::config::position::Position;
 
 /// Why a file cannot be checked.
 #[derive(Debug, thiserror::Error)]

@@ -1,0 +1,102 @@
+//! Traps, the parts of a configuration that they look at, and reports of them.
+
+use super::{
+    actions::{Holder, KnownRules, RateLimitItem},
+    document::DocumentValue,
+    finding::{Finding, Severity},
+};
+
+/// A setting that Envoy accepts and that limits nothing, or not what its author meant.
+#[derive(Debug)]
+pub(super) struct Trap {
+    /// Its name, stable across versions.
+    pub(super) name: &'static str,
+    /// Reports it, with the fix, wherever a subject has it.
+    pub(super) look: fn(&Subject<'_, '_>, &mut Report<'_>),
+}
+
+/// A part of a configuration that traps look at.
+#[derive(Debug)]
+pub(super) enum Subject<'s, 'd> {
+    /// `envoy.filters.http.ratelimit`
+    HttpFilter(FilterSubject<'s, 'd>),
+    /// `envoy.filters.network.ratelimit`
+    TcpFilter(FilterSubject<'s, 'd>),
+    /// `envoy.filters.http.rate_limit_quota`
+    QuotaFilter(&'s DocumentValue<'d>),
+    /// The `grpc_service` that a filter calls.
+    Service(&'s DocumentValue<'d>),
+    VirtualHost(&'s DocumentValue<'d>),
+    /// An item of `rate_limits`.
+    Item {
+        limit: &'s DocumentValue<'d>,
+        holder: Holder,
+    },
+    /// A cluster that a filter calls.
+    Cluster {
+        name: &'s str,
+        cluster: &'s DocumentValue<'d>,
+    },
+    /// A connection manager as a whole, with the rules if they are known.
+    Scope {
+        scope: &'s Scope<'d>,
+        rules: Option<&'s KnownRules<'s>>,
+    },
+}
+
+/// A filter, and where it was found.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FilterSubject<'s, 'd> {
+    pub(super) filter: &'s DocumentValue<'d>,
+    /// Whether it is in a dump of a running Envoy, which leaves out values that are false or 0.
+    pub(super) is_dump: bool,
+}
+
+/// The rate limit filters of a connection manager and the descriptors of its routes.
+#[derive(Debug, Default)]
+pub(super) struct Scope<'d> {
+    /// The connection manager; `None` for values outside of any.
+    pub(super) manager: Option<DocumentValue<'d>>,
+    pub(super) filters: Vec<Filter<'d>>,
+    pub(super) descriptors: Vec<RateLimitItem<'d>>,
+    pub(super) has_routes: bool,
+    /// Name of the route configuration that arrives over xDS.
+    pub(super) route_config: Option<String>,
+}
+
+/// `envoy.filters.http.ratelimit` among the filters of a connection manager.
+#[derive(Debug)]
+pub(super) struct Filter<'d> {
+    pub(super) value: DocumentValue<'d>,
+    pub(super) stage: u64,
+    pub(super) domain: Option<String>,
+    /// Whether it has its own `rate_limits`, which win over those of routes.
+    pub(super) has_own: bool,
+}
+
+/// Collects the findings of one trap.
+#[derive(Debug)]
+pub(super) struct Report<'f> {
+    pub(super) trap: &'static str,
+    pub(super) findings: &'f mut Vec<Finding>,
+}
+
+impl Report<'_> {
+    /// Reports the trap at `value`.
+    pub(super) fn add(
+        &mut self,
+        value: &DocumentValue<'_>,
+        severity: Severity,
+        text: impl Into<String>,
+        fix: impl Into<String>,
+    ) {
+        self.findings.push(Finding {
+            position: value.position(),
+            path: value.path(),
+            severity,
+            trap: self.trap,
+            text: text.into(),
+            fix: fix.into(),
+        });
+    }
+}

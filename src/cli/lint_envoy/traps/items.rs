@@ -1,0 +1,87 @@
+//! Traps in routes and in single items of `rate_limits`.
+
+use super::super::{
+    actions::{self, Holder},
+    finding::Severity,
+    trap::{Subject, Trap},
+};
+
+/// Limits on a route that answers by itself.
+pub(super) const DIRECT_RESPONSE: Trap = Trap {
+    name: "direct-response",
+    look: |subject, report| {
+        let Subject::VirtualHost(host) = subject else {
+            return;
+        };
+        let has_limits = !host.list("rate_limits").is_empty();
+        for route in host.list("routes") {
+            if let Some(direct) = route.get("direct_response")
+                && (has_limits || actions::per_route(&route).is_some())
+            {
+                report.add(
+                    &direct,
+                    Severity::Warning,
+                    "a direct response is never limited: the filter does nothing on such a route",
+                    "route it to a cluster, or remove the limit",
+                );
+            }
+        }
+    },
+};
+
+/// Hits that Envoy does not send from a route.
+pub(super) const HITS_ADDEND: Trap = Trap {
+    name: "hits-addend",
+    look: |subject, report| {
+        if let Subject::Item {
+            limit,
+            holder: Holder::Route,
+        } = subject
+            && let Some(addend) = limit.get("hits_addend")
+        {
+            report.add(
+                &addend,
+                Severity::Error,
+                "Envoy does not send `hits_addend` from here: every request counts as one hit",
+                "move this item to a RateLimitPerRoute in `typed_per_filter_config`, or to the \
+                 filter's own `rate_limits`",
+            );
+        }
+    },
+};
+
+/// An action that needs a host before one is chosen.
+pub(super) const NO_HOST_YET: Trap = Trap {
+    name: "no-host-yet",
+    look: |subject, report| {
+        let Subject::Item { limit, .. } = subject else {
+            return;
+        };
+        for locality in actions::early_localities(limit) {
+            report.add(
+                &locality,
+                Severity::Error,
+                "CLUSTER_LOCALITY_ENTRY is empty before a host is chosen: the descriptor \
+                 is left out",
+                "add `apply_on_stream_done: true`, or use another source",
+            );
+        }
+    },
+};
+
+/// Hits that count after the response.
+pub(super) const STREAM_DONE: Trap = Trap {
+    name: "stream-done",
+    look: |subject, report| {
+        if let Subject::Item { limit, .. } = subject
+            && limit.is_true("apply_on_stream_done")
+        {
+            report.add(
+                limit,
+                Severity::Advice,
+                "hits that count after the response include those of refused requests",
+                "allow for that in the limit",
+            );
+        }
+    },
+};

@@ -1,0 +1,215 @@
+//! Traps that only several parts of a configuration make together.
+
+use super::super::{
+    actions::{self, Holder, RateLimitItem},
+    document::DocumentValue,
+    finding::Severity,
+    trap::{Report, Scope, Subject, Trap},
+};
+
+/// Items that lose against others.
+pub(super) const HIDDEN_LIMITS: Trap = Trap {
+    name: "hidden-limits",
+    look: |subject, report| match subject {
+        Subject::VirtualHost(host) => hidden_by_routes(host, report),
+        Subject::Scope { scope, .. } => hidden_by_filters(scope, report),
+        _ => {}
+    },
+};
+
+fn hidden_by_routes(host: &DocumentValue<'_>, report: &mut Report<'_>) {
+    let has_limits = !host.list("rate_limits").is_empty();
+    for route in host.list("routes") {
+        let Some(action) = route.get("route") else {
+            continue;
+        };
+        let own = actions::per_route(&route);
+        let own_limits = own.as_ref().and_then(|own| own.get("rate_limits"));
+        let limits = action.get("rate_limits");
+        let hides = own_limits.as_ref().or(limits.as_ref());
+        let includes = action.is_true("include_vh_rate_limits")
+            || own
+                .as_ref()
+                .is_some_and(|own| own.text_of("vh_rate_limits") == Some("INCLUDE"));
+        if let (true, Some(hides), false) = (has_limits, hides, includes) {
+            report.add(
+                hides,
+                Severity::Warning,
+                "they replace the virtual host's `rate_limits`, which are not \
+                 applied to this route",
+                "write `include_vh_rate_limits: true` if both are meant",
+            );
+        }
+        if let (Some(_), Some(limits)) = (&own_limits, &limits) {
+            report.add(
+                limits,
+                Severity::Warning,
+                "the `rate_limits` of this route's RateLimitPerRoute win: these are not applied",
+                "move them there, or remove them",
+            );
+        }
+    }
+}
+
+fn hidden_by_filters(scope: &Scope<'_>, report: &mut Report<'_>) {
+    for item in of_routes(scope) {
+        let stage = item.stage();
+        let mut of_stage = scope.filters.iter().filter(|filter| filter.stage == stage);
+        if of_stage.clone().next().is_some() && of_stage.all(|filter| filter.has_own) {
+            report.add(
+                &item.value,
+                Severity::Warning,
+                "the filter's own `rate_limits` win: this item is not applied",
+                "move it there, or remove those",
+            );
+        }
+    }
+}
+
+/// Filters without items to send, and items that no filter uses.
+pub(super) const STAGE: Trap = Trap {
+    name: "stage",
+    look: |subject, report| {
+        if let Subject::Scope { scope, .. } = subject {
+            items_without_filter(scope, report);
+            filters_without_item(scope, report);
+        }
+    },
+};
+
+fn items_without_filter(scope: &Scope<'_>, report: &mut Report<'_>) {
+    // Outside of a connection manager the rest of the configuration is not visible.
+    if scope.manager.is_none() && scope.filters.is_empty() {
+        return;
+    }
+    for item in of_routes(scope) {
+        let stage = item.stage();
+        if !scope.filters.iter().any(|filter| filter.stage == stage) {
+            report.add(
+                &item.value,
+                Severity::Error,
+                format!("no rate limit filter has the stage {stage}: this item is never used"),
+                "give the filter and its items the same `stage`",
+            );
+        }
+    }
+}
+
+fn filters_without_item(scope: &Scope<'_>, report: &mut Report<'_>) {
+    if !scope.has_routes && scope.descriptors.is_empty() {
+        return;
+    }
+    for filter in scope.filters.iter().filter(|filter| !filter.has_own) {
+        let is_asked = |found: &RateLimitItem<'_>| match found.holder {
+            Holder::Route => found.stage() == filter.stage,
+            Holder::PerRoute => true,
+            Holder::Filter => false,
+        };
+        if !scope.descriptors.iter().any(is_asked) {
+            report.add(
+                &filter.value,
+                Severity::Error,
+                format!(
+                    "no route and no virtual host has `rate_limits` of stage {}: this filter \
+                     never calls the service",
+                    filter.stage
+                ),
+                "add `rate_limits` of that stage to a route or a virtual host",
+            );
+        }
+    }
+}
+
+/// Items of routes and virtual hosts.
+fn of_routes<'s, 'd>(scope: &'s Scope<'d>) -> impl Iterator<Item = &'s RateLimitItem<'d>> {
+    let items = scope.descriptors.iter();
+    items.filter(|found| found.holder == Holder::Route)
+}
+
+/// Limits by address where the connection manager trusts every client's `X-Forwarded-For`.
+pub(super) const FORGED_ADDRESS: Trap = Trap {
+    name: "forged-address",
+    look: |subject, report| {
+        let Subject::Scope { scope, .. } = subject else {
+            return;
+        };
+        let Some(manager) = &scope.manager else {
+            return;
+        };
+        let shows_address = scope.descriptors.iter().any(RateLimitItem::shows_address);
+        let knows_address = manager.is_true("use_remote_address")
+            || manager.get("original_ip_detection_extensions").is_some();
+        if shows_address && !knows_address && !scope.filters.is_empty() {
+            report.add(
+                manager,
+                Severity::Warning,
+                "addresses are limited, but `X-Forwarded-For` is trusted: a client that sends \
+                 another one with each request is never limited",
+                "write `use_remote_address: true`, and `xff_num_trusted_hops` behind your own proxies",
+            );
+        }
+    },
+};
+
+/// A domain that no rule file has.
+pub(super) const DOMAIN: Trap = Trap {
+    name: "domain",
+    look: |subject, report| {
+        let Subject::Scope {
+            scope,
+            rules: Some(rules),
+        } = subject
+        else {
+            return;
+        };
+        for filter in &scope.filters {
+            if let Some(domain) = &filter.domain
+                && !rules.has_domain(domain)
+            {
+                report.add(
+                    &filter.value,
+                    Severity::Error,
+                    format!("no rule file has the domain `{domain}`: everything passes"),
+                    "name the `domain` of a rule file",
+                );
+            }
+        }
+    },
+};
+
+/// A descriptor that no rule matches.
+pub(super) const DESCRIPTOR: Trap = Trap {
+    name: "descriptor",
+    look: |subject, report| {
+        let Subject::Scope {
+            scope,
+            rules: Some(rules),
+        } = subject
+        else {
+            return;
+        };
+        for descriptor in &scope.descriptors {
+            let stage = descriptor.stage();
+            let of_stage = scope.filters.iter().filter(|filter| filter.stage == stage);
+            let domains = of_stage.filter_map(|filter| filter.domain.as_deref());
+            let domains: Vec<_> = match descriptor.domain {
+                Some(domain) => vec![domain],
+                None => domains.collect(),
+            };
+            let mut known = domains.iter().filter(|domain| rules.has_domain(domain));
+            let Some(first) = known.clone().next() else {
+                continue;
+            };
+            if !known.any(|domain| rules.may_answer(domain, descriptor)) {
+                report.add(
+                    &descriptor.value,
+                    Severity::Error,
+                    format!(
+                        "no rule of the domain `{first}` matches ({descriptor}): it is not limited"
+                    ),
+                    "add a rule with these keys in this order, or change the actions",
+                );
+            }
+        }
+    },
+};

@@ -1,0 +1,183 @@
+//! The keys of rule files. Each is described once: the levels it belongs to, and the kind of its value. The lists of
+//! keys, the suggestion for a misspelt one and the levels below follow from this table.
+
+/// A key of rule files.
+#[derive(Debug)]
+pub(super) struct Key {
+    pub(super) name: &'static str,
+    /// Where it has a meaning; the first is named where it has none.
+    levels: &'static [KeyLevel],
+    pub(super) kind: KeyKind,
+}
+
+/// The maps that keys belong to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum KeyLevel {
+    File,
+    Descriptor,
+    RateLimit,
+    Replaces,
+    Starts,
+}
+
+/// The kind of a key's value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum KeyKind {
+    Text,
+    Boolean,
+    Number,
+    /// A map of keys of this level.
+    Map(KeyLevel),
+    /// A list of such maps.
+    List(KeyLevel),
+    /// A list of limits, each a map or in the short form.
+    Limits,
+    /// A map with any content.
+    FreeForm,
+}
+
+use KeyKind::{Boolean, FreeForm, Limits, List, Map, Number, Text};
+use KeyLevel::{Descriptor, File, RateLimit, Replaces, Starts};
+
+/// Merges another map into this one.
+pub(super) const MERGE: &str = "<<";
+
+#[rustfmt::skip]
+const KEYS: [Key; 30] = [
+    // The set of rules that requests name.
+    key("domain", &[File], Text),
+    // The rules, and those below a rule.
+    key("descriptors", &[File, Descriptor], List(Descriptor)),
+    // Which hits are counted when a limit refuses: all or admitted.
+    key("count", &[File, Descriptor], Text),
+    // The answer while the store is lost: error, allow, deny or local.
+    key("on_store_loss", &[File, Descriptor], Text),
+
+    // The key of the entry that the rule matches.
+    key("key", &[Descriptor], Text),
+    // The value of that entry; any value if it is left out.
+    key("value", &[Descriptor], Text),
+    // The only limit of the rule.
+    key("rate_limit", &[Descriptor], Map(RateLimit)),
+    // Several limits.
+    key("rate_limits", &[Descriptor], Limits),
+    // Whether the rule counts and reports as usual but refuses nothing.
+    key("shadow_mode", &[Descriptor], Boolean),
+    // Whether the rule refuses only together with all others of the request.
+    key("quota_mode", &[Descriptor], Boolean),
+    // Whether metrics name every value.
+    key("detailed_metric", &[Descriptor], Boolean),
+    // Whether metrics name the value of this entry.
+    key("value_to_metric", &[Descriptor], Boolean),
+    // Whether all values that a wildcard matches share one counter.
+    key("share_threshold", &[Descriptor], Boolean),
+    // Data that is returned with the decision.
+    key("metadata", &[Descriptor], FreeForm),
+
+    // The unit of the period: second to year.
+    key("unit", &[RateLimit], Text),
+    // The number of units in the period.
+    key("unit_multiplier", &[RateLimit], Number),
+    // The hits that pass in a period.
+    key("requests_per_unit", &[RateLimit], Number),
+    // Whether everything passes.
+    key("unlimited", &[RateLimit], Boolean),
+    // The name that other limits replace this one by; in `replaces`, the name of the limit that is replaced.
+    key("name", &[RateLimit, Replaces], Text),
+    // Limits that do not apply where this one does.
+    key("replaces", &[RateLimit], List(Replaces)),
+    // The way to count.
+    key("algorithm", &[RateLimit], Text),
+    // The start of a fixed window: aligned or first_hit.
+    key("window", &[RateLimit], Text),
+    // The size of a token bucket.
+    key("burst", &[RateLimit], Number),
+    // Whether the period follows a calendar.
+    key("calendar", &[RateLimit], Boolean),
+    // The time zone of the calendar.
+    key("time_zone", &[RateLimit], Text),
+    // When months, years and days of the calendar begin.
+    key("starts", &[RateLimit], Map(Starts)),
+    // The first day of a week of the calendar.
+    key("week_starts", &[RateLimit], Text),
+
+    // The first month of a year, the first day of a month or year, and the first hour of a day.
+    key("month", &[Starts], Number),
+    key("day", &[Starts], Number),
+    key("hour", &[Starts], Number),
+];
+
+const fn key(name: &'static str, levels: &'static [KeyLevel], kind: KeyKind) -> Key {
+    Key { name, levels, kind }
+}
+
+impl Key {
+    /// The key of this name.
+    pub(super) fn find(name: &str) -> Option<&'static Self> {
+        KEYS.iter().find(|key| key.name == name)
+    }
+
+    /// Where it belongs.
+    pub(super) fn place(&self) -> &'static str {
+        match self.levels[0] {
+            File => "at the top of the file",
+            Descriptor => "beside the `key` of a descriptor",
+            RateLimit | Replaces => "inside `rate_limit`",
+            Starts => "inside `starts`",
+        }
+    }
+
+    pub(super) fn belongs_to(&self, level: KeyLevel) -> bool {
+        self.levels.contains(&level)
+    }
+}
+
+impl KeyKind {
+    /// The value in words.
+    pub(super) fn expected(self) -> &'static str {
+        match self {
+            Text => "a string",
+            Boolean => "true or false",
+            Number => "a whole number",
+            List(_) | Limits => "a list",
+            Map(_) | FreeForm => "a map",
+        }
+    }
+
+    /// The level of the maps in the value, if they have one.
+    pub(super) fn level(self) -> Option<KeyLevel> {
+        match self {
+            Map(level) | List(level) => Some(level),
+            Limits => Some(RateLimit),
+            Text | Boolean | Number | FreeForm => None,
+        }
+    }
+}
+
+/// Whether the value of a key of this name is a scalar.
+pub(super) fn is_scalar(name: &str) -> bool {
+    Key::find(name).is_some_and(|key| matches!(key.kind, Text | Boolean | Number))
+}
+
+/// The key that is meant by an unknown one: a close one of its level, or else of another; otherwise all of its level.
+pub(super) fn expected_instead_of(name: &str, level: KeyLevel) -> String {
+    let own = || KEYS.iter().filter(|key| key.belongs_to(level));
+    let nearest = closest(name, own()).or_else(|| closest(name, KEYS.iter()));
+    match nearest {
+        Some(nearest) => format!("`{nearest}`"),
+        None => {
+            let own: Vec<_> = own().map(|key| key.name).collect();
+            format!("one of {}", own.join(", "))
+        }
+    }
+}
+
+/// The key closest to `name`, ignoring letter case, if few changes of letters lead to it.
+fn closest(name: &str, keys: impl Iterator<Item = &'static Key>) -> Option<&'static str> {
+    // A long name is close to none; its first 64 characters show that.
+    let name: String = name.chars().take(64).collect();
+    let name = name.to_lowercase();
+    let distances = keys.map(|key| (strsim::levenshtein(&name, key.name), key.name));
+    let (distance, nearest) = distances.min_by_key(|(distance, _)| *distance)?;
+    (distance <= (nearest.len() / 3).max(2)).then_some(nearest)
+}

@@ -1,0 +1,92 @@
+//! A mirror of the file format: what rule files and control planes say of rules, not yet judged.
+
+use crate::core::metadata::Metadata;
+
+/// One file.
+#[derive(Debug)]
+pub(super) struct RuleDocument {
+    pub(super) domain: String,
+    /// Position of the domain.
+    pub(super) at: Option<usize>,
+    /// Defaults for every rule of the file that does not override them.
+    pub(super) defaults: DefaultKeys,
+    pub(super) descriptors: Vec<DescriptorNode>,
+}
+
+/// Settings of counting that a file or a descriptor can have.
+#[derive(Debug, Default)]
+pub(super) struct DefaultKeys {
+    pub(super) count: BoxedOption<LocatedText>,
+    pub(super) on_store_loss: BoxedOption<LocatedText>,
+}
+
+/// One node of the tree of rules.
+#[derive(Debug, Default)]
+pub(super) struct DescriptorNode {
+    pub(super) at: Option<usize>,
+    pub(super) key: String,
+    pub(super) value: String,
+    pub(super) limits: Limits,
+    pub(super) shadow_mode: bool,
+    pub(super) quota_mode: bool,
+    pub(super) share_threshold: bool,
+    pub(super) detailed_metric: bool,
+    pub(super) value_to_metric: bool,
+    pub(super) metadata: Metadata,
+    pub(super) own: DefaultKeys,
+    pub(super) descriptors: Vec<Self>,
+}
+
+#[derive(Debug, Default)]
+pub(super) enum Limits {
+    #[default]
+    None,
+    /// `rate_limit`
+    One(Box<RateLimit>),
+    /// `rate_limits`
+    List(Vec<RateLimit>),
+}
+
+#[derive(Debug, Default)]
+pub(super) struct RateLimit {
+    pub(super) at: Option<usize>,
+    pub(super) unit: String,
+    pub(super) unit_multiplier: BoxedOption<LocatedNumber>,
+    pub(super) requests_per_unit: u32,
+    pub(super) unlimited: bool,
+    pub(super) name: String,
+    pub(super) replaces: Vec<(String, Option<usize>)>,
+    pub(super) algorithm: BoxedOption<LocatedText>,
+    pub(super) window: BoxedOption<LocatedText>,
+    pub(super) burst: BoxedOption<LocatedNumber>,
+    pub(super) calendar: bool,
+    pub(super) time_zone: BoxedOption<LocatedText>,
+    pub(super) week_starts: BoxedOption<LocatedText>,
+    pub(super) starts: CalendarStarts,
+}
+
+/// When the windows of a calendar begin.
+#[derive(Debug, Default)]
+pub(super) struct CalendarStarts {
+    pub(super) month: BoxedOption<LocatedNumber>,
+    pub(super) day: BoxedOption<LocatedNumber>,
+    pub(super) hour: BoxedOption<LocatedNumber>,
+}
+
+/// A setting that few rules have; it costs the others one pointer.
+pub(super) type BoxedOption<T> = Option<Box<T>>;
+
+/// A text and its position.
+#[derive(Debug)]
+pub(super) struct LocatedText {
+    pub(super) text: String,
+    pub(super) at: Option<usize>,
+}
+
+/// A whole number as written, and its position.
+#[derive(Debug)]
+pub(super) struct LocatedNumber {
+    pub(super) value: Option<i128>,
+    pub(super) text: String,
+    pub(super) at: Option<usize>,
+}

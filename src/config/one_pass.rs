@@ -1,0 +1,251 @@
+//! Text → a tree of YAML nodes, in one pass of serde_yaml.
+//!
+//! serde_yaml borrows the text of a string from the document, so its address gives its position, and the neighbouring
+//! bytes show whether it was quoted. Numbers, booleans and nulls arrive as values without a text. Their visitor fails
+//! on purpose, because only errors of serde_yaml have a position: the list or map around the scalar catches the error
+//! and reads the text at its line and column. serde_yaml has consumed the scalar by then and continues behind it. An
+//! alias leads to the position of the scalar that it names.
+//!
+//! An error costs more than a text. So a caller that knows which keys have scalars as values can have these read as
+//! strings, which fails for anything else and does not show tags.
+
+use std::{cell::OnceCell, fmt};
+
+use serde::de::{
+    DeserializeSeed, Deserializer, EnumAccess, IgnoredAny, MapAccess, SeqAccess, VariantAccess,
+    Visitor,
+};
+
+use super::{
+    marks::Marks,
+    node::{NULLS, NodeKind, YamlNode},
+};
+
+/// The first document of `text`; an empty text is an empty map.
+///
+/// # Errors
+///
+/// If the text is not YAML. The error has the line and the column.
+pub(super) fn first_document(text: &str) -> Result<YamlNode<'_>, serde_yaml::Error> {
+    let document = || serde_yaml::Deserializer::from_str(text).next();
+    let source = YamlText::of(text, text);
+    let Some(first) = document() else {
+        return Ok(YamlNode::empty());
+    };
+    NodeSeed(&source, |_| false)
+        .deserialize(first)
+        .or_else(|error| {
+            let scalar = source.scalar(error)?;
+            // The document may have an error behind its only scalar.
+            let again = document().map(|again| again.deserialize_ignored_any(IgnoredAny));
+            again.transpose()?;
+            Ok(scalar)
+        })
+}
+
+/// The only document of `part`, a part of `whole` without tags, with its positions in `whole`; `None` if it is none or
+/// a scalar, or if the value of a key for which `is_scalar` holds is something else.
+pub(super) fn only_document<'t>(
+    whole: &'t str,
+    part: &'t str,
+    is_scalar: fn(&str) -> bool,
+) -> Option<YamlNode<'t>> {
+    let document = serde_yaml::Deserializer::from_str(part);
+    let source = YamlText::of(whole, part);
+    NodeSeed(&source, is_scalar).deserialize(document).ok()
+}
+
+/// The message of the error that stands for a number or a boolean.
+const VALUE: &str = "a value without its text";
+/// The message of the error that stands for a null.
+const NULL: &str = "a null without its text";
+
+/// The text that is read.
+struct YamlText<'t> {
+    /// The whole file, which positions refer to.
+    whole: &'t str,
+    /// The part of it that serde_yaml gets.
+    part: &'t str,
+    marks: OnceCell<Marks>,
+}
+
+impl<'t> YamlText<'t> {
+    fn of(whole: &'t str, part: &'t str) -> Self {
+        Self {
+            whole,
+            part,
+            marks: OnceCell::new(),
+        }
+    }
+
+    /// The scalar that an error stands for, or the error itself.
+    fn scalar<E: fmt::Display>(&self, error: E) -> Result<YamlNode<'t>, E> {
+        let text = error.to_string();
+        // A mark at the very beginning is not shown.
+        let (message, mark) = text
+            .rsplit_once(" at line ")
+            .unwrap_or((&text, "1 column 1"));
+        let is_null = message.ends_with(NULL);
+        if !is_null && !message.ends_with(VALUE) {
+            return Err(error);
+        }
+        let marks = self.marks.get_or_init(|| Marks::of(self.part));
+        let offset = mark.split_once(" column ").and_then(|(line, column)| {
+            marks.offset(self.part, line.parse().ok()?, column.parse().ok()?)
+        });
+        Ok(match offset {
+            Some(offset) if is_null => self.null_at(offset),
+            Some(offset) => self.value_at(offset),
+            None => return Err(error),
+        })
+    }
+
+    /// The null that begins at `offset`, perhaps with a tag or an anchor; an empty text if none is written there.
+    fn null_at(&self, offset: usize) -> YamlNode<'t> {
+        let mut rest = &self.part[offset..];
+        let mut text = &rest[..0];
+        while let Some(behind) = without_property(rest) {
+            text = &behind[..0];
+            rest = behind.trim_start_matches([' ', '\t']);
+        }
+        let word = word(rest);
+        if NULLS.contains(&word) {
+            text = word;
+        }
+        YamlNode::borrowed(self.whole, text)
+    }
+
+    /// The number or boolean that begins at `offset`, perhaps with a tag or an anchor.
+    fn value_at(&self, offset: usize) -> YamlNode<'t> {
+        let mut rest = &self.part[offset..];
+        while let Some(behind) = without_property(rest) {
+            rest = behind.trim_start();
+            while rest.starts_with('#') {
+                let end = rest.find(['\n', '\r']).unwrap_or(rest.len());
+                rest = rest[end..].trim_start();
+            }
+        }
+        let text = match rest.chars().next() {
+            Some(quote @ ('"' | '\'')) => rest[1..].split(quote).next().unwrap_or_default(),
+            _ => word(rest),
+        };
+        if text.is_empty() {
+            // A number in a block, after a tag such as `!!int`.
+            return YamlNode::tagged();
+        }
+        YamlNode::borrowed(self.whole, text)
+    }
+}
+
+/// The rest of a text behind the tag or the anchor that it begins with.
+fn without_property(text: &str) -> Option<&str> {
+    let end = match text.chars().next()? {
+        '&' => text[1..].find(|next: char| !(next.is_ascii_alphanumeric() || "-_".contains(next))),
+        '!' => text[1..].find(|next: char| next.is_whitespace() || ",]}".contains(next)),
+        _ => return None,
+    };
+    Some(&text[end.map_or(text.len(), |end| 1 + end)..])
+}
+
+/// The characters that a plain number, boolean or null can have, up to the first other one.
+fn word(text: &str) -> &str {
+    let is_other = |next: char| !(next.is_ascii_alphanumeric() || "+-._~".contains(next));
+    &text[..text.find(is_other).unwrap_or(text.len())]
+}
+
+/// Reads a node of any kind, with scalars below keys for which the function holds.
+#[derive(Clone, Copy)]
+struct NodeSeed<'s, 't>(&'s YamlText<'t>, fn(&str) -> bool);
+
+/// Reads a scalar.
+struct ScalarSeed<'s, 't>(NodeSeed<'s, 't>);
+
+impl<'t> DeserializeSeed<'t> for ScalarSeed<'_, 't> {
+    type Value = YamlNode<'t>;
+
+    fn deserialize<D: Deserializer<'t>>(self, deserializer: D) -> Result<YamlNode<'t>, D::Error> {
+        deserializer.deserialize_str(self.0)
+    }
+}
+
+impl<'t> DeserializeSeed<'t> for NodeSeed<'_, 't> {
+    type Value = YamlNode<'t>;
+
+    fn deserialize<D: Deserializer<'t>>(self, deserializer: D) -> Result<YamlNode<'t>, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+/// Visits every type of value that has no text.
+macro_rules! values {
+    ($($visit:ident: $type:ty),*) => {
+        $(fn $visit<E: serde::de::Error>(self, _: $type) -> Result<YamlNode<'t>, E> {
+            Err(E::custom(VALUE))
+        })*
+    };
+}
+
+impl<'t> Visitor<'t> for NodeSeed<'_, 't> {
+    type Value = YamlNode<'t>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("YAML")
+    }
+
+    values!(
+        visit_bool: bool, visit_i64: i64, visit_i128: i128, visit_u64: u64, visit_u128: u128,
+        visit_f64: f64
+    );
+
+    fn visit_unit<E: serde::de::Error>(self) -> Result<YamlNode<'t>, E> {
+        Err(E::custom(NULL))
+    }
+
+    /// Nothing but comments.
+    fn visit_none<E>(self) -> Result<YamlNode<'t>, E> {
+        Ok(YamlNode::empty())
+    }
+
+    fn visit_borrowed_str<E>(self, text: &'t str) -> Result<YamlNode<'t>, E> {
+        Ok(YamlNode::borrowed(self.0.whole, text))
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<YamlNode<'t>, E> {
+        Ok(YamlNode::rewritten(text))
+    }
+
+    fn visit_seq<A: SeqAccess<'t>>(self, mut items: A) -> Result<YamlNode<'t>, A::Error> {
+        let mut list = Vec::new();
+        loop {
+            match items.next_element_seed(self) {
+                Ok(Some(item)) => list.push(item),
+                Ok(None) => return Ok(YamlNode::list(list)),
+                Err(error) => list.push(self.0.scalar(error)?),
+            }
+        }
+    }
+
+    fn visit_map<A: MapAccess<'t>>(self, mut entries: A) -> Result<YamlNode<'t>, A::Error> {
+        let mut map = Vec::new();
+        loop {
+            let key = match entries.next_key_seed(self) {
+                Ok(Some(key)) => key,
+                Ok(None) => return Ok(YamlNode::map(map)),
+                Err(error) => self.0.scalar(error)?,
+            };
+            let value = match &key.kind {
+                NodeKind::Scalar { text, .. } if self.1(text) => {
+                    entries.next_value_seed(ScalarSeed(self))
+                }
+                _ => entries.next_value_seed(self),
+            };
+            map.push((key, value.or_else(|error| self.0.scalar(error))?));
+        }
+    }
+
+    fn visit_enum<A: EnumAccess<'t>>(self, data: A) -> Result<YamlNode<'t>, A::Error> {
+        let (_, content) = data.variant::<IgnoredAny>()?;
+        content.newtype_variant::<IgnoredAny>()?;
+        Ok(YamlNode::tagged())
+    }
+}

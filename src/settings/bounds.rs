@@ -1,0 +1,121 @@
+//! Bounds on what clients can send and hold.
+
+use std::time::Duration;
+
+use clap::Args;
+
+use super::shapes::ArgShape as _;
+use super::values::{number, some_time};
+
+/// Bounds on requests and connections.
+#[derive(Clone, Copy, Debug, Args)]
+#[command(next_help_heading = "Bounds on requests")]
+pub struct Bounds {
+    /// Largest message in bytes: four times the headers that Envoy accepts by default
+    #[arg(
+        long,
+        env = "TOLLGATE_MAX_MESSAGE_BYTES",
+        default_value_t = 256 << 10,
+        value_parser = number(1..),
+        value_name = "N",
+    )]
+    pub max_message_bytes: usize,
+
+    /// How long a message, or a body at /json, may take to arrive
+    #[arg(long, env = "TOLLGATE_MESSAGE_TIMEOUT", value_parser = some_time, time = "10s")]
+    pub message_timeout: Duration,
+
+    /// Memory budget for all clients together, in bytes: incoming messages, unread replies, unfinished headers,
+    /// pages. Above it the connection that has held the most for the longest is closed, or new input is refused with
+    /// RESOURCE_EXHAUSTED, or 503 over HTTP
+    #[arg(
+        long,
+        env = "TOLLGATE_MAX_HELD_BYTES",
+        default_value_t = 32 << 20,
+        value_parser = number(1 << 20..),
+        value_name = "N",
+    )]
+    pub max_held_bytes: usize,
+
+    /// Most descriptors in a request
+    #[arg(
+        long,
+        env = "TOLLGATE_MAX_DESCRIPTORS",
+        default_value_t = 1000,
+        value_parser = number(1..),
+        value_name = "N"
+    )]
+    pub max_descriptors: usize,
+
+    /// Most entries in a descriptor
+    #[arg(
+        long,
+        env = "TOLLGATE_MAX_ENTRIES",
+        default_value_t = 100,
+        value_parser = number(1..),
+        value_name = "N"
+    )]
+    pub max_entries: usize,
+
+    /// Longest domain, key or value in bytes; Envoy's own bound on all headers is 60 KiB
+    #[arg(
+        long,
+        env = "TOLLGATE_MAX_TEXT_BYTES",
+        default_value_t = 64 << 10,
+        value_parser = number(1..),
+        value_name = "N",
+    )]
+    pub max_text_bytes: usize,
+
+    /// Most gRPC connections, unless the limit of open files allows fewer; one more closes the oldest that has not
+    /// made a call yet, or waits
+    #[arg(
+        long,
+        env = "TOLLGATE_MAX_CONNECTIONS",
+        default_value_t = 10_000,
+        value_parser = number(1..=1_000_000),
+        value_name = "N"
+    )]
+    pub max_connections: usize,
+
+    /// Most concurrent calls on one connection
+    #[arg(
+        long,
+        env = "TOLLGATE_MAX_STREAMS",
+        default_value_t = 1024,
+        value_parser = clap::value_parser!(u32).range(1..),
+        value_name = "N"
+    )]
+    pub max_streams: u32,
+
+    /// Largest header list of a call, in bytes
+    #[arg(
+        long,
+        env = "TOLLGATE_MAX_HEADER_BYTES",
+        default_value_t = 64 << 10,
+        value_parser = clap::value_parser!(u32).range(1024..),
+        value_name = "N"
+    )]
+    pub max_header_bytes: u32,
+
+    /// Most calls of one connection that may be cancelled before the server has handled them; more close it. The server
+    /// reads 16 kB at a time, so the calls of an Envoy that reaches its timeout stay far below the default
+    #[arg(
+        long,
+        env = "TOLLGATE_MAX_PENDING_RESETS",
+        default_value_t = 256,
+        value_parser = number(1..),
+        value_name = "N"
+    )]
+    pub max_pending_resets: usize,
+
+    /// Most calls of one connection that may be refused for breaking the rules of HTTP/2; more close it
+    #[arg(
+        long,
+        env = "TOLLGATE_MAX_BAD_STREAMS",
+        default_value_t = 1024,
+        value_parser = number(1..),
+        value_name = "N"
+    )]
+    pub max_bad_streams: usize,
+}

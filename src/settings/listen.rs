@@ -1,0 +1,102 @@
+//! Settings of the ports: gRPC, HTTP and debug.
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use clap::Args;
+
+use super::shapes::ArgShape as _;
+use super::values::{duration, file_mode, file_path, some_time};
+
+/// Addresses of the ports, and how long connections may be silent or live.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Listeners")]
+pub struct Listen {
+    /// Serve gRPC on this Unix socket instead of a port
+    #[arg(long, env = "GRPC_UDS", value_parser = file_path, value_name = "PATH")]
+    pub grpc_uds: Option<PathBuf>,
+
+    /// Permissions of that socket, in octal
+    #[arg(long, env = "TOLLGATE_GRPC_UDS_MODE", default_value = "666", value_parser = file_mode, value_name = "MODE")]
+    pub grpc_uds_mode: u32,
+
+    /// Address of the gRPC port
+    #[arg(
+        long,
+        env = "GRPC_HOST",
+        default_value = "0.0.0.0",
+        value_name = "HOST"
+    )]
+    pub grpc_host: String,
+
+    /// gRPC port; 0 takes a free one
+    #[arg(long, env = "GRPC_PORT", default_value_t = 8081, value_name = "PORT")]
+    pub grpc_port: u16,
+
+    /// Ask clients to reconnect after this long, give or take a tenth, so that load reaches new replicas; 0 means
+    /// never
+    #[arg(long, env = "GRPC_MAX_CONNECTION_AGE", value_parser = duration, time = "24h")]
+    pub max_connection_age: Duration,
+
+    /// How long running calls may then take to finish
+    #[arg(long, env = "GRPC_MAX_CONNECTION_AGE_GRACE", value_parser = duration, time = "1h")]
+    pub max_connection_age_grace: Duration,
+
+    /// Close a connection whose first call has not begun within this time; the TLS handshake and the HTTP/2 preface
+    /// count
+    #[arg(long, env = "TOLLGATE_FIRST_CALL_TIMEOUT", value_parser = some_time, time = "10s")]
+    pub first_call_timeout: Duration,
+
+    /// Send a keepalive ping on a connection that has been silent for this long; 0 means never
+    #[arg(long, env = "TOLLGATE_KEEPALIVE_INTERVAL", value_parser = duration, time = "60s")]
+    pub keepalive_interval: Duration,
+
+    /// How long the answer to that ping may take before the connection is closed
+    #[arg(long, env = "TOLLGATE_KEEPALIVE_TIMEOUT", value_parser = some_time, time = "20s")]
+    pub keepalive_timeout: Duration,
+
+    /// Let other processes listen on the same ports (SO_REUSEPORT) and share connections; a port that is in use by
+    /// mistake then goes unnoticed
+    #[arg(long, env = "TOLLGATE_REUSE_PORT", boolean = false)]
+    pub reuse_port: bool,
+
+    /// Address of the HTTP port (/healthcheck, /json)
+    #[arg(long, env = "HOST", default_value = "0.0.0.0", value_name = "HOST")]
+    pub host: String,
+
+    /// HTTP port; 0 takes a free one
+    #[arg(long, env = "PORT", default_value_t = 8080, value_name = "PORT")]
+    pub port: u16,
+
+    /// How long a connection to the HTTP, debug or Prometheus port may take for a request, its reply and the wait for
+    /// the next one
+    #[arg(long, env = "TOLLGATE_HTTP_TIMEOUT", value_parser = some_time, time = "30s")]
+    pub http_timeout: Duration,
+
+    /// Answer requests in JSON at /json of the HTTP port; every client that can reach that port can then count hits
+    #[arg(long, env = "TOLLGATE_HTTP_JSON", boolean = true)]
+    pub http_json: bool,
+
+    /// Address of the debug port (/metrics, /stats, /rlconfig); loopback by default
+    #[arg(
+        long,
+        env = "DEBUG_HOST",
+        default_value = "127.0.0.1",
+        value_name = "HOST"
+    )]
+    pub debug_host: String,
+
+    /// Debug port; 0 takes a free one
+    #[arg(long, env = "DEBUG_PORT", default_value_t = 6070, value_name = "PORT")]
+    pub debug_port: u16,
+}
+
+impl Listen {
+    /// The socket to serve gRPC on, if there is one.
+    pub fn grpc_socket(&self) -> Option<&Path> {
+        let path = self.grpc_uds.as_deref();
+        path.filter(|path| !path.as_os_str().is_empty())
+    }
+}

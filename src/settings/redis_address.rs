@@ -1,0 +1,71 @@
+//! Parts of the address of a Redis that both Redis have flags for.
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+
+use super::values::Hidden;
+use crate::store::redis;
+
+/// The value of a flag, or the file that another flag names. An empty variable counts as unset.
+pub(super) fn secret(
+    text: &Option<Hidden>,
+    path: &Option<PathBuf>,
+) -> Option<redis::address::Secret> {
+    let text = text.as_ref().filter(|text| !text.is_empty());
+    file(path).or_else(|| text.map(|text| redis::address::Secret::Text((**text).to_owned())))
+}
+
+/// The file that a flag names. An empty path counts as unset.
+pub(super) fn file(path: &Option<PathBuf>) -> Option<redis::address::Secret> {
+    let path = path.as_ref().filter(|path| !path.as_os_str().is_empty());
+    path.map(|path| redis::address::Secret::File(path.clone()))
+}
+
+/// The URL of a bare address that `socket_type` declares to be a socket path; any other address unchanged.
+pub(super) fn with_socket_type(url: &str, socket_type: Option<SocketType>) -> String {
+    match socket_type {
+        Some(SocketType::Unix) if !url.contains("://") => format!("unix://{url}"),
+        _ => url.to_owned(),
+    }
+}
+
+/// The only backend with a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BackendFlag {
+    Redis,
+}
+
+/// As in the reference, an empty name means Redis.
+pub(super) fn backend(text: &str) -> Result<BackendFlag, String> {
+    match text {
+        "" | "redis" => Ok(BackendFlag::Redis),
+        "memcache" => {
+            Err("there is no memcached store: memcached cannot count exactly; use redis".into())
+        }
+        _ => Err("expected redis".into()),
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SocketType {
+    Tcp,
+    Unix,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RedisType {
+    Single,
+    Sentinel,
+    Cluster,
+}
+
+impl From<RedisType> for redis::address::TopologyKind {
+    fn from(kind: RedisType) -> Self {
+        match kind {
+            RedisType::Single => Self::Single,
+            RedisType::Sentinel => Self::Sentinel,
+            RedisType::Cluster => Self::Cluster,
+        }
+    }
+}

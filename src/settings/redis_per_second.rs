@@ -1,0 +1,133 @@
+//! Settings of the second Redis, which holds the counters of limits per second.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::Args;
+
+use super::redis_address::{RedisType, SocketType, file, secret, with_socket_type};
+use super::redis_tls::RedisTls;
+use super::shapes::ArgShape as _;
+use super::values::{Hidden, file_path, some_time};
+use crate::store::redis;
+
+/// A second Redis, for limits per second. Deadline, connections, prefix and jitter are those of the first.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "A second Redis for limits per second")]
+pub struct RedisPerSecond {
+    /// Count limits per second in a second Redis
+    #[arg(long, env = "REDIS_PERSECOND", boolean = false)]
+    pub redis_per_second: bool,
+
+    /// Its address
+    #[arg(
+        long,
+        env = "REDIS_PERSECOND_URL",
+        default_value = "/var/run/nutcracker/ratelimitpersecond.sock",
+        hide_env_values = true,
+        value_name = "URL"
+    )]
+    pub redis_per_second_url: Hidden,
+
+    /// File that contains its address
+    #[arg(
+        long,
+        env = "TOLLGATE_REDIS_PERSECOND_URL_FILE",
+        value_parser = file_path,
+        conflicts_with = "redis_per_second_url",
+        value_name = "FILE",
+    )]
+    pub redis_per_second_url_file: Option<PathBuf>,
+
+    /// How to read an address without a scheme
+    #[arg(
+        long,
+        env = "REDIS_PERSECOND_SOCKET_TYPE",
+        value_enum,
+        ignore_case = true,
+        value_name = "TYPE"
+    )]
+    pub redis_per_second_socket_type: Option<SocketType>,
+
+    /// How to read an address without a scheme: one server, a master with sentinels, or a cluster
+    #[arg(
+        long,
+        env = "REDIS_PERSECOND_TYPE",
+        value_enum,
+        ignore_case = true,
+        value_name = "TYPE"
+    )]
+    pub redis_per_second_type: Option<RedisType>,
+
+    /// Password, or user:password, for an address that has none
+    #[arg(
+        long,
+        env = "REDIS_PERSECOND_AUTH",
+        hide_env_values = true,
+        value_name = "SECRET"
+    )]
+    pub redis_per_second_auth: Option<Hidden>,
+
+    /// File that contains that password; read again for every connection
+    #[arg(
+        long,
+        env = "TOLLGATE_REDIS_PERSECOND_AUTH_FILE",
+        value_parser = file_path,
+        conflicts_with = "redis_per_second_auth",
+        value_name = "FILE",
+    )]
+    pub redis_per_second_auth_file: Option<PathBuf>,
+
+    /// Password, or user:password, of its sentinels
+    #[arg(
+        long,
+        env = "REDIS_PERSECOND_SENTINEL_AUTH",
+        hide_env_values = true,
+        value_name = "SECRET"
+    )]
+    pub redis_per_second_sentinel_auth: Option<Hidden>,
+
+    /// File that contains that password; read again for every connection
+    #[arg(
+        long,
+        env = "TOLLGATE_REDIS_PERSECOND_SENTINEL_AUTH_FILE",
+        value_parser = file_path,
+        conflicts_with = "redis_per_second_sentinel_auth",
+        value_name = "FILE",
+    )]
+    pub redis_per_second_sentinel_auth_file: Option<PathBuf>,
+
+    /// Use TLS to the second Redis, with the certificates of the first
+    #[arg(long, env = "REDIS_PERSECOND_TLS", boolean = false)]
+    pub redis_per_second_tls: bool,
+
+    /// How long connecting to the second Redis may take
+    #[arg(long, env = "REDIS_PERSECOND_TIMEOUT", value_parser = some_time, time = "1s")]
+    pub redis_per_second_connect_timeout: Duration,
+}
+
+impl RedisPerSecond {
+    /// The address of the second Redis, if there is one.
+    pub fn address(&self, tls: &RedisTls) -> Option<redis::address::Address> {
+        let url = file(&self.redis_per_second_url_file).unwrap_or_else(|| {
+            redis::address::Secret::Text(with_socket_type(
+                &self.redis_per_second_url,
+                self.redis_per_second_socket_type,
+            ))
+        });
+        self.redis_per_second.then(|| redis::address::Address {
+            url,
+            kind: self.redis_per_second_type.map(Into::into),
+            auth: secret(
+                &self.redis_per_second_auth,
+                &self.redis_per_second_auth_file,
+            ),
+            sentinel_auth: secret(
+                &self.redis_per_second_sentinel_auth,
+                &self.redis_per_second_sentinel_auth_file,
+            ),
+            timeout: self.redis_per_second_connect_timeout,
+            is_tls: self.redis_per_second_tls,
+            tls: tls.read(),
+        })
+    }
+}
