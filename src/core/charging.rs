@@ -188,6 +188,46 @@ mod tests {
     }
 
     #[test]
+    fn an_increment_that_stands_alone_is_charged_unless_its_own_limit_refuses_it() {
+        for (charge, held, is_charged) in [
+            (Always, 9, true),
+            (Stopping, 9, true),
+            (Admitted, 0, true),
+            (Admitted, 1, false),
+            (Within, 0, true),
+            (Within, 1, false),
+        ] {
+            let spec = spec(charge, Refuses, 0);
+            assert_eq!(
+                charges_alone(&spec, || held),
+                is_charged,
+                "{charge:?} {held}"
+            );
+        }
+    }
+
+    #[test]
+    fn hits_of_one_request_on_one_key_come_one_after_the_other() {
+        let mut batch = Batch::default();
+        for _ in 0..2 {
+            batch.append_one(Increment {
+                key: b"k",
+                spec: spec(Within, Refuses, 0),
+            });
+        }
+        // The limit is 1, and the counter is empty.
+        let judged = BatchCharging::new(&batch, |increment, ahead| Look {
+            before: ahead,
+            after: ahead + increment.hits.added(),
+        });
+        let specs = batch.all_specs().enumerate();
+        let charged: Vec<_> = specs
+            .map(|(index, spec)| judged.charges(index, spec))
+            .collect();
+        assert_eq!(charged, [true, false]);
+    }
+
+    #[test]
     fn quotas_refuse_together() {
         check([
             (Admitted, Quota, 0, true, false),

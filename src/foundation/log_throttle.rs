@@ -35,3 +35,18 @@ impl LogThrottle {
         self.0.lock().unwrap().is_some()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_logged_once_in_an_interval() {
+        let throttle = LogThrottle::new();
+        assert!(throttle.may_log());
+        assert!(!throttle.may_log());
+        *throttle.0.lock().unwrap() = Instant::now().checked_sub(INTERVAL);
+        assert!(throttle.may_log());
+        assert!(!throttle.may_log());
+    }
+}

