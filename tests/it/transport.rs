@@ -675,7 +675,7 @@ fn a_connection_without_a_call_gives_its_place_to_another() {
     assert!(server.metric(gone) >= 5);
     server
         .log()
-        .with("the oldest is closed that has not called");
+        .with("the oldest connection without a call is closed for a new one");
 }
 
 /// The server announces how many calls may run at once; one more is refused, and the others continue.
