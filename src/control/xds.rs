@@ -6,7 +6,6 @@
 use self::error::XdsError;
 
 use std::{
-    collections::BTreeMap,
     convert::Infallible,
     fmt::{self, Write as _},
     pin::Pin,
@@ -14,12 +13,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use prost_types::{Struct, Value, value::Kind};
 use tokio::sync::mpsc;
 use tonic::{
     Code, Request, Response, Status, Streaming,
     codegen::tokio_stream::{self, StreamExt as _, wrappers::ReceiverStream},
-    metadata::{AsciiMetadataKey, AsciiMetadataValue, MetadataMap},
+    metadata::MetadataMap,
     transport::Channel,
 };
 
@@ -37,7 +35,7 @@ use crate::{
     observe::metrics::Metrics,
     service::grpc::proto::{
         envoy::{
-            config::core::v3::{Node, node::UserAgentVersionType},
+            config::core::v3::Node,
             service::discovery::v3::{
                 DiscoveryRequest, DiscoveryResponse,
                 aggregated_discovery_service_client::AggregatedDiscoveryServiceClient,
@@ -49,10 +47,12 @@ use crate::{
 
 mod connect;
 pub mod error;
+mod identity;
 
 use connect::ControlPlaneConnector;
 pub use connect::ControlPlaneTls;
 pub use error::BadServer;
+use identity::{headers, node};
 
 /// gRPC's default for the largest message, 4 MiB.
 pub const DEFAULT_MESSAGE_BYTES: usize = 4 << 20;
@@ -477,39 +477,4 @@ fn refusal(problems: &[Problem]) -> String {
         text.push_str(&line);
     }
     text
-}
-
-fn node(id: String, metadata: Vec<(String, String)>) -> Node {
-    let value = |text| Value {
-        kind: Some(Kind::StringValue(text)),
-    };
-    let fields: BTreeMap<_, _> = metadata
-        .into_iter()
-        .map(|(key, text)| (key, value(text)))
-        .collect();
-    let version = env!("CARGO_PKG_VERSION").to_owned();
-    Node {
-        id,
-        cluster: String::new(),
-        metadata: (!fields.is_empty()).then_some(Struct { fields }),
-        user_agent_name: "tollgate".to_owned(),
-        user_agent_version_type: Some(UserAgentVersionType::UserAgentVersion(version)),
-    }
-}
-
-fn headers(items: &[String]) -> Result<MetadataMap, XdsError> {
-    let mut map = MetadataMap::new();
-    for (number, item) in (1..).zip(items) {
-        // The text is not repeated, because it may be secret.
-        let bad = || XdsError::Header(number);
-        let (name, value) = item.split_once(':').ok_or_else(bad)?;
-        if value.contains(':') {
-            return Err(bad());
-        }
-        let key = AsciiMetadataKey::from_bytes(name.to_lowercase().as_bytes());
-        let mut value = AsciiMetadataValue::try_from(value).map_err(|_| bad())?;
-        value.set_sensitive(true);
-        map.append(key.map_err(|_| bad())?, value);
-    }
-    Ok(map)
 }

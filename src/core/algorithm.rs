@@ -8,8 +8,8 @@
 //! it remembers, until the caller's clock is past that. All answers are computed at this present, and a
 //! look by a clock that is behind changes nothing.
 //!
-//! If the present would be more than a period ahead of the caller, the clock that it came from was
-//! wrong: counters in memory see one clock only. Windows and logs are then dropped, and the tokens
+//! Counters in memory see one clock only. So if the present of one is more than a period ahead of the
+//! caller, that clock was wrong before. Windows and logs are then dropped, and the tokens
 //! missing from a bucket flow in from now on. `step.lua` can be set to count by several clocks, and then
 //! allows a larger difference.
 
@@ -329,7 +329,7 @@ impl SlidingLog {
 }
 
 /// The generic cell rate algorithm (ITU-T I.371, made for ATM cells): it only remembers when the bucket
-/// will be full again. It is also a leaky bucket as a meter.
+/// will be full again. It is equivalent to the leaky bucket used as a meter.
 ///
 /// That moment is kept exactly, as whole milliseconds and parts of one. A millisecond has as many parts
 /// as tokens flow in during a period, so a token is as many parts as a period has milliseconds, whatever

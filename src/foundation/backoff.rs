@@ -1,7 +1,7 @@
 //! Waits between attempts to reach a server that is away.
 //!
-//! It has no library, because the settings are those of envoyproxy/ratelimit, whose default factor of 1/2 means waits
-//! of equal length.
+//! No library does it: the settings are those of envoyproxy/ratelimit, where a factor of at most 1 (the default is
+//! 1/2) means waits of equal length.
 
 use std::time::Duration;
 

@@ -177,34 +177,44 @@ impl Traces {
     ///
     /// If an address, a file or a list is not valid.
     pub fn export(&self, random_id: impl Fn() -> String) -> Result<export::Options, TracesError> {
-        let given = |text: Option<&str>| text.filter(|text| !text.is_empty()).map(str::to_owned);
-        let protocol = self.tracing_protocol;
-        let default = match protocol {
-            export::Protocol::Http => "http://localhost:4318",
-            export::Protocol::Grpc => "http://localhost:4317",
-        };
-        let (server, path) = match (
-            given(self.otlp_traces_endpoint.as_deref()),
-            given(self.otlp_endpoint.as_deref()),
-        ) {
-            (Some(whole), _) => {
-                let path = path_of(&whole);
-                (
-                    whole,
-                    if path.is_empty() {
-                        "/".to_owned()
-                    } else {
-                        path
-                    },
-                )
-            }
-            (None, base) => {
-                let base = base.unwrap_or_else(|| default.to_owned());
-                let path = format!("{}/v1/traces", path_of(&base).trim_end_matches('/'));
-                (base, path)
-            }
-        };
-        let file = |path: &'_ Option<PathBuf>| {
+        let (server, path) = self.target();
+        let dial = self.dial(&server);
+        Ok(export::Options {
+            protocol: self.tracing_protocol,
+            dial: dial.map_err(|error| TracesError::Endpoint(shown(&server), error))?,
+            path,
+            headers: self.headers().ok_or(TracesError::Headers)?,
+            resource: self.resource(random_id).ok_or(TracesError::Attributes)?,
+            batch: self.otel_max_batch,
+            delay: self.otel_delay,
+            timeout: self.otlp_timeout,
+        })
+    }
+
+    /// The URL of the collector, and the path of its method for traces over HTTP.
+    fn target(&self) -> (String, String) {
+        if let Some(whole) = given(self.otlp_traces_endpoint.as_deref()) {
+            let path = path_of(&whole);
+            let path = if path.is_empty() {
+                "/".to_owned()
+            } else {
+                path
+            };
+            return (whole, path);
+        }
+        let base = given(self.otlp_endpoint.as_deref()).unwrap_or_else(|| {
+            let default = match self.tracing_protocol {
+                export::Protocol::Http => "http://localhost:4318",
+                export::Protocol::Grpc => "http://localhost:4317",
+            };
+            default.to_owned()
+        });
+        let path = format!("{}/v1/traces", path_of(&base).trim_end_matches('/'));
+        (base, path)
+    }
+
+    fn dial(&self, server: &str) -> Result<Dial, DialError> {
+        let file = |path: &Option<PathBuf>| {
             let path = path.clone();
             path.filter(|path| !path.as_os_str().is_empty())
         };
@@ -213,29 +223,33 @@ impl Traces {
             file(&self.otlp_client_certificate),
             file(&self.otlp_client_key),
         );
-        let dial = Dial::new(&dial::Options {
-            server: &server,
+        Dial::new(&dial::Options {
+            server,
             tls: false,
             ca: ca.as_deref(),
             ca_setting: "OTEL_EXPORTER_OTLP_CERTIFICATE (--otlp-certificate)",
             pair: certificate.as_deref().zip(key.as_deref()),
             authority: None,
-            http2: protocol == export::Protocol::Grpc,
-        });
+            http2: self.tracing_protocol == export::Protocol::Grpc,
+        })
+    }
+
+    /// Headers of each export, unless the list of them is invalid.
+    fn headers(&self) -> Option<Vec<(HeaderName, HeaderValue)>> {
         let header = |(name, value): (String, String)| {
             let name = HeaderName::try_from(name).ok()?;
             Some((name, HeaderValue::try_from(value).ok()?))
         };
         let headers = given(self.otlp_headers.as_deref()).unwrap_or_default();
-        let headers: Option<Vec<_>> = pairs(&headers)
-            .ok_or(TracesError::Headers)?
-            .into_iter()
-            .map(header)
-            .collect();
+        pairs(&headers)?.into_iter().map(header).collect()
+    }
+
+    /// Attributes of this process, unless the list of them is invalid. The reference's own variables win over the
+    /// general one.
+    fn resource(&self, random_id: impl Fn() -> String) -> Option<Vec<(String, String)>> {
         let attributes = given(self.otel_resource_attributes.as_deref()).unwrap_or_default();
-        let mut resource = pairs(&attributes).ok_or(TracesError::Attributes)?;
+        let mut resource = pairs(&attributes)?;
         let instance = given(self.tracing_service_instance_id.as_deref());
-        // The reference's own variables win over the general one.
         for (key, value) in [
             ("service.name", Some(self.tracing_service_name.clone())),
             (
@@ -252,17 +266,13 @@ impl Traces {
                 resource.push((key.to_owned(), value));
             }
         }
-        Ok(export::Options {
-            protocol,
-            dial: dial.map_err(|error| TracesError::Endpoint(shown(&server), error))?,
-            path,
-            headers: headers.ok_or(TracesError::Headers)?,
-            resource,
-            batch: self.otel_max_batch,
-            delay: self.otel_delay,
-            timeout: self.otlp_timeout,
-        })
+        Some(resource)
     }
+}
+
+/// The text of a setting, unless it is empty.
+fn given(text: Option<&str>) -> Option<String> {
+    text.filter(|text| !text.is_empty()).map(str::to_owned)
 }
 
 /// A URL without the part before its host, which may contain a password.

@@ -1,14 +1,13 @@
 //! Answers while a store does not reply.
 //!
-//! Each rule chooses its answer (`on_store_loss`). A rule that counts locally begins with the last
-//! counts that this process saw (see `store/loss/first_count.rs`), keeps to this replica's share of each limit, and
-//! adds
-//! the hits that it let pass to the store once that replies again.
+//! Each rule chooses its answer (`on_store_loss`). A rule that counts locally begins with the last counts that this
+//! process saw (see `store/loss/first_count.rs`) and keeps to this replica's share of each limit. Once the store
+//! replies again, the hits that the rule let pass are added to it.
 //!
-//! Some hits are counted locally and in the store: those that were in flight when the store fell silent
-//! and that it counted nevertheless. They are as many as the requests without an answer, one pipeline
-//! for each connection, and the budget is that much smaller. Some hits are counted nowhere: a batch of
-//! hits handed back that the store did not confirm (`forgotten`), because it is not sent twice.
+//! Some hits are counted locally and in the store: those that were in flight when the store fell silent and that it
+//! counted nevertheless. They are at most one pipeline for each connection, and clients may send that many hits
+//! fewer. Some hits are counted nowhere: a batch of reconciled hits that the store did not confirm (`lost_hits`),
+//! because it is not sent twice.
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 

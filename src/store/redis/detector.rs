@@ -1,12 +1,10 @@
-//! Decides whether a server is silent or this process did not run: events and times in, suspicion and
-//! loss out.
+//! Decides whether a server is silent or this process did not run.
 //!
 //! A timer that fires late shows first of all that this process did not run: it was stopped, held back
-//! by a CPU quota, or other threads had the cores. So silence is counted in time in which this process
-//! ran, as Cassandra's failure detector leaves out pauses of its own process (`FailureDetector.java`,
-//! `MAX_LOCAL_PAUSE_IN_NANOS`): if a timer is later than timers usually are, time counts up to the
-//! moment at which it was due. The usual round trip stretches the bounds, in the spirit of the
-//! phi-accrual detector (Hayashibara et al. 2004).
+//! by a CPU quota, or other threads had the cores. So silence counts only while this process runs: if a
+//! timer fires unusually late, only the time until it was due counts. Cassandra's failure detector leaves
+//! out pauses of its own process too (`FailureDetector.java`, `MAX_LOCAL_PAUSE_IN_NANOS`). The usual round
+//! trip stretches the bounds, in the spirit of the phi-accrual detector (Hayashibara et al. 2004).
 
 use std::time::Duration;
 
