@@ -32,7 +32,7 @@ lint: components ## Formatting and clippy, without changes
 	$(CARGO) clippy --locked --all-targets -- -D warnings
 
 doc: ## Build the documentation; a broken link is an error
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --document-private-items
 
 # Not part of `test`: the advisories come from the network and change without a commit. `test` checks against
 # advisories.yaml instead, which changes only with a commit.

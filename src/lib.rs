@@ -11,99 +11,99 @@
 
 // 0: foundation
 /// Helps for every floor that know nothing of rate limits, and do no I/O.
-pub mod foundation {
-    pub mod backoff;
-    pub mod causes;
-    pub mod generations;
-    pub mod histogram;
-    pub mod lock;
-    pub mod log_throttle;
-    pub mod metric_name;
-    pub mod object_pool;
-    pub mod random;
-    pub mod sample;
-    pub mod text;
+mod foundation {
+    pub(crate) mod backoff;
+    pub(crate) mod causes;
+    pub(crate) mod generations;
+    pub(crate) mod histogram;
+    pub(crate) mod lock;
+    pub(crate) mod log_throttle;
+    pub(crate) mod metric_name;
+    pub(crate) mod object_pool;
+    pub(crate) mod random;
+    pub(crate) mod sample;
+    pub(crate) mod text;
 }
 
 // 1: core
 /// From a request to its decision, all but the counting: values in, values out.
-pub mod core {
-    pub mod algorithm;
-    pub mod calendar;
-    pub mod charging;
-    pub mod counter;
-    pub mod decision;
-    pub mod limit;
-    pub mod matcher;
-    pub mod metadata;
+mod core {
+    pub(crate) mod algorithm;
+    pub(crate) mod calendar;
+    pub(crate) mod charging;
+    pub(crate) mod counter;
+    pub(crate) mod decision;
+    pub(crate) mod limit;
+    pub(crate) mod matcher;
+    pub(crate) mod metadata;
     mod metric_key;
-    pub mod plan;
-    pub mod request;
-    pub mod window;
+    pub(crate) mod plan;
+    pub(crate) mod request;
+    pub(crate) mod window;
 }
 
 // 2: edge
 /// Connections to other servers.
-pub mod net {
-    pub mod connect;
-    pub mod dial;
-    pub mod endpoint;
-    pub mod pem;
-    pub mod tls;
+mod net {
+    pub(crate) mod connect;
+    pub(crate) mod dial;
+    pub(crate) mod endpoint;
+    pub(crate) mod pem;
+    pub(crate) mod tls;
 }
 
 /// Rules: from files to a matcher, or every reason why not.
-pub mod config {
+mod config {
     mod algorithm;
     mod check;
     mod compile;
-    pub mod fault;
+    pub(crate) mod fault;
     mod fields;
     mod file;
-    pub mod files;
+    pub(crate) mod files;
     mod free_form;
     mod keys;
     mod marks;
-    pub mod message;
+    pub(crate) mod message;
     mod mirror;
     pub(crate) mod node;
     mod one_pass;
-    pub mod options;
+    pub(crate) mod options;
     pub(crate) mod parse;
     mod path;
     mod pieces;
-    pub mod position;
+    pub(crate) mod position;
     mod reader;
     mod scalar;
     mod short_form;
-    pub mod source;
+    pub(crate) mod source;
     #[cfg(test)]
     mod tests;
     mod yaml;
 }
 
 /// Where counters live: the `Store` trait, its implementations, and stores around stores.
-pub mod store {
-    pub mod any;
-    pub mod contract;
-    pub mod loss;
-    pub mod memory;
-    pub mod over_limit_cache;
-    pub mod per_second;
+mod store {
+    pub(crate) mod any;
+    pub(crate) mod contract;
+    pub(crate) mod loss;
+    pub(crate) mod memory;
+    pub(crate) mod over_limit_cache;
+    pub(crate) mod per_second;
     /// Counters in Redis.
-    pub mod redis {
-        pub mod address;
+    pub(crate) mod redis {
+        pub(crate) mod address;
         mod batcher;
-        pub mod batchers;
+        pub(crate) mod batchers;
         mod breaker;
         mod clock;
         mod cluster;
         mod connection;
         mod detector;
-        pub mod failure;
+        pub(crate) mod failure;
         mod late_reply;
-        pub mod node;
-        pub mod options;
+        pub(crate) mod node;
+        pub(crate) mod options;
         mod packed;
         mod pending;
         mod permits;
@@ -112,102 +112,160 @@ pub mod store {
         mod probe;
         mod queue;
         mod redirect;
-        pub mod running;
+        pub(crate) mod running;
         mod sentinel;
-        pub mod servers;
+        pub(crate) mod servers;
         mod slot;
         mod slot_map;
-        pub mod stats;
+        pub(crate) mod stats;
         mod step;
-        pub mod store;
-        pub mod topology;
+        pub(crate) mod store;
+        pub(crate) mod topology;
         mod waiting;
         mod watchdog;
     }
-    pub mod replicas;
+    pub(crate) mod replicas;
     mod split;
 }
 
 // 3: observe
 /// Numbers and spans about tollgate itself.
-pub mod observe {
-    pub mod metrics;
-    pub mod traces;
+mod observe {
+    pub(crate) mod metrics;
+    pub(crate) mod traces;
 }
 
 // 4: service
 /// Answers calls.
-pub mod service {
-    pub mod admin;
-    pub mod budget;
-    pub mod grpc;
-    pub mod limiter;
+mod service {
+    pub(crate) mod admin;
+    pub(crate) mod budget;
+    pub(crate) mod grpc;
+    pub(crate) mod limiter;
 }
 
 // 5: control
 /// Takes new rules into use while the process serves.
-pub mod control {
-    pub mod changes;
-    pub mod reload;
-    pub mod xds;
+mod control {
+    pub(crate) mod changes;
+    pub(crate) mod reload;
+    pub(crate) mod xds;
 }
 
 // 6: program
 /// Flags and environment variables, as types.
-pub mod settings {
-    pub mod bounds;
-    pub mod command_line;
-    pub mod decisions;
-    pub mod listen;
-    pub mod loss;
-    pub mod process;
-    pub mod redis;
-    pub mod redis_address;
-    pub mod redis_per_second;
-    pub mod redis_tls;
-    pub mod reference;
-    pub mod runtime;
-    pub mod serve;
+mod settings {
+    pub(crate) mod bounds;
+    pub(crate) mod command_line;
+    pub(crate) mod decisions;
+    pub(crate) mod listen;
+    pub(crate) mod loss;
+    pub(crate) mod process;
+    pub(crate) mod redis;
+    pub(crate) mod redis_address;
+    pub(crate) mod redis_per_second;
+    pub(crate) mod redis_tls;
+    pub(crate) mod reference;
+    pub(crate) mod runtime;
+    pub(crate) mod serve;
     mod shapes;
-    pub mod stats;
-    pub mod tls;
-    pub mod traces;
-    pub mod values;
-    pub mod xds;
+    pub(crate) mod stats;
+    pub(crate) mod tls;
+    pub(crate) mod traces;
+    pub(crate) mod values;
+    pub(crate) mod xds;
 }
 
 /// Starts everything, owns every task, drains.
-pub mod server {
-    pub mod authority;
+mod server {
+    pub(crate) mod authority;
     mod backend;
-    pub mod bench;
+    pub(crate) mod bench;
     mod connection;
     mod cpu_quota;
-    pub mod error;
+    pub(crate) mod error;
     mod file_limit;
     mod health;
     mod http;
     mod http_ports;
-    pub mod log;
+    pub(crate) mod log;
     mod parts;
     mod poll_timer;
     mod ports;
     mod replicas;
     mod rules;
-    pub mod run;
+    pub(crate) mod run;
     mod runtime;
     mod services;
     mod signals;
     mod spans;
     mod statistics;
     mod store_tasks;
-    pub mod tls;
+    pub(crate) mod tls;
     mod worker;
     mod workers;
 }
 
 /// The other commands of the program.
-pub mod cli {
-    pub mod ask;
-    pub mod lint_envoy;
+mod cli {
+    mod ask;
+    mod check;
+    pub(crate) mod command;
+    mod lint_envoy;
+    mod lint_file;
+    mod print;
 }
+
+// The program, the tests and the benchmarks use these names. Everything else is `pub(crate)`, which the lint
+// `unreachable_pub` holds.
+
+pub use cli::command::run_command;
+pub use config::{
+    fault::Problem,
+    files::{Files as RuleFiles, Loaded},
+    message::{Push, TYPE_URL, proto as rls_conf},
+    options::Options as RuleOptions,
+    source::Source as RuleSource,
+};
+pub use core::{
+    counter::{
+        Batch, Charge, CounterState, CounterStates, DescriptorHits, Identity, Joined, KeyFormat,
+    },
+    decision::{Code as DecisionCode, Decision, Status as DecisionStatus, decide, decide_into},
+    limit::{Algorithm, Limit, Modes, NearRatio, Rule},
+    matcher::Matcher,
+    plan::Plan,
+    request::{Entry, Hits, Request},
+    window::{Period, Timestamp, Unit},
+};
+pub use foundation::sample::{Sample, SampleValue};
+pub use net::tls::client::ClientTls;
+pub use observe::{
+    metrics::{Metrics, mapper::Mapper, prometheus::Renderer},
+    traces::Tracer,
+};
+pub use server::{authority::rewrite, bench::serve_method};
+pub use service::{
+    grpc::{
+        RequestClock, SHOULD_RATE_LIMIT, Service, fast_path, now, proto,
+        unary::{UnaryMethod, framed},
+        wire,
+    },
+    limiter::{Limiter, RuleSet, Rules},
+};
+pub use settings::{
+    command_line::Cli,
+    reference::{Treatment, VARIABLES},
+    values::Hidden,
+};
+pub use store::{
+    contract::{Deadline, Store},
+    memory::MemoryStore,
+    redis::{
+        address::{Address, Secret},
+        options::{Options as RedisOptions, TimeSource},
+        servers::Servers,
+        store::RedisStore,
+        topology::TopologyWatcher,
+    },
+};

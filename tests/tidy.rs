@@ -406,7 +406,7 @@ fn items(code: &str) -> BTreeSet<String> {
 fn floors() -> Vec<String> {
     let text = fs::read_to_string(root().join("src/lib.rs")).unwrap();
     let lines = text.lines();
-    let names = lines.filter_map(|line| line.strip_prefix("pub mod ")?.strip_suffix(" {"));
+    let names = lines.filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(" {"));
     names.map(str::to_owned).collect()
 }
 
@@ -751,6 +751,41 @@ fn lines_fit_beside_each_other() {
         }
     }
     assert!(wide.is_empty(), "{}", wide.join("\n"));
+}
+
+/// The compiler finds names that are `pub` without being exported: `unreachable_pub`.
+#[test]
+fn every_exported_name_has_a_user() {
+    let text = fs::read_to_string(root().join("src/lib.rs")).unwrap();
+    let mut exported = Vec::new();
+    for tree in masked(&text).split("\npub use ").skip(1) {
+        use_tree(&tree[..tree.find(';').unwrap()], 0, &mut exported);
+    }
+    assert!(exported.len() > 50, "{} names", exported.len());
+
+    let mut paths = vec![root().join("src/main.rs")];
+    sources(&root().join("benches"), &mut paths);
+    for folder in ["attack", "chaos", "histories", "it"] {
+        sources(&root().join("tests").join(folder), &mut paths);
+    }
+    let users = paths
+        .iter()
+        .map(|path| masked(&fs::read_to_string(path).unwrap()));
+    let words: BTreeSet<_> = users
+        .flat_map(|code| {
+            let words = code.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+            words.map(str::to_owned).collect::<Vec<_>>()
+        })
+        .collect();
+    let unused: Vec<_> = exported
+        .iter()
+        .filter_map(|found| found.name.as_ref())
+        .filter(|name| !words.contains(*name))
+        .collect();
+    assert!(
+        unused.is_empty(),
+        "src/lib.rs exports, and nothing uses, {unused:?}"
+    );
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, fmt::Write as _};
 
-use tollgate::core::limit::Limit;
+use tollgate::Limit;
 
 use crate::{CONTESTANTS, Contestant, START_MILLIS, Simulated, real, seconds};
 

@@ -21,13 +21,8 @@ use std::{
 
 use clap::Parser;
 use tollgate::{
-    core::{
-        counter::{Batch, Charge, DescriptorHits, Identity},
-        limit::{Algorithm, Limit},
-        request::{Entry, Hits},
-        window::{Period, Timestamp, Unit},
-    },
-    store::memory::MemoryStore,
+    Algorithm, Batch, Charge, DescriptorHits, Entry, Hits, Identity, Limit, MemoryStore, Period,
+    Timestamp, Unit,
 };
 
 mod chart;

@@ -11,32 +11,15 @@ use std::{
 use anyhow::{Context as _, anyhow, ensure};
 use prost::Message as _;
 use tollgate::{
-    config::{files::Files, options::Options, source::Source},
-    core::{
-        counter::{Batch, CounterStates, Identity, Joined, KeyFormat},
-        decision::{Decision, decide, decide_into},
-        limit::{Modes, NearRatio, Rule},
-        matcher::Matcher,
-        plan::Plan,
-        request::{self, Hits, Request},
-        window::Timestamp,
+    Batch, CounterStates, Decision, Entry as RequestEntry, Hits, Identity, Joined, KeyFormat,
+    Limiter, Matcher, MemoryStore, Metrics, Modes, NearRatio, Plan, Request, Rule, RuleFiles,
+    RuleOptions, RuleSet, RuleSource, Rules, Store as _, Timestamp, decide, decide_into, fast_path,
+    framed,
+    proto::envoy::{
+        extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
+        service::ratelimit::v3::RateLimitRequest,
     },
-    observe::metrics::Metrics,
-    service::{
-        grpc::{
-            fast_path,
-            proto::envoy::{
-                extensions::common::ratelimit::v3::{
-                    RateLimitDescriptor, rate_limit_descriptor::Entry,
-                },
-                service::ratelimit::v3::RateLimitRequest,
-            },
-            unary::framed,
-            wire,
-        },
-        limiter::{Limiter, RuleSet, Rules},
-    },
-    store::{contract::Store as _, memory::MemoryStore},
+    wire,
 };
 
 /// How a rule is found.
@@ -151,7 +134,7 @@ pub struct Rooms {
     rules: &'static RuleSet,
     request: &'static Request<'static>,
     /// The entries of the only descriptor.
-    entries: &'static [request::Entry<'static>],
+    entries: &'static [RequestEntry<'static>],
     plan: Plan<'static>,
     counts: CounterStates,
     decision: Decision,
@@ -242,7 +225,7 @@ fn pattern() -> anyhow::Result<Rule> {
     let text =
         "domain: shop\ndescriptors: [{key: a, rate_limits: [4000000000/day, 4000000000/week]}]";
     std::fs::write(&file, text)?;
-    let loaded = Files::read(&Source::Paths(vec![file])).compile(Options::default());
+    let loaded = RuleFiles::read(&RuleSource::Paths(vec![file])).compile(RuleOptions::default());
     let loaded = loaded.map_err(|problems| anyhow!("{problems:?}"))?;
     let rule = loaded.matcher.rules().first();
     rule.cloned().context("one rule")

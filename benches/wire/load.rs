@@ -16,7 +16,7 @@ use std::{
 
 use anyhow::{Context as _, bail, ensure};
 use prost::Message as _;
-use tollgate::service::grpc::{
+use tollgate::{
     SHOULD_RATE_LIMIT,
     proto::envoy::{
         extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},

@@ -23,18 +23,13 @@ use tokio::{
     task::JoinSet,
 };
 use tollgate::{
-    core::decision::{self, Decision},
-    server::bench::serve_method,
-    service::grpc::{
-        SHOULD_RATE_LIMIT, fast_path,
-        proto::envoy::service::ratelimit::v3::{
-            RateLimitRequest, RateLimitResponse,
-            rate_limit_response::{Code, DescriptorStatus},
-            rate_limit_service_server::{RateLimitService, RateLimitServiceServer},
-        },
-        unary::{UnaryMethod, framed},
-        wire,
+    Decision, DecisionCode, DecisionStatus, SHOULD_RATE_LIMIT, UnaryMethod, fast_path, framed,
+    proto::envoy::service::ratelimit::v3::{
+        RateLimitRequest, RateLimitResponse,
+        rate_limit_response::{Code, DescriptorStatus},
+        rate_limit_service_server::{RateLimitService, RateLimitServiceServer},
     },
+    serve_method, wire,
 };
 use tonic::{
     Request, Response, Status,
@@ -286,8 +281,8 @@ fn ok<R>(message: &[u8], tell: impl FnOnce(&Decision) -> R) -> Result<R, Status>
         ));
     }
     let mut decision = Decision::default();
-    decision.statuses.push(decision::Status {
-        code: decision::Code::Ok,
+    decision.statuses.push(DecisionStatus {
+        code: DecisionCode::Ok,
         binding: None,
         remaining: 0,
         retry_secs: Some(0),

@@ -25,7 +25,7 @@ use crate::{
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
-pub enum AskError {
+pub(super) enum AskError {
     #[error("cannot reach {server}")]
     Unreachable {
         server: String,
@@ -43,7 +43,7 @@ pub enum AskError {
 /// # Errors
 ///
 /// If the server cannot be reached or answers with a gRPC status instead of a decision.
-pub async fn ask(ask: Ask) -> Result<String, AskError> {
+pub(super) async fn ask(ask: Ask) -> Result<String, AskError> {
     let unreachable = |source| AskError::Unreachable {
         server: ask.server.clone(),
         source,

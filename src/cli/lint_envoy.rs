@@ -12,24 +12,24 @@ mod finding;
 mod tests;
 mod trap;
 mod traps;
-pub mod unreadable;
+pub(super) mod unreadable;
 mod walk;
 
 use crate::core::matcher::Matcher;
 
 use self::{actions::KnownRules, document::Document, unreadable::Unreadable, walk::EnvoyWalk};
 
-pub use self::finding::{Finding, Severity};
+pub(super) use self::finding::Finding;
 
 /// A larger file is not read: the dump of an Envoy with ten thousand clusters has half this size.
-pub const MAX_FILE_BYTES: u64 = 64 << 20;
+pub(super) const MAX_FILE_BYTES: u64 = 64 << 20;
 
 /// Reports all traps of one file, in its order; with `rules`, also descriptors that no rule matches.
 ///
 /// # Errors
 ///
 /// If the file is not an Envoy configuration.
-pub fn lint(text: &str, rules: Option<&Matcher>) -> Result<Vec<Finding>, Unreadable> {
+pub(super) fn lint(text: &str, rules: Option<&Matcher>) -> Result<Vec<Finding>, Unreadable> {
     let documents = Document::parse_all(text)?;
     let mut walk = EnvoyWalk::default();
     for document in &documents {

@@ -11,7 +11,7 @@ use crate::core::limit::Algorithm;
 use super::position::Position;
 
 /// A file larger than this is not read: 100,000 rules take about a tenth of it.
-pub const MAX_FILE_BYTES: u64 = 64 << 20;
+pub(crate) const MAX_FILE_BYTES: u64 = 64 << 20;
 
 /// A problem with the rules, and its position.
 #[derive(Debug)]

@@ -17,7 +17,7 @@ const RECHECK: Duration = Duration::from_secs(10);
 
 /// Watched folders. [`Changes::next`] misses no change after this value was made.
 #[derive(Debug)]
-pub struct Changes {
+pub(crate) struct Changes {
     changes: mpsc::Receiver<()>,
     /// Held because its drop ends the watch.
     _watcher: Option<RecommendedWatcher>,
@@ -26,7 +26,7 @@ pub struct Changes {
 impl Changes {
     /// Starts to watch folders; the flag of each says whether its sub-folders count too. `what` names their content
     /// in the log.
-    pub fn in_folders(folders: Vec<(PathBuf, bool)>, what: &str) -> Self {
+    pub(crate) fn in_folders(folders: Vec<(PathBuf, bool)>, what: &str) -> Self {
         // Room for one is enough: a message says that something changed, not what.
         let (changed, changes) = mpsc::channel(1);
         let watcher = watcher(folders, changed)
@@ -41,7 +41,7 @@ impl Changes {
     }
 
     /// Waits until a change is complete, or until it is time for a check without one.
-    pub async fn next(&mut self) {
+    pub(crate) async fn next(&mut self) {
         match tokio::time::timeout(RECHECK, self.changes.recv()).await {
             Ok(Some(())) => {
                 let settle = async {

@@ -22,7 +22,7 @@ use crate::{
 
 /// Takes loaded rules into use, from files or from a control plane.
 #[derive(Clone, Debug)]
-pub struct Intake {
+pub(crate) struct Intake {
     rules: Rules,
     metrics: Arc<Metrics>,
     /// Whether any rules have been loaded.
@@ -32,7 +32,7 @@ pub struct Intake {
 }
 
 impl Intake {
-    pub fn new(rules: Rules, metrics: Arc<Metrics>) -> Self {
+    pub(crate) fn new(rules: Rules, metrics: Arc<Metrics>) -> Self {
         Self {
             rules,
             metrics,
@@ -46,7 +46,7 @@ impl Intake {
     /// # Errors
     ///
     /// The errors of the load; the rules in use then stay.
-    pub fn take(&self, loaded: Result<Loaded, Vec<Problem>>) -> Result<(), Vec<Problem>> {
+    pub(crate) fn take(&self, loaded: Result<Loaded, Vec<Problem>>) -> Result<(), Vec<Problem>> {
         self.metrics.record_load(loaded.is_ok());
         let loaded = loaded?;
         for warning in &loaded.warnings {
@@ -71,17 +71,17 @@ impl Intake {
     }
 
     /// Follows whether there are rules in use.
-    pub fn follow_rules(&self) -> watch::Receiver<bool> {
+    pub(crate) fn follow_rules(&self) -> watch::Receiver<bool> {
         self.has_rules.subscribe()
     }
 
     /// Follows whether the rules in use have at least one domain.
-    pub fn follow_domains(&self) -> watch::Receiver<bool> {
+    pub(crate) fn follow_domains(&self) -> watch::Receiver<bool> {
         self.has_domains.subscribe()
     }
 
     /// Whether the rules in use have at least one domain.
-    pub fn has_domains(&self) -> bool {
+    pub(crate) fn has_domains(&self) -> bool {
         *self.has_domains.borrow()
     }
 }
@@ -97,7 +97,7 @@ fn count_alike(old: &Matcher, new: &Matcher) -> bool {
 
 /// Reads the rules of one source repeatedly.
 #[derive(Debug)]
-pub struct Reloader {
+pub(crate) struct Reloader {
     source: Source,
     options: Options,
     intake: Intake,
@@ -106,7 +106,7 @@ pub struct Reloader {
 }
 
 impl Reloader {
-    pub fn new(source: Source, options: Options, intake: Intake) -> Self {
+    pub(crate) fn new(source: Source, options: Options, intake: Intake) -> Self {
         Self {
             source,
             options,
@@ -120,7 +120,7 @@ impl Reloader {
     /// # Errors
     ///
     /// Every problem with the new files; the rules in use then stay.
-    pub fn load(&mut self) -> Result<(), Vec<Problem>> {
+    pub(crate) fn load(&mut self) -> Result<(), Vec<Problem>> {
         let files = Files::read(&self.source);
         let digest = files.digest();
         if self.seen == Some(digest) {
@@ -131,7 +131,7 @@ impl Reloader {
     }
 
     /// Starts to watch the folder: [`RulesWatch::run`] misses no change from now on.
-    pub fn watch(self) -> RulesWatch {
+    pub(crate) fn watch(self) -> RulesWatch {
         let changes = Changes::in_folders(self.source.watched(), "the rules");
         RulesWatch {
             reloader: self,
@@ -142,14 +142,14 @@ impl Reloader {
 
 /// A watched folder and its reloader.
 #[derive(Debug)]
-pub struct RulesWatch {
+pub(crate) struct RulesWatch {
     reloader: Reloader,
     changes: Changes,
 }
 
 impl RulesWatch {
     /// Reloads on every change, until dropped.
-    pub async fn run(mut self) {
+    pub(crate) async fn run(mut self) {
         loop {
             self.changes.next().await;
             let Self {
@@ -173,7 +173,7 @@ impl RulesWatch {
 }
 
 /// Logs every reason why the new rules were refused.
-pub fn report(problems: &[Problem]) {
+pub(crate) fn report(problems: &[Problem]) {
     for problem in problems {
         tracing::error!("{problem}");
     }

@@ -46,16 +46,15 @@ use crate::{
 };
 
 mod connect;
-pub mod error;
+pub(crate) mod error;
 mod identity;
 
 use connect::ControlPlaneConnector;
-pub use connect::ControlPlaneTls;
-pub use error::BadServer;
+pub(crate) use connect::ControlPlaneTls;
 use identity::{headers, node};
 
 /// gRPC's default for the largest message, 4 MiB.
-pub const DEFAULT_MESSAGE_BYTES: usize = 4 << 20;
+pub(crate) const DEFAULT_MESSAGE_BYTES: usize = 4 << 20;
 
 /// Bound on the text of a refusal, in bytes: a quarter of what control planes read by default. A push of thousands of
 /// rules can have as many errors.
@@ -67,7 +66,7 @@ const RESYNC_AFTER: Duration = Duration::from_secs(2);
 
 /// How to get rules from a control plane.
 #[derive(Clone)]
-pub struct Options {
+pub(crate) struct Options {
     /// `host:port` or `unix:path`, as gRPC writes targets.
     pub server: String,
     pub node_id: String,
@@ -98,7 +97,7 @@ impl fmt::Debug for Options {
 
 /// The effect of a push without any rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnEmptyPush {
+pub(crate) enum OnEmptyPush {
     /// It is accepted like any other: then nothing is limited.
     Allow,
     /// It is refused while there are rules.
@@ -139,7 +138,7 @@ impl StreamEnd {
 
 /// The client of one control plane.
 #[derive(Debug)]
-pub struct Client {
+pub(crate) struct Client {
     connector: ControlPlaneConnector,
     node: Node,
     headers: MetadataMap,
@@ -177,7 +176,7 @@ impl Client {
     /// # Errors
     ///
     /// If a setting is invalid, or a certificate cannot be used.
-    pub fn new(
+    pub(crate) fn new(
         options: Options,
         rules: config::options::Options,
         intake: Intake,
@@ -205,12 +204,12 @@ impl Client {
     }
 
     /// The address of the control plane.
-    pub fn server(&self) -> String {
+    pub(crate) fn server(&self) -> String {
         self.connector.target()
     }
 
     /// Receives rules until the process ends.
-    pub async fn run(mut self) -> Infallible {
+    pub(crate) async fn run(mut self) -> Infallible {
         let mut waits = BackoffWaits::new(self.backoff);
         let mut refusals = 0;
         loop {

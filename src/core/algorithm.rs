@@ -22,7 +22,7 @@ use crate::core::{
 
 /// The algorithm state of one counter.
 #[derive(Clone, Debug, PartialEq)]
-pub enum AlgorithmState {
+pub(crate) enum AlgorithmState {
     FirstHit(FirstHit),
     SlidingWindow(SlidingWindow),
     SlidingLog(SlidingLog),
@@ -31,7 +31,7 @@ pub enum AlgorithmState {
 
 impl AlgorithmState {
     /// A state that has seen no hit, or `None` for a plain window, which needs no such state.
-    pub fn new(method: CounterKind) -> Option<Self> {
+    pub(crate) fn new(method: CounterKind) -> Option<Self> {
         Some(match method {
             CounterKind::Window => return None,
             CounterKind::FirstHit => Self::FirstHit(FirstHit::default()),
@@ -43,7 +43,7 @@ impl AlgorithmState {
 
     /// The hits that the counter holds at `now`, partial ones rounded up. This is a look: it adopts a
     /// changed limit, drops the state that a wrong clock wrote, and changes nothing else.
-    pub fn held(&mut self, spec: &IncrementSpec, now: u64) -> u64 {
+    pub(crate) fn held(&mut self, spec: &IncrementSpec, now: u64) -> u64 {
         let now = self.present(spec, now);
         match self {
             Self::FirstHit(state) => state.at(spec, now).count,
@@ -55,7 +55,7 @@ impl AlgorithmState {
 
     /// The hits it would hold after `ahead` more hits and then the hits of `spec`, which are given
     /// back.
-    pub fn held_after(&mut self, spec: &IncrementSpec, ahead: u64, now: u64) -> u64 {
+    pub(crate) fn held_after(&mut self, spec: &IncrementSpec, ahead: u64, now: u64) -> u64 {
         let now = self.present(spec, now);
         if let Self::SlidingWindow(state) = self {
             let mut state = state.at(spec, now);
@@ -74,7 +74,7 @@ impl AlgorithmState {
 
     /// Applies the hits of `spec`, regardless of its limit. Giving back stops at zero and removes the
     /// latest hits first.
-    pub fn charge(&mut self, spec: &IncrementSpec, now: u64) {
+    pub(crate) fn charge(&mut self, spec: &IncrementSpec, now: u64) {
         // This adopts a changed limit.
         self.held(spec, now);
         let now = self.present(spec, now);
@@ -96,7 +96,7 @@ impl AlgorithmState {
     }
 
     /// When the counter, which holds `held`, changes if no further hits arrive.
-    pub fn ends(&mut self, spec: &IncrementSpec, held: u64, now: u64) -> ResetTimes {
+    pub(crate) fn ends(&mut self, spec: &IncrementSpec, held: u64, now: u64) -> ResetTimes {
         let (added, limit) = (spec.hits.added(), u64::from(spec.limit));
         let resets_in = self.resets_in(spec, now);
         if held.saturating_add(added) <= limit {
@@ -130,7 +130,7 @@ impl AlgorithmState {
     }
 
     /// The moment from which on the state has no effect, if no further hits arrive.
-    pub fn expires_at(&mut self, spec: &IncrementSpec, now: u64) -> u64 {
+    pub(crate) fn expires_at(&mut self, spec: &IncrementSpec, now: u64) -> u64 {
         if let Self::TokenBucket(state) = self {
             // Under a larger limit more tokens could be missing than under this one.
             return state.full_at.saturating_add(u64::from(state.parts > 0));
@@ -141,7 +141,7 @@ impl AlgorithmState {
 
     /// The counter's present if its caller's clock reads `now`. Read it once per step: it may come from
     /// a hit that the step then gives back.
-    pub fn present(&mut self, spec: &IncrementSpec, now: u64) -> u64 {
+    pub(crate) fn present(&mut self, spec: &IncrementSpec, now: u64) -> u64 {
         let latest = match self {
             Self::FirstHit(state) => state.start,
             Self::SlidingWindow(state) => state.index.saturating_mul(spec.period_millis),
@@ -163,7 +163,7 @@ impl AlgorithmState {
 
 /// A window that begins with the first hit.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct FirstHit {
+pub(crate) struct FirstHit {
     start: u64,
     /// Also 0 for a window that has not begun.
     count: u64,
@@ -196,7 +196,7 @@ impl FirstHit {
 /// The counts of the present aligned window and of the one before. The hits of the older window are
 /// taken as spread evenly: the share counts that overlaps the last period.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct SlidingWindow {
+pub(crate) struct SlidingWindow {
     /// The number of the present window since the epoch.
     index: u64,
     current: u64,
@@ -266,7 +266,7 @@ impl SlidingWindow {
 /// The hits of the last period. Hits of one millisecond share an entry, so there are at most as many
 /// entries as the limit, and as the period has milliseconds.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct SlidingLog {
+pub(crate) struct SlidingLog {
     /// The moment and the number of its hits.
     entries: VecDeque<(u64, u64)>,
     total: u64,
@@ -340,7 +340,7 @@ impl SlidingLog {
 /// answer caps them at a full bucket, so that all of them are missing again if the limit is raised
 /// again.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct TokenBucket {
+pub(crate) struct TokenBucket {
     /// When the missing tokens were last stored.
     since: u64,
     full_at: u64,

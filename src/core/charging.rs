@@ -9,7 +9,7 @@ use crate::core::counter::{Batch, Charge, Enforcement, Increment, IncrementSpec}
 
 /// The judgement on a request's counters, before any of them changes.
 #[derive(Debug, Default)]
-pub struct Charging {
+pub(crate) struct Charging {
     /// Descriptors that are over one of their limits; some occur more than once.
     over: Vec<u32>,
     refuses: bool,
@@ -24,7 +24,7 @@ impl Charging {
     /// Judges all increments of the request, each given with whether its limit refuses it. Hits that are
     /// given back are never refused by themselves, but the request is refused if the counter stays above
     /// its limit.
-    pub fn new<'a>(increments: impl IntoIterator<Item = (&'a IncrementSpec, bool)>) -> Self {
+    pub(crate) fn new<'a>(increments: impl IntoIterator<Item = (&'a IncrementSpec, bool)>) -> Self {
         let mut charging = Self::default();
         for (spec, is_over) in increments {
             if spec.enforcement == Enforcement::Quota && !charging.quotas.contains(&spec.descriptor)
@@ -43,19 +43,14 @@ impl Charging {
         charging
     }
 
-    /// Whether the request is refused.
-    pub fn refuses(&self) -> bool {
-        self.refuses
-    }
-
     /// Whether `descriptor` is over one of its limits.
-    pub fn is_over(&self, descriptor: u32) -> bool {
+    pub(crate) fn is_over(&self, descriptor: u32) -> bool {
         self.over.contains(&descriptor)
     }
 
     /// Whether an increment is charged whose own limit gives `is_over`. Hits that are given back always
     /// are, except in a look.
-    pub fn charges(&self, spec: &IncrementSpec, is_over: bool) -> bool {
+    pub(crate) fn charges(&self, spec: &IncrementSpec, is_over: bool) -> bool {
         match spec.charge {
             Charge::Never => false,
             _ if spec.hits.given_back() > 0 => true,
@@ -69,26 +64,26 @@ impl Charging {
 
 /// Whether hits are charged although their own limit refuses them. The other limits of the request do not
 /// matter then.
-pub fn charges_refused(spec: &IncrementSpec) -> bool {
+pub(crate) fn charges_refused(spec: &IncrementSpec) -> bool {
     matches!(spec.charge, Charge::Always | Charge::Stopping)
 }
 
 /// Whether an increment that stands alone is charged to a counter that holds `held`.
 #[inline]
-pub fn charges_alone(spec: &IncrementSpec, held: impl FnOnce() -> u64) -> bool {
+pub(crate) fn charges_alone(spec: &IncrementSpec, held: impl FnOnce() -> u64) -> bool {
     charges_refused(spec) || !spec.refuses(held())
 }
 
 /// The hits that a counter would hold just before an increment, and after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Look {
+pub(crate) struct Look {
     pub before: u64,
     pub after: u64,
 }
 
 /// The judgement on a batch that is one request, with that on each of its increments.
 #[derive(Debug)]
-pub struct BatchCharging {
+pub(crate) struct BatchCharging {
     pub charging: Charging,
     /// One for each increment, in order.
     pub judged: Vec<JudgedIncrement>,
@@ -96,7 +91,7 @@ pub struct BatchCharging {
 
 /// An increment before any counter of its request changes.
 #[derive(Clone, Copy, Debug)]
-pub struct JudgedIncrement {
+pub(crate) struct JudgedIncrement {
     /// Whether its limit refuses it.
     pub is_over: bool,
     /// The hits that its counter holds, and earlier hits of the request on it.
@@ -106,7 +101,10 @@ pub struct JudgedIncrement {
 impl BatchCharging {
     /// Judges `batch`. `look` looks at the counter of an increment, on which earlier increments of the
     /// batch would put as many hits as its second argument.
-    pub fn new<'a>(batch: &'a Batch, mut look: impl FnMut(&Increment<'a>, u64) -> Look) -> Self {
+    pub(crate) fn new<'a>(
+        batch: &'a Batch,
+        mut look: impl FnMut(&Increment<'a>, u64) -> Look,
+    ) -> Self {
         // A descriptor may occur twice; the earlier hits of the request then count as well.
         let mut ahead: HashMap<&[u8], u64> = HashMap::new();
         let judge = |increment: Increment<'a>| {
@@ -131,7 +129,7 @@ impl BatchCharging {
     }
 
     /// Whether the increment at `index`, which has the parameters `spec`, is charged.
-    pub fn charges(&self, index: usize, spec: &IncrementSpec) -> bool {
+    pub(crate) fn charges(&self, index: usize, spec: &IncrementSpec) -> bool {
         self.charging.charges(spec, self.judged[index].is_over)
     }
 }
@@ -252,7 +250,7 @@ mod tests {
         ] {
             let (one, other) = (spec(Always, first.0, 0), spec(Always, second.0, 1));
             let charging = Charging::new([(&one, first.1), (&other, second.1)]);
-            assert_eq!(charging.refuses(), refuses, "{first:?} {second:?}");
+            assert_eq!(charging.refuses, refuses, "{first:?} {second:?}");
         }
     }
 

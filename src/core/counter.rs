@@ -9,7 +9,10 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-pub use batch::{Batch, Increment};
-pub use increment::{Charge, CounterKind, DescriptorHits, Enforcement, IncrementSpec};
-pub use key::{Identity, Joined, KeyFormat, MAX_IDENTITY_BYTES};
-pub use state::{CounterState, CounterStates, ResetTimes};
+pub use batch::Batch;
+pub(crate) use batch::Increment;
+pub use increment::{Charge, DescriptorHits};
+pub(crate) use increment::{CounterKind, Enforcement, IncrementSpec};
+pub use key::{Identity, Joined, KeyFormat};
+pub(crate) use state::ResetTimes;
+pub use state::{CounterState, CounterStates};

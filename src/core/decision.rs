@@ -355,7 +355,7 @@ fn metadata(plan: &Plan<'_>, statuses: &[Status]) -> Metadata {
 
 /// The numbers of hits within, near and over a limit; see [`tally`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
+pub(crate) struct Tally {
     pub within: u64,
     pub near: u64,
     pub over: u64,
@@ -366,7 +366,7 @@ pub struct Tally {
 /// As in the reference a request is within its limit as a whole or not at all, but near and over are
 /// counted hit by hit. Hits that were refused without being charged are all over; hits that another
 /// limit kept from being charged count as none of the three.
-pub fn tally(limit: &Limit, ratio: NearRatio, hits: Hits, count: CounterState) -> Tally {
+pub(crate) fn tally(limit: &Limit, ratio: NearRatio, hits: Hits, count: CounterState) -> Tally {
     if !count.is_charged || count.is_cached {
         let is_over = count.is_cached || count.is_over(limit.capacity(), hits);
         return Tally {

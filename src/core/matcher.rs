@@ -225,7 +225,7 @@ impl Matcher {
         })
     }
 
-    /// All rules; a [`RuleId`] is an index of this list.
+    /// All rules; a `RuleId` is an index of this list.
     pub fn rules(&self) -> &[Rule] {
         &self.rules
     }

@@ -13,11 +13,11 @@ pub enum MetadataValue {
     Map(Metadata),
 }
 
-pub type Metadata = BTreeMap<String, MetadataValue>;
+pub(crate) type Metadata = BTreeMap<String, MetadataValue>;
 
 /// Adds a copy of `from` to `into`. A key that `into` already has keeps its value, except that two maps
 /// are merged recursively.
-pub fn merge(into: &mut Metadata, from: &Metadata) {
+pub(crate) fn merge(into: &mut Metadata, from: &Metadata) {
     for (key, value) in from {
         match (into.get_mut(key), value) {
             (Some(MetadataValue::Map(into)), MetadataValue::Map(from)) => merge(into, from),

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use crate::core::limit::Limit;
 
 /// A list kept inline up to four items.
-pub type InlineList<T> = SmallVec<[T; 4]>;
+pub(crate) type InlineList<T> = SmallVec<[T; 4]>;
 
 /// One call of `ShouldRateLimit`: a domain and, once it is complete, at least one descriptor.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

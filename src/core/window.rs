@@ -7,7 +7,7 @@ use std::{fmt, num::NonZeroU32, str::FromStr, time::Duration};
 /// Windows are aligned to the Unix epoch. Months and years are 30 and 365 days long, as in
 /// envoyproxy/ratelimit (`UnitToDivider`), so that every replica finds the same window without a
 /// calendar.
-pub fn window(period: Period, now: Timestamp) -> Window {
+pub(crate) fn window(period: Period, now: Timestamp) -> Window {
     let length = period.secs();
     let start = now.secs() - now.secs() % length;
     Window {

@@ -9,7 +9,7 @@ use super::random::between;
 
 /// Waits that grow with each failure.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Backoff {
+pub(crate) struct Backoff {
     /// The first wait, and the shortest.
     pub initial: Duration,
     pub max: Duration,
@@ -21,14 +21,14 @@ pub struct Backoff {
 
 /// The waits of failures in a row.
 #[derive(Debug)]
-pub struct BackoffWaits {
+pub(crate) struct BackoffWaits {
     backoff: Backoff,
     next: Duration,
 }
 
 impl BackoffWaits {
     /// The waits after a success.
-    pub fn new(backoff: Backoff) -> Self {
+    pub(crate) fn new(backoff: Backoff) -> Self {
         Self {
             backoff,
             next: backoff.initial.min(backoff.max),
@@ -36,7 +36,7 @@ impl BackoffWaits {
     }
 
     /// The wait after one more failure.
-    pub fn next_wait(&mut self) -> Duration {
+    pub(crate) fn next_wait(&mut self) -> Duration {
         let Backoff {
             initial,
             max,
@@ -58,7 +58,7 @@ impl BackoffWaits {
 }
 
 /// The wait after `times` refusals in a row, varied by up to a half, as in gRPC's own retries.
-pub fn linear(interval: Duration, times: u32) -> Duration {
+pub(crate) fn linear(interval: Duration, times: u32) -> Duration {
     let wait = interval.saturating_mul(times);
     between(wait / 2, wait.saturating_add(wait / 2))
 }

@@ -10,7 +10,7 @@ use std::{
 /// A map in two generations. When the young one is full the old one is dropped, and the young one takes
 /// its place: entries that are still of use have to be inserted again.
 #[derive(Debug)]
-pub struct Generations<K, V, S> {
+pub(crate) struct Generations<K, V, S> {
     young: Generation<K, V, S>,
     old: Generation<K, V, S>,
     /// The most that the entries of one generation cost.
@@ -34,7 +34,7 @@ impl<K, V, S: Default> Default for Generation<K, V, S> {
 
 impl<K: Eq + Hash, V, S: BuildHasher + Default> Generations<K, V, S> {
     /// An empty map. All entries together cost at most twice `max_cost`, unless a single one costs more.
-    pub fn new(max_cost: usize) -> Self {
+    pub(crate) fn new(max_cost: usize) -> Self {
         Self {
             young: Generation::default(),
             old: Generation::default(),
@@ -43,7 +43,7 @@ impl<K: Eq + Hash, V, S: BuildHasher + Default> Generations<K, V, S> {
     }
 
     /// The latest value of `key`.
-    pub fn get<Q: Eq + Hash + ?Sized>(&self, key: &Q) -> Option<&V>
+    pub(crate) fn get<Q: Eq + Hash + ?Sized>(&self, key: &Q) -> Option<&V>
     where
         K: Borrow<Q>,
     {
@@ -53,7 +53,7 @@ impl<K: Eq + Hash, V, S: BuildHasher + Default> Generations<K, V, S> {
 
     /// Inserts a value that costs `cost`. If that begins a new generation, returns how many entries the
     /// dropped one had.
-    pub fn insert<Q>(&mut self, key: &Q, value: V, cost: usize) -> Option<usize>
+    pub(crate) fn insert<Q>(&mut self, key: &Q, value: V, cost: usize) -> Option<usize>
     where
         Q: Eq + Hash + ToOwned + ?Sized,
         K: Borrow<Q> + From<Q::Owned>,

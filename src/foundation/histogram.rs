@@ -15,7 +15,7 @@ const DECADES: usize = 7;
 const BOUND_COUNT: usize = STEPS.len() * (DECADES + 1);
 
 /// The upper bounds of a timer's buckets in microseconds, ascending; each bound belongs to its bucket.
-pub const BOUNDS_MICROS: [u64; BOUND_COUNT] = bounds();
+pub(crate) const BOUNDS_MICROS: [u64; BOUND_COUNT] = bounds();
 
 const fn bounds() -> [u64; BOUND_COUNT] {
     let mut bounds = [0; BOUND_COUNT];
@@ -40,7 +40,7 @@ const SLOT_COUNT: usize = BOUND_COUNT + 1;
 
 /// Collects durations. Only one thread may record; any thread may read with [`Timer::values`].
 #[derive(Debug)]
-pub struct Timer {
+pub(crate) struct Timer {
     counts: [AtomicU64; SLOT_COUNT],
     sum_micros: AtomicU64,
 }
@@ -55,7 +55,7 @@ impl Default for Timer {
 }
 
 impl Timer {
-    pub fn record(&self, took: Duration) {
+    pub(crate) fn record(&self, took: Duration) {
         let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         let add = |total: &AtomicU64, more| {
             total.store(total.load(Relaxed).wrapping_add(more), Relaxed);
@@ -64,7 +64,7 @@ impl Timer {
         add(&self.sum_micros, micros);
     }
 
-    pub fn values(&self) -> TimerValues {
+    pub(crate) fn values(&self) -> TimerValues {
         TimerValues {
             counts: self.counts.each_ref().map(|count| count.load(Relaxed)),
             sum_micros: self.sum_micros.load(Relaxed),

@@ -12,16 +12,16 @@ const INTERVAL: Duration = Duration::from_secs(60);
 
 /// When a message was last logged.
 #[derive(Debug, Default)]
-pub struct LogThrottle(Mutex<Option<Instant>>);
+pub(crate) struct LogThrottle(Mutex<Option<Instant>>);
 
 impl LogThrottle {
     /// A throttle of a message that was never logged.
-    pub const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self(Mutex::new(None))
     }
 
     /// Whether the message may be logged now; if so, the next interval of silence begins.
-    pub fn may_log(&self) -> bool {
+    pub(crate) fn may_log(&self) -> bool {
         let mut last = lock(&self.0);
         let may_log = last.is_none_or(|last| last.elapsed() >= INTERVAL);
         if may_log {

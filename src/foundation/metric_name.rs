@@ -7,7 +7,7 @@ use std::borrow::Cow;
 /// As in the reference, `:` and `|`, which end a name on a statsd line, and the dots of an apparent IPv4 address
 /// become `_`. Unlike there, so do control characters, since a line feed would start a metric of the client's choice,
 /// and the dot of `.__`, which would start a tag.
-pub fn sanitize(text: &str) -> Cow<'_, str> {
+pub(crate) fn sanitize(text: &str) -> Cow<'_, str> {
     if !text.chars().any(|found| found == '.' || breaks_line(found)) {
         return Cow::Borrowed(text);
     }
@@ -24,7 +24,7 @@ pub fn sanitize(text: &str) -> Cow<'_, str> {
 }
 
 /// Whether a character must not appear in a name on a statsd line.
-pub fn breaks_line(found: char) -> bool {
+pub(crate) fn breaks_line(found: char) -> bool {
     matches!(found, ':' | '|') || found.is_control()
 }
 

@@ -17,7 +17,7 @@ pub trait Poolable: Default + 'static {
     fn clear(&mut self) -> bool;
 }
 
-pub type IdleList<T> = RefCell<Vec<Box<T>>>;
+pub(crate) type IdleList<T> = RefCell<Vec<Box<T>>>;
 
 /// The most values that a thread keeps: about as many as calls that usually wait at a time.
 const MAX_IDLE: usize = 256;

@@ -3,17 +3,17 @@
 use std::time::Duration;
 
 /// A random id of 8 bytes; 0 stands for none, so it is never returned.
-pub fn id() -> u64 {
+pub(crate) fn id() -> u64 {
     fastrand::u64(1..)
 }
 
 /// A random id of 16 bytes, neither half of which is 0.
-pub fn long_id() -> u128 {
+pub(crate) fn long_id() -> u128 {
     u128::from(id()) << 64 | u128::from(id())
 }
 
 /// A random UUID (RFC 9562, version 4).
-pub fn uuid() -> String {
+pub(crate) fn uuid() -> String {
     let id = long_id() & !(0xf << 76 | 0x3 << 62) | 0x4 << 76 | 0x2 << 62;
     let text = format!("{id:032x}");
     let parts = [
@@ -27,7 +27,7 @@ pub fn uuid() -> String {
 }
 
 /// A random time between the two, in steps of a thousandth.
-pub fn between(least: Duration, most: Duration) -> Duration {
+pub(crate) fn between(least: Duration, most: Duration) -> Duration {
     const STEPS: u32 = 1000;
     least + most.saturating_sub(least) / STEPS * fastrand::u32(0..=STEPS)
 }

@@ -21,16 +21,16 @@ use tonic::{codegen::Service, transport::Uri};
 use super::{endpoint::Endpoint, tls::ServerName};
 
 /// A stream of bytes in both directions.
-pub trait ByteStream: AsyncRead + AsyncWrite + Send + Sync + Unpin {}
+pub(crate) trait ByteStream: AsyncRead + AsyncWrite + Send + Sync + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Sync + Unpin> ByteStream for S {}
 
 /// A connection of any kind.
-pub type BoxedStream = Box<dyn ByteStream>;
+pub(crate) type BoxedStream = Box<dyn ByteStream>;
 
 /// An open connection, before TLS.
 #[derive(Debug)]
-pub enum PlainStream {
+pub(crate) enum PlainStream {
     Tcp(TcpStream),
     Unix(UnixStream),
 }
@@ -40,7 +40,7 @@ pub enum PlainStream {
 /// # Errors
 ///
 /// If the server does not accept the connection.
-pub async fn connect(endpoint: &Endpoint) -> io::Result<PlainStream> {
+pub(crate) async fn connect(endpoint: &Endpoint) -> io::Result<PlainStream> {
     match endpoint {
         Endpoint::Tcp { host, port } => {
             let stream = TcpStream::connect((host.as_str(), *port)).await?;
@@ -57,7 +57,7 @@ impl PlainStream {
     /// # Errors
     ///
     /// If the kernel refuses to.
-    pub fn keep_alive(&self, time: Duration) -> io::Result<()> {
+    pub(crate) fn keep_alive(&self, time: Duration) -> io::Result<()> {
         let Self::Tcp(stream) = self else {
             return Ok(());
         };
@@ -69,7 +69,7 @@ impl PlainStream {
     }
 
     /// The connection as it is.
-    pub fn boxed(self) -> BoxedStream {
+    pub(crate) fn boxed(self) -> BoxedStream {
         match self {
             Self::Tcp(stream) => Box::new(stream),
             Self::Unix(stream) => Box::new(stream),
@@ -81,7 +81,7 @@ impl PlainStream {
     /// # Errors
     ///
     /// If one side refuses the other, or the connection breaks.
-    pub async fn with_tls(
+    pub(crate) async fn with_tls(
         self,
         config: Arc<ClientConfig>,
         name: ServerName<'static>,
@@ -95,11 +95,11 @@ impl PlainStream {
 }
 
 /// A connection that is already open, for one gRPC channel. The channel ends with it.
-pub struct OnceConnector(Option<BoxedStream>);
+pub(crate) struct OnceConnector(Option<BoxedStream>);
 
 impl OnceConnector {
     /// The connector that hands out `stream`.
-    pub fn new(stream: BoxedStream) -> Self {
+    pub(crate) fn new(stream: BoxedStream) -> Self {
         Self(Some(stream))
     }
 }

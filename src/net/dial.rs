@@ -18,7 +18,7 @@ use super::{
 
 /// Why there is no connection. Messages name the file at fault.
 #[derive(Debug, thiserror::Error)]
-pub enum DialError {
+pub(crate) enum DialError {
     #[error("expected http://HOST:PORT, https://HOST:PORT or unix:///PATH")]
     NoAddress,
     #[error("cannot connect")]
@@ -44,7 +44,7 @@ pub enum DialError {
 
 /// Where a server is, and how to verify it.
 #[derive(Clone, Copy, Debug)]
-pub struct Options<'a> {
+pub(crate) struct Options<'a> {
     /// `http://HOST:PORT`, `https://HOST:PORT` or `unix:///PATH`
     pub server: &'a str,
     /// Use TLS even if the URL does not ask for it.
@@ -76,7 +76,7 @@ impl From<TlsError> for DialError {
 
 /// A server and the way to reach it. Each call opens a new connection.
 #[derive(Clone)]
-pub struct Dial {
+pub(crate) struct Dial {
     endpoint: Endpoint,
     tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
     authority: String,
@@ -97,7 +97,7 @@ impl Dial {
     /// # Errors
     ///
     /// If the address or a file cannot be used.
-    pub fn new(options: &Options<'_>) -> Result<Self, DialError> {
+    pub(crate) fn new(options: &Options<'_>) -> Result<Self, DialError> {
         let (endpoint, is_https) = endpoint(options.server).ok_or(DialError::NoAddress)?;
         let has_tls = options.tls || is_https;
         if !has_tls && (options.ca.is_some() || options.pair.is_some()) {
@@ -133,7 +133,7 @@ impl Dial {
     }
 
     /// The server's name, with its port if there is one.
-    pub fn authority(&self) -> &str {
+    pub(crate) fn authority(&self) -> &str {
         &self.authority
     }
 
@@ -142,7 +142,7 @@ impl Dial {
     /// # Errors
     ///
     /// If the server does not accept the connection, or the handshake fails.
-    pub async fn stream(&self) -> Result<BoxedStream, DialError> {
+    pub(crate) async fn stream(&self) -> Result<BoxedStream, DialError> {
         let stream = connect(&self.endpoint).await.map_err(DialError::Stream)?;
         match &self.tls {
             None => Ok(stream.boxed()),
@@ -158,7 +158,7 @@ impl Dial {
     /// # Errors
     ///
     /// As for [`stream`](Self::stream), and if the server does not speak HTTP/2.
-    pub async fn channel(&self, timeout: Duration) -> Result<Channel, DialError> {
+    pub(crate) async fn channel(&self, timeout: Duration) -> Result<Channel, DialError> {
         let endpoint = transport::Endpoint::from_shared(format!("http://{}", self.authority))
             .map_err(|_| DialError::BadAuthority(self.authority.clone()))?
             .timeout(timeout);

@@ -4,7 +4,7 @@ use std::{fmt, path::PathBuf};
 
 /// The endpoint of one server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Endpoint {
+pub(crate) enum Endpoint {
     Tcp {
         /// A name or an IP address, without brackets.
         host: String,
@@ -15,7 +15,7 @@ pub enum Endpoint {
 
 /// Why a text is not the address of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum EndpointError {
+pub(crate) enum EndpointError {
     #[error("a port is not a number from 1 to 65535")]
     Port,
     #[error("a host is empty or has a character that no host has")]
@@ -24,7 +24,7 @@ pub enum EndpointError {
 
 /// How a text with several colons and no brackets is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BareIpv6 {
+pub(crate) enum BareIpv6 {
     /// `::1:6379` ends with a port, as Redis writes it.
     WithPort,
     /// `::1` is a host alone, as gRPC reads it.
@@ -32,7 +32,7 @@ pub enum BareIpv6 {
 }
 
 /// The host of `host:port`, `[host]:port`, `[host]` or `host`, and the port if there is one. Neither is checked.
-pub fn split(text: &str, bare: BareIpv6) -> (&str, Option<&str>) {
+pub(crate) fn split(text: &str, bare: BareIpv6) -> (&str, Option<&str>) {
     let bracketed = text.strip_prefix('[').and_then(|rest| rest.split_once(']'));
     match bracketed {
         Some((host, "")) => return (host, None),
@@ -52,7 +52,11 @@ impl Endpoint {
     /// # Errors
     ///
     /// If the host or the port cannot be one.
-    pub fn parse(text: &str, default_port: u16, bare: BareIpv6) -> Result<Self, EndpointError> {
+    pub(crate) fn parse(
+        text: &str,
+        default_port: u16,
+        bare: BareIpv6,
+    ) -> Result<Self, EndpointError> {
         let (host, port) = split(text, bare);
         let port = match port.map(str::parse) {
             None => default_port,
@@ -68,14 +72,14 @@ impl Endpoint {
     }
 
     /// The socket that `unix:path` or `unix:///path` names. `None` if `text` has no such form.
-    pub fn unix(text: &str) -> Option<Self> {
+    pub(crate) fn unix(text: &str) -> Option<Self> {
         let path = text.strip_prefix("unix:")?;
         let path = path.strip_prefix("//").unwrap_or(path);
         (!path.is_empty()).then(|| Self::Unix(path.into()))
     }
 
     /// The name that its certificate has to be valid for, unless another one is set.
-    pub fn host(&self) -> &str {
+    pub(crate) fn host(&self) -> &str {
         match self {
             Self::Tcp { host, .. } => host,
             Self::Unix(_) => "localhost",
@@ -83,7 +87,7 @@ impl Endpoint {
     }
 
     /// The authority of requests to it, unless another one is set.
-    pub fn authority(&self) -> String {
+    pub(crate) fn authority(&self) -> String {
         match self {
             Self::Tcp { .. } => self.to_string(),
             Self::Unix(_) => "localhost".to_owned(),

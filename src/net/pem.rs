@@ -31,7 +31,7 @@ pub enum PemError {
 /// # Errors
 ///
 /// If `file` cannot be read.
-pub fn read(file: &Path) -> Result<Vec<u8>, PemError> {
+pub(crate) fn read(file: &Path) -> Result<Vec<u8>, PemError> {
     fs::read(file).map_err(|error| PemError::Unreadable(file.to_owned(), error))
 }
 
@@ -40,7 +40,10 @@ pub fn read(file: &Path) -> Result<Vec<u8>, PemError> {
 /// # Errors
 ///
 /// If there is none, or something that is not PEM.
-pub fn certificates(file: &Path, text: &[u8]) -> Result<Vec<CertificateDer<'static>>, PemError> {
+pub(crate) fn certificates(
+    file: &Path,
+    text: &[u8],
+) -> Result<Vec<CertificateDer<'static>>, PemError> {
     const WHAT: &str = "certificate";
     let certificates: Vec<_> = CertificateDer::pem_slice_iter(text)
         .collect::<Result<_, _>>()
@@ -56,7 +59,7 @@ pub fn certificates(file: &Path, text: &[u8]) -> Result<Vec<CertificateDer<'stat
 /// # Errors
 ///
 /// If there is none, or something that is not PEM.
-pub fn key(file: &Path, text: &[u8]) -> Result<PrivateKeyDer<'static>, PemError> {
+pub(crate) fn key(file: &Path, text: &[u8]) -> Result<PrivateKeyDer<'static>, PemError> {
     PrivateKeyDer::from_pem_slice(text).map_err(|error| not_pem(file, "key", error))
 }
 
@@ -65,7 +68,7 @@ pub fn key(file: &Path, text: &[u8]) -> Result<PrivateKeyDer<'static>, PemError>
 /// # Errors
 ///
 /// As for [`certificates`], and if one of them cannot be a certificate authority.
-pub fn authorities(file: &Path, text: &[u8]) -> Result<RootCertStore, PemError> {
+pub(crate) fn authorities(file: &Path, text: &[u8]) -> Result<RootCertStore, PemError> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(file, text)? {
         let added = roots.add(certificate);

@@ -10,10 +10,10 @@ use tokio_rustls::rustls::{
 
 use super::pem::PemError;
 
-pub mod client;
-pub mod listener;
+pub(crate) mod client;
+pub(crate) mod listener;
 
-pub use tokio_rustls::rustls::pki_types::ServerName;
+pub(crate) use tokio_rustls::rustls::pki_types::ServerName;
 
 /// HTTP/2, as ALPN names it.
 const HTTP_2: &[u8] = b"h2";

@@ -29,21 +29,21 @@ mod config_stats;
 mod dynamic_names;
 mod held;
 mod http2;
-pub mod mapper;
-pub mod mogrifier;
-pub mod process;
-pub mod prometheus;
+pub(crate) mod mapper;
+pub(crate) mod mogrifier;
+pub(crate) mod process;
+pub(crate) mod prometheus;
 mod recorder;
 mod rule_stats;
-pub mod statsd;
+pub(crate) mod statsd;
 #[cfg(test)]
 mod tests;
 mod worker_stats;
 
-pub use held::{CutOff, HeldBytes};
-pub use http2::{Authorities, StreamsReset};
-pub use recorder::Recorder;
-pub use rule_stats::RuleStats;
+pub(crate) use held::{CutOff, HeldBytes};
+pub(crate) use http2::{Authorities, StreamsReset};
+pub(crate) use recorder::Recorder;
+pub(crate) use rule_stats::RuleStats;
 
 use super::traces::TraceStats;
 use config_stats::ConfigStats;
@@ -51,7 +51,7 @@ use dynamic_names::DynamicNames;
 use statsd::SinkStats;
 use worker_stats::WorkerStats;
 
-/// All statistics of the process. All workers share one, and each writes through its own [`Recorder`].
+/// All statistics of the process. All workers share one, and each writes through its own `Recorder`.
 #[derive(Debug, Default)]
 pub struct Metrics {
     near_ratio: NearRatio,

@@ -16,8 +16,8 @@ use tokio::sync::mpsc;
 
 use crate::foundation::sample::SampleWriter;
 
-pub mod context;
-pub mod export;
+pub(crate) mod context;
+pub(crate) mod export;
 
 use context::{Context, Parent};
 

@@ -14,7 +14,7 @@ use crate::{
 
 /// Why the server did not start, or ended.
 #[derive(Debug, thiserror::Error)]
-pub enum ServerError {
+pub(crate) enum ServerError {
     #[error("cannot listen on {address} for {purpose}")]
     Bind {
         purpose: &'static str,

@@ -19,7 +19,7 @@ use tracing_subscriber::{
 use crate::settings::process::{LogFormat, LogLevel, Process};
 
 /// Installs the log for the whole process, in the format and at the level that `process` names.
-pub fn start(process: &Process) {
+pub(crate) fn start(process: &Process) {
     let level = match process.log_level {
         LogLevel::Error => LevelFilter::ERROR,
         LogLevel::Warn => LevelFilter::WARN,

@@ -43,7 +43,7 @@ use crate::{
 /// # Errors
 ///
 /// If a port cannot be bound, the rules are invalid, or a worker dies.
-pub fn run(settings: &Settings) -> Result<(), ServerError> {
+pub(crate) fn run(settings: &Settings) -> Result<(), ServerError> {
     let runtime = runtime()?;
     let served = runtime.block_on(serve(settings));
     // A blocked task, such as a name lookup, must not delay the exit.

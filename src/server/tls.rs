@@ -19,7 +19,7 @@ use crate::{
 
 /// Why TLS cannot be set up. Every message names the file or the setting at fault.
 #[derive(Debug, thiserror::Error)]
-pub enum ListenerTlsError {
+pub(crate) enum ListenerTlsError {
     #[error("GRPC_SERVER_USE_TLS (--grpc-tls) needs {0}")]
     NotNamed(&'static str),
     #[error("{0} verifies no client without {1}")]

@@ -22,17 +22,17 @@ mod page;
 mod rlconfig;
 mod statistics;
 
-pub use health::{Components, Health};
-pub use json::BodyLimits;
-pub use page::BlockingQueue;
-pub use statistics::Statistics;
+pub(crate) use health::{Components, Health};
+pub(crate) use json::BodyLimits;
+pub(crate) use page::BlockingQueue;
+pub(crate) use statistics::Statistics;
 
 use json::{answer_json, is_json, plain};
 use page::text_page;
 use rlconfig::rlconfig;
 
 /// Routes of the HTTP port. Without a service there is no `/json`.
-pub fn http<S: Store>(
+pub(crate) fn http<S: Store>(
     health: Health,
     components: Components,
     service: Option<grpc::Service<S>>,
@@ -59,7 +59,7 @@ pub fn http<S: Store>(
 }
 
 /// Routes of the Prometheus port.
-pub fn prometheus(statistics: Statistics, path: &str) -> Router {
+pub(crate) fn prometheus(statistics: Statistics, path: &str) -> Router {
     let page = move |Extension(account)| async move { statistics.prometheus(account) };
     Router::new().route(path, get(page))
 }
@@ -72,7 +72,7 @@ const INDEX: &str = "\
 ";
 
 /// Routes of the debug port.
-pub fn debug(rules: Rules, statistics: Statistics) -> Router {
+pub(crate) fn debug(rules: Rules, statistics: Statistics) -> Router {
     let blocking = statistics.blocking.clone();
     let lines = statistics.clone();
     let lines = move |Extension(account)| async move { lines.lines(account) };

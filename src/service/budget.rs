@@ -30,7 +30,7 @@ mod reservation;
 #[cfg(test)]
 mod tests;
 
-pub use reservation::{ReplyBytes, Reservation};
+pub(crate) use reservation::{ReplyBytes, Reservation};
 
 use cut_off_log::CutOffLog;
 
@@ -41,14 +41,14 @@ const FREE_BYTES: usize = 4 << 10;
 const PIECE_BYTES: usize = 32 << 10;
 
 /// Memory that HTTP/2 needs for a call until its reply is sent.
-pub const CALL_BYTES: usize = 512;
+pub(crate) const CALL_BYTES: usize = 512;
 
 /// The budget has no room, and no other connection will be closed for it.
 #[derive(Debug)]
-pub struct BudgetExhausted;
+pub(crate) struct BudgetExhausted;
 
 /// Bound on the memory that all clients together can make the process hold, in bytes.
-pub struct Budget {
+pub(crate) struct Budget {
     max: u64,
     metrics: Arc<Metrics>,
     accounts: Mutex<OpenAccounts>,
@@ -71,7 +71,7 @@ impl fmt::Debug for Budget {
 
 /// One connection's share of the budget.
 #[derive(Debug)]
-pub struct Account {
+pub(crate) struct Account {
     budget: Arc<Budget>,
     number: u64,
     held: AtomicUsize,
@@ -91,7 +91,7 @@ pub struct Account {
 
 impl Budget {
     /// A budget of `max_bytes`.
-    pub fn new(max_bytes: usize, metrics: Arc<Metrics>) -> Arc<Self> {
+    pub(crate) fn new(max_bytes: usize, metrics: Arc<Metrics>) -> Arc<Self> {
         let max = u64::try_from(max_bytes).unwrap_or(u64::MAX);
         metrics.held.max.store(max, Relaxed);
         Arc::new(Self {
@@ -104,7 +104,7 @@ impl Budget {
     }
 
     /// The account of a newly opened connection.
-    pub fn account(self: &Arc<Self>) -> Arc<Account> {
+    pub(crate) fn account(self: &Arc<Self>) -> Arc<Account> {
         let mut accounts = self.accounts();
         let number = accounts.next;
         accounts.next += 1;
@@ -124,7 +124,7 @@ impl Budget {
     }
 
     /// Closes the oldest connection without a request, because no place is left for another.
-    pub fn make_connection_room(&self) {
+    pub(crate) fn make_connection_room(&self) {
         let accounts = self.accounts();
         let all: Vec<_> = accounts.open.values().filter_map(Weak::upgrade).collect();
         drop(accounts);
@@ -184,7 +184,7 @@ impl Budget {
     }
 
     /// Counts a refused or closed piece of work, and logs it now and then.
-    pub fn note(&self, reason: usize) {
+    pub(crate) fn note(&self, reason: usize) {
         self.log.note(reason, self.max);
     }
 }
@@ -195,7 +195,7 @@ impl Account {
     /// # Panics
     ///
     /// If the connection has a task already.
-    pub fn served_by(&self, task: AbortHandle) {
+    pub(crate) fn served_by(&self, task: AbortHandle) {
         self.task
             .set(task)
             .expect("a connection is served by one task");
@@ -204,22 +204,22 @@ impl Account {
     }
 
     /// The budget that the account belongs to.
-    pub fn budget(&self) -> &Budget {
+    pub(crate) fn budget(&self) -> &Budget {
         &self.budget
     }
 
     /// Records that a request has arrived.
-    pub fn use_it(&self) {
+    pub(crate) fn use_it(&self) {
         self.is_used.store(true, Relaxed);
     }
 
     /// Whether a request has arrived.
-    pub fn is_used(&self) -> bool {
+    pub(crate) fn is_used(&self) -> bool {
         self.is_used.load(Relaxed)
     }
 
     /// Closes the connection, because it holds too much.
-    pub fn end(&self) {
+    pub(crate) fn end(&self) {
         self.end_as(CutOff::CONNECTION_NO_ROOM);
     }
 
@@ -230,7 +230,7 @@ impl Account {
     }
 
     /// Closes the connection, and returns whether it was open. Does not count why.
-    pub fn close(&self) -> bool {
+    pub(crate) fn close(&self) -> bool {
         let was_open = !self.is_over.swap(true, AcqRel);
         self.abort_if_over();
         was_open
@@ -290,7 +290,7 @@ impl Account {
     }
 
     /// Charges `bytes` until all pending output has been sent.
-    pub fn hold_until_flushed(&self, bytes: usize) {
+    pub(crate) fn hold_until_flushed(&self, bytes: usize) {
         self.until_flushed.fetch_add(bytes, Relaxed);
         if self.take(bytes).is_err() {
             self.end();
@@ -298,7 +298,7 @@ impl Account {
     }
 
     /// Called when all pending output has been sent.
-    pub fn flushed(&self) {
+    pub(crate) fn flushed(&self) {
         if self.until_flushed.load(Relaxed) > 0 {
             self.give_back(self.until_flushed.swap(0, Relaxed));
         }

@@ -24,12 +24,12 @@ use crate::{
     store::contract::{Deadline, Store, StoreError},
 };
 
-pub mod codec;
+pub(crate) mod codec;
 pub mod fast_path;
-pub mod json;
+pub(crate) mod json;
 pub mod proto;
 mod timeout;
-pub mod unary;
+pub(crate) mod unary;
 pub mod wire;
 
 use proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};

@@ -10,7 +10,7 @@ use super::values::{number, some_time};
 /// Bounds on requests and connections.
 #[derive(Clone, Copy, Debug, Args)]
 #[command(next_help_heading = "Bounds on requests")]
-pub struct Bounds {
+pub(crate) struct Bounds {
     /// Largest message in bytes: four times the headers that Envoy accepts by default
     #[arg(
         long,

@@ -26,11 +26,11 @@ use super::values::{duration, entries};
 )]
 pub struct Cli {
     #[command(subcommand)]
-    pub command: Command,
+    pub(crate) command: Command,
 }
 
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub(crate) enum Command {
     /// Serve Envoy's ShouldRateLimit calls (the default command)
     Serve(Box<Settings>),
     /// Check rule files: reports every problem, each with file, line, column and rule
@@ -59,7 +59,7 @@ impl Cli {
 
 impl Settings {
     /// The settings of a process without any flag.
-    pub fn from_environment() -> Self {
+    pub(crate) fn from_environment() -> Self {
         match Cli::parse_from(["tollgate", "serve"]).command {
             Command::Serve(settings) => *settings,
             _ => unreachable!("that is what was asked for"),
@@ -109,7 +109,7 @@ fn with_command(mut arguments: Vec<OsString>) -> Vec<OsString> {
 }
 
 #[derive(Debug, Args)]
-pub struct Check {
+pub(crate) struct Check {
     /// Rule files, or folders of them
     #[arg(required = true, value_name = "DIR|FILE")]
     pub paths: Vec<PathBuf>,
@@ -151,7 +151,7 @@ pub struct Check {
 #[command(
     after_help = "Exit code: 0 without findings, 1 with findings, 2 if the file cannot be read."
 )]
-pub struct LintEnvoy {
+pub(crate) struct LintEnvoy {
     /// A bootstrap in YAML or JSON, the output of Envoy's /config_dump, or Istio's EnvoyFilters; - is standard input
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
@@ -180,7 +180,7 @@ pub struct LintEnvoy {
 }
 
 #[derive(Debug, Args)]
-pub struct Ask {
+pub(crate) struct Ask {
     /// Address of the server: http://HOST:PORT, https://HOST:PORT or unix:///PATH
     #[arg(long, default_value = "http://127.0.0.1:8081", value_name = "URL")]
     pub server: String,

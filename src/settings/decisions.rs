@@ -8,7 +8,7 @@ use super::values::header_name;
 /// How requests are answered, whatever their rules say.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Decisions")]
-pub struct Decisions {
+pub(crate) struct Decisions {
     /// Count and report as usual, but answer OK to every request
     #[arg(long, env = "SHADOW_MODE", boolean = false)]
     pub shadow_mode: bool,

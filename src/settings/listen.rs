@@ -13,7 +13,7 @@ use super::values::{duration, file_mode, file_path, some_time};
 /// Addresses of the ports, and how long connections may be silent or live.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Listeners")]
-pub struct Listen {
+pub(crate) struct Listen {
     /// Serve gRPC on this Unix socket instead of a port
     #[arg(long, env = "GRPC_UDS", value_parser = file_path, value_name = "PATH")]
     pub grpc_uds: Option<PathBuf>,
@@ -95,7 +95,7 @@ pub struct Listen {
 
 impl Listen {
     /// The socket to serve gRPC on, if there is one.
-    pub fn grpc_socket(&self) -> Option<&Path> {
+    pub(crate) fn grpc_socket(&self) -> Option<&Path> {
         let path = self.grpc_uds.as_deref();
         path.filter(|path| !path.as_os_str().is_empty())
     }

@@ -12,7 +12,7 @@ use crate::core::limit;
 
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "While Redis does not answer")]
-pub struct StoreLoss {
+pub(crate) struct StoreLoss {
     /// Answer of rules that set no on_store_loss themselves: `error` leaves it to Envoy's failure_mode_deny, `local`
     /// counts this replica's share of each limit in memory
     #[arg(
@@ -43,7 +43,7 @@ pub struct StoreLoss {
 /// Counting locally needs one of these.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "While Redis does not answer")]
-pub struct ReplicaSettings {
+pub(crate) struct ReplicaSettings {
     /// Number of replicas that share the limits, for counting locally; 0 detects those that use this Redis with the
     /// same --key-prefix, by a counter in Redis that each replica updates every ten seconds
     #[arg(long, env = "TOLLGATE_REPLICAS", default_value_t = 0, value_name = "N")]
@@ -65,23 +65,23 @@ pub struct ReplicaSettings {
 
 impl ReplicaSettings {
     /// The configured number.
-    pub fn fixed(&self) -> Option<NonZeroU32> {
+    pub(crate) fn fixed(&self) -> Option<NonZeroU32> {
         NonZeroU32::new(self.replicas)
     }
 
     /// The number to assume until it is detected.
-    pub fn until_known(&self) -> Option<NonZeroU32> {
+    pub(crate) fn until_known(&self) -> Option<NonZeroU32> {
         self.replicas_until_known.and_then(NonZeroU32::new)
     }
 
     /// The file that keeps the number, if it has to be detected.
-    pub fn state_file(&self) -> Option<&Path> {
+    pub(crate) fn state_file(&self) -> Option<&Path> {
         let path = self.state_file.as_deref();
         path.filter(|path| self.replicas == 0 && !path.as_os_str().is_empty())
     }
 
     /// Whether rules can count locally.
-    pub fn are_known(&self) -> bool {
+    pub(crate) fn are_known(&self) -> bool {
         self.fixed().is_some() || self.until_known().is_some() || self.state_file().is_some()
     }
 }

@@ -10,7 +10,7 @@ use super::values::{duration, number};
 /// Threads, drain and log.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Process")]
-pub struct Process {
+pub(crate) struct Process {
     /// Worker threads, each with its own runtime; 0 means one per core
     #[arg(long, env = "TOLLGATE_WORKERS", default_value_t = 0, value_parser = number(0..=1024), value_name = "N")]
     pub workers: usize,
@@ -47,7 +47,7 @@ pub struct Process {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogLevel {
+pub(crate) enum LogLevel {
     /// Also the reference's `panic` and `fatal`, which tollgate does not distinguish
     #[value(aliases = ["panic", "fatal"])]
     Error,
@@ -59,7 +59,7 @@ pub enum LogLevel {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
+pub(crate) enum LogFormat {
     Text,
     Json,
 }

@@ -15,7 +15,7 @@ use crate::{core::counter, store::redis};
 /// The Redis that holds the counters, and how it is used.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Redis")]
-pub struct Redis {
+pub(crate) struct Redis {
     /// Count in this Redis instead of in memory: redis://user:password@host:port/database, of which only host and
     /// port are required, host:port, or a socket path. Several host:port separated by commas are nodes of a cluster;
     /// redis+sentinel://sentinel:port,sentinel:port/master is the master that those sentinels report. rediss:// and
@@ -201,7 +201,7 @@ const LOST_AFTER: Duration = Duration::from_millis(200);
 
 impl Redis {
     /// How to use Redis.
-    pub fn options(&self) -> redis::options::Options {
+    pub(crate) fn options(&self) -> redis::options::Options {
         let longest = LOST_AFTER.max(self.redis_timeout);
         redis::options::Options {
             key_prefix: self.key_prefix.clone(),
@@ -215,7 +215,7 @@ impl Redis {
     }
 
     /// The address of Redis, or `None` to count in memory, which holds only if no flag names a backend.
-    pub fn address(&self) -> Option<redis::address::Address> {
+    pub(crate) fn address(&self) -> Option<redis::address::Address> {
         let auth = secret(&self.redis_auth, &self.redis_auth_file);
         let is_asked_for = self.backend.is_some()
             || self.redis_socket_type.is_some()

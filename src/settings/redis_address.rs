@@ -32,7 +32,7 @@ pub(super) fn with_socket_type(url: &str, socket_type: Option<SocketType>) -> St
 
 /// The only backend with a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BackendFlag {
+pub(crate) enum BackendFlag {
     Redis,
 }
 
@@ -48,7 +48,7 @@ pub(super) fn backend(text: &str) -> Result<BackendFlag, String> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum SocketType {
+pub(crate) enum SocketType {
     Tcp,
     Unix,
 }

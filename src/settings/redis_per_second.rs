@@ -13,7 +13,7 @@ use crate::store::redis;
 /// A second Redis, for limits per second. Deadline, connections, prefix and jitter are those of the first.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "A second Redis for limits per second")]
-pub struct RedisPerSecond {
+pub(crate) struct RedisPerSecond {
     /// Count limits per second in a second Redis
     #[arg(long, env = "REDIS_PERSECOND", boolean = false)]
     pub redis_per_second: bool,
@@ -107,7 +107,7 @@ pub struct RedisPerSecond {
 
 impl RedisPerSecond {
     /// The address of the second Redis, if there is one.
-    pub fn address(&self, tls: &RedisTls) -> Option<redis::address::Address> {
+    pub(crate) fn address(&self, tls: &RedisTls) -> Option<redis::address::Address> {
         let url = file(&self.redis_per_second_url_file).unwrap_or_else(|| {
             redis::address::Secret::Text(with_socket_type(
                 &self.redis_per_second_url,

@@ -10,7 +10,7 @@ use crate::net::tls::client::ClientTls;
 
 /// Certificates for TLS to both Redis.
 #[derive(Clone, Debug, Args)]
-pub struct RedisTls {
+pub(crate) struct RedisTls {
     /// Certificate authority of Redis, trusted instead of the public ones
     #[arg(long, env = "REDIS_TLS_CACERT", value_parser = file_path, value_name = "FILE")]
     pub redis_tls_ca: Option<PathBuf>,

@@ -200,7 +200,7 @@ pub const VARIABLES: [(&str, Treatment); 114] = [
 ];
 
 /// A line for each variable of `environment` that has no effect, given where the rules come from.
-pub fn notes(
+pub(crate) fn notes(
     environment: impl Iterator<Item = (OsString, OsString)>,
     rules: ConfigType,
 ) -> Vec<String> {

@@ -10,7 +10,7 @@ use super::values::file_path;
 /// The reference's folder of rules. Every file in it counts, whatever its name.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Rules where envoyproxy/ratelimit keeps them")]
-pub struct RuntimeSettings {
+pub(crate) struct RuntimeSettings {
     /// Upper part of the folder; without --config-dir, this flag or the next one switches from tollgate's own way of
     /// finding rule files to the reference's [default: /srv/runtime_data/current]
     #[arg(long, env = "RUNTIME_ROOT", value_parser = file_path, value_name = "DIR")]

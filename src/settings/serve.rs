@@ -23,7 +23,7 @@ use crate::config::{self, source::Source};
 /// All settings of `serve`. Each flag has an environment variable, with envoyproxy/ratelimit's name where there is
 /// one.
 #[derive(Clone, Debug, Args)]
-pub struct Settings {
+pub(crate) struct Settings {
     /// Folder of rule files (.yaml, .yml, .json, sub-folders included); watched for changes [default: config, or the
     /// folder that --runtime-root names]
     #[arg(long, env = "TOLLGATE_CONFIG_DIR", value_parser = file_path, value_name = "DIR")]
@@ -98,18 +98,18 @@ pub struct Settings {
 
 impl Settings {
     /// Notes for the log on variables of the reference that are set and have no effect.
-    pub fn reference_notes(&self) -> Vec<String> {
+    pub(crate) fn reference_notes(&self) -> Vec<String> {
         super::reference::notes(std::env::vars_os(), self.xds.config_type)
     }
 
     /// Whether no rule can count locally because the number of replicas is unknown. With counters in memory no rule
     /// needs it.
-    pub fn lacks_replicas(&self) -> bool {
+    pub(crate) fn lacks_replicas(&self) -> bool {
         self.redis.address().is_some() && !self.loss.replicas.are_known()
     }
 
     /// Where the rules are, if they come from files.
-    pub fn source(&self) -> Source {
+    pub(crate) fn source(&self) -> Source {
         let runtime = &self.runtime;
         let is_runtime = runtime.runtime_root.is_some() || runtime.runtime_subdirectory.is_some();
         match &self.config_dir {

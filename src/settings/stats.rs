@@ -13,7 +13,7 @@ use crate::observe::metrics::{
 
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Statistics")]
-pub struct Stats {
+pub(crate) struct Stats {
     /// Send statistics to a statsd collector
     #[arg(long, env = "USE_STATSD", boolean = false)]
     pub statsd: bool,
@@ -110,7 +110,7 @@ impl Stats {
     /// # Errors
     ///
     /// If the variables of a mogrifier do not make a valid rule.
-    pub fn sinks(&self) -> Result<Vec<statsd::Options>, MogrifierError> {
+    pub(crate) fn sinks(&self) -> Result<Vec<statsd::Options>, MogrifierError> {
         let mut sinks = Vec::new();
         let sink = |transport, dialect| statsd::Options {
             host: self.statsd_host.clone(),
@@ -166,7 +166,7 @@ fn mogrifier(name: &str) -> Result<Mogrifier, MogrifierError> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum StatsdProtocol {
+pub(crate) enum StatsdProtocol {
     Tcp,
     Udp,
 }

@@ -9,7 +9,7 @@ use super::values::file_path;
 
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "TLS on the gRPC port")]
-pub struct TlsSettings {
+pub(crate) struct TlsSettings {
     /// Require TLS 1.2 or 1.3 on the gRPC port; a Unix socket never has TLS
     #[arg(long, env = "GRPC_SERVER_USE_TLS", boolean = false)]
     pub grpc_tls: bool,
@@ -34,19 +34,19 @@ pub struct TlsSettings {
 }
 
 impl TlsSettings {
-    pub fn certificate(&self) -> Option<&Path> {
+    pub(crate) fn certificate(&self) -> Option<&Path> {
         given(self.grpc_tls_cert.as_deref())
     }
 
-    pub fn key(&self) -> Option<&Path> {
+    pub(crate) fn key(&self) -> Option<&Path> {
         given(self.grpc_tls_key.as_deref())
     }
 
-    pub fn client_ca(&self) -> Option<&Path> {
+    pub(crate) fn client_ca(&self) -> Option<&Path> {
         given(self.grpc_client_ca.as_deref())
     }
 
-    pub fn client_san(&self) -> Option<&str> {
+    pub(crate) fn client_san(&self) -> Option<&str> {
         self.grpc_client_san
             .as_deref()
             .filter(|name| !name.is_empty())

@@ -14,7 +14,7 @@ use crate::{
 
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Traces")]
-pub struct Traces {
+pub(crate) struct Traces {
     /// Send spans of each sampled call to an OpenTelemetry collector
     #[arg(long, env = "TRACING_ENABLED", boolean = false)]
     pub tracing: bool,
@@ -151,7 +151,7 @@ fn protocol(text: &str) -> Result<export::Protocol, String> {
 
 /// Why spans cannot be sent.
 #[derive(Debug, thiserror::Error)]
-pub enum TracesError {
+pub(crate) enum TracesError {
     #[error("spans cannot be sent to `{0}`")]
     Endpoint(String, #[source] DialError),
     #[error("OTEL_EXPORTER_OTLP_HEADERS (--otlp-headers) is not NAME=VALUE, separated by commas")]
@@ -164,7 +164,7 @@ pub enum TracesError {
 
 impl Traces {
     /// Sampling and the bound on waiting spans.
-    pub fn sampling(&self) -> traces::Options {
+    pub(crate) fn sampling(&self) -> traces::Options {
         traces::Options {
             sampling_rate: self.tracing_sampling_rate,
             max_queue: self.otel_max_queue,
@@ -176,7 +176,10 @@ impl Traces {
     /// # Errors
     ///
     /// If an address, a file or a list is not valid.
-    pub fn export(&self, random_id: impl Fn() -> String) -> Result<export::Options, TracesError> {
+    pub(crate) fn export(
+        &self,
+        random_id: impl Fn() -> String,
+    ) -> Result<export::Options, TracesError> {
         let (server, path) = self.target();
         let dial = self.dial(&server);
         Ok(export::Options {

@@ -39,7 +39,7 @@ impl fmt::Debug for Hidden {
 
 /// The keys and values of one descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entries(pub Vec<(String, String)>);
+pub(crate) struct Entries(pub Vec<(String, String)>);
 
 pub(super) fn entries(text: &str) -> Result<Entries, String> {
     let mut entries = vec![(String::new(), None::<String>)];

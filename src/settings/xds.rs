@@ -13,7 +13,7 @@ use crate::{
 
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Rules from a control plane (xDS)")]
-pub struct Xds {
+pub(crate) struct Xds {
     /// Source of the rules: files, or a control plane that pushes them
     #[arg(
         long,
@@ -146,7 +146,7 @@ pub struct Xds {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ConfigType {
+pub(crate) enum ConfigType {
     /// Files, in the folder that the other flags name
     #[value(name = "FILE")]
     File,
@@ -156,14 +156,14 @@ pub enum ConfigType {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum EmptyPush {
+pub(crate) enum EmptyPush {
     Allow,
     Keep,
 }
 
 impl Xds {
     /// How to get rules from the control plane; `None` if they come from files.
-    pub fn options(&self) -> Option<xds::Options> {
+    pub(crate) fn options(&self) -> Option<xds::Options> {
         if self.config_type == ConfigType::File {
             return None;
         }

@@ -16,7 +16,7 @@ use super::{
 
 /// The store that the settings chose.
 #[derive(Clone, Debug)]
-pub enum AnyStore {
+pub(crate) enum AnyStore {
     Memory(Arc<MemoryStore>),
     Redis(Arc<OverLimitCache<PerSecond<OnLoss<RedisStore>>>>),
 }
@@ -52,7 +52,7 @@ impl Store for AnyStore {
 
 impl AnyStore {
     /// The store once more, if it never waits. Ask for it at start and not for each request.
-    pub fn immediate(&self) -> Option<Arc<dyn ImmediateStore>> {
+    pub(crate) fn immediate(&self) -> Option<Arc<dyn ImmediateStore>> {
         match self {
             Self::Memory(store) => Some(store.clone()),
             Self::Redis(_) => None,

@@ -29,13 +29,13 @@ mod stats;
 mod tests;
 
 use recent::{SeenCount, SharedRecent, lock};
-pub use reconcile::Reconciler;
-pub use state::{Loss, Options};
-pub use stats::LossStats;
+pub(crate) use reconcile::Reconciler;
+pub(crate) use state::{Loss, Options};
+pub(crate) use stats::LossStats;
 
 /// A store around a store, one for each worker. The local counts belong to the whole process.
 #[derive(Debug)]
-pub struct OnLoss<S> {
+pub(crate) struct OnLoss<S> {
     store: S,
     loss: Arc<Loss>,
     /// The last counts that this worker saw.
@@ -43,7 +43,7 @@ pub struct OnLoss<S> {
 }
 
 impl<S> OnLoss<S> {
-    pub fn new(store: S, loss: Arc<Loss>) -> Self {
+    pub(crate) fn new(store: S, loss: Arc<Loss>) -> Self {
         let seen = loss.table();
         Self { store, loss, seen }
     }

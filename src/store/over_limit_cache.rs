@@ -42,12 +42,12 @@ mod stats;
 mod tests;
 
 use entry::{OverEntries, OverEntry, is_repeated};
+pub(crate) use stats::CacheStats;
 use stats::WorkerCacheStats;
-pub use stats::{CacheStats, Totals};
 
 /// A store around a store, one for each worker.
 #[derive(Debug)]
-pub struct OverLimitCache<S> {
+pub(crate) struct OverLimitCache<S> {
     store: S,
     /// `None` if the cache is turned off.
     known: Option<Arc<WorkerCache>>,
@@ -57,7 +57,7 @@ pub struct OverLimitCache<S> {
 
 /// The caches of all workers.
 #[derive(Debug, Default)]
-pub struct Caches {
+pub(crate) struct Caches {
     all: Mutex<Vec<Arc<WorkerCache>>>,
     /// How many requests with hits given back the store has answered.
     given_back: AtomicU64,
@@ -73,7 +73,12 @@ struct WorkerCache {
 
 impl<S> OverLimitCache<S> {
     /// A cache of `max_bytes` at most; 0 turns it off.
-    pub fn new(store: S, max_bytes: usize, caches: &Arc<Caches>, stats: &CacheStats) -> Self {
+    pub(crate) fn new(
+        store: S,
+        max_bytes: usize,
+        caches: &Arc<Caches>,
+        stats: &CacheStats,
+    ) -> Self {
         let known = (max_bytes > 0).then(|| {
             let known = Arc::new(WorkerCache {
                 entries: Mutex::new(OverEntries::new(max_bytes)),

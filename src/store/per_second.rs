@@ -13,7 +13,7 @@ use crate::core::{
 /// Two stores as one. Both are asked at the same time, unless one is not well; an error of either is an
 /// error. `split.rs` describes which hits are counted then.
 #[derive(Debug)]
-pub struct PerSecond<S> {
+pub(crate) struct PerSecond<S> {
     pub store: S,
     /// For limits whose unit is the second; if `None`, `store` counts them too.
     pub per_second: Option<S>,

@@ -24,11 +24,11 @@ use crate::{
     foundation::causes::chain,
 };
 
-pub mod number;
+pub(crate) mod number;
 mod state;
 
 use number::ReplicaCount;
-pub use state::{StateError, StateFile};
+pub(crate) use state::StateFile;
 
 /// The length of a window in seconds: a replica that left is counted for up to two of them.
 const WINDOW_SECS: NonZeroU32 = NonZeroU32::new(10).expect("10 is not 0");
@@ -38,7 +38,7 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// Counts the replicas, once for the process.
 #[derive(Debug)]
-pub struct Replicas<S> {
+pub(crate) struct Replicas<S> {
     store: S,
     number: Arc<ReplicaCount>,
     stats: Arc<LossStats>,
@@ -59,7 +59,7 @@ pub struct Replicas<S> {
 impl<S: Store> Replicas<S> {
     /// Keeps the replicas that it counts in `store` in `number` and shows them in `stats`; writes every
     /// change to `state`.
-    pub fn new(
+    pub(crate) fn new(
         store: S,
         number: Arc<ReplicaCount>,
         stats: Arc<LossStats>,
@@ -84,7 +84,7 @@ impl<S: Store> Replicas<S> {
 
     /// Runs as long as the process. `now` reads the clock for windows. It counts nothing while
     /// `is_needed` returns `false`.
-    pub async fn run(
+    pub(crate) async fn run(
         mut self,
         now: impl Fn() -> Timestamp,
         mut is_needed: impl FnMut() -> bool,

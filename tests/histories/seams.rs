@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use ::tollgate::service::grpc::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use ::tollgate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use tokio::{task::JoinSet, time::sleep};
 
 use crate::it::support::{

@@ -8,11 +8,9 @@ use proptest::{
     test_runner::{Config, TestRunner},
 };
 use tokio::task::JoinSet;
-use tollgate::core::{
-    counter::{Batch, Charge, CounterState, DescriptorHits, Identity},
-    limit::{Algorithm, Limit},
-    request::{Entry, Hits},
-    window::{Period, Timestamp, Unit},
+use tollgate::{
+    Algorithm, Batch, Charge, CounterState, DescriptorHits, Entry, Hits, Identity, Limit, Period,
+    Timestamp, Unit,
 };
 
 use crate::{

@@ -7,24 +7,13 @@ use hyper::HeaderMap;
 use prost::{Message as _, bytes::Bytes};
 use tempfile::TempDir;
 use tollgate::{
-    config::{files::Files, options::Options, source::Source},
-    core::limit::{Modes, NearRatio},
-    observe::{metrics::Metrics, traces::Tracer},
-    service::{
-        grpc::{
-            RequestClock, Service,
-            proto::envoy::{
-                extensions::common::ratelimit::v3::{
-                    RateLimitDescriptor, rate_limit_descriptor::Entry,
-                },
-                service::ratelimit::v3::RateLimitRequest,
-            },
-            unary::UnaryMethod as _,
-            wire::{Extras, RequestBounds},
-        },
-        limiter::{Limiter, Rules},
+    Limiter, MemoryStore, Metrics, Modes, NearRatio, RequestClock, RuleFiles, RuleOptions,
+    RuleSource, Rules, Service, Tracer, UnaryMethod as _,
+    proto::envoy::{
+        extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
+        service::ratelimit::v3::RateLimitRequest,
     },
-    store::memory::MemoryStore,
+    wire::{Extras, RequestBounds},
 };
 
 const WINDOWS: &str =
@@ -35,7 +24,7 @@ pub(crate) fn service(max_counters: usize) -> Service<Arc<MemoryStore>> {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("rules.yaml");
     fs::write(&file, WINDOWS).unwrap();
-    let loaded = Files::read(&Source::Paths(vec![file])).compile(Options::default());
+    let loaded = RuleFiles::read(&RuleSource::Paths(vec![file])).compile(RuleOptions::default());
     let metrics = Arc::new(Metrics::new(NearRatio::default(), 10));
     let rules = Rules::default();
     rules.swap(loaded.unwrap().matcher, &metrics);

@@ -2,7 +2,7 @@
 
 use std::{fs, net::SocketAddr, process::Command};
 
-use ::tollgate::service::grpc::proto::envoy::{
+use ::tollgate::proto::envoy::{
     extensions::common::ratelimit::v3::{
         RateLimitDescriptor, rate_limit_descriptor::RateLimitOverride,
     },

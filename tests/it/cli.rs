@@ -10,7 +10,7 @@ use std::{
     process::{Command, Output},
 };
 
-use ::tollgate::settings::{command_line::Cli, values::Hidden};
+use ::tollgate::{Cli, Hidden};
 use clap::{Arg, CommandFactory as _};
 use tempfile::TempDir;
 

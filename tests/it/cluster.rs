@@ -75,7 +75,7 @@ fn key(value: &str) -> String {
 }
 
 fn tollgate_now() -> u64 {
-    ::tollgate::service::grpc::now().secs()
+    ::tollgate::now().secs()
 }
 
 /// The hits counted for all values, on all nodes.

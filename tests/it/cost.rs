@@ -4,11 +4,11 @@
 use std::{env, process::Command};
 
 use tollgate::{
-    service::grpc::proto::envoy::{
+    Deadline,
+    proto::envoy::{
         extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride,
         service::ratelimit::v3::RateLimitRequest,
     },
-    store::contract::Deadline,
 };
 
 use crate::{

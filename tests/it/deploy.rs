@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ::tollgate::service::grpc::now;
+use ::tollgate::now;
 use serde_json::Value;
 use tempfile::TempDir;
 

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use ::tollgate::service::grpc::now;
+use ::tollgate::now;
 
 use crate::support::{
     PATIENCE,
@@ -269,7 +269,7 @@ async fn a_rolling_swap_goes_on_counting_where_the_reference_is() {
         .map(|(_, _, entries)| descriptor(entries))
         .collect();
     let remaining =
-        |reply: &::tollgate::service::grpc::proto::envoy::service::ratelimit::v3::RateLimitResponse| {
+        |reply: &::tollgate::proto::envoy::service::ratelimit::v3::RateLimitResponse| {
             let statuses = reply.statuses.iter();
             statuses
                 .map(|status| status.limit_remaining)

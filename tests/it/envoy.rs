@@ -5,7 +5,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-use ::tollgate::service::grpc::now;
+use ::tollgate::now;
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 

@@ -1,9 +1,7 @@
 //! As the rate limit service of Envoy Gateway: configured by its variables alone, with rules pushed over mutual TLS,
 //! and called by an Envoy with its settings.
 
-use ::tollgate::config::message::proto::{
-    RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit,
-};
+use ::tollgate::rls_conf::{RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit};
 
 use crate::support::{
     ads::{Ads, snapshot},

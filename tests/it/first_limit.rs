@@ -9,7 +9,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use ::tollgate::service::grpc::now;
+use ::tollgate::now;
 use tempfile::TempDir;
 
 use crate::support::{Process, finish, free_port, wait_until};

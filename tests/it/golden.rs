@@ -36,7 +36,7 @@ use std::{
     time::Duration,
 };
 
-use ::tollgate::service::grpc::{
+use ::tollgate::{
     now,
     proto::envoy::{
         extensions::common::ratelimit::v3::{

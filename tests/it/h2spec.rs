@@ -11,7 +11,7 @@ use std::{
     net::{SocketAddr, TcpStream},
 };
 
-use ::tollgate::service::grpc::proto::envoy::service::ratelimit::v3::{
+use ::tollgate::proto::envoy::service::ratelimit::v3::{
     RateLimitRequest, RateLimitResponse,
     rate_limit_response::Code,
     rate_limit_service_server::{RateLimitService, RateLimitServiceServer},

@@ -7,9 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ::tollgate::service::grpc::{
-    now, proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor,
-};
+use ::tollgate::{now, proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor};
 use tokio::task::JoinSet;
 
 use crate::support::{

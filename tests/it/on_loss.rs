@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use ::tollgate::service::grpc::proto::envoy::service::ratelimit::v3::{
+use ::tollgate::proto::envoy::service::ratelimit::v3::{
     RateLimitResponse, rate_limit_response::Code,
 };
 use tempfile::TempDir;
@@ -380,7 +380,7 @@ async fn the_answer_of_a_setting_is_that_of_rules_that_do_not_say() {
     // A limit in the request has no rule.
     let mut own = request("d", vec![descriptor(&[("other", "v")])]);
     own.descriptors[0].limit = Some(
-        ::tollgate::service::grpc::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride {
+        ::tollgate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride {
             requests_per_unit: 1,
             unit: 4,
             unit_multiplier: None,

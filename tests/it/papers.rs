@@ -4,10 +4,7 @@
 use std::{fmt::Write as _, fs, path::Path};
 
 use clap::CommandFactory as _;
-use tollgate::settings::{
-    command_line::Cli,
-    reference::{Treatment, VARIABLES},
-};
+use tollgate::{Cli, Treatment, VARIABLES};
 
 #[track_caller]
 fn check(page: &str, expected: &str) {

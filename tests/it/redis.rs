@@ -10,7 +10,7 @@ use std::{
     },
 };
 
-use ::tollgate::service::grpc::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use ::tollgate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use tokio::task::JoinSet;
 use tonic::{Code, Status};
 
@@ -108,7 +108,7 @@ descriptors:
         let period: i64 = period.parse().unwrap();
         let number: i64 = number.parse().unwrap();
         let left = redis.number(&["TTL", &key]);
-        let now = i64::try_from(::tollgate::service::grpc::now().secs()).unwrap();
+        let now = i64::try_from(::tollgate::now().secs()).unwrap();
         let expected = ((number + 1) * period - now).min(HUNDRED_YEARS);
         // -2 means that the key expired after the listing; a key close to its expiry may do so.
         let is_gone = left == -2 && expected <= 0;

@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ::tollgate::service::grpc::proto::envoy::{
+use ::tollgate::proto::envoy::{
     extensions::common::ratelimit::v3::RateLimitDescriptor,
     service::ratelimit::v3::RateLimitResponse,
 };

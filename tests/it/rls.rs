@@ -2,7 +2,7 @@
 //!
 //! Limits are for 10,000 years where the length of the window does not matter, so that no test meets its end.
 
-use ::tollgate::service::grpc::proto::envoy::{
+use ::tollgate::proto::envoy::{
     extensions::common::ratelimit::v3::{
         RateLimitDescriptor,
         rate_limit_descriptor::{Entry, RateLimitOverride},
@@ -823,7 +823,7 @@ async fn the_reset_is_the_time_that_is_left_of_the_window() {
     let server = with("  - {key: k, rate_limits: [9/year]}").start();
     let mut client = connect(server.grpc).await;
     let year = u64::try_from(secs(Unit::Year)).unwrap();
-    let left = || year - ::tollgate::service::grpc::now().secs() % year;
+    let left = || year - ::tollgate::now().secs() % year;
     let before = left();
     let response = send(&mut client, ask(&["k=v"])).await.unwrap();
     let after = left();

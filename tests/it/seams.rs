@@ -1,7 +1,7 @@
 //! Cases with one counter in two places, and with one request on two stores: the over-limit cache of each worker, a
 //! Redis for limits per second, the slots of a cluster.
 
-use ::tollgate::service::grpc::proto::envoy::{
+use ::tollgate::proto::envoy::{
     extensions::common::ratelimit::v3::RateLimitDescriptor,
     service::ratelimit::v3::{RateLimitResponse, rate_limit_response::Code},
 };

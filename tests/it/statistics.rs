@@ -330,7 +330,7 @@ async fn an_override_is_called_by_its_entries() {
     let mut client = connect(server.grpc).await;
     let mut with_limit = descriptor(&[("a", "v"), ("b", "")]);
     with_limit.limit = Some(
-        ::tollgate::service::grpc::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride {
+        ::tollgate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride {
             requests_per_unit: 5,
             unit: 6,
             unit_multiplier: None,

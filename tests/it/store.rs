@@ -12,24 +12,9 @@ use proptest::{
 };
 use tokio::task::JoinSet;
 use tollgate::{
-    core::{
-        counter::{Batch, Charge, CounterState, DescriptorHits, Identity},
-        limit::Limit,
-        request::{Entry, Hits},
-        window::{Period, Timestamp, Unit},
-    },
-    net::tls::client::ClientTls,
-    store::{
-        contract::Store as _,
-        memory::MemoryStore,
-        redis::{
-            address::{Address, Secret},
-            options::{Options, TimeSource},
-            servers::Servers,
-            store::RedisStore,
-            topology::TopologyWatcher,
-        },
-    },
+    Address, Batch, Charge, ClientTls, CounterState, DescriptorHits, Entry, Hits, Identity, Limit,
+    MemoryStore, Period, RedisOptions, RedisStore, Secret, Servers, Store as _, TimeSource,
+    Timestamp, TopologyWatcher, Unit,
 };
 
 use crate::support::{cluster::Cluster, redis::Redis};
@@ -114,7 +99,7 @@ impl Backend {
 /// A handle for the Redis at `url`; its tasks run in `beside`.
 async fn connect(url: String, beside: &mut JoinSet<Infallible>) -> Handle {
     let patience = Duration::from_secs(10);
-    let options = Options {
+    let options = RedisOptions {
         key_prefix: String::new(),
         deadline: patience,
         lose_after: patience,
@@ -132,7 +117,7 @@ async fn connect(url: String, beside: &mut JoinSet<Infallible>) -> Handle {
         is_tls: false,
         tls: ClientTls::default(),
     };
-    let servers = Servers::new(&address, Arc::default(), tollgate::service::grpc::now).unwrap();
+    let servers = Servers::new(&address, Arc::default(), tollgate::now).unwrap();
     let (store, batchers) = RedisStore::new(&servers, &options);
     beside.spawn(TopologyWatcher::new(servers.clone(), &options).run());
     beside.spawn(batchers.run());

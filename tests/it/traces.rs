@@ -175,7 +175,7 @@ async fn a_call_becomes_two_spans_in_the_trace_of_its_caller() {
 }
 
 fn tollgate_now() -> u64 {
-    ::tollgate::service::grpc::now().secs()
+    ::tollgate::now().secs()
 }
 
 #[tokio::test]

@@ -14,11 +14,9 @@ use std::{
 };
 
 use ::tollgate::{
-    config::message::{
-        TYPE_URL,
-        proto::{RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit},
-    },
-    service::grpc::proto::envoy::service::discovery::v3::DiscoveryResponse,
+    TYPE_URL,
+    proto::envoy::service::discovery::v3::DiscoveryResponse,
+    rls_conf::{RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit},
 };
 use nix::{
     sys::signal::{Signal, kill},

@@ -7,7 +7,7 @@ use crate::config::position::Position;
 
 /// How much a trap does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Severity {
+pub(crate) enum Severity {
     /// Nothing is limited there, or every request is refused.
     Error,
     /// Limits apply, but not always or not as the text suggests.
@@ -18,7 +18,7 @@ pub enum Severity {
 
 /// A trap at one place, and how to avoid it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Finding {
+pub(crate) struct Finding {
     /// `None` for JSON, which is read without positions.
     pub position: Option<Position>,
     /// The path in the file, such as `static_resources.clusters[0]`.

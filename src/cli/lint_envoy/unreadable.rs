@@ -4,7 +4,7 @@ use crate::config::position::Position;
 
 /// Why a file cannot be checked.
 #[derive(Debug, thiserror::Error)]
-pub enum Unreadable {
+pub(crate) enum Unreadable {
     #[error("{}{text}", at(*position))]
     Syntax {
         position: Option<Position>,
@@ -16,7 +16,7 @@ pub enum Unreadable {
 
 impl Unreadable {
     /// Where reading ended, if known. The message begins with it.
-    pub fn position(&self) -> Option<Position> {
+    pub(crate) fn position(&self) -> Option<Position> {
         match self {
             Self::Syntax { position, .. } => *position,
             Self::NoEnvoy => None,

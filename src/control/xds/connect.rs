@@ -26,7 +26,7 @@ const DEFAULT_PORT: u16 = 443;
 
 /// TLS to a control plane.
 #[derive(Clone, Debug, Default)]
-pub struct ControlPlaneTls {
+pub(crate) struct ControlPlaneTls {
     pub certificate: Option<PathBuf>,
     pub key: Option<PathBuf>,
     /// Trusted instead of the public authorities.

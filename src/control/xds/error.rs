@@ -4,7 +4,7 @@ use crate::net::tls::TlsError;
 
 /// Why the client cannot start.
 #[derive(Debug, thiserror::Error)]
-pub enum XdsError {
+pub(crate) enum XdsError {
     #[error("CONFIG_GRPC_XDS_SERVER_URL (--xds-server)")]
     Server(#[from] BadServer),
     #[error(
@@ -18,11 +18,11 @@ pub enum XdsError {
 /// The address cannot be parsed.
 #[derive(Debug, thiserror::Error)]
 #[error("`{0}` is not an address; write host:port or unix:/path")]
-pub struct BadServer(pub(super) String);
+pub(crate) struct BadServer(pub(super) String);
 
 /// Why TLS cannot be set up. Every message names the file or the setting at fault.
 #[derive(Debug, thiserror::Error)]
-pub enum ClientTlsError {
+pub(crate) enum ClientTlsError {
     #[error(
         "CONFIG_GRPC_XDS_CLIENT_TLS_CERT (--xds-tls-cert) and CONFIG_GRPC_XDS_CLIENT_TLS_KEY (--xds-tls-key) \
              need each other"

@@ -34,7 +34,7 @@ use crate::{
 };
 
 /// The longest domain-and-entries text that is written into a key literally, in bytes.
-pub const MAX_IDENTITY_BYTES: usize = 160;
+pub(crate) const MAX_IDENTITY_BYTES: usize = 160;
 
 /// The format of counter keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 
 use proptest::prelude::*;
 
-use super::*;
+use super::{key::MAX_IDENTITY_BYTES, *};
 use crate::{
     core::{
         limit::{Algorithm, Limit, OnStoreLoss},

@@ -23,11 +23,11 @@ use super::{HTTP_2, TlsError, provider};
 use crate::net::pem;
 
 /// A connection of a client, after the handshake.
-pub type TlsSession = TlsStream<TcpStream>;
+pub(crate) type TlsSession = TlsStream<TcpStream>;
 
 /// The TLS configuration of new connections to a port that speaks HTTP/2.
 #[derive(Clone)]
-pub struct ListenerTls(TlsAcceptor);
+pub(crate) struct ListenerTls(TlsAcceptor);
 
 impl fmt::Debug for ListenerTls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -41,14 +41,14 @@ impl ListenerTls {
     /// # Errors
     ///
     /// If the client is refused or breaks off.
-    pub async fn accept(&self, stream: TcpStream) -> io::Result<TlsSession> {
+    pub(crate) async fn accept(&self, stream: TcpStream) -> io::Result<TlsSession> {
         self.0.accept(stream).await
     }
 }
 
 /// The files of a listener, and the name required of its clients.
 #[derive(Debug)]
-pub struct ListenerFiles {
+pub(crate) struct ListenerFiles {
     pub certificate: PathBuf,
     pub key: PathBuf,
     /// The authority of clients; if it is `None`, clients need no certificate.
@@ -58,7 +58,7 @@ pub struct ListenerFiles {
 
 /// The texts of the files at one moment.
 #[derive(PartialEq, Eq)]
-pub struct ListenerPem {
+pub(crate) struct ListenerPem {
     certificate: Vec<u8>,
     key: Vec<u8>,
     client_ca: Option<Vec<u8>>,
@@ -77,7 +77,7 @@ impl ListenerFiles {
     /// # Errors
     ///
     /// If one of them cannot be read.
-    pub fn read(&self) -> Result<ListenerPem, TlsError> {
+    pub(crate) fn read(&self) -> Result<ListenerPem, TlsError> {
         Ok(ListenerPem {
             certificate: pem::read(&self.certificate)?,
             key: pem::read(&self.key)?,
@@ -90,7 +90,7 @@ impl ListenerFiles {
     /// # Errors
     ///
     /// If one of them cannot be used.
-    pub fn config(&self, texts: &ListenerPem) -> Result<ListenerTls, TlsError> {
+    pub(crate) fn config(&self, texts: &ListenerPem) -> Result<ListenerTls, TlsError> {
         let certificates = pem::certificates(&self.certificate, &texts.certificate)?;
         let key = pem::key(&self.key, &texts.key)?;
         let builder = ServerConfig::builder_with_provider(provider())

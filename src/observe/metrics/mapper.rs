@@ -17,8 +17,7 @@ mod template;
 #[cfg(test)]
 mod tests;
 
-pub use error::MappingError;
-pub use reader::{LoadedMapping, ResponseTime};
+pub(crate) use reader::ResponseTime;
 
 use glob::Glob;
 use template::MappingTemplate;

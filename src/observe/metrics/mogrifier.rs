@@ -4,7 +4,7 @@ use regex::{Captures, Regex};
 
 /// A rule of USE_DOG_STATSD_MOGRIFIERS: a pattern, and the replacement for names that match it.
 #[derive(Clone, Debug)]
-pub struct Mogrifier {
+pub(crate) struct Mogrifier {
     pattern: Regex,
     name: TagTemplate,
     tags: Vec<(TagTemplate, TagTemplate)>,
@@ -12,14 +12,14 @@ pub struct Mogrifier {
 
 /// A rewritten name and its tags.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mogrified {
+pub(crate) struct Mogrified {
     pub name: String,
     pub tags: Vec<(String, String)>,
 }
 
 /// Why a rule is invalid. `rule` is its name in USE_DOG_STATSD_MOGRIFIERS.
 #[derive(Debug, thiserror::Error)]
-pub enum MogrifierError {
+pub(crate) enum MogrifierError {
     #[error("DOG_STATSD_MOGRIFIER_{rule}_PATTERN is missing")]
     NoPattern { rule: String },
     #[error("DOG_STATSD_MOGRIFIER_{rule}_NAME is missing")]
@@ -42,7 +42,7 @@ impl Mogrifier {
     /// # Errors
     ///
     /// If a part is empty or unset, or the pattern does not compile.
-    pub fn new(
+    pub(crate) fn new(
         rule: &str,
         pattern: &str,
         name: &str,
@@ -97,7 +97,7 @@ impl Mogrifier {
 }
 
 /// Rewrites `name` by the first rule that matches it, if there is one.
-pub fn mogrify(rules: &[Mogrifier], name: &str) -> Option<Mogrified> {
+pub(crate) fn mogrify(rules: &[Mogrifier], name: &str) -> Option<Mogrified> {
     rules.iter().find_map(|rule| rule.mogrify(name))
 }
 

@@ -15,7 +15,7 @@ pub(super) const NAMES: [&str; 5] = [
 const TICKS_PER_SEC: f64 = 100.0;
 
 /// The families in Prometheus' text format, without values that the kernel does not provide.
-pub fn render() -> String {
+pub(crate) fn render() -> String {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     // The folder itself is open while it is read.
     let open_fds = fs::read_dir("/proc/self/fd").map(|fds| fds.count().saturating_sub(1));

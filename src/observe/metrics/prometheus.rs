@@ -14,14 +14,14 @@ mod series;
 mod tests;
 mod text;
 
-pub use page::MetricsPage;
+pub(crate) use page::MetricsPage;
 
 use conflicts::Conflicts;
 use draft::PageDraft;
 use text::{Labels, escape_name};
 
 /// The `Content-Type` of a page.
-pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4";
+pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4";
 
 /// Renders pages. All work happens during a scrape; between scrapes it costs nothing.
 #[derive(Debug)]

@@ -31,10 +31,8 @@ mod queue;
 #[cfg(test)]
 mod tests;
 
-pub use datagrams::MAX_DATAGRAM_BYTES;
-pub use flusher::Flusher;
-pub use options::{Dialect, Options, Transport};
-pub use queue::MAX_QUEUED_BYTES;
+pub(crate) use flusher::Flusher;
+pub(crate) use options::{Dialect, Options, Transport};
 
 use collector_state::CollectorState;
 use datagrams::{Datagrams, connect_udp, send_datagram};
@@ -69,7 +67,7 @@ impl SinkStats {
 
 /// Sends statistics to one collector. [`Sink::run`] does the work.
 #[derive(Debug)]
-pub struct Sink {
+pub(crate) struct Sink {
     options: Options,
     stats: Arc<SinkStats>,
     reconnect: Duration,
@@ -77,7 +75,7 @@ pub struct Sink {
 
 impl Sink {
     /// A sink that counts in `stats`.
-    pub fn new(options: Options, stats: Arc<SinkStats>) -> Self {
+    pub(crate) fn new(options: Options, stats: Arc<SinkStats>) -> Self {
         Self {
             options,
             stats,
@@ -87,7 +85,7 @@ impl Sink {
 
     /// Sends a snapshot every flush interval until dropped. Dropping loses the counts since the last flush and the
     /// queue.
-    pub async fn run(self, snapshot: impl Fn() -> Vec<Sample>) -> Infallible {
+    pub(crate) async fn run(self, snapshot: impl Fn() -> Vec<Sample>) -> Infallible {
         let flusher = Flusher::new(&self.options.dialect, &self.options.extra_tags);
         match self.options.transport {
             Transport::Tcp => self.run_tcp(flusher, snapshot).await,

@@ -8,7 +8,7 @@ const MAX_STATE_BYTES: usize = 512;
 
 /// The trace that the caller began.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Context {
+pub(crate) struct Context {
     pub trace_id: Option<u128>,
     /// The caller's sampling decision; `None` if it left that open.
     pub is_sampled: Option<bool>,
@@ -17,14 +17,14 @@ pub struct Context {
 
 /// The caller's span.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Parent {
+pub(crate) struct Parent {
     pub context: Context,
     pub span_id: u64,
 }
 
 impl Parent {
     /// Reads the headers of a call; malformed headers count as absent.
-    pub fn read<'h>(header: impl Fn(&str) -> Option<&'h str>) -> Option<Self> {
+    pub(crate) fn read<'h>(header: impl Fn(&str) -> Option<&'h str>) -> Option<Self> {
         let w3c = header("traceparent").and_then(traceparent);
         if let Some(mut parent) = w3c {
             let state = header("tracestate").unwrap_or_default();

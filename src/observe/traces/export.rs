@@ -38,7 +38,7 @@ const MAX_ANSWER_BYTES: usize = 64 << 10;
 
 /// How spans are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Protocol {
+pub(crate) enum Protocol {
     /// Protobuf in the body of a POST.
     Http,
     Grpc,
@@ -46,7 +46,7 @@ pub enum Protocol {
 
 /// Where and how spans are sent.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub(crate) struct Options {
     pub protocol: Protocol,
     pub dial: Dial,
     /// Path of the URL, for HTTP.
@@ -84,7 +84,7 @@ enum ExportError {
 
 /// Sends the spans of a tracer.
 #[derive(Debug)]
-pub struct Exporter {
+pub(crate) struct Exporter {
     pub spans: Spans,
     pub options: Options,
     pub stats: Arc<TraceStats>,
@@ -93,7 +93,7 @@ pub struct Exporter {
 impl Exporter {
     /// Sends batches until `stop` fires, then the remaining spans. A batch that cannot be sent is lost: the log
     /// reports the first loss and the recovery, once each.
-    pub async fn run(mut self, mut stop: oneshot::Receiver<()>) {
+    pub(crate) async fn run(mut self, mut stop: oneshot::Receiver<()>) {
         let mut is_good = true;
         let mut batch = Vec::new();
         loop {

@@ -12,11 +12,11 @@ use axum::http::StatusCode;
 
 /// Whether the process wants traffic. Unhealthy until [`set`](Health::set) makes it healthy.
 #[derive(Clone, Debug, Default)]
-pub struct Health(Arc<AtomicBool>);
+pub(crate) struct Health(Arc<AtomicBool>);
 
 impl Health {
     /// Makes the process healthy or unhealthy.
-    pub fn set(&self, is_good: bool) {
+    pub(crate) fn set(&self, is_good: bool) {
         self.0.store(is_good, Relaxed);
     }
 
@@ -45,7 +45,7 @@ impl Health {
 }
 
 /// Returns the name and the state of each part of the process.
-pub type Components = Arc<dyn Fn() -> Vec<(String, String)> + Send + Sync>;
+pub(crate) type Components = Arc<dyn Fn() -> Vec<(String, String)> + Send + Sync>;
 
 fn is_verbose(query: Option<&str>) -> bool {
     let mut parameters = query.unwrap_or_default().split('&');

@@ -24,7 +24,7 @@ use crate::{
 
 /// Bounds on the body of a `/json` request.
 #[derive(Clone, Copy, Debug)]
-pub struct BodyLimits {
+pub(crate) struct BodyLimits {
     pub max_bytes: usize,
     /// Longest time until the whole body has arrived.
     pub timeout: Duration,

@@ -24,7 +24,7 @@ use crate::{
 /// Runs slow work on the blocking pool, one piece at a time, so that it delays neither probes nor the accepting of
 /// gRPC connections.
 #[derive(Clone, Debug, Default)]
-pub struct BlockingQueue {
+pub(crate) struct BlockingQueue {
     turn: Arc<Mutex<()>>,
     /// Readers of pages, the oldest first.
     readers: Arc<std::sync::Mutex<VecDeque<PageReader>>>,

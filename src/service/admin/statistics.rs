@@ -20,7 +20,7 @@ use crate::{
 
 /// The collected statistics and how to render them.
 #[derive(Clone, Debug)]
-pub struct Statistics {
+pub(crate) struct Statistics {
     pub metrics: Arc<Metrics>,
     pub memory: Option<Arc<MemoryStore>>,
     pub renderer: Arc<Renderer>,
@@ -29,7 +29,7 @@ pub struct Statistics {
 
 impl Statistics {
     /// All statistics at this moment.
-    pub fn samples(&self) -> Vec<Sample> {
+    pub(crate) fn samples(&self) -> Vec<Sample> {
         self.metrics.samples(self.memory.as_deref())
     }
 

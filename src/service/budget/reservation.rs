@@ -8,14 +8,14 @@ use super::{Account, BudgetExhausted};
 
 /// Bytes charged to a connection until this is dropped.
 #[derive(Debug)]
-pub struct Reservation {
+pub(crate) struct Reservation {
     account: Arc<Account>,
     bytes: usize,
 }
 
 impl Reservation {
     /// Charges `bytes` even without room; then the connection closes.
-    pub fn new(account: &Arc<Account>, bytes: usize) -> Self {
+    pub(crate) fn new(account: &Arc<Account>, bytes: usize) -> Self {
         let held = Self {
             account: account.clone(),
             bytes,
@@ -27,13 +27,13 @@ impl Reservation {
     }
 
     /// Charges nothing yet.
-    pub fn nothing(account: Arc<Account>) -> Self {
+    pub(crate) fn nothing(account: Arc<Account>) -> Self {
         Self { account, bytes: 0 }
     }
 
     /// Charges `bytes` instead of the present number, even without room: the connection closes then. A charge that
     /// is slightly too large stays.
-    pub fn resize(&mut self, bytes: usize) {
+    pub(crate) fn resize(&mut self, bytes: usize) {
         const LITTLE: usize = 512;
         if let Some(more @ 1..) = bytes.checked_sub(self.bytes) {
             self.bytes = bytes;
@@ -51,7 +51,7 @@ impl Reservation {
     /// # Errors
     ///
     /// If there is no room.
-    pub fn try_new(account: &Arc<Account>, bytes: usize) -> Result<Self, BudgetExhausted> {
+    pub(crate) fn try_new(account: &Arc<Account>, bytes: usize) -> Result<Self, BudgetExhausted> {
         let mut held = Self {
             account: account.clone(),
             bytes: 0,
@@ -65,18 +65,18 @@ impl Reservation {
     /// # Errors
     ///
     /// If there is no room; the drop gives everything back.
-    pub fn add(&mut self, bytes: usize) -> Result<(), BudgetExhausted> {
+    pub(crate) fn add(&mut self, bytes: usize) -> Result<(), BudgetExhausted> {
         self.bytes += bytes;
         self.account.take(bytes)
     }
 
     /// The account of the connection.
-    pub fn account(&self) -> &Arc<Account> {
+    pub(crate) fn account(&self) -> &Arc<Account> {
         &self.account
     }
 
     /// `bytes` that give their charge back when the last reference to them is dropped.
-    pub fn with(self, bytes: Vec<u8>) -> Bytes {
+    pub(crate) fn with(self, bytes: Vec<u8>) -> Bytes {
         Bytes::from_owner(ReservedVec { bytes, _held: self })
     }
 }
@@ -102,11 +102,11 @@ impl AsRef<[u8]> for ReservedVec {
 ///
 /// A pointer: hyper keeps room for two of them in the task of each call.
 #[derive(Debug)]
-pub struct ReplyBytes(Box<(Bytes, Reservation)>);
+pub(crate) struct ReplyBytes(Box<(Bytes, Reservation)>);
 
 impl ReplyBytes {
     /// `bytes`, charged to `held`.
-    pub fn new(bytes: Bytes, held: Reservation) -> Self {
+    pub(crate) fn new(bytes: Bytes, held: Reservation) -> Self {
         Self(Box::new((bytes, held)))
     }
 }

@@ -22,7 +22,7 @@ const SMALL_BYTES: usize = 64 << 10;
 
 /// Encodes `T` and decodes `U`.
 #[derive(Clone, Debug)]
-pub struct Codec<T, U>(PhantomData<fn(T) -> U>);
+pub(crate) struct Codec<T, U>(PhantomData<fn(T) -> U>);
 
 impl<T, U> Default for Codec<T, U> {
     fn default() -> Self {

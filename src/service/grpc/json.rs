@@ -30,7 +30,7 @@ fn schema(name: &str) -> MessageDescriptor {
 /// # Errors
 ///
 /// If it is not JSON, has a field that the message does not have, or has too many parts.
-pub fn request(text: &[u8]) -> Result<RateLimitRequest, serde_json::Error> {
+pub(crate) fn request(text: &[u8]) -> Result<RateLimitRequest, serde_json::Error> {
     let parts = text.iter().filter(|&&byte| byte == b'{').count();
     if parts > MAX_PARTS {
         return Err(serde::de::Error::custom("too many parts"));
@@ -47,7 +47,7 @@ pub fn request(text: &[u8]) -> Result<RateLimitRequest, serde_json::Error> {
 /// # Errors
 ///
 /// If it contains a value that JSON cannot express, such as NaN.
-pub fn response(
+pub(crate) fn response(
     response: &RateLimitResponse,
     with_defaults: bool,
 ) -> Result<Vec<u8>, serde_json::Error> {

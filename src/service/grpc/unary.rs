@@ -24,8 +24,9 @@ mod other;
 mod refusal;
 mod reply;
 
-pub use connection::{Calls, InFlight, TimedConnection, arrived, count_read, is_turn_over};
-pub use reply::{Reply, framed};
+pub(crate) use connection::{Calls, InFlight, TimedConnection, arrived, count_read, is_turn_over};
+pub(crate) use reply::Reply;
+pub use reply::framed;
 
 use connection::{BoxedFuture, announce_answered};
 use headers::{CheckedHeaders, check};
@@ -72,7 +73,7 @@ pub trait UnaryMethod: Send + Sync + 'static {
 
 /// Serves one method directly, and all other paths through `others`.
 #[derive(Debug)]
-pub struct Dispatcher<M> {
+pub(crate) struct Dispatcher<M> {
     pub method: Arc<M>,
     pub max_message_bytes: usize,
     /// Longest time until a message has arrived.
@@ -99,7 +100,7 @@ impl<M: UnaryMethod> Dispatcher<M> {
     ///
     /// A message that has already arrived is answered before this returns, if possible: then no future stores it, and
     /// consecutive calls find the same data in the caches.
-    pub fn call(
+    pub(crate) fn call(
         &self,
         request: Request<Incoming>,
         account: &Arc<Account>,
@@ -194,7 +195,7 @@ impl<M: UnaryMethod> Dispatcher<M> {
 }
 
 /// A call with one message in each direction. It is small, because it is moved several times before its first poll.
-pub enum CallFuture {
+pub(crate) enum CallFuture {
     /// `None` after the answer was taken.
     Answered(Option<(Result<Bytes, Status>, Arc<Account>)>),
     Waiting(BoxedFuture<Result<Response<Reply>, Infallible>>),

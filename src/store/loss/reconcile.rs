@@ -27,14 +27,14 @@ const LOOK: Duration = Duration::from_millis(10);
 /// for the process, and no decision waits for it: until it is done, counts in the store may lack these
 /// hits.
 #[derive(Debug)]
-pub struct Reconciler<S> {
+pub(crate) struct Reconciler<S> {
     pub store: S,
     pub loss: Arc<Loss>,
 }
 
 impl<S: Store> Reconciler<S> {
     /// Runs as long as the process. `now` reads the clock for windows.
-    pub async fn run(self, now: impl Fn() -> Timestamp) -> Infallible {
+    pub(crate) async fn run(self, now: impl Fn() -> Timestamp) -> Infallible {
         loop {
             self.loss.reconcile_requested.notified().await;
             self.is_back(&now).await;

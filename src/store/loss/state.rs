@@ -27,7 +27,7 @@ use crate::{
 
 /// The state of one store's losses, shared by all workers of a process.
 #[derive(Debug)]
-pub struct Loss {
+pub(crate) struct Loss {
     /// The store's name in the log.
     name: &'static str,
     options: Options,
@@ -49,7 +49,7 @@ pub struct Loss {
 
 /// Settings of local counting.
 #[derive(Clone, Copy, Debug)]
-pub struct Options {
+pub(crate) struct Options {
     /// The most counters at a time.
     pub max_counters: usize,
     /// The percentage of its share of a limit that a replica may spend on a counter that it has not
@@ -59,7 +59,7 @@ pub struct Options {
 
 impl Loss {
     /// A store that is not lost, whose limits `replicas` share.
-    pub fn new(
+    pub(crate) fn new(
         name: &'static str,
         options: Options,
         replicas: Arc<ReplicaCount>,
@@ -83,12 +83,12 @@ impl Loss {
     }
 
     /// Whether the store did not reply when it was last heard of.
-    pub fn is_lost(&self) -> bool {
+    pub(crate) fn is_lost(&self) -> bool {
         self.is_lost.load(Relaxed)
     }
 
     /// The number of replicas that share the limits.
-    pub fn replicas(&self) -> &Arc<ReplicaCount> {
+    pub(crate) fn replicas(&self) -> &Arc<ReplicaCount> {
         &self.replicas
     }
 

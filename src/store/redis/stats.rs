@@ -67,7 +67,7 @@ impl RedisStats {
 }
 
 /// Passes on the stats of the Redis of all limits, and of the one of limits per second.
-pub fn samples(all: &RedisStats, per_second: &RedisStats, list: &mut SampleWriter<'_>) {
+pub(crate) fn samples(all: &RedisStats, per_second: &RedisStats, list: &mut SampleWriter<'_>) {
     all.pool_samples("redis_pool", list);
     per_second.pool_samples("redis_per_second_pool", list);
     let mut sum = |name: &str, pick: fn(&RedisStats) -> &AtomicU64| {
@@ -83,7 +83,11 @@ pub fn samples(all: &RedisStats, per_second: &RedisStats, list: &mut SampleWrite
 }
 
 /// Passes on how late the timers of this process were while requests waited for Redis.
-pub fn lateness_samples(all: &RedisStats, per_second: &RedisStats, list: &mut SampleWriter<'_>) {
+pub(crate) fn lateness_samples(
+    all: &RedisStats,
+    per_second: &RedisStats,
+    list: &mut SampleWriter<'_>,
+) {
     let mut lateness: TimerValues = all.lateness.values();
     lateness.add(&per_second.lateness.values());
     list.timer("tollgate.timer_lateness", lateness);
@@ -92,7 +96,7 @@ pub fn lateness_samples(all: &RedisStats, per_second: &RedisStats, list: &mut Sa
 }
 
 /// Pauses of this process while requests waited for Redis.
-pub fn own_pauses(all: &RedisStats, per_second: &RedisStats) -> Pauses {
+pub(crate) fn own_pauses(all: &RedisStats, per_second: &RedisStats) -> Pauses {
     all.lateness.pauses().and(per_second.lateness.pauses())
 }
 

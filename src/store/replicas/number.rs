@@ -9,7 +9,7 @@ use crate::core::window::Timestamp;
 
 /// How many replicas share the limits, as far as that is known.
 #[derive(Debug)]
-pub struct ReplicaCount {
+pub(crate) struct ReplicaCount {
     /// 0 until it is known.
     pub(super) known: AtomicU32,
     /// The number to use until then; 0 if the settings give none.
@@ -32,7 +32,7 @@ pub(in crate::store) const NEVER: u64 = u64::MAX;
 
 impl ReplicaCount {
     /// Begins with the number that is known, or with one to use until it is.
-    pub fn begin(&self, known: Option<NonZeroU32>, until_known: Option<NonZeroU32>) {
+    pub(crate) fn begin(&self, known: Option<NonZeroU32>, until_known: Option<NonZeroU32>) {
         let number = |given: Option<NonZeroU32>| given.map_or(0, NonZeroU32::get);
         self.known.store(number(known), Relaxed);
         self.until_known.store(number(until_known), Relaxed);
@@ -42,7 +42,7 @@ impl ReplicaCount {
     }
 
     /// The number that was counted last or given; 0 if there is none.
-    pub fn known(&self) -> u32 {
+    pub(crate) fn known(&self) -> u32 {
         self.known.load(Relaxed)
     }
 

@@ -14,13 +14,13 @@ const MAX_BYTES: u64 = 64;
 
 /// The file that keeps the number.
 #[derive(Clone, Debug)]
-pub struct StateFile {
+pub(crate) struct StateFile {
     path: PathBuf,
 }
 
 /// Why a number cannot be read or kept.
 #[derive(Debug, thiserror::Error)]
-pub enum StateError {
+pub(crate) enum StateError {
     #[error("{} cannot be read", .0.display())]
     Unreadable(PathBuf, #[source] io::Error),
     #[error("{} holds no number of replicas (one line, such as `replicas: 3`)", .0.display())]
@@ -30,7 +30,7 @@ pub enum StateError {
 }
 
 impl StateFile {
-    pub fn at(path: PathBuf) -> Self {
+    pub(crate) fn at(path: PathBuf) -> Self {
         Self { path }
     }
 
@@ -39,7 +39,7 @@ impl StateFile {
     /// # Errors
     ///
     /// If the file cannot be read or holds something else.
-    pub fn read(&self) -> Result<Option<NonZeroU32>, StateError> {
+    pub(crate) fn read(&self) -> Result<Option<NonZeroU32>, StateError> {
         let mut bytes = Vec::new();
         let read = File::open(&self.path)
             .and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut bytes));
@@ -60,7 +60,7 @@ impl StateFile {
     /// # Errors
     ///
     /// If the file cannot be written; the old one remains.
-    pub fn write(&self, number: NonZeroU32) -> Result<(), StateError> {
+    pub(crate) fn write(&self, number: NonZeroU32) -> Result<(), StateError> {
         // Two processes may have the same file by mistake: each has its own draft.
         let mut draft = self.path.clone().into_os_string();
         draft.push(format!(".{}", std::process::id()));

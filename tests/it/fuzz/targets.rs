@@ -9,22 +9,11 @@ use std::collections::HashSet;
 use loona_hpack::Decoder;
 use prost::Message as _;
 use tollgate::{
-    config::{
-        fault::Problem,
-        files::{Files, Loaded},
-        message::Push,
-        options::Options,
-    },
-    foundation::sample::{Sample, SampleValue},
-    observe::metrics::{mapper::Mapper, prometheus::Renderer},
-    server::authority::rewrite,
-    service::grpc::{
-        fast_path,
-        proto::envoy::service::{
-            discovery::v3::DiscoveryResponse, ratelimit::v3::RateLimitRequest,
-        },
-        wire::{self, RequestBounds},
-    },
+    Loaded, Mapper, Problem, Push, Renderer, RuleFiles, RuleOptions, Sample, SampleValue,
+    fast_path,
+    proto::envoy::service::{discovery::v3::DiscoveryResponse, ratelimit::v3::RateLimitRequest},
+    rewrite,
+    wire::{self, RequestBounds},
 };
 use tonic::codegen::http::uri::Authority;
 
@@ -199,7 +188,7 @@ pub fn rules(bytes: &[u8]) {
         return;
     };
     for options in every_option() {
-        let compile = || Files::of("fuzz.yaml", text).compile(options);
+        let compile = || RuleFiles::of("fuzz.yaml", text).compile(options);
         let problems = check_loaded(&compile());
         assert_eq!(problems, check_loaded(&compile()), "it depends on chance");
     }
@@ -211,7 +200,7 @@ pub fn rules(bytes: &[u8]) {
     let (Ok(Loaded {
         warnings: problems, ..
     })
-    | Err(problems)) = Files::of("fuzz.yaml", text).compile(Options::default());
+    | Err(problems)) = RuleFiles::of("fuzz.yaml", text).compile(RuleOptions::default());
     for problem in problems {
         if let Some(position) = problem.position {
             assert!(position.line <= lines, "{problem}");
@@ -240,13 +229,13 @@ pub fn xds(bytes: &[u8]) {
     }
 }
 
-fn every_option() -> [Options; 2] {
+fn every_option() -> [RuleOptions; 2] {
     [
-        Options::default(),
-        Options {
+        RuleOptions::default(),
+        RuleOptions {
             merge_domains: true,
             strict_matching: true,
-            ..Options::default()
+            ..RuleOptions::default()
         },
     ]
 }

@@ -33,13 +33,14 @@ use tokio_rustls::{
     },
 };
 use tollgate::{
-    config::message::{TYPE_URL, proto::RateLimitConfig},
-    service::grpc::proto::envoy::service::discovery::v3::{
+    TYPE_URL,
+    proto::envoy::service::discovery::v3::{
         DiscoveryRequest, DiscoveryResponse,
         aggregated_discovery_service_server::{
             AggregatedDiscoveryService, AggregatedDiscoveryServiceServer,
         },
     },
+    rls_conf::RateLimitConfig,
 };
 use tonic::{
     Request, Response, Status, Streaming, codegen::tokio_stream::wrappers::UnboundedReceiverStream,

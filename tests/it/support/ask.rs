@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use tollgate::service::grpc::proto::envoy::{
+use tollgate::proto::envoy::{
     extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
     service::ratelimit::v3::{
         RateLimitRequest, RateLimitResponse, rate_limit_response::Code,

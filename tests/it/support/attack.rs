@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ::tollgate::service::grpc::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride;
+use ::tollgate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride;
 use nix::sys::signal::Signal;
 use prost::Message as _;
 

@@ -321,7 +321,7 @@ pub async fn all_work(client: &Client) {
 /// The counter of one of the values.
 fn key(value: &str) -> String {
     let period = 10_000 * 31_536_000;
-    let number = ::tollgate::service::grpc::now().secs() / period;
+    let number = ::tollgate::now().secs() / period;
     format!("{{1:d1:k1:{value}}}{period}@{number}")
 }
 
@@ -399,7 +399,7 @@ impl Course {
     }
 
     fn broken(&mut self) {
-        self.broken = Some((Instant::now(), ::tollgate::service::grpc::now().millis()));
+        self.broken = Some((Instant::now(), ::tollgate::now().millis()));
     }
 
     fn mended(&mut self) {

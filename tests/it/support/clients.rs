@@ -7,7 +7,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use ::tollgate::service::grpc::proto::envoy::service::ratelimit::v3::{
+use ::tollgate::proto::envoy::service::ratelimit::v3::{
     RateLimitResponse, rate_limit_response::Code,
 };
 use prost::Message as _;

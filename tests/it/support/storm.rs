@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ::tollgate::service::grpc::{
+use ::tollgate::{
     SHOULD_RATE_LIMIT,
     proto::envoy::service::ratelimit::v3::{RateLimitResponse, rate_limit_response::Code},
 };

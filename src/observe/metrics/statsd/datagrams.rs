@@ -8,7 +8,7 @@ use std::{
 use tokio::net::UdpSocket;
 
 /// Size that fits one Ethernet frame with the headers of IPv6, UDP and a tunnel; statsd clients agree on it.
-pub const MAX_DATAGRAM_BYTES: usize = 1432;
+pub(crate) const MAX_DATAGRAM_BYTES: usize = 1432;
 
 /// Whole lines, packed into as few datagrams as possible.
 #[derive(Debug, Default)]

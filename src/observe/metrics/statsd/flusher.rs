@@ -14,7 +14,7 @@ use super::{
 
 /// Turns snapshots into lines with the changes since the last snapshot.
 #[derive(Debug)]
-pub struct Flusher {
+pub(crate) struct Flusher {
     dialect: Dialect,
     /// Sorted, as in the reference's lines.
     extra_tags: BTreeMap<String, String>,
@@ -37,7 +37,7 @@ struct SentMetric {
 
 impl Flusher {
     /// Sends everything with its first flush.
-    pub fn new(dialect: &Dialect, extra_tags: &[(String, String)]) -> Self {
+    pub(crate) fn new(dialect: &Dialect, extra_tags: &[(String, String)]) -> Self {
         Self {
             dialect: dialect.clone(),
             extra_tags: extra_tags.iter().cloned().collect(),
@@ -51,7 +51,7 @@ impl Flusher {
     ///
     /// Counters and timers of equal names are added up. A name that is missing from a snapshot is forgotten; if it
     /// returns it starts from zero.
-    pub fn flush(&mut self, samples: &[Sample], mut take: impl FnMut(&str) -> bool) {
+    pub(crate) fn flush(&mut self, samples: &[Sample], mut take: impl FnMut(&str) -> bool) {
         self.round += 1;
         for sample in samples {
             self.learn(sample);

@@ -6,7 +6,7 @@ use crate::observe::metrics::mogrifier::Mogrifier;
 
 /// Destination, format and interval.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub(crate) struct Options {
     pub host: String,
     pub port: u16,
     pub transport: Transport,
@@ -18,14 +18,14 @@ pub struct Options {
 
 /// STATSD_PROTOCOL. DogStatsD agents listen on UDP only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Transport {
+pub(crate) enum Transport {
     Tcp,
     Udp,
 }
 
 /// The syntax of tags.
 #[derive(Clone, Debug)]
-pub enum Dialect {
+pub(crate) enum Dialect {
     /// Within the name: `name.__tag=value:1|c`.
     Statsd,
     /// After the value, `name:1|c|#tag:value`; the rules rewrite the name first.

@@ -13,7 +13,7 @@ use crate::foundation::lock::lock;
 
 /// Bound on lines queued for a slow or absent collector, as in the reference. Metrics beyond it keep counting and
 /// become lines once the queue is empty.
-pub const MAX_QUEUED_BYTES: usize = 4 << 20;
+pub(crate) const MAX_QUEUED_BYTES: usize = 4 << 20;
 
 /// Lines waiting for a stream.
 #[derive(Debug, Default)]

@@ -5,7 +5,7 @@ use tokio::{
     net::{TcpListener, UdpSocket},
 };
 
-use super::{line::rate, *};
+use super::{datagrams::MAX_DATAGRAM_BYTES, line::rate, queue::MAX_QUEUED_BYTES, *};
 use crate::{
     foundation::sample::make::{counter, gauge, timer},
     observe::metrics::mogrifier::Mogrifier,

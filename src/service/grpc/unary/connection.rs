@@ -22,7 +22,7 @@ thread_local! {
 
 /// The arrival time of the call passed to [`note`](super::UnaryMethod::note). All frames read by one poll of a
 /// connection share one reading of the clock.
-pub fn arrived() -> Instant {
+pub(crate) fn arrived() -> Instant {
     ARRIVED.get().unwrap_or_else(|| {
         let now = Instant::now();
         ARRIVED.set(Some(now));
@@ -32,7 +32,7 @@ pub fn arrived() -> Instant {
 
 /// Polls a connection whose calls go to a [`Dispatcher`](super::Dispatcher).
 #[derive(Debug)]
-pub struct TimedConnection<C>(pub C);
+pub(crate) struct TimedConnection<C>(pub C);
 
 impl<C: Future + Unpin> Future for TimedConnection<C> {
     type Output = C::Output;
@@ -58,7 +58,7 @@ thread_local! {
 
 /// Whether the connection that this thread polls has read all that it may before others run. It is then woken for
 /// its next poll.
-pub fn is_turn_over(context: &Context<'_>) -> bool {
+pub(crate) fn is_turn_over(context: &Context<'_>) -> bool {
     let is_over = TURN.get() == 0;
     if is_over {
         context.waker().wake_by_ref();
@@ -67,14 +67,14 @@ pub fn is_turn_over(context: &Context<'_>) -> bool {
 }
 
 /// Records that the connection that this thread polls has read `bytes`.
-pub fn count_read(bytes: usize) {
+pub(crate) fn count_read(bytes: usize) {
     TURN.set(TURN.get().saturating_sub(bytes));
 }
 
 /// Runs the futures that hyper makes of calls. Answered calls need no task: they finish after the poll of their
 /// connection that found them, and the connection then writes all replies at once.
 #[derive(Clone, Copy, Debug)]
-pub struct Calls;
+pub(crate) struct Calls;
 
 impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Calls {
     fn execute(&self, call: F) {
@@ -113,11 +113,11 @@ fn finish_answered() {
 
 /// Counts the running decisions of one connection: each holds a clone.
 #[derive(Clone, Debug, Default)]
-pub struct InFlight(Arc<()>);
+pub(crate) struct InFlight(Arc<()>);
 
 impl InFlight {
     /// Whether no decision runs.
-    pub fn is_none(&self) -> bool {
+    pub(crate) fn is_none(&self) -> bool {
         Arc::strong_count(&self.0) == 1
     }
 

@@ -71,7 +71,7 @@ pub(super) fn refusal(status: &Status) -> Response<Reply> {
 
 /// The body of a reply.
 #[derive(Debug)]
-pub enum Reply {
+pub(crate) enum Reply {
     /// A message; trailers follow.
     Message(ReplyBytes),
     Trailers,

@@ -1,0 +1,8 @@
+//! Writes to standard output.
+
+use std::io::{self, Write as _};
+
+/// Prints to standard output and ignores a closed pipe.
+pub(crate) fn print(text: &str) {
+    let _ = writeln!(io::stdout(), "{text}");
+}
