@@ -10,8 +10,9 @@ CARGO ?= cargo
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+# Without features: jemalloc takes as long to compile as half of all else.
 run: ## Serve the rules in config/ from memory: gRPC on 8081, HTTP on 8080
-	$(CARGO) run --profile local --locked -- serve --config-dir config
+	$(CARGO) run --profile local --no-default-features --locked -- serve --config-dir config
 
 unit: ## The unit tests and the layout of src/, without any tool: seconds, once it is built
 	$(CARGO) test --locked --lib --test tidy

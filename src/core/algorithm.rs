@@ -155,7 +155,7 @@ impl AlgorithmState {
             Self::FirstHit(state) => *state = FirstHit::default(),
             Self::SlidingWindow(state) => *state = SlidingWindow::default(),
             Self::SlidingLog(state) => *state = SlidingLog::default(),
-            Self::TokenBucket(state) => state.owe(state.owed(), now),
+            Self::TokenBucket(state) => state.store_missing(state.missing_then(), now),
         }
         now
     }
@@ -362,31 +362,34 @@ impl TokenBucket {
     }
 
     /// The tokens that were missing when they were stored, in parts.
-    fn owed(&self) -> u128 {
+    fn missing_then(&self) -> u128 {
         wide(self.full_at - self.since) * u128::from(self.rate) + wide(self.parts)
     }
 
     /// The inflow since then, in parts.
-    fn flowed(&self, now: u64) -> u128 {
+    fn inflow(&self, now: u64) -> u128 {
         wide(now - self.since) * u128::from(self.rate)
     }
 
     /// The tokens that are missing from a full bucket, in parts.
-    fn debt(&self, spec: &IncrementSpec, now: u64) -> u128 {
+    fn missing(&self, spec: &IncrementSpec, now: u64) -> u128 {
         let most = wide(spec.limit.into()) * wide(spec.period_millis);
-        self.owed().min(most).saturating_sub(self.flowed(now))
+        self.missing_then()
+            .min(most)
+            .saturating_sub(self.inflow(now))
     }
 
-    fn owe(&mut self, debt: u128, now: u64) {
+    /// Stores that `missing` parts are missing at `now`.
+    fn store_missing(&mut self, missing: u128, now: u64) {
         let rate = u128::from(self.rate);
         self.since = now;
-        self.full_at = now.saturating_add(narrow(debt / rate));
-        self.parts = narrow(debt % rate);
+        self.full_at = now.saturating_add(narrow(missing / rate));
+        self.parts = narrow(missing % rate);
     }
 
     fn held(&mut self, spec: &IncrementSpec, now: u64) -> u64 {
         self.settle(spec, now);
-        narrow(self.debt(spec, now).div_ceil(wide(spec.period_millis)))
+        narrow(self.missing(spec, now).div_ceil(wide(spec.period_millis)))
     }
 
     /// Adopts a changed limit. Missing tokens stay missing, and flow in at the new rate.
@@ -394,31 +397,31 @@ impl TokenBucket {
         let CounterKind::TokenBucket { rate } = spec.method else {
             return;
         };
-        let debt = self.owed().saturating_sub(self.flowed(now));
-        if debt > 0 && (rate, spec.limit) != (self.rate, self.limit) {
+        let missing = self.missing_then().saturating_sub(self.inflow(now));
+        if missing > 0 && (rate, spec.limit) != (self.rate, self.limit) {
             (self.rate, self.limit) = (rate, spec.limit);
-            self.owe(debt, now);
+            self.store_missing(missing, now);
         }
     }
 
     fn charge(&mut self, spec: &IncrementSpec, now: u64) {
         if let CounterKind::TokenBucket { rate } = spec.method {
             let token = wide(spec.period_millis);
-            let debt = self.debt(spec, now) + wide(spec.hits.added()) * token;
+            let missing = self.missing(spec, now) + wide(spec.hits.added()) * token;
             let back = wide(spec.hits.given_back()) * token;
             (self.rate, self.limit) = (rate, spec.limit);
-            self.owe(debt.saturating_sub(back), now);
+            self.store_missing(missing.saturating_sub(back), now);
         }
     }
 
     fn resets_in(&self, spec: &IncrementSpec, now: u64) -> u64 {
-        narrow(self.debt(spec, now).div_ceil(u128::from(self.rate)))
+        narrow(self.missing(spec, now).div_ceil(u128::from(self.rate)))
     }
 
     fn retry_in(&self, spec: &IncrementSpec, now: u64) -> u64 {
         let room = wide(u64::from(spec.limit) - spec.hits.added()) * wide(spec.period_millis);
-        let missing = self.debt(spec, now).saturating_sub(room);
-        narrow(missing.div_ceil(u128::from(self.rate)))
+        let short = self.missing(spec, now).saturating_sub(room);
+        narrow(short.div_ceil(u128::from(self.rate)))
     }
 }
 

@@ -182,7 +182,11 @@ impl Limit {
             // No token ever flows into this bucket.
             Algorithm::TokenBucket { .. } if self.requests_per_unit == 0 => 0,
             Algorithm::TokenBucket { burst } => burst,
-            _ => self.requests_per_unit,
+            Algorithm::FixedWindow
+            | Algorithm::Calendar(_)
+            | Algorithm::FirstHit
+            | Algorithm::SlidingWindow
+            | Algorithm::SlidingLog => self.requests_per_unit,
         }
     }
 
@@ -192,7 +196,10 @@ impl Limit {
         match &self.algorithm {
             Algorithm::FixedWindow => window(self.period, now),
             Algorithm::Calendar(calendar) => calendar.window(now),
-            _ => Window {
+            Algorithm::FirstHit
+            | Algorithm::SlidingWindow
+            | Algorithm::SlidingLog
+            | Algorithm::TokenBucket { .. } => Window {
                 start: now,
                 end: now.plus(Duration::from_secs(self.period.secs())),
             },

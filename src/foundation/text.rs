@@ -1,6 +1,6 @@
 //! Byte strings that are built piece by piece: keys of counters, and texts by which rules are looked up.
 //!
-//! It is no `SmallVec`: most pieces are short, and are copied here without a call of `memcpy`.
+//! Most pieces are short. A `SmallVec` would call `memcpy` for each; this type copies them with plain moves.
 
 use std::ops::Deref;
 

@@ -6,9 +6,10 @@
 //! such a call before any service sees it, and Envoy then lets the request pass: nothing is limited.
 //!
 //! So this module inspects the bytes of a connection on their way to the library. In a header block (RFC 9113, 6.2)
-//! it replaces an invalid literal `:authority` by a valid one with as many characters, and, in Huffman code, as many
-//! bits. Frame, string and the entry of the dynamic table keep their lengths, so both sides keep equal states, and
-//! later calls that refer to the entry are valid too. All other frames are skipped by their length.
+//! it replaces an invalid literal `:authority` by a valid one of the same length, in characters and, in Huffman code,
+//! in bits. The lengths of the frame, of the string and of the entry in the dynamic table stay as they were, so both
+//! sides keep equal tables, and later calls that refer to the entry are valid too. All other frames are skipped by
+//! their length.
 //!
 //! An empty text cannot be repaired, nor one whose code is longer by half than the text itself, which encoders then
 //! send uncoded. A name in the dynamic table is not recognised: encoders find `:authority` in the static table, or

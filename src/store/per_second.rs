@@ -1,4 +1,4 @@
-//! Limits per second in a store of their own: they make most of the load, and losing them costs
+//! Counts limits per second in a store of their own. Most of the load is theirs, and the loss of their counts matters
 //! least.
 
 use super::{

@@ -328,8 +328,8 @@ proptest! {
                 admitted += hits;
             }
         }
-        let flowed = u64::from(rate) * (last - first);
-        prop_assert!(admitted * PERIOD <= u64::from(burst) * PERIOD + flowed, "{admitted}");
+        let inflow = u64::from(rate) * (last - first);
+        prop_assert!(admitted * PERIOD <= u64::from(burst) * PERIOD + inflow, "{admitted}");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Keys of counters.
 //!
-//! A key is an encoding that can be decoded again, so that two counters never share one:
+//! Two counters never share a key, because a key tells where each of its parts ends:
 //!
 //! ```text
 //! {4:shop14:remote_address9:127.0.0.1}60@29920500

@@ -52,12 +52,12 @@ fn describe(rule: &Rule, page: &mut String) {
             Algorithm::Calendar(calendar) => {
                 let _ = write!(more, ", calendar: {}", calendar.zone_name());
             }
-            other => {
-                let _ = write!(more, ", algorithm: {}", other.name());
+            algorithm @ (Algorithm::SlidingWindow | Algorithm::SlidingLog) => {
+                let _ = write!(more, ", algorithm: {}", algorithm.name());
             }
-        }
-        if let Algorithm::TokenBucket { burst } = limit.algorithm {
-            let _ = write!(more, ", burst: {burst}");
+            algorithm @ Algorithm::TokenBucket { burst } => {
+                let _ = write!(more, ", algorithm: {}, burst: {burst}", algorithm.name());
+            }
         }
         if rule.counts == CountPolicy::Admitted {
             more.push_str(", count: admitted");

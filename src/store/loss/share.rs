@@ -10,7 +10,10 @@ pub(super) fn share(spec: &IncrementSpec, replicas: u32) -> IncrementSpec {
             CounterKind::TokenBucket { rate } => CounterKind::TokenBucket {
                 rate: rate.div_ceil(replicas),
             },
-            other => other,
+            kind @ (CounterKind::Window
+            | CounterKind::FirstHit
+            | CounterKind::SlidingWindow
+            | CounterKind::SlidingLog) => kind,
         },
         ..*spec
     }

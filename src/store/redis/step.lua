@@ -284,50 +284,50 @@ ways.l = {
 -- full_at:parts:rate:millis:limit. A millisecond has `rate` parts, and a token as many parts as the
 -- period has milliseconds. The missing tokens were saved `millis` milliseconds before full_at, under
 -- `limit`. A state without the last two is from an earlier version, which can read this one as well.
-local function save_debt(c, debt)
-  local millis = math.floor(debt / c.extra)
-  local parts = debt - millis * c.extra
+local function save_missing(c, missing)
+  local millis = math.floor(missing / c.extra)
+  local parts = missing - millis * c.extra
   local words = { text(c.now + millis), text(parts), text(c.extra), text(millis), text(c.limit) }
   save(c, table.concat(words, ':'), millis)
 end
 
 ways.t = {
   look = function(c)
-    c.debt, c.now = 0, now
+    c.missing, c.now = 0, now
     local state = redis.call('GET', c.key)
     c.is_there = state
     if state then
       local full_at, parts, rate, millis, limit = unpack(numbers(state))
       millis, limit = millis or math.max(full_at - now, 0), limit or c.limit
-      local since, owed = full_at - millis, millis * rate + parts
+      local since, missing_then = full_at - millis, millis * rate + parts
       c.now = present(c, since)
       local is_as_saved = c.now and rate == c.extra and limit == c.limit
       if not c.now then c.now, since = now, now end
-      local left = math.max(owed - (c.now - since) * rate, 0)
+      local left = math.max(missing_then - (c.now - since) * rate, 0)
       if left > 0 and not is_as_saved then
-        since, owed, rate = c.now, left, c.extra
-        save_debt(c, left)
+        since, missing_then, rate = c.now, left, c.extra
+        save_missing(c, left)
       end
-      c.debt = math.max(math.min(owed, c.limit * c.period) - (c.now - since) * rate, 0)
+      c.missing = math.max(math.min(missing_then, c.limit * c.period) - (c.now - since) * rate, 0)
     end
-    c.held = math.ceil(c.debt / c.period)
+    c.held = math.ceil(c.missing / c.period)
   end,
   -- No more tokens can be missing than the bucket holds.
   held_after = function(c, ahead)
     return math.max(math.min(c.held + ahead, c.limit) + c.hits, 0)
   end,
   charge = function(c)
-    local debt = math.max(c.debt + c.hits * c.period, 0)
-    c.debt = math.min(debt, c.limit * c.period)
-    c.held = math.ceil(c.debt / c.period)
+    local missing = math.max(c.missing + c.hits * c.period, 0)
+    c.missing = math.min(missing, c.limit * c.period)
+    c.held = math.ceil(c.missing / c.period)
     -- Giving back to a bucket that was never drawn from leaves no trace.
-    if c.is_there or c.hits > 0 then save_debt(c, debt) end
+    if c.is_there or c.hits > 0 then save_missing(c, missing) end
   end,
   resets_in = function(c)
-    return math.ceil(c.debt / c.extra)
+    return math.ceil(c.missing / c.extra)
   end,
   retry_in = function(c)
-    return math.ceil((c.debt - (c.limit - c.added) * c.period) / c.extra)
+    return math.ceil((c.missing - (c.limit - c.added) * c.period) / c.extra)
   end,
 }
 

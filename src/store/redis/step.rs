@@ -8,7 +8,9 @@ use bb8_redis::redis::{self, Value};
 
 use super::packed::{CommandWriter, PackedCommands};
 use crate::{
-    core::counter::{Charge, CounterKind, CounterState, Enforcement, Increment, ResetTimes},
+    core::counter::{
+        Charge, CounterKind, CounterState, Enforcement, Increment, IncrementSpec, ResetTimes,
+    },
     store::contract::StoreError,
 };
 
@@ -91,15 +93,29 @@ pub(super) fn write_fields(
     increment: &Increment<'_>,
     ttl_secs: impl FnOnce() -> u64,
 ) {
+    // Every field is named, so that the compiler asks here about a new one.
+    let IncrementSpec {
+        descriptor_bytes: _,
+        hits,
+        limit,
+        method,
+        charge,
+        enforcement,
+        on_loss: _,
+        descriptor,
+        is_per_second: _,
+        period_millis,
+        expires_at: _,
+    } = increment.spec;
     script
-        .word(algorithm_letter(increment.method))
-        .word(charge_letter(increment.charge))
-        .word(enforcement_letter(increment.enforcement))
-        .number(increment.descriptor)
-        .number(increment.hits.signed())
-        .number(increment.limit)
-        .number(increment.period_millis)
-        .number(match increment.method {
+        .word(algorithm_letter(method))
+        .word(charge_letter(charge))
+        .word(enforcement_letter(enforcement))
+        .number(descriptor)
+        .number(hits.signed())
+        .number(limit)
+        .number(period_millis)
+        .number(match method {
             CounterKind::Window => ttl_secs(),
             CounterKind::TokenBucket { rate } => rate.into(),
             CounterKind::FirstHit | CounterKind::SlidingWindow | CounterKind::SlidingLog => 0,
