@@ -11,11 +11,9 @@ use crate::{
 /// Prints every problem, or a summary of the rules.
 pub(crate) fn check_files(check: &Check) -> ExitCode {
     let options = Options {
-        merge_domains: check.merge_domains,
-        strict_matching: check.strict_matching,
         key_format: check.key_format.into(),
         lacks_replicas: !check.replicas.are_known(),
-        ..Options::default()
+        ..check.reading.options()
     };
     let (lines, code) = match Files::read(&Source::Paths(check.paths.clone())).compile(options) {
         Ok(loaded) => {

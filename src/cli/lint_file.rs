@@ -12,7 +12,7 @@ use anyhow::Context as _;
 
 use super::{lint_envoy, print::print};
 use crate::{
-    config::{files::Files, options::Options, position::Position, source::Source},
+    config::{files::Files, position::Position, source::Source},
     settings::command_line::LintEnvoy,
 };
 
@@ -22,12 +22,8 @@ pub(crate) fn lint_file(lint: &LintEnvoy) -> anyhow::Result<ExitCode> {
     let text = read(&lint.file).with_context(|| format!("{name}: cannot be read"))?;
     let matcher = match &lint.rules {
         Some(folder) => {
-            let options = Options {
-                merge_domains: lint.merge_domains,
-                strict_matching: lint.strict_matching,
-                ..Options::default()
-            };
-            let loaded = Files::read(&Source::Paths(vec![folder.clone()])).compile(options);
+            let loaded =
+                Files::read(&Source::Paths(vec![folder.clone()])).compile(lint.reading.options());
             let loaded = loaded.map_err(|problems| {
                 let lines: Vec<_> = problems.iter().map(ToString::to_string).collect();
                 anyhow::anyhow!("{}", lines.join("\n"))

@@ -1,7 +1,5 @@
 //! Flags and environment → typed [`Settings`]. Only this module and its submodules read the environment.
 
-use super::serve::Settings;
-
 use std::{
     ffi::OsString,
     path::{Path, PathBuf},
@@ -10,11 +8,13 @@ use std::{
 
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
-use super::redis::KeyFormatFlag;
-
-use super::shapes::ArgShape as _;
-use super::values::Entries;
-use super::values::{duration, entries};
+use super::{
+    redis::KeyFormatFlag,
+    serve::Settings,
+    shapes::ArgShape as _,
+    values::{Entries, duration, entries},
+};
+use crate::config::options::Options;
 
 /// The command line of tollgate.
 #[derive(Debug, Parser)]
@@ -114,23 +114,8 @@ pub(crate) struct Check {
     #[arg(required = true, value_name = "DIR|FILE")]
     pub paths: Vec<PathBuf>,
 
-    /// Let several files name one domain, as `serve --merge-domains` does
-    #[arg(
-        long,
-        env = "MERGE_DOMAIN_CONFIG",
-        boolean = false,
-        require_equals = true
-    )]
-    pub merge_domains: bool,
-
-    /// Match keys and values separately, as `serve --strict-matching` does
-    #[arg(
-        long,
-        env = "TOLLGATE_STRICT_MATCHING",
-        boolean = false,
-        require_equals = true
-    )]
-    pub strict_matching: bool,
+    #[command(flatten)]
+    pub(crate) reading: Reading,
 
     /// Also check that `serve --key-format` can write the keys
     #[arg(
@@ -160,14 +145,21 @@ pub(crate) struct LintEnvoy {
     #[arg(long, value_name = "DIR")]
     pub rules: Option<PathBuf>,
 
-    /// Read the rules as `serve --merge-domains` does
+    #[command(flatten)]
+    pub(crate) reading: Reading,
+}
+
+/// The settings of `serve` that change the meaning of rule files.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct Reading {
+    /// Let several files name one domain, as `serve --merge-domains` does
     #[arg(
         long,
         env = "MERGE_DOMAIN_CONFIG",
         boolean = false,
         require_equals = true
     )]
-    pub merge_domains: bool,
+    pub(crate) merge_domains: bool,
 
     /// Match keys and values separately, as `serve --strict-matching` does
     #[arg(
@@ -176,7 +168,18 @@ pub(crate) struct LintEnvoy {
         boolean = false,
         require_equals = true
     )]
-    pub strict_matching: bool,
+    pub(crate) strict_matching: bool,
+}
+
+impl Reading {
+    /// Options of the compiler of rules; those of other settings are left at their defaults.
+    pub(crate) fn options(self) -> Options {
+        Options {
+            merge_domains: self.merge_domains,
+            strict_matching: self.strict_matching,
+            ..Options::default()
+        }
+    }
 }
 
 #[derive(Debug, Args)]

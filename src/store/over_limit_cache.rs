@@ -1,7 +1,7 @@
 //! Answers for counters that are known to be over their limit, without asking the store.
 //!
-//! The cache keeps only facts that cannot become false, so that a request is answered as without it. It
-//! is right under these conditions, and a property test in `over_limit_cache/tests.rs` compares decision by decision:
+//! A request is answered as it would be without the cache. That is true under these conditions, and a property test in
+//! `over_limit_cache/tests.rs` compares both, decision by decision:
 //!
 //! - Either all limits of a request are known to refuse it, or the store is asked for all of them.
 //! - A count only grows until its window ends, unless hits are given back. A give-back makes the

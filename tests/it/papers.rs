@@ -50,6 +50,27 @@ fn help(flag: &clap::Arg) -> String {
 }
 
 #[test]
+fn the_readme_asks_with_the_program_that_make_run_builds() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let makefile = fs::read_to_string(root.join("Makefile")).unwrap();
+    let readme = fs::read_to_string(root.join("README.md")).unwrap();
+    let (_, rest) = makefile.split_once("run --profile ").unwrap();
+    let profile = rest.split(' ').next().unwrap();
+    let programs: Vec<_> = readme
+        .split_whitespace()
+        .filter_map(|word| {
+            let (_, path) = word.split_once("target/")?;
+            path.strip_suffix("/tollgate")
+        })
+        .collect();
+    assert!(!programs.is_empty());
+    assert!(
+        programs.iter().all(|folder| *folder == profile),
+        "{programs:?}"
+    );
+}
+
+#[test]
 fn the_settings_page_is_the_help_of_serve() {
     let mut page = String::from(
         "# Settings\n\nEvery flag of `tollgate serve`, and the environment variable that says the \
