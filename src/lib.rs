@@ -59,7 +59,7 @@ mod config {
     mod compile;
     pub(crate) mod fault;
     mod fields;
-    mod file;
+    pub(crate) mod file;
     pub(crate) mod files;
     mod free_form;
     mod keys;

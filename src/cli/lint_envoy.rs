@@ -15,7 +15,7 @@ mod traps;
 pub(super) mod unreadable;
 mod walk;
 
-use crate::core::matcher::Matcher;
+use crate::{config::file::BYTE_ORDER_MARK, core::matcher::Matcher};
 
 use self::{actions::KnownRules, document::Document, unreadable::Unreadable, walk::EnvoyWalk};
 
@@ -30,6 +30,7 @@ pub(super) const MAX_FILE_BYTES: u64 = 64 << 20;
 ///
 /// If the file is not an Envoy configuration.
 pub(super) fn lint(text: &str, rules: Option<&Matcher>) -> Result<Vec<Finding>, Unreadable> {
+    let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text);
     let documents = Document::parse_all(text)?;
     let mut walk = EnvoyWalk::default();
     for document in &documents {

@@ -4,6 +4,7 @@ use std::{
     collections::{HashMap, HashSet},
     mem,
     num::NonZeroU32,
+    ptr,
     sync::Arc,
 };
 
@@ -47,22 +48,25 @@ pub(super) fn compile(
         lacks_replicas: options.lacks_replicas,
         problems,
     };
-    let mut domains: HashMap<&str, &str> = HashMap::new();
-    for ParsedFile { file, rules } in sources {
+    // Of each domain, the first document and the number of rules.
+    let mut domains: HashMap<&str, (&ParsedFile<'_>, usize)> = HashMap::new();
+    for source in sources {
+        let ParsedFile { file, rules } = source;
         let RuleDocument { domain, at, .. } = rules;
         if domain.is_empty() {
             compiler.report(file, *at, "", Fault::EmptyDomain);
             continue;
         }
-        let first = *domains.entry(domain).or_insert(&file.name);
-        if first != file.name && !options.merge_domains {
+        let (first, rules_in_domain) = domains.entry(domain).or_insert((source, 0));
+        if !ptr::eq(*first, source) && !options.merge_domains {
             let fault = Fault::DuplicateDomain {
                 domain: domain.clone(),
-                first: first.to_owned(),
+                first: first.location_beside(file),
             };
             compiler.report(file, *at, "", fault);
             continue;
         }
+        let rules_before = compiler.matcher.rules().len();
         let root = compiler.matcher.insert_domain(domain.as_bytes());
         let otherwise = RuleDefaults {
             on_store_loss: options.on_store_loss,
@@ -78,15 +82,40 @@ pub(super) fn compile(
             };
             compiler.descriptor(file, level, descriptor);
         }
+        *rules_in_domain += compiler.matcher.rules().len() - rules_before;
     }
     compiler.check_replacers();
-    compiler.matcher
+    let Compiler {
+        matcher, problems, ..
+    } = compiler;
+    // Rules with an error are missing, and need no second problem.
+    if problems.iter().all(|problem| problem.fault.is_warning()) {
+        let empty = domains.iter().filter(|(_, (_, rules))| *rules == 0);
+        problems.extend(empty.map(|(domain, (first, _))| {
+            let fault = Fault::NoRules((*domain).to_owned());
+            first.file.problem(first.rules.at, "", fault)
+        }));
+    }
+    matcher
 }
 
-/// A file and its parsed rules.
+/// A file and the parsed rules of one of its documents.
 pub(super) struct ParsedFile<'a> {
     pub(super) file: &'a File,
     pub(super) rules: RuleDocument,
+}
+
+impl ParsedFile<'_> {
+    /// Its name in a message about `file`; if it is that file, also its line and column.
+    fn location_beside(&self, file: &File) -> String {
+        let name = &self.file.name;
+        match self.rules.at.map(|at| self.file.position(at)) {
+            Some(Position { line, column }) if ptr::eq(self.file, file) => {
+                format!("{name}:{line}:{column}")
+            }
+            _ => name.clone(),
+        }
+    }
 }
 
 /// A position in one of the files.

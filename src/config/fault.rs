@@ -67,8 +67,15 @@ pub enum Fault {
     EmptyPush,
     #[error("error loading config file: not UTF-8 text")]
     NotText,
+    #[error("error loading config file: UTF-16 text; save it as UTF-8")]
+    Utf16,
     #[error("error loading config file: yaml: {0}")]
     Syntax(String),
+    #[error(
+        "error loading config file: yaml: the document ends before this line, so it would not be read; indent it as \
+             the lines above it, or begin a new document with `---`"
+    )]
+    BehindDocument,
     #[error("error loading config file: yaml: `{key}` must be {expected}, not {found}")]
     WrongType {
         key: String,
@@ -91,8 +98,8 @@ pub enum Fault {
     #[error("config file cannot have empty domain; write `domain: NAME` at the top")]
     EmptyDomain,
     #[error(
-        "duplicate domain '{domain}' in config file, already defined in {first}; put both in one file or turn \
-             on merging of domains"
+        "duplicate domain '{domain}' in config file, already defined in {first}; put all its descriptors \
+             under one `domain` or turn on merging of domains"
     )]
     DuplicateDomain { domain: String, first: String },
     #[error("descriptor has empty key; write `key: NAME`")]
@@ -173,6 +180,8 @@ pub enum Fault {
     Repeated(String),
     #[error("`requests_per_unit` is missing, so every request is refused; write it, 0 included")]
     NoRequestsPerUnit,
+    #[error("0 rules: nothing in domain '{0}' is limited")]
+    NoRules(String),
     #[error("`replaces` names '{0}', but no limit has that name")]
     ReplacesUnknown(String),
     #[error(
@@ -189,6 +198,7 @@ impl Fault {
             Self::Misplaced { .. }
                 | Self::Repeated(_)
                 | Self::NoRequestsPerUnit
+                | Self::NoRules(_)
                 | Self::ReplacesUnknown(_)
                 | Self::ReplaceEachOther(..)
         )

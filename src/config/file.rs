@@ -6,6 +6,9 @@ use std::sync::OnceLock;
 
 use super::position::{Lines, Position};
 
+/// Some editors begin UTF-8 text with it. serde_yaml would take it for a column, and end the document at the next line.
+pub(crate) const BYTE_ORDER_MARK: char = '\u{feff}';
+
 /// A rule file: its name in messages, and its text.
 #[derive(Debug)]
 pub(super) struct File {
@@ -15,7 +18,11 @@ pub(super) struct File {
 }
 
 impl File {
-    pub(super) fn new(name: String, text: String) -> Self {
+    /// A file without the byte order mark that its text may begin with.
+    pub(super) fn new(name: String, mut text: String) -> Self {
+        if text.starts_with(BYTE_ORDER_MARK) {
+            text.drain(..BYTE_ORDER_MARK.len_utf8());
+        }
         Self {
             name,
             text,

@@ -76,9 +76,11 @@ impl Files {
         } = self;
         let sources: Vec<_> = files
             .iter()
-            .filter_map(|file| {
-                let rules = super::yaml::read(file, &mut problems)?;
-                Some(super::compile::ParsedFile { file, rules })
+            .flat_map(|file| {
+                let documents = super::yaml::read(file, &mut problems);
+                documents
+                    .into_iter()
+                    .map(move |rules| super::compile::ParsedFile { file, rules })
             })
             .collect();
         finish(&sources, files.len(), options, problems)

@@ -1,4 +1,4 @@
-//! Text → a tree of YAML nodes, in one pass of serde_yaml.
+//! Text → trees of YAML nodes, in one pass of serde_yaml.
 //!
 //! serde_yaml borrows the text of a string from the document, so its address gives its position, and the neighbouring
 //! bytes show whether it was quoted. Numbers, booleans and nulls arrive as values without a text. Their visitor fails
@@ -21,26 +21,27 @@ use super::{
     node::{NULLS, NodeKind, YamlNode},
 };
 
-/// The first document of `text`; an empty text is an empty map.
+/// All documents of `text`, empty ones included.
 ///
 /// # Errors
 ///
-/// If the text is not YAML. The error has the line and the column.
-pub(super) fn first_document(text: &str) -> Result<YamlNode<'_>, serde_yaml::Error> {
-    let document = || serde_yaml::Deserializer::from_str(text).next();
+/// If any part of the text is not YAML. The error has the line and the column.
+pub(super) fn documents(text: &str) -> Result<Vec<YamlNode<'_>>, serde_yaml::Error> {
     let source = YamlText::of(text, text);
-    let Some(first) = document() else {
-        return Ok(YamlNode::empty());
-    };
-    NodeSeed(&source, |_| false)
-        .deserialize(first)
-        .or_else(|error| {
+    let mut documents = Vec::new();
+    for document in serde_yaml::Deserializer::from_str(text) {
+        let node = NodeSeed(&source, |_| false).deserialize(document);
+        let node = node.or_else(|error: serde_yaml::Error| {
             let scalar = source.scalar(error)?;
             // The document may have an error behind its only scalar.
-            let again = document().map(|again| again.deserialize_ignored_any(IgnoredAny));
+            let again = serde_yaml::Deserializer::from_str(text).nth(documents.len());
+            let again = again.map(|again| again.deserialize_ignored_any(IgnoredAny));
             again.transpose()?;
-            Ok(scalar)
-        })
+            Ok::<_, serde_yaml::Error>(scalar)
+        })?;
+        documents.push(node);
+    }
+    Ok(documents)
 }
 
 /// The only document of `part`, a part of `whole` without tags, with its positions in `whole`; `None` if it is none or

@@ -1,26 +1,35 @@
-//! Text → a tree of YAML nodes: refuses brackets without end early, and reads long lists in pieces.
+//! Text → trees of YAML nodes: refuses brackets without end early, and reads long lists in pieces.
 
-use super::{node::YamlNode, one_pass::first_document, pieces};
+use super::{node::YamlNode, one_pass::documents, pieces};
 
 /// serde_yaml gets long lists in pieces of this many bytes, each extended to the end of an item: it needs a hundred
 /// bytes per word, and data that fits the caches is read faster.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// The first document of `text`; an empty file is an empty map. A long document is read faster if `is_scalar` holds for
-/// the keys whose values are scalars.
+/// All documents of `text` but empty ones; an empty file is one empty map. A long document is read faster if
+/// `is_scalar` holds for the keys whose values are scalars.
 ///
 /// # Errors
 ///
-/// If the text is not YAML. The error has the line and the column.
-pub(crate) fn parse(
+/// If any part of the text is not YAML. The error has the line and the column.
+pub(crate) fn parse_all(
     text: &str,
     is_scalar: fn(&str) -> bool,
-) -> Result<YamlNode<'_>, serde_yaml::Error> {
+) -> Result<Vec<YamlNode<'_>>, serde_yaml::Error> {
     check_nesting(text)?;
-    match pieces::read(text, PIECE_BYTES, is_scalar) {
-        Some(root) => Ok(root),
-        None => first_document(text),
+    if let Some(root) = pieces::read(text, PIECE_BYTES, is_scalar) {
+        return Ok(vec![root]);
     }
+    let mut found = documents(text)?;
+    if found.iter().any(|document| !document.is_null()) {
+        found.retain(|document| !document.is_null());
+    } else {
+        found.truncate(1);
+    }
+    if found.is_empty() {
+        found.push(YamlNode::empty());
+    }
+    Ok(found)
 }
 
 /// More open brackets than this start the check of the nesting.
@@ -43,7 +52,7 @@ fn check_nesting(text: &str) -> Result<(), serde_yaml::Error> {
         }
         if open > MAX_OPEN_BRACKETS {
             let end = text.ceil_char_boundary(text.len().min(at + BEHIND_BRACKETS_BYTES));
-            return match first_document(&text[..end]) {
+            return match documents(&text[..end]) {
                 Err(error) if error.to_string().contains("recursion limit") => Err(error),
                 _ => Ok(()),
             };

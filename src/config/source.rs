@@ -152,6 +152,9 @@ pub(super) fn read_text(path: &Path) -> Result<String, Fault> {
         return Err(Fault::TooLarge);
     }
     let bytes = fs::read(path).map_err(Fault::Unreadable)?;
+    if bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]) {
+        return Err(Fault::Utf16);
+    }
     String::from_utf8(bytes).map_err(|_| Fault::NotText)
 }
 

@@ -442,6 +442,75 @@ fn a_domain_stands_in_one_file_unless_domains_are_merged() {
 }
 
 #[test]
+fn a_byte_order_mark_is_no_part_of_the_text() {
+    let text = "domain: d\ndescriptors:\n  - key: k\n    rate_limit: {unit: day}\n";
+    check_problems(
+        &[&format!("\u{feff}{text}")],
+        &["a.yaml:4:18: d.k: warning: `requests_per_unit` is missing"],
+    );
+}
+
+#[test]
+fn every_document_of_a_file_is_read() {
+    let loaded = load(
+        "domain: a\ndescriptors: [{key: k, rate_limit: {unlimited: true}}]\n---\n---\n\
+         domain: b\ndescriptors: [{key: k, rate_limit: {unlimited: true}}]\n...\n",
+    );
+    let paths: Vec<_> = loaded
+        .matcher
+        .rules()
+        .iter()
+        .map(|rule| &*rule.path)
+        .collect();
+    assert_eq!((paths, loaded.files), (vec!["a.k", "b.k"], 1));
+    check_problems(
+        &["domain: a\n---\ndomain: b\n---\ndomain: a\n"],
+        &[
+            "a.yaml:5:9: duplicate domain 'a' in config file, already defined in a.yaml:1:9; put all its",
+        ],
+    );
+    check_problems(
+        &["domain: a\n---\ndomain: b\nthis: x\n"],
+        &["a.yaml:4:1: b: config error, unknown key 'this'"],
+    );
+}
+
+/// Before, such a file was read up to the first of these lines.
+#[test]
+fn text_that_belongs_to_no_document_is_refused() {
+    let ends = "error loading config file: yaml: the document ends before this line";
+    for (text, line) in [
+        (" domain: d\ndescriptors: []\n", 2),
+        ("{\"domain\": \"d\"}\nrubbish: x\n", 2),
+        ("domain: d\n...\nrubbish\nmore: [\n", 0),
+        ("domain: d\n---\nrubbish: [\n", 0),
+    ] {
+        let problems = compile_texts(&[text], Options::default()).unwrap_err();
+        let problem = problems[0].to_string();
+        let expected = format!("a.yaml:{line}:1: {ends}");
+        assert!(
+            line == 0 || problem.starts_with(&expected),
+            "{text:?}: {problem}"
+        );
+    }
+}
+
+#[test]
+fn a_domain_without_rules_is_a_warning() {
+    let empty = "warning: 0 rules: nothing in domain 'd' is limited";
+    for text in ["domain: d\n", "domain: d\ndescriptors: [{key: k}]\n"] {
+        check_problems(&[text], &[&format!("a.yaml:1:9: {empty}")]);
+    }
+    let merge = Options {
+        merge_domains: true,
+        ..Options::default()
+    };
+    let rule = "domain: d\ndescriptors: [{key: k, rate_limit: {unlimited: true}}]";
+    let loaded = compile_texts(&["domain: d\n", rule], merge).unwrap();
+    assert!(loaded.warnings.is_empty(), "{:?}", loaded.warnings);
+}
+
+#[test]
 fn all_errors_of_all_files_are_told_at_once() {
     let a = "domain: d\ndescriptors:\n  - key: ''\n  - key: k\n    rate_limits: [1/x, 2/m, 3/m]\n";
     let b = "domain: e\nwhat: 1\n";
@@ -468,7 +537,7 @@ fn what_cannot_be_meant_is_a_warning() {
         "a.yaml:4:18: d.k: warning: `requests_per_unit` is missing",
     );
     check_body(
-        "value: a\nvalue: b",
+        "value: a\nvalue: b\nrate_limit: {unlimited: true}",
         "a.yaml:5:5: d: warning: `value` is given twice",
     );
     check_body(

@@ -13,7 +13,7 @@ use super::{
     keys::{KeyKind, KeyLevel, is_scalar},
     mirror::{CalendarStarts, DefaultKeys, DescriptorNode, Limits, RateLimit, RuleDocument},
     node::{NodeKind, YamlNode},
-    parse::parse,
+    parse::parse_all,
     path::DescriptorPath,
     position::Position,
     reader::YamlReader,
@@ -21,10 +21,10 @@ use super::{
 };
 use crate::core::metadata::{Metadata, MetadataValue};
 
-/// Reads `file`; `None` if its syntax or its root is wrong.
-pub(super) fn read(file: &File, problems: &mut Vec<Problem>) -> Option<RuleDocument> {
-    let root = match parse(&file.text, is_scalar) {
-        Ok(root) => root,
+/// Reads the documents of `file`, but those whose root is wrong; none if its syntax is wrong.
+pub(super) fn read(file: &File, problems: &mut Vec<Problem>) -> Vec<RuleDocument> {
+    let roots = match parse_all(&file.text, is_scalar) {
+        Ok(roots) => roots,
         Err(error) => {
             let mut problem = file.problem(None, "", syntax(&error));
             problem.position = error.location().map(|location| Position {
@@ -32,20 +32,27 @@ pub(super) fn read(file: &File, problems: &mut Vec<Problem>) -> Option<RuleDocum
                 column: location.column(),
             });
             problems.push(problem);
-            return None;
+            return Vec::new();
         }
     };
     let mut reader = YamlReader { file, problems };
-    if let NodeKind::Map(_) = root.kind {
-        reader.check_file(&root);
-    }
-    reader.rule_file(&root)
+    let read = |root: YamlNode<'_>| {
+        if let NodeKind::Map(_) = root.kind {
+            reader.check_file(&root);
+        }
+        reader.rule_file(&root)
+    };
+    roots.into_iter().filter_map(read).collect()
 }
 
 /// The message without the position, which is shown before it.
 fn syntax(error: &serde_yaml::Error) -> Fault {
     let text = error.to_string();
     let text = text.split(" at line ").next().unwrap_or_default();
+    // libyaml's text for a line that belongs to no node.
+    if text.ends_with("did not find expected <document start>") {
+        return Fault::BehindDocument;
+    }
     Fault::Syntax(text.to_owned())
 }
 

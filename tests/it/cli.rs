@@ -39,7 +39,9 @@ fn check_accepts_good_rules() {
         said,
         (
             Some(0),
-            "ok: 1 rules in 2 domains, from 2 files\n".to_owned()
+            "sub/b.yml:1:9: warning: 0 rules: nothing in domain 'e' is limited\n\
+             ok: 1 rules in 2 domains, from 2 files\n"
+                .to_owned()
         )
     );
 }
@@ -82,7 +84,7 @@ descriptors:
         "a.yaml:10:5: shop: descriptor has empty key; write `key: NAME`",
         "a.yaml:11:10: shop.one: duplicate descriptor composite key 'shop.one', already defined at a.yaml:3:10",
         "a.yaml:13:50: shop.four: `unit_multiplier` must be a whole number from 1 to 4294967295, not 0",
-        "b.yaml:1:9: duplicate domain 'shop' in config file, already defined in a.yaml; put both in one file or turn on merging of domains",
+        "b.yaml:1:9: duplicate domain 'shop' in config file, already defined in a.yaml; put all its descriptors under one `domain` or turn on merging of domains",
         "b.yaml:4:19: shop.x: cannot read the limit 'many'; write NUMBER/UNIT or NUMBER/COUNTunit, such as 5000/day or 300/30m (s, m, h, d, w, mo, y)",
         "c.yaml:1:1: config file cannot have empty domain; write `domain: NAME` at the top",
         "d.yaml:2:1: error loading config file: yaml: did not find expected node content",

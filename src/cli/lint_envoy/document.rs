@@ -1,28 +1,40 @@
 //! Text of an Envoy configuration → values that know their path and their position.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, rc::Rc};
 
 use tonic::codegen::http::uri::Authority;
 
 use super::unreadable::Unreadable;
 use crate::config::{
     node::{NodeKind, YamlNode},
-    parse::parse,
+    parse::parse_all,
     position::{Lines, Position},
 };
 
 /// Bound on nesting: real configurations are only a few levels deep.
 const MAX_DEPTH: usize = 100;
 
-/// The documents of one file.
+/// A file that positions refer to.
+#[derive(Debug)]
+struct FileText {
+    text: String,
+    lines: Lines,
+}
+
+impl FileText {
+    fn of(text: &str) -> Rc<Self> {
+        Rc::new(Self {
+            lines: Lines::of(text),
+            text: text.to_owned(),
+        })
+    }
+}
+
+/// One document of a file.
 #[derive(Debug)]
 pub(super) struct Document {
     root: YamlNode<'static>,
-    /// The parsed text, from the first byte of this document on.
-    text: String,
-    lines: Lines,
-    /// Lines of the file above this document.
-    lines_above: usize,
+    file: Rc<FileText>,
     /// Put before every path if the file has several documents.
     prefix: String,
 }
@@ -37,32 +49,25 @@ impl Document {
         if text.trim_start().starts_with('{')
             && let Ok(json) = serde_json::from_str(text)
         {
-            return Ok(vec![Self::new(from_json(json), String::new(), 0, None)]);
+            return Ok(vec![Self {
+                root: from_json(json),
+                file: FileText::of(""),
+                prefix: String::new(),
+            }]);
         }
-        let parts = split(text);
-        let is_one = parts.len() == 1;
-        let number = |(at, (lines_above, part)): (usize, (usize, String))| {
-            let root = parse(&part, |_| false).map_err(|error| syntax(&error, lines_above))?;
-            let root = root.into_owned();
-            let number = (!is_one).then_some(at + 1);
-            Ok(Self::new(root, part, lines_above, number))
-        };
-        parts.into_iter().enumerate().map(number).collect()
-    }
-
-    fn new(
-        root: YamlNode<'static>,
-        text: String,
-        lines_above: usize,
-        number: Option<usize>,
-    ) -> Self {
-        Self {
-            lines: Lines::of(&text),
-            root,
-            text,
-            lines_above,
-            prefix: number.map_or_else(String::new, |number| format!("document {number}: ")),
-        }
+        let roots = parse_all(text, |_| false).map_err(|error| syntax(&error))?;
+        let file = FileText::of(text);
+        let is_one = roots.len() == 1;
+        let numbered = roots.into_iter().zip(1..).map(|(root, number)| Self {
+            root: root.into_owned(),
+            file: file.clone(),
+            prefix: if is_one {
+                String::new()
+            } else {
+                format!("document {number}: ")
+            },
+        });
+        Ok(numbered.collect())
     }
 
     pub(super) fn root(&self) -> DocumentValue<'_> {
@@ -75,8 +80,7 @@ impl Document {
     }
 }
 
-/// The parser's error, with its line converted to a line of the file.
-fn syntax(error: &serde_yaml::Error, lines_above: usize) -> Unreadable {
+fn syntax(error: &serde_yaml::Error) -> Unreadable {
     let text = error.to_string();
     let Some(location) = error.location() else {
         return Unreadable::Syntax {
@@ -91,33 +95,11 @@ fn syntax(error: &serde_yaml::Error, lines_above: usize) -> Unreadable {
     };
     Unreadable::Syntax {
         position: Some(Position {
-            line: location.line() + lines_above,
+            line: location.line(),
             column: location.column(),
         }),
         text,
     }
-}
-
-/// The documents of a YAML file, each with the number of lines above it.
-fn split(text: &str) -> Vec<(usize, String)> {
-    let mut parts = vec![(0, String::new())];
-    for (at, line) in text.split_inclusive('\n').enumerate() {
-        if line.trim_end() == "---" {
-            parts.push((at + 1, String::new()));
-        } else if let Some((_, part)) = parts.last_mut() {
-            part.push_str(line);
-        }
-    }
-    let says_something = |part: &str| {
-        let mut lines = part.lines().map(str::trim);
-        lines.any(|line| !line.is_empty() && !line.starts_with('#'))
-    };
-    if parts.iter().any(|(_, part)| says_something(part)) {
-        parts.retain(|(_, part)| says_something(part));
-    } else {
-        parts.truncate(1);
-    }
-    parts
 }
 
 fn from_json(value: serde_json::Value) -> YamlNode<'static> {
@@ -172,8 +154,7 @@ impl<'d> DocumentValue<'d> {
     pub(super) fn position(&self) -> Option<Position> {
         let document = self.document;
         let offset = self.node.offset?;
-        let mut position = document.lines.position(&document.text, offset);
-        position.line += document.lines_above;
+        let position = document.file.lines.position(&document.file.text, offset);
         Some(position)
     }
 

@@ -12,7 +12,7 @@ use super::super::{
     pieces::{self, DocumentPieces},
     position::{Lines, Position},
 };
-use super::parse;
+use super::parse_all;
 
 /// The tree of `text` read in two passes, to compare with: the first learns the kind of each node, so that the second
 /// can ask for the text of every scalar.
@@ -29,7 +29,11 @@ fn two_passes(text: &str) -> Result<YamlNode<'_>, serde_yaml::Error> {
         shape: &shape,
         source: text,
     };
-    seed.deserialize(again.expect("it was there before"))
+    let found = seed.deserialize(again.expect("it was there before"))?;
+    for document in serde_yaml::Deserializer::from_str(text).skip(1) {
+        document.deserialize_ignored_any(IgnoredAny)?;
+    }
+    Ok(found)
 }
 
 /// A node as one line: plain scalars bare, others in quotes, each with its position.
@@ -63,7 +67,7 @@ fn show(text: &str, node: &YamlNode<'_>) -> String {
 }
 
 fn parse_any(text: &str) -> Result<YamlNode<'_>, serde_yaml::Error> {
-    parse(text, |_| false)
+    Ok(parse_all(text, |_| false)?.swap_remove(0))
 }
 
 #[track_caller]
@@ -125,10 +129,32 @@ fn repeated_keys_are_kept() {
 }
 
 #[test]
-fn empty_files_are_empty_maps_and_further_documents_ignored() {
+fn empty_files_are_empty_maps() {
     check("", "{}");
     check("# nothing\n", "{}");
-    check("a: 1\n---\n}{", "{a@1:1=1@1:4}");
+}
+
+#[test]
+fn all_documents_are_read_but_empty_ones() {
+    let text = "---\n---\na: 1\n---\n# nothing\n---\nb: ~\n---\n7\n...\n---\n";
+    let found = parse_all(text, is_scalar).unwrap();
+    let found: Vec<_> = found.iter().map(|node| show(text, node)).collect();
+    assert_eq!(found, ["{a@3:1=1@3:4}", "{b@7:1=~@7:4}", "7@9:1"]);
+    assert_eq!(parse_all("---\n---\n", is_scalar).unwrap().len(), 1);
+}
+
+/// Nothing behind the first document is ignored.
+#[test]
+fn text_behind_a_document_is_an_error_with_its_place() {
+    for (text, line) in [
+        ("a: 1\n---\n}{", 3),
+        (" a: 1\nb: 2\n", 2),
+        ("{\"a\": 1}\nb", 2),
+        ("a: 1\n...\nb: 2\n", 3),
+    ] {
+        let error = parse_any(text).unwrap_err();
+        assert_eq!(error.location().unwrap().line(), line, "{text:?}: {error}");
+    }
 }
 
 #[test]
@@ -245,7 +271,6 @@ fn numbers_booleans_and_nulls_have_a_position_wherever_they_stand() {
         "a: &x\nb: *x",
         "a:\nb: 1\nc:",
         "é: [1, ü, 2]\rb: 3\r\nc: 4\u{2028}d: 5\u{85}e: 6",
-        "\u{feff}a: 1\nb: 2",
         "a: [1, {b: 2}, [3]]\n",
         "a: 'x\n\n  y'\nb: 1\nc: |\n  2\n\nd: 3",
     ] {
