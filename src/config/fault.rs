@@ -72,8 +72,8 @@ pub enum Fault {
     #[error("error loading config file: yaml: {0}")]
     Syntax(String),
     #[error(
-        "error loading config file: yaml: the document ends before this line, so it would not be read; indent it as \
-             the lines above it, or begin a new document with `---`"
+        "error loading config file: yaml: the document has ended before this text, which would not be read; indent it \
+             as the lines above it, or begin a new document with `---`"
     )]
     BehindDocument,
     #[error("error loading config file: yaml: `{key}` must be {expected}, not {found}")]

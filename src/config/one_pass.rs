@@ -29,17 +29,17 @@ use super::{
 pub(super) fn documents(text: &str) -> Result<Vec<YamlNode<'_>>, serde_yaml::Error> {
     let source = YamlText::of(text, text);
     let mut documents = Vec::new();
+    let mut is_last_unchecked = false;
     for document in serde_yaml::Deserializer::from_str(text) {
         let node = NodeSeed(&source, |_| false).deserialize(document);
-        let node = node.or_else(|error: serde_yaml::Error| {
-            let scalar = source.scalar(error)?;
-            // The document may have an error behind its only scalar.
-            let again = serde_yaml::Deserializer::from_str(text).nth(documents.len());
-            let again = again.map(|again| again.deserialize_ignored_any(IgnoredAny));
-            again.transpose()?;
-            Ok::<_, serde_yaml::Error>(scalar)
-        })?;
-        documents.push(node);
+        is_last_unchecked = node.is_err();
+        documents.push(node.or_else(|error| source.scalar(error))?);
+    }
+    // The document may have an error behind its only scalar. An earlier one has none, since an error ends the text.
+    if is_last_unchecked {
+        let last = serde_yaml::Deserializer::from_str(text).nth(documents.len() - 1);
+        let last = last.map(|last| last.deserialize_ignored_any(IgnoredAny));
+        last.transpose()?;
     }
     Ok(documents)
 }
