@@ -151,7 +151,7 @@ fn text_behind_a_document_is_an_error_with_its_place() {
         (" a: 1\nb: 2\n", 2),
         ("{\"a\": 1}\nb", 2),
         ("a: 1\n...\nb: 2\n", 3),
-        ("5\n@\n---\na: 1\n", 2),
+        ("5 # five\n@\n---\na: 1\n", 2),
         ("a: 1\n---\n5 # five\n@\n", 4),
     ] {
         let error = parse_any(text).unwrap_err();
