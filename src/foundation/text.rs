@@ -13,6 +13,22 @@ pub struct Text<const N: usize> {
     long: Vec<u8>,
 }
 
+/// Numbers below this have at most eight digits.
+const EIGHT_DIGITS: u64 = 100_000_000;
+
+/// The eight digits of a number below [`EIGHT_DIGITS`], leading zeros included, the first digit in the
+/// lowest byte. It splits the number in half three times, and each split works on all parts of one word
+/// at once.
+fn eight_digits(number: u64) -> u64 {
+    let fours = (number / 10_000) | ((number % 10_000) << 32);
+    // 5243 / 2^19 and 103 / 2^10 are a hundredth and a tenth, exact for numbers of four and of two
+    // digits.
+    let hundreds = ((fours * 5243) >> 19) & 0x0000_007f_0000_007f;
+    let pairs = hundreds | ((fours - hundreds * 100) << 16);
+    let tens = ((pairs * 103) >> 10) & 0x000f_000f_000f_000f;
+    tens | ((pairs - tens * 10) << 8)
+}
+
 /// Copies `from` to `to`, which has the same length. Short texts are copied with two possibly
 /// overlapping word stores, which is cheaper than a call of `memcpy`.
 #[inline]
@@ -70,13 +86,26 @@ impl<const N: usize> Text<N> {
         copy(bytes, self.lengthen(bytes.len()));
     }
 
-    /// Appends `number` in decimal.
+    /// Appends `number` in decimal. With `itoa` a decision in memory takes 9 % more instructions (`cargo bench --bench
+    /// core`), because each key has several numbers.
     pub fn push_decimal(&mut self, number: u64) {
         if number < 10 {
             // The common case: most numbers are lengths of short texts.
             return self.push(b'0' | (number & 0xf) as u8);
         }
-        self.push_slice(itoa::Buffer::new().format(number).as_bytes());
+        if number < EIGHT_DIGITS {
+            let digits = eight_digits(number);
+            let zeros = digits.trailing_zeros() / 8;
+            return self.push_digits(digits >> (8 * zeros), 8 - zeros as usize);
+        }
+        self.push_decimal(number / EIGHT_DIGITS);
+        self.push_digits(eight_digits(number % EIGHT_DIGITS), 8);
+    }
+
+    /// Appends the first `count` of `digits`.
+    fn push_digits(&mut self, digits: u64, count: usize) {
+        let ascii = (digits | 0x3030_3030_3030_3030).to_le_bytes();
+        self.push_first(&ascii, count);
     }
 
     /// Appends the first `count` of `bytes`. Where there is room, it copies all of `bytes` at once.
