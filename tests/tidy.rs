@@ -488,7 +488,7 @@ const LIBRARIES: [(&str, &[&str]); 26] = [
     ("hashbrown", &["store"]),
     ("hyper", &["observe", "server", "service"]),
     ("hyper_util", &["net", "observe", "server", "service"]),
-    ("itoa", &["foundation", "store"]),
+    ("itoa", &["store"]),
     ("jiff", &["config", "core"]),
     ("nix", &["server"]),
     ("notify", &["control"]),

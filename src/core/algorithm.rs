@@ -139,6 +139,24 @@ impl AlgorithmState {
         self.present(spec, now).saturating_add(resets_in)
     }
 
+    /// The bytes of the state outside of its own struct.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        match self {
+            Self::SlidingLog(log) => log.entries.capacity() * size_of::<(u64, u64)>(),
+            Self::FirstHit(_) | Self::SlidingWindow(_) | Self::TokenBucket(_) => 0,
+        }
+    }
+
+    /// Makes room for one more hit without more bytes: a log that has no free place forgets every other moment, and
+    /// then takes those hits for later ones. So it never counts less than before.
+    pub(crate) fn make_room(&mut self) {
+        if let Self::SlidingLog(log) = self
+            && log.entries.len() == log.entries.capacity()
+        {
+            log.merge_pairs();
+        }
+    }
+
     /// The counter's present if its caller's clock reads `now`. Read it once per step: it may come from
     /// a hit that the step then gives back.
     pub(crate) fn present(&mut self, spec: &IncrementSpec, now: u64) -> u64 {
@@ -307,6 +325,20 @@ impl SlidingLog {
                 self.entries.pop_back();
             }
         }
+    }
+
+    /// Merges the first entry with the second one, the third with the fourth and so on, at the later moment.
+    fn merge_pairs(&mut self) {
+        let pairs = self.entries.len() / 2;
+        for index in 0..pairs {
+            let (_, earlier) = self.entries[2 * index];
+            let (at, later) = self.entries[2 * index + 1];
+            self.entries[index] = (at, earlier + later);
+        }
+        if self.entries.len() % 2 == 1 {
+            self.entries[pairs] = self.entries[2 * pairs];
+        }
+        self.entries.truncate(self.entries.len().div_ceil(2));
     }
 
     fn resets_in(&self, spec: &IncrementSpec, now: u64) -> u64 {

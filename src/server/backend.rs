@@ -59,8 +59,8 @@ impl StoreBackend {
         metrics: &Metrics,
     ) -> Result<Self, redis::address::BadUrl> {
         let Some(address) = settings.redis.address() else {
-            return Ok(Self::Memory(Arc::new(MemoryStore::new(
-                settings.max_counters,
+            return Ok(Self::Memory(Arc::new(MemoryStore::bounded(
+                settings.counter_bounds(),
             ))));
         };
         let replicas = Arc::new(ReplicaCount::default());
@@ -73,7 +73,7 @@ impl StoreBackend {
             let servers = Servers::new(&address, stats, grpc::now)?;
             let stats = metrics.loss.clone();
             let options = loss::Options {
-                max_counters: settings.max_counters,
+                bounds: settings.counter_bounds(),
                 unseen_percent: settings.loss.unseen_share,
             };
             let loss = Arc::new(Loss::new(name, options, replicas.clone(), stats));

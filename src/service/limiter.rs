@@ -162,7 +162,7 @@ impl<S: Store> Limiter<S> {
             let store = &self.store;
             let added = store.add_into(&mut counts, &plan.batch, now, deadline);
             let added = added.await;
-            added.inspect_err(|error| self.metrics.record_store_failure(*error))?;
+            added.inspect_err(|_| self.metrics.record_store_failure())?;
         }
         Ok(self.conclude(rules, request, &plan, &counts, now, render))
     }
@@ -185,7 +185,7 @@ impl<S: Store> Limiter<S> {
         plan.fill(&rules.matcher, request, self.modes, now);
         let mut counts = CounterStates::new();
         let counted = store.add_at_once(&mut counts, &plan.batch, now);
-        counted.inspect_err(|error| self.metrics.record_store_failure(*error))?;
+        counted.inspect_err(|_| self.metrics.record_store_failure())?;
         Ok(self.conclude(rules, request, &plan, &counts, now, render))
     }
 

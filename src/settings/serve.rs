@@ -18,7 +18,10 @@ use super::tls::TlsSettings;
 use super::traces::Traces;
 use super::values::{file_path, number};
 use super::xds::Xds;
-use crate::config::{self, source::Source};
+use crate::{
+    config::{self, source::Source},
+    store::memory::CounterBounds,
+};
 
 /// All settings of `serve`. Each flag has an environment variable, with envoyproxy/ratelimit's name where there is
 /// one.
@@ -65,8 +68,8 @@ pub(crate) struct Settings {
     #[command(flatten)]
     pub redis_per_second: RedisPerSecond,
 
-    /// Most counters held in memory; beyond it, hits on a new counter are refused with UNAVAILABLE, or pass if they
-    /// count locally (on_store_loss: local)
+    /// Most counters held in memory. Above it new values are counted together in a fixed amount of memory: never less
+    /// than their hits, so that some are refused early
     #[arg(
         long,
         env = "TOLLGATE_MAX_COUNTERS",
@@ -76,6 +79,18 @@ pub(crate) struct Settings {
         help_heading = "Memory"
     )]
     pub max_counters: usize,
+
+    /// Most bytes that counters take in memory, a quarter of them for values above the bounds. A sliding log
+    /// takes up to 32 bytes for each hit
+    #[arg(
+        long,
+        env = "TOLLGATE_MAX_COUNTER_BYTES",
+        default_value_t = CounterBounds::DEFAULT_BYTES,
+        value_parser = number(1 << 20..),
+        value_name = "N",
+        help_heading = "Memory"
+    )]
+    pub max_counter_bytes: usize,
 
     #[command(flatten)]
     pub decisions: Decisions,
@@ -100,6 +115,14 @@ impl Settings {
     /// Notes for the log on variables of the reference that are set and have no effect.
     pub(crate) fn reference_notes(&self) -> Vec<String> {
         super::reference::notes(std::env::vars_os(), self.xds.config_type)
+    }
+
+    /// The bounds on counters in memory.
+    pub(crate) fn counter_bounds(&self) -> CounterBounds {
+        CounterBounds {
+            counters: self.max_counters,
+            bytes: self.max_counter_bytes,
+        }
     }
 
     /// Whether no rule can count locally because the number of replicas is unknown. With counters in memory no rule

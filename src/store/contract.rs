@@ -111,8 +111,6 @@ pub enum StoreError {
     Moving,
     #[error("too many requests are waiting for the counter store")]
     Overloaded,
-    #[error("the counter table is full")]
-    Full,
 }
 
 impl<S: Store> Store for Arc<S> {

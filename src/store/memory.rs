@@ -22,24 +22,28 @@ mod capacity;
 mod cursor;
 mod key;
 mod shard;
+pub(super) mod sketch;
 mod slot;
 mod table;
 #[cfg(test)]
 mod tests;
 
-use capacity::{BatchRoom, Capacity, Claim};
+use capacity::Capacity;
+pub(crate) use capacity::CounterBounds;
 use cursor::Cursor;
 use key::SplitKey;
 use shard::Shard;
 
-/// Counts in memory, up to a bound on live counters.
+/// Counts in memory, up to bounds on counters and bytes.
 ///
-/// A full store still counts on the counters that it has and refuses new ones: dropping a live counter
-/// to make room would give its client a fresh limit, and a flood of invented values could do that to all
+/// A full store still counts on the counters that it has, and counts all other keys in a [`Sketch`]: dropping a live
+/// counter to make room would give its client a fresh limit, and a flood of invented values could do that to all
 /// clients.
+///
+/// [`Sketch`]: sketch::Sketch
 #[derive(Debug)]
 pub struct MemoryStore {
-    shards: Box<[PaddedShard; SHARDS]>,
+    shards: Box<[PaddedShard]>,
     /// Random for each process: values come from outside, and must not be able to pick a shard or to
     /// collide. Its hashes never leave the process, so they need not be cryptographic.
     hasher: RandomState,
@@ -47,7 +51,7 @@ pub struct MemoryStore {
 }
 
 /// A shard that shares no cache line with its neighbours; processors fetch lines in pairs.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 #[repr(align(128))]
 struct PaddedShard(Mutex<Shard>);
 
@@ -58,11 +62,22 @@ const SHARDS: usize = 256;
 type Locked<'a> = BTreeMap<usize, MutexGuard<'a, Shard>>;
 
 impl MemoryStore {
+    /// A store of at most `max_counters` counters, within the default bound on bytes.
     pub fn new(max_counters: usize) -> Self {
+        Self::bounded(CounterBounds {
+            counters: max_counters,
+            bytes: CounterBounds::DEFAULT_BYTES,
+        })
+    }
+
+    /// A store within `bounds`.
+    pub(crate) fn bounded(bounds: CounterBounds) -> Self {
+        let width = bounds.sketch_width() / SHARDS;
+        let shard = |_| PaddedShard(Mutex::new(Shard::new(width)));
         Self {
-            shards: Box::new(std::array::from_fn(|_| PaddedShard::default())),
+            shards: (0..SHARDS).map(shard).collect(),
             hasher: RandomState::default(),
-            capacity: Capacity::new(max_counters),
+            capacity: Capacity::new(bounds),
         }
     }
 
@@ -71,19 +86,12 @@ impl MemoryStore {
         self.capacity.live()
     }
 
-    pub fn max_counters(&self) -> usize {
-        self.capacity.max()
-    }
-
     /// Drops expired counters. It locks one shard at a time, and searches only those that may have some.
     pub fn sweep(&self, now: Timestamp) {
         for shard in &*self.shards {
-            self.sweep_shard(&mut lock(shard), now);
+            let room = lock(shard).sweep(&self.hasher, now);
+            self.capacity.give_back(room);
         }
-    }
-
-    fn sweep_shard(&self, shard: &mut Shard, now: Timestamp) {
-        self.capacity.give_back(shard.sweep(&self.hasher, now));
     }
 
     fn hash(&self, family: &[u8]) -> u64 {
@@ -98,56 +106,24 @@ impl MemoryStore {
         usize::from(bits) % SHARDS
     }
 
-    fn room(&self, claim: Claim) -> BatchRoom<'_> {
-        BatchRoom::new(&self.capacity, &self.hasher, claim)
-    }
-
-    /// [`Store::add`] without a future, because nothing here waits.
-    ///
-    /// # Errors
-    ///
-    /// If there is no room for another counter.
-    pub fn apply_all(&self, batch: &Batch, now: Timestamp) -> Result<CounterStates, StoreError> {
+    /// [`Store::add`] without a future or an error, because nothing here waits or fails.
+    pub fn apply_all(&self, batch: &Batch, now: Timestamp) -> CounterStates {
         let mut counts = CounterStates::new();
-        self.apply_into(&mut counts, batch, now)?;
-        Ok(counts)
+        self.apply_into(&mut counts, batch, now);
+        counts
     }
 
     /// Like [`Self::apply_all`], but writes into `counts`, which must be empty.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::apply_all`].
-    pub fn apply_into(
-        &self,
-        counts: &mut CounterStates,
-        batch: &Batch,
-        now: Timestamp,
-    ) -> Result<(), StoreError> {
-        if !batch.all_specs().all(IncrementSpec::stands_alone) {
-            *counts = self.add_together(batch, now)?;
-            return Ok(());
+    pub fn apply_into(&self, counts: &mut CounterStates, batch: &Batch, now: Timestamp) {
+        if batch.all_specs().all(IncrementSpec::stands_alone) {
+            self.add_alone(counts, batch, now);
+        } else {
+            *counts = self.add_together(batch, now);
         }
-        let claim = match batch.len() {
-            0 | 1 => Claim::Asked,
-            len if !self.capacity.has_plenty(len) => {
-                *counts = self.add_in_order(batch, now)?;
-                return Ok(());
-            }
-            _ => Claim::Sure { reserved: 0 },
-        };
-        self.add_alone(counts, batch, claim, now)
     }
 
     /// Applies each increment by itself. Increments of one family in a row find and lock it once.
-    fn add_alone(
-        &self,
-        counts: &mut CounterStates,
-        batch: &Batch,
-        claim: Claim,
-        now: Timestamp,
-    ) -> Result<(), StoreError> {
-        let mut room = self.room(claim);
+    fn add_alone(&self, counts: &mut CounterStates, batch: &Batch, now: Timestamp) {
         let name = |index| SplitKey::new(batch.key(index), batch.spec(index).descriptor_bytes);
         let mut names = (0..batch.len()).map(|index| (index, name(index)));
         let mut next = names.next();
@@ -170,57 +146,36 @@ impl MemoryStore {
             while let Some((index, name)) = next
                 && name.is_sibling(first)
             {
-                let mut cursor = Cursor {
-                    shard: &mut *shard,
-                    hash,
-                    name,
-                    now,
-                };
-                counts.push(cursor.add(&batch.increment(index), &mut room)?);
+                let mut cursor = self.cursor(shard, hash, name, now);
+                counts.push(cursor.add(&batch.increment(index)));
                 next = names.next();
             }
         }
-        Ok(())
     }
 
-    /// Applies each increment by itself, but none if there is no room for all.
-    fn add_in_order(&self, batch: &Batch, now: Timestamp) -> Result<CounterStates, StoreError> {
-        let mut shards = self.lock_all(batch);
-        let is_charged = |_, spec: &IncrementSpec| charges_alone(spec, || 0);
-        let mut room = self.reserve(&mut shards, batch, is_charged, now)?;
-        let add = |increment: Increment<'_>| {
-            let mut cursor = self.cursor(&mut shards, &increment, now);
-            cursor.add(&increment, &mut room)
-        };
-        batch.iter().map(add).collect()
-    }
-
-    /// Applies all increments as one step: whether one is charged depends on all counters. If there is
-    /// no room for all that are charged, none is.
-    fn add_together(&self, batch: &Batch, now: Timestamp) -> Result<CounterStates, StoreError> {
+    /// Applies all increments as one step: whether one is charged depends on all counters.
+    fn add_together(&self, batch: &Batch, now: Timestamp) -> CounterStates {
         let mut shards = self.lock_all(batch);
         let charging = BatchCharging::new(batch, |increment, ahead| {
-            self.cursor(&mut shards, increment, now)
+            self.locked(&mut shards, increment, now)
                 .look(increment, ahead)
         });
-        let is_charged = |index: usize, spec: &IncrementSpec| charging.charges(index, spec);
-        let mut room = self.reserve(&mut shards, batch, is_charged, now)?;
         let apply = |(index, increment): (usize, Increment<'_>)| {
             let JudgedIncrement { is_over, before } = charging.judged[index];
             let is_charged = charging.charges(index, &increment);
-            let mut cursor = self.cursor(&mut shards, &increment, now);
+            let mut cursor = self.locked(&mut shards, &increment, now);
             if !is_over || is_charged {
-                return cursor.apply(&increment, is_charged, &mut room);
+                return cursor.apply(&increment, is_charged);
             }
             // Earlier uncharged hits on the same counter count together with these.
             let waiting = before.saturating_sub(cursor.held(&increment));
             let mut spec = increment.spec;
             spec.hits = Hits::add(spec.hits.added().saturating_add(waiting));
-            let count = cursor.apply(&Increment { spec, ..increment }, false, &mut room)?;
-            Ok(CounterState {
+            let count = cursor.apply(&Increment { spec, ..increment }, false);
+            CounterState {
                 after: count.after.saturating_add(waiting),
                 ..count
-            })
+            }
         };
         batch.iter().enumerate().map(apply).collect()
     }
@@ -240,8 +195,8 @@ impl MemoryStore {
     }
 
     /// The counter of `increment`, whose shard is locked.
-    fn cursor<'s, 'k>(
-        &self,
+    fn locked<'s, 'k>(
+        &'s self,
         shards: &'s mut Locked<'_>,
         increment: &Increment<'k>,
         now: Timestamp,
@@ -249,51 +204,25 @@ impl MemoryStore {
         let name = SplitKey::of(increment);
         let hash = self.hash(name.family);
         let shard = shards.get_mut(&self.shard(hash));
+        let shard = shard.expect("every shard of the batch is locked");
+        self.cursor(shard, hash, name, now)
+    }
+
+    fn cursor<'s, 'k>(
+        &'s self,
+        shard: &'s mut Shard,
+        hash: u64,
+        name: SplitKey<'k>,
+        now: Timestamp,
+    ) -> Cursor<'s, 'k> {
         Cursor {
-            shard: shard.expect("every shard of the batch is locked"),
+            shard,
+            capacity: &self.capacity,
+            hasher: &self.hasher,
             hash,
             name,
             now,
         }
-    }
-
-    /// Reserves room for all counters that do not exist yet and are to take hits; `is_charged` decides
-    /// that by the index of an increment and its parameters.
-    ///
-    /// # Errors
-    ///
-    /// If there is not enough room for all of them.
-    fn reserve(
-        &self,
-        shards: &mut Locked<'_>,
-        batch: &Batch,
-        is_charged: impl Fn(usize, &IncrementSpec) -> bool,
-        now: Timestamp,
-    ) -> Result<BatchRoom<'_>, StoreError> {
-        let missing = |shards: &mut Locked<'_>| {
-            let mut keys = BTreeSet::new();
-            for (index, increment) in batch.iter().enumerate() {
-                if increment.hits.added() > 0
-                    && is_charged(index, &increment)
-                    && !self.cursor(shards, &increment, now).is_there(&increment)
-                {
-                    keys.insert(increment.key);
-                }
-            }
-            keys.len()
-        };
-        let mut reserved = missing(shards);
-        if !self.capacity.take(reserved) {
-            for shard in shards.values_mut() {
-                self.sweep_shard(shard, now);
-            }
-            // Expired counters are missing now.
-            reserved = missing(shards);
-            if !self.capacity.take(reserved) {
-                return Err(StoreError::Full);
-            }
-        }
-        Ok(self.room(Claim::Sure { reserved }))
     }
 }
 
@@ -304,7 +233,8 @@ impl ImmediateStore for MemoryStore {
         batch: &Batch,
         now: Timestamp,
     ) -> Result<(), StoreError> {
-        self.apply_into(counts, batch, now)
+        self.apply_into(counts, batch, now);
+        Ok(())
     }
 }
 
@@ -316,7 +246,8 @@ impl Store for MemoryStore {
         now: Timestamp,
         _deadline: &Deadline,
     ) -> impl Future<Output = Result<(), StoreError>> + Send {
-        future::ready(self.apply_into(counts, batch, now))
+        self.apply_into(counts, batch, now);
+        future::ready(Ok(()))
     }
 
     fn is_well(&self) -> bool {
@@ -334,9 +265,26 @@ fn lock(shard: &PaddedShard) -> MutexGuard<'_, Shard> {
 }
 
 impl MemoryStore {
-    /// Passes on how many counters there are, and how many there may be.
+    /// Passes on how many counters and bytes there are and may be, and what the sketches take and count.
     pub fn samples(&self, list: &mut SampleWriter<'_>) {
-        list.gauge("tollgate.memory_counters", self.live_counters() as u64);
-        list.gauge("tollgate.memory_counters_max", self.max_counters() as u64);
+        let Capacity { max, max_bytes, .. } = self.capacity;
+        let (mut sketch_bytes, mut excess) = (0, 0);
+        for shard in &*self.shards {
+            let sketch = &lock(shard).sketch;
+            sketch_bytes += sketch.bytes();
+            excess = sketch.excess().max(excess);
+        }
+        for (name, value) in [
+            ("counters", self.live_counters() as u64),
+            ("counters_max", max as u64),
+            ("counters_bytes", self.capacity.bytes() as u64),
+            ("counters_bytes_max", max_bytes as u64),
+            ("sketch_bytes", sketch_bytes as u64),
+            ("sketch_excess_hits", excess),
+        ] {
+            list.gauge(format!("tollgate.memory_{name}"), value);
+        }
+        let hits = self.capacity.sketched_hits();
+        list.counter("tollgate.memory_sketched_hits_total", hits);
     }
 }

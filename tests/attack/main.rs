@@ -25,7 +25,10 @@ mod it {
 #[path = "../chaos/table.rs"]
 mod table;
 
-use it::support::attack::{Size, all};
+use it::support::{
+    attack::{Size, all},
+    flood,
+};
 
 fn main() {
     let (mut only, mut write) = (None, None);
@@ -62,6 +65,16 @@ fn main() {
             text,
             "| {} | {before} | {reference} | {outcome} |",
             attack.name
+        );
+    }
+    let flood = "a flood of new values";
+    if only.is_none_or(|only| flood.contains(only.as_str())) {
+        println!("{flood} …");
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let outcome = runtime.block_on(flood::run(10_000_000, 100_000));
+        let _ = writeln!(
+            text,
+            "\nA flood in memory, with `--max-counters 100000`. {outcome}."
         );
     }
     println!("\n{text}");

@@ -32,6 +32,7 @@
 //! - `clients`: the gRPC libraries of callers, over sockets, ports and TLS, compressed or not
 //! - `held`: the memory that clients together can make the process hold
 //! - `attack`: attacks on the ports, and their effects on other clients
+//! - `flood`: new values without end, in memory
 //! - `c_core`: Python's grpcio, over sockets and ports and under any name
 //! - `tls`: TLS on the gRPC port: verified clients, and certificates that change
 //! - `http`: health, metrics and the rules in use over HTTP
@@ -68,6 +69,7 @@ mod envoy;
 mod envoy_gateway;
 mod examples;
 mod first_limit;
+mod flood;
 mod fuzz;
 mod golden;
 mod grpcurl;

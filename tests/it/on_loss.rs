@@ -541,8 +541,8 @@ async fn replicas_are_counted_only_if_somebody_has_to_know() {
     });
 }
 
-/// A full local table counts its existing values, and lets others pass according to the last known counts: no value
-/// gets an error.
+/// A full local table counts its existing values exactly and all others in a sketch: no value gets an error or a fresh
+/// limit.
 #[tokio::test]
 async fn a_full_local_table_refuses_nobody_for_want_of_room() {
     let mut redis = Redis::start();
@@ -573,10 +573,10 @@ async fn a_full_local_table_refuses_nobody_for_want_of_room() {
         let value = number.to_string();
         assert_eq!(ask_for(&mut client, &value, 60).await, Ok((Code::Ok, true)));
     }
-    // The first values have counters; each of the others counts as new every time.
+    // The first values have counters, and the others are in the sketch.
     for (value, code) in [
         ("0", Code::OverLimit),
-        ("49", Code::Ok),
+        ("49", Code::OverLimit),
         ("over", Code::OverLimit),
     ] {
         assert_eq!(
@@ -590,7 +590,7 @@ async fn a_full_local_table_refuses_nobody_for_want_of_room() {
         ask_for(&mut client, "x", 101).await,
         Ok((Code::OverLimit, true))
     );
-    let reported = "no room to count more locally";
+    let reported = "no room for more local counters";
     let log = server.log().with(reported);
     assert_eq!(log.matches(reported).count(), 1, "{log}");
     redis.restart();

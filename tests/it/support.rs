@@ -16,6 +16,7 @@ pub mod chaos;
 pub mod clients;
 pub mod cluster;
 pub mod envoy;
+pub mod flood;
 pub mod frames;
 pub mod histories;
 pub mod hoard;

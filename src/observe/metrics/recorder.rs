@@ -10,7 +10,6 @@ use crate::{
         request::Request,
     },
     foundation::lock::lock,
-    store::contract::StoreError,
 };
 
 use super::{
@@ -108,11 +107,8 @@ impl Recorder {
     }
 
     /// Records a request without an answer, because the store did not return counts.
-    pub fn record_store_failure(&self, error: StoreError) {
+    pub fn record_store_failure(&self) {
         add_alone(&self.stats().store_failures, 1);
-        if error == StoreError::Full {
-            self.metrics.loss.record(error);
-        }
     }
 
     /// Records a call that was answered after its deadline, or whose caller gave up.

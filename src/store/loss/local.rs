@@ -1,7 +1,8 @@
 //! Counting in this process while a store does not reply.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, hash_map::RandomState},
+    hash::BuildHasher as _,
     sync::Arc,
 };
 
@@ -16,20 +17,25 @@ use crate::{
         request::Hits,
         window::Timestamp,
     },
-    store::memory::MemoryStore,
+    store::memory::{
+        CounterBounds, MemoryStore,
+        sketch::{Sketch, SketchKey},
+    },
 };
 
-/// The local counts of one loss. They are bounded: a counter without room is judged by its last known
-/// count, each time as if it were asked for the first time, and the hits that it lets pass are dropped.
+/// The local counts of one loss. They are bounded: a counter without room begins with its last known count
+/// as well, but its local hits are in a sketch, and are not added to the store afterwards.
 #[derive(Debug)]
 pub(super) struct LocalCounters {
     pub(super) counters: MemoryStore,
+    /// Local hits on counters that have no room.
+    sketch: Sketch,
+    hasher: RandomState,
     /// Counters that began with their last known counts, and the hits that they let pass since.
     pub(super) begun: HashMap<Arc<[u8]>, Option<LocalHits>>,
     /// Their keys, by the second in which they end.
     pub(super) ends: BTreeMap<u64, Vec<Arc<[u8]>>>,
-    /// The most counters.
-    max: usize,
+    bounds: CounterBounds,
     was_full: bool,
     lacked_replicas: bool,
 }
@@ -46,12 +52,14 @@ pub(super) struct LocalHits {
 pub(super) const DROPPED_AT_ONCE: usize = 64;
 
 impl LocalCounters {
-    pub(super) fn new(max_counters: usize) -> Self {
+    pub(super) fn new(bounds: CounterBounds) -> Self {
         Self {
-            counters: MemoryStore::new(max_counters),
+            counters: MemoryStore::bounded(bounds),
+            sketch: Sketch::new(bounds.sketch_width()),
+            hasher: RandomState::default(),
             begun: HashMap::new(),
             ends: BTreeMap::new(),
-            max: max_counters,
+            bounds,
             was_full: false,
             lacked_replicas: false,
         }
@@ -59,7 +67,7 @@ impl LocalCounters {
 
     /// Whether there is room for a new counter. Drops some that have ended if necessary.
     pub(super) fn has_room(&mut self, now: Timestamp) -> bool {
-        if self.begun.len() < self.max {
+        if self.begun.len() < self.bounds.counters {
             return true;
         }
         for _ in 0..DROPPED_AT_ONCE {
@@ -79,14 +87,14 @@ impl LocalCounters {
                 }
             }
         }
-        if self.begun.len() < self.max {
+        if self.begun.len() < self.bounds.counters {
             return true;
         }
         if !self.was_full {
             self.was_full = true;
             tracing::warn!(
-                max = self.max,
-                "no room to count more locally: other counters are judged by what was known of them"
+                counters = self.begun.len(),
+                "no room for more local counters: others are counted in a sketch, with which they may be refused early"
             );
         }
         false
@@ -114,17 +122,17 @@ impl LocalCounters {
         begin: FirstCount,
         now: Timestamp,
     ) {
+        let held = begin
+            .held
+            .saturating_add(self.sketch.held(self.sketch_key(key, share, now), now));
         let spec = IncrementSpec {
-            hits: Hits::add(begin.held),
+            hits: Hits::add(held),
             charge: Charge::Always,
             ..*share
         };
         let mut first = Batch::default();
         first.append_one(Increment { key, spec });
-        // The store has the same bound, but ended counters leave it later.
-        if self.counters.apply_all(&first, begin.at).is_err() {
-            return;
-        }
+        self.counters.apply_all(&first, begin.at);
         let key: Arc<[u8]> = key.into();
         let end = lasts_until(share, now).secs().saturating_add(1);
         self.ends.entry(end).or_default().push(key.clone());
@@ -136,8 +144,7 @@ impl LocalCounters {
         if self.counts(key) {
             let mut one = Batch::default();
             one.append_one(Increment { key, spec: *share });
-            // The counter exists, so there is room.
-            let _ = self.counters.apply_all(&one, now);
+            self.counters.apply_all(&one, now);
         }
     }
 
@@ -154,31 +161,48 @@ impl LocalCounters {
         0
     }
 
-    /// Counts increments whose counters have begun, and judges the others by the count that `known`
-    /// returns for their index. If all have begun and there is room, this is one step.
+    /// Counts increments whose counters have begun, and the others in the sketch, above the count that `known`
+    /// returns for their index. If all have begun, this is one step.
     pub(super) fn count(
-        &self,
+        &mut self,
         shares: &Batch,
         known: impl Fn(usize) -> u64,
         now: Timestamp,
     ) -> CounterStates {
-        let all_begun = shares.iter().all(|share| self.counts(share.key));
-        if all_begun && let Ok(counts) = self.counters.apply_all(shares, now) {
-            return counts;
+        if shares.iter().all(|share| self.counts(share.key)) {
+            return self.counters.apply_all(shares, now);
         }
         let one = |(index, share): (usize, Increment<'_>)| {
-            let mut alone = Batch::default();
-            alone.append_one(share);
-            if share.stands_alone()
-                && self.counts(share.key)
-                && let Ok(counts) = self.counters.apply_all(&alone, now)
-                && let [count] = counts[..]
-            {
-                return count;
+            if share.stands_alone() && self.counts(share.key) {
+                let mut alone = Batch::default();
+                alone.append_one(share);
+                let mut counts = self.counters.apply_all(&alone, now);
+                return counts.pop().expect("one increment has one count");
             }
-            judged(&share, known(index))
+            self.count_in_sketch(&share, known(index), now)
         };
         shares.iter().enumerate().map(one).collect()
+    }
+
+    /// The result of `share` for a counter without room that held `known` when the store was lost.
+    fn count_in_sketch(
+        &mut self,
+        share: &Increment<'_>,
+        known: u64,
+        now: Timestamp,
+    ) -> CounterState {
+        let key = self.sketch_key(share.key, share, now);
+        let count = judged(share, known.saturating_add(self.sketch.held(key, now)));
+        if count.is_charged && share.hits.added() > 0 {
+            self.sketch.sweep(now);
+            self.sketch.add(key, share.hits.added(), now);
+        }
+        count
+    }
+
+    fn sketch_key(&self, key: &[u8], spec: &IncrementSpec, now: Timestamp) -> SketchKey {
+        let hash = |window: u64| self.hasher.hash_one((key, window));
+        SketchKey::new(spec, hash, now)
     }
 
     /// The hits that all counters have let pass.
@@ -198,9 +222,9 @@ fn lasts_until(spec: &IncrementSpec, now: Timestamp) -> Timestamp {
     }
 }
 
-/// The result of `share` if its counter held `known`.
-fn judged(share: &Increment<'_>, known: u64) -> CounterState {
-    let is_over = share.refuses(known);
+/// The result of `share` if its counter held `held`.
+fn judged(share: &Increment<'_>, held: u64) -> CounterState {
+    let is_over = share.refuses(held);
     let charging = Charging::new([(&share.spec, is_over)]);
     let is_charged = charging.charges(&share.spec, is_over);
     let (added, given_back) = if is_charged {
@@ -208,7 +232,7 @@ fn judged(share: &Increment<'_>, known: u64) -> CounterState {
     } else {
         (0, 0)
     };
-    let after = known.saturating_add(added).saturating_sub(given_back);
+    let after = held.saturating_add(added).saturating_sub(given_back);
     let has_window = share.method == CounterKind::Window;
     CounterState {
         is_charged,

@@ -22,7 +22,7 @@ use crate::{
         counter::{Batch, CounterStates, Increment, IncrementSpec},
         window::Timestamp,
     },
-    store::{contract::StoreError, replicas::number::ReplicaCount},
+    store::{contract::StoreError, memory::CounterBounds, replicas::number::ReplicaCount},
 };
 
 /// The state of one store's losses, shared by all workers of a process.
@@ -50,8 +50,8 @@ pub(crate) struct Loss {
 /// Settings of local counting.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
-    /// The most counters at a time.
-    pub max_counters: usize,
+    /// The most counters at a time, and their bytes.
+    pub bounds: CounterBounds,
     /// The percentage of its share of a limit that a replica may spend on a counter that it has not
     /// seen; one hit at least.
     pub unseen_percent: u8,
@@ -74,7 +74,7 @@ impl Loss {
             failed_at: AtomicU64::new(0),
             reconciled: tables.add(),
             tables,
-            local: Mutex::new(LocalCounters::new(options.max_counters)),
+            local: Mutex::new(LocalCounters::new(options.bounds)),
             has_local_hits: AtomicBool::new(false),
             reconcile_requested: Notify::new(),
             replicas,
@@ -137,7 +137,7 @@ impl Loss {
 
     /// Starts anew, and returns the hits that were spent.
     pub(super) fn take(&self) -> Vec<(Arc<[u8]>, LocalHits)> {
-        let new = LocalCounters::new(self.options.max_counters);
+        let new = LocalCounters::new(self.options.bounds);
         let old = {
             let mut local = self.local();
             self.has_local_hits.store(false, Relaxed);

@@ -24,13 +24,12 @@ pub struct LossStats {
 }
 
 /// Why a store does not answer a request, and the cause's name in statistics.
-const CAUSES: [(StoreError, &str); 6] = [
+const CAUSES: [(StoreError, &str); 5] = [
     (StoreError::Timeout, "timeout"),
     (StoreError::Unreachable, "unreachable"),
     (StoreError::Refused, "refused"),
     (StoreError::Moving, "moving"),
     (StoreError::Overloaded, "overloaded"),
-    (StoreError::Full, "full"),
 ];
 
 impl LossStats {
@@ -91,7 +90,6 @@ mod tests {
             StoreError::Refused,
             StoreError::Moving,
             StoreError::Overloaded,
-            StoreError::Full,
         ];
         let stats = LossStats::default();
         for (error, counted) in all.into_iter().zip(1..) {
@@ -101,8 +99,7 @@ mod tests {
                 | StoreError::Unreachable
                 | StoreError::Refused
                 | StoreError::Moving
-                | StoreError::Overloaded
-                | StoreError::Full => stats.record(error),
+                | StoreError::Overloaded => stats.record(error),
             }
             let total: u64 = stats.causes().map(|(_, count)| count).sum();
             assert_eq!(total, counted, "{error:?}");

@@ -1,122 +1,114 @@
-//! Room for counters: how many the store holds, and how many it may hold.
+//! Room for counters: how many the store holds and how many bytes they take, and the bounds on both.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use foldhash::quality::RandomState;
+use super::sketch;
 
-use super::shard::Shard;
-use crate::{core::window::Timestamp, store::contract::StoreError};
+/// Bounds on the counters of one store.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CounterBounds {
+    /// The most counters.
+    pub counters: usize,
+    /// The most bytes that they take, sketches included.
+    pub bytes: usize,
+}
 
-/// The bound on live counters.
+impl CounterBounds {
+    /// A million counters of one or two fixed windows, and their sketches; it fits the manifests' 256 MiB.
+    pub(crate) const DEFAULT_BYTES: usize = 192 << 20;
+
+    /// One byte in so many is for the sketches.
+    const SKETCH_SHARE: usize = 4;
+
+    /// The cells in a row of a sketch that may take a share of all bytes.
+    pub(crate) fn sketch_width(self) -> usize {
+        self.bytes / Self::SKETCH_SHARE / sketch::BYTES_PER_WIDTH
+    }
+}
+
+/// The counters that are held, within their bounds.
 #[derive(Debug)]
 pub(super) struct Capacity {
     live: AtomicUsize,
-    max: usize,
+    bytes: AtomicUsize,
+    /// Hits on keys that had no room.
+    sketched_hits: AtomicU64,
+    /// The most counters.
+    pub(super) max: usize,
+    /// The most bytes of counters, without sketches.
+    pub(super) max_bytes: usize,
 }
 
-/// With room for this many more counters a batch does not reserve any: the requests that are in flight
-/// at a time need less.
-const PLENTY: usize = 4096;
-
-/// In a small store room for one counter in this many is plenty.
-const PLENTY_SHARE: usize = 16;
+/// Logs that exist may grow after there is no room for new counters: one byte in so many is left for them.
+const LOG_SHARE: usize = 8;
 
 impl Capacity {
-    pub(super) fn new(max: usize) -> Self {
+    pub(super) fn new(bounds: CounterBounds) -> Self {
         Self {
             live: AtomicUsize::new(0),
-            max,
+            bytes: AtomicUsize::new(0),
+            sketched_hits: AtomicU64::new(0),
+            max: bounds.counters,
+            max_bytes: bounds.bytes - bounds.bytes / CounterBounds::SKETCH_SHARE,
         }
     }
 
-    /// How many counters are held or reserved.
+    /// How many counters are held.
     pub(super) fn live(&self) -> usize {
-        self.live.load(Ordering::Relaxed)
+        self.live.load(Relaxed)
     }
 
-    /// The most counters.
-    pub(super) fn max(&self) -> usize {
-        self.max
+    /// How many bytes they take, as far as the store can tell.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes.load(Relaxed)
     }
 
-    /// Whether there is room for `counters` more, and for those of all requests in flight.
-    pub(super) fn has_plenty(&self, counters: usize) -> bool {
-        let left = self.max.saturating_sub(self.live());
-        left >= counters + PLENTY.min(self.max / PLENTY_SHARE)
-    }
-
-    /// Takes room for `counters` more counters; returns whether there was enough.
-    pub(super) fn take(&self, counters: usize) -> bool {
-        if counters == 0 {
-            return true;
-        }
-        let before = self.live.fetch_add(counters, Ordering::Relaxed);
-        let has_room = before + counters <= self.max;
+    /// Takes room for one more counter; returns whether there was any.
+    pub(super) fn take_one(&self) -> bool {
+        let has_room = self.live.fetch_add(1, Relaxed) < self.max
+            && self.bytes() < self.max_bytes - self.max_bytes / LOG_SHARE;
         if !has_room {
-            self.give_back(counters);
+            self.live.fetch_sub(1, Relaxed);
         }
         has_room
     }
 
-    /// Gives back the room of `counters` counters.
-    pub(super) fn give_back(&self, counters: usize) {
-        if counters > 0 {
-            self.live.fetch_sub(counters, Ordering::Relaxed);
+    /// Whether a counter that exists may take more bytes.
+    pub(super) fn may_grow(&self) -> bool {
+        self.bytes() < self.max_bytes
+    }
+
+    /// Records that a counter takes more bytes.
+    pub(super) fn grow(&self, bytes: usize) {
+        if bytes > 0 {
+            self.bytes.fetch_add(bytes, Relaxed);
+        }
+    }
+
+    /// Records hits on a key that had no room.
+    pub(super) fn sketched(&self, hits: u64) {
+        self.sketched_hits.fetch_add(hits, Relaxed);
+    }
+
+    /// Hits on keys that had no room, since the start.
+    pub(super) fn sketched_hits(&self) -> u64 {
+        self.sketched_hits.load(Relaxed)
+    }
+
+    /// Gives back room.
+    pub(super) fn give_back(&self, room: Room) {
+        if room.counters > 0 {
+            self.live.fetch_sub(room.counters, Relaxed);
+        }
+        if room.bytes > 0 {
+            self.bytes.fetch_sub(room.bytes, Relaxed);
         }
     }
 }
 
-/// The room of one batch for new counters. On drop it gives back room that was not needed.
-#[derive(Debug)]
-pub(super) struct BatchRoom<'a> {
-    capacity: &'a Capacity,
-    pub(super) hasher: &'a RandomState,
-    claim: Claim,
-}
-
-/// How a batch gets room for new counters.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Claim {
-    /// It asks for room: no earlier charge of the batch is lost if there is none.
-    Asked,
-    /// It is sure to have room, of which `reserved` is already counted as taken.
-    Sure { reserved: usize },
-}
-
-impl<'a> BatchRoom<'a> {
-    pub(super) fn new(capacity: &'a Capacity, hasher: &'a RandomState, claim: Claim) -> Self {
-        Self {
-            capacity,
-            hasher,
-            claim,
-        }
-    }
-
-    /// Takes room for one more counter, in `shard`.
-    pub(super) fn take_one(&mut self, shard: &mut Shard, now: Timestamp) -> Result<(), StoreError> {
-        let capacity = self.capacity;
-        match &mut self.claim {
-            Claim::Sure { reserved: 0 } => {
-                capacity.live.fetch_add(1, Ordering::Relaxed);
-            }
-            Claim::Sure { reserved } => *reserved -= 1,
-            Claim::Asked => {
-                if !capacity.take(1) {
-                    capacity.give_back(shard.sweep(self.hasher, now));
-                    if !capacity.take(1) {
-                        return Err(StoreError::Full);
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Drop for BatchRoom<'_> {
-    fn drop(&mut self) {
-        if let Claim::Sure { reserved } = self.claim {
-            self.capacity.give_back(reserved);
-        }
-    }
+/// Room that counters leave.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Room {
+    pub(super) counters: usize,
+    pub(super) bytes: usize,
 }

@@ -6,7 +6,9 @@ use foldhash::quality::RandomState;
 use smallvec::SmallVec;
 
 use super::{
+    capacity::Room,
     key::SplitKey,
+    sketch::Sketch,
     slot::{CounterSlot, StateSlot},
     table::{DescriptorCounters, Table},
 };
@@ -24,6 +26,10 @@ pub(super) struct Shard {
     numbers: usize,
     /// Algorithm states, apart from the plain numbers so that those stay small.
     pub(super) states: HashMap<Box<[u8]>, StateSlot, RandomState>,
+    /// The bytes that all of them take.
+    pub(super) bytes: usize,
+    /// Hits on keys that had no room for a counter.
+    pub(super) sketch: Sketch,
     /// No counter of this shard expires before this time.
     earliest_expiry: Timestamp,
 }
@@ -34,29 +40,31 @@ pub(super) const MAX_INLINE: usize = 16;
 
 const NEVER: Timestamp = Timestamp::from_millis(u64::MAX);
 
-impl Default for Shard {
-    fn default() -> Self {
+impl Shard {
+    /// A shard without counters, whose sketch has `width` cells in a row.
+    pub(super) fn new(width: usize) -> Self {
         Self {
             families: Table::default(),
             more: HashMap::default(),
             numbers: 0,
             states: HashMap::default(),
+            bytes: 0,
+            sketch: Sketch::new(width),
             earliest_expiry: NEVER,
         }
     }
-}
 
-impl Shard {
     fn len(&self) -> usize {
         self.numbers + self.states.len()
     }
 
-    /// Drops expired counters and returns how many. `hasher` is that of all names.
-    pub(super) fn sweep(&mut self, hasher: &RandomState, now: Timestamp) -> usize {
+    /// Drops expired counters and returns their room. `hasher` is that of all names.
+    pub(super) fn sweep(&mut self, hasher: &RandomState, now: Timestamp) -> Room {
+        self.sketch.sweep(now);
         if self.earliest_expiry > now {
-            return 0;
+            return Room::default();
         }
-        let before = self.len();
+        let (before, bytes_before) = (self.len(), self.bytes);
         let mut earliest = NEVER;
         let mut is_live = |expires_at: Timestamp| {
             let is_live = expires_at > now;
@@ -65,11 +73,15 @@ impl Shard {
             }
             is_live
         };
-        let mut numbers = 0;
+        let (mut numbers, mut bytes) = (0, 0);
         let is_kept = |family: &mut DescriptorCounters| {
             family.slots.retain(|slot| is_live(slot.expires_at));
             numbers += family.slots.len();
-            !family.slots.is_empty()
+            if family.slots.is_empty() {
+                return false;
+            }
+            bytes += family.bytes();
+            true
         };
         self.families.retain(is_kept, |name| hasher.hash_one(name));
         self.more.retain(|_, slot| is_live(slot.expires_at));
@@ -82,7 +94,18 @@ impl Shard {
         if self.more.capacity() > 4 * self.more.len() {
             self.more.shrink_to_fit();
         }
-        before - self.len()
+        bytes += self
+            .more
+            .keys()
+            .map(|key| CounterSlot::bytes(key))
+            .sum::<usize>();
+        let states = self.states.iter();
+        bytes += states.map(|(key, slot)| slot.bytes(key)).sum::<usize>();
+        self.bytes = bytes;
+        Room {
+            counters: before - self.len(),
+            bytes: bytes_before.saturating_sub(bytes),
+        }
     }
 
     /// The plain counters of the descriptor `name`, whose hash is `hash`.
@@ -100,29 +123,39 @@ impl Shard {
         }
     }
 
-    /// Adds a plain counter, which must be new. `hasher` is that of all names.
+    /// Adds a plain counter, which must be new, and returns the bytes that it takes. `hasher` is that of
+    /// all names.
     pub(super) fn push(
         &mut self,
         hash: u64,
         name: SplitKey<'_>,
         slot: CounterSlot,
         hasher: &RandomState,
-    ) {
+    ) -> usize {
         self.numbers += 1;
         self.expires(slot.expires_at);
-        match self.family(hash, name.family) {
-            Some(family) if family.slots.len() < MAX_INLINE => family.slots.push(slot),
+        let bytes = match self.family(hash, name.family) {
+            Some(family) if family.slots.len() < MAX_INLINE => {
+                let before = family.bytes();
+                family.slots.push(slot);
+                family.bytes() - before
+            }
             Some(_) => {
                 self.more.insert(name.key.into(), slot);
+                CounterSlot::bytes(name.key)
             }
             None => {
                 let family = DescriptorCounters {
                     name: name.family.into(),
                     slots: SmallVec::from_iter([slot]),
                 };
+                let bytes = family.bytes();
                 self.families.insert(family, |name| hasher.hash_one(name));
+                bytes
             }
-        }
+        };
+        self.bytes += bytes;
+        bytes
     }
 
     /// Records that a counter expires at `expires_at`.

@@ -31,4 +31,23 @@ impl CounterSlot {
             ..CounterState::from(self.count)
         }
     }
+
+    /// The bytes that a counter takes in a map, with its key.
+    pub(super) fn bytes(key: &[u8]) -> usize {
+        in_map::<Self>(key)
+    }
+}
+
+impl StateSlot {
+    /// The bytes that the state of the counter `key` takes, with its key.
+    pub(super) fn bytes(&self, key: &[u8]) -> usize {
+        in_map::<Self>(key) + self.state.heap_bytes()
+    }
+}
+
+/// The bytes of an entry of a map whose keys are boxed. Maps are two thirds full on average, and allocators hand out
+/// multiples of 16 bytes.
+fn in_map<T>(key: &[u8]) -> usize {
+    let entry = size_of::<Box<[u8]>>() + size_of::<T>() + 1;
+    entry * 3 / 2 + key.len().next_multiple_of(16)
 }

@@ -25,7 +25,22 @@ impl DescriptorCounters {
     pub(super) fn slot(&mut self, own: KeyRest) -> Option<&mut CounterSlot> {
         self.slots.iter_mut().find(|slot| slot.own == own)
     }
+
+    /// The bytes that it takes, with its part of the index.
+    pub(super) fn bytes(&self) -> usize {
+        let mut bytes = size_of::<Self>() + INDEX_BYTES;
+        if self.name.spilled() {
+            bytes += self.name.capacity();
+        }
+        if self.slots.spilled() {
+            bytes += self.slots.capacity() * size_of::<CounterSlot>();
+        }
+        bytes
+    }
 }
+
+/// The number of a family in the index and among the free ones, and the pointer to its chunk.
+const INDEX_BYTES: usize = 16;
 
 /// Families by name.
 #[derive(Debug, Default)]

@@ -1,0 +1,26 @@
+//! A flood of new values, at a small size: nobody gets a fresh limit, nobody an error, and memory stays as it is.
+//! `make attack` does it with ten million values and prints the outcome.
+
+use crate::support::flood;
+
+#[tokio::test]
+async fn a_flood_of_new_values_neither_switches_limits_off_nor_takes_more_memory() {
+    let outcome = flood::run(400_000, 5_000).await;
+    eprintln!("{outcome}");
+    assert_eq!(outcome.undecided, 0);
+    assert_eq!(outcome.known_admitted, 5);
+    assert!(outcome.newcomer_most <= 5, "{outcome}");
+    assert!(
+        outcome.newcomers_refused < outcome.newcomers_sent,
+        "{outcome}"
+    );
+    // The first tenth touches most cells of the sketch, the rest all of them.
+    assert!(
+        outcome.resident < outcome.resident_early + (8 << 20),
+        "{outcome}"
+    );
+    let within = outcome
+        .excess
+        .partition_point(|excess| *excess <= outcome.bound);
+    assert!(within * 100 >= outcome.excess.len() * 98, "{outcome}");
+}
