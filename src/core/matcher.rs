@@ -47,8 +47,7 @@ struct RuleNode {
     rule: Option<RuleId>,
     /// Whether statistics show the request's value instead of this node's.
     value_to_metric: bool,
-    /// The text that replaces the value in counter keys when a wildcard led here, if all its values
-    /// share a counter.
+    /// The text that replaces the value in counter keys, if all values of this wildcard share a counter.
     shared_value: Option<Box<[u8]>>,
     children: HashMap<Box<[u8]>, NodeId, RandomState>,
     /// Positions of `_` in child keys: lengths at which an entry's key could end.
@@ -113,8 +112,7 @@ impl<'m> MatchedNode<'m> {
 
     /// The text that replaces the entry's value in counter keys, if all values share a counter.
     pub(super) fn shared_value(self) -> Option<&'m [u8]> {
-        let shared = self.node.shared_value.as_deref();
-        shared.filter(|_| self.is_wildcard)
+        self.node.shared_value.as_deref()
     }
 
     /// Whether statistics show the entry's value instead of the rule's.
@@ -478,7 +476,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn only_a_wildcard_shares() {
+    fn all_values_of_a_wildcard_share_its_own_text_included() {
         let mut matcher = matcher(&[&["f_a/*"]]);
         let node = matcher.nodes[0].children[b"f_a/*".as_slice()];
         matcher.share(node, b"a/*");
@@ -494,7 +492,7 @@ pub(super) mod tests {
             found.unwrap().shared
         };
         assert_eq!(shared("a/1"), [(0, b"a/*".as_slice())]);
-        assert_eq!(shared("a/*"), []);
+        assert_eq!(shared("a/*"), [(0, b"a/*".as_slice())]);
     }
 
     #[test]

@@ -73,7 +73,6 @@ impl<K: Eq + Hash, V, S: BuildHasher + Default> Generations<K, V, S> {
     }
 
     /// How many values are kept; a key that is in both generations counts twice.
-    #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.young.values.len() + self.old.values.len()
     }

@@ -251,6 +251,7 @@ impl<S: Store> OverLimitCache<S> {
                 known.was_over.store(true, Relaxed);
                 let evicted = entries.insert(increment.key, over) as u64;
                 self.stats.evicted.fetch_add(evicted, Relaxed);
+                self.stats.entries.store(entries.len() as u64, Relaxed);
             }
         }
     }

@@ -572,6 +572,7 @@ async fn hits_that_the_local_cache_answered_are_counted_once() {
     let over = "ratelimit_service_rate_limit_over_limit{domain=\"d\",key1=\"one\",key2=\"two\"}";
     expect_series(&page, over, 3.0);
     expect_series(&page, "ratelimit_localcache_hitCount", 2.0);
+    expect_series(&page, "ratelimit_localcache_entryCount", 1.0);
 }
 
 #[tokio::test]

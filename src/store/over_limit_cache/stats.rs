@@ -19,6 +19,8 @@ pub(super) struct WorkerCacheStats {
     pub(super) misses: AtomicU64,
     pub(super) expired: AtomicU64,
     pub(super) evicted: AtomicU64,
+    /// Entries after the last new one.
+    pub(super) entries: AtomicU64,
 }
 
 /// The stats of caches up to a moment.
@@ -28,6 +30,7 @@ pub struct Totals {
     pub misses: u64,
     pub expired: u64,
     pub evicted: u64,
+    pub entries: u64,
 }
 
 impl CacheStats {
@@ -51,6 +54,7 @@ impl CacheStats {
             misses: sum(|worker_stats| &worker_stats.misses),
             expired: sum(|worker_stats| &worker_stats.expired),
             evicted: sum(|worker_stats| &worker_stats.evicted),
+            entries: sum(|worker_stats| &worker_stats.entries),
         }
     }
 }
@@ -65,5 +69,6 @@ impl CacheStats {
         list.gauge("ratelimit.localcache.lookupCount", lookups);
         list.gauge("ratelimit.localcache.expiredCount", totals.expired);
         list.gauge("ratelimit.localcache.evacuateCount", totals.evicted);
+        list.gauge("ratelimit.localcache.entryCount", totals.entries);
     }
 }
