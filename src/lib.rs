@@ -185,6 +185,7 @@ mod server {
     mod cpu_quota;
     pub(crate) mod error;
     mod file_limit;
+    mod handshakes;
     mod health;
     mod http;
     mod http_ports;

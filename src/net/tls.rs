@@ -12,6 +12,7 @@ use super::pem::PemError;
 
 pub(crate) mod client;
 pub(crate) mod listener;
+pub(crate) mod refusal;
 
 pub(crate) use tokio_rustls::rustls::pki_types::ServerName;
 

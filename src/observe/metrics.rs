@@ -38,12 +38,14 @@ mod rule_stats;
 pub(crate) mod statsd;
 #[cfg(test)]
 mod tests;
+mod tls;
 mod worker_stats;
 
 pub(crate) use held::{CutOff, HeldBytes};
 pub(crate) use http2::{Authorities, StreamsReset};
 pub(crate) use recorder::Recorder;
 pub(crate) use rule_stats::RuleStats;
+pub(crate) use tls::Handshakes;
 
 use super::traces::TraceStats;
 use config_stats::ConfigStats;
@@ -68,6 +70,7 @@ pub struct Metrics {
     pub loss: Arc<LossStats>,
     pub authorities: Authorities,
     pub streams_reset: StreamsReset,
+    pub handshakes: Handshakes,
     pub held: HeldBytes,
     pub traces: Arc<TraceStats>,
     pub statsd: Arc<SinkStats>,
@@ -141,6 +144,7 @@ impl Metrics {
         self.config.samples(list);
         self.authorities.samples(list);
         self.streams_reset.samples(list);
+        self.handshakes.samples(list);
         self.held.samples(list);
         self.traces.samples(list);
         self.statsd.samples(list);

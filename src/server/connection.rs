@@ -194,7 +194,7 @@ impl<M: UnaryMethod> ConnectionServer<M> {
     ) -> io::Result<Option<AnyStream>> {
         let tls = self.shared.tls.clone();
         let first_word = async {
-            Ok(match stream.adopt()? {
+            Ok(Some(match stream.adopt()? {
                 PortStream::Unix(stream) => {
                     stream.readable().await?;
                     Right(Left(stream))
@@ -203,13 +203,16 @@ impl<M: UnaryMethod> ConnectionServer<M> {
                     stream.readable().await?;
                     match tls {
                         None => Left(stream),
-                        Some(tls) => Right(Right(Box::new(tls.accept(stream).await?))),
+                        Some(tls) => match tls.accept(stream, deadline).await? {
+                            Some(session) => Right(Right(Box::new(session))),
+                            None => return Ok(None),
+                        },
                     }
                 }
-            })
+            }))
         };
         tokio::select! {
-            begun = tokio::time::timeout_at(deadline, first_word) => begun?.map(Some),
+            begun = tokio::time::timeout_at(deadline, first_word) => begun?,
             () = draining(&mut self.shared.phases) => Ok(None),
         }
     }

@@ -65,7 +65,7 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     // These end with the process.
     let mut tasks = JoinSet::new();
     tasks.spawn(source.watch());
-    let tls = start_tls(settings, rotation, &mut tasks);
+    let tls = start_tls(&parts, rotation, &mut tasks);
     let (open, is_open) = watch::channel(false);
     let (health, health_service) = HealthPublisher::new(conditions(&parts, is_open));
     health.update().await;
@@ -112,16 +112,16 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
 
 /// Starts to watch the certificates; returns the TLS of connections, if the gRPC port has TLS.
 fn start_tls(
-    settings: &Settings,
+    parts: &Parts<'_>,
     rotation: Option<Rotation>,
     tasks: &mut JoinSet<()>,
 ) -> Option<CurrentTls> {
     let rotation = rotation?;
-    if settings.listen.grpc_socket().is_some() {
+    if parts.settings.listen.grpc_socket().is_some() {
         tracing::warn!("the Unix socket never has TLS; the TLS settings have no effect");
         return None;
     }
-    let tls = rotation.tls();
+    let tls = rotation.tls(parts.metrics.clone());
     tasks.spawn(rotation.watch().run());
     Some(tls)
 }

@@ -3,10 +3,12 @@
 use std::{
     io,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
-use tokio::{net::TcpStream, sync::watch};
+use tokio::{net::TcpStream, sync::watch, time::Instant};
 
+use super::handshakes::HandshakeLog;
 use crate::{
     control::changes::Changes,
     foundation::causes::chain,
@@ -14,6 +16,7 @@ use crate::{
         ServerName, TlsError,
         listener::{ListenerFiles, ListenerPem, ListenerTls, TlsSession},
     },
+    observe::metrics::Metrics,
     settings::tls,
 };
 
@@ -32,17 +35,24 @@ pub(crate) enum ListenerTlsError {
 
 /// The TLS configuration of new connections. Clones follow one rotation.
 #[derive(Clone)]
-pub(super) struct CurrentTls(watch::Receiver<ListenerTls>);
+pub(super) struct CurrentTls {
+    config: watch::Receiver<ListenerTls>,
+    log: Arc<HandshakeLog>,
+}
 
 impl CurrentTls {
-    /// Performs the handshake.
+    /// Performs the handshake until `deadline`. Returns `None` if the client closes the connection without a byte.
     ///
     /// # Errors
     ///
-    /// If the client is refused or breaks off.
-    pub(super) async fn accept(&self, stream: TcpStream) -> io::Result<TlsSession> {
-        let tls = self.0.borrow().clone();
-        tls.accept(stream).await
+    /// If the client is refused or breaks off, which is also counted.
+    pub(super) async fn accept(
+        &self,
+        stream: TcpStream,
+        deadline: Instant,
+    ) -> io::Result<Option<TlsSession>> {
+        let tls = self.config.borrow().clone();
+        self.log.accept(tls, stream, deadline).await
     }
 }
 
@@ -117,8 +127,12 @@ impl Rotation {
         }))
     }
 
-    pub(super) fn tls(&self) -> CurrentTls {
-        CurrentTls(self.config.subscribe())
+    /// The configuration of new connections, whose failed handshakes count in `metrics`.
+    pub(super) fn tls(&self, metrics: Arc<Metrics>) -> CurrentTls {
+        CurrentTls {
+            config: self.config.subscribe(),
+            log: HandshakeLog::new(metrics),
+        }
     }
 
     /// Starts to watch the files: [`CertificateWatch::run`] misses no change from now on.

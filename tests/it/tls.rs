@@ -2,6 +2,8 @@
 
 use std::{
     fs,
+    io::Write as _,
+    net::{Shutdown, TcpStream},
     process::Command,
     sync::{
         Arc,
@@ -100,6 +102,77 @@ async fn a_client_is_let_in_by_its_authority_and_its_name() {
             assert_eq!(is_let_in, expected, "{client:?} {version:?}");
         }
     }
+}
+
+/// The metric of handshakes that failed for `reason`.
+fn failed(reason: &str) -> String {
+    format!("tollgate_tls_handshakes_failed_total{{reason=\"{reason}\"}}")
+}
+
+#[tokio::test]
+async fn a_refused_handshake_is_counted_by_its_reason_and_logged_with_the_address() {
+    let [ours, theirs] = ["ours", "theirs"].map(Authority::new);
+    let pair = ours.issue(WILDCARD);
+    let mut files = mounted(&pair).to_vec();
+    files.push(("ca.crt", &ours.certificate));
+    let secret = Secret::mount(&files);
+    let server = builder(&secret)
+        .args(["--grpc-client-ca", &secret.at("ca.crt")])
+        .args(["--grpc-client-san", "envoy.mesh.example"])
+        .start();
+    let name = "envoy.mesh.example";
+    for (client, reason) in [
+        (None, "no_certificate"),
+        (Some(theirs.issue(name)), "unknown_ca"),
+        (Some(ours.issue_expired(name)), "expired"),
+        (Some(ours.issue("other.mesh.example")), "wrong_name"),
+    ] {
+        for (version, total) in [(&TLS12, 1), (&TLS13, 2)] {
+            let tls = ours.client(version, client.as_ref());
+            let _ = tls.connect(server.grpc, NAME).await;
+            eventually(reason, async || server.metric(&failed(reason)) == total).await;
+        }
+        let log = server.log().with(&format!("\"reason\":\"{reason}\""));
+        let is_it = |line: &&str| line.contains(reason) && line.contains("\"peer\":\"127.0.0.1:");
+        // The second one of a minute is only counted.
+        assert_eq!(log.lines().filter(is_it).count(), 1, "{log}");
+        assert!(!log.contains("\"level\":\"error\""), "{log}");
+    }
+    let tls = theirs.client(&TLS13, None);
+    assert!(tls.connect(server.grpc, NAME).await.is_err());
+    server
+        .log()
+        .with("the client refused the certificate of this server");
+    assert_eq!(server.metric(&failed("refused_by_client")), 1);
+    let mut plain = TcpStream::connect(server.grpc).unwrap();
+    plain
+        .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        .unwrap();
+    server.log().with("the client does not speak TLS");
+    assert_eq!(server.metric(&failed("not_tls")), 1);
+    assert_eq!(server.metric(&failed("other")), 0);
+}
+
+/// A probe that only opens a connection is no client.
+#[tokio::test]
+async fn a_handshake_that_never_ends_is_counted_and_one_that_never_begins_is_not() {
+    let secret = Secret::mount(&mounted(&Authority::new("ours").issue(WILDCARD)));
+    let server = builder(&secret)
+        .args(["--first-call-timeout", "1s"])
+        .start();
+    let probe = TcpStream::connect(server.grpc).unwrap();
+    probe.shutdown(Shutdown::Both).unwrap();
+    let silent = TcpStream::connect(server.grpc).unwrap();
+    let mut slow = TcpStream::connect(server.grpc).unwrap();
+    // The first byte of a handshake.
+    slow.write_all(&[0x16]).unwrap();
+    eventually("the slow one is given up", async || {
+        server.metric(&failed("timeout")) == 1
+    })
+    .await;
+    drop(silent);
+    assert_eq!(server.metric(&failed("other")), 0);
+    assert_eq!(server.metric(&failed("timeout")), 1);
 }
 
 /// Stricter than the reference: a certificate for everything under one top-level label proves no name.
