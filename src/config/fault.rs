@@ -24,13 +24,20 @@ pub struct Problem {
     pub fault: Fault,
 }
 
+impl Problem {
+    /// `shop.yaml:4:13`, or the name of the file alone.
+    pub(crate) fn place(&self) -> String {
+        match self.position {
+            Some(Position { line, column }) => format!("{}:{line}:{column}", self.file),
+            None => self.file.clone(),
+        }
+    }
+}
+
 impl fmt::Display for Problem {
     /// `shop.yaml:4:13: shop.remote_address: invalid rate limit unit 'fortnight' (…)`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.file)?;
-        if let Some(Position { line, column }) = self.position {
-            write!(f, ":{line}:{column}")?;
-        }
+        f.write_str(&self.place())?;
         if !self.path.is_empty() {
             write!(f, ": {}", self.path.escape_debug())?;
         }

@@ -18,6 +18,8 @@ pub struct Loaded {
     /// Settings that are accepted, as in the reference, but are probably mistakes.
     pub warnings: Vec<Problem>,
     pub files: usize,
+    /// A digest of the sources: equal on every replica that has the same.
+    pub digest: [u8; 32],
 }
 
 /// Rule files as they were at one moment.
@@ -70,6 +72,7 @@ impl Files {
     ///
     /// All problems of all files, in the order of their names.
     pub fn compile(self, options: Options) -> Result<Loaded, Vec<Problem>> {
+        let digest = self.digest();
         let Self {
             files,
             mut problems,
@@ -83,14 +86,24 @@ impl Files {
                     .map(move |rules| super::compile::ParsedFile { file, rules })
             })
             .collect();
-        finish(&sources, files.len(), options, problems)
+        let counted = SourceCount {
+            files: files.len(),
+            digest,
+        };
+        finish(&sources, counted, options, problems)
     }
 }
 
-/// Compiles the rules read from `files` files; `problems` are the problems found so far.
+/// The number of files or resources, and their digest.
+pub(super) struct SourceCount {
+    pub(super) files: usize,
+    pub(super) digest: [u8; 32],
+}
+
+/// Compiles the rules read from `sources`; `problems` are the problems found so far.
 pub(super) fn finish(
     sources: &[super::compile::ParsedFile<'_>],
-    files: usize,
+    SourceCount { files, digest }: SourceCount,
     options: Options,
     mut problems: Vec<Problem>,
 ) -> Result<Loaded, Vec<Problem>> {
@@ -103,5 +116,6 @@ pub(super) fn finish(
         matcher,
         warnings: problems,
         files,
+        digest,
     })
 }

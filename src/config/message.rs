@@ -11,7 +11,7 @@ use super::{
     compile::ParsedFile,
     fault::{Fault, Problem},
     file::File,
-    files::{Loaded, finish},
+    files::{Loaded, SourceCount, finish},
     mirror::{
         BoxedOption, CalendarStarts, DefaultKeys, DescriptorNode, Limits, LocatedNumber,
         LocatedText, RateLimit, RuleDocument,
@@ -115,7 +115,11 @@ impl Push {
                 ParsedFile { file, rules }
             })
             .collect();
-        finish(&sources, self.resources.len(), options, problems)
+        let counted = SourceCount {
+            files: self.resources.len(),
+            digest: self.digest(),
+        };
+        finish(&sources, counted, options, problems)
     }
 
     /// A problem with the push as a whole.

@@ -17,7 +17,7 @@ use crate::{
         matcher::Matcher,
     },
     observe::metrics::Metrics,
-    service::limiter::Rules,
+    service::{grpc::now, limiter::Rules},
 };
 
 /// Takes loaded rules into use, from files or from a control plane.
@@ -47,7 +47,8 @@ impl Intake {
     ///
     /// The errors of the load; the rules in use then stay.
     pub(crate) fn take(&self, loaded: Result<Loaded, Vec<Problem>>) -> Result<(), Vec<Problem>> {
-        self.metrics.record_load(loaded.is_ok());
+        self.metrics
+            .record_load(now(), loaded.as_ref().map_err(Vec::as_slice));
         let loaded = loaded?;
         for warning in &loaded.warnings {
             tracing::warn!("{warning}");

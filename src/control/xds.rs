@@ -357,7 +357,8 @@ impl Client {
     fn lose(&mut self, lost: &StreamEnd) {
         self.metrics.record_control_plane(false);
         if lost.is_unreadable() {
-            self.metrics.record_load(false);
+            self.metrics
+                .record_load(crate::service::grpc::now(), Err(&[]));
         }
         let server = self.server();
         // The server's text may have line breaks; a log entry must stay one line.

@@ -8,6 +8,13 @@ use jiff::{
 
 use crate::core::window::{Timestamp, Unit, Window};
 
+/// A moment as RFC 3339 writes it, in UTC and to the second.
+pub(crate) fn utc(moment: Timestamp) -> String {
+    let secs = i64::try_from(moment.secs()).unwrap_or(i64::MAX);
+    let moment = jiff::Timestamp::from_second(secs).unwrap_or(jiff::Timestamp::MAX);
+    moment.to_string()
+}
+
 /// Windows of one calendar unit in one time zone.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Calendar {

@@ -9,7 +9,11 @@ use std::{
 };
 
 use crate::{
-    core::limit::{NearRatio, Rule},
+    config::{fault::Problem, files::Loaded},
+    core::{
+        limit::{NearRatio, Rule},
+        window::Timestamp,
+    },
     foundation::{
         lock::lock,
         sample::{Sample, SampleWriter},
@@ -48,7 +52,7 @@ pub(crate) use rule_stats::RuleStats;
 pub(crate) use tls::Handshakes;
 
 use super::traces::TraceStats;
-use config_stats::ConfigStats;
+use config_stats::{ConfigStats, LoadHistory};
 use dynamic_names::DynamicNames;
 use statsd::SinkStats;
 use worker_stats::WorkerStats;
@@ -112,8 +116,13 @@ impl Metrics {
     }
 
     /// Records that rules were loaded, or could not be.
-    pub fn record_load(&self, is_ok: bool) {
-        self.config.record_load(is_ok);
+    pub fn record_load(&self, at: Timestamp, loaded: Result<&Loaded, &[Problem]>) {
+        self.config.record_load(at, loaded);
+    }
+
+    /// The last loads of the rules.
+    pub fn loads(&self) -> LoadHistory {
+        self.config.history()
     }
 
     /// Records whether the control plane is connected.

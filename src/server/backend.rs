@@ -9,7 +9,7 @@ use super::replicas::kept_replicas;
 
 use crate::{
     observe::metrics::Metrics,
-    service::{admin, grpc, limiter::Rules},
+    service::{admin, grpc},
     settings::{redis::ClockFlag, serve::Settings},
     store::{
         any::AnyStore,
@@ -156,20 +156,16 @@ impl StoreBackend {
     }
 
     /// The lines of `/healthcheck?verbose` on rules and stores.
-    pub(super) fn components(&self, rules: &Rules, metrics: &Arc<Metrics>) -> admin::Components {
-        let (rules, metrics) = (rules.clone(), metrics.clone());
+    pub(super) fn components(&self, metrics: &Arc<Metrics>) -> admin::Components {
+        let metrics = metrics.clone();
         let stores: Vec<_> = ["redis", "redis per second"]
             .into_iter()
             .zip(self.servers().cloned())
             .collect();
         let name = self.name();
         Arc::new(move || {
-            let loaded = rules.current().map_or_else(
-                || "none are loaded".to_owned(),
-                |rules| format!("ok, {} loaded", rules.matcher.rules().len()),
-            );
             let mut lines = vec![
-                ("rules".to_owned(), loaded),
+                ("rules".to_owned(), metrics.loads().to_string()),
                 ("store".to_owned(), name.to_owned()),
             ];
             if !stores.is_empty() {

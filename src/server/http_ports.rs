@@ -36,7 +36,7 @@ pub(super) fn start(
     };
     let routes = admin::http(
         health,
-        parts.backend.components(&parts.rules, &parts.metrics),
+        parts.backend.components(&parts.metrics),
         settings.listen.http_json.then_some(json),
         statistics.blocking.clone(),
         admin::BodyLimits {

@@ -26,6 +26,7 @@ use crate::support::{
     ask::{Client, ask, connect, descriptor, request, send},
     eventually, finish,
     tollgate::{self, Builder, Tollgate},
+    wait_until,
 };
 
 /// Rules that allow `requests` in 10,000 years.
@@ -163,6 +164,60 @@ async fn a_config_map_is_reloaded() {
         [Some(2), None],
     )
     .await;
+}
+
+/// The line of `/healthcheck?verbose` on rules.
+fn rules_line(server: &Tollgate) -> String {
+    let page = server.page("/healthcheck?verbose");
+    let line = page.lines().find_map(|line| line.strip_prefix("rules: "));
+    line.expect("a line on rules").to_owned()
+}
+
+#[test]
+fn a_refused_change_shows_in_gauges_and_on_the_page_of_health_until_a_good_one() {
+    const HASH: &str = "tollgate_rules_hash";
+    const SUCCESSFUL: &str = "tollgate_rules_last_load_successful";
+    const TRIED: &str = "tollgate_rules_last_load_timestamp_seconds";
+    const TAKEN: &str = "tollgate_rules_last_load_success_timestamp_seconds";
+    let server = one_file().start();
+    let first = server.metric(HASH);
+    let taken = server.metric(TAKEN);
+    assert_eq!(server.metric(SUCCESSFUL), 1);
+    assert_eq!(server.metric(TRIED), taken);
+    let in_use = rules_line(&server);
+    assert!(in_use.starts_with("ok, 1 in use, loaded at 20"), "{in_use}");
+    assert!(in_use.ends_with(&format!("hash {first:012x}")), "{in_use}");
+
+    let wrong = rules("a", 2).replace("10000years", "fortnight");
+    fs::write(server.rules().join("a.yaml"), wrong).unwrap();
+    wait_until("it is refused", || server.metric(SUCCESSFUL) == 0);
+    assert_eq!([server.metric(HASH), server.metric(TAKEN)], [first, taken]);
+    assert!(server.metric(TRIED) >= taken);
+    let refused = rules_line(&server);
+    assert!(refused.starts_with("refused at 20"), "{refused}");
+    let place = ", first error at a.yaml:2:38; 1 in use, loaded at ";
+    assert!(refused.contains(place), "{refused}");
+    assert!(refused.ends_with(&in_use["ok, ".len()..]), "{refused}");
+    assert!(!refused.contains("fortnight"), "{refused}");
+
+    // The first version again is the first version.
+    fs::write(server.rules().join("a.yaml"), rules("a", 1)).unwrap();
+    wait_until("it is taken", || server.metric(SUCCESSFUL) == 1);
+    assert_eq!(server.metric(HASH), first);
+    fs::write(server.rules().join("a.yaml"), rules("a", 2)).unwrap();
+    wait_until("other rules have another hash", || {
+        server.metric(HASH) != first
+    });
+}
+
+#[test]
+fn replicas_with_equal_files_have_equal_hashes() {
+    let [one, other] = [(); 2].map(|()| one_file().start());
+    let hash = |server: &Tollgate| server.metric("tollgate_rules_hash");
+    assert_ne!(one.rules(), other.rules());
+    assert_eq!(hash(&one), hash(&other));
+    let another = one_file().file("b.yaml", &rules("b", 1)).start();
+    assert_ne!(hash(&one), hash(&another));
 }
 
 /// Makes an invalid change and waits for its refusal; the old limit must still apply.

@@ -1,29 +1,84 @@
-//! Counts of loads of rules, and the state of the connection to a control plane.
+//! Loads of rules: how many, the last one, the hash of the rules in use; the state of the connection to a control
+//! plane.
 
-use std::sync::{
-    OnceLock,
-    atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+use std::{
+    fmt,
+    sync::{
+        Mutex, OnceLock,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
 };
 
-use crate::foundation::sample::SampleWriter;
+use crate::{
+    config::{fault::Problem, files::Loaded},
+    core::{calendar::utc, window::Timestamp},
+    foundation::{lock::lock, sample::SampleWriter},
+};
 
 /// Stats of the rules' way into the process.
 #[derive(Debug, Default)]
 pub(super) struct ConfigStats {
     loads_ok: AtomicU64,
     loads_failed: AtomicU64,
+    history: Mutex<LoadHistory>,
     /// Whether the control plane is connected; unset if rules come from files.
     control_plane: OnceLock<AtomicBool>,
 }
 
+/// The last loads of the rules, as `/healthcheck?verbose` shows them.
+#[derive(Clone, Debug, Default)]
+pub struct LoadHistory {
+    in_use: Option<TakenLoad>,
+    /// The last load, if it was refused.
+    refused: Option<RefusedLoad>,
+}
+
+/// The load whose rules are in use.
+#[derive(Clone, Copy, Debug)]
+struct TakenLoad {
+    at: Timestamp,
+    hash: u64,
+    rules: usize,
+}
+
+/// A load that changed nothing.
+#[derive(Clone, Debug)]
+struct RefusedLoad {
+    at: Timestamp,
+    /// The file of the first error, with line and column if they are known. Its text may hold what rules hold, and
+    /// stays in the log.
+    place: String,
+}
+
 impl ConfigStats {
-    pub(super) fn record_load(&self, is_ok: bool) {
-        let loads = if is_ok {
-            &self.loads_ok
-        } else {
-            &self.loads_failed
-        };
-        loads.fetch_add(1, Relaxed);
+    /// Records a load, which was taken into use unless it has errors.
+    pub(super) fn record_load(&self, at: Timestamp, loaded: Result<&Loaded, &[Problem]>) {
+        match loaded {
+            Ok(loaded) => {
+                self.loads_ok.fetch_add(1, Relaxed);
+                let taken = TakenLoad {
+                    at,
+                    hash: hash(&loaded.digest),
+                    rules: loaded.matcher.rules().len(),
+                };
+                *lock(&self.history) = LoadHistory {
+                    in_use: Some(taken),
+                    refused: None,
+                };
+            }
+            Err(problems) => {
+                let mut errors = problems.iter().filter(|found| !found.fault.is_warning());
+                let first = errors.next();
+                let place = first.map_or_else(|| "(push)".to_owned(), Problem::place);
+                self.loads_failed.fetch_add(1, Relaxed);
+                lock(&self.history).refused = Some(RefusedLoad { at, place });
+            }
+        }
+    }
+
+    /// The last loads.
+    pub(super) fn history(&self) -> LoadHistory {
+        lock(&self.history).clone()
     }
 
     pub(super) fn record_control_plane(&self, is_up: bool) {
@@ -38,8 +93,89 @@ impl ConfigStats {
         ] {
             list.counter(format!("ratelimit.service.{name}"), loads.load(Relaxed));
         }
+        self.history().samples(list);
         if let Some(is_up) = self.control_plane.get() {
             list.gauge("tollgate.control_plane_up", is_up.load(Relaxed).into());
         }
+    }
+}
+
+impl LoadHistory {
+    /// Gauges of loads; none before the first one.
+    fn samples(&self, list: &mut SampleWriter<'_>) {
+        let refused_at = self.refused.as_ref().map(|refused| refused.at);
+        let Some(last_at) = refused_at.or(self.in_use.map(|taken| taken.at)) else {
+            return;
+        };
+        let is_good = u64::from(self.refused.is_none());
+        list.gauge("tollgate.rules_last_load_successful", is_good);
+        let name = "tollgate.rules_last_load_timestamp_seconds";
+        list.gauge(name, last_at.secs());
+        if let Some(taken) = self.in_use {
+            let name = "tollgate.rules_last_load_success_timestamp_seconds";
+            list.gauge(name, taken.at.secs());
+            list.gauge("tollgate.rules_hash", taken.hash);
+        }
+    }
+}
+
+impl fmt::Display for LoadHistory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(RefusedLoad { at, place }) = &self.refused {
+            let at = utc(*at);
+            write!(
+                f,
+                "refused at {at}, first error at {}; ",
+                place.escape_debug()
+            )?;
+        } else if self.in_use.is_some() {
+            f.write_str("ok, ")?;
+        }
+        match &self.in_use {
+            Some(TakenLoad { at, hash, rules }) => {
+                write!(
+                    f,
+                    "{rules} in use, loaded at {}, hash {hash:012x}",
+                    utc(*at)
+                )
+            }
+            None => f.write_str("none are loaded"),
+        }
+    }
+}
+
+/// The first 48 bits of a digest: a sample of Prometheus holds 53 exactly.
+fn hash(digest: &[u8; 32]) -> u64 {
+    let bits = digest[..6].iter();
+    bits.fold(0, |hash, byte| hash << 8 | u64::from(*byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hash_is_a_whole_number_that_prometheus_holds() {
+        let mut digest = [0xff; 32];
+        let largest = hash(&digest);
+        assert_eq!(largest, (1 << 48) - 1);
+        assert!(largest < 1 << 53);
+        digest[..6].copy_from_slice(&[0, 0, 0, 0, 1, 2]);
+        assert_eq!(hash(&digest), 258);
+    }
+
+    #[test]
+    fn the_page_names_the_rules_in_use_and_the_place_of_the_first_error() {
+        let mut history = LoadHistory::default();
+        assert_eq!(history.to_string(), "none are loaded");
+        let at = Timestamp::from_secs(86_400);
+        let (hash, rules) = (0xab, 2);
+        history.in_use = Some(TakenLoad { at, hash, rules });
+        let in_use = "2 in use, loaded at 1970-01-02T00:00:00Z, hash 0000000000ab";
+        assert_eq!(history.to_string(), format!("ok, {in_use}"));
+        let (at, place) = (Timestamp::from_secs(86_460), "a.yaml:4:7".to_owned());
+        history.refused = Some(RefusedLoad { at, place });
+        let refused = "refused at 1970-01-02T00:01:00Z, first error at a.yaml:4:7; ";
+        assert_eq!(history.to_string(), format!("{refused}{in_use}"));
     }
 }
