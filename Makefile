@@ -21,6 +21,8 @@ test: tools lint ## All checks of CI: formatting, clippy, every test, the docume
 	$(CARGO) test --locked
 	$(MAKE) --no-print-directory doc
 
+# `--version` and `tollgate_build_info` name the commit. An archive without .git is built without it.
+build: export TOLLGATE_COMMIT ?= $(if $(wildcard .git),$(shell git describe --always --dirty --abbrev=12 --exclude='*' 2>/dev/null))
 build: ## Build the release binary
 	$(CARGO) build --release --locked
 

@@ -1,12 +1,13 @@
-//! Compiles `proto/` with protox, so that no protoc is needed.
+//! Compiles `proto/` with protox, so that no protoc is needed, and passes on facts about the build.
 
-use std::{env, fs, path::PathBuf};
+use std::{env, fs, path::PathBuf, process::Command};
 
 use prost::Message;
 use prost_types::{FileDescriptorSet, field_descriptor_proto::Type};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
+    build_facts()?;
     // The served schemas, which reflection shows.
     let served = protox::compile([SERVED], ["proto"])?;
     #[expect(
@@ -27,6 +28,38 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     tonic_prost_build::configure()
         .build_server(false)
         .compile_fds(protox::compile([traces], ["proto"])?)?;
+    Ok(())
+}
+
+/// Sets the constants of `src/foundation/build.rs`.
+///
+/// The commit comes from a variable only: a look into `.git` would build everything anew with each commit, would find
+/// a foreign repository around an unpacked archive, and would make equal sources differ.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a build script gets its input this way"
+)]
+fn build_facts() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo:rerun-if-env-changed=TOLLGATE_COMMIT");
+    let commit = env::var("TOLLGATE_COMMIT").unwrap_or_default();
+    let hash = commit.strip_suffix("-dirty").unwrap_or(&commit);
+    let is_hash = (7..=64).contains(&hash.len()) && hash.bytes().all(|c| c.is_ascii_hexdigit());
+    if !commit.is_empty() && !is_hash {
+        return Err(
+            format!("TOLLGATE_COMMIT is not 7 to 64 hexadecimal digits: `{commit}`").into(),
+        );
+    }
+    let suffix = match &*commit {
+        "" => String::new(),
+        commit => format!(" ({commit})"),
+    };
+    let rustc = Command::new(env::var("RUSTC")?).arg("--version").output()?;
+    let rustc = String::from_utf8(rustc.stdout)?;
+    // `rustc 1.95.0 (…)`
+    let rustc = rustc.split(' ').nth(1).unwrap_or("unknown").trim();
+    println!("cargo:rustc-env=TOLLGATE_BUILD_COMMIT={commit}");
+    println!("cargo:rustc-env=TOLLGATE_BUILD_SUFFIX={suffix}");
+    println!("cargo:rustc-env=TOLLGATE_BUILD_RUSTC={rustc}");
     Ok(())
 }
 

@@ -13,6 +13,7 @@
 /// Helps for every floor that know nothing of rate limits, and do no I/O.
 mod foundation {
     pub(crate) mod backoff;
+    pub(crate) mod build;
     pub(crate) mod causes;
     pub(crate) mod generations;
     pub(crate) mod histogram;

@@ -29,6 +29,7 @@ use crate::{
     },
 };
 
+pub(crate) mod build_info;
 mod config_stats;
 mod dynamic_names;
 mod held;

@@ -14,13 +14,13 @@ use super::{
     shapes::ArgShape as _,
     values::{Entries, duration, entries},
 };
-use crate::config::options::Options;
+use crate::{config::options::Options, foundation::build::VERSION_AND_COMMIT};
 
 /// The command line of tollgate.
 #[derive(Debug, Parser)]
 #[command(
     name = "tollgate",
-    version,
+    version = VERSION_AND_COMMIT,
     about = "Rate-limit sidecar for Envoy: several periods on one descriptor, counted in memory or in Redis",
     after_help = "Without a command, `serve` is assumed: `tollgate --redis-url …` is `tollgate serve --redis-url …`."
 )]

@@ -6,7 +6,7 @@ use tempfile::NamedTempFile;
 
 use crate::support::{
     ask::{Client, ask, connect, descriptor, request, send},
-    free_port, http,
+    finish, free_port, http,
     redis::Redis,
     statsd::Collector,
     tollgate::{self, Builder, Tollgate},
@@ -643,4 +643,24 @@ async fn the_statistics_page_shows_the_rules_counters() {
             "{line} in:\n{page}"
         );
     }
+}
+
+/// The commit is known only to builds that were given it.
+#[test]
+fn the_build_is_named_by_the_command_line_and_by_a_metric_alike() {
+    let commit = env!("TOLLGATE_BUILD_COMMIT");
+    let version = env!("CARGO_PKG_VERSION");
+    let printed = finish(tollgate::program().arg("--version"));
+    let printed = String::from_utf8(printed.stdout).unwrap();
+    let (shown, suffix) = match commit {
+        "" => ("unknown", String::new()),
+        commit => (commit, format!(" ({commit})")),
+    };
+    assert_eq!(printed, format!("tollgate {version}{suffix}\n"));
+    let server = tollgate::with_rules(RULES).start();
+    let page = server.page("/metrics");
+    let expected =
+        format!("tollgate_build_info{{version=\"{version}\",commit=\"{shown}\",rustc=\"1.");
+    let line = page.lines().find(|line| line.starts_with(&expected));
+    assert!(line.is_some_and(|line| line.ends_with("\"} 1")), "{page}");
 }

@@ -11,7 +11,7 @@ use super::page::{BlockingQueue, PIECE_BYTES, PageWriter, each_of, text_page};
 use crate::{
     foundation::sample::{Sample, SampleValue},
     observe::metrics::{
-        Metrics, process,
+        Metrics, build_info, process,
         prometheus::{self, Renderer},
     },
     service::budget::Account,
@@ -39,7 +39,8 @@ impl Statistics {
         let page = blocking.page(account, move || {
             let memory = self.memory.as_deref();
             let each = |take: &mut dyn FnMut(Sample)| self.metrics.each_sample(memory, take);
-            let mut page = self.renderer.page(each).ending_with(&process::render());
+            let end = process::render() + &build_info::render();
+            let mut page = self.renderer.page(each).ending_with(&end);
             let bytes = page.bytes();
             let writer: PageWriter = Box::new(move |text| page.write_some(text, PIECE_BYTES));
             (writer, bytes)

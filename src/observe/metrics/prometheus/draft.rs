@@ -12,6 +12,7 @@ use super::{
 use crate::{
     foundation::sample::SampleValue,
     observe::metrics::{
+        build_info,
         mapper::{MappingTarget, Observer},
         process,
     },
@@ -34,7 +35,7 @@ impl PageDraft {
     /// An empty draft.
     pub(super) fn new() -> Self {
         // Names that other code writes on the page.
-        let others = process::NAMES.iter().chain([&CONFLICTS]);
+        let others = process::NAMES.iter().chain([&build_info::NAME, &CONFLICTS]);
         Self {
             families: Vec::new(),
             owners: others.map(|&name| (name.into(), None)).collect(),

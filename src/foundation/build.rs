@@ -1,0 +1,14 @@
+//! The program as it was built: facts that `build.rs` of the package collects.
+
+/// The version of the package.
+pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The commit, from the variable TOLLGATE_COMMIT of the build; empty if it was not set.
+pub(crate) const COMMIT: &str = env!("TOLLGATE_BUILD_COMMIT");
+
+/// The version of the compiler.
+pub(crate) const RUSTC: &str = env!("TOLLGATE_BUILD_RUSTC");
+
+/// The version, and the commit if it is known.
+pub(crate) const VERSION_AND_COMMIT: &str =
+    concat!(env!("CARGO_PKG_VERSION"), env!("TOLLGATE_BUILD_SUFFIX"));
