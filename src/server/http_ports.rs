@@ -45,10 +45,8 @@ pub(super) fn start(
         },
     );
     tasks.spawn(serve_http(ports.http, routes, limits.clone()));
-    if let Some(debug) = ports.debug {
-        let routes = admin::debug(parts.rules.clone(), statistics.clone());
-        tasks.spawn(serve_http(debug, routes, limits.clone()));
-    }
+    let routes = admin::debug(parts.rules.clone(), statistics.clone());
+    tasks.spawn(serve_http(ports.debug, routes, limits.clone()));
     if let Some(prometheus) = ports.prometheus {
         let routes = admin::prometheus(statistics, &settings.stats.prometheus_path);
         tasks.spawn(serve_http(prometheus, routes, limits));

@@ -16,8 +16,7 @@ use crate::{foundation::log_throttle::LogThrottle, settings::serve::Settings};
 /// The bound listeners, except for gRPC's, which opens once there are rules to answer with.
 pub(super) struct Ports {
     pub(super) http: TcpListener,
-    /// `None` if binding failed: the service does not depend on it.
-    pub(super) debug: Option<TcpListener>,
+    pub(super) debug: TcpListener,
     /// `None` unless it is enabled.
     pub(super) prometheus: Option<TcpListener>,
 }
@@ -26,12 +25,10 @@ impl Ports {
     pub(super) async fn bind(settings: &Settings) -> Result<Self, ServerError> {
         let Settings { listen, stats, .. } = settings;
         let bind = |purpose, host, port| bind(purpose, host, port, listen.reuse_port);
-        let debug = bind("debug", or(&listen.debug_host, LOOPBACK), listen.debug_port).await;
+        let debug_host = or(&listen.debug_host, LOOPBACK);
         Ok(Self {
             http: bind("HTTP", or(&listen.host, EVERY), listen.port).await?,
-            debug: debug
-                .inspect_err(|error| tracing::error!("{error}; continuing without it"))
-                .ok(),
+            debug: bind("debug", debug_host, listen.debug_port).await?,
             prometheus: if stats.prometheus && !stats.disable_stats {
                 let address = stats.prometheus_address;
                 let host = address.ip().to_string();
@@ -45,10 +42,7 @@ impl Ports {
     pub(super) fn addresses(&self) -> io::Result<Addresses> {
         Ok(Addresses {
             http: self.http.local_addr()?.to_string(),
-            debug: match &self.debug {
-                Some(debug) => debug.local_addr()?.to_string(),
-                None => "none".to_owned(),
-            },
+            debug: self.debug.local_addr()?.to_string(),
         })
     }
 }

@@ -19,7 +19,7 @@ use crate::support::{
     finish,
     http::get,
     redis::Redis,
-    tollgate::{self, Tollgate, program},
+    tollgate::{self, program},
 };
 
 const RULES: &str = "
@@ -471,27 +471,14 @@ fn bad_rules_are_all_told_and_nothing_starts() {
 fn a_port_in_use_is_fatal_and_named() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
-    for variable in ["GRPC", "HTTP"] {
+    for variable in ["GRPC", "HTTP", "DEBUG"] {
         let (status, said) = serve_on(variable, address).fail();
         assert_eq!(status.code(), Some(1), "{said}");
         let expected = format!("cannot listen on {address} for {variable}");
-        let expected = expected.replace("GRPC", "gRPC");
+        let expected = expected.replace("GRPC", "gRPC").replace("DEBUG", "debug");
         assert!(said.contains(&expected), "{said}");
         assert!(said.contains("Address already in use"), "{said}");
     }
-}
-
-/// As in the reference: no request depends on the debug port.
-#[test]
-fn without_its_debug_port_it_goes_on() {
-    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = taken.local_addr().unwrap();
-    let server: Tollgate = serve_on("DEBUG", address).start();
-    assert_eq!(get(server.http, "/healthcheck").status, 200);
-    assert_eq!(server.debug.port(), 0);
-    let said = server.log().text();
-    let expected = format!("cannot listen on {address} for debug; continuing without it");
-    assert!(said.contains(&expected), "{said}");
 }
 
 /// A server with one of its ports at `address`.

@@ -27,7 +27,6 @@ pub struct Tollgate {
     /// Port 0 if it listens on a Unix socket.
     pub grpc: SocketAddr,
     pub http: SocketAddr,
-    /// Port 0 if it could not be bound.
     pub debug: SocketAddr,
 }
 
@@ -228,7 +227,6 @@ impl Builder {
         });
         let ready = log.ready_line().unwrap();
         let address = |name: &str| match ready[name].as_str().unwrap() {
-            "none" => SocketAddr::from(([0, 0, 0, 0], 0)),
             path if path.starts_with('/') => SocketAddr::from(([0, 0, 0, 0], 0)),
             address => address.parse().unwrap(),
         };
