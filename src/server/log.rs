@@ -8,12 +8,15 @@ use std::{
 use serde_json::{Map, Value};
 use tracing::{Event, Subscriber, field::Field, level_filters::LevelFilter};
 use tracing_subscriber::{
+    filter::Targets,
     fmt::{
         FmtContext, FormatEvent, FormatFields,
         format::Writer,
         time::{FormatTime as _, SystemTime},
     },
+    layer::SubscriberExt as _,
     registry::LookupSpan,
+    util::SubscriberInitExt as _,
 };
 
 use crate::settings::process::{LogFormat, LogLevel, Process};
@@ -32,9 +35,24 @@ pub(crate) fn start(process: &Process) {
         .with_ansi(io::stderr().is_terminal())
         .with_writer(io::stderr);
     match process.log_format {
-        LogFormat::Text => lines.init(),
-        LogFormat::Json => lines.event_format(Json).init(),
+        LogFormat::Text => lines.finish().with(without_noise(level)).init(),
+        LogFormat::Json => {
+            let lines = lines.event_format(Json).finish();
+            lines.with(without_noise(level)).init();
+        }
     }
+}
+
+/// A filter for lines of libraries, which would hide our own: their details are for `trace` only, and the file watch
+/// reports at `info` that a folder is gone which the kubelet has replaced, as it always does.
+fn without_noise(level: LevelFilter) -> Targets {
+    let others = match level {
+        LevelFilter::TRACE => LevelFilter::TRACE,
+        level => level.min(LevelFilter::INFO),
+    };
+    let of_watch = others.min(LevelFilter::WARN);
+    let targets = [("tollgate", level), ("notify", of_watch)];
+    Targets::new().with_default(others).with_targets(targets)
 }
 
 /// One JSON object per line: `@timestamp`, `level`, `@message`, and the fields of the event.

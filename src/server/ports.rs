@@ -11,7 +11,10 @@ use nix::sys::stat::{Mode, umask};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream, lookup_host};
 
 use super::error::ServerError;
-use crate::{foundation::log_throttle::LogThrottle, settings::serve::Settings};
+use crate::{
+    foundation::log_throttle::LogThrottle,
+    settings::{serve::Settings, tls::TlsSettings},
+};
 
 /// The bound listeners, except for gRPC's, which opens once there are rules to answer with.
 pub(super) struct Ports {
@@ -43,6 +46,10 @@ impl Ports {
         Ok(Addresses {
             http: self.http.local_addr()?.to_string(),
             debug: self.debug.local_addr()?.to_string(),
+            prometheus: match &self.prometheus {
+                Some(prometheus) => prometheus.local_addr()?.to_string(),
+                None => "none".to_owned(),
+            },
         })
     }
 }
@@ -51,6 +58,7 @@ impl Ports {
 pub(super) struct Addresses {
     pub(super) http: String,
     pub(super) debug: String,
+    pub(super) prometheus: String,
 }
 
 /// Connections that may wait to be accepted, unless the kernel allows fewer.
@@ -161,6 +169,15 @@ impl GrpcListener {
             address: path.display().to_string(),
             source,
         })
+    }
+
+    /// The kind of TLS that its connections have.
+    pub(super) fn tls(&self, settings: &TlsSettings) -> &'static str {
+        match self {
+            Self::Tcp(_) if settings.grpc_tls && settings.client_ca().is_some() => "mutual",
+            Self::Tcp(_) if settings.grpc_tls => "server",
+            Self::Tcp(_) | Self::Unix(..) => "off",
+        }
     }
 
     /// The next connection, without a time limit.

@@ -14,7 +14,7 @@ use tonic_health::pb::health_server::{Health, HealthServer};
 
 use super::{
     authority::AuthorityLog,
-    backend::{StoreBackend, worker_count},
+    backend::worker_count,
     connection::{ConnectionOptions, ConnectionParts, ConnectionServer, Phase},
     error::ServerError,
     file_limit::connection_limits,
@@ -32,8 +32,9 @@ use super::{
     workers::{Workers, accept},
 };
 use crate::{
+    foundation::build::VERSION_AND_COMMIT,
     observe::traces::Tracer,
-    service::{budget::Budget, limiter::Rules},
+    service::budget::Budget,
     settings::{process::Process, serve::Settings},
     store::redis::servers::Servers,
 };
@@ -105,7 +106,7 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     }
     let grpc = server.open(&parts, &addresses).await?;
     server.accept(grpc, max_connections.grpc, budget);
-    server.wait().await?;
+    server.wait(&settings.process).await?;
     server.drain(&settings.process).await;
     Ok(())
 }
@@ -203,7 +204,7 @@ impl Server {
         self.open.send_replace(true);
         self.health.update().await;
         let workers = self.workers.count();
-        announce(&grpc, addresses, &parts.backend, &parts.rules, workers);
+        announce(&grpc, addresses, parts, workers);
         Ok(grpc)
     }
 
@@ -216,10 +217,10 @@ impl Server {
     }
 
     /// Waits for a signal to stop.
-    async fn wait(&mut self) -> Result<(), ServerError> {
+    async fn wait(&mut self, settings: &Process) -> Result<(), ServerError> {
         tokio::select! {
             signal = self.signals.next() => {
-                tracing::info!(signal, "stopping");
+                announce_end(signal, settings);
                 Ok(())
             }
             () = self.workers.first_end() => Err(ServerError::WorkerStopped),
@@ -248,21 +249,42 @@ impl Server {
     }
 }
 
-/// Logs the ready line: addresses, store, number of rules.
-fn announce(
-    grpc: &GrpcListener,
-    addresses: &Addresses,
-    backend: &StoreBackend,
-    rules: &Rules,
-    workers: usize,
-) {
+/// Logs the ready line: version, addresses, TLS, store, modes, number of rules.
+fn announce(grpc: &GrpcListener, addresses: &Addresses, parts: &Parts<'_>, workers: usize) {
+    let settings = parts.settings;
+    let rules = parts.rules.current();
     tracing::info!(
+        version = VERSION_AND_COMMIT,
         %grpc,
+        tls = grpc.tls(&settings.tls),
         http = addresses.http,
         debug = addresses.debug,
-        store = backend.name(),
-        rules = rules.current().map_or(0, |rules| rules.matcher.rules().len()),
+        prometheus = addresses.prometheus,
+        store = parts.backend.name(),
+        modes = settings.modes(),
+        rules = rules.map_or(0, |rules| rules.matcher.rules().len()),
         workers,
         "tollgate is ready"
     );
+}
+
+/// Logs the signal, and how long the process goes on.
+fn announce_end(signal: &str, settings: &Process) {
+    let Process {
+        drain_delay,
+        drain_timeout,
+        ..
+    } = settings;
+    if drain_delay.is_zero() {
+        tracing::info!(
+            signal,
+            "stopping: running calls may take {drain_timeout:?} more"
+        );
+    } else {
+        tracing::info!(
+            signal,
+            "stopping: calls are answered for {drain_delay:?} more, and running ones may then take {drain_timeout:?}; \
+             a second signal ends the first wait at once"
+        );
+    }
 }

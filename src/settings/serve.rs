@@ -125,6 +125,22 @@ impl Settings {
         }
     }
 
+    /// The flags that are on and change the answers to all requests, or `none`.
+    pub(crate) fn modes(&self) -> String {
+        let modes = [
+            (self.decisions.shadow_mode, "shadow-mode"),
+            (self.decisions.quota_mode, "quota-mode"),
+            (self.decisions.stop_when_over, "stop-when-over"),
+            (self.strict_matching, "strict-matching"),
+        ];
+        let is_on = modes.into_iter().filter(|(is_on, _)| *is_on);
+        let names: Vec<_> = is_on.map(|(_, name)| name).collect();
+        if names.is_empty() {
+            return "none".to_owned();
+        }
+        names.join(",")
+    }
+
     /// Whether no rule can count locally because the number of replicas is unknown. With counters in memory no rule
     /// needs it.
     pub(crate) fn lacks_replicas(&self) -> bool {

@@ -16,6 +16,7 @@ use tempfile::TempDir;
 
 use crate::support::{
     ask::{ask, connect, is_ok},
+    certificates::{Authority, Secret},
     finish,
     http::get,
     redis::Redis,
@@ -465,6 +466,51 @@ fn bad_rules_are_all_told_and_nothing_starts() {
     ] {
         assert!(said.contains(problem), "{said}");
     }
+}
+
+#[test]
+fn the_ready_line_names_version_ports_store_tls_and_modes() {
+    let check = |args: &[&str], expected: &[(&str, &str)]| {
+        let builder = tollgate::with_rules(RULES);
+        let server = builder.args(args.iter().copied()).start();
+        let log = server.log().text();
+        let line = log.lines().find(|line| line.contains("tollgate is ready"));
+        let line: serde_json::Value = serde_json::from_str(line.unwrap()).unwrap();
+        let version = line["version"].as_str().unwrap();
+        assert!(version.starts_with(env!("CARGO_PKG_VERSION")), "{line}");
+        for (field, value) in expected {
+            assert_eq!(line[field], *value, "{line}");
+        }
+    };
+    let plain = [
+        ("tls", "off"),
+        ("modes", "none"),
+        ("prometheus", "none"),
+        ("store", "memory"),
+    ];
+    check(&[], &plain);
+    let modes = [("modes", "shadow-mode,strict-matching")];
+    check(&["--shadow-mode", "--strict-matching"], &modes);
+    let ours = Authority::new("ours");
+    let pair = ours.issue("tollgate");
+    let secret = Secret::mount(&[
+        ("tls.crt", &pair.certificate),
+        ("tls.key", &pair.key),
+        ("ca.crt", &ours.certificate),
+    ]);
+    let [certificate, key, ca] = ["tls.crt", "tls.key", "ca.crt"].map(|name| secret.at(name));
+    let tls = [
+        "--grpc-tls",
+        "--grpc-tls-cert",
+        &certificate,
+        "--grpc-tls-key",
+        &key,
+    ];
+    check(&tls, &[("tls", "server")]);
+    check(
+        &[&tls[..], &["--grpc-client-ca", &ca]].concat(),
+        &[("tls", "mutual")],
+    );
 }
 
 #[test]

@@ -191,6 +191,26 @@ async fn health_turns_at_once_and_calls_are_answered_until_the_delay_is_over() {
     assert_eq!(ended(&mut server).await, Some(0));
 }
 
+#[test]
+fn the_log_names_the_wait_and_how_to_end_it() {
+    let mut server = tollgate::with_rules(RULES)
+        .args(["--drain-delay", "1h", "--drain-timeout", "20s"])
+        .start();
+    server.signal(Signal::SIGINT);
+    server.log().with(
+        "stopping: calls are answered for 3600s more, and running ones may then take 20s; a second signal ends the \
+         first wait at once",
+    );
+    server.signal(Signal::SIGINT);
+    assert_eq!(server.wait().code(), Some(0));
+    let mut server = tollgate::with_rules(RULES).start();
+    server.signal(Signal::SIGTERM);
+    server
+        .log()
+        .with("stopping: running calls may take 30s more");
+    assert_eq!(server.wait().code(), Some(0));
+}
+
 #[tokio::test]
 async fn the_delay_is_waited_for() {
     const DELAY: Duration = Duration::from_millis(300);

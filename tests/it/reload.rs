@@ -220,6 +220,27 @@ fn replicas_with_equal_files_have_equal_hashes() {
     assert_ne!(hash(&one), hash(&another));
 }
 
+/// Each version of a ConfigMap removes the folder of the one before, which is no reason to say anything.
+#[test]
+fn a_config_map_that_changes_is_one_line_of_the_log_each_time() {
+    let builder = tollgate::builder();
+    write_version(builder.rules(), "0", &rules("a", 1));
+    symlink("..data/a.yaml", builder.rules().join("a.yaml")).unwrap();
+    let server = builder.start();
+    let lines = |text: &str| server.log().text().matches(text).count();
+    for version in 1..=3 {
+        let before = lines("rules loaded");
+        write_version(
+            server.rules(),
+            &version.to_string(),
+            &rules("a", version + 1),
+        );
+        fs::remove_dir_all(server.rules().join(format!("..{}", version - 1))).unwrap();
+        wait_until("the version is loaded", || lines("rules loaded") > before);
+    }
+    assert_eq!(lines("inotify"), 0, "{}", server.log().text());
+}
+
 /// Makes an invalid change and waits for its refusal; the old limit must still apply.
 async fn check_refused(change: impl FnOnce(&Path), said: &[&str]) {
     let server = one_file().start();
