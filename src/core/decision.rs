@@ -118,7 +118,7 @@ fn status(
     now: Timestamp,
 ) -> Status {
     match outcome {
-        Outcome::Unmatched { .. } | Outcome::Replaced(_) => Status {
+        Outcome::Unmatched(_) | Outcome::Replaced(_) => Status {
             code: Code::Ok,
             binding: None,
             remaining: 0,
@@ -319,7 +319,7 @@ fn retry_secs(plan: &Plan<'_>, statuses: &[Status], modes: Modes) -> Option<u64>
 fn is_quota(outcome: &Outcome<'_>, modes: Modes) -> bool {
     let has_own = match outcome {
         Outcome::Counted(counted) => counted.rule.is_some_and(|rule| rule.quota_mode),
-        Outcome::Unmatched { .. } | Outcome::Unlimited(_) | Outcome::Replaced(_) => false,
+        Outcome::Unmatched(_) | Outcome::Unlimited(_) | Outcome::Replaced(_) => false,
     };
     modes.quota || has_own
 }

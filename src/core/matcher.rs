@@ -31,13 +31,36 @@ pub struct Matcher {
     pub key_format: KeyFormat,
     /// Whether keys and values are matched separately.
     is_strict: bool,
-    domains: HashMap<Box<[u8]>, NodeId, RandomState>,
+    domains: HashMap<Box<[u8]>, DomainRoot, RandomState>,
+    /// By [`DomainId`].
+    domain_names: Vec<Box<[u8]>>,
     nodes: Vec<RuleNode>,
     rules: Vec<Rule>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeId(pub(super) usize);
+
+/// The index of a domain in [`Matcher::domain_names`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DomainId(pub usize);
+
+#[derive(Clone, Copy, Debug)]
+struct DomainRoot {
+    id: DomainId,
+    node: NodeId,
+}
+
+/// Why no rule applies to a descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoMatch {
+    /// No file names the domain.
+    UnknownDomain,
+    /// An entry leads to no node of the domain, or there is no entry.
+    NoRule(DomainId),
+    /// The node has neither a limit nor `unlimited`.
+    NoLimit(DomainId),
+}
 
 #[derive(Debug, Default)]
 struct RuleNode {
@@ -85,7 +108,7 @@ pub struct Match<'m> {
 #[derive(Clone, Copy, Debug)]
 pub struct Domain<'m> {
     matcher: &'m Matcher,
-    root: NodeId,
+    root: DomainRoot,
 }
 
 /// A node to which an entry leads.
@@ -123,15 +146,25 @@ impl<'m> MatchedNode<'m> {
 
 impl<'m> Domain<'m> {
     /// The rule that `entries` match; `joined` is scratch space.
-    pub fn find(self, entries: &[Entry<'_>], joined: &mut Joined) -> Option<Match<'m>> {
+    ///
+    /// # Errors
+    ///
+    /// The reason if there is none.
+    pub fn find(self, entries: &[Entry<'_>], joined: &mut Joined) -> Result<Match<'m>, NoMatch> {
         let mut shared = Vec::new();
         let last = self.walk(entries, joined, |index, _, level| {
             if let Some(value) = level.shared_value() {
                 shared.push((index, value));
             }
-        })?;
-        let rule = &self.matcher.rules[last.node.rule?.0];
-        Some(Match { rule, shared })
+        });
+        match last.map(|last| last.node.rule) {
+            Some(Some(rule)) => Ok(Match {
+                rule: &self.matcher.rules[rule.0],
+                shared,
+            }),
+            Some(None) if !entries.is_empty() => Err(NoMatch::NoLimit(self.root.id)),
+            Some(None) | None => Err(NoMatch::NoRule(self.root.id)),
+        }
     }
 
     /// Walks from node to node and calls `visit` with the entry's index, the entry and the node it leads
@@ -144,7 +177,7 @@ impl<'m> Domain<'m> {
     ) -> Option<MatchedNode<'m>> {
         let nodes = &self.matcher.nodes;
         let mut level = MatchedNode {
-            node: &nodes[self.root.0],
+            node: &nodes[self.root.node.0],
             is_wildcard: false,
         };
         for (index, entry) in entries.iter().enumerate() {
@@ -232,14 +265,21 @@ impl Matcher {
         self.domains.len()
     }
 
+    /// The names of all domains; a `DomainId` is an index of this list.
+    pub fn domain_names(&self) -> &[Box<[u8]>] {
+        &self.domain_names
+    }
+
     /// The root of a domain, created if it is missing.
     pub fn insert_domain(&mut self, name: &[u8]) -> NodeId {
-        if let Some(&root) = self.domains.get(name) {
-            return root;
+        if let Some(root) = self.domains.get(name) {
+            return root.node;
         }
-        let root = self.push_node();
-        self.domains.insert(name.into(), root);
-        root
+        let node = self.push_node();
+        let id = DomainId(self.domain_names.len());
+        self.domain_names.push(name.into());
+        self.domains.insert(name.into(), DomainRoot { id, node });
+        node
     }
 
     /// Adds a child to `parent`; returns `None` if its text is already taken at this level. An empty
@@ -349,8 +389,8 @@ pub(super) mod tests {
                 value: value.as_bytes(),
             })
             .collect();
-        let found = matcher.domain(b"d")?.find(&entries, &mut Joined::new())?;
-        Some(&found.rule.path)
+        let found = matcher.domain(b"d")?.find(&entries, &mut Joined::new());
+        Some(&found.ok()?.rule.path)
     }
 
     #[track_caller]
@@ -390,6 +430,29 @@ pub(super) mod tests {
             None,
         );
         check(paths, &[], None);
+    }
+
+    #[test]
+    fn a_descriptor_without_a_rule_has_a_reason() {
+        let mut matcher = matcher(&[&["a", "b"]]);
+        matcher.insert_domain(b"e");
+        let check = |domain: &[u8], keys: &[&'static str], expected| {
+            let entry = |key: &&'static str| Entry {
+                key: key.as_bytes(),
+                value: b"",
+            };
+            let entries: Vec<_> = keys.iter().map(entry).collect();
+            let domain = matcher.domain(domain).unwrap();
+            let found = domain.find(&entries, &mut Joined::new());
+            assert_eq!(found.err(), expected, "{keys:?}");
+        };
+        let [first, second] = [DomainId(0), DomainId(1)];
+        check(b"d", &["a", "b"], None);
+        check(b"d", &["a"], Some(NoMatch::NoLimit(first)));
+        check(b"d", &["c"], Some(NoMatch::NoRule(first)));
+        check(b"d", &["a", "b", "c"], Some(NoMatch::NoRule(first)));
+        check(b"d", &[], Some(NoMatch::NoRule(first)));
+        check(b"e", &["a"], Some(NoMatch::NoRule(second)));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::{
     core::{
         counter::{Batch, Charge, DescriptorHits, Enforcement, Identity, Joined},
         limit::{Allows, CountPolicy, Limit, Metric, Modes, Rule},
-        matcher::{Domain, Match, Matcher},
+        matcher::{Domain, Match, Matcher, NoMatch},
         metric_key,
         request::{Descriptor, Hits, InlineList, Request},
         window::Timestamp,
@@ -29,9 +29,7 @@ pub struct Plan<'a> {
 #[derive(Debug)]
 pub enum Outcome<'a> {
     /// No rule applies: no file names the domain, or no rule of it matches.
-    Unmatched {
-        is_domain_known: bool,
-    },
+    Unmatched(NoMatch),
     Unlimited(&'a Rule),
     /// Another rule of the same request replaces every limit of this one.
     Replaced(&'a Rule),
@@ -91,7 +89,7 @@ impl<'a> Plan<'a> {
         let replaced = replaced_names(&found);
         // One quota that is never over lets all of them pass.
         let is_open = |found: &LimitSource<'_>| match found {
-            LimitSource::Nothing { .. } => modes.quota,
+            LimitSource::Nothing(_) => modes.quota,
             LimitSource::Override(_) => false,
             LimitSource::Rule(Match { rule, .. }) if rule.is_replaced(&replaced) => modes.quota,
             LimitSource::Rule(Match { rule, .. }) => {
@@ -118,7 +116,7 @@ impl<'a> Plan<'a> {
 
 /// The limits of a descriptor, before rules of one request replace one another.
 enum LimitSource<'a> {
-    Nothing { is_domain_known: bool },
+    Nothing(NoMatch),
     Override(&'a Limit),
     Rule(Match<'a>),
 }
@@ -130,18 +128,14 @@ fn find<'a>(
     joined: &mut Joined,
 ) -> LimitSource<'a> {
     let Some(rules) = rules else {
-        return LimitSource::Nothing {
-            is_domain_known: false,
-        };
+        return LimitSource::Nothing(NoMatch::UnknownDomain);
     };
     if let Some(limit) = descriptor.limit {
         return LimitSource::Override(limit);
     }
     match rules.find(descriptor.entries, joined) {
-        Some(found) => LimitSource::Rule(found),
-        None => LimitSource::Nothing {
-            is_domain_known: true,
-        },
+        Ok(found) => LimitSource::Rule(found),
+        Err(reason) => LimitSource::Nothing(reason),
     }
 }
 
@@ -177,9 +171,7 @@ impl<'a> PlanBuilder<'a, '_> {
         replaced: &[&Arc<str>],
     ) -> Outcome<'a> {
         let (rule, limits, shared): (_, _, &[_]) = match found {
-            &LimitSource::Nothing { is_domain_known } => {
-                return Outcome::Unmatched { is_domain_known };
-            }
+            LimitSource::Nothing(reason) => return Outcome::Unmatched(*reason),
             LimitSource::Override(limit) => (None, std::slice::from_ref(*limit), &[]),
             LimitSource::Rule(Match { rule, shared }) => match &rule.allows {
                 Allows::Unlimited => return Outcome::Unlimited(rule),

@@ -12,6 +12,7 @@ use crate::{
     config::{fault::Problem, files::Loaded},
     core::{
         limit::{NearRatio, Rule},
+        matcher::Matcher,
         window::Timestamp,
     },
     foundation::{
@@ -31,6 +32,7 @@ use crate::{
 
 pub(crate) mod build_info;
 mod config_stats;
+mod domain_stats;
 mod dynamic_names;
 mod held;
 mod http2;
@@ -49,12 +51,13 @@ mod worker_stats;
 pub(crate) use held::{CutOff, HeldBytes};
 pub(crate) use http2::{Authorities, StreamsReset};
 pub(crate) use recorder::Recorder;
-pub(crate) use rule_stats::RuleStats;
 pub(crate) use tls::Handshakes;
 
 use super::traces::TraceStats;
 use config_stats::{ConfigStats, LoadHistory};
+use domain_stats::DomainStats;
 use dynamic_names::DynamicNames;
+use rule_stats::RuleStats;
 use statsd::SinkStats;
 use worker_stats::WorkerStats;
 
@@ -67,6 +70,8 @@ pub struct Metrics {
     config: ConfigStats,
     /// By path; one for each rule in use.
     rules: Mutex<BTreeMap<Arc<str>, Arc<RuleStats>>>,
+    /// By name; one for each domain of the rules in use.
+    domains: Mutex<BTreeMap<Arc<str>, Arc<DomainStats>>>,
     /// Statistics under names that requests create.
     dynamic_names: Mutex<DynamicNames>,
     pub redis: Arc<RedisStats>,
@@ -79,6 +84,15 @@ pub struct Metrics {
     pub held: HeldBytes,
     pub traces: Arc<TraceStats>,
     pub statsd: Arc<SinkStats>,
+}
+
+/// The statistics of one load of the rules.
+#[derive(Debug)]
+pub struct RuleSetStats {
+    /// One per rule, in the matcher's order.
+    rules: Vec<Arc<RuleStats>>,
+    /// One per domain, in the matcher's order.
+    domains: Vec<Arc<DomainStats>>,
 }
 
 impl Metrics {
@@ -99,9 +113,34 @@ impl Metrics {
         self
     }
 
+    /// The counters of the rules and domains of `matcher`. Those that existed before keep their counts.
+    pub fn rule_set(&self, matcher: &Matcher) -> RuleSetStats {
+        RuleSetStats {
+            rules: self.rules(matcher.rules()),
+            domains: self.domains(matcher.domain_names()),
+        }
+    }
+
+    /// The counters of domains, in their order.
+    fn domains(&self, names: &[Box<[u8]>]) -> Vec<Arc<DomainStats>> {
+        let mut known = lock(&self.domains);
+        let mut stats = BTreeMap::new();
+        let mut in_order = Vec::with_capacity(names.len());
+        for name in names {
+            let name = String::from_utf8_lossy(name);
+            let old = known.get(&*name).cloned();
+            let new = || Arc::new(DomainStats::for_workers(self.workers.len()));
+            let of_domain = old.unwrap_or_else(new);
+            in_order.push(of_domain.clone());
+            stats.insert(name.into(), of_domain);
+        }
+        *known = stats;
+        in_order
+    }
+
     /// The counters of `rules`, in their order. A rule that existed before keeps its counts and a removed rule's
     /// counts are dropped, so there are as many entries as rules.
-    pub fn rules(&self, rules: &[Rule]) -> Vec<Arc<RuleStats>> {
+    fn rules(&self, rules: &[Rule]) -> Vec<Arc<RuleStats>> {
         let mut known = lock(&self.rules);
         let stats: BTreeMap<_, _> = rules
             .iter()
@@ -149,6 +188,8 @@ impl Metrics {
         let rules = lock(&self.rules).clone();
         let values = dynamic_names::copy(&self.dynamic_names, |names| &names.values.list);
         rule_stats::samples(&rules, &values, list);
+        let domains = lock(&self.domains).clone();
+        domain_stats::samples(&domains, list);
         dynamic_names::samples(&self.dynamic_names, list);
         worker_stats::samples(&self.workers, list);
         self.config.samples(list);

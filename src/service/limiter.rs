@@ -22,7 +22,7 @@ use crate::{
         window::Timestamp,
     },
     foundation::object_pool::Pooled,
-    observe::metrics::{Metrics, Recorder, RuleStats},
+    observe::metrics::{Metrics, Recorder, RuleSetStats},
     store::contract::{Deadline, ImmediateStore, Store, StoreError},
 };
 
@@ -74,14 +74,13 @@ thread_local! {
 #[derive(Debug)]
 pub struct RuleSet {
     pub matcher: Matcher,
-    /// One per rule, in the matcher's order.
-    pub stats: Vec<Arc<RuleStats>>,
+    pub stats: RuleSetStats,
 }
 
 impl Rules {
     /// Takes `matcher` into use. Requests under way finish with the rules they began with.
     pub fn swap(&self, matcher: Matcher, metrics: &Metrics) {
-        let stats = metrics.rules(matcher.rules());
+        let stats = metrics.rule_set(&matcher);
         let new = Arc::new(RuleSet { matcher, stats });
         let mut sets = self.sets();
         if let Some(old) = sets.current.replace(new) {

@@ -664,3 +664,41 @@ fn the_build_is_named_by_the_command_line_and_by_a_metric_alike() {
     let line = page.lines().find(|line| line.starts_with(&expected));
     assert!(line.is_some_and(|line| line.ends_with("\"} 1")), "{page}");
 }
+
+/// Domains of rules only, so that no request creates a name.
+#[tokio::test]
+async fn descriptors_without_a_limit_are_counted_by_domain_and_cause() {
+    let path_node = "domain: d.e\ndescriptors:\n  - key: path\n    descriptors: [{key: end, rate_limits: [9/year]}]\n";
+    let server = tollgate::with_rules(path_node)
+        .file("b.yaml", RULES)
+        .start();
+    let total = |domain: &str, cause: &str| {
+        let labels = format!("{{cause=\"{cause}\",domain=\"{domain}\"}}");
+        server.metric(&format!("tollgate_unmatched_descriptors_total{labels}"))
+    };
+    assert_eq!(total("d", "no_rule"), 0);
+    let mut client = connect(server.grpc).await;
+    for (domain, entries) in [
+        ("d.e", &[("path", "v"), ("end", "v")][..]),
+        ("d.e", &[("path", "v")]),
+        ("d.e", &[("other", "v")]),
+        ("d.e", &[("path", "v"), ("end", "v"), ("deeper", "v")]),
+        ("d", &[("two", "v")]),
+        ("unknown", &[("one", "v")]),
+    ] {
+        ask(&mut client, domain, entries).await.unwrap();
+    }
+    assert_eq!(total("d.e", "no_limit"), 1);
+    assert_eq!(total("d.e", "no_rule"), 2);
+    assert_eq!(total("d", "no_rule"), 1);
+    assert_eq!(total("d", "no_limit"), 0);
+    let page = server.page("/metrics");
+    assert!(!page.contains("domain=\"unknown\""), "{page}");
+    // A load of the rules keeps the counts.
+    let loads = server.metric("ratelimit_service_config_load_success");
+    std::fs::write(server.rules().join("b.yaml"), format!("{RULES}# more\n")).unwrap();
+    wait_until("the rules are loaded", || {
+        server.metric("ratelimit_service_config_load_success") > loads
+    });
+    assert_eq!(total("d.e", "no_rule"), 2);
+}

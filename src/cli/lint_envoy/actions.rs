@@ -191,9 +191,7 @@ impl<'m> KnownRules<'m> {
                 value: value.as_bytes(),
             })
             .collect();
-        domain
-            .find(&entries, &mut self.joined.borrow_mut())
-            .is_some()
+        domain.find(&entries, &mut self.joined.borrow_mut()).is_ok()
     }
 
     /// Candidate values of `key`: one that no rule contains, and each text after the key in a rule's path, with a

@@ -6,6 +6,7 @@ use crate::{
     core::{
         counter::CounterState,
         decision::{Code, Decision, tally},
+        matcher::{DomainId, NoMatch},
         plan::{Outcome, Plan, PlannedDescriptor},
         request::Request,
     },
@@ -13,7 +14,7 @@ use crate::{
 };
 
 use super::{
-    Metrics,
+    Metrics, RuleSetStats,
     rule_stats::RuleStats,
     worker_stats::{WorkerStats, add_alone},
 };
@@ -44,7 +45,7 @@ impl Recorder {
     /// Records the decision on a request, and how the hits of each descriptor fell against its limit.
     pub fn record(
         &self,
-        rules: &[Arc<RuleStats>],
+        stats: &RuleSetStats,
         request: &Request<'_>,
         plan: &Plan<'_>,
         counts: &[CounterState],
@@ -63,16 +64,25 @@ impl Recorder {
                     let fell = tally(&binding.limit, self.metrics.near_ratio, counted.hits, count);
                     let is_shadowed = counted.rule.is_some_and(|rule| rule.shadow_mode);
                     let hits = counted.hits.added();
-                    self.with_stats(rules, counted, |stats| {
+                    self.with_stats(&stats.rules, counted, |stats| {
                         let counts = stats.of(self.worker);
                         counts.record(hits, fell, count.is_cached, is_shadowed);
                     });
                 }
-                (Outcome::Unmatched { is_domain_known }, _) if !is_domain_known => {
-                    lock(&self.metrics.dynamic_names).unknown_domain(request.domain);
+                (Outcome::Unmatched(reason), _) => {
+                    self.record_unmatched(stats, request.domain, *reason);
                 }
                 _ => {}
             }
+        }
+    }
+
+    fn record_unmatched(&self, stats: &RuleSetStats, domain: &[u8], reason: NoMatch) {
+        let of = |DomainId(id)| stats.domains[id].of(self.worker);
+        match reason {
+            NoMatch::UnknownDomain => lock(&self.metrics.dynamic_names).unknown_domain(domain),
+            NoMatch::NoRule(id) => of(id).record_no_rule(),
+            NoMatch::NoLimit(id) => of(id).record_no_limit(),
         }
     }
 

@@ -19,7 +19,7 @@ use super::worker_stats::add_alone;
 /// Counts of one rule's hits, by their binding limit, per worker. The counters of a worker are created on first use,
 /// because most rules are rarely matched.
 #[derive(Debug)]
-pub struct RuleStats(Box<[OnceLock<Box<RuleCounts>>]>);
+pub(super) struct RuleStats(Box<[OnceLock<Box<RuleCounts>>]>);
 
 #[derive(Debug, Default)]
 #[repr(align(64))]
