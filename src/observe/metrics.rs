@@ -36,6 +36,7 @@ mod domain_stats;
 mod dynamic_names;
 mod held;
 mod http2;
+mod limit_stats;
 pub(crate) mod mapper;
 pub(crate) mod mogrifier;
 pub(crate) mod process;
@@ -145,9 +146,9 @@ impl Metrics {
         let stats: BTreeMap<_, _> = rules
             .iter()
             .map(|rule| {
-                let stats = known.get(&rule.path).cloned();
-                let new = || Arc::new(RuleStats::for_workers(self.workers.len()));
-                (rule.path.clone(), stats.unwrap_or_else(new))
+                let old = known.get(&rule.path);
+                let stats = RuleStats::of_rule(rule, old, self.workers.len());
+                (rule.path.clone(), stats)
             })
             .collect();
         let in_order = rules.iter().map(|rule| stats[&rule.path].clone()).collect();

@@ -702,3 +702,40 @@ async fn descriptors_without_a_limit_are_counted_by_domain_and_cause() {
     });
     assert_eq!(total("d.e", "no_rule"), 2);
 }
+
+#[tokio::test]
+async fn each_limit_of_a_rule_has_counts_that_add_up_to_those_of_the_rule() {
+    let rules = "
+domain: d
+descriptors:
+  - key: many
+    rate_limits: [4/year, 2/1000years, { unit: year, unit_multiplier: 500, requests_per_unit: 3, name: per.age }]
+  - key: one
+    detailed_metric: true
+    rate_limits: [1/year]
+  - key: never
+    rate_limits: [1/year]
+";
+    let server = tollgate::with_rules(rules).start();
+    let total = |which: &str, rule: &str, limit: &str| {
+        let labels = format!("{{domain=\"d\",limit=\"{limit}\",rule=\"{rule}\"}}");
+        server.metric(&format!("tollgate_limit_{which}_total{labels}"))
+    };
+    let mut client = connect(server.grpc).await;
+    for _ in 0..5 {
+        ask(&mut client, "d", &[("many", "v")]).await.unwrap();
+        ask(&mut client, "d", &[("one", "v")]).await.unwrap();
+    }
+    // The tightest limit is binding as long as it alone is over, and then the one that resets last.
+    assert_eq!(total("over", "many", "2/1000years"), 3);
+    assert_eq!(total("over", "many", "4/year"), 0);
+    assert_eq!(total("over", "many", "per_age"), 0);
+    assert_eq!(total("near", "many", "2/1000years"), 1);
+    assert_eq!(stat(&server, &format!("{RULE}.d.many.over_limit")), Some(3));
+    // Under the path of the rule, whatever its own statistics are called.
+    assert_eq!(total("over", "one", "1/year"), 4);
+    let page = server.page("/metrics");
+    assert!(!page.contains("rule=\"never\""), "{page}");
+    let name = "tollgate.limit_over_total.d.many.2/1000years";
+    assert_eq!(stat(&server, name), Some(3));
+}

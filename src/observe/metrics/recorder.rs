@@ -1,11 +1,12 @@
 //! Records calls and decisions, for one worker.
 
-use std::{sync::Arc, time::Duration};
+use std::{ptr, sync::Arc, time::Duration};
 
 use crate::{
     core::{
         counter::CounterState,
-        decision::{Code, Decision, tally},
+        decision::{Code, Decision, Tally, tally},
+        limit::{Allows, Limit, Rule},
         matcher::{DomainId, NoMatch},
         plan::{Outcome, Plan, PlannedDescriptor},
         request::Request,
@@ -68,12 +69,32 @@ impl Recorder {
                         let counts = stats.of(self.worker);
                         counts.record(hits, fell, count.is_cached, is_shadowed);
                     });
+                    if fell.near | fell.over != 0 {
+                        let limit = plan.limits[binding.counter];
+                        self.record_limit(&stats.rules, counted.rule, limit, fell);
+                    }
                 }
                 (Outcome::Unmatched(reason), _) => {
                     self.record_unmatched(stats, request.domain, *reason);
                 }
                 _ => {}
             }
+        }
+    }
+
+    /// Records hits near or over a limit, which belongs to `rule` unless the request brought it.
+    fn record_limit(
+        &self,
+        stats: &[Arc<RuleStats>],
+        rule: Option<&Rule>,
+        limit: &Limit,
+        fell: Tally,
+    ) {
+        if let Some(rule) = rule
+            && let Allows::Within(limits) = &rule.allows
+            && let Some(index) = limits.iter().position(|other| ptr::eq(other, limit))
+        {
+            stats[rule.id.0].record_limit(index, fell, self.worker);
         }
     }
 

@@ -10,16 +10,22 @@ use std::{
 };
 
 use crate::{
-    core::decision::Tally,
+    core::{decision::Tally, limit::Rule},
     foundation::{metric_name::sanitize, sample::SampleWriter},
 };
 
-use super::worker_stats::add_alone;
+use super::{
+    limit_stats::{self, LimitStats},
+    worker_stats::add_alone,
+};
 
 /// Counts of one rule's hits, by their binding limit, per worker. The counters of a worker are created on first use,
 /// because most rules are rarely matched.
 #[derive(Debug)]
-pub(super) struct RuleStats(Box<[OnceLock<Box<RuleCounts>>]>);
+pub(super) struct RuleStats {
+    counts: Arc<[OnceLock<Box<RuleCounts>>]>,
+    limits: LimitStats,
+}
 
 #[derive(Debug, Default)]
 #[repr(align(64))]
@@ -44,15 +50,44 @@ struct RuleTotals {
 }
 
 impl RuleStats {
-    /// Counters for so many workers.
+    /// Counters for so many workers, without any of single limits.
     pub(super) fn for_workers(count: usize) -> Self {
-        Self((0..count).map(|_| OnceLock::new()).collect())
+        Self {
+            counts: (0..count).map(|_| OnceLock::new()).collect(),
+            limits: LimitStats::default(),
+        }
+    }
+
+    /// Counters for `rule`, which go on with those that it had. Limits begin anew if one of them has changed.
+    pub(super) fn of_rule(rule: &Rule, old: Option<&Arc<Self>>, workers: usize) -> Arc<Self> {
+        let labels = limit_stats::labels(rule);
+        if let Some(old) = old
+            && *old.limits.labels() == *labels
+        {
+            return old.clone();
+        }
+        let counts = match old {
+            Some(old) => old.counts.clone(),
+            None => (0..workers).map(|_| OnceLock::new()).collect(),
+        };
+        let limits = LimitStats::new(labels);
+        Arc::new(Self { counts, limits })
     }
 
     /// The counters of one worker; shared statistics have only the first.
     pub(super) fn of(&self, worker: usize) -> &RuleCounts {
-        let counts = self.0.get(worker).unwrap_or(&self.0[0]);
+        let counts = self.counts.get(worker).unwrap_or(&self.counts[0]);
         counts.get_or_init(Box::default)
+    }
+
+    /// Counts hits that `fell` near or over the limit with this index.
+    pub(super) fn record_limit(&self, limit: usize, fell: Tally, worker: usize) {
+        self.limits.record(limit, fell, worker, self.counts.len());
+    }
+
+    /// Whether a request has ever counted under the rule's own name, or come near one of its limits.
+    fn is_used(&self) -> bool {
+        self.limits.is_used() || self.counts.iter().any(|counts| counts.get().is_some())
     }
 }
 
@@ -75,7 +110,7 @@ impl RuleCounts {
 impl RuleTotals {
     /// Adds the counts of `stats`.
     fn absorb(&mut self, stats: &RuleStats) {
-        for counts in stats.0.iter().filter_map(OnceLock::get) {
+        for counts in stats.counts.iter().filter_map(OnceLock::get) {
             self.total_hits += counts.total_hits.load(Relaxed);
             self.within_limit += counts.within_limit.load(Relaxed);
             self.near_limit += counts.near_limit.load(Relaxed);
@@ -128,5 +163,10 @@ pub(super) fn samples(
     }
     for (name, totals) in &by_name {
         totals.samples(name, list);
+    }
+    for (path, stats) in rules {
+        if stats.is_used() {
+            stats.limits.samples(path, list);
+        }
     }
 }

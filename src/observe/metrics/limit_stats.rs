@@ -1,0 +1,112 @@
+//! Counts of the hits near and over each limit of a rule, because a rule's own counts do not tell its limits apart.
+
+use std::sync::{
+    OnceLock,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+use crate::{
+    core::{
+        decision::Tally,
+        limit::{Allows, Limit, Rule},
+    },
+    foundation::{metric_name::sanitize, sample::SampleWriter},
+};
+
+use super::worker_stats::add_alone;
+
+/// Counts of a rule's hits by the limit that was binding, so that they add up to the counts of the rule. They exist
+/// from the first hit near a limit on, because few rules come that far.
+#[derive(Debug, Default)]
+pub(super) struct LimitStats {
+    /// The labels of the limits, in the rule's order.
+    labels: Box<[Box<str>]>,
+    /// Those of worker 0 for each limit, then those of worker 1, and so on.
+    counts: OnceLock<Box<[LimitCounts]>>,
+}
+
+/// Written by one worker only, so no two share a cache line.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct LimitCounts {
+    near: AtomicU64,
+    over: AtomicU64,
+}
+
+impl LimitStats {
+    /// No counts yet, for limits with these labels.
+    pub(super) fn new(labels: Box<[Box<str>]>) -> Self {
+        Self {
+            labels,
+            counts: OnceLock::new(),
+        }
+    }
+
+    pub(super) fn labels(&self) -> &[Box<str>] {
+        &self.labels
+    }
+
+    /// Whether any hit has been near or over a limit.
+    pub(super) fn is_used(&self) -> bool {
+        self.counts.get().is_some()
+    }
+
+    /// Counts hits that `fell` near or over the limit with this index, by one of so many workers.
+    pub(super) fn record(&self, limit: usize, fell: Tally, worker: usize, workers: usize) {
+        let new = || {
+            let count = workers * self.labels.len();
+            (0..count).map(|_| LimitCounts::default()).collect()
+        };
+        let at = worker * self.labels.len() + limit;
+        if let Some(counts) = self.counts.get_or_init(new).get(at) {
+            add_alone(&counts.near, fell.near);
+            add_alone(&counts.over, fell.over);
+        }
+    }
+
+    /// Passes on the totals of each limit of the rule at `path`.
+    pub(super) fn samples(&self, path: &str, list: &mut SampleWriter<'_>) {
+        let path = sanitize(path);
+        let counts = self.counts.get().map_or(&[][..], |counts| counts);
+        let sum = |limit, pick: fn(&LimitCounts) -> &AtomicU64| {
+            let of_limit = counts.iter().skip(limit).step_by(self.labels.len());
+            of_limit.map(|counts| pick(counts).load(Relaxed)).sum()
+        };
+        for (limit, label) in self.labels.iter().enumerate() {
+            let near = sum(limit, |counts| &counts.near);
+            let over = sum(limit, |counts| &counts.over);
+            list.counter(format!("tollgate.limit_near_total.{path}.{label}"), near);
+            list.counter(format!("tollgate.limit_over_total.{path}.{label}"), over);
+        }
+    }
+}
+
+/// The labels of a rule's limits: the name of each, or `3/second`.
+pub(super) fn labels(rule: &Rule) -> Box<[Box<str>]> {
+    let limits: &[Limit] = match &rule.allows {
+        Allows::Unlimited => &[],
+        Allows::Within(limits) => limits,
+    };
+    let mut labels: Vec<Box<str>> = Vec::with_capacity(limits.len());
+    for limit in limits {
+        let mut label = label(limit);
+        // Limits of one rule may differ in their algorithm only.
+        if labels.iter().any(|other| **other == *label) {
+            label = format!("{label} {}", limit.algorithm.name());
+        }
+        labels.push(label.into());
+    }
+    labels.into()
+}
+
+fn label(limit: &Limit) -> String {
+    if let Some(name) = &limit.name {
+        // A dot would end this part of the name.
+        return sanitize(name).replace('.', "_");
+    }
+    let (requests, unit) = (limit.requests_per_unit, limit.period.unit());
+    match limit.period.multiplier().get() {
+        1 => format!("{requests}/{unit}"),
+        units => format!("{requests}/{units}{unit}s"),
+    }
+}
