@@ -183,6 +183,16 @@ impl Metrics {
         samples
     }
 
+    /// All statistics at this moment, and those that only histograms can show.
+    pub fn each_histogram_sample(
+        &self,
+        memory: Option<&MemoryStore>,
+        take: &mut dyn FnMut(Sample),
+    ) {
+        self.each_sample(memory, take);
+        worker_stats::fine_samples(&self.workers, &mut SampleWriter::new(take));
+    }
+
     /// All statistics at this moment, one by one; those of one rule are adjacent.
     pub fn each_sample(&self, memory: Option<&MemoryStore>, take: &mut dyn FnMut(Sample)) {
         let list = &mut SampleWriter::new(take);

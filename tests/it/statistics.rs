@@ -1,12 +1,15 @@
 //! The data of dashboards: the reference's names and arithmetic, over statsd, DogStatsD, Prometheus and `/stats`.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, time::Duration};
 
+use prost::Message as _;
 use tempfile::NamedTempFile;
+use tonic::Code;
 
 use crate::support::{
     ask::{Client, ask, connect, descriptor, request, send},
     finish, free_port, http,
+    raw::RawClient,
     redis::Redis,
     statsd::Collector,
     tollgate::{self, Builder, Tollgate},
@@ -738,4 +741,36 @@ descriptors:
     assert!(!page.contains("rule=\"never\""), "{page}");
     let name = "tollgate.limit_over_total.d.many.2/1000years";
     assert_eq!(stat(&server, name), Some(3));
+}
+
+/// The time that a caller takes to send its message is not the time of the decision.
+#[tokio::test]
+async fn own_latencies_begin_at_10_microseconds_and_leave_out_the_wait_for_the_message() {
+    const LATE: Duration = Duration::from_secs(3);
+    let server = tollgate::with_rules(RULES).start();
+    let message = request("d", vec![descriptor(&[("one", "v")])]).encode_to_vec();
+    let mut frame = vec![0; 5];
+    frame[1..].copy_from_slice(&u32::try_from(message.len()).unwrap().to_be_bytes());
+    frame.extend(message);
+    let end = frame.split_off(7);
+    let mut client = RawClient::connect(server.grpc).await;
+    let status = client.send_in_two(frame, LATE, end).await;
+    assert_eq!(status.code(), Code::Ok, "{status:?}");
+    let page = server.page("/metrics");
+    let count = |le: &str| {
+        let name = format!("tollgate_call_duration_seconds_bucket{{le=\"{le}\"}} ");
+        let value = page.lines().find_map(|line| line.strip_prefix(&*name));
+        value
+            .unwrap_or_else(|| panic!("{name} in {page}"))
+            .to_owned()
+    };
+    for le in ["1e-05", "2.5e-05", "0.001"] {
+        count(le);
+    }
+    assert_eq!([count("1"), count("+Inf")], ["1", "1"]);
+    // The name of the reference keeps its buckets.
+    assert!(
+        !page
+            .contains("response_time_seconds_bucket{grpc_method=\"ShouldRateLimit\",le=\"0.001\"}")
+    );
 }

@@ -38,7 +38,8 @@ impl Statistics {
         let blocking = self.blocking.clone();
         let page = blocking.page(account, move || {
             let memory = self.memory.as_deref();
-            let each = |take: &mut dyn FnMut(Sample)| self.metrics.each_sample(memory, take);
+            let each =
+                |take: &mut dyn FnMut(Sample)| self.metrics.each_histogram_sample(memory, take);
             let end = process::render() + &build_info::render();
             let mut page = self.renderer.page(each).ending_with(&end);
             let bytes = page.bytes();

@@ -1,11 +1,12 @@
 //! Calls with bytes that no generated client would send.
 
-use std::net::SocketAddr;
+use std::{convert::Infallible, net::SocketAddr, time::Duration};
 
+use tokio::sync::mpsc;
 use tonic::{
     Code, Status,
     body::Body,
-    codegen::{Service as _, http},
+    codegen::{Service as _, http, tokio_stream::wrappers::UnboundedReceiverStream},
     transport::{Channel, Endpoint},
 };
 
@@ -32,6 +33,21 @@ impl RawClient {
         status
     }
 
+    /// Sends `start`, and `end` after this `pause`; returns the status of the call.
+    pub async fn send_in_two(&mut self, start: Vec<u8>, pause: Duration, end: Vec<u8>) -> Status {
+        let headers = [("content-type", "application/grpc"), ("te", "trailers")];
+        let (sender, pieces) = mpsc::unbounded_channel();
+        let body = axum::body::Body::from_stream(UnboundedReceiverStream::new(pieces));
+        let send = async {
+            sender.send(Ok::<_, Infallible>(start)).unwrap();
+            tokio::time::sleep(pause).await;
+            sender.send(Ok(end)).unwrap();
+            drop(sender);
+        };
+        let (_, (_, status)) = tokio::join!(send, self.send_body("POST", PATH, &headers, body));
+        status
+    }
+
     /// Sends any request; returns its status in HTTP and in gRPC.
     pub async fn send_as(
         &mut self,
@@ -40,11 +56,21 @@ impl RawClient {
         headers: &[(&str, &str)],
         body: Vec<u8>,
     ) -> (u16, Status) {
+        self.send_body(method, path, headers, body.into()).await
+    }
+
+    async fn send_body(
+        &mut self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: axum::body::Body,
+    ) -> (u16, Status) {
         let mut request = http::Request::builder().method(method).uri(path);
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        let body = Body::new(axum::body::Body::from(body));
+        let body = Body::new(body);
         let request = request.body(body).unwrap();
         std::future::poll_fn(|context| self.channel.poll_ready(context))
             .await
