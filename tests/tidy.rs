@@ -789,7 +789,7 @@ fn every_exported_name_has_a_user() {
 }
 
 #[test]
-fn every_key_of_rules_is_in_the_example_and_in_the_schema() {
+fn every_key_of_rules_is_read_and_in_the_example_and_in_the_schema() {
     let table = fs::read_to_string(root().join("src/config/keys.rs")).unwrap();
     let example = fs::read_to_string(root().join("config/full.yaml")).unwrap();
     let schema = root().join("proto/ratelimit/config/ratelimit/v3/rls_conf.proto");
@@ -824,6 +824,15 @@ fn every_key_of_rules_is_in_the_example_and_in_the_schema() {
     assert!(
         not_shown.is_empty(),
         "config/full.yaml does not show {not_shown:?}"
+    );
+    let reader = fs::read_to_string(root().join("src/config/yaml.rs")).unwrap();
+    let not_read: Vec<_> = keys
+        .iter()
+        .filter(|key| !reader.contains(&format!("\"{key}\"")))
+        .collect();
+    assert!(
+        not_read.is_empty(),
+        "src/config/yaml.rs does not read {not_read:?}"
     );
     // The fields of each message are the keys of one level.
     for (level, message) in [

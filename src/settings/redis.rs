@@ -217,7 +217,11 @@ impl Redis {
     /// The address of Redis, or `None` to count in memory, which holds only if no flag names a backend.
     pub(crate) fn address(&self) -> Option<redis::address::Address> {
         let auth = secret(&self.redis_auth, &self.redis_auth_file);
-        let is_asked_for = self.backend.is_some()
+        let is_backend = match self.backend {
+            Some(BackendFlag::Redis) => true,
+            None => false,
+        };
+        let is_asked_for = is_backend
             || self.redis_socket_type.is_some()
             || self.redis_type.is_some()
             || self.redis_auth.is_some()

@@ -262,6 +262,10 @@ async fn check_refused(change: impl FnOnce(&Path), said: &[&str]) {
     }
     assert_eq!(limit(&server, "a").await, Some(1));
     assert_eq!(server.metric("ratelimit_service_config_load_success"), 1);
+    let failed = server.metric("ratelimit_service_config_load_error");
+    assert_eq!(server.metric("runtime_load_attempts"), 1 + failed);
+    assert_eq!(server.metric("runtime_load_failures"), failed);
+    assert_eq!(server.metric("runtime_num_values"), 1);
 
     // The next valid one is accepted.
     fs::write(server.rules().join("a.yaml"), rules("a", 2)).unwrap();

@@ -39,6 +39,7 @@ struct TakenLoad {
     at: Timestamp,
     hash: u64,
     rules: usize,
+    files: usize,
 }
 
 /// A load that changed nothing.
@@ -60,6 +61,7 @@ impl ConfigStats {
                     at,
                     hash: hash(&loaded.digest),
                     rules: loaded.matcher.rules().len(),
+                    files: loaded.files,
                 };
                 *lock(&self.history) = LoadHistory {
                     in_use: Some(taken),
@@ -94,9 +96,23 @@ impl ConfigStats {
             list.counter(format!("ratelimit.service.{name}"), loads.load(Relaxed));
         }
         self.history().samples(list);
+        if self.control_plane.get().is_none() {
+            self.runtime_samples(list);
+        }
         if let Some(is_up) = self.control_plane.get() {
             list.gauge("tollgate.control_plane_up", is_up.load(Relaxed).into());
         }
+    }
+}
+
+impl ConfigStats {
+    /// The reference's names for loads of files, which come from its library (lyft/goruntime).
+    fn runtime_samples(&self, list: &mut SampleWriter<'_>) {
+        let (ok, failed) = (self.loads_ok.load(Relaxed), self.loads_failed.load(Relaxed));
+        list.counter("runtime.load_attempts", ok + failed);
+        list.counter("runtime.load_failures", failed);
+        let files = self.history().in_use.map_or(0, |taken| taken.files);
+        list.gauge("runtime.num_values", files as u64);
     }
 }
 
@@ -132,7 +148,9 @@ impl fmt::Display for LoadHistory {
             f.write_str("ok, ")?;
         }
         match &self.in_use {
-            Some(TakenLoad { at, hash, rules }) => {
+            Some(TakenLoad {
+                at, hash, rules, ..
+            }) => {
                 write!(
                     f,
                     "{rules} in use, loaded at {}, hash {hash:012x}",
@@ -170,7 +188,12 @@ mod tests {
         assert_eq!(history.to_string(), "none are loaded");
         let at = Timestamp::from_secs(86_400);
         let (hash, rules) = (0xab, 2);
-        history.in_use = Some(TakenLoad { at, hash, rules });
+        history.in_use = Some(TakenLoad {
+            at,
+            hash,
+            rules,
+            files: 1,
+        });
         let in_use = "2 in use, loaded at 1970-01-02T00:00:00Z, hash 0000000000ab";
         assert_eq!(history.to_string(), format!("ok, {in_use}"));
         let (at, place) = (Timestamp::from_secs(86_460), "a.yaml:4:7".to_owned());
