@@ -7,7 +7,10 @@ use clap::{Args, ValueEnum};
 use super::shapes::ArgShape as _;
 use super::values::{Hidden, duration, file_path, some_time};
 use crate::{
-    control::xds::{self, OnEmptyPush},
+    control::xds::{
+        ControlPlaneTls,
+        options::{DEFAULT_MESSAGE_BYTES, OnEmptyPush, Options},
+    },
     foundation::backoff::Backoff,
 };
 
@@ -163,12 +166,12 @@ pub(crate) enum EmptyPush {
 
 impl Xds {
     /// How to get rules from the control plane; `None` if they come from files.
-    pub(crate) fn options(&self) -> Option<xds::Options> {
+    pub(crate) fn options(&self) -> Option<Options> {
         if self.config_type == ConfigType::File {
             return None;
         }
         let given = |path: &Option<PathBuf>| path.clone().filter(|p| !p.as_os_str().is_empty());
-        Some(xds::Options {
+        Some(Options {
             server: self.xds_server.clone(),
             node_id: self.xds_node_id.clone(),
             node_metadata: items(&self.xds_node_metadata)
@@ -177,7 +180,7 @@ impl Xds {
                 .map(|(key, value)| (key.to_owned(), value.to_owned()))
                 .collect(),
             headers: items(&self.xds_headers).map(str::to_owned).collect(),
-            tls: self.xds_tls.then(|| xds::ControlPlaneTls {
+            tls: self.xds_tls.then(|| ControlPlaneTls {
                 certificate: given(&self.xds_tls_cert),
                 key: given(&self.xds_tls_key),
                 ca: given(&self.xds_tls_ca),
@@ -188,7 +191,7 @@ impl Xds {
                 EmptyPush::Keep => OnEmptyPush::Keep,
             },
             max_message_bytes: match self.xds_max_message_bytes {
-                0 => xds::DEFAULT_MESSAGE_BYTES,
+                0 => DEFAULT_MESSAGE_BYTES,
                 bytes => bytes,
             },
             backoff: Backoff {
