@@ -5,12 +5,9 @@
 
 use self::error::XdsError;
 
-use std::{
-    convert::Infallible,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
+use tokio::time::{Instant, timeout_at};
 use tonic::{Code, metadata::MetadataMap, transport::Channel};
 
 use crate::{
@@ -35,23 +32,29 @@ mod end;
 pub(crate) mod error;
 mod identity;
 mod judge;
+mod lost;
 pub(crate) mod options;
 mod presence;
 mod refusal;
 mod stream;
+pub(crate) mod tls;
+mod watched;
 
-use connect::ControlPlaneConnector;
-pub(crate) use connect::ControlPlaneTls;
+use connect::{ControlPlaneConnection, ControlPlaneConnector};
 use end::StreamEnd;
 use identity::{headers, node};
-use judge::PushJudge;
+use judge::{Objection, PushJudge};
 use options::Options;
 use presence::Presence;
-use stream::DiscoveryStream;
+use stream::{DiscoveryStream, StreamEvent};
 
 /// If a control plane pushes nothing within this time after a reconnect, the client asks for everything. A restarted
 /// control plane may count versions from 1 again, and confuse its own version with the one in use.
 const RESYNC_AFTER: Duration = Duration::from_secs(2);
+
+/// The reason for not believing an answer without rules.
+const DOUBT: &str = "(push): the rules in use stay, because this push without rules answers a request without a \
+                     version; send it again to remove them";
 
 /// The client of one control plane.
 #[derive(Debug)]
@@ -104,9 +107,9 @@ impl Client {
         let mut refusals = 0;
         loop {
             let lost = match self.connector.connect().await {
-                Ok(channel) => {
+                Ok(connection) => {
                     let began = Instant::now();
-                    let Err(lost) = self.call(channel).await;
+                    let lost = self.use_connection(connection).await;
                     // A call that lasted was good, so the back-off starts again.
                     if began.elapsed() > self.backoff.max {
                         waits = BackoffWaits::new(self.backoff);
@@ -128,36 +131,63 @@ impl Client {
         }
     }
 
+    /// Calls the control plane until the call ends, and returns why it ended.
+    async fn use_connection(&mut self, connection: ControlPlaneConnection) -> StreamEnd {
+        let Err(lost) = self.call(connection.channel).await;
+        match (lost, connection.end.take()) {
+            // The library knows that the call broke, and the connection knows why.
+            (StreamEnd::Broken(_), Some(end)) => self.connector.explain(end).into(),
+            // An error of HTTP/2 would have a code.
+            (StreamEnd::Broken(status), None) if status.code() == Code::Unknown => self
+                .connector
+                .explain_own()
+                .map_or(StreamEnd::Broken(status), StreamEnd::from),
+            (lost, _) => lost,
+        }
+    }
+
     /// Calls the control plane and answers its pushes until the call ends.
     async fn call(&mut self, channel: Channel) -> Result<Infallible, StreamEnd> {
-        let version = self.judge.version().to_owned();
-        let first = self.request(&version, "", None);
+        let first = self.request(self.judge.version(), "", None);
         let headers = self.headers.clone();
-        let mut call = DiscoveryStream::new(
-            channel,
-            headers,
-            self.max_message_bytes,
-            self.backoff,
-            first,
-        );
-        if let Ok(response) = tokio::time::timeout(RESYNC_AFTER, call.next()).await {
-            self.answer(&mut call, response?).await?;
-        } else if !version.is_empty() {
-            call.send(self.request("", "", None)).await?;
+        let mut call = DiscoveryStream::new(channel, headers, self.max_message_bytes, first);
+        if !self.is_answered(&mut call).await? {
+            // No refusal came either, so the call is open; a server may say so with the first push only.
+            self.presence.find();
+            if !self.judge.version().is_empty() {
+                call.send(self.request("", "", None)).await;
+                call.asked_for_all = true;
+            }
         }
         loop {
-            let response = call.next().await?;
-            self.answer(&mut call, response).await?;
+            let event = call.next().await?;
+            self.handle(&mut call, event).await;
+        }
+    }
+
+    /// Whether the first push came soon. It is answered then.
+    async fn is_answered(&mut self, call: &mut DiscoveryStream) -> Result<bool, StreamEnd> {
+        let deadline = Instant::now() + RESYNC_AFTER;
+        while let Ok(event) = timeout_at(deadline, call.next()).await {
+            let event = event?;
+            let is_push = matches!(event, StreamEvent::Push(_));
+            self.handle(call, event).await;
+            if is_push {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    async fn handle(&mut self, call: &mut DiscoveryStream, event: StreamEvent) {
+        self.presence.find();
+        if let StreamEvent::Push(response) = event {
+            self.answer(call, response).await;
         }
     }
 
     /// Accepts or refuses a push.
-    async fn answer(
-        &mut self,
-        call: &mut DiscoveryStream,
-        response: DiscoveryResponse,
-    ) -> Result<(), StreamEnd> {
-        self.presence.find();
+    async fn answer(&mut self, call: &mut DiscoveryStream, response: DiscoveryResponse) {
         let DiscoveryResponse {
             version_info,
             resources,
@@ -168,26 +198,28 @@ impl Client {
             type_url,
             resources,
         };
-        let error = match self.judge.judge(push, version_info).await {
-            Ok(()) => {
-                call.refusals = BackoffWaits::new(self.backoff);
-                call.is_refusing = false;
-                None
-            }
-            Err(refused) => {
-                // Some control planes answer a refusal at once with the refused push.
-                if call.is_refusing {
-                    tokio::time::sleep(call.refusals.next_wait()).await;
-                }
-                call.is_refusing = true;
-                Some(rpc::Status {
-                    code: Code::InvalidArgument.into(),
-                    message: refused.reason,
-                })
-            }
+        let asked_for_all = std::mem::take(&mut call.asked_for_all);
+        let judged = self.judge.judge(push, version_info, asked_for_all).await;
+        let answer = |reason: Option<&str>| {
+            let error = reason.map(|reason| rpc::Status {
+                code: Code::InvalidArgument.into(),
+                message: reason.to_owned(),
+            });
+            self.request(self.judge.version(), &nonce, error)
         };
-        call.send(self.request(self.judge.version(), &nonce, error))
-            .await
+        match judged {
+            Ok(()) => call.send(answer(None)).await,
+            Err(Objection::Refused(push)) => {
+                call.refuse(push.digest, answer(Some(&push.reason))).await;
+            }
+            Err(Objection::Doubted { is_first }) => {
+                if is_first {
+                    self.presence.doubt();
+                }
+                // Without an answer, a control plane would not send other rules either.
+                call.send(answer(Some(DOUBT))).await;
+            }
+        }
     }
 
     fn request(

@@ -11,6 +11,7 @@ use tokio_rustls::rustls::{
 use super::pem::PemError;
 
 pub(crate) mod client;
+pub(crate) mod failure;
 pub(crate) mod listener;
 pub(crate) mod refusal;
 

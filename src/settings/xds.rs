@@ -8,8 +8,8 @@ use super::shapes::ArgShape as _;
 use super::values::{Hidden, duration, file_path, some_time};
 use crate::{
     control::xds::{
-        ControlPlaneTls,
         options::{DEFAULT_MESSAGE_BYTES, OnEmptyPush, Options},
+        tls::ControlPlaneTls,
     },
     foundation::backoff::Backoff,
 };
@@ -81,7 +81,8 @@ pub(crate) struct Xds {
     #[arg(long, env = "CONFIG_GRPC_XDS_SERVER_TLS_CACERT", value_parser = file_path, value_name = "FILE")]
     pub xds_tls_ca: Option<PathBuf>,
 
-    /// Name that the certificate of the control plane must be valid for, if not the name of its host
+    /// Name that the certificate of the control plane must be valid for, if not the name of its host; a wildcard in the
+    /// certificate must have at least two labels after it
     #[arg(
         long,
         env = "CONFIG_GRPC_XDS_SERVER_TLS_SAN",
@@ -90,8 +91,9 @@ pub(crate) struct Xds {
     )]
     pub xds_tls_san: String,
 
-    /// Effect of a push without any rules: `allow` accepts it, so that nothing is limited; `keep` refuses it while
-    /// there are rules
+    /// Effect of a push without any rules: `allow` accepts it, so that nothing is limited, unless it only answers the
+    /// question that is repeated after a reconnect, as control planes do that have just started; `always` accepts it
+    /// then too; `keep` refuses it while there are rules
     #[arg(
         long,
         env = "TOLLGATE_XDS_EMPTY_PUSH",
@@ -161,6 +163,7 @@ pub(crate) enum ConfigType {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum EmptyPush {
     Allow,
+    Always,
     Keep,
 }
 
@@ -188,6 +191,7 @@ impl Xds {
             }),
             empty: match self.xds_empty_push {
                 EmptyPush::Allow => OnEmptyPush::Allow,
+                EmptyPush::Always => OnEmptyPush::Always,
                 EmptyPush::Keep => OnEmptyPush::Keep,
             },
             max_message_bytes: match self.xds_max_message_bytes {

@@ -18,6 +18,8 @@
 //! - `redis_tls`: TLS between tollgate and Redis
 //! - `reload`: rules that change under a running server
 //! - `xds`: rules that a control plane pushes
+//! - `xds_caches`: the same with each cache of go-control-plane
+//! - `xds_errors`: reports on the control plane, in the log and as a metric
 //! - `drain`: the end of the server
 //! - `golden`: cases of requests and rules, one file each
 //! - `drop_in`: started as platforms start envoyproxy/ratelimit, and next to it on one Redis
@@ -96,3 +98,5 @@ mod tls;
 mod traces;
 mod transport;
 mod xds;
+mod xds_caches;
+mod xds_errors;

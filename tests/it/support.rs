@@ -11,6 +11,7 @@ pub mod ads;
 pub mod ask;
 pub mod attack;
 pub mod busy;
+pub mod caches;
 pub mod certificates;
 pub mod chaos;
 pub mod clients;

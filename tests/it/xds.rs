@@ -37,7 +37,7 @@ use crate::support::{
 };
 
 /// A domain in which each value of `k` has so many requests a year.
-fn domain(name: &str, requests_per_unit: u32) -> RateLimitConfig {
+pub(crate) fn domain(name: &str, requests_per_unit: u32) -> RateLimitConfig {
     RateLimitConfig {
         name: name.to_owned(),
         domain: name.to_owned(),
@@ -55,7 +55,7 @@ fn domain(name: &str, requests_per_unit: u32) -> RateLimitConfig {
 }
 
 /// A domain with two mistakes.
-fn bad(name: &str) -> RateLimitConfig {
+pub(crate) fn bad(name: &str) -> RateLimitConfig {
     let mut config = domain(name, 1);
     config.descriptors[0].rate_limit.as_mut().unwrap().unit = 0;
     config.descriptors.push(RateLimitDescriptor::default());
@@ -63,11 +63,11 @@ fn bad(name: &str) -> RateLimitConfig {
 }
 
 /// A server that gets its rules from `ads`.
-fn builder(ads: &Ads) -> Builder {
+pub(crate) fn builder(ads: &Ads) -> Builder {
     of(&format!("localhost:{}", ads.address.port()))
 }
 
-fn of(server: &str) -> Builder {
+pub(crate) fn of(server: &str) -> Builder {
     to(tollgate::builder(), server)
 }
 
@@ -79,7 +79,7 @@ fn to(builder: Builder, server: &str) -> Builder {
 }
 
 /// How many of three requests pass.
-async fn passing(server: &Tollgate, domain: &str, value: &str) -> usize {
+pub(crate) async fn passing(server: &Tollgate, domain: &str, value: &str) -> usize {
     let mut client = connect(server.grpc).await;
     let mut passing = 0;
     for _ in 0..3 {
@@ -88,13 +88,13 @@ async fn passing(server: &Tollgate, domain: &str, value: &str) -> usize {
     passing
 }
 
-fn rlconfig(server: &Tollgate) -> String {
+pub(crate) fn rlconfig(server: &Tollgate) -> String {
     http::get(server.debug, "/rlconfig").body
 }
 
-const LOADED: &str = "ratelimit_service_config_load_success";
-const REFUSED: &str = "ratelimit_service_config_load_error";
-const UP: &str = "tollgate_control_plane_up";
+pub(crate) const LOADED: &str = "ratelimit_service_config_load_success";
+pub(crate) const REFUSED: &str = "ratelimit_service_config_load_error";
+pub(crate) const UP: &str = "tollgate_control_plane_up";
 
 #[tokio::test]
 async fn pushes_become_rules_and_are_acknowledged() {
@@ -404,8 +404,8 @@ async fn a_refused_push_that_comes_again_and_again_is_answered_ever_more_slowly(
     }
     let last = ads.wait_for_refusal();
     let took = last.at - first.at;
-    // At least three times the first wait.
-    assert!(took >= Duration::from_millis(750), "{took:?}");
+    // The waits are at least 100, 200 and 400 ms.
+    assert!(took >= Duration::from_millis(700), "{took:?}");
     assert_eq!(server.metric(REFUSED), 1);
     let reported = server
         .log()
@@ -439,10 +439,10 @@ async fn a_control_plane_that_comes_back_is_found_soon() {
     assert!(took < Duration::from_secs(7), "{took:?}");
     assert_eq!(passing(&server, "a", "y").await, 2);
     assert_eq!(server.metric(UP), 1);
-    let log = server.log().with(" is back");
+    let log = server.log().with(" is connected again");
     let away = log.matches(" is away: ").count();
     assert!(away <= 3, "once for each reason: {log}");
-    assert_eq!(log.matches(" is back").count(), 1, "{log}");
+    assert_eq!(log.matches(" is connected again").count(), 1, "{log}");
 }
 
 #[tokio::test]
@@ -662,6 +662,8 @@ async fn a_control_plane_that_fell_silent_is_called_anew() {
     ads.set(snapshot("2", &[domain("a", 2)]));
     assert!(ads.wait_for_ack("2").call > call);
     assert_eq!(passing(&server, "a", "x").await, 2);
+    let log = server.log().with(" is away: ");
+    assert!(log.contains("it did not answer a ping"), "{log}");
 }
 
 #[tokio::test]
@@ -680,7 +682,7 @@ async fn a_control_plane_that_refuses_calls_is_asked_again_after_the_set_interva
     ads.wait_for_ack("1");
 }
 
-fn mounted<'a>(pair: &'a Pair, ca: &'a Authority) -> [(&'static str, &'a str); 3] {
+pub(crate) fn mounted<'a>(pair: &'a Pair, ca: &'a Authority) -> [(&'static str, &'a str); 3] {
     [
         ("tls.crt", &pair.certificate),
         ("tls.key", &pair.key),
@@ -689,7 +691,7 @@ fn mounted<'a>(pair: &'a Pair, ca: &'a Authority) -> [(&'static str, &'a str); 3
 }
 
 /// A server that gets its rules over TLS, with mounted files.
-fn with_tls(ads: &Ads, secret: &Secret) -> Builder {
+pub(crate) fn with_tls(ads: &Ads, secret: &Secret) -> Builder {
     let [certificate, key, ca] = ["tls.crt", "tls.key", "ca.crt"].map(|name| secret.at(name));
     builder(ads)
         .args(["--xds-tls", "--xds-tls-cert", &certificate])

@@ -1,14 +1,19 @@
 //! Connects to a control plane over TCP or a Unix socket, with TLS if asked for.
 
-use std::{io, path::PathBuf, time::Duration};
+use std::{io, time::Duration};
 
 use tonic::transport::{self, Channel};
 
-use super::error::{BadServer, ClientTlsError, XdsError};
+use super::{
+    error::{BadServer, ClientTlsError, XdsError},
+    lost::ConnectError,
+    tls::ControlPlaneTls,
+    watched::{ConnectionEnd, WatchedStream},
+};
 use crate::net::{
     connect::{BoxedStream, OnceConnector, PlainStream, connect},
     endpoint::{BareIpv6, Endpoint},
-    tls::{ServerName, client::ClientTls},
+    tls::ServerName,
 };
 
 /// Bound on connecting, TLS included.
@@ -24,32 +29,10 @@ const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
 /// The default port of a target, as in gRPC.
 const DEFAULT_PORT: u16 = 443;
 
-/// TLS to a control plane.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct ControlPlaneTls {
-    pub certificate: Option<PathBuf>,
-    pub key: Option<PathBuf>,
-    /// Trusted instead of the public authorities.
-    pub ca: Option<PathBuf>,
-    /// Name that the control plane's certificate must be valid for, if not its host.
-    pub name: Option<String>,
-}
-
-/// Why there is no connection.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum ConnectError {
-    #[error("no connection within {} s", CONNECT.as_secs())]
-    TooSlow,
-    #[error("cannot connect")]
-    Connect(#[source] io::Error),
-    #[error("TLS failed")]
-    Handshake(#[source] io::Error),
-    #[error(transparent)]
-    Tls(#[from] ClientTlsError),
-    #[error("reading the certificates panicked")]
-    Panicked,
-    #[error("HTTP/2 failed")]
-    Http(#[source] transport::Error),
+/// An open connection over which the control plane has sent something.
+pub(super) struct ControlPlaneConnection {
+    pub channel: Channel,
+    pub end: ConnectionEnd,
 }
 
 /// Opens connections to one control plane.
@@ -93,12 +76,32 @@ impl ControlPlaneConnector {
         Ok(())
     }
 
-    pub(super) async fn connect(&self) -> Result<Channel, ConnectError> {
+    /// Connects, and waits until the control plane speaks HTTP/2: with TLS 1.3 it may refuse the client after the
+    /// handshake, and a process that is stopped still accepts connections.
+    pub(super) async fn connect(&self) -> Result<ControlPlaneConnection, ConnectError> {
         let connected = tokio::time::timeout(CONNECT, self.try_connect());
-        connected.await.unwrap_or(Err(ConnectError::TooSlow))
+        connected
+            .await
+            .unwrap_or(Err(ConnectError::TooSlow(CONNECT)))
     }
 
-    async fn try_connect(&self) -> Result<Channel, ConnectError> {
+    /// Why a connection that was open has ended.
+    pub(super) fn explain(&self, end: io::Error) -> ConnectError {
+        ConnectError::ended(end, self.tls.as_ref())
+    }
+
+    /// Why this process has closed a connection: it does so only if a ping is not answered.
+    pub(super) fn explain_own(&self) -> Option<ConnectError> {
+        self.ping_timeout().map(ConnectError::Silent)
+    }
+
+    /// Longest wait for the answer to a keepalive ping; `None` without pings.
+    fn ping_timeout(&self) -> Option<Duration> {
+        let interval = self.keepalive?;
+        Some(interval.min(KEEPALIVE_ANSWER))
+    }
+
+    async fn try_connect(&self) -> Result<ControlPlaneConnection, ConnectError> {
         let stream = connect(&self.endpoint)
             .await
             .and_then(|stream| stream.keep_alive(TCP_KEEPALIVE).map(|()| stream))
@@ -107,19 +110,25 @@ impl ControlPlaneConnector {
             Some(tls) => self.shake_hands(tls, stream).await?,
             None => stream.boxed(),
         };
+        let (stream, first_bytes, end) = WatchedStream::new(stream);
         let mut endpoint = self
             .http2()
             .map_err(ConnectError::Http)?
             .http2_adaptive_window(true);
-        if let Some(interval) = self.keepalive {
+        if let (Some(interval), Some(timeout)) = (self.keepalive, self.ping_timeout()) {
             endpoint = endpoint
                 .http2_keep_alive_interval(interval)
-                .keep_alive_timeout(interval.min(KEEPALIVE_ANSWER));
+                .keep_alive_timeout(timeout);
         }
-        endpoint
-            .connect_with_connector(OnceConnector::new(stream))
-            .await
-            .map_err(ConnectError::Http)
+        let connector = OnceConnector::new(Box::new(stream));
+        let channel = endpoint.connect_with_connector(connector).await;
+        let channel = channel.map_err(ConnectError::Http)?;
+        if first_bytes.await.is_err() {
+            let closed = || io::ErrorKind::UnexpectedEof.into();
+            let end = end.take().unwrap_or_else(closed);
+            return Err(ConnectError::never_began(end, self.tls.as_ref()));
+        }
+        Ok(ControlPlaneConnection { channel, end })
     }
 
     async fn shake_hands(
@@ -134,7 +143,7 @@ impl ControlPlaneConnector {
         let config = read.await.map_err(|_| ConnectError::Panicked)?;
         let config = config.map_err(ClientTlsError::from)?;
         let secured = stream.with_tls(config, name).await;
-        secured.map_err(ConnectError::Handshake)
+        secured.map_err(|error| ConnectError::handshake(error, tls))
     }
 
     fn name(&self, tls: &ControlPlaneTls) -> Result<ServerName<'static>, ClientTlsError> {
@@ -146,25 +155,12 @@ impl ControlPlaneConnector {
     fn http2(&self) -> Result<transport::Endpoint, transport::Error> {
         let name = self.tls.as_ref().and_then(|tls| tls.name.clone());
         let authority = name.unwrap_or_else(|| self.endpoint.authority());
-        // The stream already includes TLS, so the library sees plain HTTP/2.
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        let origin = transport::Endpoint::from_shared(format!("{scheme}://{authority}"))?;
+        // The stream already includes TLS, so the library connects as without it.
         transport::Endpoint::from_shared(format!("http://{authority}"))?
+            .origin(origin.uri().clone())
             .user_agent(concat!("tollgate/", env!("CARGO_PKG_VERSION")))
-    }
-}
-
-impl ControlPlaneTls {
-    fn files(&self) -> Result<ClientTls, ClientTlsError> {
-        let pair = match (self.certificate.clone(), self.key.clone()) {
-            (None, None) => None,
-            (Some(certificate), Some(key)) => Some((certificate, key)),
-            _ => return Err(ClientTlsError::Half),
-        };
-        Ok(ClientTls {
-            ca: self.ca.clone(),
-            pair,
-            any_host: false,
-            http2: true,
-        })
     }
 }
 

@@ -1,9 +1,12 @@
 //! Judges pushes: a valid one is taken into use completely, and an invalid one changes nothing.
 
-use super::{options::OnEmptyPush, refusal::refusal};
+use super::{
+    options::OnEmptyPush,
+    refusal::{log, refusal},
+};
 use crate::{
     config::{self, fault::Fault, message::Push},
-    control::reload::{Intake, report},
+    control::reload::Intake,
 };
 
 /// Judges pushes, and remembers the last ones.
@@ -14,6 +17,8 @@ pub(super) struct PushJudge {
     intake: Intake,
     accepted: AcceptedPush,
     refused: Option<RefusedPush>,
+    /// Whether an answer was not believed since the last accepted push.
+    is_doubting: bool,
 }
 
 /// The last accepted push.
@@ -32,6 +37,17 @@ pub(super) struct RefusedPush {
     pub reason: String,
 }
 
+/// Why a push is not taken into use.
+#[derive(Clone, Debug)]
+pub(super) enum Objection {
+    Refused(RefusedPush),
+    /// It has no rules, and is perhaps the answer of a control plane that does not know its rules yet.
+    Doubted {
+        /// Whether it is the first since the last accepted push.
+        is_first: bool,
+    },
+}
+
 impl PushJudge {
     /// Nothing has been pushed yet. `rules` are the settings of all rules.
     pub(super) fn new(empty: OnEmptyPush, rules: config::options::Options, intake: Intake) -> Self {
@@ -41,6 +57,7 @@ impl PushJudge {
             intake,
             accepted: AcceptedPush::default(),
             refused: None,
+            is_doubting: false,
         }
     }
 
@@ -49,31 +66,48 @@ impl PushJudge {
         &self.accepted.version
     }
 
-    /// Accepts a push, unless it equals the rules in use or the one refused last.
+    /// Takes a push into use, unless it equals the rules in use or the one refused last. `asked_for_all` means that
+    /// it may be the answer to a request that does not name the version in use.
     ///
     /// # Errors
     ///
-    /// All problems with the push; the rules in use then stay.
-    pub(super) async fn judge(&mut self, push: Push, version: String) -> Result<(), RefusedPush> {
+    /// Why it is not taken into use; the rules in use then stay.
+    pub(super) async fn judge(
+        &mut self,
+        push: Push,
+        version: String,
+        asked_for_all: bool,
+    ) -> Result<(), Objection> {
+        if asked_for_all && self.is_doubtful(&push) {
+            let is_first = !std::mem::replace(&mut self.is_doubting, true);
+            return Err(Objection::Doubted { is_first });
+        }
         let digest = push.digest();
         if let Some(refused) = &self.refused
             && refused.digest == digest
         {
-            return Err(refused.clone());
+            return Err(Objection::Refused(refused.clone()));
         }
         if self.accepted.digest != Some(digest)
             && let Err(reason) = self.take(push).await
         {
             let refused = RefusedPush { digest, reason };
             self.refused = Some(refused.clone());
-            return Err(refused);
+            return Err(Objection::Refused(refused));
         }
         self.refused = None;
+        self.is_doubting = false;
         self.accepted = AcceptedPush {
             version,
             digest: Some(digest),
         };
         Ok(())
+    }
+
+    /// Whether a push would remove all rules. A control plane that has just started may answer a request without a
+    /// version before it knows its rules. It is silent to a request that names the version in use, or means it.
+    fn is_doubtful(&self, push: &Push) -> bool {
+        push.is_empty() && self.empty != OnEmptyPush::Always && self.intake.has_domains()
     }
 
     /// Compiles a push and takes it into use.
@@ -88,7 +122,7 @@ impl PushJudge {
                 push.compile(rules)
             };
             intake.take(loaded).map_err(|problems| {
-                report(&problems);
+                log(&problems);
                 refusal(&problems)
             })
         });

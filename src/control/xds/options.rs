@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use super::connect::ControlPlaneTls;
+use super::tls::ControlPlaneTls;
 use crate::foundation::backoff::Backoff;
 
 /// gRPC's default for the largest message, 4 MiB.
@@ -43,8 +43,11 @@ impl fmt::Debug for Options {
 /// The effect of a push without any rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OnEmptyPush {
-    /// It is accepted like any other: then nothing is limited.
+    /// It is accepted like any other, so that nothing is limited, unless it only answers the question that the client
+    /// repeats after a reconnect.
     Allow,
     /// It is refused while there are rules.
     Keep,
+    /// It is always accepted.
+    Always,
 }

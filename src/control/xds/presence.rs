@@ -11,8 +11,16 @@ pub(super) struct Presence {
     /// The address of the control plane.
     server: String,
     metrics: Arc<Metrics>,
-    /// The reason in the log why the control plane is away; `None` while it is connected.
-    reported: Option<String>,
+    reported: Reported,
+}
+
+/// The last report.
+#[derive(Debug, PartialEq, Eq)]
+enum Reported {
+    Nothing,
+    Connected,
+    /// The control plane is away, for this reason.
+    Away(String),
 }
 
 impl Presence {
@@ -22,7 +30,7 @@ impl Presence {
         Self {
             server,
             metrics,
-            reported: None,
+            reported: Reported::Nothing,
         }
     }
 
@@ -31,15 +39,19 @@ impl Presence {
         &self.server
     }
 
-    /// Logs that the control plane is back, if it was away.
+    /// Reports that the control plane serves the call, once after it was away.
     pub(super) fn find(&mut self) {
         self.metrics.record_control_plane(true);
-        if self.reported.take().is_some() {
-            tracing::info!("the control plane at {} is back", self.server);
-        }
+        let again = match self.reported {
+            Reported::Connected => return,
+            Reported::Nothing => "",
+            Reported::Away(_) => " again",
+        };
+        tracing::info!("the control plane at {} is connected{again}", self.server);
+        self.reported = Reported::Connected;
     }
 
-    /// Logs that the control plane is away, once for each new reason.
+    /// Reports that the control plane is away, once for each new reason.
     pub(super) fn lose(&mut self, lost: &StreamEnd) {
         self.metrics.record_control_plane(false);
         if lost.is_unreadable() {
@@ -49,13 +61,23 @@ impl Presence {
         let server = &self.server;
         // The server's text may have line breaks; a log entry must stay one line.
         let reason = format!("{}{}", chain(lost), lost.hint()).replace(char::is_control, "?");
-        if self.reported.as_ref() == Some(&reason) {
+        if matches!(&self.reported, Reported::Away(reported) if *reported == reason) {
             tracing::debug!("the control plane at {server} is still away: {reason}");
         } else {
             tracing::warn!(
                 "the control plane at {server} is away: {reason}; the rules stay as they are"
             );
-            self.reported = Some(reason);
+            self.reported = Reported::Away(reason);
         }
+    }
+
+    /// Reports that an answer without rules was not believed.
+    pub(super) fn doubt(&self) {
+        tracing::warn!(
+            "the control plane at {} sent no rules when asked for all after a reconnect, as one does that has just \
+             started; the rules stay as they are until it sends others (TOLLGATE_XDS_EMPTY_PUSH=always, \
+             --xds-empty-push always, accepts such an answer)",
+            self.server
+        );
     }
 }

@@ -1,31 +1,103 @@
-//! The text of a refusal.
+//! The texts of a refusal. A push of thousands of rules can have as many errors, so each text is bounded.
 
 use std::fmt::Write as _;
 
 use crate::config::fault::Problem;
 
-/// Bound on the text of a refusal, in bytes: a quarter of what control planes read by default. A push of thousands of
-/// rules can have as many errors.
-const MAX_REFUSAL_BYTES: usize = 1 << 20;
+/// Bound on the text for the control plane, in bytes. It is sent again each time that the push comes again.
+const MAX_REFUSAL_BYTES: usize = 16 << 10;
 
-/// All errors for the control plane, one per line.
+/// Bounds on the text for the log: errors, and bytes.
+const MAX_LOGGED: usize = 10;
+const MAX_LOGGED_BYTES: usize = 4 << 10;
+
+/// The errors for the control plane, one per line.
 pub(super) fn refusal(problems: &[Problem]) -> String {
-    let errors = || {
-        problems
-            .iter()
-            .filter(|problem| !problem.fault.is_warning())
+    joined(&errors(problems), "\n", usize::MAX, MAX_REFUSAL_BYTES)
+}
+
+/// Logs a refused push in one line, with its first errors.
+pub(super) fn log(problems: &[Problem]) {
+    let errors = errors(problems);
+    let count = match errors.len() {
+        1 => "1 error".to_owned(),
+        count => format!("{count} errors"),
     };
+    let text = joined(&errors, "; ", MAX_LOGGED, MAX_LOGGED_BYTES);
+    tracing::error!("the push is refused for {count}, and the rules stay as they are: {text}");
+}
+
+fn errors(problems: &[Problem]) -> Vec<&Problem> {
+    let errors = problems.iter();
+    errors
+        .filter(|problem| !problem.fault.is_warning())
+        .collect()
+}
+
+/// The first errors, at most `count`, in about `bytes`.
+fn joined(errors: &[&Problem], separator: &str, count: usize, bytes: usize) -> String {
     let mut text = String::new();
-    for (reported, problem) in errors().enumerate() {
-        let line = problem.to_string();
-        if text.len() + line.len() > MAX_REFUSAL_BYTES {
-            let _ = write!(text, "\nand {} more", errors().count() - reported);
+    for (number, error) in errors.iter().enumerate() {
+        if number > 0 {
+            text.push_str(separator);
+        }
+        if number == count || text.len() >= bytes {
+            let _ = write!(text, "and {} more", errors.len() - number);
             break;
         }
-        if reported > 0 {
-            text.push('\n');
+        let error = error.to_string();
+        let room = bytes - text.len();
+        if error.len() <= room {
+            text.push_str(&error);
+        } else {
+            text.push_str(&error[..error.floor_char_boundary(room)]);
+            text.push('…');
         }
-        text.push_str(&line);
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{fault::Fault, message::Push};
+
+    fn problems(count: usize) -> Vec<Problem> {
+        let push = Push {
+            type_url: String::new(),
+            resources: Vec::new(),
+        };
+        (0..count)
+            .map(|number| push.problem(Fault::OtherType(format!("{number:0>100}"))))
+            .collect()
+    }
+
+    #[test]
+    fn few_errors_are_all_in_the_refusal() {
+        let problems = problems(50);
+        let text = refusal(&problems);
+        let lines: Vec<_> = problems.iter().map(ToString::to_string).collect();
+        assert_eq!(text.lines().collect::<Vec<_>>(), lines);
+    }
+
+    #[test]
+    fn however_many_errors_there_are_the_refusal_is_bounded() {
+        let text = refusal(&problems(20_000));
+        assert!(text.len() < MAX_REFUSAL_BYTES + 100, "{}", text.len());
+        let (_, last) = text.rsplit_once('\n').unwrap();
+        let complete = text.lines().count() - 1;
+        assert_eq!(last, format!("and {} more", 20_000 - complete));
+    }
+
+    #[test]
+    fn one_long_error_is_cut() {
+        let problem = Push {
+            type_url: String::new(),
+            resources: Vec::new(),
+        }
+        .problem(Fault::OtherType("ö".repeat(MAX_REFUSAL_BYTES)));
+        let text = refusal(&[problem]);
+        assert!(text.ends_with("ö…"), "{}", text.len());
+        assert!(text.len() < MAX_REFUSAL_BYTES + 10);
+    }
 }

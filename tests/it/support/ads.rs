@@ -1,15 +1,19 @@
-//! A control plane: Envoy's aggregated discovery service, in a thread of this process. It answers like
-//! go-control-plane's snapshot cache, which Envoy Gateway runs: a request with another version than the newest gets
-//! the newest at once, also right after refusing it.
+//! A control plane: Envoy's aggregated discovery service, in a thread of this process. Its cache decides when it
+//! answers a request.
 
 use std::{
     collections::VecDeque,
     net::{Ipv4Addr, SocketAddr},
     path::PathBuf,
+    pin::Pin,
     sync::{Arc, Condvar, Mutex, MutexGuard},
     time::Instant,
 };
 
+use hyper::{
+    body::Incoming,
+    service::{Service as _, service_fn},
+};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo},
     service::TowerToHyperService,
@@ -43,11 +47,20 @@ use tollgate::{
     rls_conf::RateLimitConfig,
 };
 use tonic::{
-    Request, Response, Status, Streaming, codegen::tokio_stream::wrappers::UnboundedReceiverStream,
-    metadata::MetadataMap, service::Routes,
+    Request, Response, Status, Streaming,
+    codegen::tokio_stream::{self, Stream, StreamExt as _, wrappers::UnboundedReceiverStream},
+    metadata::MetadataMap,
+    service::Routes,
 };
 
-use super::{PATIENCE, certificates::Secret};
+use super::{
+    PATIENCE,
+    caches::{Answer, Cache, Returned},
+    certificates::Secret,
+};
+
+/// A header that carries the `:scheme` of a call to [`Seen::headers`].
+pub const SCHEME: &str = "x-seen-scheme";
 
 /// A running control plane. It ends with its owner.
 #[derive(Debug)]
@@ -96,8 +109,7 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The response for all clients.
-    newest: Option<DiscoveryResponse>,
+    cache: Cache,
     calls: Vec<Call>,
     seen: VecDeque<Seen>,
     /// An error that answers new calls instead.
@@ -108,22 +120,43 @@ struct State {
 #[derive(Debug)]
 struct Call {
     responses: mpsc::UnboundedSender<Result<DiscoveryResponse, Status>>,
-    /// Whether the client waits for a newer response.
-    is_waiting: bool,
+    /// The request that waits for a newer response.
+    open: Option<DiscoveryRequest>,
+    /// Of the last response; empty if there was none.
+    nonce: String,
+    returned: Returned,
 }
 
 impl State {
+    /// Answers a request of one call, or keeps it open.
+    fn answer(&mut self, call: usize, request: DiscoveryRequest, is_new: bool) {
+        let Call { returned, open, .. } = &mut self.calls[call];
+        match self.cache.answer(&request, returned, is_new) {
+            Answer::Wait => *open = Some(request),
+            Answer::Send(response) => {
+                *open = None;
+                returned.add(&response);
+                self.send(call, response);
+            }
+            Answer::End => {
+                *open = None;
+                self.end(call, Status::unavailable("the watch failed"));
+            }
+        }
+    }
+
     /// Sends a response to one call, with a new nonce.
-    fn send(&mut self, call: usize, response: &DiscoveryResponse) {
+    fn send(&mut self, call: usize, mut response: DiscoveryResponse) {
         self.responses += 1;
-        let nonce = format!("nonce-{}", self.responses);
-        let response = DiscoveryResponse {
-            nonce,
-            ..response.clone()
-        };
+        response.nonce = format!("nonce-{}", self.responses);
+        let call = &mut self.calls[call];
+        call.nonce.clone_from(&response.nonce);
         // The call may have ended.
-        let _ = self.calls[call].responses.send(Ok(response));
-        self.calls[call].is_waiting = false;
+        let _ = call.responses.send(Ok(response));
+    }
+
+    fn end(&mut self, call: usize, status: Status) {
+        let _ = self.calls[call].responses.send(Err(status));
     }
 }
 
@@ -143,17 +176,22 @@ pub fn snapshot(version: &str, configs: &[RateLimitConfig]) -> DiscoveryResponse
 
 impl Ads {
     pub fn start() -> Self {
-        Self::with(None)
+        Self::with(Cache::default(), None)
+    }
+
+    pub fn of(cache: Cache) -> Self {
+        Self::with(cache, None)
     }
 
     /// With the mounted files: `tls.crt`, `tls.key` and `ca.crt`.
     pub fn with_tls(secret: &Secret) -> Self {
         let files = ["tls.crt", "tls.key", "ca.crt"].map(|name| secret.path(name));
-        Self::with(Some(TlsFiles(files)))
+        Self::with(Cache::default(), Some(TlsFiles(files)))
     }
 
-    fn with(tls: Option<TlsFiles>) -> Self {
+    fn with(cache: Cache, tls: Option<TlsFiles>) -> Self {
         let shared = Arc::new(Shared::default());
+        shared.state.lock().unwrap().cache = cache;
         let (orders, received) = mpsc::unbounded_channel();
         let (tell, address) = std::sync::mpsc::channel();
         let service = Double(shared.clone());
@@ -187,13 +225,42 @@ impl Ads {
 
     /// Sets the response for all clients; waiting ones get it now.
     pub fn set(&self, newest: DiscoveryResponse) {
+        self.change(|cache| *cache = Cache::Newest(Some(newest)));
+    }
+
+    /// Puts rules into the cache; waiting clients get them as the cache decides.
+    pub fn fill(&self, configs: &[RateLimitConfig]) {
+        self.change(|cache| cache.fill(configs));
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Cache)) {
         let mut state = self.state();
+        change(&mut state.cache);
         for call in 0..state.calls.len() {
-            if state.calls[call].is_waiting {
-                state.send(call, &newest);
+            if let Some(request) = state.calls[call].open.take() {
+                state.answer(call, request, false);
             }
         }
-        state.newest = Some(newest);
+    }
+
+    /// Starts anew like another process, with its own cache.
+    pub fn restart(&self, cache: Cache) {
+        self.leave();
+        self.state().cache = cache;
+        self.come_back();
+    }
+
+    /// Sends a response to one call, whether it waits for one or not.
+    pub fn send(&self, call: usize, response: DiscoveryResponse) {
+        self.state().send(call, response);
+    }
+
+    /// Ends all calls with this status; connections stay.
+    pub fn end_calls(&self, status: &Status) {
+        let mut state = self.state();
+        for call in 0..state.calls.len() {
+            state.end(call, status.clone());
+        }
     }
 
     /// Answers new calls with this error; `None` ends that.
@@ -318,8 +385,15 @@ async fn connection(stream: TcpStream, routes: Routes, tls: Option<TlsFiles>) {
 }
 
 async fn http2(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, routes: Routes) {
+    let routes = TowerToHyperService::new(routes);
+    let service = service_fn(|mut request: hyper::Request<Incoming>| {
+        let scheme = request.uri().scheme_str().unwrap_or_default();
+        let scheme = scheme.parse().unwrap();
+        request.headers_mut().insert(SCHEME, scheme);
+        routes.call(request)
+    });
     let _ = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes))
+        .serve_connection(TokioIo::new(stream), service)
         .await;
 }
 
@@ -352,7 +426,7 @@ struct Double(Arc<Shared>);
 #[tonic::async_trait]
 impl AggregatedDiscoveryService for Double {
     type StreamAggregatedResourcesStream =
-        UnboundedReceiverStream<Result<DiscoveryResponse, Status>>;
+        Pin<Box<dyn Stream<Item = Result<DiscoveryResponse, Status>> + Send>>;
 
     async fn stream_aggregated_resources(
         &self,
@@ -369,7 +443,9 @@ impl AggregatedDiscoveryService for Double {
             }
             state.calls.push(Call {
                 responses,
-                is_waiting: false,
+                open: None,
+                nonce: String::new(),
+                returned: Returned::default(),
             });
             state.calls.len() - 1
         };
@@ -379,18 +455,21 @@ impl AggregatedDiscoveryService for Double {
                 shared.receive(call, &headers, request);
             }
         });
-        Ok(Response::new(UnboundedReceiverStream::new(stream)))
+        // As in Go, the header of the response is sent with the first message.
+        let mut stream = UnboundedReceiverStream::new(stream);
+        let first = stream.next().await.transpose()?;
+        let responses = tokio_stream::iter(first.map(Ok)).chain(stream);
+        Ok(Response::new(Box::pin(responses)))
     }
 }
 
 impl Shared {
     fn receive(&self, call: usize, headers: &MetadataMap, request: DiscoveryRequest) {
         let mut state = self.state.lock().unwrap();
-        match state.newest.clone() {
-            Some(newest) if newest.version_info != request.version_info => {
-                state.send(call, &newest);
-            }
-            _ => state.calls[call].is_waiting = true,
+        let last = &state.calls[call].nonce;
+        // The answer to an older response changes nothing.
+        if last.is_empty() || *last == request.response_nonce {
+            state.answer(call, request.clone(), true);
         }
         state.seen.push_back(Seen {
             call,
