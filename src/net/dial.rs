@@ -13,7 +13,7 @@ use tonic::transport::{self, Channel};
 use super::{
     connect::{BoxedStream, OnceConnector, connect},
     endpoint::{BareIpv6, Endpoint, split},
-    tls::{ServerName, TlsError, client::ClientTls},
+    tls::{ServerName, TlsError, client::ClientTls, failure::TlsFailure},
 };
 
 /// Why there is no connection. Messages name the file at fault.
@@ -23,6 +23,8 @@ pub(crate) enum DialError {
     NoAddress,
     #[error("cannot connect")]
     Stream(#[source] io::Error),
+    #[error("a wildcard in a certificate must have at least two labels behind the star")]
+    ShortWildcard(#[source] io::Error),
     #[error("no answer within --timeout")]
     TimedOut,
     /// The setting that names the certificate authority.
@@ -148,7 +150,12 @@ impl Dial {
             None => Ok(stream.boxed()),
             Some((config, name)) => {
                 let secured = stream.with_tls(config.clone(), name.clone()).await;
-                secured.map_err(DialError::Stream)
+                secured.map_err(|error| match TlsFailure::of(&error) {
+                    Some(TlsFailure::OtherName {
+                        has_short_wildcard: true,
+                    }) => DialError::ShortWildcard(error),
+                    _ => DialError::Stream(error),
+                })
             }
         }
     }

@@ -194,6 +194,30 @@ async fn a_wildcard_right_below_the_top_proves_no_name() {
     }
 }
 
+#[test]
+fn ask_names_the_rule_of_wildcards_that_it_refuses_a_server_by() {
+    let ours = Authority::new("ours");
+    let pair = ours.issue("*.mesh");
+    let mut files = mounted(&pair).to_vec();
+    files.push(("ca.crt", &ours.certificate));
+    let secret = Secret::mount(&files);
+    let server = builder(&secret).start();
+    let url = format!("https://{}", server.grpc);
+    let output = finish(tollgate::program().args(["ask", "--server", &url]).args([
+        "--ca",
+        &secret.at("ca.crt"),
+        "--authority",
+        "tollgate.mesh",
+        "--domain",
+        "shop",
+        "-d",
+        "few=x",
+    ]));
+    let error = String::from_utf8(output.stderr).unwrap();
+    let expected = "a wildcard in a certificate must have at least two labels behind the star";
+    assert!(error.contains(expected), "{error}");
+}
+
 /// The authority of clients is reloaded too: clients of the old one are then refused.
 #[tokio::test]
 async fn another_authority_of_clients_holds_for_new_connections() {
