@@ -58,12 +58,15 @@ mod config {
     mod algorithm;
     mod check;
     mod compile;
+    pub(crate) mod config_maps;
     pub(crate) mod fault;
     mod fields;
     pub(crate) mod file;
     pub(crate) mod files;
+    mod foreign;
     mod free_form;
     mod keys;
+    pub(crate) mod manifest;
     mod marks;
     pub(crate) mod message;
     mod mirror;
@@ -80,6 +83,7 @@ mod config {
     pub(crate) mod source;
     #[cfg(test)]
     mod tests;
+    pub(crate) mod text_place;
     mod yaml;
 }
 

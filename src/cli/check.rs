@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use super::print::print;
 use crate::{
-    config::{files::Files, options::Options, source::Source},
+    config::{fault::Problem, files::Files, options::Options, source::Source},
     settings::command_line::Check,
 };
 
@@ -15,22 +15,36 @@ pub(crate) fn check_files(check: &Check) -> ExitCode {
         lacks_replicas: !check.replicas.are_known(),
         ..check.reading.options()
     };
-    let (lines, code) = match Files::read(&Source::Paths(check.paths.clone())).compile(options) {
-        Ok(loaded) => {
-            let mut lines: Vec<_> = loaded.warnings.iter().map(ToString::to_string).collect();
-            lines.push(format!(
-                "ok: {} rules in {} domains, from {} files",
-                loaded.matcher.rules().len(),
-                loaded.matcher.domain_count(),
-                loaded.files
-            ));
-            (lines, ExitCode::SUCCESS)
+    let source = Source::Paths(check.paths.clone());
+    let found = Files::read(&source).by_config_map(&source);
+    let mut problems = found.notes;
+    let (mut rules, mut domains, mut files) = (0, 0, 0);
+    let mut is_ok = true;
+    for set in found.sets {
+        match set.compile(options) {
+            Ok(loaded) => {
+                rules += loaded.matcher.rules().len();
+                domains += loaded.matcher.domain_count();
+                files += loaded.files;
+                problems.extend(loaded.warnings);
+            }
+            Err(found) => {
+                is_ok = false;
+                problems.extend(found);
+            }
         }
-        Err(problems) => (
-            problems.iter().map(ToString::to_string).collect(),
-            ExitCode::FAILURE,
-        ),
-    };
+    }
+    problems.sort_by(|a, b| (&a.file, a.position).cmp(&(&b.file, b.position)));
+    let mut lines: Vec<_> = problems.iter().map(Problem::to_string).collect();
+    if is_ok {
+        lines.push(format!(
+            "ok: {rules} rules in {domains} domains, from {files} files"
+        ));
+    }
     print(&lines.join("\n"));
-    code
+    if is_ok {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }

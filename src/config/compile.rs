@@ -106,11 +106,11 @@ pub(super) struct ParsedFile<'a> {
 }
 
 impl ParsedFile<'_> {
-    /// Its name in a message about `file`; if it is that file, also its line and column.
+    /// Its name in a message about `file`; in a file of that name, also its line and column.
     fn location_beside(&self, file: &File) -> String {
         let name = &self.file.name;
         match self.rules.at.map(|at| self.file.position(at)) {
-            Some(Position { line, column }) if ptr::eq(self.file, file) => {
+            Some(Position { line, column }) if self.file.name == file.name => {
                 format!("{name}:{line}:{column}")
             }
             _ => name.clone(),

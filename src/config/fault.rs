@@ -19,6 +19,9 @@ pub struct Problem {
     pub file: String,
     /// `None` for a problem without a position, such as a file that cannot be read.
     pub position: Option<Position>,
+    /// For a rule file inside `file`, such as in a ConfigMap: its name there, and its own line and column if `position`
+    /// is only that of the whole.
+    pub inside: Option<String>,
     /// The domain and the joined texts of the nodes on the path; empty outside of a domain.
     pub path: String,
     pub fault: Fault,
@@ -38,11 +41,16 @@ impl fmt::Display for Problem {
     /// `shop.yaml:4:13: shop.remote_address: invalid rate limit unit 'fortnight' (…)`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.place())?;
+        if let Some(inside) = &self.inside {
+            write!(f, ": {}", inside.escape_debug())?;
+        }
         if !self.path.is_empty() {
             write!(f, ": {}", self.path.escape_debug())?;
         }
-        if self.fault.is_warning() {
-            f.write_str(": warning")?;
+        match self.fault.level() {
+            FaultLevel::Error => {}
+            FaultLevel::Warning => f.write_str(": warning")?,
+            FaultLevel::Note => f.write_str(": note")?,
         }
         f.write_str(": ")?;
         // One line, even if texts of the rules hold line breaks.
@@ -179,6 +187,14 @@ pub enum Fault {
              m, h, d, w, mo, y)"
     )]
     ShortForm(String),
+    #[error(
+        "this is a Kubernetes {0}: no rule file; keep it elsewhere, and mount a ConfigMap of rules as a folder"
+    )]
+    Kubernetes(String),
+    #[error("this is an Envoy configuration: no rule file; `tollgate lint-envoy` reads it")]
+    Envoy,
+    #[error("no rule file is in here, only {0}")]
+    NoRuleFile(String),
 
     // From here on warnings: the reference accepts these silently.
     #[error("`{key}` means nothing here and is ignored; it belongs {belongs}")]
@@ -195,20 +211,44 @@ pub enum Fault {
         "'{0}' and '{1}' replace each other: a request that matches both is not limited by either"
     )]
     ReplaceEachOther(String, String),
+
+    // From here on notes.
+    #[error("{key} is passed over: {reason}")]
+    KeyPassedOver { key: String, reason: &'static str },
+    #[error(
+        "passed over, because no rule file is in it, only {0}; `serve` refuses a folder that has it"
+    )]
+    FilePassedOver(String),
+}
+
+/// How much a problem matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum FaultLevel {
+    /// The rules cannot be used.
+    Error,
+    /// The rules can be used, but are probably not as they were meant.
+    Warning,
+    /// Something that a reader may want to know.
+    Note,
 }
 
 impl Fault {
+    pub fn level(&self) -> FaultLevel {
+        match self {
+            Self::Misplaced { .. }
+            | Self::Repeated(_)
+            | Self::NoRequestsPerUnit
+            | Self::NoRules(_)
+            | Self::ReplacesUnknown(_)
+            | Self::ReplaceEachOther(..) => FaultLevel::Warning,
+            Self::KeyPassedOver { .. } | Self::FilePassedOver(_) => FaultLevel::Note,
+            _ => FaultLevel::Error,
+        }
+    }
+
     /// Whether the rules can be used despite this problem.
     pub fn is_warning(&self) -> bool {
-        matches!(
-            self,
-            Self::Misplaced { .. }
-                | Self::Repeated(_)
-                | Self::NoRequestsPerUnit
-                | Self::NoRules(_)
-                | Self::ReplacesUnknown(_)
-                | Self::ReplaceEachOther(..)
-        )
+        self.level() != FaultLevel::Error
     }
 }
 
@@ -216,6 +256,7 @@ pub(super) fn unlocated(path: &Path, fault: Fault) -> Problem {
     Problem {
         file: path.display().to_string(),
         position: None,
+        inside: None,
         path: String::new(),
         fault,
     }

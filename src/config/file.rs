@@ -4,7 +4,10 @@ use super::fault::{Fault, Problem};
 
 use std::sync::OnceLock;
 
-use super::position::{Lines, Position};
+use super::{
+    position::{Lines, Position},
+    text_place::TextPlace,
+};
 
 /// Some editors begin UTF-8 text with it. serde_yaml would take it for a column, and end the document at the next line.
 pub(crate) const BYTE_ORDER_MARK: char = '\u{feff}';
@@ -15,6 +18,16 @@ pub(super) struct File {
     pub(super) name: String,
     pub(super) text: String,
     pub(super) lines: OnceLock<Lines>,
+    /// For a file inside the file of this name.
+    inside: Option<Inside>,
+}
+
+/// A rule file that is part of another file.
+#[derive(Debug)]
+pub(super) struct Inside {
+    /// Its name inside of the other file.
+    pub(super) name: String,
+    pub(super) place: TextPlace,
 }
 
 impl File {
@@ -27,18 +40,57 @@ impl File {
             name,
             text,
             lines: OnceLock::new(),
+            inside: None,
         }
     }
 
+    /// A file inside the file of this name.
+    pub(super) fn inside(name: String, text: String, inside: Inside) -> Self {
+        Self {
+            inside: Some(inside),
+            ..Self::new(name, text)
+        }
+    }
+
+    /// The name of a file inside another one.
+    pub(super) fn inside_name(&self) -> Option<&str> {
+        Some(&self.inside.as_ref()?.name)
+    }
+
+    /// The position of a byte; in a file inside another one, that in the other one.
     pub(super) fn position(&self, offset: usize) -> Position {
+        self.placed(self.own_position(offset))
+    }
+
+    fn own_position(&self, offset: usize) -> Position {
         let lines = self.lines.get_or_init(|| Lines::of(&self.text));
         lines.position(&self.text, offset)
     }
 
+    fn placed(&self, own: Position) -> Position {
+        let inside = self.inside.as_ref();
+        inside.map_or(own, |inside| inside.place.position(own))
+    }
+
     pub(super) fn problem(&self, offset: Option<usize>, path: &str, fault: Fault) -> Problem {
+        self.problem_at(offset.map(|offset| self.own_position(offset)), path, fault)
+    }
+
+    /// A problem at a position in the text of this file.
+    pub(super) fn problem_at(&self, own: Option<Position>, path: &str, fault: Fault) -> Problem {
+        let inside = self.inside.as_ref().map(|inside| match own {
+            Some(Position { line, column }) if !inside.place.is_exact() => {
+                format!("{}:{line}:{column}", inside.name)
+            }
+            _ => inside.name.clone(),
+        });
+        let start = Position { line: 1, column: 1 };
+        // Even a problem of the whole text has a place in the other file.
+        let own = own.or_else(|| inside.as_ref().map(|_| start));
         Problem {
             file: self.name.clone(),
-            position: offset.map(|offset| self.position(offset)),
+            position: own.map(|own| self.placed(own)),
+            inside,
             path: path.to_owned(),
             fault,
         }

@@ -35,8 +35,7 @@ impl Files {
         let mut problems = Vec::new();
         let files = read(source, &mut problems);
         if files.is_empty() && problems.is_empty() {
-            let location = source.to_string();
-            problems.push(unlocated(Path::new(&location), Fault::NoFiles));
+            problems.push(no_files(source));
         }
         Self { files, problems }
     }
@@ -92,6 +91,10 @@ impl Files {
         };
         finish(&sources, counted, options, problems)
     }
+}
+
+pub(super) fn no_files(source: &Source) -> Problem {
+    unlocated(Path::new(&source.to_string()), Fault::NoFiles)
 }
 
 /// The number of files or resources, and their digest.

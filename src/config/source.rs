@@ -48,6 +48,15 @@ impl Source {
         }
     }
 
+    /// Whether it names the file of this name itself, not only a folder with it.
+    pub(super) fn names(&self, file_name: &str) -> bool {
+        let path = Path::new(file_name);
+        match self {
+            Self::Paths(paths) => paths.iter().any(|named| named == path) && !path.is_dir(),
+            Self::Runtime(_) => false,
+        }
+    }
+
     /// The files by name and path, sorted by name.
     pub(super) fn list(&self, problems: &mut Vec<Problem>) -> Vec<(String, PathBuf)> {
         let mut found = Vec::new();

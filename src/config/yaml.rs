@@ -9,6 +9,7 @@ use super::{
     fault::{Fault, Problem},
     fields::Fields,
     file::File,
+    foreign::Foreign,
     free_form,
     keys::{KeyKind, KeyLevel, is_scalar},
     mirror::{CalendarStarts, DefaultKeys, DescriptorNode, Limits, RateLimit, RuleDocument},
@@ -26,17 +27,24 @@ pub(super) fn read(file: &File, problems: &mut Vec<Problem>) -> Vec<RuleDocument
     let roots = match parse_all(&file.text, is_scalar) {
         Ok(roots) => roots,
         Err(error) => {
-            let mut problem = file.problem(None, "", syntax(&error));
-            problem.position = error.location().map(|location| Position {
+            let position = error.location().map(|location| Position {
                 line: location.line(),
                 column: location.column(),
             });
-            problems.push(problem);
+            problems.push(file.problem_at(position, "", syntax(&error)));
             return Vec::new();
         }
     };
     let mut reader = YamlReader { file, problems };
     let read = |root: YamlNode<'_>| {
+        if let Some(foreign) = Foreign::of(&root, &file.name) {
+            let fault = match foreign {
+                Foreign::Kubernetes(kind) => Fault::Kubernetes(kind),
+                Foreign::Envoy => Fault::Envoy,
+            };
+            reader.report(root.offset, &"", fault);
+            return None;
+        }
         if let NodeKind::Map(_) = root.kind {
             reader.check_file(&root);
         }
