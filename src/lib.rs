@@ -60,6 +60,7 @@ mod config {
     mod compile;
     pub(crate) mod config_maps;
     pub(crate) mod fault;
+    mod fault_code;
     mod fields;
     pub(crate) mod file;
     pub(crate) mod files;

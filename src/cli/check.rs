@@ -1,50 +1,98 @@
-//! `tollgate check`: every problem of rule files, or a summary of their rules.
+//! `tollgate check`: every problem of rule files, and a summary of their rules.
 
-use std::process::ExitCode;
+mod github;
+mod json;
+mod report;
+mod sarif;
+
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use super::print::print;
 use crate::{
-    config::{fault::Problem, files::Files, options::Options, source::Source},
-    settings::command_line::Check,
+    config::{
+        files::Files,
+        options::Options,
+        source::{STDIN, Source},
+    },
+    core::limit::Allows,
+    settings::command_line::{Check, ReportFormat},
 };
 
-/// Prints every problem, or a summary of the rules.
+use self::report::{CheckReport, CheckedRules};
+
+/// Prints every problem and a summary. The exit code is 1 if there are errors, or warnings and these are denied, and 2
+/// if something cannot be read.
 pub(crate) fn check_files(check: &Check) -> ExitCode {
+    let report = report(check);
+    let text = match check.format {
+        ReportFormat::Text => report.to_text(),
+        ReportFormat::Json => json::json(&report),
+        ReportFormat::Sarif => sarif::sarif(&report),
+        ReportFormat::Github => github::github(&report),
+    };
+    print(&text);
+    report.exit_code()
+}
+
+fn report(check: &Check) -> CheckReport {
     let options = Options {
         key_format: check.key_format.into(),
         lacks_replicas: !check.replicas.are_known(),
         ..check.reading.options()
     };
-    let source = Source::Paths(check.paths.clone());
-    let found = Files::read(&source).by_config_map(&source);
-    let mut problems = found.notes;
-    let (mut rules, mut domains, mut files) = (0, 0, 0);
-    let mut is_ok = true;
+    let (standard_input, paths): (Vec<_>, Vec<_>) = check
+        .paths
+        .iter()
+        .cloned()
+        .partition(|path| path == Path::new("-"));
+    let mut report = CheckReport {
+        folder: only_folder(&paths),
+        denies_warnings: check.deny_warnings,
+        problems: Vec::new(),
+        rules: CheckedRules::default(),
+    };
+    let mut all = paths.clone();
+    let mut files = Files::none();
+    if !paths.is_empty() {
+        files = Files::read(&Source::Paths(paths));
+    }
+    if !standard_input.is_empty() {
+        files.add_standard_input();
+        all.push(PathBuf::from(STDIN));
+    }
+    let found = files.by_config_map(&Source::Paths(all));
+    report.problems = found.notes;
     for set in found.sets {
         match set.compile(options) {
             Ok(loaded) => {
-                rules += loaded.matcher.rules().len();
-                domains += loaded.matcher.domain_count();
-                files += loaded.files;
-                problems.extend(loaded.warnings);
+                let rules = loaded.matcher.rules();
+                report.rules.rules += rules.len();
+                report.rules.limits += rules
+                    .iter()
+                    .map(|rule| match &rule.allows {
+                        Allows::Unlimited => 0,
+                        Allows::Within(limits) => limits.len(),
+                    })
+                    .sum::<usize>();
+                report.rules.domains += loaded.matcher.domain_count();
+                report.rules.files += loaded.files;
+                report.problems.extend(loaded.warnings);
             }
-            Err(found) => {
-                is_ok = false;
-                problems.extend(found);
-            }
+            Err(problems) => report.problems.extend(problems),
         }
     }
+    let problems = &mut report.problems;
     problems.sort_by(|a, b| (&a.file, a.position).cmp(&(&b.file, b.position)));
-    let mut lines: Vec<_> = problems.iter().map(Problem::to_string).collect();
-    if is_ok {
-        lines.push(format!(
-            "ok: {rules} rules in {domains} domains, from {files} files"
-        ));
-    }
-    print(&lines.join("\n"));
-    if is_ok {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
+    report
+}
+
+/// The folder that the names of files are relative to.
+fn only_folder(paths: &[PathBuf]) -> Option<PathBuf> {
+    match paths {
+        [folder] if folder.is_dir() => Some(folder.clone()),
+        _ => None,
     }
 }

@@ -47,10 +47,8 @@ impl fmt::Display for Problem {
         if !self.path.is_empty() {
             write!(f, ": {}", self.path.escape_debug())?;
         }
-        match self.fault.level() {
-            FaultLevel::Error => {}
-            FaultLevel::Warning => f.write_str(": warning")?,
-            FaultLevel::Note => f.write_str(": note")?,
+        if self.fault.level() != FaultLevel::Error {
+            write!(f, ": {}", self.fault.level().name())?;
         }
         f.write_str(": ")?;
         // One line, even if texts of the rules hold line breaks.
@@ -230,6 +228,16 @@ pub enum FaultLevel {
     Warning,
     /// Something that a reader may want to know.
     Note,
+}
+
+impl FaultLevel {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Warning => "warning",
+            Self::Note => "note",
+        }
+    }
 }
 
 impl Fault {

@@ -3,9 +3,9 @@
 use super::fault::{Fault, Problem, unlocated};
 use super::file::File;
 use super::options::Options;
-use super::source::{Source, read};
+use super::source::{STDIN, Source, read, read_input};
 
-use std::path::Path;
+use std::{io, path::Path};
 
 use sha2::{Digest as _, Sha256};
 
@@ -38,6 +38,21 @@ impl Files {
             problems.push(no_files(source));
         }
         Self { files, problems }
+    }
+
+    pub(crate) fn none() -> Self {
+        Self {
+            files: Vec::new(),
+            problems: Vec::new(),
+        }
+    }
+
+    /// Adds standard input as a file.
+    pub(crate) fn add_standard_input(&mut self) {
+        match read_input(io::stdin().lock()) {
+            Ok(text) => self.files.push(File::new(STDIN.to_owned(), text)),
+            Err(fault) => self.problems.push(unlocated(Path::new(STDIN), fault)),
+        }
     }
 
     /// One file held in memory, with its name in messages.

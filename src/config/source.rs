@@ -4,9 +4,13 @@ use super::fault::{Fault, MAX_FILE_BYTES, Problem, unlocated};
 use super::file::File;
 
 use std::{
-    fmt, fs, io,
+    fmt, fs,
+    io::{self, Read},
     path::{Path, PathBuf},
 };
+
+/// The name of standard input among files.
+pub(crate) const STDIN: &str = "stdin";
 
 /// The location of rule files.
 #[derive(Clone, Debug)]
@@ -160,7 +164,21 @@ pub(super) fn read_text(path: &Path) -> Result<String, Fault> {
     if length > MAX_FILE_BYTES {
         return Err(Fault::TooLarge);
     }
-    let bytes = fs::read(path).map_err(Fault::Unreadable)?;
+    decode(fs::read(path).map_err(Fault::Unreadable)?)
+}
+
+/// Reads all of `input`, which has no more than the bytes of a file.
+pub(super) fn read_input(input: impl Read) -> Result<String, Fault> {
+    let mut bytes = Vec::new();
+    let mut bounded = input.take(MAX_FILE_BYTES + 1);
+    bounded.read_to_end(&mut bytes).map_err(Fault::Unreadable)?;
+    if bytes.len() as u64 > MAX_FILE_BYTES {
+        return Err(Fault::TooLarge);
+    }
+    decode(bytes)
+}
+
+fn decode(bytes: Vec<u8>) -> Result<String, Fault> {
     if bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]) {
         return Err(Fault::Utf16);
     }

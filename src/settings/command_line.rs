@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 
 use super::{
     redis::KeyFormatFlag,
@@ -109,10 +109,22 @@ fn with_command(mut arguments: Vec<OsString>) -> Vec<OsString> {
 }
 
 #[derive(Debug, Args)]
+#[command(
+    after_help = "Exit code: 0 if the rules can be used, 1 if there are errors, or warnings under --deny-warnings, \
+                  2 if something cannot be read or the command line is wrong."
+)]
 pub(crate) struct Check {
-    /// Rule files, or folders of them
+    /// Rule files, Kubernetes manifests with ConfigMaps of rule files, or folders of them; - is standard input
     #[arg(required = true, value_name = "DIR|FILE")]
     pub paths: Vec<PathBuf>,
+
+    /// Form of the report
+    #[arg(long, default_value = "text", value_enum, value_name = "FORMAT")]
+    pub format: ReportFormat,
+
+    /// Fail if there are warnings
+    #[arg(long)]
+    pub deny_warnings: bool,
 
     #[command(flatten)]
     pub(crate) reading: Reading,
@@ -130,6 +142,19 @@ pub(crate) struct Check {
 
     #[command(flatten)]
     pub replicas: super::loss::ReplicaSettings,
+}
+
+/// Form of a report.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum ReportFormat {
+    /// A line for each problem, and a summary
+    Text,
+    /// The JSON of docs/check.md
+    Json,
+    /// SARIF 2.1.0
+    Sarif,
+    /// Workflow commands of GitHub Actions
+    Github,
 }
 
 #[derive(Debug, Args)]

@@ -41,7 +41,7 @@ fn check_accepts_good_rules() {
         (
             Some(0),
             "sub/b.yml:1:9: warning: 0 rules: nothing in domain 'e' is limited\n\
-             ok: 1 rules in 2 domains, from 2 files\n"
+             ok: 1 rule with 2 limits in 2 domains, 1 warning\n"
                 .to_owned()
         )
     );
@@ -90,6 +90,7 @@ descriptors:
         "c.yaml:1:1: config file cannot have empty domain; write `domain: NAME` at the top",
         "d.yaml:2:1: error loading config file: yaml: did not find expected node content",
         "e.yaml:4:5: e.x: config error, unknown key 'limit' (expected one of descriptors, count, on_store_loss, key, value, rate_limit, rate_limits, shadow_mode, quota_mode, detailed_metric, value_to_metric, share_threshold, metadata)",
+        "failed: 10 errors, 1 warning",
     ];
     let said: Vec<_> = said.lines().collect();
     assert_eq!(said, expected);
@@ -102,7 +103,7 @@ fn check_warns_of_what_it_accepts() {
     let rules = files(&[("a.yaml", text)]);
     let expected = "\
 a.yaml:4:19: d.x: warning: `requests_per_unit` is missing, so every request is refused; write it, 0 included
-ok: 1 rules in 1 domains, from 1 files
+ok: 1 rule with 1 limit in 1 domain, 1 warning
 ";
     assert_eq!(
         run(&["check", path(&rules)]),
@@ -120,7 +121,7 @@ fn check_merges_domains_only_if_told() {
     let (code, said) = run(&["check", "--merge-domains", path(&rules)]);
     assert_eq!(
         (code, said.as_str()),
-        (Some(0), "ok: 2 rules in 1 domains, from 2 files\n")
+        (Some(0), "ok: 2 rules with 4 limits in 1 domain\n")
     );
     let output = finish(
         program()
@@ -160,13 +161,13 @@ fn check_finds_what_is_not_there() {
     let empty = TempDir::new().unwrap();
     let (code, said) = run(&["check", path(&empty)]);
     assert!(said.contains("no rule files"), "{said}");
-    assert_eq!(code, Some(1));
+    assert_eq!(code, Some(2));
     let (code, said) = run(&["check", "/nowhere/at/all.yaml"]);
     assert!(
         said.starts_with("/nowhere/at/all.yaml: cannot be read: No such file"),
         "{said}"
     );
-    assert_eq!(code, Some(1));
+    assert_eq!(code, Some(2));
 }
 
 /// Files in two folders may have equal names; they are still two files.
@@ -379,7 +380,7 @@ fn an_unknown_flag_is_a_bad_command_line() {
 fn arguments_may_be_any_bytes() {
     let odd = OsStr::from_bytes(b"/nowhere/\xff.yaml");
     let output = finish(program().arg("check").arg(odd));
-    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
     let said = String::from_utf8(output.stdout).unwrap();
     assert!(said.contains("cannot be read"), "{said}");
     for arguments in [&[odd][..], &[OsStr::new("serve"), odd]] {

@@ -1,6 +1,7 @@
 //! tollgate as its users see it: real processes, real Redis, real Envoy. In the order of a tour:
 //!
 //! - `cli`: the command line: `serve`, `check`, `ask` and their settings
+//! - `check`: rule files and manifests in pipelines: forms of the report and exit codes
 //! - `rls`: requests and replies over gRPC
 //! - `bad_input`: inputs that the server refuses, at its start and on the wire
 //! - `store`: laws that every store keeps, in memory and in Redis
@@ -59,6 +60,7 @@ mod attack;
 mod bad_input;
 mod c_core;
 mod calm;
+mod check;
 mod cli;
 mod clients;
 mod cluster;

@@ -1,0 +1,126 @@
+//! The result of a check: problems, and the number of rules.
+
+use std::{fmt, path::PathBuf, process::ExitCode};
+
+use crate::config::{
+    fault::{FaultLevel, Problem},
+    source::STDIN,
+};
+
+/// The result of a check.
+#[derive(Debug)]
+pub(super) struct CheckReport {
+    /// The folder that the names of files are relative to, if only one was named.
+    pub(super) folder: Option<PathBuf>,
+    pub(super) denies_warnings: bool,
+    /// In the order of the files.
+    pub(super) problems: Vec<Problem>,
+    /// Without the rules of files that have errors.
+    pub(super) rules: CheckedRules,
+}
+
+/// Numbers of rules, and of what they consist of and belong to.
+#[derive(Debug, Default)]
+pub(super) struct CheckedRules {
+    pub(super) rules: usize,
+    pub(super) limits: usize,
+    pub(super) domains: usize,
+    pub(super) files: usize,
+}
+
+impl CheckReport {
+    pub(super) fn count(&self, level: FaultLevel) -> usize {
+        let levels = self.problems.iter().map(|problem| problem.fault.level());
+        levels.filter(|found| *found == level).count()
+    }
+
+    pub(super) fn is_ok(&self) -> bool {
+        let is_denied = self.denies_warnings && self.count(FaultLevel::Warning) > 0;
+        self.count(FaultLevel::Error) == 0 && !is_denied
+    }
+
+    pub(super) fn exit_code(&self) -> ExitCode {
+        if self
+            .problems
+            .iter()
+            .any(|problem| problem.fault.is_unread())
+        {
+            return ExitCode::from(2);
+        }
+        if self.is_ok() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        }
+    }
+
+    /// A line for each problem, and the summary.
+    pub(super) fn to_text(&self) -> String {
+        let lines = self.problems.iter().map(Problem::to_string);
+        let lines: Vec<_> = lines.chain([self.summary()]).collect();
+        lines.join("\n")
+    }
+
+    /// One line, such as `ok: 1 rule with 4 limits in 1 domain`.
+    pub(super) fn summary(&self) -> String {
+        let warnings = Plural(self.count(FaultLevel::Warning), "warning");
+        let errors = Plural(self.count(FaultLevel::Error), "error");
+        let behind = match warnings.0 {
+            0 => String::new(),
+            _ => format!(", {warnings}"),
+        };
+        if errors.0 > 0 {
+            return format!("failed: {errors}{behind}");
+        }
+        if !self.is_ok() {
+            return format!("failed: {warnings}, and --deny-warnings is set");
+        }
+        let CheckedRules {
+            rules,
+            limits,
+            domains,
+            ..
+        } = self.rules;
+        format!(
+            "ok: {} with {} in {}{behind}",
+            Plural(rules, "rule"),
+            Plural(limits, "limit"),
+            Plural(domains, "domain"),
+        )
+    }
+
+    /// The path of a problem's file from the current folder.
+    pub(super) fn path(&self, problem: &Problem) -> String {
+        let file = &problem.file;
+        match &self.folder {
+            // A problem of the folder itself has its name.
+            Some(folder) if file != STDIN && folder.as_os_str() != file.as_str() => {
+                folder.join(file).display().to_string()
+            }
+            _ => file.clone(),
+        }
+    }
+}
+
+/// The text of a problem without its position: where it is inside of its file and among the rules, and the fault.
+pub(super) fn message(problem: &Problem) -> String {
+    let mut message = String::new();
+    if let Some(inside) = &problem.inside {
+        message += &format!("{inside}: ");
+    }
+    if !problem.path.is_empty() {
+        message += &format!("{}: ", problem.path);
+    }
+    message + &problem.fault.to_string()
+}
+
+/// A number with a noun, in the plural unless the number is 1.
+struct Plural(usize, &'static str);
+
+impl fmt::Display for Plural {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(count, noun) = self;
+        let ending = if *count == 1 { "" } else { "s" };
+        write!(f, "{count} {noun}{ending}")
+    }
+}

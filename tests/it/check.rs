@@ -1,0 +1,336 @@
+//! `tollgate check` in pipelines: what it reads, the forms of its report, and its exit codes.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    io::Write as _,
+    path::{Path, PathBuf},
+    process::{Output, Stdio},
+};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::support::{
+    finish,
+    tollgate::{self, program},
+};
+
+const GOOD: &str = "\
+domain: shop
+descriptors:
+  - key: remote_address
+    rate_limits: [3/s, 20/m, 300/30m, 5000/day]
+";
+
+/// One warning.
+const DOUBTFUL: &str = "\
+domain: shop
+descriptors:
+  - key: k
+    rate_limit: { unit: day }
+";
+
+/// One error.
+const BAD: &str = "\
+domain: shop
+descriptors:
+  - key: k
+    rate_limit: { unit: fortnight, requests_per_unit: 1 }
+";
+
+fn files(files: &[(&str, &str)]) -> TempDir {
+    let folder = TempDir::new().unwrap();
+    for (name, text) in files {
+        fs::write(folder.path().join(name), text).unwrap();
+    }
+    folder
+}
+
+/// The output of `tollgate check` in this folder.
+fn check_in(folder: &Path, arguments: &[&str]) -> (Option<i32>, String) {
+    let output = finish(program().current_dir(folder).arg("check").args(arguments));
+    (output.status.code(), text(&output))
+}
+
+/// The output for standard input.
+fn check_input(input: &str, arguments: &[&str]) -> (Option<i32>, String) {
+    let mut child = program()
+        .arg("check")
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(input.as_bytes()).unwrap();
+    drop(stdin);
+    let output = child.wait_with_output().unwrap();
+    (output.status.code(), text(&output))
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn deploy(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("deploy")
+        .join(name)
+}
+
+// --- what is read --------------------------------------------------------------------------------
+
+#[test]
+fn the_manifests_that_we_ship_are_checked_as_they_are() {
+    for (folder, summary) in [
+        ("kubernetes", "ok: 5 rules with 20 limits in 5 domains"),
+        ("kustomize", "ok: 1 rule with 4 limits in 1 domain"),
+        ("compose/rules", "ok: 1 rule with 4 limits in 1 domain"),
+    ] {
+        let (code, said) = check_in(&deploy(folder), &["--deny-warnings", "."]);
+        assert_eq!(said.lines().last(), Some(summary), "{folder}: {said}");
+        assert_eq!(code, Some(0), "{folder}: {said}");
+        let notes = said.lines().filter(|line| line.contains(": note: "));
+        assert_eq!(notes.count(), said.lines().count() - 1, "{said}");
+    }
+    let (code, said) = check_in(&deploy("kubernetes"), &["memory.yaml", "sidecar.yaml"]);
+    let expected = "\
+sidecar.yaml:11:3: note: shop-envoy/envoy.yaml is passed over: it has no `domain`
+ok: 2 rules with 8 limits in 2 domains
+";
+    assert_eq!((code, said.as_str()), (Some(0), expected));
+}
+
+#[test]
+fn a_mistake_in_a_config_map_has_its_line_in_the_manifest() {
+    let manifest = fs::read_to_string(deploy("kubernetes/memory.yaml")).unwrap();
+    let wrong = manifest.replace("unit: minute", "unit: minuet");
+    let (before, _) = wrong.split_once("unit: minuet").unwrap();
+    let line = before.lines().count();
+    let folder = files(&[("memory.yaml", &wrong)]);
+    let (code, said) = check_in(folder.path(), &["memory.yaml"]);
+    let place = format!("memory.yaml:{line}:15: tollgate-rules/shop.yaml: shop.remote_address: ");
+    assert!(said.starts_with(&place), "{place}: {said}");
+    assert!(said.contains("'minuet'"), "{said}");
+    assert_eq!(said.lines().last(), Some("failed: 1 error"));
+    assert_eq!(code, Some(1));
+}
+
+/// The manifests may lie beside the rules, and `check` passes them over. A server takes all files of its folder.
+#[test]
+fn a_folder_with_a_kustomization_is_refused_in_one_line_by_serve_and_checked_with_a_note() {
+    let kustomization = "resources: [deployment.yaml]\nconfigMapGenerator: []\n";
+    let folder = files(&[("shop.yaml", GOOD), ("kustomization.yaml", kustomization)]);
+    let (code, said) = check_in(folder.path(), &["."]);
+    let lines: Vec<_> = said.lines().collect();
+    assert!(
+        lines[0].starts_with("kustomization.yaml: note: passed over"),
+        "{said}"
+    );
+    assert_eq!(lines[1..], ["ok: 1 rule with 4 limits in 1 domain"]);
+    assert_eq!(code, Some(0));
+    let (_, served) = tollgate::bare()
+        .args(["--config-dir", folder.path().to_str().unwrap()])
+        .fail();
+    assert_eq!(served.matches("kustomization.yaml").count(), 1, "{served}");
+    assert!(
+        served.contains("this is a Kubernetes Kustomization: no rule file"),
+        "{served}"
+    );
+}
+
+#[test]
+fn standard_input_is_a_file_called_stdin() {
+    let (code, said) = check_input(GOOD, &["-"]);
+    assert_eq!(
+        (code, said.as_str()),
+        (Some(0), "ok: 1 rule with 4 limits in 1 domain\n")
+    );
+    let (code, said) = check_input(BAD, &["-"]);
+    assert!(said.starts_with("stdin:4:19: shop.k: "), "{said}");
+    assert_eq!(code, Some(1));
+    // Beside other files it is one more.
+    let folder = files(&[("shop.yaml", GOOD)]);
+    let path = folder.path().join("shop.yaml");
+    let (code, said) = check_input(GOOD, &["-", path.to_str().unwrap()]);
+    assert!(said.contains("duplicate domain 'shop'"), "{said}");
+    assert_eq!(code, Some(1));
+    let manifest = fs::read_to_string(deploy("kubernetes/redis.yaml")).unwrap();
+    let (code, _) = check_input(&manifest, &["-"]);
+    assert_eq!(code, Some(0));
+}
+
+// --- exit codes ----------------------------------------------------------------------------------
+
+#[test]
+fn the_exit_code_tells_good_rules_bad_rules_and_unread_ones_apart() {
+    let folder = files(&[
+        ("good.yaml", GOOD),
+        ("doubtful.yaml", DOUBTFUL),
+        ("bad.yaml", BAD),
+    ]);
+    let code = |arguments: &[&str]| {
+        let (code, said) = check_in(folder.path(), arguments);
+        (code, said.lines().last().unwrap_or_default().to_owned())
+    };
+    let ok = "ok: 1 rule with 4 limits in 1 domain".to_owned();
+    assert_eq!(code(&["good.yaml"]), (Some(0), ok.clone()));
+    assert_eq!(code(&["--deny-warnings", "good.yaml"]), (Some(0), ok));
+    let ok = "ok: 1 rule with 1 limit in 1 domain, 1 warning".to_owned();
+    assert_eq!(code(&["doubtful.yaml"]), (Some(0), ok));
+    let denied = "failed: 1 warning, and --deny-warnings is set".to_owned();
+    assert_eq!(
+        code(&["--deny-warnings", "doubtful.yaml"]),
+        (Some(1), denied)
+    );
+    assert_eq!(code(&["bad.yaml"]), (Some(1), "failed: 1 error".to_owned()));
+    assert_eq!(
+        code(&["bad.yaml", "nowhere.yaml"]),
+        (Some(2), "failed: 2 errors".to_owned())
+    );
+    assert_eq!(code(&["--no-such-flag"]).0, Some(2));
+    let empty = TempDir::new().unwrap();
+    assert_eq!(check_in(empty.path(), &["."]).0, Some(2));
+}
+
+// --- forms of the report -------------------------------------------------------------------------
+
+/// Files with an error, a warning and a note, in a folder `rules` and with names that need escapes.
+fn mixed() -> TempDir {
+    let folder = TempDir::new().unwrap();
+    let rules = folder.path().join("my rules, 100%");
+    fs::create_dir(&rules).unwrap();
+    fs::write(rules.join("a.yaml"), DOUBTFUL.replace("shop", "other")).unwrap();
+    fs::write(rules.join("b.yaml"), BAD).unwrap();
+    fs::write(rules.join("c.yaml"), "apiVersion: v1\nkind: Service\n").unwrap();
+    folder
+}
+
+#[test]
+fn json_has_every_part_of_a_problem() {
+    let folder = mixed();
+    let (code, said) = check_in(folder.path(), &["--format", "json", "my rules, 100%"]);
+    assert_eq!(code, Some(1));
+    let mut report: Value = serde_json::from_str(&said).unwrap();
+    let problems = report["problems"].take();
+    assert_eq!(
+        report,
+        json!({
+            "version": 1, "ok": false, "errors": 1, "warnings": 1,
+            "files": 0, "domains": 0, "rules": 0, "limits": 0, "problems": null,
+        })
+    );
+    let problem = |at: usize, key: &str| problems[at][key].clone();
+    assert_eq!(problems.as_array().unwrap().len(), 3);
+    assert_eq!(problem(0, "file"), "my rules, 100%/a.yaml");
+    assert_eq!(problem(0, "severity"), "warning");
+    assert_eq!(problem(0, "code"), "no-requests-per-unit");
+    assert_eq!(problem(1, "file"), "my rules, 100%/b.yaml");
+    assert_eq!([problem(1, "line"), problem(1, "column")], [4, 19]);
+    assert_eq!(problem(1, "path"), "shop.k");
+    assert_eq!(problem(1, "severity"), "error");
+    assert_eq!(problem(1, "code"), "unknown-unit");
+    assert!(
+        problem(1, "message")
+            .as_str()
+            .unwrap()
+            .contains("'fortnight'")
+    );
+    assert_eq!(problem(2, "severity"), "note");
+    assert_eq!(problem(2, "line"), Value::Null);
+    let manifest = fs::read_to_string(deploy("kubernetes/memory.yaml")).unwrap();
+    let (_, said) = check_input(
+        &manifest.replace("minute", "minuet"),
+        &["--format", "json", "-"],
+    );
+    let report: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(report["problems"][0]["inside"], "tollgate-rules/shop.yaml");
+    let (code, said) = check_input(GOOD, &["--format", "json", "-"]);
+    let report: Value = serde_json::from_str(&said).unwrap();
+    let expected = json!({
+        "version": 1, "ok": true, "errors": 0, "warnings": 0,
+        "files": 1, "domains": 1, "rules": 1, "limits": 4, "problems": [],
+    });
+    assert_eq!((code, report), (Some(0), expected));
+}
+
+#[test]
+fn sarif_has_the_members_that_its_schema_requires() {
+    let folder = mixed();
+    let (code, said) = check_in(folder.path(), &["--format", "sarif", "my rules, 100%"]);
+    assert_eq!(code, Some(1));
+    let log: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(log["version"], "2.1.0");
+    let run = &log["runs"][0];
+    let driver = &run["tool"]["driver"];
+    assert_eq!(driver["name"], "tollgate check");
+    let ids: Vec<_> = driver["rules"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|rule| &rule["id"])
+        .collect();
+    let results = run["results"].as_array().unwrap();
+    let levels: Vec<_> = results.iter().map(|result| &result["level"]).collect();
+    assert_eq!(levels, ["warning", "error", "note"]);
+    for result in results {
+        assert!(ids.contains(&&result["ruleId"]), "{result}");
+        assert!(result["message"]["text"].is_string(), "{result}");
+    }
+    let location = &results[1]["locations"][0]["physicalLocation"];
+    assert_eq!(
+        location["artifactLocation"]["uri"],
+        "my%20rules%2C%20100%25/b.yaml"
+    );
+    assert_eq!(
+        location["region"],
+        json!({ "startLine": 4, "startColumn": 19 })
+    );
+    assert!(results[2]["locations"][0]["physicalLocation"]["region"].is_null());
+    // A run without problems is one too.
+    let (code, said) = check_input(GOOD, &["--format", "sarif", "-"]);
+    let log: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(code, Some(0));
+    assert_eq!(log["runs"][0]["results"], json!([]));
+}
+
+#[test]
+fn github_gets_a_command_for_each_problem() {
+    let folder = mixed();
+    let (code, said) = check_in(folder.path(), &["--format", "github", "my rules, 100%"]);
+    assert_eq!(code, Some(1));
+    let lines: Vec<_> = said.lines().collect();
+    let file = "file=my rules%2C 100%25";
+    for (line, start) in lines.iter().zip([
+        format!("::warning {file}/a.yaml,line=4,col=19,title=tollgate check%3A no-requests-per-unit::other.k: "),
+        format!("::error {file}/b.yaml,line=4,col=19,title=tollgate check%3A unknown-unit::shop.k: "),
+        format!("::notice {file}/c.yaml,title=tollgate check%3A file-passed-over::"),
+        "failed: 1 error, 1 warning".to_owned(),
+    ]) {
+        assert!(line.starts_with(&start), "{start}: {line}");
+    }
+    assert_eq!(lines.len(), 4, "{said}");
+}
+
+// --- the page ------------------------------------------------------------------------------------
+
+#[test]
+fn every_code_has_its_line_in_the_documents() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let table = fs::read_to_string(root.join("src/config/fault_code.rs")).unwrap();
+    let codes: BTreeSet<_> = table
+        .split("=> \"")
+        .skip(1)
+        .map(|rest| rest.split('"').next().unwrap())
+        .collect();
+    assert!(codes.len() > 40, "{codes:?}");
+    let page = fs::read_to_string(root.join("docs/check.md")).unwrap();
+    let (_, page) = page.split_once("## Codes").unwrap();
+    let rows = page.lines().filter(|line| line.starts_with("| `"));
+    let first_cells = rows.map(|row| row[2..].split('|').next().unwrap());
+    let documented: BTreeSet<_> = first_cells
+        .flat_map(|cell| cell.split('`').skip(1).step_by(2))
+        .collect();
+    assert_eq!(codes, documented);
+}
