@@ -59,6 +59,7 @@ mod config {
     mod check;
     mod compile;
     pub(crate) mod config_maps;
+    mod doubts;
     pub(crate) mod fault;
     mod fault_code;
     mod fields;

@@ -209,6 +209,27 @@ pub enum Fault {
         "'{0}' and '{1}' replace each other: a request that matches both is not limited by either"
     )]
     ReplaceEachOther(String, String),
+    #[error(
+        "no limit, and no descriptors below: requests that end here pass; if that is meant, write \
+             `rate_limit: {{unlimited: true}}`"
+    )]
+    NoLimitHere,
+    #[error("never reached: '{0}' on the same level takes every value that this could match")]
+    NeverReached(String),
+    #[error(
+        "{limit} never refuses a request that {stricter} would admit; remove it or correct one of them"
+    )]
+    NeverBinds { limit: String, stricter: String },
+    #[error(
+        "another limit is named '{name}', at {first}; give each its own name, or `replaces` drops both"
+    )]
+    NameTwice { name: String, first: String },
+    #[error("{text} is an octal number and means {value}; write {fix}")]
+    Octal {
+        text: String,
+        value: i128,
+        fix: String,
+    },
 
     // From here on notes.
     #[error("{key} is passed over: {reason}")]
@@ -248,7 +269,12 @@ impl Fault {
             | Self::NoRequestsPerUnit
             | Self::NoRules(_)
             | Self::ReplacesUnknown(_)
-            | Self::ReplaceEachOther(..) => FaultLevel::Warning,
+            | Self::ReplaceEachOther(..)
+            | Self::NoLimitHere
+            | Self::NeverReached(_)
+            | Self::NeverBinds { .. }
+            | Self::NameTwice { .. }
+            | Self::Octal { .. } => FaultLevel::Warning,
             Self::KeyPassedOver { .. } | Self::FilePassedOver(_) => FaultLevel::Note,
             _ => FaultLevel::Error,
         }

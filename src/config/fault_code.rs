@@ -55,6 +55,11 @@ impl Fault {
             Self::NoRules(_) => "no-rules",
             Self::ReplacesUnknown(_) => "replaces-unknown",
             Self::ReplaceEachOther(..) => "replace-each-other",
+            Self::NoLimitHere => "no-limit",
+            Self::NeverReached(_) => "never-reached",
+            Self::NeverBinds { .. } => "never-binds",
+            Self::NameTwice { .. } => "name-twice",
+            Self::Octal { .. } => "octal",
             Self::KeyPassedOver { .. } => "key-passed-over",
             Self::FilePassedOver(_) => "file-passed-over",
         }

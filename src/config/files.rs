@@ -126,6 +126,10 @@ pub(super) fn finish(
     mut problems: Vec<Problem>,
 ) -> Result<Loaded, Vec<Problem>> {
     let matcher = super::compile::compile(sources, options, &mut problems);
+    // Rules with an error are missing, and need no second problem.
+    if problems.iter().all(|problem| problem.fault.is_warning()) {
+        super::doubts::warn(sources, &matcher, &mut problems);
+    }
     problems.sort_by(|a, b| (&a.file, a.position).cmp(&(&b.file, b.position)));
     if problems.iter().any(|problem| !problem.fault.is_warning()) {
         return Err(problems);

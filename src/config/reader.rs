@@ -137,7 +137,12 @@ impl YamlReader<'_> {
         let at = node.offset.or(fields.at(key));
         if let NodeKind::Scalar { text, is_plain } = &node.kind {
             let value = match resolve(text, *is_plain) {
-                Scalar::Int(value) => Some(value),
+                Scalar::Int(value) => {
+                    if let Some(fault) = octal(text, value) {
+                        self.report(at, path, fault);
+                    }
+                    Some(value)
+                }
                 // Already reported by `check_file`.
                 Scalar::Float => None,
                 Scalar::Null | Scalar::Bool(_) | Scalar::Text => {
@@ -171,6 +176,16 @@ impl YamlReader<'_> {
         self.report_type(at, path, key, KeyKind::Limits.expected(), node);
         &[]
     }
+}
+
+/// A warning of a number such as `010`, which YAML 1.1 reads as 8, if it reads as another number in decimal.
+fn octal(text: &str, value: i128) -> Option<Fault> {
+    let decimal: i128 = text.replace('_', "").parse().ok()?;
+    (decimal != value).then(|| Fault::Octal {
+        text: text.to_owned(),
+        value,
+        fix: format!("{value} or {decimal}"),
+    })
 }
 
 fn wrong_type(key: &str, expected: &'static str, found: &YamlNode<'_>) -> Fault {

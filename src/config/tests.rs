@@ -102,18 +102,18 @@ fn a_descriptor_holds_one_limit_or_several() {
 #[test]
 fn short_forms_name_a_number_and_a_period() {
     check_limits(
-        "rate_limits: [1/s, 2/m, 3/h, 4/d, 5/w, 6/mo, 7/y, 8/30m, 9/2hours, 10/90 seconds]",
+        "rate_limits: [1/s, 2/m, 10/h, 40/d, 50/w, 60/mo, 70/y, 8/30m, 19/2hours, 3/90 seconds]",
         &[
             (1, 1),
             (2, 60),
-            (3, 3_600),
-            (4, 86_400),
-            (5, 604_800),
-            (6, 2_592_000),
-            (7, 31_536_000),
+            (10, 3_600),
+            (40, 86_400),
+            (50, 604_800),
+            (60, 2_592_000),
+            (70, 31_536_000),
             (8, 1_800),
-            (9, 7_200),
-            (10, 90),
+            (19, 7_200),
+            (3, 90),
         ],
     );
     for bad in [
@@ -142,10 +142,9 @@ fn numbers_are_those_of_yaml_1_1() {
         ("0b11", 3),
         ("+7", 7),
     ] {
-        check_limits(
-            &format!("rate_limit: {{unit: day, requests_per_unit: {text}}}"),
-            &[(number, 86_400)],
-        );
+        let body = format!("rate_limit: {{unit: day, requests_per_unit: {text}}}");
+        let loaded = load(&descriptor(&body));
+        assert_eq!(limits(find(&loaded, &[("k", "v")])), [(number, 86_400)]);
     }
 }
 
@@ -491,9 +490,12 @@ fn text_that_belongs_to_no_document_is_refused() {
 #[test]
 fn a_domain_without_rules_is_a_warning() {
     let empty = "warning: 0 rules: nothing in domain 'd' is limited";
-    for text in ["domain: d\n", "domain: d\ndescriptors: [{key: k}]\n"] {
-        check_problems(&[text], &[&format!("a.yaml:1:9: {empty}")]);
-    }
+    let empty = format!("a.yaml:1:9: {empty}");
+    check_problems(&["domain: d\n"], &[&empty]);
+    check_problems(
+        &["domain: d\ndescriptors: [{key: k}]\n"],
+        &[&empty, "a.yaml:2:21: d.k: warning: no limit"],
+    );
     let merge = Options {
         merge_domains: true,
         ..Options::default()

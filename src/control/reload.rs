@@ -1,6 +1,6 @@
 //! Watches the rule files and takes valid ones into use; otherwise keeps the old rules and logs why.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use tokio::sync::watch;
 
@@ -50,9 +50,7 @@ impl Intake {
         self.metrics
             .record_load(now(), loaded.as_ref().map_err(Vec::as_slice));
         let loaded = loaded?;
-        for warning in &loaded.warnings {
-            tracing::warn!("{warning}");
-        }
+        log_warnings(&loaded.warnings);
         tracing::info!(
             rules = loaded.matcher.rules().len(),
             domains = loaded.matcher.domain_count(),
@@ -84,6 +82,28 @@ impl Intake {
     /// Whether the rules in use have at least one domain.
     pub(crate) fn has_domains(&self) -> bool {
         *self.has_domains.borrow()
+    }
+}
+
+/// Warnings of one kind that are logged: a generated file may have thousands, at every reload.
+const MAX_LOGGED_OF_A_KIND: usize = 10;
+
+fn log_warnings(warnings: &[Problem]) {
+    let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
+    for warning in warnings {
+        let logged = kinds.entry(warning.fault.code()).or_default();
+        *logged += 1;
+        if *logged <= MAX_LOGGED_OF_A_KIND {
+            tracing::warn!("{warning}");
+        }
+    }
+    for (kind, count) in kinds {
+        if count > MAX_LOGGED_OF_A_KIND {
+            let more = count - MAX_LOGGED_OF_A_KIND;
+            tracing::warn!(
+                "{more} more warnings of the kind {kind}; `tollgate check` reports them"
+            );
+        }
     }
 }
 

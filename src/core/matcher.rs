@@ -20,6 +20,7 @@ use crate::core::{
     request::Entry,
 };
 
+mod reach;
 mod wildcards;
 
 use wildcards::{Pattern, Wildcard, Wildcards};

@@ -194,6 +194,66 @@ fn the_exit_code_tells_good_rules_bad_rules_and_unread_ones_apart() {
     assert_eq!(check_in(empty.path(), &["."]).0, Some(2));
 }
 
+// --- warnings ------------------------------------------------------------------------------------
+
+/// Rules that load in envoyproxy/ratelimit and here, and of which parts have no effect.
+const DOUBTS: &str = "\
+domain: shop
+descriptors:
+  - key: leaf
+  - key: files
+    value: a*
+    rate_limits: [10/s, 5/m]
+  - key: files
+    value: ab*
+    rate_limits: [10/s]
+  - key: user
+    rate_limits: [1/s]
+  - key: user
+    value: \"*\"
+    rate_limits:
+      - { unit: second, requests_per_unit: 010, name: n }
+      - { unit: hour, requests_per_unit: 90, name: n }
+";
+
+#[test]
+fn parts_of_rules_without_an_effect_are_warnings_of_check_and_of_serve() {
+    let expected = [
+        ":3:10: shop.leaf: warning: no limit",
+        ":6:19: shop.files_a*: warning: 10 per second never refuses a request that 5 per minute",
+        ":7:10: shop.files_ab*: warning: never reached: 'files_a*'",
+        ":10:10: shop.user: warning: never reached: 'user_*'",
+        ":15:44: shop.user_*: warning: 010 is an octal number and means 8",
+        ":16:11: shop.user_*: warning: another limit is named 'n'",
+    ];
+    let (code, said) = check_input(DOUBTS, &["-"]);
+    assert_eq!(code, Some(0), "{said}");
+    for expected in expected {
+        assert!(
+            said.contains(&format!("stdin{expected}")),
+            "{expected}: {said}"
+        );
+    }
+    let summary = "ok: 4 rules with 6 limits in 1 domain, 6 warnings";
+    assert_eq!(said.lines().last(), Some(summary));
+    assert_eq!(check_input(DOUBTS, &["--deny-warnings", "-"]).0, Some(1));
+    // Of one kind, ten are logged.
+    let leaves = (0..12).map(|leaf| format!("  - key: leaf{leaf}\n"));
+    let server = tollgate::with_rules(&(DOUBTS.to_owned() + &leaves.collect::<String>())).start();
+    let log = server.log().with("rules loaded");
+    for expected in expected {
+        assert!(
+            log.contains(&format!("rules.yaml{expected}")),
+            "{expected}: {log}"
+        );
+    }
+    assert_eq!(log.matches("warning: no limit").count(), 10, "{log}");
+    assert!(
+        log.contains("3 more warnings of the kind no-limit"),
+        "{log}"
+    );
+}
+
 // --- forms of the report -------------------------------------------------------------------------
 
 /// Files with an error, a warning and a note, in a folder `rules` and with names that need escapes.

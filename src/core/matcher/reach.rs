@@ -1,0 +1,135 @@
+//! Nodes that no entry can reach, because others on the same level match first.
+
+use super::{Matcher, NodeId};
+use crate::core::{counter::Joined, limit::Rule, request::Entry};
+
+/// A text that a pattern matches only if it matches every text in its place: no pattern has a literal `*`.
+const ANY: &[u8] = b"*";
+
+impl Matcher {
+    /// The node on the level below `parent` that every entry gets which the child for this key and value matches, if
+    /// this is another one. A client that sends the text of a wildcard itself is left out of account.
+    pub fn hidden_by(&self, parent: NodeId, key: &[u8], value: &[u8]) -> Option<NodeId> {
+        let own = self.child(parent, key, value)?;
+        let node = &self.nodes[parent.0];
+        if node.wildcards.is_empty() {
+            return None;
+        }
+        let has_star = key.contains(&b'*') || value.contains(&b'*');
+        let value = if value.is_empty() { ANY } else { value };
+        let entry = Entry { key, value };
+        let mut joined = Joined::new();
+        let first = if has_star {
+            self.join_node(own, &mut joined);
+            node.wildcards.first(&entry, &joined)?
+        } else if value == ANY {
+            self.child_by_value(node, &entry, &mut joined)?.0
+        } else {
+            return None;
+        };
+        (first != own).then_some(first)
+    }
+
+    /// The child of `parent` for this key and value; an empty value stands for every value.
+    pub fn child(&self, parent: NodeId, key: &[u8], value: &[u8]) -> Option<NodeId> {
+        let mut joined = Joined::new();
+        self.join(key, (!value.is_empty()).then_some(value), &mut joined);
+        self.nodes[parent.0].children.get(&joined[..]).copied()
+    }
+
+    /// The root of a domain.
+    pub fn root(&self, domain: &[u8]) -> Option<NodeId> {
+        self.domains.get(domain).map(|root| root.node)
+    }
+
+    /// The rule of a node.
+    pub fn rule(&self, node: NodeId) -> Option<&Rule> {
+        Some(&self.rules[self.nodes[node.0].rule?.0])
+    }
+
+    /// The key and the value of a node; the value is empty if it stands for every value.
+    pub fn key_and_value(&self, node: NodeId) -> (&[u8], &[u8]) {
+        let node = &self.nodes[node.0];
+        (&node.key, &node.value)
+    }
+
+    /// Writes the text that identifies a node.
+    fn join_node(&self, node: NodeId, joined: &mut Joined) {
+        let (key, value) = self.key_and_value(node);
+        self.join(key, (!value.is_empty()).then_some(value), joined);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The text of the node that hides the last of these siblings; the first `=` of a text separates key and value.
+    #[track_caller]
+    fn check(mut matcher: Matcher, siblings: &[&str], expected: Option<&str>) {
+        let root = matcher.insert_domain(b"d");
+        let part = |text: &str| {
+            let (key, value) = text.split_once('=').unwrap_or((text, ""));
+            (key.to_owned(), value.to_owned())
+        };
+        for text in siblings {
+            let (key, value) = part(text);
+            matcher
+                .insert(root, key.as_bytes(), value.as_bytes())
+                .unwrap();
+        }
+        let (key, value) = part(siblings[siblings.len() - 1]);
+        let found = matcher.hidden_by(root, key.as_bytes(), value.as_bytes());
+        let found = found.map(|node| {
+            let (key, value) = matcher.key_and_value(node);
+            let text = String::from_utf8([key, b"=", value].concat()).unwrap();
+            text.strip_suffix('=').unwrap_or(&text).to_owned()
+        });
+        assert_eq!(found.as_deref(), expected, "{siblings:?}");
+    }
+
+    #[test]
+    fn a_wildcard_hides_those_behind_it_that_match_no_more() {
+        for (siblings, expected) in [
+            (&["k=a*", "k=ab*"][..], Some("k=a*")),
+            (&["k=*b", "k=ab"], None),
+            (&["k=ab*", "k=a*"], None),
+            (&["k=*", "k=a*"], Some("k=*")),
+            (&["k=*a*", "k=ba*b"], Some("k=*a*")),
+            (&["k=a*", "k=*a*"], None),
+            (&["k=a*", "j=ab*"], None),
+            (
+                &["x=*", "k=a*", "k=b*", "k=c*", "k=d*", "k=e*", "k=dd*"],
+                Some("k=d*"),
+            ),
+        ] {
+            check(Matcher::default(), siblings, expected);
+            check(Matcher::strict(), siblings, expected);
+        }
+    }
+
+    #[test]
+    fn only_a_wildcard_for_every_value_hides_a_bare_key() {
+        for (siblings, expected) in [
+            (&["k=*", "k"][..], Some("k=*")),
+            (&["k=**", "k"], Some("k=**")),
+            (&["k=a*", "k"], None),
+            (&["j=*", "k"], None),
+            (&["*", "k"], Some("*")),
+            (&["k=v", "k"], None),
+        ] {
+            check(Matcher::default(), siblings, expected);
+            check(Matcher::strict(), siblings, expected);
+        }
+    }
+
+    #[test]
+    fn keys_with_wildcards_hide_and_are_hidden() {
+        check(Matcher::strict(), &["x-*", "x-user*"], Some("x-*"));
+        check(Matcher::strict(), &["x-*", "x-user*=v"], Some("x-*"));
+        check(Matcher::strict(), &["x-*=v", "x-user*"], None);
+        check(Matcher::strict(), &["x-*=*", "x-user*"], Some("x-*=*"));
+        check(Matcher::default(), &["x-*", "x-user*=v"], Some("x-*"));
+        check(Matcher::default(), &["x-*_v", "x-user*=v"], Some("x-*_v"));
+    }
+}
