@@ -78,7 +78,7 @@ impl<'a> Doubts<'a, '_> {
             key: &descriptor.key,
             value: &descriptor.value,
         };
-        if let Some(other) = self.matcher.hidden_by(parent, key, value) {
+        if let Some(other) = self.matcher.hidden_by(parent, node) {
             let (key, value) = self.matcher.key_and_value(other);
             let [key, value] = [key, value].map(String::from_utf8_lossy);
             let fault = Fault::NeverReached(joined(&key, &value));

@@ -5,7 +5,7 @@ use std::{
     fs,
     io::Write as _,
     path::{Path, PathBuf},
-    process::{Output, Stdio},
+    process::{Command, Output, Stdio},
 };
 
 use serde_json::{Value, json};
@@ -14,6 +14,7 @@ use tempfile::TempDir;
 use crate::support::{
     finish,
     tollgate::{self, program},
+    tool,
 };
 
 const GOOD: &str = "\
@@ -100,6 +101,35 @@ sidecar.yaml:11:3: note: shop-envoy/envoy.yaml is passed over: it has no `domain
 ok: 2 rules with 8 limits in 2 domains
 ";
     assert_eq!((code, said.as_str()), (Some(0), expected));
+}
+
+/// Prints the manifests of the chart in the folder `argv[1]`, with its default values.
+const RENDER_CHART: &str = "
+import sys, helm_python
+with helm_python.Chart.load(sys.argv[1]) as chart:
+    files = chart.render({}, name='tollgate', namespace='tollgate')
+    print('\\n---\\n'.join(text for path, text in files.items() if path.endswith('.yaml')))
+";
+
+#[test]
+fn manifests_are_checked_as_kustomize_and_helm_print_them() {
+    let mut printed = Vec::new();
+    for overlay in ["istio", "memory", "redis", "redis-cluster", "sidecar"] {
+        let folder = deploy("kustomize/overlays").join(overlay);
+        let output = finish(Command::new(tool("kubectl")).arg("kustomize").arg(folder));
+        printed.push((overlay, text(&output)));
+    }
+    let mut python = Command::new(tool("python3"));
+    python
+        .args(["-c", RENDER_CHART])
+        .arg(deploy("helm/tollgate"));
+    printed.push(("the chart", text(&finish(&mut python))));
+    for (name, manifests) in printed {
+        let (code, said) = check_input(&manifests, &["--deny-warnings", "-"]);
+        let summary = "ok: 1 rule with 4 limits in 1 domain";
+        assert_eq!(said.lines().last(), Some(summary), "{name}: {said}");
+        assert_eq!(code, Some(0), "{name}");
+    }
 }
 
 #[test]

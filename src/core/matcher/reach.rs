@@ -7,25 +7,26 @@ use crate::core::{counter::Joined, limit::Rule, request::Entry};
 const ANY: &[u8] = b"*";
 
 impl Matcher {
-    /// The node on the level below `parent` that every entry gets which the child for this key and value matches, if
-    /// this is another one. A client that sends the text of a wildcard itself is left out of account.
-    pub fn hidden_by(&self, parent: NodeId, key: &[u8], value: &[u8]) -> Option<NodeId> {
-        let own = self.child(parent, key, value)?;
+    /// The node on the level below `parent` that gets every entry which its child `own` matches, if it is another one.
+    /// A client that sends the text of a wildcard itself is left out of account.
+    pub fn hidden_by(&self, parent: NodeId, own: NodeId) -> Option<NodeId> {
         let node = &self.nodes[parent.0];
         if node.wildcards.is_empty() {
             return None;
         }
+        let (key, value) = self.key_and_value(own);
         let has_star = key.contains(&b'*') || value.contains(&b'*');
+        if !has_star && !value.is_empty() {
+            return None;
+        }
+        let mut joined = Joined::new();
+        self.join_node(own, &mut joined);
         let value = if value.is_empty() { ANY } else { value };
         let entry = Entry { key, value };
-        let mut joined = Joined::new();
         let first = if has_star {
-            self.join_node(own, &mut joined);
             node.wildcards.first(&entry, &joined)?
-        } else if value == ANY {
-            self.child_by_value(node, &entry, &mut joined)?.0
         } else {
-            return None;
+            self.child_by_value(node, &entry, &mut joined)?.0
         };
         (first != own).then_some(first)
     }
@@ -79,7 +80,8 @@ mod tests {
                 .unwrap();
         }
         let (key, value) = part(siblings[siblings.len() - 1]);
-        let found = matcher.hidden_by(root, key.as_bytes(), value.as_bytes());
+        let own = matcher.child(root, key.as_bytes(), value.as_bytes());
+        let found = matcher.hidden_by(root, own.unwrap());
         let found = found.map(|node| {
             let (key, value) = matcher.key_and_value(node);
             let text = String::from_utf8([key, b"=", value].concat()).unwrap();
