@@ -8,7 +8,8 @@ const ANY: &[u8] = b"*";
 
 impl Matcher {
     /// The node on the level below `parent` that gets every entry which its child `own` matches, if it is another one.
-    /// A client that sends the text of a wildcard itself is left out of account.
+    /// Left out of account are clients that send the text of a wildcard itself, and joined matching of (`a`, `b`) as
+    /// the bare key `a_b`.
     pub fn hidden_by(&self, parent: NodeId, own: NodeId) -> Option<NodeId> {
         let node = &self.nodes[parent.0];
         if node.wildcards.is_empty() {
@@ -63,6 +64,8 @@ impl Matcher {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     /// The text of the node that hides the last of these siblings; the first `=` of a text separates key and value.
@@ -133,5 +136,42 @@ mod tests {
         check(Matcher::strict(), &["x-*=*", "x-user*"], Some("x-*=*"));
         check(Matcher::default(), &["x-*", "x-user*=v"], Some("x-*"));
         check(Matcher::default(), &["x-*_v", "x-user*=v"], Some("x-*_v"));
+    }
+
+    /// The child that an entry leads to.
+    fn found(matcher: &Matcher, root: NodeId, key: &str, value: &str) -> Option<NodeId> {
+        let entry = Entry {
+            key: key.as_bytes(),
+            value: value.as_bytes(),
+        };
+        let mut joined = Joined::new();
+        let node = &matcher.nodes[root.0];
+        match matcher.child_by_value(node, &entry, &mut joined) {
+            Some((child, _)) => Some(child),
+            None => matcher.child_by_key(node, entry.key, &mut joined),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_entry_reaches_a_hidden_node(
+            siblings in prop::collection::vec(("[ab*]{1,2}", "[ab*]{0,3}"), 1..9),
+            entries in prop::collection::vec(("[ab]{1,2}", "[ab]{0,4}"), 40),
+            is_strict: bool,
+        ) {
+            let mut matcher = if is_strict { Matcher::strict() } else { Matcher::default() };
+            let root = matcher.insert_domain(b"d");
+            let inserted = siblings.iter().filter_map(|(key, value)| {
+                matcher.insert(root, key.as_bytes(), value.as_bytes())
+            });
+            let inserted: Vec<_> = inserted.collect();
+            for own in inserted {
+                if matcher.hidden_by(root, own).is_some() {
+                    for (key, value) in &entries {
+                        prop_assert_ne!(found(&matcher, root, key, value), Some(own));
+                    }
+                }
+            }
+        }
     }
 }
