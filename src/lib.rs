@@ -138,6 +138,7 @@ mod store {
 // 3: observe
 /// Numbers and spans about tollgate itself.
 mod observe {
+    pub(crate) mod decision_log;
     pub(crate) mod metrics;
     pub(crate) mod traces;
 }

@@ -157,6 +157,7 @@ impl Rooms {
         rules.swap(matcher(kind, count)?, &metrics);
         let store = Arc::new(MemoryStore::new(1000));
         let limiter = Limiter {
+            decision_log: Default::default(),
             rules: rules.clone(),
             immediate: Some(store.clone()),
             store,

@@ -23,7 +23,7 @@ use super::{
 use crate::core::{
     counter::KeyFormat,
     limit::{Algorithm, Allows, CountPolicy, Limit, Metric, OnStoreLoss, Rule},
-    matcher::{Matcher, NodeId},
+    matcher::{Matcher, NodeId, RuleOrigin},
     window::{Period, Unit},
 };
 
@@ -42,6 +42,7 @@ pub(super) fn compile(
     let mut compiler = Compiler {
         matcher,
         locations: HashMap::default(),
+        file_name: Arc::default(),
         names: HashMap::new(),
         replacers: Vec::new(),
         defaults: RuleDefaults::default(),
@@ -72,6 +73,7 @@ pub(super) fn compile(
             on_store_loss: options.on_store_loss,
             ..RuleDefaults::default()
         };
+        compiler.file_name = file.name.as_str().into();
         compiler.defaults = compiler.rule_defaults(file, domain, &rules.defaults, otherwise);
         let path = domain.as_str().into();
         for descriptor in &rules.descriptors {
@@ -97,6 +99,11 @@ pub(super) fn compile(
         }));
     }
     matcher
+}
+
+/// The line of an offset in a file.
+fn line(file: &File, at: usize) -> u32 {
+    u32::try_from(file.position(at).line).unwrap_or(u32::MAX)
 }
 
 /// A file and the parsed rules of one of its documents.
@@ -129,6 +136,8 @@ struct Compiler<'a, 'p> {
     matcher: Matcher,
     /// The position of each node's definition, by the node's path.
     locations: HashMap<Arc<str>, Location<'a>, RandomState>,
+    /// The name of the file in hand, shared by its rules.
+    file_name: Arc<str>,
     /// Shared texts of the names of limits.
     names: HashMap<String, Arc<str>>,
     replacers: Vec<Replacer<'a>>,
@@ -299,7 +308,11 @@ impl<'a> Compiler<'a, '_> {
             // Every limit had an error, so this matcher will not be used.
             return;
         }
-        self.matcher.set_rule(node, |id| Rule {
+        let origin = RuleOrigin {
+            file: self.file_name.clone(),
+            line: descriptor.at.map(|at| line(file, at)),
+        };
+        self.matcher.set_rule_from(node, origin, |id| Rule {
             id,
             path: path.clone(),
             allows: if is_unlimited {

@@ -1,6 +1,6 @@
 //! Limits, and the rules that hold them.
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use crate::core::{
     calendar::Calendar,
@@ -174,6 +174,16 @@ impl Limit {
             algorithm: Algorithm::FixedWindow,
             name: None,
         }
+    }
+
+    /// Its rate as text, such as `3/second` or `300/30minutes`.
+    pub fn rate(&self) -> impl fmt::Display {
+        let (requests, unit) = (self.requests_per_unit, self.period.unit());
+        let units = self.period.multiplier().get();
+        fmt::from_fn(move |f| match units {
+            1 => write!(f, "{requests}/{unit}"),
+            units => write!(f, "{requests}/{units}{unit}s"),
+        })
     }
 
     /// The most hits that can pass at once.

@@ -8,7 +8,7 @@
 //! Joined, the entry (`a`, `b`) reads as the bare key `a_b`, as it does in the reference. Strict
 //! matching keeps keys and values apart.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
 // The keys of these maps come from rule files, so no client can choose them to collide, and a hash
 // that is not cryptographic is enough.
@@ -37,6 +37,17 @@ pub struct Matcher {
     domain_names: Vec<Box<[u8]>>,
     nodes: Vec<RuleNode>,
     rules: Vec<Rule>,
+    /// Where each rule is written; decisions do not read it.
+    origins: Vec<RuleOrigin>,
+}
+
+/// Where a rule is written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RuleOrigin {
+    /// The name of the file or resource; empty if the rule is from neither.
+    pub file: Arc<str>,
+    /// From 1; a resource has no lines.
+    pub line: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -326,9 +337,25 @@ impl Matcher {
 
     /// Gives `node` the rule that the closure `rule` makes from its id.
     pub fn set_rule(&mut self, node: NodeId, rule: impl FnOnce(RuleId) -> Rule) {
+        self.set_rule_from(node, RuleOrigin::default(), rule);
+    }
+
+    /// [`Self::set_rule`] with the place where the rule is written.
+    pub fn set_rule_from(
+        &mut self,
+        node: NodeId,
+        origin: RuleOrigin,
+        rule: impl FnOnce(RuleId) -> Rule,
+    ) {
         let id = RuleId(self.rules.len());
         self.rules.push(rule(id));
+        self.origins.push(origin);
         self.nodes[node.0].rule = Some(id);
+    }
+
+    /// Where a rule of this matcher is written.
+    pub fn origin(&self, rule: RuleId) -> &RuleOrigin {
+        &self.origins[rule.0]
     }
 
     fn push_node(&mut self) -> NodeId {

@@ -26,6 +26,11 @@ pub(crate) fn uuid() -> String {
     parts.join("-")
 }
 
+/// Whether something happens that does so with this probability, from 0 to 1.
+pub(crate) fn happens(probability: f64) -> bool {
+    fastrand::f64() < probability
+}
+
 /// A random time between the two, in steps of a thousandth.
 pub(crate) fn between(least: Duration, most: Duration) -> Duration {
     const STEPS: u32 = 1000;

@@ -19,7 +19,10 @@ use tracing_subscriber::{
     util::SubscriberInitExt as _,
 };
 
-use crate::settings::process::{LogFormat, LogLevel, Process};
+use crate::{
+    observe::decision_log::{self, DecisionChoice},
+    settings::process::{LogFormat, LogLevel, Process},
+};
 
 /// Installs the log for the whole process, in the format and at the level that `process` names.
 pub(crate) fn start(process: &Process) {
@@ -31,15 +34,17 @@ pub(crate) fn start(process: &Process) {
         LogLevel::Trace => LevelFilter::TRACE,
     };
     let lines = tracing_subscriber::fmt()
-        .with_max_level(level)
+        .with_max_level(LevelFilter::TRACE)
         .with_ansi(io::stderr().is_terminal())
         .with_writer(io::stderr);
+    let mut targets = without_noise(level);
+    // Only if it is needed: at a lower level every library asks more often whether its lines are wanted.
+    if process.decision_choice() != DecisionChoice::Off {
+        targets = targets.with_target(decision_log::TARGET, LevelFilter::DEBUG);
+    }
     match process.log_format {
-        LogFormat::Text => lines.finish().with(without_noise(level)).init(),
-        LogFormat::Json => {
-            let lines = lines.event_format(Json).finish();
-            lines.with(without_noise(level)).init();
-        }
+        LogFormat::Text => lines.finish().with(targets).init(),
+        LogFormat::Json => lines.event_format(Json).finish().with(targets).init(),
     }
 }
 

@@ -22,7 +22,10 @@ use crate::{
         window::Timestamp,
     },
     foundation::object_pool::Pooled,
-    observe::metrics::{Metrics, Recorder, RuleSetStats},
+    observe::{
+        decision_log::DecisionLog,
+        metrics::{Metrics, Recorder, RuleSetStats},
+    },
     store::contract::{Deadline, ImmediateStore, Store, StoreError},
 };
 
@@ -126,6 +129,7 @@ pub struct Limiter<S> {
     pub immediate: Option<Arc<dyn ImmediateStore>>,
     pub modes: Modes,
     pub metrics: Recorder,
+    pub decision_log: DecisionLog,
 }
 
 /// Why a request has no decision. The texts are sent to the caller.
@@ -209,6 +213,8 @@ impl<S: Store> Limiter<S> {
         decide_into(&mut decision, plan, counts, self.modes, now);
         self.metrics
             .record(&rules.stats, request, plan, counts, &decision);
+        self.decision_log
+            .log(&rules.matcher, request, plan, counts, &decision);
         render(&mut decision)
     }
 }

@@ -6,6 +6,7 @@ use clap::{Args, ValueEnum};
 
 use super::shapes::ArgShape as _;
 use super::values::{duration, number};
+use crate::observe::decision_log::DecisionChoice;
 
 /// Threads, drain and log.
 #[derive(Clone, Debug, Args)]
@@ -23,7 +24,7 @@ pub(crate) struct Process {
     #[arg(long, env = "TOLLGATE_DRAIN_TIMEOUT", value_parser = duration, time = "30s")]
     pub drain_timeout: Duration,
 
-    /// Lowest level of log lines
+    /// Lowest level of log lines; libraries have details at trace only
     #[arg(
         long,
         env = "LOG_LEVEL",
@@ -44,6 +45,22 @@ pub(crate) struct Process {
         value_name = "FORMAT"
     )]
     pub log_format: LogFormat,
+
+    /// Log decisions, one a line, with descriptors, rules and counts: off, refused (some limit is over), sampled=SHARE
+    /// or all; values of requests are in the log then [default: all at the log levels debug and trace, else off]
+    #[arg(long, env = "TOLLGATE_LOG_DECISIONS", value_name = "CHOICE")]
+    pub log_decisions: Option<DecisionChoice>,
+}
+
+impl Process {
+    /// The decisions to log.
+    pub(crate) fn decision_choice(&self) -> DecisionChoice {
+        let by_level = match self.log_level {
+            LogLevel::Error | LogLevel::Warn | LogLevel::Info => DecisionChoice::Off,
+            LogLevel::Debug | LogLevel::Trace => DecisionChoice::All,
+        };
+        self.log_decisions.unwrap_or(by_level)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

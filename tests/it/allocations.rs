@@ -31,6 +31,7 @@ pub(crate) fn service(max_counters: usize) -> Service<Arc<MemoryStore>> {
     let store = Arc::new(MemoryStore::new(max_counters));
     Service {
         limiter: Limiter {
+            decision_log: Default::default(),
             rules,
             immediate: Some(store.clone()),
             store,

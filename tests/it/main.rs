@@ -27,6 +27,7 @@
 //! - `envoy_gateway`: as the rate limit service of Envoy Gateway
 //! - `prometheus`: a real Prometheus and promtool read the page
 //! - `statistics`: statsd, DogStatsD, Prometheus and `/stats`
+//! - `decision_log`: a line for each decision
 //! - `traces`: spans, read with OpenTelemetry's own messages
 //! - `grpcurl`: reflection and health, seen with grpcurl
 //! - `transport`: sockets, ports, and connections of clients that are malicious, slow or gone
@@ -65,6 +66,7 @@ mod cli;
 mod clients;
 mod cluster;
 mod cost;
+mod decision_log;
 mod dependencies;
 mod deploy;
 mod drain;

@@ -100,13 +100,9 @@ pub(super) fn labels(rule: &Rule) -> Box<[Box<str>]> {
 }
 
 fn label(limit: &Limit) -> String {
-    if let Some(name) = &limit.name {
+    match &limit.name {
         // A dot would end this part of the name.
-        return sanitize(name).replace('.', "_");
-    }
-    let (requests, unit) = (limit.requests_per_unit, limit.period.unit());
-    match limit.period.multiplier().get() {
-        1 => format!("{requests}/{unit}"),
-        units => format!("{requests}/{units}{unit}s"),
+        Some(name) => sanitize(name).replace('.', "_"),
+        None => limit.rate().to_string(),
     }
 }

@@ -1,0 +1,119 @@
+//! The facts about one decision, borrowed from where it was made.
+
+use crate::core::{
+    counter::CounterState,
+    decision::{Decision, Status},
+    limit::{Limit, Rule},
+    matcher::{Matcher, NoMatch, RuleOrigin},
+    plan::{Outcome, Plan},
+    request::{Descriptor, Request},
+};
+
+/// One decision.
+#[derive(Debug)]
+pub(super) struct DecisionRecord<'a> {
+    pub(super) domain: &'a [u8],
+    pub(super) decision: &'a Decision,
+    /// In the order of the request.
+    pub(super) descriptors: Vec<DescriptorRecord<'a>>,
+}
+
+/// One descriptor of a request, and how it was judged.
+#[derive(Debug)]
+pub(super) struct DescriptorRecord<'a> {
+    pub(super) descriptor: Descriptor<'a>,
+    pub(super) status: &'a Status,
+    pub(super) judged_by: JudgedBy<'a>,
+    /// The limits that were counted.
+    pub(super) limits: Vec<LimitRecord<'a>>,
+}
+
+/// Why a descriptor has the limits that it has.
+#[derive(Debug)]
+pub(super) enum JudgedBy<'a> {
+    /// No limit applies.
+    Nothing(NoMatch),
+    Unlimited(LocatedRule<'a>),
+    /// Other rules of the request replace all its limits.
+    Replaced(LocatedRule<'a>),
+    Rule(LocatedRule<'a>),
+    /// The limit that the request brought.
+    OwnLimit,
+}
+
+/// A rule, and its place in the sources.
+#[derive(Debug)]
+pub(super) struct LocatedRule<'a> {
+    pub(super) rule: &'a Rule,
+    pub(super) origin: &'a RuleOrigin,
+}
+
+/// A limit and its counter after the request.
+#[derive(Debug)]
+pub(super) struct LimitRecord<'a> {
+    pub(super) limit: &'a Limit,
+    pub(super) count: u64,
+    pub(super) is_over: bool,
+}
+
+impl<'a> DecisionRecord<'a> {
+    pub(super) fn new(
+        matcher: &'a Matcher,
+        request: &'a Request<'_>,
+        plan: &'a Plan<'_>,
+        counts: &[CounterState],
+        decision: &'a Decision,
+    ) -> Self {
+        let judged = plan.outcomes.iter().zip(&decision.statuses);
+        let descriptors = request.descriptors().zip(judged);
+        Self {
+            domain: request.domain,
+            decision,
+            descriptors: descriptors
+                .map(|(descriptor, (outcome, status))| DescriptorRecord {
+                    descriptor,
+                    status,
+                    judged_by: judged_by(matcher, outcome),
+                    limits: limits(plan, outcome, counts),
+                })
+                .collect(),
+        }
+    }
+}
+
+fn judged_by<'a>(matcher: &'a Matcher, outcome: &'a Outcome<'_>) -> JudgedBy<'a> {
+    let located = |rule: &'a Rule| LocatedRule {
+        rule,
+        origin: matcher.origin(rule.id),
+    };
+    match outcome {
+        Outcome::Unmatched(reason) => JudgedBy::Nothing(*reason),
+        Outcome::Unlimited(rule) => JudgedBy::Unlimited(located(rule)),
+        Outcome::Replaced(rule) => JudgedBy::Replaced(located(rule)),
+        Outcome::Counted(counted) => match counted.rule {
+            Some(rule) => JudgedBy::Rule(located(rule)),
+            None => JudgedBy::OwnLimit,
+        },
+    }
+}
+
+fn limits<'a>(
+    plan: &'a Plan<'_>,
+    outcome: &Outcome<'_>,
+    counts: &[CounterState],
+) -> Vec<LimitRecord<'a>> {
+    let Outcome::Counted(counted) = outcome else {
+        return Vec::new();
+    };
+    let counters = counted.counters.clone();
+    counters
+        .map(|counter| {
+            let (limit, count) = (plan.limits[counter], counts[counter]);
+            LimitRecord {
+                limit,
+                count: count.after,
+                is_over: count.is_over(limit.capacity(), counted.hits),
+            }
+        })
+        .collect()
+}
