@@ -166,6 +166,7 @@ mod settings {
     pub(crate) mod bounds;
     pub(crate) mod command_line;
     pub(crate) mod decisions;
+    pub(crate) mod environment;
     pub(crate) mod listen;
     pub(crate) mod loss;
     pub(crate) mod process;
@@ -176,11 +177,14 @@ mod settings {
     pub(crate) mod reference;
     pub(crate) mod runtime;
     pub(crate) mod serve;
+    mod service_links;
     mod shapes;
+    mod short_help;
     pub(crate) mod stats;
     pub(crate) mod tls;
     pub(crate) mod traces;
     pub(crate) mod values;
+    mod variables;
     pub(crate) mod xds;
 }
 

@@ -12,36 +12,74 @@ use crate::{
     server::{log, run::run},
     settings::{
         command_line::{Ask, Cli, Command},
+        environment::{UsageError, UsageErrorKind},
+        process::{LogFormat, LogLevel},
         serve::Settings,
     },
 };
+
+/// The exit code for a failure.
+const FAILURE: u8 = 1;
+
+/// The exit code for a bad command line or environment.
+const BAD_USAGE: u8 = 2;
 
 /// Runs the command of this process' arguments. The exit code is 0 for success, 1 for failure, 2 for a bad command
 /// line.
 #[must_use]
 pub fn run_command() -> ExitCode {
-    let done = match Cli::from_process().command {
+    let cli = match Cli::from_process() {
+        Ok(cli) => cli,
+        Err(error) => return report(error),
+    };
+    match cli.command {
         Command::Serve(settings) => {
             log::start(&settings.process);
-            serve(&settings)
+            match serve(&settings) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => {
+                    tracing::error!("{error:#}");
+                    ExitCode::FAILURE
+                }
+            }
         }
-        Command::Check(check) => return check_files(&check),
-        Command::Ask(ask) => print_answer(ask),
+        Command::Check(check) => check_files(&check),
+        Command::Ask(ask) => match print_answer(ask) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => failed(&error, FAILURE),
+        },
         Command::LintEnvoy(lint) => {
-            return lint_file(&lint).unwrap_or_else(|error| {
-                let _ = writeln!(io::stderr(), "{error:#}");
-                ExitCode::from(2)
-            });
-        }
-    };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            // Standard error may be closed, and then nothing can report the error.
-            let _ = writeln!(io::stderr(), "{error:#}");
-            ExitCode::FAILURE
+            lint_file(&lint).unwrap_or_else(|error| failed(&error, BAD_USAGE))
         }
     }
+}
+
+/// Prints what is wrong with the command line or the environment, in the format of the log, or the help.
+fn report(error: UsageError) -> ExitCode {
+    let UsageError { kind, log_format } = error;
+    let lines = match kind {
+        UsageErrorKind::CommandLine(error) => {
+            if log_format == LogFormat::Text || !error.use_stderr() {
+                let _ = error.print();
+                let code = u8::try_from(error.exit_code());
+                return code.map_or(ExitCode::FAILURE, ExitCode::from);
+            }
+            let text = error.render().to_string();
+            let (problem, _usage) = text.split_once("\n\nUsage:").unwrap_or((&text, ""));
+            vec![problem.trim_start_matches("error: ").trim_end().to_owned()]
+        }
+        UsageErrorKind::Environment(problems) => problems,
+    };
+    log::start_at(log_format, LogLevel::Error);
+    for line in lines {
+        match log_format {
+            LogFormat::Json => tracing::error!("{line}"),
+            LogFormat::Text => {
+                let _ = writeln!(io::stderr(), "error: {line}");
+            }
+        }
+    }
+    ExitCode::from(BAD_USAGE)
 }
 
 fn serve(settings: &Settings) -> anyhow::Result<()> {
@@ -57,4 +95,11 @@ fn print_answer(ask: Ask) -> anyhow::Result<()> {
         .build()?;
     print(&runtime.block_on(ask::ask(ask))?);
     Ok(())
+}
+
+/// Prints `error` and ends with `code`.
+fn failed(error: &anyhow::Error, code: u8) -> ExitCode {
+    // Standard error may be closed, and then nothing can report the error.
+    let _ = writeln!(io::stderr(), "{error:#}");
+    ExitCode::from(code)
 }

@@ -26,7 +26,20 @@ use crate::{
 
 /// Installs the log for the whole process, in the format and at the level that `process` names.
 pub(crate) fn start(process: &Process) {
-    let level = match process.log_level {
+    install(
+        process.log_format,
+        process.log_level,
+        process.decision_choice(),
+    );
+}
+
+/// Installs the log of a process whose settings are wrong.
+pub(crate) fn start_at(format: LogFormat, level: LogLevel) {
+    install(format, level, DecisionChoice::Off);
+}
+
+fn install(format: LogFormat, level: LogLevel, decisions: DecisionChoice) {
+    let level = match level {
         LogLevel::Error => LevelFilter::ERROR,
         LogLevel::Warn => LevelFilter::WARN,
         LogLevel::Info => LevelFilter::INFO,
@@ -39,10 +52,10 @@ pub(crate) fn start(process: &Process) {
         .with_writer(io::stderr);
     let mut targets = without_noise(level);
     // Only if it is needed: at a lower level every library asks more often whether its lines are wanted.
-    if process.decision_choice() != DecisionChoice::Off {
+    if decisions != DecisionChoice::Off {
         targets = targets.with_target(decision_log::TARGET, LevelFilter::DEBUG);
     }
-    match process.log_format {
+    match format {
         LogFormat::Text => lines.finish().with(targets).init(),
         LogFormat::Json => lines.event_format(Json).finish().with(targets).init(),
     }

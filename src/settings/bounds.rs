@@ -16,7 +16,7 @@ pub(crate) struct Bounds {
         long,
         env = "TOLLGATE_MAX_MESSAGE_BYTES",
         default_value_t = 256 << 10,
-        value_parser = number(1..),
+        value_parser = number::<usize>(1..),
         value_name = "N",
     )]
     pub max_message_bytes: usize,
@@ -32,7 +32,7 @@ pub(crate) struct Bounds {
         long,
         env = "TOLLGATE_MAX_HELD_BYTES",
         default_value_t = 32 << 20,
-        value_parser = number(1 << 20..),
+        value_parser = number::<usize>(1 << 20..),
         value_name = "N",
     )]
     pub max_held_bytes: usize,
@@ -42,7 +42,7 @@ pub(crate) struct Bounds {
         long,
         env = "TOLLGATE_MAX_DESCRIPTORS",
         default_value_t = 1000,
-        value_parser = number(1..),
+        value_parser = number::<usize>(1..),
         value_name = "N"
     )]
     pub max_descriptors: usize,
@@ -52,7 +52,7 @@ pub(crate) struct Bounds {
         long,
         env = "TOLLGATE_MAX_ENTRIES",
         default_value_t = 100,
-        value_parser = number(1..),
+        value_parser = number::<usize>(1..),
         value_name = "N"
     )]
     pub max_entries: usize,
@@ -62,7 +62,7 @@ pub(crate) struct Bounds {
         long,
         env = "TOLLGATE_MAX_TEXT_BYTES",
         default_value_t = 64 << 10,
-        value_parser = number(1..),
+        value_parser = number::<usize>(1..),
         value_name = "N",
     )]
     pub max_text_bytes: usize,
@@ -73,7 +73,7 @@ pub(crate) struct Bounds {
         long,
         env = "TOLLGATE_MAX_CONNECTIONS",
         default_value_t = 10_000,
-        value_parser = number(1..=1_000_000),
+        value_parser = number::<usize>(1..=1_000_000),
         value_name = "N"
     )]
     pub max_connections: usize,
@@ -83,7 +83,7 @@ pub(crate) struct Bounds {
         long,
         env = "TOLLGATE_MAX_STREAMS",
         default_value_t = 1024,
-        value_parser = clap::value_parser!(u32).range(1..),
+        value_parser = number::<u32>(1..=u32::MAX.into()),
         value_name = "N"
     )]
     pub max_streams: u32,
@@ -93,7 +93,7 @@ pub(crate) struct Bounds {
         long,
         env = "TOLLGATE_MAX_HEADER_BYTES",
         default_value_t = 64 << 10,
-        value_parser = clap::value_parser!(u32).range(1024..),
+        value_parser = number::<u32>(1024..=u32::MAX.into()),
         value_name = "N"
     )]
     pub max_header_bytes: u32,
@@ -104,7 +104,7 @@ pub(crate) struct Bounds {
         long,
         env = "TOLLGATE_MAX_PENDING_RESETS",
         default_value_t = 256,
-        value_parser = number(1..),
+        value_parser = number::<usize>(1..),
         value_name = "N"
     )]
     pub max_pending_resets: usize,
@@ -114,7 +114,7 @@ pub(crate) struct Bounds {
         long,
         env = "TOLLGATE_MAX_BAD_STREAMS",
         default_value_t = 1024,
-        value_parser = number(1..),
+        value_parser = number::<usize>(1..),
         value_name = "N"
     )]
     pub max_bad_streams: usize,

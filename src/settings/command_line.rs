@@ -3,18 +3,21 @@
 use std::{
     ffi::OsString,
     path::{Path, PathBuf},
-    time::Duration,
 };
 
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 
 use super::{
+    environment::{self, UsageError},
     redis::KeyFormatFlag,
     serve::Settings,
     shapes::ArgShape as _,
-    values::{Entries, duration, entries},
 };
 use crate::{config::options::Options, foundation::build::VERSION_AND_COMMIT};
+
+mod ask;
+
+pub(crate) use ask::Ask;
 
 /// The command line of tollgate.
 #[derive(Debug, Parser)]
@@ -42,18 +45,26 @@ pub(crate) enum Command {
 }
 
 impl Cli {
-    /// Parses the process's own arguments; exits with the help or an error if they ask for that.
-    pub fn from_process() -> Self {
+    /// Parses the process's own arguments and its environment.
+    ///
+    /// # Errors
+    ///
+    /// If they ask for the help, or one of them is wrong.
+    pub(crate) fn from_process() -> Result<Self, UsageError> {
         // File names may be any bytes.
         let arguments: Vec<OsString> = std::env::args_os().collect();
-        let matches = if is_ratelimit(&arguments) {
+        let (command, arguments) = if is_ratelimit(&arguments) {
             // As in the reference's image: only the environment counts.
-            let arguments = [arguments[0].as_os_str(), "serve".as_ref()];
-            as_ratelimit(Self::command()).get_matches_from(arguments)
+            (
+                as_ratelimit(Self::command()),
+                vec![arguments[0].clone(), "serve".into()],
+            )
         } else {
-            Self::command().get_matches_from(with_command(arguments))
+            (Self::command(), with_command(arguments))
         };
-        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+        let environment = std::env::vars_os().collect();
+        let matches = environment::parse(&command, &arguments, &environment)?;
+        Ok(Self::from_arg_matches(&matches).expect("clap has checked the values"))
     }
 }
 
@@ -205,54 +216,6 @@ impl Reading {
             ..Options::default()
         }
     }
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Ask {
-    /// Address of the server: http://HOST:PORT, https://HOST:PORT or unix:///PATH
-    #[arg(long, default_value = "http://127.0.0.1:8081", value_name = "URL")]
-    pub server: String,
-
-    /// Speak TLS, as with an https:// URL; needs --ca
-    #[arg(long)]
-    pub tls: bool,
-
-    /// CA certificate to verify the server, in PEM
-    #[arg(long, value_name = "FILE")]
-    pub ca: Option<PathBuf>,
-
-    /// Client certificate, in PEM, for servers that require one
-    #[arg(long, requires = "key", value_name = "FILE")]
-    pub cert: Option<PathBuf>,
-
-    /// Key of that certificate, in PEM
-    #[arg(long, requires = "cert", value_name = "FILE")]
-    pub key: Option<PathBuf>,
-
-    /// Name of the server, in its certificate and as `:authority` [default: the host of the URL]
-    #[arg(long, value_name = "NAME")]
-    pub authority: Option<String>,
-
-    /// Namespace of the rules
-    #[arg(long, value_name = "NAME")]
-    pub domain: String,
-
-    /// A descriptor: its entries in order, separated by commas; `\,` is a comma, `\=` an equals
-    /// sign and `\\` a backslash
-    #[arg(short, long = "descriptor", required = true, value_name = "K=V[,K=V…]", value_parser = entries)]
-    pub descriptors: Vec<Entries>,
-
-    /// Hits of each descriptor; 0 reads without counting
-    #[arg(long, default_value_t = 1, value_name = "N")]
-    pub hits: u64,
-
-    /// Print the reply as proto3 JSON
-    #[arg(long)]
-    pub json: bool,
-
-    /// How long to wait for the answer
-    #[arg(long, default_value = "5s", value_parser = duration, value_name = "DURATION")]
-    pub timeout: Duration,
 }
 
 #[cfg(test)]

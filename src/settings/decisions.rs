@@ -3,7 +3,7 @@
 use clap::Args;
 
 use super::shapes::ArgShape as _;
-use super::values::header_name;
+use super::values::{header_name, share};
 
 /// How requests are answered, whatever their rules say.
 #[derive(Clone, Debug, Args)]
@@ -63,11 +63,12 @@ pub(crate) struct Decisions {
     #[arg(long, env = "RESPONSE_DYNAMIC_METADATA", boolean = false)]
     pub dynamic_metadata: bool,
 
-    /// Share of a limit above which hits count as near it
+    /// Share of a limit above which hits count as near it: above 0, and at most 1
     #[arg(
         long,
         env = "NEAR_LIMIT_RATIO",
         default_value_t = 0.8,
+        value_parser = share,
         value_name = "RATIO"
     )]
     pub near_limit_ratio: f32,

@@ -8,7 +8,7 @@ use std::{
 use clap::Args;
 
 use super::shapes::ArgShape as _;
-use super::values::{duration, file_mode, file_path, some_time};
+use super::values::{duration, file_mode, file_path, port, some_time};
 
 /// Addresses of the ports, and how long connections may be silent or live.
 #[derive(Clone, Debug, Args)]
@@ -32,7 +32,7 @@ pub(crate) struct Listen {
     pub grpc_host: String,
 
     /// gRPC port; 0 takes a free one
-    #[arg(long, env = "GRPC_PORT", default_value_t = 8081, value_name = "PORT")]
+    #[arg(long, env = "GRPC_PORT", default_value_t = 8081, value_parser = port, value_name = "PORT")]
     pub grpc_port: u16,
 
     /// Ask clients to reconnect after this long, give or take a tenth, so that load reaches new replicas; 0 means
@@ -67,7 +67,7 @@ pub(crate) struct Listen {
     pub host: String,
 
     /// HTTP port; 0 takes a free one
-    #[arg(long, env = "PORT", default_value_t = 8080, value_name = "PORT")]
+    #[arg(long, env = "PORT", default_value_t = 8080, value_parser = port, value_name = "PORT")]
     pub port: u16,
 
     /// How long a connection to the HTTP, debug or Prometheus port may take for a request, its reply and the wait for
@@ -89,7 +89,7 @@ pub(crate) struct Listen {
     pub debug_host: String,
 
     /// Debug port; 0 takes a free one
-    #[arg(long, env = "DEBUG_PORT", default_value_t = 6070, value_name = "PORT")]
+    #[arg(long, env = "DEBUG_PORT", default_value_t = 6070, value_parser = port, value_name = "PORT")]
     pub debug_port: u16,
 }
 

@@ -7,7 +7,7 @@ use std::{
 
 use clap::{Args, ValueEnum};
 
-use super::values::file_path;
+use super::values::{file_path, number};
 use crate::core::limit;
 
 #[derive(Clone, Debug, Args)]
@@ -34,7 +34,7 @@ pub(crate) struct StoreLoss {
         long,
         env = "TOLLGATE_UNSEEN_SHARE",
         default_value_t = 0,
-        value_parser = clap::value_parser!(u8).range(0..=100),
+        value_parser = number::<u8>(0..=100),
         value_name = "PERCENT"
     )]
     pub unseen_share: u8,
@@ -46,14 +46,20 @@ pub(crate) struct StoreLoss {
 pub(crate) struct ReplicaSettings {
     /// Number of replicas that share the limits, for counting locally; 0 detects those that use this Redis with the
     /// same --key-prefix, by a counter in Redis that each replica updates every ten seconds
-    #[arg(long, env = "TOLLGATE_REPLICAS", default_value_t = 0, value_name = "N")]
+    #[arg(
+        long,
+        env = "TOLLGATE_REPLICAS",
+        default_value_t = 0,
+        value_parser = number::<u32>(0..=u32::MAX.into()),
+        value_name = "N"
+    )]
     pub replicas: u32,
 
     /// With --replicas 0, the number of replicas to assume until they are detected
     #[arg(
         long,
         env = "TOLLGATE_REPLICAS_UNTIL_KNOWN",
-        value_parser = clap::value_parser!(u32).range(1..),
+        value_parser = number::<u32>(1..=u32::MAX.into()),
         value_name = "N"
     )]
     pub replicas_until_known: Option<u32>,

@@ -9,7 +9,7 @@ use super::redis_address::{
 };
 use super::redis_tls::RedisTls;
 use super::shapes::ArgShape as _;
-use super::values::{Hidden, file_path, number, some_time};
+use super::values::{Hidden, file_path, number, some_time, whole_number};
 use crate::{core::counter, store::redis};
 
 /// The Redis that holds the counters, and how it is used.
@@ -135,6 +135,7 @@ pub(crate) struct Redis {
         long,
         env = "EXPIRATION_JITTER_MAX_SECONDS",
         default_value_t = 0,
+        value_parser = whole_number,
         allow_negative_numbers = true,
         value_name = "SECONDS"
     )]
@@ -156,7 +157,7 @@ pub(crate) struct Redis {
         long,
         env = "TOLLGATE_REDIS_CONNECTIONS",
         default_value_t = 1,
-        value_parser = clap::value_parser!(u32).range(1..=64),
+        value_parser = number::<u32>(1..=64),
         value_name = "N",
     )]
     pub redis_connections: u32,
@@ -176,6 +177,7 @@ pub(crate) struct Redis {
         long,
         env = "LOCAL_CACHE_SIZE_IN_BYTES",
         default_value_t = 8 << 20,
+        value_parser = number::<usize>(..),
         value_name = "BYTES"
     )]
     pub local_cache_bytes: usize,
@@ -190,7 +192,7 @@ pub(crate) struct Redis {
         long,
         env = "TOLLGATE_REDIS_MAX_WAITING",
         default_value_t = 10_000,
-        value_parser = number(1..),
+        value_parser = number::<usize>(1..),
         value_name = "N"
     )]
     pub redis_max_waiting: usize,

@@ -41,7 +41,7 @@ pub(super) fn backend(text: &str) -> Result<BackendFlag, String> {
     match text {
         "" | "redis" => Ok(BackendFlag::Redis),
         "memcache" => {
-            Err("there is no memcached store: memcached cannot count exactly; use redis".into())
+            Err("expected redis: there is no memcached store, which could not count exactly".into())
         }
         _ => Err("expected redis".into()),
     }

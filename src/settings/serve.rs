@@ -74,7 +74,7 @@ pub(crate) struct Settings {
         long,
         env = "TOLLGATE_MAX_COUNTERS",
         default_value_t = 1_000_000,
-        value_parser = number(1..),
+        value_parser = number::<usize>(1..),
         value_name = "N",
         help_heading = "Memory"
     )]
@@ -86,7 +86,7 @@ pub(crate) struct Settings {
         long,
         env = "TOLLGATE_MAX_COUNTER_BYTES",
         default_value_t = CounterBounds::DEFAULT_BYTES,
-        value_parser = number(1 << 20..),
+        value_parser = number::<usize>(1 << 20..),
         value_name = "N",
         help_heading = "Memory"
     )]

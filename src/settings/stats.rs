@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use clap::{Args, ValueEnum};
 
 use super::shapes::ArgShape as _;
-use super::values::{address, file_path, path, some_time, tag};
+use super::values::{address, file_path, number, path, port, some_time, tag};
 use crate::observe::metrics::{
     mogrifier::{Mogrifier, MogrifierError},
     statsd,
@@ -28,7 +28,7 @@ pub(crate) struct Stats {
     pub statsd_host: String,
 
     /// Port of the collector
-    #[arg(long, env = "STATSD_PORT", default_value_t = 8125, value_name = "PORT")]
+    #[arg(long, env = "STATSD_PORT", default_value_t = 8125, value_parser = port, value_name = "PORT")]
     pub statsd_port: u16,
 
     /// Transport to a statsd collector
@@ -99,6 +99,7 @@ pub(crate) struct Stats {
         long,
         env = "TOLLGATE_MAX_METRIC_NAMES",
         default_value_t = 10_000,
+        value_parser = number::<usize>(..),
         value_name = "N"
     )]
     pub max_metric_names: usize,

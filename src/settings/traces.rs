@@ -6,7 +6,7 @@ use clap::Args;
 use tonic::codegen::http::{HeaderName, HeaderValue};
 
 use super::shapes::ArgShape as _;
-use super::values::{Hidden, file_path, milliseconds, number};
+use super::values::{Hidden, decimal, file_path, milliseconds, number};
 use crate::{
     net::dial::{self, Dial, DialError},
     observe::traces::{self, export},
@@ -51,6 +51,7 @@ pub(crate) struct Traces {
         long,
         env = "TRACING_SAMPLING_RATE",
         default_value_t = 1.0,
+        value_parser = decimal,
         value_name = "RATE"
     )]
     pub tracing_sampling_rate: f64,
@@ -114,7 +115,7 @@ pub(crate) struct Traces {
         long,
         env = "OTEL_BSP_MAX_QUEUE_SIZE",
         default_value_t = 2048,
-        value_parser = number(1..=1_000_000),
+        value_parser = number::<usize>(1..=1_000_000),
         value_name = "N",
     )]
     pub otel_max_queue: usize,
@@ -124,7 +125,7 @@ pub(crate) struct Traces {
         long,
         env = "OTEL_BSP_MAX_EXPORT_BATCH_SIZE",
         default_value_t = 512,
-        value_parser = number(1..=100_000),
+        value_parser = number::<usize>(1..=100_000),
         value_name = "N",
     )]
     pub otel_max_batch: usize,

@@ -4,12 +4,10 @@ use std::{
     convert::Infallible,
     fmt,
     net::{IpAddr, SocketAddr},
-    ops::{Deref, RangeBounds},
+    ops::{Bound, Deref, RangeBounds},
     path::PathBuf,
     time::Duration,
 };
-
-use clap::builder::RangedU64ValueParser;
 
 use crate::net::endpoint::{BareIpv6, split};
 
@@ -89,15 +87,18 @@ pub(super) fn tag(text: &str) -> Result<(String, String), String> {
 
 /// `:9090`, `127.0.0.1:9090`, `[::1]:9090`, `localhost:9090`
 pub(super) fn address(text: &str) -> Result<SocketAddr, String> {
-    let (host, port) = split(text, BareIpv6::WithPort);
-    let port = port.ok_or("expected [HOST]:PORT")?;
-    let port = port.parse().map_err(|_| "the port is not a port number")?;
-    let ip = match host {
-        "" => IpAddr::from([0, 0, 0, 0]),
-        "localhost" => IpAddr::from([127, 0, 0, 1]),
-        ip => ip.parse().map_err(|_| "the host is not an IP address")?,
+    let read = || {
+        let (host, port) = split(text, BareIpv6::WithPort);
+        let ip = match host {
+            "" => IpAddr::from([0, 0, 0, 0]),
+            "localhost" => IpAddr::from([127, 0, 0, 1]),
+            ip => ip.parse().ok()?,
+        };
+        Some(SocketAddr::new(ip, port?.parse().ok()?))
     };
-    Ok(SocketAddr::new(ip, port))
+    read().ok_or_else(|| {
+        "expected [HOST]:PORT, where HOST is an IP address or localhost, such as :9090".to_owned()
+    })
 }
 
 pub(super) fn path(text: &str) -> Result<String, String> {
@@ -105,13 +106,59 @@ pub(super) fn path(text: &str) -> Result<String, String> {
     if text.starts_with('/') && !text.contains(['{', '}']) {
         Ok(text.to_owned())
     } else {
-        Err("expected a path that begins with /".to_owned())
+        Err("expected a path that begins with / and has no braces".to_owned())
     }
 }
 
 /// A number in `range`. The ranges exclude 0 where every request needs one, and more than a process could have.
-pub(super) fn number(range: impl RangeBounds<u64>) -> RangedU64ValueParser<usize> {
-    RangedU64ValueParser::new().range(range)
+pub(super) fn number<T: TryFrom<u64>>(
+    range: impl RangeBounds<u64>,
+) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static {
+    let bounds = (range.start_bound().cloned(), range.end_bound().cloned());
+    move |text: &str| {
+        let number = text.parse::<u64>().ok();
+        let number = number.filter(|number| bounds.contains(number));
+        let number = number.and_then(|number| T::try_from(number).ok());
+        number.ok_or_else(|| expected_number(bounds))
+    }
+}
+
+fn expected_number(bounds: (Bound<u64>, Bound<u64>)) -> String {
+    let low = match bounds.0 {
+        Bound::Included(low) => low,
+        Bound::Excluded(low) => low + 1,
+        Bound::Unbounded => 0,
+    };
+    match bounds.1 {
+        Bound::Included(high) => format!("expected a whole number from {low} to {high}"),
+        Bound::Excluded(high) => format!("expected a whole number from {low} and below {high}"),
+        Bound::Unbounded => format!("expected a whole number, {low} or more"),
+    }
+}
+
+/// The number of a TCP or UDP port.
+pub(super) fn port(text: &str) -> Result<u16, String> {
+    let port = text.parse();
+    port.map_err(|_| "expected a port from 0 to 65535".to_owned())
+}
+
+/// A number that may be negative.
+pub(super) fn whole_number(text: &str) -> Result<i64, String> {
+    let number = text.parse();
+    number.map_err(|_| "expected a whole number".to_owned())
+}
+
+pub(super) fn decimal(text: &str) -> Result<f64, String> {
+    let number = text.parse();
+    number.map_err(|_| "expected a number, such as 0.5".to_owned())
+}
+
+/// A part of a whole: above 0, and at most 1.
+pub(super) fn share(text: &str) -> Result<f32, String> {
+    match text.parse() {
+        Ok(share) if share > 0.0 && share <= 1.0 => Ok(share),
+        _ => Err("expected a number above 0 and at most 1, such as 0.8".to_owned()),
+    }
 }
 
 /// A boolean as Go's `strconv.ParseBool` reads it.
@@ -127,7 +174,7 @@ pub(super) fn boolean(text: &str) -> Result<bool, String> {
 pub(super) fn header_name(text: &str) -> Result<String, String> {
     let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
     if text.is_empty() || !text.bytes().all(is_token) {
-        return Err("not a header name".to_owned());
+        return Err("expected a header name, such as RateLimit-Limit".to_owned());
     }
     Ok(text.to_owned())
 }
@@ -143,7 +190,7 @@ pub(super) fn milliseconds(text: &str) -> Result<Duration, String> {
 /// A duration that is not zero.
 pub(super) fn some_time(text: &str) -> Result<Duration, String> {
     match duration(text)? {
-        Duration::ZERO => Err("must be longer than 0".to_owned()),
+        Duration::ZERO => Err("expected a duration longer than 0, such as 10ms".to_owned()),
         some => Ok(some),
     }
 }
@@ -152,11 +199,9 @@ pub(super) fn some_time(text: &str) -> Result<Duration, String> {
 /// years, so that it can be added to every moment.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     const LONGEST: Duration = Duration::from_nanos(i64::MAX.unsigned_abs());
-    let too_long = || format!("`{text}` is longer than 2562047h, the longest duration");
+    let too_long = || "expected a duration of at most 2562047h".to_owned();
     let bad = || {
-        format!(
-            "`{text}` is not a duration; write a number and ns, us, ms, s, m or h, such as 10ms or 1h30m"
-        )
+        "expected a duration: a number and ns, us, ms, s, m or h, such as 10ms or 1h30m".to_owned()
     };
     if text == "0" {
         return Ok(Duration::ZERO);
@@ -222,6 +267,34 @@ mod tests {
         }
         let longest = duration("2562047h47m").unwrap();
         assert!(std::time::Instant::now().checked_add(longest).is_some());
+    }
+
+    #[test]
+    fn numbers_outside_of_their_range_are_refused_with_the_range() {
+        assert_eq!(number::<u32>(1..=64)("64"), Ok(64));
+        for bad in ["0", "65", "-1", "1.5", "", "x"] {
+            let expected = "expected a whole number from 1 to 64";
+            assert_eq!(number::<u32>(1..=64)(bad).unwrap_err(), expected, "{bad}");
+        }
+        assert_eq!(number::<usize>(..)("0"), Ok(0));
+        let expected = "expected a whole number, 1 or more";
+        assert_eq!(number::<usize>(1..)("0").unwrap_err(), expected);
+        assert_eq!(port("65535"), Ok(65535));
+        assert_eq!(
+            port("65536").unwrap_err(),
+            "expected a port from 0 to 65535"
+        );
+        assert_eq!(whole_number("-3"), Ok(-3));
+    }
+
+    #[test]
+    fn a_share_is_above_0_and_at_most_1() {
+        for good in ["1", "1.0", "0.8", "0.0001"] {
+            assert!(share(good).is_ok(), "{good}");
+        }
+        for bad in ["0", "-0.5", "1.01", "80", "NaN", "inf", "", "x"] {
+            assert!(share(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

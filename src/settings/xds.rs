@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use clap::{Args, ValueEnum};
 
 use super::shapes::ArgShape as _;
-use super::values::{Hidden, duration, file_path, some_time};
+use super::values::{Hidden, decimal, duration, file_path, number, some_time};
 use crate::{
     control::xds::{
         options::{DEFAULT_MESSAGE_BYTES, OnEmptyPush, Options},
@@ -109,6 +109,7 @@ pub(crate) struct Xds {
         long,
         env = "XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES",
         default_value_t = 0,
+        value_parser = number::<usize>(..),
         value_name = "N"
     )]
     pub xds_max_message_bytes: usize,
@@ -126,6 +127,7 @@ pub(crate) struct Xds {
         long,
         env = "XDS_CLIENT_BACKOFF_RANDOM_FACTOR",
         default_value_t = 2.0,
+        value_parser = decimal,
         value_name = "FACTOR"
     )]
     pub xds_backoff_factor: f64,

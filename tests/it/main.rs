@@ -2,6 +2,7 @@
 //!
 //! - `cli`: the command line: `serve`, `check`, `ask` and their settings
 //! - `check`: rule files and manifests in pipelines: forms of the report and exit codes
+//! - `environment`: variables that are wrong, unknown or set by Kubernetes, and errors before the log begins
 //! - `rls`: requests and replies over gRPC
 //! - `bad_input`: inputs that the server refuses, at its start and on the wire
 //! - `store`: laws that every store keeps, in memory and in Redis
@@ -71,6 +72,7 @@ mod dependencies;
 mod deploy;
 mod drain;
 mod drop_in;
+mod environment;
 mod envoy;
 mod envoy_gateway;
 mod examples;

@@ -240,13 +240,19 @@ impl Builder {
         }
     }
 
-    /// Starts it, expects it to fail, and returns its exit status and its output.
+    /// Starts it, expects it to fail, and returns its exit status and its output: messages of the log as their text,
+    /// and behind them all lines as they were.
     #[track_caller]
     pub fn fail(mut self) -> (ExitStatus, String) {
         let output = finish(&mut self.command);
-        let text = String::from_utf8(output.stderr).unwrap();
-        assert!(!output.status.success(), "{text}");
-        (output.status, text)
+        let lines = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success(), "{lines}");
+        let messages = lines.lines().filter_map(|line| {
+            let line: serde_json::Value = serde_json::from_str(line).ok()?;
+            Some(line["@message"].as_str()?.to_owned())
+        });
+        let messages: Vec<_> = messages.collect();
+        (output.status, format!("{}\n{lines}", messages.join("\n")))
     }
 }
 

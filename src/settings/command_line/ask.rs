@@ -1,0 +1,55 @@
+//! The flags of `tollgate ask`.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::Args;
+
+use crate::settings::values::{Entries, duration, entries};
+
+#[derive(Debug, Args)]
+pub(crate) struct Ask {
+    /// Address of the server: http://HOST:PORT, https://HOST:PORT or unix:///PATH
+    #[arg(long, default_value = "http://127.0.0.1:8081", value_name = "URL")]
+    pub server: String,
+
+    /// Speak TLS, as with an https:// URL; needs --ca
+    #[arg(long)]
+    pub tls: bool,
+
+    /// CA certificate to verify the server, in PEM
+    #[arg(long, value_name = "FILE")]
+    pub ca: Option<PathBuf>,
+
+    /// Client certificate, in PEM, for servers that require one
+    #[arg(long, requires = "key", value_name = "FILE")]
+    pub cert: Option<PathBuf>,
+
+    /// Key of that certificate, in PEM
+    #[arg(long, requires = "cert", value_name = "FILE")]
+    pub key: Option<PathBuf>,
+
+    /// Name of the server, in its certificate and as `:authority` [default: the host of the URL]
+    #[arg(long, value_name = "NAME")]
+    pub authority: Option<String>,
+
+    /// Namespace of the rules
+    #[arg(long, value_name = "NAME")]
+    pub domain: String,
+
+    /// A descriptor: its entries in order, separated by commas; `\,` is a comma, `\=` an equals
+    /// sign and `\\` a backslash
+    #[arg(short, long = "descriptor", required = true, value_name = "K=V[,K=V…]", value_parser = entries)]
+    pub descriptors: Vec<Entries>,
+
+    /// Hits of each descriptor; 0 reads without counting
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub hits: u64,
+
+    /// Print the reply as proto3 JSON
+    #[arg(long)]
+    pub json: bool,
+
+    /// How long to wait for the answer
+    #[arg(long, default_value = "5s", value_parser = duration, value_name = "DURATION")]
+    pub timeout: Duration,
+}

@@ -1,0 +1,272 @@
+//! Reads the command line together with the environment, and blames each on its own: a wrong value in a variable is
+//! an error that names the variable, not the flag that reads it.
+//!
+//! clap does not report where a value came from. So the command line is parsed alone first, and whatever fails only
+//! with the environment is the fault of a variable.
+
+use std::{
+    error::Error as _,
+    ffi::{OsStr, OsString},
+};
+
+use clap::{
+    Arg, ArgMatches, Command,
+    builder::Resettable,
+    error::{ContextKind, ContextValue, ErrorKind},
+    parser::ValueSource,
+};
+
+use super::{
+    process::LogFormat,
+    service_links::is_service_link,
+    short_help,
+    values::boolean,
+    variables::{Environment, unknown},
+};
+
+/// Why the command line, together with the environment, says nothing to do.
+#[derive(Debug)]
+pub(crate) struct UsageError {
+    pub(crate) kind: UsageErrorKind,
+    /// The format in which the log would have been written.
+    pub(crate) log_format: LogFormat,
+}
+
+#[derive(Debug)]
+pub(crate) enum UsageErrorKind {
+    /// A bad command line, or one that asks for the help.
+    CommandLine(clap::Error),
+    /// A line for each variable that cannot be used.
+    Environment(Vec<String>),
+}
+
+/// Parses `arguments` by `command`, which reads `environment`.
+///
+/// # Errors
+///
+/// If the command line is bad or asks for the help, or with all variables that cannot be used.
+pub(super) fn parse(
+    command: &Command,
+    arguments: &[OsString],
+    environment: &Environment,
+) -> Result<ArgMatches, UsageError> {
+    let read = || -> Result<ArgMatches, UsageErrorKind> {
+        if let Some(error) = detached_value(command, arguments) {
+            return Err(UsageErrorKind::CommandLine(error));
+        }
+        let flags = without(command, |_| true)
+            .try_get_matches_from(arguments)
+            .map_err(|error| bad_command_line(command, arguments, error))?;
+        let serves = flags.subcommand_name() == Some("serve");
+        let mut problems = if serves {
+            unknown(command, environment)
+        } else {
+            Vec::new()
+        };
+        let mut unusable: Vec<OsString> = environment
+            .iter()
+            .filter(|(name, value)| is_service_link(name, value))
+            .map(|(name, _)| name.clone())
+            .collect();
+        loop {
+            let mut usable = without(command, |name| unusable.iter().any(|other| other == name));
+            let error = match usable.clone().try_get_matches_from(arguments) {
+                Ok(matches) if problems.is_empty() => return Ok(matches),
+                Ok(_) => return Err(UsageErrorKind::Environment(problems)),
+                Err(error) => error,
+            };
+            // Only a built command names its flags as errors do.
+            usable.build();
+            let found = culprits(&usable, &flags, &error);
+            if found.is_empty() {
+                return Err(UsageErrorKind::CommandLine(error));
+            }
+            for Culprit { variable, problem } in found {
+                problems.push(problem);
+                unusable.push(variable);
+            }
+        }
+    };
+    read().map_err(|kind| UsageError {
+        kind,
+        log_format: log_format(arguments, environment),
+    })
+}
+
+/// `command` without the variables that `is_left_out` names.
+fn without(command: &Command, is_left_out: impl Fn(&OsStr) -> bool) -> Command {
+    command.clone().mut_subcommands(|command| {
+        command.mut_args(|argument| match argument.get_env() {
+            Some(name) if is_left_out(name) => argument.env(Resettable::Reset),
+            _ => argument,
+        })
+    })
+}
+
+/// The error of a command line such as `check --merge-domains false rules`: beside files a flag takes its value after
+/// an equals sign only, and `false` would be read as a file.
+fn detached_value(command: &Command, arguments: &[OsString]) -> Option<clap::Error> {
+    let subcommand = command.find_subcommand(arguments.get(1)?)?;
+    let flags = || {
+        subcommand
+            .get_arguments()
+            .filter(|flag| flag.is_require_equals_set())
+            .filter_map(Arg::get_long)
+    };
+    arguments.windows(2).find_map(|pair| {
+        let (flag, value) = (pair[0].to_str()?.strip_prefix("--")?, pair[1].to_str()?);
+        let is_detached = boolean(value).is_ok() && flags().any(|known| known == flag);
+        is_detached.then(|| {
+            let text = format!(
+                "write `--{flag}={value}`: without the equals sign, `{value}` is read as a file"
+            );
+            command.clone().error(ErrorKind::ValueValidation, text)
+        })
+    })
+}
+
+/// The error of the command line alone. A help page shows the variables too.
+fn bad_command_line(
+    command: &Command,
+    arguments: &[OsString],
+    error: clap::Error,
+) -> UsageErrorKind {
+    let error = match error.kind() {
+        ErrorKind::DisplayHelp => {
+            let command = short_help::unless_long(command.clone(), arguments);
+            let error = command.try_get_matches_from(arguments).err();
+            error.expect("a command line that asks for the help has no matches")
+        }
+        _ => error,
+    };
+    UsageErrorKind::CommandLine(error)
+}
+
+/// A variable that cannot be used.
+struct Culprit {
+    variable: OsString,
+    problem: String,
+}
+
+/// The variables that `error` is about, given that `flags` are good by themselves.
+fn culprits(command: &Command, flags: &ArgMatches, error: &clap::Error) -> Vec<Culprit> {
+    let Some((name, flags)) = flags.subcommand() else {
+        return Vec::new();
+    };
+    let subcommand = command.find_subcommand(name);
+    let subcommand = subcommand.expect("the command line names a command that there is");
+    let is_flag = |argument: &Arg| {
+        flags.value_source(argument.get_id().as_str()) == Some(ValueSource::CommandLine)
+    };
+    let mut read = subcommand.get_arguments().filter_map(|argument| {
+        let value = std::env::var_os(argument.get_env()?)?;
+        (!is_flag(argument)).then_some((argument, value))
+    });
+    if error.kind() == ErrorKind::InvalidUtf8 {
+        let bad = read.filter(|(_, value)| value.to_str().is_none());
+        return bad
+            .filter_map(|(argument, _)| culprit(argument, "expected text in UTF-8".to_owned()))
+            .collect();
+    }
+    let blamed = context(error, ContextKind::InvalidArg);
+    if error.kind() == ErrorKind::ArgumentConflict {
+        let others = context(error, ContextKind::PriorArg);
+        let is_of_conflict = |argument: &Arg| {
+            let name = argument.to_string();
+            blamed.contains(&name) || others.contains(&name)
+        };
+        let Some((argument, _)) = read.find(|(argument, _)| is_of_conflict(argument)) else {
+            return Vec::new();
+        };
+        let others: Vec<_> = subcommand
+            .get_arguments()
+            .filter(|other| is_of_conflict(other) && other.get_id() != argument.get_id())
+            .map(|other| match other.get_env() {
+                Some(name) if !is_flag(other) => name.display().to_string(),
+                _ => format!("--{}", other.get_long().unwrap_or_default()),
+            })
+            .collect();
+        let problem = format!("cannot be set together with {}", others.join(", "));
+        return culprit(argument, problem).into_iter().collect();
+    }
+    read.filter(|(argument, _)| blamed.contains(&argument.to_string()))
+        .filter_map(|(argument, _)| culprit(argument, expectation(argument, error)))
+        .collect()
+}
+
+fn culprit(argument: &Arg, problem: String) -> Option<Culprit> {
+    let variable = argument.get_env()?.to_owned();
+    Some(Culprit {
+        problem: format!("the variable {}: {problem}", variable.display()),
+        variable,
+    })
+}
+
+/// The form that a value should have, and the value unless it may be a secret.
+fn expectation(argument: &Arg, error: &clap::Error) -> String {
+    let values = context(error, ContextKind::ValidValue);
+    let expected = match error.source() {
+        Some(source) => source.to_string(),
+        None if values.is_empty() => "expected another value".to_owned(),
+        None => format!("expected one of {}", values.join(", ")),
+    };
+    match context(error, ContextKind::InvalidValue).first() {
+        Some(value) if !argument.is_hide_env_values_set() => {
+            format!("{expected}, not `{value}`")
+        }
+        _ => expected,
+    }
+}
+
+fn context(error: &clap::Error, kind: ContextKind) -> Vec<String> {
+    match error.get(kind) {
+        Some(ContextValue::String(text)) => vec![text.clone()],
+        Some(ContextValue::Strings(texts)) => texts.clone(),
+        _ => Vec::new(),
+    }
+}
+
+/// The format of the log, read from a command line and an environment that may both be bad.
+fn log_format(arguments: &[OsString], environment: &Environment) -> LogFormat {
+    let mut format = None;
+    let mut rest = arguments.iter().filter_map(|argument| argument.to_str());
+    while let Some(argument) = rest.next() {
+        match argument.split_once('=') {
+            Some(("--log-format", value)) => format = Some(value),
+            None if argument == "--log-format" => format = rest.next(),
+            _ => {}
+        }
+    }
+    let variable = environment.iter().find(|(name, _)| name == "LOG_FORMAT");
+    let format = format.or_else(|| variable?.1.to_str());
+    match format {
+        Some(format) if format.eq_ignore_ascii_case("json") => LogFormat::Json,
+        _ => LogFormat::Text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(arguments: &[&str], variable: Option<&str>, expected: LogFormat) {
+        let arguments: Vec<_> = arguments.iter().map(OsString::from).collect();
+        let environment: Environment = variable
+            .map(|value| ("LOG_FORMAT".into(), value.into()))
+            .into_iter()
+            .collect();
+        assert_eq!(log_format(&arguments, &environment), expected);
+    }
+
+    #[test]
+    fn the_format_of_the_log_is_known_before_the_settings_are() {
+        use LogFormat::{Json, Text};
+        check(&["tollgate"], None, Text);
+        check(&["tollgate", "--log-format", "json"], None, Json);
+        check(&["tollgate", "--log-format=JSON", "--bad"], None, Json);
+        check(&["tollgate", "--log-format"], None, Text);
+        check(&["tollgate"], Some("json"), Json);
+        check(&["tollgate", "--log-format", "text"], Some("json"), Text);
+    }
+}

@@ -1,0 +1,94 @@
+//! Variables that begin with `TOLLGATE_` and that no setting reads: errors, with a suggestion.
+
+use std::ffi::OsString;
+
+use clap::{Arg, Command};
+
+use super::service_links::is_service_link;
+
+/// The names and values of all variables.
+pub(super) type Environment = Vec<(OsString, OsString)>;
+
+/// The beginning of the names of our own variables.
+const OURS: &str = "TOLLGATE_";
+
+/// A line for each of our variables that no setting of `command` reads. Values may be secrets, so no line has one.
+pub(super) fn unknown(command: &Command, environment: &Environment) -> Vec<String> {
+    let known: Vec<&str> = command
+        .get_subcommands()
+        .flat_map(Command::get_arguments)
+        .filter_map(Arg::get_env)
+        .filter_map(|name| name.to_str())
+        .collect();
+    let mut lines: Vec<_> = environment
+        .iter()
+        .filter(|(name, value)| !is_service_link(name, value))
+        .map(|(name, _)| name.to_string_lossy())
+        .filter(|name| name.starts_with(OURS) && !known.contains(&name.as_ref()))
+        .map(|name| match nearest(&name, &known) {
+            Some(near) => format!("the variable {name} is unknown; did you mean {near}?"),
+            None => format!(
+                "the variable {name} is unknown; `tollgate serve --help` lists all variables"
+            ),
+        })
+        .collect();
+    lines.sort();
+    lines
+}
+
+/// The known variable that `name` seems to mean: the same name without our prefix, or one that is a few letters away.
+fn nearest<'k>(name: &str, known: &[&'k str]) -> Option<&'k str> {
+    const FEW: usize = 3;
+    let bare = name.strip_prefix(OURS).unwrap_or(name);
+    let foreign = known.iter().find(|known| **known == bare);
+    let distances = known
+        .iter()
+        .map(|known| (strsim::damerau_levenshtein(name, known), *known));
+    let near = distances.min().filter(|(distance, _)| *distance <= FEW);
+    foreign.copied().or(near.map(|(_, known)| known))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+    use crate::settings::command_line::Cli;
+
+    #[track_caller]
+    fn check(name: &str, value: &str, expected: Option<&str>) {
+        let environment = vec![(name.into(), value.into())];
+        let lines = unknown(&Cli::command(), &environment);
+        let expected: Vec<_> = expected
+            .map(|end| format!("the variable {name} is unknown; {end}"))
+            .into_iter()
+            .collect();
+        assert_eq!(lines, expected);
+    }
+
+    #[test]
+    fn a_misspelt_variable_is_refused_with_the_one_it_means() {
+        check("TOLLGATE_MAX_COUNTERS", "5", None);
+        check("PATH", "/bin", None);
+        check("TOLLGATEWAY", "x", None);
+        let meant = |name: &str| format!("did you mean {name}?");
+        for (name, means) in [
+            ("TOLLGATE_MAX_COUNTER", "TOLLGATE_MAX_COUNTERS"),
+            ("TOLLGATE_CONFIGDIR", "TOLLGATE_CONFIG_DIR"),
+            ("TOLLGATE_CONFIG_DRI", "TOLLGATE_CONFIG_DIR"),
+            ("TOLLGATE_GRPC_PORT", "GRPC_PORT"),
+            ("TOLLGATE_REDIS_URL", "REDIS_URL"),
+        ] {
+            check(name, "sesame", Some(&meant(means)));
+        }
+        let none = "`tollgate serve --help` lists all variables";
+        check("TOLLGATE_FAVOURITE_COLOUR", "sesame", Some(none));
+    }
+
+    #[test]
+    fn a_link_of_kubernetes_is_no_misspelt_variable() {
+        check("TOLLGATE_PORT", "tcp://10.0.0.1:8081", None);
+        check("TOLLGATE_SERVICE_PORT_GRPC", "8081", None);
+        check("TOLLGATE_PORT", "8081", Some("did you mean PORT?"));
+    }
+}
