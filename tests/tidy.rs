@@ -500,7 +500,7 @@ const LIBRARIES: [(&str, &[&str]); 26] = [
     ("serde_yaml", &["cli", "config", "observe"]),
     ("sha2", &["config", "core"]),
     ("socket2", &["net"]),
-    ("strsim", &["config", "settings"]),
+    ("strsim", &["config", "core", "settings"]),
     ("tokio_rustls", &["net"]),
     (
         "tonic",

@@ -353,6 +353,33 @@ fn metadata(plan: &Plan<'_>, statuses: &[Status]) -> Metadata {
     merged
 }
 
+/// One of the limits of a descriptor, with its count.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LimitReport<'a> {
+    pub(crate) limit: &'a Limit,
+    pub(crate) is_over: bool,
+    pub(crate) remaining: u32,
+    pub(crate) reset_secs: u64,
+}
+
+/// All limits of `counted`, of which its status shows only the binding one.
+pub(crate) fn all_limits<'a>(
+    counted: &PlannedDescriptor<'_>,
+    plan: &'a Plan<'_>,
+    counts: &[CounterState],
+    now: Timestamp,
+) -> impl Iterator<Item = LimitReport<'a>> {
+    counted.counters.clone().map(move |counter| {
+        let standing = LimitStanding::new(plan.batch.spec(counter), counts[counter], now);
+        LimitReport {
+            limit: plan.limits[counter],
+            is_over: standing.is_over,
+            remaining: standing.remaining,
+            reset_secs: standing.resets_in.div_ceil(1000),
+        }
+    })
+}
+
 /// The numbers of hits within, near and over a limit; see [`tally`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {

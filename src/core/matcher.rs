@@ -20,6 +20,7 @@ use crate::core::{
     request::Entry,
 };
 
+pub(crate) mod cause;
 mod reach;
 mod wildcards;
 
@@ -376,28 +377,51 @@ pub(super) mod tests {
         filled(Matcher::default(), paths)
     }
 
-    /// Adds the paths to `matcher`; the first `=` of a text separates key and value.
-    fn filled(mut matcher: Matcher, paths: &[&[&str]]) -> Matcher {
+    /// Adds the paths to `matcher`, each with a rule.
+    fn filled(matcher: Matcher, paths: &[&[&str]]) -> Matcher {
+        let rules: Vec<(&[&str], Change)> = paths.iter().map(|path| (*path, UNLIMITED)).collect();
+        with_rules(matcher, &rules)
+    }
+
+    /// The change that makes an unlimited rule the one of a node, or `None` for a node without a rule.
+    pub(in crate::core) type Change = Option<fn(&mut Rule)>;
+
+    pub(in crate::core) const UNLIMITED: Change = Some(|_| ());
+
+    /// A matcher for domain `d` with these nodes, and those that lead to them.
+    pub(in crate::core) fn matcher_of(nodes: &[(&[&str], Change)]) -> Matcher {
+        with_rules(Matcher::default(), nodes)
+    }
+
+    /// Adds the nodes to `matcher`; the first `=` of a text separates key and value.
+    fn with_rules(mut matcher: Matcher, nodes: &[(&[&str], Change)]) -> Matcher {
         let root = matcher.insert_domain(b"d");
         let mut known: HashMap<Vec<&str>, NodeId> = HashMap::new();
-        for path in paths {
+        for (path, change) in nodes {
             let mut node = root;
             for depth in 1..=path.len() {
                 node = *known
                     .entry(path[..depth].to_vec())
                     .or_insert_with(|| insert(&mut matcher, node, path[depth - 1]));
             }
-            matcher.set_rule(node, |id| Rule {
-                id,
-                path: path.join(".").into(),
-                allows: Allows::Unlimited,
-                replaces: Box::default(),
-                shadow_mode: false,
-                quota_mode: false,
-                counts: Default::default(),
-                on_store_loss: Default::default(),
-                metric: Default::default(),
-                metadata: Default::default(),
+            let Some(change) = change else {
+                continue;
+            };
+            matcher.set_rule(node, |id| {
+                let mut rule = Rule {
+                    id,
+                    path: path.join(".").into(),
+                    allows: Allows::Unlimited,
+                    replaces: Box::default(),
+                    shadow_mode: false,
+                    quota_mode: false,
+                    counts: Default::default(),
+                    on_store_loss: Default::default(),
+                    metric: Default::default(),
+                    metadata: Default::default(),
+                };
+                change(&mut rule);
+                rule
             });
         }
         matcher

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use hyper::HeaderMap;
+use hyper::{HeaderMap, header::HeaderValue};
 use prost::{Message as _, bytes::Bytes};
 use tonic::Status;
 
@@ -20,7 +20,7 @@ use crate::{
         metrics::Recorder,
         traces::{CallSummary, TracedCall, Tracer},
     },
-    service::limiter::{Limiter, NoDecision},
+    service::limiter::{Basis, Limiter, NoDecision},
     store::contract::{Deadline, Store, StoreError},
 };
 
@@ -28,6 +28,7 @@ pub(crate) mod codec;
 pub mod fast_path;
 pub(crate) mod json;
 pub mod proto;
+mod report;
 mod timeout;
 pub(crate) mod unary;
 pub mod wire;
@@ -37,6 +38,9 @@ use unary::{UnaryMethod, arrived, framed};
 
 /// The path of the service's only method.
 pub const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+
+/// The metadata by which a caller asks for a report, and that carries the report in the reply.
+pub(crate) const DEBUG: &str = "tollgate-debug";
 
 /// `envoy.service.ratelimit.v3.RateLimitService` on one worker.
 #[derive(Debug)]
@@ -161,6 +165,25 @@ impl<S: Store> UnaryMethod for Service<S> {
         self.record(began.elapsed(), timeout);
         reply
     }
+
+    async fn call_with_report(
+        &self,
+        start: CallStart,
+        message: Bytes,
+    ) -> Result<(Bytes, Option<HeaderValue>), Status> {
+        let deadline = Deadline {
+            began: start.began,
+            timeout: start.timeout.map(timeout::for_decision),
+        };
+        let abandoned = AbandonedCall(Some(&self.limiter.metrics));
+        let reply = match codec::decode(message) {
+            Ok(message) => self.answer_with_report(&message, &deadline).await,
+            Err(status) => Err(status),
+        };
+        abandoned.answered();
+        self.record(start.began.elapsed(), start.timeout);
+        reply.map(|(reply, report)| (encoded(&reply), report))
+    }
 }
 
 /// Guards a waiting call. A drop before the end means that its caller has given up: Envoy resets the stream when its
@@ -248,15 +271,38 @@ impl<S: Store> Service<S> {
         message: &RateLimitRequest,
         deadline: &Deadline,
     ) -> Result<RateLimitResponse, Status> {
-        let request = wire::request(message, self.bounds).map_err(|error| {
-            self.limiter.metrics.record_bad_request();
-            Status::invalid_argument(error.to_string())
-        })?;
+        let request = self.request(message)?;
         let render =
             |decision: &mut Decision| wire::response(mem::take(decision), message, &self.extras);
         let now = self.clock.now();
         let check = self.limiter.check(&request, now, deadline, render);
         check.await.map_err(status)
+    }
+
+    /// Like [`answer`](Self::answer), with a report on each descriptor.
+    async fn answer_with_report(
+        &self,
+        message: &RateLimitRequest,
+        deadline: &Deadline,
+    ) -> Result<(RateLimitResponse, Option<HeaderValue>), Status> {
+        let request = self.request(message)?;
+        let now = self.clock.now();
+        let render = |decision: &mut Decision, basis: &Basis<'_, '_>| {
+            let report = report::report(&request, basis, now);
+            let reply = wire::response(mem::take(decision), message, &self.extras);
+            (reply, report)
+        };
+        let check = self
+            .limiter
+            .check_in_detail(&request, now, deadline, render);
+        check.await.map_err(status)
+    }
+
+    fn request<'m>(&self, message: &'m RateLimitRequest) -> Result<Request<'m>, Status> {
+        wire::request(message, self.bounds).map_err(|error| {
+            self.limiter.metrics.record_bad_request();
+            Status::invalid_argument(error.to_string())
+        })
     }
 }
 

@@ -132,6 +132,15 @@ pub struct Limiter<S> {
     pub decision_log: DecisionLog,
 }
 
+/// All that a decision was made from.
+#[derive(Debug)]
+pub(crate) struct Basis<'a, 'm> {
+    pub(crate) matcher: &'m Matcher,
+    pub(crate) plan: &'a Plan<'m>,
+    /// The counts after the increments of the plan.
+    pub(crate) counts: &'a [CounterState],
+}
+
 /// Why a request has no decision. The texts are sent to the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoDecision {
@@ -148,12 +157,27 @@ impl<S: Store> Limiter<S> {
     /// # Errors
     ///
     /// If no rules are loaded yet, or the store failed; some hits may then have been counted.
-    pub async fn check<R>(
+    pub fn check<R>(
         &self,
         request: &Request<'_>,
         now: Timestamp,
         deadline: &Deadline,
         render: impl FnOnce(&mut Decision) -> R,
+    ) -> impl Future<Output = Result<R, NoDecision>> {
+        self.check_in_detail(request, now, deadline, |decision, _| render(decision))
+    }
+
+    /// [`Self::check`], which also passes the basis of the decision to `render`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::check`].
+    pub(crate) async fn check_in_detail<R>(
+        &self,
+        request: &Request<'_>,
+        now: Timestamp,
+        deadline: &Deadline,
+        render: impl FnOnce(&mut Decision, &Basis<'_, '_>) -> R,
     ) -> Result<R, NoDecision> {
         // One rule set for the whole request, however long the store takes.
         let held = self.rules.held();
@@ -167,6 +191,12 @@ impl<S: Store> Limiter<S> {
             let added = added.await;
             added.inspect_err(|_| self.metrics.record_store_failure())?;
         }
+        let basis = Basis {
+            matcher: &rules.matcher,
+            plan: &plan,
+            counts: &counts,
+        };
+        let render = |decision: &mut Decision| render(decision, &basis);
         Ok(self.conclude(rules, request, &plan, &counts, now, render))
     }
 

@@ -10,10 +10,11 @@ use std::{
     time::Duration,
 };
 
-use hyper::{HeaderMap, Request, Response, body::Incoming};
+use hyper::{HeaderMap, Request, Response, body::Incoming, header::HeaderValue};
 use prost::bytes::Bytes;
 use tonic::{Status, service::Routes};
 
+use super::DEBUG;
 use crate::service::budget::{Account, CALL_BYTES, Reservation};
 
 mod connection;
@@ -37,6 +38,9 @@ use reply::{refusal, response};
 
 /// Memory of a call that waits for its message, besides the message.
 const WAITING_BYTES: usize = 2 << 10;
+
+/// Memory of a report, which is a header of the reply.
+const REPORT_BYTES: usize = 8 << 10;
 
 /// Memory of a call to another service.
 const OTHER_BYTES: usize = 4 << 10;
@@ -69,6 +73,15 @@ pub trait UnaryMethod: Send + Sync + 'static {
         start: Self::CallStart,
         message: Bytes,
     ) -> impl Future<Output = Result<Bytes, Status>> + Send;
+
+    /// Like [`Self::call`], for a caller that asks for a report on the answer: the value of a header.
+    fn call_with_report(
+        &self,
+        start: Self::CallStart,
+        message: Bytes,
+    ) -> impl Future<Output = Result<(Bytes, Option<HeaderValue>), Status>> + Send {
+        async { Ok((self.call(start, message).await?, None)) }
+    }
 }
 
 /// Serves one method directly, and all other paths through `others`.
@@ -110,6 +123,7 @@ impl<M: UnaryMethod> Dispatcher<M> {
             encoding,
             timeout,
             header_bytes,
+            asks_for_report,
         } = match check(&request, self.max_header_bytes) {
             Ok(checked) => checked,
             Err(response) => return CallFuture::refused(*response, account),
@@ -125,6 +139,14 @@ impl<M: UnaryMethod> Dispatcher<M> {
         }
         let start = self.method.note(request.headers(), timeout);
         let mut body = request.into_body();
+        if asks_for_report {
+            let body = PartialBody {
+                first: None,
+                body,
+                encoding,
+            };
+            return self.answer_with_report(start, body, account, in_flight);
+        }
         match receive(&mut body, self.max_message_bytes, encoding) {
             ReceivedBody::All(message) => self.answer(start, message, account, in_flight),
             ReceivedBody::Part(first) => {
@@ -190,6 +212,48 @@ impl<M: UnaryMethod> Dispatcher<M> {
                 Err(status) => Err(status),
             };
             Ok(response(answer, held))
+        }))
+    }
+}
+
+impl<M: UnaryMethod> Dispatcher<M> {
+    /// Answers a call that asks for a report. People ask for it, so it need not be fast.
+    fn answer_with_report(
+        &self,
+        mut start: M::CallStart,
+        mut body: PartialBody,
+        account: &Arc<Account>,
+        in_flight: &InFlight,
+    ) -> CallFuture {
+        let mut held = match Reservation::try_new(account, WAITING_BYTES + REPORT_BYTES) {
+            Ok(held) => held,
+            Err(full) => {
+                return CallFuture::refused(refusal(&no_room(account, full)), account);
+            }
+        };
+        let (method, in_flight) = (self.method.clone(), in_flight.begins_later());
+        let (max_bytes, timeout) = (self.max_message_bytes, self.message_timeout);
+        CallFuture::Waiting(Box::pin(async move {
+            let message = body.message(max_bytes, &mut held);
+            let message = tokio::time::timeout(timeout, message).await;
+            let message = message.unwrap_or_else(|_| Err(late(held.account(), timeout)));
+            let answer = match message {
+                Ok(message) => {
+                    let _is_in_flight = in_flight.upgrade();
+                    method.message_came(&mut start);
+                    method.call_with_report(start, message).await
+                }
+                Err(status) => Err(status),
+            };
+            let (answer, report) = match answer {
+                Ok((reply, report)) => (Ok(reply), report),
+                Err(status) => (Err(status), None),
+            };
+            let mut response = response(answer, held);
+            if let Some(report) = report {
+                response.headers_mut().insert(DEBUG, report);
+            }
+            Ok(response)
         }))
     }
 }

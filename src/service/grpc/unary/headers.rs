@@ -12,7 +12,7 @@ use super::{
     encoding::{self, Encoding},
     reply::{Reply, refusal},
 };
-use crate::service::grpc::timeout;
+use crate::service::grpc::{DEBUG, timeout};
 
 const GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 
@@ -21,6 +21,8 @@ pub(super) struct CheckedHeaders {
     pub(super) encoding: Encoding,
     pub(super) timeout: Option<Duration>,
     pub(super) header_bytes: usize,
+    /// Whether the caller asks for a report on the answer.
+    pub(super) asks_for_report: bool,
 }
 
 /// Refuses requests that are not gRPC calls, as grpc-go does, and determines the encoding of messages.
@@ -38,6 +40,7 @@ pub(super) fn check<B>(
         return refuse(StatusCode::METHOD_NOT_ALLOWED, status);
     }
     let (mut is_grpc, mut encoding, mut timeout, mut bytes) = (false, None, None, 0);
+    let mut asks_for_report = false;
     // Callers send a handful of headers: a linear search takes a third of the time of a hash lookup.
     for (name, value) in request.headers() {
         const OF_EACH: usize = 32;
@@ -47,6 +50,7 @@ pub(super) fn check<B>(
             "content-type" => is_grpc |= is_grpc_type(value.as_bytes()),
             "grpc-encoding" => encoding = Some(value),
             "grpc-timeout" => timeout = timeout::parse(value.as_bytes()),
+            DEBUG => asks_for_report = value == "true",
             _ => {}
         }
     }
@@ -68,6 +72,7 @@ pub(super) fn check<B>(
         encoding,
         timeout,
         header_bytes: bytes,
+        asks_for_report,
     };
     encoding.map(checked).ok_or_else(|| {
         let text = format!("unknown encoding; supported are: {}", encoding::ALL);

@@ -1,0 +1,203 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::core::{
+    limit::{Allows, Limit, Rule},
+    matcher::tests::{Change, UNLIMITED, matcher_of},
+    window::Unit,
+};
+
+/// A rule with a limit.
+const LIMITED: Change = Some(|rule: &mut Rule| {
+    rule.allows = Allows::Within([Limit::fixed(1, Unit::Hour)].into());
+});
+
+/// A node without a rule.
+const NONE: Change = None;
+
+fn entries<'a>(pairs: &'a [(&'a str, &'a str)]) -> Vec<Entry<'a>> {
+    let entry = |(key, value): &(&'a str, &'a str)| Entry {
+        key: key.as_bytes(),
+        value: value.as_bytes(),
+    };
+    pairs.iter().map(entry).collect()
+}
+
+/// The cause and its text, for a descriptor of domain `d`.
+#[track_caller]
+fn check(
+    rules: &[(&[&str], Change)],
+    pairs: &[(&str, &str)],
+    expected: Option<(Cause<'_>, usize, &str)>,
+) {
+    let matcher = matcher_of(rules);
+    let entries = entries(pairs);
+    let found = matcher.cause(b"d", &entries);
+    let text = found.as_ref().map(ToString::to_string);
+    let expected_text = expected.map(|(_, _, text)| text.to_owned());
+    assert_eq!(text, expected_text);
+    let expected = expected.map(|(cause, matched, _)| NoLimit { cause, matched });
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn an_unknown_domain_is_a_cause() {
+    let matcher = matcher_of(&[(&["a"], LIMITED)]);
+    let found = matcher.cause(b"e", &[]).unwrap();
+    assert_eq!(found.cause, Cause::UnknownDomain);
+    assert_eq!(found.to_string(), "no rules are for this domain");
+}
+
+#[test]
+fn a_domain_without_rules_is_a_cause() {
+    check(
+        &[],
+        &[("a", "b")],
+        Some((Cause::EmptyDomain, 0, "the domain has no rules")),
+    );
+}
+
+#[test]
+fn an_unknown_key_is_a_cause_and_the_nearest_key_is_named() {
+    let rules: &[(&[&str], Change)] = &[
+        (&["remote_address"], LIMITED),
+        (&["plan=free", "user"], LIMITED),
+    ];
+    let unknown = |key: &'static str, near: Option<&'static str>| Cause::UnknownKey {
+        key: key.as_bytes(),
+        near: near.map(str::as_bytes),
+    };
+    check(
+        rules,
+        &[("remote_adress", "x")],
+        Some((
+            unknown("remote_adress", Some("remote_address")),
+            0,
+            "`remote_adress` is no key here (entry 1); did you mean `remote_address`?",
+        )),
+    );
+    check(
+        rules,
+        &[("plan", "free"), ("User", "x")],
+        Some((
+            unknown("User", Some("user")),
+            1,
+            "`User` is no key here (entry 2); did you mean `user`?",
+        )),
+    );
+    check(
+        rules,
+        &[("colour", "x")],
+        Some((
+            unknown("colour", None),
+            0,
+            "`colour` is no key here (entry 1)",
+        )),
+    );
+}
+
+#[test]
+fn an_unknown_value_is_a_cause_and_no_value_of_the_rules_is_shown() {
+    check(
+        &[(&["plan=free"], LIMITED)],
+        &[("plan", "gold")],
+        Some((
+            Cause::UnknownValue { key: b"plan" },
+            0,
+            "no rule is for this value of `plan` (entry 1)",
+        )),
+    );
+}
+
+#[test]
+fn a_wrong_depth_is_a_cause() {
+    let rules: &[(&[&str], Change)] = &[(&["a"], LIMITED), (&["b", "c"], LIMITED)];
+    check(
+        rules,
+        &[("a", "x"), ("b", "y")],
+        Some((
+            Cause::TooManyEntries,
+            1,
+            "the rules end at entry 1; leave out the entries behind it, or add rules below",
+        )),
+    );
+    check(
+        rules,
+        &[("b", "x")],
+        Some((
+            Cause::TooFewEntries,
+            1,
+            "the limits are deeper; the descriptor needs more entries behind entry 1",
+        )),
+    );
+    check(
+        rules,
+        &[],
+        Some((Cause::TooFewEntries, 0, "the descriptor is empty")),
+    );
+}
+
+#[test]
+fn a_node_without_a_limit_is_a_cause() {
+    check(
+        &[(&["a"], NONE)],
+        &[("a", "x")],
+        Some((Cause::WithoutLimit, 1, "the rule has no limit")),
+    );
+}
+
+#[test]
+fn an_unlimited_rule_is_a_cause() {
+    check(
+        &[(&["a"], UNLIMITED)],
+        &[("a", "x")],
+        Some((Cause::Unlimited, 1, "the rule is `unlimited`")),
+    );
+}
+
+#[test]
+fn a_limit_has_no_cause() {
+    check(&[(&["a"], LIMITED)], &[("a", "x")], None);
+}
+
+#[test]
+fn a_long_key_is_cut_and_one_that_is_no_text_is_shown() {
+    let long = "k".repeat(1000);
+    let no_limit = |key| NoLimit {
+        cause: Cause::UnknownValue { key },
+        matched: 0,
+    };
+    assert!(no_limit(long.as_bytes()).to_string().len() < 150);
+    assert!(no_limit(b"\xff").to_string().contains('\u{fffd}'));
+}
+
+proptest! {
+    #[test]
+    fn a_cause_exists_exactly_if_there_is_no_limit(
+        rules in prop::collection::vec(
+            (prop::collection::vec("[ab](_[ab*]{0,2})?", 1..4), 0_u8..3), 0..12),
+        pairs in prop::collection::vec(("[abc]", "[ab]{0,2}"), 0..5),
+        domain in "[de]",
+    ) {
+        let borrowed: Vec<(Vec<&str>, Change)> = rules
+            .iter()
+            .map(|(path, kind)| {
+                let change = [NONE, UNLIMITED, LIMITED][usize::from(*kind)];
+                (path.iter().map(String::as_str).collect(), change)
+            })
+            .collect();
+        let slices: Vec<(&[&str], Change)> =
+            borrowed.iter().map(|(path, change)| (path.as_slice(), *change)).collect();
+        let matcher = matcher_of(&slices);
+        let pairs: Vec<(&str, &str)> =
+            pairs.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+        let entries = entries(&pairs);
+        let found = matcher
+            .domain(domain.as_bytes())
+            .and_then(|rules| rules.find(&entries, &mut Joined::new()).ok());
+        let is_limited = found.is_some_and(|found| !found.rule.is_unlimited());
+        let cause = matcher.cause(domain.as_bytes(), &entries);
+        prop_assert_eq!(cause.is_none(), is_limited, "{:?}", cause);
+        prop_assert!(cause.is_none_or(|cause| cause.matched <= entries.len()));
+    }
+}
