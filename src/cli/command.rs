@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::Context as _;
 
-use super::{ask, check::check_files, lint_file::lint_file, print::print};
+use super::{ask, check::check_files, lint_file::lint_files, print::print};
 use crate::{
     server::{log, run::run},
     settings::{
@@ -49,7 +49,7 @@ pub fn run_command() -> ExitCode {
             Err(error) => failed(&error, FAILURE),
         },
         Command::LintEnvoy(lint) => {
-            lint_file(&lint).unwrap_or_else(|error| failed(&error, BAD_USAGE))
+            lint_files(&lint).unwrap_or_else(|error| failed(&error, BAD_USAGE))
         }
     }
 }

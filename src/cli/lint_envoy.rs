@@ -8,28 +8,39 @@
 mod actions;
 mod document;
 mod finding;
+pub(super) mod inputs;
+mod parts;
+pub(super) mod report;
+mod seen;
+mod surroundings;
 #[cfg(test)]
 mod tests;
 mod trap;
 mod traps;
-pub(super) mod unreadable;
+mod unreadable;
 mod walk;
 
 use crate::{config::file::BYTE_ORDER_MARK, core::matcher::Matcher};
 
-use self::{actions::KnownRules, document::Document, unreadable::Unreadable, walk::EnvoyWalk};
+use self::{
+    actions::KnownRules, document::Document, finding::Finding, seen::SeenParts,
+    unreadable::Unreadable, walk::EnvoyWalk,
+};
 
-pub(super) use self::finding::Finding;
+/// The traps of one file, and how much of it there was to look at.
+#[derive(Debug)]
+struct Linted {
+    /// In the order of the file.
+    findings: Vec<Finding>,
+    seen: SeenParts,
+}
 
-/// A larger file is not read: the dump of an Envoy with ten thousand clusters has half this size.
-pub(super) const MAX_FILE_BYTES: u64 = 64 << 20;
-
-/// Reports all traps of one file, in its order; with `rules`, also descriptors that no rule matches.
+/// Finds all traps of one file; with `rules`, also descriptors that no rule matches.
 ///
 /// # Errors
 ///
 /// If the file is not an Envoy configuration.
-pub(super) fn lint(text: &str, rules: Option<&Matcher>) -> Result<Vec<Finding>, Unreadable> {
+fn lint(text: &str, rules: Option<&Matcher>) -> Result<Linted, Unreadable> {
     let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text);
     let documents = Document::parse_all(text)?;
     let mut walk = EnvoyWalk::default();
@@ -43,5 +54,8 @@ pub(super) fn lint(text: &str, rules: Option<&Matcher>) -> Result<Vec<Finding>, 
     let mut findings = walk.findings;
     findings.sort();
     findings.dedup();
-    Ok(findings)
+    Ok(Linted {
+        findings,
+        seen: walk.seen,
+    })
 }

@@ -1,73 +1,66 @@
-//! `tollgate lint-envoy`: reads an Envoy configuration and prints the traps in it.
+//! `tollgate lint-envoy`: reads Envoy configurations and prints the traps in them.
 
 use std::{
-    fmt::Display,
-    fs::File,
-    io::{self, Read as _},
-    path::Path,
+    io::{self, Write as _},
     process::ExitCode,
 };
 
-use anyhow::Context as _;
-
-use super::{lint_envoy, print::print};
+use super::{
+    lint_envoy::report::{LintReport, WantedFindings},
+    print::print,
+};
 use crate::{
-    config::{files::Files, position::Position, source::Source},
-    settings::command_line::LintEnvoy,
+    config::{files::Files, source::Source},
+    core::matcher::Matcher,
+    settings::command_line::lint_envoy::{LintEnvoy, LintFormat},
 };
 
-/// Prints every finding, or that there is none.
-pub(crate) fn lint_file(lint: &LintEnvoy) -> anyhow::Result<ExitCode> {
-    let name = lint.file.display();
-    let text = read(&lint.file).with_context(|| format!("{name}: cannot be read"))?;
-    let matcher = match &lint.rules {
-        Some(folder) => {
-            let loaded =
-                Files::read(&Source::Paths(vec![folder.clone()])).compile(lint.reading.options());
-            let loaded = loaded.map_err(|problems| {
-                let lines: Vec<_> = problems.iter().map(ToString::to_string).collect();
-                anyhow::anyhow!("{}", lines.join("\n"))
-            })?;
-            Some(loaded.matcher)
+/// Prints every finding, and what was checked. The exit code is 0 without findings, 1 with findings, and 2 if a file
+/// could not be checked.
+///
+/// # Errors
+///
+/// If the rules cannot be read.
+pub(crate) fn lint_files(lint: &LintEnvoy) -> anyhow::Result<ExitCode> {
+    let matcher = rules(lint)?;
+    let wanted = WantedFindings {
+        min_severity: lint.min_severity,
+        allowed: &lint.allowed,
+    };
+    let mut report = LintReport::new(wanted, matcher.as_ref());
+    for path in &lint.paths {
+        report.add(path);
+    }
+    match lint.format {
+        LintFormat::Json => print(&report.json()),
+        LintFormat::Text => {
+            for line in report.lines() {
+                print(&line);
+            }
         }
-        None => None,
-    };
-    let findings = lint_envoy::lint(&text, matcher.as_ref())
-        .map_err(|error| anyhow::anyhow!(located(&name, error.position(), &error)))?;
-    if findings.is_empty() {
-        print(&format!("ok: no known trap in {name}"));
-        return Ok(ExitCode::SUCCESS);
     }
-    let lines: Vec<_> = findings
-        .iter()
-        .map(|finding| located(&name, finding.position, finding))
-        .collect();
-    print(&lines.join("\n"));
-    Ok(ExitCode::FAILURE)
-}
-
-/// `FILE:LINE:COLUMN: …` or `FILE: …`. If there is a position, `text` already begins with it.
-fn located(name: &impl Display, position: Option<Position>, text: &impl Display) -> String {
-    let blank = if position.is_some() { "" } else { " " };
-    format!("{name}:{blank}{text}")
-}
-
-/// Reads a file, or standard input if its name is `-`.
-fn read(file: &Path) -> io::Result<String> {
-    let from: Box<dyn io::Read> = if file == Path::new("-") {
-        Box::new(io::stdin())
+    for line in report.failure_lines() {
+        // Standard error may be closed, and then nothing can report the error.
+        let _ = writeln!(io::stderr(), "{line}");
+    }
+    Ok(if report.has_failures() {
+        ExitCode::from(2)
+    } else if report.has_findings() {
+        ExitCode::FAILURE
     } else {
-        Box::new(File::open(file)?)
+        ExitCode::SUCCESS
+    })
+}
+
+/// The rules to compare with, if any are named.
+fn rules(lint: &LintEnvoy) -> anyhow::Result<Option<Matcher>> {
+    let Some(folder) = &lint.rules else {
+        return Ok(None);
     };
-    let mut text = String::new();
-    let read = from
-        .take(lint_envoy::MAX_FILE_BYTES + 1)
-        .read_to_string(&mut text)?;
-    if read as u64 > lint_envoy::MAX_FILE_BYTES {
-        return Err(io::Error::other(format!(
-            "it is larger than {} bytes",
-            lint_envoy::MAX_FILE_BYTES
-        )));
-    }
-    Ok(text)
+    let files = Files::read(&Source::Paths(vec![folder.clone()]));
+    let loaded = files.compile(lint.reading.options()).map_err(|problems| {
+        let lines: Vec<_> = problems.iter().map(ToString::to_string).collect();
+        anyhow::anyhow!("{}", lines.join("\n"))
+    })?;
+    Ok(Some(loaded.matcher))
 }

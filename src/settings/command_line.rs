@@ -1,5 +1,9 @@
 //! Flags and environment → typed [`Settings`]. Only this module and its submodules read the environment.
 
+mod ask;
+pub(crate) mod lint_envoy;
+pub(crate) mod reading;
+
 use std::{
     ffi::OsString,
     path::{Path, PathBuf},
@@ -7,15 +11,13 @@ use std::{
 
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 
+use self::{lint_envoy::LintEnvoy, reading::Reading};
 use super::{
     environment::{self, UsageError},
     redis::KeyFormatFlag,
     serve::Settings,
-    shapes::ArgShape as _,
 };
-use crate::{config::options::Options, foundation::build::VERSION_AND_COMMIT};
-
-mod ask;
+use crate::foundation::build::VERSION_AND_COMMIT;
 
 pub(crate) use ask::Ask;
 
@@ -40,7 +42,7 @@ pub(crate) enum Command {
     Check(Check),
     /// Ask a running server for a decision, as Envoy does
     Ask(Ask),
-    /// Check an Envoy configuration for traps: settings that Envoy accepts and that limit nothing
+    /// Check Envoy configurations for traps: settings that Envoy accepts and that limit nothing
     LintEnvoy(LintEnvoy),
 }
 
@@ -166,56 +168,6 @@ pub(crate) enum ReportFormat {
     Sarif,
     /// Workflow commands of GitHub Actions
     Github,
-}
-
-#[derive(Debug, Args)]
-#[command(
-    after_help = "Exit code: 0 without findings, 1 with findings, 2 if the file cannot be read."
-)]
-pub(crate) struct LintEnvoy {
-    /// A bootstrap in YAML or JSON, the output of Envoy's /config_dump, or Istio's EnvoyFilters; - is standard input
-    #[arg(value_name = "FILE")]
-    pub file: PathBuf,
-
-    /// Also report domains and descriptors that no rule in this folder covers
-    #[arg(long, value_name = "DIR")]
-    pub rules: Option<PathBuf>,
-
-    #[command(flatten)]
-    pub(crate) reading: Reading,
-}
-
-/// The settings of `serve` that change the meaning of rule files.
-#[derive(Clone, Copy, Debug, Args)]
-pub(crate) struct Reading {
-    /// Let several files name one domain, as `serve --merge-domains` does
-    #[arg(
-        long,
-        env = "MERGE_DOMAIN_CONFIG",
-        boolean = false,
-        require_equals = true
-    )]
-    pub(crate) merge_domains: bool,
-
-    /// Match keys and values separately, as `serve --strict-matching` does
-    #[arg(
-        long,
-        env = "TOLLGATE_STRICT_MATCHING",
-        boolean = false,
-        require_equals = true
-    )]
-    pub(crate) strict_matching: bool,
-}
-
-impl Reading {
-    /// Options of the compiler of rules; those of other settings are left at their defaults.
-    pub(crate) fn options(self) -> Options {
-        Options {
-            merge_domains: self.merge_domains,
-            strict_matching: self.strict_matching,
-            ..Options::default()
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Actions of `rate_limits` → the descriptors that they build, as far as a configuration shows them.
 
-use std::{cell::RefCell, collections::BTreeSet, fmt};
+use std::{cell::RefCell, collections::BTreeSet};
 
 use super::document::DocumentValue;
 use crate::core::{
@@ -32,16 +32,20 @@ pub(super) struct RateLimitItem<'d> {
     pub(super) holder: Holder,
     /// Replaces the filter's domain.
     pub(super) domain: Option<&'d str>,
-    /// Keys with the values that are known; `None` if an action is unknown.
-    entries: Option<Vec<(&'d str, Option<&'d str>)>>,
+    /// `None` if an action is unknown.
+    pub(super) entries: Option<KnownEntries<'d>>,
+    /// The entries of a request without the values that it may lack, if it is to be limited by these.
+    pub(super) shorter: Option<KnownEntries<'d>>,
 }
+
+/// Keys with the values that are known.
+pub(super) type KnownEntries<'d> = Vec<(&'d str, Option<&'d str>)>;
 
 impl<'d> RateLimitItem<'d> {
     pub(super) fn new(value: DocumentValue<'d>, holder: Holder, domain: Option<&'d str>) -> Self {
-        let actions = value.list("actions");
-        let entries: Option<Vec<Vec<_>>> = actions.iter().map(entries).collect();
         Self {
-            entries: entries.map(|entries| entries.concat()),
+            entries: all_entries(&value.list("actions")),
+            shorter: None,
             domain: domain.filter(|domain| holder != Holder::Route && !domain.is_empty()),
             holder,
             value,
@@ -60,19 +64,23 @@ impl<'d> RateLimitItem<'d> {
     }
 }
 
-impl fmt::Display for RateLimitItem<'_> {
-    /// `plan=free, path=…`
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let entries = self.entries.iter().flatten();
-        let texts: Vec<_> = entries
-            .map(|(key, value)| format!("{key}={}", value.unwrap_or("…")))
-            .collect();
-        f.write_str(&texts.join(", "))
-    }
+/// `plan=free, path=…`
+pub(super) fn shown(entries: &[(&str, Option<&str>)]) -> String {
+    let texts: Vec<_> = entries
+        .iter()
+        .map(|(key, value)| format!("{key}={}", value.unwrap_or("…")))
+        .collect();
+    texts.join(", ")
+}
+
+/// The entries of all actions; `None` if one of the actions is unknown here.
+pub(super) fn all_entries<'d>(actions: &[DocumentValue<'d>]) -> Option<KnownEntries<'d>> {
+    let entries: Option<Vec<KnownEntries<'_>>> = actions.iter().map(entries).collect();
+    entries.map(|entries| entries.concat())
 }
 
 /// The entries of one action; `None` if the action is unknown here.
-fn entries<'d>(action: &DocumentValue<'d>) -> Option<Vec<(&'d str, Option<&'d str>)>> {
+fn entries<'d>(action: &DocumentValue<'d>) -> Option<KnownEntries<'d>> {
     /// Actions with a default key, unless `descriptor_key` names another.
     const NAMED: [(&str, &str); 8] = [
         ("source_cluster", "source_cluster"),
@@ -151,11 +159,9 @@ impl<'m> KnownRules<'m> {
         self.matcher.domain(domain.as_bytes()).is_some()
     }
 
-    /// Whether some request could turn `descriptor` into one that a rule matches.
-    pub(super) fn may_answer(&self, domain: &str, descriptor: &RateLimitItem<'_>) -> bool {
-        let (Some(entries), Some(domain)) =
-            (&descriptor.entries, self.matcher.domain(domain.as_bytes()))
-        else {
+    /// Whether some request could turn `entries` into a descriptor that a rule matches.
+    pub(super) fn may_answer(&self, domain: &str, entries: &[(&str, Option<&str>)]) -> bool {
+        let Some(domain) = self.matcher.domain(domain.as_bytes()) else {
             return true;
         };
         let values: Vec<Vec<String>> = entries

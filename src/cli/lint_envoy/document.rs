@@ -196,6 +196,11 @@ impl<'d> DocumentValue<'d> {
         Some(value)
     }
 
+    /// Whether it is a map with an entry.
+    pub(super) fn is_map(&self) -> bool {
+        matches!(&self.node.kind, NodeKind::Map(entries) if !entries.is_empty())
+    }
+
     /// The text of a scalar.
     pub(super) fn text(&self) -> Option<&'d str> {
         match &self.node.kind {
@@ -234,19 +239,27 @@ impl<'d> DocumentValue<'d> {
             .collect()
     }
 
+    /// The entries of a map by key.
+    pub(super) fn entries(&self) -> Vec<(&'d str, Self)> {
+        let NodeKind::Map(entries) = &self.node.kind else {
+            return Vec::new();
+        };
+        let entries = entries.iter().filter_map(|(name, value)| match &name.kind {
+            NodeKind::Scalar { text, .. } => Some((&**text, self.child(value, text))),
+            NodeKind::List(_) | NodeKind::Map(_) | NodeKind::Tagged => None,
+        });
+        entries.collect()
+    }
+
     /// All direct children, of a map or of a list.
     pub(super) fn children(&self) -> Vec<Self> {
         if self.depth >= MAX_DEPTH {
             return Vec::new();
         }
-        let NodeKind::Map(entries) = &self.node.kind else {
-            return self.items();
-        };
-        let entries = entries.iter().filter_map(|(name, value)| match &name.kind {
-            NodeKind::Scalar { text, .. } => Some(self.child(value, text)),
-            NodeKind::List(_) | NodeKind::Map(_) | NodeKind::Tagged => None,
-        });
-        entries.collect()
+        match self.node.kind {
+            NodeKind::Map(_) => self.entries().into_iter().map(|(_, child)| child).collect(),
+            _ => self.items(),
+        }
     }
 
     /// The name and the content of a message with an `@type`. A `TypedStruct` has the name of the message in it.

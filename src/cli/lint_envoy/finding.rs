@@ -2,19 +2,9 @@
 
 use std::fmt;
 
-use super::unreadable::at;
 use crate::config::position::Position;
 
-/// How much a trap does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Severity {
-    /// Nothing is limited there, or every request is refused.
-    Error,
-    /// Limits apply, but not always or not as the text suggests.
-    Warning,
-    /// It works, but may surprise.
-    Advice,
-}
+pub(crate) use crate::settings::command_line::lint_envoy::TrapSeverity;
 
 /// A trap at one place, and how to avoid it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -23,7 +13,7 @@ pub(crate) struct Finding {
     pub position: Option<Position>,
     /// The path in the file, such as `static_resources.clusters[0]`.
     pub path: String,
-    pub severity: Severity,
+    pub severity: TrapSeverity,
     /// The name of the trap, stable across versions.
     pub trap: &'static str,
     pub text: String,
@@ -31,21 +21,28 @@ pub(crate) struct Finding {
 }
 
 impl fmt::Display for Finding {
-    /// `12:9: error: static_resources.clusters[0]: [http2] it speaks HTTP/1.1, …; add …`
+    /// `error: static_resources.clusters[0]: [http2] the cluster speaks HTTP/1.1, …; add …`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let severity = match self.severity {
-            Severity::Error => "error",
-            Severity::Warning => "warning",
-            Severity::Advice => "advice",
-        };
         write!(
             f,
-            "{}{severity}: {}: [{}] {}; {}",
-            at(self.position),
-            self.path.escape_debug(),
+            "{}: {}: [{}] {}; {}",
+            self.severity.name(),
+            on_one_line(&self.path),
             self.trap,
-            self.text.escape_debug(),
-            self.fix.escape_debug()
+            on_one_line(&self.text),
+            on_one_line(&self.fix)
         )
     }
+}
+
+/// A text with escapes for line breaks and invisible characters, which values in a file may have.
+pub(super) fn on_one_line(text: &str) -> String {
+    let mut line = String::with_capacity(text.len());
+    for next in text.chars() {
+        match next {
+            '\'' | '"' | '\\' => line.push(next),
+            next => line.extend(next.escape_debug()),
+        }
+    }
+    line
 }

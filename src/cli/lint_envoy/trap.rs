@@ -1,9 +1,12 @@
 //! Traps, the parts of a configuration that they look at, and reports of them.
 
+use std::collections::BTreeMap;
+
 use super::{
     actions::{Holder, KnownRules, RateLimitItem},
     document::DocumentValue,
-    finding::{Finding, Severity},
+    finding::{Finding, TrapSeverity},
+    surroundings::ItemList,
 };
 
 /// A setting that Envoy accepts and that limits nothing, or not what its author meant.
@@ -24,9 +27,21 @@ pub(super) enum Subject<'s, 'd> {
     TcpFilter(FilterSubject<'s, 'd>),
     /// `envoy.filters.http.rate_limit_quota`
     QuotaFilter(&'s DocumentValue<'d>),
+    /// A filter whose `@type` resembles that of `envoy.filters.http.ratelimit`, but is none that Envoy has.
+    UnknownFilter {
+        filter: &'s DocumentValue<'d>,
+        name: &'s str,
+    },
     /// The `grpc_service` that a filter calls.
     Service(&'s DocumentValue<'d>),
+    /// The `envoy_grpc` of a filter, in a bootstrap that has all clusters there are.
+    Call {
+        envoy_grpc: &'s DocumentValue<'d>,
+        clusters: &'s BTreeMap<String, DocumentValue<'d>>,
+    },
     VirtualHost(&'s DocumentValue<'d>),
+    /// A list `rate_limits`.
+    Items(&'s ItemList<'s, 'd>),
     /// An item of `rate_limits`.
     Item {
         limit: &'s DocumentValue<'d>,
@@ -59,7 +74,11 @@ pub(super) struct Scope<'d> {
     pub(super) manager: Option<DocumentValue<'d>>,
     pub(super) filters: Vec<Filter<'d>>,
     pub(super) descriptors: Vec<RateLimitItem<'d>>,
+    /// Routes and virtual hosts with a `typed_per_filter_config`.
+    pub(super) configured: Vec<DocumentValue<'d>>,
     pub(super) has_routes: bool,
+    /// Whether a filter has a type that Envoy does not have, but that resembles that of the rate limit filter.
+    pub(super) has_unknown_filter: bool,
     /// Name of the route configuration that arrives over xDS.
     pub(super) route_config: Option<String>,
 }
@@ -72,6 +91,10 @@ pub(super) struct Filter<'d> {
     pub(super) domain: Option<String>,
     /// Whether it has its own `rate_limits`, which win over those of routes.
     pub(super) has_own: bool,
+    /// Its name in the list of filters, by which routes configure it.
+    pub(super) name: &'d str,
+    /// The setting that disables it, unless a route enables it.
+    pub(super) disabled: Option<DocumentValue<'d>>,
 }
 
 /// Collects the findings of one trap.
@@ -86,7 +109,7 @@ impl Report<'_> {
     pub(super) fn add(
         &mut self,
         value: &DocumentValue<'_>,
-        severity: Severity,
+        severity: TrapSeverity,
         text: impl Into<String>,
         fix: impl Into<String>,
     ) {

@@ -1,15 +1,22 @@
 //! All traps.
 
+mod descriptors;
+mod disabled;
 mod filter;
 mod items;
+mod no_filter;
 mod scope;
 mod service;
+mod timeout;
+mod values;
 
+pub(super) use self::no_filter::resembles_filter;
 use super::trap::Trap;
 
 /// Every trap, by what it looks at.
-pub(super) const TRAPS: [&Trap; 22] = [
-    &filter::TIMEOUT,
+pub(super) const TRAPS: [&Trap; 30] = [
+    &timeout::TIMEOUT,
+    &timeout::SERVICE_TIMEOUT,
     &filter::FAILURE_MODE,
     &filter::HEADERS,
     &filter::SWITCHED_OFF,
@@ -17,18 +24,25 @@ pub(super) const TRAPS: [&Trap; 22] = [
     &filter::STATUS,
     &filter::TCP_DESCRIPTOR,
     &filter::QUOTA_SERVICE,
+    &service::UNKNOWN_CLUSTER,
     &service::RETRIES,
     &service::AUTHORITY,
     &service::HTTP2,
     &service::NO_TRAFFIC_INTERVAL,
     &service::PANIC_THRESHOLD,
     &items::DIRECT_RESPONSE,
+    &items::REDIRECT,
     &items::HITS_ADDEND,
     &items::NO_HOST_YET,
     &items::STREAM_DONE,
+    &values::ABSENT_VALUE,
+    &values::QUERY_STRING,
+    &no_filter::NO_FILTER,
+    &disabled::FILTER_DISABLED,
+    &disabled::ROUTE_DISABLED,
     &scope::HIDDEN_LIMITS,
     &scope::STAGE,
     &scope::FORGED_ADDRESS,
-    &scope::DOMAIN,
-    &scope::DESCRIPTOR,
+    &descriptors::DOMAIN,
+    &descriptors::DESCRIPTOR,
 ];

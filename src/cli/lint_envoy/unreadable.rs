@@ -5,7 +5,7 @@ use crate::config::position::Position;
 /// Why a file cannot be checked.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unreadable {
-    #[error("{}{text}", at(*position))]
+    #[error("{text}")]
     Syntax {
         position: Option<Position>,
         text: String,
@@ -15,19 +15,22 @@ pub(crate) enum Unreadable {
 }
 
 impl Unreadable {
-    /// Where reading ended, if known. The message begins with it.
+    /// Where reading ended, if known.
     pub(crate) fn position(&self) -> Option<Position> {
         match self {
             Self::Syntax { position, .. } => *position,
             Self::NoEnvoy => None,
         }
     }
-}
 
-pub(super) fn at(position: Option<Position>) -> String {
-    // The caller has printed the file's name and a colon before it.
-    position.map_or_else(
-        || " ".to_owned(),
-        |Position { line, column }| format!("{line}:{column}: "),
-    )
+    /// The error with its place in an outer text.
+    pub(super) fn moved(self, to_outer: impl Fn(Position) -> Position) -> Self {
+        match self {
+            Self::Syntax { position, text } => Self::Syntax {
+                position: position.map(to_outer),
+                text,
+            },
+            Self::NoEnvoy => Self::NoEnvoy,
+        }
+    }
 }

@@ -1,24 +1,39 @@
 //! The walk over a configuration: finds what traps look at, wherever it stands, and has them look.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod messages;
+
+use std::collections::BTreeMap;
 
 use super::{
     actions::{Holder, KnownRules, RateLimitItem},
     document::DocumentValue,
     finding::Finding,
-    trap::{Filter, FilterSubject, Report, Scope, Subject},
+    seen::SeenParts,
+    surroundings::ItemList,
+    trap::{Report, Scope, Subject},
     traps::TRAPS,
 };
 
 /// The scope of values outside of any connection manager, such as the patches of an EnvoyFilter.
 const LOOSE: usize = 0;
 
-/// The context of a value, as far as it matters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Under {
-    Nothing,
-    /// The list `clusters` of a bootstrap.
-    Clusters,
+/// The surroundings of a value, as far as they matter.
+#[derive(Clone, Copy, Debug)]
+struct WalkPlace<'p, 'd> {
+    scope: usize,
+    /// Whether it is an item of the list `clusters` of a bootstrap.
+    is_cluster: bool,
+    parent: Option<&'p DocumentValue<'d>>,
+    /// The virtual host that it belongs to.
+    host: Option<&'p DocumentValue<'d>>,
+    route: Option<&'p DocumentValue<'d>>,
+}
+
+/// A route configuration that arrived over xDS.
+#[derive(Debug, Default)]
+struct RouteConfig<'d> {
+    descriptors: Vec<RateLimitItem<'d>>,
+    configured: Vec<DocumentValue<'d>>,
 }
 
 /// The state of a walk: the parts that were seen so far, and the findings.
@@ -27,28 +42,53 @@ pub(super) struct EnvoyWalk<'d> {
     /// Whether there is a part of an Envoy configuration in it.
     pub(super) has_envoy: bool,
     pub(super) findings: Vec<Finding>,
+    pub(super) seen: SeenParts,
     scopes: Vec<Scope<'d>>,
-    /// Descriptors of route configurations that arrived over xDS, by name.
-    route_configs: BTreeMap<String, Vec<RateLimitItem<'d>>>,
+    /// By name.
+    route_configs: BTreeMap<String, RouteConfig<'d>>,
     clusters: BTreeMap<String, DocumentValue<'d>>,
     /// Whether the file is a dump of a running Envoy.
     is_dump: bool,
-    /// The clusters that filters call for decisions.
-    called: BTreeSet<String>,
+    is_bootstrap: bool,
+    /// Whether more clusters may arrive from a control plane, or from other resources of Kubernetes.
+    has_more_clusters: bool,
+    /// The `envoy_grpc` of filters, which call these clusters for decisions.
+    calls: BTreeMap<String, Vec<DocumentValue<'d>>>,
 }
 
 impl<'d> EnvoyWalk<'d> {
     /// Walks over one document.
     pub(super) fn document(&mut self, root: &DocumentValue<'d>) {
-        self.gather(root, LOOSE, Under::Nothing);
+        let place = WalkPlace {
+            scope: LOOSE,
+            is_cluster: false,
+            parent: None,
+            host: None,
+            route: None,
+        };
+        self.gather(root, place);
     }
 
     /// Has traps look at what only all documents together show.
     pub(super) fn finish(&mut self, rules: Option<&KnownRules<'_>>) {
-        for name in std::mem::take(&mut self.called) {
-            if let Some(cluster) = self.clusters.get(&name).cloned() {
-                let (name, cluster) = (&*name, &cluster);
+        self.seen.clusters = self.clusters.len();
+        let clusters = std::mem::take(&mut self.clusters);
+        // A bootstrap without any cluster is the beginning of one.
+        let are_all_known =
+            self.is_bootstrap && !self.is_dump && !self.has_more_clusters && !clusters.is_empty();
+        for (name, calls) in std::mem::take(&mut self.calls) {
+            let name = &*name;
+            if let Some(cluster) = clusters.get(name) {
                 self.look(&Subject::Cluster { name, cluster });
+            }
+            if are_all_known {
+                for envoy_grpc in &calls {
+                    let clusters = &clusters;
+                    self.look(&Subject::Call {
+                        envoy_grpc,
+                        clusters,
+                    });
+                }
             }
         }
         let unclaimed = std::mem::take(&mut self.route_configs);
@@ -58,7 +98,8 @@ impl<'d> EnvoyWalk<'d> {
                 .as_ref()
                 .and_then(|name| unclaimed.get(name));
             if let Some(came) = came {
-                scope.descriptors.extend(came.iter().cloned());
+                scope.descriptors.extend(came.descriptors.iter().cloned());
+                scope.configured.extend(came.configured.iter().cloned());
                 scope.has_routes = true;
             }
             let scope = &scope;
@@ -66,7 +107,7 @@ impl<'d> EnvoyWalk<'d> {
         }
     }
 
-    fn look(&mut self, subject: &Subject<'_, '_>) {
+    fn look(&mut self, subject: &Subject<'_, 'd>) {
         for trap in TRAPS {
             let mut report = Report {
                 trap: trap.name,
@@ -84,153 +125,122 @@ impl<'d> EnvoyWalk<'d> {
     }
 
     /// Collects `value` and everything below it.
-    fn gather(&mut self, value: &DocumentValue<'d>, scope: usize, under: Under) {
-        let (scope, holder) = self.message(value, scope);
+    fn gather<'p>(&mut self, value: &'p DocumentValue<'d>, mut place: WalkPlace<'p, 'd>) {
+        let (scope, holder) = self.message(value, place);
+        place.scope = scope;
         // A dump repeats the bootstrap's messages, which would be reported twice.
         let dumps = value.list("configs");
         self.is_dump |= !dumps.is_empty();
-        if dumps.len() > 1 && dumps.iter().any(is_bootstrap) {
-            for dump in dumps.iter().filter(|dump| !is_bootstrap(dump)) {
-                self.gather(dump, scope, Under::Nothing);
+        if dumps.len() > 1 && dumps.iter().any(is_bootstrap_dump) {
+            for dump in dumps.iter().filter(|dump| !is_bootstrap_dump(dump)) {
+                self.gather(dump, place);
             }
             return;
         }
-        if under == Under::Clusters || value.get("load_assignment").is_some() {
+        self.resources(value);
+        if place.is_cluster || value.get("load_assignment").is_some() {
             self.cluster(value);
         }
-        self.virtual_host(value);
-        self.has_envoy |= value.get("match").is_some() && value.get("route").is_some();
-        self.rate_limits(value, scope, holder);
+        place.is_cluster = false;
+        if is_virtual_host(value) {
+            self.has_envoy = true;
+            self.look(&Subject::VirtualHost(value));
+            place.host = Some(value);
+        }
+        if is_route(value) {
+            self.has_envoy = true;
+            self.seen.routes += 1;
+            place.route = Some(value);
+        }
+        if value.get("typed_per_filter_config").is_some() {
+            self.scope(scope).configured.push(value.clone());
+        }
+        self.rate_limits(value, place, holder);
         let is_route_config = scope == LOOSE && value.get("virtual_hosts").is_some();
         let known = self.scope(LOOSE).descriptors.len();
-        self.children(value, scope);
+        let known_configured = self.scope(LOOSE).configured.len();
+        self.children(value, place);
         if is_route_config && let Some(name) = value.text_of("name") {
-            let found = self.scope(LOOSE).descriptors.split_off(known);
-            self.route_configs
-                .entry(name.to_owned())
-                .or_default()
-                .extend(found);
+            let loose = self.scope(LOOSE);
+            let descriptors = loose.descriptors.split_off(known);
+            let configured = loose.configured.split_off(known_configured);
+            let found = self.route_configs.entry(name.to_owned()).or_default();
+            found.descriptors.extend(descriptors);
+            found.configured.extend(configured);
         }
     }
 
-    fn children(&mut self, value: &DocumentValue<'d>, scope: usize) {
+    fn children(&mut self, value: &DocumentValue<'d>, place: WalkPlace<'_, 'd>) {
         for child in value.children() {
             // A dump repeats these in its listeners.
             if child.path().ends_with("].static_route_configs") {
                 continue;
             }
+            let mut below = WalkPlace {
+                parent: Some(value),
+                ..place
+            };
             if child.path().ends_with(".clusters") {
+                below.is_cluster = true;
                 for item in child.items() {
-                    self.gather(&item, scope, Under::Clusters);
+                    self.gather(&item, below);
                 }
             } else {
-                self.gather(&child, scope, Under::Nothing);
+                self.gather(&child, below);
             }
         }
     }
 
-    /// Collects a message with an `@type`. Returns the scope of everything below it, and whose `rate_limits` it has.
-    fn message(&mut self, value: &DocumentValue<'d>, scope: usize) -> (usize, Holder) {
-        let Some((name, message)) = value.message() else {
-            return (scope, Holder::Route);
-        };
-        let name = name.strip_prefix("envoy.").unwrap_or_default();
-        self.has_envoy |= !name.is_empty();
-        match name {
-            "extensions.filters.network.http_connection_manager.v3.HttpConnectionManager" => {
-                return (self.manager(&message), Holder::Route);
-            }
-            "extensions.filters.http.ratelimit.v3.RateLimit" => {
-                self.http_filter(&message, scope);
-                return (scope, Holder::Filter);
-            }
-            "extensions.filters.http.ratelimit.v3.RateLimitPerRoute" => {
-                return (scope, Holder::PerRoute);
-            }
-            "extensions.filters.network.ratelimit.v3.RateLimit" => self.tcp_filter(&message),
-            "extensions.filters.http.rate_limit_quota.v3.RateLimitQuotaFilterConfig" => {
-                self.look(&Subject::QuotaFilter(&message));
-            }
-            "config.cluster.v3.Cluster" => self.cluster(&message),
-            _ => {}
-        }
-        (scope, Holder::Route)
-    }
-
-    fn manager(&mut self, manager: &DocumentValue<'d>) -> usize {
-        let id = self.scopes.len().max(LOOSE + 1);
-        let scope = self.scope(id);
-        scope.manager = Some(manager.clone());
-        scope.has_routes = manager.get("route_config").is_some();
-        let name = manager.at(&["rds", "route_config_name"]);
-        scope.route_config = name.and_then(|name| name.text()).map(str::to_owned);
-        id
-    }
-
-    fn http_filter(&mut self, filter: &DocumentValue<'d>, scope: usize) {
-        let is_dump = self.is_dump;
-        self.look(&Subject::HttpFilter(FilterSubject { filter, is_dump }));
-        self.service(filter);
-        let own = Filter {
-            stage: filter.number("stage"),
-            domain: filter.text_of("domain").map(str::to_owned),
-            has_own: !filter.list("rate_limits").is_empty(),
-            value: filter.clone(),
-        };
-        self.scope(scope).filters.push(own);
-    }
-
-    fn tcp_filter(&mut self, filter: &DocumentValue<'_>) {
-        let is_dump = self.is_dump;
-        self.look(&Subject::TcpFilter(FilterSubject { filter, is_dump }));
-        self.service(filter);
-    }
-
-    /// The service that a filter calls.
-    fn service(&mut self, filter: &DocumentValue<'_>) {
-        let Some(service) = filter.at(&["rate_limit_service", "grpc_service"]) else {
-            return;
-        };
-        self.look(&Subject::Service(&service));
-        if let Some(envoy) = service.get("envoy_grpc") {
-            let cluster = envoy.text_of("cluster_name").unwrap_or_default();
-            self.called.insert(cluster.to_owned());
-        }
-    }
-
-    fn cluster(&mut self, cluster: &DocumentValue<'d>) {
-        if let Some(name) = cluster.text_of("name") {
-            self.has_envoy = true;
-            self.clusters.insert(name.to_owned(), cluster.clone());
-        }
-    }
-
-    fn virtual_host(&mut self, host: &DocumentValue<'_>) {
-        if host.get("domains").is_some() && !host.list("routes").is_empty() {
-            self.has_envoy = true;
-            self.look(&Subject::VirtualHost(host));
-        }
+    /// Notes which clusters the file could know.
+    fn resources(&mut self, value: &DocumentValue<'d>) {
+        self.is_bootstrap |= value.get("static_resources").is_some();
+        self.has_more_clusters |= value.get("dynamic_resources").is_some()
+            || (value.get("apiVersion").is_some() && value.get("kind").is_some());
     }
 
     /// Collects `rate_limits`, wherever they stand.
-    fn rate_limits(&mut self, value: &DocumentValue<'d>, scope: usize, holder: Holder) {
-        for limit in value.list("rate_limits") {
-            if limit.get("actions").is_none() {
-                continue;
-            }
-            self.has_envoy = true;
-            self.look(&Subject::Item {
-                limit: &limit,
-                holder,
-            });
-            let descriptor = RateLimitItem::new(limit, holder, value.text_of("domain"));
-            self.scope(scope).descriptors.push(descriptor);
+    fn rate_limits(&mut self, value: &DocumentValue<'d>, place: WalkPlace<'_, 'd>, holder: Holder) {
+        let mut items = value.list("rate_limits");
+        items.retain(|item| item.get("actions").is_some());
+        if items.is_empty() {
+            return;
+        }
+        self.has_envoy = true;
+        self.seen.items += items.len();
+        let manager = self.scope(place.scope).manager.clone();
+        let list = ItemList {
+            items: &items,
+            route: place.route,
+            host: place.host,
+            manager: manager.as_ref(),
+        };
+        self.look(&Subject::Items(&list));
+        for limit in list.items {
+            self.look(&Subject::Item { limit, holder });
+            let mut item = RateLimitItem::new(limit.clone(), holder, value.text_of("domain"));
+            item.shorter = list.shorter(limit);
+            self.scope(place.scope).descriptors.push(item);
         }
     }
 }
 
 /// Whether a part of a dump is the bootstrap.
-fn is_bootstrap(dump: &DocumentValue<'_>) -> bool {
+fn is_bootstrap_dump(dump: &DocumentValue<'_>) -> bool {
     let name = dump.message().map(|(name, _)| name);
     name.is_some_and(|name| name.ends_with(".BootstrapConfigDump"))
+}
+
+fn is_virtual_host(value: &DocumentValue<'_>) -> bool {
+    value.get("domains").is_some() && !value.list("routes").is_empty()
+}
+
+/// Whether it is a route of Envoy. Istio's routes have lists at `match` and `route`.
+fn is_route(value: &DocumentValue<'_>) -> bool {
+    let has_answer = || {
+        let answers = ["route", "redirect", "direct_response"];
+        answers
+            .iter()
+            .any(|key| value.get(key).is_some_and(|answer| answer.is_map()))
+    };
+    value.get("match").is_some_and(|of| of.is_map()) && has_answer()
 }

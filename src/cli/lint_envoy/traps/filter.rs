@@ -2,47 +2,9 @@
 
 use super::super::{
     document::DocumentValue,
-    finding::Severity,
-    trap::{FilterSubject, Report, Subject, Trap},
+    finding::TrapSeverity,
+    trap::{FilterSubject, Subject, Trap},
 };
-
-/// A timeout that is missing, too short, endless or no duration.
-pub(super) const TIMEOUT: Trap = Trap {
-    name: "timeout",
-    look: |subject, report| {
-        if let Subject::HttpFilter(filter) | Subject::TcpFilter(filter) = subject {
-            timeout(filter.filter, report);
-        }
-    },
-};
-
-fn timeout(filter: &DocumentValue<'_>, report: &mut Report<'_>) {
-    let Some(timeout) = filter.get("timeout") else {
-        return report.add(
-            filter,
-            Severity::Warning,
-            "no timeout is set, so Envoy discards answers after 20 ms, its default",
-            "write `timeout: 0.25s`; fast answers are not delayed",
-        );
-    };
-    let text = timeout.text().unwrap_or_default();
-    let secs = text
-        .strip_suffix('s')
-        .and_then(|secs| secs.parse::<f64>().ok());
-    let (severity, what) = match secs {
-        None => (Severity::Error, format!("`{text}` is not a valid duration")),
-        Some(secs) if secs <= 0.0 => {
-            let what = "without a timeout, a silent service delays requests for ever";
-            (Severity::Warning, what.to_owned())
-        }
-        Some(secs) if secs <= 0.02 => {
-            let what = format!("{text} is shorter than a pause of a busy machine");
-            (Severity::Warning, what)
-        }
-        Some(_) => return,
-    };
-    report.add(&timeout, severity, what, "write `timeout: 0.25s`");
-}
 
 /// No word on what passes while there is no decision.
 pub(super) const FAILURE_MODE: Trap = Trap {
@@ -56,7 +18,7 @@ pub(super) const FAILURE_MODE: Trap = Trap {
         {
             report.add(
                 filter,
-                Severity::Warning,
+                TrapSeverity::Warning,
                 "`failure_mode_deny` is not set, so every request passes while there is no decision",
                 "write `failure_mode_deny: false` if that is meant, or `true` to refuse with 500",
             );
@@ -67,7 +29,7 @@ pub(super) const FAILURE_MODE: Trap = Trap {
         }) if filter.get("failure_mode_deny").is_none() => {
             report.add(
                 filter,
-                Severity::Warning,
+                TrapSeverity::Warning,
                 "`failure_mode_deny` is not set, so every connection passes while there is no \
                  decision",
                 "write `failure_mode_deny: false` if that is meant, or `true` to close them",
@@ -89,7 +51,7 @@ pub(super) const HEADERS: Trap = Trap {
         if matches!(setting, None | Some("OFF" | "false" | "0")) {
             report.add(
                 headers.as_ref().unwrap_or(filter),
-                Severity::Advice,
+                TrapSeverity::Advice,
                 "clients cannot see what is left of their limit",
                 "write `enable_x_ratelimit_headers: DRAFT_VERSION_03`",
             );
@@ -104,7 +66,7 @@ pub(super) const SWITCHED_OFF: Trap = Trap {
         if let Some(share) = share_of_none(subject, "filter_enabled") {
             report.add(
                 &share,
-                Severity::Warning,
+                TrapSeverity::Warning,
                 "the filter is enabled for 0 % of the requests",
                 "remove `filter_enabled`, or give it a numerator",
             );
@@ -119,7 +81,7 @@ pub(super) const NOT_ENFORCED: Trap = Trap {
         if let Some(share) = share_of_none(subject, "filter_enforced") {
             report.add(
                 &share,
-                Severity::Warning,
+                TrapSeverity::Warning,
                 "0 % of the refusals are enforced: requests pass, yet their responses carry \
                  `x-envoy-ratelimited: true`",
                 "remove `filter_enforced`, or give it a numerator",
@@ -150,7 +112,7 @@ pub(super) const STATUS: Trap = Trap {
         {
             report.add(
                 &status,
-                Severity::Warning,
+                TrapSeverity::Warning,
                 format!(
                     "a refusal cannot have the status {code}: Envoy sends 429 for codes below 400"
                 ),
@@ -201,7 +163,7 @@ pub(super) const TCP_DESCRIPTOR: Trap = Trap {
                 if let Some(dropped) = descriptor.get(key) {
                     report.add(
                         &dropped,
-                        Severity::Error,
+                        TrapSeverity::Error,
                         format!("the TCP filter sends entries only: `{key}` is dropped"),
                         "remove it, and set it in the rules",
                     );
@@ -218,7 +180,7 @@ pub(super) const QUOTA_SERVICE: Trap = Trap {
         if let Subject::QuotaFilter(filter) = subject {
             report.add(
                 filter,
-                Severity::Error,
+                TrapSeverity::Error,
                 "this filter speaks RLQS, which tollgate does not: `no_assignment_behavior` decides \
                  about every request",
                 "use `envoy.filters.http.ratelimit`",

@@ -2,7 +2,8 @@
 
 use super::super::{
     actions::{self, Holder},
-    finding::Severity,
+    document::DocumentValue,
+    finding::TrapSeverity,
     trap::{Subject, Trap},
 };
 
@@ -10,24 +11,44 @@ use super::super::{
 pub(super) const DIRECT_RESPONSE: Trap = Trap {
     name: "direct-response",
     look: |subject, report| {
-        let Subject::VirtualHost(host) = subject else {
-            return;
-        };
-        let has_limits = !host.list("rate_limits").is_empty();
-        for route in host.list("routes") {
-            if let Some(direct) = route.get("direct_response")
-                && (has_limits || actions::per_route(&route).is_some())
-            {
-                report.add(
-                    &direct,
-                    Severity::Warning,
-                    "a direct response is never limited: the filter does nothing on such a route",
-                    "route it to a cluster, or remove the limit",
-                );
-            }
+        for direct in limited(subject, "direct_response") {
+            report.add(
+                &direct,
+                TrapSeverity::Warning,
+                "a direct response is never limited: the filter does nothing on such a route",
+                "route it to a cluster, or remove the limit",
+            );
         }
     },
 };
+
+/// Limits on a route that redirects.
+pub(super) const REDIRECT: Trap = Trap {
+    name: "redirect",
+    look: |subject, report| {
+        for redirect in limited(subject, "redirect") {
+            report.add(
+                &redirect,
+                TrapSeverity::Warning,
+                "a redirect is never limited: the filter does nothing on such a route",
+                "route it to a cluster, or remove the limit",
+            );
+        }
+    },
+};
+
+/// The answers at `key` of routes that have limits, of their own or of their virtual host.
+fn limited<'d>(subject: &Subject<'_, 'd>, key: &str) -> Vec<DocumentValue<'d>> {
+    let Subject::VirtualHost(host) = subject else {
+        return Vec::new();
+    };
+    let has_limits = !host.list("rate_limits").is_empty();
+    let routes = host.list("routes").into_iter();
+    routes
+        .filter(|route| has_limits || actions::per_route(route).is_some())
+        .filter_map(|route| route.get(key))
+        .collect()
+}
 
 /// Hits that Envoy does not send from a route.
 pub(super) const HITS_ADDEND: Trap = Trap {
@@ -41,7 +62,7 @@ pub(super) const HITS_ADDEND: Trap = Trap {
         {
             report.add(
                 &addend,
-                Severity::Error,
+                TrapSeverity::Error,
                 "Envoy does not send `hits_addend` from here: every request counts as one hit",
                 "move this item to a RateLimitPerRoute in `typed_per_filter_config`, or to the \
                  filter's own `rate_limits`",
@@ -60,9 +81,8 @@ pub(super) const NO_HOST_YET: Trap = Trap {
         for locality in actions::early_localities(limit) {
             report.add(
                 &locality,
-                Severity::Error,
-                "CLUSTER_LOCALITY_ENTRY is empty before a host is chosen: the descriptor \
-                 is left out",
+                TrapSeverity::Error,
+                "CLUSTER_LOCALITY_ENTRY is empty until Envoy has chosen a host: the descriptor is left out",
                 "add `apply_on_stream_done: true`, or use another source",
             );
         }
@@ -78,8 +98,8 @@ pub(super) const STREAM_DONE: Trap = Trap {
         {
             report.add(
                 limit,
-                Severity::Advice,
-                "hits that count after the response include those of refused requests",
+                TrapSeverity::Advice,
+                "hits that are counted after the response include those of refused requests",
                 "allow for that in the limit",
             );
         }

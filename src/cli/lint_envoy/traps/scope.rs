@@ -3,7 +3,7 @@
 use super::super::{
     actions::{self, Holder, RateLimitItem},
     document::DocumentValue,
-    finding::Severity,
+    finding::TrapSeverity,
     trap::{Report, Scope, Subject, Trap},
 };
 
@@ -34,17 +34,16 @@ fn hidden_by_routes(host: &DocumentValue<'_>, report: &mut Report<'_>) {
         if let (true, Some(hides), false) = (has_limits, hides, includes) {
             report.add(
                 hides,
-                Severity::Warning,
-                "they replace the virtual host's `rate_limits`, which are not \
-                 applied to this route",
+                TrapSeverity::Warning,
+                "these replace the `rate_limits` of the virtual host, which are not applied to this route",
                 "write `include_vh_rate_limits: true` if both are meant",
             );
         }
         if let (Some(_), Some(limits)) = (&own_limits, &limits) {
             report.add(
                 limits,
-                Severity::Warning,
-                "the `rate_limits` of this route's RateLimitPerRoute win: these are not applied",
+                TrapSeverity::Warning,
+                "the route has a RateLimitPerRoute whose `rate_limits` win: these are not applied",
                 "move them there, or remove them",
             );
         }
@@ -58,7 +57,7 @@ fn hidden_by_filters(scope: &Scope<'_>, report: &mut Report<'_>) {
         if of_stage.clone().next().is_some() && of_stage.all(|filter| filter.has_own) {
             report.add(
                 &item.value,
-                Severity::Warning,
+                TrapSeverity::Warning,
                 "the filter's own `rate_limits` win: this item is not applied",
                 "move it there, or remove those",
             );
@@ -78,8 +77,8 @@ pub(super) const STAGE: Trap = Trap {
 };
 
 fn items_without_filter(scope: &Scope<'_>, report: &mut Report<'_>) {
-    // Outside of a connection manager the rest of the configuration is not visible.
-    if scope.manager.is_none() && scope.filters.is_empty() {
+    // Without any filter the reason is another one, and outside of a connection manager filters may be elsewhere.
+    if scope.filters.is_empty() {
         return;
     }
     for item in of_routes(scope) {
@@ -87,7 +86,7 @@ fn items_without_filter(scope: &Scope<'_>, report: &mut Report<'_>) {
         if !scope.filters.iter().any(|filter| filter.stage == stage) {
             report.add(
                 &item.value,
-                Severity::Error,
+                TrapSeverity::Error,
                 format!("no rate limit filter has the stage {stage}: this item is never used"),
                 "give the filter and its items the same `stage`",
             );
@@ -108,7 +107,7 @@ fn filters_without_item(scope: &Scope<'_>, report: &mut Report<'_>) {
         if !scope.descriptors.iter().any(is_asked) {
             report.add(
                 &filter.value,
-                Severity::Error,
+                TrapSeverity::Error,
                 format!(
                     "no route and no virtual host has `rate_limits` of stage {}: this filter \
                      never calls the service",
@@ -142,74 +141,11 @@ pub(super) const FORGED_ADDRESS: Trap = Trap {
         if shows_address && !knows_address && !scope.filters.is_empty() {
             report.add(
                 manager,
-                Severity::Warning,
+                TrapSeverity::Warning,
                 "addresses are limited, but `X-Forwarded-For` is trusted: a client that sends \
                  another one with each request is never limited",
                 "write `use_remote_address: true`, and `xff_num_trusted_hops` behind your own proxies",
             );
-        }
-    },
-};
-
-/// A domain that no rule file has.
-pub(super) const DOMAIN: Trap = Trap {
-    name: "domain",
-    look: |subject, report| {
-        let Subject::Scope {
-            scope,
-            rules: Some(rules),
-        } = subject
-        else {
-            return;
-        };
-        for filter in &scope.filters {
-            if let Some(domain) = &filter.domain
-                && !rules.has_domain(domain)
-            {
-                report.add(
-                    &filter.value,
-                    Severity::Error,
-                    format!("no rule file has the domain `{domain}`: everything passes"),
-                    "name the `domain` of a rule file",
-                );
-            }
-        }
-    },
-};
-
-/// A descriptor that no rule matches.
-pub(super) const DESCRIPTOR: Trap = Trap {
-    name: "descriptor",
-    look: |subject, report| {
-        let Subject::Scope {
-            scope,
-            rules: Some(rules),
-        } = subject
-        else {
-            return;
-        };
-        for descriptor in &scope.descriptors {
-            let stage = descriptor.stage();
-            let of_stage = scope.filters.iter().filter(|filter| filter.stage == stage);
-            let domains = of_stage.filter_map(|filter| filter.domain.as_deref());
-            let domains: Vec<_> = match descriptor.domain {
-                Some(domain) => vec![domain],
-                None => domains.collect(),
-            };
-            let mut known = domains.iter().filter(|domain| rules.has_domain(domain));
-            let Some(first) = known.clone().next() else {
-                continue;
-            };
-            if !known.any(|domain| rules.may_answer(domain, descriptor)) {
-                report.add(
-                    &descriptor.value,
-                    Severity::Error,
-                    format!(
-                        "no rule of the domain `{first}` matches ({descriptor}): it is not limited"
-                    ),
-                    "add a rule with these keys in this order, or change the actions",
-                );
-            }
         }
     },
 };

@@ -2,8 +2,41 @@
 
 use super::super::{
     document::{DocumentValue, is_authority},
-    finding::Severity,
+    finding::TrapSeverity,
     trap::{Report, Subject, Trap},
+};
+use super::no_filter::is_one_slip;
+
+/// A cluster that does not exist.
+pub(super) const UNKNOWN_CLUSTER: Trap = Trap {
+    name: "unknown-cluster",
+    look: |subject, report| {
+        let Subject::Call {
+            envoy_grpc,
+            clusters,
+        } = subject
+        else {
+            return;
+        };
+        let Some(name) = envoy_grpc.get("cluster_name") else {
+            return;
+        };
+        let called = name.text().unwrap_or_default();
+        if clusters.contains_key(called) {
+            return;
+        }
+        let nearest = clusters.keys().find(|known| is_one_slip(called, known));
+        let fix = match nearest {
+            Some(nearest) => format!("did you mean `{nearest}`?"),
+            None => "name one of `static_resources.clusters`, or add it there".to_owned(),
+        };
+        report.add(
+            &name,
+            TrapSeverity::Error,
+            format!("there is no cluster `{called}`: every call fails"),
+            fix,
+        );
+    },
 };
 
 /// Calls that are retried, or cannot be.
@@ -16,7 +49,7 @@ pub(super) const RETRIES: Trap = Trap {
         if let Some(policy) = service.get("retry_policy") {
             report.add(
                 &policy,
-                Severity::Warning,
+                TrapSeverity::Warning,
                 "a call that is retried may have been counted: its hits then count twice",
                 "remove `retry_policy`",
             );
@@ -24,7 +57,7 @@ pub(super) const RETRIES: Trap = Trap {
         if let Some(policy) = service.at(&["envoy_grpc", "retry_policy"]) {
             report.add(
                 &policy,
-                Severity::Advice,
+                TrapSeverity::Advice,
                 "`retry_policy` has no effect on these calls",
                 "remove it",
             );
@@ -66,7 +99,7 @@ fn authority(value: &DocumentValue<'_>, cluster: &str, report: &mut Report<'_>) 
     }
     report.add(
         value,
-        Severity::Warning,
+        TrapSeverity::Warning,
         format!(
             "Envoy sends `{sent}` as `:authority`, which is invalid: HTTP/2 servers reset every call, and \
              then nothing is limited; tollgate replaces it"
@@ -94,8 +127,8 @@ pub(super) const HTTP2: Trap = Trap {
         if !speaks_http2 {
             report.add(
                 cluster,
-                Severity::Error,
-                "the cluster speaks HTTP/1.1, and gRPC is HTTP/2: every call fails",
+                TrapSeverity::Error,
+                "the cluster speaks HTTP/1.1, but gRPC needs HTTP/2: every call fails",
                 format!(
                     "add `typed_extension_protocol_options` with {OPTIONS} and \
                      `explicit_http_config: {{ http2_protocol_options: {{}} }}`"
@@ -116,9 +149,9 @@ pub(super) const NO_TRAFFIC_INTERVAL: Trap = Trap {
             if check.get("no_traffic_interval").is_none() {
                 report.add(
                     &check,
-                    Severity::Advice,
-                    "before the first call Envoy checks health once a minute: it sees a stop or a start \
-                     late",
+                    TrapSeverity::Advice,
+                    "before the first call Envoy checks health once a minute, so it notices late that a \
+                     host stops or starts",
                     "write `no_traffic_interval: 1s`",
                 );
             }
@@ -138,7 +171,7 @@ pub(super) const PANIC_THRESHOLD: Trap = Trap {
         if let (Some(check), None) = (checks.first(), cluster.at(&panic)) {
             report.add(
                 check,
-                Severity::Advice,
+                TrapSeverity::Advice,
                 "while half of the hosts are unhealthy Envoy uses all of them, so health checks \
                  do not affect a single host",
                 "write `common_lb_config: { healthy_panic_threshold: { value: 0 } }` on the cluster",

@@ -1,0 +1,231 @@
+//! The findings of all files of a run, and how they are printed.
+
+mod json;
+mod text;
+
+use std::path::Path;
+
+use super::{
+    finding::{Finding, TrapSeverity},
+    inputs::{LintInput, ReadError, files_below},
+    parts::{ConfigPart, mentions_envoy, parts_of},
+    seen::SeenParts,
+    unreadable::Unreadable,
+};
+use crate::{config::position::Position, core::matcher::Matcher};
+
+/// The name of the trap of a file or a folder that has nothing to check.
+pub(super) const NOTHING_CHECKED: &str = "nothing-checked";
+
+/// The choice of findings that are reported.
+#[derive(Debug)]
+pub(crate) struct WantedFindings<'a> {
+    pub(crate) min_severity: TrapSeverity,
+    /// Traps that are not reported.
+    pub(crate) allowed: &'a [String],
+}
+
+/// Everything that a run has to say.
+#[derive(Debug)]
+pub(crate) struct LintReport<'a> {
+    wanted: WantedFindings<'a>,
+    rules: Option<&'a Matcher>,
+    files: Vec<LintedFile>,
+    failures: Vec<UncheckedFile>,
+    /// Files of folders that are not Envoy configurations.
+    not_envoy: usize,
+    /// Files of folders without a rate limit filter and without `rate_limits`.
+    nothing_to_check: usize,
+    /// Files of folders that are YAML only after something has filled them in.
+    templates: usize,
+    has_folder: bool,
+}
+
+/// The findings in a file, or in a part of one.
+#[derive(Debug)]
+struct LintedFile {
+    name: String,
+    /// The name of the part, such as that of a file in a ConfigMap.
+    inside: Option<String>,
+    seen: SeenParts,
+    findings: Vec<Finding>,
+    /// Findings that are not reported, because they are not severe enough or allowed.
+    left_out: usize,
+}
+
+/// A file that cannot be checked.
+#[derive(Debug)]
+struct UncheckedFile {
+    name: String,
+    position: Option<Position>,
+    text: String,
+}
+
+impl<'a> LintReport<'a> {
+    pub(crate) fn new(wanted: WantedFindings<'a>, rules: Option<&'a Matcher>) -> Self {
+        Self {
+            wanted,
+            rules,
+            files: Vec::new(),
+            failures: Vec::new(),
+            not_envoy: 0,
+            nothing_to_check: 0,
+            templates: 0,
+            has_folder: false,
+        }
+    }
+
+    /// Checks what a path on the command line names.
+    pub(crate) fn add(&mut self, path: &Path) {
+        if path.is_dir() {
+            self.has_folder = true;
+            self.folder(path);
+            return;
+        }
+        let input = LintInput::of(path);
+        match input.read() {
+            Ok(text) => self.text(&input.name(), &text, IsNamed::Itself),
+            Err(error) => self.unread(&input, &error),
+        }
+    }
+
+    /// Whether some file could not be checked.
+    pub(crate) fn has_failures(&self) -> bool {
+        !self.failures.is_empty()
+    }
+
+    pub(crate) fn has_findings(&self) -> bool {
+        self.files.iter().any(|file| !file.findings.is_empty())
+    }
+
+    fn text(&mut self, name: &str, text: &str, is_named: IsNamed) {
+        let mut has_parts = false;
+        for part in parts_of(name, text, self.rules) {
+            match part {
+                Ok(part) if part.seen.is_nothing() => {}
+                Ok(part) => {
+                    has_parts = true;
+                    self.file(name, part);
+                }
+                Err(Unreadable::NoEnvoy) if is_named == IsNamed::ByItsFolder => {
+                    self.not_envoy += 1;
+                    return;
+                }
+                Err(Unreadable::Syntax { .. })
+                    if is_named == IsNamed::ByItsFolder && is_template(text) =>
+                {
+                    self.templates += 1;
+                    return;
+                }
+                Err(Unreadable::Syntax { .. })
+                    if is_named == IsNamed::ByItsFolder && !mentions_envoy(text) =>
+                {
+                    self.not_envoy += 1;
+                    return;
+                }
+                Err(error) => {
+                    has_parts = true;
+                    self.fail(name, error.position(), error.to_string());
+                }
+            }
+        }
+        match is_named {
+            _ if has_parts => {}
+            IsNamed::ByItsFolder => self.nothing_to_check += 1,
+            IsNamed::Itself => {
+                let part = nothing_checked(
+                    "the whole file",
+                    "no rate limit filter in it: nothing was checked",
+                    "name the file with envoy.filters.http.ratelimit",
+                );
+                self.file(name, part);
+            }
+        }
+    }
+
+    fn folder(&mut self, folder: &Path) {
+        let name = folder.display().to_string();
+        let inputs = match files_below(folder) {
+            Ok(inputs) => inputs,
+            Err(error) => {
+                let text = ReadError::Io(error).to_string();
+                return self.fail(&name, None, text);
+            }
+        };
+        let (files, failures) = (self.files.len(), self.failures.len());
+        for input in inputs {
+            match input.read() {
+                Ok(text) => self.text(&input.name(), &text, IsNamed::ByItsFolder),
+                Err(error) => self.unread(&input, &error),
+            }
+        }
+        if (self.files.len(), self.failures.len()) == (files, failures) {
+            let part = nothing_checked(
+                "the whole folder",
+                "no file in it has a rate limit filter: nothing was checked",
+                "name the folder or the file with envoy.filters.http.ratelimit",
+            );
+            self.file(&name, part);
+        }
+    }
+
+    fn file(&mut self, name: &str, part: ConfigPart) {
+        let ConfigPart {
+            inside,
+            seen,
+            mut findings,
+        } = part;
+        let all = findings.len();
+        findings.retain(|finding| {
+            let is_allowed = self.wanted.allowed.iter().any(|name| name == finding.trap);
+            finding.severity <= self.wanted.min_severity && !is_allowed
+        });
+        self.files.push(LintedFile {
+            name: name.to_owned(),
+            inside,
+            seen,
+            left_out: all - findings.len(),
+            findings,
+        });
+    }
+
+    fn unread(&mut self, input: &LintInput, error: &ReadError) {
+        self.fail(&input.name(), error.position(), error.to_string());
+    }
+
+    fn fail(&mut self, name: &str, position: Option<Position>, text: String) {
+        self.failures.push(UncheckedFile {
+            name: name.to_owned(),
+            position,
+            text,
+        });
+    }
+}
+
+/// How a file came to be checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum IsNamed {
+    Itself,
+    ByItsFolder,
+}
+
+fn nothing_checked(path: &str, text: &str, fix: &str) -> ConfigPart {
+    let finding = Finding {
+        position: None,
+        path: path.to_owned(),
+        severity: TrapSeverity::Warning,
+        trap: NOTHING_CHECKED,
+        text: text.to_owned(),
+        fix: fix.to_owned(),
+    };
+    ConfigPart {
+        inside: None,
+        seen: SeenParts::default(),
+        findings: vec![finding],
+    }
+}
+
+/// Whether a text that cannot be parsed is a template of Go, as in Helm charts: some lines are instructions.
+fn is_template(text: &str) -> bool {
+    text.lines().any(|line| line.trim_start().starts_with("{{"))
+}

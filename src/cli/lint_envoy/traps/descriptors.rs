@@ -1,0 +1,85 @@
+//! Traps in descriptors, seen with the rules that should match them.
+
+use super::super::{
+    actions::{self, KnownRules, RateLimitItem},
+    finding::TrapSeverity,
+    trap::{Scope, Subject, Trap},
+};
+
+/// A domain that no rule file has.
+pub(super) const DOMAIN: Trap = Trap {
+    name: "domain",
+    look: |subject, report| {
+        let Subject::Scope {
+            scope,
+            rules: Some(rules),
+        } = subject
+        else {
+            return;
+        };
+        for filter in &scope.filters {
+            if let Some(domain) = &filter.domain
+                && !rules.has_domain(domain)
+            {
+                report.add(
+                    &filter.value,
+                    TrapSeverity::Error,
+                    format!("no rule file has the domain `{domain}`: everything passes"),
+                    "name the `domain` of a rule file",
+                );
+            }
+        }
+    },
+};
+
+/// A descriptor that no rule matches.
+pub(super) const DESCRIPTOR: Trap = Trap {
+    name: "descriptor",
+    look: |subject, report| {
+        let Subject::Scope {
+            scope,
+            rules: Some(rules),
+        } = subject
+        else {
+            return;
+        };
+        for item in &scope.descriptors {
+            if let Some(entries) = &item.entries
+                && let Some(domain) = domain_without_answer(scope, item, entries, rules)
+            {
+                let entries = actions::shown(entries);
+                report.add(
+                    &item.value,
+                    TrapSeverity::Error,
+                    format!(
+                        "no rule of the domain `{domain}` matches ({entries}): this descriptor is not limited"
+                    ),
+                    "add a rule with these keys in this order, or change the actions",
+                );
+            }
+        }
+    },
+};
+
+/// The first domain of `item` that has rules, if no rule of any of its domains could match `entries`.
+pub(super) fn domain_without_answer<'s>(
+    scope: &'s Scope<'_>,
+    item: &RateLimitItem<'s>,
+    entries: &[(&str, Option<&str>)],
+    rules: &KnownRules<'_>,
+) -> Option<&'s str> {
+    let stage = item.stage();
+    let of_stage = scope.filters.iter().filter(|filter| filter.stage == stage);
+    let domains: Vec<_> = match item.domain {
+        Some(domain) => vec![domain],
+        None => of_stage
+            .filter_map(|filter| filter.domain.as_deref())
+            .collect(),
+    };
+    let mut known = domains
+        .into_iter()
+        .filter(|domain| rules.has_domain(domain));
+    let first = known.clone().next()?;
+    let is_answered = known.any(|domain| rules.may_answer(domain, entries));
+    (!is_answered).then_some(first)
+}
