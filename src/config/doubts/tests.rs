@@ -1,6 +1,17 @@
 //! Which rules are doubted, and which are not.
 
-use super::super::{files::Files, options::Options};
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+
+use super::{
+    super::{files::Files, options::Options},
+    refuses_first,
+};
+use crate::core::{
+    limit::Limit,
+    window::{Period, Timestamp, Unit},
+};
 
 /// The warnings of a file of domain `d` with these descriptors, from line 3 on.
 fn warnings(descriptors: &[&str]) -> Vec<String> {
@@ -155,4 +166,51 @@ fn errors_come_alone() {
         .compile(Options::default())
         .unwrap_err();
     assert_eq!(problems.len(), 1, "{problems:?}");
+}
+
+/// Which of two limits count a request that one of them refuses.
+#[derive(Clone, Copy, Debug)]
+enum Charged {
+    Both,
+    None,
+    /// As with `--stop-when-over`.
+    Refusing,
+}
+
+proptest! {
+    /// Two counters of aligned windows, as simple as possible. Hits below 0 give back, never below 0.
+    #[test]
+    fn a_limit_that_never_binds_never_refuses_alone(
+        (fewer, more) in (0_u32..6, 0_u32..4),
+        (short, times) in (1_u32..4, 2_u32..4),
+        requests in prop::collection::vec((0_u64..7, -2_i64..4), 1..40),
+        charged in prop::sample::select(vec![Charged::Both, Charged::None, Charged::Refusing]),
+    ) {
+        let limits = [(fewer + more, short), (fewer, short * times)].map(|(requests, minutes)| {
+            let period = Period::new(Unit::Minute, minutes.try_into().unwrap());
+            Limit::fixed(requests, period.unwrap())
+        });
+        prop_assert!(refuses_first(&limits[1], &limits[0]));
+        let mut counters: HashMap<(usize, u64), i64> = HashMap::new();
+        let mut minute = 0;
+        for (pause, hits) in requests {
+            minute += pause;
+            let now = Timestamp::from_secs(minute * 60);
+            let keys = [0, 1].map(|at| (at, limits[at].window(now).start.secs()));
+            let after = keys.map(|key| (counters.get(&key).unwrap_or(&0) + hits).max(0));
+            let is_over = [0, 1].map(|at| after[at] > i64::from(limits[at].requests_per_unit));
+            prop_assert!(!is_over[0] || is_over[1], "{limits:?} at {minute}");
+            let refuses = is_over[0] || is_over[1];
+            for at in [0, 1] {
+                let is_charged = match charged {
+                    Charged::Both => true,
+                    Charged::None => !refuses,
+                    Charged::Refusing => !refuses || is_over[at],
+                };
+                if is_charged || hits < 0 {
+                    counters.insert(keys[at], after[at]);
+                }
+            }
+        }
+    }
 }
