@@ -1,51 +1,81 @@
 //! `tollgate ask`: calls a running server as Envoy would and prints the decision.
 
-use std::fmt::Write as _;
+use std::{process::ExitCode, time::Duration};
 
-use tonic::Status;
+use tonic::{Code as GrpcCode, Request, Status, metadata::MetadataValue};
 
 use crate::{
-    core::window::Unit,
-    net::dial::{self, Dial, DialError},
+    net::dial::{self, Dial, DialError, Symptom},
     service::grpc::{
-        json,
+        DEBUG, json,
         proto::envoy::{
             extensions::common::ratelimit::v3::{
                 RateLimitDescriptor, rate_limit_descriptor::Entry,
             },
             service::ratelimit::v3::{
-                RateLimitRequest, RateLimitResponse,
-                rate_limit_response::{Code, DescriptorStatus, rate_limit},
+                RateLimitRequest, RateLimitResponse, rate_limit_response::Code,
                 rate_limit_service_client::RateLimitServiceClient,
             },
         },
     },
-    settings::{self, command_line::Ask},
+    settings::{command_line::Ask, values::Entries},
 };
+
+mod readable;
+mod report;
+
+use readable::readable;
+use report::AnswerReport;
+
+/// The exit code for OVER_LIMIT.
+const OVER_LIMIT: u8 = 3;
+
+/// Longest search for the reason why there is no answer.
+const DIAGNOSIS: Duration = Duration::from_secs(2);
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AskError {
-    #[error("cannot reach {server}")]
+    #[error("cannot reach {server}{}", hint(.symptom))]
     Unreachable {
         server: String,
+        symptom: Option<Symptom>,
         #[source]
         source: DialError,
     },
+    #[error("{server} did not answer the call{}: {}", hint(.symptom), .status.message())]
+    Unanswered {
+        server: String,
+        symptom: Option<Symptom>,
+        status: Status,
+    },
+    #[error("{0} did not answer within --timeout")]
+    TimedOut(String),
     #[error("the server answered {:?}: {}", .0.code(), .0.message())]
     Refused(Status),
     #[error("cannot write the answer as JSON")]
     Json(#[from] serde_json::Error),
 }
 
-/// Calls the server and returns the text to print.
+fn hint(symptom: &Option<Symptom>) -> String {
+    symptom.map_or_else(String::new, |symptom| format!(" ({symptom})"))
+}
+
+/// The text to print, and the exit code that the decision has.
+pub(super) struct Answer {
+    pub(super) text: String,
+    pub(super) code: ExitCode,
+}
+
+/// Calls the server.
 ///
 /// # Errors
 ///
 /// If the server cannot be reached or answers with a gRPC status instead of a decision.
-pub(super) async fn ask(ask: Ask) -> Result<String, AskError> {
-    let unreachable = |source| AskError::Unreachable {
+pub(super) async fn ask(ask: Ask) -> Result<Answer, AskError> {
+    let unreachable = |source, symptom| AskError::Unreachable {
         server: ask.server.clone(),
+        symptom,
         source,
     };
     let dial = Dial::new(&dial::Options {
@@ -57,92 +87,78 @@ pub(super) async fn ask(ask: Ask) -> Result<String, AskError> {
         authority: ask.authority.as_deref(),
         http2: true,
     })
-    .map_err(unreachable)?;
-    let channel = dial.channel(ask.timeout).await.map_err(unreachable)?;
-    let request = request(&ask);
-    let response = RateLimitServiceClient::new(channel)
-        .should_rate_limit(request)
-        .await
-        .map_err(AskError::Refused)?
-        .into_inner();
-    if ask.json {
-        let text = json::response(&response, true)?;
-        Ok(String::from_utf8_lossy(&text).into_owned())
-    } else {
-        Ok(readable(&ask, &response))
+    .map_err(|error| unreachable(error, None))?;
+    let channel = dial.channel(ask.timeout).await.map_err(|error| {
+        let symptom = dial.symptom(&error);
+        unreachable(error, symptom)
+    })?;
+    let mut request = Request::new(request(&ask));
+    let metadata = request.metadata_mut();
+    metadata.insert(DEBUG, MetadataValue::from_static("true"));
+    let mut client = RateLimitServiceClient::new(channel);
+    let response = match client.should_rate_limit(request).await {
+        Ok(response) => response,
+        Err(status) => return Err(failure(&ask, &dial, status).await),
+    };
+    let report = response.metadata().get(DEBUG);
+    let report = report.and_then(|report| report.to_str().ok());
+    let report = report.map(str::to_owned).and_then(AnswerReport::read);
+    answer(&ask, &response.into_inner(), report)
+}
+
+/// The error of a call without a decision. Only what the server itself answered has no source.
+async fn failure(ask: &Ask, dial: &Dial, status: Status) -> AskError {
+    if std::error::Error::source(&status).is_none() {
+        return AskError::Refused(status);
+    }
+    if status.code() == GrpcCode::Cancelled {
+        return AskError::TimedOut(ask.server.clone());
+    }
+    AskError::Unanswered {
+        server: ask.server.clone(),
+        symptom: dial.diagnose(ask.timeout.min(DIAGNOSIS)).await,
+        status,
     }
 }
 
+fn answer(
+    ask: &Ask,
+    response: &RateLimitResponse,
+    report: Option<AnswerReport>,
+) -> Result<Answer, AskError> {
+    let text = if ask.json {
+        let text = String::from_utf8_lossy(&json::response(response, true)?).into_owned();
+        match (report, text.strip_suffix('}')) {
+            (Some(report), Some(fields)) => format!("{fields},\"debug\":{}}}", report.text()),
+            _ => text,
+        }
+    } else {
+        readable(ask, response, report.as_ref())
+    };
+    let is_over = response.overall_code() == Code::OverLimit;
+    let code = if is_over && !ask.any_decision {
+        ExitCode::from(OVER_LIMIT)
+    } else {
+        ExitCode::SUCCESS
+    };
+    Ok(Answer { text, code })
+}
+
 fn request(ask: &Ask) -> RateLimitRequest {
-    let descriptor =
-        |settings::values::Entries(entries): &settings::values::Entries| RateLimitDescriptor {
-            entries: entries
-                .iter()
-                .map(|(key, value)| Entry {
-                    key: key.clone().into(),
-                    value: value.clone().into(),
-                })
-                .collect(),
-            hits_addend: Some(ask.hits),
-            ..RateLimitDescriptor::default()
-        };
+    let descriptor = |Entries(entries): &Entries| RateLimitDescriptor {
+        entries: entries
+            .iter()
+            .map(|(key, value)| Entry {
+                key: key.clone().into(),
+                value: value.clone().into(),
+            })
+            .collect(),
+        hits_addend: Some(ask.hits),
+        ..RateLimitDescriptor::default()
+    };
     RateLimitRequest {
         domain: ask.domain.clone(),
         descriptors: ask.descriptors.iter().map(descriptor).collect(),
         hits_addend: 0,
-    }
-}
-
-/// The overall code, then a line for each descriptor. Writing to a string cannot fail.
-fn readable(ask: &Ask, response: &RateLimitResponse) -> String {
-    let mut text = code(response.overall_code).to_owned();
-    for (descriptor, status) in ask.descriptors.iter().zip(&response.statuses) {
-        let settings::values::Entries(entries) = descriptor;
-        let entries: Vec<_> = entries
-            .iter()
-            .map(|(key, value)| format!("{key}={value}"))
-            .collect();
-        let _ = write!(text, "\n  {}: {}", entries.join(","), code(status.code));
-        text.push_str(&explain(status));
-    }
-    text
-}
-
-fn explain(status: &DescriptorStatus) -> String {
-    let Some(limit) = &status.current_limit else {
-        return ", no limit".to_owned();
-    };
-    let unit = match limit.unit() {
-        rate_limit::Unit::Unknown => "unknown unit",
-        rate_limit::Unit::Second => Unit::Second.name(),
-        rate_limit::Unit::Minute => Unit::Minute.name(),
-        rate_limit::Unit::Hour => Unit::Hour.name(),
-        rate_limit::Unit::Day => Unit::Day.name(),
-        rate_limit::Unit::Week => Unit::Week.name(),
-        rate_limit::Unit::Month => Unit::Month.name(),
-        rate_limit::Unit::Year => Unit::Year.name(),
-    };
-    let per = match limit.unit_multiplier {
-        None | Some(1) => unit.to_owned(),
-        Some(multiplier) => format!("{multiplier} {unit}s"),
-    };
-    let name = match limit.name.as_str() {
-        "" => String::new(),
-        name => format!(" ({name})"),
-    };
-    let reset = status.duration_until_reset.as_ref();
-    format!(
-        ", {} of {} per {per}{name} left, resets in {}s",
-        status.limit_remaining,
-        limit.requests_per_unit,
-        reset.map_or(0, |reset| reset.seconds),
-    )
-}
-
-fn code(number: i32) -> &'static str {
-    match Code::try_from(number) {
-        Ok(Code::Ok) => "OK",
-        Ok(Code::OverLimit) => "OVER_LIMIT",
-        Ok(Code::Unknown) | Err(_) => "UNKNOWN",
     }
 }

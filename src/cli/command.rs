@@ -44,10 +44,7 @@ pub fn run_command() -> ExitCode {
             }
         }
         Command::Check(check) => check_files(&check),
-        Command::Ask(ask) => match print_answer(ask) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => failed(&error, FAILURE),
-        },
+        Command::Ask(ask) => print_answer(ask).unwrap_or_else(|error| failed(&error, FAILURE)),
         Command::LintEnvoy(lint) => {
             lint_files(&lint).unwrap_or_else(|error| failed(&error, BAD_USAGE))
         }
@@ -89,12 +86,13 @@ fn serve(settings: &Settings) -> anyhow::Result<()> {
     run(settings).context("tollgate cannot serve")
 }
 
-fn print_answer(ask: Ask) -> anyhow::Result<()> {
+fn print_answer(ask: Ask) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    print(&runtime.block_on(ask::ask(ask))?);
-    Ok(())
+    let answer = runtime.block_on(ask::ask(ask))?;
+    print(&answer.text);
+    Ok(answer.code)
 }
 
 /// Prints `error` and ends with `code`.

@@ -124,3 +124,21 @@ impl Service<Uri> for OnceConnector {
         ready(stream.ok_or_else(|| io::Error::other("the connection is gone")))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn small_writes_are_sent_at_once() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = Endpoint::Tcp {
+            host: "127.0.0.1".to_owned(),
+            port: listener.local_addr().unwrap().port(),
+        };
+        let PlainStream::Tcp(stream) = connect(&endpoint).await.unwrap() else {
+            panic!("the endpoint is a port");
+        };
+        assert!(SockRef::from(&stream).tcp_nodelay().unwrap());
+    }
+}

@@ -16,6 +16,10 @@ use super::{
     tls::{ServerName, TlsError, client::ClientTls, failure::TlsFailure},
 };
 
+mod diagnosis;
+
+pub(crate) use diagnosis::Symptom;
+
 /// Why there is no connection. Messages name the file at fault.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DialError {
@@ -81,6 +85,8 @@ impl From<TlsError> for DialError {
 pub(crate) struct Dial {
     endpoint: Endpoint,
     tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
+    /// Whether the server can ask for a client certificate and get one.
+    has_certificate: bool,
     authority: String,
 }
 
@@ -131,6 +137,7 @@ impl Dial {
             authority: authority.unwrap_or_else(|| endpoint.authority()),
             endpoint,
             tls,
+            has_certificate: options.pair.is_some(),
         })
     }
 

@@ -192,22 +192,34 @@ fn ask_prints_a_decision_that_can_be_read() {
         let url = format!("http://{}", server.grpc);
         let what = ["--domain", "d", "-d", "one=v", "-d", "k=v,k2=v2"];
         let (code, said) = run(&[&["ask", "--server", &url, "--hits", hits], &what[..]].concat());
-        assert_eq!(code, Some(0));
-        // Everything except the number of seconds.
-        let (before, behind) = said.split_once("resets in ").expect("it resets");
-        let (secs, behind) = behind.split_once('s').expect("in seconds");
-        assert!(secs.parse::<u64>().is_ok_and(|secs| secs > 0), "{said}");
-        format!("{before}resets in N{behind}")
+        // Everything except times, such as `364d 3h`.
+        let lines = said
+            .lines()
+            .map(|line| match line.split_once("resets in ") {
+                Some((before, time)) => {
+                    assert!(time.ends_with(['d', 'h', 'm', 's']), "{said}");
+                    format!("{before}resets in T\n")
+                }
+                None => format!("{line}\n"),
+            });
+        (code, lines.collect::<String>())
     };
     let expected = "\
 OK
-  one=v: OK, 1 of 2 per year left, resets in N
-  k=v,k2=v2: OK, no limit
+  one=v: OK, 1 of 2 per year left, resets in T
+    1 of 2 per year left, resets in T
+    99 of 100 per 3 years left, resets in T
+  k=v,k2=v2: OK, no limit: `k` is no key here (entry 1)
 ";
-    assert_eq!(ask("1"), expected);
-    let expected = expected.replace("OK, 1", "OVER_LIMIT, 0");
-    let expected = expected.replacen("OK", "OVER_LIMIT", 1);
-    assert_eq!(ask("2"), expected);
+    assert_eq!(ask("1"), (Some(0), expected.to_owned()));
+    let expected = "\
+OVER_LIMIT
+  one=v: OVER_LIMIT, 0 of 2 per year left, resets in T
+    over, 0 of 2 per year left, resets in T
+    97 of 100 per 3 years left, resets in T
+  k=v,k2=v2: OK, no limit: `k` is no key here (entry 1)
+";
+    assert_eq!(ask("2"), (Some(3), expected.to_owned()));
 }
 
 #[test]
@@ -238,7 +250,14 @@ fn ask_prints_proto3_json() {
         "responseHeadersToAdd": [],
         "rawBody": "",
     });
+    let debug = answer.as_object_mut().unwrap().remove("debug").unwrap();
     assert_eq!(answer, expected);
+    let [one, other] = &debug["descriptors"].as_array().unwrap()[..] else {
+        panic!("{debug}");
+    };
+    assert_eq!(one["limits"].as_array().unwrap().len(), 2, "{debug}");
+    assert_eq!(one["limits"][1]["remaining"], 98, "{debug}");
+    assert_eq!(other["cause"], "unknown_key", "{debug}");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //!
 //! - `cli`: the command line: `serve`, `check`, `ask` and their settings
 //! - `check`: rule files and manifests in pipelines: forms of the report and exit codes
+//! - `ask_command`: `tollgate ask`: its exit codes, the cause of each "no limit", and servers that do not answer
 //! - `environment`: variables that are wrong, unknown or set by Kubernetes, and errors before the log begins
 //! - `rls`: requests and replies over gRPC
 //! - `bad_input`: inputs that the server refuses, at its start and on the wire
@@ -58,6 +59,7 @@
 
 mod algorithms;
 mod allocations;
+mod ask_command;
 mod attack;
 mod bad_input;
 mod c_core;

@@ -253,6 +253,13 @@ fn degraded() -> (String, prost_types::Value) {
     ("degraded".to_owned(), to_value(MetadataValue::Bool(true)))
 }
 
+/// Whether the reply says that it was decided without the store.
+pub(crate) fn is_degraded(reply: &RateLimitResponse) -> bool {
+    let (name, expected) = degraded();
+    let metadata = reply.dynamic_metadata.as_ref();
+    metadata.is_some_and(|metadata| metadata.fields.get(&name) == Some(&expected))
+}
+
 fn descriptor_metadata(descriptor: &RateLimitDescriptor) -> prost_types::Value {
     let text = |entry: &rate_limit_descriptor::Entry| {
         let mut text = String::with_capacity(entry.key.len() + 1 + entry.value.len());

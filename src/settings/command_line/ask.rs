@@ -7,6 +7,9 @@ use clap::Args;
 use crate::settings::values::{Entries, duration, entries};
 
 #[derive(Debug, Args)]
+#[command(
+    after_help = "Exit code: 0 for OK, 3 for OVER_LIMIT, 1 if there is no decision, 2 for a bad command line."
+)]
 pub(crate) struct Ask {
     /// Address of the server: http://HOST:PORT, https://HOST:PORT or unix:///PATH
     #[arg(long, default_value = "http://127.0.0.1:8081", value_name = "URL")]
@@ -44,6 +47,10 @@ pub(crate) struct Ask {
     /// Hits of each descriptor; 0 reads without counting
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub hits: u64,
+
+    /// Exit with 0 for OVER_LIMIT too: any decision is a success
+    #[arg(long)]
+    pub any_decision: bool,
 
     /// Print the reply as proto3 JSON
     #[arg(long)]

@@ -1,0 +1,207 @@
+//! A reply as text for people.
+
+use std::fmt::{self, Write as _};
+
+use super::report::{AnswerReport, ReportedLimit};
+use crate::{
+    core::window::Unit,
+    service::grpc::{
+        proto::envoy::service::ratelimit::v3::{
+            RateLimitResponse,
+            rate_limit_response::{Code, DescriptorStatus, RateLimit, rate_limit},
+        },
+        wire,
+    },
+    settings::{command_line::Ask, values::Entries},
+};
+
+/// The overall code, then lines for each descriptor, and the headers for the client. Writing to a string cannot fail.
+pub(super) fn readable(
+    ask: &Ask,
+    response: &RateLimitResponse,
+    report: Option<&AnswerReport>,
+) -> String {
+    let mut text = code(response.overall_code).to_owned();
+    if wire::is_degraded(response) {
+        text.push_str(", degraded: true (decided without the store, which does not reply)");
+    }
+    for (index, (descriptor, status)) in ask.descriptors.iter().zip(&response.statuses).enumerate()
+    {
+        let Entries(entries) = descriptor;
+        let entries: Vec<_> = entries
+            .iter()
+            .map(|(key, value)| format!("{key}={value}"))
+            .collect();
+        let _ = write!(text, "\n  {}: {}", entries.join(","), code(status.code));
+        if status.current_limit.is_some() {
+            let _ = write!(text, ", {}", Standing::from(status));
+        } else {
+            text.push_str(", no limit");
+            if let Some(why) = report.and_then(|report| report.why(index)) {
+                let _ = write!(text, ": {why}");
+            }
+        }
+        let limits = report.map_or_else(Vec::new, |report| report.limits(index));
+        // The line above has the only one.
+        for limit in limits.iter().filter(|_| limits.len() > 1) {
+            let over = if limit.is_over { "over, " } else { "" };
+            let _ = write!(text, "\n    {over}{}", Standing::from(limit));
+        }
+    }
+    for header in &response.response_headers_to_add {
+        let _ = write!(text, "\n  header {}: {}", header.key, header.value);
+    }
+    text
+}
+
+/// A count beside its limit.
+struct Standing {
+    requests: u64,
+    per: String,
+    left: u64,
+    resets_in_secs: u64,
+}
+
+impl fmt::Display for Standing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            requests,
+            per,
+            left,
+            resets_in_secs,
+        } = self;
+        let resets_in = duration(*resets_in_secs);
+        write!(
+            f,
+            "{left} of {requests} per {per} left, resets in {resets_in}"
+        )
+    }
+}
+
+impl From<&DescriptorStatus> for Standing {
+    fn from(status: &DescriptorStatus) -> Self {
+        let limit = status.current_limit.as_ref();
+        let reset = status.duration_until_reset.as_ref();
+        Self {
+            requests: limit.map_or(0, |limit| limit.requests_per_unit.into()),
+            per: limit.map_or_else(String::new, period),
+            left: status.limit_remaining.into(),
+            resets_in_secs: reset.map_or(0, |reset| reset.seconds.unsigned_abs()),
+        }
+    }
+}
+
+impl From<&ReportedLimit> for Standing {
+    fn from(limit: &ReportedLimit) -> Self {
+        let unit = limit.unit.to_ascii_lowercase();
+        Self {
+            requests: limit.requests_per_unit,
+            per: named(&unit, limit.unit_multiplier, &limit.name),
+            left: limit.remaining,
+            resets_in_secs: limit.reset_secs,
+        }
+    }
+}
+
+fn period(limit: &RateLimit) -> String {
+    let unit = match limit.unit() {
+        rate_limit::Unit::Unknown => "unknown unit",
+        rate_limit::Unit::Second => Unit::Second.name(),
+        rate_limit::Unit::Minute => Unit::Minute.name(),
+        rate_limit::Unit::Hour => Unit::Hour.name(),
+        rate_limit::Unit::Day => Unit::Day.name(),
+        rate_limit::Unit::Week => Unit::Week.name(),
+        rate_limit::Unit::Month => Unit::Month.name(),
+        rate_limit::Unit::Year => Unit::Year.name(),
+    };
+    let multiplier = limit.unit_multiplier.unwrap_or(1);
+    named(unit, multiplier.into(), &limit.name)
+}
+
+/// A period, and the name of its limit.
+fn named(unit: &str, multiplier: u64, name: &str) -> String {
+    let period = match multiplier {
+        1 => unit.to_owned(),
+        multiplier => format!("{multiplier} {unit}s"),
+    };
+    match name {
+        "" => period,
+        name => format!("{period} ({name})"),
+    }
+}
+
+/// Seconds in the two largest units that they fill: `45s`, `1m 5s`, `19h 38m`, `364d 3h`.
+fn duration(secs: u64) -> String {
+    const UNITS: [(u64, &str); 4] = [(86_400, "d"), (3_600, "h"), (60, "m"), (1, "s")];
+    let Some(largest) = UNITS.iter().position(|(length, _)| secs >= *length) else {
+        return "0s".to_owned();
+    };
+    let (length, name) = UNITS[largest];
+    let mut text = format!("{}{name}", secs / length);
+    if let Some((next, name)) = UNITS.get(largest + 1) {
+        let count = secs % length / next;
+        if count > 0 {
+            let _ = write!(text, " {count}{name}");
+        }
+    }
+    text
+}
+
+fn code(number: i32) -> &'static str {
+    match Code::try_from(number) {
+        Ok(Code::Ok) => "OK",
+        Ok(Code::OverLimit) => "OVER_LIMIT",
+        Ok(Code::Unknown) | Err(_) => "UNKNOWN",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::settings::command_line::{Cli, Command};
+
+    /// The reference ignores the metadata that asks for a report.
+    #[test]
+    fn without_a_report_there_is_no_limit_and_no_cause() {
+        let cli = Cli::parse_from(["tollgate", "ask", "--domain", "d", "-d", "a=b,c=d"]);
+        let Command::Ask(ask) = cli.command else {
+            panic!("{cli:?}");
+        };
+        let response = RateLimitResponse {
+            overall_code: Code::Ok.into(),
+            statuses: vec![DescriptorStatus {
+                code: Code::Ok.into(),
+                ..DescriptorStatus::default()
+            }],
+            ..RateLimitResponse::default()
+        };
+        let text = readable(&ask, &response, None);
+        assert_eq!(text, "OK\n  a=b,c=d: OK, no limit");
+        let text = readable(
+            &ask,
+            &response,
+            AnswerReport::read("{}".to_owned()).as_ref(),
+        );
+        assert_eq!(text, "OK\n  a=b,c=d: OK, no limit");
+    }
+
+    #[test]
+    fn a_duration_has_two_units_at_most() {
+        for (secs, expected) in [
+            (0, "0s"),
+            (1, "1s"),
+            (60, "1m"),
+            (65, "1m 5s"),
+            (3_600, "1h"),
+            (3_601, "1h"),
+            (70_691, "19h 38m"),
+            (86_400, "1d"),
+            (86_400 + 59, "1d"),
+            (31_460_400, "364d 3h"),
+        ] {
+            assert_eq!(duration(secs), expected, "{secs}");
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! `tollgate ask`: its exit codes, the cause of each "no limit", and servers that do not answer.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpListener,
+    process::Output,
+    thread,
+};
+
+use prost::Message as _;
+
+use crate::support::{
+    ask::{self, descriptor, request},
+    certificates::{Authority, Pair, Secret},
+    finish, free_port,
+    tollgate::{self, Tollgate, program},
+};
+
+const RULES: &str = "
+domain: d
+descriptors:
+  - key: few
+    rate_limits: [{ name: yearly, unit: year, requests_per_unit: 2 }, 100/3y]
+  - key: plan
+    value: secret-plan
+    rate_limit: { unit: year, requests_per_unit: 5 }
+    descriptors:
+      - key: user
+        rate_limit: { unit: year, requests_per_unit: 5 }
+  - key: path
+    descriptors:
+      - key: deep
+        rate_limit: { unit: year, requests_per_unit: 5 }
+  - key: free
+    rate_limit: { unlimited: true }
+  - key: bare
+  - key: other
+    rate_limit: { unit: year, requests_per_unit: 5, replaces: [{ name: gone }] }
+  - key: replaced
+    rate_limit: { unit: year, requests_per_unit: 5, name: gone }
+";
+
+/// Runs `ask` with these arguments; returns its exit code, its output and its errors.
+#[track_caller]
+fn run(args: &[&str]) -> (Option<i32>, String, String) {
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = finish(program().arg("ask").args(args));
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (status.code(), text(stdout), text(stderr))
+}
+
+fn url(server: &Tollgate) -> String {
+    format!("http://{}", server.grpc)
+}
+
+// --- decisions -----------------------------------------------------------------------------------
+
+#[test]
+fn the_exit_code_is_the_decision() {
+    let server = tollgate::with_rules(RULES).start();
+    let url = url(&server);
+    let ask = |more: &[&str]| {
+        let what = ["--server", &url, "--domain", "d", "-d", "few=x"];
+        run(&[&what[..], more].concat()).0
+    };
+    assert_eq!([ask(&[]), ask(&[])], [Some(0); 2]);
+    assert_eq!(ask(&[]), Some(3));
+    assert_eq!(ask(&["--json"]), Some(3));
+    assert_eq!(ask(&["--any-decision"]), Some(0));
+    assert_eq!(ask(&["--domain", ""]), Some(2), "twice");
+    assert_eq!(ask(&["--no-such-flag"]), Some(2));
+}
+
+/// `ask` says `expected` of the first of these descriptors of domain `d`.
+#[track_caller]
+fn check_cause(server: &Tollgate, descriptors: &[&str], expected: &str) {
+    let url = url(server);
+    let mut args = vec!["--server", &url, "--domain", "d"];
+    for descriptor in descriptors {
+        args.extend(["-d", descriptor]);
+    }
+    let (code, said, errors) = run(&args);
+    assert_eq!(code, Some(0), "{errors}");
+    let line = said.lines().find(|line| line.contains(descriptors[0]));
+    let expected = format!("  {}: OK, no limit: {expected}", descriptors[0]);
+    assert_eq!(line, Some(expected.as_str()), "{said}");
+}
+
+#[test]
+fn each_cause_of_no_limit_is_told_apart() {
+    let server = tollgate::with_rules(RULES)
+        .file("empty.yaml", "domain: empty\n")
+        .start();
+    for (descriptors, expected) in [
+        (&["colour=x"][..], "`colour` is no key here (entry 1)"),
+        (
+            &["feww=x"],
+            "`feww` is no key here (entry 1); did you mean `few`?",
+        ),
+        (
+            &["path=x,dep=y"],
+            "`dep` is no key here (entry 2); did you mean `deep`?",
+        ),
+        (
+            &["plan=gold"],
+            "no rule is for this value of `plan` (entry 1)",
+        ),
+        (
+            &["few=x,user=y"],
+            "the rules end at entry 1; leave out the entries behind it, or add rules below",
+        ),
+        (
+            &["path=x"],
+            "the limits are deeper; the descriptor needs more entries behind entry 1",
+        ),
+        (&["bare=x"], "the rule has no limit"),
+        (&["free=x"], "the rule is `unlimited`"),
+        (
+            &["replaced=x", "other=x"],
+            "the rule of another descriptor in the request replaces its limits",
+        ),
+    ] {
+        check_cause(&server, descriptors, expected);
+    }
+    for (domain, expected) in [
+        ("elsewhere", "no rules are for this domain"),
+        ("empty", "the domain has no rules"),
+    ] {
+        let (_, said, _) = run(&["--server", &url(&server), "--domain", domain, "-d", "a=b"]);
+        let expected = format!("OK\n  a=b: OK, no limit: {expected}\n");
+        assert_eq!(said, expected);
+    }
+}
+
+#[test]
+fn a_decision_without_the_store_and_headers_for_the_client_are_shown() {
+    let rules = "
+domain: d
+on_store_loss: allow
+descriptors:
+  - key: k
+    rate_limit: { unit: day, requests_per_unit: 7 }
+";
+    let redis = format!("redis://127.0.0.1:{}", free_port());
+    let server = tollgate::with_rules(rules)
+        .args(["--redis-url", &redis, "--response-headers"])
+        .start();
+    let (code, said, errors) = run(&["--server", &url(&server), "--domain", "d", "-d", "k=v"]);
+    assert_eq!(code, Some(0), "{errors}");
+    assert!(said.starts_with("OK, degraded: true"), "{said}");
+    assert!(said.contains("\n  header RateLimit-Limit: 7"), "{said}");
+    assert!(said.contains("\n  header RateLimit-Reset: "), "{said}");
+}
+
+// --- the report ----------------------------------------------------------------------------------
+
+/// The header of a reply with the report; with it, the statuses of the reply.
+async fn report(
+    server: &Tollgate,
+    asked: Option<&'static str>,
+    descriptors: &[&[(&str, &str)]],
+) -> (Option<String>, Vec<u8>) {
+    let mut client = ask::connect(server.grpc).await;
+    let descriptors = descriptors
+        .iter()
+        .map(|entries| descriptor(entries))
+        .collect();
+    let mut request = tonic::Request::new(request("d", descriptors));
+    if let Some(asked) = asked {
+        let value = asked.parse().unwrap();
+        request.metadata_mut().insert("tollgate-debug", value);
+    }
+    let reply = client.should_rate_limit(request).await.unwrap();
+    let report = reply.metadata().get("tollgate-debug");
+    let report = report.map(|report| report.to_str().unwrap().to_owned());
+    (report, reply.into_inner().encode_to_vec())
+}
+
+#[tokio::test]
+async fn only_who_asks_for_a_report_gets_one_and_the_answer_is_the_same() {
+    let server = tollgate::with_rules(RULES).start();
+    let descriptors: &[&[(&str, &str)]] = &[&[("bare", "x")], &[("free", "y")]];
+    let (none, plain) = report(&server, None, descriptors).await;
+    assert_eq!(none, None);
+    let (none, other) = report(&server, Some("false"), descriptors).await;
+    assert_eq!((none, &other), (None, &plain));
+    let (some, asked) = report(&server, Some("true"), descriptors).await;
+    assert_eq!(asked, plain);
+    let report: serde_json::Value = serde_json::from_str(&some.unwrap()).unwrap();
+    assert_eq!(
+        report["descriptors"][0]["cause"], "without_limit",
+        "{report}"
+    );
+    assert_eq!(report["descriptors"][1]["cause"], "unlimited", "{report}");
+    assert_eq!(report["omitted"], 0, "{report}");
+}
+
+#[tokio::test]
+async fn a_report_is_short_and_has_no_value_of_the_rules() {
+    let server = tollgate::with_rules(RULES).start();
+    let long = "k".repeat(300);
+    let odd: &[(&str, &str)] = &[("clé\u{7f}", "x")];
+    let plan: &[(&str, &str)] = &[("plan", "secret-pla")];
+    let mut descriptors = vec![odd, plan];
+    let key = [(long.as_str(), long.as_str())];
+    descriptors.extend([&key[..]; 300]);
+    let (text, _) = report(&server, Some("true"), &descriptors).await;
+    let text = text.unwrap();
+    assert!(text.len() < 5000, "{} bytes", text.len());
+    for hidden in ["secret-plan", "yearly", "rules.yaml", "user"] {
+        assert!(!text.contains(hidden), "{text}");
+    }
+    let report: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let shown = report["descriptors"].as_array().unwrap();
+    let omitted = report["omitted"].as_u64().unwrap();
+    assert_eq!(shown.len() as u64 + omitted, 302);
+    let why = shown[0]["why"].as_str().unwrap();
+    assert_eq!(why, "`clé\u{7f}` is no key here (entry 1)");
+}
+
+// --- servers that do not answer ------------------------------------------------------------------
+
+#[track_caller]
+fn check_hint(args: &[&str], expected: &str) {
+    let (code, said, errors) = run(&[args, &["--domain", "d", "-d", "few=x"]].concat());
+    assert_eq!(code, Some(1), "{said}{errors}");
+    assert_eq!(said, "");
+    assert!(errors.contains(expected), "{args:?}: {errors}");
+}
+
+#[test]
+fn a_server_without_an_answer_is_told_with_what_to_try() {
+    let server = tollgate::with_rules(RULES).start();
+    let none = format!("http://127.0.0.1:{}", free_port());
+    check_hint(
+        &["--server", &none],
+        "no server listens there; the gRPC port",
+    );
+    let http = format!("http://{}", server.http);
+    check_hint(
+        &["--server", &http],
+        "the server speaks HTTP/1 at this port, not gRPC",
+    );
+    let authority = Authority::new("ours");
+    let secret = Secret::mount(&[("ca.crt", &authority.certificate)]);
+    let tls = url(&server).replace("http", "https");
+    check_hint(
+        &[
+            "--server",
+            &tls,
+            "--ca",
+            &secret.at("ca.crt"),
+            "--authority",
+            "a.example",
+        ],
+        "the server seems not to use TLS; try http://",
+    );
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent_url = format!("http://{}", silent.local_addr().unwrap());
+    check_hint(
+        &["--server", &silent_url, "--timeout", "50ms"],
+        "did not answer within --timeout",
+    );
+}
+
+/// A server of HTTP/1 that answers to the preface of HTTP/2.
+#[test]
+fn a_server_of_http_1_is_recognised_by_its_answer() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let _ = stream.read(&mut [0; 1024]);
+            let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n");
+        }
+    });
+    check_hint(
+        &["--server", &url],
+        "the server speaks HTTP/1 at this port, not gRPC",
+    );
+}
+
+#[test]
+fn a_server_that_wants_tls_or_a_certificate_is_told_with_the_flags() {
+    let ours = Authority::new("ours");
+    let theirs = Authority::new("theirs");
+    let pair: Pair = ours.issue("tollgate.example");
+    let stranger: Pair = theirs.issue("stranger.example");
+    let secret = Secret::mount(&[
+        ("tls.crt", &pair.certificate),
+        ("tls.key", &pair.key),
+        ("ca.crt", &ours.certificate),
+        ("other-ca.crt", &theirs.certificate),
+        ("other.crt", &stranger.certificate),
+        ("other.key", &stranger.key),
+    ]);
+    let tls = |client_ca: bool| {
+        let ca = secret.at("ca.crt");
+        let builder = tollgate::with_rules(RULES)
+            .args(["--grpc-tls", "--grpc-tls-cert", &secret.at("tls.crt")])
+            .args(["--grpc-tls-key", &secret.at("tls.key")]);
+        let flags = client_ca.then_some(["--grpc-client-ca", &ca]);
+        builder.args(flags.into_iter().flatten()).start()
+    };
+    let (open, closed) = (tls(false), tls(true));
+    for server in [&open, &closed] {
+        check_hint(
+            &["--server", &url(server)],
+            "the server seems to expect TLS; try https://",
+        );
+    }
+    let secured = |server: &Tollgate| url(server).replace("http", "https");
+    let (open, closed) = (secured(&open), secured(&closed));
+    let named = [
+        "--authority",
+        "tollgate.example",
+        "--ca",
+        &secret.at("ca.crt"),
+    ];
+    let at = |url| [&["--server", url], &named[..]].concat();
+    check_hint(
+        &at(&closed),
+        "seems to want a client certificate; try --cert FILE and --key FILE",
+    );
+    let own = [
+        "--cert",
+        &secret.at("other.crt"),
+        "--key",
+        &secret.at("other.key"),
+    ];
+    check_hint(
+        &[&at(&closed)[..], &own].concat(),
+        "seems to refuse the client certificate in --cert",
+    );
+    let other = secret.at("other-ca.crt");
+    check_hint(
+        &[
+            "--server",
+            &open,
+            "--authority",
+            "tollgate.example",
+            "--ca",
+            &other,
+        ],
+        "the certificate of the server is not of the authority in --ca",
+    );
+    check_hint(
+        &[
+            "--server",
+            &open,
+            "--authority",
+            "b.example",
+            "--ca",
+            &secret.at("ca.crt"),
+        ],
+        "the certificate of the server is for another name; see --authority",
+    );
+}
