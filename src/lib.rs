@@ -55,7 +55,9 @@ mod net {
 
 /// Rules: from files to a matcher, or every reason why not.
 mod config {
+    mod advice;
     mod algorithm;
+    mod binary;
     mod check;
     mod compile;
     pub(crate) mod config_maps;
@@ -73,7 +75,9 @@ mod config {
     pub(crate) mod message;
     mod mirror;
     pub(crate) mod node;
+    mod odd_characters;
     mod one_pass;
+    mod open_tokens;
     pub(crate) mod options;
     pub(crate) mod parse;
     mod path;
@@ -83,9 +87,12 @@ mod config {
     mod scalar;
     mod short_form;
     pub(crate) mod source;
+    mod suggest;
+    mod syntax;
     #[cfg(test)]
     mod tests;
     pub(crate) mod text_place;
+    mod whole_number;
     mod yaml;
 }
 

@@ -7,6 +7,7 @@ use jiff::civil::Weekday;
 use super::{
     fault::Fault,
     mirror::{BoxedOption, LocatedNumber, LocatedText, RateLimit},
+    suggest::closest_zone,
 };
 use crate::core::{
     calendar::{Calendar, NoCalendar, Starts},
@@ -137,7 +138,10 @@ fn burst(limit: &RateLimit, period: Period, faults: &mut Faults) -> u32 {
         }
         return limit.requests_per_unit;
     };
-    let value = number.value.and_then(|value| u32::try_from(value).ok());
+    let Some(value) = number.value else {
+        return 0;
+    };
+    let value = u32::try_from(value).ok();
     match value.filter(|&value| value > 0 && u64::from(value) <= most) {
         Some(value) => value,
         None => {
@@ -159,10 +163,10 @@ fn calendar(limit: &RateLimit, period: Period, faults: &mut Faults) -> Algorithm
     }
     let mut in_range =
         |key, number: &BoxedOption<LocatedNumber>, high: i8, otherwise: i8, low: i8| {
-            let Some(number) = number else {
+            let Some((value, number)) = number.as_ref().and_then(|n| Some((n.value?, n))) else {
                 return otherwise;
             };
-            let value = number.value.and_then(|value| i8::try_from(value).ok());
+            let value = i8::try_from(value).ok();
             match value.filter(|value| (low..=high).contains(value)) {
                 Some(value) => value,
                 None => {
@@ -190,7 +194,13 @@ fn calendar(limit: &RateLimit, period: Period, faults: &mut Faults) -> Algorithm
     check_starts(limit, period, faults);
     match Calendar::new(period.unit(), &zone.text, starts) {
         Ok(calendar) => return Algorithm::Calendar(Arc::new(calendar)),
-        Err(NoCalendar::Zone) => faults.push((zone.at, Fault::UnknownZone(zone.text.clone()))),
+        Err(NoCalendar::Zone) => {
+            let fault = Fault::UnknownZone {
+                meant: closest_zone(&zone.text),
+                name: zone.text.clone(),
+            };
+            faults.push((zone.at, fault));
+        }
         Err(NoCalendar::Unit) => {
             let fault = Fault::DoesNotGo {
                 key: "calendar",

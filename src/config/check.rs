@@ -1,9 +1,11 @@
 //! The checks of the reference that hold for every map and list of a rule file, whatever it means.
 
 use super::{
+    advice::item_fault,
     fault::Fault,
     keys::{Key, KeyKind, KeyLevel, MERGE, expected_instead_of},
     node::{NodeKind, YamlNode},
+    odd_characters::{OddCharacters, odd_characters},
     path::NodePath,
     reader::YamlReader,
     scalar::{Scalar, describe, resolve},
@@ -12,49 +14,56 @@ use super::{
 impl YamlReader<'_> {
     /// Checks a whole file, except its metadata.
     pub(super) fn check_file(&mut self, root: &YamlNode<'_>) {
-        self.check_tree(
-            root,
-            KeyKind::Map(KeyLevel::File),
-            KeyLevel::File,
-            None,
-            None,
-        );
+        let value = Value {
+            kind: KeyKind::Map(KeyLevel::File),
+            level: KeyLevel::File,
+            is_read: true,
+            is_free: false,
+        };
+        self.check_tree(root, value, None, None);
     }
 
-    /// Checks the value of a key of this kind and `level`, which stands at `at`; `node_path` is its path.
+    /// Checks a value, whose key stands at `at`; `node_path` is its path.
     fn check_tree(
         &mut self,
         node: &YamlNode<'_>,
-        kind: KeyKind,
-        level: KeyLevel,
+        value: Value,
         at: Option<usize>,
         node_path: Option<&NodePath<'_>>,
     ) {
-        let below = kind.level().unwrap_or(level);
+        let Value { kind, is_read, .. } = value;
+        let below = kind.level().unwrap_or(value.level);
         let path = || node_path.map_or_else(String::new, NodePath::path);
         match &node.kind {
             NodeKind::Tagged => self.report(at, &path(), Fault::Tag),
+            NodeKind::BadBinary => {
+                self.report(node.offset.or(at), &path(), Fault::BadBinary);
+            }
             NodeKind::Scalar { text, is_plain } => {
-                let is_odd = match resolve(text, *is_plain) {
-                    Scalar::Float => true,
-                    Scalar::Int(number) => number > i128::from(i64::MAX),
-                    Scalar::Null | Scalar::Bool(_) | Scalar::Text => false,
-                };
-                if is_odd {
-                    let fault = Fault::OddScalar(text.to_string());
+                if let Some(fault) = scalar_fault(text, *is_plain, value) {
                     self.report(node.offset.or(at), &path(), fault);
                 }
             }
+            // The reader reports a list or a map in the place of another value.
+            NodeKind::List(_) if is_read && !matches!(kind, KeyKind::List(_) | KeyKind::Limits) => {
+            }
+            NodeKind::Map(_) if is_read && kind.level().is_none() => {}
             NodeKind::List(items) => {
                 for item in items {
                     match &item.kind {
-                        NodeKind::Map(_) | NodeKind::Tagged => {
-                            self.check_tree(item, KeyKind::Map(below), below, at, node_path);
+                        NodeKind::Map(_) | NodeKind::Tagged | NodeKind::BadBinary => {
+                            let kind = KeyKind::Map(below);
+                            let item_value = Value {
+                                kind,
+                                level: below,
+                                ..value
+                            };
+                            self.check_tree(item, item_value, at, node_path);
                         }
                         NodeKind::Scalar { .. } if kind == KeyKind::Limits => {}
                         other => {
-                            let shown = describe(other);
-                            self.report(item.offset.or(at), &path(), Fault::ListOfScalars(shown));
+                            let fault = item_fault(other, below);
+                            self.report(item.offset.or(at), &path(), fault);
                         }
                     }
                 }
@@ -64,18 +73,20 @@ impl YamlReader<'_> {
                     above: node_path,
                     entries,
                 };
-                for (key, value) in entries {
-                    self.check_entry(key, value, below, &node_path);
+                for (key, entry) in entries {
+                    self.check_entry(key, entry, below, is_read, &node_path);
                 }
             }
         }
     }
 
+    /// Checks an entry of a map of this level.
     fn check_entry(
         &mut self,
         key: &YamlNode<'_>,
         value: &YamlNode<'_>,
         level: KeyLevel,
+        is_read: bool,
         node_path: &NodePath<'_>,
     ) {
         let NodeKind::Scalar { text, is_plain } = &key.kind else {
@@ -88,19 +99,35 @@ impl YamlReader<'_> {
         }
         if text == MERGE {
             // The maps it names are checked where they are written down.
-            return;
+            return self.check_merge(key, value, node_path);
         }
         let Some(known) = Key::find(text) else {
-            let fault = Fault::UnknownKey {
-                key: text.to_string(),
-                expected: expected_instead_of(text, level),
-            };
-            return self.report(key.offset, &node_path.path(), fault);
+            return self.report(key.offset, &node_path.path(), unknown_key(text, level));
         };
         if known.kind == KeyKind::FreeForm {
             self.check_free_form(value, key.offset, node_path);
         } else {
-            self.check_tree(value, known.kind, level, key.offset, Some(node_path));
+            let known = Value {
+                kind: known.kind,
+                level,
+                is_read: is_read && known.belongs_to(level),
+                is_free: FREE_TEXTS.contains(&known.name),
+            };
+            self.check_tree(value, known, key.offset, Some(node_path));
+        }
+    }
+
+    /// Refuses a merge of something else than maps, such as a name without the asterisk of its alias.
+    fn check_merge(&mut self, key: &YamlNode<'_>, value: &YamlNode<'_>, node_path: &NodePath<'_>) {
+        let is_map = |node: &YamlNode<'_>| matches!(node.kind, NodeKind::Map(_));
+        let is_mergeable = match &value.kind {
+            NodeKind::List(items) => items.iter().all(is_map),
+            _ => is_map(value),
+        };
+        if !is_mergeable {
+            let at = value.offset.or(key.offset);
+            let fault = Fault::Unmergeable(describe(&value.kind));
+            self.report(at, &node_path.path(), fault);
         }
     }
 
@@ -114,6 +141,9 @@ impl YamlReader<'_> {
         match &node.kind {
             NodeKind::Scalar { .. } => {}
             NodeKind::Tagged => self.report(at, &node_path.path(), Fault::Tag),
+            NodeKind::BadBinary => {
+                self.report(node.offset.or(at), &node_path.path(), Fault::BadBinary);
+            }
             NodeKind::List(items) => {
                 for item in items {
                     self.check_free_form(item, at, node_path);
@@ -121,10 +151,56 @@ impl YamlReader<'_> {
             }
             NodeKind::Map(entries) => {
                 for (key, value) in entries {
+                    if matches!(&key.kind, NodeKind::Scalar { text, is_plain: true } if text == MERGE)
+                    {
+                        self.check_merge(key, value, node_path);
+                    }
                     self.check_free_form(key, at, node_path);
                     self.check_free_form(value, key.offset.or(at), node_path);
                 }
             }
         }
+    }
+}
+
+/// The value of a key, as the table of keys describes it.
+#[derive(Clone, Copy)]
+struct Value {
+    kind: KeyKind,
+    /// The level of the map that has the key.
+    level: KeyLevel,
+    /// Whether the reader reads it, and reports a value of another type. It ignores keys in the wrong place.
+    is_read: bool,
+    /// Whether any text is valid, so that nothing else notices a wrong one.
+    is_free: bool,
+}
+
+/// The keys whose values can be any text.
+const FREE_TEXTS: [&str; 4] = ["domain", "key", "value", "name"];
+
+/// The fault of a scalar, whatever it stands for.
+fn scalar_fault(text: &str, is_plain: bool, value: Value) -> Option<Fault> {
+    let is_odd = match resolve(text, is_plain) {
+        Scalar::Float => true,
+        Scalar::Int(number) => number > i128::from(i64::MAX),
+        Scalar::Null | Scalar::Bool(_) | Scalar::Text => false,
+    };
+    if is_odd && (value.kind == KeyKind::Text || !value.is_read) {
+        return Some(Fault::OddScalar(text.to_owned()));
+    }
+    // In quotes it is meant.
+    if value.is_free && is_plain {
+        return odd_characters(text).map(|odd| Fault::OddValue(odd.found));
+    }
+    None
+}
+
+fn unknown_key(text: &str, level: KeyLevel) -> Fault {
+    match odd_characters(text) {
+        Some(OddCharacters { found, fix }) => Fault::OddKey { found, fix },
+        None => Fault::UnknownKey {
+            key: text.to_owned(),
+            expected: expected_instead_of(text, level),
+        },
     }
 }

@@ -19,6 +19,7 @@ use super::{
     options::Options,
     path::joined,
     position::Position,
+    short_form::unit_fault,
 };
 use crate::core::{
     counter::KeyFormat,
@@ -381,7 +382,7 @@ impl<'a> Compiler<'a, '_> {
     ) -> Option<Limit> {
         let multiplier = self.multiplier(file, path, limit);
         let Ok(unit) = limit.unit.parse::<Unit>() else {
-            self.report(file, limit.at, path, Fault::InvalidUnit(limit.unit.clone()));
+            self.report(file, limit.at, path, unit_fault(&limit.unit));
             return None;
         };
         let multiplier = multiplier?;

@@ -63,7 +63,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// The kind of problem. Texts begin as the reference's do and then name the fix.
+/// The kind of problem. Texts say what the reference's do, and name the fix.
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
     #[error("cannot be read: {0}")]
@@ -78,34 +78,60 @@ pub enum Fault {
     Undecodable(#[source] prost::DecodeError),
     #[error("a push without rules is refused (--xds-empty-push keep)")]
     EmptyPush,
-    #[error("error loading config file: not UTF-8 text")]
-    NotText,
-    #[error("error loading config file: UTF-16 text; save it as UTF-8")]
+    #[error("the byte 0x{0:02X} is not UTF-8 text; save the file as UTF-8")]
+    NotText(u8),
+    #[error("UTF-16 text; save it as UTF-8")]
     Utf16,
-    #[error("error loading config file: yaml: {0}")]
+    #[error("the file is empty; write `domain: NAME` and `descriptors:`, or remove it")]
+    EmptyFile,
+    #[error("invalid YAML: {0}")]
     Syntax(String),
+    #[error("a tab; YAML indents with blanks")]
+    Tab,
+    #[error("a text cannot begin with `{0}`; put it in quotes")]
+    NeedsQuotes(char),
+    #[error("this `{token}` is not closed")]
+    Unclosed { token: char },
+    #[error("`{text}` has no {lacks}; write `{fixed}`")]
+    NoColon {
+        text: String,
+        lacks: &'static str,
+        fixed: String,
+    },
+    #[error("a second `: ` in one line; begin a new line, or put a value that holds it in quotes")]
+    SecondColon,
+    #[error("this line is indented deeper than the one above, which already has a value")]
+    TooFarIn,
+    #[error("this line is indented as no line above it")]
+    OtherIndent,
     #[error(
-        "error loading config file: yaml: the document has ended before this text, which would not be read; indent it \
-             as the lines above it, or begin a new document with `---`"
+        "the document has ended before this text, which would not be read; indent it as the lines above it, or begin a \
+             new document with `---`"
     )]
     BehindDocument,
-    #[error("error loading config file: yaml: `{key}` must be {expected}, not {found}")]
+    #[error("{key} must be {expected}, not {found}{}", behind(.fix))]
     WrongType {
         key: String,
         expected: &'static str,
-        found: &'static str,
+        found: String,
+        fix: String,
     },
-    #[error("error loading config file: yaml: tags such as `!include` are not supported")]
+    #[error("tags such as `!include` are not supported")]
     Tag,
-    #[error("config error, key is not of type string: {0}; put it in quotes")]
+    #[error("`!!binary` must be UTF-8 text in base64; write the text itself")]
+    BadBinary,
+    #[error("a key must be a text, not {0}; put it in quotes")]
     KeyNotText(String),
-    #[error("config error, unknown key '{key}' (expected {expected})")]
+    #[error("unknown key '{key}' (expected {expected})")]
     UnknownKey { key: String, expected: String },
-    #[error("config error, yaml file contains list of type other than map: {0}")]
-    ListOfScalars(String),
+    #[error("`<<` merges a map or a list of maps, not {0}; write an alias, such as `*name`")]
+    Unmergeable(String),
+    #[error("{found}; {fix}")]
+    OddKey { found: String, fix: &'static str },
+    #[error("an item of this list must be a map, not {found}{}", behind(.fix))]
+    ListItem { found: String, fix: String },
     #[error(
-        "error checking config: {0} is not a string, a whole number, a boolean or null; put it in quotes if it \
-             is a text"
+        "{0} is not a string, a whole number, a boolean or null; put it in quotes if it is a text"
     )]
     OddScalar(String),
     #[error("config file cannot have empty domain; write `domain: NAME` at the top")]
@@ -119,8 +145,10 @@ pub enum Fault {
     EmptyKey,
     #[error("duplicate descriptor composite key '{path}', already defined at {first}")]
     Duplicate { path: String, first: String },
-    #[error("invalid rate limit unit '{0}' (second, minute, hour, day, week, month or year)")]
-    InvalidUnit(String),
+    #[error("`unit` is missing ({UNITS})")]
+    NoUnit,
+    #[error("invalid rate limit unit '{unit}'{}", instead(.meant.as_deref(), UNITS))]
+    InvalidUnit { unit: String, meant: Option<String> },
     #[error("should not specify rate limit unit when unlimited; remove one of them")]
     UnlimitedUnit,
     #[error("should not have an empty replaces entry; write `- name: NAME`")]
@@ -176,13 +204,16 @@ pub enum Fault {
         max = Algorithm::MAX_LOGGED
     )]
     LogTooLong(u32),
-    #[error("unknown time_zone '{0}' (an IANA name, such as Europe/Madrid or UTC)")]
-    UnknownZone(String),
+    #[error(
+        "unknown time_zone '{name}'{}",
+        instead(.meant.as_deref(), "an IANA name, such as Europe/Madrid or UTC")
+    )]
+    UnknownZone { name: String, meant: Option<String> },
     #[error("`calendar` needs a `time_zone`, such as Europe/Madrid or UTC")]
     NoZone,
     #[error(
-        "cannot read the limit '{0}'; write NUMBER/UNIT or NUMBER/COUNTunit, such as 5000/day or 300/30m (s, \
-             m, h, d, w, mo, y)"
+        "cannot read the limit '{0}'; write NUMBER/UNIT or NUMBER/COUNTunit, such as 5000/day or 300/30m (s, sec, \
+             second; m, min, minute; h, hr, hour; d, day; w, wk, week; mo, month; y, yr, year; plurals too)"
     )]
     ShortForm(String),
     #[error(
@@ -197,6 +228,8 @@ pub enum Fault {
     // From here on warnings: the reference accepts these silently.
     #[error("`{key}` means nothing here and is ignored; it belongs {belongs}")]
     Misplaced { key: String, belongs: &'static str },
+    #[error("{0} would be part of the text; remove that, or put the text in quotes if it is meant")]
+    OddValue(String),
     #[error("`{0}` is given twice; the last one counts")]
     Repeated(String),
     #[error("`requests_per_unit` is missing, so every request is refused; write it, 0 included")]
@@ -265,6 +298,7 @@ impl Fault {
     pub fn level(&self) -> FaultLevel {
         match self {
             Self::Misplaced { .. }
+            | Self::OddValue(_)
             | Self::Repeated(_)
             | Self::NoRequestsPerUnit
             | Self::NoRules(_)
@@ -283,6 +317,25 @@ impl Fault {
     /// Whether the rules can be used despite this problem.
     pub fn is_warning(&self) -> bool {
         self.level() != FaultLevel::Error
+    }
+}
+
+/// The units of a limit, as error texts list them.
+const UNITS: &str = "second, minute, hour, day, week, month or year";
+
+/// A fix behind a semicolon, if there is one.
+fn behind(fix: &str) -> String {
+    match fix {
+        "" => String::new(),
+        fix => format!("; {fix}"),
+    }
+}
+
+/// The word that is probably meant, or else all that could be.
+fn instead(meant: Option<&str>, all: &str) -> String {
+    match meant {
+        Some(meant) => format!("; did you mean `{meant}`?"),
+        None => format!(" ({all})"),
     }
 }
 

@@ -51,7 +51,10 @@ impl Files {
     pub(crate) fn add_standard_input(&mut self) {
         match read_input(io::stdin().lock()) {
             Ok(text) => self.files.push(File::new(STDIN.to_owned(), text)),
-            Err(fault) => self.problems.push(unlocated(Path::new(STDIN), fault)),
+            Err((position, fault)) => self.problems.push(Problem {
+                position,
+                ..unlocated(Path::new(STDIN), fault)
+            }),
         }
     }
 

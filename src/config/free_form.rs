@@ -39,7 +39,7 @@ pub(super) fn metadata(node: &YamlNode<'_>) -> MetadataValue {
             MetadataValue::Map(map)
         }
         // Already reported by `check_free_form`.
-        NodeKind::Tagged => MetadataValue::Null,
+        NodeKind::Tagged | NodeKind::BadBinary => MetadataValue::Null,
     }
 }
 

@@ -1,6 +1,8 @@
 //! The keys of rule files. Each is described once: the levels it belongs to, and the kind of its value. The lists of
 //! keys, the suggestion for a misspelt one and the levels below follow from this table.
 
+use super::suggest::closest;
+
 /// A key of rule files.
 #[derive(Debug)]
 pub(super) struct Key {
@@ -117,10 +119,12 @@ impl Key {
         KEYS.iter().find(|key| key.name == name)
     }
 
-    /// Where it belongs.
-    pub(super) fn place(&self) -> &'static str {
+    /// Where it belongs, for a map of another `level` that has it.
+    pub(super) fn place(&self, level: KeyLevel) -> &'static str {
         match self.levels[0] {
             File => "at the top of the file",
+            Descriptor if self.name == "key" && level == File => "to an item of `descriptors`",
+            Descriptor if self.name == "key" => "to a descriptor, one level up",
             Descriptor => "beside the `key` of a descriptor",
             RateLimit | Replaces => "inside `rate_limit`",
             Starts => "inside `starts`",
@@ -162,7 +166,8 @@ pub(super) fn is_scalar(name: &str) -> bool {
 /// The key that is meant by an unknown one: a close one of its level, or else of another; otherwise all of its level.
 pub(super) fn expected_instead_of(name: &str, level: KeyLevel) -> String {
     let own = || KEYS.iter().filter(|key| key.belongs_to(level));
-    let nearest = closest(name, own()).or_else(|| closest(name, KEYS.iter()));
+    let names = |key: &'static Key| key.name;
+    let nearest = closest(name, own().map(names)).or_else(|| closest(name, KEYS.iter().map(names)));
     match nearest {
         Some(nearest) => format!("`{nearest}`"),
         None => {
@@ -172,12 +177,7 @@ pub(super) fn expected_instead_of(name: &str, level: KeyLevel) -> String {
     }
 }
 
-/// The key closest to `name`, ignoring letter case, if few changes of letters lead to it.
-fn closest(name: &str, keys: impl Iterator<Item = &'static Key>) -> Option<&'static str> {
-    // A long name is close to none; its first 64 characters show that.
-    let name: String = name.chars().take(64).collect();
-    let name = name.to_lowercase();
-    let distances = keys.map(|key| (strsim::levenshtein(&name, key.name), key.name));
-    let (distance, nearest) = distances.min_by_key(|(distance, _)| *distance)?;
-    (distance <= (nearest.len() / 3).max(2)).then_some(nearest)
+/// Whether an unknown key probably means `key`.
+pub(super) fn is_meant(unknown: &str, key: &'static str) -> bool {
+    Key::find(unknown).is_none() && closest(unknown, std::iter::once(key)).is_some()
 }

@@ -86,6 +86,7 @@ pub(super) struct LocatedText {
 /// A whole number as written, and its position.
 #[derive(Debug)]
 pub(super) struct LocatedNumber {
+    /// `None` if it is none, which has been reported.
     pub(super) value: Option<i128>,
     pub(super) text: String,
     pub(super) at: Option<usize>,

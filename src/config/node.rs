@@ -22,6 +22,8 @@ pub(crate) enum NodeKind<'t> {
     Map(Vec<(YamlNode<'t>, YamlNode<'t>)>),
     /// A value with a tag, such as `!include`.
     Tagged,
+    /// A value with the tag `!!binary` that is no text.
+    BadBinary,
 }
 
 impl<'t> YamlNode<'t> {
@@ -103,6 +105,7 @@ impl<'t> YamlNode<'t> {
                 NodeKind::Map(entries.into_iter().map(owned).collect())
             }
             NodeKind::Tagged => NodeKind::Tagged,
+            NodeKind::BadBinary => NodeKind::BadBinary,
         };
         YamlNode {
             kind,

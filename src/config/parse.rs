@@ -1,6 +1,6 @@
 //! Text → trees of YAML nodes: refuses brackets without end early, and reads long lists in pieces.
 
-use super::{node::YamlNode, one_pass::documents, pieces};
+use super::{binary, node::YamlNode, one_pass::documents, pieces};
 
 /// serde_yaml gets long lists in pieces of this many bytes, each extended to the end of an item: it needs a hundred
 /// bytes per word, and data that fits the caches is read faster.
@@ -20,7 +20,12 @@ pub(crate) fn parse_all(
     if let Some(root) = pieces::read(text, PIECE_BYTES, is_scalar) {
         return Ok(vec![root]);
     }
-    let mut found = documents(text)?;
+    let mut found = documents(text, false)?;
+    if let Some(tagged) = binary::with_local_tag(text) {
+        for (node, other) in found.iter_mut().zip(documents(&tagged, true)?) {
+            binary::adopt(node, other);
+        }
+    }
     if found.iter().any(|document| !document.is_null()) {
         found.retain(|document| !document.is_null());
     } else {
@@ -52,7 +57,7 @@ fn check_nesting(text: &str) -> Result<(), serde_yaml::Error> {
         }
         if open > MAX_OPEN_BRACKETS {
             let end = text.ceil_char_boundary(text.len().min(at + BEHIND_BRACKETS_BYTES));
-            return match documents(&text[..end]) {
+            return match documents(&text[..end], false) {
                 Err(error) if error.to_string().contains("recursion limit") => Err(error),
                 _ => Ok(()),
             };

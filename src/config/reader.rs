@@ -1,13 +1,14 @@
-//! Reads the values of a map: texts, numbers, booleans and lists, each with a report if it is something else.
+//! Reads the values of a map: texts, booleans and lists, each with a report if it is something else.
 
 use std::fmt;
 
 use super::{
+    advice::wrong_type,
     fault::{Fault, Problem},
     fields::{Fields, merge},
     file::File,
     keys::{Key, KeyKind, KeyLevel, MERGE},
-    mirror::{BoxedOption, LocatedNumber, LocatedText},
+    mirror::{BoxedOption, LocatedText},
     node::{NodeKind, YamlNode},
     scalar::{Scalar, resolve},
 };
@@ -33,7 +34,7 @@ impl YamlReader<'_> {
         expected: &'static str,
         found: &YamlNode<'_>,
     ) {
-        if !matches!(found.kind, NodeKind::Tagged) {
+        if !matches!(found.kind, NodeKind::Tagged | NodeKind::BadBinary) {
             self.report(at, path, wrong_type(key, expected, found));
         }
     }
@@ -67,7 +68,7 @@ impl YamlReader<'_> {
             {
                 let fault = Fault::Misplaced {
                     key: text.to_string(),
-                    belongs: known.place(),
+                    belongs: known.place(level),
                 };
                 self.report(key.offset, path, fault);
             }
@@ -127,39 +128,6 @@ impl YamlReader<'_> {
         false
     }
 
-    pub(super) fn number(
-        &mut self,
-        fields: &Fields<'_>,
-        key: &str,
-        path: &dyn fmt::Display,
-    ) -> BoxedOption<LocatedNumber> {
-        let node = fields.get(key)?;
-        let at = node.offset.or(fields.at(key));
-        if let NodeKind::Scalar { text, is_plain } = &node.kind {
-            let value = match resolve(text, *is_plain) {
-                Scalar::Int(value) => {
-                    if let Some(fault) = octal(text, value) {
-                        self.report(at, path, fault);
-                    }
-                    Some(value)
-                }
-                // Already reported by `check_file`.
-                Scalar::Float => None,
-                Scalar::Null | Scalar::Bool(_) | Scalar::Text => {
-                    self.report_type(at, path, key, KeyKind::Number.expected(), node);
-                    return None;
-                }
-            };
-            return Some(Box::new(LocatedNumber {
-                value,
-                text: text.to_string(),
-                at,
-            }));
-        }
-        self.report_type(at, path, key, KeyKind::Number.expected(), node);
-        None
-    }
-
     pub(super) fn list<'n>(
         &mut self,
         fields: &Fields<'n>,
@@ -175,37 +143,5 @@ impl YamlReader<'_> {
         let at = node.offset.or(fields.at(key));
         self.report_type(at, path, key, KeyKind::Limits.expected(), node);
         &[]
-    }
-}
-
-/// A warning of a number such as `010`, which YAML 1.1 reads as 8, if it reads as another number in decimal.
-fn octal(text: &str, value: i128) -> Option<Fault> {
-    let decimal: i128 = text.replace('_', "").parse().ok()?;
-    (decimal != value).then(|| Fault::Octal {
-        text: text.to_owned(),
-        value,
-        fix: format!("{value} or {decimal}"),
-    })
-}
-
-fn wrong_type(key: &str, expected: &'static str, found: &YamlNode<'_>) -> Fault {
-    let found = match &found.kind {
-        NodeKind::List(_) => "a list",
-        NodeKind::Map(_) => "a map",
-        NodeKind::Tagged => "a tagged value",
-        NodeKind::Scalar {
-            is_plain: false, ..
-        } => "a text in quotes",
-        NodeKind::Scalar { text, .. } => match resolve(text, true) {
-            Scalar::Null => "null",
-            Scalar::Bool(_) => "a boolean",
-            Scalar::Int(_) | Scalar::Float => "a number",
-            Scalar::Text => "a text",
-        },
-    };
-    Fault::WrongType {
-        key: key.to_owned(),
-        expected,
-        found,
     }
 }

@@ -1,7 +1,8 @@
 //! Where rule files are found.
 
 use super::fault::{Fault, MAX_FILE_BYTES, Problem, unlocated};
-use super::file::File;
+use super::file::{BYTE_ORDER_MARK, File};
+use super::position::{Lines, Position};
 
 use std::{
     fmt, fs,
@@ -153,36 +154,61 @@ pub(super) fn read(source: &Source, problems: &mut Vec<Problem>) -> Vec<File> {
     for (name, path) in source.list(problems) {
         match read_text(&path) {
             Ok(text) => files.push(File::new(name, text)),
-            Err(fault) => problems.push(unlocated(Path::new(&name), fault)),
+            Err((position, fault)) => problems.push(Problem {
+                position,
+                ..unlocated(Path::new(&name), fault)
+            }),
         }
     }
     files
 }
 
-pub(super) fn read_text(path: &Path) -> Result<String, Fault> {
+fn read_text(path: &Path) -> Result<String, (Option<Position>, Fault)> {
+    let bytes = read_bytes(path).map_err(|fault| (None, fault))?;
+    text_of(bytes)
+}
+
+fn read_bytes(path: &Path) -> Result<Vec<u8>, Fault> {
     let length = fs::metadata(path).map_err(Fault::Unreadable)?.len();
     if length > MAX_FILE_BYTES {
         return Err(Fault::TooLarge);
     }
-    decode(fs::read(path).map_err(Fault::Unreadable)?)
+    fs::read(path).map_err(Fault::Unreadable)
 }
 
 /// Reads all of `input`, which has no more than the bytes of a file.
-pub(super) fn read_input(input: impl Read) -> Result<String, Fault> {
+///
+/// # Errors
+///
+/// If it cannot be read, is too large or is no text; then with the position of the first such byte.
+pub(super) fn read_input(input: impl Read) -> Result<String, (Option<Position>, Fault)> {
     let mut bytes = Vec::new();
     let mut bounded = input.take(MAX_FILE_BYTES + 1);
-    bounded.read_to_end(&mut bytes).map_err(Fault::Unreadable)?;
+    let read = bounded.read_to_end(&mut bytes);
+    read.map_err(|error| (None, Fault::Unreadable(error)))?;
     if bytes.len() as u64 > MAX_FILE_BYTES {
-        return Err(Fault::TooLarge);
+        return Err((None, Fault::TooLarge));
     }
-    decode(bytes)
+    text_of(bytes)
 }
 
-fn decode(bytes: Vec<u8>) -> Result<String, Fault> {
+/// The text of a file.
+///
+/// # Errors
+///
+/// The first byte that is no text, and its position.
+fn text_of(bytes: Vec<u8>) -> Result<String, (Option<Position>, Fault)> {
     if bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]) {
-        return Err(Fault::Utf16);
+        return Err((None, Fault::Utf16));
     }
-    String::from_utf8(bytes).map_err(|_| Fault::NotText)
+    String::from_utf8(bytes).map_err(|error| {
+        let valid = error.utf8_error().valid_up_to();
+        let bytes = error.as_bytes();
+        let before = String::from_utf8_lossy(&bytes[..valid]);
+        let before = before.trim_start_matches(BYTE_ORDER_MARK);
+        let position = Lines::of(before).position(before, before.len());
+        (Some(position), Fault::NotText(bytes[valid]))
+    })
 }
 
 pub(super) fn is_hidden(path: &Path) -> bool {

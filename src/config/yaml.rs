@@ -11,27 +11,38 @@ use super::{
     file::File,
     foreign::Foreign,
     free_form,
-    keys::{KeyKind, KeyLevel, is_scalar},
+    keys::{KeyKind, KeyLevel, is_meant, is_scalar},
     mirror::{CalendarStarts, DefaultKeys, DescriptorNode, Limits, RateLimit, RuleDocument},
     node::{NodeKind, YamlNode},
+    odd_characters::{OddCharacters, odd_characters},
     parse::parse_all,
     path::DescriptorPath,
-    position::Position,
     reader::YamlReader,
+    scalar::{Scalar, resolve},
     short_form::short_form,
+    syntax::syntax_problem,
 };
 use crate::core::metadata::{Metadata, MetadataValue};
 
 /// Reads the documents of `file`, but those whose root is wrong; none if its syntax is wrong.
 pub(super) fn read(file: &File, problems: &mut Vec<Problem>) -> Vec<RuleDocument> {
+    if is_blank(&file.text) {
+        problems.push(file.problem(None, "", Fault::EmptyFile));
+        return Vec::new();
+    }
+    // libyaml skips it there, and counts it as a column.
+    if let Some(before) = file.text.find("\n\u{feff}") {
+        let line = file.text[before + 1..].lines().next().unwrap_or_default();
+        if let Some(OddCharacters { found, fix }) = odd_characters(line) {
+            problems.push(file.problem(Some(before + 1), "", Fault::OddKey { found, fix }));
+            return Vec::new();
+        }
+    }
     let roots = match parse_all(&file.text, is_scalar) {
         Ok(roots) => roots,
         Err(error) => {
-            let position = error.location().map(|location| Position {
-                line: location.line(),
-                column: location.column(),
-            });
-            problems.push(file.problem_at(position, "", syntax(&error)));
+            let (position, fault) = syntax_problem(&file.text, &error);
+            problems.push(file.problem_at(position, "", fault));
             return Vec::new();
         }
     };
@@ -53,15 +64,11 @@ pub(super) fn read(file: &File, problems: &mut Vec<Problem>) -> Vec<RuleDocument
     roots.into_iter().filter_map(read).collect()
 }
 
-/// The message without the position, which is shown before it.
-fn syntax(error: &serde_yaml::Error) -> Fault {
-    let text = error.to_string();
-    let text = text.split(" at line ").next().unwrap_or_default();
-    // libyaml's text for a line that belongs to no node.
-    if text.ends_with("did not find expected <document start>") {
-        return Fault::BehindDocument;
-    }
-    Fault::Syntax(text.to_owned())
+/// Whether a text has nothing but comments and ends of documents.
+fn is_blank(text: &str) -> bool {
+    let is_blank = |line: &str| matches!(line.trim(), "" | "---" | "...");
+    text.lines()
+        .all(|line| is_blank(line) || line.trim_start().starts_with(['#', '%']))
 }
 
 impl YamlReader<'_> {
@@ -73,12 +80,14 @@ impl YamlReader<'_> {
         };
         let fields = self.fields(root, &"", "the file", KeyLevel::File)?;
         let domain = self.text(&fields, "domain", &"");
-        Some(RuleDocument {
+        let rules = RuleDocument {
             at: fields.at("domain").or(root.offset),
             defaults: self.defaults(&fields, &domain),
             descriptors: self.descriptors(&fields, &domain),
             domain,
-        })
+        };
+        let is_missing = is_misspelt(&fields, "domain");
+        (is_text(&fields, "domain") && !is_missing).then_some(rules)
     }
 
     fn descriptors(&mut self, fields: &Fields<'_>, path: &dyn fmt::Display) -> Vec<DescriptorNode> {
@@ -102,7 +111,7 @@ impl YamlReader<'_> {
             key: &key,
             value: &value,
         };
-        Some(DescriptorNode {
+        let node = DescriptorNode {
             at: fields.at("key").or(node.offset),
             limits: self.limits(&fields, &path),
             shadow_mode: self.boolean(&fields, "shadow_mode", &path),
@@ -115,7 +124,9 @@ impl YamlReader<'_> {
             descriptors: self.descriptors(&fields, &path),
             key,
             value,
-        })
+        };
+        let is_readable = is_text(&fields, "key") && is_text(&fields, "value");
+        (is_readable && !is_misspelt(&fields, "key")).then_some(node)
     }
 
     fn defaults(&mut self, fields: &Fields<'_>, path: &dyn fmt::Display) -> DefaultKeys {
@@ -166,7 +177,7 @@ impl YamlReader<'_> {
             }
             NodeKind::Map(_) => self.rate_limit(node, path),
             // Already reported by `check_file`.
-            NodeKind::List(_) | NodeKind::Tagged => None,
+            NodeKind::List(_) | NodeKind::Tagged | NodeKind::BadBinary => None,
         };
         Limits::List(items.iter().filter_map(read).collect())
     }
@@ -190,12 +201,12 @@ impl YamlReader<'_> {
         if !unlimited && !is_given && fields.entry("unit").is_some() {
             self.report(node.offset, path, Fault::NoRequestsPerUnit);
         }
-        Some(RateLimit {
+        let limit = RateLimit {
             at: node.offset,
             replaces,
             unit: self.text(&fields, "unit", path),
             unit_multiplier: self.number(&fields, "unit_multiplier", path),
-            requests_per_unit: self.requests_per_unit(&fields, path).unwrap_or(0),
+            requests_per_unit: self.requests_per_unit(&fields, path),
             unlimited,
             name: self.text(&fields, "name", path),
             algorithm: self.word(&fields, "algorithm", path),
@@ -205,7 +216,9 @@ impl YamlReader<'_> {
             time_zone: self.word(&fields, "time_zone", path),
             week_starts: self.word(&fields, "week_starts", path),
             starts: self.starts(&fields, path),
-        })
+        };
+        let is_readable = is_text(&fields, "unit") && is_boolean(&fields, "unlimited");
+        (is_readable && !is_misspelt(&fields, "unit")).then_some(limit)
     }
 
     fn starts(&mut self, fields: &Fields<'_>, path: &dyn fmt::Display) -> CalendarStarts {
@@ -221,25 +234,30 @@ impl YamlReader<'_> {
             hour: self.number(&fields, "hour", path),
         }
     }
-
-    fn requests_per_unit(&mut self, fields: &Fields<'_>, path: &dyn fmt::Display) -> Option<u32> {
-        const KEY: &str = "requests_per_unit";
-        let number = self.number(fields, KEY, path)?;
-        let value = number.value?;
-        if let Ok(value) = u32::try_from(value) {
-            return Some(value);
-        }
-        let fault = Fault::WrongType {
-            key: KEY.to_owned(),
-            expected: "a whole number from 0 to 4294967295",
-            found: "a number outside of that",
-        };
-        self.report(number.at, path, fault);
-        None
-    }
 }
 
 /// Skips items that are no maps, which `check_file` reports.
 fn is_map(node: &YamlNode<'_>) -> bool {
     matches!(node.kind, NodeKind::Map(_))
+}
+
+// A mistake is one problem: a value that could not be read has been reported, and is not missing too.
+
+/// Whether the value of `key` is a text, or missing.
+fn is_text(fields: &Fields<'_>, key: &str) -> bool {
+    let node = fields.get(key);
+    node.is_none_or(|node| matches!(node.kind, NodeKind::Scalar { .. }))
+}
+
+/// Whether the value of `key` is a boolean, or missing.
+fn is_boolean(fields: &Fields<'_>, key: &str) -> bool {
+    fields.get(key).is_none_or(|node| match &node.kind {
+        NodeKind::Scalar { text, is_plain } => matches!(resolve(text, *is_plain), Scalar::Bool(_)),
+        _ => false,
+    })
+}
+
+/// Whether `key` is missing, and another key was reported in its place.
+fn is_misspelt(fields: &Fields<'_>, key: &'static str) -> bool {
+    fields.get(key).is_none() && fields.own.keys().any(|other| is_meant(other, key))
 }

@@ -47,7 +47,7 @@ fn check_refused(files: &[(&str, &str)], problems: &[&str]) {
 fn broken_yaml_is_refused() {
     check_refused(
         &[("a.yaml", "domain: d\ndescriptors: [\n")],
-        &["a.yaml:3:1: error loading config file: yaml: "],
+        &["a.yaml:2:14: this `[` is not closed"],
     );
 }
 
@@ -58,7 +58,7 @@ fn an_unknown_key_is_refused() {
             "a.yaml",
             "domain: d\ndescriptors:\n  - key: k\n    rate_limt: {}\n",
         )],
-        &["a.yaml:4:5: d.k: config error, unknown key 'rate_limt' (expected `rate_limit`)"],
+        &["a.yaml:4:5: d.k: unknown key 'rate_limt' (expected `rate_limit`)"],
     );
 }
 
@@ -126,9 +126,25 @@ fn an_empty_domain_is_refused() {
         &[("a.yaml", "domain: ''\n")],
         &["a.yaml:1:10: config file cannot have empty domain; write `domain: NAME` at the top"],
     );
+    check_refused(&[("a.yaml", "")], &["a.yaml: the file is empty"]);
+}
+
+#[test]
+fn files_of_another_kind_are_named_in_one_line_each() {
     check_refused(
-        &[("a.yaml", "")],
-        &["a.yaml: config file cannot have empty domain"],
+        &[
+            (
+                "a.yaml",
+                "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: rules}\ndata:\n  shop.yaml: |\n    domain: shop\n",
+            ),
+            ("b.yaml", "static_resources:\n  clusters: []\nadmin: {}\n"),
+            ("kustomization.yaml", "resources: [a.yaml]\n"),
+        ],
+        &[
+            "a.yaml:1:1: this is a Kubernetes ConfigMap, not a rule file; rule files are the texts in its `data`",
+            "b.yaml:1:1: this is an Envoy configuration, not a rule file; `tollgate lint-envoy` checks it",
+            "kustomization.yaml:1:1: this is a kustomization, not a rule file; keep it out of the folder of rules",
+        ],
     );
 }
 
@@ -168,8 +184,8 @@ fn every_problem_of_every_file_is_told() {
             "a.yaml:3:11: d: descriptor has empty key",
             "a.yaml:5:19: d.k: cannot read the limit '1/x'",
             "a.yaml:5:29: d.k: two limits with a period of minute",
-            "b.yaml:2:1: e: config error, unknown key 'what'",
-            "c.yaml:2:1: error loading config file: yaml: ",
+            "b.yaml:2:1: e: unknown key 'what'",
+            "c.yaml:1:1: this `{` is not closed",
         ],
     );
 }

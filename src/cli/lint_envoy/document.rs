@@ -205,7 +205,7 @@ impl<'d> DocumentValue<'d> {
     pub(super) fn text(&self) -> Option<&'d str> {
         match &self.node.kind {
             NodeKind::Scalar { text, .. } => Some(text),
-            NodeKind::List(_) | NodeKind::Map(_) | NodeKind::Tagged => None,
+            NodeKind::List(_) | NodeKind::Map(_) | NodeKind::Tagged | NodeKind::BadBinary => None,
         }
     }
 
@@ -246,7 +246,7 @@ impl<'d> DocumentValue<'d> {
         };
         let entries = entries.iter().filter_map(|(name, value)| match &name.kind {
             NodeKind::Scalar { text, .. } => Some((&**text, self.child(value, text))),
-            NodeKind::List(_) | NodeKind::Map(_) | NodeKind::Tagged => None,
+            NodeKind::List(_) | NodeKind::Map(_) | NodeKind::Tagged | NodeKind::BadBinary => None,
         });
         entries.collect()
     }

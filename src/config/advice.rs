@@ -1,0 +1,157 @@
+//! How to repair a value of the wrong type.
+
+use super::{
+    fault::Fault,
+    keys::{Key, KeyKind, KeyLevel},
+    node::{NodeKind, YamlNode},
+    odd_characters::odd_characters,
+    scalar::{Scalar, describe, resolve},
+    short_form::short_form,
+};
+
+/// The fault of a value of the wrong type below `key`, or of a map that `key` names.
+pub(super) fn wrong_type(key: &str, expected: &'static str, found: &YamlNode<'_>) -> Fault {
+    if let ("the file", NodeKind::Scalar { text, .. }) = (key, &found.kind)
+        && let Some(fault) = without_colon(text)
+    {
+        return fault;
+    }
+    Fault::WrongType {
+        // Only the names of keys are words of the file.
+        key: match key.contains(' ') {
+            true => key.to_owned(),
+            false => format!("`{key}`"),
+        },
+        expected,
+        found: type_of(found).to_owned(),
+        fix: fix(key, found).unwrap_or_default(),
+    }
+}
+
+fn type_of(node: &YamlNode<'_>) -> &'static str {
+    match &node.kind {
+        NodeKind::List(_) => "a list",
+        NodeKind::Map(_) => "a map",
+        NodeKind::Tagged | NodeKind::BadBinary => "a tagged value",
+        NodeKind::Scalar {
+            is_plain: false, ..
+        } => "a text in quotes",
+        NodeKind::Scalar { text, .. } => match resolve(text, true) {
+            Scalar::Null => "null",
+            Scalar::Bool(_) => "a boolean",
+            Scalar::Int(_) | Scalar::Float => "a number",
+            Scalar::Text => "a text",
+        },
+    }
+}
+
+fn fix(key: &str, found: &YamlNode<'_>) -> Option<String> {
+    let fixed = match (key, &found.kind) {
+        ("the file", NodeKind::List(_)) => "begin it with `domain: NAME`".to_owned(),
+        ("the file", _) => "write `domain: NAME` and `descriptors:`".to_owned(),
+        ("rate_limit" | "rate_limits", NodeKind::Scalar { text, .. }) => {
+            let limit = short_form(text, None).map_or("5000/day", |_| text);
+            format!("write `rate_limits: [{limit}]`")
+        }
+        ("rate_limit", NodeKind::List(_)) => "the key of a list is `rate_limits`".to_owned(),
+        ("rate_limits", NodeKind::Map(_)) => {
+            "put `- ` before each limit, or write `rate_limit`".to_owned()
+        }
+        ("descriptors", NodeKind::Map(_)) => "put `- ` before each `key`".to_owned(),
+        ("descriptors", NodeKind::Scalar { .. }) => "write `- key: NAME` below it".to_owned(),
+        ("replaces", NodeKind::Map(_)) => "put `- ` before each `name`".to_owned(),
+        ("replaces", NodeKind::Scalar { text, .. }) => {
+            format!("write `replaces: [{{name: {text}}}]`")
+        }
+        ("key" | "value", NodeKind::List(items)) if items.len() > 1 => {
+            format!("a {key} is one text; write a descriptor for each")
+        }
+        ("domain", NodeKind::List(items)) if items.len() > 1 => {
+            "a document has one domain; begin one for each with `---`".to_owned()
+        }
+        (_, NodeKind::List(items)) => match &items.as_slice() {
+            [
+                YamlNode {
+                    kind: NodeKind::Scalar { text, .. },
+                    ..
+                },
+            ] => format!("write `{key}: {text}`"),
+            _ => return None,
+        },
+        (_, NodeKind::Scalar { text, .. }) => {
+            let kind = Key::find(key)?.kind;
+            return match kind {
+                KeyKind::Boolean => boolean_fix(key, text),
+                _ => None,
+            };
+        }
+        _ => return None,
+    };
+    Some(fixed)
+}
+
+/// The boolean that a text or a number in its place means.
+fn meant_boolean(text: &str) -> Option<bool> {
+    match (resolve(text, true), text) {
+        (Scalar::Bool(value), _) => Some(value),
+        (_, "1") => Some(true),
+        (_, "0") => Some(false),
+        _ => None,
+    }
+}
+
+fn boolean_fix(key: &str, text: &str) -> Option<String> {
+    let value = meant_boolean(text)?;
+    Some(format!("write `{key}: {value}`"))
+}
+
+/// The fault of `item`, which is no map, in a list of maps of this level.
+pub(super) fn item_fault(item: &NodeKind<'_>, level: KeyLevel) -> Fault {
+    let (first_key, name) = match level {
+        KeyLevel::Replaces => ("name", "NAME"),
+        _ => ("key", "NAME"),
+    };
+    let fix = match item {
+        NodeKind::List(_) => "remove one `- ` or one pair of brackets".to_owned(),
+        NodeKind::Scalar { text, .. } => {
+            if let Some(fault) = without_colon(text) {
+                return fault;
+            }
+            let text = match describe(item).as_str() {
+                "null" => name.to_owned(),
+                _ => text.to_string(),
+            };
+            format!("write `- {first_key}: {text}`")
+        }
+        NodeKind::Map(_) | NodeKind::Tagged | NodeKind::BadBinary => String::new(),
+    };
+    let found = match describe(item) {
+        text if matches!(item, NodeKind::Scalar { .. }) => format!("`{text}`"),
+        kind => kind,
+    };
+    Fault::ListItem { found, fix }
+}
+
+/// The fault of a text that begins with a key but has no colon behind it, or no blank behind the colon.
+pub(super) fn without_colon(text: &str) -> Option<Fault> {
+    if let Some(odd) = odd_characters(text) {
+        return Some(Fault::OddKey {
+            found: odd.found,
+            fix: odd.fix,
+        });
+    }
+    let end = text.find([' ', ':'])?;
+    let (key, rest) = text.split_at(end);
+    Key::find(key)?;
+    let is_glued = rest.starts_with(':');
+    let value = rest.trim_start_matches([' ', ':']);
+    Some(Fault::NoColon {
+        text: text.to_owned(),
+        lacks: if is_glued {
+            "blank behind its colon"
+        } else {
+            "colon"
+        },
+        fixed: format!("{key}: {value}"),
+    })
+}

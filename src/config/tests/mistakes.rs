@@ -1,0 +1,655 @@
+//! Mistakes that people make in rule files, and the line that each of them gets: one for each, at the place to repair.
+
+use std::fmt::Write as _;
+
+use super::{compile_texts, descriptor};
+use crate::{
+    config::{files::Files, options::Options, source::Source},
+    core::metadata::MetadataValue,
+};
+
+/// Every line of `check` about a file with this text, without the name of the file.
+fn lines_of(text: &str) -> Vec<String> {
+    let problems = match compile_texts(&[text], Options::default()) {
+        Ok(loaded) => loaded.warnings,
+        Err(problems) => problems,
+    };
+    let shown = problems.iter().map(ToString::to_string);
+    let shown = shown.map(|line| line.trim_start_matches("a.yaml:").trim_start().to_owned());
+    shown.collect()
+}
+
+/// Checks files, each with its only line.
+#[track_caller]
+fn check(cases: &[(&str, &str)]) {
+    check_each(cases, str::to_owned);
+}
+
+/// Checks descriptors that contain this text, from line 4 and column 5 on, each with its only line.
+#[track_caller]
+fn check_bodies(cases: &[(&str, &str)]) {
+    check_each(cases, descriptor);
+}
+
+#[track_caller]
+fn check_each(cases: &[(&str, &str)], text_of: fn(&str) -> String) {
+    let mut wrong = String::new();
+    for (case, expected) in cases {
+        let found = lines_of(&text_of(case)).join("\n");
+        if found != *expected {
+            let _ = writeln!(wrong, "{case}\n-- said\n{found}\n-- not\n{expected}\n");
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
+#[test]
+fn blanks_that_are_none_are_named() {
+    check(&[
+        (
+            "domain: d\ndescriptors:\n\t- key: a\n",
+            "3:1: a tab; YAML indents with blanks",
+        ),
+        (
+            "domain: d\ndescriptors:\n  - key: a\n\t  rate_limits: [5/s]\n",
+            "4:1: a tab; YAML indents with blanks",
+        ),
+        (
+            "domain: d\ndescriptors:\n  -\tkey: a\n    \tvalue: b\n",
+            "3:4: a tab; YAML indents with blanks",
+        ),
+        (
+            "domain: d\ndescriptors:\n  - key: a\n\u{a0}\u{a0}\u{a0}\u{a0}rate_limits: [5/s]\n",
+            "4:1: d: U+00A0 (no-break space) before `rate_limits`; write a blank instead",
+        ),
+        // In brackets a tab is a blank, and the mistake is another.
+        (
+            "{\n\t\"domain\": \"d\"\n\t\"descriptors\": []\n}\n",
+            "3:2: invalid YAML: did not find expected ',' or '}'",
+        ),
+        (
+            "domain: d\n\u{feff}descriptors:\n  - key: a\n    rate_limits: [5/s]\n",
+            "2:1: U+FEFF (byte order mark) before `descriptors:`; remove it",
+        ),
+        (
+            "domain: d\ndescriptors:\n  - key: a\n    \u{3000}rate_limits: [5/s]\n",
+            "4:5: d.a: U+3000 (ideographic space) before `rate_limits`; write a blank instead",
+        ),
+        (
+            "domain: d\ndescriptors:\n  - key: a\n  \u{a0} rate_limits: [5/s]\n",
+            "4:3: U+00A0 (no-break space) before `rate_limits`; write a blank instead",
+        ),
+        (
+            "domain: d\ndescriptors:\n  - key:\u{a0}a\n    rate_limits: [5/s]\n",
+            "3:5: U+00A0 (no-break space) in `key: a`; write a blank instead",
+        ),
+        (
+            "domain: d\ndescriptors:\n  -\u{a0}key: a\n    rate_limits: [5/s]\n",
+            "3:4: U+00A0 (no-break space) before `key`; write a blank instead",
+        ),
+        (
+            "domain: d\ndescriptors:\n  - key: \u{a0}a\n    rate_limits: [5/s]\n",
+            "3:10: d.\\u{a0}a: warning: U+00A0 (no-break space) before `a` would be part of the text; remove that, \
+                 or put the text in quotes if it is meant",
+        ),
+        (
+            "domain: d\ndescriptors:\n  - key: a\u{200b}\n    rate_limits: [5/s]\n",
+            "3:10: d.a\\u{200b}: warning: U+200B (zero-width space) behind `a` would be part of the text; remove \
+                 that, or put the text in quotes if it is meant",
+        ),
+    ]);
+}
+
+#[test]
+fn curly_quotes_are_named() {
+    check(&[
+        (
+            "domain: d\ndescriptors:\n  - key: “a”\n    rate_limits: [5/s]\n",
+            "3:10: d.“a”: warning: curly quotes around `a` would be part of the text; remove that, or put the text \
+                 in quotes if it is meant",
+        ),
+        (
+            "domain: d\ndescriptors:\n  - “key”: a\n    rate_limits: [5/s]\n",
+            "3:5: d: curly quotes around `key`; write \" instead",
+        ),
+        (
+            "domain: ‘d’\ndescriptors:\n  - key: a\n    rate_limits: [5/s]\n",
+            "1:9: ‘d’: warning: curly quotes around `d` would be part of the text; remove that, or put the text in \
+                 quotes if it is meant",
+        ),
+        (
+            "domain: d\ndescriptors:\n  - key: a\n    value: '“b”'\n    rate_limits: [5/s]\n",
+            "",
+        ),
+    ]);
+}
+
+#[test]
+fn a_line_without_its_colon_is_named() {
+    check(&[
+        (
+            "domain: d\ndescriptors:\n  - key a\n    rate_limits: [5/s]\n",
+            "3:5: `key a` has no colon; write `key: a`",
+        ),
+        (
+            "domain: d\ndescriptors:\n  - key: a\n    value b\n    rate_limits: [5/s]\n",
+            "4:5: `value b` has no colon; write `value: b`",
+        ),
+        (
+            "domain: d\ndescriptors:\n  - key a\n",
+            "3:5: d: `key a` has no colon; write `key: a`",
+        ),
+        (
+            "domain: d\ndescriptors:\n  - key:a\n    rate_limits: [5/s]\n",
+            "3:5: `key:a` has no blank behind its colon; write `key: a`",
+        ),
+        (
+            "domain: d\ndescriptors:\n  - key: a\n    rate_limit:\n      unit second\n      requests_per_unit: 3\n",
+            "5:7: `unit second` has no colon; write `unit: second`",
+        ),
+        (
+            "domain d\ndescriptors:\n  - key: a\n",
+            "1:1: `domain d` has no colon; write `domain: d`",
+        ),
+        (
+            "domain: d\ndescriptors\n  - key: a\n",
+            "2:1: `descriptors` has no colon; write `descriptors:`",
+        ),
+        (
+            "domain: d\ndescriptors:\n  - key: a\n    rate_limit\n      unit: second\n",
+            "4:5: `rate_limit` has no colon; write `rate_limit:`",
+        ),
+        (
+            "domain d\n",
+            "1:1: `domain d` has no colon; write `domain: d`",
+        ),
+        (
+            "domain: d\ndescriptors:\n  - key: a\n      value: b\n",
+            "4:7: this line is indented deeper than the one above, which already has a value",
+        ),
+        (
+            "domain: d\ndescriptors:\n  - key: a value: b\n",
+            "3:17: a second `: ` in one line; begin a new line, or put a value that holds it in quotes",
+        ),
+        (
+            "domain: d\ndescriptors:\n  - key: a\n   value: b\n",
+            "4:4: this line is indented as no line above it",
+        ),
+    ]);
+}
+
+#[test]
+fn what_is_not_closed_is_named_where_it_was_opened() {
+    check(&[
+        (
+            "domain: d\ndescriptors:\n  - key: \"a\n    rate_limits: [5/s]\n",
+            "3:10: this `\"` is not closed",
+        ),
+        (
+            "domain: d\ndescriptors:\n  - key: \"a\n    value: \"b\"\n    rate_limits: [5/s]\n",
+            "3:10: this `\"` is not closed",
+        ),
+        (
+            "domain: d\ndescriptors:\n  - key: 'a\n    rate_limits: [5/s]\n",
+            "3:10: this `'` is not closed",
+        ),
+        (
+            "domain: d\ndescriptors: [\n",
+            "2:14: this `[` is not closed",
+        ),
+        (
+            "domain: d\ndescriptors: [{key: a}\n",
+            "2:14: this `[` is not closed",
+        ),
+        (
+            "domain: d\ndescriptors:\n  - key: a\n    rate_limit: {unit: second, requests_per_unit: 3\n  - key: b\n",
+            "4:17: this `{` is not closed",
+        ),
+        (
+            "domain: d\ndescriptors:\n  - key: a\n    rate_limits: [5/s, 20/m\n    value: b\n",
+            "4:18: this `[` is not closed",
+        ),
+        (
+            "{\"domain\": \"d\", \"descriptors\": [{\"key\": \"a\"]}",
+            "1:33: this `{` is not closed",
+        ),
+        (
+            "domain: d\ndescriptors:\n  - key: a\n    rate_limits: 5/s]\n",
+            "4:18: d.a: `rate_limits` must be a list, not a text; write `rate_limits: [5000/day]`",
+        ),
+        (
+            "domain: d # it's\ndescriptors: # a { too\n  - key: |\n      it's [\n    rate_limits: [5/s\n",
+            "5:18: this `[` is not closed",
+        ),
+        (
+            "domain: d\ndescriptors:\n  - key: \"a\n---\ndomain: e\n",
+            "3:10: this `\"` is not closed",
+        ),
+        ("{", "1:1: this `{` is not closed"),
+    ]);
+}
+
+#[test]
+fn a_text_that_begins_with_a_sign_of_yaml_needs_quotes() {
+    check(&[
+        (
+            "domain: d\ndescriptors:\n  - key: a\n    value: *\n    rate_limits: [5/s]\n",
+            "4:12: a text cannot begin with `*`; put it in quotes",
+        ),
+        (
+            "domain: d\ndescriptors:\n  - key: a\n    value: *.com\n    rate_limits: [5/s]\n",
+            "4:12: a text cannot begin with `*`; put it in quotes",
+        ),
+        (
+            "domain: d\ndescriptors:\n  - key: a\n    value: *a\n    rate_limits: [5/s]\n",
+            "4:12: a text cannot begin with `*`; put it in quotes",
+        ),
+        (
+            "domain: d\ndescriptors:\n  - key: @a\n",
+            "3:10: a text cannot begin with `@`; put it in quotes",
+        ),
+        (
+            "domain: d\ndescriptors:\n  - key: a\n    value: %20\n",
+            "4:12: a text cannot begin with `%`; put it in quotes",
+        ),
+        (
+            "domain: d\0\n",
+            "1:10: invalid YAML: control characters are not allowed",
+        ),
+    ]);
+}
+
+#[test]
+fn a_number_is_whole_and_the_nearest_form_is_told() {
+    check_bodies(&[
+        (
+            "rate_limit: {unit: second, requests_per_unit: 2.5}",
+            "4:51: d.k: `requests_per_unit` must be a whole number from 0 to 4294967295, not 2.5; for 2.5 a second \
+                 write `unit: minute, requests_per_unit: 150`",
+        ),
+        (
+            "rate_limit: {unit: minute, requests_per_unit: 0.1}",
+            "4:51: d.k: `requests_per_unit` must be a whole number from 0 to 4294967295, not 0.1; for 0.1 a minute \
+                 write `unit: hour, requests_per_unit: 6`",
+        ),
+        (
+            "rate_limit: {unit: month, requests_per_unit: 2.5}",
+            "4:50: d.k: `requests_per_unit` must be a whole number from 0 to 4294967295, not 2.5",
+        ),
+        (
+            "rate_limit: {unit: second, requests_per_unit: 1e3}",
+            "4:51: d.k: `requests_per_unit` must be a whole number from 0 to 4294967295, not 1e3; write 1000",
+        ),
+        (
+            "rate_limit: {unit: second, requests_per_unit: 5.0}",
+            "4:51: d.k: `requests_per_unit` must be a whole number from 0 to 4294967295, not 5.0; write 5",
+        ),
+        (
+            "rate_limit: {unit: second, requests_per_unit: 99999999999999999999999}",
+            "4:51: d.k: `requests_per_unit` must be a whole number from 0 to 4294967295, not 99999999999999999999999",
+        ),
+        (
+            "rate_limit: {unit: second, requests_per_unit: 4294967296}",
+            "4:51: d.k: `requests_per_unit` must be a whole number from 0 to 4294967295, not 4294967296",
+        ),
+        (
+            "rate_limit: {unit: second, requests_per_unit: -1}",
+            "4:51: d.k: `requests_per_unit` must be a whole number from 0 to 4294967295, not -1",
+        ),
+        (
+            "rate_limit: {unit: second, requests_per_unit: \"3\"}",
+            "4:52: d.k: `requests_per_unit` must be a whole number from 0 to 4294967295, not a text in quotes; \
+                 write 3 without quotes",
+        ),
+        (
+            "rate_limit: {unit: second, requests_per_unit: \"1,000\"}",
+            "4:52: d.k: `requests_per_unit` must be a whole number from 0 to 4294967295, not a text in quotes; \
+                 write 1000",
+        ),
+        (
+            "rate_limit:\n  unit: second\n  requests_per_unit: 1,000",
+            "6:26: d.k: `requests_per_unit` must be a whole number from 0 to 4294967295, not 1,000; write 1000",
+        ),
+        (
+            "rate_limit: {unit: second, requests_per_unit: 1k}",
+            "4:51: d.k: `requests_per_unit` must be a whole number from 0 to 4294967295, not 1k; write 1000",
+        ),
+        (
+            "rate_limit: {unit: second, requests_per_unit: 5/m}",
+            "4:51: d.k: `requests_per_unit` must be a whole number from 0 to 4294967295, not 5/m; write `unit: \
+                 minute, requests_per_unit: 5`",
+        ),
+        (
+            "rate_limit: {unit: second, requests_per_unit: five}",
+            "4:51: d.k: `requests_per_unit` must be a whole number from 0 to 4294967295, not five",
+        ),
+        (
+            "rate_limit: {unit: second, requests_per_unit: [5]}",
+            "4:52: d.k: `requests_per_unit` must be a whole number from 0 to 4294967295, not a list; write \
+                 `requests_per_unit: 5`",
+        ),
+        (
+            "rate_limit: {unit: minute, requests_per_unit: 5, unit_multiplier: \"30\"}",
+            "4:72: d.k: `unit_multiplier` must be a whole number, not a text in quotes; write 30 without quotes",
+        ),
+        (
+            "rate_limit: {unit: minute, requests_per_unit: 5, unit_multiplier: 1.5}",
+            "4:71: d.k: `unit_multiplier` must be a whole number, not 1.5",
+        ),
+        (
+            "rate_limit: {unit: minute, requests_per_unit: 5, algorithm: token_bucket, burst: 1.5}",
+            "4:86: d.k: `burst` must be a whole number, not 1.5",
+        ),
+    ]);
+}
+
+#[test]
+fn a_unit_that_is_missing_or_misspelt_is_told_with_the_right_one() {
+    check_bodies(&[
+        (
+            "rate_limit: {requests_per_unit: 3}",
+            "4:18: d.k: `unit` is missing (second, minute, hour, day, week, month or year)",
+        ),
+        (
+            "rate_limit: {unit: seconds, requests_per_unit: 3}",
+            "4:18: d.k: invalid rate limit unit 'seconds'; did you mean `second`?",
+        ),
+        (
+            "rate_limit: {unit: s, requests_per_unit: 3}",
+            "4:18: d.k: invalid rate limit unit 's'; did you mean `second`?",
+        ),
+        (
+            "rate_limit: {unit: MIN, requests_per_unit: 3}",
+            "4:18: d.k: invalid rate limit unit 'MIN'; did you mean `minute`?",
+        ),
+        (
+            "rate_limit: {unit: secnod, requests_per_unit: 3}",
+            "4:18: d.k: invalid rate limit unit 'secnod'; did you mean `second`?",
+        ),
+        (
+            "rate_limit: {unit: fortnight, requests_per_unit: 3}",
+            "4:18: d.k: invalid rate limit unit 'fortnight' (second, minute, hour, day, week, month or year)",
+        ),
+        (
+            "rate_limit: {unit: [second], requests_per_unit: 3}",
+            "4:25: d.k: `unit` must be a string, not a list; write `unit: second`",
+        ),
+        (
+            "rate_limit: {unlimited: \"true\"}",
+            "4:30: d.k: `unlimited` must be true or false, not a text in quotes; write `unlimited: true`",
+        ),
+        (
+            "rate_limit: {unlimited: 1}",
+            "4:29: d.k: `unlimited` must be true or false, not a number; write `unlimited: true`",
+        ),
+        (
+            "rate_limit: {unlimited: maybe}",
+            "4:29: d.k: `unlimited` must be true or false, not a text",
+        ),
+        (
+            "rate_limit: {unit: day, requests_per_unit: 3, calendar: true, time_zone: Europe/Madird}",
+            "4:78: d.k: unknown time_zone 'Europe/Madird'; did you mean `Europe/Madrid`?",
+        ),
+        (
+            "rate_limit: {unit: day, requests_per_unit: 3, calendar: true, time_zone: madrid}",
+            "4:78: d.k: unknown time_zone 'madrid'; did you mean `Europe/Madrid`?",
+        ),
+        (
+            "rate_limit: {unit: day, requests_per_unit: 3, calendar: true, time_zone: new york}",
+            "4:78: d.k: unknown time_zone 'new york'; did you mean `America/New_York`?",
+        ),
+        (
+            "rate_limit: {unit: day, requests_per_unit: 3, calendar: true, time_zone: PDT}",
+            "4:78: d.k: unknown time_zone 'PDT' (an IANA name, such as Europe/Madrid or UTC)",
+        ),
+        (
+            "rate_limit: {unit: day, requests_per_unit: 3, calendar: true, time_zone: Europe/Nowhere}",
+            "4:78: d.k: unknown time_zone 'Europe/Nowhere' (an IANA name, such as Europe/Madrid or UTC)",
+        ),
+    ]);
+}
+
+#[test]
+fn a_list_or_a_map_in_the_place_of_another_value_is_one_problem() {
+    check_bodies(&[
+        (
+            "rate_limit: 5/s",
+            "4:17: d.k: `rate_limit` must be a map, not a text; write `rate_limits: [5/s]`",
+        ),
+        (
+            "rate_limit: 5",
+            "4:17: d.k: `rate_limit` must be a map, not a number; write `rate_limits: [5000/day]`",
+        ),
+        (
+            "rate_limit: [5/s]",
+            "4:18: d.k: `rate_limit` must be a map, not a list; the key of a list is `rate_limits`",
+        ),
+        (
+            "rate_limit:\n  - unit: second\n    requests_per_unit: 3",
+            "5:9: d.k: `rate_limit` must be a map, not a list; the key of a list is `rate_limits`",
+        ),
+        (
+            "rate_limits: 5/s",
+            "4:18: d.k: `rate_limits` must be a list, not a text; write `rate_limits: [5/s]`",
+        ),
+        (
+            "rate_limits: {unit: second, requests_per_unit: 3}",
+            "4:19: d.k: `rate_limits` must be a list, not a map; put `- ` before each limit, or write `rate_limit`",
+        ),
+        (
+            "rate_limits: [[5/s]]",
+            "4:20: d.k: an item of this list must be a map, not a list; remove one `- ` or one pair of brackets",
+        ),
+        (
+            "value: [x, y]\nrate_limits: [5/s]",
+            "4:13: d: `value` must be a string, not a list; a value is one text; write a descriptor for each",
+        ),
+        (
+            "value: [x]\nrate_limits: [5/s]",
+            "4:13: d: `value` must be a string, not a list; write `value: x`",
+        ),
+        (
+            "value: {x: y}\nrate_limits: [5/s]",
+            "4:13: d: `value` must be a string, not a map",
+        ),
+        (
+            "descriptors: {key: b}",
+            "4:19: d.k: `descriptors` must be a list, not a map; put `- ` before each `key`",
+        ),
+        (
+            "descriptors:\n  - a",
+            "5:9: d.k: an item of this list must be a map, not `a`; write `- key: a`",
+        ),
+        (
+            "descriptors:\n  -\n  - key: b",
+            "5:8: d.k: an item of this list must be a map, not `null`; write `- key: NAME`",
+        ),
+        (
+            "descriptors: a",
+            "4:18: d.k: `descriptors` must be a list, not a text; write `- key: NAME` below it",
+        ),
+        (
+            "rate_limit: {unit: second, requests_per_unit: 3, replaces: [n]}",
+            "4:65: d.k: an item of this list must be a map, not `n`; write `- name: n`",
+        ),
+        (
+            "rate_limit: {unit: second, requests_per_unit: 3, replaces: other}",
+            "4:64: d.k: `replaces` must be a list, not a text; write `replaces: [{name: other}]`",
+        ),
+        (
+            "rate_limit: {unit: second, requests_per_unit: 3, replaces: {name: n}}",
+            "4:65: d.k: `replaces` must be a list, not a map; put `- ` before each `name`",
+        ),
+        (
+            "rate_limit: {key: a, unit: second, requests_per_unit: 3}",
+            "4:18: d.k: warning: `key` means nothing here and is ignored; it belongs to a descriptor, one level up",
+        ),
+        (
+            "shadow_mode: \"yes\"\nrate_limits: [5/s]",
+            "4:19: d.k: `shadow_mode` must be true or false, not a text in quotes; write `shadow_mode: true`",
+        ),
+        (
+            "rate_limit: {<<: base, unit: day, requests_per_unit: 1}",
+            "4:22: d.k: `<<` merges a map or a list of maps, not base; write an alias, such as `*name`",
+        ),
+        (
+            "shadow_mode: [true]\nrate_limits: [5/s]",
+            "4:19: d.k: `shadow_mode` must be true or false, not a list; write `shadow_mode: true`",
+        ),
+        (
+            "value: 1.5\nrate_limits: [5/s]",
+            "4:12: d.k_1.5: 1.5 is not a string, a whole number, a boolean or null; put it in quotes if it is a text",
+        ),
+    ]);
+    check(&[
+        (
+            "domain: [a]\ndescriptors: []\n",
+            "1:10: `domain` must be a string, not a list; write `domain: a`",
+        ),
+        (
+            "domain: [a, b]\ndescriptors: []\n",
+            "1:10: `domain` must be a string, not a list; a document has one domain; begin one for each with `---`",
+        ),
+        (
+            "domain: d\ndescriptors:\n  - key: [a]\n    rate_limits: [5/s]\n",
+            "3:11: d: `key` must be a string, not a list; write `key: a`",
+        ),
+        (
+            "domain: d\ndescriptors:\n  - a\n",
+            "3:5: d: an item of this list must be a map, not `a`; write `- key: a`",
+        ),
+        (
+            "domain: d\ndescriptors:\n  - - key: a\n",
+            "3:7: d: an item of this list must be a map, not a list; remove one `- ` or one pair of brackets",
+        ),
+        (
+            "- domain: d\n",
+            "1:3: the file must be a map, not a list; begin it with `domain: NAME`",
+        ),
+        (
+            "hello\n",
+            "1:1: the file must be a map, not a text; write `domain: NAME` and `descriptors:`",
+        ),
+    ]);
+}
+
+#[test]
+fn a_file_of_another_kind_is_named() {
+    check(&[
+        (
+            "",
+            "the file is empty; write `domain: NAME` and `descriptors:`, or remove it",
+        ),
+        (
+            "# domain: d\n\n---\n",
+            "the file is empty; write `domain: NAME` and `descriptors:`, or remove it",
+        ),
+        (
+            "{}\n",
+            "config file cannot have empty domain; write `domain: NAME` at the top",
+        ),
+        (
+            "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: rules}\ndata:\n  a.yaml: |\n    domain: d\n",
+            "1:1: this is a Kubernetes ConfigMap, not a rule file; rule files are the texts in its `data`: mount it \
+                 as a folder",
+        ),
+        (
+            "apiVersion: v1\nkind: List\nitems: []\n",
+            "1:1: this is a Kubernetes List, not a rule file; keep it out of the folder of rules",
+        ),
+        (
+            "resources: [a.yaml]\n",
+            "1:1: this is a kustomization, not a rule file; keep it out of the folder of rules",
+        ),
+        (
+            "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [a.yaml]\n",
+            "1:1: this is a kustomization, not a rule file; keep it out of the folder of rules",
+        ),
+        (
+            "static_resources: {listeners: []}\n",
+            "1:1: this is an Envoy configuration, not a rule file; `tollgate lint-envoy` checks it",
+        ),
+        (
+            "admin: {}\nnode: {id: a}\n",
+            "1:1: this is an Envoy configuration, not a rule file; `tollgate lint-envoy` checks it",
+        ),
+        // Nothing else is known of this one.
+        (
+            "penalty: 3\ndomain: d\ndescriptors: [{key: a, rate_limits: [5/s]}]\n",
+            "1:1: d: unknown key 'penalty' (expected one of domain, descriptors, count, on_store_loss)",
+        ),
+    ]);
+}
+
+#[test]
+fn binary_values_are_texts_or_refused() {
+    check_bodies(&[
+        (
+            "metadata: {a: !!binary /w==}\nrate_limits: [5/s]",
+            "4:28: d.k: `!!binary` must be UTF-8 text in base64; write the text itself",
+        ),
+        (
+            "metadata:\n  a: !!binary |\n    /w==\nrate_limits: [5/s]",
+            "5:7: d.k: `!!binary` must be UTF-8 text in base64; write the text itself",
+        ),
+        (
+            "metadata: {!!binary /w==: 1}\nrate_limits: [5/s]",
+            "4:25: d.k: `!!binary` must be UTF-8 text in base64; write the text itself",
+        ),
+        (
+            "value: !!binary /w==\nrate_limits: [5/s]",
+            "4:21: d.k: `!!binary` must be UTF-8 text in base64; write the text itself",
+        ),
+        (
+            "value: !<tag:yaml.org,2002:binary> /w==\nrate_limits: [5/s]",
+            "4:40: d.k: `!!binary` must be UTF-8 text in base64; write the text itself",
+        ),
+        (
+            "value: !!binary [a]\nrate_limits: [5/s]",
+            "4:12: `!!binary` must be UTF-8 text in base64; write the text itself",
+        ),
+        (
+            "value: !binary aGk=\nrate_limits: [5/s]",
+            "4:5: d.k: tags such as `!include` are not supported",
+        ),
+    ]);
+}
+
+/// A text in base64 is the text, as the reference reads it.
+#[test]
+fn a_binary_value_that_is_text_is_that_text() {
+    let text = descriptor(
+        "value: !!binary \"aGk=\"\nrate_limits: [5/s]\nmetadata:\n  !!binary YQ==: !!binary |\n    aG\n    k=\n  b: \
+             \"!!binary x\"\n  \"!!binary YQ==\": 1",
+    );
+    let loaded = compile_texts(&[&text], Options::default());
+    let loaded = loaded.unwrap_or_else(|problems| panic!("{}", problems[0]));
+    let rule = &loaded.matcher.rules()[0];
+    let text = |text: &str| MetadataValue::Text(text.to_owned());
+    assert_eq!(&*rule.path, "d.k_hi");
+    assert_eq!(rule.metadata.get("a"), Some(&text("hi")));
+    assert_eq!(rule.metadata.get("b"), Some(&text("!!binary x")));
+    assert!(rule.metadata.contains_key("!!binary YQ=="));
+}
+
+#[test]
+fn a_byte_that_is_no_text_is_named_with_its_place() {
+    for (bytes, line) in [
+        (
+            &b"domain: d\n# caf\xe9\n"[..],
+            "2:6: the byte 0xE9 is not UTF-8 text; save the file as UTF-8",
+        ),
+        (
+            b"\xef\xbb\xbf\xff",
+            "1:1: the byte 0xFF is not UTF-8 text; save the file as UTF-8",
+        ),
+        (b"\xff\xfed\0", " UTF-16 text; save it as UTF-8"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("a.yaml"), bytes).unwrap();
+        let read = Files::read(&Source::Paths(vec![folder.path().to_owned()]));
+        let problems = read.compile(Options::default()).unwrap_err();
+        let shown: Vec<_> = problems.iter().map(ToString::to_string).collect();
+        assert_eq!(shown, [format!("a.yaml:{line}")]);
+    }
+}
