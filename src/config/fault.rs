@@ -78,6 +78,11 @@ pub enum Fault {
     Undecodable(#[source] prost::DecodeError),
     #[error("a push without rules is refused (--xds-empty-push keep)")]
     EmptyPush,
+    #[error(
+        "domain '{0}' has lost all its rules, so nothing in it would be limited; write a rule, remove the domain, or \
+             allow it (--empty-reload allow)"
+    )]
+    RulesLost(String),
     #[error("the byte 0x{0:02X} is not UTF-8 text; save the file as UTF-8")]
     NotText(u8),
     #[error("UTF-16 text; save it as UTF-8")]

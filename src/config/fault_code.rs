@@ -66,6 +66,7 @@ impl Fault {
             Self::Repeated(_) => "repeated-key",
             Self::NoRequestsPerUnit => "no-requests-per-unit",
             Self::NoRules(_) => "no-rules",
+            Self::RulesLost(_) => "rules-lost",
             Self::ReplacesUnknown(_) => "replaces-unknown",
             Self::ReplaceEachOther(..) => "replace-each-other",
             Self::NoLimitHere => "no-limit",

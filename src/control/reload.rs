@@ -6,7 +6,7 @@ use tokio::sync::watch;
 
 use crate::{
     config::{
-        fault::Problem,
+        fault::{Fault, Problem},
         files::{Files, Loaded},
         options::Options,
         source::Source,
@@ -69,6 +69,27 @@ impl Intake {
         Ok(())
     }
 
+    /// The domains that have rules in use and would have none.
+    fn emptied(&self, loaded: &Loaded) -> Vec<Problem> {
+        let Some(current) = self.rules.current() else {
+            return Vec::new();
+        };
+        let warnings = loaded.warnings.iter();
+        let emptied = warnings.filter_map(|warning| match &warning.fault {
+            Fault::NoRules(domain) if current.matcher.has_rules_in(domain.as_bytes()) => {
+                Some(Problem {
+                    file: warning.file.clone(),
+                    position: warning.position,
+                    inside: warning.inside.clone(),
+                    path: String::new(),
+                    fault: Fault::RulesLost(domain.clone()),
+                })
+            }
+            _ => None,
+        });
+        emptied.collect()
+    }
+
     /// Follows whether there are rules in use.
     pub(crate) fn follow_rules(&self) -> watch::Receiver<bool> {
         self.has_rules.subscribe()
@@ -116,21 +137,38 @@ fn count_alike(old: &Matcher, new: &Matcher) -> bool {
     old.map(facts).eq(new.map(facts))
 }
 
+/// The effect of a reload that leaves a domain without any rule, where there were some. A file that is gone takes its
+/// domain with it on purpose; one that has lost its rules was probably cut off or misspelt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OnEmptyReload {
+    /// It is accepted like any other: then nothing in that domain is limited.
+    Allow,
+    /// It is refused.
+    Keep,
+}
+
 /// Reads the rules of one source repeatedly.
 #[derive(Debug)]
 pub(crate) struct Reloader {
     source: Source,
     options: Options,
+    empty: OnEmptyReload,
     intake: Intake,
     /// Digest of the files of the last load, whether it succeeded or not.
     seen: Option<[u8; 32]>,
 }
 
 impl Reloader {
-    pub(crate) fn new(source: Source, options: Options, intake: Intake) -> Self {
+    pub(crate) fn new(
+        source: Source,
+        options: Options,
+        empty: OnEmptyReload,
+        intake: Intake,
+    ) -> Self {
         Self {
             source,
             options,
+            empty,
             intake,
             seen: None,
         }
@@ -148,7 +186,18 @@ impl Reloader {
             return Ok(());
         }
         self.seen = Some(digest);
-        self.intake.take(files.compile(self.options))
+        let loaded = files.compile(self.options).and_then(|loaded| {
+            let emptied = match self.empty {
+                OnEmptyReload::Allow => Vec::new(),
+                OnEmptyReload::Keep => self.intake.emptied(&loaded),
+            };
+            if emptied.is_empty() {
+                Ok(loaded)
+            } else {
+                Err(emptied)
+            }
+        });
+        self.intake.take(loaded)
     }
 
     /// Starts to watch the folder: [`RulesWatch::run`] misses no change from now on.

@@ -269,6 +269,20 @@ impl Matcher {
         })
     }
 
+    /// Whether there is a rule in the domain of this name.
+    pub(crate) fn has_rules_in(&self, domain: &[u8]) -> bool {
+        let root = self.domains.get(domain).map(|root| root.node);
+        let mut left: Vec<NodeId> = root.into_iter().collect();
+        while let Some(NodeId(node)) = left.pop() {
+            let node = &self.nodes[node];
+            if node.rule.is_some() {
+                return true;
+            }
+            left.extend(node.children.values());
+        }
+        false
+    }
+
     /// All rules; a `RuleId` is an index of this list.
     pub fn rules(&self) -> &[Rule] {
         &self.rules

@@ -52,7 +52,12 @@ impl RuleSource {
             }
             return Ok(Self::ControlPlane(Box::new(client)));
         }
-        let mut reloader = Reloader::new(settings.source(), options, intake.clone());
+        let mut reloader = Reloader::new(
+            settings.source(),
+            options,
+            settings.empty_reload.into(),
+            intake.clone(),
+        );
         match reloader.load() {
             Ok(()) => {}
             Err(problems) if settings.start_without_rules => {

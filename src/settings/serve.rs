@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use super::bounds::Bounds;
 use super::decisions::Decisions;
@@ -20,6 +20,7 @@ use super::values::{file_path, number};
 use super::xds::Xds;
 use crate::{
     config::{self, source::Source},
+    control::reload::OnEmptyReload,
     store::memory::CounterBounds,
 };
 
@@ -45,6 +46,18 @@ pub(crate) struct Settings {
     /// UNAVAILABLE until a load succeeds
     #[arg(long, env = "FORCE_START_WITHOUT_INITIAL_CONFIG", boolean = false)]
     pub start_without_rules: bool,
+
+    /// Effect of a reload that leaves a domain without any rule, where there were some: `keep` refuses it, and the
+    /// last good rules stay; `allow` accepts it, so that nothing in the domain is limited
+    #[arg(
+        long,
+        env = "TOLLGATE_EMPTY_RELOAD",
+        default_value = "keep",
+        value_enum,
+        ignore_case = true,
+        value_name = "WHAT"
+    )]
+    pub empty_reload: EmptyReload,
 
     /// Report healthy only while the rules in use have at least one domain
     #[arg(long, env = "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", boolean = false)]
@@ -109,6 +122,21 @@ pub(crate) struct Settings {
 
     #[command(flatten)]
     pub process: Process,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum EmptyReload {
+    Allow,
+    Keep,
+}
+
+impl From<EmptyReload> for OnEmptyReload {
+    fn from(setting: EmptyReload) -> Self {
+        match setting {
+            EmptyReload::Allow => Self::Allow,
+            EmptyReload::Keep => Self::Keep,
+        }
+    }
 }
 
 impl Settings {

@@ -300,6 +300,59 @@ async fn a_bad_file_beside_a_good_one_keeps_both_out() {
     .await;
 }
 
+/// A domain that had rules and is there without any was probably cut off or misspelt; the domain of a file that is gone
+/// was removed on purpose.
+#[tokio::test]
+async fn a_domain_that_would_lose_all_its_rules_keeps_them() {
+    for text in [
+        "domain: a\n",
+        "domain: a\ndescriptors: []\n",
+        "domain: a\ndescriptors: [{key: k}]\n",
+    ] {
+        check_refused(
+            |folder| fs::write(folder.join("a.yaml"), text).unwrap(),
+            &[
+                "a.yaml:1:9: domain 'a' has lost all its rules, so nothing in it would be limited; write a rule, remove the \
+                     domain, or allow it (--empty-reload allow)",
+            ],
+        )
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn an_emptied_file_changes_nothing() {
+    check_refused(
+        |folder| fs::write(folder.join("a.yaml"), "").unwrap(),
+        &["a.yaml: the file is empty"],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a_domain_may_lose_its_rules_if_the_operator_says_so() {
+    check(
+        one_file().args(["--empty-reload", "allow"]),
+        |folder| fs::write(folder.join("a.yaml"), "domain: a\n").unwrap(),
+        [None, None],
+    )
+    .await;
+}
+
+/// Only rules that are in use can be lost, and another domain's rules are not this one's.
+#[tokio::test]
+async fn a_domain_that_had_no_rule_may_have_none() {
+    check(
+        one_file().file("c.yaml", "domain: a.k\n"),
+        |folder| {
+            fs::write(folder.join("a.yaml"), rules("a", 2)).unwrap();
+            fs::write(folder.join("d.yaml"), "domain: d\n").unwrap();
+        },
+        [Some(2), None],
+    )
+    .await;
+}
+
 #[tokio::test]
 async fn without_any_file_the_last_good_rules_hold() {
     check_refused(
