@@ -252,7 +252,7 @@ pub use core::{
         Batch, Charge, CounterState, CounterStates, DescriptorHits, Identity, Joined, KeyFormat,
     },
     decision::{Code as DecisionCode, Decision, Status as DecisionStatus, decide, decide_into},
-    limit::{Algorithm, Limit, Modes, NearRatio, Rule},
+    limit::{Algorithm, Allows, Limit, Modes, NearRatio, Rule},
     matcher::Matcher,
     plan::Plan,
     request::{Entry, Hits, Request},

@@ -20,6 +20,7 @@
 //! - `secrets`: passwords never appear in output, whatever goes wrong
 //! - `redis_tls`: TLS between tollgate and Redis
 //! - `reload`: rules that change under a running server
+//! - `second_reader`: rule files as an independent YAML reader sees them
 //! - `xds`: rules that a control plane pushes
 //! - `xds_caches`: the same with each cache of go-control-plane
 //! - `xds_errors`: reports on the control plane, in the log and as a metric
@@ -97,6 +98,7 @@ mod redis_tls;
 mod reload;
 mod rls;
 mod seams;
+mod second_reader;
 mod secrets;
 mod sentinel;
 mod statistics;
