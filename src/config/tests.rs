@@ -104,11 +104,11 @@ fn a_descriptor_holds_one_limit_or_several() {
 #[test]
 fn short_forms_name_a_number_and_a_period() {
     check_limits(
-        "rate_limits: [1/s, 2/m, 10/h, 40/d, 50/w, 60/mo, 70/y, 8/30m, 19/2hours, 3/90 seconds, 4/20MIN, 12 per 5 \
-             Hrs, 45 / 3 wks, 64/2months, 75/2yrs, 1/3secs, 47 per 4 days]",
+        "rate_limits: [1/s, 5/m, 10/h, 40/d, 50/w, 60/mo, 70/y, 8/30m, 19/2hours, 3/90 seconds, 7/20MIN, 12 per 5 \
+             Hrs, 55 / 3 wks, 64/2months, 75/2yrs, 2/3secs, 47 per 4 days]",
         &[
             (1, 1),
-            (2, 60),
+            (5, 60),
             (10, 3_600),
             (40, 86_400),
             (50, 604_800),
@@ -117,12 +117,12 @@ fn short_forms_name_a_number_and_a_period() {
             (8, 1_800),
             (19, 7_200),
             (3, 90),
-            (4, 1_200),
+            (7, 1_200),
             (12, 18_000),
-            (45, 1_814_400),
+            (55, 1_814_400),
             (64, 5_184_000),
             (75, 63_072_000),
-            (1, 3),
+            (2, 3),
             (47, 345_600),
         ],
     );

@@ -12,7 +12,7 @@ pub(super) fn of_rule(
     let mut joined = Joined::new();
     let mut shares = false;
     rules.walk(entries, &mut joined, |_, _, level| {
-        shares |= level.shared_value().is_some();
+        shares |= level.is_wildcard() && level.shared_value().is_some();
     });
     let mut key = domain.to_vec();
     let mut push = |parts: [&[u8]; 3]| {
@@ -21,7 +21,7 @@ pub(super) fn of_rule(
     };
     let separator_if = |has_value| -> &[u8] { if has_value { b"_" } else { b"" } };
     rules.walk(entries, &mut joined, |_, entry, level| {
-        let is_shared = level.shared_value().is_some();
+        let is_shared = level.is_wildcard() && level.shared_value().is_some();
         let is_exact = !level.is_wildcard() && !level.value().is_empty();
         match metric {
             Metric::AllValues if !is_shared => {

@@ -141,9 +141,9 @@ fn files_of_another_kind_are_named_in_one_line_each() {
             ("kustomization.yaml", "resources: [a.yaml]\n"),
         ],
         &[
-            "a.yaml:1:1: this is a Kubernetes ConfigMap, not a rule file; rule files are the texts in its `data`",
-            "b.yaml:1:1: this is an Envoy configuration, not a rule file; `tollgate lint-envoy` checks it",
-            "kustomization.yaml:1:1: this is a kustomization, not a rule file; keep it out of the folder of rules",
+            "a.yaml:1:1: this is a Kubernetes ConfigMap: no rule file; keep it elsewhere, and mount a ConfigMap of rules as a folder",
+            "b.yaml:1:1: this is an Envoy configuration: no rule file; `tollgate lint-envoy` reads it",
+            "kustomization.yaml:1:1: this is a Kubernetes Kustomization: no rule file; keep it elsewhere, and mount a ConfigMap of rules as a folder",
         ],
     );
 }

@@ -550,28 +550,24 @@ fn a_file_of_another_kind_is_named() {
         ),
         (
             "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: rules}\ndata:\n  a.yaml: |\n    domain: d\n",
-            "1:1: this is a Kubernetes ConfigMap, not a rule file; rule files are the texts in its `data`: mount it \
-                 as a folder",
+            "1:1: this is a Kubernetes ConfigMap: no rule file; keep it elsewhere, and mount a ConfigMap of rules as a \
+                 folder",
         ),
         (
             "apiVersion: v1\nkind: List\nitems: []\n",
-            "1:1: this is a Kubernetes List, not a rule file; keep it out of the folder of rules",
-        ),
-        (
-            "resources: [a.yaml]\n",
-            "1:1: this is a kustomization, not a rule file; keep it out of the folder of rules",
+            "1:1: this is a Kubernetes List: no rule file; keep it elsewhere, and mount a ConfigMap of rules as a folder",
         ),
         (
             "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [a.yaml]\n",
-            "1:1: this is a kustomization, not a rule file; keep it out of the folder of rules",
+            "1:1: this is a Kubernetes Kustomization: no rule file; keep it elsewhere, and mount a ConfigMap of rules as a folder",
         ),
         (
             "static_resources: {listeners: []}\n",
-            "1:1: this is an Envoy configuration, not a rule file; `tollgate lint-envoy` checks it",
+            "1:1: this is an Envoy configuration: no rule file; `tollgate lint-envoy` reads it",
         ),
         (
             "admin: {}\nnode: {id: a}\n",
-            "1:1: this is an Envoy configuration, not a rule file; `tollgate lint-envoy` checks it",
+            "1:1: this is an Envoy configuration: no rule file; `tollgate lint-envoy` reads it",
         ),
         // Nothing else is known of this one.
         (
