@@ -63,10 +63,18 @@ impl Capacity {
         self.bytes.load(Relaxed)
     }
 
+    /// Whether there is room for one more counter.
+    pub(super) fn has_room(&self) -> bool {
+        self.live() < self.max && self.has_bytes()
+    }
+
+    fn has_bytes(&self) -> bool {
+        self.bytes() < self.max_bytes - self.max_bytes / LOG_SHARE
+    }
+
     /// Takes room for one more counter; returns whether there was any.
     pub(super) fn take_one(&self) -> bool {
-        let has_room = self.live.fetch_add(1, Relaxed) < self.max
-            && self.bytes() < self.max_bytes - self.max_bytes / LOG_SHARE;
+        let has_room = self.live.fetch_add(1, Relaxed) < self.max && self.has_bytes();
         if !has_room {
             self.live.fetch_sub(1, Relaxed);
         }

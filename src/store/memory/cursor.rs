@@ -45,7 +45,18 @@ impl Cursor<'_, '_> {
         let now = self.now.millis();
         let slot = self.shard.states.get_mut(increment.key);
         let held = slot.map(|slot| slot.state.held(&increment.spec, now));
-        held.unwrap_or_else(|| in_window(increment, self.sketched(increment)))
+        held.unwrap_or_else(|| self.held_without_state(increment))
+    }
+
+    /// The hits of a key whose algorithm has a state, but not yet for this key.
+    fn held_without_state(&self, increment: &Increment<'_>) -> u64 {
+        match AlgorithmState::new(increment.method) {
+            Some(empty) if self.capacity.has_room() => {
+                let mut state = self.begun(increment, empty);
+                state.held(&increment.spec, self.now.millis())
+            }
+            _ => in_window(increment, self.sketched(increment)),
+        }
     }
 
     /// The hits that the counter of `increment` holds with `ahead` more, and those that it would hold
@@ -114,10 +125,10 @@ impl Cursor<'_, '_> {
             let is_counted = spec.hits.added() > 0 && is_charged;
             let sketched = self.sketched(increment);
             if !is_counted {
-                return if sketched > 0 {
+                return if sketched > 0 && !self.capacity.has_room() {
                     sketched_state(spec, sketched, is_charged, now)
                 } else {
-                    count_of_state(&mut empty.clone(), spec, is_charged, now)
+                    count_of_state(&mut self.begun(increment, empty), spec, is_charged, now)
                 };
             }
             if !self.takes_room() {

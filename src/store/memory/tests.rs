@@ -113,6 +113,18 @@ fn a_value_begins_with_the_hits_of_the_sketch_when_there_is_room_again() {
     }
 }
 
+#[test]
+fn a_new_bucket_is_full_while_there_is_room_and_holds_the_inflow_of_a_window_otherwise() {
+    let bucket = Algorithm::TokenBucket { burst: 7 };
+    let store = MemoryStore::new(1);
+    let send = |value| {
+        let batch = one(value, &bucket, 3, Charge::Within, Timestamp::from_secs(0));
+        store.apply_all(&batch, Timestamp::from_secs(0))[0].is_charged
+    };
+    assert_eq!((0..9).filter(|_| send("known")).count(), 7);
+    assert_eq!((0..9).filter(|_| send("new")).count(), 3);
+}
+
 /// The sizes in `docs/algorithms.md`.
 #[test]
 fn each_counter_is_taken_for_the_bytes_that_the_documents_state() {
