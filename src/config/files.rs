@@ -53,7 +53,7 @@ impl Files {
             Ok(text) => self.files.push(File::new(STDIN.to_owned(), text)),
             Err((position, fault)) => self.problems.push(Problem {
                 position,
-                ..unlocated(Path::new(STDIN), fault)
+                ..unlocated(Path::new(STDIN), *fault)
             }),
         }
     }

@@ -156,15 +156,15 @@ pub(super) fn read(source: &Source, problems: &mut Vec<Problem>) -> Vec<File> {
             Ok(text) => files.push(File::new(name, text)),
             Err((position, fault)) => problems.push(Problem {
                 position,
-                ..unlocated(Path::new(&name), fault)
+                ..unlocated(Path::new(&name), *fault)
             }),
         }
     }
     files
 }
 
-fn read_text(path: &Path) -> Result<String, (Option<Position>, Fault)> {
-    let bytes = read_bytes(path).map_err(|fault| (None, fault))?;
+fn read_text(path: &Path) -> Result<String, (Option<Position>, Box<Fault>)> {
+    let bytes = read_bytes(path).map_err(|fault| (None, fault.into()))?;
     text_of(bytes)
 }
 
@@ -181,13 +181,13 @@ fn read_bytes(path: &Path) -> Result<Vec<u8>, Fault> {
 /// # Errors
 ///
 /// If it cannot be read, is too large or is no text; then with the position of the first such byte.
-pub(super) fn read_input(input: impl Read) -> Result<String, (Option<Position>, Fault)> {
+pub(super) fn read_input(input: impl Read) -> Result<String, (Option<Position>, Box<Fault>)> {
     let mut bytes = Vec::new();
     let mut bounded = input.take(MAX_FILE_BYTES + 1);
     let read = bounded.read_to_end(&mut bytes);
-    read.map_err(|error| (None, Fault::Unreadable(error)))?;
+    read.map_err(|error| (None, Fault::Unreadable(error).into()))?;
     if bytes.len() as u64 > MAX_FILE_BYTES {
-        return Err((None, Fault::TooLarge));
+        return Err((None, Fault::TooLarge.into()));
     }
     text_of(bytes)
 }
@@ -197,9 +197,9 @@ pub(super) fn read_input(input: impl Read) -> Result<String, (Option<Position>, 
 /// # Errors
 ///
 /// The first byte that is no text, and its position.
-fn text_of(bytes: Vec<u8>) -> Result<String, (Option<Position>, Fault)> {
+fn text_of(bytes: Vec<u8>) -> Result<String, (Option<Position>, Box<Fault>)> {
     if bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]) {
-        return Err((None, Fault::Utf16));
+        return Err((None, Fault::Utf16.into()));
     }
     String::from_utf8(bytes).map_err(|error| {
         let valid = error.utf8_error().valid_up_to();
@@ -207,7 +207,7 @@ fn text_of(bytes: Vec<u8>) -> Result<String, (Option<Position>, Fault)> {
         let before = String::from_utf8_lossy(&bytes[..valid]);
         let before = before.trim_start_matches(BYTE_ORDER_MARK);
         let position = Lines::of(before).position(before, before.len());
-        (Some(position), Fault::NotText(bytes[valid]))
+        (Some(position), Fault::NotText(bytes[valid]).into())
     })
 }
 
