@@ -36,11 +36,9 @@ use shard::Shard;
 
 /// Counts in memory, up to bounds on counters and bytes.
 ///
-/// A full store still counts on the counters that it has, and counts all other keys in a [`Sketch`]: dropping a live
+/// A full store still counts on the counters that it has, and counts all other keys in a sketch: dropping a live
 /// counter to make room would give its client a fresh limit, and a flood of invented values could do that to all
 /// clients.
-///
-/// [`Sketch`]: sketch::Sketch
 #[derive(Debug)]
 pub struct MemoryStore {
     shards: Box<[PaddedShard]>,

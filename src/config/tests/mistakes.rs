@@ -550,18 +550,18 @@ fn a_file_of_another_kind_is_named() {
         ),
         (
             "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: rules}\ndata:\n  a.yaml: |\n    domain: d\n",
-            "1:1: this is a Kubernetes ConfigMap: no rule file; keep it elsewhere, and mount a ConfigMap of rules as a \
-                 folder",
+            "1:1: this is a Kubernetes ConfigMap: no rule file; keep it elsewhere, and mount a ConfigMap of rules \
+                 as a folder",
         ),
         (
             "apiVersion: v1\nkind: List\nitems: []\n",
-            "1:1: this is a Kubernetes List: no rule file; keep it elsewhere, and mount a ConfigMap of rules as a \
-                 folder",
+            "1:1: this is a Kubernetes List: no rule file; keep it elsewhere, and mount a ConfigMap of rules \
+                 as a folder",
         ),
         (
             "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [a.yaml]\n",
-            "1:1: this is a Kubernetes Kustomization: no rule file; keep it elsewhere, and mount a ConfigMap of rules as a \
-                 folder",
+            "1:1: this is a Kubernetes Kustomization: no rule file; keep it elsewhere, and mount a ConfigMap of rules \
+                 as a folder",
         ),
         (
             "static_resources: {listeners: []}\n",
