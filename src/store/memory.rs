@@ -87,8 +87,9 @@ impl MemoryStore {
     /// Drops expired counters. It locks one shard at a time, and searches only those that may have some.
     pub fn sweep(&self, now: Timestamp) {
         for shard in &*self.shards {
-            let room = lock(shard).sweep(&self.hasher, now);
-            self.capacity.give_back(room);
+            let mut shard = lock(shard);
+            self.capacity.give_back(shard.sweep(&self.hasher, now));
+            shard.is_full &= !self.capacity.has_room();
         }
     }
 

@@ -51,7 +51,7 @@ impl Cursor<'_, '_> {
     /// The hits of a key whose algorithm has a state, but not yet for this key.
     fn held_without_state(&self, increment: &Increment<'_>) -> u64 {
         match AlgorithmState::new(increment.method) {
-            Some(empty) if self.capacity.has_room() => {
+            Some(empty) if !self.shard.is_full => {
                 let mut state = self.begun(increment, empty);
                 state.held(&increment.spec, self.now.millis())
             }
@@ -125,7 +125,7 @@ impl Cursor<'_, '_> {
             let is_counted = spec.hits.added() > 0 && is_charged;
             let sketched = self.sketched(increment);
             if !is_counted {
-                return if sketched > 0 && !self.capacity.has_room() {
+                return if self.shard.is_full && in_window(spec, sketched) > 0 {
                     sketched_state(spec, sketched, is_charged, now)
                 } else {
                     count_of_state(&mut self.begun(increment, empty), spec, is_charged, now)
@@ -173,7 +173,9 @@ impl Cursor<'_, '_> {
         }
         let room = self.shard.sweep(self.hasher, self.now);
         self.capacity.give_back(room);
-        self.capacity.take_one()
+        let has_room = self.capacity.take_one();
+        self.shard.is_full |= !has_room;
+        has_room
     }
 
     fn sketch_key(&self, increment: &Increment<'_>) -> SketchKey {

@@ -30,6 +30,9 @@ pub(super) struct Shard {
     pub(super) bytes: usize,
     /// Hits on keys that had no room for a counter.
     pub(super) sketch: Sketch,
+    /// Whether a key had no room since the last sweep from outside: such keys are judged by the sketch. It does not
+    /// change while a request is judged and applied, so that a refused request is not reported as admitted.
+    pub(super) is_full: bool,
     /// No counter of this shard expires before this time.
     earliest_expiry: Timestamp,
 }
@@ -50,6 +53,7 @@ impl Shard {
             states: HashMap::default(),
             bytes: 0,
             sketch: Sketch::new(width),
+            is_full: false,
             earliest_expiry: NEVER,
         }
     }

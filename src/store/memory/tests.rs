@@ -125,6 +125,29 @@ fn a_new_bucket_is_full_while_there_is_room_and_holds_the_inflow_of_a_window_oth
     assert_eq!((0..9).filter(|_| send("new")).count(), 3);
 }
 
+#[test]
+fn a_call_that_a_full_store_refuses_is_not_reported_as_admitted() {
+    let bucket = Algorithm::TokenBucket { burst: 7 };
+    let store = MemoryStore::new(1);
+    let now = Timestamp::from_secs(0);
+    let limit = Limit {
+        algorithm: bucket,
+        ..Limit::fixed(3, Unit::Minute)
+    };
+    for number in 0..2_000 {
+        let mut batch = Batch::default();
+        let counting = DescriptorHits {
+            charge: Charge::Within,
+            ..Hits::add(4).into()
+        };
+        batch.push_value(number.to_string().as_bytes(), &limit, now, counting);
+        let count = store.apply_all(&batch, now)[0];
+        let is_admitted = !count.is_over(limit.capacity(), Hits::add(4));
+        // The first value has a counter. In the sketch four hits are more than a minute's inflow.
+        assert_eq!(is_admitted, number == 0, "{number}: {count:?}");
+    }
+}
+
 /// The sizes in `docs/algorithms.md`.
 #[test]
 fn each_counter_is_taken_for_the_bytes_that_the_documents_state() {
