@@ -14,7 +14,7 @@ use foldhash::fast::RandomState;
 use super::{
     algorithm,
     fault::{Fault, Problem},
-    file::File,
+    file::{File, ParsedFile},
     mirror::{DefaultKeys, DescriptorNode, Limits, LocatedText, RateLimit, RuleDocument},
     options::Options,
     path::joined,
@@ -68,24 +68,7 @@ pub(super) fn compile(
             compiler.report(file, *at, "", fault);
             continue;
         }
-        let rules_before = compiler.matcher.rules().len();
-        let root = compiler.matcher.insert_domain(domain.as_bytes());
-        let otherwise = RuleDefaults {
-            on_store_loss: options.on_store_loss,
-            ..RuleDefaults::default()
-        };
-        compiler.file_name = file.name.as_str().into();
-        compiler.defaults = compiler.rule_defaults(file, domain, &rules.defaults, otherwise);
-        let path = domain.as_str().into();
-        for descriptor in &rules.descriptors {
-            let level = Level {
-                node: root,
-                path: &path,
-                reports_values: false,
-            };
-            compiler.descriptor(file, level, descriptor);
-        }
-        *rules_in_domain += compiler.matcher.rules().len() - rules_before;
+        *rules_in_domain += compiler.document(source, options.on_store_loss);
     }
     compiler.check_replacers();
     let Compiler {
@@ -100,30 +83,6 @@ pub(super) fn compile(
         }));
     }
     matcher
-}
-
-/// The line of an offset in a file.
-fn line(file: &File, at: usize) -> u32 {
-    u32::try_from(file.position(at).line).unwrap_or(u32::MAX)
-}
-
-/// A file and the parsed rules of one of its documents.
-pub(super) struct ParsedFile<'a> {
-    pub(super) file: &'a File,
-    pub(super) rules: RuleDocument,
-}
-
-impl ParsedFile<'_> {
-    /// Its name in a message about `file`; in a file of that name, also its line and column.
-    fn location_beside(&self, file: &File) -> String {
-        let name = &self.file.name;
-        match self.rules.at.map(|at| self.file.position(at)) {
-            Some(Position { line, column }) if self.file.name == file.name => {
-                format!("{name}:{line}:{column}")
-            }
-            _ => name.clone(),
-        }
-    }
 }
 
 /// A position in one of the files.
@@ -173,6 +132,30 @@ struct Replacer<'a> {
 }
 
 impl<'a> Compiler<'a, '_> {
+    /// Adds the rules of a document to its domain. Returns their number.
+    fn document(&mut self, source: &'a ParsedFile<'_>, on_store_loss: OnStoreLoss) -> usize {
+        let ParsedFile { file, rules } = source;
+        let domain = &rules.domain;
+        let rules_before = self.matcher.rules().len();
+        let root = self.matcher.insert_domain(domain.as_bytes());
+        let otherwise = RuleDefaults {
+            on_store_loss,
+            ..RuleDefaults::default()
+        };
+        self.file_name = file.name.as_str().into();
+        self.defaults = self.rule_defaults(file, domain, &rules.defaults, otherwise);
+        let path = domain.as_str().into();
+        for descriptor in &rules.descriptors {
+            let level = Level {
+                node: root,
+                path: &path,
+                reports_values: false,
+            };
+            self.descriptor(file, level, descriptor);
+        }
+        self.matcher.rules().len() - rules_before
+    }
+
     fn report(&mut self, file: &File, at: Option<usize>, path: &str, fault: Fault) {
         self.problems.push(file.problem(at, path, fault));
     }
@@ -311,7 +294,7 @@ impl<'a> Compiler<'a, '_> {
         }
         let origin = RuleOrigin {
             file: self.file_name.clone(),
-            line: descriptor.at.map(|at| line(file, at)),
+            line: descriptor.at.map(|at| file.line(at)),
         };
         self.matcher.set_rule_from(node, origin, |id| Rule {
             id,

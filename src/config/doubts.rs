@@ -9,9 +9,8 @@ use std::{
 use foldhash::fast::RandomState;
 
 use super::{
-    compile::ParsedFile,
     fault::{Fault, Problem},
-    file::File,
+    file::{File, ParsedFile},
     mirror::{DescriptorNode, Limits, RateLimit},
     path::{DescriptorPath, joined},
     position::Position,

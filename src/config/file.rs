@@ -1,10 +1,10 @@
 //! A rule file in memory, and the positions in it.
 
-use super::fault::{Fault, Problem};
-
 use std::sync::OnceLock;
 
 use super::{
+    fault::{Fault, Problem},
+    mirror::RuleDocument,
     position::{Lines, Position},
     text_place::TextPlace,
 };
@@ -62,6 +62,11 @@ impl File {
         self.placed(self.own_position(offset))
     }
 
+    /// The line of a byte; in a file inside another one, that in the other one.
+    pub(super) fn line(&self, offset: usize) -> u32 {
+        u32::try_from(self.position(offset).line).unwrap_or(u32::MAX)
+    }
+
     fn own_position(&self, offset: usize) -> Position {
         let lines = self.lines.get_or_init(|| Lines::of(&self.text));
         lines.position(&self.text, offset)
@@ -93,6 +98,25 @@ impl File {
             inside,
             path: path.to_owned(),
             fault,
+        }
+    }
+}
+
+/// A file and the parsed rules of one of its documents.
+pub(super) struct ParsedFile<'a> {
+    pub(super) file: &'a File,
+    pub(super) rules: RuleDocument,
+}
+
+impl ParsedFile<'_> {
+    /// Its name in a message about `file`; in a file of that name, also its line and column.
+    pub(super) fn location_beside(&self, file: &File) -> String {
+        let name = &self.file.name;
+        match self.rules.at.map(|at| self.file.position(at)) {
+            Some(Position { line, column }) if self.file.name == file.name => {
+                format!("{name}:{line}:{column}")
+            }
+            _ => name.clone(),
         }
     }
 }

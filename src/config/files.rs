@@ -1,7 +1,7 @@
 //! Rules: from files to a [`Matcher`], or every reason why they are refused.
 
 use super::fault::{Fault, Problem, unlocated};
-use super::file::File;
+use super::file::{File, ParsedFile};
 use super::options::Options;
 use super::source::{STDIN, Source, read, read_input};
 
@@ -100,7 +100,7 @@ impl Files {
                 let documents = super::yaml::read(file, &mut problems);
                 documents
                     .into_iter()
-                    .map(move |rules| super::compile::ParsedFile { file, rules })
+                    .map(move |rules| ParsedFile { file, rules })
             })
             .collect();
         let counted = SourceCount {
@@ -123,7 +123,7 @@ pub(super) struct SourceCount {
 
 /// Compiles the rules read from `sources`; `problems` are the problems found so far.
 pub(super) fn finish(
-    sources: &[super::compile::ParsedFile<'_>],
+    sources: &[ParsedFile<'_>],
     SourceCount { files, digest }: SourceCount,
     options: Options,
     mut problems: Vec<Problem>,

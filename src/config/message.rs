@@ -8,9 +8,8 @@ use prost_types::{Any, Struct, value::Kind};
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    compile::ParsedFile,
     fault::{Fault, Problem},
-    file::File,
+    file::{File, ParsedFile},
     files::{Loaded, SourceCount, finish},
     mirror::{
         BoxedOption, CalendarStarts, DefaultKeys, DescriptorNode, Limits, LocatedNumber,

@@ -9,6 +9,7 @@ use crate::core::{
 use crate::core::{counter::KeyFormat, limit::Algorithm};
 use jiff::civil::Weekday;
 
+mod mistaken_values;
 mod mistakes;
 
 fn compile_texts(texts: &[&str], options: Options) -> Result<Loaded, Vec<Problem>> {

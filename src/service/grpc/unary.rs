@@ -139,15 +139,13 @@ impl<M: UnaryMethod> Dispatcher<M> {
         }
         let start = self.method.note(request.headers(), timeout);
         let mut body = request.into_body();
-        if asks_for_report {
-            let body = PartialBody {
-                first: None,
-                body,
-                encoding,
-            };
-            return self.answer_with_report(start, body, account, in_flight);
-        }
-        match receive(&mut body, self.max_message_bytes, encoding) {
+        // People ask for a report, so it need not be fast.
+        let received = if asks_for_report {
+            ReceivedBody::Part(None)
+        } else {
+            receive(&mut body, self.max_message_bytes, encoding)
+        };
+        match received {
             ReceivedBody::All(message) => self.answer(start, message, account, in_flight),
             ReceivedBody::Part(first) => {
                 let body = PartialBody {
@@ -155,7 +153,7 @@ impl<M: UnaryMethod> Dispatcher<M> {
                     body,
                     encoding,
                 };
-                self.answer_later(start, body, account, in_flight)
+                self.answer_later(start, body, asks_for_report, account, in_flight)
             }
         }
     }
@@ -180,15 +178,17 @@ impl<M: UnaryMethod> Dispatcher<M> {
         }))
     }
 
-    /// Answers a call when its message has arrived.
+    /// Answers a call when its message has arrived, with a report if the caller asks for one.
     fn answer_later(
         &self,
         mut start: M::CallStart,
         mut body: PartialBody,
+        asks_for_report: bool,
         account: &Arc<Account>,
         in_flight: &InFlight,
     ) -> CallFuture {
-        let mut held = match Reservation::try_new(account, WAITING_BYTES) {
+        let report_bytes = if asks_for_report { REPORT_BYTES } else { 0 };
+        let mut held = match Reservation::try_new(account, WAITING_BYTES + report_bytes) {
             Ok(held) => held,
             Err(full) => {
                 return CallFuture::refused(refusal(&no_room(account, full)), account);
@@ -200,54 +200,24 @@ impl<M: UnaryMethod> Dispatcher<M> {
             let message = body.message(max_bytes, &mut held);
             let message = tokio::time::timeout(timeout, message).await;
             let message = message.unwrap_or_else(|_| Err(late(held.account(), timeout)));
+            let mut report = None;
             let answer = match message {
                 Ok(message) => {
                     let _is_in_flight = in_flight.upgrade();
                     method.message_came(&mut start);
-                    match method.call_at_once(&start, &message) {
-                        Some(answer) => answer,
-                        None => method.call(start, message).await,
+                    if asks_for_report {
+                        let answered = Box::pin(method.call_with_report(start, message)).await;
+                        answered.map(|(reply, of_reply)| {
+                            report = of_reply;
+                            reply
+                        })
+                    } else if let Some(answer) = method.call_at_once(&start, &message) {
+                        answer
+                    } else {
+                        method.call(start, message).await
                     }
                 }
                 Err(status) => Err(status),
-            };
-            Ok(response(answer, held))
-        }))
-    }
-}
-
-impl<M: UnaryMethod> Dispatcher<M> {
-    /// Answers a call that asks for a report. People ask for it, so it need not be fast.
-    fn answer_with_report(
-        &self,
-        mut start: M::CallStart,
-        mut body: PartialBody,
-        account: &Arc<Account>,
-        in_flight: &InFlight,
-    ) -> CallFuture {
-        let mut held = match Reservation::try_new(account, WAITING_BYTES + REPORT_BYTES) {
-            Ok(held) => held,
-            Err(full) => {
-                return CallFuture::refused(refusal(&no_room(account, full)), account);
-            }
-        };
-        let (method, in_flight) = (self.method.clone(), in_flight.begins_later());
-        let (max_bytes, timeout) = (self.max_message_bytes, self.message_timeout);
-        CallFuture::Waiting(Box::pin(async move {
-            let message = body.message(max_bytes, &mut held);
-            let message = tokio::time::timeout(timeout, message).await;
-            let message = message.unwrap_or_else(|_| Err(late(held.account(), timeout)));
-            let answer = match message {
-                Ok(message) => {
-                    let _is_in_flight = in_flight.upgrade();
-                    method.message_came(&mut start);
-                    method.call_with_report(start, message).await
-                }
-                Err(status) => Err(status),
-            };
-            let (answer, report) = match answer {
-                Ok((reply, report)) => (Ok(reply), report),
-                Err(status) => (Err(status), None),
             };
             let mut response = response(answer, held);
             if let Some(report) = report {
