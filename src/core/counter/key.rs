@@ -24,11 +24,12 @@
 
 use sha2::{Digest as _, Sha256};
 
+use super::key_end::push_key_end;
 use crate::{
     core::{
         limit::{Algorithm, Limit},
         request::Entry,
-        window::{Timestamp, Window, window},
+        window::{Timestamp, Window},
     },
     foundation::text::Text,
 };
@@ -97,15 +98,8 @@ impl Identity {
             keys.push_decimal(window.start.secs());
             return window;
         }
-        let period_secs = limit.period.secs();
         let letter = match limit.algorithm {
-            Algorithm::FixedWindow => {
-                let window = window(limit.period, now);
-                keys.push_decimal(period_secs);
-                keys.push(b'@');
-                keys.push_decimal(window.start.secs() / period_secs);
-                return window;
-            }
+            Algorithm::FixedWindow => return push_key_end(keys, limit.period, now),
             Algorithm::Calendar(_) => {
                 let window = limit.window(now);
                 keys.push_slice(limit.period.unit().name().as_bytes());
@@ -119,7 +113,7 @@ impl Identity {
             Algorithm::TokenBucket { .. } => b't',
         };
         keys.push(letter);
-        keys.push_decimal(period_secs);
+        keys.push_decimal(limit.period.secs());
         limit.window(now)
     }
 

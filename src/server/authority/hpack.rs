@@ -16,6 +16,11 @@ pub(super) fn next_authority(block: &[u8], at: &mut usize) -> Option<HeaderStrin
     /// Its index in the static table.
     const AUTHORITY: usize = 1;
     while let Some(&first) = block.get(*at) {
+        if let 0x82..=0xfe = first {
+            // The usual case: a whole field from a table, and not `:authority`.
+            *at += 1;
+            continue;
+        }
         let prefix_bits = match first {
             0x80.. => 7,
             0x40.. => 6,

@@ -115,6 +115,7 @@ fn part<'a>(message: &mut &'a [u8]) -> Option<&'a [u8]> {
     Some(part)
 }
 
+#[inline]
 fn varint(message: &mut &[u8]) -> Option<u64> {
     match message.split_first()? {
         (&byte, rest) if byte < 0x80 => {
