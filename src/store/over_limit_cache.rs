@@ -108,7 +108,8 @@ impl<S: Store> Store for OverLimitCache<S> {
             return self.store.add_into(counts, batch, now, deadline).await;
         };
         let given_back = self.caches.given_back.load(SeqCst);
-        let answered = match self.look_up(known, counts, batch, now) {
+        let gives_back = gives_back(batch);
+        let answered = match self.look_up(known, counts, batch, gives_back, now) {
             CacheAnswer::Answered => return Ok(()),
             CacheAnswer::Asks => self.store.add_into(counts, batch, now, deadline).await,
             // Boxed, to keep the future of all other requests small.
@@ -116,7 +117,7 @@ impl<S: Store> Store for OverLimitCache<S> {
                 Box::pin(self.add_late(late, counts, batch, now, deadline)).await
             }
         };
-        if gives_back(batch) {
+        if gives_back {
             // After an error too: the hits may have been given back nevertheless.
             self.caches.given_back.fetch_add(1, SeqCst);
             self.caches.doubt(batch);
@@ -155,11 +156,12 @@ impl<S: Store> OverLimitCache<S> {
         known: &WorkerCache,
         counts: &mut CounterStates,
         batch: &Batch,
+        gives_back: bool,
         now: Timestamp,
     ) -> CacheAnswer {
         let misses = || self.stats.misses.fetch_add(batch.len() as u64, Relaxed);
         let asks = |late: Option<_>| late.map_or(CacheAnswer::Asks, CacheAnswer::AsksLate);
-        if gives_back(batch) {
+        if gives_back {
             misses();
             let mut late = None;
             self.caches.take_uncounted(batch, now, &mut late);

@@ -100,7 +100,7 @@ impl AsRef<[u8]> for ReservedVec {
 
 /// Bytes of a reply, charged until they are written or dropped.
 ///
-/// A pointer: hyper keeps room for two of them in the task of each call.
+/// A pointer: hyper keeps room for two of them in the task of each call, and moving them costs more than an allocation.
 #[derive(Debug)]
 pub(crate) struct ReplyBytes(Box<(Bytes, Reservation)>);
 
