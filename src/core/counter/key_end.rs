@@ -3,7 +3,6 @@
 
 use std::cell::RefCell;
 
-use super::key::Keys;
 use crate::{
     core::window::{Period, Timestamp, Window, window},
     foundation::text::Text,
@@ -63,7 +62,11 @@ impl KeyEnd {
 }
 
 /// Appends the period in seconds and the number of its window at `now` to `keys`. Returns that window.
-pub(super) fn push_key_end(keys: &mut Keys, period: Period, now: Timestamp) -> Window {
+pub(super) fn push_key_end<const N: usize>(
+    keys: &mut Text<N>,
+    period: Period,
+    now: Timestamp,
+) -> Window {
     LAST.with_borrow_mut(|last| {
         let place = period.unit() as usize + period.multiplier().get() as usize;
         let end = &mut last[place % PLACES];
@@ -87,7 +90,7 @@ mod tests {
     #[test]
     fn the_longest_end_has_room() {
         for (period, secs) in [(Period::SECOND, u64::MAX / 1000), (Unit::Year.into(), 0)] {
-            let mut keys = Keys::new();
+            let mut keys = Text::<MAX_BYTES>::new();
             push_key_end(&mut keys, period, Timestamp::from_secs(secs));
             assert!(keys.len() <= MAX_BYTES, "{}", keys.len());
         }
@@ -105,7 +108,7 @@ mod tests {
                 let now = Timestamp::from_secs(secs);
                 let multiplier = NonZeroU32::new(multiplier).unwrap();
                 let period = Period::new(unit, multiplier).unwrap();
-                let mut keys = Keys::new();
+                let mut keys = Text::<MAX_BYTES>::new();
                 let found = push_key_end(&mut keys, period, now);
                 prop_assert_eq!(found, window(period, now));
                 let length = period.secs();
