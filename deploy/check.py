@@ -220,9 +220,12 @@ def compose_errors():
             is_there = (DEPLOY / "compose" / source).exists() if source.startswith(".") else source in body["volumes"]
             if not is_there:
                 problems.append(f"compose.yaml {name}: there is no {source}")
-        for other in service.get("depends_on", []):
+        needed = service.get("depends_on", [])
+        for other in needed:
             if other not in body["services"]:
                 problems.append(f"compose.yaml {name}: there is no service {other}")
+            elif isinstance(needed, dict) and "healthcheck" not in body["services"][other]:
+                problems.append(f"compose.yaml {name}: {other} has no health to wait for")
     print("ERROR compose.yaml" if problems else f"ok    compose.yaml: {len(body['services'])} services")
     return problems
 

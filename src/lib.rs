@@ -231,6 +231,7 @@ mod cli {
     mod ask;
     mod check;
     pub(crate) mod command;
+    mod healthcheck;
     mod lint_envoy;
     mod lint_file;
     mod print;

@@ -77,6 +77,7 @@ def compose():
         "tollgate": {
             "args": services["tollgate"]["command"],
             "env": services["tollgate"]["environment"],
+            "healthcheck": services["tollgate"]["healthcheck"]["test"],
             "rules": {path.name: path.read_text() for path in sorted((folder / "rules").iterdir())},
         },
         "redis": services["redis"]["command"][1:],

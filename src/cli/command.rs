@@ -7,11 +7,13 @@ use std::{
 
 use anyhow::Context as _;
 
-use super::{ask, check::check_files, lint_file::lint_files, print::print};
+use super::{
+    ask, check::check_files, healthcheck::healthcheck, lint_file::lint_files, print::print,
+};
 use crate::{
     server::{log, run::run},
     settings::{
-        command_line::{Ask, Cli, Command},
+        command_line::{Ask, Cli, Command, HealthCheck},
         environment::{UsageError, UsageErrorKind},
         process::{LogFormat, LogLevel},
         serve::Settings,
@@ -48,6 +50,10 @@ pub fn run_command() -> ExitCode {
         Command::LintEnvoy(lint) => {
             lint_files(&lint).unwrap_or_else(|error| failed(&error, BAD_USAGE))
         }
+        Command::Healthcheck(settings) => match print_health(settings) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => failed(&error, FAILURE),
+        },
     }
 }
 
@@ -93,6 +99,14 @@ fn print_answer(ask: Ask) -> anyhow::Result<ExitCode> {
     let answer = runtime.block_on(ask::ask(ask))?;
     print(&answer.text);
     Ok(answer.code)
+}
+
+fn print_health(settings: HealthCheck) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    print(&runtime.block_on(healthcheck(settings))?);
+    Ok(())
 }
 
 /// Prints `error` and ends with `code`.

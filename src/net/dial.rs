@@ -13,7 +13,7 @@ use tonic::transport::{self, Channel};
 use super::{
     connect::{BoxedStream, OnceConnector, connect},
     endpoint::{BareIpv6, Endpoint, split},
-    tls::{ServerName, TlsError, client::ClientTls, failure::TlsFailure},
+    tls::{ServerName, TlsError, client::ClientTls, failure::TlsFailure, unverified::unverified},
 };
 
 mod diagnosis;
@@ -138,6 +138,28 @@ impl Dial {
             endpoint,
             tls,
             has_certificate: options.pair.is_some(),
+        })
+    }
+
+    /// The server at `endpoint`, whose certificate is not verified if it has one.
+    ///
+    /// # Errors
+    ///
+    /// If the host cannot be asked for by TLS.
+    pub(crate) fn unverified(endpoint: Endpoint, has_tls: bool) -> Result<Self, DialError> {
+        let tls = if has_tls {
+            let host = endpoint.host().to_owned();
+            let server = ServerName::try_from(host.clone())
+                .map_err(|error| DialError::NoName(host, error))?;
+            Some((unverified(), server))
+        } else {
+            None
+        };
+        Ok(Self {
+            authority: endpoint.authority(),
+            endpoint,
+            tls,
+            has_certificate: false,
         })
     }
 

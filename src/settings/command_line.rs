@@ -1,6 +1,7 @@
 //! Flags and environment → typed [`Settings`]. Only this module and its submodules read the environment.
 
 mod ask;
+mod healthcheck;
 pub(crate) mod lint_envoy;
 pub(crate) mod reading;
 
@@ -20,6 +21,7 @@ use super::{
 use crate::foundation::build::VERSION_AND_COMMIT;
 
 pub(crate) use ask::Ask;
+pub(crate) use healthcheck::HealthCheck;
 
 /// The command line of tollgate.
 #[derive(Debug, Parser)]
@@ -44,6 +46,8 @@ pub(crate) enum Command {
     Ask(Ask),
     /// Check Envoy configurations for traps: settings that Envoy accepts and that limit nothing
     LintEnvoy(LintEnvoy),
+    /// Ask the server of this machine for its health, with the variables that it was started with
+    Healthcheck(HealthCheck),
 }
 
 impl Cli {

@@ -603,6 +603,7 @@ fn the_compose_file_limits_across_two_envoys() {
     let args: Vec<_> = args.iter().map(String::as_str).collect();
     let redis = Redis::with(&args);
     let tollgate = start(&compose["tollgate"], Some(&redis.url()));
+    check_probe(&compose["tollgate"], &tollgate);
     assert_eq!(texts(&compose["envoys"]), ["envoy-1", "envoy-2"]);
     let bootstrap = as_text(&compose["envoy"]).replace("address: tollgate,", "address: 127.0.0.1,");
     let envoys = [(); 2].map(|()| Envoy::start(|| with_service(&bootstrap, &tollgate)));
@@ -662,6 +663,20 @@ fn the_test_of_the_chart_asks_a_replica() {
     assert_eq!(redis.cli(&["dbsize"]).trim(), "0", "it counts nothing");
     let output = ask(free_port());
     assert!(!output.status.success(), "{output:?}");
+}
+
+/// The health check of a service finds the server by the variables of the service.
+#[track_caller]
+fn check_probe(service: &Value, tollgate: &Tollgate) {
+    let test = texts(&service["healthcheck"]);
+    assert_eq!(test[..2], ["CMD", "/bin/tollgate"]);
+    let mut probe = tollgate::program();
+    for (name, value) in service["env"].as_object().unwrap() {
+        probe.env(name, as_text(value));
+    }
+    probe.env("GRPC_PORT", tollgate.grpc.port().to_string());
+    let output = finish(probe.args(&test[2..]).args(["--timeout", "30s"]));
+    assert!(output.status.success(), "{output:?}");
 }
 
 /// As the chart's test does it, but for the hits.

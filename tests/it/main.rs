@@ -3,6 +3,7 @@
 //! - `cli`: the command line: `serve`, `check`, `ask` and their settings
 //! - `check`: rule files and manifests in pipelines: forms of the report and exit codes
 //! - `ask_command`: `tollgate ask`: its exit codes, the cause of each "no limit", and servers that do not answer
+//! - `healthcheck`: `tollgate healthcheck`, which probes run
 //! - `environment`: variables that are wrong, unknown or set by Kubernetes, and errors before the log begins
 //! - `rls`: requests and replies over gRPC
 //! - `bad_input`: inputs that the server refuses, at its start and on the wire
@@ -85,6 +86,7 @@ mod fuzz;
 mod golden;
 mod grpcurl;
 mod h2spec;
+mod healthcheck;
 mod held;
 mod histories;
 mod http;

@@ -1,0 +1,167 @@
+//! `tollgate healthcheck`: the health of a real server, by the variables that the server was started with.
+
+use std::net::TcpListener;
+
+use nix::sys::signal::Signal;
+use tempfile::TempDir;
+
+use crate::support::{
+    certificates::{Authority, Secret},
+    finish, free_port,
+    tollgate::{self, Tollgate, program},
+    wait_until,
+};
+
+const RULES: &str = "domain: d\ndescriptors: [{key: k, rate_limits: [5/y]}]";
+
+/// Runs the probe with these variables. Returns its exit code and its only line.
+#[track_caller]
+fn probe(variables: &[(&str, &str)], args: &[&str]) -> (Option<i32>, String) {
+    let mut command = program();
+    // A busy machine needs more than the default.
+    command.args(["healthcheck", "--timeout", "30s"]).args(args);
+    let output = finish(command.envs(variables.iter().copied()));
+    let said = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+    assert_eq!(said.lines().count(), 1, "{said}");
+    (output.status.code(), said.trim_end().to_owned())
+}
+
+/// The ports of a server, as its own variables would name them.
+fn ports(server: &Tollgate) -> [(&'static str, String); 2] {
+    [
+        ("GRPC_PORT", server.grpc.port().to_string()),
+        ("PORT", server.http.port().to_string()),
+    ]
+}
+
+#[track_caller]
+fn check(variables: &[(&str, &str)], args: &[&str], code: i32, line: &str) {
+    assert_eq!(probe(variables, args), (Some(code), line.to_owned()));
+}
+
+#[test]
+fn health_is_good_until_the_drain_and_nothing_listens_after_it() {
+    let mut server = tollgate::with_rules(RULES)
+        .args(["--drain-delay", "1h"])
+        .start();
+    let (grpc, http) = (server.grpc, server.http);
+    let ports = ports(&server);
+    let variables = [(ports[0].0, &*ports[0].1), (ports[1].0, &*ports[1].1)];
+    check(&variables, &[], 0, &format!("healthy: {grpc} (gRPC)"));
+    check(
+        &variables,
+        &["--http"],
+        0,
+        &format!("healthy: {http} (HTTP)"),
+    );
+
+    server.signal(Signal::SIGTERM);
+    wait_until("health is bad", || probe(&variables, &[]).0 == Some(1));
+    let line = format!("unhealthy: {grpc} (gRPC) answers NOT_SERVING");
+    check(&variables, &[], 1, &line);
+    let answer = "HTTP/1.1 500 Internal Server Error";
+    let line = format!("unhealthy: {http} (HTTP) answers {answer}");
+    check(&variables, &["--http"], 1, &line);
+
+    // The second signal ends the wait.
+    server.signal(Signal::SIGTERM);
+    server.wait();
+    for args in [&[][..], &["--http"]] {
+        let (code, line) = probe(&variables, args);
+        assert_eq!(code, Some(1));
+        assert!(line.starts_with("unhealthy: cannot reach "), "{line}");
+        assert!(line.contains("refused"), "{line}");
+    }
+}
+
+#[test]
+fn a_socket_is_asked_where_the_server_has_one() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("limits.sock");
+    let path = path.to_str().unwrap();
+    let _server = tollgate::with_rules(RULES).env("GRPC_UDS", path).start();
+    let line = format!("healthy: {path} (gRPC)");
+    check(&[("GRPC_UDS", path)], &[], 0, &line);
+}
+
+/// Whatever name the certificate is for: the address is the machine's own.
+#[test]
+fn a_port_with_tls_is_asked_over_tls() {
+    let pair = Authority::new("ours").issue("tollgate.limits.example");
+    let secret = Secret::mount(&[("tls.crt", &pair.certificate), ("tls.key", &pair.key)]);
+    let server = tollgate::with_rules(RULES)
+        .env("GRPC_SERVER_USE_TLS", "true")
+        .env("GRPC_SERVER_TLS_CERT", &secret.at("tls.crt"))
+        .env("GRPC_SERVER_TLS_KEY", &secret.at("tls.key"))
+        .start();
+    let ports = ports(&server);
+    let tls = ("GRPC_SERVER_USE_TLS", "true");
+    let line = format!("healthy: {} (gRPC over TLS)", server.grpc);
+    check(&[(ports[0].0, &ports[0].1), tls], &[], 0, &line);
+    let (code, _) = probe(&[(ports[0].0, &ports[0].1)], &[]);
+    assert_eq!(code, Some(1), "without TLS");
+}
+
+/// An alert fires on handshakes that fail, so a probe must not cause any.
+#[test]
+fn a_port_for_certificates_of_clients_is_left_alone() {
+    let ours = Authority::new("ours");
+    let pair = ours.issue("tollgate.limits.example");
+    let secret = Secret::mount(&[
+        ("tls.crt", &pair.certificate),
+        ("tls.key", &pair.key),
+        ("ca.crt", &ours.certificate),
+    ]);
+    let ca = secret.at("ca.crt");
+    let tls = [
+        ("GRPC_SERVER_USE_TLS", "true"),
+        ("GRPC_CLIENT_TLS_CACERT", &*ca),
+    ];
+    let mut builder = tollgate::with_rules(RULES)
+        .env("GRPC_SERVER_TLS_CERT", &secret.at("tls.crt"))
+        .env("GRPC_SERVER_TLS_KEY", &secret.at("tls.key"));
+    for (name, value) in tls {
+        builder = builder.env(name, value);
+    }
+    let server = builder.start();
+    let ports = ports(&server);
+    let variables = [
+        &tls[..],
+        &[(ports[0].0, &ports[0].1), (ports[1].0, &ports[1].1)],
+    ]
+    .concat();
+    let line = format!("healthy: {} (HTTP)", server.http);
+    check(&variables, &[], 0, &line);
+    let page = server.page("/metrics");
+    let mut failed = page
+        .lines()
+        .filter(|line| line.starts_with("tollgate_tls_handshakes_failed_total{"));
+    assert!(failed.all(|line| line.ends_with(" 0")), "{page}");
+}
+
+#[test]
+fn a_server_that_is_silent_or_not_there_is_unhealthy() {
+    // It accepts, and never answers.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = silent.local_addr().unwrap().port().to_string();
+    for (variable, args, protocol) in [
+        ("GRPC_PORT", &[][..], "gRPC"),
+        ("PORT", &["--http"], "HTTP"),
+    ] {
+        let args = [args, &["--timeout", "100ms"]].concat();
+        let mut command = program();
+        let output = finish(command.arg("healthcheck").env(variable, &port).args(args));
+        assert_eq!(output.status.code(), Some(1));
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.starts_with(&format!("unhealthy: 127.0.0.1:{port} ({protocol}) ")));
+    }
+    let (code, line) = probe(&[("GRPC_PORT", &free_port().to_string())], &[]);
+    assert_eq!(code, Some(1), "{line}");
+}
+
+#[test]
+fn a_bad_variable_is_named() {
+    let (code, line) = probe(&[("GRPC_PORT", "many")], &[]);
+    assert_eq!(code, Some(2));
+    assert!(line.contains("GRPC_PORT"), "{line}");
+}
