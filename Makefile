@@ -5,7 +5,7 @@ CARGO ?= cargo
 
 # Steps share cargo's build lock, so `make -j` would only mix their output.
 .NOTPARALLEL:
-.PHONY: help run unit test build fmt lint doc deny bench chaos attack soak histories mutants fuzz tools components clean
+.PHONY: help run unit test build fmt lint doc manifests deny bench chaos attack soak histories mutants fuzz tools components clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,11 @@ lint: components ## Formatting and clippy, without changes
 
 doc: ## Build the documentation; a broken link is an error
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --document-private-items
+
+# `test` does the same, with mistakes planted.
+manifests: tools ## Check deploy/ and count what is rendered and what is not
+	@target/tools/bin/python3 deploy/check.py >/dev/null
+	@target/tools/bin/python3 deploy/check.py --inventory
 
 # Not part of `test`: the advisories come from the network and change without a commit. `test` checks against
 # advisories.yaml instead, which changes only with a commit.

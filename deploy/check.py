@@ -19,7 +19,7 @@ import yaml
 
 sys.dont_write_bytecode = True  # This folder may be read-only, and is no place for caches.
 
-from checks import documents, extract, grafana, prometheus, schemas
+from checks import documents, extract, grafana, inventory, prometheus, schemas
 from checks.documents import DEPLOY, Problem
 from checks.pods import pod_errors, policy_errors
 
@@ -48,6 +48,8 @@ def main():
             return write()
         if options.plant:
             problems = plant()
+        elif options.inventory:
+            problems = inventory.take()
         elif options.unit_tests:
             options.unit_tests.write_text(yaml.safe_dump(prometheus.unit_tests(), width=10_000))
             problems = []
@@ -74,6 +76,7 @@ def parse_options():
     path = {"type": pathlib.Path, "metavar": "FILE"}
     way.add_argument("--write", action="store_true", help="write the files that are made of others")
     way.add_argument("--plant", action="store_true", help="misspell every field once; each must be refused")
+    way.add_argument("--inventory", action="store_true", help="count all that is rendered, and name all that is not")
     way.add_argument("--unit-tests", **path, help="write promtool's unit tests of the alerts")
     way.add_argument("--expressions", **path, help="write all expressions of rules and dashboards as JSON")
     way.add_argument("--metrics", **path, help="expressions may name only the metrics that this file lists")

@@ -20,8 +20,9 @@ class Problem(Exception):
 
 
 class Document:
-    def __init__(self, source, body):
+    def __init__(self, source, body, template=None):
         self.body = body
+        self.template = template
         self.kind = body["kind"]
         self.api = body["apiVersion"]
         self.name = body.get("metadata", {}).get("name", "")
@@ -36,9 +37,9 @@ class Document:
         return json.dumps(self.body, sort_keys=True)
 
 
-def parse(source, text):
+def parse(source, text, template=None):
     """The documents of a text; one that holds nothing but comments is none."""
-    return [Document(source, body) for body in yaml.safe_load_all(text) if body is not None]
+    return [Document(source, body, template) for body in yaml.safe_load_all(text) if body is not None]
 
 
 def read(path):
@@ -56,6 +57,12 @@ def beside_python(name):
     if found is None:
         raise Problem(f"{name} is not installed: run `make tools`")
     return found
+
+
+def tool(name):
+    """A program that `make tools` installs, or one of the system."""
+    installed = pathlib.Path(sys.executable).parent.parent.parent / "bin" / name
+    return str(installed) if installed.exists() else beside_python(name)
 
 
 def kustomize(folder):
@@ -90,7 +97,7 @@ def helm(values_by_name):
             notes = files.pop("tollgate/templates/NOTES.txt")
             documents = [
                 document for path, text in sorted(files.items()) if not path.endswith(".tpl")
-                for document in parse(f"helm {name}", text)
+                for document in parse(f"helm {name}", text, path)
             ]
             rendered[name] = (documents, notes)
     return rendered

@@ -75,6 +75,81 @@ fn every_misspelt_field_is_refused() {
 }
 
 #[test]
+fn every_file_is_rendered_or_left_out_for_a_reason() {
+    let output = check(&deploy(), &["--inventory"]);
+    let printed = text(&output.stdout);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    for part in ["kustomize", "helm", "envoy", "prometheus", "grafana"] {
+        let total = printed.lines().find_map(|line| {
+            let (what, count) = line.strip_prefix("total")?.trim().split_once(": ")?;
+            (what == part).then(|| count.parse::<usize>().unwrap())
+        });
+        assert!(total.is_some_and(|total| total > 10), "{part}: {printed}");
+    }
+}
+
+/// Files that nothing would look at, and mistakes that only the programs find that read them.
+#[test]
+fn what_is_not_rendered_is_found() {
+    let copy = TempDir::new().unwrap();
+    let folder = copy.path().join("deploy");
+    copy_all(&deploy(), &folder);
+    let hidden = "{{- if .Values.hidden }}\nkind: Secret\n{{- end }}\n";
+    for (file, contents) in [
+        (
+            "kustomize/components/new/kustomization.yaml",
+            "resources: []\n",
+        ),
+        (
+            "grafana/spare.json",
+            "{\"panels\": [], \"templating\": {\"list\": []}}",
+        ),
+        ("helm/tollgate/templates/hidden.yaml", hidden),
+        ("new/service.yaml", "kind: Service\n"),
+    ] {
+        let path = folder.join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, contents).unwrap();
+    }
+    for (file, right, wrong) in [
+        (
+            "envoy/envoy.yaml",
+            "failure_mode_deny",
+            "failure_mode_denied",
+        ),
+        ("Containerfile", "WORKDIR /src", "WORKDIR src"),
+        (
+            "prometheus/rules.yaml",
+            "tollgate_stores_lost",
+            "tollgate_stores_lost{",
+        ),
+    ] {
+        let path = folder.join(file);
+        let before = fs::read_to_string(&path).unwrap();
+        assert!(before.contains(right), "{right} in {file}");
+        fs::write(&path, before.replacen(right, wrong, 1)).unwrap();
+    }
+    let output = check(&folder, &["--inventory"]);
+    assert_eq!(output.status.code(), Some(1));
+    let printed = text(&output.stderr);
+    for (place, problem) in [
+        (
+            "kustomize/components/new/kustomization.yaml",
+            "nothing renders it",
+        ),
+        ("new/service.yaml", "nothing renders it"),
+        ("helm/tollgate/templates/hidden.yaml", "no preset"),
+        ("grafana/spare.json", "in no ConfigMap"),
+        ("envoy envoy/envoy.yaml", "failure_mode_denied"),
+        ("Containerfile", "DL3000"),
+        ("prometheus/rules.yaml", "could not parse expression"),
+    ] {
+        let is_it = |line: &str| line.contains(place) && line.contains(problem);
+        assert!(printed.lines().any(is_it), "{place}: {problem}: {printed}");
+    }
+}
+
+#[test]
 fn mistakes_in_the_manifests_are_found() {
     let copy = TempDir::new().unwrap();
     let folder = copy.path().join("deploy");
