@@ -30,7 +30,7 @@ pub(super) enum HealthError {
     #[error("unhealthy: {place} answers {answer}")]
     Unhealthy { place: Place, answer: String },
     #[error("unhealthy: cannot reach {0}")]
-    Unreachable(Place, #[source] DialError),
+    Unreachable(Place, #[source] Box<DialError>),
     #[error("unhealthy: {0} does not answer")]
     Unanswered(Place, #[source] io::Error),
     #[error("unhealthy: {place} answers {:?}: {}", status.code(), status.message())]
@@ -111,7 +111,7 @@ pub(super) async fn healthcheck(settings: HealthCheck) -> Result<String, HealthE
 }
 
 async fn ask(place: &Place, settings: &HealthCheck) -> Result<(), HealthError> {
-    let unreachable = |error| HealthError::Unreachable(place.clone(), error);
+    let unreachable = |error| HealthError::Unreachable(place.clone(), Box::new(error));
     let dial = Dial::unverified(place.endpoint.clone(), place.tls).map_err(unreachable)?;
     let unhealthy = |answer: &str| HealthError::Unhealthy {
         place: place.clone(),
