@@ -9,6 +9,7 @@ use anyhow::Context as _;
 
 use super::{
     ask, check::check_files, healthcheck::healthcheck, lint_file::lint_files, print::print,
+    size::print_size,
 };
 use crate::{
     server::{log, run::run},
@@ -54,6 +55,10 @@ pub fn run_command() -> ExitCode {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => failed(&error, FAILURE),
         },
+        Command::Size(size) => {
+            print_size(&size);
+            ExitCode::SUCCESS
+        }
     }
 }
 

@@ -4,6 +4,7 @@ mod ask;
 mod healthcheck;
 pub(crate) mod lint_envoy;
 pub(crate) mod reading;
+mod size;
 
 use std::{
     ffi::OsString,
@@ -22,6 +23,7 @@ use crate::foundation::build::VERSION_AND_COMMIT;
 
 pub(crate) use ask::Ask;
 pub(crate) use healthcheck::HealthCheck;
+pub(crate) use size::{Size, SizeStore};
 
 /// The command line of tollgate.
 #[derive(Debug, Parser)]
@@ -48,6 +50,8 @@ pub(crate) enum Command {
     LintEnvoy(LintEnvoy),
     /// Ask the server of this machine for its health, with the variables that it was started with
     Healthcheck(HealthCheck),
+    /// Compute the processors, memory and Redis that a load needs, from measured costs
+    Size(Size),
 }
 
 impl Cli {

@@ -4,7 +4,7 @@
 use std::{fmt::Write as _, fs, path::Path};
 
 use clap::CommandFactory as _;
-use tollgate::{Cli, Treatment, VARIABLES};
+use tollgate::{Cli, Cost, Costs, Treatment, VARIABLES};
 
 #[track_caller]
 fn check(page: &str, expected: &str) {
@@ -97,6 +97,61 @@ fn the_settings_page_is_the_help_of_serve() {
         );
     }
     check("docs/settings.md", &page);
+}
+
+/// The block of a page between two comments, which the program writes.
+#[track_caller]
+fn check_block(page: &str, name: &str, block: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(page);
+    let text = fs::read_to_string(path).unwrap();
+    let [begin, end] = ["begin", "end"].map(|edge| format!("<!-- {name}: {edge} -->\n"));
+    let (before, rest) = text.split_once(&begin).expect("a first line");
+    let (_, after) = rest.split_once(&end).expect("a last line");
+    check(page, &format!("{before}{begin}{block}{end}{after}"));
+}
+
+#[test]
+fn the_sizing_page_shows_the_costs_that_sizes_are_computed_from() {
+    let mut table = String::from("| cost | value | of | from |\n|---|---|---|---|\n");
+    for Cost {
+        name,
+        value,
+        unit,
+        meaning,
+        source,
+    } in Costs::measured().all()
+    {
+        let _ = writeln!(
+            table,
+            "| `{name}` | {} | {meaning} | {source} |",
+            format!("{value} {unit}").trim()
+        );
+    }
+    check_block("docs/sizing.md", "costs", &table);
+}
+
+/// A copy of a figure in another page would go on when the measurement changes.
+#[test]
+fn the_costs_stand_in_the_pages_that_they_are_from() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut found = 0;
+    for cost in Costs::measured().all() {
+        let Some((page, _)) = cost.source.split_once(".md") else {
+            continue;
+        };
+        let text = fs::read_to_string(root.join(format!("docs/{page}.md"))).unwrap();
+        let value = cost.value.to_string();
+        let is_there = text
+            .split(|c: char| !c.is_ascii_digit() && c != '.' && c != ',')
+            .any(|word| word.trim_end_matches(['.', ',']) == value);
+        // The others are computed, and their source says of which figures.
+        if is_there {
+            found += 1;
+        } else {
+            assert!(cost.source.chars().any(|c| c.is_ascii_digit()), "{cost:?}");
+        }
+    }
+    assert!(found > 14, "{found}");
 }
 
 #[test]

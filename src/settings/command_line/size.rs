@@ -1,0 +1,78 @@
+//! The flags of `tollgate size`.
+
+use clap::{Args, ValueEnum, builder::PossibleValuesParser};
+
+use crate::settings::values::number;
+
+/// The algorithms, as rules name them.
+const ALGORITHMS: [&str; 5] = [
+    "fixed_window",
+    "first_hit",
+    "sliding_window",
+    "token_bucket",
+    "sliding_log",
+];
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "The costs were measured on one small machine: docs/sizing.md lists them. Yours differs, so take the \
+                  ratios first."
+)]
+pub(crate) struct Size {
+    /// Decisions a second, of all replicas together, at the busiest time
+    #[arg(long, value_parser = number::<u32>(1..), value_name = "N")]
+    pub rps: u32,
+
+    /// Different values, such as users or addresses, that are counted at a time
+    #[arg(long, value_parser = number::<u32>(1..), value_name = "N")]
+    pub keys: u32,
+
+    /// Limits of a descriptor
+    #[arg(long, default_value_t = 2, value_parser = number::<u32>(1..), value_name = "N")]
+    pub limits: u32,
+
+    /// Where to count
+    #[arg(long, default_value = "redis", value_enum, value_name = "STORE")]
+    pub store: SizeStore,
+
+    /// Algorithm of the limits
+    #[arg(
+        long,
+        default_value = "fixed_window",
+        value_parser = PossibleValuesParser::new(ALGORITHMS),
+        value_name = "NAME"
+    )]
+    pub algorithm: String,
+
+    /// Fewest replicas [default: 1 in memory, 2 with Redis]
+    #[arg(long, value_parser = number::<u32>(1..), value_name = "N")]
+    pub replicas: Option<u32>,
+
+    /// Cores of a replica
+    #[arg(long, default_value_t = 2, value_parser = number::<u32>(1..), value_name = "N")]
+    pub cores: u32,
+
+    /// Connections to a replica: one for each worker thread of each Envoy
+    #[arg(long, default_value_t = 32, value_parser = number::<u32>(1..), value_name = "N")]
+    pub connections: u32,
+
+    /// Calls that a replica has at a time [default: from the rate and the duration of a call]
+    #[arg(long, value_parser = number::<u32>(1..), value_name = "N")]
+    pub together: Option<u32>,
+
+    /// Memory of a Redis, in MB
+    #[arg(long, default_value_t = 1000, value_parser = number::<u32>(1..), value_name = "MB")]
+    pub redis_memory: u32,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Where counters are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SizeStore {
+    Memory,
+    Redis,
+    RedisCluster,
+}
