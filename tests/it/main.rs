@@ -47,6 +47,7 @@
 //! - `papers`: pages that the program itself can write
 //! - `envoy`: a real Envoy calls, and obeys
 //! - `lint_envoy`: the traps of Envoy configurations
+//! - `upgrade`: counters, flags and metrics of earlier versions
 //! - `deploy`: the files in `deploy/`, run unchanged
 //! - `examples`: the rules in `config/` and in the documentation
 //! - `first_limit`: the newcomer's page, followed word by word
@@ -109,6 +110,7 @@ mod support;
 mod tls;
 mod traces;
 mod transport;
+mod upgrade;
 mod xds;
 mod xds_caches;
 mod xds_errors;

@@ -1,0 +1,111 @@
+//! Updates: the counters, flags, variables and metrics of earlier versions are those of this one.
+//!
+//! `recorded/` has what earlier versions wrote and had. Lines are added to it and never changed.
+
+use std::{collections::BTreeSet, fs, path::PathBuf};
+
+use ::tollgate::Cli;
+use clap::CommandFactory as _;
+
+use crate::support::{
+    ask::{self, connect},
+    redis::Redis,
+    tollgate,
+};
+
+fn recorded(file: &str) -> PathBuf {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    root.join("tests/it/recorded").join(file)
+}
+
+/// The lines of a record that are no comments.
+fn lines(file: &str) -> Vec<String> {
+    let text = fs::read_to_string(recorded(file)).unwrap();
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    lines.map(str::to_owned).collect()
+}
+
+/// An hour after the record. Three hits of ten were counted; the next one leaves six, in the key that is there.
+#[tokio::test]
+async fn the_counters_of_earlier_versions_go_on() {
+    let redis = Redis::start();
+    let commands = lines("counters.txt");
+    for command in &commands {
+        redis.cli(&command.split(' ').collect::<Vec<_>>());
+    }
+    let rules = fs::read_to_string(recorded("rules.yaml")).unwrap();
+    let server = tollgate::with_rules(&rules)
+        .redis(&redis)
+        .args(["--clock", "local"])
+        .env("TZ", "UTC")
+        .with_clock("@2026-11-23 12:00:00")
+        .start();
+    let mut client = connect(server.grpc).await;
+    let long = "x".repeat(200);
+    for (domain, key, value) in [
+        ("recorded", "fixed", "a"),
+        ("recorded", "several", "a"),
+        ("recorded", "first_hit", "a"),
+        ("recorded", "sliding_window", "a"),
+        ("recorded", "sliding_log", "a"),
+        ("recorded", "token_bucket", "a"),
+        ("recorded", "calendar", "a"),
+        ("recorded", "long", &long),
+        // Counted as `ab` was: all values of the pattern share a counter.
+        ("recorded", "shared", "ac"),
+        ("admitted", "fixed", "a"),
+    ] {
+        let answer = ask::ask(&mut client, domain, &[(key, value)]).await;
+        let remaining = answer.unwrap().statuses[0].limit_remaining;
+        assert_eq!(remaining, 6, "{domain} {key}");
+    }
+    let keys = redis.keys();
+    assert_eq!(keys.len(), commands.len(), "a new key: {keys:?}");
+}
+
+/// Every name of the record is still there. `UPDATE_GOLDEN=1` adds new ones.
+#[track_caller]
+fn check(file: &str, names: &BTreeSet<String>) {
+    let mut known: BTreeSet<_> = lines(file).into_iter().collect();
+    let gone: Vec<_> = known.difference(names).collect();
+    assert!(gone.is_empty(), "{file}: a breaking change: {gone:?}");
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        known.extend(names.iter().cloned());
+        let known: Vec<_> = known.iter().map(String::as_str).collect();
+        fs::write(recorded(file), known.join("\n") + "\n").unwrap();
+    }
+    let new: Vec<_> = names.iter().filter(|name| !known.contains(*name)).collect();
+    assert!(new.is_empty(), "{file}: UPDATE_GOLDEN=1 adds {new:?}");
+}
+
+#[test]
+fn no_flag_and_no_variable_is_gone() {
+    let command = Cli::command();
+    let mut names = BTreeSet::new();
+    for subcommand in command.get_subcommands() {
+        for flag in subcommand.get_arguments() {
+            if let Some(long) = flag.get_long() {
+                names.insert(format!("{} --{long}", subcommand.get_name()));
+            }
+            if let Some(variable) = flag.get_env() {
+                names.insert(variable.to_str().unwrap().to_owned());
+            }
+        }
+    }
+    check("flags.txt", &names);
+}
+
+/// With Redis, because a store has metrics of its own.
+#[test]
+fn no_metric_is_gone() {
+    let redis = Redis::start();
+    let rules = "domain: d\ndescriptors: [{key: k, rate_limits: [5/y]}]";
+    let server = tollgate::with_rules(rules).redis(&redis).start();
+    let page = server.page("/metrics");
+    let names = page
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE "))
+        .map(str::to_owned)
+        .collect();
+    check("metrics.txt", &names);
+}
