@@ -29,6 +29,7 @@ REASONS = {
     "compose/rules/*.yaml": "rules; a test starts the service with them",
     "kustomize/rules/*.yaml": "rules; in the ConfigMaps of the overlays",
     "envoy-gateway/helm-values.yaml": "values for a chart that is not ours; check.py holds them to its schema",
+    "systemd/*": "systemd's; a test lets systemd-analyze read it",
     "kubernetes/*.yaml": "made of the overlays; check.py compares them",
     "helm/tollgate/files/*": "copies; check.py compares them",
 }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
+    fs, io,
     net::SocketAddr,
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
@@ -293,6 +293,52 @@ fn the_image_holds_one_program_and_no_root() {
     assert_eq!(of("EXPOSE "), "8080 8081 6070");
     assert!(text.contains("target-feature=+crt-static"));
     assert!(text.contains("ln -s tollgate /image/bin/ratelimit"));
+}
+
+/// systemd-analyze is a part of systemd: a machine without it cannot run the unit either.
+#[test]
+fn the_unit_of_systemd_is_valid_and_can_do_little() {
+    let analyze = |args: &[&str]| match Command::new("systemd-analyze").args(args).output() {
+        Ok(output) => Some(output),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => panic!("{error}"),
+    };
+    let unit = fs::read_to_string(deploy().join("systemd/tollgate.service")).unwrap();
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("tollgate.service");
+    // It checks that the program is there.
+    let program = env!("CARGO_BIN_EXE_tollgate");
+    let installed = unit.replace("/usr/bin/tollgate", program);
+    assert!(installed.matches(program).count() > 1, "{unit}");
+    for (text, is_good) in [
+        (installed.clone(), true),
+        (
+            installed.replace("Restart=on-failure", "Restart=at-times"),
+            false,
+        ),
+    ] {
+        fs::write(&file, text).unwrap();
+        let Some(output) = analyze(&["verify", path(&file)]) else {
+            return;
+        };
+        // It only warns of values that it does not know.
+        let is_silent = output.stderr.is_empty();
+        assert_eq!(output.status.success() && is_silent, is_good, "{output:?}");
+    }
+    // The exposure is from 0 to 10, and the threshold ten times that.
+    for (text, is_good) in [
+        (installed.clone(), true),
+        (installed.replace("\nProtect", "\n# Protect"), false),
+    ] {
+        fs::write(&file, text).unwrap();
+        let output = analyze(&["security", "--offline=true", "--threshold=20", path(&file)]);
+        let output = output.expect("it was there a moment ago");
+        assert_eq!(output.status.success(), is_good, "{}", text_of(&output));
+    }
+}
+
+fn text_of(output: &Output) -> String {
+    text(&output.stdout) + &text(&output.stderr)
 }
 
 #[test]
