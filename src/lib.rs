@@ -85,6 +85,7 @@ mod config {
     pub(crate) mod position;
     mod reader;
     mod scalar;
+    pub(crate) mod schema;
     mod short_form;
     pub(crate) mod source;
     mod suggest;

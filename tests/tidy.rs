@@ -478,10 +478,12 @@ fn no_two_files_need_each_other() {
 }
 
 /// Libraries that few folders may name, and those folders.
-const LIBRARIES: [(&str, &[&str]); 26] = [
+const LIBRARIES: [(&str, &[&str]); 28] = [
     ("axum", &["observe", "server", "service"]),
     ("bb8_redis", &["store"]),
     ("clap", &["settings"]),
+    ("clap_complete", &["settings"]),
+    ("clap_mangen", &["settings"]),
     ("fastrand", &["foundation"]),
     ("flate2", &["service"]),
     ("foldhash", &["config", "core", "store"]),
@@ -496,7 +498,7 @@ const LIBRARIES: [(&str, &[&str]); 26] = [
     ("prost_reflect", &["service"]),
     ("prost_types", &["config", "control", "service"]),
     ("regex", &["observe"]),
-    ("serde_json", &["cli", "server", "service"]),
+    ("serde_json", &["cli", "config", "server", "service"]),
     ("serde_yaml", &["cli", "config", "observe"]),
     ("sha2", &["config", "core"]),
     ("socket2", &["net"]),

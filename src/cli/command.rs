@@ -8,10 +8,15 @@ use std::{
 use anyhow::Context as _;
 
 use super::{
-    ask, check::check_files, healthcheck::healthcheck, lint_file::lint_files, print::print,
+    ask,
+    check::check_files,
+    healthcheck::healthcheck,
+    lint_file::lint_files,
+    print::{print, print_bytes},
     size::print_size,
 };
 use crate::{
+    config::schema::schema,
     server::{log, run::run},
     settings::{
         command_line::{Ask, Cli, Command, HealthCheck},
@@ -59,6 +64,12 @@ pub fn run_command() -> ExitCode {
             print_size(&size);
             ExitCode::SUCCESS
         }
+        Command::Schema => print_all(&format!("{:#}\n", schema()).into_bytes()),
+        Command::Completions(completions) => print_all(&completions.script()),
+        Command::Man(manual) => match manual.page() {
+            Ok(page) => print_all(&page),
+            Err(error) => failed(&error.into(), FAILURE),
+        },
     }
 }
 
@@ -112,6 +123,11 @@ fn print_health(settings: HealthCheck) -> anyhow::Result<()> {
         .build()?;
     print(&runtime.block_on(healthcheck(settings))?);
     Ok(())
+}
+
+fn print_all(bytes: &[u8]) -> ExitCode {
+    print_bytes(bytes);
+    ExitCode::SUCCESS
 }
 
 /// Prints `error` and ends with `code`.

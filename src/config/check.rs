@@ -3,7 +3,7 @@
 use super::{
     advice::item_fault,
     fault::Fault,
-    keys::{Key, KeyKind, KeyLevel, MERGE, expected_instead_of},
+    keys::{Key, KeyKind, KeyLevel, MERGE, SCHEMA, expected_instead_of},
     node::{NodeKind, YamlNode},
     odd_characters::{OddCharacters, odd_characters},
     path::NodePath,
@@ -101,6 +101,9 @@ impl YamlReader<'_> {
             // The maps it names are checked where they are written down.
             return self.check_merge(key, value, node_path);
         }
+        if text == SCHEMA && level == KeyLevel::File {
+            return self.check_schema(value, key.offset, node_path);
+        }
         let Some(known) = Key::find(text) else {
             return self.report(key.offset, &node_path.path(), unknown_key(text, level));
         };
@@ -114,6 +117,21 @@ impl YamlReader<'_> {
                 is_free: FREE_TEXTS.contains(&known.name),
             };
             self.check_tree(value, known, key.offset, Some(node_path));
+        }
+    }
+
+    /// Refuses a name of a schema that is no text.
+    fn check_schema(&mut self, value: &YamlNode<'_>, at: Option<usize>, node_path: &NodePath<'_>) {
+        let text = Value {
+            kind: KeyKind::Text,
+            level: KeyLevel::File,
+            is_read: true,
+            is_free: false,
+        };
+        self.check_tree(value, text, at, Some(node_path));
+        if matches!(value.kind, NodeKind::List(_) | NodeKind::Map(_)) {
+            let (path, expected) = (node_path.path(), KeyKind::Text.expected());
+            self.report_type(value.offset.or(at), &path, SCHEMA, expected, value);
         }
     }
 

@@ -4,12 +4,31 @@
 use super::suggest::closest;
 
 /// A key of rule files.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Key {
     pub(super) name: &'static str,
     /// Where it has a meaning; the first is named where it has none.
     levels: &'static [KeyLevel],
     pub(super) kind: KeyKind,
+    /// Its meaning, in a sentence.
+    pub(super) about: &'static str,
+    pub(super) values: KeyValues,
+    /// The value that holds without it, in YAML; empty if there is none.
+    pub(super) default: &'static str,
+    /// Values in YAML's flow style.
+    pub(super) examples: &'static [&'static str],
+}
+
+/// The values of a key, beyond their kind.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum KeyValues {
+    Any,
+    /// One of these words.
+    Words(&'static [&'static str]),
+    /// One of these words, in any letter case.
+    AnyCase(&'static [&'static str]),
+    /// From the first number to the last.
+    Between(u32, u32),
 }
 
 /// The maps that keys belong to.
@@ -44,79 +63,152 @@ use KeyLevel::{Descriptor, File, RateLimit, Replaces, Starts};
 /// Merges another map into this one.
 pub(super) const MERGE: &str = "<<";
 
+/// Names the schema of a file at its top, for editors; it has no meaning for the rules.
+pub(super) const SCHEMA: &str = "$schema";
+
 #[rustfmt::skip]
 const KEYS: [Key; 30] = [
-    // The set of rules that requests name.
-    key("domain", &[File], Text),
-    // The rules, and those below a rule.
-    key("descriptors", &[File, Descriptor], List(Descriptor)),
-    // Which hits are counted when a limit refuses: all or admitted.
-    key("count", &[File, Descriptor], Text),
-    // The answer while the store is lost: error, allow, deny or local.
-    key("on_store_loss", &[File, Descriptor], Text),
+    key("domain", &[File], Text)
+        .about("The set of rules that requests name.")
+        .examples(&["shop"]),
+    key("descriptors", &[File, Descriptor], List(Descriptor))
+        .about("The rules; below a descriptor, the rules for the next entry of the request.")
+        .examples(&["[{key: remote_address, rate_limits: [3/second, 5000/day]}]"]),
+    key("count", &[File, Descriptor], Text)
+        .about("Which hits are counted when a limit refuses; beside `domain`, for all rules of the file without it.")
+        .words(&["all", "admitted"]).or("all"),
+    key("on_store_loss", &[File, Descriptor], Text)
+        .about("The answer while the store is lost; beside `domain`, for all rules of the file without it.")
+        .words(&["error", "allow", "deny", "local"]).or("error"),
 
-    // The key of the entry that the rule matches.
-    key("key", &[Descriptor], Text),
-    // The value of that entry; any value if it is left out.
-    key("value", &[Descriptor], Text),
-    // The only limit of the rule.
-    key("rate_limit", &[Descriptor], Map(RateLimit)),
-    // Several limits.
-    key("rate_limits", &[Descriptor], Limits),
-    // Whether the rule counts and reports as usual but refuses nothing.
-    key("shadow_mode", &[Descriptor], Boolean),
-    // Whether the rule refuses only together with all others of the request.
-    key("quota_mode", &[Descriptor], Boolean),
-    // Whether metrics name every value.
-    key("detailed_metric", &[Descriptor], Boolean),
-    // Whether metrics name the value of this entry.
-    key("value_to_metric", &[Descriptor], Boolean),
-    // Whether all values that a wildcard matches share one counter.
-    key("share_threshold", &[Descriptor], Boolean),
-    // Data that is returned with the decision.
-    key("metadata", &[Descriptor], FreeForm),
+    key("key", &[Descriptor], Text)
+        .about("The key of the entry that the rule matches.")
+        .examples(&["remote_address"]),
+    key("value", &[Descriptor], Text)
+        .about("The value of that entry, where `*` stands for any characters; any value if it is left out.")
+        .examples(&["free", "/v1/*"]),
+    key("rate_limit", &[Descriptor], Map(RateLimit))
+        .about("The only limit of the rule.")
+        .examples(&["{unit: second, requests_per_unit: 10}"]),
+    key("rate_limits", &[Descriptor], Limits)
+        .about("Several limits, all of which hold, each as a map or in the short form.")
+        .examples(&["[3/second, 300/30m, 5000/day]"]),
+    key("shadow_mode", &[Descriptor], Boolean)
+        .about("Whether the rule counts and reports as usual but refuses nothing."),
+    key("quota_mode", &[Descriptor], Boolean)
+        .about("Whether the rule refuses only together with all other rules of the request that have this mode."),
+    key("detailed_metric", &[Descriptor], Boolean)
+        .about("Whether metrics name the values of the request at every level."),
+    key("value_to_metric", &[Descriptor], Boolean)
+        .about("Whether metrics name the value of this entry."),
+    key("share_threshold", &[Descriptor], Boolean)
+        .about("Whether all values that the wildcard matches share one counter."),
+    key("metadata", &[Descriptor], FreeForm)
+        .about("Data that is returned with the decision, for Envoy's later filters.")
+        .examples(&["{team: search}"]),
 
-    // The unit of the period: second to year.
-    key("unit", &[RateLimit], Text),
-    // The number of units in the period.
-    key("unit_multiplier", &[RateLimit], Number),
-    // The hits that pass in a period.
-    key("requests_per_unit", &[RateLimit], Number),
-    // Whether everything passes.
-    key("unlimited", &[RateLimit], Boolean),
-    // The name that other limits replace this one by; in `replaces`, the name of the limit that is replaced.
-    key("name", &[RateLimit, Replaces], Text),
-    // Limits that do not apply where this one does.
-    key("replaces", &[RateLimit], List(Replaces)),
-    // The way to count.
-    key("algorithm", &[RateLimit], Text),
-    // The start of a fixed window: aligned or first_hit.
-    key("window", &[RateLimit], Text),
-    // The size of a token bucket.
-    key("burst", &[RateLimit], Number),
-    // Whether the period follows a calendar.
-    key("calendar", &[RateLimit], Boolean),
-    // The time zone of the calendar.
-    key("time_zone", &[RateLimit], Text),
-    // When months, years and days of the calendar begin.
-    key("starts", &[RateLimit], Map(Starts)),
-    // The first day of a week of the calendar.
-    key("week_starts", &[RateLimit], Text),
+    key("unit", &[RateLimit], Text)
+        .about("The unit of the period, in any letter case.")
+        .any_case(&["second", "minute", "hour", "day", "week", "month", "year"]),
+    key("unit_multiplier", &[RateLimit], Number)
+        .about("The number of units in the period.")
+        .between(1, u32::MAX).or("1").examples(&["15"]),
+    key("requests_per_unit", &[RateLimit], Number)
+        .about("The hits that pass in a period; 0 refuses everything.")
+        .between(0, u32::MAX).or("0").examples(&["100"]),
+    key("unlimited", &[RateLimit], Boolean)
+        .about("Whether everything passes without counting. Such a limit has no unit."),
+    key("name", &[RateLimit, Replaces], Text)
+        .about("The name by which other limits replace this one; in `replaces`, the name of the limit to replace.")
+        .examples(&["every-tenant"]),
+    key("replaces", &[RateLimit], List(Replaces))
+        .about("Limits that do not apply where this one does.")
+        .examples(&["[{name: every-tenant}]"]),
+    key("algorithm", &[RateLimit], Text)
+        .about("The way to count.")
+        .words(&["fixed_window", "sliding_window", "sliding_log", "token_bucket"]).or("fixed_window"),
+    key("window", &[RateLimit], Text)
+        .about("The start of a fixed window: a whole number of periods since 1970, or the first hit.")
+        .words(&["aligned", "first_hit"]).or("aligned"),
+    key("burst", &[RateLimit], Number)
+        .about("The size of a token bucket; `requests_per_unit` if it is left out.")
+        .between(1, u32::MAX).examples(&["30"]),
+    key("calendar", &[RateLimit], Boolean)
+        .about("Whether the period follows the calendar of a time zone."),
+    key("time_zone", &[RateLimit], Text)
+        .about("The time zone of the calendar.")
+        .examples(&["Europe/Madrid", "UTC"]),
+    key("starts", &[RateLimit], Map(Starts))
+        .about("When months, years and days of the calendar begin.")
+        .examples(&["{day: 31, hour: 6}"]),
+    key("week_starts", &[RateLimit], Text)
+        .about("The first day of a week of the calendar, in any letter case.")
+        .any_case(&["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]).or("monday"),
 
-    // The first month of a year, the first day of a month or year, and the first hour of a day.
-    key("month", &[Starts], Number),
-    key("day", &[Starts], Number),
-    key("hour", &[Starts], Number),
+    key("month", &[Starts], Number)
+        .about("The first month of a year.")
+        .between(1, 12).or("1"),
+    key("day", &[Starts], Number)
+        .about("The first day of a month or year; in a shorter month its last day.")
+        .between(1, 31).or("1"),
+    key("hour", &[Starts], Number)
+        .about("The first hour of a day.")
+        .between(0, 23).or("0"),
 ];
 
 const fn key(name: &'static str, levels: &'static [KeyLevel], kind: KeyKind) -> Key {
-    Key { name, levels, kind }
+    Key {
+        name,
+        levels,
+        kind,
+        about: "",
+        values: KeyValues::Any,
+        default: match kind {
+            Boolean => "false",
+            _ => "",
+        },
+        examples: &[],
+    }
+}
+
+impl Key {
+    const fn about(self, about: &'static str) -> Self {
+        Self { about, ..self }
+    }
+
+    const fn words(self, words: &'static [&'static str]) -> Self {
+        let values = KeyValues::Words(words);
+        Self { values, ..self }
+    }
+
+    const fn any_case(self, words: &'static [&'static str]) -> Self {
+        let values = KeyValues::AnyCase(words);
+        Self { values, ..self }
+    }
+
+    const fn between(self, low: u32, high: u32) -> Self {
+        let values = KeyValues::Between(low, high);
+        Self { values, ..self }
+    }
+
+    const fn or(self, default: &'static str) -> Self {
+        Self { default, ..self }
+    }
+
+    const fn examples(self, examples: &'static [&'static str]) -> Self {
+        Self { examples, ..self }
+    }
 }
 
 impl Key {
     /// The key of this name.
     pub(super) fn find(name: &str) -> Option<&'static Self> {
         KEYS.iter().find(|key| key.name == name)
+    }
+
+    /// All keys, in the order of the table.
+    pub(super) fn all() -> impl Iterator<Item = &'static Self> {
+        KEYS.iter()
     }
 
     /// Where it belongs, for a map of another `level` that has it.

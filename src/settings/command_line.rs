@@ -4,6 +4,7 @@ mod ask;
 mod healthcheck;
 pub(crate) mod lint_envoy;
 pub(crate) mod reading;
+mod shell;
 mod size;
 
 use std::{
@@ -23,6 +24,7 @@ use crate::foundation::build::VERSION_AND_COMMIT;
 
 pub(crate) use ask::Ask;
 pub(crate) use healthcheck::HealthCheck;
+pub(crate) use shell::{Completions, Manual};
 pub(crate) use size::{Size, SizeStore};
 
 /// The command line of tollgate.
@@ -52,6 +54,12 @@ pub(crate) enum Command {
     Healthcheck(HealthCheck),
     /// Compute the processors, memory and Redis that a load needs, from measured costs
     Size(Size),
+    /// Print the JSON Schema of rule files, by which editors complete and check them
+    Schema,
+    /// Print a script that completes the command line in a shell
+    Completions(Completions),
+    /// Print a manual page
+    Man(Manual),
 }
 
 impl Cli {

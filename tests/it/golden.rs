@@ -190,6 +190,18 @@ fn files() -> BTreeMap<String, String> {
         .collect()
 }
 
+/// The rule files of all cases: the name of the case, and the text.
+pub fn rule_texts() -> Vec<(String, String)> {
+    let files = files();
+    let texts = files.iter().flat_map(|(name, text)| {
+        let case = case(name, text, 0);
+        let files = case.files();
+        let texts: Vec<_> = files.iter().map(|(_, text)| (*text).to_owned()).collect();
+        texts.into_iter().map(|text| (name.clone(), text))
+    });
+    texts.collect()
+}
+
 /// A case for the `attempt`th attempt.
 fn case(name: &str, text: &str, attempt: usize) -> Case {
     let text = text.replace("${domain}", &domain(name, attempt));

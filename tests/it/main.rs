@@ -21,6 +21,8 @@
 //! - `secrets`: passwords never appear in output, whatever goes wrong
 //! - `redis_tls`: TLS between tollgate and Redis
 //! - `reload`: rules that change under a running server
+//! - `schema`: the JSON Schema of rule files against the program's own reading of them
+//! - `shell`: completions and manual pages
 //! - `second_reader`: rule files as an independent YAML reader sees them
 //! - `xds`: rules that a control plane pushes
 //! - `xds_caches`: the same with each cache of go-control-plane
@@ -100,10 +102,12 @@ mod redis;
 mod redis_tls;
 mod reload;
 mod rls;
+mod schema;
 mod seams;
 mod second_reader;
 mod secrets;
 mod sentinel;
+mod shell;
 mod statistics;
 mod store;
 mod support;

@@ -1,0 +1,248 @@
+//! The JSON Schema of rule files against the program's own reading of them, as a validator of another language sees both.
+
+use std::{
+    fs,
+    io::Write as _,
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use ::tollgate::{RuleFiles, RuleOptions};
+use serde_json::{Value, json};
+
+use crate::{golden::rule_texts, papers, support::tool};
+
+/// Mistakes of golden cases that are not in the shape of one map, so that no schema can see them.
+const UNSEEN: [&str; 4] = [
+    "3.3-a-descriptor-twice",
+    "3.3-a-rule-that-replaces-itself",
+    "3.3-descriptors-that-read-alike",
+    "3.3-descriptors-that-read-alike-in-strict-matching",
+];
+
+fn schema() -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_tollgate"))
+        .arg("schema")
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// For each text its first fault by the schema, or `None` if the schema accepts it.
+fn faults<'t>(texts: impl IntoIterator<Item = &'t str>) -> Vec<Option<String>> {
+    let texts: Vec<_> = texts.into_iter().collect();
+    let schema: Value = serde_json::from_str(&schema()).unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/schema_check.py");
+    let mut python = Command::new(tool("python3"))
+        .arg(script)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let input = json!({"schema": schema, "texts": texts}).to_string();
+    // It reads all before it writes anything.
+    let mut stdin = python.stdin.take().unwrap();
+    stdin.write_all(input.as_bytes()).unwrap();
+    drop(stdin);
+    let output = python.wait_with_output().unwrap();
+    assert!(output.status.success());
+    let faults: Vec<Option<String>> = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(faults.len(), texts.len());
+    faults
+}
+
+fn loads(text: &str) -> bool {
+    let files = RuleFiles::of("rules.yaml", text);
+    files.compile(RuleOptions::default()).is_ok()
+}
+
+#[test]
+fn the_schema_that_comes_with_the_repository_is_the_program_s() {
+    papers::check("docs/rules.schema.json", &schema());
+}
+
+#[test]
+fn the_schema_accepts_what_loads_and_refuses_what_does_not() {
+    let texts = rule_texts();
+    let faults = faults(texts.iter().map(|(_, text)| text.as_str()));
+    let mut wrong = Vec::new();
+    let mut refused = 0;
+    for ((name, text), fault) in texts.iter().zip(faults) {
+        match (loads(text), fault) {
+            (true, Some(fault)) => wrong.push(format!("{name} loads, but {fault}")),
+            (false, None) if !UNSEEN.contains(&&**name) => {
+                wrong.push(format!("{name} is accepted"));
+            }
+            (false, Some(_)) if UNSEEN.contains(&&**name) => {
+                wrong.push(format!("{name} is seen after all"));
+            }
+            (false, Some(_)) => refused += 1,
+            _ => {}
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(refused > 10, "only {refused} were refused");
+}
+
+/// Limits of a rule, and whether they can be used.
+const LIMITS: &[(&str, bool)] = &[
+    (
+        "rate_limits: [5/day, 300/30m, '10 per 2 hours', +7/WK]",
+        true,
+    ),
+    ("rate_limits: [5/M]", false),
+    ("rate_limits: [day/5]", false),
+    ("rate_limits: [{unlimited: true}]", false),
+    ("rate_limits: []", false),
+    (
+        "rate_limit: {unit: day, requests_per_unit: 1}, rate_limits: [5/day]",
+        false,
+    ),
+    (
+        "rate_limit: {unit: day, requests_per_unit: 1}, rate_limits: ",
+        true,
+    ),
+    ("rate_limit: {unit: DAY, requests_per_unit: 1}", true),
+    ("rate_limit: {unit: days, requests_per_unit: 1}", false),
+    ("rate_limit: {requests_per_unit: 1}", false),
+    ("rate_limit: {}", false),
+    ("rate_limit: ", true),
+    ("rate_limit: {unlimited: true}", true),
+    ("rate_limit: {unlimited: true, unit: day}", false),
+    ("rate_limit: {unit: day, requests_per_unit: 5.5}", false),
+    ("rate_limit: {unit: day, requests_per_unit: '5'}", false),
+    (
+        "rate_limit: {unit: day, requests_per_unit: 4294967296}",
+        false,
+    ),
+    (
+        "rate_limit: {unit: day, requests_per_unit: 5, unit_multiplier: 0}",
+        false,
+    ),
+    (
+        "rate_limit: {unit: day, requests_per_unit: 5, burst: 3}",
+        false,
+    ),
+    (
+        "rate_limit: {unit: day, requests_per_unit: 5, burst: 3, algorithm: token_bucket}",
+        true,
+    ),
+    (
+        "rate_limit: {unit: day, requests_per_unit: 10001, algorithm: sliding_log}",
+        false,
+    ),
+    (
+        "rate_limit: {unit: day, requests_per_unit: 5, algorithm: leaky_bucket}",
+        false,
+    ),
+    (
+        "rate_limit: {unit: day, requests_per_unit: 5, algorithm: sliding_log, window: first_hit}",
+        false,
+    ),
+    (
+        "rate_limit: {unit: day, requests_per_unit: 5, window: first_hit}",
+        true,
+    ),
+    (
+        "rate_limit: {unit: day, requests_per_unit: 5, time_zone: UTC}",
+        false,
+    ),
+    (
+        "rate_limit: {unit: day, requests_per_unit: 5, calendar: true}",
+        false,
+    ),
+    (
+        "rate_limit: {unit: day, requests_per_unit: 5, calendar: true, time_zone: UTC}",
+        true,
+    ),
+    (
+        "rate_limit: {unit: hour, requests_per_unit: 5, calendar: true, time_zone: UTC}",
+        false,
+    ),
+    (
+        "rate_limit: {unit: day, requests_per_unit: 5, calendar: true, time_zone: UTC, unit_multiplier: 2}",
+        false,
+    ),
+    (
+        "rate_limit: {unit: day, requests_per_unit: 5, calendar: true, time_zone: UTC, starts: {month: 2}}",
+        false,
+    ),
+    (
+        "rate_limit: {unit: year, requests_per_unit: 5, calendar: true, time_zone: UTC, starts: {month: 2}}",
+        true,
+    ),
+    (
+        "rate_limit: {unit: year, requests_per_unit: 5, calendar: true, time_zone: UTC, starts: {month: 13}}",
+        false,
+    ),
+    (
+        "rate_limit: {unit: day, requests_per_unit: 5, calendar: true, time_zone: UTC, week_starts: Sunday}",
+        false,
+    ),
+    (
+        "rate_limit: {unit: week, requests_per_unit: 5, calendar: true, time_zone: UTC, week_starts: Sunday}",
+        true,
+    ),
+    (
+        "rate_limit: {unit: week, requests_per_unit: 5, calendar: true, time_zone: UTC, week_starts: sun}",
+        false,
+    ),
+    ("rate_limits: [5/day], share_threshold: true", false),
+    (
+        "rate_limits: [5/day], value: a*, share_threshold: true",
+        true,
+    ),
+    ("rate_limits: [5/day], count: most", false),
+    (
+        "rate_limits: [5/day], on_store_loss: deny, count: admitted",
+        true,
+    ),
+    ("rate_limits: [5/day], value: 404, unit: day", true),
+    ("rate_limits: [5/day], shadow_mode: 1", false),
+    ("rate_limits: [5/day], metadata: [a]", false),
+    ("rate_limit: {unit: day, replaces: [a]}", false),
+    ("rate_limit: {unit: day, shadow_mode: true}", true),
+    ("rate_limits: [{unit: day, replaces: [{name: a}]}]", true),
+    ("rate_limits: [{unit: day, replaces: [{}]}]", false),
+];
+
+#[test]
+fn the_schema_judges_limits_as_the_program_does() {
+    let text = |limits: &str| format!("domain: d\ndescriptors: [{{key: k, {limits}}}]\n");
+    let texts: Vec<_> = LIMITS.iter().map(|(limits, _)| text(limits)).collect();
+    let faults = faults(texts.iter().map(String::as_str));
+    for ((limits, is_good), (text, fault)) in LIMITS.iter().zip(texts.iter().zip(faults)) {
+        assert_eq!(loads(text), *is_good, "{limits}");
+        assert_eq!(fault.is_none(), *is_good, "{limits}: {fault:?}");
+    }
+}
+
+#[test]
+fn the_examples_name_the_schema_and_meet_it() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let files = ["config/small.yaml", "config/full.yaml"];
+    let texts = files.map(|name| fs::read_to_string(root.join(name)).unwrap());
+    for text in &texts {
+        assert!(text.starts_with("# yaml-language-server: $schema=../docs/rules.schema.json\n"));
+    }
+    assert_eq!(faults(texts.iter().map(String::as_str)), [None, None]);
+}
+
+#[test]
+fn a_file_can_name_its_schema_at_the_top_and_nowhere_else() {
+    let named = "$schema: ../docs/rules.schema.json\ndomain: d\ndescriptors: [{key: k, rate_limits: [5/day]}]\n";
+    let json = r#"{"$schema": "a", "domain": "d", "descriptors": [{"key": "k", "rate_limits": ["5/day"]}]}"#;
+    let below = "domain: d\ndescriptors: [{$schema: a, key: k, rate_limits: [5/day]}]\n";
+    let list = "$schema: [a]\ndomain: d\ndescriptors: [{key: k, rate_limits: [5/day]}]\n";
+    let texts = [named, json, below, list];
+    let faults = faults(texts);
+    for (text, fault) in texts.iter().zip(faults) {
+        assert_eq!(loads(text), fault.is_none(), "{text}: {fault:?}");
+    }
+    assert!(loads(named) && loads(json) && !loads(below) && !loads(list));
+    let files = RuleFiles::of("rules.yaml", list).compile(RuleOptions::default());
+    let problems = files.unwrap_err();
+    let expected = "rules.yaml:1:11: d: `$schema` must be a string, not a list; write `$schema: a`";
+    assert_eq!(problems[0].to_string(), expected);
+}

@@ -1,0 +1,67 @@
+"""Validates rule files by the JSON Schema of `tollgate schema`, with PyYAML and jsonschema.
+
+Reads a JSON map from its input, with the `schema` and a list of `texts`, and writes a JSON list: for each text null, or the
+first thing that is wrong.
+"""
+
+import json
+import re
+import sys
+
+import jsonschema
+import yaml
+
+
+class Loader(yaml.SafeLoader):
+    """YAML 1.1 as envoyproxy/ratelimit reads it: `y` and `n` are booleans, and no text is a date."""
+
+
+Loader.bool_values = {**yaml.SafeLoader.bool_values, "y": True, "n": False}
+Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in known if not tag.endswith((":timestamp", ":bool"))]
+    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+BOOL = re.compile(r"^(?:y|Y|yes|Yes|YES|n|N|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF)$")
+Loader.add_implicit_resolver("tag:yaml.org,2002:bool", BOOL, list("yYnNtTfFoO"))
+
+
+def wrong_key(value):
+    """A key that is no text. JSON has none, and metadata may have any."""
+    if isinstance(value, list):
+        return next((found for found in map(wrong_key, value) if found), None)
+    if not isinstance(value, dict):
+        return None
+    for key, below in value.items():
+        if not isinstance(key, str):
+            return f"the key {key}"
+        if key != "metadata" and (found := wrong_key(below)):
+            return found
+    return None
+
+
+def first_fault(validator, text):
+    try:
+        documents = list(yaml.load_all(text, Loader=Loader))
+    except (yaml.YAMLError, ValueError) as error:
+        return f"YAML: {error}"
+    if all(document is None for document in documents):
+        return "nothing"
+    for document in documents:
+        if document is None:
+            continue
+        if found := wrong_key(document):
+            return found
+        error = jsonschema.exceptions.best_match(validator.iter_errors(document))
+        if error is not None:
+            return f"{error.json_path}: {error.message}"
+    return None
+
+
+def main():
+    asked = json.load(sys.stdin)
+    jsonschema.Draft7Validator.check_schema(asked["schema"])
+    validator = jsonschema.Draft7Validator(asked["schema"])
+    json.dump([first_fault(validator, text) for text in asked["texts"]], sys.stdout)
+
+
+main()
