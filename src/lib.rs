@@ -203,6 +203,7 @@ mod server {
     pub(crate) mod bench;
     mod connection;
     mod cpu_quota;
+    mod decision_lines;
     pub(crate) mod error;
     mod file_limit;
     mod handshakes;

@@ -6,6 +6,7 @@ use std::{
     pin::pin,
     sync::Arc,
     task::{Context, Poll, Waker},
+    time::Instant,
 };
 
 use anyhow::{Context as _, anyhow, ensure};
@@ -139,6 +140,8 @@ pub struct Rooms {
     counts: CounterStates,
     decision: Decision,
     limiter: Limiter<Arc<MemoryStore>>,
+    /// When the request arrived.
+    began: Instant,
     /// Reused output buffers of the rooms.
     scratch: RefCell<Scratch>,
 }
@@ -194,6 +197,7 @@ impl Rooms {
             counts,
             decision,
             limiter,
+            began: Instant::now(),
         })
     }
 }
@@ -335,6 +339,7 @@ fn room_check(rooms: &Rooms) {
     let request = black_box(rooms.request);
     let limiter = &rooms.limiter;
     let render = |decision: &mut Decision| decision.overall;
-    let checked = limiter.check_at_once(limiter.store.as_ref(), request, NOW, render);
+    let store = limiter.store.as_ref();
+    let checked = limiter.check_at_once(store, request, NOW, rooms.began, render);
     black_box(checked.is_ok());
 }

@@ -1,7 +1,8 @@
 //! The log of decisions: which requests are recorded, and where the records go.
 //!
 //! Off unless asked for, and then it costs one branch per decision. [`record`] says what a record holds,
-//! [`line`](mod@line) writes one as text.
+//! [`line`](mod@line) writes one as text into the log of the process, and [`json`] writes one for a file or standard
+//! error, through a [`queue`](mod@queue) that decisions do not wait for.
 
 use std::str::FromStr;
 
@@ -16,13 +17,22 @@ use crate::{
     foundation::random,
 };
 
+pub(crate) mod file;
+mod json;
 mod line;
+pub(crate) mod queue;
 mod record;
+mod values;
+pub(crate) mod writer;
 
+pub(crate) use {
+    record::{RequestTimes, TARGET},
+    values::LoggedValues,
+};
+
+use json::JsonLine;
+use queue::LineSender;
 use record::DecisionRecord;
-
-/// The target of the lines, by which the log lets them pass at every level.
-pub(crate) const TARGET: &str = "tollgate::decision";
 
 /// The decisions that are logged.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -62,32 +72,62 @@ impl FromStr for DecisionChoice {
 }
 
 /// Logs the decisions of a choice; by default none.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct DecisionLog(DecisionChoice);
+#[derive(Clone, Debug, Default)]
+pub struct DecisionLog {
+    choice: DecisionChoice,
+    values: LoggedValues,
+    /// The queue of JSON lines; without one the log of the process has lines of text.
+    lines: Option<LineSender>,
+}
 
 impl DecisionLog {
-    pub(crate) fn new(choice: DecisionChoice) -> Self {
-        Self(choice)
+    pub(crate) fn new(
+        choice: DecisionChoice,
+        values: LoggedValues,
+        lines: Option<LineSender>,
+    ) -> Self {
+        Self {
+            choice,
+            values,
+            lines,
+        }
     }
 
     /// Logs a decision if it is one of the choice.
     #[inline]
     pub(crate) fn log(
-        self,
+        &self,
         matcher: &Matcher,
         request: &Request<'_>,
         plan: &Plan<'_>,
         counts: &[CounterState],
         decision: &Decision,
+        times: RequestTimes,
     ) {
-        if self.0 != DecisionChoice::Off && self.takes(decision) {
-            let record = DecisionRecord::new(matcher, request, plan, counts, decision);
-            tracing::debug!(target: TARGET, "{record}");
+        if self.choice != DecisionChoice::Off && self.takes(decision) {
+            let basis = (matcher, plan, counts);
+            self.write(basis, request, decision, times);
         }
     }
 
-    fn takes(self, decision: &Decision) -> bool {
-        match self.0 {
+    /// Apart from the path of decisions that are not logged.
+    #[inline(never)]
+    fn write(
+        &self,
+        basis: (&Matcher, &Plan<'_>, &[CounterState]),
+        request: &Request<'_>,
+        decision: &Decision,
+        times: RequestTimes,
+    ) {
+        let record = DecisionRecord::new(basis, request, decision, times, self.values);
+        match &self.lines {
+            Some(lines) => lines.send(JsonLine(&record).to_string()),
+            None => tracing::debug!(target: TARGET, "{record}"),
+        }
+    }
+
+    fn takes(&self, decision: &Decision) -> bool {
+        match self.choice {
             DecisionChoice::Off => false,
             DecisionChoice::Refused => {
                 let mut bindings = decision.statuses.iter().flat_map(|status| &status.binding);
@@ -127,7 +167,10 @@ mod tests {
     #[test]
     fn a_sample_of_none_is_none_and_one_of_all_is_all() {
         let decision = Decision::default();
-        let takes = |share| DecisionLog(DecisionChoice::Sampled(share)).takes(&decision);
+        let takes = |share| {
+            let choice = DecisionChoice::Sampled(share);
+            DecisionLog::new(choice, LoggedValues::Shown, None).takes(&decision)
+        };
         for _ in 0..1000 {
             assert!(takes(1.0) && !takes(0.0));
         }

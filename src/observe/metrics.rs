@@ -54,7 +54,7 @@ pub(crate) use http2::{Authorities, StreamsReset};
 pub(crate) use recorder::Recorder;
 pub(crate) use tls::Handshakes;
 
-use super::traces::TraceStats;
+use super::{decision_log::queue::DecisionLogStats, traces::TraceStats};
 use config_stats::{ConfigStats, LoadHistory};
 use domain_stats::DomainStats;
 use dynamic_names::DynamicNames;
@@ -84,6 +84,7 @@ pub struct Metrics {
     pub handshakes: Handshakes,
     pub held: HeldBytes,
     pub traces: Arc<TraceStats>,
+    pub decision_log: Arc<DecisionLogStats>,
     pub statsd: Arc<SinkStats>,
 }
 
@@ -209,6 +210,7 @@ impl Metrics {
         self.handshakes.samples(list);
         self.held.samples(list);
         self.traces.samples(list);
+        self.decision_log.samples(list);
         self.statsd.samples(list);
         redis::samples(&self.redis, &self.redis_per_second, list);
         self.loss.samples(list);

@@ -39,6 +39,12 @@ pub(crate) enum ServerError {
     Xds(#[from] XdsError),
     #[error(transparent)]
     Traces(#[from] TracesError),
+    #[error("cannot write logged decisions (--log-decisions-to) to {path}")]
+    DecisionFile {
+        path: String,
+        #[source]
+        source: io::Error,
+    },
     #[error("a worker stopped")]
     WorkerStopped,
     #[error("cannot start a thread or a runtime, or wait for signals")]

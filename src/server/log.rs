@@ -29,7 +29,7 @@ pub(crate) fn start(process: &Process) {
     install(
         process.log_format,
         process.log_level,
-        process.decision_choice(),
+        process.decisions_in_log(),
     );
 }
 

@@ -4,12 +4,16 @@ use std::sync::Arc;
 
 use super::{
     backend::{StoreBackend, worker_count},
+    decision_lines::{self, DecisionLines},
     error::ServerError,
     rules::RuleSource,
 };
 use crate::{
-    control::reload::Intake, core::limit::NearRatio, observe::metrics::Metrics,
-    service::limiter::Rules, settings::serve::Settings,
+    control::reload::Intake,
+    core::limit::NearRatio,
+    observe::{decision_log::DecisionLog, metrics::Metrics},
+    service::limiter::Rules,
+    settings::serve::Settings,
 };
 
 /// The parts that components of the server share.
@@ -19,15 +23,18 @@ pub(super) struct Parts<'a> {
     pub(super) rules: Rules,
     pub(super) intake: Intake,
     pub(super) backend: StoreBackend,
+    pub(super) decision_log: DecisionLog,
 }
 
 impl<'a> Parts<'a> {
-    /// Loads the rules and makes the stores. Nothing runs yet.
+    /// Loads the rules, makes the stores and opens the log of decisions. Nothing else runs yet.
     ///
     /// # Errors
     ///
-    /// If the rules or the address of a store are invalid.
-    pub(super) fn new(settings: &'a Settings) -> Result<(Self, RuleSource), ServerError> {
+    /// If the rules or the address of a store are invalid, or logged decisions have no place.
+    pub(super) fn new(
+        settings: &'a Settings,
+    ) -> Result<(Self, RuleSource, DecisionLines), ServerError> {
         let near_ratio = NearRatio(settings.decisions.near_limit_ratio);
         let metrics = Metrics::new(near_ratio, settings.stats.max_metric_names);
         // One for each worker, and one for `/json`, which runs on the main thread.
@@ -36,13 +43,15 @@ impl<'a> Parts<'a> {
         let intake = Intake::new(rules.clone(), metrics.clone());
         let source = RuleSource::new(settings, &intake, &metrics)?;
         let backend = StoreBackend::new(settings, &metrics)?;
+        let (decision_log, lines) = decision_lines::start(&settings.process, &metrics)?;
         let parts = Self {
             settings,
             metrics,
             rules,
             intake,
             backend,
+            decision_log,
         };
-        Ok((parts, source))
+        Ok((parts, source, lines))
     }
 }

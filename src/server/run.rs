@@ -16,6 +16,7 @@ use super::{
     authority::AuthorityLog,
     backend::worker_count,
     connection::{ConnectionOptions, ConnectionParts, ConnectionServer, Phase},
+    decision_lines::DecisionLines,
     error::ServerError,
     file_limit::connection_limits,
     health::HealthPublisher,
@@ -57,7 +58,7 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     let workers = worker_count(settings);
     let max_connections = connection_limits(settings.bounds.max_connections, workers);
     let sinks = settings.stats.sinks()?;
-    let (parts, source) = Parts::new(settings)?;
+    let (parts, source, decision_lines) = Parts::new(settings)?;
     let rotation = Rotation::new(&settings.tls)?;
     let ports = Ports::bind(settings).await?;
     let addresses = ports.addresses()?;
@@ -99,6 +100,7 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
         workers,
         accepting: JoinSet::new(),
         spans,
+        decision_lines,
         _tasks: tasks,
     };
     if !server.wait_for_rules(&parts).await? {
@@ -173,6 +175,7 @@ struct Server {
     workers: Workers,
     accepting: JoinSet<()>,
     spans: SpanExport,
+    decision_lines: DecisionLines,
     _tasks: JoinSet<()>,
 }
 
@@ -245,6 +248,7 @@ impl Server {
             tracing::warn!("some calls were still running at the end of the drain timeout");
         }
         self.spans.finish().await;
+        self.decision_lines.finish().await;
         tracing::info!("stopped");
     }
 }

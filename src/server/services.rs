@@ -5,7 +5,7 @@ use tonic::service::Routes;
 use super::{backend::WorkerStore, parts::Parts};
 use crate::{
     core::limit::Modes,
-    observe::{decision_log::DecisionLog, traces::Tracer},
+    observe::traces::Tracer,
     service::{
         grpc::{self, proto::DESCRIPTORS, wire},
         limiter::Limiter,
@@ -67,7 +67,7 @@ fn service(
                 on_store_loss: settings.loss.on_store_loss.into(),
             },
             metrics: parts.metrics.clone().recorder(thread),
-            decision_log: DecisionLog::new(settings.process.decision_choice()),
+            decision_log: parts.decision_log.clone(),
         },
         bounds: wire::RequestBounds {
             descriptors: bounds.max_descriptors,

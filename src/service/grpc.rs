@@ -137,10 +137,10 @@ impl<S: Store> UnaryMethod for Service<S> {
         let store = self.limiter.immediate.as_deref()?;
         let mut request = Request::default();
         fast_path::read_into(&mut request, message, self.bounds)?;
-        let now = self.clock.at(start.began);
+        let (now, began) = (self.clock.at(start.began), start.began);
         let reply = self
             .limiter
-            .check_at_once(store, &request, now, |decision| plain(decision))
+            .check_at_once(store, &request, now, began, |decision| plain(decision))
             .map_err(status);
         self.record(start.began.elapsed(), start.timeout);
         Some(reply)

@@ -9,6 +9,7 @@ use std::{
             Ordering::{Acquire, Relaxed, Release},
         },
     },
+    time::Instant,
 };
 
 use crate::{
@@ -23,7 +24,7 @@ use crate::{
     },
     foundation::object_pool::Pooled,
     observe::{
-        decision_log::DecisionLog,
+        decision_log::{DecisionLog, RequestTimes},
         metrics::{Metrics, Recorder, RuleSetStats},
     },
     store::contract::{Deadline, ImmediateStore, Store, StoreError},
@@ -197,10 +198,14 @@ impl<S: Store> Limiter<S> {
             counts: &counts,
         };
         let render = |decision: &mut Decision| render(decision, &basis);
-        Ok(self.conclude(rules, request, &plan, &counts, now, render))
+        let times = RequestTimes {
+            now,
+            began: deadline.began,
+        };
+        Ok(self.conclude(rules, request, &plan, &counts, times, render))
     }
 
-    /// [`Self::check`] by `store`, which is [`Self::immediate`], without a future.
+    /// [`Self::check`] by `store`, which is [`Self::immediate`], without a future. The call began at `began`.
     ///
     /// # Errors
     ///
@@ -210,6 +215,7 @@ impl<S: Store> Limiter<S> {
         store: &dyn ImmediateStore,
         request: &Request<'_>,
         now: Timestamp,
+        began: Instant,
         render: impl FnOnce(&mut Decision) -> R,
     ) -> Result<R, NoDecision> {
         let held = self.rules.held();
@@ -219,7 +225,8 @@ impl<S: Store> Limiter<S> {
         let mut counts = CounterStates::new();
         let counted = store.add_at_once(&mut counts, &plan.batch, now);
         counted.inspect_err(|_| self.metrics.record_store_failure())?;
-        Ok(self.conclude(rules, request, &plan, &counts, now, render))
+        let times = RequestTimes { now, began };
+        Ok(self.conclude(rules, request, &plan, &counts, times, render))
     }
 
     fn loaded<'h>(&self, held: &'h Option<RuleSetHandle>) -> Result<&'h RuleSet, NoDecision> {
@@ -236,15 +243,15 @@ impl<S: Store> Limiter<S> {
         request: &Request<'_>,
         plan: &Plan<'_>,
         counts: &[CounterState],
-        now: Timestamp,
+        times: RequestTimes,
         render: impl FnOnce(&mut Decision) -> R,
     ) -> R {
         let mut decision = Decision::default();
-        decide_into(&mut decision, plan, counts, self.modes, now);
+        decide_into(&mut decision, plan, counts, self.modes, times.now);
         self.metrics
             .record(&rules.stats, request, plan, counts, &decision);
         self.decision_log
-            .log(&rules.matcher, request, plan, counts, &decision);
+            .log(&rules.matcher, request, plan, counts, &decision, times);
         render(&mut decision)
     }
 }

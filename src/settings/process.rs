@@ -1,12 +1,17 @@
 //! Settings of the process: threads, its end, and log lines.
 
-use std::time::Duration;
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use clap::{Args, ValueEnum};
 
 use super::shapes::ArgShape as _;
 use super::values::{duration, number};
-use crate::observe::decision_log::DecisionChoice;
+use crate::observe::decision_log::{
+    DecisionChoice, LoggedValues, file::FileOptions, writer::LineTarget,
+};
 
 /// Threads, drain and log.
 #[derive(Clone, Debug, Args)]
@@ -56,6 +61,59 @@ pub(crate) struct Process {
     /// or all; values of requests are in the log then [default: all at the log levels debug and trace, else off]
     #[arg(long, env = "TOLLGATE_LOG_DECISIONS", value_name = "CHOICE")]
     pub log_decisions: Option<DecisionChoice>,
+
+    /// Write logged decisions as lines of JSON to standard error (stderr) or to this file, which is replaced when it is
+    /// full [default: lines of text in the log]
+    #[arg(long, env = "TOLLGATE_LOG_DECISIONS_TO", value_name = "stderr|FILE")]
+    pub log_decisions_to: Option<PathBuf>,
+
+    /// Whether the values of requests are in logged decisions as they are (show), or the first digits of their SHA-256
+    /// (hash)
+    #[arg(
+        long,
+        env = "TOLLGATE_LOG_DECISIONS_VALUES",
+        default_value = "show",
+        value_enum,
+        ignore_case = true,
+        value_name = "FORM"
+    )]
+    pub log_decisions_values: ValueForm,
+
+    /// Length of the file of logged decisions above which a new one begins
+    #[arg(
+        long,
+        env = "TOLLGATE_LOG_DECISIONS_MAX_BYTES",
+        default_value_t = 100 << 20,
+        value_parser = number::<u64>(1..),
+        value_name = "BYTES"
+    )]
+    pub log_decisions_max_bytes: u64,
+
+    /// How many earlier files of logged decisions are kept, as FILE.1, FILE.2 and so on
+    #[arg(
+        long,
+        env = "TOLLGATE_LOG_DECISIONS_KEEP",
+        default_value_t = 3,
+        value_parser = number::<u32>(0..=1000),
+        value_name = "N"
+    )]
+    pub log_decisions_keep: u32,
+}
+
+/// The form of values in logged decisions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ValueForm {
+    Show,
+    Hash,
+}
+
+impl From<ValueForm> for LoggedValues {
+    fn from(form: ValueForm) -> Self {
+        match form {
+            ValueForm::Show => Self::Shown,
+            ValueForm::Hash => Self::Hashed,
+        }
+    }
 }
 
 impl Process {
@@ -66,6 +124,30 @@ impl Process {
             LogLevel::Debug | LogLevel::Trace => DecisionChoice::All,
         };
         self.log_decisions.unwrap_or(by_level)
+    }
+
+    /// The decisions that are logged as lines of text among those of the process.
+    pub(crate) fn decisions_in_log(&self) -> DecisionChoice {
+        match self.log_decisions_to {
+            None => self.decision_choice(),
+            Some(_) => DecisionChoice::Off,
+        }
+    }
+
+    /// The place of logged decisions as lines of JSON, if there are any.
+    pub(crate) fn decision_lines(&self) -> Option<LineTarget> {
+        let path = self.log_decisions_to.clone()?;
+        if self.decision_choice() == DecisionChoice::Off {
+            return None;
+        }
+        if path == Path::new("stderr") {
+            return Some(LineTarget::StandardError);
+        }
+        Some(LineTarget::File(FileOptions {
+            path,
+            max_bytes: self.log_decisions_max_bytes,
+            kept: self.log_decisions_keep,
+        }))
     }
 }
 

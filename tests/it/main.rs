@@ -34,6 +34,7 @@
 //! - `prometheus`: a real Prometheus and promtool read the page
 //! - `statistics`: statsd, DogStatsD, Prometheus and `/stats`
 //! - `decision_log`: a line for each decision
+//! - `decision_lines`: the lines as JSON, in a file that is replaced when it is full
 //! - `traces`: spans, read with OpenTelemetry's own messages
 //! - `grpcurl`: reflection and health, seen with grpcurl
 //! - `transport`: sockets, ports, and connections of clients that are malicious, slow or gone
@@ -74,6 +75,7 @@ mod cli;
 mod clients;
 mod cluster;
 mod cost;
+mod decision_lines;
 mod decision_log;
 mod dependencies;
 mod deploy;

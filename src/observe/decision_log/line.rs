@@ -7,7 +7,10 @@
 
 use std::fmt::{self, Write as _};
 
-use super::record::{DecisionRecord, DescriptorRecord, JudgedBy, LimitRecord, LocatedRule};
+use super::{
+    record::{DecisionRecord, DescriptorRecord, JudgedBy, LimitRecord, LocatedRule},
+    values::LoggedValue,
+};
 use crate::core::{
     decision::Code,
     matcher::{NoMatch, RuleOrigin},
@@ -45,7 +48,10 @@ impl fmt::Display for DescriptorRecord<'_> {
             f,
             ", ",
             self.descriptor.entries,
-            |f, Entry { key, value }| write!(f, "{}=\"{}\"", Shown(key), Shown(value)),
+            |f, Entry { key, value }| match self.values.of(value) {
+                LoggedValue::Shown(value) => write!(f, "{}=\"{}\"", Shown(key), Shown(value)),
+                LoggedValue::Hashed(hash) => write!(f, "{}={hash}", Shown(key)),
+            },
         )?;
         match self.descriptor.hits.signed() {
             1 => {}

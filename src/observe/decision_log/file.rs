@@ -1,0 +1,175 @@
+//! A file of lines that is replaced when it is full: `FILE` becomes `FILE.1`, `FILE.1` becomes `FILE.2`, and the last
+//! one goes.
+
+use std::{
+    ffi::OsString,
+    fs::{self, File, OpenOptions},
+    io::{self, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
+    path::{Path, PathBuf},
+};
+
+/// Lines may name persons, so not everyone on the machine may read them.
+const MODE: u32 = 0o640;
+
+/// A file that does not grow without end.
+#[derive(Debug)]
+pub(crate) struct RotatingFile {
+    options: FileOptions,
+    file: File,
+    bytes: u64,
+}
+
+/// The place of a file, and its bounds.
+#[derive(Clone, Debug)]
+pub(crate) struct FileOptions {
+    pub(crate) path: PathBuf,
+    /// Longest file, unless one line is longer.
+    pub(crate) max_bytes: u64,
+    /// Earlier files that are kept.
+    pub(crate) kept: u32,
+}
+
+impl RotatingFile {
+    /// Opens the file, whose lines stay.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be opened.
+    pub(crate) fn open(options: FileOptions) -> io::Result<Self> {
+        let (file, bytes) = open(&options.path)?;
+        Ok(Self {
+            options,
+            file,
+            bytes,
+        })
+    }
+
+    /// How many bytes fit before the file has to be replaced.
+    pub(super) fn room(&self) -> u64 {
+        self.options.max_bytes.saturating_sub(self.bytes)
+    }
+
+    /// Writes lines.
+    ///
+    /// # Errors
+    ///
+    /// If they cannot be written, or not all of them.
+    pub(super) fn write(&mut self, lines: &[u8]) -> io::Result<()> {
+        self.file.write_all(lines)?;
+        self.bytes += lines.len() as u64;
+        Ok(())
+    }
+
+    /// Replaces the file by an empty one, unless it is empty.
+    ///
+    /// # Errors
+    ///
+    /// If a file cannot be renamed or opened. The next attempt moves no file twice.
+    pub(super) fn rotate(&mut self) -> io::Result<()> {
+        if self.bytes == 0 {
+            return Ok(());
+        }
+        let FileOptions { path, kept, .. } = &self.options;
+        // Another program may have taken it away, or the last attempt has.
+        if path.exists() {
+            make_way(path, *kept)?;
+        }
+        (self.file, self.bytes) = open(path)?;
+        Ok(())
+    }
+}
+
+fn open(path: &Path) -> io::Result<(File, u64)> {
+    let file = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(MODE)
+        .open(path)?;
+    let bytes = file.metadata()?.len();
+    Ok((file, bytes))
+}
+
+/// `FILE.1` for number 1.
+fn numbered(path: &Path, number: u32) -> PathBuf {
+    let mut name = OsString::from(path);
+    name.push(format!(".{number}"));
+    name.into()
+}
+
+/// Moves a file to the first of the earlier ones, and each of those to the next.
+fn make_way(path: &Path, kept: u32) -> io::Result<()> {
+    if kept == 0 {
+        return fs::remove_file(path);
+    }
+    for number in (1..kept).rev() {
+        match fs::rename(numbered(path, number), numbered(path, number + 1)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    fs::rename(path, numbered(path, 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn texts(path: &Path) -> [Option<String>; 4] {
+        let text = |path: PathBuf| fs::read_to_string(path).ok();
+        [
+            text(path.to_owned()),
+            text(numbered(path, 1)),
+            text(numbered(path, 2)),
+            text(numbered(path, 3)),
+        ]
+    }
+
+    #[track_caller]
+    fn check(kept: u32, expected: [Option<&str>; 4]) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("decisions");
+        let options = FileOptions {
+            path: path.clone(),
+            max_bytes: 4,
+            kept,
+        };
+        for lines in ["a\n", "b\n", "c\n", "d\n", "e\n", "f\n", "g\n"] {
+            // Each time as after a new start: the lines stay.
+            let mut file = RotatingFile::open(options.clone()).unwrap();
+            if file.room() < lines.len() as u64 {
+                file.rotate().unwrap();
+            }
+            file.write(lines.as_bytes()).unwrap();
+        }
+        assert_eq!(texts(&path), expected.map(|text| text.map(str::to_owned)));
+    }
+
+    #[test]
+    fn as_many_earlier_files_are_kept_as_wanted() {
+        check(0, [Some("g\n"), None, None, None]);
+        check(1, [Some("g\n"), Some("e\nf\n"), None, None]);
+        check(2, [Some("g\n"), Some("e\nf\n"), Some("c\nd\n"), None]);
+        check(
+            3,
+            [Some("g\n"), Some("e\nf\n"), Some("c\nd\n"), Some("a\nb\n")],
+        );
+    }
+
+    #[test]
+    fn a_file_that_was_taken_away_is_made_anew_at_the_next_turn() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("decisions");
+        let options = FileOptions {
+            path: path.clone(),
+            max_bytes: 4,
+            kept: 1,
+        };
+        let mut file = RotatingFile::open(options).unwrap();
+        file.write(b"a\n").unwrap();
+        fs::remove_file(&path).unwrap();
+        file.rotate().unwrap();
+        file.write(b"b\n").unwrap();
+        assert_eq!(texts(&path)[0].as_deref(), Some("b\n"));
+    }
+}

@@ -1,0 +1,118 @@
+//! Writes the lines of the queue, on a thread of its own: a disk that is slow delays no decision.
+
+use std::{
+    io::{self, Write as _},
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
+
+use super::{
+    file::{FileOptions, RotatingFile},
+    queue::{DecisionLogStats, LineReceiver},
+};
+use crate::foundation::log_throttle::LogThrottle;
+
+/// Lines are written together up to this length.
+const MAX_BATCH_BYTES: u64 = 64 << 10;
+
+/// The place of the lines.
+#[derive(Clone, Debug)]
+pub(crate) enum LineTarget {
+    /// Standard error, between the lines of the log.
+    StandardError,
+    File(FileOptions),
+}
+
+#[derive(Debug)]
+enum Output {
+    StandardError,
+    File(RotatingFile),
+}
+
+/// Writes lines, several at once.
+#[derive(Debug)]
+pub(crate) struct LineWriter {
+    output: Output,
+    stats: Arc<DecisionLogStats>,
+    throttle: LogThrottle,
+    batch: String,
+    lines: u64,
+}
+
+impl LineWriter {
+    /// A writer to `target`.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be opened.
+    pub(crate) fn open(target: LineTarget, stats: Arc<DecisionLogStats>) -> io::Result<Self> {
+        let output = match target {
+            LineTarget::StandardError => Output::StandardError,
+            LineTarget::File(options) => Output::File(RotatingFile::open(options)?),
+        };
+        Ok(Self {
+            output,
+            stats,
+            throttle: LogThrottle::new(),
+            batch: String::new(),
+            lines: 0,
+        })
+    }
+
+    /// Writes all lines up to the end of the queue. Lines that cannot be written are counted as dropped.
+    pub(crate) fn write_all(mut self, queue: &LineReceiver) {
+        while let Some(line) = queue.next() {
+            self.add(&line);
+            // Lines that wait behind it share one call of the system.
+            while let Some(next) = queue.next_waiting() {
+                let Some(next) = next else {
+                    return self.write();
+                };
+                self.add(&next);
+            }
+            self.write();
+        }
+    }
+
+    fn add(&mut self, line: &str) {
+        if (self.batch.len() + line.len()) as u64 > self.room().min(MAX_BATCH_BYTES) {
+            self.write();
+        }
+        self.batch.push_str(line);
+        self.lines += 1;
+    }
+
+    fn room(&self) -> u64 {
+        match &self.output {
+            Output::StandardError => u64::MAX,
+            Output::File(file) => file.room(),
+        }
+    }
+
+    fn write(&mut self) {
+        let counter = match self.try_write() {
+            Ok(()) => &self.stats.written,
+            Err(error) => {
+                if self.throttle.may_log() {
+                    tracing::warn!(%error, "decisions cannot be logged; their lines are dropped");
+                }
+                &self.stats.dropped
+            }
+        };
+        counter.fetch_add(self.lines, Relaxed);
+        self.batch.clear();
+        self.lines = 0;
+    }
+
+    fn try_write(&mut self) -> io::Result<()> {
+        let text = self.batch.as_bytes();
+        match &mut self.output {
+            Output::StandardError => io::stderr().lock().write_all(text),
+            Output::File(file) => {
+                if text.len() as u64 > file.room() {
+                    file.rotate()?;
+                }
+                file.write(text)
+            }
+        }
+    }
+}
