@@ -46,6 +46,7 @@
 //! - `flood`: new values without end, in memory
 //! - `c_core`: Python's grpcio, over sockets and ports and under any name
 //! - `tls`: TLS on the gRPC port: verified clients, and certificates that change
+//! - `openapi`: the document of the HTTP ports, and their replies
 //! - `http`: health, metrics and the rules in use over HTTP
 //! - `papers`: pages that the program itself can write
 //! - `envoy`: a real Envoy calls, and obeys
@@ -98,6 +99,7 @@ mod http;
 mod lint_envoy;
 mod many;
 mod on_loss;
+mod openapi;
 mod papers;
 mod prometheus;
 mod redis;
