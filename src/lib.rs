@@ -147,6 +147,7 @@ mod store {
 /// Numbers and spans about tollgate itself.
 mod observe {
     pub(crate) mod decision_log;
+    pub(crate) mod history;
     pub(crate) mod metrics;
     pub(crate) mod traces;
 }

@@ -111,6 +111,20 @@ impl TimerValues {
         self.counts[..whole].iter().sum()
     }
 
+    /// The least bound that at least this share of the durations do not exceed; 0 without durations, and the
+    /// highest bound for longer ones.
+    pub(crate) fn quantile(&self, share: f64) -> u64 {
+        let wanted = share * self.count() as f64;
+        let mut passed = 0;
+        for (at, more) in self.counts.into_iter().enumerate() {
+            passed += more;
+            if passed > 0 && passed as f64 >= wanted {
+                return BOUNDS_MICROS[at.min(BOUND_COUNT - 1)];
+            }
+        }
+        0
+    }
+
     /// The buckets that are not empty: the middle of each in microseconds, and its count.
     pub fn middles(&self) -> impl Iterator<Item = (f64, u64)> {
         let last = BOUNDS_MICROS[BOUND_COUNT - 1];
@@ -197,6 +211,17 @@ mod tests {
         }
         let middles: Vec<_> = values.middles().collect();
         assert_eq!(middles, [(0.5, 2), (67.5, 2), (112_500_000.0, 1)]);
+    }
+
+    #[test]
+    fn a_quantile_is_the_bound_that_a_share_of_the_durations_keeps() {
+        let mut values = TimerValues::default();
+        assert_eq!(values.quantile(0.5), 0);
+        for micros in [3, 3, 3, 61, 100_000_000] {
+            values.observe(micros);
+        }
+        let quantiles = [0.0, 0.5, 0.6, 0.61, 0.8, 1.0].map(|share| values.quantile(share));
+        assert_eq!(quantiles, [3, 3, 3, 75, 75, 75_000_000]);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::{
 use crate::{
     config::{fault::Problem, files::Loaded},
     core::{
-        limit::{NearRatio, Rule},
+        limit::{NearRatio, Rule, RuleId},
         matcher::Matcher,
         window::Timestamp,
     },
@@ -51,8 +51,11 @@ mod worker_stats;
 
 pub(crate) use held::{CutOff, HeldBytes};
 pub(crate) use http2::{Authorities, StreamsReset};
+pub(crate) use limit_stats::LimitTotals;
 pub(crate) use recorder::Recorder;
+pub(crate) use rule_stats::RuleTotals;
 pub(crate) use tls::Handshakes;
+pub(crate) use worker_stats::CallTotals;
 
 use super::{decision_log::queue::DecisionLogStats, traces::TraceStats};
 use config_stats::{ConfigStats, LoadHistory};
@@ -95,6 +98,39 @@ pub struct RuleSetStats {
     rules: Vec<Arc<RuleStats>>,
     /// One per domain, in the matcher's order.
     domains: Vec<Arc<DomainStats>>,
+}
+
+impl RuleSetStats {
+    /// The totals of a rule, if it has ever been hit.
+    pub(crate) fn totals(&self, rule: RuleId) -> Option<RuleTotals> {
+        self.rules.get(rule.0)?.totals()
+    }
+
+    /// The label and the totals of each limit of a rule.
+    pub(crate) fn limits(&self, rule: RuleId) -> impl Iterator<Item = (&str, LimitTotals)> {
+        let stats = self.rules.get(rule.0).into_iter();
+        stats.flat_map(|stats| {
+            let labels = stats.limit_labels().iter().enumerate();
+            labels.map(|(index, label)| (&**label, stats.limit_totals(index)))
+        })
+    }
+}
+
+#[cfg(test)]
+impl RuleSetStats {
+    /// Counts hits, of which so many are over the rule's first limit.
+    pub(crate) fn count(&self, rule: RuleId, hits: u64, over: u64) {
+        let fell = crate::core::decision::Tally {
+            over,
+            ..Default::default()
+        };
+        self.rules[rule.0]
+            .of(0)
+            .record(hits, fell, &hits.into(), false);
+        if over > 0 {
+            self.rules[rule.0].record_limit(0, fell, 0);
+        }
+    }
 }
 
 impl Metrics {
@@ -165,6 +201,11 @@ impl Metrics {
     /// The last loads of the rules.
     pub fn loads(&self) -> LoadHistory {
         self.config.history()
+    }
+
+    /// Totals of calls and decisions.
+    pub(crate) fn call_totals(&self) -> CallTotals {
+        worker_stats::totals(&self.workers)
     }
 
     /// Records whether the control plane is connected.

@@ -8,10 +8,11 @@ use super::{
     http::{HttpLimits, serve_http},
     parts::Parts,
     ports::Ports,
+    statistics,
 };
 use crate::{
     service::{
-        admin::{self, Health, Statistics},
+        admin::{self, Health, HistoryRecorder, Statistics},
         budget::Budget,
         grpc,
     },
@@ -45,7 +46,9 @@ pub(super) fn start(
         },
     );
     tasks.spawn(serve_http(ports.http, routes, limits.clone()));
-    let routes = admin::debug(parts.rules.clone(), statistics.clone());
+    let history = HistoryRecorder::new(parts.rules.clone(), statistics.clone());
+    tasks.spawn(statistics::sample(history.clone()));
+    let routes = admin::debug(parts.rules.clone(), statistics.clone(), history);
     tasks.spawn(serve_http(ports.debug, routes, limits.clone()));
     if let Some(prometheus) = ports.prometheus {
         let routes = admin::prometheus(statistics, &settings.stats.prometheus_path);

@@ -2,17 +2,20 @@
 
 use std::{path::Path, sync::Arc};
 
-use tokio::task::JoinSet;
+use tokio::{task::JoinSet, time::MissedTickBehavior};
 
 use super::parts::Parts;
 use crate::{
     foundation::causes::chain,
-    observe::metrics::{
-        mapper::{Mapper, ResponseTime},
-        prometheus::Renderer,
-        statsd,
+    observe::{
+        history::SAMPLE_INTERVAL,
+        metrics::{
+            mapper::{Mapper, ResponseTime},
+            prometheus::Renderer,
+            statsd,
+        },
     },
-    service::admin::{BlockingQueue, Statistics},
+    service::admin::{BlockingQueue, HistoryRecorder, Statistics},
     settings::stats::Stats,
 };
 
@@ -36,6 +39,21 @@ pub(super) fn start(
         tasks.spawn(async move { match sink.run(|| statistics.samples()).await {} });
     }
     statistics
+}
+
+/// Samples the statistics for the history again and again. It borrows a thread of the blocking pool, because many
+/// rules take a while.
+pub(super) async fn sample(history: HistoryRecorder) {
+    let mut interval = tokio::time::interval(SAMPLE_INTERVAL);
+    // After a pause of the process, one sample stands for all that were missed.
+    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    // The first tick is at once, when there is nothing to sample.
+    interval.tick().await;
+    loop {
+        interval.tick().await;
+        let history = history.clone();
+        let _ = tokio::task::spawn_blocking(move || history.sample()).await;
+    }
 }
 
 /// The renderer for Prometheus. An invalid mapping file is logged and ignored: Envoy Gateway mounts one that may be

@@ -1,5 +1,6 @@
 //! The HTTP services. On the HTTP port: `/healthcheck`, with `?verbose` for reasons, and `/json` unless it is off.
-//! On the debug port: `/` (this list), `/metrics`, `/stats` and `/rlconfig`. On the Prometheus port: its page.
+//! On the debug port: `/` (this list), `/metrics`, `/stats`, `/rlconfig` and `/history`. On the Prometheus port: its
+//! page.
 
 use std::sync::Arc;
 
@@ -17,12 +18,14 @@ use crate::{
 };
 
 mod health;
+mod history;
 mod json;
 mod page;
 mod rlconfig;
 mod statistics;
 
 pub(crate) use health::{Components, Health};
+pub(crate) use history::HistoryRecorder;
 pub(crate) use json::BodyLimits;
 pub(crate) use page::BlockingQueue;
 pub(crate) use statistics::Statistics;
@@ -69,10 +72,11 @@ const INDEX: &str = "\
 /metrics: statistics for Prometheus
 /stats: statistics under their statsd names, one a line
 /rlconfig: the rules in use, one limit a line
+/history: the last hour of decisions, latency, store and memory, as JSON
 ";
 
 /// Routes of the debug port.
-pub(crate) fn debug(rules: Rules, statistics: Statistics) -> Router {
+pub(crate) fn debug(rules: Rules, statistics: Statistics, history: HistoryRecorder) -> Router {
     let blocking = statistics.blocking.clone();
     let lines = statistics.clone();
     let lines = move |Extension(account)| async move { lines.lines(account) };
@@ -81,10 +85,12 @@ pub(crate) fn debug(rules: Rules, statistics: Statistics) -> Router {
         let begin = move || (rlconfig(&rules), 0);
         text_page(blocking.page(account, begin))
     };
+    let history = move |Extension(account)| async move { history.page(account) };
     Router::new()
         // As in the reference, an unknown path leads here.
         .fallback(|| async { INDEX })
         .route("/metrics", get(metrics))
         .route("/stats", get(lines))
         .route("/rlconfig", get(rlconfig))
+        .route("/history", get(history))
 }

@@ -35,6 +35,7 @@
 //! - `statistics`: statsd, DogStatsD, Prometheus and `/stats`
 //! - `decision_log`: a line for each decision
 //! - `decision_lines`: the lines as JSON, in a file that is replaced when it is full
+//! - `observe`: the history of decisions on the debug port
 //! - `traces`: spans, read with OpenTelemetry's own messages
 //! - `grpcurl`: reflection and health, seen with grpcurl
 //! - `transport`: sockets, ports, and connections of clients that are malicious, slow or gone
@@ -98,6 +99,7 @@ mod histories;
 mod http;
 mod lint_envoy;
 mod many;
+mod observe;
 mod on_loss;
 mod openapi;
 mod papers;

@@ -156,6 +156,7 @@ async fn said(builder: Builder, is_settled: impl Fn(&str) -> bool) -> String {
         "/stats",
         "/metrics",
         "/rlconfig",
+        "/history",
     ] {
         for port in [server.http, server.debug] {
             said += &http::get(port, path).body;

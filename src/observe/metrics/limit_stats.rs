@@ -33,6 +33,13 @@ struct LimitCounts {
     over: AtomicU64,
 }
 
+/// Totals of [`LimitStats`] over all workers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LimitTotals {
+    pub(crate) near: u64,
+    pub(crate) over: u64,
+}
+
 impl LimitStats {
     /// No counts yet, for limits with these labels.
     pub(super) fn new(labels: Box<[Box<str>]>) -> Self {
@@ -64,17 +71,22 @@ impl LimitStats {
         }
     }
 
+    /// The totals of the limit with this index.
+    pub(super) fn totals(&self, limit: usize) -> LimitTotals {
+        let counts = self.counts.get().map_or(&[][..], |counts| counts);
+        let mut totals = LimitTotals::default();
+        for counts in counts.iter().skip(limit).step_by(self.labels.len().max(1)) {
+            totals.near += counts.near.load(Relaxed);
+            totals.over += counts.over.load(Relaxed);
+        }
+        totals
+    }
+
     /// Passes on the totals of each limit of the rule at `path`.
     pub(super) fn samples(&self, path: &str, list: &mut SampleWriter<'_>) {
         let path = sanitize(path);
-        let counts = self.counts.get().map_or(&[][..], |counts| counts);
-        let sum = |limit, pick: fn(&LimitCounts) -> &AtomicU64| {
-            let of_limit = counts.iter().skip(limit).step_by(self.labels.len());
-            of_limit.map(|counts| pick(counts).load(Relaxed)).sum()
-        };
         for (limit, label) in self.labels.iter().enumerate() {
-            let near = sum(limit, |counts| &counts.near);
-            let over = sum(limit, |counts| &counts.over);
+            let LimitTotals { near, over } = self.totals(limit);
             list.counter(format!("tollgate.limit_near_total.{path}.{label}"), near);
             list.counter(format!("tollgate.limit_over_total.{path}.{label}"), over);
         }

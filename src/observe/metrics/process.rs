@@ -27,6 +27,13 @@ pub(crate) fn render() -> String {
     )
 }
 
+/// The memory in use, in bytes; `None` if the kernel does not tell.
+pub(crate) fn resident_bytes() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let kilobytes = value(&status, "VmRSS:")?.trim_end_matches("kB").trim();
+    Some(kilobytes.parse::<u64>().ok()? * 1024)
+}
+
 fn page(stat: &str, status: &str, machine: &str, open_fds: Option<usize>) -> String {
     // The second field is the name of the program in parentheses, and may contain any character.
     let fields: Vec<&str> = match stat.rsplit_once(')') {

@@ -67,7 +67,7 @@ impl Recorder {
                     let hits = counted.hits.added();
                     self.with_stats(&stats.rules, counted, |stats| {
                         let counts = stats.of(self.worker);
-                        counts.record(hits, fell, count.is_cached, is_shadowed);
+                        counts.record(hits, fell, &count, is_shadowed);
                     });
                     if fell.near | fell.over != 0 {
                         let limit = plan.limits[binding.counter];

@@ -10,12 +10,12 @@ use std::{
 };
 
 use crate::{
-    core::{decision::Tally, limit::Rule},
+    core::{counter::CounterState, decision::Tally, limit::Rule},
     foundation::{metric_name::sanitize, sample::SampleWriter},
 };
 
 use super::{
-    limit_stats::{self, LimitStats},
+    limit_stats::{self, LimitStats, LimitTotals},
     worker_stats::add_alone,
 };
 
@@ -36,17 +36,20 @@ pub(super) struct RuleCounts {
     over_limit: AtomicU64,
     over_limit_with_local_cache: AtomicU64,
     shadow_mode: AtomicU64,
+    /// Hits that were judged without the store, which did not reply.
+    degraded: AtomicU64,
 }
 
 /// Totals of [`RuleStats`] over all workers and all rules with one name.
-#[derive(Debug, Default)]
-struct RuleTotals {
-    total_hits: u64,
-    within_limit: u64,
-    near_limit: u64,
-    over_limit: u64,
-    over_limit_with_local_cache: u64,
-    shadow_mode: u64,
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RuleTotals {
+    pub(crate) total_hits: u64,
+    pub(crate) within_limit: u64,
+    pub(crate) near_limit: u64,
+    pub(crate) over_limit: u64,
+    pub(crate) over_limit_with_local_cache: u64,
+    pub(crate) shadow_mode: u64,
+    pub(crate) degraded: u64,
 }
 
 impl RuleStats {
@@ -85,6 +88,25 @@ impl RuleStats {
         self.limits.record(limit, fell, worker, self.counts.len());
     }
 
+    /// The labels of the rule's limits.
+    pub(super) fn limit_labels(&self) -> &[Box<str>] {
+        self.limits.labels()
+    }
+
+    /// The totals of the limit with this index.
+    pub(super) fn limit_totals(&self, limit: usize) -> LimitTotals {
+        self.limits.totals(limit)
+    }
+
+    /// The totals, if the rule is used; 0 where requests count under names of their own (`detailed_metric`).
+    pub(super) fn totals(&self) -> Option<RuleTotals> {
+        self.is_used().then(|| {
+            let mut totals = RuleTotals::default();
+            totals.absorb(self);
+            totals
+        })
+    }
+
     /// Whether a request has ever counted under the rule's own name, or come near one of its limits.
     fn is_used(&self) -> bool {
         self.limits.is_used() || self.counts.iter().any(|counts| counts.get().is_some())
@@ -92,17 +114,20 @@ impl RuleStats {
 }
 
 impl RuleCounts {
-    /// Adds the hits of a request, as they `fell` against the binding limit.
-    pub(super) fn record(&self, hits: u64, fell: Tally, is_cached: bool, is_shadowed: bool) {
+    /// Adds the hits of a request, as they `fell` against the binding limit, whose `count` is that after them.
+    pub(super) fn record(&self, hits: u64, fell: Tally, count: &CounterState, is_shadowed: bool) {
         add_alone(&self.total_hits, hits);
         add_alone(&self.within_limit, fell.within);
         add_alone(&self.near_limit, fell.near);
         add_alone(&self.over_limit, fell.over);
-        if is_cached {
+        if count.is_cached {
             add_alone(&self.over_limit_with_local_cache, fell.over);
         }
         if is_shadowed {
             add_alone(&self.shadow_mode, fell.over);
+        }
+        if count.is_degraded {
+            add_alone(&self.degraded, hits);
         }
     }
 }
@@ -117,6 +142,7 @@ impl RuleTotals {
             self.over_limit += counts.over_limit.load(Relaxed);
             self.over_limit_with_local_cache += counts.over_limit_with_local_cache.load(Relaxed);
             self.shadow_mode += counts.shadow_mode.load(Relaxed);
+            self.degraded += counts.degraded.load(Relaxed);
         }
     }
 

@@ -6,6 +6,7 @@ use super::{
 };
 use crate::{
     core::{
+        counter::CounterState,
         decision::Tally,
         limit::{Allows, RuleId},
     },
@@ -45,7 +46,7 @@ fn a_rule_that_stays_keeps_its_counts_and_one_that_goes_is_forgotten() {
     };
     metrics.rules(&[rule("d.a"), rule("d.b")])[0]
         .of(0)
-        .record(3, fell, false, false);
+        .record(3, fell, &3.into(), false);
     metrics.rules(&[rule("d.c"), rule("d.a")]);
     let within = |key: &str| {
         value(
@@ -67,7 +68,11 @@ fn what_each_core_counts_is_told_as_one_number() {
     };
     let stats = &metrics.rules(&[rule("d.a")])[0];
     for core in 0..3 {
-        stats.of(core).record(3, fell, true, false);
+        let cached = CounterState {
+            is_cached: true,
+            ..3.into()
+        };
+        stats.of(core).record(3, fell, &cached, false);
         let recorder = metrics.clone().recorder(core);
         recorder.record_call(Duration::from_micros(10));
     }
@@ -98,9 +103,9 @@ fn what_a_request_calls_like_a_rule_is_counted_with_it() {
     };
     metrics.rules(&[rule("d.a")])[0]
         .of(0)
-        .record(3, fell, false, false);
+        .record(3, fell, &3.into(), false);
     let dynamic_names = lock(&metrics.dynamic_names).stats("d.a").unwrap();
-    dynamic_names.of(0).record(3, fell, false, false);
+    dynamic_names.of(0).record(3, fell, &3.into(), false);
     let name = "ratelimit.service.rate_limit.d.a.within_limit";
     let samples = metrics.samples(None);
     let found: Vec<_> = samples

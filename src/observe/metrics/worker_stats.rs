@@ -22,6 +22,37 @@ pub(super) struct WorkerStats {
     pub(super) response_time: Timer,
 }
 
+/// Totals of [`WorkerStats`] over all workers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct CallTotals {
+    pub(crate) ok: u64,
+    pub(crate) over_limit: u64,
+    pub(crate) shadowed: u64,
+    pub(crate) bad_requests: u64,
+    pub(crate) store_failures: u64,
+    pub(crate) calls: u64,
+    pub(crate) late_calls: u64,
+    pub(crate) response_time: TimerValues,
+}
+
+/// The totals at this moment.
+pub(super) fn totals(workers: &[WorkerStats]) -> CallTotals {
+    let mut totals = CallTotals {
+        response_time: response_time(workers),
+        ..CallTotals::default()
+    };
+    for worker in workers {
+        totals.ok += worker.decisions_ok.load(Relaxed);
+        totals.over_limit += worker.decisions_over_limit.load(Relaxed);
+        totals.shadowed += worker.global_shadow_mode.load(Relaxed);
+        totals.bad_requests += worker.bad_requests.load(Relaxed);
+        totals.store_failures += worker.store_failures.load(Relaxed);
+        totals.calls += worker.calls.load(Relaxed);
+        totals.late_calls += worker.late_calls.load(Relaxed);
+    }
+    totals
+}
+
 /// Selects a counter.
 type Pick = fn(&WorkerStats) -> &AtomicU64;
 

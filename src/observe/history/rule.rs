@@ -1,0 +1,130 @@
+//! Steps of one rule and of each of its limits.
+
+use super::track::{Total, Track, difference, max_bytes};
+use crate::observe::metrics::{LimitTotals, RuleTotals};
+
+/// The hits on a rule during one step, as its binding limit sees them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RuleStep {
+    pub(crate) hits: u32,
+    pub(crate) within: u32,
+    pub(crate) near: u32,
+    pub(crate) over: u32,
+    /// Those of `over` that shadow mode lets pass.
+    pub(crate) shadow: u32,
+    /// Hits that were judged without the store.
+    pub(crate) degraded: u32,
+}
+
+/// The hits near and over one limit during one step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LimitStep {
+    pub(crate) near: u32,
+    pub(crate) over: u32,
+}
+
+impl Total for RuleTotals {
+    type Step = RuleStep;
+
+    fn since(&self, earlier: &Self) -> RuleStep {
+        RuleStep {
+            hits: difference(self.total_hits, earlier.total_hits),
+            within: difference(self.within_limit, earlier.within_limit),
+            near: difference(self.near_limit, earlier.near_limit),
+            over: difference(self.over_limit, earlier.over_limit),
+            shadow: difference(self.shadow_mode, earlier.shadow_mode),
+            degraded: difference(self.degraded, earlier.degraded),
+        }
+    }
+}
+
+impl Total for LimitTotals {
+    type Step = LimitStep;
+
+    fn since(&self, earlier: &Self) -> LimitStep {
+        LimitStep {
+            near: difference(self.near, earlier.near),
+            over: difference(self.over, earlier.over),
+        }
+    }
+}
+
+/// The history of one rule.
+#[derive(Clone, Debug)]
+pub(super) struct RuleHistory {
+    pub(super) track: Track<RuleTotals>,
+    /// The limits by their labels, in the rule's order.
+    pub(super) limits: Vec<(Box<str>, Track<LimitTotals>)>,
+    /// The number of the last sample that this history is part of.
+    pub(super) sampled: u64,
+    /// The number of the last sample that found new hits.
+    pub(super) active: u64,
+}
+
+impl RuleHistory {
+    /// A history that begins at these totals, with limits of which none has been counted.
+    pub(super) fn new<'l>(start: &RuleTotals, labels: impl Iterator<Item = &'l str>) -> Self {
+        let mut new = Self {
+            track: Track::new(start),
+            limits: Vec::new(),
+            sampled: 0,
+            active: 0,
+        };
+        new.set_limits(labels);
+        new
+    }
+
+    /// Begins the histories of its limits anew, because one of them has changed.
+    pub(super) fn set_limits<'l>(&mut self, labels: impl Iterator<Item = &'l str>) {
+        let track = Track::new(&LimitTotals::default());
+        self.limits = labels.map(|label| (label.into(), track.clone())).collect();
+    }
+
+    /// The most bytes that the history of a rule of this path and these limits takes.
+    pub(super) fn max_bytes<'l>(path: &str, labels: impl Iterator<Item = &'l str>) -> usize {
+        let each = |label: &str| {
+            max_bytes::<LimitTotals>() + size_of::<(Box<str>, Track<LimitTotals>)>() + label.len()
+        };
+        // Twice: for the nodes of the map, which are half empty in the worst case.
+        2 * size_of::<Self>()
+            + path.len()
+            + max_bytes::<RuleTotals>()
+            + labels.map(each).sum::<usize>()
+    }
+
+    /// [`Self::max_bytes`] of the rule at `path`, whose history this is.
+    pub(super) fn bytes(&self, path: &str) -> usize {
+        Self::max_bytes(path, self.limits.iter().map(|(label, _)| &**label))
+    }
+
+    /// Whether its limits have these labels.
+    pub(super) fn has_limits<'l>(&self, labels: impl Iterator<Item = &'l str>) -> bool {
+        self.limits.iter().map(|(label, _)| &**label).eq(labels)
+    }
+
+    /// Adds sample number `sample`.
+    pub(super) fn advance<'l>(
+        &mut self,
+        sample: u64,
+        totals: &RuleTotals,
+        limits: impl Iterator<Item = (&'l str, LimitTotals)>,
+    ) {
+        self.sampled = sample;
+        let mut is_active = self.track.advance(sample, totals);
+        for ((_, track), (_, totals)) in self.limits.iter_mut().zip(limits) {
+            is_active |= track.advance(sample, &totals);
+        }
+        if is_active {
+            self.active = sample;
+        }
+    }
+
+    /// Adds sample number `sample`, in which the rule is not in use.
+    pub(super) fn rest(&mut self, sample: u64) {
+        self.sampled = sample;
+        self.track.rest(sample);
+        for (_, track) in &mut self.limits {
+            track.rest(sample);
+        }
+    }
+}
