@@ -149,6 +149,7 @@ mod observe {
     pub(crate) mod decision_log;
     pub(crate) mod history;
     pub(crate) mod metrics;
+    pub(crate) mod talkers;
     pub(crate) mod traces;
 }
 
@@ -191,6 +192,7 @@ mod settings {
     mod short_help;
     pub(crate) mod stats;
     pub(crate) mod tls;
+    pub(crate) mod top_talkers;
     pub(crate) mod traces;
     pub(crate) mod values;
     mod variables;

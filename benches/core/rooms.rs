@@ -161,6 +161,7 @@ impl Rooms {
         let store = Arc::new(MemoryStore::new(1000));
         let limiter = Limiter {
             decision_log: Default::default(),
+            talkers: Default::default(),
             rules: rules.clone(),
             immediate: Some(store.clone()),
             store,

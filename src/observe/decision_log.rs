@@ -26,6 +26,7 @@ mod values;
 pub(crate) mod writer;
 
 pub(crate) use {
+    line::Shown,
     record::{RequestTimes, TARGET},
     values::LoggedValues,
 };

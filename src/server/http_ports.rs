@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     service::{
-        admin::{self, Health, HistoryRecorder, Statistics},
+        admin::{self, Health, HistoryRecorder, Statistics, TopTalkersPage},
         budget::Budget,
         grpc,
     },
@@ -48,7 +48,15 @@ pub(super) fn start(
     tasks.spawn(serve_http(ports.http, routes, limits.clone()));
     let history = HistoryRecorder::new(parts.rules.clone(), statistics.clone());
     tasks.spawn(statistics::sample(history.clone()));
-    let routes = admin::debug(parts.rules.clone(), statistics.clone(), history);
+    let routes = admin::debug(
+        parts.rules.clone(),
+        statistics.clone(),
+        history,
+        TopTalkersPage {
+            talkers: parts.talkers.clone(),
+            clock: parts.backend.clock(settings),
+        },
+    );
     tasks.spawn(serve_http(ports.debug, routes, limits.clone()));
     if let Some(prometheus) = ports.prometheus {
         let routes = admin::prometheus(statistics, &settings.stats.prometheus_path);

@@ -11,9 +11,9 @@ use super::{
 use crate::{
     control::reload::Intake,
     core::limit::NearRatio,
-    observe::{decision_log::DecisionLog, metrics::Metrics},
+    observe::{decision_log::DecisionLog, metrics::Metrics, talkers::Talkers},
     service::limiter::Rules,
-    settings::serve::Settings,
+    settings::{serve::Settings, top_talkers::TopTalkers},
 };
 
 /// The parts that components of the server share.
@@ -24,6 +24,7 @@ pub(super) struct Parts<'a> {
     pub(super) intake: Intake,
     pub(super) backend: StoreBackend,
     pub(super) decision_log: DecisionLog,
+    pub(super) talkers: Arc<Talkers>,
 }
 
 impl<'a> Parts<'a> {
@@ -38,7 +39,13 @@ impl<'a> Parts<'a> {
         let near_ratio = NearRatio(settings.decisions.near_limit_ratio);
         let metrics = Metrics::new(near_ratio, settings.stats.max_metric_names);
         // One for each worker, and one for `/json`, which runs on the main thread.
-        let metrics = Arc::new(metrics.for_workers(worker_count(settings) + 1));
+        let threads = worker_count(settings) + 1;
+        let metrics = Arc::new(metrics.for_workers(threads));
+        let TopTalkers {
+            top_talkers,
+            top_talkers_values,
+        } = settings.top_talkers;
+        let talkers = Talkers::new(top_talkers.into(), top_talkers_values.into(), threads);
         let rules = Rules::default();
         let intake = Intake::new(rules.clone(), metrics.clone());
         let source = RuleSource::new(settings, &intake, &metrics)?;
@@ -51,6 +58,7 @@ impl<'a> Parts<'a> {
             intake,
             backend,
             decision_log,
+            talkers: Arc::new(talkers),
         };
         Ok((parts, source, lines))
     }

@@ -68,6 +68,7 @@ fn service(
             },
             metrics: parts.metrics.clone().recorder(thread),
             decision_log: parts.decision_log.clone(),
+            talkers: parts.talkers.recorder(thread),
         },
         bounds: wire::RequestBounds {
             descriptors: bounds.max_descriptors,

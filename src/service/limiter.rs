@@ -26,6 +26,7 @@ use crate::{
     observe::{
         decision_log::{DecisionLog, RequestTimes},
         metrics::{Metrics, Recorder, RuleSetStats},
+        talkers::TalkerRecorder,
     },
     store::contract::{Deadline, ImmediateStore, Store, StoreError},
 };
@@ -131,6 +132,7 @@ pub struct Limiter<S> {
     pub modes: Modes,
     pub metrics: Recorder,
     pub decision_log: DecisionLog,
+    pub talkers: TalkerRecorder,
 }
 
 /// All that a decision was made from.
@@ -248,8 +250,12 @@ impl<S: Store> Limiter<S> {
     ) -> R {
         let mut decision = Decision::default();
         decide_into(&mut decision, plan, counts, self.modes, times.now);
-        self.metrics
+        let is_any_over = self
+            .metrics
             .record(&rules.stats, request, plan, counts, &decision);
+        if self.talkers.takes(is_any_over) {
+            self.talkers.record(request, plan, &decision, times.now);
+        }
         self.decision_log
             .log(&rules.matcher, request, plan, counts, &decision, times);
         render(&mut decision)

@@ -15,6 +15,7 @@ use super::runtime::RuntimeSettings;
 use super::shapes::ArgShape as _;
 use super::stats::Stats;
 use super::tls::TlsSettings;
+use super::top_talkers::TopTalkers;
 use super::traces::Traces;
 use super::values::{file_path, number};
 use super::xds::Xds;
@@ -116,6 +117,9 @@ pub(crate) struct Settings {
 
     #[command(flatten)]
     pub stats: Stats,
+
+    #[command(flatten)]
+    pub top_talkers: TopTalkers,
 
     #[command(flatten)]
     pub traces: Traces,

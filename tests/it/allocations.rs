@@ -32,6 +32,7 @@ pub(crate) fn service(max_counters: usize) -> Service<Arc<MemoryStore>> {
     Service {
         limiter: Limiter {
             decision_log: Default::default(),
+            talkers: Default::default(),
             rules,
             immediate: Some(store.clone()),
             store,

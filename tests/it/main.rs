@@ -35,7 +35,7 @@
 //! - `statistics`: statsd, DogStatsD, Prometheus and `/stats`
 //! - `decision_log`: a line for each decision
 //! - `decision_lines`: the lines as JSON, in a file that is replaced when it is full
-//! - `observe`: the history of decisions on the debug port
+//! - `observe`: the history of decisions and top talkers, on the debug port
 //! - `traces`: spans, read with OpenTelemetry's own messages
 //! - `grpcurl`: reflection and health, seen with grpcurl
 //! - `transport`: sockets, ports, and connections of clients that are malicious, slow or gone

@@ -157,6 +157,7 @@ async fn said(builder: Builder, is_settled: impl Fn(&str) -> bool) -> String {
         "/metrics",
         "/rlconfig",
         "/history",
+        "/top",
     ] {
         for port in [server.http, server.debug] {
             said += &http::get(port, path).body;

@@ -126,7 +126,7 @@ fn list<T>(
 }
 
 /// Bytes from outside, without anything that could end or forge a line, and not longer than a line should be.
-struct Shown<'a>(&'a [u8]);
+pub(crate) struct Shown<'a>(pub(crate) &'a [u8]);
 
 impl fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

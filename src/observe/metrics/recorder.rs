@@ -43,7 +43,8 @@ impl Recorder {
         &self.metrics.workers[self.worker]
     }
 
-    /// Records the decision on a request, and how the hits of each descriptor fell against its limit.
+    /// Records the decision on a request, and how the hits of each descriptor fell against its limit. Returns whether
+    /// any fell over it.
     pub fn record(
         &self,
         stats: &RuleSetStats,
@@ -51,7 +52,8 @@ impl Recorder {
         plan: &Plan<'_>,
         counts: &[CounterState],
         decision: &Decision,
-    ) {
+    ) -> bool {
+        let mut is_any_over = false;
         let own = self.stats();
         add_alone(&own.global_shadow_mode, u64::from(decision.is_shadowed));
         match decision.overall {
@@ -70,6 +72,7 @@ impl Recorder {
                         counts.record(hits, fell, &count, is_shadowed);
                     });
                     if fell.near | fell.over != 0 {
+                        is_any_over |= fell.over != 0;
                         let limit = plan.limits[binding.counter];
                         self.record_limit(&stats.rules, counted.rule, limit, fell);
                     }
@@ -80,6 +83,7 @@ impl Recorder {
                 _ => {}
             }
         }
+        is_any_over
     }
 
     /// Records hits near or over a limit, which belongs to `rule` unless the request brought it.

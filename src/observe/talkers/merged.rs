@@ -1,0 +1,81 @@
+//! Several sketches of one rule as one: those of all workers, of this epoch and the one before.
+
+use std::{cmp::Reverse, collections::HashMap};
+
+use super::{
+    label::TalkerEntry,
+    sketch::{SLOTS, Slot, TopSketch},
+};
+
+/// The values of one rule with the most hits.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RuleTop {
+    /// All hits that were counted.
+    pub(crate) total: u64,
+    /// The most hits first.
+    pub(crate) talkers: Vec<Talker>,
+}
+
+/// A value, and between which bounds its hits are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Talker {
+    /// How many entries the descriptor has, of which the first ones follow.
+    pub(crate) entry_count: usize,
+    pub(crate) entries: Vec<TalkerEntry>,
+    pub(crate) at_least: u64,
+    pub(crate) at_most: u64,
+    /// The least number of refused hits.
+    pub(crate) refused: u64,
+}
+
+/// The slots of one value in several sketches.
+struct MergedSlot<'s> {
+    slot: &'s Slot,
+    /// Hits above the floors of these sketches, and those that are certain.
+    above: u64,
+    certain: u64,
+    refused: u64,
+}
+
+/// Adds up sketches. A value that has no slot in one of them may have as many hits there as that one's floor.
+pub(super) fn merge(sketches: &[TopSketch]) -> RuleTop {
+    let sum = |pick: fn(&TopSketch) -> u64| {
+        let each = sketches.iter().map(pick);
+        each.fold(0, u64::saturating_add)
+    };
+    let floor = sum(TopSketch::floor);
+    let mut found: HashMap<u64, MergedSlot<'_>> = HashMap::new();
+    for sketch in sketches {
+        for (hash, slot) in sketch.slots() {
+            let found = found.entry(hash).or_insert(MergedSlot {
+                slot,
+                above: 0,
+                certain: 0,
+                refused: 0,
+            });
+            let above = slot.hits.saturating_sub(sketch.floor());
+            let certain = slot.hits.saturating_sub(slot.error);
+            found.above = found.above.saturating_add(above);
+            found.certain = found.certain.saturating_add(certain);
+            found.refused = found.refused.saturating_add(slot.refused);
+        }
+    }
+    let mut found: Vec<_> = found.into_iter().collect();
+    // The hash makes the order the same each time.
+    found.sort_unstable_by_key(|(hash, found)| (Reverse((found.above, found.certain)), *hash));
+    found.truncate(SLOTS);
+    let talkers = found.into_iter().map(|(_, found)| {
+        let (entry_count, entries) = found.slot.label.entries();
+        Talker {
+            entry_count,
+            entries,
+            at_least: found.certain,
+            at_most: found.above.saturating_add(floor),
+            refused: found.refused,
+        }
+    });
+    RuleTop {
+        total: sum(TopSketch::total),
+        talkers: talkers.collect(),
+    }
+}

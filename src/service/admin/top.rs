@@ -1,0 +1,260 @@
+//! `/top`: the values that hit each rule most, as JSON, or as text with `?text`.
+
+use std::{
+    collections::BTreeSet,
+    fmt::{self, Write as _},
+    sync::Arc,
+};
+
+use axum::{
+    http::{
+        HeaderMap,
+        header::{ACCEPT, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS},
+    },
+    response::{IntoResponse, Response},
+};
+use serde_json::Value;
+
+use super::page::{BlockingQueue, PIECE_BYTES, PageWriter};
+use crate::{
+    core::{calendar::utc, window::Timestamp},
+    observe::{
+        decision_log::Shown,
+        talkers::{EntryValue, RuleTop, Talker, TalkerChoice, TalkerEntry, Talkers, ValueForm},
+    },
+    service::{budget::Account, grpc::RequestClock},
+};
+
+/// PageForm of the page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PageForm {
+    Json,
+    Text,
+}
+
+impl PageForm {
+    /// The form that a caller asks for: JSON unless the query or the header names text first.
+    fn new(query: Option<&str>, headers: &HeaderMap) -> Self {
+        let accept = headers.get(ACCEPT).and_then(|accept| accept.to_str().ok());
+        let is_text = query == Some("text")
+            || accept.is_some_and(|accept| accept.trim_start().starts_with("text/plain"));
+        if is_text { Self::Text } else { Self::Json }
+    }
+}
+
+/// The sketches of all workers, and the clock that dates their hits.
+#[derive(Clone, Debug)]
+pub(crate) struct TopTalkersPage {
+    pub(crate) talkers: Arc<Talkers>,
+    pub(crate) clock: RequestClock,
+}
+
+/// Answers `/top`. Each rule is merged when it is written.
+pub(super) fn top(
+    TopTalkersPage { talkers, clock }: TopTalkersPage,
+    blocking: &BlockingQueue,
+    account: Arc<Account>,
+    query: Option<&str>,
+    headers: &HeaderMap,
+) -> Response {
+    let form = PageForm::new(query, headers);
+    let page = blocking.page(account, move || {
+        let paths = talkers.paths();
+        let bytes = paths
+            .iter()
+            .map(|path| path.len() + size_of_val(path))
+            .sum();
+        (writer(talkers, paths, clock.now(), form), bytes)
+    });
+    let content_type = match form {
+        PageForm::Json => "application/json",
+        PageForm::Text => "text/plain; charset=utf-8",
+    };
+    let headers = [
+        (CONTENT_TYPE, content_type),
+        // Values come from clients, and no browser may take them for a page.
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    ];
+    (headers, page).into_response()
+}
+
+fn writer(
+    talkers: Arc<Talkers>,
+    paths: BTreeSet<Arc<str>>,
+    now: Timestamp,
+    form: PageForm,
+) -> PageWriter {
+    let mut paths = paths.into_iter();
+    let (mut is_begun, mut is_first) = (false, true);
+    Box::new(move |page| {
+        if !is_begun {
+            is_begun = true;
+            match form {
+                PageForm::Json => json_head(&talkers, now, page),
+                PageForm::Text => text_head(&talkers, now, page),
+            }
+        }
+        while page.len() < PIECE_BYTES {
+            let Some(path) = paths.next() else {
+                page.push_str(if form == PageForm::Json { "]}\n" } else { "" });
+                return false;
+            };
+            let top = talkers.top(&path, now);
+            if top.talkers.is_empty() {
+                // All its hits were long ago.
+                continue;
+            }
+            match form {
+                PageForm::Json => {
+                    page.push_str(if is_first { "\n" } else { ",\n" });
+                    json_rule(&path, &top, page);
+                }
+                PageForm::Text => text_rule(&path, &top, page),
+            }
+            is_first = false;
+        }
+        true
+    })
+}
+
+fn json_head(talkers: &Talkers, now: Timestamp, page: &mut String) {
+    let _ = write!(
+        page,
+        "{{\"counts\":\"{}\",\"values\":\"{}\",\"sinceMillis\":{},\"omittedHits\":{},\"rules\":[",
+        talkers.choice().name(),
+        talkers.form().name(),
+        Talkers::counted_since(now).millis(),
+        talkers.omitted(),
+    );
+}
+
+/// Writes a rule. Writing to a string cannot fail.
+fn json_rule(path: &str, top: &RuleTop, page: &mut String) {
+    let _ = write!(
+        page,
+        "{{\"rule\":{},\"hits\":{},\"talkers\":[",
+        Value::from(path),
+        top.total
+    );
+    for (index, talker) in top.talkers.iter().enumerate() {
+        page.push_str(if index == 0 { "" } else { "," });
+        json_talker(talker, page);
+    }
+    page.push_str("]}");
+}
+
+fn json_talker(talker: &Talker, page: &mut String) {
+    let Talker {
+        at_least,
+        at_most,
+        refused,
+        ..
+    } = talker;
+    let _ = write!(
+        page,
+        "{{\"atLeast\":{at_least},\"atMost\":{at_most},\"refused\":{refused},\"entries\":["
+    );
+    for (index, entry) in talker.entries.iter().enumerate() {
+        page.push_str(if index == 0 { "" } else { "," });
+        let _ = write!(page, "{}", json_entry(entry));
+    }
+    let omitted = talker.entry_count - talker.entries.len();
+    page.push(']');
+    if omitted > 0 {
+        let _ = write!(page, ",\"omittedEntries\":{omitted}");
+    }
+    page.push('}');
+}
+
+/// A key and its value, if values are not hidden. Bytes that are no text are also there in hexadecimal.
+fn json_entry(entry: &TalkerEntry) -> Value {
+    let mut part = serde_json::Map::new();
+    let mut insert = |name: &str, value: Value| part.insert(name.to_owned(), value);
+    insert("key", String::from_utf8_lossy(&entry.key).into());
+    if let Some(value) = &entry.value {
+        let shown = whole_characters(value);
+        insert("value", String::from_utf8_lossy(shown).into());
+        if std::str::from_utf8(shown).is_err() {
+            let hex: String = shown.iter().map(|byte| format!("{byte:02x}")).collect();
+            insert("hex", hex.into());
+        }
+        if value.cut > 0 {
+            let omitted = value.shown.len() - shown.len() + value.cut;
+            insert("omittedBytes", omitted.into());
+        }
+    }
+    part.into()
+}
+
+/// The value without the part of a character at which it may have been cut.
+fn whole_characters(value: &EntryValue) -> &[u8] {
+    match std::str::from_utf8(&value.shown) {
+        Err(error) if error.error_len().is_none() && value.cut > 0 => {
+            &value.shown[..error.valid_up_to()]
+        }
+        _ => &value.shown,
+    }
+}
+
+fn text_head(talkers: &Talkers, now: Timestamp, page: &mut String) {
+    let since = utc(Talkers::counted_since(now));
+    let _ = match talkers.choice() {
+        TalkerChoice::Off => writeln!(
+            page,
+            "top talkers are off; --top-talkers refused counts them"
+        ),
+        TalkerChoice::Refused => {
+            writeln!(page, "# hits over a limit since {since}, by rule and value")
+        }
+        TalkerChoice::All => writeln!(
+            page,
+            "# hits since {since}, by rule and value, and those over a limit"
+        ),
+    };
+    match talkers.omitted() {
+        0 => {}
+        omitted => {
+            let _ = writeln!(page, "# {omitted} hits since the start had no room");
+        }
+    }
+    if talkers.form() == ValueForm::Hash {
+        page.push_str("# values are the first 16 digits of their SHA-256\n");
+    }
+}
+
+/// Writes a rule and a line for each of its values.
+fn text_rule(path: &str, top: &RuleTop, page: &mut String) {
+    let _ = writeln!(page, "{}: {} hits", Shown(path.as_bytes()), top.total);
+    for talker in &top.talkers {
+        let hits = fmt::from_fn(|f| match talker.at_most - talker.at_least {
+            0 => write!(f, "{}", talker.at_most),
+            _ => write!(f, "{}-{}", talker.at_least, talker.at_most),
+        });
+        let _ = write!(page, "  {:>12} ", hits.to_string());
+        if talker.refused > 0 && talker.refused != talker.at_least {
+            let _ = write!(page, " ({} over) ", talker.refused);
+        }
+        for (index, entry) in talker.entries.iter().enumerate() {
+            page.push_str(if index == 0 { " " } else { ", " });
+            text_entry(entry, page);
+        }
+        match talker.entry_count - talker.entries.len() {
+            0 => page.push('\n'),
+            more => {
+                let _ = writeln!(page, ", … {more} more");
+            }
+        }
+    }
+}
+
+fn text_entry(entry: &TalkerEntry, page: &mut String) {
+    let _ = write!(page, "{}", Shown(&entry.key));
+    if let Some(value) = &entry.value {
+        let shown = whole_characters(value);
+        let _ = write!(page, "=\"{}\"", Shown(shown));
+        if value.cut > 0 {
+            let more = value.shown.len() - shown.len() + value.cut;
+            let _ = write!(page, " … {more} bytes more");
+        }
+    }
+}
