@@ -55,7 +55,7 @@ impl<T: Total> Track<T> {
     /// No steps yet; the first ones begin at `start`.
     pub(super) fn new(start: &T) -> Self {
         Self {
-            last: [const { () }; LENGTHS.len()].map(|()| start.clone()),
+            last: std::array::from_fn(|_| start.clone()),
             steps: Default::default(),
         }
     }

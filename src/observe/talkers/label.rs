@@ -155,12 +155,11 @@ fn hash(value: &[u8]) -> [u8; 2 * HASH_BYTES] {
 mod tests {
     use super::*;
 
+    /// A key, and the value with the number of bytes that were cut off.
+    type Shown<'a> = (&'a [u8], Option<(&'a [u8], usize)>);
+
     #[track_caller]
-    fn check(
-        form: ValueForm,
-        entries: &[(&[u8], &[u8])],
-        expected: &[(&[u8], Option<(&[u8], usize)>)],
-    ) {
+    fn check(form: ValueForm, entries: &[(&[u8], &[u8])], expected: &[Shown<'_>]) {
         let entries: Vec<_> = entries
             .iter()
             .map(|&(key, value)| Entry { key, value })

@@ -107,7 +107,7 @@ fn streams() -> impl Strategy<Value = Vec<Hit>> {
     });
     // One value among others that come once.
     let hidden = (2..20_u64, 0..900_u64).prop_map(|(nth, length)| {
-        let value = |at: u64| if at % nth == 0 { 0 } else { at + 1 };
+        let value = |at: u64| if at.is_multiple_of(nth) { 0 } else { at + 1 };
         (0..length).map(|at| (value(at), 1, at % 3 == 0)).collect()
     });
     // All slots are filled with much before anything comes often.
