@@ -100,6 +100,7 @@ mod config {
 mod store {
     pub(crate) mod any;
     pub(crate) mod contract;
+    pub(crate) mod listing;
     pub(crate) mod loss;
     pub(crate) mod memory;
     pub(crate) mod over_limit_cache;
@@ -231,6 +232,7 @@ mod cli {
     mod ask;
     mod check;
     pub(crate) mod command;
+    mod counters;
     mod lint_envoy;
     mod lint_file;
     mod print;

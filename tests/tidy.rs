@@ -486,8 +486,11 @@ const LIBRARIES: [(&str, &[&str]); 26] = [
     ("flate2", &["service"]),
     ("foldhash", &["config", "core", "store"]),
     ("hashbrown", &["store"]),
-    ("hyper", &["observe", "server", "service"]),
-    ("hyper_util", &["net", "observe", "server", "service"]),
+    ("hyper", &["cli", "observe", "server", "service"]),
+    (
+        "hyper_util",
+        &["cli", "net", "observe", "server", "service"],
+    ),
     ("itoa", &["store"]),
     ("jiff", &["config", "core"]),
     ("nix", &["server"]),

@@ -7,11 +7,14 @@ use std::{
 
 use anyhow::Context as _;
 
-use super::{ask, check::check_files, lint_file::lint_files, print::print};
+use super::{ask, check::check_files, counters::counters, lint_file::lint_files, print::print};
 use crate::{
     server::{log, run::run},
     settings::{
-        command_line::{Ask, Cli, Command},
+        command_line::{
+            Ask, Cli, Command,
+            counters::{Counters, CountersAction},
+        },
         environment::{UsageError, UsageErrorKind},
         process::{LogFormat, LogLevel},
         serve::Settings,
@@ -45,6 +48,9 @@ pub fn run_command() -> ExitCode {
         }
         Command::Check(check) => check_files(&check),
         Command::Ask(ask) => print_answer(ask).unwrap_or_else(|error| failed(&error, FAILURE)),
+        Command::Counters(Counters { action }) => {
+            print_counters(action).unwrap_or_else(|error| failed(&error, FAILURE))
+        }
         Command::LintEnvoy(lint) => {
             lint_files(&lint).unwrap_or_else(|error| failed(&error, BAD_USAGE))
         }
@@ -86,11 +92,20 @@ fn serve(settings: &Settings) -> anyhow::Result<()> {
     run(settings).context("tollgate cannot serve")
 }
 
-fn print_answer(ask: Ask) -> anyhow::Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
+fn client_runtime() -> io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .build()?;
-    let answer = runtime.block_on(ask::ask(ask))?;
+        .build()
+}
+
+fn print_counters(action: CountersAction) -> anyhow::Result<ExitCode> {
+    let text = client_runtime()?.block_on(counters(action))?;
+    print(&text);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print_answer(ask: Ask) -> anyhow::Result<ExitCode> {
+    let answer = client_runtime()?.block_on(ask::ask(ask))?;
     print(&answer.text);
     Ok(answer.code)
 }

@@ -3,6 +3,7 @@
 mod batch;
 mod increment;
 mod key;
+pub(crate) mod name;
 #[cfg(test)]
 pub(crate) mod sample;
 mod state;

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     service::{
-        admin::{self, Health, Statistics},
+        admin::{self, Counters, Health, KeySource, Statistics},
         budget::Budget,
         grpc,
     },
@@ -34,18 +34,31 @@ pub(super) fn start(
         timeout: settings.listen.http_timeout,
         budget: budget.clone(),
     };
+    let bodies = admin::BodyLimits {
+        max_bytes: settings.bounds.max_message_bytes,
+        timeout: settings.bounds.message_timeout,
+    };
+    let counters = Counters {
+        rules: parts.rules.clone(),
+        store: json.limiter.store.clone(),
+        keys: match parts.backend.memory() {
+            Some(memory) => KeySource::Memory(memory),
+            None => KeySource::Redis,
+        },
+        bounds: json.bounds,
+        bodies,
+        clock: json.clock.clone(),
+        blocking: statistics.blocking.clone(),
+    };
     let routes = admin::http(
         health,
         parts.backend.components(&parts.metrics),
         settings.listen.http_json.then_some(json),
         statistics.blocking.clone(),
-        admin::BodyLimits {
-            max_bytes: settings.bounds.max_message_bytes,
-            timeout: settings.bounds.message_timeout,
-        },
+        bodies,
     );
     tasks.spawn(serve_http(ports.http, routes, limits.clone()));
-    let routes = admin::debug(parts.rules.clone(), statistics.clone());
+    let routes = admin::debug(parts.rules.clone(), statistics.clone(), counters);
     tasks.spawn(serve_http(ports.debug, routes, limits.clone()));
     if let Some(prometheus) = ports.prometheus {
         let routes = admin::prometheus(statistics, &settings.stats.prometheus_path);

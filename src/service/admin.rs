@@ -1,5 +1,6 @@
 //! The HTTP services. On the HTTP port: `/healthcheck`, with `?verbose` for reasons, and `/json` unless it is off.
-//! On the debug port: `/` (this list), `/metrics`, `/stats` and `/rlconfig`. On the Prometheus port: its page.
+//! On the debug port: `/` (this list), `/metrics`, `/stats`, `/rlconfig` and `/counters`. On the Prometheus port: its
+//! page.
 
 use std::sync::Arc;
 
@@ -16,12 +17,14 @@ use crate::{
     store::contract::Store,
 };
 
+mod counters;
 mod health;
 mod json;
 mod page;
 mod rlconfig;
 mod statistics;
 
+pub(crate) use counters::{Counters, KeySource};
 pub(crate) use health::{Components, Health};
 pub(crate) use json::BodyLimits;
 pub(crate) use page::BlockingQueue;
@@ -69,10 +72,12 @@ const INDEX: &str = "\
 /metrics: statistics for Prometheus
 /stats: statistics under their statsd names, one a line
 /rlconfig: the rules in use, one limit a line
+/counters?domain=NAME: the hits of a domain's counters now, page by page
+POST /counters/get: the counters of descriptors in a RateLimitRequest as JSON; `tollgate counters --help` has commands
 ";
 
 /// Routes of the debug port.
-pub(crate) fn debug(rules: Rules, statistics: Statistics) -> Router {
+pub(crate) fn debug(rules: Rules, statistics: Statistics, counters: Counters) -> Router {
     let blocking = statistics.blocking.clone();
     let lines = statistics.clone();
     let lines = move |Extension(account)| async move { lines.lines(account) };
@@ -81,10 +86,19 @@ pub(crate) fn debug(rules: Rules, statistics: Statistics) -> Router {
         let begin = move || (rlconfig(&rules), 0);
         text_page(blocking.page(account, begin))
     };
+    let list = counters.clone();
+    let list = move |Extension(account), RawQuery(query): RawQuery| async move {
+        list.list(account, query.as_deref()).await
+    };
+    let look = move |Extension(account), headers: HeaderMap, body: Body| async move {
+        counters.get(account, headers, body).await
+    };
     Router::new()
         // As in the reference, an unknown path leads here.
         .fallback(|| async { INDEX })
         .route("/metrics", get(metrics))
         .route("/stats", get(lines))
         .route("/rlconfig", get(rlconfig))
+        .route("/counters", get(list))
+        .route("/counters/get", post(look))
 }

@@ -1,6 +1,7 @@
 //! Flags and environment → typed [`Settings`]. Only this module and its submodules read the environment.
 
 mod ask;
+pub(crate) mod counters;
 pub(crate) mod lint_envoy;
 pub(crate) mod reading;
 
@@ -11,7 +12,7 @@ use std::{
 
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 
-use self::{lint_envoy::LintEnvoy, reading::Reading};
+use self::{counters::Counters, lint_envoy::LintEnvoy, reading::Reading};
 use super::{
     environment::{self, UsageError},
     redis::KeyFormatFlag,
@@ -42,6 +43,8 @@ pub(crate) enum Command {
     Check(Check),
     /// Ask a running server for a decision, as Envoy does
     Ask(Ask),
+    /// Show the counters of a running server
+    Counters(Counters),
     /// Check Envoy configurations for traps: settings that Envoy accepts and that limit nothing
     LintEnvoy(LintEnvoy),
 }

@@ -79,7 +79,7 @@ pub(crate) struct Listen {
     #[arg(long, env = "TOLLGATE_HTTP_JSON", boolean = true)]
     pub http_json: bool,
 
-    /// Address of the debug port (/metrics, /stats, /rlconfig); loopback by default
+    /// Address of the debug port (/metrics, /stats, /rlconfig, /counters); loopback by default
     #[arg(
         long,
         env = "DEBUG_HOST",

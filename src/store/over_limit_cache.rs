@@ -48,7 +48,8 @@ use stats::WorkerCacheStats;
 /// A store around a store, one for each worker.
 #[derive(Debug)]
 pub(crate) struct OverLimitCache<S> {
-    store: S,
+    /// The store that counts.
+    pub(super) store: S,
     /// `None` if the cache is turned off.
     known: Option<Arc<WorkerCache>>,
     caches: Arc<Caches>,

@@ -211,9 +211,11 @@ fn the_debug_port_lists_its_pages() {
         .lines()
         .map(|line| line.split_once(": ").expect("a page and what it is").0)
         .collect();
-    assert_eq!(pages, ["/", "/metrics", "/stats", "/rlconfig"]);
-    for page in pages {
-        let reply = get(server.debug, page);
+    let others = ["/counters?domain=NAME", "POST /counters/get"];
+    assert_eq!(pages[..4], ["/", "/metrics", "/stats", "/rlconfig"]);
+    assert_eq!(pages[4..], others);
+    for page in pages.into_iter().filter(|page| page.starts_with('/')) {
+        let reply = get(server.debug, &page.replace("NAME", "d"));
         assert_eq!(reply.status, 200, "{page}");
         assert_eq!(reply.body == list, page == "/", "{page}");
     }

@@ -30,6 +30,7 @@
 //! - `envoy_gateway`: as the rate limit service of Envoy Gateway
 //! - `prometheus`: a real Prometheus and promtool read the page
 //! - `statistics`: statsd, DogStatsD, Prometheus and `/stats`
+//! - `counters`: the hits of counters, shown and changed through the debug port
 //! - `decision_log`: a line for each decision
 //! - `traces`: spans, read with OpenTelemetry's own messages
 //! - `grpcurl`: reflection and health, seen with grpcurl
@@ -70,6 +71,7 @@ mod cli;
 mod clients;
 mod cluster;
 mod cost;
+mod counters;
 mod decision_log;
 mod dependencies;
 mod deploy;

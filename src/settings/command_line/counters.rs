@@ -1,0 +1,87 @@
+//! The flags of `tollgate counters`.
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+
+use crate::settings::values::{Entries, duration, entries, number};
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "The debug port is open to this machine only unless --debug-host says otherwise. docs/counters.md \
+                  describes the answers and the endpoints behind these commands."
+)]
+pub(crate) struct Counters {
+    #[command(subcommand)]
+    pub action: CountersAction,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum CountersAction {
+    /// List the counters of a domain with the hits that they hold now
+    List(ListCounters),
+    /// Show the counters of descriptors, without counting a hit
+    Get(GetCounters),
+}
+
+/// The server to ask, and the form of its answer.
+#[derive(Debug, Args)]
+pub(crate) struct DebugPort {
+    /// Debug port of the server: http://HOST:PORT
+    #[arg(long, default_value = "http://127.0.0.1:6070", value_name = "URL")]
+    pub server: String,
+
+    /// Print the answer as JSON
+    #[arg(long)]
+    pub json: bool,
+
+    /// How long to wait for each answer of the server
+    #[arg(long, default_value = "5s", value_parser = duration, value_name = "DURATION")]
+    pub timeout: Duration,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Exit code: 0 for an answer, 1 if there is none, 2 for a bad command line.")]
+pub(crate) struct ListCounters {
+    /// Namespace of the rules
+    #[arg(long, value_name = "NAME")]
+    pub domain: String,
+
+    /// About how many counters to list
+    #[arg(long, default_value_t = 100, value_parser = number::<usize>(1..), value_name = "N")]
+    pub limit: usize,
+
+    /// Go on where an earlier list ended
+    #[arg(long, value_name = "CURSOR")]
+    pub cursor: Option<String>,
+
+    /// Also list counters of descriptors that are too long to be part of a key; their domain is not known
+    #[arg(long)]
+    pub digests: bool,
+
+    #[command(flatten)]
+    pub port: DebugPort,
+}
+
+/// Descriptors of one domain.
+#[derive(Debug, Args)]
+pub(crate) struct Descriptors {
+    /// Namespace of the rules
+    #[arg(long, value_name = "NAME")]
+    pub domain: String,
+
+    /// A descriptor: its entries in order, separated by commas; `\,` is a comma, `\=` an equals
+    /// sign and `\\` a backslash
+    #[arg(short, long = "descriptor", required = true, value_name = "K=V[,K=V…]", value_parser = entries)]
+    pub descriptors: Vec<Entries>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Exit code: 0 for an answer, 1 if there is none, 2 for a bad command line.")]
+pub(crate) struct GetCounters {
+    #[command(flatten)]
+    pub of: Descriptors,
+
+    #[command(flatten)]
+    pub port: DebugPort,
+}

@@ -1,0 +1,209 @@
+//! The hits of counters, shown and changed through the debug port: by `tollgate counters` and by its endpoints.
+
+use std::{collections::BTreeSet, process::Output};
+
+use serde_json::{Value, json};
+
+use crate::support::{
+    ask::{ask, connect},
+    finish,
+    http::get,
+    json,
+    tollgate::{self, Tollgate, program},
+};
+
+/// A rule for each algorithm, windows of a year, and some that share a counter.
+const RULES: &str = "
+domain: d
+descriptors:
+  - key: two
+    rate_limits: [{ name: yearly, unit: year, requests_per_unit: 2 }, 100/3y]
+  - key: first
+    rate_limit: { unit: year, requests_per_unit: 9, window: first_hit }
+  - key: sliding
+    rate_limit: { unit: year, requests_per_unit: 9, algorithm: sliding_window }
+  - key: log
+    rate_limit: { unit: year, requests_per_unit: 9, algorithm: sliding_log }
+  - key: bucket
+    rate_limit: { unit: year, requests_per_unit: 9, algorithm: token_bucket, burst: 5 }
+  - key: day
+    rate_limit: { unit: year, requests_per_unit: 9, calendar: true, time_zone: UTC }
+  - key: path
+    value: /api/*
+    share_threshold: true
+    rate_limit: { unit: year, requests_per_unit: 9 }
+  - key: free
+    rate_limit: { unlimited: true }
+";
+
+/// All keys of [`RULES`] with one counter.
+const KEYS: [&str; 5] = ["first", "sliding", "log", "bucket", "day"];
+
+/// Runs `tollgate counters` with these arguments; returns its exit code, its output and its errors.
+#[track_caller]
+fn run(server: &Tollgate, args: &[&str]) -> (Option<i32>, String, String) {
+    let port = format!("http://{}", server.debug);
+    let command = &mut program();
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = finish(command.arg("counters").args(args).args(["--server", &port]));
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (status.code(), text(stdout), text(stderr))
+}
+
+/// The JSON that `tollgate counters` prints.
+#[track_caller]
+fn run_json(server: &Tollgate, args: &[&str]) -> Value {
+    let (code, text, errors) = run(server, &[args, &["--json"]].concat());
+    assert_eq!(code, Some(0), "{errors}");
+    serde_json::from_str(&text).expect("JSON")
+}
+
+/// Makes so many hits on each of `descriptors` of domain `d`.
+async fn hit(server: &Tollgate, descriptors: &[(&str, &str)], times: u32) {
+    let mut client = connect(server.grpc).await;
+    for (key, value) in descriptors {
+        for _ in 0..times {
+            ask(&mut client, "d", &[(*key, *value)]).await.unwrap();
+        }
+    }
+}
+
+/// The one counter of a descriptor.
+#[track_caller]
+fn counter(server: &Tollgate, descriptor: &str) -> Value {
+    let all = run_json(server, &["get", "--domain", "d", "-d", descriptor]);
+    all["descriptors"][0]["counters"][0].clone()
+}
+
+#[tokio::test]
+async fn the_hits_of_every_algorithm_are_shown_and_looking_makes_none() {
+    let server = tollgate::with_rules(RULES).start();
+    let used: Vec<_> = KEYS.iter().map(|key| (*key, "v")).collect();
+    hit(&server, &used, 3).await;
+    for _ in 0..2 {
+        for key in KEYS {
+            let found = counter(&server, &format!("{key}=v"));
+            let left = if key == "bucket" { 2 } else { 6 };
+            assert_eq!(
+                (&found["hits"], &found["remaining"]),
+                (&json!(3), &json!(left)),
+                "{key}"
+            );
+            assert!(found["resetSecs"].as_u64() > Some(0), "{key}");
+            assert_eq!(found["rule"], format!("d.{key}"));
+        }
+        // Values that were never hit, and descriptors without a limit.
+        assert_eq!(counter(&server, "log=w")["hits"], 0);
+        assert_eq!(counter(&server, "free=v"), Value::Null);
+    }
+    let listed = run_json(&server, &["list", "--domain", "d"]);
+    let listed = listed["counters"].as_array().unwrap();
+    let keys = listed
+        .iter()
+        .map(|one| one["entries"][0]["key"].as_str().unwrap());
+    let keys: BTreeSet<_> = keys.collect();
+    assert_eq!(keys, BTreeSet::from(KEYS));
+    assert!(listed.iter().all(|one| one["hits"] == 3), "{listed:?}");
+    assert_eq!(server.metric("tollgate_memory_counters"), KEYS.len() as u64);
+}
+
+#[tokio::test]
+async fn text_for_people_has_a_line_for_each_limit_and_the_reason_where_there_is_none() {
+    let server = tollgate::with_rules(RULES).start();
+    hit(&server, &[("two", "v"), ("path", "/api/x")], 3).await;
+    let (code, text, _) = run(
+        &server,
+        &[
+            "get", "--domain", "d", "-d", "two=v", "-d", "free=v", "-d", "nope=v",
+        ],
+    );
+    assert_eq!(code, Some(0));
+    let lines: Vec<_> = text.lines().collect();
+    assert_eq!(lines[0], "two=v");
+    assert!(
+        lines[1].starts_with("  3 of 2 per year (yearly), 0 left, resets in "),
+        "{text}"
+    );
+    assert!(lines[1].ends_with("; fixed_window, rule d.two"), "{text}");
+    assert!(
+        lines[2].starts_with("  3 of 100 per 3 years, 97 left, resets in "),
+        "{text}"
+    );
+    assert!(lines[3].starts_with("free=v: no counter: "), "{text}");
+    assert!(lines[4].contains("`nope` is no key here"), "{text}");
+    let (_, text, _) = run(&server, &["list", "--domain", "d"]);
+    assert!(
+        text.contains("path=/api/* (shared): 3 of 9 per year"),
+        "{text}"
+    );
+    assert_eq!(text.lines().count(), 3, "{text}");
+}
+
+#[tokio::test]
+async fn pages_together_have_every_counter_and_hostile_values_are_escaped() {
+    let server = tollgate::with_rules(RULES).start();
+    let hostile = "<b>\u{1b}[31m\r\n\"}{1:d1:k";
+    let long = "x".repeat(16_000);
+    let values: Vec<_> = (0..20).map(|value| value.to_string()).collect();
+    let mut used: Vec<_> = values.iter().map(|value| ("log", &**value)).collect();
+    used.extend([("first", hostile), ("first", &long)]);
+    hit(&server, &used, 1).await;
+    let mut found = BTreeSet::new();
+    let mut path = "/counters?domain=d&limit=6".to_owned();
+    loop {
+        let page: Value = serde_json::from_str(&get(server.debug, &path).body).unwrap();
+        for one in page["counters"].as_array().unwrap() {
+            let value = one["entries"][0]["value"].as_str().unwrap();
+            assert!(found.insert(value.to_owned()), "{value} twice");
+        }
+        let Some(cursor) = page["cursor"].as_str() else {
+            break;
+        };
+        path = format!("/counters?domain=d&limit=6&cursor={cursor}");
+    }
+    let expected = values.iter().cloned().chain([hostile.to_owned()]);
+    assert_eq!(found, expected.collect());
+    let (_, text, _) = run(&server, &["list", "--domain", "d"]);
+    assert_eq!(text.lines().count(), 21, "{text}");
+    assert!(!text.contains('\u{1b}'), "{text}");
+    // A key of a long descriptor is a digest: it is listed on request, and known as one when it is asked for.
+    let digests = run_json(&server, &["list", "--domain", "d", "--digests"]);
+    let digests = digests["counters"].as_array().unwrap().clone();
+    let digest: Vec<_> = digests.iter().filter(|one| one["digest"] == true).collect();
+    assert_eq!(digest.len(), 1);
+    assert_eq!(digest[0]["hits"], 1);
+    assert_eq!(counter(&server, &format!("first={long}"))["digest"], true);
+}
+
+#[test]
+fn nonsense_is_refused_with_the_reason() {
+    let server = tollgate::with_rules(RULES).start();
+    for (query, reason) in [
+        ("", "say which domain"),
+        ("?domain=d&limit=0", "limit is not a number from 1 to 1000"),
+        ("?domain=d&cursor=x", "cursor is not one"),
+        ("?domain=d&nope=1", "a parameter is none of"),
+    ] {
+        let reply = get(server.debug, &format!("/counters{query}"));
+        assert_eq!(reply.status, 400, "{query}");
+        assert!(reply.body.contains(reason), "{}", reply.body);
+    }
+    let post = |body: &str| json::send(server.debug, "POST", "/counters/get", body.as_bytes());
+    let many = vec![r#"{"entries":[{"key":"log","value":"v"}]}"#; 17].join(",");
+    let many = format!(r#"{{"domain":"d","descriptors":[{many}]}}"#);
+    for (body, reason) in [
+        ("{", "the body is no RateLimitRequest"),
+        ("{}", "rate limit domain must not be empty"),
+        (&many, "more than 16 descriptors"),
+    ] {
+        let reply = post(body);
+        assert_eq!(reply.status, 400, "{body}");
+        assert!(reply.body.contains(reason), "{}", reply.body);
+    }
+    let (code, _, errors) = run(&server, &["list", "--domain", "d", "--cursor", "x"]);
+    assert_eq!(code, Some(1));
+    assert!(errors.contains("cursor is not one"), "{errors}");
+}
