@@ -3,7 +3,9 @@
 use serde_json::{Value, json};
 
 use crate::settings::{
-    command_line::counters::{CountersAction, Descriptors, GetCounters, ListCounters},
+    command_line::counters::{
+        CountersAction, Descriptors, GetCounters, ListCounters, ResetCounters,
+    },
     values::Entries,
 };
 
@@ -26,8 +28,15 @@ pub(super) async fn counters(action: CountersAction) -> Result<String, CallError
         CountersAction::Get(GetCounters { of, port }) => {
             let is_json = port.json;
             let answer = Port::new(port)?
-                .post("/counters/get", &request(&of))
+                .post("/counters/get", &request(&of), None)
                 .await?;
+            Ok(shown(&answer, is_json, text::descriptors))
+        }
+        CountersAction::Reset(ResetCounters { of, token, port }) => {
+            let is_json = port.json;
+            let port = Port::new(port)?;
+            let of = request(&of);
+            let answer = port.post("/counters/reset", &of, Some(&token)).await?;
             Ok(shown(&answer, is_json, text::descriptors))
         }
     }

@@ -49,6 +49,7 @@ pub(super) fn start(
         bodies,
         clock: json.clock.clone(),
         blocking: statistics.blocking.clone(),
+        token_file: settings.listen.admin_token().map(Into::into),
     };
     let routes = admin::http(
         health,

@@ -24,7 +24,8 @@ mod page;
 mod rlconfig;
 mod statistics;
 
-pub(crate) use counters::{Counters, KeySource};
+use counters::Change;
+pub(crate) use counters::{Counters, KeySource, Peer};
 pub(crate) use health::{Components, Health};
 pub(crate) use json::BodyLimits;
 pub(crate) use page::BlockingQueue;
@@ -74,6 +75,7 @@ const INDEX: &str = "\
 /rlconfig: the rules in use, one limit a line
 /counters?domain=NAME: the hits of a domain's counters now, page by page
 POST /counters/get: the counters of descriptors in a RateLimitRequest as JSON; `tollgate counters --help` has commands
+POST /counters/reset: takes all hits off the counters of descriptors, for callers on this machine or with the token
 ";
 
 /// Routes of the debug port.
@@ -90,8 +92,15 @@ pub(crate) fn debug(rules: Rules, statistics: Statistics, counters: Counters) ->
     let list = move |Extension(account), RawQuery(query): RawQuery| async move {
         list.list(account, query.as_deref()).await
     };
+    let look = counters.clone();
     let look = move |Extension(account), headers: HeaderMap, body: Body| async move {
-        counters.get(account, headers, body).await
+        look.get(account, headers, body).await
+    };
+    let change = |change| {
+        let counters = counters.clone();
+        move |Extension(peer), Extension(account), headers: HeaderMap, body: Body| async move {
+            counters.change(change, peer, account, headers, body).await
+        }
     };
     Router::new()
         // As in the reference, an unknown path leads here.
@@ -101,4 +110,5 @@ pub(crate) fn debug(rules: Rules, statistics: Statistics, counters: Counters) ->
         .route("/rlconfig", get(rlconfig))
         .route("/counters", get(list))
         .route("/counters/get", post(look))
+        .route("/counters/reset", post(change(Change::Reset)))
 }

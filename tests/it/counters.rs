@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, process::Output};
 use serde_json::{Value, json};
 
 use crate::support::{
-    ask::{ask, connect},
+    ask::{ask, connect, is_ok},
     finish,
     http::get,
     json,
@@ -176,6 +176,116 @@ async fn pages_together_have_every_counter_and_hostile_values_are_escaped() {
     assert_eq!(digest.len(), 1);
     assert_eq!(digest[0]["hits"], 1);
     assert_eq!(counter(&server, &format!("first={long}"))["digest"], true);
+}
+
+#[tokio::test]
+async fn a_reset_frees_a_client_of_every_algorithm_and_is_logged_with_the_caller() {
+    let server = tollgate::with_rules(RULES).start();
+    let mut used: Vec<_> = KEYS.iter().map(|key| (*key, "v")).collect();
+    used.push(("two", "v\n\"x\""));
+    hit(&server, &used, 12).await;
+    for key in KEYS {
+        let full = if key == "bucket" { 5 } else { 9 };
+        let before = if matches!(key, "first" | "day") {
+            12
+        } else {
+            full
+        };
+        let descriptor = format!("{key}=v");
+        let reset = run_json(&server, &["reset", "--domain", "d", "-d", &descriptor]);
+        let reset = &reset["descriptors"][0]["counters"][0];
+        assert_eq!(
+            (&reset["hitsBefore"], &reset["hits"]),
+            (&json!(before), &json!(0)),
+            "{key}"
+        );
+        assert_eq!(counter(&server, &descriptor)["remaining"], full, "{key}");
+        let mut client = connect(server.grpc).await;
+        assert!(is_ok(&ask(&mut client, "d", &[(key, "v")]).await), "{key}");
+    }
+    let reset = [
+        "reset",
+        "--domain",
+        "d",
+        "-d",
+        "two=v\n\"x\"",
+        "-d",
+        "free=v",
+    ];
+    let (code, text, errors) = run(&server, &reset);
+    assert_eq!(code, Some(0), "{errors}");
+    assert!(
+        text.contains("\n  12 -> 0 of 2 per year (yearly), 2 left, "),
+        "{text}"
+    );
+    assert!(
+        text.contains("\n  12 -> 0 of 100 per 3 years, 100 left, "),
+        "{text}"
+    );
+    assert!(text.contains("free=v: no counter: "), "{text}");
+    let log = server.log().with("2/year 12 -> 0, 100/3years 12 -> 0");
+    let line = log
+        .lines()
+        .find(|line| line.contains("2/year 12 -> 0"))
+        .unwrap();
+    let line: Value = serde_json::from_str(line).unwrap();
+    assert_eq!(line["@message"], "counters were reset");
+    assert_eq!(line["descriptor"], r#"two=v\n\"x\""#);
+    assert!(
+        line["by"].as_str().unwrap().ends_with(" (loopback)"),
+        "{line}"
+    );
+}
+
+const RESET: &[u8] = br#"{"domain":"d","descriptors":[{"entries":[{"key":"log","value":"v"}]}]}"#;
+
+/// The status of a call to reset a counter with these headers, each ending with a line break.
+#[track_caller]
+fn status_of_reset(server: &Tollgate, headers: &str) -> u16 {
+    let headers = format!("content-type: application/json\r\n{headers}");
+    json::send_with(server.debug, "POST", "/counters/reset", &headers, RESET).status
+}
+
+#[tokio::test]
+async fn who_is_not_of_this_machine_needs_the_token_to_change_a_counter() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let file = folder.path().join("token");
+    let path = file.to_str().unwrap();
+    std::fs::write(&file, "sesame\n").unwrap();
+    let server = tollgate::with_rules(RULES)
+        .args(["--admin-token-file", path])
+        .start();
+    hit(&server, &[("log", "v")], 1).await;
+    // The tests send `host: test`, as a browser does whose page has a name that leads here.
+    assert_eq!(status_of_reset(&server, ""), 403);
+    for token in ["", "sesam", "sesamee", "Sesame"] {
+        let header = format!("authorization: Bearer {token}\r\n");
+        assert_eq!(status_of_reset(&server, &header), 403, "{token}");
+    }
+    assert_eq!(counter(&server, "log=v")["hits"], 1);
+    let form = "content-type: text/plain\r\nauthorization: Bearer sesame\r\n";
+    let reply = json::send_with(server.debug, "POST", "/counters/reset", form, RESET);
+    assert_eq!(reply.status, 415);
+    assert_eq!(
+        status_of_reset(&server, "authorization: bearer sesame\r\n"),
+        200
+    );
+    assert_eq!(counter(&server, "log=v")["hits"], 0);
+    server.log().with(" (token)");
+    // The file is read each time, and nothing in it is no token.
+    for (text, token, status) in [("new", "sesame", 403), ("new", "new", 200), ("", "", 403)] {
+        std::fs::write(&file, text).unwrap();
+        let header = format!("authorization: Bearer {token}\r\n");
+        assert_eq!(status_of_reset(&server, &header), status, "{text}");
+    }
+    assert!(
+        !server.log().text().contains("sesam"),
+        "{}",
+        server.log().text()
+    );
+    // Looking needs neither.
+    let reply = json::send(server.debug, "POST", "/counters/get", RESET);
+    assert_eq!(reply.status, 200);
 }
 
 #[test]

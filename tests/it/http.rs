@@ -211,7 +211,11 @@ fn the_debug_port_lists_its_pages() {
         .lines()
         .map(|line| line.split_once(": ").expect("a page and what it is").0)
         .collect();
-    let others = ["/counters?domain=NAME", "POST /counters/get"];
+    let others = [
+        "/counters?domain=NAME",
+        "POST /counters/get",
+        "POST /counters/reset",
+    ];
     assert_eq!(pages[..4], ["/", "/metrics", "/stats", "/rlconfig"]);
     assert_eq!(pages[4..], others);
     for page in pages.into_iter().filter(|page| page.starts_with('/')) {

@@ -1,6 +1,6 @@
 //! Calls of the debug port: one request on one connection.
 
-use std::{future::poll_fn, pin::Pin, time::Duration};
+use std::{fs, future::poll_fn, io, path::PathBuf, pin::Pin, time::Duration};
 
 use hyper::{
     Method, Request, StatusCode,
@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::{
     net::dial::{self, Dial, DialError},
-    settings::command_line::counters::DebugPort,
+    settings::command_line::counters::{DebugPort, Token},
 };
 
 /// Why there is no answer.
@@ -35,6 +35,8 @@ pub(in crate::cli) enum CallError {
     Refused { status: StatusCode, text: String },
     #[error("the answer of {0} is not JSON")]
     NotJson(String, #[source] serde_json::Error),
+    #[error("cannot read the token in {}", .0.display())]
+    Token(PathBuf, #[source] io::Error),
     #[error("the request cannot be sent")]
     Request(#[from] hyper::http::Error),
 }
@@ -75,21 +77,43 @@ impl Port {
     }
 
     pub(super) async fn get(&self, path: &str) -> Result<Value, CallError> {
-        self.call(Method::GET, path, String::new()).await
+        self.call(Method::GET, path, String::new(), None).await
     }
 
-    pub(super) async fn post(&self, path: &str, body: &Value) -> Result<Value, CallError> {
-        self.call(Method::POST, path, body.to_string()).await
+    /// Sends `body`, with the token if there is one.
+    pub(super) async fn post(
+        &self,
+        path: &str,
+        body: &Value,
+        token: Option<&Token>,
+    ) -> Result<Value, CallError> {
+        let token_file = token.and_then(|token| token.token_file.as_ref());
+        let read = |path: &PathBuf| {
+            let text = fs::read_to_string(path);
+            text.map_err(|error| CallError::Token(path.clone(), error))
+        };
+        let token = token_file.map(read).transpose()?;
+        self.call(Method::POST, path, body.to_string(), token).await
     }
 
-    async fn call(&self, method: Method, path: &str, body: String) -> Result<Value, CallError> {
-        let request = Request::builder()
+    async fn call(
+        &self,
+        method: Method,
+        path: &str,
+        body: String,
+        token: Option<String>,
+    ) -> Result<Value, CallError> {
+        let mut request = Request::builder()
             .method(method)
             .uri(path)
             .header(header::HOST, self.dial.authority())
             .header(header::CONTENT_TYPE, "application/json")
-            .header(header::CONNECTION, "close")
-            .body(body)?;
+            .header(header::CONNECTION, "close");
+        if let Some(token) = token {
+            let token = format!("Bearer {}", token.trim_end_matches(['\r', '\n']));
+            request = request.header(header::AUTHORIZATION, token);
+        }
+        let request = request.body(body)?;
         let answered = tokio::time::timeout(self.timeout, self.exchange(request)).await;
         let (status, body) =
             answered.map_err(|_elapsed| CallError::TimedOut(self.server.clone()))??;

@@ -93,6 +93,11 @@ fn standing(counter: &Value) -> String {
     if let Some(secs) = number(counter, "resetSecs") {
         let _ = write!(text, ", resets in {}", duration(secs));
     }
+    if counter["hitsBefore"].is_u64() && number(counter, "hits") > Some(0) {
+        text.push_str(
+            " (counted in a sketch, because there is no room for a counter; it cannot be reset)",
+        );
+    }
     if let Some(algorithm) = counter["algorithm"].as_str() {
         let _ = write!(text, "; {}", escaped(algorithm));
     }

@@ -2,7 +2,7 @@
 //!
 //! A look asks the store past the over-limit cache, and neither counts a hit nor makes a counter.
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc};
 
 use axum::{
     body::Body,
@@ -27,10 +27,14 @@ use crate::{
     store::{any::AnyStore, contract::StoreError, memory::MemoryStore},
 };
 
+mod access;
+mod change;
 mod list;
 mod look;
 mod report;
 
+pub(crate) use access::Peer;
+pub(crate) use change::Change;
 use report::CounterReport;
 
 /// The counters that the debug port shows.
@@ -43,6 +47,8 @@ pub(crate) struct Counters {
     pub bodies: BodyLimits,
     pub clock: RequestClock,
     pub blocking: BlockingQueue,
+    /// The file with the token of callers on other machines who may change counters.
+    pub token_file: Option<PathBuf>,
 }
 
 /// The place that lists the keys of counters.
@@ -73,6 +79,22 @@ impl Counters {
         body: Body,
     ) -> Response {
         look::get(&self, &account, &headers, body).await
+    }
+
+    /// Changes the counters of the descriptors in `body`, if the caller may do that.
+    pub(super) async fn change(
+        self,
+        change: Change,
+        peer: Peer,
+        account: Arc<Account>,
+        headers: HeaderMap,
+        body: Body,
+    ) -> Response {
+        let token_file = self.token_file.as_ref();
+        match access::check(peer, &headers, token_file, &self.blocking).await {
+            Ok(allowed) => change::change(&self, change, allowed, &account, &headers, body).await,
+            Err(error) => refused(StatusCode::FORBIDDEN, &error.to_string()),
+        }
     }
 
     /// Asks the store for the states of the counters in `reports`, a few at a time.

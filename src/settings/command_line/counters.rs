@@ -1,6 +1,6 @@
 //! The flags of `tollgate counters`.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Subcommand};
 
@@ -22,6 +22,8 @@ pub(crate) enum CountersAction {
     List(ListCounters),
     /// Show the counters of descriptors, without counting a hit
     Get(GetCounters),
+    /// Take all hits off the counters of descriptors: their limits begin anew
+    Reset(ResetCounters),
 }
 
 /// The server to ask, and the form of its answer.
@@ -81,6 +83,29 @@ pub(crate) struct Descriptors {
 pub(crate) struct GetCounters {
     #[command(flatten)]
     pub of: Descriptors,
+
+    #[command(flatten)]
+    pub port: DebugPort,
+}
+
+/// The proof that this caller may change counters.
+#[derive(Debug, Args)]
+pub(crate) struct Token {
+    /// File with the token of the server's --admin-token-file; a server on this machine needs none
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Exit code: 0 if the counters were reset, 1 if not, 2 for a bad command line."
+)]
+pub(crate) struct ResetCounters {
+    #[command(flatten)]
+    pub of: Descriptors,
+
+    #[command(flatten)]
+    pub token: Token,
 
     #[command(flatten)]
     pub port: DebugPort,
