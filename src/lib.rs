@@ -128,6 +128,7 @@ mod store {
         mod queue;
         mod redirect;
         pub(crate) mod running;
+        pub(crate) mod scan;
         mod sentinel;
         pub(crate) mod servers;
         mod slot;

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     service::{
-        admin::{self, Counters, Health, KeySource, Statistics},
+        admin::{self, Counters, Health, KeySource, RedisKeys, Statistics},
         budget::Budget,
         grpc,
     },
@@ -43,7 +43,10 @@ pub(super) fn start(
         store: json.limiter.store.clone(),
         keys: match parts.backend.memory() {
             Some(memory) => KeySource::Memory(memory),
-            None => KeySource::Redis,
+            None => KeySource::Redis(RedisKeys {
+                servers: parts.backend.servers().cloned().collect(),
+                key_prefix: settings.redis.options().key_prefix.into_bytes().into(),
+            }),
         },
         bounds: json.bounds,
         bodies,

@@ -25,7 +25,7 @@ mod rlconfig;
 mod statistics;
 
 use counters::Change;
-pub(crate) use counters::{Counters, KeySource, Peer};
+pub(crate) use counters::{Counters, KeySource, Peer, RedisKeys};
 pub(crate) use health::{Components, Health};
 pub(crate) use json::BodyLimits;
 pub(crate) use page::BlockingQueue;

@@ -7,4 +7,6 @@ pub(crate) struct KeyPage {
     pub(crate) keys: Vec<Box<[u8]>>,
     /// Where the next page begins; `None` if this is the last one.
     pub(crate) cursor: Option<String>,
+    /// Whether they are in the store of limits per second.
+    pub(crate) is_per_second: bool,
 }

@@ -6,9 +6,11 @@ use serde_json::{Value, json};
 
 use crate::support::{
     ask::{ask, connect, is_ok},
-    finish,
+    cluster::Cluster,
+    eventually, finish,
     http::get,
     json,
+    redis::Redis,
     tollgate::{self, Tollgate, program},
 };
 
@@ -32,6 +34,8 @@ descriptors:
     value: /api/*
     share_threshold: true
     rate_limit: { unit: year, requests_per_unit: 9 }
+  - key: fast
+    rate_limit: { unit: second, unit_multiplier: 2000000000, requests_per_unit: 9 }
   - key: free
     rate_limit: { unlimited: true }
 ";
@@ -235,6 +239,110 @@ async fn a_reset_frees_a_client_of_every_algorithm_and_is_logged_with_the_caller
         line["by"].as_str().unwrap().ends_with(" (loopback)"),
         "{line}"
     );
+}
+
+/// Counts in one Redis, or limits per second in another one; all keys begin with a text that is a pattern for SCAN.
+#[tokio::test]
+async fn counters_in_redis_are_listed_shown_and_reset_as_in_memory() {
+    let (redis, per_second) = (Redis::start(), Redis::start());
+    let server = tollgate::with_rules(RULES)
+        .redis(&redis)
+        .args([
+            "--redis-per-second",
+            "--redis-per-second-url",
+            &per_second.url(),
+        ])
+        .args(["--key-prefix", "a*[b]\\"])
+        .start();
+    let other = tollgate::with_rules(RULES).redis(&redis).start();
+    hit(&other, &[("log", "other")], 1).await;
+    let mut used: Vec<_> = KEYS.iter().map(|key| (*key, "v")).collect();
+    used.push(("fast", "v"));
+    hit(&server, &used, 3).await;
+    let commands = per_second.number(&["DBSIZE"]);
+    assert_eq!(commands, 1, "the limit of many seconds is there");
+    for key in KEYS {
+        assert_eq!(counter(&server, &format!("{key}=v"))["hits"], 3, "{key}");
+    }
+    let listed = run_json(&server, &["list", "--domain", "d"]);
+    let listed = listed["counters"].as_array().unwrap();
+    let name = |one: &Value| one["entries"][0]["key"].as_str().unwrap().to_owned();
+    let keys: BTreeSet<_> = listed.iter().map(name).collect();
+    let expected = KEYS.into_iter().chain(["fast"]).map(str::to_owned);
+    assert_eq!(keys, expected.collect());
+    assert_eq!(listed.len(), keys.len());
+    assert!(listed.iter().all(|one| one["hits"] == 3), "{listed:?}");
+    // Neither looks nor lists made a key, or changed one.
+    assert_eq!(redis.number(&["DBSIZE"]), 6);
+    for key in KEYS {
+        let descriptor = format!("{key}=v");
+        let reset = run_json(&server, &["reset", "--domain", "d", "-d", &descriptor]);
+        let reset = &reset["descriptors"][0]["counters"][0];
+        assert_eq!(
+            (&reset["hitsBefore"], &reset["hits"]),
+            (&json!(3), &json!(0)),
+            "{key}"
+        );
+    }
+    // A server that is gone is an error, and no empty list.
+    drop((redis, per_second));
+    let (code, _, errors) = run(&server, &["list", "--domain", "d"]);
+    assert_eq!(code, Some(1));
+    assert!(errors.contains("503"), "{errors}");
+}
+
+#[tokio::test]
+async fn counters_of_all_masters_of_a_cluster_are_listed_and_reset() {
+    let cluster = Cluster::start(0);
+    let server = tollgate::with_rules(RULES)
+        .redis_at(&cluster.url(), "10s")
+        .start();
+    let values: Vec<_> = (0..30).map(|value| value.to_string()).collect();
+    let used: Vec<_> = values.iter().map(|value| ("log", &**value)).collect();
+    eventually("calls are answered for all values", async || {
+        let mut client = connect(server.grpc).await;
+        for (key, value) in &used {
+            if ask(&mut client, "d", &[(*key, *value)]).await.is_err() {
+                return false;
+            }
+        }
+        true
+    })
+    .await;
+    let listed = run_json(&server, &["list", "--domain", "d", "--limit", "1000"]);
+    let name = |one: &Value| one["entries"][0]["value"].as_str().unwrap().to_owned();
+    let found: BTreeSet<_> = listed["counters"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(name)
+        .collect();
+    assert_eq!(found, values.iter().cloned().collect());
+    for value in &values[..5] {
+        let descriptor = format!("log={value}");
+        run_json(&server, &["reset", "--domain", "d", "-d", &descriptor]);
+        assert_eq!(counter(&server, &descriptor)["hits"], 0, "{value}");
+    }
+}
+
+/// Refused hits that a replica has not added to Redis yet would fill the counter again.
+#[tokio::test]
+async fn a_reset_through_one_replica_frees_a_client_of_the_others() {
+    let redis = Redis::start();
+    let replicas = [(); 2].map(|()| tollgate::with_rules(RULES).redis(&redis).start());
+    for replica in &replicas {
+        hit(replica, &[("day", "v")], 30).await;
+    }
+    run_json(&replicas[0], &["reset", "--domain", "d", "-d", "day=v"]);
+    let mut client = connect(replicas[1].grpc).await;
+    eventually("the other replica lets the client pass", async || {
+        is_ok(&ask(&mut client, "d", &[("day", "v")]).await)
+    })
+    .await;
+    for _ in 0..5 {
+        assert!(is_ok(&ask(&mut client, "d", &[("day", "v")]).await));
+    }
+    assert_eq!(counter(&replicas[0], "day=v")["hits"], 6);
 }
 
 const RESET: &[u8] = br#"{"domain":"d","descriptors":[{"entries":[{"key":"log","value":"v"}]}]}"#;

@@ -24,7 +24,7 @@ use crate::{
         grpc::{RequestClock, wire::RequestBounds},
         limiter::Rules,
     },
-    store::{any::AnyStore, contract::StoreError, memory::MemoryStore},
+    store::{any::AnyStore, contract::StoreError, memory::MemoryStore, redis::servers::Servers},
 };
 
 mod access;
@@ -55,8 +55,16 @@ pub(crate) struct Counters {
 #[derive(Clone, Debug)]
 pub(crate) enum KeySource {
     Memory(Arc<MemoryStore>),
-    /// Keys in Redis are not listed.
-    Redis,
+    Redis(RedisKeys),
+}
+
+/// The keys of all Redis servers.
+#[derive(Clone, Debug)]
+pub(crate) struct RedisKeys {
+    /// First the Redis of all limits, then that of limits per second, if there is one.
+    pub servers: Vec<Servers>,
+    /// The beginning of all keys.
+    pub key_prefix: Arc<[u8]>,
 }
 
 /// Counters that one request to the store looks at: few, because decisions travel with it.

@@ -110,6 +110,7 @@ impl MemoryStore {
         KeyPage {
             keys,
             cursor: at.map(MemoryCursor::text),
+            is_per_second: false,
         }
     }
 

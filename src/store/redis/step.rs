@@ -56,6 +56,7 @@ const fn charge_letter(charge: Charge) -> &'static [u8] {
         Charge::Within => b"w",
         Charge::Admitted => b"m",
         Charge::Stopping => b"s",
+        Charge::WhileFull => b"f",
         Charge::Never => b"n",
     }
 }
@@ -278,6 +279,7 @@ mod tests {
             Charge::Within,
             Charge::Admitted,
             Charge::Stopping,
+            Charge::WhileFull,
             Charge::Never,
         ];
         let mut compared = found("c.charge == '", "'");

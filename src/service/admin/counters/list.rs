@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::{
     super::page::each_of,
-    Counters, KeySource, refused,
+    Counters, KeySource, RedisKeys, refused,
     report::{CounterReport, text},
     without_store,
 };
@@ -23,7 +23,11 @@ use crate::{
         window::Timestamp,
     },
     service::budget::Account,
-    store::{listing::KeyPage, memory::MemoryCursor},
+    store::{
+        listing::KeyPage,
+        memory::MemoryCursor,
+        redis::scan::{ScanCursor, ScanError},
+    },
 };
 
 /// Counters on a page unless the query says how many, and the most that it may say.
@@ -138,9 +142,13 @@ pub(super) async fn list(counters: &Counters, account: Arc<Account>, query: List
         Ok(page) => page,
         Err(refusal) => return refusal,
     };
-    let KeyPage { keys, cursor } = page;
+    let KeyPage {
+        keys,
+        cursor,
+        is_per_second,
+    } = page;
     let reports = counters.blocking.work(move || {
-        let report = |key| CounterReport::of_key(key, &rules.matcher, false, now);
+        let report = |key| CounterReport::of_key(key, &rules.matcher, is_per_second, now);
         keys.into_iter().filter_map(report).collect::<Vec<_>>()
     });
     let mut reports = reports.await;
@@ -186,12 +194,49 @@ async fn page(
             };
             Ok(counters.blocking.work(list).await)
         }
-        KeySource::Redis => {
-            let text =
-                "counters in Redis are not listed; ask for one descriptor with /counters/get";
-            Err(refused(StatusCode::NOT_IMPLEMENTED, text))
+        KeySource::Redis(redis) => {
+            let cursor = match &query.cursor {
+                Some(text) => redis_cursor(text).ok_or_else(bad_cursor)?,
+                None => (0, ScanCursor::default()),
+            };
+            let page = page_of_redis(redis, cursor, &prefixes, query.limit).await;
+            page.map_err(|error| {
+                tracing::warn!("cannot list keys: {error}");
+                refused(StatusCode::SERVICE_UNAVAILABLE, &error.to_string())
+            })
         }
     }
+}
+
+/// The number of a Redis and where to go on in it.
+fn redis_cursor(text: &str) -> Option<(usize, ScanCursor)> {
+    let (redis, scan) = text.split_once('.')?;
+    Some((redis.parse().ok()?, ScanCursor::parse(scan)?))
+}
+
+/// Keys of one Redis; the next one follows on the next page.
+async fn page_of_redis(
+    redis: &RedisKeys,
+    (number, cursor): (usize, ScanCursor),
+    prefixes: &[Vec<u8>],
+    most: usize,
+) -> Result<KeyPage, ScanError> {
+    let Some(servers) = redis.servers.get(number) else {
+        return Ok(KeyPage::default());
+    };
+    let page = servers
+        .keys(&redis.key_prefix, prefixes, cursor, most)
+        .await?;
+    let has_next = number + 1 < redis.servers.len();
+    let cursor = match page.cursor {
+        Some(cursor) => Some(format!("{number}.{cursor}")),
+        None => has_next.then(|| format!("{}.{}", number + 1, ScanCursor::default().text())),
+    };
+    Ok(KeyPage {
+        cursor,
+        is_per_second: number > 0,
+        ..page
+    })
 }
 
 #[cfg(test)]
