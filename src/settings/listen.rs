@@ -92,8 +92,8 @@ pub(crate) struct Listen {
     #[arg(long, env = "DEBUG_PORT", default_value_t = 6070, value_parser = port, value_name = "PORT")]
     pub debug_port: u16,
 
-    /// File with the token that callers on other machines need to change counters through the debug port: `authorization:
-    /// Bearer TOKEN`. It is read for each such call. Without it only this machine may change them
+    /// File with the token that callers on other machines need to change counters through the debug port:
+    /// `authorization: Bearer TOKEN`. It is read for each such call. Without it only this machine may change them
     #[arg(long, env = "TOLLGATE_ADMIN_TOKEN_FILE", value_parser = file_path, value_name = "FILE")]
     pub admin_token_file: Option<PathBuf>,
 }

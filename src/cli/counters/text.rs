@@ -10,7 +10,7 @@ use crate::cli::ask::readable::{duration, named};
 /// A line for each counter of a domain.
 pub(super) fn list(all: &Value) -> String {
     let counters = array(&all["counters"]);
-    let mut lines: Vec<String> = counters.iter().map(|one| listed(one)).collect();
+    let mut lines: Vec<String> = counters.iter().map(listed).collect();
     match (all["cursor"].as_str(), counters.len()) {
         (Some(cursor), _) => lines.push(format!("more: --cursor {}", escaped(cursor))),
         (None, 0) => lines.push("no counter holds hits".to_owned()),

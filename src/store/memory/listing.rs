@@ -158,7 +158,7 @@ fn families(
     from: u64,
     keys: &mut Vec<Box<[u8]>>,
 ) -> Option<u64> {
-    let (families, goes_on) = shard.families.from_number(from, FAMILIES_AT_ONCE);
+    let (families, goes_on) = shard.families.numbered(from, FAMILIES_AT_ONCE);
     for DescriptorCounters { name, slots } in families {
         for slot in slots
             .iter()

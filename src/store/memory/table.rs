@@ -99,7 +99,7 @@ impl Table {
 
     /// The families of up to `most` numbers from `number` on, and whether there are numbers behind. A number without a
     /// family has one without counters.
-    pub(super) fn from_number(
+    pub(super) fn numbered(
         &self,
         number: u64,
         most: u64,

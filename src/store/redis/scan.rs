@@ -69,8 +69,8 @@ impl ScanCursor {
 }
 
 impl Servers {
-    /// Keys that begin with `key_prefix` and one of `prefixes`, from `cursor` on, without the `key_prefix`: about `most`
-    /// of them, or fewer if many others were looked at.
+    /// Keys that begin with `key_prefix` and one of `prefixes`, from `cursor` on, without the `key_prefix`: about
+    /// `most` of them, or fewer if many others were looked at.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Who may change counters: callers on this machine, and those that have the token.
+//! The callers who may change counters: those on this machine, and those that have the token.
 
 use std::{
     fmt,
