@@ -13,7 +13,7 @@ use crate::{
     settings::{
         command_line::{
             Ask, Cli, Command,
-            counters::{Counters, CountersAction},
+            counters::{CountersAction, CountersCommand},
         },
         environment::{UsageError, UsageErrorKind},
         process::{LogFormat, LogLevel},
@@ -48,7 +48,7 @@ pub fn run_command() -> ExitCode {
         }
         Command::Check(check) => check_files(&check),
         Command::Ask(ask) => print_answer(ask).unwrap_or_else(|error| failed(&error, FAILURE)),
-        Command::Counters(Counters { action }) => {
+        Command::Counters(CountersCommand { action }) => {
             print_counters(action).unwrap_or_else(|error| failed(&error, FAILURE))
         }
         Command::LintEnvoy(lint) => {

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::settings::{
     command_line::counters::{
-        CountersAction, Descriptors, GetCounters, ListCounters, ResetCounters,
+        CountersAction, Descriptors, GetCounters, GrantCounters, ListCounters, ResetCounters,
     },
     values::Entries,
 };
@@ -28,15 +28,27 @@ pub(super) async fn counters(action: CountersAction) -> Result<String, CallError
         CountersAction::Get(GetCounters { of, port }) => {
             let is_json = port.json;
             let answer = Port::new(port)?
-                .post("/counters/get", &request(&of), None)
+                .post("/counters/get", &request(&of, None), None)
                 .await?;
             Ok(shown(&answer, is_json, text::descriptors))
         }
         CountersAction::Reset(ResetCounters { of, token, port }) => {
             let is_json = port.json;
             let port = Port::new(port)?;
-            let of = request(&of);
+            let of = request(&of, None);
             let answer = port.post("/counters/reset", &of, Some(&token)).await?;
+            Ok(shown(&answer, is_json, text::descriptors))
+        }
+        CountersAction::Grant(GrantCounters {
+            of,
+            hits,
+            token,
+            port,
+        }) => {
+            let is_json = port.json;
+            let port = Port::new(port)?;
+            let of = request(&of, Some(hits));
+            let answer = port.post("/counters/grant", &of, Some(&token)).await?;
             Ok(shown(&answer, is_json, text::descriptors))
         }
     }
@@ -80,12 +92,15 @@ async fn list_counters(list: ListCounters) -> Result<String, CallError> {
     Ok(shown(&all, is_json, text::list))
 }
 
-/// The descriptors as the body of a request.
-fn request(of: &Descriptors) -> Value {
+/// The descriptors as the body of a request, with the hits of each.
+fn request(of: &Descriptors, hits: Option<u32>) -> Value {
     let entry = |(key, value): &(String, String)| json!({ "key": key, "value": value });
     let descriptor = |Entries(entries): &Entries| -> Value {
         let entries: Vec<_> = entries.iter().map(entry).collect();
-        json!({ "entries": entries })
+        match hits {
+            Some(hits) => json!({ "entries": entries, "hitsAddend": hits.to_string() }),
+            None => json!({ "entries": entries }),
+        }
     };
     let descriptors: Vec<_> = of.descriptors.iter().map(descriptor).collect();
     json!({ "domain": of.domain, "descriptors": descriptors })

@@ -56,7 +56,7 @@ impl Charging {
             Charge::Never => false,
             _ if spec.hits.given_back() > 0 => true,
             _ if is_over => charges_refused(spec),
-            Charge::Always | Charge::Within | Charge::WhileFull => true,
+            Charge::Always | Charge::Within | Charge::WhileFull | Charge::Grant => true,
             Charge::Admitted => !self.refuses && !self.is_over(spec.descriptor),
             Charge::Stopping => !self.stops,
         }
@@ -116,7 +116,7 @@ impl BatchCharging {
                 _ => after > u64::from(increment.limit),
             };
             let is_ahead = match increment.charge {
-                Charge::Always => true,
+                Charge::Always | Charge::Grant => true,
                 Charge::Within | Charge::Admitted | Charge::WhileFull | Charge::Never => !is_over,
                 // The reference looks at all counters before it adds to any.
                 Charge::Stopping => false,

@@ -76,6 +76,7 @@ const INDEX: &str = "\
 /counters?domain=NAME: the hits of a domain's counters now, page by page
 POST /counters/get: the counters of descriptors in a RateLimitRequest as JSON; `tollgate counters --help` has commands
 POST /counters/reset: takes all hits off the counters of descriptors, for callers on this machine or with the token
+POST /counters/grant: lets as many more hits pass as each descriptor has, until its windows end, for the same callers
 ";
 
 /// Routes of the debug port.
@@ -111,4 +112,5 @@ pub(crate) fn debug(rules: Rules, statistics: Statistics, counters: Counters) ->
         .route("/counters", get(list))
         .route("/counters/get", post(look))
         .route("/counters/reset", post(change(Change::Reset)))
+        .route("/counters/grant", post(change(Change::Grant)))
 }

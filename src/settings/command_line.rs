@@ -12,7 +12,7 @@ use std::{
 
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 
-use self::{counters::Counters, lint_envoy::LintEnvoy, reading::Reading};
+use self::{counters::CountersCommand, lint_envoy::LintEnvoy, reading::Reading};
 use super::{
     environment::{self, UsageError},
     redis::KeyFormatFlag,
@@ -44,7 +44,7 @@ pub(crate) enum Command {
     /// Ask a running server for a decision, as Envoy does
     Ask(Ask),
     /// Show the counters of a running server
-    Counters(Counters),
+    Counters(CountersCommand),
     /// Check Envoy configurations for traps: settings that Envoy accepts and that limit nothing
     LintEnvoy(LintEnvoy),
 }

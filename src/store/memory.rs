@@ -140,7 +140,7 @@ impl MemoryStore {
                 let Some(slot) = slot.filter(|_| spec.method == CounterKind::Window) else {
                     break;
                 };
-                let is_charged = charges_alone(spec, || slot.count);
+                let is_charged = charges_alone(spec, || slot.held());
                 counts.push(slot.add(spec.hits, is_charged));
                 next = names.next();
             }

@@ -345,6 +345,60 @@ async fn a_reset_through_one_replica_frees_a_client_of_the_others() {
     assert_eq!(counter(&replicas[0], "day=v")["hits"], 6);
 }
 
+/// How many of 60 requests pass.
+async fn passing(server: &Tollgate, key: &str, value: &str) -> usize {
+    let mut client = connect(server.grpc).await;
+    let mut passed = 0;
+    for _ in 0..60 {
+        passed += usize::from(is_ok(&ask(&mut client, "d", &[(key, value)]).await));
+    }
+    passed
+}
+
+/// Windows let 20 more hits pass, and all others as many as they hold: 9, or 5 of a bucket.
+#[tokio::test]
+async fn granted_hits_pass_beyond_the_limit_in_memory_and_in_redis() {
+    let redis = Redis::start();
+    for server in [
+        tollgate::with_rules(RULES).start(),
+        tollgate::with_rules(RULES).redis(&redis).start(),
+    ] {
+        for (key, full, more) in [
+            ("fast", 9, 20),
+            ("day", 9, 20),
+            ("first", 9, 20),
+            ("sliding", 9, 9),
+            ("log", 9, 9),
+            ("bucket", 5, 5),
+        ] {
+            assert_eq!(passing(&server, key, "v").await, full, "{key}");
+            let descriptor = format!("{key}=v");
+            let grant = ["grant", "--domain", "d", "--hits", "20", "-d", &descriptor];
+            let granted = run_json(&server, &grant);
+            assert_eq!(granted["descriptors"][0]["counters"][0]["hits"], 0, "{key}");
+            assert_eq!(passing(&server, key, "v").await, more, "{key}");
+        }
+        // In advance too, for as long as the window of now.
+        run_json(
+            &server,
+            &["grant", "--domain", "d", "--hits", "20", "-d", "day=new"],
+        );
+        assert_eq!(passing(&server, "day", "new").await, 29);
+        let (code, ..) = run(
+            &server,
+            &["grant", "--domain", "d", "--hits", "0", "-d", "day=v"],
+        );
+        assert_eq!(code, Some(2));
+        server.log().with("hits were granted");
+    }
+    let ttl = redis.cli(&["--raw", "EVAL", FOREVER, "0"]);
+    assert_eq!(ttl.trim(), "0", "keys without an end");
+}
+
+/// Counts the keys that never expire.
+const FOREVER: &str = "local count = 0 for _, key in ipairs(redis.call('KEYS', '*')) do \
+     if redis.call('TTL', key) < 0 then count = count + 1 end end return count";
+
 const RESET: &[u8] = br#"{"domain":"d","descriptors":[{"entries":[{"key":"log","value":"v"}]}]}"#;
 
 /// The status of a call to reset a counter with these headers, each ending with a line break.

@@ -215,6 +215,7 @@ fn the_debug_port_lists_its_pages() {
         "/counters?domain=NAME",
         "POST /counters/get",
         "POST /counters/reset",
+        "POST /counters/grant",
     ];
     assert_eq!(pages[..4], ["/", "/metrics", "/stats", "/rlconfig"]);
     assert_eq!(pages[4..], others);

@@ -143,6 +143,19 @@ fn take_states(reports: &mut [CounterReport], counts: &[CounterState]) {
     }
 }
 
+/// Why a call is refused.
+#[derive(Debug)]
+struct Refusal {
+    status: StatusCode,
+    reason: String,
+}
+
+impl Refusal {
+    fn reply(&self) -> Response {
+        refused(self.status, &self.reason)
+    }
+}
+
 /// A reply that is no success, with its reason.
 fn refused(status: StatusCode, reason: &str) -> Response {
     let mut reply = plain(status, "");

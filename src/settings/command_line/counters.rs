@@ -11,7 +11,7 @@ use crate::settings::values::{Entries, duration, entries, number};
     after_help = "The debug port is open to this machine only unless --debug-host says otherwise. docs/counters.md \
                   describes the answers and the endpoints behind these commands."
 )]
-pub(crate) struct Counters {
+pub(crate) struct CountersCommand {
     #[command(subcommand)]
     pub action: CountersAction,
 }
@@ -24,6 +24,8 @@ pub(crate) enum CountersAction {
     Get(GetCounters),
     /// Take all hits off the counters of descriptors: their limits begin anew
     Reset(ResetCounters),
+    /// Let more hits of descriptors pass than their limits do, until their windows end
+    Grant(GrantCounters),
 }
 
 /// The server to ask, and the form of its answer.
@@ -103,6 +105,25 @@ pub(crate) struct Token {
 pub(crate) struct ResetCounters {
     #[command(flatten)]
     pub of: Descriptors,
+
+    #[command(flatten)]
+    pub token: Token,
+
+    #[command(flatten)]
+    pub port: DebugPort,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Exit code: 0 if the hits were granted, 1 if not, 2 for a bad command line."
+)]
+pub(crate) struct GrantCounters {
+    #[command(flatten)]
+    pub of: Descriptors,
+
+    /// How many more hits pass than now, on each limit of each descriptor
+    #[arg(long, value_parser = number::<u32>(1..=u32::MAX.into()), value_name = "N")]
+    pub hits: u32,
 
     #[command(flatten)]
     pub token: Token,

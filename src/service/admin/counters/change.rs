@@ -1,17 +1,23 @@
 //! Changes to the counters of some descriptors.
 //!
-//! A reset gives back all hits that a counter holds. It takes the way of any give-back through the stores: in one step
-//! with the look at the counter, and past the over-limit caches, which then doubt the counter.
+//! A reset gives back all hits that a counter holds, and a grant as many as should pass beyond the limit. Both take the
+//! way of any give-back through the stores: in one step with the look at the counter, and past the over-limit caches,
+//! which then doubt the counter.
 
 use std::{fmt::Write as _, sync::Arc};
 
-use axum::{body::Body, http::HeaderMap, response::Response};
+use axum::{
+    body::Body,
+    http::{HeaderMap, StatusCode},
+    response::Response,
+};
 
 use super::{
     Counters,
     access::Allowed,
     batch,
-    look::{Answer, Asked},
+    look::{Asked, CounterAnswer, reply},
+    refused,
     report::CounterReport,
     take_states, without_store,
 };
@@ -29,6 +35,8 @@ use crate::{
 pub(crate) enum Change {
     /// They hold no hit any more.
     Reset,
+    /// As many more hits as each descriptor has pass, until its windows end.
+    Grant,
 }
 
 /// Most characters of a domain or a descriptor in a line of the log.
@@ -49,19 +57,26 @@ pub(super) async fn change(
     };
     let request = match asked.request(counters) {
         Ok(request) => request,
-        Err(refusal) => return refusal,
+        Err(refusal) => return refusal.reply(),
     };
-    let mut answer = match Answer::begin(counters, &request) {
+    let mut answer = match CounterAnswer::begin(counters, &request) {
         Ok(answer) => answer,
-        Err(refusal) => return refusal,
+        Err(refusal) => return refusal.reply(),
     };
+    let mut hits = request.descriptors().map(|descriptor| descriptor.hits);
+    let is_too_many = |hits: Hits| hits.added() == 0 || hits.added() > u32::MAX.into();
+    if change == Change::Grant && hits.any(is_too_many) {
+        let text =
+            "hitsAddend of each descriptor has to be the number of hits to grant: 1 to 4294967295";
+        return refused(StatusCode::BAD_REQUEST, text);
+    }
     if let Err(error) = counters.look_at(&mut answer.reports, answer.now).await {
         return without_store(error);
     }
-    for report in &mut answer.reports {
+    answer.each(&request, |report, hits| {
         report.before = report.state.map(|state| state.after);
-        report.spec = report.spec.map(|spec| change.spec(spec));
-    }
+        report.spec = report.spec.map(|spec| change.spec(spec, hits));
+    });
     let mut counts = CounterStates::new();
     let changes = batch(&answer.reports);
     if !changes.is_empty() {
@@ -78,18 +93,20 @@ pub(super) async fn change(
     for (descriptor, reports) in answer.parts(&request) {
         log(change, allowed, &request, descriptor, reports);
     }
-    answer.reply(&request, account)
+    reply(counters, account, answer.json(&request)).await
 }
 
 impl Change {
-    /// The increment that makes the change; `spec` is a look.
-    fn spec(self, spec: IncrementSpec) -> IncrementSpec {
-        match self {
-            Self::Reset => IncrementSpec {
-                hits: Hits::give_back(Hits::MAX),
-                charge: Charge::Always,
-                ..spec
-            },
+    /// The increment that makes the change; `spec` is a look, and `hits` are those of the descriptor.
+    fn spec(self, spec: IncrementSpec, hits: Hits) -> IncrementSpec {
+        let (hits, charge) = match self {
+            Self::Reset => (Hits::MAX, Charge::Always),
+            Self::Grant => (hits.added(), Charge::Grant),
+        };
+        IncrementSpec {
+            hits: Hits::give_back(hits),
+            charge,
+            ..spec
         }
     }
 }
@@ -123,11 +140,13 @@ fn log(
     }
     let done = match change {
         Change::Reset => "counters were reset",
+        Change::Grant => "hits were granted",
     };
     tracing::info!(
         domain = shown(request.domain),
         descriptor = entries.chars().take(MAX_SHOWN).collect::<String>(),
         by = %allowed,
+        granted = (change == Change::Grant).then(|| descriptor.hits.added()),
         hits = changes,
         "{done}"
     );

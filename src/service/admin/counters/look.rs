@@ -11,13 +11,13 @@ use serde_json::{Value, json};
 
 use super::{
     super::json::{is_json, read_json},
-    Counters, refused,
+    Counters, Refusal, refused,
     report::{CounterReport, counters_of, entries_json, text},
     without_store,
 };
 use crate::{
     core::{
-        request::{Descriptor, Request},
+        request::{Descriptor, Hits, Request},
         window::Timestamp,
     },
     service::{
@@ -43,14 +43,14 @@ pub(super) async fn get(
     };
     let request = match asked.request(counters) {
         Ok(request) => request,
-        Err(refusal) => return refusal,
+        Err(refusal) => return refusal.reply(),
     };
-    let mut answer = match Answer::begin(counters, &request) {
+    let mut answer = match CounterAnswer::begin(counters, &request) {
         Ok(answer) => answer,
-        Err(refusal) => return refusal,
+        Err(refusal) => return refusal.reply(),
     };
     match counters.look_at(&mut answer.reports, answer.now).await {
-        Ok(()) => answer.reply(&request, account),
+        Ok(()) => reply(counters, account, answer.json(&request)).await,
         Err(error) => without_store(error),
     }
 }
@@ -90,19 +90,21 @@ impl Asked {
 
     /// # Errors
     ///
-    /// The reply to a request that is not valid or too large.
-    pub(super) fn request(&self, counters: &Counters) -> Result<Request<'_>, Response> {
+    /// If the request is not valid or too large.
+    pub(super) fn request(&self, counters: &Counters) -> Result<Request<'_>, Refusal> {
         let bounds = wire::RequestBounds {
             descriptors: counters.bounds.descriptors.min(MAX_DESCRIPTORS),
             ..counters.bounds
         };
-        wire::request(&self.message, bounds)
-            .map_err(|error| refused(StatusCode::BAD_REQUEST, &error.to_string()))
+        wire::request(&self.message, bounds).map_err(|error| Refusal {
+            status: StatusCode::BAD_REQUEST,
+            reason: error.to_string(),
+        })
     }
 }
 
 /// The counters of a request's descriptors.
-pub(super) struct Answer {
+pub(super) struct CounterAnswer {
     rules: Arc<RuleSet>,
     pub(super) now: Timestamp,
     pub(super) reports: Vec<CounterReport>,
@@ -110,16 +112,18 @@ pub(super) struct Answer {
     ends: Vec<usize>,
 }
 
-impl Answer {
+impl CounterAnswer {
     /// Finds the counters; the store is not asked yet.
     ///
     /// # Errors
     ///
-    /// The reply if there are no rules.
-    pub(super) fn begin(counters: &Counters, request: &Request<'_>) -> Result<Self, Response> {
+    /// If there are no rules.
+    pub(super) fn begin(counters: &Counters, request: &Request<'_>) -> Result<Self, Refusal> {
         let Some(rules) = counters.rules.current() else {
-            let text = "no rate limit configuration loaded";
-            return Err(refused(StatusCode::SERVICE_UNAVAILABLE, text));
+            return Err(Refusal {
+                status: StatusCode::SERVICE_UNAVAILABLE,
+                reason: "no rate limit configuration loaded".to_owned(),
+            });
         };
         let now = counters.clock.now();
         let (mut reports, mut ends) = (Vec::new(), Vec::new());
@@ -137,6 +141,21 @@ impl Answer {
         })
     }
 
+    /// Calls `change` with each counter and the hits of its descriptor.
+    pub(super) fn each(
+        &mut self,
+        request: &Request<'_>,
+        mut change: impl FnMut(&mut CounterReport, Hits),
+    ) {
+        let mut start = 0;
+        for (descriptor, &end) in request.descriptors().zip(&self.ends) {
+            for report in &mut self.reports[start..end] {
+                change(report, descriptor.hits);
+            }
+            start = end;
+        }
+    }
+
     /// Each descriptor with its counters.
     pub(super) fn parts<'a>(
         &'a self,
@@ -151,7 +170,7 @@ impl Answer {
     }
 
     /// The counters, descriptor by descriptor; why there are none where there are none.
-    pub(super) fn reply(&self, request: &Request<'_>, account: &Arc<Account>) -> Response {
+    pub(super) fn json(&self, request: &Request<'_>) -> Value {
         let part = |(descriptor, own): (Descriptor<'_>, &[CounterReport])| {
             let counters: Vec<Value> = own.iter().map(|one| one.json(self.now).into()).collect();
             let mut fields = json!({ "entries": entries_json(descriptor.entries) });
@@ -164,9 +183,13 @@ impl Answer {
             fields
         };
         let parts: Vec<_> = self.parts(request).map(part).collect();
-        let all = json!({ "domain": text(request.domain), "descriptors": parts });
-        let text = format!("{all}\n");
-        let text = Reservation::new(account, text.len()).with(text.into());
-        ([(CONTENT_TYPE, "application/json")], text).into_response()
+        json!({ "domain": text(request.domain), "descriptors": parts })
     }
+}
+
+/// A success, written on the blocking pool.
+pub(super) async fn reply(counters: &Counters, account: &Arc<Account>, json: Value) -> Response {
+    let text = counters.blocking.work(move || format!("{json}\n")).await;
+    let text = Reservation::new(account, text.len()).with(text.into());
+    ([(CONTENT_TYPE, "application/json")], text).into_response()
 }
