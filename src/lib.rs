@@ -101,6 +101,7 @@ mod config {
 mod store {
     pub(crate) mod any;
     pub(crate) mod contract;
+    pub(crate) mod listing;
     pub(crate) mod loss;
     pub(crate) mod memory;
     pub(crate) mod over_limit_cache;
@@ -128,6 +129,7 @@ mod store {
         mod queue;
         mod redirect;
         pub(crate) mod running;
+        pub(crate) mod scan;
         mod sentinel;
         pub(crate) mod servers;
         mod slot;
@@ -236,6 +238,7 @@ mod cli {
     mod ask;
     mod check;
     pub(crate) mod command;
+    mod counters;
     mod healthcheck;
     mod lint_envoy;
     mod lint_file;

@@ -488,8 +488,11 @@ const LIBRARIES: [(&str, &[&str]); 28] = [
     ("flate2", &["service"]),
     ("foldhash", &["config", "core", "store"]),
     ("hashbrown", &["store"]),
-    ("hyper", &["observe", "server", "service"]),
-    ("hyper_util", &["net", "observe", "server", "service"]),
+    ("hyper", &["cli", "observe", "server", "service"]),
+    (
+        "hyper_util",
+        &["cli", "net", "observe", "server", "service"],
+    ),
     ("itoa", &["store"]),
     ("jiff", &["config", "core", "observe"]),
     ("nix", &["server"]),

@@ -21,7 +21,7 @@ use crate::{
     settings::{command_line::Ask, values::Entries},
 };
 
-mod readable;
+pub(super) mod readable;
 mod report;
 
 use readable::readable;

@@ -10,6 +10,7 @@ use anyhow::Context as _;
 use super::{
     ask,
     check::check_files,
+    counters::counters,
     healthcheck::healthcheck,
     lint_file::lint_files,
     print::{print, print_bytes},
@@ -19,7 +20,10 @@ use crate::{
     config::schema::schema,
     server::{log, run::run},
     settings::{
-        command_line::{Ask, Cli, Command, HealthCheck},
+        command_line::{
+            Ask, Cli, Command, HealthCheck,
+            counters::{CountersAction, CountersCommand},
+        },
         environment::{UsageError, UsageErrorKind},
         process::{LogFormat, LogLevel},
         serve::Settings,
@@ -53,6 +57,9 @@ pub fn run_command() -> ExitCode {
         }
         Command::Check(check) => check_files(&check),
         Command::Ask(ask) => print_answer(ask).unwrap_or_else(|error| failed(&error, FAILURE)),
+        Command::Counters(CountersCommand { action }) => {
+            print_counters(action).unwrap_or_else(|error| failed(&error, FAILURE))
+        }
         Command::LintEnvoy(lint) => {
             lint_files(&lint).unwrap_or_else(|error| failed(&error, BAD_USAGE))
         }
@@ -108,20 +115,26 @@ fn serve(settings: &Settings) -> anyhow::Result<()> {
     run(settings).context("tollgate cannot serve")
 }
 
-fn print_answer(ask: Ask) -> anyhow::Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
+fn client_runtime() -> io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .build()?;
-    let answer = runtime.block_on(ask::ask(ask))?;
+        .build()
+}
+
+fn print_counters(action: CountersAction) -> anyhow::Result<ExitCode> {
+    let text = client_runtime()?.block_on(counters(action))?;
+    print(&text);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print_answer(ask: Ask) -> anyhow::Result<ExitCode> {
+    let answer = client_runtime()?.block_on(ask::ask(ask))?;
     print(&answer.text);
     Ok(answer.code)
 }
 
 fn print_health(settings: HealthCheck) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
-    print(&runtime.block_on(healthcheck(settings))?);
+    print(&client_runtime()?.block_on(healthcheck(settings))?);
     Ok(())
 }
 

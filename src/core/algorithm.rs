@@ -20,6 +20,10 @@ use crate::core::{
     request::Hits,
 };
 
+mod first_hit;
+
+pub(crate) use first_hit::{FirstHit, MOST_OWED};
+
 /// The algorithm state of one counter.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum AlgorithmState {
@@ -46,7 +50,7 @@ impl AlgorithmState {
     pub(crate) fn held(&mut self, spec: &IncrementSpec, now: u64) -> u64 {
         let now = self.present(spec, now);
         match self {
-            Self::FirstHit(state) => state.at(spec, now).count,
+            Self::FirstHit(state) => state.at(spec, now).held(),
             Self::SlidingWindow(state) => state.at(spec, now).held(spec, now),
             Self::SlidingLog(state) => state.held(spec, now),
             Self::TokenBucket(state) => state.held(spec, now),
@@ -92,6 +96,21 @@ impl AlgorithmState {
             }
             Self::SlidingLog(state) => state.charge(spec, now),
             Self::TokenBucket(state) => state.charge(spec, now),
+        }
+    }
+
+    /// Grants the hits that `spec` gives back: those above the limit leave first. A window that has begun owes the hits
+    /// that it does not hold; the other algorithms have no window that ends.
+    pub(crate) fn grant(&mut self, spec: &IncrementSpec, now: u64) {
+        let above = self.held(spec, now).saturating_sub(spec.limit.into());
+        let spec = IncrementSpec {
+            hits: Hits::give_back(spec.hits.given_back().saturating_add(above)),
+            ..*spec
+        };
+        let present = self.present(&spec, now);
+        match self {
+            Self::FirstHit(state) => *state = state.at(&spec, present).granted(spec.hits),
+            _ => self.charge(&spec, now),
         }
     }
 
@@ -176,38 +195,6 @@ impl AlgorithmState {
             Self::TokenBucket(state) => state.store_missing(state.missing_then(), now),
         }
         now
-    }
-}
-
-/// A window that begins with the first hit.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct FirstHit {
-    start: u64,
-    /// Also 0 for a window that has not begun.
-    count: u64,
-}
-
-impl FirstHit {
-    fn at(self, spec: &IncrementSpec, now: u64) -> Self {
-        if now >= self.start.saturating_add(spec.period_millis) {
-            return Self::default();
-        }
-        self
-    }
-
-    fn charge(&mut self, hits: Hits, now: u64) {
-        if self.count == 0 && self.start == 0 && hits.added() > 0 {
-            self.start = now;
-        }
-        self.count = add(self.count, hits);
-    }
-
-    fn resets_in(&self, spec: &IncrementSpec, now: u64) -> u64 {
-        if self.start == 0 && self.count == 0 {
-            return 0;
-        }
-        let end = self.start.saturating_add(spec.period_millis);
-        end.saturating_sub(now)
     }
 }
 
@@ -455,12 +442,6 @@ impl TokenBucket {
         let short = self.missing(spec, now).saturating_sub(room);
         narrow(short.div_ceil(u128::from(self.rate)))
     }
-}
-
-fn add(count: u64, hits: Hits) -> u64 {
-    count
-        .saturating_add(hits.added())
-        .saturating_sub(hits.given_back())
 }
 
 /// `count * part / whole`, rounded up.

@@ -31,7 +31,8 @@ impl Charging {
             {
                 charging.quotas.push(spec.descriptor);
             }
-            if is_over {
+            // It decided nothing about this request.
+            if is_over && spec.charge != Charge::WhileFull {
                 charging.over.push(spec.descriptor);
                 charging.refuses |= spec.enforcement == Enforcement::Refuses;
                 charging.stops |= spec.hits.given_back() == 0;
@@ -55,7 +56,7 @@ impl Charging {
             Charge::Never => false,
             _ if spec.hits.given_back() > 0 => true,
             _ if is_over => charges_refused(spec),
-            Charge::Always | Charge::Within => true,
+            Charge::Always | Charge::Within | Charge::WhileFull | Charge::Grant => true,
             Charge::Admitted => !self.refuses && !self.is_over(spec.descriptor),
             Charge::Stopping => !self.stops,
         }
@@ -110,10 +111,13 @@ impl BatchCharging {
         let judge = |increment: Increment<'a>| {
             let ahead = ahead.entry(increment.key).or_default();
             let Look { before, after } = look(&increment, *ahead);
-            let is_over = after > u64::from(increment.limit);
+            let is_over = match increment.charge {
+                Charge::WhileFull => increment.refuses(before),
+                _ => after > u64::from(increment.limit),
+            };
             let is_ahead = match increment.charge {
-                Charge::Always => true,
-                Charge::Within | Charge::Admitted | Charge::Never => !is_over,
+                Charge::Always | Charge::Grant => true,
+                Charge::Within | Charge::Admitted | Charge::WhileFull | Charge::Never => !is_over,
                 // The reference looks at all counters before it adds to any.
                 Charge::Stopping => false,
             };
@@ -158,7 +162,7 @@ mod tests {
         assert_eq!(charged, cases.map(|(.., is_charged)| is_charged));
     }
 
-    use Charge::{Admitted, Always, Never, Stopping, Within};
+    use Charge::{Admitted, Always, Never, Stopping, WhileFull, Within};
     use Enforcement::{Quota, Refuses, Silent};
 
     #[test]
@@ -202,6 +206,20 @@ mod tests {
                 "{charge:?} {held}"
             );
         }
+    }
+
+    #[test]
+    fn hits_that_a_cache_refused_count_while_the_counter_holds_as_much_and_decide_nothing() {
+        for (held, is_charged) in [(0, false), (1, true), (u64::MAX, true)] {
+            let spec = spec(WhileFull, Silent, 0);
+            assert_eq!(charges_alone(&spec, || held), is_charged, "{held}");
+        }
+        check([
+            (WhileFull, Silent, 9, true, false),
+            (Admitted, Refuses, 9, false, true),
+            (Stopping, Refuses, 1, false, true),
+        ]);
+        check([(WhileFull, Silent, 9, false, true)]);
     }
 
     #[test]

@@ -20,7 +20,10 @@ use tokio::{
 use super::ports::accept_next;
 use crate::{
     foundation::lock::lock,
-    service::budget::{Account, Budget},
+    service::{
+        admin::Peer,
+        budget::{Account, Budget},
+    },
 };
 
 /// Bound on a request's headers, and on replies that a client has not read while it sends more requests.
@@ -64,7 +67,7 @@ impl Began {
 
 /// Serves HTTP/1 until dropped. When all places are taken, a new connection replaces the one whose last request, or
 /// whose start, is the oldest. An error on a connection affects only that connection. Requests carry the connection's
-/// [`Account`] in their extensions.
+/// [`Account`] and its [`Peer`] in their extensions.
 pub(super) async fn serve_http(listener: TcpListener, router: axum::Router, limits: HttpLimits) {
     let mut connections = Connections {
         max_connections: limits.max_connections,
@@ -114,9 +117,12 @@ async fn serve(
     timeout: Duration,
 ) {
     let service = TowerToHyperService::new(router);
+    // A connection that is closed already has no peer, and reads no reply.
+    let Ok(peer) = stream.peer_addr() else { return };
     let call = |mut request: Request<Incoming>| {
         began.renew();
         request.extensions_mut().insert(account.clone());
+        request.extensions_mut().insert(Peer(peer));
         hyper::service::Service::call(&service, request)
     };
     let served = hyper::server::conn::http1::Builder::new()

@@ -12,7 +12,10 @@ use super::{
 };
 use crate::{
     service::{
-        admin::{self, Health, HistoryRecorder, Statistics, TopTalkersPage},
+        admin::{
+            self, Counters, DebugPages, Health, HistoryRecorder, KeySource, RedisKeys, Statistics,
+            TopTalkersPage,
+        },
         budget::Budget,
         grpc,
     },
@@ -35,28 +38,46 @@ pub(super) fn start(
         timeout: settings.listen.http_timeout,
         budget: budget.clone(),
     };
+    let bodies = admin::BodyLimits {
+        max_bytes: settings.bounds.max_message_bytes,
+        timeout: settings.bounds.message_timeout,
+    };
+    let counters = Counters {
+        rules: parts.rules.clone(),
+        store: json.limiter.store.clone(),
+        keys: match parts.backend.memory() {
+            Some(memory) => KeySource::Memory(memory),
+            None => KeySource::Redis(RedisKeys {
+                servers: parts.backend.servers().cloned().collect(),
+                key_prefix: settings.redis.options().key_prefix.into_bytes().into(),
+            }),
+        },
+        bounds: json.bounds,
+        bodies,
+        clock: json.clock.clone(),
+        blocking: statistics.blocking.clone(),
+        token_file: settings.listen.admin_token().map(Into::into),
+    };
     let routes = admin::http(
         health,
         parts.backend.components(&parts.metrics),
         settings.listen.http_json.then_some(json),
         statistics.blocking.clone(),
-        admin::BodyLimits {
-            max_bytes: settings.bounds.max_message_bytes,
-            timeout: settings.bounds.message_timeout,
-        },
+        bodies,
     );
     tasks.spawn(serve_http(ports.http, routes, limits.clone()));
     let history = HistoryRecorder::new(parts.rules.clone(), statistics.clone());
     tasks.spawn(statistics::sample(history.clone()));
-    let routes = admin::debug(
-        parts.rules.clone(),
-        statistics.clone(),
+    let routes = admin::debug(DebugPages {
+        rules: parts.rules.clone(),
+        statistics: statistics.clone(),
         history,
-        TopTalkersPage {
+        talkers: TopTalkersPage {
             talkers: parts.talkers.clone(),
             clock: parts.backend.clock(settings),
         },
-    );
+        counters,
+    });
     tasks.spawn(serve_http(ports.debug, routes, limits.clone()));
     if let Some(prometheus) = ports.prometheus {
         let routes = admin::prometheus(statistics, &settings.stats.prometheus_path);

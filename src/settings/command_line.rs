@@ -1,6 +1,7 @@
 //! Flags and environment → typed [`Settings`]. Only this module and its submodules read the environment.
 
 mod ask;
+pub(crate) mod counters;
 mod healthcheck;
 pub(crate) mod lint_envoy;
 pub(crate) mod reading;
@@ -14,7 +15,7 @@ use std::{
 
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 
-use self::{lint_envoy::LintEnvoy, reading::Reading};
+use self::{counters::CountersCommand, lint_envoy::LintEnvoy, reading::Reading};
 use super::{
     environment::{self, UsageError},
     redis::KeyFormatFlag,
@@ -48,6 +49,8 @@ pub(crate) enum Command {
     Check(Check),
     /// Ask a running server for a decision, as Envoy does
     Ask(Ask),
+    /// Show the counters of a running server
+    Counters(CountersCommand),
     /// Check Envoy configurations for traps: settings that Envoy accepts and that limit nothing
     LintEnvoy(LintEnvoy),
     /// Ask the server of this machine for its health, with the variables that it was started with

@@ -91,9 +91,20 @@ pub(crate) struct Listen {
     /// Debug port; 0 takes a free one
     #[arg(long, env = "DEBUG_PORT", default_value_t = 6070, value_parser = port, value_name = "PORT")]
     pub debug_port: u16,
+
+    /// File with the token that callers on other machines need to change counters through the debug port:
+    /// `authorization: Bearer TOKEN`. It is read for each such call. Without it only this machine may change them
+    #[arg(long, env = "TOLLGATE_ADMIN_TOKEN_FILE", value_parser = file_path, value_name = "FILE")]
+    pub admin_token_file: Option<PathBuf>,
 }
 
 impl Listen {
+    /// The file with the token of callers who may change counters, if there is one.
+    pub(crate) fn admin_token(&self) -> Option<&Path> {
+        let path = self.admin_token_file.as_deref();
+        path.filter(|path| !path.as_os_str().is_empty())
+    }
+
     /// The socket to serve gRPC on, if there is one.
     pub(crate) fn grpc_socket(&self) -> Option<&Path> {
         let path = self.grpc_uds.as_deref();

@@ -51,6 +51,20 @@ impl Store for AnyStore {
 }
 
 impl AnyStore {
+    /// [`Store::add_into`] past the over-limit cache, for looks that want the counts of this moment.
+    pub(crate) async fn look_into(
+        &self,
+        counts: &mut CounterStates,
+        batch: &Batch,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        let deadline = Deadline::of_store();
+        match self {
+            Self::Memory(store) => store.add_into(counts, batch, now, &deadline).await,
+            Self::Redis(store) => store.store.add_into(counts, batch, now, &deadline).await,
+        }
+    }
+
     /// The store once more, if it never waits. Ask for it at start and not for each request.
     pub(crate) fn immediate(&self) -> Option<Arc<dyn ImmediateStore>> {
         match self {

@@ -21,6 +21,7 @@ use crate::foundation::sample::SampleWriter;
 mod capacity;
 mod cursor;
 mod key;
+mod listing;
 mod shard;
 pub(super) mod sketch;
 mod slot;
@@ -32,6 +33,7 @@ use capacity::Capacity;
 pub(crate) use capacity::CounterBounds;
 use cursor::Cursor;
 use key::SplitKey;
+pub(crate) use listing::MemoryCursor;
 use shard::Shard;
 
 /// Counts in memory, up to bounds on counters and bytes.
@@ -143,7 +145,7 @@ impl MemoryStore {
                 let Some(slot) = slot.filter(|_| spec.method == CounterKind::Window) else {
                     break;
                 };
-                let is_charged = charges_alone(spec, || slot.count);
+                let is_charged = charges_alone(spec, || slot.held());
                 counts.push(slot.add(spec.hits, is_charged));
                 next = names.next();
             }

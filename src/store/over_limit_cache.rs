@@ -14,7 +14,8 @@
 //!   change. It is not remembered if the request, or that of another caller, may have been judged in
 //!   several places: a charge at one place may be given back.
 //! - Hits that are refused here but have to count are added to the store just before the next hits
-//!   on their counter that are sent there.
+//!   on their counter that are sent there, unless the counter holds less than was known here: then
+//!   hits were taken off it through another replica, such as by a reset.
 //!
 //! This cache does not notice other replicas, deleted keys, and limits that were raised for another
 //! worker. So no entry is believed for longer than a second while the store can be asked.
@@ -48,7 +49,8 @@ use stats::WorkerCacheStats;
 /// A store around a store, one for each worker.
 #[derive(Debug)]
 pub(crate) struct OverLimitCache<S> {
-    store: S,
+    /// The store that counts.
+    pub(super) store: S,
     /// `None` if the cache is turned off.
     known: Option<Arc<WorkerCache>>,
     caches: Arc<Caches>,

@@ -211,12 +211,21 @@ fn the_debug_port_lists_its_pages() {
         .lines()
         .map(|line| line.split_once(": ").expect("a page and what it is").0)
         .collect();
-    assert_eq!(
-        pages,
-        ["/", "/metrics", "/stats", "/rlconfig", "/top", "/history"]
-    );
-    for page in pages {
-        let reply = get(server.debug, page);
+    let expected = [
+        "/",
+        "/metrics",
+        "/stats",
+        "/rlconfig",
+        "/top",
+        "/history",
+        "/counters?domain=NAME",
+        "POST /counters/get",
+        "POST /counters/reset",
+        "POST /counters/grant",
+    ];
+    assert_eq!(pages, expected);
+    for page in pages.into_iter().filter(|page| page.starts_with('/')) {
+        let reply = get(server.debug, &page.replace("NAME", "d"));
         assert_eq!(reply.status, 200, "{page}");
         assert_eq!(reply.body == list, page == "/", "{page}");
     }

@@ -33,6 +33,7 @@
 //! - `envoy_gateway`: as the rate limit service of Envoy Gateway
 //! - `prometheus`: a real Prometheus and promtool read the page
 //! - `statistics`: statsd, DogStatsD, Prometheus and `/stats`
+//! - `counters`: the hits of counters, shown and changed through the debug port
 //! - `decision_log`: a line for each decision
 //! - `decision_lines`: the lines as JSON, in a file that is replaced when it is full
 //! - `observe`: the history of decisions and top talkers, on the debug port
@@ -77,6 +78,7 @@ mod cli;
 mod clients;
 mod cluster;
 mod cost;
+mod counters;
 mod decision_lines;
 mod decision_log;
 mod dependencies;

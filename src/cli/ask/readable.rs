@@ -119,7 +119,7 @@ fn period(limit: &RateLimit) -> String {
 }
 
 /// A period, and the name of its limit.
-fn named(unit: &str, multiplier: u64, name: &str) -> String {
+pub(in crate::cli) fn named(unit: &str, multiplier: u64, name: &str) -> String {
     let period = match multiplier {
         1 => unit.to_owned(),
         multiplier => format!("{multiplier} {unit}s"),
@@ -131,7 +131,7 @@ fn named(unit: &str, multiplier: u64, name: &str) -> String {
 }
 
 /// Seconds in the two largest units that they fill: `45s`, `1m 5s`, `19h 38m`, `364d 3h`.
-fn duration(secs: u64) -> String {
+pub(in crate::cli) fn duration(secs: u64) -> String {
     const UNITS: [(u64, &str); 4] = [(86_400, "d"), (3_600, "h"), (60, "m"), (1, "s")];
     let Some(largest) = UNITS.iter().position(|(length, _)| secs >= *length) else {
         return "0s".to_owned();

@@ -50,25 +50,10 @@ pub(super) async fn answer_json<S: Store>(
     bodies: BodyLimits,
 ) -> Response {
     let bad = || plain(StatusCode::BAD_REQUEST, "Bad Request\n");
-    let mut held = Reservation::new(account, 0);
-    let read = read(body, bodies.max_bytes, &mut held);
-    let body = match tokio::time::timeout(bodies.timeout, read).await {
-        Ok(Ok(body)) => body,
-        Ok(Err(BodyError::TooLarge)) => {
-            return plain(StatusCode::PAYLOAD_TOO_LARGE, "Payload Too Large\n");
-        }
-        Ok(Err(BodyError::Gone)) => return bad(),
-        Ok(Err(BodyError::NoRoom)) => {
-            account.budget().note(CutOff::JSON_NO_ROOM);
-            return plain(StatusCode::SERVICE_UNAVAILABLE, "Service Unavailable\n");
-        }
-        Err(_elapsed) => {
-            account.budget().note(CutOff::JSON_LATE);
-            return plain(StatusCode::REQUEST_TIMEOUT, "Request Timeout\n");
-        }
-    };
-    let Ok(message) = blocking.work(move || json::request(&body)).await else {
-        return bad();
+    let (message, _held) = match read_json(blocking, account, body, bodies, json::request).await {
+        Ok((Ok(message), held)) => (message, held),
+        Ok((Err(_), _)) => return bad(),
+        Err(refusal) => return refusal,
     };
     let Ok(reply) = service.answer(&message, &Deadline::of_store()).await else {
         return bad();
@@ -87,6 +72,36 @@ pub(super) async fn answer_json<S: Store>(
             plain(StatusCode::INTERNAL_SERVER_ERROR, "Internal Server Error\n")
         }
     }
+}
+
+/// Reads a body, and parses it on the blocking pool. The body stays charged for as long as the reservation lives.
+///
+/// # Errors
+///
+/// The reply to a body that cannot be read.
+pub(super) async fn read_json<T: Send + 'static>(
+    blocking: &BlockingQueue,
+    account: &Arc<Account>,
+    body: Body,
+    bodies: BodyLimits,
+    parse: fn(&[u8]) -> T,
+) -> Result<(T, Reservation), Response> {
+    let mut held = Reservation::new(account, 0);
+    let read = read(body, bodies.max_bytes, &mut held);
+    let (status, text) = match tokio::time::timeout(bodies.timeout, read).await {
+        Ok(Ok(body)) => return Ok((blocking.work(move || parse(&body)).await, held)),
+        Ok(Err(BodyError::TooLarge)) => (StatusCode::PAYLOAD_TOO_LARGE, "Payload Too Large\n"),
+        Ok(Err(BodyError::Gone)) => (StatusCode::BAD_REQUEST, "Bad Request\n"),
+        Ok(Err(BodyError::NoRoom)) => {
+            account.budget().note(CutOff::JSON_NO_ROOM);
+            (StatusCode::SERVICE_UNAVAILABLE, "Service Unavailable\n")
+        }
+        Err(_elapsed) => {
+            account.budget().note(CutOff::JSON_LATE);
+            (StatusCode::REQUEST_TIMEOUT, "Request Timeout\n")
+        }
+    };
+    Err(plain(status, text))
 }
 
 /// Why a body was not read.

@@ -18,7 +18,7 @@ use super::{
 use crate::core::{
     algorithm::AlgorithmState,
     charging::{Look, charges_alone},
-    counter::{CounterKind, CounterState, Increment, IncrementSpec, ResetTimes},
+    counter::{Charge, CounterKind, CounterState, Increment, IncrementSpec, ResetTimes},
     request::Hits,
     window::Timestamp,
 };
@@ -39,7 +39,7 @@ impl Cursor<'_, '_> {
     pub(super) fn held(&mut self, increment: &Increment<'_>) -> u64 {
         if increment.method == CounterKind::Window {
             let slot = self.shard.slot(self.hash, self.name);
-            let held = slot.map(|slot| slot.count);
+            let held = slot.map(|slot| slot.held());
             return held.unwrap_or_else(|| self.sketched(increment));
         }
         let now = self.now.millis();
@@ -93,22 +93,29 @@ impl Cursor<'_, '_> {
     }
 
     fn apply_number(&mut self, increment: &Increment<'_>, is_charged: bool) -> CounterState {
-        let hits = increment.hits;
+        let (hits, limit) = (increment.hits, increment.limit);
+        let is_granted = increment.charge == Charge::Grant;
         if let Some(slot) = self.shard.slot(self.hash, self.name) {
+            if is_granted {
+                return slot.grant(limit, hits.given_back());
+            }
             return slot.add(hits, is_charged);
         }
         let mut slot = CounterSlot {
             own: self.name.own,
-            count: self.sketched(increment),
+            count: self.sketched(increment).cast_signed().max(0),
             expires_at: increment.expires_at,
         };
-        if hits.added() == 0 || !is_charged {
+        if !is_granted && (hits.added() == 0 || !is_charged) {
             return slot.add(Hits::add(0), is_charged);
         }
         if !self.takes_room() {
             return CounterState::from(self.add_to_sketch(increment));
         }
-        let count = slot.add(hits, is_charged);
+        let count = match is_granted {
+            true => slot.grant(limit, hits.given_back()),
+            false => slot.add(hits, is_charged),
+        };
         let bytes = self.shard.push(self.hash, self.name, slot, self.hasher);
         self.capacity.grow(bytes);
         count
@@ -152,7 +159,10 @@ impl Cursor<'_, '_> {
                 slot.state.make_room();
             }
             let before = slot.state.heap_bytes();
-            slot.state.charge(spec, now.millis());
+            match spec.charge {
+                Charge::Grant => slot.state.grant(spec, now.millis()),
+                _ => slot.state.charge(spec, now.millis()),
+            }
             // A log only grows here; a sweep measures it anew.
             let grown = slot.state.heap_bytes().saturating_sub(before);
             self.shard.bytes += grown;

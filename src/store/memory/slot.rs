@@ -2,13 +2,17 @@
 
 use super::key::KeyRest;
 use crate::core::{
-    algorithm::AlgorithmState, counter::CounterState, request::Hits, window::Timestamp,
+    algorithm::{AlgorithmState, MOST_OWED},
+    counter::CounterState,
+    request::Hits,
+    window::Timestamp,
 };
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CounterSlot {
     pub(super) own: KeyRest,
-    pub(super) count: u64,
+    /// Negative if it owes hits.
+    pub(super) count: i64,
     pub(super) expires_at: Timestamp,
 }
 
@@ -23,13 +27,28 @@ impl CounterSlot {
         if is_charged {
             // The clock may have stepped back into a window that was swept or soon will be. The window
             // is part of the key, so the count is still right.
-            self.count = self.count.saturating_add(hits.added());
-            self.count = self.count.saturating_sub(hits.given_back());
+            self.count = self.count.saturating_add_unsigned(hits.added());
+            if self.count > 0 {
+                let left = self.count.saturating_sub_unsigned(hits.given_back());
+                self.count = left.max(0);
+            }
         }
         CounterState {
             is_charged,
-            ..CounterState::from(self.count)
+            ..CounterState::from(self.held())
         }
+    }
+
+    /// The hits that it holds.
+    pub(super) fn held(&self) -> u64 {
+        u64::try_from(self.count).unwrap_or(0)
+    }
+
+    /// Lets as many more hits pass than `limit` does.
+    pub(super) fn grant(&mut self, limit: u32, hits: u64) -> CounterState {
+        let left = self.count.min(limit.into());
+        self.count = left.saturating_sub_unsigned(hits).max(-MOST_OWED);
+        CounterState::from(self.held())
     }
 
     /// The bytes that a counter takes in a map, with its key.

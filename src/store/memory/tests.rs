@@ -229,6 +229,55 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn a_grant_lets_as_many_more_hits_pass_as_it_says(
+        which in 0_usize..6,
+        before in 0_u64..30,
+        grants in prop::collection::vec(1_u64..40, 1..4),
+    ) {
+        let algorithm = &every_algorithm()[which];
+        let is_window = matches!(algorithm, Algorithm::FixedWindow | Algorithm::FirstHit);
+        // Windows count hits that they refuse.
+        let charge = if is_window { Charge::Always } else { Charge::Within };
+        let (store, now) = (MemoryStore::new(10), Timestamp::from_secs(600));
+        let send = |charge, hits| {
+            let mut batch = one("v", algorithm, 5, charge, now);
+            let spec = IncrementSpec { hits, ..*batch.spec(0) };
+            let key = batch.key(0).to_vec();
+            batch.clear();
+            batch.append_one(Increment { key: &key, spec });
+            let count = store.apply_all(&batch, now)[0];
+            u64::from(!count.is_over(spec.limit, hits))
+        };
+        let limit = match algorithm {
+            Algorithm::TokenBucket { burst } => (*burst).into(),
+            _ => 5,
+        };
+        for _ in 0..before {
+            send(charge, Hits::ONE);
+        }
+        let mut left = limit - before.min(limit);
+        for hits in grants {
+            send(Charge::Grant, Hits::give_back(hits));
+            left = match algorithm {
+                Algorithm::FixedWindow => left + hits,
+                // A window that has not begun does not end.
+                Algorithm::FirstHit => left + if before > 0 { hits } else { 0 },
+                _ => (left + hits).min(limit),
+            };
+        }
+        let passed: u64 = (0..200).map(|_| send(charge, Hits::ONE)).sum();
+        prop_assert_eq!(passed, left);
+        // A give-back does not make a window owe hits, nor does it take back that it does.
+        send(Charge::Always, Hits::give_back(Hits::MAX));
+        let passed: u64 = (0..200).map(|_| send(charge, Hits::ONE)).sum();
+        prop_assert_eq!(passed, limit);
+    }
+}
+
 #[test]
 fn a_look_takes_no_room() {
     let store = MemoryStore::new(1);

@@ -199,12 +199,17 @@ impl OverEntries {
             if hits == 0 || over.expires_at <= now {
                 continue;
             }
+            let known = match over.what.get() {
+                OverState::Holds(count) => u32::try_from(count).unwrap_or(u32::MAX),
+                OverState::Full { .. } | OverState::Doubted => 0,
+            };
             let spec = IncrementSpec {
                 hits: Hits::add(hits),
-                // No limit refuses them, and they refuse nothing.
-                charge: Charge::Always,
+                // They refuse nothing. If hits were taken off the counter through another replica, it holds less than
+                // it did here, and these hits of before would fill it again.
+                charge: Charge::WhileFull,
                 enforcement: Enforcement::Silent,
-                limit: u32::MAX,
+                limit: known,
                 descriptor: u32::MAX,
                 ..increment.spec
             };

@@ -120,6 +120,48 @@ fn what_is_given_back_reaches_the_store_and_is_believed() {
     fixture.check(&[("a", 1)], Hits::ONE, &[(1, false)]);
 }
 
+/// Two processes with caches of their own count in one store.
+#[test]
+fn a_reset_through_another_replica_is_not_undone_by_hits_that_were_refused_here() {
+    for charge in [Charge::Always, Charge::Stopping] {
+        let store = Arc::new(MemoryStore::new(10));
+        let replicas = [(); 2].map(|()| {
+            OverLimitCache::new(
+                store.clone(),
+                10_000,
+                &Arc::default(),
+                &CacheStats::default(),
+            )
+        });
+        let send = |replica: usize, hits, millis| {
+            let now = Timestamp::from_millis(millis);
+            let counting = DescriptorHits {
+                charge,
+                ..DescriptorHits::from(hits)
+            };
+            let mut batch = Batch::default();
+            batch.push_value(b"a", &Limit::fixed(3, Unit::Minute), now, counting);
+            add(&replicas[replica], &batch, now)[0]
+        };
+        for replica in [0, 1] {
+            send(replica, Hits::add(4), 0);
+            assert_eq!(
+                send(replica, Hits::add(50), 1),
+                (4 * (replica as u64 + 1), true)
+            );
+        }
+        assert_eq!(send(0, Hits::give_back(Hits::MAX), 2), (0, false));
+        assert_eq!(send(0, Hits::ONE, 3), (1, false));
+        // The other one believes for a second at most that the counter is over, and then adds nothing to it.
+        assert_eq!(send(1, Hits::ONE, 999), (8, true));
+        assert_eq!(send(1, Hits::ONE, 1_001), (2, false));
+        // Hits that were refused while the counter was full again count.
+        send(1, Hits::add(4), 1_002);
+        assert!(send(1, Hits::add(50), 1_003).1);
+        assert_eq!(send(1, Hits::ONE, 2_500), (57, false));
+    }
+}
+
 #[test]
 fn memory_is_bounded() {
     let fixture = fixture(2_000);

@@ -12,7 +12,7 @@ use super::{
     failure::is_try_again,
     options::{Options, TimeSource},
     packed::PackedCommands,
-    step::{self, MAX_SKEW, count},
+    step::{self, MAX_SKEW, count, signed_count},
 };
 use crate::core::{
     counter::{Charge, CounterKind, CounterState, Increment},
@@ -348,9 +348,10 @@ impl Commands<'_> {
                 _ => Err(StoreError::Refused),
             },
             ReplySource::Grouped { group: at, after } => {
-                let end = count(&replies[group(at).command])?;
-                let after = end.saturating_sub(group(at).hits).saturating_add(after);
-                Ok(CounterState::from(after))
+                let end = signed_count(&replies[group(at).command])?;
+                let later = group(at).hits.saturating_sub(after);
+                let after = end.saturating_sub_unsigned(later);
+                Ok(CounterState::from(u64::try_from(after).unwrap_or(0)))
             }
         })
     }
@@ -457,6 +458,9 @@ mod tests {
         assert_eq!(names, ["INCRBY", "EXPIRE", "INCRBY", "EXPIRE"]);
         assert_eq!(counts, [Ok(6), Ok(2), Ok(9)]);
         assert_eq!(repairs, 0);
+        // A counter that owes hits lets them pass first.
+        let (_, counts, repairs) = reply(&three, true, &[-2, 7].map(Value::Int));
+        assert_eq!((counts, repairs), (vec![Ok(0), Ok(7), Ok(0)], 0));
         // A look is a GET, and joins the hits of others.
         let look = requests(&[("a", Hits::add(0), Always)]);
         let (names, counts, _) = reply(&look, false, &[Value::Nil]);

@@ -33,10 +33,10 @@ local function text(number)
   return string.format('%.0f', number)
 end
 
--- The whole numbers in a text such as 12:7:0.
+-- The whole numbers in a text such as 12:7:0. A count is negative in a window that owes hits.
 local function numbers(state)
   local found = {}
-  for number in string.gmatch(state, '%d+') do
+  for number in string.gmatch(state, '-?%d+') do
     found[#found + 1] = tonumber(number)
   end
   return found
@@ -94,6 +94,10 @@ ways.w = {
       c.held = 0
     end
   end,
+  grant = function(c)
+    c.held = redis.call('INCRBY', c.key, text(c.hits))
+    if redis.call('TTL', c.key) < 0 then redis.call('EXPIRE', c.key, c.extra) end
+  end,
 }
 
 -- start:count
@@ -117,8 +121,20 @@ ways.f = {
       redis.call('DEL', c.key)
       return
     end
+    if c.hits > 0 or c.held > 0 then
+      c.held = math.min(c.held + c.hits, MOST)
+      if c.hits < 0 then c.held = math.max(c.held, 0) end
+    end
+    c.algorithm.save(c)
+  end,
+  grant = function(c)
+    -- A window that has not begun does not end.
+    if not c.start then return end
+    c.held = c.held + c.hits
+    c.algorithm.save(c)
+  end,
+  save = function(c)
     c.start = c.start or c.now
-    c.held = math.min(math.max(c.held + c.hits, 0), MOST)
     save(c, text(c.start) .. ':' .. text(c.held), c.start + c.period - c.now)
   end,
   resets_in = function(c)
@@ -249,7 +265,8 @@ ways.l = {
     else
       local back = math.min(-c.hits, c.held)
       c.held = c.held - back
-      while back > 0 do
+      -- If all hits leave, the key does.
+      while back > 0 and c.held > 0 do
         local _, before = entry(c, -2)
         local taken = math.min(back, c.last_total - before)
         c.last_total, back = c.last_total - taken, back - taken
@@ -331,6 +348,17 @@ ways.t = {
   end,
 }
 
+-- The most hits that a window may owe.
+local MOST_OWED = 2 ^ 52
+
+-- Takes off the hits above the limit, which let nothing pass, and then those of the increment.
+local function grant(c)
+  c.hits = c.hits - math.max(c.held - c.limit, 0)
+  if not c.algorithm.grant then return c.algorithm.charge(c) end
+  c.hits = math.max(c.hits, -MOST_OWED - c.held)
+  c.algorithm.grant(c)
+end
+
 -- Looks at all counters first. A descriptor may occur twice; the earlier hits of the request then count
 -- as well.
 local counters, over, quotas = {}, {}, {}
@@ -357,11 +385,14 @@ for i, key in ipairs(KEYS) do
   local after = c.before + c.hits
   if c.hits < 0 and c.algorithm.held_after then after = c.algorithm.held_after(c, c.before - c.held) end
   c.is_over = after > c.limit
+  -- Hits that a cache refused decide nothing about this request.
+  local decides = c.charge ~= 'f'
+  if not decides then c.is_over = c.before < c.limit end
   if c.hits > 0 and c.charge ~= 's' and (c.charge == 'a' or not c.is_over) then
     ahead[key] = (ahead[key] or 0) + c.hits
   end
   if c.enforcement == 'q' then quotas[c.descriptor] = true end
-  if c.is_over then
+  if c.is_over and decides then
     -- Giving back stops nothing, but a counter that is still above its limit refuses the request.
     is_any_over, over[c.descriptor] = is_any_over or c.hits >= 0, true
     if c.enforcement == 'r' then is_refused = true end
@@ -379,7 +410,7 @@ local function charges(c)
   -- A look charges nothing.
   if c.charge == 'n' then return false end
   if c.hits < 0 or c.charge == 'a' then return true end
-  if c.charge == 'w' then return not c.is_over end
+  if c.charge == 'w' or c.charge == 'f' then return not c.is_over end
   if c.charge == 'm' then return not is_refused and not over[c.descriptor] end
   return c.is_over or not is_any_over
 end
@@ -388,7 +419,9 @@ local reply = {}
 for _, c in ipairs(counters) do
   local is_charged = charges(c)
   if times[c.key] > 1 then c.algorithm.look(c) end
-  if is_charged and c.hits ~= 0 then c.algorithm.charge(c) end
+  if is_charged and c.hits ~= 0 then
+    if c.charge == 'g' then grant(c) else c.algorithm.charge(c) end
+  end
   -- Earlier uncharged hits on the same counter count together with these.
   local waiting = 0
   if c.is_over and not is_charged then waiting = math.max(c.before - c.held, 0) end

@@ -56,6 +56,8 @@ const fn charge_letter(charge: Charge) -> &'static [u8] {
         Charge::Within => b"w",
         Charge::Admitted => b"m",
         Charge::Stopping => b"s",
+        Charge::WhileFull => b"f",
+        Charge::Grant => b"g",
         Charge::Never => b"n",
     }
 }
@@ -161,11 +163,16 @@ pub(super) fn reset_counters(reply: &Value) -> Option<u64> {
     }
 }
 
-/// The count in a reply.
+/// The count in a reply; 0 for a counter that owes hits.
 pub(super) fn count(reply: &Value) -> Result<u64, StoreError> {
+    signed_count(reply).map(|count| u64::try_from(count).unwrap_or(0))
+}
+
+/// The count in a reply, which is negative for a counter that owes hits.
+pub(super) fn signed_count(reply: &Value) -> Result<i64, StoreError> {
     match reply {
         Value::Nil => Ok(0),
-        Value::Int(count) => Ok(u64::try_from(*count).unwrap_or(0)),
+        Value::Int(count) => Ok(*count),
         Value::BulkString(_) => {
             redis::from_redis_value(reply.clone()).map_err(|_| StoreError::Refused)
         }
@@ -175,7 +182,7 @@ pub(super) fn count(reply: &Value) -> Result<u64, StoreError> {
                 .details()
                 .is_some_and(|text| text.contains("overflow")) =>
         {
-            Ok(i64::MAX.unsigned_abs())
+            Ok(i64::MAX)
         }
         _ => Err(StoreError::Refused),
     }
@@ -278,6 +285,8 @@ mod tests {
             Charge::Within,
             Charge::Admitted,
             Charge::Stopping,
+            Charge::WhileFull,
+            Charge::Grant,
             Charge::Never,
         ];
         let mut compared = found("c.charge == '", "'");

@@ -1,0 +1,118 @@
+//! `tollgate counters`: asks the debug port of a running server for the hits of its counters.
+
+use serde_json::{Value, json};
+
+use crate::settings::{
+    command_line::counters::{
+        CountersAction, Descriptors, GetCounters, GrantCounters, ListCounters, ResetCounters,
+    },
+    values::Entries,
+};
+
+mod call;
+mod text;
+
+use call::{CallError, Port};
+
+/// The largest page that a server writes.
+const MOST_ON_A_PAGE: usize = 1_000;
+
+/// Carries out the action; returns the text to print.
+///
+/// # Errors
+///
+/// If the server cannot be reached or refuses.
+pub(super) async fn counters(action: CountersAction) -> Result<String, CallError> {
+    match action {
+        CountersAction::List(list) => list_counters(list).await,
+        CountersAction::Get(GetCounters { of, port }) => {
+            let is_json = port.json;
+            let answer = Port::new(port)?
+                .post("/counters/get", &request(&of, None), None)
+                .await?;
+            Ok(shown(&answer, is_json, text::descriptors))
+        }
+        CountersAction::Reset(ResetCounters { of, token, port }) => {
+            let is_json = port.json;
+            let port = Port::new(port)?;
+            let of = request(&of, None);
+            let answer = port.post("/counters/reset", &of, Some(&token)).await?;
+            Ok(shown(&answer, is_json, text::descriptors))
+        }
+        CountersAction::Grant(GrantCounters {
+            of,
+            hits,
+            token,
+            port,
+        }) => {
+            let is_json = port.json;
+            let port = Port::new(port)?;
+            let of = request(&of, Some(hits));
+            let answer = port.post("/counters/grant", &of, Some(&token)).await?;
+            Ok(shown(&answer, is_json, text::descriptors))
+        }
+    }
+}
+
+fn shown(answer: &Value, is_json: bool, text: fn(&Value) -> String) -> String {
+    if is_json {
+        answer.to_string()
+    } else {
+        text(answer)
+    }
+}
+
+/// Asks for pages until there are enough counters, or no more.
+async fn list_counters(list: ListCounters) -> Result<String, CallError> {
+    let is_json = list.port.json;
+    let port = Port::new(list.port)?;
+    let domain = encoded(&list.domain);
+    let mut cursor = list.cursor;
+    let mut found: Vec<Value> = Vec::new();
+    loop {
+        let limit = (list.limit - found.len()).min(MOST_ON_A_PAGE);
+        let mut path = format!("/counters?domain={domain}&limit={limit}");
+        if list.digests {
+            path.push_str("&digests=true");
+        }
+        if let Some(cursor) = &cursor {
+            path.push_str("&cursor=");
+            path.push_str(&encoded(cursor));
+        }
+        let mut page = port.get(&path).await?;
+        if let Value::Array(more) = page["counters"].take() {
+            found.extend(more);
+        }
+        cursor = page["cursor"].as_str().map(str::to_owned);
+        if cursor.is_none() || found.len() >= list.limit {
+            break;
+        }
+    }
+    let all = json!({ "domain": list.domain, "counters": found, "cursor": cursor });
+    Ok(shown(&all, is_json, text::list))
+}
+
+/// The descriptors as the body of a request, with the hits of each.
+fn request(of: &Descriptors, hits: Option<u32>) -> Value {
+    let entry = |(key, value): &(String, String)| json!({ "key": key, "value": value });
+    let descriptor = |Entries(entries): &Entries| -> Value {
+        let entries: Vec<_> = entries.iter().map(entry).collect();
+        match hits {
+            Some(hits) => json!({ "entries": entries, "hitsAddend": hits.to_string() }),
+            None => json!({ "entries": entries }),
+        }
+    };
+    let descriptors: Vec<_> = of.descriptors.iter().map(descriptor).collect();
+    json!({ "domain": of.domain, "descriptors": descriptors })
+}
+
+/// A text as a value of a query.
+fn encoded(text: &str) -> String {
+    let byte = |byte: u8| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' => {
+            char::from(byte).to_string()
+        }
+        byte => format!("%{byte:02X}"),
+    };
+    text.bytes().map(byte).collect()
+}

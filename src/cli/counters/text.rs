@@ -1,0 +1,147 @@
+//! Counters as text for people: a line for each.
+
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
+use super::call::shown;
+use crate::cli::ask::readable::{duration, named};
+
+/// A line for each counter of a domain.
+pub(super) fn list(all: &Value) -> String {
+    let counters = array(&all["counters"]);
+    let mut lines: Vec<String> = counters.iter().map(listed).collect();
+    match (all["cursor"].as_str(), counters.len()) {
+        (Some(cursor), _) => lines.push(format!("more: --cursor {}", escaped(cursor))),
+        (None, 0) => lines.push("no counter holds hits".to_owned()),
+        (None, _) => {}
+    }
+    lines.join("\n")
+}
+
+/// Each descriptor with its counters below it.
+pub(super) fn descriptors(all: &Value) -> String {
+    let mut text = String::new();
+    for descriptor in array(&all["descriptors"]) {
+        if !text.is_empty() {
+            text.push('\n');
+        }
+        text.push_str(&entries(descriptor));
+        if let Some(why) = descriptor["noLimit"].as_str() {
+            let _ = write!(text, ": no counter: {}", escaped(why));
+        }
+        for counter in array(&descriptor["counters"]) {
+            let _ = write!(text, "\n  {}", standing(counter));
+        }
+    }
+    text
+}
+
+fn listed(counter: &Value) -> String {
+    let name = if counter["entries"].is_array() {
+        entries(counter)
+    } else {
+        escaped(counter["key"].as_str().unwrap_or_default())
+    };
+    format!("{name}: {}", standing(counter))
+}
+
+/// `k=v,k=v`; a pattern whose values share a counter is marked.
+fn entries(of: &Value) -> String {
+    let entry = |entry: &Value| {
+        let text = |name: &str| escaped(entry[name].as_str().unwrap_or_default());
+        let shared = if entry["shared"] == true {
+            " (shared)"
+        } else {
+            ""
+        };
+        format!("{}={}{shared}", text("key"), text("value"))
+    };
+    let entries: Vec<_> = array(&of["entries"]).iter().map(entry).collect();
+    entries.join(",")
+}
+
+/// `7 of 10 per minute, 3 left, resets in 32s; fixed_window, rule shop.user`
+fn standing(counter: &Value) -> String {
+    let mut text = match counter["hitsBefore"].as_u64() {
+        Some(before) => format!("{before} -> "),
+        None => String::new(),
+    };
+    match counter["hits"].as_u64() {
+        Some(hits) => text.push_str(&hits.to_string()),
+        None => text.push_str("unknown"),
+    }
+    let limit = &counter["limit"];
+    let number = |of: &Value, name: &str| of[name].as_u64();
+    match number(limit, "requestsPerUnit") {
+        Some(requests) => {
+            let unit = limit["unit"].as_str().unwrap_or_default();
+            let name = limit["name"].as_str().unwrap_or_default();
+            let multiplier = number(limit, "unitMultiplier").unwrap_or(1);
+            let per = escaped(&named(unit, multiplier, name));
+            let _ = write!(text, " of {requests} per {per}");
+        }
+        None => {
+            let period = number(counter, "periodSecs");
+            let period = period.map(|secs| format!(" in {}", duration(secs)));
+            let _ = write!(text, " hits{}", period.unwrap_or_default());
+        }
+    }
+    if let Some(remaining) = number(counter, "remaining") {
+        let _ = write!(text, ", {remaining} left");
+    }
+    if let Some(secs) = number(counter, "resetSecs") {
+        let _ = write!(text, ", resets in {}", duration(secs));
+    }
+    if counter["hitsBefore"].is_u64() && number(counter, "hits") > Some(0) {
+        text.push_str(
+            " (counted in a sketch, because there is no room for a counter; it cannot be reset)",
+        );
+    }
+    if let Some(algorithm) = counter["algorithm"].as_str() {
+        let _ = write!(text, "; {}", escaped(algorithm));
+    }
+    if let Some(rule) = counter["rule"].as_str() {
+        let _ = write!(text, ", rule {}", escaped(rule));
+    }
+    if counter["digest"] == true {
+        text.push_str(", digest (the descriptor is too long to be part of the key)");
+    }
+    text
+}
+
+fn array(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+fn escaped(text: &str) -> String {
+    text.chars().flat_map(shown).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_list_has_a_line_for_each_counter_whatever_its_values_are() {
+        let counters = json!([
+            {
+                "key": "k", "entries": [{ "key": "user", "value": "a\nb\u{1b}[31m" }],
+                "algorithm": "token_bucket", "periodSecs": 60, "rule": "d.user",
+                "limit": { "requestsPerUnit": 5, "unit": "minute", "unitMultiplier": 2 },
+                "hits": 7, "remaining": 0, "resetSecs": 90,
+            },
+            { "key": "{#00ff}f60", "digest": true, "algorithm": "first_hit", "periodSecs": 60 },
+        ]);
+        let text = list(&json!({ "counters": counters, "cursor": "1.0.7" }));
+        let expected = "user=a\\nb\\u{1b}[31m: 7 of 5 per 2 minutes, 0 left, resets in 1m 30s; \
+                        token_bucket, rule d.user\n\
+                        {#00ff}f60: unknown hits in 1m; first_hit, digest (the descriptor is too long to be \
+                        part of the key)\n\
+                        more: --cursor 1.0.7";
+        assert_eq!(text, expected);
+        assert_eq!(list(&json!({ "counters": [] })), "no counter holds hits");
+    }
+}

@@ -1,0 +1,58 @@
+//! The state of a window that begins with the first hit.
+
+use crate::core::{counter::IncrementSpec, request::Hits};
+
+/// A window that begins with the first hit.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct FirstHit {
+    pub(super) start: u64,
+    /// Also 0 for a window that has not begun, and negative if it owes hits.
+    count: i64,
+}
+
+/// The most hits that a window may owe.
+pub(crate) const MOST_OWED: i64 = 1 << 52;
+
+impl FirstHit {
+    pub(super) fn at(self, spec: &IncrementSpec, now: u64) -> Self {
+        if now >= self.start.saturating_add(spec.period_millis) {
+            return Self::default();
+        }
+        self
+    }
+
+    pub(super) fn charge(&mut self, hits: Hits, now: u64) {
+        if self.count == 0 && self.start == 0 && hits.added() > 0 {
+            self.start = now;
+        }
+        self.count = self.count.saturating_add_unsigned(hits.added());
+        if self.count > 0 {
+            let left = self.count.saturating_sub_unsigned(hits.given_back());
+            self.count = left.max(0);
+        }
+    }
+
+    pub(super) fn held(self) -> u64 {
+        u64::try_from(self.count).unwrap_or(0)
+    }
+
+    /// With the hits that are given back, even if it does not hold them.
+    pub(super) fn granted(self, hits: Hits) -> Self {
+        if self == Self::default() {
+            return self;
+        }
+        let left = self.count.saturating_sub_unsigned(hits.given_back());
+        Self {
+            count: left.max(-MOST_OWED),
+            ..self
+        }
+    }
+
+    pub(super) fn resets_in(&self, spec: &IncrementSpec, now: u64) -> u64 {
+        if self.start == 0 && self.count == 0 {
+            return 0;
+        }
+        let end = self.start.saturating_add(spec.period_millis);
+        end.saturating_sub(now)
+    }
+}

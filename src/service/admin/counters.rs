@@ -1,0 +1,169 @@
+//! `/counters`: the hits that counters hold now, and changes to them.
+//!
+//! A look asks the store past the over-limit cache, and neither counts a hit nor makes a counter.
+
+use std::{path::PathBuf, sync::Arc};
+
+use axum::{
+    body::Body,
+    http::{HeaderMap, StatusCode},
+    response::Response,
+};
+
+use super::{
+    json::{BodyLimits, plain},
+    page::BlockingQueue,
+};
+use crate::{
+    core::{
+        counter::{Batch, CounterState, CounterStates, Increment},
+        window::Timestamp,
+    },
+    service::{
+        budget::Account,
+        grpc::{RequestClock, wire::RequestBounds},
+        limiter::Rules,
+    },
+    store::{any::AnyStore, contract::StoreError, memory::MemoryStore, redis::servers::Servers},
+};
+
+mod access;
+mod change;
+mod list;
+mod look;
+mod report;
+
+pub(crate) use access::Peer;
+pub(crate) use change::Change;
+use report::CounterReport;
+
+/// The counters that the debug port shows.
+#[derive(Clone, Debug)]
+pub(crate) struct Counters {
+    pub rules: Rules,
+    pub store: AnyStore,
+    pub keys: KeySource,
+    pub bounds: RequestBounds,
+    pub bodies: BodyLimits,
+    pub clock: RequestClock,
+    pub blocking: BlockingQueue,
+    /// The file with the token of callers on other machines who may change counters.
+    pub token_file: Option<PathBuf>,
+}
+
+/// The place that lists the keys of counters.
+#[derive(Clone, Debug)]
+pub(crate) enum KeySource {
+    Memory(Arc<MemoryStore>),
+    Redis(RedisKeys),
+}
+
+/// The keys of all Redis servers.
+#[derive(Clone, Debug)]
+pub(crate) struct RedisKeys {
+    /// First the Redis of all limits, then that of limits per second, if there is one.
+    pub servers: Vec<Servers>,
+    /// The beginning of all keys.
+    pub key_prefix: Arc<[u8]>,
+}
+
+/// Counters that one request to the store looks at: few, because decisions travel with it.
+const LOOKS_AT_ONCE: usize = 32;
+
+impl Counters {
+    /// A page of the counters of a domain; see [`list::ListQuery`].
+    pub(super) async fn list(self, account: Arc<Account>, query: Option<&str>) -> Response {
+        match list::ListQuery::parse(query.unwrap_or_default()) {
+            Ok(query) => list::list(&self, account, query).await,
+            Err(error) => refused(StatusCode::BAD_REQUEST, &error.to_string()),
+        }
+    }
+
+    /// The counters of the descriptors in `body`.
+    pub(super) async fn get(
+        self,
+        account: Arc<Account>,
+        headers: HeaderMap,
+        body: Body,
+    ) -> Response {
+        look::get(&self, &account, &headers, body).await
+    }
+
+    /// Changes the counters of the descriptors in `body`, if the caller may do that.
+    pub(super) async fn change(
+        self,
+        change: Change,
+        peer: Peer,
+        account: Arc<Account>,
+        headers: HeaderMap,
+        body: Body,
+    ) -> Response {
+        let token_file = self.token_file.as_ref();
+        match access::check(peer, &headers, token_file, &self.blocking).await {
+            Ok(allowed) => change::change(&self, change, allowed, &account, &headers, body).await,
+            Err(error) => refused(StatusCode::FORBIDDEN, &error.to_string()),
+        }
+    }
+
+    /// Asks the store for the states of the counters in `reports`, a few at a time.
+    async fn look_at(
+        &self,
+        reports: &mut [CounterReport],
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        for some in reports.chunks_mut(LOOKS_AT_ONCE) {
+            let mut counts = CounterStates::new();
+            let batch = batch(some);
+            if !batch.is_empty() {
+                self.store.look_into(&mut counts, &batch, now).await?;
+            }
+            take_states(some, &counts);
+        }
+        Ok(())
+    }
+}
+
+/// The increments of all `reports` that have one.
+fn batch(reports: &[CounterReport]) -> Batch {
+    let mut batch = Batch::default();
+    for report in reports {
+        if let Some(spec) = report.spec {
+            let key = &report.key;
+            batch.append_one(Increment { key, spec });
+        }
+    }
+    batch
+}
+
+/// Gives each of `reports` that was part of the batch its state.
+fn take_states(reports: &mut [CounterReport], counts: &[CounterState]) {
+    let asked = reports.iter_mut().filter(|report| report.spec.is_some());
+    for (report, count) in asked.zip(counts) {
+        report.state = Some(*count);
+    }
+}
+
+/// Why a call is refused.
+#[derive(Debug)]
+struct Refusal {
+    status: StatusCode,
+    reason: String,
+}
+
+impl Refusal {
+    fn reply(&self) -> Response {
+        refused(self.status, &self.reason)
+    }
+}
+
+/// A reply that is no success, with its reason.
+fn refused(status: StatusCode, reason: &str) -> Response {
+    let mut reply = plain(status, "");
+    *reply.body_mut() = Body::from(format!("{reason}\n"));
+    reply
+}
+
+/// The reply if the store gives no counts.
+fn without_store(error: StoreError) -> Response {
+    refused(StatusCode::SERVICE_UNAVAILABLE, &error.to_string())
+}

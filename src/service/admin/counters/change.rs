@@ -1,0 +1,159 @@
+//! Changes to the counters of some descriptors.
+//!
+//! A reset gives back all hits that a counter holds, and a grant as many as should pass beyond the limit. Both take the
+//! way of any give-back through the stores: in one step with the look at the counter, and past the over-limit caches,
+//! which then doubt the counter.
+
+use std::{fmt::Write as _, sync::Arc};
+
+use axum::{
+    body::Body,
+    http::{HeaderMap, StatusCode},
+    response::Response,
+};
+
+use super::{
+    Counters,
+    access::Allowed,
+    batch,
+    look::{Asked, CounterAnswer, reply},
+    refused,
+    report::CounterReport,
+    take_states, without_store,
+};
+use crate::{
+    core::{
+        counter::{Charge, CounterStates, IncrementSpec},
+        request::{Descriptor, Hits, Request},
+    },
+    service::budget::Account,
+    store::contract::{Deadline, Store as _},
+};
+
+/// A change to all counters of a descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// They hold no hit any more.
+    Reset,
+    /// As many more hits as each descriptor has pass, until its windows end.
+    Grant,
+}
+
+/// Most characters of a domain or a descriptor in a line of the log.
+const MAX_SHOWN: usize = 1_024;
+
+/// Changes the counters of the descriptors in `body`, and answers with their state before and after.
+pub(super) async fn change(
+    counters: &Counters,
+    change: Change,
+    allowed: Allowed,
+    account: &Arc<Account>,
+    headers: &HeaderMap,
+    body: Body,
+) -> Response {
+    let asked = match Asked::read(counters, account, headers, body).await {
+        Ok(asked) => asked,
+        Err(refusal) => return refusal,
+    };
+    let request = match asked.request(counters) {
+        Ok(request) => request,
+        Err(refusal) => return refusal.reply(),
+    };
+    let mut answer = match CounterAnswer::begin(counters, &request) {
+        Ok(answer) => answer,
+        Err(refusal) => return refusal.reply(),
+    };
+    let mut hits = request.descriptors().map(|descriptor| descriptor.hits);
+    let is_too_many = |hits: Hits| hits.added() == 0 || hits.added() > u32::MAX.into();
+    if change == Change::Grant && hits.any(is_too_many) {
+        let text =
+            "hitsAddend of each descriptor has to be the number of hits to grant: 1 to 4294967295";
+        return refused(StatusCode::BAD_REQUEST, text);
+    }
+    if let Err(error) = counters.look_at(&mut answer.reports, answer.now).await {
+        return without_store(error);
+    }
+    answer.each(&request, |report, hits| {
+        report.before = report.state.map(|state| state.after);
+        report.spec = report.spec.map(|spec| change.spec(spec, hits));
+    });
+    let mut counts = CounterStates::new();
+    let changes = batch(&answer.reports);
+    if !changes.is_empty() {
+        let deadline = Deadline::of_store();
+        let changed = counters
+            .store
+            .add_into(&mut counts, &changes, answer.now, &deadline);
+        if let Err(error) = changed.await {
+            tracing::warn!(%error, by = %allowed, "counters were perhaps not changed");
+            return without_store(error);
+        }
+    }
+    take_states(&mut answer.reports, &counts);
+    for (descriptor, reports) in answer.parts(&request) {
+        log(change, allowed, &request, descriptor, reports);
+    }
+    reply(counters, account, answer.json(&request)).await
+}
+
+impl Change {
+    /// The increment that makes the change; `spec` is a look, and `hits` are those of the descriptor.
+    fn spec(self, spec: IncrementSpec, hits: Hits) -> IncrementSpec {
+        let (hits, charge) = match self {
+            Self::Reset => (Hits::MAX, Charge::Always),
+            Self::Grant => (hits.added(), Charge::Grant),
+        };
+        IncrementSpec {
+            hits: Hits::give_back(hits),
+            charge,
+            ..spec
+        }
+    }
+}
+
+/// Writes who changed which counters how. Writing to a string cannot fail.
+fn log(
+    change: Change,
+    allowed: Allowed,
+    request: &Request<'_>,
+    descriptor: Descriptor<'_>,
+    reports: &[CounterReport],
+) {
+    let mut entries = String::new();
+    for (index, entry) in descriptor.entries.iter().enumerate() {
+        let separator = if index == 0 { "" } else { "," };
+        let [key, value] = [entry.key, entry.value].map(shown);
+        let _ = write!(entries, "{separator}{key}={value}");
+    }
+    let mut changes = String::new();
+    for (index, report) in reports.iter().enumerate() {
+        let separator = if index == 0 { "" } else { ", " };
+        let limit = report.limit.as_ref().map(|limit| limit.rate().to_string());
+        let (before, after) = (report.before, report.state.map(|state| state.after));
+        let _ = write!(
+            changes,
+            "{separator}{} {} -> {}",
+            limit.unwrap_or_default(),
+            before.unwrap_or_default(),
+            after.unwrap_or_default()
+        );
+    }
+    let done = match change {
+        Change::Reset => "counters were reset",
+        Change::Grant => "hits were granted",
+    };
+    tracing::info!(
+        domain = shown(request.domain),
+        descriptor = entries.chars().take(MAX_SHOWN).collect::<String>(),
+        by = %allowed,
+        granted = (change == Change::Grant).then(|| descriptor.hits.added()),
+        hits = changes,
+        "{done}"
+    );
+}
+
+/// Bytes as one line of bounded length.
+fn shown(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(&bytes[..bytes.len().min(MAX_SHOWN)]);
+    text.escape_debug().take(MAX_SHOWN).collect()
+}

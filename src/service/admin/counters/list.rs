@@ -1,0 +1,269 @@
+//! A page of the counters of a domain.
+
+use std::{iter, sync::Arc};
+
+use axum::{
+    http::{StatusCode, header::CONTENT_TYPE},
+    response::{IntoResponse as _, Response},
+};
+use serde_json::Value;
+
+use super::{
+    super::page::each_of,
+    Counters, KeySource, RedisKeys, refused,
+    report::{CounterReport, text},
+    without_store,
+};
+use crate::{
+    core::{
+        counter::{
+            KeyFormat,
+            name::{DIGEST_PREFIX, domain_prefix},
+        },
+        window::Timestamp,
+    },
+    service::budget::Account,
+    store::{
+        listing::KeyPage,
+        memory::MemoryCursor,
+        redis::scan::{ScanCursor, ScanError},
+    },
+};
+
+/// Counters on a page unless the query says how many, and the most that it may say.
+const USUAL: usize = 100;
+const MOST: usize = 1_000;
+
+/// Longest domain, in bytes.
+const MAX_DOMAIN_BYTES: usize = 4 << 10;
+
+/// The parameters of `/counters`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct ListQuery {
+    domain: Vec<u8>,
+    /// About how many counters a page has.
+    limit: usize,
+    cursor: Option<String>,
+    /// Whether to list counters whose keys are digests too; their domain is not known.
+    digests: bool,
+}
+
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum BadQuery {
+    #[error("say which domain: /counters?domain=NAME")]
+    NoDomain,
+    #[error("a domain is longer than {MAX_DOMAIN_BYTES} bytes")]
+    LongDomain,
+    #[error("limit is not a number from 1 to {MOST}")]
+    BadLimit,
+    #[error("cursor is not one that an earlier page ended with")]
+    BadCursor,
+    #[error("digests is not true or false")]
+    BadDigests,
+    #[error("a parameter is none of domain, limit, cursor and digests")]
+    Unknown,
+}
+
+impl ListQuery {
+    /// The query behind the `?` of a URL.
+    pub(super) fn parse(query: &str) -> Result<Self, BadQuery> {
+        let mut found = Self {
+            limit: USUAL,
+            ..Self::default()
+        };
+        let parameters = query.split('&').filter(|parameter| !parameter.is_empty());
+        for parameter in parameters {
+            let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
+            match name {
+                "domain" => found.domain = decoded(value),
+                "limit" => {
+                    let limit = value.parse().ok();
+                    let limit = limit.filter(|limit| (1..=MOST).contains(limit));
+                    found.limit = limit.ok_or(BadQuery::BadLimit)?;
+                }
+                "cursor" => found.cursor = Some(value.to_owned()),
+                "digests" => found.digests = value.parse().map_err(|_| BadQuery::BadDigests)?,
+                _ => return Err(BadQuery::Unknown),
+            }
+        }
+        match found.domain.len() {
+            0 => Err(BadQuery::NoDomain),
+            1..=MAX_DOMAIN_BYTES => Ok(found),
+            _ => Err(BadQuery::LongDomain),
+        }
+    }
+
+    /// The beginnings of the keys to list.
+    fn prefixes(&self, format: KeyFormat) -> Vec<Vec<u8>> {
+        let own = match format {
+            KeyFormat::Native => domain_prefix(&self.domain),
+            KeyFormat::Reference => [&self.domain, &b"_"[..]].concat(),
+        };
+        let digests = self.digests.then(|| DIGEST_PREFIX.to_vec());
+        iter::once(own).chain(digests).collect()
+    }
+}
+
+/// A value of a query: `+` is a space, and `%` stands before two hexadecimal digits.
+fn decoded(value: &str) -> Vec<u8> {
+    let mut rest = value.as_bytes();
+    let mut decoded = Vec::with_capacity(rest.len());
+    while let Some((&byte, behind)) = rest.split_first() {
+        rest = behind;
+        let digits = behind.get(..2).filter(|_| byte == b'%');
+        let digits = digits.filter(|digits| digits.iter().all(u8::is_ascii_hexdigit));
+        let digits = digits.and_then(|digits| std::str::from_utf8(digits).ok());
+        decoded.push(
+            match (
+                byte,
+                digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()),
+            ) {
+                (_, Some(byte)) => {
+                    rest = &behind[2..];
+                    byte
+                }
+                (b'+', None) => b' ',
+                (byte, None) => byte,
+            },
+        );
+    }
+    decoded
+}
+
+/// Answers `query`.
+pub(super) async fn list(counters: &Counters, account: Arc<Account>, query: ListQuery) -> Response {
+    let Some(rules) = counters.rules.current() else {
+        let text = "no rate limit configuration loaded";
+        return refused(StatusCode::SERVICE_UNAVAILABLE, text);
+    };
+    let now = counters.clock.now();
+    let prefixes = query.prefixes(rules.matcher.key_format);
+    let page = match page(counters, &query, prefixes, now).await {
+        Ok(page) => page,
+        Err(refusal) => return refusal,
+    };
+    let KeyPage {
+        keys,
+        cursor,
+        is_per_second,
+    } = page;
+    let reports = counters.blocking.work(move || {
+        let report = |key| CounterReport::of_key(key, &rules.matcher, is_per_second, now);
+        keys.into_iter().filter_map(report).collect::<Vec<_>>()
+    });
+    let mut reports = reports.await;
+    if let Err(error) = counters.look_at(&mut reports, now).await {
+        return without_store(error);
+    }
+    let head = format!("{{\"domain\":{},\"counters\":[", text(&query.domain));
+    let tail = format!("\n],\"cursor\":{}}}\n", Value::from(cursor));
+    let bytes = |report: &CounterReport| size_of::<CounterReport>() + report.key.len();
+    let bytes = reports.iter().map(bytes).sum();
+    let mut separator = "\n";
+    let texts = reports.into_iter().map(move |report| {
+        let separator = std::mem::replace(&mut separator, ",\n");
+        format!("{separator}{}", report.json_with_descriptor(now))
+    });
+    let texts = iter::once(head).chain(texts).chain(iter::once(tail));
+    let begin = move || {
+        let write = |text: &String, page: &mut String| page.push_str(text);
+        (each_of(texts, write), bytes)
+    };
+    let page = counters.blocking.page(account, begin);
+    ([(CONTENT_TYPE, "application/json")], page).into_response()
+}
+
+/// The keys of the page, or the reply if there is none.
+async fn page(
+    counters: &Counters,
+    query: &ListQuery,
+    prefixes: Vec<Vec<u8>>,
+    now: Timestamp,
+) -> Result<KeyPage, Response> {
+    let bad_cursor = || refused(StatusCode::BAD_REQUEST, &BadQuery::BadCursor.to_string());
+    match &counters.keys {
+        KeySource::Memory(store) => {
+            let cursor = match &query.cursor {
+                Some(text) => MemoryCursor::parse(text).ok_or_else(bad_cursor)?,
+                None => MemoryCursor::default(),
+            };
+            let (store, limit) = (store.clone(), query.limit);
+            let list = move || {
+                let prefixes: Vec<_> = prefixes.iter().map(Vec::as_slice).collect();
+                store.keys(&prefixes, cursor, limit, now)
+            };
+            Ok(counters.blocking.work(list).await)
+        }
+        KeySource::Redis(redis) => {
+            let cursor = match &query.cursor {
+                Some(text) => redis_cursor(text).ok_or_else(bad_cursor)?,
+                None => (0, ScanCursor::default()),
+            };
+            let page = page_of_redis(redis, cursor, &prefixes, query.limit).await;
+            page.map_err(|error| {
+                tracing::warn!("cannot list keys: {error}");
+                refused(StatusCode::SERVICE_UNAVAILABLE, &error.to_string())
+            })
+        }
+    }
+}
+
+/// The number of a Redis and where to go on in it.
+fn redis_cursor(text: &str) -> Option<(usize, ScanCursor)> {
+    let (redis, scan) = text.split_once('.')?;
+    Some((redis.parse().ok()?, ScanCursor::parse(scan)?))
+}
+
+/// Keys of one Redis; the next one follows on the next page.
+async fn page_of_redis(
+    redis: &RedisKeys,
+    (number, cursor): (usize, ScanCursor),
+    prefixes: &[Vec<u8>],
+    most: usize,
+) -> Result<KeyPage, ScanError> {
+    let Some(servers) = redis.servers.get(number) else {
+        return Ok(KeyPage::default());
+    };
+    let page = servers
+        .keys(&redis.key_prefix, prefixes, cursor, most)
+        .await?;
+    let has_next = number + 1 < redis.servers.len();
+    let cursor = match page.cursor {
+        Some(cursor) => Some(format!("{number}.{cursor}")),
+        None => has_next.then(|| format!("{}.{}", number + 1, ScanCursor::default().text())),
+    };
+    Ok(KeyPage {
+        cursor,
+        is_per_second: number > 0,
+        ..page
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_query_names_a_domain_and_bounds_a_page() {
+        let query = ListQuery::parse("domain=a%20b%2Bc+%zz%f&limit=7&cursor=1.2.3&digests=true");
+        let expected = ListQuery {
+            domain: b"a b+c %zz%f".to_vec(),
+            limit: 7,
+            cursor: Some("1.2.3".to_owned()),
+            digests: true,
+        };
+        assert_eq!(query, Ok(expected));
+        for (query, error) in [
+            ("", BadQuery::NoDomain),
+            ("domain=", BadQuery::NoDomain),
+            ("domain=d&limit=0", BadQuery::BadLimit),
+            ("domain=d&limit=1001", BadQuery::BadLimit),
+            ("domain=d&digests=1", BadQuery::BadDigests),
+            ("domain=d&prefix=x", BadQuery::Unknown),
+        ] {
+            assert_eq!(ListQuery::parse(query), Err(error), "{query}");
+        }
+        let long = format!("domain={}", "x".repeat(MAX_DOMAIN_BYTES + 1));
+        assert_eq!(ListQuery::parse(&long), Err(BadQuery::LongDomain));
+    }
+}

@@ -1,0 +1,195 @@
+//! The counters of some descriptors: a request as for a decision, which is not made.
+
+use std::sync::Arc;
+
+use axum::{
+    body::Body,
+    http::{HeaderMap, StatusCode, header::CONTENT_TYPE},
+    response::{IntoResponse as _, Response},
+};
+use serde_json::{Value, json};
+
+use super::{
+    super::json::{is_json, read_json},
+    Counters, Refusal, refused,
+    report::{CounterReport, counters_of, entries_json, text},
+    without_store,
+};
+use crate::{
+    core::{
+        request::{Descriptor, Hits, Request},
+        window::Timestamp,
+    },
+    service::{
+        budget::{Account, Reservation},
+        grpc::{json, proto::envoy::service::ratelimit::v3::RateLimitRequest, wire},
+        limiter::RuleSet,
+    },
+};
+
+/// Most descriptors of one request.
+const MAX_DESCRIPTORS: usize = 16;
+
+/// Answers with the counters of the descriptors in `body`.
+pub(super) async fn get(
+    counters: &Counters,
+    account: &Arc<Account>,
+    headers: &HeaderMap,
+    body: Body,
+) -> Response {
+    let asked = match Asked::read(counters, account, headers, body).await {
+        Ok(asked) => asked,
+        Err(refusal) => return refusal,
+    };
+    let request = match asked.request(counters) {
+        Ok(request) => request,
+        Err(refusal) => return refusal.reply(),
+    };
+    let mut answer = match CounterAnswer::begin(counters, &request) {
+        Ok(answer) => answer,
+        Err(refusal) => return refusal.reply(),
+    };
+    match counters.look_at(&mut answer.reports, answer.now).await {
+        Ok(()) => reply(counters, account, answer.json(&request)).await,
+        Err(error) => without_store(error),
+    }
+}
+
+/// A request that was read.
+pub(super) struct Asked {
+    message: RateLimitRequest,
+    /// The body stays charged while its message is in use.
+    _held: Reservation,
+}
+
+impl Asked {
+    /// Reads the request in `body`.
+    ///
+    /// # Errors
+    ///
+    /// The reply to a body that is none.
+    pub(super) async fn read(
+        counters: &Counters,
+        account: &Arc<Account>,
+        headers: &HeaderMap,
+        body: Body,
+    ) -> Result<Self, Response> {
+        if !is_json(headers) {
+            let text = "Unsupported Media Type: send application/json";
+            return Err(refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, text));
+        }
+        let (blocking, bodies) = (&counters.blocking, counters.bodies);
+        match read_json(blocking, account, body, bodies, json::request).await? {
+            (Ok(message), _held) => Ok(Self { message, _held }),
+            (Err(error), _) => {
+                let text = format!("the body is no RateLimitRequest: {error}");
+                Err(refused(StatusCode::BAD_REQUEST, &text))
+            }
+        }
+    }
+
+    /// # Errors
+    ///
+    /// If the request is not valid or too large.
+    pub(super) fn request(&self, counters: &Counters) -> Result<Request<'_>, Refusal> {
+        let bounds = wire::RequestBounds {
+            descriptors: counters.bounds.descriptors.min(MAX_DESCRIPTORS),
+            ..counters.bounds
+        };
+        wire::request(&self.message, bounds).map_err(|error| Refusal {
+            status: StatusCode::BAD_REQUEST,
+            reason: error.to_string(),
+        })
+    }
+}
+
+/// The counters of a request's descriptors.
+pub(super) struct CounterAnswer {
+    rules: Arc<RuleSet>,
+    pub(super) now: Timestamp,
+    pub(super) reports: Vec<CounterReport>,
+    /// Where the counters of each descriptor end.
+    ends: Vec<usize>,
+}
+
+impl CounterAnswer {
+    /// Finds the counters; the store is not asked yet.
+    ///
+    /// # Errors
+    ///
+    /// If there are no rules.
+    pub(super) fn begin(counters: &Counters, request: &Request<'_>) -> Result<Self, Refusal> {
+        let Some(rules) = counters.rules.current() else {
+            return Err(Refusal {
+                status: StatusCode::SERVICE_UNAVAILABLE,
+                reason: "no rate limit configuration loaded".to_owned(),
+            });
+        };
+        let now = counters.clock.now();
+        let (mut reports, mut ends) = (Vec::new(), Vec::new());
+        for descriptor in request.descriptors() {
+            let (entries, limit) = (descriptor.entries, descriptor.limit);
+            let own = counters_of(&rules.matcher, request.domain, entries, limit, now);
+            reports.extend(own);
+            ends.push(reports.len());
+        }
+        Ok(Self {
+            rules,
+            now,
+            reports,
+            ends,
+        })
+    }
+
+    /// Calls `change` with each counter and the hits of its descriptor.
+    pub(super) fn each(
+        &mut self,
+        request: &Request<'_>,
+        mut change: impl FnMut(&mut CounterReport, Hits),
+    ) {
+        let mut start = 0;
+        for (descriptor, &end) in request.descriptors().zip(&self.ends) {
+            for report in &mut self.reports[start..end] {
+                change(report, descriptor.hits);
+            }
+            start = end;
+        }
+    }
+
+    /// Each descriptor with its counters.
+    pub(super) fn parts<'a>(
+        &'a self,
+        request: &'a Request<'_>,
+    ) -> impl Iterator<Item = (Descriptor<'a>, &'a [CounterReport])> {
+        let mut start = 0;
+        let own = self.ends.iter().map(move |&end| {
+            let start = std::mem::replace(&mut start, end);
+            &self.reports[start..end]
+        });
+        request.descriptors().zip(own)
+    }
+
+    /// The counters, descriptor by descriptor; why there are none where there are none.
+    pub(super) fn json(&self, request: &Request<'_>) -> Value {
+        let part = |(descriptor, own): (Descriptor<'_>, &[CounterReport])| {
+            let counters: Vec<Value> = own.iter().map(|one| one.json(self.now).into()).collect();
+            let mut fields = json!({ "entries": entries_json(descriptor.entries) });
+            if own.is_empty() {
+                let cause = self.rules.matcher.cause(request.domain, descriptor.entries);
+                let why = cause.map_or_else(|| "no limit".to_owned(), |cause| cause.to_string());
+                fields["noLimit"] = why.into();
+            }
+            fields["counters"] = counters.into();
+            fields
+        };
+        let parts: Vec<_> = self.parts(request).map(part).collect();
+        json!({ "domain": text(request.domain), "descriptors": parts })
+    }
+}
+
+/// A success, written on the blocking pool.
+pub(super) async fn reply(counters: &Counters, account: &Arc<Account>, json: Value) -> Response {
+    let text = counters.blocking.work(move || format!("{json}\n")).await;
+    let text = Reservation::new(account, text.len()).with(text.into());
+    ([(CONTENT_TYPE, "application/json")], text).into_response()
+}

@@ -1,0 +1,276 @@
+//! One counter as JSON: its descriptor, its rule and limit, and the hits that it holds.
+
+use std::{sync::Arc, time::Duration};
+
+use serde_json::{Map, Value, json};
+
+use crate::core::{
+    counter::{
+        Batch, Charge, CounterKind, CounterState, DescriptorHits, Enforcement, Identity,
+        IncrementSpec, Joined,
+        name::{CounterName, NamedCounting, NamedDescriptor, NamedEntry},
+    },
+    limit::{Algorithm, Allows, Limit, OnStoreLoss, Rule},
+    matcher::{Match, Matcher},
+    request::{Entry, Hits},
+    window::Timestamp,
+};
+
+/// One counter.
+#[derive(Clone, Debug)]
+pub(super) struct CounterReport {
+    pub(super) key: Box<[u8]>,
+    /// The path of its rule; `None` if no rule in use has it, or the request brought the limit.
+    pub(super) rule: Option<Arc<str>>,
+    pub(super) limit: Option<Limit>,
+    /// The look at it; `None` if the store cannot be asked without knowing its limit.
+    pub(super) spec: Option<IncrementSpec>,
+    /// The answer to the look.
+    pub(super) state: Option<CounterState>,
+    /// The hits that it held before a change.
+    pub(super) before: Option<u64>,
+}
+
+/// The counters of a descriptor now. If it brings no limit of its own they are those of the rule that it matches; then
+/// there are none without a rule or a limit.
+pub(super) fn counters_of(
+    matcher: &Matcher,
+    domain: &[u8],
+    entries: &[Entry<'_>],
+    own_limit: Option<&Limit>,
+    now: Timestamp,
+) -> Vec<CounterReport> {
+    let Some(rules) = matcher.domain(domain) else {
+        return Vec::new();
+    };
+    let found = match own_limit {
+        Some(_) => None,
+        None => rules.find(entries, &mut Joined::new()).ok(),
+    };
+    let (rule, shared) = match &found {
+        Some(Match { rule, shared }) => (Some(*rule), &shared[..]),
+        None => (None, &[][..]),
+    };
+    let limits = match (own_limit, rule) {
+        (Some(limit), _) => std::slice::from_ref(limit),
+        (None, Some(Rule { allows, .. })) => match allows {
+            Allows::Within(limits) => &limits[..],
+            Allows::Unlimited => &[],
+        },
+        (None, None) => &[],
+    };
+    let mut identity = Identity::new(matcher.key_format);
+    identity.set(domain, entries, shared);
+    let report = |limit: &Limit| {
+        let mut batch = Batch::default();
+        batch.push(&identity, limit, now, look());
+        CounterReport {
+            key: batch.key(0).into(),
+            rule: rule.map(|rule| rule.path.clone()),
+            limit: Some(limit.clone()),
+            spec: Some(*batch.spec(0)),
+            state: None,
+            before: None,
+        }
+    };
+    limits.iter().map(report).collect()
+}
+
+/// A look, which fails if the store does not answer.
+fn look() -> DescriptorHits {
+    DescriptorHits {
+        hits: Hits::add(0),
+        charge: Charge::Always,
+        enforcement: Enforcement::Silent,
+        on_loss: OnStoreLoss::Error,
+        descriptor: 0,
+    }
+}
+
+impl CounterReport {
+    /// The counter of a listed key, if it is of use now: the window of a key may be over. A store of limits per second
+    /// has it if `is_per_second`.
+    pub(super) fn of_key(
+        key: Box<[u8]>,
+        matcher: &Matcher,
+        is_per_second: bool,
+        now: Timestamp,
+    ) -> Option<Self> {
+        let Some(name) = CounterName::parse(&key) else {
+            return Some(Self::without_rule(key, None));
+        };
+        if let NamedDescriptor::Values { domain, entries } = &name.descriptor {
+            let plain = entries
+                .iter()
+                .map(|&NamedEntry { key, value, .. }| Entry { key, value });
+            let entries: Vec<_> = plain.collect();
+            let known = counters_of(matcher, domain, &entries, None, now);
+            if let Some(known) = known.into_iter().find(|known| known.key == key) {
+                return Some(known);
+            }
+        }
+        let spec = spec_of(&name, is_per_second, now);
+        drop(name);
+        spec.map(|spec| Self::without_rule(key, Some(spec)))
+    }
+
+    fn without_rule(key: Box<[u8]>, spec: Option<IncrementSpec>) -> Self {
+        Self {
+            key,
+            rule: None,
+            limit: None,
+            // The hits of a bucket follow from its limit and its rate, which no key has.
+            spec: spec.filter(|spec| spec.limit > 0),
+            state: None,
+            before: None,
+        }
+    }
+
+    /// The counter as JSON, without its descriptor.
+    pub(super) fn json(&self, now: Timestamp) -> Map<String, Value> {
+        let name = CounterName::parse(&self.key);
+        let mut fields = Map::new();
+        let mut put = |name: &str, value: Value| fields.insert(name.to_owned(), value);
+        put("key", text(&self.key));
+        match (&self.limit, &name) {
+            (Some(limit), _) => {
+                put("algorithm", algorithm(limit).into());
+                put("periodSecs", limit.period.secs().into());
+            }
+            (None, Some(CounterName { counting, .. })) => {
+                put("algorithm", counting.algorithm().into());
+                put("periodSecs", counting.period_secs().into());
+            }
+            (None, None) => {}
+        }
+        if let Some(CounterName {
+            descriptor: NamedDescriptor::Digest(_),
+            ..
+        }) = name
+        {
+            put("digest", true.into());
+        }
+        if let Some(rule) = &self.rule {
+            put("rule", (**rule).into());
+        }
+        if let Some(limit) = &self.limit {
+            put("limit", limit_json(limit));
+        }
+        if let Some(before) = self.before {
+            put("hitsBefore", before.into());
+        }
+        if let (Some(state), Some(spec)) = (self.state, &self.spec) {
+            put("hits", state.after.into());
+            if let Some(limit) = &self.limit {
+                let capacity = u64::from(limit.capacity());
+                put("remaining", capacity.saturating_sub(state.after).into());
+            }
+            let until_end = || spec.expires_at.millis().saturating_sub(now.millis());
+            let millis = state.ends.map_or_else(until_end, |ends| ends.resets_in);
+            put("resetSecs", millis.div_ceil(1000).into());
+        }
+        fields
+    }
+
+    /// The counter as JSON, with its descriptor as far as its key has it.
+    pub(super) fn json_with_descriptor(&self, now: Timestamp) -> Value {
+        let mut fields = self.json(now);
+        if let Some(CounterName {
+            descriptor: NamedDescriptor::Values { entries, .. },
+            ..
+        }) = CounterName::parse(&self.key)
+        {
+            let entries: Vec<_> = entries.iter().map(entry).collect();
+            fields.insert("entries".to_owned(), entries.into());
+        }
+        fields.into()
+    }
+}
+
+fn entry(entry: &NamedEntry<'_>) -> Value {
+    let mut fields = json!({ "key": text(entry.key), "value": text(entry.value) });
+    if entry.is_shared {
+        fields["shared"] = true.into();
+    }
+    fields
+}
+
+/// Entries of a request as JSON.
+pub(super) fn entries_json(entries: &[Entry<'_>]) -> Value {
+    let entry =
+        |Entry { key, value }: &Entry<'_>| json!({ "key": text(key), "value": text(value) });
+    entries.iter().map(entry).collect()
+}
+
+/// Bytes as a text of JSON, which has Unicode only.
+pub(super) fn text(bytes: &[u8]) -> Value {
+    String::from_utf8_lossy(bytes).into()
+}
+
+fn algorithm(limit: &Limit) -> &'static str {
+    match limit.algorithm {
+        Algorithm::FixedWindow => "fixed_window",
+        Algorithm::Calendar(_) => "calendar",
+        Algorithm::FirstHit => "first_hit",
+        Algorithm::SlidingWindow => "sliding_window",
+        Algorithm::SlidingLog => "sliding_log",
+        Algorithm::TokenBucket { .. } => "token_bucket",
+    }
+}
+
+fn limit_json(limit: &Limit) -> Value {
+    let mut fields = json!({
+        "requestsPerUnit": limit.requests_per_unit,
+        "unit": limit.period.unit().name(),
+        "unitMultiplier": limit.period.multiplier().get(),
+    });
+    if let Algorithm::TokenBucket { burst } = limit.algorithm {
+        fields["burst"] = burst.into();
+    }
+    if let Some(name) = &limit.name {
+        fields["name"] = (**name).into();
+    }
+    fields
+}
+
+/// A look at a counter whose limit is not known; its limit is 0 if the look needs it. `None` if its window is over.
+fn spec_of(name: &CounterName<'_>, is_per_second: bool, now: Timestamp) -> Option<IncrementSpec> {
+    let period_secs = name.counting.period_secs();
+    let (method, expires_at) = match name.counting {
+        NamedCounting::Fixed { ends, .. } if ends <= now => return None,
+        NamedCounting::Fixed { ends, .. } => (CounterKind::Window, ends),
+        // Its time zone is not known; it lasts no longer than the longest such unit.
+        NamedCounting::Calendar { unit, starts } => {
+            let longest = Duration::from_secs(unit.secs().saturating_mul(11) / 10);
+            let ends = starts.plus(longest.max(Duration::from_secs(7_200)));
+            if ends <= now {
+                return None;
+            }
+            (CounterKind::Window, ends)
+        }
+        NamedCounting::State { kind, .. } => (kind, now),
+    };
+    let DescriptorHits {
+        hits,
+        charge,
+        enforcement,
+        on_loss,
+        descriptor,
+    } = look();
+    Some(IncrementSpec {
+        descriptor_bytes: name.descriptor_bytes,
+        hits,
+        limit: match method {
+            CounterKind::TokenBucket { .. } => 0,
+            _ => u32::MAX,
+        },
+        method,
+        charge,
+        enforcement,
+        on_loss,
+        descriptor,
+        is_per_second,
+        period_millis: period_secs.saturating_mul(1000),
+        expires_at,
+    })
+}

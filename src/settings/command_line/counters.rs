@@ -1,0 +1,133 @@
+//! The flags of `tollgate counters`.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::{Args, Subcommand};
+
+use crate::settings::values::{Entries, duration, entries, number};
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "The debug port is open to this machine only unless --debug-host says otherwise. docs/counters.md \
+                  describes the answers and the endpoints behind these commands."
+)]
+pub(crate) struct CountersCommand {
+    #[command(subcommand)]
+    pub action: CountersAction,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum CountersAction {
+    /// List the counters of a domain with the hits that they hold now
+    List(ListCounters),
+    /// Show the counters of descriptors, without counting a hit
+    Get(GetCounters),
+    /// Take all hits off the counters of descriptors: their limits begin anew
+    Reset(ResetCounters),
+    /// Let more hits of descriptors pass than their limits do, until their windows end
+    Grant(GrantCounters),
+}
+
+/// The server to ask, and the form of its answer.
+#[derive(Debug, Args)]
+pub(crate) struct DebugPort {
+    /// Debug port of the server: http://HOST:PORT
+    #[arg(long, default_value = "http://127.0.0.1:6070", value_name = "URL")]
+    pub server: String,
+
+    /// Print the answer as JSON
+    #[arg(long)]
+    pub json: bool,
+
+    /// How long to wait for each answer of the server
+    #[arg(long, default_value = "5s", value_parser = duration, value_name = "DURATION")]
+    pub timeout: Duration,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Exit code: 0 for an answer, 1 if there is none, 2 for a bad command line.")]
+pub(crate) struct ListCounters {
+    /// Namespace of the rules
+    #[arg(long, value_name = "NAME")]
+    pub domain: String,
+
+    /// About how many counters to list
+    #[arg(long, default_value_t = 100, value_parser = number::<usize>(1..), value_name = "N")]
+    pub limit: usize,
+
+    /// Go on where an earlier list ended
+    #[arg(long, value_name = "CURSOR")]
+    pub cursor: Option<String>,
+
+    /// Also list counters of descriptors that are too long to be part of a key; their domain is not known
+    #[arg(long)]
+    pub digests: bool,
+
+    #[command(flatten)]
+    pub port: DebugPort,
+}
+
+/// Descriptors of one domain.
+#[derive(Debug, Args)]
+pub(crate) struct Descriptors {
+    /// Namespace of the rules
+    #[arg(long, value_name = "NAME")]
+    pub domain: String,
+
+    /// A descriptor: its entries in order, separated by commas; `\,` is a comma, `\=` an equals
+    /// sign and `\\` a backslash
+    #[arg(short, long = "descriptor", required = true, value_name = "K=V[,K=V…]", value_parser = entries)]
+    pub descriptors: Vec<Entries>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Exit code: 0 for an answer, 1 if there is none, 2 for a bad command line.")]
+pub(crate) struct GetCounters {
+    #[command(flatten)]
+    pub of: Descriptors,
+
+    #[command(flatten)]
+    pub port: DebugPort,
+}
+
+/// The proof that this caller may change counters.
+#[derive(Debug, Args)]
+pub(crate) struct Token {
+    /// File with the token of the server's --admin-token-file; a server on this machine needs none
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Exit code: 0 if the counters were reset, 1 if not, 2 for a bad command line."
+)]
+pub(crate) struct ResetCounters {
+    #[command(flatten)]
+    pub of: Descriptors,
+
+    #[command(flatten)]
+    pub token: Token,
+
+    #[command(flatten)]
+    pub port: DebugPort,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Exit code: 0 if the hits were granted, 1 if not, 2 for a bad command line."
+)]
+pub(crate) struct GrantCounters {
+    #[command(flatten)]
+    pub of: Descriptors,
+
+    /// How many more hits pass than now, on each limit of each descriptor
+    #[arg(long, value_parser = number::<u32>(1..=u32::MAX.into()), value_name = "N")]
+    pub hits: u32,
+
+    #[command(flatten)]
+    pub token: Token,
+
+    #[command(flatten)]
+    pub port: DebugPort,
+}

@@ -1,0 +1,481 @@
+//! The hits of counters, shown and changed through the debug port: by `tollgate counters` and by its endpoints.
+
+use std::{collections::BTreeSet, process::Output};
+
+use serde_json::{Value, json};
+
+use crate::support::{
+    ask::{ask, connect, is_ok},
+    cluster::Cluster,
+    eventually, finish,
+    http::get,
+    json,
+    redis::Redis,
+    tollgate::{self, Tollgate, program},
+};
+
+/// A rule for each algorithm, windows of a year, and some that share a counter.
+const RULES: &str = "
+domain: d
+descriptors:
+  - key: two
+    rate_limits: [{ name: yearly, unit: year, requests_per_unit: 2 }, 100/3y]
+  - key: first
+    rate_limit: { unit: year, requests_per_unit: 9, window: first_hit }
+  - key: sliding
+    rate_limit: { unit: year, requests_per_unit: 9, algorithm: sliding_window }
+  - key: log
+    rate_limit: { unit: year, requests_per_unit: 9, algorithm: sliding_log }
+  - key: bucket
+    rate_limit: { unit: year, requests_per_unit: 9, algorithm: token_bucket, burst: 5 }
+  - key: day
+    rate_limit: { unit: year, requests_per_unit: 9, calendar: true, time_zone: UTC }
+  - key: path
+    value: /api/*
+    share_threshold: true
+    rate_limit: { unit: year, requests_per_unit: 9 }
+  - key: fast
+    rate_limit: { unit: second, unit_multiplier: 2000000000, requests_per_unit: 9 }
+  - key: free
+    rate_limit: { unlimited: true }
+";
+
+/// All keys of [`RULES`] with one counter.
+const KEYS: [&str; 5] = ["first", "sliding", "log", "bucket", "day"];
+
+/// Runs `tollgate counters` with these arguments; returns its exit code, its output and its errors.
+#[track_caller]
+fn run(server: &Tollgate, args: &[&str]) -> (Option<i32>, String, String) {
+    let port = format!("http://{}", server.debug);
+    let command = &mut program();
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = finish(command.arg("counters").args(args).args(["--server", &port]));
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (status.code(), text(stdout), text(stderr))
+}
+
+/// The JSON that `tollgate counters` prints.
+#[track_caller]
+fn run_json(server: &Tollgate, args: &[&str]) -> Value {
+    let (code, text, errors) = run(server, &[args, &["--json"]].concat());
+    assert_eq!(code, Some(0), "{errors}");
+    serde_json::from_str(&text).expect("JSON")
+}
+
+/// Makes so many hits on each of `descriptors` of domain `d`.
+async fn hit(server: &Tollgate, descriptors: &[(&str, &str)], times: u32) {
+    let mut client = connect(server.grpc).await;
+    for (key, value) in descriptors {
+        for _ in 0..times {
+            ask(&mut client, "d", &[(*key, *value)]).await.unwrap();
+        }
+    }
+}
+
+/// The one counter of a descriptor.
+#[track_caller]
+fn counter(server: &Tollgate, descriptor: &str) -> Value {
+    let all = run_json(server, &["get", "--domain", "d", "-d", descriptor]);
+    all["descriptors"][0]["counters"][0].clone()
+}
+
+#[tokio::test]
+async fn the_hits_of_every_algorithm_are_shown_and_looking_makes_none() {
+    let server = tollgate::with_rules(RULES).start();
+    let used: Vec<_> = KEYS.iter().map(|key| (*key, "v")).collect();
+    hit(&server, &used, 3).await;
+    for _ in 0..2 {
+        for key in KEYS {
+            let found = counter(&server, &format!("{key}=v"));
+            let left = if key == "bucket" { 2 } else { 6 };
+            assert_eq!(
+                (&found["hits"], &found["remaining"]),
+                (&json!(3), &json!(left)),
+                "{key}"
+            );
+            assert!(found["resetSecs"].as_u64() > Some(0), "{key}");
+            assert_eq!(found["rule"], format!("d.{key}"));
+        }
+        // Values that were never hit, and descriptors without a limit.
+        assert_eq!(counter(&server, "log=w")["hits"], 0);
+        assert_eq!(counter(&server, "free=v"), Value::Null);
+    }
+    let listed = run_json(&server, &["list", "--domain", "d"]);
+    let listed = listed["counters"].as_array().unwrap();
+    let keys = listed
+        .iter()
+        .map(|one| one["entries"][0]["key"].as_str().unwrap());
+    let keys: BTreeSet<_> = keys.collect();
+    assert_eq!(keys, BTreeSet::from(KEYS));
+    assert!(listed.iter().all(|one| one["hits"] == 3), "{listed:?}");
+    assert_eq!(server.metric("tollgate_memory_counters"), KEYS.len() as u64);
+}
+
+#[tokio::test]
+async fn text_for_people_has_a_line_for_each_limit_and_the_reason_where_there_is_none() {
+    let server = tollgate::with_rules(RULES).start();
+    hit(&server, &[("two", "v"), ("path", "/api/x")], 3).await;
+    let (code, text, _) = run(
+        &server,
+        &[
+            "get", "--domain", "d", "-d", "two=v", "-d", "free=v", "-d", "nope=v",
+        ],
+    );
+    assert_eq!(code, Some(0));
+    let lines: Vec<_> = text.lines().collect();
+    assert_eq!(lines[0], "two=v");
+    assert!(
+        lines[1].starts_with("  3 of 2 per year (yearly), 0 left, resets in "),
+        "{text}"
+    );
+    assert!(lines[1].ends_with("; fixed_window, rule d.two"), "{text}");
+    assert!(
+        lines[2].starts_with("  3 of 100 per 3 years, 97 left, resets in "),
+        "{text}"
+    );
+    assert!(lines[3].starts_with("free=v: no counter: "), "{text}");
+    assert!(lines[4].contains("`nope` is no key here"), "{text}");
+    let (_, text, _) = run(&server, &["list", "--domain", "d"]);
+    assert!(
+        text.contains("path=/api/* (shared): 3 of 9 per year"),
+        "{text}"
+    );
+    assert_eq!(text.lines().count(), 3, "{text}");
+}
+
+#[tokio::test]
+async fn pages_together_have_every_counter_and_hostile_values_are_escaped() {
+    let server = tollgate::with_rules(RULES).start();
+    let hostile = "<b>\u{1b}[31m\r\n\"}{1:d1:k";
+    let long = "x".repeat(16_000);
+    let values: Vec<_> = (0..20).map(|value| value.to_string()).collect();
+    let mut used: Vec<_> = values.iter().map(|value| ("log", &**value)).collect();
+    used.extend([("first", hostile), ("first", &long)]);
+    hit(&server, &used, 1).await;
+    let mut found = BTreeSet::new();
+    let mut path = "/counters?domain=d&limit=6".to_owned();
+    loop {
+        let page: Value = serde_json::from_str(&get(server.debug, &path).body).unwrap();
+        for one in page["counters"].as_array().unwrap() {
+            let value = one["entries"][0]["value"].as_str().unwrap();
+            assert!(found.insert(value.to_owned()), "{value} twice");
+        }
+        let Some(cursor) = page["cursor"].as_str() else {
+            break;
+        };
+        path = format!("/counters?domain=d&limit=6&cursor={cursor}");
+    }
+    let expected = values.iter().cloned().chain([hostile.to_owned()]);
+    assert_eq!(found, expected.collect());
+    let (_, text, _) = run(&server, &["list", "--domain", "d"]);
+    assert_eq!(text.lines().count(), 21, "{text}");
+    assert!(!text.contains('\u{1b}'), "{text}");
+    // A key of a long descriptor is a digest: it is listed on request, and known as one when it is asked for.
+    let digests = run_json(&server, &["list", "--domain", "d", "--digests"]);
+    let digests = digests["counters"].as_array().unwrap().clone();
+    let digest: Vec<_> = digests.iter().filter(|one| one["digest"] == true).collect();
+    assert_eq!(digest.len(), 1);
+    assert_eq!(digest[0]["hits"], 1);
+    assert_eq!(counter(&server, &format!("first={long}"))["digest"], true);
+}
+
+#[tokio::test]
+async fn a_reset_frees_a_client_of_every_algorithm_and_is_logged_with_the_caller() {
+    let server = tollgate::with_rules(RULES).start();
+    let mut used: Vec<_> = KEYS.iter().map(|key| (*key, "v")).collect();
+    used.push(("two", "v\n\"x\""));
+    hit(&server, &used, 12).await;
+    for key in KEYS {
+        let full = if key == "bucket" { 5 } else { 9 };
+        let before = if matches!(key, "first" | "day") {
+            12
+        } else {
+            full
+        };
+        let descriptor = format!("{key}=v");
+        let reset = run_json(&server, &["reset", "--domain", "d", "-d", &descriptor]);
+        let reset = &reset["descriptors"][0]["counters"][0];
+        assert_eq!(
+            (&reset["hitsBefore"], &reset["hits"]),
+            (&json!(before), &json!(0)),
+            "{key}"
+        );
+        assert_eq!(counter(&server, &descriptor)["remaining"], full, "{key}");
+        let mut client = connect(server.grpc).await;
+        assert!(is_ok(&ask(&mut client, "d", &[(key, "v")]).await), "{key}");
+    }
+    let reset = [
+        "reset",
+        "--domain",
+        "d",
+        "-d",
+        "two=v\n\"x\"",
+        "-d",
+        "free=v",
+    ];
+    let (code, text, errors) = run(&server, &reset);
+    assert_eq!(code, Some(0), "{errors}");
+    assert!(
+        text.contains("\n  12 -> 0 of 2 per year (yearly), 2 left, "),
+        "{text}"
+    );
+    assert!(
+        text.contains("\n  12 -> 0 of 100 per 3 years, 100 left, "),
+        "{text}"
+    );
+    assert!(text.contains("free=v: no counter: "), "{text}");
+    let log = server.log().with("2/year 12 -> 0, 100/3years 12 -> 0");
+    let line = log
+        .lines()
+        .find(|line| line.contains("2/year 12 -> 0"))
+        .unwrap();
+    let line: Value = serde_json::from_str(line).unwrap();
+    assert_eq!(line["@message"], "counters were reset");
+    assert_eq!(line["descriptor"], r#"two=v\n\"x\""#);
+    assert!(
+        line["by"].as_str().unwrap().ends_with(" (loopback)"),
+        "{line}"
+    );
+}
+
+/// Counts in one Redis, or limits per second in another one; all keys begin with a text that is a pattern for SCAN.
+#[tokio::test]
+async fn counters_in_redis_are_listed_shown_and_reset_as_in_memory() {
+    let (redis, per_second) = (Redis::start(), Redis::start());
+    let server = tollgate::with_rules(RULES)
+        .redis(&redis)
+        .args([
+            "--redis-per-second",
+            "--redis-per-second-url",
+            &per_second.url(),
+        ])
+        .args(["--key-prefix", "a*[b]\\"])
+        .start();
+    let other = tollgate::with_rules(RULES).redis(&redis).start();
+    hit(&other, &[("log", "other")], 1).await;
+    let mut used: Vec<_> = KEYS.iter().map(|key| (*key, "v")).collect();
+    used.push(("fast", "v"));
+    hit(&server, &used, 3).await;
+    let commands = per_second.number(&["DBSIZE"]);
+    assert_eq!(commands, 1, "the limit of many seconds is there");
+    for key in KEYS {
+        assert_eq!(counter(&server, &format!("{key}=v"))["hits"], 3, "{key}");
+    }
+    let listed = run_json(&server, &["list", "--domain", "d"]);
+    let listed = listed["counters"].as_array().unwrap();
+    let name = |one: &Value| one["entries"][0]["key"].as_str().unwrap().to_owned();
+    let keys: BTreeSet<_> = listed.iter().map(name).collect();
+    let expected = KEYS.into_iter().chain(["fast"]).map(str::to_owned);
+    assert_eq!(keys, expected.collect());
+    assert_eq!(listed.len(), keys.len());
+    assert!(listed.iter().all(|one| one["hits"] == 3), "{listed:?}");
+    // Neither looks nor lists made a key, or changed one.
+    assert_eq!(redis.number(&["DBSIZE"]), 6);
+    for key in KEYS {
+        let descriptor = format!("{key}=v");
+        let reset = run_json(&server, &["reset", "--domain", "d", "-d", &descriptor]);
+        let reset = &reset["descriptors"][0]["counters"][0];
+        assert_eq!(
+            (&reset["hitsBefore"], &reset["hits"]),
+            (&json!(3), &json!(0)),
+            "{key}"
+        );
+    }
+    // A server that is gone is an error, and no empty list.
+    drop((redis, per_second));
+    let (code, _, errors) = run(&server, &["list", "--domain", "d"]);
+    assert_eq!(code, Some(1));
+    assert!(errors.contains("503"), "{errors}");
+}
+
+#[tokio::test]
+async fn counters_of_all_masters_of_a_cluster_are_listed_and_reset() {
+    let cluster = Cluster::start(0);
+    let server = tollgate::with_rules(RULES)
+        .redis_at(&cluster.url(), "10s")
+        .start();
+    let values: Vec<_> = (0..30).map(|value| value.to_string()).collect();
+    let used: Vec<_> = values.iter().map(|value| ("log", &**value)).collect();
+    eventually("calls are answered for all values", async || {
+        let mut client = connect(server.grpc).await;
+        for (key, value) in &used {
+            if ask(&mut client, "d", &[(*key, *value)]).await.is_err() {
+                return false;
+            }
+        }
+        true
+    })
+    .await;
+    let listed = run_json(&server, &["list", "--domain", "d", "--limit", "1000"]);
+    let name = |one: &Value| one["entries"][0]["value"].as_str().unwrap().to_owned();
+    let found: BTreeSet<_> = listed["counters"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(name)
+        .collect();
+    assert_eq!(found, values.iter().cloned().collect());
+    for value in &values[..5] {
+        let descriptor = format!("log={value}");
+        run_json(&server, &["reset", "--domain", "d", "-d", &descriptor]);
+        assert_eq!(counter(&server, &descriptor)["hits"], 0, "{value}");
+    }
+}
+
+/// Refused hits that a replica has not added to Redis yet would fill the counter again.
+#[tokio::test]
+async fn a_reset_through_one_replica_frees_a_client_of_the_others() {
+    let redis = Redis::start();
+    let replicas = [(); 2].map(|()| tollgate::with_rules(RULES).redis(&redis).start());
+    for replica in &replicas {
+        hit(replica, &[("day", "v")], 30).await;
+    }
+    run_json(&replicas[0], &["reset", "--domain", "d", "-d", "day=v"]);
+    let mut client = connect(replicas[1].grpc).await;
+    eventually("the other replica lets the client pass", async || {
+        is_ok(&ask(&mut client, "d", &[("day", "v")]).await)
+    })
+    .await;
+    for _ in 0..5 {
+        assert!(is_ok(&ask(&mut client, "d", &[("day", "v")]).await));
+    }
+    assert_eq!(counter(&replicas[0], "day=v")["hits"], 6);
+}
+
+/// How many of 60 requests pass.
+async fn passing(server: &Tollgate, key: &str, value: &str) -> usize {
+    let mut client = connect(server.grpc).await;
+    let mut passed = 0;
+    for _ in 0..60 {
+        passed += usize::from(is_ok(&ask(&mut client, "d", &[(key, value)]).await));
+    }
+    passed
+}
+
+/// Windows let 20 more hits pass, and all others as many as they hold: 9, or 5 of a bucket.
+#[tokio::test]
+async fn granted_hits_pass_beyond_the_limit_in_memory_and_in_redis() {
+    let redis = Redis::start();
+    for server in [
+        tollgate::with_rules(RULES).start(),
+        tollgate::with_rules(RULES).redis(&redis).start(),
+    ] {
+        for (key, full, more) in [
+            ("fast", 9, 20),
+            ("day", 9, 20),
+            ("first", 9, 20),
+            ("sliding", 9, 9),
+            ("log", 9, 9),
+            ("bucket", 5, 5),
+        ] {
+            assert_eq!(passing(&server, key, "v").await, full, "{key}");
+            let descriptor = format!("{key}=v");
+            let grant = ["grant", "--domain", "d", "--hits", "20", "-d", &descriptor];
+            let granted = run_json(&server, &grant);
+            assert_eq!(granted["descriptors"][0]["counters"][0]["hits"], 0, "{key}");
+            assert_eq!(passing(&server, key, "v").await, more, "{key}");
+        }
+        // In advance too, for as long as the window of now.
+        run_json(
+            &server,
+            &["grant", "--domain", "d", "--hits", "20", "-d", "day=new"],
+        );
+        assert_eq!(passing(&server, "day", "new").await, 29);
+        let (code, ..) = run(
+            &server,
+            &["grant", "--domain", "d", "--hits", "0", "-d", "day=v"],
+        );
+        assert_eq!(code, Some(2));
+        server.log().with("hits were granted");
+    }
+    let ttl = redis.cli(&["--raw", "EVAL", FOREVER, "0"]);
+    assert_eq!(ttl.trim(), "0", "keys without an end");
+}
+
+/// Counts the keys that never expire.
+const FOREVER: &str = "local count = 0 for _, key in ipairs(redis.call('KEYS', '*')) do \
+     if redis.call('TTL', key) < 0 then count = count + 1 end end return count";
+
+const RESET: &[u8] = br#"{"domain":"d","descriptors":[{"entries":[{"key":"log","value":"v"}]}]}"#;
+
+/// The status of a call to reset a counter with these headers, each ending with a line break.
+#[track_caller]
+fn status_of_reset(server: &Tollgate, headers: &str) -> u16 {
+    let headers = format!("content-type: application/json\r\n{headers}");
+    json::send_with(server.debug, "POST", "/counters/reset", &headers, RESET).status
+}
+
+#[tokio::test]
+async fn who_is_not_of_this_machine_needs_the_token_to_change_a_counter() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let file = folder.path().join("token");
+    let path = file.to_str().unwrap();
+    std::fs::write(&file, "sesame\n").unwrap();
+    let server = tollgate::with_rules(RULES)
+        .args(["--admin-token-file", path])
+        .start();
+    hit(&server, &[("log", "v")], 1).await;
+    // The tests send `host: test`, as a browser does whose page has a name that leads here.
+    assert_eq!(status_of_reset(&server, ""), 403);
+    for token in ["", "sesam", "sesamee", "Sesame"] {
+        let header = format!("authorization: Bearer {token}\r\n");
+        assert_eq!(status_of_reset(&server, &header), 403, "{token}");
+    }
+    assert_eq!(counter(&server, "log=v")["hits"], 1);
+    let form = "content-type: text/plain\r\nauthorization: Bearer sesame\r\n";
+    let reply = json::send_with(server.debug, "POST", "/counters/reset", form, RESET);
+    assert_eq!(reply.status, 415);
+    assert_eq!(
+        status_of_reset(&server, "authorization: bearer sesame\r\n"),
+        200
+    );
+    assert_eq!(counter(&server, "log=v")["hits"], 0);
+    server.log().with(" (token)");
+    // The file is read each time, and nothing in it is no token.
+    for (text, token, status) in [("new", "sesame", 403), ("new", "new", 200), ("", "", 403)] {
+        std::fs::write(&file, text).unwrap();
+        let header = format!("authorization: Bearer {token}\r\n");
+        assert_eq!(status_of_reset(&server, &header), status, "{text}");
+    }
+    assert!(
+        !server.log().text().contains("sesam"),
+        "{}",
+        server.log().text()
+    );
+    // Looking needs neither.
+    let reply = json::send(server.debug, "POST", "/counters/get", RESET);
+    assert_eq!(reply.status, 200);
+}
+
+#[test]
+fn nonsense_is_refused_with_the_reason() {
+    let server = tollgate::with_rules(RULES).start();
+    for (query, reason) in [
+        ("", "say which domain"),
+        ("?domain=d&limit=0", "limit is not a number from 1 to 1000"),
+        ("?domain=d&cursor=x", "cursor is not one"),
+        ("?domain=d&nope=1", "a parameter is none of"),
+    ] {
+        let reply = get(server.debug, &format!("/counters{query}"));
+        assert_eq!(reply.status, 400, "{query}");
+        assert!(reply.body.contains(reason), "{}", reply.body);
+    }
+    let post = |body: &str| json::send(server.debug, "POST", "/counters/get", body.as_bytes());
+    let many = vec![r#"{"entries":[{"key":"log","value":"v"}]}"#; 17].join(",");
+    let many = format!(r#"{{"domain":"d","descriptors":[{many}]}}"#);
+    for (body, reason) in [
+        ("{", "the body is no RateLimitRequest"),
+        ("{}", "rate limit domain must not be empty"),
+        (&many, "more than 16 descriptors"),
+    ] {
+        let reply = post(body);
+        assert_eq!(reply.status, 400, "{body}");
+        assert!(reply.body.contains(reason), "{}", reply.body);
+    }
+    let (code, _, errors) = run(&server, &["list", "--domain", "d", "--cursor", "x"]);
+    assert_eq!(code, Some(1));
+    assert!(errors.contains("cursor is not one"), "{errors}");
+}
