@@ -34,6 +34,8 @@ mod core {
     pub(crate) mod charging;
     pub(crate) mod counter;
     pub(crate) mod decision;
+    pub(crate) mod descriptor_text;
+    pub(crate) mod explanation;
     pub(crate) mod limit;
     pub(crate) mod matcher;
     pub(crate) mod metadata;
@@ -50,6 +52,7 @@ mod net {
     pub(crate) mod dial;
     pub(crate) mod endpoint;
     pub(crate) mod pem;
+    pub(crate) mod post;
     pub(crate) mod tls;
 }
 
@@ -155,6 +158,7 @@ mod observe {
 mod service {
     pub(crate) mod admin;
     pub(crate) mod budget;
+    pub(crate) mod explain;
     pub(crate) mod grpc;
     pub(crate) mod limiter;
 }
@@ -231,6 +235,8 @@ mod cli {
     mod ask;
     mod check;
     pub(crate) mod command;
+    mod durations;
+    mod explain;
     mod lint_envoy;
     mod lint_file;
     mod print;

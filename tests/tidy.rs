@@ -486,7 +486,7 @@ const LIBRARIES: [(&str, &[&str]); 26] = [
     ("flate2", &["service"]),
     ("foldhash", &["config", "core", "store"]),
     ("hashbrown", &["store"]),
-    ("hyper", &["observe", "server", "service"]),
+    ("hyper", &["net", "observe", "server", "service"]),
     ("hyper_util", &["net", "observe", "server", "service"]),
     ("itoa", &["store"]),
     ("jiff", &["config", "core"]),

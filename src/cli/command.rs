@@ -7,11 +7,11 @@ use std::{
 
 use anyhow::Context as _;
 
-use super::{ask, check::check_files, lint_file::lint_files, print::print};
+use super::{ask, check::check_files, explain, lint_file::lint_files, print::print};
 use crate::{
     server::{log, run::run},
     settings::{
-        command_line::{Ask, Cli, Command},
+        command_line::{Ask, Cli, Command, Explain},
         environment::{UsageError, UsageErrorKind},
         process::{LogFormat, LogLevel},
         serve::Settings,
@@ -45,6 +45,9 @@ pub fn run_command() -> ExitCode {
         }
         Command::Check(check) => check_files(&check),
         Command::Ask(ask) => print_answer(ask).unwrap_or_else(|error| failed(&error, FAILURE)),
+        Command::Explain(explain) => {
+            print_explanation(&explain).unwrap_or_else(|error| failed(&error, FAILURE))
+        }
         Command::LintEnvoy(lint) => {
             lint_files(&lint).unwrap_or_else(|error| failed(&error, BAD_USAGE))
         }
@@ -86,11 +89,20 @@ fn serve(settings: &Settings) -> anyhow::Result<()> {
     run(settings).context("tollgate cannot serve")
 }
 
-fn print_answer(ask: Ask) -> anyhow::Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
+fn runtime() -> io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .build()?;
-    let answer = runtime.block_on(ask::ask(ask))?;
+        .build()
+}
+
+fn print_explanation(explain: &Explain) -> anyhow::Result<ExitCode> {
+    let text = runtime()?.block_on(explain::explanation(explain))?;
+    print(&text);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print_answer(ask: Ask) -> anyhow::Result<ExitCode> {
+    let answer = runtime()?.block_on(ask::ask(ask))?;
     print(&answer.text);
     Ok(answer.code)
 }

@@ -22,6 +22,8 @@ use crate::core::{
 
 pub(crate) mod cause;
 mod reach;
+pub(crate) mod steps;
+pub(crate) mod suggestion;
 mod wildcards;
 
 use wildcards::{Pattern, Wildcard, Wildcards};
@@ -392,7 +394,7 @@ pub(super) mod tests {
     }
 
     /// Adds the paths to `matcher`, each with a rule.
-    fn filled(matcher: Matcher, paths: &[&[&str]]) -> Matcher {
+    pub(super) fn filled(matcher: Matcher, paths: &[&[&str]]) -> Matcher {
         let rules: Vec<(&[&str], Change)> = paths.iter().map(|path| (*path, UNLIMITED)).collect();
         with_rules(matcher, &rules)
     }

@@ -18,7 +18,7 @@ use crate::{
     store::any::AnyStore,
 };
 
-/// Starts to serve the ports, each up to `max_connections`. `json` answers calls in JSON.
+/// Starts to serve the ports, each up to `max_connections`. `json` answers calls in JSON, and explains.
 pub(super) fn start(
     parts: &Parts<'_>,
     ports: Ports,
@@ -34,18 +34,20 @@ pub(super) fn start(
         timeout: settings.listen.http_timeout,
         budget: budget.clone(),
     };
+    let service = Arc::new(json);
+    let bodies = admin::BodyLimits {
+        max_bytes: settings.bounds.max_message_bytes,
+        timeout: settings.bounds.message_timeout,
+    };
     let routes = admin::http(
         health,
         parts.backend.components(&parts.metrics),
-        settings.listen.http_json.then_some(json),
+        settings.listen.http_json.then(|| service.clone()),
         statistics.blocking.clone(),
-        admin::BodyLimits {
-            max_bytes: settings.bounds.max_message_bytes,
-            timeout: settings.bounds.message_timeout,
-        },
+        bodies,
     );
     tasks.spawn(serve_http(ports.http, routes, limits.clone()));
-    let routes = admin::debug(parts.rules.clone(), statistics.clone());
+    let routes = admin::debug(parts.rules.clone(), statistics.clone(), service, bodies);
     tasks.spawn(serve_http(ports.debug, routes, limits.clone()));
     if let Some(prometheus) = ports.prometheus {
         let routes = admin::prometheus(statistics, &settings.stats.prometheus_path);

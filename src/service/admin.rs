@@ -1,5 +1,6 @@
 //! The HTTP services. On the HTTP port: `/healthcheck`, with `?verbose` for reasons, and `/json` unless it is off.
-//! On the debug port: `/` (this list), `/metrics`, `/stats` and `/rlconfig`. On the Prometheus port: its page.
+//! On the debug port: `/` (this list), `/metrics`, `/stats`, `/rlconfig` and `/explain`. On the Prometheus port: its
+//! page.
 
 use std::sync::Arc;
 
@@ -8,7 +9,7 @@ use axum::{
     body::Body,
     extract::RawQuery,
     http::{HeaderMap, StatusCode},
-    routing::{any, get, post},
+    routing::{MethodRouter, any, get, post},
 };
 
 use crate::{
@@ -16,6 +17,7 @@ use crate::{
     store::contract::Store,
 };
 
+mod explain;
 mod health;
 mod json;
 mod page;
@@ -27,7 +29,8 @@ pub(crate) use json::BodyLimits;
 pub(crate) use page::BlockingQueue;
 pub(crate) use statistics::Statistics;
 
-use json::{answer_json, is_json, plain};
+use explain::{Question, USAGE, answer_question, url_question};
+use json::{answer_json, is_json, plain, read_whole};
 use page::text_page;
 use rlconfig::rlconfig;
 
@@ -35,7 +38,7 @@ use rlconfig::rlconfig;
 pub(crate) fn http<S: Store>(
     health: Health,
     components: Components,
-    service: Option<grpc::Service<S>>,
+    service: Option<Arc<grpc::Service<S>>>,
     blocking: BlockingQueue,
     bodies: BodyLimits,
 ) -> Router {
@@ -44,7 +47,6 @@ pub(crate) fn http<S: Store>(
     };
     let mut routes = Router::new().route("/healthcheck", any(healthcheck));
     if let Some(service) = service {
-        let service = Arc::new(service);
         let json = move |Extension(account), headers: HeaderMap, body: Body| async move {
             if is_json(&headers) {
                 answer_json(&service, &blocking, &account, body, bodies).await
@@ -69,11 +71,18 @@ const INDEX: &str = "\
 /metrics: statistics for Prometheus
 /stats: statistics under their statsd names, one a line
 /rlconfig: the rules in use, one limit a line
+/explain: how a request would be decided, and why, as JSON
 ";
 
 /// Routes of the debug port.
-pub(crate) fn debug(rules: Rules, statistics: Statistics) -> Router {
+pub(crate) fn debug<S: Store>(
+    rules: Rules,
+    statistics: Statistics,
+    service: Arc<grpc::Service<S>>,
+    bodies: BodyLimits,
+) -> Router {
     let blocking = statistics.blocking.clone();
+    let explained = explain_routes(service, blocking.clone(), bodies);
     let lines = statistics.clone();
     let lines = move |Extension(account)| async move { lines.lines(account) };
     let metrics = move |Extension(account)| async move { statistics.prometheus(account) };
@@ -87,4 +96,34 @@ pub(crate) fn debug(rules: Rules, statistics: Statistics) -> Router {
         .route("/metrics", get(metrics))
         .route("/stats", get(lines))
         .route("/rlconfig", get(rlconfig))
+        .route("/explain", explained)
+}
+
+/// `/explain`: the question is in the query, or in a body as for `/json`.
+fn explain_routes<S: Store>(
+    service: Arc<grpc::Service<S>>,
+    blocking: BlockingQueue,
+    bodies: BodyLimits,
+) -> MethodRouter {
+    let (other, queue) = (service.clone(), blocking.clone());
+    let by_url = move |Extension(account), RawQuery(query): RawQuery| async move {
+        match query.as_deref().map(url_question) {
+            None => plain(StatusCode::OK, USAGE),
+            Some(question) => answer_question(&other, &queue, &account, question).await,
+        }
+    };
+    let by_body = move |Extension(account), headers: HeaderMap, body: Body| async move {
+        if !is_json(&headers) {
+            let text = "Unsupported Media Type: send application/json\n";
+            return plain(StatusCode::UNSUPPORTED_MEDIA_TYPE, text);
+        }
+        match read_whole(&account, body, bodies).await {
+            Ok((body, _held)) => {
+                let question = Question::Body(body);
+                answer_question(&service, &blocking, &account, Ok(question)).await
+            }
+            Err(refusal) => *refusal,
+        }
+    };
+    get(by_url).post(by_body)
 }

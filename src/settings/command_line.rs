@@ -1,6 +1,7 @@
 //! Flags and environment → typed [`Settings`]. Only this module and its submodules read the environment.
 
 mod ask;
+mod explain;
 pub(crate) mod lint_envoy;
 pub(crate) mod reading;
 
@@ -20,6 +21,7 @@ use super::{
 use crate::foundation::build::VERSION_AND_COMMIT;
 
 pub(crate) use ask::Ask;
+pub(crate) use explain::Explain;
 
 /// The command line of tollgate.
 #[derive(Debug, Parser)]
@@ -42,6 +44,8 @@ pub(crate) enum Command {
     Check(Check),
     /// Ask a running server for a decision, as Envoy does
     Ask(Ask),
+    /// Explain how a request would be decided, and why: by rule files, or by a running server
+    Explain(Explain),
     /// Check Envoy configurations for traps: settings that Envoy accepts and that limit nothing
     LintEnvoy(LintEnvoy),
 }

@@ -211,7 +211,7 @@ fn the_debug_port_lists_its_pages() {
         .lines()
         .map(|line| line.split_once(": ").expect("a page and what it is").0)
         .collect();
-    assert_eq!(pages, ["/", "/metrics", "/stats", "/rlconfig"]);
+    assert_eq!(pages, ["/", "/metrics", "/stats", "/rlconfig", "/explain"]);
     for page in pages {
         let reply = get(server.debug, page);
         assert_eq!(reply.status, 200, "{page}");

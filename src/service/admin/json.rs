@@ -50,22 +50,9 @@ pub(super) async fn answer_json<S: Store>(
     bodies: BodyLimits,
 ) -> Response {
     let bad = || plain(StatusCode::BAD_REQUEST, "Bad Request\n");
-    let mut held = Reservation::new(account, 0);
-    let read = read(body, bodies.max_bytes, &mut held);
-    let body = match tokio::time::timeout(bodies.timeout, read).await {
-        Ok(Ok(body)) => body,
-        Ok(Err(BodyError::TooLarge)) => {
-            return plain(StatusCode::PAYLOAD_TOO_LARGE, "Payload Too Large\n");
-        }
-        Ok(Err(BodyError::Gone)) => return bad(),
-        Ok(Err(BodyError::NoRoom)) => {
-            account.budget().note(CutOff::JSON_NO_ROOM);
-            return plain(StatusCode::SERVICE_UNAVAILABLE, "Service Unavailable\n");
-        }
-        Err(_elapsed) => {
-            account.budget().note(CutOff::JSON_LATE);
-            return plain(StatusCode::REQUEST_TIMEOUT, "Request Timeout\n");
-        }
+    let (body, _held) = match read_whole(account, body, bodies).await {
+        Ok(read) => read,
+        Err(refusal) => return *refusal,
     };
     let Ok(message) = blocking.work(move || json::request(&body)).await else {
         return bad();
@@ -87,6 +74,34 @@ pub(super) async fn answer_json<S: Store>(
             plain(StatusCode::INTERNAL_SERVER_ERROR, "Internal Server Error\n")
         }
     }
+}
+
+/// Reads all of `body`; returns it with the charge for its memory.
+///
+/// # Errors
+///
+/// The reply to a body that is too large, too late or cut off.
+pub(super) async fn read_whole(
+    account: &Arc<Account>,
+    body: Body,
+    bodies: BodyLimits,
+) -> Result<(Vec<u8>, Reservation), Box<Response>> {
+    let mut held = Reservation::new(account, 0);
+    let read = read(body, bodies.max_bytes, &mut held);
+    let refusal = match tokio::time::timeout(bodies.timeout, read).await {
+        Ok(Ok(body)) => return Ok((body, held)),
+        Ok(Err(BodyError::TooLarge)) => plain(StatusCode::PAYLOAD_TOO_LARGE, "Payload Too Large\n"),
+        Ok(Err(BodyError::Gone)) => plain(StatusCode::BAD_REQUEST, "Bad Request\n"),
+        Ok(Err(BodyError::NoRoom)) => {
+            account.budget().note(CutOff::JSON_NO_ROOM);
+            plain(StatusCode::SERVICE_UNAVAILABLE, "Service Unavailable\n")
+        }
+        Err(_elapsed) => {
+            account.budget().note(CutOff::JSON_LATE);
+            plain(StatusCode::REQUEST_TIMEOUT, "Request Timeout\n")
+        }
+    };
+    Err(Box::new(refusal))
 }
 
 /// Why a body was not read.
