@@ -50,8 +50,13 @@ pub(crate) enum SettledBy {
     Over(Vec<usize>),
     /// These are all quotas of the request, and all are over.
     Quotas(Vec<usize>),
-    /// These are over, but have no effect: shadow mode of their rules, or another quota has room.
-    Spared(Vec<usize>),
+    /// These are over, and have no effect.
+    Spared {
+        /// Their rules are in shadow mode.
+        shadowed: Vec<usize>,
+        /// Another quota has room.
+        quotas: Vec<usize>,
+    },
 }
 
 /// The account of one descriptor.
@@ -170,12 +175,15 @@ fn settled_by(plan: &Plan<'_>, decision: &Decision, modes: Modes) -> SettledBy {
             plain => SettledBy::Over(plain),
         };
     }
-    let is_over = |status: &Status| status.binding.as_ref().is_some_and(|limit| limit.is_over);
-    let mut spared = indexes(is_over, false);
-    spared.extend(indexes(is_over, true));
-    spared.sort_unstable();
-    if !spared.is_empty() {
-        SettledBy::Spared(spared)
+    let is_shadowed = |status: &Status| is_over(status) && status.code == Code::Ok;
+    if decision.statuses.iter().any(is_over) {
+        let mut shadowed = indexes(is_shadowed, false);
+        shadowed.extend(indexes(is_shadowed, true));
+        shadowed.sort_unstable();
+        SettledBy::Spared {
+            shadowed,
+            quotas: indexes(refused, true),
+        }
     } else if decision
         .statuses
         .iter()
@@ -185,6 +193,11 @@ fn settled_by(plan: &Plan<'_>, decision: &Decision, modes: Modes) -> SettledBy {
     } else {
         SettledBy::Room
     }
+}
+
+/// Whether a limit is over, with or without an effect.
+fn is_over(status: &Status) -> bool {
+    matches!(status.binding, Some(Binding { is_over: true, .. }))
 }
 
 /// All that the account of a descriptor is made from.
@@ -215,7 +228,7 @@ impl<'a> AccountBasis<'a, '_> {
             },
             result: self.result(outcome, descriptor),
             code: status.code,
-            is_over: matches!(status.binding, Some(Binding { is_over: true, .. })),
+            is_over: is_over(status),
             is_quota: is_quota(outcome, self.modes),
             limits: self.limits(outcome, descriptor),
         }

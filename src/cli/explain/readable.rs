@@ -27,7 +27,7 @@ pub(super) fn readable(explanation: &Value) -> String {
                 let _ = write!(text, " (hits {hits})");
             }
         }
-        descriptor(&of(explanation, "domain"), one, &mut text);
+        descriptor(one, &mut text);
     }
     match explanation["omitted"].as_u64() {
         None | Some(0) => {}
@@ -39,8 +39,10 @@ pub(super) fn readable(explanation: &Value) -> String {
 }
 
 /// Writes the lines of one descriptor.
-fn descriptor(domain: &str, one: &Value, text: &mut String) {
-    let code = of(one, "code");
+fn descriptor(one: &Value, text: &mut String) {
+    let code = one["code"]
+        .as_str()
+        .map_or_else(|| "undecided,".to_owned(), plain);
     let has_limit = one["result"] != "no_limit";
     let _ = match one["result"].as_str() {
         Some("limited") => write!(text, "\n  {code} by {}{}", rule(&one["rule"]), modes(one)),
@@ -63,9 +65,6 @@ fn descriptor(domain: &str, one: &Value, text: &mut String) {
     }
     for limit in list(one, "limits") {
         self::limit(limit, text);
-    }
-    if one["cause"] == "empty_domain" || one["cause"] == "unknown_domain" {
-        let _ = write!(text, "\n  domain: {domain}");
     }
 }
 
@@ -99,19 +98,21 @@ fn step(step: &Value, has_limit: bool, text: &mut String) {
     };
     let _ = if node.is_object() {
         let place = place(node);
-        write!(text, "\n  {entry}: `{}` matches {way}{place}", name(node))
+        write!(text, "\n  {entry}: `{}`{place} matches {way}", name(node))
     } else {
         write!(text, "\n  {entry}: no rule of this level matches")
     };
-    for other in list(step, "others") {
-        let name = name(other);
-        let _ = write!(
-            text,
-            "\n    not `{name}`{}: {}",
-            place(other),
-            of(other, "why")
-        );
-        if !has_limit && other["wouldReach"] == true {
+    // Nodes in a row that have one reason share a line.
+    let is_alike = |one: &Value, next: &Value| {
+        one["why"] == next["why"] && one["wouldReach"] == next["wouldReach"]
+    };
+    for others in list(step, "others").chunk_by(is_alike) {
+        let names = others
+            .iter()
+            .map(|other| format!("`{}`{}", name(other), place(other)));
+        let names = names.collect::<Vec<_>>().join(", ");
+        let _ = write!(text, "\n    not {names}: {}", of(&others[0], "why"));
+        if !has_limit && others[0]["wouldReach"] == true {
             text.push_str("; its limit would apply, but matching never goes back");
         }
     }
@@ -153,17 +154,17 @@ fn limit(limit: &Value, text: &mut String) {
             };
         }
     }
-    let charged = if limit["charged"] == true {
-        "charged"
-    } else {
-        "not charged"
-    };
     let _ = write!(
         text,
-        "\n    counts {}; these hits would be {charged} to {}",
-        of(limit, "charge"),
+        "\n    counter {} takes {}",
         of(limit, "counter"),
+        of(limit, "charge")
     );
+    text.push_str(match limit["charged"].as_bool() {
+        Some(true) => ", and would take these",
+        Some(false) => ", and would not take these",
+        None => "",
+    });
 }
 
 fn algorithm(limit: &Value) -> String {

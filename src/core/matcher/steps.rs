@@ -8,7 +8,7 @@ use super::{
     Domain, Matcher, NodeId, RuleNode, RuleOrigin,
     wildcards::{Pattern, Wildcard},
 };
-use crate::core::{counter::Joined, request::Entry};
+use crate::core::{counter::Joined, limit::Rule, request::Entry};
 
 /// Most siblings that are compared with one entry: a question must not occupy a thread.
 const MAX_COMPARED: usize = 1024;
@@ -34,8 +34,7 @@ pub(crate) struct SteppedNode<'a> {
     pub(crate) key: &'a [u8],
     /// Empty if the node stands for every value.
     pub(crate) value: &'a [u8],
-    /// The place of its rule, or of the first rule below it.
-    pub(crate) origin: Option<&'a RuleOrigin>,
+    pub(crate) origin: &'a RuleOrigin,
 }
 
 /// How an entry matches a node, the strongest form first.
@@ -78,22 +77,59 @@ impl Matcher {
         let Some(domain) = self.domain(domain) else {
             return Vec::new();
         };
-        let mut chosen = Vec::new();
-        domain.walk(entries, &mut Joined::new(), |_, _, level| {
-            chosen.push(level.node);
-        });
-        let root = &self.nodes[domain.root.node.0];
-        let levels = std::iter::once(root).chain(chosen.iter().copied());
-        let steps = levels.zip(entries).enumerate();
-        steps
-            .map(|(index, (level, _))| {
-                domain.step(level, chosen.get(index).copied(), &entries[index..])
-            })
+        let levels = domain.levels(entries).into_iter().enumerate();
+        levels
+            .map(|(index, (level, chosen))| domain.step(level, chosen, &entries[index..]))
             .collect()
     }
 }
 
+/// A node that matches an entry and would lead to a limit, but is not chosen.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HiddenWay<'m> {
+    /// The number of the entry.
+    pub(super) entry: usize,
+    pub(super) node: &'m RuleNode,
+    pub(super) chosen: &'m RuleNode,
+    pub(super) rule: &'m Rule,
+}
+
 impl<'m> Domain<'m> {
+    /// The levels that `entries` meet, each with the node that is chosen there.
+    fn levels(self, entries: &[Entry<'_>]) -> Vec<(&'m RuleNode, Option<&'m RuleNode>)> {
+        let mut level = self.node(self.root.node);
+        let mut levels = Vec::new();
+        self.walk(entries, &mut Joined::new(), |_, _, next| {
+            levels.push((level, Some(next.node)));
+            level = next.node;
+        });
+        if levels.len() < entries.len() {
+            levels.push((level, None));
+        }
+        levels
+    }
+
+    /// The first way to a limit that `entries` would have if matching went back.
+    pub(super) fn hidden_way(self, entries: &[Entry<'_>]) -> Option<HiddenWay<'m>> {
+        let levels = self.levels(entries).into_iter().enumerate();
+        let mut ways = levels.filter_map(|(index, (level, chosen))| {
+            let (entry, chosen) = (&entries[index], chosen?);
+            let others = self.siblings(level, entry).into_iter();
+            let mut others = others.map(|id| self.node(id));
+            others.find_map(|node| {
+                let is_other = !std::ptr::eq(node, chosen);
+                self.matcher.form(node, entry).filter(|_| is_other)?;
+                Some(HiddenWay {
+                    entry: index + 1,
+                    node,
+                    chosen,
+                    rule: self.reached(node, &entries[index + 1..])?,
+                })
+            })
+        });
+        ways.next()
+    }
+
     /// The step of the first of `entries` below `level`.
     fn step<'a>(
         self,
@@ -106,30 +142,32 @@ impl<'m> Domain<'m> {
     {
         let entry = entries[0];
         let matcher = self.matcher;
-        let form = chosen.and_then(|chosen| matcher.form(chosen, &entry));
+        let chosen = chosen.and_then(|chosen| {
+            let mut ids = level.children.values();
+            ids.find(|&&id| std::ptr::eq(self.node(id), chosen))
+        });
+        let form = chosen.and_then(|&id| matcher.form(self.node(id), &entry));
         let mut others: Vec<(Dismissal, usize)> = self
             .siblings(level, &entry)
             .into_iter()
-            .filter(|&NodeId(id)| !chosen.is_some_and(|chosen| std::ptr::eq(chosen, self.node(id))))
-            .map(|NodeId(id)| (self.dismissal(self.node(id), form, entries), id))
+            .filter(|id| Some(id) != chosen)
+            .map(|id| (self.dismissal(self.node(id), form, entries), id.0))
             .collect();
         others.sort_unstable();
         others.truncate(MAX_SHOWN);
         let shown = others.len() + usize::from(chosen.is_some());
         Step {
             entry,
-            chosen: chosen
-                .zip(form)
-                .map(|(node, form)| (self.shown(node), form)),
+            chosen: chosen.zip(form).map(|(&id, form)| (self.shown(id), form)),
             others: others
                 .into_iter()
-                .map(|(why, id)| (self.shown(self.node(id)), why))
+                .map(|(why, id)| (self.shown(NodeId(id)), why))
                 .collect(),
             omitted: level.children.len().saturating_sub(shown),
         }
     }
 
-    fn node(self, id: usize) -> &'m RuleNode {
+    pub(super) fn node(self, NodeId(id): NodeId) -> &'m RuleNode {
         &self.matcher.nodes[id]
     }
 
@@ -163,7 +201,7 @@ impl<'m> Domain<'m> {
             return Dismissal::Hidden {
                 chosen,
                 own,
-                would_reach: self.reaches_limit(node, &entries[1..]),
+                would_reach: self.reached(node, &entries[1..]).is_some(),
             };
         }
         let has_star = node.key.contains(&b'*') || node.value.contains(&b'*');
@@ -178,30 +216,25 @@ impl<'m> Domain<'m> {
         }
     }
 
-    /// Whether `entries` lead from `node` to a rule with a limit.
-    fn reaches_limit(self, mut node: &'m RuleNode, entries: &[Entry<'_>]) -> bool {
+    /// The rule with a limit to which `entries` lead from `node`.
+    fn reached(self, mut node: &'m RuleNode, entries: &[Entry<'_>]) -> Option<&'m Rule> {
         let mut joined = Joined::new();
         for entry in entries {
             let by_value = self.matcher.child_by_value(node, entry, &mut joined);
             let child = by_value.map(|(child, _)| child);
             let child = child.or_else(|| self.matcher.child_by_key(node, entry.key, &mut joined));
-            let Some(NodeId(child)) = child else {
-                return false;
-            };
-            node = self.node(child);
+            node = self.node(child?);
         }
-        let rule = node.rule.map(|id| &self.matcher.rules[id.0]);
-        rule.is_some_and(|rule| !rule.is_unlimited())
+        let rule = &self.matcher.rules[node.rule?.0];
+        (!rule.is_unlimited()).then_some(rule)
     }
 
-    /// `node` with the place of its rule, or of the first rule below it.
-    fn shown(self, node: &'m RuleNode) -> SteppedNode<'m> {
+    fn shown(self, id: NodeId) -> SteppedNode<'m> {
+        let node = self.node(id);
         SteppedNode {
             key: &node.key,
             value: &node.value,
-            origin: self
-                .first_rule(node)
-                .map(|rule| self.matcher.origin(rule.id)),
+            origin: &self.matcher.origins[id.0],
         }
     }
 }

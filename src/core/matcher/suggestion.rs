@@ -33,8 +33,22 @@ impl Matcher {
                 rule: None,
             });
         };
+        // A rule that says `unlimited` is meant to win.
+        if no_limit.cause != Cause::Unlimited
+            && let Some(way) = rules.hidden_way(entries)
+        {
+            return Some(Suggestion {
+                text: format!(
+                    "entry {} would lead to this rule by `{}`, but `{}` matches first; repeat the levels there",
+                    way.entry,
+                    name(way.node),
+                    name(way.chosen)
+                ),
+                rule: Some(way.rule),
+            });
+        }
         let matched = no_limit.matched;
-        let mut level = rules.node_of(rules.root.node);
+        let mut level = rules.node(rules.root.node);
         rules.walk(&entries[..matched], &mut Joined::new(), |_, _, next| {
             level = next.node;
         });
@@ -49,18 +63,22 @@ impl Matcher {
             }),
             Cause::Unlimited => Some(Suggestion {
                 text: "give the rule a limit instead of `unlimited`".to_owned(),
-                rule: rules.rule_of(level),
+                rule: None,
             }),
             Cause::UnknownDomain | Cause::EmptyDomain | Cause::Replaced => None,
         }
     }
 }
 
-impl<'m> Domain<'m> {
-    fn node_of(self, NodeId(id): NodeId) -> &'m RuleNode {
-        &self.matcher.nodes[id]
+/// `key` or `key=value` of a node.
+fn name(node: &RuleNode) -> String {
+    match &*node.value {
+        [] => shown(&node.key),
+        value => format!("{}={}", shown(&node.key), shown(value)),
     }
+}
 
+impl<'m> Domain<'m> {
     fn rule_of(self, node: &RuleNode) -> Option<&'m Rule> {
         node.rule.map(|id| &self.matcher.rules[id.0])
     }
@@ -70,11 +88,11 @@ impl<'m> Domain<'m> {
         let mut ids: Vec<usize> = node.children.values().map(|id| id.0).collect();
         ids.sort_unstable();
         ids.truncate(MAX_NODES);
-        ids.into_iter().map(|id| self.node_of(NodeId(id))).collect()
+        ids.into_iter().map(|id| self.node(NodeId(id))).collect()
     }
 
     /// The rule of `node`, or the first one below it in the order of declaration.
-    pub(super) fn first_rule(self, node: &'m RuleNode) -> Option<&'m Rule> {
+    fn first_rule(self, node: &'m RuleNode) -> Option<&'m Rule> {
         let (_, node) = self.first(node, |node| node.rule.is_some())?;
         self.rule_of(node)
     }
@@ -117,7 +135,7 @@ impl<'m> Domain<'m> {
                 rule: self.first_rule(node),
             });
         }
-        let root = self.node_of(self.root.node);
+        let root = self.node(self.root.node);
         let (depth, node) = self.first(root, |node| *node.key == *key)?;
         Some(Suggestion {
             text: format!(

@@ -36,12 +36,14 @@ pub(super) fn json(
             CounterSource::Store => "known",
             CounterSource::Lost(_) => "unknown",
         },
-        "descriptors": descriptors.map(|one| descriptor(one, is_known)).collect::<Vec<_>>(),
+        "descriptors": descriptors.map(|one| descriptor(one, counters)).collect::<Vec<_>>(),
         "omitted": explanation.omitted,
     });
     if let CounterSource::Lost(error) = counters {
         account["error"] = error.to_string().into();
-        account["code"] = Value::Null;
+        for field in ["code", "settledBy"] {
+            account[field] = Value::Null;
+        }
     }
     if is_known && decision.overall == Code::OverLimit {
         account["retrySecs"] = decision.retry_secs.into();
@@ -56,7 +58,7 @@ const fn code(code: Code) -> &'static str {
     }
 }
 
-fn descriptor(account: &DescriptorAccount<'_>, is_known: bool) -> Value {
+fn descriptor(account: &DescriptorAccount<'_>, counters: CounterSource) -> Value {
     let entries = account.descriptor.entries.iter();
     let entries = entries.take(MAX_ENTRIES);
     let mut fields = json!({
@@ -68,8 +70,15 @@ fn descriptor(account: &DescriptorAccount<'_>, is_known: bool) -> Value {
         "over": account.is_over,
         "quota": account.is_quota,
         "path": path(&account.steps),
-        "limits": account.limits.iter().map(|one| limit(one, is_known)).collect::<Vec<_>>(),
+        "limits": account.limits.iter().map(|one| limit(one, counters)).collect::<Vec<_>>(),
     });
+    if let CounterSource::Lost(_) = counters
+        && !account.limits.is_empty()
+    {
+        for field in ["code", "over"] {
+            fields[field] = Value::Null;
+        }
+    }
     match &account.result {
         MatchResult::Rule(found) => {
             fields["result"] = "limited".into();
@@ -103,7 +112,7 @@ fn rule(found: &PlacedRule<'_>) -> Value {
         .iter()
         .map(|name| text(name.as_bytes()))
         .collect();
-    let mut fields = place(Some(found.origin));
+    let mut fields = place(found.origin);
     fields.insert("path".to_owned(), text(rule.path.as_bytes()));
     fields.insert("shadowMode".to_owned(), rule.shadow_mode.into());
     fields.insert("quotaMode".to_owned(), rule.quota_mode.into());
@@ -111,7 +120,7 @@ fn rule(found: &PlacedRule<'_>) -> Value {
     fields.into()
 }
 
-fn limit(account: &LimitAccount<'_>, is_known: bool) -> Value {
+fn limit(account: &LimitAccount<'_>, counters: CounterSource) -> Value {
     let limit = account.limit;
     let mut fields = json!({
         "name": limit.name.as_ref().map(|name| text(name.as_bytes())),
@@ -127,7 +136,7 @@ fn limit(account: &LimitAccount<'_>, is_known: bool) -> Value {
         fields["window"] = json!({ "begins": begins, "ends": ends });
     }
     match &account.counter {
-        Ok(counter) => counted(counter, is_known, &mut fields),
+        Ok(counter) => counted(counter, counters, &mut fields),
         Err(replacer) => {
             fields["replaced"] = true.into();
             fields["replacedBy"] = replacer.map(|index| index + 1).into();
@@ -146,12 +155,15 @@ fn algorithm(limit: &Limit, fields: &mut Value) {
 }
 
 /// Adds the fields on a limit that is counted.
-fn counted(counter: &CounterAccount, is_known: bool, fields: &mut Value) {
+fn counted(counter: &CounterAccount, counters: CounterSource, fields: &mut Value) {
     fields["counter"] = text(&counter.key);
     fields["charge"] = charge_words(counter.spec.charge).into();
+    if let CounterSource::Lost(_) = counters {
+        return;
+    }
     fields["charged"] = counter.is_charged.into();
     fields["over"] = counter.is_over.into();
-    if is_known {
+    if let CounterSource::Store = counters {
         fields["count"] = counter.count.into();
         fields["remaining"] = counter.remaining.into();
         fields["resetSecs"] = counter.reset_secs.into();

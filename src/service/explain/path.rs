@@ -70,7 +70,7 @@ fn sibling(other: &SteppedNode<'_>, why: Dismissal) -> Value {
     fields
 }
 
-/// A node of the rules, with the place of its rule or of the first one below it.
+/// A node of the rules, and its place.
 fn node(node: &SteppedNode<'_>) -> Value {
     let mut fields = place(node.origin);
     fields.insert("key".to_owned(), text(node.key));
@@ -80,13 +80,11 @@ fn node(node: &SteppedNode<'_>) -> Value {
 }
 
 /// The file and the line of a rule.
-pub(super) fn place(origin: Option<&RuleOrigin>) -> Map<String, Value> {
+pub(super) fn place(origin: &RuleOrigin) -> Map<String, Value> {
     let mut fields = Map::new();
-    let origin = origin.filter(|origin| !origin.file.is_empty());
-    let file = origin.map(|origin| text(origin.file.as_bytes()));
+    let file = (!origin.file.is_empty()).then(|| text(origin.file.as_bytes()));
     fields.insert("file".to_owned(), file.into());
-    let line = origin.and_then(|origin| origin.line);
-    fields.insert("line".to_owned(), line.into());
+    fields.insert("line".to_owned(), origin.line.into());
     fields
 }
 

@@ -99,11 +99,14 @@ fn rule_file(nodes: &[(String, String, usize, usize, Option<usize>)]) -> String 
     file
 }
 
+/// The entries of a request's descriptors, and their hits.
+type Asked = (Vec<Vec<(String, String)>>, u64);
+
 /// Explains each request before it is decided, and compares both.
 fn check_requests(
     matcher: &Matcher,
     modes: Modes,
-    requests: &[(Vec<Vec<(String, String)>>, u64)],
+    requests: &[Asked],
 ) -> Result<(), TestCaseError> {
     let store = MemoryStore::new(1_000);
     for (descriptors, hits) in requests {
@@ -335,4 +338,55 @@ fn a_request_without_a_domain_or_descriptors_is_refused() {
     let bad = refused(&question("shop", &[], 1));
     assert_eq!(bad, Unexplained::BadRequest(BadRequest::NoDescriptors));
     assert_eq!(Code::default(), Code::Ok);
+}
+
+/// The entries match a rule, but another one takes the first entry.
+#[test]
+fn a_way_that_another_node_hides_is_suggested() {
+    let rules = "
+domain: shop
+descriptors:
+  - key: path
+    value: /login
+    descriptors: [{ key: user, rate_limits: [1/day] }]
+  - key: path
+    descriptors:
+      - { key: remote_address, rate_limits: [1/day] }
+";
+    let account = account(rules, "shop", &["path=/login,remote_address=x"]);
+    let one = &account["descriptors"][0];
+    let suggestion = "entry 1 would lead to this rule by `path`, but `path=/login` matches first; repeat the levels there";
+    assert_eq!(one["suggestion"], suggestion);
+    assert_eq!(one["nearest"]["path"], "shop.path.remote_address");
+    assert_eq!(one["path"][0]["node"]["line"], 4);
+    assert_eq!(one["path"][0]["others"][0]["wouldReach"], true);
+}
+
+#[test]
+fn limits_without_an_effect_say_why() {
+    let rules = "
+domain: shop
+descriptors:
+  - { key: trial, shadow_mode: true, rate_limit: { unit: day } }
+  - { key: first, quota_mode: true, rate_limit: { unit: day } }
+  - { key: second, quota_mode: true, rate_limits: [1/day] }
+";
+    let why = |descriptors: &[&str]| {
+        let account = account(rules, "shop", descriptors);
+        let why = account["why"].as_str().unwrap().to_owned();
+        let code = account["code"].as_str().unwrap().to_owned();
+        (code, why.replace("; counters are taken as empty", ""))
+    };
+    let check = |descriptors: &[&str], code: &str, expected: &str| {
+        assert_eq!(why(descriptors), (code.to_owned(), expected.to_owned()));
+    };
+    check(
+        &["trial=x"],
+        "OK",
+        "descriptor 1 is over the limit, but in shadow mode",
+    );
+    let quota = "descriptor 1 is over the limit, but another quota has room";
+    check(&["first=x", "second=x"], "OK", quota);
+    let all = "all quotas are over the limit: descriptors 1, 2";
+    check(&["first=x", "first=y"], "OVER_LIMIT", all);
 }

@@ -46,11 +46,23 @@ pub(super) fn decision_words(
         SettledBy::Quotas(indexes) => {
             format!("all quotas are over the limit: {}", listed(indexes))
         }
-        SettledBy::Spared(indexes) => format!(
-            "{} {} over the limit, without effect: by shadow mode, or because another quota has room",
-            listed(indexes),
-            are(indexes)
-        ),
+        SettledBy::Spared { shadowed, quotas } => {
+            let part = |indexes: &[usize], why: &str| {
+                let words = || {
+                    format!(
+                        "{} {} over the limit, but {why}",
+                        listed(indexes),
+                        are(indexes)
+                    )
+                };
+                (!indexes.is_empty()).then(words)
+            };
+            let parts = [
+                part(shadowed, "in shadow mode"),
+                part(quotas, "another quota has room"),
+            ];
+            parts.into_iter().flatten().collect::<Vec<_>>().join("; ")
+        }
     };
     if decision.is_shadowed {
         words += ", and shadow mode of the server answers OK";
@@ -62,9 +74,7 @@ pub(super) fn decision_words(
         CounterSource::Empty => words += "; counters are taken as empty",
         CounterSource::Store => {}
         CounterSource::Lost(error) => {
-            return format!(
-                "there is no decision: {error}; Envoy does as its failure_mode_deny says"
-            );
+            return format!("{error}; Envoy does as its failure_mode_deny says");
         }
     }
     words
@@ -77,7 +87,7 @@ pub(super) const fn settled_words(settled_by: &SettledBy) -> &'static str {
         SettledBy::Room => "room",
         SettledBy::Over(_) => "over",
         SettledBy::Quotas(_) => "quotas",
-        SettledBy::Spared(_) => "spared",
+        SettledBy::Spared { .. } => "spared",
     }
 }
 
@@ -105,11 +115,11 @@ pub(super) const fn dismissal_words(why: Dismissal) -> &'static str {
             ..
         } => "matches as well, but a wildcard wins over a bare key",
         Dismissal::Hidden { .. } => "matches as well, but an exact value wins",
-        Dismissal::OtherValue => "is for another value",
-        Dismissal::OtherPattern => "has a pattern that does not match",
+        Dismissal::OtherValue => "another value",
+        Dismissal::OtherPattern => "the pattern does not match",
         Dismissal::KeptApart => {
             "reads alike once key and value are joined, but strict matching keeps them apart"
         }
-        Dismissal::OtherKey => "has another key",
+        Dismissal::OtherKey => "another key",
     }
 }
