@@ -34,6 +34,8 @@ mod core {
     pub(crate) mod charging;
     pub(crate) mod counter;
     pub(crate) mod decision;
+    pub(crate) mod descriptor_text;
+    pub(crate) mod explanation;
     pub(crate) mod limit;
     pub(crate) mod matcher;
     pub(crate) mod metadata;
@@ -49,6 +51,7 @@ mod net {
     pub(crate) mod connect;
     pub(crate) mod dial;
     pub(crate) mod endpoint;
+    pub(crate) mod exchange;
     pub(crate) mod pem;
     pub(crate) mod tls;
 }
@@ -160,6 +163,7 @@ mod observe {
 mod service {
     pub(crate) mod admin;
     pub(crate) mod budget;
+    pub(crate) mod explain;
     pub(crate) mod grpc;
     pub(crate) mod limiter;
 }
@@ -239,6 +243,8 @@ mod cli {
     mod check;
     pub(crate) mod command;
     mod counters;
+    mod durations;
+    mod explain;
     mod healthcheck;
     mod lint_envoy;
     mod lint_file;

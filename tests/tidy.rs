@@ -488,7 +488,7 @@ const LIBRARIES: [(&str, &[&str]); 28] = [
     ("flate2", &["service"]),
     ("foldhash", &["config", "core", "store"]),
     ("hashbrown", &["store"]),
-    ("hyper", &["cli", "observe", "server", "service"]),
+    ("hyper", &["cli", "net", "observe", "server", "service"]),
     (
         "hyper_util",
         &["cli", "net", "observe", "server", "service"],

@@ -5,20 +5,19 @@ use std::{process::ExitCode, time::Duration};
 use tonic::{Code as GrpcCode, Request, Status, metadata::MetadataValue};
 
 use crate::{
+    cli::explain::{self, ExplainError},
     net::dial::{self, Dial, DialError, Symptom},
-    service::grpc::{
-        DEBUG, json,
-        proto::envoy::{
-            extensions::common::ratelimit::v3::{
-                RateLimitDescriptor, rate_limit_descriptor::Entry,
-            },
-            service::ratelimit::v3::{
-                RateLimitRequest, RateLimitResponse, rate_limit_response::Code,
+    service::{
+        explain::question,
+        grpc::{
+            DEBUG, json,
+            proto::envoy::service::ratelimit::v3::{
+                RateLimitResponse, rate_limit_response::Code,
                 rate_limit_service_client::RateLimitServiceClient,
             },
         },
     },
-    settings::{command_line::Ask, values::Entries},
+    settings::command_line::Ask,
 };
 
 pub(super) mod readable;
@@ -53,6 +52,8 @@ pub(super) enum AskError {
     TimedOut(String),
     #[error("the server answered {:?}: {}", .0.code(), .0.message())]
     Refused(Status),
+    #[error("the decision cannot be explained")]
+    Unexplained(#[from] ExplainError),
     #[error("cannot write the answer as JSON")]
     Json(#[from] serde_json::Error),
 }
@@ -92,7 +93,13 @@ pub(super) async fn ask(ask: Ask) -> Result<Answer, AskError> {
         let symptom = dial.symptom(&error);
         unreachable(error, symptom)
     })?;
-    let mut request = Request::new(request(&ask));
+    // Before the call, which changes the counters.
+    let explained = if ask.explain {
+        Some(explained(&ask).await?)
+    } else {
+        None
+    };
+    let mut request = Request::new(question(&ask.domain, &ask.descriptors, ask.hits));
     let metadata = request.metadata_mut();
     metadata.insert(DEBUG, MetadataValue::from_static("true"));
     let mut client = RateLimitServiceClient::new(channel);
@@ -103,7 +110,13 @@ pub(super) async fn ask(ask: Ask) -> Result<Answer, AskError> {
     let report = response.metadata().get(DEBUG);
     let report = report.and_then(|report| report.to_str().ok());
     let report = report.map(str::to_owned).and_then(AnswerReport::read);
-    answer(&ask, &response.into_inner(), report)
+    answer(&ask, &response.into_inner(), report, explained.as_deref())
+}
+
+/// How the decision will come about, as JSON.
+async fn explained(ask: &Ask) -> Result<String, ExplainError> {
+    let message = question(&ask.domain, &ask.descriptors, ask.hits);
+    explain::by_server(&ask.debug_server, ask.timeout, &message).await
 }
 
 /// The error of a call without a decision. Only what the server itself answered has no source.
@@ -125,15 +138,24 @@ fn answer(
     ask: &Ask,
     response: &RateLimitResponse,
     report: Option<AnswerReport>,
+    explained: Option<&str>,
 ) -> Result<Answer, AskError> {
     let text = if ask.json {
-        let text = String::from_utf8_lossy(&json::response(response, true)?).into_owned();
-        match (report, text.strip_suffix('}')) {
-            (Some(report), Some(fields)) => format!("{fields},\"debug\":{}}}", report.text()),
-            _ => text,
-        }
+        let mut text = String::from_utf8_lossy(&json::response(response, true)?).into_owned();
+        let mut add = |name: &str, json: Option<&str>| {
+            if let (Some(json), Some(fields)) = (json, text.strip_suffix('}')) {
+                text = format!("{fields},\"{name}\":{json}}}");
+            }
+        };
+        add("debug", report.as_ref().map(AnswerReport::text));
+        add("explanation", explained);
+        text
     } else {
-        readable(ask, response, report.as_ref())
+        let text = readable(ask, response, report.as_ref());
+        match explained {
+            Some(json) => format!("{text}\n\nexplained: {}", explain::readable(json)?),
+            None => text,
+        }
     };
     let is_over = response.overall_code() == Code::OverLimit;
     let code = if is_over && !ask.any_decision {
@@ -142,23 +164,4 @@ fn answer(
         ExitCode::SUCCESS
     };
     Ok(Answer { text, code })
-}
-
-fn request(ask: &Ask) -> RateLimitRequest {
-    let descriptor = |Entries(entries): &Entries| RateLimitDescriptor {
-        entries: entries
-            .iter()
-            .map(|(key, value)| Entry {
-                key: key.clone().into(),
-                value: value.clone().into(),
-            })
-            .collect(),
-        hits_addend: Some(ask.hits),
-        ..RateLimitDescriptor::default()
-    };
-    RateLimitRequest {
-        domain: ask.domain.clone(),
-        descriptors: ask.descriptors.iter().map(descriptor).collect(),
-        hits_addend: 0,
-    }
 }

@@ -11,6 +11,7 @@ use super::{
     ask,
     check::check_files,
     counters::counters,
+    explain,
     healthcheck::healthcheck,
     lint_file::lint_files,
     print::{print, print_bytes},
@@ -21,7 +22,7 @@ use crate::{
     server::{log, run::run},
     settings::{
         command_line::{
-            Ask, Cli, Command, HealthCheck,
+            Ask, Cli, Command, Explain, HealthCheck,
             counters::{CountersAction, CountersCommand},
         },
         environment::{UsageError, UsageErrorKind},
@@ -59,6 +60,9 @@ pub fn run_command() -> ExitCode {
         Command::Ask(ask) => print_answer(ask).unwrap_or_else(|error| failed(&error, FAILURE)),
         Command::Counters(CountersCommand { action }) => {
             print_counters(action).unwrap_or_else(|error| failed(&error, FAILURE))
+        }
+        Command::Explain(explain) => {
+            print_explanation(&explain).unwrap_or_else(|error| failed(&error, FAILURE))
         }
         Command::LintEnvoy(lint) => {
             lint_files(&lint).unwrap_or_else(|error| failed(&error, BAD_USAGE))
@@ -123,6 +127,12 @@ fn client_runtime() -> io::Result<tokio::runtime::Runtime> {
 
 fn print_counters(action: CountersAction) -> anyhow::Result<ExitCode> {
     let text = client_runtime()?.block_on(counters(action))?;
+    print(&text);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print_explanation(explain: &Explain) -> anyhow::Result<ExitCode> {
+    let text = client_runtime()?.block_on(explain::explanation(explain))?;
     print(&text);
     Ok(ExitCode::SUCCESS)
 }

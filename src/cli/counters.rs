@@ -2,11 +2,11 @@
 
 use serde_json::{Value, json};
 
-use crate::settings::{
-    command_line::counters::{
+use crate::{
+    core::descriptor_text::Entries,
+    settings::command_line::counters::{
         CountersAction, Descriptors, GetCounters, GrantCounters, ListCounters, ResetCounters,
     },
-    values::Entries,
 };
 
 mod call;

@@ -228,6 +228,11 @@ impl<'a> Compiler<'a, '_> {
             };
             return self.report(file, at, &path, fault);
         };
+        let origin = RuleOrigin {
+            file: self.file_name.clone(),
+            line: at.map(|at| file.line(at)),
+        };
+        self.matcher.set_origin(node, origin);
         self.locations.insert(path.clone(), Location { file, at });
         if descriptor.share_threshold {
             if text.contains('*') {
@@ -292,11 +297,7 @@ impl<'a> Compiler<'a, '_> {
             // Every limit had an error, so this matcher will not be used.
             return;
         }
-        let origin = RuleOrigin {
-            file: self.file_name.clone(),
-            line: descriptor.at.map(|at| file.line(at)),
-        };
-        self.matcher.set_rule_from(node, origin, |id| Rule {
+        self.matcher.set_rule(node, |id| Rule {
             id,
             path: path.clone(),
             allows: if is_unlimited {

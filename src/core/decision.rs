@@ -316,7 +316,8 @@ fn retry_secs(plan: &Plan<'_>, statuses: &[Status], modes: Modes) -> Option<u64>
     }
 }
 
-fn is_quota(outcome: &Outcome<'_>, modes: Modes) -> bool {
+/// Whether the descriptor counts as a quota.
+pub(crate) fn is_quota(outcome: &Outcome<'_>, modes: Modes) -> bool {
     let has_own = match outcome {
         Outcome::Counted(counted) => counted.rule.is_some_and(|rule| rule.quota_mode),
         Outcome::Unmatched(_) | Outcome::Unlimited(_) | Outcome::Replaced(_) => false,
@@ -360,6 +361,8 @@ pub(crate) struct LimitReport<'a> {
     pub(crate) is_over: bool,
     pub(crate) remaining: u32,
     pub(crate) reset_secs: u64,
+    /// Whole seconds until these hits would pass if no others came; `None` if they never will.
+    pub(crate) retry_secs: Option<u64>,
 }
 
 /// All limits of `counted`, of which its status shows only the binding one.
@@ -376,6 +379,7 @@ pub(crate) fn all_limits<'a>(
             is_over: standing.is_over,
             remaining: standing.remaining,
             reset_secs: standing.resets_in.div_ceil(1000),
+            retry_secs: standing.retry_in.map(|millis| millis.div_ceil(1000)),
         }
     })
 }

@@ -22,6 +22,8 @@ use crate::core::{
 
 pub(crate) mod cause;
 mod reach;
+pub(crate) mod steps;
+pub(crate) mod suggestion;
 #[cfg(test)]
 pub(super) mod tests;
 mod wildcards;
@@ -40,11 +42,13 @@ pub struct Matcher {
     domain_names: Vec<Box<[u8]>>,
     nodes: Vec<RuleNode>,
     rules: Vec<Rule>,
-    /// Where each rule is written; decisions do not read it.
+    /// Where each node is written; decisions do not read it.
     origins: Vec<RuleOrigin>,
+    /// The node of each rule, for its place.
+    rule_nodes: Vec<NodeId>,
 }
 
-/// Where a rule is written.
+/// Where a rule, or a level of rules, is written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuleOrigin {
     /// The name of the file or resource; empty if the rule is from neither.
@@ -354,29 +358,25 @@ impl Matcher {
 
     /// Gives `node` the rule that the closure `rule` makes from its id.
     pub fn set_rule(&mut self, node: NodeId, rule: impl FnOnce(RuleId) -> Rule) {
-        self.set_rule_from(node, RuleOrigin::default(), rule);
-    }
-
-    /// [`Self::set_rule`] with the place where the rule is written.
-    pub fn set_rule_from(
-        &mut self,
-        node: NodeId,
-        origin: RuleOrigin,
-        rule: impl FnOnce(RuleId) -> Rule,
-    ) {
         let id = RuleId(self.rules.len());
         self.rules.push(rule(id));
-        self.origins.push(origin);
+        self.rule_nodes.push(node);
         self.nodes[node.0].rule = Some(id);
+    }
+
+    /// Sets the place where `node` is written.
+    pub fn set_origin(&mut self, node: NodeId, origin: RuleOrigin) {
+        self.origins[node.0] = origin;
     }
 
     /// Where a rule of this matcher is written.
     pub fn origin(&self, rule: RuleId) -> &RuleOrigin {
-        &self.origins[rule.0]
+        &self.origins[self.rule_nodes[rule.0].0]
     }
 
     fn push_node(&mut self) -> NodeId {
         self.nodes.push(RuleNode::default());
+        self.origins.push(RuleOrigin::default());
         NodeId(self.nodes.len() - 1)
     }
 }

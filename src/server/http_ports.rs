@@ -22,7 +22,7 @@ use crate::{
     store::any::AnyStore,
 };
 
-/// Starts to serve the ports, each up to `max_connections`. `json` answers calls in JSON.
+/// Starts to serve the ports, each up to `max_connections`. `json` answers calls in JSON, and explains.
 pub(super) fn start(
     parts: &Parts<'_>,
     ports: Ports,
@@ -38,13 +38,14 @@ pub(super) fn start(
         timeout: settings.listen.http_timeout,
         budget: budget.clone(),
     };
+    let service = Arc::new(json);
     let bodies = admin::BodyLimits {
         max_bytes: settings.bounds.max_message_bytes,
         timeout: settings.bounds.message_timeout,
     };
     let counters = Counters {
         rules: parts.rules.clone(),
-        store: json.limiter.store.clone(),
+        store: service.limiter.store.clone(),
         keys: match parts.backend.memory() {
             Some(memory) => KeySource::Memory(memory),
             None => KeySource::Redis(RedisKeys {
@@ -52,16 +53,16 @@ pub(super) fn start(
                 key_prefix: settings.redis.options().key_prefix.into_bytes().into(),
             }),
         },
-        bounds: json.bounds,
+        bounds: service.bounds,
         bodies,
-        clock: json.clock.clone(),
+        clock: service.clock.clone(),
         blocking: statistics.blocking.clone(),
         token_file: settings.listen.admin_token().map(Into::into),
     };
     let routes = admin::http(
         health,
         parts.backend.components(&parts.metrics),
-        settings.listen.http_json.then_some(json),
+        settings.listen.http_json.then(|| service.clone()),
         statistics.blocking.clone(),
         bodies,
     );
@@ -77,6 +78,8 @@ pub(super) fn start(
             clock: parts.backend.clock(settings),
         },
         counters,
+        service,
+        bodies,
     });
     tasks.spawn(serve_http(ports.debug, routes, limits.clone()));
     if let Some(prometheus) = ports.prometheus {

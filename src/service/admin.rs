@@ -15,6 +15,7 @@ use crate::{service::grpc, store::contract::Store};
 
 mod counters;
 mod debug;
+mod explain;
 mod health;
 mod history;
 mod json;
@@ -38,7 +39,7 @@ use json::{answer_json, is_json, plain};
 pub(crate) fn http<S: Store>(
     health: Health,
     components: Components,
-    service: Option<grpc::Service<S>>,
+    service: Option<Arc<grpc::Service<S>>>,
     blocking: BlockingQueue,
     bodies: BodyLimits,
 ) -> Router {
@@ -47,7 +48,6 @@ pub(crate) fn http<S: Store>(
     };
     let mut routes = Router::new().route("/healthcheck", any(healthcheck));
     if let Some(service) = service {
-        let service = Arc::new(service);
         let json = move |Extension(account), headers: HeaderMap, body: Body| async move {
             if is_json(&headers) {
                 answer_json(&service, &blocking, &account, body, bodies).await

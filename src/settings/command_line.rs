@@ -2,6 +2,7 @@
 
 mod ask;
 pub(crate) mod counters;
+mod explain;
 mod healthcheck;
 pub(crate) mod lint_envoy;
 pub(crate) mod reading;
@@ -24,6 +25,7 @@ use super::{
 use crate::foundation::build::VERSION_AND_COMMIT;
 
 pub(crate) use ask::Ask;
+pub(crate) use explain::Explain;
 pub(crate) use healthcheck::HealthCheck;
 pub(crate) use shell::{Completions, Manual};
 pub(crate) use size::{Size, SizeStore};
@@ -51,6 +53,8 @@ pub(crate) enum Command {
     Ask(Ask),
     /// Show the counters of a running server
     Counters(CountersCommand),
+    /// Explain how a request would be decided, and why: by rule files, or by a running server
+    Explain(Explain),
     /// Check Envoy configurations for traps: settings that Envoy accepts and that limit nothing
     LintEnvoy(LintEnvoy),
     /// Ask the server of this machine for its health, with the variables that it was started with

@@ -35,36 +35,6 @@ impl fmt::Debug for Hidden {
     }
 }
 
-/// The keys and values of one descriptor.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Entries(pub Vec<(String, String)>);
-
-pub(super) fn entries(text: &str) -> Result<Entries, String> {
-    let mut entries = vec![(String::new(), None::<String>)];
-    let mut rest = text.chars();
-    while let Some(next) = rest.next() {
-        let (key, value) = entries.last_mut().expect("there is always an entry");
-        match (next, value) {
-            (',', _) => entries.push((String::new(), None)),
-            ('=', value @ None) => *value = Some(String::new()),
-            (next, value) => {
-                let literal = match next {
-                    '\\' => rest.next().ok_or("nothing follows the last backslash")?,
-                    other => other,
-                };
-                value.as_mut().unwrap_or(key).push(literal);
-            }
-        }
-    }
-    let pair = |(key, value): (String, Option<String>)| match value {
-        Some(value) if !key.is_empty() => Ok((key, value)),
-        _ => Err(format!("`{key}` is not KEY=VALUE")),
-    };
-    Ok(Entries(
-        entries.into_iter().map(pair).collect::<Result<_, _>>()?,
-    ))
-}
-
 /// A path. An empty text is allowed here; later an empty variable counts as unset.
 pub(super) fn file_path(text: &str) -> Result<PathBuf, Infallible> {
     Ok(text.into())
@@ -303,21 +273,5 @@ mod tests {
         assert_eq!(boolean("0"), Ok(false));
         assert!(boolean("yes").is_err());
         assert!(boolean("").is_err());
-    }
-
-    #[test]
-    fn descriptors_are_pairs_with_an_escape() {
-        let pairs = |text: &str| {
-            let Entries(pairs) = entries(text).unwrap();
-            pairs
-                .iter()
-                .map(|(key, value)| format!("{key}→{value}"))
-                .collect::<Vec<_>>()
-        };
-        assert_eq!(pairs("a=b,c=d=e"), ["a→b", "c→d=e"]);
-        assert_eq!(pairs(r"a\=b=c\,d,e="), ["a=b→c,d", "e→"]);
-        for bad in ["", "a", "a=b,", "=b", "a=b\\"] {
-            assert!(entries(bad).is_err(), "{bad}");
-        }
     }
 }

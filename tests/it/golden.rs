@@ -31,6 +31,7 @@ use std::{
     fmt::Write as _,
     fs,
     io::Write as _,
+    net::SocketAddr,
     path::Path,
     process::Command,
     time::Duration,
@@ -53,6 +54,7 @@ use serde::Deserialize;
 use serde_yaml::{Mapping, Value};
 use tempfile::TempDir;
 
+use crate::explain::Explained;
 use crate::support::{
     ask::{Client, connect, send},
     redis::Redis,
@@ -273,7 +275,7 @@ async fn every_case_is_answered_as_written() {
         let server = server.start();
         let mut client = connect(server.grpc).await;
         for (name, text) in cases {
-            if let Err(failure) = run(name, text, &mut client, &redis).await {
+            if let Err(failure) = run(name, text, (&mut client, server.debug), &redis).await {
                 failures.push(format!("{name} on {store:?}: {failure}"));
             }
         }
@@ -286,10 +288,16 @@ async fn every_case_is_answered_as_written() {
     );
 }
 
-async fn run(name: &str, text: &str, client: &mut Client, redis: &Redis) -> Result<(), String> {
+async fn run(
+    name: &str,
+    text: &str,
+    (client, debug): (&mut Client, SocketAddr),
+    redis: &Redis,
+) -> Result<(), String> {
     for attempt in 0..ATTEMPTS {
         let began = now().secs();
-        let result = run_once(&case(name, text, attempt), name, attempt, client, redis).await;
+        let case = case(name, text, attempt);
+        let result = run_once(&case, domain(name, attempt), (client, debug), redis).await;
         let ended = now().secs();
         let lower = text.to_lowercase();
         let was_caught = UNITS
@@ -304,9 +312,8 @@ async fn run(name: &str, text: &str, client: &mut Client, redis: &Redis) -> Resu
 
 async fn run_once(
     case: &Case,
-    name: &str,
-    attempt: usize,
-    client: &mut Client,
+    domain: String,
+    (client, debug): (&mut Client, SocketAddr),
     redis: &Redis,
 ) -> Result<(), String> {
     for (number, step) in case.steps.iter().enumerate() {
@@ -319,8 +326,11 @@ async fn run_once(
             continue;
         }
         let began = now().secs();
-        let reply = send(client, step.request(domain(name, attempt))).await;
+        let request = step.request(domain.clone());
+        let explained = Explained::of(debug, &request);
+        let reply = send(client, request).await;
         let clock = began..=now().secs();
+        explained.agrees(&reply).map_err(in_step)?;
         step.compare(reply, clock).map_err(in_step)?;
         step.compare_redis(redis).map_err(in_step)?;
     }

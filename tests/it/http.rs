@@ -216,6 +216,7 @@ fn the_debug_port_lists_its_pages() {
         "/metrics",
         "/stats",
         "/rlconfig",
+        "/explain",
         "/top",
         "/history",
         "/counters?domain=NAME",

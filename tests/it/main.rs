@@ -4,6 +4,7 @@
 //! - `check`: rule files and manifests in pipelines: forms of the report and exit codes
 //! - `ask_command`: `tollgate ask`: its exit codes, the cause of each "no limit", and servers that do not answer
 //! - `healthcheck`: `tollgate healthcheck`, which probes run
+//! - `explain`: `tollgate explain`: its account and the decision agree, and its page
 //! - `environment`: variables that are wrong, unknown or set by Kubernetes, and errors before the log begins
 //! - `rls`: requests and replies over gRPC
 //! - `bad_input`: inputs that the server refuses, at its start and on the wire
@@ -89,6 +90,7 @@ mod environment;
 mod envoy;
 mod envoy_gateway;
 mod examples;
+mod explain;
 mod first_limit;
 mod flood;
 mod fuzz;

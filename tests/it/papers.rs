@@ -7,7 +7,7 @@ use clap::CommandFactory as _;
 use tollgate::{Cli, Cost, Costs, Treatment, VARIABLES};
 
 #[track_caller]
-pub fn check(page: &str, expected: &str) {
+pub(crate) fn check(page: &str, expected: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(page);
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
         fs::write(&path, expected).unwrap();

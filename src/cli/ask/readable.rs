@@ -4,7 +4,8 @@ use std::fmt::{self, Write as _};
 
 use super::report::{AnswerReport, ReportedLimit};
 use crate::{
-    core::window::Unit,
+    cli::durations::duration,
+    core::{descriptor_text::Entries, window::Unit},
     service::grpc::{
         proto::envoy::service::ratelimit::v3::{
             RateLimitResponse,
@@ -12,7 +13,7 @@ use crate::{
         },
         wire,
     },
-    settings::{command_line::Ask, values::Entries},
+    settings::command_line::Ask,
 };
 
 /// The overall code, then lines for each descriptor, and the headers for the client. Writing to a string cannot fail.
@@ -130,23 +131,6 @@ pub(in crate::cli) fn named(unit: &str, multiplier: u64, name: &str) -> String {
     }
 }
 
-/// Seconds in the two largest units that they fill: `45s`, `1m 5s`, `19h 38m`, `364d 3h`.
-pub(in crate::cli) fn duration(secs: u64) -> String {
-    const UNITS: [(u64, &str); 4] = [(86_400, "d"), (3_600, "h"), (60, "m"), (1, "s")];
-    let Some(largest) = UNITS.iter().position(|(length, _)| secs >= *length) else {
-        return "0s".to_owned();
-    };
-    let (length, name) = UNITS[largest];
-    let mut text = format!("{}{name}", secs / length);
-    if let Some((next, name)) = UNITS.get(largest + 1) {
-        let count = secs % length / next;
-        if count > 0 {
-            let _ = write!(text, " {count}{name}");
-        }
-    }
-    text
-}
-
 fn code(number: i32) -> &'static str {
     match Code::try_from(number) {
         Ok(Code::Ok) => "OK",
@@ -185,23 +169,5 @@ mod tests {
             AnswerReport::read("{}".to_owned()).as_ref(),
         );
         assert_eq!(text, "OK\n  a=b,c=d: OK, no limit");
-    }
-
-    #[test]
-    fn a_duration_has_two_units_at_most() {
-        for (secs, expected) in [
-            (0, "0s"),
-            (1, "1s"),
-            (60, "1m"),
-            (65, "1m 5s"),
-            (3_600, "1h"),
-            (3_601, "1h"),
-            (70_691, "19h 38m"),
-            (86_400, "1d"),
-            (86_400 + 59, "1d"),
-            (31_460_400, "364d 3h"),
-        ] {
-            assert_eq!(duration(secs), expected, "{secs}");
-        }
     }
 }

@@ -1,18 +1,15 @@
 //! Calls of the debug port: one request on one connection.
 
-use std::{fs, future::poll_fn, io, path::PathBuf, pin::Pin, time::Duration};
+use std::{fs, io, path::PathBuf, time::Duration};
 
-use hyper::{
-    Method, Request, StatusCode,
-    body::{Body as _, Incoming},
-    client::conn::http1,
-    header,
-};
-use hyper_util::rt::TokioIo;
+use hyper::{Method, Request, StatusCode, header};
 use serde_json::Value;
 
 use crate::{
-    net::dial::{self, Dial, DialError},
+    net::{
+        dial::{self, Dial, DialError},
+        exchange::{ExchangeError, exchange},
+    },
     settings::command_line::counters::{DebugPort, Token},
 };
 
@@ -28,9 +25,7 @@ pub(in crate::cli) enum CallError {
     #[error("{0} did not answer within --timeout")]
     TimedOut(String),
     #[error("{0} is no debug port of tollgate")]
-    Broken(String, #[source] hyper::Error),
-    #[error("the answer of {0} is longer than {MAX_ANSWER_BYTES} bytes")]
-    TooLong(String),
+    Broken(String, #[source] ExchangeError),
     #[error("the server refused ({status}): {text}")]
     Refused { status: StatusCode, text: String },
     #[error("the answer of {0} is not JSON")]
@@ -40,9 +35,6 @@ pub(in crate::cli) enum CallError {
     #[error("the request cannot be sent")]
     Request(#[from] hyper::http::Error),
 }
-
-/// Longest answer: a page of the most counters with the longest values.
-const MAX_ANSWER_BYTES: usize = 16 << 20;
 
 /// Most characters of a refusal that are shown.
 const MAX_SHOWN: usize = 512;
@@ -114,9 +106,12 @@ impl Port {
             request = request.header(header::AUTHORIZATION, token);
         }
         let request = request.body(body)?;
-        let answered = tokio::time::timeout(self.timeout, self.exchange(request)).await;
-        let (status, body) =
-            answered.map_err(|_elapsed| CallError::TimedOut(self.server.clone()))??;
+        let answered = tokio::time::timeout(self.timeout, exchange(&self.dial, request)).await;
+        let answered = answered.map_err(|_elapsed| CallError::TimedOut(self.server.clone()))?;
+        let (status, body) = answered.map_err(|error| match error {
+            ExchangeError::Dial(source) => unreachable(&self.server, source),
+            error => CallError::Broken(self.server.clone(), error),
+        })?;
         if status != StatusCode::OK {
             let text = String::from_utf8_lossy(&body);
             let text = text.trim_end().chars().take(MAX_SHOWN);
@@ -126,28 +121,6 @@ impl Port {
         let not_json = |error| CallError::NotJson(self.server.clone(), error);
         serde_json::from_slice(&body).map_err(not_json)
     }
-
-    async fn exchange(&self, request: Request<String>) -> Result<(StatusCode, Vec<u8>), CallError> {
-        let broken = |error| CallError::Broken(self.server.clone(), error);
-        let stream = self.dial.stream().await;
-        let stream = TokioIo::new(stream.map_err(|source| unreachable(&self.server, source))?);
-        let (mut sender, connection) = http1::handshake(stream).await.map_err(broken)?;
-        let answered = async {
-            let reply = sender.send_request(request).await.map_err(broken)?;
-            let status = reply.status();
-            let body = read(reply.into_body()).await.map_err(broken)?;
-            let too_long = || CallError::TooLong(self.server.clone());
-            Ok((status, body.ok_or_else(too_long)?))
-        };
-        tokio::pin!(answered);
-        tokio::select! {
-            answer = &mut answered => answer,
-            ended = connection => {
-                ended.map_err(broken)?;
-                answered.await
-            }
-        }
-    }
 }
 
 fn unreachable(server: &str, source: DialError) -> CallError {
@@ -155,20 +128,6 @@ fn unreachable(server: &str, source: DialError) -> CallError {
         server: server.to_owned(),
         source,
     }
-}
-
-/// All of a body, unless it is too long.
-async fn read(mut body: Incoming) -> Result<Option<Vec<u8>>, hyper::Error> {
-    let mut all = Vec::new();
-    while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
-        if let Ok(data) = frame?.into_data() {
-            all.extend_from_slice(&data);
-        }
-        if all.len() > MAX_ANSWER_BYTES {
-            return Ok(None);
-        }
-    }
-    Ok(Some(all))
 }
 
 /// A character as a terminal may show it.

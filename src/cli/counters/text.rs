@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use serde_json::Value;
 
 use super::call::shown;
-use crate::cli::ask::readable::{duration, named};
+use crate::cli::{ask::readable::named, durations::duration};
 
 /// A line for each counter of a domain.
 pub(super) fn list(all: &Value) -> String {

@@ -8,7 +8,7 @@ use super::{Domain, Matcher, NodeId, RuleNode};
 use crate::core::{counter::Joined, request::Entry};
 
 /// Most nodes that one question looks at: whoever asks must not occupy a thread.
-const MAX_NODES: usize = 4096;
+pub(super) const MAX_NODES: usize = 4096;
 
 /// Most keys that are compared letter by letter.
 const MAX_COMPARED: usize = 128;
@@ -107,7 +107,7 @@ impl fmt::Display for NoLimit<'_> {
 }
 
 /// The beginning of `bytes` as text.
-fn shown(bytes: &[u8]) -> String {
+pub(super) fn shown(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let mut chars = text.chars();
     let mut shown: String = chars.by_ref().take(MAX_KEY_BYTES).collect();
@@ -197,7 +197,7 @@ impl<'m> Domain<'m> {
 }
 
 /// The key that `key` seems to mean: a few letters away, relative to its length.
-fn nearest<'m>(key: &[u8], known: impl Iterator<Item = &'m [u8]>) -> Option<&'m [u8]> {
+pub(super) fn nearest<'m>(key: &[u8], known: impl Iterator<Item = &'m [u8]>) -> Option<&'m [u8]> {
     if key.len() > MAX_KEY_BYTES {
         return None;
     }

@@ -9,7 +9,7 @@ pub(in crate::core) fn matcher(paths: &[&[&str]]) -> Matcher {
 }
 
 /// Adds the paths to `matcher`, each with a rule.
-fn filled(matcher: Matcher, paths: &[&[&str]]) -> Matcher {
+pub(super) fn filled(matcher: Matcher, paths: &[&[&str]]) -> Matcher {
     let rules: Vec<(&[&str], Change)> = paths.iter().map(|path| (*path, UNLIMITED)).collect();
     with_rules(matcher, &rules)
 }

@@ -80,6 +80,11 @@ impl<T: Copy> Wildcards<T> {
         self.all.is_empty()
     }
 
+    /// The targets of all wildcards, in order of declaration.
+    pub(super) fn targets(&self) -> impl Iterator<Item = T> {
+        self.all.iter().map(|(_, to)| *to)
+    }
+
     /// The target of the first wildcard that matches.
     pub(super) fn first(&self, entry: &Entry<'_>, joined: &[u8]) -> Option<T> {
         if self.all.len() <= FEW {
@@ -145,7 +150,7 @@ impl Wildcard {
         }
     }
 
-    fn matches(&self, entry: &Entry<'_>, joined: &[u8]) -> bool {
+    pub(super) fn matches(&self, entry: &Entry<'_>, joined: &[u8]) -> bool {
         match self {
             Self::Joined(pattern) => pattern.matches(joined),
             Self::Apart(key, value) => {

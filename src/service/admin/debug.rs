@@ -1,27 +1,35 @@
 //! The pages of the debug port.
 
+use std::sync::Arc;
+
 use axum::{
     Extension, Router,
     body::Body,
     extract::RawQuery,
-    http::HeaderMap,
-    routing::{get, post},
+    http::{HeaderMap, StatusCode},
+    routing::{MethodRouter, get, post},
 };
 
 use super::{
-    Counters, HistoryRecorder, Statistics, TopTalkersPage,
+    BodyLimits, Counters, HistoryRecorder, Statistics, TopTalkersPage,
     counters::Change,
+    explain::{Question, USAGE, answer_question, url_question},
+    json::{is_json, plain, read_whole},
     page::{BlockingQueue, text_page},
     rlconfig::rlconfig,
     top::top,
 };
-use crate::service::limiter::Rules;
+use crate::{
+    service::{grpc, limiter::Rules},
+    store::contract::Store,
+};
 
 const INDEX: &str = "\
 /: this list
 /metrics: statistics for Prometheus
 /stats: statistics under their statsd names, one a line
 /rlconfig: the rules in use, one limit a line
+/explain: how a request would be decided, and why, as JSON
 /top: the values that are refused most by each rule, as JSON; ?text for people
 /history: the last hour of decisions, latency, store and memory, as JSON
 /counters?domain=NAME: the hits of a domain's counters now, page by page
@@ -31,22 +39,26 @@ POST /counters/grant: lets as many more hits pass as each descriptor has, until 
 ";
 
 /// The parts of the server that the pages show.
-pub(crate) struct DebugPages {
+pub(crate) struct DebugPages<S> {
     pub rules: Rules,
     pub statistics: Statistics,
     pub history: HistoryRecorder,
     pub talkers: TopTalkersPage,
     pub counters: Counters,
+    pub service: Arc<grpc::Service<S>>,
+    pub bodies: BodyLimits,
 }
 
 /// Routes of the debug port.
-pub(crate) fn debug(pages: DebugPages) -> Router {
+pub(crate) fn debug<S: Store>(pages: DebugPages<S>) -> Router {
     let DebugPages {
         rules,
         statistics,
         history,
         talkers,
         counters,
+        service,
+        bodies,
     } = pages;
     let blocking = statistics.blocking.clone();
     let history = move |Extension(account)| async move { history.page(account) };
@@ -54,6 +66,7 @@ pub(crate) fn debug(pages: DebugPages) -> Router {
         // As in the reference, an unknown path leads here.
         .fallback(|| async { INDEX })
         .route("/history", get(history))
+        .route("/explain", explain(service, blocking.clone(), bodies))
         .merge(statistics_routes(rules, statistics))
         .merge(top_route(talkers, blocking))
         .merge(counter_routes(counters))
@@ -101,4 +114,33 @@ fn counter_routes(counters: Counters) -> Router {
         .route("/counters/get", post(look))
         .route("/counters/reset", post(change(Change::Reset)))
         .route("/counters/grant", post(change(Change::Grant)))
+}
+
+/// `/explain`: the question is in the query, or in a body as for `/json`.
+fn explain<S: Store>(
+    service: Arc<grpc::Service<S>>,
+    blocking: BlockingQueue,
+    bodies: BodyLimits,
+) -> MethodRouter {
+    let (other, queue) = (service.clone(), blocking.clone());
+    let by_url = move |Extension(account), RawQuery(query): RawQuery| async move {
+        match query.as_deref().map(url_question) {
+            None => plain(StatusCode::OK, USAGE),
+            Some(question) => answer_question(&other, &queue, &account, question).await,
+        }
+    };
+    let by_body = move |Extension(account), headers: HeaderMap, body: Body| async move {
+        if !is_json(&headers) {
+            let text = "Unsupported Media Type: send application/json\n";
+            return plain(StatusCode::UNSUPPORTED_MEDIA_TYPE, text);
+        }
+        match read_whole(&account, body, bodies).await {
+            Ok((body, _held)) => {
+                let question = Question::Body(body);
+                answer_question(&service, &blocking, &account, Ok(question)).await
+            }
+            Err(refusal) => *refusal,
+        }
+    };
+    get(by_url).post(by_body)
 }

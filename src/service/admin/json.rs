@@ -74,6 +74,34 @@ pub(super) async fn answer_json<S: Store>(
     }
 }
 
+/// Reads all of `body`; returns it with the charge for its memory.
+///
+/// # Errors
+///
+/// The reply to a body that is too large, too late or cut off.
+pub(super) async fn read_whole(
+    account: &Arc<Account>,
+    body: Body,
+    bodies: BodyLimits,
+) -> Result<(Vec<u8>, Reservation), Box<Response>> {
+    let mut held = Reservation::new(account, 0);
+    let read = read(body, bodies.max_bytes, &mut held);
+    let refusal = match tokio::time::timeout(bodies.timeout, read).await {
+        Ok(Ok(body)) => return Ok((body, held)),
+        Ok(Err(BodyError::TooLarge)) => plain(StatusCode::PAYLOAD_TOO_LARGE, "Payload Too Large\n"),
+        Ok(Err(BodyError::Gone)) => plain(StatusCode::BAD_REQUEST, "Bad Request\n"),
+        Ok(Err(BodyError::NoRoom)) => {
+            account.budget().note(CutOff::JSON_NO_ROOM);
+            plain(StatusCode::SERVICE_UNAVAILABLE, "Service Unavailable\n")
+        }
+        Err(_elapsed) => {
+            account.budget().note(CutOff::JSON_LATE);
+            plain(StatusCode::REQUEST_TIMEOUT, "Request Timeout\n")
+        }
+    };
+    Err(Box::new(refusal))
+}
+
 /// Reads a body, and parses it on the blocking pool. The body stays charged for as long as the reservation lives.
 ///
 /// # Errors
@@ -86,22 +114,10 @@ pub(super) async fn read_json<T: Send + 'static>(
     bodies: BodyLimits,
     parse: fn(&[u8]) -> T,
 ) -> Result<(T, Reservation), Response> {
-    let mut held = Reservation::new(account, 0);
-    let read = read(body, bodies.max_bytes, &mut held);
-    let (status, text) = match tokio::time::timeout(bodies.timeout, read).await {
-        Ok(Ok(body)) => return Ok((blocking.work(move || parse(&body)).await, held)),
-        Ok(Err(BodyError::TooLarge)) => (StatusCode::PAYLOAD_TOO_LARGE, "Payload Too Large\n"),
-        Ok(Err(BodyError::Gone)) => (StatusCode::BAD_REQUEST, "Bad Request\n"),
-        Ok(Err(BodyError::NoRoom)) => {
-            account.budget().note(CutOff::JSON_NO_ROOM);
-            (StatusCode::SERVICE_UNAVAILABLE, "Service Unavailable\n")
-        }
-        Err(_elapsed) => {
-            account.budget().note(CutOff::JSON_LATE);
-            (StatusCode::REQUEST_TIMEOUT, "Request Timeout\n")
-        }
-    };
-    Err(plain(status, text))
+    let (body, held) = read_whole(account, body, bodies)
+        .await
+        .map_err(|refusal| *refusal)?;
+    Ok((blocking.work(move || parse(&body)).await, held))
 }
 
 /// Why a body was not read.

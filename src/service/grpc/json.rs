@@ -42,6 +42,18 @@ pub(crate) fn request(text: &[u8]) -> Result<RateLimitRequest, serde_json::Error
     Ok(RateLimitRequest::decode(bytes.as_slice()).expect("both are of one schema"))
 }
 
+/// `request` as JSON.
+///
+/// # Errors
+///
+/// If a key or a value is no text.
+pub(crate) fn request_text(request: &RateLimitRequest) -> Result<String, serde_json::Error> {
+    let bytes = request.encode_to_vec();
+    let message = DynamicMessage::decode(schema("RateLimitRequest"), bytes.as_slice());
+    let message = message.map_err(serde::ser::Error::custom)?;
+    serde_json::to_string(&message)
+}
+
 /// `response` as JSON; fields with their default are left out unless `with_defaults`.
 ///
 /// # Errors

@@ -99,6 +99,7 @@ fn limit(report: LimitReport<'_>) -> Value {
         is_over,
         remaining,
         reset_secs,
+        retry_secs: _,
     } = report;
     let mut part = json!({
         "requestsPerUnit": limit.requests_per_unit,

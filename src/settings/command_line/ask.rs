@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::Args;
 
-use crate::settings::values::{Entries, duration, entries};
+use crate::{core::descriptor_text::Entries, settings::values::duration};
 
 #[derive(Debug, Args)]
 #[command(
@@ -41,7 +41,7 @@ pub(crate) struct Ask {
 
     /// A descriptor: its entries in order, separated by commas; `\,` is a comma, `\=` an equals
     /// sign and `\\` a backslash
-    #[arg(short, long = "descriptor", required = true, value_name = "K=V[,K=V…]", value_parser = entries)]
+    #[arg(short, long = "descriptor", required = true, value_name = "K=V[,K=V…]")]
     pub descriptors: Vec<Entries>,
 
     /// Hits of each descriptor; 0 reads without counting
@@ -55,6 +55,14 @@ pub(crate) struct Ask {
     /// Print the reply as proto3 JSON
     #[arg(long)]
     pub json: bool,
+
+    /// Also explain the decision, as `tollgate explain` does just before it
+    #[arg(long)]
+    pub explain: bool,
+
+    /// Address of the debug port of the server, for --explain
+    #[arg(long, default_value = "http://127.0.0.1:6070", value_name = "URL")]
+    pub debug_server: String,
 
     /// How long to wait for the answer
     #[arg(long, default_value = "5s", value_parser = duration, value_name = "DURATION")]

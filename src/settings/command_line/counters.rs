@@ -4,7 +4,10 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Subcommand};
 
-use crate::settings::values::{Entries, duration, entries, number};
+use crate::{
+    core::descriptor_text::Entries,
+    settings::values::{duration, number},
+};
 
 #[derive(Debug, Args)]
 #[command(
@@ -76,7 +79,7 @@ pub(crate) struct Descriptors {
 
     /// A descriptor: its entries in order, separated by commas; `\,` is a comma, `\=` an equals
     /// sign and `\\` a backslash
-    #[arg(short, long = "descriptor", required = true, value_name = "K=V[,K=V…]", value_parser = entries)]
+    #[arg(short, long = "descriptor", required = true, value_name = "K=V[,K=V…]")]
     pub descriptors: Vec<Entries>,
 }
 

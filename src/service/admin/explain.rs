@@ -1,0 +1,174 @@
+//! `/explain`: how a request would be decided, and why. The request is in the query, as
+//! `domain=D&descriptor=K=V,K=V&hits=N`, or in the body, as for `/json`.
+
+use std::sync::Arc;
+
+use axum::{
+    http::{
+        StatusCode,
+        header::{CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS},
+    },
+    response::{IntoResponse, Response},
+};
+
+use super::{json::plain, page::BlockingQueue};
+use crate::{
+    core::descriptor_text::Entries,
+    service::{
+        budget::{Account, Reservation},
+        explain::{Unexplained, look, question},
+        grpc::{self, json, proto::envoy::service::ratelimit::v3::RateLimitRequest},
+    },
+    store::contract::Store,
+};
+
+/// The reply to a request without a question.
+pub(super) const USAGE: &str = "\
+Explains how a request would be decided, without counting it. Ask by
+  /explain?domain=D&descriptor=K=V,K=V&descriptor=K=V&hits=1
+with values percent-encoded, or POST the JSON that /json takes.
+";
+
+/// A request to explain.
+pub(super) enum Question {
+    Message(RateLimitRequest),
+    /// Proto3 JSON.
+    Body(Vec<u8>),
+}
+
+/// The request in a query.
+///
+/// # Errors
+///
+/// The parameter that cannot be read.
+pub(super) fn url_question(query: &str) -> Result<Question, String> {
+    let (mut domain, mut descriptors, mut hits) = (None, Vec::new(), 1);
+    for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
+        let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
+        let value = decoded(value).ok_or_else(|| format!("the value of {name} is not UTF-8"))?;
+        match name {
+            "domain" => domain = Some(value),
+            "descriptor" => {
+                let entries = value.parse::<Entries>();
+                descriptors.push(entries.map_err(|error| format!("descriptor: {error}"))?);
+            }
+            "hits" => {
+                let number = value.parse();
+                hits = number.map_err(|_| "hits: expected a whole number".to_owned())?;
+            }
+            _ => return Err("expected domain, descriptor and hits".to_owned()),
+        }
+    }
+    let domain = domain.ok_or("expected domain=NAME")?;
+    Ok(Question::Message(question(&domain, &descriptors, hits)))
+}
+
+/// `text` with `%41` as `A` and `+` as a space; `None` if the result is no text.
+fn decoded(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, behind)) = rest.split_first() {
+        let escaped = behind.get(..2).filter(|_| *first == b'%');
+        let escaped = escaped.and_then(|digits| std::str::from_utf8(digits).ok());
+        // A sign is no digit.
+        let escaped = escaped.filter(|digits| digits.bytes().all(|byte| byte.is_ascii_hexdigit()));
+        match escaped.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &behind[2..];
+            }
+            None => {
+                bytes.push(if *first == b'+' { b' ' } else { *first });
+                rest = behind;
+            }
+        }
+    }
+    String::from_utf8(bytes).ok()
+}
+
+/// Answers a question: 200 with the account as JSON, 400 for one that cannot be read.
+pub(super) async fn answer_question<S: Store>(
+    service: &grpc::Service<S>,
+    blocking: &BlockingQueue,
+    account: &Arc<Account>,
+    question: Result<Question, String>,
+) -> Response {
+    let message = match question {
+        Ok(Question::Message(message)) => Ok(message),
+        Ok(Question::Body(body)) => {
+            let read = blocking.work(move || json::request(&body)).await;
+            read.map_err(|error| error.to_string())
+        }
+        Err(error) => Err(error),
+    };
+    let message = match message {
+        Ok(message) => message,
+        Err(error) => return refused(StatusCode::BAD_REQUEST, &error),
+    };
+    let looked = match look(service, &message).await {
+        Ok(looked) => looked,
+        Err(error) => return unexplained(error),
+    };
+    match blocking.work(move || looked.explain(&message)).await {
+        Ok(text) => {
+            let held = Reservation::new(account, text.len());
+            let headers = [
+                (CONTENT_TYPE, "application/json"),
+                (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+            ];
+            (headers, held.with(text.into_bytes())).into_response()
+        }
+        Err(error) => unexplained(error),
+    }
+}
+
+fn unexplained(error: Unexplained) -> Response {
+    let status = match error {
+        Unexplained::BadRequest(_) => StatusCode::BAD_REQUEST,
+        Unexplained::NoRules(_) => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    refused(status, &error.to_string())
+}
+
+/// A refusal with its reason, in which nothing ends or forges a line.
+fn refused(status: StatusCode, reason: &str) -> Response {
+    let mut reply = plain(status, "");
+    let reason: String = reason.chars().take(300).collect();
+    *reply.body_mut() = format!("{}\n", reason.escape_debug()).into();
+    reply
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(query: &str, expected: Result<&str, &str>) {
+        let shown = url_question(query).map(|question| match question {
+            Question::Message(message) => json::request_text(&message).unwrap(),
+            Question::Body(_) => unreachable!("a query has no body"),
+        });
+        assert_eq!(
+            shown.as_deref().map_err(String::as_str),
+            expected,
+            "{query}"
+        );
+    }
+
+    #[test]
+    fn a_question_is_read_from_a_query() {
+        let two = r#"{"domain":"a b","descriptors":[{"entries":[{"key":"k","value":"v=1"},{"key":"l","value":"é"}],"hitsAddend":"1"},{"entries":[{"key":"m"}],"hitsAddend":"1"}]}"#;
+        let query = "domain=a+b&descriptor=k%3Dv%3D1,l=%C3%A9&descriptor=m=";
+        check(query, Ok(two));
+        let hits = r#"{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"%"}],"hitsAddend":"7"}]}"#;
+        check("hits=7&domain=d&descriptor=k=%", Ok(hits));
+        check("domain=%ff", Err("the value of domain is not UTF-8"));
+        check("descriptor=k=v", Err("expected domain=NAME"));
+        check(
+            "domain=d&descriptor=k",
+            Err("descriptor: `k` is not KEY=VALUE"),
+        );
+        check("domain=d&hits=-1", Err("hits: expected a whole number"));
+        check("domain=d&x=y", Err("expected domain, descriptor and hits"));
+    }
+}

@@ -1,0 +1,150 @@
+//! Explains how a request would be decided, as JSON: by the rules alone, or with the counters of a server. No hit is
+//! counted, and no counter is made.
+
+use std::sync::Arc;
+
+use crate::{
+    core::{
+        counter::CounterStates,
+        descriptor_text::Entries,
+        explanation::{explain, look_of},
+        limit::Modes,
+        matcher::Matcher,
+        plan::Plan,
+        window::Timestamp,
+    },
+    service::{
+        grpc::{
+            self,
+            proto::envoy::{
+                extensions::common::ratelimit::v3::{
+                    RateLimitDescriptor, rate_limit_descriptor::Entry,
+                },
+                service::ratelimit::v3::RateLimitRequest,
+            },
+            wire::{self, BadRequest, RequestBounds},
+        },
+        limiter::{NoDecision, RuleSet},
+    },
+    store::contract::{Deadline, Store, StoreError},
+};
+
+mod account;
+mod path;
+mod words;
+
+use words::CounterSource;
+
+/// The request with these descriptors, each with `hits`.
+pub(crate) fn question(domain: &str, descriptors: &[Entries], hits: u64) -> RateLimitRequest {
+    let descriptor = |Entries(entries): &Entries| RateLimitDescriptor {
+        entries: entries
+            .iter()
+            .map(|(key, value)| Entry {
+                key: key.clone().into(),
+                value: value.clone().into(),
+            })
+            .collect(),
+        hits_addend: Some(hits),
+        ..RateLimitDescriptor::default()
+    };
+    RateLimitRequest {
+        domain: domain.to_owned(),
+        descriptors: descriptors.iter().map(descriptor).collect(),
+        hits_addend: 0,
+    }
+}
+
+/// Why a request is not explained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Unexplained {
+    #[error(transparent)]
+    BadRequest(#[from] BadRequest),
+    #[error(transparent)]
+    NoRules(#[from] NoDecision),
+}
+
+/// Explains a request by rules alone, as if all its counters were empty.
+///
+/// # Errors
+///
+/// If the request is invalid.
+pub(crate) fn by_rules(
+    matcher: &Matcher,
+    message: &RateLimitRequest,
+    now: Timestamp,
+) -> Result<String, Unexplained> {
+    const NO_BOUNDS: RequestBounds = RequestBounds {
+        descriptors: usize::MAX,
+        entries: usize::MAX,
+        text_bytes: usize::MAX,
+    };
+    let request = wire::request(message, NO_BOUNDS)?;
+    let explanation = explain(matcher, &request, Modes::default(), now, None);
+    Ok(account::json(&request, &explanation, CounterSource::Empty))
+}
+
+/// A look at the counters of one request.
+#[derive(Debug)]
+pub(crate) struct LookedAt {
+    rules: Arc<RuleSet>,
+    modes: Modes,
+    bounds: RequestBounds,
+    now: Timestamp,
+    counts: Result<CounterStates, StoreError>,
+}
+
+/// Looks at the counters of a request in the store of `service`.
+///
+/// # Errors
+///
+/// If the request is invalid or no rules are loaded. A store that does not answer is part of the account.
+pub(crate) async fn look<S: Store>(
+    service: &grpc::Service<S>,
+    message: &RateLimitRequest,
+) -> Result<LookedAt, Unexplained> {
+    let request = wire::request(message, service.bounds)?;
+    let limiter = &service.limiter;
+    let rules = limiter.rules.current().ok_or(NoDecision::NoRules)?;
+    let now = service.clock.now();
+    let look = {
+        let plan = Plan::new(&rules.matcher, &request, limiter.modes, now);
+        look_of(&plan.batch)
+    };
+    let mut counts = CounterStates::new();
+    let mut looked = Ok(());
+    if !look.is_empty() {
+        let deadline = Deadline::of_store();
+        let store = &limiter.store;
+        looked = store.add_into(&mut counts, &look, now, &deadline).await;
+    }
+    Ok(LookedAt {
+        rules,
+        modes: limiter.modes,
+        bounds: service.bounds,
+        now,
+        counts: looked.map(|()| counts),
+    })
+}
+
+impl LookedAt {
+    /// Explains `message`, whose counters were looked at. This takes long if there are very many rules.
+    ///
+    /// # Errors
+    ///
+    /// If the request is invalid.
+    pub(crate) fn explain(&self, message: &RateLimitRequest) -> Result<String, Unexplained> {
+        let request = wire::request(message, self.bounds)?;
+        let matcher = &self.rules.matcher;
+        let counts = self.counts.as_deref().ok();
+        let explanation = explain(matcher, &request, self.modes, self.now, counts);
+        let counters = match self.counts {
+            Ok(_) => CounterSource::Store,
+            Err(error) => CounterSource::Lost(error),
+        };
+        Ok(account::json(&request, &explanation, counters))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,67 @@
+//! The flags of `tollgate explain`.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::Args;
+
+use super::reading::Reading;
+use crate::{
+    core::descriptor_text::Entries,
+    settings::{redis::KeyFormatFlag, values::duration},
+};
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "No hit is counted. With --rules all counters are taken as empty, and settings of a server, such as \
+                  --shadow-mode, are not known.\n\
+                  Exit code: 0 if there is an explanation, 1 if there is none, 2 for a bad command line."
+)]
+pub(crate) struct Explain {
+    /// Rule files or folders of them to explain by, without a server
+    #[arg(long, num_args = 1.., value_name = "DIR|FILE")]
+    pub rules: Vec<PathBuf>,
+
+    /// Address of the debug port of a running server
+    #[arg(
+        long,
+        default_value = "http://127.0.0.1:6070",
+        conflicts_with = "rules",
+        value_name = "URL"
+    )]
+    pub server: String,
+
+    /// Namespace of the rules
+    #[arg(long, value_name = "NAME")]
+    pub domain: String,
+
+    /// A descriptor: its entries in order, separated by commas; `\,` is a comma, `\=` an equals
+    /// sign and `\\` a backslash
+    #[arg(short, long = "descriptor", required = true, value_name = "K=V[,K=V…]")]
+    pub descriptors: Vec<Entries>,
+
+    /// Hits of each descriptor that the request would have
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub hits: u64,
+
+    /// Print the JSON of docs/explain.md
+    #[arg(long)]
+    pub json: bool,
+
+    /// How long to wait for the server
+    #[arg(long, default_value = "5s", value_parser = duration, value_name = "DURATION")]
+    pub timeout: Duration,
+
+    #[command(flatten)]
+    pub(crate) reading: Reading,
+
+    /// Name counters as `serve --key-format` does
+    #[arg(
+        long,
+        env = "TOLLGATE_KEY_FORMAT",
+        default_value = "native",
+        value_enum,
+        ignore_case = true,
+        value_name = "FORMAT"
+    )]
+    pub key_format: KeyFormatFlag,
+}

@@ -1,0 +1,669 @@
+//! `tollgate explain`, offline and with a server: its account and the decision agree, and asking costs nothing.
+
+use std::{fmt::Write as _, fs, net::SocketAddr, process::Output};
+
+use ::tollgate::proto::envoy::{
+    extensions::common::ratelimit::v3::RateLimitDescriptor,
+    service::ratelimit::v3::{RateLimitRequest, RateLimitResponse},
+};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::{
+    papers,
+    support::{
+        ask::{ask, connect, descriptor, request, send},
+        finish, free_port,
+        http::get,
+        json,
+        redis::Redis,
+        tollgate::{self, Tollgate, program},
+    },
+};
+
+const RULES: &str = "
+domain: d
+descriptors:
+  - key: few
+    rate_limits: [{ unit: year, requests_per_unit: 2 }, { unit: year, unit_multiplier: 3, requests_per_unit: 100 }]
+  - key: log
+    rate_limit: { unit: year, requests_per_unit: 2, algorithm: sliding_log }
+  - key: sliding
+    rate_limit: { unit: year, requests_per_unit: 2, algorithm: sliding_window }
+  - key: bucket
+    rate_limit: { unit: year, requests_per_unit: 1, algorithm: token_bucket, burst: 2 }
+  - key: first
+    rate_limit: { unit: year, requests_per_unit: 2, window: first_hit }
+  - key: strict
+    count: admitted
+    rate_limit: { unit: year, requests_per_unit: 2 }
+";
+
+/// Keys of [`RULES`], one of each algorithm; each lets two hits pass.
+const KEYS: [&str; 6] = ["few", "log", "sliding", "bucket", "first", "strict"];
+
+/// Runs `explain` with these arguments; returns its exit code, its output and its errors.
+#[track_caller]
+fn run(folder: &TempDir, args: &[&str]) -> (Option<i32>, String, String) {
+    let mut command = program();
+    command.current_dir(folder.path()).arg("explain").args(args);
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = finish(&mut command);
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (status.code(), text(stdout), text(stderr))
+}
+
+/// The server's account of a request in JSON.
+#[track_caller]
+fn explain(debug: SocketAddr, request: &RateLimitRequest) -> Value {
+    let reply = json::send(debug, "POST", "/explain", body(request).as_bytes());
+    assert_eq!(reply.status, 200, "{reply:?}");
+    reply.json()
+}
+
+/// A request in proto3 JSON.
+fn body(request: &RateLimitRequest) -> String {
+    let descriptor = |descriptor: &RateLimitDescriptor| {
+        let entries = descriptor.entries.iter().map(|entry| {
+            let text = String::from_utf8_lossy;
+            json!({ "key": text(&entry.key), "value": text(&entry.value) })
+        });
+        let mut fields = json!({
+            "entries": entries.collect::<Vec<_>>(),
+            "isNegativeHits": descriptor.is_negative_hits,
+        });
+        if let Some(hits) = descriptor.hits_addend {
+            fields["hitsAddend"] = hits.into();
+        }
+        if let Some(limit) = &descriptor.limit {
+            fields["limit"] = json!({
+                "requestsPerUnit": limit.requests_per_unit,
+                "unit": limit.unit,
+            });
+            if let Some(multiplier) = limit.unit_multiplier {
+                fields["limit"]["unitMultiplier"] = multiplier.into();
+            }
+        }
+        fields
+    };
+    let descriptors = request.descriptors.iter().map(descriptor);
+    json!({
+        "domain": request.domain,
+        "hitsAddend": request.hits_addend,
+        "descriptors": descriptors.collect::<Vec<_>>(),
+    })
+    .to_string()
+}
+
+/// Explains a request that is asked afterwards.
+pub(crate) struct Explained(json::Reply);
+
+impl Explained {
+    pub(crate) fn of(debug: SocketAddr, request: &RateLimitRequest) -> Self {
+        Self(json::send(
+            debug,
+            "POST",
+            "/explain",
+            body(request).as_bytes(),
+        ))
+    }
+
+    /// Compares with the decision.
+    pub(crate) fn agrees(
+        &self,
+        reply: &Result<RateLimitResponse, tonic::Status>,
+    ) -> Result<(), String> {
+        let Ok(reply) = reply else {
+            return match self.0.status {
+                400 => Ok(()),
+                _ => Err(format!("explained as {:?}, and refused", self.0)),
+            };
+        };
+        let account = self.0.json();
+        let seen = |code: i32| if code == 2 { "OVER_LIMIT" } else { "OK" };
+        let mut expected = vec![seen(reply.overall_code).to_owned()];
+        let mut found = vec![account["code"].as_str().unwrap_or("none").to_owned()];
+        for status in &reply.statuses {
+            let limited = status.current_limit.is_some();
+            expected.push(format!("{} limited: {limited}", seen(status.code)));
+        }
+        for one in account["descriptors"].as_array().unwrap() {
+            let limited = one["result"] != "no_limit";
+            found.push(format!(
+                "{} limited: {limited}",
+                one["code"].as_str().unwrap()
+            ));
+        }
+        if found == expected {
+            return Ok(());
+        }
+        Err(format!(
+            "explained as {account:#}\n  decided as {expected:?}"
+        ))
+    }
+}
+
+// --- a server ------------------------------------------------------------------------------------
+
+/// Explains each request before it is sent, until all limits have refused.
+async fn check_agreement(server: &Tollgate) {
+    let mut client = connect(server.grpc).await;
+    for round in 0..4_u64 {
+        for key in KEYS {
+            let request = request("d", vec![descriptor(&[(key, "x")])]);
+            for _ in 0..2 {
+                let limit = &explain(server.debug, &request)["descriptors"][0]["limits"][0];
+                assert_eq!(limit["count"], round.min(held(key)), "{key} {limit}");
+                assert_eq!(limit["over"], round >= 2, "{key} {limit}");
+                let charged = round < 2 || ["few", "first"].contains(&key);
+                assert_eq!(limit["charged"], charged, "{key} {limit}");
+            }
+            let explained = Explained::of(server.debug, &request);
+            let reply = send(&mut client, request).await;
+            explained.agrees(&reply).unwrap();
+        }
+    }
+}
+
+/// The most hits that a counter of this key takes.
+fn held(key: &str) -> u64 {
+    match key {
+        "few" | "first" => u64::MAX,
+        _ => 2,
+    }
+}
+
+#[tokio::test]
+async fn an_explanation_in_memory_agrees_with_the_decision() {
+    let server = tollgate::with_rules(RULES).start();
+    check_agreement(&server).await;
+}
+
+#[tokio::test]
+async fn an_explanation_in_redis_agrees_with_the_decision_and_writes_nothing() {
+    let redis = Redis::start();
+    let server = tollgate::with_rules(RULES)
+        .args(["--local-cache-bytes", "0"])
+        .redis(&redis)
+        .start();
+    for key in KEYS {
+        let account = explain(server.debug, &request("d", vec![descriptor(&[(key, "x")])]));
+        assert_eq!(account["counters"], "known", "{account}");
+    }
+    assert_eq!(redis.keys(), [""; 0]);
+    check_agreement(&server).await;
+}
+
+#[test]
+fn without_the_store_there_is_no_decision_but_a_path() {
+    let redis = format!("redis://127.0.0.1:{}", free_port());
+    let server = tollgate::with_rules(RULES)
+        .args(["--redis-url", &redis])
+        .start();
+    let account = explain(
+        server.debug,
+        &request("d", vec![descriptor(&[("few", "x")])]),
+    );
+    assert_eq!(
+        (&account["code"], &account["counters"]),
+        (&Value::Null, &"unknown".into())
+    );
+    assert!(
+        account["error"].as_str().unwrap().contains("not reachable"),
+        "{account}"
+    );
+    let one = &account["descriptors"][0];
+    assert_eq!(one["rule"]["path"], "d.few");
+    assert_eq!(
+        (&one["code"], &one["limits"][0]["charged"]),
+        (&Value::Null, &Value::Null)
+    );
+}
+
+#[test]
+fn a_question_is_asked_by_a_query_or_by_json() {
+    let server = tollgate::with_rules(RULES).start();
+    let debug = server.debug;
+    let reply = get(debug, "/explain?domain=d&descriptor=few=a%2Bb&hits=3");
+    assert_eq!(reply.header("content-type"), Some("application/json"));
+    assert_eq!(reply.header("x-content-type-options"), Some("nosniff"));
+    let account: Value = serde_json::from_str(&reply.body).unwrap();
+    assert_eq!(account["code"], "OVER_LIMIT");
+    assert_eq!(account["descriptors"][0]["entries"][0]["value"], "a+b");
+    assert!(get(debug, "/explain").body.contains("/explain?domain=D"));
+    for query in [
+        "domain=",
+        "domain=d",
+        "domain=d&descriptor=x",
+        "descriptor=a=b",
+        "x=%0a",
+    ] {
+        let reply = get(debug, &format!("/explain?{query}"));
+        assert_eq!(
+            (reply.status, reply.body.lines().count()),
+            (400, 1),
+            "{query}"
+        );
+    }
+    for (headers, body, status) in [
+        ("", "{}", 415),
+        ("content-type: application/json\r\n", "{", 400),
+        ("content-type: application/json\r\n", "{\"domain\":5}", 400),
+    ] {
+        let reply = json::send_with(debug, "POST", "/explain", headers, body.as_bytes());
+        assert_eq!(reply.status, status, "{body}");
+    }
+    assert_eq!(json::send(debug, "PUT", "/explain", b"").status, 405);
+}
+
+// --- the commands --------------------------------------------------------------------------------
+
+#[tokio::test]
+async fn ask_explains_the_decision_that_it_gets() {
+    let server = tollgate::with_rules(RULES).start();
+    let mut client = connect(server.grpc).await;
+    for _ in 0..2 {
+        ask(&mut client, "d", &[("few", "x")]).await.unwrap();
+    }
+    let (grpc, debug) = (
+        format!("http://{}", server.grpc),
+        format!("http://{}", server.debug),
+    );
+    let asked = |more: &[&str]| {
+        let what = [
+            "ask",
+            "--server",
+            &grpc,
+            "--debug-server",
+            &debug,
+            "--explain",
+        ];
+        let what = [&what[..], &["--domain", "d", "-d", "few=x"], more].concat();
+        String::from_utf8(finish(program().args(what)).stdout).unwrap()
+    };
+    let said = asked(&[]);
+    assert!(
+        said.starts_with("OVER_LIMIT\n  few=x: OVER_LIMIT, 0 of 2 per year left"),
+        "{said}"
+    );
+    assert!(
+        said.contains("\n\nexplained: OVER_LIMIT: descriptor 1 is over the limit; would"),
+        "{said}"
+    );
+    assert!(said.contains("\n    count 2, 0 left, resets in "), "{said}");
+    let said: Value = serde_json::from_str(&asked(&["--json"])).unwrap();
+    assert_eq!(said["overallCode"], "OVER_LIMIT");
+    assert_eq!(
+        said["explanation"]["descriptors"][0]["limits"][0]["count"],
+        3
+    );
+}
+
+#[test]
+fn the_account_of_a_server_is_that_of_its_files() {
+    let server = tollgate::with_rules(RULES).start();
+    let folder = TempDir::new().unwrap();
+    let url = format!("http://{}", server.debug);
+    let rules = server.rules().display().to_string();
+    let what = ["--domain", "d", "-d", "few=x", "-d", "fwe=y", "--json"];
+    let account = |from: [&str; 2]| -> Value {
+        let (code, said, errors) = run(&folder, &[&from[..], &what].concat());
+        assert_eq!(code, Some(0), "{errors}");
+        serde_json::from_str(&said).unwrap()
+    };
+    let (online, offline) = (account(["--server", &url]), account(["--rules", &rules]));
+    assert_eq!(online["counters"], "known");
+    assert_eq!(offline["counters"], "empty");
+    for at in [0, 1] {
+        let [online, offline] = [&online, &offline].map(|account| &account["descriptors"][at]);
+        assert_eq!(online["path"], offline["path"]);
+        assert_eq!(online["rule"], offline["rule"]);
+        assert_eq!(
+            online["limits"][0]["counter"],
+            offline["limits"][0]["counter"]
+        );
+    }
+    assert_eq!(online["descriptors"][1]["nearest"]["path"], "d.few");
+}
+
+#[test]
+fn without_an_explanation_the_reason_is_given() {
+    let folder = TempDir::new().unwrap();
+    fs::write(folder.path().join("bad.yaml"), "domain: d\nnonsense: 1\n").unwrap();
+    let server = tollgate::with_rules(RULES).start();
+    let health = format!("http://{}", server.http);
+    let none = format!("http://127.0.0.1:{}", free_port());
+    for (from, expected) in [
+        (["--rules", "bad.yaml"], "bad.yaml:2:1: "),
+        (["--rules", "missing"], "missing: "),
+        (["--server", &none], "cannot ask http://127.0.0.1:"),
+        (
+            ["--server", &health],
+            "is this the debug port of a tollgate? It answered 404",
+        ),
+    ] {
+        let (code, said, errors) = run(
+            &folder,
+            &[&from[..], &["--domain", "d", "-d", "a=b"]].concat(),
+        );
+        assert_eq!((code, said.as_str()), (Some(1), ""), "{errors}");
+        assert!(errors.contains(expected), "{errors}");
+    }
+    let both = [
+        "--rules", "x", "--server", "y", "--domain", "d", "-d", "a=b",
+    ];
+    assert_eq!(run(&folder, &both).0, Some(2));
+}
+
+#[test]
+fn hostile_values_do_not_reach_the_terminal() {
+    let folder = TempDir::new().unwrap();
+    fs::write(folder.path().join("rules.yaml"), RULES).unwrap();
+    let value = format!("few=<b>\u{1b}[31m\r\nOK: \u{202e}{}", "v".repeat(16 << 10));
+    for json in [&[][..], &["--json"]] {
+        let args = ["--rules", "rules.yaml", "--domain", "d", "-d", &value];
+        let (_, said, _) = run(&folder, &[&args[..], json].concat());
+        assert!(said.len() < 4_000, "{} bytes", said.len());
+        let is_plain = |shown: char| shown == '\n' || shown == '…' || (' '..='~').contains(&shown);
+        assert!(said.chars().all(is_plain), "{said}");
+        assert!(
+            !said.contains("\nOK: \u{202e}") && !said.contains("\nOK: v"),
+            "{said}"
+        );
+        assert!(said.contains("bytes more"), "{said}");
+    }
+}
+
+// --- docs/explain.md -----------------------------------------------------------------------------
+
+const PAGE: &str = include_str!("explain/page.md");
+
+/// The rules of the first part of the page.
+const SHOP: &str = "\
+domain: shop
+descriptors:
+  - key: remote_address
+    rate_limit: { name: per_address, unit: minute, requests_per_unit: 10, algorithm: sliding_window }
+  - key: plan
+    value: free
+    descriptors:
+      - key: user
+        rate_limit: { unit: hour, requests_per_unit: 100, algorithm: sliding_window }
+  - key: plan
+    value: gold
+    rate_limit: { unlimited: true }
+  - key: office
+    rate_limit: { unit: minute, requests_per_unit: 500, algorithm: sliding_window, replaces: [{ name: per_address }] }
+  - key: forgotten
+";
+
+/// A heading, the rules unless they are [`SHOP`], the domain, the descriptors, and further arguments.
+type Example = (
+    &'static str,
+    Option<&'static str>,
+    &'static str,
+    &'static [&'static str],
+    &'static [&'static str],
+);
+
+const CAUSES: [Example; 10] = [
+    (
+        "`unknown_domain`",
+        None,
+        "shpo",
+        &["remote_address=192.0.2.1"],
+        &[],
+    ),
+    (
+        "`empty_domain`",
+        Some("domain: shop\n"),
+        "shop",
+        &["remote_address=192.0.2.1"],
+        &[],
+    ),
+    (
+        "`unknown_key`: a typing error",
+        None,
+        "shop",
+        &["remote_adress=192.0.2.1"],
+        &[],
+    ),
+    (
+        "`unknown_key`: the order of entries",
+        None,
+        "shop",
+        &["user=ann,plan=free"],
+        &[],
+    ),
+    (
+        "`unknown_value`",
+        None,
+        "shop",
+        &["plan=silver,user=ann"],
+        &[],
+    ),
+    (
+        "`too_many_entries`",
+        None,
+        "shop",
+        &["remote_address=192.0.2.1,path=/"],
+        &[],
+    ),
+    ("`too_few_entries`", None, "shop", &["plan=free"], &[]),
+    ("`without_limit`", None, "shop", &["forgotten=x"], &[]),
+    ("`unlimited`", None, "shop", &["plan=gold"], &[]),
+    (
+        "`replaced`",
+        None,
+        "shop",
+        &["remote_address=192.0.2.1", "office=berlin"],
+        &[],
+    ),
+];
+
+const NO_WAY_BACK: &str = "\
+domain: shop
+descriptors:
+  - key: path
+    value: /login
+    descriptors:
+      - key: user
+        rate_limit: { unit: minute, requests_per_unit: 3, algorithm: sliding_window }
+  - key: path
+    descriptors:
+      - key: remote_address
+        rate_limit: { unit: minute, requests_per_unit: 60, algorithm: sliding_window }
+";
+
+const WILDCARDS: &str = "\
+domain: shop
+descriptors:
+  - key: path
+    value: /api/*
+    rate_limit: { unit: minute, requests_per_unit: 60, algorithm: sliding_window }
+  - key: path
+    value: /api/export/*
+    rate_limit: { unit: minute, requests_per_unit: 1, algorithm: sliding_window }
+  - key: path
+    rate_limit: { unit: minute, requests_per_unit: 600, algorithm: sliding_window }
+";
+
+const JOINED: &str = "\
+domain: shop
+descriptors:
+  - key: plan_free
+    rate_limit: { unit: minute, requests_per_unit: 3, algorithm: sliding_window }
+";
+
+const MODES: &str = "\
+domain: shop
+descriptors:
+  - key: trial
+    shadow_mode: true
+    rate_limit: { unit: minute, requests_per_unit: 0, algorithm: sliding_window }
+  - key: first
+    quota_mode: true
+    rate_limit: { unit: minute, requests_per_unit: 0, algorithm: sliding_window }
+  - key: second
+    quota_mode: true
+    rate_limit: { unit: minute, requests_per_unit: 5, algorithm: sliding_window }
+  - key: closed
+    rate_limit: { unit: minute, requests_per_unit: 0, algorithm: sliding_window }
+";
+
+const TRAPS: [Example; 9] = [
+    (
+        "An exact value hides a bare key",
+        Some(NO_WAY_BACK),
+        "shop",
+        &["path=/login,remote_address=192.0.2.1"],
+        &[],
+    ),
+    (
+        "The first wildcard wins",
+        Some(WILDCARDS),
+        "shop",
+        &["path=/api/export/1"],
+        &[],
+    ),
+    (
+        "An entry is read as the joined text",
+        Some(JOINED),
+        "shop",
+        &["plan=free"],
+        &[],
+    ),
+    (
+        "Strict matching keeps keys and values apart",
+        Some(JOINED),
+        "shop",
+        &["plan=free"],
+        &["--strict-matching"],
+    ),
+    (
+        "Only the last entry decides",
+        None,
+        "shop",
+        &["plan=free,user=ann"],
+        &[],
+    ),
+    (
+        "A rule in shadow mode refuses nothing",
+        Some(MODES),
+        "shop",
+        &["trial=x"],
+        &[],
+    ),
+    (
+        "A quota refuses only together with all other quotas",
+        Some(MODES),
+        "shop",
+        &["first=x", "second=x"],
+        &[],
+    ),
+    (
+        "All quotas are over",
+        Some(MODES),
+        "shop",
+        &["first=x"],
+        &[],
+    ),
+    (
+        "One descriptor refuses for all",
+        Some(MODES),
+        "shop",
+        &["second=x", "closed=x"],
+        &[],
+    ),
+];
+
+/// Rules as a block of the page. Those in blocks of YAML have to load without a warning, and traps have some.
+fn fenced(folder: &TempDir, rules: &str) -> String {
+    let mut check = program();
+    let output = finish(
+        check
+            .current_dir(folder.path())
+            .args(["check", "shop.yaml"]),
+    );
+    let output = String::from_utf8(output.stdout).unwrap();
+    let language = if output.contains(": warning: ") {
+        "text"
+    } else {
+        "yaml"
+    };
+    format!("```{language}\n{rules}```\n")
+}
+
+/// Writes an example with its output.
+#[track_caller]
+fn show(example: &Example, page: &mut String) {
+    let (heading, rules, domain, descriptors, more) = example;
+    let folder = TempDir::new().unwrap();
+    fs::write(folder.path().join("shop.yaml"), rules.unwrap_or(SHOP)).unwrap();
+    let mut args = vec!["--rules", "shop.yaml", "--domain", domain];
+    args.extend(descriptors.iter().flat_map(|one| ["-d", one]));
+    args.extend(*more);
+    let (code, said, errors) = run(&folder, &args);
+    assert_eq!(code, Some(0), "{errors}");
+    let _ = write!(page, "\n### {heading}\n\n");
+    if let Some(rules) = rules {
+        let rules = fenced(&folder, rules);
+        if page.contains(&rules) {
+            page.push_str("The rules are those of an example above.\n\n");
+        } else {
+            page.push_str(&rules);
+            page.push('\n');
+        }
+    }
+    let _ = write!(
+        page,
+        "```console\n$ tollgate explain {}\n{said}```\n",
+        args.join(" ")
+    );
+}
+
+#[test]
+fn the_page_shows_each_cause_of_no_limit_and_each_trap() {
+    let mut page = PAGE.to_owned();
+    let _ = write!(
+        page,
+        "\n## Causes of \"no limit\"\n\nUnless other rules are shown, these are in `shop.yaml`:\n\n```text\n{SHOP}```\n"
+    );
+    for example in &CAUSES {
+        show(example, &mut page);
+    }
+    let causes = [
+        "no rules are for this domain",
+        "the domain has no rules",
+        "is no key here",
+        "no rule is for this value",
+        "the rules end at entry 1",
+        "the limits are deeper",
+        "the rule has no limit",
+        "the rule is `unlimited`",
+        "replaces its limits",
+    ];
+    for cause in causes {
+        assert!(page.contains(cause), "no example of: {cause}");
+    }
+    page += "\n## Traps of matching\n";
+    for example in &TRAPS {
+        show(example, &mut page);
+    }
+    for trap in [
+        "matching never goes back",
+        "the first wildcard wins",
+        "a wildcard wins over a bare key",
+        "an exact value wins",
+        "joined text",
+        "strict matching keeps them apart",
+        "in shadow mode",
+        "all quotas are over",
+    ] {
+        assert!(page.contains(trap), "no example of: {trap}");
+    }
+    papers::check("docs/explain.md", &page);
+}
