@@ -489,10 +489,7 @@ const LIBRARIES: [(&str, &[&str]); 28] = [
     ("foldhash", &["config", "core", "store"]),
     ("hashbrown", &["store"]),
     ("hyper", &["cli", "net", "observe", "server", "service"]),
-    (
-        "hyper_util",
-        &["cli", "net", "observe", "server", "service"],
-    ),
+    ("hyper_util", &["net", "observe", "server", "service"]),
     ("itoa", &["store"]),
     ("jiff", &["config", "core", "observe"]),
     ("nix", &["server"]),

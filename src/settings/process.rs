@@ -77,7 +77,7 @@ pub(crate) struct Process {
         ignore_case = true,
         value_name = "FORM"
     )]
-    pub log_decisions_values: ValueForm,
+    pub log_decisions_values: LoggedValueForm,
 
     /// Length of the file of logged decisions above which a new one begins
     #[arg(
@@ -102,16 +102,16 @@ pub(crate) struct Process {
 
 /// The form of values in logged decisions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ValueForm {
+pub(crate) enum LoggedValueForm {
     Show,
     Hash,
 }
 
-impl From<ValueForm> for LoggedValues {
-    fn from(form: ValueForm) -> Self {
+impl From<LoggedValueForm> for LoggedValues {
+    fn from(form: LoggedValueForm) -> Self {
         match form {
-            ValueForm::Show => Self::Shown,
-            ValueForm::Hash => Self::Hashed,
+            LoggedValueForm::Show => Self::Shown,
+            LoggedValueForm::Hash => Self::Hashed,
         }
     }
 }

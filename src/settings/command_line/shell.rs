@@ -30,14 +30,18 @@ pub(crate) struct Manual {
 }
 
 /// The commands with a page of their own.
-const COMMANDS: [&str; 7] = [
-    "serve",
-    "check",
+const COMMANDS: [&str; 11] = [
     "ask",
-    "lint-envoy",
-    "schema",
+    "check",
     "completions",
+    "counters",
+    "explain",
+    "healthcheck",
+    "lint-envoy",
     "man",
+    "schema",
+    "serve",
+    "size",
 ];
 
 impl Completions {
