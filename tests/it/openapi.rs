@@ -57,10 +57,30 @@ impl Operation<'_> {
         }
     }
 
+    /// The path, with a query of all parameters that have an example.
+    fn target(&self) -> String {
+        let parameters = self.about["parameters"].as_array();
+        let query: Vec<_> = parameters
+            .into_iter()
+            .flatten()
+            .filter_map(|parameter| {
+                let example = parameter["example"].as_str()?;
+                Some(format!("{}={example}", parameter["name"].as_str()?))
+            })
+            .collect();
+        match query.is_empty() {
+            true => self.path.to_owned(),
+            false => format!("{}?{}", self.path, query.join("&")),
+        }
+    }
+
     /// The example of its body.
-    fn body(&self) -> String {
-        let example = &self.about["requestBody"]["content"]["application/json"]["example"];
-        match example {
+    fn body(&self, document: &Value) -> String {
+        let mut body = &self.about["requestBody"];
+        if let Some(name) = body["$ref"].as_str() {
+            body = document.pointer(name.strip_prefix('#').unwrap()).unwrap();
+        }
+        match &body["content"]["application/json"]["example"] {
             Value::Null => String::new(),
             example => example.to_string(),
         }
@@ -97,9 +117,10 @@ fn every_operation_replies_as_the_document_says() {
     let server = tollgate::with_rules(RULES).start();
     for operation in operations(&document) {
         let port = operation.port(&server);
-        let (method, path, body) = (&*operation.method, operation.path, operation.body());
-        let reply = json::send(port, method, path, body.as_bytes());
-        assert_eq!(reply.status, 200, "{method} {path}");
+        let (method, target) = (&*operation.method, operation.target());
+        let body = operation.body(&document);
+        let reply = json::send(port, method, &target, body.as_bytes());
+        assert_eq!(reply.status, 200, "{method} {target}: {reply:?}");
         operation.check(&document, &reply);
     }
 }
@@ -115,7 +136,7 @@ fn every_refusal_of_json_is_in_the_document() {
     let server = tollgate::with_rules(RULES)
         .env("TOLLGATE_MAX_MESSAGE_BYTES", "1000")
         .start();
-    let good = json.body();
+    let good = json.body(&document);
     let long = " ".repeat(2000);
     let json_type = "content-type: application/json\r\n";
     for (method, headers, body, expected) in [
@@ -146,6 +167,8 @@ fn the_debug_port_lists_the_paths_of_the_document() {
     let listed: BTreeSet<_> = page
         .lines()
         .map(|line| line.split_once(": ").unwrap().0)
+        .map(|page| page.trim_start_matches("POST "))
+        .map(|page| page.split_once('?').map_or(page, |(path, _)| path))
         .collect();
     assert_eq!(listed, documented);
 }

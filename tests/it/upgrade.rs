@@ -5,7 +5,7 @@
 use std::{collections::BTreeSet, fs, path::PathBuf};
 
 use ::tollgate::Cli;
-use clap::CommandFactory as _;
+use clap::{Command, CommandFactory as _};
 
 use crate::support::{
     ask::{self, connect},
@@ -80,19 +80,27 @@ fn check(file: &str, names: &BTreeSet<String>) {
 
 #[test]
 fn no_flag_and_no_variable_is_gone() {
-    let command = Cli::command();
     let mut names = BTreeSet::new();
-    for subcommand in command.get_subcommands() {
-        for flag in subcommand.get_arguments() {
-            if let Some(long) = flag.get_long() {
-                names.insert(format!("{} --{long}", subcommand.get_name()));
-            }
-            if let Some(variable) = flag.get_env() {
-                names.insert(variable.to_str().unwrap().to_owned());
-            }
-        }
+    for command in Cli::command().get_subcommands() {
+        add_names(command, "", &mut names);
     }
     check("flags.txt", &names);
+}
+
+/// The flags and variables of `command` and of its own commands.
+fn add_names(command: &Command, parent: &str, names: &mut BTreeSet<String>) {
+    let name = format!("{parent}{}", command.get_name());
+    for flag in command.get_arguments() {
+        if let Some(long) = flag.get_long() {
+            names.insert(format!("{name} --{long}"));
+        }
+        if let Some(variable) = flag.get_env() {
+            names.insert(variable.to_str().unwrap().to_owned());
+        }
+    }
+    for own in command.get_subcommands() {
+        add_names(own, &format!("{name} "), names);
+    }
 }
 
 /// With Redis, because a store has metrics of its own.
