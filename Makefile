@@ -17,7 +17,16 @@ run: ## Serve the rules in config/ from memory: gRPC on 8081, HTTP on 8080
 unit: ## The unit tests and the layout of src/, without any tool: seconds, once it is built
 	$(CARGO) test --locked --lib --test tidy
 
-test: tools lint ## All checks of CI: formatting, clippy, every test, the documentation
+# clippy's driver is the compiler with more lints. It compiles this crate for the tests here, so that dependencies are built
+# once and not once more for clippy.
+# Many tests wait for processes and connections, so each core runs two.
+test: export RUSTC_WORKSPACE_WRAPPER := clippy-driver
+test: export CLIPPY_ARGS := -Dwarnings__CLIPPY_HACKERY__
+test: export RUST_TEST_THREADS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
+test: export CARGO_INCREMENTAL ?= 0
+test: tools components ## All checks of CI: formatting, clippy, every test, the documentation
+	$(CARGO) fmt --check
+	$(CARGO) test --locked --all-targets --no-run
 	$(CARGO) test --locked
 	$(MAKE) --no-print-directory doc
 

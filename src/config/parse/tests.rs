@@ -1,4 +1,4 @@
-use std::fmt;
+use std::{fmt, sync::LazyLock};
 
 use proptest::prelude::*;
 use serde::de::{
@@ -319,6 +319,10 @@ fn bits() -> Vec<&'static str> {
     bits.split('·').collect()
 }
 
+/// The position of a null that is not written: it lies somewhere between its neighbours.
+static UNWRITTEN: LazyLock<regex::Regex> =
+    LazyLock::new(|| regex::Regex::new(r"([\[{ =])@\d+:\d+").unwrap());
+
 proptest! {
     /// A tree read in one pass, in pieces or at once, equals the tree read in two.
     #[test]
@@ -344,9 +348,7 @@ proptest! {
         let text = String::from_iter(text);
         let is_known = if knows_scalars { is_scalar } else { |_: &str| false };
         let expected = two_passes(&text);
-        // A null that is not written lies somewhere between its neighbours.
-        let unwritten = regex::Regex::new(r"([\[{ =])@\d+:\d+").unwrap();
-        let show = |node: &YamlNode<'_>| unwritten.replace_all(&show(&text, node), "$1").into_owned();
+        let show = |node: &YamlNode<'_>| UNWRITTEN.replace_all(&show(&text, node), "$1").into_owned();
         if let Some(read) = pieces::read(&text, piece_bytes, is_known) {
             let expected = expected.as_ref().expect("no piece has an error");
             prop_assert_eq!(show(&read), show(expected));
