@@ -16,6 +16,7 @@ mod foundation {
     pub(crate) mod build;
     pub(crate) mod causes;
     pub(crate) mod generations;
+    pub(crate) mod header_text;
     pub(crate) mod histogram;
     pub(crate) mod lock;
     pub(crate) mod log_throttle;

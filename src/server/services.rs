@@ -79,6 +79,7 @@ fn service(
             headers: decisions
                 .response_headers
                 .then(|| headers.map(Clone::clone)),
+            fields: decisions.ratelimit_fields.into(),
             retry_after: decisions.retry_after,
             dynamic_metadata: decisions.dynamic_metadata,
         },

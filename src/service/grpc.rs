@@ -27,6 +27,7 @@ use crate::{
 pub(crate) mod codec;
 pub mod fast_path;
 pub(crate) mod json;
+mod limit_fields;
 pub mod proto;
 mod report;
 mod timeout;
@@ -272,11 +273,28 @@ impl<S: Store> Service<S> {
         deadline: &Deadline,
     ) -> Result<RateLimitResponse, Status> {
         let request = self.request(message)?;
-        let render =
-            |decision: &mut Decision| wire::response(mem::take(decision), message, &self.extras);
         let now = self.clock.now();
-        let check = self.limiter.check(&request, now, deadline, render);
+        let render = |decision: &mut Decision, basis: &Basis<'_, '_>| {
+            self.reply(decision, basis, message, now)
+        };
+        let check = self
+            .limiter
+            .check_in_detail(&request, now, deadline, render);
         check.await.map_err(status)
+    }
+
+    /// The reply to `message`, with all that the settings add to it.
+    fn reply(
+        &self,
+        decision: &mut Decision,
+        basis: &Basis<'_, '_>,
+        message: &RateLimitRequest,
+        now: Timestamp,
+    ) -> RateLimitResponse {
+        let fields = limit_fields::headers(self.extras.fields, decision, basis, now);
+        let mut reply = wire::response(mem::take(decision), message, &self.extras);
+        wire::add_headers(&mut reply, fields);
+        reply
     }
 
     /// Like [`answer`](Self::answer), with a report on each descriptor.
@@ -289,8 +307,7 @@ impl<S: Store> Service<S> {
         let now = self.clock.now();
         let render = |decision: &mut Decision, basis: &Basis<'_, '_>| {
             let report = report::report(&request, basis, now);
-            let reply = wire::response(mem::take(decision), message, &self.extras);
-            (reply, report)
+            (self.reply(decision, basis, message, now), report)
         };
         let check = self
             .limiter

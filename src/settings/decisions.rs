@@ -1,9 +1,10 @@
 //! Settings of answers: modes that hold for all rules, and response headers.
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use super::shapes::ArgShape as _;
 use super::values::{header_name, share};
+use crate::service::grpc::wire::LimitFields;
 
 /// How requests are answered, whatever their rules say.
 #[derive(Clone, Debug, Args)]
@@ -55,6 +56,18 @@ pub(crate) struct Decisions {
     )]
     pub reset_header: String,
 
+    /// Add the header fields RateLimit-Policy and RateLimit of the IETF's draft (revision 11) to responses: off,
+    /// binding (the limit that the three headers describe) or all (16 limits of a request at most)
+    #[arg(
+        long,
+        env = "TOLLGATE_RATELIMIT_FIELDS",
+        default_value = "off",
+        value_enum,
+        ignore_case = true,
+        value_name = "WHICH"
+    )]
+    pub ratelimit_fields: RateLimitFields,
+
     /// Add a Retry-After header to refused requests: the seconds until they would pass
     #[arg(long, env = "TOLLGATE_RETRY_AFTER", boolean = false)]
     pub retry_after: bool,
@@ -72,4 +85,21 @@ pub(crate) struct Decisions {
         value_name = "RATIO"
     )]
     pub near_limit_ratio: f32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RateLimitFields {
+    Off,
+    Binding,
+    All,
+}
+
+impl From<RateLimitFields> for LimitFields {
+    fn from(setting: RateLimitFields) -> Self {
+        match setting {
+            RateLimitFields::Off => Self::Off,
+            RateLimitFields::Binding => Self::Binding,
+            RateLimitFields::All => Self::All,
+        }
+    }
 }

@@ -9,7 +9,10 @@ use std::{
     time::Duration,
 };
 
-use crate::net::endpoint::{BareIpv6, split};
+use crate::{
+    foundation::header_text::{is_free_name, is_token},
+    net::endpoint::{BareIpv6, split},
+};
 
 /// A text that may hold a password; its `Debug` hides it.
 #[derive(Clone, PartialEq, Eq)]
@@ -140,11 +143,16 @@ pub(super) fn boolean(text: &str) -> Result<bool, String> {
     }
 }
 
-/// A valid header name (RFC 9110, `token`): Envoy forwards the name as it is.
+/// A valid header name (RFC 9110, `token`) that any response can have: Envoy forwards the name as it is.
 pub(super) fn header_name(text: &str) -> Result<String, String> {
-    let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
-    if text.is_empty() || !text.bytes().all(is_token) {
+    if !is_token(text) {
         return Err("expected a header name, such as RateLimit-Limit".to_owned());
+    }
+    if !is_free_name(text) {
+        return Err(
+            "this header frames a response; choose another name, such as RateLimit-Limit"
+                .to_owned(),
+        );
     }
     Ok(text.to_owned())
 }

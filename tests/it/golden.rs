@@ -21,7 +21,7 @@
 //!
 //! The reset of each status must be that of the unit's window since the epoch, unless `resets` gives another one for
 //! each status: seconds, `next` for the end of the following window, or `any`. A step may also contain `domain`,
-//! `error` (instead of `says`), `headers` (with the unit in place of a reset), `metadata` and `redis` (keys and their
+//! `error` (instead of `says`), `headers` (with the unit in place of a reset or a `t`), `metadata` and `redis` (keys and their
 //! values afterwards; `${year}` is the start of the current window). A step `next: second` waits for the next second.
 //! Instead of steps a case can have `rejected`, texts that `tollgate check` prints when it refuses the rules, or
 //! `warns`, texts of its warnings but those of rules without an effect.
@@ -545,7 +545,7 @@ fn ends(reset: i64, period: u64, clock: std::ops::RangeInclusive<u64>) -> bool {
     rests.any(|rest| i64::try_from(rest) == Ok(reset))
 }
 
-/// `Name: value`; a value that is a status's reset is replaced by the unit of its limit.
+/// `Name: value`; a value that is a status's reset, and a parameter `t`, are replaced by the unit of the limit.
 fn show_headers(reply: &RateLimitResponse, clock: std::ops::RangeInclusive<u64>) -> Vec<String> {
     let mut units: BTreeMap<u64, &str> = BTreeMap::new();
     for limit in reply
@@ -558,18 +558,32 @@ fn show_headers(reply: &RateLimitResponse, clock: std::ops::RangeInclusive<u64>)
         units.insert(*secs, unit);
     }
     let headers = reply.response_headers_to_add.iter().enumerate();
+    let unit = |reset: &str| {
+        let reset = reset.parse().unwrap_or(-1);
+        let mut units = units.iter();
+        let found = units.find(|(secs, _)| ends(reset, **secs, clock.clone()));
+        found.map(|(_, unit)| *unit)
+    };
     headers
-        .map(|(place, header)| {
-            let reset = header.value.parse().unwrap_or(-1);
-            let unit = units
-                .iter()
-                .find(|(secs, _)| ends(reset, **secs, clock.clone()));
-            match unit {
-                Some((_, unit)) if place == 2 => format!("{}: {unit}", header.key),
-                _ => format!("{}: {}", header.key, header.value),
+        .map(|(place, header)| match unit(&header.value) {
+            Some(unit) if place == 2 => format!("{}: {unit}", header.key),
+            _ => {
+                let parts: Vec<_> = header.value.split(';').collect();
+                let parts = parts.iter().map(|part| show_effective(part, unit));
+                format!("{}: {}", header.key, parts.collect::<Vec<_>>().join(";"))
             }
         })
         .collect()
+}
+
+/// A part of a structured field, with `t` as a unit.
+fn show_effective<'u>(part: &str, unit: impl Fn(&str) -> Option<&'u str>) -> String {
+    let Some(rest) = part.strip_prefix("t=") else {
+        return part.to_owned();
+    };
+    let end = rest.find(',').unwrap_or(rest.len());
+    let (secs, behind) = rest.split_at(end);
+    format!("t={}{behind}", unit(secs).unwrap_or(secs))
 }
 
 /// A part of a `Struct` as JSON.

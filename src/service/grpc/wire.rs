@@ -14,12 +14,15 @@ use super::proto::envoy::{
         rate_limit_response::{self, DescriptorStatus, RateLimit, rate_limit},
     },
 };
-use crate::core::{
-    decision::{Binding, Code, Decision, Status},
-    limit::Limit,
-    metadata::{Metadata, MetadataValue},
-    request::{Entry, Hits, Request},
-    window::{Period, Unit},
+use crate::{
+    core::{
+        decision::{Binding, Code, Decision, Status},
+        limit::Limit,
+        metadata::{Metadata, MetadataValue},
+        request::{Entry, Hits, Request},
+        window::{Period, Unit},
+    },
+    foundation::header_text::{is_free_name, is_value},
 };
 
 /// Bounds on the size of a request.
@@ -160,16 +163,33 @@ pub struct Extras {
     /// Names of the headers with the limit, the remaining hits and the reset; `None` if they are not sent
     /// (`LIMIT_RESPONSE_HEADERS_ENABLED`).
     pub headers: Option<[String; 3]>,
+    /// The limits in the fields `RateLimit-Policy` and `RateLimit`.
+    pub fields: LimitFields,
     /// Add to refused replies the time until the request would pass (RFC 9110, `Retry-After`).
     pub retry_after: bool,
     /// Return the request and the rules' metadata (`RESPONSE_DYNAMIC_METADATA`).
     pub dynamic_metadata: bool,
 }
 
+/// The limits that the fields `RateLimit-Policy` and `RateLimit` report.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LimitFields {
+    /// There are no such fields.
+    #[default]
+    Off,
+    /// The limit that the `RateLimit-*` headers describe.
+    Binding,
+    /// All limits of the request.
+    All,
+}
+
 impl Extras {
     /// Whether replies contain only statuses.
     pub fn is_none(&self) -> bool {
-        self.headers.is_none() && !self.retry_after && !self.dynamic_metadata
+        self.headers.is_none()
+            && self.fields == LimitFields::Off
+            && !self.retry_after
+            && !self.dynamic_metadata
     }
 }
 
@@ -183,7 +203,7 @@ pub fn response(
     let mut response_headers_to_add =
         headers.map_or_else(Vec::new, |names| response_headers(names, &decision));
     if let (true, Some(secs)) = (extras.retry_after, decision.retry_secs) {
-        response_headers_to_add.push(header("Retry-After", secs.to_string()));
+        response_headers_to_add.extend(header("Retry-After", secs.to_string()));
     }
     RateLimitResponse {
         overall_code: code(decision.overall).into(),
@@ -213,15 +233,26 @@ fn response_headers(names: &[String; 3], decision: &Decision) -> Vec<HeaderValue
         binding.reset_secs.to_string(),
     ];
     let headers = names.iter().zip(values);
-    headers.map(|(name, value)| header(name, value)).collect()
+    headers
+        .filter_map(|(name, value)| header(name, value))
+        .collect()
 }
 
-fn header(name: &str, value: String) -> HeaderValue {
-    HeaderValue {
+/// Adds headers of the client's response to `reply`.
+pub(super) fn add_headers(reply: &mut RateLimitResponse, headers: Vec<(&'static str, String)>) {
+    let headers = headers
+        .into_iter()
+        .filter_map(|(name, value)| header(name, value));
+    reply.response_headers_to_add.extend(headers);
+}
+
+/// A header, unless Envoy could not send it unchanged.
+fn header(name: &str, value: String) -> Option<HeaderValue> {
+    (is_free_name(name) && is_value(&value)).then(|| HeaderValue {
         key: name.to_owned(),
         value,
         raw_value: Bytes::new(),
-    }
+    })
 }
 
 /// The request as parsed, and the metadata of the rules that let it pass.
@@ -519,6 +550,7 @@ mod tests {
         };
         let extras = Extras {
             headers: Some(["L", "Rem", "Res"].map(str::to_owned)),
+            fields: LimitFields::All,
             retry_after: true,
             dynamic_metadata: false,
         };
