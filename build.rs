@@ -57,9 +57,10 @@ fn build_facts() -> Result<(), Box<dyn std::error::Error>> {
     let rustc = String::from_utf8(rustc.stdout)?;
     // `rustc 1.95.0 (…)`
     let rustc = rustc.split(' ').nth(1).unwrap_or("unknown").trim();
-    println!("cargo:rustc-env=TOLLGATE_BUILD_COMMIT={commit}");
-    println!("cargo:rustc-env=TOLLGATE_BUILD_SUFFIX={suffix}");
-    println!("cargo:rustc-env=TOLLGATE_BUILD_RUSTC={rustc}");
+    // Without our prefix: `cargo run` sets these variables for the server too, which refuses unknown ones of ours.
+    println!("cargo:rustc-env=BUILT_FROM_COMMIT={commit}");
+    println!("cargo:rustc-env=BUILT_VERSION_SUFFIX={suffix}");
+    println!("cargo:rustc-env=BUILT_BY_RUSTC={rustc}");
     Ok(())
 }
 

@@ -4,11 +4,11 @@
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The commit, from the variable TOLLGATE_COMMIT of the build; empty if it was not set.
-pub(crate) const COMMIT: &str = env!("TOLLGATE_BUILD_COMMIT");
+pub(crate) const COMMIT: &str = env!("BUILT_FROM_COMMIT");
 
 /// The version of the compiler.
-pub(crate) const RUSTC: &str = env!("TOLLGATE_BUILD_RUSTC");
+pub(crate) const RUSTC: &str = env!("BUILT_BY_RUSTC");
 
 /// The version, and the commit if it is known.
 pub(crate) const VERSION_AND_COMMIT: &str =
-    concat!(env!("CARGO_PKG_VERSION"), env!("TOLLGATE_BUILD_SUFFIX"));
+    concat!(env!("CARGO_PKG_VERSION"), env!("BUILT_VERSION_SUFFIX"));

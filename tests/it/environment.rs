@@ -155,6 +155,20 @@ fn an_unknown_variable_of_ours_is_refused_with_a_suggestion() {
 
 /// The kubelet sets these for Services called `tollgate`, `tollgate-reuse`, `statsd` and `grpc`; the last three have
 /// names of settings.
+/// `cargo run`, and so `make run`, sets the variables that the build script sets for the compiler.
+#[test]
+fn the_variables_of_the_build_are_no_settings() {
+    let set = |line: &'static str| line.split_once("cargo:rustc-env=")?.1.split_once('=');
+    let names = include_str!("../../build.rs").lines().filter_map(set);
+    let names: Vec<_> = names.map(|(name, _)| (name, "x")).collect();
+    assert_eq!(names.len(), 3, "{names:?}");
+    let lines = lines(serve("/bin/ratelimit").envs(names).env("PORT", "x"));
+    assert!(
+        matches!(&lines[..], [line] if line.contains("PORT")),
+        "{lines:?}"
+    );
+}
+
 #[test]
 fn the_links_of_kubernetes_change_nothing() {
     let server = tollgate::with_rules(RULES)

@@ -651,7 +651,7 @@ async fn the_statistics_page_shows_the_rules_counters() {
 /// The commit is known only to builds that were given it.
 #[test]
 fn the_build_is_named_by_the_command_line_and_by_a_metric_alike() {
-    let commit = env!("TOLLGATE_BUILD_COMMIT");
+    let commit = env!("BUILT_FROM_COMMIT");
     let version = env!("CARGO_PKG_VERSION");
     let printed = finish(tollgate::program().arg("--version"));
     let printed = String::from_utf8(printed.stdout).unwrap();
