@@ -32,7 +32,7 @@ pub(crate) fn is_token(text: &str) -> bool {
 /// Whether a field of this name can be added to any response without a change to its meaning or its frame.
 pub(crate) fn is_free_name(name: &str) -> bool {
     let is_reserved = |reserved: &&str| name.eq_ignore_ascii_case(reserved);
-    is_token(name) && !RESERVED.iter().any(|reserved| is_reserved(&reserved))
+    is_token(name) && !RESERVED.iter().any(is_reserved)
 }
 
 /// Whether `value` is printable ASCII, begins and ends without a blank, and is not too long.
