@@ -19,10 +19,8 @@ unit: ## The unit tests and the layout of src/, without any tool: seconds, once 
 
 # clippy's driver is the compiler with more lints. It compiles this crate for the tests here, so that dependencies are built
 # once and not once more for clippy.
-# Many tests wait for processes and connections, so each core runs two.
 test: export RUSTC_WORKSPACE_WRAPPER := clippy-driver
 test: export CLIPPY_ARGS := -Dwarnings__CLIPPY_HACKERY__
-test: export RUST_TEST_THREADS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 test: export CARGO_INCREMENTAL ?= 0
 test: tools components ## All checks of CI: formatting, clippy, every test, the documentation
 	$(CARGO) fmt --check
