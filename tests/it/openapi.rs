@@ -114,12 +114,18 @@ impl Operation<'_> {
 #[test]
 fn every_operation_replies_as_the_document_says() {
     let document = document();
-    let server = tollgate::with_rules(RULES).start();
+    let folder = tempfile::TempDir::new().unwrap();
+    let token = folder.path().join("token");
+    fs::write(&token, "sesame").unwrap();
+    let server = tollgate::with_rules(RULES)
+        .args(["--admin-token-file", token.to_str().unwrap()])
+        .start();
+    let headers = "content-type: application/json\r\nauthorization: Bearer sesame\r\n";
     for operation in operations(&document) {
         let port = operation.port(&server);
         let (method, target) = (&*operation.method, operation.target());
         let body = operation.body(&document);
-        let reply = json::send(port, method, &target, body.as_bytes());
+        let reply = json::send_with(port, method, &target, headers, body.as_bytes());
         assert_eq!(reply.status, 200, "{method} {target}: {reply:?}");
         operation.check(&document, &reply);
     }

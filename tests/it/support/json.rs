@@ -41,7 +41,7 @@ pub fn send_with(
     body: &[u8],
 ) -> Reply {
     let head = format!(
-        "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}content-length: {}\r\n\r\n",
+        "{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n{headers}content-length: {}\r\n\r\n",
         body.len()
     );
     let mut stream = TcpStream::connect(address).unwrap();
