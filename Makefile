@@ -5,14 +5,19 @@ CARGO ?= cargo
 
 # Steps share cargo's build lock, so `make -j` would only mix their output.
 .NOTPARALLEL:
-.PHONY: help run unit test build fmt lint doc manifests deny bench chaos attack soak histories mutants fuzz tools components clean
+.PHONY: help run demo unit test build image image-test dist dist-test release fmt lint doc manifests deny bench chaos attack
+.PHONY: soak histories mutants fuzz tools components clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # Without features: jemalloc takes as long to compile as half of all else.
 run: ## Serve the rules in config/ from memory: gRPC on 8081, HTTP on 8080
 	$(CARGO) run --profile local --no-default-features --locked -- serve --config-dir config
+
+demo: tools ## Run it with an Envoy and clients until Ctrl-C, and print the address of its page
+	$(CARGO) build --profile local --no-default-features --locked
+	@target/tools/bin/python3 deploy/demo/demo.py
 
 unit: ## The unit tests and the layout of src/, without any tool: seconds, once it is built
 	$(CARGO) test --locked --lib --test tidy
@@ -22,16 +27,47 @@ unit: ## The unit tests and the layout of src/, without any tool: seconds, once 
 test: export RUSTC_WORKSPACE_WRAPPER := clippy-driver
 test: export CLIPPY_ARGS := -Dwarnings__CLIPPY_HACKERY__
 test: export CARGO_INCREMENTAL ?= 0
-test: tools components ## All checks of CI: formatting, clippy, every test, the documentation
+# Tests wait for half of their time, so one more than cores runs at once.
+test: export RUST_TEST_THREADS ?= $(shell expr $$(nproc) + 1)
+test: export RUSTDOC := $(CURDIR)/tests/tools/rustdoc
+# The tools are downloaded while the tests are compiled.
+test: components ## All checks of CI: formatting, clippy, every test, the documentation
 	$(CARGO) fmt --check
-	$(CARGO) test --locked --all-targets --no-run
+	@mkdir -p target
+	@tests/tools/install >target/tools.log 2>&1 & \
+		$(CARGO) test --locked --all-targets --no-run; compiled=$$?; \
+		wait $$!; installed=$$?; cat target/tools.log; exit $$((compiled | installed))
 	$(CARGO) test --locked
-	$(MAKE) --no-print-directory doc
 
 # `--version` and `tollgate_build_info` name the commit. An archive without .git is built without it.
 build: export TOLLGATE_COMMIT ?= $(if $(wildcard .git),$(shell git describe --always --dirty --abbrev=12 --exclude='*' 2>/dev/null))
 build: ## Build the release binary
 	$(CARGO) build --release --locked
+
+# Everything below builds the release profile for amd64 and arm64 into target/dist: some 10 minutes on 4 cores.
+PACKAGING := deploy/packaging
+image: ## Write the image for both processors, without a container engine, and its list of parts
+	@$(PACKAGING)/install build
+	@$(PACKAGING)/build.py
+	@$(PACKAGING)/image.py
+	@$(PACKAGING)/sbom.py
+
+image-test: ## Start the image of `make image` as a restricted pod, and ask it
+	@$(PACKAGING)/install try
+	@$(PACKAGING)/image_test.py
+
+dist: ## Write an archive, a Debian package and a wheel for each processor
+	@$(PACKAGING)/install build
+	@$(PACKAGING)/build.py
+	@$(PACKAGING)/dist.py
+	@$(PACKAGING)/sbom.py
+
+dist-test: ## Install each package of `make dist` where there is nothing else, and ask it
+	@$(PACKAGING)/install try
+	@$(PACKAGING)/dist_test.py
+
+release: ## Check that VERSION can be released; write and try its image, packages, checksums and notes
+	@$(PACKAGING)/release.py $(VERSION)
 
 fmt: components ## Format the code in place
 	$(CARGO) fmt

@@ -42,12 +42,13 @@ mod core {
     pub(crate) mod metadata;
     mod metric_key;
     pub(crate) mod plan;
+    pub(crate) mod refusal;
     pub(crate) mod request;
     pub(crate) mod window;
 }
 
 // 2: edge
-/// Connections to other servers.
+/// Connections to other servers, and TLS in both directions.
 mod net {
     pub(crate) mod connect;
     pub(crate) mod dial;
@@ -88,6 +89,8 @@ mod config {
     mod pieces;
     pub(crate) mod position;
     mod reader;
+    mod refusal;
+    mod rule_defaults;
     mod scalar;
     pub(crate) mod schema;
     mod short_form;
@@ -192,6 +195,7 @@ mod settings {
     pub(crate) mod redis_per_second;
     pub(crate) mod redis_tls;
     pub(crate) mod reference;
+    pub(crate) mod resolved;
     pub(crate) mod runtime;
     pub(crate) mod serve;
     mod service_links;
@@ -228,7 +232,9 @@ mod server {
     mod rules;
     pub(crate) mod run;
     mod runtime;
+    mod service_manager;
     mod services;
+    mod settings_page;
     mod signals;
     mod spans;
     mod statistics;
@@ -244,6 +250,7 @@ mod cli {
     mod check;
     pub(crate) mod command;
     mod counters;
+    mod debug_port;
     mod durations;
     mod explain;
     mod healthcheck;
@@ -291,7 +298,7 @@ pub use service::{
         unary::{UnaryMethod, framed},
         wire,
     },
-    limiter::{Limiter, RuleSet, Rules},
+    limiter::{Basis, Limiter, RuleSet, Rules},
 };
 pub use settings::{
     command_line::Cli,

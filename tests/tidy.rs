@@ -478,7 +478,7 @@ fn no_two_files_need_each_other() {
 }
 
 /// Libraries that few folders may name, and those folders.
-const LIBRARIES: [(&str, &[&str]); 28] = [
+const LIBRARIES: [(&str, &[&str]); 29] = [
     ("axum", &["observe", "server", "service"]),
     ("bb8_redis", &["store"]),
     ("clap", &["settings"]),
@@ -494,6 +494,7 @@ const LIBRARIES: [(&str, &[&str]); 28] = [
     ("jiff", &["config", "core", "observe"]),
     ("nix", &["server"]),
     ("notify", &["control"]),
+    ("percent_encoding", &["cli", "service"]),
     ("prost", &["config", "observe", "service", "store"]),
     ("prost_reflect", &["service"]),
     ("prost_types", &["config", "control", "service"]),
@@ -843,6 +844,7 @@ fn every_key_of_rules_is_read_and_in_the_example_and_in_the_schema() {
         ("RateLimit", "RateLimitPolicy"),
         ("Replaces", "RateLimitReplace"),
         ("Starts", "Starts"),
+        ("Refusal", "Refusal"),
     ] {
         let (_, body) = schema
             .split_once(&format!("message {message} {{"))

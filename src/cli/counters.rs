@@ -1,7 +1,9 @@
 //! `tollgate counters`: asks the debug port of a running server for the hits of its counters.
 
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Value, json};
 
+use super::debug_port::{CallError, DebugPort};
 use crate::{
     core::descriptor_text::Entries,
     settings::command_line::counters::{
@@ -9,10 +11,7 @@ use crate::{
     },
 };
 
-mod call;
 mod text;
-
-use call::{CallError, Port};
 
 /// The largest page that a server writes.
 const MOST_ON_A_PAGE: usize = 1_000;
@@ -26,18 +25,16 @@ pub(super) async fn counters(action: CountersAction) -> Result<String, CallError
     match action {
         CountersAction::List(list) => list_counters(list).await,
         CountersAction::Get(GetCounters { of, port }) => {
-            let is_json = port.json;
-            let answer = Port::new(port)?
-                .post("/counters/get", &request(&of, None), None)
-                .await?;
-            Ok(shown(&answer, is_json, text::descriptors))
+            let server = DebugPort::new(&port.server, port.timeout)?;
+            let of = request(&of, None);
+            let answer = server.post("/counters/get", &of, None).await?;
+            Ok(shown(&answer, port.json, text::descriptors))
         }
         CountersAction::Reset(ResetCounters { of, token, port }) => {
-            let is_json = port.json;
-            let port = Port::new(port)?;
+            let server = DebugPort::new(&port.server, port.timeout)?;
             let of = request(&of, None);
-            let answer = port.post("/counters/reset", &of, Some(&token)).await?;
-            Ok(shown(&answer, is_json, text::descriptors))
+            let answer = server.post("/counters/reset", &of, Some(&token)).await?;
+            Ok(shown(&answer, port.json, text::descriptors))
         }
         CountersAction::Grant(GrantCounters {
             of,
@@ -45,11 +42,10 @@ pub(super) async fn counters(action: CountersAction) -> Result<String, CallError
             token,
             port,
         }) => {
-            let is_json = port.json;
-            let port = Port::new(port)?;
+            let server = DebugPort::new(&port.server, port.timeout)?;
             let of = request(&of, Some(hits));
-            let answer = port.post("/counters/grant", &of, Some(&token)).await?;
-            Ok(shown(&answer, is_json, text::descriptors))
+            let answer = server.post("/counters/grant", &of, Some(&token)).await?;
+            Ok(shown(&answer, port.json, text::descriptors))
         }
     }
 }
@@ -64,8 +60,7 @@ fn shown(answer: &Value, is_json: bool, text: fn(&Value) -> String) -> String {
 
 /// Asks for pages until there are enough counters, or no more.
 async fn list_counters(list: ListCounters) -> Result<String, CallError> {
-    let is_json = list.port.json;
-    let port = Port::new(list.port)?;
+    let server = DebugPort::new(&list.port.server, list.port.timeout)?;
     let domain = encoded(&list.domain);
     let mut cursor = list.cursor;
     let mut found: Vec<Value> = Vec::new();
@@ -79,7 +74,7 @@ async fn list_counters(list: ListCounters) -> Result<String, CallError> {
             path.push_str("&cursor=");
             path.push_str(&encoded(cursor));
         }
-        let mut page = port.get(&path).await?;
+        let mut page = server.get(&path).await?;
         if let Value::Array(more) = page["counters"].take() {
             found.extend(more);
         }
@@ -89,7 +84,7 @@ async fn list_counters(list: ListCounters) -> Result<String, CallError> {
         }
     }
     let all = json!({ "domain": list.domain, "counters": found, "cursor": cursor });
-    Ok(shown(&all, is_json, text::list))
+    Ok(shown(&all, list.port.json, text::list))
 }
 
 /// The descriptors as the body of a request, with the hits of each.
@@ -108,11 +103,5 @@ fn request(of: &Descriptors, hits: Option<u32>) -> Value {
 
 /// A text as a value of a query.
 fn encoded(text: &str) -> String {
-    let byte = |byte: u8| match byte {
-        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' => {
-            char::from(byte).to_string()
-        }
-        byte => format!("%{byte:02X}"),
-    };
-    text.bytes().map(byte).collect()
+    utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
 }

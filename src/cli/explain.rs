@@ -2,14 +2,9 @@
 
 use std::time::Duration;
 
-use hyper::{Request, header};
-
+use super::debug_port::{CallError, DebugPort};
 use crate::{
     config::{fault::Problem, files::Files, options::Options, source::Source},
-    net::{
-        dial::{self, Dial},
-        exchange::{ExchangeError, exchange},
-    },
     service::{
         explain::{Unexplained, by_rules, question},
         grpc::{json, now, proto::envoy::service::ratelimit::v3::RateLimitRequest},
@@ -26,27 +21,8 @@ pub(super) enum ExplainError {
     Rules(Vec<Problem>),
     #[error(transparent)]
     Unexplained(#[from] Unexplained),
-    #[error(
-        "cannot ask {server} (the debug port of tollgate is 6070 unless DEBUG_PORT sets it, on loopback)"
-    )]
-    Unreachable {
-        server: String,
-        #[source]
-        source: ExchangeError,
-    },
-    #[error("{0} did not answer within --timeout")]
-    TimedOut(String),
-    #[error(
-        "the server at {server} does not explain; is this the debug port of a tollgate? It answered {status}: {}",
-        .text.trim_end().escape_debug()
-    )]
-    Refused {
-        server: String,
-        status: u16,
-        text: String,
-    },
-    #[error("the request cannot be sent")]
-    Request(#[from] hyper::http::Error),
+    #[error(transparent)]
+    Call(#[from] CallError),
     #[error("the explanation cannot be read")]
     Json(#[from] serde_json::Error),
 }
@@ -95,37 +71,8 @@ pub(super) async fn by_server(
     timeout: Duration,
     message: &RateLimitRequest,
 ) -> Result<String, ExplainError> {
-    let unreachable = |source: ExchangeError| ExplainError::Unreachable {
-        server: server.to_owned(),
-        source,
-    };
-    let dial = Dial::new(&dial::Options {
-        server,
-        tls: false,
-        ca: None,
-        ca_setting: "a certificate authority",
-        pair: None,
-        authority: None,
-        http2: false,
-    })
-    .map_err(|error| unreachable(error.into()))?;
-    let request = Request::post("/explain")
-        .header(header::HOST, dial.authority())
-        .header(header::CONTENT_TYPE, "application/json")
-        .header(header::CONNECTION, "close")
-        .body(json::request_text(message)?)?;
-    let answered = tokio::time::timeout(timeout, exchange(&dial, request)).await;
-    let answered = answered.map_err(|_elapsed| ExplainError::TimedOut(server.to_owned()))?;
-    let (status, body) = answered.map_err(unreachable)?;
-    let text = String::from_utf8_lossy(&body).into_owned();
-    if status.is_success() && text.starts_with('{') {
-        return Ok(text);
-    }
-    Err(ExplainError::Refused {
-        server: server.to_owned(),
-        status: status.as_u16(),
-        text: text.chars().take(200).collect(),
-    })
+    let port = DebugPort::new(server, timeout)?;
+    Ok(port.ask("/explain", json::request_text(message)?).await?)
 }
 
 /// An explanation in JSON as text for people.

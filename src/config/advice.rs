@@ -63,6 +63,10 @@ fn fix(key: &str, found: &YamlNode<'_>) -> Option<String> {
         ("replaces", NodeKind::Scalar { text, .. }) => {
             format!("write `replaces: [{{name: {text}}}]`")
         }
+        ("refusal", NodeKind::Scalar { text, .. }) => match &**text {
+            "problem+json" | "none" => format!("write `refusal: {{body: {text}}}`"),
+            _ => "write it as its `body`".to_owned(),
+        },
         ("key" | "value", NodeKind::List(items)) if items.len() > 1 => {
             format!("a {key} is one text; write a descriptor for each")
         }

@@ -47,7 +47,8 @@ pub(super) fn algorithm(limit: &RateLimit, period: Period, faults: &mut Faults) 
     algorithm
 }
 
-fn unknown(
+/// The fault of a word that a key does not know.
+pub(super) fn unknown(
     key: &'static str,
     word: &LocatedText,
     expected: &'static str,

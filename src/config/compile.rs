@@ -15,15 +15,16 @@ use super::{
     algorithm,
     fault::{Fault, Problem},
     file::{File, ParsedFile},
-    mirror::{DefaultKeys, DescriptorNode, Limits, LocatedText, RateLimit, RuleDocument},
+    mirror::{DefaultKeys, DescriptorNode, Limits, RateLimit, RuleDocument},
     options::Options,
     path::joined,
     position::Position,
+    rule_defaults::RuleDefaults,
     short_form::unit_fault,
 };
 use crate::core::{
     counter::KeyFormat,
-    limit::{Algorithm, Allows, CountPolicy, Limit, Metric, OnStoreLoss, Rule},
+    limit::{Algorithm, Allows, Limit, Metric, OnStoreLoss, Rule},
     matcher::{Matcher, NodeId, RuleOrigin},
     window::{Period, Unit},
 };
@@ -107,13 +108,6 @@ struct Compiler<'a, 'p> {
     problems: &'p mut Vec<Problem>,
 }
 
-/// How a rule is counted, independent of its limits.
-#[derive(Clone, Copy, Default)]
-struct RuleDefaults {
-    counts: CountPolicy,
-    on_store_loss: OnStoreLoss,
-}
-
 /// The parent of descriptors in the tree.
 #[derive(Clone, Copy)]
 struct Level<'a> {
@@ -143,7 +137,7 @@ impl<'a> Compiler<'a, '_> {
             ..RuleDefaults::default()
         };
         self.file_name = file.name.as_str().into();
-        self.defaults = self.rule_defaults(file, domain, &rules.defaults, otherwise);
+        self.defaults = self.rule_defaults(file, domain, &rules.defaults, &otherwise);
         let path = domain.as_str().into();
         for descriptor in &rules.descriptors {
             let level = Level {
@@ -166,45 +160,14 @@ impl<'a> Compiler<'a, '_> {
         file: &File,
         path: &str,
         keys: &DefaultKeys,
-        otherwise: RuleDefaults,
+        otherwise: &RuleDefaults,
     ) -> RuleDefaults {
-        let mut rule_defaults = otherwise;
-        if let Some(LocatedText { text, at }) = keys.count.as_deref() {
-            match text.as_str() {
-                "all" => rule_defaults.counts = CountPolicy::All,
-                "admitted" => rule_defaults.counts = CountPolicy::Admitted,
-                _ => {
-                    let fault = Fault::UnknownWord {
-                        key: "count",
-                        text: text.clone(),
-                        expected: "all or admitted",
-                    };
-                    self.report(file, *at, path, fault);
-                }
-            }
+        let mut faults = Vec::new();
+        let defaults = RuleDefaults::new(keys, otherwise, self.lacks_replicas, &mut faults);
+        for (at, fault) in faults {
+            self.report(file, at, path, fault);
         }
-        if let Some(LocatedText { text, at }) = keys.on_store_loss.as_deref() {
-            match text.as_str() {
-                "error" => rule_defaults.on_store_loss = OnStoreLoss::Error,
-                "allow" => rule_defaults.on_store_loss = OnStoreLoss::Allow,
-                "deny" => rule_defaults.on_store_loss = OnStoreLoss::Deny,
-                "local" => {
-                    rule_defaults.on_store_loss = OnStoreLoss::Local;
-                    if self.lacks_replicas {
-                        self.report(file, *at, path, Fault::UnknownReplicas);
-                    }
-                }
-                _ => {
-                    let fault = Fault::UnknownWord {
-                        key: "on_store_loss",
-                        text: text.clone(),
-                        expected: "error, allow, deny or local",
-                    };
-                    self.report(file, *at, path, fault);
-                }
-            }
-        }
-        rule_defaults
+        defaults
     }
 
     fn descriptor(&mut self, file: &'a File, parent: Level<'_>, descriptor: &DescriptorNode) {
@@ -292,7 +255,16 @@ impl<'a> Compiler<'a, '_> {
             self.check_reference_key(file, path, descriptor, &compiled);
         }
         let replaces = self.replaces(file, path, limits);
-        let rule_defaults = self.rule_defaults(file, path, &descriptor.own, self.defaults);
+        let otherwise = self.defaults.clone();
+        let rule_defaults = self.rule_defaults(file, path, &descriptor.own, &otherwise);
+        if let (true, Some(refusal)) = (is_unlimited, &descriptor.own.refusal) {
+            let fault = Fault::DoesNotGo {
+                key: "refusal",
+                with: "`unlimited`",
+                fix: "remove it: such a rule refuses nothing",
+            };
+            self.report(file, refusal.at, path, fault);
+        }
         if compiled.is_empty() && !is_unlimited {
             // Every limit had an error, so this matcher will not be used.
             return;
@@ -310,6 +282,7 @@ impl<'a> Compiler<'a, '_> {
             quota_mode: descriptor.quota_mode,
             counts: rule_defaults.counts,
             on_store_loss: rule_defaults.on_store_loss,
+            refusal: rule_defaults.refusal,
             metric: match (descriptor.detailed_metric, reports_values) {
                 (true, _) => Metric::AllValues,
                 (false, true) => Metric::SomeValues,

@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-use crate::core::limit::Algorithm;
+use crate::core::{limit::Algorithm, refusal::MAX_BODY};
 
 use super::position::Position;
 
@@ -178,6 +178,19 @@ pub enum Fault {
     PeriodTooLong { unit: &'static str, multiplier: u32 },
     #[error("{0} does not fit the reference's key format; use the native one")]
     NoReferenceKey(&'static str),
+    #[error("`refusal` has no `body`; write `body: problem+json`, a text, or `none`")]
+    NoBody,
+    #[error(
+        "unknown placeholder {{{name}}}{}",
+        instead(.meant.as_deref(), PLACEHOLDERS)
+    )]
+    UnknownPlaceholder { name: String, meant: Option<String> },
+    #[error(
+        "this body is sent with every refusal, and can become {0} bytes long; {MAX_BODY} is the most"
+    )]
+    BodyTooLong(usize),
+    #[error("the body would not be JSON: {0}; correct it, or its `content_type`")]
+    BodyNotJson(String),
     #[error("two limits with a period of {0} and the same algorithm; keep the lower one")]
     SamePeriod(String),
     #[error("unknown {key} '{text}' ({expected})")]
@@ -327,6 +340,10 @@ impl Fault {
 
 /// The units of a limit, as error texts list them.
 const UNITS: &str = "second, minute, hour, day, week, month or year";
+
+/// The placeholders of a body, as error texts list them.
+const PLACEHOLDERS: &str = "{limit}, {rate}, {requests}, {period}, {retry_after}, {reset_after} or {status}; \
+     for the text itself, write a blank behind its brace";
 
 /// A fix behind a semicolon, if there is one.
 fn behind(fix: &str) -> String {

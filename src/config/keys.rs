@@ -39,6 +39,7 @@ pub(super) enum KeyLevel {
     RateLimit,
     Replaces,
     Starts,
+    Refusal,
 }
 
 /// The kind of a key's value.
@@ -58,7 +59,7 @@ pub(super) enum KeyKind {
 }
 
 use KeyKind::{Boolean, FreeForm, Limits, List, Map, Number, Text};
-use KeyLevel::{Descriptor, File, RateLimit, Replaces, Starts};
+use KeyLevel::{Descriptor, File, RateLimit, Refusal, Replaces, Starts};
 
 /// Merges another map into this one.
 pub(super) const MERGE: &str = "<<";
@@ -67,7 +68,7 @@ pub(super) const MERGE: &str = "<<";
 pub(super) const SCHEMA: &str = "$schema";
 
 #[rustfmt::skip]
-const KEYS: [Key; 30] = [
+const KEYS: [Key; 34] = [
     key("domain", &[File], Text)
         .about("The set of rules that requests name.")
         .examples(&["shop"]),
@@ -80,6 +81,9 @@ const KEYS: [Key; 30] = [
     key("on_store_loss", &[File, Descriptor], Text)
         .about("The answer while the store is lost; beside `domain`, for all rules of the file without it.")
         .words(&["error", "allow", "deny", "local"]).or("error"),
+    key("refusal", &[File, Descriptor], Map(Refusal))
+        .about("The body that clients get with a refusal; beside `domain`, for all rules of the file without it.")
+        .examples(&["{body: problem+json}"]),
 
     key("key", &[Descriptor], Text)
         .about("The key of the entry that the rule matches.")
@@ -154,6 +158,16 @@ const KEYS: [Key; 30] = [
     key("hour", &[Starts], Number)
         .about("The first hour of a day.")
         .between(0, 23).or("0"),
+
+    key("body", &[Refusal], Text)
+        .about("The body: `problem+json` (RFC 9457), `none`, or a text with placeholders such as `{retry_after}`.")
+        .examples(&["problem+json", "'Too many requests; try again in {retry_after} s.'"]),
+    key("content_type", &[Refusal], Text)
+        .about("The type of a text; values of placeholders are escaped for it.")
+        .or("text/plain").examples(&["text/html", "application/json"]),
+    key("status", &[Refusal], Number)
+        .about("The status that the body shows; Envoy's `rate_limited_status` decides that of the response.")
+        .between(400, 599).or("429").examples(&["503"]),
 ];
 
 const fn key(name: &'static str, levels: &'static [KeyLevel], kind: KeyKind) -> Key {
@@ -220,6 +234,7 @@ impl Key {
             Descriptor => "beside the `key` of a descriptor",
             RateLimit | Replaces => "inside `rate_limit`",
             Starts => "inside `starts`",
+            Refusal => "inside `refusal`",
         }
     }
 

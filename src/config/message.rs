@@ -13,7 +13,7 @@ use super::{
     files::{Loaded, SourceCount, finish},
     mirror::{
         BoxedOption, CalendarStarts, DefaultKeys, DescriptorNode, Limits, LocatedNumber,
-        LocatedText, RateLimit, RuleDocument,
+        LocatedText, RateLimit, RefusalKeys, RuleDocument,
     },
     options::Options,
     path::joined,
@@ -159,6 +159,7 @@ impl MessageReader<'_> {
             defaults: DefaultKeys {
                 count: word(&config.count),
                 on_store_loss: word(&config.on_store_loss),
+                refusal: config.refusal.as_ref().map(refusal),
             },
             descriptors: self.descriptors(&config.descriptors, &config.domain),
         }
@@ -192,6 +193,7 @@ impl MessageReader<'_> {
             own: DefaultKeys {
                 count: word(&descriptor.count),
                 on_store_loss: word(&descriptor.on_store_loss),
+                refusal: descriptor.refusal.as_ref().map(refusal),
             },
             descriptors: self.descriptors(&descriptor.descriptors, &path),
         }
@@ -237,6 +239,15 @@ fn rate_limit(policy: &RateLimitPolicy) -> RateLimit {
             hour: starts.hour.map(number),
         },
     }
+}
+
+fn refusal(message: &proto::Refusal) -> Box<RefusalKeys> {
+    Box::new(RefusalKeys {
+        at: None,
+        body: word(&message.body),
+        content_type: word(&message.content_type),
+        status: message.status.map(number),
+    })
 }
 
 /// `None` if the text is empty.

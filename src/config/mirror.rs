@@ -13,11 +13,21 @@ pub(super) struct RuleDocument {
     pub(super) descriptors: Vec<DescriptorNode>,
 }
 
-/// Settings of counting that a file or a descriptor can have.
+/// Settings that a file or a descriptor can have.
 #[derive(Debug, Default)]
 pub(super) struct DefaultKeys {
     pub(super) count: BoxedOption<LocatedText>,
     pub(super) on_store_loss: BoxedOption<LocatedText>,
+    pub(super) refusal: BoxedOption<RefusalKeys>,
+}
+
+/// The body that clients get with a refusal, and its type.
+#[derive(Debug)]
+pub(super) struct RefusalKeys {
+    pub(super) at: Option<usize>,
+    pub(super) body: BoxedOption<LocatedText>,
+    pub(super) content_type: BoxedOption<LocatedText>,
+    pub(super) status: BoxedOption<LocatedNumber>,
 }
 
 /// One node of the tree of rules.

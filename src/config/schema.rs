@@ -14,11 +14,12 @@ use conditions::conditions;
 use patterns::{any_case, one_of, short_form_pattern};
 
 /// The levels with a definition of their own; that of the file is the schema itself.
-const DEFINED: [KeyLevel; 4] = [
+const DEFINED: [KeyLevel; 5] = [
     KeyLevel::Descriptor,
     KeyLevel::RateLimit,
     KeyLevel::Replaces,
     KeyLevel::Starts,
+    KeyLevel::Refusal,
 ];
 
 /// The schema of one document of a rule file.
@@ -44,6 +45,7 @@ fn name(level: KeyLevel) -> &'static str {
         KeyLevel::RateLimit => "rate_limit",
         KeyLevel::Replaces => "replaces",
         KeyLevel::Starts => "starts",
+        KeyLevel::Refusal => "refusal",
     }
 }
 
@@ -57,6 +59,7 @@ fn required(level: KeyLevel) -> &'static [&'static str] {
         KeyLevel::File => &["domain"],
         KeyLevel::Descriptor => &["key"],
         KeyLevel::Replaces => &["name"],
+        KeyLevel::Refusal => &["body"],
         KeyLevel::RateLimit | KeyLevel::Starts => &[],
     }
 }
@@ -87,7 +90,9 @@ fn level_schema(level: KeyLevel) -> Value {
 fn map_types(level: KeyLevel) -> Value {
     match level {
         KeyLevel::File | KeyLevel::Descriptor | KeyLevel::Replaces => json!("object"),
-        KeyLevel::RateLimit | KeyLevel::Starts => json!(["object", "null"]),
+        KeyLevel::RateLimit | KeyLevel::Starts | KeyLevel::Refusal => {
+            json!(["object", "null"])
+        }
     }
 }
 
@@ -219,7 +224,7 @@ mod tests {
             .sum();
         assert_eq!(of_levels, places);
         // With the key for the schema itself.
-        assert_eq!(keys(&schema), 5);
+        assert_eq!(keys(&schema), 6);
         let misplaced = schema["patternProperties"].as_object().unwrap();
         assert!(
             misplaced

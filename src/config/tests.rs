@@ -11,6 +11,7 @@ use jiff::civil::Weekday;
 
 mod mistaken_values;
 mod mistakes;
+mod refusals;
 
 fn compile_texts(texts: &[&str], options: Options) -> Result<Loaded, Vec<Problem>> {
     let files: Vec<File> = texts
@@ -303,7 +304,7 @@ fn an_unknown_key_is_answered_with_those_of_its_level() {
     for (body, expected) in [
         (
             "penalty: 3",
-            "'penalty' (expected one of descriptors, count, on_store_loss, key, value, rate_limit, rate_limits, \
+            "'penalty' (expected one of descriptors, count, on_store_loss, refusal, key, value, rate_limit, rate_limits, \
              shadow_mode, quota_mode, detailed_metric, value_to_metric, share_threshold, metadata)",
         ),
         (
@@ -330,7 +331,7 @@ fn an_unknown_key_is_answered_with_those_of_its_level() {
     check_problems(
         &["domain: d\npenalty: 3\n"],
         &[
-            "a.yaml:2:1: d: unknown key 'penalty' (expected one of domain, descriptors, count, on_store_loss)",
+            "a.yaml:2:1: d: unknown key 'penalty' (expected one of domain, descriptors, count, on_store_loss, refusal)",
         ],
     );
 }

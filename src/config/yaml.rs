@@ -12,7 +12,9 @@ use super::{
     foreign::Foreign,
     free_form,
     keys::{KeyKind, KeyLevel, is_meant, is_scalar},
-    mirror::{CalendarStarts, DefaultKeys, DescriptorNode, Limits, RateLimit, RuleDocument},
+    mirror::{
+        CalendarStarts, DefaultKeys, DescriptorNode, Limits, RateLimit, RefusalKeys, RuleDocument,
+    },
     node::{NodeKind, YamlNode},
     odd_characters::{OddCharacters, odd_characters},
     parse::parse_all,
@@ -133,7 +135,21 @@ impl YamlReader<'_> {
         DefaultKeys {
             count: self.word(fields, "count", path),
             on_store_loss: self.word(fields, "on_store_loss", path),
+            refusal: self.refusal(fields, path).map(Box::new),
         }
+    }
+
+    fn refusal(&mut self, fields: &Fields<'_>, path: &dyn fmt::Display) -> Option<RefusalKeys> {
+        let node = fields.get("refusal")?;
+        let own = self.fields(node, path, "refusal", KeyLevel::Refusal)?;
+        let keys = RefusalKeys {
+            at: fields.at("refusal"),
+            body: self.word(&own, "body", path),
+            content_type: self.word(&own, "content_type", path),
+            status: self.number(&own, "status", path),
+        };
+        let is_readable = is_text(&own, "body") && is_text(&own, "content_type");
+        (is_readable && !is_misspelt(&own, "body")).then_some(keys)
     }
 
     fn metadata(&mut self, fields: &Fields<'_>, path: &dyn fmt::Display) -> Metadata {

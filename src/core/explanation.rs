@@ -8,9 +8,9 @@ use crate::core::{
     calendar,
     counter::{CounterState, IncrementSpec, KeyFormat},
     decision::{Binding, Code, Decision, LimitReport, Status, all_limits, decide, is_quota},
-    limit::{Algorithm, Allows, Limit, Modes, Rule},
+    limit::{Algorithm, Allows, Limit, Modes},
     matcher::{
-        Matcher, RuleOrigin,
+        Matcher, PlacedRule,
         cause::{Cause, NoLimit},
         steps::Step,
         suggestion::Suggestion,
@@ -87,13 +87,6 @@ pub(crate) enum MatchResult<'a> {
         /// The place of the suggested rule.
         suggested: Option<PlacedRule<'a>>,
     },
-}
-
-/// A rule, and where it is written.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PlacedRule<'a> {
-    pub(crate) rule: &'a Rule,
-    pub(crate) origin: &'a RuleOrigin,
 }
 
 /// One limit of a descriptor.
@@ -234,20 +227,13 @@ impl<'a> AccountBasis<'a, '_> {
         }
     }
 
-    fn placed(&self, rule: &'a Rule) -> PlacedRule<'a> {
-        PlacedRule {
-            rule,
-            origin: self.matcher.origin(rule.id),
-        }
-    }
-
     fn result(&self, outcome: &Outcome<'a>, descriptor: Descriptor<'a>) -> MatchResult<'a> {
         let (domain, entries) = (self.domain, descriptor.entries);
         let (rule, why) = match *outcome {
             Outcome::Counted(PlannedDescriptor {
                 rule: Some(rule), ..
             }) => {
-                return MatchResult::Rule(self.placed(rule));
+                return MatchResult::Rule(self.matcher.placed(rule));
             }
             Outcome::Counted(PlannedDescriptor { rule: None, .. }) => return MatchResult::OwnLimit,
             Outcome::Replaced(rule) => {
@@ -267,8 +253,8 @@ impl<'a> AccountBasis<'a, '_> {
         let suggestion = self.matcher.suggestion(domain, entries, &why);
         let suggested = suggestion.as_ref().and_then(|suggestion| suggestion.rule);
         MatchResult::NoLimit {
-            rule: rule.map(|rule| self.placed(rule)),
-            suggested: suggested.map(|rule| self.placed(rule)),
+            rule: rule.map(|rule| self.matcher.placed(rule)),
+            suggested: suggested.map(|rule| self.matcher.placed(rule)),
             why,
             suggestion,
         }

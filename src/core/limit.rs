@@ -5,6 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use crate::core::{
     calendar::Calendar,
     metadata::Metadata,
+    refusal::RuleRefusal,
     window::{Period, Timestamp, Window, window},
 };
 
@@ -27,10 +28,32 @@ pub struct Rule {
     pub counts: CountPolicy,
     /// The answer while the store does not reply.
     pub on_store_loss: OnStoreLoss,
+    /// The body that clients get when this rule refuses.
+    pub refusal: Option<Arc<RuleRefusal>>,
     /// The key under which its statistics are counted.
     pub metric: Metric,
     /// Data that replies carry when this rule lets a request pass.
     pub metadata: Metadata,
+}
+
+#[cfg(test)]
+impl Rule {
+    /// A rule with limits, and everything else as it is by default.
+    pub(crate) fn plain(id: RuleId, path: &str, allows: Allows) -> Self {
+        Self {
+            id,
+            path: path.into(),
+            allows,
+            replaces: Box::default(),
+            shadow_mode: false,
+            quota_mode: false,
+            counts: CountPolicy::default(),
+            on_store_loss: OnStoreLoss::default(),
+            refusal: None,
+            metric: Metric::default(),
+            metadata: Metadata::default(),
+        }
+    }
 }
 
 /// The name of a rule's statistics.
@@ -305,18 +328,7 @@ mod tests {
             name: Some(name.into()),
             ..Limit::fixed(1, Unit::Day)
         };
-        let rule = |allows| Rule {
-            id: RuleId(0),
-            path: "k".into(),
-            allows,
-            replaces: Box::default(),
-            shadow_mode: false,
-            quota_mode: false,
-            counts: CountPolicy::All,
-            on_store_loss: OnStoreLoss::default(),
-            metric: Metric::default(),
-            metadata: Metadata::default(),
-        };
+        let rule = |allows| Rule::plain(RuleId(0), "k", allows);
         let two = rule(Allows::Within([named("a"), named("b")].into()));
         let [a, b]: [Arc<str>; 2] = ["a", "b"].map(Into::into);
         assert!(two.is_replaced(&[&b, &a]));

@@ -21,6 +21,7 @@ use crate::core::{
 };
 
 pub(crate) mod cause;
+pub(crate) mod outline;
 mod reach;
 pub(crate) mod steps;
 pub(crate) mod suggestion;
@@ -55,6 +56,13 @@ pub struct RuleOrigin {
     pub file: Arc<str>,
     /// From 1; a resource has no lines.
     pub line: Option<u32>,
+}
+
+/// A rule, and where it is written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PlacedRule<'a> {
+    pub(crate) rule: &'a Rule,
+    pub(crate) origin: &'a RuleOrigin,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -372,6 +380,14 @@ impl Matcher {
     /// Where a rule of this matcher is written.
     pub fn origin(&self, rule: RuleId) -> &RuleOrigin {
         &self.origins[self.rule_nodes[rule.0].0]
+    }
+
+    /// A rule of this matcher with the place where it is written.
+    pub(crate) fn placed<'a>(&'a self, rule: &'a Rule) -> PlacedRule<'a> {
+        PlacedRule {
+            rule,
+            origin: self.origin(rule.id),
+        }
     }
 
     fn push_node(&mut self) -> NodeId {

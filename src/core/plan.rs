@@ -260,18 +260,8 @@ mod tests {
         for (key, change) in changes.iter().enumerate() {
             let node = matcher.insert(root, key.to_string().as_bytes(), b"");
             matcher.set_rule(node.unwrap(), |id| {
-                let mut rule = Rule {
-                    id,
-                    path: "d.k".into(),
-                    allows: Allows::Within([Limit::fixed(1, Unit::Hour)].into()),
-                    replaces: Box::default(),
-                    shadow_mode: false,
-                    quota_mode: false,
-                    counts: CountPolicy::All,
-                    on_store_loss: Default::default(),
-                    metric: Metric::Path,
-                    metadata: Default::default(),
-                };
+                let allows = Allows::Within([Limit::fixed(1, Unit::Hour)].into());
+                let mut rule = Rule::plain(id, "d.k", allows);
                 change(&mut rule);
                 rule
             });

@@ -49,6 +49,7 @@ mod tests;
 mod tls;
 mod worker_stats;
 
+pub(crate) use config_stats::LoadHistory;
 pub(crate) use held::{CutOff, HeldBytes};
 pub(crate) use http2::{Authorities, StreamsReset};
 pub(crate) use limit_stats::LimitTotals;
@@ -58,7 +59,7 @@ pub(crate) use tls::Handshakes;
 pub(crate) use worker_stats::CallTotals;
 
 use super::{decision_log::queue::DecisionLogStats, traces::TraceStats};
-use config_stats::{ConfigStats, LoadHistory};
+use config_stats::ConfigStats;
 use domain_stats::DomainStats;
 use dynamic_names::DynamicNames;
 use rule_stats::RuleStats;

@@ -47,7 +47,7 @@ pub(super) enum Phase {
 }
 
 /// Waits until draining begins.
-async fn draining(phases: &mut watch::Receiver<Phase>) {
+pub(super) async fn draining(phases: &mut watch::Receiver<Phase>) {
     // The sender outlives the workers.
     let _ = phases.wait_for(|phase| *phase == Phase::Draining).await;
 }

@@ -1,6 +1,6 @@
 //! The services of the HTTP ports: health and JSON calls, statistics and rules, the page for Prometheus.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use tokio::task::JoinSet;
 
@@ -8,13 +8,14 @@ use super::{
     http::{HttpLimits, serve_http},
     parts::Parts,
     ports::Ports,
+    settings_page::settings_page,
     statistics,
 };
 use crate::{
     service::{
         admin::{
-            self, Counters, DebugPages, Health, HistoryRecorder, KeySource, RedisKeys, Statistics,
-            TopTalkersPage,
+            self, BodyLimits, Counters, DebugPages, Health, HistoryRecorder, KeySource, LiveFeed,
+            LiveSource, RedisKeys, Statistics, TopTalkersPage,
         },
         budget::Budget,
         grpc,
@@ -22,14 +23,15 @@ use crate::{
     store::any::AnyStore,
 };
 
-/// Starts to serve the ports, each up to `max_connections`. `json` answers calls in JSON, and explains.
+/// Starts to serve the ports, each up to `max_connections`. `json` answers calls in JSON, and explains. Replies that
+/// go on end when the `drain` begins.
 pub(super) fn start(
     parts: &Parts<'_>,
     ports: Ports,
     max_connections: usize,
     (health, statistics): (Health, Statistics),
     json: grpc::Service<AnyStore>,
-    budget: &Arc<Budget>,
+    (budget, drain): (&Arc<Budget>, impl Future<Output = ()> + Send + 'static),
     tasks: &mut JoinSet<()>,
 ) {
     let settings = parts.settings;
@@ -39,29 +41,23 @@ pub(super) fn start(
         budget: budget.clone(),
     };
     let service = Arc::new(json);
-    let bodies = admin::BodyLimits {
+    let bodies = BodyLimits {
         max_bytes: settings.bounds.max_message_bytes,
         timeout: settings.bounds.message_timeout,
     };
-    let counters = Counters {
+    let counters = counters(parts, &service, bodies, &statistics);
+    let components = parts.backend.components(&parts.metrics);
+    let live = LiveSource {
         rules: parts.rules.clone(),
-        store: service.limiter.store.clone(),
-        keys: match parts.backend.memory() {
-            Some(memory) => KeySource::Memory(memory),
-            None => KeySource::Redis(RedisKeys {
-                servers: parts.backend.servers().cloned().collect(),
-                key_prefix: settings.redis.options().key_prefix.into_bytes().into(),
-            }),
-        },
-        bounds: service.bounds,
-        bodies,
-        clock: service.clock.clone(),
-        blocking: statistics.blocking.clone(),
-        token_file: settings.listen.admin_token().map(Into::into),
+        statistics: statistics.clone(),
+        components: components.clone(),
+        began: Instant::now(),
     };
+    let live = LiveFeed::new(live, limits.timeout);
+    tasks.spawn(live.clone().run(drain));
     let routes = admin::http(
         health,
-        parts.backend.components(&parts.metrics),
+        components,
         settings.listen.http_json.then(|| service.clone()),
         statistics.blocking.clone(),
         bodies,
@@ -78,6 +74,8 @@ pub(super) fn start(
             clock: parts.backend.clock(settings),
         },
         counters,
+        live,
+        settings: settings_page(&settings.resolved),
         service,
         bodies,
     });
@@ -85,5 +83,31 @@ pub(super) fn start(
     if let Some(prometheus) = ports.prometheus {
         let routes = admin::prometheus(statistics, &settings.stats.prometheus_path);
         tasks.spawn(serve_http(prometheus, routes, limits));
+    }
+}
+
+/// The counters that the debug port shows.
+fn counters(
+    parts: &Parts<'_>,
+    service: &grpc::Service<AnyStore>,
+    bodies: BodyLimits,
+    statistics: &Statistics,
+) -> Counters {
+    let settings = parts.settings;
+    Counters {
+        rules: parts.rules.clone(),
+        store: service.limiter.store.clone(),
+        keys: match parts.backend.memory() {
+            Some(memory) => KeySource::Memory(memory),
+            None => KeySource::Redis(RedisKeys {
+                servers: parts.backend.servers().cloned().collect(),
+                key_prefix: settings.redis.options().key_prefix.into_bytes().into(),
+            }),
+        },
+        bounds: service.bounds,
+        bodies,
+        clock: service.clock.clone(),
+        blocking: statistics.blocking.clone(),
+        token_file: settings.listen.admin_token().map(Into::into),
     }
 }

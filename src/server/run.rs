@@ -15,7 +15,7 @@ use tonic_health::pb::health_server::{Health, HealthServer};
 use super::{
     authority::AuthorityLog,
     backend::worker_count,
-    connection::{ConnectionOptions, ConnectionParts, ConnectionServer, Phase},
+    connection::{ConnectionOptions, ConnectionParts, ConnectionServer, Phase, draining},
     decision_lines::DecisionLines,
     error::ServerError,
     file_limit::connection_limits,
@@ -24,6 +24,7 @@ use super::{
     parts::Parts,
     ports::{Addresses, GrpcListener, Ports},
     runtime::runtime,
+    service_manager::ServiceManager,
     services::{ThreadService, others, thread_service},
     signals::Signals,
     spans::{self, SpanExport},
@@ -90,7 +91,10 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     store_tasks::start(&parts, batchers, reconcilers, &mut tasks);
     let pages = (health.http.clone(), statistics);
     let max_http = max_connections.http;
-    http_ports::start(&parts, ports, max_http, pages, json, &budget, &mut tasks);
+    let mut phases = connections.phases.clone();
+    let drain = async move { draining(&mut phases).await };
+    let bounds = (&budget, drain);
+    http_ports::start(&parts, ports, max_http, pages, json, bounds, &mut tasks);
     let mut server = Server {
         following: health.follow_all(),
         health,
@@ -99,6 +103,7 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
         phase,
         workers,
         accepting: JoinSet::new(),
+        service_manager: ServiceManager::new(Process::notify_socket().as_deref()),
         spans,
         decision_lines,
         _tasks: tasks,
@@ -108,6 +113,7 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     }
     let grpc = server.open(&parts, &addresses).await?;
     server.accept(grpc, max_connections.grpc, budget);
+    server.service_manager.notify_ready();
     server.wait(&settings.process).await?;
     server.drain(&settings.process).await;
     Ok(())
@@ -174,6 +180,7 @@ struct Server {
     phase: watch::Sender<Phase>,
     workers: Workers,
     accepting: JoinSet<()>,
+    service_manager: ServiceManager,
     spans: SpanExport,
     decision_lines: DecisionLines,
     _tasks: JoinSet<()>,
@@ -233,6 +240,7 @@ impl Server {
     /// Ends the process in order: fails health, keeps serving for the drain delay, sends GOAWAY, and waits for
     /// running calls.
     async fn drain(mut self, settings: &Process) {
+        self.service_manager.notify_stopping();
         self.following.shutdown().await;
         self.health.set(false).await;
         // A load balancer needs a moment to see that; until then calls still arrive and are answered.

@@ -1,4 +1,4 @@
-//! TLS on the gRPC port: certificate, key and the authority of clients, reloaded when they change.
+//! TLS on the gRPC port: reads the files that the settings name, and reads them again when they change.
 
 use std::{
     io,

@@ -29,6 +29,7 @@ pub mod fast_path;
 pub(crate) mod json;
 mod limit_fields;
 pub mod proto;
+mod refusal_body;
 mod report;
 mod timeout;
 pub(crate) mod unary;
@@ -36,6 +37,7 @@ pub mod wire;
 
 use proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use unary::{UnaryMethod, arrived, framed};
+use wire::RefusalText;
 
 /// The path of the service's only method.
 pub const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
@@ -141,7 +143,9 @@ impl<S: Store> UnaryMethod for Service<S> {
         let (now, began) = (self.clock.at(start.began), start.began);
         let reply = self
             .limiter
-            .check_at_once(store, &request, now, began, |decision| plain(decision))
+            .check_at_once(store, &request, now, began, |decision, basis| {
+                plain(decision, basis, now)
+            })
             .map_err(status);
         self.record(start.began.elapsed(), start.timeout);
         Some(reply)
@@ -220,15 +224,14 @@ impl<S: Store> Service<S> {
         if self.extras.is_none()
             && fast_path::read_into(&mut request, &message, self.bounds).is_some()
         {
-            let render = |decision: &mut Decision| {
+            let now = self.clock.at(deadline.began);
+            let render = |decision: &mut Decision, basis: &Basis<'_, '_>| {
                 if !decision.is_degraded {
-                    return Ok(plain(decision));
+                    return Ok(plain(decision, basis, now));
                 }
                 let message: RateLimitRequest = codec::decode(message.clone())?;
-                let reply = wire::response(mem::take(decision), &message, &self.extras);
-                Ok(encoded(&reply))
+                Ok(encoded(&self.reply(decision, basis, &message, now)))
             };
-            let now = self.clock.at(deadline.began);
             let check = self.limiter.check(&request, now, deadline, render);
             return check.await.map_err(status)?;
         }
@@ -277,9 +280,7 @@ impl<S: Store> Service<S> {
         let render = |decision: &mut Decision, basis: &Basis<'_, '_>| {
             self.reply(decision, basis, message, now)
         };
-        let check = self
-            .limiter
-            .check_in_detail(&request, now, deadline, render);
+        let check = self.limiter.check(&request, now, deadline, render);
         check.await.map_err(status)
     }
 
@@ -292,8 +293,12 @@ impl<S: Store> Service<S> {
         now: Timestamp,
     ) -> RateLimitResponse {
         let fields = limit_fields::headers(self.extras.fields, decision, basis, now);
+        let body = refusal_body::body(decision, basis, now);
         let mut reply = wire::response(mem::take(decision), message, &self.extras);
         wire::add_headers(&mut reply, fields);
+        if let Some(body) = body {
+            wire::add_body(&mut reply, body);
+        }
         reply
     }
 
@@ -309,9 +314,7 @@ impl<S: Store> Service<S> {
             let report = report::report(&request, basis, now);
             (self.reply(decision, basis, message, now), report)
         };
-        let check = self
-            .limiter
-            .check_in_detail(&request, now, deadline, render);
+        let check = self.limiter.check(&request, now, deadline, render);
         check.await.map_err(status)
     }
 
@@ -323,10 +326,25 @@ impl<S: Store> Service<S> {
     }
 }
 
-/// Encodes a reply without headers and metadata.
-fn plain(decision: &Decision) -> Bytes {
-    framed(fast_path::length(decision), |buffer| {
-        fast_path::write(decision, buffer)
+/// Encodes a reply without metadata, and without headers unless it has a body.
+fn plain(decision: &Decision, basis: &Basis<'_, '_>, now: Timestamp) -> Bytes {
+    match refusal_body::body(decision, basis, now) {
+        None => framed(fast_path::length(decision), |buffer| {
+            fast_path::write(decision, buffer)
+        }),
+        Some(body) => plain_with(decision, body),
+    }
+}
+
+/// Appends the encoded body, because the fields of a message may follow each other in any order.
+#[cold]
+fn plain_with(decision: &Decision, body: RefusalText) -> Bytes {
+    let mut more = RateLimitResponse::default();
+    wire::add_body(&mut more, body);
+    let length = fast_path::length(decision) + more.encoded_len();
+    framed(length, |buffer| {
+        fast_path::write(decision, buffer);
+        more.encode_raw(buffer);
     })
 }
 

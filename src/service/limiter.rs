@@ -137,7 +137,7 @@ pub struct Limiter<S> {
 
 /// All that a decision was made from.
 #[derive(Debug)]
-pub(crate) struct Basis<'a, 'm> {
+pub struct Basis<'a, 'm> {
     pub(crate) matcher: &'m Matcher,
     pub(crate) plan: &'a Plan<'m>,
     /// The counts after the increments of the plan.
@@ -155,27 +155,12 @@ pub enum NoDecision {
 }
 
 impl<S: Store> Limiter<S> {
-    /// Answers one request: passes the decision to `render` and returns its result.
+    /// Answers one request: passes the decision and its basis to `render`, and returns the result.
     ///
     /// # Errors
     ///
     /// If no rules are loaded yet, or the store failed; some hits may then have been counted.
-    pub fn check<R>(
-        &self,
-        request: &Request<'_>,
-        now: Timestamp,
-        deadline: &Deadline,
-        render: impl FnOnce(&mut Decision) -> R,
-    ) -> impl Future<Output = Result<R, NoDecision>> {
-        self.check_in_detail(request, now, deadline, |decision, _| render(decision))
-    }
-
-    /// [`Self::check`], which also passes the basis of the decision to `render`.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::check`].
-    pub(crate) async fn check_in_detail<R>(
+    pub async fn check<R>(
         &self,
         request: &Request<'_>,
         now: Timestamp,
@@ -194,12 +179,6 @@ impl<S: Store> Limiter<S> {
             let added = added.await;
             added.inspect_err(|_| self.metrics.record_store_failure())?;
         }
-        let basis = Basis {
-            matcher: &rules.matcher,
-            plan: &plan,
-            counts: &counts,
-        };
-        let render = |decision: &mut Decision| render(decision, &basis);
         let times = RequestTimes {
             now,
             began: deadline.began,
@@ -218,7 +197,7 @@ impl<S: Store> Limiter<S> {
         request: &Request<'_>,
         now: Timestamp,
         began: Instant,
-        render: impl FnOnce(&mut Decision) -> R,
+        render: impl FnOnce(&mut Decision, &Basis<'_, '_>) -> R,
     ) -> Result<R, NoDecision> {
         let held = self.rules.held();
         let rules = self.loaded(&held)?;
@@ -239,14 +218,14 @@ impl<S: Store> Limiter<S> {
     }
 
     /// Decides and records, once the counts are known.
-    fn conclude<R>(
+    fn conclude<'m, R>(
         &self,
-        rules: &RuleSet,
+        rules: &'m RuleSet,
         request: &Request<'_>,
-        plan: &Plan<'_>,
+        plan: &Plan<'m>,
         counts: &[CounterState],
         times: RequestTimes,
-        render: impl FnOnce(&mut Decision) -> R,
+        render: impl FnOnce(&mut Decision, &Basis<'_, '_>) -> R,
     ) -> R {
         let mut decision = Decision::default();
         decide_into(&mut decision, plan, counts, self.modes, times.now);
@@ -258,7 +237,12 @@ impl<S: Store> Limiter<S> {
         }
         self.decision_log
             .log(&rules.matcher, request, plan, counts, &decision, times);
-        render(&mut decision)
+        let basis = Basis {
+            matcher: &rules.matcher,
+            plan,
+            counts,
+        };
+        render(&mut decision, &basis)
     }
 }
 

@@ -14,12 +14,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
+use clap::{
+    ArgMatches, Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum,
+};
 
 use self::{counters::CountersCommand, lint_envoy::LintEnvoy, reading::Reading};
 use super::{
     environment::{self, UsageError},
     redis::KeyFormatFlag,
+    resolved::resolved,
     serve::Settings,
 };
 use crate::foundation::build::VERSION_AND_COMMIT;
@@ -89,7 +92,22 @@ impl Cli {
         };
         let environment = std::env::vars_os().collect();
         let matches = environment::parse(&command, &arguments, &environment)?;
-        Ok(Self::from_arg_matches(&matches).expect("clap has checked the values"))
+        Ok(Self::resolve(&command, &matches))
+    }
+}
+
+impl Cli {
+    /// The command of `matches`, which `command` has checked.
+    fn resolve(command: &clap::Command, matches: &ArgMatches) -> Self {
+        let mut cli = Self::from_arg_matches(matches).expect("clap has checked the values");
+        if let (Command::Serve(settings), Some(serve), Some(("serve", matches))) = (
+            &mut cli.command,
+            command.find_subcommand("serve"),
+            matches.subcommand(),
+        ) {
+            settings.resolved = resolved(serve, matches);
+        }
+        cli
     }
 }
 
@@ -195,9 +213,12 @@ pub(crate) enum ReportFormat {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::config::source::Source;
     use crate::settings::process::LogLevel;
+    use crate::settings::resolved::{ResolvedValue, SettingSource};
     use crate::store::redis::address::Secret;
 
     #[test]
@@ -213,8 +234,8 @@ mod tests {
             _ => Cli::command(),
         };
         let arguments = [&[name, "serve"], arguments].concat();
-        let matches = command.try_get_matches_from(arguments).unwrap();
-        match Cli::from_arg_matches(&matches).unwrap().command {
+        let matches = command.clone().try_get_matches_from(arguments).unwrap();
+        match Cli::resolve(&command, &matches).command {
             Command::Serve(settings) => *settings,
             other => panic!("{other:?}"),
         }
@@ -242,6 +263,35 @@ mod tests {
         let printed = format!("{settings:?} {:?}", settings.redis.address());
         assert!(printed.contains("redis_url"), "{printed}");
         assert!(!printed.contains("sesame"), "{printed}");
+        let shown = settings.resolved.iter();
+        let secrets = shown.filter(|setting| setting.value == ResolvedValue::Secret);
+        let secrets: BTreeSet<_> = secrets.map(|setting| &*setting.flag).collect();
+        assert_eq!(secrets, flags.map(|(flag, _)| flag).into());
+    }
+
+    #[test]
+    fn settings_in_use_are_shown_with_their_origin() {
+        let settings = settings("tollgate", &["--port", "1", "--extra-tags", "a:b,c:d"]);
+        let find = |flag: &str| {
+            settings
+                .resolved
+                .iter()
+                .find(|one| one.flag == flag)
+                .unwrap()
+        };
+        let text = |text: &str| ResolvedValue::Text(text.to_owned());
+        for (flag, value, source) in [
+            ("--port", text("1"), SettingSource::Flag),
+            ("--debug-port", text("6070"), SettingSource::Default),
+            ("--extra-tags", text("a:b,c:d"), SettingSource::Flag),
+            ("--strict-matching", text("false"), SettingSource::Default),
+            ("--redis-url", ResolvedValue::Unset, SettingSource::Default),
+        ] {
+            let found = find(flag);
+            assert_eq!((&found.value, found.source), (&value, source), "{flag}");
+        }
+        assert_eq!(find("--port").variable.as_deref(), Some("PORT"));
+        assert_eq!(find("--redis-url").group, "Redis");
     }
 
     #[test]

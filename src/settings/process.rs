@@ -1,6 +1,7 @@
 //! Settings of the process: threads, its end, and log lines.
 
 use std::{
+    ffi::OsString,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -117,6 +118,12 @@ impl From<LoggedValueForm> for LoggedValues {
 }
 
 impl Process {
+    /// The socket on which systemd waits for the state of the process, if it started the process and waits. It is no
+    /// setting of an operator, so it has no flag.
+    pub(crate) fn notify_socket() -> Option<OsString> {
+        std::env::var_os("NOTIFY_SOCKET")
+    }
+
     /// The decisions to log.
     pub(crate) fn decision_choice(&self) -> DecisionChoice {
         let by_level = match self.log_level {

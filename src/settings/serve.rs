@@ -11,6 +11,7 @@ use super::loss::StoreLoss;
 use super::process::Process;
 use super::redis::Redis;
 use super::redis_per_second::RedisPerSecond;
+use super::resolved::ResolvedSetting;
 use super::runtime::RuntimeSettings;
 use super::shapes::ArgShape as _;
 use super::stats::Stats;
@@ -126,6 +127,10 @@ pub(crate) struct Settings {
 
     #[command(flatten)]
     pub process: Process,
+
+    /// All of these settings as texts, with their origins.
+    #[arg(skip)]
+    pub resolved: Vec<ResolvedSetting>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -1,4 +1,4 @@
-//! TLS on the gRPC port.
+//! Settings of TLS on the gRPC port.
 
 use std::path::{Path, PathBuf};
 

@@ -134,6 +134,87 @@ fn a_header_that_is_no_text_does_not_get_through() {
     assert_eq!(codes(b"a\xc3(b"), [200, 200, 429]);
 }
 
+/// Bodies of two types for two values of one key; the name of a limit has what JSON and HTML escape.
+const BODIES: &str = r#"
+domain: shop
+refusal: { body: problem+json }
+descriptors:
+  - key: api_key
+    rate_limits: [{ name: 'a "name" & <b>', unit: year, requests_per_unit: 1 }]
+  - key: api_key
+    value: page-*
+    rate_limits: [{ name: 'a "name" & <b>', unit: year, requests_per_unit: 1 }]
+    refusal: { content_type: text/html, body: "<p>{limit}</p>{{limit}}" }
+"#;
+
+#[test]
+fn a_refused_client_gets_the_body_of_the_rule_whatever_it_sends() {
+    let tollgate = tollgate::with_rules(BODIES).start();
+    let envoy = Front::of(&[tollgate.grpc]).start();
+    let front = envoy.listener("front");
+    let refused = |key: &[u8]| {
+        let first = ask(front, key);
+        assert_eq!((first.status, &*first.body), (200, ""));
+        assert_eq!(first.header("content-type"), None);
+        let refused = ask(front, key);
+        assert_eq!(refused.status, 429);
+        let length = refused.body.len().to_string();
+        assert_eq!(refused.header("content-length"), Some(&*length));
+        refused
+    };
+    let long = [b'<'; 16 << 10];
+    let hostile: [&[u8]; 5] = [
+        b"k",
+        b"\"}],{<script>",
+        b"\xff\xfe\xc3(",
+        b"{limit}\t\\u0000",
+        &long,
+    ];
+    for key in hostile {
+        let refused = refused(key);
+        assert_eq!(
+            refused.header("content-type"),
+            Some("application/problem+json")
+        );
+        let problem: serde_json::Value = serde_json::from_str(&refused.body).unwrap();
+        assert_eq!(problem["status"], 429);
+        assert_eq!(
+            problem["violated-policies"],
+            serde_json::json!(["a \"name\" & <b>"])
+        );
+        let detail = problem["detail"].as_str().unwrap();
+        assert!(
+            detail.starts_with("The limit a \"name\" & <b> (1/year) is used up; try again in ")
+        );
+        assert_eq!(problem.as_object().unwrap().len(), 5, "{problem}");
+    }
+    for key in [&b"page-1"[..], b"page-<script>"] {
+        let refused = refused(key);
+        let content_type = refused.header("content-type");
+        assert_eq!(content_type, Some("text/html; charset=utf-8"));
+        let name = "a &quot;name&quot; &amp; &lt;b&gt;";
+        assert_eq!(refused.body, format!("<p>{name}</p>{{{name}}}"));
+    }
+}
+
+#[test]
+fn a_refused_call_of_grpc_gets_the_body_as_its_message() {
+    let tollgate = tollgate::with_rules(BODIES).start();
+    let envoy = Front::of(&[tollgate.grpc]).start();
+    let front = envoy.listener("front");
+    let headers: [(&str, &[u8]); 2] = [
+        ("x-api-key", b"page-1"),
+        ("content-type", b"application/grpc"),
+    ];
+    assert_eq!(get_with(front, "/", &headers).status, 200);
+    let refused = get_with(front, "/", &headers);
+    assert_eq!((refused.status, &*refused.body), (200, ""));
+    assert_eq!(refused.header("content-type"), Some("application/grpc"));
+    assert_eq!(refused.header("grpc-status"), Some("14"));
+    let message = refused.header("grpc-message").unwrap();
+    assert!(message.starts_with("<p>a &quot;name&quot;"), "{message}");
+}
+
 const ISTIO: &str = "outbound|8081||tollgate.tollgate.svc.cluster.local";
 
 #[test]
@@ -587,6 +668,12 @@ struct Front<'a> {
     is_health_checked: bool,
     /// Envoy's TLS settings; `None` means without TLS.
     transport_socket: Option<String>,
+}
+
+/// An Envoy in front of a service, which asks the tollgate at `grpc` about each request.
+#[track_caller]
+pub(crate) fn front(grpc: SocketAddr) -> Envoy {
+    Front::of(&[grpc]).start()
 }
 
 impl<'a> Front<'a> {

@@ -213,6 +213,10 @@ fn the_debug_port_lists_its_pages() {
         .collect();
     let expected = [
         "/",
+        "/page/{file}",
+        "/live",
+        "/rules",
+        "/settings",
         "/metrics",
         "/stats",
         "/rlconfig",
@@ -225,8 +229,11 @@ fn the_debug_port_lists_its_pages() {
         "POST /counters/grant",
     ];
     assert_eq!(pages, expected);
-    for page in pages.into_iter().filter(|page| page.starts_with('/')) {
-        let reply = get(server.debug, &page.replace("NAME", "d"));
+    // `/live` goes on for as long as it is read.
+    let read = |page: &&str| page.starts_with('/') && *page != "/live";
+    for page in pages.into_iter().filter(read) {
+        let path = page.replace("NAME", "d").replace("{file}", "main.js");
+        let reply = get(server.debug, &path);
         assert_eq!(reply.status, 200, "{page}");
         assert_eq!(reply.body == list, page == "/", "{page}");
     }

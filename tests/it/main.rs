@@ -7,6 +7,7 @@
 //! - `explain`: `tollgate explain`: its account and the decision agree, and its page
 //! - `environment`: variables that are wrong, unknown or set by Kubernetes, and errors before the log begins
 //! - `rls`: requests and replies over gRPC
+//! - `refusals`: bodies of refused responses
 //! - `bad_input`: inputs that the server refuses, at its start and on the wire
 //! - `store`: laws that every store keeps, in memory and in Redis
 //! - `algorithms`: every algorithm against a naive model of it
@@ -37,7 +38,9 @@
 //! - `counters`: the hits of counters, shown and changed through the debug port
 //! - `decision_log`: a line for each decision
 //! - `decision_lines`: the lines as JSON, in a file that is replaced when it is full
+//! - `hostile`: values of requests that are HTML, line breaks or long, wherever they are shown
 //! - `observe`: the history of decisions and top talkers, on the debug port
+//! - `browser`: the page of the debug port, in a real browser
 //! - `traces`: spans, read with OpenTelemetry's own messages
 //! - `grpcurl`: reflection and health, seen with grpcurl
 //! - `transport`: sockets, ports, and connections of clients that are malicious, slow or gone
@@ -49,13 +52,13 @@
 //! - `flood`: new values without end, in memory
 //! - `c_core`: Python's grpcio, over sockets and ports and under any name
 //! - `tls`: TLS on the gRPC port: verified clients, and certificates that change
-//! - `openapi`: the document of the HTTP ports, and their replies
+//! - `openapi`: the document of the HTTP ports, and their replies, also to requests that schemathesis makes of it
 //! - `http`: health, metrics and the rules in use over HTTP
 //! - `papers`: pages that the program itself can write
 //! - `envoy`: a real Envoy calls, and obeys
 //! - `lint_envoy`: the traps of Envoy configurations
 //! - `upgrade`: counters, flags and metrics of earlier versions
-//! - `deploy`: the files in `deploy/`, run unchanged
+//! - `deploy`: the files in `deploy/`, run unchanged, and the programs that make packages of them
 //! - `examples`: the rules in `config/` and in the documentation
 //! - `first_limit`: the newcomer's page, followed word by word
 //! - `dependencies`: advisories against the dependencies, and their licences
@@ -72,6 +75,7 @@ mod allocations;
 mod ask_command;
 mod attack;
 mod bad_input;
+mod browser;
 mod c_core;
 mod calm;
 mod check;
@@ -100,6 +104,7 @@ mod h2spec;
 mod healthcheck;
 mod held;
 mod histories;
+mod hostile;
 mod http;
 mod lint_envoy;
 mod many;
@@ -110,6 +115,7 @@ mod papers;
 mod prometheus;
 mod redis;
 mod redis_tls;
+mod refusals;
 mod reload;
 mod rls;
 mod schema;

@@ -1,8 +1,15 @@
-//! The debug port: the history of decisions, and top talkers.
+//! The debug port: the history of decisions, top talkers, events of each second, the tree of rules, and settings.
 
+use std::{
+    io::{BufRead as _, BufReader, Write as _},
+    net::TcpStream,
+};
+
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::support::{
+    PATIENCE,
     ask::{Client, ask, connect, descriptor, request, send},
     http,
     redis::Redis,
@@ -291,4 +298,212 @@ async fn hostile_values_stay_values() {
         text.chars().all(|char| char == '\n' || !char.is_control()),
         "{text}"
     );
+}
+
+/// A reader of `/live`.
+struct Live {
+    stream: BufReader<TcpStream>,
+    status: u16,
+}
+
+impl Live {
+    fn open(server: &Tollgate, headers: &str) -> Self {
+        let mut stream = TcpStream::connect(server.debug).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let request = format!("GET /live HTTP/1.1\r\nhost: localhost\r\n{headers}\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut live = Self {
+            stream: BufReader::new(stream),
+            status: 0,
+        };
+        let head = live.line().unwrap();
+        live.status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        while !live.line().unwrap().is_empty() {}
+        live
+    }
+
+    /// The next line; `None` at the end.
+    fn line(&mut self) -> Option<String> {
+        let mut line = String::new();
+        let bytes = self.stream.read_line(&mut line).unwrap_or(0);
+        (bytes > 0).then(|| line.trim_end().to_owned())
+    }
+
+    /// The next event.
+    fn event(&mut self) -> Value {
+        loop {
+            let line = self.line().expect("another event");
+            if let Some(data) = line.strip_prefix("data: ") {
+                return serde_json::from_str(data).unwrap();
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn each_second_readers_get_the_state_and_the_decisions_since_the_last_event() {
+    let server = tollgate::with_rules(RULES).start();
+    let mut client = connect(server.grpc).await;
+    let (mut one, mut other) = (Live::open(&server, ""), Live::open(&server, ""));
+    assert_eq!(one.status, 200);
+    let first = one.event();
+    assert_eq!(first["loads"]["inUse"]["rules"], 4);
+    assert_eq!(first["loads"]["refused"], Value::Null);
+    let components = first["components"].as_array().unwrap();
+    assert!(components.contains(&serde_json::json!({"name": "store", "state": "memory"})));
+    for _ in 0..3 {
+        ask(&mut client, "d", &[("few", "v")]).await.unwrap();
+    }
+    let (mut ok, mut over, mut hits, mut refused) = (0, 0, 0, 0);
+    let mut times = Vec::new();
+    while ok + over < 3 || hits < 3 {
+        let event = one.event();
+        assert!(event["lengthMillis"].as_u64().unwrap() > 0, "{event}");
+        times.push(event["endMillis"].as_u64().unwrap());
+        ok += event["process"]["ok"].as_u64().unwrap();
+        over += event["process"]["overLimit"].as_u64().unwrap();
+        for rule in event["rules"].as_array().unwrap() {
+            assert_eq!(rule["rule"], "d.few");
+            hits += rule["hits"].as_u64().unwrap();
+            refused += rule["over"].as_u64().unwrap();
+        }
+    }
+    assert_eq!((ok, over, hits, refused), (2, 1, 3, 1));
+    // The event of a second is made once for all readers.
+    while !times.contains(&other.event()["endMillis"].as_u64().unwrap()) {
+        times.push(one.event()["endMillis"].as_u64().unwrap());
+    }
+}
+
+#[test]
+fn an_event_has_the_errors_of_a_refused_reload() {
+    let server = tollgate::with_rules(RULES).start();
+    let mut live = Live::open(&server, "");
+    let mut text = RULES.to_owned();
+    for nth in 0..30 {
+        text += &format!("  - {{key: \"k{nth}<b>\", rate_limits: [1/fortnight]}}\n");
+    }
+    std::fs::write(server.rules().join("rules.yaml"), text).unwrap();
+    let refused = loop {
+        let event = live.event();
+        if event["loads"]["refused"].is_object() {
+            break event["loads"]["refused"].clone();
+        }
+    };
+    let errors = refused["errors"].as_array().unwrap();
+    assert_eq!((errors.len(), refused["omitted"].as_u64()), (20, Some(10)));
+    let first = errors[0].as_str().unwrap();
+    assert!(first.contains("rules.yaml:13:"), "{first}");
+    assert!(first.contains("fortnight"), "{first}");
+}
+
+#[test]
+fn readers_are_bounded_and_pages_of_other_origins_are_none() {
+    let server = tollgate::with_rules(RULES).start();
+    for site in ["cross-site", "same-site"] {
+        let header = format!("sec-fetch-site: {site}\r\n");
+        assert_eq!(Live::open(&server, &header).status, 403, "{site}");
+    }
+    let mut readers: Vec<_> = (0..16).map(|_| Live::open(&server, "")).collect();
+    let good = |live: &Live| live.status == 200;
+    assert!(readers.iter().all(good));
+    assert_eq!(Live::open(&server, "").status, 503);
+    readers.pop();
+    wait_until("a reader that leaves makes room", || {
+        let next = Live::open(&server, "sec-fetch-site: same-origin\r\n");
+        next.status == 200
+    });
+}
+
+#[test]
+fn a_reply_ends_before_the_port_ends_it_and_the_reader_asks_again() {
+    let server = tollgate::with_rules(RULES)
+        .env("TOLLGATE_HTTP_TIMEOUT", "2s")
+        .start();
+    let mut live = Live::open(&server, "");
+    let mut lines = Vec::new();
+    // Each chunk is a length and its bytes.
+    while let Some(line) = live.line().filter(|line| line != "0") {
+        lines.push(line);
+    }
+    assert!(lines.contains(&"event: again".to_owned()), "{lines:?}");
+}
+
+#[test]
+fn a_reader_holds_nothing_up_at_the_end() {
+    let mut server = tollgate::with_rules(RULES)
+        .args(["--drain-timeout", "1h"])
+        .start();
+    let mut live = Live::open(&server, "");
+    live.event();
+    server.signal(Signal::SIGTERM);
+    assert!(server.wait().success());
+    while live.line().is_some() {}
+}
+
+#[test]
+fn the_rules_in_use_are_a_tree_in_the_order_of_the_file() {
+    let rules = "
+domain: \"<d>\"
+descriptors:
+  - key: z
+    descriptors:
+      - {key: user, value: \"é\\n\", rate_limits: [1/year]}
+  - {key: a, value: v*, shadow_mode: true, count: admitted, on_store_loss: allow, rate_limits: [{unit: hour, requests_per_unit: 9, algorithm: token_bucket, burst: 4, name: n}, 5/2days]}
+  - {key: a, rate_limit: {unlimited: true}}
+";
+    let server = tollgate::with_rules(rules).start();
+    let tree = json(&server, "/rules");
+    let domains = tree["domains"].as_array().unwrap();
+    assert_eq!(domains.len(), 1);
+    assert_eq!(domains[0]["domain"], "<d>");
+    let nodes = domains[0]["nodes"].as_array().unwrap();
+    let summary: Vec<_> = nodes
+        .iter()
+        .map(|node| {
+            let text = |name: &str| node[name].as_str().unwrap_or("-").to_owned();
+            let [key, value, rule] = ["key", "value", "rule"].map(text);
+            format!(
+                "{} {} {key}={value:?} {rule:?}",
+                node["depth"], node["line"]
+            )
+        })
+        .collect();
+    let expected = [
+        r#"1 4 z="-" "-""#,
+        r#"2 6 user="é\n" "<d>.z.user_é\n""#,
+        r#"1 7 a="v*" "<d>.a_v*""#,
+        r#"1 8 a="-" "<d>.a""#,
+    ];
+    assert_eq!(summary, expected);
+    assert!(nodes[0]["file"].as_str().unwrap().ends_with("rules.yaml"));
+    assert_eq!(nodes[3]["unlimited"], true);
+    let options = ["shadowMode", "count", "onStoreLoss"].map(|name| nodes[2][name].clone());
+    let expected: [Value; 3] = [true.into(), "admitted".into(), "allow".into()];
+    assert_eq!(options, expected);
+    let limits = nodes[2]["limits"].as_array().unwrap();
+    let rates = limits.iter().map(|limit| limit["rate"].as_str().unwrap());
+    assert_eq!(rates.collect::<Vec<_>>(), ["9/hour", "5/2days"]);
+    assert_eq!(
+        (&limits[0]["burst"], &limits[0]["name"]),
+        (&4.into(), &"n".into())
+    );
+}
+
+#[test]
+fn settings_are_shown_with_their_origin_and_without_secrets() {
+    let server = tollgate::with_rules(RULES)
+        .env("OTEL_EXPORTER_OTLP_HEADERS", "authorization=sesame")
+        .start();
+    let page = json(&server, "/settings");
+    assert!(!page.to_string().contains("sesame"));
+    let settings = page["settings"].as_array().unwrap();
+    let find = |flag: &str| settings.iter().find(|one| one["flag"] == flag).unwrap();
+    assert_eq!(find("--port")["source"], "flag");
+    assert_eq!(find("--workers")["source"], "variable");
+    assert_eq!(find("--workers")["value"], "2");
+    assert_eq!(find("--strict-matching")["source"], "default");
+    let secret = find("--otlp-headers");
+    assert_eq!(secret["secret"], true);
+    assert_eq!(secret["value"], Value::Null);
 }

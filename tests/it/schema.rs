@@ -1,4 +1,4 @@
-//! The JSON Schema of rule files against the program's own reading of them, as a validator of another language sees both.
+//! The JSON Schema of rule files against the program's own reading of them, as validators of two other languages see both.
 
 use std::{
     fs,
@@ -8,6 +8,7 @@ use std::{
 };
 
 use ::tollgate::{RuleFiles, RuleOptions};
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
 use crate::{golden::rule_texts, papers, support::tool};
@@ -29,27 +30,55 @@ fn schema() -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// For each text its first fault by the schema, or `None` if the schema accepts it.
-fn faults<'t>(texts: impl IntoIterator<Item = &'t str>) -> Vec<Option<String>> {
-    let texts: Vec<_> = texts.into_iter().collect();
-    let schema: Value = serde_json::from_str(&schema()).unwrap();
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/schema_check.py");
-    let mut python = Command::new(tool("python3"))
+/// The output of a script beside this file, which gets `input`, and reads all of it before it writes anything.
+#[track_caller]
+fn run<T: DeserializeOwned>(interpreter: &str, script: &str, input: &Value) -> T {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/it")
+        .join(script);
+    let mut child = Command::new(tool(interpreter))
         .arg(script)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let input = json!({"schema": schema, "texts": texts}).to_string();
-    // It reads all before it writes anything.
-    let mut stdin = python.stdin.take().unwrap();
-    stdin.write_all(input.as_bytes()).unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(input.to_string().as_bytes()).unwrap();
     drop(stdin);
-    let output = python.wait_with_output().unwrap();
+    let output = child.wait_with_output().unwrap();
     assert!(output.status.success());
-    let faults: Vec<Option<String>> = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(faults.len(), texts.len());
-    faults
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// A text as the first validator judges it.
+#[derive(Deserialize)]
+struct Judged {
+    fault: Option<String>,
+    documents: Option<Vec<Value>>,
+}
+
+/// For each text its first fault by the schema, or `None` if the schema accepts it. Two validators have to agree.
+#[track_caller]
+fn faults<'t>(texts: impl IntoIterator<Item = &'t str>) -> Vec<Option<String>> {
+    let texts: Vec<_> = texts.into_iter().collect();
+    let schema: Value = serde_json::from_str(&schema()).unwrap();
+    let input = json!({"schema": schema, "texts": texts});
+    let judged: Vec<Judged> = run("python3", "schema_check.py", &input);
+    assert_eq!(judged.len(), texts.len());
+    let shared = |judged: &Judged| judged.documents.clone();
+    let shared_texts: Vec<_> = judged.iter().filter_map(shared).collect();
+    // Most texts can be shared: only broken YAML and a few values cannot.
+    assert!(shared_texts.len() > texts.len() / 2);
+    let input = json!({"schema": schema, "texts": shared_texts});
+    let others: Vec<Option<String>> = run("node", "schema_check.js", &input);
+    let first = judged.iter().zip(&texts);
+    let first = first.filter(|(judged, _)| judged.documents.is_some());
+    assert_eq!(others.len(), shared_texts.len());
+    for ((Judged { fault, .. }, text), other) in first.zip(others) {
+        let is_one = fault.is_some() == other.is_some();
+        assert!(is_one, "jsonschema: {fault:?}, Ajv: {other:?}\n{text}");
+    }
+    judged.into_iter().map(|judged| judged.fault).collect()
 }
 
 fn loads(text: &str) -> bool {
@@ -199,6 +228,51 @@ const LIMITS: &[(&str, bool)] = &[
         true,
     ),
     ("rate_limits: [5/day], value: 404, unit: day", true),
+    ("rate_limits: [5/day], refusal: {body: problem+json}", true),
+    ("rate_limits: [5/day], refusal: ", true),
+    ("rate_limits: [5/day], refusal: {}", false),
+    ("rate_limits: [5/day], refusal: {body: ''}", false),
+    (
+        "rate_limits: [5/day], refusal: {body: ok, content_type: }",
+        true,
+    ),
+    (
+        "rate_limits: [5/day], refusal: {body: 'a {status}', status: 503}",
+        true,
+    ),
+    (
+        "rate_limits: [5/day], refusal: {body: problem+json, status: 399}",
+        false,
+    ),
+    (
+        "rate_limits: [5/day], refusal: {body: a, status: 503}",
+        false,
+    ),
+    (
+        "rate_limits: [5/day], refusal: {body: problem+json, content_type: text/html}",
+        false,
+    ),
+    (
+        "rate_limits: [5/day], refusal: {body: none, status: 429}",
+        false,
+    ),
+    (
+        "rate_limits: [5/day], refusal: {body: a, content_type: text/html; charset=UTF-8}",
+        true,
+    ),
+    (
+        "rate_limits: [5/day], refusal: {body: a, content_type: text/html; charset=latin1}",
+        false,
+    ),
+    (
+        "rate_limits: [5/day], refusal: {body: a, content_type: application/vnd.a.b+xml}",
+        true,
+    ),
+    (
+        "rate_limits: [5/day], refusal: {body: a, content_type: image/png}",
+        false,
+    ),
+    ("refusal: problem+json, rate_limits: [5/day]", false),
     ("rate_limits: [5/day], shadow_mode: 1", false),
     ("rate_limits: [5/day], metadata: [a]", false),
     ("rate_limit: {unit: day, replaces: [a]}", false),

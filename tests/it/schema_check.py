@@ -1,7 +1,7 @@
 """Validates rule files by the JSON Schema of `tollgate schema`, with PyYAML and jsonschema.
 
-Reads a JSON map from its input, with the `schema` and a list of `texts`, and writes a JSON list: for each text null, or the
-first thing that is wrong.
+Reads a JSON map from its input, with the `schema` and a list of `texts`, and writes a JSON list: for each text a map with the
+first `fault`, or null, and with its `documents` for another validator. They are null for a text that JSON cannot express.
 """
 
 import json
@@ -39,29 +39,38 @@ def wrong_key(value):
     return None
 
 
-def first_fault(validator, text):
-    try:
-        documents = list(yaml.load_all(text, Loader=Loader))
-    except (yaml.YAMLError, ValueError) as error:
-        return f"YAML: {error}"
-    if all(document is None for document in documents):
-        return "nothing"
+def first_fault(validator, documents):
     for document in documents:
-        if document is None:
-            continue
-        if found := wrong_key(document):
-            return found
         error = jsonschema.exceptions.best_match(validator.iter_errors(document))
         if error is not None:
             return f"{error.json_path}: {error.message}"
     return None
 
 
+def judge(validator, text):
+    """The fault of a text, and its documents."""
+    try:
+        documents = [document for document in yaml.load_all(text, Loader=Loader) if document is not None]
+    except (yaml.YAMLError, ValueError) as error:
+        return f"YAML: {error}", None
+    if not documents:
+        return "nothing", None
+    if found := next(filter(None, map(wrong_key, documents)), None):
+        return found, None
+    fault = first_fault(validator, documents)
+    try:
+        json.dumps(documents, allow_nan=False)
+    except (TypeError, ValueError):
+        return fault, None
+    return fault, documents
+
+
 def main():
     asked = json.load(sys.stdin)
     jsonschema.Draft7Validator.check_schema(asked["schema"])
     validator = jsonschema.Draft7Validator(asked["schema"])
-    json.dump([first_fault(validator, text) for text in asked["texts"]], sys.stdout)
+    judged = (judge(validator, text) for text in asked["texts"])
+    json.dump([{"fault": fault, "documents": documents} for fault, documents in judged], sys.stdout)
 
 
 main()

@@ -158,6 +158,8 @@ async fn said(builder: Builder, is_settled: impl Fn(&str) -> bool) -> String {
         "/rlconfig",
         "/history",
         "/top",
+        "/rules",
+        "/settings",
     ] {
         for port in [server.http, server.debug] {
             said += &http::get(port, path).body;

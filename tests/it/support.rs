@@ -3,7 +3,7 @@
 use std::{
     io::Read as _,
     path::PathBuf,
-    process::{Child, Command, Output, Stdio},
+    process::{Child, Command, ExitStatus, Output, Stdio},
     time::{Duration, Instant},
 };
 
@@ -16,6 +16,7 @@ pub mod certificates;
 pub mod chaos;
 pub mod clients;
 pub mod cluster;
+pub mod demo;
 pub mod envoy;
 pub mod flood;
 pub mod frames;
@@ -60,7 +61,12 @@ impl Process {
     }
 
     pub fn has_ended(&mut self) -> bool {
-        self.0.try_wait().unwrap().is_some()
+        self.status().is_some()
+    }
+
+    /// Its exit status, once it has ended.
+    pub fn status(&mut self) -> Option<ExitStatus> {
+        self.0.try_wait().unwrap()
     }
 }
 

@@ -16,7 +16,8 @@ use crate::{
     settings::command_line::Ask,
 };
 
-/// The overall code, then lines for each descriptor, and the headers for the client. Writing to a string cannot fail.
+/// The overall code, then lines for each descriptor, and the headers and the body for the client. Writing to a string
+/// cannot fail.
 pub(super) fn readable(
     ask: &Ask,
     response: &RateLimitResponse,
@@ -51,6 +52,16 @@ pub(super) fn readable(
     }
     for header in &response.response_headers_to_add {
         let _ = write!(text, "\n  header {}: {}", header.key, header.value);
+    }
+    if !response.raw_body.is_empty() {
+        let body = String::from_utf8_lossy(&response.raw_body);
+        text.push_str("\n  body: ");
+        for next in body.chars() {
+            match next {
+                '\'' | '"' => text.push(next),
+                next => text.extend(next.escape_debug()),
+            }
+        }
     }
     text
 }

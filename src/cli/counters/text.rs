@@ -4,8 +4,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use super::call::shown;
-use crate::cli::{ask::readable::named, durations::duration};
+use crate::cli::{ask::readable::named, debug_port::shown, durations::duration};
 
 /// A line for each counter of a domain.
 pub(super) fn list(all: &Value) -> String {

@@ -396,3 +396,27 @@ descriptors:
     };
     check_policy(unknown, "bad: d.k: unknown algorithm 'guess'");
 }
+
+#[test]
+fn a_push_has_bodies_of_refusals_as_files_do() {
+    let refusal = |body: &str| {
+        Some(proto::Refusal {
+            body: body.to_owned(),
+            ..proto::Refusal::default()
+        })
+    };
+    let mut config = config("d", "d", vec![limited(per(RateLimitUnit::Day, 1))]);
+    let content_type = |config: &RateLimitConfig| {
+        let loaded = push(std::slice::from_ref(config)).compile(Options::default());
+        let refusal = loaded.unwrap().matcher.rules()[0].refusal.clone();
+        refusal.map(|refusal| refusal.content_type.clone())
+    };
+    assert_eq!(content_type(&config), None);
+    config.refusal = refusal("problem+json");
+    let problem = Some("application/problem+json".to_owned());
+    assert_eq!(content_type(&config), problem);
+    config.descriptors[0].refusal = refusal("none");
+    assert_eq!(content_type(&config), None);
+    config.descriptors[0].refusal = refusal("{x}");
+    check_problems(&push(&[config]), &["d: d.k: unknown placeholder {x} ("]);
+}

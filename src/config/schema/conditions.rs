@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::patterns::any_case;
+use super::patterns::{any_case, content_type_pattern};
 use crate::{
     config::keys::{Key, KeyLevel, KeyValues},
     core::{limit::Algorithm, window::Unit},
@@ -13,6 +13,7 @@ pub(super) fn conditions(level: KeyLevel) -> Vec<Value> {
     match level {
         KeyLevel::Descriptor => of_descriptors(),
         KeyLevel::RateLimit => vec![of_limits()],
+        KeyLevel::Refusal => of_refusals(),
         KeyLevel::File | KeyLevel::Replaces | KeyLevel::Starts => Vec::new(),
     }
 }
@@ -30,6 +31,27 @@ fn of_descriptors() -> Vec<Value> {
         json!({
             "if": with("share_threshold", json!({"const": true})),
             "then": {"anyOf": [in_value, in_key]},
+        }),
+    ]
+}
+
+/// A type only for a template, and a status only for a body that shows it.
+fn of_refusals() -> Vec<Value> {
+    let nothing = json!({"type": "null"});
+    let is_word = |word: &str| with("body", json!({"const": word}));
+    let shows_status = json!({"type": "string", "pattern": "^problem\\+json$|\\{status\\}"});
+    vec![
+        json!({
+            "if": {"anyOf": [is_word("problem+json"), is_word("none")]},
+            "then": {"properties": {"content_type": nothing}},
+            "else": {"properties": {"content_type": {"anyOf": [
+                {"enum": ["text/plain", "text/html", "application/json", null]},
+                {"type": "string", "pattern": content_type_pattern()},
+            ]}}},
+        }),
+        json!({
+            "if": with("body", shows_status),
+            "else": {"properties": {"status": nothing}},
         }),
     ]
 }

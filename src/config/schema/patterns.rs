@@ -25,6 +25,13 @@ pub(super) fn short_form_pattern() -> String {
     format!("^\\s*\\+?[0-9]+\\s*(/| per )\\s*([0-9]+)?\\s*(m|{words})\\s*$")
 }
 
+/// Matches the types of bodies.
+pub(super) fn content_type_pattern() -> String {
+    let charset = "[uU][tT][fF]-8";
+    let with_syntax = "([a-z0-9.+-]+\\+)?(json|xml)";
+    format!("^(text/(plain|html|xml)|application/{with_syntax})(; *charset={charset})?$")
+}
+
 /// The words as alternatives, each letter in both cases.
 fn letters(words: &[&str]) -> String {
     let mut pattern = String::new();

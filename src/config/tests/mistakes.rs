@@ -300,7 +300,7 @@ fn a_file_of_another_kind_is_named() {
         // Nothing else is known of this one.
         (
             "penalty: 3\ndomain: d\ndescriptors: [{key: a, rate_limits: [5/s]}]\n",
-            "1:1: d: unknown key 'penalty' (expected one of domain, descriptors, count, on_store_loss)",
+            "1:1: d: unknown key 'penalty' (expected one of domain, descriptors, count, on_store_loss, refusal)",
         ),
     ]);
 }

@@ -34,18 +34,7 @@ impl Rules {
         let root = self.0.insert_domain(b"d");
         let node = self.0.insert(root, key.as_bytes(), b"").unwrap();
         self.0.set_rule(node, |id| {
-            let mut rule = Rule {
-                id,
-                path: key.into(),
-                allows,
-                replaces: Box::default(),
-                shadow_mode: false,
-                quota_mode: false,
-                counts: Default::default(),
-                on_store_loss: Default::default(),
-                metric: Default::default(),
-                metadata: Default::default(),
-            };
+            let mut rule = Rule::plain(id, key, allows);
             change(&mut rule);
             rule
         });

@@ -39,18 +39,7 @@ fn with_rules(mut matcher: Matcher, nodes: &[(&[&str], Change)]) -> Matcher {
             continue;
         };
         matcher.set_rule(node, |id| {
-            let mut rule = Rule {
-                id,
-                path: path.join(".").into(),
-                allows: Allows::Unlimited,
-                replaces: Box::default(),
-                shadow_mode: false,
-                quota_mode: false,
-                counts: Default::default(),
-                on_store_loss: Default::default(),
-                metric: Default::default(),
-                metadata: Default::default(),
-            };
+            let mut rule = Rule::plain(id, &path.join("."), Allows::Unlimited);
             change(&mut rule);
             rule
         });

@@ -1,4 +1,4 @@
-//! TLS on a port of our own: the certificate to show, and the clients to accept.
+//! TLS on a port of our own: from the contents of certificate files to the configuration of rustls, and the handshake.
 
 use std::{fmt, io, path::PathBuf, sync::Arc};
 

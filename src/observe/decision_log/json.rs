@@ -5,12 +5,12 @@
 use std::fmt::{self, Write as _};
 
 use super::{
-    record::{DecisionRecord, DescriptorRecord, JudgedBy, LimitRecord, LocatedRule, TARGET},
+    record::{DecisionRecord, DescriptorRecord, JudgedBy, LimitRecord, TARGET},
     values::LoggedValue,
 };
 use crate::core::{
     decision::Code,
-    matcher::{NoMatch, RuleOrigin},
+    matcher::{NoMatch, PlacedRule, RuleOrigin},
     request::Entry,
 };
 
@@ -119,10 +119,10 @@ fn entry(
     f.write_char('}')
 }
 
-fn rule(f: &mut fmt::Formatter<'_>, located: &LocatedRule<'_>) -> fmt::Result {
-    let RuleOrigin { file, line } = located.origin;
+fn rule(f: &mut fmt::Formatter<'_>, placed: &PlacedRule<'_>) -> fmt::Result {
+    let RuleOrigin { file, line } = placed.origin;
     f.write_str(",\"rule\":")?;
-    text(f, located.rule.path.as_bytes())?;
+    text(f, placed.rule.path.as_bytes())?;
     if file.is_empty() {
         return Ok(());
     }

@@ -8,12 +8,12 @@
 use std::fmt::{self, Write as _};
 
 use super::{
-    record::{DecisionRecord, DescriptorRecord, JudgedBy, LimitRecord, LocatedRule},
+    record::{DecisionRecord, DescriptorRecord, JudgedBy, LimitRecord},
     values::LoggedValue,
 };
 use crate::core::{
     decision::Code,
-    matcher::{NoMatch, RuleOrigin},
+    matcher::{NoMatch, PlacedRule, RuleOrigin},
     request::Entry,
 };
 
@@ -84,7 +84,7 @@ impl fmt::Display for JudgedBy<'_> {
     }
 }
 
-impl fmt::Display for LocatedRule<'_> {
+impl fmt::Display for PlacedRule<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let RuleOrigin { file, line } = self.origin;
         write!(f, "{}", Shown(self.rule.path.as_bytes()))?;

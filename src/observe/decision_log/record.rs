@@ -6,8 +6,8 @@ use super::values::LoggedValues;
 use crate::core::{
     counter::CounterState,
     decision::{Decision, Status},
-    limit::{Limit, Rule},
-    matcher::{Matcher, NoMatch, RuleOrigin},
+    limit::Limit,
+    matcher::{Matcher, NoMatch, PlacedRule},
     plan::{Outcome, Plan},
     request::{Descriptor, Request},
     window::Timestamp,
@@ -52,19 +52,12 @@ pub(super) struct DescriptorRecord<'a> {
 pub(super) enum JudgedBy<'a> {
     /// No limit applies.
     Nothing(NoMatch),
-    Unlimited(LocatedRule<'a>),
+    Unlimited(PlacedRule<'a>),
     /// Other rules of the request replace all its limits.
-    Replaced(LocatedRule<'a>),
-    Rule(LocatedRule<'a>),
+    Replaced(PlacedRule<'a>),
+    Rule(PlacedRule<'a>),
     /// The limit that the request brought.
     OwnLimit,
-}
-
-/// A rule, and its place in the sources.
-#[derive(Debug)]
-pub(super) struct LocatedRule<'a> {
-    pub(super) rule: &'a Rule,
-    pub(super) origin: &'a RuleOrigin,
 }
 
 /// A limit and its counter after the request.
@@ -106,16 +99,12 @@ impl<'a> DecisionRecord<'a> {
 }
 
 fn judged_by<'a>(matcher: &'a Matcher, outcome: &'a Outcome<'_>) -> JudgedBy<'a> {
-    let located = |rule: &'a Rule| LocatedRule {
-        rule,
-        origin: matcher.origin(rule.id),
-    };
     match outcome {
         Outcome::Unmatched(reason) => JudgedBy::Nothing(*reason),
-        Outcome::Unlimited(rule) => JudgedBy::Unlimited(located(rule)),
-        Outcome::Replaced(rule) => JudgedBy::Replaced(located(rule)),
+        Outcome::Unlimited(rule) => JudgedBy::Unlimited(matcher.placed(rule)),
+        Outcome::Replaced(rule) => JudgedBy::Replaced(matcher.placed(rule)),
         Outcome::Counted(counted) => match counted.rule {
-            Some(rule) => JudgedBy::Rule(located(rule)),
+            Some(rule) => JudgedBy::Rule(matcher.placed(rule)),
             None => JudgedBy::OwnLimit,
         },
     }

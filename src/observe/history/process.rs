@@ -108,6 +108,13 @@ impl ProcessTotals {
     }
 }
 
+impl ProcessTotals {
+    /// The step from `earlier` to these totals.
+    pub(crate) fn step_since(&self, earlier: &Self) -> ProcessStep {
+        Total::since(self, earlier)
+    }
+}
+
 impl Total for ProcessTotals {
     type Step = ProcessStep;
 

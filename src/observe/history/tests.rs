@@ -73,22 +73,9 @@ fn matcher(rules: usize, limits: u32) -> Matcher {
     for index in 0..rules {
         let key = format!("k{index}");
         let node = matcher.insert(root, key.as_bytes(), b"").unwrap();
-        matcher.set_rule(node, |id| Rule {
-            id,
-            path: format!("d.{key}").into(),
-            allows: Allows::Within(
-                (1..=limits)
-                    .map(|limit| Limit::fixed(limit, Unit::Day))
-                    .collect(),
-            ),
-            replaces: Box::default(),
-            shadow_mode: false,
-            quota_mode: false,
-            counts: Default::default(),
-            on_store_loss: Default::default(),
-            metric: Default::default(),
-            metadata: Default::default(),
-        });
+        let limits = (1..=limits).map(|limit| Limit::fixed(limit, Unit::Day));
+        let allows = Allows::Within(limits.collect());
+        matcher.set_rule(node, |id| Rule::plain(id, &format!("d.{key}"), allows));
     }
     matcher
 }

@@ -35,20 +35,44 @@ pub struct LoadHistory {
 
 /// The load whose rules are in use.
 #[derive(Clone, Copy, Debug)]
-struct TakenLoad {
-    at: Timestamp,
-    hash: u64,
-    rules: usize,
-    files: usize,
+pub(crate) struct TakenLoad {
+    pub(crate) at: Timestamp,
+    pub(crate) hash: u64,
+    pub(crate) rules: usize,
+    pub(crate) files: usize,
 }
 
 /// A load that changed nothing.
 #[derive(Clone, Debug)]
-struct RefusedLoad {
-    at: Timestamp,
-    /// The file of the first error, with line and column if they are known. Its text may hold what rules hold, and
-    /// stays in the log.
+pub(crate) struct RefusedLoad {
+    pub(crate) at: Timestamp,
+    /// The file of the first error, with line and column if they are known. `/healthcheck` shows no more: the text of
+    /// an error may hold what rules hold.
     place: String,
+    /// The first errors, for those who may read the rules.
+    pub(crate) errors: Box<[String]>,
+    /// How many more there are.
+    pub(crate) omitted: usize,
+}
+
+/// Most errors of one load that are kept; the log has all.
+const MAX_ERRORS: usize = 20;
+
+/// Most characters of an error that are kept.
+const MAX_ERROR_CHARS: usize = 500;
+
+impl RefusedLoad {
+    fn new(at: Timestamp, problems: &[Problem]) -> Self {
+        let errors = || problems.iter().filter(|found| !found.fault.is_warning());
+        let shown = |problem: &Problem| problem.to_string().chars().take(MAX_ERROR_CHARS).collect();
+        let first = errors().next();
+        Self {
+            at,
+            place: first.map_or_else(|| "(push)".to_owned(), Problem::place),
+            errors: errors().take(MAX_ERRORS).map(shown).collect(),
+            omitted: errors().count().saturating_sub(MAX_ERRORS),
+        }
+    }
 }
 
 impl ConfigStats {
@@ -69,11 +93,9 @@ impl ConfigStats {
                 };
             }
             Err(problems) => {
-                let mut errors = problems.iter().filter(|found| !found.fault.is_warning());
-                let first = errors.next();
-                let place = first.map_or_else(|| "(push)".to_owned(), Problem::place);
+                let refused = RefusedLoad::new(at, problems);
                 self.loads_failed.fetch_add(1, Relaxed);
-                lock(&self.history).refused = Some(RefusedLoad { at, place });
+                lock(&self.history).refused = Some(refused);
             }
         }
     }
@@ -117,6 +139,16 @@ impl ConfigStats {
 }
 
 impl LoadHistory {
+    /// The load whose rules are in use.
+    pub(crate) fn in_use(&self) -> Option<&TakenLoad> {
+        self.in_use.as_ref()
+    }
+
+    /// The last load, if it was refused.
+    pub(crate) fn refused(&self) -> Option<&RefusedLoad> {
+        self.refused.as_ref()
+    }
+
     /// Gauges of loads; none before the first one.
     fn samples(&self, list: &mut SampleWriter<'_>) {
         let refused_at = self.refused.as_ref().map(|refused| refused.at);
@@ -137,7 +169,7 @@ impl LoadHistory {
 
 impl fmt::Display for LoadHistory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(RefusedLoad { at, place }) = &self.refused {
+        if let Some(RefusedLoad { at, place, .. }) = &self.refused {
             let at = utc(*at);
             write!(
                 f,
@@ -197,7 +229,12 @@ mod tests {
         let in_use = "2 in use, loaded at 1970-01-02T00:00:00Z, hash 0000000000ab";
         assert_eq!(history.to_string(), format!("ok, {in_use}"));
         let (at, place) = (Timestamp::from_secs(86_460), "a.yaml:4:7".to_owned());
-        history.refused = Some(RefusedLoad { at, place });
+        history.refused = Some(RefusedLoad {
+            at,
+            place,
+            errors: Box::default(),
+            omitted: 0,
+        });
         let refused = "refused at 1970-01-02T00:01:00Z, first error at a.yaml:4:7; ";
         assert_eq!(history.to_string(), format!("{refused}{in_use}"));
     }

@@ -14,18 +14,7 @@ use crate::{
 };
 
 fn rule(path: &str) -> Rule {
-    Rule {
-        id: RuleId(0),
-        path: path.into(),
-        allows: Allows::Unlimited,
-        replaces: Box::default(),
-        shadow_mode: false,
-        quota_mode: false,
-        counts: Default::default(),
-        on_store_loss: Default::default(),
-        metric: crate::core::limit::Metric::Path,
-        metadata: crate::core::metadata::Metadata::new(),
-    }
+    Rule::plain(RuleId(0), path, Allows::Unlimited)
 }
 
 fn value(metrics: &Metrics, name: &str) -> Option<u64> {

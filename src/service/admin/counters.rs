@@ -36,6 +36,7 @@ mod report;
 pub(crate) use access::Peer;
 pub(crate) use change::Change;
 use report::CounterReport;
+pub(super) use report::{algorithm, limit_json};
 
 /// The counters that the debug port shows.
 #[derive(Clone, Debug)]

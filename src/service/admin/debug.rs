@@ -4,19 +4,21 @@ use std::sync::Arc;
 
 use axum::{
     Extension, Router,
-    body::Body,
-    extract::RawQuery,
+    body::{Body, Bytes},
+    extract::{Path, RawQuery},
     http::{HeaderMap, StatusCode},
     routing::{MethodRouter, get, post},
 };
 
 use super::{
-    BodyLimits, Counters, HistoryRecorder, Statistics, TopTalkersPage,
+    BodyLimits, Counters, HistoryRecorder, LiveFeed, Statistics, TopTalkersPage,
     counters::Change,
     explain::{Question, USAGE, answer_question, url_question},
-    json::{is_json, plain, read_whole},
+    json::{is_json, json_headers, plain, read_whole},
     page::{BlockingQueue, text_page},
     rlconfig::rlconfig,
+    rules::rule_tree,
+    start_page::{file, start_page},
     top::top,
 };
 use crate::{
@@ -25,7 +27,11 @@ use crate::{
 };
 
 const INDEX: &str = "\
-/: this list
+/: this list, and for browsers a page
+/page/{file}: the files of that page
+/live: the state of the server each second, as server-sent events
+/rules: the rules in use as a tree, as JSON
+/settings: the settings in use and where each is from, without secrets, as JSON
 /metrics: statistics for Prometheus
 /stats: statistics under their statsd names, one a line
 /rlconfig: the rules in use, one limit a line
@@ -45,6 +51,9 @@ pub(crate) struct DebugPages<S> {
     pub history: HistoryRecorder,
     pub talkers: TopTalkersPage,
     pub counters: Counters,
+    pub live: LiveFeed,
+    /// The text of `/settings`.
+    pub settings: String,
     pub service: Arc<grpc::Service<S>>,
     pub bodies: BodyLimits,
 }
@@ -57,6 +66,8 @@ pub(crate) fn debug<S: Store>(pages: DebugPages<S>) -> Router {
         history,
         talkers,
         counters,
+        live,
+        settings,
         service,
         bodies,
     } = pages;
@@ -66,10 +77,32 @@ pub(crate) fn debug<S: Store>(pages: DebugPages<S>) -> Router {
         // As in the reference, an unknown path leads here.
         .fallback(|| async { INDEX })
         .route("/history", get(history))
+        .merge(start_page_routes(live, settings.into()))
+        .merge(tree_route(rules.clone(), blocking.clone()))
         .route("/explain", explain(service, blocking.clone(), bodies))
         .merge(statistics_routes(rules, statistics))
         .merge(top_route(talkers, blocking))
         .merge(counter_routes(counters))
+}
+
+fn start_page_routes(live: LiveFeed, settings: Bytes) -> Router {
+    let start = |headers: HeaderMap| async move { start_page(&headers, INDEX) };
+    let file = |Path(name): Path<String>| async move { file(&name) };
+    let live = move |headers: HeaderMap| async move { live.answer(&headers) };
+    let settings = move || async move { (json_headers(), settings) };
+    Router::new()
+        .route("/", get(start))
+        .route("/page/{file}", get(file))
+        .route("/live", get(live))
+        .route("/settings", get(settings))
+}
+
+fn tree_route(rules: Rules, blocking: BlockingQueue) -> Router {
+    let tree = move |Extension(account)| async move {
+        let page = blocking.page(account, move || rule_tree(&rules));
+        (json_headers(), page)
+    };
+    Router::new().route("/rules", get(tree))
 }
 
 fn statistics_routes(rules: Rules, statistics: Statistics) -> Router {

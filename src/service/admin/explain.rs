@@ -4,14 +4,15 @@
 use std::sync::Arc;
 
 use axum::{
-    http::{
-        StatusCode,
-        header::{CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS},
-    },
+    http::StatusCode,
     response::{IntoResponse, Response},
 };
 
-use super::{json::plain, page::BlockingQueue};
+use super::{
+    json::{json_headers, plain},
+    page::BlockingQueue,
+    query::parameters,
+};
 use crate::{
     core::descriptor_text::Entries,
     service::{
@@ -43,9 +44,9 @@ pub(super) enum Question {
 /// The parameter that cannot be read.
 pub(super) fn url_question(query: &str) -> Result<Question, String> {
     let (mut domain, mut descriptors, mut hits) = (None, Vec::new(), 1);
-    for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
-        let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
-        let value = decoded(value).ok_or_else(|| format!("the value of {name} is not UTF-8"))?;
+    for (name, value) in parameters(query) {
+        let value = String::from_utf8(value);
+        let value = value.map_err(|_| format!("the value of {name} is not UTF-8"))?;
         match name {
             "domain" => domain = Some(value),
             "descriptor" => {
@@ -61,29 +62,6 @@ pub(super) fn url_question(query: &str) -> Result<Question, String> {
     }
     let domain = domain.ok_or("expected domain=NAME")?;
     Ok(Question::Message(question(&domain, &descriptors, hits)))
-}
-
-/// `text` with `%41` as `A` and `+` as a space; `None` if the result is no text.
-fn decoded(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((first, behind)) = rest.split_first() {
-        let escaped = behind.get(..2).filter(|_| *first == b'%');
-        let escaped = escaped.and_then(|digits| std::str::from_utf8(digits).ok());
-        // A sign is no digit.
-        let escaped = escaped.filter(|digits| digits.bytes().all(|byte| byte.is_ascii_hexdigit()));
-        match escaped.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = &behind[2..];
-            }
-            None => {
-                bytes.push(if *first == b'+' { b' ' } else { *first });
-                rest = behind;
-            }
-        }
-    }
-    String::from_utf8(bytes).ok()
 }
 
 /// Answers a question: 200 with the account as JSON, 400 for one that cannot be read.
@@ -112,11 +90,7 @@ pub(super) async fn answer_question<S: Store>(
     match blocking.work(move || looked.explain(&message)).await {
         Ok(text) => {
             let held = Reservation::new(account, text.len());
-            let headers = [
-                (CONTENT_TYPE, "application/json"),
-                (X_CONTENT_TYPE_OPTIONS, "nosniff"),
-            ];
-            (headers, held.with(text.into_bytes())).into_response()
+            (json_headers(), held.with(text.into_bytes())).into_response()
         }
         Err(error) => unexplained(error),
     }

@@ -6,19 +6,17 @@ use std::{
     time::Instant,
 };
 
-use axum::{
-    http::header::{CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS},
-    response::{IntoResponse, Response},
-};
+use axum::response::{IntoResponse, Response};
 
 use super::{
+    json::json_headers,
     page::{PIECE_BYTES, PageWriter},
     statistics::Statistics,
 };
 use crate::{
     foundation::lock::lock,
-    observe::history::{History, LimitStep, ProcessStep, ProcessTotals, RuleStep, SampleTime},
-    service::{budget::Account, grpc, limiter::Rules},
+    observe::history::{History, LimitStep, ProcessStep, RuleStep},
+    service::{budget::Account, limiter::Rules},
 };
 
 /// The history of this process, and the counters that it samples.
@@ -46,14 +44,7 @@ impl HistoryRecorder {
     }
 
     fn sample_into(&self, history: &mut History) {
-        let Statistics {
-            metrics, memory, ..
-        } = &self.statistics;
-        let time = SampleTime {
-            at: grpc::now(),
-            age: self.began.elapsed(),
-        };
-        let process = ProcessTotals::read(metrics, memory.as_deref(), time);
+        let process = self.statistics.totals(self.began);
         let rules = self.rules.current();
         let rules = rules.as_ref().map(|rules| (&rules.matcher, &rules.stats));
         history.sample(&process, rules);
@@ -68,11 +59,7 @@ impl HistoryRecorder {
             let bytes = history.bytes();
             (writer(history), bytes)
         });
-        let headers = [
-            (CONTENT_TYPE, "application/json"),
-            (X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        ];
-        (headers, page).into_response()
+        (json_headers(), page).into_response()
     }
 }
 
@@ -99,9 +86,9 @@ fn writer(history: History) -> PageWriter {
 }
 
 /// A column of the page, and the value that it takes from a step.
-type Column<S> = (&'static str, fn(&S) -> u64);
+pub(super) type Column<S> = (&'static str, fn(&S) -> u64);
 
-const PROCESS: [Column<ProcessStep>; 22] = [
+pub(super) const PROCESS: [Column<ProcessStep>; 22] = [
     ("calls", |step| step.calls.into()),
     ("ok", |step| step.ok.into()),
     ("overLimit", |step| step.over_limit.into()),

@@ -5,7 +5,7 @@ use std::{future::poll_fn, pin::Pin, sync::Arc, time::Duration};
 use axum::{
     body::Body,
     http::{
-        HeaderMap, StatusCode,
+        HeaderMap, HeaderName, StatusCode,
         header::{CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS},
     },
     response::{IntoResponse, Response},
@@ -154,6 +154,14 @@ async fn read(
         held.add(all.capacity() - before)?;
     }
     Ok(all)
+}
+
+/// The headers of a reply in JSON. Its texts may come from clients, and no browser may take them for HTML.
+pub(super) fn json_headers() -> [(HeaderName, &'static str); 2] {
+    [
+        (CONTENT_TYPE, "application/json"),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    ]
 }
 
 /// A reply of one line.

@@ -1,6 +1,6 @@
 //! `/metrics` and `/stats`: the collected statistics as pages.
 
-use std::{fmt::Write as _, sync::Arc};
+use std::{fmt::Write as _, sync::Arc, time::Instant};
 
 use axum::{
     http::header::CONTENT_TYPE,
@@ -10,11 +10,14 @@ use axum::{
 use super::page::{BlockingQueue, PIECE_BYTES, PageWriter, each_of, text_page};
 use crate::{
     foundation::sample::{Sample, SampleValue},
-    observe::metrics::{
-        Metrics, build_info, process,
-        prometheus::{self, Renderer},
+    observe::{
+        history::{ProcessTotals, SampleTime},
+        metrics::{
+            Metrics, build_info, process,
+            prometheus::{self, Renderer},
+        },
     },
-    service::budget::Account,
+    service::{budget::Account, grpc},
     store::memory::MemoryStore,
 };
 
@@ -31,6 +34,15 @@ impl Statistics {
     /// All statistics at this moment.
     pub(crate) fn samples(&self) -> Vec<Sample> {
         self.metrics.samples(self.memory.as_deref())
+    }
+
+    /// The totals of the process at this moment, for a history that `began` then.
+    pub(super) fn totals(&self, began: Instant) -> ProcessTotals {
+        let time = SampleTime {
+            at: grpc::now(),
+            age: began.elapsed(),
+        };
+        ProcessTotals::read(&self.metrics, self.memory.as_deref(), time)
     }
 
     /// The Prometheus page, in text format 0.0.4.

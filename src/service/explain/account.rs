@@ -8,10 +8,9 @@ use super::{
 };
 use crate::core::{
     decision::Code,
-    explanation::{
-        CounterAccount, DescriptorAccount, Explanation, LimitAccount, MatchResult, PlacedRule,
-    },
+    explanation::{CounterAccount, DescriptorAccount, Explanation, LimitAccount, MatchResult},
     limit::{Algorithm, Limit},
+    matcher::PlacedRule,
     request::Request,
 };
 

@@ -36,6 +36,8 @@ pub(super) struct ShownLimit {
     effective_secs: u64,
     /// Whether it is the limit that the whole response reports.
     is_binding: bool,
+    /// Whether it is over, and its rule not in shadow mode.
+    pub(super) refuses: bool,
 }
 
 /// Names and values of the fields of a response.
@@ -72,24 +74,29 @@ pub(super) fn shown_limits(
     let headline = decision.headline.map(|index| &decision.statuses[index]);
     let binding = headline.and_then(|status| status.binding.as_ref());
     let binding = binding.map(|binding| binding.counter);
-    let mut found: Vec<(usize, LimitReport<'_>)> = Vec::new();
+    let mut found: Vec<(usize, LimitReport<'_>, bool)> = Vec::new();
     for outcome in &basis.plan.outcomes {
         if let Outcome::Counted(counted) = outcome {
             let reports = all_limits(counted, basis.plan, basis.counts, now);
-            found.extend(counted.counters.clone().zip(reports));
+            let is_shadowed = counted.rule.is_some_and(|rule| rule.shadow_mode);
+            let reports = counted.counters.clone().zip(reports);
+            found.extend(reports.map(|(counter, report)| {
+                let refuses = report.is_over && !is_shadowed;
+                (counter, report, refuses)
+            }));
         }
     }
     if found.len() > MAX_LIMITS {
-        found.sort_by_key(|(counter, report)| {
+        found.sort_by_key(|(counter, report, _)| {
             let is_binding = Some(*counter) == binding;
             let order = (Reverse(is_binding), Reverse(report.is_over));
             (order, report.remaining, Reverse(report.reset_secs))
         });
         found.truncate(MAX_LIMITS);
-        found.sort_by_key(|(counter, _)| *counter);
+        found.sort_by_key(|(counter, ..)| *counter);
     }
     let mut limits: Vec<ShownLimit> = Vec::with_capacity(found.len());
-    for (counter, report) in found {
+    for (counter, report, refuses) in found {
         let (hits, window_secs) = allowance(report.limit);
         limits.push(ShownLimit {
             name: unique(name(report.limit), &limits),
@@ -98,6 +105,7 @@ pub(super) fn shown_limits(
             remaining: report.remaining,
             effective_secs: effective_secs(&report),
             is_binding: Some(counter) == binding,
+            refuses,
         });
     }
     limits

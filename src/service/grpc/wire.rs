@@ -246,6 +246,26 @@ pub(super) fn add_headers(reply: &mut RateLimitResponse, headers: Vec<(&'static 
     reply.response_headers_to_add.extend(headers);
 }
 
+/// The body of a refusal, and the header that names its type.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct RefusalText {
+    pub(super) content_type: String,
+    pub(super) text: String,
+}
+
+/// Adds the body of the client's response to `reply`. Only with its type: without one, Envoy would call it plain text.
+pub(super) fn add_body(reply: &mut RateLimitResponse, body: RefusalText) {
+    let RefusalText { content_type, text } = body;
+    if is_value(&content_type) {
+        reply.response_headers_to_add.push(HeaderValue {
+            key: "content-type".to_owned(),
+            value: content_type,
+            raw_value: Bytes::new(),
+        });
+        reply.raw_body = text.into();
+    }
+}
+
 /// A header, unless Envoy could not send it unchanged.
 fn header(name: &str, value: String) -> Option<HeaderValue> {
     (is_free_name(name) && is_value(&value)).then(|| HeaderValue {

@@ -33,7 +33,7 @@ pub(crate) enum CountersAction {
 
 /// The server to ask, and the form of its answer.
 #[derive(Debug, Args)]
-pub(crate) struct DebugPort {
+pub(crate) struct DebugPortFlags {
     /// Debug port of the server: http://HOST:PORT
     #[arg(long, default_value = "http://127.0.0.1:6070", value_name = "URL")]
     pub server: String,
@@ -67,7 +67,7 @@ pub(crate) struct ListCounters {
     pub digests: bool,
 
     #[command(flatten)]
-    pub port: DebugPort,
+    pub port: DebugPortFlags,
 }
 
 /// Descriptors of one domain.
@@ -90,7 +90,7 @@ pub(crate) struct GetCounters {
     pub of: Descriptors,
 
     #[command(flatten)]
-    pub port: DebugPort,
+    pub port: DebugPortFlags,
 }
 
 /// The proof that this caller may change counters.
@@ -113,7 +113,7 @@ pub(crate) struct ResetCounters {
     pub token: Token,
 
     #[command(flatten)]
-    pub port: DebugPort,
+    pub port: DebugPortFlags,
 }
 
 #[derive(Debug, Args)]
@@ -132,5 +132,5 @@ pub(crate) struct GrantCounters {
     pub token: Token,
 
     #[command(flatten)]
-    pub port: DebugPort,
+    pub port: DebugPortFlags,
 }

@@ -412,18 +412,7 @@ fn hits_that_were_refused_for_others_of_their_request_can_pass_alone() {
 
 /// The limits and the rule of one key of a history.
 fn rule(limits: &[Limit], change: impl FnOnce(&mut Rule)) -> (Vec<Limit>, Rule) {
-    let mut rule = Rule {
-        id: RuleId(0),
-        path: "k".into(),
-        allows: Allows::Unlimited,
-        replaces: Box::default(),
-        shadow_mode: false,
-        quota_mode: false,
-        counts: CountPolicy::All,
-        on_store_loss: Default::default(),
-        metric: Default::default(),
-        metadata: Default::default(),
-    };
+    let mut rule = Rule::plain(RuleId(0), "k", Allows::Unlimited);
     change(&mut rule);
     (limits.to_vec(), rule)
 }

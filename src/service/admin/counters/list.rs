@@ -9,7 +9,7 @@ use axum::{
 use serde_json::Value;
 
 use super::{
-    super::page::each_of,
+    super::{page::each_of, query::parameters},
     Counters, KeySource, RedisKeys, refused,
     report::{CounterReport, text},
     without_store,
@@ -71,18 +71,20 @@ impl ListQuery {
             limit: USUAL,
             ..Self::default()
         };
-        let parameters = query.split('&').filter(|parameter| !parameter.is_empty());
-        for parameter in parameters {
-            let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
+        for (name, value) in parameters(query) {
+            let text = str::from_utf8(&value);
             match name {
-                "domain" => found.domain = decoded(value),
+                "domain" => found.domain = value,
                 "limit" => {
-                    let limit = value.parse().ok();
+                    let limit = text.ok().and_then(|limit| limit.parse().ok());
                     let limit = limit.filter(|limit| (1..=MOST).contains(limit));
                     found.limit = limit.ok_or(BadQuery::BadLimit)?;
                 }
-                "cursor" => found.cursor = Some(value.to_owned()),
-                "digests" => found.digests = value.parse().map_err(|_| BadQuery::BadDigests)?,
+                "cursor" => found.cursor = Some(text.map_err(|_| BadQuery::BadCursor)?.to_owned()),
+                "digests" => {
+                    let digests = text.ok().and_then(|digests| digests.parse().ok());
+                    found.digests = digests.ok_or(BadQuery::BadDigests)?;
+                }
                 _ => return Err(BadQuery::Unknown),
             }
         }
@@ -102,32 +104,6 @@ impl ListQuery {
         let digests = self.digests.then(|| DIGEST_PREFIX.to_vec());
         iter::once(own).chain(digests).collect()
     }
-}
-
-/// A value of a query: `+` is a space, and `%` stands before two hexadecimal digits.
-fn decoded(value: &str) -> Vec<u8> {
-    let mut rest = value.as_bytes();
-    let mut decoded = Vec::with_capacity(rest.len());
-    while let Some((&byte, behind)) = rest.split_first() {
-        rest = behind;
-        let digits = behind.get(..2).filter(|_| byte == b'%');
-        let digits = digits.filter(|digits| digits.iter().all(u8::is_ascii_hexdigit));
-        let digits = digits.and_then(|digits| std::str::from_utf8(digits).ok());
-        decoded.push(
-            match (
-                byte,
-                digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()),
-            ) {
-                (_, Some(byte)) => {
-                    rest = &behind[2..];
-                    byte
-                }
-                (b'+', None) => b' ',
-                (byte, None) => byte,
-            },
-        );
-    }
-    decoded
 }
 
 /// Answers `query`.

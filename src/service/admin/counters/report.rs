@@ -207,7 +207,7 @@ pub(super) fn text(bytes: &[u8]) -> Value {
     String::from_utf8_lossy(bytes).into()
 }
 
-fn algorithm(limit: &Limit) -> &'static str {
+pub(in crate::service::admin) fn algorithm(limit: &Limit) -> &'static str {
     match limit.algorithm {
         Algorithm::FixedWindow => "fixed_window",
         Algorithm::Calendar(_) => "calendar",
@@ -218,7 +218,7 @@ fn algorithm(limit: &Limit) -> &'static str {
     }
 }
 
-fn limit_json(limit: &Limit) -> Value {
+pub(in crate::service::admin) fn limit_json(limit: &Limit) -> Value {
     let mut fields = json!({
         "requestsPerUnit": limit.requests_per_unit,
         "unit": limit.period.unit().name(),

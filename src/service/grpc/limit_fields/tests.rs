@@ -17,18 +17,7 @@ use crate::{
 const NOW: Timestamp = Timestamp::from_secs(1_000_000);
 
 fn rule(id: RuleId, limits: Vec<Limit>) -> Rule {
-    Rule {
-        id,
-        path: "d.k".into(),
-        allows: Allows::Within(limits.into()),
-        replaces: Box::default(),
-        shadow_mode: false,
-        quota_mode: false,
-        counts: Default::default(),
-        on_store_loss: Default::default(),
-        metric: Default::default(),
-        metadata: Default::default(),
-    }
+    Rule::plain(id, "d.k", Allows::Within(limits.into()))
 }
 
 /// The fields of a request that has a descriptor for each of `rules`, whose counters hold `counts`.

@@ -1,34 +1,39 @@
-//! Calls of the debug port: one request on one connection.
+//! Calls of a server's debug port: one request on one connection.
 
 use std::{fs, io, path::PathBuf, time::Duration};
 
 use hyper::{Method, Request, StatusCode, header};
+use serde::{Deserialize, de::IgnoredAny};
 use serde_json::Value;
 
 use crate::{
     net::{
-        dial::{self, Dial, DialError},
+        dial::{self, Dial},
         exchange::{ExchangeError, exchange},
     },
-    settings::command_line::counters::{DebugPort, Token},
+    settings::command_line::counters::Token,
 };
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
-pub(in crate::cli) enum CallError {
-    #[error("cannot reach {server}")]
+pub(super) enum CallError {
+    #[error(
+        "cannot ask {server} (the debug port of tollgate is 6070 unless DEBUG_PORT sets it, on loopback)"
+    )]
     Unreachable {
         server: String,
         #[source]
-        source: DialError,
+        source: ExchangeError,
     },
     #[error("{0} did not answer within --timeout")]
     TimedOut(String),
-    #[error("{0} is no debug port of tollgate")]
-    Broken(String, #[source] ExchangeError),
+    #[error(
+        "the server at {server} has no such page; is this the debug port of a tollgate? It answered 404: {text}"
+    )]
+    Unknown { server: String, text: String },
     #[error("the server refused ({status}): {text}")]
     Refused { status: StatusCode, text: String },
-    #[error("the answer of {0} is not JSON")]
+    #[error("the answer of {0} is not JSON; is this the debug port of a tollgate?")]
     NotJson(String, #[source] serde_json::Error),
     #[error("cannot read the token in {}", .0.display())]
     Token(PathBuf, #[source] io::Error),
@@ -40,19 +45,19 @@ pub(in crate::cli) enum CallError {
 const MAX_SHOWN: usize = 512;
 
 /// A debug port.
-pub(super) struct Port {
+pub(super) struct DebugPort {
     server: String,
     dial: Dial,
     timeout: Duration,
 }
 
-impl Port {
+impl DebugPort {
     /// # Errors
     ///
     /// If the address cannot be read.
-    pub(super) fn new(port: DebugPort) -> Result<Self, CallError> {
+    pub(super) fn new(server: &str, timeout: Duration) -> Result<Self, CallError> {
         let dial = Dial::new(&dial::Options {
-            server: &port.server,
+            server,
             tls: false,
             ca: None,
             ca_setting: "an http:// URL instead of https:// (the debug port has no TLS)",
@@ -60,19 +65,30 @@ impl Port {
             authority: None,
             http2: false,
         });
-        let dial = dial.map_err(|source| unreachable(&port.server, source))?;
+        let dial = dial.map_err(|source| CallError::Unreachable {
+            server: server.to_owned(),
+            source: source.into(),
+        })?;
         Ok(Self {
-            server: port.server,
+            server: server.to_owned(),
             dial,
-            timeout: port.timeout,
+            timeout,
         })
     }
 
+    /// The JSON at `path`.
     pub(super) async fn get(&self, path: &str) -> Result<Value, CallError> {
-        self.call(Method::GET, path, String::new(), None).await
+        self.json(&self.call(Method::GET, path, String::new(), None).await?)
     }
 
-    /// Sends `body`, with the token if there is one.
+    /// The answer to `body`, JSON that is sent without a token.
+    pub(super) async fn ask(&self, path: &str, body: String) -> Result<String, CallError> {
+        let answer = self.call(Method::POST, path, body, None).await?;
+        self.json::<IgnoredAny>(&answer)?;
+        Ok(String::from_utf8_lossy(&answer).into_owned())
+    }
+
+    /// The answer to `body`, sent with the token if there is one.
     pub(super) async fn post(
         &self,
         path: &str,
@@ -85,7 +101,8 @@ impl Port {
             text.map_err(|error| CallError::Token(path.clone(), error))
         };
         let token = token_file.map(read).transpose()?;
-        self.call(Method::POST, path, body.to_string(), token).await
+        let answer = self.call(Method::POST, path, body.to_string(), token);
+        self.json(&answer.await?)
     }
 
     async fn call(
@@ -94,7 +111,7 @@ impl Port {
         path: &str,
         body: String,
         token: Option<String>,
-    ) -> Result<Value, CallError> {
+    ) -> Result<Vec<u8>, CallError> {
         let mut request = Request::builder()
             .method(method)
             .uri(path)
@@ -108,33 +125,36 @@ impl Port {
         let request = request.body(body)?;
         let answered = tokio::time::timeout(self.timeout, exchange(&self.dial, request)).await;
         let answered = answered.map_err(|_elapsed| CallError::TimedOut(self.server.clone()))?;
-        let (status, body) = answered.map_err(|error| match error {
-            ExchangeError::Dial(source) => unreachable(&self.server, source),
-            error => CallError::Broken(self.server.clone(), error),
+        let (status, body) = answered.map_err(|source| CallError::Unreachable {
+            server: self.server.clone(),
+            source,
         })?;
-        if status != StatusCode::OK {
-            let text = String::from_utf8_lossy(&body);
-            let text = text.trim_end().chars().take(MAX_SHOWN);
-            let text = text.flat_map(shown).collect();
-            return Err(CallError::Refused { status, text });
+        if status == StatusCode::OK {
+            return Ok(body);
         }
-        let not_json = |error| CallError::NotJson(self.server.clone(), error);
-        serde_json::from_slice(&body).map_err(not_json)
+        let text = String::from_utf8_lossy(&body);
+        let text = text.trim_end().chars().take(MAX_SHOWN);
+        let text = text.flat_map(shown).collect();
+        Err(match status {
+            StatusCode::NOT_FOUND => CallError::Unknown {
+                server: self.server.clone(),
+                text,
+            },
+            status => CallError::Refused { status, text },
+        })
     }
-}
 
-fn unreachable(server: &str, source: DialError) -> CallError {
-    CallError::Unreachable {
-        server: server.to_owned(),
-        source,
+    fn json<'a, T: Deserialize<'a>>(&self, answer: &'a [u8]) -> Result<T, CallError> {
+        serde_json::from_slice(answer)
+            .map_err(|error| CallError::NotJson(self.server.clone(), error))
     }
 }
 
 /// A character as a terminal may show it.
 pub(super) fn shown(char: char) -> impl Iterator<Item = char> {
-    let (plain, escaped) = match char.is_control() {
-        true => (None, Some(char.escape_default())),
-        false => (Some(char), None),
+    let (plain, escaped) = match char {
+        '\'' | '"' | '\\' => (Some(char), None),
+        other => (None, Some(other.escape_debug())),
     };
     plain.into_iter().chain(escaped.into_iter().flatten())
 }

@@ -1,0 +1,96 @@
+//! Notifies the service manager (systemd, `Type=notify`) that the ports listen, and that the process ends.
+//!
+//! The protocol is that of sd_notify(3): a datagram with `NAME=value` lines to the socket that the environment names.
+
+use std::{
+    ffi::OsStr,
+    io,
+    os::unix::net::{SocketAddr, UnixDatagram},
+};
+
+/// The service manager, if one waits for notifications.
+pub(super) struct ServiceManager(Option<SocketAddr>);
+
+impl ServiceManager {
+    /// The service manager behind `socket`: a path, or an abstract name after `@`.
+    pub(super) fn new(socket: Option<&OsStr>) -> Self {
+        let address = socket.and_then(|socket| {
+            let found = address(socket);
+            found.inspect_err(|error| warn(socket, error)).ok()
+        });
+        Self(address)
+    }
+
+    /// Every port listens.
+    pub(super) fn notify_ready(&self) {
+        self.notify("READY=1");
+    }
+
+    /// The process serves until it has drained, and then ends.
+    pub(super) fn notify_stopping(&self) {
+        self.notify("STOPPING=1");
+    }
+
+    /// A failure is no reason to stop: without the notification the manager ends the process at its own deadline,
+    /// and the log then names the cause.
+    fn notify(&self, state: &str) {
+        let Some(address) = &self.0 else { return };
+        let sent = UnixDatagram::unbound().and_then(|socket| {
+            // A manager that does not read must not stop the one thread that accepts connections.
+            socket.set_nonblocking(true)?;
+            socket.send_to_addr(state.as_bytes(), address)
+        });
+        if let Err(error) = sent {
+            warn(OsStr::new(state), &error);
+        }
+    }
+}
+
+fn warn(subject: &OsStr, error: &io::Error) {
+    tracing::warn!(%error, "cannot notify the service manager: {}", subject.display());
+}
+
+/// The address that `NOTIFY_SOCKET` means.
+fn address(socket: &OsStr) -> io::Result<SocketAddr> {
+    match socket.as_encoded_bytes() {
+        [b'@', name @ ..] => abstract_address(name),
+        [b'/', ..] => SocketAddr::from_pathname(socket),
+        _ => {
+            let reason = "NOTIFY_SOCKET is neither a path that begins with / nor a name after @";
+            Err(io::Error::new(io::ErrorKind::Unsupported, reason))
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn abstract_address(name: &[u8]) -> io::Result<SocketAddr> {
+    use std::os::linux::net::SocketAddrExt as _;
+
+    SocketAddr::from_abstract_name(name)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn abstract_address(_: &[u8]) -> io::Result<SocketAddr> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_is_a_path_or_an_abstract_name() {
+        let path = address(OsStr::new("/run/notify")).unwrap();
+        assert_eq!(path.as_pathname().unwrap(), "/run/notify");
+        #[cfg(target_os = "linux")]
+        {
+            use std::os::linux::net::SocketAddrExt as _;
+
+            let name = address(OsStr::new("@org/notify")).unwrap();
+            assert_eq!(name.as_abstract_name().unwrap(), b"org/notify");
+        }
+        for other in ["", "run/notify", "vsock:2:1234"] {
+            assert!(address(OsStr::new(other)).is_err(), "{other}");
+        }
+    }
+}

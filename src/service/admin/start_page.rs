@@ -1,0 +1,168 @@
+//! `/` of the debug port: a page for browsers, and the list of paths for all else. The files of the page are in the
+//! program, and the page asks no other server.
+
+use axum::{
+    http::{
+        HeaderMap, HeaderName, StatusCode,
+        header::{
+            ACCEPT, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, VARY,
+            X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
+        },
+    },
+    response::{IntoResponse, Response},
+};
+
+use super::json::plain;
+
+/// A file of the page.
+struct PageFile {
+    name: &'static str,
+    content_type: &'static str,
+    bytes: &'static [u8],
+}
+
+const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
+const CSS: &str = "text/css; charset=utf-8";
+
+const INDEX: &[u8] = include_bytes!("start_page/index.html");
+
+/// The files that the page asks for; their sources have the same names.
+const FILES: [PageFile; 14] = [
+    PageFile {
+        name: "page.css",
+        content_type: CSS,
+        bytes: include_bytes!("start_page/page.css"),
+    },
+    PageFile {
+        name: "icon.svg",
+        content_type: "image/svg+xml",
+        bytes: include_bytes!("start_page/icon.svg"),
+    },
+    PageFile {
+        name: "uPlot.iife.min.js",
+        content_type: JAVASCRIPT,
+        bytes: include_bytes!("start_page/uPlot/uPlot.iife.min.js"),
+    },
+    PageFile {
+        name: "uPlot.min.css",
+        content_type: CSS,
+        bytes: include_bytes!("start_page/uPlot/uPlot.min.css"),
+    },
+    module("main.js", include_bytes!("start_page/main.js")),
+    module("live.js", include_bytes!("start_page/live.js")),
+    module("dom.js", include_bytes!("start_page/dom.js")),
+    module("charts.js", include_bytes!("start_page/charts.js")),
+    module("now.js", include_bytes!("start_page/now.js")),
+    module("rules.js", include_bytes!("start_page/rules.js")),
+    module("descriptor.js", include_bytes!("start_page/descriptor.js")),
+    module("explain.js", include_bytes!("start_page/explain.js")),
+    module("counters.js", include_bytes!("start_page/counters.js")),
+    module("tables.js", include_bytes!("start_page/tables.js")),
+];
+
+/// A file of our own code.
+const fn module(name: &'static str, bytes: &'static [u8]) -> PageFile {
+    PageFile {
+        name,
+        content_type: JAVASCRIPT,
+        bytes,
+    }
+}
+
+/// Headers of all files. The page loads nothing from elsewhere, runs no script but its own files, and makes no markup
+/// of texts: Trusted Types refuse `innerHTML` and its like.
+const HEADERS: [(HeaderName, &str); 6] = [
+    (
+        CONTENT_SECURITY_POLICY,
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
+         base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
+         require-trusted-types-for 'script'; trusted-types 'none'",
+    ),
+    (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (X_FRAME_OPTIONS, "DENY"),
+    (REFERRER_POLICY, "no-referrer"),
+    (
+        HeaderName::from_static("cross-origin-resource-policy"),
+        "same-origin",
+    ),
+    // Files of another version would not fit together.
+    (CACHE_CONTROL, "no-store"),
+];
+
+/// The page for a caller who prefers HTML, else `listing`.
+pub(super) fn start_page(headers: &HeaderMap, listing: &'static str) -> Response {
+    let mut reply = if prefers_html(headers) {
+        let content_type = [(CONTENT_TYPE, "text/html; charset=utf-8")];
+        (HEADERS, content_type, INDEX).into_response()
+    } else {
+        plain(StatusCode::OK, listing)
+    };
+    let vary = axum::http::HeaderValue::from_static("accept");
+    reply.headers_mut().insert(VARY, vary);
+    reply
+}
+
+/// A file of the page.
+pub(super) fn file(name: &str) -> Response {
+    match FILES.iter().find(|file| file.name == name) {
+        Some(file) => (HEADERS, [(CONTENT_TYPE, file.content_type)], file.bytes).into_response(),
+        None => plain(StatusCode::NOT_FOUND, "404 page not found\n"),
+    }
+}
+
+/// Whether the caller names HTML, and does not like plain text at least as much.
+fn prefers_html(headers: &HeaderMap) -> bool {
+    let accepted = headers.get_all(ACCEPT).iter();
+    let accepted = accepted.filter_map(|value| value.to_str().ok());
+    let (mut html, mut text) = (0.0, 0.0);
+    for range in accepted.flat_map(|value| value.split(',')) {
+        let mut parts = range.split(';').map(str::trim);
+        let media_type = parts.next().unwrap_or_default();
+        let quality = parts.find_map(|parameter| parameter.strip_prefix("q="));
+        let quality = quality.map_or(1.0, |quality| quality.parse().unwrap_or(0.0));
+        if media_type.eq_ignore_ascii_case("text/html") {
+            html = quality;
+        } else if media_type.eq_ignore_ascii_case("text/plain") {
+            text = quality;
+        }
+    }
+    html > text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(accept: &[&str], expected: bool) {
+        let headers = accept.iter().map(|value| (ACCEPT, value.parse().unwrap()));
+        assert_eq!(prefers_html(&headers.collect()), expected, "{accept:?}");
+    }
+
+    #[test]
+    fn browsers_get_the_page_and_all_else_the_list() {
+        check(&["text/html,application/xhtml+xml,*/*;q=0.8"], true);
+        check(&["*/*;q=0.1", "TEXT/HTML ; q=0.5"], true);
+        check(&["text/plain;q=0.4, text/html;q=0.5"], true);
+        for other in [
+            "",
+            "*/*",
+            "text/*",
+            "application/json",
+            "text/html;q=0",
+            "text/htmlx",
+        ] {
+            check(&[other], false);
+        }
+        check(&["text/html, text/plain"], false);
+        check(&["text/html;q=x"], false);
+        check(&[], false);
+    }
+
+    /// The bytes of all files together, before any compression.
+    #[test]
+    fn the_page_is_small() {
+        let bytes = FILES.iter().map(|file| file.bytes.len()).sum::<usize>() + INDEX.len();
+        assert!(bytes < 150_000, "{bytes}");
+    }
+}

@@ -1,0 +1,168 @@
+// The section "Counters": what they hold, resets and grants.
+
+import { ask, entries, fill, find, make, number, problem, seconds, shown, table } from "./dom.js";
+import { descriptorFields } from "./descriptor.js";
+import { open as openExplain } from "./explain.js";
+
+export let fields = null;
+/** What is shown now, so that a change can show it again. */
+let last = null;
+
+export function start() {
+  fields = descriptorFields(find("counter-descriptor"), { isOptional: true });
+  find("counter-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    show();
+  });
+}
+
+/** Shows the counters of a descriptor that another section shows. */
+export function open(domain, list) {
+  fields.set(domain, list);
+  find("counters").scrollIntoView();
+  show();
+}
+
+function show() {
+  const [domain, list] = [fields.domain(), fields.entries()];
+  last = list.length > 0 ? () => one(domain, list) : () => page(domain, null);
+  find("counter-status").textContent = "";
+  return run(last);
+}
+
+async function run(work) {
+  try {
+    await work();
+  } catch (error) {
+    fill(find("counter-list"), problem(error));
+  }
+}
+
+const request = (domain, list, hits) => ({
+  domain,
+  descriptors: [
+    { entries: list.map(({ key, value }) => ({ key, value })), ...(hits && { hitsAddend: hits }) },
+  ],
+});
+
+async function one(domain, list) {
+  const { descriptors } = await ask("counters/get", request(domain, list));
+  const [{ counters, noLimit }] = descriptors;
+  if (noLimit) {
+    fill(find("counter-list"), make("p", { class: "notice warn" }, `No limit: ${shown(noLimit, 400)}`));
+    return;
+  }
+  fill(
+    find("counter-list"),
+    actions(domain, list),
+    counterTable(
+      domain,
+      counters.map((counter) => ({ ...counter, entries: list })),
+      false,
+    ),
+  );
+}
+
+async function page(domain, cursor) {
+  const query = new URLSearchParams({ domain, limit: "50" });
+  if (cursor) query.set("cursor", cursor);
+  const found = await ask(`counters?${query}`);
+  const next = () => run((last = () => page(domain, found.cursor)));
+  const none = make(
+    "p",
+    { class: "note" },
+    found.cursor ? "No counter of the domain is on this page." : "There is no counter.",
+  );
+  fill(
+    find("counter-list"),
+    found.counters.length > 0 ? counterTable(domain, found.counters, true) : none,
+    found.cursor ? make("button", { type: "button", onclick: next }, "Next page") : "",
+  );
+}
+
+function counterTable(domain, counters, hasActions) {
+  const rows = counters.map((counter) => {
+    const { entries: list, key, rule, limit, hits, remaining, resetSecs, algorithm, digest } = counter;
+    const name = list ? entries(list) : make("code", { class: "counter-key" }, shown(key, 200));
+    const units = limit?.unitMultiplier > 1 ? `${limit.unitMultiplier} ` : "";
+    const rate = limit ? `${number(limit.requestsPerUnit)} per ${units}${limit.unit}` : "no rule in use";
+    const isOver = remaining === 0;
+    const amount = (value) => make("td", { class: "number" }, value == null ? "–" : number(value));
+    return make(
+      "tr",
+      { class: isOver ? "over" : "" },
+      make(
+        "td",
+        {},
+        name,
+        digest && make("span", { class: "muted" }, " (digest)"),
+        rule && make("span", { class: "place" }, shown(rule, 120)),
+      ),
+      make("td", {}, rate, make("span", { class: "place" }, algorithm?.replace("_", " ") ?? "")),
+      amount(hits),
+      amount(remaining),
+      make("td", {}, seconds(resetSecs)),
+      hasActions && make("td", {}, list && rule ? actions(domain, list) : ""),
+    );
+  });
+  const heads = ["Descriptor", "Limit", "#Hits", "#Left", "Resets in"];
+  return table("List of counters", hasActions ? [...heads, "Change"] : heads, rows);
+}
+
+function actions(domain, list) {
+  const name = list.map(({ key, value }) => `${shown(key, 40)}=${shown(value, 60)}`).join(", ");
+  const button = (text, action) =>
+    make(
+      "button",
+      { type: "button", class: "quiet", "aria-label": `${text} ${name}`, onclick: action },
+      text,
+    );
+  return make(
+    "div",
+    { class: "actions" },
+    button("Reset", () => confirm("Reset", domain, list, name)),
+    button("Grant", () => confirm("Grant", domain, list, name)),
+    button("Explain", () => openExplain(domain, list)),
+  );
+}
+
+const texts = {
+  Reset: "All counters of this descriptor will hold no hit.",
+  Grant: "On each limit of this descriptor so many more hits pass, until its windows end.",
+};
+
+/** Asks before a change, and makes it. */
+function confirm(change, domain, list, name) {
+  const dialog = find("confirm");
+  const hits = find("confirm-hits").querySelector("input");
+  find("confirm-title").textContent = `${change} ${name}?`;
+  find("confirm-text").textContent = texts[change];
+  find("confirm-hits").hidden = change !== "Grant";
+  hits.disabled = change !== "Grant";
+  find("confirm-do").textContent = change;
+  dialog.returnValue = "";
+  dialog.onclose = () => {
+    if (dialog.returnValue === "do") apply(change, domain, list, name, hits.value);
+  };
+  dialog.showModal();
+}
+
+async function apply(change, domain, list, name, hits) {
+  const isGrant = change === "Grant";
+  const status = find("counter-status");
+  try {
+    const body = request(domain, list, isGrant ? hits : null);
+    const path = isGrant ? "counters/grant" : "counters/reset";
+    const { descriptors } = await ask(path, body, find("token").value);
+    const [{ counters }] = descriptors;
+    const changes = counters.map(
+      ({ hitsBefore, hits: after }) => `${number(hitsBefore ?? 0)} → ${number(after ?? 0)}`,
+    );
+    status.className = "notice good";
+    status.textContent = `${isGrant ? `Granted ${number(hits)} to` : "Reset"} ${name}: ${changes.join(", ")} hits`;
+    await run(last);
+  } catch (error) {
+    status.className = "notice bad";
+    status.textContent = error.message;
+  }
+}

@@ -1,0 +1,144 @@
+// The sections "Top talkers" and "Settings".
+
+import { ask, clockTime, entries, fill, find, make, number, problem, shown, table } from "./dom.js";
+import { open as openExplain } from "./explain.js";
+import { open as openCounters } from "./counters.js";
+import { domainOf } from "./rules.js";
+
+/** Most values of a rule that are shown at once. */
+const MOST_TALKERS = 8;
+
+/** Most rules that are shown. */
+const MOST_RULES = 20;
+
+const notes = {
+  refused: "Values with the most hits over a limit",
+  all: "Values with the most hits",
+  off: "Top talkers are off: --top-talkers refused counts them.",
+};
+
+/** Loads the top talkers again. */
+export async function loadTalkers() {
+  const host = find("talkers");
+  // A button that has the focus must not vanish.
+  if (host.contains(document.activeElement)) return;
+  let top;
+  try {
+    top = await ask("top");
+  } catch (error) {
+    return fill(host, problem(error));
+  }
+  const since = top.counts === "off" ? "" : ` since ${clockTime(top.sinceMillis)}.`;
+  const hashed = top.values === "hash" ? " Values are hashes." : "";
+  find("top-note").textContent = `${notes[top.counts]}${since}${hashed}`;
+  const rules = top.rules.toSorted((a, b) => b.hits - a.hits).slice(0, MOST_RULES);
+  if (rules.length === 0 && top.counts !== "off") {
+    return fill(
+      host,
+      make(
+        "p",
+        { class: "empty" },
+        top.counts === "refused" ? "No hit was over a limit." : "There was no hit.",
+      ),
+    );
+  }
+  fill(
+    host,
+    make(
+      "div",
+      { class: "cards" },
+      rules.map((rule) => card(rule, top)),
+    ),
+  );
+}
+
+function card({ rule, hits, talkers }, top) {
+  const most = Math.max(1, talkers[0]?.atMost ?? 1);
+  const rows = talkers.slice(0, MOST_TALKERS).map((talker) => {
+    const { atLeast, atMost } = talker;
+    const range = atLeast === atMost ? number(atMost) : `${number(atLeast)}–${number(atMost)}`;
+    const bar = make("meter", { min: "0", max: String(most), value: String(atMost), "aria-hidden": "true" });
+    return make(
+      "li",
+      {},
+      make("div", { class: "who" }, entries(talker.entries), bar),
+      make("span", { class: "number" }, range),
+      make("div", { class: "actions" }, buttons(rule, talker, top)),
+    );
+  });
+  const rest = talkers.length - rows.length;
+  return make(
+    "article",
+    { class: "panel" },
+    make("h3", {}, make("code", {}, shown(rule, 120))),
+    make(
+      "p",
+      { class: "muted" },
+      `${number(hits)} hits${rest > 0 ? `, of ${number(talkers.length)} values or more` : ""}`,
+    ),
+    make("ol", { class: "talkers" }, rows),
+  );
+}
+
+/** A descriptor whose values are known as a whole can be asked about. */
+function buttons(rule, talker, { values }) {
+  const domain = domainOf(rule);
+  const list = talker.entries;
+  const isWhole = ({ value, omittedBytes, hex }) => value != null && !omittedBytes && hex == null;
+  if (domain == null || values !== "show" || talker.omittedEntries || !list.every(isWhole)) return [];
+  const name = list.map(({ key, value }) => `${shown(key, 40)}=${shown(value, 60)}`).join(", ");
+  const button = (text, open) =>
+    make(
+      "button",
+      { type: "button", class: "quiet", "aria-label": `${text} ${name}`, onclick: () => open(domain, list) },
+      text,
+    );
+  return [button("Explain", openExplain), button("Counters", openCounters)];
+}
+
+let settings = [];
+
+/** Loads the settings, which do not change while the server runs. */
+export async function loadSettings() {
+  const box = find("settings-all");
+  box.addEventListener("change", drawSettings);
+  try {
+    ({ settings } = await ask("settings"));
+    drawSettings();
+  } catch (error) {
+    fill(find("setting-list"), problem(error));
+  }
+}
+
+function drawSettings() {
+  const hasAll = find("settings-all").checked;
+  const chosen = settings.filter(({ source }) => hasAll || source !== "default");
+  const others = settings.length - chosen.length;
+  const rest = others > 0 ? `; ${number(others)} more have their defaults` : "";
+  find("settings-note").textContent =
+    `${number(chosen.length)} settings${rest}. Passwords are never sent to this page.`;
+  const rows = chosen.map(({ group, flag, variable, value, secret, source }) =>
+    make(
+      "tr",
+      {},
+      make("td", {}, make("code", {}, flag), make("span", { class: "place" }, variable ?? "")),
+      make(
+        "td",
+        { class: "value" },
+        secret
+          ? make("em", {}, "secret")
+          : value == null
+            ? make("em", {}, "none")
+            : make("code", {}, shown(value, 300)),
+      ),
+      make("td", {}, source),
+      make("td", { class: "muted" }, group),
+    ),
+  );
+  fill(
+    find("setting-list"),
+    rows.length > 0
+      ? table("List of settings", ["Setting", "Value", "From", "Group"], rows)
+      : make("p", { class: "empty" }, "All settings have their defaults."),
+  );
+}

@@ -1,0 +1,300 @@
+//! The page of the debug port, in a real browser: `browser.js` drives a headless Chromium.
+
+use std::{
+    fs,
+    path::Path,
+    process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread::{self, JoinHandle},
+};
+
+use nix::sys::signal::Signal;
+use tempfile::TempDir;
+
+use crate::support::{
+    Process,
+    ask::{ask, connect},
+    demo::Demo,
+    envoy::Envoy,
+    http::{get, get_with, try_get},
+    tollgate::{self, Tollgate},
+    tool, wait_until,
+};
+
+const RULES: &str = "
+domain: shop
+descriptors:
+  - key: remote_address
+    rate_limits: [3/second, 20/minute, 5000/day]
+  - key: api_key
+    rate_limits: [{ unit: hour, requests_per_unit: 1, algorithm: token_bucket, burst: 1 }]
+  - key: plan
+    value: free
+    descriptors:
+      - key: user
+        shadow_mode: true
+        rate_limits: [{ unit: minute, requests_per_unit: 10, name: fair }]
+  - key: plan
+    value: gold
+    rate_limit: { unlimited: true }
+";
+
+/// A year does not end while the test runs.
+const RULES_OF_A_YEAR: &str = "
+domain: shop
+descriptors:
+  - key: remote_address
+    rate_limits: [40/year]
+  - key: api_key
+    rate_limits: [3/second]
+";
+
+/// A run of a scenario of `browser.js`. Killed on drop.
+struct Scenario(Process, TempDir);
+
+impl Scenario {
+    #[track_caller]
+    fn start(name: &str, page: &str, args: &[&str]) -> Self {
+        let folder = TempDir::new().unwrap();
+        let file = |name: &str| fs::File::create(folder.path().join(name)).unwrap();
+        let mut command = Command::new(tool("node"));
+        command
+            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/browser.js"))
+            .args([name, page])
+            .args(args)
+            .env("CHROMIUM", tool("chromium"))
+            // Profiles of the browser are deleted with it.
+            .env("TMPDIR", folder.path())
+            .stdout(file("stdout"))
+            .stderr(file("stderr"));
+        Self(Process::start(&mut command), folder)
+    }
+
+    fn said(&self, stream: &str) -> String {
+        fs::read_to_string(self.1.path().join(stream)).unwrap()
+    }
+
+    /// Waits for its end. Its steps have deadlines of their own.
+    #[track_caller]
+    fn check(mut self) {
+        let mut status = None;
+        while status.is_none() {
+            status = self.0.status();
+            thread::sleep(std::time::Duration::from_millis(20));
+        }
+        let is_good = status.is_some_and(|status| status.success());
+        assert!(is_good, "{}{}", self.said("stdout"), self.said("stderr"));
+    }
+}
+
+/// The address of the page under a name that may change counters.
+fn page(server: &Tollgate) -> String {
+    format!("http://localhost:{}/", server.debug.port())
+}
+
+#[track_caller]
+fn check(scenario: &str, server: &Tollgate, args: &[&str]) {
+    Scenario::start(scenario, &page(server), args).check();
+}
+
+/// Clients that send requests until it is dropped.
+struct Traffic {
+    is_over: Arc<AtomicBool>,
+    sender: Option<JoinHandle<()>>,
+}
+
+impl Traffic {
+    fn through(envoy: &Envoy) -> Self {
+        let front = envoy.listener("front");
+        let is_over = Arc::new(AtomicBool::new(false));
+        let over = is_over.clone();
+        let sender = thread::spawn(move || {
+            let mut nth = 0_u32;
+            while !over.load(Relaxed) {
+                nth += 1;
+                let client = format!("198.51.100.{}", nth % 7);
+                let _ = try_get(front, "/", &[("x-forwarded-for", client.as_bytes())]);
+                thread::sleep(std::time::Duration::from_millis(5));
+            }
+        });
+        Self {
+            is_over,
+            sender: Some(sender),
+        }
+    }
+}
+
+impl Drop for Traffic {
+    fn drop(&mut self) {
+        self.is_over.store(true, Relaxed);
+        let _ = self.sender.take().map(JoinHandle::join);
+    }
+}
+
+#[test]
+fn charts_move_explain_answers_and_a_reset_frees_a_client() {
+    let server = tollgate::with_rules(RULES_OF_A_YEAR).start();
+    let envoy = crate::envoy::front(server.grpc);
+    let _traffic = Traffic::through(&envoy);
+    let front = format!("http://{}/", envoy.listener("front"));
+    check("traffic", &server, &[&front]);
+}
+
+/// A server with refused hits and counters.
+async fn used() -> Tollgate {
+    let server = tollgate::with_rules(RULES).start();
+    let mut client = connect(server.grpc).await;
+    for nth in 0..12 {
+        let address = format!("2001:db8::{}", nth % 2);
+        for entries in [
+            &[("remote_address", &*address)][..],
+            &[("api_key", "k")],
+            &[("plan", "free"), ("user", "u")],
+        ] {
+            ask(&mut client, "shop", entries).await.unwrap();
+        }
+    }
+    server
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn axe_finds_no_violation_in_both_themes_and_no_text_is_wider_than_the_window() {
+    check("accessible", &used().await, &[]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_of_it_is_done_by_keyboard() {
+    check("keyboard", &used().await, &[]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn values_of_clients_are_shown_as_text() {
+    let texts = [
+        "<img src=x onerror='window.counted++; document.title=1'>".to_owned(),
+        "<script>window.counted++</script><b>".to_owned(),
+        "\"><iframe src=javascript:alert(1)>".to_owned(),
+        "two\nlines\r\nand\ttabs".to_owned(),
+        "\u{1b}[31mred\u{7}\u{8}\u{1}\u{9f}".to_owned(),
+        "\u{202e}gnp.exe\u{2066}".to_owned(),
+        "a,b=c\\,d".to_owned(),
+        "{{7*7}}${7*7}</textarea></style>".to_owned(),
+        "é漢😀\u{301}".to_owned(),
+        "x".repeat(16 << 10),
+    ];
+    let server = tollgate::with_rules(RULES).start();
+    let mut client = connect(server.grpc).await;
+    for (nth, text) in texts.iter().enumerate() {
+        for _ in 0..=nth + 1 {
+            ask(&mut client, "shop", &[("api_key", text)])
+                .await
+                .unwrap();
+        }
+    }
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("texts.json");
+    fs::write(&file, serde_json::to_string(&texts).unwrap()).unwrap();
+    check("hostile", &server, &[file.to_str().unwrap()]);
+}
+
+#[test]
+fn a_refused_reload_a_good_one_and_the_end_are_shown() {
+    let mut server = tollgate::with_rules(RULES).start();
+    let folder = server.rules().to_str().unwrap().to_owned();
+    let mut scenario = Scenario::start("reload", &page(&server), &[&folder]);
+    // Its steps before have deadlines of their own, and it ends if one is missed.
+    while !scenario.said("stdout").contains("reloaded") && scenario.0.status().is_none() {
+        thread::sleep(std::time::Duration::from_millis(20));
+    }
+    server.signal(Signal::SIGTERM);
+    assert!(server.wait().success());
+    scenario.check();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn under_another_name_a_change_needs_the_token() {
+    let folder = TempDir::new().unwrap();
+    let token = folder.path().join("token");
+    fs::write(&token, "sesame\n").unwrap();
+    let server = tollgate::with_rules(RULES)
+        .args(["--admin-token-file", token.to_str().unwrap()])
+        .start();
+    let mut client = connect(server.grpc).await;
+    let entries = [("remote_address", "192.0.2.1")];
+    ask(&mut client, "shop", &entries).await.unwrap();
+    // Browsers resolve every name below `localhost` to this machine, and the server does not trust it.
+    let page = format!("http://shop.localhost:{}/", server.debug.port());
+    Scenario::start("token", &page, &[]).check();
+}
+
+#[test]
+fn the_demo_serves_the_page_and_its_counts_move() {
+    let mut demo = Demo::start();
+    Scenario::start("moves", &demo.page, &[]).check();
+    if std::env::var_os("UPDATE_PICTURES").is_some() {
+        // Charts of a server that has just started are empty.
+        thread::sleep(std::time::Duration::from_secs(200));
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/page");
+        fs::create_dir_all(&folder).unwrap();
+        Scenario::start("pictures", &demo.page, &[folder.to_str().unwrap()]).check();
+    }
+    let ended = demo.interrupt();
+    assert!(ended.success(), "{}", demo.said());
+    let address = demo
+        .page
+        .trim_start_matches("http://")
+        .trim_end_matches('/');
+    let address = address.replace("localhost", "127.0.0.1").parse().unwrap();
+    wait_until("the server of the demo is gone", || {
+        try_get(address, "/", &[]).is_err()
+    });
+}
+
+#[test]
+fn curl_gets_the_list_and_browsers_the_page() {
+    let server = tollgate::with_rules(RULES).start();
+    let list = get(server.debug, "/");
+    assert!(list.body.starts_with("/: "), "{list:?}");
+    let accept: &[u8] = b"text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8";
+    let page = get_with(server.debug, "/", &[("accept", accept)]);
+    assert_eq!(
+        page.header("content-type"),
+        Some("text/html; charset=utf-8")
+    );
+    for reply in [&list, &page] {
+        assert_eq!(reply.status, 200);
+        assert_eq!(reply.header("vary"), Some("accept"));
+        assert_eq!(reply.header("x-content-type-options"), Some("nosniff"));
+    }
+    let policy = page.header("content-security-policy").unwrap();
+    for part in [
+        "default-src 'none'",
+        "script-src 'self';",
+        "trusted-types 'none'",
+    ] {
+        assert!(policy.contains(part), "{policy}");
+    }
+    // Each file that the page names is there, with the headers of the page.
+    let names = page
+        .body
+        .split(['"', '\''])
+        .filter(|text| text.starts_with("page/"));
+    let names: Vec<_> = names.collect();
+    assert!(names.len() >= 5, "{names:?}");
+    for name in names {
+        let file = get(server.debug, &format!("/{name}"));
+        assert_eq!(file.status, 200, "{name}");
+        assert_eq!(file.header("content-security-policy"), Some(policy));
+        assert_eq!(file.header("cache-control"), Some("no-store"));
+        assert_eq!(file.header("x-content-type-options"), Some("nosniff"));
+        assert!(!file.body.is_empty());
+    }
+    assert_eq!(
+        get(server.debug, "/page/../Cargo.toml").status,
+        200,
+        "the list"
+    );
+    assert_eq!(get(server.debug, "/page/none.js").status, 404);
+}

@@ -1,0 +1,262 @@
+// Scenarios of browser.js about the page alone: people who use a keyboard or a screen reader, small windows, texts of
+// clients who mean harm, and pictures.
+"use strict";
+
+const { assert, fs, path, pause, until } = require("./browser.js");
+
+const SIZES = [
+  { width: 1280, height: 900 },
+  { width: 390, height: 844 },
+];
+const THEMES = ["light", "dark"];
+
+/** Opens all parts of the page that a click opens. */
+async function openAll(page) {
+  await page.run(() => {
+    document.querySelector("#settings-all").click();
+    document.querySelector("#counter-form .primary").click();
+  });
+  await page.until("counters are listed", () => document.querySelector("#counter-list tbody tr"));
+  await page.until("top talkers are there", () => document.querySelector("#talkers .actions button"));
+  await page.run(() => document.querySelector("#talkers .actions button").click());
+  await page.until("one is explained", () => document.querySelector("#explanation table"));
+  await page.run(() => document.querySelectorAll("details").forEach((one) => (one.open = true)));
+}
+
+/** axe finds no violation in either theme and in no width, and nothing is wider than the window. */
+async function accessible(browser, url) {
+  const axe = fs.readFileSync(require.resolve("axe-core/axe.min.js"), "utf8");
+  for (const size of SIZES) {
+    for (const theme of THEMES) {
+      const page = await browser.open(url, { ...size, theme, passesPolicy: true });
+      await openAll(page);
+      await page.call("Runtime.evaluate", { expression: axe });
+      for (const dialog of [false, true]) {
+        if (dialog) await page.run(() => document.querySelector("#counter-list .actions button").click());
+        const found = await page.run(async () => {
+          const { violations, passes } = await axe.run(document, { resultTypes: ["violations"] });
+          const about = ({ id, nodes }) =>
+            `${id}: ${nodes.map(({ html, failureSummary }) => `${html} ${failureSummary}`).join("\n")}`;
+          return { violations: violations.map(about), passes: passes.length };
+        });
+        assert.deepEqual(found.violations, [], `${size.width} ${theme}`);
+        assert.ok(found.passes > 10, "axe looked at the page");
+      }
+      const [content, window] = await page.run(() => [document.documentElement.scrollWidth, innerWidth]);
+      assert.ok(content <= window, `${content} pixels in a window of ${window}`);
+      await page.close();
+    }
+  }
+}
+
+/** All that a mouse can do is done by keys alone. */
+async function keyboard(browser, url) {
+  const page = await browser.open(url);
+  await page.until("top talkers are there", () => document.querySelector("#talkers .actions button"));
+  const focused = () =>
+    page.run(() => {
+      const at = document.activeElement;
+      const style = getComputedStyle(at.matches(".choice input") ? at.nextElementSibling : at);
+      const name = at.getAttribute("aria-label") ?? at.labels?.[0]?.innerText ?? at.innerText;
+      return { id: at.id, tag: at.tagName, name: name.trim(), hasOutline: style.outlineStyle !== "none" };
+    });
+  const walked = [];
+  /** Presses the Tab key until the element with this name has the focus. */
+  const walk = async (name) => {
+    for (let steps = 0; steps < 200; steps++) {
+      await page.press("Tab");
+      const now = await focused();
+      walked.push(now);
+      if (now.name.startsWith(name)) return now;
+    }
+    assert.fail(`the Tab key does not lead to ${name}: ${walked.map((one) => one.name)}`);
+  };
+  await walk("Skip to the content");
+  await page.press("Enter");
+  assert.equal((await focused()).id, "main");
+  await walk("5 min");
+  await page.press("ArrowRight");
+  assert.equal(await page.run(() => document.querySelector("#span :checked").value), "3600");
+  await walk("Find");
+  await page.call("Input.insertText", { text: "no such rule" });
+  await page.until("no rule is found", () =>
+    document.querySelector("#rules-note").innerText.startsWith("0 of"),
+  );
+  await page.run(() => document.activeElement.select());
+  await page.call("Input.insertText", { text: "remote" });
+  await page.until("a rule is found", () => document.querySelector("#rule-tree .rule"));
+  await walk("Explain ");
+  await page.press("Enter");
+  await page.until("the focus is at the explanation", () => document.activeElement.id === "explanation");
+  assert.match(await page.text("#explanation"), /api_key|remote_address/);
+  await walk("Show");
+  await page.press("Enter");
+  await page.until("counters are shown", () => document.querySelector("#counter-list .actions"));
+  await walk("Admin token");
+  await walk("Reset ");
+  await page.press("Enter");
+  await page.until("it asks", () => document.querySelector("#confirm").open);
+  await page.press("Escape");
+  await page.until("it does nothing", () => !document.querySelector("#confirm").open);
+  assert.match((await focused()).name, /^Reset /);
+  assert.equal(await page.text("#counter-status"), "");
+  await walk("with defaults");
+  await page.press(" ");
+  await page.until(
+    "all settings are there",
+    () => document.querySelectorAll("#setting-list tbody tr").length > 50,
+  );
+  const unseen = walked.filter(({ hasOutline, tag }) => !hasOutline && tag !== "BODY");
+  assert.deepEqual(unseen, [], "the focus is seen everywhere");
+  page.checkCalm();
+}
+
+/** Texts of clients stay texts. TEXTS is a file with a list of them; each was refused as the value of `api_key`. */
+async function hostile(browser, url, file) {
+  const texts = JSON.parse(fs.readFileSync(file, "utf8"));
+  const page = await browser.open(url);
+  await page.run(() => (window.counted = 0));
+  const count = await page.until(
+    "all texts are top talkers",
+    (count) => {
+      const found = document.querySelectorAll("#talkers li").length;
+      return found >= count && found;
+    },
+    Math.min(texts.length, 8),
+  );
+  for (let nth = 0; nth < count; nth++) {
+    const has = await page.run((nth) => {
+      const button = document.querySelectorAll("#talkers li")[nth].querySelector("button");
+      button?.click();
+      return Boolean(button);
+    }, nth);
+    // Long ones are cut by the server, and no button asks about a part.
+    if (!has) continue;
+    await page.until("it is explained", () => document.querySelector("#explanation .badge"));
+    await page.run(() => document.querySelector("#explanation").replaceChildren());
+  }
+  for (const value of texts) {
+    await page.run((value) => {
+      const field = document.querySelector("#explain-descriptor textarea");
+      document.querySelector("#explain-descriptor .entry-row input").value = "api_key";
+      field.value = value;
+      for (const one of document.querySelectorAll(
+        "#explain-descriptor input, #explain-descriptor textarea",
+      )) {
+        one.dispatchEvent(new Event("input", { bubbles: true }));
+      }
+      document.querySelector("#explain-form .primary").click();
+    }, value);
+    await page.until("it is explained", () => document.querySelector("#explanation .badge"));
+    const text = await page.text("#explanation");
+    assert.match(text, /api_key/);
+    // No line break, no control character and no change of direction comes through.
+    // eslint-disable-next-line no-control-regex
+    assert.doesNotMatch(
+      text,
+      /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/,
+    );
+    await page.run(() => document.querySelector("#explanation").replaceChildren());
+  }
+  // The list of counters shows them, too.
+  await page.run(() => {
+    document.querySelector('#counter-descriptor [aria-label="Remove entry 1"]')?.click();
+    document.querySelector("#counter-form .primary").click();
+  });
+  await page.until("counters are listed", () => document.querySelector("#counter-list tbody tr"));
+  const planted = await page.run(() => ({
+    elements: document.querySelectorAll(
+      "[onerror], [onload], main img, main script, iframe, marquee, a[href^='javascript']",
+    ).length,
+    title: document.title,
+    counted: window.counted,
+  }));
+  assert.deepEqual(planted, { elements: 0, title: "tollgate", counted: 0 });
+  const [content, window] = await page.run(() => [document.documentElement.scrollWidth, innerWidth]);
+  assert.ok(content <= window, `${content} pixels in a window of ${window}`);
+  page.checkCalm();
+}
+
+/** A reload that is refused shows its errors, and one that is good the new rules; the end of the server shows too. */
+async function reload(browser, url, folder) {
+  const page = await browser.open(url);
+  const rules = path.join(folder, "rules.yaml");
+  const good = fs.readFileSync(rules, "utf8");
+  const write = (text) => {
+    fs.writeFileSync(`${rules}.new`, text);
+    fs.renameSync(`${rules}.new`, rules);
+  };
+  write(`${good}  - {key: <b>new</b>, rate_limits: [3/fortnight]}\n`);
+  await page.until("the errors are there", () =>
+    /rules\.yaml:\d+.*fortnight/.test(document.querySelector("#notices").innerText),
+  );
+  assert.match(await page.text("#tiles"), /reload refused at/);
+  write(`${good}  - {key: <b>new</b>, rate_limits: [3/year]}\n`);
+  await page.until("the new rule is there", () =>
+    document.querySelector("#rule-tree").innerText.includes("<b>new</b>"),
+  );
+  await page.until("the errors are gone", () => document.querySelector("#notices").children.length === 0);
+  page.checkCalm();
+  console.log("reloaded");
+  // The caller stops the server now.
+  await page.until(
+    "the page says so",
+    () => document.querySelector("#connection").dataset.state === "waiting",
+  );
+}
+
+/** With a token, a page from elsewhere may change counters. */
+async function token(browser, url) {
+  const page = await browser.open(url);
+  const change = async () => {
+    await page.run(() => document.querySelector("#counter-form .primary").click());
+    await page.click('#counter-list [aria-label^="Reset "]');
+    await page.until("it asks", () => document.querySelector("#confirm").open);
+    await page.click("#confirm-do");
+  };
+  await change();
+  await page.until("it is refused", () =>
+    document.querySelector("#counter-status").innerText.includes("only a call from this machine"),
+  );
+  await page.type("#token", "sesame");
+  await change();
+  await page.until("it is done", () =>
+    document.querySelector("#counter-status").innerText.startsWith("Reset "),
+  );
+  const kept = await page.run(() => [
+    document.cookie,
+    localStorage.length,
+    sessionStorage.length,
+    location.href,
+  ]);
+  assert.deepEqual(kept.slice(0, 3), ["", 0, 0]);
+  assert.ok(!kept[3].includes("sesame"));
+  const refusals = page.complaints.filter((text) => !text.includes("403"));
+  assert.deepEqual(refusals, []);
+}
+
+/** Pictures of the page in both themes and both widths. */
+async function pictures(browser, url, folder) {
+  for (const size of SIZES) {
+    for (const theme of THEMES) {
+      const page = await browser.open(url, { ...size, theme });
+      await page.until("top talkers are there", () => document.querySelector("#talkers .actions button"));
+      await page.call("Emulation.setScrollbarsHidden", { hidden: true });
+      await pause(3000);
+      const kind = size.width > 800 ? "wide" : "narrow";
+      await page.picture(path.join(folder, `${kind}-${theme}.png`));
+      page.checkCalm();
+      await page.close();
+    }
+  }
+}
+
+/** The page answers, and its counts move. */
+async function moves(browser, url) {
+  const page = await browser.open(url);
+  await page.until("decisions are counted", () => Number(document.querySelector(".tile b").innerText) > 0);
+  await until("charts are drawn", () => page.run(() => document.querySelector("#rates canvas")));
+  page.checkCalm();
+}
+
+module.exports = { accessible, keyboard, hostile, reload, token, pictures, moves };

@@ -1,0 +1,280 @@
+//! Alerts and dashboards.
+
+use std::{
+    collections::BTreeMap, fs, net::SocketAddr, path::Path, process::Command, time::Instant,
+};
+
+use tempfile::TempDir;
+
+use super::{check, copy_all, deploy, path, run, running::with_service, text};
+use crate::support::{
+    PATIENCE, ask,
+    certificates::{Authority, Secret},
+    envoy::Envoy,
+    free_port,
+    http::get,
+    prometheus::Prometheus,
+    redis::Redis,
+    tollgate::{self, Tollgate},
+    tool, wait_until,
+};
+
+#[test]
+fn every_alert_fires_when_it_should_and_only_then() {
+    let rules = deploy().join("prometheus/rules.yaml");
+    run(Command::new(tool("promtool"))
+        .args(["check", "rules"])
+        .arg(&rules));
+    let folder = TempDir::new().unwrap();
+    let tests = folder.path().join("tests.yaml");
+    let output = check(&deploy(), &["--unit-tests", path(&tests)]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    run(Command::new(tool("promtool"))
+        .args(["test", "rules"])
+        .arg(&tests));
+}
+
+/// An alert that never fires, or always does, does not pass these tests.
+#[test]
+fn the_tests_of_the_alerts_can_fail() {
+    for (right, wrong, alert) in [
+        (
+            "expr: tollgate_control_plane_up == 0",
+            "expr: tollgate_control_plane_up == 2",
+            "TollgateControlPlaneLost fires",
+        ),
+        (
+            "expr: rate(tollgate_own_pauses_total[5m]) > 1\n        for: 10m",
+            "expr: rate(tollgate_own_pauses_total[5m]) > 0\n        for: 10m",
+            "TollgateOwnPauses quiet",
+        ),
+    ] {
+        let copy = TempDir::new().unwrap();
+        let folder = copy.path().join("deploy");
+        copy_all(&deploy(), &folder);
+        let rules = folder.join("prometheus/rules.yaml");
+        let before = fs::read_to_string(&rules).unwrap();
+        assert!(before.contains(right), "{right}");
+        fs::write(&rules, before.replacen(right, wrong, 1)).unwrap();
+        let tests = copy.path().join("tests.yaml");
+        let output = check(&folder, &["--unit-tests", path(&tests)]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let output = Command::new(tool("promtool"))
+            .args(["test", "rules"])
+            .arg(&tests)
+            .output()
+            .unwrap();
+        assert!(!output.status.success(), "{wrong}");
+        let printed = text(&output.stdout) + &text(&output.stderr);
+        assert!(printed.contains(alert), "{alert}: {printed}");
+    }
+}
+
+#[test]
+fn every_alert_has_an_entry_in_the_runbook() {
+    let rules = fs::read_to_string(deploy().join("prometheus/rules.yaml")).unwrap();
+    let alerts: Vec<_> = rules
+        .lines()
+        .filter_map(|line| line.trim_start().strip_prefix("- alert: "))
+        .collect();
+    let runbook = deploy().with_file_name("docs").join("runbook.md");
+    let runbook = fs::read_to_string(runbook).unwrap();
+    let entries: Vec<_> = runbook
+        .split("\n## ")
+        .filter(|entry| entry.starts_with("Tollgate"))
+        .collect();
+    let titles: Vec<_> = entries
+        .iter()
+        .map(|entry| entry.lines().next().unwrap())
+        .collect();
+    assert_eq!(titles, alerts);
+    for entry in entries {
+        for part in ["**It means**", "**Look at**", "**Do**"] {
+            assert!(entry.contains(part), "{part}: {entry}");
+        }
+    }
+}
+
+/// tollgates of every kind of which some metric is asked, and an Envoy that cannot reach one of them.
+struct Fleet {
+    _redis: Redis,
+    counts_in_redis: Tollgate,
+    counts_in_memory: Tollgate,
+    has_control_plane: Tollgate,
+    envoy: Envoy,
+    _wants_certificates: Tollgate,
+    _secret: Secret,
+}
+
+impl Fleet {
+    fn start() -> Self {
+        let redis = Redis::start();
+        let counts_in_redis = tollgate::with_rules(RULES)
+            .redis(&redis)
+            .env("REDIS_PERSECOND", "true")
+            .env("REDIS_PERSECOND_URL", &redis.url())
+            .start();
+        let counts_in_memory = tollgate::with_rules(RULES).start();
+        let nowhere = format!("127.0.0.1:{}", free_port());
+        let has_control_plane = tollgate::builder()
+            .args(["--config-type", "GRPC_XDS_SOTW", "--start-without-rules"])
+            .args(["--xds-server", &nowhere])
+            .start();
+        let ours = Authority::new("ours");
+        let pair = ours.issue("tollgate");
+        let secret = Secret::mount(&[
+            ("tls.crt", &pair.certificate),
+            ("tls.key", &pair.key),
+            ("ca.crt", &ours.certificate),
+        ]);
+        let wants_certificates = tollgate::with_rules(RULES)
+            .env("GRPC_SERVER_USE_TLS", "true")
+            .env("GRPC_SERVER_TLS_CERT", &secret.at("tls.crt"))
+            .env("GRPC_SERVER_TLS_KEY", &secret.at("tls.key"))
+            .env("GRPC_CLIENT_TLS_CACERT", &secret.at("ca.crt"))
+            .start();
+        let plain = fs::read_to_string(deploy().join("envoy/envoy.yaml")).unwrap();
+        let (before, after) = plain.split_once("      load_assignment:\n").unwrap();
+        let bootstrap = format!("{before}{TLS_WITHOUT_CERTIFICATE}      load_assignment:\n{after}");
+        let envoy = Envoy::start(|| with_service(&bootstrap, &wants_certificates));
+        Self {
+            _redis: redis,
+            counts_in_redis,
+            counts_in_memory,
+            has_control_plane,
+            envoy,
+            _wants_certificates: wants_certificates,
+            _secret: secret,
+        }
+    }
+
+    fn tollgates(&self) -> [&Tollgate; 3] {
+        [
+            &self.counts_in_redis,
+            &self.counts_in_memory,
+            &self.has_control_plane,
+        ]
+    }
+
+    /// Some calls to each, of which some are refused and some name a domain that is not there.
+    async fn ask(&self) {
+        for tollgate in self.tollgates() {
+            let mut client = ask::connect(tollgate.grpc).await;
+            for _ in 0..5 {
+                for (domain, key) in [("shop", "few"), ("shop", "shadow"), ("shp", "few")] {
+                    // That without rules answers with an error.
+                    let _ = ask::ask(&mut client, domain, &[(key, "v")]).await;
+                }
+            }
+        }
+    }
+}
+
+const RULES: &str = "
+domain: shop
+descriptors:
+  - { key: few, rate_limits: [2/second, 100000/year] }
+  - { key: shadow, shadow_mode: true, rate_limits: [2/second] }
+";
+
+const TLS_WITHOUT_CERTIFICATE: &str = "
+      transport_socket:
+        name: envoy.transport_sockets.tls
+        typed_config:
+          \"@type\": type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext
+          sni: tollgate
+";
+
+#[tokio::test]
+async fn every_expression_names_metrics_that_are_exported() {
+    let fleet = Fleet::start();
+    fleet.ask().await;
+    let front = fleet.envoy.listener("front");
+    // These pass unlimited: Envoy has no certificate, and its filter fails open.
+    assert_eq!(get(front, "/").status, 200);
+    let envoys = get(fleet.envoy.admin, "/stats/prometheus").body;
+    for counted in [
+        "envoy_cluster_ratelimit_failure_mode_allowed{envoy_cluster_name=\"service\"} 1",
+        "envoy_cluster_ssl_connection_error{envoy_cluster_name=\"tollgate\"} ",
+    ] {
+        let line = envoys.lines().find(|line| line.starts_with(counted));
+        assert!(line.is_some_and(|line| !line.ends_with(" 0")), "{counted}");
+    }
+    let mut names: Vec<_> = fleet
+        .tollgates()
+        .iter()
+        .flat_map(|tollgate| metric_names(&tollgate.page("/metrics")))
+        .chain(metric_names(&envoys))
+        .collect();
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("names");
+    fs::write(&file, names.join("\n")).unwrap();
+    let output = check(&deploy(), &["--metrics", path(&file)]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    // Without one of them it does not pass.
+    names.retain(|name| name != "tollgate_stores_lost");
+    fs::write(&file, names.join("\n")).unwrap();
+    let output = check(&deploy(), &["--metrics", path(&file)]);
+    let printed = text(&output.stderr);
+    let missing = "rules.yaml TollgateStoreLost: nothing exports tollgate_stores_lost";
+    assert!(printed.contains(missing), "{printed}");
+}
+
+fn metric_names(page: &str) -> Vec<String> {
+    let lines = page.lines().filter(|line| !line.starts_with('#'));
+    lines
+        .filter_map(|line| Some(line.split(['{', ' ']).next()?.to_owned()))
+        .collect()
+}
+
+/// A real Prometheus reads tollgates under traffic and evaluates the rules; each panel of each
+/// dashboard and each recording rule has data.
+#[tokio::test]
+async fn every_panel_shows_something() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("expressions");
+    let output = check(&deploy(), &["--expressions", path(&file)]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let file = fs::read_to_string(&file).unwrap();
+    let expressions: BTreeMap<String, String> = serde_json::from_str(&file).unwrap();
+    // Alerts are about series that are not there when all is well; promtool's tests have them.
+    let mut waiting: Vec<_> = expressions
+        .iter()
+        .filter(|(place, _)| !place.starts_with("rules.yaml Tollgate"))
+        .collect();
+    assert!(waiting.len() > 60, "{waiting:?}");
+
+    let fleet = Fleet::start();
+    let targets = fleet.tollgates().map(|tollgate| tollgate.debug);
+    let prometheus = prometheus(&targets, &deploy().join("prometheus/rules.yaml"));
+    // One change that is refused, then one that is taken.
+    let changed = &fleet.counts_in_redis;
+    for (rules, metric) in [
+        ("nonsense", "ratelimit_service_config_load_error"),
+        (RULES, "ratelimit_service_config_load_success"),
+    ] {
+        prometheus.await_scrapes(2);
+        let before = changed.metric(metric);
+        fs::write(changed.rules().join("rules.yaml"), format!("{rules}\n")).unwrap();
+        wait_until(metric, || changed.metric(metric) > before);
+    }
+    let deadline = Instant::now() + 3 * PATIENCE;
+    while !waiting.is_empty() {
+        assert!(Instant::now() < deadline, "no data: {waiting:#?}");
+        fleet.ask().await;
+        prometheus.await_scrapes(1);
+        waiting.retain(|(_, expression)| prometheus.query(expression).is_empty());
+    }
+}
+
+/// A Prometheus that scrapes `targets`, with the rules of a file.
+#[track_caller]
+fn prometheus(targets: &[SocketAddr], rules: &Path) -> Prometheus {
+    let targets: Vec<_> = targets.iter().map(|target| format!("'{target}'")).collect();
+    Prometheus::start(&format!(
+        "global: {{scrape_interval: 500ms, evaluation_interval: 500ms}}\nrule_files: ['{}']\n\
+         scrape_configs: [{{job_name: tollgate, static_configs: [{{targets: [{}]}}]}}]\n",
+        rules.display(),
+        targets.join(", "),
+    ))
+}

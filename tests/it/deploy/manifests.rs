@@ -1,0 +1,275 @@
+//! Overlays, the chart and all else that can be checked without running it, and mistakes planted in it.
+
+use std::fs;
+
+use tempfile::TempDir;
+
+use super::{check, copy_all, deploy, text};
+
+#[test]
+fn every_overlay_and_every_preset_is_valid() {
+    let output = check(&deploy(), &[]);
+    let printed = text(&output.stdout);
+    assert!(output.status.success(), "{printed}{}", text(&output.stderr));
+    for overlay in ["istio", "memory", "redis", "redis-cluster"] {
+        for line in [
+            format!("ok    kustomize {overlay} Deployment/tollgate"),
+            format!("ok    helm {overlay} Deployment/tollgate"),
+            format!("same  kustomize {overlay} and helm {overlay}: "),
+        ] {
+            assert!(printed.contains(&line), "{line}: {printed}");
+        }
+    }
+    for line in [
+        "ok    kustomize sidecar Deployment/shop",
+        "ok    kustomize envoy-gateway ConfigMap/envoy-gateway-config",
+        "ok    helm full Deployment/limits",
+        "ok    helm full ServiceMonitor/limits",
+        "ok    contour/contour.yaml HTTPProxy/shop",
+    ] {
+        assert!(printed.contains(line), "{line}: {printed}");
+    }
+}
+
+/// The schemas look closely: each field of each document is misspelt in a copy.
+#[test]
+fn every_misspelt_field_is_refused() {
+    let output = check(&deploy(), &["--plant"]);
+    let printed = text(&output.stdout);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let refused: usize = printed
+        .lines()
+        .filter_map(|line| {
+            let (_, count) = line
+                .strip_suffix(" misspellings refused")?
+                .rsplit_once(' ')?;
+            count.parse::<usize>().ok()
+        })
+        .sum();
+    assert!(refused > 1000, "{refused}: {printed}");
+}
+
+#[test]
+fn every_file_is_rendered_or_left_out_for_a_reason() {
+    let output = check(&deploy(), &["--inventory"]);
+    let printed = text(&output.stdout);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    for part in ["kustomize", "helm", "envoy", "prometheus", "grafana"] {
+        let total = printed.lines().find_map(|line| {
+            let (what, count) = line.strip_prefix("total")?.trim().split_once(": ")?;
+            (what == part).then(|| count.parse::<usize>().unwrap())
+        });
+        assert!(total.is_some_and(|total| total > 10), "{part}: {printed}");
+    }
+}
+
+/// Files that nothing would look at, and mistakes that only the programs find that read them.
+#[test]
+fn what_is_not_rendered_is_found() {
+    let copy = TempDir::new().unwrap();
+    let folder = copy.path().join("deploy");
+    copy_all(&deploy(), &folder);
+    let hidden = "{{- if .Values.hidden }}\nkind: Secret\n{{- end }}\n";
+    for (file, contents) in [
+        (
+            "kustomize/components/new/kustomization.yaml",
+            "resources: []\n",
+        ),
+        (
+            "grafana/spare.json",
+            "{\"panels\": [], \"templating\": {\"list\": []}}",
+        ),
+        ("helm/tollgate/templates/hidden.yaml", hidden),
+        ("new/service.yaml", "kind: Service\n"),
+    ] {
+        let path = folder.join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, contents).unwrap();
+    }
+    for (file, right, wrong) in [
+        (
+            "envoy/envoy.yaml",
+            "failure_mode_deny",
+            "failure_mode_denied",
+        ),
+        ("Containerfile", "WORKDIR /src", "WORKDIR src"),
+        (
+            "prometheus/rules.yaml",
+            "tollgate_stores_lost",
+            "tollgate_stores_lost{",
+        ),
+    ] {
+        let path = folder.join(file);
+        let before = fs::read_to_string(&path).unwrap();
+        assert!(before.contains(right), "{right} in {file}");
+        fs::write(&path, before.replacen(right, wrong, 1)).unwrap();
+    }
+    let output = check(&folder, &["--inventory"]);
+    assert_eq!(output.status.code(), Some(1));
+    let printed = text(&output.stderr);
+    for (place, problem) in [
+        (
+            "kustomize/components/new/kustomization.yaml",
+            "nothing renders it",
+        ),
+        ("new/service.yaml", "nothing renders it"),
+        ("helm/tollgate/templates/hidden.yaml", "no preset"),
+        ("grafana/spare.json", "in no ConfigMap"),
+        ("envoy envoy/envoy.yaml", "failure_mode_denied"),
+        ("Containerfile", "DL3000"),
+        ("prometheus/rules.yaml", "could not parse expression"),
+    ] {
+        let is_it = |line: &str| line.contains(place) && line.contains(problem);
+        assert!(printed.lines().any(is_it), "{place}: {problem}: {printed}");
+    }
+}
+
+#[test]
+fn mistakes_in_the_manifests_are_found() {
+    let copy = TempDir::new().unwrap();
+    let folder = copy.path().join("deploy");
+    copy_all(&deploy(), &folder);
+    for (file, right, wrong) in [
+        (
+            "kustomize/base/deployment.yaml",
+            "  replicas: 2",
+            "  replica: 2",
+        ),
+        (
+            "kustomize/base/service.yaml",
+            "targetPort: grpc-rls",
+            "targetPorts: grpc-rls",
+        ),
+        (
+            "kustomize/overlays/sidecar/shop.yaml",
+            "containerPort: 8080",
+            "containerPort: http",
+        ),
+        (
+            "istio/envoyfilter.yaml",
+            "applyTo: HTTP_FILTER",
+            "applyTo: HTTP_FILTERS",
+        ),
+        // No schema objects to these.
+        (
+            "kustomize/overlays/sidecar/shop.yaml",
+            "runAsNonRoot: true",
+            "runAsNonRoot: false",
+        ),
+        (
+            "kustomize/redis/redis.yaml",
+            "redis:7.2.5-bookworm",
+            "redis:latest",
+        ),
+        ("kustomize/base/deployment.yaml", "value: 30s", "value: 40s"),
+        (
+            "kustomize/base/deployment.yaml",
+            "value: \"false\"",
+            "value: \"true\"",
+        ),
+        // Fits its schema, and lets in every pod.
+        (
+            "kustomize/base/networkpolicy.yaml",
+            "        - namespaceSelector:\n            matchLabels:\n              tollgate-envoy: \"true\"\n",
+            "        - {}\n",
+        ),
+        (
+            "helm/tollgate/templates/service.yaml",
+            "port: 9090",
+            "port: 9091",
+        ),
+        (
+            "helm/tollgate/values.schema.json",
+            "\"replicaCount\": {\n      \"type\": \"integer\"",
+            "\"replicaCount\": {\n      \"type\": [\"integer\", \"string\"]",
+        ),
+        (
+            "envoy-gateway/helm-values.yaml",
+            "tollgate:0.1.0",
+            "tollgate:0.0.9",
+        ),
+        (
+            "prometheus/rules.yaml",
+            "severity: critical",
+            "severity: high",
+        ),
+        ("grafana/store.json", "\"id\": 3,", "\"id\": 2,"),
+        (
+            "compose/compose.yaml",
+            "- 127.0.0.1:8081:8081",
+            "- 8081:8081",
+        ),
+        ("compose/compose.yaml", "- ./rules:", "- ./rule:"),
+    ] {
+        let path = folder.join(file);
+        let before = fs::read_to_string(&path).unwrap();
+        assert!(before.contains(right), "{right} in {file}");
+        fs::write(&path, before.replacen(right, wrong, 1)).unwrap();
+    }
+    let output = check(&folder, &[]);
+    assert_eq!(output.status.code(), Some(1));
+    let printed = text(&output.stderr);
+    for (place, problem) in [
+        ("kustomize redis Deployment/tollgate", "replica"),
+        ("kustomize redis Service/tollgate", "targetPorts"),
+        ("kustomize sidecar Deployment/shop", "'http' is not"),
+        ("kustomize sidecar Deployment/shop", "run as root"),
+        (
+            "istio/envoyfilter.yaml EnvoyFilter/tollgate-filter",
+            "HTTP_FILTERS",
+        ),
+        (
+            "kustomize redis Deployment/tollgate-redis",
+            "no fixed image tag",
+        ),
+        (
+            "kustomize redis Deployment/tollgate",
+            "killed before it has drained",
+        ),
+        ("kustomize redis Deployment/tollgate", "can count at /json"),
+        (
+            "kustomize redis NetworkPolicy/tollgate",
+            "lets in every pod",
+        ),
+        (
+            "memory Service tollgate/tollgate.spec.ports",
+            "9091 in the chart",
+        ),
+        ("helm does not refuse", "replicaCount"),
+        ("envoy-gateway", "two ways, two configurations"),
+        ("rules.yaml TollgateAbsent", "severity"),
+        ("store.json", "its id is not unique"),
+        ("compose.yaml", "'8081:8081' does not match"),
+        ("compose.yaml tollgate", "there is no ./rule"),
+        ("kubernetes/redis.yaml", "is not up to date"),
+        ("helm/tollgate/files/rules.yaml", "is not up to date"),
+    ] {
+        let is_it = |line: &str| line.contains(place) && line.contains(problem);
+        assert!(printed.lines().any(is_it), "{place}: {problem}: {printed}");
+    }
+}
+
+#[test]
+fn every_file_names_the_image_of_this_version() {
+    let image = format!("tollgate:{}", env!("CARGO_PKG_VERSION"));
+    for file in [
+        "Containerfile",
+        "compose/compose.yaml",
+        "envoy-gateway/helm-values.yaml",
+        "kubernetes/envoy-gateway.yaml",
+        "kubernetes/istio.yaml",
+        "kubernetes/memory.yaml",
+        "kubernetes/redis-cluster.yaml",
+        "kubernetes/redis.yaml",
+        "kubernetes/sidecar.yaml",
+        "kustomize/base/deployment.yaml",
+        "kustomize/overlays/envoy-gateway/envoy-gateway.yaml",
+        "kustomize/overlays/sidecar/shop.yaml",
+    ] {
+        let text = fs::read_to_string(deploy().join(file)).unwrap();
+        assert!(text.contains(&image), "{image} in {file}");
+    }
+    let chart = fs::read_to_string(deploy().join("helm/tollgate/Chart.yaml")).unwrap();
+    let version = concat!("\nappVersion: ", env!("CARGO_PKG_VERSION"), "\n");
+    assert!(chart.contains(version), "{chart}");
+}

@@ -1,0 +1,281 @@
+//! Values that are HTML, line breaks, control characters or long, wherever the program shows values of requests: a line
+//! stays one line, JSON stays JSON, and nothing reaches a terminal that it would obey.
+
+use std::{fs, net::SocketAddr};
+
+use ::tollgate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::support::{
+    ask::{connect, descriptor, request, send},
+    finish,
+    http::get,
+    json,
+    tollgate::{self, Tollgate, program},
+    wait_until,
+};
+
+const RULES: &str = "domain: d
+descriptors:
+  - key: few
+    rate_limits: [1/year]
+";
+
+/// A value that harms nobody.
+const PLAIN: &str = "v";
+
+const LONG: usize = 16 << 10;
+
+/// Values that are texts, without the end of a C string: the command line has none.
+fn hostile() -> Vec<String> {
+    let odd = "\u{1b}[31m\u{7}\u{7f}\u{85}\u{2028}\u{2029}\u{202e}\u{feff}\t";
+    vec![
+        "<script>alert(1)</script><img src=x onerror='alert(1)'>".to_owned(),
+        "\"}]}\r\n{\"code\":\"OK\"}\n\"}]".to_owned(),
+        "a\nINFO OK d: few=\"b\" -> d.few\r  limit 1/year".to_owned(),
+        odd.to_owned(),
+        "\\u0000\\n\\\\\"'`$(x)".to_owned(),
+        "<b>\n".repeat(LONG / 4),
+        "\u{202e}".repeat(LONG / 3),
+    ]
+}
+
+fn one(key: &str, value: &str) -> RateLimitRequest {
+    request("d", vec![descriptor(&[(key, value)])])
+}
+
+/// A request as JSON.
+fn body(key: &str, value: &str) -> String {
+    let entries = [json!({ "key": key, "value": value })];
+    json!({ "domain": "d", "descriptors": [{ "entries": entries }] }).to_string()
+}
+
+/// Asks twice for each value, so that it is refused, and for a value that is no text.
+async fn hit(server: &Tollgate) {
+    let mut client = connect(server.grpc).await;
+    for value in hostile() {
+        for _ in 0..2 {
+            send(&mut client, one("few", &value)).await.unwrap();
+        }
+        send(&mut client, one(&value, PLAIN)).await.unwrap();
+    }
+    let mut bytes = one("few", "");
+    bytes.descriptors[0].entries[0].value = b"\0\xff\xfe\n<\xc3".to_vec().into();
+    send(&mut client, bytes).await.unwrap();
+}
+
+/// The lines of a text, which no reader of lines or terminal may see otherwise.
+#[track_caller]
+fn lines(text: &str) -> Vec<&str> {
+    let is_odd = |next: char| {
+        next != '\n' && next.is_control() || matches!(next, '\u{2028}'..='\u{202e}' | '\u{feff}')
+    };
+    let odd = text.chars().find(|next| is_odd(*next));
+    assert_eq!(odd, None, "{text}");
+    text.lines().collect()
+}
+
+/// The output of a command that succeeds, or refuses by its exit code.
+#[track_caller]
+fn run(args: &[&str]) -> String {
+    let output = finish(program().args(args));
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(matches!(output.status.code(), Some(0 | 3)), "{errors}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// An entry as commands take it.
+fn entry(key: &str, value: &str) -> String {
+    let escape = |text: &str| {
+        text.replace('\\', "\\\\")
+            .replace(',', "\\,")
+            .replace('=', "\\=")
+    };
+    format!("{}={}", escape(key), escape(value))
+}
+
+#[test]
+fn an_explanation_has_as_many_lines_for_them_as_for_others() {
+    let folder = TempDir::new().unwrap();
+    fs::write(folder.path().join("rules.yaml"), RULES).unwrap();
+    let server = tollgate::with_rules(RULES).start();
+    let url = format!("http://{}", server.debug);
+    for from in [
+        ["--rules", folder.path().to_str().unwrap()],
+        ["--server", &url],
+    ] {
+        let explain = |key: &str, value: &str, more: &[&str]| {
+            let entry = entry(key, value);
+            let asked = ["explain", "--domain", "d", "-d", &entry];
+            run(&[&asked[..], &from[..], more].concat())
+        };
+        let count = |key: &str, value: &str| lines(&explain(key, value, &[])).len();
+        let (known, unknown) = (count("few", PLAIN), count("many", PLAIN));
+        for value in hostile() {
+            assert_eq!(count("few", &value), known, "{value:?}");
+            assert_eq!(count(&value, PLAIN), unknown, "{value:?}");
+            let account: Value =
+                serde_json::from_str(&explain("few", &value, &["--json"])).unwrap();
+            check_account(&account, &value);
+        }
+    }
+}
+
+/// The account has the value, or the beginning of one that is too long.
+#[track_caller]
+fn check_account(account: &Value, value: &str) {
+    assert_eq!(account["descriptors"].as_array().unwrap().len(), 1);
+    let entries = account["descriptors"][0]["entries"].as_array().unwrap();
+    assert_eq!(entries.len(), 1);
+    let shown = entries[0]["value"].as_str().unwrap();
+    match shown.rsplit_once("… ") {
+        Some((beginning, more)) if value.len() > 256 => {
+            let shown_bytes = beginning.len();
+            assert!(value.starts_with(beginning) && shown_bytes > 250);
+            assert_eq!(more, format!("{} bytes more", value.len() - shown_bytes));
+        }
+        _ => assert_eq!(shown, value),
+    }
+}
+
+#[test]
+fn the_page_of_explanations_is_json_for_them_and_a_line_for_nonsense() {
+    let server = tollgate::with_rules(RULES).start();
+    for value in hostile() {
+        let reply = json::send(
+            server.debug,
+            "POST",
+            "/explain",
+            body("few", &value).as_bytes(),
+        );
+        check_account(&reply.json(), &value);
+        let nonsense = json!({ &*value: 1 }).to_string();
+        let refused = json::send(server.debug, "POST", "/explain", nonsense.as_bytes());
+        assert_eq!(refused.status, 400);
+        assert_eq!(lines(&refused.body).len(), 1);
+        assert!(refused.body.len() < 4096, "{}", refused.body.len());
+    }
+}
+
+#[tokio::test]
+async fn a_logged_decision_is_one_line_of_text() {
+    let server = tollgate::with_rules(RULES)
+        .args(["--log-decisions", "all"])
+        .start();
+    hit(&server).await;
+    let all = 3 * hostile().len() + 1;
+    let decisions = || {
+        let log = server.log().text();
+        let lines = log
+            .lines()
+            .filter(|line| line.contains("tollgate::decision"));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    wait_until("all decisions are logged", || decisions().len() >= all);
+    let decisions = decisions();
+    assert_eq!(decisions.len(), all);
+    for line in decisions {
+        let line: Value = serde_json::from_str(&line).unwrap();
+        let text = line["@message"].as_str().unwrap();
+        assert_eq!(lines(text).len(), 1);
+        assert!(text.contains(" d: ") && text.contains(" -> "), "{text}");
+        assert!(text.len() < 2048, "{} bytes", text.len());
+    }
+}
+
+#[tokio::test]
+async fn a_logged_decision_is_one_line_of_json() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("decisions");
+    let server = tollgate::with_rules(RULES)
+        .args(["--log-decisions", "all"])
+        .args(["--log-decisions-to", file.to_str().unwrap()])
+        .start();
+    hit(&server).await;
+    let all = 3 * hostile().len() + 1;
+    let read = || fs::read_to_string(&file).unwrap_or_default();
+    wait_until("all decisions are logged", || read().lines().count() >= all);
+    let text = read();
+    assert!(text.is_ascii());
+    let lines = lines(&text);
+    assert_eq!(lines.len(), all);
+    for line in lines {
+        let line: Value = serde_json::from_str(line).unwrap();
+        assert_eq!(line["descriptors"].as_array().unwrap().len(), 1, "{line}");
+        let entries = line["descriptors"][0]["entries"].as_array().unwrap();
+        assert_eq!(entries.len(), 1, "{line}");
+        assert!(line.to_string().len() < 16 << 10);
+    }
+}
+
+#[tokio::test]
+async fn top_talkers_have_a_line_or_a_map_for_each() {
+    let server = tollgate::with_rules(RULES)
+        .args(["--top-talkers", "all"])
+        .start();
+    hit(&server).await;
+    let top: Value = serde_json::from_str(&get(server.debug, "/top").body).unwrap();
+    assert_eq!(top["rules"].as_array().unwrap().len(), 1, "{top}");
+    let talkers = top["rules"][0]["talkers"].as_array().unwrap();
+    assert_eq!(talkers.len(), hostile().len() + 1);
+    for value in hostile().iter().filter(|value| value.len() < 100) {
+        let has = |talker: &Value| talker["entries"][0]["value"] == **value;
+        assert!(talkers.iter().any(has), "{value:?} in {top}");
+    }
+    // A head and the rule.
+    assert_eq!(lines(&server.page("/top?text")).len(), 2 + talkers.len());
+}
+
+/// All counters of the domain, page by page.
+fn counters(debug: SocketAddr) -> Vec<Value> {
+    let mut all = Vec::new();
+    let mut cursor = String::new();
+    loop {
+        let reply = get(debug, &format!("/counters?domain=d&digests=true{cursor}"));
+        assert_eq!(reply.status, 200, "{reply:?}");
+        let page: Value = serde_json::from_str(&reply.body).unwrap();
+        all.extend(page["counters"].as_array().unwrap().iter().cloned());
+        match page["cursor"].as_str() {
+            Some(next) => cursor = format!("&cursor={next}"),
+            None => return all,
+        }
+    }
+}
+
+#[tokio::test]
+async fn counters_have_a_line_or_a_map_for_each() {
+    let server = tollgate::with_rules(RULES).start();
+    hit(&server).await;
+    let listed = counters(server.debug);
+    assert_eq!(listed.len(), hostile().len() + 1, "{listed:?}");
+    let url = format!("http://{}", server.debug);
+    let list = |more: &[&str]| {
+        let asked = ["counters", "list", "--digests", "--domain", "d"];
+        run(&[&asked[..], &["--server", &url], more].concat())
+    };
+    let page: Value = serde_json::from_str(&list(&["--json"])).unwrap();
+    let more = usize::from(page["cursor"].is_string());
+    let expected = page["counters"].as_array().unwrap().len() + more;
+    assert_eq!(lines(&list(&[])).len(), expected);
+    for value in hostile() {
+        // Longer ones are digests in keys.
+        let has = |counter: &Value| counter["entries"][0]["value"] == *value;
+        assert!(
+            value.len() > 100 || listed.iter().any(has),
+            "{value:?} in {listed:?}"
+        );
+        let body = body("few", &value);
+        let reply = json::send(server.debug, "POST", "/counters/get", body.as_bytes());
+        assert_eq!(
+            reply.json()["descriptors"][0]["counters"][0]["hits"],
+            2,
+            "{value:?}"
+        );
+        let entry = entry("few", &value);
+        let get = [
+            "counters", "get", "--domain", "d", "-d", &entry, "--server", &url,
+        ];
+        assert_eq!(lines(&run(&get)).len(), 2, "{value:?}");
+    }
+}

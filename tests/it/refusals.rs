@@ -1,0 +1,142 @@
+//! Bodies of refusals: over gRPC, in the replies of `/json`, and as `ask` prints them. `envoy` has what clients get.
+
+use ::tollgate::proto::envoy::service::ratelimit::v3::RateLimitResponse;
+use serde_json::{Value, json};
+
+use crate::support::{
+    ask::{connect, descriptor, request, send},
+    finish,
+    json::send as send_json,
+    redis::Redis,
+    tollgate::{self, Builder, Tollgate, program},
+};
+
+const RULES: &str = r#"
+domain: d
+refusal: { body: problem+json }
+descriptors:
+  - key: problem
+    rate_limits: [{ name: 'of "one"', unit: year, requests_per_unit: 1 }]
+  - key: text
+    rate_limits: [1/year]
+    refusal: { body: "{limit}\n{requests} of {period}" }
+  - key: none
+    rate_limits: [1/year]
+    refusal: { body: none }
+  - key: shadow
+    rate_limits: [0/year]
+    shadow_mode: true
+"#;
+
+/// A value that would end any text it was put into.
+const HOSTILE: &str = "\"}]\r\nx: y\r\n\r\n<script>\0{limit}";
+
+/// The replies to two requests, the second of which is refused.
+fn replies(server: &Tollgate, key: &str) -> [RateLimitResponse; 2] {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let mut client = connect(server.grpc).await;
+        let descriptors = vec![
+            descriptor(&[("shadow", "x")]),
+            descriptor(&[(key, HOSTILE)]),
+        ];
+        let request = request("d", descriptors);
+        let first = send(&mut client, request.clone()).await.unwrap();
+        [first, send(&mut client, request).await.unwrap()]
+    })
+}
+
+/// The type and the body of a reply.
+#[track_caller]
+fn body(reply: &RateLimitResponse) -> (&str, &str) {
+    let headers = &reply.response_headers_to_add;
+    let mut types = headers.iter().filter(|header| header.key == "content-type");
+    let content_type = types.next().map_or("", |header| &header.value);
+    assert_eq!(types.next(), None);
+    (content_type, std::str::from_utf8(&reply.raw_body).unwrap())
+}
+
+#[track_caller]
+fn check(server: fn() -> Builder) {
+    let [first, refused] = replies(&server().start(), "problem");
+    assert_eq!((first.overall_code, body(&first)), (1, ("", "")));
+    let (content_type, text) = body(&refused);
+    assert_eq!(content_type, "application/problem+json");
+    let problem: Value = serde_json::from_str(text).unwrap();
+    assert_eq!(problem["status"], 429);
+    assert_eq!(problem["violated-policies"], json!(["of \"one\""]));
+    assert!(!text.contains("script"), "{text}");
+    let [first, refused] = replies(&server().start(), "text");
+    assert_eq!((first.overall_code, body(&first)), (1, ("", "")));
+    let expected = ("text/plain; charset=utf-8", "1/year\n1 of 31536000");
+    assert_eq!(body(&refused), expected);
+    let [_, refused] = replies(&server().start(), "none");
+    assert_eq!((refused.overall_code, body(&refused)), (2, ("", "")));
+    let [_, passed] = replies(&server().start(), "unknown");
+    assert_eq!((passed.overall_code, body(&passed)), (1, ("", "")));
+}
+
+#[test]
+fn only_refusals_have_the_body_of_their_rule() {
+    check(|| tollgate::with_rules(RULES));
+}
+
+#[test]
+fn other_headers_do_not_change_the_body() {
+    let server = || {
+        tollgate::with_rules(RULES)
+            .env("TOLLGATE_RETRY_AFTER", "true")
+            .args(["--ratelimit-fields", "all"])
+    };
+    check(server);
+    let [_, refused] = replies(&server().start(), "text");
+    let names: Vec<_> = refused
+        .response_headers_to_add
+        .iter()
+        .map(|header| &*header.key)
+        .collect();
+    let expected = [
+        "Retry-After",
+        "RateLimit-Policy",
+        "RateLimit",
+        "content-type",
+    ];
+    assert_eq!(names, expected);
+}
+
+#[test]
+fn a_rule_that_denies_without_its_store_sends_its_body() {
+    let mut redis = Redis::start();
+    let rules = format!("{RULES}on_store_loss: deny\n");
+    let server = tollgate::with_rules(&rules).redis(&redis).start();
+    redis.kill();
+    let [_, refused] = replies(&server, "text");
+    assert_eq!(refused.overall_code, 2);
+    assert!(refused.dynamic_metadata.is_some(), "it is degraded");
+    assert_eq!(body(&refused).0, "text/plain; charset=utf-8");
+}
+
+#[test]
+fn json_and_ask_show_the_body() {
+    let server = tollgate::with_rules(RULES).start();
+    let body =
+        json!({"domain": "d", "descriptors": [{"entries": [{"key": "text", "value": "v"}]}]});
+    let reply = || send_json(server.http, "POST", "/json", body.to_string().as_bytes());
+    assert_eq!(reply().json().get("rawBody"), None);
+    let refused = reply();
+    assert_eq!(refused.status, 429);
+    // `1/year`, a line break, `1 of 31536000`.
+    assert_eq!(refused.json()["rawBody"], "MS95ZWFyCjEgb2YgMzE1MzYwMDA=");
+    let headers = json!([{"key": "content-type", "value": "text/plain; charset=utf-8"}]);
+    assert_eq!(refused.json()["responseHeadersToAdd"], headers);
+    let url = format!("http://{}", server.grpc);
+    let ask = ["ask", "--server", &url, "--domain", "d", "-d", "text=v"];
+    let output = finish(program().args(ask));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let expected =
+        "\n  header content-type: text/plain; charset=utf-8\n  body: 1/year\\n1 of 31536000\n";
+    assert!(text.ends_with(expected), "{text}");
+}

@@ -1,0 +1,92 @@
+//! `make demo`: tollgate, an Envoy and clients, all started by one script.
+
+use std::{
+    fs::{self, File},
+    path::Path,
+    process::{Child, Command, ExitStatus, Stdio},
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use tempfile::TempDir;
+
+use super::{tool, wait_until};
+
+/// A running demo. Ended on drop.
+#[derive(Debug)]
+pub struct Demo {
+    script: Child,
+    folder: TempDir,
+    /// The address of its page.
+    pub page: String,
+}
+
+impl Demo {
+    #[track_caller]
+    pub fn start() -> Self {
+        let folder = TempDir::new().unwrap();
+        let output = File::create(folder.path().join("output")).unwrap();
+        let script = Command::new(tool("python3"))
+            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/demo/demo.py"))
+            .args(["--tollgate", env!("CARGO_BIN_EXE_tollgate")])
+            .arg("--envoy")
+            .arg(tool("envoy"))
+            .env("TMPDIR", folder.path())
+            .stdin(Stdio::null())
+            .stdout(output.try_clone().unwrap())
+            .stderr(output)
+            .spawn()
+            .unwrap();
+        let mut demo = Self {
+            script,
+            folder,
+            page: String::new(),
+        };
+        wait_until("the demo prints the address of its page", || {
+            let status = demo.script.try_wait().unwrap();
+            assert_eq!(status, None, "{}", demo.said());
+            let said = demo.said();
+            let page = said.lines().find_map(|line| line.strip_prefix("the page:"));
+            let is_whole = said.contains("Ctrl-C");
+            demo.page = page.unwrap_or_default().trim().to_owned();
+            is_whole
+        });
+        demo
+    }
+
+    /// All that it printed.
+    pub fn said(&self) -> String {
+        fs::read_to_string(self.folder.path().join("output")).unwrap()
+    }
+
+    /// Ends it as Ctrl-C does.
+    #[track_caller]
+    pub fn interrupt(&mut self) -> ExitStatus {
+        self.signal(Signal::SIGINT);
+        let mut status = None;
+        wait_until("the demo has ended", || {
+            status = self.script.try_wait().unwrap();
+            status.is_some()
+        });
+        let left = fs::read_dir(self.folder.path()).unwrap();
+        assert_eq!(left.count(), 1, "only its output is left");
+        status.unwrap()
+    }
+
+    fn signal(&self, signal: Signal) {
+        // It may already have ended.
+        let _ = kill(Pid::from_raw(self.script.id().cast_signed()), signal);
+    }
+}
+
+impl Drop for Demo {
+    fn drop(&mut self) {
+        // It ends its programs by itself.
+        if self.script.try_wait().is_ok_and(|status| status.is_none()) {
+            self.signal(Signal::SIGTERM);
+            let _ = self.script.wait();
+        }
+    }
+}
