@@ -12,10 +12,10 @@ use std::{
 use anyhow::{Context as _, anyhow, ensure};
 use prost::Message as _;
 use tollgate::{
-    Batch, CounterStates, Decision, Entry as RequestEntry, Hits, Identity, Joined, KeyFormat,
-    Limiter, Matcher, MemoryStore, Metrics, Modes, NearRatio, Plan, Request, Rule, RuleFiles,
-    RuleOptions, RuleSet, RuleSource, Rules, Store as _, Timestamp, decide, decide_into, fast_path,
-    framed,
+    Basis, Batch, CounterStates, Decision, Entry as RequestEntry, Hits, Identity, Joined,
+    KeyFormat, Limiter, Matcher, MemoryStore, Metrics, Modes, NearRatio, Plan, Request, Rule,
+    RuleFiles, RuleOptions, RuleSet, RuleSource, Rules, Store as _, Timestamp, decide, decide_into,
+    fast_path, framed,
     proto::envoy::{
         extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
         service::ratelimit::v3::RateLimitRequest,
@@ -339,7 +339,7 @@ fn room_encode(rooms: &Rooms) {
 fn room_check(rooms: &Rooms) {
     let request = black_box(rooms.request);
     let limiter = &rooms.limiter;
-    let render = |decision: &mut Decision| decision.overall;
+    let render = |decision: &mut Decision, _: &Basis<'_, '_>| decision.overall;
     let store = limiter.store.as_ref();
     let checked = limiter.check_at_once(store, request, NOW, rooms.began, render);
     black_box(checked.is_ok());

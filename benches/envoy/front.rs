@@ -71,7 +71,7 @@ impl Front {
             .arg(config);
         let process = Process::start(command, folder, |line| {
             let (_, address) = line.split_once("admin address: ")?;
-            address.trim().parse().ok()
+            Some((address.trim().parse().ok()?, None))
         });
         let process = process.context("Envoy does not start")?;
         let listeners = page(process.address, "/listeners")?;

@@ -8,10 +8,30 @@ pub struct Case {
     /// The limits of every key, in the form of a rule file.
     pub limits: &'static str,
     pub shape: Shape,
-    /// Whether every answer is OVER_LIMIT; otherwise every one is OK.
-    pub is_denied: bool,
+    pub expected: Expected,
+    pub observed: Observed,
     /// Measured unless a filter names other cases.
     pub is_default: bool,
+}
+
+/// The answers to the calls of a case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expected {
+    Ok,
+    OverLimit,
+    /// OVER_LIMIT for the users whose numbers have seven leading zeros: ten of a thousand.
+    SomeOverLimit,
+}
+
+/// The observation of decisions that a server has beside its metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Observed {
+    /// The defaults of all settings.
+    Default,
+    /// Without top talkers. The history of an hour has no switch.
+    Nothing,
+    /// Top talkers of refused hits, a log of all refused decisions, and an open page.
+    Everything,
 }
 
 /// The server under test.
@@ -133,7 +153,8 @@ const BASE: Case = Case {
         descriptors: 1,
         keys: Keys::Spread(1_000),
     },
-    is_denied: false,
+    expected: Expected::Ok,
+    observed: Observed::Default,
     is_default: false,
 };
 
@@ -173,8 +194,13 @@ pub fn all() -> Vec<Case> {
     };
     let denied = |case: Case| Case {
         limits: NOTHING,
-        is_denied: true,
+        expected: Expected::OverLimit,
         ..with(case, HOT)
+    };
+    let observed = |observed, case: Case| Case {
+        observed,
+        expected: Expected::SomeOverLimit,
+        ..case
     };
     vec![
         default("floor", Floor),
@@ -215,6 +241,11 @@ pub fn all() -> Vec<Case> {
         limits(TOKEN_BUCKET, case("redis, token bucket", Redis)),
         limits(CALENDAR, case("memory, calendar", Memory)),
         limits(CALENDAR, case("redis, calendar", Redis)),
+        // Observation, with one refused call in a hundred.
+        observed(Observed::Nothing, case("memory, unobserved", Memory)),
+        observed(Observed::Everything, case("memory, observed", Memory)),
+        observed(Observed::Nothing, case("redis, unobserved", Redis)),
+        observed(Observed::Everything, case("redis, observed", Redis)),
         // Keys.
         with(case("memory, Zipf", Memory), ZIPF),
         with(case("redis, Zipf", Redis), ZIPF),
@@ -240,6 +271,17 @@ pub fn foreign() -> Case {
         name: "foreign",
         server: Server::Foreign,
         ..BASE
+    }
+}
+
+impl Case {
+    /// The rule file of its server.
+    pub fn rules(&self) -> String {
+        let mut rules = rules(self.limits);
+        if self.expected == Expected::SomeOverLimit {
+            rules += "      - key: user\n        value: 0000000*\n        rate_limits: [1/year]\n";
+        }
+        rules
     }
 }
 

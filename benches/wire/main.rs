@@ -22,6 +22,7 @@ mod frames;
 mod hpack;
 mod latency;
 mod load;
+mod page;
 mod processes;
 mod rivals;
 mod run;
@@ -77,6 +78,10 @@ struct Options {
     #[arg(long)]
     sizes: bool,
 
+    /// Only measure the answers of the debug port, and decisions beside them, while a client sends new values
+    #[arg(long)]
+    page: bool,
+
     /// Also measure the server at this address; it needs the rules that --rules prints
     #[arg(long, value_name = "HOST:PORT")]
     server: Option<SocketAddr>,
@@ -126,6 +131,9 @@ fn main() -> anyhow::Result<()> {
             println!("{}", case.name);
         }
         return Ok(());
+    }
+    if options.page {
+        return page::print(&options);
     }
     let mut contest = run::Contest::new(&options)?;
     for round in 0..options.repeats {

@@ -49,6 +49,8 @@ impl Pid {
 pub struct Process {
     child: Child,
     pub address: SocketAddr,
+    /// The debug port of tollgate.
+    pub debug: Option<SocketAddr>,
     files: TempDir,
 }
 
@@ -80,7 +82,8 @@ impl Process {
             .args(more);
         Self::start(command, files, |line| {
             let line: serde_json::Value = serde_json::from_str(line).ok()?;
-            line["grpc"].as_str()?.parse().ok()
+            let address = |name: &str| line[name].as_str()?.parse().ok();
+            Some((address("grpc")?, address("debug")))
         })
     }
 
@@ -91,14 +94,16 @@ impl Process {
         if let Some(redis) = redis {
             command.args(["--redis", &redis.to_string()]);
         }
-        Self::start(command, TempDir::new()?, |line| line.trim().parse().ok())
+        let address = |line: &str| Some((line.trim().parse().ok()?, None));
+        Self::start(command, TempDir::new()?, address)
     }
 
-    /// Starts the command and waits for the line on standard error with its address.
+    /// Starts the command and waits for the line on standard error with its address, and with that of its debug port if
+    /// it has one.
     pub fn start(
         mut command: Command,
         files: TempDir,
-        address: impl Fn(&str) -> Option<SocketAddr>,
+        addresses: impl Fn(&str) -> Option<(SocketAddr, Option<SocketAddr>)>,
     ) -> anyhow::Result<Self> {
         let mut child = command
             .stdin(Stdio::null())
@@ -109,9 +114,10 @@ impl Process {
         let mut process = Self {
             child,
             address: (Ipv4Addr::LOCALHOST, 0).into(),
+            debug: None,
             files,
         };
-        process.address = first_line(stderr, address)?;
+        (process.address, process.debug) = first_line(stderr, addresses)?;
         Ok(process)
     }
 }
