@@ -1,6 +1,13 @@
 use std::{fs, path::PathBuf};
 
-use super::{fault::*, file::*, files::*, options::*, source::*};
+use super::{
+    fault::*,
+    file::*,
+    files::*,
+    keys::{Key, KeyValues},
+    options::*,
+    source::*,
+};
 use crate::core::{
     calendar::Starts,
     limit::{Allows, CountPolicy, Limit, OnStoreLoss},
@@ -706,6 +713,27 @@ fn check_unit(unit: &str, said: &str, expected: &str) {
         shown[0].starts_with("a.yaml:4:") && shown[0].ends_with(&format!("d.k: {expected}")),
         "{shown:#?}"
     );
+}
+
+#[test]
+fn every_algorithm_has_a_word_that_means_it() {
+    let KeyValues::Words(words) = Key::find("algorithm").unwrap().values else {
+        panic!("the key has words");
+    };
+    for word in words {
+        let limits = described(&format!(
+            "rate_limit: {{unit: day, requests_per_unit: 7, algorithm: {word}}}"
+        ));
+        assert_eq!(limits[0].algorithm.name(), *word);
+    }
+    for algorithm in Algorithm::one_of_each() {
+        assert!(words.contains(&algorithm.name()), "{algorithm:?}");
+    }
+    let text = descriptor("rate_limit: {unit: day, requests_per_unit: 7, algorithm: none}");
+    let problems = compile_texts(&[&text], Options::default()).unwrap_err();
+    for word in words {
+        assert!(problems[0].to_string().contains(word), "{problems:?}");
+    }
 }
 
 #[test]

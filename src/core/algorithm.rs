@@ -72,7 +72,7 @@ impl AlgorithmState {
         let most = match self {
             // No more tokens can be missing.
             Self::TokenBucket(_) => spec.limit.into(),
-            _ => u64::MAX,
+            Self::FirstHit(_) | Self::SlidingWindow(_) | Self::SlidingLog(_) => u64::MAX,
         };
         held.min(most).saturating_sub(spec.hits.given_back())
     }
@@ -111,7 +111,9 @@ impl AlgorithmState {
         let present = self.present(&spec, now);
         match self {
             Self::FirstHit(state) => *state = state.at(&spec, present).granted(spec.hits),
-            _ => self.charge(&spec, now),
+            Self::SlidingWindow(_) | Self::SlidingLog(_) | Self::TokenBucket(_) => {
+                self.charge(&spec, now);
+            }
         }
     }
 

@@ -188,6 +188,22 @@ impl Algorithm {
     }
 }
 
+#[cfg(test)]
+impl Algorithm {
+    /// One of each but calendars, which differ from fixed windows in their edges only. For tests that must know all of
+    /// them: an algorithm that is missing here does not compile.
+    pub(crate) fn one_of_each() -> Vec<Self> {
+        let next = |algorithm: &Self| match algorithm {
+            Self::FixedWindow | Self::Calendar(_) => Some(Self::FirstHit),
+            Self::FirstHit => Some(Self::SlidingWindow),
+            Self::SlidingWindow => Some(Self::SlidingLog),
+            Self::SlidingLog => Some(Self::TokenBucket { burst: 3 }),
+            Self::TokenBucket { .. } => None,
+        };
+        std::iter::successors(Some(Self::FixedWindow), next).collect()
+    }
+}
+
 impl Limit {
     /// A nameless limit in fixed windows.
     pub fn fixed(requests_per_unit: u32, period: impl Into<Period>) -> Self {

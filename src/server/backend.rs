@@ -151,7 +151,9 @@ impl StoreBackend {
             (Self::Redis { all, .. }, ClockFlag::Redis) => grpc::RequestClock {
                 ahead_millis: all.servers.skew_millis(),
             },
-            _ => grpc::RequestClock::default(),
+            (Self::Redis { .. }, ClockFlag::Local) | (Self::Memory(_), _) => {
+                grpc::RequestClock::default()
+            }
         }
     }
 

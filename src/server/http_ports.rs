@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Instant};
 use tokio::task::JoinSet;
 
 use super::{
+    backend::StoreBackend,
     http::{HttpLimits, serve_http},
     parts::Parts,
     ports::Ports,
@@ -97,9 +98,9 @@ fn counters(
     Counters {
         rules: parts.rules.clone(),
         store: service.limiter.store.clone(),
-        keys: match parts.backend.memory() {
-            Some(memory) => KeySource::Memory(memory),
-            None => KeySource::Redis(RedisKeys {
+        keys: match &parts.backend {
+            StoreBackend::Memory(memory) => KeySource::Memory(memory.clone()),
+            StoreBackend::Redis { .. } => KeySource::Redis(RedisKeys {
                 servers: parts.backend.servers().cloned().collect(),
                 key_prefix: settings.redis.options().key_prefix.into_bytes().into(),
             }),

@@ -187,6 +187,7 @@ fn in_memory(load: &Load<'_>, costs: &Costs) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{core::limit::Algorithm, settings::command_line::Size};
 
     fn load(place: CounterPlace) -> Load<'static> {
         Load {
@@ -315,13 +316,14 @@ mod tests {
     #[test]
     fn every_algorithm_has_its_sizes() {
         let costs = Costs::measured();
-        for algorithm in [
-            "fixed_window",
-            "first_hit",
-            "sliding_window",
-            "token_bucket",
-            "sliding_log",
-        ] {
+        for algorithm in Algorithm::one_of_each() {
+            let name = algorithm.name();
+            assert!(
+                Size::ALGORITHMS.contains(&name),
+                "{name} is no value of the flag"
+            );
+        }
+        for algorithm in Size::ALGORITHMS {
             for place in [CounterPlace::Memory, CounterPlace::Redis] {
                 let plan = SizePlan::new(
                     &Load {

@@ -78,6 +78,21 @@ impl CounterKind {
     }
 }
 
+#[cfg(test)]
+impl CounterKind {
+    /// One of each, for tests that must know all of them: a kind that is missing here does not compile.
+    pub(crate) fn one_of_each() -> Vec<Self> {
+        let next = |kind| match kind {
+            Self::Window => Some(Self::FirstHit),
+            Self::FirstHit => Some(Self::SlidingWindow),
+            Self::SlidingWindow => Some(Self::SlidingLog),
+            Self::SlidingLog => Some(Self::TokenBucket { rate: 1 }),
+            Self::TokenBucket { .. } => None,
+        };
+        std::iter::successors(Some(Self::Window), |&kind| next(kind)).collect()
+    }
+}
+
 /// The hits that are charged to a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Charge {

@@ -197,22 +197,12 @@ mod tests {
         prop_oneof![hostile, prop::collection::vec(any::<u8>(), 0..9)]
     }
 
-    fn every_algorithm() -> Vec<Algorithm> {
-        vec![
-            Algorithm::FixedWindow,
-            Algorithm::FirstHit,
-            Algorithm::SlidingWindow,
-            Algorithm::SlidingLog,
-            Algorithm::TokenBucket { burst: 3 },
-        ]
-    }
-
     proptest! {
         #[test]
         fn the_name_of_a_key_has_all_that_the_key_was_made_of(
             domain in any_text(),
             entries in prop::collection::vec((any_text(), any_text(), any::<bool>()), 0..4),
-            algorithm in prop::sample::select(every_algorithm()),
+            algorithm in prop::sample::select(Algorithm::one_of_each()),
             unit in prop::sample::select(Unit::ALL.to_vec()),
             secs in 0_u64..4_000_000_000,
         ) {

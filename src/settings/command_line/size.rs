@@ -4,15 +4,6 @@ use clap::{Args, ValueEnum, builder::PossibleValuesParser};
 
 use crate::settings::values::number;
 
-/// The algorithms, as rules name them.
-const ALGORITHMS: [&str; 5] = [
-    "fixed_window",
-    "first_hit",
-    "sliding_window",
-    "token_bucket",
-    "sliding_log",
-];
-
 #[derive(Debug, Args)]
 #[command(
     after_help = "The costs were measured on one small machine: docs/sizing.md lists them. Yours differs, so take the \
@@ -39,7 +30,7 @@ pub(crate) struct Size {
     #[arg(
         long,
         default_value = "fixed_window",
-        value_parser = PossibleValuesParser::new(ALGORITHMS),
+        value_parser = PossibleValuesParser::new(Size::ALGORITHMS),
         value_name = "NAME"
     )]
     pub algorithm: String,
@@ -67,6 +58,17 @@ pub(crate) struct Size {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+impl Size {
+    /// The algorithms, as rules name them; `first_hit` is a value of `window` there.
+    pub(crate) const ALGORITHMS: [&str; 5] = [
+        "fixed_window",
+        "first_hit",
+        "sliding_window",
+        "token_bucket",
+        "sliding_log",
+    ];
 }
 
 /// Where counters are.

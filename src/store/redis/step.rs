@@ -270,14 +270,8 @@ mod tests {
 
     #[test]
     fn the_script_knows_the_letters_that_are_sent() {
-        let algorithms = [
-            CounterKind::Window,
-            CounterKind::FirstHit,
-            CounterKind::SlidingWindow,
-            CounterKind::SlidingLog,
-            CounterKind::TokenBucket { rate: 1 },
-        ];
-        let letters = algorithms.map(algorithm_letter);
+        let kinds = CounterKind::one_of_each();
+        let letters: Vec<_> = kinds.into_iter().map(algorithm_letter).collect();
         assert_eq!(found("\nways.", " = {"), texts(&letters));
 
         let charges = [
