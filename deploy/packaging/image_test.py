@@ -92,9 +92,11 @@ class Trial:
             expect(healthy.startswith("healthy: "), healthy)
             memory = container.memory()
         # As platforms start envoyproxy/ratelimit: by its name, and with the environment only.
-        variables = {"RUNTIME_ROOT": "/", "RUNTIME_SUBDIRECTORY": "", "REDIS_URL": "", "USE_STATSD": "false"}
-        variables["LOG_LEVEL"] = "info"
-        with self.container("ratelimit", ["/bin/ratelimit"], variables) as container:
+        variables = {
+            "RUNTIME_ROOT": "/", "RUNTIME_SUBDIRECTORY": "", "RUNTIME_WATCH_ROOT": "false", "USE_STATSD": "false",
+            "REDIS_SOCKET_TYPE": "tcp", "REDIS_URL": "127.0.0.1:6379", "LOG_LEVEL": "info", "TOLLGATE_REPLICAS": "1",
+        }
+        with self.container("ratelimit", ["/bin/ratelimit"], variables) as container, container.redis():
             container.start()
             container.wait()
         program = self.bundle / "rootfs" / "bin" / "tollgate"
@@ -197,6 +199,18 @@ class Container(contextlib.AbstractContextManager):
         ask = self.runc("exec", self.name, *self.trial.emulated(["/bin/tollgate", *ASK]))
         answer = wait_for("an answer", lambda: answers(*ask), self.lines)
         expect(answer.startswith(ANSWER), f"another answer: {answer}")
+
+    @contextlib.contextmanager
+    def redis(self):
+        """A Redis of the machine, in the network of the container."""
+        options = ["--bind", "127.0.0.1", "--save", "", "--dir", self.trial.folder]
+        redis = as_root("nsenter", "--net", f"--target={self.pid}", "redis-server", *options)
+        process = subprocess.Popen(redis, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        try:
+            yield
+        finally:
+            subprocess.run(as_root("kill", process.pid), check=False)
+            process.wait(PATIENCE)
 
     def status(self):
         lines = pathlib.Path(f"/proc/{self.pid}/status").read_text().splitlines()

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import shutil
 import subprocess
 import time
 
@@ -67,7 +68,10 @@ class Server:
             "TOLLGATE_CONFIG_DIR": str(RULES), "GRPC_UDS": str(self.socket), "HOST": "127.0.0.1", "PORT": "0",
             "DEBUG_PORT": "0", "TOLLGATE_DRAIN_DELAY": "0",
         } | (environment or {})
-        self.command = [str(part) for part in command]
+        # The environment of the server has no PATH, and that of users may lack the folders of programs for root.
+        program = shutil.which(command[0], path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+        expect(program, f"{command[0]} is not installed")
+        self.command = [program, *map(str, command[1:])]
         self.log = open(pathlib.Path(folder) / "tollgate.log", "w+", encoding="utf-8")
 
     def __enter__(self):

@@ -136,7 +136,8 @@ impl RuntimeFolder {
             follows_links: false,
             found,
         };
-        walk.enter(&folder, 0)?;
+        let walked = walk.enter(&folder, 0);
+        // Also after an error, or each file of the root would be a problem.
         if self.watches_root {
             for (name, _) in &mut *found {
                 *name = name.replace('/', ".");
@@ -144,7 +145,7 @@ impl RuntimeFolder {
             let prefix = format!("{}.", self.app_directory.display());
             found.retain(|(name, _)| name.starts_with(&prefix));
         }
-        Ok(())
+        walked
     }
 }
 

@@ -39,6 +39,14 @@ pub(crate) fn start_at(format: LogFormat, level: LogLevel) {
 }
 
 fn install(format: LogFormat, level: LogLevel, decisions: DecisionChoice) {
+    subscriber(format, level, decisions).init();
+}
+
+fn subscriber(
+    format: LogFormat,
+    level: LogLevel,
+    decisions: DecisionChoice,
+) -> Box<dyn Subscriber + Send + Sync> {
     let level = match level {
         LogLevel::Error => LevelFilter::ERROR,
         LogLevel::Warn => LevelFilter::WARN,
@@ -46,18 +54,21 @@ fn install(format: LogFormat, level: LogLevel, decisions: DecisionChoice) {
         LogLevel::Debug => LevelFilter::DEBUG,
         LogLevel::Trace => LevelFilter::TRACE,
     };
-    let lines = tracing_subscriber::fmt()
-        .with_max_level(LevelFilter::TRACE)
-        .with_ansi(io::stderr().is_terminal())
-        .with_writer(io::stderr);
     let mut targets = without_noise(level);
-    // Only if it is needed: at a lower level every library asks more often whether its lines are wanted.
+    let mut most = level;
+    // Only if it is needed: below this level libraries ask for each line whether it is wanted, and a decision passes
+    // hundreds of such lines.
     if decisions != DecisionChoice::Off {
         targets = targets.with_target(decision_log::TARGET, LevelFilter::DEBUG);
+        most = most.max(LevelFilter::DEBUG);
     }
+    let lines = tracing_subscriber::fmt()
+        .with_max_level(most)
+        .with_ansi(io::stderr().is_terminal())
+        .with_writer(io::stderr);
     match format {
-        LogFormat::Text => lines.finish().with(targets).init(),
-        LogFormat::Json => lines.event_format(Json).finish().with(targets).init(),
+        LogFormat::Text => Box::new(lines.finish().with(targets)),
+        LogFormat::Json => Box::new(lines.event_format(Json).finish().with(targets)),
     }
 }
 
@@ -133,5 +144,25 @@ impl tracing::field::Visit for JsonFields {
 
     fn record_bool(&mut self, field: &Field, value: bool) {
         self.insert(field, value.into());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_that_nobody_reads_are_off_before_a_library_asks() {
+        for format in [LogFormat::Text, LogFormat::Json] {
+            for (level, decisions, most) in [
+                (LogLevel::Info, DecisionChoice::Off, LevelFilter::INFO),
+                (LogLevel::Error, DecisionChoice::Off, LevelFilter::ERROR),
+                (LogLevel::Info, DecisionChoice::Refused, LevelFilter::DEBUG),
+                (LogLevel::Trace, DecisionChoice::Off, LevelFilter::TRACE),
+            ] {
+                let subscriber = subscriber(format, level, decisions);
+                assert_eq!(subscriber.max_level_hint(), Some(most), "{level:?}");
+            }
+        }
     }
 }
