@@ -251,6 +251,21 @@ pub fn all() -> Vec<Case> {
         with(case("redis, Zipf", Redis), ZIPF),
         // Loads.
         over(case("floor, 16 over 1", Floor), 16, 1),
+        over(
+            with(case("memory, 100,000 keys, 16 over 4", Memory), MANY),
+            16,
+            4,
+        ),
+        over(
+            with(case("redis, 100,000 keys, 16 over 4", Redis), MANY),
+            16,
+            4,
+        ),
+        over(
+            with(case("redis, 100,000 keys, 8 over 4", Redis), MANY),
+            8,
+            4,
+        ),
         over(case("memory, 16 over 1", Memory), 16, 1),
         over(case("redis, 16 over 1", Redis), 16, 1),
         over(case("floor, 64 over 1", Floor), 64, 1),

@@ -17,6 +17,7 @@ use clap::Parser;
 
 mod cases;
 mod cores;
+mod costs;
 mod figures;
 mod frames;
 mod hpack;
@@ -82,6 +83,11 @@ struct Options {
     #[arg(long)]
     page: bool,
 
+    /// Write the costs of this machine to FILE, for `tollgate size --costs FILE`, and compare three other measurements
+    /// with the figures that it computes
+    #[arg(long, value_name = "FILE")]
+    costs: Option<PathBuf>,
+
     /// Also measure the server at this address; it needs the rules that --rules prints
     #[arg(long, value_name = "HOST:PORT")]
     server: Option<SocketAddr>,
@@ -134,6 +140,9 @@ fn main() -> anyhow::Result<()> {
     }
     if options.page {
         return page::print(&options);
+    }
+    if let Some(path) = options.costs.take() {
+        return costs::write(&mut options, &path);
     }
     let mut contest = run::Contest::new(&options)?;
     for round in 0..options.repeats {

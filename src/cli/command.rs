@@ -71,10 +71,10 @@ pub fn run_command() -> ExitCode {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => failed(&error, FAILURE),
         },
-        Command::Size(size) => {
-            print_size(&size);
-            ExitCode::SUCCESS
-        }
+        Command::Size(size) => match print_size(&size) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => failed(&error, BAD_USAGE),
+        },
         Command::Schema => print_all(&format!("{:#}\n", schema()).into_bytes()),
         Command::Completions(completions) => print_all(&completions.script()),
         Command::Man(manual) => match manual.page() {

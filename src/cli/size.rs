@@ -3,8 +3,9 @@
 pub(crate) mod costs;
 pub(crate) mod model;
 
-use std::fmt::Write as _;
+use std::{fmt::Write as _, fs, path::Path};
 
+use anyhow::Context as _;
 use serde_json::json;
 
 use self::{
@@ -15,14 +16,27 @@ use super::print::print;
 use crate::settings::command_line::{Size, SizeStore};
 
 /// Prints the plan for a load.
-pub(super) fn print_size(size: &Size) {
+///
+/// # Errors
+///
+/// If the file of costs cannot be used.
+pub(super) fn print_size(size: &Size) -> anyhow::Result<()> {
+    let costs = match &size.costs {
+        Some(path) => costs_of(path).with_context(|| format!("{}", path.display()))?,
+        None => Costs::measured(),
+    };
     let load = load(size);
-    let plan = SizePlan::new(&load, &Costs::measured());
+    let plan = SizePlan::new(&load, &costs);
     print(&if size.json {
         json(&plan)
     } else {
         text(size, &load, &plan)
     });
+    Ok(())
+}
+
+fn costs_of(path: &Path) -> anyhow::Result<Costs> {
+    Ok(Costs::parse(&fs::read_to_string(path)?)?)
 }
 
 fn load(size: &Size) -> Load<'_> {

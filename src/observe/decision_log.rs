@@ -122,7 +122,7 @@ impl DecisionLog {
     ) {
         let record = DecisionRecord::new(basis, request, decision, times, self.values);
         match &self.lines {
-            Some(lines) => lines.send(JsonLine(&record).to_string()),
+            Some(lines) => lines.send(JsonLine(&record).text()),
             None => tracing::debug!(target: TARGET, "{record}"),
         }
     }

@@ -4,17 +4,38 @@
 const TABLE: &str = include_str!("costs.tsv");
 
 /// A measured cost.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Cost {
     /// Unique, as `redis.alone`.
-    pub name: &'static str,
+    pub name: String,
     pub value: f64,
     /// Empty for a ratio.
-    pub unit: &'static str,
+    pub unit: String,
     /// A description for people.
-    pub meaning: &'static str,
+    pub meaning: String,
     /// The measurement that it comes from.
-    pub source: &'static str,
+    pub source: String,
+}
+
+/// A text is no table of costs.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CostsError {
+    #[error(
+        "line {0} has not five fields with tabs between them: name, value, unit, meaning and source"
+    )]
+    Fields(usize),
+    #[error("line {line}: the value must be a number above 0, not '{value}'")]
+    Value { line: usize, value: String },
+    #[error("line {line}: there is no cost '{name}', or it has two lines")]
+    Name { line: usize, name: String },
+    #[error("line {line}: the unit of '{name}' must be '{unit}'")]
+    Unit {
+        line: usize,
+        name: String,
+        unit: String,
+    },
+    #[error("the cost '{0}' is missing")]
+    Missing(String),
 }
 
 /// All measured costs.
@@ -23,9 +44,88 @@ pub struct Costs(Vec<Cost>);
 
 impl Costs {
     /// The table that was compiled in.
+    ///
+    /// # Panics
+    ///
+    /// Never, as a test reads it.
     #[must_use]
     pub fn measured() -> Self {
-        Self(TABLE.lines().map(cost).collect())
+        Self::lines(TABLE).expect("a test reads the table")
+    }
+
+    /// A table in the form of `src/cli/size/costs.tsv`, with each of its costs once, in any order.
+    ///
+    /// # Errors
+    ///
+    /// If a line or a cost is wrong or missing.
+    pub fn parse(text: &str) -> Result<Self, CostsError> {
+        let (known, mut costs) = (Self::measured(), Self::lines(text)?);
+        for (index, cost) in costs.0.iter().enumerate() {
+            let (line, name) = (index + 1, cost.name.clone());
+            let is_again = costs.0[..index].iter().any(|other| other.name == name);
+            match known.0.iter().find(|known| known.name == name) {
+                None => return Err(CostsError::Name { line, name }),
+                Some(_) if is_again => return Err(CostsError::Name { line, name }),
+                Some(Cost { unit, .. }) if *unit != cost.unit => {
+                    let unit = unit.clone();
+                    return Err(CostsError::Unit { line, name, unit });
+                }
+                Some(_) => {}
+            }
+        }
+        let order = |cost: &Cost| known.0.iter().position(|known| known.name == cost.name);
+        costs.0.sort_by_key(order);
+        let pairs = known.0.iter().zip(&costs.0);
+        let missing = pairs
+            .map(|(known, cost)| (known, Some(cost)))
+            .chain(
+                known
+                    .0
+                    .iter()
+                    .skip(costs.0.len())
+                    .map(|known| (known, None)),
+            )
+            .find(|(known, cost)| cost.is_none_or(|cost| cost.name != known.name));
+        match missing {
+            Some((known, _)) => Err(CostsError::Missing(known.name.clone())),
+            None => Ok(costs),
+        }
+    }
+
+    fn lines(text: &str) -> Result<Self, CostsError> {
+        let lines = (1..).zip(text.lines());
+        lines
+            .map(|(line, text)| cost(line, text))
+            .collect::<Result<_, _>>()
+            .map(Self)
+    }
+
+    /// The table as text, as [`Self::parse`] reads it.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let line = |cost: &Cost| {
+            let Cost {
+                name,
+                value,
+                unit,
+                meaning,
+                source,
+            } = cost;
+            format!("{name}\t{value}\t{unit}\t{meaning}\t{source}\n")
+        };
+        self.0.iter().map(line).collect()
+    }
+
+    /// Replaces the value of the cost called `name`, and its source.
+    ///
+    /// # Panics
+    ///
+    /// If the table has no such cost.
+    pub fn set(&mut self, name: &str, value: f64, source: &str) {
+        let cost = self.0.iter_mut().find(|cost| cost.name == name);
+        let cost = cost.expect("the name is one of the table");
+        cost.value = value;
+        source.clone_into(&mut cost.source);
     }
 
     /// In the order of the table.
@@ -44,7 +144,7 @@ impl Costs {
         let cost = self.0.iter().find(|cost| cost.name == name);
         let cost = cost.expect("a test asks for every name");
         cost.value
-            * match cost.unit {
+            * match &*cost.unit {
                 "kB" => 1e3,
                 "MB" => 1e6,
                 _ => 1.0,
@@ -64,17 +164,26 @@ impl Costs {
     }
 }
 
-fn cost(line: &'static str) -> Cost {
-    const COMPLETE: &str = "a line of the table has five fields";
-    let mut fields = line.split('\t');
-    let mut field = || fields.next().expect(COMPLETE);
-    Cost {
-        name: field(),
-        value: field().parse().expect("a value is a number"),
-        unit: field(),
-        meaning: field(),
-        source: field(),
-    }
+fn cost(line: usize, text: &str) -> Result<Cost, CostsError> {
+    let fields: Vec<_> = text.split('\t').collect();
+    let [name, value, unit, meaning, source] = fields[..] else {
+        return Err(CostsError::Fields(line));
+    };
+    let number = value
+        .parse()
+        .ok()
+        .filter(|number: &f64| number.is_finite() && *number > 0.0);
+    let value = number.ok_or_else(|| CostsError::Value {
+        line,
+        value: value.to_owned(),
+    })?;
+    Ok(Cost {
+        name: name.to_owned(),
+        value,
+        unit: unit.to_owned(),
+        meaning: meaning.to_owned(),
+        source: source.to_owned(),
+    })
 }
 
 #[cfg(test)]
@@ -101,5 +210,64 @@ mod tests {
             let mut others = costs.all()[..index].iter();
             assert!(others.all(|other| other.name != cost.name), "{cost:?}");
         }
+    }
+    #[test]
+    fn a_table_is_read_as_it_was_written_in_any_order() {
+        let mut costs = Costs::measured();
+        costs.set("redis.alone", 12.5, "this machine");
+        let text = costs.text();
+        let turned: String = text.lines().rev().map(|line| format!("{line}\n")).collect();
+        for text in [text, turned] {
+            assert_eq!(Costs::parse(&text).unwrap().all(), costs.all());
+        }
+    }
+
+    #[test]
+    fn a_table_with_a_mistake_is_refused_with_its_line() {
+        let check = |from: &str, to: &str, expected: &str| {
+            let error = Costs::parse(&TABLE.replacen(from, to, 1)).unwrap_err();
+            assert_eq!(error.to_string(), expected);
+        };
+        let first = "memory.together\t4.05\tµs\t";
+        check(
+            first,
+            "memory.together 4.05\tµs\t",
+            "line 1 has not five fields with tabs between them: name, value, unit, meaning and source",
+        );
+        for value in ["0", "-1", "NaN", "inf", "", "4,05"] {
+            let said = format!("line 1: the value must be a number above 0, not '{value}'");
+            check(first, &format!("memory.together\t{value}\tµs\t"), &said);
+        }
+        check(
+            first,
+            "memory.apart\t4\tµs\t",
+            "line 1: there is no cost 'memory.apart', or it has two lines",
+        );
+        check(
+            first,
+            "memory.alone\t4\tµs\t",
+            "line 2: there is no cost 'memory.alone', or it has two lines",
+        );
+        check(
+            first,
+            "memory.together\t4\tms\t",
+            "line 1: the unit of 'memory.together' must be 'µs'",
+        );
+        let (first, rest) = TABLE.split_once('\n').unwrap();
+        let (name, _) = first.split_once('\t').unwrap();
+        assert_eq!(
+            Costs::parse(rest).unwrap_err(),
+            CostsError::Missing(name.to_owned())
+        );
+        let (last, _) = TABLE.lines().last().unwrap().split_once('\t').unwrap();
+        let short: String = TABLE
+            .lines()
+            .take(3)
+            .map(|line| format!("{line}\n"))
+            .collect();
+        assert!(
+            matches!(Costs::parse(&short), Err(CostsError::Missing(_))),
+            "{last}"
+        );
     }
 }

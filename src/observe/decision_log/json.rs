@@ -23,6 +23,16 @@ const MAX_LISTED: usize = 16;
 /// A record in JSON, with the end of its line.
 pub(super) struct JsonLine<'a>(pub(super) &'a DecisionRecord<'a>);
 
+impl JsonLine<'_> {
+    pub(super) fn text(&self) -> String {
+        // Enough for a descriptor with two limits: most lines never grow.
+        let mut text = String::with_capacity(512);
+        let written = write!(text, "{self}");
+        debug_assert!(written.is_ok());
+        text
+    }
+}
+
 impl fmt::Display for JsonLine<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let DecisionRecord {
@@ -171,7 +181,7 @@ fn list<T>(
 fn text(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
     f.write_char('"')?;
     for chunk in bytes[..bytes.len().min(MAX_TEXT_BYTES)].utf8_chunks() {
-        chunk.valid().chars().try_for_each(|c| character(f, c))?;
+        characters(f, chunk.valid())?;
         if !chunk.invalid().is_empty() {
             character(f, char::REPLACEMENT_CHARACTER)?;
         }
@@ -179,10 +189,25 @@ fn text(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
     f.write_char('"')
 }
 
+/// Writes the characters that stand for themselves in one go.
+fn characters(f: &mut fmt::Formatter<'_>, mut text: &str) -> fmt::Result {
+    while let Some(at) = text.find(|c| !is_plain(c)) {
+        f.write_str(&text[..at])?;
+        let mut rest = text[at..].chars();
+        rest.next().map_or(Ok(()), |c| character(f, c))?;
+        text = rest.as_str();
+    }
+    f.write_str(text)
+}
+
+fn is_plain(c: char) -> bool {
+    matches!(c, ' '..='~') && c != '"' && c != '\\'
+}
+
 fn character(f: &mut fmt::Formatter<'_>, c: char) -> fmt::Result {
     match c {
         '"' | '\\' => write!(f, "\\{c}"),
-        ' '..='~' => f.write_char(c),
+        c if is_plain(c) => f.write_char(c),
         c => {
             let units = c.encode_utf16(&mut [0; 2]).to_vec();
             units

@@ -1,5 +1,7 @@
 //! The flags of `tollgate size`.
 
+use std::path::PathBuf;
+
 use clap::{Args, ValueEnum, builder::PossibleValuesParser};
 
 use crate::settings::values::number;
@@ -54,6 +56,10 @@ pub(crate) struct Size {
     /// Memory of a Redis, in MB
     #[arg(long, default_value_t = 1000, value_parser = number::<u32>(1..), value_name = "MB")]
     pub redis_memory: u32,
+
+    /// Costs of your machine, in a file that `cargo bench --bench wire -- --costs FILE` writes
+    #[arg(long, value_name = "FILE")]
+    pub costs: Option<PathBuf>,
 
     /// Print JSON
     #[arg(long)]

@@ -1,0 +1,114 @@
+//! Measures the costs that `tollgate size` computes with, and how close its results are to three other measurements.
+
+use std::{collections::HashMap, fs, path::Path, process::Command, time::Duration};
+
+use anyhow::{Context as _, bail, ensure};
+use tollgate::Costs;
+
+use crate::{
+    Options,
+    run::{Contest, Figures},
+};
+
+const TOGETHER: &str = "100,000 keys";
+const ALONE: &str = "1 stream";
+
+/// Cases with 16 and 8 calls at a time, which no cost is taken from: the name, the store and the calls.
+const SETUPS: [(&str, &str, u32); 3] = [
+    ("memory, 100,000 keys, 16 over 4", "memory", 16),
+    ("redis, 100,000 keys, 16 over 4", "redis", 16),
+    ("redis, 100,000 keys, 8 over 4", "redis", 8),
+];
+
+/// Writes the table of this machine's costs to `path`, and prints the set-ups beside the computed figures.
+pub fn write(options: &mut Options, path: &Path) -> anyhow::Result<()> {
+    let of = |store: &str, load| format!("{store}, {load}");
+    let sources = ["memory", "redis"].map(|store| [TOGETHER, ALONE].map(|load| of(store, load)));
+    options.case = sources.as_flattened().to_vec();
+    options
+        .case
+        .extend(SETUPS.map(|(name, ..)| name.to_owned()));
+    let figures = measure(options)?;
+    let get = |name: String| figures.get(&name).with_context(|| format!("no row {name}"));
+
+    let mut costs = Costs::measured();
+    for store in ["memory", "redis"] {
+        let (many, one) = (get(of(store, TOGETHER))?, get(of(store, ALONE))?);
+        let mut set = |name: String, value: Option<f64>, load| -> anyhow::Result<()> {
+            let value = value.with_context(|| format!("{name} was not measured"))?;
+            let rounded = (value * 100.0).round() / 100.0;
+            costs.set(
+                &name,
+                rounded,
+                &format!("{}, this machine", of(store, load)),
+            );
+            Ok(())
+        };
+        set(format!("{store}.together"), many.server_cpu, TOGETHER)?;
+        set(format!("{store}.alone"), one.server_cpu, ALONE)?;
+        set(format!("{store}.wait"), Some(one.p50_micros), ALONE)?;
+        if store == "redis" {
+            set("redis_server.together".into(), many.redis_cpu, TOGETHER)?;
+            set("redis_server.alone".into(), one.redis_cpu, ALONE)?;
+        }
+    }
+    fs::write(path, costs.text()).with_context(|| format!("cannot write {}", path.display()))?;
+    println!("{} has the costs of this machine\n", path.display());
+
+    println!("cores that are busy, computed by `tollgate size` and measured:");
+    println!(
+        "{:<34} {:>9} {:>9} {:>6} {:>9} {:>9} {:>6}",
+        "case", "tollgate", "measured", "of", "Redis", "measured", "of"
+    );
+    for (name, store, together) in SETUPS {
+        let measured = get(name.to_owned())?;
+        let rate = measured.decisions_per_sec;
+        let plan = plan(path, rate, store, together)?;
+        let number = |field: &str| plan[field].as_f64().context("the plan has such a number");
+        let cores = |cpu: Option<f64>| cpu.map_or(0.0, |cpu| rate * cpu / 1e6);
+        print!("{name:<34}");
+        compare(number("busy_cores")?, cores(measured.server_cpu));
+        if store == "redis" {
+            compare(number("redis_busy_cores")?, cores(measured.redis_cpu));
+        }
+        println!();
+    }
+    Ok(())
+}
+
+fn compare(computed: f64, measured: f64) {
+    let of = computed / measured;
+    print!(" {computed:>9.2} {measured:>9.2} {of:>6.2}");
+}
+
+fn measure(options: &Options) -> anyhow::Result<HashMap<String, Figures>> {
+    let mut contest = Contest::new(options)?;
+    for round in 0..options.repeats {
+        contest.round(round, Duration::from_secs_f64(options.seconds));
+    }
+    let mut figures = HashMap::new();
+    for row in contest.rows() {
+        match row.medians {
+            Ok(medians) => figures.insert(row.name, medians),
+            Err(error) => bail!("{}: {error}", row.name),
+        };
+    }
+    Ok(figures)
+}
+
+/// The plan of `tollgate size` for so many decisions a second.
+fn plan(costs: &Path, rate: f64, store: &str, together: u32) -> anyhow::Result<serde_json::Value> {
+    let run = Command::new(env!("CARGO_BIN_EXE_tollgate"))
+        .args(["size", "--json", "--keys=100000", "--limits=2"])
+        .args([format!("--rps={rate:.0}"), format!("--store={store}")])
+        .args([format!("--together={together}"), "--replicas=1".to_owned()])
+        .arg("--costs")
+        .arg(costs)
+        .output()?;
+    ensure!(
+        run.status.success(),
+        "{}",
+        String::from_utf8_lossy(&run.stderr)
+    );
+    Ok(serde_json::from_slice(&run.stdout)?)
+}
