@@ -158,7 +158,10 @@ async fn pages_together_have_every_counter_and_hostile_values_are_escaped() {
     let mut found = BTreeSet::new();
     let mut path = "/counters?domain=d&limit=6".to_owned();
     loop {
-        let page: Value = serde_json::from_str(&get(server.debug, &path).body).unwrap();
+        let page = get(server.debug, &path);
+        // Values are the clients', and no browser may take them for a page.
+        assert_eq!(page.header("x-content-type-options"), Some("nosniff"));
+        let page: Value = serde_json::from_str(&page.body).unwrap();
         for one in page["counters"].as_array().unwrap() {
             let value = one["entries"][0]["value"].as_str().unwrap();
             assert!(found.insert(value.to_owned()), "{value} twice");

@@ -3,13 +3,13 @@
 use std::{iter, sync::Arc};
 
 use axum::{
-    http::{StatusCode, header::CONTENT_TYPE},
+    http::StatusCode,
     response::{IntoResponse as _, Response},
 };
 use serde_json::Value;
 
 use super::{
-    super::{page::each_of, query::parameters},
+    super::{json::json_headers, page::each_of, query::parameters},
     Counters, KeySource, RedisKeys, refused,
     report::{CounterReport, text},
     without_store,
@@ -146,7 +146,7 @@ pub(super) async fn list(counters: &Counters, account: Arc<Account>, query: List
         (each_of(texts, write), bytes)
     };
     let page = counters.blocking.page(account, begin);
-    ([(CONTENT_TYPE, "application/json")], page).into_response()
+    (json_headers(), page).into_response()
 }
 
 /// The keys of the page, or the reply if there is none.

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use axum::{
     body::Body,
-    http::{HeaderMap, StatusCode, header::CONTENT_TYPE},
+    http::{HeaderMap, StatusCode},
     response::{IntoResponse as _, Response},
 };
 use serde_json::{Value, json};
 
 use super::{
-    super::json::{is_json, read_json},
+    super::json::{is_json, json_headers, read_json},
     Counters, Refusal, refused,
     report::{CounterReport, counters_of, entries_json, text},
     without_store,
@@ -191,5 +191,5 @@ impl CounterAnswer {
 pub(super) async fn reply(counters: &Counters, account: &Arc<Account>, json: Value) -> Response {
     let text = counters.blocking.work(move || format!("{json}\n")).await;
     let text = Reservation::new(account, text.len()).with(text.into());
-    ([(CONTENT_TYPE, "application/json")], text).into_response()
+    (json_headers(), text).into_response()
 }
