@@ -41,6 +41,25 @@ impl IncrementSpec {
             && held.saturating_add(self.hits.added()) > u64::from(self.limit)
     }
 
+    /// Whether the counter is a plain number, and adding the hits to it is all there is to do.
+    pub fn is_plain(&self) -> bool {
+        // All fields are named: a new one does not compile before it is considered here.
+        let Self {
+            hits,
+            method,
+            charge,
+            descriptor_bytes: _,
+            limit: _,
+            enforcement: _,
+            on_loss: _,
+            descriptor: _,
+            is_per_second: _,
+            period_millis: _,
+            expires_at: _,
+        } = *self;
+        method == CounterKind::Window && charge == Charge::Always && hits.given_back() == 0
+    }
+
     /// Whether the increment can be applied without looking at the other counters of its request.
     pub fn stands_alone(&self) -> bool {
         matches!(

@@ -101,24 +101,38 @@ fn node(matcher: &Matcher, OutlinedNode { node, depth }: OutlinedNode) -> Value 
 
 /// Puts in the limits of a rule, and those of its options that differ from their defaults.
 fn put_rule<T>(rule: &Rule, mut put: impl FnMut(&str, Value) -> T) {
-    match &rule.allows {
+    // All fields are named: a new one does not compile before it is shown or left out here.
+    let Rule {
+        allows,
+        replaces,
+        shadow_mode,
+        quota_mode,
+        counts,
+        on_store_loss,
+        id: _,
+        path: _,
+        refusal: _,
+        metric: _,
+        metadata: _,
+    } = rule;
+    match allows {
         Allows::Unlimited => put("unlimited", true.into()),
         Allows::Within(limits) => put("limits", limits.iter().map(limit).collect()),
     };
-    if rule.shadow_mode {
+    if *shadow_mode {
         put("shadowMode", true.into());
     }
-    if rule.quota_mode {
+    if *quota_mode {
         put("quotaMode", true.into());
     }
-    if rule.counts == CountPolicy::Admitted {
+    if *counts == CountPolicy::Admitted {
         put("count", "admitted".into());
     }
-    if !rule.replaces.is_empty() {
-        let names = rule.replaces.iter().map(|name| Value::from(&**name));
+    if !replaces.is_empty() {
+        let names = replaces.iter().map(|name| Value::from(&**name));
         put("replaces", names.collect());
     }
-    let on_store_loss = match rule.on_store_loss {
+    let on_store_loss = match on_store_loss {
         OnStoreLoss::Error => return,
         OnStoreLoss::Allow => "allow",
         OnStoreLoss::Deny => "deny",

@@ -15,7 +15,7 @@ use super::{
     step::{self, MAX_SKEW, count, signed_count},
 };
 use crate::core::{
-    counter::{Charge, CounterKind, CounterState, Increment},
+    counter::{CounterKind, CounterState, Increment},
     request::Hits,
     window::Timestamp,
 };
@@ -133,9 +133,7 @@ where
     }
 
     fn increment(&mut self, increment: Increment<'a>) {
-        let is_plain =
-            increment.method == CounterKind::Window && increment.charge == Charge::Always;
-        if !is_plain || increment.hits.given_back() > 0 {
+        if !increment.is_plain() {
             return self.step(iter::once(increment));
         }
         let group = self.group(&increment);
@@ -379,7 +377,7 @@ mod tests {
 
     use super::*;
     use crate::core::{
-        counter::{Batch, DescriptorHits},
+        counter::{Batch, Charge, DescriptorHits},
         limit::Limit,
         window::{Period, Unit},
     };
