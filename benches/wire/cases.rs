@@ -1,5 +1,7 @@
 //! The cases as data: another case is another line.
 
+use std::time::Duration;
+
 /// One row of the table.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
@@ -72,6 +74,8 @@ pub struct Shape {
     pub connections: usize,
     pub descriptors: usize,
     pub keys: Keys,
+    /// The least time between an answer and the next call of its connection.
+    pub rest: Duration,
 }
 
 impl Default for Shape {
@@ -81,6 +85,7 @@ impl Default for Shape {
             connections: 4,
             descriptors: 1,
             keys: Keys::Spread(1_000),
+            rest: Duration::ZERO,
         }
     }
 }
@@ -152,6 +157,7 @@ const BASE: Case = Case {
         connections: 4,
         descriptors: 1,
         keys: Keys::Spread(1_000),
+        rest: Duration::ZERO,
     },
     expected: Expected::Ok,
     observed: Observed::Default,

@@ -107,6 +107,7 @@ impl Callers {
             // One after the other, so that the worker of each is known.
             let keys = Source::new(shape.keys, index, is_new);
             let mut caller = Caller::connect(server, shape.descriptors, streams, keys)?;
+            caller.rest = shape.rest;
             let core = cores.map(Cores::next);
             let shared = shared.clone();
             threads.push(thread::spawn(move || {
@@ -217,6 +218,7 @@ struct Caller {
     template: Template,
     keys: Source,
     streams: usize,
+    rest: Duration,
     /// Running calls, from `oldest` on; `None` for a call that ended out of order.
     calls: VecDeque<Option<Call>>,
     oldest: u32,
@@ -353,6 +355,7 @@ impl Caller {
             template: Template::new(descriptors),
             keys,
             streams,
+            rest: Duration::ZERO,
             calls: VecDeque::new(),
             oldest: 1,
             under_way: 0,
@@ -377,6 +380,9 @@ impl Caller {
                 self.exchange(&mut batch, None)?;
             }
             shared.done.fetch_add(batch.all(), Relaxed);
+            if batch.all() > 0 && !self.rest.is_zero() {
+                thread::sleep(self.rest);
+            }
             if !is_warm && self.keys.unseen == 0 {
                 is_warm = true;
                 shared.warmed.fetch_add(1, Relaxed);
