@@ -10,8 +10,12 @@ const SIZES = [
 ];
 const THEMES = ["light", "dark"];
 
+/** Whether the form of counters has a domain, which comes with the rules: without one it asks nothing. */
+const isDomainFilledIn = () => document.querySelector("#counter-descriptor .domain input").value !== "";
+
 /** Opens all parts of the page that a click opens. */
 async function openAll(page) {
+  await page.until("the domain is filled in", isDomainFilledIn);
   await page.run(() => {
     document.querySelector("#settings-all").click();
     document.querySelector("#counter-form .primary").click();
@@ -208,6 +212,7 @@ async function reload(browser, url, folder) {
 /** With a token, a page from elsewhere may change counters. */
 async function token(browser, url) {
   const page = await browser.open(url);
+  await page.until("the domain is filled in", isDomainFilledIn);
   const change = async () => {
     await page.run(() => document.querySelector("#counter-form .primary").click());
     await page.click('#counter-list [aria-label^="Reset "]');
