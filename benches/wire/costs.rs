@@ -1,6 +1,6 @@
 //! Measures the costs that `tollgate size` computes with, and how close its results are to three other measurements.
 
-use std::{collections::HashMap, fs, path::Path, process::Command, time::Duration};
+use std::{collections::HashMap, fs, path::Path, process::Command};
 
 use anyhow::{Context as _, bail, ensure};
 use tollgate::Costs;
@@ -82,12 +82,8 @@ fn compare(computed: f64, measured: f64) {
 }
 
 fn measure(options: &Options) -> anyhow::Result<HashMap<String, Figures>> {
-    let mut contest = Contest::new(options)?;
-    for round in 0..options.repeats {
-        contest.round(round, Duration::from_secs_f64(options.seconds));
-    }
     let mut figures = HashMap::new();
-    for row in contest.rows() {
+    for row in Contest::new(options)?.run(options) {
         match row.medians {
             Ok(medians) => figures.insert(row.name, medians),
             Err(error) => bail!("{}: {error}", row.name),

@@ -11,7 +11,7 @@
     reason = "a program without an outside, which prints a table"
 )]
 
-use std::{net::SocketAddr, path::PathBuf, thread, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, thread};
 
 use clap::Parser;
 
@@ -144,11 +144,7 @@ fn main() -> anyhow::Result<()> {
     if let Some(path) = options.costs.take() {
         return costs::write(&mut options, &path);
     }
-    let mut contest = run::Contest::new(&options)?;
-    for round in 0..options.repeats {
-        contest.round(round, Duration::from_secs_f64(options.seconds));
-    }
-    let rows = contest.rows();
+    let rows = run::Contest::new(&options)?.run(&options);
     if options.json {
         table::print_json(&rows);
     } else {

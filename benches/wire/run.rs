@@ -98,15 +98,23 @@ impl Contest {
         Ok(Self(entrants))
     }
 
+    /// The rows after all rounds that `options` ask for.
+    pub fn run(mut self, options: &Options) -> Vec<Row> {
+        for round in 0..options.repeats {
+            self.round(round, Duration::from_secs_f64(options.seconds));
+        }
+        self.rows()
+    }
+
     /// Runs a turn of each case, in an order that changes from round to round.
-    pub fn round(&mut self, round: usize, time: Duration) {
+    fn round(&mut self, round: usize, time: Duration) {
         let count = self.0.len();
         for index in 0..count {
             self.0[(index + round) % count].turn(time);
         }
     }
 
-    pub fn rows(&self) -> Vec<Row> {
+    fn rows(&self) -> Vec<Row> {
         let floor = |shape: Shape| {
             let is_floor = |entrant: &&Entrant| {
                 entrant.case.server == Server::Floor && is_alike(entrant.case.shape, shape)

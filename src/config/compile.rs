@@ -132,12 +132,12 @@ impl<'a> Compiler<'a, '_> {
         let domain = &rules.domain;
         let rules_before = self.matcher.rules().len();
         let root = self.matcher.insert_domain(domain.as_bytes());
-        let otherwise = RuleDefaults {
+        self.file_name = file.name.as_str().into();
+        self.defaults = RuleDefaults {
             on_store_loss,
             ..RuleDefaults::default()
         };
-        self.file_name = file.name.as_str().into();
-        self.defaults = self.rule_defaults(file, domain, &rules.defaults, &otherwise);
+        self.defaults = self.rule_defaults(file, domain, &rules.defaults);
         let path = domain.as_str().into();
         for descriptor in &rules.descriptors {
             let level = Level {
@@ -154,16 +154,10 @@ impl<'a> Compiler<'a, '_> {
         self.problems.push(file.problem(at, path, fault));
     }
 
-    /// The settings in `keys`, completed with those in `otherwise`.
-    fn rule_defaults(
-        &mut self,
-        file: &File,
-        path: &str,
-        keys: &DefaultKeys,
-        otherwise: &RuleDefaults,
-    ) -> RuleDefaults {
+    /// The settings in `keys`, completed with the present defaults.
+    fn rule_defaults(&mut self, file: &File, path: &str, keys: &DefaultKeys) -> RuleDefaults {
         let mut faults = Vec::new();
-        let defaults = RuleDefaults::new(keys, otherwise, self.lacks_replicas, &mut faults);
+        let defaults = RuleDefaults::new(keys, &self.defaults, self.lacks_replicas, &mut faults);
         for (at, fault) in faults {
             self.report(file, at, path, fault);
         }
@@ -255,8 +249,7 @@ impl<'a> Compiler<'a, '_> {
             self.check_reference_key(file, path, descriptor, &compiled);
         }
         let replaces = self.replaces(file, path, limits);
-        let otherwise = self.defaults.clone();
-        let rule_defaults = self.rule_defaults(file, path, &descriptor.own, &otherwise);
+        let rule_defaults = self.rule_defaults(file, path, &descriptor.own);
         if let (true, Some(refusal)) = (is_unlimited, &descriptor.own.refusal) {
             let fault = Fault::DoesNotGo {
                 key: "refusal",

@@ -26,23 +26,19 @@ pub(super) fn refusal(keys: &RefusalKeys, faults: &mut Faults) -> Option<RuleRef
         return None;
     };
     let content_type = &keys.content_type;
+    let type_at = content_type.as_ref().map(|word| word.at);
+    let status_at = keys.status.as_ref().map(|number| number.at);
     let status = status(&keys.status, faults);
     match body.text.as_str() {
         "none" => {
             let with = "`body: none`";
-            reject("content_type", content_type, with, "remove it", faults);
-            reject_status(&keys.status, with, "remove it", faults);
+            reject("content_type", type_at, with, "remove it", faults);
+            reject("status", status_at, with, "remove it", faults);
             None
         }
         "problem+json" => {
             let fix = "its type is application/problem+json";
-            reject(
-                "content_type",
-                content_type,
-                "`body: problem+json`",
-                fix,
-                faults,
-            );
+            reject("content_type", type_at, "`body: problem+json`", fix, faults);
             Some(RuleRefusal {
                 content_type: "application/problem+json".to_owned(),
                 body: RefusalBody::Problem,
@@ -61,7 +57,7 @@ pub(super) fn refusal(keys: &RefusalKeys, faults: &mut Faults) -> Option<RuleRef
             if !template.has(Placeholder::Status) {
                 let with = "a `body` without `{status}`";
                 let fix = "remove it: Envoy's `rate_limited_status` decides the status";
-                reject_status(&keys.status, with, fix, faults);
+                reject("status", status_at, with, fix, faults);
             }
             Some(RuleRefusal {
                 content_type,
@@ -72,26 +68,15 @@ pub(super) fn refusal(keys: &RefusalKeys, faults: &mut Faults) -> Option<RuleRef
     }
 }
 
+/// Reports a key, whose position is given if it is there, that has no meaning beside another one.
 fn reject(
     key: &'static str,
-    word: &BoxedOption<LocatedText>,
+    at: Option<Option<usize>>,
     with: &'static str,
     fix: &'static str,
     faults: &mut Faults,
 ) {
-    let fault = |word: &LocatedText| (word.at, Fault::DoesNotGo { key, with, fix });
-    faults.extend(word.as_deref().map(fault));
-}
-
-fn reject_status(
-    number: &BoxedOption<LocatedNumber>,
-    with: &'static str,
-    fix: &'static str,
-    faults: &mut Faults,
-) {
-    let key = "status";
-    let fault = |number: &LocatedNumber| (number.at, Fault::DoesNotGo { key, with, fix });
-    faults.extend(number.as_deref().map(fault));
+    faults.extend(at.map(|at| (at, Fault::DoesNotGo { key, with, fix })));
 }
 
 fn status(number: &BoxedOption<LocatedNumber>, faults: &mut Faults) -> u16 {

@@ -204,10 +204,10 @@ fn is_plain(c: char) -> bool {
     matches!(c, ' '..='~') && c != '"' && c != '\\'
 }
 
+/// Writes a character that does not stand for itself.
 fn character(f: &mut fmt::Formatter<'_>, c: char) -> fmt::Result {
     match c {
         '"' | '\\' => write!(f, "\\{c}"),
-        c if is_plain(c) => f.write_char(c),
         c => {
             let units = c.encode_utf16(&mut [0; 2]).to_vec();
             units

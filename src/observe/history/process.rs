@@ -106,9 +106,7 @@ impl ProcessTotals {
             },
         }
     }
-}
 
-impl ProcessTotals {
     /// The step from `earlier` to these totals.
     pub(crate) fn step_since(&self, earlier: &Self) -> ProcessStep {
         Total::since(self, earlier)
