@@ -89,19 +89,12 @@ impl MemoryStore {
             && looked_at < LOOKED_AT
         {
             let shard = &mut *lock(&self.shards[cursor.shard]);
-            let next = match cursor.part {
-                0 => {
-                    looked_at += usize::try_from(FAMILIES_AT_ONCE).unwrap_or(usize::MAX);
-                    families(shard, &wanted, cursor.position, &mut keys)
-                }
-                part => {
-                    let (all, found, next) =
-                        self.by_hash(shard, part, &wanted, cursor.position, most - keys.len());
-                    looked_at += all;
-                    keys.extend(found);
-                    next
-                }
+            let (all, found, next) = match cursor.part {
+                0 => families(shard, &wanted, cursor.position),
+                part => self.by_hash(shard, part, &wanted, cursor.position, most - keys.len()),
             };
+            looked_at += all;
+            keys.extend(found);
             at = match next {
                 Some(position) => Some(MemoryCursor { position, ..cursor }),
                 None => cursor.next_part(),
@@ -115,7 +108,7 @@ impl MemoryStore {
     }
 
     /// The wanted keys of a map of `shard` with the lowest hashes from `from` on; maps have no order of their own.
-    /// Also returns how many keys the map has, and the hash to go on with.
+    /// Returns how many keys were looked at, which are all of the map, the wanted ones, and the hash to go on with.
     fn by_hash(
         &self,
         shard: &Shard,
@@ -151,15 +144,13 @@ impl MemoryStore {
     }
 }
 
-/// Appends the wanted keys of the families from number `from` on; returns the number to go on with.
-fn families(
-    shard: &Shard,
-    wanted: &Wanted<'_>,
-    from: u64,
-    keys: &mut Vec<Box<[u8]>>,
-) -> Option<u64> {
+/// The wanted keys of the families from number `from` on. Returns how many families were looked at, the keys, and the
+/// number to go on with.
+fn families(shard: &Shard, wanted: &Wanted<'_>, from: u64) -> (usize, Vec<Box<[u8]>>, Option<u64>) {
     let (families, goes_on) = shard.families.numbered(from, FAMILIES_AT_ONCE);
+    let (mut all, mut keys) = (0, Vec::new());
     for DescriptorCounters { name, slots } in families {
+        all += 1;
         for slot in slots
             .iter()
             .filter(|slot| wanted.has(name, slot.expires_at))
@@ -167,7 +158,8 @@ fn families(
             keys.push([&name[..], own(&slot.own)].concat().into());
         }
     }
-    goes_on.then_some(from.saturating_add(FAMILIES_AT_ONCE))
+    let next = goes_on.then_some(from.saturating_add(FAMILIES_AT_ONCE));
+    (all, keys, next)
 }
 
 /// The part of a key behind its family.
@@ -235,6 +227,13 @@ mod tests {
             assert_eq!(found.into_iter().collect::<BTreeSet<_>>(), keys, "{most}");
             assert!(pages > 1 || most > keys.len());
         }
+    }
+
+    #[test]
+    fn few_counters_are_on_one_page_whatever_shards_they_are_in() {
+        let (store, keys) = filled(10);
+        let (found, pages) = all(&store, &domain_prefix(b"d"), 100, NOW);
+        assert_eq!((found.len(), pages), (keys.len(), 1));
     }
 
     #[test]
