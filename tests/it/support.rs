@@ -24,6 +24,7 @@ pub mod histories;
 pub mod hoard;
 pub mod http;
 pub mod json;
+pub mod ports;
 pub mod prometheus;
 pub mod proxy;
 pub mod ratelimit;
@@ -33,6 +34,8 @@ pub mod sentinel;
 pub mod statsd;
 pub mod storm;
 pub mod tollgate;
+
+pub use ports::free_port;
 
 /// How long a test waits before it gives up.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -116,10 +119,4 @@ pub async fn eventually(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
         assert!(Instant::now() < deadline, "not so in time: {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-}
-
-/// A port that was free a moment ago. Its user must be ready to lose the race and ask again.
-pub fn free_port() -> u16 {
-    let probe = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
-    probe.local_addr().expect("a bound port").port()
 }

@@ -57,6 +57,7 @@ use super::{
     PATIENCE,
     caches::{Answer, Cache, Returned},
     certificates::Secret,
+    free_port,
 };
 
 /// A header that carries the `:scheme` of a call to [`Seen::headers`].
@@ -201,7 +202,9 @@ impl Ads {
                 .build()
                 .unwrap();
             runtime.block_on(async {
-                let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+                // It listens there again after it was away.
+                let address = (Ipv4Addr::LOCALHOST, free_port());
+                let listener = TcpListener::bind(address).await.unwrap();
                 tell.send(listener.local_addr().unwrap()).unwrap();
                 serve(
                     listener,

@@ -177,8 +177,12 @@ impl Redis {
     /// Restarts it, empty, on its old port.
     pub fn restart(&mut self) {
         self.child = spawn(self.program, self.port, &self.folder, &self.options);
-        let port = self.port;
-        wait_until("redis-server answers again", || answers(port));
+        let (child, port) = (&mut self.child, self.port);
+        wait_until("redis-server answers again", || {
+            let status = child.try_wait().unwrap();
+            assert_eq!(status, None, "redis-server does not start again");
+            answers(port)
+        });
     }
 
     pub fn process_id(&self) -> u32 {
