@@ -144,8 +144,18 @@ class Page {
     return result.value;
   }
 
+  /** Waits until `isSo` returns something true; otherwise prints all that the page shows. */
+  async wait(what, isSo) {
+    try {
+      return await until(what, isSo);
+    } catch (error) {
+      console.error(this.complaints, await this.text("body"));
+      throw error;
+    }
+  }
+
   until(what, body, ...args) {
-    return until(what, () => this.run(body, ...args));
+    return this.wait(what, () => this.run(body, ...args));
   }
 
   theme(value) {
@@ -153,22 +163,30 @@ class Page {
     return this.call("Emulation.setEmulatedMedia", { features });
   }
 
-  /** Clicks with the mouse in the middle of an element. */
+  /** Clicks with the mouse in the middle of an element, again if the element moved meanwhile. */
   async click(selector) {
-    const point = await this.until(
-      `${selector} is there`,
-      (selector) => {
+    await this.wait(`${selector} is clicked`, async () => {
+      const point = await this.run(async (selector) => {
         const node = document.querySelector(selector);
         node?.scrollIntoView({ block: "center" });
-        const { left, top, width, height } = node?.getBoundingClientRect() ?? {};
-        return width > 0 && { x: left + width / 2, y: top + height / 2 };
-      },
-      selector,
-    );
-    const mouse = (type) =>
-      this.call("Input.dispatchMouseEvent", { type, ...point, button: "left", clickCount: 1 });
-    await mouse("mousePressed");
-    await mouse("mouseReleased");
+        const place = () => node?.getBoundingClientRect() ?? {};
+        const { left, top, width, height } = place();
+        await new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve)));
+        if (!width || place().top !== top) return null;
+        node.addEventListener("click", () => (window.lastClick = selector), { once: true });
+        return { x: left + width / 2, y: top + height / 2 };
+      }, selector);
+      if (!point) return false;
+      const mouse = (type) =>
+        this.call("Input.dispatchMouseEvent", { type, ...point, button: "left", clickCount: 1 });
+      await mouse("mousePressed");
+      await mouse("mouseReleased");
+      return this.run((selector) => {
+        const isClicked = window.lastClick === selector;
+        window.lastClick = null;
+        return isClicked;
+      }, selector);
+    });
   }
 
   /** Puts a text into a field as if it were typed. */

@@ -156,6 +156,7 @@ impl Ratelimit {
 
 impl Drop for Ratelimit {
     fn drop(&mut self) {
+        self.log.print_if_panicking();
         // It may already have ended.
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -60,6 +60,13 @@ impl Log {
         found.filter_map(moment).collect()
     }
 
+    /// Prints all lines if a test has failed, which then shows its own output.
+    pub(super) fn print_if_panicking(&self) {
+        if std::thread::panicking() {
+            eprintln!("the log of the server:\n{}", self.text());
+        }
+    }
+
     /// Reads `from` to its end, line by line.
     pub fn follow(from: impl std::io::Read + Send + 'static) -> Self {
         let log = Self::default();
@@ -165,8 +172,14 @@ impl Builder {
 
     /// Gives it another time of day: `offset` seconds from the true one, such as `-60s`. Durations stay true.
     pub fn with_clock(self, offset: &str) -> Self {
-        let mut command = Command::new(super::tool("faketime"));
-        command.args(["--exclude-monotonic", "-f", offset]);
+        // faketime names a semaphore and a piece of memory after its process, and does not start if one of that name
+        // is left of a process that was killed.
+        let script = "rm -f /dev/shm/sem.faketime_sem_$$ /dev/shm/faketime_shm_$$ && exec \"$@\"";
+        let mut command = Command::new("/bin/sh");
+        command
+            .args(["-c", script, "sh"])
+            .arg(super::tool("faketime"))
+            .args(["--exclude-monotonic", "-f", offset]);
         self.started_by(command)
     }
 
@@ -342,9 +355,14 @@ impl Tollgate {
 
 impl Drop for Tollgate {
     fn drop(&mut self) {
+        self.log.print_if_panicking();
         // It may already have ended, and only some processes lead a group.
         let _ = killpg(self.pid(), Signal::SIGKILL);
         let _ = self.child.kill();
         let _ = self.child.wait();
+        for name in ["sem.faketime_sem_", "faketime_shm_"] {
+            // Few processes have one: see `with_clock`.
+            let _ = fs::remove_file(format!("/dev/shm/{name}{}", self.child.id()));
+        }
     }
 }
