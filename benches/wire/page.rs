@@ -121,8 +121,8 @@ const QUESTIONS: [(&str, &str, &str); 8] = [
 /// Prints the times of answers of the debug port while clients send a million new values a minute, and of decisions
 /// with and without them.
 pub fn print(options: &Options) -> anyhow::Result<()> {
-    /// Time between two questions, and of each turn.
-    const PAUSE: Duration = Duration::from_millis(25);
+    /// Time between two questions: each is asked once a second, which is more than an operator does.
+    const PAUSE: Duration = Duration::from_millis(125);
     /// Two connections then make some 18,000 calls a second: a sleep takes 55 µs longer.
     const REST: Duration = Duration::from_micros(30);
     let turn = Duration::from_secs_f64(options.seconds.max(10.0));
