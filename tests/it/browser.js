@@ -173,7 +173,10 @@ class Page {
         const { left, top, width, height } = place();
         await new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve)));
         if (!width || place().top !== top) return null;
-        node.addEventListener("click", () => (window.lastClick = selector), { once: true });
+        window.isClicked = false;
+        // The section may draw itself anew, so the node that is clicked may be another one.
+        const record = ({ target }) => (window.isClicked = target.closest(selector) !== null);
+        document.addEventListener("click", record, { capture: true, once: true });
         return { x: left + width / 2, y: top + height / 2 };
       }, selector);
       if (!point) return false;
@@ -181,11 +184,7 @@ class Page {
         this.call("Input.dispatchMouseEvent", { type, ...point, button: "left", clickCount: 1 });
       await mouse("mousePressed");
       await mouse("mouseReleased");
-      return this.run((selector) => {
-        const isClicked = window.lastClick === selector;
-        window.lastClick = null;
-        return isClicked;
-      }, selector);
+      return this.run(() => window.isClicked);
     });
   }
 
