@@ -1,4 +1,5 @@
-//! TLS on the gRPC port: reads the files that the settings name, and reads them again when they change.
+//! TLS on the gRPC port: the files that the settings name, which are read again when they change.
+//! `net/tls/listener.rs` makes the configuration of rustls of them.
 
 use std::{
     io,

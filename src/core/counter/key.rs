@@ -1,4 +1,4 @@
-//! Keys of counters.
+//! Builds the keys of counters, by which a store finds them; this is their format.
 //!
 //! Two counters never share a key, because a key tells where each of its parts ends:
 //!

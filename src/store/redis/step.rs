@@ -1,4 +1,5 @@
-//! The script that looks before it adds, as one atomic step: its command and its reply.
+//! The script that looks before it adds, as one atomic step: its command and its reply. Token buckets and other
+//! algorithms that need it are in `step.lua`.
 //!
 //! `step.lua` reads the same list of fields and the same letters; a test here holds both together.
 
