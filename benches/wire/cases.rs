@@ -258,8 +258,33 @@ pub fn all() -> Vec<Case> {
         // Loads.
         over(case("floor, 16 over 1", Floor), 16, 1),
         over(
+            with(case("memory, 100,000 keys, 4 over 4", Memory), MANY),
+            4,
+            4,
+        ),
+        over(
+            with(case("memory, 100,000 keys, 8 over 4", Memory), MANY),
+            8,
+            4,
+        ),
+        over(
             with(case("memory, 100,000 keys, 16 over 4", Memory), MANY),
             16,
+            4,
+        ),
+        over(
+            with(case("memory, 100,000 keys, 32 over 4", Memory), MANY),
+            32,
+            4,
+        ),
+        over(
+            with(case("redis, 100,000 keys, 4 over 4", Redis), MANY),
+            4,
+            4,
+        ),
+        over(
+            with(case("redis, 100,000 keys, 8 over 4", Redis), MANY),
+            8,
             4,
         ),
         over(
@@ -268,8 +293,8 @@ pub fn all() -> Vec<Case> {
             4,
         ),
         over(
-            with(case("redis, 100,000 keys, 8 over 4", Redis), MANY),
-            8,
+            with(case("redis, 100,000 keys, 32 over 4", Redis), MANY),
+            32,
             4,
         ),
         over(case("memory, 16 over 1", Memory), 16, 1),

@@ -1,4 +1,4 @@
-//! Measures the costs that `tollgate size` computes with, and how close its results are to three other measurements.
+//! Measures the costs that `tollgate size` computes with, and how close its results are to four other measurements.
 
 use std::{collections::HashMap, fs, path::Path, process::Command};
 
@@ -10,20 +10,28 @@ use crate::{
     run::{Contest, Figures},
 };
 
-const TOGETHER: &str = "100,000 keys";
 const ALONE: &str = "1 stream";
 
-/// Cases with 16 and 8 calls at a time, which no cost is taken from: the name, the store and the calls.
-const SETUPS: [(&str, &str, u32); 3] = [
-    ("memory, 100,000 keys, 16 over 4", "memory", 16),
-    ("redis, 100,000 keys, 16 over 4", "redis", 16),
+/// The ending of a cost, and the load that it is measured with.
+const LOADS: [(&str, &str); 4] = [
+    ("calls_1", ALONE),
+    ("calls_4", "100,000 keys, 4 over 4"),
+    ("calls_16", "100,000 keys, 16 over 4"),
+    ("calls_64", "100,000 keys"),
+];
+
+/// Cases with other numbers of calls at a time, which no cost is taken from: the name, the store and the calls.
+const SETUPS: [(&str, &str, u32); 4] = [
+    ("memory, 100,000 keys, 8 over 4", "memory", 8),
+    ("memory, 100,000 keys, 32 over 4", "memory", 32),
     ("redis, 100,000 keys, 8 over 4", "redis", 8),
+    ("redis, 100,000 keys, 32 over 4", "redis", 32),
 ];
 
 /// Writes the table of this machine's costs to `path`, and prints the set-ups beside the computed figures.
 pub fn write(options: &mut Options, path: &Path) -> anyhow::Result<()> {
-    let of = |store: &str, load| format!("{store}, {load}");
-    let sources = ["memory", "redis"].map(|store| [TOGETHER, ALONE].map(|load| of(store, load)));
+    let row = |store: &str, load| format!("{store}, {load}");
+    let sources = ["memory", "redis"].map(|store| LOADS.map(|(_, load)| row(store, load)));
     options.case = sources.as_flattened().to_vec();
     options
         .case
@@ -33,23 +41,22 @@ pub fn write(options: &mut Options, path: &Path) -> anyhow::Result<()> {
 
     let mut costs = Costs::measured();
     for store in ["memory", "redis"] {
-        let (many, one) = (get(of(store, TOGETHER))?, get(of(store, ALONE))?);
-        let mut set = |name: String, value: Option<f64>, load| -> anyhow::Result<()> {
-            let value = value.with_context(|| format!("{name} was not measured"))?;
-            let rounded = (value * 100.0).round() / 100.0;
-            costs.set(
-                &name,
-                rounded,
-                &format!("{}, this machine", of(store, load)),
-            );
-            Ok(())
-        };
-        set(format!("{store}.together"), many.server_cpu, TOGETHER)?;
-        set(format!("{store}.alone"), one.server_cpu, ALONE)?;
-        set(format!("{store}.wait"), Some(one.p50_micros), ALONE)?;
-        if store == "redis" {
-            set("redis_server.together".into(), many.redis_cpu, TOGETHER)?;
-            set("redis_server.alone".into(), one.redis_cpu, ALONE)?;
+        for (ending, load) in LOADS {
+            let source = row(store, load);
+            let measured = get(source.clone())?;
+            let mut set = |name: String, value: Option<f64>| -> anyhow::Result<()> {
+                let value = value.with_context(|| format!("{name} was not measured"))?;
+                let rounded = (value * 100.0).round() / 100.0;
+                costs.set(&name, rounded, &format!("wire, {source}"));
+                Ok(())
+            };
+            set(format!("{store}.{ending}"), measured.server_cpu)?;
+            if store == "redis" {
+                set(format!("redis_server.{ending}"), measured.redis_cpu)?;
+            }
+            if load == ALONE {
+                set(format!("{store}.wait"), Some(measured.p50_micros))?;
+            }
         }
     }
     fs::write(path, costs.text()).with_context(|| format!("cannot write {}", path.display()))?;

@@ -83,7 +83,7 @@ struct Options {
     #[arg(long)]
     page: bool,
 
-    /// Write the costs of this machine to FILE, for `tollgate size --costs FILE`, and compare three other measurements
+    /// Write the costs of this machine to FILE, for `tollgate size --costs FILE`, and compare four other measurements
     /// with the figures that it computes
     #[arg(long, value_name = "FILE")]
     costs: Option<PathBuf>,

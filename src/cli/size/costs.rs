@@ -3,10 +3,18 @@
 /// A line for each cost: name, value, unit, meaning and source, with tabs between them.
 const TABLE: &str = include_str!("costs.tsv");
 
+/// Numbers of simultaneous calls, and the endings of the costs that were measured with so many.
+const MEASURED: [(f64, &str); 4] = [
+    (1.0, "calls_1"),
+    (4.0, "calls_4"),
+    (16.0, "calls_16"),
+    (64.0, "calls_64"),
+];
+
 /// A measured cost.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cost {
-    /// Unique, as `redis.alone`.
+    /// Unique, as `redis.calls_1`.
     pub name: String,
     pub value: f64,
     /// Empty for a ratio.
@@ -146,14 +154,18 @@ impl Costs {
 
     /// The processor time, in microseconds, of one of `together` simultaneous calls. `name` is the part of the table.
     ///
-    /// A call takes a fixed time, and its share of the wake-ups and the system calls of all that are there at a time.
+    /// Calls that arrive together share wake-ups and system calls. Between two measured numbers of calls, the time is
+    /// taken to be a power of the number of calls; below the first one and above the last one it does not change.
     #[must_use]
     pub fn call(&self, name: &str, together: f64) -> f64 {
-        const MEASURED: f64 = 64.0;
-        let few = self.get(&format!("{name}.alone"));
-        let many = self.get(&format!("{name}.together"));
-        let shared = (few - many) / (1.0 - 1.0 / MEASURED);
-        few - shared + shared / together.clamp(1.0, MEASURED)
+        let time = |ending: &str| self.get(&format!("{name}.{ending}"));
+        let [(least, _), .., (most, _)] = MEASURED;
+        let together = together.clamp(least, most);
+        let above = MEASURED[1..MEASURED.len() - 1].iter();
+        let index = above.filter(|(calls, _)| *calls <= together).count();
+        let [(less, few), (more, many)] = [MEASURED[index], MEASURED[index + 1]];
+        let exponent = (time(many) / time(few)).ln() / (more / less).ln();
+        time(few) * (together / less).powf(exponent)
     }
 }
 
@@ -187,11 +199,15 @@ mod tests {
     fn the_measured_points_are_met() {
         let costs = Costs::measured();
         for name in ["memory", "redis", "redis_server"] {
-            for (together, of) in [(1.0, "alone"), (64.0, "together")] {
+            for (together, of) in MEASURED {
                 let measured = costs.get(&format!("{name}.{of}"));
                 assert!((costs.call(name, together) - measured).abs() < 1e-9);
             }
-            assert!(costs.call(name, 8.0) < costs.call(name, 2.0));
+            let falling = [1.0, 2.0, 5.0, 15.0, 17.0, 64.0].map(|calls| costs.call(name, calls));
+            assert!(
+                falling.is_sorted_by(|more, less| more > less),
+                "{falling:?}"
+            );
         }
     }
 
@@ -208,7 +224,7 @@ mod tests {
     #[test]
     fn a_table_is_read_as_it_was_written_in_any_order() {
         let mut costs = Costs::measured();
-        costs.set("redis.alone", 12.5, "this machine");
+        costs.set("redis.calls_1", 12.5, "this machine");
         let text = costs.text();
         let turned: String = text.lines().rev().map(|line| format!("{line}\n")).collect();
         for text in [text, turned] {
@@ -222,15 +238,16 @@ mod tests {
             let error = Costs::parse(&TABLE.replacen(from, to, 1)).unwrap_err();
             assert_eq!(error.to_string(), expected);
         };
-        let first = "memory.together\t4.05\tµs\t";
+        let value = Costs::measured().get("memory.calls_64");
+        let first = &format!("memory.calls_64\t{value}\tµs\t");
         check(
             first,
-            "memory.together 4.05\tµs\t",
+            &first.replacen('\t', " ", 1),
             "line 1 has not five fields with tabs between them: name, value, unit, meaning and source",
         );
         for value in ["0", "-1", "NaN", "inf", "", "4,05"] {
             let said = format!("line 1: the value must be a number above 0, not '{value}'");
-            check(first, &format!("memory.together\t{value}\tµs\t"), &said);
+            check(first, &format!("memory.calls_64\t{value}\tµs\t"), &said);
         }
         check(
             first,
@@ -239,13 +256,13 @@ mod tests {
         );
         check(
             first,
-            "memory.alone\t4\tµs\t",
-            "line 2: there is no cost 'memory.alone', or it has two lines",
+            "memory.calls_16\t4\tµs\t",
+            "line 2: there is no cost 'memory.calls_16', or it has two lines",
         );
         check(
             first,
-            "memory.together\t4\tms\t",
-            "line 1: the unit of 'memory.together' must be 'µs'",
+            "memory.calls_64\t4\tms\t",
+            "line 1: the unit of 'memory.calls_64' must be 'µs'",
         );
         let (first, rest) = TABLE.split_once('\n').unwrap();
         let (name, _) = first.split_once('\t').unwrap();

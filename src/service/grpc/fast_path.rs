@@ -108,6 +108,7 @@ fn text<'a>(message: &mut &'a [u8], bounds: RequestBounds) -> Option<&'a [u8]> {
 }
 
 /// A length-delimited field.
+#[inline]
 fn part<'a>(message: &mut &'a [u8]) -> Option<&'a [u8]> {
     let length = usize::try_from(varint(message)?).ok()?;
     let (part, rest) = message.split_at_checked(length)?;
@@ -122,8 +123,14 @@ fn varint(message: &mut &[u8]) -> Option<u64> {
             *message = rest;
             Some(byte.into())
         }
-        _ => decode_varint(message).ok(),
+        _ => long_varint(message),
     }
+}
+
+/// A number of several bytes. It stays out of the code of all the fields that have one.
+#[cold]
+fn long_varint(message: &mut &[u8]) -> Option<u64> {
+    decode_varint(message).ok()
 }
 
 fn byte(message: &mut &[u8]) -> Option<u8> {
