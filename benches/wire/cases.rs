@@ -190,6 +190,7 @@ pub fn all() -> Vec<Case> {
         },
         ..case
     };
+    let many = |streams, case| over(with(case, MANY), streams, 4);
     let limits = |limits, case: Case| Case { limits, ..case };
     let three = |case: Case| Case {
         shape: Shape {
@@ -257,46 +258,14 @@ pub fn all() -> Vec<Case> {
         with(case("redis, Zipf", Redis), ZIPF),
         // Loads.
         over(case("floor, 16 over 1", Floor), 16, 1),
-        over(
-            with(case("memory, 100,000 keys, 4 over 4", Memory), MANY),
-            4,
-            4,
-        ),
-        over(
-            with(case("memory, 100,000 keys, 8 over 4", Memory), MANY),
-            8,
-            4,
-        ),
-        over(
-            with(case("memory, 100,000 keys, 16 over 4", Memory), MANY),
-            16,
-            4,
-        ),
-        over(
-            with(case("memory, 100,000 keys, 32 over 4", Memory), MANY),
-            32,
-            4,
-        ),
-        over(
-            with(case("redis, 100,000 keys, 4 over 4", Redis), MANY),
-            4,
-            4,
-        ),
-        over(
-            with(case("redis, 100,000 keys, 8 over 4", Redis), MANY),
-            8,
-            4,
-        ),
-        over(
-            with(case("redis, 100,000 keys, 16 over 4", Redis), MANY),
-            16,
-            4,
-        ),
-        over(
-            with(case("redis, 100,000 keys, 32 over 4", Redis), MANY),
-            32,
-            4,
-        ),
+        many(4, case("memory, 100,000 keys, 4 over 4", Memory)),
+        many(8, case("memory, 100,000 keys, 8 over 4", Memory)),
+        many(16, case("memory, 100,000 keys, 16 over 4", Memory)),
+        many(32, case("memory, 100,000 keys, 32 over 4", Memory)),
+        many(4, case("redis, 100,000 keys, 4 over 4", Redis)),
+        many(8, case("redis, 100,000 keys, 8 over 4", Redis)),
+        many(16, case("redis, 100,000 keys, 16 over 4", Redis)),
+        many(32, case("redis, 100,000 keys, 32 over 4", Redis)),
         over(case("memory, 16 over 1", Memory), 16, 1),
         over(case("redis, 16 over 1", Redis), 16, 1),
         over(case("floor, 64 over 1", Floor), 64, 1),

@@ -20,22 +20,18 @@ const LOADS: [(&str, &str); 4] = [
     ("calls_64", "100,000 keys"),
 ];
 
-/// Cases with other numbers of calls at a time, which no cost is taken from: the name, the store and the calls.
-const SETUPS: [(&str, &str, u32); 4] = [
-    ("memory, 100,000 keys, 8 over 4", "memory", 8),
-    ("memory, 100,000 keys, 32 over 4", "memory", 32),
-    ("redis, 100,000 keys, 8 over 4", "redis", 8),
-    ("redis, 100,000 keys, 32 over 4", "redis", 32),
-];
+/// Other numbers of calls at a time over 4 connections, which no cost is taken from: the store and the calls.
+const SETUPS: [(&str, u32); 4] = [("memory", 8), ("memory", 32), ("redis", 8), ("redis", 32)];
 
 /// Writes the table of this machine's costs to `path`, and prints the set-ups beside the computed figures.
 pub fn write(options: &mut Options, path: &Path) -> anyhow::Result<()> {
-    let row = |store: &str, load| format!("{store}, {load}");
+    let row = |store: &str, load: &str| format!("{store}, {load}");
     let sources = ["memory", "redis"].map(|store| LOADS.map(|(_, load)| row(store, load)));
     options.case = sources.as_flattened().to_vec();
+    let setup = |store, calls| row(store, &format!("100,000 keys, {calls} over 4"));
     options
         .case
-        .extend(SETUPS.map(|(name, ..)| name.to_owned()));
+        .extend(SETUPS.map(|(store, calls)| setup(store, calls)));
     let figures = measure(options)?;
     let get = |name: String| figures.get(&name).with_context(|| format!("no row {name}"));
 
@@ -67,8 +63,9 @@ pub fn write(options: &mut Options, path: &Path) -> anyhow::Result<()> {
         "{:<34} {:>9} {:>9} {:>6} {:>9} {:>9} {:>6}",
         "case", "tollgate", "measured", "of", "Redis", "measured", "of"
     );
-    for (name, store, together) in SETUPS {
-        let measured = get(name.to_owned())?;
+    for (store, together) in SETUPS {
+        let name = setup(store, together);
+        let measured = get(name.clone())?;
         let rate = measured.decisions_per_sec;
         let plan = plan(path, rate, store, together)?;
         let number = |field: &str| plan[field].as_f64().context("the plan has such a number");

@@ -161,9 +161,10 @@ impl Costs {
         let time = |ending: &str| self.get(&format!("{name}.{ending}"));
         let [(least, _), .., (most, _)] = MEASURED;
         let together = together.clamp(least, most);
-        let above = MEASURED[1..MEASURED.len() - 1].iter();
-        let index = above.filter(|(calls, _)| *calls <= together).count();
-        let [(less, few), (more, many)] = [MEASURED[index], MEASURED[index + 1]];
+        let next = MEASURED
+            .partition_point(|(calls, _)| *calls < together)
+            .max(1);
+        let [(less, few), (more, many)] = [MEASURED[next - 1], MEASURED[next]];
         let exponent = (time(many) / time(few)).ln() / (more / less).ln();
         time(few) * (together / less).powf(exponent)
     }
