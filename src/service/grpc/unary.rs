@@ -115,7 +115,7 @@ impl<M: UnaryMethod> Dispatcher<M> {
     /// consecutive calls find the same data in the caches.
     pub(crate) fn call(
         &self,
-        request: Request<Incoming>,
+        mut request: Request<Incoming>,
         account: &Arc<Account>,
         in_flight: &InFlight,
     ) -> CallFuture {
@@ -138,19 +138,18 @@ impl<M: UnaryMethod> Dispatcher<M> {
             };
         }
         let start = self.method.note(request.headers(), timeout);
-        let mut body = request.into_body();
         // People ask for a report, so it need not be fast.
         let received = if asks_for_report {
             ReceivedBody::Part(None)
         } else {
-            receive(&mut body, self.max_message_bytes, encoding)
+            receive(request.body_mut(), self.max_message_bytes, encoding)
         };
         match received {
             ReceivedBody::All(message) => self.answer(start, message, account, in_flight),
             ReceivedBody::Part(first) => {
                 let body = PartialBody {
                     first,
-                    body,
+                    body: request.into_body(),
                     encoding,
                 };
                 self.answer_later(start, body, asks_for_report, account, in_flight)
@@ -172,7 +171,8 @@ impl<M: UnaryMethod> Dispatcher<M> {
         }
         let (method, in_flight) = (self.method.clone(), in_flight.clone());
         let held = Reservation::new(account, CALL_BYTES + message.len());
-        CallFuture::Waiting(Box::pin(async move {
+        let place = Box::new_uninit();
+        CallFuture::waiting(Box::write(place, async move {
             let _is_in_flight = in_flight;
             Ok(response(method.call(start, message).await, held))
         }))
@@ -196,7 +196,8 @@ impl<M: UnaryMethod> Dispatcher<M> {
         };
         let (method, in_flight) = (self.method.clone(), in_flight.begins_later());
         let (max_bytes, timeout) = (self.max_message_bytes, self.message_timeout);
-        CallFuture::Waiting(Box::pin(async move {
+        let place = Box::new_uninit();
+        CallFuture::waiting(Box::write(place, async move {
             let message = body.message(max_bytes, &mut held);
             let message = tokio::time::timeout(timeout, message).await;
             let message = message.unwrap_or_else(|_| Err(late(held.account(), timeout)));
@@ -236,6 +237,15 @@ pub(crate) enum CallFuture {
 }
 
 impl CallFuture {
+    /// A call that waits. Write its `future` into memory that is already allocated: an allocation in between can fail,
+    /// so the compiler would first make the future on the stack and then copy its two kilobytes.
+    fn waiting<F>(future: Box<F>) -> Self
+    where
+        F: Future<Output = Result<Response<Reply>, Infallible>> + Send + 'static,
+    {
+        Self::Waiting(Box::into_pin(future))
+    }
+
     /// A call that is refused with `response`.
     fn refused(response: Response<Reply>, account: &Account) -> Self {
         account.hold_until_flushed(CALL_BYTES);
