@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! histories [--calls 1000000] [--clients 32] [--seed 1] [--only memory|redis|two-redis|cluster] [--faults] [--server FILE]
-//! histories --seams [--server FILE]
+//! histories --seams [--only bursts|refunds|buckets|skews|stops|losses] [--server FILE]
 //! ```
 //!
 //! `--faults` breaks Redis repeatedly during the run. `--server` tests another build. `--seams` prints tables of
@@ -64,7 +64,7 @@ fn main() -> ExitCode {
             .unwrap()
     };
     if are_seams {
-        runtime().block_on(seams::print());
+        runtime().block_on(seams::print(only.as_deref()));
         return ExitCode::SUCCESS;
     }
     println!("seed {}", plan.seed);

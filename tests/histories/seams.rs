@@ -1,9 +1,13 @@
 //! Measures the cases in which exact counting is hardest: one request on two stores, refunds next to a cache, one
-//! counter used with several clocks. Each table can be measured on another build too.
+//! counter used with several clocks, local counting without Redis. Each table can be measured on another build too.
 
-use std::time::{Duration, Instant};
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
 
 use ::tollgate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use tempfile::TempDir;
 use tokio::{task::JoinSet, time::sleep};
 
 use crate::it::support::{
@@ -18,34 +22,32 @@ const PATIENT: &str = "10s";
 
 const NO_CACHE: &[&str] = &["--local-cache-bytes", "0"];
 
-/// Prints all tables.
-pub async fn print() {
-    println!(
-        "\nBursts of 64 calls, `count: admitted`, 2 per second and 30 per day; then one call each 0.55 s\n"
-    );
-    println!("| where | cache | bursts | then | of 30 |");
-    println!("|---|---|---|---|---|");
-    bursts().await;
-    println!(
-        "\nTen per year are used up over one connection, six are given back over another one\n"
-    );
-    println!("| limit | given back through | admitted of 20 at once | a second later |");
-    println!("|---|---|---|---|");
-    given_back().await;
-    println!("\nToken bucket, one hot key\n");
-    println!("| where | workers | clock | rate/burst | calls/s | admitted of the bound |");
-    println!("|---|---|---|---|---|---|");
-    hot_buckets().await;
-    println!(
-        "\nTwo replicas whose clocks differ, 50 per 10 s, calls to both; admitted in true spans of 10 s\n"
-    );
-    println!("| clock | ahead by | fixed_window | sliding_log | sliding_window | token_bucket |");
-    println!("|---|---|---|---|---|---|");
-    skews().await;
-    println!("\n`--stop-when-over`: of 100, left after 20 requests that another limit refused\n");
-    println!("| where | left |");
-    println!("|---|---|");
-    stops().await;
+/// Prints the table with the name `only`, or all tables.
+pub async fn print(only: Option<&str>) {
+    let is_wanted = |table| only.is_none_or(|only| only == table);
+    if is_wanted("bursts") {
+        bursts().await;
+    }
+    if is_wanted("refunds") {
+        given_back().await;
+    }
+    if is_wanted("buckets") {
+        hot_buckets().await;
+    }
+    if is_wanted("skews") {
+        skews().await;
+    }
+    if is_wanted("stops") {
+        stops().await;
+    }
+    if is_wanted("losses") {
+        losses().await;
+    }
+}
+
+fn head(title: &str, columns: &str) {
+    let rule = "|---".repeat(columns.matches('|').count() - 1);
+    println!("\n{title}\n\n{columns}\n{rule}|");
 }
 
 /// The store.
@@ -133,6 +135,10 @@ descriptors:
   - {key: short, count: admitted, rate_limits: [2/second]}
   - {key: long, count: admitted, rate_limits: [30/day]}
 ";
+    head(
+        "Bursts of 64 calls, `count: admitted`, 2 per second and 30 per day; then one call each 0.55 s",
+        "| where | cache | bursts | then | of 30 |",
+    );
     let apart: &[&str] = &["short", "long"];
     for (place, rules, keys) in [
         (Place::Redis, TOGETHER, &["k"][..]),
@@ -175,6 +181,10 @@ descriptors:
   - {key: log, count: admitted, rate_limit: {unit: year, requests_per_unit: 10, algorithm: sliding_log}}
   - {key: first, count: admitted, rate_limit: {unit: year, requests_per_unit: 10, window: first_hit}}
 ";
+    head(
+        "Ten per year are used up over one connection, six are given back over another one",
+        "| limit | given back through | admitted of 20 at once | a second later |",
+    );
     for through in ["another worker", "another replica"] {
         let redis = Redis::start();
         let replica = || {
@@ -205,6 +215,10 @@ descriptors:
 }
 
 async fn hot_buckets() {
+    head(
+        "Token bucket, one hot key",
+        "| where | workers | clock | rate/burst | calls/s | admitted of the bound |",
+    );
     let both = |clock| ["--clock", clock];
     for (place, workers, clock, rate, burst) in [
         (Place::Memory, "1", "", 2000, 200),
@@ -266,6 +280,10 @@ descriptors:
   - {key: token_bucket, rate_limit: {unit: second, unit_multiplier: 10, requests_per_unit: 50, algorithm: token_bucket}}
 ";
     const SPAN: Duration = Duration::from_secs(10);
+    head(
+        "Two replicas whose clocks differ, 50 per 10 s, calls to both; admitted in true spans of 10 s",
+        "| clock | ahead by | fixed_window | sliding_log | sliding_window | token_bucket |",
+    );
     for (clock, ahead) in [
         ("redis", "+3s"),
         ("redis", "-3600s"),
@@ -283,6 +301,10 @@ descriptors:
             .start();
         let mut clients = [connect(one.grpc).await, connect(other.grpc).await];
         // Spans begin at windows of the true clock.
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "the true time, which no server is given"
+        )]
         let since_epoch = || {
             let now = std::time::SystemTime::now();
             now.duration_since(std::time::UNIX_EPOCH).unwrap()
@@ -330,6 +352,10 @@ descriptors:
   - {key: over, rate_limits: [1/100000000seconds]}
   - {key: other, rate_limits: [100/year]}
 ";
+    head(
+        "`--stop-when-over`: of 100, left after 20 requests that another limit refused",
+        "| where | left |",
+    );
     for place in [Place::Memory, Place::Redis, Place::TwoRedis, Place::Cluster] {
         let running = start(
             place,
@@ -348,4 +374,125 @@ descriptors:
             reported.statuses[0].limit_remaining
         );
     }
+}
+
+/// The replicas that count locally, and those that used up the limit before the loss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Loss {
+    /// One replica, asked through its other worker first.
+    OtherWorker,
+    /// Two replicas; the second one has seen no hit of the counter.
+    OtherReplica,
+    /// Two replicas; the second one has seen the first hit of the counter.
+    EarlyLook,
+    /// One replica, which restarts during the loss.
+    Restart,
+    /// Two replicas that count themselves and restart during the loss.
+    BothRestart,
+}
+
+impl Loss {
+    fn name(self) -> &'static str {
+        match self {
+            Self::OtherWorker => "one replica, asked over the other worker's connection first",
+            Self::OtherReplica => "two replicas, 90 through the first",
+            Self::EarlyLook => "two replicas, 1 through the second, then 89 through the first",
+            Self::Restart => "one replica, restarted during the loss",
+            Self::BothRestart => "two replicas restarted during the loss, `--replicas 0`",
+        }
+    }
+}
+
+async fn losses() {
+    head(
+        "`on_store_loss: local`, 100 per year: 90 are used, Redis is killed, and each connection asks 200 times",
+        "| where | fixed_window | of 100 | sliding_log | of 100 |",
+    );
+    for loss in [
+        Loss::OtherWorker,
+        Loss::OtherReplica,
+        Loss::Restart,
+        Loss::BothRestart,
+        Loss::EarlyLook,
+    ] {
+        let mut row = format!("| {} |", loss.name());
+        for key in ["fixed", "log"] {
+            let (before, without) = lose(loss, key).await;
+            let all = before + without.iter().sum::<usize>();
+            let without: Vec<_> = without.iter().map(usize::to_string).collect();
+            row += &format!(" {} | {all} |", without.join(" + "));
+        }
+        println!("{row}");
+    }
+}
+
+/// How many calls pass before the loss, and during it through each connection.
+async fn lose(loss: Loss, key: &str) -> (usize, Vec<usize>) {
+    const RULES: &str = "
+domain: d
+on_store_loss: local
+descriptors:
+  - {key: fixed, rate_limits: [100/year]}
+  - {key: log, rate_limit: {unit: year, requests_per_unit: 100, algorithm: sliding_log}}
+";
+    /// Longer than replicas take to count themselves.
+    const COUNTED_WITHIN: Duration = Duration::from_secs(15);
+    let mut redis = Redis::start();
+    let url = redis.url();
+    let folder = TempDir::new().unwrap();
+    let files = ["first", "second"].map(|name| folder.path().join(name));
+    let replicas = match loss {
+        Loss::OtherWorker | Loss::Restart => "1",
+        Loss::OtherReplica | Loss::EarlyLook => "2",
+        Loss::BothRestart => "0",
+    };
+    let start = |file: &PathBuf| {
+        let builder = tollgate::with_rules(RULES).redis_at(&url, "100ms");
+        // A variable, because former builds refuse options that they do not know.
+        let builder = builder.env("TOLLGATE_STATE_FILE", file.to_str().unwrap());
+        builder
+            .args(["--replicas", replicas, "--workers", "2"])
+            .start()
+    };
+    let files = &files[..if replicas == "1" { 1 } else { 2 }];
+    let mut servers: Vec<_> = files.iter().map(start).collect();
+    let mut clients = connect_each(&servers).await;
+    if loss == Loss::BothRestart {
+        let began = Instant::now();
+        let is_counted = |file| {
+            std::fs::read_to_string(file).is_ok_and(|text: String| text.contains("replicas: 2"))
+        };
+        while began.elapsed() < COUNTED_WITHIN && !files.iter().all(is_counted) {
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
+    let mut before = 0;
+    if loss == Loss::EarlyLook {
+        before += passing(&mut clients[1], &[key], 1).await;
+    }
+    before += passing(&mut clients[0], &[key], 90 - before).await;
+    redis.kill();
+    match loss {
+        // Workers get connections in turn.
+        Loss::OtherWorker => clients.insert(0, connect(servers[0].grpc).await),
+        Loss::Restart | Loss::BothRestart => {
+            servers.clear();
+            servers.extend(files.iter().map(start));
+            clients = connect_each(&servers).await;
+        }
+        Loss::OtherReplica | Loss::EarlyLook => {}
+    }
+    let mut without = Vec::new();
+    for client in &mut clients {
+        without.push(passing(client, &[key], 200).await);
+    }
+    (before, without)
+}
+
+async fn connect_each(servers: &[Tollgate]) -> Vec<Client> {
+    let mut clients = Vec::new();
+    for server in servers {
+        clients.push(connect(server.grpc).await);
+    }
+    clients
 }
