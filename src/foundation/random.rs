@@ -53,6 +53,23 @@ mod tests {
     }
 
     #[test]
+    fn both_halves_of_a_long_id_are_random() {
+        let (first, second) = (long_id(), long_id());
+        for half in [|id: u128| id >> 64, |id: u128| id & u128::from(u64::MAX)] {
+            assert_ne!(half(first), 0);
+            assert_ne!(half(first), half(second));
+        }
+    }
+
+    #[test]
+    fn certain_things_happen_always_and_impossible_ones_never() {
+        for _ in 0..100 {
+            assert!(happens(1.0));
+            assert!(!happens(0.0));
+        }
+    }
+
+    #[test]
     fn threads_draw_different_ids() {
         let threads: Vec<_> = (0..8).map(|_| std::thread::spawn(long_id)).collect();
         let ids: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();

@@ -102,3 +102,27 @@ pub(crate) mod make {
         sample(name, SampleValue::Timer(Box::new(values)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_statistic_is_passed_on_with_its_type() {
+        let mut values = TimerValues::default();
+        values.observe(7);
+        let mut taken = Vec::new();
+        let mut take = |sample| taken.push(sample);
+        let mut writer = SampleWriter::new(&mut take);
+        assert_eq!(format!("{writer:?}"), "SampleWriter { .. }");
+        writer.counter("total", 3);
+        writer.gauge("present", 4);
+        writer.timer("time", values);
+        let expected = [
+            make::counter("total", 3),
+            make::gauge("present", 4),
+            make::timer("time", &[7]),
+        ];
+        assert_eq!(taken, expected);
+    }
+}

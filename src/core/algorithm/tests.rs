@@ -83,6 +83,11 @@ impl Counter {
         }
     }
 
+    fn grant(&mut self, hits: u64, now: u64) {
+        let spec = spec(self.method, self.limit, Hits::give_back(hits));
+        self.state.grant(&spec, now);
+    }
+
     fn look(&mut self, now: u64) -> Observed {
         self.send(Hits::add(0), now)
     }
@@ -583,6 +588,82 @@ fn a_log_gives_back_the_latest_hits() {
     counter.send(Hits::give_back(4), START + 5_000);
     let observed = counter.look(START + 5_000);
     assert_eq!((observed.held, observed.resets_in), (1, PERIOD - 5_000));
+}
+
+/// Merges a log of these moments after `START`, each with its hits, that has no free place.
+#[track_caller]
+fn check_merged(entries: &[(u64, u64)], expected: &[(u64, u64)]) {
+    let log = |entries: &[(u64, u64)]| {
+        let entries: Vec<_> = entries
+            .iter()
+            .map(|(at, hits)| (START + at, *hits))
+            .collect();
+        AlgorithmState::SlidingLog(SlidingLog {
+            total: entries.iter().map(|(_, hits)| hits).sum(),
+            entries: entries.into(),
+        })
+    };
+    let mut state = log(entries);
+    assert_eq!(state.heap_bytes(), 16 * entries.len());
+    state.make_room();
+    assert_eq!(state, log(expected));
+    // There are free places now.
+    state.make_room();
+    assert_eq!(state, log(expected));
+    assert_eq!(state.heap_bytes(), 16 * entries.len());
+}
+
+#[test]
+fn a_log_without_a_free_place_keeps_the_later_moment_of_each_pair() {
+    check_merged(&[(1, 1), (2, 2)], &[(2, 3)]);
+    check_merged(&[(1, 1), (2, 2), (3, 4)], &[(2, 3), (3, 4)]);
+    check_merged(
+        &[(1, 1), (2, 2), (3, 4), (4, 8), (5, 16), (6, 32)],
+        &[(2, 3), (4, 12), (6, 48)],
+    );
+    check_merged(
+        &[(1, 1), (2, 2), (3, 4), (4, 8), (5, 16), (6, 32), (7, 64)],
+        &[(2, 3), (4, 12), (6, 48), (7, 64)],
+    );
+}
+
+#[test]
+fn states_without_a_list_need_no_room() {
+    for method in [CounterKind::FirstHit, CounterKind::SlidingWindow, BUCKET] {
+        let counter = Counter::with(method, 5, 3, START);
+        let mut state = counter.state.clone();
+        state.make_room();
+        assert_eq!((state.heap_bytes(), state), (0, counter.state));
+    }
+}
+
+#[test]
+fn hits_above_the_limit_leave_before_those_that_are_granted() {
+    for method in ALL {
+        let mut counter = Counter::with(method, 10, 8, START);
+        counter.limit = 5;
+        counter.grant(2, START);
+        assert_eq!(counter.look(START).held, 3, "{method:?}");
+    }
+}
+
+#[test]
+fn only_a_window_from_the_first_hit_owes_granted_hits_that_it_does_not_hold() {
+    for method in ALL {
+        let mut counter = Counter::with(method, 5, 1, START);
+        counter.grant(3, START);
+        let held = counter.send(Hits::add(3), START).held;
+        let owed = if method == CounterKind::FirstHit {
+            2
+        } else {
+            0
+        };
+        assert_eq!(held, 3 - owed, "{method:?}");
+
+        let mut counter = Counter::new(method, 5);
+        counter.grant(3, START);
+        assert_eq!(counter.send(Hits::add(3), START).held, 3, "{method:?}");
+    }
 }
 
 #[test]
