@@ -345,3 +345,6 @@ impl<'a> AccountBasis<'a, '_> {
             .collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -318,15 +318,31 @@ mod tests {
             "burst: 3/minute, 3 in 60 s; 12, 48 (429)",
         );
         check("{limit}", Syntax::Plain, "", "3/minute");
-        for name in Placeholder::names() {
+        assert_eq!(Placeholder::names().count(), Placeholder::ALL.len());
+        for (placeholder, name) in Placeholder::ALL.into_iter().zip(Placeholder::names()) {
             let template = format!("{{{name}}}");
             let template = Template::parse(&template, Syntax::Plain).unwrap();
-            assert!(
-                Placeholder::ALL
-                    .into_iter()
-                    .any(|known| template.has(known))
-            );
+            for known in Placeholder::ALL {
+                assert_eq!(template.has(known), known == placeholder);
+            }
         }
+    }
+
+    #[test]
+    fn the_longest_values_fit_exactly() {
+        let longest = [
+            // Each character becomes 6, between quotes.
+            (Placeholder::Limit, 6 * MAX_NAME + 2),
+            // Two numbers, and as many letters as the longest period needs.
+            (Placeholder::Rate, 2 * 20 + 16),
+            (Placeholder::Requests, 20),
+            (Placeholder::RetryAfter, 20),
+        ];
+        for (placeholder, bytes) in longest {
+            assert_eq!(placeholder.max_bytes(), bytes, "{}", placeholder.name());
+        }
+        assert_eq!(MAX_BODY, 16_384);
+        assert_eq!(u64::MAX.to_string().len(), 20);
     }
 
     #[test]

@@ -224,6 +224,11 @@ mod tests {
             let name = CounterName::parse(key).expect("a key of ours has a name");
             prop_assert_eq!(name.descriptor_bytes, batch.spec(0).descriptor_bytes);
             prop_assert_eq!(name.counting.period_secs(), unit.secs());
+            let algorithm = match &limit.algorithm {
+                Algorithm::FirstHit => "first_hit",
+                other => other.name(),
+            };
+            prop_assert_eq!(name.counting.algorithm(), algorithm);
             match name.counting {
                 NamedCounting::Fixed { ends, .. } => prop_assert_eq!(ends, batch.spec(0).expires_at),
                 NamedCounting::State { kind, .. } => prop_assert_eq!(

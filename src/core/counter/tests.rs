@@ -307,6 +307,27 @@ fn only_charges_that_depend_on_no_other_limit_stand_alone() {
 }
 
 #[test]
+fn only_fixed_windows_that_count_every_hit_are_plain_numbers() {
+    let plain = sample::spec(5, Hits::ONE);
+    assert!(plain.is_plain());
+    let others = [
+        IncrementSpec {
+            method: CounterKind::SlidingLog,
+            ..plain
+        },
+        IncrementSpec {
+            charge: Charge::Admitted,
+            ..plain
+        },
+        IncrementSpec {
+            hits: Hits::give_back(1),
+            ..plain
+        },
+    ];
+    assert!(!others.iter().any(IncrementSpec::is_plain));
+}
+
+#[test]
 fn hits_are_too_many_when_they_pass_the_limit_and_what_is_given_back_never_is() {
     // Of a limit of 10: the hits, what was held before, whether they are refused.
     for (hits, held, is_refused) in [

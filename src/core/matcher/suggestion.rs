@@ -194,3 +194,6 @@ impl<'m> Domain<'m> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -307,3 +307,40 @@ proptest! {
         prop_assert_eq!(found, naive_find(&paths, &entries));
     }
 }
+
+#[test]
+fn rules_have_the_place_of_their_node() {
+    let mut matcher = matcher_of(&[(&["a"], UNLIMITED), (&["b", "c"], None)]);
+    matcher.insert_domain(b"e");
+    let nodes = [b"a", b"b"].map(|key: &[u8; 1]| {
+        let root = &matcher.nodes[matcher.root(b"d").unwrap().0];
+        *root
+            .children
+            .values()
+            .find(|id| *matcher.nodes[id.0].key == *key)
+            .unwrap()
+    });
+    let line = |line| RuleOrigin {
+        file: "rules.yaml".into(),
+        line: Some(line),
+    };
+    matcher.set_origin(nodes[0], line(3));
+    matcher.set_origin(nodes[1], line(7));
+    let rule = matcher.rule(nodes[0]).unwrap();
+    assert_eq!(&*rule.path, "a");
+    assert!(matcher.rule(nodes[1]).is_none());
+    assert_eq!(matcher.origin(rule.id), &line(3));
+    assert_eq!(matcher.placed(rule).origin, &line(3));
+    assert_eq!(matcher.node_origin(nodes[1]), &line(7));
+}
+
+#[test]
+fn a_domain_has_rules_if_one_of_its_levels_has() {
+    let mut matcher = matcher_of(&[(&["a"], None), (&["b", "c"], UNLIMITED)]);
+    matcher.insert_domain(b"empty");
+    assert!(matcher.has_rules_in(b"d"));
+    assert!(!matcher.has_rules_in(b"empty") && !matcher.has_rules_in(b"none"));
+    assert!(!matcher_of(&[(&["a", "b"], None)]).has_rules_in(b"d"));
+    let names: Vec<_> = matcher.domain_names().iter().map(|name| &**name).collect();
+    assert_eq!(names, [&b"d"[..], b"empty"]);
+}

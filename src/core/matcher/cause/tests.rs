@@ -201,3 +201,63 @@ proptest! {
         prop_assert!(cause.is_none_or(|cause| cause.matched <= entries.len()));
     }
 }
+
+#[test]
+fn each_cause_has_a_name() {
+    let names = [
+        (Cause::UnknownDomain, "unknown_domain"),
+        (Cause::EmptyDomain, "empty_domain"),
+        (
+            Cause::UnknownKey {
+                key: b"k",
+                near: None,
+            },
+            "unknown_key",
+        ),
+        (Cause::UnknownValue { key: b"k" }, "unknown_value"),
+        (Cause::TooManyEntries, "too_many_entries"),
+        (Cause::TooFewEntries, "too_few_entries"),
+        (Cause::WithoutLimit, "without_limit"),
+        (Cause::Unlimited, "unlimited"),
+        (Cause::Replaced, "replaced"),
+    ];
+    for (cause, name) in names {
+        assert_eq!(cause.name(), name);
+    }
+}
+
+#[test]
+fn a_bounded_number_of_levels_is_searched() {
+    let cause = |first: &str, children: usize| {
+        let names: Vec<_> = (0..children).map(|number| format!("x{number}")).collect();
+        let paths: Vec<_> = names.iter().map(|name| [first, name.as_str()]).collect();
+        let paths = paths.iter().map(|path| {
+            if first.is_empty() {
+                &path[1..]
+            } else {
+                &path[..]
+            }
+        });
+        let rules: Vec<_> = paths.map(|path| (path, NONE)).collect();
+        let pairs = [(if first.is_empty() { "user" } else { first }, "1")];
+        let (matcher, entries) = (matcher_of(&rules), entries(&pairs));
+        let found = matcher.cause(b"d", &entries).unwrap();
+        found.cause.name()
+    };
+    // Of more keys none is compared, and limits may be below more levels.
+    assert_eq!(cause("", MAX_NODES), "unknown_key");
+    assert_eq!(cause("", MAX_NODES + 1), "unknown_value");
+    assert_eq!(cause("a", MAX_NODES), "without_limit");
+    assert_eq!(cause("a", MAX_NODES + 1), "too_few_entries");
+}
+
+#[test]
+fn similar_keys_differ_in_a_third_of_their_letters_at_most() {
+    let near =
+        |key: &str, known: &str| nearest(key.as_bytes(), [known.as_bytes()].into_iter()).is_some();
+    assert!(near("user", "usr") && !near("user", "ur"));
+    assert!(near("tenant", "tent") && !near("tenant", "ten"));
+    let longest = "k".repeat(MAX_KEY_BYTES);
+    assert!(near(&longest, &longest[1..]));
+    assert!(!near(&format!("{longest}k"), &longest));
+}
