@@ -4,9 +4,10 @@
 //! and nothing is charged. Then each place is charged its part of the joint decision. Hits that another
 //! caller took in between show in the reply to the charge: a rule with `count: admitted` that was
 //! charged although the request is then refused, or fails, gets its hits back at once. Until then other
-//! callers can find that counter fuller than it should be, never emptier.
+//! callers can find that counter fuller than it should be, never emptier. So such a refusal may have
+//! come from hits that were given back too, and the request is judged again a few times before it is final.
 
-use std::future::Future;
+use std::{future::Future, ops::Range};
 
 use smallvec::SmallVec;
 
@@ -37,6 +38,9 @@ pub(super) struct Split {
     /// One more than the highest place.
     parts: usize,
 }
+
+/// How often a request is judged again if a look found room and the charge did not.
+const REPEATS: usize = 4;
 
 /// The parameters of each increment of a batch; `None` if its place is not asked.
 type Chosen = SmallVec<[Option<IncrementSpec>; 8]>;
@@ -79,26 +83,73 @@ impl Split {
                 .await?;
             return Ok(counts);
         }
-        let looks = batch.all_specs().map(looked_at).collect();
-        self.send(batch, &looks, stores, &mut counts, deadline)
+        let all_at_once = 0..self.parts;
+        let mut was_contended = self
+            .judge(batch, stores, &mut counts, deadline, [all_at_once])
             .await?;
-        let charged = charged(batch, &counts);
-        if charged.iter().flatten().all(|spec| spec.hits.is_peek()) {
-            return Ok(counts);
+        for _ in 0..REPEATS {
+            if !was_contended {
+                break;
+            }
+            let mut again = counts.clone();
+            // One place after the other, in one order for all requests: those that the first place refuses take no
+            // room from the others at the next one.
+            let one_by_one = (0..self.parts).map(|place| place..place + 1);
+            let judged = self.judge(batch, stores, &mut again, deadline, one_by_one);
+            // Without an answer the refusal stands.
+            if judged.await.is_err() {
+                break;
+            }
+            counts = again;
+            was_contended = counts.iter().all(|count| !count.is_charged);
         }
-        let sent = self
-            .send(batch, &charged, stores, &mut counts, deadline)
-            .await;
-        let back = overcharged(batch, &mut counts, sent.is_err());
+        Ok(counts)
+    }
+
+    /// Looks at all places, then charges each its part of the joint decision: the places of one range at the same
+    /// time, and one range after the other. Returns whether other requests took the room in between, so that nothing
+    /// is charged in the end although the look had found some.
+    async fn judge(
+        &self,
+        batch: &Batch,
+        stores: &impl PartStores,
+        counts: &mut CounterStates,
+        deadline: &Deadline,
+        order: impl IntoIterator<Item = Range<usize>>,
+    ) -> Result<bool, StoreError> {
+        let looks = batch.all_specs().map(looked_at).collect();
+        self.send(batch, &looks, stores, counts, deadline).await?;
+        let mut has_room = false;
+        let mut sent = Ok(());
+        for places in order {
+            let mut charged = charged(batch, counts);
+            for (spec, store) in charged.iter_mut().zip(&self.stores) {
+                spec.take_if(|_| !places.contains(store));
+            }
+            if charged.iter().flatten().all(|spec| spec.hits.is_peek()) {
+                continue;
+            }
+            has_room = true;
+            sent = self.send(batch, &charged, stores, counts, deadline).await;
+            if sent.is_err() {
+                break;
+            }
+        }
+        if !has_room {
+            return Ok(false);
+        }
+        let back = overcharged(batch, counts, sent.is_err());
+        let mut is_undone = true;
         if back.iter().any(Option::is_some) {
             let mut ignored = counts.clone();
             // The decision stands, whether the places take it back or not.
-            let _ = self
+            let taken = self
                 .send(batch, &back, stores, &mut ignored, &Deadline::of_store())
                 .await;
+            is_undone = taken.is_ok();
         }
         match sent {
-            Ok(()) => Ok(counts),
+            Ok(()) => Ok(is_undone && counts.iter().all(|count| !count.is_charged)),
             // Other places were charged, so the request is not tried in another way.
             Err(StoreError::Moving) => Err(StoreError::Refused),
             Err(error) => Err(error),
@@ -225,7 +276,10 @@ fn overcharged(batch: &Batch, counts: &mut [CounterState], has_failed: bool) -> 
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    };
 
     use super::*;
     use crate::{
@@ -398,5 +452,58 @@ mod tests {
         };
         let before = [one(Second, 1), two];
         check(&before, &[one(Second, 1), back], &[(1, false), (1, true)]).await;
+    }
+
+    /// Two places. Every other request reaches the second one first, and all wait between the two.
+    struct OppositeOrders {
+        stores: [MemoryStore; 2],
+        requests: AtomicUsize,
+    }
+
+    impl PartStores for OppositeOrders {
+        async fn add(
+            &self,
+            parts: &[Batch],
+            _: &Deadline,
+        ) -> Vec<Result<CounterStates, StoreError>> {
+            let first = self.requests.fetch_add(1, Relaxed) % 2;
+            let mut answers = vec![Ok(CounterStates::new()), Ok(CounterStates::new())];
+            for place in [first, 1 - first] {
+                if !parts[place].is_empty() {
+                    answers[place] = self.stores[place].add(&parts[place], NOW).await;
+                }
+                tokio::task::yield_now().await;
+            }
+            answers
+        }
+    }
+
+    #[tokio::test]
+    async fn requests_at_once_do_not_refuse_each_other_by_hits_that_they_give_back() {
+        let limits = [one(Second, 29), one(Minute, 30).of(1)];
+        let batch = Arc::new(batch(&limits, &Algorithm::FixedWindow));
+        let stores = Arc::new(OppositeOrders {
+            stores: [(); 2].map(|()| MemoryStore::new(100)),
+            requests: AtomicUsize::new(0),
+        });
+        let mut requests = tokio::task::JoinSet::new();
+        for _ in 0..64 {
+            let (batch, stores) = (batch.clone(), stores.clone());
+            requests.spawn(async move {
+                let split = Split::new(vec![1, 0]);
+                let counts = split.add(&batch, &*stores, &Deadline::of_store()).await;
+                counts.unwrap().iter().all(|count| count.is_charged)
+            });
+        }
+        let admitted = requests.join_all().await;
+        assert_eq!(admitted.iter().filter(|admitted| **admitted).count(), 29);
+        let looks = [one(Second, 29), one(Minute, 30).of(1)].map(|one| One {
+            hits: Hits::add(0),
+            ..one
+        });
+        let looks = self::batch(&looks, &Algorithm::FixedWindow);
+        let split = Split::new(vec![1, 0]);
+        let held = split.add(&looks, &*stores, &Deadline::of_store()).await;
+        assert!(held.unwrap().iter().all(|count| count.after == 29));
     }
 }
