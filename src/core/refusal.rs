@@ -329,6 +329,13 @@ mod tests {
     }
 
     #[test]
+    fn json_escapes_what_it_must_and_no_more() {
+        let mut text = String::new();
+        push_json("a b\"\\\u{1f}ü", &mut text);
+        assert_eq!(text, "a b\\\"\\\\\\u001fü");
+    }
+
+    #[test]
     fn the_longest_values_fit_exactly() {
         let longest = [
             // Each character becomes 6, between quotes.

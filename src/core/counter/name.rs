@@ -288,4 +288,15 @@ mod tests {
             assert_eq!(CounterName::parse(key.as_bytes()), None, "{key}");
         }
     }
+
+    #[test]
+    fn a_digest_ends_at_its_brace() {
+        let name = CounterName::parse(b"{#00ff}60@5").unwrap();
+        assert!(matches!(name.descriptor, NamedDescriptor::Digest(digest) if digest == b"00ff"));
+    }
+
+    #[test]
+    fn the_prefix_of_a_domain_begins_with_its_length() {
+        assert_eq!(domain_prefix(b"mail"), b"{4:mail");
+    }
 }

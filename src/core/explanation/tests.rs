@@ -1,7 +1,7 @@
 use super::*;
 use crate::core::{
     counter::{Charge, CounterKind},
-    limit::Rule,
+    limit::{CountPolicy, Rule},
     request::{Entry, Hits},
     window::Unit,
 };
@@ -258,4 +258,20 @@ fn a_look_asks_for_every_counter_and_charges_none() {
     };
     check(5, Some(0));
     check(6, None);
+}
+
+#[test]
+fn a_counter_that_is_asked_for_twice_predicts_the_hits_in_front() {
+    let rules = Rules::default().five("a", |rule| rule.counts = CountPolicy::Admitted);
+    let request = request(&["a", "a"], 1);
+    let batch = Plan::new(&rules.0, &request, Modes::default(), NOW).batch;
+    let predicted = |count| {
+        let counts = prediction::predicted(&batch, &[count; 2].map(looked_at));
+        counts
+            .iter()
+            .map(|count| (count.after, count.is_charged))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(predicted(3), [(4, true), (5, true)]);
+    assert_eq!(predicted(4), [(4, false), (5, false)]);
 }
