@@ -246,8 +246,7 @@ impl<'a> PlanBuilder<'a, '_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::request::Entry;
-    use crate::core::{limit::Algorithm, window::Unit};
+    use crate::core::{limit::Algorithm, matcher::tests::add_rule, request::Entry, window::Unit};
 
     const NOW: Timestamp = Timestamp::from_secs(1_000_000);
 
@@ -256,15 +255,9 @@ mod tests {
     /// Rules of domain `d` for the keys `0`, `1` and so on: one hit an hour, but for what is changed.
     fn matcher(changes: &[Change]) -> Matcher {
         let mut matcher = Matcher::default();
-        let root = matcher.insert_domain(b"d");
         for (key, change) in changes.iter().enumerate() {
-            let node = matcher.insert(root, key.to_string().as_bytes(), b"");
-            matcher.set_rule(node.unwrap(), |id| {
-                let allows = Allows::Within([Limit::fixed(1, Unit::Hour)].into());
-                let mut rule = Rule::plain(id, "d.k", allows);
-                change(&mut rule);
-                rule
-            });
+            let allows = Allows::Within([Limit::fixed(1, Unit::Hour)].into());
+            add_rule(&mut matcher, &key.to_string(), allows, change);
         }
         matcher
     }
@@ -278,15 +271,7 @@ mod tests {
 
     /// A request of one descriptor for each key.
     fn request(keys: &[String]) -> Request<'_> {
-        let mut request = Request::new(b"d");
-        for key in keys {
-            request.push_entry(Entry {
-                key: key.as_bytes(),
-                value: b"v",
-            });
-            request.push_descriptor(Hits::ONE, None);
-        }
-        request
+        Request::for_keys(keys.iter().map(String::as_str))
     }
 
     /// Each rule of one request has the enforcement beside it, or none if it is not counted. With

@@ -136,6 +136,22 @@ impl Hits {
 }
 
 #[cfg(test)]
+impl<'a> Request<'a> {
+    /// A request of one hit to domain `d`, with a descriptor for each key; all values are `v`.
+    pub(crate) fn for_keys(keys: impl IntoIterator<Item = &'a str>) -> Self {
+        let mut request = Self::new(b"d");
+        for key in keys {
+            request.push_entry(Entry {
+                key: key.as_bytes(),
+                value: b"v",
+            });
+            request.push_descriptor(Hits::ONE, None);
+        }
+        request
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -42,6 +42,17 @@ pub(super) struct Split {
 /// How often a request is judged again if a look found room and the charge did not.
 const REPEATS: usize = 4;
 
+/// The end of one judgement on a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SplitEnd {
+    /// The look found nothing to charge.
+    Full,
+    /// The look found room, but other requests took it, and nothing is charged.
+    Overtaken,
+    /// Something is charged, or could not be given back.
+    Final,
+}
+
 /// The parameters of each increment of a batch; `None` if its place is not asked.
 type Chosen = SmallVec<[Option<IncrementSpec>; 8]>;
 
@@ -84,31 +95,28 @@ impl Split {
             return Ok(counts);
         }
         let all_at_once = 0..self.parts;
-        let mut was_contended = self
-            .judge(batch, stores, &mut counts, deadline, [all_at_once])
-            .await?;
+        let judged = self.judge(batch, stores, &mut counts, deadline, [all_at_once]);
+        if judged.await? != SplitEnd::Overtaken {
+            return Ok(counts);
+        }
         for _ in 0..REPEATS {
-            if !was_contended {
-                break;
-            }
             let mut again = counts.clone();
             // One place after the other, in one order for all requests: those that the first place refuses take no
             // room from the others at the next one.
             let one_by_one = (0..self.parts).map(|place| place..place + 1);
             let judged = self.judge(batch, stores, &mut again, deadline, one_by_one);
             // Without an answer the refusal stands.
-            if judged.await.is_err() {
+            let Ok(end) = judged.await else { break };
+            counts = again;
+            if end == SplitEnd::Final {
                 break;
             }
-            counts = again;
-            was_contended = counts.iter().all(|count| !count.is_charged);
         }
         Ok(counts)
     }
 
     /// Looks at all places, then charges each its part of the joint decision: the places of one range at the same
-    /// time, and one range after the other. Returns whether other requests took the room in between, so that nothing
-    /// is charged in the end although the look had found some.
+    /// time, and one range after the other.
     async fn judge(
         &self,
         batch: &Batch,
@@ -116,7 +124,7 @@ impl Split {
         counts: &mut CounterStates,
         deadline: &Deadline,
         order: impl IntoIterator<Item = Range<usize>>,
-    ) -> Result<bool, StoreError> {
+    ) -> Result<SplitEnd, StoreError> {
         let looks = batch.all_specs().map(looked_at).collect();
         self.send(batch, &looks, stores, counts, deadline).await?;
         let mut has_room = false;
@@ -136,7 +144,7 @@ impl Split {
             }
         }
         if !has_room {
-            return Ok(false);
+            return Ok(SplitEnd::Full);
         }
         let back = overcharged(batch, counts, sent.is_err());
         let mut is_undone = true;
@@ -149,7 +157,10 @@ impl Split {
             is_undone = taken.is_ok();
         }
         match sent {
-            Ok(()) => Ok(is_undone && counts.iter().all(|count| !count.is_charged)),
+            Ok(()) if is_undone && counts.iter().all(|count| !count.is_charged) => {
+                Ok(SplitEnd::Overtaken)
+            }
+            Ok(()) => Ok(SplitEnd::Final),
             // Other places were charged, so the request is not tried in another way.
             Err(StoreError::Moving) => Err(StoreError::Refused),
             Err(error) => Err(error),

@@ -6,9 +6,9 @@ use super::*;
 use crate::core::{
     counter::KeyFormat,
     limit::{Allows, Rule},
-    matcher::Matcher,
+    matcher::{Matcher, tests::add_rule},
     metadata::MetadataValue,
-    request::{Entry, Request},
+    request::Request,
     window::{Period, Unit},
 };
 
@@ -31,13 +31,7 @@ struct Rules(Matcher);
 
 impl Rules {
     fn with(mut self, key: &str, allows: Allows, change: impl FnOnce(&mut Rule)) -> Self {
-        let root = self.0.insert_domain(b"d");
-        let node = self.0.insert(root, key.as_bytes(), b"").unwrap();
-        self.0.set_rule(node, |id| {
-            let mut rule = Rule::plain(id, key, allows);
-            change(&mut rule);
-            rule
-        });
+        add_rule(&mut self.0, key, allows, change);
         self
     }
 
@@ -47,14 +41,7 @@ impl Rules {
 
     /// Decides a request for `keys` whose counters stand at `counts` afterwards.
     fn decide(&self, keys: &[&str], counts: &[u64], modes: Modes) -> Decision {
-        let mut request = Request::new(b"d");
-        for key in keys {
-            request.push_entry(Entry {
-                key: key.as_bytes(),
-                value: b"v",
-            });
-            request.push_descriptor(Hits::ONE, None);
-        }
+        let request = Request::for_keys(keys.iter().copied());
         let plan = Plan::new(&self.0, &request, modes, NOW);
         assert_eq!(plan.batch.len(), counts.len());
         let counts: Vec<CounterState> = counts.iter().map(|&count| count.into()).collect();
@@ -373,11 +360,7 @@ fn hits_that_were_not_charged_are_over_or_fell_nowhere() {
 #[track_caller]
 fn check_retry_of_two(rules: &Rules, counts: [u64; 2], millis: u64, retry_secs: u64) {
     let now = NOW.plus(std::time::Duration::from_millis(20_000 - millis));
-    let mut request = Request::new(b"d");
-    for key in [b"a", b"b"] {
-        request.push_entry(Entry { key, value: b"v" });
-        request.push_descriptor(Hits::ONE, None);
-    }
+    let request = Request::for_keys(["a", "b"]);
     let plan = Plan::new(&rules.0, &request, Modes::default(), now);
     let decision = decide(
         &plan,

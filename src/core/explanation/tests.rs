@@ -2,6 +2,7 @@ use super::*;
 use crate::core::{
     counter::{Charge, CounterKind},
     limit::{CountPolicy, Rule},
+    matcher::tests::add_rule,
     request::{Entry, Hits},
     window::Unit,
 };
@@ -14,13 +15,7 @@ struct Rules(Matcher);
 
 impl Rules {
     fn with(mut self, key: &str, allows: Allows, change: impl FnOnce(&mut Rule)) -> Self {
-        let root = self.0.insert_domain(b"d");
-        let node = self.0.insert(root, key.as_bytes(), b"").unwrap();
-        self.0.set_rule(node, |id| {
-            let mut rule = Rule::plain(id, key, allows);
-            change(&mut rule);
-            rule
-        });
+        add_rule(&mut self.0, key, allows, change);
         self
     }
 
@@ -38,14 +33,8 @@ fn five(change: impl FnOnce(&mut Limit)) -> Allows {
 
 /// A request with a descriptor for each key.
 fn request<'a>(keys: &[&'a str], hits: u64) -> Request<'a> {
-    let mut request = Request::new(b"d");
-    for key in keys {
-        request.push_entry(Entry {
-            key: key.as_bytes(),
-            value: b"v",
-        });
-        request.push_descriptor(Hits::add(hits), None);
-    }
+    let mut request = Request::for_keys(keys.iter().copied());
+    request.set_hits(Hits::add(hits));
     request
 }
 

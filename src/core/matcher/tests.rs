@@ -1,7 +1,10 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::core::limit::Allows;
+use crate::core::{
+    limit::{Allows, Limit},
+    window::Unit,
+};
 
 /// A matcher for domain `d` with a rule at the end of each path, named by that path.
 pub(in crate::core) fn matcher(paths: &[&[&str]]) -> Matcher {
@@ -18,6 +21,27 @@ pub(super) fn filled(matcher: Matcher, paths: &[&[&str]]) -> Matcher {
 pub(in crate::core) type Change = Option<fn(&mut Rule)>;
 
 pub(in crate::core) const UNLIMITED: Change = Some(|_| ());
+
+/// A rule of one request per hour.
+pub(super) const LIMITED: Change = Some(|rule: &mut Rule| {
+    rule.allows = Allows::Within([Limit::fixed(1, Unit::Hour)].into());
+});
+
+/// Adds a rule for `key` to domain `d`.
+pub(in crate::core) fn add_rule(
+    matcher: &mut Matcher,
+    key: &str,
+    allows: Allows,
+    change: impl FnOnce(&mut Rule),
+) {
+    let root = matcher.insert_domain(b"d");
+    let node = insert(matcher, root, key);
+    matcher.set_rule(node, |id| {
+        let mut rule = Rule::plain(id, key, allows);
+        change(&mut rule);
+        rule
+    });
+}
 
 /// A matcher for domain `d` with these nodes, and those that lead to them.
 pub(in crate::core) fn matcher_of(nodes: &[(&[&str], Change)]) -> Matcher {
@@ -53,14 +77,17 @@ fn insert(matcher: &mut Matcher, parent: NodeId, text: &str) -> NodeId {
     node.unwrap()
 }
 
-fn find<'m>(matcher: &'m Matcher, entries: &[(&str, &str)]) -> Option<&'m str> {
-    let entries: Vec<_> = entries
-        .iter()
-        .map(|(key, value)| Entry {
-            key: key.as_bytes(),
-            value: value.as_bytes(),
-        })
-        .collect();
+/// Entries of these keys and values.
+pub(super) fn entries<'a>(pairs: &[(&'a str, &'a str)]) -> Vec<Entry<'a>> {
+    let entry = |(key, value): &(&'a str, &'a str)| Entry {
+        key: key.as_bytes(),
+        value: value.as_bytes(),
+    };
+    pairs.iter().map(entry).collect()
+}
+
+fn find<'m>(matcher: &'m Matcher, pairs: &[(&str, &str)]) -> Option<&'m str> {
+    let entries = entries(pairs);
     let found = matcher.domain(b"d")?.find(&entries, &mut Joined::new());
     Some(&found.ok()?.rule.path)
 }

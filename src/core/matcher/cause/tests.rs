@@ -1,27 +1,10 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::core::{
-    limit::{Allows, Limit, Rule},
-    matcher::tests::{Change, UNLIMITED, matcher_of},
-    window::Unit,
-};
-
-/// A rule with a limit.
-const LIMITED: Change = Some(|rule: &mut Rule| {
-    rule.allows = Allows::Within([Limit::fixed(1, Unit::Hour)].into());
-});
+use crate::core::matcher::tests::{Change, LIMITED, UNLIMITED, entries, matcher_of};
 
 /// A node without a rule.
 const NONE: Change = None;
-
-fn entries<'a>(pairs: &'a [(&'a str, &'a str)]) -> Vec<Entry<'a>> {
-    let entry = |(key, value): &(&'a str, &'a str)| Entry {
-        key: key.as_bytes(),
-        value: value.as_bytes(),
-    };
-    pairs.iter().map(entry).collect()
-}
 
 /// The cause and its text, for a descriptor of domain `d`.
 #[track_caller]

@@ -1,27 +1,10 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::core::{
-    limit::{Allows, Limit, Rule},
-    matcher::tests::{Change, filled, matcher_of},
-    window::Unit,
-};
+use crate::core::matcher::tests::{LIMITED, entries, filled, matcher_of};
 
 use Dismissal::{Hidden, KeptApart, OtherKey, OtherPattern, OtherValue};
 use MatchForm::{BareKey, Exact, JoinedExact, JoinedKey, Wildcard as Star};
-
-/// A rule with a limit.
-const LIMITED: Change = Some(|rule: &mut Rule| {
-    rule.allows = Allows::Within([Limit::fixed(1, Unit::Hour)].into());
-});
-
-fn entries<'a>(pairs: &'a [(&'a str, &'a str)]) -> Vec<Entry<'a>> {
-    let entry = |(key, value): &(&'a str, &'a str)| Entry {
-        key: key.as_bytes(),
-        value: value.as_bytes(),
-    };
-    pairs.iter().map(entry).collect()
-}
 
 /// `key` or `key=value` of a node.
 fn name(node: &SteppedNode<'_>) -> String {

@@ -1,14 +1,5 @@
 use super::*;
-use crate::core::{
-    limit::{Allows, Limit},
-    matcher::tests::{Change, UNLIMITED, matcher_of},
-    window::Unit,
-};
-
-/// A rule with a limit.
-const LIMITED: Change = Some(|rule: &mut Rule| {
-    rule.allows = Allows::Within([Limit::fixed(1, Unit::Hour)].into());
-});
+use crate::core::matcher::tests::{Change, LIMITED, UNLIMITED, entries, matcher_of};
 
 /// The text and the path of the rule in the advice on a descriptor of `domain`.
 fn advice(
@@ -17,11 +8,7 @@ fn advice(
     pairs: &[(&str, &str)],
 ) -> Option<(String, Option<String>)> {
     let matcher = matcher_of(rules);
-    let entries = pairs.iter().map(|(key, value)| Entry {
-        key: key.as_bytes(),
-        value: value.as_bytes(),
-    });
-    let entries: Vec<_> = entries.collect();
+    let entries = entries(pairs);
     let no_limit = matcher.cause(domain, &entries).unwrap();
     let advice = matcher.suggestion(domain, &entries, &no_limit)?;
     Some((advice.text, advice.rule.map(|rule| rule.path.to_string())))

@@ -8,7 +8,7 @@ use crate::{
         limit::{Allows, Modes, Rule, RuleId},
         matcher::Matcher,
         plan::Plan,
-        request::{Entry, Hits, Request},
+        request::Request,
         window::{Period, Unit},
     },
     foundation::header_text::{is_free_name, is_value},
@@ -33,14 +33,7 @@ fn fields(
         let node = matcher.insert(root, key.as_bytes(), b"").unwrap();
         matcher.set_rule(node, |id| rule(id, limits));
     }
-    let mut request = Request::new(b"d");
-    for key in &keys {
-        request.push_entry(Entry {
-            key: key.as_bytes(),
-            value: b"v",
-        });
-        request.push_descriptor(Hits::ONE, None);
-    }
+    let request = Request::for_keys(keys.iter().map(String::as_str));
     let plan = Plan::new(&matcher, &request, Modes::default(), NOW);
     let counts: Vec<_> = counts.iter().copied().map(CounterState::from).collect();
     let decision = decide(&plan, &counts, Modes::default(), NOW);
