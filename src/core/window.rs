@@ -1,6 +1,11 @@
 //! Time: moments, units, periods and the aligned windows they cut.
 
-use std::{fmt, num::NonZeroU32, str::FromStr, time::Duration};
+use std::{
+    fmt,
+    num::NonZeroU32,
+    str::FromStr,
+    time::{Duration, Instant},
+};
 
 /// The window of `period` that `now` falls in.
 ///
@@ -69,6 +74,32 @@ impl Timestamp {
     pub fn minus(self, span: Duration) -> Self {
         let millis = u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
         Self(self.0.saturating_sub(millis))
+    }
+}
+
+/// A moment by a clock that cannot be set, which is handed in beside [`Timestamp`].
+///
+/// The time of day names windows and lives inside one request, because it can step: after NTP, a pause of the virtual
+/// machine or a failover of Redis. A fact that outlives a request is kept for a while of this time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SteadyTime(Instant);
+
+impl SteadyTime {
+    /// The moment `span` later. A moment that the clock cannot express is the present one.
+    #[must_use]
+    pub fn plus(self, span: Duration) -> Self {
+        Self(self.0.checked_add(span).unwrap_or(self.0))
+    }
+
+    /// The time that passed since `earlier`; none if that is a later moment.
+    pub fn since(self, earlier: Self) -> Duration {
+        self.0.saturating_duration_since(earlier.0)
+    }
+}
+
+impl From<Instant> for SteadyTime {
+    fn from(instant: Instant) -> Self {
+        Self(instant)
     }
 }
 

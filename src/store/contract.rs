@@ -9,7 +9,7 @@ use std::{
 
 use crate::core::{
     counter::{Batch, CounterStates},
-    window::Timestamp,
+    window::{SteadyTime, Timestamp},
 };
 
 /// Counts hits: all that the limiter needs of a backend.
@@ -88,6 +88,11 @@ impl Deadline {
             began: Instant::now(),
             timeout: None,
         }
+    }
+
+    /// When the request arrived, for facts that a store keeps between requests.
+    pub(crate) fn steady(&self) -> SteadyTime {
+        self.began.into()
     }
 
     /// When the wait ends in a store that waits for `longest` at most.
