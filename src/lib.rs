@@ -119,7 +119,7 @@ mod store {
         mod batcher;
         pub(crate) mod batchers;
         mod breaker;
-        mod clock;
+        pub(crate) mod clock;
         mod cluster;
         mod connection;
         mod detector;

@@ -31,11 +31,10 @@ impl Charging {
             {
                 charging.quotas.push(spec.descriptor);
             }
-            // It decided nothing about this request.
-            if is_over && spec.charge != Charge::WhileFull {
+            if is_over {
                 charging.over.push(spec.descriptor);
                 charging.refuses |= spec.enforcement == Enforcement::Refuses;
-                charging.stops |= spec.hits.given_back() == 0;
+                charging.stops |= spec.hits.given_back() == 0 && spec.charge != Charge::Never;
             }
         }
         let quotas = &charging.quotas;
@@ -56,7 +55,7 @@ impl Charging {
             Charge::Never => false,
             _ if spec.hits.given_back() > 0 => true,
             _ if is_over => charges_refused(spec),
-            Charge::Always | Charge::Within | Charge::WhileFull | Charge::Grant => true,
+            Charge::Always | Charge::Within | Charge::Grant => true,
             Charge::Admitted => !self.refuses && !self.is_over(spec.descriptor),
             Charge::Stopping => !self.stops,
         }
@@ -111,13 +110,10 @@ impl BatchCharging {
         let judge = |increment: Increment<'a>| {
             let ahead = ahead.entry(increment.key).or_default();
             let Look { before, after } = look(&increment, *ahead);
-            let is_over = match increment.charge {
-                Charge::WhileFull => increment.refuses(before),
-                _ => after > u64::from(increment.limit),
-            };
+            let is_over = after > u64::from(increment.limit);
             let is_ahead = match increment.charge {
                 Charge::Always | Charge::Grant => true,
-                Charge::Within | Charge::Admitted | Charge::WhileFull | Charge::Never => !is_over,
+                Charge::Within | Charge::Admitted | Charge::Never => !is_over,
                 // The reference looks at all counters before it adds to any.
                 Charge::Stopping => false,
             };
@@ -162,7 +158,7 @@ mod tests {
         assert_eq!(charged, cases.map(|(.., is_charged)| is_charged));
     }
 
-    use Charge::{Admitted, Always, Never, Stopping, WhileFull, Within};
+    use Charge::{Admitted, Always, Never, Stopping, Within};
     use Enforcement::{Quota, Refuses, Silent};
 
     #[test]
@@ -209,17 +205,12 @@ mod tests {
     }
 
     #[test]
-    fn hits_that_a_cache_refused_count_while_the_counter_holds_as_much_and_decide_nothing() {
-        for (held, is_charged) in [(0, false), (1, true), (u64::MAX, true)] {
-            let spec = spec(WhileFull, Silent, 0);
-            assert_eq!(charges_alone(&spec, || held), is_charged, "{held}");
-        }
+    fn a_look_that_is_over_refuses_and_stops_nothing() {
         check([
-            (WhileFull, Silent, 9, true, false),
-            (Admitted, Refuses, 9, false, true),
+            (Never, Refuses, 0, true, false),
             (Stopping, Refuses, 1, false, true),
+            (Admitted, Refuses, 2, false, false),
         ]);
-        check([(WhileFull, Silent, 9, false, true)]);
     }
 
     #[test]

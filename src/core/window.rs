@@ -82,17 +82,17 @@ impl Timestamp {
 /// The time of day names windows and lives inside one request, because it can step: after NTP, a pause of the virtual
 /// machine or a failover of Redis. A fact that outlives a request is kept for a while of this time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct SteadyTime(Instant);
+pub(crate) struct SteadyTime(Instant);
 
 impl SteadyTime {
     /// The moment `span` later. A moment that the clock cannot express is the present one.
     #[must_use]
-    pub fn plus(self, span: Duration) -> Self {
+    pub(crate) fn plus(self, span: Duration) -> Self {
         Self(self.0.checked_add(span).unwrap_or(self.0))
     }
 
     /// The time that passed since `earlier`; none if that is a later moment.
-    pub fn since(self, earlier: Self) -> Duration {
+    pub(crate) fn since(self, earlier: Self) -> Duration {
         self.0.saturating_duration_since(earlier.0)
     }
 }

@@ -148,9 +148,9 @@ impl StoreBackend {
     /// The clock that determines windows.
     pub(super) fn clock(&self, settings: &Settings) -> grpc::RequestClock {
         match (self, settings.redis.clock) {
-            (Self::Redis { all, .. }, ClockFlag::Redis) => grpc::RequestClock {
-                ahead_millis: all.servers.skew_millis(),
-            },
+            (Self::Redis { all, .. }, ClockFlag::Redis) => {
+                grpc::RequestClock::of_redis(all.servers.clock())
+            }
             (Self::Redis { .. }, ClockFlag::Local) | (Self::Memory(_), _) => {
                 grpc::RequestClock::default()
             }

@@ -3,10 +3,6 @@
 use std::{
     cell::Cell,
     mem,
-    sync::{
-        Arc,
-        atomic::{AtomicI64, Ordering::Relaxed},
-    },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -21,7 +17,10 @@ use crate::{
         traces::{CallSummary, TracedCall, Tracer},
     },
     service::limiter::{Basis, Limiter, NoDecision},
-    store::contract::{Deadline, Store, StoreError},
+    store::{
+        contract::{Deadline, Store, StoreError},
+        redis::clock::RedisClock,
+    },
 };
 
 pub(crate) mod codec;
@@ -55,11 +54,10 @@ pub struct Service<S> {
     pub clock: RequestClock,
 }
 
-/// The clock of requests: this machine's, shifted to that of Redis, so that all replicas find the same window.
+/// The clock of requests: that of Redis, so that all replicas find the same window, or that of this machine.
 #[derive(Clone, Debug, Default)]
 pub struct RequestClock {
-    /// Milliseconds by which the true time is ahead of this machine's.
-    pub ahead_millis: Arc<AtomicI64>,
+    redis: Option<RedisClock>,
 }
 
 /// How long a reading of this machine's clock is reused, to save reads: a request cannot distinguish times closer
@@ -72,34 +70,38 @@ thread_local! {
 }
 
 impl RequestClock {
+    /// The clock of Redis. Until Redis has returned its time, the clock of this machine.
+    pub(crate) fn of_redis(redis: RedisClock) -> Self {
+        Self { redis: Some(redis) }
+    }
+
     /// The current time. One reading serves a request from beginning to end.
     pub fn now(&self) -> Timestamp {
-        self.adjust(now())
+        let redis = self.redis.as_ref();
+        let read = redis.and_then(|clock| clock.at(Instant::now().into()));
+        read.unwrap_or_else(now)
     }
 
     /// The time at `moment`, which must be now or very recent. The result is at most a millisecond old, also after
-    /// the clock was set.
+    /// this machine's clock was set.
     fn at(&self, moment: Instant) -> Timestamp {
-        let read = LAST_READ
-            .get()
-            .filter(|(at, _)| moment.duration_since(*at) < GOOD_FOR);
-        let (_, read) = read.unwrap_or_else(|| {
-            let read = (moment, now());
-            LAST_READ.set(Some(read));
-            read
-        });
-        self.adjust(read)
+        let redis = self.redis.as_ref();
+        let read = redis.and_then(|clock| clock.at(moment.into()));
+        read.unwrap_or_else(|| of_machine(moment))
     }
+}
 
-    fn adjust(&self, read: Timestamp) -> Timestamp {
-        let ahead = self.ahead_millis.load(Relaxed);
-        let by = Duration::from_millis(ahead.unsigned_abs());
-        if ahead < 0 {
-            read.minus(by)
-        } else {
-            read.plus(by)
-        }
-    }
+/// This machine's time of day at `moment`.
+fn of_machine(moment: Instant) -> Timestamp {
+    let read = LAST_READ
+        .get()
+        .filter(|(at, _)| moment.duration_since(*at) < GOOD_FOR);
+    let (_, read) = read.unwrap_or_else(|| {
+        let read = (moment, now());
+        LAST_READ.set(Some(read));
+        read
+    });
+    read
 }
 
 /// Data of a call, kept until it is answered.
@@ -378,20 +380,4 @@ fn since_epoch() -> Duration {
     )]
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
     since_epoch.unwrap_or_default()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_clock_is_put_forward_and_back() {
-        let clock = RequestClock::default();
-        for millis in [-3_600_000, 0, 3_600_000] {
-            clock.ahead_millis.store(millis, Relaxed);
-            let read = i64::try_from(clock.now().millis()).unwrap();
-            let ahead = read - i64::try_from(now().millis()).unwrap();
-            assert!((ahead - millis).abs() < 60_000, "{ahead} and not {millis}");
-        }
-    }
 }

@@ -13,12 +13,14 @@
 //! - A refusal that was not charged is remembered only if nothing remained, because a remainder can
 //!   change. It is not remembered if the request, or that of another caller, may have been judged in
 //!   several places: a charge at one place may be given back.
-//! - Hits that are refused here but have to count are added to the store just before the next hits
-//!   on their counter that are sent there, unless the counter holds less than was known here: then
-//!   hits were taken off it through another replica, such as by a reset.
+//! - Hits that are refused here although they would count are not added to the store, but their number is kept for each
+//!   counter. Hits that are given back are first taken off these numbers, of all workers, and only the rest is sent:
+//!   a caller that gives back what was refused makes no room for others.
 //!
-//! This cache does not notice other replicas, deleted keys, and limits that were raised for another
-//! worker. So no entry is believed for longer than a second while the store can be asked.
+//! Two conditions can differ from an answer of the store. A raised limit does not meet the hits that were refused here.
+//! And this cache does not notice other replicas, deleted keys, and limits that were raised for another
+//! worker. So no entry is believed for longer than a second while the store can be asked. That second, and the times
+//! in an entry, are of a clock that cannot be set.
 
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
@@ -33,8 +35,9 @@ use smallvec::SmallVec;
 use super::contract::{Deadline, Store, StoreError};
 use crate::core::{
     charging::charges_refused,
-    counter::{Batch, CounterState, CounterStates, IncrementSpec},
-    window::Timestamp,
+    counter::{Batch, Charge, CounterState, CounterStates, Increment, IncrementSpec},
+    request::Hits,
+    window::{SteadyTime, Timestamp},
 };
 
 mod entry;
@@ -110,21 +113,25 @@ impl<S: Store> Store for OverLimitCache<S> {
             return self.store.add_into(counts, batch, now, deadline).await;
         };
         let given_back = self.caches.given_back.load(SeqCst);
+        let rest = gives_back(batch).then(|| self.caches.without_refused(batch));
+        let batch = rest.as_deref().unwrap_or(batch);
         let gives_back = gives_back(batch);
-        let answered = match self.look_up(known, counts, batch, gives_back, now) {
-            CacheAnswer::Answered => return Ok(()),
-            CacheAnswer::Asks => self.store.add_into(counts, batch, now, deadline).await,
-            // Boxed, to keep the future of all other requests small.
-            CacheAnswer::AsksLate(late) => {
-                Box::pin(self.add_late(late, counts, batch, now, deadline)).await
-            }
+        let asks = match self.look_up(known, counts, batch, gives_back, deadline.steady()) {
+            None => return Ok(()),
+            Some(asks) => asks,
         };
+        let answered = self.store.add_into(counts, batch, now, deadline).await;
         if gives_back {
             // After an error too: the hits may have been given back nevertheless.
             self.caches.given_back.fetch_add(1, SeqCst);
             self.caches.doubt(batch);
         } else if answered.is_ok() {
-            self.remember(known, batch, counts, given_back, now);
+            let question = Question {
+                given_back,
+                asks,
+                at: deadline.steady(),
+            };
+            self.remember(known, batch, counts, &question);
         }
         answered
     }
@@ -138,13 +145,21 @@ impl<S: Store> Store for OverLimitCache<S> {
     }
 }
 
-/// How a request is answered.
-enum CacheAnswer {
-    Answered,
-    /// By the store.
-    Asks,
-    /// By the store, which has to count these hits first.
-    AsksLate(Box<Batch>),
+/// Why the store is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asks {
+    /// No counter of the request is known.
+    Unknown,
+    /// Some are, but not enough to answer.
+    Known,
+}
+
+/// The state of the caches when the store was asked.
+struct Question {
+    given_back: u64,
+    asks: Asks,
+    /// When the request arrived.
+    at: SteadyTime,
 }
 
 fn gives_back(batch: &Batch) -> bool {
@@ -152,98 +167,75 @@ fn gives_back(batch: &Batch) -> bool {
 }
 
 impl<S: Store> OverLimitCache<S> {
-    /// Answers `batch` if all of its counters are known to refuse it.
+    /// Answers `batch` if all of its counters are known to refuse it; otherwise the store is to be asked.
     fn look_up(
         &self,
         known: &WorkerCache,
         counts: &mut CounterStates,
         batch: &Batch,
         gives_back: bool,
-        now: Timestamp,
-    ) -> CacheAnswer {
+        now: SteadyTime,
+    ) -> Option<Asks> {
         let misses = || self.stats.misses.fetch_add(batch.len() as u64, Relaxed);
-        let asks = |late: Option<_>| late.map_or(CacheAnswer::Asks, CacheAnswer::AsksLate);
         if gives_back {
             misses();
-            let mut late = None;
-            self.caches.take_uncounted(batch, now, &mut late);
             self.caches.doubt(batch);
             known.lock().doubt_other_limits(batch);
-            return asks(late);
+            return Some(Asks::Known);
         }
         if !known.was_over.load(Relaxed) {
             misses();
-            return CacheAnswer::Asks;
+            return Some(Asks::Unknown);
         }
         let entries = known.lock();
         let mut answers = SmallVec::<[_; 8]>::new();
+        let mut asks = Asks::Unknown;
         for increment in batch.iter() {
-            match entries.get(increment.key) {
-                Some(over) if over.expires_at <= now => {
-                    self.stats.expired.fetch_add(1, Relaxed);
-                }
-                Some(over)
-                    if over.refuses(batch, &increment)
-                        && (now < over.asks_at || !self.store.is_well()) =>
-                {
-                    answers.push(over);
-                }
-                _ => {}
+            let Some(over) = entries.get(increment.key) else {
+                continue;
+            };
+            asks = Asks::Known;
+            if over.has_ended(now) {
+                self.stats.expired.fetch_add(1, Relaxed);
+            } else if over.refuses(batch, &increment)
+                && (over.is_believed(now) || !self.store.is_well())
+            {
+                answers.push(over);
             }
         }
         if answers.len() < batch.len() {
             misses();
             entries.doubt_other_limits(batch);
-            let mut late = None;
-            entries.take_uncounted(batch, now, &mut late);
-            return asks(late);
+            return Some(asks);
         }
         self.stats.hits.fetch_add(batch.len() as u64, Relaxed);
         for (over, spec) in answers.into_iter().zip(batch.all_specs()) {
             if charges_refused(spec) {
-                let uncounted = over.uncounted.get().saturating_add(spec.hits.added());
-                over.uncounted.set(uncounted);
+                over.refused(spec.hits.added());
             }
             counts.push(over.count(spec, now));
         }
-        CacheAnswer::Answered
+        None
     }
 
-    /// Makes the store count the hits that were refused here, and then `batch`.
-    async fn add_late(
-        &self,
-        mut late: Box<Batch>,
-        counts: &mut CounterStates,
-        batch: &Batch,
-        now: Timestamp,
-        deadline: &Deadline,
-    ) -> Result<(), StoreError> {
-        let before = late.len();
-        late.append(batch);
-        self.store.add_into(counts, &late, now, deadline).await?;
-        counts.drain(..before.min(counts.len()));
-        Ok(())
-    }
-
-    /// Remembers counters that are over, unless hits were given back since `given_back` was read.
+    /// Remembers counters that are over, unless hits were given back since the `question`.
     fn remember(
         &self,
         known: &WorkerCache,
         batch: &Batch,
         counts: &[CounterState],
-        given_back: u64,
-        now: Timestamp,
+        question: &Question,
     ) {
         let is_new =
             |(spec, count): (&IncrementSpec, &CounterState)| count.is_over(spec.limit, spec.hits);
         // Mostly there is none, and this check needs no lock.
-        if !batch.all_specs().zip(counts).any(is_new) {
+        if question.asks == Asks::Unknown && !batch.all_specs().zip(counts).any(is_new) {
             return;
         }
         let is_one_step = self.store.is_one_step();
         let mut entries = known.lock();
         // A give-back is counted first, and only then waits for this lock.
-        if self.caches.given_back.load(SeqCst) != given_back {
+        if self.caches.given_back.load(SeqCst) != question.given_back {
             return;
         }
         for (increment, count) in batch.iter().zip(counts) {
@@ -251,7 +243,10 @@ impl<S: Store> OverLimitCache<S> {
             if count.is_degraded || !count.is_charged && is_repeated(batch, &increment) {
                 continue;
             }
-            if let Some(over) = OverEntry::new(&increment.spec, *count, is_one_step, now) {
+            if count.is_charged && count.after <= increment.hits.added() && count.ends.is_none() {
+                entries.found_empty(increment.key);
+            }
+            if let Some(over) = OverEntry::new(&increment.spec, *count, is_one_step, question.at) {
                 known.was_over.store(true, Relaxed);
                 let evicted = entries.insert(increment.key, over) as u64;
                 self.stats.evicted.fetch_add(evicted, Relaxed);
@@ -262,12 +257,27 @@ impl<S: Store> OverLimitCache<S> {
 }
 
 impl Caches {
-    /// Moves into `late` the hits on the counters of `batch` that the caches have not yet counted in the
-    /// store.
-    fn take_uncounted(&self, batch: &Batch, now: Timestamp, late: &mut Option<Box<Batch>>) {
-        for known in self.lock().iter() {
-            known.lock().take_uncounted(batch, now, late);
+    /// `batch`, in which hits that are given back are first taken off those that the caches refused of the counter.
+    fn without_refused(&self, batch: &Batch) -> Box<Batch> {
+        let mut rest = Box::<Batch>::default();
+        let caches = self.lock();
+        for increment in batch.iter() {
+            let spec = match increment.charge {
+                // A look takes nothing.
+                Charge::Never => increment.spec,
+                // Hits above the limit leave first, so that those which were refused let nothing pass.
+                Charge::Grant => {
+                    take_back(&caches, increment.key, Hits::MAX);
+                    increment.spec
+                }
+                _ => {
+                    let given_back = increment.hits.given_back();
+                    sent(&increment, take_back(&caches, increment.key, given_back))
+                }
+            };
+            rest.append_one(Increment { spec, ..increment });
         }
+        rest
     }
 
     /// Makes all caches stop answering for counters to which `batch` gives back.
@@ -283,6 +293,32 @@ impl Caches {
     /// A panic elsewhere cannot leave the list half changed.
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<WorkerCache>>> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Takes hits off those that the caches refused of a counter, and returns the rest.
+fn take_back(caches: &[Arc<WorkerCache>], key: &[u8], hits: u64) -> u64 {
+    caches.iter().fold(hits, |rest, known| {
+        let entries = known.lock();
+        entries.get(key).map_or(rest, |over| over.take_back(rest))
+    })
+}
+
+/// The increment that remains of one if only `rest` of its hits are still to be given back.
+fn sent(increment: &Increment<'_>, rest: u64) -> IncrementSpec {
+    let charge = match increment.charge {
+        // Giving back stops nothing, but a look does.
+        Charge::Stopping if rest == 0 && increment.hits.given_back() > 0 => Charge::Never,
+        charge => charge,
+    };
+    let hits = match increment.hits.given_back() {
+        0 => increment.hits,
+        _ => Hits::give_back(rest),
+    };
+    IncrementSpec {
+        hits,
+        charge,
+        ..increment.spec
     }
 }
 

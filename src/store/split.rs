@@ -208,20 +208,12 @@ impl Split {
 fn looked_at(spec: &IncrementSpec) -> Option<IncrementSpec> {
     Some(IncrementSpec {
         charge: Charge::Never,
-        limit: match spec.charge {
-            // This is no limit, and other hits on the counter come after these.
-            Charge::WhileFull => u32::MAX,
-            _ => spec.limit,
-        },
         ..*spec
     })
 }
 
 /// Whether the counter is over the limit of `spec` after its hits, which `count` may already include.
 fn is_over(spec: &IncrementSpec, count: &CounterState) -> bool {
-    if spec.charge == Charge::WhileFull {
-        return spec.refuses(count.after);
-    }
     let leaves = if count.is_charged {
         0
     } else {

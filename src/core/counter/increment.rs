@@ -34,9 +34,6 @@ impl IncrementSpec {
     /// Whether a counter that holds `held` refuses these hits. It never refuses hits that are given
     /// back.
     pub fn refuses(&self, held: u64) -> bool {
-        if self.charge == Charge::WhileFull {
-            return held < u64::from(self.limit);
-        }
         self.hits.given_back() == 0
             && held.saturating_add(self.hits.added()) > u64::from(self.limit)
     }
@@ -62,10 +59,7 @@ impl IncrementSpec {
 
     /// Whether the increment can be applied without looking at the other counters of its request.
     pub fn stands_alone(&self) -> bool {
-        matches!(
-            self.charge,
-            Charge::Always | Charge::Within | Charge::WhileFull
-        )
+        matches!(self.charge, Charge::Always | Charge::Within)
     }
 }
 
@@ -124,13 +118,11 @@ pub enum Charge {
     /// Hits that its own limit refuses, and hits of requests in which no limit refuses
     /// (`STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT`).
     Stopping,
-    /// Hits that a cache refused, because it knew the counter to hold as many hits as `limit` says: all of them while
-    /// it does, and none if hits were taken off it meanwhile, such as by a reset through another replica.
-    WhileFull,
     /// Hits that are given back are granted: hits above the limit leave first, and a window may owe hits, so that
     /// as many more pass before it ends.
     Grant,
-    /// No hits: the increment only looks at the count they would lead to.
+    /// No hits: the increment only looks at the count they would lead to. It keeps no others from being charged by
+    /// [`Self::Stopping`].
     Never,
 }
 

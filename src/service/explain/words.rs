@@ -98,7 +98,6 @@ pub(super) const fn charge_words(charge: Charge) -> &'static str {
         Charge::Within => "hits that this limit lets pass",
         Charge::Admitted => "hits of requests that pass",
         Charge::Stopping => "hits while no other limit is over",
-        Charge::WhileFull => "hits while the counter is full",
         Charge::Grant => "no hits: as many more may pass",
         Charge::Never => "no hits",
     }

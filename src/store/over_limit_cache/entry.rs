@@ -6,12 +6,9 @@ use foldhash::quality::RandomState;
 
 use crate::{
     core::{
-        counter::{
-            Batch, Charge, CounterKind, CounterState, Enforcement, Increment, IncrementSpec,
-            ResetTimes,
-        },
+        counter::{Batch, Charge, CounterKind, CounterState, Increment, IncrementSpec, ResetTimes},
         request::Hits,
-        window::Timestamp,
+        window::SteadyTime,
     },
     foundation::generations::Generations,
 };
@@ -23,15 +20,13 @@ const BELIEVED_FOR: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug)]
 pub(super) struct OverEntry {
     what: Cell<OverState>,
-    /// Until when the fact holds.
-    pub(super) expires_at: Timestamp,
-    /// From when on the store is asked again, if it can be.
-    pub(super) asks_at: Timestamp,
-    /// Hits that were refused here but have to count in the store.
-    pub(super) uncounted: Cell<u64>,
+    /// When the request arrived to which the store replied with this.
+    remembered_at: SteadyTime,
+    /// Hits that were refused here, and that would count in the store if it had been asked.
+    uncounted: Cell<u64>,
 }
 
-/// A fact that cannot become false until the entry expires.
+/// A fact about a counter.
 #[derive(Clone, Copy, Debug)]
 enum OverState {
     /// The fact may have become false.
@@ -42,8 +37,10 @@ enum OverState {
     Full {
         limit: u32,
         method: CounterKind,
+        /// When one hit passes.
+        passes_at: SteadyTime,
         /// When the counter is empty.
-        resets_at: Timestamp,
+        resets_at: SteadyTime,
     },
 }
 
@@ -57,7 +54,7 @@ impl OverEntry {
         spec: &IncrementSpec,
         count: CounterState,
         is_one_step: bool,
-        now: Timestamp,
+        now: SteadyTime,
     ) -> Option<Self> {
         if spec.hits.is_peek() || !count.is_over(spec.limit, spec.hits) {
             return None;
@@ -68,37 +65,38 @@ impl OverEntry {
             return None;
         }
         let after = |millis| now.plus(Duration::from_millis(millis));
-        let (what, expires_at) = match count.ends {
-            None => (OverState::Holds(count.after), spec.expires_at),
+        let what = match count.ends {
+            None => OverState::Holds(count.after),
             // Hits that were refused but have to count could come too late, into the next window.
             Some(_) if count.is_charged || spec.hits != Hits::ONE => return None,
-            Some(ends) => {
-                let full = OverState::Full {
-                    limit: spec.limit,
-                    method: spec.method,
-                    resets_at: after(ends.resets_in),
-                };
+            Some(ends) => OverState::Full {
+                limit: spec.limit,
+                method: spec.method,
                 // A counter that never lets the hits pass is not asked for often enough to be worth an
                 // entry.
-                (full, after(ends.retry_in?))
-            }
+                passes_at: after(ends.retry_in?),
+                resets_at: after(ends.resets_in),
+            },
         };
         Some(Self {
             what: Cell::new(what),
-            expires_at,
-            asks_at: now.plus(BELIEVED_FOR),
+            remembered_at: now,
             uncounted: Cell::new(0),
         })
     }
 
     /// The count that the store would return for `spec`, which this answers.
-    pub(super) fn count(&self, spec: &IncrementSpec, now: Timestamp) -> CounterState {
-        let until = |moment: Timestamp| moment.millis().saturating_sub(now.millis());
+    pub(super) fn count(&self, spec: &IncrementSpec, now: SteadyTime) -> CounterState {
+        let until = |moment: SteadyTime| millis(moment.since(now));
         let (after, ends) = match self.what.get() {
-            OverState::Full { resets_at, .. } => {
+            OverState::Full {
+                passes_at,
+                resets_at,
+                ..
+            } => {
                 let ends = ResetTimes {
                     resets_in: until(resets_at),
-                    retry_in: Some(until(self.expires_at)),
+                    retry_in: Some(until(passes_at)),
                 };
                 (spec.limit.into(), Some(ends))
             }
@@ -113,7 +111,30 @@ impl OverEntry {
         }
     }
 
-    /// Whether the store would refuse `increment` of `batch`, if the entry has not expired.
+    /// Whether hits can pass again. An entry of a window never ends, because the window is in its key.
+    pub(super) fn has_ended(&self, now: SteadyTime) -> bool {
+        matches!(self.what.get(), OverState::Full { passes_at, .. } if passes_at <= now)
+    }
+
+    /// Whether the store need not be asked yet, if it can be.
+    pub(super) fn is_believed(&self, now: SteadyTime) -> bool {
+        now.since(self.remembered_at) < BELIEVED_FOR
+    }
+
+    /// Records hits that were refused here and would have counted.
+    pub(super) fn refused(&self, hits: u64) {
+        self.uncounted
+            .set(self.uncounted.get().saturating_add(hits));
+    }
+
+    /// Takes hits that are given back off those that were refused here, and returns the rest.
+    pub(super) fn take_back(&self, hits: u64) -> u64 {
+        let refused = self.uncounted.get();
+        self.uncounted.set(refused.saturating_sub(hits));
+        hits.saturating_sub(refused)
+    }
+
+    /// Whether the store would refuse `increment` of `batch`, if the entry has not ended.
     pub(super) fn refuses(&self, batch: &Batch, increment: &Increment<'_>) -> bool {
         match self.what.get() {
             OverState::Doubted => false,
@@ -127,6 +148,11 @@ impl OverEntry {
             }
         }
     }
+}
+
+/// Milliseconds, rounded up: a hit that is refused now passes in 1 at the earliest.
+fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
 /// Whether a counter occurs in the request more than once. Each of its counts then concerns both.
@@ -184,37 +210,11 @@ impl OverEntries {
         }
     }
 
-    /// Moves into `late` the hits on the counters of `batch` that were refused here but have to count.
-    pub(super) fn take_uncounted(
-        &self,
-        batch: &Batch,
-        now: Timestamp,
-        late: &mut Option<Box<Batch>>,
-    ) {
-        for increment in batch.iter() {
-            let Some(over) = self.get(increment.key) else {
-                continue;
-            };
-            let hits = over.uncounted.take();
-            if hits == 0 || over.expires_at <= now {
-                continue;
-            }
-            let known = match over.what.get() {
-                OverState::Holds(count) => u32::try_from(count).unwrap_or(u32::MAX),
-                OverState::Full { .. } | OverState::Doubted => 0,
-            };
-            let spec = IncrementSpec {
-                hits: Hits::add(hits),
-                // They refuse nothing. If hits were taken off the counter through another replica, it holds less than
-                // it did here, and these hits of before would fill it again.
-                charge: Charge::WhileFull,
-                enforcement: Enforcement::Silent,
-                limit: known,
-                descriptor: u32::MAX,
-                ..increment.spec
-            };
-            let late = late.get_or_insert_default();
-            late.append_one(Increment { spec, ..increment });
+    /// Forgets an entry whose counter was found empty: it was reset or deleted, with all hits that were refused here.
+    pub(super) fn found_empty(&self, key: &[u8]) {
+        if let Some(over) = self.get(key) {
+            over.what.set(OverState::Doubted);
+            over.uncounted.set(0);
         }
     }
 

@@ -1,4 +1,7 @@
-use std::time::Duration;
+use std::{
+    sync::LazyLock,
+    time::{Duration, Instant},
+};
 
 use proptest::prelude::*;
 
@@ -17,6 +20,37 @@ use crate::{
 };
 
 const MINUTE: Timestamp = Timestamp::from_secs(60);
+
+/// The beginning of steady time, when the time of day is that of the epoch.
+static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+/// A request that arrives at `now`, while no clock has stepped.
+fn arrived(now: Timestamp) -> Deadline {
+    Deadline {
+        began: *BEGAN + Duration::from_millis(now.millis()),
+        timeout: None,
+    }
+}
+
+/// The states after `batch`, which arrives at `now`.
+fn states<S: Store>(store: &S, batch: &Batch, now: Timestamp) -> CounterStates {
+    states_after(store, batch, now, &arrived(now))
+}
+
+fn states_after<S: Store>(
+    store: &S,
+    batch: &Batch,
+    now: Timestamp,
+    deadline: &Deadline,
+) -> CounterStates {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    let mut counts = CounterStates::new();
+    let added = store.add_into(&mut counts, batch, now, deadline);
+    runtime.block_on(added).unwrap();
+    counts
+}
 
 struct Fixture {
     cache: OverLimitCache<Arc<MemoryStore>>,
@@ -46,11 +80,7 @@ fn batch(counters: &[(&str, u32)], hits: Hits, now: Timestamp) -> Batch {
 }
 
 fn add<S: Store>(store: &S, batch: &Batch, now: Timestamp) -> Vec<(u64, bool)> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .build()
-        .unwrap();
-    let counts = runtime.block_on(store.add(batch, now)).unwrap();
-    counts
+    states(store, batch, now)
         .iter()
         .map(|count| (count.after, count.is_cached))
         .collect()
@@ -87,8 +117,8 @@ fn a_raised_limit_asks_the_store_again() {
     fixture.check(&[("a", 1)], Hits::add(2), &[(2, false)]);
     fixture.check(&[("a", 5)], Hits::ONE, &[(3, false)]);
     fixture.check(&[("a", 2)], Hits::ONE, &[(2, true)]);
-    // The hit that was refused here counts, too.
-    fixture.check(&[("a", 3)], Hits::ONE, &[(5, false)]);
+    // It does not meet the hit that was refused here.
+    fixture.check(&[("a", 4)], Hits::ONE, &[(4, false)]);
 }
 
 #[test]
@@ -96,8 +126,8 @@ fn the_store_is_asked_for_the_whole_request_unless_all_of_it_is_known_to_be_over
     let fixture = fixture(10_000);
     fixture.check(&[("a", 1)], Hits::add(2), &[(2, false)]);
     fixture.check(&[("a", 1)], Hits::add(3), &[(2, true)]);
-    fixture.check(&[("b", 9), ("a", 1)], Hits::ONE, &[(1, false), (6, false)]);
-    assert_eq!((fixture.stored("a"), fixture.stored("b")), (6, 1));
+    fixture.check(&[("b", 9), ("a", 1)], Hits::ONE, &[(1, false), (3, false)]);
+    assert_eq!((fixture.stored("a"), fixture.stored("b")), (3, 1));
 }
 
 #[test]
@@ -109,7 +139,32 @@ fn a_counter_is_asked_about_again_after_a_second() {
     };
     assert_eq!([at(0), at(1)], [(1, false), (2, false)]);
     assert_eq!([at(2), at(1_000)], [(2, true), (2, true)]);
-    assert_eq!([at(1_001), at(1_002)], [(5, false), (5, true)]);
+    assert_eq!([at(1_001), at(1_002)], [(3, false), (3, true)]);
+}
+
+/// The first hits arrive `before` a step of the clock, the others after it.
+#[test]
+fn a_clock_that_steps_keeps_no_counter_full_for_longer_than_a_second() {
+    for before in [100_000_000, 3_600_000, 600_000, 20_000, 0] {
+        for one in refusing() {
+            let handle = Handle::new();
+            let at = |time_of_day: u64, steady: u64, hits| {
+                let now = Timestamp::from_millis(100_000_000 + time_of_day);
+                let deadline = arrived(Timestamp::from_millis(steady));
+                states_after(&handle.0, &one.hits(hits).batch(now), now, &deadline)[0]
+            };
+            at(before, 1_000, Hits::add(2));
+            assert!(
+                at(before, 1_001, Hits::ONE).is_over(2, Hits::ONE),
+                "{one:?}"
+            );
+            let asked = handle.times_asked();
+            at(before + 1, 1_002, Hits::ONE);
+            assert_eq!(handle.times_asked(), asked, "{one:?}");
+            at(0, 2_002, Hits::ONE);
+            assert_eq!(handle.times_asked(), asked + 1, "{one:?} {before}");
+        }
+    }
 }
 
 #[test]
@@ -120,11 +175,54 @@ fn what_is_given_back_reaches_the_store_and_is_believed() {
     fixture.check(&[("a", 1)], Hits::ONE, &[(1, false)]);
 }
 
+#[test]
+fn refused_hits_that_are_given_back_make_no_room() {
+    const LIMIT: u64 = 10;
+    for workers in [1, 2] {
+        for charge in [Charge::Always, Charge::Stopping] {
+            let (store, shared) = (memory(), Arc::default());
+            let workers: Vec<_> = (0..workers)
+                .map(|_| {
+                    OverLimitCache::new(store.clone(), 10_000, &shared, &CacheStats::default())
+                })
+                .collect();
+            let send = |number: usize, hits| {
+                // Several calls are refused before the first of them gives its hit back.
+                let now = Timestamp::from_millis(number as u64 * 7);
+                let counting = DescriptorHits {
+                    charge,
+                    ..DescriptorHits::from(hits)
+                };
+                let mut batch = Batch::default();
+                batch.push_value(b"a", &Limit::fixed(10, Unit::Minute), now, counting);
+                states(&workers[number % workers.len()], &batch, now)[0].is_over(10, hits)
+            };
+            let mut in_flight = 0;
+            let mut refused = 0;
+            for number in 0..1_000 {
+                if send(number, Hits::ONE) {
+                    refused += 1;
+                } else {
+                    in_flight += 1;
+                }
+                assert!(in_flight <= LIMIT, "{in_flight} after {number} {charge:?}");
+                if refused == 5 {
+                    for back in 0..refused {
+                        send(number + back, Hits::give_back(1));
+                    }
+                    refused = 0;
+                }
+            }
+            assert_eq!(in_flight, LIMIT);
+        }
+    }
+}
+
 /// Two processes with caches of their own count in one store.
 #[test]
-fn a_reset_through_another_replica_is_not_undone_by_hits_that_were_refused_here() {
+fn a_reset_through_another_replica_is_noticed_within_a_second_and_ends_what_was_refused_here() {
     for charge in [Charge::Always, Charge::Stopping] {
-        let store = Arc::new(MemoryStore::new(10));
+        let store = memory();
         let replicas = [(); 2].map(|()| {
             OverLimitCache::new(
                 store.clone(),
@@ -151,14 +249,11 @@ fn a_reset_through_another_replica_is_not_undone_by_hits_that_were_refused_here(
             );
         }
         assert_eq!(send(0, Hits::give_back(Hits::MAX), 2), (0, false));
-        assert_eq!(send(0, Hits::ONE, 3), (1, false));
-        // The other one believes for a second at most that the counter is over, and then adds nothing to it.
+        // The other one believes for a second at most that the counter is over.
         assert_eq!(send(1, Hits::ONE, 999), (8, true));
-        assert_eq!(send(1, Hits::ONE, 1_001), (2, false));
-        // Hits that were refused while the counter was full again count.
-        send(1, Hits::add(4), 1_002);
-        assert!(send(1, Hits::add(50), 1_003).1);
-        assert_eq!(send(1, Hits::ONE, 2_500), (57, false));
+        assert_eq!(send(1, Hits::ONE, 1_001), (1, false));
+        // Hits of after the reset can be given back.
+        assert_eq!(send(1, Hits::give_back(1), 1_002), (0, false));
     }
 }
 
@@ -217,6 +312,27 @@ impl One {
         }
     }
 
+    fn batch(&self, now: Timestamp) -> Batch {
+        let value = self.descriptor.to_be_bytes();
+        let limit = Limit {
+            algorithm: match &self.algorithm {
+                Algorithm::TokenBucket { .. } => Algorithm::TokenBucket {
+                    burst: self.requests_per_unit,
+                },
+                other => other.clone(),
+            },
+            ..Limit::fixed(self.requests_per_unit, Unit::Minute)
+        };
+        let counting = DescriptorHits {
+            charge: self.charge,
+            descriptor: self.descriptor,
+            ..DescriptorHits::from(self.hits)
+        };
+        let mut batch = Batch::default();
+        batch.push_value(&value, &limit, now, counting);
+        batch
+    }
+
     fn within(&self, requests_per_unit: u32) -> Self {
         Self {
             requests_per_unit,
@@ -273,27 +389,9 @@ impl Handle {
         let now = Timestamp::from_millis(millis);
         let mut batch = Batch::default();
         for one in limits {
-            let value = one.descriptor.to_be_bytes();
-            let limit = Limit {
-                algorithm: match &one.algorithm {
-                    Algorithm::TokenBucket { .. } => Algorithm::TokenBucket {
-                        burst: one.requests_per_unit,
-                    },
-                    other => other.clone(),
-                },
-                ..Limit::fixed(one.requests_per_unit, Unit::Minute)
-            };
-            let counting = DescriptorHits {
-                charge: one.charge,
-                descriptor: one.descriptor,
-                ..DescriptorHits::from(one.hits)
-            };
-            batch.push_value(&value, &limit, now, counting);
+            batch.append(&one.batch(now));
         }
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .build()
-            .unwrap();
-        runtime.block_on(self.0.add(&batch, now)).unwrap()
+        states(&self.0, &batch, now)
     }
 
     fn send(&self, one: &One, millis: u64) -> CounterState {
@@ -509,9 +607,6 @@ fn compare<S: Store>(
     let shared = Arc::default();
     let workers =
         cached.map(|store| OverLimitCache::new(store, 100_000, &shared, &CacheStats::default()));
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .build()
-        .unwrap();
     let mut now = Timestamp::from_secs(1_795_230_000);
     for (number, call) in calls.iter().enumerate() {
         now = now.plus(Duration::from_millis(call.later));
@@ -536,10 +631,8 @@ fn compare<S: Store>(
         }
         let plan = Plan::new(&loads[call.more], &request, modes, now);
         let decide = |counts: &[CounterState]| -> Decision { decide(&plan, counts, modes, now) };
-        let without = runtime.block_on(plain.add(&plan.batch, now)).unwrap();
-        let with = runtime
-            .block_on(workers[call.worker].add(&plan.batch, now))
-            .unwrap();
+        let without = states(plain, &plan.batch, now);
+        let with = states(&workers[call.worker], &plan.batch, now);
         prop_assert_eq!(
             decide(&with),
             decide(&without),
@@ -591,10 +684,17 @@ proptest! {
 
     #[test]
     fn so_does_one_whose_rules_change(
-        calls in proptest::collection::vec(any_call(1, 3), 1..120),
-        stops in any::<bool>(),
+        mut calls in proptest::collection::vec(any_call(1, 3), 1..120),
     ) {
-        compare(&memory(), shared(), &calls, stopping(stops))?;
+        for call in &mut calls {
+            for (key, _) in &mut call.descriptors {
+                // A raised limit does not meet hits that were refused and would count, as they do in these windows.
+                if *key < 2 {
+                    *key += 2;
+                }
+            }
+        }
+        compare(&memory(), shared(), &calls, Modes::default())?;
     }
 
     #[test]

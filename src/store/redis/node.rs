@@ -13,6 +13,7 @@ use tokio::sync::{Notify, watch};
 
 use super::{
     breaker::Breaker,
+    clock::UNKNOWN,
     detector::{RoundTrips, SilenceBounds},
     failure::NodeFailure,
 };
@@ -25,7 +26,10 @@ pub(super) struct Node {
     pub(super) endpoint: Endpoint,
     pub(super) breaker: Breaker,
     pub(super) stats: NodeStats,
-    /// How far its clock is ahead of ours, in milliseconds; 0 before the first measurement.
+    /// How far its clock is ahead of a clock of this process that cannot be set, in milliseconds; [`UNKNOWN`] before the
+    /// first measurement.
+    pub(super) ahead_millis: AtomicI64,
+    /// How far its clock is ahead of this machine's, in milliseconds, for operators.
     pub(super) skew_millis: AtomicI64,
     /// Whether the probe has ever found it well.
     was_well: AtomicBool,
@@ -108,6 +112,7 @@ impl Node {
             endpoint,
             breaker: Breaker::default(),
             stats: NodeStats::default(),
+            ahead_millis: AtomicI64::new(UNKNOWN),
             skew_millis: AtomicI64::new(0),
             was_well: AtomicBool::new(false),
             round_trips: Mutex::default(),

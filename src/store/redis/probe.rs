@@ -14,7 +14,7 @@ use bb8_redis::redis::{self, Value};
 use tokio::{sync::watch, time::Instant};
 
 use super::{
-    clock::{Measurement, Skew},
+    clock::{Measurement, ProcessClock, Skew},
     connection::Connection,
     detector::{Detector, NodeHealth, RunningTime, TICK},
     failure::NodeFailure,
@@ -50,6 +50,10 @@ const LONG_ATTEMPT: u32 = 4;
 /// A proxy without TIME closes the connection. After so many times the probe no longer asks.
 const MAX_TIME_FAILURES: u32 = 3;
 
+/// The most readings of the clock in a row: one that contradicts what was believed, two that agree, and one that was
+/// delayed.
+const MAX_READINGS: u32 = 4;
+
 /// How long requests wait for a node.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WaitLimits {
@@ -66,7 +70,9 @@ pub(super) struct Probe {
     /// Whether a replica is a failure: a single server may have any role, as long as it counts.
     must_be_master: bool,
     patience: WaitLimits,
+    /// This machine's clock, and one that cannot be set.
     now: fn() -> Timestamp,
+    process: ProcessClock,
     failure: watch::Receiver<Option<NodeFailure>>,
     /// Whether the node was ever found well.
     is_back: bool,
@@ -94,6 +100,7 @@ impl Probe {
         must_be_master: bool,
         patience: WaitLimits,
         now: fn() -> Timestamp,
+        process: ProcessClock,
     ) -> Self {
         Self {
             failure: node.breaker.watch(),
@@ -102,6 +109,7 @@ impl Probe {
             must_be_master,
             patience,
             now,
+            process,
             is_back: false,
             is_replaced: false,
             skew: Skew::default(),
@@ -159,13 +167,16 @@ impl Probe {
             // The node lives, but no decision could wait for it: the next answer may come sooner.
             return;
         }
+        // Before the node is asked for decisions: another server may have taken its place, with another time.
+        let is_usable = match link {
+            Some(known) => self.read_clock(known).await,
+            None => true,
+        };
         // If this connection was silent and answers again, others do so too.
         let is_other = before.is_some_and(|was| *was != NodeFailure::Silent);
         self.node.regain(self.is_replaced || is_other);
         (self.is_back, self.is_replaced) = (true, false);
-        if let Some(known) = link
-            && !self.read_clock(known).await
-        {
+        if !is_usable {
             *link = None;
             return;
         }
@@ -290,27 +301,37 @@ impl Probe {
         Ok(())
     }
 
-    /// Reads the clock of the node. Returns whether the connection is still usable.
+    /// Reads the clock of the node, and again at once if it contradicts what was believed. Returns whether the
+    /// connection is still usable.
     async fn read_clock(&mut self, link: &mut Connection) -> bool {
         if self.time_failures >= MAX_TIME_FAILURES {
             return true;
         }
-        let measurement = Measurement::begin((self.now)().millis());
-        match within(self.connector.timeout.min(PATIENCE), time(link)).await {
-            Some(Ok(Some(millis))) => {
-                self.time_failures = 0;
-                self.skew.record(measurement.end(millis));
-                self.node.skew_millis.store(self.skew.median(), Relaxed);
-                self.node.notify_topology();
-                true
-            }
-            // The server may forbid TIME; the connection stays usable.
-            Some(Ok(None)) => true,
-            Some(Err(_)) | None => {
-                self.time_failures += 1;
-                false
+        for _ in 0..MAX_READINGS {
+            let measurement = Measurement::begin();
+            match within(self.connector.timeout.min(PATIENCE), time(link)).await {
+                Some(Ok(Some(theirs))) => {
+                    self.time_failures = 0;
+                    if self.skew.record(measurement.end(&self.process, theirs)) {
+                        break;
+                    }
+                }
+                // The server may forbid TIME; the connection stays usable.
+                Some(Ok(None)) => return true,
+                Some(Err(_)) | None => {
+                    self.time_failures += 1;
+                    return false;
+                }
             }
         }
+        if let Some(ahead) = self.skew.believed() {
+            self.node.ahead_millis.store(ahead, Relaxed);
+            let of_machine = self.process.ahead_of((self.now)());
+            let skew = ahead.saturating_add(of_machine);
+            self.node.skew_millis.store(skew, Relaxed);
+            self.node.notify_topology();
+        }
+        true
     }
 }
 
@@ -323,12 +344,13 @@ struct ProbeSilence {
     replies: u64,
 }
 
-/// The time of day of the server in milliseconds, if it returns one.
-async fn time(link: &mut Connection) -> Result<Option<u64>, NodeFailure> {
+/// The time of day of the server, if it returns one.
+async fn time(link: &mut Connection) -> Result<Option<Timestamp>, NodeFailure> {
     let replies = link.ask(&PackedCommands::one(&[b"TIME"])).await?;
     let time = replies.into_iter().next().and_then(|reply| {
         let (secs, micros): (u64, u64) = redis::from_redis_value(reply).ok()?;
-        secs.checked_mul(1000)?.checked_add(micros / 1000)
+        let millis = secs.checked_mul(1000)?.checked_add(micros / 1000)?;
+        Some(Timestamp::from_millis(millis))
     });
     Ok(time)
 }

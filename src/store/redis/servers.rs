@@ -3,10 +3,7 @@
 use super::stats::RedisStats;
 use crate::foundation::lock::lock;
 
-use std::sync::{
-    Arc, Mutex,
-    atomic::{AtomicI64, Ordering::Relaxed},
-};
+use std::sync::{Arc, Mutex, atomic::Ordering::Relaxed};
 
 use tokio::sync::{Notify, watch};
 
@@ -17,6 +14,7 @@ use super::address::{Address, BadUrl, Secret, TopologyKind};
 use crate::net::endpoint::Endpoint;
 
 use super::address::ParsedAddress;
+use super::clock::RedisClock;
 
 use super::pool::Connector;
 
@@ -37,14 +35,14 @@ pub(super) struct SharedServers {
     pub(super) connector: Arc<Connector>,
     pub(super) sentinel_connector: Arc<Connector>,
     pub(super) stats: Arc<RedisStats>,
+    /// This machine's clock.
     pub(super) now: fn() -> Timestamp,
     pub(super) map: watch::Sender<Arc<SlotMap>>,
     /// Whether every node is well and every key has one.
     pub(super) is_well: watch::Sender<bool>,
     /// Why the topology is not up to date; `None` if it is.
     lost: Mutex<Option<String>>,
-    /// How far the clocks of the nodes are ahead of ours, in milliseconds.
-    pub(super) skew_millis: Arc<AtomicI64>,
+    pub(super) clock: RedisClock,
     /// Watches all requests that wait for a node.
     pub(super) watchdog: Arc<Watchdog>,
     /// Notified when a node changes.
@@ -104,7 +102,7 @@ impl Servers {
             map: watch::Sender::new(Arc::new(map)),
             is_well: watch::Sender::new(false),
             lost: Mutex::default(),
-            skew_millis: Arc::default(),
+            clock: RedisClock::new(now()),
             watchdog: Arc::default(),
             node_events,
             refresh_requested: Notify::new(),
@@ -117,10 +115,9 @@ impl Servers {
         self.0.is_well.subscribe()
     }
 
-    /// How far the clock of Redis is ahead of ours, in milliseconds: the median if there are several
-    /// nodes.
-    pub fn skew_millis(&self) -> Arc<AtomicI64> {
-        self.0.skew_millis.clone()
+    /// The clock of Redis: that of the node in the middle if there are several.
+    pub fn clock(&self) -> RedisClock {
+        self.0.clock.clone()
     }
 
     /// The state for operators: a line for each node, and one if the topology is not known.
@@ -179,15 +176,14 @@ impl Servers {
         self.0.refresh_requested.notify_one();
     }
 
-    /// Publishes health and clock skew. Returns whether no node is lost and every key has an owner.
+    /// Publishes health and the time of Redis. Returns whether no node is lost and every key has an owner.
     pub(super) fn publish_health(&self) -> bool {
         let map = self.map();
         let is_well = map.is_complete() && map.nodes.iter().all(|node| !node.breaker.is_open());
         let nodes = map.nodes.iter();
-        let skews = nodes.map(|node| node.skew_millis.load(Relaxed));
-        if let Some(skew) = super::clock::median(skews) {
-            self.0.skew_millis.store(skew, Relaxed);
-        }
+        self.0
+            .clock
+            .set(nodes.map(|node| node.ahead_millis.load(Relaxed)));
         // A breaker is also closed before the first answer.
         let is_good = is_well && map.nodes.iter().all(|node| node.was_well());
         self.0.is_well.send_if_modified(|was_good| {

@@ -385,16 +385,13 @@ for i, key in ipairs(KEYS) do
   local after = c.before + c.hits
   if c.hits < 0 and c.algorithm.held_after then after = c.algorithm.held_after(c, c.before - c.held) end
   c.is_over = after > c.limit
-  -- Hits that a cache refused decide nothing about this request.
-  local decides = c.charge ~= 'f'
-  if not decides then c.is_over = c.before < c.limit end
   if c.hits > 0 and c.charge ~= 's' and (c.charge == 'a' or not c.is_over) then
     ahead[key] = (ahead[key] or 0) + c.hits
   end
   if c.enforcement == 'q' then quotas[c.descriptor] = true end
-  if c.is_over and decides then
-    -- Giving back stops nothing, but a counter that is still above its limit refuses the request.
-    is_any_over, over[c.descriptor] = is_any_over or c.hits >= 0, true
+  if c.is_over then
+    -- Giving back and looking stop nothing, but a counter that is still above its limit refuses the request.
+    is_any_over, over[c.descriptor] = is_any_over or c.hits >= 0 and c.charge ~= 'n', true
     if c.enforcement == 'r' then is_refused = true end
   end
   counters[i] = c
@@ -410,7 +407,7 @@ local function charges(c)
   -- A look charges nothing.
   if c.charge == 'n' then return false end
   if c.hits < 0 or c.charge == 'a' then return true end
-  if c.charge == 'w' or c.charge == 'f' then return not c.is_over end
+  if c.charge == 'w' then return not c.is_over end
   if c.charge == 'm' then return not is_refused and not over[c.descriptor] end
   return c.is_over or not is_any_over
 end

@@ -57,7 +57,6 @@ const fn charge_letter(charge: Charge) -> &'static [u8] {
         Charge::Within => b"w",
         Charge::Admitted => b"m",
         Charge::Stopping => b"s",
-        Charge::WhileFull => b"f",
         Charge::Grant => b"g",
         Charge::Never => b"n",
     }
@@ -280,7 +279,6 @@ mod tests {
             Charge::Within,
             Charge::Admitted,
             Charge::Stopping,
-            Charge::WhileFull,
             Charge::Grant,
             Charge::Never,
         ];

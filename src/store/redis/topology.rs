@@ -190,6 +190,7 @@ impl TopologyWatcher {
         let must_be_master = self.servers.0.kind != TopologyKind::Single;
         let connector = self.servers.0.connector.clone();
         let (patience, now) = (self.patience, self.servers.0.now);
-        Probe::new(node, connector, must_be_master, patience, now)
+        let process = self.servers.0.clock.process;
+        Probe::new(node, connector, must_be_master, patience, now, process)
     }
 }
