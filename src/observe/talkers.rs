@@ -7,6 +7,7 @@ use std::{
     collections::{BTreeSet, hash_map::RandomState},
     hash::{BuildHasher as _, Hasher as _},
     sync::{Arc, Mutex},
+    time::{Duration, Instant},
 };
 
 use crate::{
@@ -14,7 +15,7 @@ use crate::{
         decision::Decision,
         plan::{Outcome, Plan},
         request::{Entry, Request},
-        window::Timestamp,
+        window::SteadyTime,
     },
     foundation::lock::lock,
 };
@@ -87,6 +88,7 @@ pub(crate) struct Talkers {
     /// One for all workers, so that they find the same hash for a value, and random, so that clients cannot make values
     /// of equal hashes.
     hasher: RandomState,
+    began: SteadyTime,
     workers: Box<[PaddedTalkers]>,
 }
 
@@ -108,6 +110,7 @@ impl Talkers {
             choice,
             form,
             hasher: RandomState::new(),
+            began: Instant::now().into(),
             workers: (0..workers).map(new).collect(),
         }
     }
@@ -141,17 +144,22 @@ impl Talkers {
     }
 
     /// The values that hit the rule at `path` most.
-    pub(crate) fn top(&self, path: &str, now: Timestamp) -> RuleTop {
-        let epoch = Epoch::at(now);
+    pub(crate) fn top(&self, path: &str, now: SteadyTime) -> RuleTop {
+        let epoch = self.epoch(now);
         // Each lock is held for a copy only, because its worker needs it.
         let sketches = self.workers.iter();
         let sketches = sketches.flat_map(|worker| lock(&worker.0).sketches(path, epoch));
         merged::merge(&sketches.collect::<Vec<_>>())
     }
 
-    /// The start of the hits that are counted at `now`.
-    pub(crate) fn counted_since(now: Timestamp) -> Timestamp {
-        Epoch::at(now).counted_since()
+    /// How long before `now` the oldest hits came that are counted then.
+    pub(crate) fn counted_for(&self, now: SteadyTime) -> Duration {
+        let since = self.epoch(now).counted_since();
+        now.since(self.began).saturating_sub(since)
+    }
+
+    fn epoch(&self, now: SteadyTime) -> Epoch {
+        Epoch::at(now.since(self.began))
     }
 
     /// Hits that had no room.
@@ -201,7 +209,7 @@ impl TalkerRecorder {
         request: &Request<'_>,
         plan: &Plan<'_>,
         decision: &Decision,
-        now: Timestamp,
+        now: SteadyTime,
     ) {
         let Some(talkers) = &self.talkers else {
             return;
@@ -229,7 +237,7 @@ impl TalkerRecorder {
                     hits,
                     refused,
                 };
-                own.add(&rule.path, Epoch::at(now), new, |label, room| {
+                own.add(&rule.path, talkers.epoch(now), new, |label, room| {
                     label.set(descriptor.entries, talkers.form, room);
                 });
             }

@@ -233,7 +233,8 @@ impl<S: Store> Limiter<S> {
             .metrics
             .record(&rules.stats, request, plan, counts, &decision);
         if self.talkers.takes(is_any_over) {
-            self.talkers.record(request, plan, &decision, times.now);
+            let began = times.began.into();
+            self.talkers.record(request, plan, &decision, began);
         }
         self.decision_log
             .log(&rules.matcher, request, plan, counts, &decision, times);

@@ -1,33 +1,33 @@
 //! The sketches of one worker: two for each rule, so that hits leave after ten to twenty minutes.
 
-use std::{collections::HashMap, mem, sync::Arc};
+use std::{collections::HashMap, mem, sync::Arc, time::Duration};
 
 use super::{
     label::Label,
     room::ByteRoom,
     sketch::{NewHits, TopSketch},
 };
-use crate::core::window::Timestamp;
 
-/// A span of time whose hits leave together, by its number since 1970.
+/// A span of time whose hits leave together, by its number since the sketches began. No step of a clock moves it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Epoch(u64);
 
 /// Ten minutes.
-const EPOCH_SECS: u64 = 600;
+const EPOCH: Duration = Duration::from_secs(600);
 
 impl Epoch {
-    pub(super) fn at(now: Timestamp) -> Self {
-        Self(now.secs() / EPOCH_SECS)
+    /// The epoch in which the sketches have this age.
+    pub(super) fn at(age: Duration) -> Self {
+        Self(age.as_secs() / EPOCH.as_secs())
     }
 
     fn before(self) -> Self {
         Self(self.0.saturating_sub(1))
     }
 
-    /// The start of the oldest hits that are still counted in this epoch.
-    pub(super) fn counted_since(self) -> Timestamp {
-        Timestamp::from_secs(self.before().0 * EPOCH_SECS)
+    /// The age of the sketches when the oldest hits came that are still counted in this epoch.
+    pub(super) fn counted_since(self) -> Duration {
+        Duration::from_secs(self.before().0 * EPOCH.as_secs())
     }
 }
 

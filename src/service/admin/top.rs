@@ -4,6 +4,7 @@ use std::{
     collections::BTreeSet,
     fmt::{self, Write as _},
     sync::Arc,
+    time::Instant,
 };
 
 use axum::{
@@ -17,7 +18,10 @@ use serde_json::Value;
 
 use super::page::{BlockingQueue, PIECE_BYTES, PageWriter};
 use crate::{
-    core::{calendar::utc, window::Timestamp},
+    core::{
+        calendar::utc,
+        window::{SteadyTime, Timestamp},
+    },
     observe::{
         decision_log::Shown,
         talkers::{EntryValue, RuleTop, Talker, TalkerChoice, TalkerEntry, Talkers, ValueForm},
@@ -64,7 +68,11 @@ pub(super) fn top(
             .iter()
             .map(|path| path.len() + size_of_val(path))
             .sum();
-        (writer(talkers, paths, clock.now(), form), bytes)
+        let moment = PageMoment {
+            now: clock.now(),
+            steady: Instant::now().into(),
+        };
+        (writer(talkers, paths, moment, form), bytes)
     });
     let content_type = match form {
         PageForm::Json => "application/json",
@@ -78,10 +86,23 @@ pub(super) fn top(
     (headers, page).into_response()
 }
 
+/// The moment of an answer, by both clocks.
+struct PageMoment {
+    now: Timestamp,
+    steady: SteadyTime,
+}
+
+impl PageMoment {
+    /// The time of day since when hits are counted.
+    fn counted_since(&self, talkers: &Talkers) -> Timestamp {
+        self.now.minus(talkers.counted_for(self.steady))
+    }
+}
+
 fn writer(
     talkers: Arc<Talkers>,
     paths: BTreeSet<Arc<str>>,
-    now: Timestamp,
+    moment: PageMoment,
     form: PageForm,
 ) -> PageWriter {
     let mut paths = paths.into_iter();
@@ -90,8 +111,8 @@ fn writer(
         if !is_begun {
             is_begun = true;
             match form {
-                PageForm::Json => json_head(&talkers, now, page),
-                PageForm::Text => text_head(&talkers, now, page),
+                PageForm::Json => json_head(&talkers, &moment, page),
+                PageForm::Text => text_head(&talkers, &moment, page),
             }
         }
         while page.len() < PIECE_BYTES {
@@ -99,7 +120,7 @@ fn writer(
                 page.push_str(if form == PageForm::Json { "]}\n" } else { "" });
                 return false;
             };
-            let top = talkers.top(&path, now);
+            let top = talkers.top(&path, moment.steady);
             if top.talkers.is_empty() {
                 // All its hits were long ago.
                 continue;
@@ -117,13 +138,13 @@ fn writer(
     })
 }
 
-fn json_head(talkers: &Talkers, now: Timestamp, page: &mut String) {
+fn json_head(talkers: &Talkers, moment: &PageMoment, page: &mut String) {
     let _ = write!(
         page,
         "{{\"counts\":\"{}\",\"values\":\"{}\",\"sinceMillis\":{},\"omittedHits\":{},\"rules\":[",
         talkers.choice().name(),
         talkers.form().name(),
-        Talkers::counted_since(now).millis(),
+        moment.counted_since(talkers).millis(),
         talkers.omitted(),
     );
 }
@@ -196,8 +217,8 @@ fn whole_characters(value: &EntryValue) -> &[u8] {
     }
 }
 
-fn text_head(talkers: &Talkers, now: Timestamp, page: &mut String) {
-    let since = utc(Talkers::counted_since(now));
+fn text_head(talkers: &Talkers, moment: &PageMoment, page: &mut String) {
+    let since = utc(moment.counted_since(talkers));
     let _ = match talkers.choice() {
         TalkerChoice::Off => writeln!(
             page,
