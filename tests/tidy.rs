@@ -552,6 +552,145 @@ fn libraries_are_named_in_their_folders_only() {
     }
 }
 
+/// Types and statics that hold a time of day, which can step, and whether they outlive the request.
+const TIMES_OF_DAY: [(&str, &str, Lives); 28] = [
+    (
+        "core/counter/increment.rs",
+        "IncrementSpec",
+        Lives::InRequest,
+    ),
+    ("core/counter/key_end.rs", "KeyEnd", Lives::Longer),
+    ("core/counter/name.rs", "NamedCounting", Lives::InRequest),
+    ("core/explanation.rs", "AccountBasis", Lives::InRequest),
+    ("core/plan.rs", "PlanBuilder", Lives::InRequest),
+    ("core/window.rs", "Window", Lives::InRequest),
+    (
+        "observe/decision_log/record.rs",
+        "DecisionRecord",
+        Lives::InRequest,
+    ),
+    (
+        "observe/decision_log/record.rs",
+        "RequestTimes",
+        Lives::InRequest,
+    ),
+    ("observe/history/process.rs", "ProcessStep", Lives::Longer),
+    ("observe/history/process.rs", "SampleTime", Lives::Longer),
+    (
+        "observe/metrics/config_stats.rs",
+        "RefusedLoad",
+        Lives::Longer,
+    ),
+    (
+        "observe/metrics/config_stats.rs",
+        "TakenLoad",
+        Lives::Longer,
+    ),
+    (
+        "service/admin/counters/look.rs",
+        "CounterAnswer",
+        Lives::InRequest,
+    ),
+    ("service/admin/top.rs", "PageMoment", Lives::InRequest),
+    ("service/explain.rs", "LookedAt", Lives::InRequest),
+    ("service/grpc.rs", "LAST_READ", Lives::Longer),
+    ("store/memory/cursor.rs", "Cursor", Lives::InRequest),
+    ("store/memory/listing.rs", "Wanted", Lives::InRequest),
+    ("store/memory/shard.rs", "Shard", Lives::Longer),
+    ("store/memory/slot.rs", "CounterSlot", Lives::Longer),
+    ("store/memory/slot.rs", "StateSlot", Lives::Longer),
+    ("store/per_second.rs", "BothStores", Lives::InRequest),
+    ("store/redis/clock.rs", "ProcessClock", Lives::Longer),
+    (
+        "store/redis/pipeline.rs",
+        "FirstIncrement",
+        Lives::InRequest,
+    ),
+    (
+        "store/redis/pipeline.rs",
+        "PipelineBuilder",
+        Lives::InRequest,
+    ),
+    ("store/redis/queue.rs", "QueuedBatch", Lives::InRequest),
+    ("store/redis/store.rs", "ClusterNodes", Lives::InRequest),
+    ("store/redis/waiting.rs", "WaitingBatch", Lives::InRequest),
+];
+
+/// How long a time of day is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lives {
+    /// No longer than the request that it dates, or than one look of a task.
+    InRequest,
+    /// Longer, for a reason that `ARCHITECTURE.md` gives beside the file.
+    Longer,
+}
+
+/// The names of structs, enums and statics of a file that hold a time of day outside of tests.
+fn holders_of_time(file: &File) -> BTreeSet<&str> {
+    let mut found = BTreeSet::new();
+    for kind in ["struct ", "enum ", "static "] {
+        for (at, _) in file.code.match_indices(kind) {
+            if at > 0 && is_word(file.code.as_bytes()[at - 1]) || file.is_test(at) {
+                continue;
+            }
+            let item = &file.code[at + kind.len()..];
+            if !item.starts_with(|c: char| c.is_ascii_uppercase()) {
+                // A lifetime.
+                continue;
+            }
+            let end = item.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+            let (name, item) = item.split_at(end.unwrap_or(item.len()));
+            let open = item.find(['{', ';']).unwrap_or(item.len());
+            let item = match item[open..].starts_with('{') {
+                true => &item[..open + block(&item[open..])],
+                false => &item[..open],
+            };
+            let types = match kind {
+                // A variant may be named so.
+                "enum " => &["Timestamp"][..],
+                _ => &["Timestamp", "Window"],
+            };
+            // A function that reads a clock holds no time.
+            let item = item.replace("fn() -> Timestamp", "");
+            let mut words = item.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+            if words.any(|word| types.contains(&word)) {
+                found.insert(name);
+            }
+        }
+    }
+    found
+}
+
+/// A time of day that outlives a request is wrong after a step of the clock: what is remembered for a while is
+/// remembered by `SteadyTime`.
+#[test]
+fn no_time_of_day_outlives_a_request_but_where_the_list_says_why() {
+    let files = read_all();
+    let found: BTreeSet<_> = files
+        .iter()
+        .flat_map(|file| {
+            holders_of_time(file)
+                .into_iter()
+                .map(|name| (&*file.name, name))
+        })
+        .collect();
+    let listed: BTreeSet<_> = TIMES_OF_DAY
+        .iter()
+        .map(|(file, name, _)| (*file, *name))
+        .collect();
+    let unlisted: Vec<_> = found.difference(&listed).collect();
+    assert!(unlisted.is_empty(), "not listed: {unlisted:#?}");
+    let gone: Vec<_> = listed.difference(&found).collect();
+    assert!(gone.is_empty(), "listed in vain: {gone:#?}");
+    let paper = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    for (file, name, lives) in TIMES_OF_DAY {
+        assert!(
+            lives == Lives::InRequest || paper.contains(&format!("`{file}`")),
+            "{name} in {file} outlives requests, and ARCHITECTURE.md does not say why"
+        );
+    }
+}
+
 /// Words of our own that `docs/glossary.md` has a word of the field for, as parts of identifiers.
 const OWN_WORDS: [&str; 34] = [
     "arrivals",

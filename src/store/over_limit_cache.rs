@@ -126,7 +126,7 @@ impl<S: Store> Store for OverLimitCache<S> {
             self.caches.given_back.fetch_add(1, SeqCst);
             self.caches.doubt(batch);
         } else if answered.is_ok() {
-            let question = Question {
+            let question = StoreQuestion {
                 given_back,
                 asks,
                 at: deadline.steady(),
@@ -155,7 +155,7 @@ enum Asks {
 }
 
 /// The state of the caches when the store was asked.
-struct Question {
+struct StoreQuestion {
     given_back: u64,
     asks: Asks,
     /// When the request arrived.
@@ -224,7 +224,7 @@ impl<S: Store> OverLimitCache<S> {
         known: &WorkerCache,
         batch: &Batch,
         counts: &[CounterState],
-        question: &Question,
+        question: &StoreQuestion,
     ) {
         let is_new =
             |(spec, count): (&IncrementSpec, &CounterState)| count.is_over(spec.limit, spec.hits);

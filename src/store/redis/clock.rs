@@ -10,8 +10,8 @@ use std::{
 
 use crate::core::window::{SteadyTime, Timestamp};
 
-/// The time of day when this process began to use a Redis, carried on by a clock that cannot be set. It ignores steps of
-/// this machine's clock.
+/// The time of day when this process began to use a Redis, carried on by a clock that cannot be set. It ignores steps
+/// of this machine's clock.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ProcessClock {
     start: Timestamp,
@@ -146,8 +146,8 @@ pub(super) struct Skew {
 }
 
 impl Skew {
-    /// Takes a reading into account. Returns whether it settles the difference: two readings in a row that agree move it,
-    /// and one delayed answer does not.
+    /// Takes a reading into account. Returns whether it settles the difference: two readings in a row that agree move
+    /// it, and one delayed answer does not.
     pub(super) fn record(&mut self, reading: SkewReading) -> bool {
         if self.believed.is_some_and(|ahead| reading.allows(ahead)) {
             self.doubt = None;
@@ -168,7 +168,7 @@ impl Skew {
         true
     }
 
-    /// What is believed; `None` before the first reading.
+    /// The difference that is believed; `None` before the first reading.
     pub(super) fn believed(&self) -> Option<i64> {
         self.believed
     }

@@ -26,8 +26,8 @@ pub(super) struct Node {
     pub(super) endpoint: Endpoint,
     pub(super) breaker: Breaker,
     pub(super) stats: NodeStats,
-    /// How far its clock is ahead of a clock of this process that cannot be set, in milliseconds; [`UNKNOWN`] before the
-    /// first measurement.
+    /// How far its clock is ahead of a clock of this process that cannot be set, in milliseconds; [`UNKNOWN`] before
+    /// the first measurement.
     pub(super) ahead_millis: AtomicI64,
     /// How far its clock is ahead of this machine's, in milliseconds, for operators.
     pub(super) skew_millis: AtomicI64,
