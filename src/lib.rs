@@ -13,6 +13,7 @@
 /// Helps for every floor that know nothing of rate limits, and do no I/O.
 mod foundation {
     pub(crate) mod backoff;
+    pub(crate) mod blocking;
     pub(crate) mod build;
     pub(crate) mod causes;
     pub(crate) mod generations;
@@ -157,7 +158,10 @@ mod store {
 mod observe {
     pub(crate) mod decision_log;
     pub(crate) mod history;
+    pub(crate) mod line_queue;
+    pub(crate) mod log_lines;
     pub(crate) mod metrics;
+    pub(crate) mod standard_error;
     pub(crate) mod talkers;
     pub(crate) mod traces;
 }
@@ -239,6 +243,7 @@ mod server {
     mod spans;
     mod statistics;
     mod store_tasks;
+    mod tasks;
     pub(crate) mod tls;
     mod worker;
     mod workers;

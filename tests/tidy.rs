@@ -691,6 +691,42 @@ fn no_time_of_day_outlives_a_request_but_where_the_list_says_why() {
     }
 }
 
+/// The files that write to standard error and standard output: both can fail, and the macros of the standard library panic
+/// then.
+const STREAM_FILES: [&str; 2] = ["cli/print.rs", "observe/standard_error.rs"];
+
+#[test]
+fn standard_streams_are_written_where_their_failure_is_expected() {
+    const NAMES: [&str; 7] = [
+        "stderr()",
+        "stdout()",
+        "print!",
+        "println!",
+        "eprint!",
+        "eprintln!",
+        "dbg!",
+    ];
+    let mut found = BTreeSet::new();
+    let mut astray = Vec::new();
+    for file in read_all() {
+        for name in NAMES {
+            for (at, _) in file.code.match_indices(name) {
+                let is_whole = at == 0 || !is_word(file.code.as_bytes()[at - 1]);
+                if !is_whole || file.is_test(at) {
+                    continue;
+                }
+                if STREAM_FILES.contains(&&*file.name) {
+                    found.insert(file.name.clone());
+                } else {
+                    astray.push(format!("{}:{} has {name}", file.name, file.line(at)));
+                }
+            }
+        }
+    }
+    assert!(astray.is_empty(), "{}", astray.join("\n"));
+    assert_eq!(found.len(), STREAM_FILES.len(), "{found:?}");
+}
+
 /// Words of our own that `docs/glossary.md` has a word of the field for, as parts of identifiers.
 const OWN_WORDS: [&str; 34] = [
     "arrivals",

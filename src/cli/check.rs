@@ -25,7 +25,11 @@ use self::report::{CheckReport, CheckedRules};
 
 /// Prints every problem and a summary. The exit code is 1 if there are errors, or warnings and these are denied, and 2
 /// if something cannot be read.
-pub(crate) fn check_files(check: &Check) -> ExitCode {
+///
+/// # Errors
+///
+/// If they cannot be printed.
+pub(crate) fn check_files(check: &Check) -> anyhow::Result<ExitCode> {
     let report = report(check);
     let text = match check.format {
         ReportFormat::Text => report.to_text(),
@@ -33,8 +37,8 @@ pub(crate) fn check_files(check: &Check) -> ExitCode {
         ReportFormat::Sarif => sarif::sarif(&report),
         ReportFormat::Github => github::github(&report),
     };
-    print(&text);
-    report.exit_code()
+    print(&text)?;
+    Ok(report.exit_code())
 }
 
 fn report(check: &Check) -> CheckReport {

@@ -1,9 +1,6 @@
 //! Runs the command that the command line asks for.
 
-use std::{
-    io::{self, Write as _},
-    process::ExitCode,
-};
+use std::{io, process::ExitCode};
 
 use anyhow::Context as _;
 
@@ -14,7 +11,7 @@ use super::{
     explain,
     healthcheck::healthcheck,
     lint_file::lint_files,
-    print::{print, print_bytes},
+    print::{PrintError, failed, print, print_bytes, print_error},
     size::print_size,
 };
 use crate::{
@@ -22,7 +19,7 @@ use crate::{
     server::{log, run::run},
     settings::{
         command_line::{
-            Ask, Cli, Command, Explain, HealthCheck,
+            Ask, Cli, Command, Explain, HealthCheck, Manual,
             counters::{CountersAction, CountersCommand},
         },
         environment::{UsageError, UsageErrorKind},
@@ -38,61 +35,43 @@ const FAILURE: u8 = 1;
 const BAD_USAGE: u8 = 2;
 
 /// Runs the command of this process' arguments. The exit code is 0 for success, 1 for failure, 2 for a bad command
-/// line.
+/// line, or as `--help` of the command lists them.
 #[must_use]
 pub fn run_command() -> ExitCode {
     let cli = match Cli::from_process() {
         Ok(cli) => cli,
-        Err(error) => return report(error),
+        Err(error) => return report(error).unwrap_or_else(|error| failed(&error, FAILURE)),
     };
-    match cli.command {
-        Command::Serve(settings) => {
-            log::start(&settings.process);
-            match serve(&settings) {
-                Ok(()) => ExitCode::SUCCESS,
-                Err(error) => {
-                    tracing::error!("{error:#}");
-                    ExitCode::FAILURE
-                }
-            }
-        }
-        Command::Check(check) => check_files(&check),
-        Command::Ask(ask) => print_answer(ask).unwrap_or_else(|error| failed(&error, FAILURE)),
-        Command::Counters(CountersCommand { action }) => {
-            print_counters(action).unwrap_or_else(|error| failed(&error, FAILURE))
-        }
-        Command::Explain(explain) => {
-            print_explanation(&explain).unwrap_or_else(|error| failed(&error, FAILURE))
-        }
-        Command::LintEnvoy(lint) => {
-            lint_files(&lint).unwrap_or_else(|error| failed(&error, BAD_USAGE))
-        }
-        Command::Healthcheck(settings) => match print_health(settings) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => failed(&error, FAILURE),
-        },
-        Command::Size(size) => match print_size(&size) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => failed(&error, BAD_USAGE),
-        },
-        Command::Schema => print_all(&format!("{:#}\n", schema()).into_bytes()),
-        Command::Completions(completions) => print_all(&completions.script()),
-        Command::Man(manual) => match manual.page() {
-            Ok(page) => print_all(&page),
-            Err(error) => failed(&error.into(), FAILURE),
-        },
-    }
+    // The code of a failure, which for some commands is not that of a finding.
+    let (ran, failure) = match cli.command {
+        Command::Serve(settings) => (serve(&settings), FAILURE),
+        Command::Check(check) => (check_files(&check), BAD_USAGE),
+        Command::Ask(ask) => (print_answer(ask), FAILURE),
+        Command::Counters(CountersCommand { action }) => (print_counters(action), FAILURE),
+        Command::Explain(explain) => (print_explanation(&explain), FAILURE),
+        Command::LintEnvoy(lint) => (lint_files(&lint), BAD_USAGE),
+        Command::Healthcheck(settings) => (print_health(settings), FAILURE),
+        Command::Size(size) => (print_size(&size), BAD_USAGE),
+        Command::Schema => (print_all(format!("{:#}\n", schema()).as_bytes()), FAILURE),
+        Command::Completions(completions) => (print_all(&completions.script()), FAILURE),
+        Command::Man(manual) => (print_manual(&manual), FAILURE),
+    };
+    ran.unwrap_or_else(|error| failed(&error, failure))
 }
 
 /// Prints what is wrong with the command line or the environment, in the format of the log, or the help.
-fn report(error: UsageError) -> ExitCode {
+fn report(error: UsageError) -> anyhow::Result<ExitCode> {
     let UsageError { kind, log_format } = error;
     let lines = match kind {
         UsageErrorKind::CommandLine(error) => {
-            if log_format == LogFormat::Text || !error.use_stderr() {
+            if !error.use_stderr() {
+                error.print().map_err(PrintError::from)?;
+                return Ok(ExitCode::SUCCESS);
+            }
+            if log_format == LogFormat::Text {
+                // Standard error may be closed, and then nothing can report that.
                 let _ = error.print();
-                let code = u8::try_from(error.exit_code());
-                return code.map_or(ExitCode::FAILURE, ExitCode::from);
+                return Ok(ExitCode::from(BAD_USAGE));
             }
             let text = error.render().to_string();
             let (problem, _usage) = text.split_once("\n\nUsage:").unwrap_or((&text, ""));
@@ -100,23 +79,36 @@ fn report(error: UsageError) -> ExitCode {
         }
         UsageErrorKind::Environment(problems) => problems,
     };
-    log::start_at(log_format, LogLevel::Error);
-    for line in lines {
-        match log_format {
-            LogFormat::Json => tracing::error!("{line}"),
-            LogFormat::Text => {
-                let _ = writeln!(io::stderr(), "error: {line}");
+    match log_format {
+        LogFormat::Json => {
+            let _log = log::start_at(log_format, LogLevel::Error)?;
+            for line in lines {
+                tracing::error!("{line}");
+            }
+        }
+        LogFormat::Text => {
+            for line in lines {
+                print_error(&format!("error: {line}"));
             }
         }
     }
-    ExitCode::from(BAD_USAGE)
+    Ok(ExitCode::from(BAD_USAGE))
 }
 
-fn serve(settings: &Settings) -> anyhow::Result<()> {
+/// Serves until the process is stopped. The log has the error, if there is one.
+fn serve(settings: &Settings) -> anyhow::Result<ExitCode> {
+    let log = log::start(&settings.process)?;
     for note in settings.reference_notes() {
         tracing::warn!("{note}");
     }
-    run(settings).context("tollgate cannot serve")
+    let served = run(settings, log.stats.clone()).context("tollgate cannot serve");
+    Ok(match served {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error:#}");
+            ExitCode::FAILURE
+        }
+    })
 }
 
 fn client_runtime() -> io::Result<tokio::runtime::Runtime> {
@@ -127,35 +119,32 @@ fn client_runtime() -> io::Result<tokio::runtime::Runtime> {
 
 fn print_counters(action: CountersAction) -> anyhow::Result<ExitCode> {
     let text = client_runtime()?.block_on(counters(action))?;
-    print(&text);
+    print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 
 fn print_explanation(explain: &Explain) -> anyhow::Result<ExitCode> {
     let text = client_runtime()?.block_on(explain::explanation(explain))?;
-    print(&text);
+    print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 
 fn print_answer(ask: Ask) -> anyhow::Result<ExitCode> {
     let answer = client_runtime()?.block_on(ask::ask(ask))?;
-    print(&answer.text);
+    print(&answer.text)?;
     Ok(answer.code)
 }
 
-fn print_health(settings: HealthCheck) -> anyhow::Result<()> {
-    print(&client_runtime()?.block_on(healthcheck(settings))?);
-    Ok(())
+fn print_health(settings: HealthCheck) -> anyhow::Result<ExitCode> {
+    print(&client_runtime()?.block_on(healthcheck(settings))?)?;
+    Ok(ExitCode::SUCCESS)
 }
 
-fn print_all(bytes: &[u8]) -> ExitCode {
-    print_bytes(bytes);
-    ExitCode::SUCCESS
+fn print_manual(manual: &Manual) -> anyhow::Result<ExitCode> {
+    print_all(&manual.page()?)
 }
 
-/// Prints `error` and ends with `code`.
-fn failed(error: &anyhow::Error, code: u8) -> ExitCode {
-    // Standard error may be closed, and then nothing can report the error.
-    let _ = writeln!(io::stderr(), "{error:#}");
-    ExitCode::from(code)
+fn print_all(bytes: &[u8]) -> anyhow::Result<ExitCode> {
+    print_bytes(bytes)?;
+    Ok(ExitCode::SUCCESS)
 }

@@ -1,13 +1,10 @@
 //! `tollgate lint-envoy`: reads Envoy configurations and prints the traps in them.
 
-use std::{
-    io::{self, Write as _},
-    process::ExitCode,
-};
+use std::process::ExitCode;
 
 use super::{
     lint_envoy::report::{LintReport, WantedFindings},
-    print::print,
+    print::{print, print_error},
 };
 use crate::{
     config::{files::Files, source::Source},
@@ -20,7 +17,7 @@ use crate::{
 ///
 /// # Errors
 ///
-/// If the rules cannot be read.
+/// If the rules cannot be read, or the findings cannot be printed.
 pub(crate) fn lint_files(lint: &LintEnvoy) -> anyhow::Result<ExitCode> {
     let matcher = rules(lint)?;
     let wanted = WantedFindings {
@@ -32,16 +29,15 @@ pub(crate) fn lint_files(lint: &LintEnvoy) -> anyhow::Result<ExitCode> {
         report.add(path);
     }
     match lint.format {
-        LintFormat::Json => print(&report.json()),
+        LintFormat::Json => print(&report.json())?,
         LintFormat::Text => {
             for line in report.lines() {
-                print(&line);
+                print(&line)?;
             }
         }
     }
     for line in report.failure_lines() {
-        // Standard error may be closed, and then nothing can report the error.
-        let _ = writeln!(io::stderr(), "{line}");
+        print_error(&line);
     }
     Ok(if report.has_failures() {
         ExitCode::from(2)

@@ -1,13 +1,53 @@
-//! Writes to standard output.
+//! Prints the output of commands, whose reader may be gone.
 
-use std::io::{self, Write as _};
+use std::{
+    io::{self, Write as _},
+    process::ExitCode,
+};
 
-/// Prints to standard output and ignores a closed pipe.
-pub(crate) fn print(text: &str) {
-    let _ = writeln!(io::stdout(), "{text}");
+use crate::observe::standard_error;
+
+/// The exit code for a reader of the output that is gone, as in `tollgate check rules | head -n 1`: that of a program
+/// that SIGPIPE ends.
+const READER_GONE: u8 = 141;
+
+/// Standard output cannot be written.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write to standard output")]
+pub(crate) struct PrintError(#[from] io::Error);
+
+/// Prints a line to standard output.
+///
+/// # Errors
+///
+/// If it cannot be written.
+pub(crate) fn print(text: &str) -> Result<(), PrintError> {
+    print_bytes(format!("{text}\n").as_bytes())
 }
 
-/// Prints to standard output as it is, and ignores a closed pipe.
-pub(crate) fn print_bytes(bytes: &[u8]) {
-    let _ = io::stdout().write_all(bytes);
+/// Prints to standard output as it is.
+///
+/// # Errors
+///
+/// If it cannot be written.
+pub(crate) fn print_bytes(bytes: &[u8]) -> Result<(), PrintError> {
+    let mut output = io::stdout().lock();
+    output.write_all(bytes)?;
+    Ok(output.flush()?)
+}
+
+/// Prints a line to standard error. It may be closed, and then nothing can report that.
+pub(crate) fn print_error(line: &str) {
+    let _ = standard_error::write(format!("{line}\n").as_bytes());
+}
+
+/// Ends a command that failed: with `code` and the error, or without a word if the reader of its output is gone.
+pub(crate) fn failed(error: &anyhow::Error, code: u8) -> ExitCode {
+    if let Some(PrintError(error)) = error.downcast_ref()
+        && error.kind() == io::ErrorKind::BrokenPipe
+    {
+        return ExitCode::from(READER_GONE);
+    }
+    print_error(&format!("{error:#}"));
+    ExitCode::from(code)
 }

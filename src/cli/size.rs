@@ -3,7 +3,7 @@
 pub(crate) mod costs;
 pub(crate) mod model;
 
-use std::{fmt::Write as _, fs, path::Path};
+use std::{fmt::Write as _, fs, path::Path, process::ExitCode};
 
 use anyhow::Context as _;
 use serde_json::json;
@@ -19,8 +19,8 @@ use crate::settings::command_line::{Size, SizeStore};
 ///
 /// # Errors
 ///
-/// If the file of costs cannot be used.
-pub(super) fn print_size(size: &Size) -> anyhow::Result<()> {
+/// If the file of costs cannot be used, or the plan cannot be printed.
+pub(super) fn print_size(size: &Size) -> anyhow::Result<ExitCode> {
     let costs = match &size.costs {
         Some(path) => costs_of(path).with_context(|| format!("{}", path.display()))?,
         None => Costs::measured(),
@@ -31,8 +31,8 @@ pub(super) fn print_size(size: &Size) -> anyhow::Result<()> {
         json(&plan)
     } else {
         text(size, &load, &plan)
-    });
-    Ok(())
+    })?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn costs_of(path: &Path) -> anyhow::Result<Costs> {

@@ -1,6 +1,6 @@
 //! Watches the rule files and takes valid ones into use; otherwise keeps the old rules and logs why.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, convert::Infallible, sync::Arc};
 
 use tokio::sync::watch;
 
@@ -16,7 +16,8 @@ use crate::{
         limit::{OnStoreLoss, Rule},
         matcher::Matcher,
     },
-    observe::metrics::Metrics,
+    foundation::blocking::blocking,
+    observe::metrics::{Metrics, TakenLoad},
     service::{grpc::now, limiter::Rules},
 };
 
@@ -47,25 +48,27 @@ impl Intake {
     ///
     /// The errors of the load; the rules in use then stay.
     pub(crate) fn take(&self, loaded: Result<Loaded, Vec<Problem>>) -> Result<(), Vec<Problem>> {
-        self.metrics
-            .record_load(now(), loaded.as_ref().map_err(Vec::as_slice));
-        let loaded = loaded?;
-        log_warnings(&loaded.warnings);
-        tracing::info!(
-            rules = loaded.matcher.rules().len(),
-            domains = loaded.matcher.domain_count(),
-            files = loaded.files,
-            "rules loaded"
-        );
-        let has_domains = loaded.matcher.domain_count() > 0;
+        let refused = |problems: &Vec<Problem>| self.metrics.record_refused_load(now(), problems);
+        let loaded = loaded.inspect_err(refused)?;
+        let taken = TakenLoad::new(now(), &loaded);
+        let domains = loaded.matcher.domain_count();
         let current = self.rules.current();
         let is_new = current.is_some_and(|current| !count_alike(&current.matcher, &loaded.matcher));
         self.rules.swap(loaded.matcher, &self.metrics);
         if is_new {
             self.metrics.loss.change_rules();
         }
+        // Only now: no status names rules that are not in use.
+        self.metrics.record_taken_load(taken);
         self.has_rules.send_replace(true);
-        self.has_domains.send_replace(has_domains);
+        self.has_domains.send_replace(domains > 0);
+        log_warnings(&loaded.warnings);
+        tracing::info!(
+            rules = taken.rules,
+            domains,
+            files = taken.files,
+            "rules loaded"
+        );
         Ok(())
     }
 
@@ -219,7 +222,7 @@ pub(crate) struct RulesWatch {
 
 impl RulesWatch {
     /// Reloads on every change, until dropped.
-    pub(crate) async fn run(mut self) {
+    pub(crate) async fn run(mut self) -> Infallible {
         loop {
             self.changes.next().await;
             let Self {
@@ -227,16 +230,13 @@ impl RulesWatch {
                 changes,
             } = self;
             // Thousands of rules take a while to compile; the dispatcher has other work meanwhile.
-            let reload = tokio::task::spawn_blocking(move || {
+            let reload = move || {
                 if let Err(problems) = reloader.load() {
                     report(&problems);
                 }
                 reloader
-            });
-            let Ok(reloader) = reload.await else {
-                tracing::error!("reading the rules panicked; the rules are no longer watched");
-                return std::future::pending().await;
             };
+            let reloader = blocking(reload).await;
             self = Self { reloader, changes };
         }
     }
@@ -266,6 +266,46 @@ descriptors:
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("rules.yaml"), text).unwrap();
         Files::read(&Source::Paths(vec![folder.path().into()])).compile(Options::default())
+    }
+
+    /// A subscriber that cannot log.
+    struct Broken;
+
+    impl tracing::Subscriber for Broken {
+        fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+            true
+        }
+
+        fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+            tracing::span::Id::from_u64(1)
+        }
+
+        fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+        fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+        fn event(&self, _: &tracing::Event<'_>) {
+            panic!("the log is broken");
+        }
+
+        fn enter(&self, _: &tracing::span::Id) {}
+
+        fn exit(&self, _: &tracing::span::Id) {}
+    }
+
+    #[test]
+    fn the_status_names_the_rules_in_use_even_if_the_load_breaks_off() {
+        let metrics = Arc::new(Metrics::new(NearRatio::default(), 0));
+        let rules = Rules::default();
+        let intake = Intake::new(rules.clone(), metrics.clone());
+        intake.take(loaded(RULES)).unwrap();
+        let next = loaded(&format!("{RULES}  - {{key: c, rate_limits: [1/day]}}"));
+        let taken = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            tracing::subscriber::with_default(Broken, || intake.take(next))
+        }));
+        assert!(taken.is_err());
+        let in_use = rules.current().unwrap().matcher.rules().len();
+        assert_eq!(metrics.loads().in_use().unwrap().rules, in_use);
     }
 
     /// How often workers are notified that their knowledge of counters may be stale, when each of `texts` comes into

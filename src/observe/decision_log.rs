@@ -32,7 +32,7 @@ pub(crate) use {
 };
 
 use json::JsonLine;
-use queue::LineSender;
+use queue::DecisionSender;
 use record::DecisionRecord;
 
 /// The decisions that are logged.
@@ -78,14 +78,14 @@ pub struct DecisionLog {
     choice: DecisionChoice,
     values: LoggedValues,
     /// The queue of JSON lines; without one the log of the process has lines of text.
-    lines: Option<LineSender>,
+    lines: Option<DecisionSender>,
 }
 
 impl DecisionLog {
     pub(crate) fn new(
         choice: DecisionChoice,
         values: LoggedValues,
-        lines: Option<LineSender>,
+        lines: Option<DecisionSender>,
     ) -> Self {
         Self {
             choice,

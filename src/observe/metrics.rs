@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::{
-    config::{fault::Problem, files::Loaded},
+    config::fault::Problem,
     core::{
         limit::{NearRatio, Rule, RuleId},
         matcher::Matcher,
@@ -44,21 +44,23 @@ pub(crate) mod prometheus;
 mod recorder;
 mod rule_stats;
 pub(crate) mod statsd;
+mod tasks;
 #[cfg(test)]
 mod tests;
 mod tls;
 mod worker_stats;
 
-pub(crate) use config_stats::LoadHistory;
+pub(crate) use config_stats::{LoadHistory, TakenLoad};
 pub(crate) use held::{CutOff, HeldBytes};
 pub(crate) use http2::{Authorities, StreamsReset};
 pub(crate) use limit_stats::LimitTotals;
 pub(crate) use recorder::Recorder;
 pub(crate) use rule_stats::RuleTotals;
+pub(crate) use tasks::EndedTasks;
 pub(crate) use tls::Handshakes;
 pub(crate) use worker_stats::CallTotals;
 
-use super::{decision_log::queue::DecisionLogStats, traces::TraceStats};
+use super::{decision_log::queue::DecisionLogStats, log_lines::LogStats, traces::TraceStats};
 use config_stats::ConfigStats;
 use domain_stats::DomainStats;
 use dynamic_names::DynamicNames;
@@ -90,6 +92,8 @@ pub struct Metrics {
     pub traces: Arc<TraceStats>,
     pub decision_log: Arc<DecisionLogStats>,
     pub statsd: Arc<SinkStats>,
+    pub log: Arc<LogStats>,
+    pub tasks: Arc<EndedTasks>,
 }
 
 /// The statistics of one load of the rules.
@@ -194,9 +198,14 @@ impl Metrics {
         in_order
     }
 
-    /// Records that rules were loaded, or could not be.
-    pub fn record_load(&self, at: Timestamp, loaded: Result<&Loaded, &[Problem]>) {
-        self.config.record_load(at, loaded);
+    /// Records that the rules of this load are in use.
+    pub(crate) fn record_taken_load(&self, taken: TakenLoad) {
+        self.config.record_taken_load(taken);
+    }
+
+    /// Records a load that changed nothing.
+    pub(crate) fn record_refused_load(&self, at: Timestamp, problems: &[Problem]) {
+        self.config.record_refused_load(at, problems);
     }
 
     /// The last loads of the rules.
@@ -254,6 +263,8 @@ impl Metrics {
         self.traces.samples(list);
         self.decision_log.samples(list);
         self.statsd.samples(list);
+        self.log.samples(list);
+        self.tasks.samples(list);
         redis::samples(&self.redis, &self.redis_per_second, list);
         self.loss.samples(list);
         self.over_limit_cache.samples(list);

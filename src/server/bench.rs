@@ -17,6 +17,7 @@ use super::{
     connection::{ConnectionOptions, ConnectionParts, ConnectionServer, Phase},
     ports::GrpcListener,
     runtime::runtime,
+    tasks::OwnedTasks,
     worker::Worker,
     workers::{Workers, accept},
 };
@@ -54,20 +55,21 @@ pub fn serve_method<M: UnaryMethod>(
     runtime()?.block_on(async {
         listener.set_nonblocking(true)?;
         let listener = GrpcListener::Tcp(TcpListener::from_std(listener)?);
-        let mut all = Workers::default();
+        let (mut all, mut tasks) = (Workers::default(), OwnedTasks::default());
         for _ in 0..workers {
             let (method, others) = (method.clone(), Routes::default());
             let server = ConnectionServer::new(method, others, options, connections.clone());
-            all.start(Worker {
+            let worker = Worker {
                 server,
                 batchers: Vec::new(),
-            })?;
+            };
+            all.start(worker, &mut tasks)?;
         }
         let max_connections = Arc::new(Semaphore::new(settings.bounds.max_connections));
         let senders = all.senders();
         tokio::select! {
             () = accept(listener, senders, max_connections, budget) => {}
-            () = all.first_end() => {}
+            _ = tasks.needed_end() => {}
         }
         Ok(())
     })

@@ -1,15 +1,16 @@
 //! The log of decisions: the part that all threads share, and the thread that writes its lines of JSON.
 
-use std::{io, thread, time::Duration};
+use std::time::Duration;
 
-use tokio::sync::oneshot;
-
-use super::error::ServerError;
+use super::{
+    error::ServerError,
+    tasks::{OwnedTasks, Task, TaskError, on_thread},
+};
 use crate::{
     observe::{
         decision_log::{
             DecisionChoice, DecisionLog,
-            queue::{LineSender, queue},
+            queue::{DecisionSender, queue},
             writer::{LineTarget, LineWriter},
         },
         metrics::Metrics,
@@ -20,13 +21,8 @@ use crate::{
 /// Longest time for writing the last lines.
 const FLUSH: Duration = Duration::from_secs(5);
 
-/// The thread that writes lines of JSON, if there is one.
-pub(super) struct DecisionLines(Option<Writing>);
-
-struct Writing {
-    sender: LineSender,
-    ended: oneshot::Receiver<()>,
-}
+/// The queue of the thread that writes lines of JSON, if there is one.
+pub(super) struct DecisionLines(Option<DecisionSender>);
 
 /// Makes the log of decisions, and starts to write its lines of JSON if there are any.
 ///
@@ -36,54 +32,57 @@ struct Writing {
 pub(super) fn start(
     settings: &Process,
     metrics: &Metrics,
+    tasks: &mut OwnedTasks,
 ) -> Result<(DecisionLog, DecisionLines), ServerError> {
     if settings.log_decisions_to.is_some() && settings.decision_choice() == DecisionChoice::Off {
         tracing::warn!(
             "no decision is logged, so --log-decisions-to has no effect; set --log-decisions"
         );
     }
-    let writing = match settings.decision_lines() {
-        Some(target) => Some(Writing::start(target, metrics)?),
+    let sender = match settings.decision_lines() {
+        Some(target) => Some(start_writing(target, metrics, tasks)?),
         None => None,
     };
-    let sender = writing.as_ref().map(|writing| writing.sender.clone());
     let choice = settings.decision_choice();
-    let log = DecisionLog::new(choice, settings.log_decisions_values.into(), sender);
-    Ok((log, DecisionLines(writing)))
+    let log = DecisionLog::new(choice, settings.log_decisions_values.into(), sender.clone());
+    Ok((log, DecisionLines(sender)))
 }
 
-impl Writing {
-    fn start(target: LineTarget, metrics: &Metrics) -> Result<Self, ServerError> {
-        let path = match &target {
-            LineTarget::StandardError => String::new(),
-            LineTarget::File(options) => options.path.display().to_string(),
-        };
-        let stats = metrics.decision_log.clone();
-        let (sender, receiver) = queue(stats.clone());
-        let opened = LineWriter::open(target, stats);
-        let writer = opened.map_err(|source| ServerError::DecisionFile { path, source })?;
-        let (end, ended) = oneshot::channel();
-        let write = move || {
-            writer.write_all(&receiver);
-            // Without a receiver the process does not wait.
-            let _ = end.send(());
-        };
-        let name = "decision-log".to_owned();
-        let started: io::Result<_> = thread::Builder::new().name(name).spawn(write);
-        started?;
-        Ok(Self { sender, ended })
-    }
+fn start_writing(
+    target: LineTarget,
+    metrics: &Metrics,
+    tasks: &mut OwnedTasks,
+) -> Result<DecisionSender, ServerError> {
+    let path = match &target {
+        LineTarget::StandardError => String::new(),
+        LineTarget::File(options) => options.path.display().to_string(),
+    };
+    let stats = metrics.decision_log.clone();
+    let (sender, receiver) = queue(stats.clone());
+    let opened = LineWriter::open(target, stats);
+    let writer = opened.map_err(|source| ServerError::DecisionFile { path, source })?;
+    let write = move || writer.write_all(&receiver);
+    tasks.start(
+        Task::DecisionLog,
+        on_thread("decision-log".to_owned(), write)?,
+    );
+    Ok(sender)
 }
 
 impl DecisionLines {
     /// Writes the last lines.
-    pub(super) async fn finish(self) {
-        let Some(Writing { sender, ended }) = self.0 else {
-            return;
-        };
-        sender.end();
-        if tokio::time::timeout(FLUSH, ended).await.is_err() {
-            tracing::warn!("some logged decisions could not be written before the exit");
+    ///
+    /// # Errors
+    ///
+    /// If a task ends badly that the process needs.
+    pub(super) async fn finish(self, tasks: &mut OwnedTasks) -> Result<(), TaskError> {
+        if let Some(sender) = self.0 {
+            sender.end();
         }
+        let written = tokio::time::timeout(FLUSH, tasks.all_end(Task::DecisionLog)).await;
+        written.unwrap_or_else(|_elapsed| {
+            tracing::warn!("some logged decisions could not be written before the exit");
+            Ok(())
+        })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::tls::ListenerTlsError;
+use super::{tasks::TaskError, tls::ListenerTlsError};
 
 use crate::{
     config::fault::{Fault, Problem},
@@ -45,8 +45,8 @@ pub(crate) enum ServerError {
         #[source]
         source: io::Error,
     },
-    #[error("a worker stopped")]
-    WorkerStopped,
+    #[error(transparent)]
+    Task(#[from] TaskError),
     #[error("cannot start a thread or a runtime, or wait for signals")]
     System(#[from] io::Error),
 }

@@ -1,6 +1,6 @@
 //! Publishes health over HTTP and gRPC.
 
-use tokio::{sync::watch, task::JoinSet};
+use tokio::sync::watch;
 
 use tonic_health::{
     ServingStatus,
@@ -8,6 +8,7 @@ use tonic_health::{
     server::HealthReporter,
 };
 
+use super::tasks::{OwnedTasks, Task};
 use crate::service::admin::Health;
 
 /// Service names in `grpc.health.v1`.
@@ -63,12 +64,10 @@ impl HealthPublisher {
     }
 
     /// Starts to report the health whenever a condition changes.
-    pub(super) fn follow_all(&self) -> JoinSet<()> {
-        let mut following = JoinSet::new();
+    pub(super) fn follow_all(&self, tasks: &mut OwnedTasks) {
         for condition in self.conditions.clone() {
-            following.spawn(self.clone().follow(condition));
+            tasks.start(Task::Health, self.clone().follow(condition));
         }
-        following
     }
 
     /// Reports the health whenever `condition` changes.

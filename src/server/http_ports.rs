@@ -2,8 +2,6 @@
 
 use std::{sync::Arc, time::Instant};
 
-use tokio::task::JoinSet;
-
 use super::{
     backend::StoreBackend,
     http::{HttpLimits, serve_http},
@@ -11,6 +9,7 @@ use super::{
     ports::Ports,
     settings_page::settings_page,
     statistics,
+    tasks::{OwnedTasks, Task},
 };
 use crate::{
     service::{
@@ -33,7 +32,7 @@ pub(super) fn start(
     (health, statistics): (Health, Statistics),
     json: grpc::Service<AnyStore>,
     (budget, drain): (&Arc<Budget>, impl Future<Output = ()> + Send + 'static),
-    tasks: &mut JoinSet<()>,
+    tasks: &mut OwnedTasks,
 ) {
     let settings = parts.settings;
     let limits = HttpLimits {
@@ -55,7 +54,7 @@ pub(super) fn start(
         began: Instant::now(),
     };
     let live = LiveFeed::new(live, limits.timeout);
-    tasks.spawn(live.clone().run(drain));
+    tasks.start(Task::LiveFeed, live.clone().run(drain));
     let routes = admin::http(
         health,
         components,
@@ -63,9 +62,10 @@ pub(super) fn start(
         statistics.blocking.clone(),
         bodies,
     );
-    tasks.spawn(serve_http(ports.http, routes, limits.clone()));
+    let serving = serve_http(ports.http, routes, limits.clone());
+    tasks.start(Task::HttpListener, serving);
     let history = HistoryRecorder::new(parts.rules.clone(), statistics.clone());
-    tasks.spawn(statistics::sample(history.clone()));
+    tasks.start(Task::History, statistics::sample(history.clone()));
     let routes = admin::debug(DebugPages {
         rules: parts.rules.clone(),
         statistics: statistics.clone(),
@@ -80,10 +80,12 @@ pub(super) fn start(
         service,
         bodies,
     });
-    tasks.spawn(serve_http(ports.debug, routes, limits.clone()));
+    let serving = serve_http(ports.debug, routes, limits.clone());
+    tasks.start(Task::DebugListener, serving);
     if let Some(prometheus) = ports.prometheus {
         let routes = admin::prometheus(statistics, &settings.stats.prometheus_path);
-        tasks.spawn(serve_http(prometheus, routes, limits));
+        let serving = serve_http(prometheus, routes, limits);
+        tasks.start(Task::PrometheusListener, serving);
     }
 }
 

@@ -1,8 +1,12 @@
-//! Log lines on standard error: as text, or as JSON in the reference's shape.
+//! Log lines on standard error: as text, or as JSON in the reference's shape. A thread of its own writes them, so that
+//! no decision waits for their reader.
 
 use std::{
-    fmt,
-    io::{self, IsTerminal as _},
+    backtrace::{Backtrace, BacktraceStatus},
+    fmt, io, panic,
+    sync::{Arc, mpsc},
+    thread,
+    time::Duration,
 };
 
 use serde_json::{Map, Value};
@@ -19,33 +23,93 @@ use tracing_subscriber::{
     util::SubscriberInitExt as _,
 };
 
+use super::tasks::panic_text;
 use crate::{
-    observe::decision_log::{self, DecisionChoice},
+    observe::{
+        decision_log::{self, DecisionChoice},
+        log_lines::{LogLines, LogStats, log_lines},
+        standard_error,
+    },
     settings::process::{LogFormat, LogLevel, Process},
 };
 
+/// Longest time for writing the last lines: their reader may have stopped.
+const FLUSH: Duration = Duration::from_secs(1);
+
+/// The log of the process. Its drop writes the last lines.
+pub(crate) struct Log {
+    lines: LogLines,
+    pub(crate) stats: Arc<LogStats>,
+    /// Closed by the end of the thread that writes.
+    written: mpsc::Receiver<()>,
+}
+
 /// Installs the log for the whole process, in the format and at the level that `process` names.
-pub(crate) fn start(process: &Process) {
+///
+/// # Errors
+///
+/// If its thread cannot be started.
+pub(crate) fn start(process: &Process) -> io::Result<Log> {
     install(
         process.log_format,
         process.log_level,
         process.decisions_in_log(),
-    );
+    )
 }
 
 /// Installs the log of a process whose settings are wrong.
-pub(crate) fn start_at(format: LogFormat, level: LogLevel) {
-    install(format, level, DecisionChoice::Off);
+///
+/// # Errors
+///
+/// As [`start`].
+pub(crate) fn start_at(format: LogFormat, level: LogLevel) -> io::Result<Log> {
+    install(format, level, DecisionChoice::Off)
 }
 
-fn install(format: LogFormat, level: LogLevel, decisions: DecisionChoice) {
-    subscriber(format, level, decisions).init();
+fn install(format: LogFormat, level: LogLevel, decisions: DecisionChoice) -> io::Result<Log> {
+    let stats = Arc::new(LogStats::default());
+    let (lines, writer) = log_lines(stats.clone());
+    let (end, written) = mpsc::channel();
+    thread::Builder::new().name("log".to_owned()).spawn(|| {
+        writer.write_all(standard_error::write);
+        drop(end);
+    })?;
+    subscriber(format, level, decisions, lines.clone()).init();
+    panic::set_hook(Box::new(log_panic));
+    Ok(Log {
+        lines,
+        stats,
+        written,
+    })
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        self.lines.end();
+        // It ends with an error, or too late: the last lines are lost then.
+        let _ = self.written.recv_timeout(FLUSH);
+    }
+}
+
+/// Logs a panic like anything else: in the format of the log, and without waiting for its reader.
+fn log_panic(panic: &panic::PanicHookInfo<'_>) {
+    let place = panic
+        .location()
+        .map_or_else(String::new, ToString::to_string);
+    let text = panic_text(panic.payload());
+    let backtrace = Backtrace::capture();
+    if backtrace.status() == BacktraceStatus::Captured {
+        tracing::error!("a thread panicked at {place}: {text}\n{backtrace}");
+    } else {
+        tracing::error!("a thread panicked at {place}: {text}");
+    }
 }
 
 fn subscriber(
     format: LogFormat,
     level: LogLevel,
     decisions: DecisionChoice,
+    lines: LogLines,
 ) -> Box<dyn Subscriber + Send + Sync> {
     let level = match level {
         LogLevel::Error => LevelFilter::ERROR,
@@ -64,8 +128,10 @@ fn subscriber(
     }
     let lines = tracing_subscriber::fmt()
         .with_max_level(most)
-        .with_ansi(io::stderr().is_terminal())
-        .with_writer(io::stderr);
+        .with_ansi(standard_error::is_terminal())
+        // It would report a failure to standard error, and panic if that fails too.
+        .log_internal_errors(false)
+        .with_writer(Arc::new(lines));
     match format {
         LogFormat::Text => Box::new(lines.finish().with(targets)),
         LogFormat::Json => Box::new(lines.event_format(Json).finish().with(targets)),
@@ -160,7 +226,8 @@ mod tests {
                 (LogLevel::Info, DecisionChoice::Refused, LevelFilter::DEBUG),
                 (LogLevel::Trace, DecisionChoice::Off, LevelFilter::TRACE),
             ] {
-                let subscriber = subscriber(format, level, decisions);
+                let (lines, _) = log_lines(Arc::default());
+                let subscriber = subscriber(format, level, decisions, lines);
                 assert_eq!(subscriber.max_level_hint(), Some(most), "{level:?}");
             }
         }

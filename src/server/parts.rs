@@ -7,11 +7,12 @@ use super::{
     decision_lines::{self, DecisionLines},
     error::ServerError,
     rules::RuleSource,
+    tasks::OwnedTasks,
 };
 use crate::{
     control::reload::Intake,
     core::limit::NearRatio,
-    observe::{decision_log::DecisionLog, metrics::Metrics, talkers::Talkers},
+    observe::{decision_log::DecisionLog, log_lines::LogStats, metrics::Metrics, talkers::Talkers},
     service::limiter::Rules,
     settings::{serve::Settings, top_talkers::TopTalkers},
 };
@@ -28,16 +29,21 @@ pub(super) struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    /// Loads the rules, makes the stores and opens the log of decisions. Nothing else runs yet.
+    /// Loads the rules, makes the stores and opens the log of decisions, whose writer is the first of `tasks`. Nothing
+    /// else runs yet.
     ///
     /// # Errors
     ///
     /// If the rules or the address of a store are invalid, or logged decisions have no place.
     pub(super) fn new(
         settings: &'a Settings,
+        log: Arc<LogStats>,
+        tasks: &mut OwnedTasks,
     ) -> Result<(Self, RuleSource, DecisionLines), ServerError> {
         let near_ratio = NearRatio(settings.decisions.near_limit_ratio);
-        let metrics = Metrics::new(near_ratio, settings.stats.max_metric_names);
+        let mut metrics = Metrics::new(near_ratio, settings.stats.max_metric_names);
+        metrics.log = log;
+        metrics.tasks = tasks.stats.clone();
         // One for each worker, and one for `/json`, which runs on the main thread.
         let threads = worker_count(settings) + 1;
         let metrics = Arc::new(metrics.for_workers(threads));
@@ -50,7 +56,7 @@ impl<'a> Parts<'a> {
         let intake = Intake::new(rules.clone(), metrics.clone());
         let source = RuleSource::new(settings, &intake, &metrics)?;
         let backend = StoreBackend::new(settings, &metrics)?;
-        let (decision_log, lines) = decision_lines::start(&settings.process, &metrics)?;
+        let (decision_log, lines) = decision_lines::start(&settings.process, &metrics, tasks)?;
         let parts = Self {
             settings,
             metrics,

@@ -81,7 +81,10 @@ impl RuleSource {
     /// Takes changes into use. No change from now on is missed.
     pub(super) fn watch(self) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         match self {
-            Self::Files(reloader) => Box::pin(reloader.watch().run()),
+            Self::Files(reloader) => {
+                let watch = reloader.watch();
+                Box::pin(async { match watch.run().await {} })
+            }
             Self::ControlPlane(client) => Box::pin(async { match client.run().await {} }),
         }
     }

@@ -4,12 +4,9 @@
 //! turn, serves the HTTP ports, watches the rules and waits for signals. Each worker is a thread with a
 //! current-thread runtime, and a decision never leaves its worker.
 
-use std::sync::Arc;
+use std::{pin::Pin, sync::Arc};
 
-use tokio::{
-    sync::{Semaphore, watch},
-    task::JoinSet,
-};
+use tokio::sync::{Semaphore, watch};
 use tonic_health::pb::health_server::{Health, HealthServer};
 
 use super::{
@@ -29,13 +26,14 @@ use super::{
     signals::Signals,
     spans::{self, SpanExport},
     statistics, store_tasks,
+    tasks::{OwnedTasks, Task, owned},
     tls::{CurrentTls, Rotation},
     worker::Worker,
     workers::{Workers, accept},
 };
 use crate::{
     foundation::build::VERSION_AND_COMMIT,
-    observe::traces::Tracer,
+    observe::{log_lines::LogStats, traces::Tracer},
     service::budget::Budget,
     settings::{process::Process, serve::Settings},
     store::redis::servers::Servers,
@@ -45,34 +43,34 @@ use crate::{
 ///
 /// # Errors
 ///
-/// If a port cannot be bound, the rules are invalid, or a worker dies.
-pub(crate) fn run(settings: &Settings) -> Result<(), ServerError> {
+/// If a port cannot be bound, the rules are invalid, or a task ends that the process needs.
+pub(crate) fn run(settings: &Settings, log: Arc<LogStats>) -> Result<(), ServerError> {
     let runtime = runtime()?;
-    let served = runtime.block_on(serve(settings));
+    let served = runtime.block_on(serve(settings, log));
     // A blocked task, such as a name lookup, must not delay the exit.
     runtime.shutdown_background();
     served
 }
 
 /// Starts all components, waits for a signal, and drains.
-async fn serve(settings: &Settings) -> Result<(), ServerError> {
+pub(super) async fn serve(settings: &Settings, log: Arc<LogStats>) -> Result<(), ServerError> {
     let workers = worker_count(settings);
     let max_connections = connection_limits(settings.bounds.max_connections, workers);
     let sinks = settings.stats.sinks()?;
-    let (parts, source, decision_lines) = Parts::new(settings)?;
+    // These end with the process.
+    let mut tasks = OwnedTasks::default();
+    let (parts, source, decision_lines) = Parts::new(settings, log, &mut tasks)?;
     let rotation = Rotation::new(&settings.tls)?;
     let ports = Ports::bind(settings).await?;
     let addresses = ports.addresses()?;
     // Before the ports are announced: an operator who reads that line may send a signal or change a rule at once.
     let signals = Signals::new()?;
-    // These end with the process.
-    let mut tasks = JoinSet::new();
-    tasks.spawn(source.watch());
+    tasks.start(Task::Reload, source.watch());
     let tls = start_tls(&parts, rotation, &mut tasks);
     let (open, is_open) = watch::channel(false);
     let (health, health_service) = HealthPublisher::new(conditions(&parts, is_open));
     health.update().await;
-    let (tracer, spans) = spans::start(&settings.traces, &parts.metrics)?;
+    let (tracer, spans) = spans::start(&settings.traces, &parts.metrics, &mut tasks)?;
     let budget = Budget::new(settings.bounds.max_held_bytes, parts.metrics.clone());
     let (phase, phases) = watch::channel(Phase::Serving);
     let connections = ConnectionParts {
@@ -81,7 +79,7 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
         budget: budget.clone(),
         phases,
     };
-    let workers = start_workers(&parts, &tracer, &health_service, &connections)?;
+    let workers = start_workers(&parts, &tracer, &health_service, &connections, &mut tasks)?;
     let statistics = statistics::start(&parts, sinks, &mut tasks);
     let ThreadService {
         service: json,
@@ -95,18 +93,17 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     let drain = async move { draining(&mut phases).await };
     let bounds = (&budget, drain);
     http_ports::start(&parts, ports, max_http, pages, json, bounds, &mut tasks);
+    health.follow_all(&mut tasks);
     let mut server = Server {
-        following: health.follow_all(),
         health,
         signals,
         open,
         phase,
         workers,
-        accepting: JoinSet::new(),
         service_manager: ServiceManager::new(Process::notify_socket().as_deref()),
         spans,
         decision_lines,
-        _tasks: tasks,
+        tasks,
     };
     if !server.wait_for_rules(&parts).await? {
         return Ok(());
@@ -115,15 +112,14 @@ async fn serve(settings: &Settings) -> Result<(), ServerError> {
     server.accept(grpc, max_connections.grpc, budget);
     server.service_manager.notify_ready();
     server.wait(&settings.process).await?;
-    server.drain(&settings.process).await;
-    Ok(())
+    server.drain(&settings.process).await
 }
 
 /// Starts to watch the certificates; returns the TLS of connections, if the gRPC port has TLS.
 fn start_tls(
     parts: &Parts<'_>,
     rotation: Option<Rotation>,
-    tasks: &mut JoinSet<()>,
+    tasks: &mut OwnedTasks,
 ) -> Option<CurrentTls> {
     let rotation = rotation?;
     if parts.settings.listen.grpc_socket().is_some() {
@@ -131,7 +127,7 @@ fn start_tls(
         return None;
     }
     let tls = rotation.tls(parts.metrics.clone());
-    tasks.spawn(rotation.watch().run());
+    tasks.start(Task::Certificates, rotation.watch().run());
     Some(tls)
 }
 
@@ -153,6 +149,7 @@ fn start_workers(
     tracer: &Tracer,
     health: &HealthServer<impl Health>,
     connections: &ConnectionParts,
+    tasks: &mut OwnedTasks,
 ) -> Result<Workers, ServerError> {
     let options = ConnectionOptions::new(parts.settings);
     let mut workers = Workers::default();
@@ -161,10 +158,15 @@ fn start_workers(
         let ThreadService {
             service, batchers, ..
         } = thread_service(parts, number, tracer);
+        let batchers = batchers.into_iter().map(|batchers| {
+            let sending = async move { match batchers.run().await {} };
+            Box::pin(owned(Task::WorkerBatchers, sending)) as Pin<Box<_>>
+        });
+        let batchers = batchers.collect();
         let others = others().add_service(health.clone());
         let connections = connections.clone();
         let server = ConnectionServer::new(Arc::new(service), others, options, connections);
-        workers.start(Worker { server, batchers })?;
+        workers.start(Worker { server, batchers }, tasks)?;
     }
     Ok(workers)
 }
@@ -173,17 +175,14 @@ fn start_workers(
 struct Server {
     signals: Signals,
     health: HealthPublisher,
-    /// Follows the conditions of health.
-    following: JoinSet<()>,
     /// Whether gRPC connections are accepted, which is a condition of health.
     open: watch::Sender<bool>,
     phase: watch::Sender<Phase>,
     workers: Workers,
-    accepting: JoinSet<()>,
     service_manager: ServiceManager,
     spans: SpanExport,
     decision_lines: DecisionLines,
-    _tasks: JoinSet<()>,
+    tasks: OwnedTasks,
 }
 
 impl Server {
@@ -200,7 +199,7 @@ impl Server {
                 tracing::info!(signal, "stopped while still waiting for rules");
                 Ok(false)
             }
-            () = self.workers.first_end() => Err(ServerError::WorkerStopped),
+            ended = self.tasks.needed_end() => Err(ended.into()),
         }
     }
 
@@ -222,8 +221,8 @@ impl Server {
     fn accept(&mut self, grpc: GrpcListener, max_connections: usize, budget: Arc<Budget>) {
         let max_connections = Arc::new(Semaphore::new(max_connections));
         let senders = self.workers.senders();
-        self.accepting
-            .spawn(accept(grpc, senders, max_connections, budget));
+        let accepting = accept(grpc, senders, max_connections, budget);
+        self.tasks.start(Task::GrpcListener, accepting);
     }
 
     /// Waits for a signal to stop.
@@ -233,31 +232,38 @@ impl Server {
                 announce_end(signal, settings);
                 Ok(())
             }
-            () = self.workers.first_end() => Err(ServerError::WorkerStopped),
+            ended = self.tasks.needed_end() => Err(ended.into()),
         }
     }
 
     /// Ends the process in order: fails health, keeps serving for the drain delay, sends GOAWAY, and waits for
     /// running calls.
-    async fn drain(mut self, settings: &Process) {
+    async fn drain(mut self, settings: &Process) -> Result<(), ServerError> {
         self.service_manager.notify_stopping();
-        self.following.shutdown().await;
+        self.tasks.stop(Task::Health).await?;
         self.health.set(false).await;
         // A load balancer needs a moment to see that; until then calls still arrive and are answered.
         tokio::select! {
             () = tokio::time::sleep(settings.drain_delay) => {}
             _ = self.signals.next() => tracing::info!("second signal: the drain delay ends early"),
+            ended = self.tasks.needed_end() => return Err(ended.into()),
         }
-        self.accepting.shutdown().await;
+        self.tasks.start_draining();
+        self.tasks.stop(Task::GrpcListener).await?;
         self.health.close().await;
         self.phase.send_replace(Phase::Draining);
-        let drained = tokio::time::timeout(settings.drain_timeout, self.workers.all_end());
-        if drained.await.is_err() {
-            tracing::warn!("some calls were still running at the end of the drain timeout");
+        let drained =
+            tokio::time::timeout(settings.drain_timeout, self.tasks.all_end(Task::Worker));
+        match drained.await {
+            Ok(drained) => drained?,
+            Err(_elapsed) => {
+                tracing::warn!("some calls were still running at the end of the drain timeout");
+            }
         }
-        self.spans.finish().await;
-        self.decision_lines.finish().await;
+        self.spans.finish(&mut self.tasks).await?;
+        self.decision_lines.finish(&mut self.tasks).await?;
         tracing::info!("stopped");
+        Ok(())
     }
 }
 

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use tokio::{sync::oneshot, task::JoinSet};
+use tokio::sync::oneshot;
 
+use super::tasks::{OwnedTasks, Task, TaskError};
 use crate::{
     foundation::random,
     observe::{
@@ -16,10 +17,9 @@ use crate::{
 /// Longest time for sending the last spans.
 const FLUSH: Duration = Duration::from_secs(5);
 
-/// The task that exports spans, if tracing is on.
+/// Ends the task that exports spans, if tracing is on.
 pub(super) struct SpanExport {
     stop: oneshot::Sender<()>,
-    exporting: JoinSet<()>,
 }
 
 /// Makes the tracer, and starts the export of its spans if tracing is on.
@@ -30,9 +30,9 @@ pub(super) struct SpanExport {
 pub(super) fn start(
     settings: &Traces,
     metrics: &Metrics,
+    tasks: &mut OwnedTasks,
 ) -> Result<(Tracer, SpanExport), TracesError> {
     let (stop, stopped) = oneshot::channel();
-    let mut exporting = JoinSet::new();
     let tracer = if settings.tracing {
         let stats = metrics.traces.clone();
         let options = settings.export(random::uuid)?;
@@ -42,22 +42,27 @@ pub(super) fn start(
             options,
             stats,
         };
-        exporting.spawn(exporter.run(stopped));
+        tasks.start(Task::Otlp, exporter.run(stopped));
         tracer
     } else {
         Tracer::default()
     };
-    Ok((tracer, SpanExport { stop, exporting }))
+    Ok((tracer, SpanExport { stop }))
 }
 
 impl SpanExport {
     /// Sends the last spans.
-    pub(super) async fn finish(mut self) {
+    ///
+    /// # Errors
+    ///
+    /// If a task ends badly that the process needs.
+    pub(super) async fn finish(self, tasks: &mut OwnedTasks) -> Result<(), TaskError> {
         // Without tracing there is no receiver.
         let _ = self.stop.send(());
-        let flushed = tokio::time::timeout(FLUSH, self.exporting.join_next());
-        if flushed.await.is_err() {
+        let sent = tokio::time::timeout(FLUSH, tasks.all_end(Task::Otlp)).await;
+        sent.unwrap_or_else(|_elapsed| {
             tracing::warn!("some spans could not be sent before the exit");
-        }
+            Ok(())
+        })
     }
 }

@@ -2,11 +2,14 @@
 
 use std::{path::Path, sync::Arc};
 
-use tokio::{task::JoinSet, time::MissedTickBehavior};
+use tokio::time::MissedTickBehavior;
 
-use super::parts::Parts;
+use super::{
+    parts::Parts,
+    tasks::{OwnedTasks, Task},
+};
 use crate::{
-    foundation::causes::chain,
+    foundation::{blocking::blocking, causes::chain},
     observe::{
         history::SAMPLE_INTERVAL,
         metrics::{
@@ -23,7 +26,7 @@ use crate::{
 pub(super) fn start(
     parts: &Parts<'_>,
     sinks: Vec<statsd::Options>,
-    tasks: &mut JoinSet<()>,
+    tasks: &mut OwnedTasks,
 ) -> Statistics {
     let metrics = parts.metrics.clone();
     let lines = metrics.statsd.clone();
@@ -36,7 +39,8 @@ pub(super) fn start(
     for sink in sinks {
         let statistics = statistics.clone();
         let sink = statsd::Sink::new(sink, lines.clone());
-        tasks.spawn(async move { match sink.run(|| statistics.samples()).await {} });
+        let sending = async move { match sink.run(|| statistics.samples()).await {} };
+        tasks.start(Task::Statsd, sending);
     }
     statistics
 }
@@ -52,7 +56,7 @@ pub(super) async fn sample(history: HistoryRecorder) {
     loop {
         interval.tick().await;
         let history = history.clone();
-        let _ = tokio::task::spawn_blocking(move || history.sample()).await;
+        blocking(move || history.sample()).await;
     }
 }
 

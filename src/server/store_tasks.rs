@@ -2,15 +2,15 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::task::JoinSet;
-
 use super::{
     cpu_quota,
     parts::Parts,
     replicas::{counts_locally, state_file},
+    tasks::{OwnedTasks, Task},
 };
 use crate::{
     core::limit::OnStoreLoss,
+    foundation::blocking::blocking,
     service::{grpc, limiter::Rules},
     store::{
         loss::Reconciler,
@@ -28,7 +28,7 @@ pub(super) fn start(
     parts: &Parts<'_>,
     batchers: Vec<Batchers>,
     reconcilers: Vec<Reconciler<RedisStore>>,
-    tasks: &mut JoinSet<()>,
+    tasks: &mut OwnedTasks,
 ) {
     let Parts {
         settings,
@@ -37,17 +37,24 @@ pub(super) fn start(
         backend,
         ..
     } = parts;
-    tasks.spawn(sweep(rules.clone(), backend.memory()));
+    tasks.start(Task::Sweep, sweep(rules.clone(), backend.memory()));
     if backend.servers().next().is_some() {
         let metrics = metrics.clone();
-        tasks.spawn(cpu_quota::watch(move || metrics.own_pauses().total));
+        let watching = async move {
+            cpu_quota::watch(move || metrics.own_pauses().total).await;
+            // One report is enough.
+            std::future::pending().await
+        };
+        tasks.start(Task::CpuQuota, watching);
     }
     for servers in backend.servers() {
         let topology = TopologyWatcher::new(servers.clone(), &settings.redis.options());
-        tasks.spawn(async move { match topology.run().await {} });
+        let watching = async move { match topology.run().await {} };
+        tasks.start(Task::Probe, watching);
     }
     for batchers in batchers {
-        tasks.spawn(async move { match batchers.run().await {} });
+        let sending = async move { match batchers.run().await {} };
+        tasks.start(Task::Batchers, sending);
     }
     if let Some(first) = reconcilers.first()
         && settings.loss.replicas.fixed().is_none()
@@ -57,16 +64,12 @@ pub(super) fn start(
     for store in reconcilers {
         let clock = backend.clock(settings);
         let returning = store.run(move || clock.now());
-        tasks.spawn(async move { match returning.await {} });
+        tasks.start(Task::Reconciler, async move { match returning.await {} });
     }
 }
 
 /// Counts the replicas that use the store of `reconciler`, while any rule needs to know.
-fn detect_replicas(
-    parts: &Parts<'_>,
-    reconciler: &Reconciler<RedisStore>,
-    tasks: &mut JoinSet<()>,
-) {
+fn detect_replicas(parts: &Parts<'_>, reconciler: &Reconciler<RedisStore>, tasks: &mut OwnedTasks) {
     let settings = parts.settings;
     let number = reconciler.loss.replicas().clone();
     let stats = parts.metrics.loss.clone();
@@ -81,7 +84,7 @@ fn detect_replicas(
     let is_default: OnStoreLoss = settings.loss.on_store_loss.into();
     let is_needed = move || is_default == OnStoreLoss::Local || counts_locally();
     let looking = replicas.run(move || clock.now(), is_needed);
-    tasks.spawn(async move { match looking.await {} });
+    tasks.start(Task::Replicas, async move { match looking.await {} });
 }
 
 /// Frees unused rules and expired counters.
@@ -91,7 +94,7 @@ async fn sweep(rules: Rules, store: Option<Arc<MemoryStore>>) {
         let unused = rules.take_unused();
         if !unused.is_empty() {
             // Not on this thread, which has connections to accept.
-            let _ = tokio::task::spawn_blocking(move || drop(unused)).await;
+            blocking(move || drop(unused)).await;
         }
         if let Some(store) = &store {
             store.sweep(grpc::now());

@@ -12,7 +12,7 @@ use tokio::{net::TcpStream, sync::watch, time::Instant};
 use super::handshakes::HandshakeLog;
 use crate::{
     control::changes::Changes,
-    foundation::causes::chain,
+    foundation::{blocking::blocking, causes::chain},
     net::tls::{
         ServerName, TlsError,
         listener::{ListenerFiles, ListenerPem, ListenerTls, TlsSession},
@@ -186,14 +186,11 @@ impl CertificateWatch {
                 changes,
             } = self;
             // A file may be on a volume that does not respond.
-            let looked = tokio::task::spawn_blocking(move || {
+            let look = move || {
                 rotation.look();
                 rotation
-            });
-            let Ok(rotation) = looked.await else {
-                tracing::error!("reading the certificate panicked; it is no longer watched");
-                return std::future::pending().await;
             };
+            let rotation = blocking(look).await;
             self = Self { rotation, changes };
         }
     }

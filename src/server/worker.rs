@@ -1,13 +1,15 @@
 //! A worker: a thread with its own runtime, which serves its share of the connections.
 
+use std::{panic::resume_unwind, pin::Pin};
+
 use tokio::{
     sync::{OwnedSemaphorePermit, mpsc},
-    task::JoinSet,
+    task::{JoinError, JoinSet},
     time::Instant,
 };
 
 use super::{connection::ConnectionServer, ports::Detached};
-use crate::{service::grpc::unary::UnaryMethod, store::redis::batchers::Batchers};
+use crate::service::grpc::unary::UnaryMethod;
 
 /// An accepted connection on its way to a worker, with its place.
 pub(super) struct Arrival {
@@ -19,7 +21,7 @@ pub(super) struct Arrival {
 /// A worker's method and the tasks of its stores.
 pub(super) struct Worker<M> {
     pub(super) server: ConnectionServer<M>,
-    pub(super) batchers: Vec<Batchers>,
+    pub(super) batchers: Vec<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
 impl<M: UnaryMethod> Worker<M> {
@@ -27,7 +29,7 @@ impl<M: UnaryMethod> Worker<M> {
     pub(super) async fn run(self, mut incoming: mpsc::Receiver<Arrival>) {
         let mut batchers = JoinSet::new();
         for of_one_store in self.batchers {
-            batchers.spawn(of_one_store.run());
+            batchers.spawn(of_one_store);
         }
         let mut connections = JoinSet::new();
         loop {
@@ -44,7 +46,13 @@ impl<M: UnaryMethod> Worker<M> {
                     // The dispatcher has stopped.
                     None => break,
                 },
+                // A connection that panicked is closed.
                 Some(_) = connections.join_next() => {}
+                // Without it no request is answered.
+                Some(ended) = batchers.join_next() => match ended.map_err(JoinError::try_into_panic) {
+                    Err(Ok(panic)) => resume_unwind(panic),
+                    _ => return,
+                },
             }
         }
         while connections.join_next().await.is_some() {}

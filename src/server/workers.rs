@@ -1,16 +1,16 @@
 //! All workers: starts their threads, and hands accepted connections to them in turn.
 
-use std::{convert::Infallible, io, sync::Arc, thread, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use tokio::{
     sync::{Semaphore, mpsc},
-    task::JoinSet,
     time::Instant,
 };
 
 use super::{
     ports::GrpcListener,
     runtime::runtime,
+    tasks::{OwnedTasks, Task, on_thread},
     worker::{Arrival, Worker},
 };
 use crate::service::{budget::Budget, grpc::unary::UnaryMethod};
@@ -25,28 +25,23 @@ const HANDOVER: usize = 128;
 #[derive(Default)]
 pub(super) struct Workers {
     senders: Vec<mpsc::Sender<Arrival>>,
-    /// Each ends with its worker.
-    ends: JoinSet<()>,
 }
 
 impl Workers {
     /// Starts a thread for `worker`.
-    pub(super) fn start<M: UnaryMethod>(&mut self, worker: Worker<M>) -> io::Result<()> {
+    pub(super) fn start<M: UnaryMethod>(
+        &mut self,
+        worker: Worker<M>,
+        tasks: &mut OwnedTasks,
+    ) -> io::Result<()> {
         let (dispatcher, incoming) = mpsc::channel(HANDOVER);
-        let (alive, mut end) = mpsc::channel::<Infallible>(1);
         let name = format!("worker-{}", self.senders.len());
-        thread::Builder::new().name(name).spawn(move || {
-            // Dropped on every exit, also after a panic.
-            let _alive = alive;
-            match runtime() {
-                Ok(runtime) => runtime.block_on(worker.run(incoming)),
-                Err(error) => tracing::error!(%error, "a worker has no runtime"),
-            }
+        let running = on_thread(name, move || match runtime() {
+            Ok(runtime) => runtime.block_on(worker.run(incoming)),
+            Err(error) => tracing::error!(%error, "a worker has no runtime"),
         })?;
+        tasks.start(Task::Worker, running);
         self.senders.push(dispatcher);
-        self.ends.spawn(async move {
-            end.recv().await;
-        });
         Ok(())
     }
 
@@ -57,16 +52,6 @@ impl Workers {
     /// The senders of connections, one for each worker. Without them the workers end when their connections have.
     pub(super) fn senders(&mut self) -> Vec<mpsc::Sender<Arrival>> {
         std::mem::take(&mut self.senders)
-    }
-
-    /// Waits until one of them has ended.
-    pub(super) async fn first_end(&mut self) {
-        self.ends.join_next().await;
-    }
-
-    /// Waits until all of them have ended.
-    pub(super) async fn all_end(&mut self) {
-        while self.ends.join_next().await.is_some() {}
     }
 }
 

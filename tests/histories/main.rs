@@ -4,10 +4,11 @@
 //! ```text
 //! histories [--calls 1000000] [--clients 32] [--seed 1] [--only memory|redis|two-redis|cluster] [--faults] [--server FILE]
 //! histories --seams [--only bursts|refunds|buckets|skews|stops|losses] [--server FILE]
+//! histories --logs [--server FILE]
 //! ```
 //!
 //! `--faults` breaks Redis repeatedly during the run. `--server` tests another build. `--seams` prints tables of
-//! scenarios instead, each of which shows a defect of former builds.
+//! scenarios instead, each of which shows a defect of former builds. `--logs` runs servers whose log cannot be written.
 
 #![expect(unreachable_pub, reason = "a test program has no outside")]
 #![expect(
@@ -24,6 +25,7 @@ mod it {
     pub mod support;
 }
 
+mod logs;
 mod seams;
 
 use it::support::{
@@ -42,7 +44,7 @@ fn main() -> ExitCode {
         seed: 1,
         has_faults: false,
     };
-    let (mut only, mut are_seams) = (None, false);
+    let (mut only, mut are_seams, mut are_logs) = (None, false, false);
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         let mut value = || args.next().expect("the option has a value");
@@ -54,6 +56,7 @@ fn main() -> ExitCode {
             "--server" => tollgate::test_build(value().into()),
             "--faults" => plan.has_faults = true,
             "--seams" => are_seams = true,
+            "--logs" => are_logs = true,
             other => panic!("`{other}` is none of the options"),
         }
     }
@@ -66,6 +69,12 @@ fn main() -> ExitCode {
     if are_seams {
         runtime().block_on(seams::print(only.as_deref()));
         return ExitCode::SUCCESS;
+    }
+    if are_logs {
+        return match logs::print(runtime) {
+            true => ExitCode::SUCCESS,
+            false => ExitCode::FAILURE,
+        };
     }
     println!("seed {}", plan.seed);
     println!("| place | calls | counters | admitted | without a decision | violations |");

@@ -30,6 +30,7 @@
 //! - `xds_caches`: the same with each cache of go-control-plane
 //! - `xds_errors`: reports on the control plane, in the log and as a metric
 //! - `drain`: the end of the server
+//! - `unwritable_log`: a log, and output of commands, that cannot be written
 //! - `golden`: cases of requests and rules, one file each
 //! - `drop_in`: started as platforms start envoyproxy/ratelimit, and next to it on one Redis
 //! - `envoy_gateway`: as the rate limit service of Envoy Gateway
@@ -130,6 +131,7 @@ mod support;
 mod tls;
 mod traces;
 mod transport;
+mod unwritable_log;
 mod upgrade;
 mod xds;
 mod xds_caches;

@@ -34,6 +34,7 @@ pub mod sentinel;
 pub mod statsd;
 pub mod storm;
 pub mod tollgate;
+pub mod unwritable_log;
 
 pub use ports::free_port;
 
@@ -61,6 +62,10 @@ impl Process {
     pub fn start(command: &mut Command) -> Self {
         let child = command.stdin(Stdio::null()).spawn();
         Self(child.expect("the program is there"))
+    }
+
+    pub fn id(&self) -> u32 {
+        self.0.id()
     }
 
     pub fn has_ended(&mut self) -> bool {

@@ -7,6 +7,7 @@ use super::{
 use crate::{
     config::{self, fault::Fault, message::Push},
     control::reload::Intake,
+    foundation::blocking::blocking,
 };
 
 /// Judges pushes, and remembers the last ones.
@@ -115,21 +116,25 @@ impl PushJudge {
         let keeps = self.empty == OnEmptyPush::Keep && self.intake.has_domains();
         let (rules, intake) = (self.rules, self.intake.clone());
         // Thousands of rules take a while to compile; the dispatcher has other work meanwhile.
-        let taken = tokio::task::spawn_blocking(move || {
-            let loaded = if push.is_empty() && keeps {
+        let compiled = tokio::task::spawn_blocking(move || {
+            if push.is_empty() && keeps {
                 Err(vec![push.problem(Fault::EmptyPush)])
             } else {
                 push.compile(rules)
-            };
-            intake.take(loaded).map_err(|problems| {
-                log(&problems);
-                refusal(&problems)
-            })
+            }
         });
+        // A push comes from outside: reading it changes nothing, so that it can be refused whatever happened.
         let panicked = |_| {
             tracing::error!("reading a push panicked; it is refused");
             "reading it panicked".to_owned()
         };
-        taken.await.map_err(panicked)?
+        let loaded = compiled.await.map_err(panicked)?;
+        let take = move || {
+            intake.take(loaded).map_err(|problems| {
+                log(&problems);
+                refusal(&problems)
+            })
+        };
+        blocking(take).await
     }
 }

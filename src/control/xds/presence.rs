@@ -56,7 +56,7 @@ impl Presence {
         self.metrics.record_control_plane(false);
         if lost.is_unreadable() {
             self.metrics
-                .record_load(crate::service::grpc::now(), Err(&[]));
+                .record_refused_load(crate::service::grpc::now(), &[]);
         }
         let server = &self.server;
         // The server's text may have line breaks; a log entry must stay one line.

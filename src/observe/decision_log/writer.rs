@@ -1,7 +1,7 @@
 //! Writes the lines of the queue, on a thread of its own: a disk that is slow delays no decision.
 
 use std::{
-    io::{self, Write as _},
+    io,
     sync::{Arc, atomic::Ordering::Relaxed},
     thread,
     time::Duration,
@@ -9,9 +9,12 @@ use std::{
 
 use super::{
     file::{FileOptions, RotatingFile},
-    queue::{DecisionLogStats, LineReceiver},
+    queue::DecisionLogStats,
 };
-use crate::foundation::log_throttle::LogThrottle;
+use crate::{
+    foundation::log_throttle::LogThrottle,
+    observe::{line_queue::LineReceiver, standard_error},
+};
 
 /// Lines are written together up to this length.
 const MAX_BATCH_BYTES: u64 = 64 << 10;
@@ -40,7 +43,7 @@ pub(crate) struct LineWriter {
     output: Output,
     stats: Arc<DecisionLogStats>,
     throttle: LogThrottle,
-    batch: String,
+    batch: Vec<u8>,
     lines: u64,
 }
 
@@ -59,7 +62,7 @@ impl LineWriter {
             output,
             stats,
             throttle: LogThrottle::new(),
-            batch: String::new(),
+            batch: Vec::new(),
             lines: 0,
         })
     }
@@ -80,11 +83,11 @@ impl LineWriter {
         }
     }
 
-    fn add(&mut self, line: &str) {
+    fn add(&mut self, line: &[u8]) {
         if (self.batch.len() + line.len()) as u64 > self.room().min(MAX_BATCH_BYTES) {
             self.write();
         }
-        self.batch.push_str(line);
+        self.batch.extend_from_slice(line);
         self.lines += 1;
     }
 
@@ -111,9 +114,9 @@ impl LineWriter {
     }
 
     fn try_write(&mut self) -> io::Result<()> {
-        let text = self.batch.as_bytes();
+        let text = &self.batch;
         match &mut self.output {
-            Output::StandardError => io::stderr().lock().write_all(text),
+            Output::StandardError => standard_error::write(text),
             Output::File(file) => {
                 if text.len() as u64 > file.room() {
                     file.rotate()?;

@@ -42,6 +42,18 @@ pub(crate) struct TakenLoad {
     pub(crate) files: usize,
 }
 
+impl TakenLoad {
+    /// The status of these rules once they are in use.
+    pub(crate) fn new(at: Timestamp, loaded: &Loaded) -> Self {
+        Self {
+            at,
+            hash: hash(&loaded.digest),
+            rules: loaded.matcher.rules().len(),
+            files: loaded.files,
+        }
+    }
+}
+
 /// A load that changed nothing.
 #[derive(Clone, Debug)]
 pub(crate) struct RefusedLoad {
@@ -76,28 +88,20 @@ impl RefusedLoad {
 }
 
 impl ConfigStats {
-    /// Records a load, which was taken into use unless it has errors.
-    pub(super) fn record_load(&self, at: Timestamp, loaded: Result<&Loaded, &[Problem]>) {
-        match loaded {
-            Ok(loaded) => {
-                self.loads_ok.fetch_add(1, Relaxed);
-                let taken = TakenLoad {
-                    at,
-                    hash: hash(&loaded.digest),
-                    rules: loaded.matcher.rules().len(),
-                    files: loaded.files,
-                };
-                *lock(&self.history) = LoadHistory {
-                    in_use: Some(taken),
-                    refused: None,
-                };
-            }
-            Err(problems) => {
-                let refused = RefusedLoad::new(at, problems);
-                self.loads_failed.fetch_add(1, Relaxed);
-                lock(&self.history).refused = Some(refused);
-            }
-        }
+    /// Records that the rules of this load are in use.
+    pub(super) fn record_taken_load(&self, taken: TakenLoad) {
+        self.loads_ok.fetch_add(1, Relaxed);
+        *lock(&self.history) = LoadHistory {
+            in_use: Some(taken),
+            refused: None,
+        };
+    }
+
+    /// Records a load that changed nothing.
+    pub(super) fn record_refused_load(&self, at: Timestamp, problems: &[Problem]) {
+        let refused = RefusedLoad::new(at, problems);
+        self.loads_failed.fetch_add(1, Relaxed);
+        lock(&self.history).refused = Some(refused);
     }
 
     /// The last loads.

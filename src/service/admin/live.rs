@@ -27,6 +27,7 @@ use tokio::{
 };
 
 use super::json::plain;
+use crate::foundation::blocking::blocking;
 use state::{LiveSource, LiveState};
 
 pub(crate) mod state;
@@ -106,10 +107,7 @@ impl LiveFeed {
         while self.0.events.receiver_count() > 0 {
             interval.tick().await;
             let feed = self.0.clone();
-            let read = tokio::task::spawn_blocking(move || feed.source.read(before.as_ref()));
-            let Ok((state, text)) = read.await else {
-                return;
-            };
+            let (state, text) = blocking(move || feed.source.read(before.as_ref())).await;
             before = Some(state);
             let event = format!("data: {text}\n\n").into();
             self.0.events.send_replace(LiveEvent::Text(event));

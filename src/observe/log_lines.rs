@@ -1,0 +1,174 @@
+//! The lines of the log on their way to standard error. The threads that log never wait for its reader; a line that
+//! cannot be written is dropped and counted.
+
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use super::line_queue::{LineReceiver, LineSender, queue};
+use crate::foundation::{log_throttle::LogThrottle, sample::SampleWriter};
+
+/// Counts of the lines that were lost.
+#[derive(Debug, Default)]
+pub struct LogStats {
+    /// The queue was full, or the line could not be written.
+    dropped: AtomicU64,
+}
+
+impl LogStats {
+    pub(super) fn samples(&self, list: &mut SampleWriter<'_>) {
+        let dropped = self.dropped.load(Relaxed);
+        list.counter("tollgate.log_lines_dropped_total", dropped);
+    }
+}
+
+/// The sending end: each write is one line. Clones share one queue.
+#[derive(Clone, Debug)]
+pub(crate) struct LogLines {
+    lines: LineSender,
+    stats: Arc<LogStats>,
+}
+
+/// The end that writes.
+#[derive(Debug)]
+pub(crate) struct LogWriter {
+    lines: LineReceiver,
+    stats: Arc<LogStats>,
+    throttle: LogThrottle,
+    /// How many of the dropped lines the log reports.
+    reported: u64,
+}
+
+/// A queue for the log.
+pub(crate) fn log_lines(stats: Arc<LogStats>) -> (LogLines, LogWriter) {
+    let (sender, receiver) = queue();
+    let lines = LogLines {
+        lines: sender,
+        stats: stats.clone(),
+    };
+    let writer = LogWriter {
+        lines: receiver,
+        stats,
+        throttle: LogThrottle::new(),
+        reported: 0,
+    };
+    (lines, writer)
+}
+
+impl LogLines {
+    /// Ends the queue behind the lines that wait.
+    pub(crate) fn end(&self) {
+        self.lines.end();
+    }
+}
+
+impl io::Write for &LogLines {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        if self.lines.send(line.to_owned()).is_err() {
+            self.stats.dropped.fetch_add(1, Relaxed);
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl LogWriter {
+    /// Passes all lines to `write`, up to the end of the queue. When lines can be written again, one line says how many
+    /// were dropped.
+    pub(crate) fn write_all(mut self, mut write: impl FnMut(&[u8]) -> io::Result<()>) {
+        let mut is_written = false;
+        loop {
+            let next = self.lines.next_waiting().unwrap_or_else(|| {
+                if is_written {
+                    self.report_dropped();
+                }
+                self.lines.next()
+            });
+            let Some(line) = next else { return };
+            is_written = write(&line).is_ok();
+            if !is_written {
+                self.stats.dropped.fetch_add(1, Relaxed);
+            }
+        }
+    }
+
+    /// Reports the lines that were dropped since the last report: a line of its own in the queue.
+    fn report_dropped(&mut self) {
+        let dropped = self.stats.dropped.load(Relaxed);
+        if dropped > self.reported && self.throttle.may_log() {
+            // An error, because every level of the log has those.
+            tracing::error!(
+                lines = dropped - self.reported,
+                "lines of the log could not be written and are lost"
+            );
+            self.reported = dropped;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::Write as _,
+        sync::{Mutex, mpsc},
+        thread,
+    };
+
+    use super::*;
+
+    #[test]
+    fn dropped_lines_are_counted_and_reported_once_when_lines_can_be_written_again() {
+        let stats = Arc::new(LogStats::default());
+        let (lines, writer) = log_lines(stats.clone());
+        let (works, seen) = (
+            Arc::new(Mutex::new(true)),
+            Arc::new(Mutex::new(String::new())),
+        );
+        let (tried, each_try) = mpsc::channel();
+        let write = {
+            let (works, seen) = (works.clone(), seen.clone());
+            move |line: &[u8]| {
+                let works = *works.lock().unwrap();
+                if works {
+                    seen.lock().unwrap().push_str(str::from_utf8(line).unwrap());
+                }
+                tried.send(()).unwrap();
+                works.then_some(()).ok_or(io::ErrorKind::BrokenPipe.into())
+            }
+        };
+        let log = tracing_subscriber::fmt()
+            .with_writer(Arc::new(lines.clone()))
+            .without_time()
+            .with_ansi(false)
+            .finish();
+        let writing = thread::spawn(|| {
+            tracing::subscriber::with_default(log, || writer.write_all(write));
+        });
+        let say = |works_now: bool, line: &str| {
+            *works.lock().unwrap() = works_now;
+            (&lines).write_all(line.as_bytes()).unwrap();
+            each_try.recv().unwrap();
+        };
+        say(true, "one\n");
+        say(false, "two\n");
+        say(false, "three\n");
+        say(true, "four\n");
+        // The report.
+        each_try.recv().unwrap();
+        say(true, "five\n");
+        lines.end();
+        writing.join().unwrap();
+        assert_eq!(stats.dropped.load(Relaxed), 2);
+        let seen = seen.lock().unwrap();
+        let report = "ERROR tollgate::observe::log_lines: lines of the log could not be written and are lost lines=2";
+        let expected = ["one", "four", report, "five"];
+        assert_eq!(seen.lines().map(str::trim).collect::<Vec<_>>(), expected);
+    }
+}

@@ -1,0 +1,232 @@
+//! The tasks of the server: which there are, which of them it needs, and what their ends do.
+
+use std::{
+    any::Any,
+    collections::HashMap,
+    io,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    sync::Arc,
+    thread,
+};
+
+use tokio::{
+    sync::oneshot,
+    task::{AbortHandle, Id, JoinError, JoinSet},
+};
+
+use crate::observe::metrics::EndedTasks;
+
+/// A kind of task. Some run several times, others only with certain settings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Task {
+    /// A thread that serves connections.
+    Worker,
+    /// Sends the requests of one worker to Redis. Its end is the worker's.
+    WorkerBatchers,
+    /// Sends the requests of `/json` to Redis.
+    Batchers,
+    /// Follows the servers of Redis and probes them.
+    Probe,
+    /// Adds hits that were counted during a loss of Redis.
+    Reconciler,
+    /// Counts the replicas.
+    Replicas,
+    /// Accepts gRPC connections.
+    GrpcListener,
+    HttpListener,
+    DebugListener,
+    PrometheusListener,
+    /// Takes changed rules into use.
+    Reload,
+    /// Takes changed certificates into use.
+    Certificates,
+    Health,
+    /// Frees rules and counters that are not used any more.
+    Sweep,
+    /// Looks for pauses by a CPU quota.
+    CpuQuota,
+    Statsd,
+    /// Exports spans.
+    Otlp,
+    /// Samples the last hour.
+    History,
+    /// Makes the events of the page.
+    LiveFeed,
+    /// The thread that writes logged decisions.
+    DecisionLog,
+}
+
+/// The effect of a task's end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Effect {
+    /// The process ends with an error: answers, rules or health would be wrong without the task.
+    EndsProcess,
+    /// A line in the log and a metric: only reports about the process are missing.
+    IsReported,
+}
+
+impl Task {
+    /// Its name in the log, and the effect of its end.
+    fn facts(self) -> (&'static str, Effect) {
+        use Effect::{EndsProcess, IsReported};
+        match self {
+            Self::Worker => ("a worker", EndsProcess),
+            Self::WorkerBatchers => ("a batcher of a worker", EndsProcess),
+            Self::Batchers => ("a batcher", EndsProcess),
+            Self::Probe => ("the probe of Redis", EndsProcess),
+            Self::Reconciler => ("the reconciliation with Redis", EndsProcess),
+            Self::Replicas => ("the count of replicas", EndsProcess),
+            Self::GrpcListener => ("the gRPC listener", EndsProcess),
+            Self::HttpListener => ("the HTTP listener", EndsProcess),
+            Self::DebugListener => ("the listener of the debug port", EndsProcess),
+            Self::PrometheusListener => ("the listener for Prometheus", EndsProcess),
+            Self::Reload => ("the reload of rules", EndsProcess),
+            Self::Certificates => ("the reload of certificates", EndsProcess),
+            Self::Health => ("the report of health", EndsProcess),
+            Self::Sweep => ("the removal of expired counters", EndsProcess),
+            Self::CpuQuota => ("the watch of the CPU quota", IsReported),
+            Self::Statsd => ("the export to statsd", IsReported),
+            Self::Otlp => ("the export of spans", IsReported),
+            Self::History => ("the history", IsReported),
+            Self::LiveFeed => ("the feed of the page", IsReported),
+            Self::DecisionLog => ("the log of decisions", IsReported),
+        }
+    }
+}
+
+/// A task ended that the process needs.
+#[derive(Debug, thiserror::Error)]
+#[error("{task} ended, and the process cannot go on without it")]
+pub(crate) struct TaskError {
+    task: &'static str,
+    #[source]
+    cause: TaskEnd,
+}
+
+/// Why a task ended.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TaskEnd {
+    #[error("it panicked: {0}")]
+    Panicked(String),
+    #[error("it returned")]
+    Returned,
+}
+
+/// The running tasks. All end when this is dropped, except for threads.
+#[derive(Default)]
+pub(super) struct OwnedTasks {
+    running: JoinSet<()>,
+    tasks: HashMap<Id, (Task, AbortHandle)>,
+    is_draining: bool,
+    pub(super) stats: Arc<EndedTasks>,
+}
+
+impl OwnedTasks {
+    /// Starts a task, which should go on until the process drains.
+    pub(super) fn start(&mut self, task: Task, running: impl Future<Output = ()> + Send + 'static) {
+        let handle = self.running.spawn(owned(task, running));
+        self.tasks.insert(handle.id(), (task, handle));
+    }
+
+    /// Waits until a task ends that the process needs, and returns why.
+    pub(super) async fn needed_end(&mut self) -> TaskError {
+        loop {
+            match self.next_end().await {
+                Some(Err(error)) => return error,
+                Some(Ok(())) => {}
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    /// From now on tasks may return.
+    pub(super) fn start_draining(&mut self) {
+        self.is_draining = true;
+    }
+
+    /// Waits until all tasks of this kind have ended.
+    ///
+    /// # Errors
+    ///
+    /// If a task ends badly that the process needs.
+    pub(super) async fn all_end(&mut self, task: Task) -> Result<(), TaskError> {
+        while self.tasks.values().any(|(kind, _)| *kind == task) {
+            self.next_end().await.transpose()?;
+        }
+        Ok(())
+    }
+
+    /// Ends all tasks of this kind.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::all_end`].
+    pub(super) async fn stop(&mut self, task: Task) -> Result<(), TaskError> {
+        for (kind, handle) in self.tasks.values() {
+            if *kind == task {
+                handle.abort();
+            }
+        }
+        self.all_end(task).await
+    }
+
+    /// Waits for the next end of any task; `None` without tasks.
+    async fn next_end(&mut self) -> Option<Result<(), TaskError>> {
+        let ended = self.running.join_next_with_id().await?;
+        let id = ended.as_ref().map_or_else(JoinError::id, |(id, ())| *id);
+        let (task, _) = self.tasks.remove(&id).expect("it was started here");
+        let cause = match ended {
+            Ok(_) if self.is_draining => return Some(Ok(())),
+            Ok(_) => TaskEnd::Returned,
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => TaskEnd::Panicked(panic_text(&*panic).to_owned()),
+                Err(_stopped) => return Some(Ok(())),
+            },
+        };
+        self.stats.count();
+        let (name, effect) = task.facts();
+        Some(match effect {
+            Effect::EndsProcess => Err(TaskError { task: name, cause }),
+            Effect::IsReported => {
+                tracing::error!("{name} ended, and decisions go on without it: {cause}");
+                Ok(())
+            }
+        })
+    }
+}
+
+/// Runs `body` on a thread of its own. The future ends as the thread does, with its panic.
+pub(super) fn on_thread(
+    name: String,
+    body: impl FnOnce() + Send + 'static,
+) -> io::Result<impl Future<Output = ()> + Send + 'static> {
+    let (end, ended) = oneshot::channel();
+    thread::Builder::new().name(name).spawn(move || {
+        // Without an owner the process ends.
+        let _ = end.send(catch_unwind(AssertUnwindSafe(body)));
+    })?;
+    Ok(async move {
+        if let Ok(Err(panic)) = ended.await {
+            resume_unwind(panic);
+        }
+    })
+}
+
+/// The words of a panic.
+pub(super) fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no text")
+}
+
+/// The task as it is; unit tests can end it.
+#[cfg(not(test))]
+pub(super) fn owned<F: Future<Output = ()>>(_: Task, running: F) -> F {
+    running
+}
+
+#[cfg(test)]
+pub(super) use tests::owned;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,252 @@
+//! Ends each task in turn, by a return and by a panic, in a server as it is run.
+
+use std::{cell::RefCell, collections::BTreeSet, io, net::SocketAddr, path::Path, sync::Arc};
+
+use clap::Parser as _;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpSocket, TcpStream},
+    sync::watch,
+    time::{Duration, timeout},
+};
+
+use super::*;
+use crate::{
+    server::run::serve,
+    settings::command_line::{Cli, Command},
+};
+
+const ALL: [Task; 20] = [
+    Task::Worker,
+    Task::WorkerBatchers,
+    Task::Batchers,
+    Task::Probe,
+    Task::Reconciler,
+    Task::Replicas,
+    Task::GrpcListener,
+    Task::HttpListener,
+    Task::DebugListener,
+    Task::PrometheusListener,
+    Task::Reload,
+    Task::Certificates,
+    Task::Health,
+    Task::Sweep,
+    Task::CpuQuota,
+    Task::Statsd,
+    Task::Otlp,
+    Task::History,
+    Task::LiveFeed,
+    Task::DecisionLog,
+];
+
+/// Tasks without which decisions go on.
+const DISPENSABLE: [Task; 6] = [
+    Task::CpuQuota,
+    Task::Statsd,
+    Task::Otlp,
+    Task::History,
+    Task::LiveFeed,
+    Task::DecisionLog,
+];
+
+/// How a test ends a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    Returns,
+    Panics,
+}
+
+/// The task that a test ends, and all tasks that its server has started.
+struct PlannedEnd {
+    task: Task,
+    ending: Ending,
+    is_due: watch::Receiver<bool>,
+    started: BTreeSet<Task>,
+}
+
+thread_local! {
+    /// That of the server on this thread.
+    static PLANNED: RefCell<Option<PlannedEnd>> = const { RefCell::new(None) };
+}
+
+/// The task, which ends when a test wants it to.
+pub(in crate::server) fn owned(
+    task: Task,
+    running: impl Future<Output = ()> + Send + 'static,
+) -> impl Future<Output = ()> + Send + 'static {
+    let planned = PLANNED.with_borrow_mut(|planned| {
+        let planned = planned.as_mut()?;
+        planned.started.insert(task);
+        (planned.task == task).then(|| (planned.ending, planned.is_due.clone()))
+    });
+    async move {
+        let Some((ending, mut is_due)) = planned else {
+            return running.await;
+        };
+        tokio::select! {
+            () = running => {}
+            due = is_due.wait_for(|is_due| *is_due) => {
+                drop(due);
+                assert_eq!(ending, Ending::Returns, "a test ends it");
+            }
+        }
+    }
+}
+
+/// Longest time for anything.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A port for a server that is started with `--reuse-port`. The socket keeps others away from it and takes no
+/// connections.
+fn reserved() -> (TcpSocket, SocketAddr) {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_reuseport(true).unwrap();
+    socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let address = socket.local_addr().unwrap();
+    (socket, address)
+}
+
+async fn page(address: SocketAddr, path: &str) -> io::Result<String> {
+    let mut stream = TcpStream::connect(address).await?;
+    let request = format!("GET {path} HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut page = String::new();
+    stream.read_to_string(&mut page).await?;
+    Ok(page)
+}
+
+/// Waits until the page has this text.
+async fn shows(address: SocketAddr, path: &str, text: &str) {
+    while !page(address, path)
+        .await
+        .is_ok_and(|page| page.contains(text))
+    {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// The files of a server with everything that has a task.
+fn write_files(folder: &Path) {
+    let write = |name: &str, text: &str| std::fs::write(folder.join(name), text).unwrap();
+    std::fs::create_dir(folder.join("rules")).unwrap();
+    write("rules/rules.yaml", "domain: d\n");
+    let certified = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    write("certificate", &certified.cert.pem());
+    write("key", &certified.signing_key.serialize_pem());
+}
+
+/// Ends `task` in a server that has all; returns the error with which that ended, and the tasks that it had.
+fn end(task: Task, ending: Ending) -> (Option<String>, BTreeSet<Task>) {
+    let folder = tempfile::tempdir().unwrap();
+    write_files(folder.path());
+    let file = |name: &str| folder.path().join(name).display().to_string();
+    let runtime = crate::server::runtime::runtime().unwrap();
+    let _in_runtime = runtime.enter();
+    let ((_http, http), (_debug, debug), (_prometheus, prometheus)) =
+        (reserved(), reserved(), reserved());
+    let arguments = [
+        "tollgate serve --workers 1 --drain-delay 0 --reuse-port --grpc-host 127.0.0.1 --grpc-port 0".to_owned(),
+        format!("--host 127.0.0.1 --port {} --debug-port {}", http.port(), debug.port()),
+        format!("--prometheus --prometheus-address {prometheus}"),
+        format!("--config-dir {} --redis-url redis://127.0.0.1:1", file("rules")),
+        format!("--grpc-tls --grpc-tls-cert {} --grpc-tls-key {}", file("certificate"), file("key")),
+        "--statsd --statsd-host 127.0.0.1 --statsd-port 1".to_owned(),
+        "--tracing --otlp-endpoint http://127.0.0.1:1".to_owned(),
+        format!("--log-decisions all --log-decisions-to {}", file("decisions")),
+    ];
+    let Command::Serve(settings) = Cli::parse_from(arguments.join(" ").split(' ')).command else {
+        unreachable!("that is what was asked for");
+    };
+    let (due, is_due) = watch::channel(false);
+    PLANNED.set(Some(PlannedEnd {
+        task,
+        ending,
+        is_due,
+        started: BTreeSet::new(),
+    }));
+    let goes_on = async {
+        shows(http, "/healthcheck", "200 OK").await;
+        due.send_replace(true);
+        if !DISPENSABLE.contains(&task) {
+            std::future::pending::<()>().await;
+        }
+        shows(debug, "/metrics", "\ntollgate_tasks_ended_total 1\n").await;
+        assert!(page(http, "/healthcheck").await.unwrap().contains("200 OK"));
+    };
+    let error = runtime.block_on(async {
+        let ended = async {
+            tokio::select! {
+                served = serve(&settings, Arc::default()) => {
+                    Some(format!("{:#}", anyhow::Error::from(served.unwrap_err())))
+                }
+                () = goes_on => None,
+            }
+        };
+        timeout(PATIENCE, ended)
+            .await
+            .unwrap_or_else(|_| panic!("{task:?} {ending:?}: it goes on"))
+    });
+    runtime.shutdown_background();
+    (error, PLANNED.take().unwrap().started)
+}
+
+#[test]
+fn the_process_ends_with_each_task_that_it_needs_and_goes_on_without_the_others() {
+    let mut started = BTreeSet::new();
+    for task in ALL {
+        for ending in [Ending::Returns, Ending::Panics] {
+            let (error, had) = end(task, ending);
+            assert!(had.contains(&task), "{task:?} did not run");
+            started.extend(had);
+            if DISPENSABLE.contains(&task) {
+                assert_eq!(error, None, "{task:?} {ending:?}");
+                continue;
+            }
+            // A batcher ends its worker.
+            let (name, ending) = match (task, ending) {
+                (Task::WorkerBatchers, ending) => (Task::Worker.facts().0, ending),
+                _ => (task.facts().0, ending),
+            };
+            let cause = match ending {
+                Ending::Returns => "it returned",
+                Ending::Panics => "it panicked: ",
+            };
+            let error = error.unwrap();
+            let expected =
+                format!("{name} ended, and the process cannot go on without it: {cause}");
+            assert!(error.starts_with(&expected), "{error}");
+        }
+    }
+    assert_eq!(started, ALL.into(), "a task is not in the list");
+}
+
+#[tokio::test]
+async fn a_thread_s_end_and_panic_are_those_of_its_task() {
+    let (mut tasks, ended) = (OwnedTasks::default(), watch::Sender::new(0));
+    let ends = ended.clone();
+    let body = move || {
+        ends.send_modify(|ends| *ends += 1);
+    };
+    let thread = on_thread("t".to_owned(), body).unwrap();
+    tasks.start(Task::DecisionLog, thread);
+    tasks.all_end(Task::DecisionLog).await.unwrap();
+    assert_eq!(*ended.borrow(), 1);
+    let thread = on_thread("t".to_owned(), || panic!("{} words", 2)).unwrap();
+    tasks.start(Task::Worker, thread);
+    let error = tasks.all_end(Task::Worker).await.unwrap_err();
+    assert_eq!(error.cause.to_string(), "it panicked: 2 words");
+}
+
+#[tokio::test]
+async fn while_the_process_drains_tasks_may_return_but_not_panic() {
+    let mut tasks = OwnedTasks::default();
+    tasks.start_draining();
+    tasks.start(Task::LiveFeed, async {});
+    tasks.start(Task::Reload, async {});
+    tasks.start(Task::Health, std::future::pending());
+    tasks.all_end(Task::LiveFeed).await.unwrap();
+    tasks.all_end(Task::Reload).await.unwrap();
+    tasks.stop(Task::Health).await.unwrap();
+    tasks.start(Task::Reload, async { panic!("broken") });
+    assert!(tasks.all_end(Task::Reload).await.is_err());
+}
