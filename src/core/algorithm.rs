@@ -46,35 +46,36 @@ impl AlgorithmState {
         })
     }
 
-    /// The hits that the counter holds at `now`, partial ones rounded up. This is a look: it adopts a
-    /// changed limit, drops the state that a wrong clock wrote, and changes nothing else.
-    pub(crate) fn held(&mut self, spec: &IncrementSpec, now: u64) -> u64 {
+    /// The hits that the counter holds at `now`, partial ones rounded up; negative if it owes hits. This is a
+    /// look: it adopts a changed limit, drops the state that a wrong clock wrote, and changes nothing else.
+    pub(crate) fn held(&mut self, spec: &IncrementSpec, now: u64) -> i64 {
         let now = self.present(spec, now);
-        match self {
-            Self::FirstHit(state) => state.at(spec, now).held(),
+        let held = match self {
+            Self::FirstHit(state) => return state.at(spec, now).held(),
             Self::SlidingWindow(state) => state.at(spec, now).held(spec, now),
             Self::SlidingLog(state) => state.held(spec, now),
             Self::TokenBucket(state) => state.held(spec, now),
-        }
+        };
+        i64::try_from(held).unwrap_or(i64::MAX)
     }
 
     /// The hits it would hold after `ahead` more hits and then the hits of `spec`, which are given
     /// back.
-    pub(crate) fn held_after(&mut self, spec: &IncrementSpec, ahead: u64, now: u64) -> u64 {
+    pub(crate) fn held_after(&mut self, spec: &IncrementSpec, ahead: u64, now: u64) -> i64 {
         let now = self.present(spec, now);
         if let Self::SlidingWindow(state) = self {
             let mut state = state.at(spec, now);
             state.charge(Hits::add(ahead));
             state.charge(spec.hits);
-            return state.held(spec, now);
+            return i64::try_from(state.held(spec, now)).unwrap_or(i64::MAX);
         }
-        let held = self.held(spec, now).saturating_add(ahead);
+        let held = self.held(spec, now).saturating_add_unsigned(ahead);
         let most = match self {
             // No more tokens can be missing.
             Self::TokenBucket(_) => spec.limit.into(),
-            Self::FirstHit(_) | Self::SlidingWindow(_) | Self::SlidingLog(_) => u64::MAX,
+            Self::FirstHit(_) | Self::SlidingWindow(_) | Self::SlidingLog(_) => i64::MAX,
         };
-        held.min(most).saturating_sub(spec.hits.given_back())
+        spec.hits.moves(held.min(most))
     }
 
     /// Applies the hits of `spec`, regardless of its limit. Giving back stops at zero and removes the
@@ -101,27 +102,37 @@ impl AlgorithmState {
     }
 
     /// Grants the hits that `spec` gives back: those above the limit leave first. A window that has begun owes the hits
-    /// that it does not hold; the other algorithms have no window that ends.
-    pub(crate) fn grant(&mut self, spec: &IncrementSpec, now: u64) {
-        let above = self.held(spec, now).saturating_sub(spec.limit.into());
+    /// that it does not hold; the other algorithms have no window that ends. Returns whether it could take
+    /// any of them.
+    pub(crate) fn grant(&mut self, spec: &IncrementSpec, now: u64) -> bool {
+        let held = self.held(spec, now);
+        let above = u64::try_from(held.saturating_sub(spec.limit.into())).unwrap_or(0);
         let spec = IncrementSpec {
             hits: Hits::give_back(spec.hits.given_back().saturating_add(above)),
             ..*spec
         };
         let present = self.present(&spec, now);
         match self {
-            Self::FirstHit(state) => *state = state.at(&spec, present).granted(spec.hits),
+            Self::FirstHit(state) => {
+                let mut then = state.at(&spec, present);
+                let has_begun = then.grant(spec.hits);
+                if has_begun {
+                    *state = then;
+                }
+                has_begun
+            }
             Self::SlidingWindow(_) | Self::SlidingLog(_) | Self::TokenBucket(_) => {
                 self.charge(&spec, now);
+                held > 0
             }
         }
     }
 
     /// When the counter, which holds `held`, changes if no further hits arrive.
-    pub(crate) fn ends(&mut self, spec: &IncrementSpec, held: u64, now: u64) -> ResetTimes {
+    pub(crate) fn ends(&mut self, spec: &IncrementSpec, held: i64, now: u64) -> ResetTimes {
         let (added, limit) = (spec.hits.added(), u64::from(spec.limit));
         let resets_in = self.resets_in(spec, now);
-        if held.saturating_add(added) <= limit {
+        if held.saturating_add_unsigned(added) <= spec.limit.into() {
             return ResetTimes {
                 resets_in,
                 retry_in: Some(0),

@@ -68,17 +68,18 @@ pub(crate) fn charges_refused(spec: &IncrementSpec) -> bool {
     matches!(spec.charge, Charge::Always | Charge::Stopping)
 }
 
-/// Whether an increment that stands alone is charged to a counter that holds `held`.
+/// Whether an increment that stands alone is charged to a counter that holds `held`, or owes hits if that is
+/// negative.
 #[inline]
-pub(crate) fn charges_alone(spec: &IncrementSpec, held: impl FnOnce() -> u64) -> bool {
+pub(crate) fn charges_alone(spec: &IncrementSpec, held: impl FnOnce() -> i64) -> bool {
     charges_refused(spec) || !spec.refuses(held())
 }
 
-/// The hits that a counter would hold just before an increment, and after it.
+/// The hits that a counter would hold just before an increment, and after it; negative if it owes hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Look {
-    pub before: u64,
-    pub after: u64,
+    pub before: i64,
+    pub after: i64,
 }
 
 /// The judgement on a batch that is one request, with that on each of its increments.
@@ -94,8 +95,16 @@ pub(crate) struct BatchCharging {
 pub(crate) struct JudgedIncrement {
     /// Whether its limit refuses it.
     pub is_over: bool,
-    /// The hits that its counter holds, and earlier hits of the request on it.
-    pub before: u64,
+    /// The hits that its counter holds, and earlier hits of the request on it; negative if it owes hits.
+    pub before: i64,
+}
+
+impl JudgedIncrement {
+    /// The earlier uncharged hits of the request on its counter, which holds `held`: they count together with its
+    /// own if they are refused.
+    pub(crate) fn waiting(&self, held: i64) -> u64 {
+        u64::try_from(self.before.saturating_sub(held)).unwrap_or(0)
+    }
 }
 
 impl BatchCharging {
@@ -110,7 +119,7 @@ impl BatchCharging {
         let judge = |increment: Increment<'a>| {
             let ahead = ahead.entry(increment.key).or_default();
             let Look { before, after } = look(&increment, *ahead);
-            let is_over = after > u64::from(increment.limit);
+            let is_over = after > i64::from(increment.limit);
             let is_ahead = match increment.charge {
                 Charge::Always | Charge::Grant => true,
                 Charge::Within | Charge::Admitted | Charge::Never => !is_over,
@@ -224,14 +233,58 @@ mod tests {
         }
         // The limit is 1, and the counter is empty.
         let judged = BatchCharging::new(&batch, |increment, ahead| Look {
-            before: ahead,
-            after: ahead + increment.hits.added(),
+            before: ahead.cast_signed(),
+            after: increment.hits.moves(ahead.cast_signed()),
         });
         let specs = batch.all_specs().enumerate();
         let charged: Vec<_> = specs
             .map(|(index, spec)| judged.charges(index, spec))
             .collect();
         assert_eq!(charged, [true, false]);
+    }
+
+    #[test]
+    fn a_counter_that_owes_hits_admits_them_at_once_and_one_after_the_other() {
+        for (hits, is_charged) in [
+            (&[91][..], &[true][..]),
+            (&[92], &[false]),
+            (&[45, 46], &[true, true]),
+            (&[45, 47], &[true, false]),
+            (&[92, 91], &[false, true]),
+        ] {
+            let mut batch = Batch::default();
+            for &hits in hits {
+                let spec = IncrementSpec {
+                    hits: Hits::add(hits),
+                    ..spec(Within, Refuses, 0)
+                };
+                batch.append_one(Increment { key: b"k", spec });
+            }
+            // The limit is 1.
+            let judged = BatchCharging::new(&batch, |increment, ahead| {
+                let before = ahead.cast_signed() - 90;
+                let after = increment.hits.moves(before);
+                Look { before, after }
+            });
+            let specs = batch.all_specs().enumerate();
+            let charged: Vec<_> = specs
+                .map(|(index, spec)| judged.charges(index, spec))
+                .collect();
+            assert_eq!(charged, is_charged, "{hits:?}");
+        }
+    }
+
+    #[test]
+    fn hits_in_front_wait_together_with_those_that_a_counter_refuses() {
+        let judged = |before| JudgedIncrement {
+            is_over: true,
+            before,
+        };
+        assert_eq!(judged(7).waiting(1), 6);
+        assert_eq!(judged(5).waiting(-1), 6);
+        assert_eq!(judged(-3).waiting(-9), 6);
+        // Hits that were charged meanwhile are no longer in front.
+        assert_eq!(judged(1).waiting(7), 0);
     }
 
     #[test]

@@ -247,7 +247,8 @@ impl LimitStanding {
         let added = spec.hits.added();
         // A limit that let the hits pass may have no room for them a second time; that matters when
         // another limit refused the request.
-        let has_room = !is_over && count.after.saturating_add(added) <= capacity;
+        let after_again = count.count().saturating_add_unsigned(added);
+        let has_room = !is_over && after_again <= spec.limit.into();
         Self {
             is_over,
             remaining: u32::try_from(capacity.saturating_sub(count.after)).unwrap_or(u32::MAX),

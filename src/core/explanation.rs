@@ -109,6 +109,8 @@ pub(crate) struct CounterAccount {
     pub(crate) is_over: bool,
     /// The state without the request; of no use if no store was asked.
     pub(crate) count: u64,
+    /// The hits that pass beyond the limit, because they were granted.
+    pub(crate) owed: u64,
     pub(crate) remaining: u32,
     pub(crate) reset_secs: u64,
     pub(crate) retry_secs: Option<u64>,
@@ -336,6 +338,7 @@ impl<'a> AccountBasis<'a, '_> {
                     is_charged: count.is_charged,
                     is_over: count.is_over(increment.limit, increment.hits),
                     count: self.looked[counter].after,
+                    owed: self.looked[counter].owed,
                     remaining,
                     reset_secs,
                     retry_secs,

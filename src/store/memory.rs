@@ -11,8 +11,8 @@ use foldhash::quality::RandomState;
 
 use super::contract::{Deadline, ImmediateStore, Store, StoreError};
 use crate::core::{
-    charging::{BatchCharging, JudgedIncrement, charges_alone},
-    counter::{Batch, CounterKind, CounterState, CounterStates, Increment, IncrementSpec},
+    charging::{BatchCharging, charges_alone},
+    counter::{Batch, CounterKind, CounterStates, Increment, IncrementSpec},
     request::Hits,
     window::Timestamp,
 };
@@ -145,7 +145,7 @@ impl MemoryStore {
                 let Some(slot) = slot.filter(|_| spec.method == CounterKind::Window) else {
                     break;
                 };
-                let is_charged = charges_alone(spec, || slot.held());
+                let is_charged = charges_alone(spec, || slot.count);
                 counts.push(slot.add(spec.hits, is_charged));
                 next = names.next();
             }
@@ -167,21 +167,17 @@ impl MemoryStore {
                 .look(increment, ahead)
         });
         let apply = |(index, increment): (usize, Increment<'_>)| {
-            let JudgedIncrement { is_over, before } = charging.judged[index];
+            let judged = charging.judged[index];
             let is_charged = charging.charges(index, &increment);
             let mut cursor = self.locked(&mut shards, &increment, now);
-            if !is_over || is_charged {
+            if !judged.is_over || is_charged {
                 return cursor.apply(&increment, is_charged);
             }
-            // Earlier uncharged hits on the same counter count together with these.
-            let waiting = before.saturating_sub(cursor.held(&increment));
+            let waiting = judged.waiting(cursor.held(&increment));
             let mut spec = increment.spec;
             spec.hits = Hits::add(spec.hits.added().saturating_add(waiting));
             let count = cursor.apply(&Increment { spec, ..increment }, false);
-            CounterState {
-                after: count.after.saturating_add(waiting),
-                ..count
-            }
+            count.with_count(count.count().saturating_add_unsigned(waiting))
         };
         batch.iter().enumerate().map(apply).collect()
     }

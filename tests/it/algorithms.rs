@@ -1,7 +1,7 @@
 //! Compares every algorithm with a naive model, on both stores: the hits held, the charging, the reset, and when the
 //! hits would pass.
 
-use std::{cell::Cell, collections::BTreeMap, thread};
+use std::{cell::Cell, collections::BTreeMap, iter, thread};
 
 use proptest::{
     prelude::*,
@@ -20,9 +20,11 @@ use crate::{
 
 on_all_stores! {
     everywhere: [
+        a_grant_lets_hits_pass_at_once_and_one_by_one
         what_is_refused_takes_no_room
     ]
     within_a_slot: [
+        any_history_of_fixed_windows
         any_history_of_windows_from_the_first_hit
         any_history_of_sliding_windows
         any_history_of_sliding_logs
@@ -103,7 +105,8 @@ async fn send(handle: &Handle, history: u32, call: &Call) -> Vec<Reported> {
 /// The result of one step, from a store or from the model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Reported {
-    after: u64,
+    /// The hits held; negative if the counter owes hits.
+    after: i64,
     is_charged: bool,
     /// Time until the counter is empty, and until the hits would pass; `None` for aligned windows.
     ends: Option<(u64, Option<u64>)>,
@@ -112,7 +115,7 @@ struct Reported {
 impl From<CounterState> for Reported {
     fn from(count: CounterState) -> Self {
         Self {
-            after: count.after,
+            after: count.count(),
             is_charged: count.is_charged,
             ends: count.ends.map(|ends| (ends.resets_in, ends.retry_in)),
         }
@@ -124,6 +127,8 @@ impl From<CounterState> for Reported {
 struct Naive {
     /// Admitted hits, each with its time. A sliding window uses only the number of the window.
     hits: Vec<(u64, u64)>,
+    /// Hits of a window that were granted and are left.
+    owed: u64,
     /// Start of the window of the first hit.
     start: Option<u64>,
     /// For a bucket: missing tokens times milliseconds, the time of that state, the rate of new tokens, and the
@@ -135,7 +140,22 @@ struct Naive {
 }
 
 impl Naive {
-    fn held(&self, step: &Step, now: u64) -> u64 {
+    /// The hits held; negative if the counter owes hits.
+    fn held(&self, step: &Step, now: u64) -> i64 {
+        let held = self.holds(step, now);
+        held.cast_signed() - if held == 0 { self.owes(step, now) } else { 0 }
+    }
+
+    /// The hits owed in the window of now.
+    fn owes(&self, step: &Step, now: u64) -> i64 {
+        let is_over = self.start.is_none_or(|start| now >= start + PERIOD);
+        match step.algorithm {
+            Algorithm::FirstHit if is_over => 0,
+            _ => self.owed.cast_signed(),
+        }
+    }
+
+    fn holds(&self, step: &Step, now: u64) -> u64 {
         let sum = |is_so: &dyn Fn(u64) -> bool| -> u64 {
             let hits = self.hits.iter().filter(|(at, _)| is_so(*at));
             hits.map(|(_, hits)| hits).sum()
@@ -202,8 +222,31 @@ impl Naive {
         now
     }
 
+    /// Grants the hits that `step` gives back; those above the limit leave first. Returns whether the counter could take
+    /// any of them.
+    fn grant(&mut self, step: &Step, now: u64) -> bool {
+        let held = self.held(step, now);
+        let above = (held - i64::from(step.limit().capacity())).max(0);
+        let back = step.hits.given_back() + above.unsigned_abs();
+        let is_window = match step.algorithm {
+            Algorithm::FixedWindow | Algorithm::Calendar(_) => true,
+            Algorithm::FirstHit => self.start.is_some_and(|start| now < start + PERIOD),
+            _ => false,
+        };
+        if !is_window && step.algorithm == Algorithm::FirstHit {
+            return false;
+        }
+        let mut taken = step.clone();
+        taken.hits = Hits::give_back(back);
+        self.charge(&taken, now);
+        if is_window {
+            self.owed += back - back.min(held.max(0).unsigned_abs());
+        }
+        is_window || held > 0
+    }
+
     fn charge(&mut self, step: &Step, now: u64) {
-        let (added, back) = (step.hits.added(), step.hits.given_back());
+        let (mut added, back) = (step.hits.added(), step.hits.given_back());
         let is_new = self.hits.is_empty() && self.rate == 0 && self.since == 0;
         if is_new && added == 0 && self.start.is_none() {
             return;
@@ -222,6 +265,7 @@ impl Naive {
             Algorithm::FirstHit => {
                 if self.start.is_none_or(|start| now >= start + PERIOD) {
                     self.hits.clear();
+                    self.owed = 0;
                     self.start = (added > 0).then_some(now);
                 }
             }
@@ -232,6 +276,10 @@ impl Naive {
             Algorithm::SlidingLog => self.hits.retain(|(at, _)| at + PERIOD > now),
             Algorithm::FixedWindow | Algorithm::Calendar(_) => {}
         }
+        // Hits that are owed pass first.
+        let paid = added.min(self.owed);
+        self.owed -= paid;
+        added -= paid;
         if added > 0 {
             self.hits.push((now, added));
         }
@@ -256,7 +304,7 @@ impl Naive {
         let (mut low, mut high) = (0, 1 << 40);
         while low < high {
             let middle = (low + high) / 2;
-            if self.held(step, now + middle) <= most {
+            if self.holds(step, now + middle) <= most {
                 high = middle;
             } else {
                 low = middle + 1;
@@ -268,7 +316,7 @@ impl Naive {
     fn reported(&self, step: &Step, is_charged: bool, now: u64) -> Reported {
         let after = self.held(step, now);
         let limit = u64::from(step.limit().capacity());
-        let retry_in = if after + step.hits.added() <= limit {
+        let retry_in = if after + step.hits.added().cast_signed() <= limit.cast_signed() {
             Some(0)
         } else if step.hits.added() > limit {
             None
@@ -295,7 +343,7 @@ impl Naive {
 
 /// All counters. A request is judged as a whole, then charged step by step.
 struct Model {
-    counters: BTreeMap<(u8, &'static str, bool), Naive>,
+    counters: BTreeMap<(u8, &'static str, bool, u64), Naive>,
     /// How far the clock of one caller can be ahead of another's, in milliseconds.
     skew: u64,
 }
@@ -325,9 +373,9 @@ impl Model {
         let mut ahead: BTreeMap<_, u64> = BTreeMap::new();
         let mut over = Vec::new();
         for step in &call.steps {
-            let ahead = ahead.entry(Self::name(step)).or_default();
+            let ahead = ahead.entry(Self::name(step, now)).or_default();
             let (naive, now) = self.counter(step, now);
-            let before = naive.held(step, now) + *ahead;
+            let before = naive.held(step, now) + ahead.cast_signed();
             let after = if step.hits.given_back() > 0 {
                 // The state that it will have in the end.
                 let mut copy = naive.clone();
@@ -337,16 +385,16 @@ impl Model {
                 copy.charge(step, now);
                 copy.held(step, now)
             } else {
-                before + step.hits.added()
+                before + step.hits.added().cast_signed()
             };
-            let is_over = after > u64::from(step.limit().capacity());
+            let is_over = after > i64::from(step.limit().capacity());
             if step.charge == Charge::Always || !is_over {
                 *ahead += step.hits.added();
             }
             over.push((is_over, before));
         }
         let is_refused = over.iter().any(|(is_over, _)| *is_over);
-        let charge = |(step, &(is_over, before)): (&Step, &(bool, u64))| {
+        let charge = |(step, &(is_over, before)): (&Step, &(bool, i64))| {
             let is_charged = step.hits.given_back() > 0
                 || match step.charge {
                     Charge::Always => true,
@@ -354,13 +402,13 @@ impl Model {
                     _ => !is_refused,
                 };
             let reported = self.charge(step, is_charged, now);
-            let waiting = before.saturating_sub(reported.after);
-            if !is_over || is_charged || waiting == 0 {
+            let waiting = before - reported.after;
+            if !is_over || is_charged || waiting <= 0 {
                 return reported;
             }
             // Earlier steps that are not charged either wait together with this one.
             let mut together = step.clone();
-            together.hits = Hits::add(step.hits.added() + waiting);
+            together.hits = Hits::add(step.hits.added() + waiting.unsigned_abs());
             let (naive, now) = self.counter(step, now);
             let reported = naive.reported(&together, false, now);
             Reported {
@@ -374,13 +422,18 @@ impl Model {
     fn alone(&mut self, step: &Step, now: u64) -> Reported {
         let (naive, present) = self.counter(step, now);
         let held = naive.held(step, present);
-        let is_over = held + step.hits.added() > u64::from(step.limit().capacity());
+        let added = step.hits.added().cast_signed();
+        let is_over = held + added > i64::from(step.limit().capacity());
         let is_charged = step.charge == Charge::Always || step.hits.given_back() > 0 || !is_over;
         self.charge(step, is_charged, now)
     }
 
     fn charge(&mut self, step: &Step, is_charged: bool, now: u64) -> Reported {
         let (naive, now) = self.counter(step, now);
+        if step.charge == Charge::Grant {
+            let is_charged = naive.grant(step, now);
+            return naive.reported(step, is_charged, now);
+        }
         if is_charged && step.hits != Hits::add(0) {
             naive.charge(step, now);
         }
@@ -389,14 +442,17 @@ impl Model {
 
     /// A counter in use, and its present.
     fn counter(&mut self, step: &Step, now: u64) -> (&mut Naive, u64) {
-        let naive = self.counters.entry(Self::name(step)).or_default();
+        let naive = self.counters.entry(Self::name(step, now)).or_default();
         let now = naive.look(step, now, self.skew);
         (naive, now)
     }
 
-    fn name(step: &Step) -> (u8, &'static str, bool) {
+    /// The name of a counter. An aligned window is a counter of its own.
+    fn name(step: &Step, now: u64) -> (u8, &'static str, bool, u64) {
         let is_first_hit = step.algorithm == Algorithm::FirstHit;
-        (step.value, step.algorithm.name(), is_first_hit)
+        let is_aligned = step.algorithm == Algorithm::FixedWindow;
+        let window = if is_aligned { now / PERIOD } else { 0 };
+        (step.value, step.algorithm.name(), is_first_hit, window)
     }
 }
 
@@ -411,6 +467,7 @@ fn any_hits() -> impl Strategy<Value = Hits> {
 
 fn any_algorithm() -> impl Strategy<Value = Algorithm> {
     prop_oneof![
+        Just(Algorithm::FixedWindow),
         Just(Algorithm::FirstHit),
         Just(Algorithm::SlidingWindow),
         Just(Algorithm::SlidingLog),
@@ -426,7 +483,7 @@ fn any_step(algorithm: impl Strategy<Value = Algorithm>) -> impl Strategy<Value 
         |(value, algorithm, requests_per_unit, hits, is_admitted)| {
             let charge = match (&algorithm, is_admitted) {
                 (_, true) => Charge::Admitted,
-                (Algorithm::FirstHit, false) => Charge::Always,
+                (Algorithm::FixedWindow | Algorithm::FirstHit, false) => Charge::Always,
                 (_, false) => Charge::Within,
             };
             Step {
@@ -456,7 +513,16 @@ fn any_calls(algorithm: impl Strategy<Value = Algorithm>) -> impl Strategy<Value
         1 => -3_600_000_i64..3_600_000,
     ];
     let apart = prop::collection::vec(apart, 3);
+    // All steps of a call are grants, or none is.
+    let is_granted = prop_oneof![5 => Just(false), 1 => Just(true)];
     let steps = prop::collection::vec(any_step(algorithm), 1..4);
+    let steps = (steps, is_granted).prop_map(|(mut steps, is_granted)| {
+        for step in steps.iter_mut().filter(|_| is_granted) {
+            step.charge = Charge::Grant;
+            step.hits = Hits::give_back(1 + step.hits.signed().unsigned_abs());
+        }
+        steps
+    });
     let calls = prop::collection::vec((pause, 0..3_usize, steps), 1..20);
     (apart, calls).prop_map(|(apart, calls)| {
         let mut now = START;
@@ -497,6 +563,10 @@ fn check_histories(backend: &Backend, algorithm: impl Strategy<Value = Algorithm
             Ok(())
         })
         .unwrap();
+}
+
+fn any_history_of_fixed_windows(backend: &Backend) {
+    check_histories(backend, Just(Algorithm::FixedWindow));
 }
 
 fn any_history_of_windows_from_the_first_hit(backend: &Backend) {
@@ -589,18 +659,60 @@ fn hits_that_come_at_once_are_admitted_in_some_order(backend: &Backend) {
                 admitted.sort_by_key(|(_, reported)| reported.after);
                 let mut held = 0;
                 for (step, reported) in &admitted {
-                    held += step.hits.added();
+                    held += step.hits.added().cast_signed();
                     prop_assert_eq!(reported.after, held);
                 }
-                prop_assert!(held <= u64::from(limit));
+                prop_assert!(held <= i64::from(limit));
                 for (step, reported) in &refused {
-                    prop_assert!(reported.after + step.hits.added() > u64::from(limit));
+                    let hits = step.hits.added().cast_signed();
+                    prop_assert!(reported.after + hits > i64::from(limit));
                     prop_assert!(reported.after <= held);
                 }
                 Ok(())
             },
         )
         .unwrap();
+}
+
+/// One hit under a limit of 10, then 100 more are granted: 109 pass in whatever way they come.
+fn a_grant_lets_hits_pass_at_once_and_one_by_one(backend: &Backend) {
+    const ONE_BY_ONE: [u64; 120] = [1; 120];
+    // The hits of the first request, which single hits follow.
+    let ways: [&[u64]; 5] = [&[50], &[109], &[110], &[6, 6], &[60, 50]];
+    let algorithms = [Algorithm::FixedWindow, Algorithm::FirstHit];
+    for (history, algorithm) in (2_000_000..).zip(algorithms) {
+        for (value, first) in (0..).zip(ways) {
+            let call = |hits: &[u64], charge| {
+                let step = |&hits: &u64| Step {
+                    value,
+                    algorithm: algorithm.clone(),
+                    requests_per_unit: 10,
+                    hits: match charge {
+                        Charge::Grant => Hits::give_back(hits),
+                        _ => Hits::add(hits),
+                    },
+                    charge,
+                };
+                Call {
+                    now: START,
+                    steps: hits.iter().map(step).collect(),
+                }
+            };
+            let passed = backend.open(async |handle| {
+                send(&handle, history, &call(&[1], Charge::Admitted)).await;
+                send(&handle, history, &call(&[100], Charge::Grant)).await;
+                let mut passed = 0;
+                for hits in iter::once(first).chain(ONE_BY_ONE.chunks(1)) {
+                    let reported = send(&handle, history, &call(hits, Charge::Admitted)).await;
+                    if reported.iter().all(|reported| reported.is_charged) {
+                        passed += hits.iter().sum::<u64>();
+                    }
+                }
+                passed
+            });
+            assert_eq!(passed, 109, "{algorithm:?} {first:?}");
+        }
+    }
 }
 
 /// A log does not grow with refused hits, and one millisecond is one entry.

@@ -25,27 +25,23 @@ impl FirstHit {
         if self.count == 0 && self.start == 0 && hits.added() > 0 {
             self.start = now;
         }
-        self.count = self.count.saturating_add_unsigned(hits.added());
-        if self.count > 0 {
+        self.count = hits.moves(self.count);
+    }
+
+    /// The hits that it holds; negative if it owes hits.
+    pub(super) fn held(self) -> i64 {
+        self.count
+    }
+
+    /// Grants the hits that are given back, even if it does not hold them. Returns whether it could: a window that
+    /// has not begun owes nothing, because it would not end.
+    pub(super) fn grant(&mut self, hits: Hits) -> bool {
+        let has_begun = *self != Self::default();
+        if has_begun {
             let left = self.count.saturating_sub_unsigned(hits.given_back());
-            self.count = left.max(0);
+            self.count = left.max(-MOST_OWED);
         }
-    }
-
-    pub(super) fn held(self) -> u64 {
-        u64::try_from(self.count).unwrap_or(0)
-    }
-
-    /// With the hits that are given back, even if it does not hold them.
-    pub(super) fn granted(self, hits: Hits) -> Self {
-        if self == Self::default() {
-            return self;
-        }
-        let left = self.count.saturating_sub_unsigned(hits.given_back());
-        Self {
-            count: left.max(-MOST_OWED),
-            ..self
-        }
+        has_begun
     }
 
     pub(super) fn resets_in(&self, spec: &IncrementSpec, now: u64) -> u64 {

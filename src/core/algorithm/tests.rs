@@ -77,15 +77,16 @@ impl Counter {
         let ends = self.state.ends(&spec, held, now);
         Observed {
             passes,
-            held,
+            held: u64::try_from(held).unwrap_or(0),
             resets_in: ends.resets_in,
             retry_in: ends.retry_in,
         }
     }
 
-    fn grant(&mut self, hits: u64, now: u64) {
+    /// Returns whether it took the grant.
+    fn grant(&mut self, hits: u64, now: u64) -> bool {
         let spec = spec(self.method, self.limit, Hits::give_back(hits));
-        self.state.grant(&spec, now);
+        self.state.grant(&spec, now)
     }
 
     fn look(&mut self, now: u64) -> Observed {
@@ -432,7 +433,7 @@ fn check_held_after(
     taken: u64,
     later: u64,
     [ahead, back]: [u64; 2],
-    held: u64,
+    held: i64,
 ) {
     let mut counter = Counter::with(method, 8, taken, START);
     let untouched = counter.clone();
@@ -651,17 +652,20 @@ fn hits_above_the_limit_leave_before_those_that_are_granted() {
 fn only_a_window_from_the_first_hit_owes_granted_hits_that_it_does_not_hold() {
     for method in ALL {
         let mut counter = Counter::with(method, 5, 1, START);
-        counter.grant(3, START);
-        let held = counter.send(Hits::add(3), START).held;
+        assert!(counter.grant(3, START));
         let owed = if method == CounterKind::FirstHit {
             2
         } else {
             0
         };
+        // All at once, or first some of them.
+        assert!(counter.passes(5 + owed, START), "{method:?}");
+        assert!(!counter.passes(5 + owed + 1, START), "{method:?}");
+        let held = counter.send(Hits::add(3), START).held;
         assert_eq!(held, 3 - owed, "{method:?}");
 
         let mut counter = Counter::new(method, 5);
-        counter.grant(3, START);
+        assert!(!counter.grant(3, START));
         assert_eq!(counter.send(Hits::add(3), START).held, 3, "{method:?}");
     }
 }

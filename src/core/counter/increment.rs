@@ -31,11 +31,11 @@ pub struct IncrementSpec {
 }
 
 impl IncrementSpec {
-    /// Whether a counter that holds `held` refuses these hits. It never refuses hits that are given
-    /// back.
-    pub fn refuses(&self, held: u64) -> bool {
+    /// Whether a counter that holds `held`, or owes hits if that is negative, refuses these hits. It never
+    /// refuses hits that are given back.
+    pub fn refuses(&self, held: i64) -> bool {
         self.hits.given_back() == 0
-            && held.saturating_add(self.hits.added()) > u64::from(self.limit)
+            && held.saturating_add_unsigned(self.hits.added()) > i64::from(self.limit)
     }
 
     /// Whether the counter is a plain number, and adding the hits to it is all there is to do.

@@ -337,9 +337,11 @@ fn hits_are_too_many_when_they_pass_the_limit_and_what_is_given_back_never_is() 
         (Hits::add(3), 8, true),
         (Hits::add(0), 10, false),
         (Hits::add(0), 11, true),
-        (Hits::add(1), u64::MAX, true),
+        (Hits::add(1), i64::MAX, true),
+        (Hits::add(100), -90, false),
+        (Hits::add(101), -90, true),
         (Hits::give_back(1), 11, false),
-        (Hits::give_back(1), u64::MAX, false),
+        (Hits::give_back(1), i64::MAX, false),
     ] {
         let mut batch = Batch::default();
         let limit = Limit::fixed(10, Unit::Day);

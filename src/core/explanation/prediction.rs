@@ -42,9 +42,9 @@ pub(super) fn empty_look(batch: &Batch) -> CounterStates {
 /// taken from whole counts, so for a sliding window or a bucket they are near the truth only.
 pub(super) fn predicted(batch: &Batch, looked: &[CounterState]) -> CounterStates {
     // The first look at a counter has no other hits of the request in front.
-    let mut held: HashMap<&[u8], u64> = HashMap::new();
+    let mut held: HashMap<&[u8], i64> = HashMap::new();
     for (increment, count) in batch.iter().zip(looked) {
-        held.entry(increment.key).or_insert(count.after);
+        held.entry(increment.key).or_insert(count.count());
     }
     let mut counts = CounterStates::new();
     if batch.all_specs().all(IncrementSpec::stands_alone) {
@@ -57,10 +57,10 @@ pub(super) fn predicted(batch: &Batch, looked: &[CounterState]) -> CounterStates
     }
     let charging = BatchCharging::new(batch, |increment, ahead| {
         let before = held.get(increment.key).copied().unwrap_or(0);
-        let before = before.saturating_add(ahead);
+        let before = before.saturating_add_unsigned(ahead);
         Look {
             before,
-            after: moved(&increment.spec, before),
+            after: increment.hits.moves(before),
         }
     });
     for (index, (increment, looked)) in batch.iter().zip(looked).enumerate() {
@@ -68,7 +68,7 @@ pub(super) fn predicted(batch: &Batch, looked: &[CounterState]) -> CounterStates
         let judged = charging.judged[index];
         let is_charged = charging.charges(index, &increment.spec);
         let waiting = if judged.is_over {
-            judged.before.saturating_sub(*held)
+            judged.waiting(*held)
         } else {
             0
         };
@@ -81,7 +81,7 @@ pub(super) fn predicted(batch: &Batch, looked: &[CounterState]) -> CounterStates
 fn state(
     increment: &Increment<'_>,
     looked: CounterState,
-    held: &mut u64,
+    held: &mut i64,
     waiting: u64,
     is_charged: bool,
 ) -> CounterState {
@@ -90,21 +90,11 @@ fn state(
         return looked;
     }
     if is_charged {
-        *held = moved(&increment.spec, *held);
+        *held = increment.hits.moves(*held);
         return CounterState {
-            after: *held,
             is_charged,
-            ..looked
+            ..looked.with_count(*held)
         };
     }
-    CounterState {
-        after: held.saturating_add(waiting),
-        ..looked
-    }
-}
-
-/// `held` with the hits of `spec`.
-fn moved(spec: &IncrementSpec, held: u64) -> u64 {
-    held.saturating_add(spec.hits.added())
-        .saturating_sub(spec.hits.given_back())
+    looked.with_count(held.saturating_add_unsigned(waiting))
 }

@@ -250,6 +250,31 @@ fn a_look_asks_for_every_counter_and_charges_none() {
 }
 
 #[test]
+fn no_refusal_is_predicted_that_a_grant_prevents() {
+    for counts in [CountPolicy::All, CountPolicy::Admitted] {
+        let rules = Rules::default().five("a", |rule| rule.counts = counts);
+        // Five of the limit and 90 that it owes; the descriptor may stand twice.
+        for (keys, hits, code) in [
+            (&["a"][..], 95, Code::Ok),
+            (&["a"], 96, Code::OverLimit),
+            (&["a", "a"], 47, Code::Ok),
+            (&["a", "a"], 48, Code::OverLimit),
+        ] {
+            let request = request(keys, hits);
+            let looked = CounterState {
+                is_charged: false,
+                ..CounterState::of(-90)
+            };
+            let looked = vec![looked; keys.len()];
+            let explanation = explain(&rules.0, &request, Modes::default(), NOW, Some(&looked));
+            assert_eq!(explanation.decision.overall, code, "{keys:?} {hits}");
+            let counter = explanation.descriptors[0].limits[0].counter.as_ref();
+            assert_eq!(counter.unwrap().owed, 90);
+        }
+    }
+}
+
+#[test]
 fn a_counter_that_is_asked_for_twice_predicts_the_hits_in_front() {
     let rules = Rules::default().five("a", |rule| rule.counts = CountPolicy::Admitted);
     let request = request(&["a", "a"], 1);

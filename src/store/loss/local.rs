@@ -224,7 +224,7 @@ fn lasts_until(spec: &IncrementSpec, now: Timestamp) -> Timestamp {
 
 /// The result of `share` if its counter held `held`.
 fn judged(share: &Increment<'_>, held: u64) -> CounterState {
-    let is_over = share.refuses(held);
+    let is_over = share.refuses(i64::try_from(held).unwrap_or(i64::MAX));
     let charging = Charging::new([(&share.spec, is_over)]);
     let is_charged = charging.charges(&share.spec, is_over);
     let (added, given_back) = if is_charged {

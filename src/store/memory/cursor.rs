@@ -35,12 +35,12 @@ pub(super) struct Cursor<'s, 'k> {
 }
 
 impl Cursor<'_, '_> {
-    /// How many hits the counter of `increment` holds.
-    pub(super) fn held(&mut self, increment: &Increment<'_>) -> u64 {
+    /// How many hits the counter of `increment` holds; negative if it owes hits.
+    pub(super) fn held(&mut self, increment: &Increment<'_>) -> i64 {
         if increment.method == CounterKind::Window {
             let slot = self.shard.slot(self.hash, self.name);
-            let held = slot.map(|slot| slot.held());
-            return held.unwrap_or_else(|| self.sketched(increment));
+            let held = slot.map(|slot| slot.count);
+            return held.unwrap_or_else(|| signed(self.sketched(increment)));
         }
         let now = self.now.millis();
         let slot = self.shard.states.get_mut(increment.key);
@@ -49,20 +49,20 @@ impl Cursor<'_, '_> {
     }
 
     /// The hits of a key whose algorithm has a state, but not yet for this key.
-    fn held_without_state(&self, increment: &Increment<'_>) -> u64 {
+    fn held_without_state(&self, increment: &Increment<'_>) -> i64 {
         match AlgorithmState::new(increment.method) {
             Some(empty) if !self.shard.is_full => {
                 let mut state = self.begun(increment, empty);
                 state.held(&increment.spec, self.now.millis())
             }
-            _ => in_window(increment, self.sketched(increment)),
+            _ => signed(in_window(increment, self.sketched(increment))),
         }
     }
 
     /// The hits that the counter of `increment` holds with `ahead` more, and those that it would hold
     /// after the increment.
     pub(super) fn look(&mut self, increment: &Increment<'_>, ahead: u64) -> Look {
-        let before = self.held(increment).saturating_add(ahead);
+        let before = self.held(increment).saturating_add_unsigned(ahead);
         let hits = increment.hits;
         let after = match AlgorithmState::new(increment.method) {
             Some(empty) if hits.given_back() > 0 => {
@@ -71,9 +71,7 @@ impl Cursor<'_, '_> {
                 let state = slot.map_or(&mut new, |slot| &mut slot.state);
                 state.held_after(&increment.spec, ahead, self.now.millis())
             }
-            _ => before
-                .saturating_add(hits.added())
-                .saturating_sub(hits.given_back()),
+            _ => hits.moves(before),
         };
         Look { before, after }
     }
@@ -103,14 +101,17 @@ impl Cursor<'_, '_> {
         }
         let mut slot = CounterSlot {
             own: self.name.own,
-            count: self.sketched(increment).cast_signed().max(0),
+            count: signed(self.sketched(increment)),
             expires_at: increment.expires_at,
         };
         if !is_granted && (hits.added() == 0 || !is_charged) {
             return slot.add(Hits::add(0), is_charged);
         }
         if !self.takes_room() {
-            return CounterState::from(self.add_to_sketch(increment));
+            return CounterState {
+                is_charged: !is_granted,
+                ..CounterState::from(self.add_to_sketch(increment))
+            };
         }
         let count = match is_granted {
             true => slot.grant(limit, hits.given_back()),
@@ -128,10 +129,14 @@ impl Cursor<'_, '_> {
         is_charged: bool,
     ) -> CounterState {
         let (spec, now) = (&increment.spec, self.now);
+        let is_granted = spec.charge == Charge::Grant;
+        let mut is_charged = is_charged;
         if !self.shard.states.contains_key(increment.key) {
             let is_counted = spec.hits.added() > 0 && is_charged;
             let sketched = self.sketched(increment);
             if !is_counted {
+                // There is nothing that could take a grant.
+                let is_charged = is_charged && !is_granted;
                 return if self.shard.is_full && in_window(spec, sketched) > 0 {
                     sketched_state(spec, sketched, is_charged, now)
                 } else {
@@ -159,9 +164,10 @@ impl Cursor<'_, '_> {
                 slot.state.make_room();
             }
             let before = slot.state.heap_bytes();
-            match spec.charge {
-                Charge::Grant => slot.state.grant(spec, now.millis()),
-                _ => slot.state.charge(spec, now.millis()),
+            if is_granted {
+                is_charged = slot.state.grant(spec, now.millis());
+            } else {
+                slot.state.charge(spec, now.millis());
             }
             // A log only grows here; a sweep measures it anew.
             let grown = slot.state.heap_bytes().saturating_sub(before);
@@ -234,7 +240,7 @@ fn count_of_state(
     CounterState {
         is_charged,
         ends: Some(state.ends(spec, held, now)),
-        ..CounterState::from(held)
+        ..CounterState::of(held)
     }
 }
 
@@ -258,6 +264,11 @@ fn sketched_state(
         }),
         ..CounterState::from(after)
     }
+}
+
+/// Hits of the sketch as a count.
+fn signed(hits: u64) -> i64 {
+    i64::try_from(hits).unwrap_or(i64::MAX)
 }
 
 /// The hits of a key in the sketch as its limit sees them. A bucket that holds more than flows in during a

@@ -27,28 +27,19 @@ impl CounterSlot {
         if is_charged {
             // The clock may have stepped back into a window that was swept or soon will be. The window
             // is part of the key, so the count is still right.
-            self.count = self.count.saturating_add_unsigned(hits.added());
-            if self.count > 0 {
-                let left = self.count.saturating_sub_unsigned(hits.given_back());
-                self.count = left.max(0);
-            }
+            self.count = hits.moves(self.count);
         }
         CounterState {
             is_charged,
-            ..CounterState::from(self.held())
+            ..CounterState::of(self.count)
         }
-    }
-
-    /// The hits that it holds.
-    pub(super) fn held(&self) -> u64 {
-        u64::try_from(self.count).unwrap_or(0)
     }
 
     /// Lets as many more hits pass than `limit` does.
     pub(super) fn grant(&mut self, limit: u32, hits: u64) -> CounterState {
         let left = self.count.min(limit.into());
         self.count = left.saturating_sub_unsigned(hits).max(-MOST_OWED);
-        CounterState::from(self.held())
+        CounterState::of(self.count)
     }
 
     /// The bytes that a counter takes in a map, with its key.

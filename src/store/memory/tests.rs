@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::{shard::MAX_INLINE, table::DescriptorCounters, *};
 use crate::core::{
-    counter::{Charge, DescriptorHits},
+    counter::{Charge, CounterState, DescriptorHits},
     limit::{Algorithm, Limit},
     window::{Period, Unit},
 };

@@ -60,7 +60,7 @@ impl OverEntry {
             return None;
         }
         let may_be_given_back = spec.charge == Charge::Admitted && !is_one_step;
-        let has_rest = count.after < u64::from(spec.limit);
+        let has_rest = count.count() < spec.limit.into();
         if !count.is_charged && (may_be_given_back || has_rest) {
             return None;
         }

@@ -348,8 +348,7 @@ impl Commands<'_> {
             ReplySource::Grouped { group: at, after } => {
                 let end = signed_count(&replies[group(at).command])?;
                 let later = group(at).hits.saturating_sub(after);
-                let after = end.saturating_sub_unsigned(later);
-                Ok(CounterState::from(u64::try_from(after).unwrap_or(0)))
+                Ok(CounterState::of(end.saturating_sub_unsigned(later)))
             }
         })
     }

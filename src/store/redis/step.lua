@@ -8,7 +8,8 @@
 --       limit, period in milliseconds, and either the seconds that a window's counter may live or the
 --       tokens that flow into a bucket in a period.
 -- Reply: four numbers for each key: hits held (plus earlier uncharged hits of this request on the same
---        key), charged 0 or 1, milliseconds until the counter is empty, and milliseconds until as many hits
+--        key), negative if it owes hits, charged 0 or 1 (a grant that is not has no effect),
+--        milliseconds until the counter is empty, and milliseconds until as many hits
 --        would pass (-1 if never). Both times are 0 for windows, because the caller knows them. One more
 --        number follows if it is not 0: how many counters were so far ahead that they were dropped.
 
@@ -97,6 +98,7 @@ ways.w = {
   grant = function(c)
     c.held = redis.call('INCRBY', c.key, text(c.hits))
     if redis.call('TTL', c.key) < 0 then redis.call('EXPIRE', c.key, c.extra) end
+    return true
   end,
 }
 
@@ -129,9 +131,10 @@ ways.f = {
   end,
   grant = function(c)
     -- A window that has not begun does not end.
-    if not c.start then return end
+    if not c.start then return false end
     c.held = c.held + c.hits
     c.algorithm.save(c)
+    return true
   end,
   save = function(c)
     c.start = c.start or c.now
@@ -351,12 +354,17 @@ ways.t = {
 -- The most hits that a window may owe.
 local MOST_OWED = 2 ^ 52
 
--- Takes off the hits above the limit, which let nothing pass, and then those of the increment.
+-- Takes off the hits above the limit, which let nothing pass, and then those of the increment. Returns
+-- whether the counter took the grant; one that holds no hit, of an algorithm without a window that ends, does not.
 local function grant(c)
   c.hits = c.hits - math.max(c.held - c.limit, 0)
-  if not c.algorithm.grant then return c.algorithm.charge(c) end
+  if not c.algorithm.grant then
+    local had = c.held > 0
+    c.algorithm.charge(c)
+    return had
+  end
   c.hits = math.max(c.hits, -MOST_OWED - c.held)
-  c.algorithm.grant(c)
+  return c.algorithm.grant(c)
 end
 
 -- Looks at all counters first. A descriptor may occur twice; the earlier hits of the request then count
@@ -416,12 +424,12 @@ local reply = {}
 for _, c in ipairs(counters) do
   local is_charged = charges(c)
   if times[c.key] > 1 then c.algorithm.look(c) end
-  if is_charged and c.hits ~= 0 then
-    if c.charge == 'g' then grant(c) else c.algorithm.charge(c) end
-  end
   -- Earlier uncharged hits on the same counter count together with these.
   local waiting = 0
   if c.is_over and not is_charged then waiting = math.max(c.before - c.held, 0) end
+  if is_charged and c.hits ~= 0 then
+    if c.charge == 'g' then is_charged = grant(c) else c.algorithm.charge(c) end
+  end
   c.added = c.added + waiting
   local resets_in, retry_in = 0, 0
   if c.algorithm.resets_in then

@@ -148,7 +148,7 @@ pub(super) fn counter_state(
                 retry_in: u64::try_from(number(retry_in)?).ok(),
             })
         },
-        ..CounterState::from(count(held)?)
+        ..CounterState::of(signed_count(held)?)
     })
 }
 
