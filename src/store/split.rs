@@ -7,7 +7,7 @@
 //! callers can find that counter fuller than it should be, never emptier. So such a refusal may have
 //! come from hits that were given back too, and the request is judged again a few times before it is final.
 
-use std::{future::Future, ops::Range};
+use std::{collections::HashSet, future::Future, ops::Range};
 
 use smallvec::SmallVec;
 
@@ -219,8 +219,8 @@ fn is_over(spec: &IncrementSpec, count: &CounterState) -> bool {
     } else {
         spec.hits.given_back()
     };
-    let after = count.after.saturating_sub(leaves);
-    CounterState { after, ..*count }.is_over(spec.limit, spec.hits)
+    let after = count.count().saturating_sub_unsigned(leaves);
+    count.with_count(after).is_over(spec.limit, spec.hits)
 }
 
 fn charging(batch: &Batch, counts: &[CounterState]) -> Charging {
@@ -228,7 +228,8 @@ fn charging(batch: &Batch, counts: &[CounterState]) -> Charging {
     Charging::new(judged.map(|(spec, count)| (spec, is_over(spec, count))))
 }
 
-/// The increments to charge, after a look at all places has led to `counts`.
+/// The increments to charge, after a look at all places has led to `counts`. Others on the same counters look again,
+/// because they answer for what these charge.
 fn charged(batch: &Batch, counts: &[CounterState]) -> Chosen {
     let charging = charging(batch, counts);
     let charged = |(spec, count): (&IncrementSpec, &CounterState)| {
@@ -248,7 +249,24 @@ fn charged(batch: &Batch, counts: &[CounterState]) -> Chosen {
                 ..*spec
             })
     };
-    batch.all_specs().zip(counts).map(charged).collect()
+    let mut chosen: Chosen = batch.all_specs().zip(counts).map(charged).collect();
+    let moves = |chosen: &Option<IncrementSpec>| chosen.is_some_and(|spec| !spec.hits.is_peek());
+    let moved: HashSet<&[u8]> = batch
+        .iter()
+        .zip(&chosen)
+        .filter(|(_, chosen)| moves(chosen))
+        .map(|(increment, _)| increment.key)
+        .collect();
+    for (increment, chosen) in batch.iter().zip(&mut chosen) {
+        if chosen.is_none() && moved.contains(increment.key) {
+            *chosen = looked_at(&increment).map(|look| IncrementSpec {
+                // The request is judged.
+                enforcement: Enforcement::Silent,
+                ..look
+            });
+        }
+    }
+    chosen
 }
 
 /// The hits to give back: those that were charged although the request as a whole is refused, or
@@ -266,11 +284,18 @@ fn overcharged(batch: &Batch, counts: &mut [CounterState], has_failed: bool) -> 
         {
             return None;
         }
-        count.is_charged = false;
-        count.after = count.after.saturating_sub(hits);
+        let before = count.count().saturating_sub_unsigned(hits);
+        *count = CounterState {
+            is_charged: false,
+            ..count.with_count(before)
+        };
         Some(IncrementSpec {
             hits: Hits::give_back(hits),
-            charge: Charge::Always,
+            charge: match before {
+                // A counter that owed hits has to owe them again.
+                ..0 => Charge::Grant,
+                0.. => Charge::Always,
+            },
             ..*spec
         })
     };
@@ -279,10 +304,16 @@ fn overcharged(batch: &Batch, counts: &mut [CounterState], has_failed: bool) -> 
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
+    use std::{
+        sync::{
+            Arc,
+            atomic::{AtomicUsize, Ordering::Relaxed},
+        },
+        time::Duration,
     };
+
+    use proptest::prelude::*;
+    use tokio::runtime::Builder;
 
     use super::*;
     use crate::{
@@ -297,7 +328,7 @@ mod tests {
     const NOW: Timestamp = Timestamp::from_secs(1_795_230_000);
 
     /// One limit of a request; limits per second have a place of their own.
-    #[derive(Clone, Copy)]
+    #[derive(Clone, Copy, Debug)]
     struct One {
         descriptor: u32,
         unit: Unit,
@@ -333,6 +364,10 @@ mod tests {
     }
 
     fn batch(limits: &[One], algorithm: &Algorithm) -> Batch {
+        batch_at(limits, algorithm, NOW)
+    }
+
+    fn batch_at(limits: &[One], algorithm: &Algorithm, now: Timestamp) -> Batch {
         let mut batch = Batch::default();
         for one in limits {
             let value = one.descriptor.to_be_bytes();
@@ -346,7 +381,7 @@ mod tests {
                 descriptor: one.descriptor,
                 ..DescriptorHits::from(one.hits)
             };
-            batch.push_value(&value, &limit, NOW, counting);
+            batch.push_value(&value, &limit, now, counting);
         }
         batch
     }
@@ -478,6 +513,148 @@ mod tests {
                 tokio::task::yield_now().await;
             }
             answers
+        }
+    }
+
+    fn any_hits() -> impl Strategy<Value = Hits> {
+        prop_oneof![
+            5 => (1_u64..4).prop_map(Hits::add),
+            1 => (4_u64..30).prop_map(Hits::add),
+            1 => Just(Hits::add(0)),
+            2 => (1_u64..5).prop_map(Hits::give_back),
+        ]
+    }
+
+    /// Two places. Another request reaches the second one between a look and its charge.
+    struct Interrupted {
+        stores: [MemoryStore; 2],
+        other: Batch,
+        adds: AtomicUsize,
+    }
+
+    impl PartStores for Interrupted {
+        async fn add(
+            &self,
+            parts: &[Batch],
+            _: &Deadline,
+        ) -> Vec<Result<CounterStates, StoreError>> {
+            if self.adds.fetch_add(1, Relaxed) == 1 {
+                self.stores[1].apply_all(&self.other, NOW);
+            }
+            let add = |(store, part): (&MemoryStore, &Batch)| Ok(store.apply_all(part, NOW));
+            self.stores.iter().zip(parts).map(add).collect()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_counter_that_owes_hits_owes_them_again_when_it_gets_them_back() {
+        for (granted, owes) in [(20, -20), (3, -3)] {
+            let grant = One {
+                charge: Charge::Grant,
+                hits: Hits::give_back(granted),
+                ..one(Minute, 5)
+            };
+            let several = One {
+                hits: Hits::add(5),
+                ..one(Minute, 5)
+            };
+            let places = Interrupted {
+                stores: [(); 2].map(|()| MemoryStore::new(100)),
+                other: batch(&[one(Second, 1)], &Algorithm::FixedWindow),
+                adds: AtomicUsize::new(0),
+            };
+            places.stores[0].apply_all(&batch(&[grant], &Algorithm::FixedWindow), NOW);
+            let both = batch(&[several, one(Second, 1)], &Algorithm::FixedWindow);
+            let split = Split::new(vec![0, 1]);
+            let counts = split.add(&both, &places, &Deadline::of_store()).await;
+            let counts: Vec<_> = counts.unwrap().iter().map(|count| count.count()).collect();
+            assert_eq!(counts, [owes, 1]);
+            let look = One {
+                hits: Hits::add(0),
+                ..several
+            };
+            let look = batch(&[look], &Algorithm::FixedWindow);
+            assert_eq!(places.stores[0].apply_all(&look, NOW)[0].count(), owes);
+        }
+    }
+
+    /// How the hits of a rule are charged, and what its limits do.
+    fn any_rule() -> impl Strategy<Value = (Charge, Enforcement)> {
+        let charge = prop_oneof![
+            3 => Just(Charge::Admitted),
+            1 => Just(Charge::Always),
+        ];
+        let enforcement = prop_oneof![
+            4 => Just(Enforcement::Refuses),
+            1 => Just(Enforcement::Silent),
+            1 => Just(Enforcement::Quota),
+        ];
+        (charge, enforcement)
+    }
+
+    /// Which algorithm, rule and unit, and the hits; and whether they are granted.
+    fn any_request() -> impl Strategy<Value = (Vec<(usize, usize, Unit, Hits)>, bool)> {
+        let unit = prop_oneof![Just(Unit::Second), Just(Unit::Minute)];
+        let one = (0..2_usize, 0..3_usize, unit, any_hits());
+        let is_granted = prop_oneof![5 => Just(false), 1 => Just(true)];
+        (prop::collection::vec(one, 1..5), is_granted)
+    }
+
+    proptest! {
+        #[test]
+        fn two_places_answer_as_one_does(
+            which in 0..4_usize,
+            rules in prop::collection::vec(any_rule(), 3),
+            requests in prop::collection::vec((0..700_u64, any_request()), 1..12),
+        ) {
+            let algorithms = [
+                [Algorithm::FixedWindow, Algorithm::FirstHit],
+                [Algorithm::FirstHit, Algorithm::SlidingWindow],
+                [Algorithm::SlidingLog, Algorithm::TokenBucket { burst: 5 }],
+                [Algorithm::TokenBucket { burst: 9 }, Algorithm::FixedWindow],
+            ];
+            let one_place = MemoryStore::new(100);
+            let stores = [(); 2].map(|()| Arc::new(MemoryStore::new(100)));
+            let two_places = PerSecond {
+                store: stores[0].clone(),
+                per_second: Some(stores[1].clone()),
+            };
+            let runtime = Builder::new_current_thread().build().unwrap();
+            let mut now = NOW;
+            for (pause, (request, is_granted)) in requests {
+                now = now.plus(Duration::from_millis(pause));
+                let mut batch = Batch::default();
+                for (algorithm, rule, unit, hits) in request {
+                    let algorithm = &algorithms[which][algorithm];
+                    let (charge, enforcement) = rules[rule];
+                    let one = One {
+                        descriptor: rule.try_into().unwrap(),
+                        unit,
+                        requests_per_unit: 5,
+                        charge: match charge {
+                            _ if is_granted => Charge::Grant,
+                            Charge::Always if algorithm.looks_first() => Charge::Within,
+                            own => own,
+                        },
+                        enforcement,
+                        hits: match is_granted {
+                            true => Hits::give_back(1 + hits.signed().unsigned_abs()),
+                            false => hits,
+                        },
+                    };
+                    batch.append(&self::batch_at(&[one], algorithm, now));
+                }
+                let mut expected = one_place.apply_all(&batch, now);
+                let mut counts = runtime.block_on(two_places.add(&batch, now)).unwrap();
+                for (index, spec) in batch.all_specs().enumerate() {
+                    // No hit is charged, or every one is.
+                    if spec.hits.is_peek() {
+                        expected[index].is_charged = true;
+                        counts[index].is_charged = true;
+                    }
+                }
+                prop_assert_eq!(counts, expected, "{:?}", batch.all_specs().collect::<Vec<_>>());
+            }
         }
     }
 
