@@ -11,7 +11,7 @@ use crate::{
     },
 };
 
-mod text;
+pub(super) mod text;
 
 /// The largest page that a server writes.
 const MOST_ON_A_PAGE: usize = 1_000;

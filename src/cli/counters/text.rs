@@ -86,13 +86,17 @@ fn standing(counter: &Value) -> String {
             let _ = write!(text, " hits{}", period.unwrap_or_default());
         }
     }
-    if let Some(remaining) = number(counter, "remaining") {
-        let _ = write!(text, ", {remaining} left");
+    if let Some(effect) = granted(counter) {
+        text.push_str(&effect);
+    }
+    if let Some(left) = left(counter) {
+        text.push_str(&left);
     }
     if let Some(secs) = number(counter, "resetSecs") {
         let _ = write!(text, ", resets in {}", duration(secs));
     }
-    if counter["hitsBefore"].is_u64() && number(counter, "hits") > Some(0) {
+    let is_reset = counter["hitsBefore"].is_u64() && !counter["granted"].is_u64();
+    if is_reset && number(counter, "hits") > Some(0) {
         text.push_str(
             " (counted in a sketch, because there is no room for a counter; it cannot be reset)",
         );
@@ -109,6 +113,27 @@ fn standing(counter: &Value) -> String {
     text
 }
 
+/// `, 100 more granted`, or `, nothing granted` with the reason.
+fn granted(counter: &Value) -> Option<String> {
+    let mut text = match counter["granted"].as_u64()? {
+        0 => ", nothing granted".to_owned(),
+        hits => format!(", {hits} more granted"),
+    };
+    if let Some(why) = counter["whyFewer"].as_str() {
+        let _ = write!(text, " ({})", escaped(why));
+    }
+    Some(text)
+}
+
+/// `, 3 left` of the limit, or how many pass if more were granted.
+pub(in crate::cli) fn left(counter: &Value) -> Option<String> {
+    let remaining = counter["remaining"].as_u64()?;
+    Some(match counter["beyondLimit"].as_u64() {
+        None | Some(0) => format!(", {remaining} left"),
+        Some(_) => format!(", {remaining} pass until the window ends"),
+    })
+}
+
 fn array(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
@@ -122,6 +147,32 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_grant_says_what_passes_now_or_that_nothing_was_granted() {
+        for (fields, expected) in [
+            (
+                json!({ "hitsBefore": 4, "hits": 0, "remaining": 103, "beyondLimit": 100, "granted": 100 }),
+                "4 -> 0 of 3 per second, 100 more granted, 103 pass until the window ends",
+            ),
+            (
+                json!({ "hitsBefore": 3, "hits": 1, "remaining": 2, "granted": 2 }),
+                "3 -> 1 of 3 per second, 2 more granted, 2 left",
+            ),
+            (
+                json!({ "hitsBefore": 0, "hits": 0, "remaining": 3, "granted": 0, "whyFewer": "it\nis full" }),
+                "0 -> 0 of 3 per second, nothing granted (it\\nis full), 3 left",
+            ),
+            (
+                json!({ "hits": 0, "remaining": 103, "beyondLimit": 100 }),
+                "0 of 3 per second, 103 pass until the window ends",
+            ),
+        ] {
+            let mut counter = fields;
+            counter["limit"] = json!({ "requestsPerUnit": 3, "unit": "second" });
+            assert_eq!(standing(&counter), expected);
+        }
+    }
 
     #[test]
     fn a_list_has_a_line_for_each_counter_whatever_its_values_are() {

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use crate::cli::durations::duration;
+use crate::cli::{counters::text::left, durations::duration};
 
 /// The overall code, then lines for each descriptor: its way to the rule, and its limits. Writing to a string cannot
 /// fail.
@@ -143,10 +143,9 @@ fn limit(limit: &Value, text: &mut String) {
         return;
     }
     if let Some(count) = limit["count"].as_u64() {
-        let number = |name: &str| limit[name].as_u64().unwrap_or(0);
-        let [left, resets] = [number("remaining"), number("resetSecs")];
-        let resets = duration(resets);
-        let _ = write!(text, "\n    count {count}, {left} left, resets in {resets}");
+        let left = left(limit).unwrap_or_default();
+        let resets = duration(limit["resetSecs"].as_u64().unwrap_or(0));
+        let _ = write!(text, "\n    count {count}{left}, resets in {resets}");
         if limit["over"] == true {
             let _ = match limit["retrySecs"].as_u64() {
                 Some(secs) => write!(text, ", would pass in {}", duration(secs)),

@@ -164,7 +164,11 @@ fn counted(counter: &CounterAccount, counters: CounterSource, fields: &mut Value
     fields["over"] = counter.is_over.into();
     if let CounterSource::Store = counters {
         fields["count"] = counter.count.into();
-        fields["remaining"] = counter.remaining.into();
+        let remaining = u64::from(counter.remaining).saturating_add(counter.owed);
+        fields["remaining"] = remaining.into();
+        if counter.owed > 0 {
+            fields["beyondLimit"] = counter.owed.into();
+        }
         fields["resetSecs"] = counter.reset_secs.into();
         fields["retrySecs"] = counter.retry_secs.into();
     }

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     core::{
-        counter::{Charge, CounterStates, IncrementSpec},
+        counter::{Charge, CounterStates, IncrementSpec, KeyFormat},
         request::{Descriptor, Hits, Request},
     },
     service::budget::Account,
@@ -38,6 +38,11 @@ pub(crate) enum Change {
     /// As many more hits as each descriptor has pass, until its windows end.
     Grant,
 }
+
+/// The reply to a grant of counters whose keys envoyproxy/ratelimit may share.
+const NO_GRANT: &str = "no grants with --key-format reference: one could leave a negative count, and \
+     envoyproxy/ratelimit fails each request that reads it; raise the limit in the rules, or take all hits off with \
+     a reset";
 
 /// Most characters of a domain or a descriptor in a line of the log.
 const MAX_SHOWN: usize = 1_024;
@@ -70,11 +75,15 @@ pub(super) async fn change(
             "hitsAddend of each descriptor has to be the number of hits to grant: 1 to 4294967295";
         return refused(StatusCode::BAD_REQUEST, text);
     }
+    if change == Change::Grant && answer.key_format() == KeyFormat::Reference {
+        return refused(StatusCode::CONFLICT, NO_GRANT);
+    }
     if let Err(error) = counters.look_at(&mut answer.reports, answer.now).await {
         return without_store(error);
     }
     answer.each(&request, |report, hits| {
-        report.before = report.state.map(|state| state.after);
+        report.before = report.state;
+        report.asked = (change == Change::Grant).then(|| hits.added());
         report.spec = report.spec.map(|spec| change.spec(spec, hits));
     });
     let mut counts = CounterStates::new();
@@ -129,7 +138,8 @@ fn log(
     for (index, report) in reports.iter().enumerate() {
         let separator = if index == 0 { "" } else { ", " };
         let limit = report.limit.as_ref().map(|limit| limit.rate().to_string());
-        let (before, after) = (report.before, report.state.map(|state| state.after));
+        let [before, after] =
+            [report.before, report.state].map(|state| state.map(|state| state.after));
         let _ = write!(
             changes,
             "{separator}{} {} -> {}",
@@ -137,6 +147,9 @@ fn log(
             before.unwrap_or_default(),
             after.unwrap_or_default()
         );
+        if let Some(effect) = report.grant_effect() {
+            let _ = write!(changes, " and {} more pass", effect.granted);
+        }
     }
     let done = match change {
         Change::Reset => "counters were reset",
@@ -146,7 +159,7 @@ fn log(
         domain = shown(request.domain),
         descriptor = entries.chars().take(MAX_SHOWN).collect::<String>(),
         by = %allowed,
-        granted = (change == Change::Grant).then(|| descriptor.hits.added()),
+        grant = (change == Change::Grant).then(|| descriptor.hits.added()),
         hits = changes,
         "{done}"
     );

@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     core::{
+        counter::KeyFormat,
         request::{Descriptor, Hits, Request},
         window::Timestamp,
     },
@@ -139,6 +140,11 @@ impl CounterAnswer {
             reports,
             ends,
         })
+    }
+
+    /// The format of the counters' keys.
+    pub(super) fn key_format(&self) -> KeyFormat {
+        self.rules.matcher.key_format
     }
 
     /// Calls `change` with each counter and the hits of its descriptor.

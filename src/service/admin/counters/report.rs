@@ -27,8 +27,49 @@ pub(super) struct CounterReport {
     pub(super) spec: Option<IncrementSpec>,
     /// The answer to the look.
     pub(super) state: Option<CounterState>,
-    /// The hits that it held before a change.
-    pub(super) before: Option<u64>,
+    /// The state before a change.
+    pub(super) before: Option<CounterState>,
+    /// The hits that the change was asked to grant.
+    pub(super) asked: Option<u64>,
+}
+
+/// The effect of a grant on one counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct GrantEffect {
+    /// How many more hits pass than before.
+    pub(super) granted: u64,
+    /// Why these are fewer than were asked for.
+    pub(super) why_fewer: Option<&'static str>,
+}
+
+impl GrantEffect {
+    /// The effect of a grant of `asked` hits on a counter of `limit` hits, by its states before and after it.
+    fn new(
+        asked: u64,
+        (limit, method): (u64, CounterKind),
+        before: CounterState,
+        after: CounterState,
+    ) -> Self {
+        let has_window = matches!(method, CounterKind::Window | CounterKind::FirstHit);
+        let granted = match after.is_charged {
+            false => 0,
+            true if has_window || after.after > 0 => asked,
+            // It gave back all that it held.
+            true => asked.min(before.after).min(limit),
+        };
+        let is_sketched = !after.is_charged && (after.after > 0 || method == CounterKind::Window);
+        let why_fewer = if is_sketched {
+            "memory is full, and this value has no counter of its own but hits in a sketch, which takes no grant"
+        } else if has_window {
+            "its window begins with its first hit, and has not begun"
+        } else {
+            "it has no window that ends, and gives back the hits that it holds at most"
+        };
+        Self {
+            granted,
+            why_fewer: (granted < asked).then_some(why_fewer),
+        }
+    }
 }
 
 /// The counters of a descriptor now. If it brings no limit of its own they are those of the rule that it matches; then
@@ -71,6 +112,7 @@ pub(super) fn counters_of(
             spec: Some(*batch.spec(0)),
             state: None,
             before: None,
+            asked: None,
         }
     };
     limits.iter().map(report).collect()
@@ -123,7 +165,15 @@ impl CounterReport {
             spec: spec.filter(|spec| spec.limit > 0),
             state: None,
             before: None,
+            asked: None,
         }
+    }
+
+    /// The effect of a grant; `None` if it was not asked for one, or the store was not asked.
+    pub(super) fn grant_effect(&self) -> Option<GrantEffect> {
+        let (spec, limit) = (self.spec.as_ref()?, self.limit.as_ref()?);
+        let of = (limit.capacity().into(), spec.method);
+        Some(GrantEffect::new(self.asked?, of, self.before?, self.state?))
     }
 
     /// The counter as JSON, without its descriptor.
@@ -157,17 +207,27 @@ impl CounterReport {
             put("limit", limit_json(limit));
         }
         if let Some(before) = self.before {
-            put("hitsBefore", before.into());
+            put("hitsBefore", before.after.into());
         }
         if let (Some(state), Some(spec)) = (self.state, &self.spec) {
             put("hits", state.after.into());
             if let Some(limit) = &self.limit {
                 let capacity = u64::from(limit.capacity());
-                put("remaining", capacity.saturating_sub(state.after).into());
+                let remaining = capacity.saturating_sub(state.after);
+                put("remaining", remaining.saturating_add(state.owed).into());
+            }
+            if state.owed > 0 {
+                put("beyondLimit", state.owed.into());
             }
             let until_end = || spec.expires_at.millis().saturating_sub(now.millis());
             let millis = state.ends.map_or_else(until_end, |ends| ends.resets_in);
             put("resetSecs", millis.div_ceil(1000).into());
+        }
+        if let Some(GrantEffect { granted, why_fewer }) = self.grant_effect() {
+            put("granted", granted.into());
+            if let Some(why) = why_fewer {
+                put("whyFewer", why.into());
+            }
         }
         fields
     }
@@ -273,4 +333,54 @@ fn spec_of(name: &CounterName<'_>, is_per_second: bool, now: Timestamp) -> Optio
         period_millis: period_secs.saturating_mul(1000),
         expires_at,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOG: CounterKind = CounterKind::SlidingLog;
+
+    /// A grant of 20 hits under a limit of 10: the counts before and after, and whether the store took it.
+    #[track_caller]
+    fn check(
+        method: CounterKind,
+        (before, after): (i64, i64),
+        is_charged: bool,
+        granted: u64,
+        why: Option<&str>,
+    ) {
+        let after = CounterState {
+            is_charged,
+            ..CounterState::of(after)
+        };
+        let found = GrantEffect::new(20, (10, method), CounterState::of(before), after);
+        let why_fewer = found.why_fewer;
+        assert_eq!(found.granted, granted, "{method:?} {before} {after:?}");
+        match (why, why_fewer) {
+            (None, None) => {}
+            (Some(why), Some(found)) => assert!(found.contains(why), "{found}"),
+            different => panic!("{different:?}"),
+        }
+    }
+
+    #[test]
+    fn a_grant_says_how_many_more_hits_pass_and_why_not_all() {
+        use CounterKind::{FirstHit, Window};
+        let (not_begun, no_window, full) = ("has not begun", "no window that ends", "sketch");
+        check(Window, (3, -17), true, 20, None);
+        check(Window, (31, -10), true, 20, None);
+        // Other hits came between the look and the grant.
+        check(Window, (3, -11), true, 20, None);
+        check(Window, (0, 0), false, 0, Some(full));
+        check(FirstHit, (1, -19), true, 20, None);
+        check(FirstHit, (0, 0), false, 0, Some(not_begun));
+        check(FirstHit, (3, 3), false, 0, Some(full));
+        check(LOG, (3, 0), true, 3, Some(no_window));
+        check(LOG, (0, 0), false, 0, Some(no_window));
+        check(LOG, (3, 3), false, 0, Some(full));
+        // A lowered limit: the hits above it let nothing pass.
+        check(LOG, (40, 0), true, 10, Some(no_window));
+        check(LOG, (35, 5), true, 20, None);
+    }
 }

@@ -1,6 +1,6 @@
 // The section "Counters": what they hold, resets and grants.
 
-import { ask, entries, fill, find, make, number, problem, seconds, shown, table } from "./dom.js";
+import { amount, ask, entries, fill, find, make, number, problem, seconds, shown, table } from "./dom.js";
 import { descriptorFields } from "./descriptor.js";
 import { open as openExplain } from "./explain.js";
 
@@ -82,12 +82,11 @@ async function page(domain, cursor) {
 
 function counterTable(domain, counters, hasActions) {
   const rows = counters.map((counter) => {
-    const { entries: list, key, rule, limit, hits, remaining, resetSecs, algorithm, digest } = counter;
+    const { entries: list, key, rule, limit, hits, remaining, beyondLimit, resetSecs, algorithm, digest } = counter;
     const name = list ? entries(list) : make("code", { class: "counter-key" }, shown(key, 200));
     const units = limit?.unitMultiplier > 1 ? `${limit.unitMultiplier} ` : "";
     const rate = limit ? `${number(limit.requestsPerUnit)} per ${units}${limit.unit}` : "no rule in use";
     const isOver = remaining === 0;
-    const amount = (value) => make("td", { class: "number" }, value == null ? "–" : number(value));
     return make(
       "tr",
       { class: isOver ? "over" : "" },
@@ -100,7 +99,7 @@ function counterTable(domain, counters, hasActions) {
       ),
       make("td", {}, rate, make("span", { class: "place" }, algorithm?.replace("_", " ") ?? "")),
       amount(hits),
-      amount(remaining),
+      amount(remaining, beyondLimit),
       make("td", {}, seconds(resetSecs)),
       hasActions && make("td", {}, list && rule ? actions(domain, list) : ""),
     );
@@ -131,6 +130,13 @@ const texts = {
   Grant: "On each limit of this descriptor so many more hits pass, until its windows end.",
 };
 
+/** What a grant did to a counter. */
+function effect({ granted, whyFewer, remaining }) {
+  const passing = granted > 0 ? `${number(granted)} more granted` : "nothing granted";
+  const why = whyFewer ? ` (${shown(whyFewer, 200)})` : "";
+  return `, ${passing}${why}, ${number(remaining ?? 0)} pass now`;
+}
+
 /** Asks before a change, and makes it. */
 function confirm(change, domain, list, name) {
   const dialog = find("confirm");
@@ -156,10 +162,11 @@ async function apply(change, domain, list, name, hits) {
     const { descriptors } = await ask(path, body, find("token").value);
     const [{ counters }] = descriptors;
     const changes = counters.map(
-      ({ hitsBefore, hits: after }) => `${number(hitsBefore ?? 0)} → ${number(after ?? 0)}`,
+      ({ hitsBefore, hits: after, ...counter }) =>
+        `${number(hitsBefore ?? 0)} → ${number(after ?? 0)} hits${isGrant ? effect(counter) : ""}`,
     );
-    status.className = "notice good";
-    status.textContent = `${isGrant ? `Granted ${number(hits)} to` : "Reset"} ${name}: ${changes.join(", ")} hits`;
+    status.className = `notice ${counters.some(({ whyFewer }) => whyFewer) ? "warn" : "good"}`;
+    status.textContent = `${isGrant ? "Grant to" : "Reset"} ${name}: ${changes.join("; ")}`;
     await run(last);
   } catch (error) {
     status.className = "notice bad";

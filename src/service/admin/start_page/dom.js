@@ -136,6 +136,15 @@ export async function ask(path, body, token) {
   return reply.json();
 }
 
+/** A cell of a table with a number, and how many of it pass beyond the limit because they were granted. */
+export const amount = (value, granted) =>
+  make(
+    "td",
+    { class: "number" },
+    value == null ? "–" : number(value),
+    granted > 0 && make("span", { class: "place" }, `${number(granted)} granted`),
+  );
+
 /** Replaces what `node` shows. */
 export const fill = (node, ...children) => node.replaceChildren(...children.flat(Infinity).filter(Boolean));
 

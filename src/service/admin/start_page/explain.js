@@ -1,6 +1,6 @@
 // The section "Explain a request".
 
-import { ask, entries, entry, fill, find, make, number, problem, seconds, shown, table } from "./dom.js";
+import { amount, ask, entries, entry, fill, find, make, number, problem, seconds, shown, table } from "./dom.js";
 import { descriptorFields } from "./descriptor.js";
 
 export let fields = null;
@@ -125,7 +125,6 @@ function result({ result: kind, rule, why, suggestion, nearest }) {
 
 function limitTable(limits) {
   const cell = (...children) => make("td", {}, children);
-  const amount = (value) => make("td", { class: "number" }, value == null ? "–" : number(value));
   const rows = limits.map((limit) => {
     const name = limit.name ? ` “${shown(limit.name, 60)}”` : "";
     if (limit.replaced) {
@@ -142,7 +141,7 @@ function limitTable(limits) {
       cell(limit.rate, name),
       cell(limit.algorithm.replace("_", " ")),
       amount(limit.count),
-      amount(limit.remaining),
+      amount(limit.remaining, limit.beyondLimit),
       cell(seconds(limit.resetSecs)),
       cell(limit.over ? seconds(limit.retrySecs) : "–"),
       cell(
