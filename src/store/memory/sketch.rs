@@ -299,6 +299,37 @@ mod tests {
         assert!(above.count() < 40_000 / 50);
     }
 
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        /// Windows of an hour to thirty days share cells for ten days, and few of two thousand values are busy.
+        #[test]
+        fn few_values_are_refused_for_the_hits_of_others(seed: u64) {
+            const PERIODS: [u64; 4] = [3_600, 86_400, 604_800, 2_592_000];
+            let random = FixedState::with_seed(seed);
+            let mut sketch = Sketch::new(256);
+            let mut exact: HashMap<_, u64> = HashMap::new();
+            let mut now = Timestamp::from_secs(1_795_230_000);
+            let (mut asked, mut wrong) = (0_u32, 0_u32);
+            for step in 0..8_000_u32 {
+                let drawn = |what: &str, below: u64| random.hash_one((step, what)) % below;
+                now = Timestamp::from_millis(now.millis() + drawn("pause", 216_000));
+                // The square of an even draw: low numbers come more often.
+                let name = u32::try_from(drawn("name", 2_000).pow(2) / 2_000).unwrap();
+                let period = PERIODS[usize::try_from(u64::from(name) % 4).unwrap()];
+                let key = key(name, CounterKind::Window, period, now);
+                let own = exact.entry((name, now.secs() / period)).or_default();
+                *own += 1;
+                let added = sketch.add(key, 1, now);
+                // A limit that leaves room for the stated excess refuses none of these hits by itself.
+                let limit = *own + sketch.excess();
+                asked += 1;
+                wrong += u32::from(added > limit);
+            }
+            prop_assert!(wrong * 50 <= asked, "{wrong} of {asked}");
+        }
+    }
+
     #[test]
     fn a_count_ends_at_the_highest_limit() {
         let mut sketch = Sketch::new(1);

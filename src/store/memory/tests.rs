@@ -1,6 +1,9 @@
 //! Counts in memory, and the room that they take.
 
-use std::{collections::HashMap, num::NonZeroU32};
+use std::{
+    collections::{HashMap, VecDeque},
+    num::NonZeroU32,
+};
 
 use proptest::prelude::*;
 
@@ -227,6 +230,186 @@ proptest! {
             prop_assert!(store.live_counters() <= 3);
         }
     }
+}
+
+/// Time that passes in a history.
+#[derive(Clone, Copy, Debug)]
+enum Pause {
+    Millis(u64),
+    /// To as many milliseconds before the next edge of this period, or after it.
+    ToEdge(u64, i64),
+    /// A part of this period.
+    Part(u64, u64),
+}
+
+impl Pause {
+    fn after(self, now: u64) -> u64 {
+        match self {
+            Self::Millis(millis) => now + millis,
+            Self::ToEdge(period, away) => {
+                let edge = (now / period + 1) * period;
+                now.max(edge.saturating_add_signed(away))
+            }
+            Self::Part(period, parts) => now + period / parts,
+        }
+    }
+}
+
+/// Periods of each class of the sketch, in seconds; the last two share cells.
+const PERIODS: [(Unit, u32); 6] = [
+    (Unit::Second, 1),
+    (Unit::Second, 10),
+    (Unit::Minute, 1),
+    (Unit::Hour, 1),
+    (Unit::Day, 1),
+    (Unit::Day, 3),
+];
+
+fn any_pause() -> impl Strategy<Value = Pause> {
+    let period = || {
+        prop::sample::select(PERIODS.to_vec())
+            .prop_map(|(unit, times)| unit.secs() * u64::from(times) * 1000)
+    };
+    prop_oneof![
+        3 => (0_u64..400).prop_map(Pause::Millis),
+        3 => (period(), -2_i64..=2).prop_map(|(period, away)| Pause::ToEdge(period, away)),
+        1 => (period(), 1_u64..5).prop_map(|(period, parts)| Pause::Part(period, parts)),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    /// The bounds in docs/algorithms.md, section "When memory is full".
+    #[test]
+    fn around_an_edge_no_value_passes_more_often_than_the_documents_say(
+        room in prop::sample::select(vec![0_usize, 3]),
+        algorithms in prop::sample::subsequence(every_algorithm().to_vec(), 1..3),
+        steps in prop::collection::vec(
+            (0_u32..3, any::<prop::sample::Index>(), 0..PERIODS.len(), 1_usize..14, any_pause(), any::<bool>()),
+            1..120,
+        ),
+    ) {
+        const LIMIT: u32 = 5;
+        let store = MemoryStore::bounded(CounterBounds { counters: room, bytes: 1 << 22 });
+        let mut admitted: HashMap<_, VecDeque<u64>> = HashMap::new();
+        let mut now = 20_000 * 24 * 60 * 60 * 1000;
+        for (value, algorithm, period, hits, pause, sweeps) in steps {
+            now = pause.after(now);
+            let at = Timestamp::from_millis(now);
+            if sweeps {
+                store.sweep(at);
+            }
+            let algorithm = algorithm.get(&algorithms);
+            let (unit, times) = PERIODS[period];
+            let limit = Limit {
+                algorithm: algorithm.clone(),
+                ..Limit::fixed(LIMIT, Period::new(unit, NonZeroU32::new(times).unwrap()).unwrap())
+            };
+            let charge = match algorithm.looks_first() {
+                true => Charge::Within,
+                false => Charge::Always,
+            };
+            let period_millis = limit.period.secs() * 1000;
+            let passed = admitted.entry((value, format!("{algorithm:?}"), period)).or_default();
+            for _ in 0..hits {
+                let mut batch = Batch::default();
+                let counting = DescriptorHits { charge, ..Hits::ONE.into() };
+                batch.push_value(&value.to_be_bytes(), &limit, at, counting);
+                let count = store.apply_all(&batch, at)[0];
+                if !count.is_over(limit.capacity(), Hits::ONE) {
+                    passed.push_back(now);
+                }
+            }
+            let in_period = |then: &u64| *then + period_millis > now;
+            while passed.front().is_some_and(|then| !in_period(then)) {
+                passed.pop_front();
+            }
+            let limit = usize::try_from(LIMIT).unwrap();
+            let most = match *algorithm {
+                // As with a counter of its own.
+                Algorithm::FixedWindow | Algorithm::Calendar(_) => {
+                    let of_now = |then: &&u64| **then / period_millis == now / period_millis;
+                    prop_assert!(passed.iter().filter(of_now).count() <= limit);
+                    2 * limit
+                }
+                Algorithm::SlidingWindow | Algorithm::SlidingLog => 2 * limit,
+                Algorithm::FirstHit if room == 0 => 2 * limit,
+                Algorithm::FirstHit => 3 * limit,
+                Algorithm::TokenBucket { burst } => {
+                    let burst = usize::try_from(burst).unwrap();
+                    let in_window = burst.min(limit);
+                    match room {
+                        0 => 2 * in_window,
+                        _ => burst + limit + in_window,
+                    }
+                }
+            };
+            prop_assert!(passed.len() <= most, "{algorithm:?} {period_millis} {passed:?}");
+        }
+    }
+}
+
+#[test]
+fn without_room_an_edge_lets_a_second_limit_pass_whatever_the_algorithm() {
+    for algorithm in every_algorithm() {
+        let store = MemoryStore::new(0);
+        let passed = |millis| {
+            let now = Timestamp::from_millis(millis);
+            let batch = one("v", &algorithm, 4, Charge::Within, now);
+            let charged = (0..9).filter(|_| store.apply_all(&batch, now)[0].is_charged);
+            charged.count()
+        };
+        let in_window = match algorithm {
+            Algorithm::TokenBucket { burst } => usize::try_from(burst).unwrap().min(4),
+            _ => 4,
+        };
+        let found = [59_000, 60_000, 60_500].map(passed);
+        assert_eq!(found, [in_window, in_window, 0], "{algorithm:?}");
+    }
+}
+
+/// Sends a value with a counter of its own so many hits at these moments, and then, after another value has taken the
+/// room of that counter. Each is a moment, the hits, and how many of them pass.
+#[track_caller]
+fn check_lost_room(
+    algorithm: &Algorithm,
+    own: &[(u64, usize, usize)],
+    sketched: &[(u64, usize, usize)],
+) {
+    let store = MemoryStore::new(1);
+    let check = |moments: &[(u64, usize, usize)]| {
+        for &(millis, hits, expected) in moments {
+            let now = Timestamp::from_millis(millis);
+            let hit = one("v", algorithm, 4, Charge::Within, now);
+            let passed = (0..hits).filter(|_| store.apply_all(&hit, now)[0].is_charged);
+            assert_eq!(passed.count(), expected, "{algorithm:?} {millis}");
+        }
+    };
+    check(own);
+    let begin = Timestamp::from_millis(sketched[0].0);
+    store.sweep(begin);
+    assert_eq!(store.live_counters(), 0);
+    let mut other = Batch::default();
+    other.push_value(b"other", &Limit::fixed(1, Unit::Year), begin, Hits::ONE);
+    store.apply_all(&other, begin);
+    check(sketched);
+}
+
+#[test]
+fn a_value_that_loses_its_own_counter_may_pass_more_than_two_limits_in_a_period() {
+    // The window ends at 125 s: eleven hits pass in less than a minute.
+    check_lost_room(
+        &Algorithm::FirstHit,
+        &[(65_000, 1, 1), (124_900, 9, 3)],
+        &[(125_000, 9, 4), (180_000, 9, 4)],
+    );
+    // The bucket is full at 115 s: nine hits pass in 20 s.
+    check_lost_room(
+        &Algorithm::TokenBucket { burst: 4 },
+        &[(100_000, 1, 1)],
+        &[(115_000, 9, 4), (120_000, 9, 4)],
+    );
 }
 
 proptest! {
