@@ -116,9 +116,8 @@ impl<S: Store> Store for OverLimitCache<S> {
         let rest = gives_back(batch).then(|| self.caches.without_refused(batch));
         let batch = rest.as_deref().unwrap_or(batch);
         let gives_back = gives_back(batch);
-        let asks = match self.look_up(known, counts, batch, gives_back, deadline.steady()) {
-            None => return Ok(()),
-            Some(asks) => asks,
+        let Some(asks) = self.look_up(known, counts, batch, gives_back, deadline.steady()) else {
+            return Ok(());
         };
         let answered = self.store.add_into(counts, batch, now, deadline).await;
         if gives_back {

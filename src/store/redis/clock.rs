@@ -63,13 +63,12 @@ impl RedisClock {
     /// The time at `moment`; `None` if the server never returned its time.
     pub(crate) fn at(&self, moment: SteadyTime) -> Option<Timestamp> {
         let ahead = self.ahead_millis.load(Relaxed);
+        if ahead == UNKNOWN {
+            return None;
+        }
         let by = Duration::from_millis(ahead.unsigned_abs());
         let at = self.process.at(moment);
-        match ahead {
-            UNKNOWN => None,
-            ..0 => Some(at.minus(by)),
-            _ => Some(at.plus(by)),
-        }
+        Some(if ahead < 0 { at.minus(by) } else { at.plus(by) })
     }
 
     /// Believes the median of the differences of all nodes, in milliseconds.
