@@ -44,7 +44,7 @@ pub(crate) fn check_files(check: &Check) -> anyhow::Result<ExitCode> {
 fn report(check: &Check) -> CheckReport {
     let options = Options {
         key_format: check.key_format.into(),
-        lacks_replicas: !check.replicas.are_known(),
+        lacks_replicas: check.replicas.fixed().is_none(),
         ..check.reading.options()
     };
     let (standard_input, paths): (Vec<_>, Vec<_>) = check

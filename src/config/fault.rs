@@ -200,8 +200,8 @@ pub enum Fault {
         expected: &'static str,
     },
     #[error(
-        "`local` shares each limit among the replicas, and Redis reports their number too late; set \
-             --replicas, --replicas-until-known or --state-file"
+        "`local` shares each limit among the replicas, whose number is read from Redis: a replica that starts while \
+             Redis is away admits one hit of each counter; set --replicas N, the number of replicas that run"
     )]
     UnknownReplicas,
     #[error("`{key}` does not go with {with}; {fix}")]
@@ -326,6 +326,7 @@ impl Fault {
             | Self::NeverReached(_)
             | Self::NeverBinds { .. }
             | Self::NameTwice { .. }
+            | Self::UnknownReplicas
             | Self::Octal { .. } => FaultLevel::Warning,
             Self::KeyPassedOver { .. } | Self::FilePassedOver(_) => FaultLevel::Note,
             _ => FaultLevel::Error,

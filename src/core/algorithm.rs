@@ -21,8 +21,10 @@ use crate::core::{
     request::Hits,
 };
 
+mod dated;
 mod first_hit;
 
+pub(crate) use dated::DatedHits;
 pub(crate) use first_hit::{FirstHit, MOST_OWED};
 
 /// The algorithm state of one counter.
@@ -84,6 +86,9 @@ impl AlgorithmState {
         // This adopts a changed limit.
         self.held(spec, now);
         let now = self.present(spec, now);
+        if spec.age_millis > 0 {
+            return self.charge_late(spec, now);
+        }
         let hits = spec.hits;
         match self {
             Self::FirstHit(state) => {

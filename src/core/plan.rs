@@ -191,6 +191,7 @@ impl<'a> PlanBuilder<'a, '_> {
                 enforcement: self.enforcement(rule),
                 on_loss: rule.map_or(self.modes.on_store_loss, |rule| rule.on_store_loss),
                 descriptor: index,
+                age_millis: 0,
             };
             self.batch.push(&self.identity, limit, self.now, counting);
             self.limits.push(limit);

@@ -5,20 +5,17 @@ use std::{
     thread,
 };
 
-use super::replicas::kept_replicas;
-
 use crate::{
     observe::metrics::Metrics,
     service::{admin, grpc},
     settings::{redis::ClockFlag, serve::Settings},
     store::{
         any::AnyStore,
-        loss::{self, Loss, OnLoss, Reconciler},
+        loss::{Loss, OnLoss, Reconciler, ReplicaCount},
         memory::MemoryStore,
         over_limit_cache::{Caches, OverLimitCache},
         per_second::PerSecond,
         redis::{self, batchers::Batchers, servers::Servers, store::RedisStore},
-        replicas::number::ReplicaCount,
     },
 };
 
@@ -64,19 +61,14 @@ impl StoreBackend {
             ))));
         };
         let replicas = Arc::new(ReplicaCount::default());
-        let given = &settings.loss.replicas;
-        let known = given.fixed().or_else(|| kept_replicas(settings));
-        replicas.begin(known, given.until_known());
+        replicas.begin(settings.loss.replicas.fixed());
         let shown = replicas.known().into();
         metrics.loss.replicas.store(shown, Relaxed);
         let backend = |name, address, stats| {
             let servers = Servers::new(&address, stats, grpc::now)?;
             let stats = metrics.loss.clone();
-            let options = loss::Options {
-                bounds: settings.counter_bounds(),
-                unseen_percent: settings.loss.unseen_share,
-            };
-            let loss = Arc::new(Loss::new(name, options, replicas.clone(), stats));
+            let bounds = settings.counter_bounds();
+            let loss = Arc::new(Loss::new(name, bounds, replicas.clone(), stats));
             Ok(RedisBackend { servers, loss })
         };
         let per_second = settings.redis_per_second.address(&settings.redis.tls);

@@ -5,11 +5,8 @@ use std::io;
 use super::{tasks::TaskError, tls::ListenerTlsError};
 
 use crate::{
-    config::fault::{Fault, Problem},
-    control::xds::error::XdsError,
-    observe::metrics::mogrifier::MogrifierError,
-    settings::traces::TracesError,
-    store::redis,
+    config::fault::Problem, control::xds::error::XdsError,
+    observe::metrics::mogrifier::MogrifierError, settings::traces::TracesError, store::redis,
 };
 
 /// Why the server did not start, or ended.
@@ -27,8 +24,6 @@ pub(crate) enum ServerError {
         source_name: String,
         problems: Vec<Problem>,
     },
-    #[error("--on-store-loss: {0}")]
-    UnknownReplicas(Fault),
     #[error(transparent)]
     Redis(#[from] redis::address::BadUrl),
     #[error(transparent)]

@@ -1,31 +1,11 @@
-//! Finds out how many replicas there are, and keeps the number across restarts.
+//! Whether the number of replicas has to be found out.
 
-use std::{
-    num::NonZeroU32,
-    sync::{Arc, Weak},
-};
+use std::sync::{Arc, Weak};
 
 use crate::{
     core::limit::OnStoreLoss,
-    foundation::causes::chain,
     service::limiter::{RuleSet, Rules},
-    settings::serve::Settings,
-    store::replicas::StateFile,
 };
-
-/// The file that keeps the number of replicas across a restart.
-pub(super) fn state_file(settings: &Settings) -> Option<StateFile> {
-    let path = settings.loss.replicas.state_file()?;
-    Some(StateFile::at(path.to_owned()))
-}
-
-/// The number that an earlier process kept. An invalid file is logged and ignored.
-pub(super) fn kept_replicas(settings: &Settings) -> Option<NonZeroU32> {
-    state_file(settings)?.read().unwrap_or_else(|error| {
-        tracing::warn!("{}; the replicas are detected again", chain(&error));
-        None
-    })
-}
 
 /// Returns a function that reports whether any rule counts locally while its store is lost. It looks at the rules
 /// once per load, and does not keep old rules alive.

@@ -36,7 +36,7 @@ impl RuleSource {
             lacks_replicas: settings.lacks_replicas(),
         };
         if options.lacks_replicas && options.on_store_loss == OnStoreLoss::Local {
-            return Err(ServerError::UnknownReplicas(Fault::UnknownReplicas));
+            tracing::warn!("--on-store-loss: {}", Fault::UnknownReplicas);
         }
         if let Some(xds) = settings.xds.options() {
             let client = xds::Client::new(xds, options, intake.clone(), metrics.clone())?;

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use super::{
     cpu_quota,
     parts::Parts,
-    replicas::{counts_locally, state_file},
+    replicas::counts_locally,
     tasks::{OwnedTasks, Task},
 };
 use crate::{
@@ -73,12 +73,7 @@ fn detect_replicas(parts: &Parts<'_>, reconciler: &Reconciler<RedisStore>, tasks
     let settings = parts.settings;
     let number = reconciler.loss.replicas().clone();
     let stats = parts.metrics.loss.clone();
-    let replicas = Replicas::new(
-        reconciler.store.clone(),
-        number,
-        stats,
-        state_file(settings),
-    );
+    let replicas = Replicas::new(reconciler.store.clone(), number, stats);
     let clock = parts.backend.clock(settings);
     let mut counts_locally = counts_locally(parts.rules.clone());
     let is_default: OnStoreLoss = settings.loss.on_store_loss.into();

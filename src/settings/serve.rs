@@ -178,10 +178,9 @@ impl Settings {
         names.join(",")
     }
 
-    /// Whether no rule can count locally because the number of replicas is unknown. With counters in memory no rule
-    /// needs it.
+    /// Whether the number of replicas is unknown until it is read from Redis. With counters in memory no rule needs it.
     pub(crate) fn lacks_replicas(&self) -> bool {
-        self.redis.address().is_some() && !self.loss.replicas.are_known()
+        self.redis.address().is_some() && self.loss.replicas.fixed().is_none()
     }
 
     /// Where the rules are, if they come from files.

@@ -1,4 +1,5 @@
-//! Variables that begin with `TOLLGATE_` and that no setting reads: errors, with a suggestion.
+//! Variables that begin with `TOLLGATE_` and that no setting reads: errors, with a suggestion. Names of former settings
+//! get the way out.
 
 use std::ffi::OsString;
 
@@ -11,6 +12,22 @@ pub(super) type Environment = Vec<(OsString, OsString)>;
 
 /// The beginning of the names of our own variables.
 const OURS: &str = "TOLLGATE_";
+
+/// Variables that were settings once, and the way out for those who set them.
+const REMOVED: [(&str, &str); 3] = [
+    (
+        "TOLLGATE_REPLICAS_UNTIL_KNOWN",
+        "set TOLLGATE_REPLICAS to the number of replicas instead",
+    ),
+    (
+        "TOLLGATE_STATE_FILE",
+        "set TOLLGATE_REPLICAS to the number of replicas instead",
+    ),
+    (
+        "TOLLGATE_UNSEEN_SHARE",
+        "remove it; a replica admits one hit of each counter that it does not know",
+    ),
+];
 
 /// A line for each of our variables that no setting of `command` reads. Values may be secrets, so no line has one.
 pub(super) fn unknown(command: &Command, environment: &Environment) -> Vec<String> {
@@ -25,15 +42,23 @@ pub(super) fn unknown(command: &Command, environment: &Environment) -> Vec<Strin
         .filter(|(name, value)| !is_service_link(name, value))
         .map(|(name, _)| name.to_string_lossy())
         .filter(|name| name.starts_with(OURS) && !known.contains(&name.as_ref()))
-        .map(|name| match nearest(&name, &known) {
-            Some(near) => format!("the variable {name} is unknown; did you mean {near}?"),
-            None => format!(
+        .map(|name| match (way_out(&name), nearest(&name, &known)) {
+            (Some(way_out), _) => {
+                format!("the variable {name} is no longer a setting; {way_out}")
+            }
+            (None, Some(near)) => format!("the variable {name} is unknown; did you mean {near}?"),
+            (None, None) => format!(
                 "the variable {name} is unknown; `tollgate serve --help` lists all variables"
             ),
         })
         .collect();
     lines.sort();
     lines
+}
+
+fn way_out(name: &str) -> Option<&'static str> {
+    let removed = REMOVED.iter().find(|(removed, _)| *removed == name);
+    removed.map(|(_, way_out)| *way_out)
 }
 
 /// The known variable that `name` seems to mean: the same name without our prefix, or one that is a few letters away.
@@ -83,6 +108,22 @@ mod tests {
         }
         let none = "`tollgate serve --help` lists all variables";
         check("TOLLGATE_FAVOURITE_COLOUR", "sesame", Some(none));
+    }
+
+    #[test]
+    fn a_variable_of_a_former_setting_is_refused_with_the_way_out() {
+        let command = Cli::command();
+        for (name, way_out) in REMOVED {
+            let lines = unknown(&command, &vec![(name.into(), "1".into())]);
+            let expected = format!("the variable {name} is no longer a setting; {way_out}");
+            assert_eq!(lines, [expected]);
+        }
+        // A Service of that name is none.
+        let link = vec![(
+            "TOLLGATE_STATE_FILE_PORT".into(),
+            "tcp://10.0.0.1:80".into(),
+        )];
+        assert_eq!(unknown(&command, &link), [""; 0]);
     }
 
     #[test]

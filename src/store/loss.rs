@@ -2,7 +2,8 @@
 //!
 //! Each rule chooses its answer (`on_store_loss`). A rule that counts locally begins with the last counts that this
 //! process saw (see `store/loss/first_count.rs`) and keeps to this replica's share of each limit. Once the store
-//! replies again, the hits that the rule let pass are added to it.
+//! replies again, the hits that still count are added to it, each with its age: as many as the local counter holds
+//! beyond those with which it began. Hits that have left meanwhile are not.
 //!
 //! Some hits are counted locally and in the store: those that were in flight when the store fell silent and that it
 //! counted nevertheless. They are at most one pipeline for each connection, and clients may send that many hits
@@ -20,17 +21,21 @@ use crate::core::{
 
 mod first_count;
 mod local;
+mod moment;
 mod recent;
 mod reconcile;
+mod replica_count;
 mod share;
 mod state;
 mod stats;
 #[cfg(test)]
 mod tests;
 
+use moment::Moment;
 use recent::{SeenCount, SharedRecent, lock};
 pub(crate) use reconcile::Reconciler;
-pub(crate) use state::{Loss, Options};
+pub(crate) use replica_count::ReplicaCount;
+pub(crate) use state::Loss;
 pub(crate) use stats::LossStats;
 
 /// A store around a store, one for each worker. The local counts belong to the whole process.
@@ -48,7 +53,7 @@ impl<S> OnLoss<S> {
         Self { store, loss, seen }
     }
 
-    fn remember(&self, batch: &Batch, counts: &[CounterState], now: Timestamp) {
+    fn remember(&self, batch: &Batch, counts: &[CounterState], moment: &Moment) {
         let is_local = |spec: &IncrementSpec| spec.on_loss == OnStoreLoss::Local;
         if !batch.all_specs().any(is_local) {
             return;
@@ -57,7 +62,7 @@ impl<S> OnLoss<S> {
         let mut table = lock(&self.seen);
         for (increment, count) in batch.iter().zip(counts) {
             if is_local(&increment.spec) {
-                let seen = SeenCount::new(&increment.spec, count, now);
+                let seen = SeenCount::new(&increment.spec, count, moment);
                 table.insert(increment.key, seen, rule_set);
             }
         }
@@ -67,7 +72,7 @@ impl<S> OnLoss<S> {
     fn instead(
         &self,
         batch: &Batch,
-        now: Timestamp,
+        moment: Moment,
         error: StoreError,
     ) -> Result<CounterStates, StoreError> {
         let has_policy = |wanted| batch.iter().any(|increment| increment.on_loss == wanted);
@@ -83,7 +88,7 @@ impl<S> OnLoss<S> {
                     counted.append_one(increment);
                 }
             }
-            local = self.loss.count(&counted, now);
+            local = self.loss.count(&counted, moment);
         }
         let mut local = local.into_iter();
         let answer = |increment: Increment<'_>| match increment.on_loss {
@@ -110,9 +115,13 @@ impl<S: Store> Store for OnLoss<S> {
         now: Timestamp,
         deadline: &Deadline,
     ) -> Result<(), StoreError> {
+        let moment = Moment {
+            now,
+            steady: deadline.steady(),
+        };
         match self.store.add_into(counts, batch, now, deadline).await {
             Ok(()) => {
-                self.remember(batch, counts, now);
+                self.remember(batch, counts, &moment);
                 Ok(())
             }
             Err(error) => {
@@ -121,10 +130,10 @@ impl<S: Store> Store for OnLoss<S> {
                 // at the same time.
                 match error {
                     StoreError::Overloaded => {}
-                    StoreError::Timeout => self.loss.missed(now),
-                    _ => self.loss.failed(error, now),
+                    StoreError::Timeout => self.loss.missed(moment.steady),
+                    _ => self.loss.failed(error, moment.steady),
                 }
-                *counts = self.instead(batch, now, error)?;
+                *counts = self.instead(batch, moment, error)?;
                 Ok(())
             }
         }

@@ -18,6 +18,7 @@ use crate::core::{
 };
 use crate::foundation::sample::SampleWriter;
 
+pub(super) mod begun;
 mod capacity;
 mod cursor;
 mod key;
@@ -29,6 +30,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
+use begun::{Begin, TakenCounter};
 use capacity::Capacity;
 pub(crate) use capacity::CounterBounds;
 use cursor::Cursor;
@@ -121,22 +123,76 @@ impl MemoryStore {
 
     /// Like [`Self::apply_all`], but writes into `counts`, which must be empty.
     pub fn apply_into(&self, counts: &mut CounterStates, batch: &Batch, now: Timestamp) {
+        self.apply(counts, batch, now, None);
+    }
+
+    /// Like [`Self::apply_all`], but a counter that does not exist yet begins as `begin` says.
+    pub(super) fn apply_beginning(
+        &self,
+        batch: &Batch,
+        now: Timestamp,
+        begin: Begin<'_>,
+    ) -> CounterStates {
+        let mut counts = CounterStates::new();
+        self.apply(&mut counts, batch, now, Some(begin));
+        counts
+    }
+
+    fn apply(
+        &self,
+        counts: &mut CounterStates,
+        batch: &Batch,
+        now: Timestamp,
+        begin: Option<Begin<'_>>,
+    ) {
         if batch.all_specs().all(IncrementSpec::stands_alone) {
-            self.add_alone(counts, batch, now);
+            self.add_alone(counts, batch, now, begin);
         } else {
-            *counts = self.add_together(batch, now);
+            *counts = self.add_together(batch, now, begin);
         }
     }
 
+    /// Takes out up to `most` counters of [`Self::apply_beginning`], from the shard `next` on, which moves on with
+    /// them.
+    pub(super) fn take_begun(&self, next: &mut usize, most: usize) -> Vec<TakenCounter> {
+        let mut taken = Vec::new();
+        while taken.len() < most
+            && let Some(shard) = self.shards.get(*next)
+        {
+            let left = most - taken.len();
+            let room = lock(shard).take_begun(left, &self.hasher, &mut taken);
+            self.capacity.give_back(room);
+            if taken.len() < most {
+                *next += 1;
+            }
+        }
+        taken
+    }
+
+    /// Hits on keys that had no room, since the start.
+    pub(super) fn sketched_hits(&self) -> u64 {
+        self.capacity.sketched_hits()
+    }
+
     /// Applies each increment by itself. Increments of one family in a row find and lock it once.
-    fn add_alone(&self, counts: &mut CounterStates, batch: &Batch, now: Timestamp) {
+    fn add_alone(
+        &self,
+        counts: &mut CounterStates,
+        batch: &Batch,
+        now: Timestamp,
+        begin: Option<Begin<'_>>,
+    ) {
         let name = |index| SplitKey::new(batch.key(index), batch.spec(index).descriptor_bytes);
         let mut names = (0..batch.len()).map(|index| (index, name(index)));
         let mut next = names.next();
         while let Some((_, first)) = next {
             let hash = self.hash(first.family);
             let shard = &mut *lock(&self.shards[self.shard(hash)]);
-            let mut known = shard.family(hash, first.family);
+            let mut known = match begin {
+                None => shard.family(hash, first.family),
+                // The other way records how each counter began.
+                Some(_) => None,
+            };
             while let Some((index, name)) = next
                 && name.is_sibling(first)
             {
@@ -152,7 +208,7 @@ impl MemoryStore {
             while let Some((index, name)) = next
                 && name.is_sibling(first)
             {
-                let mut cursor = self.cursor(shard, hash, name, now);
+                let mut cursor = self.cursor(shard, hash, name, (now, begin));
                 counts.push(cursor.add(&batch.increment(index)));
                 next = names.next();
             }
@@ -160,16 +216,21 @@ impl MemoryStore {
     }
 
     /// Applies all increments as one step: whether one is charged depends on all counters.
-    fn add_together(&self, batch: &Batch, now: Timestamp) -> CounterStates {
+    fn add_together(
+        &self,
+        batch: &Batch,
+        now: Timestamp,
+        begin: Option<Begin<'_>>,
+    ) -> CounterStates {
         let mut shards = self.lock_all(batch);
         let charging = BatchCharging::new(batch, |increment, ahead| {
-            self.locked(&mut shards, increment, now)
+            self.locked(&mut shards, increment, (now, begin))
                 .look(increment, ahead)
         });
         let apply = |(index, increment): (usize, Increment<'_>)| {
             let judged = charging.judged[index];
             let is_charged = charging.charges(index, &increment);
-            let mut cursor = self.locked(&mut shards, &increment, now);
+            let mut cursor = self.locked(&mut shards, &increment, (now, begin));
             if !judged.is_over || is_charged {
                 return cursor.apply(&increment, is_charged);
             }
@@ -201,13 +262,13 @@ impl MemoryStore {
         &'s self,
         shards: &'s mut Locked<'_>,
         increment: &Increment<'k>,
-        now: Timestamp,
+        how: (Timestamp, Option<Begin<'s>>),
     ) -> Cursor<'s, 'k> {
         let name = SplitKey::of(increment);
         let hash = self.hash(name.family);
         let shard = shards.get_mut(&self.shard(hash));
         let shard = shard.expect("every shard of the batch is locked");
-        self.cursor(shard, hash, name, now)
+        self.cursor(shard, hash, name, how)
     }
 
     fn cursor<'s, 'k>(
@@ -215,7 +276,7 @@ impl MemoryStore {
         shard: &'s mut Shard,
         hash: u64,
         name: SplitKey<'k>,
-        now: Timestamp,
+        (now, begin): (Timestamp, Option<Begin<'s>>),
     ) -> Cursor<'s, 'k> {
         Cursor {
             shard,
@@ -224,6 +285,7 @@ impl MemoryStore {
             hash,
             name,
             now,
+            begin,
         }
     }
 }

@@ -11,24 +11,15 @@ use std::{
 };
 
 use super::{
-    contract::{Store, StoreError},
-    loss::LossStats,
+    contract::{Deadline, Store, StoreError},
+    loss::{LossStats, ReplicaCount},
 };
-use crate::{
-    core::{
-        counter::{Batch, Identity, Increment, IncrementSpec},
-        limit::Limit,
-        request::Hits,
-        window::{Period, Timestamp, Unit, Window},
-    },
-    foundation::causes::chain,
+use crate::core::{
+    counter::{Batch, CounterStates, Identity, Increment, IncrementSpec},
+    limit::Limit,
+    request::Hits,
+    window::{Period, SteadyTime, Timestamp, Unit, Window},
 };
-
-pub(crate) mod number;
-mod state;
-
-use number::ReplicaCount;
-pub(crate) use state::StateFile;
 
 /// The length of a window in seconds: a replica that left is counted for up to two of them.
 const WINDOW_SECS: NonZeroU32 = NonZeroU32::new(10).expect("10 is not 0");
@@ -42,10 +33,6 @@ pub(crate) struct Replicas<S> {
     store: S,
     number: Arc<ReplicaCount>,
     stats: Arc<LossStats>,
-    /// The file in which the number outlives the process.
-    state: Option<StateFile>,
-    /// The number in the state file, as far as this process knows.
-    saved: u32,
     limit: Limit,
     identity: Identity,
     /// The window in which this replica has tried to count itself.
@@ -53,27 +40,19 @@ pub(crate) struct Replicas<S> {
     /// The count of the present window at the last look.
     held: u64,
     /// Since when every look succeeded and found no less than before.
-    well_since: Option<Timestamp>,
+    well_since: Option<SteadyTime>,
 }
 
 impl<S: Store> Replicas<S> {
-    /// Keeps the replicas that it counts in `store` in `number` and shows them in `stats`; writes every
-    /// change to `state`.
-    pub(crate) fn new(
-        store: S,
-        number: Arc<ReplicaCount>,
-        stats: Arc<LossStats>,
-        state: Option<StateFile>,
-    ) -> Self {
+    /// Keeps the replicas that it counts in `store` in `number` and shows them in `stats`.
+    pub(crate) fn new(store: S, number: Arc<ReplicaCount>, stats: Arc<LossStats>) -> Self {
         let mut identity = Identity::default();
         identity.set(b"", &[], &[]);
         let period = Period::new(Unit::Second, WINDOW_SECS).expect("ten seconds are within bounds");
         Self {
             store,
-            saved: number.known(),
             number,
             stats,
-            state,
             limit: Limit::fixed(u32::MAX, period),
             identity,
             own: None,
@@ -92,35 +71,13 @@ impl<S: Store> Replicas<S> {
         loop {
             if is_needed() {
                 // A lost store is reported elsewhere; the last number holds meanwhile.
-                let _ = self.look(now()).await;
-                self.save().await;
+                let _ = self.look(now(), &Deadline::of_store()).await;
             }
             tokio::time::sleep(LOOK).await;
         }
     }
 
-    /// Keeps the number for the next process if it has changed. A file that cannot be written is logged
-    /// once for each number.
-    async fn save(&mut self) {
-        let number = self.number.known();
-        let (Some(state), Some(number)) = (&self.state, NonZeroU32::new(number)) else {
-            return;
-        };
-        if self.saved == number.get() {
-            return;
-        }
-        self.saved = number.get();
-        let state = state.clone();
-        let written = tokio::task::spawn_blocking(move || state.write(number)).await;
-        if let Ok(Err(error)) = written {
-            tracing::warn!(
-                "{}; the number of replicas will not be known after a restart",
-                chain(&error)
-            );
-        }
-    }
-
-    async fn look(&mut self, now: Timestamp) -> Result<(), StoreError> {
+    async fn look(&mut self, now: Timestamp, deadline: &Deadline) -> Result<(), StoreError> {
         let window = self.limit.window(now);
         let length = Duration::from_secs(self.limit.period.secs());
         let before = now.minus(length);
@@ -134,8 +91,12 @@ impl<S: Store> Replicas<S> {
             if is_new { Hits::ONE } else { Hits::add(0) },
         );
         self.push(&mut batch, before, Hits::add(0));
-        let counts = self.store.add(&batch, now).await;
-        let counts = counts.inspect_err(|_| self.well_since = None)?;
+        let mut counts = CounterStates::new();
+        let added = self
+            .store
+            .add_into(&mut counts, &batch, now, deadline)
+            .await;
+        added.inspect_err(|_| self.well_since = None)?;
         let [present, previous] = counts[..] else {
             return Err(StoreError::Refused);
         };
@@ -144,12 +105,15 @@ impl<S: Store> Replicas<S> {
             self.well_since = None;
         }
         self.held = present.after;
-        let well_since = *self.well_since.get_or_insert(now);
+        let steady = deadline.steady();
+        let well_since = *self.well_since.get_or_insert(steady);
         let seen = present.after.max(previous.after).max(1);
         let seen = u32::try_from(seen).unwrap_or(u32::MAX);
         // In a window during which the store was away, some replicas are missing.
-        let is_whole = self.limit.window(before).start >= well_since;
-        self.number.count(seen, is_whole, now);
+        let start = self.limit.window(before).start;
+        let age = Duration::from_millis(now.millis().saturating_sub(start.millis()));
+        let is_whole = steady.since(well_since) >= age;
+        self.number.count(seen, is_whole, steady);
         self.stats
             .replicas
             .store(self.number.known().into(), Relaxed);
@@ -173,11 +137,12 @@ impl<S: Store> Replicas<S> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use tokio::runtime::Builder;
 
     use super::*;
     use crate::store::memory::MemoryStore;
-    use crate::store::replicas::number::NEVER;
 
     const START: u64 = 1_795_230_000;
 
@@ -186,6 +151,8 @@ mod tests {
     struct Course {
         store: Arc<MemoryStore>,
         all: Vec<Replicas<Arc<MemoryStore>>>,
+        /// The clock that cannot be set, when the window began.
+        began: Instant,
     }
 
     impl Course {
@@ -193,11 +160,12 @@ mod tests {
             Self {
                 store: Arc::new(MemoryStore::new(100)),
                 all: Vec::new(),
+                began: Instant::now(),
             }
         }
 
         fn join(&mut self) {
-            let replica = Replicas::new(self.store.clone(), Arc::default(), Arc::default(), None);
+            let replica = Replicas::new(self.store.clone(), Arc::default(), Arc::default());
             self.all.push(replica);
         }
 
@@ -206,8 +174,12 @@ mod tests {
             let runtime = Builder::new_current_thread().build().unwrap();
             let now = Timestamp::from_secs(START + secs);
             self.store.sweep(now);
+            let deadline = Deadline {
+                began: self.began + Duration::from_secs(secs),
+                timeout: None,
+            };
             for replica in &mut self.all {
-                runtime.block_on(replica.look(now)).unwrap();
+                runtime.block_on(replica.look(now, &deadline)).unwrap();
             }
             let seen = self.all.iter().map(|one| one.number.known());
             assert_eq!(seen.collect::<Vec<_>>(), expected);
@@ -253,49 +225,8 @@ mod tests {
     }
 
     #[test]
-    fn until_replicas_are_counted_in_a_whole_window_the_given_number_holds() {
-        let at = Timestamp::from_secs;
-        let three = NonZeroU32::new(3);
-        let number = ReplicaCount::default();
-        assert_eq!((number.known(), number.taken()), (0, ReplicaCount::UNKNOWN));
-        number.begin(None, three);
-        assert_eq!((number.known(), number.taken()), (0, 3));
-        number.count(1, false, at(1));
-        assert_eq!(number.taken(), 3);
-        number.count(5, false, at(2));
-        assert_eq!(number.taken(), 5);
-        number.count(2, true, at(20));
-        assert_eq!(number.taken(), 2);
-        number.count(1, false, at(30));
-        assert_eq!(number.taken(), 2);
-        // The number of an earlier process is better than a guess.
-        number.begin(NonZeroU32::new(7), three);
-        assert_eq!(number.taken(), 7);
-    }
-
-    #[test]
-    fn a_replica_is_alone_since_a_whole_window_without_others() {
-        let at = Timestamp::from_secs;
-        let number = ReplicaCount::default();
-        let never = Timestamp::from_millis(NEVER);
-        assert_eq!(number.alone_since(), never);
-        number.count(1, false, at(1));
-        assert_eq!(number.alone_since(), never);
-        number.count(1, true, at(2));
-        number.count(1, true, at(3));
-        assert_eq!(number.alone_since(), at(2));
-        number.count(2, false, at(4));
-        assert_eq!(number.alone_since(), never);
-        number.count(1, true, at(5));
-        assert_eq!(number.alone_since(), at(5));
-        // The settings name one replica.
-        number.begin(None, NonZeroU32::new(1));
-        assert_eq!(number.alone_since(), at(0));
-    }
-
-    #[test]
     fn no_request_can_have_its_counter() {
-        let replicas = Replicas::new(MemoryStore::new(1), Arc::default(), Arc::default(), None);
+        let replicas = Replicas::new(MemoryStore::new(1), Arc::default(), Arc::default());
         let mut batch = Batch::default();
         replicas.push(&mut batch, Timestamp::from_secs(START), Hits::ONE);
         let key = batch.iter().next().map(|increment| increment.key.to_vec());

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use ::tollgate::proto::envoy::service::ratelimit::v3::{
     RateLimitResponse, rate_limit_response::Code,
 };
-use tempfile::TempDir;
 use tonic::{Code as Grpc, Status};
 
 use crate::support::{
@@ -157,15 +156,16 @@ async fn a_replica_spends_its_share_and_hands_it_back() {
 #[tokio::test]
 async fn a_restarted_redis_learns_what_was_spent_without_it() {
     let mut redis = Redis::start();
-    let server = start(&redis, &["--replicas", "4", "--unseen-share", "100"]);
+    let server = start(&redis, &["--replicas", "4"]);
     let mut client = connect(server.grpc).await;
+    assert_eq!(passing(&mut client, "log", 1).await, 1);
     redis.kill();
-    assert_eq!(passing(&mut client, "log", 50).await, 25);
+    assert_eq!(passing(&mut client, "log", 50).await, 24);
     redis.restart();
-    await_reconciled(&server, 25);
+    await_reconciled(&server, 24);
     await_return(&mut client).await;
-    assert_eq!(remaining(&mut client, "log").await, 75);
-    assert_eq!(passing(&mut client, "log", 100).await, 75);
+    assert_eq!(remaining(&mut client, "log").await, 76);
+    assert_eq!(passing(&mut client, "log", 100).await, 76);
 }
 
 /// The four rows of the table in docs/chaos.md: 90 of 100 are used, then Redis is killed.
@@ -251,96 +251,52 @@ async fn a_replica_that_starts_during_a_loss_does_not_begin_anew() {
     }
 }
 
-/// Two replicas that detected each other keep their number in the state file, also for a restart during a loss.
+/// Replicas that cannot count themselves, because they start during a loss, admit one hit of each counter.
 #[tokio::test]
-async fn replicas_that_start_during_a_loss_know_how_many_they_were() {
-    for key in ROWS {
-        let mut redis = Redis::start();
-        let url = redis.url();
-        let folder = TempDir::new().unwrap();
-        let files = ["a", "b"].map(|name| folder.path().join(name));
-        let start = |share: &str| {
-            files.each_ref().map(|file| {
-                let file = file.to_str().unwrap();
-                let builder = tollgate::with_rules(RULES).redis_at(&url, "100ms");
-                builder
-                    .args(["--state-file", file, "--unseen-share", share])
-                    .start()
-            })
-        };
-        let servers = start("0");
-        let mut client = connect(servers[0].grpc).await;
-        assert_eq!(passing(&mut client, key, USED).await, USED);
-        wait_until("both keep the number", || {
-            let text = |file| std::fs::read_to_string(file).unwrap_or_default();
-            files.iter().all(|file| text(file) == "replicas: 2\n")
-        });
-        redis.kill();
-        drop(servers);
-        for (share, expected) in [("0", [1, 1]), ("100", [50, 50])] {
-            let servers = start(share);
-            let mut clients = [
-                connect(servers[0].grpc).await,
-                connect(servers[1].grpc).await,
-            ];
-            assert_eq!(passing_each(&mut clients, key).await, expected, "{key}");
-            assert_eq!(servers[0].metric("tollgate_replicas"), 2);
-        }
-    }
-}
-
-/// An invalid state file is logged, and the setting is used instead.
-#[tokio::test]
-async fn a_broken_state_file_is_said_and_does_no_harm() {
+async fn replicas_that_start_during_a_loss_admit_one_hit_until_they_know_their_number() {
     let mut redis = Redis::start();
     redis.kill();
-    let folder = TempDir::new().unwrap();
-    let file = folder.path().join("state");
-    std::fs::write(&file, "{\"replicas\": 7}").unwrap();
-    let file = file.to_str().unwrap();
-    let server = start(
-        &redis,
-        &[
-            "--state-file",
-            file,
-            "--replicas-until-known",
-            "4",
-            "--unseen-share",
-            "100",
-        ],
-    );
-    let log = server.log().with("holds no number of replicas");
-    assert!(log.contains(file), "{log}");
-    let mut client = connect(server.grpc).await;
-    assert_eq!(passing(&mut client, "log", 100).await, 25);
+    let servers = [(); 2].map(|()| start(&redis, &["--replicas", "0"]));
+    let mut clients = [
+        connect(servers[0].grpc).await,
+        connect(servers[1].grpc).await,
+    ];
+    for key in ROWS {
+        assert_eq!(passing_each(&mut clients, key).await, [1, 1], "{key}");
+    }
+    for server in &servers {
+        assert_eq!(server.metric("tollgate_replicas"), 0);
+        server.log().with("this one admits one hit of each counter");
+    }
     redis.restart();
-    wait_until("it is mended", || {
-        std::fs::read_to_string(file)
-            .unwrap()
-            .starts_with("replicas: ")
+    wait_until("they count themselves", || {
+        let mut all = servers.iter();
+        all.all(|server| server.metric("tollgate_replicas") == 2)
     });
 }
 
-/// No rule counts locally without a known number of replicas.
+/// The warning names the way out.
 #[test]
-fn a_start_without_any_number_of_replicas_is_an_error_where_rules_count_locally() {
-    let flag = "--on-store-loss=local";
+fn a_start_without_a_number_of_replicas_warns_where_rules_count_locally() {
+    let redis = Redis::start();
     let plain = "domain: d\ndescriptors: [{key: k, rate_limits: [1/year]}]";
-    let reported = "set --replicas, --replicas-until-known or --state-file";
     for (rules, args, place) in [
-        (RULES, vec![], "rules.yaml:8:33: d.local: `local` shares"),
-        (plain, vec![flag], "--on-store-loss: `local` shares"),
+        (RULES, &["--replicas", "0"][..], "rules.yaml:8:33: "),
+        (
+            plain,
+            &["--replicas", "0", "--on-store-loss", "local"],
+            "--on-store-loss: `local`",
+        ),
     ] {
-        let builder = tollgate::bare().file("rules.yaml", rules);
-        let folder = builder.rules().to_str().unwrap().to_owned();
-        let (_, text) = builder
-            .args(["serve", "--redis-url", "redis://127.0.0.1:1"])
-            .args(["--config-dir", &folder, "--grpc-port", "0", "--port", "0"])
-            .args(["--debug-port", "0"])
-            .args(args)
-            .fail();
-        assert!(text.contains(place) && text.contains(reported), "{text}");
+        let builder = tollgate::with_rules(rules).redis_at(&redis.url(), "100ms");
+        let server = builder.args(args.iter().copied()).start();
+        let log = server.log().with("set --replicas N");
+        assert!(log.contains(place), "{log}");
     }
+    let server = start(&redis, &["--replicas", "1"]);
+    let mut log = server.log().with("tollgate is ready");
+    log.retain(|letter| letter != '\n');
+    assert!(!log.contains("set --replicas N"), "{log}");
 }
 
 /// Counts made before a rule counted locally are unknown, although its limit is unchanged.
@@ -427,6 +383,103 @@ fn await_end_of_loss(server: &Tollgate) {
     });
 }
 
+/// Ten per two seconds, counted by each algorithm.
+const SHORT: &str = "
+domain: d
+on_store_loss: local
+descriptors:
+  - {key: fixed, rate_limits: [10/2seconds]}
+  - {key: first, rate_limit: {unit: second, unit_multiplier: 2, requests_per_unit: 10, window: first_hit}}
+  - {key: window, rate_limit: {unit: second, unit_multiplier: 2, requests_per_unit: 10, algorithm: sliding_window}}
+  - {key: log, rate_limit: {unit: second, unit_multiplier: 2, requests_per_unit: 10, algorithm: sliding_log}}
+  - {key: bucket, rate_limit: {unit: second, unit_multiplier: 2, requests_per_unit: 10, algorithm: token_bucket}}
+";
+const SHORT_KEYS: [&str; 5] = ["fixed", "first", "window", "log", "bucket"];
+const SHORT_PERIOD: Duration = Duration::from_secs(2);
+
+/// Half of each limit is asked for through two replicas in turn, before, during and after a loss of three periods.
+#[tokio::test]
+async fn a_steady_client_below_its_limit_is_refused_nothing_after_a_long_loss() {
+    let mut redis = Redis::start();
+    let servers = [(); 2].map(|()| {
+        let builder = tollgate::with_rules(SHORT).redis_at(&redis.url(), "100ms");
+        builder.args(["--replicas", "2"]).start()
+    });
+    let mut clients = [
+        connect(servers[0].grpc).await,
+        connect(servers[1].grpc).await,
+    ];
+    let mut refused = Vec::new();
+    let mut asked = 0_usize;
+    let mut go_on = async |periods: u32, refused: &mut Vec<&str>| {
+        let until = Instant::now() + periods * SHORT_PERIOD;
+        let mut pace = tokio::time::interval(SHORT_PERIOD / 5);
+        while Instant::now() < until {
+            pace.tick().await;
+            let client = &mut clients[asked % 2];
+            asked += 1;
+            for key in SHORT_KEYS {
+                let (code, _) = reported(one(client, key).await).expect("an answer");
+                if code != Code::Ok {
+                    refused.push(key);
+                }
+            }
+        }
+    };
+    go_on(2, &mut refused).await;
+    assert!(refused.is_empty(), "before: {refused:?}");
+    redis.kill();
+    go_on(3, &mut Vec::new()).await;
+    redis.restart();
+    go_on(3, &mut refused).await;
+    assert!(refused.is_empty(), "after: {refused:?}");
+    for server in &servers {
+        assert!(server.metric("tollgate_reconciled_hits_total") > 0);
+        assert_eq!(server.metric("tollgate_lost_hits_total"), 0);
+    }
+}
+
+/// 60 values are asked for all the time, and 20 have room: no algorithm forgets a counter in use.
+#[tokio::test]
+async fn a_value_in_use_gets_no_fresh_limit_while_local_room_is_short() {
+    const VALUES: usize = 60;
+    let mut redis = Redis::start();
+    let server = tollgate::with_rules(SHORT)
+        .redis_at(&redis.url(), "100ms")
+        .args(["--replicas", "1", "--max-counters", "20"])
+        .start();
+    let mut client = connect(server.grpc).await;
+    assert_eq!(passing(&mut client, "log", 1).await, 1);
+    redis.kill();
+    for key in SHORT_KEYS {
+        let began = Instant::now();
+        let mut admitted = vec![Vec::new(); VALUES];
+        while began.elapsed() < 3 * SHORT_PERIOD {
+            for (value, admitted) in admitted.iter_mut().enumerate() {
+                let value = value.to_string();
+                let sent = began.elapsed();
+                let asked = reported(ask(&mut client, "d", &[(key, &value)]).await);
+                if asked.expect("an answer").0 == Code::Ok {
+                    admitted.push((sent, began.elapsed()));
+                }
+            }
+        }
+        for (value, admitted) in admitted.iter().enumerate() {
+            // A call counts at some moment between its start and its end.
+            let within = |start: Duration| {
+                let end = start + SHORT_PERIOD;
+                let of_it = admitted
+                    .iter()
+                    .filter(|(sent, told)| *sent >= start && *told < end);
+                of_it.count()
+            };
+            let densest = admitted.iter().map(|(sent, _)| within(*sent)).max();
+            // Two windows touch, and a full bucket gets as much again; a sketch counts in windows.
+            assert!(densest <= Some(20), "{key} {value}: {densest:?}");
+        }
+    }
+}
+
 /// No errors and at most the share; after its return, empty, Redis holds every hit since the kill.
 #[tokio::test]
 async fn a_kill_under_load_costs_no_answer_and_no_budget() {
@@ -494,8 +547,7 @@ async fn replicas_find_out_how_many_they_are() {
     // Hits that a busy machine returns too late may have counted, and are not sent again.
     let start = |_| {
         let builder = tollgate::with_rules(RULES).redis(&redis);
-        let args = ["--workers", "1", "--unseen-share", "100"];
-        builder.args(args).start()
+        builder.args(["--workers", "1", "--replicas", "0"]).start()
     };
     let mut servers: Vec<_> = (0..3).map(start).collect();
     let see = |servers: &[Tollgate], count| {
@@ -505,6 +557,10 @@ async fn replicas_find_out_how_many_they_are() {
         });
     };
     see(&servers, 3);
+    for server in &servers {
+        let mut client = connect(server.grpc).await;
+        assert_eq!(passing(&mut client, "local", 1).await, 1);
+    }
     // The detected number stays while Redis is down, and also when Redis comes back empty.
     redis.kill();
     let mut admitted = 0;
@@ -512,8 +568,8 @@ async fn replicas_find_out_how_many_they_are() {
         let mut client = connect(server.grpc).await;
         admitted += passing(&mut client, "local", 50).await;
     }
-    // A third of a hundred, rounded up.
-    assert_eq!(admitted, 3 * 34);
+    // A third of a hundred, rounded up, but for the hit that each has seen.
+    assert_eq!(admitted, 3 * 33);
     see(&servers, 3);
     redis.restart();
     for server in &servers {
@@ -533,6 +589,7 @@ async fn replicas_are_counted_only_if_somebody_has_to_know() {
     let redis = Redis::start();
     let server = tollgate::with_rules("domain: d\ndescriptors: [{key: k, rate_limits: [1/year]}]")
         .redis(&redis)
+        .args(["--replicas", "0"])
         .start();
     let mut client = connect(server.grpc).await;
     one(&mut client, "k").await.unwrap();
@@ -550,17 +607,7 @@ async fn replicas_are_counted_only_if_somebody_has_to_know() {
 #[tokio::test]
 async fn a_full_local_table_refuses_nobody_for_want_of_room() {
     let mut redis = Redis::start();
-    let server = start(
-        &redis,
-        &[
-            "--max-counters",
-            "3",
-            "--workers",
-            "1",
-            "--unseen-share",
-            "100",
-        ],
-    );
+    let server = start(&redis, &["--max-counters", "3", "--workers", "1"]);
     let mut client = connect(server.grpc).await;
     let ask_for = async |client: &mut Client, value: &str, hits: u64| {
         let mut asked = request("d", vec![descriptor(&[("local", value)])]);
@@ -575,16 +622,16 @@ async fn a_full_local_table_refuses_nobody_for_want_of_room() {
     redis.kill();
     for number in 0..50 {
         let value = number.to_string();
-        assert_eq!(ask_for(&mut client, &value, 60).await, Ok((Code::Ok, true)));
+        assert_eq!(ask_for(&mut client, &value, 1).await, Ok((Code::Ok, true)));
     }
-    // The first values have counters, and the others are in the sketch.
+    // The first values have counters, and the others are in the sketch. Each is unknown and had one hit.
     for (value, code) in [
         ("0", Code::OverLimit),
         ("49", Code::OverLimit),
         ("over", Code::OverLimit),
     ] {
         assert_eq!(
-            ask_for(&mut client, value, 60).await,
+            ask_for(&mut client, value, 1).await,
             Ok((code, true)),
             "{value}"
         );
@@ -599,9 +646,9 @@ async fn a_full_local_table_refuses_nobody_for_want_of_room() {
     assert_eq!(log.matches(reported).count(), 1, "{log}");
     redis.restart();
     // Three values, one of them twice.
-    await_reconciled(&server, 4 * 60);
+    await_reconciled(&server, 4);
     let forgotten = server.metric("tollgate_lost_hits_total");
-    assert_eq!(forgotten, (47 + 1 + 1) * 60 + 101);
+    assert_eq!(forgotten, 47 + 1 + 1 + 101);
 }
 
 /// Requests beyond the queue of a Redis that is slow or silent are answered at once as their rule says, without an
@@ -615,14 +662,15 @@ async fn a_full_queue_is_answered_as_the_rules_say() {
         let server = tollgate::with_rules(LIMITS)
             .redis_at(&proxy.url(), "5s")
             .args(["--redis-max-waiting", "4", "--on-store-loss", answer])
-            .args(["--unseen-share", "100"])
             .start();
         let mut client = connect(server.grpc).await;
-        eventually("Redis counts", async || {
-            reported(one(&mut client, "other").await) == Ok((Code::Ok, false))
-                && reported(one(&mut client, "k").await) == Ok((Code::Ok, false))
-        })
-        .await;
+        for value in ["v", "a", "b"] {
+            eventually("Redis counts", async || {
+                let asked = ask(&mut client, "d", &[("k", value)]).await;
+                reported(asked) == Ok((Code::Ok, false))
+            })
+            .await;
+        }
         let before = server.peak_bytes();
         proxy.set(Fault {
             latency: Duration::from_millis(100),

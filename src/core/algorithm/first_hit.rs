@@ -7,7 +7,7 @@ use crate::core::{counter::IncrementSpec, request::Hits};
 pub(crate) struct FirstHit {
     pub(super) start: u64,
     /// Also 0 for a window that has not begun, and negative if it owes hits.
-    count: i64,
+    pub(super) count: i64,
 }
 
 /// The most hits that a window may owe.
@@ -26,6 +26,14 @@ impl FirstHit {
             self.start = now;
         }
         self.count = hits.moves(self.count);
+    }
+
+    /// Applies hits that came at `then`: if the window began later, it began with them.
+    pub(super) fn charge_late(&mut self, hits: Hits, then: u64) {
+        if hits.added() > 0 && *self != Self::default() {
+            self.start = self.start.min(then);
+        }
+        self.charge(hits, then);
     }
 
     /// The hits that it holds; negative if it owes hits.

@@ -202,6 +202,7 @@ impl Batch {
             enforcement,
             on_loss,
             descriptor,
+            age_millis,
         } = counting.into();
         let period = limit.period;
         self.increments.push(BatchEntry {
@@ -225,6 +226,7 @@ impl Batch {
                     _ => period.secs() * 1000,
                 },
                 expires_at: window.end,
+                age_millis,
             },
         });
     }

@@ -28,6 +28,9 @@ pub struct IncrementSpec {
     pub period_millis: u64,
     /// The end of the window, if it is known in advance. From then on the counter may be dropped.
     pub expires_at: Timestamp,
+    /// How long ago the hits came: 0, unless they were counted elsewhere while the store was lost. A counter that is a
+    /// plain number has its window in its key, so the age has no effect on it.
+    pub age_millis: u64,
 }
 
 impl IncrementSpec {
@@ -53,6 +56,7 @@ impl IncrementSpec {
             is_per_second: _,
             period_millis: _,
             expires_at: _,
+            age_millis: _,
         } = *self;
         method == CounterKind::Window && charge == Charge::Always && hits.given_back() == 0
     }
@@ -145,6 +149,8 @@ pub struct DescriptorHits {
     pub enforcement: Enforcement,
     pub on_loss: OnStoreLoss,
     pub descriptor: u32,
+    /// How long ago the hits came; 0 unless they were counted elsewhere while the store was lost.
+    pub age_millis: u64,
 }
 
 impl From<Hits> for DescriptorHits {
@@ -156,6 +162,7 @@ impl From<Hits> for DescriptorHits {
             enforcement: Enforcement::Refuses,
             on_loss: OnStoreLoss::Error,
             descriptor: 0,
+            age_millis: 0,
         }
     }
 }

@@ -17,5 +17,6 @@ pub(crate) fn spec(limit: u32, hits: Hits) -> IncrementSpec {
         is_per_second: false,
         period_millis: 60_000,
         expires_at: Timestamp::from_secs(60),
+        age_millis: 0,
     }
 }

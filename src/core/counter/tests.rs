@@ -284,6 +284,7 @@ fn an_increment_carries_the_terms_of_its_limit() {
             is_per_second,
             period_millis,
             expires_at: Timestamp::from_secs(now.secs() + expires_at),
+            age_millis: 0,
         };
         assert_eq!(*batch.spec(0), expected);
     }

@@ -7,23 +7,18 @@
 //!   was seen.
 //! - A count that was seen before that time grows by the limit's own pace until its end, but one hit of
 //!   this replica's share is left.
-//! - A counter that was never seen is used up, but for one hit or the part of the share that the
-//!   settings name.
+//! - A counter that was never seen is used up, but for one hit.
 
 use std::time::Duration;
 
-use super::recent::{CounterHistory, SeenCount};
-use crate::core::{
-    counter::{CounterKind, IncrementSpec},
-    window::Timestamp,
+use super::recent::{CounterHistory, KnownCount};
+use crate::{
+    core::{
+        counter::{CounterKind, IncrementSpec},
+        window::Timestamp,
+    },
+    store::memory::begun::FirstCount,
 };
-
-/// Hits of this replica's share that count as used, and the moment at which they do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct FirstCount {
-    pub(super) held: u64,
-    pub(super) at: Timestamp,
-}
 
 /// The bounds of a process's knowledge.
 #[derive(Clone, Copy, Debug)]
@@ -34,8 +29,6 @@ pub(super) struct FirstCountInputs {
     pub(super) alone_since: Timestamp,
     /// Since when the store has answered no replica.
     pub(super) lost_at: Timestamp,
-    /// The percentage of its share that a replica may spend on a counter that it has not seen.
-    pub(super) unseen_percent: u8,
 }
 
 impl FirstCountInputs {
@@ -48,26 +41,23 @@ impl FirstCountInputs {
             _ => self.lost_at,
         }
     }
-}
 
-impl FirstCount {
     /// The beginning of the counter of `spec`; `share` is this replica's part of its limit.
-    pub(super) fn new(
+    pub(super) fn first_count(
+        &self,
         spec: &IncrementSpec,
         share: &IncrementSpec,
         known: &CounterHistory,
-        bounds: &FirstCountInputs,
         now: Timestamp,
-    ) -> Self {
-        let unknown_until = bounds.unknown_until(known).min(now);
-        let part = u64::from(share.limit) * u64::from(bounds.unseen_percent) / 100;
-        let used_up = u64::from(share.limit).saturating_sub(part.max(1));
-        let of_share = |held: u64| held.div_ceil(bounds.replicas.into());
+    ) -> FirstCount {
+        let unknown_until = self.unknown_until(known).min(now);
+        let used_up = u64::from(share.limit).saturating_sub(1);
+        let of_share = |held: u64| held.div_ceil(self.replicas.into());
         let Some(seen) = known.seen else {
             return if matters_since(spec, now) >= unknown_until {
-                Self { held: 0, at: now }
+                FirstCount { held: 0, at: now }
             } else {
-                Self {
+                FirstCount {
                     held: used_up,
                     at: unknown_until,
                 }
@@ -79,7 +69,7 @@ impl FirstCount {
             0
         };
         if seen.at >= unknown_until {
-            return Self {
+            return FirstCount {
                 held: of_share(count),
                 at: latest_hit(spec, &seen).min(now),
             };
@@ -89,16 +79,10 @@ impl FirstCount {
             u128::from(spec.limit) * u128::from(unknown) / u128::from(spec.period_millis.max(1));
         let others = u64::try_from(others).unwrap_or(u64::MAX);
         let reckoned = of_share(count.saturating_add(others));
-        Self {
+        FirstCount {
             held: reckoned.min(used_up).max(of_share(count)),
             at: unknown_until,
         }
-    }
-
-    /// How many of these hits still count at `now`.
-    pub(super) fn left(&self, spec: &IncrementSpec, now: Timestamp) -> u64 {
-        let is_gone = spec.method != CounterKind::Window && matters_since(spec, now) >= self.at;
-        if is_gone { 0 } else { self.held }
     }
 }
 
@@ -128,7 +112,7 @@ pub(super) fn longest_life(spec: &IncrementSpec) -> Duration {
 }
 
 /// When the hits of a counter came, or a later moment.
-fn latest_hit(spec: &IncrementSpec, seen: &SeenCount) -> Timestamp {
+fn latest_hit(spec: &IncrementSpec, seen: &KnownCount) -> Timestamp {
     match spec.method {
         // They leave a period after they came.
         CounterKind::FirstHit | CounterKind::SlidingLog => {

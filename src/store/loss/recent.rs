@@ -11,10 +11,11 @@ use std::{
 
 use smallvec::SmallVec;
 
+use super::moment::Moment;
 use crate::{
     core::{
         counter::{CounterState, IncrementSpec},
-        window::Timestamp,
+        window::{SteadyTime, Timestamp},
     },
     foundation::generations::Generations,
 };
@@ -24,14 +25,14 @@ use crate::{
 pub(super) struct Recent {
     counts: Generations<Box<[u8]>, SeenCount, RandomState>,
     /// When the first count of each generation was seen.
-    young_began: Option<Timestamp>,
-    old_began: Option<Timestamp>,
+    young_began: Option<SteadyTime>,
+    old_began: Option<SteadyTime>,
     /// The number of the rules under which the counts were seen.
     rule_set: u64,
     /// When the first count was seen under these rules.
-    first: Option<Timestamp>,
+    first: Option<SteadyTime>,
     /// Counters that were last seen before this moment may be missing.
-    forgets_before: Option<Timestamp>,
+    forgets_before: Option<SteadyTime>,
 }
 
 impl Default for Recent {
@@ -51,20 +52,20 @@ impl Default for Recent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SeenCount {
     pub(super) count: u64,
-    pub(super) at: Timestamp,
+    pub(super) at: SteadyTime,
     /// The counter is empty from then on, if no further hits arrive.
-    pub(super) lasts_until: Timestamp,
+    pub(super) lasts_until: SteadyTime,
 }
 
 impl SeenCount {
     /// The state after an increment of `spec`.
-    pub(super) fn new(spec: &IncrementSpec, count: &CounterState, now: Timestamp) -> Self {
+    pub(super) fn new(spec: &IncrementSpec, count: &CounterState, moment: &Moment) -> Self {
         Self {
             count: count.after,
-            at: now,
+            at: moment.steady,
             lasts_until: match count.ends {
-                Some(ends) => now.plus(Duration::from_millis(ends.resets_in)),
-                None => spec.expires_at,
+                Some(ends) => moment.steady.plus(Duration::from_millis(ends.resets_in)),
+                None => moment.steady_at(spec.expires_at),
             },
         }
     }
@@ -106,13 +107,21 @@ pub(super) struct RecentTables(Mutex<Vec<SharedRecent>>);
 /// A worker's own table, at which others look only while the store is lost.
 pub(super) type SharedRecent = Arc<Mutex<Recent>>;
 
-/// A process's knowledge of one counter.
+/// A process's knowledge of one counter, with the times of day at which it got it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CounterHistory {
     /// The last count that it saw.
-    pub(super) seen: Option<SeenCount>,
+    pub(super) seen: Option<KnownCount>,
     /// Since when it would have seen every hit of its own; `None` if it has seen none under these rules.
     pub(super) complete_since: Option<Timestamp>,
+}
+
+/// A [`SeenCount`] by the time of day.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct KnownCount {
+    pub(super) count: u64,
+    pub(super) at: Timestamp,
+    pub(super) lasts_until: Timestamp,
 }
 
 /// Counts that workers saw within this time of each other are equally new: replies to requests that were
@@ -127,11 +136,11 @@ impl RecentTables {
         table
     }
 
-    /// The knowledge of all tables about `key`.
-    pub(super) fn know(&self, key: &[u8], rule_set: u64) -> CounterHistory {
+    /// The knowledge of all tables about `key`, with times of day as of `moment`.
+    pub(super) fn know(&self, key: &[u8], rule_set: u64, moment: &Moment) -> CounterHistory {
         let mut all = SmallVec::<[SeenCount; 16]>::new();
-        let mut first = None::<Timestamp>;
-        let mut forgets_before = None::<Timestamp>;
+        let mut first = None::<SteadyTime>;
+        let mut forgets_before = None::<SteadyTime>;
         for table in lock(&self.0).iter() {
             let table = lock(table);
             all.extend(table.get(key));
@@ -146,9 +155,14 @@ impl RecentTables {
         let is_new =
             |seen: &&SeenCount| latest.is_some_and(|latest| seen.at.plus(TOGETHER) >= latest);
         let seen = all.iter().filter(is_new).max_by_key(|seen| seen.count);
+        let complete_since = first.map(|first| forgets_before.map_or(first, |at| first.max(at)));
         CounterHistory {
-            seen: seen.copied(),
-            complete_since: first.map(|first| forgets_before.map_or(first, |at| first.max(at))),
+            seen: seen.map(|seen| KnownCount {
+                count: seen.count,
+                at: moment.time_of(seen.at),
+                lasts_until: moment.time_of(seen.lasts_until),
+            }),
+            complete_since: complete_since.map(|since| moment.time_of(since)),
         }
     }
 }

@@ -1,28 +1,37 @@
 //! One store's losses, shared by all workers of a process.
 
 use std::{
-    mem,
     sync::{
         Arc, Mutex, MutexGuard,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, Ordering::Relaxed},
     },
+    time::Duration,
 };
 
 use tokio::sync::Notify;
 
 use super::{
-    first_count::{FirstCount, FirstCountInputs},
-    local::{LocalCounters, LocalHits},
-    recent::{CounterHistory, RecentTables, SeenCount, SharedRecent, lock},
+    first_count::{FirstCountInputs, longest_life},
+    local::LocalCounters,
+    moment::Moment,
+    recent::{RecentTables, SeenCount, SharedRecent, lock},
+    replica_count::{AloneSince, ReplicaCount},
     share::{scaled_to_limit, share},
     stats::LossStats,
 };
 use crate::{
     core::{
-        counter::{Batch, CounterStates, Increment, IncrementSpec},
-        window::Timestamp,
+        counter::{Batch, Charge, CounterKind, CounterStates, Increment, IncrementSpec},
+        request::Hits,
+        window::{SteadyTime, Timestamp},
     },
-    store::{contract::StoreError, memory::CounterBounds, replicas::number::ReplicaCount},
+    store::{
+        contract::StoreError,
+        memory::{
+            CounterBounds,
+            begun::{Beginning, FirstCount, TakenCounter},
+        },
+    },
 };
 
 /// The state of one store's losses, shared by all workers of a process.
@@ -30,12 +39,13 @@ use crate::{
 pub(crate) struct Loss {
     /// The store's name in the log.
     name: &'static str,
-    options: Options,
+    /// The most local counters at a time, and their bytes.
+    bounds: CounterBounds,
     is_lost: AtomicBool,
-    /// When the store was lost last, in milliseconds since 1970.
-    lost_at: AtomicU64,
+    /// When the store was lost last.
+    lost_at: Mutex<Option<SteadyTime>>,
     /// When the store last failed to answer.
-    failed_at: AtomicU64,
+    failed_at: Mutex<Option<SteadyTime>>,
     tables: RecentTables,
     /// Counts after hits were handed back, as if a worker had seen them.
     reconciled: SharedRecent,
@@ -47,34 +57,24 @@ pub(crate) struct Loss {
     pub(super) stats: Arc<LossStats>,
 }
 
-/// Settings of local counting.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Options {
-    /// The most counters at a time, and their bytes.
-    pub bounds: CounterBounds,
-    /// The percentage of its share of a limit that a replica may spend on a counter that it has not
-    /// seen; one hit at least.
-    pub unseen_percent: u8,
-}
-
 impl Loss {
     /// A store that is not lost, whose limits `replicas` share.
     pub(crate) fn new(
         name: &'static str,
-        options: Options,
+        bounds: CounterBounds,
         replicas: Arc<ReplicaCount>,
         stats: Arc<LossStats>,
     ) -> Self {
         let tables = RecentTables::default();
         Self {
             name,
-            options,
+            bounds,
             is_lost: AtomicBool::new(false),
-            lost_at: AtomicU64::new(0),
-            failed_at: AtomicU64::new(0),
+            lost_at: Mutex::default(),
+            failed_at: Mutex::default(),
             reconciled: tables.add(),
             tables,
-            local: Mutex::new(LocalCounters::new(options.bounds)),
+            local: Mutex::new(LocalCounters::new(bounds)),
             has_local_hits: AtomicBool::new(false),
             reconcile_requested: Notify::new(),
             replicas,
@@ -98,17 +98,17 @@ impl Loss {
     }
 
     /// Records that one request had no answer in time. It may have counted.
-    pub(super) fn missed(&self, now: Timestamp) {
-        self.failed_at.store(now.millis(), Relaxed);
+    pub(super) fn missed(&self, at: SteadyTime) {
+        *lock(&self.failed_at) = Some(at);
     }
 
     /// Marks the store as lost, and logs that once.
-    pub(super) fn failed(&self, error: StoreError, now: Timestamp) {
-        self.missed(now);
+    pub(super) fn failed(&self, error: StoreError, at: SteadyTime) {
+        self.missed(at);
         if self.is_lost() {
             return;
         }
-        self.lost_at.store(now.millis(), Relaxed);
+        *lock(&self.lost_at) = Some(at);
         if self.is_lost.swap(true, Relaxed) {
             return;
         }
@@ -126,8 +126,9 @@ impl Loss {
     }
 
     /// Whether no request has failed for so long that the store counts as well.
-    pub(super) fn was_quiet(&self, now: Timestamp) -> bool {
-        now >= Timestamp::from_millis(self.failed_at.load(Relaxed)).plus(super::state::QUIET)
+    pub(super) fn was_quiet(&self, at: SteadyTime) -> bool {
+        let failed_at = *lock(&self.failed_at);
+        failed_at.is_none_or(|failed_at| at >= failed_at.plus(QUIET))
     }
 
     /// After a panic elsewhere, at worst hits are handed back that were not counted.
@@ -135,47 +136,11 @@ impl Loss {
         lock(&self.local)
     }
 
-    /// Starts anew, and returns the hits that were spent.
-    pub(super) fn take(&self) -> Vec<(Arc<[u8]>, LocalHits)> {
-        let new = LocalCounters::new(self.options.bounds);
-        let old = {
-            let mut local = self.local();
-            self.has_local_hits.store(false, Relaxed);
-            mem::replace(&mut *local, new)
-        };
-        // Outside the lock, so that no request waits for this.
-        old.into_hits()
-    }
-
-    /// Takes back hits that were not sent after all.
-    pub(super) fn put_back(&self, rest: Vec<(Arc<[u8]>, LocalHits)>, now: Timestamp) {
-        let replicas = self.replicas.taken();
-        let mut lost_hits = 0;
-        let mut local = self.local();
-        for (key, spent) in rest {
-            let increment = Increment {
-                key: &key,
-                spec: spent.added(),
-            };
-            let share = share(&increment.spec, replicas);
-            self.begin(&mut local, &increment, &share, now);
-            local.charge(&key, &share, now);
-            lost_hits += local.spend(&increment);
-        }
-        drop(local);
-        self.stats.lost_hits.fetch_add(lost_hits, Relaxed);
-        self.request_reconcile();
-    }
-
     /// Asks for a return, because there are hits to hand back.
-    fn request_reconcile(&self) {
+    pub(super) fn request_reconcile(&self) {
         if !self.has_local_hits.swap(true, Relaxed) {
             self.reconcile_requested.notify_one();
         }
-    }
-
-    fn known(&self, key: &[u8]) -> CounterHistory {
-        self.tables.know(key, self.stats.rule_sets())
     }
 
     /// The count with which the counter of `key` begins.
@@ -184,84 +149,136 @@ impl Loss {
         key: &[u8],
         spec: &IncrementSpec,
         share: &IncrementSpec,
-        now: Timestamp,
+        moment: &Moment,
     ) -> FirstCount {
         let replicas = &self.replicas;
+        let lost_at = lock(&self.lost_at).filter(|_| self.is_lost());
         let bounds = FirstCountInputs {
             replicas: replicas.taken(),
-            alone_since: replicas.alone_since(),
-            lost_at: if self.is_lost() {
-                Timestamp::from_millis(self.lost_at.load(Relaxed))
-            } else {
-                // Other requests are answered all the time.
-                now
+            alone_since: match replicas.alone_since() {
+                AloneSince::Never => Timestamp::from_millis(u64::MAX),
+                AloneSince::Always => Timestamp::from_millis(0),
+                AloneSince::Moment(since) => moment.time_of(since),
             },
-            unseen_percent: self.options.unseen_percent,
+            // As long as the store is not lost, other requests are answered all the time.
+            lost_at: lost_at.map_or(moment.now, |at| moment.time_of(at)),
         };
-        FirstCount::new(spec, share, &self.known(key), &bounds, now)
-    }
-
-    /// Makes `local` count the counter of `increment`, if it does not yet and has room.
-    fn begin(
-        &self,
-        local: &mut LocalCounters,
-        increment: &Increment<'_>,
-        share: &IncrementSpec,
-        now: Timestamp,
-    ) {
-        if !local.counts(increment.key) && local.has_room(now) {
-            let begin = self.beginning(increment.key, &increment.spec, share, now);
-            local.begin(increment.key, share, begin, now);
-        }
+        let known = self.tables.know(key, self.stats.rule_sets(), moment);
+        bounds.first_count(spec, share, &known, moment.now)
     }
 
     /// Counts `batch`, whose increments all have [`OnStoreLoss::Local`].
     ///
     /// [`OnStoreLoss::Local`]: crate::core::limit::OnStoreLoss::Local
-    pub(super) fn count(&self, batch: &Batch, now: Timestamp) -> CounterStates {
+    pub(super) fn count(&self, batch: &Batch, moment: Moment) -> CounterStates {
         let replicas = self.replicas.taken();
         let mut local = self.local();
         if replicas == ReplicaCount::UNKNOWN {
             local.lack_replicas();
         }
+        let here = local.moment(moment);
+        // A window ends by the time of these counters.
+        let expires_at = |spec: &IncrementSpec| here.time_of(moment.steady_at(spec.expires_at));
         let mut shares = Batch::default();
         for increment in batch.iter() {
-            let spec = share(&increment.spec, replicas);
-            self.begin(&mut local, &increment, &spec, now);
+            let spec = IncrementSpec {
+                expires_at: expires_at(&increment.spec),
+                ..share(&increment.spec, replicas)
+            };
             shares.append_one(Increment { spec, ..increment });
         }
-        let known = |index: usize| {
-            let increment = batch.increment(index);
-            let share = shares.spec(index);
-            let begin = self.beginning(increment.key, &increment.spec, share, now);
-            begin.left(share, now)
+        let begin = |share: &Increment<'_>| {
+            let mut all = batch.iter();
+            let whole = all.find(|increment| increment.key == share.key);
+            let whole = whole.map_or(share.spec, |increment| increment.spec);
+            let spec = IncrementSpec {
+                expires_at: share.expires_at,
+                ..whole
+            };
+            let first = self.beginning(share.key, &spec, &share.spec, &here);
+            Beginning { first, whole }
         };
-        let counts = local.count(&shares, known, now);
-        for (increment, count) in batch.iter().zip(&counts) {
-            if count.is_charged && !increment.hits.is_peek() {
-                let lost_hits = local.spend(&increment);
-                self.stats.lost_hits.fetch_add(lost_hits, Relaxed);
-                self.request_reconcile();
-            }
-        }
+        let (counts, lost_hits) = local.count(&shares, here.now, &begin);
         drop(local);
+        self.stats.lost_hits.fetch_add(lost_hits, Relaxed);
+        let mut both = batch.iter().zip(&counts);
+        if both.any(|(increment, count)| count.is_charged && !increment.hits.is_peek()) {
+            self.request_reconcile();
+        }
         let answers = batch.iter().zip(shares.iter()).zip(counts);
         answers
             .map(|((increment, share), count)| scaled_to_limit(&increment, &share, count))
             .collect()
     }
 
+    /// Drops local counters that have ended. Requests go on meanwhile.
+    pub(super) fn sweep(&self, at: SteadyTime) {
+        let to_sweep = self.local().to_sweep(at);
+        if let Some((counters, now)) = to_sweep {
+            counters.sweep(now);
+        }
+    }
+
+    /// Begins a return: local hits from now on ask for one more.
+    pub(super) fn begin_return(&self) {
+        self.has_local_hits.store(false, Relaxed);
+    }
+
+    /// Takes out up to `most` local counters, from the place `next` on, which moves on with them. Returns the
+    /// increments that hand back what they hold at `moment` and the store does not, or `None` if no counters are left.
+    pub(super) fn take(&self, next: &mut usize, most: usize, moment: Moment) -> Option<Batch> {
+        let replicas = self.replicas.taken();
+        let mut local = self.local();
+        let now = local.moment(moment).now;
+        let mut batch = Batch::default();
+        let mut is_any = false;
+        for _ in 0..most {
+            let Some(counter) = local.take(next, 1).pop() else {
+                break;
+            };
+            is_any = true;
+            append_own_hits(&mut batch, counter, replicas, now, moment.now);
+            if batch.len() >= most {
+                break;
+            }
+        }
+        if !is_any && local.len() == 0 {
+            // A new loss begins with empty tables.
+            *local = LocalCounters::new(self.bounds);
+        }
+        is_any.then_some(batch)
+    }
+
     /// Takes hits into account that are on their way to the store.
-    pub(super) fn expect(&self, key: &[u8], spent: &LocalHits, now: Timestamp) {
-        let known = self.known(key).seen;
-        let known = known.filter(|seen| seen.lasts_until > now);
-        let count = known.map_or(0, |seen| seen.count);
-        let seen = SeenCount {
-            count: count.saturating_add_signed(spent.hits),
-            at: now,
-            lasts_until: spent.lasts_until(now),
-        };
-        self.note(key, seen);
+    pub(super) fn expect(&self, batch: &Batch, moment: &Moment) {
+        let mut rest = batch.iter().peekable();
+        while let Some(first) = rest.next() {
+            let known = self.tables.know(first.key, self.stats.rule_sets(), moment);
+            let known = known.seen.filter(|seen| seen.lasts_until > moment.now);
+            let mut count = known.map_or(0, |seen| seen.count);
+            let mut last = first;
+            count = count.saturating_add_signed(first.hits.signed());
+            while let Some(more) = rest.next_if(|more| more.key == first.key) {
+                count = count.saturating_add_signed(more.hits.signed());
+                last = more;
+            }
+            let lasts_until = match last.method {
+                CounterKind::Window => moment.steady_at(last.expires_at),
+                _ => {
+                    let age = Duration::from_millis(last.age_millis);
+                    moment.steady.plus(longest_life(&last).saturating_sub(age))
+                }
+            };
+            let at = moment.steady;
+            self.note(
+                first.key,
+                SeenCount {
+                    count,
+                    at,
+                    lasts_until,
+                },
+            );
+        }
     }
 
     /// Records the count of a counter that no request asked for.
@@ -271,7 +288,33 @@ impl Loss {
     }
 }
 
-use std::time::Duration;
+/// Appends the hits that `counter` holds at `now`, a time of the local counters, and that the store does not hold. The
+/// window of a counter ends by the `clock` of windows.
+fn append_own_hits(
+    batch: &mut Batch,
+    counter: TakenCounter,
+    replicas: u32,
+    now: Timestamp,
+    clock: Timestamp,
+) {
+    let whole = *counter.whole();
+    if whole.method == CounterKind::Window && whole.expires_at <= clock {
+        return;
+    }
+    let key = counter.key.clone();
+    for own in counter.own_hits(&share(&whole, replicas), now) {
+        let spec = IncrementSpec {
+            hits: match own.hits < 0 {
+                true => Hits::give_back(own.hits.unsigned_abs()),
+                false => Hits::add(own.hits.unsigned_abs()),
+            },
+            charge: Charge::Always,
+            age_millis: now.millis().saturating_sub(own.at),
+            ..whole
+        };
+        batch.append_one(Increment { key: &key, spec });
+    }
+}
 
 /// A store that fails some requests while its servers are well, as a full Redis does, is back when no
 /// request has failed for so long.

@@ -1,56 +1,76 @@
 //! Shares, and the counts that a process assumes.
 
-use std::{num::NonZeroU32, time::Duration};
+use std::{
+    num::NonZeroU32,
+    sync::LazyLock,
+    time::{Duration, Instant},
+};
 
 use super::{
-    first_count::{FirstCount, FirstCountInputs},
-    local::DROPPED_AT_ONCE,
-    recent::{CounterHistory, Recent, RecentTables},
+    first_count::FirstCountInputs,
+    recent::{CounterHistory, KnownCount, Recent, RecentTables},
     *,
 };
 use crate::core::{
     counter::{Charge, DescriptorHits, Identity},
     limit::{Algorithm, Limit},
     request::{Entry, Hits},
-    window::Unit,
+    window::{SteadyTime, Unit},
 };
-use crate::store::memory::CounterBounds;
-use crate::store::replicas::number::ReplicaCount;
+use crate::store::memory::{CounterBounds, begun::FirstCount};
+
+mod returns;
 
 const NOW: Timestamp = Timestamp::from_secs(1_795_230_000);
 
 /// The end of all windows of a year in these tests.
 const LATER: Timestamp = Timestamp::from_secs(2_000_000_000);
 
-fn options(max_counters: usize) -> Options {
-    Options {
-        bounds: CounterBounds {
-            counters: max_counters,
-            bytes: CounterBounds::DEFAULT_BYTES,
-        },
-        unseen_percent: 0,
+/// The epoch by the clock that cannot be set.
+static EPOCH: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+/// The time of day `now` by the clock that cannot be set.
+fn steady(now: Timestamp) -> SteadyTime {
+    (*EPOCH + Duration::from_millis(now.millis())).into()
+}
+
+fn moment(now: Timestamp) -> Moment {
+    Moment {
+        now,
+        steady: steady(now),
     }
 }
 
+fn bounds(max_counters: usize) -> CounterBounds {
+    CounterBounds {
+        counters: max_counters,
+        bytes: CounterBounds::DEFAULT_BYTES,
+    }
+}
+
+/// The losses of a store that so many replicas share; 0 if their number is not known.
 fn loss(replicas: u32, max_counters: usize) -> Loss {
     let number = ReplicaCount::default();
-    number.begin(NonZeroU32::new(replicas), None);
-    Loss::new(
-        "redis",
-        options(max_counters),
-        number.into(),
-        Arc::default(),
-    )
+    number.begin(NonZeroU32::new(replicas));
+    let bounds = bounds(max_counters);
+    Loss::new("redis", bounds, number.into(), Arc::default())
 }
 
 /// Makes a worker see that the counter of `batch` holds `count`.
 fn see(loss: &Loss, batch: &Batch, count: u64, at: Timestamp) {
-    let seen = SeenCount {
-        count,
-        at,
-        lasts_until: LATER,
-    };
-    loss.note(batch.key(0), seen);
+    loss.note(batch.key(0), seen(count, at));
+}
+
+/// The hits that are handed back at `now`.
+fn returned_hits(loss: &Loss, now: Timestamp) -> Vec<i64> {
+    let mut next = 0;
+    let batches = std::iter::from_fn(|| loss.take(&mut next, 10, moment(now)));
+    batches
+        .flat_map(|batch| {
+            let hits = batch.all_specs().map(|spec| spec.hits.signed());
+            hits.collect::<Vec<_>>()
+        })
+        .collect()
 }
 
 fn batch(value: &str, limit: &Limit, hits: Hits, now: Timestamp) -> Batch {
@@ -82,7 +102,7 @@ fn check(limit: &Limit, replicas: u32, known: u64, hits: &[u64], expected: &[Opt
     see(&loss, &batch("a", limit, Hits::ONE, NOW), known, NOW);
     let remaining = |hits: &u64| {
         let hits = Hits::add(*hits);
-        let counts = loss.count(&batch("a", limit, hits, NOW), NOW);
+        let counts = loss.count(&batch("a", limit, hits, NOW), moment(NOW));
         let count = counts[0];
         assert!(count.is_degraded);
         let left = u64::from(limit.capacity()).saturating_sub(count.after);
@@ -144,38 +164,28 @@ fn what_is_taken_is_what_was_let_pass() {
     let loss = loss(2, 10);
     let ten = Limit::fixed(10, Unit::Year);
     see(&loss, &batch("a", &ten, Hits::ONE, NOW), 4, NOW);
-    let count = |hits| loss.count(&batch("a", &ten, hits, NOW), NOW);
+    let count = |hits| loss.count(&batch("a", &ten, hits, NOW), moment(NOW));
     count(Hits::add(2));
     count(Hits::add(0));
     count(Hits::ONE);
     count(Hits::give_back(1));
-    let spent = loss.take();
-    let hits: Vec<_> = spent.iter().map(|(_, spent)| spent.hits).collect();
-    assert_eq!(hits, [2]);
-    assert!(loss.take().is_empty());
+    assert_eq!(returned_hits(&loss, NOW), [2]);
+    assert!(returned_hits(&loss, NOW).is_empty());
 }
 
 #[test]
 fn nothing_grows_with_the_values_that_come() {
     const MAX: usize = 100;
-    let options = Options {
-        unseen_percent: 100,
-        ..options(MAX)
-    };
-    let loss = Loss::new("redis", options, Arc::default(), Arc::default());
+    let loss = loss(0, MAX);
     let limit = Limit::fixed(10, Unit::Second);
     for number in 0..10_000_u64 {
         // A hundred values a second, so that ended counters make room.
         let now = Timestamp::from_millis(NOW.millis() + number * 10);
         let batch = batch(&number.to_string(), &limit, Hits::ONE, now);
-        loss.count(&batch, now);
+        loss.count(&batch, moment(now));
     }
-    let local = loss.local();
-    assert!(local.begun.len() <= MAX && local.begun.len() > MAX / 2);
-    let ends: usize = local.ends.values().map(Vec::len).sum();
-    assert_eq!(ends, local.begun.len());
-    assert!(local.ends.len() <= 3);
-    assert!(local.counters.live_counters() <= MAX);
+    let held = loss.local().len();
+    assert!(held <= MAX && held > MAX / 2, "{held}");
 }
 
 /// Asserts whether a hit on each of `values` passes where two counters have room, and `known` hits on a
@@ -185,7 +195,7 @@ fn check_full(loss: &Loss, limit: &Limit, values: &[&str], known: u64, expected:
     let passes = values.iter().map(|value| {
         let batch = batch(value, limit, Hits::ONE, NOW);
         see(loss, &batch, known, NOW);
-        let counts = loss.count(&batch, NOW);
+        let counts = loss.count(&batch, moment(NOW));
         assert!(counts[0].is_degraded);
         assert_eq!(counts[0].ends.is_some(), limit.algorithm.looks_first());
         !counts[0].is_over(limit.capacity(), Hits::ONE)
@@ -210,24 +220,11 @@ fn a_full_table_counts_what_it_has_and_the_rest_in_a_sketch_above_what_was_known
         check_full(&loss, &ten, &values, 8, &expected);
         // A value that was over before gets no hit.
         check_full(&loss, &ten, &["d", "d"], 10, &[false, false]);
-        assert_eq!(loss.take().len(), 2);
+        assert_eq!(returned_hits(&loss, NOW).len(), 2);
         // `c` twice; and a fixed window counts the hits that it refuses.
         let refused = if ten.algorithm.looks_first() { 0 } else { 3 };
         assert_eq!(loss.stats.lost_hits.load(Relaxed), 2 + refused);
     }
-}
-
-#[test]
-fn what_has_ended_makes_room_a_little_at_a_time() {
-    let limit = Limit::fixed(10, Unit::Second);
-    let loss = loss(1, 1000);
-    for number in 0..1000_u64 {
-        loss.count(&batch(&number.to_string(), &limit, Hits::ONE, NOW), NOW);
-    }
-    let later = NOW.plus(Duration::from_secs(3));
-    loss.count(&batch("new", &limit, Hits::ONE, later), later);
-    let left = loss.local().begun.len();
-    assert_eq!(left, 1000 - DROPPED_AT_ONCE + 1);
 }
 
 #[test]
@@ -237,7 +234,7 @@ fn a_store_is_lost_once_and_back_once() {
     loss.returned();
     assert_eq!(lost(), 0);
     for _ in 0..2 {
-        loss.failed(StoreError::Unreachable, NOW);
+        loss.failed(StoreError::Unreachable, steady(NOW));
         assert_eq!(lost(), 1);
     }
     for _ in 0..2 {
@@ -249,9 +246,18 @@ fn a_store_is_lost_once_and_back_once() {
 fn seen(count: u64, at: Timestamp) -> SeenCount {
     SeenCount {
         count,
+        at: steady(at),
+        lasts_until: steady(LATER),
+    }
+}
+
+/// [`seen`] by the time of day.
+fn known(count: u64, at: Timestamp) -> Option<KnownCount> {
+    Some(KnownCount {
+        count,
         at,
         lasts_until: LATER,
-    }
+    })
 }
 
 #[test]
@@ -264,12 +270,12 @@ fn recent_counts_are_bounded_and_what_is_forgotten_is_known_to_be() {
         lock(&table).insert(&number.to_be_bytes(), seen(number, at(number)), 0);
     }
     assert!(lock(&table).len() <= 2 * Recent::GENERATION);
-    let know = |number: u64| tables.know(&number.to_be_bytes(), 0);
+    let know = |number: u64| tables.know(&number.to_be_bytes(), 0, &moment(NOW));
     // The last, one of half a generation ago, and at least a whole generation.
     let last = total - 1;
     for ago in [0, Recent::GENERATION / 2, Recent::GENERATION - 1] {
         let number = last - ago as u64;
-        assert_eq!(know(number).seen, Some(seen(number, at(number))));
+        assert_eq!(know(number).seen, known(number, at(number)));
     }
     let lost_hits = know(0);
     assert_eq!(lost_hits.seen, None);
@@ -289,25 +295,31 @@ fn tables_of_all_workers_are_known_and_the_newest_count_holds() {
         lock(&workers[worker]).insert(b"k", seen(count, at(secs)), 1);
     };
     assert_eq!(
-        tables.know(b"k", 1),
+        tables.know(b"k", 1, &moment(NOW)),
         CounterHistory {
             seen: None,
             complete_since: None
         }
     );
     saw(1, 90, 5);
-    assert_eq!(tables.know(b"k", 1).seen, Some(seen(90, at(5))));
+    assert_eq!(tables.know(b"k", 1, &moment(NOW)).seen, known(90, at(5)));
     // Replies to requests that were sent together arrive in any order.
     saw(0, 89, 6);
-    assert_eq!(tables.know(b"k", 1).seen, Some(seen(90, at(5))));
+    assert_eq!(tables.know(b"k", 1, &moment(NOW)).seen, known(90, at(5)));
     // Hits have been given back since.
     saw(0, 30, 7);
-    assert_eq!(tables.know(b"k", 1).seen, Some(seen(30, at(7))));
-    assert_eq!(tables.know(b"k", 1).complete_since, Some(at(5)));
+    assert_eq!(tables.know(b"k", 1, &moment(NOW)).seen, known(30, at(7)));
+    assert_eq!(
+        tables.know(b"k", 1, &moment(NOW)).complete_since,
+        Some(at(5))
+    );
     // Under other rules other counters were seen.
-    assert_eq!(tables.know(b"k", 2).complete_since, None);
+    assert_eq!(tables.know(b"k", 2, &moment(NOW)).complete_since, None);
     lock(&workers[0]).insert(b"k", seen(31, at(8)), 2);
-    assert_eq!(tables.know(b"k", 2).complete_since, Some(at(8)));
+    assert_eq!(
+        tables.know(b"k", 2, &moment(NOW)).complete_since,
+        Some(at(8))
+    );
 }
 
 /// The beginning of a counter of a hundred a day at noon, from `known`. `bounds` are those of
@@ -327,7 +339,6 @@ mod begins {
             replicas,
             alone_since: Timestamp::from_secs(0),
             lost_at: at(11),
-            unseen_percent: 0,
         }
     }
 
@@ -340,7 +351,7 @@ mod begins {
 
     fn saw(count: u64, hour: u64) -> CounterHistory {
         CounterHistory {
-            seen: Some(SeenCount {
+            seen: Some(KnownCount {
                 count,
                 at: at(hour),
                 lasts_until: at(24),
@@ -364,7 +375,7 @@ mod begins {
         let batch = batch("a", &limit, Hits::ONE, now);
         let spec = batch.spec(0);
         let share = share::share(spec, bounds.replicas);
-        let begin = FirstCount::new(spec, &share, &known, &bounds, now);
+        let begin = bounds.first_count(spec, &share, &known, now);
         let (held, hour) = expected;
         assert_eq!(begin, FirstCount { held, at: at(hour) });
     }
@@ -412,21 +423,6 @@ mod begins {
     }
 
     #[test]
-    fn the_settings_may_leave_more_of_the_share() {
-        let half = |replicas| FirstCountInputs {
-            unseen_percent: 50,
-            ..bounds(replicas)
-        };
-        check(nothing_since(0), half(2), (25, 11));
-        check(nothing_since(0), half(1000), (0, 11));
-        let all = FirstCountInputs {
-            unseen_percent: 100,
-            ..bounds(2)
-        };
-        check(nothing_since(0), all, (0, 11));
-    }
-
-    #[test]
     fn what_was_seen_grows_by_the_pace_of_the_limit_until_the_loss() {
         check(saw(60, 11), bounds(2), (30, 11));
         // Twelve hours are half of a hundred a day: a half of 20 and of 50 more.
@@ -462,7 +458,7 @@ mod begins {
         check_of(bucket.clone(), nothing_since(0), bounds(1), (0, 12));
         check_of(bucket, nothing_since(1), bounds(1), (49, 1));
         let ended = CounterHistory {
-            seen: Some(SeenCount {
+            seen: Some(KnownCount {
                 count: 60,
                 at: at(11),
                 lasts_until: at(12),
@@ -477,7 +473,7 @@ mod begins {
 fn passing(loss: &Loss, limit: &Limit, hits: usize, now: Timestamp) -> usize {
     let passes = |_: &usize| {
         let batch = batch("a", limit, Hits::ONE, now);
-        let counts = loss.count(&batch, now);
+        let counts = loss.count(&batch, moment(now));
         !counts[0].is_over(limit.capacity(), Hits::ONE)
     };
     (0..hits).filter(passes).count()
@@ -489,26 +485,22 @@ fn hits_that_were_handed_back_are_known_when_the_store_is_lost_again() {
         let loss = loss(1, 10);
         let ten = Limit::fixed(10, Unit::Year);
         see(&loss, &batch("a", &ten, Hits::ONE, NOW), 4, NOW);
-        loss.failed(StoreError::Unreachable, NOW);
+        loss.failed(StoreError::Unreachable, steady(NOW));
         assert_eq!(passing(&loss, &ten, 3, NOW), 3);
         loss.returned();
-        let spent = loss.take();
         if is_sent {
-            for (key, spent) in &spent {
-                loss.expect(key, spent, NOW);
-            }
-        } else {
-            loss.put_back(spent, NOW);
+            let batch = loss.take(&mut 0, 10, moment(NOW)).unwrap();
+            loss.expect(&batch, &moment(NOW));
         }
-        loss.failed(StoreError::Unreachable, NOW);
+        loss.failed(StoreError::Unreachable, steady(NOW));
         assert_eq!(passing(&loss, &ten, 10, NOW), 3, "sent: {is_sent}");
     }
 }
 
 #[test]
 fn without_any_number_of_replicas_a_share_is_one_hit() {
-    let loss = Loss::new("redis", options(10), Arc::default(), Arc::default());
-    loss.failed(StoreError::Unreachable, NOW);
+    let loss = loss(0, 10);
+    loss.failed(StoreError::Unreachable, steady(NOW));
     let ten = Limit::fixed(10, Unit::Year);
     assert_eq!(passing(&loss, &ten, 5, NOW), 1);
 }

@@ -57,7 +57,7 @@ impl StateSlot {
 
 /// The bytes of an entry of a map whose keys are boxed. Maps are two thirds full on average, and allocators hand out
 /// multiples of 16 bytes.
-fn in_map<T>(key: &[u8]) -> usize {
+pub(super) fn in_map<T>(key: &[u8]) -> usize {
     let entry = size_of::<Box<[u8]>>() + size_of::<T>() + 1;
     entry * 3 / 2 + key.len().next_multiple_of(16)
 }

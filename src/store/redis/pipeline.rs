@@ -171,7 +171,10 @@ where
     fn step(&mut self, increments: impl Iterator<Item = Increment<'a>> + Clone) {
         let count = increments.clone().count();
         let command = self.scripts.len();
-        let mut script = self.scripts.command(step::words(count));
+        // Hits that come late are a request of one increment.
+        let ages = increments.clone().map(|increment| increment.age_millis);
+        let age_millis = ages.max().unwrap_or(0);
+        let mut script = self.scripts.command(step::words(count, age_millis));
         step::begin(&mut script, count);
         for increment in increments.clone() {
             script.words(&[self.options.key_prefix.as_bytes(), increment.key]);
@@ -196,6 +199,7 @@ where
             };
             step::write_fields(&mut script, &increment, ttl_secs);
         }
+        step::write_age(&mut script, age_millis);
         drop(script);
         let group = self.groups.len();
         self.groups

@@ -6,7 +6,8 @@
 -- ARGV: milliseconds since the epoch, or -1 for this server's clock; then for each key the fields that
 --       step.rs lists: its algorithm, its charging, the effect of an exceeded limit, descriptor, hits,
 --       limit, period in milliseconds, and either the seconds that a window's counter may live or the
---       tokens that flow into a bucket in a period.
+--       tokens that flow into a bucket in a period. One more argument follows if the hits came late: how
+--       many milliseconds ago they came.
 -- Reply: four numbers for each key: hits held (plus earlier uncharged hits of this request on the same
 --        key), negative if it owes hits, charged 0 or 1 (a grant that is not has no effect),
 --        milliseconds until the counter is empty, and milliseconds until as many hits
@@ -27,6 +28,14 @@ local is_one_clock = now < 0
 if is_one_clock then
   local time = redis.call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+-- How long ago the hits came that this request adds; see src/core/algorithm/dated.rs.
+local age = tonumber(ARGV[2 + FIELDS * #KEYS] or '0')
+
+-- Whether hits that came so long ago have no effect any more.
+local function has_left(c)
+  return age > 0 and c.now - age + c.period <= c.now
 end
 
 -- Writes numbers up to 2^53 without an exponent.
@@ -119,10 +128,12 @@ ways.f = {
     end
   end,
   charge = function(c)
+    if has_left(c) then return end
     if not c.start and c.hits < 0 then
       redis.call('DEL', c.key)
       return
     end
+    if c.hits > 0 then c.start = math.min(c.start or c.now, c.now - age) end
     if c.hits > 0 or c.held > 0 then
       c.held = math.min(c.held + c.hits, MOST)
       if c.hits < 0 then c.held = math.max(c.held, 0) end
@@ -152,8 +163,10 @@ local function share(c)
   c.held = c.current + math.ceil(c.previous * c.left / c.period)
 end
 
-local function add_weighted(c, hits)
-  if hits > 0 then
+local function add_weighted(c, hits, windows_ago)
+  if windows_ago > 0 then
+    if windows_ago == 1 then c.previous = math.max(c.previous + hits, 0) end
+  elseif hits > 0 then
     c.current = c.current + hits
   else
     c.previous = math.max(c.previous - math.max(-hits - c.current, 0), 0)
@@ -190,12 +203,12 @@ ways.s = {
   -- The hits it would hold after `ahead` more hits and then these, which are given back.
   held_after = function(c, ahead)
     local copy = { current = c.current, previous = c.previous, left = c.left, period = c.period }
-    add_weighted(copy, ahead)
-    add_weighted(copy, c.hits)
+    add_weighted(copy, ahead, 0)
+    add_weighted(copy, c.hits, 0)
     return copy.held
   end,
   charge = function(c)
-    add_weighted(c, c.hits)
+    add_weighted(c, c.hits, c.index - math.floor((c.now - age) / c.period))
     if not c.is_there and c.hits < 0 then return end
     local state = text(c.index) .. ':' .. text(c.current) .. ':' .. text(c.previous)
     save(c, state, (c.index + 2) * c.period - c.now)
@@ -245,7 +258,30 @@ ways.l = {
     local _, before = entry(c, c.mark)
     c.held = c.last_total - before
   end,
+  -- Adds hits of the moment `at`. They are part of the totals of later ones.
+  insert = function(c, at)
+    local index, there, total = -1, c.last_at, c.last_total
+    while there > at do
+      redis.call('LSET', c.key, index, text(there) .. ':' .. text(total + c.hits))
+      index = index - 1
+      there, total = entry(c, index)
+    end
+    local new = text(at) .. ':' .. text(total + c.hits)
+    if c.length > 1 and there == at then
+      redis.call('LSET', c.key, index, new)
+    else
+      if index == -1 then
+        redis.call('RPUSH', c.key, new)
+      else
+        redis.call('LINSERT', c.key, 'AFTER', text(there) .. ':' .. text(total), new)
+      end
+      c.length = c.length + 1
+    end
+    c.last_at, c.last_total = math.max(c.last_at, at), c.last_total + c.hits
+    c.held = c.held + c.hits
+  end,
   charge = function(c)
+    if c.hits > 0 and has_left(c) then return end
     if c.held > 0 and c.mark > 0 then
       redis.call('LTRIM', c.key, c.mark, -1)
       c.mark = 0
@@ -256,15 +292,7 @@ ways.l = {
         redis.call('RPUSH', c.key, '0:0')
         c.last_at, c.last_total, c.mark, c.length = 0, 0, 0, 1
       end
-      c.last_total = c.last_total + c.hits
-      if c.length > 1 and c.last_at == c.now then
-        redis.call('LSET', c.key, -1, text(c.last_at) .. ':' .. text(c.last_total))
-      else
-        c.last_at = c.now
-        redis.call('RPUSH', c.key, text(c.now) .. ':' .. text(c.last_total))
-        c.length = c.length + 1
-      end
-      c.held = c.held + c.hits
+      c.algorithm.insert(c, c.now - age)
     else
       local back = math.min(-c.hits, c.held)
       c.held = c.held - back
@@ -337,7 +365,9 @@ ways.t = {
     return math.max(math.min(c.held + ahead, c.limit) + c.hits, 0)
   end,
   charge = function(c)
-    local missing = math.max(c.missing + c.hits * c.period, 0)
+    local taken = c.hits * c.period
+    if c.hits > 0 then taken = math.max(taken - age * c.extra, 0) end
+    local missing = math.max(c.missing + taken, 0)
     c.missing = math.min(missing, c.limit * c.period)
     c.held = math.ceil(c.missing / c.period)
     -- Giving back to a bucket that was never drawn from leaves no trace.

@@ -75,10 +75,10 @@ pub(super) fn load_step() -> PackedCommands {
     PackedCommands::one(&[b"SCRIPT", b"LOAD", STEP.as_bytes()])
 }
 
-/// How many words the command for `increments` has: the name, the digest, the number of keys, the keys,
-/// the time and the fields.
-pub(super) const fn words(increments: usize) -> usize {
-    4 + increments * (1 + FIELDS.len())
+/// How many words the command for `increments` has: the name, the digest, the number of keys, the keys, the
+/// time, the fields, and the age of hits that come late.
+pub(super) const fn words(increments: usize, age_millis: u64) -> usize {
+    4 + increments * (1 + FIELDS.len()) + (age_millis > 0) as usize
 }
 
 /// Writes all before the keys.
@@ -108,6 +108,7 @@ pub(super) fn write_fields(
         is_per_second: _,
         period_millis,
         expires_at: _,
+        age_millis: _,
     } = increment.spec;
     script
         .word(algorithm_letter(method))
@@ -122,6 +123,13 @@ pub(super) fn write_fields(
             CounterKind::TokenBucket { rate } => rate.into(),
             CounterKind::FirstHit | CounterKind::SlidingWindow | CounterKind::SlidingLog => 0,
         });
+}
+
+/// Writes how long ago the hits of all increments came, behind the fields of the last one.
+pub(super) fn write_age(script: &mut CommandWriter<'_>, age_millis: u64) {
+    if age_millis > 0 {
+        script.number(age_millis);
+    }
 }
 
 /// The script's reply for the counter at `index`.
@@ -228,6 +236,8 @@ mod tests {
         let sent: Vec<_> = FIELDS.into_iter().enumerate().collect();
         assert_eq!(read, sent);
         assert!(STEP.contains(&format!("local FIELDS = {}\n", FIELDS.len())));
+        // Nothing follows the fields but the age.
+        assert!(STEP.contains("local age = tonumber(ARGV[2 + FIELDS * #KEYS] or '0')\n"));
         assert_eq!(
             STEP.matches("reply[#reply + 1] = ").count(),
             NUMBERS_OF_COUNTER + 1
@@ -250,16 +260,22 @@ mod tests {
             };
             batch.push_value(b"v", &limit, now, hits);
             let increment = batch.increment(batch.len() - 1);
-            let mut packed = PackedCommands::default();
-            let mut script = packed.command(words(1));
-            begin(&mut script, 1);
-            script.words(&[increment.key]).number(-1);
-            write_fields(&mut script, &increment, || 5);
-            drop(script);
-            let text = str::from_utf8(packed.bytes()).unwrap();
-            let (count, rest) = text.split_once("\r\n").unwrap();
-            let sent: Vec<_> = rest.split("\r\n").skip(1).step_by(2).collect();
-            assert_eq!(count, format!("*{}", sent.len()));
+            let write = |age_millis| {
+                let mut packed = PackedCommands::default();
+                let mut script = packed.command(words(1, age_millis));
+                begin(&mut script, 1);
+                script.words(&[increment.key]).number(-1);
+                write_fields(&mut script, &increment, || 5);
+                write_age(&mut script, age_millis);
+                drop(script);
+                let text = str::from_utf8(packed.bytes()).unwrap().to_owned();
+                let (count, rest) = text.split_once("\r\n").unwrap();
+                let sent: Vec<_> = rest.split("\r\n").skip(1).step_by(2).collect();
+                assert_eq!(count, format!("*{}", sent.len()));
+                sent.into_iter().map(str::to_owned).collect::<Vec<_>>()
+            };
+            let (sent, late) = (write(0), write(70));
+            assert_eq!(late.split_last(), Some((&"70".to_owned(), &sent[..])));
             let letter = str::from_utf8(algorithm_letter(increment.method)).unwrap();
             let limit = increment.limit.to_string();
             let extra = extra.to_string();

@@ -107,8 +107,8 @@ pub fn builder() -> Builder {
         // As a variable, so that a test can override it by a flag.
         .env("TOLLGATE_DRAIN_DELAY", "0")
         .env("TOLLGATE_WORKERS", "2")
-        // Rules that count locally need this number.
-        .env("TOLLGATE_REPLICAS_UNTIL_KNOWN", "1")
+        // Rules that count locally know this number at once.
+        .env("TOLLGATE_REPLICAS", "1")
         .args(["serve", "--log-format", "json"])
         .args(["--grpc-host", "127.0.0.1", "--grpc-port", "0"])
         .args(["--host", "127.0.0.1", "--port", "0", "--debug-port", "0"])

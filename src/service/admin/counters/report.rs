@@ -126,6 +126,7 @@ fn look() -> DescriptorHits {
         enforcement: Enforcement::Silent,
         on_loss: OnStoreLoss::Error,
         descriptor: 0,
+        age_millis: 0,
     }
 }
 
@@ -316,6 +317,7 @@ fn spec_of(name: &CounterName<'_>, is_per_second: bool, now: Timestamp) -> Optio
         enforcement,
         on_loss,
         descriptor,
+        age_millis,
     } = look();
     Some(IncrementSpec {
         descriptor_bytes: name.descriptor_bytes,
@@ -332,6 +334,7 @@ fn spec_of(name: &CounterName<'_>, is_per_second: bool, now: Timestamp) -> Optio
         is_per_second,
         period_millis: period_secs.saturating_mul(1000),
         expires_at,
+        age_millis,
     })
 }
 

@@ -1,0 +1,342 @@
+//! Hits that come late: another store counted them while this one was away. They count from the moment at which they
+//! came, so that they leave when they would have left.
+
+use super::{AlgorithmState, SlidingLog, SlidingWindow, TokenBucket, narrow, wide};
+use crate::core::{
+    counter::{CounterKind, IncrementSpec},
+    request::Hits,
+};
+
+/// Hits, and the moment at which they came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DatedHits {
+    /// Negative if they are given back.
+    pub(crate) hits: i64,
+    pub(crate) at: u64,
+}
+
+/// The most moments of one log: each is a command to the store. Hits between two moments count from the later one, so
+/// a log of more moments holds a hit for a hundredth of its period too long at most, if hits come evenly.
+const MOST_MOMENTS: usize = 100;
+
+impl AlgorithmState {
+    /// Applies the hits of `spec`, which came before `present`. Hits whose time is over have no effect, and hits that
+    /// are given back are the latest, as always.
+    pub(super) fn charge_late(&mut self, spec: &IncrementSpec, present: u64) {
+        let then = present.saturating_sub(spec.age_millis);
+        let is_over = then.saturating_add(spec.period_millis) <= present;
+        match self {
+            Self::FirstHit(state) if !is_over => {
+                *state = state.at(spec, present);
+                state.charge_late(spec.hits, then);
+            }
+            Self::FirstHit(_) => {}
+            Self::SlidingWindow(state) => state.charge_late(spec, present, then),
+            Self::SlidingLog(state) if spec.hits.added() == 0 => state.charge(spec, present),
+            Self::SlidingLog(state) if !is_over => state.insert(spec.hits.added(), then),
+            Self::SlidingLog(_) => {}
+            Self::TokenBucket(state) => state.charge_late(spec, present),
+        }
+    }
+
+    /// The hits that this state holds at `now`, and that `known`, an earlier state of the same counter, would not hold
+    /// then. Charged late by `whole`, they make a counter of the second kind one of the first kind.
+    pub(crate) fn beyond(
+        &mut self,
+        known: &mut Self,
+        spec: &IncrementSpec,
+        whole: &IncrementSpec,
+        now: u64,
+    ) -> Vec<DatedHits> {
+        // This adopts a changed limit.
+        self.held(spec, now);
+        known.held(spec, now);
+        let now = self.present(spec, now);
+        let mut found = match (&*self, &*known) {
+            (Self::FirstHit(state), Self::FirstHit(known)) => {
+                let (state, known) = (state.at(spec, now), known.at(spec, now));
+                vec![DatedHits {
+                    hits: state.count.saturating_sub(known.count),
+                    at: state.start.max(known.start),
+                }]
+            }
+            (Self::SlidingWindow(state), Self::SlidingWindow(known)) => {
+                let (state, known) = (state.at(spec, now), known.at(spec, now));
+                state.beyond(known, spec.period_millis, now)
+            }
+            (Self::SlidingLog(state), Self::SlidingLog(known)) => state.beyond(known, spec, now),
+            (Self::TokenBucket(state), Self::TokenBucket(known)) => {
+                vec![state.beyond(known, spec, whole, now)]
+            }
+            // The algorithm is part of the key.
+            _ => Vec::new(),
+        };
+        found.retain(|dated| dated.hits != 0);
+        found
+    }
+}
+
+impl SlidingWindow {
+    fn charge_late(&mut self, spec: &IncrementSpec, present: u64, then: u64) {
+        let hits = spec.hits;
+        if hits.added() == 0 && *self == Self::default() {
+            return;
+        }
+        *self = self.at(spec, present);
+        let index = then / spec.period_millis;
+        if index >= self.index {
+            self.charge(hits);
+        } else if index + 1 == self.index {
+            let held = self.previous.saturating_add(hits.added());
+            self.previous = held.saturating_sub(hits.given_back());
+        }
+    }
+
+    /// The middle of each window stands for its hits: clocks differ a little.
+    fn beyond(self, known: Self, period: u64, now: u64) -> Vec<DatedHits> {
+        let start = self.index.saturating_mul(period);
+        let current = DatedHits {
+            hits: signed(self.current) - signed(known.current),
+            at: start.midpoint(now.max(start)),
+        };
+        let previous = DatedHits {
+            hits: signed(self.previous) - signed(known.previous),
+            at: start.saturating_sub(period.div_ceil(2)),
+        };
+        vec![previous, current]
+    }
+}
+
+impl SlidingLog {
+    /// Adds hits of the moment `then`, before later ones.
+    fn insert(&mut self, hits: u64, then: u64) {
+        let behind = self.entries.partition_point(|(at, _)| *at <= then);
+        self.total = self.total.saturating_add(hits);
+        match behind.checked_sub(1).map(|last| &mut self.entries[last]) {
+            Some((at, count)) if *at == then => *count = count.saturating_add(hits),
+            _ => self.entries.insert(behind, (then, hits)),
+        }
+    }
+
+    /// The hits that were given back from those of `known`, and all that came later.
+    fn beyond(&self, known: &Self, spec: &IncrementSpec, now: u64) -> Vec<DatedHits> {
+        let live = |(at, _): &&(u64, u64)| at.saturating_add(spec.period_millis) > now;
+        let entries = self.entries.iter().filter(live);
+        let left = entries.clone().filter(|(at, _)| *at <= known.latest());
+        let left: u64 = left.map(|(_, hits)| hits).sum();
+        let mut known = known.held(spec, now);
+        let given_back = DatedHits {
+            hits: Hits::give_back(known.saturating_sub(left)).signed(),
+            at: now,
+        };
+        known = known.min(left);
+        let mut dated: Vec<_> = entries
+            .map(|&(at, hits)| {
+                let left = hits.saturating_sub(known);
+                known = known.saturating_sub(hits);
+                DatedHits {
+                    hits: signed(left),
+                    at,
+                }
+            })
+            .filter(|dated| dated.hits > 0)
+            .collect();
+        let together = dated.len().div_ceil(MOST_MOMENTS).max(1);
+        if together > 1 {
+            let merged = dated.chunks(together).map(|some| DatedHits {
+                hits: some
+                    .iter()
+                    .fold(0, |sum, dated| dated.hits.saturating_add(sum)),
+                at: some.last().map_or(now, |last| last.at),
+            });
+            dated = merged.collect();
+        }
+        dated.insert(0, given_back);
+        dated
+    }
+}
+
+impl TokenBucket {
+    fn charge_late(&mut self, spec: &IncrementSpec, present: u64) {
+        if let CounterKind::TokenBucket { rate } = spec.method {
+            let token = wide(spec.period_millis);
+            let inflow = wide(spec.age_millis) * u128::from(rate);
+            let added = (wide(spec.hits.added()) * token).saturating_sub(inflow);
+            let missing = self.missing(spec, present) + added;
+            let back = wide(spec.hits.given_back()) * token;
+            (self.rate, self.limit) = (rate, spec.limit);
+            self.store_missing(missing.saturating_sub(back), present);
+        }
+    }
+
+    /// The age of the hits makes up for the part of a token.
+    fn beyond(
+        &self,
+        known: &Self,
+        spec: &IncrementSpec,
+        whole: &IncrementSpec,
+        now: u64,
+    ) -> DatedHits {
+        let token = wide(spec.period_millis);
+        let (missing, known) = (self.missing(spec, now), known.missing(spec, now));
+        if missing < known {
+            let hits = Hits::give_back(narrow((known - missing) / token)).signed();
+            return DatedHits { hits, at: now };
+        }
+        let missing = missing - known;
+        let hits = missing.div_ceil(token);
+        let CounterKind::TokenBucket { rate } = whole.method else {
+            return DatedHits { hits: 0, at: now };
+        };
+        let age = narrow((hits * token - missing) / u128::from(rate.max(1)));
+        DatedHits {
+            hits: signed(narrow(hits)),
+            at: now.saturating_sub(age),
+        }
+    }
+}
+
+fn signed(hits: u64) -> i64 {
+    i64::try_from(hits).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::core::counter::{CounterKind, sample};
+
+    const PERIOD: u64 = 60_000;
+    const RATE: u32 = 7;
+
+    fn spec(method: CounterKind, hits: i64) -> IncrementSpec {
+        let count = hits.unsigned_abs();
+        IncrementSpec {
+            method,
+            period_millis: PERIOD,
+            ..sample::spec(
+                20,
+                if hits < 0 {
+                    Hits::give_back(count)
+                } else {
+                    Hits::add(count)
+                },
+            )
+        }
+    }
+
+    fn late(spec: &IncrementSpec, age_millis: u64) -> IncrementSpec {
+        IncrementSpec {
+            age_millis,
+            ..*spec
+        }
+    }
+
+    fn any_kind() -> impl Strategy<Value = CounterKind> {
+        prop::sample::select(vec![
+            CounterKind::FirstHit,
+            CounterKind::SlidingWindow,
+            CounterKind::SlidingLog,
+            CounterKind::TokenBucket { rate: RATE },
+        ])
+    }
+
+    proptest! {
+        #[test]
+        fn a_counter_that_gets_the_hits_that_it_lacks_holds_as_many_from_then_on(
+            kind in any_kind(),
+            known_hits in 0_i64..15,
+            steps in prop::collection::vec((0_u64..30_000, -4_i64..9), 0..12),
+            until in 0_u64..90_000,
+        ) {
+            let mut known = AlgorithmState::new(kind).unwrap();
+            let mut now = 1_000_000;
+            known.charge(&spec(kind, known_hits), now);
+            let mut state = known.clone();
+            for (pause, hits) in steps {
+                now += pause;
+                state.charge(&spec(kind, hits), now);
+            }
+            now += until;
+            let whole = spec(kind, 0);
+            for dated in state.clone().beyond(&mut known.clone(), &whole, &whole, now) {
+                known.charge(&late(&spec(kind, dated.hits), now - dated.at), now);
+            }
+            for after in (0..=2 * PERIOD).step_by(1_500) {
+                let now = now + after;
+                let (held, all) = (known.held(&whole, now), state.held(&whole, now));
+                // A part of a token is given back with the next one.
+                let off = if matches!(kind, CounterKind::TokenBucket { .. }) { 1 } else { 0 };
+                prop_assert!(held.abs_diff(all) <= off, "{held} and not {all} after {after} ms");
+            }
+        }
+
+        #[test]
+        fn hits_that_come_late_leave_as_if_they_had_come_in_time(
+            kind in any_kind(),
+            hits in prop::collection::vec((0_u64..50_000, 1_i64..4), 1..12),
+            order in any::<prop::sample::Index>(),
+        ) {
+            let mut hits = hits;
+            hits.sort_unstable();
+            let start = 1_020_000;
+            let mut exact = AlgorithmState::new(kind).unwrap();
+            for (at, hits) in &hits {
+                exact.charge(&spec(kind, *hits), start + at);
+            }
+            // Some came in time, and the others come at the end, in another order.
+            let late_from = order.index(hits.len());
+            let mut mixed = AlgorithmState::new(kind).unwrap();
+            let now = start + 50_000;
+            let (late_hits, in_time) = hits.split_at(late_from);
+            for (at, hits) in in_time {
+                mixed.charge(&spec(kind, *hits), start + at);
+            }
+            for (at, hits) in late_hits.iter().rev() {
+                mixed.charge(&late(&spec(kind, *hits), now - start - at), now);
+            }
+            let whole = spec(kind, 0);
+            for after in (0..=2 * PERIOD).step_by(1_500) {
+                let (held, all) = (mixed.held(&whole, now + after), exact.held(&whole, now + after));
+                match kind {
+                    // A bucket that was full in between had no room for all of the inflow, which is unknown later.
+                    CounterKind::TokenBucket { .. } => prop_assert!(held <= all),
+                    _ => prop_assert_eq!(held, all, "after {} ms", after),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn hits_whose_time_is_over_have_no_effect() {
+        for kind in [
+            CounterKind::FirstHit,
+            CounterKind::SlidingLog,
+            CounterKind::TokenBucket { rate: RATE },
+        ] {
+            let mut state = AlgorithmState::new(kind).unwrap();
+            state.charge(&late(&spec(kind, 5), PERIOD), 1_000_000);
+            assert_eq!(state.held(&spec(kind, 0), 1_000_000), 0, "{kind:?}");
+        }
+        let kind = CounterKind::SlidingWindow;
+        let mut state = AlgorithmState::new(kind).unwrap();
+        state.charge(&late(&spec(kind, 5), 2 * PERIOD), 1_000_000);
+        assert_eq!(state.held(&spec(kind, 0), 1_000_000), 0);
+    }
+
+    #[test]
+    fn a_long_log_is_reported_in_a_hundred_moments_none_of_them_too_early() {
+        let kind = CounterKind::SlidingLog;
+        let mut state = AlgorithmState::new(kind).unwrap();
+        for number in 0..1_000 {
+            state.charge(&spec(kind, 1), 1_000_000 + number);
+        }
+        let (whole, now) = (spec(kind, 0), 1_001_000);
+        let mut none = AlgorithmState::new(kind).unwrap();
+        let dated = state.beyond(&mut none, &whole, &whole, now);
+        assert_eq!(dated.len(), MOST_MOMENTS);
+        assert!(dated.iter().all(|dated| dated.hits == 10));
+        assert_eq!((dated[0].at, dated[99].at), (1_000_009, 1_000_999));
+    }
+}

@@ -1,0 +1,172 @@
+//! Counters that begin with hits that another store holds, and those of their hits that it lacks.
+
+use std::time::Duration;
+
+use super::slot::in_map;
+use crate::core::{
+    algorithm::{AlgorithmState, DatedHits},
+    counter::{Increment, IncrementSpec},
+    request::Hits,
+    window::Timestamp,
+};
+
+/// Hits that count as used, and the moment at which they do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::store) struct FirstCount {
+    pub(in crate::store) held: u64,
+    pub(in crate::store) at: Timestamp,
+}
+
+/// How a counter begins.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::store) struct Beginning {
+    /// The hits that the other store holds.
+    pub(in crate::store) first: FirstCount,
+    /// The increment as it would be sent to the other store, which may have another limit.
+    pub(in crate::store) whole: IncrementSpec,
+}
+
+/// Returns the beginning of the counter of an increment.
+pub(in crate::store) type Begin<'a> = &'a dyn Fn(&Increment<'_>) -> Beginning;
+
+/// The beginning of a counter, and what happened to it that its hits do not show.
+#[derive(Clone, Debug)]
+pub(super) struct Begun {
+    whole: IncrementSpec,
+    first: FirstCount,
+    /// The hits that were in the sketch before it had room: they are not handed back.
+    sketched: FirstCount,
+    /// Hits that were given back and that it did not hold, because it is only a share.
+    owed: u64,
+    /// A counter to which hits were given back is kept until then, although it may be empty.
+    keep_until: Timestamp,
+}
+
+impl Begun {
+    pub(super) fn new(beginning: Beginning, sketched: u64, now: Timestamp) -> Self {
+        let Beginning { whole, first } = beginning;
+        let sketched = FirstCount {
+            held: sketched,
+            at: now,
+        };
+        Self {
+            whole,
+            first,
+            sketched,
+            owed: 0,
+            keep_until: now,
+        }
+    }
+
+    /// Records hits that are given back to a counter that holds `held`.
+    pub(super) fn give_back(&mut self, hits: u64, held: i64, now: Timestamp) {
+        let held = u64::try_from(held).unwrap_or(0);
+        if self.keep_until <= now {
+            self.owed = 0;
+        }
+        self.owed = self.owed.saturating_add(hits.saturating_sub(held));
+        self.keep_until = now.plus(Duration::from_millis(self.whole.period_millis));
+    }
+
+    /// How many bytes of its key name the descriptor.
+    pub(super) fn descriptor_bytes(&self) -> u32 {
+        self.whole.descriptor_bytes
+    }
+
+    pub(super) fn keep_until(&self) -> Timestamp {
+        self.keep_until
+    }
+
+    /// The bytes that it takes, with its key.
+    pub(super) fn bytes(key: &[u8]) -> usize {
+        in_map::<Self>(key)
+    }
+}
+
+/// The hits of a counter.
+#[derive(Clone, Debug)]
+pub(super) enum Content {
+    Number(i64),
+    State(AlgorithmState),
+}
+
+/// A counter that was taken out of the store.
+#[derive(Clone, Debug)]
+pub(in crate::store) struct TakenCounter {
+    pub(in crate::store) key: Box<[u8]>,
+    pub(super) begun: Begun,
+    pub(super) content: Content,
+}
+
+impl TakenCounter {
+    /// The last increment that it got, as the other store has it.
+    pub(in crate::store) fn whole(&self) -> &IncrementSpec {
+        &self.begun.whole
+    }
+
+    /// The hits that it holds at `now`, by the limit of `share`, and that the other store does not hold. Hits that have
+    /// left are no part of it.
+    pub(in crate::store) fn own_hits(
+        mut self,
+        share: &IncrementSpec,
+        now: Timestamp,
+    ) -> Vec<DatedHits> {
+        let begun = &self.begun;
+        let given_back = |hits: u64| Hits::give_back(hits).signed();
+        let mut own = match &mut self.content {
+            Content::Number(count) => {
+                let known = begun.first.held.saturating_add(begun.sketched.held);
+                vec![DatedHits {
+                    hits: count.saturating_sub_unsigned(known),
+                    at: now.millis(),
+                }]
+            }
+            Content::State(state) => {
+                let mut known = begun.first.state(share);
+                if let Some(known) = &mut known {
+                    begun.sketched.charge(known, share);
+                }
+                let beyond = |known: &mut AlgorithmState| {
+                    state.beyond(known, share, &begun.whole, now.millis())
+                };
+                known.as_mut().map(beyond).unwrap_or_default()
+            }
+        };
+        let is_number = matches!(self.content, Content::Number(_));
+        if begun.owed > 0 && (is_number || begun.keep_until > now) {
+            own.push(DatedHits {
+                hits: given_back(begun.owed),
+                at: now.millis(),
+            });
+        }
+        own
+    }
+}
+
+impl FirstCount {
+    /// The state of a counter of `spec` that holds nothing else; `None` if it is a plain number.
+    fn state(self, spec: &IncrementSpec) -> Option<AlgorithmState> {
+        let mut state = AlgorithmState::new(spec.method)?;
+        self.charge(&mut state, spec);
+        Some(state)
+    }
+
+    /// Adds these hits to a counter of `spec`.
+    pub(super) fn charge(self, state: &mut AlgorithmState, spec: &IncrementSpec) {
+        if self.held > 0 {
+            let spec = IncrementSpec {
+                hits: Hits::add(self.held),
+                ..*spec
+            };
+            state.charge(&spec, self.at.millis());
+        }
+    }
+
+    /// How many of these hits still count at `now`.
+    pub(super) fn left(self, spec: &IncrementSpec, now: Timestamp) -> u64 {
+        match self.state(spec) {
+            Some(mut state) => u64::try_from(state.held(spec, now.millis())).unwrap_or(0),
+            None => self.held,
+        }
+    }
+}
