@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! histories [--calls 1000000] [--clients 32] [--seed 1] [--only memory|redis|two-redis|cluster] [--faults] [--server FILE]
-//! histories --seams [--only bursts|refunds|buckets|skews|stops|losses] [--server FILE]
+//! histories --seams [--only bursts|refunds|buckets|skews|stops|losses|returns] [--server FILE]
 //! histories --logs [--server FILE]
 //! ```
 //!
@@ -26,6 +26,7 @@ mod it {
 }
 
 mod logs;
+mod losses;
 mod seams;
 
 use it::support::{

@@ -1,13 +1,9 @@
 //! Measures the cases in which exact counting is hardest: one request on two stores, refunds next to a cache, one
 //! counter used with several clocks, local counting without Redis. Each table can be measured on another build too.
 
-use std::{
-    path::PathBuf,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use ::tollgate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
-use tempfile::TempDir;
 use tokio::{task::JoinSet, time::sleep};
 
 use crate::it::support::{
@@ -42,6 +38,9 @@ pub async fn print(only: Option<&str>) {
     }
     if is_wanted("losses") {
         losses().await;
+    }
+    if is_wanted("returns") {
+        crate::losses::print().await;
     }
 }
 
@@ -439,30 +438,24 @@ descriptors:
     const COUNTED_WITHIN: Duration = Duration::from_secs(15);
     let mut redis = Redis::start();
     let url = redis.url();
-    let folder = TempDir::new().unwrap();
-    let files = ["first", "second"].map(|name| folder.path().join(name));
     let replicas = match loss {
         Loss::OtherWorker | Loss::Restart => "1",
         Loss::OtherReplica | Loss::EarlyLook => "2",
         Loss::BothRestart => "0",
     };
-    let start = |file: &PathBuf| {
+    let start = |_| {
         let builder = tollgate::with_rules(RULES).redis_at(&url, "100ms");
-        // A variable, because former builds refuse options that they do not know.
-        let builder = builder.env("TOLLGATE_STATE_FILE", file.to_str().unwrap());
         builder
             .args(["--replicas", replicas, "--workers", "2"])
             .start()
     };
-    let files = &files[..if replicas == "1" { 1 } else { 2 }];
-    let mut servers: Vec<_> = files.iter().map(start).collect();
+    let numbers = 0..if replicas == "1" { 1 } else { 2 };
+    let mut servers: Vec<_> = numbers.clone().map(start).collect();
     let mut clients = connect_each(&servers).await;
     if loss == Loss::BothRestart {
         let began = Instant::now();
-        let is_counted = |file| {
-            std::fs::read_to_string(file).is_ok_and(|text: String| text.contains("replicas: 2"))
-        };
-        while began.elapsed() < COUNTED_WITHIN && !files.iter().all(is_counted) {
+        let is_counted = |server: &Tollgate| server.metric("tollgate_replicas") == 2;
+        while began.elapsed() < COUNTED_WITHIN && !servers.iter().all(is_counted) {
             sleep(Duration::from_millis(50)).await;
         }
     }
@@ -477,7 +470,7 @@ descriptors:
         Loss::OtherWorker => clients.insert(0, connect(servers[0].grpc).await),
         Loss::Restart | Loss::BothRestart => {
             servers.clear();
-            servers.extend(files.iter().map(start));
+            servers.extend(numbers.map(start));
             clients = connect_each(&servers).await;
         }
         Loss::OtherReplica | Loss::EarlyLook => {}
