@@ -79,9 +79,14 @@ impl FirstCountInputs {
             u128::from(spec.limit) * u128::from(unknown) / u128::from(spec.period_millis.max(1));
         let others = u64::try_from(others).unwrap_or(u64::MAX);
         let reckoned = of_share(count.saturating_add(others));
+        let at = match spec.method {
+            // All of them came in the window that was seen.
+            CounterKind::FirstHit if seen.lasts_until >= unknown_until => latest_hit(spec, &seen),
+            _ => unknown_until,
+        };
         FirstCount {
             held: reckoned.min(used_up).max(of_share(count)),
-            at: unknown_until,
+            at,
         }
     }
 }

@@ -445,6 +445,23 @@ mod begins {
     }
 
     #[test]
+    fn hits_of_others_in_a_window_from_its_first_hit_leave_with_it() {
+        // The window ends at midnight, so it began with the day.
+        check_of(Algorithm::FirstHit, saw(60, 2), bounds(2), (49, 0));
+        check_of(Algorithm::SlidingLog, saw(60, 2), bounds(2), (49, 11));
+        let ended_before = CounterHistory {
+            seen: Some(KnownCount {
+                count: 60,
+                at: at(2),
+                lasts_until: at(9),
+            }),
+            complete_since: Some(at(0)),
+        };
+        // Others may have begun another one.
+        check_of(Algorithm::FirstHit, ended_before, bounds(2), (19, 11));
+    }
+
+    #[test]
     fn hits_that_have_a_period_to_live_leave_when_they_would_have() {
         for algorithm in [Algorithm::SlidingLog, Algorithm::FirstHit] {
             // The last hit of them came a day before their end.
