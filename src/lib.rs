@@ -128,6 +128,7 @@ mod store {
         mod late_reply;
         pub(crate) mod node;
         pub(crate) mod options;
+        mod owed;
         mod packed;
         mod pending;
         mod permits;

@@ -72,6 +72,11 @@ impl<K: Eq + Hash, V, S: BuildHasher + Default> Generations<K, V, S> {
         dropped
     }
 
+    /// Begins a new generation: all that was not inserted since the last one began is dropped.
+    pub(crate) fn age(&mut self) {
+        self.old = mem::take(&mut self.young);
+    }
+
     /// How many values are kept; a key that is in both generations counts twice.
     pub(crate) fn len(&self) -> usize {
         self.young.values.len() + self.old.values.len()
@@ -112,6 +117,17 @@ mod tests {
         }
         let found = ["a", "b", "c"].map(|key| map.get(key).copied());
         assert_eq!(found, [Some(3), Some(5), Some(4)]);
+    }
+
+    #[test]
+    fn what_is_not_inserted_again_is_dropped_by_the_second_generation_after_it() {
+        let mut map = generations(9);
+        map.insert("a", 1, 1);
+        map.age();
+        map.insert("b", 1, 1);
+        assert!(map.get("a").is_some());
+        map.age();
+        assert!(map.get("a").is_none() && map.get("b").is_some());
     }
 
     #[test]

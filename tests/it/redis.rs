@@ -3,11 +3,15 @@
 
 use std::{
     io::{Read as _, Write as _},
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
     sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
+        Arc, Mutex,
+        atomic::{
+            AtomicBool, AtomicUsize,
+            Ordering::{Relaxed, SeqCst},
+        },
     },
+    thread,
 };
 
 use ::tollgate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
@@ -164,6 +168,106 @@ async fn a_key_that_redis_lost_gets_a_new_time_to_live() {
             redis.number(&["TTL", key]) > 0
         })
         .await;
+    }
+}
+
+/// A connection to a Redis that breaks in the middle of a batch.
+#[derive(Clone, Copy, Debug)]
+enum Break {
+    /// All in front of this text arrives, and so not the command that has it.
+    Before(&'static str),
+    /// All up to a command with this text arrives, and no reply.
+    Behind(&'static str),
+}
+
+/// Passes connections on to `redis`, and breaks the one on which it sees the text that is set, once.
+fn breaking_proxy(redis: &Redis) -> (String, Arc<Mutex<Option<Break>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("redis://{}", listener.local_addr().unwrap());
+    let set = Arc::<Mutex<Option<Break>>>::default();
+    let (breaks, behind) = (set.clone(), redis.address());
+    thread::spawn(move || {
+        for near in listener.incoming().map_while(Result::ok) {
+            let Ok(far) = TcpStream::connect(&behind) else {
+                continue;
+            };
+            let mut replies = (far.try_clone().unwrap(), near.try_clone().unwrap());
+            // Nobody replies any more once the connection is broken.
+            let is_broken = Arc::<AtomicBool>::default();
+            let (has_broken, breaks) = (is_broken.clone(), breaks.clone());
+            thread::spawn(move || {
+                let mut bytes = [0; 4096];
+                while let Ok(count @ 1..) = replies.0.read(&mut bytes) {
+                    if has_broken.load(SeqCst) || replies.1.write_all(&bytes[..count]).is_err() {
+                        return;
+                    }
+                }
+            });
+            thread::spawn(move || {
+                pass_until_break(near, far, &is_broken, &breaks);
+            });
+        }
+    });
+    (url, set)
+}
+
+fn pass_until_break(
+    mut near: TcpStream,
+    mut far: TcpStream,
+    is_broken: &AtomicBool,
+    breaks: &Mutex<Option<Break>>,
+) {
+    let mut bytes = vec![0; 64 * 1024];
+    while let Ok(count @ 1..) = near.read(&mut bytes) {
+        let mut passes = count;
+        {
+            let mut breaks = breaks.lock().unwrap();
+            let text = String::from_utf8_lossy(&bytes[..count]);
+            let found = breaks.and_then(|at| match at {
+                Break::Before(part) => text.find(part),
+                Break::Behind(part) => text.find(part).map(|_| count),
+            });
+            if let Some(at) = found {
+                passes = at;
+                *breaks = None;
+                is_broken.store(true, SeqCst);
+            }
+        }
+        let is_sent = far.write_all(&bytes[..passes]).is_ok();
+        if !is_sent || is_broken.load(SeqCst) {
+            // Redis reads all that was sent, and sees the end behind it.
+            let _ = far.shutdown(Shutdown::Write);
+            let _ = near.shutdown(Shutdown::Both);
+            return;
+        }
+    }
+    let _ = far.shutdown(Shutdown::Write);
+}
+
+/// A key that a broken connection may have left without an end gets one although it is never asked for again.
+#[tokio::test]
+async fn no_key_is_left_without_a_time_to_live_by_a_connection_that_breaks() {
+    const RULES: &str = "{domain: d, descriptors: [{key: k, rate_limits: [100/year]}]}";
+    for (at, is_trusted) in [
+        (Break::Before("$6\r\nEXPIRE"), false),
+        (Break::Behind("$4\r\nINCR"), true),
+    ] {
+        let redis = Redis::start();
+        let (url, breaks) = breaking_proxy(&redis);
+        let server = tollgate::with_rules(RULES).redis_at(&url, "10s").start();
+        let mut client = connect(server.grpc).await;
+        if is_trusted {
+            one(&mut client, "v").await.unwrap();
+            redis.cli(&["FLUSHALL"]);
+        }
+        *breaks.lock().unwrap() = Some(at);
+        one(&mut client, "v").await.unwrap_err();
+        eventually("the key is there", async || !redis.keys().is_empty()).await;
+        eventually("the key has a time to live", async || {
+            redis.keys_without_end() == 0
+        })
+        .await;
+        assert_eq!(redis.keys().len(), 1, "{at:?}");
     }
 }
 

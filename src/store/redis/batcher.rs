@@ -20,6 +20,7 @@ use super::{
     late_reply::LateReplyTimer,
     node::Node,
     options::Options,
+    owed::RecentExpiries,
     packed::PackedCommands,
     pipeline::{Commands, PipelineBuilder},
     pool::{self, ConnectionFactory, ConnectionPool, PooledWorkerConnection, WorkerConnection},
@@ -64,6 +65,7 @@ pub(super) struct Batcher {
     servers: Servers,
     options: Arc<Options>,
     known: KeysWithTtl,
+    recent: RecentExpiries,
     /// Notices a batch that takes longer than usual.
     late_reply: LateReplyTimer,
     /// Connections to servers that commands were redirected to.
@@ -89,7 +91,8 @@ impl Batcher {
             node,
             queue,
             servers,
-            known: KeysWithTtl::default(),
+            known: KeysWithTtl::new(Instant::now()),
+            recent: RecentExpiries::new(Instant::now()),
             options,
             redirected: HashMap::new(),
             redirected_at: Instant::now(),
@@ -112,10 +115,12 @@ impl Batcher {
     /// Serves the queue until its end.
     pub(super) async fn run(mut self, mut pool: ConnectionPool) {
         while self.wait_for_work().await.is_some() {
-            if let Some(mut connection) = self.connect(&mut pool).await
-                && self.serve(&mut connection).await.is_none()
-            {
-                return;
+            if let Some(mut connection) = self.connect(&mut pool).await {
+                let served = self.serve(&mut connection).await;
+                self.recent.leave_to(&self.servers.0.owed);
+                if served.is_none() {
+                    return;
+                }
             }
             self.redirected.clear();
         }
@@ -226,12 +231,17 @@ impl Batcher {
             waiters,
             ..
         } = &mut taken;
+        let began = Instant::now();
+        self.known.forget_old(began);
         let commands = self.commands(&options, batch, *now, waiters.requests());
-        match self.round_trip(link, &commands.packed).await {
+        match self.round_trip(link, &commands.packed, began).await {
             Ok(mut replies) => {
                 self.follow_redirects(&commands.packed, &mut replies).await;
                 self.run_unknown(link, &commands, &mut replies).await;
                 self.judge(link, &replies);
+                for command in commands.expire_commands() {
+                    self.recent.add(&commands.packed, command, began);
+                }
                 for hash in commands.expiring(&replies) {
                     self.known.insert(hash);
                 }
@@ -242,15 +252,26 @@ impl Batcher {
                 }
                 let repairs = commands.repairs(&replies);
                 if !repairs.is_empty() {
-                    // No request waits for this. If it fails, those keys stay until Redis evicts them.
-                    if let Ok(mut replies) = self.round_trip(link, &repairs).await {
-                        self.follow_redirects(&repairs, &mut replies).await;
-                    }
+                    self.repair(link, &repairs).await;
                 }
             }
-            Err(error) => waiters.fail(error),
+            Err(error) => {
+                self.servers.0.owed.add(&commands.owed());
+                waiters.fail(error);
+            }
         }
         taken.recycle();
+    }
+
+    /// Gives times to live to keys that lack one. No request waits for this.
+    async fn repair(&mut self, link: &mut Connection, repairs: &PackedCommands) {
+        match self.round_trip(link, repairs, Instant::now()).await {
+            Ok(mut replies) => {
+                self.follow_redirects(repairs, &mut replies).await;
+                self.servers.0.owed.keep_undone(repairs, &replies);
+            }
+            Err(_) => self.servers.0.owed.add(repairs),
+        }
     }
 
     /// Loads the script if the server did not know it, as after SCRIPT FLUSH, and sends again only the
@@ -270,24 +291,25 @@ impl Batcher {
             again.copy(&commands.packed, command);
         }
         // If it fails the first replies stay, and they are errors.
-        if let Ok(again) = self.round_trip(link, &again).await {
+        if let Ok(again) = self.round_trip(link, &again, Instant::now()).await {
             for (command, reply) in unknown.into_iter().zip(again.into_iter().skip(1)) {
                 replies[command] = reply;
             }
         }
     }
 
-    /// Sends `commands` and returns one reply for each.
+    /// Sends `commands`, which is what began at `began`, and returns one reply for each.
     async fn round_trip(
         &mut self,
         link: &mut Connection,
         commands: &PackedCommands,
+        began: Instant,
     ) -> Result<Vec<Value>, StoreError> {
         self.servers.0.stats.record_pipeline(commands.len());
         self.node.stats.batches.fetch_add(1, Relaxed);
         let usual = self.node.suspect_after();
         let mut asked = pin!(link.ask(commands));
-        let replied = match self.late_reply.limit(usual, asked.as_mut()).await {
+        let replied = match self.late_reply.limit(began + usual, asked.as_mut()).await {
             Some(replied) => Some(replied),
             None => self.wait_on(usual, asked).await,
         };
@@ -463,26 +485,43 @@ impl Batcher {
 }
 
 /// Hashes of keys that are known to have a time to live. A key that is forgotten although it is still in
-/// use costs one more EXPIRE.
+/// use costs one more EXPIRE. Each is forgotten after a while: another worker, or a failover, may have taken the time
+/// to live without notice.
 #[derive(Debug)]
 struct KeysWithTtl {
     /// Random for each process, because values come from outside.
     hasher: quality::RandomState,
     hashes: Generations<u64, (), fast::RandomState>,
-}
-
-impl Default for KeysWithTtl {
-    fn default() -> Self {
-        Self {
-            hasher: quality::RandomState::default(),
-            hashes: Generations::new(Self::GENERATION),
-        }
-    }
+    /// When the young generation began.
+    since: Instant,
 }
 
 impl KeysWithTtl {
     /// About 5 MB per generation at most, for 130,000 descriptors with two windows.
     const GENERATION: usize = 1 << 18;
+
+    /// A key is trusted for once to twice as long.
+    const TRUSTED: Duration = Duration::from_secs(15);
+
+    fn new(now: Instant) -> Self {
+        Self {
+            hasher: quality::RandomState::default(),
+            hashes: Generations::new(Self::GENERATION),
+            since: now,
+        }
+    }
+
+    fn forget_old(&mut self, now: Instant) {
+        let passed = now.saturating_duration_since(self.since);
+        if passed < Self::TRUSTED {
+            return;
+        }
+        self.hashes.age();
+        if passed >= 2 * Self::TRUSTED {
+            self.hashes.age();
+        }
+        self.since = now;
+    }
 
     fn contains(&self, hash: u64) -> bool {
         self.hashes.get(&hash).is_some()
@@ -499,7 +538,7 @@ mod tests {
 
     #[test]
     fn known_keys_are_bounded_and_the_recent_ones_kept() {
-        let mut known = KeysWithTtl::default();
+        let mut known = KeysWithTtl::new(Instant::now());
         for hash in 0..3 * KeysWithTtl::GENERATION as u64 + 5 {
             known.insert(hash);
         }
@@ -507,5 +546,34 @@ mod tests {
         assert!(known.contains(3 * KeysWithTtl::GENERATION as u64 + 4));
         assert!(known.contains(2 * KeysWithTtl::GENERATION as u64));
         assert!(!known.contains(0));
+    }
+
+    #[test]
+    fn no_key_is_trusted_for_longer_than_half_a_minute() {
+        let start = Instant::now();
+        for first in [0, 14, 16, 44] {
+            let mut known = KeysWithTtl::new(start);
+            let mut trusted_for = None;
+            for second in 0..200 {
+                let now = start + Duration::from_secs(second);
+                known.forget_old(now);
+                if second == first {
+                    known.insert(7);
+                }
+                if second >= first && known.contains(7) {
+                    trusted_for = Some(second - first);
+                }
+            }
+            let range = 14..30;
+            assert!(
+                range.contains(&trusted_for.unwrap()),
+                "{first}: {trusted_for:?}"
+            );
+        }
+        // After a pause too.
+        let mut known = KeysWithTtl::new(start);
+        known.insert(7);
+        known.forget_old(start + 2 * KeysWithTtl::TRUSTED);
+        assert!(!known.contains(7));
     }
 }

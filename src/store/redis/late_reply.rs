@@ -5,7 +5,6 @@ use std::{
     pin::{Pin, pin},
     sync::Arc,
     task::Poll,
-    time::Duration,
 };
 
 use tokio::{
@@ -29,13 +28,12 @@ impl LateReplyTimer {
         }
     }
 
-    /// The output of `thing`, or `None` at the first notification after `time` is over.
+    /// The output of `thing`, or `None` at the first notification after `ends`.
     pub(super) async fn limit<T>(
         &mut self,
-        time: Duration,
+        ends: Instant,
         thing: impl Future<Output = T>,
     ) -> Option<T> {
-        let ends = Instant::now() + time;
         let mut thing = pin!(thing);
         poll_fn(|context| {
             if let Poll::Ready(done) = thing.as_mut().poll(context) {
@@ -55,7 +53,7 @@ impl LateReplyTimer {
 
 #[cfg(test)]
 mod tests {
-    use std::future::pending;
+    use std::{future::pending, time::Duration};
 
     use tokio::time::sleep;
 
@@ -74,13 +72,22 @@ mod tests {
             }
         };
         let asking = async {
-            assert_eq!(alarm.limit(TIME, async { 7 }).await, Some(7));
+            assert_eq!(
+                alarm.limit(Instant::now() + TIME, async { 7 }).await,
+                Some(7)
+            );
             for _ in 0..3 {
                 let shorter = TIME - Duration::from_millis(1);
-                assert_eq!(alarm.limit(TIME, sleep(shorter)).await, Some(()));
+                assert_eq!(
+                    alarm.limit(Instant::now() + TIME, sleep(shorter)).await,
+                    Some(())
+                );
                 sleep(TIME / 10).await;
                 let began = Instant::now();
-                assert_eq!(alarm.limit(TIME, pending::<()>()).await, None);
+                assert_eq!(
+                    alarm.limit(Instant::now() + TIME, pending::<()>()).await,
+                    None
+                );
                 assert!((TIME..TIME + TIME / 5).contains(&began.elapsed()));
             }
         };

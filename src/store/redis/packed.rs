@@ -28,6 +28,12 @@ impl PackedCommands {
         self.ends.len()
     }
 
+    /// Removes all commands, and keeps the memory.
+    pub(super) fn clear(&mut self) {
+        self.bytes.clear();
+        self.ends.clear();
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
@@ -68,6 +74,19 @@ impl PackedCommands {
         } else {
             CommandWriter { packed: self }.number(hits);
         }
+    }
+
+    /// Removes all commands from `command` on, and returns them.
+    pub(super) fn split_off(&mut self, command: usize) -> Self {
+        let mut later = Self::default();
+        for command in command..self.len() {
+            later.copy(self, command);
+        }
+        if !later.is_empty() {
+            self.ends.truncate(command);
+            self.bytes.truncate(self.ends.last().copied().unwrap_or(0));
+        }
+        later
     }
 
     /// Adds a copy of one of the commands of `other`.
@@ -166,6 +185,12 @@ mod tests {
         some.copy(&packed, 2);
         some.copy(&packed, 0);
         assert_eq!(some.len(), 2);
+        let later = packed.split_off(1);
+        assert_eq!((packed.len(), later.len()), (1, 2));
+        assert_eq!(packed.bytes(), PackedCommands::one(&[b"GET", b"a"]).bytes());
+        assert!(packed.split_off(1).is_empty());
+        packed.copy(&later, 1);
+        assert_eq!(packed.ends.len(), 2);
         assert_eq!(
             some.bytes(),
             b"*2\r\n$3\r\nGET\r\n$1\r\nc\r\n*2\r\n$3\r\nGET\r\n$1\r\na\r\n"

@@ -1,7 +1,7 @@
 //! A batch of increments → Redis commands, and replies → counts.
 //!
 //! All hits on one key are sent as one INCR or INCRBY; each request gets its own count out of the sum.
-//! An EXPIRE follows until this worker has seen one succeed for that key.
+//! An EXPIRE follows until this connection has seen one succeed for that key, and again after a while.
 
 use std::{iter, mem, time::Duration};
 
@@ -316,6 +316,31 @@ impl Commands<'_> {
         set.map(|(hash, _)| *hash)
     }
 
+    /// The indexes of the EXPIRE commands.
+    pub(super) fn expire_commands(&self) -> impl Iterator<Item = usize> {
+        self.expiries.iter().map(|(_, command)| *command)
+    }
+
+    /// An EXPIRE for each key that this batch may have created, if it is not known how far it was carried out.
+    pub(super) fn owed(&self) -> PackedCommands {
+        let mut owed = PackedCommands::default();
+        for command in self.expire_commands() {
+            owed.copy(&self.packed, command);
+        }
+        for trusted in &self.trusted {
+            self.expire(trusted, &mut owed);
+        }
+        owed
+    }
+
+    fn expire(&self, trusted: &TrustedTtl<'_>, commands: &mut PackedCommands) {
+        commands
+            .command(3)
+            .word(b"EXPIRE")
+            .words(&[self.key_prefix, trusted.key])
+            .number(trusted.ttl_secs);
+    }
+
     /// An EXPIRE for each key that should have had a time to live but was created by this batch: Redis
     /// had lost it in a restart, a failover or an eviction.
     pub(super) fn repairs(&self, replies: &[Value]) -> PackedCommands {
@@ -323,11 +348,7 @@ impl Commands<'_> {
         for trusted in &self.trusted {
             let group = &self.groups[trusted.group];
             if count(&replies[group.command]) == Ok(group.hits) {
-                repairs
-                    .command(3)
-                    .word(b"EXPIRE")
-                    .words(&[self.key_prefix, trusted.key])
-                    .number(trusted.ttl_secs);
+                self.expire(trusted, &mut repairs);
             }
         }
         repairs

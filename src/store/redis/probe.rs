@@ -19,6 +19,7 @@ use super::{
     detector::{Detector, NodeHealth, RunningTime, TICK},
     failure::NodeFailure,
     node::Node,
+    owed::OwedExpiries,
     packed::PackedCommands,
     pool::Connector,
     running::{read_sockets, tick, within},
@@ -54,6 +55,9 @@ const MAX_TIME_FAILURES: u32 = 3;
 /// delayed.
 const MAX_READINGS: u32 = 4;
 
+/// The most EXPIRE commands that are sent together: decisions wait behind them.
+const OWED_AT_ONCE: usize = 256;
+
 /// How long requests wait for a node.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WaitLimits {
@@ -67,6 +71,7 @@ pub(super) struct WaitLimits {
 pub(super) struct Probe {
     node: Arc<Node>,
     connector: Arc<Connector>,
+    owed: Arc<OwedExpiries>,
     /// Whether a replica is a failure: a single server may have any role, as long as it counts.
     must_be_master: bool,
     patience: WaitLimits,
@@ -97,6 +102,7 @@ impl Probe {
     pub(super) fn new(
         node: Arc<Node>,
         connector: Arc<Connector>,
+        owed: Arc<OwedExpiries>,
         must_be_master: bool,
         patience: WaitLimits,
         now: fn() -> Timestamp,
@@ -106,6 +112,7 @@ impl Probe {
             failure: node.breaker.watch(),
             node,
             connector,
+            owed,
             must_be_master,
             patience,
             now,
@@ -176,6 +183,10 @@ impl Probe {
         let is_other = before.is_some_and(|was| *was != NodeFailure::Silent);
         self.node.regain(self.is_replaced || is_other);
         (self.is_back, self.is_replaced) = (true, false);
+        let is_usable = match link {
+            Some(known) => is_usable && self.send_owed(known).await,
+            None => is_usable,
+        };
         if !is_usable {
             *link = None;
             return;
@@ -299,6 +310,24 @@ impl Probe {
             }
         }
         Ok(())
+    }
+
+    /// Sends the EXPIRE commands that workers have left. Returns whether the connection is still usable.
+    async fn send_owed(&self, link: &mut Connection) -> bool {
+        let mut owed = self.owed.take();
+        while !owed.is_empty() {
+            let later = owed.split_off(OWED_AT_ONCE);
+            match within(self.connector.timeout, link.ask(&owed)).await {
+                Some(Ok(replies)) => self.owed.keep_undone(&owed, &replies),
+                Some(Err(_)) | None => {
+                    self.owed.add(&owed);
+                    self.owed.add(&later);
+                    return false;
+                }
+            }
+            owed = later;
+        }
+        true
     }
 
     /// Reads the clock of the node, and again at once if it contradicts what was believed. Returns whether the

@@ -19,6 +19,7 @@ use super::clock::RedisClock;
 use super::pool::Connector;
 
 use super::node::Node;
+use super::owed::OwedExpiries;
 use super::slot_map::SlotMap;
 use super::watchdog::Watchdog;
 
@@ -45,6 +46,8 @@ pub(super) struct SharedServers {
     pub(super) clock: RedisClock,
     /// Watches all requests that wait for a node.
     pub(super) watchdog: Arc<Watchdog>,
+    /// EXPIRE commands that workers leave to the probes.
+    pub(super) owed: Arc<OwedExpiries>,
     /// Notified when a node changes.
     pub(super) node_events: Arc<Notify>,
     /// Notified when a reply contradicts the topology.
@@ -104,6 +107,7 @@ impl Servers {
             lost: Mutex::default(),
             clock: RedisClock::new(now()),
             watchdog: Arc::default(),
+            owed: Arc::default(),
             node_events,
             refresh_requested: Notify::new(),
         };

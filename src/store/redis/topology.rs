@@ -191,6 +191,15 @@ impl TopologyWatcher {
         let connector = self.servers.0.connector.clone();
         let (patience, now) = (self.patience, self.servers.0.now);
         let process = self.servers.0.clock.process;
-        Probe::new(node, connector, must_be_master, patience, now, process)
+        let owed = self.servers.0.owed.clone();
+        Probe::new(
+            node,
+            connector,
+            owed,
+            must_be_master,
+            patience,
+            now,
+            process,
+        )
     }
 }
