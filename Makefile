@@ -114,7 +114,7 @@ CALLS ?= 1000000
 SEED ?= 1
 histories: tools ## Check histories of CALLS (1000000) concurrent calls on each store, generated from SEED (1)
 	$(CARGO) test --release --locked --test histories -- --calls $(CALLS) --seed $(SEED) \
-		$(if $(FAULTS),--faults) $(if $(SEAMS),--seams) $(if $(LOGS),--logs)
+		$(if $(FAULTS),--faults) $(if $(SEAMS),--seams) $(if $(CLOCKS),--clocks) $(if $(LOGS),--logs)
 
 MUTANTS ?=
 mutants: ## Change the core in small ways, one at a time; its unit tests should detect each

@@ -3,12 +3,14 @@
 //!
 //! ```text
 //! histories [--calls 1000000] [--clients 32] [--seed 1] [--only memory|redis|two-redis|cluster] [--faults] [--server FILE]
-//! histories --seams [--only bursts|refunds|buckets|skews|stops|losses|returns] [--server FILE]
+//! histories --clocks [--secs 300] [--seed 1] [--only memory|redis] [--server FILE]
+//! histories --seams [--only bursts|refunds|buckets|skews|steps|stops|losses|returns] [--server FILE]
 //! histories --logs [--server FILE]
 //! ```
 //!
-//! `--faults` breaks Redis repeatedly during the run. `--server` tests another build. `--seams` prints tables of
-//! scenarios instead, each of which shows a defect of former builds. `--logs` runs servers whose log cannot be written.
+//! `--faults` breaks Redis repeatedly during the run. `--clocks` steps the clocks of tollgate and of Redis instead.
+//! `--server` tests another build. `--seams` prints tables of scenarios instead, each of which shows a defect of former
+//! builds. `--logs` runs servers whose log cannot be written.
 
 #![expect(unreachable_pub, reason = "a test program has no outside")]
 #![expect(
@@ -17,7 +19,7 @@
     reason = "a panic is how it fails, and a table is what it is for"
 )]
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Duration};
 
 #[expect(dead_code, reason = "most of it is for the other tests")]
 #[path = "../it"]
@@ -28,11 +30,16 @@ mod it {
 mod logs;
 mod losses;
 mod seams;
+mod step_tables;
 
 use it::support::{
     histories::{Place, Plan, run},
+    steps::{self, ClockPlan, Clocks, Rate},
     tollgate,
 };
+
+/// The limits of histories over clocks that step.
+const LIMITS: &[Rate] = &[Rate { hits: 10, secs: 1 }, Rate { hits: 50, secs: 10 }];
 
 /// Bound on the violations printed for each store.
 const SHOWN: usize = 20;
@@ -45,14 +52,25 @@ fn main() -> ExitCode {
         seed: 1,
         has_faults: false,
     };
-    let (mut only, mut are_seams, mut are_logs) = (None, false, false);
+    let mut clock_plan = ClockPlan {
+        clocks: Clocks::Memory,
+        lasts: Duration::from_secs(300),
+        limits: LIMITS,
+        seed: 1,
+    };
+    let (mut only, mut are_seams, mut are_clocks, mut are_logs) = (None, false, false, false);
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         let mut value = || args.next().expect("the option has a value");
         match arg.as_str() {
             "--calls" => plan.calls = value().parse().unwrap(),
             "--clients" => plan.clients = value().parse().unwrap(),
-            "--seed" => plan.seed = value().parse().unwrap(),
+            "--seed" => {
+                plan.seed = value().parse().unwrap();
+                clock_plan.seed = plan.seed;
+            }
+            "--secs" => clock_plan.lasts = Duration::from_secs(value().parse().unwrap()),
+            "--clocks" => are_clocks = true,
             "--only" => only = Some(value()),
             "--server" => tollgate::test_build(value().into()),
             "--faults" => plan.has_faults = true,
@@ -78,8 +96,13 @@ fn main() -> ExitCode {
         };
     }
     println!("seed {}", plan.seed);
-    println!("| place | calls | counters | admitted | without a decision | violations |");
-    println!("|---|---|---|---|---|---|");
+    if are_clocks {
+        return runtime().block_on(step_clocks(clock_plan, only.as_deref()));
+    }
+    println!(
+        "| place | calls | counters | admitted | grants, resets | losses | without a decision | violations |"
+    );
+    println!("|---|---|---|---|---|---|---|---|");
     let mut is_good = true;
     for place in [Place::Memory, Place::Redis, Place::TwoRedis, Place::Cluster] {
         if only.as_ref().is_some_and(|only| *only != place.to_string()) {
@@ -91,18 +114,52 @@ fn main() -> ExitCode {
         }
         let outcome = runtime().block_on(run(Plan { place, ..plan }));
         println!(
-            "| {place} | {} | {} | {} | {} | {} |",
+            "| {place} | {} | {} | {} | {} | {} | {} | {} |",
             outcome.calls,
             outcome.counters,
+            outcome.admitted,
+            outcome.changes,
+            outcome.losses,
+            outcome.unknown,
+            outcome.violations.len()
+        );
+        is_good &= is_without(&outcome.violations);
+    }
+    exit_code(is_good)
+}
+
+/// The histories over clocks that step.
+async fn step_clocks(plan: ClockPlan, only: Option<&str>) -> ExitCode {
+    println!("| clocks | steps | calls | admitted | without a decision | violations |");
+    println!("|---|---|---|---|---|---|");
+    let mut is_good = true;
+    for clocks in [Clocks::Memory, Clocks::Redis] {
+        if only.is_some_and(|only| only != clocks.to_string()) {
+            continue;
+        }
+        let outcome = steps::run(ClockPlan { clocks, ..plan }).await;
+        println!(
+            "| {clocks} | {} | {} | {} | {} | {} |",
+            outcome.steps,
+            outcome.calls,
             outcome.admitted,
             outcome.unknown,
             outcome.violations.len()
         );
-        for violation in outcome.violations.iter().take(SHOWN) {
-            println!("  {violation}");
-        }
-        is_good &= outcome.violations.is_empty();
+        is_good &= is_without(&outcome.violations);
     }
+    exit_code(is_good)
+}
+
+/// Whether there are no violations. Prints the first ones.
+fn is_without(violations: &[String]) -> bool {
+    for violation in violations.iter().take(SHOWN) {
+        println!("  {violation}");
+    }
+    violations.is_empty()
+}
+
+fn exit_code(is_good: bool) -> ExitCode {
     if is_good {
         ExitCode::SUCCESS
     } else {

@@ -6,11 +6,14 @@ use std::time::{Duration, Instant};
 use ::tollgate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use tokio::{task::JoinSet, time::sleep};
 
-use crate::it::support::{
-    ask::{Client, ask, connect, descriptor, is_ok, request, send},
-    cluster::Cluster,
-    redis::Redis,
-    tollgate::{self, Builder, Tollgate},
+use crate::{
+    it::support::{
+        ask::{Client, ask, connect, descriptor, is_ok, request, send},
+        cluster::Cluster,
+        redis::Redis,
+        tollgate::{self, Builder, Tollgate},
+    },
+    step_tables,
 };
 
 /// Long enough for every call on a busy machine.
@@ -32,6 +35,9 @@ pub async fn print(only: Option<&str>) {
     }
     if is_wanted("skews") {
         skews().await;
+    }
+    if is_wanted("steps") {
+        step_tables::print().await;
     }
     if is_wanted("stops") {
         stops().await;

@@ -18,6 +18,7 @@
 //! - `on_loss`: the answers of rules while Redis does not answer
 //! - `sentinel`: a Redis with sentinels, and failovers
 //! - `cluster`: a Redis Cluster: one batch per node, slots that move, masters that die
+//! - `clocks`: clocks that step while clients ask
 //! - `seams`: one request on two stores, and each worker's knowledge of exceeded limits
 //! - `calm`: effects on callers while Redis or the network to it is broken
 //! - `secrets`: passwords never appear in output, whatever goes wrong
@@ -82,6 +83,7 @@ mod calm;
 mod check;
 mod cli;
 mod clients;
+mod clocks;
 mod cluster;
 mod cost;
 mod counters;

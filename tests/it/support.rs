@@ -32,9 +32,11 @@ pub mod raw;
 pub mod redis;
 pub mod sentinel;
 pub mod statsd;
+pub mod steps;
 pub mod storm;
 pub mod tollgate;
 pub mod unwritable_log;
+pub mod wall_clock;
 
 pub use ports::free_port;
 

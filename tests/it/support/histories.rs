@@ -6,6 +6,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     fmt,
+    net::SocketAddr,
     ops::Range,
     sync::{
         Arc, Mutex,
@@ -18,12 +19,17 @@ use ::tollgate::proto::envoy::{
     extensions::common::ratelimit::v3::RateLimitDescriptor,
     service::ratelimit::v3::RateLimitResponse,
 };
-use tokio::{task::JoinSet, time::sleep};
+use serde_json::json;
+use tokio::{
+    task::{JoinSet, spawn_blocking},
+    time::sleep,
+};
 use tonic::Status;
 
 use super::{
     ask::{Client, connect, descriptor, is_ok, request, send},
     cluster::Cluster,
+    http,
     redis::Redis,
     tollgate::{self, Tollgate},
 };
@@ -34,6 +40,9 @@ const CLIENT_LIMIT: i64 = 30;
 
 /// Clients of one shared counter: the last of them gets the hits that the others leave.
 const CLIENTS_OF_ONE: usize = 4;
+
+/// No key may be without an end for longer.
+const MENDED_WITHIN: Duration = Duration::from_secs(60);
 
 /// How long replicas may still refuse after another replica has given hits back.
 const STALE: Duration = Duration::from_secs(1);
@@ -63,10 +72,22 @@ struct Kind {
     charges_refused: bool,
     /// Whether admitted hits are sometimes given back.
     gives_back: bool,
+    /// Whether operators change its counters.
+    changes: Option<Changes>,
     most_hits: u64,
 }
 
-const KINDS: [Kind; 9] = [
+/// The changes by operators, through the port for that of one of the replicas.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Changes {
+    /// Grants of any size: a window that holds fewer hits then owes them.
+    Grants,
+    /// Grants of hits that the counter certainly holds: it cannot owe any.
+    GrantsOfHeld,
+    Resets,
+}
+
+const KINDS: [Kind; 19] = [
     Kind {
         charges_refused: true,
         ..Kind::plain(&["all"])
@@ -79,6 +100,16 @@ const KINDS: [Kind; 9] = [
     Kind::lively(&["token_bucket"]),
     Kind::lively(&["several"]),
     Kind::plain(&["client", "shared"]),
+    Kind::changed(&["admitted"], Changes::Grants),
+    Kind::changed(&["first_hit"], Changes::Grants),
+    Kind::changed(&["sliding_window"], Changes::GrantsOfHeld),
+    Kind::changed(&["sliding_log"], Changes::GrantsOfHeld),
+    Kind::changed(&["token_bucket"], Changes::GrantsOfHeld),
+    Kind::changed(&["several"], Changes::Grants),
+    Kind::changed(&["admitted"], Changes::Resets),
+    Kind::changed(&["sliding_log"], Changes::Resets),
+    Kind::changed(&["token_bucket"], Changes::Resets),
+    Kind::changed(&["several"], Changes::Resets),
 ];
 
 impl Kind {
@@ -87,7 +118,16 @@ impl Kind {
             keys,
             charges_refused: false,
             gives_back: false,
+            changes: None,
             most_hits: 1,
+        }
+    }
+
+    const fn changed(keys: &'static [&'static str], changes: Changes) -> Self {
+        Self {
+            changes: Some(changes),
+            most_hits: 3,
+            ..Self::plain(keys)
         }
     }
 
@@ -135,14 +175,35 @@ pub struct Plan {
     pub calls: usize,
     pub clients: usize,
     pub seed: u64,
-    /// Whether Redis servers get faults repeatedly, none of which loses counts.
+    /// Whether Redis servers get faults repeatedly. Some lose all counts, of all servers.
     pub has_faults: bool,
 }
 
+/// Of so many admitted calls, one is followed by a grant of hits that are held, or of any size.
+const CALLS_PER_GRANT: u64 = 12;
+const CALLS_PER_LARGE_GRANT: u64 = 50;
+
+/// Of so many calls, one is followed by a reset.
+const CALLS_PER_RESET: u64 = 40;
+
+const MAX_LARGE_GRANT: u64 = 120;
+
+/// Where any size is granted, one of so many calls has more hits than the limit. It passes while enough are owed.
+const CALLS_PER_LARGE: u64 = 20;
+
+/// How long after the end of a call its commands may still be carried out: longer than any pause of Redis.
+const LATE: Duration = Duration::from_secs(1);
+
 const BETWEEN_FAULTS: Duration = Duration::from_millis(200);
+
+/// How long a Redis answers everybody before the next fault.
+const CALM: Duration = Duration::from_millis(600);
 
 /// How long a paused Redis stays paused, in milliseconds. Calls wait for 50.
 const STOPPED_FOR: Range<u64> = 250..450;
+
+/// Of so many rounds of faults, one loses all counts.
+const LOSS_OF: u64 = 3;
 
 /// A caller without a decision waits this long before its next call.
 const AFTER_NONE: Duration = Duration::from_millis(20);
@@ -200,22 +261,34 @@ impl Servers {
         self.redis.iter().chain(nodes).collect()
     }
 
-    /// Gives one Redis after the other a fault. Each fault is repaired and loses nothing.
-    async fn fail(&self, seed: u64) {
+    /// Gives one Redis after the other a fault. Each fault is repaired; only a loss loses counts.
+    async fn fail(&self, seed: u64, caller: &Caller) {
         let mut random = Random(seed);
         let all = self.all_redis();
         let count = u64::try_from(all.len()).unwrap();
         let mut any = |below: u64| random.below(below);
-        loop {
+        for round in 0_u64.. {
             let redis = all[usize::try_from(any(count)).unwrap()];
             let Range { start, end } = STOPPED_FOR;
+            let since = caller.nanos();
             redis.freeze();
             sleep(Duration::from_millis(start + any(end - start))).await;
             redis.thaw();
             sleep(BETWEEN_FAULTS).await;
             redis.cli(&["CLIENT", "KILL", "TYPE", "normal"]);
             sleep(BETWEEN_FAULTS).await;
+            let fault = since..caller.nanos();
+            caller.log.lock().unwrap().faults.push(fault);
+            sleep(CALM).await;
             redis.cli(&["SCRIPT", "FLUSH"]);
+            sleep(BETWEEN_FAULTS).await;
+            if round.is_multiple_of(LOSS_OF) {
+                caller.lose(|| {
+                    for redis in &all {
+                        redis.cli(&["FLUSHALL"]);
+                    }
+                });
+            }
         }
     }
 
@@ -229,6 +302,12 @@ impl Servers {
     async fn client(&self, number: usize) -> Client {
         connect(self.all[number % self.all.len()].grpc).await
     }
+
+    /// How many keys of all servers never end.
+    fn keys_without_end(&self) -> i64 {
+        let masters = self.all_redis();
+        masters.iter().map(|redis| redis.keys_without_end()).sum()
+    }
 }
 
 /// One call, decided between `sent` and `received`, in nanoseconds since the beginning.
@@ -236,12 +315,23 @@ impl Servers {
 struct Call {
     sent: u64,
     received: u64,
-    /// Negative for hits given back.
+    /// Negative for hits given back or granted.
     hits: i64,
     /// `None` if unknown.
     admitted: Option<bool>,
     /// From the status of the counter.
     remaining: u32,
+}
+
+impl Call {
+    /// Until when it may have been carried out. Redis may still have the command of a call that no longer waits.
+    fn latest(&self) -> u64 {
+        let late = match self.admitted {
+            Some(_) => 0,
+            None => u64::try_from(LATE.as_nanos()).unwrap(),
+        };
+        self.received.saturating_add(late)
+    }
 }
 
 /// The identity of a counter, which has one history.
@@ -254,8 +344,16 @@ struct Counter {
 }
 
 impl Counter {
+    fn name(self) -> &'static str {
+        KINDS[self.kind].keys[self.key]
+    }
+
+    fn text(self) -> String {
+        format!("{}.{}", self.kind, self.value)
+    }
+
     fn limit(self) -> i64 {
-        if KINDS[self.kind].keys[self.key] == "client" {
+        if self.name() == "client" {
             CLIENT_LIMIT
         } else {
             LIMIT
@@ -288,30 +386,101 @@ impl Asked {
     }
 
     fn descriptors(self, hits: i64) -> Vec<RateLimitDescriptor> {
-        let one = |counter: Counter| {
-            let value = format!("{}.{}", counter.kind, counter.value);
-            RateLimitDescriptor {
-                hits_addend: Some(hits.unsigned_abs()),
-                is_negative_hits: hits < 0,
-                ..descriptor(&[(KINDS[counter.kind].keys[counter.key], &value)])
-            }
+        let one = |counter: Counter| RateLimitDescriptor {
+            hits_addend: Some(hits.unsigned_abs()),
+            is_negative_hits: hits < 0,
+            ..descriptor(&[(counter.name(), &counter.text())])
         };
         self.counters().map(one).collect()
     }
 }
 
-/// All calls of a history.
+/// A time between whose ends a counter lost all hits that it held, or that it owed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Zeroing {
+    sent: u64,
+    received: u64,
+}
+
+impl Zeroing {
+    const NEVER: Self = Self {
+        sent: u64::MAX,
+        received: u64::MAX,
+    };
+}
+
+/// All that happened in a history.
 #[derive(Debug, Default)]
-struct Log(Mutex<Vec<(Asked, Call)>>);
+struct Log {
+    calls: Vec<(Asked, Call)>,
+    /// Of one counter.
+    resets: Vec<(Asked, Zeroing)>,
+    /// Of all counters.
+    losses: Vec<Zeroing>,
+    /// Times in which a Redis did not answer all replicas. What these knew to be full then stays full for them.
+    faults: Vec<Range<u64>>,
+}
 
 /// Makes calls and logs them.
 #[derive(Clone, Debug)]
 struct Caller {
     began: Instant,
-    log: Arc<Log>,
+    log: Arc<Mutex<Log>>,
+    /// How many losses have begun or ended.
+    losses: Arc<AtomicUsize>,
 }
 
 impl Caller {
+    fn new() -> Self {
+        Self {
+            began: Instant::now(),
+            log: Arc::default(),
+            losses: Arc::default(),
+        }
+    }
+
+    /// Hits that are admitted now are held until this number changes. `None` while counts are lost.
+    fn era(&self) -> Option<usize> {
+        let losses = self.losses.load(Relaxed);
+        losses.is_multiple_of(2).then_some(losses)
+    }
+
+    fn lose(&self, lose: impl FnOnce()) {
+        self.losses.fetch_add(1, Relaxed);
+        let sent = self.nanos();
+        lose();
+        let received = self.nanos();
+        self.log
+            .lock()
+            .unwrap()
+            .losses
+            .push(Zeroing { sent, received });
+        self.losses.fetch_add(1, Relaxed);
+    }
+
+    /// Grants hits on the counters of `asked`, through the debug port at `port`.
+    async fn grant(&self, port: SocketAddr, asked: Asked, hits: i64) {
+        let sent = self.nanos();
+        let is_done = change(port, "grant", asked, hits).await;
+        let call = Call {
+            sent,
+            received: self.nanos(),
+            hits: -hits,
+            admitted: is_done.then_some(true),
+            remaining: 0,
+        };
+        self.log.lock().unwrap().calls.push((asked, call));
+    }
+
+    /// Resets the counters of `asked`. A reset without an answer may have happened, now or later.
+    async fn reset(&self, port: SocketAddr, asked: Asked) {
+        let sent = self.nanos();
+        let is_done = change(port, "reset", asked, 0).await;
+        let received = if is_done { self.nanos() } else { u64::MAX };
+        let reset = Zeroing { sent, received };
+        self.log.lock().unwrap().resets.push((asked, reset));
+    }
+
     async fn call(&self, client: &mut Client, asked: Asked, hits: i64) -> Option<bool> {
         let message = request("d", asked.descriptors(hits));
         let sent = self.nanos();
@@ -323,13 +492,30 @@ impl Caller {
             admitted: reply.is_ok().then(|| is_ok(&reply)),
             remaining: remaining(&reply),
         };
-        self.log.0.lock().unwrap().push((asked, call));
+        self.log.lock().unwrap().calls.push((asked, call));
         call.admitted
     }
 
     fn nanos(&self) -> u64 {
         u64::try_from(self.began.elapsed().as_nanos()).unwrap()
     }
+}
+
+/// Changes the counters of `asked`. Returns whether that was done.
+async fn change(port: SocketAddr, what: &str, asked: Asked, hits: i64) -> bool {
+    let descriptors: Vec<_> = asked
+        .counters()
+        .map(|counter| {
+            let entry = json!({ "key": counter.name(), "value": counter.text() });
+            json!({ "entries": [entry], "hitsAddend": hits.to_string() })
+        })
+        .collect();
+    let body = json!({ "domain": "d", "descriptors": descriptors }).to_string();
+    let path = format!("/counters/{what}");
+    let posted = spawn_blocking(move || http::post_json(port, &path, &body)).await;
+    posted
+        .expect("it does not panic")
+        .is_ok_and(|reply| reply.status == 200)
 }
 
 fn remaining(reply: &Result<RateLimitResponse, Status>) -> u32 {
@@ -340,10 +526,15 @@ fn remaining(reply: &Result<RateLimitResponse, Status>) -> u32 {
 
 /// Numbers that depend only on the seed: splitmix64 (Steele, Lea and Flood 2014).
 #[derive(Debug)]
-struct Random(u64);
+pub struct Random(u64);
 
 impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
+    pub const fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next number below `bound`.
+    pub fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -360,6 +551,10 @@ pub struct Outcome {
     /// Calls without a decision.
     pub unknown: usize,
     pub counters: usize,
+    /// Grants and resets.
+    pub changes: usize,
+    /// How often all counts were lost.
+    pub losses: usize,
     /// Answers that no order of the calls explains.
     pub violations: Vec<String>,
 }
@@ -367,15 +562,13 @@ pub struct Outcome {
 /// Runs a history and checks it.
 pub async fn run(plan: Plan) -> Outcome {
     let servers = Servers::start(plan.place, plan.has_faults);
-    let caller = Caller {
-        began: Instant::now(),
-        log: Arc::default(),
-    };
+    let caller = Caller::new();
     let next = Arc::new(AtomicUsize::new(0));
     let mut asking = JoinSet::new();
     for number in 0..plan.clients {
         let mut client = servers.client(number).await;
         let mut other = servers.client(number + 1).await;
+        let port = servers.all[(number + 2) % servers.all.len()].debug;
         let (caller, next) = (caller.clone(), next.clone());
         let mut random = Random(plan.seed.wrapping_add(number as u64));
         asking.spawn(async move {
@@ -387,24 +580,47 @@ pub async fn run(plan: Plan) -> Outcome {
                 }
                 let asked = asked(number);
                 let kind = &KINDS[asked.kind];
-                let hits = 1 + i64::try_from(random.below(kind.most_hits)).unwrap();
+                let mut hits = 1 + i64::try_from(random.below(kind.most_hits)).unwrap();
+                if kind.changes == Some(Changes::Grants) && random.below(CALLS_PER_LARGE) == 0 {
+                    hits += LIMIT;
+                }
+                let era = caller.era();
                 let admitted = caller.call(&mut client, asked, hits).await;
                 if admitted.is_none() {
                     sleep(AFTER_NONE).await;
                 }
-                if kind.gives_back && admitted == Some(true) && random.below(3) == 0 {
-                    kept.push_back((asked, hits));
+                let is_held = admitted == Some(true) && era.is_some() && era == caller.era();
+                if kind.gives_back && is_held && random.below(3) == 0 {
+                    kept.push_back((era, asked, hits));
                 }
                 if kept.len() > KEPT
-                    && let Some((asked, hits)) = kept.pop_front()
+                    && let Some((era, asked, hits)) = kept.pop_front()
+                    && era == caller.era()
                 {
                     caller.call(&mut other, asked, -hits).await;
+                }
+                match kind.changes {
+                    Some(Changes::Resets) if random.below(CALLS_PER_RESET) == 0 => {
+                        caller.reset(port, asked).await;
+                    }
+                    Some(Changes::GrantsOfHeld)
+                        if is_held && random.below(CALLS_PER_GRANT) == 0 =>
+                    {
+                        caller.grant(port, asked, hits).await;
+                    }
+                    Some(Changes::Grants)
+                        if is_held && random.below(CALLS_PER_LARGE_GRANT) == 0 =>
+                    {
+                        let hits = 1 + i64::try_from(random.below(MAX_LARGE_GRANT)).unwrap();
+                        caller.grant(port, asked, hits).await;
+                    }
+                    _ => {}
                 }
             }
         });
     }
     tokio::select! {
-        () = servers.fail(plan.seed), if plan.has_faults => unreachable!("it has no end"),
+        () = servers.fail(plan.seed, &caller), if plan.has_faults => unreachable!("it has no end"),
         () = async {
             while let Some(ended) = asking.join_next().await {
                 ended.expect("it does not panic");
@@ -412,16 +628,35 @@ pub async fn run(plan: Plan) -> Outcome {
         } => servers.thaw(),
     }
     let mut violations = fill_up(&servers, &caller, plan).await;
-    let log = caller.log.0.lock().unwrap();
+    let mended_by = Instant::now() + MENDED_WITHIN;
+    while servers.keys_without_end() > 0 && Instant::now() < mended_by {
+        sleep(AFTER_NONE).await;
+    }
+    let without_end = servers.keys_without_end();
+    if without_end > 0 {
+        violations.push(format!("{without_end} keys never end"));
+    }
+    let log = caller.log.lock().unwrap();
     violations.extend(check(&log, plan));
-    let count = |pick: fn(&Call) -> bool| log.iter().filter(|(_, call)| pick(call)).count();
+    let count = |pick: fn(&Call) -> bool| log.calls.iter().filter(|(_, call)| pick(call)).count();
     Outcome {
-        calls: log.len(),
+        calls: log.calls.len(),
         admitted: count(|call| call.hits > 0 && call.admitted == Some(true)),
         unknown: count(|call| call.admitted.is_none()),
-        counters: by_counter(&log).len(),
+        counters: by_counter(&log.calls).len(),
+        changes: log.resets.len()
+            + log
+                .calls
+                .iter()
+                .filter(|(asked, call)| is_grant(*asked, call))
+                .count(),
+        losses: log.losses.len(),
         violations,
     }
+}
+
+fn is_grant(asked: Asked, call: &Call) -> bool {
+    call.hits < 0 && KINDS[asked.kind].changes.is_some()
 }
 
 /// The request with this number: at any time all clients use a few counters of each kind, and move on when those are
@@ -447,6 +682,17 @@ async fn fill_up(servers: &Servers, caller: &Caller, plan: Plan) -> Vec<String> 
     for number in 0..servers.all.len() {
         clients.push(servers.client(number).await);
     }
+    let mut reset = BTreeSet::new();
+    for (asked, _) in &caller.log.lock().unwrap().resets {
+        reset.insert(*asked);
+    }
+    for (number, asked) in reset.into_iter().enumerate() {
+        caller
+            .reset(servers.all[number % servers.all.len()].debug, asked)
+            .await;
+    }
+    // Every cache knows of the resets then.
+    sleep(STALE).await;
     let mut rest = rest(caller);
     let mut violations = Vec::new();
     let mut requests: BTreeSet<_> = (0..plan.calls).map(asked).collect();
@@ -481,7 +727,7 @@ async fn fill_up(servers: &Servers, caller: &Caller, plan: Plan) -> Vec<String> 
             if is_full {
                 break;
             }
-            if tries_before > 2 * LIMIT && Instant::now() > patience {
+            if tries_before > 10 * LIMIT && Instant::now() > patience {
                 violations.push(format!("{asked:?} is refused with {left:?} left"));
                 break;
             }
@@ -492,12 +738,18 @@ async fn fill_up(servers: &Servers, caller: &Caller, plan: Plan) -> Vec<String> 
 
 /// The rest of each counter; `None` if unknown.
 fn rest(caller: &Caller) -> BTreeMap<Counter, Option<i64>> {
-    let log = caller.log.0.lock().unwrap();
-    let counters = by_counter(&log).into_iter();
+    let log = caller.log.lock().unwrap();
+    let zeroings = zeroings(&log);
+    let counters = by_counter(&log.calls).into_iter();
     let rest = counters.map(|(counter, calls)| {
+        let last = zeroings.get(&counter).and_then(|all| all.last().copied());
+        let last = last.unwrap_or_default();
         let taken = calls.iter().map(|call| match call.admitted {
             // Refunds are always accepted.
-            Some(is_admitted) if is_admitted || call.hits < 0 => Some(call.hits),
+            _ if call.latest() < last.sent => Some(0),
+            Some(is_admitted) if is_admitted || call.hits < 0 => {
+                (call.sent >= last.received).then_some(call.hits)
+            }
             Some(_) => Some(0),
             None => None,
         });
@@ -505,6 +757,32 @@ fn rest(caller: &Caller) -> BTreeMap<Counter, Option<i64>> {
         (counter, taken.map(|taken| counter.limit() - taken))
     });
     rest.collect()
+}
+
+/// The times at which each counter lost its hits, in order and apart from each other.
+fn zeroings(log: &Log) -> BTreeMap<Counter, Vec<Zeroing>> {
+    let mut all: BTreeMap<Counter, Vec<Zeroing>> = BTreeMap::new();
+    for (asked, reset) in &log.resets {
+        for counter in asked.counters() {
+            all.entry(counter).or_default().push(*reset);
+        }
+    }
+    if !log.losses.is_empty() {
+        for counter in by_counter(&log.calls).into_keys() {
+            all.entry(counter).or_default().extend(&log.losses);
+        }
+    }
+    for zeroings in all.values_mut() {
+        zeroings.sort_unstable();
+        zeroings.dedup_by(|later, earlier| {
+            let is_one = later.sent <= earlier.received;
+            if is_one {
+                earlier.received = earlier.received.max(later.received);
+            }
+            is_one
+        });
+    }
+    all
 }
 
 fn by_counter(log: &[(Asked, Call)]) -> BTreeMap<Counter, Vec<Call>> {
@@ -518,29 +796,45 @@ fn by_counter(log: &[(Asked, Call)]) -> BTreeMap<Counter, Vec<Call>> {
 }
 
 /// Answers that no order of the calls explains.
-fn check(log: &[(Asked, Call)], plan: Plan) -> Vec<String> {
-    let counters: BTreeMap<Counter, Account> = by_counter(log)
+fn check(log: &Log, plan: Plan) -> Vec<String> {
+    let zeroings = zeroings(log);
+    let sees_pending = plan.place.is_several();
+    let counters: BTreeMap<Counter, Account> = by_counter(&log.calls)
         .into_iter()
-        .map(|(counter, calls)| (counter, Account::new(counter, calls)))
+        .map(|(counter, calls)| {
+            let zeroings = zeroings.get(&counter).map_or(&[][..], Vec::as_slice);
+            (counter, Account::new(counter, calls, zeroings))
+        })
         .collect();
     let mut violations = Vec::new();
     for (counter, account) in &counters {
-        violations.extend(account.too_much(*counter));
-        if !plan.place.is_several() {
+        violations.extend(account.too_much(*counter, sees_pending));
+        if !sees_pending && account.segments.len() == 1 {
             violations.extend(account.told_twice(*counter));
         }
     }
-    for (asked, call) in log {
+    for (asked, call) in &log.calls {
         if call.admitted != Some(false) || call.hits < 0 {
             continue;
         }
+        let knows_losses = !log
+            .faults
+            .iter()
+            .any(|fault| call.received >= fault.start && call.sent <= fault.end);
         let is_explained = asked.counters().any(|counter| {
-            let others = counters[&counter].most(call, plan.place.is_several());
+            let others = counters[&counter].most(call, sees_pending, knows_losses);
             others + call.hits > counter.limit()
         });
         if !is_explained {
             let named: Vec<_> = asked.counters().collect();
-            violations.push(format!("{named:?}: {call:?} was refused with room left"));
+            let lost: Vec<_> = named
+                .iter()
+                .flat_map(|counter| &counters[counter].segments)
+                .map(|segment| segment.zeroing)
+                .collect();
+            violations.push(format!(
+                "{named:?}, lost at {lost:?}: {call:?} was refused with room left"
+            ));
         }
     }
     violations
@@ -551,12 +845,20 @@ fn check(log: &[(Asked, Call)], plan: Plan) -> Vec<String> {
 struct Account {
     calls: Vec<Call>,
     charges_refused: bool,
+    /// The times from one zeroing on; the first is the beginning.
+    segments: Vec<Segment>,
+}
+
+/// The calls that a counter may hold after a zeroing.
+#[derive(Debug)]
+struct Segment {
+    zeroing: Zeroing,
     /// Charged hits by their sending time, as running sums.
     charged: Sums,
     /// Hits of all calls, by sending time and by answer time.
     sent: Sums,
     received: Sums,
-    /// Hits given back, by answer time.
+    /// Hits given back after the zeroing, by answer time.
     given: Sums,
 }
 
@@ -583,59 +885,91 @@ impl Sums {
     }
 }
 
-impl Account {
-    fn new(counter: Counter, calls: Vec<Call>) -> Self {
-        let charges_refused = KINDS[counter.kind].charges_refused;
+impl Segment {
+    fn new(zeroing: Zeroing, calls: &[Call], charges_refused: bool) -> Self {
         let is_charged =
             |call: &&Call| call.hits > 0 && (charges_refused || call.admitted != Some(false));
-        let asks = || calls.iter().filter(|call| call.hits > 0);
-        let gives = || {
-            calls
-                .iter()
-                .filter(|call| call.hits < 0 && call.admitted.is_some())
-        };
+        let may_count = |call: &&Call| call.latest() >= zeroing.sent;
+        let asks = || calls.iter().filter(may_count).filter(|call| call.hits > 0);
+        let gives = calls.iter().filter(|call| {
+            call.hits < 0 && call.admitted.is_some() && call.sent >= zeroing.received
+        });
         Self {
-            charges_refused,
-            charged: Sums::new(
-                calls
-                    .iter()
-                    .filter(is_charged)
-                    .map(|call| (call.sent, call.hits)),
-            ),
+            zeroing,
+            charged: Sums::new(asks().filter(is_charged).map(|call| (call.sent, call.hits))),
             sent: Sums::new(asks().map(|call| (call.sent, call.hits))),
             received: Sums::new(asks().map(|call| (call.received, call.hits))),
-            given: Sums::new(gives().map(|call| (call.received, -call.hits))),
+            given: Sums::new(gives.map(|call| (call.received, -call.hits))),
+        }
+    }
+}
+
+impl Account {
+    fn new(counter: Counter, calls: Vec<Call>, zeroings: &[Zeroing]) -> Self {
+        let charges_refused = KINDS[counter.kind].charges_refused;
+        let begin = Zeroing::default();
+        let segments = std::iter::once(&begin).chain(zeroings);
+        Self {
+            charges_refused,
+            segments: segments
+                .map(|zeroing| Segment::new(*zeroing, &calls, charges_refused))
+                .collect(),
             calls,
         }
     }
 
-    /// The most hits that may have been counted, without `call` itself, while it was decided.
-    fn most(&self, call: &Call, sees_pending: bool) -> i64 {
+    /// The most hits that may have been counted, without `call` itself, while it was decided. Unless the replica
+    /// `knows_losses`, it may go by what it knew at any time before.
+    fn most(&self, call: &Call, sees_pending: bool, knows_losses: bool) -> i64 {
         let stale = u64::try_from(STALE.as_nanos()).unwrap();
-        let own = if self.charges_refused { call.hits } else { 0 };
-        let charged = self.charged.before(call.received) - own;
-        let given = self.given.before(call.sent.saturating_sub(stale));
-        // Calls under way at that time may have been charged and taken back.
-        let pending = if sees_pending {
-            self.sent.before(call.received) - self.received.before(call.sent) - call.hits
-        } else {
-            0
+        let seen = match knows_losses {
+            true => call.sent.saturating_sub(stale),
+            false => 0,
         };
-        charged + pending - given
+        let own = if self.charges_refused { call.hits } else { 0 };
+        // The last zeroing that it certainly saw, and those that it perhaps saw.
+        let is_seen = |segment: &&Segment| segment.zeroing.received <= seen;
+        let first = self.segments.iter().filter(is_seen).count().max(1) - 1;
+        let perhaps = self.segments[first..].iter();
+        let perhaps = perhaps.take_while(|segment| segment.zeroing.sent <= call.received);
+        let most = perhaps.map(|segment| {
+            let charged = segment.charged.before(call.received) - own;
+            let given = segment.given.before(seen);
+            // Calls under way at that time may have been charged and taken back.
+            let pending = if sees_pending {
+                segment.sent.before(call.received) - segment.received.before(call.sent) - call.hits
+            } else {
+                0
+            };
+            charged + pending - given
+        });
+        most.max().expect("all calls come after the beginning")
     }
 
     /// Times at which more hits were certainly admitted and not given back than the limit allows.
-    fn too_much(&self, counter: Counter) -> Option<String> {
-        let changes = self.calls.iter().filter_map(|call| {
-            if call.hits < 0 {
-                Some((call.sent, call.hits))
-            } else {
-                (call.admitted == Some(true)).then_some((call.received, call.hits))
-            }
-        });
-        let sums = Sums::new(changes);
-        let most = sums.0.iter().map(|(_, sum)| *sum).max()?;
-        (most > counter.limit()).then(|| format!("{counter:?}: {most} were admitted"))
+    fn too_much(&self, counter: Counter, sees_pending: bool) -> Option<String> {
+        (0..self.segments.len()).find_map(|index| {
+            let since = self.segments[index].zeroing;
+            let until = self.segments.get(index + 1);
+            let until = until.map_or(Zeroing::NEVER, |segment| segment.zeroing);
+            let changes = self.calls.iter().filter_map(|call| {
+                let may_count = call.latest() >= since.sent && call.sent <= until.received;
+                let does_count = call.sent >= since.received && call.received <= until.sent;
+                let is_charged = call.admitted == Some(true);
+                if call.hits < 0 {
+                    may_count.then_some((call.sent.max(since.sent), call.hits))
+                } else if does_count {
+                    is_charged.then_some((call.received, call.hits))
+                } else {
+                    // It may have been charged before the zeroing, and taken back after it.
+                    let is_taken_back = sees_pending && may_count && !is_charged;
+                    is_taken_back.then_some((since.sent, -call.hits))
+                }
+            });
+            let sums = Sums::new(changes);
+            let most = sums.0.iter().map(|(_, sum)| *sum).max()?;
+            (most > counter.limit()).then(|| format!("{counter:?}: {most} were admitted"))
+        })
     }
 
     /// If each call takes one hit and none is given back, no two admitted calls may report an equal rest.
@@ -674,10 +1008,20 @@ fn the_checker_finds_what_no_order_explains() {
         admitted: Some(admitted),
         remaining: u32::try_from(sent).unwrap(),
     };
-    let check = |calls: &[Call]| {
-        let log: Vec<_> = calls.iter().map(|call| (asked, *call)).collect();
+    let after = |calls: &[Call], resets: &[(u64, u64)]| {
+        let resets = resets.iter().map(|(sent, received)| {
+            let [sent, received] = [sent, received].map(|secs| nanos(*secs));
+            (asked, Zeroing { sent, received })
+        });
+        let log = Log {
+            calls: calls.iter().map(|call| (asked, *call)).collect(),
+            resets: resets.collect(),
+            losses: Vec::new(),
+            faults: Vec::new(),
+        };
         check(&log, plan)
     };
+    let check = |calls: &[Call]| after(calls, &[]);
     let full = call(0, 100, true);
     let nothing: [String; 0] = [];
     assert_eq!(check(&[full, call(1, 1, false)]), nothing);
@@ -698,6 +1042,20 @@ fn the_checker_finds_what_no_order_explains() {
         check(&[full, call(10, -1, true), call(11, 1, false)]),
         nothing
     );
+    // A reset makes room once, not twice, and for calls that come after it or with it.
+    let again = call(20, 100, true);
+    assert_eq!(after(&[full, again], &[(10, 12)]), nothing);
+    assert_eq!(
+        after(&[full, again, call(30, 1, true)], &[(10, 12)]).len(),
+        1
+    );
+    assert_eq!(after(&[full, call(20, 1, false)], &[(10, 12)]).len(), 1);
+    assert_eq!(after(&[full, call(11, 1, false)], &[(10, 12)]), nothing);
+    assert_eq!(after(&[full, call(11, 100, true)], &[(10, 12)]), nothing);
+    assert_eq!(after(&[full, again], &[(30, 31)]).len(), 1);
+    // Hits may be granted beyond the limit.
+    assert_eq!(check(&[call(0, -150, true), call(10, 250, true)]), nothing);
+    assert_eq!(check(&[call(0, -150, true), call(10, 251, true)]).len(), 1);
     let mut twin = call(20, 1, true);
     twin.remaining = 5;
     assert_eq!(check(&[call(5, 1, true), twin]).len(), 1);

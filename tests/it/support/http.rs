@@ -38,6 +38,20 @@ pub fn get_with(address: SocketAddr, path: &str, headers: &[(&str, &[u8])]) -> R
     }
 }
 
+/// Sends JSON to `path`.
+///
+/// # Errors
+///
+/// If there is no reply.
+pub fn post_json(address: SocketAddr, path: &str, body: &str) -> io::Result<Reply> {
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\nconnection: close\r\n\r\n",
+        body.len()
+    );
+    exchange(address, &[head.as_bytes(), body.as_bytes()].concat())
+}
+
 /// Like [`get_with`], for servers that may not be running.
 pub fn try_get(address: SocketAddr, path: &str, headers: &[(&str, &[u8])]) -> io::Result<Reply> {
     let mut request =
@@ -46,9 +60,13 @@ pub fn try_get(address: SocketAddr, path: &str, headers: &[(&str, &[u8])]) -> io
         request.extend([name.as_bytes(), b": ", value, b"\r\n"].concat());
     }
     request.extend(b"\r\n");
+    exchange(address, &request)
+}
+
+fn exchange(address: SocketAddr, request: &[u8]) -> io::Result<Reply> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(PATIENCE))?;
-    stream.write_all(&request)?;
+    stream.write_all(request)?;
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes)?;
     parse(&String::from_utf8_lossy(&bytes))

@@ -5,6 +5,7 @@ use std::{
     net::TcpStream,
     path::Path,
     process::{Child, Command, Stdio},
+    sync::Arc,
     time::Duration,
 };
 
@@ -14,7 +15,12 @@ use nix::{
 };
 use tempfile::TempDir;
 
-use super::{free_port, tollgate::Log, tool, wait_until};
+use super::{
+    free_port,
+    tollgate::Log,
+    tool, wait_until,
+    wall_clock::{WallClock, remove_rests_of},
+};
 
 /// A running redis-server that stores nothing on disk. Killed on drop.
 #[derive(Debug)]
@@ -24,6 +30,8 @@ pub struct Redis {
     port: u16,
     folder: TempDir,
     options: Vec<String>,
+    /// Its time of day, if it is not the true one.
+    clock: Option<Arc<WallClock>>,
     /// The password for redis-cli, if it needs one.
     pub password: Option<String>,
 }
@@ -60,11 +68,27 @@ impl Redis {
     /// can take first.
     #[track_caller]
     pub fn with_made(program: &'static str, options: impl Fn(&Path) -> Vec<String>) -> Self {
+        Self::with_all(program, None, options)
+    }
+
+    /// Starts one with a time of day that can be set while it runs. libfaketime does not get along with the jemalloc of
+    /// the usual one, which is a shared library.
+    #[track_caller]
+    pub fn with_wall_clock(clock: &Arc<WallClock>) -> Self {
+        Self::with_all("redis-server-8", Some(clock.clone()), |_| Vec::new())
+    }
+
+    #[track_caller]
+    fn with_all(
+        program: &'static str,
+        clock: Option<Arc<WallClock>>,
+        options: impl Fn(&Path) -> Vec<String>,
+    ) -> Self {
         let folder = TempDir::new().unwrap();
         for _ in 0..10 {
             let port = free_port();
             let options = options(folder.path());
-            let mut child = spawn(program, port, &folder, &options);
+            let mut child = spawn(program, port, &folder, clock.as_deref(), &options);
             let mut has_ended = false;
             wait_until("redis-server answers", || {
                 has_ended = child.try_wait().unwrap().is_some();
@@ -77,6 +101,7 @@ impl Redis {
                     port,
                     folder,
                     options,
+                    clock,
                     password: None,
                 };
             }
@@ -172,11 +197,13 @@ impl Redis {
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
+        remove_rests_of(self.child.id());
     }
 
     /// Restarts it, empty, on its old port.
     pub fn restart(&mut self) {
-        self.child = spawn(self.program, self.port, &self.folder, &self.options);
+        let clock = self.clock.as_deref();
+        self.child = spawn(self.program, self.port, &self.folder, clock, &self.options);
         let (child, port) = (&mut self.child, self.port);
         wait_until("redis-server answers again", || {
             let status = child.try_wait().unwrap();
@@ -210,6 +237,19 @@ impl Redis {
             .filter(|key| !key.is_empty())
             .map(str::to_owned)
             .collect()
+    }
+
+    /// How many keys have no time to live.
+    #[track_caller]
+    pub fn keys_without_end(&self) -> i64 {
+        // `db0:keys=3,expires=2,avg_ttl=0`
+        let info = self.cli(&["INFO", "keyspace"]);
+        let number = |name: &str| -> i64 {
+            let numbers = info.split(['\r', '\n', ':', ',']);
+            let numbers = numbers.filter_map(|part| part.strip_prefix(name));
+            numbers.map(|number| number.parse::<i64>().unwrap()).sum()
+        };
+        number("keys=") - number("expires=")
     }
 
     /// The output of `command` as a number.
@@ -265,8 +305,22 @@ impl Monitor<'_> {
 }
 
 /// The first option may be a configuration file, which then contains everything except the port.
-fn spawn(program: &str, port: u16, folder: &TempDir, options: &[String]) -> Child {
-    let mut command = Command::new(tool(program));
+fn spawn(
+    program: &str,
+    port: u16,
+    folder: &TempDir,
+    clock: Option<&WallClock>,
+    options: &[String],
+) -> Child {
+    let program = tool(program);
+    let mut command = match clock {
+        Some(clock) => {
+            let mut command = clock.starter();
+            command.arg(program);
+            command
+        }
+        None => Command::new(program),
+    };
     match options.split_first() {
         Some((file, others)) if file.ends_with(".conf") => {
             command
@@ -307,5 +361,6 @@ impl Drop for Redis {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        remove_rests_of(self.child.id());
     }
 }

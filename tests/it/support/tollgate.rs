@@ -16,7 +16,10 @@ use nix::{
 };
 use tempfile::TempDir;
 
-use super::{finish, wait_until};
+use super::{
+    finish, wait_until,
+    wall_clock::{WallClock, remove_rests_of},
+};
 
 /// A running server. Killed on drop.
 #[derive(Debug)]
@@ -181,6 +184,11 @@ impl Builder {
             .arg(super::tool("faketime"))
             .args(["--exclude-monotonic", "-f", offset]);
         self.started_by(command)
+    }
+
+    /// Gives it a time of day that can be set while it runs.
+    pub fn with_wall_clock(self, clock: &WallClock) -> Self {
+        self.started_by(clock.starter())
     }
 
     /// Starts it with a soft limit of `soft` file descriptors, and a hard limit of `hard`.
@@ -360,9 +368,6 @@ impl Drop for Tollgate {
         let _ = killpg(self.pid(), Signal::SIGKILL);
         let _ = self.child.kill();
         let _ = self.child.wait();
-        for name in ["sem.faketime_sem_", "faketime_shm_"] {
-            // Few processes have one: see `with_clock`.
-            let _ = fs::remove_file(format!("/dev/shm/{name}{}", self.child.id()));
-        }
+        remove_rests_of(self.child.id());
     }
 }
