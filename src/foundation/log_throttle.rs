@@ -36,6 +36,50 @@ impl LogThrottle {
     }
 }
 
+/// Lets a few messages of a kind pass in each interval, and counts the others.
+#[derive(Debug)]
+pub(crate) struct BurstThrottle {
+    most: u32,
+    state: Mutex<Option<Burst>>,
+}
+
+/// The messages since an interval began.
+#[derive(Debug)]
+struct Burst {
+    began: Instant,
+    logged: u32,
+    omitted: u64,
+}
+
+impl BurstThrottle {
+    /// A throttle that lets `most` messages pass in an interval.
+    pub(crate) const fn new(most: u32) -> Self {
+        Self {
+            most,
+            state: Mutex::new(None),
+        }
+    }
+
+    /// How many messages were omitted since the last one that passed, if this one may pass.
+    pub(crate) fn may_log(&self) -> Option<u64> {
+        let mut state = lock(&self.state);
+        let burst = state.get_or_insert_with(|| Burst {
+            began: Instant::now(),
+            logged: 0,
+            omitted: 0,
+        });
+        if burst.began.elapsed() >= INTERVAL {
+            (burst.began, burst.logged) = (Instant::now(), 0);
+        }
+        if burst.logged >= self.most {
+            burst.omitted += 1;
+            return None;
+        }
+        burst.logged += 1;
+        Some(std::mem::take(&mut burst.omitted))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -48,5 +92,18 @@ mod tests {
         *throttle.0.lock().unwrap() = Instant::now().checked_sub(INTERVAL);
         assert!(throttle.may_log());
         assert!(!throttle.may_log());
+    }
+
+    #[test]
+    fn a_few_messages_pass_in_an_interval_and_the_others_are_counted() {
+        let throttle = BurstThrottle::new(2);
+        assert_eq!(
+            [(); 4].map(|()| throttle.may_log()),
+            [Some(0), Some(0), None, None]
+        );
+        throttle.state.lock().unwrap().as_mut().unwrap().began =
+            Instant::now().checked_sub(INTERVAL).unwrap();
+        assert_eq!([(); 2].map(|()| throttle.may_log()), [Some(2), Some(0)]);
+        assert_eq!(throttle.may_log(), None);
     }
 }

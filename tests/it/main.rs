@@ -21,6 +21,7 @@
 //! - `clocks`: clocks that step while clients ask
 //! - `seams`: one request on two stores, and each worker's knowledge of exceeded limits
 //! - `calm`: effects on callers while Redis or the network to it is broken
+//! - `unhelpful_servers`: servers that are full, closed, moved or of another kind, and proxies that know few commands
 //! - `secrets`: passwords never appear in output, whatever goes wrong
 //! - `redis_tls`: TLS between tollgate and Redis
 //! - `reload`: rules that change under a running server
@@ -133,6 +134,7 @@ mod support;
 mod tls;
 mod traces;
 mod transport;
+mod unhelpful_servers;
 mod unwritable_log;
 mod upgrade;
 mod xds;

@@ -16,22 +16,22 @@ use tokio::time::{Instant, sleep_until};
 use super::{
     connection::Connection,
     detector::{RunningTime, TICK},
-    failure::{NodeFailure, is_unserved_slot},
+    failure::{NodeFailure, advice, is_unserved_slot, words},
     late_reply::LateReplyTimer,
     node::Node,
     options::Options,
     owed::RecentExpiries,
     packed::PackedCommands,
     pipeline::{Commands, PipelineBuilder},
-    pool::{self, ConnectionFactory, ConnectionPool, PooledWorkerConnection, WorkerConnection},
+    pool::{ConnectionFactory, ConnectionPool, PooledWorkerConnection, WorkerConnection},
     queue::{NodeQueue, QueuedBatch},
     redirect::redirects,
     running::{self, read_sockets, tick, within},
     servers::Servers,
-    step::load_step,
+    step::{load_step, push_with_text},
 };
 use crate::core::{counter::Batch, window::Timestamp};
-use crate::foundation::generations::Generations;
+use crate::foundation::{generations::Generations, log_throttle::LogThrottle};
 use crate::net::endpoint::Endpoint;
 use crate::store::contract::StoreError;
 
@@ -45,6 +45,12 @@ const MAX_REDIRECT_CONNECTIONS: usize = 16;
 /// After so long without a redirect the map is up to date, and the connections for redirected commands
 /// are closed. The connection of a stand-in is closed after the same time without work.
 const REDIRECT_IDLE: Duration = Duration::from_secs(5);
+
+/// A connection that carried nothing for so long is asked whether it still works.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// A connection that ends within this time has ended as it came up.
+const AT_ONCE: Duration = Duration::from_secs(1);
 
 /// The task of a batcher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,8 +79,8 @@ pub(super) struct Batcher {
     redirected_at: Instant,
     /// Whether the last batch held more than one request, so that more are probably arriving.
     is_busy: bool,
-    /// The last error that Redis gave for a command, so that it is logged once.
-    last_refusal: Option<String>,
+    /// Throttles the line about commands that Redis refuses.
+    refusals: LogThrottle,
 }
 
 impl Batcher {
@@ -97,7 +103,7 @@ impl Batcher {
             redirected: HashMap::new(),
             redirected_at: Instant::now(),
             is_busy: false,
-            last_refusal: None,
+            refusals: LogThrottle::new(),
         }
     }
 
@@ -184,6 +190,9 @@ impl Batcher {
     async fn serve(&mut self, connection: &mut WorkerConnection) -> Option<()> {
         let queue = self.queue.clone();
         let role = self.role;
+        let mut used = Instant::now();
+        // One timer, which is only looked at while there is nothing to send.
+        let mut unused_for = pin!(sleep_until(used + IDLE));
         while self.is_of_use(connection) {
             let idle = self.redirected_at + REDIRECT_IDLE;
             let unused = (role == Role::StandIn).then(|| Instant::now() + REDIRECT_IDLE);
@@ -198,8 +207,19 @@ impl Batcher {
                     connection.link.abandon();
                     break;
                 }
+                () = unused_for.as_mut(), if role == Role::Regular => {
+                    if used.elapsed() >= IDLE {
+                        self.ping(&mut connection.link).await;
+                        used = Instant::now();
+                    }
+                    unused_for.as_mut().reset(used + IDLE);
+                    continue;
+                }
                 // Notices a broken connection before a request does.
-                () = connection.link.broken() => break,
+                failure = connection.link.broken() => {
+                    self.ended(connection, failure);
+                    break;
+                }
             }
             if !self.is_of_use(connection) {
                 break;
@@ -210,10 +230,32 @@ impl Batcher {
             // The connection first: requests that arrive while it is busy join the batch.
             if let Some(taken) = queue.take() {
                 self.is_busy = taken.waiters.requests().nth(1).is_some();
-                self.send(connection, taken).await;
+                used = self.send(connection, taken).await;
             }
         }
         Some(())
+    }
+
+    /// Asks on a connection that carried nothing for some time, so that no path on the way forgets it. It is replaced
+    /// if there is no answer within the deadline of decisions.
+    async fn ping(&mut self, link: &mut Connection) {
+        let question = PackedCommands::one(&[b"PING"]);
+        // An unanswered question has made the connection unusable.
+        if let Some(Ok(replies)) = within(self.options.deadline, link.ask(&question)).await {
+            self.judge(link, &question, &replies);
+        }
+    }
+
+    /// Handles the end of a connection. A server that closes connections as they come up is of no use, and says so to
+    /// operators; one that closes a connection later may only have found it idle.
+    fn ended(&self, connection: &WorkerConnection, failure: NodeFailure) {
+        if connection.batches == 0 && connection.came_up.elapsed() < AT_ONCE {
+            self.record_failure();
+            // Where a stand-in connects, the other connections work.
+            if self.role == Role::Regular {
+                self.node.lose(failure);
+            }
+        }
     }
 
     fn is_of_use(&self, connection: &WorkerConnection) -> bool {
@@ -221,8 +263,12 @@ impl Batcher {
         !connection.link.is_broken() && connection.era == breaker.era() && !breaker.is_open()
     }
 
-    /// Sends one batch. Whatever happens, no command that may have counted is sent again.
-    async fn send(&mut self, connection: &mut WorkerConnection, mut taken: QueuedBatch<'_>) {
+    /// Sends one batch, and returns when it began to. Whatever happens, no command that may have counted is sent again.
+    async fn send(
+        &mut self,
+        connection: &mut WorkerConnection,
+        mut taken: QueuedBatch<'_>,
+    ) -> Instant {
         let link = &mut connection.link;
         let options = self.options.clone();
         let QueuedBatch {
@@ -233,12 +279,13 @@ impl Batcher {
         } = &mut taken;
         let began = Instant::now();
         self.known.forget_old(began);
-        let commands = self.commands(&options, batch, *now, waiters.requests());
+        let requests = waiters.requests();
+        let commands = self.commands(&options, batch, *now, connection.knows_script, requests);
         match self.round_trip(link, &commands.packed, began).await {
             Ok(mut replies) => {
                 self.follow_redirects(&commands.packed, &mut replies).await;
                 self.run_unknown(link, &commands, &mut replies).await;
-                self.judge(link, &replies);
+                self.judge(link, &commands.packed, &replies);
                 for command in commands.expire_commands() {
                     self.recent.add(&commands.packed, command, began);
                 }
@@ -246,6 +293,8 @@ impl Batcher {
                     self.known.insert(hash);
                 }
                 waiters.answer(commands.counts(&replies));
+                connection.batches += 1;
+                connection.knows_script |= commands.has_script;
                 let reset_counters = Commands::reset_counters(&replies);
                 if reset_counters > 0 {
                     self.servers.0.stats.record_reset_counters(reset_counters);
@@ -261,6 +310,7 @@ impl Batcher {
             }
         }
         taken.recycle();
+        began
     }
 
     /// Gives times to live to keys that lack one. No request waits for this.
@@ -274,25 +324,34 @@ impl Batcher {
         }
     }
 
-    /// Loads the script if the server did not know it, as after SCRIPT FLUSH, and sends again only the
-    /// commands that could not run without it.
+    /// Sends again the commands that could not run because the server did not know their script, as after SCRIPT
+    /// FLUSH: the first one with the text of the script, which the server then knows. Behind one address may be several
+    /// servers: what is still unknown goes with the text, too.
     async fn run_unknown(
         &mut self,
         link: &mut Connection,
         commands: &Commands<'_>,
         replies: &mut [Value],
     ) {
-        let unknown = commands.unknown(replies);
-        if unknown.is_empty() {
-            return;
-        }
-        let mut again = load_step();
-        for &command in &unknown {
-            again.copy(&commands.packed, command);
-        }
-        // If it fails the first replies stay, and they are errors.
-        if let Ok(again) = self.round_trip(link, &again, Instant::now()).await {
-            for (command, reply) in unknown.into_iter().zip(again.into_iter().skip(1)) {
+        for with_text in [1, usize::MAX] {
+            let unknown = commands.unknown(replies);
+            if unknown.is_empty() {
+                return;
+            }
+            let mut again = PackedCommands::default();
+            for (number, &command) in unknown.iter().enumerate() {
+                if number < with_text {
+                    push_with_text(&mut again, &commands.packed, command);
+                } else {
+                    again.copy(&commands.packed, command);
+                }
+            }
+            // If it fails the first replies stay, and they are errors.
+            let Ok(mut late) = self.round_trip(link, &again, Instant::now()).await else {
+                return;
+            };
+            self.follow_redirects(&again, &mut late).await;
+            for (command, reply) in unknown.into_iter().zip(late) {
                 replies[command] = reply;
             }
         }
@@ -392,7 +451,7 @@ impl Batcher {
             }
             self.redirected_at = Instant::now();
             if redirects.iter().any(|redirect| !redirect.is_ask) {
-                self.servers.refresh();
+                self.servers.redirected();
             }
             for redirect in redirects {
                 let count = redirect.commands.len() as u64;
@@ -422,7 +481,8 @@ impl Batcher {
                 self.redirected.clear();
             }
             let mut link = self.servers.0.connector.connect(target).await?;
-            pool::load(&mut link).await?;
+            // A server that refuses it is sent the text when it has to run it.
+            link.ask(&load_step()).await?;
             self.redirected.insert(target.clone(), link);
         }
         let link = self.redirected.get_mut(target);
@@ -432,9 +492,9 @@ impl Batcher {
     }
 
     /// Looks at error replies: some mean that the whole server is of no use for now.
-    fn judge(&mut self, link: &mut Connection, replies: &[Value]) {
+    fn judge(&mut self, link: &mut Connection, commands: &PackedCommands, replies: &[Value]) {
         let mut refusal = None;
-        for reply in replies {
+        for (command, reply) in replies.iter().enumerate() {
             let Value::ServerError(error) = reply else {
                 continue;
             };
@@ -449,12 +509,16 @@ impl Batcher {
             if is_unserved_slot(reply) {
                 self.servers.refresh();
             }
-            refusal = Some(error.code().to_owned());
+            refusal = Some((commands.name(command), error));
         }
-        if refusal.is_some() && refusal != self.last_refusal {
-            tracing::warn!(node = %self.node, code = refusal, "Redis refuses commands");
+        if let Some((command, error)) = refusal
+            && self.refusals.may_log()
+        {
+            let said = words(error);
+            let advice = advice(error).map(|advice| format!("; {advice}"));
+            let advice = advice.unwrap_or_default();
+            tracing::warn!(node = %self.node, command, said, "Redis refuses commands{advice}");
         }
-        self.last_refusal = refusal;
     }
 
     fn record_failure(&self) {
@@ -468,12 +532,14 @@ impl Batcher {
         options: &'a Options,
         batch: &'a Batch,
         now: Timestamp,
+        knows_script: bool,
         requests: impl Iterator<Item = Range<usize>>,
     ) -> Commands<'a> {
         let mut builder = PipelineBuilder::new(
             options,
             now,
             batch.len(),
+            knows_script,
             |key| self.known.hasher.hash_one(key),
             |hash| self.known.contains(hash),
         );

@@ -16,6 +16,7 @@ use super::{
 use crate::net::endpoint::Endpoint;
 use crate::{
     core::counter::Batch,
+    foundation::random,
     store::{contract::StoreError, split::Split},
 };
 
@@ -44,18 +45,19 @@ impl Cluster {
             seeds,
             known: Vec::new(),
             links: HashMap::new(),
-            next: 0,
+            // Where many processes start at once, each asks another node first.
+            next: usize::from(random::id().to_le_bytes()[0]),
         }
     }
 
-    /// The owners of the slots, as one node sees them. With `is_doubted` it asks another node than
-    /// before.
+    /// The owners of the slots, as one node sees them. It asks another node each time, so that many processes do not
+    /// all ask the same one.
     ///
     /// # Errors
     ///
     /// The failures of all nodes, if none answers.
-    pub(super) async fn ranges(&mut self, is_doubted: bool) -> Result<Vec<SlotRange>, String> {
-        self.next += usize::from(is_doubted);
+    pub(super) async fn ranges(&mut self) -> Result<Vec<SlotRange>, String> {
+        self.next = self.next.wrapping_add(1);
         let mut asked: Vec<Endpoint> = Vec::new();
         for endpoint in self.known.iter().chain(&self.seeds) {
             if !asked.contains(endpoint) {
@@ -89,7 +91,7 @@ impl Cluster {
         let mut link = match self.links.remove(endpoint) {
             Some(link) => link,
             None => {
-                // One connection is enough, as long as it answers.
+                // One connection is enough: looks are rare while all is well.
                 self.links.clear();
                 self.connector.connect(endpoint).await?
             }
@@ -98,12 +100,10 @@ impl Cluster {
             .ask(&PackedCommands::one(&[b"CLUSTER", b"SLOTS"]))
             .await?;
         self.links.insert(endpoint.clone(), link);
-        match replies.first() {
-            Some(Value::ServerError(error)) => Err(NodeFailure::of_reply(&replies[0])
-                .unwrap_or_else(|| NodeFailure::Unreachable(error.code().to_owned()))),
-            Some(reply) => Ok(slots(reply, endpoint)),
-            None => Ok((Vec::new(), Vec::new())),
-        }
+        let Some(reply) = replies.first() else {
+            return Ok((Vec::new(), Vec::new()));
+        };
+        NodeFailure::of_greeting(reply).map_or_else(|| Ok(slots(reply, endpoint)), Err)
     }
 }
 

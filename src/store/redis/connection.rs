@@ -25,6 +25,8 @@ const READ_BYTES: usize = 8 << 10;
 /// connection is of no more use, because it is not known how far the server came.
 pub(super) struct Connection {
     stream: BoxedStream,
+    /// A question for operators if the connection ends before the first reply.
+    hint: Option<&'static str>,
     inbox: BytesMut,
     is_broken: bool,
 }
@@ -36,9 +38,10 @@ impl std::fmt::Debug for Connection {
 }
 
 impl Connection {
-    pub(super) fn new(stream: BoxedStream) -> Self {
+    pub(super) fn new(stream: BoxedStream, is_tls: bool) -> Self {
         Self {
             stream,
+            hint: (!is_tls).then_some("does this port want TLS?"),
             inbox: BytesMut::new(),
             is_broken: false,
         }
@@ -67,8 +70,7 @@ impl Connection {
             return Err(unreachable("the connection is broken"));
         }
         self.is_broken = true;
-        let replies = self.exchange(commands).await;
-        let replies = replies.map_err(|error| NodeFailure::of_failure(&error))?;
+        let replies = self.exchange(commands).await?;
         if !self.inbox.is_empty() {
             return Err(unreachable("it sent more replies than it was asked for"));
         }
@@ -76,18 +78,45 @@ impl Connection {
         Ok(replies)
     }
 
-    async fn exchange(&mut self, commands: &PackedCommands) -> io::Result<Vec<Value>> {
+    async fn exchange(&mut self, commands: &PackedCommands) -> Result<Vec<Value>, NodeFailure> {
         // Writes all commands first: a server reads on while it answers.
-        self.stream.write_all(commands.bytes()).await?;
-        self.stream.flush().await?;
+        let written = self.write(commands).await;
         let mut replies = Vec::with_capacity(commands.len());
         while replies.len() < commands.len() {
-            match next(&mut self.inbox)? {
-                Some(reply) => replies.push(reply),
-                None => self.read().await?,
+            // A server that closes the connection may have said why.
+            let read = match next(&mut self.inbox) {
+                Ok(Some(reply)) => {
+                    self.hint = None;
+                    replies.push(reply);
+                    continue;
+                }
+                Ok(None) => self.read().await,
+                Err(error) => Err(error),
+            };
+            if let Err(error) = read {
+                let said = replies.last().and_then(NodeFailure::of_greeting);
+                let cause = written.err().unwrap_or(error);
+                return Err(said.unwrap_or_else(|| self.failure(&cause)));
             }
         }
-        Ok(replies)
+        match written {
+            Ok(()) => Ok(replies),
+            Err(error) => Err(self.failure(&error)),
+        }
+    }
+
+    fn failure(&self, error: &io::Error) -> NodeFailure {
+        match (NodeFailure::of_failure(error), self.hint) {
+            (NodeFailure::Unreachable(why), Some(hint)) => {
+                NodeFailure::Unreachable(format!("{why} before any reply: {hint}"))
+            }
+            (failure, _) => failure,
+        }
+    }
+
+    async fn write(&mut self, commands: &PackedCommands) -> io::Result<()> {
+        self.stream.write_all(commands.bytes()).await?;
+        self.stream.flush().await
     }
 
     async fn read(&mut self) -> io::Result<()> {
@@ -101,13 +130,20 @@ impl Connection {
         }
     }
 
-    /// Waits until the connection is of no more use. A server that was asked nothing sends nothing, so
-    /// both data and an end mean that.
-    pub(super) async fn broken(&mut self) {
-        if !self.is_broken {
-            // Either it is closed, or the server sends data that was not asked for.
-            let _ = self.read().await;
-            self.is_broken = true;
+    /// Waits until the connection is of no more use, and returns the reason. A server that was asked nothing sends
+    /// nothing, so both data and an end mean that.
+    pub(super) async fn broken(&mut self) -> NodeFailure {
+        if self.is_broken {
+            return unreachable("the connection is broken");
+        }
+        // Either it is closed, or the server sends data that was not asked for.
+        let read = self.read().await;
+        self.is_broken = true;
+        match (read, next(&mut self.inbox)) {
+            (Ok(()), Ok(Some(reply))) => NodeFailure::of_greeting(&reply)
+                .unwrap_or_else(|| unreachable("it sent a reply that was not asked for")),
+            (Err(error), _) | (Ok(()), Err(error)) => NodeFailure::of_failure(&error),
+            (Ok(()), Ok(None)) => unreachable("it sent data that was not asked for"),
         }
     }
 }

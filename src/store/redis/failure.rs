@@ -27,6 +27,8 @@ pub enum NodeFailure {
     ClusterDown,
     /// A script has run for so long that it answers no other command.
     Busy,
+    /// It answers a greeting with an error, in these words.
+    Refuses(String),
 }
 
 impl fmt::Display for NodeFailure {
@@ -41,6 +43,7 @@ impl fmt::Display for NodeFailure {
             Self::MasterDown => f.write_str("is a replica without its master (MASTERDOWN)"),
             Self::ClusterDown => f.write_str("the cluster does not serve (CLUSTERDOWN)"),
             Self::Busy => f.write_str("is busy with a script (BUSY)"),
+            Self::Refuses(words) => write!(f, "refuses this client: {words}"),
         }
     }
 }
@@ -53,6 +56,15 @@ impl NodeFailure {
             Value::ServerError(error) => Self::of_error(error),
             _ => None,
         }
+    }
+
+    /// The node failure in the reply to a command that every server answers well, such as PING.
+    pub(super) fn of_greeting(reply: &Value) -> Option<Self> {
+        let refused = || match reply {
+            Value::ServerError(error) => Some(Self::Refuses(words(error))),
+            _ => None,
+        };
+        Self::of_reply(reply).or_else(refused)
     }
 
     fn of_error(error: &ServerError) -> Option<Self> {
@@ -79,6 +91,40 @@ impl NodeFailure {
             _ => Self::Unreachable(chain(error)),
         }
     }
+}
+
+/// The most characters of an error that are kept.
+const MAX_WORDS: usize = 200;
+
+/// The words of an error reply, for operators: its first line, of bounded length, and without what Redis repeats of the
+/// command, which may be a key.
+pub(super) fn words(error: &ServerError) -> String {
+    let details = error.details().unwrap_or_default();
+    let line = details.lines().next().unwrap_or_default();
+    let (line, _) = line
+        .split_once(", with args beginning with")
+        .unwrap_or((line, ""));
+    let mut words = error.code().to_owned();
+    if !line.is_empty() {
+        words.push(' ');
+        words.push_str(line);
+    }
+    let shown = |letter: char| {
+        if letter.is_control() {
+            '\u{fffd}'
+        } else {
+            letter
+        }
+    };
+    words.chars().map(shown).take(MAX_WORDS).collect()
+}
+
+/// The setting that an error of a command asks for, if it is known.
+pub(super) fn advice(error: &ServerError) -> Option<&'static str> {
+    (error.code() == "CROSSSLOT").then_some(
+        "this Redis is a cluster, where keys of different slots need requests of their own: set --redis-type cluster \
+         (REDIS_TYPE=CLUSTER)",
+    )
 }
 
 fn is_about_a_slot(details: &str) -> bool {

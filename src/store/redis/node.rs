@@ -17,8 +17,11 @@ use super::{
     detector::{RoundTrips, SilenceBounds},
     failure::NodeFailure,
 };
-use crate::foundation::lock::lock;
+use crate::foundation::{lock::lock, log_throttle::BurstThrottle};
 use crate::net::endpoint::Endpoint;
+
+/// How many losses of one server, and as many returns, are logged in a minute.
+const LOGGED_LOSSES: u32 = 2;
 
 /// A server, and its state.
 #[derive(Debug)]
@@ -41,6 +44,9 @@ pub(super) struct Node {
     /// last read it, in microseconds.
     is_suspected: AtomicBool,
     silent_micros: AtomicU64,
+    /// Throttles the lines on losses, and those on returns with them.
+    losses: BurstThrottle,
+    loss_is_logged: AtomicBool,
     /// Wakes the probe when the node is suspected.
     suspicion: Notify,
     /// How often the probe got an answer from it.
@@ -121,6 +127,8 @@ impl Node {
             )),
             is_suspected: AtomicBool::new(false),
             silent_micros: AtomicU64::new(0),
+            losses: BurstThrottle::new(LOGGED_LOSSES),
+            loss_is_logged: AtomicBool::new(true),
             suspicion: Notify::new(),
             record_answer: watch::Sender::default(),
             node_events,
@@ -187,8 +195,23 @@ impl Node {
     /// Marks the node as lost: no request waits for it until the probe finds it well.
     pub(super) fn lose(&self, failure: NodeFailure) {
         let text = failure.to_string();
+        let known = self.breaker.failure();
+        let is_other = known.is_some_and(|known| known != failure);
+        if is_other && self.losses.may_log().is_some() {
+            tracing::warn!(node = %self.endpoint, cause = text, "Redis is still lost");
+        }
         if self.breaker.open(failure) {
-            tracing::warn!(node = %self.endpoint, cause = text, "Redis is lost");
+            let omitted = self.losses.may_log();
+            self.loss_is_logged.store(omitted.is_some(), Relaxed);
+            match omitted {
+                Some(0) => {
+                    tracing::warn!(node = %self.endpoint, cause = text, "Redis is lost");
+                }
+                Some(before) => {
+                    tracing::warn!(node = %self.endpoint, cause = text, before, "Redis is lost again");
+                }
+                None => {}
+            }
         }
         self.notify_topology();
     }
@@ -202,7 +225,7 @@ impl Node {
     pub(super) fn regain(&self, is_anew: bool) {
         let is_first = !self.was_well.swap(true, Relaxed);
         let is_back = self.breaker.close(is_anew);
-        if is_back {
+        if is_back && self.loss_is_logged.load(Relaxed) {
             tracing::info!(node = %self.endpoint, "Redis is back");
         }
         if is_first || is_back {

@@ -91,13 +91,44 @@ impl PackedCommands {
 
     /// Adds a copy of one of the commands of `other`.
     pub(super) fn copy(&mut self, other: &Self, command: usize) {
-        let start = match command {
-            0 => 0,
-            command => other.ends[command - 1],
-        };
-        let copied = &other.bytes[start..other.ends[command]];
-        self.bytes.extend_from_slice(copied);
+        self.bytes.extend_from_slice(other.bytes_of(command));
         self.ends.push(self.bytes.len());
+    }
+
+    /// Adds a copy of one of the commands of `other` whose first words, as many as `head` has, are those of `head`.
+    pub(super) fn copy_with_head<const N: usize>(
+        &mut self,
+        other: &Self,
+        command: usize,
+        head: [&[u8]; N],
+    ) {
+        // The number of words has a line, and each word has one for its length and one for itself: these words are
+        // names and digests without line ends.
+        let mut lines = other
+            .bytes_of(command)
+            .split_inclusive(|byte| *byte == b'\n');
+        let mut command = CommandWriter { packed: self };
+        if let Some(count) = lines.next() {
+            command.packed.bytes.extend_from_slice(count);
+        }
+        for word in head {
+            command.word(word);
+        }
+        for rest in lines.skip(2 * N) {
+            command.packed.bytes.extend_from_slice(rest);
+        }
+    }
+
+    /// The first word of a command, for operators.
+    pub(super) fn name(&self, command: usize) -> &str {
+        let word = self.bytes_of(command).split(|byte| *byte == b'\n').nth(2);
+        let word = word.and_then(|word| str::from_utf8(word).ok());
+        word.unwrap_or_default().trim_end()
+    }
+
+    fn bytes_of(&self, command: usize) -> &[u8] {
+        let start = command.checked_sub(1).map_or(0, |before| self.ends[before]);
+        &self.bytes[start..self.ends[command]]
     }
 }
 
@@ -172,6 +203,17 @@ mod tests {
             let command = PackedCommands::one(&[b"INCRBY", b"a:\r\n", text.as_bytes()]);
             assert_eq!(increment(hits), command.bytes());
         }
+    }
+
+    #[test]
+    fn a_command_can_get_another_head() {
+        let mut packed = PackedCommands::one(&[b"PING"]);
+        packed.push(&[b"EVALSHA", b"abc", b"1", b"k\r\ny"]);
+        let mut other = PackedCommands::default();
+        other.copy_with_head(&packed, 1, [b"EVAL", b"return\n1"]);
+        let expected = PackedCommands::one(&[b"EVAL", b"return\n1", b"1", b"k\r\ny"]);
+        assert_eq!((other.bytes(), other.len()), (expected.bytes(), 1));
+        assert_eq!((packed.name(0), packed.name(1)), ("PING", "EVALSHA"));
     }
 
     #[test]

@@ -30,6 +30,8 @@ const MAX_TTL_SECS: u64 = 3_155_760_000;
 /// The commands of one batch, and how to read their replies.
 pub(super) struct Commands<'a> {
     pub(super) packed: PackedCommands,
+    /// Whether some of them are scripts.
+    pub(super) has_script: bool,
     steps: Vec<ReplySource>,
     groups: Vec<Group>,
     /// Hashes of the keys that this batch gives a time to live, and the indexes of the commands.
@@ -70,6 +72,8 @@ struct TrustedTtl<'a> {
 pub(super) struct PipelineBuilder<'a, H, K> {
     options: &'a Options,
     now: Timestamp,
+    /// Whether the server knows the script; else the first one is sent with its text.
+    knows_script: bool,
     /// A key's hash, which no client can foresee.
     hash: H,
     /// Whether the key of a hash has a time to live already.
@@ -108,12 +112,14 @@ where
         options: &'a Options,
         now: Timestamp,
         increments: usize,
+        knows_script: bool,
         hash: H,
         is_known: K,
     ) -> Self {
         Self {
             options,
             now,
+            knows_script,
             hash,
             is_known,
             steps: Vec::with_capacity(increments),
@@ -223,6 +229,7 @@ where
             GroupCommand::Script(_) => 0,
         });
         let mut commands = Commands {
+            has_script: !self.scripts.is_empty(),
             packed: PackedCommands::with_capacity(groups.len(), key_bytes.sum()),
             steps: mem::take(&mut self.steps),
             groups: Vec::with_capacity(groups.len()),
@@ -233,6 +240,10 @@ where
         for (mut group, call) in groups {
             group.command = commands.packed.len();
             match call {
+                // In its place, so that the commands behind it are applied after it.
+                GroupCommand::Script(0) if !self.knows_script => {
+                    step::push_with_text(&mut commands.packed, &self.scripts, 0);
+                }
                 GroupCommand::Script(index) => commands.packed.copy(&self.scripts, index),
                 GroupCommand::Hits(first) if group.hits == 0 => {
                     let mut get = commands.packed.command(2);
@@ -446,7 +457,7 @@ mod tests {
     ) -> (Vec<String>, Vec<Result<u64, StoreError>>, usize) {
         let options = options(TimeSource::Redis);
         let hash = |key: &[u8]| key.iter().map(|&byte| u64::from(byte)).sum();
-        let mut builder = PipelineBuilder::new(&options, START, 1, hash, |_| is_known);
+        let mut builder = PipelineBuilder::new(&options, START, 1, true, hash, |_| is_known);
         for request in requests {
             builder.request(request.iter());
         }
@@ -553,7 +564,7 @@ mod tests {
         let options = options(clock);
         let mut batch = Batch::default();
         batch.push_value(b"v", &Limit::fixed(1, period), now, Hits::ONE);
-        let mut builder = PipelineBuilder::new(&options, now, 1, |_| 0, |_| false);
+        let mut builder = PipelineBuilder::new(&options, now, 1, true, |_| 0, |_| false);
         builder.request(batch.iter());
         let commands = builder.finish();
         let text = String::from_utf8(commands.packed.bytes().to_vec()).unwrap();

@@ -16,15 +16,18 @@
 
 use std::{
     io,
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
 use bb8_redis::{
     bb8::{ErrorSink, ManageConnection, Pool, PooledConnection},
-    redis::{RedisConnectionInfo, Value},
+    redis::RedisConnectionInfo,
 };
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 
 use super::{
     address::{BadUrl, Secret},
@@ -34,7 +37,6 @@ use super::{
     packed::PackedCommands,
     running::within,
     stats::RedisStats,
-    step::load_step,
 };
 use crate::net::{
     connect::{BoxedStream, connect},
@@ -89,16 +91,29 @@ impl Connector {
     ///
     /// The node failure, as far as it can be seen from outside.
     pub(super) async fn connect(&self, endpoint: &Endpoint) -> Result<Connection, NodeFailure> {
+        let is_in_handshake = AtomicBool::new(false);
         let connecting = async {
-            let mut link = Connection::new(self.stream(endpoint).await?);
+            let stream = self.stream(endpoint, &is_in_handshake).await?;
+            let mut link = Connection::new(stream, self.is_tls);
             self.greet(&mut link).await?;
             Ok(link)
         };
         let connected = within(self.timeout, connecting).await;
-        connected.unwrap_or(Err(NodeFailure::Silent))
+        connected.unwrap_or_else(|| {
+            Err(if is_in_handshake.load(Relaxed) {
+                let why = "no TLS handshake in time: does this port speak TLS?";
+                NodeFailure::Unreachable(why.to_owned())
+            } else {
+                NodeFailure::Silent
+            })
+        })
     }
 
-    async fn stream(&self, endpoint: &Endpoint) -> Result<BoxedStream, NodeFailure> {
+    async fn stream(
+        &self,
+        endpoint: &Endpoint,
+        is_in_handshake: &AtomicBool,
+    ) -> Result<BoxedStream, NodeFailure> {
         let failed = |error: io::Error| NodeFailure::of_failure(&error);
         let stream = connect(endpoint).await.map_err(failed)?;
         if !self.is_tls {
@@ -110,7 +125,10 @@ impl Connector {
         let config = config.map_err(|error| NodeFailure::Unreachable(error.reason))?;
         let name = ServerName::try_from(endpoint.host().to_owned())
             .map_err(|error| NodeFailure::Unreachable(error.to_string()))?;
-        stream.with_tls(config, name).await.map_err(failed)
+        is_in_handshake.store(true, Relaxed);
+        let stream = stream.with_tls(config, name).await.map_err(failed);
+        is_in_handshake.store(false, Relaxed);
+        stream
     }
 
     /// Sends the credentials and selects the database.
@@ -131,30 +149,21 @@ impl Connector {
             let mut words = vec![&b"AUTH"[..]];
             words.extend(user.as_deref().map(str::as_bytes));
             words.push(password.as_bytes());
-            // Any other error means that the server does not accept the password.
-            check(link, &words, |_| NodeFailure::WrongPassword).await?;
+            check(link, &words).await?;
         }
         if self.settings.db() != 0 {
             let database = self.settings.db().to_string();
-            let refused = |code: &str| NodeFailure::Unreachable(format!("SELECT: {code}"));
-            check(link, &[b"SELECT", database.as_bytes()], refused).await?;
+            check(link, &[b"SELECT", database.as_bytes()]).await?;
         }
         Ok(())
     }
 }
 
-/// Sends one command, which has to succeed; `otherwise` maps other error codes to a failure.
-async fn check(
-    link: &mut Connection,
-    words: &[&[u8]],
-    otherwise: impl Fn(&str) -> NodeFailure,
-) -> Result<(), NodeFailure> {
-    match link.ask(&PackedCommands::one(words)).await?.first() {
-        Some(reply @ Value::ServerError(error)) => {
-            Err(NodeFailure::of_reply(reply).unwrap_or_else(|| otherwise(error.code())))
-        }
-        _ => Ok(()),
-    }
+/// Sends one command of a greeting, which has to succeed.
+async fn check(link: &mut Connection, words: &[&[u8]]) -> Result<(), NodeFailure> {
+    let replies = link.ask(&PackedCommands::one(words)).await?;
+    let refused = replies.first().and_then(NodeFailure::of_greeting);
+    refused.map_or(Ok(()), Err)
 }
 
 /// Opens a worker's connections to one node.
@@ -210,14 +219,15 @@ impl ManageConnection for ConnectionFactory {
     async fn connect(&self) -> Result<WorkerConnection, NodeFailure> {
         // Read first: if the era changes while the connection comes up, the connection is outdated.
         let era = self.node.breaker.era();
-        let mut link = self.connector.connect(&self.node.endpoint).await?;
-        let loading = within(self.connector.timeout, load(&mut link));
-        loading.await.unwrap_or(Err(NodeFailure::Silent))?;
+        let link = self.connector.connect(&self.node.endpoint).await?;
         self.stats.connections_opened.fetch_add(1, Relaxed);
         self.node.stats.connections.fetch_add(1, Relaxed);
         Ok(WorkerConnection {
             link,
             era,
+            came_up: Instant::now(),
+            knows_script: false,
+            batches: 0,
             stats: self.stats.clone(),
         })
     }
@@ -269,6 +279,11 @@ pub(super) struct WorkerConnection {
     pub(super) link: Connection,
     /// The breaker's era when the connection was made.
     pub(super) era: u64,
+    pub(super) came_up: Instant,
+    /// Whether its server was sent the text of the script.
+    pub(super) knows_script: bool,
+    /// How many batches it has carried.
+    pub(super) batches: u64,
     stats: Arc<RedisStats>,
 }
 
@@ -276,10 +291,4 @@ impl Drop for WorkerConnection {
     fn drop(&mut self) {
         self.stats.connections_closed.fetch_add(1, Relaxed);
     }
-}
-
-/// Loads the script, so that no request has to find it missing. A server that refuses it now refuses it
-/// again when it has to run it.
-pub(super) async fn load(link: &mut Connection) -> Result<(), NodeFailure> {
-    link.ask(&load_step()).await.map(|_| ())
 }

@@ -26,7 +26,10 @@ use super::{
 };
 use crate::{
     core::window::Timestamp,
-    foundation::backoff::{Backoff, BackoffWaits},
+    foundation::{
+        backoff::{Backoff, BackoffWaits},
+        random::between,
+    },
 };
 
 /// The time between two questions to a node that is not suspected.
@@ -38,6 +41,25 @@ const PAUSES: Backoff = Backoff {
     max: Duration::from_millis(160),
     factor: 2.0,
     // The probe is the only one of this process.
+    jitter: false,
+};
+
+/// The pauses between attempts to reach a node that answers, but only to say that it is of no use now. Each goes over a
+/// new connection, which may reach another server.
+const REFUSED: Backoff = Backoff {
+    initial: Duration::from_millis(10),
+    max: Duration::from_millis(500),
+    factor: 2.0,
+    jitter: false,
+};
+
+/// The pauses after a connection that came up and was of no use: a server that refuses clients or closes their
+/// connections is not helped by more of them.
+const SETBACKS: Backoff = Backoff {
+    initial: Duration::from_millis(100),
+    max: Duration::from_secs(10),
+    factor: 2.0,
+    // `ProbePauses` varies them, by less.
     jitter: false,
 };
 
@@ -84,8 +106,43 @@ pub(super) struct Probe {
     /// Whether the present connection replaced one that was silent or broke: the workers' connections
     /// may have failed too.
     is_replaced: bool,
+    /// The replies to workers when the node came back last; `None` if it failed a question since.
+    replies_at_return: Option<u64>,
     skew: Skew,
     time_failures: u32,
+}
+
+/// The pauses of one loss.
+struct ProbePauses {
+    unreachable: BackoffWaits,
+    refused: BackoffWaits,
+    setbacks: BackoffWaits,
+}
+
+impl ProbePauses {
+    fn new() -> Self {
+        Self {
+            unreachable: BackoffWaits::new(PAUSES),
+            refused: BackoffWaits::new(REFUSED),
+            setbacks: BackoffWaits::new(SETBACKS),
+        }
+    }
+
+    /// The pause after `failure`.
+    fn after(&mut self, failure: &NodeFailure) -> Duration {
+        match failure {
+            NodeFailure::Refuses(_) => self.after_setback(),
+            NodeFailure::Unreachable(_) | NodeFailure::Silent => self.unreachable.next_wait(),
+            _ => self.refused.next_wait(),
+        }
+    }
+
+    /// The pause after a connection that came up and was of no use. It is varied, because all clients of the server
+    /// have the same reason to come back.
+    fn after_setback(&mut self) -> Duration {
+        let wait = self.setbacks.next_wait();
+        between(wait - wait / 4, wait)
+    }
 }
 
 /// The answer to a question.
@@ -119,6 +176,7 @@ impl Probe {
             process,
             is_back: false,
             is_replaced: false,
+            replies_at_return: None,
             skew: Skew::default(),
             time_failures: 0,
         }
@@ -127,28 +185,49 @@ impl Probe {
     /// Asks until it is dropped.
     pub(super) async fn run(mut self) {
         let mut link: Option<Connection> = None;
-        let mut pauses = BackoffWaits::new(PAUSES);
+        let mut pauses = ProbePauses::new();
+        let mut has_waited = false;
         loop {
             let before = self.failure.borrow_and_update().clone();
+            if before
+                .as_ref()
+                .is_some_and(|was| *was != NodeFailure::Silent)
+            {
+                // A connection that failed is not asked again: a new one may reach another server.
+                link = None;
+            }
             match self.ask_once(&mut link, before.as_ref()).await {
+                Ok(_) if before.is_some() && !has_waited && self.is_setback() => {
+                    tokio::time::sleep(pauses.after_setback()).await;
+                    has_waited = true;
+                }
                 Ok(answered) => {
-                    pauses = BackoffWaits::new(PAUSES);
+                    if before.is_some() {
+                        self.replies_at_return = Some(self.node.replies());
+                    }
+                    if !has_waited {
+                        pauses = ProbePauses::new();
+                    }
+                    has_waited = false;
                     self.follow(&mut link, answered, before.as_ref()).await;
                 }
                 Err(failure) => {
+                    self.replies_at_return = None;
                     // The connection may only have been closed: the next attempt shows it.
-                    let had_link = link.is_some();
-                    if matches!(failure, NodeFailure::Unreachable(_) | NodeFailure::Silent) {
-                        link = None;
-                    }
-                    if link.is_none() && had_link && before.is_none() {
+                    if link.take().is_some() && before.is_none() {
                         continue;
                     }
+                    let pause = pauses.after(&failure);
                     self.node.lose(failure);
-                    tokio::time::sleep(pauses.next_wait()).await;
+                    tokio::time::sleep(pause).await;
                 }
             }
         }
+    }
+
+    /// Whether the node was lost again before it had answered any worker, so that no question shows its failure.
+    fn is_setback(&self) -> bool {
+        self.replies_at_return == Some(self.node.replies())
     }
 
     /// Handles an answer, and waits until the next question is due.
@@ -263,7 +342,8 @@ impl Probe {
         let mut pauses = BackoffWaits::new(PAUSES);
         for attempt in 0_u32.. {
             let patience = if attempt % LONG_ATTEMPT == LONG_ATTEMPT - 1 {
-                self.connector.timeout
+                // A little more, so that the attempt itself says how far it came.
+                self.connector.timeout + TICK
             } else {
                 self.connector.timeout.min(PATIENCE)
             };
@@ -295,6 +375,9 @@ impl Probe {
             questions.push(&[b"CLUSTER", b"INFO"]);
         }
         let replies = link.ask(&questions).await?;
+        if let Some(failure) = replies.first().and_then(NodeFailure::of_greeting) {
+            return Err(failure);
+        }
         for reply in &replies {
             if let Some(failure) = NodeFailure::of_reply(reply) {
                 return Err(failure);

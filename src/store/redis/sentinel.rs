@@ -102,7 +102,7 @@ async fn ask(
     ];
     let replies = link.ask(&PackedCommands::one(&words)).await?;
     let reply = replies.into_iter().next();
-    if let Some(failure) = reply.as_ref().and_then(NodeFailure::of_reply) {
+    if let Some(failure) = reply.as_ref().and_then(NodeFailure::of_greeting) {
         return Err(failure);
     }
     let reported = reply.and_then(|reply| {

@@ -3,7 +3,10 @@
 use super::stats::RedisStats;
 use crate::foundation::lock::lock;
 
-use std::sync::{Arc, Mutex, atomic::Ordering::Relaxed};
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicBool, Ordering::Relaxed},
+};
 
 use tokio::sync::{Notify, watch};
 
@@ -50,6 +53,7 @@ pub(super) struct SharedServers {
     pub(super) owed: Arc<OwedExpiries>,
     /// Notified when a node changes.
     pub(super) node_events: Arc<Notify>,
+    warned_of_cluster: AtomicBool,
     /// Notified when a reply contradicts the topology.
     pub(super) refresh_requested: Notify,
 }
@@ -109,6 +113,7 @@ impl Servers {
             watchdog: Arc::default(),
             owed: Arc::default(),
             node_events,
+            warned_of_cluster: AtomicBool::new(false),
             refresh_requested: Notify::new(),
         };
         Ok(Self(Arc::new(shared)))
@@ -173,6 +178,19 @@ impl Servers {
             _ => {}
         }
         *lost = found.err();
+    }
+
+    /// Handles a command that a server sent to another one: asks for a new look at the topology, or warns once that the
+    /// settings name no cluster.
+    pub(super) fn redirected(&self) {
+        if self.0.kind == TopologyKind::Cluster {
+            self.refresh();
+        } else if !self.0.warned_of_cluster.swap(true, Relaxed) {
+            tracing::warn!(
+                "this Redis is a cluster, and commands go to the wrong one of its servers first: set --redis-type \
+                 cluster (REDIS_TYPE=CLUSTER)"
+            );
+        }
     }
 
     /// Asks for a new look at the topology, because a reply contradicts it.

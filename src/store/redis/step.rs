@@ -75,6 +75,12 @@ pub(super) fn load_step() -> PackedCommands {
     PackedCommands::one(&[b"SCRIPT", b"LOAD", STEP.as_bytes()])
 }
 
+/// Adds to `again` the command of `packed` at `command`, an EVALSHA, with the text of the script in the place of its
+/// digest. A server that runs it knows the script from then on.
+pub(super) fn push_with_text(again: &mut PackedCommands, packed: &PackedCommands, command: usize) {
+    again.copy_with_head(packed, command, [b"EVAL", STEP.as_bytes()]);
+}
+
 /// How many words the command for `increments` has: the name, the digest, the number of keys, the keys, the
 /// time, the fields, and the age of hits that come late.
 pub(super) const fn words(increments: usize, age_millis: u64) -> usize {

@@ -21,10 +21,15 @@ use super::{
     servers::Servers,
     slot_map::SlotMap,
 };
+use crate::foundation::random::between;
 use crate::net::endpoint::Endpoint;
 
-/// The time between two looks at the topology while all is well.
+/// The time between two looks at the sentinels while all is well.
 const HEALTHY_INTERVAL: Duration = Duration::from_millis(500);
+
+/// The time between two looks at a cluster while all is well. Nodes that redirect a command or are lost lead to a look
+/// at once, so this only finds slots that no request needs.
+const CLUSTER_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The time between two looks while something is wrong.
 const FAILING_INTERVAL: Duration = Duration::from_millis(100);
@@ -100,10 +105,11 @@ impl TopologyWatcher {
     async fn wait(&mut self, started: Instant) {
         let is_healthy = self.servers.publish_health();
         let mut next = started
-            + if is_healthy {
-                HEALTHY_INTERVAL
-            } else {
-                FAILING_INTERVAL
+            + match (is_healthy, self.servers.0.kind) {
+                (false, _) => FAILING_INTERVAL,
+                // Processes that started at once do not ask at once for ever.
+                (true, TopologyKind::Cluster) => between(CLUSTER_INTERVAL / 2, CLUSTER_INTERVAL),
+                (true, _) => HEALTHY_INTERVAL,
             };
         loop {
             tokio::select! {
@@ -130,8 +136,7 @@ impl TopologyWatcher {
                 self.change_master(master).await
             }
             TopologySource::Cluster(cluster) => {
-                let is_doubted = !*self.servers.0.is_well.borrow();
-                let ranges = cluster.ranges(is_doubted).await?;
+                let ranges = cluster.ranges().await?;
                 let current = self.servers.map();
                 let map =
                     SlotMap::cluster(&ranges, |endpoint| self.servers.node(&current, endpoint));

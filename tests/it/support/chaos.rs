@@ -254,6 +254,7 @@ const CUTS: Fault = Fault {
     swallows: false,
     cuts: true,
     bytes_per_sec: None,
+    forgets_after: None,
 };
 
 const SWALLOWS: Fault = Fault {
@@ -261,6 +262,7 @@ const SWALLOWS: Fault = Fault {
     swallows: true,
     cuts: false,
     bytes_per_sec: None,
+    forgets_after: None,
 };
 
 const RULES: &str = "

@@ -3,7 +3,7 @@
 use std::{
     net::SocketAddr,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
@@ -27,12 +27,16 @@ pub struct Fault {
     pub cuts: bool,
     /// At most this many bytes a second, in each direction of each connection.
     pub bytes_per_sec: Option<u32>,
+    /// A connection on which no data passes for so long is dead from then on; neither side is notified.
+    pub forgets_after: Option<Duration>,
 }
 
 /// Runs on a thread of its own until the test program ends.
 #[derive(Debug)]
 pub struct Proxy {
     pub address: SocketAddr,
+    /// The server that new connections reach.
+    behind: Arc<Mutex<String>>,
     fault: watch::Sender<Fault>,
     /// Connections with lower numbers are dead; neither side is notified.
     alive_from: Arc<AtomicUsize>,
@@ -47,6 +51,7 @@ impl Proxy {
         listener.set_nonblocking(true).unwrap();
         let proxy = Self {
             address: listener.local_addr().unwrap(),
+            behind: Arc::new(Mutex::new(behind)),
             fault: watch::Sender::default(),
             alive_from: Arc::default(),
             made: Arc::default(),
@@ -55,6 +60,7 @@ impl Proxy {
         let holds_next_micros = proxy.holds_next_micros.clone();
         let faults = proxy.fault.subscribe();
         let (alive_from, made) = (proxy.alive_from.clone(), proxy.made.clone());
+        let behind = proxy.behind.clone();
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
@@ -66,7 +72,7 @@ impl Proxy {
                 while let Ok((near, _)) = listener.accept().await {
                     let number = made.fetch_add(1, Relaxed);
                     let faults = faults.clone();
-                    let (alive_from, behind) = (alive_from.clone(), behind.clone());
+                    let (alive_from, behind) = (alive_from.clone(), behind.lock().unwrap().clone());
                     let holds_next_micros = holds_next_micros.clone();
                     passing.spawn(async move {
                         let is_dead = move || number < alive_from.load(Relaxed);
@@ -101,6 +107,16 @@ impl Proxy {
         self.holds_next_micros.swap(micros, Relaxed) == 0
     }
 
+    /// Lets new connections reach another server; the others stay where they are.
+    pub fn move_to(&self, behind: String) {
+        *self.behind.lock().unwrap() = behind;
+    }
+
+    /// How many connections were made.
+    pub fn connections(&self) -> usize {
+        self.made.load(Relaxed)
+    }
+
     /// Silences all connections so far for ever; new ones work.
     pub fn forget(&self) {
         self.alive_from.store(self.made.load(Relaxed), Relaxed);
@@ -123,9 +139,18 @@ async fn pass(
     let (near_read, near_write) = near.into_split();
     let (far_read, far_write) = far.into_split();
     let none_held = AtomicU64::new(0);
+    let used = Mutex::new((Instant::now(), false));
+    let forgets_after = faults.clone();
+    let is_dead = || {
+        let (at, is_forgotten) = &mut *used.lock().unwrap();
+        let forgets_after = forgets_after.borrow().forgets_after;
+        *is_forgotten |= forgets_after.is_some_and(|after| at.elapsed() >= after);
+        *at = Instant::now();
+        *is_forgotten || is_dead()
+    };
     tokio::select! {
-        () = pump(near_read, far_write, faults.clone(), is_dead.clone(), &none_held) => {}
-        () = pump(far_read, near_write, faults, is_dead, holds_next_micros) => {}
+        () = pump(near_read, far_write, faults.clone(), &is_dead, &none_held) => {}
+        () = pump(far_read, near_write, faults, &is_dead, holds_next_micros) => {}
     }
 }
 
@@ -138,7 +163,7 @@ async fn pump(
     holds_next_micros: &AtomicU64,
 ) {
     let (late, mut due) = mpsc::channel::<(Instant, Vec<u8>)>(1024);
-    let read = async {
+    let read = async move {
         let mut buffer = vec![0; 16 << 10];
         while let Ok(length @ 1..) = from.read(&mut buffer).await {
             let fault = *faults.borrow();
@@ -170,8 +195,13 @@ async fn pump(
             }
         }
     };
+    let all_read = async {
+        read.await;
+        // All that was read is still written.
+        std::future::pending::<()>().await;
+    };
     tokio::select! {
-        () = read => {}
+        () = all_read => {}
         () = write => {}
     }
 }
