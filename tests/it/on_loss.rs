@@ -474,8 +474,13 @@ async fn a_value_in_use_gets_no_fresh_limit_while_local_room_is_short() {
                 of_it.count()
             };
             let densest = admitted.iter().map(|(sent, _)| within(*sent)).max();
-            // Two windows touch, and a full bucket gets as much again; a sketch counts in windows.
-            assert!(densest <= Some(20), "{key} {value}: {densest:?}");
+            // Two windows touch; a sketch counts in windows; and a value may get its own counter meanwhile, where a bucket
+            // and a window from the first hit admit a limit more (the table in docs/algorithms.md).
+            let most = match key {
+                "bucket" | "first" => 30,
+                _ => 20,
+            };
+            assert!(densest <= Some(most), "{key} {value}: {densest:?}");
         }
     }
 }
