@@ -7,7 +7,7 @@ use super::position::{Lines, Position};
 use std::{
     fmt, fs,
     io::{self, Read},
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
 };
 
 /// The name of standard input among files.
@@ -115,12 +115,11 @@ impl fmt::Display for Source {
 
 impl RuntimeFolder {
     fn folder(&self) -> PathBuf {
-        let folder = self.root.join(&self.subdirectory);
-        if self.watches_root {
-            folder
-        } else {
-            folder.join(&self.app_directory)
+        let mut parts = vec![&*self.root, &*self.subdirectory];
+        if !self.watches_root {
+            parts.push(&self.app_directory);
         }
+        joined(&parts)
     }
 
     pub(super) fn list(&self, found: &mut Vec<(String, PathBuf)>) -> io::Result<()> {
@@ -142,7 +141,12 @@ impl RuntimeFolder {
             for (name, _) in &mut *found {
                 *name = name.replace('/', ".");
             }
-            let prefix = format!("{}.", self.app_directory.display());
+            let app_directory = joined(&[&self.app_directory]);
+            let app_directory = app_directory.to_string_lossy().replace('/', ".");
+            let prefix = match app_directory.trim_matches('.') {
+                "" => String::new(),
+                name => format!("{name}."),
+            };
             found.retain(|(name, _)| name.starts_with(&prefix));
         }
         walked
@@ -260,5 +264,73 @@ impl Walk<'_> {
             }
         }
         Ok(())
+    }
+}
+
+/// The parts as one path, as Go's `filepath.Join` makes it: a slash at the start of a later part adds nothing, and `..`
+/// leaves the part before it. Only the first part says whether the path is absolute.
+fn joined(parts: &[&Path]) -> PathBuf {
+    let is_absolute = parts
+        .iter()
+        .find(|part| !part.as_os_str().is_empty())
+        .is_some_and(|first| first.is_absolute());
+    let mut path = PathBuf::from(if is_absolute { "/" } else { "" });
+    let mut depth = 0_usize;
+    for part in parts.iter().flat_map(|part| part.components()) {
+        match part {
+            Component::Normal(name) => {
+                path.push(name);
+                depth += 1;
+            }
+            Component::ParentDir if depth > 0 => {
+                path.pop();
+                depth -= 1;
+            }
+            Component::ParentDir if !is_absolute => path.push(".."),
+            _ => {}
+        }
+    }
+    path
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runtime_paths_are_joined_as_the_reference_joins_them() {
+        for (root, subdirectory, app_directory, expected) in [
+            ("/data", "sub", "config", "/data/sub/config"),
+            ("/data", "/", "config", "/data/config"),
+            ("/data", "", "config", "/data/config"),
+            ("/data", "/sub", "/config", "/data/sub/config"),
+            ("/data/", "sub/", "config/", "/data/sub/config"),
+            ("//data//", "//a//b", "./config/.", "/data/a/b/config"),
+            ("/data", "a/../b", "config", "/data/b/config"),
+            ("/data", "../../x", "config", "/x/config"),
+            ("data", "/sub", "config", "data/sub/config"),
+            ("../data", "..", "config", "../config"),
+            ("/", "/", "/", "/"),
+        ] {
+            let runtime = RuntimeFolder {
+                root: root.into(),
+                subdirectory: subdirectory.into(),
+                app_directory: app_directory.into(),
+                ignores_dot_files: true,
+                watches_root: false,
+            };
+            assert_eq!(
+                runtime.folder(),
+                Path::new(expected),
+                "{root} {subdirectory}"
+            );
+            let watched = RuntimeFolder {
+                watches_root: true,
+                app_directory: "ignored".into(),
+                ..runtime
+            };
+            let above = joined(&[Path::new(root), Path::new(subdirectory)]);
+            assert_eq!(watched.folder(), above);
+        }
     }
 }

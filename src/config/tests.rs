@@ -636,6 +636,15 @@ fn a_runtime_folder_is_read_as_the_reference_reads_it() {
             "config.more.c"
         ]
     );
+    // Slashes around the name add nothing.
+    for app_directory in ["/config", "config/", "./config"] {
+        let names = runtime_names(|runtime| {
+            runtime.watches_root = true;
+            runtime.subdirectory = "/sub/".into();
+            runtime.app_directory = app_directory.into();
+        });
+        assert_eq!(names.len(), 4, "{app_directory}");
+    }
     // To the reference a dot file is a file; the kubelet's copies are still skipped.
     assert_eq!(
         runtime_names(|runtime| runtime.ignores_dot_files = false),

@@ -16,7 +16,7 @@ pub enum Treatment {
 use Treatment::{Honoured, Instead};
 
 /// All variables of the reference's settings, sorted by name.
-pub const VARIABLES: [(&str, Treatment); 114] = [
+pub const VARIABLES: [(&str, Treatment); 118] = [
     ("BACKEND_TYPE", Honoured),
     ("CACHE_KEY_PREFIX", Honoured),
     ("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", Honoured),
@@ -33,6 +33,10 @@ pub const VARIABLES: [(&str, Treatment); 114] = [
     ("DEBUG_HOST", Honoured),
     ("DEBUG_PORT", Honoured),
     ("DISABLE_STATS", Honoured),
+    (
+        "ENABLE_NEGATIVE_HITS",
+        Instead("negative hits are always given back"),
+    ),
     ("EXPIRATION_JITTER_MAX_SECONDS", Honoured),
     ("EXTRA_TAGS", Honoured),
     ("FORCE_START_WITHOUT_INITIAL_CONFIG", Honoured),
@@ -100,6 +104,10 @@ pub const VARIABLES: [(&str, Treatment); 114] = [
     ("PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", Honoured),
     ("QUOTA_MODE", Honoured),
     ("REDIS_AUTH", Honoured),
+    (
+        "REDIS_CLOSE_CONNECTION_ON_READONLY_ERROR",
+        Instead("a connection that a replica refused is always replaced"),
+    ),
     (
         "REDIS_CLUSTER_PIPELINE_PARALLELISM",
         Instead("all nodes of a cluster are queried in parallel"),
@@ -178,6 +186,10 @@ pub const VARIABLES: [(&str, Treatment); 114] = [
     ("RUNTIME_SUBDIRECTORY", Honoured),
     ("RUNTIME_WATCH_ROOT", Honoured),
     ("SHADOW_MODE", Honoured),
+    (
+        "SOFT_BREACH_HEADER_RATIO",
+        Instead("no header says so; NEAR_LIMIT_RATIO sets when limits count as near"),
+    ),
     ("STATSD_HOST", Honoured),
     ("STATSD_PORT", Honoured),
     ("STATS_FLUSH_INTERVAL", Honoured),
@@ -188,6 +200,10 @@ pub const VARIABLES: [(&str, Treatment); 114] = [
     ("TRACING_SERVICE_INSTANCE_ID", Honoured),
     ("TRACING_SERVICE_NAME", Honoured),
     ("TRACING_SERVICE_NAMESPACE", Honoured),
+    (
+        "USE_CALENDAR_MONTH_RATE_LIMIT",
+        Instead("set `calendar: true` on the limits that follow a calendar"),
+    ),
     ("USE_DOG_STATSD", Honoured),
     ("USE_DOG_STATSD_MOGRIFIERS", Honoured),
     ("USE_PROMETHEUS", Honoured),
