@@ -51,6 +51,15 @@ impl<K: Eq + Hash, V, S: BuildHasher + Default> Generations<K, V, S> {
         young.or_else(|| self.old.values.get(key))
     }
 
+    /// The latest value of `key`, to be changed.
+    pub(crate) fn get_mut<Q: Eq + Hash + ?Sized>(&mut self, key: &Q) -> Option<&mut V>
+    where
+        K: Borrow<Q>,
+    {
+        let young = self.young.values.get_mut(key);
+        young.or_else(|| self.old.values.get_mut(key))
+    }
+
     /// Inserts a value that costs `cost`. If that begins a new generation, returns how many entries the
     /// dropped one had.
     pub(crate) fn insert<Q>(&mut self, key: &Q, value: V, cost: usize) -> Option<usize>

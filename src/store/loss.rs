@@ -22,6 +22,7 @@ use crate::core::{
 mod first_count;
 mod local;
 mod moment;
+mod past_hits;
 mod recent;
 mod reconcile;
 mod replica_count;
@@ -32,7 +33,7 @@ mod stats;
 mod tests;
 
 use moment::Moment;
-use recent::{SeenCount, SharedRecent, lock};
+use recent::{SharedRecent, lock};
 pub(crate) use reconcile::Reconciler;
 pub(crate) use replica_count::ReplicaCount;
 pub(crate) use state::Loss;
@@ -62,9 +63,20 @@ impl<S> OnLoss<S> {
         let mut table = lock(&self.seen);
         for (increment, count) in batch.iter().zip(counts) {
             if is_local(&increment.spec) {
-                let seen = SeenCount::new(&increment.spec, count, moment);
-                table.insert(increment.key, seen, rule_set);
+                table.see(&increment, count, moment, rule_set);
             }
+        }
+    }
+
+    /// Records when hits came that were counted locally: the store may be back and lost again while they count.
+    fn date(&self, batch: &Batch, counts: &[CounterState], moment: &Moment) {
+        let mut table = lock(&self.seen);
+        for (increment, _) in batch
+            .iter()
+            .zip(counts)
+            .filter(|(_, count)| count.is_charged)
+        {
+            table.date(&increment, moment);
         }
     }
 
@@ -89,6 +101,7 @@ impl<S> OnLoss<S> {
                 }
             }
             local = self.loss.count(&counted, moment);
+            self.date(&counted, &local, &moment);
         }
         let mut local = local.into_iter();
         let answer = |increment: Increment<'_>| match increment.on_loss {

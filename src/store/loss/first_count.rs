@@ -17,7 +17,7 @@ use crate::{
         counter::{CounterKind, IncrementSpec},
         window::Timestamp,
     },
-    store::memory::begun::FirstCount,
+    store::memory::begun::{FirstCount, FirstHits},
 };
 
 /// The bounds of a process's knowledge.
@@ -43,52 +43,91 @@ impl FirstCountInputs {
     }
 
     /// The beginning of the counter of `spec`; `share` is this replica's part of its limit.
-    pub(super) fn first_count(
+    pub(super) fn first_hits(
         &self,
         spec: &IncrementSpec,
         share: &IncrementSpec,
         known: &CounterHistory,
         now: Timestamp,
-    ) -> FirstCount {
+    ) -> FirstHits {
         let unknown_until = self.unknown_until(known).min(now);
         let used_up = u64::from(share.limit).saturating_sub(1);
+        let Some(seen) = &known.seen else {
+            let is_new = matters_since(spec, now) >= unknown_until;
+            let (held, at) = match is_new {
+                true => (0, now),
+                false => (used_up, unknown_until),
+            };
+            return FirstCount { held, at }.into();
+        };
+        let has_ended = seen.lasts_until <= now;
+        let count = if has_ended { 0 } else { seen.count };
         let of_share = |held: u64| held.div_ceil(self.replicas.into());
-        let Some(seen) = known.seen else {
-            return if matters_since(spec, now) >= unknown_until {
-                FirstCount { held: 0, at: now }
-            } else {
-                FirstCount {
-                    held: used_up,
-                    at: unknown_until,
-                }
-            };
-        };
-        let count = if seen.lasts_until > now {
-            seen.count
-        } else {
-            0
-        };
-        if seen.at >= unknown_until {
-            return FirstCount {
-                held: of_share(count),
-                at: latest_hit(spec, &seen).min(now),
-            };
+        let mut first = FirstHits::default();
+        if !has_ended {
+            append_parts(&mut first, &dates(spec, seen, now), of_share);
         }
-        let unknown = unknown_until.millis() - seen.at.millis();
-        let others =
-            u128::from(spec.limit) * u128::from(unknown) / u128::from(spec.period_millis.max(1));
-        let others = u64::try_from(others).unwrap_or(u64::MAX);
-        let reckoned = of_share(count.saturating_add(others));
-        let at = match spec.method {
-            // All of them came in the window that was seen.
-            CounterKind::FirstHit if seen.lasts_until >= unknown_until => latest_hit(spec, &seen),
-            _ => unknown_until,
-        };
-        FirstCount {
-            held: reckoned.min(used_up).max(of_share(count)),
-            at,
+        if seen.at < unknown_until {
+            let known = of_share(count);
+            let unknown = unknown_until.millis() - seen.at.millis();
+            let others = u128::from(spec.limit) * u128::from(unknown);
+            let others = narrow(others / u128::from(spec.period_millis.max(1)));
+            let all = of_share(count.saturating_add(others)).min(used_up);
+            let others = all.saturating_sub(known);
+            if spec.method == CounterKind::FirstHit && seen.lasts_until >= unknown_until {
+                // All of them came in the window that was seen.
+                let at = latest_hit(spec, seen).min(now);
+                first.0.push(FirstCount { held: others, at });
+            } else {
+                append_evenly(&mut first, others, seen.at, unknown_until);
+            }
+        }
+        first
+    }
+}
+
+/// Appends a part of `hits`, the oldest first: of the latest ones together, however many they are, as `part` says.
+fn append_parts(first: &mut FirstHits, hits: &[FirstCount], part: impl Fn(u64) -> u64) {
+    let (mut all, mut of_all) = (0_u64, 0);
+    let begin = first.0.len();
+    for hits in hits.iter().rev() {
+        all = all.saturating_add(hits.held);
+        let held = part(all).saturating_sub(of_all);
+        of_all += held;
+        first.0.push(FirstCount { held, ..*hits });
+    }
+    first.0[begin..].reverse();
+}
+
+/// Appends hits that came between two moments, as if evenly.
+fn append_evenly(first: &mut FirstHits, hits: u64, from: Timestamp, until: Timestamp) {
+    const STEPS: u64 = 8;
+    let span = until.millis() - from.millis();
+    for step in 1..=STEPS {
+        let held = hits * step / STEPS - hits * (step - 1) / STEPS;
+        if held > 0 {
+            let at = Timestamp::from_millis(from.millis() + span * step / STEPS);
+            first.0.push(FirstCount { held, at });
         }
     }
+}
+
+/// The hits of a counter, the oldest first, with the moments at which they came, or later ones.
+fn dates(spec: &IncrementSpec, seen: &KnownCount, now: Timestamp) -> Vec<FirstCount> {
+    let latest = latest_hit(spec, seen).min(now);
+    if seen.dated.is_empty() {
+        let (held, at) = (seen.count, latest);
+        return vec![FirstCount { held, at }];
+    }
+    let dated = seen.dated.iter().map(|hits| FirstCount {
+        at: hits.at.min(latest),
+        ..*hits
+    });
+    dated.collect()
+}
+
+fn narrow(hits: u128) -> u64 {
+    u64::try_from(hits).unwrap_or(u64::MAX)
 }
 
 /// The first moment whose hits can be in a counter that is looked at `now`.

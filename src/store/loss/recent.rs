@@ -11,13 +11,14 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::moment::Moment;
+use super::{moment::Moment, past_hits::PastHits};
 use crate::{
     core::{
-        counter::{CounterState, IncrementSpec},
+        counter::{CounterState, Increment, IncrementSpec},
         window::{SteadyTime, Timestamp},
     },
     foundation::generations::Generations,
+    store::memory::begun::FirstCount,
 };
 
 /// The last counts that one worker saw.
@@ -49,12 +50,14 @@ impl Default for Recent {
 }
 
 /// The count of a counter when a worker last saw it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SeenCount {
     pub(super) count: u64,
     pub(super) at: SteadyTime,
     /// The counter is empty from then on, if no further hits arrive.
     pub(super) lasts_until: SteadyTime,
+    /// When its hits came, if that matters and is known.
+    pub(super) past: Option<Box<PastHits>>,
 }
 
 impl SeenCount {
@@ -67,13 +70,46 @@ impl SeenCount {
                 Some(ends) => moment.steady.plus(Duration::from_millis(ends.resets_in)),
                 None => moment.steady_at(spec.expires_at),
             },
+            past: None,
         }
     }
 }
 
 impl Recent {
-    /// About 4 MB a generation, with keys of usual length.
+    /// About 4 MB a generation, with keys of usual length; sliding algorithms take 8 MB more.
     pub(super) const GENERATION: usize = 1 << 15;
+
+    /// Records the count after an increment; `rule_set` is the number of the rules in use.
+    pub(super) fn see(
+        &mut self,
+        increment: &Increment<'_>,
+        count: &CounterState,
+        moment: &Moment,
+        rule_set: u64,
+    ) {
+        let mut seen = SeenCount::new(&increment.spec, count, moment);
+        if let Some(new) = PastHits::new(&increment.spec, moment) {
+            let known = self.counts.get_mut(increment.key);
+            let known = known.and_then(|known| known.past.take());
+            let mut past = known.unwrap_or_else(|| Box::new(new));
+            let own = if count.is_charged {
+                increment.hits.added()
+            } else {
+                0
+            };
+            past.see(own, seen.count, moment);
+            seen.past = Some(past);
+        }
+        self.insert(increment.key, seen, rule_set);
+    }
+
+    /// Records when the hits of an increment came that was counted without the store.
+    pub(super) fn date(&mut self, increment: &Increment<'_>, moment: &Moment) {
+        let known = self.counts.get_mut(increment.key);
+        if let Some(past) = known.and_then(|known| known.past.as_mut()) {
+            past.count(increment.hits, moment);
+        }
+    }
 
     /// Records a count; `rule_set` is the number of the rules in use.
     pub(super) fn insert(&mut self, key: &[u8], seen: SeenCount, rule_set: u64) {
@@ -81,17 +117,18 @@ impl Recent {
             self.rule_set = rule_set;
             self.first = Some(seen.at);
         }
+        let at = seen.at;
         if let Some(dropped) = self.counts.insert(key, seen, 1) {
             self.old_began = self.young_began.take();
             if dropped > 0 {
                 self.forgets_before = self.old_began;
             }
         }
-        self.young_began.get_or_insert(seen.at);
+        self.young_began.get_or_insert(at);
     }
 
     fn get(&self, key: &[u8]) -> Option<SeenCount> {
-        self.counts.get(key).copied()
+        self.counts.get(key).cloned()
     }
 
     #[cfg(test)]
@@ -108,7 +145,7 @@ pub(super) struct RecentTables(Mutex<Vec<SharedRecent>>);
 pub(super) type SharedRecent = Arc<Mutex<Recent>>;
 
 /// A process's knowledge of one counter, with the times of day at which it got it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CounterHistory {
     /// The last count that it saw.
     pub(super) seen: Option<KnownCount>,
@@ -117,11 +154,13 @@ pub(super) struct CounterHistory {
 }
 
 /// A [`SeenCount`] by the time of day.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct KnownCount {
     pub(super) count: u64,
     pub(super) at: Timestamp,
     pub(super) lasts_until: Timestamp,
+    /// Its hits, the oldest first; none if their times are not known.
+    pub(super) dated: Vec<FirstCount>,
 }
 
 /// Counts that workers saw within this time of each other are equally new: replies to requests that were
@@ -161,6 +200,10 @@ impl RecentTables {
                 count: seen.count,
                 at: moment.time_of(seen.at),
                 lasts_until: moment.time_of(seen.lasts_until),
+                dated: seen
+                    .past
+                    .as_ref()
+                    .map_or_else(Vec::new, |past| past.dated(seen.at, moment)),
             }),
             complete_since: complete_since.map(|since| moment.time_of(since)),
         }

@@ -29,7 +29,7 @@ use crate::{
         contract::StoreError,
         memory::{
             CounterBounds,
-            begun::{Beginning, FirstCount, TakenCounter},
+            begun::{Beginning, FirstHits, TakenCounter},
         },
     },
 };
@@ -150,7 +150,7 @@ impl Loss {
         spec: &IncrementSpec,
         share: &IncrementSpec,
         moment: &Moment,
-    ) -> FirstCount {
+    ) -> FirstHits {
         let replicas = &self.replicas;
         let lost_at = lock(&self.lost_at).filter(|_| self.is_lost());
         let bounds = FirstCountInputs {
@@ -164,7 +164,7 @@ impl Loss {
             lost_at: lost_at.map_or(moment.now, |at| moment.time_of(at)),
         };
         let known = self.tables.know(key, self.stats.rule_sets(), moment);
-        bounds.first_count(spec, share, &known, moment.now)
+        bounds.first_hits(spec, share, &known, moment.now)
     }
 
     /// Counts `batch`, whose increments all have [`OnStoreLoss::Local`].
@@ -276,6 +276,7 @@ impl Loss {
                     count,
                     at,
                     lasts_until,
+                    past: None,
                 },
             );
         }

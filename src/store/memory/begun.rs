@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use smallvec::SmallVec;
+
 use super::slot::in_map;
 use crate::core::{
     algorithm::{AlgorithmState, DatedHits},
@@ -17,11 +19,15 @@ pub(in crate::store) struct FirstCount {
     pub(in crate::store) at: Timestamp,
 }
 
+/// The hits that count as used when a counter begins, the oldest first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(in crate::store) struct FirstHits(pub(in crate::store) SmallVec<[FirstCount; 1]>);
+
 /// How a counter begins.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(in crate::store) struct Beginning {
     /// The hits that the other store holds.
-    pub(in crate::store) first: FirstCount,
+    pub(in crate::store) first: FirstHits,
     /// The increment as it would be sent to the other store, which may have another limit.
     pub(in crate::store) whole: IncrementSpec,
 }
@@ -33,7 +39,7 @@ pub(in crate::store) type Begin<'a> = &'a dyn Fn(&Increment<'_>) -> Beginning;
 #[derive(Clone, Debug)]
 pub(super) struct Begun {
     whole: IncrementSpec,
-    first: FirstCount,
+    first: FirstHits,
     /// The hits that were in the sketch before it had room: they are not handed back.
     sketched: FirstCount,
     /// Hits that were given back and that it did not hold, because it is only a share.
@@ -78,8 +84,10 @@ impl Begun {
     }
 
     /// The bytes that it takes, with its key.
-    pub(super) fn bytes(key: &[u8]) -> usize {
-        in_map::<Self>(key)
+    pub(super) fn bytes(&self, key: &[u8]) -> usize {
+        let first = &self.first.0;
+        let heap = if first.spilled() { first.capacity() } else { 0 };
+        in_map::<Self>(key) + heap * size_of::<FirstCount>()
     }
 }
 
@@ -115,7 +123,7 @@ impl TakenCounter {
         let given_back = |hits: u64| Hits::give_back(hits).signed();
         let mut own = match &mut self.content {
             Content::Number(count) => {
-                let known = begun.first.held.saturating_add(begun.sketched.held);
+                let known = begun.first.sum().saturating_add(begun.sketched.held);
                 vec![DatedHits {
                     hits: count.saturating_sub_unsigned(known),
                     at: now.millis(),
@@ -144,13 +152,6 @@ impl TakenCounter {
 }
 
 impl FirstCount {
-    /// The state of a counter of `spec` that holds nothing else; `None` if it is a plain number.
-    fn state(self, spec: &IncrementSpec) -> Option<AlgorithmState> {
-        let mut state = AlgorithmState::new(spec.method)?;
-        self.charge(&mut state, spec);
-        Some(state)
-    }
-
     /// Adds these hits to a counter of `spec`.
     pub(super) fn charge(self, state: &mut AlgorithmState, spec: &IncrementSpec) {
         if self.held > 0 {
@@ -161,12 +162,39 @@ impl FirstCount {
             state.charge(&spec, self.at.millis());
         }
     }
+}
+
+impl FirstHits {
+    /// The state of a counter of `spec` that holds nothing else; `None` if it is a plain number.
+    fn state(&self, spec: &IncrementSpec) -> Option<AlgorithmState> {
+        let mut state = AlgorithmState::new(spec.method)?;
+        self.charge(&mut state, spec);
+        Some(state)
+    }
+
+    /// Adds these hits to a counter of `spec`.
+    pub(super) fn charge(&self, state: &mut AlgorithmState, spec: &IncrementSpec) {
+        for hits in &self.0 {
+            hits.charge(state, spec);
+        }
+    }
 
     /// How many of these hits still count at `now`.
-    pub(super) fn left(self, spec: &IncrementSpec, now: Timestamp) -> u64 {
+    pub(super) fn left(&self, spec: &IncrementSpec, now: Timestamp) -> u64 {
         match self.state(spec) {
             Some(mut state) => u64::try_from(state.held(spec, now.millis())).unwrap_or(0),
-            None => self.held,
+            None => self.sum(),
         }
+    }
+
+    pub(in crate::store) fn sum(&self) -> u64 {
+        let all = self.0.iter();
+        all.fold(0, |sum, hits| hits.held.saturating_add(sum))
+    }
+}
+
+impl From<FirstCount> for FirstHits {
+    fn from(hits: FirstCount) -> Self {
+        Self(SmallVec::from_buf([hits]))
     }
 }

@@ -9,7 +9,7 @@ use std::hash::BuildHasher as _;
 use foldhash::quality::RandomState;
 
 use super::{
-    begun::{Begin, Begun, FirstCount},
+    begun::{Begin, Begun, FirstCount, FirstHits},
     capacity::Capacity,
     key::SplitKey,
     shard::Shard,
@@ -113,8 +113,8 @@ impl Cursor<'_, '_> {
         }
         let (key, now) = (increment.key, self.now);
         if !existed {
-            let bytes = Begun::bytes(key);
             let begun = Begun::new(begin(increment), sketched, now);
+            let bytes = begun.bytes(key);
             if self.shard.begun.insert(key.into(), begun).is_none() {
                 self.shard.bytes += bytes;
                 self.capacity.grow(bytes);
@@ -267,7 +267,7 @@ impl Cursor<'_, '_> {
         self.in_sketch(increment).saturating_add(first)
     }
 
-    fn first(&self, increment: &Increment<'_>) -> Option<FirstCount> {
+    fn first(&self, increment: &Increment<'_>) -> Option<FirstHits> {
         self.begin.map(|begin| begin(increment).first)
     }
 
@@ -294,9 +294,10 @@ impl Cursor<'_, '_> {
             held: self.in_sketch(increment),
             at: self.now,
         };
-        for hits in self.first(increment).into_iter().chain([sketched]) {
-            hits.charge(&mut empty, &increment.spec);
+        if let Some(first) = self.first(increment) {
+            first.charge(&mut empty, &increment.spec);
         }
+        sketched.charge(&mut empty, &increment.spec);
         empty
     }
 }

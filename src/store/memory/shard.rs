@@ -111,7 +111,10 @@ impl Shard {
         bytes += states.map(|(key, slot)| slot.bytes(key)).sum::<usize>();
         let mut begun = std::mem::take(&mut self.begun);
         begun.retain(|key, begun| self.holds(key, begun, hasher));
-        bytes += begun.keys().map(|key| Begun::bytes(key)).sum::<usize>();
+        bytes += begun
+            .iter()
+            .map(|(key, begun)| begun.bytes(key))
+            .sum::<usize>();
         self.begun = begun;
         self.bytes = bytes;
         Room {
@@ -139,7 +142,7 @@ impl Shard {
             let Some(begun) = self.begun.remove(&key) else {
                 continue;
             };
-            self.bytes = self.bytes.saturating_sub(Begun::bytes(&key));
+            self.bytes = self.bytes.saturating_sub(begun.bytes(&key));
             let content = match self.states.remove(&key) {
                 Some(slot) => {
                     self.bytes = self.bytes.saturating_sub(slot.bytes(&key));

@@ -245,27 +245,21 @@ fn a_client_below_its_limit_is_refused_nothing_after_a_loss_of_any_length() {
                         limit.algorithm
                     );
                     assert!(after <= exact, "{case}: {after} refused and not {exact}");
-                    // One replica knows all hits, though not when those of a log or a sliding window came.
-                    if replicas == 1 && (percent <= 50 || has_known_times(&limit)) {
+                    // One replica knows all hits.
+                    if replicas == 1 {
                         assert_eq!(during, 0, "{case}");
                     }
-                    // The hits that the limit might have admitted meanwhile count for a period at most.
-                    assert!(
-                        during <= 20 || secs == 3_600 && during <= 80,
-                        "{case}: {during}"
-                    );
+                    // Shares are rounded, and some of others' hits have no known time.
+                    let most = match limit.algorithm {
+                        // Half of such a limit, 9.5 hits of 10, is counted by whole hits all the time.
+                        Algorithm::SlidingWindow if percent == 95 => 2 + secs / 50,
+                        _ => 1,
+                    };
+                    assert!(during as u64 <= most, "{case}: {during} refused during it");
                 }
             }
         }
     }
-}
-
-/// Whether a count and its end tell when its hits leave.
-fn has_known_times(limit: &Limit) -> bool {
-    !matches!(
-        limit.algorithm,
-        Algorithm::SlidingWindow | Algorithm::SlidingLog
-    )
 }
 
 #[test]
@@ -280,6 +274,8 @@ fn a_client_that_asks_all_the_time_gets_no_more_for_a_loss() {
                 };
                 let lost = course(&limit, replicas, 700, Some(away), until + 3 * PERIOD);
                 let most = match limit.algorithm {
+                    // A hit of another replica that came as an older one left looks like that one.
+                    Algorithm::SlidingLog if replicas > 1 => 23,
                     Algorithm::SlidingLog | Algorithm::FirstHit => 20,
                     // A pause leaves room for more at once, with a store as well.
                     Algorithm::SlidingWindow => 30,
