@@ -26,7 +26,7 @@ use tokio::{
     time::{Instant, MissedTickBehavior, timeout_at},
 };
 
-use super::json::plain;
+use super::json::{is_foreign, plain};
 use crate::foundation::blocking::blocking;
 use state::{LiveSource, LiveState};
 
@@ -118,6 +118,7 @@ impl LiveFeed {
 
     /// Answers a reader.
     pub(super) fn answer(&self, headers: &HeaderMap) -> Response {
+        // It could not read the events, but it could take the places of readers.
         if is_foreign(headers) {
             return plain(StatusCode::FORBIDDEN, "not for pages of other origins\n");
         }
@@ -145,13 +146,6 @@ impl LiveFeed {
         let next = Some(next_event(reader));
         (headers, Body::new(LiveBody { next })).into_response()
     }
-}
-
-/// Whether a browser says that a page of another origin asks. It could not read the events, but it could take the
-/// places of readers.
-fn is_foreign(headers: &HeaderMap) -> bool {
-    let site = headers.get("sec-fetch-site");
-    site.is_some_and(|site| site != "same-origin" && site != "none")
 }
 
 struct Reader {
