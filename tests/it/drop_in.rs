@@ -295,6 +295,27 @@ async fn a_rolling_swap_goes_on_counting_where_the_reference_is() {
     assert_eq!(redis.cli(&["DBSIZE"]).trim(), counters.len().to_string());
 }
 
+/// Six requests over a limit of ten, of which the cache refuses five: the reference counts the first of them only.
+#[tokio::test]
+async fn refusals_by_the_local_cache_leave_the_counter_at_one_above_its_limit() {
+    away_from_midnight().await;
+    let redis = Redis::start();
+    let server = ratelimit::with_env(ISTIO)
+        .env("TOLLGATE_KEY_FORMAT", "reference")
+        .env("LOCAL_CACHE_SIZE_IN_BYTES", "1000000")
+        .env("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true")
+        .rules(SHARED)
+        .redis(&redis)
+        .start();
+    let mut client = connect(server.grpc).await;
+    for number in 0..16 {
+        let reply = ask(&mut client, "shop", &[("user", "carol")]).await;
+        assert_eq!(is_ok(&reply), number < 10, "{number}");
+    }
+    let key = reference_key("user_carol", DAY);
+    assert_eq!(redis.cli(&["GET", &key]), "11\n");
+}
+
 #[tokio::test]
 async fn with_the_reference_s_keys_there_are_no_others() {
     away_from_midnight().await;
