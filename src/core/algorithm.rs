@@ -464,7 +464,7 @@ impl TokenBucket {
 }
 
 /// `count * part / whole`, rounded up.
-fn scale(count: u64, part: u64, whole: u64) -> u64 {
+pub(crate) fn scale(count: u64, part: u64, whole: u64) -> u64 {
     narrow((wide(count) * wide(part)).div_ceil(wide(whole)))
 }
 
@@ -472,7 +472,7 @@ fn wide(number: u64) -> u128 {
     number.into()
 }
 
-fn narrow(number: u128) -> u64 {
+pub(crate) fn narrow(number: u128) -> u64 {
     u64::try_from(number).unwrap_or(u64::MAX)
 }
 

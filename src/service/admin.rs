@@ -38,7 +38,7 @@ pub(crate) use page::BlockingQueue;
 pub(crate) use statistics::Statistics;
 pub(crate) use top::TopTalkersPage;
 
-use json::{answer_json, is_foreign, plain};
+use json::{answer_json, plain, refuse_foreign};
 
 /// Routes of the HTTP port. Without a service there is no `/json`.
 pub(crate) fn http<S: Store>(
@@ -54,10 +54,9 @@ pub(crate) fn http<S: Store>(
     let mut routes = Router::new().route("/healthcheck", any(healthcheck));
     if let Some(service) = service {
         let json = move |Extension(account), headers: HeaderMap, body: Body| async move {
-            if is_foreign(&headers) {
-                plain(StatusCode::FORBIDDEN, "not for pages of other origins\n")
-            } else {
-                answer_json(&service, &blocking, &account, body, bodies).await
+            match refuse_foreign(&headers) {
+                Some(refusal) => refusal,
+                None => answer_json(&service, &blocking, &account, body, bodies).await,
             }
         };
         routes = routes.route("/json", post(json));

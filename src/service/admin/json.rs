@@ -42,7 +42,7 @@ pub(super) fn is_json(headers: &HeaderMap) -> bool {
 }
 
 /// Whether a browser says that a page of another origin asks. All browsers do so with a POST, and other clients do not.
-pub(super) fn is_foreign(headers: &HeaderMap) -> bool {
+fn is_foreign(headers: &HeaderMap) -> bool {
     let site = headers.get("sec-fetch-site");
     if site.is_some_and(|site| site != "same-origin" && site != "none") {
         return true;
@@ -59,6 +59,12 @@ pub(super) fn is_foreign(headers: &HeaderMap) -> bool {
         (Some((_, origin)), Some(server)) => !origin.as_bytes().eq_ignore_ascii_case(server),
         _ => true,
     }
+}
+
+/// The answer to a browser that asks for a page of another origin.
+pub(super) fn refuse_foreign(headers: &HeaderMap) -> Option<Response> {
+    let refused = || plain(StatusCode::FORBIDDEN, "not for pages of other origins\n");
+    is_foreign(headers).then(refused)
 }
 
 /// Answers a request in proto3 JSON as the reference does: 200 or 429 with the reply as JSON, 400 for anything else.

@@ -26,7 +26,7 @@ use tokio::{
     time::{Instant, MissedTickBehavior, timeout_at},
 };
 
-use super::json::{is_foreign, plain};
+use super::json::{plain, refuse_foreign};
 use crate::foundation::blocking::blocking;
 use state::{LiveSource, LiveState};
 
@@ -119,8 +119,8 @@ impl LiveFeed {
     /// Answers a reader.
     pub(super) fn answer(&self, headers: &HeaderMap) -> Response {
         // It could not read the events, but it could take the places of readers.
-        if is_foreign(headers) {
-            return plain(StatusCode::FORBIDDEN, "not for pages of other origins\n");
+        if let Some(refusal) = refuse_foreign(headers) {
+            return refusal;
         }
         let Ok(permit) = self.0.readers.clone().try_acquire_owned() else {
             return plain(StatusCode::SERVICE_UNAVAILABLE, "too many readers\n");

@@ -14,6 +14,7 @@ use std::time::Duration;
 use super::recent::{CounterHistory, KnownCount};
 use crate::{
     core::{
+        algorithm::narrow,
         counter::{CounterKind, IncrementSpec},
         window::Timestamp,
     },
@@ -63,10 +64,10 @@ impl FirstCountInputs {
         let has_ended = seen.lasts_until <= now;
         let count = if has_ended { 0 } else { seen.count };
         let of_share = |held: u64| held.div_ceil(self.replicas.into());
-        let mut first = FirstHits::default();
-        if !has_ended {
-            append_parts(&mut first, &dates(spec, seen, now), of_share);
-        }
+        let mut first = match has_ended {
+            true => FirstHits::default(),
+            false => parts(&dates(spec, seen, now), of_share),
+        };
         if seen.at < unknown_until {
             let known = of_share(count);
             let unknown = unknown_until.millis() - seen.at.millis();
@@ -86,17 +87,18 @@ impl FirstCountInputs {
     }
 }
 
-/// Appends a part of `hits`, the oldest first: of the latest ones together, however many they are, as `part` says.
-fn append_parts(first: &mut FirstHits, hits: &[FirstCount], part: impl Fn(u64) -> u64) {
+/// A part of `hits`, the oldest first: of the latest ones together, however many they are, as `part` says.
+fn parts(hits: &[FirstCount], part: impl Fn(u64) -> u64) -> FirstHits {
+    let mut first = FirstHits::default();
     let (mut all, mut of_all) = (0_u64, 0);
-    let begin = first.0.len();
     for hits in hits.iter().rev() {
         all = all.saturating_add(hits.held);
         let held = part(all).saturating_sub(of_all);
         of_all += held;
         first.0.push(FirstCount { held, ..*hits });
     }
-    first.0[begin..].reverse();
+    first.0.reverse();
+    first
 }
 
 /// Appends hits that came between two moments, as if evenly.
@@ -124,10 +126,6 @@ fn dates(spec: &IncrementSpec, seen: &KnownCount, now: Timestamp) -> Vec<FirstCo
         ..*hits
     });
     dated.collect()
-}
-
-fn narrow(hits: u128) -> u64 {
-    u64::try_from(hits).unwrap_or(u64::MAX)
 }
 
 /// The first moment whose hits can be in a counter that is looked at `now`.

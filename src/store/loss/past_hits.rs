@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::moment::Moment;
 use crate::{
     core::{
+        algorithm::{narrow, scale},
         counter::{CounterKind, IncrementSpec},
         request::Hits,
         window::{SteadyTime, Timestamp},
@@ -15,12 +16,13 @@ use crate::{
 /// The parts of a log's period in which its hits are kept, beside the one that is not over. It divides every period.
 const LOG_PARTS: usize = 25;
 
-/// The hits of a counter from which hits leave one by one, by the part of time in which they were seen first. None of
-/// them came later than that, and together they are the count that was seen last.
+/// The hits of a counter from which hits leave one by one, by the part of time in which they were seen first. Together
+/// they are the count that was seen last. None of this worker's came later than it says. A hit of others that came as
+/// an older one left is taken for that one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PastHits {
     order: Leaving,
-    part: Duration,
+    part_millis: u64,
     /// The end of the newest part.
     ends: SteadyTime,
     /// The hits of each part, the newest first.
@@ -35,20 +37,32 @@ enum Leaving {
     WithTheWindowBefore,
 }
 
+impl Leaving {
+    fn of(method: CounterKind) -> Option<Self> {
+        match method {
+            CounterKind::SlidingLog => Some(Self::ByAge),
+            CounterKind::SlidingWindow => Some(Self::WithTheWindowBefore),
+            CounterKind::Window | CounterKind::FirstHit | CounterKind::TokenBucket { .. } => None,
+        }
+    }
+}
+
 impl PastHits {
+    /// Whether the hits of an algorithm need times.
+    pub(super) fn matter_to(method: CounterKind) -> bool {
+        Leaving::of(method).is_some()
+    }
+
     /// No hits; `None` for an algorithm whose hits need no times.
     pub(super) fn new(spec: &IncrementSpec, moment: &Moment) -> Option<Self> {
-        let (order, parts) = match spec.method {
-            CounterKind::SlidingLog => (Leaving::ByAge, LOG_PARTS as u64),
-            CounterKind::SlidingWindow => (Leaving::WithTheWindowBefore, 1),
-            CounterKind::Window | CounterKind::FirstHit | CounterKind::TokenBucket { .. } => {
-                return None;
-            }
+        let order = Leaving::of(spec.method)?;
+        let parts = match order {
+            Leaving::ByAge => LOG_PARTS as u64,
+            Leaving::WithTheWindowBefore => 1,
         };
-        let part = Duration::from_millis(spec.period_millis.div_ceil(parts).max(1));
         let mut past = Self {
             order,
-            part,
+            part_millis: spec.period_millis.div_ceil(parts).max(1),
             ends: moment.steady,
             hits: [0; LOG_PARTS + 1],
         };
@@ -92,15 +106,13 @@ impl PastHits {
         if moment.steady < self.ends {
             return;
         }
-        let over = moment.steady.since(self.ends).as_millis() / self.part.as_millis();
-        let steps = usize::try_from(over)
-            .unwrap_or(usize::MAX)
-            .saturating_add(1);
-        let new = steps.min(self.hits.len());
+        let part = self.part_millis;
+        let over = moment.steady.since(self.ends).as_millis() / u128::from(part);
+        let steps = usize::try_from(over).unwrap_or(usize::MAX);
+        let new = steps.saturating_add(1).min(self.hits.len());
         let kept = self.hits.len() - new;
         self.hits.copy_within(..kept, new);
         self.hits[..new].fill(0);
-        let part = u64::try_from(self.part.as_millis()).unwrap_or(u64::MAX);
         let end = (moment.now.millis() / part + 1).saturating_mul(part);
         self.ends = moment.steady_at(Timestamp::from_millis(end));
     }
@@ -112,25 +124,24 @@ impl PastHits {
                 .iter()
                 .fold(0, |sum, hits| hits.saturating_add(sum)),
             Leaving::WithTheWindowBefore => {
-                let left = u128::from(self.hits[1]) * self.ends.since(at).as_millis();
-                let left = left.div_ceil(self.part.as_millis());
-                self.hits[0].saturating_add(u64::try_from(left).unwrap_or(u64::MAX))
+                let left = narrow(self.ends.since(at).as_millis());
+                self.hits[0].saturating_add(scale(self.hits[1], left, self.part_millis))
             }
         }
     }
 
-    /// The hits that were seen last at `seen_at`, with times of day as of `moment`, the oldest first. None is dated
-    /// before it came, as far as hits of a sliding window have times.
+    /// The hits that were seen last at `seen_at`, with times of day as of `moment`, the oldest first.
     pub(super) fn dated(&self, seen_at: SteadyTime, moment: &Moment) -> Vec<FirstCount> {
         let parts = match self.order {
             Leaving::ByAge => self.hits.len(),
             Leaving::WithTheWindowBefore => 2,
         };
         let (ends, at) = (moment.time_of(self.ends), moment.time_of(seen_at));
+        let part = Duration::from_millis(self.part_millis);
         let mut dated: Vec<_> = (0..)
             .zip(&self.hits[..parts])
             .map(|(number, hits)| {
-                let end = ends.minus(self.part * number);
+                let end = ends.minus(part * number);
                 FirstCount {
                     held: *hits,
                     at: match self.order {
@@ -138,7 +149,7 @@ impl PastHits {
                         Leaving::ByAge if number as usize == LOG_PARTS => at,
                         Leaving::ByAge => end.min(at),
                         // Clocks differ a little, so the middle stands for its window.
-                        Leaving::WithTheWindowBefore => end.minus(self.part / 2),
+                        Leaving::WithTheWindowBefore => end.minus(part / 2),
                     },
                 }
             })
@@ -176,6 +187,38 @@ mod tests {
         }
     }
 
+    /// A counter that one process hit at once after each pause, and all that it knows of it.
+    struct Followed {
+        exact: AlgorithmState,
+        past: PastHits,
+        /// The moments of its hits.
+        came: Vec<(u64, u64)>,
+        after: u64,
+        last: Moment,
+    }
+
+    fn follow(method: CounterKind, steps: Vec<(u64, u64)>) -> Followed {
+        let began = Instant::now();
+        let mut exact = AlgorithmState::new(method).unwrap();
+        let mut past = PastHits::new(&spec(method, 0), &moment(began, 0)).unwrap();
+        let (mut after, mut came) = (0, Vec::new());
+        for (pause, hits) in steps {
+            after += pause;
+            let spec = spec(method, hits);
+            exact.charge(&spec, START + after);
+            let count = exact.held(&spec, START + after);
+            past.see(hits, count.unsigned_abs(), &moment(began, after));
+            came.push((START + after, hits));
+        }
+        Followed {
+            exact,
+            past,
+            came,
+            after,
+            last: moment(began, after),
+        }
+    }
+
     #[test]
     fn algorithms_whose_hits_leave_together_need_no_times() {
         let moment = moment(Instant::now(), 0);
@@ -193,21 +236,7 @@ mod tests {
         fn hits_of_one_process_are_dated_when_they_came_or_a_part_later(
             steps in prop::collection::vec((0_u64..9_000, 0_u64..4), 1..60),
         ) {
-            let began = Instant::now();
-            let method = CounterKind::SlidingLog;
-            let mut exact = AlgorithmState::new(method).unwrap();
-            let mut past = PastHits::new(&spec(method, 0), &moment(began, 0)).unwrap();
-            let mut after = 0;
-            let mut came = Vec::new();
-            for (pause, hits) in steps {
-                after += pause;
-                let spec = spec(method, hits);
-                exact.charge(&spec, START + after);
-                let count = exact.held(&spec, START + after);
-                past.see(hits, count.unsigned_abs(), &moment(began, after));
-                came.push((START + after, hits));
-            }
-            let last = moment(began, after);
+            let Followed { past, came, after, last, .. } = follow(CounterKind::SlidingLog, steps);
             let dated = past.dated(last.steady, &last);
             for since in (after.saturating_sub(PERIOD)..=after).step_by(500) {
                 let since = START + since;
@@ -233,19 +262,8 @@ mod tests {
             steps in prop::collection::vec((0_u64..50_000, 0_u64..9), 1..30),
             later in 0_u64..90_000,
         ) {
-            let began = Instant::now();
             let method = CounterKind::SlidingWindow;
-            let mut exact = AlgorithmState::new(method).unwrap();
-            let mut past = PastHits::new(&spec(method, 0), &moment(began, 0)).unwrap();
-            let mut after = 0;
-            for (pause, hits) in steps {
-                after += pause;
-                let spec = spec(method, hits);
-                exact.charge(&spec, START + after);
-                let count = exact.held(&spec, START + after);
-                past.see(hits, count.unsigned_abs(), &moment(began, after));
-            }
-            let last = moment(began, after);
+            let Followed { mut exact, past, after, last, .. } = follow(method, steps);
             let mut known = AlgorithmState::new(method).unwrap();
             for hits in past.dated(last.steady, &last) {
                 known.charge(&spec(method, hits.held), hits.at.millis());

@@ -88,17 +88,17 @@ impl Recent {
         rule_set: u64,
     ) {
         let mut seen = SeenCount::new(&increment.spec, count, moment);
-        if let Some(new) = PastHits::new(&increment.spec, moment) {
+        if PastHits::matter_to(increment.method) {
             let known = self.counts.get_mut(increment.key);
             let known = known.and_then(|known| known.past.take());
-            let mut past = known.unwrap_or_else(|| Box::new(new));
-            let own = if count.is_charged {
-                increment.hits.added()
-            } else {
-                0
+            seen.past = known.or_else(|| PastHits::new(increment, moment).map(Box::new));
+        }
+        if let Some(past) = &mut seen.past {
+            let own = match count.is_charged {
+                true => increment.hits.added(),
+                false => 0,
             };
             past.see(own, seen.count, moment);
-            seen.past = Some(past);
         }
         self.insert(increment.key, seen, rule_set);
     }
