@@ -1,6 +1,7 @@
 //! One store's losses, shared by all workers of a process.
 
 use std::{
+    cell::OnceCell,
     sync::{
         Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -8,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use smallvec::SmallVec;
 use tokio::sync::Notify;
 
 use super::{
@@ -187,15 +189,23 @@ impl Loss {
             };
             shares.append_one(Increment { spec, ..increment });
         }
+        // The knowledge of a counter may grow meanwhile, so it is read once: else hits would be missing from what is
+        // handed back.
+        let known: SmallVec<[OnceCell<FirstHits>; 8]> =
+            batch.iter().map(|_| OnceCell::new()).collect();
         let begin = |share: &Increment<'_>| {
-            let mut all = batch.iter();
-            let whole = all.find(|increment| increment.key == share.key);
-            let whole = whole.map_or(share.spec, |increment| increment.spec);
+            let mut all = batch.iter().zip(&known);
+            let found = all.find(|(increment, _)| increment.key == share.key);
+            let whole = found.map_or(share.spec, |(increment, _)| increment.spec);
             let spec = IncrementSpec {
                 expires_at: share.expires_at,
                 ..whole
             };
-            let first = self.beginning(share.key, &spec, &share.spec, &here);
+            let read = || self.beginning(share.key, &spec, &share.spec, &here);
+            let first = match found {
+                Some((_, known)) => known.get_or_init(read).clone(),
+                None => read(),
+            };
             Beginning { first, whole }
         };
         let (counts, lost_hits) = local.count(&shares, here.now, &begin);

@@ -2,7 +2,8 @@
 
 use std::{
     num::NonZeroU32,
-    sync::LazyLock,
+    sync::{LazyLock, atomic::AtomicUsize},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -171,6 +172,36 @@ fn what_is_taken_is_what_was_let_pass() {
     count(Hits::give_back(1));
     assert_eq!(returned_hits(&loss, NOW), [2]);
     assert!(returned_hits(&loss, NOW).is_empty());
+}
+
+/// Redis may answer another worker, and get hits back, while a counter begins.
+#[test]
+fn hits_of_a_counter_that_begins_while_others_are_seen_are_handed_back() {
+    const COUNTERS: usize = 500;
+    let limit = Limit::fixed(1_000_000, Unit::Year);
+    let value = |number: usize| batch(&number.to_string(), &limit, Hits::ONE, NOW);
+    let loss = loss(1, 2 * COUNTERS);
+    let (current, reached) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut count = 0;
+            while current.load(Relaxed) <= COUNTERS {
+                let number = current.load(Relaxed);
+                count += 1;
+                see(&loss, &value(number), count, NOW);
+                reached.store(number, Relaxed);
+            }
+        });
+        for number in 1..=COUNTERS {
+            current.store(number, Relaxed);
+            while reached.load(Relaxed) < number {
+                thread::yield_now();
+            }
+            loss.count(&value(number), moment(NOW));
+        }
+        current.store(COUNTERS + 1, Relaxed);
+    });
+    assert_eq!(returned_hits(&loss, NOW), [1; COUNTERS]);
 }
 
 #[test]
