@@ -63,14 +63,17 @@ pub(crate) fn key(file: &Path, text: &[u8]) -> Result<PrivateKeyDer<'static>, Pe
     PrivateKeyDer::from_pem_slice(text).map_err(|error| not_pem(file, "key", error))
 }
 
-/// The certificate authorities in the `text` of `file`; the system's own are not added.
+/// Those `certificates` of `file` as authorities; the system's own are not added.
 ///
 /// # Errors
 ///
-/// As for [`certificates`], and if one of them cannot be a certificate authority.
-pub(crate) fn authorities(file: &Path, text: &[u8]) -> Result<RootCertStore, PemError> {
+/// If one of them cannot be a certificate authority.
+pub(crate) fn authorities(
+    file: &Path,
+    certificates: Vec<CertificateDer<'static>>,
+) -> Result<RootCertStore, PemError> {
     let mut roots = RootCertStore::empty();
-    for certificate in certificates(file, text)? {
+    for certificate in certificates {
         let added = roots.add(certificate);
         added.map_err(|error| PemError::NoAuthority(file.to_owned(), error))?;
     }

@@ -1,15 +1,15 @@
 //! TLS between tollgate and a real Redis.
 
-use std::{cell::Cell, fs, path::Path};
+use std::{cell::Cell, fs, path::Path, process::Command};
 
 use tempfile::TempDir;
 
 use crate::support::{
     ask::{Client, ask, connect, is_ok},
-    certificates::{Authority, Pair},
+    certificates::{Authority, Pair, self_signed},
     eventually, free_port,
     redis::Redis,
-    tollgate, wait_until,
+    tollgate, tool, wait_until,
 };
 
 const RULES: &str = "domain: d\ndescriptors: [{key: k, rate_limits: [1/year]}]";
@@ -186,6 +186,131 @@ async fn sentinels_and_their_master_are_spoken_to_over_tls() {
         page.contains("redis sentinels: ") && page.contains("ertificate")
     });
     works(&connect(start("localhost", "true").grpc).await).await;
+}
+
+/// The files `cert`, `key` and `ca`, of which the last is the first.
+fn own_authority(pair: &Pair) -> TempDir {
+    let folder = TempDir::new().unwrap();
+    write(pair, folder.path(), "cert", "key");
+    fs::write(folder.path().join("ca"), &pair.certificate).unwrap();
+    folder
+}
+
+const ANY_HOST: (&str, &str) = ("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "true");
+const WITH_CA: [(&str, &str); 2] = [("REDIS_TLS", "true"), ("REDIS_TLS_CACERT", "ca")];
+
+#[tokio::test]
+async fn a_certificate_that_is_its_own_authority_is_accepted_if_it_is_in_the_file_of_authorities() {
+    let folder = TempDir::new().unwrap();
+    let openssl = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost \
+                   -addext subjectAltName=DNS:localhost -keyout key -out cert";
+    let output = Command::new(tool("openssl"))
+        .args(openssl.split_whitespace())
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    fs::copy(folder.path().join("cert"), folder.path().join("ca")).unwrap();
+    let redis = Redis::with_tls(folder.path(), false);
+    assert!(counts(&redis, folder.path(), &WITH_CA).await);
+    let foreign = own_authority(&self_signed(&["localhost"], false));
+    assert!(!counts(&redis, foreign.path(), &WITH_CA).await);
+    assert!(!counts(&redis, folder.path(), &[("REDIS_TLS", "true")]).await);
+}
+
+#[tokio::test]
+async fn such_a_certificate_has_to_be_valid_and_to_name_the_host_unless_any_host_will_do() {
+    // The last one names no host at all.
+    for (names, is_expired, with_any_host) in [
+        (&["elsewhere.example"][..], false, true),
+        (&["localhost"], true, false),
+        (&[], false, true),
+    ] {
+        let folder = own_authority(&self_signed(names, is_expired));
+        let redis = Redis::with_tls(folder.path(), false);
+        assert!(!counts(&redis, folder.path(), &WITH_CA).await, "{names:?}");
+        let any_host = [WITH_CA[0], WITH_CA[1], ANY_HOST];
+        let is_counted = counts(&redis, folder.path(), &any_host).await;
+        assert_eq!(is_counted, with_any_host, "{names:?}");
+    }
+}
+
+/// Health says `words` about the certificate of a server with the files of `folder`.
+#[track_caller]
+fn check_certificate(folder: &Path, words: &str) {
+    let redis = Redis::with_tls(folder, false);
+    let server = tollgate::with_rules(RULES)
+        .args([
+            "--redis-url",
+            &format!("rediss://localhost:{}", redis.tls_port()),
+        ])
+        .args(["--redis-tls-ca", folder.join("ca").to_str().unwrap()])
+        .start();
+    wait_until(words, || {
+        server.page("/healthcheck?verbose").contains(words)
+    });
+}
+
+#[test]
+fn a_certificate_that_is_not_accepted_is_described_in_words() {
+    let (authority, folder) = certificates("elsewhere.example");
+    check_certificate(folder.path(), "for another host; see --redis-tls-any-host");
+    write(
+        &authority.issue_expired("localhost"),
+        folder.path(),
+        "cert",
+        "key",
+    );
+    check_certificate(folder.path(), "it has expired");
+    write(
+        &authority.issue_authority("localhost"),
+        folder.path(),
+        "cert",
+        "key",
+    );
+    check_certificate(
+        folder.path(),
+        "only if the file of trusted authorities contains that very certificate",
+    );
+    write(&authority.issue("localhost"), folder.path(), "cert", "key");
+    fs::write(
+        folder.path().join("ca"),
+        Authority::new("Another").certificate,
+    )
+    .unwrap();
+    check_certificate(
+        folder.path(),
+        "not signed by a trusted authority; see --redis-tls-ca",
+    );
+}
+
+#[test]
+fn a_certificate_without_extensions_is_described_in_words() {
+    let folder = TempDir::new().unwrap();
+    let run = |args: &str| {
+        let output = Command::new(tool("openssl"))
+            .args(args.split_whitespace())
+            .current_dir(folder.path())
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{args}: {output:?}");
+    };
+    run("req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=authority -keyout ca-key -out ca");
+    run("req -newkey rsa:2048 -nodes -subj /CN=localhost -keyout key -out request");
+    run("x509 -req -in request -CA ca -CAkey ca-key -days 2 -CAcreateserial -out cert");
+    let text = Command::new(tool("openssl"))
+        .args(["x509", "-noout", "-text", "-in", "cert"])
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    let text = String::from_utf8(text.stdout).unwrap();
+    // OpenSSL 3.2 and later write version 3, which then names no host.
+    let words = if text.contains("Version: 1") {
+        "X.509 version 1"
+    } else {
+        "for another host"
+    };
+    check_certificate(folder.path(), words);
 }
 
 /// Waits for a decision.

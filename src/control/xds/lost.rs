@@ -95,7 +95,13 @@ impl ConnectError {
                 Some(Self::CertificateRequired)
             }
             (TlsFailure::Alert(alert), _) => Some(Self::Alert(alert)),
-            (TlsFailure::Untrusted | TlsFailure::OtherName { .. }, _) => None,
+            (
+                TlsFailure::Untrusted
+                | TlsFailure::OtherName { .. }
+                | TlsFailure::Invalid(_)
+                | TlsFailure::NotTls,
+                _,
+            ) => None,
         }
     }
 }
@@ -121,6 +127,8 @@ fn hint(failure: &TlsFailure, tls: &ControlPlaneTls) -> String {
                 " ({rule}see CONFIG_GRPC_XDS_SERVER_TLS_SAN, --xds-tls-san, for another name in the certificate)"
             )
         }
+        (TlsFailure::Invalid(reason), _) => format!(" ({reason})"),
+        (TlsFailure::NotTls, _) => " (does this port speak TLS?)".to_owned(),
         _ => String::new(),
     }
 }

@@ -2,7 +2,9 @@
 
 use std::io;
 
-use tokio_rustls::rustls::{self, AlertDescription, CertificateError, pki_types::ServerName};
+use tokio_rustls::rustls::{
+    self, AlertDescription, CertificateError, OtherError, pki_types::ServerName,
+};
 
 /// Why TLS failed.
 #[derive(Debug, PartialEq, Eq)]
@@ -20,6 +22,10 @@ pub(crate) enum TlsFailure {
         /// Whether one of them is a wildcard that would fit, but has only one label behind the star.
         has_short_wildcard: bool,
     },
+    /// The certificate of the peer cannot be accepted, for this reason.
+    Invalid(&'static str),
+    /// The peer answers with something that is not TLS.
+    NotTls,
 }
 
 impl TlsFailure {
@@ -28,6 +34,7 @@ impl TlsFailure {
         match error.get_ref()?.downcast_ref()? {
             rustls::Error::AlertReceived(alert) => Some(received(*alert)),
             rustls::Error::InvalidCertificate(error) => unacceptable(error),
+            rustls::Error::InvalidMessage(_) => Some(TlsFailure::NotTls),
             _ => None,
         }
     }
@@ -80,8 +87,32 @@ fn unacceptable(error: &CertificateError) -> Option<TlsFailure> {
         CertificateError::NotValidForName => Some(TlsFailure::OtherName {
             has_short_wildcard: false,
         }),
+        CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+            Some(TlsFailure::Invalid("it has expired"))
+        }
+        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+            Some(TlsFailure::Invalid("it is not valid yet"))
+        }
+        CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
+            Some(TlsFailure::Invalid("it is not one for servers"))
+        }
+        CertificateError::Other(error) if is_of_authority(error) => Some(TlsFailure::Invalid(
+            "it is one of an authority (CA:TRUE), which a server may show only if the file of trusted authorities \
+             contains that very certificate",
+        )),
+        CertificateError::Other(error) if error.to_string() == "UnsupportedCertVersion" => {
+            Some(TlsFailure::Invalid(
+                "it has no extensions (X.509 version 1); issue it with them, as by openssl x509 -extfile",
+            ))
+        }
         _ => None,
     }
+}
+
+/// Whether a certificate was refused because it is one of an authority. webpki, whose error this is, cannot be named
+/// through rustls.
+pub(super) fn is_of_authority(error: &OtherError) -> bool {
+    error.to_string() == "CaUsedAsEndEntity"
 }
 
 /// Whether `presented`, such as `DnsName("*.internal")`, would be a wildcard for `expected` with one label enough.

@@ -118,7 +118,7 @@ impl ListenerFiles {
         let (Some(file), Some(text)) = (&self.client_ca, &texts.client_ca) else {
             return Ok(None);
         };
-        let roots = pem::authorities(file, text)?;
+        let roots = pem::authorities(file, pem::certificates(file, text)?)?;
         let chain = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider())
             .build()
             .map_err(|error| TlsError::NoClientVerifier(file.clone(), error))?;

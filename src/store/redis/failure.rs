@@ -4,7 +4,7 @@ use std::{fmt, io};
 
 use bb8_redis::redis::{ServerError, Value};
 
-use crate::foundation::causes::chain;
+use crate::{foundation::causes::chain, net::tls::failure::TlsFailure};
 
 /// Why a node cannot be used for counting. The texts are for operators; they hold no secrets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +27,8 @@ pub enum NodeFailure {
     ClusterDown,
     /// A script has run for so long that it answers no other command.
     Busy,
+    /// It is a sentinel, which counts nothing.
+    Sentinel,
     /// It answers a greeting with an error, in these words.
     Refuses(String),
 }
@@ -43,6 +45,10 @@ impl fmt::Display for NodeFailure {
             Self::MasterDown => f.write_str("is a replica without its master (MASTERDOWN)"),
             Self::ClusterDown => f.write_str("the cluster does not serve (CLUSTERDOWN)"),
             Self::Busy => f.write_str("is busy with a script (BUSY)"),
+            Self::Sentinel => f.write_str(
+                "is a sentinel, not a Redis: write mymaster,host:port with --redis-type sentinel \
+                 (REDIS_TYPE=SENTINEL), or redis+sentinel://host:port/mymaster",
+            ),
             Self::Refuses(words) => write!(f, "refuses this client: {words}"),
         }
     }
@@ -61,7 +67,10 @@ impl NodeFailure {
     /// The node failure in the reply to a command that every server answers well, such as PING.
     pub(super) fn of_greeting(reply: &Value) -> Option<Self> {
         let refused = || match reply {
-            Value::ServerError(error) => Some(Self::Refuses(words(error))),
+            Value::ServerError(error) => Some(Self::Refuses(match advice(error) {
+                Some(advice) => format!("{}; {advice}", words(error)),
+                None => words(error),
+            })),
             _ => None,
         };
         Self::of_reply(reply).or_else(refused)
@@ -85,6 +94,9 @@ impl NodeFailure {
 
     /// The node failure of a connection that broke or did not come up.
     pub(super) fn of_failure(error: &io::Error) -> Self {
+        if let Some(failure) = TlsFailure::of(error) {
+            return Self::Unreachable(tls_words(&failure));
+        }
         match error.kind() {
             io::ErrorKind::TimedOut => Self::Silent,
             io::ErrorKind::UnexpectedEof => Self::Unreachable("the connection was closed".into()),
@@ -119,12 +131,59 @@ pub(super) fn words(error: &ServerError) -> String {
     words.chars().map(shown).take(MAX_WORDS).collect()
 }
 
+fn tls_words(failure: &TlsFailure) -> String {
+    match failure {
+        TlsFailure::CertificateRefused(reason) => format!(
+            "it refuses our certificate: {reason}; see --redis-tls-cert (REDIS_TLS_CLIENT_CERT)"
+        ),
+        TlsFailure::CertificateRequired => {
+            "it requires a client certificate: set --redis-tls-cert and --redis-tls-key \
+                                            (REDIS_TLS_CLIENT_CERT, REDIS_TLS_CLIENT_KEY)"
+                .to_owned()
+        }
+        TlsFailure::Alert(alert) => format!("its TLS ends with an alert: {alert}"),
+        TlsFailure::Untrusted => {
+            "its certificate is not signed by a trusted authority; see --redis-tls-ca \
+                                  (REDIS_TLS_CACERT)"
+                .to_owned()
+        }
+        TlsFailure::OtherName { .. } => {
+            "its certificate is for another host; see --redis-tls-any-host \
+                                         (REDIS_TLS_SKIP_HOSTNAME_VERIFICATION)"
+                .to_owned()
+        }
+        TlsFailure::Invalid(reason) => format!("its certificate cannot be accepted: {reason}"),
+        TlsFailure::NotTls => "its answer is not TLS: does this port speak TLS?".to_owned(),
+    }
+}
+
 /// The setting that an error of a command asks for, if it is known.
 pub(super) fn advice(error: &ServerError) -> Option<&'static str> {
-    (error.code() == "CROSSSLOT").then_some(
-        "this Redis is a cluster, where keys of different slots need requests of their own: set --redis-type cluster \
-         (REDIS_TYPE=CLUSTER)",
-    )
+    let details = error.details().unwrap_or_default();
+    if error.code() == "CROSSSLOT" {
+        return Some(
+            "this Redis is a cluster, where keys of different slots need requests of their own: set --redis-type \
+             cluster (REDIS_TYPE=CLUSTER)",
+        );
+    }
+    if details.contains("cluster support disabled") {
+        return Some(
+            "this Redis is no node of a cluster, which several addresses or --redis-type cluster (REDIS_TYPE=CLUSTER) \
+             ask for",
+        );
+    }
+    let mut words = details.split(['\'', '`', ',', ' ']).skip(2);
+    let command = words.find(|word| !word.is_empty()).unwrap_or_default();
+    (is_unknown_command(error) && command.eq_ignore_ascii_case("sentinel"))
+        .then_some("it knows no SENTINEL command: is it a Redis and no sentinel?")
+}
+
+/// Whether the server has no command of this name.
+pub(super) fn is_unknown_command(error: &ServerError) -> bool {
+    error.details().is_some_and(|details| {
+        let begin = details.get(.."unknown command".len());
+        begin.is_some_and(|begin| begin.eq_ignore_ascii_case("unknown command"))
+    })
 }
 
 fn is_about_a_slot(details: &str) -> bool {

@@ -91,6 +91,17 @@ impl Authority {
         }
     }
 
+    /// The certificate of an authority below this one, which is also for `name`.
+    pub fn issue_authority(&self, name: &str) -> Pair {
+        let key = KeyPair::generate().unwrap();
+        let mut params = params("*", &[name]);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        Pair {
+            certificate: params.signed_by(&key, &self.issuer).unwrap().pem(),
+            key: key.serialize_pem(),
+        }
+    }
+
     /// A certificate that expired long ago.
     pub fn issue_expired(&self, name: &str) -> Pair {
         let key = KeyPair::generate().unwrap();
@@ -128,6 +139,21 @@ impl Authority {
         };
         config.alpn_protocols = vec![b"h2".to_vec()];
         Tls(TlsConnector::from(Arc::new(config)))
+    }
+}
+
+/// A certificate for `names` that is its own authority, as `openssl req -x509` makes it.
+pub fn self_signed(names: &[&str], is_expired: bool) -> Pair {
+    let key = KeyPair::generate().unwrap();
+    let mut params = params("Redis", names);
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    if is_expired {
+        params.not_before = rcgen::date_time_ymd(2000, 1, 1);
+        params.not_after = rcgen::date_time_ymd(2001, 1, 1);
+    }
+    Pair {
+        certificate: params.self_signed(&key).unwrap().pem(),
+        key: key.serialize_pem(),
     }
 }
 
