@@ -130,6 +130,7 @@ mod store {
         pub(crate) mod options;
         mod owed;
         mod packed;
+        mod parsed_address;
         mod pending;
         mod permits;
         mod pipeline;
@@ -147,6 +148,7 @@ mod store {
         mod step;
         pub(crate) mod store;
         pub(crate) mod topology;
+        mod url_parameters;
         mod waiting;
         mod watchdog;
     }

@@ -494,7 +494,7 @@ const LIBRARIES: [(&str, &[&str]); 29] = [
     ("jiff", &["config", "core", "observe"]),
     ("nix", &["server"]),
     ("notify", &["control"]),
-    ("percent_encoding", &["cli", "service"]),
+    ("percent_encoding", &["cli", "service", "store"]),
     ("prost", &["config", "observe", "service", "store"]),
     ("prost_reflect", &["service"]),
     ("prost_types", &["config", "control", "service"]),

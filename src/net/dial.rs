@@ -25,6 +25,10 @@ pub(crate) use diagnosis::Symptom;
 pub(crate) enum DialError {
     #[error("expected http://HOST:PORT, https://HOST:PORT or unix:///PATH")]
     NoAddress,
+    #[error(
+        "an @ stands behind the host; percent-encode /, ?, # and @ in a password as %2F, %3F, %23 and %40"
+    )]
+    LateAt,
     #[error("cannot connect")]
     Stream(#[source] io::Error),
     #[error("a wildcard in a certificate must have at least two labels behind the star")]
@@ -106,6 +110,11 @@ impl Dial {
     ///
     /// If the address or a file cannot be used.
     pub(crate) fn new(options: &Options<'_>) -> Result<Self, DialError> {
+        let (_, rest) = options.server.split_once("://").unwrap_or_default();
+        let behind_host = rest.split_once(['/', '?', '#']);
+        if behind_host.is_some_and(|(_, path)| path.contains('@')) && !is_socket(options.server) {
+            return Err(DialError::LateAt);
+        }
         let (endpoint, is_https) = endpoint(options.server).ok_or(DialError::NoAddress)?;
         let has_tls = options.tls || is_https;
         if !has_tls && (options.ca.is_some() || options.pair.is_some()) {
@@ -208,9 +217,13 @@ impl Dial {
     }
 }
 
+fn is_socket(url: &str) -> bool {
+    url.starts_with("unix:")
+}
+
 /// The endpoint in a URL, and whether its scheme asks for TLS.
 fn endpoint(url: &str) -> Option<(Endpoint, bool)> {
-    if url.starts_with("unix:") {
+    if is_socket(url) {
         return Some((Endpoint::unix(url)?, false));
     }
     let (scheme, rest) = url.split_once("://").unwrap_or(("http", url));

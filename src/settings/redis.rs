@@ -245,6 +245,7 @@ impl Redis {
             sentinel_auth: secret(&self.redis_sentinel_auth, &self.redis_sentinel_auth_file),
             timeout: self.redis_connect_timeout,
             is_tls: self.redis_tls,
+            sentinels_tls: self.tls.redis_sentinel_tls,
             tls: self.tls.read(),
         })
     }

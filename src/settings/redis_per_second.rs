@@ -127,6 +127,7 @@ impl RedisPerSecond {
             ),
             timeout: self.redis_per_second_connect_timeout,
             is_tls: self.redis_per_second_tls,
+            sentinels_tls: tls.redis_sentinel_tls,
             tls: tls.read(),
         })
     }

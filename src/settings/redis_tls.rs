@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::shapes::ArgShape as _;
-use super::values::file_path;
+use super::values::{boolean, file_path};
 use crate::net::tls::client::ClientTls;
 
 /// Certificates for TLS to both Redis.
@@ -26,6 +26,17 @@ pub(crate) struct RedisTls {
     /// Accept a certificate of Redis that is valid but names another host
     #[arg(long, env = "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", boolean = false)]
     pub redis_tls_any_host: bool,
+
+    /// Whether to use TLS to sentinels, of both Redis [default: as to their Redis]
+    #[arg(
+        long,
+        env = "TOLLGATE_REDIS_SENTINEL_TLS",
+        value_parser = boolean,
+        num_args = 0..=1,
+        default_missing_value = "true",
+        value_name = "BOOL"
+    )]
+    pub redis_sentinel_tls: Option<bool>,
 }
 
 impl RedisTls {

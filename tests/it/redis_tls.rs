@@ -188,6 +188,124 @@ async fn sentinels_and_their_master_are_spoken_to_over_tls() {
     works(&connect(start("localhost", "true").grpc).await).await;
 }
 
+/// A sentinel with a plain and a TLS port, which knows the server `by-plain` by its plain port and `by-tls` by its TLS
+/// port; returned with its TLS port.
+fn sentinel_of_both(folder: &Path, master: &Redis) -> (Redis, u16) {
+    let file = |name: &str| folder.join(name).to_str().unwrap().to_owned();
+    let tls_port = Cell::new(0);
+    let sentinel = Redis::with_made("redis-server", |own| {
+        tls_port.set(free_port());
+        let text = format!(
+            "bind 127.0.0.1\ndir {}\ntls-port {}\ntls-cert-file {}\ntls-key-file {}\n\
+             tls-ca-cert-file {}\ntls-auth-clients no\n\
+             sentinel monitor by-plain 127.0.0.1 {} 1\n\
+             sentinel monitor by-tls 127.0.0.1 {} 1\n",
+            own.display(),
+            tls_port.get(),
+            file("cert"),
+            file("key"),
+            file("ca"),
+            master.port(),
+            master.tls_port(),
+        );
+        let path = own.join("sentinel.conf");
+        fs::write(&path, text).unwrap();
+        vec![path.to_str().unwrap().to_owned(), "--sentinel".to_owned()]
+    });
+    (sentinel, tls_port.get())
+}
+
+#[tokio::test]
+async fn sentinels_and_their_servers_may_differ_in_tls() {
+    let (_, folder) = certificates("127.0.0.1");
+    let folder = folder.path();
+    let master = Redis::with_tls_and(folder, &[]);
+    let (sentinel, tls_port) = sentinel_of_both(folder, &master);
+    let ca = folder.join("ca").to_str().unwrap().to_owned();
+    let start = |url: &str, variables: &[(&str, &str)]| {
+        let mut builder = tollgate::with_rules(RULES)
+            .args(["--redis-url", url, "--redis-timeout", "1s"])
+            .args(["--redis-tls-ca", &ca]);
+        for (name, value) in variables {
+            builder = builder.env(name, value);
+        }
+        builder.start()
+    };
+    let plain = sentinel.port();
+    let own = |value| ("TOLLGATE_REDIS_SENTINEL_TLS", value);
+    let tls = ("REDIS_TLS", "true");
+    let of_type = ("REDIS_TYPE", "SENTINEL");
+    for (url, variables) in [
+        (
+            format!("rediss+sentinel://127.0.0.1:{plain}/by-tls"),
+            vec![own("false")],
+        ),
+        (
+            format!("redis+sentinel://127.0.0.1:{plain}/by-tls"),
+            vec![tls, own("false")],
+        ),
+        (
+            format!("by-tls,127.0.0.1:{plain}"),
+            vec![tls, of_type, own("false")],
+        ),
+        (
+            format!("redis+sentinel://127.0.0.1:{tls_port}/by-plain"),
+            vec![own("true")],
+        ),
+        (
+            format!("by-plain,127.0.0.1:{tls_port}"),
+            vec![of_type, own("true")],
+        ),
+        // Without a setting of their own they are as their servers.
+        (
+            format!("rediss+sentinel://127.0.0.1:{tls_port}/by-tls"),
+            vec![],
+        ),
+        (
+            format!("redis+sentinel://127.0.0.1:{plain}/by-plain"),
+            vec![],
+        ),
+    ] {
+        let server = start(&url, &variables);
+        works(&connect(server.grpc).await).await;
+        let wanted = if url.contains("by-tls") {
+            master.tls_port().to_owned()
+        } else {
+            master.port().to_string()
+        };
+        let page = server.page("/healthcheck?verbose");
+        let node = format!("redis 127.0.0.1:{wanted}: ok");
+        assert!(page.contains(&node), "{url} {variables:?}: {page}");
+    }
+    // The sentinels of the second Redis too.
+    let server =
+        tollgate::with_rules("domain: d\ndescriptors: [{key: k, rate_limits: [9/second]}]")
+            .args(["--redis-url", &master.url(), "--redis-timeout", "1s"])
+            .args(["--redis-tls-ca", &ca])
+            .env("REDIS_PERSECOND", "true")
+            .env("REDIS_PERSECOND_TYPE", "SENTINEL")
+            .env("REDIS_PERSECOND_TLS", "true")
+            .env("REDIS_PERSECOND_URL", &format!("by-tls,127.0.0.1:{plain}"))
+            .env("TOLLGATE_REDIS_SENTINEL_TLS", "false")
+            .start();
+    works(&connect(server.grpc).await).await;
+    for (url, words) in [
+        (
+            format!("rediss+sentinel://127.0.0.1:{plain}/by-tls"),
+            "does this port speak TLS?",
+        ),
+        (
+            format!("redis+sentinel://127.0.0.1:{tls_port}/by-plain"),
+            "does this port want TLS?",
+        ),
+    ] {
+        let server = start(&url, &[]);
+        wait_until(words, || {
+            server.page("/healthcheck?verbose").contains(words)
+        });
+    }
+}
+
 /// The files `cert`, `key` and `ca`, of which the last is the first.
 fn own_authority(pair: &Pair) -> TempDir {
     let folder = TempDir::new().unwrap();

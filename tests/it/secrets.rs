@@ -84,6 +84,14 @@ fn a_start_that_fails_does_not_say_with_which_password() {
         "http://:sesame@h",
         "sesame@h:1",
         "rediss://:sesame@h:1/%zz",
+        "redis://h:1?password=sesame",
+        "redis://h:1?password=x@sesame",
+        "redis://:a@x,sesame@h:1",
+        "redis://:sesame@h:1/#insecure",
+        "redis://:p/sesame",
+        "mymaster,redis://:sesame@127.0.0.1:26379",
+        "unix://u:p@/sesame@x",
+        "h:1,password=sesame",
     ] {
         check_fails(&[("REDIS_URL", url)]);
         check_fails(&[
@@ -119,6 +127,10 @@ fn neither_does_one_whose_files_or_other_settings_are_wrong() {
     check_fails(&[
         ("TRACING_ENABLED", "true"),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "ftp://u:sesame@h"),
+    ]);
+    check_fails(&[
+        ("TRACING_ENABLED", "true"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://u:4318/sesame@h"),
     ]);
     // An error that is not about them.
     let mut all = VARIABLES.to_vec();
@@ -196,6 +208,16 @@ async fn a_server_that_gets_nowhere_does_not_say_with_which_password() {
             &format!("redis+sentinel://:data-sesame@{sentinels}/mymaster"),
         )
         .env("REDIS_SENTINEL_AUTH", "u:wrong-sesame");
+    // With characters that end a password elsewhere, which are followed by a host that is none.
+    let odd = talkative().env(
+        "REDIS_URL",
+        &format!("redis://default:1234?5/sesame@{host}"),
+    );
+    let of_socket = talkative().env("REDIS_URL", "unix:///nowhere/x?user=u&pass=p@/sesame");
+    let odd = said(odd, refused).await;
+    assert!(!odd.contains(SECRET), "{odd}");
+    let of_socket = said(of_socket, |page| page.contains("not reachable")).await;
+    assert!(!of_socket.contains(SECRET), "{of_socket}");
     let gone = talkative().env("REDIS_URL", "redis://u:wrong-sesame@nowhere.invalid:1");
     for builder in [single, from_file, sentinel, sentinel_of_sentinel] {
         let said = said(builder, refused).await;

@@ -115,6 +115,7 @@ async fn connect(url: String, beside: &mut JoinSet<Infallible>) -> Handle {
         sentinel_auth: None,
         timeout: patience,
         is_tls: false,
+        sentinels_tls: None,
         tls: ClientTls::default(),
     };
     let servers = Servers::new(&address, Arc::default(), tollgate::now).unwrap();

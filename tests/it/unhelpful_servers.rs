@@ -1,6 +1,7 @@
 //! Servers that are full, closed to this client, moved or of another kind, and proxies that know only some commands.
 
 use std::{
+    collections::BTreeSet,
     fs,
     net::TcpStream,
     process::{Command, Stdio},
@@ -12,10 +13,13 @@ use tempfile::TempDir;
 use crate::support::{
     Process,
     ask::{Client, ask, connect, is_ok},
-    eventually, free_port,
+    certificates::self_signed,
+    cluster::Cluster,
+    eventually, finish, free_port,
     proxy::{Fault, Proxy},
     redis::Redis,
-    tollgate::{self, Tollgate},
+    sentinel::{Watched, sentinel},
+    tollgate::{self, Builder, Tollgate},
     tool, wait_until,
 };
 
@@ -71,8 +75,8 @@ async fn check_refused(redis: Redis, words: &str, repair: impl FnOnce(&Redis)) {
     assert!(lines(&server, "Redis is lost") <= 2);
 }
 
-#[tokio::test]
-async fn a_full_server_is_lost_with_its_own_words_and_asked_seldom() {
+/// A server, and the connections that leave no room for another one.
+fn full_server() -> (Redis, Vec<TcpStream>) {
     let redis = Redis::with(&["--maxclients", "6"]);
     let mut idle: Vec<TcpStream> = Vec::new();
     wait_until("the server is full", || {
@@ -85,6 +89,12 @@ async fn a_full_server_is_lost_with_its_own_words_and_asked_seldom() {
         idle.push(stream);
         is_refused
     });
+    (redis, idle)
+}
+
+#[tokio::test]
+async fn a_full_server_is_lost_with_its_own_words_and_asked_seldom() {
+    let (redis, idle) = full_server();
     check_refused(redis, "ERR max number of clients reached", |_| drop(idle)).await;
 }
 
@@ -241,25 +251,168 @@ async fn a_command_that_is_forbidden_fails_its_rules_alone_and_is_named() {
     assert_eq!(lines(&server, "Redis refuses commands"), 1, "{log}");
 }
 
-/// The commands that docs/redis.md names for a user of Redis.
-fn documented_commands() -> Vec<String> {
-    let page = include_str!("../../docs/redis.md");
-    let (_, section) = page
-        .split_once("## What the user of Redis may run")
-        .expect("the page has the section");
-    let (section, _) = section.split_once("\n## ").expect("others follow");
-    let rows = section.lines().filter(|line| line.starts_with("| "));
-    let texts = rows.flat_map(|row| row.split('`').skip(1).step_by(2));
-    texts
-        .filter(|text| text.starts_with(|letter: char| letter.is_ascii_uppercase()))
-        .map(|text| format!("+{}", text.to_lowercase().replace(' ', "|")))
-        .collect()
+/// Health and the log say `words` of a server that is asked with these variables, and no decision is made.
+#[track_caller]
+fn check_said(variables: &[(&str, &str)], words: &str) {
+    let mut builder = tollgate::with_rules(RULES);
+    for (name, value) in variables {
+        builder = builder.env(name, value);
+    }
+    let server = builder.start();
+    wait_until(words, || health(&server).contains(words));
+    wait_until("the log has the words too", || {
+        server.log().text().contains(words)
+    });
+    let page = health(&server);
+    assert!(!page.contains("WRONGPASS"), "{page}");
 }
 
 #[tokio::test]
-async fn a_user_with_the_documented_commands_counts_by_every_algorithm() {
+async fn a_server_of_another_kind_is_named() {
+    let redis = Redis::start();
+    let sentinel = sentinel(&redis.port().to_string(), None, None);
+    let (plain, watcher) = (redis.address(), sentinel.address());
+    let is_sentinel = "is a sentinel, not a Redis";
+    check_said(
+        &[("REDIS_URL", &watcher), ("REDIS_SOCKET_TYPE", "tcp")],
+        is_sentinel,
+    );
+    check_said(
+        &[("REDIS_URL", &watcher), ("REDIS_TYPE", "CLUSTER")],
+        is_sentinel,
+    );
+    // Without REDIS_TYPE.
+    check_said(
+        &[("REDIS_URL", &format!("mymaster,{watcher}"))],
+        "REDIS_TYPE=SENTINEL",
+    );
+    check_said(
+        &[
+            ("REDIS_URL", &plain),
+            ("REDIS_PERSECOND", "true"),
+            ("REDIS_PERSECOND_URL", &watcher),
+        ],
+        is_sentinel,
+    );
+    let url = format!("redis+sentinel://{plain}/mymaster");
+    check_said(&[("REDIS_URL", &url)], "ERR unknown command");
+    check_said(&[("REDIS_URL", &url)], "it knows no SENTINEL command");
+    let other = Redis::start();
+    let two = format!("{plain},{}", other.address());
+    for (url, kind) in [(&plain, "CLUSTER"), (&two, "")] {
+        let mut variables = vec![("REDIS_URL", &**url)];
+        variables.extend((!kind.is_empty()).then_some(("REDIS_TYPE", kind)));
+        check_said(&variables, "ERR This instance has cluster support disabled");
+        check_said(&variables, "no node of a cluster");
+    }
+}
+
+#[tokio::test]
+async fn a_password_for_a_server_that_has_none_is_not_a_wrong_one() {
+    let redis = Redis::start();
+    let url = redis.url().replace("://", "://:sesame@");
+    check_said(&[("REDIS_URL", &url)], "without any password configured");
+}
+
+#[tokio::test]
+async fn a_full_server_says_so_to_a_client_with_a_password_too() {
+    let (redis, idle) = full_server();
+    let url = redis.url().replace("://", "://:sesame@");
+    check_said(&[("REDIS_URL", &url)], "ERR max number of clients reached");
+    drop(idle);
+}
+
+#[tokio::test]
+async fn tls_on_one_side_only_is_named() {
+    let folder = TempDir::new().unwrap();
+    let pair = self_signed(&["127.0.0.1"], false);
+    for (name, text) in [
+        ("ca", &pair.certificate),
+        ("cert", &pair.certificate),
+        ("key", &pair.key),
+    ] {
+        fs::write(folder.path().join(name), text).unwrap();
+    }
+    let redis = Redis::with_tls_and(folder.path(), &[]);
+    let (plain, secure) = (redis.address(), format!("127.0.0.1:{}", redis.tls_port()));
+    for (schemes, address, words) in [
+        (
+            ["rediss", "rediss+sentinel", "rediss+cluster"],
+            &plain,
+            "does this port speak TLS?",
+        ),
+        (
+            ["redis", "redis+sentinel", "redis+cluster"],
+            &secure,
+            "does this port want TLS?",
+        ),
+    ] {
+        for scheme in schemes {
+            let master = if scheme.ends_with("sentinel") {
+                "/mymaster"
+            } else {
+                ""
+            };
+            check_said(
+                &[("REDIS_URL", &format!("{scheme}://{address}{master}"))],
+                words,
+            );
+        }
+        check_said(
+            &[
+                ("REDIS_URL", &plain),
+                ("REDIS_PERSECOND", "true"),
+                (
+                    "REDIS_PERSECOND_URL",
+                    &format!("{}://{address}", schemes[0]),
+                ),
+            ],
+            words,
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_user_of_an_address_counts_although_it_needs_no_password() {
+    let redis = Redis::start();
+    redis.cli(&["ACL", "SETUSER", "free", "on", "nopass", "~*", "+@all"]);
+    redis.cli(&["ACL", "SETUSER", "default", "off"]);
+    let url = redis.url().replace("://", "://free@");
+    let server = tollgate::with_rules(RULES).redis_at(&url, "100ms").start();
+    let mut client = connect(server.grpc).await;
+    eventually("decisions", async || passes(&mut client, "window").await).await;
+}
+
+/// The lines of docs/redis.md for a user of Redis, as words: for one server, a server behind sentinels, a sentinel, and
+/// a node of a cluster.
+fn documented_users() -> [Vec<String>; 4] {
+    let page = include_str!("../../docs/redis.md");
+    let lines = page.lines().filter(|line| line.starts_with("ACL SETUSER "));
+    let words = lines.map(|line| {
+        line.replace("PASSWORD", "open")
+            .split(' ')
+            .map(str::to_owned)
+            .collect()
+    });
+    let users: Vec<_> = words.collect();
+    users.try_into().expect("four lines")
+}
+
+fn set(user: &[String], redis: &Redis) {
+    redis.cli(&user.iter().map(String::as_str).collect::<Vec<_>>());
+}
+
+/// The commands that `redis` refused to users.
+fn refused(redis: &Redis) -> String {
+    redis.cli(&["ACL", "LOG"]).trim().to_owned()
+}
+
+/// All algorithms count and all commands for counters work at a server that `builder` starts; no server refuses a
+/// command.
+async fn check_user(builder: Builder, servers: &[&Redis]) {
     const ALL: &str = "\
 domain: d
+on_store_loss: local
 descriptors:
   - {key: fixed, rate_limits: [9/day, 90/year]}
   - {key: calendar, rate_limits: [{requests_per_unit: 9, unit: day, calendar: true, time_zone: UTC}]}
@@ -269,19 +422,7 @@ descriptors:
   - {key: token_bucket, rate_limits: [{requests_per_unit: 9, unit: day, algorithm: token_bucket}]}
   - {key: admitted, count: admitted, rate_limits: [9/day, 90/year]}
 ";
-    let redis = Redis::start();
-    let user = ["ACL", "SETUSER", "gate", "on", ">pw", "~*", "-@all"];
-    let commands = documented_commands();
-    let commands = commands
-        .iter()
-        .map(String::as_str)
-        // Those of sentinels are not known to other servers.
-        .filter(|command| !command.starts_with("+sentinel"));
-    redis.cli(&user.into_iter().chain(commands).collect::<Vec<_>>());
-    let url = redis.url().replace("redis://", "redis://gate:pw@");
-    let server = tollgate::with_rules(ALL).redis_at(&url, "100ms").start();
-    let mut client = connect(server.grpc).await;
-    for key in [
+    const KEYS: [&str; 7] = [
         "fixed",
         "calendar",
         "first_hit",
@@ -289,20 +430,118 @@ descriptors:
         "sliding_log",
         "token_bucket",
         "admitted",
-    ] {
+    ];
+    let server = builder
+        .file("rules.yaml", ALL)
+        .env("TOLLGATE_REPLICAS", "0")
+        .env("TOLLGATE_REDIS_TIMEOUT", "10s")
+        .start();
+    let mut client = connect(server.grpc).await;
+    wait_until("Redis is well", || {
+        health(&server)
+            .lines()
+            .any(|line| line.starts_with("redis ") && line.ends_with(": ok"))
+    });
+    let counters = |args: &[&str]| {
+        let mut command = tollgate::program();
+        let server = format!("http://{}", server.debug);
+        command
+            .arg("counters")
+            .args(args)
+            .args(["--server", &server]);
+        let output = finish(&mut command);
+        assert!(output.status.success(), "{args:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    for key in KEYS {
         eventually(key, async || passes(&mut client, key).await).await;
         let mut admitted = 1;
         while passes(&mut client, key).await {
             admitted += 1;
         }
         assert_eq!(admitted, 9, "{key}");
+        let one = format!("{key}=v");
+        counters(&["get", "--domain", "d", "-d", &one]);
+        counters(&["grant", "--domain", "d", "-d", &one, "--hits", "1"]);
+        assert!(passes(&mut client, key).await, "{key}: a granted hit");
+        counters(&["reset", "--domain", "d", "-d", &one]);
+        assert!(passes(&mut client, key).await, "{key}: after a reset");
     }
-    let list = crate::support::http::get(server.debug, "/counters?domain=d").body;
-    assert!(list.contains("sliding_log"), "{list}");
+    let list = counters(&["list", "--domain", "d"]);
+    for key in KEYS {
+        assert!(list.contains(key), "{key}: {list}");
+    }
     assert_eq!(
         lines(&server, "Redis refuses"),
         0,
         "{}",
         server.log().text()
     );
+    for redis in servers {
+        assert_eq!(refused(redis), "");
+    }
+}
+
+#[tokio::test]
+async fn the_documented_users_may_run_all_that_their_topology_needs() {
+    let [single, behind_sentinels, of_sentinel, of_cluster] = documented_users();
+    let both = [Redis::start(), Redis::start()];
+    both.iter().for_each(|redis| set(&single, redis));
+    let url = |redis: &Redis| redis.url().replace("://", "://tollgate:open@");
+    let builder = tollgate::with_rules(RULES)
+        .env("REDIS_URL", &format!("{}/1", url(&both[0])))
+        .env("REDIS_PERSECOND", "true")
+        .env("REDIS_PERSECOND_URL", &url(&both[1]));
+    check_user(builder, &[&both[0], &both[1]]).await;
+
+    let watched = Watched::start();
+    watched
+        .servers
+        .iter()
+        .for_each(|redis| set(&behind_sentinels, redis));
+    watched
+        .sentinels
+        .iter()
+        .for_each(|redis| set(&of_sentinel, redis));
+    let builder = tollgate::with_rules(RULES)
+        .env("REDIS_URL", &watched.url())
+        .env("REDIS_AUTH", "tollgate:open")
+        .env("REDIS_SENTINEL_AUTH", "watcher:open");
+    let all: Vec<_> = watched.servers.iter().chain(&watched.sentinels).collect();
+    check_user(builder, &all).await;
+
+    let cluster = Cluster::start(0);
+    cluster
+        .nodes
+        .iter()
+        .for_each(|redis| set(&of_cluster, redis));
+    let builder = tollgate::with_rules(RULES).env(
+        "REDIS_URL",
+        &cluster.url().replace("://", "://tollgate:open@"),
+    );
+    check_user(builder, &cluster.nodes.iter().collect::<Vec<_>>()).await;
+}
+
+/// The table of commands and the lines for users say the same.
+#[test]
+fn the_documented_users_have_the_documented_commands() {
+    let page = include_str!("../../docs/redis.md");
+    let (_, section) = page
+        .split_once("## What the user of Redis may run")
+        .expect("the page has the section");
+    let rows = section
+        .lines()
+        .skip(2)
+        .take_while(|line| line.starts_with('|'));
+    let texts = rows.flat_map(|row| row.split('`').skip(1).step_by(2));
+    let in_table: BTreeSet<_> = texts
+        .filter(|text| text.starts_with(|letter: char| letter.is_ascii_uppercase()))
+        .map(|text| format!("+{}", text.to_lowercase().replace(' ', "|")))
+        .collect();
+    let in_lines: BTreeSet<_> = documented_users()
+        .into_iter()
+        .flatten()
+        .filter(|word| word.starts_with('+'))
+        .collect();
+    assert_eq!(in_table, in_lines);
 }

@@ -7,9 +7,11 @@ use bb8_redis::redis::{self, Value};
 use super::{
     address::reported,
     connection::Connection,
+    detector::TICK,
     failure::NodeFailure,
     packed::PackedCommands,
     pool::Connector,
+    probe::refuse_sentinel,
     running::within,
     slot_map::{SlotMap, SlotRange},
 };
@@ -67,7 +69,7 @@ impl Cluster {
         let mut failures = Vec::new();
         for turn in 0..asked.len() {
             let endpoint = &asked[(self.next + turn) % asked.len()];
-            let asking = within(PATIENCE, self.ask(endpoint)).await;
+            let asking = within(PATIENCE + TICK, self.ask(endpoint)).await;
             match asking.unwrap_or(Err(NodeFailure::Silent)) {
                 Ok((ranges, known)) if !ranges.is_empty() => {
                     self.next = (self.next + turn) % asked.len();
@@ -93,16 +95,17 @@ impl Cluster {
             None => {
                 // One connection is enough: looks are rare while all is well.
                 self.links.clear();
-                self.connector.connect(endpoint).await?
+                self.connector.connect_in(PATIENCE, endpoint).await?
             }
         };
         let replies = link
             .ask(&PackedCommands::one(&[b"CLUSTER", b"SLOTS"]))
             .await?;
-        self.links.insert(endpoint.clone(), link);
         let Some(reply) = replies.first() else {
             return Ok((Vec::new(), Vec::new()));
         };
+        refuse_sentinel(&mut link, reply).await?;
+        self.links.insert(endpoint.clone(), link);
         NodeFailure::of_greeting(reply).map_or_else(|| Ok(slots(reply, endpoint)), Err)
     }
 }

@@ -23,10 +23,7 @@ use std::{
     time::Duration,
 };
 
-use bb8_redis::{
-    bb8::{ErrorSink, ManageConnection, Pool, PooledConnection},
-    redis::RedisConnectionInfo,
-};
+use bb8_redis::bb8::{ErrorSink, ManageConnection, Pool, PooledConnection};
 use tokio::{sync::watch, time::Instant};
 
 use super::{
@@ -35,6 +32,7 @@ use super::{
     failure::NodeFailure,
     node::Node,
     packed::PackedCommands,
+    parsed_address::Login,
     running::within,
     stats::RedisStats,
 };
@@ -47,8 +45,8 @@ use crate::net::{
 /// Opens connections to servers of one kind, at any endpoint.
 #[derive(Clone, Debug)]
 pub(super) struct Connector {
-    /// Credentials of the URL, and the database.
-    settings: RedisConnectionInfo,
+    /// Of the URL.
+    login: Login,
     /// Used if the URL has no password.
     auth: Option<Secret>,
     is_tls: bool,
@@ -63,14 +61,14 @@ impl Connector {
     ///
     /// If a file cannot be used now.
     pub(super) fn new(
-        settings: RedisConnectionInfo,
+        login: Login,
         auth: Option<Secret>,
         is_tls: bool,
         tls: ClientTls,
         timeout: Duration,
     ) -> Result<Self, BadUrl> {
         let connector = Self {
-            settings,
+            login,
             auth,
             is_tls,
             tls,
@@ -91,6 +89,19 @@ impl Connector {
     ///
     /// The node failure, as far as it can be seen from outside.
     pub(super) async fn connect(&self, endpoint: &Endpoint) -> Result<Connection, NodeFailure> {
+        self.connect_in(self.timeout, endpoint).await
+    }
+
+    /// Opens a connection that is ready for commands, in less than `time`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`connect`](Self::connect).
+    pub(super) async fn connect_in(
+        &self,
+        time: Duration,
+        endpoint: &Endpoint,
+    ) -> Result<Connection, NodeFailure> {
         let is_in_handshake = AtomicBool::new(false);
         let connecting = async {
             let stream = self.stream(endpoint, &is_in_handshake).await?;
@@ -98,7 +109,7 @@ impl Connector {
             self.greet(&mut link).await?;
             Ok(link)
         };
-        let connected = within(self.timeout, connecting).await;
+        let connected = within(time.min(self.timeout), connecting).await;
         connected.unwrap_or_else(|| {
             Err(if is_in_handshake.load(Relaxed) {
                 let why = "no TLS handshake in time: does this port speak TLS?";
@@ -133,10 +144,11 @@ impl Connector {
 
     /// Sends the credentials and selects the database.
     async fn greet(&self, link: &mut Connection) -> Result<(), NodeFailure> {
-        let (mut user, mut password) = (
-            self.settings.username().map(str::to_owned),
-            self.settings.password().map(str::to_owned),
-        );
+        let Login {
+            mut user,
+            mut password,
+            database,
+        } = self.login.clone();
         if let (Some(auth), None) = (&self.auth, &password) {
             let auth = auth.read();
             let auth = auth.map_err(|error| NodeFailure::Unreachable(error.reason))?;
@@ -145,14 +157,15 @@ impl Connector {
                 None => password = Some(auth),
             }
         }
-        if let Some(password) = password {
+        if user.is_some() || password.is_some() {
             let mut words = vec![&b"AUTH"[..]];
             words.extend(user.as_deref().map(str::as_bytes));
-            words.push(password.as_bytes());
+            // A user without a password may be one that takes any.
+            words.push(password.as_deref().unwrap_or_default().as_bytes());
             check(link, &words).await?;
         }
-        if self.settings.db() != 0 {
-            let database = self.settings.db().to_string();
+        if database != 0 {
+            let database = database.to_string();
             check(link, &[b"SELECT", database.as_bytes()]).await?;
         }
         Ok(())

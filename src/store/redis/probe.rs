@@ -17,7 +17,7 @@ use super::{
     clock::{Measurement, ProcessClock, Skew},
     connection::Connection,
     detector::{Detector, NodeHealth, RunningTime, TICK},
-    failure::NodeFailure,
+    failure::{NodeFailure, is_unknown_command},
     node::Node,
     owed::OwedExpiries,
     packed::PackedCommands,
@@ -254,9 +254,13 @@ impl Probe {
             return;
         }
         // Before the node is asked for decisions: another server may have taken its place, with another time.
-        let is_usable = match link {
+        let clock = match link {
             Some(known) => self.read_clock(known).await,
-            None => true,
+            None => Ok(true),
+        };
+        let is_usable = match clock {
+            Ok(is_usable) => is_usable,
+            Err(failure) => return self.node.lose(failure),
         };
         // If this connection was silent and answers again, others do so too.
         let is_other = before.is_some_and(|was| *was != NodeFailure::Silent);
@@ -368,7 +372,8 @@ impl Probe {
         before: Option<&NodeFailure>,
     ) -> Result<(), NodeFailure> {
         let mut questions = PackedCommands::one(&[b"PING"]);
-        if self.must_be_master || before == Some(&NodeFailure::ReadOnly) {
+        let is_of_role = matches!(before, Some(NodeFailure::ReadOnly | NodeFailure::Sentinel));
+        if self.must_be_master || is_of_role {
             questions.push(&[b"ROLE"]);
         }
         if before == Some(&NodeFailure::ClusterDown) {
@@ -385,6 +390,9 @@ impl Probe {
             // A user who may not run ROLE gets an error, and the node the benefit of the doubt.
             if is_replica(reply) {
                 return Err(NodeFailure::ReadOnly);
+            }
+            if role(reply) == Some(SENTINEL) {
+                return Err(NodeFailure::Sentinel);
             }
             if let Value::BulkString(text) = reply
                 && String::from_utf8_lossy(text).contains("cluster_state:fail")
@@ -415,9 +423,13 @@ impl Probe {
 
     /// Reads the clock of the node, and again at once if it contradicts what was believed. Returns whether the
     /// connection is still usable.
-    async fn read_clock(&mut self, link: &mut Connection) -> bool {
+    ///
+    /// # Errors
+    ///
+    /// If the node has no clock because it is no Redis.
+    async fn read_clock(&mut self, link: &mut Connection) -> Result<bool, NodeFailure> {
         if self.time_failures >= MAX_TIME_FAILURES {
-            return true;
+            return Ok(true);
         }
         for _ in 0..MAX_READINGS {
             let measurement = Measurement::begin();
@@ -429,10 +441,11 @@ impl Probe {
                     }
                 }
                 // The server may forbid TIME; the connection stays usable.
-                Some(Ok(None)) => return true,
+                Some(Ok(None)) => return Ok(true),
+                Some(Err(NodeFailure::Sentinel)) => return Err(NodeFailure::Sentinel),
                 Some(Err(_)) | None => {
                     self.time_failures += 1;
-                    return false;
+                    return Ok(false);
                 }
             }
         }
@@ -443,7 +456,7 @@ impl Probe {
             self.node.skew_millis.store(skew, Relaxed);
             self.node.notify_topology();
         }
-        true
+        Ok(true)
     }
 }
 
@@ -459,6 +472,9 @@ struct ProbeSilence {
 /// The time of day of the server, if it returns one.
 async fn time(link: &mut Connection) -> Result<Option<Timestamp>, NodeFailure> {
     let replies = link.ask(&PackedCommands::one(&[b"TIME"])).await?;
+    if let Some(reply) = replies.first() {
+        refuse_sentinel(link, reply).await?;
+    }
     let time = replies.into_iter().next().and_then(|reply| {
         let (secs, micros): (u64, u64) = redis::from_redis_value(reply).ok()?;
         let millis = secs.checked_mul(1000)?.checked_add(micros / 1000)?;
@@ -466,6 +482,29 @@ async fn time(link: &mut Connection) -> Result<Option<Timestamp>, NodeFailure> {
     });
     Ok(time)
 }
+
+/// Asks for the role of a server that does not know a command of Redis, as its `reply` says. PING does not show it: a
+/// sentinel answers that as a Redis does.
+///
+/// # Errors
+///
+/// If it is a sentinel, or the connection breaks.
+pub(super) async fn refuse_sentinel(
+    link: &mut Connection,
+    reply: &Value,
+) -> Result<(), NodeFailure> {
+    if !matches!(reply, Value::ServerError(error) if is_unknown_command(error)) {
+        return Ok(());
+    }
+    let replies = link.ask(&PackedCommands::one(&[b"ROLE"])).await?;
+    match replies.first().and_then(role) {
+        Some(SENTINEL) => Err(NodeFailure::Sentinel),
+        _ => Ok(()),
+    }
+}
+
+/// The role of a sentinel.
+const SENTINEL: &[u8] = b"sentinel";
 
 /// Whether a reply to ROLE names a replica.
 pub(super) fn is_replica(reply: &Value) -> bool {

@@ -9,8 +9,8 @@ use bb8_redis::redis;
 use tokio::task::JoinSet;
 
 use super::{
-    address::reported, connection::Connection, failure::NodeFailure, packed::PackedCommands,
-    pool::Connector, probe::is_master, running::within,
+    address::reported, connection::Connection, detector::TICK, failure::NodeFailure,
+    packed::PackedCommands, pool::Connector, probe::is_master, running::within,
 };
 use crate::net::endpoint::Endpoint;
 
@@ -51,7 +51,7 @@ impl Sentinels {
             let connector = self.connector.clone();
             let (endpoint, master) = (endpoint.clone(), self.master.clone());
             asking.spawn(async move {
-                let vote = within(PATIENCE, ask(&connector, &endpoint, link, &master)).await;
+                let vote = within(PATIENCE + TICK, ask(&connector, &endpoint, link, &master)).await;
                 (order, endpoint, vote.unwrap_or(Err(NodeFailure::Silent)))
             });
         }
@@ -93,7 +93,7 @@ async fn ask(
 ) -> Vote {
     let mut link = match link {
         Some(link) => link,
-        None => connector.connect(endpoint).await?,
+        None => connector.connect_in(PATIENCE, endpoint).await?,
     };
     let words = [
         b"SENTINEL",

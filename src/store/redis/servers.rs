@@ -16,8 +16,8 @@ use super::address::{Address, BadUrl, Secret, TopologyKind};
 
 use crate::net::endpoint::Endpoint;
 
-use super::address::ParsedAddress;
 use super::clock::RedisClock;
+use super::parsed_address::{Login, ParsedAddress};
 
 use super::pool::Connector;
 
@@ -76,20 +76,20 @@ impl Servers {
             sentinel_auth,
             timeout,
             is_tls,
+            sentinels_tls,
             tls,
         } = address;
         let ParsedAddress {
             kind,
             seeds,
             master,
-            settings,
+            login,
             is_tls,
         } = ParsedAddress::parse(&url.read()?, *kind, *is_tls)?;
-        let connector = |settings, auth: &Option<Secret>| {
+        let connector = |login, auth: &Option<Secret>, is_tls| {
             let (auth, tls) = (auth.clone(), tls.clone());
-            Connector::new(settings, auth, is_tls, tls, *timeout).map(Arc::new)
+            Connector::new(login, auth, is_tls, tls, *timeout).map(Arc::new)
         };
-        let nameless = super::address::no_settings();
         let node_events = Arc::<Notify>::default();
         let map = match (kind, seeds.first()) {
             (TopologyKind::Single, Some(endpoint)) => {
@@ -99,8 +99,12 @@ impl Servers {
         };
         stats.set_nodes(&map);
         let shared = SharedServers {
-            connector: connector(settings, auth)?,
-            sentinel_connector: connector(nameless, sentinel_auth)?,
+            connector: connector(login, auth, is_tls)?,
+            sentinel_connector: connector(
+                Login::default(),
+                sentinel_auth,
+                sentinels_tls.unwrap_or(is_tls),
+            )?,
             kind,
             seeds,
             master,

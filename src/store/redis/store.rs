@@ -232,6 +232,7 @@ mod tests {
             sentinel_auth: Some(Secret::Text("sesame".to_owned())),
             timeout: Duration::from_secs(1),
             is_tls: false,
+            sentinels_tls: None,
             tls: ClientTls::default(),
         };
         let servers = Servers::new(&address, Arc::default(), || Timestamp::from_secs(0)).unwrap();

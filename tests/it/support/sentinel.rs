@@ -81,8 +81,9 @@ impl Watched {
     }
 }
 
+/// A sentinel of the master at `master_port`, with the password of its servers and its own.
 #[track_caller]
-fn sentinel(master_port: &str, servers: Option<&str>, own: Option<&str>) -> Redis {
+pub fn sentinel(master_port: &str, servers: Option<&str>, own: Option<&str>) -> Redis {
     let text = |folder: &Path| {
         let mut text = format!(
             "bind 127.0.0.1\n\

@@ -1,0 +1,558 @@
+//! The text of an address → endpoints and credentials.
+//!
+//! The `redis` crate is not asked, because its URLs end a password at the first `/`, `?` or `#`: the rest of the
+//! password becomes a host, a database, or nothing.
+
+use std::{ffi::OsStr, fmt, os::unix::ffi::OsStrExt as _, path::PathBuf};
+
+use percent_encoding::percent_decode;
+
+use super::{
+    address::{BadUrl, TopologyKind, bad},
+    url_parameters::{UrlParameters, decoded, refusal},
+};
+use crate::net::endpoint::{BareIpv6, Endpoint};
+
+/// A parsed address.
+#[derive(Clone, Debug)]
+pub(super) struct ParsedAddress {
+    pub(super) kind: TopologyKind,
+    /// The endpoints to ask first: the server itself, sentinels, or some of a cluster.
+    pub(super) seeds: Vec<Endpoint>,
+    /// The sentinels' name for the master.
+    pub(super) master: String,
+    pub(super) login: Login,
+    pub(super) is_tls: bool,
+}
+
+/// Credentials and database of a URL.
+#[derive(Clone, Default)]
+pub(super) struct Login {
+    pub(super) user: Option<String>,
+    pub(super) password: Option<String>,
+    pub(super) database: u32,
+}
+
+impl fmt::Debug for Login {
+    /// Leaves out all fields, because a password may have been written as a user.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Login").finish_non_exhaustive()
+    }
+}
+
+const REDIS_PORT: u16 = 6379;
+const SENTINEL_PORT: u16 = 26379;
+
+/// The credentials, or something that looks like them, stand more than once.
+const CREDENTIALS_ONCE: &str = "several addresses have the same credentials, which are written once, before the first; \
+                                percent-encode @ and , in a password as %40 and %2C";
+
+impl ParsedAddress {
+    /// Parses `text`. `kind` and `is_tls` come from other settings.
+    pub(super) fn parse(
+        text: &str,
+        kind: Option<TopologyKind>,
+        is_tls: bool,
+    ) -> Result<Self, BadUrl> {
+        if text.starts_with('/') {
+            return Self::of_socket(text);
+        }
+        let Some((scheme, rest)) = text.split_once("://") else {
+            return Self::without_scheme(text, kind, is_tls);
+        };
+        let (is_tls, kind) = match scheme {
+            "redis" | "valkey" => (is_tls, kind),
+            "rediss" | "valkeys" => (true, kind),
+            "redis+sentinel" | "redis-sentinel" => (is_tls, Some(TopologyKind::Sentinel)),
+            "rediss+sentinel" | "rediss-sentinel" => (true, Some(TopologyKind::Sentinel)),
+            "redis+cluster" => (is_tls, Some(TopologyKind::Cluster)),
+            "rediss+cluster" => (true, Some(TopologyKind::Cluster)),
+            "unix" | "redis+unix" | "valkey+unix" => return Self::of_socket(rest),
+            _ if scheme.contains(',') => {
+                return Err(bad(
+                    "a list begins with a scheme or has none; sentinels are written mymaster,host:port, and their \
+                     password is --redis-sentinel-auth (REDIS_SENTINEL_AUTH)",
+                ));
+            }
+            _ => return Err(bad("the scheme is not one of Redis")),
+        };
+        let rest = in_one_list(scheme, rest)?;
+        // Hosts have no `@`, and passwords may.
+        let (credentials, behind) = rest.rsplit_once('@').unwrap_or(("", &rest));
+        if let Some((_, inner)) = credentials.split_once('@')
+            && inner.contains(',')
+        {
+            return Err(bad(CREDENTIALS_ONCE));
+        }
+        if has_parameter(credentials) {
+            return Err(bad(
+                "an @ stands behind the ?; percent-encode ? and @ in a password as %3F and %40",
+            ));
+        }
+        let (location, query) = before_query(behind)?;
+        let (hosts, path) = location.split_once('/').unwrap_or((location, ""));
+        let (master, database) = match kind {
+            Some(TopologyKind::Sentinel) => path.split_once('/').unwrap_or((path, "")),
+            _ => ("", path),
+        };
+        if kind == Some(TopologyKind::Sentinel) && master.is_empty() {
+            return Err(bad("the master's name is missing behind the sentinels"));
+        }
+        Self {
+            login: login(credentials, database, query, false)?,
+            master: master.to_owned(),
+            ..Self::of_hosts(hosts, kind, is_tls)?
+        }
+        .checked()
+    }
+
+    /// Parses an address in the reference's form: no scheme, no credentials, no database.
+    fn without_scheme(
+        text: &str,
+        kind: Option<TopologyKind>,
+        is_tls: bool,
+    ) -> Result<Self, BadUrl> {
+        if text.contains('@') {
+            return Err(bad(
+                "credentials need a scheme: write redis://user:password@host:port, or set --redis-auth (REDIS_AUTH)",
+            ));
+        }
+        let mut parts = text.split(',');
+        if let Some((name, _)) = parts.find_map(|part| part.split_once('=')) {
+            return Err(bad(refusal(name.trim())));
+        }
+        if text.contains(['/', '?', '#']) {
+            return Err(bad(
+                "a database or a parameter needs a scheme: write redis://host:port/database",
+            ));
+        }
+        let (master, hosts) = match kind {
+            Some(TopologyKind::Sentinel) => text.split_once(',').ok_or_else(|| {
+                bad("expected the master's name and the addresses of its sentinels, with commas between")
+            })?,
+            _ => ("", text),
+        };
+        if kind.is_none() && looks_like_sentinels(text) {
+            return Err(bad(
+                "this looks like a master's name and its sentinels: set --redis-type sentinel (REDIS_TYPE=SENTINEL), \
+                 or cluster if the first is a host as well",
+            ));
+        }
+        let address = Self::of_hosts(hosts, kind, is_tls)?;
+        Self {
+            master: master.to_owned(),
+            ..address
+        }
+        .checked()
+    }
+
+    /// Parses the path of a socket, with credentials before it or behind it.
+    fn of_socket(text: &str) -> Result<Self, BadUrl> {
+        let (credentials, behind) = match text.split_once('@') {
+            _ if text.starts_with('/') => ("", text),
+            Some((_, behind)) if behind.contains('@') => {
+                return Err(bad(
+                    "there is more than one @; percent-encode those in a password or a path as %40",
+                ));
+            }
+            Some((credentials, path)) if path.starts_with('/') => (credentials, path),
+            _ => return Err(bad("the path of a socket does not begin with /")),
+        };
+        let (path, query) = before_query(behind)?;
+        let path: Vec<u8> = percent_decode(path.as_bytes()).collect();
+        Ok(Self {
+            kind: TopologyKind::Single,
+            seeds: vec![Endpoint::Unix(PathBuf::from(OsStr::from_bytes(&path)))],
+            master: String::new(),
+            login: login(credentials, "", query, true)?,
+            is_tls: false,
+        })
+    }
+
+    /// `host:port,host:port`
+    fn of_hosts(hosts: &str, kind: Option<TopologyKind>, is_tls: bool) -> Result<Self, BadUrl> {
+        let default_port = match kind {
+            Some(TopologyKind::Sentinel) => SENTINEL_PORT,
+            _ => REDIS_PORT,
+        };
+        let seeds = hosts
+            .split(',')
+            .map(|host| Endpoint::parse(host.trim(), default_port, BareIpv6::WithPort))
+            .map(|endpoint| endpoint.map_err(|error| bad(error.to_string())))
+            .collect::<Result<Vec<_>, _>>()?;
+        Ok(Self {
+            kind: kind.unwrap_or(match seeds.len() {
+                1 => TopologyKind::Single,
+                _ => TopologyKind::Cluster,
+            }),
+            seeds,
+            master: String::new(),
+            login: Login::default(),
+            is_tls,
+        })
+    }
+
+    fn checked(self) -> Result<Self, BadUrl> {
+        match self.kind {
+            TopologyKind::Single if self.seeds.len() > 1 => {
+                Err(bad("one server has one address, not several"))
+            }
+            TopologyKind::Cluster if self.login.database != 0 => {
+                Err(bad("a cluster has no database but 0"))
+            }
+            _ => Ok(self),
+        }
+    }
+}
+
+/// Lists are written both ways: `redis://a,b` and `redis://a,redis://b`. Each address of the latter may repeat the
+/// credentials.
+fn in_one_list(scheme: &str, rest: &str) -> Result<String, BadUrl> {
+    let separator = format!(",{scheme}://");
+    let mut parts = rest.split(&separator);
+    let mut list = parts.next().unwrap_or_default().to_owned();
+    let credentials = list
+        .rsplit_once('@')
+        .map(|(credentials, _)| credentials.to_owned());
+    for part in parts {
+        let host = match part.rsplit_once('@') {
+            Some((own, host)) if credentials.as_deref() == Some(own) => host,
+            Some(_) => return Err(bad(CREDENTIALS_ONCE)),
+            None => part,
+        };
+        list.push(',');
+        list.push_str(host);
+    }
+    Ok(list)
+}
+
+/// Whether a text that should be credentials has `?name=`: the `@` behind it may belong to a value.
+fn has_parameter(credentials: &str) -> bool {
+    let behind = credentials.split(['?', '&']).skip(1);
+    let mut names = behind.filter_map(|text| text.split_once('='));
+    let is_name = |name: &str| {
+        name.bytes()
+            .all(|byte| byte.is_ascii_alphabetic() || byte == b'_')
+    };
+    credentials.contains('?') && names.any(|(name, _)| is_name(name))
+}
+
+/// Whether a list without a scheme is `name,host:26379,…`.
+fn looks_like_sentinels(text: &str) -> bool {
+    let Some((name, sentinels)) = text.split_once(',') else {
+        return false;
+    };
+    let is_of_sentinel = |host: &str| {
+        let port = host
+            .rsplit_once(':')
+            .and_then(|(_, port)| port.trim().parse().ok());
+        port == Some(SENTINEL_PORT)
+    };
+    !name.contains(':') && sentinels.split(',').all(is_of_sentinel)
+}
+
+/// The text before the parameters, and these.
+fn before_query(text: &str) -> Result<(&str, &str), BadUrl> {
+    if text.contains('#') {
+        return Err(bad(
+            "no part of an address begins with #; percent-encode a # in a password or a path as %23",
+        ));
+    }
+    Ok(text.split_once('?').unwrap_or((text, "")))
+}
+
+fn login(credentials: &str, database: &str, query: &str, is_socket: bool) -> Result<Login, BadUrl> {
+    let given = |text: &str| match text {
+        "" => Ok(None),
+        text => decoded(text).map(Some).map_err(bad),
+    };
+    let parameters = UrlParameters::read(query, is_socket).map_err(bad)?;
+    let (user, password) = credentials.split_once(':').unwrap_or((credentials, ""));
+    let database = match (database.trim_end_matches('/'), parameters.database) {
+        ("", database) => database.unwrap_or_default(),
+        (_, Some(_)) => return Err(bad("the database stands there twice")),
+        (database, None) => database.parse().map_err(|_| {
+            bad("the database is not a number; percent-encode a / in a password as %2F")
+        })?,
+    };
+    Ok(Login {
+        user: given(user)?.or(parameters.user),
+        password: given(password)?.or(parameters.password),
+        database,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[track_caller]
+    fn check(url: &str, kind: Option<TopologyKind>, expected: (TopologyKind, &str, &str)) {
+        let found = ParsedAddress::parse(url, kind, false).unwrap();
+        let seeds: Vec<_> = found.seeds.iter().map(ToString::to_string).collect();
+        let found = (found.kind, &*seeds.join(" "), &*found.master);
+        assert_eq!(found, expected, "{url}");
+    }
+
+    #[test]
+    fn every_form_of_an_address_is_understood() {
+        use TopologyKind::{Cluster, Sentinel, Single};
+        check("h:1", None, (Single, "h:1", ""));
+        check("h", None, (Single, "h:6379", ""));
+        check("[::1]:7", None, (Single, "[::1]:7", ""));
+        check("redis://h:1/3", None, (Single, "h:1", ""));
+        check("redis://u:p@h", None, (Single, "h:6379", ""));
+        check("/run/x", None, (Single, "/run/x", ""));
+        check("unix:///run/x", None, (Single, "/run/x", ""));
+        check("a:1,b:2", None, (Cluster, "a:1 b:2", ""));
+        check("a:1", Some(Cluster), (Cluster, "a:1", ""));
+        check("redis://:p@a:1,b:2", None, (Cluster, "a:1 b:2", ""));
+        check("redis://a:1,redis://b:2", None, (Cluster, "a:1 b:2", ""));
+        check("redis+cluster://a:1", None, (Cluster, "a:1", ""));
+        check("m,a:1,b", Some(Sentinel), (Sentinel, "a:1 b:26379", "m"));
+        check(
+            "redis+sentinel://:p@a:1,b/m/2",
+            None,
+            (Sentinel, "a:1 b:26379", "m"),
+        );
+        check("rediss+sentinel://a/m", None, (Sentinel, "a:26379", "m"));
+    }
+
+    #[test]
+    fn credentials_and_database_come_along() {
+        let found = ParsedAddress::parse("rediss+sentinel://u:p%40q@a:1/m/2", None, false).unwrap();
+        assert_eq!(found.login.user.as_deref(), Some("u"));
+        assert_eq!(found.login.password.as_deref(), Some("p@q"));
+        assert_eq!(found.login.database, 2);
+        assert!(found.is_tls);
+    }
+
+    #[test]
+    fn the_last_at_ends_the_credentials() {
+        for (url, user, password) in [
+            (
+                "redis://default:12345?rest@127.0.0.1:6379",
+                Some("default"),
+                "12345?rest",
+            ),
+            ("redis://:a#b@127.0.0.1:6379", None, "a#b"),
+            ("redis://:p/w@127.0.0.1:6379/0", None, "p/w"),
+            ("redis://u:a@b@127.0.0.1", Some("u"), "a@b"),
+            ("redis://u:a:b,c;[d]@127.0.0.1:6379", Some("u"), "a:b,c;[d]"),
+            ("redis://:50%off@127.0.0.1:6379", None, "50%off"),
+            ("redis://:a%3Fb%2Fc@127.0.0.1:6379?db=0", None, "a?b/c"),
+        ] {
+            let found = ParsedAddress::parse(url, None, false).unwrap();
+            assert_eq!(found.seeds[0].to_string(), "127.0.0.1:6379", "{url}");
+            let login = found.login;
+            let found = (login.user.as_deref(), login.password.as_deref());
+            assert_eq!(found, (user, Some(password)), "{url}");
+        }
+    }
+
+    #[test]
+    fn a_database_is_honoured_in_every_place_where_it_may_stand() {
+        for url in [
+            "redis://h:1/3",
+            "redis://h:1/3/",
+            "redis://h:1?db=3",
+            "redis://h:1/?db=3",
+            "redis://:p@h:1?db=3",
+            "redis+sentinel://s/m/3",
+            "redis+sentinel://s/m?db=3",
+            "unix:///run/x?db=3",
+            "/run/x?db=3",
+            "unix://:p@/run/x?db=3",
+        ] {
+            let found = ParsedAddress::parse(url, None, false).unwrap();
+            assert_eq!(found.login.database, 3, "{url}");
+        }
+    }
+
+    #[test]
+    fn a_socket_has_credentials_before_or_behind_its_path() {
+        for url in [
+            "unix://u:p%40/q@/run/user%401/x",
+            "unix:///run/user@1/x?user=u&pass=p@/q",
+            "unix:///run/user%401/x?pass=p%40%2Fq&user=u",
+        ] {
+            let found = ParsedAddress::parse(url, None, false).unwrap();
+            let shown = found.seeds[0].to_string();
+            let credentials = (found.login.user.as_deref(), found.login.password.as_deref());
+            assert_eq!(
+                (&*shown, credentials),
+                ("/run/user@1/x", (Some("u"), Some("p@/q"))),
+                "{url}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_part_that_is_not_honoured_is_refused_with_the_words_in_its_place() {
+        use TopologyKind::{Cluster, Sentinel};
+        let both = "mymaster,127.0.0.1:26379";
+        for (url, kind, words) in [
+            (
+                "redis://h?password=x",
+                None,
+                "`password` is not honoured: write user:password@",
+            ),
+            ("redis://h?username=x", None, "`username` is not honoured"),
+            ("redis://h?protocol=3", None, "`protocol` is not honoured"),
+            (
+                "rediss://h/0?ssl_cert_reqs=none",
+                None,
+                "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION",
+            ),
+            (
+                "rediss://h/0?db=0&ssl_ca_certs=/ca",
+                None,
+                "REDIS_TLS_CACERT",
+            ),
+            ("redis://h?socket_timeout=1", None, "TOLLGATE_REDIS_TIMEOUT"),
+            ("redis://h?dial_timeout=1s", None, "REDIS_TIMEOUT"),
+            ("redis://h?addr=h2:1", None, "commas"),
+            ("redis://h?colour=red", None, "`colour` is not known"),
+            (
+                "h:1,password=x,ssl=True",
+                None,
+                "`password` is not honoured",
+            ),
+            ("h:1,ssl=True", None, "rediss://"),
+            ("redis://h?db=x", None, "the database is not a number"),
+            ("redis://h/1?db=2", None, "twice"),
+            ("redis://:p/w", None, "percent-encode a /"),
+            ("rediss://h/#insecure", None, "percent-encode a #"),
+            ("redis://:a#b", None, "percent-encode a #"),
+            (
+                "redis-sentinel://h:1/0#mymaster",
+                None,
+                "percent-encode a #",
+            ),
+            ("redis://h?password=a@b", None, "percent-encode ? and @"),
+            ("redis://:p@a:1,:p@b:2", None, "written once"),
+            ("redis://:p@a:1,redis://:q@b:2", None, "written once"),
+            ("redis://:50%ff@h", None, "percent-encode a %"),
+            ("unix://:p@q@/run/x", None, "percent-encode"),
+            ("u:p@h:1", None, "REDIS_AUTH"),
+            ("h:1/3", None, "redis://host:port/database"),
+            (
+                "mymaster,redis://:pw@127.0.0.1:26379",
+                Some(Sentinel),
+                "mymaster,host:port",
+            ),
+            (
+                "mymaster,redis://:pw@127.0.0.1:26379",
+                Some(Sentinel),
+                "REDIS_SENTINEL_AUTH",
+            ),
+            (both, None, "REDIS_TYPE=SENTINEL"),
+        ] {
+            let error = ParsedAddress::parse(url, kind, false).unwrap_err();
+            assert!(error.to_string().contains(words), "{url}: {error}");
+        }
+        assert!(ParsedAddress::parse(both, Some(Cluster), false).is_ok());
+        assert!(ParsedAddress::parse(both, Some(Sentinel), false).is_ok());
+    }
+
+    /// Addresses with `{}` for the password; those of the second list are refused.
+    const WITH_PASSWORD: [&str; 9] = [
+        "redis://:{}@h:1",
+        "rediss://u:{}@h:1/2",
+        "redis+sentinel://:{}@s:1,t:2/m/1",
+        "redis://u:{}@a:1,b:2",
+        "redis://u:{}@a:1,redis://u:{}@b:2",
+        "redis://u:{}@a:1,redis://b:2",
+        "redis+cluster://:{}@[::1]:1",
+        "unix://:{}@/run/x",
+        "unix:///run/x?user=u&pass={}&db=1",
+    ];
+    const REFUSED: [&str; 12] = [
+        "u:{}@h:1",
+        "m,redis://:{}@s:1",
+        "http://:{}@h",
+        "redis://h:1?password={}",
+        "redis://h:1/0?username=u&password={}&db=3",
+        "h:1,password={},ssl=true",
+        "redis://:{}@h:port",
+        "redis://:{}@h/x",
+        "redis://:{}@[::1",
+        "redis://:{}@h/#insecure",
+        "redis+sentinel://:{}@s:1",
+        "unix://u:{}@x",
+    ];
+
+    /// No error and no endpoint shows four characters of `password`. Its letters are in none of our texts.
+    #[track_caller]
+    fn check_hidden(url: &str, password: &str, parsed: &Result<ParsedAddress, BadUrl>) {
+        let shown = match parsed {
+            Ok(found) => {
+                let seeds = found.seeds.iter().map(ToString::to_string);
+                format!("{found:?} {}", seeds.collect::<Vec<_>>().join(" "))
+            }
+            Err(error) => format!("{error} {error:?}"),
+        };
+        let letters: Vec<_> = password.chars().collect();
+        for part in letters
+            .windows(4)
+            .filter(|part| part.iter().any(|c| c.is_alphanumeric()))
+        {
+            let part: String = part.iter().collect();
+            assert!(!shown.contains(&part), "{url}: {shown}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_part_of_a_password_is_ever_shown(password in "[QXZJ8@:/?#%\\[\\],;&= é漢]{4,20}") {
+            use TopologyKind::{Cluster, Sentinel, Single};
+            let encoded = utf8_percent_encode(&password, NON_ALPHANUMERIC).to_string();
+            for kind in [None, Some(Single), Some(Sentinel), Some(Cluster)] {
+                for form in WITH_PASSWORD.into_iter().chain(REFUSED) {
+                    for text in [&password, &encoded] {
+                        let url = form.replace("{}", text);
+                        check_hidden(&url, &password, &ParsedAddress::parse(&url, kind, false));
+                    }
+                }
+            }
+            for form in REFUSED {
+                let url = form.replace("{}", &password);
+                prop_assert!(ParsedAddress::parse(&url, None, false).is_err(), "{url}");
+            }
+            for form in WITH_PASSWORD {
+                let found = ParsedAddress::parse(&form.replace("{}", &encoded), None, false);
+                let found = found.unwrap();
+                prop_assert_eq!(found.login.password.as_deref(), Some(&*password), "{}", form);
+                // As it is, it works or is refused.
+                let raw = ParsedAddress::parse(&form.replace("{}", &password), None, false);
+                if let Ok(raw) = raw && !password.contains('%') {
+                    prop_assert_eq!(raw.login.password, found.login.password, "{}", form);
+                    prop_assert_eq!(raw.seeds, found.seeds, "{}", form);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused_without_repeating_it() {
+        for (url, kind) in [
+            ("redis://:sesame@h:port", None),
+            ("http://:sesame@h", None),
+            ("redis://:sesame@a:1,b:2/3", None),
+            ("redis://:sesame@a:1,b:2", Some(TopologyKind::Single)),
+            ("redis+sentinel://:sesame@a:1", None),
+            ("sesame", Some(TopologyKind::Sentinel)),
+            ("h:0", None),
+            ("", None),
+            ("redis://:sesame@h:1/x", None),
+            ("redis://:sesame@[::1", None),
+            ("redis://h:1?protocol=sesame", None),
+        ] {
+            let error = ParsedAddress::parse(url, kind, false).unwrap_err();
+            assert!(!error.to_string().contains("sesame"), "{url}: {error}");
+        }
+    }
+}
