@@ -107,6 +107,26 @@ async fn redis_is_full() {
     assert_eq!(outcome.lost, None, "{outcome:#?}");
 }
 
+#[tokio::test]
+async fn redis_has_no_room_for_clients() {
+    check_fails_at_once(&run_without_loss(chaos::CLIENTS).await);
+}
+
+#[tokio::test]
+async fn redis_denies_the_user() {
+    check_fails_at_once(&run_without_loss(chaos::DENIED).await);
+}
+
+#[tokio::test]
+async fn the_address_moves_to_a_replica() {
+    run_without_loss(chaos::MOVED).await;
+}
+
+#[tokio::test]
+async fn a_proxy_before_two_servers_is_killed() {
+    check_fails_at_once(&run_without_loss(chaos::TWEMPROXY).await);
+}
+
 /// Runs a scenario in which rules answer without Redis, so that no call gets an error.
 async fn run_without_errors(name: &str) -> Outcome {
     let outcome = run(name).await;

@@ -1,26 +1,28 @@
 //! Servers that are full, closed to this client, moved or of another kind, and proxies that know only some commands.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs,
     net::TcpStream,
-    process::{Command, Stdio},
     time::Duration,
 };
 
 use tempfile::TempDir;
+use tokio::task::JoinSet;
 
 use crate::support::{
-    Process,
     ask::{Client, ask, connect, is_ok},
     certificates::self_signed,
+    chaos::fill,
     cluster::Cluster,
-    eventually, finish, free_port,
+    envoy::Envoy,
+    eventually, finish,
+    nutcracker::Nutcracker,
     proxy::{Fault, Proxy},
     redis::Redis,
     sentinel::{Watched, sentinel},
     tollgate::{self, Builder, Tollgate},
-    tool, wait_until,
+    wait_until,
 };
 
 /// Windows that need no script, and limits that do.
@@ -78,17 +80,7 @@ async fn check_refused(redis: Redis, words: &str, repair: impl FnOnce(&Redis)) {
 /// A server, and the connections that leave no room for another one.
 fn full_server() -> (Redis, Vec<TcpStream>) {
     let redis = Redis::with(&["--maxclients", "6"]);
-    let mut idle: Vec<TcpStream> = Vec::new();
-    wait_until("the server is full", || {
-        let stream = TcpStream::connect(redis.address()).unwrap();
-        stream
-            .set_read_timeout(Some(Duration::from_millis(50)))
-            .unwrap();
-        let mut first = [0];
-        let is_refused = std::io::Read::read(&mut &stream, &mut first).is_ok_and(|read| read == 1);
-        idle.push(stream);
-        is_refused
-    });
+    let idle = fill(&redis);
     (redis, idle)
 }
 
@@ -162,37 +154,144 @@ async fn a_path_that_forgets_idle_connections_fails_no_decision() {
     }
 }
 
-fn nutcracker(servers: &[&Redis]) -> (Process, TempDir, u16) {
-    let folder = TempDir::new().unwrap();
-    let (port, stats) = (free_port(), free_port());
-    let servers: String = servers
+/// How many commands the servers ran for windows, with and without their names.
+fn commands(servers: &[Redis]) -> BTreeMap<&'static str, u64> {
+    let names = ["incr", "incrby", "expire"];
+    let calls = |redis: &Redis, name: &str| {
+        let stats = redis.cli(&["INFO", "commandstats"]);
+        let calls = stats.split_once(&format!("cmdstat_{name}:calls="));
+        let calls = calls.and_then(|(_, rest)| rest.split(',').next()?.parse().ok());
+        calls.unwrap_or(0)
+    };
+    let sums = names.map(|name| (name, servers.iter().map(|redis| calls(redis, name)).sum()));
+    sums.into()
+}
+
+/// Many calls at the same time, and the commands that each way to Redis needed for them.
+#[tokio::test]
+async fn windows_behind_nutcracker_are_exact_and_need_as_many_commands_as_directly() {
+    const CALLS: u64 = 2_000;
+    const VALUES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
+    const WINDOWS: &str = "\
+domain: d
+descriptors:
+  - {key: two, rate_limits: [100/day, 1000000/100years]}
+";
+    let (behind, alone) = ([Redis::start(), Redis::start()], [Redis::start()]);
+    let proxy = Nutcracker::before(&[&behind[0], &behind[1]]);
+    let mut ran = Vec::new();
+    for (url, servers) in [(proxy.url(), &behind[..]), (alone[0].url(), &alone[..])] {
+        let server = tollgate::with_rules(WINDOWS)
+            .redis_at(&url, "10s")
+            .args(["--local-cache-bytes", "0"])
+            .start();
+        let client = connect(server.grpc).await;
+        eventually("decisions", async || {
+            passes(&mut client.clone(), "none").await
+        })
+        .await;
+        let mut calls = JoinSet::new();
+        // One call at a time for each value, so that no two share a command.
+        for value in VALUES {
+            let mut client = client.clone();
+            calls.spawn(async move {
+                let mut admitted = 0;
+                for _ in 0..CALLS / 8 {
+                    let reply = ask(&mut client, "d", &[("two", value)]).await;
+                    admitted += u64::from(is_ok(&reply));
+                }
+                admitted
+            });
+        }
+        let admitted: u64 = calls.join_all().await.iter().sum();
+        assert_eq!(admitted, 100 * 8, "{url}");
+        let counts = servers.iter().flat_map(|redis| {
+            let keys = redis.keys().into_iter();
+            keys.map(|key| redis.number(&["GET", &key]))
+        });
+        let counts: Vec<_> = counts.collect();
+        let each = i64::try_from(CALLS).unwrap() / 8;
+        assert_eq!(counts, [each; 16], "{url}");
+        ran.push(commands(servers));
+    }
+    assert_eq!(ran[0], ran[1]);
+}
+
+/// Envoy's own proxy for Redis knows no SCRIPT.
+#[tokio::test]
+async fn envoy_before_two_servers_counts_windows_and_runs_scripts() {
+    let both = [Redis::start(), Redis::start()];
+    let endpoints: String = both
         .iter()
-        .map(|redis| format!("  - {}:1\n", redis.address()))
+        .map(|redis| {
+            let port = redis.port();
+            format!(
+                "        - endpoint: {{ address: {{ socket_address: {{ address: 127.0.0.1, port_value: {port} }} }} }}\n"
+            )
+        })
         .collect();
-    let config = folder.path().join("nutcracker.yml");
-    let text = format!("pool:\n listen: 127.0.0.1:{port}\n redis: true\n servers:\n{servers}");
-    fs::write(&config, text).unwrap();
-    let process = Process::start(
-        Command::new(tool("nutcracker"))
-            .arg("--conf-file")
-            .arg(&config)
-            .args(["--stats-port", &stats.to_string()])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null()),
+    let bootstrap = format!(
+        "\
+admin:
+  address: {{ socket_address: {{ address: 127.0.0.1, port_value: 0 }} }}
+static_resources:
+  listeners:
+  - name: redis
+    address: {{ socket_address: {{ address: 127.0.0.1, port_value: 0 }} }}
+    filter_chains:
+    - filters:
+      - name: envoy.filters.network.redis_proxy
+        typed_config:
+          \"@type\": type.googleapis.com/envoy.extensions.filters.network.redis_proxy.v3.RedisProxy
+          stat_prefix: redis
+          settings: {{ op_timeout: 5s }}
+          prefix_routes: {{ catch_all_route: {{ cluster: servers }} }}
+  clusters:
+  - name: servers
+    type: STATIC
+    lb_policy: MAGLEV
+    load_assignment:
+      cluster_name: servers
+      endpoints:
+      - lb_endpoints:
+{endpoints}"
     );
-    wait_until("nutcracker listens", || {
-        TcpStream::connect(("127.0.0.1", port)).is_ok()
+    let envoy = Envoy::start(|| bootstrap.clone());
+    let url = format!("redis://{}", envoy.listener("redis"));
+    let server = tollgate::with_rules(RULES).redis_at(&url, "5s").start();
+    let mut client = connect(server.grpc).await;
+    for key in ["window", "bucket"] {
+        eventually("decisions", async || passes(&mut client, key).await).await;
+    }
+    let before: i64 = held(&both);
+    for _ in 0..99 {
+        assert!(passes(&mut client, "window").await);
+    }
+    assert_eq!(held(&both) - before, 99);
+    assert!(
+        lines(&server, "Redis is lost") <= 2,
+        "{}",
+        server.log().text()
+    );
+}
+
+/// The sum of all windows.
+fn held(servers: &[Redis]) -> i64 {
+    let counts = servers.iter().flat_map(|redis| {
+        let keys = redis.keys().into_iter();
+        keys.map(|key| redis.cli_if_there(&["GET", &key]).unwrap_or_default())
     });
-    (process, folder, port)
+    counts
+        .filter_map(|count| count.trim().parse::<i64>().ok())
+        .sum()
 }
 
 #[tokio::test]
 async fn nutcracker_before_two_servers_counts_windows_and_runs_scripts() {
     let both = [Redis::start(), Redis::start()];
-    let (_proxy, _folder, port) = nutcracker(&[&both[0], &both[1]]);
+    let proxy = Nutcracker::before(&[&both[0], &both[1]]);
     let server = tollgate::with_rules(RULES)
-        .redis_at(&format!("redis://127.0.0.1:{port}"), "100ms")
+        .redis_at(&proxy.url(), "100ms")
         .start();
     let mut client = connect(server.grpc).await;
     for key in ["window", "bucket"] {
@@ -201,15 +300,7 @@ async fn nutcracker_before_two_servers_counts_windows_and_runs_scripts() {
     for _ in 0..99 {
         assert!(passes(&mut client, "window").await);
     }
-    let held: i64 = both
-        .iter()
-        .flat_map(|redis| {
-            let keys = redis.keys().into_iter();
-            keys.map(|key| redis.cli_if_there(&["GET", &key]).unwrap_or_default())
-        })
-        .filter_map(|count| count.trim().parse::<i64>().ok())
-        .sum();
-    assert_eq!(held, 100);
+    assert_eq!(held(&both), 100);
     assert!(
         lines(&server, "Redis is lost") <= 2,
         "{}",

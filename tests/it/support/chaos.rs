@@ -1,6 +1,8 @@
 //! Ways to break Redis, or the network to it, under load from 64 streams, and their results. Each runs against its
 //! own real processes.
 
+mod refusals;
+
 use std::{
     collections::BTreeMap,
     fmt, fs,
@@ -26,6 +28,8 @@ use super::{
     tollgate::{self, Log, Tollgate},
     wait_until,
 };
+
+pub use refusals::fill;
 
 /// Settings of a scenario.
 #[derive(Clone, Debug)]
@@ -168,6 +172,10 @@ pub fn scenarios() -> Vec<(&'static str, Scenario)> {
         (FLUSHED, |plan| Box::pin(scripts_flushed(plan))),
         (PASSWORD, |plan| Box::pin(password_rotated(plan))),
         (EXPIRED, |plan| Box::pin(certificate_expired(plan))),
+        (CLIENTS, |plan| Box::pin(refusals::too_many_clients(plan))),
+        (DENIED, |plan| Box::pin(refusals::denied(plan))),
+        (MOVED, |plan| Box::pin(refusals::address_moved(plan))),
+        (TWEMPROXY, |plan| Box::pin(refusals::twemproxy_killed(plan))),
         (SPLIT, |plan| Box::pin(replicas_split(SPLIT, plan))),
         (SPLIT_LOCAL, |plan| {
             Box::pin(replicas_split(SPLIT_LOCAL, plan.answering("local")))
@@ -240,6 +248,10 @@ pub const FULL: &str = "maxmemory reached";
 pub const FLUSHED: &str = "SCRIPT FLUSH";
 pub const PASSWORD: &str = "password rotated";
 pub const EXPIRED: &str = "TLS certificate expired";
+pub const CLIENTS: &str = "maxclients reached";
+pub const DENIED: &str = "user denied";
+pub const MOVED: &str = "address moves to a replica, which is the master now";
+pub const TWEMPROXY: &str = "twemproxy before two Redis: kill -9, restart";
 pub const SPLIT: &str = "two replicas split";
 pub const KILLED_ALLOW: &str = "kill -9 of Redis, restart; allow";
 pub const KILLED_DENY: &str = "kill -9 of Redis, restart; deny";
