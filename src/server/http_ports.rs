@@ -79,6 +79,7 @@ pub(super) fn start(
         settings: settings_page(&settings.resolved),
         service,
         bodies,
+        hosts: settings.listen.debug_hosts.clone().into(),
     });
     let serving = serve_http(ports.debug, routes, limits.clone());
     tasks.start(Task::DebugListener, serving);
@@ -111,6 +112,6 @@ fn counters(
         bodies,
         clock: service.clock.clone(),
         blocking: statistics.blocking.clone(),
-        token_file: settings.listen.admin_token().map(Into::into),
+        access: settings.listen.change_access(),
     }
 }

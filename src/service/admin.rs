@@ -20,6 +20,7 @@ mod health;
 mod history;
 mod json;
 mod live;
+mod origin;
 mod page;
 mod query;
 mod rlconfig;
@@ -28,17 +29,19 @@ mod start_page;
 mod statistics;
 mod top;
 
-pub(crate) use counters::{Counters, KeySource, Peer, RedisKeys};
+pub(crate) use counters::{ChangeAccess, Counters, KeySource, RedisKeys};
 pub(crate) use debug::{DebugPages, debug};
 pub(crate) use health::{Components, Health};
 pub(crate) use history::HistoryRecorder;
 pub(crate) use json::BodyLimits;
 pub(crate) use live::{LiveFeed, state::LiveSource};
+pub(crate) use origin::{DebugHosts, Peer};
 pub(crate) use page::BlockingQueue;
 pub(crate) use statistics::Statistics;
 pub(crate) use top::TopTalkersPage;
 
-use json::{answer_json, plain, refuse_foreign};
+use json::{answer_json, plain};
+use origin::refuse_foreign;
 
 /// Routes of the HTTP port. Without a service there is no `/json`.
 pub(crate) fn http<S: Store>(

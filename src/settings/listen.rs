@@ -5,10 +5,11 @@ use std::{
     time::Duration,
 };
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use super::shapes::ArgShape as _;
 use super::values::{duration, file_mode, file_path, port, some_time};
+use crate::service::admin::ChangeAccess;
 
 /// Addresses of the ports, and how long connections may be silent or live.
 #[derive(Clone, Debug, Args)]
@@ -92,17 +93,50 @@ pub(crate) struct Listen {
     #[arg(long, env = "DEBUG_PORT", default_value_t = 6070, value_parser = port, value_name = "PORT")]
     pub debug_port: u16,
 
-    /// File with the token that callers on other machines need to change counters through the debug port:
-    /// `authorization: Bearer TOKEN`. It is read for each such call. Without it only this machine may change them
+    /// Further names by which callers on this machine may read the debug port, with commas between: a web page could
+    /// give itself a name that leads here
+    #[arg(
+        long,
+        env = "TOLLGATE_DEBUG_HOSTS",
+        value_delimiter = ',',
+        value_name = "HOSTS"
+    )]
+    pub debug_hosts: Vec<String>,
+
+    /// File with the token that changes counters through the debug port: `authorization: Bearer TOKEN`. It is read for
+    /// each such call
     #[arg(long, env = "TOLLGATE_ADMIN_TOKEN_FILE", value_parser = file_path, value_name = "FILE")]
     pub admin_token_file: Option<PathBuf>,
+
+    /// The callers who may change counters through the debug port: those with the token; those on this machine and
+    /// those with the token; or none [default: token with --admin-token-file, else loopback]
+    #[arg(
+        long,
+        env = "TOLLGATE_ADMIN_CHANGES",
+        requires_if("token", "admin_token_file"),
+        value_name = "WHO"
+    )]
+    pub admin_changes: Option<AdminChanges>,
+}
+
+/// The callers who may change counters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum AdminChanges {
+    Token,
+    Loopback,
+    Off,
 }
 
 impl Listen {
-    /// The file with the token of callers who may change counters, if there is one.
-    pub(crate) fn admin_token(&self) -> Option<&Path> {
-        let path = self.admin_token_file.as_deref();
-        path.filter(|path| !path.as_os_str().is_empty())
+    /// The callers who may change counters. Without a file, `token` lets no caller in.
+    pub(crate) fn change_access(&self) -> ChangeAccess {
+        let file = self.admin_token_file.clone();
+        let file = file.filter(|path| !path.as_os_str().is_empty());
+        match (self.admin_changes, file) {
+            (Some(AdminChanges::Off), _) | (Some(AdminChanges::Token), None) => ChangeAccess::Off,
+            (None | Some(AdminChanges::Token), Some(file)) => ChangeAccess::Token(file),
+            (None | Some(AdminChanges::Loopback), file) => ChangeAccess::Loopback(file),
+        }
     }
 
     /// The socket to serve gRPC on, if there is one.

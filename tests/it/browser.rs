@@ -220,6 +220,7 @@ async fn under_another_name_a_change_needs_the_token() {
     fs::write(&token, "sesame\n").unwrap();
     let server = tollgate::with_rules(RULES)
         .args(["--admin-token-file", token.to_str().unwrap()])
+        .args(["--debug-hosts", "shop.localhost"])
         .start();
     let mut client = connect(server.grpc).await;
     let entries = [("remote_address", "192.0.2.1")];

@@ -221,7 +221,7 @@ async function token(browser, url) {
   };
   await change();
   await page.until("it is refused", () =>
-    document.querySelector("#counter-status").innerText.includes("only a call from this machine"),
+    document.querySelector("#counter-status").innerText.includes("change only with"),
   );
   await page.type("#token", "sesame");
   await change();

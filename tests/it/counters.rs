@@ -11,9 +11,11 @@ use serde_json::{Value, json};
 use crate::support::{
     ask::{ask, connect, descriptor, is_ok, request, send},
     cluster::Cluster,
+    envoy::Envoy,
     eventually, finish,
-    http::get,
+    http::{get, get_with},
     json,
+    nginx::Nginx,
     redis::Redis,
     tollgate::{self, Tollgate, program},
 };
@@ -601,7 +603,7 @@ fn status_of_reset(server: &Tollgate, headers: &str) -> u16 {
 }
 
 #[tokio::test]
-async fn who_is_not_of_this_machine_needs_the_token_to_change_a_counter() {
+async fn with_a_token_file_every_change_needs_the_token() {
     let folder = tempfile::TempDir::new().unwrap();
     let file = folder.path().join("token");
     let path = file.to_str().unwrap();
@@ -610,7 +612,6 @@ async fn who_is_not_of_this_machine_needs_the_token_to_change_a_counter() {
         .args(["--admin-token-file", path])
         .start();
     hit(&server, &[("log", "v")], 1).await;
-    // The tests send `host: test`, as a browser does whose page has a name that leads here.
     assert_eq!(status_of_reset(&server, ""), 403);
     for token in ["", "sesam", "sesamee", "Sesame"] {
         let header = format!("authorization: Bearer {token}\r\n");
@@ -637,9 +638,160 @@ async fn who_is_not_of_this_machine_needs_the_token_to_change_a_counter() {
         "{}",
         server.log().text()
     );
-    // Looking needs neither.
+    // Looking needs none.
     let reply = json::send(server.debug, "POST", "/counters/get", RESET);
     assert_eq!(reply.status, 200);
+}
+
+#[test]
+fn changes_can_be_open_to_this_machine_beside_the_token_or_to_no_caller() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let file = folder.path().join("token");
+    std::fs::write(&file, "sesame\n").unwrap();
+    for (who, alone, with_token) in [("loopback", 200, 200), ("off", 403, 403)] {
+        let server = tollgate::with_rules(RULES)
+            .args(["--admin-changes", who])
+            .args(["--admin-token-file", file.to_str().unwrap()])
+            .start();
+        let token = "authorization: Bearer sesame\r\n";
+        assert_eq!(status_of_reset(&server, ""), alone, "{who}");
+        let through_proxy = format!("x-forwarded-for: 192.0.2.1\r\n{token}");
+        assert_eq!(
+            status_of_reset(&server, &through_proxy),
+            with_token,
+            "{who}"
+        );
+    }
+}
+
+/// An Envoy that passes on all calls to `port`, in its default settings.
+fn envoy_before(port: u16) -> Envoy {
+    let bootstrap = format!(
+        r#"
+admin:
+  address: {{ socket_address: {{ address: 127.0.0.1, port_value: 0 }} }}
+static_resources:
+  listeners:
+  - name: all
+    address: {{ socket_address: {{ address: 127.0.0.1, port_value: 0 }} }}
+    filter_chains:
+    - filters:
+      - name: envoy.filters.network.http_connection_manager
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+          stat_prefix: all
+          http_filters:
+          - name: envoy.filters.http.router
+            typed_config:
+              "@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router
+          route_config:
+            virtual_hosts:
+            - {{ name: all, domains: ["*"], routes: [{{ match: {{ prefix: / }}, route: {{ cluster: debug }} }}] }}
+  clusters:
+  - name: debug
+    load_assignment:
+      cluster_name: debug
+      endpoints:
+      - lb_endpoints:
+        - endpoint: {{ address: {{ socket_address: {{ address: 127.0.0.1, port_value: {port} }} }} }}
+"#
+    );
+    Envoy::start(|| bootstrap.clone())
+}
+
+/// Whatever a far client says of itself, a proxy on this machine does not make it a caller on this machine.
+#[tokio::test]
+async fn no_far_client_changes_a_counter_through_an_ordinary_proxy() {
+    let server = tollgate::with_rules(RULES).start();
+    hit(&server, &[("log", "v")], 1).await;
+    let envoy = envoy_before(server.debug.port());
+    // As most examples have it.
+    let nginx = Nginx::before(
+        server.debug.port(),
+        "proxy_set_header Host $host; proxy_set_header X-Forwarded-For $remote_addr;",
+    );
+    for proxy in [envoy.listener("all"), nginx.address] {
+        for host in ["localhost", "127.0.0.1", "[::1]:6070", "evil.example"] {
+            for path in ["/counters/reset", "/counters/grant"] {
+                let headers = format!("content-type: application/json\r\nhost: {host}\r\n");
+                let reply = json::send_with(proxy, "POST", path, &headers, RESET);
+                assert_eq!(reply.status, 403, "{host}: {reply:?}");
+            }
+        }
+    }
+    assert_eq!(counter(&server, "log=v")["hits"], 1);
+    assert_eq!(status_of_reset(&server, ""), 200);
+}
+
+/// docs/counters.md says that such a proxy is trusted.
+#[test]
+fn a_proxy_on_this_machine_that_adds_nothing_is_not_seen_unless_there_is_a_token() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let file = folder.path().join("token");
+    std::fs::write(&file, "sesame\n").unwrap();
+    for (args, status) in [
+        (&[][..], 200),
+        (&["--admin-token-file", file.to_str().unwrap()], 403),
+        (&["--admin-changes", "off"], 403),
+    ] {
+        let server = tollgate::with_rules(RULES)
+            .args(args.iter().copied())
+            .start();
+        let nginx = Nginx::before(server.debug.port(), "");
+        let headers = "content-type: application/json\r\n";
+        let reply = json::send_with(nginx.address, "POST", "/counters/reset", headers, RESET);
+        assert_eq!(reply.status, status, "{args:?}");
+    }
+}
+
+/// A web page may have a name that leads to this machine.
+#[test]
+fn the_debug_port_is_read_over_loopback_by_its_own_names_only() {
+    let server = tollgate::with_rules(RULES)
+        .args(["--debug-hosts", "tollgate.test,other.test"])
+        .start();
+    const PAGES: [&str; 9] = [
+        "/",
+        "/rules",
+        "/settings",
+        "/stats",
+        "/rlconfig",
+        "/top",
+        "/history",
+        "/counters?domain=d",
+        "/none",
+    ];
+    let status =
+        |path: &str, host: &str| get_with(server.debug, path, &[("host", host.as_bytes())]).status;
+    for host in [
+        "rebind.evil.example",
+        "tollgate.test.evil.example",
+        "192.0.2.1",
+        "",
+    ] {
+        for path in PAGES {
+            assert_eq!(status(path, host), 403, "{host} {path}");
+        }
+        assert_eq!(status("/metrics", host), 200, "{host}");
+        let headers = format!("content-type: application/json\r\nhost: {host}\r\n");
+        for path in ["/explain", "/counters/get"] {
+            let reply = json::send_with(server.debug, "POST", path, &headers, RESET);
+            assert_eq!(reply.status, 403, "{host} {path}");
+        }
+    }
+    for host in [
+        "localhost",
+        "127.0.0.1:1",
+        "[::1]",
+        "tollgate.test",
+        "OTHER.test:6070",
+    ] {
+        for path in PAGES {
+            assert_eq!(status(path, host), 200, "{host} {path}");
+        }
+    }
+    // Such a name is for reading only.
+    assert_eq!(status_of_reset(&server, "host: tollgate.test\r\n"), 403);
 }
 
 #[test]

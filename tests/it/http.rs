@@ -84,7 +84,7 @@ fn json_is_taken_with_any_content_type() {
         "content-type: text/plain\r\n",
         "content-type: ü\r\n",
         "content-type: Application/JSON ; charset=utf-8\r\n",
-        "origin: http://TEST\r\nsec-fetch-site: same-origin\r\n",
+        "host: test\r\norigin: http://TEST\r\nsec-fetch-site: same-origin\r\n",
         "sec-fetch-site: none\r\n",
     ] {
         let reply = json::send_with(server.http, "POST", "/json", headers, UNLIMITED);

@@ -24,6 +24,7 @@ pub mod histories;
 pub mod hoard;
 pub mod http;
 pub mod json;
+pub mod nginx;
 pub mod nutcracker;
 pub mod ports;
 pub mod prometheus;

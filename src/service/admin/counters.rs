@@ -2,16 +2,17 @@
 //!
 //! A look asks the store past the over-limit cache, and neither counts a hit nor makes a counter.
 
-use std::{path::PathBuf, sync::Arc};
+use std::sync::Arc;
 
 use axum::{
     body::Body,
-    http::{HeaderMap, StatusCode},
+    http::{HeaderMap, StatusCode, Uri},
     response::Response,
 };
 
 use super::{
     json::{BodyLimits, plain},
+    origin::Peer,
     page::BlockingQueue,
 };
 use crate::{
@@ -33,7 +34,7 @@ mod list;
 mod look;
 mod report;
 
-pub(crate) use access::Peer;
+pub(crate) use access::ChangeAccess;
 pub(crate) use change::Change;
 use report::CounterReport;
 pub(super) use report::{algorithm, limit_json};
@@ -48,8 +49,7 @@ pub(crate) struct Counters {
     pub bodies: BodyLimits,
     pub clock: RequestClock,
     pub blocking: BlockingQueue,
-    /// The file with the token of callers on other machines who may change counters.
-    pub token_file: Option<PathBuf>,
+    pub access: ChangeAccess,
 }
 
 /// The place that lists the keys of counters.
@@ -95,12 +95,13 @@ impl Counters {
         self,
         change: Change,
         peer: Peer,
+        uri: Uri,
         account: Arc<Account>,
         headers: HeaderMap,
         body: Body,
     ) -> Response {
-        let token_file = self.token_file.as_ref();
-        match access::check(peer, &headers, token_file, &self.blocking).await {
+        let allowed = self.access.check(peer, &uri, &headers, &self.blocking);
+        match allowed.await {
             Ok(allowed) => change::change(&self, change, allowed, &account, &headers, body).await,
             Err(error) => refused(StatusCode::FORBIDDEN, &error.to_string()),
         }

@@ -5,16 +5,18 @@ use std::sync::Arc;
 use axum::{
     Extension, Router,
     body::{Body, Bytes},
-    extract::{Path, RawQuery},
-    http::{HeaderMap, StatusCode},
+    extract::{Path, RawQuery, Request},
+    http::{HeaderMap, StatusCode, Uri},
+    middleware::{self, Next},
     routing::{MethodRouter, get, post},
 };
 
 use super::{
-    BodyLimits, Counters, HistoryRecorder, LiveFeed, Statistics, TopTalkersPage,
+    BodyLimits, Counters, DebugHosts, HistoryRecorder, LiveFeed, Statistics, TopTalkersPage,
     counters::Change,
     explain::{Question, USAGE, answer_question, url_question},
     json::{is_json, json_headers, plain, read_whole},
+    origin::refuse_rebound,
     page::{BlockingQueue, text_page},
     rlconfig::rlconfig,
     rules::rule_tree,
@@ -40,7 +42,7 @@ const INDEX: &str = "\
 /history: the last hour of decisions, latency, store and memory, as JSON
 /counters?domain=NAME: the hits of a domain's counters now, page by page
 POST /counters/get: the counters of descriptors in a RateLimitRequest as JSON; `tollgate counters --help` has commands
-POST /counters/reset: takes all hits off the counters of descriptors, for callers on this machine or with the token
+POST /counters/reset: takes all hits off the counters of descriptors, for callers that may change them
 POST /counters/grant: lets as many more hits pass as each descriptor has, until its windows end, for the same callers
 ";
 
@@ -56,6 +58,7 @@ pub(crate) struct DebugPages<S> {
     pub settings: String,
     pub service: Arc<grpc::Service<S>>,
     pub bodies: BodyLimits,
+    pub hosts: DebugHosts,
 }
 
 /// Routes of the debug port.
@@ -70,9 +73,19 @@ pub(crate) fn debug<S: Store>(pages: DebugPages<S>) -> Router {
         settings,
         service,
         bodies,
+        hosts,
     } = pages;
     let blocking = statistics.blocking.clone();
     let history = move |Extension(account)| async move { history.page(account) };
+    let guard = move |request: Request, next: Next| {
+        let hosts = hosts.clone();
+        async move {
+            match refuse_rebound(&hosts, &request) {
+                Some(refusal) => refusal,
+                None => next.run(request).await,
+            }
+        }
+    };
     Router::new()
         // As in the reference, an unknown path leads here.
         .fallback(|| async { INDEX })
@@ -83,6 +96,7 @@ pub(crate) fn debug<S: Store>(pages: DebugPages<S>) -> Router {
         .merge(statistics_routes(rules, statistics))
         .merge(top_route(talkers, blocking))
         .merge(counter_routes(counters))
+        .layer(middleware::from_fn(guard))
 }
 
 fn start_page_routes(live: LiveFeed, settings: Bytes) -> Router {
@@ -138,8 +152,10 @@ fn counter_routes(counters: Counters) -> Router {
     };
     let change = |change| {
         let counters = counters.clone();
-        move |Extension(peer), Extension(account), headers: HeaderMap, body: Body| async move {
-            counters.change(change, peer, account, headers, body).await
+        move |Extension(peer), Extension(account), uri: Uri, headers: HeaderMap, body: Body| async move {
+            counters
+                .change(change, peer, uri, account, headers, body)
+                .await
         }
     };
     Router::new()

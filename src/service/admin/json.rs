@@ -5,8 +5,8 @@ use std::{future::poll_fn, pin::Pin, sync::Arc, time::Duration};
 use axum::{
     body::Body,
     http::{
-        HeaderMap, HeaderName, HeaderValue, StatusCode,
-        header::{CONTENT_TYPE, HOST, ORIGIN, X_CONTENT_TYPE_OPTIONS},
+        HeaderMap, HeaderName, StatusCode,
+        header::{CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS},
     },
     response::{IntoResponse, Response},
 };
@@ -39,32 +39,6 @@ pub(super) fn is_json(headers: &HeaderMap) -> bool {
     };
     let media_type = content_type.split(';').next().unwrap_or_default();
     media_type.trim().eq_ignore_ascii_case("application/json")
-}
-
-/// Whether a browser says that a page of another origin asks. All browsers do so with a POST, and other clients do not.
-fn is_foreign(headers: &HeaderMap) -> bool {
-    let site = headers.get("sec-fetch-site");
-    if site.is_some_and(|site| site != "same-origin" && site != "none") {
-        return true;
-    }
-    let Some(origin) = headers.get(ORIGIN) else {
-        return false;
-    };
-    let server = headers.get(HOST).map(HeaderValue::as_bytes);
-    let origin = origin
-        .to_str()
-        .ok()
-        .and_then(|origin| origin.split_once("://"));
-    match (origin, server) {
-        (Some((_, origin)), Some(server)) => !origin.as_bytes().eq_ignore_ascii_case(server),
-        _ => true,
-    }
-}
-
-/// The answer to a browser that asks for a page of another origin.
-pub(super) fn refuse_foreign(headers: &HeaderMap) -> Option<Response> {
-    let refused = || plain(StatusCode::FORBIDDEN, "not for pages of other origins\n");
-    is_foreign(headers).then(refused)
 }
 
 /// Answers a request in proto3 JSON as the reference does: 200 or 429 with the reply as JSON, 400 for anything else.

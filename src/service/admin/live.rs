@@ -26,7 +26,7 @@ use tokio::{
     time::{Instant, MissedTickBehavior, timeout_at},
 };
 
-use super::json::{plain, refuse_foreign};
+use super::{json::plain, origin::refuse_foreign};
 use crate::foundation::blocking::blocking;
 use state::{LiveSource, LiveState};
 

@@ -96,7 +96,7 @@ pub(crate) struct GetCounters {
 /// The proof that this caller may change counters.
 #[derive(Debug, Args)]
 pub(crate) struct Token {
-    /// File with the token of the server's --admin-token-file; a server on this machine needs none
+    /// File with the token of the server's --admin-token-file; a server here that has no such file needs none
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
 }

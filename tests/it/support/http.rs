@@ -54,8 +54,10 @@ pub fn post_json(address: SocketAddr, path: &str, body: &str) -> io::Result<Repl
 
 /// Like [`get_with`], for servers that may not be running.
 pub fn try_get(address: SocketAddr, path: &str, headers: &[(&str, &[u8])]) -> io::Result<Reply> {
-    let mut request =
-        format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n").into_bytes();
+    let mut request = format!("GET {path} HTTP/1.1\r\nconnection: close\r\n").into_bytes();
+    if !headers.iter().any(|(name, _)| *name == "host") {
+        request.extend(format!("host: {address}\r\n").into_bytes());
+    }
     for (name, value) in headers {
         request.extend([name.as_bytes(), b": ", value, b"\r\n"].concat());
     }

@@ -40,8 +40,13 @@ pub fn send_with(
     headers: &str,
     body: &[u8],
 ) -> Reply {
+    let host = if headers.contains("host: ") {
+        String::new()
+    } else {
+        format!("host: {address}\r\n")
+    };
     let head = format!(
-        "{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n{headers}content-length: {}\r\n\r\n",
+        "{method} {path} HTTP/1.1\r\n{host}connection: close\r\n{headers}content-length: {}\r\n\r\n",
         body.len()
     );
     let mut stream = TcpStream::connect(address).unwrap();

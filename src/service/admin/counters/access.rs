@@ -1,24 +1,30 @@
-//! The callers who may change counters: those on this machine, and those that have the token.
+//! The callers who may change counters: those with the token, or those on this machine, or none.
 
 use std::{
     fmt,
     fs::File,
     io::Read as _,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     path::{Path, PathBuf},
 };
 
-use axum::http::{
-    HeaderMap,
-    header::{AUTHORIZATION, FORWARDED, HOST, VIA},
-};
+use axum::http::{HeaderMap, Uri, header::AUTHORIZATION};
 
-use super::super::page::BlockingQueue;
+use super::super::{
+    origin::{Peer, is_for_this_machine, is_foreign, is_through_proxy},
+    page::BlockingQueue,
+};
 use crate::foundation::log_throttle::LogThrottle;
 
-/// The address of the client of an HTTP connection.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Peer(pub(crate) SocketAddr);
+/// The callers who may change counters.
+#[derive(Clone, Debug)]
+pub(crate) enum ChangeAccess {
+    /// Those that have the token in this file.
+    Token(PathBuf),
+    /// Those on this machine, and those that have the token, if there is one.
+    Loopback(Option<PathBuf>),
+    Off,
+}
 
 /// A caller who may change counters, for the log.
 #[derive(Clone, Copy, Debug)]
@@ -34,13 +40,21 @@ impl fmt::Display for Allowed {
     }
 }
 
-/// The call is neither from this machine nor has the token.
+/// Why a caller may not change counters.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error(
-    "only a call from this machine to localhost, without a proxy, may change counters, or one with `authorization: \
-     Bearer` and the token in the server's --admin-token-file"
-)]
-pub(super) struct NotAllowed;
+pub(super) enum NotAllowed {
+    #[error(
+        "counters change only with `authorization: Bearer` and the token in the server's --admin-token-file"
+    )]
+    NoToken,
+    #[error(
+        "only a call from this machine to localhost, without a proxy and without a page of another site, may change \
+         counters, or one with `authorization: Bearer` and the token in the server's --admin-token-file"
+    )]
+    NotLocal,
+    #[error("this server changes no counters: --admin-changes is off")]
+    Off,
+}
 
 /// Longest token, in bytes.
 const MAX_TOKEN_BYTES: usize = 4 << 10;
@@ -48,67 +62,51 @@ const MAX_TOKEN_BYTES: usize = 4 << 10;
 /// Anyone who can reach the port can be refused.
 static REFUSALS: LogThrottle = LogThrottle::new();
 
-/// Checks a caller. The token is read anew each time, so that it can change.
-///
-/// # Errors
-///
-/// If the caller may not change counters.
-pub(super) async fn check(
-    Peer(peer): Peer,
-    headers: &HeaderMap,
-    token_file: Option<&PathBuf>,
-    blocking: &BlockingQueue,
-) -> Result<Allowed, NotAllowed> {
-    if is_from_here(peer.ip(), headers) {
-        return Ok(Allowed {
-            peer,
-            has_token: false,
-        });
-    }
-    if let (Some(sent), Some(path)) = (sent_token(headers), token_file) {
-        let (sent, path) = (sent.to_vec(), path.clone());
-        let is_known = blocking.work(move || token(&path).is_some_and(|own| equal(&own, &sent)));
-        if is_known.await {
-            return Ok(Allowed {
-                peer,
-                has_token: true,
-            });
+impl ChangeAccess {
+    /// Checks a caller. The token is read for each call, so that it can change.
+    ///
+    /// # Errors
+    ///
+    /// If the caller may not change counters.
+    pub(super) async fn check(
+        &self,
+        peer: Peer,
+        uri: &Uri,
+        headers: &HeaderMap,
+        blocking: &BlockingQueue,
+    ) -> Result<Allowed, NotAllowed> {
+        let allowed = |has_token| Allowed {
+            peer: peer.0,
+            has_token,
+        };
+        let (token_file, refusal) = match self {
+            Self::Loopback(_) if is_local(peer, uri, headers) => return Ok(allowed(false)),
+            Self::Loopback(file) => (file.as_ref(), NotAllowed::NotLocal),
+            Self::Token(file) => (Some(file), NotAllowed::NoToken),
+            Self::Off => (None, NotAllowed::Off),
+        };
+        if let (Some(sent), Some(path)) = (sent_token(headers), token_file) {
+            let (sent, path) = (sent.to_vec(), path.clone());
+            let is_known =
+                blocking.work(move || token(&path).is_some_and(|own| equal(&own, &sent)));
+            if is_known.await {
+                return Ok(allowed(true));
+            }
         }
+        if REFUSALS.may_log() {
+            tracing::warn!(peer = %peer.0, "refused to change counters: {refusal}");
+        }
+        Err(refusal)
     }
-    if REFUSALS.may_log() {
-        tracing::warn!(%peer, "refused to change counters: {NotAllowed}");
-    }
-    Err(NotAllowed)
 }
 
-/// Whether a call comes from a program on this machine that wants to talk to this machine. A proxy here may have passed
-/// on the call of another machine, and a page in a browser here may be of a site whose name leads to this machine.
-fn is_from_here(peer: IpAddr, headers: &HeaderMap) -> bool {
-    let proxies = [
-        FORWARDED.as_str(),
-        VIA.as_str(),
-        "x-forwarded-for",
-        "x-real-ip",
-    ];
-    peer.to_canonical().is_loopback()
-        && !proxies.iter().any(|name| headers.contains_key(*name))
-        && headers
-            .get_all(HOST)
-            .iter()
-            .all(|host| host.to_str().is_ok_and(is_here))
-}
-
-/// Whether `host`, which may have a port, is a name of this machine for itself.
-fn is_here(host: &str) -> bool {
-    let name = match host.rsplit_once(':') {
-        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
-        _ => host,
-    };
-    let address = name
-        .strip_prefix('[')
-        .and_then(|name| name.strip_suffix(']'));
-    let address = address.unwrap_or(name).parse::<IpAddr>();
-    name.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
+/// Whether a call comes from a program on this machine that wants to talk to this machine, as far as that shows. A
+/// proxy here that adds nothing to the calls of others is not seen.
+fn is_local(peer: Peer, uri: &Uri, headers: &HeaderMap) -> bool {
+    peer.is_this_machine()
+        && is_for_this_machine(uri, headers)
+        && !is_through_proxy(headers)
+        && !is_foreign(headers)
 }
 
 fn sent_token(headers: &HeaderMap) -> Option<&[u8]> {
@@ -147,17 +145,24 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check_here(peer: &str, headers: &[(&'static str, &'static str)], expected: bool) {
-        let headers = headers.iter().map(|(name, value)| {
+    fn check_local(
+        peer: &str,
+        uri: &str,
+        headers: &[(&'static str, &'static str)],
+        expected: bool,
+    ) {
+        let named = headers.iter().map(|(name, value)| {
             let name: axum::http::HeaderName = name.parse().unwrap();
             (name, value.parse().unwrap())
         });
-        let is_here = is_from_here(peer.parse().unwrap(), &headers.collect());
-        assert_eq!(is_here, expected, "{peer}");
+        let peer = Peer((peer.parse::<std::net::IpAddr>().unwrap(), 1).into());
+        let is_local = is_local(peer, &uri.parse().unwrap(), &named.collect());
+        assert_eq!(is_local, expected, "{peer:?} {uri} {headers:?}");
     }
 
     #[test]
-    fn only_programs_on_this_machine_that_talk_to_it_directly_are_from_here() {
+    fn only_programs_on_this_machine_that_talk_to_it_directly_are_local() {
+        const PATH: &str = "/counters/reset";
         for host in [
             "localhost",
             "LOCALHOST:6070",
@@ -165,11 +170,17 @@ mod tests {
             "[::1]:6070",
             "[::1]",
         ] {
-            check_here("127.0.0.1", &[("host", host)], true);
-            check_here("::ffff:127.0.0.1", &[("host", host)], true);
-            check_here("192.0.2.1", &[("host", host)], false);
+            for peer in ["127.0.0.1", "::1", "::ffff:127.0.0.1"] {
+                check_local(peer, PATH, &[("host", host)], true);
+            }
+            // The second is a sidecar's.
+            for peer in ["192.0.2.1", "127.0.0.6", "::ffff:127.0.0.6"] {
+                check_local(peer, PATH, &[("host", host)], false);
+            }
+            let foreign = "http://evil.example/counters/reset";
+            check_local("127.0.0.1", foreign, &[("host", host)], false);
         }
-        check_here("::1", &[], true);
+        check_local("127.0.0.1", PATH, &[], false);
         for host in [
             "evil.example",
             "localhost.evil.example",
@@ -177,10 +188,27 @@ mod tests {
             "",
             "::1:x",
         ] {
-            check_here("127.0.0.1", &[("host", host)], false);
+            check_local("127.0.0.1", PATH, &[("host", host)], false);
         }
-        for proxy in ["forwarded", "via", "x-forwarded-for", "x-real-ip"] {
-            check_here("127.0.0.1", &[("host", "localhost"), (proxy, "x")], false);
+        for (name, value, expected) in [
+            ("forwarded", "x", false),
+            ("via", "x", false),
+            ("x-real-ip", "x", false),
+            ("x-forwarded-for", "x", false),
+            ("x-forwarded-proto", "http", false),
+            ("x-forwarded-client-cert", "x", false),
+            ("x-envoy-expected-rq-timeout-ms", "15000", false),
+            ("x-request-id", "x", false),
+            ("origin", "http://evil.example", false),
+            ("origin", "null", false),
+            ("origin", "http://localhost:6070", true),
+            ("sec-fetch-site", "cross-site", false),
+            ("sec-fetch-site", "same-site", false),
+            ("sec-fetch-site", "same-origin", true),
+            ("user-agent", "x", true),
+        ] {
+            let headers = [("host", "localhost:6070"), (name, value)];
+            check_local("127.0.0.1", PATH, &headers, expected);
         }
     }
 

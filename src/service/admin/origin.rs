@@ -1,0 +1,134 @@
+//! Where a call to an HTTP port comes from, as far as its connection and its headers show it.
+//!
+//! A page of another site in a browser on this machine can send calls to loopback, in two ways: across origins, which
+//! browsers say (`Sec-Fetch-Site`, `Origin`), and by a name of its own that leads here (DNS rebinding), which only the
+//! Host shows.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::Arc,
+};
+
+use axum::{
+    extract::Request,
+    http::{
+        HeaderMap, HeaderValue, StatusCode, Uri,
+        header::{HOST, ORIGIN},
+    },
+    response::Response,
+};
+
+use super::json::plain;
+
+/// The address of the client of an HTTP connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Peer(pub(crate) SocketAddr);
+
+impl Peer {
+    /// Whether it is this machine itself. Other addresses of 127.0.0.0/8 are those of sidecars, which pass on the calls
+    /// of others (Istio's has 127.0.0.6).
+    pub(super) fn is_this_machine(self) -> bool {
+        match self.0.ip().to_canonical() {
+            IpAddr::V4(address) => address == Ipv4Addr::LOCALHOST,
+            IpAddr::V6(address) => address == Ipv6Addr::LOCALHOST,
+        }
+    }
+}
+
+/// The hosts by which callers on this machine may read the debug port, beside its own.
+pub(crate) type DebugHosts = Arc<[String]>;
+
+/// The answer to a call that comes over loopback for another host, unless it is for one of `hosts`.
+pub(super) fn refuse_rebound(hosts: &DebugHosts, request: &Request) -> Option<Response> {
+    let Some(Peer(peer)) = request.extensions().get().copied() else {
+        return Some(plain(StatusCode::FORBIDDEN, "where from?\n"));
+    };
+    let is_known = |host: &str| {
+        let host = without_port(host);
+        is_here(host) || hosts.iter().any(|known| known.eq_ignore_ascii_case(host))
+    };
+    let is_open = request.uri().path() == "/metrics";
+    if is_open || !peer.ip().to_canonical().is_loopback() {
+        return None;
+    }
+    let are_known =
+        hosts_of(request.uri(), request.headers()).all(|host| host.is_some_and(is_known));
+    let refused = || {
+        let text = "only for localhost and its addresses, or for a name in --debug-hosts (TOLLGATE_DEBUG_HOSTS)\n";
+        plain(StatusCode::FORBIDDEN, text)
+    };
+    (!are_known).then(refused)
+}
+
+/// Whether each host that the call names is this machine, and it names one.
+pub(super) fn is_for_this_machine(uri: &Uri, headers: &HeaderMap) -> bool {
+    let mut hosts = hosts_of(uri, headers).peekable();
+    hosts.peek().is_some() && hosts.all(|host| host.is_some_and(|host| is_here(without_port(host))))
+}
+
+/// The hosts that a call names: in its target, if that is a whole URI, and in its header, which may stand there more
+/// than once. `None` for one that is no text.
+fn hosts_of<'a>(
+    uri: &'a Uri,
+    headers: &'a HeaderMap,
+) -> impl Iterator<Item = Option<&'a str>> + use<'a> {
+    let headers = headers.get_all(HOST).into_iter();
+    let headers = headers.map(|host| host.to_str().ok());
+    uri.authority()
+        .map(|host| Some(host.as_str()))
+        .into_iter()
+        .chain(headers)
+}
+
+fn without_port(host: &str) -> &str {
+    match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    }
+}
+
+/// Whether `host` is a name of this machine for itself.
+fn is_here(host: &str) -> bool {
+    let address = host
+        .strip_prefix('[')
+        .and_then(|host| host.strip_suffix(']'));
+    let address = address.unwrap_or(host).parse::<IpAddr>();
+    host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
+}
+
+/// Whether a browser says that a page of another origin asks. All browsers do so with a POST, and other clients do not.
+pub(super) fn is_foreign(headers: &HeaderMap) -> bool {
+    let site = headers.get("sec-fetch-site");
+    if site.is_some_and(|site| site != "same-origin" && site != "none") {
+        return true;
+    }
+    let Some(origin) = headers.get(ORIGIN) else {
+        return false;
+    };
+    let server = headers.get(HOST).map(HeaderValue::as_bytes);
+    let origin = origin
+        .to_str()
+        .ok()
+        .and_then(|origin| origin.split_once("://"));
+    match (origin, server) {
+        (Some((_, origin)), Some(server)) => !origin.as_bytes().eq_ignore_ascii_case(server),
+        _ => true,
+    }
+}
+
+/// The answer to a browser that asks for a page of another origin.
+pub(super) fn refuse_foreign(headers: &HeaderMap) -> Option<Response> {
+    let refused = || plain(StatusCode::FORBIDDEN, "not for pages of other origins\n");
+    is_foreign(headers).then(refused)
+}
+
+/// Whether a proxy passed the call on, as far as proxies say so: Envoy in its default settings, for example, adds
+/// `x-request-id` and `x-forwarded-proto` only.
+pub(super) fn is_through_proxy(headers: &HeaderMap) -> bool {
+    headers.keys().any(|name| {
+        let name = name.as_str();
+        matches!(name, "forwarded" | "via" | "x-real-ip" | "x-request-id")
+            || name.starts_with("x-forwarded-")
+            || name.starts_with("x-envoy-")
+    })
+}

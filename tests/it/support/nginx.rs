@@ -1,0 +1,53 @@
+//! An nginx process.
+
+use std::{
+    fs,
+    net::{SocketAddr, TcpStream},
+    process::{Command, Stdio},
+};
+
+use tempfile::TempDir;
+
+use super::{Process, free_port, tool, wait_until};
+
+/// A running nginx. Killed on drop.
+#[derive(Debug)]
+pub struct Nginx {
+    _process: Process,
+    _folder: TempDir,
+    pub address: SocketAddr,
+}
+
+impl Nginx {
+    /// Starts one that passes on all calls to `port`, with further `directives` of its only location.
+    #[track_caller]
+    pub fn before(port: u16, directives: &str) -> Self {
+        let folder = TempDir::new().unwrap();
+        let own = free_port();
+        let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+            .iter()
+            .map(|name| format!("  {name}_temp_path {name};\n"))
+            .collect();
+        let text = format!(
+            "daemon off;\nmaster_process off;\npid pid;\nerror_log stderr;\nevents {{}}\nhttp {{\n  access_log off;\n\
+             {temporary}  server {{\n    listen 127.0.0.1:{own};\n    location / {{\n      \
+             proxy_pass http://127.0.0.1:{port};\n      {directives}\n    }}\n  }}\n}}\n"
+        );
+        fs::write(folder.path().join("nginx.conf"), text).unwrap();
+        let process = Process::start(
+            Command::new(tool("nginx"))
+                .arg("-p")
+                .arg(folder.path())
+                .args(["-c", "nginx.conf", "-e", "stderr"])
+                .stdout(Stdio::null())
+                .stderr(Stdio::null()),
+        );
+        let address = SocketAddr::from(([127, 0, 0, 1], own));
+        wait_until("nginx listens", || TcpStream::connect(address).is_ok());
+        Self {
+            _process: process,
+            _folder: folder,
+            address,
+        }
+    }
+}
