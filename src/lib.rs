@@ -24,6 +24,7 @@ mod foundation {
     pub(crate) mod metric_name;
     pub(crate) mod object_pool;
     pub(crate) mod random;
+    pub(crate) mod regular_file;
     pub(crate) mod sample;
     pub(crate) mod text;
 }
@@ -89,6 +90,7 @@ mod config {
     mod path;
     mod pieces;
     pub(crate) mod position;
+    mod problems;
     mod reader;
     mod refusal;
     mod rule_defaults;
@@ -140,6 +142,7 @@ mod store {
         mod redirect;
         pub(crate) mod running;
         pub(crate) mod scan;
+        mod script_ban;
         mod sentinel;
         pub(crate) mod servers;
         mod slot;

@@ -492,7 +492,7 @@ const LIBRARIES: [(&str, &[&str]); 29] = [
     ("hyper_util", &["net", "observe", "server", "service"]),
     ("itoa", &["store"]),
     ("jiff", &["config", "core", "observe"]),
-    ("nix", &["server"]),
+    ("nix", &["foundation", "server"]),
     ("notify", &["control"]),
     ("percent_encoding", &["cli", "service", "store"]),
     ("prost", &["config", "observe", "service", "store"]),

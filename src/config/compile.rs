@@ -13,12 +13,13 @@ use foldhash::fast::RandomState;
 
 use super::{
     algorithm,
-    fault::{Fault, Problem},
+    fault::Fault,
     file::{File, ParsedFile},
     mirror::{DefaultKeys, DescriptorNode, Limits, RateLimit, RuleDocument},
     options::Options,
     path::joined,
     position::Position,
+    problems::Problems,
     rule_defaults::RuleDefaults,
     short_form::unit_fault,
 };
@@ -33,7 +34,7 @@ use crate::core::{
 pub(super) fn compile(
     sources: &[ParsedFile<'_>],
     options: Options,
-    problems: &mut Vec<Problem>,
+    problems: &mut Problems,
 ) -> Matcher {
     let mut matcher = if options.strict_matching {
         Matcher::strict()
@@ -76,7 +77,7 @@ pub(super) fn compile(
         matcher, problems, ..
     } = compiler;
     // Rules with an error are missing, and need no second problem.
-    if problems.iter().all(|problem| problem.fault.is_warning()) {
+    if !problems.has_error() {
         let empty = domains.iter().filter(|(_, (_, rules))| *rules == 0);
         problems.extend(empty.map(|(domain, (first, _))| {
             let fault = Fault::NoRules((*domain).to_owned());
@@ -105,7 +106,7 @@ struct Compiler<'a, 'p> {
     /// The file's defaults for all its rules.
     defaults: RuleDefaults,
     lacks_replicas: bool,
-    problems: &'p mut Vec<Problem>,
+    problems: &'p mut Problems,
 }
 
 /// The parent of descriptors in the tree.

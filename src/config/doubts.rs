@@ -9,11 +9,12 @@ use std::{
 use foldhash::fast::RandomState;
 
 use super::{
-    fault::{Fault, Problem},
+    fault::Fault,
     file::{File, ParsedFile},
     mirror::{DescriptorNode, Limits, RateLimit},
     path::{DescriptorPath, joined},
     position::Position,
+    problems::Problems,
 };
 use crate::core::{
     limit::{Algorithm, Allows, Limit},
@@ -21,7 +22,7 @@ use crate::core::{
 };
 
 /// Adds the warnings of rules that compiled to `matcher` without an error.
-pub(super) fn warn(sources: &[ParsedFile<'_>], matcher: &Matcher, problems: &mut Vec<Problem>) {
+pub(super) fn warn(sources: &[ParsedFile<'_>], matcher: &Matcher, problems: &mut Problems) {
     let replaced = matcher.rules().iter().flat_map(|rule| &*rule.replaces);
     let mut doubts = Doubts {
         matcher,
@@ -44,7 +45,7 @@ struct Doubts<'a, 'p> {
     replaced: HashSet<&'a str, RandomState>,
     /// By domain and name, the first limit of that name.
     named: HashMap<(&'a str, &'a str), NamedLimit<'a>, RandomState>,
-    problems: &'p mut Vec<Problem>,
+    problems: &'p mut Problems,
 }
 
 /// The place of a limit that has a name.

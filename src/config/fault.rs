@@ -10,8 +10,11 @@ use crate::core::{limit::Algorithm, refusal::MAX_BODY};
 
 use super::position::Position;
 
-/// A file larger than this is not read: 100,000 rules take about a tenth of it.
+/// A file larger than this is not read, nor are files that are larger together: 100,000 rules take about a tenth of it.
 pub(crate) const MAX_FILE_BYTES: u64 = 64 << 20;
+
+/// No more files than this are read: each domain can have one, and a walk over strange links ends.
+pub(crate) const MAX_FILES: usize = 10_000;
 
 /// A problem with the rules, and its position.
 #[derive(Debug)]
@@ -28,6 +31,14 @@ pub struct Problem {
 }
 
 impl Problem {
+    /// How many problems it stands for.
+    pub(crate) fn count(&self) -> usize {
+        match self.fault {
+            Fault::More { count, .. } => count,
+            _ => 1,
+        }
+    }
+
     /// `shop.yaml:4:13`, or the name of the file alone.
     pub(crate) fn place(&self) -> String {
         match self.position {
@@ -47,7 +58,7 @@ impl fmt::Display for Problem {
         if !self.path.is_empty() {
             write!(f, ": {}", self.path.escape_debug())?;
         }
-        if self.fault.level() != FaultLevel::Error {
+        if self.fault.level() != FaultLevel::Error && !matches!(self.fault, Fault::More { .. }) {
             write!(f, ": {}", self.fault.level().name())?;
         }
         f.write_str(": ")?;
@@ -72,6 +83,12 @@ pub enum Fault {
     NoFiles,
     #[error("is larger than {MAX_FILE_BYTES} bytes; split it and turn on merging of domains")]
     TooLarge,
+    #[error("the rule files are larger than {MAX_FILE_BYTES} bytes together")]
+    TooLargeTogether,
+    #[error("there are more than {MAX_FILES} rule files")]
+    TooManyFiles,
+    #[error("is no regular file, and no other is read; `tollgate check -` reads standard input")]
+    NotRegular,
     #[error("is a resource of type '{0}'; rules are ratelimit.config.ratelimit.v3.RateLimitConfig")]
     OtherType(String),
     #[error("is not a readable RateLimitConfig: {0}")]
@@ -243,6 +260,10 @@ pub enum Fault {
     #[error("no rule file is in here, only {0}")]
     NoRuleFile(String),
 
+    /// Stands for the problems that are not listed.
+    #[error("and {count} more {}s in this file", .level.name())]
+    More { count: usize, level: FaultLevel },
+
     // From here on warnings: the reference accepts these silently.
     #[error("`{key}` means nothing here and is ignored; it belongs {belongs}")]
     Misplaced { key: String, belongs: &'static str },
@@ -292,7 +313,7 @@ pub enum Fault {
 }
 
 /// How much a problem matters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FaultLevel {
     /// The rules cannot be used.
     Error,
@@ -329,6 +350,7 @@ impl Fault {
             | Self::UnknownReplicas
             | Self::Octal { .. } => FaultLevel::Warning,
             Self::KeyPassedOver { .. } | Self::FilePassedOver(_) => FaultLevel::Note,
+            Self::More { level, .. } => *level,
             _ => FaultLevel::Error,
         }
     }

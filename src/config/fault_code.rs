@@ -80,11 +80,23 @@ impl Fault {
             Self::Octal { .. } => "octal",
             Self::KeyPassedOver { .. } => "key-passed-over",
             Self::FilePassedOver(_) => "file-passed-over",
+            Self::More { .. } => "more",
+            Self::TooLargeTogether => "too-large-together",
+            Self::TooManyFiles => "too-many-files",
+            Self::NotRegular => "not-regular",
         }
     }
 
     /// Whether there was nothing to check, or not all of it was read.
     pub(crate) fn is_unread(&self) -> bool {
-        matches!(self, Self::Unreadable(_) | Self::NoFiles | Self::TooLarge)
+        matches!(
+            self,
+            Self::Unreadable(_)
+                | Self::NoFiles
+                | Self::TooLarge
+                | Self::TooLargeTogether
+                | Self::TooManyFiles
+                | Self::NotRegular
+        )
     }
 }

@@ -3,6 +3,7 @@
 use super::fault::{Fault, Problem, unlocated};
 use super::file::{File, ParsedFile};
 use super::options::Options;
+use super::problems::Problems;
 use super::source::{STDIN, Source, read, read_input};
 
 use std::{io, path::Path};
@@ -90,10 +91,8 @@ impl Files {
     /// All problems of all files, in the order of their names.
     pub fn compile(self, options: Options) -> Result<Loaded, Vec<Problem>> {
         let digest = self.digest();
-        let Self {
-            files,
-            mut problems,
-        } = self;
+        let Self { files, problems } = self;
+        let mut problems = Problems::from(problems);
         let sources: Vec<_> = files
             .iter()
             .flat_map(|file| {
@@ -126,14 +125,14 @@ pub(super) fn finish(
     sources: &[ParsedFile<'_>],
     SourceCount { files, digest }: SourceCount,
     options: Options,
-    mut problems: Vec<Problem>,
+    mut problems: Problems,
 ) -> Result<Loaded, Vec<Problem>> {
     let matcher = super::compile::compile(sources, options, &mut problems);
     // Rules with an error are missing, and need no second problem.
-    if problems.iter().all(|problem| problem.fault.is_warning()) {
+    if !problems.has_error() {
         super::doubts::warn(sources, &matcher, &mut problems);
     }
-    problems.sort_by(|a, b| (&a.file, a.position).cmp(&(&b.file, b.position)));
+    let problems = problems.sorted();
     if problems.iter().any(|problem| !problem.fault.is_warning()) {
         return Err(problems);
     }

@@ -17,6 +17,7 @@ use super::{
     },
     options::Options,
     path::joined,
+    problems::Problems,
 };
 use crate::core::metadata::{Metadata, MetadataValue};
 
@@ -80,7 +81,7 @@ impl Push {
         if !matches!(self.type_url.as_str(), "" | TYPE_URL) {
             return Err(vec![self.problem(Fault::OtherType(shown(&self.type_url)))]);
         }
-        let mut problems = Vec::new();
+        let mut problems = Problems::default();
         let mut names = HashSet::new();
         let mut read: Vec<(File, RateLimitConfig)> = Vec::with_capacity(self.resources.len());
         for (number, any) in (1..).zip(&self.resources) {
@@ -144,7 +145,7 @@ fn shown(text: &str) -> String {
 
 struct MessageReader<'a> {
     file: &'a File,
-    problems: &'a mut Vec<Problem>,
+    problems: &'a mut Problems,
 }
 
 impl MessageReader<'_> {

@@ -4,19 +4,20 @@ use std::fmt;
 
 use super::{
     advice::wrong_type,
-    fault::{Fault, Problem},
+    fault::Fault,
     fields::{Fields, merge},
     file::File,
     keys::{Key, KeyKind, KeyLevel, MERGE},
     mirror::{BoxedOption, LocatedText},
     node::{NodeKind, YamlNode},
+    problems::Problems,
     scalar::{Scalar, resolve},
 };
 
 /// Reads the values of maps and reports what is wrong with them.
 pub(super) struct YamlReader<'a> {
     pub(super) file: &'a File,
-    pub(super) problems: &'a mut Vec<Problem>,
+    pub(super) problems: &'a mut Problems,
 }
 
 impl YamlReader<'_> {

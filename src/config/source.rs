@@ -1,14 +1,17 @@
 //! Where rule files are found.
 
-use super::fault::{Fault, MAX_FILE_BYTES, Problem, unlocated};
+use super::fault::{Fault, MAX_FILE_BYTES, MAX_FILES, Problem, unlocated};
 use super::file::{BYTE_ORDER_MARK, File};
 use super::position::{Lines, Position};
 
 use std::{
+    collections::HashSet,
     fmt, fs,
     io::{self, Read},
     path::{Component, Path, PathBuf},
 };
+
+use crate::foundation::regular_file::open_regular;
 
 /// The name of standard input among files.
 pub(crate) const STDIN: &str = "stdin";
@@ -64,7 +67,7 @@ impl Source {
 
     /// The files by name and path, sorted by name.
     pub(super) fn list(&self, problems: &mut Vec<Problem>) -> Vec<(String, PathBuf)> {
-        let mut found = Vec::new();
+        let (mut found, mut entered) = (Vec::new(), HashSet::new());
         match self {
             Self::Paths(paths) => {
                 for path in paths {
@@ -82,6 +85,7 @@ impl Source {
                         root,
                         takes: &|path| !is_hidden(path) && (path.is_dir() || is_rules(path)),
                         follows_links: true,
+                        entered: &mut entered,
                         found: &mut found,
                     };
                     if let Err(error) = walk.enter(path, 0) {
@@ -97,6 +101,10 @@ impl Source {
         }
         found.sort();
         found.dedup();
+        if found.len() > MAX_FILES {
+            found.truncate(MAX_FILES);
+            problems.push(unlocated(Path::new(&self.to_string()), Fault::TooManyFiles));
+        }
         found
     }
 }
@@ -133,6 +141,7 @@ impl RuntimeFolder {
             root: &folder,
             takes: &takes,
             follows_links: false,
+            entered: &mut HashSet::new(),
             found,
         };
         let walked = walk.enter(&folder, 0);
@@ -156,9 +165,13 @@ impl RuntimeFolder {
 /// Reads the files of `source`.
 pub(super) fn read(source: &Source, problems: &mut Vec<Problem>) -> Vec<File> {
     let mut files = Vec::new();
+    let mut room = MAX_FILE_BYTES;
     for (name, path) in source.list(problems) {
-        match read_text(&path) {
-            Ok(text) => files.push(File::new(name, text)),
+        match read_text(&path, room) {
+            Ok(text) => {
+                room -= text.len() as u64;
+                files.push(File::new(name, text));
+            }
             Err((position, fault)) => problems.push(Problem {
                 position,
                 ..unlocated(Path::new(&name), *fault)
@@ -168,17 +181,26 @@ pub(super) fn read(source: &Source, problems: &mut Vec<Problem>) -> Vec<File> {
     files
 }
 
-fn read_text(path: &Path) -> Result<String, (Option<Position>, Box<Fault>)> {
-    let bytes = read_bytes(path).map_err(|fault| (None, fault.into()))?;
+/// The text of the file at `path`, of at most `room` bytes.
+fn read_text(path: &Path, room: u64) -> Result<String, (Option<Position>, Box<Fault>)> {
+    let bytes = read_bytes(path, room).map_err(|fault| (None, fault.into()))?;
     text_of(bytes)
 }
 
-fn read_bytes(path: &Path) -> Result<Vec<u8>, Fault> {
-    let length = fs::metadata(path).map_err(Fault::Unreadable)?.len();
-    if length > MAX_FILE_BYTES {
-        return Err(Fault::TooLarge);
+/// Never waits for a writer: a pipe is not opened, and one that takes the place of a file is not read.
+fn read_bytes(path: &Path, room: u64) -> Result<Vec<u8>, Fault> {
+    let opened = open_regular(path, fs::OpenOptions::new().read(true));
+    let file = opened
+        .map_err(Fault::Unreadable)?
+        .ok_or(Fault::NotRegular)?;
+    let mut bytes = Vec::new();
+    let read = file.take(room + 1).read_to_end(&mut bytes);
+    read.map_err(Fault::Unreadable)?;
+    match bytes.len() as u64 {
+        length if length <= room => Ok(bytes),
+        _ if room == MAX_FILE_BYTES => Err(Fault::TooLarge),
+        _ => Err(Fault::TooLargeTogether),
     }
-    fs::read(path).map_err(Fault::Unreadable)
 }
 
 /// Reads all of `input`, which has no more than the bytes of a file.
@@ -239,23 +261,36 @@ pub(super) struct Walk<'a> {
     takes: &'a dyn Fn(&Path) -> bool,
     /// Whether links to folders are entered.
     follows_links: bool,
-    /// The files found, by their path from the root.
+    /// The folders that were entered, without links in their paths: each is entered once, whatever links lead to it.
+    entered: &'a mut HashSet<PathBuf>,
+    /// The files found, by their path from the root; at most one more than [`MAX_FILES`].
     pub(super) found: &'a mut Vec<(String, PathBuf)>,
 }
 
 impl Walk<'_> {
-    /// Folders deeper than this are not entered, because a link can form a cycle.
+    /// Folders deeper than this are not entered.
     const MAX_DEPTH: usize = 8;
 
     fn enter(&mut self, folder: &Path, depth: usize) -> io::Result<()> {
-        for entry in fs::read_dir(folder)? {
+        if !self.entered.insert(folder.canonicalize()?) {
+            return Ok(());
+        }
+        let entries = fs::read_dir(folder)?.map(|entry| {
             let path = entry?.path();
+            Ok((path.is_symlink(), path))
+        });
+        let mut entries = entries.collect::<io::Result<Vec<_>>>()?;
+        // A folder has its own name, and not that of a link to it.
+        entries.sort();
+        for (is_link, path) in entries {
+            if self.found.len() > MAX_FILES {
+                break;
+            }
             if !(self.takes)(&path) {
                 continue;
             }
             if path.is_dir() {
-                let is_entered = self.follows_links || !path.is_symlink();
-                if is_entered && depth < Self::MAX_DEPTH {
+                if (self.follows_links || !is_link) && depth < Self::MAX_DEPTH {
                     self.enter(&path, depth + 1)?;
                 }
             } else {
@@ -296,6 +331,43 @@ fn joined(parts: &[&Path]) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_have_a_bound_alone_and_together() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        fs::write(&path, "12345678").unwrap();
+        assert_eq!(read_bytes(&path, 8).unwrap(), b"12345678");
+        assert!(matches!(read_bytes(&path, 7), Err(Fault::TooLargeTogether)));
+        let large = fs::File::create(&path).unwrap();
+        large.set_len(MAX_FILE_BYTES + 1).unwrap();
+        assert!(matches!(
+            read_bytes(&path, MAX_FILE_BYTES),
+            Err(Fault::TooLarge)
+        ));
+        assert!(matches!(
+            read_bytes(folder.path(), 8),
+            Err(Fault::NotRegular)
+        ));
+        assert!(matches!(
+            read_bytes(Path::new("/dev/zero"), 8),
+            Err(Fault::NotRegular)
+        ));
+    }
+
+    #[test]
+    fn a_folder_has_its_own_name_however_many_links_lead_to_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::create_dir(path("z")).unwrap();
+        fs::write(path("z/rules.yaml"), "").unwrap();
+        std::os::unix::fs::symlink("z", path("a")).unwrap();
+        std::os::unix::fs::symlink("..", path("z/up")).unwrap();
+        let mut problems = Vec::new();
+        let source = Source::Paths(vec![folder.path().into()]);
+        let names = source.list(&mut problems).into_iter().map(|(name, _)| name);
+        assert_eq!(names.collect::<Vec<_>>(), ["z/rules.yaml"]);
+    }
 
     #[test]
     fn runtime_paths_are_joined_as_the_reference_joins_them() {

@@ -6,7 +6,7 @@
 use std::fmt;
 
 use super::{
-    fault::{Fault, Problem},
+    fault::Fault,
     fields::Fields,
     file::File,
     foreign::Foreign,
@@ -19,6 +19,7 @@ use super::{
     odd_characters::{OddCharacters, odd_characters},
     parse::parse_all,
     path::DescriptorPath,
+    problems::Problems,
     reader::YamlReader,
     scalar::{Scalar, resolve},
     short_form::short_form,
@@ -27,7 +28,7 @@ use super::{
 use crate::core::metadata::{Metadata, MetadataValue};
 
 /// Reads the documents of `file`, but those whose root is wrong; none if its syntax is wrong.
-pub(super) fn read(file: &File, problems: &mut Vec<Problem>) -> Vec<RuleDocument> {
+pub(super) fn read(file: &File, problems: &mut Problems) -> Vec<RuleDocument> {
     if is_blank(&file.text) {
         problems.push(file.problem(None, "", Fault::EmptyFile));
         return Vec::new();

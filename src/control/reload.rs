@@ -1,6 +1,6 @@
 //! Watches the rule files and takes valid ones into use; otherwise keeps the old rules and logs why.
 
-use std::{collections::BTreeMap, convert::Infallible, sync::Arc};
+use std::{collections::BTreeMap, convert::Infallible, pin::pin, sync::Arc};
 
 use tokio::sync::watch;
 
@@ -16,8 +16,11 @@ use crate::{
         limit::{OnStoreLoss, Rule},
         matcher::Matcher,
     },
-    foundation::blocking::blocking,
-    observe::metrics::{Metrics, TakenLoad},
+    foundation::{
+        blocking::blocking,
+        log_throttle::{BurstThrottle, Omitted},
+    },
+    observe::metrics::{LONG_LOAD, Metrics, TakenLoad},
     service::{grpc::now, limiter::Rules},
 };
 
@@ -62,13 +65,16 @@ impl Intake {
         self.metrics.record_taken_load(taken);
         self.has_rules.send_replace(true);
         self.has_domains.send_replace(domains > 0);
-        log_warnings(&loaded.warnings);
-        tracing::info!(
-            rules = taken.rules,
-            domains,
-            files = taken.files,
-            "rules loaded"
-        );
+        if let Some(omitted) = TAKEN.may_log() {
+            log_warnings(&loaded.warnings);
+            tracing::info!(
+                rules = taken.rules,
+                domains,
+                files = taken.files,
+                "rules loaded{}",
+                Omitted(omitted, "loads")
+            );
+        }
         Ok(())
     }
 
@@ -109,6 +115,9 @@ impl Intake {
     }
 }
 
+/// A control plane may push as often as it likes.
+static TAKEN: BurstThrottle = BurstThrottle::new(60);
+
 /// Warnings of one kind that are logged: a generated file may have thousands, at every reload.
 const MAX_LOGGED_OF_A_KIND: usize = 10;
 
@@ -116,7 +125,7 @@ fn log_warnings(warnings: &[Problem]) {
     let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
     for warning in warnings {
         let logged = kinds.entry(warning.fault.code()).or_default();
-        *logged += 1;
+        *logged += warning.count();
         if *logged <= MAX_LOGGED_OF_A_KIND {
             tracing::warn!("{warning}");
         }
@@ -229,6 +238,7 @@ impl RulesWatch {
                 mut reloader,
                 changes,
             } = self;
+            let metrics = reloader.intake.metrics.clone();
             // Thousands of rules take a while to compile; the dispatcher has other work meanwhile.
             let reload = move || {
                 if let Err(problems) = reloader.load() {
@@ -236,17 +246,44 @@ impl RulesWatch {
                 }
                 reloader
             };
-            let reloader = blocking(reload).await;
+            metrics.record_running_load(true);
+            let mut loading = pin!(blocking(reload));
+            let mut patience = LONG_LOAD;
+            let reloader = loop {
+                match tokio::time::timeout(patience, &mut loading).await {
+                    Ok(reloader) => break reloader,
+                    Err(_elapsed) => {
+                        tracing::warn!(
+                            "a load of the rules takes long; until it ends no change is seen"
+                        );
+                        patience = LONG_LOAD * 6;
+                    }
+                }
+            };
+            metrics.record_running_load(false);
             self = Self { reloader, changes };
         }
     }
 }
 
-/// Logs every reason why the new rules were refused.
-pub(crate) fn report(problems: &[Problem]) {
-    for problem in problems {
+/// Errors of one load that are logged. Each file has a bounded number, but there may be many files.
+const MAX_LOGGED: usize = 200;
+
+/// Logs the reasons why rules were refused.
+pub(crate) fn log_errors(problems: &[Problem]) {
+    let (logged, others) = problems.split_at(problems.len().min(MAX_LOGGED));
+    for problem in logged {
         tracing::error!("{problem}");
     }
+    let more: usize = others.iter().map(Problem::count).sum();
+    if more > 0 {
+        tracing::error!("{more} more problems; `tollgate check` lists them");
+    }
+}
+
+/// Logs why the new rules were refused.
+fn report(problems: &[Problem]) {
+    log_errors(problems);
     tracing::error!("the rules were not reloaded; the last good ones stay in use");
 }
 

@@ -1,6 +1,7 @@
 //! Keeps the log from repeating one message.
 
 use std::{
+    fmt,
     sync::Mutex,
     time::{Duration, Instant},
 };
@@ -77,6 +78,18 @@ impl BurstThrottle {
         }
         burst.logged += 1;
         Some(std::mem::take(&mut burst.omitted))
+    }
+}
+
+/// `; 3 loads before it are not logged`, or nothing.
+pub(crate) struct Omitted(pub(crate) u64, pub(crate) &'static str);
+
+impl fmt::Display for Omitted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self(0, _) => Ok(()),
+            Self(count, what) => write!(f, "; {count} {what} before it are not logged"),
+        }
     }
 }
 

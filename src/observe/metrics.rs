@@ -50,7 +50,7 @@ mod tests;
 mod tls;
 mod worker_stats;
 
-pub(crate) use config_stats::{LoadHistory, TakenLoad};
+pub(crate) use config_stats::{LONG_LOAD, LoadHistory, TakenLoad};
 pub(crate) use held::{CutOff, HeldBytes};
 pub(crate) use http2::{Authorities, StreamsReset};
 pub(crate) use limit_stats::LimitTotals;
@@ -206,6 +206,11 @@ impl Metrics {
     /// Records a load that changed nothing.
     pub(crate) fn record_refused_load(&self, at: Timestamp, problems: &[Problem]) {
         self.config.record_refused_load(at, problems);
+    }
+
+    /// Records that a load of files begins or has ended.
+    pub(crate) fn record_running_load(&self, is_running: bool) {
+        self.config.record_running_load(is_running);
     }
 
     /// The last loads of the rules.

@@ -46,10 +46,13 @@ pub(crate) enum ServerError {
     System(#[from] io::Error),
 }
 
+/// The problems of a start that are listed. Each file has a bounded number, but there may be many files.
+const MAX_LISTED: usize = 200;
+
 pub(super) fn list(problems: &[Problem]) -> String {
-    let lines: Vec<_> = problems
-        .iter()
-        .map(|problem| format!("  {problem}"))
-        .collect();
-    lines.join("\n")
+    let (listed, others) = problems.split_at(problems.len().min(MAX_LISTED));
+    let lines = listed.iter().map(|problem| format!("  {problem}"));
+    let more: usize = others.iter().map(Problem::count).sum();
+    let more = (more > 0).then(|| format!("  and {more} more"));
+    lines.chain(more).collect::<Vec<_>>().join("\n")
 }

@@ -7,7 +7,7 @@ use std::{pin::Pin, sync::Arc};
 use crate::{
     config::{fault::Fault, options::Options},
     control::{
-        reload::{Intake, Reloader},
+        reload::{Intake, Reloader, log_errors},
         xds,
     },
     core::limit::OnStoreLoss,
@@ -61,9 +61,7 @@ impl RuleSource {
         match reloader.load() {
             Ok(()) => {}
             Err(problems) if settings.start_without_rules => {
-                for problem in problems {
-                    tracing::error!("{problem}");
-                }
+                log_errors(&problems);
                 tracing::warn!(
                     "starting without rules; calls get UNAVAILABLE until some are loaded"
                 );

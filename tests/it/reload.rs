@@ -19,6 +19,7 @@ use ::tollgate::proto::envoy::{
     extensions::common::ratelimit::v3::RateLimitDescriptor,
     service::ratelimit::v3::RateLimitResponse,
 };
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use tokio::{sync::oneshot, task::JoinSet, time::timeout};
 
 use crate::support::{
@@ -362,6 +363,94 @@ async fn without_any_file_the_last_good_rules_hold() {
     .await;
 }
 
+fn make_pipe(path: &Path) {
+    let made = finish(Command::new("mkfifo").arg(path));
+    assert!(made.status.success(), "{made:?}");
+}
+
+/// A read of it would wait for a writer.
+#[tokio::test]
+async fn a_pipe_among_the_rules_is_refused_and_holds_up_nothing() {
+    check_refused(
+        |folder| make_pipe(&folder.join("b.yaml")),
+        &["b.yaml: is no regular file"],
+    )
+    .await;
+    let folder = tempfile::TempDir::new().unwrap();
+    fs::write(folder.path().join("a.yaml"), rules("a", 1)).unwrap();
+    make_pipe(&folder.path().join("b.yaml"));
+    for command in ["check", "serve"] {
+        let folder_argument = if command == "serve" {
+            "--config-dir"
+        } else {
+            "--"
+        };
+        let output = finish(
+            tollgate::program()
+                .arg(command)
+                .arg(folder_argument)
+                .arg(folder.path()),
+        );
+        assert!(!output.status.success(), "{command}: {output:?}");
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8_lossy(&said);
+        assert!(
+            said.contains("b.yaml: is no regular file"),
+            "{command}: {said}"
+        );
+    }
+}
+
+/// Each would be entered from each, to any depth.
+#[tokio::test]
+async fn links_of_folders_to_one_another_are_entered_once() {
+    let server = one_file().start();
+    fs::create_dir(server.rules().join("below")).unwrap();
+    for number in 0..9 {
+        symlink(".", server.rules().join(format!("own{number}"))).unwrap();
+        symlink("..", server.rules().join(format!("below/up{number}"))).unwrap();
+    }
+    fs::write(server.rules().join("below/b.yaml"), rules("b", 3)).unwrap();
+    fs::write(server.rules().join("a.yaml"), rules("a", 2)).unwrap();
+    eventually("the change is taken", async || {
+        (limit(&server, "a").await, limit(&server, "b").await) == (Some(2), Some(3))
+    })
+    .await;
+    assert_eq!(server.metric("runtime_num_values"), 2);
+    let output = finish(tollgate::program().arg("check").arg(server.rules()));
+    assert!(output.status.success(), "{output:?}");
+}
+
+/// A generated file can have any number of mistakes.
+#[tokio::test]
+async fn a_file_full_of_mistakes_has_few_lines_in_the_log_and_says_how_many_more_there_are() {
+    const MISTAKES: usize = 20_000;
+    let text = format!("domain: c\ndescriptors: [{}]\n", "{},".repeat(MISTAKES));
+    let server = one_file().start();
+    fs::write(server.rules().join("b.yaml"), text).unwrap();
+    eventually("the log says so", async || {
+        server
+            .log()
+            .text()
+            .contains("the last good ones stay in use")
+    })
+    .await;
+    let log = server.log().text();
+    let lines = log.matches("descriptor has empty key").count();
+    assert!((1..=100).contains(&lines), "{lines} lines");
+    assert!(
+        log.contains(&format!("and {} more errors in this file", MISTAKES - 100)),
+        "{log}"
+    );
+    let output = finish(tollgate::program().arg("check").arg(server.rules()));
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        said.contains(&format!("failed: {MISTAKES} errors")),
+        "{said}"
+    );
+    assert_eq!(limit(&server, "a").await, Some(1));
+}
+
 /// Counters belong to descriptors and periods, not to a load of the rules.
 #[tokio::test]
 async fn what_was_counted_stays_counted() {
@@ -427,24 +516,23 @@ async fn under_load_every_request_is_answered_by_the_old_rules_or_the_new() {
     assert_eq!(server.metric("ratelimit_service_config_load_error"), 0);
 }
 
-/// A rule file that is a pipe: its writer knows when the server has read all of it.
-struct Pipe(PathBuf);
+/// A rule file whose writer is notified when the server has read all of it.
+struct ReadFile(PathBuf);
 
-impl Pipe {
-    fn make(folder: &Path) -> Self {
-        let path = folder.join("rules.yaml");
-        let made = finish(Command::new("mkfifo").arg(&path));
-        assert!(made.status.success(), "{made:?}");
-        Self(path)
-    }
-
-    /// Writes once the server reads. The receiver is notified when everything has been read.
+impl ReadFile {
+    /// Replaces the file at once. The receiver is notified when a reader closes the new one.
     fn write(&self, text: String) -> oneshot::Receiver<()> {
-        let path = self.0.clone();
+        let written = self.0.with_file_name(".written");
+        fs::write(&written, text).unwrap();
+        let closes = Inotify::init(InitFlags::empty()).unwrap();
+        let event = AddWatchFlags::IN_CLOSE_NOWRITE;
+        closes.add_watch(&written, event).unwrap();
+        // The watch is on the file, whatever its name.
+        fs::rename(&written, &self.0).unwrap();
         let (done, is_done) = oneshot::channel();
         // A detached thread: it would never end if the server did not read.
         thread::spawn(move || {
-            fs::write(path, text).unwrap();
+            closes.read_events().unwrap();
             let _ = done.send(());
         });
         is_done
@@ -482,8 +570,8 @@ struct Seen {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn while_rules_are_compiled_no_connection_waits_for_that() {
     let builder = tollgate::builder();
-    let pipe = Pipe::make(builder.rules());
-    drop(pipe.write(many_rules(1)));
+    let file = ReadFile(builder.rules().join("rules.yaml"));
+    drop(file.write(many_rules(1)));
     let server = builder.start();
     let clock = tollgate::builder().file("a.yaml", &rules("a", 1)).start();
 
@@ -531,9 +619,7 @@ async fn while_rules_are_compiled_no_connection_waits_for_that() {
     }
 
     for load in 2..=4 {
-        // Change events of the pipe itself may arrive too late to cause a load; this file causes one.
-        fs::write(server.rules().join(".touched"), load.to_string()).unwrap();
-        let is_read = pipe.write(many_rules(load));
+        let is_read = file.write(many_rules(load));
         timeout(PATIENCE, is_read).await.unwrap().unwrap();
         let began = ticks.load(SeqCst);
         read.store(load, SeqCst);

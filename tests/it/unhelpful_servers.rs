@@ -308,6 +308,69 @@ async fn nutcracker_before_two_servers_counts_windows_and_runs_scripts() {
     );
 }
 
+/// A proxy may end connections where Redis replies with an error.
+#[tokio::test]
+async fn a_server_that_ends_connections_for_scripts_counts_windows_and_is_asked_for_scripts_seldom()
+{
+    let redis = Redis::start();
+    let proxy = Proxy::to(redis.address());
+    proxy.set(Fault {
+        ends_on: &["EVAL", "EVALSHA", "SCRIPT"],
+        ..Fault::default()
+    });
+    let server = tollgate::with_rules(RULES)
+        .redis_at(&proxy.url(), "10s")
+        .start();
+    let mut client = connect(server.grpc).await;
+    eventually("windows", async || passes(&mut client, "window").await).await;
+    // The first connections that end may have another reason.
+    eventually("the reason is known", async || {
+        assert!(!passes(&mut client, "bucket").await);
+        lines(&server, "Redis ends connections for EVAL") == 1
+    })
+    .await;
+    let before = proxy.connections();
+    let mut windows = 0;
+    for _ in 0..200 {
+        assert!(!passes(&mut client, "bucket").await);
+        // One that shares a connection with a script may fail.
+        windows += i32::from(passes(&mut client, "window").await);
+    }
+    assert!(windows > 180, "{windows} of 200");
+    let made = proxy.connections() - before;
+    assert!(made < FEW, "{made} connections");
+    let log = server.log().text();
+    assert!(log.lines().count() < FEW, "{log}");
+    proxy.heal();
+    eventually("scripts", async || passes(&mut client, "bucket").await).await;
+}
+
+#[tokio::test]
+async fn a_server_that_ends_each_connection_says_so_and_is_found_again() {
+    let redis = Redis::start();
+    let proxy = Proxy::to(redis.address());
+    proxy.set(Fault {
+        ends_on: &["PING"],
+        ..Fault::default()
+    });
+    let server = tollgate::with_rules(RULES)
+        .redis_at(&proxy.url(), "100ms")
+        .start();
+    let mut client = connect(server.grpc).await;
+    wait_until("health says so", || {
+        health(&server).contains("ends each connection")
+    });
+    for _ in 0..50 {
+        assert!(!passes(&mut client, "window").await);
+    }
+    assert!(lines(&server, "Redis is lost") <= 2);
+    proxy.heal();
+    eventually("decisions again", async || {
+        passes(&mut client, "window").await
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_user_without_script_load_counts_by_every_algorithm() {
     let redis = Redis::start();

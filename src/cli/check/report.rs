@@ -30,8 +30,9 @@ pub(super) struct CheckedRules {
 
 impl CheckReport {
     pub(super) fn count(&self, level: FaultLevel) -> usize {
-        let levels = self.problems.iter().map(|problem| problem.fault.level());
-        levels.filter(|found| *found == level).count()
+        let of_level = self.problems.iter();
+        let of_level = of_level.filter(|problem| problem.fault.level() == level);
+        of_level.map(Problem::count).sum()
     }
 
     pub(super) fn is_ok(&self) -> bool {

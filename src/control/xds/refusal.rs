@@ -2,7 +2,10 @@
 
 use std::fmt::Write as _;
 
-use crate::config::fault::Problem;
+use crate::{
+    config::fault::Problem,
+    foundation::log_throttle::{BurstThrottle, Omitted},
+};
 
 /// Bound on the text for the control plane, in bytes. It is sent again each time that the push comes again.
 const MAX_REFUSAL_BYTES: usize = 16 << 10;
@@ -11,6 +14,9 @@ const MAX_REFUSAL_BYTES: usize = 16 << 10;
 const MAX_LOGGED: usize = 10;
 const MAX_LOGGED_BYTES: usize = 4 << 10;
 
+/// A control plane may push as often as it likes.
+static REFUSED: BurstThrottle = BurstThrottle::new(30);
+
 /// The errors for the control plane, one per line.
 pub(super) fn refusal(problems: &[Problem]) -> String {
     joined(&errors(problems), "\n", usize::MAX, MAX_REFUSAL_BYTES)
@@ -18,13 +24,19 @@ pub(super) fn refusal(problems: &[Problem]) -> String {
 
 /// Logs a refused push in one line, with its first errors.
 pub(super) fn log(problems: &[Problem]) {
+    let Some(omitted) = REFUSED.may_log() else {
+        return;
+    };
     let errors = errors(problems);
-    let count = match errors.len() {
-        1 => "1 error".to_owned(),
+    let count = match errors.iter().map(|error| error.count()).sum() {
+        1_usize => "1 error".to_owned(),
         count => format!("{count} errors"),
     };
     let text = joined(&errors, "; ", MAX_LOGGED, MAX_LOGGED_BYTES);
-    tracing::error!("the push is refused for {count}, and the rules stay as they are: {text}");
+    tracing::error!(
+        "the push is refused for {count}, and the rules stay as they are: {text}{}",
+        Omitted(omitted, "refused pushes")
+    );
 }
 
 fn errors(problems: &[Problem]) -> Vec<&Problem> {

@@ -7,6 +7,7 @@ use std::{
         Mutex, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
+    time::{Duration, Instant},
 };
 
 use crate::{
@@ -21,6 +22,8 @@ pub(super) struct ConfigStats {
     loads_ok: AtomicU64,
     loads_failed: AtomicU64,
     history: Mutex<LoadHistory>,
+    /// When the load that runs began.
+    running: Mutex<Option<Instant>>,
     /// Whether the control plane is connected; unset if rules come from files.
     control_plane: OnceLock<AtomicBool>,
 }
@@ -31,7 +34,12 @@ pub struct LoadHistory {
     in_use: Option<TakenLoad>,
     /// The last load, if it was refused.
     refused: Option<RefusedLoad>,
+    /// How long the load that runs has taken so far.
+    running: Option<Duration>,
 }
+
+/// A load that takes longer is reported: 100,000 rules take less than a tenth of it.
+pub(crate) const LONG_LOAD: Duration = Duration::from_secs(10);
 
 /// The load whose rules are in use.
 #[derive(Clone, Copy, Debug)]
@@ -82,7 +90,10 @@ impl RefusedLoad {
             at,
             place: first.map_or_else(|| "(push)".to_owned(), Problem::place),
             errors: errors().take(MAX_ERRORS).map(shown).collect(),
-            omitted: errors().count().saturating_sub(MAX_ERRORS),
+            omitted: errors()
+                .map(Problem::count)
+                .sum::<usize>()
+                .saturating_sub(MAX_ERRORS),
         }
     }
 }
@@ -94,6 +105,7 @@ impl ConfigStats {
         *lock(&self.history) = LoadHistory {
             in_use: Some(taken),
             refused: None,
+            running: None,
         };
     }
 
@@ -104,9 +116,17 @@ impl ConfigStats {
         lock(&self.history).refused = Some(refused);
     }
 
+    /// Records that a load of files begins or has ended.
+    pub(super) fn record_running_load(&self, is_running: bool) {
+        *lock(&self.running) = is_running.then(Instant::now);
+    }
+
     /// The last loads.
     pub(super) fn history(&self) -> LoadHistory {
-        lock(&self.history).clone()
+        LoadHistory {
+            running: lock(&self.running).map(|began| began.elapsed()),
+            ..lock(&self.history).clone()
+        }
     }
 
     pub(super) fn record_control_plane(&self, is_up: bool) {
@@ -121,7 +141,10 @@ impl ConfigStats {
         ] {
             list.counter(format!("ratelimit.service.{name}"), loads.load(Relaxed));
         }
-        self.history().samples(list);
+        let history = self.history();
+        let running = history.running.unwrap_or_default();
+        list.gauge("tollgate.rules_load_running_seconds", running.as_secs());
+        history.samples(list);
         if self.control_plane.get().is_none() {
             self.runtime_samples(list);
         }
@@ -173,6 +196,9 @@ impl LoadHistory {
 
 impl fmt::Display for LoadHistory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(running) = self.running.filter(|running| *running >= LONG_LOAD) {
+            write!(f, "a load has been running for {} s; ", running.as_secs())?;
+        }
         if let Some(RefusedLoad { at, place, .. }) = &self.refused {
             let at = utc(*at);
             write!(

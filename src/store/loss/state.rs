@@ -27,6 +27,7 @@ use crate::{
         request::Hits,
         window::{SteadyTime, Timestamp},
     },
+    foundation::log_throttle::{BurstThrottle, Omitted},
     store::{
         contract::StoreError,
         memory::{
@@ -36,6 +37,9 @@ use crate::{
     },
 };
 
+/// How many losses, and as many returns, are logged in a minute.
+const LOGGED_LOSSES: u32 = 2;
+
 /// The state of one store's losses, shared by all workers of a process.
 #[derive(Debug)]
 pub(crate) struct Loss {
@@ -44,6 +48,9 @@ pub(crate) struct Loss {
     /// The most local counters at a time, and their bytes.
     bounds: CounterBounds,
     is_lost: AtomicBool,
+    /// Throttles the lines on losses, and those on returns with them.
+    losses: BurstThrottle,
+    loss_is_logged: AtomicBool,
     /// When the store was lost last.
     lost_at: Mutex<Option<SteadyTime>>,
     /// When the store last failed to answer.
@@ -72,6 +79,8 @@ impl Loss {
             name,
             bounds,
             is_lost: AtomicBool::new(false),
+            losses: BurstThrottle::new(LOGGED_LOSSES),
+            loss_is_logged: AtomicBool::new(true),
             lost_at: Mutex::default(),
             failed_at: Mutex::default(),
             reconciled: tables.add(),
@@ -115,7 +124,15 @@ impl Loss {
             return;
         }
         self.stats.lost.fetch_add(1, Relaxed);
-        tracing::warn!(store = self.name, %error, "rules answer as their on_store_loss says");
+        let omitted = self.losses.may_log();
+        self.loss_is_logged.store(omitted.is_some(), Relaxed);
+        if let Some(omitted) = omitted {
+            let omitted = Omitted(omitted, "losses");
+            tracing::warn!(
+                store = self.name, %error,
+                "rules answer as their on_store_loss says{omitted}"
+            );
+        }
         self.reconcile_requested.notify_one();
     }
 
@@ -123,7 +140,9 @@ impl Loss {
     pub(super) fn returned(&self) {
         if self.is_lost.swap(false, Relaxed) {
             self.stats.lost.fetch_sub(1, Relaxed);
-            tracing::info!(store = self.name, "rules are counted in the store again");
+            if self.loss_is_logged.load(Relaxed) {
+                tracing::info!(store = self.name, "rules are counted in the store again");
+            }
         }
     }
 

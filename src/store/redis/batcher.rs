@@ -22,7 +22,7 @@ use super::{
     options::Options,
     owed::RecentExpiries,
     packed::PackedCommands,
-    pipeline::{Commands, PipelineBuilder},
+    pipeline::{Commands, PipelineBuilder, ScriptForm},
     pool::{ConnectionFactory, ConnectionPool, PooledWorkerConnection, WorkerConnection},
     queue::{NodeQueue, QueuedBatch},
     redirect::redirects,
@@ -81,6 +81,8 @@ pub(super) struct Batcher {
     is_busy: bool,
     /// Throttles the line about commands that Redis refuses.
     refusals: LogThrottle,
+    /// When the connection came up that carries scripts now.
+    scripts_on: Option<Instant>,
 }
 
 impl Batcher {
@@ -104,6 +106,7 @@ impl Batcher {
             redirected_at: Instant::now(),
             is_busy: false,
             refusals: LogThrottle::new(),
+            scripts_on: None,
         }
     }
 
@@ -280,11 +283,22 @@ impl Batcher {
         let began = Instant::now();
         self.known.forget_old(began);
         let requests = waiters.requests();
-        let commands = self.commands(&options, batch, *now, connection.knows_script, requests);
-        match self.round_trip(link, &commands.packed, began).await {
+        let script = match connection.knows_script {
+            _ if self.node.scripts.holds(began) => ScriptForm::None,
+            true => ScriptForm::Digest,
+            false => ScriptForm::Text,
+        };
+        let commands = self.commands(&options, batch, *now, script, requests);
+        self.scripts_on = commands.has_script.then_some(connection.came_up);
+        let asked = self.round_trip(link, &commands.packed, began).await;
+        match asked {
             Ok(mut replies) => {
                 self.follow_redirects(&commands.packed, &mut replies).await;
                 self.run_unknown(link, &commands, &mut replies).await;
+                self.scripts_on = None;
+                if commands.has_script && !link.is_broken() {
+                    self.node.scripts.record_answer();
+                }
                 self.judge(link, &commands.packed, &replies);
                 for command in commands.expire_commands() {
                     self.recent.add(&commands.packed, command, began);
@@ -305,6 +319,7 @@ impl Batcher {
                 }
             }
             Err(error) => {
+                self.scripts_on = None;
                 self.servers.0.owed.add(&commands.owed());
                 waiters.fail(error);
             }
@@ -364,6 +379,9 @@ impl Batcher {
         commands: &PackedCommands,
         began: Instant,
     ) -> Result<Vec<Value>, StoreError> {
+        if commands.is_empty() {
+            return Ok(Vec::new());
+        }
         self.servers.0.stats.record_pipeline(commands.len());
         self.node.stats.batches.fetch_add(1, Relaxed);
         let usual = self.node.suspect_after();
@@ -377,7 +395,18 @@ impl Batcher {
             Some(Err(failure)) => {
                 tracing::debug!(node = %self.node, %failure, "a batch failed");
                 self.record_failure();
-                self.node.lose(failure);
+                let scripts = &self.node.scripts;
+                let is_for_scripts = self
+                    .scripts_on
+                    .is_some_and(|came_up| scripts.record_end(came_up, Instant::now()));
+                if !is_for_scripts {
+                    self.node.lose(failure);
+                } else if scripts.may_log() {
+                    tracing::warn!(
+                        node = %self.node, %failure,
+                        "Redis ends connections for EVAL: limits that need a script answer as their on_store_loss says"
+                    );
+                }
                 Err(StoreError::Unreachable)
             }
             None => {
@@ -532,14 +561,14 @@ impl Batcher {
         options: &'a Options,
         batch: &'a Batch,
         now: Timestamp,
-        knows_script: bool,
+        script: ScriptForm,
         requests: impl Iterator<Item = Range<usize>>,
     ) -> Commands<'a> {
         let mut builder = PipelineBuilder::new(
             options,
             now,
             batch.len(),
-            knows_script,
+            script,
             |key| self.known.hasher.hash_one(key),
             |hash| self.known.contains(hash),
         );

@@ -29,6 +29,8 @@ pub enum NodeFailure {
     Busy,
     /// It is a sentinel, which counts nothing.
     Sentinel,
+    /// It ends each connection that has come up, for this reason.
+    HangsUp(String),
     /// It answers a greeting with an error, in these words.
     Refuses(String),
 }
@@ -49,12 +51,21 @@ impl fmt::Display for NodeFailure {
                 "is a sentinel, not a Redis: write mymaster,host:port with --redis-type sentinel \
                  (REDIS_TYPE=SENTINEL), or redis+sentinel://host:port/mymaster",
             ),
+            Self::HangsUp(why) => write!(f, "ends each connection ({why})"),
             Self::Refuses(words) => write!(f, "refuses this client: {words}"),
         }
     }
 }
 
 impl NodeFailure {
+    /// The failure of a connection that has come up.
+    pub(super) fn after_coming_up(self) -> Self {
+        match self {
+            Self::Unreachable(why) => Self::HangsUp(why),
+            failure => failure,
+        }
+    }
+
     /// The node failure in an error reply. `None` if the error concerns only its command; a node failure
     /// lasts for some time.
     pub(super) fn of_reply(reply: &Value) -> Option<Self> {

@@ -16,6 +16,7 @@ use super::{
     clock::UNKNOWN,
     detector::{RoundTrips, SilenceBounds},
     failure::NodeFailure,
+    script_ban::ScriptBan,
 };
 use crate::foundation::{lock::lock, log_throttle::BurstThrottle};
 use crate::net::endpoint::Endpoint;
@@ -44,6 +45,7 @@ pub(super) struct Node {
     /// last read it, in microseconds.
     is_suspected: AtomicBool,
     silent_micros: AtomicU64,
+    pub(super) scripts: ScriptBan,
     /// Throttles the lines on losses, and those on returns with them.
     losses: BurstThrottle,
     loss_is_logged: AtomicBool,
@@ -127,6 +129,7 @@ impl Node {
             )),
             is_suspected: AtomicBool::new(false),
             silent_micros: AtomicU64::new(0),
+            scripts: ScriptBan::default(),
             losses: BurstThrottle::new(LOGGED_LOSSES),
             loss_is_logged: AtomicBool::new(true),
             suspicion: Notify::new(),

@@ -40,9 +40,22 @@ pub(super) struct Commands<'a> {
     key_prefix: &'a [u8],
 }
 
+/// How a server runs the script.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ScriptForm {
+    /// By its digest: the server knows it.
+    Digest,
+    /// The first one with its text.
+    Text,
+    /// Not at all.
+    None,
+}
+
 /// Where one increment finds its count.
 #[derive(Clone, Copy)]
 enum ReplySource {
+    /// Nowhere: it needs a script, and the server takes none.
+    Omitted,
     /// The count after the first `after` hits of a group.
     Grouped { group: usize, after: u64 },
     /// One of a group's counts.
@@ -72,8 +85,7 @@ struct TrustedTtl<'a> {
 pub(super) struct PipelineBuilder<'a, H, K> {
     options: &'a Options,
     now: Timestamp,
-    /// Whether the server knows the script; else the first one is sent with its text.
-    knows_script: bool,
+    script: ScriptForm,
     /// A key's hash, which no client can foresee.
     hash: H,
     /// Whether the key of a hash has a time to live already.
@@ -112,14 +124,14 @@ where
         options: &'a Options,
         now: Timestamp,
         increments: usize,
-        knows_script: bool,
+        script: ScriptForm,
         hash: H,
         is_known: K,
     ) -> Self {
         Self {
             options,
             now,
-            knows_script,
+            script,
             hash,
             is_known,
             steps: Vec::with_capacity(increments),
@@ -176,6 +188,10 @@ where
     /// Adds one script for all `increments`.
     fn step(&mut self, increments: impl Iterator<Item = Increment<'a>> + Clone) {
         let count = increments.clone().count();
+        if self.script == ScriptForm::None {
+            let omitted = iter::repeat_n(ReplySource::Omitted, count);
+            return self.steps.extend(omitted);
+        }
         let command = self.scripts.len();
         // Hits that come late are a request of one increment.
         let ages = increments.clone().map(|increment| increment.age_millis);
@@ -241,7 +257,7 @@ where
             group.command = commands.packed.len();
             match call {
                 // In its place, so that the commands behind it are applied after it.
-                GroupCommand::Script(0) if !self.knows_script => {
+                GroupCommand::Script(0) if self.script == ScriptForm::Text => {
                     step::push_with_text(&mut commands.packed, &self.scripts, 0);
                 }
                 GroupCommand::Script(index) => commands.packed.copy(&self.scripts, index),
@@ -381,6 +397,7 @@ impl Commands<'_> {
                 reply if is_try_again(reply) => Err(StoreError::Moving),
                 _ => Err(StoreError::Refused),
             },
+            ReplySource::Omitted => Err(StoreError::Refused),
             ReplySource::Grouped { group: at, after } => {
                 let end = signed_count(&replies[group(at).command])?;
                 let later = group(at).hits.saturating_sub(after);
@@ -457,7 +474,8 @@ mod tests {
     ) -> (Vec<String>, Vec<Result<u64, StoreError>>, usize) {
         let options = options(TimeSource::Redis);
         let hash = |key: &[u8]| key.iter().map(|&byte| u64::from(byte)).sum();
-        let mut builder = PipelineBuilder::new(&options, START, 1, true, hash, |_| is_known);
+        let mut builder =
+            PipelineBuilder::new(&options, START, 1, ScriptForm::Digest, hash, |_| is_known);
         for request in requests {
             builder.request(request.iter());
         }
@@ -564,7 +582,8 @@ mod tests {
         let options = options(clock);
         let mut batch = Batch::default();
         batch.push_value(b"v", &Limit::fixed(1, period), now, Hits::ONE);
-        let mut builder = PipelineBuilder::new(&options, now, 1, true, |_| 0, |_| false);
+        let mut builder =
+            PipelineBuilder::new(&options, now, 1, ScriptForm::Digest, |_| 0, |_| false);
         builder.request(batch.iter());
         let commands = builder.finish();
         let text = String::from_utf8(commands.packed.bytes().to_vec()).unwrap();

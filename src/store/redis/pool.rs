@@ -106,7 +106,8 @@ impl Connector {
         let connecting = async {
             let stream = self.stream(endpoint, &is_in_handshake).await?;
             let mut link = Connection::new(stream, self.is_tls);
-            self.greet(&mut link).await?;
+            let greeted = self.greet(&mut link).await;
+            greeted.map_err(NodeFailure::after_coming_up)?;
             Ok(link)
         };
         let connected = within(time.min(self.timeout), connecting).await;

@@ -63,6 +63,9 @@ const SETBACKS: Backoff = Backoff {
     jitter: false,
 };
 
+/// How long a server may end all connections before it is asked less often.
+const RESTART: Duration = Duration::from_secs(10);
+
 /// How long an attempt to reach a node may take. A path that swallows packets is given up after that, so
 /// that the next attempt finds it repaired.
 const PATIENCE: Duration = Duration::from_millis(250);
@@ -114,6 +117,7 @@ pub(super) struct Probe {
 
 /// The pauses of one loss.
 struct ProbePauses {
+    began: Instant,
     unreachable: BackoffWaits,
     refused: BackoffWaits,
     setbacks: BackoffWaits,
@@ -122,6 +126,7 @@ struct ProbePauses {
 impl ProbePauses {
     fn new() -> Self {
         Self {
+            began: Instant::now(),
             unreachable: BackoffWaits::new(PAUSES),
             refused: BackoffWaits::new(REFUSED),
             setbacks: BackoffWaits::new(SETBACKS),
@@ -132,6 +137,9 @@ impl ProbePauses {
     fn after(&mut self, failure: &NodeFailure) -> Duration {
         match failure {
             NodeFailure::Refuses(_) => self.after_setback(),
+            // A proxy whose server restarts does so for a while.
+            NodeFailure::HangsUp(_) if self.began.elapsed() >= RESTART => self.after_setback(),
+            NodeFailure::HangsUp(_) => self.unreachable.next_wait(),
             NodeFailure::Unreachable(_) | NodeFailure::Silent => self.unreachable.next_wait(),
             _ => self.refused.next_wait(),
         }
@@ -353,7 +361,8 @@ impl Probe {
             };
             let reached = async {
                 let mut link = self.connector.connect(&self.node.endpoint).await?;
-                self.ask(&mut link, before).await?;
+                let asked = self.ask(&mut link, before).await;
+                asked.map_err(NodeFailure::after_coming_up)?;
                 Ok(link)
             };
             match within(patience, reached).await {

@@ -267,6 +267,7 @@ const CUTS: Fault = Fault {
     cuts: true,
     bytes_per_sec: None,
     forgets_after: None,
+    ends_on: &[],
 };
 
 const SWALLOWS: Fault = Fault {
@@ -275,6 +276,7 @@ const SWALLOWS: Fault = Fault {
     cuts: false,
     bytes_per_sec: None,
     forgets_after: None,
+    ends_on: &[],
 };
 
 const RULES: &str = "

@@ -29,6 +29,8 @@ pub struct Fault {
     pub bytes_per_sec: Option<u32>,
     /// A connection on which no data passes for so long is dead from then on; neither side is notified.
     pub forgets_after: Option<Duration>,
+    /// A connection ends when one of these commands comes.
+    pub ends_on: &'static [&'static str],
 }
 
 /// Runs on a thread of its own until the test program ends.
@@ -167,6 +169,15 @@ async fn pump(
         let mut buffer = vec![0; 16 << 10];
         while let Ok(length @ 1..) = from.read(&mut buffer).await {
             let fault = *faults.borrow();
+            let is_there = |name: &&str| {
+                let word = format!("\r\n{name}\r\n").into_bytes();
+                buffer[..length]
+                    .windows(word.len())
+                    .any(|part| part == word)
+            };
+            if fault.ends_on.iter().any(is_there) {
+                return true;
+            }
             if fault.swallows || is_dead() {
                 continue;
             }
@@ -186,6 +197,7 @@ async fn pump(
                 break;
             }
         }
+        false
     };
     let write = async {
         while let Some((at, bytes)) = due.recv().await {
@@ -196,9 +208,10 @@ async fn pump(
         }
     };
     let all_read = async {
-        read.await;
-        // All that was read is still written.
-        std::future::pending::<()>().await;
+        if !read.await {
+            // All that was read is still written.
+            std::future::pending::<()>().await;
+        }
     };
     tokio::select! {
         () = all_read => {}

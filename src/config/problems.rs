@@ -1,0 +1,133 @@
+//! The problems of many files, of which each may have any number.
+
+use std::collections::HashMap;
+
+use super::fault::{Fault, FaultLevel, Problem};
+
+/// The errors, the warnings and the notes of a file that are kept; the others are counted. A person reads the first
+/// ones, and a generated file of 1 MiB could have 300,000.
+pub(crate) const MAX_OF_A_LEVEL: usize = 100;
+
+/// Problems, of which a bounded number for each file is kept.
+#[derive(Debug, Default)]
+pub(super) struct Problems {
+    kept: Vec<Problem>,
+    /// How many errors, warnings and notes each file has.
+    counts: HashMap<String, [usize; 3]>,
+}
+
+impl Problems {
+    pub(super) fn push(&mut self, problem: Problem) {
+        let counts = match self.counts.get_mut(&problem.file) {
+            Some(counts) => counts,
+            None => self.counts.entry(problem.file.clone()).or_default(),
+        };
+        let count = &mut counts[index(problem.fault.level())];
+        // A reload compares all of these with the rules in use.
+        if *count < MAX_OF_A_LEVEL || matches!(problem.fault, Fault::NoRules(_)) {
+            self.kept.push(problem);
+        }
+        *count += 1;
+    }
+
+    pub(super) fn extend(&mut self, problems: impl IntoIterator<Item = Problem>) {
+        problems.into_iter().for_each(|problem| self.push(problem));
+    }
+
+    pub(super) fn has_error(&self) -> bool {
+        self.kept.iter().any(|problem| !problem.fault.is_warning())
+    }
+
+    /// The problems in the order of their files and positions. Of a file that has too many, the last of a level says
+    /// how many more there are.
+    pub(super) fn sorted(self) -> Vec<Problem> {
+        let Self { mut kept, counts } = self;
+        let sort = |problems: &mut Vec<Problem>| {
+            problems.sort_by(|a, b| (&a.file, a.position).cmp(&(&b.file, b.position)));
+        };
+        sort(&mut kept);
+        let mut lasts: HashMap<(String, FaultLevel), (usize, Problem)> = HashMap::new();
+        for problem in &kept {
+            let level = problem.fault.level();
+            let all = counts[&problem.file][index(level)];
+            if all <= MAX_OF_A_LEVEL {
+                continue;
+            }
+            let (listed, last) = lasts
+                .entry((problem.file.clone(), level))
+                .or_insert_with(|| (0, more(problem, 0)));
+            *listed += 1;
+            *last = more(problem, all - *listed);
+        }
+        let mores = lasts.into_values().map(|(_, last)| last);
+        kept.extend(mores.filter(|last| last.count() > 0));
+        sort(&mut kept);
+        kept
+    }
+}
+
+/// The problem behind the `last` one of its file and level.
+fn more(last: &Problem, count: usize) -> Problem {
+    Problem {
+        file: last.file.clone(),
+        position: last.position,
+        inside: last.inside.clone(),
+        path: String::new(),
+        fault: Fault::More {
+            count,
+            level: last.fault.level(),
+        },
+    }
+}
+
+fn index(level: FaultLevel) -> usize {
+    match level {
+        FaultLevel::Error => 0,
+        FaultLevel::Warning => 1,
+        FaultLevel::Note => 2,
+    }
+}
+
+impl From<Vec<Problem>> for Problems {
+    fn from(problems: Vec<Problem>) -> Self {
+        let mut all = Self::default();
+        all.extend(problems);
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fault::unlocated;
+    use super::*;
+
+    #[test]
+    fn each_file_has_its_own_bound_for_each_level_and_says_how_many_more_there_are() {
+        let mut problems = Problems::default();
+        for number in 0..1000 {
+            for (file, fault) in [
+                ("a", Fault::EmptyKey),
+                ("b", Fault::NoLimitHere),
+                ("b", Fault::EmptyKey),
+            ] {
+                if file == "a" || number < 101 {
+                    problems.push(unlocated(std::path::Path::new(file), fault));
+                }
+            }
+        }
+        let sorted = problems.sorted();
+        let count = |file: &str, level: FaultLevel| -> (usize, usize) {
+            let of = sorted.iter();
+            let of = of.filter(|problem| problem.file == file && problem.fault.level() == level);
+            (of.clone().count(), of.map(Problem::count).sum())
+        };
+        assert_eq!(count("a", FaultLevel::Error), (101, 1000));
+        assert_eq!(count("b", FaultLevel::Error), (101, 101));
+        assert_eq!(count("b", FaultLevel::Warning), (101, 101));
+        let last = sorted.iter().rfind(|problem| problem.file == "a");
+        assert_eq!(
+            last.unwrap().to_string(),
+            "a: and 900 more errors in this file"
+        );
+    }
+}
