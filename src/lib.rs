@@ -23,6 +23,7 @@ mod foundation {
     pub(crate) mod log_throttle;
     pub(crate) mod metric_name;
     pub(crate) mod object_pool;
+    pub(crate) mod printable;
     pub(crate) mod random;
     pub(crate) mod regular_file;
     pub(crate) mod sample;

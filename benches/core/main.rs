@@ -3,6 +3,8 @@
 //! callgrind counts instructions, so a busy machine gives the numbers of an idle one; without valgrind the unit is
 //! nanoseconds. Rows are rule sets, from 10 rules to 100,000, found by exact value, by bare key and by wildcard: a
 //! cost that grows from row to row grows with the rules.
+//!
+//! `cargo bench --bench core -- --wildcards`: the search of a wildcard in long values, in instructions and microseconds.
 
 #![expect(
     clippy::print_stdout,
@@ -22,8 +24,10 @@ use anyhow::{Context as _, ensure};
 use tempfile::TempDir;
 
 mod rooms;
+mod wildcards;
 
 use rooms::{Kind, ROOMS, Rooms};
+use wildcards::{LENGTHS, SHAPES, Search, room_find};
 
 /// How often each room is entered during a measurement.
 const ENTERED: u32 = 200;
@@ -46,6 +50,18 @@ fn main() -> anyhow::Result<()> {
             }
         }
         return Ok(());
+    }
+    if let [_, flag, of @ ..] = &arguments[..]
+        && flag == "--find"
+    {
+        let search = Search::of(of)?;
+        for _ in 0..FOUND {
+            room_find(&search);
+        }
+        return Ok(());
+    }
+    if arguments.iter().any(|argument| argument == "--wildcards") {
+        return wildcards();
     }
     let has_valgrind = Command::new("valgrind")
         .arg("--version")
@@ -106,18 +122,60 @@ fn nanoseconds(rooms: &Rooms, enter: fn(&Rooms)) -> f64 {
     (0..20).map(run).fold(f64::INFINITY, f64::min)
 }
 
-/// Runs this program again under callgrind.
-fn instructions(kind: Kind, count: usize) -> anyhow::Result<[f64; ROOMS.len()]> {
+/// How often a wildcard is searched during a measurement.
+const FOUND: u32 = 5;
+
+/// Prints the cost of a search by shape, number of rules and length of the value. Needs valgrind.
+fn wildcards() -> anyhow::Result<()> {
+    println!("instructions / microseconds of a search, by the bytes of the value\n");
+    print!("{:20}", "wildcards");
+    for length in LENGTHS {
+        print!(" {length:>20}");
+    }
+    println!();
+    for shape in SHAPES {
+        for count in wildcards::COUNTS {
+            print!("{:20}", format!("{count} {shape}"));
+            for length in LENGTHS {
+                let search = Search::new(shape, count, length)?;
+                let runs = (0..20).map(|_| {
+                    let began = Instant::now();
+                    room_find(&search);
+                    began.elapsed().as_secs_f64() * 1e6
+                });
+                let micros = runs.fold(f64::INFINITY, f64::min);
+                let texts = [shape, &count.to_string(), &length.to_string()].map(str::to_owned);
+                let costs = callgrind("--find", &texts)?;
+                let own = costs.iter().find(|(name, _)| name.contains("room_find"));
+                let (_, (calls, instructions)) = own.context("room_find is not there")?;
+                let each = *instructions as f64 / *calls as f64;
+                print!(" {:>20}", format!("{each:.0} / {micros:.1}"));
+            }
+            println!();
+        }
+    }
+    Ok(())
+}
+
+/// The costs of this program's functions with these arguments, under callgrind.
+fn callgrind(flag: &str, texts: &[String]) -> anyhow::Result<HashMap<String, (u64, u64)>> {
     let folder = TempDir::new()?;
     let profile = folder.path().join("profile");
     let status = Command::new("valgrind")
         .args(["--tool=callgrind", "--quiet"])
         .arg(format!("--callgrind-out-file={}", profile.display()))
         .arg(std::env::current_exe()?)
-        .args(["--enter", kind.name(), &count.to_string()])
+        .arg(flag)
+        .args(texts)
         .status()?;
     ensure!(status.success(), "valgrind ended with {status}");
-    let costs = inclusive(&profile)?;
+    inclusive(&profile)
+}
+
+/// Runs this program again under callgrind.
+fn instructions(kind: Kind, count: usize) -> anyhow::Result<[f64; ROOMS.len()]> {
+    let texts = [kind.name().to_owned(), count.to_string()];
+    let costs = callgrind("--enter", &texts)?;
     let mut each = [0.0; ROOMS.len()];
     for (room, cost) in ROOMS.iter().zip(&mut each) {
         let suffix = format!("room_{}", room.name);

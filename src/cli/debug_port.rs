@@ -7,6 +7,7 @@ use serde::{Deserialize, de::IgnoredAny};
 use serde_json::Value;
 
 use crate::{
+    foundation::printable::on_one_line,
     net::{
         dial::{self, Dial},
         exchange::{ExchangeError, exchange},
@@ -133,8 +134,8 @@ impl DebugPort {
             return Ok(body);
         }
         let text = String::from_utf8_lossy(&body);
-        let text = text.trim_end().chars().take(MAX_SHOWN);
-        let text = text.flat_map(shown).collect();
+        let text: String = text.trim_end().chars().take(MAX_SHOWN).collect();
+        let text = on_one_line(&text);
         Err(match status {
             StatusCode::NOT_FOUND => CallError::Unknown {
                 server: self.server.clone(),
@@ -148,13 +149,4 @@ impl DebugPort {
         serde_json::from_slice(answer)
             .map_err(|error| CallError::NotJson(self.server.clone(), error))
     }
-}
-
-/// A character as a terminal may show it.
-pub(super) fn shown(char: char) -> impl Iterator<Item = char> {
-    let (plain, escaped) = match char {
-        '\'' | '"' | '\\' => (Some(char), None),
-        other => (None, Some(other.escape_debug())),
-    };
-    plain.into_iter().chain(escaped.into_iter().flatten())
 }

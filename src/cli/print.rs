@@ -5,7 +5,7 @@ use std::{
     process::ExitCode,
 };
 
-use crate::observe::standard_error;
+use crate::{foundation::printable::on_its_lines, observe::standard_error};
 
 /// The exit code for a reader of the output that is gone, as in `tollgate check rules | head -n 1`: that of a program
 /// that SIGPIPE ends.
@@ -38,6 +38,7 @@ pub(crate) fn print_bytes(bytes: &[u8]) -> Result<(), PrintError> {
 
 /// Prints a line to standard error. It may be closed, and then nothing can report that.
 pub(crate) fn print_error(line: &str) {
+    let line = on_its_lines(line);
     let _ = standard_error::write(format!("{line}\n").as_bytes());
 }
 

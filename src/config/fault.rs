@@ -6,7 +6,10 @@ use std::{
     path::Path,
 };
 
-use crate::core::{limit::Algorithm, refusal::MAX_BODY};
+use crate::{
+    core::{limit::Algorithm, refusal::MAX_BODY},
+    foundation::printable::{file_name, on_one_line},
+};
 
 use super::position::Position;
 
@@ -41,10 +44,11 @@ impl Problem {
 
     /// `shop.yaml:4:13`, or the name of the file alone.
     pub(crate) fn place(&self) -> String {
-        match self.position {
-            Some(Position { line, column }) => format!("{}:{line}:{column}", self.file),
-            None => self.file.clone(),
+        let mut place = file_name(&self.file);
+        if let Some(Position { line, column }) = self.position {
+            let _ = write!(place, ":{line}:{column}");
         }
+        place
     }
 }
 
@@ -53,24 +57,15 @@ impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.place())?;
         if let Some(inside) = &self.inside {
-            write!(f, ": {}", inside.escape_debug())?;
+            write!(f, ": {}", on_one_line(inside))?;
         }
         if !self.path.is_empty() {
-            write!(f, ": {}", self.path.escape_debug())?;
+            write!(f, ": {}", on_one_line(&self.path))?;
         }
         if self.fault.level() != FaultLevel::Error && !matches!(self.fault, Fault::More { .. }) {
             write!(f, ": {}", self.fault.level().name())?;
         }
-        f.write_str(": ")?;
-        // One line, even if texts of the rules hold line breaks.
-        for found in self.fault.to_string().chars() {
-            if found.is_control() {
-                write!(f, "{}", found.escape_debug())?;
-            } else {
-                f.write_char(found)?;
-            }
-        }
-        Ok(())
+        write!(f, ": {}", on_one_line(&self.fault.to_string()))
     }
 }
 

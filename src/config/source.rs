@@ -11,7 +11,7 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use crate::foundation::regular_file::open_regular;
+use crate::foundation::regular_file::{Links, open_regular};
 
 /// The name of standard input among files.
 pub(crate) const STDIN: &str = "stdin";
@@ -189,7 +189,7 @@ fn read_text(path: &Path, room: u64) -> Result<String, (Option<Position>, Box<Fa
 
 /// Never waits for a writer: a pipe is not opened, and one that takes the place of a file is not read.
 fn read_bytes(path: &Path, room: u64) -> Result<Vec<u8>, Fault> {
-    let opened = open_regular(path, fs::OpenOptions::new().read(true));
+    let opened = open_regular(path, fs::OpenOptions::new().read(true), Links::Followed);
     let file = opened
         .map_err(Fault::Unreadable)?
         .ok_or(Fault::NotRegular)?;

@@ -21,6 +21,7 @@ use crate::core::{
 };
 
 pub(crate) mod cause;
+mod middles;
 pub(crate) mod outline;
 mod reach;
 pub(crate) mod steps;

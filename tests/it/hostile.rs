@@ -279,3 +279,92 @@ async fn counters_have_a_line_or_a_map_for_each() {
         assert_eq!(lines(&run(&get)).len(), 2, "{value:?}");
     }
 }
+
+/// Names of files that forge lines, obey a terminal, or command a pipeline. A pull request chooses them.
+const NAMES: [&str; 3] = [
+    "x\n2026-11-24T00:00:00Z ERROR tollgate: FORGED\r\u{1b}[31m\u{7}\u{9b}\u{202e}.yaml",
+    "::warning file=x::FORGED.yaml",
+    " ::error::FORGED.yaml",
+];
+
+/// The output of a command or a server has no line of another and no character that a terminal obeys.
+#[track_caller]
+fn check_lines(output: &str) {
+    for line in output.split(['\n', '\r']) {
+        let line = line.trim_start();
+        assert!(!line.starts_with("2026-11-24"), "{output:?}");
+        assert!(!line.starts_with("::"), "{output:?}");
+    }
+    let is_obeyed = |next: char| matches!(next, '\u{1b}' | '\u{7}' | '\r' | '\u{9b}' | '\u{202e}');
+    assert!(!output.contains(is_obeyed), "{output:?}");
+}
+
+#[test]
+fn names_of_files_are_shown_and_not_obeyed() {
+    for name in NAMES {
+        let folder = TempDir::new().unwrap();
+        let file = folder.path().join(name);
+        fs::write(
+            &file,
+            "domain: e\ndescriptors: [{key: k, rate_limits: [1/fortnight]}]\n",
+        )
+        .unwrap();
+        for arguments in [
+            &["check", "."][..],
+            &["check", "--", name],
+            &["lint-envoy", "."],
+            &["lint-envoy", "--", name],
+            &["explain", "--rules", ".", "--domain", "e", "-d", "k=v"],
+            &["serve", "--config-dir", ".", "--log-format", "text"],
+        ] {
+            let output = finish(program().current_dir(folder.path()).args(arguments));
+            let output = [output.stdout, output.stderr].concat();
+            let output = String::from_utf8(output).unwrap();
+            // lint-envoy passes over rules in a folder.
+            assert!(
+                output.contains("FORGED") || arguments == ["lint-envoy", "."],
+                "{output:?}"
+            );
+            check_lines(&output);
+        }
+        // A file that comes while the server runs.
+        let server = tollgate::with_rules(RULES).start();
+        fs::copy(&file, server.rules().join(name)).unwrap();
+        wait_until("it is refused", || {
+            server
+                .log()
+                .text()
+                .contains("the last good ones stay in use")
+        });
+        check_lines(&server.log().text());
+    }
+}
+
+/// The name of a limit, which a server sends.
+#[tokio::test]
+async fn texts_of_a_server_are_shown_and_not_obeyed() {
+    let name = NAMES[0]
+        .escape_default()
+        .to_string()
+        .replace("\\u{9b}", "\\x9b");
+    let name = name
+        .replace("\\u{202e}", "\\u202e")
+        .replace("\\u{1b}", "\\e")
+        .replace("\\u{7}", "\\a");
+    let rules = format!(
+        "domain: d\ndescriptors:\n  - key: k\n    rate_limits: [{{ name: \"{name}\", unit: day, requests_per_unit: 9 }}, 90/year]\n"
+    );
+    let server = tollgate::with_rules(&rules).start();
+    let (grpc, debug) = (server.grpc.to_string(), format!("http://{}", server.debug));
+    for arguments in [
+        &["ask", "--server", &grpc, "--domain", "d", "-d", "k=v"][..],
+        &["explain", "--server", &debug, "--domain", "d", "-d", "k=v"],
+        &[
+            "counters", "get", "--server", &debug, "--domain", "d", "-d", "k=v",
+        ],
+    ] {
+        let output = finish(program().args(arguments));
+        let output = [output.stdout, output.stderr].concat();
+        check_lines(&String::from_utf8(output).unwrap());
+    }
+}

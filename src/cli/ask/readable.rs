@@ -6,6 +6,7 @@ use super::report::{AnswerReport, ReportedLimit};
 use crate::{
     cli::durations::duration,
     core::{descriptor_text::Entries, window::Unit},
+    foundation::printable::on_one_line,
     service::grpc::{
         proto::envoy::service::ratelimit::v3::{
             RateLimitResponse,
@@ -32,7 +33,7 @@ pub(super) fn readable(
         let Entries(entries) = descriptor;
         let entries: Vec<_> = entries
             .iter()
-            .map(|(key, value)| format!("{key}={value}"))
+            .map(|(key, value)| on_one_line(&format!("{key}={value}")))
             .collect();
         let _ = write!(text, "\n  {}: {}", entries.join(","), code(status.code));
         if status.current_limit.is_some() {
@@ -40,7 +41,7 @@ pub(super) fn readable(
         } else {
             text.push_str(", no limit");
             if let Some(why) = report.and_then(|report| report.why(index)) {
-                let _ = write!(text, ": {why}");
+                let _ = write!(text, ": {}", on_one_line(why));
             }
         }
         let limits = report.map_or_else(Vec::new, |report| report.limits(index));
@@ -51,17 +52,12 @@ pub(super) fn readable(
         }
     }
     for header in &response.response_headers_to_add {
-        let _ = write!(text, "\n  header {}: {}", header.key, header.value);
+        let header = format!("{}: {}", header.key, header.value);
+        let _ = write!(text, "\n  header {}", on_one_line(&header));
     }
     if !response.raw_body.is_empty() {
         let body = String::from_utf8_lossy(&response.raw_body);
-        text.push_str("\n  body: ");
-        for next in body.chars() {
-            match next {
-                '\'' | '"' => text.push(next),
-                next => text.extend(next.escape_debug()),
-            }
-        }
+        let _ = write!(text, "\n  body: {}", on_one_line(&body));
     }
     text
 }
@@ -85,7 +81,8 @@ impl fmt::Display for Standing {
         let resets_in = duration(*resets_in_secs);
         write!(
             f,
-            "{left} of {requests} per {per} left, resets in {resets_in}"
+            "{left} of {requests} per {} left, resets in {resets_in}",
+            on_one_line(per)
         )
     }
 }

@@ -4,14 +4,17 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use crate::cli::{ask::readable::named, debug_port::shown, durations::duration};
+use crate::{
+    cli::{ask::readable::named, durations::duration},
+    foundation::printable::on_one_line,
+};
 
 /// A line for each counter of a domain.
 pub(super) fn list(all: &Value) -> String {
     let counters = array(&all["counters"]);
     let mut lines: Vec<String> = counters.iter().map(listed).collect();
     match (all["cursor"].as_str(), counters.len()) {
-        (Some(cursor), _) => lines.push(format!("more: --cursor {}", escaped(cursor))),
+        (Some(cursor), _) => lines.push(format!("more: --cursor {}", on_one_line(cursor))),
         (None, 0) => lines.push("no counter holds hits".to_owned()),
         (None, _) => {}
     }
@@ -27,7 +30,7 @@ pub(super) fn descriptors(all: &Value) -> String {
         }
         text.push_str(&entries(descriptor));
         if let Some(why) = descriptor["noLimit"].as_str() {
-            let _ = write!(text, ": no counter: {}", escaped(why));
+            let _ = write!(text, ": no counter: {}", on_one_line(why));
         }
         for counter in array(&descriptor["counters"]) {
             let _ = write!(text, "\n  {}", standing(counter));
@@ -40,7 +43,7 @@ fn listed(counter: &Value) -> String {
     let name = if counter["entries"].is_array() {
         entries(counter)
     } else {
-        escaped(counter["key"].as_str().unwrap_or_default())
+        on_one_line(counter["key"].as_str().unwrap_or_default())
     };
     format!("{name}: {}", standing(counter))
 }
@@ -48,7 +51,7 @@ fn listed(counter: &Value) -> String {
 /// `k=v,k=v`; a pattern whose values share a counter is marked.
 fn entries(of: &Value) -> String {
     let entry = |entry: &Value| {
-        let text = |name: &str| escaped(entry[name].as_str().unwrap_or_default());
+        let text = |name: &str| on_one_line(entry[name].as_str().unwrap_or_default());
         let shared = if entry["shared"] == true {
             " (shared)"
         } else {
@@ -77,7 +80,7 @@ fn standing(counter: &Value) -> String {
             let unit = limit["unit"].as_str().unwrap_or_default();
             let name = limit["name"].as_str().unwrap_or_default();
             let multiplier = number(limit, "unitMultiplier").unwrap_or(1);
-            let per = escaped(&named(unit, multiplier, name));
+            let per = on_one_line(&named(unit, multiplier, name));
             let _ = write!(text, " of {requests} per {per}");
         }
         None => {
@@ -102,10 +105,10 @@ fn standing(counter: &Value) -> String {
         );
     }
     if let Some(algorithm) = counter["algorithm"].as_str() {
-        let _ = write!(text, "; {}", escaped(algorithm));
+        let _ = write!(text, "; {}", on_one_line(algorithm));
     }
     if let Some(rule) = counter["rule"].as_str() {
-        let _ = write!(text, ", rule {}", escaped(rule));
+        let _ = write!(text, ", rule {}", on_one_line(rule));
     }
     if counter["digest"] == true {
         text.push_str(", digest (the descriptor is too long to be part of the key)");
@@ -120,7 +123,7 @@ fn granted(counter: &Value) -> Option<String> {
         hits => format!(", {hits} more granted"),
     };
     if let Some(why) = counter["whyFewer"].as_str() {
-        let _ = write!(text, " ({})", escaped(why));
+        let _ = write!(text, " ({})", on_one_line(why));
     }
     Some(text)
 }
@@ -136,10 +139,6 @@ pub(in crate::cli) fn left(counter: &Value) -> Option<String> {
 
 fn array(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
-}
-
-fn escaped(text: &str) -> String {
-    text.chars().flat_map(shown).collect()
 }
 
 #[cfg(test)]

@@ -4,13 +4,16 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use crate::cli::{counters::text::left, durations::duration};
+use crate::{
+    cli::{counters::text::left, durations::duration},
+    foundation::printable::on_one_line,
+};
 
 /// The overall code, then lines for each descriptor: its way to the rule, and its limits. Writing to a string cannot
 /// fail.
 pub(super) fn readable(explanation: &Value) -> String {
     let code = match explanation["code"].as_str() {
-        Some(code) => plain(code),
+        Some(code) => on_one_line(code),
         None => "no decision".to_owned(),
     };
     let mut text = format!("{code}: {}", of(explanation, "why"));
@@ -42,7 +45,7 @@ pub(super) fn readable(explanation: &Value) -> String {
 fn descriptor(one: &Value, text: &mut String) {
     let code = one["code"]
         .as_str()
-        .map_or_else(|| "undecided,".to_owned(), plain);
+        .map_or_else(|| "undecided,".to_owned(), on_one_line);
     let has_limit = one["result"] != "no_limit";
     let _ = match one["result"].as_str() {
         Some("limited") => write!(text, "\n  {code} by {}{}", rule(&one["rule"]), modes(one)),
@@ -127,7 +130,7 @@ fn step(step: &Value, has_limit: bool, text: &mut String) {
 /// Writes the lines of one limit.
 fn limit(limit: &Value, text: &mut String) {
     let over = if limit["over"] == true { ", over" } else { "" };
-    let named = limit["name"].as_str().map(plain);
+    let named = limit["name"].as_str().map(on_one_line);
     let named = named.map_or_else(String::new, |name| format!(" `{name}`"));
     let _ = write!(
         text,
@@ -172,7 +175,7 @@ fn algorithm(limit: &Value) -> String {
         words.push_str(" from the first hit");
     }
     if let Some(zone) = limit["calendar"].as_str() {
-        let _ = write!(words, " of the calendar in {}", plain(zone));
+        let _ = write!(words, " of the calendar in {}", on_one_line(zone));
     }
     if let Some(burst) = limit["burst"].as_u64() {
         let _ = write!(words, " with a burst of {burst}");
@@ -211,14 +214,14 @@ fn place(value: &Value) -> String {
     };
     let line = value["line"].as_u64();
     let line = line.map_or_else(String::new, |line| format!(":{line}"));
-    format!(" at {}{line}", plain(file))
+    format!(" at {}{line}", on_one_line(file))
 }
 
 /// `key` or `key=value` of a node.
 fn name(node: &Value) -> String {
     let key = of(node, "key");
     match node["value"].as_str() {
-        Some(value) => format!("{key}={}", plain(value)),
+        Some(value) => format!("{key}={}", on_one_line(value)),
         None => key,
     }
 }
@@ -229,17 +232,5 @@ fn list<'v>(value: &'v Value, name: &str) -> &'v [Value] {
 
 /// The text of a field.
 fn of(value: &Value, name: &str) -> String {
-    plain(value[name].as_str().unwrap_or_default())
-}
-
-/// `text` on one line, and without characters that a terminal obeys.
-fn plain(text: &str) -> String {
-    let mut shown = String::new();
-    for next in text.chars() {
-        match next {
-            '\'' | '"' => shown.push(next),
-            next => shown.extend(next.escape_debug()),
-        }
-    }
-    shown
+    on_one_line(value[name].as_str().unwrap_or_default())
 }

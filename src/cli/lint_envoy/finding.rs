@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::config::position::Position;
+use crate::{config::position::Position, foundation::printable::on_one_line};
 
 pub(crate) use crate::settings::command_line::lint_envoy::TrapSeverity;
 
@@ -33,16 +33,4 @@ impl fmt::Display for Finding {
             on_one_line(&self.fix)
         )
     }
-}
-
-/// A text with escapes for line breaks and invisible characters, which values in a file may have.
-pub(super) fn on_one_line(text: &str) -> String {
-    let mut line = String::with_capacity(text.len());
-    for next in text.chars() {
-        match next {
-            '\'' | '"' | '\\' => line.push(next),
-            next => line.extend(next.escape_debug()),
-        }
-    }
-    line
 }

@@ -6,7 +6,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::config::position::{Lines, Position};
+use crate::{
+    config::position::{Lines, Position},
+    foundation::printable::file_name,
+};
 
 /// A larger file is not read: the dump of an Envoy with ten thousand clusters has half this size.
 const MAX_FILE_BYTES: u64 = 64 << 20;
@@ -57,7 +60,7 @@ impl LintInput {
     pub(crate) fn name(&self) -> String {
         match self {
             Self::StandardInput => "stdin".to_owned(),
-            Self::File(path) => path.display().to_string(),
+            Self::File(path) => file_name(&path.to_string_lossy()),
         }
     }
 

@@ -12,7 +12,7 @@ use super::{
     seen::SeenParts,
     unreadable::Unreadable,
 };
-use crate::{config::position::Position, core::matcher::Matcher};
+use crate::{config::position::Position, core::matcher::Matcher, foundation::printable::file_name};
 
 /// The name of the trap of a file or a folder that has nothing to check.
 pub(super) const NOTHING_CHECKED: &str = "nothing-checked";
@@ -144,7 +144,7 @@ impl<'a> LintReport<'a> {
     }
 
     fn folder(&mut self, folder: &Path) {
-        let name = folder.display().to_string();
+        let name = file_name(&folder.to_string_lossy());
         let inputs = match files_below(folder) {
             Ok(inputs) => inputs,
             Err(error) => {

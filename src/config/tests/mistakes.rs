@@ -81,7 +81,7 @@ fn blanks_that_are_none_are_named() {
         ),
         (
             "domain: d\ndescriptors:\n  - key:\u{a0}a\n    rate_limits: [5/s]\n",
-            "3:5: U+00A0 (no-break space) in `key: a`; write a blank instead",
+            "3:5: U+00A0 (no-break space) in `key:\\u{a0}a`; write a blank instead",
         ),
         (
             "domain: d\ndescriptors:\n  -\u{a0}key: a\n    rate_limits: [5/s]\n",

@@ -1,12 +1,21 @@
 //! The wildcards of one level: finds the first that an entry matches, without trying them all.
 //!
 //! The texts before the first `*` of a pattern and behind its last one have to occur literally. Patterns
-//! are therefore indexed by the lengths of these two texts, their shape, and by a hash of their bytes.
-//! An entry is looked up once per shape: rule files have few shapes, however many patterns.
+//! without other texts are therefore indexed by the lengths of these two, their shape, and by a hash of their bytes.
+//! An entry is looked up once per shape: rule files have few shapes, however many patterns. Patterns with
+//! further texts between their stars are found by these.
 
-use std::{collections::HashMap, hash::BuildHasher as _};
+use std::{
+    collections::{HashMap, HashSet},
+    hash::BuildHasher as _,
+    ops::Range,
+    sync::OnceLock,
+};
 
 use foldhash::fast::RandomState;
+use memchr::memmem;
+
+use super::middles::MiddleSearch;
 
 use crate::core::request::Entry;
 
@@ -18,10 +27,14 @@ const FEW: usize = 4;
 pub(super) struct Wildcards<T> {
     all: Vec<(Wildcard, T)>,
     shapes: Vec<Shape>,
-    /// Wildcards by the hash of their shape and literal ends; their indices ascend. Hash collisions can
+    known_shapes: HashSet<Shape, RandomState>,
+    /// Wildcards without middles by the hash of their shape and literal ends; their indices ascend. Hash collisions can
     /// add wildcards that do not match.
     filed: HashMap<u64, Vec<usize>, RandomState>,
     hasher: RandomState,
+    /// Those with middles in the key and in the value, or in the joined text; made when it is first needed, which is
+    /// the check of the rules.
+    with_middles: OnceLock<[Option<Box<MiddleSearch>>; 2]>,
 }
 
 // A derived implementation would require `T: Default`.
@@ -30,8 +43,10 @@ impl<T> Default for Wildcards<T> {
         Self {
             all: Vec::new(),
             shapes: Vec::new(),
+            known_shapes: HashSet::default(),
             filed: HashMap::default(),
             hasher: RandomState::default(),
+            with_middles: OnceLock::new(),
         }
     }
 }
@@ -63,16 +78,19 @@ impl Affixes<usize> {
 impl<T: Copy> Wildcards<T> {
     /// Appends `wildcard`.
     pub(super) fn push(&mut self, wildcard: Wildcard, leads_to: T) {
-        let ends = wildcard.ends();
-        let shape = Shape(ends.map(|ends| Affixes {
-            prefix: ends.prefix.len(),
-            suffix: ends.suffix.len(),
-        }));
-        let hash = self.hash(shape, ends);
-        if !self.shapes.contains(&shape) {
-            self.shapes.push(shape);
+        self.with_middles = OnceLock::new();
+        if wildcard.place_of_middles().is_none() {
+            let ends = wildcard.ends();
+            let shape = Shape(ends.map(|ends| Affixes {
+                prefix: ends.prefix.len(),
+                suffix: ends.suffix.len(),
+            }));
+            let hash = self.hash(shape, ends);
+            if self.known_shapes.insert(shape) {
+                self.shapes.push(shape);
+            }
+            self.filed.entry(hash).or_default().push(self.all.len());
         }
-        self.filed.entry(hash).or_default().push(self.all.len());
         self.all.push((wildcard, leads_to));
     }
 
@@ -112,7 +130,27 @@ impl<T: Copy> Wildcards<T> {
                 }
             }
         }
+        for (place, (search, text)) in self.with_middles().iter().zip(texts).enumerate() {
+            if let Some(search) = search {
+                first = search.first(text, first, |index| {
+                    self.all[index].0.room(place, entry, joined)
+                });
+            }
+        }
         self.all.get(first).map(|(_, to)| *to)
+    }
+
+    fn with_middles(&self) -> &[Option<Box<MiddleSearch>>; 2] {
+        self.with_middles.get_or_init(|| {
+            [0, 1].map(|place| {
+                let all = self.all.iter().enumerate();
+                let found = all.filter_map(|(index, (wildcard, _))| {
+                    let is_here = wildcard.place_of_middles() == Some(place);
+                    is_here.then(|| (index, wildcard.pattern(place).pieces()))
+                });
+                MiddleSearch::new(found).map(Box::new)
+            })
+        })
     }
 
     fn hash(&self, shape: Shape, ends: [Affixes<&[u8]>; 2]) -> u64 {
@@ -148,6 +186,36 @@ impl Wildcard {
                 [key.ends(), value]
             }
         }
+    }
+
+    /// Which of its texts has middles: 0 for the key or the joined text, 1 for the value; if both have, the value.
+    fn place_of_middles(&self) -> Option<usize> {
+        let has_middles = |pattern: &Pattern| pattern.pieces().next().is_some();
+        match self {
+            Self::Apart(_, Some(value)) if has_middles(value) => Some(1),
+            Self::Apart(pattern, _) | Self::Joined(pattern) => has_middles(pattern).then_some(0),
+        }
+    }
+
+    fn pattern(&self, place: usize) -> &Pattern {
+        match self {
+            Self::Apart(_, Some(value)) if place == 1 => value,
+            Self::Apart(pattern, _) | Self::Joined(pattern) => pattern,
+        }
+    }
+
+    /// The part of the text at `place` in which the middles may stand, if all else matches.
+    fn room(&self, place: usize, entry: &Entry<'_>, joined: &[u8]) -> Option<Range<usize>> {
+        let (text, fits) = match self {
+            Self::Joined(_) => (joined, true),
+            Self::Apart(key, _) if place == 1 => (entry.value, key.matches(entry.key)),
+            Self::Apart(_, value) => {
+                let fits = |value: &Pattern| value.matches(entry.value);
+                (entry.key, value.as_ref().is_none_or(fits))
+            }
+        };
+        let room = self.pattern(place).room(text)?;
+        fits.then_some(room)
     }
 
     pub(super) fn matches(&self, entry: &Entry<'_>, joined: &[u8]) -> bool {
@@ -202,23 +270,33 @@ impl Pattern {
         }
     }
 
+    /// The texts between two `*`.
+    fn pieces(&self) -> impl Iterator<Item = &[u8]> {
+        let pieces = self.middle.iter().map(|piece| &**piece);
+        pieces.filter(|piece| !piece.is_empty())
+    }
+
+    /// The part of `text` between the literal ends, if they fit.
+    fn room(&self, text: &[u8]) -> Option<Range<usize>> {
+        let rest = text.strip_prefix(&*self.prefix)?;
+        let between = match &self.suffix {
+            Some(suffix) => rest.strip_suffix(&**suffix)?,
+            None if rest.is_empty() => rest,
+            None => return None,
+        };
+        let begin = self.prefix.len();
+        Some(begin..begin + between.len())
+    }
+
     /// Whether all of `text` matches. The pieces between two `*` are matched at their first occurrence,
     /// which leaves the most text for the pieces behind them; no two pieces may share a byte.
     pub(super) fn matches(&self, text: &[u8]) -> bool {
-        let Some(rest) = text.strip_prefix(&*self.prefix) else {
+        let Some(room) = self.room(text) else {
             return false;
         };
-        let Some(suffix) = &self.suffix else {
-            return rest.is_empty();
-        };
-        let Some(mut rest) = rest.strip_suffix(&**suffix) else {
-            return false;
-        };
-        for piece in self.middle.iter().filter(|piece| !piece.is_empty()) {
-            let Some(at) = rest
-                .windows(piece.len())
-                .position(|bytes| bytes == &**piece)
-            else {
+        let mut rest = &text[room];
+        for piece in self.pieces() {
+            let Some(at) = memmem::find(rest, piece) else {
                 return false;
             };
             rest = &rest[at + piece.len()..];
@@ -257,8 +335,8 @@ mod tests {
     proptest! {
         #[test]
         fn joined_wildcards_are_found_as_by_a_scan(
-            patterns in prop::collection::vec("[ab_]{0,2}\\*[ab*]{0,3}", 0..30),
-            entry in ("[ab]{0,2}", "[ab]{0,4}"),
+            patterns in prop::collection::vec("[ab_]{0,2}\\*[ab*]{0,6}", 0..30),
+            entry in ("[ab]{0,2}", "[ab]{0,8}"),
         ) {
             let all = patterns.iter().filter_map(|text| Pattern::new(text.as_bytes()));
             check(all.map(Wildcard::Joined).collect(), &entry);
@@ -266,8 +344,8 @@ mod tests {
 
         #[test]
         fn wildcards_apart_are_found_as_by_a_scan(
-            patterns in prop::collection::vec(("[ab*]{0,2}", prop::option::of("[ab*]{0,3}")), 0..30),
-            entry in ("[ab]{0,2}", "[ab]{0,3}"),
+            patterns in prop::collection::vec(("[ab*]{0,4}", prop::option::of("[ab*]{0,6}")), 0..30),
+            entry in ("[ab]{0,4}", "[ab]{0,8}"),
         ) {
             let all = patterns.iter().filter_map(|(key, value)| {
                 Wildcard::apart(key.as_bytes(), value.as_ref().map(String::as_bytes))

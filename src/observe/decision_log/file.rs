@@ -1,13 +1,15 @@
 //! A file of lines that is replaced when it is full: `FILE` becomes `FILE.1`, `FILE.1` becomes `FILE.2`, and the last
-//! one goes.
+//! one goes. It is a regular file of this process and no link, so that nothing else is written to or moved.
 
 use std::{
     ffi::OsString,
     fs::{self, File, OpenOptions},
     io::{self, Write as _},
-    os::unix::fs::OpenOptionsExt as _,
+    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
 };
+
+use crate::foundation::regular_file::{Links, open_regular};
 
 /// Lines may name persons, so not everyone on the machine may read them.
 const MODE: u32 = 0o640;
@@ -71,8 +73,10 @@ impl RotatingFile {
             return Ok(());
         }
         let FileOptions { path, kept, .. } = &self.options;
-        // Another program may have taken it away, or the last attempt has.
-        if path.exists() {
+        // Another program may have moved it and put one of its own there, or the last attempt moved it.
+        let own = self.file.metadata()?;
+        let found = fs::symlink_metadata(path).ok();
+        if found.is_some_and(|found| (found.dev(), found.ino()) == (own.dev(), own.ino())) {
             make_way(path, *kept)?;
         }
         (self.file, self.bytes) = open(path)?;
@@ -81,13 +85,20 @@ impl RotatingFile {
 }
 
 fn open(path: &Path) -> io::Result<(File, u64)> {
-    let file = OpenOptions::new()
-        .append(true)
-        .create(true)
-        .mode(MODE)
-        .open(path)?;
-    let bytes = file.metadata()?.len();
-    Ok((file, bytes))
+    let mut options = OpenOptions::new();
+    options.append(true).create(true).mode(MODE);
+    let no_file = || {
+        io::Error::other(
+            "it is a link or no regular file, which could not be replaced when it is full",
+        )
+    };
+    let file = open_regular(path, &mut options, Links::Refused)?.ok_or_else(no_file)?;
+    let found = file.metadata()?;
+    if found.mode() & 0o777 & !MODE != 0 {
+        // One that was there before.
+        file.set_permissions(fs::Permissions::from_mode(MODE))?;
+    }
+    Ok((file, found.len()))
 }
 
 /// `FILE.1` for number 1.
@@ -171,5 +182,57 @@ mod tests {
         file.rotate().unwrap();
         file.write(b"b\n").unwrap();
         assert_eq!(texts(&path)[0].as_deref(), Some("b\n"));
+    }
+
+    #[test]
+    fn only_a_regular_file_is_written_to_and_only_the_own_one_is_moved() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let options = |name: &str| FileOptions {
+            path: path(name),
+            max_bytes: 4,
+            kept: 1,
+        };
+        fs::write(path("target"), "").unwrap();
+        std::os::unix::fs::symlink("target", path("link")).unwrap();
+        std::os::unix::fs::symlink("/dev/null", path("device")).unwrap();
+        let socket = std::os::unix::net::UnixListener::bind(path("socket")).unwrap();
+        for name in ["link", "device", "socket"] {
+            assert!(RotatingFile::open(options(name)).is_err(), "{name}");
+        }
+        drop(socket);
+        let device = FileOptions {
+            path: "/dev/null".into(),
+            ..options("")
+        };
+        assert!(RotatingFile::open(device).is_err());
+
+        let mut file = RotatingFile::open(options("own")).unwrap();
+        file.write(b"a\n").unwrap();
+        fs::rename(path("own"), path("moved")).unwrap();
+        fs::write(path("own"), "of another\n").unwrap();
+        file.rotate().unwrap();
+        file.write(b"b\n").unwrap();
+        assert_eq!(fs::read_to_string(path("own")).unwrap(), "of another\nb\n");
+        assert!(!path("own.1").exists());
+        fs::remove_file(path("own")).unwrap();
+        std::os::unix::fs::symlink("target", path("own")).unwrap();
+        assert!(file.rotate().is_err());
+        assert_eq!(fs::read_to_string(path("target")).unwrap(), "");
+    }
+
+    #[test]
+    fn a_file_that_is_there_already_is_not_open_to_all_any_more() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("decisions");
+        fs::write(&path, "").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+        let options = FileOptions {
+            path: path.clone(),
+            max_bytes: 4,
+            kept: 1,
+        };
+        let _file = RotatingFile::open(options).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, MODE);
     }
 }

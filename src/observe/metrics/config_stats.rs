@@ -201,11 +201,7 @@ impl fmt::Display for LoadHistory {
         }
         if let Some(RefusedLoad { at, place, .. }) = &self.refused {
             let at = utc(*at);
-            write!(
-                f,
-                "refused at {at}, first error at {}; ",
-                place.escape_debug()
-            )?;
+            write!(f, "refused at {at}, first error at {}; ", place)?;
         } else if self.in_use.is_some() {
             f.write_str("ok, ")?;
         }

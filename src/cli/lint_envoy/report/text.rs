@@ -2,8 +2,7 @@
 
 use super::{LintReport, LintedFile, UncheckedFile};
 use crate::{
-    cli::lint_envoy::{finding::on_one_line, seen::CountOf},
-    config::position::Position,
+    cli::lint_envoy::seen::CountOf, config::position::Position, foundation::printable::on_one_line,
 };
 
 impl LintReport<'_> {
