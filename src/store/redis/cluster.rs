@@ -1,12 +1,16 @@
 //! Asks the nodes of a cluster for the owners of its slots, and splits batches by owner.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use bb8_redis::redis::{self, Value};
 
 use super::{
     address::reported,
-    connection::Connection,
+    connection::{Connection, ReplyBounds},
     detector::TICK,
     failure::NodeFailure,
     packed::PackedCommands,
@@ -27,6 +31,9 @@ const PATIENCE: Duration = Duration::from_millis(250);
 
 /// The most nodes, replicas included, that are remembered for asking. Far above what clusters have.
 const MAX_KNOWN: usize = 4096;
+
+/// The most masters of a cluster, as the documents of Redis advise. Each is probed and takes memory.
+const MAX_MASTERS: usize = 1000;
 
 /// The nodes of one cluster that can be asked for its slots.
 #[derive(Debug)]
@@ -99,14 +106,26 @@ impl Cluster {
             }
         };
         let replies = link
-            .ask(&PackedCommands::one(&[b"CLUSTER", b"SLOTS"]))
+            .ask_within(
+                &PackedCommands::one(&[b"CLUSTER", b"SLOTS"]),
+                ReplyBounds::LIST,
+            )
             .await?;
         let Some(reply) = replies.first() else {
             return Ok((Vec::new(), Vec::new()));
         };
         refuse_sentinel(&mut link, reply).await?;
         self.links.insert(endpoint.clone(), link);
-        NodeFailure::of_greeting(reply).map_or_else(|| Ok(slots(reply, endpoint)), Err)
+        if let Some(failure) = NodeFailure::of_greeting(reply) {
+            return Err(failure);
+        }
+        let (ranges, known) = slots(reply, endpoint);
+        let masters: HashSet<_> = ranges.iter().map(|range| &range.master).collect();
+        if masters.len() > MAX_MASTERS {
+            let words = format!("CLUSTER SLOTS names more than {MAX_MASTERS} masters");
+            return Err(NodeFailure::Refuses(words));
+        }
+        Ok((ranges, known))
     }
 }
 

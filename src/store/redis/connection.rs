@@ -7,13 +7,36 @@ use std::io;
 
 use bb8_redis::redis::{Value, parse_redis_value};
 use prost::bytes::{Buf as _, BytesMut};
+use smallvec::SmallVec;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::{failure::NodeFailure, packed::PackedCommands};
 use crate::net::connect::BoxedStream;
 
-/// The longest reply that is accepted, in bytes: the slots of the largest cluster are a tenth of it.
-const MAX_REPLY_BYTES: usize = 16 << 20;
+/// The bounds of one reply. A server that sends more is none that counts, and not read further.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ReplyBounds {
+    bytes: usize,
+    /// Values, those in lists included: each takes far more memory than its bytes.
+    values: usize,
+}
+
+impl ReplyBounds {
+    /// Of a list of slots or of keys: those of the largest cluster are a tenth of it.
+    pub(super) const LIST: Self = Self {
+        bytes: 16 << 20,
+        values: 500_000,
+    };
+
+    /// Of a reply to one of `commands`: a script returns less for each counter than it is sent.
+    fn of(commands: &PackedCommands) -> Self {
+        let sent = commands.bytes().len();
+        Self {
+            bytes: (64 << 10) + sent,
+            values: (4 << 10) + sent / 8,
+        }
+    }
+}
 
 /// How deep replies may nest; those of Redis have three levels.
 const MAX_DEPTH: usize = 8;
@@ -27,7 +50,7 @@ pub(super) struct Connection {
     stream: BoxedStream,
     /// A question for operators if the connection ends before the first reply.
     hint: Option<&'static str>,
-    inbox: BytesMut,
+    inbox: Inbox,
     is_broken: bool,
 }
 
@@ -42,7 +65,7 @@ impl Connection {
         Self {
             stream,
             hint: (!is_tls).then_some("does this port want TLS?"),
-            inbox: BytesMut::new(),
+            inbox: Inbox::default(),
             is_broken: false,
         }
     }
@@ -66,25 +89,42 @@ impl Connection {
         &mut self,
         commands: &PackedCommands,
     ) -> Result<Vec<Value>, NodeFailure> {
+        self.ask_within(commands, ReplyBounds::of(commands)).await
+    }
+
+    /// Like [`ask`](Self::ask), for replies of other lengths.
+    ///
+    /// # Errors
+    ///
+    /// As for `ask`.
+    pub(super) async fn ask_within(
+        &mut self,
+        commands: &PackedCommands,
+        bounds: ReplyBounds,
+    ) -> Result<Vec<Value>, NodeFailure> {
         if self.is_broken {
             return Err(unreachable("the connection is broken"));
         }
         self.is_broken = true;
-        let replies = self.exchange(commands).await?;
-        if !self.inbox.is_empty() {
+        let replies = self.exchange(commands, bounds).await?;
+        if !self.inbox.bytes.is_empty() {
             return Err(unreachable("it sent more replies than it was asked for"));
         }
         self.is_broken = false;
         Ok(replies)
     }
 
-    async fn exchange(&mut self, commands: &PackedCommands) -> Result<Vec<Value>, NodeFailure> {
+    async fn exchange(
+        &mut self,
+        commands: &PackedCommands,
+        bounds: ReplyBounds,
+    ) -> Result<Vec<Value>, NodeFailure> {
         // Writes all commands first: a server reads on while it answers.
         let written = self.write(commands).await;
         let mut replies = Vec::with_capacity(commands.len());
         while replies.len() < commands.len() {
             // A server that closes the connection may have said why.
-            let read = match next(&mut self.inbox) {
+            let read = match self.inbox.next(bounds) {
                 Ok(Some(reply)) => {
                     self.hint = None;
                     replies.push(reply);
@@ -120,11 +160,9 @@ impl Connection {
     }
 
     async fn read(&mut self) -> io::Result<()> {
-        if self.inbox.len() > MAX_REPLY_BYTES {
-            return Err(malformed());
-        }
-        self.inbox.reserve(READ_BYTES);
-        match self.stream.read_buf(&mut self.inbox).await? {
+        let inbox = &mut self.inbox.bytes;
+        inbox.reserve(READ_BYTES);
+        match self.stream.read_buf(inbox).await? {
             0 => Err(io::ErrorKind::UnexpectedEof.into()),
             _ => Ok(()),
         }
@@ -139,7 +177,8 @@ impl Connection {
         // Either it is closed, or the server sends data that was not asked for.
         let read = self.read().await;
         self.is_broken = true;
-        match (read, next(&mut self.inbox)) {
+        let unasked = PackedCommands::default();
+        match (read, self.inbox.next(ReplyBounds::of(&unasked))) {
             (Ok(()), Ok(Some(reply))) => NodeFailure::of_greeting(&reply)
                 .unwrap_or_else(|| unreachable("it sent a reply that was not asked for")),
             (Err(error), _) | (Ok(()), Err(error)) => NodeFailure::of_failure(&error),
@@ -159,19 +198,115 @@ fn malformed() -> io::Error {
     )
 }
 
-/// Takes the first reply from `inbox`, if it is complete.
-fn next(inbox: &mut BytesMut) -> io::Result<Option<Value>> {
-    // Almost every reply is a count.
-    if let Some((number, length)) = number(inbox) {
-        inbox.advance(length);
-        return Ok(Some(Value::Int(number)));
+fn too_long() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        "the reply is longer than what was asked for",
+    )
+}
+
+/// Bytes that were received, and how far the walk over their first reply came: it goes on where it was, however little
+/// arrives at a time.
+#[derive(Debug, Default)]
+struct Inbox {
+    bytes: BytesMut,
+    /// Where the next value begins, or the rest of a line.
+    at: usize,
+    /// The bytes behind `at` that have no line break.
+    seen: usize,
+    /// How many values are missing from each list that has begun, the outermost first.
+    missing: SmallVec<[usize; MAX_DEPTH]>,
+    values: usize,
+}
+
+impl Inbox {
+    /// Takes the first reply, if it is complete.
+    fn next(&mut self, bounds: ReplyBounds) -> io::Result<Option<Value>> {
+        // Almost every reply is a count.
+        if self.at == 0
+            && let Some((number, length)) = number(&self.bytes)
+        {
+            self.bytes.advance(length);
+            self.seen = 0;
+            return Ok(Some(Value::Int(number)));
+        }
+        let is_whole = self.walk(bounds)?;
+        let length = if is_whole { self.at } else { self.bytes.len() };
+        if length > bounds.bytes {
+            return Err(too_long());
+        }
+        if !is_whole {
+            return Ok(None);
+        }
+        let reply = parse_redis_value(&self.bytes[..self.at]).map_err(|_| malformed())?;
+        self.bytes.advance(self.at);
+        (self.at, self.seen, self.values) = (0, 0, 0);
+        Ok(Some(reply))
     }
-    let Some(end) = end(inbox, MAX_DEPTH)? else {
-        return Ok(None);
-    };
-    let reply = parse_redis_value(&inbox[..end]).map_err(|_| malformed())?;
-    inbox.advance(end);
-    Ok(Some(reply))
+
+    /// Walks on over the first reply (RESP2, <https://redis.io/docs/latest/develop/reference/protocol-spec>). Returns
+    /// whether it is complete; it then ends at `at`.
+    fn walk(&mut self, bounds: ReplyBounds) -> io::Result<bool> {
+        loop {
+            let rest = &self.bytes[self.at..];
+            let from = self.seen.saturating_sub(1);
+            let Some(line) = rest[from..].windows(2).position(|pair| pair == b"\r\n") else {
+                self.seen = rest.len();
+                return Ok(false);
+            };
+            let line = from + line;
+            let body = line + 2;
+            let count = || -> io::Result<Option<usize>> {
+                let count = std::str::from_utf8(&rest[1..line]).ok();
+                let count: i64 = count
+                    .and_then(|count| count.parse().ok())
+                    .ok_or_else(malformed)?;
+                // -1 is a null reply.
+                Ok(usize::try_from(count).ok())
+            };
+            let mut items = 0;
+            let length = match rest.first() {
+                Some(b'+' | b'-' | b':') => body,
+                Some(b'$') => match count()? {
+                    None => body,
+                    Some(length) if length > bounds.bytes => return Err(too_long()),
+                    Some(length) if body + length + 2 > rest.len() => return Ok(false),
+                    Some(length) => body + length + 2,
+                },
+                Some(b'*') if self.missing.len() < MAX_DEPTH => {
+                    items = count()?.unwrap_or(0);
+                    body
+                }
+                _ => return Err(malformed()),
+            };
+            self.values += 1;
+            let missing = self
+                .missing
+                .iter()
+                .fold(items, |all, more| all.saturating_add(*more));
+            if self.values.saturating_add(missing) > bounds.values {
+                return Err(too_long());
+            }
+            (self.at, self.seen) = (self.at + length, 0);
+            if items > 0 {
+                self.missing.push(items);
+                continue;
+            }
+            // This value may be the last one of its list, and that of the list around it.
+            loop {
+                match self.missing.last_mut() {
+                    None => return Ok(true),
+                    Some(1) => {
+                        self.missing.pop();
+                    }
+                    Some(missing) => {
+                        *missing -= 1;
+                        break;
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// A whole number and its length in bytes, if `bytes` begin with a complete one.
@@ -193,47 +328,16 @@ fn number(bytes: &[u8]) -> Option<(i64, usize)> {
     None
 }
 
-/// Where the first reply of `bytes` ends, if it is complete (RESP2,
-/// <https://redis.io/docs/latest/develop/reference/protocol-spec>).
-fn end(bytes: &[u8], depth: usize) -> io::Result<Option<usize>> {
-    let Some(line) = bytes.windows(2).position(|pair| pair == b"\r\n") else {
-        return Ok(None);
-    };
-    let body = line + 2;
-    let count = || -> io::Result<Option<usize>> {
-        let count = std::str::from_utf8(&bytes[1..line]).ok();
-        let count: i64 = count
-            .and_then(|count| count.parse().ok())
-            .ok_or_else(malformed)?;
-        // -1 is a null reply.
-        Ok(usize::try_from(count).ok())
-    };
-    match bytes[0] {
-        b'+' | b'-' | b':' => Ok(Some(body)),
-        b'$' => {
-            let Some(length) = count()? else {
-                return Ok(Some(body));
-            };
-            let end = length.checked_add(body + 2).ok_or_else(malformed)?;
-            Ok((end <= bytes.len()).then_some(end))
-        }
-        b'*' if depth > 0 => {
-            let mut at = body;
-            for _ in 0..count()?.unwrap_or(0) {
-                match end(&bytes[at..], depth - 1)? {
-                    Some(length) => at += length,
-                    None => return Ok(None),
-                }
-            }
-            Ok(Some(at))
-        }
-        _ => Err(malformed()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn inbox(bytes: &[u8]) -> Inbox {
+        Inbox {
+            bytes: BytesMut::from(bytes),
+            ..Inbox::default()
+        }
+    }
 
     /// Replies as a server sends them, and the values they stand for.
     fn replies() -> Vec<(&'static [u8], Value)> {
@@ -262,18 +366,52 @@ mod tests {
         let mut all = Vec::new();
         for (bytes, expected) in replies() {
             for cut in 0..bytes.len() {
-                let mut part = BytesMut::from(&bytes[..cut]);
-                let read = next(&mut part);
+                let mut part = inbox(&bytes[..cut]);
+                let read = part.next(ReplyBounds::LIST);
                 assert!(matches!(read, Ok(None)), "{expected:?}, cut at {cut}");
-                assert_eq!(part.len(), cut);
+                assert_eq!(part.bytes.len(), cut);
+                part.bytes.extend_from_slice(&bytes[cut..]);
+                let read = part.next(ReplyBounds::LIST);
+                assert_eq!(read.unwrap(), Some(expected.clone()), "cut at {cut}");
             }
             all.extend_from_slice(bytes);
         }
-        let mut inbox = BytesMut::from(&all[..]);
-        for (_, expected) in replies() {
-            assert_eq!(next(&mut inbox).unwrap(), Some(expected));
+        let mut whole = inbox(&all);
+        let mut slow = inbox(b"");
+        let mut read = Vec::new();
+        for byte in &all {
+            slow.bytes.extend_from_slice(&[*byte]);
+            read.extend(slow.next(ReplyBounds::LIST).unwrap());
         }
-        assert!(inbox.is_empty());
+        for ((_, expected), read) in replies().into_iter().zip(read) {
+            assert_eq!(read, expected);
+            assert_eq!(whole.next(ReplyBounds::LIST).unwrap(), Some(expected));
+        }
+        assert!(whole.bytes.is_empty() && slow.bytes.is_empty());
+    }
+
+    #[test]
+    fn a_reply_is_bounded_by_what_was_asked() {
+        let bounds = ReplyBounds {
+            bytes: 100,
+            values: 10,
+        };
+        let text = |bytes: usize| format!("${bytes}\r\n{}\r\n", "x".repeat(bytes));
+        assert!(inbox(text(90).as_bytes()).next(bounds).is_ok());
+        let line = format!("+{}\r\n", "x".repeat(99));
+        for long in [
+            &*text(99),
+            "$101\r\n",
+            &line,
+            &line[..101],
+            "*10\r\n",
+            "*5\r\n*5\r\n",
+            "*9223372036854775807\r\n",
+            &format!("*3\r\n{}{}{}", text(30), text(30), text(30)),
+        ] {
+            let read = inbox(long.as_bytes()).next(bounds);
+            assert!(read.is_err(), "{long:?}: {read:?}");
+        }
     }
 
     #[test]
@@ -288,11 +426,8 @@ mod tests {
             b"$18446744073709551615\r\n",
             &deep,
         ] {
-            let read = next(&mut BytesMut::from(bytes));
+            let read = inbox(bytes).next(ReplyBounds::LIST);
             assert!(read.is_err(), "{bytes:?}");
         }
-        // A length for which no memory is reserved before the data arrives.
-        let mut long = BytesMut::from(&b"$9223372036854775806\r\n"[..]);
-        assert!(next(&mut long).is_ok_and(|read| read.is_none()));
     }
 }

@@ -5,8 +5,12 @@
 use bb8_redis::redis::{self, Value};
 
 use super::{
-    connection::Connection, failure::NodeFailure, node::Node, packed::PackedCommands,
-    running::within, servers::Servers,
+    connection::{Connection, ReplyBounds},
+    failure::NodeFailure,
+    node::Node,
+    packed::PackedCommands,
+    running::within,
+    servers::Servers,
 };
 use crate::store::listing::KeyPage;
 
@@ -135,7 +139,11 @@ impl Servers {
             LOOKED_AT_ONCE,
         ];
         let command = PackedCommands::one(&words);
-        let asked = within(self.0.connector.timeout, link.ask(&command)).await;
+        let asked = within(
+            self.0.connector.timeout,
+            link.ask_within(&command, ReplyBounds::LIST),
+        )
+        .await;
         let replies = asked.unwrap_or(Err(NodeFailure::Silent));
         match replies.map_err(ScanError::Node)?.into_iter().next() {
             Some(Value::ServerError(error)) => Err(ScanError::Refused(error.code().to_owned())),
