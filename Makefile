@@ -6,10 +6,10 @@ CARGO ?= cargo
 # Steps share cargo's build lock, so `make -j` would only mix their output.
 .NOTPARALLEL:
 .PHONY: help run demo unit test build image image-test dist dist-test release fmt lint doc manifests deny bench chaos attack
-.PHONY: soak histories mutants fuzz tools components clean
+.PHONY: control-planes soak histories mutants fuzz tools components clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # Without features: jemalloc takes as long to compile as half of all else.
 run: ## Serve the rules in config/ from memory: gRPC on 8081, HTTP on 8080
@@ -104,6 +104,12 @@ chaos: tools ## Break Redis in every way and write the results to docs/chaos.md
 # As above: it measures the release build.
 attack: tools ## Attack the ports in every way and write the effects on other clients to docs/hardening.md
 	$(CARGO) test --release --locked --test attack -- --write docs/hardening.md
+
+# A job of its own: Go builds both control planes the first time, twenty minutes of a processor and some GB.
+# CONTROL_PLANES_TOLLGATE=FILE takes that program instead of the release build.
+control-planes: tools $(if $(CONTROL_PLANES_TOLLGATE),,build) ## Run it under Envoy Gateway and Istio themselves
+	@target/tools/bin/python3 tests/control_planes/run.py --write docs/envoy-gateway.md \
+		$(if $(CONTROL_PLANES_TOLLGATE),--tollgate $(CONTROL_PLANES_TOLLGATE))
 
 MINUTES ?= 10
 TOPOLOGY ?= single
