@@ -91,25 +91,33 @@ fn found(said: &str, file: &Path) -> Vec<String> {
     found
 }
 
+/// The files of planted traps. Only the first one is a configuration of Envoy itself.
+const PLANTED: [&str; 2] = [
+    "tests/it/lint_envoy/planted.yaml",
+    "tests/it/lint_envoy/planted-istio.yaml",
+];
+
 #[test]
 fn every_planted_trap_is_found_and_nothing_else() {
-    let file = root("tests/it/lint_envoy/planted.yaml");
-    let (code, said) = lint(&file, Some(&root("tests/it/lint_envoy/rules")));
-    let expected = planted(&fs::read_to_string(&file).unwrap());
-    assert!(expected.len() > 30, "{expected:?}");
-    assert_eq!(found(&said, &file), expected, "{said}");
-    assert_eq!(code, Some(1));
-    // Some traps need rules.
-    let needs_no_rules =
-        |trap: &&String| !trap.ends_with(" domain") && !trap.ends_with("descriptor");
-    let tcp = |trap: &&String| trap.ends_with("tcp-descriptor");
-    let fewer: Vec<_> = expected
-        .iter()
-        .filter(|trap| needs_no_rules(trap) || tcp(trap))
-        .cloned()
-        .collect();
-    let (_, said) = lint(&file, None);
-    assert_eq!(found(&said, &file), fewer, "{said}");
+    for (file, at_least) in PLANTED.into_iter().zip([30, 4]) {
+        let file = root(file);
+        let (code, said) = lint(&file, Some(&root("tests/it/lint_envoy/rules")));
+        let expected = planted(&fs::read_to_string(&file).unwrap());
+        assert!(expected.len() > at_least, "{expected:?}");
+        assert_eq!(found(&said, &file), expected, "{said}");
+        assert_eq!(code, Some(1));
+        // Some traps need rules.
+        let needs_no_rules =
+            |trap: &&String| !trap.ends_with(" domain") && !trap.ends_with("descriptor");
+        let tcp = |trap: &&String| trap.ends_with("tcp-descriptor");
+        let fewer: Vec<_> = expected
+            .iter()
+            .filter(|trap| needs_no_rules(trap) || tcp(trap))
+            .cloned()
+            .collect();
+        let (_, said) = lint(&file, None);
+        assert_eq!(found(&said, &file), fewer, "{said}");
+    }
 }
 
 /// The trap of a file as a whole, which has no line.
@@ -118,11 +126,12 @@ const OF_THE_FILE: (&str, &str) = ("nothing-checked", "warning");
 #[test]
 fn every_trap_is_planted_and_in_the_documents_and_in_the_help() {
     let page = fs::read_to_string(root("docs/lint-envoy.md")).unwrap();
-    let file = root("tests/it/lint_envoy/planted.yaml");
-    let (_, said) = lint(&file, Some(&root("tests/it/lint_envoy/rules")));
     let mut planted = BTreeMap::from([(OF_THE_FILE.0.to_owned(), vec![OF_THE_FILE.1.to_owned()])]);
-    for Line { severity, trap, .. } in lines(&said, &file) {
-        planted.entry(trap).or_default().push(severity);
+    for file in PLANTED.map(root) {
+        let (_, said) = lint(&file, Some(&root("tests/it/lint_envoy/rules")));
+        for Line { severity, trap, .. } in lines(&said, &file) {
+            planted.entry(trap).or_default().push(severity);
+        }
     }
     let rows: BTreeMap<_, _> = page
         .lines()
@@ -157,7 +166,7 @@ fn a_real_envoy_takes_the_planted_traps() {
     let mut envoy = Command::new(tool("envoy"));
     envoy
         .args(["--mode", "validate", "--config-path"])
-        .arg(root("tests/it/lint_envoy/planted.yaml"));
+        .arg(root(PLANTED[0]));
     let output = finish(&mut envoy);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");

@@ -119,11 +119,17 @@ fn entries<'d>(action: &DocumentValue<'d>) -> Option<KnownEntries<'d>> {
 /// The `RateLimitPerRoute` of a route.
 pub(super) fn per_route<'d>(route: &DocumentValue<'d>) -> Option<DocumentValue<'d>> {
     let configs = route.get("typed_per_filter_config")?;
-    configs.children().iter().find_map(|config| {
-        let (name, message) = config.message()?;
-        name.ends_with(".ratelimit.v3.RateLimitPerRoute")
-            .then_some(message)
-    })
+    configs.children().iter().find_map(per_route_config)
+}
+
+/// The `RateLimitPerRoute` that an entry of a `typed_per_filter_config` is, or that a `FilterConfig` there holds.
+pub(super) fn per_route_config<'d>(config: &DocumentValue<'d>) -> Option<DocumentValue<'d>> {
+    let (name, message) = config.message()?;
+    if name == "envoy.config.route.v3.FilterConfig" {
+        return per_route_config(&message.get("config")?);
+    }
+    name.ends_with(".ratelimit.v3.RateLimitPerRoute")
+        .then_some(message)
 }
 
 /// Sources of metadata that are empty when this item is evaluated.

@@ -224,12 +224,23 @@ impl<'d> DocumentValue<'d> {
         text.and_then(|text| text.parse().ok()).unwrap_or(0)
     }
 
-    /// The items of a key's list.
+    /// The items of a repeated field, which Envoy also reads from a single value, as a list of one.
     pub(super) fn list(&self, key: &str) -> Vec<Self> {
         self.get(key).map_or_else(Vec::new, |list| list.items())
     }
 
+    /// The items of a list; a value that is neither a list nor an empty map is its own only item.
     pub(super) fn items(&self) -> Vec<Self> {
+        match &self.node.kind {
+            NodeKind::List(_) => self.elements(),
+            NodeKind::Map(entries) if entries.is_empty() => Vec::new(),
+            NodeKind::Map(_) | NodeKind::Scalar { .. } => vec![self.clone()],
+            NodeKind::Tagged | NodeKind::BadBinary => Vec::new(),
+        }
+    }
+
+    /// The items of a list, of nothing else.
+    pub(super) fn elements(&self) -> Vec<Self> {
         let NodeKind::List(items) = &self.node.kind else {
             return Vec::new();
         };
@@ -258,7 +269,7 @@ impl<'d> DocumentValue<'d> {
         }
         match self.node.kind {
             NodeKind::Map(_) => self.entries().into_iter().map(|(_, child)| child).collect(),
-            _ => self.items(),
+            _ => self.elements(),
         }
     }
 
@@ -274,7 +285,8 @@ impl<'d> DocumentValue<'d> {
     }
 }
 
-fn camel(snake: &str) -> String {
+/// `clusterName` for `cluster_name`.
+pub(super) fn camel(snake: &str) -> String {
     let mut camel = String::with_capacity(snake.len());
     let mut is_first = false;
     for next in snake.chars() {

@@ -1,3 +1,8 @@
+mod lists;
+mod patches;
+mod per_route;
+mod shapes;
+
 use super::{finding::TrapSeverity, report::NOTHING_CHECKED, traps::TRAPS, *};
 use crate::{
     config::{files::Files, options::Options, position::Position},

@@ -1,6 +1,6 @@
 //! Traps, the parts of a configuration that they look at, and reports of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     actions::{Holder, KnownRules, RateLimitItem},
@@ -40,6 +40,21 @@ pub(super) enum Subject<'s, 'd> {
         clusters: &'s BTreeMap<String, DocumentValue<'d>>,
     },
     VirtualHost(&'s DocumentValue<'d>),
+    Route(&'s DocumentValue<'d>),
+    /// An item of `configPatches` of an EnvoyFilter.
+    Patch(&'s DocumentValue<'d>),
+    /// A map at `key`, where a list is meant.
+    SingleItem {
+        key: &'s str,
+        value: &'s DocumentValue<'d>,
+    },
+    /// An item of `http_filters`, or of a patch that adds one.
+    FilterEntry(&'s DocumentValue<'d>),
+    /// A route or the like with a `typed_per_filter_config`.
+    Configured {
+        value: &'s DocumentValue<'d>,
+        names: &'s FilterNames<'d>,
+    },
     /// A list `rate_limits`.
     Items(&'s ItemList<'s, 'd>),
     /// An item of `rate_limits`.
@@ -81,6 +96,89 @@ pub(super) struct Scope<'d> {
     pub(super) has_unknown_filter: bool,
     /// Name of the route configuration that arrives over xDS.
     pub(super) route_config: Option<String>,
+    /// The path of its listener.
+    pub(super) listener: Option<String>,
+    pub(super) is_dump: bool,
+    /// The filters that this file shows in `http_filters`.
+    pub(super) entries: Vec<FilterEntry<'d>>,
+    /// Filters of other connection managers that call a service.
+    pub(super) others: Vec<CallingFilter>,
+}
+
+impl Scope<'_> {
+    /// Whether there may be more rate limit filters than this file shows.
+    pub(super) fn has_unknown_entry(&self) -> bool {
+        let mut entries = self.entries.iter();
+        entries.any(|entry| entry.limits == MayLimit::Unknown)
+    }
+}
+
+/// An item of `http_filters`.
+#[derive(Debug)]
+pub(super) struct FilterEntry<'d> {
+    pub(super) name: &'d str,
+    pub(super) limits: MayLimit,
+}
+
+/// Whether a filter limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MayLimit {
+    /// It is a rate limit filter.
+    Yes,
+    /// It may be one, or run one: its configuration arrives over xDS, or chooses filters by request.
+    Unknown,
+    No,
+}
+
+/// The names by which routes can configure a rate limit filter.
+#[derive(Debug)]
+pub(super) struct FilterNames<'d> {
+    pub(super) names: BTreeSet<&'d str>,
+    pub(super) known: FiltersKnown,
+}
+
+/// How many of the filters a file shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FiltersKnown {
+    /// All filters of each connection manager that uses the route.
+    All,
+    /// Some, such as those that an EnvoyFilter adds.
+    Some,
+    None,
+}
+
+/// A rate limit filter that calls a service for some route.
+#[derive(Clone, Debug)]
+pub(super) struct CallingFilter {
+    pub(super) called: CalledService,
+    /// The path of its listener.
+    pub(super) listener: Option<String>,
+}
+
+/// A service and the domain that it is asked about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct CalledService {
+    domain: String,
+    service: String,
+}
+
+impl CalledService {
+    /// The service that a filter calls.
+    pub(super) fn of(filter: &DocumentValue<'_>) -> Self {
+        let service = filter.at(&["rate_limit_service", "grpc_service"]);
+        let name = service.and_then(|service| {
+            let names = [
+                ["envoy_grpc", "cluster_name"],
+                ["google_grpc", "target_uri"],
+            ];
+            let mut names = names.iter().filter_map(|keys| service.at(keys)?.text());
+            names.next()
+        });
+        Self {
+            domain: filter.text_of("domain").unwrap_or_default().to_owned(),
+            service: name.unwrap_or_default().to_owned(),
+        }
+    }
 }
 
 /// `envoy.filters.http.ratelimit` among the filters of a connection manager.

@@ -4,17 +4,23 @@ mod descriptors;
 mod disabled;
 mod filter;
 mod items;
+mod lists;
 mod no_filter;
+mod patches;
+mod route_filters;
 mod scope;
 mod service;
 mod timeout;
 mod values;
 
-pub(super) use self::no_filter::resembles_filter;
+pub(super) use self::{
+    no_filter::{is_usual_name, resembles_filter},
+    scope::calls_service,
+};
 use super::trap::Trap;
 
 /// Every trap, by what it looks at.
-pub(super) const TRAPS: [&Trap; 30] = [
+pub(super) const TRAPS: [&Trap; 34] = [
     &timeout::TIMEOUT,
     &timeout::SERVICE_TIMEOUT,
     &filter::FAILURE_MODE,
@@ -38,6 +44,10 @@ pub(super) const TRAPS: [&Trap; 30] = [
     &values::ABSENT_VALUE,
     &values::QUERY_STRING,
     &no_filter::NO_FILTER,
+    &route_filters::ROUTE_FILTER_NAME,
+    &lists::LIST_OF_ONE,
+    &patches::NO_MATCH,
+    &patches::MISPLACED_LIMITS,
     &disabled::FILTER_DISABLED,
     &disabled::ROUTE_DISABLED,
     &scope::HIDDEN_LIMITS,

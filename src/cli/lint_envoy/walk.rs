@@ -1,6 +1,7 @@
 //! The walk over a configuration: finds what traps look at, wherever it stands, and has them look.
 
 mod messages;
+mod scopes;
 
 use std::collections::BTreeMap;
 
@@ -24,6 +25,7 @@ struct WalkPlace<'p, 'd> {
     /// Whether it is an item of the list `clusters` of a bootstrap.
     is_cluster: bool,
     parent: Option<&'p DocumentValue<'d>>,
+    listener: Option<&'p DocumentValue<'d>>,
     /// The virtual host that it belongs to.
     host: Option<&'p DocumentValue<'d>>,
     route: Option<&'p DocumentValue<'d>>,
@@ -63,6 +65,7 @@ impl<'d> EnvoyWalk<'d> {
             scope: LOOSE,
             is_cluster: false,
             parent: None,
+            listener: None,
             host: None,
             route: None,
         };
@@ -91,20 +94,7 @@ impl<'d> EnvoyWalk<'d> {
                 }
             }
         }
-        let unclaimed = std::mem::take(&mut self.route_configs);
-        for mut scope in std::mem::take(&mut self.scopes) {
-            let came = scope
-                .route_config
-                .as_ref()
-                .and_then(|name| unclaimed.get(name));
-            if let Some(came) = came {
-                scope.descriptors.extend(came.descriptors.iter().cloned());
-                scope.configured.extend(came.configured.iter().cloned());
-                scope.has_routes = true;
-            }
-            let scope = &scope;
-            self.look(&Subject::Scope { scope, rules });
-        }
+        self.finish_scopes(rules);
     }
 
     fn look(&mut self, subject: &Subject<'_, 'd>) {
@@ -129,7 +119,9 @@ impl<'d> EnvoyWalk<'d> {
         let (scope, holder) = self.message(value, place);
         place.scope = scope;
         // A dump repeats the bootstrap's messages, which would be reported twice.
-        let dumps = value.list("configs");
+        let dumps = value
+            .get("configs")
+            .map_or_else(Vec::new, |configs| configs.elements());
         self.is_dump |= !dumps.is_empty();
         if dumps.len() > 1 && dumps.iter().any(is_bootstrap_dump) {
             for dump in dumps.iter().filter(|dump| !is_bootstrap_dump(dump)) {
@@ -142,23 +134,38 @@ impl<'d> EnvoyWalk<'d> {
             self.cluster(value);
         }
         place.is_cluster = false;
+        if ["filter_chains", "default_filter_chain"]
+            .iter()
+            .any(|key| value.get(key).is_some())
+        {
+            place.listener = Some(value);
+            self.single_items(value, &["filter_chains"]);
+        }
+        if value.at(&["virtual_hosts", "domains"]).is_some() {
+            self.single_items(value, &["virtual_hosts"]);
+        }
         if is_virtual_host(value) {
             self.has_envoy = true;
             self.look(&Subject::VirtualHost(value));
+            self.single_items(value, &["routes"]);
             place.host = Some(value);
         }
         if is_route(value) {
             self.has_envoy = true;
             self.seen.routes += 1;
+            self.look(&Subject::Route(value));
             place.route = Some(value);
         }
+        if value.text_of("apply_to").is_some() && value.get("patch").is_some() {
+            self.patch(value);
+        }
+        let known = self.scope(LOOSE).descriptors.len();
+        let known_configured = self.scope(LOOSE).configured.len();
         if value.get("typed_per_filter_config").is_some() {
             self.scope(scope).configured.push(value.clone());
         }
         self.rate_limits(value, place, holder);
         let is_route_config = scope == LOOSE && value.get("virtual_hosts").is_some();
-        let known = self.scope(LOOSE).descriptors.len();
-        let known_configured = self.scope(LOOSE).configured.len();
         self.children(value, place);
         if is_route_config && let Some(name) = value.text_of("name") {
             let loose = self.scope(LOOSE);
@@ -173,14 +180,17 @@ impl<'d> EnvoyWalk<'d> {
     fn children(&mut self, value: &DocumentValue<'d>, place: WalkPlace<'_, 'd>) {
         for child in value.children() {
             // A dump repeats these in its listeners.
-            if child.path().ends_with("].static_route_configs") {
+            let path = child.path();
+            if path.ends_with("].static_route_configs") {
                 continue;
             }
             let mut below = WalkPlace {
                 parent: Some(value),
                 ..place
             };
-            if child.path().ends_with(".clusters") {
+            let is_weighted = path.ends_with("weighted_clusters.clusters")
+                || path.ends_with("weightedClusters.clusters");
+            if path.ends_with(".clusters") && !is_weighted {
                 below.is_cluster = true;
                 for item in child.items() {
                     self.gather(&item, below);
@@ -198,6 +208,30 @@ impl<'d> EnvoyWalk<'d> {
             || (value.get("apiVersion").is_some() && value.get("kind").is_some());
     }
 
+    /// Has traps look at an item of an EnvoyFilter, and at the filter that it adds.
+    fn patch(&mut self, patch: &DocumentValue<'d>) {
+        self.look(&Subject::Patch(patch));
+        if patch.text_of("apply_to") == Some("HTTP_FILTER")
+            && let Some(entry) = patch.at(&["patch", "value"])
+        {
+            self.look(&Subject::FilterEntry(&entry));
+        }
+    }
+
+    /// Has traps look at maps at these keys, which are meant for lists.
+    fn single_items(&mut self, value: &DocumentValue<'d>, keys: &[&str]) {
+        for key in keys {
+            if let Some(single) = value.get(key)
+                && single.is_map()
+            {
+                self.look(&Subject::SingleItem {
+                    key,
+                    value: &single,
+                });
+            }
+        }
+    }
+
     /// Collects `rate_limits`, wherever they stand.
     fn rate_limits(&mut self, value: &DocumentValue<'d>, place: WalkPlace<'_, 'd>, holder: Holder) {
         let mut items = value.list("rate_limits");
@@ -207,6 +241,10 @@ impl<'d> EnvoyWalk<'d> {
         }
         self.has_envoy = true;
         self.seen.items += items.len();
+        self.single_items(value, &["rate_limits"]);
+        for item in &items {
+            self.single_items(item, &["actions"]);
+        }
         let manager = self.scope(place.scope).manager.clone();
         let list = ItemList {
             items: &items,

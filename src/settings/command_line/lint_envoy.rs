@@ -67,7 +67,7 @@ impl TrapSeverity {
 }
 
 /// The names of all traps, in the order of the alphabet. They stay the same in later versions.
-pub(crate) const TRAP_NAMES: [&str; 31] = [
+pub(crate) const TRAP_NAMES: [&str; 35] = [
     "absent-value",
     "authority",
     "descriptor",
@@ -80,8 +80,11 @@ pub(crate) const TRAP_NAMES: [&str; 31] = [
     "hidden-limits",
     "hits-addend",
     "http2",
+    "list-of-one",
+    "misplaced-limits",
     "no-filter",
     "no-host-yet",
+    "no-match",
     "no-traffic-interval",
     "not-enforced",
     "nothing-checked",
@@ -91,6 +94,7 @@ pub(crate) const TRAP_NAMES: [&str; 31] = [
     "redirect",
     "retries",
     "route-disabled",
+    "route-filter-name",
     "service-timeout",
     "stage",
     "status",

@@ -1,7 +1,8 @@
 //! Traps in descriptors, seen with the rules that should match them.
 
 use super::super::{
-    actions::{self, KnownRules, RateLimitItem},
+    actions::{self, KnownRules, RateLimitItem, per_route_config},
+    document::DocumentValue,
     finding::TrapSeverity,
     trap::{Scope, Subject, Trap},
 };
@@ -17,12 +18,14 @@ pub(super) const DOMAIN: Trap = Trap {
         else {
             return;
         };
-        for filter in &scope.filters {
-            if let Some(domain) = &filter.domain
+        let filters = scope.filters.iter().map(|filter| filter.value.clone());
+        for named in filters.chain(per_route_configs(scope)) {
+            // A route without a domain of its own keeps that of the filter.
+            if let Some(domain) = named.text_of("domain").filter(|domain| !domain.is_empty())
                 && !rules.has_domain(domain)
             {
                 report.add(
-                    &filter.value,
+                    &named,
                     TrapSeverity::Error,
                     format!("no rule file has the domain `{domain}`: everything passes"),
                     "name the `domain` of a rule file",
@@ -31,6 +34,18 @@ pub(super) const DOMAIN: Trap = Trap {
         }
     },
 };
+
+/// The `RateLimitPerRoute` of all routes, virtual hosts and the like.
+fn per_route_configs<'d>(scope: &Scope<'d>) -> impl Iterator<Item = DocumentValue<'d>> {
+    let configs = scope.configured.iter();
+    let configs = configs.filter_map(|value| value.get("typed_per_filter_config"));
+    configs.flat_map(|configs| {
+        let configs = configs.children();
+        configs
+            .into_iter()
+            .filter_map(|config| per_route_config(&config))
+    })
+}
 
 /// A descriptor that no rule matches.
 pub(super) const DESCRIPTOR: Trap = Trap {

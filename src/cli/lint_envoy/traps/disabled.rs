@@ -5,9 +5,7 @@ use super::super::{
     finding::TrapSeverity,
     trap::{Filter, Scope, Subject, Trap},
 };
-
-/// The name that filters have unless it is chosen otherwise.
-const USUAL_NAME: &str = "envoy.filters.http.ratelimit";
+use super::no_filter::USUAL_NAME;
 
 /// A disabled filter that no route enables.
 pub(super) const FILTER_DISABLED: Trap = Trap {

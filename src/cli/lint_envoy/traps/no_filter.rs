@@ -2,24 +2,52 @@
 
 use super::super::{
     actions::Holder,
+    document::DocumentValue,
     finding::TrapSeverity,
     seen::CountOf,
-    trap::{Scope, Subject, Trap},
+    trap::{Report, Scope, Subject, Trap},
 };
 
 /// The type of the filter, as it is written in `@type`.
 const TYPE: &str = "type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimit";
 
+/// The name that the filter has unless another is chosen.
+pub(super) const USUAL_NAME: &str = "envoy.filters.http.ratelimit";
+
+/// Types of Envoy's API v2, which is gone, and those of today.
+const OLD_TYPES: [(&str, &str); 3] = [
+    (
+        "envoy.config.filter.http.rate_limit.v2.RateLimit",
+        "envoy.extensions.filters.http.ratelimit.v3.RateLimit",
+    ),
+    (
+        "envoy.config.filter.network.rate_limit.v2.RateLimit",
+        "envoy.extensions.filters.network.ratelimit.v3.RateLimit",
+    ),
+    (
+        "envoy.config.filter.network.http_connection_manager.v2.HttpConnectionManager",
+        "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+    ),
+];
+
+/// Names of filters in Envoy's API v2, and those of today.
+pub(super) const OLD_NAMES: [(&str, &str); 5] = [
+    ("envoy.rate_limit", USUAL_NAME),
+    ("envoy.ratelimit", "envoy.filters.network.ratelimit"),
+    (
+        "envoy.http_connection_manager",
+        "envoy.filters.network.http_connection_manager",
+    ),
+    ("envoy.router", "envoy.filters.http.router"),
+    ("envoy.tcp_proxy", "envoy.filters.network.tcp_proxy"),
+];
+
 /// Limits in a connection manager without a rate limit filter.
 pub(super) const NO_FILTER: Trap = Trap {
     name: "no-filter",
     look: |subject, report| match subject {
-        Subject::UnknownFilter { filter, name } => report.add(
-            filter,
-            TrapSeverity::Error,
-            format!("Envoy has no filter of the type `{name}`"),
-            format!("did you mean `\"@type\": {TYPE}`?"),
-        ),
+        Subject::UnknownFilter { filter, name } => unknown_type(filter, name, report),
+        Subject::FilterEntry(entry) => untyped(entry, report),
         Subject::Scope { scope, .. } => {
             if let Some(manager) = &scope.manager
                 && let Some(items) = items_without_filter(scope)
@@ -41,9 +69,44 @@ pub(super) const NO_FILTER: Trap = Trap {
     },
 };
 
+fn unknown_type(filter: &DocumentValue<'_>, name: &str, report: &mut Report<'_>) {
+    let (text, fix) = match OLD_TYPES.iter().find(|(old, _)| *old == name) {
+        Some((_, new)) => (
+            format!("`{name}` is a type of Envoy's API v2, which is gone: Envoy refuses it"),
+            format!("did you mean `\"@type\": type.googleapis.com/{new}`?"),
+        ),
+        None => (
+            format!("Envoy has no filter of the type `{name}`"),
+            format!("did you mean `\"@type\": {TYPE}`?"),
+        ),
+    };
+    report.add(filter, TrapSeverity::Error, text, fix);
+}
+
+/// A rate limit filter with its settings below `config`, as in Envoy's API v2.
+fn untyped(entry: &DocumentValue<'_>, report: &mut Report<'_>) {
+    let name = entry.text_of("name").unwrap_or_default();
+    let Some(config) = entry.get("config") else {
+        return;
+    };
+    if is_usual_name(name) && entry.get("typed_config").is_none() {
+        report.add(
+            &config,
+            TrapSeverity::Error,
+            format!("`config` of `{name}` is from Envoy's API v2, which is gone: it is not read"),
+            format!("write `name: {USUAL_NAME}`, and `typed_config` with `\"@type\": {TYPE}`"),
+        );
+    }
+}
+
+/// Whether a filter of this name is a rate limit filter, unless its type says otherwise.
+pub(crate) fn is_usual_name(name: &str) -> bool {
+    name == USUAL_NAME || name == OLD_NAMES[0].0
+}
+
 /// The number of items of `rate_limits`, if there is any and no filter for them.
 fn items_without_filter(scope: &Scope<'_>) -> Option<usize> {
-    if !scope.filters.is_empty() || scope.has_unknown_filter {
+    if !scope.filters.is_empty() || scope.has_unknown_filter || scope.has_unknown_entry() {
         return None;
     }
     let items = scope.descriptors.iter();
@@ -57,6 +120,9 @@ pub(crate) fn resembles_filter(name: &str) -> bool {
         let letters = name.chars().filter(char::is_ascii_alphabetic);
         letters.map(|letter| letter.to_ascii_lowercase()).collect()
     };
+    if OLD_TYPES.iter().any(|(old, _)| *old == name) {
+        return true;
+    }
     let (name, own) = (letters(name), letters(TYPE));
     let own = own.strip_prefix("typegoogleapiscom").unwrap_or(&own);
     let has_own_words = name.contains("httpratelimit");

@@ -4,7 +4,7 @@ use super::super::{
     actions::{self, Holder, RateLimitItem},
     document::DocumentValue,
     finding::TrapSeverity,
-    trap::{Report, Scope, Subject, Trap},
+    trap::{CalledService, Filter, Report, Scope, Subject, Trap},
 };
 
 /// Items that lose against others.
@@ -78,7 +78,7 @@ pub(super) const STAGE: Trap = Trap {
 
 fn items_without_filter(scope: &Scope<'_>, report: &mut Report<'_>) {
     // Without any filter the reason is another one, and outside of a connection manager filters may be elsewhere.
-    if scope.filters.is_empty() {
+    if scope.filters.is_empty() || scope.has_unknown_entry() {
         return;
     }
     for item in of_routes(scope) {
@@ -98,25 +98,67 @@ fn filters_without_item(scope: &Scope<'_>, report: &mut Report<'_>) {
     if !scope.has_routes && scope.descriptors.is_empty() {
         return;
     }
-    for filter in scope.filters.iter().filter(|filter| !filter.has_own) {
-        let is_asked = |found: &RateLimitItem<'_>| match found.holder {
-            Holder::Route => found.stage() == filter.stage,
-            Holder::PerRoute => true,
-            Holder::Filter => false,
+    let silent = scope.filters.iter();
+    for filter in silent.filter(|filter| !calls_service(scope, filter)) {
+        let Some((severity, hint)) = silence(scope, filter) else {
+            continue;
         };
-        if !scope.descriptors.iter().any(is_asked) {
-            report.add(
-                &filter.value,
-                TrapSeverity::Error,
-                format!(
-                    "no route and no virtual host has `rate_limits` of stage {}: this filter \
-                     never calls the service",
-                    filter.stage
-                ),
-                "add `rate_limits` of that stage to a route or a virtual host",
-            );
-        }
+        report.add(
+            &filter.value,
+            severity,
+            format!(
+                "no route and no virtual host has `rate_limits` of stage {}: this filter \
+                 never calls the service{hint}",
+                filter.stage
+            ),
+            "add `rate_limits` of that stage to a route or a virtual host",
+        );
     }
+}
+
+/// Whether the filter calls the service for some request.
+pub(in super::super) fn calls_service(scope: &Scope<'_>, filter: &Filter<'_>) -> bool {
+    let is_asked = |found: &RateLimitItem<'_>| match found.holder {
+        Holder::Route => found.stage() == filter.stage,
+        Holder::PerRoute => true,
+        Holder::Filter => false,
+    };
+    filter.has_own || scope.descriptors.iter().any(is_asked)
+}
+
+/// How much it matters that a filter never calls the service; `None` if it does not. A control plane puts a filter
+/// into all filter chains at once, also into those that have nothing to limit.
+fn silence(scope: &Scope<'_>, filter: &Filter<'_>) -> Option<(TrapSeverity, &'static str)> {
+    let called = CalledService::of(&filter.value);
+    let same: Vec<_> = scope
+        .others
+        .iter()
+        .filter(|other| other.called == called)
+        .collect();
+    let is_beside =
+        scope.listener.is_some() && same.iter().any(|other| other.listener == scope.listener);
+    if is_beside && is_catch_all(scope) {
+        return None;
+    }
+    Some(if is_beside {
+        let hint = ", unlike that of another filter chain of this listener";
+        (TrapSeverity::Advice, hint)
+    } else if scope.is_dump && !same.is_empty() {
+        (TrapSeverity::Advice, ", unlike that of another listener")
+    } else {
+        (TrapSeverity::Error, "")
+    })
+}
+
+/// Whether only ports without a Service have their requests here, which Istio's sidecars take as well.
+fn is_catch_all(scope: &Scope<'_>) -> bool {
+    let config = scope
+        .manager
+        .as_ref()
+        .and_then(|manager| manager.get("route_config"));
+    let hosts = config.map_or_else(Vec::new, |config| config.list("virtual_hosts"));
+    let is_catch_all = |host: &DocumentValue<'_>| host.text_of("name") == Some("inbound|http|0");
+    !hosts.is_empty() && hosts.iter().all(is_catch_all)
 }
 
 /// Items of routes and virtual hosts.

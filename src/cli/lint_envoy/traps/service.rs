@@ -97,12 +97,21 @@ fn authority(value: &DocumentValue<'_>, cluster: &str, report: &mut Report<'_>) 
     if sent.is_empty() || is_authority(sent) {
         return;
     }
+    // Istio makes such names, and its sidecars check authorities.
+    let is_of_mesh = sent.contains('|');
+    let (severity, consequence) = match is_of_mesh {
+        true => (
+            TrapSeverity::Error,
+            ", but a sidecar before tollgate resets the call first",
+        ),
+        false => (TrapSeverity::Warning, ""),
+    };
     report.add(
         value,
-        TrapSeverity::Warning,
+        severity,
         format!(
             "Envoy sends `{sent}` as `:authority`, which is invalid: HTTP/2 servers reset every call, and \
-             then nothing is limited; tollgate replaces it"
+             then nothing is limited; tollgate replaces it{consequence}"
         ),
         "write `authority: HOST`, such as the host name of the service",
     );

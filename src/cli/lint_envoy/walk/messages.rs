@@ -4,9 +4,12 @@ use super::{EnvoyWalk, LOOSE, WalkPlace};
 use crate::cli::lint_envoy::{
     actions::Holder,
     document::DocumentValue,
-    trap::{Filter, FilterSubject, Subject},
-    traps::resembles_filter,
+    trap::{Filter, FilterEntry, FilterSubject, MayLimit, Subject},
+    traps::{is_usual_name, resembles_filter},
 };
+
+/// The message of the rate limit filter.
+const HTTP_FILTER: &str = "envoy.extensions.filters.http.ratelimit.v3.RateLimit";
 
 impl<'d> EnvoyWalk<'d> {
     /// Collects a message with an `@type`. Returns the scope of everything below it, and whose `rate_limits` it has.
@@ -23,9 +26,9 @@ impl<'d> EnvoyWalk<'d> {
         self.has_envoy |= !name.is_empty();
         match name {
             "extensions.filters.network.http_connection_manager.v3.HttpConnectionManager" => {
-                return (self.manager(&message), Holder::Route);
+                return (self.manager(&message, place), Holder::Route);
             }
-            "extensions.filters.http.ratelimit.v3.RateLimit" => {
+            _ if full_name == HTTP_FILTER => {
                 self.http_filter(&message, place);
                 return (scope, Holder::Filter);
             }
@@ -51,10 +54,19 @@ impl<'d> EnvoyWalk<'d> {
         (scope, Holder::Route)
     }
 
-    fn manager(&mut self, manager: &DocumentValue<'d>) -> usize {
+    fn manager(&mut self, manager: &DocumentValue<'d>, place: WalkPlace<'_, 'd>) -> usize {
         let id = self.scopes.len().max(LOOSE + 1);
+        let is_dump = self.is_dump;
+        self.single_items(manager, &["http_filters"]);
+        let entries = manager.list("http_filters");
+        for entry in &entries {
+            self.look(&Subject::FilterEntry(entry));
+        }
         let scope = self.scope(id);
         scope.manager = Some(manager.clone());
+        scope.is_dump = is_dump;
+        scope.listener = place.listener.map(DocumentValue::path);
+        scope.entries = entries.iter().map(filter_entry).collect();
         scope.has_routes = manager.get("route_config").is_some();
         let name = manager.at(&["rds", "route_config_name"]);
         scope.route_config = name.and_then(|name| name.text()).map(str::to_owned);
@@ -84,6 +96,7 @@ impl<'d> EnvoyWalk<'d> {
     fn tcp_filter(&mut self, filter: &DocumentValue<'d>) {
         let is_dump = self.is_dump;
         self.seen.filters += 1;
+        self.single_items(filter, &["descriptors"]);
         self.look(&Subject::TcpFilter(FilterSubject { filter, is_dump }));
         self.service(filter);
     }
@@ -106,6 +119,7 @@ impl<'d> EnvoyWalk<'d> {
     pub(super) fn cluster(&mut self, cluster: &DocumentValue<'d>) {
         if let Some(name) = cluster.text_of("name") {
             self.has_envoy = true;
+            self.single_items(cluster, &["health_checks"]);
             self.clusters.insert(name.to_owned(), cluster.clone());
         }
     }
@@ -115,4 +129,37 @@ impl<'d> EnvoyWalk<'d> {
 fn is_typed_config(value: &DocumentValue<'_>) -> bool {
     let path = value.path();
     path.ends_with(".typed_config") || path.ends_with(".typedConfig")
+}
+
+fn filter_entry<'d>(entry: &DocumentValue<'d>) -> FilterEntry<'d> {
+    FilterEntry {
+        name: entry.text_of("name").unwrap_or_default(),
+        limits: may_limit(entry),
+    }
+}
+
+/// Whether an item of `http_filters` limits, itself or by a filter inside of it.
+fn may_limit(entry: &DocumentValue<'_>) -> MayLimit {
+    let Some(config) = entry.get("typed_config") else {
+        let name = entry.text_of("name").unwrap_or_default();
+        // It arrives over xDS, or only the name says what it is.
+        let may = entry.get("config_discovery").is_some() || is_usual_name(name);
+        return if may { MayLimit::Unknown } else { MayLimit::No };
+    };
+    match config.message() {
+        Some((HTTP_FILTER, _)) => MayLimit::Yes,
+        Some((name, _)) if resembles_filter(name) || chooses_filters(&config) => MayLimit::Unknown,
+        Some(_) => MayLimit::No,
+        None => MayLimit::Unknown,
+    }
+}
+
+/// Whether a value has a filter or the source of one in it, or chooses filters by what a route says.
+fn chooses_filters(value: &DocumentValue<'_>) -> bool {
+    const SOURCES: [&str; 2] = ["config_discovery", "dynamic_config"];
+    let name = value.message().map_or("", |(name, _)| name);
+    name == HTTP_FILTER
+        || name.contains(".http.composite.")
+        || SOURCES.iter().any(|key| value.get(key).is_some())
+        || value.children().iter().any(chooses_filters)
 }

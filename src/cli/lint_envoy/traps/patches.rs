@@ -1,0 +1,229 @@
+//! Traps of Istio's EnvoyFilters, and of limits at a place where Envoy does not look for them.
+
+use super::super::{
+    document::DocumentValue,
+    finding::TrapSeverity,
+    trap::{Report, Subject, Trap},
+};
+use super::no_filter::OLD_NAMES;
+
+/// A patch of limits that applies to nothing.
+pub(super) const NO_MATCH: Trap = Trap {
+    name: "no-match",
+    look: |subject, report| {
+        let Subject::Patch(patch) = subject else {
+            return;
+        };
+        let is_about_limits = patch
+            .at(&["patch", "value"])
+            .is_some_and(|value| limits(&value));
+        let Some(of) = patch.get("match").filter(|_| is_about_limits) else {
+            return;
+        };
+        if let Some(routes) = of.get("route_configuration") {
+            let context = of.text_of("context").unwrap_or("ANY");
+            if let Some(name) = routes.at(&["vhost", "name"]) {
+                virtual_host(&name, context, report);
+            }
+            gateway(&routes, report);
+        }
+        old_filters(&of, report);
+    },
+};
+
+/// Whether a value has a rate limit filter or `rate_limits` in it.
+fn limits(value: &DocumentValue<'_>) -> bool {
+    let name = value.message().map_or("", |(name, _)| name);
+    name.contains(".ratelimit.v3.")
+        || value.get("rate_limits").is_some()
+        || value.children().iter().any(limits)
+}
+
+/// How Istio names virtual hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum HostNames {
+    /// `shop.example.com:80`
+    HostAndPort,
+    /// `inbound|http|8080`
+    Inbound,
+    /// `allow_any` and `block_all`, for hosts outside of the mesh.
+    Outside,
+}
+
+impl HostNames {
+    /// The form of a name; `None` if Istio names no virtual host so.
+    fn of(name: &str) -> Option<Self> {
+        let is_port =
+            |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        if matches!(name, "allow_any" | "block_all") {
+            return Some(Self::Outside);
+        }
+        if let Some(rest) = name.strip_prefix("inbound|") {
+            return rest
+                .rsplit_once('|')
+                .is_some_and(|(_, port)| is_port(port))
+                .then_some(Self::Inbound);
+        }
+        let (host, port) = name.rsplit_once(':')?;
+        let is_host = !host.contains(':') || host.starts_with('[');
+        (is_host && !host.is_empty() && is_port(port)).then_some(Self::HostAndPort)
+    }
+
+    /// The forms of a context.
+    fn in_context(context: &str) -> &'static [Self] {
+        match context {
+            "GATEWAY" => &[Self::HostAndPort],
+            "SIDECAR_INBOUND" => &[Self::Inbound],
+            "SIDECAR_OUTBOUND" => &[Self::HostAndPort, Self::Outside],
+            _ => &[Self::HostAndPort, Self::Inbound, Self::Outside],
+        }
+    }
+}
+
+/// Checks the name of a virtual host that a patch is for.
+fn virtual_host(name: &DocumentValue<'_>, context: &str, report: &mut Report<'_>) {
+    let text = name.text().unwrap_or_default();
+    // Templates are not filled in yet.
+    if text.is_empty() || text.contains("{{") || text.contains("${") || context == "WAYPOINT" {
+        return;
+    }
+    let forms = HostNames::in_context(context);
+    if HostNames::of(text).is_some_and(|form| forms.contains(&form)) {
+        return;
+    }
+    let fix = match context {
+        "SIDECAR_INBOUND" => {
+            "write `inbound|http|PORT` with the port of the workload's Service, such as `inbound|http|8080`"
+                .to_owned()
+        }
+        _ => {
+            let host = match HostNames::of(text) {
+                None if !text.contains(['|', '*', ':']) => text,
+                _ => "shop.example.com",
+            };
+            format!(
+                "write `HOST:PORT`, such as `{host}:80`, or `*:80` for the host `*`; without `name` every host is \
+                 patched"
+            )
+        }
+    };
+    report.add(
+        name,
+        TrapSeverity::Warning,
+        format!(
+            "Istio names no virtual host `{text}` in the context {context}, and compares names as texts: this patch \
+             changes nothing"
+        ),
+        fix,
+    );
+}
+
+/// Checks the name of a gateway that a patch is for.
+fn gateway(routes: &DocumentValue<'_>, report: &mut Report<'_>) {
+    let Some(gateway) = routes.get("gateway") else {
+        return;
+    };
+    let name = gateway.text().unwrap_or_default();
+    if !name.is_empty() && !name.contains('/') && !name.contains("{{") && !name.contains("${") {
+        report.add(
+            &gateway,
+            TrapSeverity::Warning,
+            format!("`{name}` has no namespace, and names are compared as texts: this patch changes nothing"),
+            format!("write `NAMESPACE/NAME`, such as `istio-system/{name}`"),
+        );
+    }
+}
+
+/// Checks the names of the filters that a patch is beside.
+fn old_filters(of: &DocumentValue<'_>, report: &mut Report<'_>) {
+    let filter = ["listener", "filter_chain", "filter"];
+    let Some(filter) = of.at(&filter) else {
+        return;
+    };
+    for name in [filter.get("name"), filter.at(&["sub_filter", "name"])] {
+        if let Some(name) = name
+            && let Some(old) = name.text()
+            && let Some((_, new)) = OLD_NAMES.iter().find(|(known, _)| *known == old)
+        {
+            report.add(
+                &name,
+                TrapSeverity::Advice,
+                format!("`{old}` is a name of Envoy's API v2, which Istio replaces"),
+                format!("write `{new}`"),
+            );
+        }
+    }
+}
+
+/// Limits that are not where Envoy looks for them. Istio drops them silently.
+pub(super) const MISPLACED_LIMITS: Trap = Trap {
+    name: "misplaced-limits",
+    look: |subject, report| match subject {
+        Subject::Route(route) => in_route(route, report),
+        Subject::Patch(patch) => {
+            let Some(value) = patch.at(&["patch", "value"]) else {
+                return;
+            };
+            match patch.text_of("apply_to") {
+                Some("HTTP_ROUTE") => in_route(&value, report),
+                Some("VIRTUAL_HOST") => in_host(&value, report),
+                Some("ROUTE_CONFIGURATION") => misplaced(
+                    &value,
+                    "a route configuration has no `rate_limits`",
+                    "move them to its `virtual_hosts`, or write `applyTo: VIRTUAL_HOST`",
+                    report,
+                ),
+                Some("HTTP_FILTER") => misplaced(
+                    &value,
+                    "a filter has no `rate_limits` beside its name",
+                    "move them into its `typed_config`",
+                    report,
+                ),
+                Some("NETWORK_FILTER" | "FILTER_CHAIN" | "LISTENER" | "CLUSTER") => misplaced(
+                    &value,
+                    "such an object has no `rate_limits`",
+                    "write `applyTo: VIRTUAL_HOST`, or `HTTP_ROUTE` with `route: { rate_limits: … }`",
+                    report,
+                ),
+                _ => {}
+            }
+        }
+        _ => {}
+    },
+};
+
+fn in_route(route: &DocumentValue<'_>, report: &mut Report<'_>) {
+    misplaced(
+        route,
+        "a route has no `rate_limits`",
+        "move them below its `route`: `route: { rate_limits: … }`",
+        report,
+    );
+    if let Some(configs) = route.at(&["route", "typed_per_filter_config"]) {
+        report.add(
+            &configs,
+            TrapSeverity::Error,
+            "`route` has no `typed_per_filter_config`: it is not read",
+            "move it up, beside `match` and `route`",
+        );
+    }
+}
+
+fn in_host(host: &DocumentValue<'_>, report: &mut Report<'_>) {
+    if let Some(route) = host.get("route") {
+        misplaced(
+            &route,
+            "a virtual host has no `route`, and so no `rate_limits` in it",
+            "move them up to the virtual host, or write `applyTo: HTTP_ROUTE`",
+            report,
+        );
+    }
+}
+
+/// Reports the `rate_limits` of a value that cannot have them.
+fn misplaced(value: &DocumentValue<'_>, text: &str, fix: &str, report: &mut Report<'_>) {
+    if let Some(limits) = value.get("rate_limits") {
+        let text = format!("{text}: they are not read");
+        report.add(&limits, TrapSeverity::Error, text, fix);
+    }
+}

@@ -1,0 +1,135 @@
+//! The end of a walk: connection managers get the route configurations that arrived over xDS, and then all of them are
+//! looked at.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem,
+};
+
+use super::{EnvoyWalk, LOOSE, RouteConfig};
+use crate::cli::lint_envoy::{
+    actions::KnownRules,
+    document::DocumentValue,
+    trap::{CalledService, CallingFilter, FilterNames, FiltersKnown, MayLimit, Scope, Subject},
+    traps::calls_service,
+};
+
+impl<'d> EnvoyWalk<'d> {
+    /// Has traps look at all connection managers, and at the routes that they use.
+    pub(super) fn finish_scopes(&mut self, rules: Option<&KnownRules<'_>>) {
+        self.scope(LOOSE);
+        let mut scopes = mem::take(&mut self.scopes);
+        let mut route_configs = mem::take(&mut self.route_configs);
+        let added: BTreeSet<&str> = scopes[LOOSE]
+            .filters
+            .iter()
+            .map(|filter| filter.name)
+            .filter(|name| !name.is_empty())
+            .collect();
+        self.configured(&scopes, &route_configs, &added);
+        let mut claimed = BTreeSet::new();
+        for scope in &mut scopes {
+            let name = scope.route_config.as_ref();
+            let Some((name, came)) = name.and_then(|name| route_configs.get_key_value(name)) else {
+                continue;
+            };
+            scope.descriptors.extend(came.descriptors.iter().cloned());
+            scope.configured.extend(came.configured.iter().cloned());
+            scope.has_routes = true;
+            claimed.insert(name.clone());
+        }
+        route_configs.retain(|name, _| !claimed.contains(name));
+        scopes.extend(route_configs.into_values().map(|alone| Scope {
+            descriptors: alone.descriptors,
+            configured: alone.configured,
+            has_routes: true,
+            ..Scope::default()
+        }));
+        introduce(&mut scopes);
+        for scope in &scopes {
+            self.look(&Subject::Scope { scope, rules });
+        }
+    }
+
+    /// Has traps look at routes with a `typed_per_filter_config`, and at the names of filters that read it. `added` are
+    /// filters outside of connection managers.
+    fn configured(
+        &mut self,
+        scopes: &[Scope<'d>],
+        route_configs: &BTreeMap<String, RouteConfig<'d>>,
+        added: &BTreeSet<&'d str>,
+    ) {
+        for (id, scope) in scopes.iter().enumerate() {
+            let names = match id {
+                LOOSE if added.is_empty() => names_of(&[], added, FiltersKnown::None),
+                LOOSE => names_of(&[], added, FiltersKnown::Some),
+                _ => names_of(&[scope], added, FiltersKnown::All),
+            };
+            self.look_at_configured(&scope.configured, &names);
+        }
+        for (name, came) in route_configs {
+            let users: Vec<_> = scopes
+                .iter()
+                .filter(|scope| scope.route_config.as_ref() == Some(name))
+                .collect();
+            let known = match users.is_empty() {
+                true => FiltersKnown::None,
+                false => FiltersKnown::All,
+            };
+            self.look_at_configured(&came.configured, &names_of(&users, added, known));
+        }
+    }
+
+    fn look_at_configured(&mut self, configured: &[DocumentValue<'d>], names: &FilterNames<'d>) {
+        for value in configured {
+            self.look(&Subject::Configured { value, names });
+        }
+    }
+}
+
+/// The names of rate limit filters in connection managers that use the same routes.
+fn names_of<'d>(
+    users: &[&Scope<'d>],
+    added: &BTreeSet<&'d str>,
+    known: FiltersKnown,
+) -> FilterNames<'d> {
+    let entries = users.iter().flat_map(|user| &user.entries);
+    let entries = entries
+        .filter(|entry| entry.limits != MayLimit::No)
+        .map(|entry| entry.name);
+    let filters = users.iter().flat_map(|user| &user.filters);
+    let names = entries
+        .chain(filters.map(|filter| filter.name))
+        .filter(|name| !name.is_empty())
+        .chain(added.iter().copied());
+    FilterNames {
+        names: names.collect(),
+        known: if users.iter().any(|user| user.entries.is_empty()) {
+            FiltersKnown::None
+        } else {
+            known
+        },
+    }
+}
+
+/// Shows each connection manager the filters of others that call a service.
+fn introduce(scopes: &mut [Scope<'_>]) {
+    let calling: Vec<Vec<CallingFilter>> = scopes
+        .iter()
+        .map(|scope| {
+            let calling = scope
+                .filters
+                .iter()
+                .filter(|filter| calls_service(scope, filter));
+            let calling = calling.map(|filter| CallingFilter {
+                called: CalledService::of(&filter.value),
+                listener: scope.listener.clone(),
+            });
+            calling.collect()
+        })
+        .collect();
+    for (id, scope) in scopes.iter_mut().enumerate() {
+        let others = calling.iter().enumerate().filter(|(other, _)| *other != id);
+        scope.others = others.flat_map(|(_, calling)| calling.clone()).collect();
+    }
+}
