@@ -76,6 +76,7 @@ mod config {
     pub(crate) mod file;
     pub(crate) mod files;
     mod foreign;
+    mod foreign_pattern;
     mod free_form;
     mod keys;
     pub(crate) mod manifest;
@@ -101,6 +102,7 @@ mod config {
     pub(crate) mod source;
     mod suggest;
     mod syntax;
+    mod template;
     #[cfg(test)]
     mod tests;
     pub(crate) mod text_place;

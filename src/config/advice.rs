@@ -6,11 +6,15 @@ use super::{
     node::{NodeKind, YamlNode},
     odd_characters::odd_characters,
     scalar::{Scalar, describe, resolve},
-    short_form::short_form,
+    short_form::{is_unlimited, short_form},
+    template::{unrendered, unrendered_text},
 };
 
 /// The fault of a value of the wrong type below `key`, or of a map that `key` names.
 pub(super) fn wrong_type(key: &str, expected: &'static str, found: &YamlNode<'_>) -> Fault {
+    if let Some(fault) = unrendered(found) {
+        return fault;
+    }
     if let ("the file", NodeKind::Scalar { text, .. }) = (key, &found.kind)
         && let Some(fault) = without_colon(text)
     {
@@ -49,6 +53,9 @@ fn fix(key: &str, found: &YamlNode<'_>) -> Option<String> {
     let fixed = match (key, &found.kind) {
         ("the file", NodeKind::List(_)) => "begin it with `domain: NAME`".to_owned(),
         ("the file", _) => "write `domain: NAME` and `descriptors:`".to_owned(),
+        ("rate_limit" | "rate_limits", NodeKind::Scalar { text, .. }) if is_unlimited(text) => {
+            "write `rate_limit: {unlimited: true}`".to_owned()
+        }
         ("rate_limit" | "rate_limits", NodeKind::Scalar { text, .. }) => {
             let limit = short_form(text, None).map_or("5000/day", |_| text);
             format!("write `rate_limits: [{limit}]`")
@@ -118,7 +125,7 @@ pub(super) fn item_fault(item: &NodeKind<'_>, level: KeyLevel) -> Fault {
     let fix = match item {
         NodeKind::List(_) => "remove one `- ` or one pair of brackets".to_owned(),
         NodeKind::Scalar { text, .. } => {
-            if let Some(fault) = without_colon(text) {
+            if let Some(fault) = unrendered_text(text).or_else(|| without_colon(text)) {
                 return fault;
             }
             let text = match describe(item).as_str() {

@@ -8,6 +8,7 @@ use super::{
     fault::Fault,
     mirror::{BoxedOption, LocatedNumber, LocatedText, RateLimit},
     suggest::closest_zone,
+    template::unrendered_text,
 };
 use crate::core::{
     calendar::{Calendar, NoCalendar, Starts},
@@ -53,11 +54,11 @@ pub(super) fn unknown(
     word: &LocatedText,
     expected: &'static str,
 ) -> (Option<usize>, Fault) {
-    let fault = Fault::UnknownWord {
+    let fault = unrendered_text(&word.text).unwrap_or_else(|| Fault::UnknownWord {
         key,
         text: word.text.clone(),
         expected,
-    };
+    });
     (word.at, fault)
 }
 
@@ -196,10 +197,11 @@ fn calendar(limit: &RateLimit, period: Period, faults: &mut Faults) -> Algorithm
     match Calendar::new(period.unit(), &zone.text, starts) {
         Ok(calendar) => return Algorithm::Calendar(Arc::new(calendar)),
         Err(NoCalendar::Zone) => {
-            let fault = Fault::UnknownZone {
+            let unknown = || Fault::UnknownZone {
                 meant: closest_zone(&zone.text),
                 name: zone.text.clone(),
             };
+            let fault = unrendered_text(&zone.text).unwrap_or_else(unknown);
             faults.push((zone.at, fault));
         }
         Err(NoCalendar::Unit) => {

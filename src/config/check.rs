@@ -3,12 +3,14 @@
 use super::{
     advice::item_fault,
     fault::Fault,
+    foreign_pattern::foreign_pattern,
     keys::{Key, KeyKind, KeyLevel, MERGE, SCHEMA, expected_instead_of},
     node::{NodeKind, YamlNode},
     odd_characters::{OddCharacters, odd_characters},
     path::NodePath,
     reader::YamlReader,
     scalar::{Scalar, describe, resolve},
+    template::{doubtful_text, is_template, unrendered},
 };
 
 impl YamlReader<'_> {
@@ -19,6 +21,7 @@ impl YamlReader<'_> {
             level: KeyLevel::File,
             is_read: true,
             is_free: false,
+            name: "",
         };
         self.check_tree(root, value, None, None);
     }
@@ -40,14 +43,16 @@ impl YamlReader<'_> {
                 self.report(node.offset.or(at), &path(), Fault::BadBinary);
             }
             NodeKind::Scalar { text, is_plain } => {
-                if let Some(fault) = scalar_fault(text, *is_plain, value) {
+                let fault = scalar_fault(text, *is_plain, value);
+                if let Some(fault) = fault.or_else(|| pattern_fault(text, value, node_path)) {
                     self.report(node.offset.or(at), &path(), fault);
                 }
             }
             // The reader reports a list or a map in the place of another value.
             NodeKind::List(_) if is_read && !matches!(kind, KeyKind::List(_) | KeyKind::Limits) => {
             }
-            NodeKind::Map(_) if is_read && kind.level().is_none() => {}
+            NodeKind::Map(_) if is_read && (kind.level().is_none() || is_template(node)) => {}
+            NodeKind::Map(_) if is_template(node) => self.unrendered(node, &path()),
             NodeKind::List(items) => {
                 for item in items {
                     match &item.kind {
@@ -80,6 +85,14 @@ impl YamlReader<'_> {
         }
     }
 
+    /// Reports a template that stands where the reader does not read.
+    fn unrendered(&mut self, node: &YamlNode<'_>, path: &str) {
+        if let Some(fault) = unrendered(node) {
+            let at = self.beginning(node.offset, node);
+            self.report(at, &path, fault);
+        }
+    }
+
     /// Checks an entry of a map of this level.
     fn check_entry(
         &mut self,
@@ -89,6 +102,9 @@ impl YamlReader<'_> {
         is_read: bool,
         node_path: &NodePath<'_>,
     ) {
+        if is_template(key) {
+            return self.unrendered(key, &node_path.path());
+        }
         let NodeKind::Scalar { text, is_plain } = &key.kind else {
             let fault = Fault::KeyNotText(describe(&key.kind));
             return self.report(key.offset, &node_path.path(), fault);
@@ -115,6 +131,7 @@ impl YamlReader<'_> {
                 level,
                 is_read: is_read && known.belongs_to(level),
                 is_free: FREE_TEXTS.contains(&known.name),
+                name: known.name,
             };
             self.check_tree(value, known, key.offset, Some(node_path));
         }
@@ -127,6 +144,7 @@ impl YamlReader<'_> {
             level: KeyLevel::File,
             is_read: true,
             is_free: false,
+            name: "",
         };
         self.check_tree(value, text, at, Some(node_path));
         if matches!(value.kind, NodeKind::List(_) | NodeKind::Map(_)) {
@@ -191,6 +209,8 @@ struct Value {
     is_read: bool,
     /// Whether any text is valid, so that nothing else notices a wrong one.
     is_free: bool,
+    /// The name of the key, empty for the file itself.
+    name: &'static str,
 }
 
 /// The keys whose values can be any text.
@@ -206,11 +226,29 @@ fn scalar_fault(text: &str, is_plain: bool, value: Value) -> Option<Fault> {
     if is_odd && (value.kind == KeyKind::Text || !value.is_read) {
         return Some(Fault::OddScalar(text.to_owned()));
     }
+    if value.is_free
+        && let Some(fault) = doubtful_text(text)
+    {
+        return Some(fault);
+    }
     // In quotes it is meant.
     if value.is_free && is_plain {
         return odd_characters(text).map(|odd| Fault::OddValue(odd.found));
     }
     None
+}
+
+/// The warning of a key or a value of a descriptor that is a pattern elsewhere.
+fn pattern_fault(text: &str, value: Value, node_path: Option<&NodePath<'_>>) -> Option<Fault> {
+    match value.name {
+        "key" => foreign_pattern(text, false),
+        "value" => {
+            // Its values are chosen in the same way on both sides, and may name a route by its pattern.
+            let is_chosen = node_path.is_some_and(|path| path.has("key", "generic_key"));
+            foreign_pattern(text, !is_chosen)
+        }
+        _ => None,
+    }
 }
 
 fn unknown_key(text: &str, level: KeyLevel) -> Fault {

@@ -298,7 +298,25 @@ pub enum Fault {
         fix: String,
     },
 
+    #[error(
+        "`{text}` looks like {kind}, but is matched as text: only `*` is special, and stands for any characters; {fix}"
+    )]
+    ForeignPattern {
+        text: String,
+        kind: &'static str,
+        fix: String,
+    },
+    /// A warning where any text is valid, and an error elsewhere.
+    #[error("`{text}` is a template that has not been rendered; {fix}")]
+    Template {
+        text: String,
+        fix: &'static str,
+        is_text: bool,
+    },
+
     // From here on notes.
+    #[error("`name` beside `domain` names the resource of a control plane; it means nothing here")]
+    ResourceName,
     #[error("{key} is passed over: {reason}")]
     KeyPassedOver { key: String, reason: &'static str },
     #[error(
@@ -343,8 +361,12 @@ impl Fault {
             | Self::NeverBinds { .. }
             | Self::NameTwice { .. }
             | Self::UnknownReplicas
+            | Self::ForeignPattern { .. }
+            | Self::Template { is_text: true, .. }
             | Self::Octal { .. } => FaultLevel::Warning,
-            Self::KeyPassedOver { .. } | Self::FilePassedOver(_) => FaultLevel::Note,
+            Self::ResourceName | Self::KeyPassedOver { .. } | Self::FilePassedOver(_) => {
+                FaultLevel::Note
+            }
             Self::More { level, .. } => *level,
             _ => FaultLevel::Error,
         }

@@ -19,6 +19,20 @@ impl NodePath<'_> {
     }
 }
 
+impl NodePath<'_> {
+    /// Whether the map has a key with this text.
+    pub(super) fn has(&self, wanted: &str, wanted_text: &str) -> bool {
+        self.entries
+            .iter()
+            .any(|(key, value)| match (&key.kind, &value.kind) {
+                (NodeKind::Scalar { text: key, .. }, NodeKind::Scalar { text, .. }) => {
+                    key == wanted && text == wanted_text
+                }
+                _ => false,
+            })
+    }
+}
+
 /// The path of a descriptor, formatted only for a report.
 pub(super) struct DescriptorPath<'p> {
     pub(super) parent: &'p dyn fmt::Display,

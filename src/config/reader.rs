@@ -12,6 +12,7 @@ use super::{
     node::{NodeKind, YamlNode},
     problems::Problems,
     scalar::{Scalar, resolve},
+    template::{beginning, is_template},
 };
 
 /// Reads the values of maps and reports what is wrong with them.
@@ -36,8 +37,17 @@ impl YamlReader<'_> {
         found: &YamlNode<'_>,
     ) {
         if !matches!(found.kind, NodeKind::Tagged | NodeKind::BadBinary) {
+            let at = self.beginning(at, found);
             self.report(at, path, wrong_type(key, expected, found));
         }
+    }
+
+    /// The position of a value that begins at `at`, with the braces of a template.
+    pub(super) fn beginning(&self, at: Option<usize>, found: &YamlNode<'_>) -> Option<usize> {
+        at.map(|at| match is_template(found) {
+            true => beginning(&self.file.text, at),
+            false => at,
+        })
     }
 
     /// The entries of a map, merged maps included. The last value of a repeated key counts.
@@ -51,9 +61,12 @@ impl YamlReader<'_> {
         if node.is_null() {
             return None;
         }
-        let NodeKind::Map(entries) = &node.kind else {
-            self.report_type(node.offset, path, name, KeyKind::FreeForm.expected(), node);
-            return None;
+        let entries = match &node.kind {
+            NodeKind::Map(entries) if !is_template(node) => entries,
+            _ => {
+                self.report_type(node.offset, path, name, KeyKind::FreeForm.expected(), node);
+                return None;
+            }
         };
         let mut fields = Fields::default();
         for (key, value) in entries {
@@ -67,9 +80,12 @@ impl YamlReader<'_> {
             if let Some(known) = Key::find(text)
                 && !known.belongs_to(level)
             {
-                let fault = Fault::Misplaced {
-                    key: text.to_string(),
-                    belongs: known.place(level),
+                let fault = match (known.name, level) {
+                    ("name", KeyLevel::File) => Fault::ResourceName,
+                    _ => Fault::Misplaced {
+                        key: text.to_string(),
+                        belongs: known.place(level),
+                    },
                 };
                 self.report(key.offset, path, fault);
             }

@@ -4,6 +4,7 @@ use super::{
     fault::Fault,
     mirror::{LocatedNumber, RateLimit},
     suggest::closest,
+    template::unrendered_text,
 };
 use crate::core::window::Unit;
 
@@ -30,6 +31,44 @@ pub(super) fn short_form(text: &str, at: Option<usize>) -> Option<RateLimit> {
     })
 }
 
+/// The fault of a text in `rate_limits` that is no limit.
+pub(super) fn limit_fault(text: &str) -> Fault {
+    if let Some(fault) = unrendered_text(text) {
+        return fault;
+    }
+    let requests = text.split('/').next().unwrap_or_default();
+    if is_word_for_unlimited(requests) {
+        return Fault::UnlimitedInList;
+    }
+    Fault::ShortForm(text.to_owned())
+}
+
+/// Whether a text in the place of a number means that there is no limit.
+pub(super) fn is_unlimited(text: &str) -> bool {
+    let is_negative = text.parse::<i64>().is_ok_and(|number| number < 0);
+    is_negative || is_word_for_unlimited(text)
+}
+
+fn is_word_for_unlimited(text: &str) -> bool {
+    const WORDS: [&str; 12] = [
+        "disabled",
+        "false",
+        "inf",
+        "infinite",
+        "infinity",
+        "never",
+        "no",
+        "nolimit",
+        "none",
+        "off",
+        "unlimited",
+        "∞",
+    ];
+    let word = text.trim().to_lowercase();
+    let word = word.replace([' ', '_', '-', '.', '+'], "");
+    WORDS.contains(&&*word)
+}
+
 /// The unit that a word of the short form stands for.
 pub(super) fn unit(word: &str) -> Option<Unit> {
     // It means months in other notations, so it is safer to ask.
@@ -53,6 +92,9 @@ pub(super) fn unit(word: &str) -> Option<Unit> {
 pub(super) fn unit_fault(word: &str) -> Fault {
     if word.is_empty() {
         return Fault::NoUnit;
+    }
+    if let Some(fault) = unrendered_text(word) {
+        return fault;
     }
     let names = Unit::ALL.iter().map(|unit| unit.name());
     let meant = unit(word).map(Unit::name).or_else(|| closest(word, names));

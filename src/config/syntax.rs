@@ -7,6 +7,7 @@ use super::{
     odd_characters::{is_odd_space, odd_characters},
     open_tokens::OpenTokens,
     position::{Lines, Position},
+    template::in_line,
 };
 
 /// The problem that an error of the parser stands for, and its position.
@@ -16,6 +17,9 @@ pub(super) fn syntax_problem(text: &str, error: &serde_yaml::Error) -> (Option<P
         line: location.line(),
         column: location.column(),
     });
+    if let Some(found) = template(text, at) {
+        return found;
+    }
     let (problem, context) = message.split_once(", while ").unwrap_or((&message, ""));
     let problem = problem.split(" at ").next().unwrap_or_default();
     let other = || (at, general(problem));
@@ -27,6 +31,27 @@ pub(super) fn syntax_problem(text: &str, error: &serde_yaml::Error) -> (Option<P
     file.odd_blank()
         .or_else(|| file.by_message(problem, position_in(context)))
         .unwrap_or_else(other)
+}
+
+/// A template that is no YAML before it is rendered: in the first line that begins with one, or in the line where the
+/// parser gave up.
+fn template(text: &str, at: Option<Position>) -> Option<(Option<Position>, Fault)> {
+    let lines = || text.split('\n').zip(1..);
+    let begins = |line: &str| {
+        ["{{", "{%", "<%"]
+            .iter()
+            .any(|mark| line.trim_start().starts_with(mark))
+    };
+    let is_of_error = |number: usize| at.is_some_and(|at| at.line == number);
+    let (line, number) = lines()
+        .find(|(line, number)| begins(line) || (is_of_error(*number) && in_line(line).is_some()))?;
+    let (offset, fault) = in_line(line)?;
+    let column = 1 + line[..offset].chars().count();
+    let at = Position {
+        line: number,
+        column,
+    };
+    Some((Some(at), fault))
 }
 
 /// The fault of an error that has no description of its own.

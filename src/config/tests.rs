@@ -19,6 +19,7 @@ use jiff::civil::Weekday;
 mod mistaken_values;
 mod mistakes;
 mod refusals;
+mod unmeant;
 
 fn compile_texts(texts: &[&str], options: Options) -> Result<Loaded, Vec<Problem>> {
     let files: Vec<File> = texts

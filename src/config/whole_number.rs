@@ -11,7 +11,7 @@ use super::{
     node::{NodeKind, YamlNode},
     reader::YamlReader,
     scalar::{Scalar, float, resolve},
-    short_form::{short_form, unit},
+    short_form::{is_unlimited, short_form, unit},
 };
 use crate::core::window::Unit;
 
@@ -63,8 +63,8 @@ impl YamlReader<'_> {
             let fault = Fault::WrongType {
                 key: format!("`{REQUESTS}`"),
                 expected: REQUESTS_EXPECTED,
+                fix: meant_number(REQUESTS, &number.text, true, fields).unwrap_or_default(),
                 found: number.text,
-                fix: String::new(),
             };
             self.report(number.at, path, fault);
             0
@@ -97,7 +97,7 @@ impl YamlReader<'_> {
         match node.kind {
             // Reported for every value.
             NodeKind::Tagged | NodeKind::BadBinary => {}
-            _ => self.report(at, path, fault),
+            _ => self.report(self.beginning(at, node), path, fault),
         }
     }
 }
@@ -111,6 +111,9 @@ fn meant_number(key: &str, text: &str, is_plain: bool, fields: &Fields<'_>) -> O
         } else {
             format!("write {number}")
         });
+    }
+    if key == REQUESTS && is_unlimited(text) {
+        return Some("for no limit write `unlimited: true`, without `unit`".to_owned());
     }
     let thousands = digits
         .strip_suffix(['k', 'K'])

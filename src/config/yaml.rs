@@ -22,7 +22,7 @@ use super::{
     problems::Problems,
     reader::YamlReader,
     scalar::{Scalar, resolve},
-    short_form::short_form,
+    short_form::{limit_fault, short_form},
     syntax::syntax_problem,
 };
 use crate::core::metadata::{Metadata, MetadataValue};
@@ -188,7 +188,7 @@ impl YamlReader<'_> {
             NodeKind::Scalar { text, .. } => {
                 let limit = short_form(text, node.offset);
                 if limit.is_none() {
-                    self.report(node.offset.or(at), path, Fault::ShortForm(text.to_string()));
+                    self.report(node.offset.or(at), path, limit_fault(text));
                 }
                 limit
             }
@@ -214,7 +214,7 @@ impl YamlReader<'_> {
             });
         let replaces = replaces.collect();
         let unlimited = self.boolean(&fields, "unlimited", path);
-        let is_given = fields.entry("requests_per_unit").is_some();
+        let is_given = fields.get("requests_per_unit").is_some();
         if !unlimited && !is_given && fields.entry("unit").is_some() {
             self.report(node.offset, path, Fault::NoRequestsPerUnit);
         }

@@ -6,7 +6,7 @@ use tokio::sync::watch;
 
 use crate::{
     config::{
-        fault::{Fault, Problem},
+        fault::{Fault, FaultLevel, Problem},
         files::{Files, Loaded},
         options::Options,
         source::Source,
@@ -123,7 +123,8 @@ const MAX_LOGGED_OF_A_KIND: usize = 10;
 
 fn log_warnings(warnings: &[Problem]) {
     let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
-    for warning in warnings {
+    let is_warning = |found: &&Problem| found.fault.level() == FaultLevel::Warning;
+    for warning in warnings.iter().filter(is_warning) {
         let logged = kinds.entry(warning.fault.code()).or_default();
         *logged += warning.count();
         if *logged <= MAX_LOGGED_OF_A_KIND {

@@ -37,7 +37,8 @@ fn a_number_is_whole_and_the_nearest_form_is_told() {
         ),
         (
             "rate_limit: {unit: second, requests_per_unit: -1}",
-            "4:51: d.k: `requests_per_unit` must be a whole number from 0 to 4294967295, not -1",
+            "4:51: d.k: `requests_per_unit` must be a whole number from 0 to 4294967295, not -1; for no \
+                 limit write `unlimited: true`, without `unit`",
         ),
     ]);
 }
