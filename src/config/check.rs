@@ -216,6 +216,9 @@ struct Value {
 /// The keys whose values can be any text.
 const FREE_TEXTS: [&str; 4] = ["domain", "key", "value", "name"];
 
+/// The keys whose values are sent to clients.
+const SENT_TEXTS: [&str; 1] = ["body"];
+
 /// The fault of a scalar, whatever it stands for.
 fn scalar_fault(text: &str, is_plain: bool, value: Value) -> Option<Fault> {
     let is_odd = match resolve(text, is_plain) {
@@ -226,7 +229,7 @@ fn scalar_fault(text: &str, is_plain: bool, value: Value) -> Option<Fault> {
     if is_odd && (value.kind == KeyKind::Text || !value.is_read) {
         return Some(Fault::OddScalar(text.to_owned()));
     }
-    if value.is_free
+    if (value.is_free || SENT_TEXTS.contains(&value.name))
         && let Some(fault) = doubtful_text(text)
     {
         return Some(fault);

@@ -34,7 +34,8 @@ pub(super) fn unrendered(node: &YamlNode<'_>) -> Option<Fault> {
 
 /// The error of a text that has a template in it, where a text alone is wrong.
 pub(super) fn unrendered_text(text: &str) -> Option<Fault> {
-    template(text).map(|(template, fix)| Fault::Template {
+    let found = template(text).or_else(|| is_bare_variable(text).then_some((text, FILL_IN)));
+    found.map(|(template, fix)| Fault::Template {
         text: template.to_owned(),
         fix,
         is_text: false,
@@ -113,6 +114,15 @@ fn template(text: &str) -> Option<(&str, &'static str)> {
     let dollars = text.match_indices('$');
     let mut variables = dollars.filter_map(|(at, _)| variable(&text[at..]));
     variables.next().map(|variable| (variable, FILL_IN))
+}
+
+/// Whether a text is `$NAME`. Where any text is valid, it may be meant.
+fn is_bare_variable(text: &str) -> bool {
+    let is_of_name = |next: char| next.is_ascii_uppercase() || next.is_ascii_digit() || next == '_';
+    let name = text.strip_prefix('$');
+    name.is_some_and(|name| {
+        name.starts_with(|first: char| first.is_ascii_uppercase()) && name.chars().all(is_of_name)
+    })
 }
 
 /// The `${NAME}`, `${NAME:-default}` or `$(NAME)` that a text begins with.

@@ -22,7 +22,7 @@ use super::{
     problems::Problems,
     reader::YamlReader,
     scalar::{Scalar, resolve},
-    short_form::{limit_fault, short_form},
+    short_form::{is_unlimited, limit_fault, short_form},
     syntax::syntax_problem,
 };
 use crate::core::metadata::{Metadata, MetadataValue};
@@ -207,10 +207,9 @@ impl YamlReader<'_> {
             .filter(|node| is_map(node))
             .filter_map(|node| {
                 let fields = self.fields(node, path, "replaces", KeyLevel::Replaces)?;
-                Some((
-                    self.text(&fields, "name", path),
-                    fields.at("name").or(node.offset),
-                ))
+                let name = self.text(&fields, "name", path);
+                let at = fields.at("name").or(node.offset);
+                is_text(&fields, "name").then_some((name, at))
             });
         let replaces = replaces.collect();
         let unlimited = self.boolean(&fields, "unlimited", path);
@@ -234,7 +233,9 @@ impl YamlReader<'_> {
             week_starts: self.word(&fields, "week_starts", path),
             starts: self.starts(&fields, path),
         };
-        let is_readable = is_text(&fields, "unit") && is_boolean(&fields, "unlimited");
+        let is_readable = is_text(&fields, "unit")
+            && is_boolean(&fields, "unlimited")
+            && !is_meant_unlimited(&fields);
         (is_readable && !is_misspelt(&fields, "unit")).then_some(limit)
     }
 
@@ -272,6 +273,14 @@ fn is_boolean(fields: &Fields<'_>, key: &str) -> bool {
         NodeKind::Scalar { text, is_plain } => matches!(resolve(text, *is_plain), Scalar::Bool(_)),
         _ => false,
     })
+}
+
+/// Whether the number of requests is a word for no limit, which needs no unit.
+fn is_meant_unlimited(fields: &Fields<'_>) -> bool {
+    let number = fields.get("requests_per_unit");
+    number.is_some_and(
+        |node| matches!(&node.kind, NodeKind::Scalar { text, .. } if is_unlimited(text)),
+    )
 }
 
 /// Whether `key` is missing, and another key was reported in its place.

@@ -273,11 +273,17 @@ impl<'d> DocumentValue<'d> {
         }
     }
 
+    /// Whether it is a `TypedStruct`.
+    pub(super) fn is_struct(&self) -> bool {
+        let name = self.text_of("@type").unwrap_or_default();
+        name.ends_with(".v1.TypedStruct") || name.ends_with(".v3.TypedStruct")
+    }
+
     /// The name and the content of a message with an `@type`. A `TypedStruct` has the name of the message in it.
     pub(super) fn message(&self) -> Option<(&'d str, Self)> {
         let name = self.text_of("@type")?;
         let name = name.rsplit('/').next()?;
-        if !name.ends_with(".v1.TypedStruct") && !name.ends_with(".v3.TypedStruct") {
+        if !self.is_struct() {
             return Some((name, self.clone()));
         }
         let carried = self.text_of("type_url")?.rsplit('/').next()?;

@@ -29,6 +29,8 @@ struct WalkPlace<'p, 'd> {
     /// The virtual host that it belongs to.
     host: Option<&'p DocumentValue<'d>>,
     route: Option<&'p DocumentValue<'d>>,
+    /// The owner of `rate_limits` in the content of a TypedStruct.
+    carried: Option<Holder>,
 }
 
 /// A route configuration that arrived over xDS.
@@ -68,6 +70,7 @@ impl<'d> EnvoyWalk<'d> {
             listener: None,
             host: None,
             route: None,
+            carried: None,
         };
         self.gather(root, place);
     }
@@ -118,6 +121,8 @@ impl<'d> EnvoyWalk<'d> {
     fn gather<'p>(&mut self, value: &'p DocumentValue<'d>, mut place: WalkPlace<'p, 'd>) {
         let (scope, holder) = self.message(value, place);
         place.scope = scope;
+        let holder = place.carried.unwrap_or(holder);
+        place.carried = value.is_struct().then_some(holder);
         // A dump repeats the bootstrap's messages, which would be reported twice.
         let dumps = value
             .get("configs")

@@ -1,5 +1,5 @@
-//! Values that mean something elsewhere: templates before they are rendered, patterns of other systems, and words for no
-//! limit.
+//! Values that mean something elsewhere: templates before they are rendered, patterns of other systems, and words for
+//! no limit.
 
 use super::{
     compile_texts,
@@ -7,8 +7,10 @@ use super::{
 };
 use crate::config::{fault::FaultLevel, options::Options};
 
-const HELM: &str = "is a template that has not been rendered; render it first, such as with `helm template`, and check the result";
-const ENVSUBST: &str = "is a template that has not been rendered; fill it in first, such as with `envsubst`, and check the result";
+const HELM: &str = "is a template that has not been rendered; render it first, such as with `helm template`, and check \
+                    the result";
+const ENVSUBST: &str = "is a template that has not been rendered; fill it in first, such as with `envsubst`, and check \
+                        the result";
 const OTHER: &str =
     "is a template that has not been rendered; render it first, and check the result";
 
@@ -95,6 +97,24 @@ fn a_template_in_the_place_of_a_value_is_named() {
             ),
             "5:5: d.k: `${UNIT}`",
             ENVSUBST,
+        ),
+        (
+            file(
+                "d",
+                "k",
+                "rate_limit:\n    unit: day\n    requests_per_unit: $COUNT",
+            ),
+            "6:24: d.k: `$COUNT`",
+            ENVSUBST,
+        ),
+        (
+            file(
+                "d",
+                "k",
+                "rate_limit: {unit: day, requests_per_unit: 1, replaces: [{name: {{ .name }}}]}",
+            ),
+            "4:67: d.k: `{{ .name }}`",
+            HELM,
         ),
         (
             file(
@@ -198,6 +218,12 @@ fn a_template_inside_of_a_text_is_doubted() {
             &format!("1:9: shop-${{STAGE}}: warning: `${{STAGE}}` {ENVSUBST}"),
         ),
         (
+            &format!(
+                "domain: d\nrefusal: {{body: \"${{TEXT}}\"}}\ndescriptors:\n- key: k\n  {limit}\n"
+            ),
+            &format!("2:18: d: warning: `${{TEXT}}` {ENVSUBST}"),
+        ),
+        (
             &format!("domain: d\ndescriptors:\n- key: k\n  value: $(PLAN)\n  {limit}\n"),
             &format!("4:10: d.k_$(PLAN): warning: `$(PLAN)` {ENVSUBST}"),
         ),
@@ -283,6 +309,10 @@ fn a_word_for_no_limit_is_told_with_the_right_one() {
         (
             &limit("\"10\""),
             &format!("6:27: d.k: {NUMBER} a text in quotes; write 10 without quotes"),
+        ),
+        (
+            "rate_limit: {requests_per_unit: unlimited}",
+            &format!("4:37: d.k: {NUMBER} unlimited; {FIX}"),
         ),
         (
             &limit("~"),

@@ -51,7 +51,7 @@ fn every_list_may_be_its_only_item() {
     assert_eq!(traps(&filters), (vec![], 1), "{filters}");
 }
 
-/// What a trap looks for is found in a map, too.
+/// Traps look into maps, too.
 #[test]
 fn a_trap_in_the_only_item_is_found() {
     let text = manager("", "", NAMED);

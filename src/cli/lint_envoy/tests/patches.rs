@@ -126,6 +126,33 @@ fn a_gateway_has_a_namespace() {
 }
 
 #[test]
+fn a_star_matches_only_itself() {
+    let found = |of: &str| {
+        let text = patch("HTTP_ROUTE", of, &format!("{{route: {{{}}}}}", limits()));
+        let found = findings(&text);
+        found.iter().map(|finding| finding.trap).collect::<Vec<_>>()
+    };
+    for of in [
+        "routeConfiguration: {name: '*'}",
+        "routeConfiguration: {vhost: {route: {name: '*'}}}",
+        "routeConfiguration: {vhost: {name: '*'}}",
+    ] {
+        assert_eq!(found(of), ["no-match"], "{of}");
+    }
+    for of in [
+        "routeConfiguration: {name: http.80}",
+        "routeConfiguration: {vhost: {route: {name: default}}}",
+        "routeConfiguration: {vhost: {route: {action: ANY}}}",
+    ] {
+        assert_eq!(found(of), [""; 0], "{of}");
+    }
+    // The name of a host that a patch adds is not compared.
+    let of = "routeConfiguration: {vhost: {name: shop}}";
+    let added = patch("VIRTUAL_HOST", of, &format!("{{{}}}", limits()));
+    assert_eq!(findings(&added.replace("MERGE", "ADD")), []);
+}
+
+#[test]
 fn limits_stand_where_envoy_looks_for_them() {
     let limits = limits();
     let own = format!(
@@ -216,9 +243,9 @@ fn names_of_the_old_api_are_told_with_those_of_today() {
     let filter = filter.strip_prefix("value:").unwrap();
     let text = |name: &str, sub: &str| {
         format!(
-            "configPatches:\n- applyTo: HTTP_FILTER\n  match:\n    context: GATEWAY\n    listener: {{filterChain: {{filter: \
-             {{name: {name}, subFilter: {{name: {sub}}}}}}}}}\n  patch:\n    operation: INSERT_BEFORE\n    value:\n      \
-             name: envoy.filters.http.ratelimit\n      typed_config:{}",
+            "configPatches:\n- applyTo: HTTP_FILTER\n  match:\n    context: GATEWAY\n    listener:\n      filterChain: \
+             {{filter: {{name: {name}, subFilter: {{name: {sub}}}}}}}\n  patch:\n    operation: INSERT_BEFORE\n    \
+             value:\n      name: envoy.filters.http.ratelimit\n      typed_config:{}",
             filter.replace('\n', "\n      ")
         )
     };
@@ -235,6 +262,11 @@ fn names_of_the_old_api_are_told_with_those_of_today() {
             .iter()
             .all(|finding| finding.severity == TrapSeverity::Advice)
     );
+    let found = findings(&text(new[0], "envoy.filters.http.routr"));
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!(found[0].severity, TrapSeverity::Warning);
+    assert_eq!(found[0].fix, format!("did you mean `{}`?", new[1]));
+    assert_eq!(findings(&text(new[0], "envoy.filters.http.cors")), []);
 }
 
 #[test]

@@ -102,6 +102,25 @@ fn limits_under_a_name_that_no_filter_has_are_an_error_with_the_right_name() {
     }
 }
 
+/// Istio's form of a message that it does not know.
+#[test]
+fn limits_in_a_typed_struct_are_those_of_the_message_in_it() {
+    let limits = format!("rate_limits: [{{hits_addend: {{number: 2}}, actions: [{NAMED}]}}]");
+    let entry = |name: &str| {
+        format!(
+            "typed_per_filter_config: {{{name}: {{'@type': type.googleapis.com/udpa.type.v1.TypedStruct, type_url: \
+             type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimitPerRoute, value: {{{limits}}}}}}}"
+        )
+    };
+    for text in placed(&manager("", "", NAMED), &entry("l")) {
+        assert_eq!(severities(&text, "hits-addend"), [], "{text}");
+        check_name(&text, &[]);
+    }
+    for text in placed(&manager("", "", NAMED), &entry("other")) {
+        check_name(&text, &[TrapSeverity::Error]);
+    }
+}
+
 #[test]
 fn a_filter_that_the_file_does_not_show_may_have_the_name() {
     let hidden = [

@@ -14,7 +14,8 @@ pub(super) const LIST_OF_ONE: Trap = Trap {
                 value,
                 TrapSeverity::Advice,
                 format!(
-                    "`{key}` is a list: Envoy reads this map as its only item, and other readers, such as Istio, refuse it"
+                    "`{key}` is a list: Envoy reads this map as its only item, and other readers, such as Istio, \
+                     refuse it"
                 ),
                 "write `- ` before the item, or put it in brackets",
             );

@@ -5,7 +5,7 @@ use super::super::{
     finding::TrapSeverity,
     trap::{Report, Subject, Trap},
 };
-use super::no_filter::OLD_NAMES;
+use super::no_filter::{OLD_NAMES, is_one_slip};
 
 /// A patch of limits that applies to nothing.
 pub(super) const NO_MATCH: Trap = Trap {
@@ -22,12 +22,18 @@ pub(super) const NO_MATCH: Trap = Trap {
         };
         if let Some(routes) = of.get("route_configuration") {
             let context = of.text_of("context").unwrap_or("ANY");
-            if let Some(name) = routes.at(&["vhost", "name"]) {
+            // A host that is added is not matched.
+            let is_added = patch.text_of("apply_to") == Some("VIRTUAL_HOST")
+                && patch
+                    .at(&["patch", "operation"])
+                    .is_some_and(|operation| operation.text() == Some("ADD"));
+            if let Some(name) = routes.at(&["vhost", "name"]).filter(|_| !is_added) {
                 virtual_host(&name, context, report);
             }
             gateway(&routes, report);
         }
-        old_filters(&of, report);
+        stars(&of, report);
+        filters(&of, report);
     },
 };
 
@@ -134,24 +140,58 @@ fn gateway(routes: &DocumentValue<'_>, report: &mut Report<'_>) {
     }
 }
 
+/// Checks names that `*` may be meant to match all of.
+fn stars(of: &DocumentValue<'_>, report: &mut Report<'_>) {
+    const NAMES: [&[&str]; 3] = [
+        &["route_configuration", "name"],
+        &["route_configuration", "vhost", "route", "name"],
+        &["listener", "name"],
+    ];
+    for name in NAMES.iter().filter_map(|keys| of.at(keys)) {
+        if name.text() == Some("*") {
+            report.add(
+                &name,
+                TrapSeverity::Warning,
+                "names are compared as texts, and none is `*`: this patch changes nothing",
+                "remove `name` to match all",
+            );
+        }
+    }
+}
+
 /// Checks the names of the filters that a patch is beside.
-fn old_filters(of: &DocumentValue<'_>, report: &mut Report<'_>) {
+fn filters(of: &DocumentValue<'_>, report: &mut Report<'_>) {
     let filter = ["listener", "filter_chain", "filter"];
     let Some(filter) = of.at(&filter) else {
         return;
     };
     for name in [filter.get("name"), filter.at(&["sub_filter", "name"])] {
         if let Some(name) = name
-            && let Some(old) = name.text()
-            && let Some((_, new)) = OLD_NAMES.iter().find(|(known, _)| *known == old)
+            && let Some(found) = name.text()
         {
-            report.add(
-                &name,
-                TrapSeverity::Advice,
-                format!("`{old}` is a name of Envoy's API v2, which Istio replaces"),
-                format!("write `{new}`"),
-            );
+            filter_name(&name, found, report);
         }
+    }
+}
+
+fn filter_name(name: &DocumentValue<'_>, found: &str, report: &mut Report<'_>) {
+    if let Some((_, new)) = OLD_NAMES.iter().find(|(old, _)| *old == found) {
+        report.add(
+            name,
+            TrapSeverity::Advice,
+            format!("`{found}` is a name of Envoy's API v2, which Istio replaces"),
+            format!("write `{new}`"),
+        );
+        return;
+    }
+    let mut known = OLD_NAMES.iter().map(|(_, new)| *new);
+    if let Some(meant) = known.find(|known| is_one_slip(found, known)) {
+        report.add(
+            name,
+            TrapSeverity::Warning,
+            format!("Istio has no filter of the name `{found}`: this patch changes nothing"),
+            format!("did you mean `{meant}`?"),
+        );
     }
 }
 
