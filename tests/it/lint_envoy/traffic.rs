@@ -60,6 +60,13 @@ fn a_real_envoy_limits_nothing_where_a_trap_is_found() {
         assert_eq!(codes(trap, plain, Some(b"c")), [200; 4], "{trap}");
     }
     assert_eq!(codes("redirect", plain, Some(b"d")), [301; 4]);
+    // The key of a route's settings is the name of the filter, whatever its type is.
+    let name = "route-filter-name";
+    assert_eq!(codes(name, plain, None), [200; 4]);
+    assert_eq!(codes(name, |_| "/router".to_owned(), None), [200; 4]);
+    assert_eq!(codes(name, |_| "/right".to_owned(), None), is_limited);
+    assert_eq!(codes(name, |_| "/wrapped".to_owned(), None), is_limited);
+    assert_eq!(codes("list-of-one", plain, None), is_limited);
     // The fixes that are suggested.
     assert_eq!(codes("enabled", plain, Some(b"e")), is_limited);
     assert_eq!(
@@ -115,6 +122,8 @@ fn the_traps_of_that_envoy_are_found() {
         "no-filter",
         "redirect",
         "service-timeout",
+        "route-filter-name",
+        "list-of-one",
     ];
     assert_eq!(names, expected, "{said}");
 }
