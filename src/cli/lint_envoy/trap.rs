@@ -88,6 +88,8 @@ pub(super) struct Scope<'d> {
     /// The connection manager; `None` for values outside of any.
     pub(super) manager: Option<DocumentValue<'d>>,
     pub(super) filters: Vec<Filter<'d>>,
+    /// `envoy.filters.network.ratelimit`, which stands outside of connection managers.
+    pub(super) tcp_filters: Vec<DocumentValue<'d>>,
     pub(super) descriptors: Vec<RateLimitItem<'d>>,
     /// Routes and virtual hosts with a `typed_per_filter_config`.
     pub(super) configured: Vec<DocumentValue<'d>>,

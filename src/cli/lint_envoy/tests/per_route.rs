@@ -267,6 +267,23 @@ fn the_domain_of_a_route_has_to_be_in_the_rules() {
     }
 }
 
+#[test]
+fn the_domain_of_a_tcp_filter_has_to_be_in_the_rules() {
+    let rules = matcher(
+        "domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: day, requests_per_unit: 1}\n",
+    );
+    let traps = |domain: &str| {
+        let text = format!(
+            "name: r\ntyped_config: {{{TYPE}.network.ratelimit.v3.RateLimit, domain: {domain}, timeout: 1s, \
+             failure_mode_deny: true, descriptors: [{{entries: [{{key: k, value: v}}]}}]}}\n"
+        );
+        let found = lint(&text, Some(&rules)).unwrap().findings;
+        found.iter().map(|finding| finding.trap).collect::<Vec<_>>()
+    };
+    assert_eq!(traps("d"), [""; 0]);
+    assert_eq!(traps("nope"), ["domain"]);
+}
+
 /// A listener with filter chains that have the same filter, of this domain, and virtual hosts of these names; the last
 /// chain has limits.
 fn chains(silent: &[(&str, &str)]) -> String {

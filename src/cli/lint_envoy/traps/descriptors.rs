@@ -19,6 +19,7 @@ pub(super) const DOMAIN: Trap = Trap {
             return;
         };
         let filters = scope.filters.iter().map(|filter| filter.value.clone());
+        let filters = filters.chain(scope.tcp_filters.iter().cloned());
         for named in filters.chain(per_route_configs(scope)) {
             // A route without a domain of its own keeps that of the filter.
             if let Some(domain) = named.text_of("domain").filter(|domain| !domain.is_empty())

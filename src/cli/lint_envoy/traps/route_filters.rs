@@ -32,32 +32,35 @@ fn unread(
     report: &mut Report<'_>,
 ) {
     let listed: Vec<_> = names.names.iter().map(|name| format!("`{name}`")).collect();
-    let write = format!("write {} instead of `{name}`", listed.join(" or "));
-    match names.known {
-        // Without any filter another trap says so.
-        FiltersKnown::All if listed.is_empty() => {}
-        FiltersKnown::All => report.add(
-            config,
-            TrapSeverity::Error,
-            format!("no rate limit filter has the name `{name}`: these settings are not read"),
-            format!("{write}: the key is the name in the list of filters"),
+    let of = match names.known {
+        FiltersKnown::All => "",
+        FiltersKnown::Some => " of this file",
+        FiltersKnown::None => return of_unknown(name, config, report),
+    };
+    // Without any filter another trap says so.
+    if listed.is_empty() {
+        return;
+    }
+    report.add(
+        config,
+        TrapSeverity::Error,
+        format!("no rate limit filter{of} has the name `{name}`: these settings are not read"),
+        format!(
+            "write {} instead of `{name}`: the key is the name in the list of filters",
+            listed.join(" or ")
         ),
-        FiltersKnown::Some => report.add(
-            config,
-            TrapSeverity::Warning,
-            format!(
-                "no rate limit filter of this file has the name `{name}`: these settings are not read, unless \
-                 another file adds such a filter"
-            ),
-            format!("{write}: the key is the name in the list of filters"),
-        ),
-        FiltersKnown::None if is_slip(name) => report.add(
+    );
+}
+
+/// Reports limits under a slip of the usual name, where the file shows no filter.
+fn of_unknown(name: &str, config: &DocumentValue<'_>, report: &mut Report<'_>) {
+    if is_slip(name) {
+        report.add(
             config,
             TrapSeverity::Advice,
             format!("these settings are read by a filter with the name `{name}` only"),
             format!("write the name in the list of filters, such as `{USUAL_NAME}`"),
-        ),
-        FiltersKnown::None => {}
+        );
     }
 }
 

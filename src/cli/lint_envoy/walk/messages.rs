@@ -98,6 +98,7 @@ impl<'d> EnvoyWalk<'d> {
         self.seen.filters += 1;
         self.single_items(filter, &["descriptors"]);
         self.look(&Subject::TcpFilter(FilterSubject { filter, is_dump }));
+        self.scope(LOOSE).tcp_filters.push(filter.clone());
         self.service(filter);
     }
 
