@@ -6,17 +6,20 @@ use super::fault::Fault;
 /// The warning of a value, or of a key, that looks like a pattern of another system. `is_path` is whether parameters of
 /// a path are looked for, too.
 pub(super) fn foreign_pattern(text: &str, is_path: bool) -> Option<Fault> {
-    let kind = if is_regex(text) {
-        "a regular expression"
+    let (kind, meant) = if is_regex(text) {
+        ("a regular expression", wildcards(text))
     } else if is_path && has_parameter(text) {
-        "the path pattern of another system"
+        (
+            "the path pattern of another system",
+            Some(without_parameters(text)),
+        )
     } else {
         return None;
     };
     Some(Fault::ForeignPattern {
         text: text.to_owned(),
         kind,
-        fix: fix(text),
+        fix: fix(text, meant),
     })
 }
 
@@ -25,6 +28,7 @@ fn is_regex(text: &str) -> bool {
     is_anchored(text)
         || has_escape(text)
         || has_any(text)
+        || text.contains("[[:")
         || text
             .match_indices('[')
             .any(|(at, _)| class(&text[at..]).is_some())
@@ -57,6 +61,7 @@ fn has_escape(text: &str) -> bool {
         let mut rest = text[at + 1..].chars();
         match rest.next() {
             Some('.' | '/' | '*' | '?' | '(' | '[' | '+' | '$') => true,
+            Some('p' | 'P') => rest.next() == Some('{'),
             Some('d' | 'D' | 'w' | 'W' | 's' | 'S') => match rest.next() {
                 Some('+' | '*' | '?' | '{') => true,
                 Some(next) => !next.is_alphanumeric() && !is_letter(before),
@@ -82,6 +87,7 @@ fn has_any(text: &str) -> bool {
         match rest.chars().next() {
             Some('*') => !ends_name,
             Some('+') => !ends_name && !rest[1..].starts_with(char::is_alphanumeric),
+            Some('{') => rest[1..].starts_with(|next: char| next.is_ascii_digit()),
             _ => false,
         }
     })
@@ -151,23 +157,28 @@ fn parameter(segment: &str) -> Option<String> {
         let name = name.trim_end_matches(['?', '*', '+']);
         return is_name(name).then(|| "*".to_owned());
     }
+    in_braces(segment)
+}
+
+/// A segment with `*` for the names in braces, if it has any.
+fn in_braces(segment: &str) -> Option<String> {
     for (open, close) in [('{', '}'), ('<', '>')] {
         if let Some((before, rest)) = segment.split_once(open)
             && let Some((name, behind)) = rest.split_once(close)
             && is_parameter(name)
         {
-            return Some(format!(
-                "{before}*{}",
-                parameter(behind).unwrap_or_else(|| behind.to_owned())
-            ));
+            let before = before.trim_end_matches(['%', '#', '$']);
+            let behind = in_braces(behind).unwrap_or_else(|| behind.to_owned());
+            return Some(format!("{before}*{behind}"));
         }
     }
     None
 }
 
-/// `id`, `*rest`, `int:id`, `id:[0-9]+`, `name=**` and `a,b`.
+/// `id`, `*rest`, `rest+`, `int:id`, `id:[0-9]+`, `name=**` and `a,b`.
 fn is_parameter(text: &str) -> bool {
-    let text = text.trim_start_matches('*').trim_end_matches("...");
+    let text = text.trim_start_matches('*');
+    let text = text.trim_end_matches("...").trim_end_matches('+');
     let name = text.split([':', '=', ',', '?']).next().unwrap_or_default();
     is_name(name)
 }
@@ -181,20 +192,17 @@ fn is_name(text: &str) -> bool {
         && text.chars().all(is_word)
 }
 
-/// How to write what `text` means.
-fn fix(text: &str) -> String {
-    let meant = without_parameters(&wildcards(text).unwrap_or_default());
-    let mut meant = meant;
+/// How to write what `text` means, which is `meant` with single stars.
+fn fix(text: &str, meant: Option<String>) -> String {
+    let mut meant = meant.unwrap_or_default();
     while meant.contains("**") {
         meant = meant.replace("**", "*");
     }
-    let is_plain = !meant.is_empty()
-        && !meant.contains(['(', ')', '[', ']', '|', '\\', '{', '}', '<', '>', '^']);
-    if is_plain && meant != text {
-        format!("write `{meant}`")
-    } else {
-        "write the text itself, in a descriptor for each, with `*` for any characters".to_owned()
+    if meant.is_empty() || meant == text {
+        return "write the text itself, in a descriptor for each, with `*` for any characters"
+            .to_owned();
     }
+    format!("write `{meant}`")
 }
 
 fn without_parameters(text: &str) -> String {
@@ -205,49 +213,58 @@ fn without_parameters(text: &str) -> String {
     segments.join("/")
 }
 
-/// A regular expression with `*` for its parts that match several texts; `None` if it has alternatives.
+/// A regular expression with `*` for its parts that match several texts; `None` if it has alternatives, or parts that
+/// may be left out.
 fn wildcards(text: &str) -> Option<String> {
     let text = text.trim_start_matches(['~', ' ']);
-    if text.contains('|') || text.contains("(?") {
-        return None;
-    }
     let inner = text.strip_prefix('^').unwrap_or(text);
     let is_open = inner.len() < text.len() && !inner.ends_with('$');
     let mut rest = inner.strip_suffix('$').unwrap_or(inner);
     let mut meant = String::new();
     while let Some(first) = rest.chars().next() {
-        let several = if first == '[' {
-            class(rest).map(str::len)
-        } else {
-            None
-        };
-        let (width, is_several) = match (first, several) {
-            (_, Some(width)) => (width, true),
-            ('\\', None) if rest[1..].starts_with(['d', 'D', 'w', 'W', 's', 'S']) => (2, true),
-            ('\\', None) => {
-                let next = rest.chars().nth(1)?;
-                meant.push(next);
-                rest = &rest[1 + next.len_utf8()..];
-                continue;
-            }
-            ('.', None) if rest[1..].starts_with(['*', '+']) => (1, true),
-            ('(' | ')', None) => (1, false),
-            _ => {
-                meant.push(first);
-                rest = &rest[first.len_utf8()..];
-                continue;
-            }
-        };
-        rest = &rest[width..];
-        if is_several {
+        if let Some(width) = several(rest) {
             meant.push('*');
-            rest = behind_repetition(rest);
+            rest = behind_repetition(&rest[width..]);
+            continue;
+        }
+        let mut width = first.len_utf8();
+        if first == '\\' {
+            let next = rest[1..].chars().next()?;
+            meant.push(next);
+            width += next.len_utf8();
+        } else if !matches!(first, '(' | ')') {
+            meant.push(first);
+        }
+        rest = &rest[width..];
+        if is_repetition(rest) {
+            return None;
         }
     }
     if is_open {
         meant.push('*');
     }
-    Some(meant)
+    let meant = without_parameters(&meant);
+    let has_more = meant.contains(['|', '(', ')', '[', ']', '{', '}', '^', '\\']);
+    (!has_more).then_some(meant)
+}
+
+/// The length of the part at the beginning of `text` that matches several characters, such as `\d`, `[a-z]` or the dot
+/// of `.*`.
+fn several(text: &str) -> Option<usize> {
+    const ESCAPES: [&str; 6] = ["\\d", "\\D", "\\w", "\\W", "\\s", "\\S"];
+    if ESCAPES.iter().any(|escape| text.starts_with(escape)) {
+        return Some(2);
+    }
+    match text.strip_prefix('.') {
+        Some(behind) => (is_repetition(behind) || behind.starts_with('*')).then_some(1),
+        None => class(text).map(str::len),
+    }
+}
+
+/// Whether a text begins with a mark that repeats what is before it; `*` alone may be a wildcard.
+fn is_repetition(text: &str) -> bool {
+    let is_count = |rest: &str| rest.starts_with(|next: char| next.is_ascii_digit());
+    text.starts_with(['+', '?']) || text.strip_prefix('{').is_some_and(is_count)
 }
 
 /// The text behind `+`, `*`, `?` or `{3}`.
@@ -304,6 +321,12 @@ mod tests {
             ("/a/[^/]+/b", "write `/a/*/b`"),
             ("^[A-Za-z0-9_]+$", "write `*`"),
             ("/v1/(.*)", "write `/v1/*`"),
+            ("/v1/.{3}/x", "write `/v1/*/x`"),
+            (r"/v1/{id:\d+}", "write `/v1/*`"),
+            ("[[:alpha:]]+", LISTED),
+            (r"\p{L}+", LISTED),
+            ("https?://.*", LISTED),
+            ("/foo(/.*)?", LISTED),
             ("(a|b)", LISTED),
             ("/(users|items)/x", LISTED),
             ("(?i)free", LISTED),
@@ -323,6 +346,11 @@ mod tests {
             ("/v1/{name=**}", "write `/v1/*`"),
             ("/v1/{*rest}", "write `/v1/*`"),
             ("/v1/{a,b}", "write `/v1/*`"),
+            ("/v1/{proxy+}", "write `/v1/*`"),
+            ("/v1/{id}:cancel", "write `/v1/*:cancel`"),
+            ("/v1/{a}-{b}", "write `/v1/*-*`"),
+            ("/v1/%{id}", "write `/v1/*`"),
+            ("/v1/{id}?x={y}", "write `/v1/*?x=*`"),
             ("/v1/:id", "write `/v1/*`"),
             ("/v1/:id/items/:item?", "write `/v1/*/items/*`"),
             ("/v1/<int:id>", "write `/v1/*`"),
