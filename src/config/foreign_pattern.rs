@@ -3,9 +3,15 @@
 
 use super::fault::Fault;
 
+/// Longer texts are not looked at: nobody writes such a pattern, and the search takes quadratic time.
+const MAX_BYTES: usize = 1024;
+
 /// The warning of a value, or of a key, that looks like a pattern of another system. `is_path` is whether parameters of
 /// a path are looked for, too.
 pub(super) fn foreign_pattern(text: &str, is_path: bool) -> Option<Fault> {
+    if text.len() > MAX_BYTES {
+        return None;
+    }
     let (kind, meant) = if is_regex(text) {
         ("a regular expression", wildcards(text))
     } else if is_path && has_parameter(text) {
@@ -360,6 +366,13 @@ mod tests {
         ] {
             check(text, Some(("the path pattern of another system", fix)));
             assert!(foreign_pattern(text, false).is_none(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_long_text_is_none_and_takes_no_time() {
+        for part in ["[", "(", "{a}", ".*", "\\d"] {
+            check(&format!("/{}", part.repeat(1 << 20)), None);
         }
     }
 

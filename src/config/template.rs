@@ -16,6 +16,9 @@ const MARKS: [(&str, &str, &str); 3] = [
     ("<%", "%>", "render it first, and check the result"),
 ];
 
+/// Bound on the default of a variable, so that a text of many of them takes no quadratic time.
+const MAX_DEFAULT_BYTES: usize = 256;
+
 /// How variables are filled in.
 const FILL_IN: &str = "fill it in first, such as with `envsubst`, and check the result";
 
@@ -137,7 +140,9 @@ fn variable(text: &str) -> Option<&str> {
         .iter()
         .any(|mark| behind.starts_with(mark));
     let is_closed = behind.starts_with(close) || (close == '}' && has_default);
-    let end = behind.find(close).filter(|_| is_name && is_closed)?;
+    let mut near = behind.bytes().take(MAX_DEFAULT_BYTES);
+    let end = near.position(|byte| char::from(byte) == close);
+    let end = end.filter(|_| is_name && is_closed)?;
     // The opening has two bytes, the closing has one.
     text.get(..2 + name + end + 1)
 }

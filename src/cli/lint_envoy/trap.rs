@@ -1,6 +1,9 @@
 //! Traps, the parts of a configuration that they look at, and reports of them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    rc::Rc,
+};
 
 use super::{
     actions::{Holder, KnownRules, RateLimitItem},
@@ -103,8 +106,8 @@ pub(super) struct Scope<'d> {
     pub(super) is_dump: bool,
     /// The filters that this file shows in `http_filters`.
     pub(super) entries: Vec<FilterEntry<'d>>,
-    /// Filters of other connection managers that call a service.
-    pub(super) others: Vec<CallingFilter>,
+    /// The filters of all connection managers that call a service.
+    pub(super) callers: Rc<Callers>,
 }
 
 impl Scope<'_> {
@@ -149,16 +152,40 @@ pub(super) enum FiltersKnown {
     None,
 }
 
-/// A rate limit filter that calls a service for some route.
-#[derive(Clone, Debug)]
-pub(super) struct CallingFilter {
-    pub(super) called: CalledService,
-    /// The path of its listener.
-    pub(super) listener: Option<String>,
+/// How many connection managers have a filter that calls a service for some route.
+#[derive(Debug, Default)]
+pub(super) struct Callers {
+    all: BTreeMap<CalledService, usize>,
+    /// By the path of the listener.
+    of_listeners: BTreeMap<(String, CalledService), usize>,
+}
+
+impl Callers {
+    /// Adds the services that a connection manager calls, each once.
+    pub(super) fn add(&mut self, listener: Option<&str>, called: BTreeSet<CalledService>) {
+        for called in called {
+            if let Some(listener) = listener {
+                let of_listener = (listener.to_owned(), called.clone());
+                *self.of_listeners.entry(of_listener).or_default() += 1;
+            }
+            *self.all.entry(called).or_default() += 1;
+        }
+    }
+
+    /// How many call this service.
+    pub(super) fn count(&self, called: &CalledService) -> usize {
+        self.all.get(called).copied().unwrap_or_default()
+    }
+
+    /// How many of this listener call this service.
+    pub(super) fn count_of(&self, listener: &str, called: &CalledService) -> usize {
+        let key = (listener.to_owned(), called.clone());
+        self.of_listeners.get(&key).copied().unwrap_or_default()
+    }
 }
 
 /// A service and the domain that it is asked about.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct CalledService {
     domain: String,
     service: String,

@@ -15,7 +15,7 @@ mod values;
 
 pub(super) use self::{
     no_filter::{is_usual_name, resembles_filter},
-    scope::calls_service,
+    scope::called_services,
 };
 use super::trap::Trap;
 

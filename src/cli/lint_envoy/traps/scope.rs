@@ -1,5 +1,7 @@
 //! Traps that only several parts of a configuration make together.
 
+use std::collections::BTreeSet;
+
 use super::super::{
     actions::{self, Holder, RateLimitItem},
     document::DocumentValue,
@@ -117,7 +119,7 @@ fn filters_without_item(scope: &Scope<'_>, report: &mut Report<'_>) {
 }
 
 /// Whether the filter calls the service for some request.
-pub(in super::super) fn calls_service(scope: &Scope<'_>, filter: &Filter<'_>) -> bool {
+fn calls_service(scope: &Scope<'_>, filter: &Filter<'_>) -> bool {
     let is_asked = |found: &RateLimitItem<'_>| match found.holder {
         Holder::Route => found.stage() == filter.stage,
         Holder::PerRoute => true,
@@ -126,24 +128,32 @@ pub(in super::super) fn calls_service(scope: &Scope<'_>, filter: &Filter<'_>) ->
     filter.has_own || scope.descriptors.iter().any(is_asked)
 }
 
+/// The services that the filters of a connection manager call.
+pub(in super::super) fn called_services(scope: &Scope<'_>) -> BTreeSet<CalledService> {
+    let filters = scope.filters.iter();
+    let calling = filters.filter(|filter| calls_service(scope, filter));
+    calling
+        .map(|filter| CalledService::of(&filter.value))
+        .collect()
+}
+
 /// How much it matters that a filter never calls the service; `None` if it does not. A control plane puts a filter
 /// into all filter chains at once, also into those that have nothing to limit.
 fn silence(scope: &Scope<'_>, filter: &Filter<'_>) -> Option<(TrapSeverity, &'static str)> {
     let called = CalledService::of(&filter.value);
-    let same: Vec<_> = scope
-        .others
-        .iter()
-        .filter(|other| other.called == called)
-        .collect();
-    let is_beside =
-        scope.listener.is_some() && same.iter().any(|other| other.listener == scope.listener);
+    // Another filter of this connection manager does not explain it.
+    let own = usize::from(called_services(scope).contains(&called));
+    let is_beside = scope
+        .listener
+        .as_ref()
+        .is_some_and(|listener| scope.callers.count_of(listener, &called) > own);
     if is_beside && is_catch_all(scope) {
         return None;
     }
     Some(if is_beside {
         let hint = ", unlike that of another filter chain of this listener";
         (TrapSeverity::Advice, hint)
-    } else if scope.is_dump && !same.is_empty() {
+    } else if scope.is_dump && scope.callers.count(&called) > own {
         (TrapSeverity::Advice, ", unlike that of another listener")
     } else {
         (TrapSeverity::Error, "")

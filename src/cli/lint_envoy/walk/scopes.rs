@@ -4,14 +4,15 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     mem,
+    rc::Rc,
 };
 
 use super::{EnvoyWalk, LOOSE, RouteConfig};
 use crate::cli::lint_envoy::{
     actions::KnownRules,
     document::DocumentValue,
-    trap::{CalledService, CallingFilter, FilterNames, FiltersKnown, MayLimit, Scope, Subject},
-    traps::calls_service,
+    trap::{Callers, FilterNames, FiltersKnown, MayLimit, Scope, Subject},
+    traps::called_services,
 };
 
 impl<'d> EnvoyWalk<'d> {
@@ -45,7 +46,14 @@ impl<'d> EnvoyWalk<'d> {
             has_routes: true,
             ..Scope::default()
         }));
-        introduce(&mut scopes);
+        let mut callers = Callers::default();
+        for scope in &scopes {
+            callers.add(scope.listener.as_deref(), called_services(scope));
+        }
+        let callers = Rc::new(callers);
+        for scope in &mut scopes {
+            scope.callers = callers.clone();
+        }
         for scope in &scopes {
             self.look(&Subject::Scope { scope, rules });
         }
@@ -67,11 +75,14 @@ impl<'d> EnvoyWalk<'d> {
             };
             self.look_at_configured(&scope.configured, &names);
         }
+        let mut users: BTreeMap<&str, Vec<&Scope<'d>>> = BTreeMap::new();
+        for scope in scopes {
+            if let Some(name) = &scope.route_config {
+                users.entry(name).or_default().push(scope);
+            }
+        }
         for (name, came) in route_configs {
-            let users: Vec<_> = scopes
-                .iter()
-                .filter(|scope| scope.route_config.as_ref() == Some(name))
-                .collect();
+            let users = users.remove(&**name).unwrap_or_default();
             let known = match users.is_empty() {
                 true => FiltersKnown::None,
                 false => FiltersKnown::All,
@@ -109,27 +120,5 @@ fn names_of<'d>(
         } else {
             known
         },
-    }
-}
-
-/// Shows each connection manager the filters of others that call a service.
-fn introduce(scopes: &mut [Scope<'_>]) {
-    let calling: Vec<Vec<CallingFilter>> = scopes
-        .iter()
-        .map(|scope| {
-            let calling = scope
-                .filters
-                .iter()
-                .filter(|filter| calls_service(scope, filter));
-            let calling = calling.map(|filter| CallingFilter {
-                called: CalledService::of(&filter.value),
-                listener: scope.listener.clone(),
-            });
-            calling.collect()
-        })
-        .collect();
-    for (id, scope) in scopes.iter_mut().enumerate() {
-        let others = calling.iter().enumerate().filter(|(other, _)| *other != id);
-        scope.others = others.flat_map(|(_, calling)| calling.clone()).collect();
     }
 }
