@@ -3,7 +3,7 @@
 
 use super::fault::Fault;
 
-/// Longer texts are not looked at: nobody writes such a pattern, and the search takes quadratic time.
+/// Longer texts are not looked at: patterns are short, and the search takes quadratic time.
 const MAX_BYTES: usize = 1024;
 
 /// The warning of a value, or of a key, that looks like a pattern of another system. `is_path` is whether parameters of
