@@ -184,9 +184,14 @@ impl<'d> EnvoyWalk<'d> {
 
     fn children(&mut self, value: &DocumentValue<'d>, place: WalkPlace<'_, 'd>) {
         for child in value.children() {
-            // A dump repeats these in its listeners.
+            // A dump repeats the first in its listeners. A listener that is drained takes no request any more.
             let path = child.path();
-            if path.ends_with("].static_route_configs") {
+            let passed_over = [
+                "].static_route_configs",
+                ".draining_state",
+                ".drainingState",
+            ];
+            if passed_over.iter().any(|end| path.ends_with(end)) {
                 continue;
             }
             let mut below = WalkPlace {
