@@ -340,21 +340,36 @@ fn a_filter_that_a_control_plane_puts_into_every_chain_may_be_silent_in_some() {
 /// A listener that is replaced answers its last requests for a while, and the dump has both.
 #[test]
 fn a_listener_that_is_drained_is_not_judged() {
+    const MANAGER: &str = "network.http_connection_manager.v3.HttpConnectionManager";
     let manager = |filters: &str| {
         format!(
-            "{{filter_chains: [{{filters: [{{name: m, typed_config: {{{TYPE}.network.http_connection_manager.v3.HttpConnectionManager, \
-             rds: {{route_config_name: r}}, http_filters: [{filters}{{name: router}}]}}}}]}}]}}"
+            "{{filter_chains: [{{filters: [{{name: m, typed_config: {{{TYPE}.{MANAGER}, rds: \
+             {{route_config_name: r}}, http_filters: [{filters}{{name: router}}]}}}}]}}]}}"
         )
     };
+    let service =
+        "{transport_api_version: V3, grpc_service: {envoy_grpc: {cluster_name: a, authority: a}}}";
     let filter = format!(
-        "{{name: l, typed_config: {{{TYPE}.http.ratelimit.v3.RateLimit, domain: d, timeout: 1s, failure_mode_deny: true, \
-         rate_limit_service: {{transport_api_version: V3, grpc_service: {{envoy_grpc: {{cluster_name: a, authority: a}}}}}}}}}}, "
+        "{{name: l, typed_config: {{{TYPE}.http.ratelimit.v3.RateLimit, domain: d, timeout: 1s, \
+         failure_mode_deny: true, rate_limit_service: {service}}}}}, "
     );
     let dump = |state: &str| {
         format!(
-            "configs:\n- dynamic_listeners:\n  - name: x\n    active_state: {{listener: {}}}\n    {state}: {{listener: {}}}\n\
-             - dynamic_route_configs:\n  - route_config: {{name: r, virtual_hosts: [{{domains: ['*'], routes: [{{match: {{prefix: /}}, \
-             route: {{cluster: a, rate_limits: [{{actions: [{NAMED}]}}]}}}}]}}]}}\n",
+            "\
+configs:
+- dynamic_listeners:
+  - name: x
+    active_state: {{listener: {}}}
+    {state}: {{listener: {}}}
+- dynamic_route_configs:
+  - route_config:
+      name: r
+      virtual_hosts:
+      - domains: ['*']
+        routes:
+        - match: {{prefix: /}}
+          route: {{cluster: a, rate_limits: [{{actions: [{NAMED}]}}]}}
+",
             manager(&filter),
             manager("")
         )
