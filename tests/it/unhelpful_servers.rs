@@ -154,9 +154,10 @@ async fn a_path_that_forgets_idle_connections_fails_no_decision() {
     }
 }
 
-/// How many commands the servers ran for windows, with and without their names.
+/// How many commands the servers ran that count. EXPIRE is sent again after some time, so its number depends on the
+/// speed of the machine.
 fn commands(servers: &[Redis]) -> BTreeMap<&'static str, u64> {
-    let names = ["incr", "incrby", "expire"];
+    let names = ["incr", "incrby"];
     let calls = |redis: &Redis, name: &str| {
         let stats = redis.cli(&["INFO", "commandstats"]);
         let calls = stats.split_once(&format!("cmdstat_{name}:calls="));
