@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::{
-    config::fault::Problem,
+    config::fault::{Fault, Problem},
     foundation::log_throttle::{BurstThrottle, Omitted},
 };
 
@@ -46,19 +46,21 @@ fn errors(problems: &[Problem]) -> Vec<&Problem> {
         .collect()
 }
 
-/// The first errors, at most `count`, in about `bytes`.
+/// The first errors, at most `count`, in about `bytes`, and how many more there are.
 fn joined(errors: &[&Problem], separator: &str, count: usize, bytes: usize) -> String {
     let mut text = String::new();
-    for (number, error) in errors.iter().enumerate() {
-        if number > 0 {
-            text.push_str(separator);
-        }
-        if number == count || text.len() >= bytes {
-            let _ = write!(text, "and {} more", errors.len() - number);
+    let mut shown = 0;
+    let is_listed = |error: &&&Problem| !matches!(error.fault, Fault::More { .. });
+    for error in errors.iter().filter(is_listed) {
+        if shown == count || text.len() >= bytes {
             break;
         }
+        if shown > 0 {
+            text.push_str(separator);
+        }
+        shown += 1;
         let error = error.to_string();
-        let room = bytes - text.len();
+        let room = bytes.saturating_sub(text.len());
         if error.len() <= room {
             text.push_str(&error);
         } else {
@@ -66,13 +68,17 @@ fn joined(errors: &[&Problem], separator: &str, count: usize, bytes: usize) -> S
             text.push('…');
         }
     }
+    let all: usize = errors.iter().map(|error| error.count()).sum();
+    if all > shown {
+        let _ = write!(text, "{separator}and {} more", all - shown);
+    }
     text
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{fault::Fault, message::Push};
+    use crate::config::message::Push;
 
     fn problems(count: usize) -> Vec<Problem> {
         let push = Push {
