@@ -92,7 +92,7 @@ mod config {
     mod path;
     mod pieces;
     pub(crate) mod position;
-    mod problems;
+    pub(crate) mod problems;
     mod reader;
     mod refusal;
     mod rule_defaults;
@@ -148,6 +148,7 @@ mod store {
         mod script_ban;
         mod sentinel;
         pub(crate) mod servers;
+        mod setbacks;
         mod slot;
         mod slot_map;
         pub(crate) mod stats;

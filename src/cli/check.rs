@@ -15,6 +15,7 @@ use crate::{
     config::{
         files::Files,
         options::Options,
+        problems,
         source::{STDIN, Source},
     },
     core::limit::Allows,
@@ -88,8 +89,7 @@ fn report(check: &Check) -> CheckReport {
             Err(problems) => report.problems.extend(problems),
         }
     }
-    let problems = &mut report.problems;
-    problems.sort_by(|a, b| (&a.file, a.position).cmp(&(&b.file, b.position)));
+    problems::sort(&mut report.problems);
     report
 }
 

@@ -17,9 +17,7 @@ impl NodePath<'_> {
         let above = self.above.map_or_else(String::new, Self::path);
         extended(&above, self.entries)
     }
-}
 
-impl NodePath<'_> {
     /// Whether the map has a key with this text.
     pub(super) fn has(&self, wanted: &str, wanted_text: &str) -> bool {
         self.entries

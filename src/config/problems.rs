@@ -8,6 +8,21 @@ use super::fault::{Fault, FaultLevel, Problem};
 /// ones, and a generated file of 1 MiB could have 300,000.
 pub(crate) const MAX_OF_A_LEVEL: usize = 100;
 
+/// The problems of all files that are logged or printed at a start. Each file has a bounded number, but there may be
+/// many files.
+const MAX_LISTED: usize = 200;
+
+/// The problems to list, and how many more there are.
+pub(crate) fn listed(problems: &[Problem]) -> (&[Problem], usize) {
+    let (listed, others) = problems.split_at(problems.len().min(MAX_LISTED));
+    (listed, others.iter().map(Problem::count).sum())
+}
+
+/// Sorts them by file and position.
+pub(crate) fn sort(problems: &mut [Problem]) {
+    problems.sort_by(|a, b| (&a.file, a.position).cmp(&(&b.file, b.position)));
+}
+
 /// Problems, of which a bounded number for each file is kept.
 #[derive(Debug, Default)]
 pub(super) struct Problems {
@@ -42,9 +57,6 @@ impl Problems {
     /// how many more there are.
     pub(super) fn sorted(self) -> Vec<Problem> {
         let Self { mut kept, counts } = self;
-        let sort = |problems: &mut Vec<Problem>| {
-            problems.sort_by(|a, b| (&a.file, a.position).cmp(&(&b.file, b.position)));
-        };
         sort(&mut kept);
         let mut lasts: HashMap<(String, FaultLevel), (usize, Problem)> = HashMap::new();
         for problem in &kept {

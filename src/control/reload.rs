@@ -9,6 +9,7 @@ use crate::{
         fault::{Fault, FaultLevel, Problem},
         files::{Files, Loaded},
         options::Options,
+        problems::listed,
         source::Source,
     },
     control::changes::Changes,
@@ -267,16 +268,12 @@ impl RulesWatch {
     }
 }
 
-/// Errors of one load that are logged. Each file has a bounded number, but there may be many files.
-const MAX_LOGGED: usize = 200;
-
 /// Logs the reasons why rules were refused.
 pub(crate) fn log_errors(problems: &[Problem]) {
-    let (logged, others) = problems.split_at(problems.len().min(MAX_LOGGED));
+    let (logged, more) = listed(problems);
     for problem in logged {
         tracing::error!("{problem}");
     }
-    let more: usize = others.iter().map(Problem::count).sum();
     if more > 0 {
         tracing::error!("{more} more problems; `tollgate check` lists them");
     }

@@ -2,7 +2,10 @@
 
 use std::{
     fmt,
-    sync::Mutex,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
@@ -78,6 +81,42 @@ impl BurstThrottle {
         }
         burst.logged += 1;
         Some(std::mem::take(&mut burst.omitted))
+    }
+}
+
+/// Lets the lines on a few losses pass in each interval, and those on the returns after these.
+#[derive(Debug)]
+pub(crate) struct LossThrottle {
+    losses: BurstThrottle,
+    is_logged: AtomicBool,
+}
+
+impl LossThrottle {
+    /// How many losses, and as many returns, are logged in an interval.
+    const LOGGED: u32 = 2;
+
+    pub(crate) const fn new() -> Self {
+        Self {
+            losses: BurstThrottle::new(Self::LOGGED),
+            is_logged: AtomicBool::new(true),
+        }
+    }
+
+    /// Whether a change of the reason may be logged, as [`BurstThrottle::may_log`] has it.
+    pub(crate) fn may_log_reason(&self) -> bool {
+        self.losses.may_log().is_some()
+    }
+
+    /// How many losses were omitted since the last one that passed, if this one may pass.
+    pub(crate) fn may_log_loss(&self) -> Option<u64> {
+        let omitted = self.losses.may_log();
+        self.is_logged.store(omitted.is_some(), Relaxed);
+        omitted
+    }
+
+    /// Whether the return may pass: if the loss did.
+    pub(crate) fn may_log_return(&self) -> bool {
+        self.is_logged.load(Relaxed)
     }
 }
 

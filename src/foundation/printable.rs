@@ -3,20 +3,19 @@
 /// `text` on one line, with escapes for line breaks and for characters that are invisible or that a terminal obeys.
 pub(crate) fn on_one_line(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
-    text.chars().for_each(|next| push(&mut line, next));
+    for next in text.chars() {
+        match next {
+            '\'' | '"' | '\\' => line.push(next),
+            next => line.extend(next.escape_debug()),
+        }
+    }
     line
 }
 
 /// `text` with its line breaks, and with escapes as in [`on_one_line`].
 pub(crate) fn on_its_lines(text: &str) -> String {
-    let mut lines = String::with_capacity(text.len());
-    for next in text.chars() {
-        match next {
-            '\n' => lines.push(next),
-            next => push(&mut lines, next),
-        }
-    }
-    lines
+    let lines: Vec<_> = text.split('\n').map(on_one_line).collect();
+    lines.join("\n")
 }
 
 /// The name of a file at the beginning of a line.
@@ -27,13 +26,6 @@ pub(crate) fn file_name(name: &str) -> String {
         shown.insert_str(0, "./");
     }
     shown
-}
-
-fn push(text: &mut String, next: char) {
-    match next {
-        '\'' | '"' | '\\' => text.push(next),
-        next => text.extend(next.escape_debug()),
-    }
 }
 
 #[cfg(test)]

@@ -5,8 +5,11 @@ use std::io;
 use super::{tasks::TaskError, tls::ListenerTlsError};
 
 use crate::{
-    config::fault::Problem, control::xds::error::XdsError,
-    observe::metrics::mogrifier::MogrifierError, settings::traces::TracesError, store::redis,
+    config::{fault::Problem, problems::listed},
+    control::xds::error::XdsError,
+    observe::metrics::mogrifier::MogrifierError,
+    settings::traces::TracesError,
+    store::redis,
 };
 
 /// Why the server did not start, or ended.
@@ -46,13 +49,9 @@ pub(crate) enum ServerError {
     System(#[from] io::Error),
 }
 
-/// The problems of a start that are listed. Each file has a bounded number, but there may be many files.
-const MAX_LISTED: usize = 200;
-
 pub(super) fn list(problems: &[Problem]) -> String {
-    let (listed, others) = problems.split_at(problems.len().min(MAX_LISTED));
-    let lines = listed.iter().map(|problem| format!("  {problem}"));
-    let more: usize = others.iter().map(Problem::count).sum();
+    let (problems, more) = listed(problems);
+    let lines = problems.iter().map(|problem| format!("  {problem}"));
     let more = (more > 0).then(|| format!("  and {more} more"));
     lines.chain(more).collect::<Vec<_>>().join("\n")
 }

@@ -26,8 +26,7 @@ const FEW: usize = 4;
 #[derive(Debug)]
 pub(super) struct Wildcards<T> {
     all: Vec<(Wildcard, T)>,
-    shapes: Vec<Shape>,
-    known_shapes: HashSet<Shape, RandomState>,
+    shapes: HashSet<Shape, RandomState>,
     /// Wildcards without middles by the hash of their shape and literal ends; their indices ascend. Hash collisions can
     /// add wildcards that do not match.
     filed: HashMap<u64, Vec<usize>, RandomState>,
@@ -42,8 +41,7 @@ impl<T> Default for Wildcards<T> {
     fn default() -> Self {
         Self {
             all: Vec::new(),
-            shapes: Vec::new(),
-            known_shapes: HashSet::default(),
+            shapes: HashSet::default(),
             filed: HashMap::default(),
             hasher: RandomState::default(),
             with_middles: OnceLock::new(),
@@ -86,9 +84,7 @@ impl<T: Copy> Wildcards<T> {
                 suffix: ends.suffix.len(),
             }));
             let hash = self.hash(shape, ends);
-            if self.known_shapes.insert(shape) {
-                self.shapes.push(shape);
-            }
+            self.shapes.insert(shape);
             self.filed.entry(hash).or_default().push(self.all.len());
         }
         self.all.push((wildcard, leads_to));

@@ -27,7 +27,7 @@ use crate::{
         request::Hits,
         window::{SteadyTime, Timestamp},
     },
-    foundation::log_throttle::{BurstThrottle, Omitted},
+    foundation::log_throttle::{LossThrottle, Omitted},
     store::{
         contract::StoreError,
         memory::{
@@ -37,9 +37,6 @@ use crate::{
     },
 };
 
-/// How many losses, and as many returns, are logged in a minute.
-const LOGGED_LOSSES: u32 = 2;
-
 /// The state of one store's losses, shared by all workers of a process.
 #[derive(Debug)]
 pub(crate) struct Loss {
@@ -48,9 +45,7 @@ pub(crate) struct Loss {
     /// The most local counters at a time, and their bytes.
     bounds: CounterBounds,
     is_lost: AtomicBool,
-    /// Throttles the lines on losses, and those on returns with them.
-    losses: BurstThrottle,
-    loss_is_logged: AtomicBool,
+    losses: LossThrottle,
     /// When the store was lost last.
     lost_at: Mutex<Option<SteadyTime>>,
     /// When the store last failed to answer.
@@ -79,8 +74,7 @@ impl Loss {
             name,
             bounds,
             is_lost: AtomicBool::new(false),
-            losses: BurstThrottle::new(LOGGED_LOSSES),
-            loss_is_logged: AtomicBool::new(true),
+            losses: LossThrottle::new(),
             lost_at: Mutex::default(),
             failed_at: Mutex::default(),
             reconciled: tables.add(),
@@ -124,9 +118,7 @@ impl Loss {
             return;
         }
         self.stats.lost.fetch_add(1, Relaxed);
-        let omitted = self.losses.may_log();
-        self.loss_is_logged.store(omitted.is_some(), Relaxed);
-        if let Some(omitted) = omitted {
+        if let Some(omitted) = self.losses.may_log_loss() {
             let omitted = Omitted(omitted, "losses");
             tracing::warn!(
                 store = self.name, %error,
@@ -140,7 +132,7 @@ impl Loss {
     pub(super) fn returned(&self) {
         if self.is_lost.swap(false, Relaxed) {
             self.stats.lost.fetch_sub(1, Relaxed);
-            if self.loss_is_logged.load(Relaxed) {
+            if self.losses.may_log_return() {
                 tracing::info!(store = self.name, "rules are counted in the store again");
             }
         }

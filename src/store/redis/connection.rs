@@ -383,6 +383,7 @@ mod tests {
             slow.bytes.extend_from_slice(&[*byte]);
             read.extend(slow.next(ReplyBounds::LIST).unwrap());
         }
+        assert_eq!(read.len(), replies().len());
         for ((_, expected), read) in replies().into_iter().zip(read) {
             assert_eq!(read, expected);
             assert_eq!(whole.next(ReplyBounds::LIST).unwrap(), Some(expected));

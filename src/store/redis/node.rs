@@ -18,11 +18,8 @@ use super::{
     failure::NodeFailure,
     script_ban::ScriptBan,
 };
-use crate::foundation::{lock::lock, log_throttle::BurstThrottle};
+use crate::foundation::{lock::lock, log_throttle::LossThrottle};
 use crate::net::endpoint::Endpoint;
-
-/// How many losses of one server, and as many returns, are logged in a minute.
-const LOGGED_LOSSES: u32 = 2;
 
 /// A server, and its state.
 #[derive(Debug)]
@@ -46,9 +43,7 @@ pub(super) struct Node {
     is_suspected: AtomicBool,
     silent_micros: AtomicU64,
     pub(super) scripts: ScriptBan,
-    /// Throttles the lines on losses, and those on returns with them.
-    losses: BurstThrottle,
-    loss_is_logged: AtomicBool,
+    losses: LossThrottle,
     /// Wakes the probe when the node is suspected.
     suspicion: Notify,
     /// How often the probe got an answer from it.
@@ -130,8 +125,7 @@ impl Node {
             is_suspected: AtomicBool::new(false),
             silent_micros: AtomicU64::new(0),
             scripts: ScriptBan::default(),
-            losses: BurstThrottle::new(LOGGED_LOSSES),
-            loss_is_logged: AtomicBool::new(true),
+            losses: LossThrottle::new(),
             suspicion: Notify::new(),
             record_answer: watch::Sender::default(),
             node_events,
@@ -200,13 +194,11 @@ impl Node {
         let text = failure.to_string();
         let known = self.breaker.failure();
         let is_other = known.is_some_and(|known| known != failure);
-        if is_other && self.losses.may_log().is_some() {
+        if is_other && self.losses.may_log_reason() {
             tracing::warn!(node = %self.endpoint, cause = text, "Redis is still lost");
         }
         if self.breaker.open(failure) {
-            let omitted = self.losses.may_log();
-            self.loss_is_logged.store(omitted.is_some(), Relaxed);
-            match omitted {
+            match self.losses.may_log_loss() {
                 Some(0) => {
                     tracing::warn!(node = %self.endpoint, cause = text, "Redis is lost");
                 }
@@ -228,7 +220,7 @@ impl Node {
     pub(super) fn regain(&self, is_anew: bool) {
         let is_first = !self.was_well.swap(true, Relaxed);
         let is_back = self.breaker.close(is_anew);
-        if is_back && self.loss_is_logged.load(Relaxed) {
+        if is_back && self.losses.may_log_return() {
             tracing::info!(node = %self.endpoint, "Redis is back");
         }
         if is_first || is_back {

@@ -23,13 +23,11 @@ use super::{
     packed::PackedCommands,
     pool::Connector,
     running::{read_sockets, tick, within},
+    setbacks::SetbackPauses,
 };
 use crate::{
     core::window::Timestamp,
-    foundation::{
-        backoff::{Backoff, BackoffWaits},
-        random::between,
-    },
+    foundation::backoff::{Backoff, BackoffWaits},
 };
 
 /// The time between two questions to a node that is not suspected.
@@ -50,16 +48,6 @@ const REFUSED: Backoff = Backoff {
     initial: Duration::from_millis(10),
     max: Duration::from_millis(500),
     factor: 2.0,
-    jitter: false,
-};
-
-/// The pauses after a connection that came up and was of no use: a server that refuses clients or closes their
-/// connections is not helped by more of them.
-const SETBACKS: Backoff = Backoff {
-    initial: Duration::from_millis(100),
-    max: Duration::from_secs(10),
-    factor: 2.0,
-    // `ProbePauses` varies them, by less.
     jitter: false,
 };
 
@@ -120,7 +108,7 @@ struct ProbePauses {
     began: Instant,
     unreachable: BackoffWaits,
     refused: BackoffWaits,
-    setbacks: BackoffWaits,
+    setbacks: SetbackPauses,
 }
 
 impl ProbePauses {
@@ -129,27 +117,22 @@ impl ProbePauses {
             began: Instant::now(),
             unreachable: BackoffWaits::new(PAUSES),
             refused: BackoffWaits::new(REFUSED),
-            setbacks: BackoffWaits::new(SETBACKS),
+            setbacks: SetbackPauses::new(),
         }
     }
 
     /// The pause after `failure`.
     fn after(&mut self, failure: &NodeFailure) -> Duration {
         match failure {
-            NodeFailure::Refuses(_) => self.after_setback(),
+            NodeFailure::Refuses(_) => self.setbacks.next_pause(),
             // A proxy whose server restarts does so for a while.
-            NodeFailure::HangsUp(_) if self.began.elapsed() >= RESTART => self.after_setback(),
+            NodeFailure::HangsUp(_) if self.began.elapsed() >= RESTART => {
+                self.setbacks.next_pause()
+            }
             NodeFailure::HangsUp(_) => self.unreachable.next_wait(),
             NodeFailure::Unreachable(_) | NodeFailure::Silent => self.unreachable.next_wait(),
             _ => self.refused.next_wait(),
         }
-    }
-
-    /// The pause after a connection that came up and was of no use. It is varied, because all clients of the server
-    /// have the same reason to come back.
-    fn after_setback(&mut self) -> Duration {
-        let wait = self.setbacks.next_wait();
-        between(wait - wait / 4, wait)
     }
 }
 
@@ -206,7 +189,7 @@ impl Probe {
             }
             match self.ask_once(&mut link, before.as_ref()).await {
                 Ok(_) if before.is_some() && !has_waited && self.is_setback() => {
-                    tokio::time::sleep(pauses.after_setback()).await;
+                    tokio::time::sleep(pauses.setbacks.next_pause()).await;
                     has_waited = true;
                 }
                 Ok(answered) => {

@@ -1,20 +1,14 @@
 //! Keeps scripts from a server that ends connections for them: some proxies do so where Redis replies with an error.
 
-use std::{
-    sync::{
-        Mutex,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
-    time::Duration,
+use std::sync::{
+    Mutex,
+    atomic::{AtomicBool, Ordering::Relaxed},
 };
 
 use tokio::time::Instant;
 
-use crate::foundation::{lock::lock, log_throttle::LogThrottle, random::between};
-
-/// The first pause without scripts, and the longest one.
-const FIRST: Duration = Duration::from_millis(100);
-const LONGEST: Duration = Duration::from_secs(10);
+use super::setbacks::SetbackPauses;
+use crate::foundation::{lock::lock, log_throttle::LogThrottle};
 
 /// Whether one server may be sent scripts.
 #[derive(Debug, Default)]
@@ -29,8 +23,9 @@ pub(super) struct ScriptBan {
 /// The ends of connections that carried scripts, since a script was answered.
 #[derive(Debug, Default)]
 struct ConnectionEnds {
-    count: u32,
     last: Option<Instant>,
+    /// The pauses without scripts, from the second end on.
+    pauses: Option<SetbackPauses>,
     /// No script is sent before.
     until: Option<Instant>,
 }
@@ -44,14 +39,13 @@ impl ScriptBan {
         if ends.last.is_some_and(|last| came_up <= last) {
             return ends.until.is_some();
         }
-        ends.count += 1;
         ends.last = Some(now);
         self.is_suspected.store(true, Relaxed);
-        let Some(doublings) = ends.count.checked_sub(2) else {
+        let Some(pauses) = &mut ends.pauses else {
+            ends.pauses = Some(SetbackPauses::new());
             return false;
         };
-        let pause = FIRST.saturating_mul(1 << doublings.min(16)).min(LONGEST);
-        ends.until = Some(now + between(pause - pause / 4, pause));
+        ends.until = Some(now + pauses.next_pause());
         true
     }
 
@@ -75,7 +69,11 @@ impl ScriptBan {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+
+    const LONGEST: Duration = Duration::from_secs(10);
 
     #[test]
     fn connections_that_end_together_are_no_reason_and_those_that_end_one_after_the_other_are() {
