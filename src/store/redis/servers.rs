@@ -1,7 +1,7 @@
 //! The servers behind one address, as all workers know them.
 
 use super::stats::RedisStats;
-use crate::foundation::lock::lock;
+use crate::foundation::{lock::lock, log_throttle::LossThrottle};
 
 use std::sync::{
     Arc, Mutex,
@@ -46,6 +46,7 @@ pub(super) struct SharedServers {
     pub(super) is_well: watch::Sender<bool>,
     /// Why the topology is not up to date; `None` if it is.
     lost: Mutex<Option<String>>,
+    losses: LossThrottle,
     pub(super) clock: RedisClock,
     /// Watches all requests that wait for a node.
     pub(super) watchdog: Arc<Watchdog>,
@@ -113,6 +114,7 @@ impl Servers {
             map: watch::Sender::new(Arc::new(map)),
             is_well: watch::Sender::new(false),
             lost: Mutex::default(),
+            losses: LossThrottle::new(),
             clock: RedisClock::new(now()),
             watchdog: Arc::default(),
             owed: Arc::default(),
@@ -177,9 +179,22 @@ impl Servers {
     pub(super) fn record_discovery(&self, found: Result<(), String>) {
         let mut lost = lock(&self.0.lost);
         match (&*lost, &found) {
-            (None, Err(reason)) => tracing::warn!(reason, "cannot find the servers of Redis"),
-            (Some(_), Ok(())) => tracing::info!("found the servers of Redis again"),
-            _ => {}
+            (None, Err(reason)) => {
+                if self.0.losses.may_log_loss().is_some() {
+                    tracing::warn!(reason, "cannot find the servers of Redis");
+                }
+            }
+            (Some(known), Err(reason)) => {
+                if known != reason && self.0.losses.may_log_reason() {
+                    tracing::warn!(reason, "still cannot find the servers of Redis");
+                }
+            }
+            (Some(_), Ok(())) => {
+                if self.0.losses.may_log_return() {
+                    tracing::info!("found the servers of Redis again");
+                }
+            }
+            (None, Ok(())) => {}
         }
         *lost = found.err();
     }
