@@ -13,6 +13,7 @@ import sys
 
 sys.dont_write_bytecode = True
 
+import advisories
 import project
 from project import DIST, ROOT, Problem
 
@@ -31,11 +32,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("version", help="as in Cargo.toml, such as 1.2.3")
     parser.add_argument("--check", action="store_true", help="only check; build nothing")
+    advisories.add_today(parser)
     options = parser.parse_args()
-    section = check(options.version)
+    section, exception = check(options.version, options.today)
     print(f"ok    {options.version} can be released")
+    if exception:
+        print(f"WARN  {exception}")
     if options.check:
         return
+    # The database itself, or advisories.yaml for an exception.
+    if subprocess.run(["make", "deny"], cwd=ROOT, check=False).returncode != 0:
+        raise Problem("make deny failed")
     # Packages of another version would be in the checksums.
     shutil.rmtree(DIST, ignore_errors=True)
     here = ROOT / "deploy" / "packaging"
@@ -44,12 +51,15 @@ def main():
             raise Problem(f"{step} failed")
     # Beside the packages and not among them: it has their checksums.
     notes = DIST.with_name(f"release-notes-{options.version}.md")
-    notes.write_text(release_notes(options.version, section, (DIST / "SHA256SUMS").read_text()))
+    notes.write_text(release_notes(options.version, section, (DIST / "SHA256SUMS").read_text(), exception))
     print(f"{notes}\ntag it: git tag -s v{options.version} -m 'tollgate {options.version}'")
 
 
-def check(version):
-    """The section of the changelog, if nothing stands against the release; all reasons against it otherwise."""
+def check(version, today):
+    """The section of the changelog and the exception for the advisories, if nothing stands against the release.
+
+    Otherwise all reasons against it.
+    """
     problems = []
     if not re.fullmatch(r"(0|[1-9]\d*)(\.(0|[1-9]\d*)){2}(-[0-9A-Za-z.-]+)?", version):
         problems.append(f"{version!r} is no version of the form 1.2.3")
@@ -59,6 +69,11 @@ def check(version):
         if text.format(version) not in (ROOT / path).read_text():
             problems.append(f"{path} does not name version {version}")
     section = changelog_section(version, problems)
+    exception = None
+    try:
+        exception = advisories.exception(today)
+    except Problem as problem:
+        problems.append(str(problem))
     if not project.git("rev-parse", "HEAD"):
         problems.append("this is no clone of a repository: the commit is unknown")
     changed = project.git("status", "--porcelain")
@@ -70,7 +85,7 @@ def check(version):
         problems.append(f"the tag {tag} is on another commit")
     if problems:
         raise Problem("\nERROR ".join(problems))
-    return section
+    return section, exception
 
 
 def changelog_section(version, problems):
@@ -93,10 +108,11 @@ def changelog_section(version, problems):
     return text.strip()
 
 
-def release_notes(version, section, sums):
+def release_notes(version, section, sums, exception):
     commit = project.git("rev-parse", "HEAD")
+    advice = f"### Advisories\n\n{exception}\n\n" if exception else ""
     return (
-        f"{section}\n\n### Files\n\n"
+        f"{section}\n\n{advice}### Files\n\n"
         f"docs/install.md describes each file. `make image dist` at commit {commit} gives equal bits.\n\n"
         f"```text\n{sums}```\n"
     )

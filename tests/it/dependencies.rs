@@ -1,14 +1,23 @@
 //! Checks the dependencies: no advisory is open against them, and their licences permit redistribution. Like
 //! `make deny`, without a network.
 
-use std::{collections::HashSet, path::PathBuf, process::Command};
+use std::{
+    collections::{BTreeSet, HashSet},
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
 
 use semver::{Version, VersionReq};
 use serde::Deserialize;
+use tempfile::TempDir;
+
+use crate::support::tool;
 
 /// `advisories.yaml`.
 #[derive(Deserialize)]
 struct Snapshot {
+    as_of: String,
     advisories: Vec<Advisory>,
     looked_up: HashSet<String>,
 }
@@ -61,8 +70,19 @@ fn snapshot() -> Snapshot {
     serde_yaml::from_str(&file("advisories.yaml")).unwrap()
 }
 
-/// The packages in Cargo.lock that the built and tested target needs.
+/// The texts of a list in `deny.toml`, such as `allow`.
+fn listed(name: &str) -> Vec<String> {
+    let text = file("deny.toml");
+    let (_, list) = text.split_once(&format!("\n{name} = [")).unwrap();
+    let (list, _) = list.split_once("\n]").unwrap();
+    let lines = list.lines().map(str::trim);
+    let quoted = lines.filter_map(|line| line.strip_prefix('"')?.strip_suffix("\","));
+    quoted.map(str::to_owned).collect()
+}
+
+/// The packages in Cargo.lock that the targets in `deny.toml` need.
 fn dependencies() -> Vec<Package> {
+    let targets = listed("targets");
     let output = Command::new(env!("CARGO"))
         .args([
             "tree",
@@ -71,14 +91,16 @@ fn dependencies() -> Vec<Package> {
             "--edges",
             "normal,build,dev",
         ])
-        .args(["--target", "x86_64-unknown-linux-gnu"])
+        .args(targets.iter().flat_map(|target| ["--target", target]))
         .args(["--prefix", "none", "--format", "{p}|{l}"])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
         .unwrap();
     assert!(output.status.success(), "{output:?}");
     let said = String::from_utf8(output.stdout).unwrap();
-    let packages = said.lines().map(Package::parse);
+    // An empty line stands between targets.
+    let lines = said.lines().filter(|line| !line.is_empty());
+    let packages = lines.map(Package::parse);
     let others = packages.filter(|package| package.name != env!("CARGO_PKG_NAME"));
     let found: Vec<_> = others.collect();
     assert!(found.len() > 100, "{said}");
@@ -129,6 +151,81 @@ fn weak_versions_and_unknown_crates_are_found() {
     check("left-pad", "1.0.0", &["left-pad: not looked up"]);
 }
 
+#[test]
+fn advisories_are_looked_up_for_every_target_that_is_shipped() {
+    let looked_at = listed("targets");
+    let project = file("deploy/packaging/project.py");
+    let line = project.lines().find(|line| line.starts_with("TARGETS = "));
+    let shipped: Vec<_> = line
+        .unwrap()
+        .split('"')
+        .filter(|word| word.contains("-linux-"))
+        .collect();
+    assert_eq!(shipped.len(), 2, "{line:?}");
+    for target in shipped {
+        assert!(looked_at.iter().any(|one| one == target), "{target}");
+    }
+}
+
+/// A clone of the advisory database with one advisory, which is older than the last commit.
+fn database() -> TempDir {
+    const ADVISORY: &str = r#"```toml
+[advisory]
+id = "RUSTSEC-2026-9999"
+package = "h2"
+date = "2026-09-01"
+
+[versions]
+patched = [">= 99.0.0"]
+```
+
+# A title
+"#;
+    let clone = TempDir::new().unwrap();
+    let folder = clone.path().join("crates/h2");
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join("RUSTSEC-2026-9999.md"), ADVISORY).unwrap();
+    let git = |arguments: &[&str]| {
+        let mut git = Command::new(tool("git"));
+        git.current_dir(clone.path())
+            .args(["-c", "user.name=t", "-c", "user.email=t@example.com"])
+            .args(arguments)
+            .env("GIT_COMMITTER_DATE", "2026-10-05T12:00:00Z")
+            .stdin(Stdio::null());
+        let output = git.output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+    };
+    git(&["init", "--quiet"]);
+    git(&["add", "--all"]);
+    git(&["commit", "--quiet", "--message", "x"]);
+    clone
+}
+
+/// Its age would otherwise be that of the newest advisory, and grow although it was looked up again.
+#[test]
+fn the_snapshot_is_of_the_day_of_the_database() {
+    let clone = database();
+    let written = clone.path().join("advisories.yaml");
+    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tools/advisories");
+    let mut command = Command::new(tool("python3"));
+    command.arg(program).arg(clone.path()).arg(&written);
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let written = fs::read_to_string(written).unwrap();
+    let snapshot: Snapshot = serde_yaml::from_str(&written).unwrap();
+    assert_eq!(snapshot.as_of, "2026-10-05");
+    let names: BTreeSet<_> = dependencies().into_iter().map(|one| one.name).collect();
+    assert_eq!(
+        snapshot.looked_up.into_iter().collect::<BTreeSet<_>>(),
+        names
+    );
+    let [advisory] = &snapshot.advisories[..] else {
+        panic!("{written}");
+    };
+    assert_eq!(advisory.id, "RUSTSEC-2026-9999");
+    assert!(advisory.is_against("h2", &Version::new(0, 4, 16)));
+}
+
 /// A branch of a repository or another registry could change or vanish.
 #[test]
 fn all_dependencies_come_from_one_registry() {
@@ -143,12 +240,7 @@ fn all_dependencies_come_from_one_registry() {
 
 /// The licences that `deny.toml` allows.
 fn allowed() -> HashSet<String> {
-    let text = file("deny.toml");
-    let (_, list) = text.split_once("\nallow = [").unwrap();
-    let (list, _) = list.split_once("\n]").unwrap();
-    let lines = list.lines().map(str::trim);
-    let quoted = lines.filter_map(|line| line.strip_prefix('"')?.strip_suffix("\","));
-    quoted.map(str::to_owned).collect()
+    listed("allow").into_iter().collect()
 }
 
 /// Whether `allowed` covers the licence `expression` (SPDX).

@@ -4,6 +4,7 @@
 use std::{
     collections::BTreeMap,
     fs,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
 };
@@ -32,14 +33,20 @@ fn write_programs(folder: &Path) {
 
 /// Runs a program of `packaging/` in a folder like `deploy/`.
 fn run_in(deploy: &Path, program: &str, arguments: &[&str]) -> Output {
+    command_in(deploy, program, arguments).output().unwrap()
+}
+
+fn command_in(deploy: &Path, program: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(tool("python3"));
     command
         .arg(deploy.join("packaging").join(program))
         .args(arguments)
+        .env_remove("ADVISORIES_AS_OF")
         // The commit changes while a developer works.
         .env("TOLLGATE_COMMIT", "0123456789ab")
-        .env("SOURCE_DATE_EPOCH", "1700000000");
-    command.stdin(Stdio::null()).output().unwrap()
+        .env("SOURCE_DATE_EPOCH", "1700000000")
+        .stdin(Stdio::null());
+    command
 }
 
 /// All files of the image in `folder`, by their names.
@@ -188,6 +195,9 @@ struct Repository {
 
 const CHANGELOG: &str =
     "# Changelog\n\n## [Unreleased]\n\n## [VERSION] - 2026-01-31\n\n### Added\n\n- A thing.\n";
+const ADVISORIES: &str = "# Known.\n\nas_of: 2026-01-01\n\nadvisories:\n";
+/// The last day on which `ADVISORIES` may be released.
+const TODAY: &str = "2026-01-31";
 
 impl Repository {
     fn new() -> Self {
@@ -195,12 +205,14 @@ impl Repository {
             folder: TempDir::new().unwrap(),
         };
         let source = deploy().with_file_name("");
-        for name in ["Cargo.toml", "Cargo.lock"] {
+        for name in ["Cargo.toml", "Cargo.lock", "Makefile"] {
             fs::copy(source.join(name), repository.path(name)).unwrap();
         }
         copy_all(&deploy(), &repository.path("deploy"));
         let version = env!("CARGO_PKG_VERSION");
         repository.write("CHANGELOG.md", &CHANGELOG.replace("VERSION", version));
+        repository.write("advisories.yaml", ADVISORIES);
+        repository.write(".gitignore", "/bin/\n");
         repository.git(&["init", "--quiet"]);
         repository.commit();
         repository
@@ -229,8 +241,14 @@ impl Repository {
 
     /// Whether `version` may be released, with the reasons against it.
     fn check(&self, version: &str) -> (bool, String) {
-        let output = run_in(&self.path("deploy"), "release.py", &["--check", version]);
-        (output.status.success(), text_of(&output))
+        let output = self
+            .release(&["--check", "--today", TODAY, version])
+            .output();
+        outcome(&output.unwrap())
+    }
+
+    fn release(&self, arguments: &[&str]) -> Command {
+        command_in(&self.path("deploy"), "release.py", arguments)
     }
 
     #[track_caller]
@@ -281,23 +299,110 @@ fn a_release_needs_its_version_its_changes_and_a_clean_tree() {
     repository.check_refused(version, "is on another commit");
 }
 
+fn outcome(output: &Output) -> (bool, String) {
+    (output.status.success(), text_of(output))
+}
+
 #[test]
-fn the_workflow_of_releases_runs_what_people_run() {
-    let file = deploy().with_file_name(".github/workflows/release.yml");
-    let text = fs::read_to_string(file).unwrap();
-    let uses: Vec<_> = text
-        .lines()
-        .filter_map(|line| line.split_once("uses: "))
-        .collect();
-    assert!(!uses.is_empty());
-    for (_, action) in uses {
-        let (_, pin) = action.split_once('@').expect("an action of a version");
-        let hash = pin.split(' ').next().unwrap();
-        // A tag may be moved.
-        let is_hash = hash.len() == 40 && hash.bytes().all(|c| c.is_ascii_hexdigit());
-        assert!(is_hash, "{action}");
+fn advisories_of_more_than_thirty_days_need_a_reason() {
+    let version = env!("CARGO_PKG_VERSION");
+    let repository = Repository::new();
+    let check = |today: &str, exception: &str, is_released: bool, line: &str| {
+        let mut command = repository.release(&["--check", "--today", today, version]);
+        let output = command.env("ADVISORIES_AS_OF", exception).output();
+        let (found, printed) = outcome(&output.unwrap());
+        assert_eq!(found, is_released, "{today} {exception}: {printed}");
+        assert!(printed.contains(line), "{today} {exception}: {printed}");
+    };
+    check(TODAY, "", true, "can be released");
+    let stale = "advisories.yaml is of 2026-01-01, 31 days old, more than 30";
+    check("2026-02-01", "", false, stale);
+    let excepted = "advisories of 2026-01-01 only, 31 days old: no network";
+    check("2026-02-01", "2026-01-01: no network", true, excepted);
+    for wrong in [
+        "2026-01-01",
+        "2026-01-01: ",
+        "2025-12-01: no network",
+        "no network",
+        "2026-01-01: no\nnetwork",
+    ] {
+        check("2026-02-01", wrong, false, "and not \"2026-01-01: REASON\"");
     }
-    assert!(text.contains("make release VERSION="), "{text}");
-    let workflow: Value = serde_yaml::from_str(&text).unwrap();
-    assert_eq!(workflow["permissions"], json!({}));
+    check("2025-12-31", "", false, "which is yet to come");
+    check(
+        "2025-12-31",
+        "2026-01-01: no network",
+        false,
+        "which is yet to come",
+    );
+
+    let output = run_in(
+        &repository.path("deploy"),
+        "advisories.py",
+        &["--today", "2026-03-14"],
+    );
+    assert_eq!(
+        text_of(&output),
+        "advisories.yaml: of 2026-01-01, 72 days old; a release refuses more than 30\n"
+    );
+    let makefile = fs::read_to_string(repository.path("Makefile")).unwrap();
+    let (_, ci) = makefile.split_once("\ntest: components ").unwrap();
+    let (ci, _) = ci.split_once("\n\n").unwrap();
+    assert!(ci.contains("/advisories.py\n"), "{ci}");
+}
+
+/// A cargo that finds an advisory, however it is asked.
+const CARGO: &str =
+    "#!/bin/sh\n[ \"$*\" = 'deny --version' ] && exit\necho \"asked: $*\"\nexit 1\n";
+
+#[test]
+fn nothing_is_built_for_a_release_with_an_advisory_against_it() {
+    let version = env!("CARGO_PKG_VERSION");
+    let repository = Repository::new();
+    fs::create_dir(repository.path("bin")).unwrap();
+    repository.write("bin/cargo", CARGO);
+    let mode = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(repository.path("bin/cargo"), mode).unwrap();
+    let check = |today: &str, exception: &str, asked: &str| {
+        let mut command = repository.release(&["--today", today, version]);
+        let mut programs = repository.path("bin").into_os_string();
+        programs.push(":");
+        programs.push(std::env::var_os("PATH").unwrap_or_default());
+        command
+            .env("PATH", programs)
+            .env("ADVISORIES_AS_OF", exception)
+            // Cargo and make name themselves to the programs that they run.
+            .env_remove("CARGO")
+            .env_remove("MAKEFLAGS");
+        let (is_released, printed) = outcome(&command.output().unwrap());
+        assert!(!is_released, "{printed}");
+        assert!(printed.contains(asked), "{asked}: {printed}");
+        assert!(printed.contains("ERROR make deny failed"), "{printed}");
+        assert!(!repository.path("target").exists(), "{printed}");
+    };
+    check(TODAY, "", "asked: deny --locked check");
+    let exception = "2026-01-01: no network";
+    check(
+        "2026-02-01",
+        exception,
+        "asked: test --locked --test it dependencies",
+    );
+}
+
+#[test]
+fn the_notes_of_a_release_name_the_exception() {
+    let program = "import release; print(release.release_notes('1.2.3', '- A thing.', 'sums', 'Old: R.'), \
+                   release.release_notes('1.2.3', '- A thing.', 'sums', None))";
+    let mut command = Command::new(tool("python3"));
+    command.args(["-B", "-c", program]);
+    command.env("PYTHONPATH", deploy().join("packaging"));
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    let printed = text_of(&output);
+    assert!(output.status.success(), "{printed}");
+    assert!(
+        printed.starts_with("- A thing.\n\n### Advisories\n\nOld: R.\n\n### Files\n"),
+        "{printed}"
+    );
+    assert_eq!(printed.matches("### Advisories").count(), 1, "{printed}");
+    assert_eq!(printed.matches("### Files").count(), 2, "{printed}");
 }
