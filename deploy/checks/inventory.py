@@ -22,6 +22,7 @@ REASONS = {
     "check.py": "the checks themselves",
     "checks/*.py": "the checks themselves",
     "schemas.yaml": "the checks themselves",
+    "images.yaml": "a list of images; a test holds the other files to it",
     "packaging/*": "programs that make and try packages; a test runs the quick ones",
     "helm/tollgate/.helmignore": "Helm leaves out what it names",
     "helm/tollgate/templates/_helpers.tpl": "used by the other templates",

@@ -2,6 +2,7 @@
 
 mod alerts;
 mod image;
+mod inputs;
 mod manifests;
 mod packaging;
 mod running;
