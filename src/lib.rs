@@ -21,6 +21,7 @@ mod foundation {
     pub(crate) mod histogram;
     pub(crate) mod lock;
     pub(crate) mod log_throttle;
+    pub(crate) mod megabytes;
     pub(crate) mod metric_name;
     pub(crate) mod object_pool;
     pub(crate) mod printable;
@@ -191,6 +192,7 @@ mod service {
 mod control {
     pub(crate) mod changes;
     pub(crate) mod reload;
+    pub(crate) mod rule_memory;
     pub(crate) mod xds;
 }
 
@@ -203,6 +205,7 @@ mod settings {
     pub(crate) mod environment;
     pub(crate) mod listen;
     pub(crate) mod loss;
+    pub(crate) mod memory;
     pub(crate) mod process;
     pub(crate) mod redis;
     pub(crate) mod redis_address;
@@ -230,6 +233,7 @@ mod server {
     mod backend;
     pub(crate) mod bench;
     mod connection;
+    mod control_group;
     mod cpu_quota;
     mod decision_lines;
     pub(crate) mod error;

@@ -3,7 +3,7 @@
 use super::{
     fault::{Fault, Problem},
     file::{File, Inside},
-    files::{Files, no_files},
+    files::{Files, problem_of},
     foreign::is_rules,
     manifest::{ConfigMap, ConfigMapFile, Manifest},
     parse::parse_all,
@@ -62,7 +62,7 @@ impl Files {
         }
         let is_empty = plain.files.is_empty() && plain.problems.is_empty();
         if is_empty && found.sets.is_empty() {
-            plain.problems.push(no_files(source));
+            plain.problems.push(problem_of(source, Fault::NoFiles));
         }
         if !plain.files.is_empty() || !plain.problems.is_empty() {
             found.sets.insert(0, plain);

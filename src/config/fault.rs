@@ -8,7 +8,10 @@ use std::{
 
 use crate::{
     core::{limit::Algorithm, refusal::MAX_BODY},
-    foundation::printable::{file_name, on_one_line},
+    foundation::{
+        megabytes::Megabytes,
+        printable::{file_name, on_one_line},
+    },
 };
 
 use super::position::Position;
@@ -80,6 +83,15 @@ pub enum Fault {
     TooLarge,
     #[error("the rule files are larger than {MAX_FILE_BYTES} bytes together")]
     TooLargeTogether,
+    #[error(
+        "to load these rules takes about {needed}, and the process takes {taken} of {total} already: raise its memory \
+             limit, or set --max-memory-bytes"
+    )]
+    NoMemory {
+        needed: Megabytes,
+        taken: Megabytes,
+        total: Megabytes,
+    },
     #[error("there are more than {MAX_FILES} rule files")]
     TooManyFiles,
     #[error("is no regular file, and no other is read; `tollgate check -` reads standard input")]

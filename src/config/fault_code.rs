@@ -85,6 +85,7 @@ impl Fault {
             Self::FilePassedOver(_) => "file-passed-over",
             Self::More { .. } => "more",
             Self::TooLargeTogether => "too-large-together",
+            Self::NoMemory { .. } => "no-memory",
             Self::TooManyFiles => "too-many-files",
             Self::NotRegular => "not-regular",
         }
@@ -98,6 +99,7 @@ impl Fault {
                 | Self::NoFiles
                 | Self::TooLarge
                 | Self::TooLargeTogether
+                | Self::NoMemory { .. }
                 | Self::TooManyFiles
                 | Self::NotRegular
         )

@@ -21,6 +21,18 @@ pub struct Loaded {
     pub files: usize,
     /// A digest of the sources: equal on every replica that has the same.
     pub digest: [u8; 32],
+    /// About the most bytes of memory that the load took.
+    pub load_bytes: usize,
+}
+
+/// A load takes at most about so many bytes of memory for a byte of rules, measured with one rule a line.
+const BYTES_PER_BYTE: usize = 32;
+
+/// The bytes of `text` without comments of whole lines and without the space around lines.
+fn content_bytes(text: &str) -> usize {
+    let lines = text.lines().map(str::trim);
+    let content = lines.filter(|line| !line.starts_with('#'));
+    content.map(str::len).sum()
 }
 
 /// Rule files as they were at one moment.
@@ -36,7 +48,7 @@ impl Files {
         let mut problems = Vec::new();
         let files = read(source, &mut problems);
         if files.is_empty() && problems.is_empty() {
-            problems.push(no_files(source));
+            problems.push(problem_of(source, Fault::NoFiles));
         }
         Self { files, problems }
     }
@@ -84,13 +96,19 @@ impl Files {
         digest.finalize().into()
     }
 
+    /// About the most bytes of memory that [`Self::compile`] takes, the rules that it returns included.
+    pub(crate) fn load_bytes(&self) -> usize {
+        let texts = self.files.iter().map(|file| &*file.text);
+        texts.map(content_bytes).sum::<usize>() * BYTES_PER_BYTE
+    }
+
     /// Compiles the files, in the order of their names.
     ///
     /// # Errors
     ///
     /// All problems of all files, in the order of their names.
     pub fn compile(self, options: Options) -> Result<Loaded, Vec<Problem>> {
-        let digest = self.digest();
+        let (digest, load_bytes) = (self.digest(), self.load_bytes());
         let Self { files, problems } = self;
         let mut problems = Problems::from(problems);
         let sources: Vec<_> = files
@@ -105,25 +123,32 @@ impl Files {
         let counted = SourceCount {
             files: files.len(),
             digest,
+            load_bytes,
         };
         finish(&sources, counted, options, problems)
     }
 }
 
-pub(super) fn no_files(source: &Source) -> Problem {
-    unlocated(Path::new(&source.to_string()), Fault::NoFiles)
+/// A problem with a source as a whole.
+pub(crate) fn problem_of(source: &Source, fault: Fault) -> Problem {
+    unlocated(Path::new(&source.to_string()), fault)
 }
 
 /// The number of files or resources, and their digest.
 pub(super) struct SourceCount {
     pub(super) files: usize,
     pub(super) digest: [u8; 32],
+    pub(super) load_bytes: usize,
 }
 
 /// Compiles the rules read from `sources`; `problems` are the problems found so far.
 pub(super) fn finish(
     sources: &[ParsedFile<'_>],
-    SourceCount { files, digest }: SourceCount,
+    SourceCount {
+        files,
+        digest,
+        load_bytes,
+    }: SourceCount,
     options: Options,
     mut problems: Problems,
 ) -> Result<Loaded, Vec<Problem>> {
@@ -141,5 +166,6 @@ pub(super) fn finish(
         warnings: problems,
         files,
         digest,
+        load_bytes,
     })
 }

@@ -42,6 +42,9 @@ pub const TYPE_URL: &str = "type.googleapis.com/ratelimit.config.ratelimit.v3.Ra
 /// Bound on the characters of an unknown name or type that errors repeat.
 const MAX_SHOWN: usize = 256;
 
+/// A load takes at most about so many bytes of memory for a byte of a resource, measured with short rules.
+const BYTES_PER_BYTE: usize = 64;
+
 /// All rules of a control plane, as it sent them.
 #[derive(Clone, Debug)]
 pub struct Push {
@@ -70,6 +73,12 @@ impl Push {
         digest.update(parts.concat());
         digest.update(&self.type_url);
         digest.finalize().into()
+    }
+
+    /// About the most bytes of memory that [`Self::compile`] takes, the rules that it returns included.
+    pub(crate) fn load_bytes(&self) -> usize {
+        let values = self.resources.iter().map(|any| any.value.len());
+        values.sum::<usize>() * BYTES_PER_BYTE
     }
 
     /// Compiles the rules, in the order of their names.
@@ -118,6 +127,7 @@ impl Push {
         let counted = SourceCount {
             files: self.resources.len(),
             digest: self.digest(),
+            load_bytes: self.load_bytes(),
         };
         finish(&sources, counted, options, problems)
     }

@@ -237,7 +237,8 @@ impl<'t> Visitor<'t> for NodeSeed<'_, 't> {
     }
 
     fn visit_map<A: MapAccess<'t>>(self, mut entries: A) -> Result<YamlNode<'t>, A::Error> {
-        let mut map = Vec::new();
+        // Most maps are small, and a file has one for each rule.
+        let mut map = Vec::with_capacity(2);
         loop {
             let key = match entries.next_key_seed(self) {
                 Ok(Some(key)) => key,

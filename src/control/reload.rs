@@ -7,12 +7,12 @@ use tokio::sync::watch;
 use crate::{
     config::{
         fault::{Fault, FaultLevel, Problem},
-        files::{Files, Loaded},
+        files::{Files, Loaded, problem_of},
         options::Options,
         problems::listed,
         source::Source,
     },
-    control::changes::Changes,
+    control::{changes::Changes, rule_memory::RuleMemory},
     core::{
         limit::{OnStoreLoss, Rule},
         matcher::Matcher,
@@ -30,6 +30,7 @@ use crate::{
 pub(crate) struct Intake {
     rules: Rules,
     metrics: Arc<Metrics>,
+    memory: RuleMemory,
     /// Whether any rules have been loaded.
     has_rules: watch::Sender<bool>,
     /// Whether the rules in use have at least one domain.
@@ -37,13 +38,23 @@ pub(crate) struct Intake {
 }
 
 impl Intake {
-    pub(crate) fn new(rules: Rules, metrics: Arc<Metrics>) -> Self {
+    pub(crate) fn new(rules: Rules, metrics: Arc<Metrics>, memory: RuleMemory) -> Self {
         Self {
             rules,
             metrics,
+            memory,
             has_rules: watch::Sender::new(false),
             has_domains: watch::Sender::new(false),
         }
+    }
+
+    /// Whether there is memory for a load that takes about so many bytes.
+    ///
+    /// # Errors
+    ///
+    /// The reason why there is not.
+    pub(crate) fn check_room(&self, load_bytes: usize) -> Result<(), Fault> {
+        self.memory.check(load_bytes)
     }
 
     /// Takes valid rules into use.
@@ -58,6 +69,7 @@ impl Intake {
         let domains = loaded.matcher.domain_count();
         let current = self.rules.current();
         let is_new = current.is_some_and(|current| !count_alike(&current.matcher, &loaded.matcher));
+        self.memory.lend(loaded.load_bytes);
         self.rules.swap(loaded.matcher, &self.metrics);
         if is_new {
             self.metrics.loss.change_rules();
@@ -200,7 +212,10 @@ impl Reloader {
             return Ok(());
         }
         self.seen = Some(digest);
-        let loaded = files.compile(self.options).and_then(|loaded| {
+        let room = self.intake.check_room(files.load_bytes());
+        let room = room.map_err(|fault| vec![problem_of(&self.source, fault)]);
+        let loaded = room.and_then(|()| files.compile(self.options));
+        let loaded = loaded.and_then(|loaded| {
             let emptied = match self.empty {
                 OnEmptyReload::Allow => Vec::new(),
                 OnEmptyReload::Keep => self.intake.emptied(&loaded),
@@ -332,7 +347,7 @@ descriptors:
     fn the_status_names_the_rules_in_use_even_if_the_load_breaks_off() {
         let metrics = Arc::new(Metrics::new(NearRatio::default(), 0));
         let rules = Rules::default();
-        let intake = Intake::new(rules.clone(), metrics.clone());
+        let intake = Intake::new(rules.clone(), metrics.clone(), RuleMemory::default());
         intake.take(loaded(RULES)).unwrap();
         let next = loaded(&format!("{RULES}  - {{key: c, rate_limits: [1/day]}}"));
         let taken = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -348,7 +363,7 @@ descriptors:
     #[track_caller]
     fn check(texts: &[&str], expected: u64) {
         let metrics = Arc::new(Metrics::new(NearRatio::default(), 0));
-        let intake = Intake::new(Rules::default(), metrics.clone());
+        let intake = Intake::new(Rules::default(), metrics.clone(), RuleMemory::default());
         intake.take(loaded(RULES)).unwrap();
         for text in texts {
             // Invalid rules change nothing.

@@ -8,7 +8,10 @@
 //! Joined, the entry (`a`, `b`) reads as the bare key `a_b`, as it does in the reference. Strict
 //! matching keeps keys and values apart.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::{Arc, LazyLock},
+};
 
 // The keys of these maps come from rule files, so no client can choose them to collide, and a hash
 // that is not cryptographic is enough.
@@ -100,10 +103,28 @@ struct RuleNode {
     value_to_metric: bool,
     /// The text that replaces the value in counter keys, if all values of this wildcard share a counter.
     shared_value: Option<Box<[u8]>>,
+    /// Most nodes have none.
+    below: Option<Box<NodeLevel>>,
+}
+
+/// The nodes below one.
+#[derive(Debug, Default)]
+struct NodeLevel {
     children: HashMap<Box<[u8]>, NodeId, RandomState>,
     /// Positions of `_` in child keys: lengths at which an entry's key could end.
     key_lengths: KeyLengths,
     wildcards: Wildcards<NodeId>,
+}
+
+static NO_LEVEL: LazyLock<NodeLevel> = LazyLock::new(NodeLevel::default);
+
+impl RuleNode {
+    fn below(&self) -> &NodeLevel {
+        match &self.below {
+            Some(level) => level,
+            None => &NO_LEVEL,
+        }
+    }
 }
 
 /// Lengths of keys that a value can follow; all lengths from 63 on share one bit.
@@ -241,6 +262,7 @@ impl Matcher {
         entry: &Entry<'_>,
         joined: &mut Joined,
     ) -> Option<(NodeId, bool)> {
+        let node = node.below();
         let may_be_exact = node.key_lengths.has(entry.key.len());
         if !may_be_exact && node.wildcards.is_empty() {
             return None;
@@ -257,10 +279,10 @@ impl Matcher {
     fn child_by_key(&self, node: &RuleNode, key: &[u8], joined: &mut Joined) -> Option<NodeId> {
         if !self.is_strict {
             // The key alone is the child's text.
-            return node.children.get(key).copied();
+            return node.below().children.get(key).copied();
         }
         self.join(key, None, joined);
-        node.children.get(&joined[..]).copied()
+        node.below().children.get(&joined[..]).copied()
     }
 
     /// Writes the text that identifies a node: a key alone, or a key and its value.
@@ -293,7 +315,7 @@ impl Matcher {
             if node.rule.is_some() {
                 return true;
             }
-            left.extend(node.children.values());
+            left.extend(node.below().children.values());
         }
         false
     }
@@ -330,7 +352,11 @@ impl Matcher {
         let mut joined = Joined::new();
         let given = (!value.is_empty()).then_some(value);
         self.join(key, given, &mut joined);
-        if self.nodes[parent.0].children.contains_key(&joined[..]) {
+        if self.nodes[parent.0]
+            .below()
+            .children
+            .contains_key(&joined[..])
+        {
             return None;
         }
         let wildcard = if self.is_strict {
@@ -341,7 +367,7 @@ impl Matcher {
         let child = self.push_node();
         self.nodes[child.0].key = key.into();
         self.nodes[child.0].value = value.into();
-        let parent = &mut self.nodes[parent.0];
+        let parent = self.nodes[parent.0].below.get_or_insert_default();
         parent.children.insert(joined[..].into(), child);
         if self.is_strict {
             given.inspect(|_| parent.key_lengths.add(key.len()));

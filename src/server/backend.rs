@@ -12,7 +12,7 @@ use crate::{
     store::{
         any::AnyStore,
         loss::{Loss, OnLoss, Reconciler, ReplicaCount},
-        memory::MemoryStore,
+        memory::{CounterBounds, MemoryStore},
         over_limit_cache::{Caches, OverLimitCache},
         per_second::PerSecond,
         redis::{self, batchers::Batchers, servers::Servers, store::RedisStore},
@@ -53,25 +53,29 @@ impl StoreBackend {
     /// If the address of a Redis is invalid.
     pub(super) fn new(
         settings: &Settings,
+        bounds: &CounterBounds,
         metrics: &Metrics,
     ) -> Result<Self, redis::address::BadUrl> {
         let Some(address) = settings.redis.address() else {
-            return Ok(Self::Memory(Arc::new(MemoryStore::bounded(
-                settings.counter_bounds(),
-            ))));
+            return Ok(Self::Memory(Arc::new(MemoryStore::bounded(bounds))));
         };
         let replicas = Arc::new(ReplicaCount::default());
         replicas.begin(settings.loss.replicas.fixed());
         let shown = replicas.known().into();
         metrics.loss.replicas.store(shown, Relaxed);
+        let per_second = settings.redis_per_second.address(&settings.redis.tls);
+        // Both may be lost at once.
+        let bounds = if per_second.is_some() {
+            bounds.half()
+        } else {
+            bounds.clone()
+        };
         let backend = |name, address, stats| {
             let servers = Servers::new(&address, stats, grpc::now)?;
             let stats = metrics.loss.clone();
-            let bounds = settings.counter_bounds();
-            let loss = Arc::new(Loss::new(name, bounds, replicas.clone(), stats));
+            let loss = Arc::new(Loss::new(name, bounds.clone(), replicas.clone(), stats));
             Ok(RedisBackend { servers, loss })
         };
-        let per_second = settings.redis_per_second.address(&settings.redis.tls);
         let stats = metrics.redis_per_second.clone();
         Ok(Self::Redis {
             all: backend("redis", address, metrics.redis.clone())?,

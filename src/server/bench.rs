@@ -43,7 +43,8 @@ pub fn serve_method<M: UnaryMethod>(
     let settings = Settings::from_environment();
     let mut options = ConnectionOptions::new(&settings);
     options.max_age = Duration::ZERO;
-    let budget = Budget::new(settings.bounds.max_held_bytes, metrics.clone());
+    let memory = settings.memory_shares(None).map_err(io::Error::other)?;
+    let budget = Budget::new(memory.held_bytes, metrics.clone());
     // This server never drains.
     let (_phase, phases) = watch::channel(Phase::Serving);
     let connections = ConnectionParts {
@@ -65,7 +66,7 @@ pub fn serve_method<M: UnaryMethod>(
             };
             all.start(worker, &mut tasks)?;
         }
-        let max_connections = Arc::new(Semaphore::new(settings.bounds.max_connections));
+        let max_connections = Arc::new(Semaphore::new(memory.connections));
         let senders = all.senders();
         tokio::select! {
             () = accept(listener, senders, max_connections, budget) => {}

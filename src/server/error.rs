@@ -8,7 +8,7 @@ use crate::{
     config::{fault::Problem, problems::listed},
     control::xds::error::XdsError,
     observe::metrics::mogrifier::MogrifierError,
-    settings::traces::TracesError,
+    settings::{memory::MemoryError, traces::TracesError},
     store::redis,
 };
 
@@ -29,6 +29,8 @@ pub(crate) enum ServerError {
     },
     #[error(transparent)]
     Redis(#[from] redis::address::BadUrl),
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
     #[error(transparent)]
     Mogrifier(#[from] MogrifierError),
     #[error(transparent)]

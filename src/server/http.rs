@@ -80,7 +80,7 @@ pub(super) async fn serve_http(listener: TcpListener, router: axum::Router, limi
         let began = Began::now();
         let account = limits.budget.account();
         // Its place is limited by this port, not by gRPC's connections.
-        account.use_it();
+        account.keep_place();
         let service = (router.clone(), account.clone());
         let served = serve(stream, service, began.clone(), limits.timeout);
         let handle = connections.running.spawn(served);

@@ -4,22 +4,24 @@ use std::sync::Arc;
 
 use super::{
     backend::{StoreBackend, worker_count},
+    control_group,
     decision_lines::{self, DecisionLines},
     error::ServerError,
     rules::RuleSource,
     tasks::OwnedTasks,
 };
 use crate::{
-    control::reload::Intake,
+    control::{reload::Intake, rule_memory::RuleMemory},
     core::limit::NearRatio,
     observe::{decision_log::DecisionLog, log_lines::LogStats, metrics::Metrics, talkers::Talkers},
     service::limiter::Rules,
-    settings::{serve::Settings, top_talkers::TopTalkers},
+    settings::{memory::MemoryShares, serve::Settings, top_talkers::TopTalkers},
 };
 
 /// The parts that components of the server share.
 pub(super) struct Parts<'a> {
     pub(super) settings: &'a Settings,
+    pub(super) memory: MemoryShares,
     pub(super) metrics: Arc<Metrics>,
     pub(super) rules: Rules,
     pub(super) intake: Intake,
@@ -34,12 +36,13 @@ impl<'a> Parts<'a> {
     ///
     /// # Errors
     ///
-    /// If the rules or the address of a store are invalid, or logged decisions have no place.
+    /// If the bounds on memory do not fit, the rules or the address of a store are invalid, or logged decisions have no place.
     pub(super) fn new(
         settings: &'a Settings,
         log: Arc<LogStats>,
         tasks: &mut OwnedTasks,
     ) -> Result<(Self, RuleSource, DecisionLines), ServerError> {
+        let memory = settings.memory_shares(control_group::memory_limit())?;
         let near_ratio = NearRatio(settings.decisions.near_limit_ratio);
         let mut metrics = Metrics::new(near_ratio, settings.stats.max_metric_names);
         metrics.log = log;
@@ -53,12 +56,18 @@ impl<'a> Parts<'a> {
         } = settings.top_talkers;
         let talkers = Talkers::new(top_talkers.into(), top_talkers_values.into(), threads);
         let rules = Rules::default();
-        let intake = Intake::new(rules.clone(), metrics.clone());
+        let rule_memory = RuleMemory {
+            total: memory.total,
+            share: memory.rule_bytes,
+            lent: memory.counters.lent.clone(),
+        };
+        let intake = Intake::new(rules.clone(), metrics.clone(), rule_memory);
         let source = RuleSource::new(settings, &intake, &metrics)?;
-        let backend = StoreBackend::new(settings, &metrics)?;
+        let backend = StoreBackend::new(settings, &memory.counters, &metrics)?;
         let (decision_log, lines) = decision_lines::start(&settings.process, &metrics, tasks)?;
         let parts = Self {
             settings,
+            memory,
             metrics,
             rules,
             intake,

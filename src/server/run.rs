@@ -54,12 +54,11 @@ pub(crate) fn run(settings: &Settings, log: Arc<LogStats>) -> Result<(), ServerE
 
 /// Starts all components, waits for a signal, and drains.
 pub(super) async fn serve(settings: &Settings, log: Arc<LogStats>) -> Result<(), ServerError> {
-    let workers = worker_count(settings);
-    let max_connections = connection_limits(settings.bounds.max_connections, workers);
     let sinks = settings.stats.sinks()?;
     // These end with the process.
     let mut tasks = OwnedTasks::default();
     let (parts, source, decision_lines) = Parts::new(settings, log, &mut tasks)?;
+    let max_connections = connection_limits(parts.memory.connections, worker_count(settings));
     let rotation = Rotation::new(&settings.tls)?;
     let ports = Ports::bind(settings).await?;
     let addresses = ports.addresses()?;
@@ -71,7 +70,7 @@ pub(super) async fn serve(settings: &Settings, log: Arc<LogStats>) -> Result<(),
     let (health, health_service) = HealthPublisher::new(conditions(&parts, is_open));
     health.update().await;
     let (tracer, spans) = spans::start(&settings.traces, &parts.metrics, &mut tasks)?;
-    let budget = Budget::new(settings.bounds.max_held_bytes, parts.metrics.clone());
+    let budget = Budget::new(parts.memory.held_bytes, parts.metrics.clone());
     let (phase, phases) = watch::channel(Phase::Serving);
     let connections = ConnectionParts {
         tls,
@@ -88,7 +87,7 @@ pub(super) async fn serve(settings: &Settings, log: Arc<LogStats>) -> Result<(),
     } = thread_service(&parts, workers.count(), &tracer);
     store_tasks::start(&parts, batchers, reconcilers, &mut tasks);
     let pages = (health.http.clone(), statistics);
-    let max_http = max_connections.http;
+    let max_http = max_connections.http.min(parts.memory.http_connections);
     let mut phases = connections.phases.clone();
     let drain = async move { draining(&mut phases).await };
     let bounds = (&budget, drain);
@@ -212,8 +211,7 @@ impl Server {
         let grpc = GrpcListener::bind(parts.settings).await?;
         self.open.send_replace(true);
         self.health.update().await;
-        let workers = self.workers.count();
-        announce(&grpc, addresses, parts, workers);
+        announce(&grpc, addresses, parts, self.workers.count());
         Ok(grpc)
     }
 
@@ -282,6 +280,9 @@ fn announce(grpc: &GrpcListener, addresses: &Addresses, parts: &Parts<'_>, worke
         modes = settings.modes(),
         rules = rules.map_or(0, |rules| rules.matcher.rules().len()),
         workers,
+        memory_mb = parts.memory.total.map(|bytes| bytes / 1_000_000),
+        counters = parts.memory.counters.fixed_windows(),
+        connections = parts.memory.connections,
         "tollgate is ready"
     );
 }

@@ -13,10 +13,15 @@ use super::{
     tasks::{OwnedTasks, Task, on_thread},
     worker::{Arrival, Worker},
 };
-use crate::service::{budget::Budget, grpc::unary::UnaryMethod};
+use crate::{
+    foundation::log_throttle::LogThrottle,
+    service::{budget::Budget, grpc::unary::UnaryMethod},
+};
 
 /// How long an accepted connection waits for a place before another is closed for it.
 const PERMIT_WAIT: Duration = Duration::from_millis(50);
+
+static WAITING: LogThrottle = LogThrottle::new();
 
 /// Accepted connections that may wait for a worker.
 const HANDOVER: usize = 128;
@@ -55,8 +60,8 @@ impl Workers {
     }
 }
 
-/// Accepts connections and distributes them to the workers in turn. When all places are taken, the oldest connection
-/// that has not made a call is closed for a new one. An Envoy opens one connection for each of its threads; if the
+/// Accepts connections and distributes them to the workers in turn. When all places are taken, a connection
+/// without a call, or without one for the longest, is closed for a new one. An Envoy opens one connection for each of its threads; if the
 /// kernel chose the worker, all of them could end up on one core.
 pub(super) async fn accept(
     listener: GrpcListener,
@@ -67,8 +72,12 @@ pub(super) async fn accept(
     for dispatcher in senders.iter().cycle() {
         let arrived = listener.accept_next().await;
         let permit = loop {
-            if max_connections.available_permits() == 0 {
-                budget.make_connection_room();
+            let is_full = max_connections.available_permits() == 0;
+            if is_full && !budget.make_connection_room() && WAITING.may_log() {
+                tracing::warn!(
+                    "every place for a gRPC connection is in use, and the next one waits: raise --max-connections, or \
+                     the memory limit that it is derived from"
+                );
             }
             // Repeated, because recent connections may still be on their way to their workers.
             let permit = tokio::time::timeout(PERMIT_WAIT, max_connections.clone().acquire_owned());

@@ -15,7 +15,7 @@ use std::{
             Ordering::{AcqRel, Acquire, Relaxed},
         },
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use tokio::task::AbortHandle;
@@ -43,6 +43,14 @@ const PIECE_BYTES: usize = 32 << 10;
 /// Memory that HTTP/2 needs for a call until its reply is sent.
 pub(crate) const CALL_BYTES: usize = 512;
 
+const FIRST_TURN: u64 = 1;
+
+/// The least length of a turn.
+const TURN: Duration = Duration::from_secs(1);
+
+/// For connections that never give their place to others.
+const ALWAYS: u64 = u64::MAX;
+
 /// The budget has no room, and no other connection will be closed for it.
 #[derive(Debug)]
 pub(crate) struct BudgetExhausted;
@@ -54,6 +62,10 @@ pub(crate) struct Budget {
     accounts: Mutex<OpenAccounts>,
     /// When the budget was made; ages count from then.
     start: Instant,
+    /// The turn of the search for idle connections, and when it began. Connections note the turn instead of the time,
+    /// which no call has to read therefore.
+    turn: AtomicU64,
+    turned: Mutex<Instant>,
     log: CutOffLog,
 }
 
@@ -83,6 +95,8 @@ pub(crate) struct Account {
     until_flushed: AtomicUsize,
     /// Whether a request has arrived on the connection.
     is_used: AtomicBool,
+    /// The turn in which the last whole message arrived; 0 if none did.
+    messages: AtomicU64,
     is_over: AtomicBool,
     /// Aborts the task that serves the connection. A future that waited for the abort would take a lock at each
     /// poll of the connection.
@@ -100,6 +114,8 @@ impl Budget {
             metrics,
             accounts: Mutex::default(),
             start: Instant::now(),
+            turn: AtomicU64::new(FIRST_TURN),
+            turned: Mutex::new(Instant::now()),
         })
     }
 
@@ -116,6 +132,7 @@ impl Budget {
             since: AtomicU64::new(0),
             until_flushed: AtomicUsize::new(0),
             is_used: AtomicBool::new(false),
+            messages: AtomicU64::new(0),
             is_over: AtomicBool::new(false),
             task: OnceLock::new(),
         });
@@ -123,17 +140,34 @@ impl Budget {
         account
     }
 
-    /// Closes the oldest connection without a request, because no place is left for another.
-    pub(crate) fn make_connection_room(&self) {
+    /// Closes a connection because no place is left for another: the oldest of those without a whole message, or else
+    /// the one without a message for the longest, if that is a turn at least. Returns whether there was one.
+    pub(crate) fn make_connection_room(&self) -> bool {
+        let turn = self.begin_turn();
         let accounts = self.accounts();
         let all: Vec<_> = accounts.open.values().filter_map(Weak::upgrade).collect();
         drop(accounts);
-        let unused = all
-            .iter()
-            .filter(|one| !one.is_used() && !one.is_over.load(Relaxed));
-        if let Some(oldest) = unused.min_by_key(|one| one.number) {
-            oldest.end_as(CutOff::CONNECTION_LIMIT);
+        let idle = all.iter().filter_map(|one| {
+            let last = one.messages.load(Relaxed);
+            // The turn before this one was a whole one.
+            let is_idle = last == 0 || last < turn - 1;
+            (is_idle && !one.is_over.load(Relaxed)).then_some((last, one.number, one))
+        });
+        let longest = idle.min_by_key(|(last, number, _)| (*last, *number));
+        if let Some((_, _, account)) = longest {
+            account.end_as(CutOff::CONNECTION_LIMIT);
         }
+        longest.is_some()
+    }
+
+    /// The present turn; a new one begins if the last is long enough.
+    fn begin_turn(&self) -> u64 {
+        let mut turned = lock(&self.turned);
+        if turned.elapsed() < TURN {
+            return self.turn.load(Relaxed);
+        }
+        *turned = Instant::now();
+        self.turn.fetch_add(1, Relaxed) + 1
     }
 
     fn accounts(&self) -> MutexGuard<'_, OpenAccounts> {
@@ -211,6 +245,19 @@ impl Account {
     /// Records that a request has arrived.
     pub(crate) fn use_it(&self) {
         self.is_used.store(true, Relaxed);
+    }
+
+    /// Records that a whole message has arrived: the connection is in use.
+    pub(crate) fn record_message(&self) {
+        let turn = self.budget.turn.load(Relaxed);
+        if self.messages.load(Relaxed) != turn {
+            self.messages.store(turn, Relaxed);
+        }
+    }
+
+    /// Never closes the connection for a new one: its place is none of those that are counted here.
+    pub(crate) fn keep_place(&self) {
+        self.messages.store(ALWAYS, Relaxed);
     }
 
     /// Whether a request has arrived.

@@ -27,15 +27,14 @@ pub(crate) struct Bounds {
 
     /// Memory budget for all clients together, in bytes: incoming messages, unread replies, unfinished headers,
     /// pages. Above it the connection that has held the most for the longest is closed, or new input is refused with
-    /// RESOURCE_EXHAUSTED, or 503 over HTTP
+    /// RESOURCE_EXHAUSTED, or 503 over HTTP [default: 32 MiB, or the share of --max-memory-bytes: a tenth or more]
     #[arg(
         long,
         env = "TOLLGATE_MAX_HELD_BYTES",
-        default_value_t = 32 << 20,
         value_parser = number::<usize>(1 << 20..),
         value_name = "N",
     )]
-    pub max_held_bytes: usize,
+    pub max_held_bytes: Option<usize>,
 
     /// Most descriptors in a request
     #[arg(
@@ -67,16 +66,16 @@ pub(crate) struct Bounds {
     )]
     pub max_text_bytes: usize,
 
-    /// Most gRPC connections, unless the limit of open files allows fewer; one more closes the oldest that has not
-    /// made a call yet, or waits
+    /// Most gRPC connections, unless the limit of open files allows fewer. For one more, the oldest that has not made a
+    /// call yet is closed, or else the one without a call for the longest, a second at least; otherwise it waits
+    /// [default: 10000, or as many as fit in the share of --max-memory-bytes: a tenth or more]
     #[arg(
         long,
         env = "TOLLGATE_MAX_CONNECTIONS",
-        default_value_t = 10_000,
         value_parser = number::<usize>(1..=1_000_000),
         value_name = "N"
     )]
-    pub max_connections: usize,
+    pub max_connections: Option<usize>,
 
     /// Most concurrent calls on one connection
     #[arg(

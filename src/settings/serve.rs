@@ -8,6 +8,7 @@ use super::bounds::Bounds;
 use super::decisions::Decisions;
 use super::listen::Listen;
 use super::loss::StoreLoss;
+use super::memory::{MemoryError, MemoryFacts, MemorySettings, MemoryShares};
 use super::process::Process;
 use super::redis::Redis;
 use super::redis_per_second::RedisPerSecond;
@@ -18,12 +19,11 @@ use super::stats::Stats;
 use super::tls::TlsSettings;
 use super::top_talkers::TopTalkers;
 use super::traces::Traces;
-use super::values::{file_path, number};
+use super::values::file_path;
 use super::xds::Xds;
 use crate::{
     config::{self, source::Source},
     control::reload::OnEmptyReload,
-    store::memory::CounterBounds,
 };
 
 /// All settings of `serve`. Each flag has an environment variable, with envoyproxy/ratelimit's name where there is
@@ -83,29 +83,8 @@ pub(crate) struct Settings {
     #[command(flatten)]
     pub redis_per_second: RedisPerSecond,
 
-    /// Most counters held in memory. Above it new values are counted together in a fixed amount of memory: never less
-    /// than their hits, so that some are refused early
-    #[arg(
-        long,
-        env = "TOLLGATE_MAX_COUNTERS",
-        default_value_t = 1_000_000,
-        value_parser = number::<usize>(1..),
-        value_name = "N",
-        help_heading = "Memory"
-    )]
-    pub max_counters: usize,
-
-    /// Most bytes that counters take in memory, a quarter of them for values above the bounds. A sliding log
-    /// takes up to 32 bytes for each hit
-    #[arg(
-        long,
-        env = "TOLLGATE_MAX_COUNTER_BYTES",
-        default_value_t = CounterBounds::DEFAULT_BYTES,
-        value_parser = number::<usize>(1 << 20..),
-        value_name = "N",
-        help_heading = "Memory"
-    )]
-    pub max_counter_bytes: usize,
+    #[command(flatten)]
+    pub memory: MemorySettings,
 
     #[command(flatten)]
     pub decisions: Decisions,
@@ -154,12 +133,22 @@ impl Settings {
         super::reference::notes(std::env::vars_os(), self.xds.config_type)
     }
 
-    /// The bounds on counters in memory.
-    pub(crate) fn counter_bounds(&self) -> CounterBounds {
-        CounterBounds {
-            counters: self.max_counters,
-            bytes: self.max_counter_bytes,
-        }
+    /// The memory of the process, divided; `group_limit` is the memory limit of its control group.
+    ///
+    /// # Errors
+    ///
+    /// If the bounds that are set do not fit.
+    pub(crate) fn memory_shares(
+        &self,
+        group_limit: Option<u64>,
+    ) -> Result<MemoryShares, MemoryError> {
+        let redis = self.redis.address();
+        let facts = MemoryFacts {
+            group_limit,
+            has_tls: self.tls.grpc_tls && self.listen.grpc_socket().is_none(),
+            redis_cache: redis.map(|_| self.redis.local_cache_bytes),
+        };
+        MemoryShares::new(&self.memory, &self.bounds, facts)
     }
 
     /// The flags that are on and change the answers to all requests, or `none`.

@@ -32,7 +32,7 @@ mod tests;
 
 use begun::{Begin, TakenCounter};
 use capacity::Capacity;
-pub(crate) use capacity::CounterBounds;
+pub(crate) use capacity::{CounterBounds, LentBytes};
 use cursor::Cursor;
 use key::SplitKey;
 pub(crate) use listing::MemoryCursor;
@@ -66,14 +66,15 @@ type Locked<'a> = BTreeMap<usize, MutexGuard<'a, Shard>>;
 impl MemoryStore {
     /// A store of at most `max_counters` counters, within the default bound on bytes.
     pub fn new(max_counters: usize) -> Self {
-        Self::bounded(CounterBounds {
+        Self::bounded(&CounterBounds {
             counters: max_counters,
             bytes: CounterBounds::DEFAULT_BYTES,
+            lent: LentBytes::default(),
         })
     }
 
     /// A store within `bounds`.
-    pub(crate) fn bounded(bounds: CounterBounds) -> Self {
+    pub(crate) fn bounded(bounds: &CounterBounds) -> Self {
         let width = bounds.sketch_width() / SHARDS;
         let shard = |_| PaddedShard(Mutex::new(Shard::new(width)));
         Self {
@@ -331,7 +332,7 @@ fn lock(shard: &PaddedShard) -> MutexGuard<'_, Shard> {
 impl MemoryStore {
     /// Passes on how many counters and bytes there are and may be, and what the sketches take and count.
     pub fn samples(&self, list: &mut SampleWriter<'_>) {
-        let Capacity { max, max_bytes, .. } = self.capacity;
+        let (max, max_bytes) = (self.capacity.max, self.capacity.max_bytes());
         let (mut sketch_bytes, mut excess) = (0, 0);
         for shard in &*self.shards {
             let sketch = &lock(shard).sketch;

@@ -634,22 +634,35 @@ fn who_says_nothing_costs_little() {
     assert!(each < BOUND_EACH, "{each} bytes each");
 }
 
-/// Further connections wait until an open one closes.
+/// A further connection waits until one has been without a call for a while; those in use stay.
 #[test]
-fn connections_above_their_number_wait() {
+fn a_connection_that_is_idle_gives_its_place_to_another_and_one_in_use_does_not() {
     let server: Tollgate = tollgate::with_rules(RULES)
-        .args(["--max-connections", "1"])
+        .args(["--max-connections", "2"])
         .start();
-    let mut first = Frames::connect(server.grpc);
-    first.0.write_all(&[headers(1), data(1)].concat()).unwrap();
-    assert!(first.read_until(DATA).is_some());
-    let mut second = Frames::connect(server.grpc);
-    second.0.set_nonblocking(true).unwrap();
+    let [mut idle, mut busy] = [(); 2].map(|()| Frames::connect(server.grpc));
+    let call = |client: &mut Frames, stream| {
+        let call = [headers(stream), data(stream)].concat();
+        client.0.write_all(&call).unwrap();
+        client.read_until(DATA).is_some()
+    };
+    assert!(call(&mut idle, 1));
+    let mut streams = streams();
+    assert!(call(&mut busy, streams.next().unwrap()));
+    let mut third = Frames::connect(server.grpc);
+    third.0.set_nonblocking(true).unwrap();
     let mut byte = [0];
-    let waits = second.0.read(&mut byte).unwrap_err();
+    let waits = third.0.read(&mut byte).unwrap_err();
     assert_eq!(waits.kind(), ErrorKind::WouldBlock);
-    drop(first);
-    wait_until("the second is greeted", || second.0.read(&mut byte).is_ok());
+    wait_until("the third is greeted", || {
+        assert!(call(&mut busy, streams.next().unwrap()));
+        third.0.read(&mut byte).is_ok()
+    });
+    assert!(call(&mut busy, streams.next().unwrap()));
+    read_to_the_end(&mut idle.0, "it was idle");
+    server
+        .log()
+        .with("every place for a gRPC connection is in use, and the next one waits");
 }
 
 /// Connections without a call make room for new ones, the oldest first.
@@ -675,7 +688,7 @@ fn a_connection_without_a_call_gives_its_place_to_another() {
     assert!(server.metric(gone) >= 5);
     server
         .log()
-        .with("the oldest connection without a call is closed for a new one");
+        .with("or without one for the longest, is closed for a new one");
 }
 
 /// The server announces how many calls may run at once; one more is refused, and the others continue.

@@ -114,12 +114,14 @@ impl PushJudge {
     /// Compiles a push and takes it into use.
     async fn take(&self, push: Push) -> Result<(), String> {
         let keeps = self.empty == OnEmptyPush::Keep && self.intake.has_domains();
-        let (rules, intake) = (self.rules, self.intake.clone());
+        let (rules, intake, room) = (self.rules, self.intake.clone(), self.intake.clone());
         // Thousands of rules take a while to compile; the dispatcher has other work meanwhile.
         let compiled = tokio::task::spawn_blocking(move || {
             if push.is_empty() && keeps {
                 Err(vec![push.problem(Fault::EmptyPush)])
             } else {
+                let room = room.check_room(push.load_bytes());
+                room.map_err(|fault| vec![push.problem(fault)])?;
                 push.compile(rules)
             }
         });

@@ -147,8 +147,8 @@ impl<'m> Domain<'m> {
             deepest = level.node;
         });
         let cause = match end {
-            _ if root.children.is_empty() => Cause::EmptyDomain,
-            None if deepest.children.is_empty() => Cause::TooManyEntries,
+            _ if root.below().children.is_empty() => Cause::EmptyDomain,
+            None if deepest.below().children.is_empty() => Cause::TooManyEntries,
             None => self.unknown_entry(deepest, entries[matched].key),
             Some(_) => match deepest.rule {
                 Some(id) if self.matcher.rules[id.0].is_unlimited() => Cause::Unlimited,
@@ -166,7 +166,7 @@ impl<'m> Domain<'m> {
         'm: 'a,
     {
         let keys = || self.children(node).take(MAX_NODES).map(|child| &*child.key);
-        if node.children.len() > MAX_NODES || keys().any(|known| known == key) {
+        if node.below().children.len() > MAX_NODES || keys().any(|known| known == key) {
             return Cause::UnknownValue { key };
         }
         Cause::UnknownKey {
@@ -191,7 +191,7 @@ impl<'m> Domain<'m> {
     }
 
     fn children(self, node: &'m RuleNode) -> impl Iterator<Item = &'m RuleNode> {
-        let children = node.children.values();
+        let children = node.below().children.values();
         children.map(move |&NodeId(child)| &self.matcher.nodes[child])
     }
 }

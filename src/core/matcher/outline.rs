@@ -19,7 +19,7 @@ impl Matcher {
         let (mut left, mut outline) = (Vec::from_iter(root), Vec::new());
         while let Some(next) = left.pop() {
             let begin = left.len();
-            let children = self.nodes[next.node.0].children.values();
+            let children = self.nodes[next.node.0].below().children.values();
             left.extend(children.map(|&node| OutlinedNode {
                 node,
                 depth: next.depth + 1,

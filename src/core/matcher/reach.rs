@@ -12,7 +12,7 @@ impl Matcher {
     /// the bare key `a_b`.
     pub fn hidden_by(&self, parent: NodeId, own: NodeId) -> Option<NodeId> {
         let node = &self.nodes[parent.0];
-        if node.wildcards.is_empty() {
+        if node.below().wildcards.is_empty() {
             return None;
         }
         let (key, value) = self.key_and_value(own);
@@ -25,7 +25,7 @@ impl Matcher {
         let value = if value.is_empty() { ANY } else { value };
         let entry = Entry { key, value };
         let first = if has_star {
-            node.wildcards.first(&entry, &joined)?
+            node.below().wildcards.first(&entry, &joined)?
         } else {
             self.child_by_value(node, &entry, &mut joined)?.0
         };
@@ -36,7 +36,11 @@ impl Matcher {
     pub fn child(&self, parent: NodeId, key: &[u8], value: &[u8]) -> Option<NodeId> {
         let mut joined = Joined::new();
         self.join(key, (!value.is_empty()).then_some(value), &mut joined);
-        self.nodes[parent.0].children.get(&joined[..]).copied()
+        self.nodes[parent.0]
+            .below()
+            .children
+            .get(&joined[..])
+            .copied()
     }
 
     /// The root of a domain.

@@ -143,7 +143,7 @@ impl<'m> Domain<'m> {
         let entry = entries[0];
         let matcher = self.matcher;
         let chosen = chosen.and_then(|chosen| {
-            let mut ids = level.children.values();
+            let mut ids = level.below().children.values();
             ids.find(|&&id| std::ptr::eq(self.node(id), chosen))
         });
         let form = chosen.and_then(|&id| matcher.form(self.node(id), &entry));
@@ -163,7 +163,7 @@ impl<'m> Domain<'m> {
                 .into_iter()
                 .map(|(why, id)| (self.shown(NodeId(id)), why))
                 .collect(),
-            omitted: level.children.len().saturating_sub(shown),
+            omitted: level.below().children.len().saturating_sub(shown),
         }
     }
 
@@ -173,16 +173,16 @@ impl<'m> Domain<'m> {
 
     /// The children of `level` in the order of their declaration; of very many, those that can match and some others.
     fn siblings(self, level: &RuleNode, entry: &Entry<'_>) -> Vec<NodeId> {
-        let mut ids: Vec<NodeId> = if level.children.len() <= MAX_COMPARED {
-            level.children.values().copied().collect()
+        let mut ids: Vec<NodeId> = if level.below().children.len() <= MAX_COMPARED {
+            level.below().children.values().copied().collect()
         } else {
             let texts = [Some(entry.value), None].map(|value| {
                 let mut joined = Joined::new();
                 self.matcher.join(entry.key, value, &mut joined);
-                level.children.get(&joined[..]).copied()
+                level.below().children.get(&joined[..]).copied()
             });
             let exact = texts.into_iter().flatten();
-            let wildcards = level.wildcards.targets().take(MAX_COMPARED);
+            let wildcards = level.below().wildcards.targets().take(MAX_COMPARED);
             exact.chain(wildcards).collect()
         };
         ids.sort_unstable_by_key(|id| id.0);

@@ -85,7 +85,7 @@ impl<'m> Domain<'m> {
 
     /// The children of `node` in the order of their declaration; of very many, some.
     fn ordered(self, node: &RuleNode) -> Vec<&'m RuleNode> {
-        let mut ids: Vec<usize> = node.children.values().map(|id| id.0).collect();
+        let mut ids: Vec<usize> = node.below().children.values().map(|id| id.0).collect();
         ids.sort_unstable();
         ids.truncate(MAX_NODES);
         ids.into_iter().map(|id| self.node(NodeId(id))).collect()
@@ -110,7 +110,7 @@ impl<'m> Domain<'m> {
             if is_it(node) {
                 return Some((depth, node));
             }
-            looked_at += 1 + node.children.len();
+            looked_at += 1 + node.below().children.len();
             if looked_at > MAX_NODES {
                 return None;
             }

@@ -240,7 +240,7 @@ fn a_text_is_taken_once_a_level() {
 #[test]
 fn all_values_of_a_wildcard_share_its_own_text_included() {
     let mut matcher = matcher(&[&["f_a/*"]]);
-    let node = matcher.nodes[0].children[b"f_a/*".as_slice()];
+    let node = matcher.nodes[0].below().children[b"f_a/*".as_slice()];
     matcher.share(node, b"a/*");
     let shared = |value: &'static str| {
         let entry = Entry {
@@ -342,6 +342,7 @@ fn rules_have_the_place_of_their_node() {
     let nodes = [b"a", b"b"].map(|key: &[u8; 1]| {
         let root = &matcher.nodes[matcher.root(b"d").unwrap().0];
         *root
+            .below()
             .children
             .values()
             .find(|id| *matcher.nodes[id.0].key == *key)

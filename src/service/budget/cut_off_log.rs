@@ -43,8 +43,8 @@ impl CutOffLog {
                  (`--max-held-bytes`)"
             ),
             CutOff::CONNECTION_LIMIT => tracing::warn!(
-                "the oldest connection without a call is closed for a new one: no more gRPC connections \
-                 are allowed (`--max-connections`, or the limit of open files)"
+                "a connection without a call, or without one for the longest, is closed for a new one: no more \
+                 gRPC connections are allowed (`--max-connections`, or the limit of open files)"
             ),
             _ => tracing::warn!(
                 "the connection that has held the most for the longest is closed: clients make the \

@@ -99,3 +99,26 @@ fn a_connection_that_is_gone_holds_nothing() {
     assert_eq!(metrics.held.bytes.load(Relaxed), 0);
     assert!(budget.accounts().open.is_empty());
 }
+
+#[test]
+fn the_place_of_a_new_connection_is_that_of_one_without_a_message_or_of_the_idlest() {
+    let (budget, metrics) = budget();
+    let begins_turn = || *budget.turned.lock().unwrap() -= TURN;
+    let [page, idle, busy, silent, new] = [(); 5].map(|()| budget.account());
+    page.keep_place();
+    idle.record_message();
+    busy.record_message();
+    // Neither has been idle for a whole turn.
+    begins_turn();
+    assert!(budget.make_connection_room());
+    assert!(budget.make_connection_room());
+    assert!(is_over(&silent) && is_over(&new));
+    assert!(!budget.make_connection_room());
+    busy.record_message();
+    begins_turn();
+    assert!(budget.make_connection_room());
+    assert!(is_over(&idle));
+    assert!(!budget.make_connection_room());
+    assert!(!is_over(&busy) && !is_over(&page));
+    assert_eq!(metrics.held.cut_off.total(CutOff::CONNECTION_LIMIT), 3);
+}

@@ -145,7 +145,10 @@ impl<M: UnaryMethod> Dispatcher<M> {
             receive(request.body_mut(), self.max_message_bytes, encoding)
         };
         match received {
-            ReceivedBody::All(message) => self.answer(start, message, account, in_flight),
+            ReceivedBody::All(message) => {
+                account.record_message();
+                self.answer(start, message, account, in_flight)
+            }
             ReceivedBody::Part(first) => {
                 let body = PartialBody {
                     first,
@@ -204,6 +207,7 @@ impl<M: UnaryMethod> Dispatcher<M> {
             let mut report = None;
             let answer = match message {
                 Ok(message) => {
+                    held.account().record_message();
                     let _is_in_flight = in_flight.upgrade();
                     method.message_came(&mut start);
                     if asks_for_report {

@@ -27,7 +27,7 @@ pub(super) struct LocalCounters {
 }
 
 impl LocalCounters {
-    pub(super) fn new(bounds: CounterBounds) -> Self {
+    pub(super) fn new(bounds: &CounterBounds) -> Self {
         Self {
             counters: Arc::new(MemoryStore::bounded(bounds)),
             began: None,

@@ -72,14 +72,14 @@ impl Loss {
         let tables = RecentTables::default();
         Self {
             name,
-            bounds,
+            bounds: bounds.clone(),
             is_lost: AtomicBool::new(false),
             losses: LossThrottle::new(),
             lost_at: Mutex::default(),
             failed_at: Mutex::default(),
             reconciled: tables.add(),
             tables,
-            local: Mutex::new(LocalCounters::new(bounds)),
+            local: Mutex::new(LocalCounters::new(&bounds)),
             has_local_hits: AtomicBool::new(false),
             reconcile_requested: Notify::new(),
             replicas,
@@ -265,7 +265,7 @@ impl Loss {
         }
         if !is_any && local.len() == 0 {
             // A new loss begins with empty tables.
-            *local = LocalCounters::new(self.bounds);
+            *local = LocalCounters::new(&self.bounds);
         }
         is_any.then_some(batch)
     }

@@ -46,6 +46,7 @@ fn bounds(max_counters: usize) -> CounterBounds {
     CounterBounds {
         counters: max_counters,
         bytes: CounterBounds::DEFAULT_BYTES,
+        ..CounterBounds::default()
     }
 }
 

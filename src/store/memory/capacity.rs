@@ -1,28 +1,65 @@
 //! Room for counters: how many the store holds and how many bytes they take, and the bounds on both.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+};
 
 use super::sketch;
 
 /// Bounds on the counters of one store.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct CounterBounds {
     /// The most counters.
     pub counters: usize,
     /// The most bytes that they take, sketches included.
     pub bytes: usize,
+    /// Bytes of these that something else takes at present.
+    pub lent: LentBytes,
+}
+
+/// Bytes that counters leave to something else at present.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LentBytes(Arc<AtomicUsize>);
+
+impl LentBytes {
+    pub(crate) fn set(&self, bytes: usize) {
+        self.0.store(bytes, Relaxed);
+    }
+
+    fn get(&self) -> usize {
+        self.0.load(Relaxed)
+    }
 }
 
 impl CounterBounds {
-    /// A million counters of one or two fixed windows, and their sketches; it fits the manifests' 256 MiB.
+    /// A million counters of one or two fixed windows, and their sketches.
     pub(crate) const DEFAULT_BYTES: usize = 192 << 20;
+
+    /// A counter of a fixed window under a short key, its place in the table included.
+    const FIXED_WINDOW_BYTES: usize = 145;
 
     /// One byte in so many is for the sketches.
     const SKETCH_SHARE: usize = 4;
 
     /// The cells in a row of a sketch that may take a share of all bytes.
-    pub(crate) fn sketch_width(self) -> usize {
+    pub(crate) fn sketch_width(&self) -> usize {
         self.bytes / Self::SKETCH_SHARE / sketch::BYTES_PER_WIDTH
+    }
+
+    /// Bounds of each of two stores that share these.
+    pub(crate) fn half(&self) -> Self {
+        Self {
+            bytes: self.bytes / 2,
+            ..self.clone()
+        }
+    }
+
+    /// About how many counters of fixed windows there is room for.
+    pub(crate) fn fixed_windows(&self) -> usize {
+        let capacity = Capacity::new(self);
+        self.counters
+            .min(capacity.bytes_for_new() / Self::FIXED_WINDOW_BYTES)
     }
 }
 
@@ -36,20 +73,25 @@ pub(super) struct Capacity {
     /// The most counters.
     pub(super) max: usize,
     /// The most bytes of counters, without sketches.
-    pub(super) max_bytes: usize,
+    max_bytes: usize,
+    lent: LentBytes,
 }
 
 /// Logs that exist may grow after there is no room for new counters: one byte in so many is left for them.
 const LOG_SHARE: usize = 8;
 
+/// However many bytes are lent, counters keep one in so many.
+const LEAST_SHARE: usize = 8;
+
 impl Capacity {
-    pub(super) fn new(bounds: CounterBounds) -> Self {
+    pub(super) fn new(bounds: &CounterBounds) -> Self {
         Self {
             live: AtomicUsize::new(0),
             bytes: AtomicUsize::new(0),
             sketched_hits: AtomicU64::new(0),
             max: bounds.counters,
             max_bytes: bounds.bytes - bounds.bytes / CounterBounds::SKETCH_SHARE,
+            lent: bounds.lent.clone(),
         }
     }
 
@@ -68,8 +110,20 @@ impl Capacity {
         self.live() < self.max && self.has_bytes()
     }
 
+    /// The most bytes of counters at present, without sketches.
+    pub(super) fn max_bytes(&self) -> usize {
+        let left = self.max_bytes.saturating_sub(self.lent.get());
+        left.max(self.max_bytes / LEAST_SHARE)
+    }
+
+    /// The most bytes of counters at present with which new ones may come.
+    fn bytes_for_new(&self) -> usize {
+        let max = self.max_bytes();
+        max - max / LOG_SHARE
+    }
+
     fn has_bytes(&self) -> bool {
-        self.bytes() < self.max_bytes - self.max_bytes / LOG_SHARE
+        self.bytes() < self.bytes_for_new()
     }
 
     /// Takes room for one more counter; returns whether there was any.
@@ -83,7 +137,7 @@ impl Capacity {
 
     /// Whether a counter that exists may take more bytes.
     pub(super) fn may_grow(&self) -> bool {
-        self.bytes() < self.max_bytes
+        self.bytes() < self.max_bytes()
     }
 
     /// Records that a counter takes more bytes.

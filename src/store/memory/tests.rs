@@ -170,9 +170,10 @@ fn each_counter_is_taken_for_the_bytes_that_the_documents_state() {
 #[test]
 fn no_log_grows_beyond_the_bound_on_bytes_or_counts_less_because_of_it() {
     let bytes = 1 << 20;
-    let store = MemoryStore::bounded(CounterBounds {
+    let store = MemoryStore::bounded(&CounterBounds {
         counters: 1_000_000,
         bytes,
+        ..CounterBounds::default()
     });
     let (mut sent, mut passed) = (0, 0);
     for millis in 0..30_000 {
@@ -204,7 +205,7 @@ proptest! {
         let algorithm = &every_algorithm()[which];
         // Algorithms that look first never charge what they refuse.
         prop_assume!(charge != Charge::Always || !algorithm.looks_first());
-        let store = MemoryStore::bounded(CounterBounds { counters: 3, bytes: 1 << 16 });
+        let store = MemoryStore::bounded(&CounterBounds { counters: 3, bytes: 1 << 16, ..CounterBounds::default() });
         let per_minute = 5;
         let mut passed: HashMap<(u32, u64), u64> = HashMap::new();
         let mut now = Timestamp::from_secs(600);
@@ -291,7 +292,7 @@ proptest! {
         ),
     ) {
         const LIMIT: u32 = 5;
-        let store = MemoryStore::bounded(CounterBounds { counters: room, bytes: 1 << 22 });
+        let store = MemoryStore::bounded(&CounterBounds { counters: room, bytes: 1 << 22, ..CounterBounds::default() });
         let mut admitted: HashMap<_, VecDeque<u64>> = HashMap::new();
         let mut now = 20_000 * 24 * 60 * 60 * 1000;
         for (value, algorithm, period, hits, pause, sweeps) in steps {

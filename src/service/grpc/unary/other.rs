@@ -45,6 +45,7 @@ pub(super) async fn other(
     let path: String = request.uri().path().chars().take(MAX_PATH_CHARS).collect();
     let others = TowerToHyperService::new(others);
     let reply = hyper::service::Service::call(&others, request).await?;
+    account.record_message();
     let headers = reply.headers();
     let is_unknown = headers.get(GRPC_STATUS) == Some(&UNIMPLEMENTED);
     if is_unknown && !headers.contains_key(GRPC_MESSAGE) {

@@ -1,0 +1,128 @@
+//! The control group of this process (cgroups(7)): its files, and its memory limit.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// The mount point of control groups.
+const ROOT: &str = "/sys/fs/cgroup";
+
+/// Limits from here on stand for none: cgroup v1 has no word for it, and shows the largest number of whole pages.
+const UNLIMITED: u64 = 1 << 62;
+
+/// Files of this name that may be those of this process, the likeliest first; `controller` names the hierarchy of
+/// cgroup v1.
+pub(super) fn files(controller: &str, name: &str) -> Vec<PathBuf> {
+    candidates(Path::new(ROOT), &memberships(), controller, name)
+}
+
+/// The most bytes of memory that the process may take: the lowest limit of its group and of those around it. `None` if
+/// there is none.
+pub(super) fn memory_limit() -> Option<u64> {
+    limit(Path::new(ROOT), &memberships())
+}
+
+fn memberships() -> String {
+    fs::read_to_string("/proc/self/cgroup").unwrap_or_default()
+}
+
+fn limit(root: &Path, memberships: &str) -> Option<u64> {
+    let v2 = candidates(root, memberships, "memory", "memory.max");
+    let v1 = candidates(root, memberships, "memory", "memory.limit_in_bytes");
+    let groups = v2.iter().chain(&v1).flat_map(|file| {
+        let name = file.file_name().unwrap_or_default();
+        let folders = file.ancestors().skip(1);
+        let folders = folders.take_while(|folder| folder.starts_with(root));
+        folders.map(|folder| folder.join(name)).collect::<Vec<_>>()
+    });
+    let limits = groups.filter_map(|file| {
+        let text = fs::read_to_string(file).ok()?;
+        text.trim().parse::<u64>().ok()
+    });
+    limits.filter(|limit| *limit < UNLIMITED).min()
+}
+
+/// Of cgroup v2, then of v1, under the process's own path and, in a container, at the root. `memberships` is the text
+/// of `/proc/self/cgroup`.
+fn candidates(root: &Path, memberships: &str, controller: &str, name: &str) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for line in memberships.lines() {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else {
+            continue;
+        };
+        let path = path.trim_start_matches('/');
+        if controllers.is_empty() {
+            files.push(root.join(path).join(name));
+        } else if controllers.split(',').any(|one| one == controller) {
+            for folder in [controllers, controller] {
+                files.push(root.join(folder).join(path).join(name));
+                files.push(root.join(folder).join(name));
+            }
+        }
+    }
+    files.push(root.join(name));
+    files
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_own_group_is_looked_at_first() {
+        let root = Path::new("/r");
+        let shown = |memberships| {
+            let files = candidates(root, memberships, "cpu", "cpu.stat").into_iter();
+            files
+                .map(|file| file.display().to_string())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(shown("0::/pod/a\n"), ["/r/pod/a/cpu.stat", "/r/cpu.stat"]);
+        assert_eq!(
+            shown("4:memory:/m\n3:cpu,cpuacct:/pod\n")[..2],
+            ["/r/cpu,cpuacct/pod/cpu.stat", "/r/cpu,cpuacct/cpu.stat"]
+        );
+        assert_eq!(shown("nonsense"), ["/r/cpu.stat"]);
+    }
+
+    /// The limit in a hierarchy of these files.
+    #[track_caller]
+    fn check(files: &[(&str, &str)], memberships: &str, expected: Option<u64>) {
+        let root = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        assert_eq!(limit(root.path(), memberships), expected, "{files:?}");
+    }
+
+    #[test]
+    fn the_lowest_memory_limit_around_the_process_counts() {
+        let of_pod = ("pod/memory.max", "1000\n");
+        let of_container = ("pod/a/memory.max", "max\n");
+        check(&[of_pod, of_container], "0::/pod/a\n", Some(1000));
+        check(
+            &[of_pod, ("pod/a/memory.max", "10\n")],
+            "0::/pod/a\n",
+            Some(10),
+        );
+        // A container sees its own group at the root.
+        check(
+            &[("memory.max", "268435456\n")],
+            "0::/\n",
+            Some(268_435_456),
+        );
+        check(&[("memory.max", "max\n")], "0::/\n", None);
+        check(&[], "0::/\n", None);
+        let v1 = "memory/docker/1/memory.limit_in_bytes";
+        check(&[(v1, "500\n")], "5:memory:/docker/1\n", Some(500));
+        check(
+            &[(v1, "9223372036854771712\n")],
+            "5:memory:/docker/1\n",
+            None,
+        );
+    }
+}
