@@ -69,7 +69,7 @@ impl Intake {
         let domains = loaded.matcher.domain_count();
         let current = self.rules.current();
         let is_new = current.is_some_and(|current| !count_alike(&current.matcher, &loaded.matcher));
-        self.memory.lend(loaded.load_bytes);
+        self.memory.reserve(loaded.load_bytes);
         self.rules.swap(loaded.matcher, &self.metrics);
         if is_new {
             self.metrics.loss.change_rules();

@@ -2,7 +2,7 @@
 
 use crate::{
     config::fault::Fault, foundation::megabytes::Megabytes, observe::metrics::process,
-    store::memory::LentBytes,
+    store::memory::ReservedBytes,
 };
 
 /// The memory that rules may take: a share of their own, and beyond it as much as nothing else takes.
@@ -12,8 +12,8 @@ pub(crate) struct RuleMemory {
     pub(crate) total: Option<usize>,
     /// The bytes that rules may always take.
     pub(crate) share: usize,
-    /// The bytes of counters that rules take beyond their share.
-    pub(crate) lent: LentBytes,
+    /// The bytes that counters leave to rules beyond their share.
+    pub(crate) reserved: ReservedBytes,
 }
 
 impl RuleMemory {
@@ -39,13 +39,14 @@ impl RuleMemory {
         })
     }
 
-    /// Takes from counters what the rules in use, whose load took about so many bytes, take beyond their share.
-    pub(crate) fn lend(&self, load_bytes: usize) {
+    /// Takes from the room of counters what the rules in use take beyond their share; their load took about
+    /// `load_bytes`.
+    pub(crate) fn reserve(&self, load_bytes: usize) {
         // Rules in use take about half of what their load takes.
-        let lent = self
+        let reserved = self
             .total
             .map_or(0, |_| (load_bytes / 2).saturating_sub(self.share));
-        self.lent.set(lent);
+        self.reserved.set(reserved);
     }
 }
 
@@ -59,7 +60,7 @@ mod tests {
         let memory = |total| RuleMemory {
             total,
             share: 1000,
-            lent: LentBytes::default(),
+            reserved: ReservedBytes::default(),
         };
         let full = memory(Some(taken / 2));
         full.check(1000).unwrap();
@@ -81,11 +82,11 @@ mod tests {
         let memory = RuleMemory {
             total: Some(1 << 30),
             share: 1_000_000,
-            lent: bounds.lent.clone(),
+            reserved: bounds.reserved.clone(),
         };
-        memory.lend(4_000_000);
+        memory.reserve(4_000_000);
         assert_eq!(bounds.fixed_windows(), before / 3 * 2);
-        memory.lend(1_800_000);
+        memory.reserve(1_800_000);
         assert_eq!(bounds.fixed_windows(), before);
     }
 }

@@ -36,7 +36,8 @@ impl<'a> Parts<'a> {
     ///
     /// # Errors
     ///
-    /// If the bounds on memory do not fit, the rules or the address of a store are invalid, or logged decisions have no place.
+    /// If the bounds on memory do not fit, the rules or the address of a store are invalid, or logged decisions have no
+    /// place.
     pub(super) fn new(
         settings: &'a Settings,
         log: Arc<LogStats>,
@@ -59,7 +60,7 @@ impl<'a> Parts<'a> {
         let rule_memory = RuleMemory {
             total: memory.total,
             share: memory.rule_bytes,
-            lent: memory.counters.lent.clone(),
+            reserved: memory.counters.reserved.clone(),
         };
         let intake = Intake::new(rules.clone(), metrics.clone(), rule_memory);
         let source = RuleSource::new(settings, &intake, &metrics)?;

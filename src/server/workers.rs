@@ -60,9 +60,9 @@ impl Workers {
     }
 }
 
-/// Accepts connections and distributes them to the workers in turn. When all places are taken, a connection
-/// without a call, or without one for the longest, is closed for a new one. An Envoy opens one connection for each of its threads; if the
-/// kernel chose the worker, all of them could end up on one core.
+/// Accepts connections and distributes them to the workers in turn. When all places are taken, a connection without a
+/// call, or without one for the longest, is closed for a new one. An Envoy opens one connection for each of its
+/// threads; if the kernel chose the worker, all of them could end up on one core.
 pub(super) async fn accept(
     listener: GrpcListener,
     senders: Vec<mpsc::Sender<Arrival>>,

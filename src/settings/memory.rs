@@ -5,7 +5,7 @@ use clap::Args;
 use super::{bounds::Bounds, values::number};
 use crate::{
     foundation::megabytes::Megabytes,
-    store::memory::{CounterBounds, LentBytes},
+    store::memory::{CounterBounds, ReservedBytes},
 };
 
 /// Bounds on memory.
@@ -69,7 +69,7 @@ const LEAST_CONNECTIONS: usize = 32;
 const MAX_HTTP_CONNECTIONS: usize = 1_000;
 const MIN_HTTP_CONNECTIONS: usize = 16;
 
-/// What takes memory: by a bound that is set, or a share of the rest.
+/// Memory for one purpose: by a bound that is set, or a share of the rest.
 #[derive(Clone, Copy, Debug)]
 struct Share {
     name: &'static str,
@@ -180,7 +180,7 @@ impl MemoryShares {
             ),
             share("rules", 1, MAX_RULE_BYTES, 1 << 20, None),
         ];
-        let total = Limit::of(memory, facts);
+        let total = MemoryLimit::of(memory, facts);
         let base = total
             .as_ref()
             .map_or(BASE_BYTES, |limit| BASE_BYTES.min(limit.bytes / 2));
@@ -199,7 +199,7 @@ impl MemoryShares {
             counters: CounterBounds {
                 counters: memory.max_counters,
                 bytes: counters,
-                lent: LentBytes::default(),
+                reserved: ReservedBytes::default(),
             },
             held_bytes: held,
             connections: connections / connection,
@@ -235,12 +235,12 @@ fn divide(shares: &mut [Share], room: usize) -> bool {
 }
 
 /// The limit of the process, and where it is from.
-struct Limit {
+struct MemoryLimit {
     bytes: usize,
     origin: String,
 }
 
-impl Limit {
+impl MemoryLimit {
     fn of(memory: &MemorySettings, facts: MemoryFacts) -> Option<Self> {
         if let Some(bytes) = memory.max_memory_bytes {
             let origin = "--max-memory-bytes".to_owned();
@@ -334,9 +334,14 @@ mod tests {
             assert!(grows, "{mib} MiB: {now:?} after {before:?}");
             before = now;
         }
-        let sidecar = shares(Some(256 * MIB));
-        assert!(sidecar.counters.fixed_windows() > 450_000, "{sidecar:?}");
-        assert!(sidecar.connections > 700, "{sidecar:?}");
+        // As docs/sizing.md has it.
+        let of_table = |limit| {
+            let shares = shares(limit);
+            let windows = shares.counters.fixed_windows();
+            (windows, shares.connections, shares.http_connections)
+        };
+        assert_eq!(of_table(Some(256 * MIB)), (514_814, 789, 789));
+        assert_eq!(of_table(Some(512 * MIB)), (911_176, 3_264, 1_000));
     }
 
     #[test]

@@ -32,7 +32,7 @@ mod tests;
 
 use begun::{Begin, TakenCounter};
 use capacity::Capacity;
-pub(crate) use capacity::{CounterBounds, LentBytes};
+pub(crate) use capacity::{CounterBounds, ReservedBytes};
 use cursor::Cursor;
 use key::SplitKey;
 pub(crate) use listing::MemoryCursor;
@@ -69,7 +69,7 @@ impl MemoryStore {
         Self::bounded(&CounterBounds {
             counters: max_counters,
             bytes: CounterBounds::DEFAULT_BYTES,
-            lent: LentBytes::default(),
+            reserved: ReservedBytes::default(),
         })
     }
 

@@ -14,15 +14,15 @@ pub(crate) struct CounterBounds {
     pub counters: usize,
     /// The most bytes that they take, sketches included.
     pub bytes: usize,
-    /// Bytes of these that something else takes at present.
-    pub lent: LentBytes,
+    /// Bytes of these that are kept free for rules at present.
+    pub reserved: ReservedBytes,
 }
 
-/// Bytes that counters leave to something else at present.
+/// Bytes that counters leave free at present.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct LentBytes(Arc<AtomicUsize>);
+pub(crate) struct ReservedBytes(Arc<AtomicUsize>);
 
-impl LentBytes {
+impl ReservedBytes {
     pub(crate) fn set(&self, bytes: usize) {
         self.0.store(bytes, Relaxed);
     }
@@ -74,13 +74,13 @@ pub(super) struct Capacity {
     pub(super) max: usize,
     /// The most bytes of counters, without sketches.
     max_bytes: usize,
-    lent: LentBytes,
+    reserved: ReservedBytes,
 }
 
 /// Logs that exist may grow after there is no room for new counters: one byte in so many is left for them.
 const LOG_SHARE: usize = 8;
 
-/// However many bytes are lent, counters keep one in so many.
+/// However many bytes are reserved, counters keep one in so many.
 const LEAST_SHARE: usize = 8;
 
 impl Capacity {
@@ -91,7 +91,7 @@ impl Capacity {
             sketched_hits: AtomicU64::new(0),
             max: bounds.counters,
             max_bytes: bounds.bytes - bounds.bytes / CounterBounds::SKETCH_SHARE,
-            lent: bounds.lent.clone(),
+            reserved: bounds.reserved.clone(),
         }
     }
 
@@ -112,7 +112,7 @@ impl Capacity {
 
     /// The most bytes of counters at present, without sketches.
     pub(super) fn max_bytes(&self) -> usize {
-        let left = self.max_bytes.saturating_sub(self.lent.get());
+        let left = self.max_bytes.saturating_sub(self.reserved.get());
         left.max(self.max_bytes / LEAST_SHARE)
     }
 

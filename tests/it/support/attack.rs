@@ -33,6 +33,8 @@ use super::{
     wait_until,
 };
 
+mod full;
+
 const RULES: &str = "
 domain: d
 descriptors:
@@ -41,6 +43,8 @@ descriptors:
   - key: named
     detailed_metric: true
     rate_limits: [1000000000/10000years]
+  - key: two
+    rate_limits: [1000/day, 100000/week]
 ";
 
 /// Size of the attack, in per cent of the one in the review.
@@ -524,8 +528,15 @@ pub fn all() -> Vec<Attack> {
         })
         .with(LARGE)
         .was("more than 1 GB", ""),
+        Attack::new(FULL, full::carry_out).with(full::ARGS).was(
+            "375 MB without the rules, 286 MB with nothing but two loads of them",
+            "",
+        ),
     ]
 }
+
+const FULL: &str = "full counters, 9,000 calls without a message, 900 unread pages, 900 clients that do not read, 600 \
+    slow bodies and 100,000 rules more, where 80 % of 256 MiB may be taken";
 
 pub const ALL_AT_ONCE: &str = "61 calls of 4 MB without an end, 61 slow bodies at /json, 10,240 unread replies, \
     10,000 names of 490 bytes scraped, all at once";

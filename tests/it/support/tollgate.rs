@@ -8,6 +8,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::{Arc, Mutex, OnceLock},
+    time::Duration,
 };
 
 use nix::{
@@ -350,6 +351,16 @@ impl Tollgate {
         let line = status.lines().find(|line| line.starts_with(which)).unwrap();
         let kib: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
         kib * 1024
+    }
+
+    /// Processor time so far, in user and kernel mode.
+    pub fn cpu_time(&self) -> Duration {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap();
+        // proc(5): the fields behind the name begin with the third; 14 and 15 are times in hundredths of a second.
+        let behind_name = stat.rsplit_once(')').unwrap().1;
+        let ticks = behind_name.split_whitespace().skip(11).take(2);
+        let ticks = ticks.map(|ticks| ticks.parse::<u64>().unwrap());
+        Duration::from_millis(ticks.sum::<u64>() * 10)
     }
 
     pub fn process_id(&self) -> u32 {

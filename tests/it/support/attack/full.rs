@@ -1,0 +1,80 @@
+//! The attack on memory as a sum: full counters, connections, pages, bodies and a load of rules, where little memory is
+//! allowed.
+
+use std::{fmt::Write as _, fs, net::TcpStream};
+
+use prost::Message as _;
+
+use super::{Caller, Kept, Size, connections};
+use crate::support::{
+    ask::{descriptor, request},
+    frames::{beginnings, headers},
+    hoard::{Hoarder, framed, slow_bodies, who_does_not_read},
+    tollgate::Tollgate,
+    wait_until,
+};
+
+/// 80 % of 256 MiB, as if that were the limit of the container.
+pub(super) const ARGS: &[&str] = &["--max-memory-bytes", "214748364"];
+
+/// Bytes of each invented value.
+const VALUE: usize = 120;
+
+/// Calls whose processor time is measured.
+const CALLS: usize = 3_000;
+
+pub(super) fn carry_out(server: &Tollgate, size: Size) -> Kept {
+    let mut caller = Caller::connect(server.grpc).unwrap();
+    let idle = micros(server, &mut caller);
+    let mut flood = Hoarder::connect(server.grpc, 1 << 30);
+    for thousand in 0..size.of(430) {
+        let value = |number| format!("{:0>VALUE$}", thousand * 1_000 + number);
+        let descriptors = (0..1_000).map(|number| descriptor(&[("two", &value(number))]));
+        let message = request("d", descriptors.collect()).encode_to_vec();
+        assert!(flood.call(&framed(&message), true));
+        while flood.open() > 0 && flood.hear() {}
+    }
+    let begun = [&beginnings()[4][..], &headers(1)].concat();
+    let page = b"GET /metrics HTTP/1.1\r\nhost: test\r\n\r\n".repeat(20);
+    let kept = (
+        connections(server.grpc, size.of(9_000), &begun),
+        connections(server.debug, size.of(900), &page),
+        (0..size.of(900))
+            .map(|_| who_does_not_read(server.http))
+            .collect::<Vec<TcpStream>>(),
+        slow_bodies(server.http, size.of(600), 250_000),
+        flood,
+    );
+    load_rules(server, size.of(100_000));
+    eprintln!(
+        "processor time of a call: {idle:.0} µs before the attack, {:.0} µs while it holds",
+        micros(server, &mut caller)
+    );
+    Box::new(kept)
+}
+
+/// The processor time of the server for a call, in microseconds, while nothing else asks.
+fn micros(server: &Tollgate, caller: &mut Caller) -> f64 {
+    let before = server.cpu_time();
+    for _ in 0..CALLS {
+        caller.call().unwrap();
+    }
+    (server.cpu_time() - before).as_secs_f64() * 1e6 / CALLS as f64
+}
+
+/// Gives the server so many rules more, and waits until it has taken or refused them.
+fn load_rules(server: &Tollgate, count: usize) {
+    let mut text = "domain: e\ndescriptors:\n".to_owned();
+    for number in 0..count {
+        let _ = writeln!(text, "- {{key: k{number}, rate_limits: [{number}/day]}}");
+    }
+    let loads = || {
+        let log = server.log().text();
+        log.matches("rules loaded").count() + log.matches("the rules were not reloaded").count()
+    };
+    let before = loads();
+    let hidden = server.rules().join(".new");
+    fs::write(&hidden, text).unwrap();
+    fs::rename(hidden, server.rules().join("more.yaml")).unwrap();
+    wait_until("the rules are taken or refused", || loads() > before);
+}
