@@ -11,13 +11,15 @@
 //! sides keep equal tables, and later calls that refer to the entry are valid too. All other frames are skipped by
 //! their length.
 //!
-//! An empty text cannot be repaired, nor one whose code is longer by half than the text itself, which encoders then
-//! send uncoded. A name in the dynamic table is not recognised: encoders find `:authority` in the static table, or
-//! write it out as C-core does.
+//! A code may be longer than its text, as that of `^`. No valid text has one so long, so the replacement has no code
+//! then: the string and its frame become shorter, and the entry, which counts characters, does not.
+//!
+//! Only an empty text cannot be repaired: an authority has a character, and the entry would become longer.
 
 use std::{
     borrow::Cow,
     io,
+    ops::Range,
     pin::Pin,
     sync::{Arc, atomic::Ordering::Relaxed},
     task::{Context, Poll, ready},
@@ -46,10 +48,10 @@ pub(super) use log::AuthorityLog;
 
 use frames::{
     CONTINUATION, END_HEADERS, HEAD_BYTES, HEADERS, MAX_FRAME_BYTES, RST_STREAM, block_frames,
-    first_fragment, has_end, payload_bytes,
+    first_fragment, has_end, payload_bytes, refill,
 };
-use hpack::{HeaderString, next_authority};
-use replacement::instead;
+use hpack::{AuthorityEntries, HeaderString, next_authority, plain_string};
+use replacement::{Replacement, instead};
 
 /// Length of the client's preface (RFC 9113, 3.4).
 const PREFACE_BYTES: usize = 24;
@@ -69,6 +71,7 @@ pub(super) struct AuthorityRewriter<S> {
     /// Inspected bytes of `held` that have been passed on.
     given: usize,
     is_whole: bool,
+    entries: AuthorityEntries,
     /// Bytes until the start of the library's next frame.
     writing: usize,
     account: Arc<Account>,
@@ -89,20 +92,21 @@ impl<S> AuthorityRewriter<S> {
             held: Vec::new(),
             given: 0,
             is_whole: false,
+            entries: AuthorityEntries::default(),
             writing: 0,
         }
     }
 
-    /// Inspects and repairs new bytes; returns how many can be passed on. The rest is the beginning of a frame, which
-    /// must be held.
-    fn look(&mut self, bytes: &mut [u8]) -> usize {
-        let mut at = 0;
+    /// Inspects and repairs new bytes. Returns where those are that must be held, the beginning of a frame: those before
+    /// can be passed on, and those behind are left over, because frames became shorter.
+    fn look(&mut self, bytes: &mut [u8]) -> Range<usize> {
+        let (mut at, mut end) = (0, bytes.len());
         loop {
-            let passed = self.passing.min(bytes.len() - at);
+            let passed = self.passing.min(end - at);
             self.passing -= passed;
             at += passed;
-            let Some(head) = bytes[at..].first_chunk::<HEAD_BYTES>() else {
-                return at;
+            let Some(head) = bytes[at..end].first_chunk::<HEAD_BYTES>() else {
+                return at..end;
             };
             let length = payload_bytes(head);
             if head[3] != HEADERS || length > MAX_FRAME_BYTES {
@@ -112,14 +116,20 @@ impl<S> AuthorityRewriter<S> {
                 self.passing = HEAD_BYTES + length;
                 continue;
             }
-            let Ok(length) = block_frames(&bytes[at..]) else {
-                return at;
+            let Ok(length) = block_frames(&bytes[at..end]) else {
+                return at..end;
             };
-            self.headers(&mut bytes[at..at + length]);
-            if !has_end(&bytes[at..at + length]) {
-                self.is_open = Some(Reservation::new(&self.account, OPEN_BLOCK_BYTES));
+            let left = self.headers(&mut bytes[at..at + length]);
+            if left < length {
+                bytes.copy_within(at + length..end, at + left);
+                end -= length - left;
             }
-            at += length;
+            at += left;
+            if !has_end(&bytes[at - left..at]) {
+                self.is_open = Some(Reservation::new(&self.account, OPEN_BLOCK_BYTES));
+                // The rest is not inspected, so positions of older entries are not known any more.
+                self.entries = AuthorityEntries::default();
+            }
         }
     }
 
@@ -134,13 +144,18 @@ impl<S> AuthorityRewriter<S> {
         }
     }
 
-    /// Repairs the header block in these frames.
-    fn headers(&self, frames: &mut [u8]) {
+    /// Repairs the header block in these frames. Returns their length then.
+    fn headers(&mut self, frames: &mut [u8]) -> usize {
         let Some((first, mut at)) = first_fragment(frames) else {
-            return;
+            return frames.len();
         };
         if at == frames.len() {
-            return self.block(&mut frames[first]);
+            let length = self.block(&mut frames[first.clone()]);
+            if length == first.len() {
+                return frames.len();
+            }
+            let block = frames[first.clone()][..length].to_vec();
+            return refill(frames, &[first], &block);
         }
         let mut fragments = vec![first];
         while let Some(head) = frames[at..].first_chunk() {
@@ -150,41 +165,51 @@ impl<S> AuthorityRewriter<S> {
         }
         let pieces = fragments.iter().map(|fragment| &frames[fragment.clone()]);
         let mut block = pieces.collect::<Vec<_>>().concat();
-        self.block(&mut block);
-        let mut rest = &block[..];
-        for fragment in fragments {
-            let (piece, behind) = rest.split_at(fragment.len());
-            frames[fragment].copy_from_slice(piece);
-            rest = behind;
-        }
+        let length = self.block(&mut block);
+        refill(frames, &fragments, &block[..length])
     }
 
-    fn block(&self, block: &mut [u8]) {
-        let mut at = 0;
-        while let Some(HeaderString { bytes, is_huffman }) = next_authority(block, &mut at) {
-            self.authority(&mut block[bytes], is_huffman);
+    /// Repairs a header block. Returns its length then.
+    fn block(&mut self, block: &mut [u8]) -> usize {
+        let (mut at, mut end) = (0, block.len());
+        while let Some(string) = next_authority(&block[..end], &mut at, &mut self.entries) {
+            match self.replacement(&block[string.bytes.clone()], &string) {
+                None => {}
+                Some(same) if same.is_huffman == string.is_huffman => {
+                    block[string.bytes].copy_from_slice(&same.bytes);
+                }
+                Some(shorter) => {
+                    let plain = plain_string(&shorter.bytes);
+                    at = string.start + plain.len();
+                    block[string.start..at].copy_from_slice(&plain);
+                    block.copy_within(string.bytes.end..end, at);
+                    end -= string.bytes.end - at;
+                }
+            }
         }
+        end
     }
 
-    fn authority(&self, value: &mut [u8], is_huffman: bool) {
-        let found = if is_huffman {
+    /// An authority for the place of `value`, if it is none and can be replaced.
+    fn replacement(&self, value: &[u8], string: &HeaderString) -> Option<Replacement> {
+        let found = if string.is_huffman {
             huffman::decode(value).map(Cow::Owned)
         } else {
-            Some(Cow::Borrowed(&*value))
+            Some(Cow::Borrowed(value))
         };
         let Some(found) = found else {
-            return self.authority_log.refused(value);
+            self.authority_log.refused(value);
+            return None;
         };
         if Authority::try_from(&*found).is_ok() {
-            return;
+            return None;
         }
-        match instead(&found, is_huffman) {
-            Some(instead) if instead.len() == value.len() => {
-                self.authority_log.replaced(&found);
-                value.copy_from_slice(&instead);
-            }
-            _ => self.authority_log.refused(&found),
+        let instead = instead(&found, string);
+        match instead {
+            Some(_) => self.authority_log.replaced(&found),
+            None => self.authority_log.refused(&found),
         }
+        instead
     }
 
     /// Inspects the heads of written frames. A reply has three, and each costs one turn of this loop: nothing
@@ -213,12 +238,13 @@ impl<S> AuthorityRewriter<S> {
 /// Repairs whole frames that follow a client's preface, for fuzzing; returns the numbers of replaced and of
 /// irreparable names.
 #[doc(hidden)]
-pub fn rewrite(frames: &mut [u8]) -> [u64; 2] {
+pub fn rewrite(frames: &mut Vec<u8>) -> [u64; 2] {
     let metrics = Arc::<Metrics>::default();
     let account = Budget::new(usize::MAX, metrics.clone()).account();
     let mut connection = AuthorityRewriter::new((), AuthorityLog::new(metrics.clone()), account);
     connection.passing = 0;
-    connection.look(frames);
+    let held = connection.look(frames);
+    frames.truncate(held.end);
     let Authorities { replaced, refused } = &metrics.authorities;
     [replaced, refused].map(|count| count.load(Relaxed))
 }
@@ -241,10 +267,11 @@ impl<S: AsyncRead + Unpin> AsyncRead for AuthorityRewriter<S> {
                 if buf.filled().len() == before {
                     return Poll::Ready(Ok(()));
                 }
-                let good = this.look(&mut buf.filled_mut()[before..]);
-                this.held.extend_from_slice(&buf.filled()[before + good..]);
-                buf.set_filled(before + good);
-                if good > 0 {
+                let new = &mut buf.filled_mut()[before..];
+                let held = this.look(new);
+                this.held.extend_from_slice(&new[held.clone()]);
+                buf.set_filled(before + held.start);
+                if held.start > 0 {
                     return Poll::Ready(Ok(()));
                 }
             }
@@ -287,7 +314,8 @@ impl<S: AsyncRead + Unpin> AuthorityRewriter<S> {
             }
         }
         let mut held = std::mem::take(&mut self.held);
-        self.look(&mut held);
+        let looked = self.look(&mut held);
+        held.truncate(looked.end);
         self.held = held;
         self.waits = None;
         self.is_whole = true;

@@ -6,6 +6,10 @@ use std::{
     time::Duration,
 };
 
+use axum::{
+    http::{StatusCode, Version, header::HOST},
+    response::{IntoResponse as _, Response},
+};
 use hyper::{Request, body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
@@ -123,7 +127,16 @@ async fn serve(
         began.renew();
         request.extensions_mut().insert(account.clone());
         request.extensions_mut().insert(Peer(peer));
-        hyper::service::Service::call(&service, request)
+        let answer = match refuse_hosts(&request) {
+            None => Ok(hyper::service::Service::call(&service, request)),
+            Some(refusal) => Err(refusal),
+        };
+        async move {
+            match answer {
+                Ok(answer) => answer.await,
+                Err(refusal) => Ok(refusal),
+            }
+        }
     };
     let served = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
@@ -140,4 +153,13 @@ async fn serve(
             Err(_) => return tracing::debug!("an HTTP connection took too long"),
         }
     }
+}
+
+/// The answer to a request without its one Host (RFC 9112, 3.2): two parts of a chain could see two hosts in it. Any
+/// text may stand there, because Envoy's health checks name the cluster.
+fn refuse_hosts(request: &Request<Incoming>) -> Option<Response> {
+    let hosts = request.headers().get_all(HOST).iter().count();
+    let is_good = hosts == 1 || hosts == 0 && request.version() < Version::HTTP_11;
+    let refused = || (StatusCode::BAD_REQUEST, "send one Host\n").into_response();
+    (!is_good).then(refused)
 }

@@ -247,6 +247,7 @@ impl Server {
             ended = self.tasks.needed_end() => return Err(ended.into()),
         }
         self.tasks.start_draining();
+        self.spans.hurry();
         self.tasks.stop(Task::GrpcListener).await?;
         self.health.close().await;
         self.phase.send_replace(Phase::Draining);

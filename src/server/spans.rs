@@ -1,26 +1,22 @@
 //! The tracer, and the task that exports its spans.
 
-use std::time::Duration;
-
-use tokio::sync::oneshot;
+use tokio::sync::watch;
 
 use super::tasks::{OwnedTasks, Task, TaskError};
 use crate::{
     foundation::random,
     observe::{
         metrics::Metrics,
-        traces::{Tracer, export::Exporter},
+        traces::{
+            Tracer,
+            export::{Exporter, LAST, Urgency},
+        },
     },
     settings::traces::{Traces, TracesError},
 };
 
-/// Longest time for sending the last spans.
-const FLUSH: Duration = Duration::from_secs(5);
-
-/// Ends the task that exports spans, if tracing is on.
-pub(super) struct SpanExport {
-    stop: oneshot::Sender<()>,
-}
+/// Makes the export of spans end.
+pub(super) struct SpanExport(watch::Sender<Urgency>);
 
 /// Makes the tracer, and starts the export of its spans if tracing is on.
 ///
@@ -32,7 +28,7 @@ pub(super) fn start(
     metrics: &Metrics,
     tasks: &mut OwnedTasks,
 ) -> Result<(Tracer, SpanExport), TracesError> {
-    let (stop, stopped) = oneshot::channel();
+    let (urgency, how_urgent) = watch::channel(Urgency::None);
     let tracer = if settings.tracing {
         let stats = metrics.traces.clone();
         let options = settings.export(random::uuid)?;
@@ -42,27 +38,88 @@ pub(super) fn start(
             options,
             stats,
         };
-        tasks.start(Task::Otlp, exporter.run(stopped));
+        tasks.start(Task::Otlp, exporter.run(how_urgent));
         tracer
     } else {
         Tracer::default()
     };
-    Ok((tracer, SpanExport { stop }))
+    Ok((tracer, SpanExport(urgency)))
 }
 
 impl SpanExport {
+    /// Sends spans without delay from now on: the process ends soon.
+    pub(super) fn hurry(&self) {
+        self.0.send_replace(Urgency::AtOnce);
+    }
+
     /// Sends the last spans.
     ///
     /// # Errors
     ///
     /// If a task ends badly that the process needs.
     pub(super) async fn finish(self, tasks: &mut OwnedTasks) -> Result<(), TaskError> {
-        // Without tracing there is no receiver.
-        let _ = self.stop.send(());
-        let sent = tokio::time::timeout(FLUSH, tasks.all_end(Task::Otlp)).await;
+        self.0.send_replace(Urgency::Last);
+        let sent = tokio::time::timeout(LAST, tasks.all_end(Task::Otlp)).await;
         sent.unwrap_or_else(|_elapsed| {
             tracing::warn!("some spans could not be sent before the exit");
             Ok(())
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{net::TcpListener, time::Duration};
+
+    use clap::Parser as _;
+    use tokio::time::{Instant, sleep};
+
+    use super::*;
+    use crate::{
+        observe::traces::CallSummary,
+        settings::command_line::{Cli, Command},
+    };
+
+    /// The end takes a second at most, however long the connections of callers stay and the collector may take.
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_collector_holds_up_the_end_no_longer_than_an_idle_connection() {
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = format!("http://{}", silent.local_addr().unwrap());
+        for protocol in ["http", "grpc"] {
+            let Command::Serve(settings) = Cli::parse_from([
+                "tollgate",
+                "serve",
+                "--tracing",
+                "--tracing-protocol",
+                protocol,
+                "--otlp-endpoint",
+                &endpoint,
+                "--otlp-timeout",
+                "3600000",
+            ])
+            .command
+            else {
+                panic!("it is `serve`");
+            };
+            for connections_stay in [0, 300, 1000] {
+                let mut tasks = OwnedTasks::default();
+                let (tracer, spans) =
+                    start(&settings.traces, &Metrics::default(), &mut tasks).unwrap();
+                tracer.begin(|_| None).unwrap().end(CallSummary {
+                    began_nanos: 0,
+                    took: Duration::ZERO,
+                    domain: String::new(),
+                    descriptors: 1,
+                    answer: Ok("OK"),
+                });
+                tasks.start_draining();
+                let drains = Instant::now();
+                spans.hurry();
+                sleep(Duration::from_millis(connections_stay)).await;
+                spans.finish(&mut tasks).await.unwrap();
+                let took = drains.elapsed();
+                assert!(took <= LAST, "{protocol:?} {connections_stay}: {took:?}");
+            }
+        }
     }
 }

@@ -224,6 +224,8 @@ async fn a_reset_frees_a_client_of_every_algorithm_and_is_logged_with_the_caller
         "two=v\n\"x\"",
         "-d",
         "free=v",
+        "-d",
+        "day=v\\,user=root",
     ];
     let (code, text, errors) = run(&server, &reset);
     assert_eq!(code, Some(0), "{errors}");
@@ -243,7 +245,9 @@ async fn a_reset_frees_a_client_of_every_algorithm_and_is_logged_with_the_caller
         .unwrap();
     let line: Value = serde_json::from_str(line).unwrap();
     assert_eq!(line["@message"], "counters were reset");
-    assert_eq!(line["descriptor"], r#"two=v\n\"x\""#);
+    assert_eq!(line["descriptor"], r#"two="v\n\"x\"""#);
+    let one_entry = serde_json::to_string(r#"day="v,user=root""#).unwrap();
+    server.log().with(&format!(r#""descriptor":{one_entry}"#));
     assert!(
         line["by"].as_str().unwrap().ends_with(" (loopback)"),
         "{line}"

@@ -4,16 +4,16 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     io::{ErrorKind, Read as _, Write as _},
-    net::TcpStream,
+    net::{SocketAddr, TcpStream},
     path::Path,
 };
 
 use crate::support::{
     PATIENCE,
     ask::{ask, connect, is_ok},
-    eventually,
+    eventually, free_port,
     hoard::who_does_not_read,
-    http::get,
+    http::{self, get},
     json,
     tollgate::{self, Tollgate},
     wait_until,
@@ -256,6 +256,57 @@ fn the_debug_port_lists_its_pages() {
     }
     // Unknown paths show the list.
     assert_eq!(get(server.debug, "/nowhere").body, list);
+}
+
+/// A script would take the list for success.
+#[test]
+fn a_mistyped_path_of_a_change_is_not_found() {
+    let server = tollgate::with_rules(RULES).start();
+    for path in ["/counters/reset/", "/counter/reset", "//counters/reset"] {
+        for method in ["POST", "PUT", "DELETE"] {
+            let reply = json::send(server.debug, method, path, b"{}");
+            let reply = (reply.status, reply.body.as_str());
+            assert_eq!(reply, (404, "404 page not found\n"), "{method} {path}");
+        }
+    }
+}
+
+/// RFC 9112, 3.2.
+#[test]
+fn a_request_names_one_host() {
+    let prometheus = SocketAddr::from(([127, 0, 0, 1], free_port()));
+    let server = tollgate::with_rules(RULES)
+        .env("USE_PROMETHEUS", "true")
+        .env("PROMETHEUS_ADDR", &prometheus.to_string())
+        .start();
+    let pages = [
+        (server.http, "/healthcheck"),
+        (server.debug, "/stats"),
+        (prometheus, "/metrics"),
+    ];
+    let any = "host: localhost\r\n";
+    // Envoy's health checks name the cluster.
+    let cluster = "host: outbound|8080||tollgate\r\n";
+    for (port, path) in pages {
+        for (version, hosts, expected) in [
+            ("1.1", "", 400),
+            ("1.1", &*any.repeat(2), 400),
+            ("1.1", any, 200),
+            ("1.0", "", 200),
+            ("1.0", any, 200),
+            ("1.0", &*any.repeat(2), 400),
+        ] {
+            let reply = http::send(port, &format!("GET {path} HTTP/{version}\r\n{hosts}"));
+            assert_eq!(reply.status, expected, "{path} HTTP/{version} {hosts}");
+        }
+    }
+    let absolute = http::send(server.http, "GET http://test/healthcheck HTTP/1.1\r\n");
+    assert_eq!(absolute.status, 400);
+    let checked = http::send(
+        server.http,
+        &format!("GET /healthcheck HTTP/1.1\r\n{cluster}"),
+    );
+    assert_eq!(checked.status, 200);
 }
 
 #[test]

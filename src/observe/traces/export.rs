@@ -8,7 +8,10 @@ use std::{sync::Arc, time::Duration};
 use axum::body::{Body, to_bytes};
 use hyper_util::rt::TokioIo;
 use prost::Message as _;
-use tokio::sync::oneshot;
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until},
+};
 use tonic::codegen::http::{HeaderName, HeaderValue, Request, header};
 
 use super::{AttributeValue, Span, Spans, TraceStats};
@@ -35,6 +38,10 @@ use proto::{
 
 /// Bound on the bytes read of an answer.
 const MAX_ANSWER_BYTES: usize = 64 << 10;
+
+/// Longest time that a batch takes once the last spans are to be sent. One that has taken longer is given up at once: a
+/// collector that does not answer would only delay the end.
+pub(crate) const LAST: Duration = Duration::from_secs(1);
 
 /// How spans are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +70,16 @@ pub(crate) struct Options {
     pub timeout: Duration,
 }
 
+/// How soon spans have to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Urgency {
+    /// They may wait for others.
+    None,
+    AtOnce,
+    /// At once, and no others follow.
+    Last,
+}
+
 /// Why a batch was lost.
 #[derive(Debug, thiserror::Error)]
 enum ExportError {
@@ -70,6 +87,8 @@ enum ExportError {
     Dial(#[from] DialError),
     #[error("no answer from the collector within {0:?}")]
     TimedOut(Duration),
+    #[error("no answer from the collector before the end")]
+    Ended,
     #[error("the collector closed the connection")]
     Http(#[from] hyper::Error),
     #[error("the collector answered {0}")]
@@ -91,15 +110,18 @@ pub(crate) struct Exporter {
 }
 
 impl Exporter {
-    /// Sends batches until `stop` fires, then the remaining spans. A batch that cannot be sent is lost: the log
-    /// reports the first loss and the recovery, once each.
-    pub(crate) async fn run(mut self, mut stop: oneshot::Receiver<()>) {
+    /// Sends batches until the last spans are sent. A batch that cannot be sent is lost: the log reports the first loss
+    /// and the recovery, once each.
+    pub(crate) async fn run(mut self, mut urgency: watch::Receiver<Urgency>) {
         let mut is_good = true;
         let mut batch = Vec::new();
         loop {
             let is_over = tokio::select! {
-                // A dropped sender counts as a stop.
-                _ = &mut stop => true,
+                changed = urgency.changed() => {
+                    self.options.delay = Duration::ZERO;
+                    // A dropped sender counts as the end.
+                    changed.is_err() || *urgency.borrow_and_update() == Urgency::Last
+                }
                 () = gather(&mut self.spans, &mut batch, &self.options) => false,
             };
             if is_over {
@@ -110,9 +132,12 @@ impl Exporter {
             let mut rest = std::mem::take(&mut batch);
             while !rest.is_empty() {
                 let later = rest.split_off(rest.len().min(self.options.batch));
-                let sent = self.send(&rest).await;
-                // Spans lost at the end would only delay the end.
-                let gives_up = is_over && sent.is_err();
+                let sent = tokio::select! {
+                    sent = self.send(&rest) => sent,
+                    () = too_late(urgency.clone()) => Err(ExportError::Ended),
+                };
+                // More losses at the end would only delay the end.
+                let gives_up = *urgency.borrow() == Urgency::Last && sent.is_err();
                 self.note(sent, rest.len(), &mut is_good);
                 rest = later;
                 if gives_up {
@@ -226,6 +251,14 @@ impl Exporter {
         let answer = answer.map_err(|status| ExportError::Refused(Box::new(status)))?;
         Ok(answer.into_inner())
     }
+}
+
+/// Waits until a batch that begins now is too late for the end of the process.
+async fn too_late(mut urgency: watch::Receiver<Urgency>) {
+    let latest = Instant::now() + LAST;
+    // A dropped sender counts as the end.
+    let _ = urgency.wait_for(|urgency| *urgency == Urgency::Last).await;
+    sleep_until(latest).await;
 }
 
 /// Waits until a batch is full, or its first span has waited for the whole delay.

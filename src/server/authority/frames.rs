@@ -75,3 +75,28 @@ pub(super) fn first_fragment(frames: &[u8]) -> Option<(Range<usize>, usize)> {
     }
     (fragment.start <= fragment.end).then_some((fragment, end))
 }
+
+/// Writes `block` into the fragments of these frames; the last ones get less if it is shorter than all of them. Returns
+/// the length of the frames then.
+pub(super) fn refill(frames: &mut [u8], fragments: &[Range<usize>], mut block: &[u8]) -> usize {
+    let (mut from, mut to) = (0, 0);
+    for fragment in fragments {
+        let Some(head) = frames[from..].first_chunk::<HEAD_BYTES>() else {
+            break;
+        };
+        let payload = payload_bytes(head);
+        let end = from + HEAD_BYTES + payload;
+        let (piece, rest) = block.split_at(fragment.len().min(block.len()));
+        let payload = payload - (fragment.len() - piece.len());
+        frames.copy_within(from..fragment.start, to);
+        let [low, middle, high, ..] = payload.to_le_bytes();
+        frames[to..to + 3].copy_from_slice(&[high, middle, low]);
+        to += fragment.start - from;
+        frames[to..to + piece.len()].copy_from_slice(piece);
+        to += piece.len();
+        frames.copy_within(fragment.end..end, to);
+        to += end - fragment.end;
+        (from, block) = (end, rest);
+    }
+    to
+}

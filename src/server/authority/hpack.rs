@@ -5,14 +5,44 @@ use std::ops::Range;
 /// A string in a header block (RFC 7541, 5.2).
 #[derive(Debug)]
 pub(super) struct HeaderString {
+    /// Position of its length.
+    pub(super) start: usize,
     /// Position of its bytes.
     pub(super) bytes: Range<usize>,
     pub(super) is_huffman: bool,
 }
 
+/// Which entries of a client's dynamic table have the name `:authority`; the newest one is the lowest bit. There are no
+/// more: an entry counts for 32 bytes at least, and the table has 4,096, as the server announces no other size.
+///
+/// An entry that is too large for the table empties it and leaves none. Here it counts as one, which changes nothing:
+/// it has no older ones behind it, and later ones are counted from the newest.
+#[derive(Debug, Default)]
+pub(super) struct AuthorityEntries(u128);
+
+impl AuthorityEntries {
+    /// The index of the newest entry, which follows the static table.
+    const NEWEST: usize = 62;
+
+    fn has(&self, index: usize) -> bool {
+        let nth = index.checked_sub(Self::NEWEST);
+        let nth = nth.and_then(|nth| u32::try_from(nth).ok());
+        nth.and_then(|nth| self.0.checked_shr(nth))
+            .is_some_and(|entries| entries & 1 == 1)
+    }
+
+    fn insert(&mut self, is_authority: bool) {
+        self.0 = self.0 << 1 | u128::from(is_authority);
+    }
+}
+
 /// The value of the next `:authority` from `at` on that is written out (RFC 7541, 6), or that refers to an empty one
 /// in the static table.
-pub(super) fn next_authority(block: &[u8], at: &mut usize) -> Option<HeaderString> {
+pub(super) fn next_authority(
+    block: &[u8],
+    at: &mut usize,
+    entries: &mut AuthorityEntries,
+) -> Option<HeaderString> {
     /// Its index in the static table.
     const AUTHORITY: usize = 1;
     while let Some(&first) = block.get(*at) {
@@ -31,6 +61,7 @@ pub(super) fn next_authority(block: &[u8], at: &mut usize) -> Option<HeaderStrin
         match first {
             0x80.. if index == AUTHORITY => {
                 return Some(HeaderString {
+                    start: 0,
                     bytes: 0..0,
                     is_huffman: false,
                 });
@@ -41,9 +72,12 @@ pub(super) fn next_authority(block: &[u8], at: &mut usize) -> Option<HeaderStrin
         }
         let is_authority = match index {
             0 => is_authority(block, &string(block, at)?),
-            _ => index == AUTHORITY,
+            _ => index == AUTHORITY || entries.has(index),
         };
         let value = string(block, at)?;
+        if first >= 0x40 {
+            entries.insert(is_authority);
+        }
         if is_authority {
             return Some(value);
         }
@@ -82,10 +116,36 @@ fn integer(block: &[u8], at: &mut usize, prefix_bits: u32) -> Option<usize> {
 
 /// The string at `at`; moves `at` behind it.
 fn string(block: &[u8], at: &mut usize) -> Option<HeaderString> {
-    let is_huffman = block.get(*at)? & 0x80 != 0;
+    let (start, is_huffman) = (*at, block.get(*at)? & 0x80 != 0);
     let length = integer(block, at, 7)?;
     let end = at.checked_add(length).filter(|end| *end <= block.len())?;
     let bytes = *at..end;
     *at = end;
-    Some(HeaderString { bytes, is_huffman })
+    Some(HeaderString {
+        start,
+        bytes,
+        is_huffman,
+    })
+}
+
+/// A text as a string without a code.
+pub(super) fn plain_string(text: &[u8]) -> Vec<u8> {
+    const FULL: usize = 0x7f;
+    let mut string = Vec::with_capacity(text.len() + 4);
+    let mut rest = text.len();
+    if rest >= FULL {
+        string.push(low_bits(FULL));
+        rest -= FULL;
+        while rest > FULL {
+            string.push(low_bits(rest) | 0x80);
+            rest >>= 7;
+        }
+    }
+    string.push(low_bits(rest));
+    string.extend_from_slice(text);
+    string
+}
+
+fn low_bits(number: usize) -> u8 {
+    number.to_le_bytes()[0] & 0x7f
 }

@@ -1,23 +1,36 @@
-//! A valid authority that takes the place of an invalid one: as long, in characters and in bits.
+//! A valid authority that takes the place of an invalid one: as long in characters, and in bits if that is possible.
 
 use tonic::codegen::http::uri::Authority;
 
-use super::huffman;
+use super::{hpack::HeaderString, huffman};
 
-/// The replacement of a name: an authority with as many characters, in as many bits.
-pub(super) fn instead(name: &[u8], is_huffman: bool) -> Option<Vec<u8>> {
-    let like_it: Vec<u8> = name.iter().map(|&byte| replacement(byte)).collect();
-    let authority = match Authority::try_from(&*like_it) {
-        Ok(_) => like_it,
-        Err(_) if name.is_empty() => return None,
-        Err(_) if is_huffman => coded_authority(name.len(), huffman::bits(name))?,
-        Err(_) => vec![b'-'; name.len()],
-    };
-    Some(if is_huffman {
+/// An authority in the form that it is written in.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Replacement {
+    pub(super) bytes: Vec<u8>,
+    pub(super) is_huffman: bool,
+}
+
+/// The replacement of the name in `string`: an authority with as many characters. It has as many bits, or it is shorter
+/// because it has no code, where codes are longer than characters. `None` if the name is empty.
+pub(super) fn instead(name: &[u8], string: &HeaderString) -> Option<Replacement> {
+    if name.is_empty() {
+        return None;
+    }
+    let mut authority: Vec<u8> = name.iter().map(|&byte| replacement(byte)).collect();
+    let mut is_huffman = string.is_huffman;
+    if Authority::try_from(&*authority).is_err() {
+        let coded = is_huffman.then(|| coded_authority(name.len(), huffman::bits(name)));
+        let coded = coded.flatten();
+        is_huffman = coded.is_some();
+        authority = coded.unwrap_or_else(|| vec![b'-'; name.len()]);
+    }
+    let bytes = if is_huffman {
         huffman::encode(&authority)
     } else {
         authority
-    })
+    };
+    (bytes.len() <= string.bytes.len()).then_some(Replacement { bytes, is_huffman })
 }
 
 /// A valid character with a code of equal length, for a byte that an authority must not contain.

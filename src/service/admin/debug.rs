@@ -6,8 +6,9 @@ use axum::{
     Extension, Router,
     body::{Body, Bytes},
     extract::{Path, RawQuery, Request},
-    http::{HeaderMap, StatusCode, Uri},
+    http::{HeaderMap, Method, StatusCode, Uri},
     middleware::{self, Next},
+    response::Response,
     routing::{MethodRouter, get, post},
 };
 
@@ -87,8 +88,7 @@ pub(crate) fn debug<S: Store>(pages: DebugPages<S>) -> Router {
         }
     };
     Router::new()
-        // As in the reference, an unknown path leads here.
-        .fallback(|| async { INDEX })
+        .fallback(|method: Method| async move { unknown_path(&method) })
         .route("/history", get(history))
         .merge(start_page_routes(live, settings.into()))
         .merge(tree_route(rules.clone(), blocking.clone()))
@@ -97,6 +97,15 @@ pub(crate) fn debug<S: Store>(pages: DebugPages<S>) -> Router {
         .merge(top_route(talkers, blocking))
         .merge(counter_routes(counters))
         .layer(middleware::from_fn(guard))
+}
+
+/// As in the reference, an unknown path shows the list. Other methods ask for an effect, and a script would take the
+/// list for success.
+fn unknown_path(method: &Method) -> Response {
+    if [Method::GET, Method::HEAD].contains(method) {
+        return plain(StatusCode::OK, INDEX);
+    }
+    plain(StatusCode::NOT_FOUND, "404 page not found\n")
 }
 
 fn start_page_routes(live: LiveFeed, settings: Bytes) -> Router {

@@ -65,6 +65,13 @@ pub fn try_get(address: SocketAddr, path: &str, headers: &[(&str, &[u8])]) -> io
     exchange(address, &request)
 }
 
+/// Sends a request of which `head` is the beginning: its first line and some headers.
+#[track_caller]
+pub fn send(address: SocketAddr, head: &str) -> Reply {
+    let request = format!("{head}connection: close\r\n\r\n");
+    exchange(address, request.as_bytes()).unwrap()
+}
+
 fn exchange(address: SocketAddr, request: &[u8]) -> io::Result<Reply> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(PATIENCE))?;

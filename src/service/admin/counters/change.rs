@@ -26,6 +26,7 @@ use crate::{
         counter::{Charge, CounterStates, IncrementSpec, KeyFormat},
         request::{Descriptor, Hits, Request},
     },
+    observe::decision_log::Shown,
     service::budget::Account,
     store::contract::{Deadline, Store as _},
 };
@@ -44,7 +45,7 @@ const NO_GRANT: &str = "no grants with --key-format reference: one could leave a
      envoyproxy/ratelimit fails each request that reads it; raise the limit in the rules, or take all hits off with \
      a reset";
 
-/// Most characters of a domain or a descriptor in a line of the log.
+/// Most characters of a descriptor in a line of the log.
 const MAX_SHOWN: usize = 1_024;
 
 /// Changes the counters of the descriptors in `body`, and answers with their state before and after.
@@ -120,7 +121,8 @@ impl Change {
     }
 }
 
-/// Writes who changed which counters how. Writing to a string cannot fail.
+/// Writes who changed which counters how. Values stand in quotes, or one could look like further entries. Writing to a
+/// string cannot fail.
 fn log(
     change: Change,
     allowed: Allowed,
@@ -130,9 +132,9 @@ fn log(
 ) {
     let mut entries = String::new();
     for (index, entry) in descriptor.entries.iter().enumerate() {
-        let separator = if index == 0 { "" } else { "," };
-        let [key, value] = [entry.key, entry.value].map(shown);
-        let _ = write!(entries, "{separator}{key}={value}");
+        let separator = if index == 0 { "" } else { ", " };
+        let [key, value] = [entry.key, entry.value].map(Shown);
+        let _ = write!(entries, "{separator}{key}=\"{value}\"");
     }
     let mut changes = String::new();
     for (index, report) in reports.iter().enumerate() {
@@ -156,17 +158,11 @@ fn log(
         Change::Grant => "hits were granted",
     };
     tracing::info!(
-        domain = shown(request.domain),
+        domain = %Shown(request.domain),
         descriptor = entries.chars().take(MAX_SHOWN).collect::<String>(),
         by = %allowed,
         grant = (change == Change::Grant).then(|| descriptor.hits.added()),
         hits = changes,
         "{done}"
     );
-}
-
-/// Bytes as one line of bounded length.
-fn shown(bytes: &[u8]) -> String {
-    let text = String::from_utf8_lossy(&bytes[..bytes.len().min(MAX_SHOWN)]);
-    text.escape_debug().take(MAX_SHOWN).collect()
 }
