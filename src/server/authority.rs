@@ -97,8 +97,8 @@ impl<S> AuthorityRewriter<S> {
         }
     }
 
-    /// Inspects and repairs new bytes. Returns where those are that must be held, the beginning of a frame: those before
-    /// can be passed on, and those behind are left over, because frames became shorter.
+    /// Inspects and repairs new bytes. Returns where those are that must be held, the beginning of a frame: those
+    /// before can be passed on, and those behind are left over, because frames became shorter.
     fn look(&mut self, bytes: &mut [u8]) -> Range<usize> {
         let (mut at, mut end) = (0, bytes.len());
         loop {

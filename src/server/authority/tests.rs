@@ -250,9 +250,9 @@ fn the_name_may_be_in_the_dynamic_table() {
     // is as near for the third, or else the second block's path and `te` are in between.
     for (kind, of_third) in [(0x40, 64), (0x00, 66), (0x10, 66)] {
         let all = |value| [64, of_third].map(|index| by_entry(kind, index, value));
-        let ([second, third], [mended_second, mended_third]) = (all(b"a|b"), all(b"a+b"));
+        let ([second, third], [second_after, third_after]) = (all(b"a|b"), all(b"a+b"));
         let sent = [&first[..], &second, &third];
-        check_all(&sent, &[&first, &mended_second, &mended_third], [2, 0]);
+        check_all(&sent, &[&first, &second_after, &third_after], [2, 0]);
         for of_another_name in [62, 63, 65] {
             let other = by_entry(kind, of_another_name, b"a|b");
             check_all(&[&first, &other], &[&first, &other], [0, 0]);
