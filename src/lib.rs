@@ -59,6 +59,7 @@ mod net {
     pub(crate) mod endpoint;
     pub(crate) mod exchange;
     pub(crate) mod pem;
+    pub(crate) mod resolve;
     pub(crate) mod tls;
 }
 

@@ -18,7 +18,7 @@ use tokio::{
 use tokio_rustls::{TlsConnector, rustls::ClientConfig};
 use tonic::{codegen::Service, transport::Uri};
 
-use super::{endpoint::Endpoint, tls::ServerName};
+use super::{endpoint::Endpoint, resolve::resolve, tls::ServerName};
 
 /// A stream of bytes in both directions.
 pub(crate) trait ByteStream: AsyncRead + AsyncWrite + Send + Sync + Unpin {}
@@ -43,7 +43,7 @@ pub(crate) enum PlainStream {
 pub(crate) async fn connect(endpoint: &Endpoint) -> io::Result<PlainStream> {
     match endpoint {
         Endpoint::Tcp { host, port } => {
-            let stream = TcpStream::connect((host.as_str(), *port)).await?;
+            let stream = TcpStream::connect(&*resolve(host, *port).await?).await?;
             stream.set_nodelay(true)?;
             Ok(PlainStream::Tcp(stream))
         }

@@ -96,6 +96,10 @@ async fn bind(
 }
 
 /// Listens on the first usable address of `host`.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "it is looked up once, at the start"
+)]
 async fn listen(host: &str, port: u16, reuse_port: bool) -> io::Result<TcpListener> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
     for address in lookup_host((host, port)).await? {

@@ -42,7 +42,11 @@ impl Workers {
         let (dispatcher, incoming) = mpsc::channel(HANDOVER);
         let name = format!("worker-{}", self.senders.len());
         let running = on_thread(name, move || match runtime() {
-            Ok(runtime) => runtime.block_on(worker.run(incoming)),
+            Ok(runtime) => {
+                runtime.block_on(worker.run(incoming));
+                // A name that is looked up must not delay the exit.
+                runtime.shutdown_background();
+            }
             Err(error) => tracing::error!(%error, "a worker has no runtime"),
         })?;
         tasks.start(Task::Worker, running);

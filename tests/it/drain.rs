@@ -10,7 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nix::sys::signal::Signal;
+use nix::{
+    sys::{signal::Signal, stat::Mode},
+    unistd::mkfifo,
+};
 use tokio::task::JoinSet;
 use tonic::{
     Code, Status,
@@ -278,6 +281,23 @@ async fn who_is_not_waiting_for_a_decision_holds_nothing_up() {
     let status = watch.message().await.unwrap().unwrap().status();
     assert_eq!(status, ServingStatus::NotServing);
     assert_eq!(watch.message().await.unwrap(), None);
+}
+
+/// The C library reads the file of aliases first for a name without a dot, and a pipe without a writer holds it up.
+#[tokio::test]
+async fn a_name_that_is_looked_up_holds_nothing_up() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let aliases = folder.path().join("aliases");
+    mkfifo(&aliases, Mode::S_IRWXU).unwrap();
+    let mut server = tollgate::with_rules(RULES)
+        .redis_by_default("redis://nowhere:6379")
+        .env("HOSTALIASES", aliases.to_str().unwrap())
+        .args(["--workers", "1", "--drain-timeout", FOR_EVER])
+        .start();
+    one(&mut connect(server.grpc).await).await.unwrap_err();
+    server.signal(Signal::SIGTERM);
+    assert_eq!(ended(&mut server).await, Some(0));
+    assert!(!server.log().text().contains("still running"));
 }
 
 /// A call that takes longer than the drain timeout ends the wait, with a line in the log.

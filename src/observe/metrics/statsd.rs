@@ -16,11 +16,14 @@ use std::{
 };
 
 use tokio::{
-    net::{TcpStream, lookup_host},
+    net::TcpStream,
     time::{Interval, MissedTickBehavior, interval, sleep, timeout},
 };
 
-use crate::foundation::sample::{Sample, SampleWriter};
+use crate::{
+    foundation::sample::{Sample, SampleWriter},
+    net::resolve::resolve,
+};
 
 mod collector_state;
 mod datagrams;
@@ -142,8 +145,11 @@ impl Sink {
     }
 
     async fn connect(&self) -> io::Result<TcpStream> {
-        let target = (self.options.host.as_str(), self.options.port);
-        timeout(CONNECT_TIMEOUT, TcpStream::connect(target)).await?
+        let connect = async {
+            let found = resolve(&self.options.host, self.options.port).await?;
+            TcpStream::connect(&*found).await
+        };
+        timeout(CONNECT_TIMEOUT, connect).await?
     }
 
     async fn run_udp(self, mut flusher: Flusher, snapshot: impl Fn() -> Vec<Sample>) -> Infallible {
@@ -190,11 +196,10 @@ impl Sink {
     }
 
     async fn resolve(&self) -> io::Result<SocketAddr> {
-        let target = (self.options.host.as_str(), self.options.port);
-        let mut found = timeout(CONNECT_TIMEOUT, lookup_host(target)).await??;
-        found
-            .next()
-            .ok_or_else(|| io::Error::from(io::ErrorKind::AddrNotAvailable))
+        let found = resolve(&self.options.host, self.options.port);
+        let found = timeout(CONNECT_TIMEOUT, found).await??;
+        let first = found.first().copied();
+        first.ok_or_else(|| io::Error::from(io::ErrorKind::AddrNotAvailable))
     }
 }
 
