@@ -128,8 +128,8 @@ mod store {
         pub(crate) mod batchers;
         mod breaker;
         pub(crate) mod clock;
-        mod cluster;
-        mod connection;
+        pub(crate) mod cluster;
+        pub(crate) mod connection;
         mod detector;
         pub(crate) mod failure;
         mod late_reply;
@@ -294,6 +294,8 @@ pub use config::{
     options::Options as RuleOptions,
     source::Source as RuleSource,
 };
+#[cfg(any(test, fuzzing))]
+pub use core::matcher::effort::steps_taken;
 pub use core::{
     counter::{
         Batch, Charge, CounterState, CounterStates, DescriptorHits, Identity, Joined, KeyFormat,
@@ -330,6 +332,8 @@ pub use store::{
     memory::MemoryStore,
     redis::{
         address::{Address, Secret},
+        cluster::slot_owners,
+        connection::read_replies,
         options::{Options as RedisOptions, TimeSource},
         servers::Servers,
         store::RedisStore,

@@ -105,6 +105,31 @@ fn any_text_is_rules_or_has_problems() {
 }
 
 #[test]
+fn json_is_the_same_rules_on_one_line_and_on_many() {
+    check("json");
+}
+
+#[test]
+fn names_of_files_forge_nothing() {
+    check("names");
+}
+
+#[test]
+fn wildcards_are_found_as_by_a_scan() {
+    check("wildcards");
+}
+
+#[test]
+fn replies_are_the_same_however_they_are_cut() {
+    check("replies");
+}
+
+#[test]
+fn slots_have_the_owner_of_the_last_range() {
+    check("slots");
+}
+
+#[test]
 fn any_push_is_rules_or_has_problems() {
     check("xds");
 }

@@ -8,6 +8,8 @@ use aho_corasick::AhoCorasick;
 use foldhash::fast::RandomState;
 use smallvec::{SmallVec, smallvec};
 
+use super::effort::take_steps;
+
 /// Patterns by the texts between their stars, their pieces.
 #[derive(Debug)]
 pub(super) struct MiddleSearch {
@@ -72,10 +74,12 @@ impl MiddleSearch {
         room: impl Fn(usize) -> Option<Range<usize>>,
     ) -> usize {
         let mut first = before;
+        take_steps(text.len());
         let mut seen: SmallVec<[u64; 16]> = smallvec![0; self.begins.len().div_ceil(64)];
         let mut waiting: HashMap<usize, Vec<Waiting>, RandomState> = HashMap::default();
         // They come in the order of their ends.
         for piece in self.pieces.find_overlapping_iter(text) {
+            take_steps(1);
             let number = piece.pattern().as_usize();
             let (word, bit) = (&mut seen[number / 64], 1 << (number % 64));
             let mut here = match waiting.is_empty() {
@@ -87,6 +91,7 @@ impl MiddleSearch {
                 let begins = self.begins[number].iter().copied();
                 let begins = begins.take_while(|pattern| *pattern < first);
                 here.extend(begins.filter_map(|pattern| {
+                    take_steps(1);
                     let room = room(pattern)?;
                     Some(Waiting {
                         pattern,
@@ -96,6 +101,7 @@ impl MiddleSearch {
                 }));
             }
             for mut pattern in here {
+                take_steps(1);
                 if pattern.pattern >= first || pattern.room.end < piece.end() {
                     continue;
                 }

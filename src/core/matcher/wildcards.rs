@@ -15,7 +15,7 @@ use std::{
 use foldhash::fast::RandomState;
 use memchr::memmem;
 
-use super::middles::MiddleSearch;
+use super::{effort::take_steps, middles::MiddleSearch};
 
 use crate::core::request::Entry;
 
@@ -150,6 +150,8 @@ impl<T: Copy> Wildcards<T> {
     }
 
     fn hash(&self, shape: Shape, ends: [Affixes<&[u8]>; 2]) -> u64 {
+        let bytes = |ends: &Affixes<&[u8]>| ends.prefix.len() + ends.suffix.len();
+        take_steps(1 + ends.iter().map(bytes).sum::<usize>());
         self.hasher.hash_one((shape, ends))
     }
 }
@@ -274,6 +276,8 @@ impl Pattern {
 
     /// The part of `text` between the literal ends, if they fit.
     fn room(&self, text: &[u8]) -> Option<Range<usize>> {
+        let ends = self.ends();
+        take_steps(1 + text.len().min(ends.prefix.len() + ends.suffix.len()));
         let rest = text.strip_prefix(&*self.prefix)?;
         let between = match &self.suffix {
             Some(suffix) => rest.strip_suffix(&**suffix)?,
@@ -292,7 +296,9 @@ impl Pattern {
         };
         let mut rest = &text[room];
         for piece in self.pieces() {
-            let Some(at) = memmem::find(rest, piece) else {
+            let found = memmem::find(rest, piece);
+            take_steps(found.map_or(rest.len(), |at| at + piece.len()));
+            let Some(at) = found else {
                 return false;
             };
             rest = &rest[at + piece.len()..];
@@ -306,6 +312,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::core::matcher::effort::steps_taken;
 
     /// The first wildcard that matches, found by trying all.
     fn scan(all: &[Wildcard], entry: &Entry<'_>, joined: &[u8]) -> Option<usize> {
@@ -347,6 +354,55 @@ mod tests {
                 Wildcard::apart(key.as_bytes(), value.as_ref().map(String::as_bytes))
             });
             check(all.collect(), &entry);
+        }
+    }
+
+    /// The steps of a search for the wildcards that `shape` makes of each number, in a value for which most of a piece is
+    /// found again and again.
+    fn steps(shape: impl Fn(usize) -> String, rules: usize, bytes: usize) -> usize {
+        let mut wildcards = Wildcards::default();
+        for number in 0..rules {
+            let pattern = Pattern::new(shape(number).as_bytes()).unwrap();
+            wildcards.push(Wildcard::Joined(pattern), number);
+        }
+        let value = b"badbo".repeat(bytes / 5);
+        let entry = Entry {
+            key: b"k",
+            value: &value,
+        };
+        let joined = [b"k_", &value[..]].concat();
+        // The index is made once, before the first search.
+        let _ = wildcards.first(&entry, &joined);
+        steps_taken();
+        assert_eq!(wildcards.first(&entry, &joined), None);
+        steps_taken()
+    }
+
+    /// An end user chooses the value and its length, which a few dozen kB bound.
+    #[test]
+    fn steps_grow_with_the_value_and_not_with_the_value_times_the_rules() {
+        type Shape = fn(usize) -> String;
+        let shapes: [(Shape, usize); 5] = [
+            (|number| format!("k_*badbot{number}*"), 1),
+            (|number| format!("k_*bad*botx{number}*"), 2),
+            (|number| format!("*b*a*d*z{number}*"), 3),
+            (|number| format!("k_badbo{number}*"), 1),
+            (
+                |number| format!("*{}z{number}*", "badbo*".repeat(number)),
+                1,
+            ),
+        ];
+        for (at, (shape, pieces)) in shapes.into_iter().enumerate() {
+            for bytes in [1_000, 10_000, 60_000] {
+                let few = steps(shape, 30, bytes);
+                assert!(few <= 2 * pieces * bytes + 2_000, "{at}: {few} for {bytes}");
+                let more = steps(shape, 300, bytes);
+                // Each piece of each rule at most once more.
+                let bound = few + 300 * 300;
+                assert!(more <= bound, "{at}: {few} and {more} for {bytes}");
+                let longer = steps(shape, 300, 2 * bytes);
+                assert!(10 * longer <= 22 * more, "{at}: {more} and {longer}");
+            }
         }
     }
 

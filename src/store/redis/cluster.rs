@@ -10,13 +10,15 @@ use bb8_redis::redis::{self, Value};
 
 use super::{
     address::reported,
-    connection::{Connection, ReplyBounds},
+    connection::{Connection, ReplyBounds, first_reply},
     detector::TICK,
     failure::NodeFailure,
+    node::Node,
     packed::PackedCommands,
     pool::Connector,
     probe::refuse_sentinel,
     running::within,
+    slot::SLOTS,
     slot_map::{SlotMap, SlotRange},
 };
 use crate::net::endpoint::Endpoint;
@@ -120,19 +122,29 @@ impl Cluster {
             return Err(failure);
         }
         let (ranges, known) = slots(reply, endpoint);
-        let masters: HashSet<_> = ranges.iter().map(|range| &range.master).collect();
-        if masters.len() > MAX_MASTERS {
-            let words = format!("CLUSTER SLOTS names more than {MAX_MASTERS} masters");
-            return Err(NodeFailure::Refuses(words));
-        }
+        check_number(&ranges)?;
         Ok((ranges, known))
     }
+}
+
+/// Refuses more ranges and masters than a cluster can have.
+fn check_number(ranges: &[SlotRange]) -> Result<(), NodeFailure> {
+    let masters: HashSet<_> = ranges.iter().map(|range| &range.master).collect();
+    let (max, of_what) = if ranges.len() > SLOTS.into() {
+        (SLOTS.into(), "ranges")
+    } else if masters.len() > MAX_MASTERS {
+        (MAX_MASTERS, "masters")
+    } else {
+        return Ok(());
+    };
+    let words = format!("CLUSTER SLOTS names more than {max} {of_what}");
+    Err(NodeFailure::Refuses(words))
 }
 
 /// Reads a reply to CLUSTER SLOTS: `[first, last, [host, port, …], …]` for each range, the master first.
 /// Entries of another form are left out.
 fn slots(reply: &Value, asked: &Endpoint) -> (Vec<SlotRange>, Vec<Endpoint>) {
-    let (mut ranges, mut known) = (Vec::new(), Vec::new());
+    let (mut ranges, mut known, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
     let Value::Array(entries) = reply else {
         return (ranges, known);
     };
@@ -146,7 +158,7 @@ fn slots(reply: &Value, asked: &Endpoint) -> (Vec<SlotRange>, Vec<Endpoint>) {
             (number(first), number(last), endpoints.next())
         {
             for endpoint in std::iter::once(master.clone()).chain(endpoints) {
-                if !known.contains(&endpoint) && known.len() < MAX_KNOWN {
+                if known.len() < MAX_KNOWN && seen.insert(endpoint.clone()) {
                     known.push(endpoint);
                 }
             }
@@ -160,8 +172,22 @@ fn slots(reply: &Value, asked: &Endpoint) -> (Vec<SlotRange>, Vec<Endpoint>) {
     (ranges, known)
 }
 
+/// The first slot of each run of slots with one owner, and that owner, by a reply to CLUSTER SLOTS; for fuzzing.
+#[doc(hidden)]
+pub fn slot_owners(reply: &[u8]) -> Option<Vec<(usize, Option<String>)>> {
+    let asked = Endpoint::Tcp {
+        host: "asked".to_owned(),
+        port: 1,
+    };
+    let (ranges, _) = slots(&first_reply(reply)?, &asked);
+    let node = |endpoint: &Endpoint| Arc::new(Node::new(endpoint.clone(), Arc::default()));
+    Some(SlotMap::cluster(&ranges, node).runs())
+}
+
+/// The library would read -1 as 65,535.
 fn number(value: &Value) -> Option<u16> {
-    redis::from_redis_value(value.clone()).ok()
+    let number: i64 = redis::from_redis_value(value.clone()).ok()?;
+    u16::try_from(number).ok()
 }
 
 fn endpoint(node: &Value, asked: &Endpoint) -> Option<Endpoint> {
@@ -241,14 +267,11 @@ mod tests {
     use bb8_redis::redis::parse_redis_value;
 
     use super::*;
-    use crate::{
-        core::{
-            counter::{Charge, DescriptorHits},
-            limit::Limit,
-            request::Hits,
-            window::{Timestamp, Unit},
-        },
-        store::redis::node::Node,
+    use crate::core::{
+        counter::{Charge, DescriptorHits},
+        limit::Limit,
+        request::Hits,
+        window::{Timestamp, Unit},
     };
 
     fn endpoint(host: &str, port: u16) -> Endpoint {
@@ -260,7 +283,8 @@ mod tests {
 
     #[test]
     fn slots_are_read_with_their_masters_and_replicas() {
-        let reply = "*3\r\n\
+        let reply = "*4\r\n\
+            *3\r\n:0\r\n:-1\r\n*2\r\n$2\r\nh5\r\n:5\r\n\
             *4\r\n:0\r\n:99\r\n*3\r\n$2\r\nh1\r\n:1\r\n$1\r\nx\r\n*3\r\n$2\r\nh2\r\n:2\r\n$1\r\ny\r\n\
             *3\r\n:100\r\n:200\r\n*3\r\n$-1\r\n:3\r\n$1\r\nz\r\n\
             *1\r\n:5\r\n";
@@ -282,6 +306,35 @@ mod tests {
             known,
             [endpoint("h1", 1), endpoint("h2", 2), endpoint("me", 3)]
         );
+    }
+
+    #[test]
+    fn no_cluster_has_more_masters_or_ranges_than_a_bound() {
+        let ranges = |count: u16, masters: u16| -> Vec<_> {
+            let range = |number| SlotRange {
+                first: number,
+                last: number,
+                master: endpoint("h", number % masters),
+            };
+            (0..count).map(range).collect()
+        };
+        for (count, masters, words) in [
+            (16_384, 1_000, None),
+            (
+                16_385,
+                1,
+                Some("CLUSTER SLOTS names more than 16384 ranges"),
+            ),
+            (
+                1_001,
+                1_001,
+                Some("CLUSTER SLOTS names more than 1000 masters"),
+            ),
+        ] {
+            let refused = check_number(&ranges(count, masters)).err();
+            let expected = words.map(|words| NodeFailure::Refuses(words.to_owned()));
+            assert_eq!(refused, expected);
+        }
     }
 
     fn batch(values: &[&str], charge: Charge) -> Batch {

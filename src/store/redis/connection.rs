@@ -309,6 +309,35 @@ impl Inbox {
     }
 }
 
+/// The reply that `bytes` begin with.
+pub(super) fn first_reply(bytes: &[u8]) -> Option<Value> {
+    let mut inbox = Inbox::default();
+    inbox.bytes.extend_from_slice(bytes);
+    inbox.next(ReplyBounds::LIST).ok().flatten()
+}
+
+/// Reads replies as a server sends them, so many bytes at a time, for fuzzing. Returns them as texts, and whether an
+/// error ended them.
+#[doc(hidden)]
+pub fn read_replies(bytes: &[u8], at_a_time: usize) -> (Vec<String>, bool) {
+    const BOUNDS: ReplyBounds = ReplyBounds {
+        bytes: 200,
+        values: 20,
+    };
+    let (mut inbox, mut replies) = (Inbox::default(), Vec::new());
+    for some in bytes.chunks(at_a_time) {
+        inbox.bytes.extend_from_slice(some);
+        loop {
+            match inbox.next(BOUNDS) {
+                Ok(Some(reply)) => replies.push(format!("{reply:?}")),
+                Ok(None) => break,
+                Err(_) => return (replies, true),
+            }
+        }
+    }
+    (replies, false)
+}
+
 /// A whole number and its length in bytes, if `bytes` begin with a complete one.
 fn number(bytes: &[u8]) -> Option<(i64, usize)> {
     let digits = bytes.strip_prefix(b":")?;

@@ -73,8 +73,20 @@ impl SlotMap {
             return (0, (!self.nodes.is_empty()).then_some(0));
         };
         let slot = slot(key);
-        let owner = owners[usize::from(slot)];
-        (slot, (owner != NO_OWNER).then_some(usize::from(owner)))
+        (slot, owner(owners[usize::from(slot)]))
+    }
+
+    /// The first slot of each run of slots with one owner, and that owner.
+    pub(super) fn runs(&self) -> Vec<(usize, Option<String>)> {
+        let owners = self.owners.as_deref().unwrap_or_default();
+        let runs = owners.chunk_by(|one, next| one == next);
+        let mut first = 0;
+        runs.map(|run| {
+            let owner = owner(run[0]).map(|owner| self.nodes[owner].endpoint.to_string());
+            first += run.len();
+            (first - run.len(), owner)
+        })
+        .collect()
     }
 
     /// Whether every key has an owner.
@@ -90,6 +102,11 @@ impl SlotMap {
             && self.nodes.len() == other.nodes.len()
             && self.nodes.iter().zip(&other.nodes).all(is_same)
     }
+}
+
+/// The index of an owner; `None` if there is none.
+fn owner(owner: u16) -> Option<usize> {
+    (owner != NO_OWNER).then_some(usize::from(owner))
 }
 
 #[cfg(test)]

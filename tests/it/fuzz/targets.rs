@@ -4,15 +4,15 @@
 //! This file is compiled into two programs: `fuzz/` searches for bytes that break a law, and `tests/it` replays the
 //! interesting ones.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, sync::OnceLock};
 
 use loona_hpack::Decoder;
 use prost::Message as _;
 use tollgate::{
-    Loaded, Mapper, Problem, Push, Renderer, RuleFiles, RuleOptions, Sample, SampleValue,
-    fast_path,
+    Entry, Joined, Loaded, Mapper, Matcher, Problem, Push, Renderer, Rule, RuleFiles, RuleOptions,
+    Sample, SampleValue, fast_path,
     proto::envoy::service::{discovery::v3::DiscoveryResponse, ratelimit::v3::RateLimitRequest},
-    rewrite,
+    read_replies, rewrite, slot_owners,
     wire::{self, RequestBounds},
 };
 use tonic::codegen::http::uri::Authority;
@@ -20,11 +20,16 @@ use tonic::codegen::http::uri::Authority;
 /// A law, and the name of its corpus.
 pub type Target = (&'static str, fn(&[u8]));
 
-pub const ALL: [Target; 5] = [
+pub const ALL: [Target; 10] = [
     ("message", message),
     ("headers", headers),
     ("rules", rules),
+    ("json", json),
+    ("names", names),
     ("xds", xds),
+    ("wildcards", wildcards),
+    ("replies", replies),
+    ("slots", slots),
     ("mapping", mapping),
 ];
 
@@ -204,6 +209,60 @@ pub fn rules(bytes: &[u8]) {
     }
 }
 
+/// A file of JSON is the same rules, with the same problems, however its text is laid out.
+pub fn json(bytes: &[u8]) {
+    let Ok(value) = serde_json::from_slice::<serde_json::Value>(bytes) else {
+        return;
+    };
+    let compile = |text: &str| {
+        let compiled = RuleFiles::of("fuzz.json", text).compile(RuleOptions::default());
+        let rules = compiled.as_ref().ok().map(|loaded| {
+            let rules = loaded.matcher.rules().iter();
+            rules.map(|rule| format!("{rule:?}")).collect::<Vec<_>>()
+        });
+        let (Ok(Loaded {
+            warnings: problems, ..
+        })
+        | Err(problems)) = compiled;
+        let shown = problems.iter().map(|problem| {
+            let shown = format!("{}: {}", problem.path, problem.fault);
+            // Some name the line of another place.
+            shown.replace(|found: char| found.is_ascii_digit(), "")
+        });
+        (rules, shown.collect::<Vec<_>>())
+    };
+    let text = value.to_string();
+    let indented = serde_json::to_string_pretty(&value).expect("it was JSON");
+    let (on_one_line, on_many) = (compile(&text), compile(&indented));
+    assert_eq!(on_one_line.0, on_many.0);
+    // Templates are looked for line by line.
+    if !text.contains("{{") {
+        assert_eq!(on_one_line.1, on_many.1);
+    }
+}
+
+/// Whatever the name of a file, each of its problems is one line that shows nothing else than it is, and that no
+/// pipeline takes for a command.
+pub fn names(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else {
+        return;
+    };
+    let (name, text) = text.split_once('\0').unwrap_or((text, "{"));
+    let compiled = RuleFiles::of(name, text).compile(RuleOptions::default());
+    let (Ok(Loaded { warnings, .. }) | Err(warnings)) = compiled;
+    for problem in warnings {
+        let line = problem.to_string();
+        let is_hidden = |found: char| {
+            let is_bidirectional =
+                matches!(found, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+            found.is_control() || is_bidirectional || matches!(found, '\u{2028}' | '\u{2029}')
+        };
+        assert!(!line.contains(is_hidden), "{line:?}");
+        let begins = |with: &str| line.trim_start().starts_with(with);
+        assert!(!begins("::") && !begins("##"), "{line:?}");
+    }
+}
+
 /// Any message of a control plane is valid rules or has problems, in every order of its resources.
 pub fn xds(bytes: &[u8]) {
     let Ok(response) = DiscoveryResponse::decode(bytes) else {
@@ -259,6 +318,134 @@ fn check_loaded(result: &Result<Loaded, Vec<Problem>>) -> Result<Vec<String>, Ve
             Err(shown(problems))
         }
     }
+}
+
+// --- wildcards -----------------------------------------------------------------------------------
+
+/// The rule of a value is the one with this value, or the first wildcard that matches, or the one without a value; it is
+/// found in few steps. The values of the rules are lines; that of the request follows a NUL.
+pub fn wildcards(bytes: &[u8]) {
+    let Some(end) = bytes.iter().position(|byte| *byte == 0) else {
+        return;
+    };
+    let (lines, value) = (&bytes[..end], &bytes[end + 1..]);
+    let mut matcher = Matcher::default();
+    let root = matcher.insert_domain(b"d");
+    let mut rules: Vec<&[u8]> = Vec::new();
+    for line in lines.split(|byte| *byte == b'\n') {
+        if let Some(node) = matcher.insert(root, b"k", line) {
+            let path = rules.len().to_string().into();
+            matcher.set_rule(node, |id| Rule {
+                id,
+                path,
+                ..any_rule().clone()
+            });
+            rules.push(line);
+        }
+    }
+    let entry = [Entry { key: b"k", value }];
+    let domain = matcher.domain(b"d").expect("it was inserted");
+    // The index of wildcards is made once, before the first search.
+    let found = domain.find(&entry, &mut Joined::new());
+    let found = found.ok().map(|found| &*found.rule.path);
+
+    let exact = |rule: &&[u8]| !rule.is_empty() && *rule == value;
+    let wildcard = |rule: &&[u8]| rule.contains(&b'*') && is_matched(rule, value);
+    let expected = rules.iter().position(exact);
+    let expected = expected.or_else(|| rules.iter().position(wildcard));
+    let expected = expected.or_else(|| rules.iter().position(|rule| rule.is_empty()));
+    assert_eq!(found, expected.map(|rule| rule.to_string()).as_deref());
+
+    #[cfg(fuzzing)]
+    {
+        tollgate::steps_taken();
+        let _ = domain.find(&entry, &mut Joined::new());
+        let steps = tollgate::steps_taken();
+        let most = 2 * (value.len() + 3) * (rules.len() + 1) + 4 * lines.len();
+        assert!(
+            steps <= most,
+            "{steps} steps, and at most {most} are expected"
+        );
+    }
+}
+
+fn any_rule() -> &'static Rule {
+    static RULE: OnceLock<Rule> = OnceLock::new();
+    RULE.get_or_init(|| {
+        let text = "domain: d\ndescriptors: [{key: k, rate_limits: [1/day]}]";
+        let loaded = RuleFiles::of("fuzz.yaml", text).compile(RuleOptions::default());
+        loaded.expect("it is good").matcher.rules()[0].clone()
+    })
+}
+
+/// Whether `rule`, in which `*` stands for any bytes, matches all of `value`.
+fn is_matched(rule: &[u8], value: &[u8]) -> bool {
+    // Whether the rule so far matches so many bytes of the value.
+    let mut matches = vec![false; value.len() + 1];
+    matches[0] = true;
+    for byte in rule {
+        if *byte == b'*' {
+            let first = matches.iter().position(|matches| *matches);
+            matches[first.unwrap_or(value.len() + 1)..].fill(true);
+            continue;
+        }
+        matches.rotate_right(1);
+        matches[0] = false;
+        for (at, matches) in matches.iter_mut().enumerate().skip(1) {
+            *matches &= value[at - 1] == *byte;
+        }
+    }
+    matches[value.len()]
+}
+
+// --- replies and slots ---------------------------------------------------------------------------
+
+/// However the replies of a Redis are cut on their way, they are the same.
+pub fn replies(bytes: &[u8]) {
+    let whole = read_replies(bytes, bytes.len().max(1));
+    for at_a_time in [1, 2, 7, 64] {
+        assert_eq!(read_replies(bytes, at_a_time), whole);
+    }
+}
+
+/// The owner of a slot is the last master whose range has it; entries of another form are left out. Six bytes are a range:
+/// its first and its last slot, its master, and the form of its entry.
+pub fn slots(bytes: &[u8]) {
+    const SLOTS: usize = 16_384;
+    // Any reply; without a panic.
+    let _ = slot_owners(bytes);
+
+    let entries = bytes.chunks_exact(6);
+    let mut reply = format!("*{}\r\n", entries.len());
+    let mut owners = vec![None; SLOTS];
+    for entry in entries {
+        let number = |at: usize| usize::from(u16::from_be_bytes([entry[at], entry[at + 1]]));
+        let (first, last, master) = (number(0), number(2), 1 + u32::from(entry[4]));
+        let host =
+            ["$5\r\nasked\r\n", "$0\r\n\r\n", "$1\r\n?\r\n", "$-1\r\n"][usize::from(entry[5] % 4)];
+        let node = format!("*2\r\n{host}:{master}\r\n");
+        let is_range = entry[5] < 128;
+        reply += &match entry[5] {
+            0..64 => format!("*3\r\n:{first}\r\n:{last}\r\n{node}"),
+            // The first node of an answer that can be read is the master.
+            64..128 => format!("*5\r\n:{first}\r\n:{last}\r\n:7\r\n{node}{node}"),
+            128..160 => format!(":{first}\r\n"),
+            160..192 => format!("*2\r\n:{first}\r\n:{last}\r\n"),
+            192..224 => format!("*3\r\n:{first}\r\n$1\r\nx\r\n{node}"),
+            224.. => format!("*3\r\n:{first}\r\n:-1\r\n{node}"),
+        };
+        if is_range && first <= last {
+            let slots = owners.iter_mut().take(last + 1).skip(first);
+            slots.for_each(|owner| *owner = Some(format!("asked:{master}")));
+        }
+    }
+    let mut first = 0;
+    let runs = owners.chunk_by(|one, next| one == next).map(|run| {
+        first += run.len();
+        (first - run.len(), run[0].clone())
+    });
+    let runs: Vec<_> = runs.collect();
+    assert_eq!(slot_owners(reply.as_bytes()), Some(runs));
 }
 
 // --- mapping -------------------------------------------------------------------------------------
