@@ -108,8 +108,10 @@ chaos: tools ## Break Redis in every way and write the results to docs/chaos.md
 	$(CARGO) test --release --locked --test chaos -- --write docs/chaos.md
 
 # As above: it measures the release build.
-attack: tools ## Attack the ports in every way and write the effects on other clients to docs/hardening.md
-	$(CARGO) test --release --locked --test attack -- --write docs/hardening.md
+# ATTACK_TOLLGATE=FILE attacks that program instead, and only prints.
+attack: tools ## Attack the server in every way and write the effects to docs/hardening.md
+	$(CARGO) test --release --locked --test attack -- \
+		$(if $(ATTACK_TOLLGATE),--server $(ATTACK_TOLLGATE),--write docs/hardening.md)
 
 # A job of its own: Go builds both control planes the first time, twenty minutes of a processor and some GB.
 # CONTROL_PLANES_TOLLGATE=FILE takes that program instead of the release build.

@@ -1,9 +1,11 @@
-//! Carries out every attack in `tests/it/support/attack.rs`, at full size, and prints its effects on other clients as
-//! one table. `make attack` runs it.
+//! Carries out every attack in `tests/it/support/attack.rs` and `doors.rs`, at full size, and prints their effects as
+//! tables. `make attack` runs it.
 //!
 //! ```text
-//! attack [--only TEXT] [--write FILE]
+//! attack [--only TEXT] [--server FILE] [--write FILE]
 //! ```
+//!
+//! `--server` attacks another build. `--only` takes the attacks whose names contain the text.
 
 #![expect(unreachable_pub, reason = "a test program has no outside")]
 #![expect(
@@ -27,7 +29,7 @@ mod table;
 
 use it::support::{
     attack::{Size, all},
-    flood,
+    doors, flood, tollgate,
 };
 
 fn main() {
@@ -37,6 +39,7 @@ fn main() {
         let mut value = || args.next().expect("the option has a value");
         match arg.as_str() {
             "--only" => only = Some(value()),
+            "--server" => tollgate::test_build(value().into()),
             "--write" => write = Some(PathBuf::from(value())),
             other => panic!("`{other}` is none of the options"),
         }
@@ -67,6 +70,7 @@ fn main() {
             attack.name
         );
     }
+    text += &by_other_doors(only.as_deref());
     let flood = "a flood of new values";
     if only.is_none_or(|only| flood.contains(only.as_str())) {
         println!("{flood} …");
@@ -81,4 +85,27 @@ fn main() {
     if let Some(path) = write {
         table::replace(&path, &text);
     }
+}
+
+/// The table of the attacks that have effects of their own.
+fn by_other_doors(only: Option<&str>) -> String {
+    let mut text = "
+By way of proxies, web pages, files, Redis and the control plane, each with its own effect. *before* is the version that the
+third review attacked.
+
+| attack | before | effect |
+|---|---|---|
+"
+    .to_owned();
+    for attack in doors::all() {
+        if only.is_some_and(|only| !attack.name.contains(only)) {
+            continue;
+        }
+        println!("{} …", attack.name);
+        let effect = attack.run(Size(100));
+        println!("{}", effect.text);
+        let doors::DoorAttack { name, before, .. } = attack;
+        let _ = writeln!(text, "| {name} | {before} | {} |", effect.text);
+    }
+    text
 }

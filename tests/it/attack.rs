@@ -1,7 +1,10 @@
 //! Every attack of `make attack`, at a small size: other clients get answers, memory stays below the limit of the
 //! manifests, and nothing delays a stop. `make attack` measures the times; this test does not.
 
-use crate::support::attack::{Size, all};
+use crate::support::{
+    attack::{Size, all},
+    doors,
+};
 
 /// Below the 256 Mi in `deploy/`.
 const BOUND: u64 = 160 << 20;
@@ -17,5 +20,18 @@ fn others_are_answered_during_every_attack() {
         );
         assert_eq!(outcome.failures, 0, "{}: {outcome}", attack.name);
         assert!(outcome.resident_bytes < BOUND, "{}: {outcome}", attack.name);
+    }
+}
+
+/// Those by way of proxies, files, Redis and the control plane.
+#[test]
+fn nothing_is_gained_at_any_door() {
+    for attack in doors::all() {
+        let effect = attack.run(Size(5));
+        eprintln!(
+            "{}: {}; before: {}",
+            attack.name, effect.text, attack.before
+        );
+        assert!(effect.is_harmless, "{}: {}", attack.name, effect.text);
     }
 }

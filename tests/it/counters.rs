@@ -668,47 +668,12 @@ fn changes_can_be_open_to_this_machine_beside_the_token_or_to_no_caller() {
     }
 }
 
-/// An Envoy that passes on all calls to `port`, in its default settings.
-fn envoy_before(port: u16) -> Envoy {
-    let bootstrap = format!(
-        r#"
-admin:
-  address: {{ socket_address: {{ address: 127.0.0.1, port_value: 0 }} }}
-static_resources:
-  listeners:
-  - name: all
-    address: {{ socket_address: {{ address: 127.0.0.1, port_value: 0 }} }}
-    filter_chains:
-    - filters:
-      - name: envoy.filters.network.http_connection_manager
-        typed_config:
-          "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
-          stat_prefix: all
-          http_filters:
-          - name: envoy.filters.http.router
-            typed_config:
-              "@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router
-          route_config:
-            virtual_hosts:
-            - {{ name: all, domains: ["*"], routes: [{{ match: {{ prefix: / }}, route: {{ cluster: debug }} }}] }}
-  clusters:
-  - name: debug
-    load_assignment:
-      cluster_name: debug
-      endpoints:
-      - lb_endpoints:
-        - endpoint: {{ address: {{ socket_address: {{ address: 127.0.0.1, port_value: {port} }} }} }}
-"#
-    );
-    Envoy::start(|| bootstrap.clone())
-}
-
 /// Whatever a far client says of itself, a proxy on this machine does not make it a caller on this machine.
 #[tokio::test]
 async fn no_far_client_changes_a_counter_through_an_ordinary_proxy() {
     let server = tollgate::with_rules(RULES).start();
     hit(&server, &[("log", "v")], 1).await;
-    let envoy = envoy_before(server.debug.port());
+    let envoy = Envoy::before(server.debug.port());
     // As most examples have it.
     let nginx = Nginx::before(
         server.debug.port(),

@@ -17,6 +17,7 @@ pub mod chaos;
 pub mod clients;
 pub mod cluster;
 pub mod demo;
+pub mod doors;
 pub mod envoy;
 pub mod flood;
 pub mod frames;

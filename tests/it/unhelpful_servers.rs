@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use crate::support::{
     ask::{Client, ask, connect, is_ok},
     certificates::self_signed,
-    chaos::fill,
+    chaos::refusals::fill,
     cluster::Cluster,
     envoy::Envoy,
     eventually, finish,

@@ -52,7 +52,7 @@ descriptors:
 pub struct Size(pub usize);
 
 impl Size {
-    fn of(self, full: usize) -> usize {
+    pub fn of(self, full: usize) -> usize {
         (full * self.0).div_ceil(100)
     }
 }

@@ -1,7 +1,7 @@
 //! Ways to break Redis, or the network to it, under load from 64 streams, and their results. Each runs against its
 //! own real processes.
 
-mod refusals;
+pub mod refusals;
 
 use std::{
     collections::BTreeMap,
@@ -28,8 +28,6 @@ use super::{
     tollgate::{self, Log, Tollgate},
     wait_until,
 };
-
-pub use refusals::fill;
 
 /// Settings of a scenario.
 #[derive(Clone, Debug)]

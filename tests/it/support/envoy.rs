@@ -40,6 +40,41 @@ impl Envoy {
         panic!("Envoy finds no free port:\n{said}");
     }
 
+    /// Starts one that passes on all calls to `port`, in its default settings.
+    pub fn before(port: u16) -> Self {
+        let bootstrap = format!(
+            r#"
+admin:
+  address: {{ socket_address: {{ address: 127.0.0.1, port_value: 0 }} }}
+static_resources:
+  listeners:
+  - name: all
+    address: {{ socket_address: {{ address: 127.0.0.1, port_value: 0 }} }}
+    filter_chains:
+    - filters:
+      - name: envoy.filters.network.http_connection_manager
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+          stat_prefix: all
+          http_filters:
+          - name: envoy.filters.http.router
+            typed_config:
+              "@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router
+          route_config:
+            virtual_hosts:
+            - {{ name: all, domains: ["*"], routes: [{{ match: {{ prefix: / }}, route: {{ cluster: debug }} }}] }}
+  clusters:
+  - name: debug
+    load_assignment:
+      cluster_name: debug
+      endpoints:
+      - lb_endpoints:
+        - endpoint: {{ address: {{ socket_address: {{ address: 127.0.0.1, port_value: {port} }} }} }}
+"#
+        );
+        Self::start(|| bootstrap.clone())
+    }
+
     /// The address of the listener with this name.
     #[track_caller]
     pub fn listener(&self, name: &str) -> SocketAddr {

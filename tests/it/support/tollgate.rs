@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::{Arc, Mutex, OnceLock},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use nix::{
@@ -18,7 +18,7 @@ use nix::{
 use tempfile::TempDir;
 
 use super::{
-    finish, wait_until,
+    PATIENCE, finish, wait_until,
     wall_clock::{WallClock, remove_rests_of},
 };
 
@@ -90,6 +90,14 @@ impl Log {
             .find(|line| line.contains("tollgate is ready"))?;
         serde_json::from_str(line).ok()
     }
+}
+
+/// A server that was not ready in time.
+#[derive(Debug)]
+pub struct FailedStart {
+    /// `None` if it did not end either.
+    pub status: Option<ExitStatus>,
+    log: Log,
 }
 
 /// Settings for starting a server.
@@ -238,28 +246,50 @@ impl Builder {
 
     /// Starts it and waits until it is ready.
     #[track_caller]
-    pub fn start(mut self) -> Tollgate {
+    pub fn start(self) -> Tollgate {
+        match self.start_within(PATIENCE) {
+            Ok(server) => server,
+            Err(FailedStart {
+                status: Some(status),
+                log,
+            }) => panic!("tollgate ended with {status}:\n{}", log.text()),
+            Err(FailedStart { log, .. }) => panic!("tollgate is not ready:\n{}", log.text()),
+        }
+    }
+
+    /// Starts it and waits until it is ready.
+    ///
+    /// # Errors
+    ///
+    /// If it ends instead, or is not ready in time.
+    pub fn start_within(mut self, patience: Duration) -> Result<Tollgate, FailedStart> {
         let mut child = self.command.spawn().expect("tollgate was built");
         let log = Log::follow(child.stderr.take().unwrap());
-        wait_until("tollgate is ready", || {
-            if let Some(status) = child.try_wait().unwrap() {
-                panic!("tollgate ended with {status}:\n{}", log.text());
+        let deadline = Instant::now() + patience;
+        let ready = loop {
+            if let Some(ready) = log.ready_line() {
+                break ready;
             }
-            log.ready_line().is_some()
-        });
-        let ready = log.ready_line().unwrap();
+            let status = child.try_wait().unwrap();
+            if status.is_some() || Instant::now() > deadline {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(FailedStart { status, log });
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
         let address = |name: &str| match ready[name].as_str().unwrap() {
             path if path.starts_with('/') => SocketAddr::from(([0, 0, 0, 0], 0)),
             address => address.parse().unwrap(),
         };
-        Tollgate {
+        Ok(Tollgate {
             grpc: address("grpc"),
             http: address("http"),
             debug: address("debug"),
             child,
             log,
             rules: self.rules,
-        }
+        })
     }
 
     /// Starts it, expects it to fail, and returns its exit status and its output: messages of the log as their text,
@@ -345,22 +375,24 @@ impl Tollgate {
         fs::write(format!("/proc/{}/clear_refs", self.pid()), "5").unwrap();
     }
 
+    /// Processor time of all threads so far, to 10 ms.
+    pub fn processor_time(&self) -> Duration {
+        const TICKS_A_SECOND: u64 = 100;
+        let path = format!("/proc/{}/stat", self.pid());
+        let stat = fs::read_to_string(path).unwrap();
+        // proc(5): 14 and 15, of which 3 is the first behind the name.
+        let (_, fields) = stat.rsplit_once(')').unwrap();
+        let ticks = fields.split_whitespace().skip(11).take(2);
+        let ticks: u64 = ticks.map(|ticks| ticks.parse::<u64>().unwrap()).sum();
+        Duration::from_millis(ticks * 1000 / TICKS_A_SECOND)
+    }
+
     fn memory(&self, which: &str) -> u64 {
         let path = PathBuf::from(format!("/proc/{}/status", self.pid()));
         let status = fs::read_to_string(path).unwrap();
         let line = status.lines().find(|line| line.starts_with(which)).unwrap();
         let kib: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
         kib * 1024
-    }
-
-    /// Processor time so far, in user and kernel mode.
-    pub fn cpu_time(&self) -> Duration {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap();
-        // proc(5): the fields behind the name begin with the third; 14 and 15 are times in hundredths of a second.
-        let behind_name = stat.rsplit_once(')').unwrap().1;
-        let ticks = behind_name.split_whitespace().skip(11).take(2);
-        let ticks = ticks.map(|ticks| ticks.parse::<u64>().unwrap());
-        Duration::from_millis(ticks.sum::<u64>() * 10)
     }
 
     pub fn process_id(&self) -> u32 {

@@ -55,11 +55,11 @@ pub(super) fn carry_out(server: &Tollgate, size: Size) -> Kept {
 
 /// The processor time of the server for a call, in microseconds, while nothing else asks.
 fn micros(server: &Tollgate, caller: &mut Caller) -> f64 {
-    let before = server.cpu_time();
+    let before = server.processor_time();
     for _ in 0..CALLS {
         caller.call().unwrap();
     }
-    (server.cpu_time() - before).as_secs_f64() * 1e6 / CALLS as f64
+    (server.processor_time() - before).as_secs_f64() * 1e6 / CALLS as f64
 }
 
 /// Gives the server so many rules more, and waits until it has taken or refused them.
