@@ -5,14 +5,14 @@ use std::{fmt::Write as _, fs, net::TcpStream};
 
 use prost::Message as _;
 
-use super::{Caller, Kept, Size, connections};
-use crate::support::{
+use super::super::{
     ask::{descriptor, request},
     frames::{beginnings, headers},
     hoard::{Hoarder, framed, slow_bodies, who_does_not_read},
     tollgate::Tollgate,
     wait_until,
 };
+use super::{Caller, Kept, Size, connections};
 
 /// 80 % of 256 MiB, as if that were the limit of the container.
 pub(super) const ARGS: &[&str] = &["--max-memory-bytes", "214748364"];
