@@ -92,6 +92,10 @@ pub enum Fault {
         taken: Megabytes,
         total: Megabytes,
     },
+    #[error(
+        "is no text of rules: it consists of brackets, commas and short lines, more than one in four bytes"
+    )]
+    TooDense,
     #[error("there are more than {MAX_FILES} rule files")]
     TooManyFiles,
     #[error("is no regular file, and no other is read; `tollgate check -` reads standard input")]

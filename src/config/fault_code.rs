@@ -86,6 +86,7 @@ impl Fault {
             Self::More { .. } => "more",
             Self::TooLargeTogether => "too-large-together",
             Self::NoMemory { .. } => "no-memory",
+            Self::TooDense => "too-dense",
             Self::TooManyFiles => "too-many-files",
             Self::NotRegular => "not-regular",
         }

@@ -32,6 +32,29 @@ impl<'t> YamlNode<'t> {
         Self::map(Vec::new())
     }
 
+    /// Takes the items out of the list below `key` of a map, if it has one such key.
+    pub(super) fn take_list(&mut self, key: &str) -> Vec<Self> {
+        let NodeKind::Map(entries) = &mut self.kind else {
+            return Vec::new();
+        };
+        let is_key =
+            |node: &Self| matches!(&node.kind, NodeKind::Scalar { text, .. } if text == key);
+        let mut found = entries.iter_mut().filter(|(name, _)| is_key(name));
+        match (found.next(), found.next()) {
+            (
+                Some((
+                    _,
+                    Self {
+                        kind: NodeKind::List(items),
+                        ..
+                    },
+                )),
+                None,
+            ) => std::mem::take(items),
+            _ => Vec::new(),
+        }
+    }
+
     /// A scalar that borrows from `source`.
     pub(super) fn borrowed(source: &'t str, borrowed: &'t str) -> Self {
         let offset = offset_in(source, borrowed);

@@ -237,8 +237,7 @@ impl<'t> Visitor<'t> for NodeSeed<'_, 't> {
     }
 
     fn visit_map<A: MapAccess<'t>>(self, mut entries: A) -> Result<YamlNode<'t>, A::Error> {
-        // Most maps are small, and a file has one for each rule.
-        let mut map = Vec::with_capacity(2);
+        let mut map = Vec::new();
         loop {
             let key = match entries.next_key_seed(self) {
                 Ok(Some(key)) => key,
@@ -251,6 +250,10 @@ impl<'t> Visitor<'t> for NodeSeed<'_, 't> {
                 }
                 _ => entries.next_value_seed(self),
             };
+            if map.is_empty() {
+                // A file has a small one for each rule.
+                map.reserve_exact(2);
+            }
             map.push((key, value.or_else(|error| self.0.scalar(error))?));
         }
     }

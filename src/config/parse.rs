@@ -47,7 +47,11 @@ const BEHIND_BRACKETS_BYTES: usize = 4096;
 /// reading the whole document, and for that visits all open brackets again at each word: 100,000 brackets take it
 /// more than half a minute. Brackets may be part of texts too, so their count only decides when to ask serde_yaml
 /// about the beginning of the text.
-fn check_nesting(text: &str) -> Result<(), serde_yaml::Error> {
+///
+/// # Errors
+///
+/// That of serde_yaml.
+pub(super) fn check_nesting(text: &str) -> Result<(), serde_yaml::Error> {
     let mut open = 0_usize;
     for (at, byte) in text.bytes().enumerate() {
         match byte {

@@ -17,7 +17,7 @@ use super::{
     },
     node::{NodeKind, YamlNode},
     odd_characters::{OddCharacters, odd_characters},
-    parse::parse_all,
+    parse::{check_nesting, parse_all},
     path::DescriptorPath,
     problems::Problems,
     reader::YamlReader,
@@ -41,6 +41,10 @@ pub(super) fn read(file: &File, problems: &mut Problems) -> Vec<RuleDocument> {
             return Vec::new();
         }
     }
+    if is_too_dense(&file.text) && check_nesting(&file.text).is_ok() {
+        problems.push(file.problem(None, "", Fault::TooDense));
+        return Vec::new();
+    }
     let roots = match parse_all(&file.text, is_scalar) {
         Ok(roots) => roots,
         Err(error) => {
@@ -62,9 +66,27 @@ pub(super) fn read(file: &File, problems: &mut Problems) -> Vec<RuleDocument> {
         if let NodeKind::Map(_) = root.kind {
             reader.check_file(&root);
         }
-        reader.rule_file(&root)
+        reader.rule_file(root)
     };
     roots.into_iter().filter_map(read).collect()
+}
+
+/// In a text longer than this, rules have at most one bracket, comma or line of a character or two in so many bytes. A
+/// tree of more would take a hundred times the memory of the text.
+const DENSE_BYTES: usize = 64 << 10;
+const BYTES_PER_MARK: usize = 4;
+
+fn is_too_dense(text: &str) -> bool {
+    if text.len() <= DENSE_BYTES {
+        return false;
+    }
+    let marks = text
+        .bytes()
+        .filter(|byte| matches!(byte, b'[' | b'{' | b','));
+    let short = text
+        .lines()
+        .filter(|line| matches!(line.trim().len(), 1 | 2));
+    (marks.count() + short.count()) * BYTES_PER_MARK > text.len()
 }
 
 /// Whether a text has nothing but comments and ends of documents.
@@ -75,18 +97,25 @@ fn is_blank(text: &str) -> bool {
 }
 
 impl YamlReader<'_> {
-    fn rule_file(&mut self, root: &YamlNode<'_>) -> Option<RuleDocument> {
-        let root = if root.is_null() {
-            &YamlNode::empty()
-        } else {
-            root
-        };
-        let fields = self.fields(root, &"", "the file", KeyLevel::File)?;
+    fn rule_file(&mut self, mut root: YamlNode<'_>) -> Option<RuleDocument> {
+        if root.is_null() {
+            root = YamlNode::empty();
+        }
+        let items = root.take_list("descriptors");
+        let fields = self.fields(&root, &"", "the file", KeyLevel::File)?;
         let domain = self.text(&fields, "domain", &"");
+        let mut descriptors = self.descriptors(&fields, &domain);
+        descriptors.reserve_exact(items.len());
+        // The tree of a long file shrinks while its rules are read.
+        for node in items {
+            if is_map(&node) {
+                descriptors.extend(self.descriptor(&node, &domain));
+            }
+        }
         let rules = RuleDocument {
             at: fields.at("domain").or(root.offset),
             defaults: self.defaults(&fields, &domain),
-            descriptors: self.descriptors(&fields, &domain),
+            descriptors,
             domain,
         };
         let is_missing = is_misspelt(&fields, "domain");
@@ -129,7 +158,15 @@ impl YamlReader<'_> {
             value,
         };
         let is_readable = is_text(&fields, "key") && is_text(&fields, "value");
-        (is_readable && !is_misspelt(&fields, "key")).then_some(node)
+        if !is_readable || is_misspelt(&fields, "key") {
+            return None;
+        }
+        if node.key.is_empty() {
+            // A file of mistakes would be a long list of empty nodes.
+            self.report(node.at, parent, Fault::EmptyKey);
+            return None;
+        }
+        Some(node)
     }
 
     fn defaults(&mut self, fields: &Fields<'_>, path: &dyn fmt::Display) -> DefaultKeys {

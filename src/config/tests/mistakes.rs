@@ -377,3 +377,42 @@ fn a_byte_that_is_no_text_is_named_with_its_place() {
         assert_eq!(shown, [format!("a.yaml:{line}")]);
     }
 }
+
+/// A tree of them would take more than a hundred times their memory.
+#[test]
+fn a_long_text_of_brackets_and_commas_is_refused_before_it_is_read() {
+    let domain = "domain: d\ndescriptors:";
+    for item in ["{},", "[],", "a,", "[[[a]]],"] {
+        let items = item.repeat(70_000 / item.len());
+        let text = format!("{domain} [{items}a]\n");
+        let problems = lines_of(&text);
+        assert!(
+            problems.len() == 1 && problems[0].contains("no text of rules"),
+            "{item}: {problems:?}"
+        );
+    }
+    let lines = format!("{domain}\n{}", "-\n".repeat(35_000));
+    assert!(lines_of(&lines)[0].contains("no text of rules"));
+    // The densest rules.
+    let limits: String = (1..9_000)
+        .map(|number| format!("{number}/{number}s,"))
+        .collect();
+    let one = format!("{domain}\n- key: k\n  rate_limits: [{limits}1/d]\n");
+    let many: String = (0..3_000)
+        .map(|number| format!("- {{key: k{number}, rate_limits: [1/s]}}\n"))
+        .collect();
+    let many = format!("{domain}\n{many}");
+    let names = (0..3_000).map(|number| {
+        format!(r#"{{"key":"k{number}","rate_limits":["1/s"],"metadata":{{"a":[1,{{"b":"c"}}]}}}}"#)
+    });
+    let names = names.collect::<Vec<_>>().join(",");
+    let json = format!(r#"{{"domain":"d","descriptors":[{names}]}}"#);
+    for text in [one, many, json] {
+        assert!(text.len() > 64 << 10);
+        assert!(
+            !lines_of(&text)
+                .iter()
+                .any(|problem| problem.contains("no text of rules"))
+        );
+    }
+}
