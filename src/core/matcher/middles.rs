@@ -1,6 +1,6 @@
-//! Patterns with texts between their stars, found in one pass over the text: however many patterns there are, and
-//! whatever an end user sends, the time grows with the length of the text and with the number of patterns whose first
-//! such text occurs in it.
+//! Patterns with texts between their stars, found in two passes over the text: however many patterns there are, and
+//! whatever an end user sends, the time grows with the length of the text and with the number of patterns whose rarest
+//! such text occurs in it. Where none does there is no second pass.
 
 use std::{collections::HashMap, ops::Range};
 
@@ -17,11 +17,14 @@ pub(super) struct MiddleSearch {
     pieces: AhoCorasick,
     /// For each piece, the patterns that begin with it, ascending.
     begins: Vec<Vec<usize>>,
+    /// For each piece, the patterns of which no other piece stands in fewer patterns.
+    rarest: Vec<Vec<usize>>,
     /// The pieces of each pattern, in order.
     sequences: HashMap<usize, Box<[usize]>, RandomState>,
 }
 
 /// A pattern whose next piece has not been found.
+#[derive(Clone)]
 struct Waiting {
     pattern: usize,
     /// How many of its pieces were found.
@@ -56,10 +59,19 @@ impl MiddleSearch {
         if texts.is_empty() {
             return None;
         }
+        let mut patterns_with = vec![0_usize; texts.len()];
+        let all_pieces = sequences.values().flatten();
+        all_pieces.for_each(|piece| patterns_with[*piece] += 1);
+        let mut rarest = vec![Vec::new(); texts.len()];
+        for (pattern, sequence) in &sequences {
+            let piece = sequence.iter().min_by_key(|piece| patterns_with[**piece]);
+            piece.inspect(|piece| rarest[**piece].push(*pattern));
+        }
         let pieces = AhoCorasick::new(&texts).expect("rule files are far below its bounds");
         Some(Self {
             pieces,
             begins,
+            rarest,
             sequences,
         })
     }
@@ -73,25 +85,27 @@ impl MiddleSearch {
         before: usize,
         room: impl Fn(usize) -> Option<Range<usize>>,
     ) -> usize {
+        let candidates = self.candidates(text, before);
+        if candidates.is_empty() {
+            return before;
+        }
         let mut first = before;
         take_steps(text.len());
-        let mut seen: SmallVec<[u64; 16]> = smallvec![0; self.begins.len().div_ceil(64)];
-        let mut waiting: HashMap<usize, Vec<Waiting>, RandomState> = HashMap::default();
+        let mut seen = Bits::new(self.begins.len());
+        let mut waiting = WaitingPatterns::new(self.begins.len());
         // They come in the order of their ends.
         for piece in self.pieces.find_overlapping_iter(text) {
             take_steps(1);
             let number = piece.pattern().as_usize();
-            let (word, bit) = (&mut seen[number / 64], 1 << (number % 64));
-            let mut here = match waiting.is_empty() {
-                true => Vec::new(),
-                false => waiting.remove(&number).unwrap_or_default(),
-            };
-            if *word & bit == 0 {
-                *word |= bit;
+            let mut here = waiting.take(number);
+            if seen.insert(number) {
                 let begins = self.begins[number].iter().copied();
                 let begins = begins.take_while(|pattern| *pattern < first);
                 here.extend(begins.filter_map(|pattern| {
                     take_steps(1);
+                    if !candidates.has(pattern) {
+                        return None;
+                    }
                     let room = room(pattern)?;
                     Some(Waiting {
                         pattern,
@@ -112,11 +126,109 @@ impl MiddleSearch {
                     pattern.room.start = piece.end();
                 }
                 match sequence.get(pattern.found) {
-                    Some(next) => waiting.entry(*next).or_default().push(pattern),
+                    Some(next) => waiting.add(*next, pattern),
                     None => first = pattern.pattern,
                 }
             }
         }
         first
+    }
+
+    /// The patterns below `before` whose rarest piece stands in `text`.
+    fn candidates(&self, text: &[u8], before: usize) -> Bits {
+        take_steps(text.len());
+        let mut seen = Bits::new(self.rarest.len());
+        let mut candidates = Bits::default();
+        for piece in self.pieces.find_overlapping_iter(text) {
+            take_steps(1);
+            let number = piece.pattern().as_usize();
+            if !seen.insert(number) {
+                continue;
+            }
+            for &pattern in self.rarest[number]
+                .iter()
+                .filter(|pattern| **pattern < before)
+            {
+                take_steps(1);
+                if candidates.is_empty() {
+                    candidates = Bits::new(before);
+                }
+                candidates.insert(pattern);
+            }
+        }
+        candidates
+    }
+}
+
+/// A set of small numbers.
+#[derive(Default)]
+struct Bits(SmallVec<[u64; 16]>);
+
+impl Bits {
+    /// No numbers; there is room for those below `end`.
+    fn new(end: usize) -> Self {
+        Self(smallvec![0; end.div_ceil(64)])
+    }
+
+    /// Whether there is no room, and so no number.
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Adds `number`; returns whether it was missing.
+    fn insert(&mut self, number: usize) -> bool {
+        let (word, bit) = (&mut self.0[number / 64], 1 << (number % 64));
+        let is_new = *word & bit == 0;
+        *word |= bit;
+        is_new
+    }
+
+    fn has(&self, number: usize) -> bool {
+        self.0[number / 64] >> (number % 64) & 1 == 1
+    }
+}
+
+/// Patterns that wait for a piece, by the piece: lists in one vector, for a list of its own would cost an allocation
+/// for each pattern.
+struct WaitingPatterns {
+    all: Vec<(Waiting, Option<usize>)>,
+    /// Places in it that are free again.
+    free: Vec<usize>,
+    /// For each piece, the last one that waits for it; empty until one waits.
+    last: Vec<Option<usize>>,
+    pieces: usize,
+}
+
+impl WaitingPatterns {
+    fn new(pieces: usize) -> Self {
+        Self {
+            all: Vec::new(),
+            free: Vec::new(),
+            last: Vec::new(),
+            pieces,
+        }
+    }
+
+    fn add(&mut self, piece: usize, pattern: Waiting) {
+        self.last.resize(self.pieces, None);
+        let at = self.free.pop().unwrap_or(self.all.len());
+        let waiting = (pattern, self.last[piece].replace(at));
+        match self.all.get_mut(at) {
+            Some(place) => *place = waiting,
+            None => self.all.push(waiting),
+        }
+    }
+
+    /// Those that wait for `piece`, which wait for it no longer.
+    fn take(&mut self, piece: usize) -> Vec<Waiting> {
+        let mut taken = Vec::new();
+        let mut next = self.last.get_mut(piece).and_then(Option::take);
+        while let Some(at) = next {
+            let (pattern, before) = &self.all[at];
+            taken.push(pattern.clone());
+            self.free.push(at);
+            next = *before;
+        }
+        taken
     }
 }
