@@ -69,7 +69,10 @@ pub fn try_get(address: SocketAddr, path: &str, headers: &[(&str, &[u8])]) -> io
 #[track_caller]
 pub fn send(address: SocketAddr, head: &str) -> Reply {
     let request = format!("{head}connection: close\r\n\r\n");
-    exchange(address, request.as_bytes()).unwrap()
+    match exchange(address, request.as_bytes()) {
+        Ok(reply) => reply,
+        Err(error) => panic!("no reply from {address} to {head}: {error}"),
+    }
 }
 
 fn exchange(address: SocketAddr, request: &[u8]) -> io::Result<Reply> {
