@@ -105,6 +105,70 @@ async fn a_request_is_one_pipeline_for_each_node() {
     }
 }
 
+/// Each command goes to the server of the address first, and is redirected from there.
+#[tokio::test]
+async fn a_cluster_behind_one_address_without_its_type_is_named_with_the_setting() {
+    const SETTING: &str = "set --redis-type cluster (REDIS_TYPE=CLUSTER)";
+    let cluster = Cluster::start(0);
+    let server = tollgate::with_rules(RULES)
+        .redis_at(&cluster.nodes[0].url(), "10s")
+        .start();
+    let mut client = connect(server.grpc).await;
+    all_work(&client).await;
+    let redirected = "commands go to the wrong one of its servers first";
+    let log = server.log().with(redirected);
+    assert!(log.contains(SETTING), "{log}");
+    // Limits that are judged together need their keys in one slot.
+    let values = VALUES.iter();
+    let both = values.map(|value| descriptor(&[("both", value)]));
+    send(&mut client, request("d", both.collect()))
+        .await
+        .unwrap_err();
+    let log = server.log().with("CROSSSLOT");
+    let line = log.lines().find(|line| line.contains("CROSSSLOT")).unwrap();
+    assert!(line.contains(SETTING), "{line}");
+    all_work(&client).await;
+    let log = server.log().text();
+    assert_eq!(log.matches(redirected).count(), 1, "{log}");
+}
+
+/// How often each node ran a command.
+fn calls(cluster: &Cluster, command: &str) -> Vec<u64> {
+    let nodes = cluster.nodes.iter();
+    let calls = nodes.map(|node| {
+        let stats = node.cli(&["INFO", "commandstats"]);
+        let calls = stats.split_once(&format!("cmdstat_{command}:calls="));
+        let calls = calls.and_then(|(_, rest)| rest.split(',').next()?.parse().ok());
+        calls.unwrap_or(0)
+    });
+    calls.collect()
+}
+
+#[tokio::test]
+async fn nodes_are_asked_for_the_slots_in_turn_and_seldom() {
+    let cluster = Cluster::start(0);
+    cluster.nodes.iter().for_each(|node| {
+        node.cli(&["CONFIG", "RESETSTAT"]);
+    });
+    let looks = || calls(&cluster, "cluster|slots");
+    let servers = [(); 3].map(|()| start_patient(&cluster));
+    for server in &servers {
+        all_work(&connect(server.grpc).await).await;
+    }
+    wait_until("each node was asked", || {
+        looks().iter().all(|&asked| asked > 0)
+    });
+    let before: u64 = looks().iter().sum();
+    // The probes of each process ask every node for its time once a second.
+    let times = || calls(&cluster, "time").iter().sum::<u64>();
+    let seconds = |count: u64| 3 * 3 * count;
+    let end = times() + seconds(10);
+    wait_until("ten seconds are over", || times() >= end);
+    // Twice a second would be 60.
+    let asked = looks().iter().sum::<u64>() - before;
+    assert!(asked < 20, "{asked}");
+}
+
 #[tokio::test]
 async fn slots_that_move_under_load_cost_no_answer_and_no_count() {
     let cluster = Cluster::start(0);

@@ -164,7 +164,8 @@ fn a_missing_folder_of_rules_ends_the_start() {
 
 #[tokio::test]
 async fn variables_without_effect_are_told_in_one_line_each() {
-    const WITHOUT_EFFECT: [(&str, &str); 5] = [
+    const WITHOUT_EFFECT: [(&str, &str); 6] = [
+        ("REDIS_CLOSE_CONNECTION_ON_READONLY_ERROR", "true"),
         ("REDIS_POOL_SIZE", "20"),
         ("REDIS_PIPELINE_WINDOW", "150us"),
         ("REDIS_PIPELINE_LIMIT", "8"),
@@ -313,7 +314,15 @@ async fn refusals_by_the_local_cache_leave_the_counter_at_one_above_its_limit() 
         assert_eq!(is_ok(&reply), number < 10, "{number}");
     }
     let key = reference_key("user_carol", DAY);
-    assert_eq!(redis.cli(&["GET", &key]), "11\n");
+    let held = || redis.number(&["GET", &key]);
+    assert_eq!(held(), 11);
+    // After a second Redis is asked again, and counts this call alone: what the cache refused is not added late.
+    eventually("Redis is asked again", async || {
+        assert!(!is_ok(&ask(&mut client, "shop", &[("user", "carol")]).await));
+        held() > 11
+    })
+    .await;
+    assert_eq!(held(), 12);
 }
 
 #[tokio::test]
@@ -455,6 +464,31 @@ async fn without_a_subdirectory_rules_are_found_in_the_root() {
     .redis(&redis)
     .start();
     expect_answers(&server).await;
+}
+
+/// Where the reference reads rules, whatever slashes are around the parts of the folder.
+#[tokio::test]
+async fn slashes_around_the_parts_of_the_folder_add_nothing() {
+    let redis = Redis::start();
+    for (root, subdirectory, app_directory) in [
+        ("$ROOT/data/ratelimit", "/", "config"),
+        ("$ROOT/data", "/ratelimit", "/config"),
+        ("$ROOT/data/", "ratelimit/", "config/"),
+    ] {
+        let server = ratelimit::with_env(&[
+            ("USE_STATSD", "false"),
+            ("REDIS_SOCKET_TYPE", "tcp"),
+            ("RUNTIME_ROOT", root),
+            ("RUNTIME_SUBDIRECTORY", subdirectory),
+            ("RUNTIME_APPDIRECTORY", app_directory),
+            ("RUNTIME_WATCH_ROOT", "false"),
+        ])
+        .rules(RULES)
+        .redis(&redis)
+        .start();
+        expect_answers(&server).await;
+        redis.cli(&["FLUSHALL"]);
+    }
 }
 
 #[test]

@@ -406,6 +406,25 @@ async fn a_command_that_is_forbidden_fails_its_rules_alone_and_is_named() {
     assert_eq!(lines(&server, "Redis refuses commands"), 1, "{log}");
 }
 
+/// Redis says only in the rest of its error that a script ran a command which its user may not run.
+#[tokio::test]
+async fn a_command_that_is_forbidden_inside_of_a_script_is_reported_in_redis_own_words() {
+    let redis = Redis::start();
+    redis.cli(&[
+        "ACL", "SETUSER", "gate", "on", ">pw", "~*", "+@all", "-time",
+    ]);
+    let url = redis.url().replace("redis://", "redis://gate:pw@");
+    let server = tollgate::with_rules(RULES).redis_at(&url, "10s").start();
+    let mut client = connect(server.grpc).await;
+    eventually("decisions", async || passes(&mut client, "window").await).await;
+    assert!(!passes(&mut client, "bucket").await);
+    let log = server.log().with("Redis refuses commands");
+    assert!(
+        log.contains("The user executing the script can't run this command"),
+        "{log}"
+    );
+}
+
 /// Health and the log say `words` of a server that is asked with these variables, and no decision is made.
 #[track_caller]
 fn check_said(variables: &[(&str, &str)], words: &str) {
