@@ -318,7 +318,9 @@ async fn refusals_by_the_local_cache_leave_the_counter_at_one_above_its_limit() 
     assert_eq!(held(), 11);
     // After a second Redis is asked again, and counts this call alone: what the cache refused is not added late.
     eventually("Redis is asked again", async || {
-        assert!(!is_ok(&ask(&mut client, "shop", &[("user", "carol")]).await));
+        assert!(!is_ok(
+            &ask(&mut client, "shop", &[("user", "carol")]).await
+        ));
         held() > 11
     })
     .await;
