@@ -1,11 +1,13 @@
 //! Free-form data of a rule: YAML nodes → metadata.
 
+use std::collections::BTreeMap;
+
 use super::{
     keys::MERGE,
     node::{NodeKind, YamlNode},
     scalar::{Scalar, describe, float, resolve},
 };
-use crate::core::metadata::{Metadata, MetadataValue};
+use crate::core::metadata::MetadataValue;
 
 /// Free-form data as the reference converts it to a `Struct`: all numbers are floating-point, and every key is a
 /// text.
@@ -21,29 +23,29 @@ pub(super) fn metadata(node: &YamlNode<'_>) -> MetadataValue {
         },
         NodeKind::List(items) => MetadataValue::List(items.iter().map(metadata).collect()),
         NodeKind::Map(entries) => {
-            let mut map = Metadata::new();
-            let mut merged = Metadata::new();
+            let mut map = BTreeMap::new();
+            let mut merged = BTreeMap::new();
             for (key, value) in entries {
                 match &key.kind {
                     NodeKind::Scalar { text, is_plain } if *is_plain && text == MERGE => {
                         merge_metadata(value, &mut merged);
                     }
                     _ => {
-                        map.insert(metadata_key(key), metadata(value));
+                        map.insert(metadata_key(key).into(), metadata(value));
                     }
                 }
             }
             for (key, value) in merged {
                 map.entry(key).or_insert(value);
             }
-            MetadataValue::Map(map)
+            MetadataValue::Map(map.into())
         }
         // Already reported by `check_free_form`.
         NodeKind::Tagged | NodeKind::BadBinary => MetadataValue::Null,
     }
 }
 
-fn merge_metadata(node: &YamlNode<'_>, into: &mut Metadata) {
+fn merge_metadata(node: &YamlNode<'_>, into: &mut BTreeMap<Box<str>, MetadataValue>) {
     match metadata(node) {
         MetadataValue::Map(map) => {
             for (key, value) in map {

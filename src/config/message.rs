@@ -1,7 +1,7 @@
 //! Resources that a control plane pushed → the mirror of the file format, which is then compiled as files are. Each
 //! resource stands for a file, and its name for the name of the file.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, sync::Arc};
 
 use prost::Message as _;
 use prost_types::{Any, Struct, value::Kind};
@@ -200,7 +200,7 @@ impl MessageReader<'_> {
             share_threshold: descriptor.share_threshold,
             detailed_metric: descriptor.detailed_metric,
             value_to_metric: descriptor.value_to_metric,
-            metadata: descriptor.metadata.as_ref().map(map).unwrap_or_default(),
+            metadata: descriptor.metadata.as_ref().map(|from| Arc::new(map(from))),
             own: DefaultKeys {
                 count: word(&descriptor.count),
                 on_store_loss: word(&descriptor.on_store_loss),
@@ -290,7 +290,7 @@ fn unit(policy: &RateLimitPolicy) -> String {
 fn map(from: &Struct) -> Metadata {
     let entries = from.fields.iter();
     entries
-        .map(|(key, value)| (key.clone(), value_of(value)))
+        .map(|(key, value)| (key.as_str(), value_of(value)))
         .collect()
 }
 

@@ -1,5 +1,7 @@
 //! A mirror of the file format: what rule files and control planes say of rules, not yet judged.
 
+use std::sync::Arc;
+
 use crate::core::metadata::Metadata;
 
 /// One file.
@@ -42,7 +44,7 @@ pub(super) struct DescriptorNode {
     pub(super) share_threshold: bool,
     pub(super) detailed_metric: bool,
     pub(super) value_to_metric: bool,
-    pub(super) metadata: Metadata,
+    pub(super) metadata: Option<Arc<Metadata>>,
     pub(super) own: DefaultKeys,
     pub(super) descriptors: Vec<Self>,
 }

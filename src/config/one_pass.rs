@@ -241,7 +241,10 @@ impl<'t> Visitor<'t> for NodeSeed<'_, 't> {
         loop {
             let key = match entries.next_key_seed(self) {
                 Ok(Some(key)) => key,
-                Ok(None) => return Ok(YamlNode::map(map)),
+                Ok(None) => {
+                    map.shrink_to_fit();
+                    return Ok(YamlNode::map(map));
+                }
                 Err(error) => self.0.scalar(error)?,
             };
             let value = match &key.kind {

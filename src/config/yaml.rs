@@ -3,7 +3,7 @@
 //! The format is the reference's, with additions such as `rate_limits` and `unit_multiplier`. The reference has one
 //! set of keys for all levels and silently accepts a key in the wrong place; so does this reader, but with a warning.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use super::{
     fault::Fault,
@@ -190,16 +190,14 @@ impl YamlReader<'_> {
         (is_readable && !is_misspelt(&own, "body")).then_some(keys)
     }
 
-    fn metadata(&mut self, fields: &Fields<'_>, path: &dyn fmt::Display) -> Metadata {
-        let Some(node) = fields.get("metadata") else {
-            return Metadata::new();
-        };
+    fn metadata(&mut self, fields: &Fields<'_>, path: &dyn fmt::Display) -> Option<Arc<Metadata>> {
+        let node = fields.get("metadata")?;
         if let MetadataValue::Map(map) = free_form::metadata(node) {
-            return map;
+            return Some(Arc::new(map));
         }
         let at = node.offset.or(fields.at("metadata"));
         self.report_type(at, path, "metadata", KeyKind::FreeForm.expected(), node);
-        Metadata::new()
+        None
     }
 
     fn limits(&mut self, fields: &Fields<'_>, path: &dyn fmt::Display) -> Limits {

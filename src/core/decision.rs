@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use crate::core::{
     counter::{Batch, CounterState, IncrementSpec},
     limit::{HitRange, Limit, Modes, NearRatio},
-    metadata::{Metadata, merge},
+    metadata::Metadata,
     plan::{Outcome, Plan, PlannedDescriptor},
     request::{Hits, InlineList},
     window::Timestamp,
@@ -340,7 +340,7 @@ fn headline(plan: &Plan<'_>, statuses: &[Status], modes: Modes) -> Option<usize>
 }
 
 fn metadata(plan: &Plan<'_>, statuses: &[Status]) -> Metadata {
-    let mut merged = Metadata::new();
+    let mut merged = Metadata::default();
     for (outcome, status) in plan.outcomes.iter().zip(statuses) {
         if let (
             Outcome::Counted(PlannedDescriptor {
@@ -348,8 +348,9 @@ fn metadata(plan: &Plan<'_>, statuses: &[Status]) -> Metadata {
             }),
             Code::Ok,
         ) = (outcome, status.code)
+            && let Some(metadata) = &rule.metadata
         {
-            merge(&mut merged, &rule.metadata);
+            merged.merge(metadata);
         }
     }
     merged

@@ -33,7 +33,7 @@ pub struct Rule {
     /// The key under which its statistics are counted.
     pub metric: Metric,
     /// Data that replies carry when this rule lets a request pass.
-    pub metadata: Metadata,
+    pub metadata: Option<Arc<Metadata>>,
 }
 
 #[cfg(test)]
@@ -51,7 +51,7 @@ impl Rule {
             on_store_loss: OnStoreLoss::default(),
             refusal: None,
             metric: Metric::default(),
-            metadata: Metadata::default(),
+            metadata: None,
         }
     }
 }

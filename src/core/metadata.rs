@@ -13,19 +13,59 @@ pub enum MetadataValue {
     Map(Metadata),
 }
 
-pub(crate) type Metadata = BTreeMap<String, MetadataValue>;
+/// The entries of a map in the order of their keys, each key once. A rule has few of them, and a file has many rules:
+/// a node of a tree would be ten times as large.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Metadata(Box<[(Box<str>, MetadataValue)]>);
 
-/// Adds a copy of `from` to `into`. A key that `into` already has keeps its value, except that two maps
-/// are merged recursively.
-pub(crate) fn merge(into: &mut Metadata, from: &Metadata) {
-    for (key, value) in from {
-        match (into.get_mut(key), value) {
-            (Some(MetadataValue::Map(into)), MetadataValue::Map(from)) => merge(into, from),
-            (Some(_), _) => {}
-            (None, value) => {
-                into.insert(key.clone(), value.clone());
+impl Metadata {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn get(&self, key: &str) -> Option<&MetadataValue> {
+        let at = |(own, _): &(Box<str>, _)| (**own).cmp(key);
+        self.0.binary_search_by(at).ok().map(|at| &self.0[at].1)
+    }
+
+    /// Adds a copy of `from`. A key that is already there keeps its value, except that two maps are merged recursively.
+    pub(crate) fn merge(&mut self, from: &Self) {
+        let mut merged: BTreeMap<_, _> = std::mem::take(self).into_iter().collect();
+        for (key, value) in &from.0 {
+            match (merged.get_mut(key), value) {
+                (Some(MetadataValue::Map(into)), MetadataValue::Map(from)) => into.merge(from),
+                (Some(_), _) => {}
+                (None, value) => {
+                    merged.insert(key.clone(), value.clone());
+                }
             }
         }
+        *self = merged.into();
+    }
+}
+
+impl From<BTreeMap<Box<str>, MetadataValue>> for Metadata {
+    fn from(map: BTreeMap<Box<str>, MetadataValue>) -> Self {
+        Self(map.into_iter().collect())
+    }
+}
+
+/// The last value of a key counts.
+impl<K: Into<Box<str>>> FromIterator<(K, MetadataValue)> for Metadata {
+    fn from_iter<I: IntoIterator<Item = (K, MetadataValue)>>(entries: I) -> Self {
+        let entries = entries.into_iter();
+        let map: BTreeMap<_, _> = entries.map(|(key, value)| (key.into(), value)).collect();
+        map.into()
+    }
+}
+
+impl IntoIterator for Metadata {
+    type Item = (Box<str>, MetadataValue);
+    type IntoIter = std::vec::IntoIter<Self::Item>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_vec().into_iter()
     }
 }
 
@@ -34,8 +74,7 @@ mod tests {
     use super::*;
 
     fn map(entries: &[(&str, MetadataValue)]) -> Metadata {
-        let own = |(key, value): &(&str, MetadataValue)| ((*key).to_owned(), value.clone());
-        entries.iter().map(own).collect()
+        entries.iter().cloned().collect()
     }
 
     #[test]
@@ -56,7 +95,7 @@ mod tests {
             ),
             ("l", MetadataValue::List(vec![two.clone()])),
         ]);
-        merge(&mut into, &from);
+        into.merge(&from);
         let expected = map(&[
             ("a", one.clone()),
             ("b", two.clone()),

@@ -512,15 +512,18 @@ fn the_headline_is_the_least_remaining_or_the_last_plain_one_that_is_over() {
 #[test]
 fn metadata_is_put_together_from_the_rules_that_let_pass() {
     let map = |entries: &[(&str, &str)]| -> Metadata {
-        let own =
-            |(key, value): &(&str, &str)| ((*key).into(), MetadataValue::Text((*value).into()));
+        let own = |(key, value): &(&str, &str)| {
+            (Box::<str>::from(*key), MetadataValue::Text((*value).into()))
+        };
         entries.iter().map(own).collect()
     };
     let one = [limit(1, Unit::Day)];
     let rules = Rules::default()
-        .with("a", within(&one), |rule| rule.metadata = map(&[("x", "a")]))
+        .with("a", within(&one), |rule| {
+            rule.metadata = Some(map(&[("x", "a")]).into())
+        })
         .with("b", within(&one), |rule| {
-            rule.metadata = map(&[("x", "b"), ("y", "b")]);
+            rule.metadata = Some(map(&[("x", "b"), ("y", "b")]).into());
         });
     let metadata = |counts: &[u64], metadata| {
         let modes = Modes {

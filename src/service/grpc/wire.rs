@@ -367,7 +367,7 @@ fn override_text(limit: &rate_limit_descriptor::RateLimitOverride) -> String {
 }
 
 fn to_struct(map: Metadata) -> Struct {
-    let field = |(key, value)| (key, to_value(value));
+    let field = |(key, value): (Box<str>, _)| (key.into_string(), to_value(value));
     Struct {
         fields: map.into_iter().map(field).collect(),
     }
@@ -566,7 +566,7 @@ mod tests {
             is_degraded: false,
             headline: Some(0),
             retry_secs: Some(800),
-            metadata: Metadata::new(),
+            metadata: Metadata::default(),
         };
         let extras = Extras {
             headers: Some(["L", "Rem", "Res"].map(str::to_owned)),
@@ -604,23 +604,23 @@ mod tests {
             unit_multiplier: None,
         });
         let list = MetadataValue::List(vec![MetadataValue::Null, MetadataValue::Bool(true)]);
-        let metadata = Metadata::from([("own".to_owned(), list)]);
+        let metadata = Metadata::from_iter([("own", list)]);
         let text = |text: &str| to_value(MetadataValue::Text(text.to_owned()));
         let values = |values| to_value(MetadataValue::List(values));
         let shown = dynamic_metadata(&message, metadata.clone(), false).fields;
         assert_eq!(shown["domain"], text("d"));
         assert_eq!(shown["hitsAddend"], to_value(MetadataValue::Number(3.0)));
         assert_eq!(shown["metadata"], to_value(MetadataValue::Map(metadata)));
-        let descriptor = Metadata::from([
+        let descriptor = Metadata::from_iter([
             (
-                "entries".to_owned(),
+                "entries",
                 MetadataValue::List(vec![MetadataValue::Text("k=v".to_owned())]),
             ),
             (
-                "limit".to_owned(),
+                "limit",
                 MetadataValue::Text("requests_per_unit:5 unit:DAY".to_owned()),
             ),
-            ("hitsAddend".to_owned(), MetadataValue::Number(0.0)),
+            ("hitsAddend", MetadataValue::Number(0.0)),
         ]);
         assert_eq!(
             shown["descriptors"],
@@ -683,7 +683,7 @@ mod tests {
                 is_degraded: true,
                 headline: None,
                 retry_secs: None,
-                metadata: Metadata::new(),
+                metadata: Metadata::default(),
             };
             let extras = Extras { dynamic_metadata: true, ..Extras::default() };
             let reply = response(decision, &message, &extras);
