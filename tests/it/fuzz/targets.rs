@@ -209,7 +209,7 @@ pub fn rules(bytes: &[u8]) {
     }
 }
 
-/// A file of JSON is the same rules, with the same problems, however its text is laid out.
+/// A file of JSON is the same rules, with the same problems in them, however its text is laid out.
 pub fn json(bytes: &[u8]) {
     let Ok(value) = serde_json::from_slice::<serde_json::Value>(bytes) else {
         return;
@@ -224,21 +224,17 @@ pub fn json(bytes: &[u8]) {
             warnings: problems, ..
         })
         | Err(problems)) = compiled;
-        let shown = problems.iter().map(|problem| {
+        // A text that is no YAML, such as one with U+2028 in a key, is explained by its lines.
+        let in_rules = problems.iter().filter(|problem| !problem.path.is_empty());
+        let shown = in_rules.map(|problem| {
             let shown = format!("{}: {}", problem.path, problem.fault);
             // Some name the line of another place.
             shown.replace(|found: char| found.is_ascii_digit(), "")
         });
         (rules, shown.collect::<Vec<_>>())
     };
-    let text = value.to_string();
     let indented = serde_json::to_string_pretty(&value).expect("it was JSON");
-    let (on_one_line, on_many) = (compile(&text), compile(&indented));
-    assert_eq!(on_one_line.0, on_many.0);
-    // Templates are looked for line by line.
-    if !text.contains("{{") {
-        assert_eq!(on_one_line.1, on_many.1);
-    }
+    assert_eq!(compile(&value.to_string()), compile(&indented));
 }
 
 /// Whatever the name of a file, each of its problems is one line that shows nothing else than it is, and that no
