@@ -13,10 +13,13 @@
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use super::contract::{Deadline, Store, StoreError};
-use crate::core::{
-    counter::{Batch, CounterState, CounterStates, Increment, IncrementSpec},
-    limit::OnStoreLoss,
-    window::Timestamp,
+use crate::{
+    core::{
+        counter::{Batch, CounterState, CounterStates, Increment, IncrementSpec},
+        limit::OnStoreLoss,
+        window::Timestamp,
+    },
+    foundation::lock::lock,
 };
 
 mod first_count;
@@ -33,7 +36,7 @@ mod stats;
 mod tests;
 
 use moment::Moment;
-use recent::{SharedRecent, lock};
+use recent::SharedRecent;
 pub(crate) use reconcile::Reconciler;
 pub(crate) use replica_count::ReplicaCount;
 pub(crate) use state::Loss;

@@ -23,7 +23,7 @@
 //! in an entry, are of a clock that cannot be set.
 
 use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError,
+    Arc, Mutex,
     atomic::{
         AtomicBool, AtomicU64,
         Ordering::{Relaxed, SeqCst},
@@ -33,11 +33,14 @@ use std::sync::{
 use smallvec::SmallVec;
 
 use super::contract::{Deadline, Store, StoreError};
-use crate::core::{
-    charging::charges_refused,
-    counter::{Batch, Charge, CounterState, CounterStates, Increment, IncrementSpec},
-    request::Hits,
-    window::{SteadyTime, Timestamp},
+use crate::{
+    core::{
+        charging::charges_refused,
+        counter::{Batch, Charge, CounterState, CounterStates, Increment, IncrementSpec},
+        request::Hits,
+        window::{SteadyTime, Timestamp},
+    },
+    foundation::lock::lock,
 };
 
 mod entry;
@@ -89,7 +92,7 @@ impl<S> OverLimitCache<S> {
                 entries: Mutex::new(OverEntries::new(max_bytes)),
                 was_over: AtomicBool::new(false),
             });
-            caches.lock().push(known.clone());
+            lock(&caches.all).push(known.clone());
             known
         });
         Self {
@@ -179,14 +182,14 @@ impl<S: Store> OverLimitCache<S> {
         if gives_back {
             misses();
             self.caches.doubt(batch);
-            known.lock().doubt_other_limits(batch);
+            lock(&known.entries).doubt_other_limits(batch);
             return Some(Asks::Known);
         }
         if !known.was_over.load(Relaxed) {
             misses();
             return Some(Asks::Unknown);
         }
-        let entries = known.lock();
+        let entries = lock(&known.entries);
         let mut answers = SmallVec::<[_; 8]>::new();
         let mut asks = Asks::Unknown;
         for increment in batch.iter() {
@@ -232,7 +235,7 @@ impl<S: Store> OverLimitCache<S> {
             return;
         }
         let is_one_step = self.store.is_one_step();
-        let mut entries = known.lock();
+        let mut entries = lock(&known.entries);
         // A give-back is counted first, and only then waits for this lock.
         if self.caches.given_back.load(SeqCst) != question.given_back {
             return;
@@ -259,7 +262,7 @@ impl Caches {
     /// `batch`, in which hits that are given back are first taken off those that the caches refused of the counter.
     fn without_refused(&self, batch: &Batch) -> Box<Batch> {
         let mut rest = Box::<Batch>::default();
-        let caches = self.lock();
+        let caches = lock(&self.all);
         for increment in batch.iter() {
             let spec = match increment.charge {
                 // A look takes nothing.
@@ -281,24 +284,19 @@ impl Caches {
 
     /// Makes all caches stop answering for counters to which `batch` gives back.
     fn doubt(&self, batch: &Batch) {
-        for known in self.lock().iter() {
-            let entries = known.lock();
+        for known in lock(&self.all).iter() {
+            let entries = lock(&known.entries);
             for increment in batch.iter().filter(|one| one.hits.given_back() > 0) {
                 entries.doubt(increment.key);
             }
         }
-    }
-
-    /// A panic elsewhere cannot leave the list half changed.
-    fn lock(&self) -> MutexGuard<'_, Vec<Arc<WorkerCache>>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Takes hits off those that the caches refused of a counter, and returns the rest.
 fn take_back(caches: &[Arc<WorkerCache>], key: &[u8], hits: u64) -> u64 {
     caches.iter().fold(hits, |rest, known| {
-        let entries = known.lock();
+        let entries = lock(&known.entries);
         entries.get(key).map_or(rest, |over| over.take_back(rest))
     })
 }
@@ -318,12 +316,5 @@ fn sent(increment: &Increment<'_>, rest: u64) -> IncrementSpec {
         hits,
         charge,
         ..increment.spec
-    }
-}
-
-impl WorkerCache {
-    /// A panic elsewhere cannot leave the entries half changed: at worst their size is off.
-    fn lock(&self) -> MutexGuard<'_, OverEntries> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -24,7 +24,6 @@
 
 use sha2::{Digest as _, Sha256};
 
-use super::key_end::push_key_end;
 use crate::{
     core::{
         limit::{Algorithm, Limit},
@@ -99,7 +98,13 @@ impl Identity {
             return window;
         }
         let letter = match limit.algorithm {
-            Algorithm::FixedWindow => return push_key_end(keys, limit.period, now),
+            Algorithm::FixedWindow => {
+                let (window, secs) = (limit.window(now), limit.period.secs());
+                keys.push_decimal(secs);
+                keys.push(b'@');
+                keys.push_decimal(window.start.secs() / secs);
+                return window;
+            }
             Algorithm::Calendar(_) => {
                 let window = limit.window(now);
                 keys.push_slice(limit.period.unit().name().as_bytes());

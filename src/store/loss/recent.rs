@@ -5,7 +5,7 @@
 
 use std::{
     collections::hash_map::RandomState,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -17,7 +17,7 @@ use crate::{
         counter::{CounterState, Increment, IncrementSpec},
         window::{SteadyTime, Timestamp},
     },
-    foundation::generations::Generations,
+    foundation::{generations::Generations, lock::lock},
     store::memory::begun::FirstCount,
 };
 
@@ -208,9 +208,4 @@ impl RecentTables {
             complete_since: complete_since.map(|since| moment.time_of(since)),
         }
     }
-}
-
-/// A panic elsewhere cannot leave a table half changed in a way that matters: at worst a count is old.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

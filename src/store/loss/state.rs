@@ -16,7 +16,7 @@ use super::{
     first_count::{FirstCountInputs, longest_life},
     local::LocalCounters,
     moment::Moment,
-    recent::{RecentTables, SeenCount, SharedRecent, lock},
+    recent::{RecentTables, SeenCount, SharedRecent},
     replica_count::{AloneSince, ReplicaCount},
     share::{scaled_to_limit, share},
     stats::LossStats,
@@ -27,7 +27,10 @@ use crate::{
         request::Hits,
         window::{SteadyTime, Timestamp},
     },
-    foundation::log_throttle::{LossThrottle, Omitted},
+    foundation::{
+        lock::lock,
+        log_throttle::{LossThrottle, Omitted},
+    },
     store::{
         contract::StoreError,
         memory::{

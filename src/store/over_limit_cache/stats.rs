@@ -1,11 +1,11 @@
 //! Stats of the caches.
 
 use std::sync::{
-    Arc, Mutex, PoisonError,
+    Arc, Mutex,
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use crate::foundation::sample::SampleWriter;
+use crate::foundation::{lock::lock, sample::SampleWriter};
 
 /// Stats of the caches of all workers.
 #[derive(Debug, Default)]
@@ -36,14 +36,14 @@ pub struct Totals {
 impl CacheStats {
     pub(super) fn new_worker_stats(&self) -> Arc<WorkerCacheStats> {
         let worker_stats = Arc::<WorkerCacheStats>::default();
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.0);
         all.push(worker_stats.clone());
         worker_stats
     }
 
     /// The stats of all caches together.
     pub fn totals(&self) -> Totals {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = lock(&self.0);
         let sum = |pick: fn(&WorkerCacheStats) -> &AtomicU64| {
             all.iter()
                 .map(|worker_stats| pick(worker_stats).load(Relaxed))

@@ -16,6 +16,7 @@ use crate::{
         request::{Entry, Hits, Request},
         window::Unit,
     },
+    foundation::lock::lock,
     store::{memory::MemoryStore, per_second::PerSecond},
 };
 
@@ -264,7 +265,7 @@ fn memory_is_bounded() {
     for value in &values {
         fixture.check(&[(value, 1)], Hits::add(2), &[(2, false)]);
     }
-    let entries = fixture.cache.known.as_ref().unwrap().lock();
+    let entries = lock(&fixture.cache.known.as_ref().unwrap().entries);
     assert!(entries.bytes() <= 2_000);
     assert!(entries.len() > 5);
     drop(entries);

@@ -5,7 +5,7 @@ use std::{
     mem,
     ops::Range,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicU32, Ordering::Relaxed},
     },
     task::{Poll, Waker},
@@ -27,13 +27,13 @@ use super::{
     waiting::{QueueState, QueuedRequest, WaitingBatch},
     watchdog::{Watchdog, Watched},
 };
-use crate::store::contract::StoreError;
 use crate::{
     core::{
         counter::{Batch, CounterState, CounterStates},
         window::Timestamp,
     },
-    store::contract::Deadline,
+    foundation::lock::lock,
+    store::contract::{Deadline, StoreError},
 };
 
 /// The most increments of one pipeline, unless a single request has more. More would keep Redis busy for
@@ -128,7 +128,7 @@ impl NodeQueue {
         waker: Option<&Waker>,
     ) -> Result<PendingReply, StoreError> {
         self.admit()?;
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if state.is_over {
             return Err(StoreError::Unreachable);
         }
@@ -169,7 +169,7 @@ impl NodeQueue {
     /// end of the queue.
     pub(super) async fn work(&self) -> Option<()> {
         {
-            let state = self.lock();
+            let state = lock(&self.state);
             if !state.waiting.waiters.is_empty() {
                 return Some(());
             }
@@ -188,7 +188,7 @@ impl NodeQueue {
     pub(super) async fn stand_in(&self) -> Option<()> {
         loop {
             {
-                let state = self.lock();
+                let state = lock(&self.state);
                 if state.is_over {
                     self.stand_in.notify_one();
                     return None;
@@ -225,7 +225,7 @@ impl NodeQueue {
     /// Takes as much as one pipeline may hold: the increments of requests that still wait, and their
     /// waiters. `None` if no request waits.
     pub(super) fn take(&self) -> Option<QueuedBatch<'_>> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let state = &mut *state;
         let spare = state.spare.take().unwrap_or_default();
         let mut taken = mem::replace(&mut state.waiting, spare);
@@ -265,7 +265,7 @@ impl NodeQueue {
     }
 
     fn is_awaited(&self) -> bool {
-        !self.lock().waiting.waiters.is_empty()
+        !lock(&self.state).waiting.waiters.is_empty()
     }
 
     /// Ends every wait whose time is over, queued or in flight: one timer serves all of them, and none
@@ -277,7 +277,7 @@ impl NodeQueue {
             loop {
                 let now = Instant::now();
                 if let Some(pause) = self.stats.lateness.record(due, now) {
-                    self.lock().replies.leave_out(pause);
+                    lock(&self.state).replies.leave_out(pause);
                 }
                 self.overdue.notify_waiters();
                 let Some(next) = self.next_end(now) else {
@@ -288,7 +288,7 @@ impl NodeQueue {
                 if next <= now {
                     // A reply that has arrived already still counts.
                     read_sockets().await;
-                    self.lock().replies.end_late(now);
+                    lock(&self.state).replies.end_late(now);
                 } else {
                     due = next.min(now + TICK);
                     sleep_until(due).await;
@@ -301,7 +301,7 @@ impl NodeQueue {
     async fn timed_since(&self) -> Option<Instant> {
         loop {
             {
-                let state = self.lock();
+                let state = lock(&self.state);
                 if state.timed_since.is_some() {
                     return state.timed_since;
                 }
@@ -315,7 +315,7 @@ impl NodeQueue {
 
     /// When the first wait ends. `None` if no request waits for long; the ticks then watch again.
     fn next_end(&self, now: Instant) -> Option<Instant> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let first = state.replies.first_since();
         let is_long = first.is_some_and(|since| since + TICK <= now);
         let next = state.replies.next_end();
@@ -328,7 +328,7 @@ impl NodeQueue {
 
     /// Closes the queue to new requests. Waiting requests are still served.
     pub(super) fn end(&self) {
-        self.lock().is_over = true;
+        lock(&self.state).is_over = true;
         self.work.notify_one();
         self.stand_in.notify_one();
         self.timed.notify_one();
@@ -348,16 +348,11 @@ impl NodeQueue {
         }
         stalled
     }
-
-    /// A panic elsewhere cannot leave the queue half changed: no code between the changes panics.
-    fn lock(&self) -> MutexGuard<'_, QueueState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Watched for NodeQueue {
     fn look(&self, pause: Option<Pause>, now: Instant) -> bool {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let state = &mut *state;
         let first = state.replies.first_since();
         if state.timed_since.is_none() {
@@ -395,7 +390,7 @@ impl PendingReply {
                 return Poll::Pending;
             }
             let slot = self.slot.expect("it is not asked again once it has ended");
-            let answered = self.queue.lock().replies.poll(slot, context, counts);
+            let answered = lock(&self.queue.state).replies.poll(slot, context, counts);
             if answered.is_ready() {
                 self.slot = None;
             }
@@ -408,7 +403,7 @@ impl PendingReply {
 impl Drop for PendingReply {
     fn drop(&mut self) {
         if let Some(slot) = self.slot {
-            self.queue.lock().replies.leave(slot);
+            lock(&self.queue.state).replies.leave(slot);
         }
     }
 }
@@ -426,7 +421,7 @@ impl QueuedBatch<'_> {
     /// Keeps its memory for the next batch, once every waiter has an answer.
     pub(super) fn recycle(mut self) {
         self.batch.clear();
-        self.queue.lock().spare = Some(WaitingBatch {
+        lock(&self.queue.state).spare = Some(WaitingBatch {
             batch: self.batch,
             waiters: mem::take(&mut self.waiters.all),
             now: None,
@@ -459,7 +454,7 @@ impl BatchRequests<'_> {
     ) {
         let mut counts = counts;
         self.queue.load.record_reply();
-        let mut state = self.queue.lock();
+        let mut state = lock(&self.queue.state);
         for waiter in self.all.drain(..) {
             let own = counts.by_ref().take(waiter.increments);
             state.replies.answer(waiter.slot, own);
@@ -468,7 +463,7 @@ impl BatchRequests<'_> {
 
     /// Answers all waiters with `error`.
     pub(super) fn fail(&mut self, error: StoreError) {
-        let mut state = self.queue.lock();
+        let mut state = lock(&self.queue.state);
         for waiter in self.all.drain(..) {
             state.replies.fail(waiter.slot, error);
         }

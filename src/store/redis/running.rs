@@ -6,7 +6,7 @@ use std::{
     future::poll_fn,
     mem,
     pin::{Pin, pin},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::Mutex,
     task::Poll,
     time::Duration,
 };
@@ -14,7 +14,7 @@ use std::{
 use tokio::time::{Instant, sleep_until};
 
 use super::detector::{GRAIN, RunningTime, TICK};
-use crate::foundation::histogram::TimerValues;
+use crate::foundation::{histogram::TimerValues, lock::lock};
 
 /// A time in which this thread did not run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,7 +137,7 @@ impl Lateness {
         let known = PAUSED_UNTIL.get();
         if known.is_none_or(|until| due >= until) {
             PAUSED_UNTIL.set(Some(now));
-            let (all, pauses) = &mut *self.lock();
+            let (all, pauses) = &mut *lock(&self.0);
             all.observe(u64::try_from(late.as_micros()).unwrap_or(u64::MAX));
             if is_pause {
                 *pauses = pauses.and(Pauses {
@@ -152,16 +152,11 @@ impl Lateness {
 
     /// The lateness of all timers.
     pub fn values(&self) -> TimerValues {
-        self.lock().0.clone()
+        lock(&self.0).0.clone()
     }
 
     pub fn pauses(&self) -> Pauses {
-        self.lock().1
-    }
-
-    /// A panic elsewhere cannot leave the values half changed in a way that matters.
-    fn lock(&self) -> MutexGuard<'_, (TimerValues, Pauses)> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0).1
     }
 }
 

@@ -5,7 +5,7 @@
 use std::{
     convert::Infallible,
     fmt, mem,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use tokio::{
@@ -17,6 +17,7 @@ use super::{
     detector::TICK,
     running::{Lateness, Pause},
 };
+use crate::foundation::lock::lock;
 
 /// Requests that wait, and that the watchdog looks after.
 pub(super) trait Watched: fmt::Debug + Send + Sync {
@@ -43,7 +44,7 @@ struct NewQueues {
 impl Watchdog {
     /// Adds a queue that is not watched yet, and in which a request waits since `since`.
     pub(super) fn add(&self, queue: Arc<dyn Watched>, since: Instant) {
-        let mut new = self.lock();
+        let mut new = lock(&self.new);
         new.queues.push(queue);
         new.since.get_or_insert(since);
         drop(new);
@@ -63,7 +64,7 @@ impl Watchdog {
                 sleep_until(due).await;
                 Some(due)
             };
-            let mut new = mem::take(&mut *self.lock());
+            let mut new = mem::take(&mut *lock(&self.new));
             queues.append(&mut new.queues);
             // The first look was due when its request came.
             let Some(due) = due.or(new.since) else {
@@ -73,10 +74,5 @@ impl Watchdog {
             let pause = lateness.record(due, now);
             queues.retain(|queue| queue.look(pause, now));
         }
-    }
-
-    /// A panic elsewhere cannot leave the list half changed.
-    fn lock(&self) -> MutexGuard<'_, NewQueues> {
-        self.new.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
