@@ -23,7 +23,9 @@ use crate::{
     net::tls::listener::TlsSession,
     service::{
         budget::{Account, Budget},
-        grpc::unary::{Calls, Dispatcher, InFlight, TimedConnection, UnaryMethod},
+        grpc::unary::{
+            Calls, Dispatcher, InFlight, MAX_HEADER_BYTES, TimedConnection, UnaryMethod,
+        },
     },
     settings::{bounds::Bounds, serve::Settings},
 };
@@ -38,6 +40,16 @@ const MAX_SEND_BYTES: usize = 64 << 10;
 /// Bytes that a client may send on one stream, and on its whole connection, before the server has read any.
 const STREAM_WINDOW_BYTES: u32 = 256 << 10;
 const CONNECTION_WINDOW_BYTES: u32 = 256 << 10;
+
+/// How long the answer to a ping may take at most before the connection is closed.
+const PING_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Most calls of one connection that may be cancelled before the server has handled them; more close it. The server
+/// reads 16 kB at a time, so the calls of an Envoy that reaches its timeout stay far below.
+const MAX_PENDING_RESETS: usize = 256;
+
+/// Most calls of one connection that may be refused for breaking the rules of HTTP/2; more close it.
+const MAX_BAD_STREAMS: usize = 1024;
 
 /// Whether the process takes new connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +89,8 @@ pub(super) struct ConnectionParts {
 #[derive(Clone, Copy)]
 pub(super) struct ConnectionOptions {
     bounds: Bounds,
-    keepalive: Keepalive,
+    /// How long a connection is silent before it is asked whether its peer is still there; `None` means for ever.
+    keepalive: Option<Duration>,
     /// Longest time until the first call of a connection.
     first_call: Duration,
     /// Longest age of a connection; zero means no limit.
@@ -93,10 +106,7 @@ impl ConnectionOptions {
         let keepalive = listen.keepalive_interval;
         Self {
             bounds: settings.bounds,
-            keepalive: Keepalive {
-                interval: (!keepalive.is_zero()).then_some(keepalive),
-                timeout: listen.keepalive_timeout,
-            },
+            keepalive: (!keepalive.is_zero()).then_some(keepalive),
             first_call: listen.first_call_timeout,
             max_age: listen.max_connection_age,
             grace: listen.max_connection_age_grace,
@@ -110,27 +120,21 @@ impl ConnectionOptions {
             .timer(PollTimer)
             .max_concurrent_streams(self.bounds.max_streams)
             // Above this bound the library answers without a gRPC status; up to it the service answers.
-            .max_header_list_size(self.bounds.max_header_bytes.saturating_mul(2))
-            .max_pending_accept_reset_streams(self.bounds.max_pending_resets)
-            .max_local_error_reset_streams(self.bounds.max_bad_streams)
+            .max_header_list_size(2 * MAX_HEADER_BYTES)
+            .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
+            .max_local_error_reset_streams(MAX_BAD_STREAMS)
             .max_send_buf_size(MAX_SEND_BYTES)
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-            .keep_alive_interval(self.keepalive.interval)
-            .keep_alive_timeout(self.keepalive.timeout)
+            .keep_alive_interval(self.keepalive)
+            .keep_alive_timeout(
+                self.keepalive
+                    .map_or(PING_TIMEOUT, |every| every.min(PING_TIMEOUT)),
+            )
             // gRPC clients do not read it.
             .auto_date_header(false);
         builder
     }
-}
-
-/// Pings for silent connections, so that vanished peers do not occupy a place for ever.
-#[derive(Clone, Copy, Debug)]
-struct Keepalive {
-    /// `None` means never.
-    interval: Option<Duration>,
-    /// How long the answer may take.
-    timeout: Duration,
 }
 
 impl<M> Clone for ConnectionServer<M> {
@@ -157,7 +161,6 @@ impl<M: UnaryMethod> ConnectionServer<M> {
                 method,
                 max_message_bytes: bounds.max_message_bytes,
                 message_timeout: bounds.message_timeout,
-                max_header_bytes: bounds.max_header_bytes,
                 others: others.prepare(),
             },
             options,

@@ -1,6 +1,9 @@
 //! The services of the HTTP ports: health and JSON calls, statistics and rules, the page for Prometheus.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use super::{
     backend::StoreBackend,
@@ -23,6 +26,9 @@ use crate::{
     store::any::AnyStore,
 };
 
+/// How long a connection may take for a request, its reply and the wait for the next one.
+const HTTP_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// Starts to serve the ports, each up to `max_connections`. `json` answers calls in JSON, and explains. Replies that
 /// go on end when the `drain` begins.
 pub(super) fn start(
@@ -37,7 +43,7 @@ pub(super) fn start(
     let settings = parts.settings;
     let limits = HttpLimits {
         max_connections,
-        timeout: settings.listen.http_timeout,
+        timeout: HTTP_TIMEOUT,
         budget: budget.clone(),
     };
     let service = Arc::new(json);

@@ -10,7 +10,10 @@ use crate::{
         grpc::{self, proto::DESCRIPTORS, wire},
         limiter::Limiter,
     },
-    settings::serve::Settings,
+    settings::{
+        bounds::{MAX_DESCRIPTORS, MAX_ENTRIES},
+        serve::Settings,
+    },
     store::{
         any::AnyStore,
         loss::Reconciler,
@@ -70,8 +73,8 @@ fn service(
             talkers: parts.talkers.recorder(thread),
         },
         bounds: wire::RequestBounds {
-            descriptors: bounds.max_descriptors,
-            entries: bounds.max_entries,
+            descriptors: MAX_DESCRIPTORS,
+            entries: MAX_ENTRIES,
             text_bytes: bounds.max_text_bytes,
         },
         extras: wire::Extras {

@@ -7,6 +7,12 @@ use clap::Args;
 use super::shapes::ArgShape as _;
 use super::values::{number, some_time};
 
+/// Most descriptors in a request. Envoy sends one for each of its actions.
+pub(crate) const MAX_DESCRIPTORS: usize = 1000;
+
+/// Most entries in a descriptor.
+pub(crate) const MAX_ENTRIES: usize = 100;
+
 /// Bounds on requests and connections.
 #[derive(Clone, Copy, Debug, Args)]
 #[command(next_help_heading = "Bounds on requests")]
@@ -35,26 +41,6 @@ pub(crate) struct Bounds {
         value_name = "N",
     )]
     pub max_held_bytes: Option<usize>,
-
-    /// Most descriptors in a request
-    #[arg(
-        long,
-        env = "TOLLGATE_MAX_DESCRIPTORS",
-        default_value_t = 1000,
-        value_parser = number::<usize>(1..),
-        value_name = "N"
-    )]
-    pub max_descriptors: usize,
-
-    /// Most entries in a descriptor
-    #[arg(
-        long,
-        env = "TOLLGATE_MAX_ENTRIES",
-        default_value_t = 100,
-        value_parser = number::<usize>(1..),
-        value_name = "N"
-    )]
-    pub max_entries: usize,
 
     /// Longest domain, key or value in bytes; Envoy's own bound on all headers is 60 KiB
     #[arg(
@@ -86,35 +72,4 @@ pub(crate) struct Bounds {
         value_name = "N"
     )]
     pub max_streams: u32,
-
-    /// Largest header list of a call, in bytes
-    #[arg(
-        long,
-        env = "TOLLGATE_MAX_HEADER_BYTES",
-        default_value_t = 64 << 10,
-        value_parser = number::<u32>(1024..=u32::MAX.into()),
-        value_name = "N"
-    )]
-    pub max_header_bytes: u32,
-
-    /// Most calls of one connection that may be cancelled before the server has handled them; more close it. The server
-    /// reads 16 kB at a time, so the calls of an Envoy that reaches its timeout stay far below the default
-    #[arg(
-        long,
-        env = "TOLLGATE_MAX_PENDING_RESETS",
-        default_value_t = 256,
-        value_parser = number::<usize>(1..),
-        value_name = "N"
-    )]
-    pub max_pending_resets: usize,
-
-    /// Most calls of one connection that may be refused for breaking the rules of HTTP/2; more close it
-    #[arg(
-        long,
-        env = "TOLLGATE_MAX_BAD_STREAMS",
-        default_value_t = 1024,
-        value_parser = number::<usize>(1..),
-        value_name = "N"
-    )]
-    pub max_bad_streams: usize,
 }

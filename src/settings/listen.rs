@@ -54,10 +54,6 @@ pub(crate) struct Listen {
     #[arg(long, env = "TOLLGATE_KEEPALIVE_INTERVAL", value_parser = duration, time = "60s")]
     pub keepalive_interval: Duration,
 
-    /// How long the answer to that ping may take before the connection is closed
-    #[arg(long, env = "TOLLGATE_KEEPALIVE_TIMEOUT", value_parser = some_time, time = "20s")]
-    pub keepalive_timeout: Duration,
-
     /// Let other processes listen on the same ports (SO_REUSEPORT) and share connections; a port that is in use by
     /// mistake then goes unnoticed
     #[arg(long, env = "TOLLGATE_REUSE_PORT", boolean = false)]
@@ -70,11 +66,6 @@ pub(crate) struct Listen {
     /// HTTP port; 0 takes a free one
     #[arg(long, env = "PORT", default_value_t = 8080, value_parser = port, value_name = "PORT")]
     pub port: u16,
-
-    /// How long a connection to the HTTP, debug or Prometheus port may take for a request, its reply and the wait for
-    /// the next one
-    #[arg(long, env = "TOLLGATE_HTTP_TIMEOUT", value_parser = some_time, time = "30s")]
-    pub http_timeout: Duration,
 
     /// Answer requests in JSON at /json of the HTTP port; every client that can reach that port can then count hits
     #[arg(long, env = "TOLLGATE_HTTP_JSON", boolean = true)]

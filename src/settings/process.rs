@@ -89,17 +89,10 @@ pub(crate) struct Process {
         value_name = "BYTES"
     )]
     pub log_decisions_max_bytes: u64,
-
-    /// How many earlier files of logged decisions are kept, as FILE.1, FILE.2 and so on
-    #[arg(
-        long,
-        env = "TOLLGATE_LOG_DECISIONS_KEEP",
-        default_value_t = 3,
-        value_parser = number::<u32>(0..=1000),
-        value_name = "N"
-    )]
-    pub log_decisions_keep: u32,
 }
+
+/// How many earlier files of logged decisions are kept, as FILE.1, FILE.2 and so on.
+const KEPT_FILES: u32 = 3;
 
 /// The form of values in logged decisions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -153,7 +146,7 @@ impl Process {
         Some(LineTarget::File(FileOptions {
             path,
             max_bytes: self.log_decisions_max_bytes,
-            kept: self.log_decisions_keep,
+            kept: KEPT_FILES,
         }))
     }
 }

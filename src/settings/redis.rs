@@ -152,16 +152,6 @@ pub(crate) struct Redis {
     #[arg(long, env = "TOLLGATE_REDIS_LOST_AFTER", value_parser = some_time, value_name = "DURATION")]
     pub redis_lost_after: Option<Duration>,
 
-    /// Connections from each worker to each server; one makes the largest batches
-    #[arg(
-        long,
-        env = "TOLLGATE_REDIS_CONNECTIONS",
-        default_value_t = 1,
-        value_parser = number::<u32>(1..=64),
-        value_name = "N",
-    )]
-    pub redis_connections: u32,
-
     /// Prefix of every key in Redis
     #[arg(
         long,
@@ -185,17 +175,6 @@ pub(crate) struct Redis {
     /// Report healthy only while Redis answers; otherwise the process stays in rotation
     #[arg(long, env = "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", boolean = false)]
     pub health_follows_redis: bool,
-
-    /// Requests of one worker that may wait for Redis at a time; any more are answered by on_store_loss at once, where
-    /// `error` is RESOURCE_EXHAUSTED
-    #[arg(
-        long,
-        env = "TOLLGATE_REDIS_MAX_WAITING",
-        default_value_t = 10_000,
-        value_parser = number::<usize>(1..),
-        value_name = "N"
-    )]
-    pub redis_max_waiting: usize,
 }
 
 /// How long a Redis on a LAN may be silent: a retransmitted segment takes that long on Linux (TCP_RTO_MIN).
@@ -209,8 +188,6 @@ impl Redis {
             key_prefix: self.key_prefix.clone(),
             deadline: self.redis_timeout,
             lose_after: self.redis_lost_after.unwrap_or(longest),
-            connections: self.redis_connections,
-            max_waiting: self.redis_max_waiting,
             jitter_secs: self.expiration_jitter.max(0).unsigned_abs(),
             clock: self.clock.into(),
         }

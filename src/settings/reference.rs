@@ -133,7 +133,7 @@ pub const VARIABLES: [(&str, Treatment); 118] = [
     ),
     (
         "REDIS_PERSECOND_POOL_SIZE",
-        Instead("each worker needs one connection; see --redis-connections"),
+        Instead("each worker has one connection to each server, which makes the largest batches"),
     ),
     ("REDIS_PERSECOND_SENTINEL_AUTH", Honoured),
     ("REDIS_PERSECOND_SOCKET_TYPE", Honoured),
@@ -155,7 +155,7 @@ pub const VARIABLES: [(&str, Treatment); 118] = [
     ),
     (
         "REDIS_POOL_SIZE",
-        Instead("each worker needs one connection; see --redis-connections"),
+        Instead("each worker has one connection to each server, which makes the largest batches"),
     ),
     ("REDIS_SENTINEL_AUTH", Honoured),
     ("REDIS_SOCKET_TYPE", Honoured),

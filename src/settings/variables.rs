@@ -14,7 +14,44 @@ pub(super) type Environment = Vec<(OsString, OsString)>;
 const OURS: &str = "TOLLGATE_";
 
 /// Variables that were settings once, and the way out for those who set them.
-const REMOVED: [(&str, &str); 3] = [
+const REMOVED: [(&str, &str); 13] = [
+    (
+        "TOLLGATE_HTTP_TIMEOUT",
+        "remove it; the value is always 30s",
+    ),
+    (
+        "TOLLGATE_KEEPALIVE_TIMEOUT",
+        "remove it; the value is always 20s",
+    ),
+    (
+        "TOLLGATE_LOG_DECISIONS_KEEP",
+        "remove it; the value is always 3",
+    ),
+    (
+        "TOLLGATE_MAX_BAD_STREAMS",
+        "remove it; the value is always 1024",
+    ),
+    (
+        "TOLLGATE_MAX_DESCRIPTORS",
+        "remove it; the value is always 1000",
+    ),
+    ("TOLLGATE_MAX_ENTRIES", "remove it; the value is always 100"),
+    (
+        "TOLLGATE_MAX_HEADER_BYTES",
+        "remove it; the value is always 65536",
+    ),
+    (
+        "TOLLGATE_MAX_PENDING_RESETS",
+        "remove it; the value is always 256",
+    ),
+    (
+        "TOLLGATE_REDIS_CONNECTIONS",
+        "remove it; the value is always 1",
+    ),
+    (
+        "TOLLGATE_REDIS_MAX_WAITING",
+        "remove it; the value is always 10000",
+    ),
     (
         "TOLLGATE_REPLICAS_UNTIL_KNOWN",
         "set TOLLGATE_REPLICAS to the number of replicas instead",

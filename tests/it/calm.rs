@@ -17,7 +17,7 @@ use crate::support::{
     busy::{Pauses, Turn},
     chaos::{self, Outcome, Plan, await_page},
     eventually,
-    proxy::{Fault, Proxy},
+    proxy::Proxy,
     redis::Redis,
     storm::{PERIOD, Storm, TIMEOUT},
     tollgate::{self, Tollgate},
@@ -461,33 +461,6 @@ async fn loading_is_left_alone_until_it_has_loaded() {
         },
     )
     .await;
-}
-
-/// A store that is slower than the load: requests beyond its queue are refused, and memory stays flat.
-#[tokio::test]
-async fn a_slow_store_bounds_the_queue_and_not_the_memory() {
-    let redis = Redis::start();
-    let proxy = Proxy::to(redis.address());
-    let server = tollgate::with_rules(RULES)
-        .redis_at(&proxy.url(), "2s")
-        .args(["--redis-max-waiting", "8"])
-        .start();
-    works(&connect(server.grpc).await).await;
-    proxy.set(Fault {
-        latency: Duration::from_millis(50),
-        ..Fault::default()
-    });
-    let before = server.resident_bytes();
-    let storm = Storm::start(&[server.grpc], &["a", "b"]);
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    let answers = storm.end().await;
-    let errors = answers.errors();
-    assert!(answers.ok() > 0, "{errors:?}");
-    let overloaded = errors.get("too many requests are waiting for the counter store");
-    assert!(overloaded.is_some_and(|&count| count > 100), "{errors:?}");
-    assert_eq!(errors.len(), 1, "{errors:?}");
-    let grown = server.resident_bytes().saturating_sub(before);
-    assert!(grown < 32 << 20, "{grown} bytes more");
 }
 
 /// When one request detects the failure of a node, all queued requests are answered at once; they do not wait for the

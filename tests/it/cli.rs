@@ -340,7 +340,7 @@ async fn the_environment_alone_is_enough() {
         .env("CACHE_KEY_PREFIX", "here:")
         .env("NEAR_LIMIT_RATIO", "0.5")
         .env("SHADOW_MODE", "true")
-        .env("TOLLGATE_MAX_DESCRIPTORS", "1")
+        .env("TOLLGATE_MAX_TEXT_BYTES", "100")
         .start();
     assert_eq!(get(server.http, "/healthcheck").status, 200);
     let mut client = connect(server.grpc).await;
@@ -448,11 +448,7 @@ fn a_number_that_makes_no_sense_is_refused() {
         "--max-connections=18446744073709551615",
         "--max-streams=0",
         "--max-message-bytes=0",
-        "--max-descriptors=0",
-        "--max-entries=0",
         "--max-text-bytes=0",
-        "--redis-connections=0",
-        "--redis-max-waiting=0",
         "--workers=100000",
     ] {
         let output = finish(nowhere().arg(flag));

@@ -184,12 +184,7 @@ async fn hashed_values_are_in_no_form_of_the_log_as_they_are() {
 
 #[tokio::test]
 async fn a_full_file_makes_way_for_a_new_one_and_the_last_lines_are_written_at_the_end() {
-    let bounds = [
-        "--log-decisions-max-bytes",
-        "1500",
-        "--log-decisions-keep",
-        "2",
-    ];
+    let bounds = ["--log-decisions-max-bytes", "1500"];
     let mut logging = Logging::start(&[&["--log-decisions", "refused"], &bounds[..]].concat());
     logging.ask(&["v"; 22]).await;
     logging.stop();
@@ -198,7 +193,10 @@ async fn a_full_file_makes_way_for_a_new_one_and_the_last_lines_are_written_at_t
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
     names.sort();
-    assert_eq!(names, ["decisions", "decisions.1", "decisions.2"]);
+    assert_eq!(
+        names,
+        ["decisions", "decisions.1", "decisions.2", "decisions.3"]
+    );
     let mut counts = Vec::new();
     for name in names.iter().rev() {
         let text = read(&logging.folder.path().join(name));

@@ -103,9 +103,7 @@ async fn connect(url: String, beside: &mut JoinSet<Infallible>) -> Handle {
         key_prefix: String::new(),
         deadline: patience,
         lose_after: patience,
-        connections: 1,
         jitter_secs: 0,
-        max_waiting: 10_000,
         clock: TimeSource::Local,
     };
     let address = Address {

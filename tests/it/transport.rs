@@ -230,45 +230,38 @@ const ACK: u8 = 1;
 /// "Rapid reset", CVE-2023-44487: each call is cancelled right after its headers.
 #[test]
 fn a_flood_of_resets_is_told_to_go() {
-    for (args, calls) in [(&["--max-pending-resets", "20"][..], 2_000), (&[], 20_000)] {
-        let server = tollgate::with_rules(RULES)
-            .args(args.iter().copied())
-            .args(["--workers", "1"])
-            .start();
-        let ping = frame(PING, 0, 0, &[0; 8]);
-        let flood = [cancelled_calls(calls), ping].concat();
-        let mut reported = None;
-        // A busy machine may write so slowly that the server keeps up; then the flood is repeated.
-        for _ in 0..100 {
-            let mut client = Frames::connect(server.grpc);
-            let mut writing = client.0.try_clone().unwrap();
-            reported = std::thread::scope(|scope| {
-                // The server may close before everything is written.
-                scope.spawn(|| writing.write_all(&flood));
-                loop {
-                    match client.try_read().expect("it is told why") {
-                        (GO_AWAY, _, _, payload) => break Some(payload),
-                        (PING, ACK, _, _) => break None,
-                        _ => {}
-                    }
+    let server = tollgate::with_rules(RULES).args(["--workers", "1"]).start();
+    let ping = frame(PING, 0, 0, &[0; 8]);
+    let flood = [cancelled_calls(20_000), ping].concat();
+    let mut reported = None;
+    // A busy machine may write so slowly that the server keeps up; then the flood is repeated.
+    for _ in 0..100 {
+        let mut client = Frames::connect(server.grpc);
+        let mut writing = client.0.try_clone().unwrap();
+        reported = std::thread::scope(|scope| {
+            // The server may close before everything is written.
+            scope.spawn(|| writing.write_all(&flood));
+            loop {
+                match client.try_read().expect("it is told why") {
+                    (GO_AWAY, _, _, payload) => break Some(payload),
+                    (PING, ACK, _, _) => break None,
+                    _ => {}
                 }
-            });
-            if reported.is_some() {
-                break;
             }
+        });
+        if reported.is_some() {
+            break;
         }
-        // ENHANCE_YOUR_CALM
-        assert_eq!(reported.unwrap()[4..8], [0, 0, 0, 11], "{args:?}");
-        check_answers(&["--server", &format!("http://{}", server.grpc)]);
     }
+    // ENHANCE_YOUR_CALM
+    assert_eq!(reported.unwrap()[4..8], [0, 0, 0, 11]);
+    check_answers(&["--server", &format!("http://{}", server.grpc)]);
 }
 
 /// "MadeYouReset", CVE-2025-8671: each call breaks a rule of HTTP/2, so that the server resets it.
 #[test]
 fn a_client_that_has_its_calls_reset_is_told_to_go() {
-    let server = tollgate::with_rules(RULES)
-        .args(["--workers", "1", "--max-bad-streams", "50"])
-        .start();
+    let server = tollgate::with_rules(RULES).args(["--workers", "1"]).start();
     // A window update of zero, and a PRIORITY frame that is too short.
     for wrong in [frame(8, 0, 1, &[0; 4]), frame(2, 0, 1, &[0; 4])] {
         let mut client = Frames::connect(server.grpc);
@@ -313,18 +306,16 @@ fn floods_of_frames_that_want_answers_cost_bounded_memory() {
 /// Calls with an authority that cannot be replaced are reset one by one; too many of them close the connection.
 #[test]
 fn calls_that_break_the_rules_end_in_going_away() {
-    let server = tollgate::with_rules(RULES)
-        .args(["--max-bad-streams", "10"])
-        .start();
+    let server = tollgate::with_rules(RULES).start();
     let mut client = Frames::connect(server.grpc);
     let bad: Vec<u8> = streams()
-        .take(100)
+        .take(2_000)
         .flat_map(|stream| frame(1, 5, stream, b"\x83\x86\x84\x01\x00"))
         .collect();
     client.0.write_all(&bad).unwrap();
     let reported = client.read_until(GO_AWAY).expect("it is told why");
     assert_eq!(reported[4..8], [0, 0, 0, 11]);
-    assert!(server.metric("tollgate_authorities_refused_total") > 10);
+    assert!(server.metric("tollgate_authorities_refused_total") > 1024);
 }
 
 /// The headers of a call with this representation of `:authority`, without END_STREAM.
@@ -554,12 +545,7 @@ fn the_log_says_once_that_there_are_no_more_files() {
 #[test]
 fn a_client_that_is_gone_is_noticed() {
     let server = tollgate::with_rules(RULES)
-        .args([
-            "--keepalive-interval",
-            "200ms",
-            "--keepalive-timeout",
-            "200ms",
-        ])
+        .args(["--keepalive-interval", "200ms"])
         .start();
     let mut gone = Frames::connect(server.grpc);
     // The connection lives as long as the client answers pings.
@@ -695,7 +681,7 @@ fn a_connection_without_a_call_gives_its_place_to_another() {
 #[test]
 fn calls_above_their_number_are_refused() {
     let server = tollgate::with_rules(RULES)
-        .args(["--max-streams", "2", "--max-header-bytes", "5000"])
+        .args(["--max-streams", "2"])
         .start();
     let mut client = Frames::connect(server.grpc);
     let settings = client.read_until(SETTINGS).expect("it is greeted");
@@ -709,7 +695,7 @@ fn calls_above_their_number_are_refused() {
         })
     };
     // SETTINGS_MAX_CONCURRENT_STREAMS and SETTINGS_MAX_HEADER_LIST_SIZE, which leaves room for a status.
-    assert_eq!([setting(3), setting(6)], [Some(2), Some(10_000)]);
+    assert_eq!([setting(3), setting(6)], [Some(2), Some(128 << 10)]);
     let calls = [headers(1), headers(3), headers(5)].concat();
     client.0.write_all(&calls).unwrap();
     let reported = client.read_until(RESET).expect("the third is refused");

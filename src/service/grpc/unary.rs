@@ -30,6 +30,7 @@ pub(crate) use reply::Reply;
 pub use reply::framed;
 
 use connection::{BoxedFuture, announce_answered};
+pub(crate) use headers::MAX_HEADER_BYTES;
 use headers::{CheckedHeaders, check};
 use message::{PartialBody, ReceivedBody, receive};
 use other::other;
@@ -91,8 +92,6 @@ pub(crate) struct Dispatcher<M> {
     pub max_message_bytes: usize,
     /// Longest time until a message has arrived.
     pub message_timeout: Duration,
-    /// As HTTP/2 counts them: each header adds 32 to the lengths of its name and its value.
-    pub max_header_bytes: u32,
     pub others: Routes,
 }
 
@@ -102,7 +101,6 @@ impl<M> Clone for Dispatcher<M> {
             method: self.method.clone(),
             max_message_bytes: self.max_message_bytes,
             message_timeout: self.message_timeout,
-            max_header_bytes: self.max_header_bytes,
             others: self.others.clone(),
         }
     }
@@ -124,7 +122,7 @@ impl<M: UnaryMethod> Dispatcher<M> {
             timeout,
             header_bytes,
             asks_for_report,
-        } = match check(&request, self.max_header_bytes) {
+        } = match check(&request) {
             Ok(checked) => checked,
             Err(response) => return CallFuture::refused(*response, account),
         };

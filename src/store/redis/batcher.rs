@@ -110,15 +110,14 @@ impl Batcher {
         }
     }
 
-    /// A pool of at most `connections` to a node. It spawns tasks, so call it on the worker's own
-    /// runtime.
-    pub(super) fn pool(servers: &Servers, node: &Arc<Node>, connections: u32) -> ConnectionPool {
+    /// A pool of one connection to a node. It spawns tasks, so call it on the worker's own runtime.
+    pub(super) fn pool(servers: &Servers, node: &Arc<Node>) -> ConnectionPool {
         let factory = ConnectionFactory {
             connector: servers.0.connector.clone(),
             node: node.clone(),
             stats: servers.0.stats.clone(),
         };
-        factory.pool(connections)
+        factory.pool()
     }
 
     /// Serves the queue until its end.

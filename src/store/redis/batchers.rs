@@ -26,7 +26,7 @@ pub(super) struct QueueView {
     pub(super) queues: Vec<Arc<NodeQueue>>,
 }
 
-/// The batchers of one worker: one for each connection to each node, and a stand-in.
+/// The batchers of one worker: one for each node, and its stand-in.
 #[derive(Debug)]
 pub struct Batchers {
     pub(super) servers: Servers,
@@ -50,14 +50,12 @@ impl Batchers {
                 running.spawn(async move { timed.watch_time().await });
                 let failure = queue.node.breaker.watch();
                 running.spawn(follow_breaker(Arc::downgrade(&queue), failure));
-                let connections = self.options.connections;
-                for (role, connections) in [(Role::Regular, connections), (Role::StandIn, 1)] {
-                    let pool = Batcher::pool(&self.servers, &queue.node, connections);
-                    for _ in 0..connections {
-                        let (servers, options) = (self.servers.clone(), self.options.clone());
-                        let batcher = Batcher::new(role, queue.clone(), servers, options);
-                        running.spawn(batcher.run(pool.clone()));
-                    }
+                // One connection for each: more would make batches smaller.
+                for role in [Role::Regular, Role::StandIn] {
+                    let (servers, options) = (self.servers.clone(), self.options.clone());
+                    let pool = Batcher::pool(&servers, &queue.node);
+                    let batcher = Batcher::new(role, queue.clone(), servers, options);
+                    running.spawn(batcher.run(pool));
                 }
             }
             tokio::select! {
@@ -93,7 +91,6 @@ impl Batchers {
                         self.servers.0.stats.clone(),
                         self.servers.0.watchdog.clone(),
                         self.options.deadline,
-                        self.options.connections,
                     ));
                     self.new_queues.push(queue.clone());
                     queue

@@ -11,13 +11,8 @@ pub struct Options {
     pub deadline: Duration,
     /// How long a server may be silent before requests no longer wait for it.
     pub lose_after: Duration,
-    /// Connections of each worker to each node. More than one makes batches smaller.
-    pub connections: u32,
     /// Keys end up to this much later than their window, spread evenly; 0 for none.
     pub jitter_secs: u64,
-    /// Requests of one worker that may wait at a time, for all nodes together; the next one is refused
-    /// at once.
-    pub max_waiting: usize,
     /// The clock for limits without windows of their own.
     pub clock: TimeSource,
 }

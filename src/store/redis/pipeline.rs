@@ -439,9 +439,7 @@ mod tests {
             key_prefix: String::new(),
             deadline: Duration::ZERO,
             lose_after: Duration::from_secs(1),
-            connections: 1,
             jitter_secs: 0,
-            max_waiting: 1,
             clock,
         }
     }

@@ -204,13 +204,13 @@ impl ErrorSink<NodeFailure> for FailureSink {
 }
 
 impl ConnectionFactory {
-    /// A pool of at most `connections`. It connects in the background and never fails to be made.
-    pub(super) fn pool(self, connections: u32) -> ConnectionPool {
+    /// A pool of one connection. It connects in the background and never fails to be made.
+    pub(super) fn pool(self) -> ConnectionPool {
         let failures = FailureSink(watch::Sender::default());
         let failed = failures.0.subscribe();
         let timeout = self.connector.timeout;
         let pool = Pool::builder()
-            .max_size(connections)
+            .max_size(1)
             // Failures are reported as they come, after less than this.
             .connection_timeout(2 * timeout)
             // A caller that needs a connection asks again; until then failures are reported as they

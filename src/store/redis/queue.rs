@@ -66,22 +66,20 @@ pub(super) struct NodeQueue {
     stats: Arc<RedisStats>,
     /// The longest that a request waits.
     longest: Duration,
-    /// The batchers that serve the queue, how many of them have been without a connection for too long,
-    /// and how many wait for a reply that is late although the node answers others.
-    batchers: u32,
+    /// How many batchers have been without a connection for too long, and how many wait for a reply that is late although
+    /// the node answers others.
     stuck: AtomicU32,
     stalled: AtomicU32,
 }
 
 impl NodeQueue {
-    /// A queue whose requests wait for `longest` at most, served by `batchers`.
+    /// A queue whose requests wait for `longest` at most.
     pub(super) fn new(
         node: Arc<Node>,
         permits: Arc<WaitPermits>,
         stats: Arc<RedisStats>,
         watchdog: Arc<Watchdog>,
         longest: Duration,
-        batchers: u32,
     ) -> Self {
         Self {
             load: node.new_load(),
@@ -95,7 +93,6 @@ impl NodeQueue {
             permits,
             stats,
             longest,
-            batchers,
             stuck: AtomicU32::new(0),
             stalled: AtomicU32::new(0),
         }
@@ -107,7 +104,7 @@ impl NodeQueue {
     ///
     /// If it cannot.
     pub(super) fn admit(&self) -> Result<(), StoreError> {
-        if self.node.breaker.is_open() || self.stuck.load(Relaxed) >= self.batchers {
+        if self.node.breaker.is_open() || self.stuck.load(Relaxed) > 0 {
             self.load.rejected_while_open.fetch_add(1, Relaxed);
             return Err(StoreError::Unreachable);
         }
@@ -201,9 +198,9 @@ impl NodeQueue {
         }
     }
 
-    /// Whether all batchers wait for replies that are late although the node answers others.
+    /// Whether the batcher waits for a reply that is late although the node answers others.
     pub(super) fn is_held_up(&self) -> bool {
-        self.stalled.load(Relaxed) >= self.batchers
+        self.stalled.load(Relaxed) > 0
     }
 
     fn call_batchers(&self) {
@@ -498,7 +495,7 @@ mod tests {
     }
 
     fn queue_to(node: Arc<Node>, permits: Arc<WaitPermits>) -> NodeQueue {
-        NodeQueue::new(node, permits, Arc::default(), Arc::default(), DEADLINE, 1)
+        NodeQueue::new(node, permits, Arc::default(), Arc::default(), DEADLINE)
     }
 
     /// Runs the tasks of a queue while `future` runs.

@@ -43,6 +43,9 @@ pub struct RedisStore {
     pub(super) key_prefix: Arc<[u8]>,
 }
 
+/// Requests of one worker that may wait at a time, for all nodes together; the next one is refused at once.
+const MAX_WAITING: usize = 10_000;
+
 /// The result of queueing a request.
 pub(super) enum Pushed {
     Whole(PendingReply),
@@ -56,7 +59,7 @@ impl RedisStore {
         let mut batchers = Batchers {
             servers: servers.clone(),
             options: Arc::new(options.clone()),
-            permits: Arc::new(WaitPermits::new(options.max_waiting)),
+            permits: Arc::new(WaitPermits::new(MAX_WAITING)),
             view: Arc::new(Mutex::new(Arc::new(QueueView {
                 map: Arc::default(),
                 queues: Vec::new(),
@@ -240,9 +243,7 @@ mod tests {
             key_prefix: String::new(),
             deadline: Duration::from_secs(1),
             lose_after: Duration::from_secs(1),
-            connections: 1,
             jitter_secs: 0,
-            max_waiting: 1,
             clock: TimeSource::Redis,
         };
         let topology = TopologyWatcher::new(servers.clone(), &options);

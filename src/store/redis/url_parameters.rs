@@ -73,7 +73,7 @@ const FOREIGN: [(&[&str], &str); 12] = [
             "max_idle_conns",
             "max_active_conns",
         ],
-        "set --redis-connections (TOLLGATE_REDIS_CONNECTIONS)",
+        "remove it: each worker has one connection to each server",
     ),
     (
         &["protocol", "resp"],

@@ -25,11 +25,12 @@ pub(super) struct CheckedHeaders {
     pub(super) asks_for_report: bool,
 }
 
+/// Largest header list of a call in bytes, as HTTP/2 counts them: each header adds 32 to the lengths of its name and its
+/// value.
+pub(crate) const MAX_HEADER_BYTES: u32 = 64 << 10;
+
 /// Refuses requests that are not gRPC calls, as grpc-go does, and determines the encoding of messages.
-pub(super) fn check<B>(
-    request: &Request<B>,
-    max_header_bytes: u32,
-) -> Result<CheckedHeaders, Box<Response<Reply>>> {
+pub(super) fn check<B>(request: &Request<B>) -> Result<CheckedHeaders, Box<Response<Reply>>> {
     let refuse = |http, status: Status| {
         let mut response = refusal(&status);
         *response.status_mut() = http;
@@ -54,9 +55,9 @@ pub(super) fn check<B>(
             _ => {}
         }
     }
-    if bytes > max_header_bytes as usize {
+    if bytes > MAX_HEADER_BYTES as usize {
         let status = Status::resource_exhausted(format!(
-            "headers too large: {bytes} bytes, the limit is: {max_header_bytes} bytes"
+            "headers too large: {bytes} bytes, the limit is: {MAX_HEADER_BYTES} bytes"
         ));
         return refuse(StatusCode::OK, status);
     }
