@@ -559,7 +559,6 @@ const TIMES_OF_DAY: [(&str, &str, Lives); 35] = [
         "IncrementSpec",
         Lives::InRequest,
     ),
-    ("core/counter/key_end.rs", "KeyEnd", Lives::Longer),
     ("core/counter/name.rs", "NamedCounting", Lives::InRequest),
     ("core/explanation.rs", "AccountBasis", Lives::InRequest),
     ("core/plan.rs", "PlanBuilder", Lives::InRequest),

@@ -61,8 +61,8 @@ pub(super) struct Addresses {
     pub(super) prometheus: String,
 }
 
-/// Connections that may wait to be accepted: as many as the kernel allows (`net.core.somaxconn`, 4096 by default). A client
-/// that finds no room asks again after a second only.
+/// Connections that may wait to be accepted: as many as the kernel allows (`net.core.somaxconn`, 4096 by default). A
+/// client that finds no room asks again after a second only.
 const BACKLOG: u32 = 65_535;
 
 /// Meaning of an empty host, as in the reference.

@@ -48,6 +48,9 @@ const FIRST_TURN: u64 = 1;
 /// The least length of a turn.
 const TURN: Duration = Duration::from_secs(1);
 
+/// Most unused connections that are closed at once for new ones.
+const CLOSED_TOGETHER: usize = 32;
+
 /// For connections that never give their place to others.
 const ALWAYS: u64 = u64::MAX;
 
@@ -140,8 +143,9 @@ impl Budget {
         account
     }
 
-    /// Closes a connection because no place is left for another: the oldest of those without a whole message, or else
-    /// the one without a message for the longest, if that is a turn at least. Returns whether there was one.
+    /// Closes connections because no place is left for another: the oldest of those without a whole message, several
+    /// at once, since a flood brings more; or else the one without a message for the longest, if that is a turn at
+    /// least. Returns whether there was one.
     pub(crate) fn make_connection_room(&self) -> bool {
         let turn = self.begin_turn();
         let accounts = self.accounts();
@@ -153,11 +157,15 @@ impl Budget {
             let is_idle = last == 0 || last < turn - 1;
             (is_idle && !one.is_over.load(Relaxed)).then_some((last, one.number, one))
         });
-        let longest = idle.min_by_key(|(last, number, _)| (*last, *number));
-        if let Some((_, _, account)) = longest {
+        let mut idle: Vec<_> = idle.collect();
+        idle.sort_unstable_by_key(|(last, number, _)| (*last, *number));
+        let unused = idle.iter().take_while(|(last, ..)| *last == 0).count();
+        // Later ones may be about to call.
+        idle.truncate((unused / 2).clamp(1, CLOSED_TOGETHER));
+        for (_, _, account) in &idle {
             account.end_as(CutOff::CONNECTION_LIMIT);
         }
-        longest.is_some()
+        !idle.is_empty()
     }
 
     /// The present turn; a new one begins if the last is long enough.

@@ -66,8 +66,8 @@ pub(super) struct NodeQueue {
     stats: Arc<RedisStats>,
     /// The longest that a request waits.
     longest: Duration,
-    /// How many batchers have been without a connection for too long, and how many wait for a reply that is late although
-    /// the node answers others.
+    /// How many batchers have been without a connection for too long, and how many wait for a reply that is late
+    /// although the node answers others.
     stuck: AtomicU32,
     stalled: AtomicU32,
 }

@@ -25,8 +25,8 @@ pub(super) struct CheckedHeaders {
     pub(super) asks_for_report: bool,
 }
 
-/// Largest header list of a call in bytes, as HTTP/2 counts them: each header adds 32 to the lengths of its name and its
-/// value.
+/// Largest header list of a call in bytes, as HTTP/2 counts them: each header adds 32 to the lengths of its name and
+/// its value.
 pub(crate) const MAX_HEADER_BYTES: u32 = 64 << 10;
 
 /// Refuses requests that are not gRPC calls, as grpc-go does, and determines the encoding of messages.
