@@ -1,13 +1,17 @@
 //! The store that the settings choose, for all workers and for each of them.
 
 use std::{
+    convert::Infallible,
+    pin::Pin,
     sync::{Arc, atomic::Ordering::Relaxed},
     thread,
 };
 
+use super::{replicas::counts_locally, tasks::Task};
 use crate::{
+    core::limit::OnStoreLoss,
     observe::metrics::Metrics,
-    service::{admin, grpc},
+    service::{admin, grpc, limiter::Rules},
     settings::{redis::ClockFlag, serve::Settings},
     store::{
         any::AnyStore,
@@ -15,7 +19,8 @@ use crate::{
         memory::{CounterBounds, MemoryStore},
         over_limit_cache::{Caches, OverLimitCache},
         per_second::PerSecond,
-        redis::{self, batchers::Batchers, servers::Servers, store::RedisStore},
+        redis::{self, servers::Servers, store::RedisStore},
+        replicas::Replicas,
     },
 };
 
@@ -35,14 +40,21 @@ pub(super) struct RedisBackend {
     pub(super) loss: Arc<Loss>,
 }
 
+/// A task of a store.
+pub(super) type StoreTask = Pin<Box<dyn Future<Output = Infallible> + Send>>;
+
 /// The store of one worker, and the tasks that it needs.
 pub(super) struct WorkerStore {
     pub(super) store: AnyStore,
-    /// Tasks that must run on this worker for the store to answer.
-    pub(super) batchers: Vec<Batchers>,
-    /// Tasks that must run once for all workers, with one worker's batchers: one for each Redis, first that for all
-    /// limits.
-    pub(super) reconcilers: Vec<Reconciler<RedisStore>>,
+    pub(super) tasks: StoreTasks,
+}
+
+#[derive(Default)]
+pub(super) struct StoreTasks {
+    /// Those that must run on this worker for the store to answer.
+    pub(super) on_worker: Vec<StoreTask>,
+    /// Those that must run once for all workers, beside those of one of them.
+    pub(super) once: Vec<(Task, StoreTask)>,
 }
 
 impl StoreBackend {
@@ -87,14 +99,17 @@ impl StoreBackend {
     }
 
     /// Makes the store of one worker.
-    pub(super) fn worker_store(&self, settings: &Settings, metrics: &Metrics) -> WorkerStore {
+    pub(super) fn worker_store(
+        &self,
+        settings: &Settings,
+        rules: &Rules,
+        metrics: &Metrics,
+    ) -> WorkerStore {
+        let mut tasks = StoreTasks::default();
         let (all, per_second, caches) = match self {
             Self::Memory(store) => {
-                return WorkerStore {
-                    store: AnyStore::Memory(store.clone()),
-                    batchers: Vec::new(),
-                    reconcilers: Vec::new(),
-                };
+                let store = AnyStore::Memory(store.clone());
+                return WorkerStore { store, tasks };
             }
             Self::Redis {
                 all,
@@ -103,15 +118,22 @@ impl StoreBackend {
             } => (all, per_second, caches),
         };
         let options = settings.redis.options();
-        let (mut batchers, mut reconcilers) = (Vec::new(), Vec::new());
         let mut store = |backend: &RedisBackend| {
-            let (store, more) = RedisStore::new(&backend.servers, &options);
-            let loss = backend.loss.clone();
-            batchers.push(more);
-            reconcilers.push(Reconciler {
+            let (store, batchers) = RedisStore::new(&backend.servers, &options);
+            tasks.on_worker.push(Box::pin(batchers.run()));
+            // The Redis of all limits is the first, and the one that counts replicas.
+            if tasks.once.is_empty() && settings.loss.replicas.fixed().is_none() {
+                let detects =
+                    self.detect_replicas(&store, &backend.loss, (settings, rules, metrics));
+                tasks.once.push((Task::Replicas, detects));
+            }
+            let (clock, loss) = (self.clock(settings), backend.loss.clone());
+            let reconciler = Reconciler {
                 store: store.clone(),
                 loss: loss.clone(),
-            });
+            };
+            let reconciles = Box::pin(reconciler.run(move || clock.now()));
+            tasks.once.push((Task::Reconciler, reconciles));
             OnLoss::new(store, loss)
         };
         let store_of_all = store(all);
@@ -125,9 +147,22 @@ impl StoreBackend {
         let store = OverLimitCache::new(both, cache_bytes, caches, stats);
         WorkerStore {
             store: AnyStore::Redis(Arc::new(store)),
-            batchers,
-            reconcilers,
+            tasks,
         }
+    }
+
+    /// Counts the replicas that use `store`, while any rule needs to know.
+    fn detect_replicas(
+        &self,
+        store: &RedisStore,
+        loss: &Loss,
+        (settings, rules, metrics): (&Settings, &Rules, &Metrics),
+    ) -> StoreTask {
+        let replicas = Replicas::new(store.clone(), loss.replicas().clone(), metrics.loss.clone());
+        let clock = self.clock(settings);
+        let mut counts_locally = counts_locally(rules.clone());
+        let is_default = OnStoreLoss::from(settings.loss.on_store_loss) == OnStoreLoss::Local;
+        Box::pin(replicas.run(move || clock.now(), move || is_default || counts_locally()))
     }
 
     /// The servers of each Redis.

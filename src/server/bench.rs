@@ -62,7 +62,7 @@ pub fn serve_method<M: UnaryMethod>(
             let server = ConnectionServer::new(method, others, options, connections.clone());
             let worker = Worker {
                 server,
-                batchers: Vec::new(),
+                of_store: Vec::new(),
             };
             all.start(worker, &mut tasks)?;
         }

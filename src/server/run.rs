@@ -22,7 +22,7 @@ use super::{
     ports::{Addresses, GrpcListener, Ports},
     runtime::runtime,
     service_manager::ServiceManager,
-    services::{ThreadService, others, thread_service},
+    services::{others, thread_service},
     signals::Signals,
     spans::{self, SpanExport},
     statistics, store_tasks,
@@ -80,12 +80,8 @@ pub(super) async fn serve(settings: &Settings, log: Arc<LogStats>) -> Result<(),
     };
     let workers = start_workers(&parts, &tracer, &health_service, &connections, &mut tasks)?;
     let statistics = statistics::start(&parts, sinks, &mut tasks);
-    let ThreadService {
-        service: json,
-        batchers,
-        reconcilers,
-    } = thread_service(&parts, workers.count(), &tracer);
-    store_tasks::start(&parts, batchers, reconcilers, &mut tasks);
+    let (json, of_json) = thread_service(&parts, workers.count(), &tracer);
+    store_tasks::start(&parts, of_json, &mut tasks);
     let pages = (health.http.clone(), statistics);
     let max_http = max_connections.http.min(parts.memory.http_connections);
     let mut phases = connections.phases.clone();
@@ -154,18 +150,16 @@ fn start_workers(
     let mut workers = Workers::default();
     for number in 0..worker_count(parts.settings) {
         // Only one thread reconciles: the one of `/json`.
-        let ThreadService {
-            service, batchers, ..
-        } = thread_service(parts, number, tracer);
-        let batchers = batchers.into_iter().map(|batchers| {
-            let sending = async move { match batchers.run().await {} };
-            Box::pin(owned(Task::WorkerBatchers, sending)) as Pin<Box<_>>
+        let (service, of_store) = thread_service(parts, number, tracer);
+        let of_store = of_store.on_worker.into_iter().map(|task| {
+            let running = async move { match task.await {} };
+            Box::pin(owned(Task::WorkerBatchers, running)) as Pin<Box<_>>
         });
-        let batchers = batchers.collect();
+        let of_store = of_store.collect();
         let others = others().add_service(health.clone());
         let connections = connections.clone();
         let server = ConnectionServer::new(Arc::new(service), others, options, connections);
-        workers.start(Worker { server, batchers }, tasks)?;
+        workers.start(Worker { server, of_store }, tasks)?;
     }
     Ok(workers)
 }

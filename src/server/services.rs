@@ -2,7 +2,10 @@
 
 use tonic::service::Routes;
 
-use super::{backend::WorkerStore, parts::Parts};
+use super::{
+    backend::{StoreTasks, WorkerStore},
+    parts::Parts,
+};
 use crate::{
     core::limit::Modes,
     observe::traces::Tracer,
@@ -14,32 +17,24 @@ use crate::{
         bounds::{MAX_DESCRIPTORS, MAX_ENTRIES},
         serve::Settings,
     },
-    store::{
-        any::AnyStore,
-        loss::Reconciler,
-        redis::{batchers::Batchers, store::RedisStore},
-    },
+    store::any::AnyStore,
 };
 
-/// The gRPC service of one thread, and the tasks of its store.
-pub(super) struct ThreadService {
-    pub(super) service: grpc::Service<AnyStore>,
-    pub(super) batchers: Vec<Batchers>,
-    pub(super) reconcilers: Vec<Reconciler<RedisStore>>,
-}
-
-/// Makes the service of thread number `thread`: first those of the workers, then that of `/json`.
-pub(super) fn thread_service(parts: &Parts<'_>, thread: usize, tracer: &Tracer) -> ThreadService {
-    let WorkerStore {
-        store,
-        batchers,
-        reconcilers,
-    } = parts.backend.worker_store(parts.settings, &parts.metrics);
-    ThreadService {
-        service: service(parts, store, thread, tracer),
-        batchers,
-        reconcilers,
-    }
+/// Makes the service of thread number `thread`, with the tasks of its store: first those of the workers, then that of
+/// `/json`.
+pub(super) fn thread_service(
+    parts: &Parts<'_>,
+    thread: usize,
+    tracer: &Tracer,
+) -> (grpc::Service<AnyStore>, StoreTasks) {
+    let Parts {
+        settings,
+        rules,
+        metrics,
+        ..
+    } = parts;
+    let WorkerStore { store, tasks } = parts.backend.worker_store(settings, rules, metrics);
+    (service(parts, store, thread, tracer), tasks)
 }
 
 fn service(

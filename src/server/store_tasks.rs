@@ -3,33 +3,22 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
+    backend::StoreTasks,
     cpu_quota,
     parts::Parts,
-    replicas::counts_locally,
     tasks::{OwnedTasks, Task},
 };
 use crate::{
-    core::limit::OnStoreLoss,
     foundation::blocking::blocking,
     service::{grpc, limiter::Rules},
-    store::{
-        loss::Reconciler,
-        memory::MemoryStore,
-        redis::{batchers::Batchers, store::RedisStore, topology::TopologyWatcher},
-        replicas::Replicas,
-    },
+    store::{memory::MemoryStore, redis::topology::TopologyWatcher},
 };
 
 /// Interval between removals of expired counters.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// Starts the tasks. `batchers` and `reconcilers` are those of the store that `/json` uses.
-pub(super) fn start(
-    parts: &Parts<'_>,
-    batchers: Vec<Batchers>,
-    reconcilers: Vec<Reconciler<RedisStore>>,
-    tasks: &mut OwnedTasks,
-) {
+/// Starts the tasks; `of_json` are those of the store that `/json` uses.
+pub(super) fn start(parts: &Parts<'_>, of_json: StoreTasks, tasks: &mut OwnedTasks) {
     let Parts {
         settings,
         metrics,
@@ -52,34 +41,11 @@ pub(super) fn start(
         let watching = async move { match topology.run().await {} };
         tasks.start(Task::Probe, watching);
     }
-    for batchers in batchers {
-        let sending = async move { match batchers.run().await {} };
-        tasks.start(Task::Batchers, sending);
+    let StoreTasks { on_worker, once } = of_json;
+    let batchers = on_worker.into_iter().map(|task| (Task::Batchers, task));
+    for (task, running) in batchers.chain(once) {
+        tasks.start(task, async move { match running.await {} });
     }
-    if let Some(first) = reconcilers.first()
-        && settings.loss.replicas.fixed().is_none()
-    {
-        detect_replicas(parts, first, tasks);
-    }
-    for store in reconcilers {
-        let clock = backend.clock(settings);
-        let returning = store.run(move || clock.now());
-        tasks.start(Task::Reconciler, async move { match returning.await {} });
-    }
-}
-
-/// Counts the replicas that use the store of `reconciler`, while any rule needs to know.
-fn detect_replicas(parts: &Parts<'_>, reconciler: &Reconciler<RedisStore>, tasks: &mut OwnedTasks) {
-    let settings = parts.settings;
-    let number = reconciler.loss.replicas().clone();
-    let stats = parts.metrics.loss.clone();
-    let replicas = Replicas::new(reconciler.store.clone(), number, stats);
-    let clock = parts.backend.clock(settings);
-    let mut counts_locally = counts_locally(parts.rules.clone());
-    let is_default: OnStoreLoss = settings.loss.on_store_loss.into();
-    let is_needed = move || is_default == OnStoreLoss::Local || counts_locally();
-    let looking = replicas.run(move || clock.now(), is_needed);
-    tasks.start(Task::Replicas, async move { match looking.await {} });
 }
 
 /// Frees unused rules and expired counters.

@@ -18,19 +18,16 @@ pub(super) struct Arrival {
     pub(super) permit: OwnedSemaphorePermit,
 }
 
-/// A worker's method and the tasks of its stores.
+/// A worker's method and the tasks of its store.
 pub(super) struct Worker<M> {
     pub(super) server: ConnectionServer<M>,
-    pub(super) batchers: Vec<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    pub(super) of_store: Vec<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
 impl<M: UnaryMethod> Worker<M> {
     /// Serves arriving connections until all have closed after draining began.
     pub(super) async fn run(self, mut incoming: mpsc::Receiver<Arrival>) {
-        let mut batchers = JoinSet::new();
-        for of_one_store in self.batchers {
-            batchers.spawn(of_one_store);
-        }
+        let mut of_store: JoinSet<()> = self.of_store.into_iter().collect();
         let mut connections = JoinSet::new();
         loop {
             tokio::select! {
@@ -49,7 +46,7 @@ impl<M: UnaryMethod> Worker<M> {
                 // A connection that panicked is closed.
                 Some(_) = connections.join_next() => {}
                 // Without it no request is answered.
-                Some(ended) = batchers.join_next() => match ended.map_err(JoinError::try_into_panic) {
+                Some(ended) = of_store.join_next() => match ended.map_err(JoinError::try_into_panic) {
                     Err(Ok(panic)) => resume_unwind(panic),
                     _ => return,
                 },
