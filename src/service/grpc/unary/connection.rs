@@ -126,3 +126,53 @@ impl InFlight {
         Arc::downgrade(&self.0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{convert::Infallible, future::ready};
+
+    use hyper::{Request, Response, body::Incoming, client, server, service::service_fn};
+    use hyper_util::rt::TokioIo;
+    use tokio::{net::UnixStream, task::JoinSet};
+
+    use super::*;
+    use crate::foundation::lock::lock;
+
+    #[derive(Clone, Default)]
+    struct EventLog(Arc<std::sync::Mutex<Vec<&'static str>>>);
+
+    impl<F: Future<Output = ()> + Send + 'static> Executor<F> for EventLog {
+        fn execute(&self, call: F) {
+            lock(&self.0).push("execute");
+            tokio::spawn(call);
+        }
+    }
+
+    #[tokio::test]
+    async fn hyper_makes_the_future_of_a_call_before_it_takes_the_next_one() {
+        const CALLS: usize = 8;
+        let (near, far) = UnixStream::pair().unwrap();
+        let events = EventLog::default();
+        let seen = events.clone();
+        let service = service_fn(move |_: Request<Incoming>| {
+            lock(&seen.0).push("service");
+            ready(Ok::<_, Infallible>(Response::new(String::new())))
+        });
+        let server = server::conn::http2::Builder::new(events.clone());
+        tokio::spawn(server.serve_connection(TokioIo::new(far), service));
+        let client = client::conn::http2::Builder::new(TokioExecutor::new());
+        let (sender, connection) = client.handshake(TokioIo::new(near)).await.unwrap();
+        tokio::spawn(connection);
+        let calls = (0..CALLS).map(|_| {
+            let call = Request::post("http://a/").body(String::new()).unwrap();
+            let mut sender = sender.clone();
+            async move { sender.send_request(call).await.unwrap() }
+        });
+        calls.collect::<JoinSet<_>>().join_all().await;
+        assert_eq!(
+            *lock(&events.0),
+            ["service", "execute"].repeat(CALLS),
+            "hyper has another order: an answered call (`announce_answered`) would be taken for another one"
+        );
+    }
+}
