@@ -40,12 +40,12 @@ mod core {
     pub(crate) mod counter;
     pub(crate) mod decision;
     pub(crate) mod descriptor_text;
-    pub(crate) mod explanation;
     pub(crate) mod limit;
     pub(crate) mod matcher;
     pub(crate) mod metadata;
     mod metric_key;
     pub(crate) mod plan;
+    pub(crate) mod prediction;
     pub(crate) mod refusal;
     pub(crate) mod request;
     pub(crate) mod window;

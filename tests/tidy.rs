@@ -560,7 +560,11 @@ const TIMES_OF_DAY: [(&str, &str, Lives); 34] = [
         Lives::InRequest,
     ),
     ("core/counter/name.rs", "NamedCounting", Lives::InRequest),
-    ("core/explanation.rs", "AccountBasis", Lives::InRequest),
+    (
+        "service/explain/writer.rs",
+        "AccountBasis",
+        Lives::InRequest,
+    ),
     ("core/plan.rs", "PlanBuilder", Lives::InRequest),
     ("core/window.rs", "Window", Lives::InRequest),
     (

@@ -21,10 +21,8 @@ use crate::{
 };
 
 pub(super) mod readable;
-mod report;
 
 use readable::readable;
-use report::AnswerReport;
 
 /// The exit code for OVER_LIMIT.
 const OVER_LIMIT: u8 = 3;
@@ -109,8 +107,7 @@ pub(super) async fn ask(ask: Ask) -> Result<Answer, AskError> {
     };
     let report = response.metadata().get(DEBUG);
     let report = report.and_then(|report| report.to_str().ok());
-    let report = report.map(str::to_owned).and_then(AnswerReport::read);
-    answer(&ask, &response.into_inner(), report, explained.as_deref())
+    answer(&ask, response.get_ref(), report, explained.as_deref())
 }
 
 /// How the decision will come about, as JSON.
@@ -137,9 +134,10 @@ async fn failure(ask: &Ask, dial: &Dial, status: Status) -> AskError {
 fn answer(
     ask: &Ask,
     response: &RateLimitResponse,
-    report: Option<AnswerReport>,
+    report: Option<&str>,
     explained: Option<&str>,
 ) -> Result<Answer, AskError> {
+    let read = report.and_then(|report| serde_json::from_str(report).ok());
     let text = if ask.json {
         let mut text = String::from_utf8_lossy(&json::response(response, true)?).into_owned();
         let mut add = |name: &str, json: Option<&str>| {
@@ -147,11 +145,11 @@ fn answer(
                 text = format!("{fields},\"{name}\":{json}}}");
             }
         };
-        add("debug", report.as_ref().map(AnswerReport::text));
+        add("debug", report.filter(|_| read.is_some()));
         add("explanation", explained);
         text
     } else {
-        let text = readable(ask, response, report.as_ref());
+        let text = readable(ask, response, read.as_ref());
         match explained {
             Some(json) => format!("{text}\n\nexplained: {}", explain::readable(json)?),
             None => text,

@@ -28,10 +28,9 @@ pub(crate) mod effort;
 mod middles;
 pub(crate) mod outline;
 mod reach;
-pub(crate) mod steps;
-pub(crate) mod suggestion;
 #[cfg(test)]
 pub(super) mod tests;
+pub(crate) mod trace;
 mod wildcards;
 
 use wildcards::{Pattern, Wildcard, Wildcards};
@@ -299,6 +298,15 @@ impl Matcher {
         }
     }
 
+    /// The wildcard of a node that has a `*`. `joined` is the text that identifies the node.
+    fn wildcard(&self, key: &[u8], value: Option<&[u8]>, joined: &[u8]) -> Option<Wildcard> {
+        if self.is_strict {
+            Wildcard::apart(key, value)
+        } else {
+            Pattern::new(joined).map(Wildcard::Joined)
+        }
+    }
+
     pub fn domain(&self, name: &[u8]) -> Option<Domain<'_>> {
         let root = *self.domains.get(name)?;
         Some(Domain {
@@ -360,11 +368,7 @@ impl Matcher {
         {
             return None;
         }
-        let wildcard = if self.is_strict {
-            Wildcard::apart(key, given)
-        } else {
-            Pattern::new(&joined).map(Wildcard::Joined)
-        };
+        let wildcard = self.wildcard(key, given, &joined);
         let child = self.push_node();
         self.nodes[child.0].key = key.into();
         self.nodes[child.0].value = value.into();

@@ -5,13 +5,8 @@ use std::sync::Arc;
 
 use crate::{
     core::{
-        counter::CounterStates,
-        descriptor_text::Entries,
-        explanation::{explain, look_of},
-        limit::Modes,
-        matcher::Matcher,
-        plan::Plan,
-        window::Timestamp,
+        counter::CounterStates, descriptor_text::Entries, limit::Modes, matcher::Matcher,
+        plan::Plan, prediction::look_of, window::Timestamp,
     },
     service::{
         grpc::{
@@ -29,11 +24,11 @@ use crate::{
     store::contract::{Deadline, Store, StoreError},
 };
 
-mod account;
-mod path;
+pub(crate) mod account;
 mod words;
+mod writer;
 
-use words::CounterSource;
+use writer::{CounterSource, explain};
 
 /// The request with these descriptors, each with `hits`.
 pub(crate) fn question(domain: &str, descriptors: &[Entries], hits: u64) -> RateLimitRequest {
@@ -64,6 +59,13 @@ pub(crate) enum Unexplained {
     NoRules(#[from] NoDecision),
 }
 
+/// A command line has its own.
+const NO_BOUNDS: RequestBounds = RequestBounds {
+    descriptors: usize::MAX,
+    entries: usize::MAX,
+    text_bytes: usize::MAX,
+};
+
 /// Explains a request by rules alone, as if all its counters were empty.
 ///
 /// # Errors
@@ -74,14 +76,9 @@ pub(crate) fn by_rules(
     message: &RateLimitRequest,
     now: Timestamp,
 ) -> Result<String, Unexplained> {
-    const NO_BOUNDS: RequestBounds = RequestBounds {
-        descriptors: usize::MAX,
-        entries: usize::MAX,
-        text_bytes: usize::MAX,
-    };
     let request = wire::request(message, NO_BOUNDS)?;
-    let explanation = explain(matcher, &request, Modes::default(), now, None);
-    Ok(account::json(&request, &explanation, CounterSource::Empty))
+    let empty = CounterSource::Empty;
+    Ok(explain(matcher, &request, Modes::default(), now, empty).json())
 }
 
 /// A look at the counters of one request.
@@ -136,13 +133,11 @@ impl LookedAt {
     pub(crate) fn explain(&self, message: &RateLimitRequest) -> Result<String, Unexplained> {
         let request = wire::request(message, self.bounds)?;
         let matcher = &self.rules.matcher;
-        let counts = self.counts.as_deref().ok();
-        let explanation = explain(matcher, &request, self.modes, self.now, counts);
-        let counters = match self.counts {
-            Ok(_) => CounterSource::Store,
-            Err(error) => CounterSource::Lost(error),
+        let source = match &self.counts {
+            Ok(counts) => CounterSource::Store(counts),
+            Err(error) => CounterSource::Lost(*error),
         };
-        Ok(account::json(&request, &explanation, counters))
+        Ok(explain(matcher, &request, self.modes, self.now, source).json())
     }
 }
 

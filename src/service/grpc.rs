@@ -31,7 +31,7 @@ pub(crate) mod json;
 mod limit_fields;
 pub mod proto;
 mod refusal_body;
-mod report;
+pub(crate) mod report;
 mod timeout;
 pub(crate) mod unary;
 pub mod wire;

@@ -2,7 +2,6 @@
 
 use std::fmt::{self, Write as _};
 
-use super::report::{AnswerReport, ReportedLimit};
 use crate::{
     cli::durations::duration,
     core::{descriptor_text::Entries, window::Unit},
@@ -12,6 +11,7 @@ use crate::{
             RateLimitResponse,
             rate_limit_response::{Code, DescriptorStatus, RateLimit, rate_limit},
         },
+        report::{AnswerReport, ReportedLimit},
         wire,
     },
     settings::command_line::Ask,
@@ -36,18 +36,19 @@ pub(super) fn readable(
             .map(|(key, value)| on_one_line(&format!("{key}={value}")))
             .collect();
         let _ = write!(text, "\n  {}: {}", entries.join(","), code(status.code));
+        let report = report.and_then(|report| report.descriptors.get(index));
         if status.current_limit.is_some() {
             let _ = write!(text, ", {}", Standing::from(status));
         } else {
             text.push_str(", no limit");
-            if let Some(why) = report.and_then(|report| report.why(index)) {
-                let _ = write!(text, ": {}", on_one_line(why));
+            if let Some(no_limit) = report.and_then(|report| report.no_limit.as_ref()) {
+                let _ = write!(text, ": {}", on_one_line(&no_limit.why));
             }
         }
-        let limits = report.map_or_else(Vec::new, |report| report.limits(index));
+        let limits = report.map_or(&[][..], |report| &report.limits);
         // The line above has the only one.
         for limit in limits.iter().filter(|_| limits.len() > 1) {
-            let over = if limit.is_over { "over, " } else { "" };
+            let over = if limit.over { "over, " } else { "" };
             let _ = write!(text, "\n    {over}{}", Standing::from(limit));
         }
     }
@@ -104,9 +105,13 @@ impl From<&ReportedLimit> for Standing {
     fn from(limit: &ReportedLimit) -> Self {
         let unit = limit.unit.to_ascii_lowercase();
         Self {
-            requests: limit.requests_per_unit,
-            per: named(&unit, limit.unit_multiplier, &limit.name),
-            left: limit.remaining,
+            requests: limit.requests_per_unit.into(),
+            per: named(
+                &unit,
+                limit.unit_multiplier.into(),
+                limit.name.as_deref().unwrap_or_default(),
+            ),
+            left: limit.remaining.into(),
             resets_in_secs: limit.reset_secs,
         }
     }
@@ -171,11 +176,9 @@ mod tests {
         };
         let text = readable(&ask, &response, None);
         assert_eq!(text, "OK\n  a=b,c=d: OK, no limit");
-        let text = readable(
-            &ask,
-            &response,
-            AnswerReport::read("{}".to_owned()).as_ref(),
-        );
+        assert!(serde_json::from_str::<AnswerReport>("{}").is_err());
+        let report = serde_json::from_str(r#"{"descriptors":[{}],"omitted":0}"#).unwrap();
+        let text = readable(&ask, &response, Some(&report));
         assert_eq!(text, "OK\n  a=b,c=d: OK, no limit");
     }
 }

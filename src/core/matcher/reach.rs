@@ -148,12 +148,7 @@ mod tests {
             key: key.as_bytes(),
             value: value.as_bytes(),
         };
-        let mut joined = Joined::new();
-        let node = &matcher.nodes[root.0];
-        match matcher.child_by_value(node, &entry, &mut joined) {
-            Some((child, _)) => Some(child),
-            None => matcher.child_by_key(node, entry.key, &mut joined),
-        }
+        matcher.way(root, &[entry]).get(1).copied()
     }
 
     proptest! {

@@ -1,192 +1,232 @@
-//! An explanation as JSON. docs/explain.md describes its fields.
+//! An explanation as it is written and read. docs/explain.md describes the fields of its JSON.
 
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 
-use super::{
-    path::{MAX_ENTRIES, path, place, text},
-    words::{CounterSource, charge_words, decision_words, settled_words},
-};
-use crate::core::{
-    decision::Code,
-    explanation::{CounterAccount, DescriptorAccount, Explanation, LimitAccount, MatchResult},
-    limit::{Algorithm, Limit},
-    matcher::PlacedRule,
-    request::Request,
-};
+/// Bound on the bytes of a key, a value or a name that are shown.
+const MAX_TEXT_BYTES: usize = 256;
 
-/// The explanation of `request` in ASCII, without characters that mean something in HTML.
-pub(super) fn json(
-    request: &Request<'_>,
-    explanation: &Explanation<'_>,
-    counters: CounterSource,
-) -> String {
-    let decision = &explanation.decision;
-    let descriptors = explanation.descriptors.iter();
-    let is_known = matches!(counters, CounterSource::Store);
-    let mut account = json!({
-        "version": 1,
-        "domain": text(request.domain),
-        "code": code(decision.overall),
-        "why": decision_words(&explanation.settled_by, decision, counters),
-        "settledBy": settled_words(&explanation.settled_by),
-        "degraded": decision.is_degraded,
-        "counters": match counters {
-            CounterSource::Empty => "empty",
-            CounterSource::Store => "known",
-            CounterSource::Lost(_) => "unknown",
-        },
-        "descriptors": descriptors.map(|one| descriptor(one, counters)).collect::<Vec<_>>(),
-        "omitted": explanation.omitted,
-    });
-    if let CounterSource::Lost(error) = counters {
-        account["error"] = error.to_string().into();
-        for field in ["code", "settledBy"] {
-            account[field] = Value::Null;
-        }
-    }
-    if is_known && decision.overall == Code::OverLimit {
-        account["retrySecs"] = decision.retry_secs.into();
-    }
-    escaped(&account.to_string())
+/// The account of how a request would be decided, and why.
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Explanation {
+    pub(crate) version: u32,
+    pub(crate) domain: String,
+    /// `None` if there would be no decision, because of `error`.
+    pub(crate) code: Option<String>,
+    pub(crate) why: String,
+    pub(crate) settled_by: Option<String>,
+    pub(crate) degraded: bool,
+    pub(crate) counters: String,
+    /// The first descriptors of the request, in order.
+    pub(crate) descriptors: Vec<ExplainedDescriptor>,
+    /// How many descriptors follow.
+    pub(crate) omitted: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) error: Option<String>,
+    /// `Some(None)` if it would never pass.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) retry_secs: Option<Option<u64>>,
 }
 
-const fn code(code: Code) -> &'static str {
-    match code {
-        Code::Ok => "OK",
-        Code::OverLimit => "OVER_LIMIT",
-    }
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct ExplainedDescriptor {
+    pub(crate) entries: Vec<ExplainedEntry>,
+    pub(crate) hits: i64,
+    pub(crate) code: Option<String>,
+    /// Whether a limit is over; in shadow mode the code is OK even so.
+    pub(crate) over: Option<bool>,
+    pub(crate) quota: bool,
+    #[serde(flatten)]
+    pub(crate) result: MatchResult,
+    pub(crate) path: Vec<ExplainedStep>,
+    /// The limits of the rule, or that of the request.
+    pub(crate) limits: Vec<ExplainedLimit>,
 }
 
-fn descriptor(account: &DescriptorAccount<'_>, counters: CounterSource) -> Value {
-    let entries = account.descriptor.entries.iter();
-    let entries = entries.take(MAX_ENTRIES);
-    let mut fields = json!({
-        "entries": entries
-            .map(|entry| json!({ "key": text(entry.key), "value": text(entry.value) }))
-            .collect::<Vec<_>>(),
-        "hits": account.descriptor.hits.signed(),
-        "code": code(account.code),
-        "over": account.is_over,
-        "quota": account.is_quota,
-        "path": path(&account.steps),
-        "limits": account.limits.iter().map(|one| limit(one, counters)).collect::<Vec<_>>(),
-    });
-    if let CounterSource::Lost(_) = counters
-        && !account.limits.is_empty()
-    {
-        for field in ["code", "over"] {
-            fields[field] = Value::Null;
-        }
-    }
-    match &account.result {
-        MatchResult::Rule(found) => {
-            fields["result"] = "limited".into();
-            fields["rule"] = rule(found);
-        }
-        MatchResult::OwnLimit => fields["result"] = "own_limit".into(),
-        MatchResult::NoLimit {
-            rule: found,
-            why,
-            suggestion,
-            suggested,
-        } => {
-            fields["result"] = "no_limit".into();
-            fields["cause"] = why.cause.name().into();
-            fields["matched"] = why.matched.into();
-            fields["why"] = why.to_string().into();
-            fields["rule"] = found.as_ref().map(rule).into();
-            if let Some(suggestion) = suggestion {
-                fields["suggestion"] = suggestion.text.as_str().into();
-                fields["nearest"] = suggested.as_ref().map(rule).into();
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct ExplainedEntry {
+    pub(crate) key: String,
+    pub(crate) value: String,
+}
+
+/// The source of a descriptor's limits.
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(tag = "result", rename_all = "snake_case")]
+pub(crate) enum MatchResult {
+    Limited {
+        rule: ExplainedRule,
+    },
+    /// The limit that the request brings.
+    OwnLimit,
+    NoLimit {
+        cause: String,
+        matched: usize,
+        why: String,
+        /// The rule that matches nevertheless.
+        rule: Option<ExplainedRule>,
+        #[serde(flatten)]
+        advice: Option<Advice>,
+    },
+}
+
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct Advice {
+    pub(crate) suggestion: String,
+    pub(crate) nearest: Option<ExplainedRule>,
+}
+
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ExplainedRule {
+    pub(crate) path: String,
+    #[serde(flatten)]
+    pub(crate) place: SourcePlace,
+    pub(crate) shadow_mode: bool,
+    pub(crate) quota_mode: bool,
+    pub(crate) replaces: Vec<String>,
+}
+
+/// Where a rule is written, as far as that is known.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct SourcePlace {
+    pub(crate) file: Option<String>,
+    pub(crate) line: Option<u32>,
+}
+
+/// One entry, and the level of rules that it meets.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct ExplainedStep {
+    /// From 1.
+    pub(crate) entry: usize,
+    pub(crate) key: String,
+    pub(crate) value: String,
+    #[serde(rename = "match")]
+    pub(crate) form: String,
+    pub(crate) node: Option<ExplainedNode>,
+    pub(crate) others: Vec<ExplainedSibling>,
+    pub(crate) omitted: usize,
+}
+
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct ExplainedNode {
+    pub(crate) key: String,
+    /// `None` if the node stands for every value.
+    pub(crate) value: Option<String>,
+    #[serde(flatten)]
+    pub(crate) place: SourcePlace,
+}
+
+/// A node that does not get an entry.
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ExplainedSibling {
+    #[serde(flatten)]
+    pub(crate) node: ExplainedNode,
+    pub(crate) reason: String,
+    pub(crate) why: String,
+    pub(crate) would_reach: bool,
+}
+
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ExplainedLimit {
+    pub(crate) name: Option<String>,
+    pub(crate) requests_per_unit: u32,
+    pub(crate) unit: String,
+    pub(crate) unit_multiplier: u32,
+    pub(crate) rate: String,
+    pub(crate) algorithm: String,
+    pub(crate) period_secs: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) window_begins: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) calendar: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) burst: Option<u32>,
+    /// The present one, if windows are aligned.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) window: Option<ExplainedWindow>,
+    #[serde(flatten)]
+    pub(crate) effect: LimitEffect,
+}
+
+/// In RFC 3339.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct ExplainedWindow {
+    pub(crate) begins: String,
+    pub(crate) ends: String,
+}
+
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(untagged, rename_all_fields = "camelCase")]
+pub(crate) enum LimitEffect {
+    Counted {
+        counter: String,
+        charge: String,
+        /// `None` if the store does not answer.
+        #[serde(flatten)]
+        hits: Option<HitsEffect>,
+        /// `None` if no store was asked, or it does not answer.
+        #[serde(flatten)]
+        before: Option<CountBefore>,
+    },
+    /// The rule of another descriptor, by its number, replaces the limit.
+    Replaced {
+        replaced: bool,
+        replaced_by: Option<usize>,
+    },
+}
+
+/// The effect of the request's hits on a counter.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct HitsEffect {
+    pub(crate) charged: bool,
+    pub(crate) over: bool,
+}
+
+/// A counter before the request.
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct CountBefore {
+    pub(crate) count: u64,
+    pub(crate) remaining: u64,
+    /// The hits that pass beyond the limit, because they were granted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) beyond_limit: Option<u64>,
+    pub(crate) reset_secs: u64,
+    pub(crate) retry_secs: Option<u64>,
+}
+
+impl Explanation {
+    /// JSON in ASCII, without control characters and those that mean something in HTML.
+    pub(super) fn json(&self) -> String {
+        let json = serde_json::json!(self).to_string();
+        let mut text = String::with_capacity(json.len());
+        for char in json.chars() {
+            let is_plain = (' '..='~').contains(&char) && !matches!(char, '<' | '>' | '&' | '\'');
+            if is_plain {
+                text.push(char);
+                continue;
+            }
+            // Such characters occur in texts only.
+            for unit in char.encode_utf16(&mut [0; 2]) {
+                text.push_str(&format!("\\u{unit:04x}"));
             }
         }
-    }
-    fields
-}
-
-fn rule(found: &PlacedRule<'_>) -> Value {
-    let rule = found.rule;
-    let replaces: Vec<_> = rule
-        .replaces
-        .iter()
-        .map(|name| text(name.as_bytes()))
-        .collect();
-    let mut fields = place(found.origin);
-    fields.insert("path".to_owned(), text(rule.path.as_bytes()));
-    fields.insert("shadowMode".to_owned(), rule.shadow_mode.into());
-    fields.insert("quotaMode".to_owned(), rule.quota_mode.into());
-    fields.insert("replaces".to_owned(), replaces.into());
-    fields.into()
-}
-
-fn limit(account: &LimitAccount<'_>, counters: CounterSource) -> Value {
-    let limit = account.limit;
-    let mut fields = json!({
-        "name": limit.name.as_ref().map(|name| text(name.as_bytes())),
-        "requestsPerUnit": limit.requests_per_unit,
-        "unit": limit.period.unit().name(),
-        "unitMultiplier": limit.period.multiplier().get(),
-        "rate": limit.rate().to_string(),
-        "algorithm": limit.algorithm.name(),
-        "periodSecs": limit.period.secs(),
-    });
-    algorithm(limit, &mut fields);
-    if let Some([begins, ends]) = &account.window {
-        fields["window"] = json!({ "begins": begins, "ends": ends });
-    }
-    match &account.counter {
-        Ok(counter) => counted(counter, counters, &mut fields),
-        Err(replacer) => {
-            fields["replaced"] = true.into();
-            fields["replacedBy"] = replacer.map(|index| index + 1).into();
-        }
-    }
-    fields
-}
-
-fn algorithm(limit: &Limit, fields: &mut Value) {
-    match &limit.algorithm {
-        Algorithm::FixedWindow | Algorithm::SlidingWindow | Algorithm::SlidingLog => {}
-        Algorithm::FirstHit => fields["windowBegins"] = "first_hit".into(),
-        Algorithm::Calendar(calendar) => fields["calendar"] = calendar.zone_name().into(),
-        Algorithm::TokenBucket { burst } => fields["burst"] = (*burst).into(),
+        text
     }
 }
 
-/// Adds the fields on a limit that is counted.
-fn counted(counter: &CounterAccount, counters: CounterSource, fields: &mut Value) {
-    fields["counter"] = text(&counter.key);
-    fields["charge"] = charge_words(counter.spec.charge).into();
-    if let CounterSource::Lost(_) = counters {
-        return;
+/// The beginning of `bytes` as text.
+pub(super) fn text(bytes: &[u8]) -> String {
+    let mut end = bytes.len().min(MAX_TEXT_BYTES);
+    // A character is not divided.
+    while end < bytes.len() && end > 0 && bytes[end] & 0xc0 == 0x80 {
+        end -= 1;
     }
-    fields["charged"] = counter.is_charged.into();
-    fields["over"] = counter.is_over.into();
-    if let CounterSource::Store = counters {
-        fields["count"] = counter.count.into();
-        let remaining = u64::from(counter.remaining).saturating_add(counter.owed);
-        fields["remaining"] = remaining.into();
-        if counter.owed > 0 {
-            fields["beyondLimit"] = counter.owed.into();
-        }
-        fields["resetSecs"] = counter.reset_secs.into();
-        fields["retrySecs"] = counter.retry_secs.into();
-    }
-}
-
-/// JSON whose texts have no character above ASCII, no control character, and none that HTML gives a meaning.
-fn escaped(json: &str) -> String {
-    let mut text = String::with_capacity(json.len());
-    for char in json.chars() {
-        let is_plain = (' '..='~').contains(&char) && !matches!(char, '<' | '>' | '&' | '\'');
-        if is_plain {
-            text.push(char);
-            continue;
-        }
-        // Such characters occur in texts only.
-        for unit in char.encode_utf16(&mut [0; 2]) {
-            text.push_str(&format!("\\u{unit:04x}"));
-        }
+    let mut text = String::from_utf8_lossy(&bytes[..end]).into_owned();
+    if end < bytes.len() {
+        text.push_str(&format!("… {} bytes more", bytes.len() - end));
     }
     text
 }

@@ -5,12 +5,12 @@ use super::*;
 use crate::{
     config::{files::Files, options::Options},
     core::{
-        counter::CounterState,
+        counter::{CounterState, KeyFormat},
         decision::{Code, Decision, decide},
-        explanation::{Explanation, MatchResult},
         plan::Outcome,
         request::Request,
     },
+    service::explain::account::{Explanation, MatchResult},
     store::memory::MemoryStore,
 };
 
@@ -41,13 +41,20 @@ fn decided(
 }
 
 /// The path of the rule whose limits apply to each descriptor.
-fn explained_rules(explanation: &Explanation<'_>) -> Vec<Option<String>> {
+fn explained_rules(explanation: &Explanation) -> Vec<Option<String>> {
     let accounts = explanation.descriptors.iter();
     let rules = accounts.map(|account| match &account.result {
-        MatchResult::Rule(found) => Some(found.rule.path.to_string()),
+        MatchResult::Limited { rule } => Some(rule.path.clone()),
         MatchResult::OwnLimit | MatchResult::NoLimit { .. } => None,
     });
     rules.collect()
+}
+
+const fn name(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "OK",
+        Code::OverLimit => "OVER_LIMIT",
+    }
 }
 
 const LIMITS: [&str; 9] = [
@@ -115,30 +122,26 @@ fn check_requests(
             .map(|pairs| Entries(pairs.clone()))
             .collect();
         let message = question("d", &entries, *hits);
-        let bounds = RequestBounds {
-            descriptors: 99,
-            entries: 99,
-            text_bytes: 99,
-        };
-        let request = wire::request(&message, bounds).unwrap();
+        let request = wire::request(&message, NO_BOUNDS).unwrap();
         let look = look_of(&Plan::new(matcher, &request, modes, NOW).batch);
         let before = store.live_counters();
         let looked: Vec<CounterState> = store.apply_all(&look, NOW).to_vec();
         prop_assert_eq!(store.live_counters(), before, "a look makes no counter");
         let again: Vec<CounterState> = store.apply_all(&look, NOW).to_vec();
         prop_assert_eq!(&looked, &again, "a look costs no hit");
-        let explanation = explain(matcher, &request, modes, NOW, Some(&looked));
+        let explanation = explain(matcher, &request, modes, NOW, CounterSource::Store(&looked));
         let (decision, rules) = decided(matcher, &request, modes, &store);
-        prop_assert_eq!(explanation.decision.overall, decision.overall);
-        prop_assert_eq!(explanation.decision.is_shadowed, decision.is_shadowed);
+        prop_assert_eq!(explanation.code.as_deref(), Some(name(decision.overall)));
+        let is_shadowed = explanation.why.contains("shadow mode of the server");
+        prop_assert_eq!(is_shadowed, decision.is_shadowed);
         prop_assert_eq!(explained_rules(&explanation), rules);
         for (account, status) in explanation.descriptors.iter().zip(&decision.statuses) {
-            prop_assert_eq!(account.code, status.code);
+            prop_assert_eq!(account.code.as_deref(), Some(name(status.code)));
             let is_over = status
                 .binding
                 .as_ref()
                 .is_some_and(|binding| binding.is_over);
-            prop_assert_eq!(account.is_over, is_over);
+            prop_assert_eq!(account.over, Some(is_over));
             let is_limited = !matches!(account.result, MatchResult::NoLimit { .. });
             prop_assert_eq!(is_limited, status.binding.is_some());
         }
@@ -337,7 +340,6 @@ fn a_request_without_a_domain_or_descriptors_is_refused() {
     assert_eq!(bad, Unexplained::BadRequest(BadRequest::EmptyDomain));
     let bad = refused(&question("shop", &[], 1));
     assert_eq!(bad, Unexplained::BadRequest(BadRequest::NoDescriptors));
-    assert_eq!(Code::default(), Code::Ok);
 }
 
 /// The entries match a rule, but another one takes the first entry.
@@ -389,4 +391,162 @@ descriptors:
     check(&["first=x", "second=x"], "OK", quota);
     let all = "all quotas are over the limit: descriptors 1, 2";
     check(&["first=x", "first=y"], "OVER_LIMIT", all);
+}
+
+/// The account of `hits` for descriptors of these keys, by a look at counters.
+#[track_caller]
+fn looked_account(
+    matcher: &Matcher,
+    modes: Modes,
+    keys: &[&str],
+    hits: u64,
+    looked: &[CounterState],
+) -> Value {
+    let descriptors: Vec<_> = keys.iter().map(|key| format!("{key}=x")).collect();
+    let descriptors: Vec<_> = descriptors.iter().map(String::as_str).collect();
+    let message = question("d", &pairs(&descriptors), hits);
+    let request = wire::request(&message, NO_BOUNDS).unwrap();
+    let source = CounterSource::Store(looked);
+    serde_json::from_str(&explain(matcher, &request, modes, NOW, source).json()).unwrap()
+}
+
+/// The answers to looks at counters that hold `counts`.
+fn looks(counts: &[u64]) -> Vec<CounterState> {
+    let look = |&count| CounterState {
+        is_charged: false,
+        ..CounterState::from(count)
+    };
+    counts.iter().map(look).collect()
+}
+
+const FIVES: &str = "
+domain: d
+descriptors:
+  - { key: a, rate_limits: [5/hour] }
+  - { key: b, rate_limits: [5/hour] }
+  - { key: shadow, shadow_mode: true, rate_limits: [5/hour] }
+  - { key: quota, quota_mode: true, rate_limits: [5/hour] }
+  - { key: other_quota, quota_mode: true, rate_limits: [5/hour] }
+  - { key: shadow_quota, shadow_mode: true, quota_mode: true, rate_limits: [5/hour] }
+  - { key: admitted, count: admitted, rate_limits: [5/hour] }
+  - { key: log, rate_limit: { unit: hour, requests_per_unit: 5, algorithm: sliding_log } }
+";
+
+#[test]
+fn the_overall_code_has_its_reason() {
+    let rules = matcher(FIVES);
+    let check = |modes: Modes, keys: &[&str], counts: &[u64], expected: [&str; 3]| {
+        let account = looked_account(&rules, modes, keys, 1, &looks(counts));
+        let found = [&account["code"], &account["settledBy"], &account["why"]];
+        assert_eq!(found, expected, "{keys:?} {counts:?}");
+    };
+    let plain = Modes::default();
+    let none = "no limit applies to any descriptor";
+    check(plain, &["none"], &[], ["OK", "no_limits", none]);
+    check(
+        plain,
+        &["none", "a"],
+        &[4],
+        ["OK", "room", "no limit is over"],
+    );
+    let over = "descriptor 2 is over the limit";
+    let keys = ["a", "b", "shadow", "quota", "other_quota"];
+    check(plain, &keys, &[0, 5, 5, 5, 0], ["OVER_LIMIT", "over", over]);
+    let quotas = "all quotas are over the limit: descriptors 2, 3";
+    let keys = ["a", "quota", "other_quota"];
+    check(plain, &keys, &[0, 5, 5], ["OVER_LIMIT", "quotas", quotas]);
+    let spared = "descriptor 2 is over the limit, but in shadow mode; \
+        descriptor 4 is over the limit, but another quota has room";
+    let keys = ["a", "shadow", "quota", "other_quota"];
+    check(plain, &keys, &[0, 5, 0, 5], ["OK", "spared", spared]);
+    let spared = "descriptors 1, 3 are over the limit, but in shadow mode";
+    let keys = ["shadow_quota", "a", "shadow", "quota"];
+    check(plain, &keys, &[5, 0, 5, 0], ["OK", "spared", spared]);
+    // The answer is OK, and the reason is that of a refusal.
+    let shadow = Modes {
+        shadow: true,
+        ..plain
+    };
+    let over = "descriptor 2 is over the limit, and shadow mode of the server answers OK";
+    check(shadow, &["a", "b"], &[0, 5], ["OK", "over", over]);
+}
+
+#[test]
+fn counters_are_empty_if_the_look_is_of_another_request() {
+    for (looked, remaining) in [(&[3_u64][..], 2), (&[3, 3], 5), (&[], 5)] {
+        let looked = looks(looked);
+        let account = looked_account(&matcher(FIVES), Modes::default(), &["a"], 1, &looked);
+        let limit = &account["descriptors"][0]["limits"][0];
+        assert_eq!(limit["remaining"], remaining, "{limit}");
+    }
+}
+
+#[test]
+fn a_counter_has_its_count_and_the_effect_of_the_hits() {
+    let looked = looks(&[4, 4]);
+    let account = looked_account(&matcher(FIVES), Modes::default(), &["a", "log"], 2, &looked);
+    // A fixed window counts what it refuses, and a log does not.
+    for (at, is_charged) in [(0, true), (1, false)] {
+        let limit = &account["descriptors"][at]["limits"][0];
+        assert_eq!(
+            (&limit["count"], &limit["remaining"]),
+            (&4.into(), &1.into())
+        );
+        let effect = (&limit["over"], &limit["charged"]);
+        assert_eq!(effect, (&true.into(), &is_charged.into()));
+        assert_eq!(limit["window"].is_object(), is_charged);
+    }
+}
+
+#[test]
+fn keys_of_the_reference_have_windows_for_all_algorithms() {
+    let mut rules = matcher(FIVES);
+    rules.key_format = KeyFormat::Reference;
+    let account = looked_account(&rules, Modes::default(), &["log"], 1, &[]);
+    assert!(account["descriptors"][0]["limits"][0]["window"].is_object());
+}
+
+#[test]
+fn a_limit_of_the_request_has_no_way_through_the_rules() {
+    let body = br#"{"domain":"d","descriptors":[{"entries":[{"key":"own"}],"limit":{"requestsPerUnit":5,"unit":"HOUR"}}]}"#;
+    let account = by_rules(&matcher(FIVES), &grpc::json::request(body).unwrap(), NOW);
+    let account: Value = serde_json::from_str(&account.unwrap()).unwrap();
+    let own = &account["descriptors"][0];
+    assert_eq!(
+        (&own["result"], &own["path"]),
+        (&"own_limit".into(), &Value::Array(vec![]))
+    );
+    assert_eq!(own["limits"][0]["rate"], "5/hour");
+    assert_eq!(own.get("rule"), None);
+}
+
+#[test]
+fn no_refusal_is_predicted_that_a_grant_prevents() {
+    for key in ["a", "admitted"] {
+        // Five of the limit and 90 that it owes; the descriptor may stand twice.
+        for (keys, hits, code) in [
+            (&[key][..], 95, "OK"),
+            (&[key], 96, "OVER_LIMIT"),
+            (&[key, key], 47, "OK"),
+            (&[key, key], 48, "OVER_LIMIT"),
+        ] {
+            let looked = CounterState {
+                is_charged: false,
+                ..CounterState::of(-90)
+            };
+            let looked = vec![looked; keys.len()];
+            let account = looked_account(&matcher(FIVES), Modes::default(), keys, hits, &looked);
+            assert_eq!(account["code"], code, "{keys:?} {hits}");
+            assert_eq!(account["descriptors"][0]["limits"][0]["beyondLimit"], 90);
+        }
+    }
+}
+
+#[test]
+fn an_account_can_be_read() {
+    let rules = matcher(FIVES);
+    let descriptors = pairs(&["a=x", "none=x", "log=x"]);
+    let written = by_rules(&rules, &question("d", &descriptors, 1), NOW).unwrap();
+    let read: Explanation = serde_json::from_str(&written).unwrap();
+    assert_eq!(read.json(), written);
 }

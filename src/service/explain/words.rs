@@ -1,68 +1,60 @@
-//! The sentences of an explanation.
+//! The sentences of an explanation, and the names of reasons for programs.
 
-use crate::{
-    core::{
-        counter::Charge,
-        decision::Decision,
-        explanation::SettledBy,
-        matcher::steps::{Dismissal, MatchForm},
-    },
-    store::contract::StoreError,
+use crate::core::{
+    counter::Charge,
+    decision::{Code, Decision, Status, is_quota},
+    limit::Modes,
+    matcher::trace::{Dismissal, MatchForm},
+    plan::Plan,
 };
 
-/// The counters that an explanation was made from.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum CounterSource {
-    /// No server was asked; all counters are taken as empty.
-    Empty,
-    Store,
-    /// The store did not answer.
-    Lost(StoreError),
-}
-
-/// Why the overall code is as it is.
-pub(super) fn decision_words(
-    settled_by: &SettledBy,
+/// The reason for the overall code of `decision`: its name, and the sentence, in which descriptors have numbers.
+pub(super) fn settled(
+    plan: &Plan<'_>,
     decision: &Decision,
-    counters: CounterSource,
-) -> String {
-    let listed = |indexes: &[usize]| {
-        let numbers: Vec<_> = indexes
-            .iter()
-            .map(|index| (index + 1).to_string())
-            .collect();
-        let noun = if indexes.len() == 1 {
-            "descriptor"
-        } else {
-            "descriptors"
-        };
-        format!("{noun} {}", numbers.join(", "))
+    modes: Modes,
+) -> (&'static str, String) {
+    let numbers = |is_it: fn(&Status, bool) -> bool| -> Vec<String> {
+        let judged = plan.outcomes.iter().zip(&decision.statuses).zip(1_usize..);
+        let judged = judged
+            .filter(|((outcome, status), _)| is_it(status, is_quota(outcome, modes)))
+            .map(|(_, number)| number.to_string());
+        judged.collect()
     };
-    let are = |indexes: &[usize]| if indexes.len() == 1 { "is" } else { "are" };
-    let mut words = match settled_by {
-        SettledBy::NoLimits => "no limit applies to any descriptor".to_owned(),
-        SettledBy::Room => "no limit is over".to_owned(),
-        SettledBy::Over(indexes) => format!("{} {} over the limit", listed(indexes), are(indexes)),
-        SettledBy::Quotas(indexes) => {
-            format!("all quotas are over the limit: {}", listed(indexes))
+    let listed = |numbers: &[String]| match numbers {
+        [one] => format!("descriptor {one}"),
+        _ => format!("descriptors {}", numbers.join(", ")),
+    };
+    let over = |numbers: &[String]| {
+        let are = if numbers.len() == 1 { "is" } else { "are" };
+        format!("{} {are} over the limit", listed(numbers))
+    };
+    let plain = numbers(|status, is_quota| status.code == Code::OverLimit && !is_quota);
+    let quotas = numbers(|status, is_quota| status.code == Code::OverLimit && is_quota);
+    let shadowed = numbers(|status, _| is_over(status) && status.code == Code::Ok);
+    let (name, mut words) = if decision.overall == Code::OverLimit || decision.is_shadowed {
+        if plain.is_empty() {
+            let all = listed(&quotas);
+            ("quotas", format!("all quotas are over the limit: {all}"))
+        } else {
+            ("over", over(&plain))
         }
-        SettledBy::Spared { shadowed, quotas } => {
-            let part = |indexes: &[usize], why: &str| {
-                let words = || {
-                    format!(
-                        "{} {} over the limit, but {why}",
-                        listed(indexes),
-                        are(indexes)
-                    )
-                };
-                (!indexes.is_empty()).then(words)
-            };
-            let parts = [
-                part(shadowed, "in shadow mode"),
-                part(quotas, "another quota has room"),
-            ];
-            parts.into_iter().flatten().collect::<Vec<_>>().join("; ")
-        }
+    } else if decision.statuses.iter().any(is_over) {
+        let parts = [
+            (shadowed, "in shadow mode"),
+            (quotas, "another quota has room"),
+        ];
+        let parts = parts.iter().filter(|(numbers, _)| !numbers.is_empty());
+        let parts = parts.map(|(numbers, why)| format!("{}, but {why}", over(numbers)));
+        ("spared", parts.collect::<Vec<_>>().join("; "))
+    } else if decision
+        .statuses
+        .iter()
+        .all(|status| status.binding.is_none())
+    {
+        ("no_limits", "no limit applies to any descriptor".to_owned())
+    } else {
+        ("room", "no limit is over".to_owned())
     };
     if decision.is_shadowed {
         words += ", and shadow mode of the server answers OK";
@@ -70,25 +62,13 @@ pub(super) fn decision_words(
     if decision.is_degraded {
         words += "; decided without the store, which does not answer";
     }
-    match counters {
-        CounterSource::Empty => words += "; counters are taken as empty",
-        CounterSource::Store => {}
-        CounterSource::Lost(error) => {
-            return format!("{error}; Envoy does as its failure_mode_deny says");
-        }
-    }
-    words
+    (name, words)
 }
 
-/// The name of the reason for programs.
-pub(super) const fn settled_words(settled_by: &SettledBy) -> &'static str {
-    match settled_by {
-        SettledBy::NoLimits => "no_limits",
-        SettledBy::Room => "room",
-        SettledBy::Over(_) => "over",
-        SettledBy::Quotas(_) => "quotas",
-        SettledBy::Spared { .. } => "spared",
-    }
+/// Whether a limit is over, with or without an effect.
+pub(super) fn is_over(status: &Status) -> bool {
+    let binding = status.binding.as_ref();
+    binding.is_some_and(|binding| binding.is_over)
 }
 
 /// The hits that a counter takes.
@@ -103,24 +83,29 @@ pub(super) const fn charge_words(charge: Charge) -> &'static str {
     }
 }
 
-/// Why a sibling does not get the entry.
-pub(super) const fn dismissal_words(why: Dismissal) -> &'static str {
+/// Why a sibling does not get the entry: the name of the reason, and the sentence.
+pub(super) const fn dismissal_words(why: Dismissal) -> (&'static str, &'static str) {
     match why {
-        Dismissal::Hidden {
-            chosen: MatchForm::Wildcard,
-            own: MatchForm::Wildcard,
-            ..
-        } => "matches as well, but the first wildcard wins, not the longest",
-        Dismissal::Hidden {
-            chosen: MatchForm::Wildcard,
-            ..
-        } => "matches as well, but a wildcard wins over a bare key",
-        Dismissal::Hidden { .. } => "matches as well, but an exact value wins",
-        Dismissal::OtherValue => "another value",
-        Dismissal::OtherPattern => "the pattern does not match",
-        Dismissal::KeptApart => {
-            "reads alike once key and value are joined, but strict matching keeps them apart"
-        }
-        Dismissal::OtherKey => "another key",
+        Dismissal::Hidden { chosen, own, .. } => match (chosen, own) {
+            (MatchForm::Wildcard, MatchForm::Wildcard) => (
+                "later_wildcard",
+                "matches as well, but the first wildcard wins, not the longest",
+            ),
+            (MatchForm::Wildcard, _) => (
+                "hidden_by_wildcard",
+                "matches as well, but a wildcard wins over a bare key",
+            ),
+            _ => (
+                "hidden_by_exact",
+                "matches as well, but an exact value wins",
+            ),
+        },
+        Dismissal::OtherValue => ("other_value", "another value"),
+        Dismissal::OtherPattern => ("other_pattern", "the pattern does not match"),
+        Dismissal::KeptApart => (
+            "strict_matching",
+            "reads alike once key and value are joined, but strict matching keeps them apart",
+        ),
+        Dismissal::OtherKey => ("other_key", "another key"),
     }
 }

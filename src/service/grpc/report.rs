@@ -4,8 +4,11 @@
 //! It is JSON in a header, so it is short and plain ASCII. It has keys that the caller sent or that the rules have, and
 //! names of limits, but no value and no path of a rule.
 
+use std::borrow::Cow;
+
 use hyper::header::HeaderValue;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use crate::{
     core::{
@@ -27,6 +30,44 @@ const MAX_DESCRIPTORS: usize = 16;
 /// Most limits of one descriptor in a report.
 const MAX_LIMITS: usize = 16;
 
+/// A report, as it is read.
+#[derive(Debug, Deserialize)]
+pub(crate) struct AnswerReport {
+    pub(crate) descriptors: Vec<ReportedDescriptor>,
+}
+
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct ReportedDescriptor {
+    #[serde(flatten)]
+    pub(crate) no_limit: Option<ReportedCause>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) limits: Vec<ReportedLimit>,
+}
+
+/// Why a descriptor has no limit.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct ReportedCause {
+    cause: String,
+    matched: usize,
+    pub(crate) why: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    near: Option<String>,
+}
+
+/// A limit with its count.
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ReportedLimit {
+    pub(crate) requests_per_unit: u32,
+    pub(crate) unit: String,
+    pub(crate) unit_multiplier: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) name: Option<String>,
+    pub(crate) remaining: u32,
+    pub(crate) reset_secs: u64,
+    pub(crate) over: bool,
+}
+
 /// The report on a decision, descriptor by descriptor.
 pub(super) fn report(
     request: &Request<'_>,
@@ -37,7 +78,7 @@ pub(super) fn report(
     let mut text = String::from("{\"descriptors\":[");
     let mut count = 0;
     for (descriptor, outcome) in request.descriptors().zip(outcomes).take(MAX_DESCRIPTORS) {
-        let part = ascii(&part(request.domain, descriptor, outcome, basis, now).to_string());
+        let part = ascii(&json!(part(request.domain, descriptor, outcome, basis, now)).to_string());
         if text.len() + part.len() > MAX_BYTES {
             break;
         }
@@ -60,12 +101,14 @@ fn part(
     outcome: &Outcome<'_>,
     basis: &Basis<'_, '_>,
     now: Timestamp,
-) -> Value {
+) -> ReportedDescriptor {
     let no_limit = match outcome {
         Outcome::Counted(counted) => {
             let limits = all_limits(counted, basis.plan, basis.counts, now);
-            let limits: Vec<_> = limits.take(MAX_LIMITS).map(limit).collect();
-            return json!({ "limits": limits });
+            return ReportedDescriptor {
+                limits: limits.take(MAX_LIMITS).map(limit).collect(),
+                no_limit: None,
+            };
         }
         Outcome::Replaced(_) => Some(NoLimit {
             cause: Cause::Replaced,
@@ -75,44 +118,31 @@ fn part(
             basis.matcher.cause(domain, descriptor.entries)
         }
     };
-    no_limit.map_or_else(|| json!({}), |no_limit| cause(&no_limit))
+    ReportedDescriptor {
+        no_limit: no_limit.map(|no_limit| ReportedCause {
+            cause: no_limit.cause.name().to_owned(),
+            matched: no_limit.matched,
+            why: no_limit.to_string(),
+            near: match no_limit.cause {
+                Cause::UnknownKey { near, .. } => near.map(String::from_utf8_lossy).map(Cow::into),
+                _ => None,
+            },
+        }),
+        limits: Vec::new(),
+    }
 }
 
-fn cause(no_limit: &NoLimit<'_>) -> Value {
-    let mut part = json!({
-        "cause": no_limit.cause.name(),
-        "matched": no_limit.matched,
-        "why": no_limit.to_string(),
-    });
-    if let Cause::UnknownKey {
-        near: Some(near), ..
-    } = no_limit.cause
-    {
-        part["near"] = String::from_utf8_lossy(near).into();
+fn limit(report: LimitReport<'_>) -> ReportedLimit {
+    let limit = report.limit;
+    ReportedLimit {
+        requests_per_unit: limit.requests_per_unit,
+        unit: limit.period.unit().name().to_ascii_uppercase(),
+        unit_multiplier: limit.period.multiplier().get(),
+        name: limit.name.as_deref().map(str::to_owned),
+        remaining: report.remaining,
+        reset_secs: report.reset_secs,
+        over: report.is_over,
     }
-    part
-}
-
-fn limit(report: LimitReport<'_>) -> Value {
-    let LimitReport {
-        limit,
-        is_over,
-        remaining,
-        reset_secs,
-        retry_secs: _,
-    } = report;
-    let mut part = json!({
-        "requestsPerUnit": limit.requests_per_unit,
-        "unit": limit.period.unit().name().to_ascii_uppercase(),
-        "unitMultiplier": limit.period.multiplier().get(),
-        "remaining": remaining,
-        "resetSecs": reset_secs,
-        "over": is_over,
-    });
-    if let Some(name) = &limit.name {
-        part["name"] = (**name).into();
-    }
-    part
 }
 
 /// JSON without characters that a header cannot carry: they occur in texts only, where `\u` can write them.
@@ -132,6 +162,8 @@ fn ascii(json: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
 
     #[test]

@@ -7,11 +7,12 @@ use Dismissal::{Hidden, KeptApart, OtherKey, OtherPattern, OtherValue};
 use MatchForm::{BareKey, Exact, JoinedExact, JoinedKey, Wildcard as Star};
 
 /// `key` or `key=value` of a node.
-fn name(node: &SteppedNode<'_>) -> String {
+fn name(matcher: &Matcher, node: NodeId) -> String {
+    let (key, value) = matcher.key_and_value(node);
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-    match text(node.value).as_str() {
-        "" => text(node.key),
-        value => format!("{}={value}", text(node.key)),
+    match text(value).as_str() {
+        "" => text(key),
+        value => format!("{}={value}", text(key)),
     }
 }
 
@@ -24,15 +25,15 @@ fn check(
     others: &[(&str, Dismissal)],
 ) {
     let entries = entries(pairs);
-    let steps = matcher.steps(b"d", &entries);
+    let steps = matcher.trace(b"d", &entries).steps();
     assert_eq!(steps.len(), pairs.len());
     let step = steps.last().unwrap();
-    let found = step.chosen.map(|(node, form)| (name(&node), form));
+    let found = step.chosen.map(|(node, form)| (name(matcher, node), form));
     assert_eq!(found, chosen.map(|(node, form)| (node.to_owned(), form)));
     let found: Vec<_> = step
         .others
         .iter()
-        .map(|(node, why)| (name(node), *why))
+        .map(|(why, node)| (name(matcher, *node), *why))
         .collect();
     let expected: Vec<_> = others
         .iter()
@@ -92,8 +93,8 @@ fn each_sibling_has_a_reason() {
 fn a_sibling_that_would_have_led_to_a_limit_is_marked() {
     let matcher = matcher_of(&[(&["a=1", "x"], LIMITED), (&["a", "y"], LIMITED)]);
     let entries = entries(&[("a", "1"), ("y", "")]);
-    let steps = matcher.steps(b"d", &entries);
-    let (_, why) = steps[0].others[0];
+    let steps = matcher.trace(b"d", &entries).steps();
+    let (why, _) = steps[0].others[0];
     assert_eq!(why, hidden(Exact, BareKey, true));
     assert!(steps[1].chosen.is_none());
     check(
@@ -140,10 +141,11 @@ fn a_level_of_many_rules_shows_some_of_them() {
     paths.extend([&["k=v2*"][..], &["k"]]);
     let matcher = filled(Matcher::default(), &paths);
     let entries = entries(&[("k", "v2999")]);
-    let steps = matcher.steps(b"d", &entries);
+    let steps = matcher.trace(b"d", &entries).steps();
     let (node, form) = steps[0].chosen.unwrap();
-    assert_eq!((name(&node), form), ("k=v2999".to_owned(), Exact));
-    let others: Vec<_> = steps[0].others.iter().map(|(node, _)| name(node)).collect();
+    assert_eq!((name(&matcher, node), form), ("k=v2999".to_owned(), Exact));
+    let others = steps[0].others.iter();
+    let others: Vec<_> = others.map(|(_, node)| name(&matcher, *node)).collect();
     assert_eq!(others, ["k=v2*", "k"]);
     assert_eq!(steps[0].omitted, 2_999);
 }
@@ -179,18 +181,21 @@ proptest! {
         let pairs: Vec<(&str, &str)> =
             pairs.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
         let entries = entries(&pairs);
-        let steps = matcher.steps(b"d", &entries);
+        let steps = matcher.trace(b"d", &entries).steps();
         let mut walked = Vec::new();
         let end = matcher.domain(b"d").unwrap().walk(&entries, &mut Joined::new(), |_, _, level| {
             walked.push((level.key(), level.value(), level.is_wildcard()));
         });
         let chosen = steps.iter().filter_map(|step| step.chosen);
-        let chosen: Vec<_> =
-            chosen.map(|(node, form)| (node.key, node.value, form == Star)).collect();
+        let chosen = chosen.map(|(node, form)| {
+            let (key, value) = matcher.key_and_value(node);
+            (key, value, form == Star)
+        });
+        let chosen: Vec<_> = chosen.collect();
         prop_assert_eq!(&chosen, &walked);
         prop_assert_eq!(end.is_some(), chosen.len() == entries.len());
         for step in &steps {
-            for (_, why) in &step.others {
+            for (why, _) in &step.others {
                 let Hidden { chosen, own, .. } = *why else {
                     continue;
                 };

@@ -24,7 +24,7 @@ pub(crate) fn look_of(batch: &Batch) -> Batch {
 }
 
 /// The look at counters that hold nothing.
-pub(super) fn empty_look(batch: &Batch) -> CounterStates {
+pub(crate) fn empty_look(batch: &Batch) -> CounterStates {
     let specs = batch.all_specs();
     specs
         .map(|spec| CounterState {
@@ -40,7 +40,7 @@ pub(super) fn empty_look(batch: &Batch) -> CounterStates {
 
 /// The counts after `batch`, as a store would return them for the counts of its look. Hits that are given back are
 /// taken from whole counts, so for a sliding window or a bucket they are near the truth only.
-pub(super) fn predicted(batch: &Batch, looked: &[CounterState]) -> CounterStates {
+pub(crate) fn predicted(batch: &Batch, looked: &[CounterState]) -> CounterStates {
     // The first look at a counter has no other hits of the request in front.
     let mut held: HashMap<&[u8], i64> = HashMap::new();
     for (increment, count) in batch.iter().zip(looked) {
@@ -98,3 +98,6 @@ fn state(
     }
     looked.with_count(held.saturating_add_unsigned(waiting))
 }
+
+#[cfg(test)]
+mod tests;
