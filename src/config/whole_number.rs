@@ -11,7 +11,7 @@ use super::{
     node::{NodeKind, YamlNode},
     reader::YamlReader,
     scalar::{Scalar, float, resolve},
-    short_form::{is_unlimited, short_form, unit},
+    short_form::{is_unlimited, unit},
 };
 use crate::core::window::Unit;
 
@@ -29,21 +29,16 @@ impl YamlReader<'_> {
         let at = node.offset.or(fields.at(key));
         let (text, value) = match &node.kind {
             NodeKind::Scalar { text, is_plain } => match resolve(text, *is_plain) {
-                Scalar::Int(value) => {
-                    if let Some(fault) = octal(text, value) {
-                        self.report(at, path, fault);
-                    }
-                    (text.to_string(), Some(value))
-                }
-                Scalar::Float | Scalar::Null | Scalar::Bool(_) | Scalar::Text => {
-                    (text.to_string(), None)
-                }
+                Scalar::Int(value) => (text.to_string(), Some(value)),
+                _ => (text.to_string(), None),
             },
-            NodeKind::List(_) | NodeKind::Map(_) | NodeKind::Tagged | NodeKind::BadBinary => {
-                (String::new(), None)
-            }
+            _ => (String::new(), None),
         };
-        if value.is_none() {
+        if let Some(value) = value {
+            if let Some(fault) = octal(&text, value) {
+                self.report(at, path, fault);
+            }
+        } else {
             self.report_number(at, path, key, node, fields);
         }
         Some(Box::new(LocatedNumber { value, text, at }))
@@ -104,34 +99,12 @@ impl YamlReader<'_> {
 
 /// How to write the number that `text` means.
 fn meant_number(key: &str, text: &str, is_plain: bool, fields: &Fields<'_>) -> Option<String> {
-    let digits = text.replace([',', '_', ' ', '\''], "");
-    if let Ok(number) = digits.parse::<u32>() {
-        return Some(if digits == text && !is_plain {
-            format!("write {number} without quotes")
-        } else {
-            format!("write {number}")
-        });
+    if let Ok(number) = text.parse::<u32>() {
+        let quotes = if is_plain { "" } else { " without quotes" };
+        return Some(format!("write {number}{quotes}"));
     }
     if key == REQUESTS && is_unlimited(text) {
         return Some("for no limit write `unlimited: true`, without `unit`".to_owned());
-    }
-    let thousands = digits
-        .strip_suffix(['k', 'K'])
-        .map(|count| (count, 1_000_u32));
-    let millions = digits
-        .strip_suffix(['m', 'M'])
-        .map(|count| (count, 1_000_000));
-    if let Some((count, factor)) = thousands.or(millions)
-        && let Some(number) = count.parse().ok().and_then(|n: u32| n.checked_mul(factor))
-    {
-        return Some(format!("write {number}"));
-    }
-    if key == REQUESTS
-        && let Some(limit) = short_form(text, None)
-        && limit.unit_multiplier.is_none()
-    {
-        let (unit, requests) = (limit.unit, limit.requests_per_unit);
-        return Some(format!("write `unit: {unit}, {REQUESTS}: {requests}`"));
     }
     let Scalar::Float = resolve(text, true) else {
         return None;

@@ -5,23 +5,9 @@ use std::collections::HashMap;
 use crate::core::{
     charging::{BatchCharging, Look, charges_alone},
     counter::{
-        Batch, Charge, CounterKind, CounterState, CounterStates, Increment, IncrementSpec,
-        ResetTimes,
+        Batch, CounterKind, CounterState, CounterStates, Increment, IncrementSpec, ResetTimes,
     },
 };
-
-/// `batch` as a look: every store answers it without counting anything, and without a new counter.
-pub(crate) fn look_of(batch: &Batch) -> Batch {
-    let mut look = Batch::default();
-    for increment in batch.iter() {
-        let spec = IncrementSpec {
-            charge: Charge::Never,
-            ..increment.spec
-        };
-        look.append_one(Increment { spec, ..increment });
-    }
-    look
-}
 
 /// The look at counters that hold nothing.
 pub(crate) fn empty_look(batch: &Batch) -> CounterStates {

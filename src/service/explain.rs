@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::{
     core::{
         counter::CounterStates, descriptor_text::Entries, limit::Modes, matcher::Matcher,
-        plan::Plan, prediction::look_of, window::Timestamp,
+        plan::Plan, window::Timestamp,
     },
     service::{
         grpc::{
@@ -105,8 +105,9 @@ pub(crate) async fn look<S: Store>(
     let rules = limiter.rules.current().ok_or(NoDecision::NoRules)?;
     let now = service.clock.now();
     let look = {
-        let plan = Plan::new(&rules.matcher, &request, limiter.modes, now);
-        look_of(&plan.batch)
+        let mut plan = Plan::new(&rules.matcher, &request, limiter.modes, now);
+        plan.batch.charge_nothing();
+        plan.batch
     };
     let mut counts = CounterStates::new();
     let mut looked = Ok(());

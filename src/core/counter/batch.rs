@@ -9,7 +9,7 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    increment::{CounterKind, DescriptorHits, IncrementSpec},
+    increment::{Charge, CounterKind, DescriptorHits, IncrementSpec},
     key::{Identity, Keys},
 };
 use crate::{
@@ -154,6 +154,13 @@ impl Batch {
     pub fn clear(&mut self) {
         self.keys.clear();
         self.increments.clear();
+    }
+
+    /// Makes it a look, which every store answers without counting anything, and without a new counter.
+    pub(crate) fn charge_nothing(&mut self) {
+        for planned in &mut self.increments {
+            planned.spec.charge = Charge::Never;
+        }
     }
 
     /// Appends a copy of `increment`.
