@@ -11,18 +11,10 @@ pub(super) fn odd_characters(text: &str) -> Option<OddCharacters> {
     if text.is_ascii() {
         return None;
     }
-    if let Some((at, space)) = text.char_indices().find(|(_, next)| is_odd_space(*next)) {
+    if let Some(space) = text.chars().find(|next| is_odd_space(*next)) {
         let name = space_name(space);
-        let rest = text.trim_matches(|next| is_odd_space(next) || next == ' ');
-        let place = if at == 0 {
-            "before"
-        } else if text.ends_with(is_odd_space) {
-            "behind"
-        } else {
-            "in"
-        };
         return Some(OddCharacters {
-            found: format!("U+{:04X} ({name}) {place} `{rest}`", u32::from(space)),
+            found: format!("U+{:04X} ({name}) in `{text}`", u32::from(space)),
             fix: if space.is_whitespace() {
                 "write a blank instead"
             } else {
@@ -55,11 +47,8 @@ fn is_curly_quote(next: char) -> bool {
 fn space_name(space: char) -> &'static str {
     match space {
         '\u{a0}' => "no-break space",
-        '\u{202f}' => "narrow no-break space",
-        '\u{3000}' => "ideographic space",
         '\u{200b}' => "zero-width space",
         '\u{feff}' => "byte order mark",
-        '\u{ad}' => "soft hyphen",
         _ if space.is_whitespace() => "a space of another kind",
         _ => "an invisible character",
     }

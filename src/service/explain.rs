@@ -28,7 +28,7 @@ pub(crate) mod account;
 mod words;
 mod writer;
 
-use writer::{CounterSource, explain};
+use writer::explain;
 
 /// The request with these descriptors, each with `hits`.
 pub(crate) fn question(domain: &str, descriptors: &[Entries], hits: u64) -> RateLimitRequest {
@@ -77,8 +77,7 @@ pub(crate) fn by_rules(
     now: Timestamp,
 ) -> Result<String, Unexplained> {
     let request = wire::request(message, NO_BOUNDS)?;
-    let empty = CounterSource::Empty;
-    Ok(explain(matcher, &request, Modes::default(), now, empty).json())
+    Ok(explain(matcher, &request, Modes::default(), now, None).json())
 }
 
 /// A look at the counters of one request.
@@ -134,11 +133,8 @@ impl LookedAt {
     pub(crate) fn explain(&self, message: &RateLimitRequest) -> Result<String, Unexplained> {
         let request = wire::request(message, self.bounds)?;
         let matcher = &self.rules.matcher;
-        let source = match &self.counts {
-            Ok(counts) => CounterSource::Store(counts),
-            Err(error) => CounterSource::Lost(*error),
-        };
-        Ok(explain(matcher, &request, self.modes, self.now, source).json())
+        let look = self.counts.as_deref().map_err(|error| *error);
+        Ok(explain(matcher, &request, self.modes, self.now, Some(look)).json())
     }
 }
 

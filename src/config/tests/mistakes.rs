@@ -60,7 +60,7 @@ fn blanks_that_are_none_are_named() {
         ),
         (
             "domain: d\ndescriptors:\n  - key: a\n\u{a0}\u{a0}\u{a0}\u{a0}rate_limits: [5/s]\n",
-            "4:1: d: U+00A0 (no-break space) before `rate_limits`; write a blank instead",
+            "4:1: d: U+00A0 (no-break space) in `\\u{a0}\\u{a0}\\u{a0}\\u{a0}rate_limits`; write a blank instead",
         ),
         // In brackets a tab is a blank, and the mistake is another.
         (
@@ -69,15 +69,15 @@ fn blanks_that_are_none_are_named() {
         ),
         (
             "domain: d\n\u{feff}descriptors:\n  - key: a\n    rate_limits: [5/s]\n",
-            "2:1: U+FEFF (byte order mark) before `descriptors:`; remove it",
+            "2:1: U+FEFF (byte order mark) in `\\u{feff}descriptors:`; remove it",
         ),
         (
             "domain: d\ndescriptors:\n  - key: a\n    \u{3000}rate_limits: [5/s]\n",
-            "4:5: d.a: U+3000 (ideographic space) before `rate_limits`; write a blank instead",
+            "4:5: d.a: U+3000 (a space of another kind) in `\\u{3000}rate_limits`; write a blank instead",
         ),
         (
             "domain: d\ndescriptors:\n  - key: a\n  \u{a0} rate_limits: [5/s]\n",
-            "4:3: U+00A0 (no-break space) before `rate_limits`; write a blank instead",
+            "4:3: U+00A0 (no-break space) in `\\u{a0}rate_limits`; write a blank instead",
         ),
         (
             "domain: d\ndescriptors:\n  - key:\u{a0}a\n    rate_limits: [5/s]\n",
@@ -85,16 +85,16 @@ fn blanks_that_are_none_are_named() {
         ),
         (
             "domain: d\ndescriptors:\n  -\u{a0}key: a\n    rate_limits: [5/s]\n",
-            "3:4: U+00A0 (no-break space) before `key`; write a blank instead",
+            "3:4: U+00A0 (no-break space) in `\\u{a0}key`; write a blank instead",
         ),
         (
             "domain: d\ndescriptors:\n  - key: \u{a0}a\n    rate_limits: [5/s]\n",
-            "3:10: d.\\u{a0}a: warning: U+00A0 (no-break space) before `a` would be part of the text; remove that, \
+            "3:10: d.\\u{a0}a: warning: U+00A0 (no-break space) in `\\u{a0}a` would be part of the text; remove that, \
                  or put the text in quotes if it is meant",
         ),
         (
             "domain: d\ndescriptors:\n  - key: a\u{200b}\n    rate_limits: [5/s]\n",
-            "3:10: d.a\\u{200b}: warning: U+200B (zero-width space) behind `a` would be part of the text; remove \
+            "3:10: d.a\\u{200b}: warning: U+200B (zero-width space) in `a\\u{200b}` would be part of the text; remove \
                  that, or put the text in quotes if it is meant",
         ),
     ]);

@@ -37,41 +37,31 @@ const MAX_DESCRIPTORS: usize = 16;
 /// Most entries of one descriptor that are shown.
 const MAX_ENTRIES: usize = 16;
 
-/// The counters that an explanation is made from.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum CounterSource<'c> {
-    /// No server was asked; all counters are taken as empty.
-    Empty,
-    /// The counts of a look at them.
-    Store(&'c [CounterState]),
-    /// The store did not answer.
-    Lost(StoreError),
-}
-
-/// Explains how `request` would be decided.
+/// Explains how `request` would be decided. `look` is the answer to a look at its counters; without a store all of them
+/// are taken as empty.
 pub(super) fn explain<'a>(
     matcher: &'a Matcher,
     request: &'a Request<'_>,
     modes: Modes,
     now: Timestamp,
-    source: CounterSource<'_>,
+    look: Option<Result<&[CounterState], StoreError>>,
 ) -> Explanation {
     let plan = Plan::new(matcher, request, modes, now);
     let empty = empty_look(&plan.batch);
-    let looked = match source {
-        CounterSource::Store(looked) if looked.len() == empty.len() => looked,
+    let looked = match look {
+        Some(Ok(looked)) if looked.len() == empty.len() => looked,
         _ => &empty,
     };
     let counts = predicted(&plan.batch, looked);
     let decision = decide(&plan, &counts, modes, now);
     let (settled_by, mut why) = settled(&plan, &decision, modes);
-    let (counters, error) = match source {
-        CounterSource::Empty => {
+    let (counters, error) = match look {
+        None => {
             why += "; counters are taken as empty";
             ("empty", None)
         }
-        CounterSource::Store(_) => ("known", None),
-        CounterSource::Lost(error) => {
+        Some(Ok(_)) => ("known", None),
+        Some(Err(error)) => {
             why = format!("{error}; Envoy does as its failure_mode_deny says");
             ("unknown", Some(error.to_string()))
         }
@@ -84,7 +74,7 @@ pub(super) fn explain<'a>(
         plan: &plan,
         looked,
         counts: &counts,
-        is_known: counters == "known",
+        is_known: matches!(look, Some(Ok(_))),
         is_decided: error.is_none(),
     };
     let statuses = decision.statuses.iter().take(MAX_DESCRIPTORS);
