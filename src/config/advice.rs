@@ -89,12 +89,8 @@ fn fix(key: &str, found: &YamlNode<'_>) -> Option<String> {
             ] => format!("write `{key}: {text}`"),
             _ => return None,
         },
-        (_, NodeKind::Scalar { text, .. }) => {
-            let kind = Key::find(key)?.kind;
-            return match kind {
-                KeyKind::Boolean => boolean_fix(key, text),
-                _ => None,
-            };
+        (_, NodeKind::Scalar { text, .. }) if Key::find(key)?.kind == KeyKind::Boolean => {
+            format!("write `{key}: {}`", meant_boolean(text)?)
         }
         _ => return None,
     };
@@ -109,11 +105,6 @@ fn meant_boolean(text: &str) -> Option<bool> {
         (_, "0") => Some(false),
         _ => None,
     }
-}
-
-fn boolean_fix(key: &str, text: &str) -> Option<String> {
-    let value = meant_boolean(text)?;
-    Some(format!("write `{key}: {value}`"))
 }
 
 /// The fault of `item`, which is no map, in a list of maps of this level.

@@ -7,6 +7,12 @@ pub struct Position {
     pub column: usize,
 }
 
+impl Position {
+    pub(super) const fn at(line: usize, column: usize) -> Self {
+        Self { line, column }
+    }
+}
+
 /// Bytes between two offsets whose number of characters is remembered, so that a long line costs no more than a short
 /// one.
 const STEP: usize = 64;

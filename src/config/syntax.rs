@@ -13,10 +13,8 @@ use super::{
 /// The problem that an error of the parser stands for, and its position.
 pub(super) fn syntax_problem(text: &str, error: &serde_yaml::Error) -> (Option<Position>, Fault) {
     let message = error.to_string();
-    let at = error.location().map(|location| Position {
-        line: location.line(),
-        column: location.column(),
-    });
+    let at = error.location();
+    let at = at.map(|at| Position::at(at.line(), at.column()));
     if let Some(found) = template(text, at) {
         return found;
     }
@@ -47,11 +45,7 @@ fn template(text: &str, at: Option<Position>) -> Option<(Option<Position>, Fault
         .find(|(line, number)| begins(line) || (is_of_error(*number) && in_line(line).is_some()))?;
     let (offset, fault) = in_line(line)?;
     let column = 1 + line[..offset].chars().count();
-    let at = Position {
-        line: number,
-        column,
-    };
-    Some((Some(at), fault))
+    Some((Some(Position::at(number, column)), fault))
 }
 
 /// The fault of an error that has no description of its own.
@@ -84,10 +78,7 @@ fn unlocated(text: &str, message: &str, problem: &str) -> (Option<Position>, Fau
 fn position_in(context: &str) -> Option<Position> {
     let (_, mark) = context.split_once(" at line ")?;
     let (line, column) = mark.split_once(" column ")?;
-    Some(Position {
-        line: line.parse().ok()?,
-        column: column.parse().ok()?,
-    })
+    Some(Position::at(line.parse().ok()?, column.parse().ok()?))
 }
 
 /// A text, and the position at which its parser gave up.
@@ -113,12 +104,7 @@ impl<'t> SyntaxText<'t> {
             let mut blanks = line.chars().take_while(|next| is_blank(*next));
             blanks.position(wanted).map(|before| before + 1)
         };
-        let at = |column| {
-            Some(Position {
-                line: number,
-                column,
-            })
-        };
+        let at = |column| Some(Position::at(number, column));
         if let Some(column) = column(|next| next == '\t')
             && !self.is_in_brackets()
         {
@@ -170,11 +156,7 @@ impl<'t> SyntaxText<'t> {
                 let before = self.position.column.saturating_sub(1).max(1);
                 let line = self.line(self.position.line);
                 let found = line.chars().nth(before - 1).filter(|c| "*&".contains(*c))?;
-                let line = self.position.line;
-                let at = Position {
-                    line,
-                    column: before,
-                };
+                let at = Position::at(self.position.line, before);
                 Some((Some(at), Fault::NeedsQuotes(found)))
             }
             _ if problem.starts_with("did not find expected ") => {
@@ -199,10 +181,8 @@ impl<'t> SyntaxText<'t> {
     /// A colon where no key can be: the line above has none, or this one has two, or is indented too far.
     fn second_colon(&self) -> Found {
         let number = self.position.line;
-        let before: String = {
-            let line = self.line(number).chars();
-            line.take(self.position.column - 1).collect()
-        };
+        let line = self.line(number).chars();
+        let before: String = line.take(self.position.column - 1).collect();
         if before.contains(": ") {
             return Some((Some(self.position), Fault::SecondColon));
         }
@@ -213,20 +193,13 @@ impl<'t> SyntaxText<'t> {
         })?;
         let line_above = Self {
             text: self.text,
-            position: Position {
-                line: above,
-                column: 1,
-            },
+            position: Position::at(above, 1),
         };
         let found = line_above.odd_blank().or_else(|| self.colonless(above));
         found.or_else(|| {
             let line = self.line(number);
             let column = 1 + line.chars().take_while(|next| *next == ' ').count();
-            let at = Position {
-                line: number,
-                column,
-            };
-            Some((Some(at), Fault::TooFarIn))
+            Some((Some(Position::at(number, column)), Fault::TooFarIn))
         })
     }
 
@@ -248,10 +221,6 @@ impl<'t> SyntaxText<'t> {
             },
         });
         let column = 1 + line.chars().count() - words.chars().count();
-        let at = Position {
-            line: number,
-            column,
-        };
-        Some((Some(at), fault))
+        Some((Some(Position::at(number, column)), fault))
     }
 }

@@ -36,41 +36,32 @@ pub(super) fn readable(explanation: &Explanation) -> String {
 
 /// Writes the lines of one descriptor.
 fn descriptor(one: &ExplainedDescriptor, text: &mut String) {
-    let code = one
-        .code
-        .as_deref()
-        .map_or("undecided,".to_owned(), on_one_line);
+    let code = one.code.as_deref();
+    let code = code.map_or("undecided,".to_owned(), on_one_line);
     let mut line = |line: &str| text.push_str(&format!("\n  {line}"));
     match &one.result {
         MatchResult::Limited { rule: found } => {
             line(&format!("{code} by {}{}", rule(found), modes(one, found)));
         }
         MatchResult::OwnLimit => line(&format!("{code} by the limit that the request brings")),
-        MatchResult::NoLimit {
-            why,
-            rule: found,
-            advice,
-            ..
-        } => {
-            line(&format!("{code}, no limit: {}", on_one_line(why)));
-            if let Some(found) = found {
-                line(&format!("rule: {}", rule(found)));
-            }
-            if let Some(advice) = advice {
-                line(&format!("suggestion: {}", on_one_line(&advice.suggestion)));
-            }
-            if let Some(nearest) = advice.as_ref().and_then(|advice| advice.nearest.as_ref()) {
-                line(&format!("nearest rule: {}", rule(nearest)));
-            }
+        MatchResult::NoLimit(cause) => {
+            let advice = cause.advice.as_ref();
+            let nearest = advice.and_then(|advice| advice.nearest.as_ref());
+            line(&format!("{code}, no limit: {}", on_one_line(&cause.why)));
+            let lines = [
+                cause
+                    .rule
+                    .as_ref()
+                    .map(|found| format!("rule: {}", rule(found))),
+                advice.map(|advice| format!("suggestion: {}", on_one_line(&advice.suggestion))),
+                nearest.map(|nearest| format!("nearest rule: {}", rule(nearest))),
+            ];
+            lines.iter().flatten().for_each(|one| line(one));
         }
     }
-    let has_limit = !matches!(one.result, MatchResult::NoLimit { .. });
-    for one in &one.path {
-        step(one, has_limit, text);
-    }
-    for one in &one.limits {
-        limit(one, text);
-    }
+    let has_limit = !matches!(one.result, MatchResult::NoLimit(_));
+    one.path.iter().for_each(|one| step(one, has_limit, text));
+    one.limits.iter().for_each(|one| limit(one, text));
 }
 
 /// The modes of a rule that change the effect of its limits.
@@ -81,11 +72,8 @@ fn modes(one: &ExplainedDescriptor, rule: &ExplainedRule) -> String {
         (one.quota, ", as a quota"),
         (is_spared, ", although it is over"),
     ];
-    modes
-        .iter()
-        .filter(|(is_on, _)| *is_on)
-        .map(|(_, mode)| *mode)
-        .collect()
+    let modes = modes.iter().filter(|(is_on, _)| *is_on);
+    modes.map(|(_, mode)| *mode).collect()
 }
 
 /// Writes the lines of one level.
@@ -122,42 +110,30 @@ fn step(step: &ExplainedStep, has_limit: bool, text: &mut String) {
 
 /// Writes the lines of one limit.
 fn limit(limit: &ExplainedLimit, text: &mut String) {
-    let (is_over, is_charged) = match &limit.effect {
-        LimitEffect::Counted {
-            hits: Some(hits), ..
-        } => (hits.over, Some(hits.charged)),
-        LimitEffect::Counted { .. } | LimitEffect::Replaced { .. } => (false, None),
+    let hits = match &limit.effect {
+        LimitEffect::Counted(counter) => counter.hits.as_ref(),
+        LimitEffect::Replaced { .. } => None,
     };
-    let named = limit
-        .name
-        .as_ref()
-        .map_or_else(String::new, |name| format!(" `{name}`"));
+    let is_over = hits.is_some_and(|hits| hits.over);
+    let name = limit.name.as_ref();
+    let named = name.map_or_else(String::new, |name| format!(" `{name}`"));
     let over = if is_over { ", over" } else { "" };
     let head = format!("{}{named}{over}: {}", limit.rate, algorithm(limit));
     let _ = write!(text, "\n  limit {}", on_one_line(&head));
-    let (counter, charge, before) = match &limit.effect {
-        LimitEffect::Counted {
-            counter,
-            charge,
-            before,
-            ..
-        } => (counter, charge, before),
+    let counter = match &limit.effect {
+        LimitEffect::Counted(counter) => counter,
         LimitEffect::Replaced { replaced_by, .. } => {
-            let by = replaced_by.map_or("another rule".to_owned(), |number| {
-                format!("the rule of descriptor {number}")
-            });
-            let _ = write!(text, "\n    replaced by {by}");
+            let _ = match replaced_by {
+                Some(number) => write!(text, "\n    replaced by the rule of descriptor {number}"),
+                None => write!(text, "\n    replaced by another rule"),
+            };
             return;
         }
     };
-    if let Some(before) = before {
+    if let Some(before) = &counter.before {
         let left = left(&json!(before)).unwrap_or_default();
-        let resets = duration(before.reset_secs);
-        let _ = write!(
-            text,
-            "\n    count {}{left}, resets in {resets}",
-            before.count
-        );
+        let (count, resets) = (before.count, duration(before.reset_secs));
+        let _ = write!(text, "\n    count {count}{left}, resets in {resets}");
         if is_over {
             let _ = match before.retry_secs {
                 Some(secs) => write!(text, ", would pass in {}", duration(secs)),
@@ -165,9 +141,9 @@ fn limit(limit: &ExplainedLimit, text: &mut String) {
             };
         }
     }
-    let takes = on_one_line(&format!("counter {counter} takes {charge}"));
-    let _ = write!(text, "\n    {takes}");
-    text.push_str(match is_charged {
+    let takes = format!("counter {} takes {}", counter.counter, counter.charge);
+    let _ = write!(text, "\n    {}", on_one_line(&takes));
+    text.push_str(match hits.map(|hits| hits.charged) {
         Some(true) => ", and would take these",
         Some(false) => ", and would not take these",
         None => "",

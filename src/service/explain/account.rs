@@ -58,15 +58,19 @@ pub(crate) enum MatchResult {
     },
     /// The limit that the request brings.
     OwnLimit,
-    NoLimit {
-        cause: String,
-        matched: usize,
-        why: String,
-        /// The rule that matches nevertheless.
-        rule: Option<ExplainedRule>,
-        #[serde(flatten)]
-        advice: Option<Advice>,
-    },
+    NoLimit(ExplainedCause),
+}
+
+/// Why a descriptor has no limit.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct ExplainedCause {
+    pub(crate) cause: String,
+    pub(crate) matched: usize,
+    pub(crate) why: String,
+    /// The rule that matches nevertheless.
+    pub(crate) rule: Option<ExplainedRule>,
+    #[serde(flatten)]
+    pub(crate) advice: Option<Advice>,
 }
 
 #[derive(Debug, Deserialize, Serialize)]
@@ -160,21 +164,24 @@ pub(crate) struct ExplainedWindow {
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(untagged, rename_all_fields = "camelCase")]
 pub(crate) enum LimitEffect {
-    Counted {
-        counter: String,
-        charge: String,
-        /// `None` if the store does not answer.
-        #[serde(flatten)]
-        hits: Option<HitsEffect>,
-        /// `None` if no store was asked, or it does not answer.
-        #[serde(flatten)]
-        before: Option<CountBefore>,
-    },
+    Counted(ExplainedCounter),
     /// The rule of another descriptor, by its number, replaces the limit.
     Replaced {
         replaced: bool,
         replaced_by: Option<usize>,
     },
+}
+
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct ExplainedCounter {
+    pub(crate) counter: String,
+    pub(crate) charge: String,
+    /// `None` if the store does not answer.
+    #[serde(flatten)]
+    pub(crate) hits: Option<HitsEffect>,
+    /// `None` if no store was asked, or it does not answer.
+    #[serde(flatten)]
+    pub(crate) before: Option<CountBefore>,
 }
 
 /// The effect of the request's hits on a counter.

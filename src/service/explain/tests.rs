@@ -45,7 +45,7 @@ fn explained_rules(explanation: &Explanation) -> Vec<Option<String>> {
     let accounts = explanation.descriptors.iter();
     let rules = accounts.map(|account| match &account.result {
         MatchResult::Limited { rule } => Some(rule.path.clone()),
-        MatchResult::OwnLimit | MatchResult::NoLimit { .. } => None,
+        MatchResult::OwnLimit | MatchResult::NoLimit(_) => None,
     });
     rules.collect()
 }
@@ -143,7 +143,7 @@ fn check_requests(
                 .as_ref()
                 .is_some_and(|binding| binding.is_over);
             prop_assert_eq!(account.over, Some(is_over));
-            let is_limited = !matches!(account.result, MatchResult::NoLimit { .. });
+            let is_limited = !matches!(account.result, MatchResult::NoLimit(_));
             prop_assert_eq!(is_limited, status.binding.is_some());
         }
     }

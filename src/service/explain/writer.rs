@@ -6,9 +6,9 @@
 
 use super::{
     account::{
-        Advice, CountBefore, ExplainedDescriptor, ExplainedEntry, ExplainedLimit, ExplainedNode,
-        ExplainedRule, ExplainedSibling, ExplainedStep, ExplainedWindow, Explanation, HitsEffect,
-        LimitEffect, MatchResult, SourcePlace, text,
+        Advice, CountBefore, ExplainedCause, ExplainedCounter, ExplainedDescriptor, ExplainedEntry,
+        ExplainedLimit, ExplainedNode, ExplainedRule, ExplainedSibling, ExplainedStep,
+        ExplainedWindow, Explanation, HitsEffect, LimitEffect, MatchResult, SourcePlace, text,
     },
     words::{charge_words, dismissal_words, is_over, settled},
 };
@@ -194,7 +194,7 @@ impl<'a> AccountBasis<'a, '_> {
             matched: entries,
         });
         let advice = trace.suggestion(&no_limit);
-        MatchResult::NoLimit {
+        MatchResult::NoLimit(ExplainedCause {
             cause: no_limit.cause.name().to_owned(),
             matched: no_limit.matched,
             why: no_limit.to_string(),
@@ -203,7 +203,7 @@ impl<'a> AccountBasis<'a, '_> {
                 suggestion,
                 nearest: nearest.map(rule),
             }),
-        }
+        })
     }
 
     fn step(&self, step: &Step<'_>, number: usize) -> ExplainedStep {
@@ -314,7 +314,7 @@ impl<'a> AccountBasis<'a, '_> {
     fn counted(&self, counter: usize, report: &LimitReport<'_>) -> LimitEffect {
         let increment = self.plan.batch.increment(counter);
         let (before, after) = (self.looked[counter], self.counts[counter]);
-        LimitEffect::Counted {
+        LimitEffect::Counted(ExplainedCounter {
             counter: text(increment.key),
             charge: charge_words(increment.spec.charge).to_owned(),
             hits: self.is_decided.then(|| HitsEffect {
@@ -328,7 +328,7 @@ impl<'a> AccountBasis<'a, '_> {
                 reset_secs: report.reset_secs,
                 retry_secs: report.retry_secs,
             }),
-        }
+        })
     }
 }
 
