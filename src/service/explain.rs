@@ -59,7 +59,7 @@ pub(crate) enum Unexplained {
     NoRules(#[from] NoDecision),
 }
 
-/// A command line has its own.
+/// For requests of the command line, whose own bounds are enough.
 const NO_BOUNDS: RequestBounds = RequestBounds {
     descriptors: usize::MAX,
     entries: usize::MAX,
