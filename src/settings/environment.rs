@@ -1,8 +1,8 @@
 //! Reads the command line together with the environment, and blames each on its own: a wrong value in a variable is
 //! an error that names the variable, not the flag that reads it.
 //!
-//! clap does not report where a value came from. So the command line is parsed alone first, and whatever fails only
-//! with the environment is the fault of a variable.
+//! clap does not report where a value came from. So the command line is parsed alone first, then each variable, and
+//! whatever fails only with all of them is a relation between settings.
 
 use std::{
     error::Error as _,
@@ -57,40 +57,57 @@ pub(super) fn parse(
         let flags = without(command, |_| true)
             .try_get_matches_from(arguments)
             .map_err(|error| bad_command_line(command, arguments, error))?;
-        let serves = flags.subcommand_name() == Some("serve");
-        let mut problems = if serves {
+        let Some((name, flags)) = flags.subcommand() else {
+            return Ok(flags);
+        };
+        let subcommand = command.find_subcommand(name);
+        let subcommand = subcommand.expect("the command line names a command that there is");
+        let mut problems = if name == "serve" {
             unknown(command, environment)
         } else {
             Vec::new()
         };
-        let mut unusable: Vec<OsString> = environment
-            .iter()
-            .filter(|(name, value)| is_service_link(name, value))
-            .map(|(name, _)| name.clone())
+        let mut read: Vec<_> = subcommand
+            .get_arguments()
+            .filter(|argument| !is_given(flags, argument))
+            .filter_map(|argument| {
+                let name = argument.get_env()?;
+                let (_, value) = environment.iter().find(|(known, _)| known == name)?;
+                Some((argument, name, value))
+            })
             .collect();
-        loop {
-            let mut usable = without(command, |name| unusable.iter().any(|other| other == name));
-            let error = match usable.clone().try_get_matches_from(arguments) {
-                Ok(matches) if problems.is_empty() => return Ok(matches),
-                Ok(_) => return Err(UsageErrorKind::Environment(problems)),
-                Err(error) => error,
-            };
-            // Only a built command names its flags as errors do.
-            usable.build();
-            let found = culprits(&usable, &flags, &error);
-            if found.is_empty() {
-                return Err(UsageErrorKind::CommandLine(error));
-            }
-            for Culprit { variable, problem } in found {
-                problems.push(problem);
-                unusable.push(variable);
-            }
+        read.retain(|(_, name, value)| !is_service_link(name, value));
+        for (argument, name, value) in &read {
+            let wrong = wrong_value(argument, value);
+            problems.extend(wrong.map(|wrong| format!("the variable {}: {wrong}", name.display())));
         }
+        if !problems.is_empty() {
+            return Err(UsageErrorKind::Environment(problems));
+        }
+        let is_read = |name: &OsStr| read.iter().any(|(_, other, _)| *other == name);
+        let mut usable = without(command, |name| !is_read(name));
+        usable
+            .clone()
+            .try_get_matches_from(arguments)
+            .map_err(|error| {
+                // Only a built command names its flags as errors do.
+                usable.build();
+                let subcommand = usable.find_subcommand(name).expect("it was there before");
+                match conflict(subcommand, flags, &error) {
+                    Some(problem) => UsageErrorKind::Environment(vec![problem]),
+                    None => UsageErrorKind::CommandLine(error),
+                }
+            })
     };
     read().map_err(|kind| UsageError {
         kind,
         log_format: log_format(arguments, environment),
     })
+}
+
+/// Whether the command line itself has this flag.
+fn is_given(flags: &ArgMatches, argument: &Arg) -> bool {
+    flags.value_source(argument.get_id().as_str()) == Some(ValueSource::CommandLine)
 }
 
 /// `command` without the variables that `is_left_out` names.
@@ -142,64 +159,52 @@ fn bad_command_line(
     UsageErrorKind::CommandLine(error)
 }
 
-/// A variable that cannot be used.
-struct Culprit {
-    variable: OsString,
-    problem: String,
+/// The mistake in the value of a variable, whatever the others are.
+fn wrong_value(argument: &Arg, value: &OsStr) -> Option<String> {
+    if value.to_str().is_none() {
+        return Some("expected text in UTF-8".to_owned());
+    }
+    let alone = argument
+        .clone()
+        .env(Resettable::Reset)
+        .conflicts_with(Resettable::Reset)
+        .requires(Resettable::Reset);
+    let mut flag = OsString::from(format!("--{}=", argument.get_long()?));
+    flag.push(value);
+    let alone = Command::new("tollgate").no_binary_name(true).arg(alone);
+    let error = alone.try_get_matches_from([flag]).err()?;
+    Some(expectation(argument, &error))
 }
 
-/// The variables that `error` is about, given that `flags` are good by themselves.
-fn culprits(command: &Command, flags: &ArgMatches, error: &clap::Error) -> Vec<Culprit> {
-    let Some((name, flags)) = flags.subcommand() else {
-        return Vec::new();
-    };
-    let subcommand = command.find_subcommand(name);
-    let subcommand = subcommand.expect("the command line names a command that there is");
-    let is_flag = |argument: &Arg| {
-        flags.value_source(argument.get_id().as_str()) == Some(ValueSource::CommandLine)
-    };
-    let mut read = subcommand.get_arguments().filter_map(|argument| {
-        let value = std::env::var_os(argument.get_env()?)?;
-        (!is_flag(argument)).then_some((argument, value))
-    });
-    if error.kind() == ErrorKind::InvalidUtf8 {
-        let bad = read.filter(|(_, value)| value.to_str().is_none());
-        return bad
-            .filter_map(|(argument, _)| culprit(argument, "expected text in UTF-8".to_owned()))
-            .collect();
+/// The variable and the settings that cannot be set together, if `error` is about that.
+fn conflict(command: &Command, flags: &ArgMatches, error: &clap::Error) -> Option<String> {
+    if error.kind() != ErrorKind::ArgumentConflict {
+        return None;
     }
-    let blamed = context(error, ContextKind::InvalidArg);
-    if error.kind() == ErrorKind::ArgumentConflict {
-        let others = context(error, ContextKind::PriorArg);
-        let is_of_conflict = |argument: &Arg| {
-            let name = argument.to_string();
-            blamed.contains(&name) || others.contains(&name)
-        };
-        let Some((argument, _)) = read.find(|(argument, _)| is_of_conflict(argument)) else {
-            return Vec::new();
-        };
-        let others: Vec<_> = subcommand
-            .get_arguments()
-            .filter(|other| is_of_conflict(other) && other.get_id() != argument.get_id())
-            .map(|other| match other.get_env() {
-                Some(name) if !is_flag(other) => name.display().to_string(),
-                _ => format!("--{}", other.get_long().unwrap_or_default()),
-            })
-            .collect();
-        let problem = format!("cannot be set together with {}", others.join(", "));
-        return culprit(argument, problem).into_iter().collect();
-    }
-    read.filter(|(argument, _)| blamed.contains(&argument.to_string()))
-        .filter_map(|(argument, _)| culprit(argument, expectation(argument, error)))
-        .collect()
-}
-
-fn culprit(argument: &Arg, problem: String) -> Option<Culprit> {
-    let variable = argument.get_env()?.to_owned();
-    Some(Culprit {
-        problem: format!("the variable {}: {problem}", variable.display()),
-        variable,
-    })
+    let [blamed, others] =
+        [ContextKind::InvalidArg, ContextKind::PriorArg].map(|kind| context(error, kind));
+    let is_concerned = |argument: &&Arg| {
+        let name = argument.to_string();
+        blamed.contains(&name) || others.contains(&name)
+    };
+    let variable = |argument: &Arg| {
+        let name = argument.get_env().filter(|_| !is_given(flags, argument))?;
+        std::env::var_os(name).map(|_| name.display().to_string())
+    };
+    let mut concerned: Vec<_> = command.get_arguments().filter(is_concerned).collect();
+    let first = concerned.iter().position(|one| variable(one).is_some())?;
+    let name = variable(concerned.remove(first))?;
+    let others: Vec<_> = concerned
+        .into_iter()
+        .map(|other| {
+            let flag = || format!("--{}", other.get_long().unwrap_or_default());
+            variable(other).unwrap_or_else(flag)
+        })
+        .collect();
+    Some(format!(
+        "the variable {name}: cannot be set together with {}",
+        others.join(", ")
+    ))
 }
 
 /// The form that a value should have, and the value unless it may be a secret.
