@@ -3,8 +3,10 @@
 
 use std::{fmt::Write as _, fs, path::Path};
 
-use clap::CommandFactory as _;
+use clap::{Arg, CommandFactory as _};
 use tollgate::{Cli, Cost, Costs, Treatment, VARIABLES};
+
+use crate::support::tollgate::program;
 
 #[track_caller]
 pub(crate) fn check(page: &str, expected: &str) {
@@ -77,24 +79,28 @@ fn the_settings_page_is_the_help_of_serve() {
          same. Flags win over\nvariables. Booleans are `true` or `false`, durations are written \
          `10ms` or `1h30m`. This page is\nmade of `tollgate serve --help`.\n",
     );
+    let short = program().args(["serve", "-h"]).output().unwrap();
+    let short = String::from_utf8(short.stdout).unwrap();
+    let is_short = |flag: &Arg| short.split_whitespace().any(|word| word == name(flag));
+    let (often, rarely): (Vec<_>, Vec<_>) = flags().into_iter().partition(is_short);
+    assert!(!often.is_empty() && !rarely.is_empty());
+    let head = "\n\n| flag | variable | default | |\n|---|---|---|---|\n";
+    let row = |page: &mut String, flag: &Arg| {
+        let (name, variable) = (name(flag), variable(flag));
+        let (default, help) = (default(flag), help(flag));
+        let _ = writeln!(page, "| `{name}` | `{variable}` | {default} | {help} |");
+    };
+    let _ = write!(page, "\n## Most installations{head}");
+    often.iter().for_each(|flag| row(&mut page, flag));
+    page.push_str("\n## Rarely\n");
     let mut heading = None;
-    for flag in flags() {
+    for flag in &rarely {
         let under = flag.get_help_heading().unwrap_or("Rules").to_owned();
         if heading.as_ref() != Some(&under) {
-            let _ = write!(
-                page,
-                "\n## {under}\n\n| flag | variable | default | |\n|---|---|---|---|\n"
-            );
+            let _ = write!(page, "\n### {under}{head}");
             heading = Some(under);
         }
-        let _ = writeln!(
-            page,
-            "| `{}` | `{}` | {} | {} |",
-            name(&flag),
-            variable(&flag),
-            default(&flag),
-            help(&flag)
-        );
+        row(&mut page, flag);
     }
     check("docs/settings.md", &page);
 }
