@@ -28,7 +28,7 @@ use crate::{
     core::{
         limit::{Algorithm, Limit},
         request::Entry,
-        window::{Timestamp, Window},
+        window::{Timestamp, Window, numbered_window},
     },
     foundation::text::Text,
 };
@@ -99,10 +99,10 @@ impl Identity {
         }
         let letter = match limit.algorithm {
             Algorithm::FixedWindow => {
-                let (window, secs) = (limit.window(now), limit.period.secs());
-                keys.push_decimal(secs);
+                let (number, window) = numbered_window(limit.period, now);
+                keys.push_decimal(limit.period.secs());
                 keys.push(b'@');
-                keys.push_decimal(window.start.secs() / secs);
+                keys.push_decimal(number);
                 return window;
             }
             Algorithm::Calendar(_) => {
