@@ -12,6 +12,7 @@
 // 0: foundation
 /// Helps for every floor that know nothing of rate limits, and do no I/O.
 mod foundation {
+    pub(crate) mod ascii_json;
     pub(crate) mod backoff;
     pub(crate) mod blocking;
     pub(crate) mod build;

@@ -499,7 +499,10 @@ const LIBRARIES: [(&str, &[&str]); 29] = [
     ("prost_reflect", &["service"]),
     ("prost_types", &["config", "control", "service"]),
     ("regex", &["observe"]),
-    ("serde_json", &["cli", "config", "server", "service"]),
+    (
+        "serde_json",
+        &["cli", "config", "foundation", "server", "service"],
+    ),
     ("serde_yaml", &["cli", "config", "observe"]),
     ("sha2", &["config", "core", "observe"]),
     ("socket2", &["net"]),

@@ -1,5 +1,7 @@
 //! Texts from outside, as a terminal, a log or a pipeline may read them.
 
+use std::fmt::{self, Write as _};
+
 /// `text` on one line, with escapes for line breaks and for characters that are invisible or that a terminal obeys.
 pub(crate) fn on_one_line(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
@@ -28,6 +30,33 @@ pub(crate) fn file_name(name: &str) -> String {
     shown
 }
 
+/// Most bytes of a text that [`Shown`] shows.
+const MAX_SHOWN_BYTES: usize = 256;
+
+/// Bytes from outside, without anything that could end or forge a line, and not longer than a line should be.
+pub(crate) struct Shown<'a>(pub(crate) &'a [u8]);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes = &self.0[..self.0.len().min(MAX_SHOWN_BYTES)];
+        for chunk in bytes.utf8_chunks() {
+            for next in chunk.valid().chars() {
+                match next {
+                    '\'' => f.write_char(next)?,
+                    next => write!(f, "{}", next.escape_debug())?,
+                }
+            }
+            for byte in chunk.invalid() {
+                write!(f, "\\x{byte:02x}")?;
+            }
+        }
+        match self.0.len() - bytes.len() {
+            0 => Ok(()),
+            more => write!(f, "… {more} bytes more"),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -38,5 +67,27 @@ mod tests {
         let shown = "a\\r\\n\\u{1b}[31m\\u{7}\\u{9b}\\u{202e}é漢😀\"'\\";
         assert_eq!(on_one_line(text), shown);
         assert_eq!(on_its_lines("a\nb\r"), "a\nb\\r");
+    }
+
+    #[track_caller]
+    fn check(bytes: &[u8], expected: &str) {
+        assert_eq!(Shown(bytes).to_string(), expected);
+    }
+
+    #[test]
+    fn no_text_ends_or_forges_a_line_or_is_long() {
+        check("café's".as_bytes(), "café's");
+        check(b"a\nINFO b\r\t\x1b[31m\0", "a\\nINFO b\\r\\t\\u{1b}[31m\\0");
+        check(b"\"; OK x: k=\\", "\\\"; OK x: k=\\\\");
+        check("\u{202e}\u{2028}".as_bytes(), "\\u{202e}\\u{2028}");
+        check(b"\xff\xfe", "\\xff\\xfe");
+        let long = Shown(&[b'a'; 16 << 10]).to_string();
+        assert!(
+            long.ends_with("a… 16128 bytes more") && long.len() < 300,
+            "{long}"
+        );
+        // The bound divides a character.
+        let divided = Shown(format!("a{}", "é".repeat(200)).as_bytes()).to_string();
+        assert!(divided.ends_with("é\\xc3… 145 bytes more"), "{divided}");
     }
 }

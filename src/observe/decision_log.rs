@@ -1,8 +1,7 @@
 //! The log of decisions: which requests are recorded, and where the records go.
 //!
-//! Off unless asked for, and then it costs one branch per decision. [`record`] says what a record holds,
-//! [`line`](mod@line) writes one as text into the log of the process, and [`json`] writes one for a file or standard
-//! error, through a [`queue`](mod@queue) that decisions do not wait for.
+//! Off unless asked for, and then it costs one branch per decision. [`record`] makes a line of JSON, which goes into the
+//! log of the process, or to a file or standard error through a [`queue`](mod@queue) that decisions do not wait for.
 
 use std::str::FromStr;
 
@@ -18,22 +17,14 @@ use crate::{
 };
 
 pub(crate) mod file;
-mod json;
-mod line;
 pub(crate) mod queue;
 mod record;
-mod values;
 pub(crate) mod writer;
 
-pub(crate) use {
-    line::Shown,
-    record::{RequestTimes, TARGET},
-    values::LoggedValues,
-};
+pub(crate) use record::{LoggedValues, RequestTimes, TARGET};
 
-use json::JsonLine;
 use queue::DecisionSender;
-use record::DecisionRecord;
+use record::LoggedDecision;
 
 /// The decisions that are logged.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -77,7 +68,7 @@ impl FromStr for DecisionChoice {
 pub struct DecisionLog {
     choice: DecisionChoice,
     values: LoggedValues,
-    /// The queue of JSON lines; without one the log of the process has lines of text.
+    /// The queue of lines; without one they are in the log of the process.
     lines: Option<DecisionSender>,
 }
 
@@ -120,10 +111,10 @@ impl DecisionLog {
         decision: &Decision,
         times: RequestTimes,
     ) {
-        let record = DecisionRecord::new(basis, request, decision, times, self.values);
+        let line = LoggedDecision::new(basis, request, decision, times, self.values).line();
         match &self.lines {
-            Some(lines) => lines.send(JsonLine(&record).text()),
-            None => tracing::debug!(target: TARGET, "{record}"),
+            Some(lines) => lines.send(line),
+            None => tracing::debug!(target: TARGET, "{line}"),
         }
     }
 

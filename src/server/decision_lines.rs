@@ -1,4 +1,5 @@
-//! The log of decisions: the part that all threads share, and the thread that writes its lines of JSON.
+//! The log of decisions: the part that all threads share, and the thread that writes lines which are not in the log of the
+//! process.
 
 use std::time::Duration;
 
@@ -21,10 +22,10 @@ use crate::{
 /// Longest time for writing the last lines.
 const FLUSH: Duration = Duration::from_secs(5);
 
-/// The queue of the thread that writes lines of JSON, if there is one.
+/// The queue of the thread that writes lines, if there is one.
 pub(super) struct DecisionLines(Option<DecisionSender>);
 
-/// Makes the log of decisions, and starts to write its lines of JSON if there are any.
+/// Makes the log of decisions, and starts the thread that writes its lines if they are not in the log of the process.
 ///
 /// # Errors
 ///

@@ -63,8 +63,8 @@ pub(crate) struct Process {
     #[arg(long, env = "TOLLGATE_LOG_DECISIONS", value_name = "CHOICE")]
     pub log_decisions: Option<DecisionChoice>,
 
-    /// Write logged decisions as lines of JSON to standard error (stderr) or to this file, which is replaced when it is
-    /// full [default: lines of text in the log]
+    /// Write logged decisions to standard error (stderr) or to this file, which is replaced when it is full [default:
+    /// among the lines of the log]
     #[arg(long, env = "TOLLGATE_LOG_DECISIONS_TO", value_name = "stderr|FILE")]
     pub log_decisions_to: Option<PathBuf>,
 
@@ -126,7 +126,7 @@ impl Process {
         self.log_decisions.unwrap_or(by_level)
     }
 
-    /// The decisions that are logged as lines of text among those of the process.
+    /// The decisions that are logged among the lines of the process.
     pub(crate) fn decisions_in_log(&self) -> DecisionChoice {
         match self.log_decisions_to {
             None => self.decision_choice(),
@@ -134,7 +134,7 @@ impl Process {
         }
     }
 
-    /// The place of logged decisions as lines of JSON, if there are any.
+    /// The place of logged decisions outside of the log, if there is one.
     pub(crate) fn decision_lines(&self) -> Option<LineTarget> {
         let path = self.log_decisions_to.clone()?;
         if self.decision_choice() == DecisionChoice::Off {

@@ -178,8 +178,9 @@ async fn hashed_values_are_in_no_form_of_the_log_as_they_are() {
     ask(&mut client, "shop", &[("few", "192.0.2.1")])
         .await
         .unwrap();
-    let log = server.log().with(&format!("few={HASH} -> shop.few"));
-    assert!(!log.contains("few=\\\"192.0.2.1"), "{log}");
+    let log = server.log().with(HASH);
+    let line = log.lines().find(|line| line.contains(HASH));
+    assert!(!line.unwrap().contains("192.0.2.1"), "{log}");
 }
 
 #[tokio::test]

@@ -47,8 +47,9 @@ pub(crate) fn queue(stats: Arc<DecisionLogStats>) -> (DecisionSender, LineReceiv
 }
 
 impl DecisionSender {
-    /// Puts a line into the queue, or counts it as dropped.
-    pub(super) fn send(&self, line: String) {
+    /// Puts a line into the queue, with its end, or counts it as dropped.
+    pub(super) fn send(&self, mut line: String) {
+        line.push('\n');
         let Err(dropped) = self.lines.send(line.into_bytes()) else {
             return;
         };

@@ -1,20 +1,36 @@
-//! The facts about one decision, borrowed from where it was made.
+//! One decision as a line of JSON, which `docs/decision-log.md` describes.
+//!
+//! It has only ASCII: whatever a request holds, a line stays one line for every reader.
 
-use std::time::{Duration, Instant};
+use std::{borrow::Cow, fmt::Write as _, time::Instant};
 
-use super::values::LoggedValues;
-use crate::core::{
-    counter::CounterState,
-    decision::{Decision, Status},
-    limit::Limit,
-    matcher::{Matcher, NoMatch, PlacedRule},
-    plan::{Outcome, Plan},
-    request::{Descriptor, Request},
-    window::Timestamp,
+use serde::Serialize;
+use sha2::{Digest as _, Sha256};
+
+use crate::{
+    core::{
+        counter::CounterState,
+        decision::{Code, Decision, Status},
+        limit::Limit,
+        matcher::{Matcher, NoMatch},
+        plan::{Outcome, Plan},
+        request::{Descriptor, Entry, Request},
+        window::Timestamp,
+    },
+    foundation::ascii_json::ascii_json,
 };
 
 /// The name of logged decisions among all lines, by which the log lets them pass at every level.
 pub(crate) const TARGET: &str = "tollgate::decision";
+
+/// Bound on the bytes of a key, a value or a name that a line shows.
+const MAX_TEXT_BYTES: usize = 1024;
+
+/// Bound on the entries of a descriptor that a line shows, on its limits, and on the descriptors of a request.
+const MAX_LISTED: usize = 16;
+
+/// The bytes of a hash that the log shows: two of a million values share them with a chance of one in 37 million.
+const HASH_BYTES: usize = 8;
 
 /// The moment of a request, and the start of the call that brought it.
 #[derive(Clone, Copy, Debug)]
@@ -23,90 +39,164 @@ pub(crate) struct RequestTimes {
     pub(crate) began: Instant,
 }
 
+/// Whether values are shown: one may be a person's address or name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum LoggedValues {
+    #[default]
+    Shown,
+    Hashed,
+}
+
 /// One decision.
-#[derive(Debug)]
-pub(super) struct DecisionRecord<'a> {
-    pub(super) domain: &'a [u8],
-    pub(super) decision: &'a Decision,
-    /// In the order of the request.
-    pub(super) descriptors: Vec<DescriptorRecord<'a>>,
-    pub(super) moment: Timestamp,
-    /// From the start of the call to the decision.
-    pub(super) took: Duration,
+#[derive(Serialize)]
+pub(super) struct LoggedDecision<'a> {
+    target: &'static str,
+    time: String,
+    domain: Cow<'a, str>,
+    code: &'static str,
+    shadow_mode: bool,
+    degraded: bool,
+    latency_us: u128,
+    descriptors: Vec<LoggedDescriptor<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    omitted: Option<usize>,
 }
 
 /// One descriptor of a request, and how it was judged.
-#[derive(Debug)]
-pub(super) struct DescriptorRecord<'a> {
-    pub(super) descriptor: Descriptor<'a>,
-    /// How its values are shown.
-    pub(super) values: LoggedValues,
-    pub(super) status: &'a Status,
-    pub(super) judged_by: JudgedBy<'a>,
-    /// The limits that were counted.
-    pub(super) limits: Vec<LimitRecord<'a>>,
+#[derive(Serialize)]
+struct LoggedDescriptor<'a> {
+    entries: Vec<LoggedEntry<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    omitted: Option<usize>,
+    hits: i64,
+    code: &'static str,
+    by: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rule: Option<Cow<'a, str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    file: Option<Cow<'a, str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    line: Option<u32>,
+    /// Those that were counted.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    limits: Vec<LoggedLimit<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    remaining: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reset_secs: Option<u64>,
 }
 
-/// Why a descriptor has the limits that it has.
-#[derive(Debug)]
-pub(super) enum JudgedBy<'a> {
-    /// No limit applies.
-    Nothing(NoMatch),
-    Unlimited(PlacedRule<'a>),
-    /// Other rules of the request replace all its limits.
-    Replaced(PlacedRule<'a>),
-    Rule(PlacedRule<'a>),
-    /// The limit that the request brought.
-    OwnLimit,
+#[derive(Serialize)]
+struct LoggedEntry<'a> {
+    key: Cow<'a, str>,
+    value: Cow<'a, str>,
+    /// The length of a value that was cut.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    value_bytes: Option<usize>,
 }
 
 /// A limit and its counter after the request.
-#[derive(Debug)]
-pub(super) struct LimitRecord<'a> {
-    pub(super) limit: &'a Limit,
-    pub(super) count: u64,
-    pub(super) is_over: bool,
+#[derive(Serialize)]
+struct LoggedLimit<'a> {
+    limit: String,
+    algorithm: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<Cow<'a, str>>,
+    count: u64,
+    over: bool,
     /// Whether it is the one that the status reports.
-    pub(super) is_binding: bool,
+    binding: bool,
 }
 
-impl<'a> DecisionRecord<'a> {
+impl<'a> LoggedDecision<'a> {
     pub(super) fn new(
-        (matcher, plan, counts): (&'a Matcher, &'a Plan<'_>, &[CounterState]),
+        basis: (&'a Matcher, &'a Plan<'_>, &[CounterState]),
         request: &'a Request<'_>,
-        decision: &'a Decision,
+        decision: &Decision,
         RequestTimes { now, began }: RequestTimes,
         values: LoggedValues,
     ) -> Self {
-        let judged = plan.outcomes.iter().zip(&decision.statuses);
-        let descriptors = request.descriptors().zip(judged);
+        let latency_us = began.elapsed().as_micros();
+        let millis = i64::try_from(now.millis()).unwrap_or(i64::MAX);
+        let moment = jiff::Timestamp::from_millisecond(millis).unwrap_or(jiff::Timestamp::MAX);
+        let judged = basis.1.outcomes.iter().zip(&decision.statuses);
+        let descriptors = request.descriptors().zip(judged).take(MAX_LISTED);
         Self {
-            domain: request.domain,
-            decision,
+            target: TARGET,
+            time: format!("{moment:.3}"),
+            domain: text(request.domain),
+            code: code(decision.overall),
+            shadow_mode: decision.is_shadowed,
+            degraded: decision.is_degraded,
+            latency_us,
             descriptors: descriptors
-                .map(|(descriptor, (outcome, status))| DescriptorRecord {
-                    descriptor,
-                    values,
-                    status,
-                    judged_by: judged_by(matcher, outcome),
-                    limits: limits(plan, outcome, counts, status),
+                .map(|(descriptor, judged)| {
+                    LoggedDescriptor::new(basis, descriptor, judged, values)
                 })
                 .collect(),
-            moment: now,
-            took: began.elapsed(),
+            omitted: omitted(decision.statuses.len()),
+        }
+    }
+
+    /// The decision as a line, without its end.
+    pub(super) fn line(&self) -> String {
+        ascii_json(self)
+    }
+}
+
+impl<'a> LoggedDescriptor<'a> {
+    fn new(
+        (matcher, plan, counts): (&'a Matcher, &'a Plan<'_>, &[CounterState]),
+        descriptor: Descriptor<'a>,
+        (outcome, status): (&'a Outcome<'_>, &Status),
+        values: LoggedValues,
+    ) -> Self {
+        let (by, rule) = match outcome {
+            Outcome::Unmatched(NoMatch::UnknownDomain) => ("unknown_domain", None),
+            Outcome::Unmatched(NoMatch::NoRule(_)) => ("no_rule", None),
+            Outcome::Unmatched(NoMatch::NoLimit(_)) => ("no_limit", None),
+            Outcome::Unlimited(rule) => ("unlimited", Some(*rule)),
+            Outcome::Replaced(rule) => ("replaced", Some(*rule)),
+            Outcome::Counted(counted) => match counted.rule {
+                Some(rule) => ("rule", Some(rule)),
+                None => ("request", None),
+            },
+        };
+        let origin = rule.map(|rule| matcher.origin(rule.id));
+        let origin = origin.filter(|origin| !origin.file.is_empty());
+        let limits = limits(plan, outcome, counts, status);
+        let binding = status.binding.as_ref();
+        let entries = descriptor.entries.iter().take(MAX_LISTED);
+        Self {
+            entries: entries
+                .map(|entry| LoggedEntry::new(entry, values))
+                .collect(),
+            omitted: omitted(descriptor.entries.len()),
+            hits: descriptor.hits.signed(),
+            code: code(status.code),
+            by,
+            rule: rule.map(|rule| text(rule.path.as_bytes())),
+            file: origin.map(|origin| text(origin.file.as_bytes())),
+            line: origin.and_then(|origin| origin.line),
+            remaining: (!limits.is_empty()).then_some(status.remaining),
+            reset_secs: binding.map(|binding| binding.reset_secs),
+            limits,
         }
     }
 }
 
-fn judged_by<'a>(matcher: &'a Matcher, outcome: &'a Outcome<'_>) -> JudgedBy<'a> {
-    match outcome {
-        Outcome::Unmatched(reason) => JudgedBy::Nothing(*reason),
-        Outcome::Unlimited(rule) => JudgedBy::Unlimited(matcher.placed(rule)),
-        Outcome::Replaced(rule) => JudgedBy::Replaced(matcher.placed(rule)),
-        Outcome::Counted(counted) => match counted.rule {
-            Some(rule) => JudgedBy::Rule(matcher.placed(rule)),
-            None => JudgedBy::OwnLimit,
-        },
+impl<'a> LoggedEntry<'a> {
+    fn new(Entry { key, value }: &Entry<'a>, values: LoggedValues) -> Self {
+        let is_shown = values == LoggedValues::Shown;
+        Self {
+            key: text(key),
+            value: if is_shown {
+                text(value)
+            } else {
+                hash(value).into()
+            },
+            value_bytes: (is_shown && value.len() > MAX_TEXT_BYTES).then_some(value.len()),
+        }
     }
 }
 
@@ -115,21 +205,68 @@ fn limits<'a>(
     outcome: &Outcome<'_>,
     counts: &[CounterState],
     status: &Status,
-) -> Vec<LimitRecord<'a>> {
+) -> Vec<LoggedLimit<'a>> {
     let Outcome::Counted(counted) = outcome else {
         return Vec::new();
     };
-    let counters = counted.counters.clone();
     let binding = status.binding.as_ref().map(|binding| binding.counter);
+    let counters = counted.counters.clone().take(MAX_LISTED);
     counters
         .map(|counter| {
-            let (limit, count) = (plan.limits[counter], counts[counter]);
-            LimitRecord {
-                limit,
+            let (limit, count): (&Limit, _) = (plan.limits[counter], counts[counter]);
+            LoggedLimit {
+                limit: limit.rate().to_string(),
+                algorithm: limit.algorithm.name(),
+                name: limit.name.as_ref().map(|name| text(name.as_bytes())),
                 count: count.after,
-                is_over: count.is_over(limit.capacity(), counted.hits),
-                is_binding: binding == Some(counter),
+                over: count.is_over(limit.capacity(), counted.hits),
+                binding: binding == Some(counter),
             }
         })
         .collect()
+}
+
+fn code(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "OK",
+        Code::OverLimit => "OVER_LIMIT",
+    }
+}
+
+/// How many of `count` a line does not show.
+fn omitted(count: usize) -> Option<usize> {
+    count.checked_sub(MAX_LISTED).filter(|more| *more > 0)
+}
+
+/// A text, cut at the bound; bytes that are no text become U+FFFD.
+fn text(bytes: &[u8]) -> Cow<'_, str> {
+    String::from_utf8_lossy(&bytes[..bytes.len().min(MAX_TEXT_BYTES)])
+}
+
+/// The first digits of the SHA-256 of `value`, so that one value has one hash in the logs of all replicas.
+fn hash(value: &[u8]) -> String {
+    let mut text = String::from("sha256:");
+    for byte in &Sha256::digest(value)[..HASH_BYTES] {
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{byte:02x}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `printf 192.0.2.1 | sha256sum` begins like this.
+    #[test]
+    fn a_hash_is_the_begin_of_what_sha256sum_prints() {
+        assert_eq!(hash(b""), "sha256:e3b0c44298fc1c14");
+        assert_eq!(hash(b"abc"), "sha256:ba7816bf8f01cfea");
+    }
+
+    #[test]
+    fn a_long_text_is_cut_and_bytes_that_are_no_text_are_replaced() {
+        assert_eq!(text(&[b'a'; 16 << 10]).len(), MAX_TEXT_BYTES);
+        assert_eq!(text(b"a\xff\xfeb"), "a\u{fffd}\u{fffd}b");
+    }
 }

@@ -22,14 +22,14 @@ use crate::{
         calendar::utc,
         window::{SteadyTime, Timestamp},
     },
-    observe::{
-        decision_log::Shown,
-        talkers::{EntryValue, RuleTop, Talker, TalkerChoice, TalkerEntry, Talkers, ValueForm},
+    foundation::printable::Shown,
+    observe::talkers::{
+        EntryValue, RuleTop, Talker, TalkerChoice, TalkerEntry, Talkers, ValueForm,
     },
     service::{budget::Account, grpc::RequestClock},
 };
 
-/// PageForm of the page.
+/// The form of the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PageForm {
     Json,

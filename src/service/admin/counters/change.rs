@@ -26,7 +26,7 @@ use crate::{
         counter::{Charge, CounterStates, IncrementSpec, KeyFormat},
         request::{Descriptor, Hits, Request},
     },
-    observe::decision_log::Shown,
+    foundation::printable::Shown,
     service::budget::Account,
     store::contract::{Deadline, Store as _},
 };

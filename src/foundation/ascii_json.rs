@@ -1,0 +1,62 @@
+//! JSON of ASCII only: whatever a text holds, it is one line for every reader, and no terminal obeys it.
+
+use std::io;
+
+use serde::Serialize;
+use serde_json::ser::{Formatter, Serializer};
+
+/// Writes other characters as `\u`, and the short escapes of JSON as JSON has them.
+struct AsciiFormatter;
+
+impl Formatter for AsciiFormatter {
+    fn write_string_fragment<W: ?Sized + io::Write>(
+        &mut self,
+        writer: &mut W,
+        mut fragment: &str,
+    ) -> io::Result<()> {
+        while let Some(at) = fragment.find(|c| !(' '..='~').contains(&c)) {
+            writer.write_all(&fragment.as_bytes()[..at])?;
+            let mut rest = fragment[at..].chars();
+            let units = rest.next().map(|c| c.encode_utf16(&mut [0; 2]).to_vec());
+            for unit in units.into_iter().flatten() {
+                write!(writer, "\\u{unit:04x}")?;
+            }
+            fragment = rest.as_str();
+        }
+        writer.write_all(fragment.as_bytes())
+    }
+}
+
+/// `value` as one line of JSON.
+///
+/// # Panics
+///
+/// If it cannot be written as JSON: it has a map whose keys are no texts.
+pub(crate) fn ascii_json(value: &impl Serialize) -> String {
+    // Enough for a decision with two limits: most lines never grow.
+    let mut line = Vec::with_capacity(512);
+    let written = value.serialize(&mut Serializer::with_formatter(&mut line, AsciiFormatter));
+    written.expect("its keys are texts, and memory takes all bytes");
+    String::from_utf8(line).expect("it is ASCII")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_is_ascii_on_one_line_and_reads_back_as_itself() {
+        for hostile in [
+            "café \"quoted\" \\ back",
+            "a\nb\r\u{b}\u{c}\u{85}\u{2028}\u{2029}",
+            "\0\u{1b}[31m\u{7f}",
+            "\u{202e}\u{feff}<script>😀",
+        ] {
+            let line = ascii_json(&hostile);
+            let mut bytes = line.bytes();
+            assert!(bytes.all(|byte| (b' '..0x7f).contains(&byte)), "{line}");
+            let read: String = serde_json::from_str(&line).unwrap();
+            assert_eq!(read, hostile);
+        }
+    }
+}
