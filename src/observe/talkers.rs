@@ -29,7 +29,7 @@ mod tests;
 mod worker;
 
 pub(crate) use label::{EntryValue, TalkerEntry};
-pub(crate) use merged::{RuleTop, Talker};
+pub(crate) use merged::RuleTop;
 
 use sketch::NewHits;
 use worker::{Epoch, WorkerTalkers};

@@ -2,30 +2,35 @@
 
 use std::{cmp::Reverse, collections::HashMap};
 
+use serde::Serialize;
+
 use super::{
     label::TalkerEntry,
     sketch::{SLOTS, Slot, TopSketch},
 };
 
 /// The values of one rule with the most hits.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct RuleTop {
     /// All hits that were counted.
+    #[serde(rename = "hits")]
     pub(crate) total: u64,
     /// The most hits first.
     pub(crate) talkers: Vec<Talker>,
 }
 
 /// A value, and between which bounds its hits are.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub(crate) struct Talker {
-    /// How many entries the descriptor has, of which the first ones follow.
-    pub(crate) entry_count: usize,
-    pub(crate) entries: Vec<TalkerEntry>,
     pub(crate) at_least: u64,
     pub(crate) at_most: u64,
     /// The least number of refused hits.
     pub(crate) refused: u64,
+    /// The first ones of the descriptor.
+    pub(crate) entries: Vec<TalkerEntry>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) omitted_entries: Option<usize>,
 }
 
 /// The slots of one value in several sketches.
@@ -67,7 +72,7 @@ pub(super) fn merge(sketches: &[TopSketch]) -> RuleTop {
     let talkers = found.into_iter().map(|(_, found)| {
         let (entry_count, entries) = found.slot.label.entries();
         Talker {
-            entry_count,
+            omitted_entries: (entry_count > entries.len()).then(|| entry_count - entries.len()),
             entries,
             at_least: found.certain,
             at_most: found.above.saturating_add(floor),

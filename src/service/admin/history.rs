@@ -1,16 +1,16 @@
 //! `/history`: the last hour as JSON, in columns that share one list of times.
 
 use std::{
-    fmt::{Display, Write as _},
     sync::{Arc, Mutex},
     time::Instant,
 };
 
 use axum::response::{IntoResponse, Response};
+use serde::{Serialize, Serializer};
 
 use super::{
     json::json_headers,
-    page::{PIECE_BYTES, PageWriter},
+    page::{PageWriter, json, json_list},
     statistics::Statistics,
 };
 use crate::{
@@ -63,26 +63,12 @@ impl HistoryRecorder {
     }
 }
 
-/// Writes the process first, then rule by rule.
+/// The process first, then rule by rule.
 fn writer(history: History) -> PageWriter {
     let paths: Vec<_> = history.rule_paths().cloned().collect();
-    let mut paths = paths.into_iter().enumerate();
-    let mut is_begun = false;
-    Box::new(move |page| {
-        if !is_begun {
-            is_begun = true;
-            write_process(&history, page);
-        }
-        while page.len() < PIECE_BYTES {
-            let Some((index, path)) = paths.next() else {
-                page.push_str("]}\n");
-                return false;
-            };
-            page.push_str(if index == 0 { "\n" } else { ",\n" });
-            write_rule(&history, &path, page);
-        }
-        true
-    })
+    let head = process(&history);
+    let rules = paths.into_iter().map(move |path| rule(&history, &path));
+    json_list(head, rules, "]}\n".to_owned())
 }
 
 /// A column of the page, and the value that it takes from a step.
@@ -127,56 +113,57 @@ const LIMIT: [Column<LimitStep>; 2] = [
     ("over", |step| step.over.into()),
 ];
 
-fn write_process(history: &History, page: &mut String) {
-    page.push('{');
-    let times = history.process_steps().map(|step| step.ends_at.millis());
-    list(page, "endMillis", times);
-    page.push_str(",\n");
-    let lengths = history.process_steps().map(|step| step.lasted.as_millis());
-    list(page, "lengthMillis", lengths);
-    let nodes = history.process_steps().last().map(|step| step.gauges.nodes);
-    let _ = write!(
-        page,
-        ",\n\"nodes\":{},\"omittedRules\":{},\n\"process\":{{",
-        nodes.unwrap_or_default(),
-        history.omitted()
-    );
-    columns(page, &PROCESS, || history.process_steps().copied());
-    page.push_str("},\n\"rules\":[");
-}
+/// Some steps as columns.
+struct Columns<S: 'static>(&'static [Column<S>], Vec<S>);
 
-fn write_rule(history: &History, path: &str, page: &mut String) {
-    let _ = write!(page, "{{\"rule\":{},", serde_json::Value::from(path));
-    columns(page, &RULE, || history.rule_steps(path));
-    page.push_str(",\"limits\":[");
-    for (index, (label, steps)) in history.limit_steps(path).enumerate() {
-        page.push_str(if index == 0 { "" } else { "," });
-        let _ = write!(page, "{{\"limit\":{},", serde_json::Value::from(label));
-        let steps: Vec<_> = steps.collect();
-        columns(page, &LIMIT, || steps.iter().copied());
-        page.push('}');
-    }
-    page.push_str("]}");
-}
-
-/// Writes the columns of some steps, each as a list.
-fn columns<S, I: Iterator<Item = S>>(
-    page: &mut String,
-    columns: &[Column<S>],
-    steps: impl Fn() -> I,
-) {
-    for (index, (name, value)) in columns.iter().enumerate() {
-        page.push_str(if index == 0 { "" } else { "," });
-        list(page, name, steps().map(|step| value(&step)));
+impl<S> Serialize for Columns<S> {
+    fn serialize<Z: Serializer>(&self, serializer: Z) -> Result<Z::Ok, Z::Error> {
+        let Self(columns, steps) = self;
+        let column = |value: &fn(&S) -> u64| steps.iter().map(value).collect::<Vec<_>>();
+        serializer.collect_map(columns.iter().map(|(name, value)| (name, column(value))))
     }
 }
 
-/// Writes a list of numbers with its name. Writing to a string cannot fail.
-fn list(page: &mut String, name: &str, numbers: impl Iterator<Item = impl Display>) {
-    let _ = write!(page, "\"{name}\":[");
-    for (index, number) in numbers.enumerate() {
-        page.push_str(if index == 0 { "" } else { "," });
-        let _ = write!(page, "{number}");
-    }
-    page.push(']');
+#[derive(Serialize)]
+struct RuleColumns<'a> {
+    rule: &'a str,
+    #[serde(flatten)]
+    steps: Columns<RuleStep>,
+    limits: Vec<LimitColumns<'a>>,
+}
+
+#[derive(Serialize)]
+struct LimitColumns<'a> {
+    limit: &'a str,
+    #[serde(flatten)]
+    steps: Columns<LimitStep>,
+}
+
+/// The page up to its rules.
+fn process(history: &History) -> String {
+    let steps: Vec<_> = history.process_steps().copied().collect();
+    let ends: Vec<_> = steps.iter().map(|step| step.ends_at.millis()).collect();
+    let lengths: Vec<_> = steps.iter().map(|step| step.lasted.as_millis()).collect();
+    format!(
+        "{{\"endMillis\":{},\n\"lengthMillis\":{},\n\"nodes\":{},\"omittedRules\":{},\n\"process\":{},\n\"rules\":[",
+        json(&ends),
+        json(&lengths),
+        steps.last().map_or(0, |step| step.gauges.nodes),
+        history.omitted(),
+        json(&Columns(&PROCESS, steps))
+    )
+}
+
+fn rule(history: &History, path: &str) -> String {
+    let limits = history
+        .limit_steps(path)
+        .map(|(limit, steps)| LimitColumns {
+            limit,
+            steps: Columns(&LIMIT, steps.collect()),
+        });
+    json(&RuleColumns {
+        rule: path,
+        steps: Columns(&RULE, history.rule_steps(path).collect()),
+        limits: limits.collect(),
+    })
 }

@@ -3,30 +3,22 @@
 //! One task computes each event, for all readers together, and only while there are any. A reader that is slow gets
 //! the last event only.
 
-use std::{
-    convert::Infallible,
-    fmt,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll, ready},
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use axum::{
-    body::{Body, Bytes},
+    body::Bytes,
     http::{
         HeaderMap, StatusCode,
         header::{CACHE_CONTROL, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS},
     },
     response::{IntoResponse, Response},
 };
-use hyper::body::Frame;
 use tokio::{
     sync::{Notify, OwnedSemaphorePermit, Semaphore, watch},
     time::{Instant, MissedTickBehavior, timeout_at},
 };
 
-use super::{json::plain, origin::refuse_foreign};
+use super::{json::plain, origin::refuse_foreign, page::NextPiece};
 use crate::foundation::blocking::blocking;
 use state::{LiveSource, LiveState};
 
@@ -143,8 +135,7 @@ impl LiveFeed {
             (CACHE_CONTROL, "no-store"),
             (X_CONTENT_TYPE_OPTIONS, "nosniff"),
         ];
-        let next = Some(next_event(reader));
-        (headers, Body::new(LiveBody { next })).into_response()
+        (headers, next_event(reader).body()).into_response()
     }
 }
 
@@ -154,11 +145,9 @@ struct Reader {
     _permit: OwnedSemaphorePermit,
 }
 
-type NextEvent = Pin<Box<dyn Future<Output = Option<(Bytes, Option<Reader>)>> + Send>>;
-
-/// The next event with the reader, or without it if the event is the last one. `None` if the server drains.
-fn next_event(mut reader: Reader) -> NextEvent {
-    Box::pin(async move {
+/// The next event; the body ends if the server drains.
+fn next_event(mut reader: Reader) -> NextPiece {
+    NextPiece::new(async move {
         loop {
             let changed = timeout_at(reader.ends, reader.events.changed()).await;
             let Ok(changed) = changed else {
@@ -168,34 +157,9 @@ fn next_event(mut reader: Reader) -> NextEvent {
             let event = reader.events.borrow_and_update().clone();
             match event {
                 LiveEvent::None => {}
-                LiveEvent::Text(text) => return Some((text, Some(reader))),
+                LiveEvent::Text(text) => return Some((text, Some(next_event(reader)))),
                 LiveEvent::Over => return None,
             }
         }
     })
-}
-
-/// The body of a reply.
-struct LiveBody {
-    next: Option<NextEvent>,
-}
-
-impl hyper::body::Body for LiveBody {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let Some(next) = &mut self.next else {
-            return Poll::Ready(None);
-        };
-        let Some((text, reader)) = ready!(next.as_mut().poll(context)) else {
-            self.next = None;
-            return Poll::Ready(None);
-        };
-        self.next = reader.map(next_event);
-        Poll::Ready(Some(Ok(Frame::data(text))))
-    }
 }

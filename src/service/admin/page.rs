@@ -3,6 +3,7 @@
 use std::{
     collections::VecDeque,
     convert::Infallible,
+    iter, mem,
     pin::Pin,
     sync::{Arc, Weak},
     task::{Context, Poll, ready},
@@ -14,6 +15,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use hyper::body::Frame;
+use serde::Serialize;
 use tokio::sync::Mutex;
 
 use crate::{
@@ -77,7 +79,7 @@ impl BlockingQueue {
             reads: Arc::downgrade(&reads),
             account: Arc::downgrade(&account),
         });
-        let first = self.work(move || {
+        let first = Box::new(move || {
             let (mut writer, bytes) = begin();
             let held = Reservation::new(&account, bytes);
             let writer: PageWriter = Box::new(move |text| {
@@ -87,10 +89,7 @@ impl BlockingQueue {
             });
             piece(writer)
         });
-        Body::new(PageBody {
-            blocking: self.clone(),
-            next: Some(Box::pin(first)),
-        })
+        NextPiece::of_page(self.clone(), first).body()
     }
 
     fn make_room_for(&self, reader: PageReader) {
@@ -113,15 +112,36 @@ fn piece(mut writer: PageWriter) -> (String, Option<PageWriter>) {
     (text, goes_on.then_some(writer))
 }
 
-/// The body of a page.
-struct PageBody {
-    blocking: BlockingQueue,
-    next: Option<NextPiece>,
+/// A piece of a body that is not made yet, and the piece behind it; `None` if the body ends without it.
+pub(super) struct NextPiece(Pin<Box<dyn Future<Output = Option<Piece>> + Send>>);
+
+type Piece = (Bytes, Option<NextPiece>);
+
+type WritePiece = Box<dyn FnOnce() -> (String, Option<PageWriter>) + Send>;
+
+impl NextPiece {
+    pub(super) fn new(piece: impl Future<Output = Option<Piece>> + Send + 'static) -> Self {
+        Self(Box::pin(piece))
+    }
+
+    /// The piece that `write` writes, and those of the writer that it returns.
+    fn of_page(blocking: BlockingQueue, write: WritePiece) -> Self {
+        Self::new(async move {
+            let (text, writer) = blocking.work(write).await;
+            let next = writer.map(|writer| Self::of_page(blocking, Box::new(|| piece(writer))));
+            Some((text.into(), next))
+        })
+    }
+
+    /// The body that begins with this piece.
+    pub(super) fn body(self) -> Body {
+        Body::new(PieceBody(Some(self)))
+    }
 }
 
-type NextPiece = Pin<Box<dyn Future<Output = (String, Option<PageWriter>)> + Send>>;
+struct PieceBody(Option<NextPiece>);
 
-impl hyper::body::Body for PageBody {
+impl hyper::body::Body for PieceBody {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -129,17 +149,35 @@ impl hyper::body::Body for PageBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let Some(next) = &mut self.next else {
+        let Some(NextPiece(next)) = &mut self.0 else {
             return Poll::Ready(None);
         };
-        let (text, writer) = ready!(next.as_mut().poll(context));
-        let next = writer.map(|writer| -> NextPiece {
-            let next = self.blocking.work(move || piece(writer));
-            Box::pin(next)
-        });
-        self.next = next;
-        Poll::Ready(Some(Ok(Frame::data(text.into()))))
+        let (text, next) = ready!(next.as_mut().poll(context)).unzip();
+        self.0 = next.flatten();
+        Poll::Ready(text.map(|text| Ok(Frame::data(text))))
     }
+}
+
+/// A list at the end of an object in JSON, item by item: `head` ends with the bracket that opens it, and `tail` begins
+/// with the one that closes it.
+pub(super) fn json_list(
+    head: String,
+    items: impl Iterator<Item = String> + Send + 'static,
+    tail: String,
+) -> PageWriter {
+    let mut separator = "\n";
+    let items = items.map(move |item| [mem::replace(&mut separator, ",\n"), &item].concat());
+    let texts = iter::once(head).chain(items).chain(iter::once(tail));
+    each_of(texts, |text, page| page.push_str(text))
+}
+
+/// `value` as JSON.
+///
+/// # Panics
+///
+/// If it has a map whose keys are no texts.
+pub(super) fn json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("its keys are texts")
 }
 
 /// Writes each of `things` with `write` and frees it right after.

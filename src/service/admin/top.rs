@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeSet,
     fmt::{self, Write as _},
+    iter,
     sync::Arc,
     time::Instant,
 };
@@ -14,18 +15,17 @@ use axum::{
     },
     response::{IntoResponse, Response},
 };
-use serde_json::Value;
+use serde::{Serialize, Serializer};
+use serde_json::{Value, json};
 
-use super::page::{BlockingQueue, PIECE_BYTES, PageWriter};
+use super::page::{BlockingQueue, PageWriter, each_of, json, json_list};
 use crate::{
     core::{
         calendar::utc,
         window::{SteadyTime, Timestamp},
     },
     foundation::printable::Shown,
-    observe::talkers::{
-        EntryValue, RuleTop, Talker, TalkerChoice, TalkerEntry, Talkers, ValueForm,
-    },
+    observe::talkers::{EntryValue, RuleTop, TalkerChoice, TalkerEntry, Talkers, ValueForm},
     service::{budget::Account, grpc::RequestClock},
 };
 
@@ -105,106 +105,74 @@ fn writer(
     moment: PageMoment,
     form: PageForm,
 ) -> PageWriter {
-    let mut paths = paths.into_iter();
-    let (mut is_begun, mut is_first) = (false, true);
-    Box::new(move |page| {
-        if !is_begun {
-            is_begun = true;
-            match form {
-                PageForm::Json => json_head(&talkers, &moment, page),
-                PageForm::Text => text_head(&talkers, &moment, page),
-            }
+    let head = match form {
+        PageForm::Json => json_head(&talkers, &moment),
+        PageForm::Text => text_head(&talkers, &moment),
+    };
+    let tops = paths.into_iter().map(move |path| {
+        let top = talkers.top(&path, moment.steady);
+        (path, top)
+    });
+    // All hits of some were long ago.
+    let tops = tops.filter(|(_, top)| !top.talkers.is_empty());
+    match form {
+        PageForm::Json => {
+            let rules = tops.map(|(path, top)| {
+                json(&TopRule {
+                    rule: &path,
+                    top: &top,
+                })
+            });
+            json_list(head, rules, "]}\n".to_owned())
         }
-        while page.len() < PIECE_BYTES {
-            let Some(path) = paths.next() else {
-                page.push_str(if form == PageForm::Json { "]}\n" } else { "" });
-                return false;
-            };
-            let top = talkers.top(&path, moment.steady);
-            if top.talkers.is_empty() {
-                // All its hits were long ago.
-                continue;
-            }
-            match form {
-                PageForm::Json => {
-                    page.push_str(if is_first { "\n" } else { ",\n" });
-                    json_rule(&path, &top, page);
-                }
-                PageForm::Text => text_rule(&path, &top, page),
-            }
-            is_first = false;
+        PageForm::Text => {
+            let rules = tops.map(|(path, top)| text_rule(&path, &top));
+            each_of(iter::once(head).chain(rules), |text, page| {
+                page.push_str(text)
+            })
         }
-        true
-    })
+    }
 }
 
-fn json_head(talkers: &Talkers, moment: &PageMoment, page: &mut String) {
-    let _ = write!(
-        page,
+fn json_head(talkers: &Talkers, moment: &PageMoment) -> String {
+    format!(
         "{{\"counts\":\"{}\",\"values\":\"{}\",\"sinceMillis\":{},\"omittedHits\":{},\"rules\":[",
         talkers.choice().name(),
         talkers.form().name(),
         moment.counted_since(talkers).millis(),
         talkers.omitted(),
-    );
+    )
 }
 
-/// Writes a rule. Writing to a string cannot fail.
-fn json_rule(path: &str, top: &RuleTop, page: &mut String) {
-    let _ = write!(
-        page,
-        "{{\"rule\":{},\"hits\":{},\"talkers\":[",
-        Value::from(path),
-        top.total
-    );
-    for (index, talker) in top.talkers.iter().enumerate() {
-        page.push_str(if index == 0 { "" } else { "," });
-        json_talker(talker, page);
-    }
-    page.push_str("]}");
+#[derive(Serialize)]
+struct TopRule<'a> {
+    rule: &'a str,
+    #[serde(flatten)]
+    top: &'a RuleTop,
 }
 
-fn json_talker(talker: &Talker, page: &mut String) {
-    let Talker {
-        at_least,
-        at_most,
-        refused,
-        ..
-    } = talker;
-    let _ = write!(
-        page,
-        "{{\"atLeast\":{at_least},\"atMost\":{at_most},\"refused\":{refused},\"entries\":["
-    );
-    for (index, entry) in talker.entries.iter().enumerate() {
-        page.push_str(if index == 0 { "" } else { "," });
-        let _ = write!(page, "{}", json_entry(entry));
+impl Serialize for TalkerEntry {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        json_entry(self).serialize(serializer)
     }
-    let omitted = talker.entry_count - talker.entries.len();
-    page.push(']');
-    if omitted > 0 {
-        let _ = write!(page, ",\"omittedEntries\":{omitted}");
-    }
-    page.push('}');
 }
 
 /// A key and its value, if values are not hidden. Bytes that are no text are also there in hexadecimal.
 fn json_entry(entry: &TalkerEntry) -> Value {
-    let mut part = serde_json::Map::new();
-    let mut insert = |name: &str, value: Value| part.insert(name.to_owned(), value);
-    insert("key", String::from_utf8_lossy(&entry.key).into());
+    let mut part = json!({ "key": String::from_utf8_lossy(&entry.key) });
     if let Some(value) = &entry.value {
         let shown = whole_characters(value);
-        insert("value", String::from_utf8_lossy(shown).into());
-        if std::str::from_utf8(shown).is_err() {
+        part["value"] = String::from_utf8_lossy(shown).into();
+        if str::from_utf8(shown).is_err() {
             let hex: String = shown.iter().map(|byte| format!("{byte:02x}")).collect();
-            insert("hex", hex.into());
+            part["hex"] = hex.into();
         }
         if value.cut > 0 {
             let omitted = value.shown.len() - shown.len() + value.cut;
-            insert("omittedBytes", omitted.into());
+            part["omittedBytes"] = omitted.into();
         }
     }
-    part.into()
+    part
 }
 
 /// The value without the part of a character at which it may have been cut.
@@ -217,7 +185,8 @@ fn whole_characters(value: &EntryValue) -> &[u8] {
     }
 }
 
-fn text_head(talkers: &Talkers, moment: &PageMoment, page: &mut String) {
+fn text_head(talkers: &Talkers, moment: &PageMoment) -> String {
+    let mut page = String::new();
     let since = utc(moment.counted_since(talkers));
     let _ = match talkers.choice() {
         TalkerChoice::Off => writeln!(
@@ -241,11 +210,12 @@ fn text_head(talkers: &Talkers, moment: &PageMoment, page: &mut String) {
     if talkers.form() == ValueForm::Hash {
         page.push_str("# values are the first 16 digits of their SHA-256\n");
     }
+    page
 }
 
-/// Writes a rule and a line for each of its values.
-fn text_rule(path: &str, top: &RuleTop, page: &mut String) {
-    let _ = writeln!(page, "{}: {} hits", Shown(path.as_bytes()), top.total);
+/// A rule and a line for each of its values. Writing to a string cannot fail.
+fn text_rule(path: &str, top: &RuleTop) -> String {
+    let mut page = format!("{}: {} hits\n", Shown(path.as_bytes()), top.total);
     for talker in &top.talkers {
         let hits = fmt::from_fn(|f| match talker.at_most - talker.at_least {
             0 => write!(f, "{}", talker.at_most),
@@ -257,15 +227,16 @@ fn text_rule(path: &str, top: &RuleTop, page: &mut String) {
         }
         for (index, entry) in talker.entries.iter().enumerate() {
             page.push_str(if index == 0 { " " } else { ", " });
-            text_entry(entry, page);
+            text_entry(entry, &mut page);
         }
-        match talker.entry_count - talker.entries.len() {
-            0 => page.push('\n'),
-            more => {
+        match talker.omitted_entries {
+            None => page.push('\n'),
+            Some(more) => {
                 let _ = writeln!(page, ", … {more} more");
             }
         }
     }
+    page
 }
 
 fn text_entry(entry: &TalkerEntry, page: &mut String) {

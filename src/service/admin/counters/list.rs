@@ -9,7 +9,7 @@ use axum::{
 use serde_json::Value;
 
 use super::{
-    super::{json::json_headers, page::each_of, query::parameters},
+    super::{json::json_headers, page::json_list, query::parameters},
     Counters, KeySource, RedisKeys, refused,
     report::{CounterReport, text},
     without_store,
@@ -135,17 +135,11 @@ pub(super) async fn list(counters: &Counters, account: Arc<Account>, query: List
     let tail = format!("\n],\"cursor\":{}}}\n", Value::from(cursor));
     let bytes = |report: &CounterReport| size_of::<CounterReport>() + report.key.len();
     let bytes = reports.iter().map(bytes).sum();
-    let mut separator = "\n";
-    let texts = reports.into_iter().map(move |report| {
-        let separator = std::mem::replace(&mut separator, ",\n");
-        format!("{separator}{}", report.json_with_descriptor(now))
-    });
-    let texts = iter::once(head).chain(texts).chain(iter::once(tail));
-    let begin = move || {
-        let write = |text: &String, page: &mut String| page.push_str(text);
-        (each_of(texts, write), bytes)
-    };
-    let page = counters.blocking.page(account, begin);
+    let reports = reports.into_iter();
+    let texts = reports.map(move |report| report.json_with_descriptor(now).to_string());
+    let page = counters
+        .blocking
+        .page(account, move || (json_list(head, texts, tail), bytes));
     (json_headers(), page).into_response()
 }
 

@@ -1,17 +1,16 @@
 //! The state of the server at a moment, and its event: one line of JSON.
 
-use std::{
-    cmp::Reverse,
-    fmt::{self, Write as _},
-    sync::Arc,
-    time::Instant,
-};
+use std::{cmp::Reverse, sync::Arc, time::Instant};
 
+use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
-use super::super::{health::Components, history::PROCESS, statistics::Statistics};
+use super::super::{health::Components, history::PROCESS, page::json, statistics::Statistics};
 use crate::{
-    observe::{history::ProcessTotals, metrics::LoadHistory},
+    observe::{
+        history::{ProcessStep, ProcessTotals},
+        metrics::LoadHistory,
+    },
     service::limiter::{RuleSet, Rules},
 };
 
@@ -42,10 +41,36 @@ struct RuleHits {
     near: u64,
 }
 
+/// An event.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct EventDocument<'a> {
+    end_millis: u64,
+    length_millis: u128,
+    nodes: u64,
+    process: ProcessColumns<'a>,
+    rules: Vec<RuleChange<'a>>,
+    omitted_rules: usize,
+    loads: Value,
+    components: Vec<Value>,
+}
+
+struct ProcessColumns<'a>(&'a ProcessStep);
+
+impl Serialize for ProcessColumns<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let columns = PROCESS.iter();
+        serializer.collect_map(columns.map(|(name, value)| (name, value(self.0))))
+    }
+}
+
 /// A rule with hits since the state before.
-struct RuleChange {
-    rule: usize,
-    more: RuleHits,
+#[derive(Serialize)]
+struct RuleChange<'a> {
+    rule: &'a str,
+    hits: u64,
+    over: u64,
+    near: u64,
 }
 
 impl LiveSource {
@@ -66,32 +91,28 @@ impl LiveSource {
         }
     }
 
-    /// Writes the event. Writing to a string cannot fail.
     fn event(&self, now: &LiveState, before: &LiveState) -> String {
         let step = now.process.step_since(&before.process);
-        let mut text = format!(
-            "{{\"endMillis\":{},\"lengthMillis\":{},\"nodes\":{},\"process\":{{",
-            step.ends_at.millis(),
-            step.lasted.as_millis(),
-            step.gauges.nodes
-        );
-        for (index, (name, value)) in PROCESS.iter().enumerate() {
-            let separator = if index == 0 { "" } else { "," };
-            let _ = write!(text, "{separator}\"{name}\":{}", value(&step));
-        }
-        text.push_str("},\"rules\":[");
-        let omitted = write_rules(now, &changes(now, before), &mut text);
-        let components: Vec<_> = (self.components)()
-            .into_iter()
-            .map(|(name, state)| json!({ "name": name, "state": state }))
-            .collect();
-        let _ = write!(
-            text,
-            "],\"omittedRules\":{omitted},\"loads\":{},\"components\":{}}}",
-            loads(&self.statistics.metrics.loads()),
-            Value::from(components)
-        );
-        text
+        let (mut rules, mut bytes) = (changes(now, before), 0);
+        let all = rules.len();
+        let fitting = rules.iter().take_while(|rule| {
+            bytes += json(*rule).len() + 1;
+            bytes <= MAX_RULE_BYTES
+        });
+        rules.truncate(fitting.count());
+        let components = (self.components)().into_iter();
+        json(&EventDocument {
+            end_millis: step.ends_at.millis(),
+            length_millis: step.lasted.as_millis(),
+            nodes: step.gauges.nodes,
+            process: ProcessColumns(&step),
+            omitted_rules: all - rules.len(),
+            rules,
+            loads: loads(&self.statistics.metrics.loads()),
+            components: components
+                .map(|(name, state)| json!({ "name": name, "state": state }))
+                .collect(),
+        })
     }
 }
 
@@ -108,51 +129,26 @@ fn hits(rules: &RuleSet) -> Vec<RuleHits> {
 }
 
 /// The rules with new hits, the most first; none in the second of a reload.
-fn changes(now: &LiveState, before: &LiveState) -> Vec<RuleChange> {
-    let is_one_set = match (&now.rules, &before.rules) {
-        (Some(now), Some(before)) => Arc::ptr_eq(now, before),
-        _ => false,
+fn changes<'a>(now: &'a LiveState, before: &LiveState) -> Vec<RuleChange<'a>> {
+    let (Some(rules), Some(earlier)) = (&now.rules, &before.rules) else {
+        return Vec::new();
     };
-    if !is_one_set {
+    if !Arc::ptr_eq(rules, earlier) {
         return Vec::new();
     }
-    let both = now.hits.iter().zip(&before.hits).enumerate();
-    let mut changes: Vec<_> = both
+    let rules = rules.matcher.rules().iter();
+    let all = rules.zip(now.hits.iter().zip(&before.hits));
+    let mut changes: Vec<_> = all
         .filter(|(_, (now, before))| now.all != before.all || now.over != before.over)
         .map(|(rule, (now, before))| RuleChange {
-            rule,
-            more: RuleHits {
-                all: now.all.saturating_sub(before.all),
-                over: now.over.saturating_sub(before.over),
-                near: now.near.saturating_sub(before.near),
-            },
+            rule: &rule.path,
+            hits: now.all.saturating_sub(before.all),
+            over: now.over.saturating_sub(before.over),
+            near: now.near.saturating_sub(before.near),
         })
         .collect();
-    changes.sort_by_key(|change| Reverse(change.more.all));
+    changes.sort_by_key(|change| Reverse(change.hits));
     changes
-}
-
-/// Writes as many rules as there is room for; returns how many are left.
-fn write_rules(now: &LiveState, changes: &[RuleChange], text: &mut String) -> usize {
-    let Some(rules) = &now.rules else { return 0 };
-    let end = text.len() + MAX_RULE_BYTES;
-    for (index, RuleChange { rule, more }) in changes.iter().enumerate() {
-        let path = Value::from(&*rules.matcher.rules()[*rule].path);
-        let row = fmt::from_fn(|f| {
-            let RuleHits { all, over, near } = more;
-            write!(
-                f,
-                "{{\"rule\":{path},\"hits\":{all},\"over\":{over},\"near\":{near}}}"
-            )
-        });
-        let row = row.to_string();
-        if text.len() + row.len() >= end {
-            return changes.len() - index;
-        }
-        text.push_str(if index == 0 { "" } else { "," });
-        text.push_str(&row);
-    }
-    0
 }
 
 /// The last loads of the rules.
