@@ -572,11 +572,6 @@ const TIMES_OF_DAY: [(&str, &str, Lives); 34] = [
     ("core/window.rs", "Window", Lives::InRequest),
     (
         "observe/decision_log/record.rs",
-        "DecisionRecord",
-        Lives::InRequest,
-    ),
-    (
-        "observe/decision_log/record.rs",
         "RequestTimes",
         Lives::InRequest,
     ),

@@ -1,7 +1,7 @@
 //! The log of decisions: which requests are recorded, and where the records go.
 //!
-//! Off unless asked for, and then it costs one branch per decision. [`record`] makes a line of JSON, which goes into the
-//! log of the process, or to a file or standard error through a [`queue`](mod@queue) that decisions do not wait for.
+//! Off unless asked for, and then it costs one branch per decision. [`record`] makes a line of JSON. It goes into the
+//! log of the process, or to a file or standard error by a [`queue`](mod@queue) that decisions do not wait for.
 
 use std::str::FromStr;
 
@@ -13,7 +13,7 @@ use crate::{
         plan::Plan,
         request::Request,
     },
-    foundation::random,
+    foundation::{ascii_json::ascii_json, random},
 };
 
 pub(crate) mod file;
@@ -111,7 +111,8 @@ impl DecisionLog {
         decision: &Decision,
         times: RequestTimes,
     ) {
-        let line = LoggedDecision::new(basis, request, decision, times, self.values).line();
+        let line = LoggedDecision::new(basis, request, decision, times, self.values);
+        let line = ascii_json(&line);
         match &self.lines {
             Some(lines) => lines.send(line),
             None => tracing::debug!(target: TARGET, "{line}"),

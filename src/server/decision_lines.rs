@@ -1,4 +1,4 @@
-//! The log of decisions: the part that all threads share, and the thread that writes lines which are not in the log of the
+//! The log of decisions: the part that all threads share, and the thread that writes lines apart from the log of the
 //! process.
 
 use std::time::Duration;

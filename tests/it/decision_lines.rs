@@ -131,6 +131,12 @@ async fn a_line_of_json_has_the_rule_s_place_all_limits_and_the_latency() {
         {"entries": [{"key": "fwe", "value": "x"}, {"key": "more", "value": "y"}], "hits": 1, "code": "OK", "by": "no_rule"},
     ]);
     assert_eq!(lines[3]["descriptors"], expected);
+    // People read the lines, too: the fields have one order.
+    let text = read(&logging.file());
+    let line = text.lines().last().unwrap();
+    let begin = r#"{"target":"tollgate::decision","time":"2"#;
+    let end = r#","by":"unlimited","rule":"shop.free","file":"rules.yaml","line":5},{"entries":[{"key":"fwe","value":"x"},{"key":"more","value":"y"}],"hits":1,"code":"OK","by":"no_rule"}]}"#;
+    assert!(line.starts_with(begin) && line.ends_with(end), "{line}");
     let metric = |name: &str| {
         let name = format!("tollgate_decision_log_{name}_total");
         logging.server.metric(&name)

@@ -7,17 +7,14 @@ use std::{borrow::Cow, fmt::Write as _, time::Instant};
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
-use crate::{
-    core::{
-        counter::CounterState,
-        decision::{Code, Decision, Status},
-        limit::Limit,
-        matcher::{Matcher, NoMatch},
-        plan::{Outcome, Plan},
-        request::{Descriptor, Entry, Request},
-        window::Timestamp,
-    },
-    foundation::ascii_json::ascii_json,
+use crate::core::{
+    counter::CounterState,
+    decision::{Code, Decision, Status},
+    limit::Limit,
+    matcher::{Matcher, NoMatch},
+    plan::{Outcome, Plan},
+    request::{Descriptor, Entry, Request},
+    window::Timestamp,
 };
 
 /// The name of logged decisions among all lines, by which the log lets them pass at every level.
@@ -136,11 +133,6 @@ impl<'a> LoggedDecision<'a> {
                 .collect(),
             omitted: omitted(decision.statuses.len()),
         }
-    }
-
-    /// The decision as a line, without its end.
-    pub(super) fn line(&self) -> String {
-        ascii_json(self)
     }
 }
 

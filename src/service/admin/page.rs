@@ -167,8 +167,7 @@ pub(super) fn json_list(
 ) -> PageWriter {
     let mut separator = "\n";
     let items = items.map(move |item| [mem::replace(&mut separator, ",\n"), &item].concat());
-    let texts = iter::once(head).chain(items).chain(iter::once(tail));
-    each_of(texts, |text, page| page.push_str(text))
+    texts(iter::once(head).chain(items).chain(iter::once(tail)))
 }
 
 /// `value` as JSON.
@@ -180,15 +179,12 @@ pub(super) fn json(value: &impl Serialize) -> String {
     serde_json::to_string(value).expect("its keys are texts")
 }
 
-/// Writes each of `things` with `write` and frees it right after.
-pub(super) fn each_of<T: 'static>(
-    mut things: impl Iterator<Item = T> + Send + 'static,
-    write: fn(&T, &mut String),
-) -> PageWriter {
-    Box::new(move |text| {
-        while text.len() < PIECE_BYTES {
-            match things.next() {
-                Some(thing) => write(&thing, text),
+/// Writes each of `texts`, which is made when it is written.
+pub(super) fn texts(mut texts: impl Iterator<Item = String> + Send + 'static) -> PageWriter {
+    Box::new(move |page| {
+        while page.len() < PIECE_BYTES {
+            match texts.next() {
+                Some(text) => page.push_str(&text),
                 None => return false,
             }
         }

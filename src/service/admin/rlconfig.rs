@@ -1,11 +1,11 @@
 //! `/rlconfig`: the rules in use, one limit a line.
 
-use std::{fmt::Write as _, sync::Arc};
+use std::fmt::Write as _;
 
-use super::page::{PageWriter, each_of};
+use super::page::{PageWriter, texts};
 use crate::{
     core::limit::{Algorithm, Allows, CountPolicy, OnStoreLoss, Rule},
-    service::limiter::{RuleSet, Rules},
+    service::limiter::Rules,
 };
 
 /// One line for each limit, in the reference's form, with our own fields appended.
@@ -14,16 +14,13 @@ pub(super) fn rlconfig(rules: &Rules) -> PageWriter {
     let count = rules
         .as_ref()
         .map_or(0, |rules| rules.matcher.rules().len());
-    let nth = (0..count).map(move |nth| (rules.clone(), nth));
-    each_of(nth, |(rules, nth): &(Option<Arc<RuleSet>>, usize), page| {
-        if let Some(rules) = rules {
-            describe(&rules.matcher.rules()[*nth], page);
-        }
-    })
+    let rule = move |nth: usize| Some(lines(&rules.as_ref()?.matcher.rules()[nth]));
+    texts((0..count).filter_map(rule))
 }
 
-/// Writes the lines of one rule. Writing to a string cannot fail.
-fn describe(rule: &Rule, page: &mut String) {
+/// The lines of one rule. Writing to a string cannot fail.
+fn lines(rule: &Rule) -> String {
+    let mut page = String::new();
     // A rule's value can be any text; a line must stay one line.
     let path = rule.path.replace(char::is_control, "?");
     let mut line = |unit: &str, requests_per_unit: u32, more: &str| {
@@ -37,8 +34,11 @@ fn describe(rule: &Rule, page: &mut String) {
         );
     };
     let limits = match &rule.allows {
-        Allows::Unlimited => return line("unknown", 0, ""),
-        Allows::Within(limits) => limits,
+        Allows::Unlimited => {
+            line("unknown", 0, "");
+            &[]
+        }
+        Allows::Within(limits) => &limits[..],
     };
     for limit in limits {
         let mut more = String::new();
@@ -70,4 +70,5 @@ fn describe(rule: &Rule, page: &mut String) {
         }
         line(limit.period.unit().name(), limit.requests_per_unit, &more);
     }
+    page
 }

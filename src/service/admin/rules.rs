@@ -1,12 +1,12 @@
 //! `/rules`: the rules in use as JSON, node by node.
 
-use std::sync::Arc;
+use std::{iter, sync::Arc};
 
-use serde_json::{Map, Value};
+use serde_json::{Value, json};
 
 use super::{
     counters::{algorithm, limit_json},
-    page::{PIECE_BYTES, PageWriter},
+    page::{PageWriter, texts},
 };
 use crate::{
     core::{
@@ -48,61 +48,48 @@ fn parts(matcher: &Matcher) -> Vec<TreePart> {
 }
 
 fn writer(rules: Option<Arc<RuleSet>>, parts: Vec<TreePart>) -> PageWriter {
-    let mut parts = parts.into_iter();
-    let mut is_begun = false;
-    Box::new(move |page| {
-        if !is_begun {
-            is_begun = true;
-            page.push_str("{\"domains\":[");
-        }
-        while page.len() < PIECE_BYTES {
-            let (Some(rules), Some(part)) = (&rules, parts.next()) else {
-                page.push_str("]}\n");
-                return false;
-            };
-            write(&rules.matcher, &part, page);
-        }
-        true
-    })
+    let parts = parts.into_iter();
+    let parts = parts.filter_map(move |part| Some(text_of(&rules.as_ref()?.matcher, &part)));
+    let head = iter::once("{\"domains\":[".to_owned());
+    texts(head.chain(parts).chain(iter::once("]}\n".to_owned())))
 }
 
-fn write(matcher: &Matcher, part: &TreePart, page: &mut String) {
+fn text_of(matcher: &Matcher, part: &TreePart) -> String {
+    let separator = |is_first| if is_first { "\n" } else { ",\n" };
     match part {
         TreePart::Domain(index) => {
             let name = text(&matcher.domain_names()[*index]);
-            let separator = if *index == 0 { "\n" } else { ",\n" };
-            page.push_str(&format!("{separator}{{\"domain\":{name},\"nodes\":["));
+            let separator = separator(*index == 0);
+            format!("{separator}{{\"domain\":{name},\"nodes\":[")
         }
         TreePart::Node(found, is_first) => {
-            let separator = if *is_first { "\n" } else { ",\n" };
-            page.push_str(&format!("{separator}{}", node(matcher, *found)));
+            format!("{}{}", separator(*is_first), node(matcher, *found))
         }
-        TreePart::End => page.push_str("]}"),
+        TreePart::End => "]}".to_owned(),
     }
 }
 
 fn node(matcher: &Matcher, OutlinedNode { node, depth }: OutlinedNode) -> Value {
     let (key, value) = matcher.key_and_value(node);
     let origin = matcher.node_origin(node);
-    let mut fields = Map::new();
-    let mut put = |name: &str, value: Value| fields.insert(name.to_owned(), value);
-    put("depth", depth.into());
-    put("key", text(key));
-    put("value", (!value.is_empty()).then(|| text(value)).into());
-    let file = (!origin.file.is_empty()).then_some(&*origin.file);
-    put("file", file.into());
-    put("line", origin.line.into());
+    let mut fields = json!({
+        "depth": depth,
+        "key": text(key),
+        "value": (!value.is_empty()).then(|| text(value)),
+        "file": (!origin.file.is_empty()).then_some(&*origin.file),
+        "line": origin.line,
+    });
     if let Some(rule) = matcher.rule(node) {
-        put("rule", (*rule.path).into());
-        put_rule(rule, put);
+        put_rule(rule, &mut fields);
     }
-    fields.into()
+    fields
 }
 
-/// Puts in the limits of a rule, and those of its options that differ from their defaults.
-fn put_rule<T>(rule: &Rule, mut put: impl FnMut(&str, Value) -> T) {
+/// Puts in the path and the limits of a rule, and those of its options that differ from their defaults.
+fn put_rule(rule: &Rule, fields: &mut Value) {
     // All fields are named: a new one does not compile before it is shown or left out here.
     let Rule {
+        path,
         allows,
         replaces,
         shadow_mode,
@@ -110,27 +97,27 @@ fn put_rule<T>(rule: &Rule, mut put: impl FnMut(&str, Value) -> T) {
         counts,
         on_store_loss,
         id: _,
-        path: _,
         refusal: _,
         metric: _,
         metadata: _,
     } = rule;
+    fields["rule"] = (**path).into();
     match allows {
-        Allows::Unlimited => put("unlimited", true.into()),
-        Allows::Within(limits) => put("limits", limits.iter().map(limit).collect()),
+        Allows::Unlimited => fields["unlimited"] = true.into(),
+        Allows::Within(limits) => fields["limits"] = limits.iter().map(limit).collect(),
     };
     if *shadow_mode {
-        put("shadowMode", true.into());
+        fields["shadowMode"] = true.into();
     }
     if *quota_mode {
-        put("quotaMode", true.into());
+        fields["quotaMode"] = true.into();
     }
     if *counts == CountPolicy::Admitted {
-        put("count", "admitted".into());
+        fields["count"] = "admitted".into();
     }
     if !replaces.is_empty() {
         let names = replaces.iter().map(|name| Value::from(&**name));
-        put("replaces", names.collect());
+        fields["replaces"] = names.collect();
     }
     let on_store_loss = match on_store_loss {
         OnStoreLoss::Error => return,
@@ -138,7 +125,7 @@ fn put_rule<T>(rule: &Rule, mut put: impl FnMut(&str, Value) -> T) {
         OnStoreLoss::Deny => "deny",
         OnStoreLoss::Local => "local",
     };
-    put("onStoreLoss", on_store_loss.into());
+    fields["onStoreLoss"] = on_store_loss.into();
 }
 
 fn limit(limit: &Limit) -> Value {

@@ -1,13 +1,13 @@
 //! `/metrics` and `/stats`: the collected statistics as pages.
 
-use std::{fmt::Write as _, sync::Arc, time::Instant};
+use std::{sync::Arc, time::Instant};
 
 use axum::{
     http::header::CONTENT_TYPE,
     response::{IntoResponse, Response},
 };
 
-use super::page::{BlockingQueue, PIECE_BYTES, PageWriter, each_of, text_page};
+use super::page::{BlockingQueue, PIECE_BYTES, PageWriter, text_page, texts};
 use crate::{
     foundation::sample::{Sample, SampleValue},
     observe::{
@@ -69,23 +69,18 @@ impl Statistics {
             samples.sort_by(|a, b| a.name.cmp(&b.name));
             let each = |sample: &Sample| size_of::<Sample>() + sample.name.capacity();
             let bytes = samples.iter().map(each).sum();
-            (each_of(samples.into_iter(), line), bytes)
+            (texts(samples.into_iter().map(line)), bytes)
         });
         text_page(page)
     }
 }
 
-/// Writes a statistic as a line. Writing to a string cannot fail.
-fn line(Sample { name, value }: &Sample, page: &mut String) {
-    let _ = match value {
-        SampleValue::Counter(number) | SampleValue::Gauge(number) => {
-            writeln!(page, "{name}: {number}")
+fn line(Sample { name, value }: Sample) -> String {
+    match value {
+        SampleValue::Counter(number) | SampleValue::Gauge(number) => format!("{name}: {number}\n"),
+        SampleValue::Timer(times) => {
+            let (count, sum) = (times.count(), times.sum_micros());
+            format!("{name}: count {count}, sum {sum} us\n")
         }
-        SampleValue::Timer(times) => writeln!(
-            page,
-            "{name}: count {}, sum {} us",
-            times.count(),
-            times.sum_micros()
-        ),
-    };
+    }
 }

@@ -18,7 +18,7 @@ use axum::{
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
-use super::page::{BlockingQueue, PageWriter, each_of, json, json_list};
+use super::page::{BlockingQueue, PageWriter, json, json_list, texts};
 use crate::{
     core::{
         calendar::utc,
@@ -127,9 +127,7 @@ fn writer(
         }
         PageForm::Text => {
             let rules = tops.map(|(path, top)| text_rule(&path, &top));
-            each_of(iter::once(head).chain(rules), |text, page| {
-                page.push_str(text)
-            })
+            texts(iter::once(head).chain(rules))
         }
     }
 }
@@ -186,20 +184,13 @@ fn whole_characters(value: &EntryValue) -> &[u8] {
 }
 
 fn text_head(talkers: &Talkers, moment: &PageMoment) -> String {
-    let mut page = String::new();
     let since = utc(moment.counted_since(talkers));
-    let _ = match talkers.choice() {
-        TalkerChoice::Off => writeln!(
-            page,
-            "top talkers are off; --top-talkers refused counts them"
-        ),
-        TalkerChoice::Refused => {
-            writeln!(page, "# hits over a limit since {since}, by rule and value")
+    let mut page = match talkers.choice() {
+        TalkerChoice::Off => "top talkers are off; --top-talkers refused counts them\n".to_owned(),
+        TalkerChoice::Refused => format!("# hits over a limit since {since}, by rule and value\n"),
+        TalkerChoice::All => {
+            format!("# hits since {since}, by rule and value, and those over a limit\n")
         }
-        TalkerChoice::All => writeln!(
-            page,
-            "# hits since {since}, by rule and value, and those over a limit"
-        ),
     };
     match talkers.omitted() {
         0 => {}

@@ -1,21 +1,20 @@
 //! A report as a JSON document.
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::LintReport;
-use crate::config::position::Position;
 
 impl LintReport<'_> {
     /// The report as JSON.
     pub(crate) fn json(&self) -> String {
         let findings = self.files.iter().flat_map(|file| {
             file.findings.iter().map(|finding| {
-                let (line, column) = line_and_column(finding.position);
+                let place = finding.position;
                 json!({
                     "file": file.name,
                     "inside": file.inside,
-                    "line": line,
-                    "column": column,
+                    "line": place.map(|place| place.line),
+                    "column": place.map(|place| place.column),
                     "path": finding.path,
                     "severity": finding.severity.name(),
                     "trap": finding.trap,
@@ -37,11 +36,11 @@ impl LintReport<'_> {
             })
         });
         let errors = self.failures.iter().map(|failure| {
-            let (line, column) = line_and_column(failure.position);
+            let place = failure.position;
             json!({
                 "file": failure.name,
-                "line": line,
-                "column": column,
+                "line": place.map(|place| place.line),
+                "column": place.map(|place| place.column),
                 "message": failure.text,
             })
         });
@@ -57,13 +56,5 @@ impl LintReport<'_> {
             },
         });
         format!("{document:#}")
-    }
-}
-
-/// Both are null if there is no position.
-fn line_and_column(position: Option<Position>) -> (Value, Value) {
-    match position {
-        Some(Position { line, column }) => (line.into(), column.into()),
-        None => (Value::Null, Value::Null),
     }
 }

@@ -269,13 +269,10 @@ pub(super) fn text(bytes: &[u8]) -> Value {
 }
 
 pub(in crate::service::admin) fn algorithm(limit: &Limit) -> &'static str {
-    match limit.algorithm {
-        Algorithm::FixedWindow => "fixed_window",
+    match &limit.algorithm {
         Algorithm::Calendar(_) => "calendar",
         Algorithm::FirstHit => "first_hit",
-        Algorithm::SlidingWindow => "sliding_window",
-        Algorithm::SlidingLog => "sliding_log",
-        Algorithm::TokenBucket { .. } => "token_bucket",
+        other => other.name(),
     }
 }
 
