@@ -9,12 +9,14 @@ use serde_json::ser::{Formatter, Serializer};
 struct AsciiFormatter;
 
 impl Formatter for AsciiFormatter {
+    #[inline]
     fn write_string_fragment<W: ?Sized + io::Write>(
         &mut self,
         writer: &mut W,
         mut fragment: &str,
     ) -> io::Result<()> {
-        while let Some(at) = fragment.find(|c| !(' '..='~').contains(&c)) {
+        // It has no control characters of ASCII but DEL: those before the space have escapes of their own.
+        while let Some(at) = fragment.bytes().position(|byte| byte > b'~') {
             writer.write_all(&fragment.as_bytes()[..at])?;
             let mut rest = fragment[at..].chars();
             let units = rest.next().map(|c| c.encode_utf16(&mut [0; 2]).to_vec());
