@@ -62,13 +62,6 @@ pub struct RuleOrigin {
     pub line: Option<u32>,
 }
 
-/// A rule, and where it is written.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PlacedRule<'a> {
-    pub(crate) rule: &'a Rule,
-    pub(crate) origin: &'a RuleOrigin,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeId(pub(super) usize);
 
@@ -412,14 +405,6 @@ impl Matcher {
     /// Where a rule of this matcher is written.
     pub fn origin(&self, rule: RuleId) -> &RuleOrigin {
         &self.origins[self.rule_nodes[rule.0].0]
-    }
-
-    /// A rule of this matcher with the place where it is written.
-    pub(crate) fn placed<'a>(&'a self, rule: &'a Rule) -> PlacedRule<'a> {
-        PlacedRule {
-            rule,
-            origin: self.origin(rule.id),
-        }
     }
 
     fn push_node(&mut self) -> NodeId {

@@ -111,10 +111,7 @@ const CROWD: usize = 1_050;
 /// The kubelet kills a process that does not answer a health probe within a second.
 #[test]
 fn a_crowd_does_not_shut_health_out() {
-    // Connections may stay for long without an effect on others.
-    let server = tollgate::with_rules(RULES)
-        .env("TOLLGATE_HTTP_TIMEOUT", "1h")
-        .start();
+    let server = tollgate::with_rules(RULES).start();
     let connect = |bytes: &[u8]| {
         let mut stream = TcpStream::connect(server.http).unwrap();
         stream.write_all(bytes).unwrap();
@@ -135,18 +132,17 @@ fn a_crowd_does_not_shut_health_out() {
 
 #[test]
 fn a_reply_that_is_not_read_is_given_up() {
-    let server = tollgate::with_rules(RULES)
-        .env("TOLLGATE_HTTP_TIMEOUT", "300ms")
-        .start();
+    let server = tollgate::with_rules(RULES).start();
     let mut slow = who_does_not_read(server.http);
     let mut idle = TcpStream::connect(server.http).unwrap();
+    // Both have half a minute.
+    idle.set_read_timeout(Some(2 * PATIENCE)).unwrap();
+    assert_eq!(idle.read(&mut [0]).unwrap(), 0, "nothing came in its time");
     // Further writes fail once the server has closed the connection.
     wait_until(
         "the connection is closed",
         || matches!(slow.write(b"GET"), Err(error) if error.kind() != ErrorKind::WouldBlock),
     );
-    idle.set_read_timeout(Some(PATIENCE)).unwrap();
-    assert_eq!(idle.read(&mut [0]).unwrap(), 0, "nothing came in its time");
 }
 
 /// The dispatcher's share of the processor time that `work` costs the server.

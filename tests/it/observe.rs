@@ -417,9 +417,7 @@ fn readers_are_bounded_and_pages_of_other_origins_are_none() {
 
 #[test]
 fn a_reply_ends_before_the_port_ends_it_and_the_reader_asks_again() {
-    let server = tollgate::with_rules(RULES)
-        .env("TOLLGATE_HTTP_TIMEOUT", "2s")
-        .start();
+    let server = tollgate::with_rules(RULES).start();
     let mut live = Live::open(&server, "");
     let mut lines = Vec::new();
     // Each chunk is a length and its bytes.

@@ -358,7 +358,7 @@ fn rules_have_the_place_of_their_node() {
     assert_eq!(&*rule.path, "a");
     assert!(matcher.rule(nodes[1]).is_none());
     assert_eq!(matcher.origin(rule.id), &line(3));
-    assert_eq!(matcher.placed(rule).origin, &line(3));
+    assert_eq!(matcher.origin(rule.id), &line(3));
     assert_eq!(matcher.node_origin(nodes[1]), &line(7));
 }
 

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::foundation::ascii_json::ascii_json;
+
 /// Bound on the bytes of a key, a value or a name that are shown.
 const MAX_TEXT_BYTES: usize = 256;
 
@@ -207,20 +209,17 @@ pub(crate) struct CountBefore {
 impl Explanation {
     /// JSON in ASCII, without control characters and those that mean something in HTML.
     pub(super) fn json(&self) -> String {
-        let json = serde_json::json!(self).to_string();
-        let mut text = String::with_capacity(json.len());
-        for char in json.chars() {
-            let is_plain = (' '..='~').contains(&char) && !matches!(char, '<' | '>' | '&' | '\'');
-            if is_plain {
-                text.push(char);
-                continue;
-            }
+        let mut json = ascii_json(&serde_json::json!(self));
+        for (char, escape) in [
+            ('<', "\\u003c"),
+            ('>', "\\u003e"),
+            ('&', "\\u0026"),
+            ('\'', "\\u0027"),
+        ] {
             // Such characters occur in texts only.
-            for unit in char.encode_utf16(&mut [0; 2]) {
-                text.push_str(&format!("\\u{unit:04x}"));
-            }
+            json = json.replace(char, escape);
         }
-        text
+        json
     }
 }
 

@@ -18,6 +18,7 @@ use crate::{
         request::{Descriptor, Request},
         window::Timestamp,
     },
+    foundation::ascii_json::ascii_json,
     service::limiter::Basis,
 };
 
@@ -78,7 +79,13 @@ pub(super) fn report(
     let mut text = String::from("{\"descriptors\":[");
     let mut count = 0;
     for (descriptor, outcome) in request.descriptors().zip(outcomes).take(MAX_DESCRIPTORS) {
-        let part = ascii(&json!(part(request.domain, descriptor, outcome, basis, now)).to_string());
+        let part = ascii_json(&json!(part(
+            request.domain,
+            descriptor,
+            outcome,
+            basis,
+            now
+        )));
         if text.len() + part.len() > MAX_BYTES {
             break;
         }
@@ -142,39 +149,5 @@ fn limit(report: LimitReport<'_>) -> ReportedLimit {
         remaining: report.remaining,
         reset_secs: report.reset_secs,
         over: report.is_over,
-    }
-}
-
-/// JSON without characters that a header cannot carry: they occur in texts only, where `\u` can write them.
-fn ascii(json: &str) -> String {
-    let mut text = String::with_capacity(json.len());
-    for char in json.chars() {
-        if char.is_ascii() && !char.is_ascii_control() {
-            text.push(char);
-            continue;
-        }
-        for unit in char.encode_utf16(&mut [0; 2]) {
-            text.push_str(&format!("\\u{unit:04x}"));
-        }
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::Value;
-
-    use super::*;
-
-    #[test]
-    fn json_in_a_header_is_ascii_and_means_the_same() {
-        let value = json!({ "why": "`é` is no key \u{7f}, nor is 😀" });
-        let text = ascii(&value.to_string());
-        assert!(
-            text.bytes().all(|byte| (b' '..0x7f).contains(&byte)),
-            "{text}"
-        );
-        let read: Value = serde_json::from_str(&text).unwrap();
-        assert_eq!(read, value);
     }
 }
