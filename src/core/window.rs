@@ -13,19 +13,12 @@ use std::{
 /// envoyproxy/ratelimit (`UnitToDivider`), so that every replica finds the same window without a
 /// calendar.
 pub(crate) fn window(period: Period, now: Timestamp) -> Window {
-    numbered_window(period, now).1
-}
-
-/// That window, and how many were before it.
-pub(crate) fn numbered_window(period: Period, now: Timestamp) -> (u64, Window) {
     let length = period.secs();
-    let number = now.secs() / length;
-    let start = number * length;
-    let window = Window {
+    let start = now.secs() - now.secs() % length;
+    Window {
         start: Timestamp::from_secs(start),
         end: Timestamp::from_secs(start.saturating_add(length)),
-    };
-    (number, window)
+    }
 }
 
 /// A slice of time `[start, end)`.

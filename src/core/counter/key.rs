@@ -24,11 +24,12 @@
 
 use sha2::{Digest as _, Sha256};
 
+use super::key_end::push_key_end;
 use crate::{
     core::{
         limit::{Algorithm, Limit},
         request::Entry,
-        window::{Timestamp, Window, numbered_window},
+        window::{Timestamp, Window},
     },
     foundation::text::Text,
 };
@@ -98,13 +99,7 @@ impl Identity {
             return window;
         }
         let letter = match limit.algorithm {
-            Algorithm::FixedWindow => {
-                let (number, window) = numbered_window(limit.period, now);
-                keys.push_decimal(limit.period.secs());
-                keys.push(b'@');
-                keys.push_decimal(number);
-                return window;
-            }
+            Algorithm::FixedWindow => return push_key_end(keys, limit.period, now),
             Algorithm::Calendar(_) => {
                 let window = limit.window(now);
                 keys.push_slice(limit.period.unit().name().as_bytes());
