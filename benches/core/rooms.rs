@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context as _, anyhow, ensure};
 use prost::Message as _;
 use tollgate::{
-    Basis, Batch, CounterStates, Deadline, Decision, Entry as RequestEntry, Hits, Identity, Joined,
+    Basis, Batch, CounterStates, Decision, Entry as RequestEntry, Hits, Identity, Joined,
     KeyFormat, Limiter, Matcher, MemoryStore, Metrics, Modes, NearRatio, Plan, Request, Rule,
     RuleFiles, RuleOptions, RuleSet, RuleSource, Rules, Store as _, Timestamp, decide, decide_into,
     fast_path, framed,
@@ -163,6 +163,7 @@ impl Rooms {
             decision_log: Default::default(),
             talkers: Default::default(),
             rules: rules.clone(),
+            immediate: Some(store.clone()),
             store,
             modes: Modes::default(),
             metrics: metrics.recorder(0),
@@ -339,11 +340,7 @@ fn room_check(rooms: &Rooms) {
     let request = black_box(rooms.request);
     let limiter = &rooms.limiter;
     let render = |decision: &mut Decision, _: &Basis<'_, '_>| decision.overall;
-    let deadline = Deadline {
-        began: rooms.began,
-        timeout: None,
-    };
-    let check = pin!(limiter.check(request, NOW, &deadline, render));
-    let checked = check.poll(&mut Context::from_waker(Waker::noop()));
-    black_box(matches!(checked, Poll::Ready(Ok(_))));
+    let store = limiter.store.as_ref();
+    let checked = limiter.check_at_once(store, request, NOW, rooms.began, render);
+    black_box(checked.is_ok());
 }

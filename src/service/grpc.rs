@@ -3,8 +3,6 @@
 use std::{
     cell::Cell,
     mem,
-    pin::pin,
-    task::{Context, Poll, Waker},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -138,22 +136,19 @@ impl<S: Store> UnaryMethod for Service<S> {
     }
 
     fn call_at_once(&self, start: &CallStart, message: &Bytes) -> Option<Result<Bytes, Status>> {
-        if start.span.is_some() || !self.extras.is_none() || !self.limiter.store.never_waits() {
+        if start.span.is_some() || !self.extras.is_none() {
             return None;
         }
+        let store = self.limiter.immediate.as_deref()?;
         let mut request = Request::default();
         fast_path::read_into(&mut request, message, self.bounds)?;
-        let now = self.clock.at(start.began);
-        let deadline = Deadline {
-            began: start.began,
-            timeout: None,
-        };
-        let render = |decision: &mut Decision, basis: &Basis<'_, '_>| plain(decision, basis, now);
-        let check = pin!(self.limiter.check(&request, now, &deadline, render));
-        let Poll::Ready(reply) = check.poll(&mut Context::from_waker(Waker::noop())) else {
-            unreachable!("a store that never waits has ended at the first poll");
-        };
-        let reply = reply.map_err(status);
+        let (now, began) = (self.clock.at(start.began), start.began);
+        let reply = self
+            .limiter
+            .check_at_once(store, &request, now, began, |decision, basis| {
+                plain(decision, basis, now)
+            })
+            .map_err(status);
         self.record(start.began.elapsed(), start.timeout);
         Some(reply)
     }

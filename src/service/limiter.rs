@@ -1,8 +1,16 @@
 //! Answers requests: matcher, plan, store and decision meet here.
 
-use std::sync::{Arc, Mutex};
-
-use arc_swap::{ArcSwapOption, Guard};
+use std::{
+    cell::RefCell,
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{
+            AtomicU64,
+            Ordering::{Acquire, Relaxed, Release},
+        },
+    },
+    time::Instant,
+};
 
 use crate::{
     core::{
@@ -20,7 +28,7 @@ use crate::{
         metrics::{Metrics, Recorder, RuleSetStats},
         talkers::TalkerRecorder,
     },
-    store::contract::{Deadline, Store, StoreError},
+    store::contract::{Deadline, ImmediateStore, Store, StoreError},
 };
 
 /// The rules in use, shared by all workers. Empty until the first good load.
@@ -29,13 +37,42 @@ use crate::{
 /// would spend them in the middle of a decision, while all other requests on its thread wait. So a
 /// retired set stays here until it has no other owner; from then on no request can obtain it again.
 #[derive(Clone, Debug, Default)]
-pub struct Rules(Arc<LoadedSets>);
+pub struct Rules(Arc<RuleLoads>);
+
+#[derive(Debug)]
+struct RuleLoads {
+    /// The number of the load in use, unique within this process.
+    load: AtomicU64,
+    sets: Mutex<LoadedSets>,
+}
 
 #[derive(Debug, Default)]
 struct LoadedSets {
-    current: ArcSwapOption<RuleSet>,
-    /// Earlier sets that a request may still hold.
-    retired: Mutex<Vec<Arc<RuleSet>>>,
+    current: Option<Arc<RuleSet>>,
+    /// Earlier sets that a thread or a request may still hold.
+    retired: Vec<Arc<RuleSet>>,
+}
+
+/// The number of the next load.
+static NEXT_LOAD: AtomicU64 = AtomicU64::new(1);
+
+impl Default for RuleLoads {
+    fn default() -> Self {
+        Self {
+            load: AtomicU64::new(NEXT_LOAD.fetch_add(1, Relaxed)),
+            sets: Mutex::default(),
+        }
+    }
+}
+
+/// A thread's own handle on a set: only one core changes its reference count, so threads do not contend
+/// for it.
+type RuleSetHandle = Arc<Arc<RuleSet>>;
+
+thread_local! {
+    /// The set that this thread used last, and the number of its load. An idle thread keeps one set
+    /// until its next request.
+    static HELD: RefCell<(u64, Option<RuleSetHandle>)> = const { RefCell::new((0, None)) };
 }
 
 /// One load of the rules, and the stats that belong to it.
@@ -50,30 +87,47 @@ impl Rules {
     pub fn swap(&self, matcher: Matcher, metrics: &Metrics) {
         let stats = metrics.rule_set(&matcher);
         let new = Arc::new(RuleSet { matcher, stats });
-        let old = self.0.current.swap(Some(new));
-        lock(&self.0.retired).extend(old);
+        let mut sets = self.sets();
+        if let Some(old) = sets.current.replace(new) {
+            sets.retired.push(old);
+        }
+        self.0.load.store(NEXT_LOAD.fetch_add(1, Relaxed), Release);
     }
 
     pub fn current(&self) -> Option<Arc<RuleSet>> {
-        self.0.current.load_full()
+        self.sets().current.clone()
     }
 
     /// Removes and returns the earlier sets that have no other owner. Call it now and then, where
     /// freeing them may take its time.
     pub fn take_unused(&self) -> Vec<Arc<RuleSet>> {
         let is_unused = |set: &mut Arc<RuleSet>| Arc::strong_count(set) == 1;
-        lock(&self.0.retired).extract_if(.., is_unused).collect()
+        self.sets().retired.extract_if(.., is_unused).collect()
+    }
+
+    /// The rules for one request: this thread's own handle, renewed after each load.
+    fn held(&self) -> Option<RuleSetHandle> {
+        let load = self.0.load.load(Acquire);
+        HELD.with_borrow_mut(|held| {
+            if held.0 != load {
+                *held = (load, self.current().map(Arc::new));
+            }
+            held.1.clone()
+        })
+    }
+
+    fn sets(&self) -> MutexGuard<'_, LoadedSets> {
+        lock(&self.0.sets)
     }
 }
-
-/// The rules that one request holds; no count of owners is written for most of them.
-type HeldRules = Guard<Option<Arc<RuleSet>>>;
 
 /// Turns requests into decisions, for one worker.
 #[derive(Clone, Debug)]
 pub struct Limiter<S> {
     pub rules: Rules,
     pub store: S,
+    /// The store once more, if it never waits.
+    pub immediate: Option<Arc<dyn ImmediateStore>>,
     pub modes: Modes,
     pub metrics: Recorder,
     pub decision_log: DecisionLog,
@@ -113,73 +167,82 @@ impl<S: Store> Limiter<S> {
         render: impl FnOnce(&mut Decision, &Basis<'_, '_>) -> R,
     ) -> Result<R, NoDecision> {
         // One rule set for the whole request, however long the store takes.
-        let rules = self.rules.0.current.load();
-        let rules = self.loaded(&rules)?;
+        let held = self.rules.held();
+        let rules = self.loaded(&held)?;
         let mut plan = Plan::default();
         plan.fill(&rules.matcher, request, self.modes, now);
         let mut counts = Pooled::<CounterStates>::default();
-        self.count(&plan, now, deadline, &mut counts).await?;
-        let mut decision = Decision::default();
-        decide_into(&mut decision, &plan, &counts, self.modes, now);
+        if !plan.batch.is_empty() {
+            let store = &self.store;
+            let added = store.add_into(&mut counts, &plan.batch, now, deadline);
+            let added = added.await;
+            added.inspect_err(|_| self.metrics.record_store_failure())?;
+        }
         let times = RequestTimes {
             now,
             began: deadline.began,
         };
-        self.observe(rules, request, &plan, &counts, &decision, times);
-        let basis = Basis {
-            matcher: &rules.matcher,
-            plan: &plan,
-            counts: &counts,
-        };
-        Ok(render(&mut decision, &basis))
+        Ok(self.conclude(rules, request, &plan, &counts, times, render))
     }
 
-    fn loaded<'h>(&self, held: &'h HeldRules) -> Result<&'h RuleSet, NoDecision> {
-        held.as_deref().ok_or_else(|| {
+    /// [`Self::check`] by `store`, which is [`Self::immediate`], without a future. The call began at `began`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::check`].
+    pub fn check_at_once<R>(
+        &self,
+        store: &dyn ImmediateStore,
+        request: &Request<'_>,
+        now: Timestamp,
+        began: Instant,
+        render: impl FnOnce(&mut Decision, &Basis<'_, '_>) -> R,
+    ) -> Result<R, NoDecision> {
+        let held = self.rules.held();
+        let rules = self.loaded(&held)?;
+        let mut plan = Plan::default();
+        plan.fill(&rules.matcher, request, self.modes, now);
+        let mut counts = CounterStates::new();
+        let counted = store.add_at_once(&mut counts, &plan.batch, now);
+        counted.inspect_err(|_| self.metrics.record_store_failure())?;
+        let times = RequestTimes { now, began };
+        Ok(self.conclude(rules, request, &plan, &counts, times, render))
+    }
+
+    fn loaded<'h>(&self, held: &'h Option<RuleSetHandle>) -> Result<&'h RuleSet, NoDecision> {
+        held.as_deref().map(Arc::as_ref).ok_or_else(|| {
             self.metrics.record_bad_request();
             NoDecision::NoRules
         })
     }
 
-    /// Adds the hits of `plan` to its counters.
-    ///
-    /// # Errors
-    ///
-    /// If the store failed; some hits may then have been counted.
-    async fn count(
+    /// Decides and records, once the counts are known.
+    fn conclude<'m, R>(
         &self,
-        plan: &Plan<'_>,
-        now: Timestamp,
-        deadline: &Deadline,
-        counts: &mut CounterStates,
-    ) -> Result<(), StoreError> {
-        if plan.batch.is_empty() {
-            return Ok(());
-        }
-        let added = self.store.add_into(counts, &plan.batch, now, deadline);
-        let added = added.await;
-        added.inspect_err(|_| self.metrics.record_store_failure())
-    }
-
-    /// Records a decision in the statistics, the top talkers and the decision log.
-    fn observe(
-        &self,
-        rules: &RuleSet,
+        rules: &'m RuleSet,
         request: &Request<'_>,
-        plan: &Plan<'_>,
+        plan: &Plan<'m>,
         counts: &[CounterState],
-        decision: &Decision,
         times: RequestTimes,
-    ) {
+        render: impl FnOnce(&mut Decision, &Basis<'_, '_>) -> R,
+    ) -> R {
+        let mut decision = Decision::default();
+        decide_into(&mut decision, plan, counts, self.modes, times.now);
         let is_any_over = self
             .metrics
-            .record(&rules.stats, request, plan, counts, decision);
+            .record(&rules.stats, request, plan, counts, &decision);
         if self.talkers.takes(is_any_over) {
             let began = times.began.into();
-            self.talkers.record(request, plan, decision, began);
+            self.talkers.record(request, plan, &decision, began);
         }
         self.decision_log
-            .log(&rules.matcher, request, plan, counts, decision, times);
+            .log(&rules.matcher, request, plan, counts, &decision, times);
+        let basis = Basis {
+            matcher: &rules.matcher,
+            plan,
+            counts,
+        };
+        render(&mut decision, &basis)
     }
 }
 
@@ -192,17 +255,29 @@ mod tests {
     fn rules_of_before_are_freed_once_nobody_uses_them_and_not_by_who_did() {
         let metrics = Metrics::new(NearRatio::default(), 0);
         let rules = Rules::default();
-        assert!(rules.current().is_none());
+        assert!(rules.held().is_none());
         rules.swap(Matcher::default(), &metrics);
-        let in_use = rules.0.current.load();
-        let first = Arc::downgrade(in_use.as_ref().unwrap());
+        let in_use = rules.held().unwrap();
+        let first = Arc::downgrade(&*in_use as &Arc<RuleSet>);
         rules.swap(Matcher::strict(), &metrics);
-        let second = rules.current().unwrap();
-        assert!(!Arc::ptr_eq(&second, in_use.as_ref().unwrap()));
+        let second = rules.held().unwrap();
+        assert!(Arc::ptr_eq(&*second, &rules.current().unwrap()));
+        assert!(!Arc::ptr_eq(&second, &in_use));
         assert!(rules.take_unused().is_empty());
         drop(in_use);
         assert!(first.upgrade().is_some());
         assert_eq!(rules.take_unused().len(), 1);
         assert!(first.upgrade().is_none());
+    }
+
+    #[test]
+    fn rules_of_two_servers_are_not_taken_for_one_another() {
+        let metrics = Metrics::new(NearRatio::default(), 0);
+        let servers = [Rules::default(), Rules::default()];
+        servers[0].swap(Matcher::default(), &metrics);
+        for _ in 0..2 {
+            assert!(servers[0].held().is_some());
+            assert!(servers[1].held().is_none());
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! The store that the settings chose, as one type.
 
-use super::contract::{Deadline, Store, StoreError};
+use super::contract::{Deadline, ImmediateStore, Store, StoreError};
 
 use std::sync::Arc;
 
@@ -48,10 +48,6 @@ impl Store for AnyStore {
             Self::Redis(store) => store.is_one_step(),
         }
     }
-
-    fn never_waits(&self) -> bool {
-        matches!(self, Self::Memory(_))
-    }
 }
 
 impl AnyStore {
@@ -66,6 +62,14 @@ impl AnyStore {
         match self {
             Self::Memory(store) => store.add_into(counts, batch, now, &deadline).await,
             Self::Redis(store) => store.store.add_into(counts, batch, now, &deadline).await,
+        }
+    }
+
+    /// The store once more, if it never waits. Ask for it at start and not for each request.
+    pub(crate) fn immediate(&self) -> Option<Arc<dyn ImmediateStore>> {
+        match self {
+            Self::Memory(store) => Some(store.clone()),
+            Self::Redis(_) => None,
         }
     }
 }

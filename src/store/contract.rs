@@ -1,6 +1,7 @@
 //! The [`Store`] trait: how the limiter speaks to counters.
 
 use std::{
+    fmt,
     future::Future,
     sync::Arc,
     time::{Duration, Instant},
@@ -54,11 +55,21 @@ pub trait Store: Send + Sync + 'static {
     /// Whether every request is judged in one step, whatever its keys. Then no charge is given back
     /// because another part of the request was refused.
     fn is_one_step(&self) -> bool;
+}
 
-    /// Whether [`Self::add_into`] ends at its first poll.
-    fn never_waits(&self) -> bool {
-        false
-    }
+/// A store that answers without waiting, and so without a future.
+pub trait ImmediateStore: fmt::Debug + Send + Sync + 'static {
+    /// Applies the batch as [`Store::add_into`] does, before it returns.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::add_into`].
+    fn add_at_once(
+        &self,
+        counts: &mut CounterStates,
+        batch: &Batch,
+        now: Timestamp,
+    ) -> Result<(), StoreError>;
 }
 
 /// How long the caller of one request waits for its decision.
@@ -124,9 +135,5 @@ impl<S: Store> Store for Arc<S> {
 
     fn is_one_step(&self) -> bool {
         (**self).is_one_step()
-    }
-
-    fn never_waits(&self) -> bool {
-        (**self).never_waits()
     }
 }

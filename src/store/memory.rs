@@ -9,7 +9,7 @@ use std::{
 
 use foldhash::quality::RandomState;
 
-use super::contract::{Deadline, Store, StoreError};
+use super::contract::{Deadline, ImmediateStore, Store, StoreError};
 use crate::core::{
     charging::{BatchCharging, charges_alone},
     counter::{Batch, CounterKind, CounterStates, Increment, IncrementSpec},
@@ -291,6 +291,18 @@ impl MemoryStore {
     }
 }
 
+impl ImmediateStore for MemoryStore {
+    fn add_at_once(
+        &self,
+        counts: &mut CounterStates,
+        batch: &Batch,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        self.apply_into(counts, batch, now);
+        Ok(())
+    }
+}
+
 impl Store for MemoryStore {
     fn add_into(
         &self,
@@ -308,10 +320,6 @@ impl Store for MemoryStore {
     }
 
     fn is_one_step(&self) -> bool {
-        true
-    }
-
-    fn never_waits(&self) -> bool {
         true
     }
 }

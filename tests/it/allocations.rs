@@ -34,6 +34,7 @@ pub(crate) fn service(max_counters: usize) -> Service<Arc<MemoryStore>> {
             decision_log: Default::default(),
             talkers: Default::default(),
             rules,
+            immediate: Some(store.clone()),
             store,
             modes: Modes::default(),
             metrics: metrics.recorder(0),
