@@ -144,7 +144,7 @@ mod tests {
     impl<F: Future<Output = ()> + Send + 'static> Executor<F> for EventLog {
         fn execute(&self, call: F) {
             lock(&self.0).push("execute");
-            tokio::spawn(call);
+            TokioExecutor::new().execute(call);
         }
     }
 
@@ -159,10 +159,10 @@ mod tests {
             ready(Ok::<_, Infallible>(Response::new(String::new())))
         });
         let server = server::conn::http2::Builder::new(events.clone());
-        tokio::spawn(server.serve_connection(TokioIo::new(far), service));
+        TokioExecutor::new().execute(server.serve_connection(TokioIo::new(far), service));
         let client = client::conn::http2::Builder::new(TokioExecutor::new());
         let (sender, connection) = client.handshake(TokioIo::new(near)).await.unwrap();
-        tokio::spawn(connection);
+        TokioExecutor::new().execute(connection);
         let calls = (0..CALLS).map(|_| {
             let call = Request::post("http://a/").body(String::new()).unwrap();
             let mut sender = sender.clone();
