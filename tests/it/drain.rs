@@ -317,7 +317,7 @@ async fn a_call_that_takes_too_long_is_given_up() {
         let mut client = client.clone();
         calls.spawn(async move { one(&mut client).await });
     }
-    let node = redis.address().replace('.', "_").replace(':', "_");
+    let node = redis.address().replace(['.', ':'], "_");
     eventually("both have come", async || {
         let of_node = |stat: &str| server.metric(&format!("{stat}{{node=\"{node}\"}}"));
         of_node("tollgate_redis_node_in_flight") + of_node("tollgate_redis_node_queued") == 2
