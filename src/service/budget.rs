@@ -48,6 +48,10 @@ const FIRST_TURN: u64 = 1;
 /// The least length of a turn.
 const TURN: Duration = Duration::from_secs(1);
 
+/// The time that a new connection has for its first message before it is closed for others: a client waits for the
+/// settings of the server first. A flood gets all places once in this time, and no more.
+const NEW_FOR_MILLIS: u64 = 100;
+
 /// Most unused connections that are closed at once for new ones.
 const CLOSED_TOGETHER: usize = 32;
 
@@ -89,6 +93,8 @@ impl fmt::Debug for Budget {
 pub(crate) struct Account {
     budget: Arc<Budget>,
     number: u64,
+    /// When the connection was opened, in milliseconds since the budget's start.
+    opened: u64,
     held: AtomicUsize,
     /// The part charged to the budget, in whole pieces.
     drawn: AtomicU64,
@@ -130,6 +136,7 @@ impl Budget {
         let account = Arc::new(Account {
             budget: self.clone(),
             number,
+            opened: self.millis(),
             held: AtomicUsize::new(0),
             drawn: AtomicU64::new(0),
             since: AtomicU64::new(0),
@@ -151,10 +158,14 @@ impl Budget {
         let accounts = self.accounts();
         let all: Vec<_> = accounts.open.values().filter_map(Weak::upgrade).collect();
         drop(accounts);
+        let now = self.millis();
         let idle = all.iter().filter_map(|one| {
             let last = one.messages.load(Relaxed);
-            // The turn before this one was a whole one.
-            let is_idle = last == 0 || last < turn - 1;
+            let is_idle = match last {
+                0 => one.opened + NEW_FOR_MILLIS <= now,
+                // The turn before this one was a whole one.
+                _ => last < turn - 1,
+            };
             (is_idle && !one.is_over.load(Relaxed)).then_some((last, one.number, one))
         });
         let mut idle: Vec<_> = idle.collect();
