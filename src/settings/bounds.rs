@@ -52,8 +52,8 @@ pub(crate) struct Bounds {
     )]
     pub max_text_bytes: usize,
 
-    /// Most gRPC connections, unless the limit of open files allows fewer. For one more, the oldest that has not made a
-    /// call yet is closed, or else the one without a call for the longest, a second at least; otherwise it waits
+    /// Most gRPC connections, unless the limit of open files allows fewer. For more, the oldest that have not made a
+    /// call in 100 ms are closed, or else the one without a call for the longest, a second at least, or else they wait
     /// [default: 10000, or as many as fit in the share of --max-memory-bytes: a tenth or more]
     #[arg(
         long,

@@ -50,7 +50,8 @@ pub(crate) struct Listen {
     #[arg(long, env = "TOLLGATE_FIRST_CALL_TIMEOUT", value_parser = some_time, time = "10s")]
     pub first_call_timeout: Duration,
 
-    /// Send a keepalive ping on a connection that has been silent for this long; 0 means never
+    /// Send a keepalive ping on a connection that has been silent for this long, and close it after as long without an
+    /// answer, 20 s at most; 0 means never
     #[arg(long, env = "TOLLGATE_KEEPALIVE_INTERVAL", value_parser = duration, time = "60s")]
     pub keepalive_interval: Duration,
 

@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     future,
     hash::BuildHasher as _,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard},
 };
 
 use foldhash::quality::RandomState;
@@ -16,7 +16,7 @@ use crate::core::{
     request::Hits,
     window::Timestamp,
 };
-use crate::foundation::sample::SampleWriter;
+use crate::foundation::{lock::lock, sample::SampleWriter};
 
 pub(super) mod begun;
 mod capacity;
@@ -97,7 +97,7 @@ impl MemoryStore {
     /// Drops expired counters. It locks one shard at a time, and searches only those that may have some.
     pub fn sweep(&self, now: Timestamp) {
         for shard in &*self.shards {
-            let mut shard = lock(shard);
+            let mut shard = lock(&shard.0);
             self.capacity.give_back(shard.sweep(&self.hasher, now));
             shard.is_full &= !self.capacity.has_room();
         }
@@ -161,7 +161,7 @@ impl MemoryStore {
             && let Some(shard) = self.shards.get(*next)
         {
             let left = most - taken.len();
-            let room = lock(shard).take_begun(left, &self.hasher, &mut taken);
+            let room = lock(&shard.0).take_begun(left, &self.hasher, &mut taken);
             self.capacity.give_back(room);
             if taken.len() < most {
                 *next += 1;
@@ -188,7 +188,7 @@ impl MemoryStore {
         let mut next = names.next();
         while let Some((_, first)) = next {
             let hash = self.hash(first.family);
-            let shard = &mut *lock(&self.shards[self.shard(hash)]);
+            let shard = &mut *lock(&self.shards[self.shard(hash)].0);
             let mut known = match begin {
                 None => shard.family(hash, first.family),
                 // The other way records how each counter began.
@@ -254,7 +254,7 @@ impl MemoryStore {
         let wanted: BTreeSet<usize> = batch.iter().map(shard).collect();
         wanted
             .into_iter()
-            .map(|index| (index, lock(&self.shards[index])))
+            .map(|index| (index, lock(&self.shards[index].0)))
             .collect()
     }
 
@@ -324,18 +324,13 @@ impl Store for MemoryStore {
     }
 }
 
-/// A panic elsewhere cannot leave a shard half changed: every change is one assignment.
-fn lock(shard: &PaddedShard) -> MutexGuard<'_, Shard> {
-    shard.0.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl MemoryStore {
     /// Passes on how many counters and bytes there are and may be, and what the sketches take and count.
     pub fn samples(&self, list: &mut SampleWriter<'_>) {
         let (max, max_bytes) = (self.capacity.max, self.capacity.max_bytes());
         let (mut sketch_bytes, mut excess) = (0, 0);
         for shard in &*self.shards {
-            let sketch = &lock(shard).sketch;
+            let sketch = &lock(&shard.0).sketch;
             sketch_bytes += sketch.bytes();
             excess = sketch.excess().max(excess);
         }

@@ -8,30 +8,11 @@ use tokio::{task::JoinSet, time::interval};
 use crate::it::support::{
     ask::{ask, connect, is_ok},
     redis::Redis,
+    steps::{ALGORITHMS, Rate, local_rules},
     tollgate,
 };
 
-const RULES: &str = "
-domain: d
-on_store_loss: local
-descriptors:
-  - {key: fixed_window, rate_limits: [20/10seconds]}
-  - {key: first_hit, rate_limit: {unit: second, unit_multiplier: 10, requests_per_unit: 20, window: first_hit}}
-  - {key: sliding_window, rate_limit: {unit: second, unit_multiplier: 10, requests_per_unit: 20, algorithm: sliding_window}}
-  - {key: sliding_log, rate_limit: {unit: second, unit_multiplier: 10, requests_per_unit: 20, algorithm: sliding_log}}
-  - {key: token_bucket, rate_limit: {unit: second, unit_multiplier: 10, requests_per_unit: 20, algorithm: token_bucket}}
-";
-
-const KEYS: [&str; 5] = [
-    "fixed_window",
-    "first_hit",
-    "sliding_window",
-    "sliding_log",
-    "token_bucket",
-];
-
-const LIMIT: u32 = 20;
-const PERIOD: Duration = Duration::from_secs(10);
+const RATE: Rate = Rate { hits: 20, secs: 10 };
 
 /// The hits that a caller asks for, in per cent of the limit. The last one asks all the time.
 const RATES: [u32; 4] = [20, 50, 95, 400];
@@ -42,15 +23,15 @@ pub async fn print() {
         "\n`on_store_loss: local`, 20 per 10 s, two replicas asked in turn: refused during the loss, refused in the 30 s \
          after it, and the most that passed in any 10 s\n"
     );
-    let keys = KEYS.map(|key| format!(" {key} |")).concat();
+    let keys = ALGORITHMS.map(|key| format!(" {key} |")).concat();
     println!(
         "| loss | asked, of the limit |{keys}\n|---|---|{}",
-        "---|".repeat(KEYS.len())
+        "---|".repeat(ALGORITHMS.len())
     );
     for secs in [5, 20, 200] {
         let courses = lose(Duration::from_secs(secs)).await;
         for percent in RATES {
-            let cells = KEYS.map(|key| {
+            let cells = ALGORITHMS.map(|key| {
                 let is_it = |course: &&Course| course.key == key && course.percent == percent;
                 let course = courses.iter().find(is_it).unwrap();
                 let Course { during, after, .. } = course;
@@ -73,7 +54,7 @@ impl Course {
     fn densest(&self) -> usize {
         let within = |start: &Instant| {
             let all = self.admitted.iter();
-            all.filter(|at| (*start..*start + PERIOD).contains(*at))
+            all.filter(|at| (*start..*start + RATE.period()).contains(*at))
                 .count()
         };
         self.admitted.iter().map(within).max().unwrap_or(0)
@@ -83,15 +64,15 @@ impl Course {
 async fn lose(loss: Duration) -> Vec<Course> {
     let mut redis = Redis::start();
     let servers = [(); 2].map(|()| {
-        let builder = tollgate::with_rules(RULES).redis_at(&redis.url(), "100ms");
+        let builder = tollgate::with_rules(&local_rules(RATE)).redis_at(&redis.url(), "100ms");
         builder.args(["--replicas", "2"]).start()
     });
     let began = Instant::now();
-    let lost_at = began + 2 * PERIOD;
+    let lost_at = began + 2 * RATE.period();
     let back_at = lost_at + loss;
-    let end = back_at + 3 * PERIOD;
+    let end = back_at + 3 * RATE.period();
     let mut callers = JoinSet::new();
-    for key in KEYS {
+    for key in ALGORITHMS {
         for percent in RATES {
             let mut clients = [
                 connect(servers[0].grpc).await,
@@ -106,14 +87,14 @@ async fn lose(loss: Duration) -> Vec<Course> {
                     after: 0,
                 };
                 let value = percent.to_string();
-                let mut pace = interval(PERIOD * 100 / (percent * LIMIT));
+                let mut pace = interval(RATE.period() * 100 / (percent * RATE.hits));
                 for number in 0_usize.. {
                     let at = pace.tick().await.into_std();
                     if at >= end {
                         break;
                     }
                     let client = &mut clients[number % 2];
-                    if is_ok(&ask(client, "d", &[(key, &value)]).await) {
+                    if is_ok(&ask(client, "d", &[(&RATE.key(key), &value)]).await) {
                         course.admitted.push(Instant::now());
                     } else if at >= back_at {
                         course.after += 1;

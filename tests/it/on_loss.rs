@@ -15,6 +15,7 @@ use crate::support::{
     hoard::unread_replies,
     proxy::{Fault, Proxy},
     redis::Redis,
+    steps::{ALGORITHMS, Rate, local_rules},
     storm::{STREAMS, Storm, What},
     tollgate::{self, Tollgate},
     wait_until,
@@ -386,26 +387,15 @@ fn await_end_of_loss(server: &Tollgate) {
     });
 }
 
-/// Ten per two seconds, counted by each algorithm.
-const SHORT: &str = "
-domain: d
-on_store_loss: local
-descriptors:
-  - {key: fixed, rate_limits: [10/2seconds]}
-  - {key: first, rate_limit: {unit: second, unit_multiplier: 2, requests_per_unit: 10, window: first_hit}}
-  - {key: window, rate_limit: {unit: second, unit_multiplier: 2, requests_per_unit: 10, algorithm: sliding_window}}
-  - {key: log, rate_limit: {unit: second, unit_multiplier: 2, requests_per_unit: 10, algorithm: sliding_log}}
-  - {key: bucket, rate_limit: {unit: second, unit_multiplier: 2, requests_per_unit: 10, algorithm: token_bucket}}
-";
-const SHORT_KEYS: [&str; 5] = ["fixed", "first", "window", "log", "bucket"];
-const SHORT_PERIOD: Duration = Duration::from_secs(2);
+/// Counted by each algorithm.
+const SHORT: Rate = Rate { hits: 10, secs: 2 };
 
 /// Half of each limit is asked for through two replicas in turn, before, during and after a loss of three periods.
 #[tokio::test]
 async fn a_steady_client_below_its_limit_is_refused_nothing_after_a_long_loss() {
     let mut redis = Redis::start();
     let servers = [(); 2].map(|()| {
-        let builder = tollgate::with_rules(SHORT).redis_at(&redis.url(), "100ms");
+        let builder = tollgate::with_rules(&local_rules(SHORT)).redis_at(&redis.url(), "100ms");
         builder.args(["--replicas", "2"]).start()
     });
     let mut clients = [
@@ -415,16 +405,17 @@ async fn a_steady_client_below_its_limit_is_refused_nothing_after_a_long_loss() 
     let mut refused = Vec::new();
     let mut asked = 0_usize;
     let mut go_on = async |periods: u32, refused: &mut Vec<&str>| {
-        let until = Instant::now() + periods * SHORT_PERIOD;
-        let mut pace = tokio::time::interval(SHORT_PERIOD / 5);
+        let until = Instant::now() + periods * SHORT.period();
+        let mut pace = tokio::time::interval(SHORT.period() / 5);
         while Instant::now() < until {
             pace.tick().await;
             let client = &mut clients[asked % 2];
             asked += 1;
-            for key in SHORT_KEYS {
-                let (code, _) = reported(one(client, key).await).expect("an answer");
+            for algorithm in ALGORITHMS {
+                let asked = one(client, &SHORT.key(algorithm)).await;
+                let (code, _) = reported(asked).expect("an answer");
                 if code != Code::Ok {
-                    refused.push(key);
+                    refused.push(algorithm);
                 }
             }
         }
@@ -442,25 +433,16 @@ async fn a_steady_client_below_its_limit_is_refused_nothing_after_a_long_loss() 
     }
 }
 
-/// Four per three seconds, counted by each algorithm.
-const FEW: &str = "
-domain: d
-on_store_loss: local
-descriptors:
-  - {key: fixed, rate_limits: [4/3seconds]}
-  - {key: first, rate_limit: {unit: second, unit_multiplier: 3, requests_per_unit: 4, window: first_hit}}
-  - {key: window, rate_limit: {unit: second, unit_multiplier: 3, requests_per_unit: 4, algorithm: sliding_window}}
-  - {key: log, rate_limit: {unit: second, unit_multiplier: 3, requests_per_unit: 4, algorithm: sliding_log}}
-  - {key: bucket, rate_limit: {unit: second, unit_multiplier: 3, requests_per_unit: 4, algorithm: token_bucket}}
-";
-const FEW_PERIOD: Duration = Duration::from_secs(3);
+/// Counted by each algorithm.
+const FEW: Rate = Rate { hits: 4, secs: 3 };
 
 /// The most hits of one value that pass within a period while Redis is gone. 60 values are asked for five times as often
 /// as their limit allows, and 20 have room.
-async fn densest_while_room_is_short(key: &str) -> usize {
+async fn densest_while_room_is_short(algorithm: &str) -> usize {
     const VALUES: usize = 60;
+    let key = &FEW.key(algorithm);
     let mut redis = Redis::start();
-    let server = tollgate::with_rules(FEW)
+    let server = tollgate::with_rules(&local_rules(FEW))
         .redis_at(&redis.url(), "100ms")
         .args(["--replicas", "1", "--max-counters", "20"])
         .start();
@@ -469,9 +451,9 @@ async fn densest_while_room_is_short(key: &str) -> usize {
     redis.kill();
     let began = Instant::now();
     // Hits come one by one, so that a counter lives on after its first ones.
-    let mut pace = tokio::time::interval(FEW_PERIOD / 20);
+    let mut pace = tokio::time::interval(FEW.period() / 20);
     let mut admitted = vec![Vec::new(); VALUES];
-    while began.elapsed() < 4 * FEW_PERIOD {
+    while began.elapsed() < 4 * FEW.period() {
         pace.tick().await;
         for (value, admitted) in admitted.iter_mut().enumerate() {
             let value = value.to_string();
@@ -485,7 +467,7 @@ async fn densest_while_room_is_short(key: &str) -> usize {
     let densest = admitted.iter().map(|admitted| {
         // A call counts at some moment between its start and its end.
         let within = |start: Duration| {
-            let end = start + FEW_PERIOD;
+            let end = start + FEW.period();
             let of_it = admitted
                 .iter()
                 .filter(|(sent, told)| *sent >= start && *told < end);
@@ -500,17 +482,17 @@ async fn densest_while_room_is_short(key: &str) -> usize {
 #[tokio::test]
 async fn a_value_in_use_gets_no_fresh_limit_while_local_room_is_short() {
     let mut all = JoinSet::new();
-    for key in SHORT_KEYS {
-        all.spawn(async move { (key, densest_while_room_is_short(key).await) });
+    for algorithm in ALGORITHMS {
+        all.spawn(async move { (algorithm, densest_while_room_is_short(algorithm).await) });
     }
-    for (key, densest) in all.join_all().await {
+    for (algorithm, densest) in all.join_all().await {
         // Two windows touch; a sketch counts in windows; and a value may get its own counter meanwhile, where a bucket
         // and a window from the first hit admit a limit more (the table in docs/algorithms.md).
-        let most = match key {
-            "bucket" | "first" => 12,
+        let most = match algorithm {
+            "token_bucket" | "first_hit" => 12,
             _ => 8,
         };
-        assert!(densest <= most, "{key}: {densest}");
+        assert!(densest <= most, "{algorithm}: {densest}");
     }
 }
 

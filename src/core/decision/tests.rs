@@ -6,7 +6,7 @@ use super::*;
 use crate::core::{
     counter::KeyFormat,
     limit::{Allows, Rule},
-    matcher::{Matcher, tests::add_rule},
+    matcher::tests::Rules,
     metadata::MetadataValue,
     request::Request,
     window::{Period, Unit},
@@ -25,16 +25,7 @@ fn named(name: &str, limit: Limit) -> Limit {
     }
 }
 
-/// Rules of domain `d`, each for its own key.
-#[derive(Default)]
-struct Rules(Matcher);
-
 impl Rules {
-    fn with(mut self, key: &str, allows: Allows, change: impl FnOnce(&mut Rule)) -> Self {
-        add_rule(&mut self.0, key, allows, change);
-        self
-    }
-
     fn limits(self, key: &str, limits: &[Limit]) -> Self {
         self.with(key, Allows::Within(limits.into()), |_| ())
     }

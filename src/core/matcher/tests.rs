@@ -43,6 +43,22 @@ pub(in crate::core) fn add_rule(
     });
 }
 
+/// Rules of domain `d`, each for its own key.
+#[derive(Default)]
+pub(in crate::core) struct Rules(pub(in crate::core) Matcher);
+
+impl Rules {
+    pub(in crate::core) fn with(
+        mut self,
+        key: &str,
+        allows: Allows,
+        change: impl FnOnce(&mut Rule),
+    ) -> Self {
+        add_rule(&mut self.0, key, allows, change);
+        self
+    }
+}
+
 /// A matcher for domain `d` with these nodes, and those that lead to them.
 pub(in crate::core) fn matcher_of(nodes: &[(&[&str], Change)]) -> Matcher {
     with_rules(Matcher::default(), nodes)

@@ -2,7 +2,7 @@ use super::*;
 use crate::core::{
     counter::{Charge, CounterKind},
     limit::{Algorithm, Allows, CountPolicy, Limit, Modes, Rule},
-    matcher::{Matcher, tests::add_rule},
+    matcher::tests::Rules,
     plan::Plan,
     request::{Hits, Request},
     window::{Timestamp, Unit},
@@ -10,16 +10,7 @@ use crate::core::{
 
 const NOW: Timestamp = Timestamp::from_secs(1_000_000);
 
-/// Rules of domain `d`, each for its own key.
-#[derive(Default)]
-struct Rules(Matcher);
-
 impl Rules {
-    fn with(mut self, key: &str, allows: Allows, change: impl FnOnce(&mut Rule)) -> Self {
-        add_rule(&mut self.0, key, allows, change);
-        self
-    }
-
     /// Adds a rule of five requests per hour.
     fn five(self, key: &str, change: impl FnOnce(&mut Rule)) -> Self {
         self.with(key, five(|_| ()), change)

@@ -88,7 +88,7 @@ impl MemoryStore {
             && keys.len() < most
             && looked_at < LOOKED_AT
         {
-            let shard = &mut *lock(&self.shards[cursor.shard]);
+            let shard = &mut *lock(&self.shards[cursor.shard].0);
             let (all, found, next) = match cursor.part {
                 0 => families(shard, &wanted, cursor.position),
                 part => self.by_hash(shard, part, &wanted, cursor.position, most - keys.len()),

@@ -509,7 +509,7 @@ fn periods(seconds: impl Iterator<Item = u32>, now: Timestamp) -> Batch {
 fn longest_list(store: &MemoryStore) -> usize {
     let mut longest = 0;
     for shard in &*store.shards {
-        let shard = &mut lock(shard);
+        let shard = &mut lock(&shard.0);
         let look = |family: &mut DescriptorCounters| {
             longest = longest.max(family.slots.len());
             true

@@ -26,25 +26,42 @@ pub const ALGORITHMS: [&str; 5] = [
     "token_bucket",
 ];
 
-/// Rules for all [`ALGORITHMS`] and each of `limits`. Only the fixed window, by its default, charges refused hits too.
+/// Rules for all [`ALGORITHMS`] and each of `limits`. Only the fixed window charges refused hits too.
 pub fn rules(limits: &[Rate]) -> String {
     let mut text = "domain: d\ndescriptors:\n".to_owned();
     for rate in limits {
         for algorithm in ALGORITHMS {
-            let (count, way) = match algorithm {
-                "first_hit" => ("admitted", "window: first_hit".to_owned()),
-                "fixed_window" => ("all", "algorithm: fixed_window".to_owned()),
-                _ => ("admitted", format!("algorithm: {algorithm}")),
+            let count = match algorithm {
+                "fixed_window" => "count: all, ",
+                _ => "count: admitted, ",
             };
-            let Rate { hits, secs } = rate;
-            let key = rate.key(algorithm);
-            text += &format!(
-                "  - {{key: {key}, count: {count}, rate_limit: {{unit: second, unit_multiplier: {secs}, \
-                 requests_per_unit: {hits}, {way}}}}}\n"
-            );
+            text += &rule(*rate, algorithm, count);
         }
     }
     text
+}
+
+/// Rules for all [`ALGORITHMS`], which go on locally while Redis is lost.
+pub fn local_rules(rate: Rate) -> String {
+    let rules = ALGORITHMS.map(|algorithm| rule(rate, algorithm, ""));
+    format!(
+        "domain: d\non_store_loss: local\ndescriptors:\n{}",
+        rules.concat()
+    )
+}
+
+/// The line of a rule, with `more` of its keys.
+fn rule(rate: Rate, algorithm: &str, more: &str) -> String {
+    let way = match algorithm {
+        "first_hit" => "window",
+        _ => "algorithm",
+    };
+    let Rate { hits, secs } = rate;
+    let key = rate.key(algorithm);
+    format!(
+        "  - {{key: {key}, {more}rate_limit: {{unit: second, unit_multiplier: {secs}, requests_per_unit: {hits}, \
+         {way}: {algorithm}}}}}\n"
+    )
 }
 
 /// So many hits in so many seconds.
@@ -60,7 +77,7 @@ impl Rate {
         format!("{algorithm}_{}", self.secs)
     }
 
-    fn period(self) -> Duration {
+    pub fn period(self) -> Duration {
         Duration::from_secs(self.secs)
     }
 }
