@@ -42,6 +42,16 @@ pub enum Code {
     OverLimit,
 }
 
+impl Code {
+    /// Its name in the protocol.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "OK",
+            Self::OverLimit => "OVER_LIMIT",
+        }
+    }
+}
+
 /// The answer for one descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {

@@ -9,7 +9,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::core::{
     counter::CounterState,
-    decision::{Code, Decision, Status},
+    decision::{Decision, Status},
     limit::Limit,
     matcher::{Matcher, NoMatch},
     plan::{Outcome, Plan},
@@ -122,7 +122,7 @@ impl<'a> LoggedDecision<'a> {
             target: TARGET,
             time: format!("{moment:.3}"),
             domain: text(request.domain),
-            code: code(decision.overall),
+            code: decision.overall.name(),
             shadow_mode: decision.is_shadowed,
             degraded: decision.is_degraded,
             latency_us,
@@ -165,7 +165,7 @@ impl<'a> LoggedDescriptor<'a> {
                 .collect(),
             omitted: omitted(descriptor.entries.len()),
             hits: descriptor.hits.signed(),
-            code: code(status.code),
+            code: status.code.name(),
             by,
             rule: rule.map(|rule| text(rule.path.as_bytes())),
             file: origin.map(|origin| text(origin.file.as_bytes())),
@@ -216,13 +216,6 @@ fn limits<'a>(
             }
         })
         .collect()
-}
-
-fn code(code: Code) -> &'static str {
-    match code {
-        Code::Ok => "OK",
-        Code::OverLimit => "OVER_LIMIT",
-    }
 }
 
 /// How many of `count` a line does not show.

@@ -83,7 +83,7 @@ pub(super) fn explain<'a>(
     Explanation {
         version: 1,
         domain: text(request.domain),
-        code: basis.is_decided.then(|| code(decision.overall)),
+        code: basis.is_decided.then(|| decision.overall.name().to_owned()),
         why,
         settled_by: basis.is_decided.then(|| settled_by.to_owned()),
         degraded: decision.is_degraded,
@@ -94,13 +94,6 @@ pub(super) fn explain<'a>(
         omitted: request.len().saturating_sub(MAX_DESCRIPTORS),
         error,
         retry_secs: refuses.then_some(decision.retry_secs),
-    }
-}
-
-fn code(code: Code) -> String {
-    match code {
-        Code::Ok => "OK".to_owned(),
-        Code::OverLimit => "OVER_LIMIT".to_owned(),
     }
 }
 
@@ -156,7 +149,7 @@ impl<'a> AccountBasis<'a, '_> {
                 .map(entry)
                 .collect(),
             hits: descriptor.hits.signed(),
-            code: is_decided.then(|| code(status.code)),
+            code: is_decided.then(|| status.code.name().to_owned()),
             over: is_decided.then_some(is_over(status)),
             quota: is_quota(outcome, self.modes),
             result,
