@@ -300,6 +300,7 @@ pub use core::matcher::effort::steps_taken;
 pub use core::{
     counter::{
         Batch, Charge, CounterState, CounterStates, DescriptorHits, Identity, Joined, KeyFormat,
+        Operation,
     },
     decision::{Code as DecisionCode, Decision, Status as DecisionStatus, decide, decide_into},
     limit::{Algorithm, Allows, Limit, Modes, NearRatio, Rule},

@@ -312,11 +312,7 @@ impl Simulated {
         };
         let mut identity = Identity::default();
         identity.set(b"accuracy", &[entry], &[]);
-        let counting = DescriptorHits {
-            // Only admitted hits count, because the true number is the log of admitted hits.
-            charge: Charge::Within,
-            ..DescriptorHits::from(Hits::ONE)
-        };
+        let counting = DescriptorHits::charged(Hits::ONE, Charge::Within);
         let mut batch = Batch::default();
         batch.push(&identity, &self.limit, now, counting);
         let counts = self.store.apply_all(&batch, now);

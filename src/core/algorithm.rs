@@ -16,10 +16,7 @@
 
 use std::collections::VecDeque;
 
-use crate::core::{
-    counter::{CounterKind, IncrementSpec, ResetTimes},
-    request::Hits,
-};
+use crate::core::counter::{CounterKind, IncrementSpec, Operation, ResetTimes};
 
 mod dated;
 mod first_hit;
@@ -67,8 +64,8 @@ impl AlgorithmState {
         let now = self.present(spec, now);
         if let Self::SlidingWindow(state) = self {
             let mut state = state.at(spec, now);
-            state.charge(Hits::add(ahead));
-            state.charge(spec.hits);
+            state.add(ahead);
+            state.give_back(spec.taken_off());
             return i64::try_from(state.held(spec, now)).unwrap_or(i64::MAX);
         }
         let held = self.held(spec, now).saturating_add_unsigned(ahead);
@@ -77,7 +74,7 @@ impl AlgorithmState {
             Self::TokenBucket(_) => spec.limit.into(),
             Self::FirstHit(_) | Self::SlidingWindow(_) | Self::SlidingLog(_) => i64::MAX,
         };
-        spec.hits.moves(held.min(most))
+        spec.moves(held.min(most))
     }
 
     /// Applies the hits of `spec`, regardless of its limit. Giving back stops at zero and removes the
@@ -89,31 +86,31 @@ impl AlgorithmState {
         if spec.age_millis > 0 {
             return self.charge_late(spec, now);
         }
-        let hits = spec.hits;
         match self {
             Self::FirstHit(state) => {
                 *state = state.at(spec, now);
-                state.charge(hits, now);
+                state.charge(spec, now);
             }
             // Giving back to a counter that has seen no hit leaves no trace.
-            Self::SlidingWindow(state) if hits.added() == 0 && *state == Default::default() => {}
+            Self::SlidingWindow(state) if spec.added() == 0 && *state == Default::default() => {}
             Self::SlidingWindow(state) => {
                 *state = state.at(spec, now);
-                state.charge(hits);
+                state.charge(spec);
             }
             Self::SlidingLog(state) => state.charge(spec, now),
             Self::TokenBucket(state) => state.charge(spec, now),
         }
     }
 
-    /// Grants the hits that `spec` gives back: those above the limit leave first. A window that has begun owes the hits
+    /// Grants the hits of `spec`: those above the limit leave first. A window that has begun owes the hits
     /// that it does not hold; the other algorithms have no window that ends. Returns whether it could take
     /// any of them.
     pub(crate) fn grant(&mut self, spec: &IncrementSpec, now: u64) -> bool {
         let held = self.held(spec, now);
         let above = u64::try_from(held.saturating_sub(spec.limit.into())).unwrap_or(0);
         let spec = IncrementSpec {
-            hits: Hits::give_back(spec.hits.given_back().saturating_add(above)),
+            operation: Operation::GiveBack,
+            hits: spec.hits.saturating_add(above),
             ..*spec
         };
         let present = self.present(&spec, now);
@@ -135,7 +132,7 @@ impl AlgorithmState {
 
     /// When the counter, which holds `held`, changes if no further hits arrive.
     pub(crate) fn ends(&mut self, spec: &IncrementSpec, held: i64, now: u64) -> ResetTimes {
-        let (added, limit) = (spec.hits.added(), u64::from(spec.limit));
+        let (added, limit) = (spec.added(), u64::from(spec.limit));
         let resets_in = self.resets_in(spec, now);
         if held.saturating_add_unsigned(added) <= spec.limit.into() {
             return ResetTimes {
@@ -248,9 +245,16 @@ impl SlidingWindow {
             .saturating_add(scale(self.previous, left, period))
     }
 
-    fn charge(&mut self, hits: Hits) {
-        self.current = self.current.saturating_add(hits.added());
-        let back = hits.given_back();
+    fn charge(&mut self, spec: &IncrementSpec) {
+        self.add(spec.added());
+        self.give_back(spec.taken_off());
+    }
+
+    fn add(&mut self, hits: u64) {
+        self.current = self.current.saturating_add(hits);
+    }
+
+    fn give_back(&mut self, back: u64) {
         self.previous = self
             .previous
             .saturating_sub(back.saturating_sub(self.current));
@@ -274,7 +278,7 @@ impl SlidingWindow {
     /// The wait until the share of the older window, which falls with time, leaves room.
     fn retry_in(&self, spec: &IncrementSpec, now: u64) -> u64 {
         let period = spec.period_millis;
-        let room = u64::from(spec.limit) - spec.hits.added();
+        let room = u64::from(spec.limit) - spec.added();
         let end = self.end(period);
         let (end, older, room) = match room.checked_sub(self.current) {
             Some(room) => (end, self.previous, room),
@@ -314,8 +318,8 @@ impl SlidingLog {
             self.total -= hits;
             self.entries.pop_front();
         }
-        let added = spec.hits.added();
-        let mut back = spec.hits.given_back().min(self.total);
+        let added = spec.added();
+        let mut back = spec.taken_off().min(self.total);
         self.total = self.total + added - back;
         match self.entries.back_mut() {
             Some((at, count)) if *at == now => *count += added,
@@ -354,7 +358,7 @@ impl SlidingLog {
     }
 
     fn retry_in(&self, spec: &IncrementSpec, now: u64) -> u64 {
-        let room = u64::from(spec.limit) - spec.hits.added();
+        let room = u64::from(spec.limit) - spec.added();
         let mut total = self.total;
         for (at, hits) in &self.entries {
             total -= hits;
@@ -445,8 +449,8 @@ impl TokenBucket {
     fn charge(&mut self, spec: &IncrementSpec, now: u64) {
         if let CounterKind::TokenBucket { rate } = spec.method {
             let token = wide(spec.period_millis);
-            let missing = self.missing(spec, now) + wide(spec.hits.added()) * token;
-            let back = wide(spec.hits.given_back()) * token;
+            let missing = self.missing(spec, now) + wide(spec.added()) * token;
+            let back = wide(spec.taken_off()) * token;
             (self.rate, self.limit) = (rate, spec.limit);
             self.store_missing(missing.saturating_sub(back), now);
         }
@@ -457,7 +461,7 @@ impl TokenBucket {
     }
 
     fn retry_in(&self, spec: &IncrementSpec, now: u64) -> u64 {
-        let room = wide(u64::from(spec.limit) - spec.hits.added()) * wide(spec.period_millis);
+        let room = wide(u64::from(spec.limit) - spec.added()) * wide(spec.period_millis);
         let short = self.missing(spec, now).saturating_sub(room);
         narrow(short.div_ceil(u128::from(self.rate)))
     }

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use crate::core::counter::{Batch, Charge, Enforcement, Increment, IncrementSpec};
+use crate::core::counter::{Batch, Charge, Enforcement, Increment, IncrementSpec, Operation};
 
 /// The judgement on a request's counters, before any of them changes.
 #[derive(Debug, Default)]
@@ -34,7 +34,7 @@ impl Charging {
             if is_over {
                 charging.over.push(spec.descriptor);
                 charging.refuses |= spec.enforcement == Enforcement::Refuses;
-                charging.stops |= spec.hits.given_back() == 0 && spec.charge != Charge::Never;
+                charging.stops |= matches!(spec.operation, Operation::Add(_));
             }
         }
         let quotas = &charging.quotas;
@@ -51,13 +51,13 @@ impl Charging {
     /// Whether an increment is charged whose own limit gives `is_over`. Hits that are given back always
     /// are, except in a look.
     pub(crate) fn charges(&self, spec: &IncrementSpec, is_over: bool) -> bool {
-        match spec.charge {
-            Charge::Never => false,
-            _ if spec.hits.given_back() > 0 => true,
-            _ if is_over => charges_refused(spec),
-            Charge::Always | Charge::Within | Charge::Grant => true,
-            Charge::Admitted => !self.refuses && !self.is_over(spec.descriptor),
-            Charge::Stopping => !self.stops,
+        match spec.operation {
+            Operation::Look => false,
+            Operation::GiveBack | Operation::Grant => true,
+            Operation::Add(_) if is_over => charges_refused(spec),
+            Operation::Add(Charge::Always | Charge::Within) => true,
+            Operation::Add(Charge::Admitted) => !self.refuses && !self.is_over(spec.descriptor),
+            Operation::Add(Charge::Stopping) => !self.stops,
         }
     }
 }
@@ -65,14 +65,21 @@ impl Charging {
 /// Whether hits are charged although their own limit refuses them. The other limits of the request do not
 /// matter then.
 pub(crate) fn charges_refused(spec: &IncrementSpec) -> bool {
-    matches!(spec.charge, Charge::Always | Charge::Stopping)
+    matches!(
+        spec.operation,
+        Operation::Add(Charge::Always | Charge::Stopping)
+    )
 }
 
 /// Whether an increment that stands alone is charged to a counter that holds `held`, or owes hits if that is
 /// negative.
 #[inline]
 pub(crate) fn charges_alone(spec: &IncrementSpec, held: impl FnOnce() -> i64) -> bool {
-    charges_refused(spec) || !spec.refuses(held())
+    match spec.operation {
+        Operation::Look => false,
+        Operation::GiveBack | Operation::Grant => true,
+        Operation::Add(_) => charges_refused(spec) || !spec.refuses(held()),
+    }
 }
 
 /// The hits that a counter would hold just before an increment, and after it; negative if it owes hits.
@@ -120,14 +127,15 @@ impl BatchCharging {
             let ahead = ahead.entry(increment.key).or_default();
             let Look { before, after } = look(&increment, *ahead);
             let is_over = after > i64::from(increment.limit);
-            let is_ahead = match increment.charge {
-                Charge::Always | Charge::Grant => true,
-                Charge::Within | Charge::Admitted | Charge::Never => !is_over,
+            let is_ahead = match increment.operation {
+                Operation::Add(Charge::Always) => true,
                 // The reference looks at all counters before it adds to any.
-                Charge::Stopping => false,
+                Operation::Add(Charge::Stopping) => false,
+                Operation::Add(Charge::Within | Charge::Admitted) | Operation::Look => !is_over,
+                Operation::GiveBack | Operation::Grant => false,
             };
             if is_ahead {
-                *ahead = ahead.saturating_add(increment.hits.added());
+                *ahead = ahead.saturating_add(increment.added());
             }
             JudgedIncrement { is_over, before }
         };
@@ -148,9 +156,14 @@ mod tests {
     use super::*;
     use crate::core::{counter::sample, request::Hits};
 
-    fn spec(charge: Charge, enforcement: Enforcement, descriptor: u32) -> IncrementSpec {
+    const ALWAYS: Operation = Operation::Add(Charge::Always);
+    const WITHIN: Operation = Operation::Add(Charge::Within);
+    const ADMITTED: Operation = Operation::Add(Charge::Admitted);
+    const STOPPING: Operation = Operation::Add(Charge::Stopping);
+
+    fn spec(operation: Operation, enforcement: Enforcement, descriptor: u32) -> IncrementSpec {
         IncrementSpec {
-            charge,
+            operation,
             enforcement,
             descriptor,
             ..sample::spec(1, Hits::ONE)
@@ -159,56 +172,56 @@ mod tests {
 
     /// Each case is an increment, whether its limit refuses it, and whether it is charged.
     #[track_caller]
-    fn check<const N: usize>(cases: [(Charge, Enforcement, u32, bool, bool); N]) {
-        let spec = cases
-            .map(|(charge, enforcement, at, is_over, _)| (spec(charge, enforcement, at), is_over));
+    fn check<const N: usize>(cases: [(Operation, Enforcement, u32, bool, bool); N]) {
+        let spec = cases.map(|(operation, enforcement, at, is_over, _)| {
+            (spec(operation, enforcement, at), is_over)
+        });
         let charging = Charging::new(spec.iter().map(|(spec, is_over)| (spec, *is_over)));
         let charged = spec.map(|(spec, is_over)| charging.charges(&spec, is_over));
         assert_eq!(charged, cases.map(|(.., is_charged)| is_charged));
     }
 
-    use Charge::{Admitted, Always, Never, Stopping, Within};
     use Enforcement::{Quota, Refuses, Silent};
 
     #[test]
     fn what_one_limit_refuses_is_charged_to_none() {
         check([
-            (Admitted, Refuses, 0, false, false),
-            (Admitted, Refuses, 0, true, false),
-            (Admitted, Refuses, 1, false, false),
-            (Always, Refuses, 2, false, true),
-            (Within, Refuses, 2, false, true),
+            (ADMITTED, Refuses, 0, false, false),
+            (ADMITTED, Refuses, 0, true, false),
+            (ADMITTED, Refuses, 1, false, false),
+            (ALWAYS, Refuses, 2, false, true),
+            (WITHIN, Refuses, 2, false, true),
         ]);
         check([
-            (Admitted, Refuses, 0, false, true),
-            (Admitted, Refuses, 1, false, true),
+            (ADMITTED, Refuses, 0, false, true),
+            (ADMITTED, Refuses, 1, false, true),
         ]);
     }
 
     #[test]
     fn a_rule_in_shadow_mode_spares_itself_and_nobody_else() {
         check([
-            (Admitted, Silent, 0, true, false),
-            (Admitted, Silent, 0, false, false),
-            (Admitted, Refuses, 1, false, true),
+            (ADMITTED, Silent, 0, true, false),
+            (ADMITTED, Silent, 0, false, false),
+            (ADMITTED, Refuses, 1, false, true),
         ]);
     }
 
     #[test]
     fn an_increment_that_stands_alone_is_charged_unless_its_own_limit_refuses_it() {
-        for (charge, held, is_charged) in [
-            (Always, 9, true),
-            (Stopping, 9, true),
-            (Admitted, 0, true),
-            (Admitted, 1, false),
-            (Within, 0, true),
-            (Within, 1, false),
+        for (operation, held, is_charged) in [
+            (ALWAYS, 9, true),
+            (STOPPING, 9, true),
+            (ADMITTED, 0, true),
+            (ADMITTED, 1, false),
+            (WITHIN, 0, true),
+            (WITHIN, 1, false),
         ] {
-            let spec = spec(charge, Refuses, 0);
+            let spec = spec(operation, Refuses, 0);
             assert_eq!(
                 charges_alone(&spec, || held),
                 is_charged,
-                "{charge:?} {held}"
+                "{operation:?} {held}"
             );
         }
     }
@@ -216,9 +229,9 @@ mod tests {
     #[test]
     fn a_look_that_is_over_refuses_and_stops_nothing() {
         check([
-            (Never, Refuses, 0, true, false),
-            (Stopping, Refuses, 1, false, true),
-            (Admitted, Refuses, 2, false, false),
+            (Operation::Look, Refuses, 0, true, false),
+            (STOPPING, Refuses, 1, false, true),
+            (ADMITTED, Refuses, 2, false, false),
         ]);
     }
 
@@ -228,13 +241,13 @@ mod tests {
         for _ in 0..2 {
             batch.append_one(Increment {
                 key: b"k",
-                spec: spec(Within, Refuses, 0),
+                spec: spec(WITHIN, Refuses, 0),
             });
         }
         // The limit is 1, and the counter is empty.
         let judged = BatchCharging::new(&batch, |increment, ahead| Look {
             before: ahead.cast_signed(),
-            after: increment.hits.moves(ahead.cast_signed()),
+            after: increment.moves(ahead.cast_signed()),
         });
         let specs = batch.all_specs().enumerate();
         let charged: Vec<_> = specs
@@ -255,15 +268,15 @@ mod tests {
             let mut batch = Batch::default();
             for &hits in hits {
                 let spec = IncrementSpec {
-                    hits: Hits::add(hits),
-                    ..spec(Within, Refuses, 0)
+                    hits,
+                    ..spec(WITHIN, Refuses, 0)
                 };
                 batch.append_one(Increment { key: b"k", spec });
             }
             // The limit is 1.
             let judged = BatchCharging::new(&batch, |increment, ahead| {
                 let before = ahead.cast_signed() - 90;
-                let after = increment.hits.moves(before);
+                let after = increment.moves(before);
                 Look { before, after }
             });
             let specs = batch.all_specs().enumerate();
@@ -290,14 +303,14 @@ mod tests {
     #[test]
     fn quotas_refuse_together() {
         check([
-            (Admitted, Quota, 0, true, false),
-            (Admitted, Quota, 1, false, true),
-            (Admitted, Refuses, 2, false, true),
+            (ADMITTED, Quota, 0, true, false),
+            (ADMITTED, Quota, 1, false, true),
+            (ADMITTED, Refuses, 2, false, true),
         ]);
         check([
-            (Admitted, Quota, 0, true, false),
-            (Admitted, Quota, 1, true, false),
-            (Admitted, Refuses, 2, false, false),
+            (ADMITTED, Quota, 0, true, false),
+            (ADMITTED, Quota, 1, true, false),
+            (ADMITTED, Refuses, 2, false, false),
         ]);
     }
 
@@ -310,7 +323,7 @@ mod tests {
             ((Quota, true), (Quota, false), false),
             ((Quota, true), (Quota, true), true),
         ] {
-            let (one, other) = (spec(Always, first.0, 0), spec(Always, second.0, 1));
+            let (one, other) = (spec(ALWAYS, first.0, 0), spec(ALWAYS, second.0, 1));
             let charging = Charging::new([(&one, first.1), (&other, second.1)]);
             assert_eq!(charging.refuses, refuses, "{first:?} {second:?}");
         }
@@ -319,47 +332,44 @@ mod tests {
     #[test]
     fn each_judges_for_itself_where_all_hits_count() {
         check([
-            (Always, Refuses, 0, true, true),
-            (Within, Refuses, 0, true, false),
-            (Within, Refuses, 0, false, true),
+            (ALWAYS, Refuses, 0, true, true),
+            (WITHIN, Refuses, 0, true, false),
+            (WITHIN, Refuses, 0, false, true),
         ]);
     }
 
     #[test]
     fn what_a_give_back_leaves_over_refuses_the_request_but_stops_nothing() {
-        let charged = |charge| {
-            let back = IncrementSpec {
-                hits: Hits::give_back(1),
-                ..spec(charge, Refuses, 0)
-            };
-            let hit = spec(charge, Refuses, 1);
+        let charged = |operation| {
+            let back = spec(Operation::GiveBack, Refuses, 0);
+            let hit = spec(operation, Refuses, 1);
             let charging = Charging::new([(&back, true), (&hit, false)]);
             (charging.charges(&back, true), charging.charges(&hit, false))
         };
-        assert_eq!(charged(Admitted), (true, false));
-        assert_eq!(charged(Always), (true, true));
-        assert_eq!(charged(Stopping), (true, true));
+        assert_eq!(charged(ADMITTED), (true, false));
+        assert_eq!(charged(ALWAYS), (true, true));
+        assert_eq!(charged(STOPPING), (true, true));
     }
 
     #[test]
     fn a_look_is_never_charged_and_refuses_all_the_same() {
         check([
-            (Never, Refuses, 0, true, false),
-            (Never, Refuses, 1, false, false),
-            (Admitted, Refuses, 2, false, false),
-            (Always, Refuses, 3, false, true),
+            (Operation::Look, Refuses, 0, true, false),
+            (Operation::Look, Refuses, 1, false, false),
+            (ADMITTED, Refuses, 2, false, false),
+            (ALWAYS, Refuses, 3, false, true),
         ]);
     }
 
     #[test]
     fn the_references_stop_leaves_out_what_would_have_passed() {
         check([
-            (Stopping, Refuses, 0, true, true),
-            (Stopping, Refuses, 1, false, false),
+            (STOPPING, Refuses, 0, true, true),
+            (STOPPING, Refuses, 1, false, false),
         ]);
         check([
-            (Stopping, Refuses, 0, false, true),
-            (Stopping, Silent, 1, false, true),
+            (STOPPING, Refuses, 0, false, true),
+            (STOPPING, Silent, 1, false, true),
         ]);
     }
 }

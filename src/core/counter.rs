@@ -13,7 +13,7 @@ mod tests;
 
 pub use batch::Batch;
 pub(crate) use batch::Increment;
-pub use increment::{Charge, DescriptorHits};
+pub use increment::{Charge, DescriptorHits, Operation};
 pub(crate) use increment::{CounterKind, Enforcement, IncrementSpec};
 pub use key::{Identity, Joined, KeyFormat};
 pub(crate) use state::ResetTimes;

@@ -157,7 +157,7 @@ fn counted_status(
         // Computed only when needed, because most hits pass. The limits of one descriptor have counters
         // of their own.
         let held_at_least = || match plan.outcomes.len() {
-            1 => spec.hits.added(),
+            1 => spec.added(),
             _ => least.held(&plan.batch, counter),
         };
         if standing.is_over && held_at_least() > u64::from(spec.limit) {
@@ -227,8 +227,8 @@ impl EmptyCounters {
                 } else {
                     table.get(increment.key).copied()
                 };
-                let held = before.unwrap_or(0).saturating_add(increment.hits.added());
-                let held = held.saturating_sub(increment.hits.given_back());
+                let held = before.unwrap_or(0).saturating_add(increment.added());
+                let held = held.saturating_sub(increment.taken_off());
                 if batch.len() >= MANY {
                     table.insert(increment.key, held);
                 }
@@ -252,9 +252,9 @@ struct LimitStanding {
 impl LimitStanding {
     fn new(spec: &IncrementSpec, count: CounterState, now: Timestamp) -> Self {
         let capacity = u64::from(spec.limit);
-        let is_over = count.is_over(spec.limit, spec.hits);
+        let is_over = count.is_over(spec.limit, spec.added());
         let window_ends_in = spec.expires_at.millis().saturating_sub(now.millis());
-        let added = spec.hits.added();
+        let added = spec.added();
         // A limit that let the hits pass may have no room for them a second time; that matters when
         // another limit refused the request.
         let after_again = count.count().saturating_add_unsigned(added);
@@ -411,7 +411,7 @@ pub(crate) struct Tally {
 /// limit kept from being charged count as none of the three.
 pub(crate) fn tally(limit: &Limit, ratio: NearRatio, hits: Hits, count: CounterState) -> Tally {
     if !count.is_charged || count.is_cached {
-        let is_over = count.is_cached || count.is_over(limit.capacity(), hits);
+        let is_over = count.is_cached || count.is_over(limit.capacity(), hits.added());
         return Tally {
             over: if is_over { hits.added() } else { 0 },
             ..Tally::default()

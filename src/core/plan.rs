@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::{
     core::{
-        counter::{Batch, Charge, DescriptorHits, Enforcement, Identity, Joined},
+        counter::{Batch, Charge, DescriptorHits, Enforcement, Identity, Joined, Operation},
         limit::{Allows, CountPolicy, Limit, Metric, Modes, Rule},
         matcher::{Domain, Match, Matcher, NoMatch},
         metric_key,
@@ -186,8 +186,8 @@ impl<'a> PlanBuilder<'a, '_> {
                 continue;
             }
             let counting = DescriptorHits {
-                hits,
-                charge: self.charge(rule, limit),
+                operation: Operation::of(hits, self.charge(rule, limit)),
+                hits: hits.count(),
                 enforcement: self.enforcement(rule),
                 on_loss: rule.map_or(self.modes.on_store_loss, |rule| rule.on_store_loss),
                 descriptor: index,
@@ -376,7 +376,10 @@ mod tests {
             };
             let request = request(&keys);
             let plan = Plan::new(&matcher, &request, modes, NOW);
-            plan.batch.spec(0).charge
+            match plan.batch.spec(0).operation {
+                Operation::Add(charge) => charge,
+                other => panic!("{other:?}"),
+            }
         };
         let first_hit: Change = |rule| limit(rule).algorithm = Algorithm::FirstHit;
         let log: Change = |rule| limit(rule).algorithm = Algorithm::SlidingLog;

@@ -46,7 +46,7 @@ pub(crate) fn predicted(batch: &Batch, looked: &[CounterState]) -> CounterStates
         let before = before.saturating_add_unsigned(ahead);
         Look {
             before,
-            after: increment.hits.moves(before),
+            after: increment.moves(before),
         }
     });
     for (index, (increment, looked)) in batch.iter().zip(looked).enumerate() {
@@ -76,7 +76,7 @@ fn state(
         return looked;
     }
     if is_charged {
-        *held = increment.hits.moves(*held);
+        *held = increment.moves(*held);
         return CounterState {
             is_charged,
             ..looked.with_count(*held)

@@ -124,19 +124,14 @@ impl Hits {
         if self.0 < 0 { self.0.unsigned_abs() } else { 0 }
     }
 
+    /// How many hits are added or given back.
+    pub const fn count(self) -> u64 {
+        self.0.unsigned_abs()
+    }
+
     /// The hits as one number, negative if they are given back.
     pub const fn signed(self) -> i64 {
         self.0
-    }
-
-    /// `count` with these hits. Giving back leaves at least 0, and a counter that owes hits as it is.
-    pub const fn moves(self, count: i64) -> i64 {
-        let count = count.saturating_add_unsigned(self.added());
-        if count <= 0 {
-            return count;
-        }
-        let left = count.saturating_sub_unsigned(self.given_back());
-        if left > 0 { left } else { 0 }
     }
 
     /// Whether these hits only look.
@@ -203,21 +198,6 @@ mod tests {
     fn hits_are_one_number_with_a_sign() {
         assert_eq!(Hits::add(3).signed(), 3);
         assert_eq!(Hits::give_back(3).signed(), -3);
-    }
-
-    #[test]
-    fn hits_that_are_given_back_leave_no_debt_and_take_none_away() {
-        for (count, hits, expected) in [
-            (-5, Hits::add(3), -2),
-            (-5, Hits::add(7), 2),
-            (-5, Hits::give_back(3), -5),
-            (5, Hits::give_back(3), 2),
-            (5, Hits::give_back(7), 0),
-            (0, Hits::give_back(1), 0),
-            (i64::MAX, Hits::add(1), i64::MAX),
-        ] {
-            assert_eq!(hits.moves(count), expected, "{count} {hits:?}");
-        }
     }
 
     #[test]

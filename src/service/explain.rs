@@ -104,17 +104,14 @@ pub(crate) async fn look<S: Store>(
     let rules = limiter.rules.current().ok_or(NoDecision::NoRules)?;
     let now = service.clock.now();
     let look = {
-        let mut plan = Plan::new(&rules.matcher, &request, limiter.modes, now);
-        plan.batch.charge_nothing();
+        let mut plan = Plan::default();
+        limiter.plan(&mut plan, &rules, &request, now);
+        plan.batch.look();
         plan.batch
     };
     let mut counts = CounterStates::new();
-    let mut looked = Ok(());
-    if !look.is_empty() {
-        let deadline = Deadline::of_store();
-        let store = &limiter.store;
-        looked = store.add_into(&mut counts, &look, now, &deadline).await;
-    }
+    let deadline = Deadline::of_store();
+    let looked = limiter.count(&mut counts, &look, now, &deadline).await;
     Ok(LookedAt {
         rules,
         modes: limiter.modes,

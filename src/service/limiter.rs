@@ -14,7 +14,7 @@ use std::{
 
 use crate::{
     core::{
-        counter::{CounterState, CounterStates},
+        counter::{Batch, CounterState, CounterStates},
         decision::{Decision, decide_into},
         limit::Modes,
         matcher::Matcher,
@@ -170,14 +170,10 @@ impl<S: Store> Limiter<S> {
         let held = self.rules.held();
         let rules = self.loaded(&held)?;
         let mut plan = Plan::default();
-        plan.fill(&rules.matcher, request, self.modes, now);
+        self.plan(&mut plan, rules, request, now);
         let mut counts = Pooled::<CounterStates>::default();
-        if !plan.batch.is_empty() {
-            let store = &self.store;
-            let added = store.add_into(&mut counts, &plan.batch, now, deadline);
-            let added = added.await;
-            added.inspect_err(|_| self.metrics.record_store_failure())?;
-        }
+        let counted = self.count(&mut counts, &plan.batch, now, deadline).await;
+        counted.inspect_err(|_| self.metrics.record_store_failure())?;
         let times = RequestTimes {
             now,
             began: deadline.began,
@@ -201,7 +197,7 @@ impl<S: Store> Limiter<S> {
         let held = self.rules.held();
         let rules = self.loaded(&held)?;
         let mut plan = Plan::default();
-        plan.fill(&rules.matcher, request, self.modes, now);
+        self.plan(&mut plan, rules, request, now);
         let mut counts = CounterStates::new();
         let counted = store.add_at_once(&mut counts, &plan.batch, now);
         counted.inspect_err(|_| self.metrics.record_store_failure())?;
@@ -216,6 +212,71 @@ impl<S: Store> Limiter<S> {
         })
     }
 
+    /// Fills an empty plan: which counters `request` touches under `rules`, and how.
+    #[inline]
+    pub fn plan<'m>(
+        &self,
+        plan: &mut Plan<'m>,
+        rules: &'m RuleSet,
+        request: &'m Request<'_>,
+        now: Timestamp,
+    ) {
+        plan.fill(&rules.matcher, request, self.modes, now);
+    }
+
+    /// Applies the increments of a plan, which can be looks, and appends the counts after them to `counts`.
+    ///
+    /// # Errors
+    ///
+    /// If the store failed; some hits may then have been counted.
+    #[inline]
+    pub async fn count(
+        &self,
+        counts: &mut CounterStates,
+        batch: &Batch,
+        now: Timestamp,
+        deadline: &Deadline,
+    ) -> Result<(), StoreError> {
+        if batch.is_empty() {
+            return Ok(());
+        }
+        self.store.add_into(counts, batch, now, deadline).await
+    }
+
+    /// Fills an empty decision. It records nothing.
+    #[inline]
+    pub fn decide(
+        &self,
+        decision: &mut Decision,
+        plan: &Plan<'_>,
+        counts: &[CounterState],
+        now: Timestamp,
+    ) {
+        decide_into(decision, plan, counts, self.modes, now);
+    }
+
+    /// Records a decision in the statistics, the top talkers and the decision log.
+    #[inline]
+    pub(crate) fn observe(
+        &self,
+        rules: &RuleSet,
+        request: &Request<'_>,
+        plan: &Plan<'_>,
+        counts: &[CounterState],
+        decision: &Decision,
+        times: RequestTimes,
+    ) {
+        let is_any_over = self
+            .metrics
+            .record(&rules.stats, request, plan, counts, decision);
+        if self.talkers.takes(is_any_over) {
+            let began = times.began.into();
+            self.talkers.record(request, plan, decision, began);
+        }
+        self.decision_log
+            .log(&rules.matcher, request, plan, counts, decision, times);
+    }
+
     /// Decides and records, once the counts are known.
     fn conclude<'m, R>(
         &self,
@@ -227,16 +288,8 @@ impl<S: Store> Limiter<S> {
         render: impl FnOnce(&mut Decision, &Basis<'_, '_>) -> R,
     ) -> R {
         let mut decision = Decision::default();
-        decide_into(&mut decision, plan, counts, self.modes, times.now);
-        let is_any_over = self
-            .metrics
-            .record(&rules.stats, request, plan, counts, &decision);
-        if self.talkers.takes(is_any_over) {
-            let began = times.began.into();
-            self.talkers.record(request, plan, &decision, began);
-        }
-        self.decision_log
-            .log(&rules.matcher, request, plan, counts, &decision, times);
+        self.decide(&mut decision, plan, counts, times.now);
+        self.observe(rules, request, plan, counts, &decision, times);
         let basis = Basis {
             matcher: &rules.matcher,
             plan,

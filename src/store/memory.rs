@@ -203,7 +203,7 @@ impl MemoryStore {
                     break;
                 };
                 let is_charged = charges_alone(spec, || slot.count);
-                counts.push(slot.add(spec.hits, is_charged));
+                counts.push(slot.add(spec, is_charged));
                 next = names.next();
             }
             while let Some((index, name)) = next
@@ -236,8 +236,8 @@ impl MemoryStore {
                 return cursor.apply(&increment, is_charged);
             }
             let waiting = judged.waiting(cursor.held(&increment));
-            let mut spec = increment.spec;
-            spec.hits = Hits::add(spec.hits.added().saturating_add(waiting));
+            let mut spec = increment.look();
+            spec.hits = spec.hits.saturating_add(waiting).min(Hits::MAX);
             let count = cursor.apply(&Increment { spec, ..increment }, false);
             count.with_count(count.count().saturating_add_unsigned(waiting))
         };

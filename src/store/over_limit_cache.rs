@@ -36,7 +36,7 @@ use super::contract::{Deadline, Store, StoreError};
 use crate::{
     core::{
         charging::charges_refused,
-        counter::{Batch, Charge, CounterState, CounterStates, Increment, IncrementSpec},
+        counter::{Batch, CounterState, CounterStates, IncrementSpec, Operation},
         request::Hits,
         window::{SteadyTime, Timestamp},
     },
@@ -165,7 +165,7 @@ struct StoreQuestion {
 }
 
 fn gives_back(batch: &Batch) -> bool {
-    batch.all_specs().any(|spec| spec.hits.given_back() > 0)
+    batch.all_specs().any(|spec| spec.operation.takes_off())
 }
 
 impl<S: Store> OverLimitCache<S> {
@@ -213,7 +213,7 @@ impl<S: Store> OverLimitCache<S> {
         self.stats.hits.fetch_add(batch.len() as u64, Relaxed);
         for (over, spec) in answers.into_iter().zip(batch.all_specs()) {
             if charges_refused(spec) {
-                over.refused(spec.hits.added());
+                over.refused(spec.hits);
             }
             counts.push(over.count(spec, now));
         }
@@ -228,8 +228,9 @@ impl<S: Store> OverLimitCache<S> {
         counts: &[CounterState],
         question: &StoreQuestion,
     ) {
-        let is_new =
-            |(spec, count): (&IncrementSpec, &CounterState)| count.is_over(spec.limit, spec.hits);
+        let is_new = |(spec, count): (&IncrementSpec, &CounterState)| {
+            count.is_over(spec.limit, spec.added())
+        };
         // Mostly there is none, and this check needs no lock.
         if question.asks == Asks::Unknown && !batch.all_specs().zip(counts).any(is_new) {
             return;
@@ -245,7 +246,7 @@ impl<S: Store> OverLimitCache<S> {
             if count.is_degraded || !count.is_charged && is_repeated(batch, &increment) {
                 continue;
             }
-            if count.is_charged && count.after <= increment.hits.added() && count.ends.is_none() {
+            if count.is_charged && count.after <= increment.added() && count.ends.is_none() {
                 entries.found_empty(increment.key);
             }
             if let Some(over) = OverEntry::new(&increment.spec, *count, is_one_step, question.at) {
@@ -264,20 +265,18 @@ impl Caches {
         let mut rest = Box::<Batch>::default();
         let caches = lock(&self.all);
         for increment in batch.iter() {
-            let spec = match increment.charge {
-                // A look takes nothing.
-                Charge::Never => increment.spec,
+            let mut rest_of_one = increment;
+            match increment.operation {
+                Operation::Look | Operation::Add(_) => {}
+                Operation::GiveBack => {
+                    rest_of_one.spec.hits = take_back(&caches, increment.key, increment.hits);
+                }
                 // Hits above the limit leave first, so that those which were refused let nothing pass.
-                Charge::Grant => {
+                Operation::Grant => {
                     take_back(&caches, increment.key, Hits::MAX);
-                    increment.spec
                 }
-                _ => {
-                    let given_back = increment.hits.given_back();
-                    sent(&increment, take_back(&caches, increment.key, given_back))
-                }
-            };
-            rest.append_one(Increment { spec, ..increment });
+            }
+            rest.append_one(rest_of_one);
         }
         rest
     }
@@ -286,7 +285,7 @@ impl Caches {
     fn doubt(&self, batch: &Batch) {
         for known in lock(&self.all).iter() {
             let entries = lock(&known.entries);
-            for increment in batch.iter().filter(|one| one.hits.given_back() > 0) {
+            for increment in batch.iter().filter(|one| one.operation.takes_off()) {
                 entries.doubt(increment.key);
             }
         }
@@ -299,22 +298,4 @@ fn take_back(caches: &[Arc<WorkerCache>], key: &[u8], hits: u64) -> u64 {
         let entries = lock(&known.entries);
         entries.get(key).map_or(rest, |over| over.take_back(rest))
     })
-}
-
-/// The increment that remains of one if only `rest` of its hits are still to be given back.
-fn sent(increment: &Increment<'_>, rest: u64) -> IncrementSpec {
-    let charge = match increment.charge {
-        // Giving back stops nothing, but a look does.
-        Charge::Stopping if rest == 0 && increment.hits.given_back() > 0 => Charge::Never,
-        charge => charge,
-    };
-    let hits = match increment.hits.given_back() {
-        0 => increment.hits,
-        _ => Hits::give_back(rest),
-    };
-    IncrementSpec {
-        hits,
-        charge,
-        ..increment.spec
-    }
 }

@@ -14,9 +14,10 @@ use smallvec::SmallVec;
 use super::contract::{Deadline, StoreError};
 use crate::core::{
     charging::Charging,
-    counter::{Batch, Charge, CounterState, CounterStates, Enforcement, Increment, IncrementSpec},
-    limit::OnStoreLoss,
-    request::Hits,
+    counter::{
+        Batch, Charge, CounterState, CounterStates, Enforcement, Increment, IncrementSpec,
+        Operation,
+    },
 };
 
 /// The places that count the parts of a batch.
@@ -125,7 +126,7 @@ impl Split {
         deadline: &Deadline,
         order: impl IntoIterator<Item = Range<usize>>,
     ) -> Result<SplitEnd, StoreError> {
-        let looks = batch.all_specs().map(looked_at).collect();
+        let looks = batch.all_specs().map(|spec| Some(spec.look())).collect();
         self.send(batch, &looks, stores, counts, deadline).await?;
         let mut has_room = false;
         let mut sent = Ok(());
@@ -134,7 +135,7 @@ impl Split {
             for (spec, store) in charged.iter_mut().zip(&self.stores) {
                 spec.take_if(|_| !places.contains(store));
             }
-            if charged.iter().flatten().all(|spec| spec.hits.is_peek()) {
+            if charged.iter().flatten().all(|spec| spec.hits == 0) {
                 continue;
             }
             has_room = true;
@@ -205,22 +206,15 @@ impl Split {
     }
 }
 
-fn looked_at(spec: &IncrementSpec) -> Option<IncrementSpec> {
-    Some(IncrementSpec {
-        charge: Charge::Never,
-        ..*spec
-    })
-}
-
 /// Whether the counter is over the limit of `spec` after its hits, which `count` may already include.
 fn is_over(spec: &IncrementSpec, count: &CounterState) -> bool {
     let leaves = if count.is_charged {
         0
     } else {
-        spec.hits.given_back()
+        spec.taken_off()
     };
     let after = count.count().saturating_sub_unsigned(leaves);
-    count.with_count(after).is_over(spec.limit, spec.hits)
+    count.with_count(after).is_over(spec.limit, spec.added())
 }
 
 fn charging(batch: &Batch, counts: &[CounterState]) -> Charging {
@@ -236,9 +230,9 @@ fn charged(batch: &Batch, counts: &[CounterState]) -> Chosen {
         charging
             .charges(spec, is_over(spec, count))
             .then_some(IncrementSpec {
-                charge: match spec.charge {
+                operation: match spec.operation {
                     // Only all places together can decide to leave it out.
-                    Charge::Stopping => Charge::Always,
+                    Operation::Add(Charge::Stopping) => Operation::Add(Charge::Always),
                     own => own,
                 },
                 enforcement: match spec.enforcement {
@@ -250,7 +244,7 @@ fn charged(batch: &Batch, counts: &[CounterState]) -> Chosen {
             })
     };
     let mut chosen: Chosen = batch.all_specs().zip(counts).map(charged).collect();
-    let moves = |chosen: &Option<IncrementSpec>| chosen.is_some_and(|spec| !spec.hits.is_peek());
+    let moves = |chosen: &Option<IncrementSpec>| chosen.is_some_and(|spec| spec.hits > 0);
     let moved: HashSet<&[u8]> = batch
         .iter()
         .zip(&chosen)
@@ -259,10 +253,10 @@ fn charged(batch: &Batch, counts: &[CounterState]) -> Chosen {
         .collect();
     for (increment, chosen) in batch.iter().zip(&mut chosen) {
         if chosen.is_none() && moved.contains(increment.key) {
-            *chosen = looked_at(&increment).map(|look| IncrementSpec {
+            *chosen = Some(IncrementSpec {
                 // The request is judged.
                 enforcement: Enforcement::Silent,
-                ..look
+                ..increment.look()
             });
         }
     }
@@ -274,12 +268,10 @@ fn charged(batch: &Batch, counts: &[CounterState]) -> Chosen {
 fn overcharged(batch: &Batch, counts: &mut [CounterState], has_failed: bool) -> Chosen {
     let charging = charging(batch, counts);
     let back = |(spec, count): (&IncrementSpec, &mut CounterState)| {
-        let hits = spec.hits.added();
-        let was_let_pass = count.is_degraded && spec.on_loss == OnStoreLoss::Allow;
-        if spec.charge != Charge::Admitted
+        let hits = spec.hits;
+        if spec.operation != Operation::Add(Charge::Admitted)
             || hits == 0
-            || !count.is_charged
-            || was_let_pass
+            || !count.was_counted(spec)
             || !has_failed && charging.charges(spec, false)
         {
             return None;
@@ -290,11 +282,10 @@ fn overcharged(batch: &Batch, counts: &mut [CounterState], has_failed: bool) -> 
             ..count.with_count(before)
         };
         Some(IncrementSpec {
-            hits: Hits::give_back(hits),
-            charge: match before {
+            operation: match before {
                 // A counter that owed hits has to owe them again.
-                ..0 => Charge::Grant,
-                0.. => Charge::Always,
+                ..0 => Operation::Grant,
+                0.. => Operation::GiveBack,
             },
             ..*spec
         })
@@ -320,6 +311,7 @@ mod tests {
         core::{
             counter::{DescriptorHits, Enforcement},
             limit::{Algorithm, Limit},
+            request::Hits,
             window::{Timestamp, Unit},
         },
         store::{contract::Store as _, memory::MemoryStore, per_second::PerSecond},
@@ -376,10 +368,9 @@ mod tests {
                 ..Limit::fixed(one.requests_per_unit, one.unit)
             };
             let counting = DescriptorHits {
-                charge: one.charge,
                 enforcement: one.enforcement,
                 descriptor: one.descriptor,
-                ..DescriptorHits::from(one.hits)
+                ..DescriptorHits::charged(one.hits, one.charge)
             };
             batch.push_value(&value, &limit, now, counting);
         }
@@ -549,11 +540,6 @@ mod tests {
     #[tokio::test]
     async fn a_counter_that_owes_hits_owes_them_again_when_it_gets_them_back() {
         for (granted, owes) in [(20, -20), (3, -3)] {
-            let grant = One {
-                charge: Charge::Grant,
-                hits: Hits::give_back(granted),
-                ..one(Minute, 5)
-            };
             let several = One {
                 hits: Hits::add(5),
                 ..one(Minute, 5)
@@ -563,7 +549,9 @@ mod tests {
                 other: batch(&[one(Second, 1)], &Algorithm::FixedWindow),
                 adds: AtomicUsize::new(0),
             };
-            places.stores[0].apply_all(&batch(&[grant], &Algorithm::FixedWindow), NOW);
+            let mut grant = batch(&[one(Minute, 5)], &Algorithm::FixedWindow);
+            grant.grant(granted);
+            places.stores[0].apply_all(&grant, NOW);
             let both = batch(&[several, one(Second, 1)], &Algorithm::FixedWindow);
             let split = Split::new(vec![0, 1]);
             let counts = split.add(&both, &places, &Deadline::of_store()).await;
@@ -632,23 +620,23 @@ mod tests {
                         unit,
                         requests_per_unit: 5,
                         charge: match charge {
-                            _ if is_granted => Charge::Grant,
                             Charge::Always if algorithm.looks_first() => Charge::Within,
                             own => own,
                         },
                         enforcement,
-                        hits: match is_granted {
-                            true => Hits::give_back(1 + hits.signed().unsigned_abs()),
-                            false => hits,
-                        },
+                        hits,
                     };
-                    batch.append(&self::batch_at(&[one], algorithm, now));
+                    let mut one = self::batch_at(&[one], algorithm, now);
+                    if is_granted {
+                        one.grant(1 + hits.count());
+                    }
+                    batch.append(&one);
                 }
                 let mut expected = one_place.apply_all(&batch, now);
                 let mut counts = runtime.block_on(two_places.add(&batch, now)).unwrap();
                 for (index, spec) in batch.all_specs().enumerate() {
                     // No hit is charged, or every one is.
-                    if spec.hits.is_peek() {
+                    if spec.hits == 0 {
                         expected[index].is_charged = true;
                         counts[index].is_charged = true;
                     }

@@ -10,7 +10,7 @@ use proptest::{
 use tokio::task::JoinSet;
 use tollgate::{
     Algorithm, Batch, Charge, CounterState, DescriptorHits, Entry, Hits, Identity, Limit,
-    MemoryStore, Period, Timestamp, Unit,
+    MemoryStore, Operation, Period, Timestamp, Unit,
 };
 
 use crate::{
@@ -49,7 +49,7 @@ struct Step {
     algorithm: Algorithm,
     requests_per_unit: u32,
     hits: Hits,
-    charge: Charge,
+    operation: Operation,
 }
 
 /// The steps of one request.
@@ -84,7 +84,7 @@ fn push(batch: &mut Batch, history: u32, index: usize, step: &Step, now: u64) {
     identity.set(b"algorithms", &[entry], &[]);
     let limit = step.limit();
     let counting = DescriptorHits {
-        charge: step.charge,
+        operation: step.operation,
         descriptor: index.try_into().unwrap(),
         ..step.hits.into()
     };
@@ -363,7 +363,14 @@ impl Model {
 
     fn send(&mut self, call: &Call) -> Vec<Reported> {
         let now = call.now;
-        let alone = |step: &Step| matches!(step.charge, Charge::Always | Charge::Within);
+        let alone = |step: &Step| {
+            use Charge::{Always, Within};
+            let operation = step.operation;
+            matches!(
+                operation,
+                Operation::Add(Always | Within) | Operation::GiveBack
+            )
+        };
         if call.steps.iter().all(alone) {
             return call
                 .steps
@@ -389,19 +396,18 @@ impl Model {
                 before + step.hits.added().cast_signed()
             };
             let is_over = after > i64::from(step.limit().capacity());
-            if step.charge == Charge::Always || !is_over {
+            if step.operation == Operation::Add(Charge::Always) || !is_over {
                 *ahead += step.hits.added();
             }
             over.push((is_over, before));
         }
         let is_refused = over.iter().any(|(is_over, _)| *is_over);
         let charge = |(step, &(is_over, before)): (&Step, &(bool, i64))| {
-            let is_charged = step.hits.given_back() > 0
-                || match step.charge {
-                    Charge::Always => true,
-                    Charge::Within => !is_over,
-                    _ => !is_refused,
-                };
+            let is_charged = match step.operation {
+                Operation::Add(Charge::Within) => !is_over,
+                Operation::Add(Charge::Admitted) => !is_refused,
+                _ => true,
+            };
             let reported = self.charge(step, is_charged, now);
             let waiting = before - reported.after;
             if !is_over || is_charged || waiting <= 0 {
@@ -425,13 +431,13 @@ impl Model {
         let held = naive.held(step, present);
         let added = step.hits.added().cast_signed();
         let is_over = held + added > i64::from(step.limit().capacity());
-        let is_charged = step.charge == Charge::Always || step.hits.given_back() > 0 || !is_over;
+        let is_charged = step.operation != Operation::Add(Charge::Within) || !is_over;
         self.charge(step, is_charged, now)
     }
 
     fn charge(&mut self, step: &Step, is_charged: bool, now: u64) -> Reported {
         let (naive, now) = self.counter(step, now);
-        if step.charge == Charge::Grant {
+        if step.operation == Operation::Grant {
             let is_charged = naive.grant(step, now);
             return naive.reported(step, is_charged, now);
         }
@@ -492,7 +498,7 @@ fn any_step(algorithm: impl Strategy<Value = Algorithm>) -> impl Strategy<Value 
                 algorithm,
                 requests_per_unit,
                 hits,
-                charge,
+                operation: Operation::of(hits, charge),
             }
         },
     )
@@ -519,7 +525,7 @@ fn any_calls(algorithm: impl Strategy<Value = Algorithm>) -> impl Strategy<Value
     let steps = prop::collection::vec(any_step(algorithm), 1..4);
     let steps = (steps, is_granted).prop_map(|(mut steps, is_granted)| {
         for step in steps.iter_mut().filter(|_| is_granted) {
-            step.charge = Charge::Grant;
+            step.operation = Operation::Grant;
             step.hits = Hits::give_back(1 + step.hits.signed().unsigned_abs());
         }
         steps
@@ -646,7 +652,7 @@ fn hits_that_come_at_once_are_admitted_in_some_order(backend: &Backend) {
                         algorithm: algorithm.clone(),
                         requests_per_unit: limit,
                         hits: Hits::add(*hits),
-                        charge: Charge::Admitted,
+                        operation: Operation::Add(Charge::Admitted),
                     }],
                 };
                 let clients: Vec<Vec<Call>> = clients
@@ -683,28 +689,29 @@ fn a_grant_lets_hits_pass_at_once_and_one_by_one(backend: &Backend) {
     let algorithms = [Algorithm::FixedWindow, Algorithm::FirstHit];
     for (history, algorithm) in (2_000_000..).zip(algorithms) {
         for (value, first) in (0..).zip(ways) {
-            let call = |hits: &[u64], charge| {
+            let call = |hits: &[u64], operation| {
                 let step = |&hits: &u64| Step {
                     value,
                     algorithm: algorithm.clone(),
                     requests_per_unit: 10,
-                    hits: match charge {
-                        Charge::Grant => Hits::give_back(hits),
+                    hits: match operation {
+                        Operation::Grant => Hits::give_back(hits),
                         _ => Hits::add(hits),
                     },
-                    charge,
+                    operation,
                 };
                 Call {
                     now: START,
                     steps: hits.iter().map(step).collect(),
                 }
             };
+            let admitted = Operation::Add(Charge::Admitted);
             let passed = backend.open(async |handle| {
-                send(&handle, history, &call(&[1], Charge::Admitted)).await;
-                send(&handle, history, &call(&[100], Charge::Grant)).await;
+                send(&handle, history, &call(&[1], admitted)).await;
+                send(&handle, history, &call(&[100], Operation::Grant)).await;
                 let mut passed = 0;
                 for hits in iter::once(first).chain(ONE_BY_ONE.chunks(1)) {
-                    let reported = send(&handle, history, &call(hits, Charge::Admitted)).await;
+                    let reported = send(&handle, history, &call(hits, admitted)).await;
                     if reported.iter().all(|reported| reported.is_charged) {
                         passed += hits.iter().sum::<u64>();
                     }
@@ -723,7 +730,7 @@ fn what_is_refused_takes_no_room(backend: &Backend) {
         algorithm: Algorithm::SlidingLog,
         requests_per_unit: 3,
         hits: Hits::ONE,
-        charge: Charge::Within,
+        operation: Operation::Add(Charge::Within),
     };
     let admitted = backend.open(async |handle| {
         let mut admitted = Vec::new();
@@ -762,10 +769,9 @@ fn late_batch(algorithm: &Algorithm, history: u32, (now, hits, age_millis): Late
         algorithm: algorithm.clone(),
         requests_per_unit: 9,
         hits,
-        charge: Charge::Always,
+        operation: Operation::of(hits, Charge::Always),
     };
     let counting = DescriptorHits {
-        charge: step.charge,
         age_millis,
         ..hits.into()
     };
@@ -825,7 +831,7 @@ fn one_hit(algorithm: &Algorithm, now: u64) -> Call {
             algorithm: algorithm.clone(),
             requests_per_unit: 5,
             hits: Hits::ONE,
-            charge: Charge::Within,
+            operation: Operation::Add(Charge::Within),
         }],
     }
 }

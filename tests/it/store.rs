@@ -196,14 +196,11 @@ async fn send_batch(handle: &Handle, steps: &[Step], stops_when_over: bool) -> V
         };
         identity.set(b"domain", &[entry], &[]);
         let limit = Limit::fixed(step.limit, step.period);
-        let counting = DescriptorHits {
-            charge: if stops_when_over {
-                Charge::Stopping
-            } else {
-                Charge::Always
-            },
-            ..step.hits.into()
+        let charge = match stops_when_over {
+            true => Charge::Stopping,
+            false => Charge::Always,
         };
+        let counting = DescriptorHits::charged(step.hits, charge);
         batch.push(&identity, &limit, step.now, counting);
     }
     let now = steps.first().map_or(NOW, |step| step.now);

@@ -2,10 +2,7 @@
 //! came, so that they leave when they would have left.
 
 use super::{AlgorithmState, SlidingLog, SlidingWindow, TokenBucket, narrow, wide};
-use crate::core::{
-    counter::{CounterKind, IncrementSpec},
-    request::Hits,
-};
+use crate::core::counter::{CounterKind, IncrementSpec};
 
 /// Hits, and the moment at which they came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,12 +25,12 @@ impl AlgorithmState {
         match self {
             Self::FirstHit(state) if !is_over => {
                 *state = state.at(spec, present);
-                state.charge_late(spec.hits, then);
+                state.charge_late(spec, then);
             }
             Self::FirstHit(_) => {}
             Self::SlidingWindow(state) => state.charge_late(spec, present, then),
-            Self::SlidingLog(state) if spec.hits.added() == 0 => state.charge(spec, present),
-            Self::SlidingLog(state) if !is_over => state.insert(spec.hits.added(), then),
+            Self::SlidingLog(state) if spec.added() == 0 => state.charge(spec, present),
+            Self::SlidingLog(state) if !is_over => state.insert(spec.added(), then),
             Self::SlidingLog(_) => {}
             Self::TokenBucket(state) => state.charge_late(spec, present),
         }
@@ -78,17 +75,16 @@ impl AlgorithmState {
 
 impl SlidingWindow {
     fn charge_late(&mut self, spec: &IncrementSpec, present: u64, then: u64) {
-        let hits = spec.hits;
-        if hits.added() == 0 && *self == Self::default() {
+        if spec.added() == 0 && *self == Self::default() {
             return;
         }
         *self = self.at(spec, present);
         let index = then / spec.period_millis;
         if index >= self.index {
-            self.charge(hits);
+            self.charge(spec);
         } else if index + 1 == self.index {
-            let held = self.previous.saturating_add(hits.added());
-            self.previous = held.saturating_sub(hits.given_back());
+            let held = self.previous.saturating_add(spec.added());
+            self.previous = held.saturating_sub(spec.taken_off());
         }
     }
 
@@ -126,7 +122,7 @@ impl SlidingLog {
         let left: u64 = left.map(|(_, hits)| hits).sum();
         let mut known = known.held(spec, now);
         let given_back = DatedHits {
-            hits: Hits::give_back(known.saturating_sub(left)).signed(),
+            hits: -signed(known.saturating_sub(left)),
             at: now,
         };
         known = known.min(left);
@@ -161,9 +157,9 @@ impl TokenBucket {
         if let CounterKind::TokenBucket { rate } = spec.method {
             let token = wide(spec.period_millis);
             let inflow = wide(spec.age_millis) * u128::from(rate);
-            let added = (wide(spec.hits.added()) * token).saturating_sub(inflow);
+            let added = (wide(spec.added()) * token).saturating_sub(inflow);
             let missing = self.missing(spec, present) + added;
-            let back = wide(spec.hits.given_back()) * token;
+            let back = wide(spec.taken_off()) * token;
             (self.rate, self.limit) = (rate, spec.limit);
             self.store_missing(missing.saturating_sub(back), present);
         }
@@ -180,7 +176,7 @@ impl TokenBucket {
         let token = wide(spec.period_millis);
         let (missing, known) = (self.missing(spec, now), known.missing(spec, now));
         if missing < known {
-            let hits = Hits::give_back(narrow((known - missing) / token)).signed();
+            let hits = -signed(narrow((known - missing) / token));
             return DatedHits { hits, at: now };
         }
         let missing = missing - known;
@@ -205,7 +201,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::core::counter::{CounterKind, sample};
+    use crate::core::{
+        counter::{CounterKind, sample},
+        request::Hits,
+    };
 
     const PERIOD: u64 = 60_000;
     const RATE: u32 = 7;

@@ -1,6 +1,6 @@
 //! The state of a window that begins with the first hit.
 
-use crate::core::{counter::IncrementSpec, request::Hits};
+use crate::core::counter::IncrementSpec;
 
 /// A window that begins with the first hit.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -21,19 +21,19 @@ impl FirstHit {
         self
     }
 
-    pub(super) fn charge(&mut self, hits: Hits, now: u64) {
-        if self.count == 0 && self.start == 0 && hits.added() > 0 {
+    pub(super) fn charge(&mut self, spec: &IncrementSpec, now: u64) {
+        if self.count == 0 && self.start == 0 && spec.added() > 0 {
             self.start = now;
         }
-        self.count = hits.moves(self.count);
+        self.count = spec.moves(self.count);
     }
 
     /// Applies hits that came at `then`: if the window began later, it began with them.
-    pub(super) fn charge_late(&mut self, hits: Hits, then: u64) {
-        if hits.added() > 0 && *self != Self::default() {
+    pub(super) fn charge_late(&mut self, spec: &IncrementSpec, then: u64) {
+        if spec.added() > 0 && *self != Self::default() {
             self.start = self.start.min(then);
         }
-        self.charge(hits, then);
+        self.charge(spec, then);
     }
 
     /// The hits that it holds; negative if it owes hits.
@@ -41,12 +41,12 @@ impl FirstHit {
         self.count
     }
 
-    /// Grants the hits that are given back, even if it does not hold them. Returns whether it could: a window that
+    /// Grants hits, even if it does not hold them. Returns whether it could: a window that
     /// has not begun owes nothing, because it would not end.
-    pub(super) fn grant(&mut self, hits: Hits) -> bool {
+    pub(super) fn grant(&mut self, hits: u64) -> bool {
         let has_begun = *self != Self::default();
         if has_begun {
-            let left = self.count.saturating_sub_unsigned(hits.given_back());
+            let left = self.count.saturating_sub_unsigned(hits);
             self.count = left.max(-MOST_OWED);
         }
         has_begun

@@ -3,6 +3,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::core::{
     counter::{Charge, sample},
+    request::Hits,
     window::Timestamp,
 };
 
@@ -25,10 +26,9 @@ const ALL: [CounterKind; 4] = [
 fn spec(method: CounterKind, limit: u32, hits: Hits) -> IncrementSpec {
     IncrementSpec {
         method,
-        charge: Charge::Within,
         period_millis: PERIOD,
         expires_at: Timestamp::from_millis(u64::MAX),
-        ..sample::spec(limit, hits)
+        ..sample::spec(limit, hits).asking(hits, Charge::Within)
     }
 }
 

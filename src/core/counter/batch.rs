@@ -9,7 +9,7 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    increment::{Charge, CounterKind, DescriptorHits, IncrementSpec},
+    increment::{CounterKind, DescriptorHits, IncrementSpec},
     key::{Identity, Keys},
 };
 use crate::{
@@ -67,6 +67,14 @@ impl Poolable for Batch {
 
 #[cfg(test)]
 impl Batch {
+    /// Makes each increment a grant of `hits`.
+    pub(crate) fn grant(&mut self, hits: u64) {
+        for planned in &mut self.increments {
+            planned.spec.operation = super::Operation::Grant;
+            planned.spec.hits = hits;
+        }
+    }
+
     /// [`Self::push`] for the descriptor `k=value` of domain `d`.
     pub fn push_value(
         &mut self,
@@ -157,9 +165,9 @@ impl Batch {
     }
 
     /// Makes it a look, which every store answers without counting anything, and without a new counter.
-    pub(crate) fn charge_nothing(&mut self) {
+    pub(crate) fn look(&mut self) {
         for planned in &mut self.increments {
-            planned.spec.charge = Charge::Never;
+            planned.spec = planned.spec.look();
         }
     }
 
@@ -204,8 +212,8 @@ impl Batch {
         let key_start = self.keys.len();
         let window = identity.push_key(&mut self.keys, limit, now);
         let DescriptorHits {
+            operation,
             hits,
-            charge,
             enforcement,
             on_loss,
             descriptor,
@@ -217,10 +225,10 @@ impl Batch {
             key_end: self.keys.len(),
             spec: IncrementSpec {
                 descriptor_bytes: u32::try_from(identity.len()).unwrap_or(u32::MAX),
+                operation,
                 hits,
                 limit: limit.capacity(),
                 method: CounterKind::of(limit),
-                charge,
                 enforcement,
                 on_loss,
                 descriptor,

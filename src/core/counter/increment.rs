@@ -1,4 +1,4 @@
-//! Parameters of increments: how many hits, under which limit, and how they are charged.
+//! Parameters of increments: how many hits, under which limit, and how they change the counter.
 
 use crate::core::{
     limit::{Algorithm, Limit, OnStoreLoss},
@@ -11,11 +11,12 @@ use crate::core::{
 pub struct IncrementSpec {
     /// How many bytes of the key name the descriptor. The others name the period and the window.
     pub descriptor_bytes: u32,
-    pub hits: Hits,
+    pub operation: Operation,
+    /// The hits of the operation, at most [`Hits::MAX`].
+    pub hits: u64,
     /// The most hits that the limit admits; see [`Limit::capacity`].
     pub limit: u32,
     pub method: CounterKind,
-    pub charge: Charge,
     pub enforcement: Enforcement,
     /// The answer while the store does not reply.
     pub on_loss: OnStoreLoss,
@@ -34,20 +35,57 @@ pub struct IncrementSpec {
 }
 
 impl IncrementSpec {
+    /// How many hits are added, or would be after a look; 0 if hits are taken off.
+    pub const fn added(&self) -> u64 {
+        match self.operation {
+            Operation::Look | Operation::Add(_) => self.hits,
+            Operation::GiveBack | Operation::Grant => 0,
+        }
+    }
+
+    /// How many hits are taken off.
+    pub const fn taken_off(&self) -> u64 {
+        self.hits - self.added()
+    }
+
+    /// The hits as one number, negative if they are taken off.
+    pub const fn signed(&self) -> i64 {
+        self.added().cast_signed() - self.taken_off().cast_signed()
+    }
+
+    /// `count` with these hits. Giving back leaves at least 0, and a counter that owes hits as it is.
+    pub const fn moves(&self, count: i64) -> i64 {
+        let count = count.saturating_add_unsigned(self.added());
+        if count <= 0 {
+            return count;
+        }
+        let left = count.saturating_sub_unsigned(self.taken_off());
+        if left > 0 { left } else { 0 }
+    }
+
     /// Whether a counter that holds `held`, or owes hits if that is negative, refuses these hits. It never
     /// refuses hits that are given back.
     pub fn refuses(&self, held: i64) -> bool {
-        self.hits.given_back() == 0
-            && held.saturating_add_unsigned(self.hits.added()) > i64::from(self.limit)
+        !self.operation.takes_off()
+            && held.saturating_add_unsigned(self.added()) > i64::from(self.limit)
+    }
+
+    /// The look at what the increment would lead to, which changes nothing. Hits that it would take off stay.
+    pub fn look(&self) -> Self {
+        Self {
+            operation: Operation::Look,
+            hits: self.added(),
+            ..*self
+        }
     }
 
     /// Whether the counter is a plain number, and adding the hits to it is all there is to do.
     pub fn is_plain(&self) -> bool {
         // All fields are named: a new one does not compile before it is considered here.
         let Self {
-            hits,
+            operation,
             method,
-            charge,
+            hits: _,
             descriptor_bytes: _,
             limit: _,
             enforcement: _,
@@ -58,12 +96,15 @@ impl IncrementSpec {
             expires_at: _,
             age_millis: _,
         } = *self;
-        method == CounterKind::Window && charge == Charge::Always && hits.given_back() == 0
+        method == CounterKind::Window && operation == Operation::Add(Charge::Always)
     }
 
     /// Whether the increment can be applied without looking at the other counters of its request.
     pub fn stands_alone(&self) -> bool {
-        matches!(self.charge, Charge::Always | Charge::Within)
+        matches!(
+            self.operation,
+            Operation::Add(Charge::Always | Charge::Within) | Operation::GiveBack
+        )
     }
 }
 
@@ -110,7 +151,36 @@ impl CounterKind {
     }
 }
 
-/// The hits that are charged to a counter.
+/// How an increment changes its counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Reports the state that they would lead to. It changes nothing, and keeps no others from being charged by
+    /// [`Charge::Stopping`].
+    Look,
+    /// Adds all of them or none. Without hits it reports the present state, and counts as an increment in all else.
+    Add(Charge),
+    /// Takes them off, as far as the counter holds any.
+    GiveBack,
+    /// Lets as many more pass until the window ends: hits above the limit leave first, and a window may owe hits.
+    Grant,
+}
+
+impl Operation {
+    /// The operation of a request's addend, under a rule that charges by `charge`.
+    pub const fn of(hits: Hits, charge: Charge) -> Self {
+        if hits.given_back() > 0 {
+            Self::GiveBack
+        } else {
+            Self::Add(charge)
+        }
+    }
+
+    pub const fn takes_off(self) -> bool {
+        matches!(self, Self::GiveBack | Self::Grant)
+    }
+}
+
+/// When the hits that are added are charged: the policy of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Charge {
     /// All hits.
@@ -122,12 +192,6 @@ pub enum Charge {
     /// Hits that its own limit refuses, and hits of requests in which no limit refuses
     /// (`STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT`).
     Stopping,
-    /// Hits that are given back are granted: hits above the limit leave first, and a window may owe hits, so that
-    /// as many more pass before it ends.
-    Grant,
-    /// No hits: the increment only looks at the count they would lead to. It keeps no others from being charged by
-    /// [`Self::Stopping`].
-    Never,
 }
 
 /// The effect of an exceeded limit on the request as a whole.
@@ -144,8 +208,8 @@ pub enum Enforcement {
 /// How a descriptor's hits are charged to one of its counters.
 #[derive(Clone, Copy, Debug)]
 pub struct DescriptorHits {
-    pub hits: Hits,
-    pub charge: Charge,
+    pub operation: Operation,
+    pub hits: u64,
     pub enforcement: Enforcement,
     pub on_loss: OnStoreLoss,
     pub descriptor: u32,
@@ -153,16 +217,23 @@ pub struct DescriptorHits {
     pub age_millis: u64,
 }
 
-impl From<Hits> for DescriptorHits {
-    /// The defaults for the only descriptor of a request, whose rule sets no options.
-    fn from(hits: Hits) -> Self {
+impl DescriptorHits {
+    /// The only descriptor of a request, whose rule sets no other options.
+    pub fn charged(hits: Hits, charge: Charge) -> Self {
         Self {
-            hits,
-            charge: Charge::Always,
+            operation: Operation::of(hits, charge),
+            hits: hits.count(),
             enforcement: Enforcement::Refuses,
             on_loss: OnStoreLoss::Error,
             descriptor: 0,
             age_millis: 0,
         }
+    }
+}
+
+impl From<Hits> for DescriptorHits {
+    /// The defaults.
+    fn from(hits: Hits) -> Self {
+        Self::charged(hits, Charge::Always)
     }
 }

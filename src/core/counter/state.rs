@@ -5,7 +5,7 @@ use std::{cell::RefCell, thread::LocalKey};
 use smallvec::SmallVec;
 
 use crate::{
-    core::request::Hits,
+    core::{counter::IncrementSpec, limit::OnStoreLoss},
     foundation::object_pool::{IdleList, Poolable},
 };
 
@@ -71,11 +71,18 @@ impl CounterState {
         }
     }
 
-    /// Whether `hits`, which led to this count, are too many for `limit`. A look is over only if the
-    /// count itself is.
-    pub fn is_over(self, limit: u32, hits: Hits) -> bool {
-        let missing = if self.is_charged { 0 } else { hits.added() };
+    /// Whether the hits that led to this count, of which `added` were to be added, are too many for `limit`. A look
+    /// without hits is over only if the count itself is.
+    pub fn is_over(self, limit: u32, added: u64) -> bool {
+        let missing = if self.is_charged { 0 } else { added };
         self.count().saturating_add_unsigned(missing) > i64::from(limit)
+    }
+
+    /// Whether the hits of `spec` are in its counter: a rule that allows them while the store does not reply counts
+    /// none.
+    pub fn was_counted(self, spec: &IncrementSpec) -> bool {
+        let was_let_pass = self.is_degraded && spec.on_loss == OnStoreLoss::Allow;
+        self.is_charged && !was_let_pass
     }
 }
 

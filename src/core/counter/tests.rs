@@ -274,10 +274,10 @@ fn an_increment_carries_the_terms_of_its_limit() {
         batch.push_value(b"v", &limited, now, Hits::add(3));
         let expected = IncrementSpec {
             descriptor_bytes: 11,
-            hits: Hits::add(3),
+            operation: Operation::Add(Charge::Always),
+            hits: 3,
             limit,
             method,
-            charge: Charge::Always,
             enforcement: Enforcement::Refuses,
             on_loss: OnStoreLoss::Error,
             descriptor: 0,
@@ -292,19 +292,15 @@ fn an_increment_carries_the_terms_of_its_limit() {
 
 #[test]
 fn only_charges_that_depend_on_no_other_limit_stand_alone() {
-    let stands_alone = |charge| {
-        let mut batch = Batch::default();
-        let counting = DescriptorHits {
-            charge,
-            ..DescriptorHits::from(Hits::ONE)
-        };
-        let limit = Limit::fixed(1, Unit::Day);
-        batch.push_value(b"v", &limit, Timestamp::from_secs(0), counting);
-        batch.spec(0).stands_alone()
+    let stands_alone = |operation| {
+        let plain = sample::spec(1, Hits::ONE);
+        IncrementSpec { operation, ..plain }.stands_alone()
     };
-    use Charge::{Admitted, Always, Never, Stopping, Within};
-    let all = [Always, Within, Admitted, Stopping, Never];
-    assert_eq!(all.map(stands_alone), [true, true, false, false, false]);
+    use Charge::{Admitted, Always, Stopping, Within};
+    let adds = [Always, Within, Admitted, Stopping].map(Operation::Add);
+    assert_eq!(adds.map(stands_alone), [true, true, false, false]);
+    let others = [Operation::GiveBack, Operation::Grant, Operation::Look];
+    assert_eq!(others.map(stands_alone), [true, false, false]);
 }
 
 #[test]
@@ -316,14 +312,9 @@ fn only_fixed_windows_that_count_every_hit_are_plain_numbers() {
             method: CounterKind::SlidingLog,
             ..plain
         },
-        IncrementSpec {
-            charge: Charge::Admitted,
-            ..plain
-        },
-        IncrementSpec {
-            hits: Hits::give_back(1),
-            ..plain
-        },
+        plain.asking(Hits::ONE, Charge::Admitted),
+        plain.asking(Hits::give_back(1), Charge::Always),
+        plain.look(),
     ];
     assert!(!others.iter().any(IncrementSpec::is_plain));
 }
@@ -365,7 +356,7 @@ fn batch_of(values: &[&[u8]]) -> Batch {
 fn check_batch(batch: &Batch, expected: &[(&str, u64)]) {
     let all = batch.iter().map(|increment| {
         let key = String::from_utf8(increment.key.to_vec()).unwrap();
-        (key, increment.hits.added())
+        (key, increment.added())
     });
     let expected: Vec<_> = expected
         .iter()
@@ -376,7 +367,7 @@ fn check_batch(batch: &Batch, expected: &[(&str, u64)]) {
     assert_eq!((batch.len(), batch.is_empty()), (count, is_empty));
     for (index, (key, hits)) in expected.iter().enumerate() {
         assert_eq!(batch.key(index), key.as_bytes());
-        assert_eq!(batch.spec(index).hits, Hits::add(*hits));
+        assert_eq!(batch.spec(index).hits, *hits);
     }
 }
 
@@ -453,4 +444,47 @@ proptest! {
         let same_key = key(&first, periods.0, now.0) == key(&second, periods.1, now.1);
         prop_assert_eq!(same_counter, same_key);
     }
+}
+
+#[test]
+fn hits_that_are_given_back_leave_no_debt_and_take_none_away() {
+    for (count, hits, expected) in [
+        (-5, Hits::add(3), -2),
+        (-5, Hits::add(7), 2),
+        (-5, Hits::give_back(3), -5),
+        (5, Hits::give_back(3), 2),
+        (5, Hits::give_back(7), 0),
+        (0, Hits::give_back(1), 0),
+        (i64::MAX, Hits::add(1), i64::MAX),
+    ] {
+        let spec = sample::spec(1, hits);
+        assert_eq!(spec.moves(count), expected, "{count} {hits:?}");
+        assert_eq!(spec.signed(), hits.signed());
+    }
+}
+
+#[test]
+fn a_look_is_of_hits_that_would_be_added() {
+    let spec = |hits| sample::spec(10, hits).look();
+    assert_eq!(spec(Hits::add(3)).added(), 3);
+    assert!(spec(Hits::add(3)).refuses(8) && !spec(Hits::add(3)).refuses(7));
+    let back = spec(Hits::give_back(3));
+    assert_eq!((back.added(), back.taken_off()), (0, 0));
+}
+
+#[test]
+fn hits_were_counted_unless_a_rule_let_them_pass_without_the_store() {
+    let spec = |on_loss| IncrementSpec {
+        on_loss,
+        ..sample::spec(10, Hits::ONE)
+    };
+    let count = |is_charged, is_degraded| CounterState {
+        is_charged,
+        is_degraded,
+        ..CounterState::from(1)
+    };
+    assert!(count(true, false).was_counted(&spec(OnStoreLoss::Allow)));
+    assert!(!count(true, true).was_counted(&spec(OnStoreLoss::Allow)));
+    assert!(count(true, true).was_counted(&spec(OnStoreLoss::Local)));
+    assert!(!count(false, false).was_counted(&spec(OnStoreLoss::Error)));
 }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::core::{
-    counter::{Charge, CounterKind},
+    counter::{CounterKind, Operation},
     limit::{Algorithm, Allows, CountPolicy, Limit, Modes, Rule},
     matcher::tests::Rules,
     plan::Plan,
@@ -46,7 +46,7 @@ fn a_look_asks_for_every_counter_and_charges_none() {
         let request = request(&["a", "log"], hits);
         let batch = Plan::new(&rules.0, &request, Modes::default(), NOW).batch;
         let mut look = Plan::new(&rules.0, &request, Modes::default(), NOW).batch;
-        look.charge_nothing();
+        look.look();
         let keys = |batch: &Batch| -> Vec<_> {
             batch
                 .iter()
@@ -54,7 +54,10 @@ fn a_look_asks_for_every_counter_and_charges_none() {
                 .collect()
         };
         assert_eq!(keys(&look), keys(&batch));
-        assert!(look.all_specs().all(|spec| spec.charge == Charge::Never));
+        assert!(
+            look.all_specs()
+                .all(|spec| spec.operation == Operation::Look)
+        );
         let [window, log] = &empty_look(&batch)[..] else {
             panic!("{batch:?}");
         };

@@ -211,7 +211,7 @@ fn limits<'a>(
                 algorithm: limit.algorithm.name(),
                 name: limit.name.as_ref().map(|name| text(name.as_bytes())),
                 count: count.after,
-                over: count.is_over(limit.capacity(), counted.hits),
+                over: count.is_over(limit.capacity(), counted.hits.added()),
                 binding: binding == Some(counter),
             }
         })

@@ -124,7 +124,7 @@ fn check_requests(
         let message = question("d", &entries, *hits);
         let request = wire::request(&message, NO_BOUNDS).unwrap();
         let mut look = Plan::new(matcher, &request, modes, NOW).batch;
-        look.charge_nothing();
+        look.look();
         let before = store.live_counters();
         let looked: Vec<CounterState> = store.apply_all(&look, NOW).to_vec();
         prop_assert_eq!(store.live_counters(), before, "a look makes no counter");

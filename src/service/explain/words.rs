@@ -1,7 +1,7 @@
 //! The sentences of an explanation, and the names of reasons for programs.
 
 use crate::core::{
-    counter::Charge,
+    counter::{Charge, Operation},
     decision::{Code, Decision, Status, is_quota},
     limit::Modes,
     matcher::trace::{Dismissal, MatchForm},
@@ -72,14 +72,13 @@ pub(super) fn is_over(status: &Status) -> bool {
 }
 
 /// The hits that a counter takes.
-pub(super) const fn charge_words(charge: Charge) -> &'static str {
-    match charge {
-        Charge::Always => "all hits",
-        Charge::Within => "hits that this limit lets pass",
-        Charge::Admitted => "hits of requests that pass",
-        Charge::Stopping => "hits while no other limit is over",
-        Charge::Grant => "no hits: as many more may pass",
-        Charge::Never => "no hits",
+pub(super) const fn operation_words(operation: Operation) -> &'static str {
+    match operation {
+        Operation::Add(Charge::Always) | Operation::GiveBack => "all hits",
+        Operation::Add(Charge::Within) => "hits that this limit lets pass",
+        Operation::Add(Charge::Admitted) => "hits of requests that pass",
+        Operation::Add(Charge::Stopping) => "hits while no other limit is over",
+        Operation::Look | Operation::Grant => "no hits",
     }
 }
 

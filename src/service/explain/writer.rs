@@ -10,7 +10,7 @@ use super::{
         ExplainedLimit, ExplainedNode, ExplainedRule, ExplainedSibling, ExplainedStep,
         ExplainedWindow, Explanation, HitsEffect, LimitEffect, MatchResult, SourcePlace, text,
     },
-    words::{charge_words, dismissal_words, is_over, settled},
+    words::{dismissal_words, is_over, operation_words, settled},
 };
 use crate::{
     core::{
@@ -309,10 +309,10 @@ impl<'a> AccountBasis<'a, '_> {
         let (before, after) = (self.looked[counter], self.counts[counter]);
         LimitEffect::Counted(ExplainedCounter {
             counter: text(increment.key),
-            charge: charge_words(increment.spec.charge).to_owned(),
+            charge: operation_words(increment.operation).to_owned(),
             hits: self.is_decided.then(|| HitsEffect {
                 charged: after.is_charged,
-                over: after.is_over(increment.limit, increment.hits),
+                over: after.is_over(increment.limit, increment.added()),
             }),
             before: self.is_known.then(|| CountBefore {
                 count: before.after,

@@ -7,7 +7,6 @@ use crate::{
     core::{
         algorithm::{narrow, scale},
         counter::{CounterKind, IncrementSpec},
-        request::Hits,
         window::{SteadyTime, Timestamp},
     },
     store::memory::begun::FirstCount,
@@ -83,10 +82,10 @@ impl PastHits {
     }
 
     /// Takes over hits that were counted without the store.
-    pub(super) fn count(&mut self, hits: Hits, moment: &Moment) {
+    pub(super) fn count(&mut self, spec: &IncrementSpec, moment: &Moment) {
         self.turn(moment);
-        self.hits[0] = self.hits[0].saturating_add(hits.added());
-        self.remove(hits.given_back(), false);
+        self.hits[0] = self.hits[0].saturating_add(spec.added());
+        self.remove(spec.taken_off(), false);
     }
 
     fn remove(&mut self, mut hits: u64, oldest_first: bool) {
@@ -167,7 +166,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::core::{algorithm::AlgorithmState, counter::sample};
+    use crate::core::{algorithm::AlgorithmState, counter::sample, request::Hits};
 
     const PERIOD: u64 = 60_000;
     const START: u64 = 1_020_000;

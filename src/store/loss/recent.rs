@@ -95,7 +95,7 @@ impl Recent {
         }
         if let Some(past) = &mut seen.past {
             let own = match count.is_charged {
-                true => increment.hits.added(),
+                true => increment.added(),
                 false => 0,
             };
             past.see(own, seen.count, moment);
@@ -107,7 +107,7 @@ impl Recent {
     pub(super) fn date(&mut self, increment: &Increment<'_>, moment: &Moment) {
         let known = self.counts.get_mut(increment.key);
         if let Some(past) = known.and_then(|known| known.past.as_mut()) {
-            past.count(increment.hits, moment);
+            past.count(increment, moment);
         }
     }
 

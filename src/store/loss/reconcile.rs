@@ -85,7 +85,7 @@ impl<S: Store> Reconciler<S> {
             }
             // In case the store is lost again, whether it confirms them or not.
             self.loss.expect(&batch, &moment);
-            let hits = batch.all_specs().map(|spec| spec.hits.added()).sum();
+            let hits = batch.all_specs().map(|spec| spec.added()).sum();
             let stats = &self.loss.stats;
             let counts = match self.store.add(&batch, moment.now).await {
                 Ok(counts) => counts,

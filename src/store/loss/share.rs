@@ -27,7 +27,7 @@ pub(super) fn scaled_to_limit(
 ) -> CounterState {
     let (limit, part) = (u64::from(spec.limit), u64::from(share.limit));
     let after = match part.checked_sub(count.after) {
-        Some(left) if count.is_charged || !count.is_over(share.limit, share.hits) => {
+        Some(left) if count.is_charged || !count.is_over(share.limit, share.added()) => {
             limit - left.min(limit)
         }
         // Refused: it leaves nothing on which the caller could rely.

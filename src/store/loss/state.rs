@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     core::{
-        counter::{Batch, Charge, CounterKind, CounterStates, Increment, IncrementSpec},
+        counter::{Batch, Charge, CounterKind, CounterStates, Increment, IncrementSpec, Operation},
         request::Hits,
         window::{SteadyTime, Timestamp},
     },
@@ -226,7 +226,7 @@ impl Loss {
         drop(local);
         self.stats.lost_hits.fetch_add(lost_hits, Relaxed);
         let mut both = batch.iter().zip(&counts);
-        if both.any(|(increment, count)| count.is_charged && !increment.hits.is_peek()) {
+        if both.any(|(increment, count)| count.is_charged && increment.hits > 0) {
             self.request_reconcile();
         }
         let answers = batch.iter().zip(shares.iter()).zip(counts);
@@ -281,9 +281,9 @@ impl Loss {
             let known = known.seen.filter(|seen| seen.lasts_until > moment.now);
             let mut count = known.map_or(0, |seen| seen.count);
             let mut last = first;
-            count = count.saturating_add_signed(first.hits.signed());
+            count = count.saturating_add_signed(first.signed());
             while let Some(more) = rest.next_if(|more| more.key == first.key) {
-                count = count.saturating_add_signed(more.hits.signed());
+                count = count.saturating_add_signed(more.signed());
                 last = more;
             }
             let lasts_until = match last.method {
@@ -329,11 +329,11 @@ fn append_own_hits(
     let key = counter.key.clone();
     for own in counter.own_hits(&share(&whole, replicas), now) {
         let spec = IncrementSpec {
-            hits: match own.hits < 0 {
-                true => Hits::give_back(own.hits.unsigned_abs()),
-                false => Hits::add(own.hits.unsigned_abs()),
+            operation: match own.hits < 0 {
+                true => Operation::GiveBack,
+                false => Operation::Add(Charge::Always),
             },
-            charge: Charge::Always,
+            hits: own.hits.unsigned_abs().min(Hits::MAX),
             age_millis: now.millis().saturating_sub(own.at),
             ..whole
         };

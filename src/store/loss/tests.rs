@@ -69,7 +69,7 @@ fn returned_hits(loss: &Loss, now: Timestamp) -> Vec<i64> {
     let batches = std::iter::from_fn(|| loss.take(&mut next, 10, moment(now)));
     batches
         .flat_map(|batch| {
-            let hits = batch.all_specs().map(|spec| spec.hits.signed());
+            let hits = batch.all_specs().map(|spec| spec.signed());
             hits.collect::<Vec<_>>()
         })
         .collect()
@@ -87,10 +87,7 @@ fn batch(value: &str, limit: &Limit, hits: Hits, now: Timestamp) -> Batch {
     } else {
         Charge::Always
     };
-    let counting = DescriptorHits {
-        charge,
-        ..hits.into()
-    };
+    let counting = DescriptorHits::charged(hits, charge);
     let mut batch = Batch::default();
     batch.push(&identity, limit, now, counting);
     batch
@@ -108,7 +105,7 @@ fn check(limit: &Limit, replicas: u32, known: u64, hits: &[u64], expected: &[Opt
         let count = counts[0];
         assert!(count.is_degraded);
         let left = u64::from(limit.capacity()).saturating_sub(count.after);
-        (!count.is_over(limit.capacity(), hits)).then_some(left)
+        (!count.is_over(limit.capacity(), hits.added())).then_some(left)
     };
     let remaining: Vec<_> = hits.iter().map(remaining).collect();
     assert_eq!(remaining, expected);
@@ -230,7 +227,7 @@ fn check_full(loss: &Loss, limit: &Limit, values: &[&str], known: u64, expected:
         let counts = loss.count(&batch, moment(NOW));
         assert!(counts[0].is_degraded);
         assert_eq!(counts[0].ends.is_some(), limit.algorithm.looks_first());
-        !counts[0].is_over(limit.capacity(), Hits::ONE)
+        !counts[0].is_over(limit.capacity(), 1)
     });
     assert_eq!(passes.collect::<Vec<_>>(), expected);
 }
@@ -530,7 +527,7 @@ fn passing(loss: &Loss, limit: &Limit, hits: usize, now: Timestamp) -> usize {
     let passes = |_: &usize| {
         let batch = batch("a", limit, Hits::ONE, now);
         let counts = loss.count(&batch, moment(now));
-        !counts[0].is_over(limit.capacity(), Hits::ONE)
+        !counts[0].is_over(limit.capacity(), 1)
     };
     (0..hits).filter(passes).count()
 }

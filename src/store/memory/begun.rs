@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::slot::in_map;
 use crate::core::{
     algorithm::{AlgorithmState, DatedHits},
-    counter::{Increment, IncrementSpec},
+    counter::{Charge, Increment, IncrementSpec, Operation},
     request::Hits,
     window::Timestamp,
 };
@@ -120,7 +120,6 @@ impl TakenCounter {
         now: Timestamp,
     ) -> Vec<DatedHits> {
         let begun = &self.begun;
-        let given_back = |hits: u64| Hits::give_back(hits).signed();
         let mut own = match &mut self.content {
             Content::Number(count) => {
                 let known = begun.first.sum().saturating_add(begun.sketched.held);
@@ -143,7 +142,7 @@ impl TakenCounter {
         let is_number = matches!(self.content, Content::Number(_));
         if begun.owed > 0 && (is_number || begun.keep_until > now) {
             own.push(DatedHits {
-                hits: given_back(begun.owed),
+                hits: Hits::give_back(begun.owed).signed(),
                 at: now.millis(),
             });
         }
@@ -156,7 +155,8 @@ impl FirstCount {
     pub(super) fn charge(self, state: &mut AlgorithmState, spec: &IncrementSpec) {
         if self.held > 0 {
             let spec = IncrementSpec {
-                hits: Hits::add(self.held),
+                operation: Operation::Add(Charge::Always),
+                hits: self.held.min(Hits::MAX),
                 ..*spec
             };
             state.charge(&spec, self.at.millis());

@@ -19,8 +19,7 @@ use super::{
 use crate::core::{
     algorithm::AlgorithmState,
     charging::{Look, charges_alone},
-    counter::{Charge, CounterKind, CounterState, Increment, IncrementSpec, ResetTimes},
-    request::Hits,
+    counter::{CounterKind, CounterState, Increment, IncrementSpec, Operation, ResetTimes},
     window::Timestamp,
 };
 
@@ -66,15 +65,14 @@ impl Cursor<'_, '_> {
     /// after the increment.
     pub(super) fn look(&mut self, increment: &Increment<'_>, ahead: u64) -> Look {
         let before = self.held(increment).saturating_add_unsigned(ahead);
-        let hits = increment.hits;
         let after = match AlgorithmState::new(increment.method) {
-            Some(empty) if hits.given_back() > 0 => {
+            Some(empty) if increment.taken_off() > 0 => {
                 let mut new = self.begun(increment, empty);
                 let slot = self.shard.states.get_mut(increment.key);
                 let state = slot.map_or(&mut new, |slot| &mut slot.state);
                 state.held_after(&increment.spec, ahead, self.now.millis())
             }
-            _ => hits.moves(before),
+            _ => increment.moves(before),
         };
         Look { before, after }
     }
@@ -101,7 +99,7 @@ impl Cursor<'_, '_> {
         begin: Begin<'_>,
     ) -> CounterState {
         let (existed, sketched) = (self.exists(increment), self.in_sketch(increment));
-        let given_back = increment.hits.given_back();
+        let given_back = increment.taken_off();
         let held = if given_back > 0 {
             self.held(increment)
         } else {
@@ -140,8 +138,7 @@ impl Cursor<'_, '_> {
 
     /// Whether an increment makes a counter for its key. Hits that are given back count for one that begins with hits.
     fn makes_counter(&self, spec: &IncrementSpec, is_charged: bool) -> bool {
-        let hits = spec.hits;
-        is_charged && (hits.added() > 0 || self.begin.is_some() && hits.given_back() > 0)
+        is_charged && (spec.added() > 0 || self.begin.is_some() && spec.taken_off() > 0)
     }
 
     fn apply_hits(&mut self, increment: &Increment<'_>, is_charged: bool) -> CounterState {
@@ -153,12 +150,12 @@ impl Cursor<'_, '_> {
 
     fn apply_number(&mut self, increment: &Increment<'_>, is_charged: bool) -> CounterState {
         let (hits, limit) = (increment.hits, increment.limit);
-        let is_granted = increment.charge == Charge::Grant;
+        let is_granted = increment.operation == Operation::Grant;
         if let Some(slot) = self.shard.slot(self.hash, self.name) {
             if is_granted {
-                return slot.grant(limit, hits.given_back());
+                return slot.grant(limit, hits);
             }
-            return slot.add(hits, is_charged);
+            return slot.add(increment, is_charged);
         }
         let mut slot = CounterSlot {
             own: self.name.own,
@@ -166,7 +163,10 @@ impl Cursor<'_, '_> {
             expires_at: increment.expires_at,
         };
         if !is_granted && !self.makes_counter(&increment.spec, is_charged) {
-            return slot.add(Hits::add(0), is_charged);
+            return CounterState {
+                is_charged,
+                ..CounterState::of(slot.count)
+            };
         }
         if !self.takes_room() {
             return CounterState {
@@ -175,8 +175,8 @@ impl Cursor<'_, '_> {
             };
         }
         let count = match is_granted {
-            true => slot.grant(limit, hits.given_back()),
-            false => slot.add(hits, is_charged),
+            true => slot.grant(limit, hits),
+            false => slot.add(increment, is_charged),
         };
         let bytes = self.shard.push(self.hash, self.name, slot, self.hasher);
         self.capacity.grow(bytes);
@@ -190,7 +190,7 @@ impl Cursor<'_, '_> {
         is_charged: bool,
     ) -> CounterState {
         let (spec, now) = (&increment.spec, self.now);
-        let is_granted = spec.charge == Charge::Grant;
+        let is_granted = spec.operation == Operation::Grant;
         let mut is_charged = is_charged;
         if !self.shard.states.contains_key(increment.key) {
             let is_counted = self.makes_counter(spec, is_charged);
@@ -220,7 +220,7 @@ impl Cursor<'_, '_> {
         let slot = self.shard.states.get_mut(increment.key);
         let slot = slot.expect("it was there or has just been put there");
         let now = Timestamp::from_millis(slot.state.present(spec, now.millis()));
-        if is_charged && !spec.hits.is_peek() {
+        if is_charged && spec.hits > 0 {
             if !self.capacity.may_grow() {
                 slot.state.make_room();
             }
@@ -282,7 +282,7 @@ impl Cursor<'_, '_> {
     /// Adds the hits of `increment` to the sketch, and returns the hits of its key.
     fn add_to_sketch(&mut self, increment: &Increment<'_>) -> u64 {
         let key = self.sketch_key(increment);
-        let added = increment.hits.added();
+        let added = increment.added();
         self.capacity.sketched(added);
         self.shard.sketch.add(key, added, self.now);
         self.sketched(increment)
@@ -326,7 +326,7 @@ fn sketched_state(
 ) -> CounterState {
     let after = in_window(spec, sketched);
     let resets_in = window_end(spec, now).millis().saturating_sub(now.millis());
-    let (added, limit) = (spec.hits.added(), u64::from(spec.limit));
+    let (added, limit) = (spec.added(), u64::from(spec.limit));
     let is_over = after.saturating_add(added) > limit;
     let retry_in = if is_over { resets_in } else { 0 };
     CounterState {

@@ -3,8 +3,7 @@
 use super::key::KeyRest;
 use crate::core::{
     algorithm::{AlgorithmState, MOST_OWED},
-    counter::CounterState,
-    request::Hits,
+    counter::{CounterState, IncrementSpec},
     window::Timestamp,
 };
 
@@ -23,11 +22,11 @@ pub(super) struct StateSlot {
 }
 
 impl CounterSlot {
-    pub(super) fn add(&mut self, hits: Hits, is_charged: bool) -> CounterState {
+    pub(super) fn add(&mut self, spec: &IncrementSpec, is_charged: bool) -> CounterState {
         if is_charged {
             // The clock may have stepped back into a window that was swept or soon will be. The window
             // is part of the key, so the count is still right.
-            self.count = hits.moves(self.count);
+            self.count = spec.moves(self.count);
         }
         CounterState {
             is_charged,

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use super::{shard::MAX_INLINE, table::DescriptorCounters, *};
 use crate::core::{
-    counter::{Charge, CounterState, DescriptorHits},
+    counter::{Charge, CounterState, DescriptorHits, Operation},
     limit::{Algorithm, Limit},
     window::{Period, Unit},
 };
@@ -73,10 +73,7 @@ fn one(
         algorithm: algorithm.clone(),
         ..Limit::fixed(per_minute, Unit::Minute)
     };
-    let counting = DescriptorHits {
-        charge,
-        ..Hits::ONE.into()
-    };
+    let counting = DescriptorHits::charged(Hits::ONE, charge);
     let mut batch = Batch::default();
     batch.push_value(value.as_bytes(), &limit, now, counting);
     batch
@@ -139,13 +136,10 @@ fn a_call_that_a_full_store_refuses_is_not_reported_as_admitted() {
     };
     for number in 0..2_000 {
         let mut batch = Batch::default();
-        let counting = DescriptorHits {
-            charge: Charge::Within,
-            ..Hits::add(4).into()
-        };
+        let counting = DescriptorHits::charged(Hits::add(4), Charge::Within);
         batch.push_value(number.to_string().as_bytes(), &limit, now, counting);
         let count = store.apply_all(&batch, now)[0];
-        let is_admitted = !count.is_over(limit.capacity(), Hits::add(4));
+        let is_admitted = !count.is_over(limit.capacity(), 4);
         // The first value has a counter. In the sketch four hits are more than a minute's inflow.
         assert_eq!(is_admitted, number == 0, "{number}: {count:?}");
     }
@@ -217,7 +211,7 @@ proptest! {
             let batch = one(&value.to_string(), algorithm, per_minute, charge, now);
             let count = store.apply_all(&batch, now)[0];
             let limit = batch.spec(0).limit;
-            if !count.is_over(limit, Hits::ONE) {
+            if !count.is_over(limit, 1) {
                 *passed.entry((value, now.secs() / 60)).or_default() += 1;
             }
             // A full bucket and the inflow of the minute.
@@ -315,10 +309,10 @@ proptest! {
             let passed = admitted.entry((value, format!("{algorithm:?}"), period)).or_default();
             for _ in 0..hits {
                 let mut batch = Batch::default();
-                let counting = DescriptorHits { charge, ..Hits::ONE.into() };
+                let counting = DescriptorHits::charged(Hits::ONE, charge);
                 batch.push_value(&value.to_be_bytes(), &limit, at, counting);
                 let count = store.apply_all(&batch, at)[0];
-                if !count.is_over(limit.capacity(), Hits::ONE) {
+                if !count.is_over(limit.capacity(), 1) {
                     passed.push_back(now);
                 }
             }
@@ -427,25 +421,25 @@ proptest! {
         // Windows count hits that they refuse.
         let charge = if is_window { Charge::Always } else { Charge::Within };
         let (store, now) = (MemoryStore::new(10), Timestamp::from_secs(600));
-        let send = |charge, hits| {
+        let send = |operation, hits| {
             let mut batch = one("v", algorithm, 5, charge, now);
-            let spec = IncrementSpec { hits, ..*batch.spec(0) };
+            let spec = IncrementSpec { operation, hits, ..*batch.spec(0) };
             let key = batch.key(0).to_vec();
             batch.clear();
             batch.append_one(Increment { key: &key, spec });
             let count = store.apply_all(&batch, now)[0];
-            u64::from(!count.is_over(spec.limit, hits))
+            u64::from(!count.is_over(spec.limit, spec.added()))
         };
         let limit = match algorithm {
             Algorithm::TokenBucket { burst } => (*burst).into(),
             _ => 5,
         };
         for _ in 0..before {
-            send(charge, Hits::ONE);
+            send(Operation::Add(charge), 1);
         }
         let mut left = limit - before.min(limit);
         for hits in grants {
-            send(Charge::Grant, Hits::give_back(hits));
+            send(Operation::Grant, hits);
             left = match algorithm {
                 Algorithm::FixedWindow => left + hits,
                 // A window that has not begun does not end.
@@ -453,11 +447,11 @@ proptest! {
                 _ => (left + hits).min(limit),
             };
         }
-        let passed: u64 = (0..200).map(|_| send(charge, Hits::ONE)).sum();
+        let passed: u64 = (0..200).map(|_| send(Operation::Add(charge), 1)).sum();
         prop_assert_eq!(passed, left);
         // A give-back does not make a window owe hits, nor does it take back that it does.
-        send(Charge::Always, Hits::give_back(Hits::MAX));
-        let passed: u64 = (0..200).map(|_| send(charge, Hits::ONE)).sum();
+        send(Operation::GiveBack, Hits::MAX);
+        let passed: u64 = (0..200).map(|_| send(Operation::Add(charge), 1)).sum();
         prop_assert_eq!(passed, limit);
     }
 }
@@ -482,10 +476,7 @@ fn two_limits(values: &[&str], charge: Charge, now: Timestamp) -> Batch {
     let mut batch = Batch::default();
     for value in values {
         for unit in [Unit::Minute, Unit::Hour] {
-            let counting = DescriptorHits {
-                charge,
-                ..Hits::ONE.into()
-            };
+            let counting = DescriptorHits::charged(Hits::ONE, charge);
             batch.push_value(value.as_bytes(), &Limit::fixed(9, unit), now, counting);
         }
     }
@@ -610,9 +601,8 @@ fn what_a_give_back_leaves_over_its_limit_spares_the_others() {
                     ..Limit::fixed(10, Unit::Minute)
                 };
                 let counting = DescriptorHits {
-                    charge: *charge,
                     descriptor: index,
-                    ..(*hits).into()
+                    ..DescriptorHits::charged(*hits, *charge)
                 };
                 batch.push_value(value.as_bytes(), &limit, now, counting);
             }

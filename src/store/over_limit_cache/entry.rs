@@ -6,8 +6,10 @@ use foldhash::quality::RandomState;
 
 use crate::{
     core::{
-        counter::{Batch, Charge, CounterKind, CounterState, Increment, IncrementSpec, ResetTimes},
-        request::Hits,
+        counter::{
+            Batch, Charge, CounterKind, CounterState, Increment, IncrementSpec, Operation,
+            ResetTimes,
+        },
         window::SteadyTime,
     },
     foundation::generations::Generations,
@@ -56,10 +58,10 @@ impl OverEntry {
         is_one_step: bool,
         now: SteadyTime,
     ) -> Option<Self> {
-        if spec.hits.is_peek() || !count.is_over(spec.limit, spec.hits) {
+        if spec.hits == 0 || !count.is_over(spec.limit, spec.added()) {
             return None;
         }
-        let may_be_given_back = spec.charge == Charge::Admitted && !is_one_step;
+        let may_be_given_back = spec.operation == Operation::Add(Charge::Admitted) && !is_one_step;
         let has_rest = count.count() < spec.limit.into();
         if !count.is_charged && (may_be_given_back || has_rest) {
             return None;
@@ -68,7 +70,7 @@ impl OverEntry {
         let what = match count.ends {
             None => OverState::Holds(count.after),
             // Hits that were refused but have to count could come too late, into the next window.
-            Some(_) if count.is_charged || spec.hits != Hits::ONE => return None,
+            Some(_) if count.is_charged || spec.added() != 1 => return None,
             Some(ends) => OverState::Full {
                 limit: spec.limit,
                 method: spec.method,
@@ -140,10 +142,10 @@ impl OverEntry {
             OverState::Doubted => false,
             // A look is over only if the count is.
             OverState::Holds(count) => {
-                count.saturating_add(increment.hits.added().min(1)) > u64::from(increment.limit)
+                count.saturating_add(increment.added().min(1)) > u64::from(increment.limit)
             }
             OverState::Full { limit, method, .. } => {
-                (increment.hits, increment.limit, increment.method) == (Hits::ONE, limit, method)
+                (increment.added(), increment.limit, increment.method) == (1, limit, method)
                     && !is_repeated(batch, increment)
             }
         }

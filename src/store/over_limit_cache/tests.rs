@@ -155,10 +155,7 @@ fn a_clock_that_steps_keeps_no_counter_full_for_longer_than_a_second() {
                 states_after(&handle.0, &one.hits(hits).batch(now), now, &deadline)[0]
             };
             at(before, 1_000, Hits::add(2));
-            assert!(
-                at(before, 1_001, Hits::ONE).is_over(2, Hits::ONE),
-                "{one:?}"
-            );
+            assert!(at(before, 1_001, Hits::ONE).is_over(2, 1), "{one:?}");
             let asked = handle.times_asked();
             at(before + 1, 1_002, Hits::ONE);
             assert_eq!(handle.times_asked(), asked, "{one:?}");
@@ -190,13 +187,10 @@ fn refused_hits_that_are_given_back_make_no_room() {
             let send = |number: usize, hits| {
                 // Several calls are refused before the first of them gives its hit back.
                 let now = Timestamp::from_millis(number as u64 * 7);
-                let counting = DescriptorHits {
-                    charge,
-                    ..DescriptorHits::from(hits)
-                };
+                let counting = DescriptorHits::charged(hits, charge);
                 let mut batch = Batch::default();
                 batch.push_value(b"a", &Limit::fixed(10, Unit::Minute), now, counting);
-                states(&workers[number % workers.len()], &batch, now)[0].is_over(10, hits)
+                states(&workers[number % workers.len()], &batch, now)[0].is_over(10, hits.added())
             };
             let mut in_flight = 0;
             let mut refused = 0;
@@ -234,10 +228,7 @@ fn a_reset_through_another_replica_is_noticed_within_a_second_and_ends_what_was_
         });
         let send = |replica: usize, hits, millis| {
             let now = Timestamp::from_millis(millis);
-            let counting = DescriptorHits {
-                charge,
-                ..DescriptorHits::from(hits)
-            };
+            let counting = DescriptorHits::charged(hits, charge);
             let mut batch = Batch::default();
             batch.push_value(b"a", &Limit::fixed(3, Unit::Minute), now, counting);
             add(&replicas[replica], &batch, now)[0]
@@ -325,9 +316,8 @@ impl One {
             ..Limit::fixed(self.requests_per_unit, Unit::Minute)
         };
         let counting = DescriptorHits {
-            charge: self.charge,
             descriptor: self.descriptor,
-            ..DescriptorHits::from(self.hits)
+            ..DescriptorHits::charged(self.hits, self.charge)
         };
         let mut batch = Batch::default();
         batch.push_value(&value, &limit, now, counting);
@@ -409,7 +399,7 @@ fn refused(one: &One) -> Handle {
     let handle = Handle::new();
     assert!(handle.send(&one.hits(Hits::add(2)), 1_000).is_charged);
     let reported = handle.send(one, 2_000);
-    assert!(reported.is_over(2, Hits::ONE) && !reported.is_charged && !reported.is_cached);
+    assert!(reported.is_over(2, 1) && !reported.is_charged && !reported.is_cached);
     handle
 }
 
@@ -427,17 +417,11 @@ fn what_was_refused_uncounted_is_answered_here_until_it_could_pass_and_no_longer
             _ => 61_000,
         };
         let reported = handle.send(&one, 2_500);
-        assert!(
-            reported.is_cached && reported.is_over(2, Hits::ONE),
-            "{one:?}"
-        );
+        assert!(reported.is_cached && reported.is_over(2, 1), "{one:?}");
         assert_eq!(handle.times_asked(), asked);
         assert!(!handle.send(&one, passes_at - 2).is_cached, "{one:?}");
         let reported = handle.send(&one, passes_at - 1);
-        assert!(
-            reported.is_cached && reported.is_over(2, Hits::ONE),
-            "{one:?}"
-        );
+        assert!(reported.is_cached && reported.is_over(2, 1), "{one:?}");
         assert_eq!(handle.times_asked(), asked + 1);
         if let Some(ends) = reported.ends {
             assert_eq!(ends.retry_in, Some(1), "{one:?}");
@@ -467,7 +451,7 @@ fn a_look_beside_what_was_refused_is_told_the_truth() {
         let handle = refused(&one);
         let reported = handle.send(&one.hits(Hits::add(0)), 2_000);
         assert_eq!((reported.after, reported.is_cached), (2, false), "{one:?}");
-        assert!(!reported.is_over(2, Hits::add(0)));
+        assert!(!reported.is_over(2, 0));
     }
 }
 
@@ -504,7 +488,7 @@ fn hits_that_were_refused_for_others_of_their_request_can_pass_alone() {
         assert!(handle.send(&one, 1_000).is_charged);
         let reported = handle.send_all(&[one.clone(), one.clone()], 1_000);
         assert!(reported.iter().all(|count| !count.is_charged), "{one:?}");
-        assert!(reported[1].is_over(2, Hits::ONE), "{one:?}");
+        assert!(reported[1].is_over(2, 1), "{one:?}");
         assert!(handle.send(&one, 1_000).is_charged, "{one:?}");
     }
 }
@@ -728,10 +712,7 @@ fn where_charges_may_be_given_back_no_refusal_that_was_not_charged_is_remembered
     let now = Timestamp::from_secs(0);
     let one = |hits| {
         let mut batch = Batch::default();
-        let counting = DescriptorHits {
-            charge: Charge::Admitted,
-            ..DescriptorHits::from(hits)
-        };
+        let counting = DescriptorHits::charged(hits, Charge::Admitted);
         batch.push_value(b"v", &Limit::fixed(1, Unit::Day), now, counting);
         batch
     };
@@ -756,10 +737,7 @@ fn hits_that_are_given_back_through_one_worker_make_room_at_the_others() {
                 algorithm: one.algorithm.clone(),
                 ..Limit::fixed(2, Unit::Minute)
             };
-            let counting = DescriptorHits {
-                charge: one.charge,
-                ..DescriptorHits::from(hits)
-            };
+            let counting = DescriptorHits::charged(hits, one.charge);
             batch.push_value(b"v", &limit, now, counting);
             add(&workers[worker], &batch, now)[0]
         };

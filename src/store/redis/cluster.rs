@@ -341,10 +341,7 @@ mod tests {
         let mut batch = Batch::default();
         for value in values {
             let limit = Limit::fixed(1, Unit::Year);
-            let counting = DescriptorHits {
-                charge,
-                ..Hits::ONE.into()
-            };
+            let counting = DescriptorHits::charged(Hits::ONE, charge);
             batch.push_value(value.as_bytes(), &limit, Timestamp::from_secs(0), counting);
         }
         batch

@@ -156,7 +156,7 @@ where
         }
         let group = self.group(&increment);
         let hits = &mut self.groups[group].0.hits;
-        *hits = (*hits + increment.hits.added()).min(Hits::MAX);
+        *hits = (*hits + increment.hits).min(Hits::MAX);
         let after = *hits;
         self.steps.push(ReplySource::Grouped { group, after });
     }
@@ -447,10 +447,7 @@ mod tests {
     /// Requests of one increment each: a value, its hits and how they are charged.
     fn requests(of: &[(&str, Hits, Charge)]) -> Vec<Batch> {
         let request = |(value, hits, charge): &(&str, Hits, Charge)| {
-            let counting = DescriptorHits {
-                charge: *charge,
-                ..DescriptorHits::from(*hits)
-            };
+            let counting = DescriptorHits::charged(*hits, *charge);
             let mut batch = Batch::default();
             batch.push_value(
                 value.as_bytes(),

@@ -4,7 +4,7 @@
 --
 -- KEYS: the counters, all of one hash slot.
 -- ARGV: milliseconds since the epoch, or -1 for this server's clock; then for each key the fields that
---       step.rs lists: its algorithm, its charging, the effect of an exceeded limit, descriptor, hits,
+--       step.rs lists: its algorithm, its operation, the effect of an exceeded limit, descriptor, hits,
 --       limit, period in milliseconds, and either the seconds that a window's counter may live or the
 --       tokens that flow into a bucket in a period. One more argument follows if the hits came late: how
 --       many milliseconds ago they came.
@@ -401,13 +401,15 @@ end
 -- as well.
 local counters, over, quotas = {}, {}, {}
 local times, ahead = {}, {}
+-- The operations that add hits, each with its charging.
+local adds = { a = true, w = true, m = true, s = true }
 local is_any_over, is_refused = false, false
 for i, key in ipairs(KEYS) do
   local at = FIELDS * (i - 1) + 2
   local c = {
     key = key,
     algorithm = ways[ARGV[at]],
-    charge = ARGV[at + 1],
+    operation = ARGV[at + 1],
     enforcement = ARGV[at + 2],
     descriptor = ARGV[at + 3],
     hits_text = ARGV[at + 4],
@@ -423,13 +425,13 @@ for i, key in ipairs(KEYS) do
   local after = c.before + c.hits
   if c.hits < 0 and c.algorithm.held_after then after = c.algorithm.held_after(c, c.before - c.held) end
   c.is_over = after > c.limit
-  if c.hits > 0 and c.charge ~= 's' and (c.charge == 'a' or not c.is_over) then
+  if c.hits > 0 and c.operation ~= 's' and (c.operation == 'a' or not c.is_over) then
     ahead[key] = (ahead[key] or 0) + c.hits
   end
   if c.enforcement == 'q' then quotas[c.descriptor] = true end
   if c.is_over then
     -- Giving back and looking stop nothing, but a counter that is still above its limit refuses the request.
-    is_any_over, over[c.descriptor] = is_any_over or c.hits >= 0 and c.charge ~= 'n', true
+    is_any_over, over[c.descriptor] = is_any_over or adds[c.operation], true
     if c.enforcement == 'r' then is_refused = true end
   end
   counters[i] = c
@@ -443,11 +445,11 @@ end
 
 local function charges(c)
   -- A look charges nothing.
-  if c.charge == 'n' then return false end
-  if c.hits < 0 or c.charge == 'a' then return true end
-  if c.charge == 'w' then return not c.is_over end
-  if c.charge == 'm' then return not is_refused and not over[c.descriptor] end
-  return c.is_over or not is_any_over
+  if c.operation == 'n' then return false end
+  if c.operation == 'w' then return not c.is_over end
+  if c.operation == 'm' then return not is_refused and not over[c.descriptor] end
+  if c.operation == 's' then return c.is_over or not is_any_over end
+  return true
 end
 
 local reply = {}
@@ -458,7 +460,7 @@ for _, c in ipairs(counters) do
   local waiting = 0
   if c.is_over and not is_charged then waiting = math.max(c.before - c.held, 0) end
   if is_charged and c.hits ~= 0 then
-    if c.charge == 'g' then is_charged = grant(c) else c.algorithm.charge(c) end
+    if c.operation == 'g' then is_charged = grant(c) else c.algorithm.charge(c) end
   end
   c.added = c.added + waiting
   local resets_in, retry_in = 0, 0

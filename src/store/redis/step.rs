@@ -10,7 +10,8 @@ use bb8_redis::redis::{self, Value};
 use super::packed::{CommandWriter, PackedCommands};
 use crate::{
     core::counter::{
-        Charge, CounterKind, CounterState, Enforcement, Increment, IncrementSpec, ResetTimes,
+        Charge, CounterKind, CounterState, Enforcement, Increment, IncrementSpec, Operation,
+        ResetTimes,
     },
     store::contract::StoreError,
 };
@@ -29,7 +30,7 @@ pub(super) const MAX_SKEW: Duration = Duration::from_secs(24 * 60 * 60);
 /// The fields of each increment, in the order in which they are sent.
 const FIELDS: [&str; 8] = [
     "algorithm",
-    "charge",
+    "operation",
     "enforcement",
     "descriptor",
     "hits",
@@ -51,14 +52,15 @@ const fn algorithm_letter(method: CounterKind) -> &'static [u8] {
     }
 }
 
-const fn charge_letter(charge: Charge) -> &'static [u8] {
-    match charge {
-        Charge::Always => b"a",
-        Charge::Within => b"w",
-        Charge::Admitted => b"m",
-        Charge::Stopping => b"s",
-        Charge::Grant => b"g",
-        Charge::Never => b"n",
+const fn operation_letter(operation: Operation) -> &'static [u8] {
+    match operation {
+        Operation::Look => b"n",
+        Operation::Add(Charge::Always) => b"a",
+        Operation::Add(Charge::Within) => b"w",
+        Operation::Add(Charge::Admitted) => b"m",
+        Operation::Add(Charge::Stopping) => b"s",
+        Operation::GiveBack => b"b",
+        Operation::Grant => b"g",
     }
 }
 
@@ -104,10 +106,10 @@ pub(super) fn write_fields(
     // Every field is named, so that the compiler asks here about a new one.
     let IncrementSpec {
         descriptor_bytes: _,
-        hits,
+        operation,
+        hits: _,
         limit,
         method,
-        charge,
         enforcement,
         on_loss: _,
         descriptor,
@@ -118,10 +120,10 @@ pub(super) fn write_fields(
     } = increment.spec;
     script
         .word(algorithm_letter(method))
-        .word(charge_letter(charge))
+        .word(operation_letter(operation))
         .word(enforcement_letter(enforcement))
         .number(descriptor)
-        .number(hits.signed())
+        .number(increment.signed())
         .number(limit)
         .number(period_millis)
         .number(match method {
@@ -285,7 +287,7 @@ mod tests {
             let letter = str::from_utf8(algorithm_letter(increment.method)).unwrap();
             let limit = increment.limit.to_string();
             let extra = extra.to_string();
-            let fields = [letter, "a", "r", "3", "-2", &limit, "60000", &extra];
+            let fields = [letter, "b", "r", "3", "-2", &limit, "60000", &extra];
             assert_eq!(sent[sent.len() - FIELDS.len()..], fields);
         }
     }
@@ -296,17 +298,22 @@ mod tests {
         let letters: Vec<_> = kinds.into_iter().map(algorithm_letter).collect();
         assert_eq!(found("\nways.", " = {"), texts(&letters));
 
-        let charges = [
-            Charge::Always,
-            Charge::Within,
-            Charge::Admitted,
-            Charge::Stopping,
-            Charge::Grant,
-            Charge::Never,
+        let stopping = Operation::Add(Charge::Stopping);
+        let operations = [
+            Operation::Look,
+            Operation::Add(Charge::Always),
+            Operation::Add(Charge::Within),
+            Operation::Add(Charge::Admitted),
+            Operation::Grant,
         ];
-        let mut compared = found("c.charge == '", "'");
-        compared.extend(found("c.charge ~= '", "'"));
-        assert_eq!(compared, texts(&charges.map(charge_letter)));
+        let mut compared = found("c.operation == '", "'");
+        compared.extend(found("c.operation ~= '", "'"));
+        let mut sent = texts(&operations.map(operation_letter));
+        assert!(!sent.contains("s"));
+        sent.extend(texts(&[operation_letter(stopping)]));
+        assert_eq!(compared, sent);
+        // Everything else is charged.
+        assert!(compared.is_disjoint(&texts(&[operation_letter(Operation::GiveBack)])));
 
         let [refuses, quota, silent] = [
             Enforcement::Refuses,

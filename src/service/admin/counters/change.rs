@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     core::{
-        counter::{Charge, CounterStates, IncrementSpec, KeyFormat},
+        counter::{CounterStates, IncrementSpec, KeyFormat, Operation},
         request::{Descriptor, Hits, Request},
     },
     foundation::printable::Shown,
@@ -109,13 +109,13 @@ pub(super) async fn change(
 impl Change {
     /// The increment that makes the change; `spec` is a look, and `hits` are those of the descriptor.
     fn spec(self, spec: IncrementSpec, hits: Hits) -> IncrementSpec {
-        let (hits, charge) = match self {
-            Self::Reset => (Hits::MAX, Charge::Always),
-            Self::Grant => (hits.added(), Charge::Grant),
+        let (operation, hits) = match self {
+            Self::Reset => (Operation::GiveBack, Hits::MAX),
+            Self::Grant => (Operation::Grant, hits.added()),
         };
         IncrementSpec {
-            hits: Hits::give_back(hits),
-            charge,
+            operation,
+            hits,
             ..spec
         }
     }

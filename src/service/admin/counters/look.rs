@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::{
     super::json::{is_json, json_headers, read_json},
     Counters, Refusal, refused,
-    report::{CounterReport, counters_of, entries_json, text},
+    report::{CounterReport, counters_of, entries_json, request_of, text},
     without_store,
 };
 use crate::{
@@ -129,9 +129,8 @@ impl CounterAnswer {
         let now = counters.clock.now();
         let (mut reports, mut ends) = (Vec::new(), Vec::new());
         for descriptor in request.descriptors() {
-            let (entries, limit) = (descriptor.entries, descriptor.limit);
-            let own = counters_of(&rules.matcher, request.domain, entries, limit, now);
-            reports.extend(own);
+            let alone = request_of(request.domain, descriptor.entries, descriptor.limit);
+            reports.extend(counters_of(&rules.matcher, &alone, now));
             ends.push(reports.len());
         }
         Ok(Self {

@@ -6,13 +6,13 @@ use serde_json::{Map, Value, json};
 
 use crate::core::{
     counter::{
-        Batch, Charge, CounterKind, CounterState, DescriptorHits, Enforcement, Identity,
-        IncrementSpec, Joined,
+        Charge, CounterKind, CounterState, Enforcement, Increment, IncrementSpec, Operation,
         name::{CounterName, NamedCounting, NamedDescriptor, NamedEntry},
     },
-    limit::{Algorithm, Allows, Limit, OnStoreLoss, Rule},
-    matcher::{Match, Matcher},
-    request::{Entry, Hits},
+    limit::{Algorithm, Limit, Modes, OnStoreLoss},
+    matcher::Matcher,
+    plan::{Outcome, Plan},
+    request::{Entry, Hits, Request},
     window::Timestamp,
 };
 
@@ -72,61 +72,53 @@ impl GrantEffect {
     }
 }
 
-/// The counters of a descriptor now. If it brings no limit of its own they are those of the rule that it matches; then
-/// there are none without a rule or a limit.
+/// The counters of the only descriptor of `request` now: those of the limit that it brings, or else of the rule that it
+/// matches. There are none without a rule or a limit.
 pub(super) fn counters_of(
     matcher: &Matcher,
-    domain: &[u8],
-    entries: &[Entry<'_>],
-    own_limit: Option<&Limit>,
+    request: &Request<'_>,
     now: Timestamp,
 ) -> Vec<CounterReport> {
-    let Some(rules) = matcher.domain(domain) else {
-        return Vec::new();
+    let plan = Plan::new(matcher, request, Modes::default(), now);
+    let rule = match plan.outcomes.first() {
+        Some(Outcome::Counted(counted)) => counted.rule,
+        _ => None,
     };
-    let found = match own_limit {
-        Some(_) => None,
-        None => rules.find(entries, &mut Joined::new()).ok(),
+    let counters = plan.batch.iter().zip(&plan.limits);
+    let report = |(increment, limit): (Increment<'_>, &&Limit)| CounterReport {
+        key: increment.key.into(),
+        rule: rule.map(|rule| rule.path.clone()),
+        limit: Some((*limit).clone()),
+        spec: Some(peek(increment.spec)),
+        state: None,
+        before: None,
+        asked: None,
     };
-    let (rule, shared) = match &found {
-        Some(Match { rule, shared }) => (Some(*rule), &shared[..]),
-        None => (None, &[][..]),
-    };
-    let limits = match (own_limit, rule) {
-        (Some(limit), _) => std::slice::from_ref(limit),
-        (None, Some(Rule { allows, .. })) => match allows {
-            Allows::Within(limits) => &limits[..],
-            Allows::Unlimited => &[],
-        },
-        (None, None) => &[],
-    };
-    let mut identity = Identity::new(matcher.key_format);
-    identity.set(domain, entries, shared);
-    let report = |limit: &Limit| {
-        let mut batch = Batch::default();
-        batch.push(&identity, limit, now, look());
-        CounterReport {
-            key: batch.key(0).into(),
-            rule: rule.map(|rule| rule.path.clone()),
-            limit: Some(limit.clone()),
-            spec: Some(*batch.spec(0)),
-            state: None,
-            before: None,
-            asked: None,
-        }
-    };
-    limits.iter().map(report).collect()
+    counters.map(report).collect()
 }
 
-/// A look, which fails if the store does not answer.
-fn look() -> DescriptorHits {
-    DescriptorHits {
-        hits: Hits::add(0),
-        charge: Charge::Always,
+/// A request of `entries` alone.
+pub(super) fn request_of<'a>(
+    domain: &'a [u8],
+    entries: &[Entry<'a>],
+    limit: Option<&Limit>,
+) -> Request<'a> {
+    let mut request = Request::new(domain);
+    entries.iter().for_each(|entry| request.push_entry(*entry));
+    request.push_descriptor(Hits::add(0), limit.cloned());
+    request
+}
+
+/// `spec` without hits and without an effect on others; it fails if the store does not answer.
+fn peek(spec: IncrementSpec) -> IncrementSpec {
+    IncrementSpec {
+        operation: Operation::Add(Charge::Always),
+        hits: 0,
         enforcement: Enforcement::Silent,
         on_loss: OnStoreLoss::Error,
         descriptor: 0,
         age_millis: 0,
+        ..spec
     }
 }
 
@@ -147,7 +139,7 @@ impl CounterReport {
                 .iter()
                 .map(|&NamedEntry { key, value, .. }| Entry { key, value });
             let entries: Vec<_> = plain.collect();
-            let known = counters_of(matcher, domain, &entries, None, now);
+            let known = counters_of(matcher, &request_of(domain, &entries, None), now);
             if let Some(known) = known.into_iter().find(|known| known.key == key) {
                 return Some(known);
             }
@@ -308,30 +300,22 @@ fn spec_of(name: &CounterName<'_>, is_per_second: bool, now: Timestamp) -> Optio
         }
         NamedCounting::State { kind, .. } => (kind, now),
     };
-    let DescriptorHits {
-        hits,
-        charge,
-        enforcement,
-        on_loss,
-        descriptor,
-        age_millis,
-    } = look();
     Some(IncrementSpec {
         descriptor_bytes: name.descriptor_bytes,
-        hits,
+        operation: Operation::Add(Charge::Always),
+        hits: 0,
         limit: match method {
             CounterKind::TokenBucket { .. } => 0,
             _ => u32::MAX,
         },
         method,
-        charge,
-        enforcement,
-        on_loss,
-        descriptor,
+        enforcement: Enforcement::Silent,
+        on_loss: OnStoreLoss::Error,
+        descriptor: 0,
         is_per_second,
         period_millis: period_secs.saturating_mul(1000),
         expires_at,
-        age_millis,
+        age_millis: 0,
     })
 }
 

@@ -105,7 +105,7 @@ impl Fleet {
         let mut counts = CounterStates::new();
         let (store, _) = &self.replicas[replica];
         at_once(store.add_into(&mut counts, &batch, moment.now, &deadline)).unwrap();
-        !counts[0].is_over(limit.capacity(), hits)
+        !counts[0].is_over(limit.capacity(), hits.added())
     }
 
     fn lose(&self) {
