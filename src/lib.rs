@@ -41,6 +41,7 @@ mod core {
     pub(crate) mod counter;
     pub(crate) mod decision;
     pub(crate) mod descriptor_text;
+    pub(crate) mod kind;
     pub(crate) mod limit;
     pub(crate) mod matcher;
     pub(crate) mod metadata;

@@ -647,8 +647,8 @@ fn holders_of_time(file: &File) -> BTreeSet<&str> {
                 continue;
             }
             let item = &file.code[at + kind.len()..];
-            if !item.starts_with(|c: char| c.is_ascii_uppercase()) {
-                // A lifetime.
+            let is_lifetime = file.code[..at].trim_end().ends_with('&');
+            if is_lifetime || !item.starts_with(|c: char| c.is_ascii_uppercase()) {
                 continue;
             }
             let end = item.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));

@@ -2,6 +2,7 @@
 //! keys, the suggestion for a misspelt one and the levels below follow from this table.
 
 use super::suggest::closest;
+use crate::core::kind::WORDS;
 
 /// A key of rule files.
 #[derive(Clone, Copy, Debug)]
@@ -130,7 +131,7 @@ const KEYS: [Key; 34] = [
         .examples(&["[{name: every-tenant}]"]),
     key("algorithm", &[RateLimit], Text)
         .about("The way to count.")
-        .words(&["fixed_window", "sliding_window", "sliding_log", "token_bucket"]).or("fixed_window"),
+        .words(WORDS).or("fixed_window"),
     key("window", &[RateLimit], Text)
         .about("The start of a fixed window: a whole number of periods since 1970, or the first hit.")
         .words(&["aligned", "first_hit"]).or("aligned"),

@@ -11,10 +11,11 @@ mod state;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use super::kind::CounterKind;
 pub use batch::Batch;
 pub(crate) use batch::Increment;
 pub use increment::{Charge, DescriptorHits, Operation};
-pub(crate) use increment::{CounterKind, Enforcement, IncrementSpec};
+pub(crate) use increment::{Enforcement, IncrementSpec};
 pub use key::{Identity, Joined, KeyFormat};
 pub(crate) use state::ResetTimes;
 pub use state::{CounterState, CounterStates};

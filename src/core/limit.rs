@@ -4,6 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use crate::core::{
     calendar::Calendar,
+    kind::CounterKind,
     metadata::Metadata,
     refusal::RuleRefusal,
     window::{Period, Timestamp, Window, window},
@@ -171,19 +172,22 @@ impl Algorithm {
 
     /// Whether it counts only the hits that it lets pass.
     pub fn looks_first(&self) -> bool {
-        match self {
-            Self::FixedWindow | Self::Calendar(_) | Self::FirstHit => false,
-            Self::SlidingWindow | Self::SlidingLog | Self::TokenBucket { .. } => true,
-        }
+        self.kind(1).facts().looks_first
     }
 
     /// The name as YAML spells it.
     pub fn name(&self) -> &'static str {
+        self.kind(1).facts().word
+    }
+
+    /// The kind of its counters; `rate` is the number of tokens that flow into a bucket per period.
+    pub(crate) fn kind(&self, rate: u32) -> CounterKind {
         match self {
-            Self::FixedWindow | Self::Calendar(_) | Self::FirstHit => "fixed_window",
-            Self::SlidingWindow => "sliding_window",
-            Self::SlidingLog => "sliding_log",
-            Self::TokenBucket { .. } => "token_bucket",
+            Self::FixedWindow | Self::Calendar(_) => CounterKind::Window,
+            Self::FirstHit => CounterKind::FirstHit,
+            Self::SlidingWindow => CounterKind::SlidingWindow,
+            Self::SlidingLog => CounterKind::SlidingLog,
+            Self::TokenBucket { .. } => CounterKind::TokenBucket { rate },
         }
     }
 }
@@ -231,11 +235,7 @@ impl Limit {
             // No token ever flows into this bucket.
             Algorithm::TokenBucket { .. } if self.requests_per_unit == 0 => 0,
             Algorithm::TokenBucket { burst } => burst,
-            Algorithm::FixedWindow
-            | Algorithm::Calendar(_)
-            | Algorithm::FirstHit
-            | Algorithm::SlidingWindow
-            | Algorithm::SlidingLog => self.requests_per_unit,
+            _ => self.requests_per_unit,
         }
     }
 
@@ -245,10 +245,7 @@ impl Limit {
         match &self.algorithm {
             Algorithm::FixedWindow => window(self.period, now),
             Algorithm::Calendar(calendar) => calendar.window(now),
-            Algorithm::FirstHit
-            | Algorithm::SlidingWindow
-            | Algorithm::SlidingLog
-            | Algorithm::TokenBucket { .. } => Window {
+            _ => Window {
                 start: now,
                 end: now.plus(Duration::from_secs(self.period.secs())),
             },

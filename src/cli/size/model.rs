@@ -322,11 +322,11 @@ mod tests {
         for algorithm in Algorithm::one_of_each() {
             let name = algorithm.name();
             assert!(
-                Size::ALGORITHMS.contains(&name),
+                Size::algorithms().contains(&name),
                 "{name} is no value of the flag"
             );
         }
-        for algorithm in Size::ALGORITHMS {
+        for algorithm in Size::algorithms() {
             for place in [CounterPlace::Memory, CounterPlace::Redis] {
                 let plan = SizePlan::new(
                     &Load {

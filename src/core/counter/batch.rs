@@ -9,7 +9,7 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    increment::{CounterKind, DescriptorHits, IncrementSpec},
+    increment::{DescriptorHits, IncrementSpec},
     key::{Identity, Keys},
 };
 use crate::{
@@ -228,7 +228,7 @@ impl Batch {
                 operation,
                 hits,
                 limit: limit.capacity(),
-                method: CounterKind::of(limit),
+                method: limit.algorithm.kind(limit.requests_per_unit.max(1)),
                 enforcement,
                 on_loss,
                 descriptor,

@@ -1,10 +1,6 @@
 //! Parameters of increments: how many hits, under which limit, and how they change the counter.
 
-use crate::core::{
-    limit::{Algorithm, Limit, OnStoreLoss},
-    request::Hits,
-    window::Timestamp,
-};
+use crate::core::{kind::CounterKind, limit::OnStoreLoss, request::Hits, window::Timestamp};
 
 /// Parameters of an increment, without its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,7 +10,7 @@ pub struct IncrementSpec {
     pub operation: Operation,
     /// The hits of the operation, at most [`Hits::MAX`].
     pub hits: u64,
-    /// The most hits that the limit admits; see [`Limit::capacity`].
+    /// The most hits that the limit admits; see `Limit::capacity`.
     pub limit: u32,
     pub method: CounterKind,
     pub enforcement: Enforcement,
@@ -105,49 +101,6 @@ impl IncrementSpec {
             self.operation,
             Operation::Add(Charge::Always | Charge::Within) | Operation::GiveBack
         )
-    }
-}
-
-/// The algorithm by which a counter takes hits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CounterKind {
-    /// A plain number; the window is part of the key.
-    Window,
-    FirstHit,
-    SlidingWindow,
-    SlidingLog,
-    /// `rate` tokens flow in per period; never 0.
-    TokenBucket {
-        rate: u32,
-    },
-}
-
-impl CounterKind {
-    pub(super) fn of(limit: &Limit) -> Self {
-        match limit.algorithm {
-            Algorithm::FixedWindow | Algorithm::Calendar(_) => Self::Window,
-            Algorithm::FirstHit => Self::FirstHit,
-            Algorithm::SlidingWindow => Self::SlidingWindow,
-            Algorithm::SlidingLog => Self::SlidingLog,
-            Algorithm::TokenBucket { .. } => Self::TokenBucket {
-                rate: limit.requests_per_unit.max(1),
-            },
-        }
-    }
-}
-
-#[cfg(test)]
-impl CounterKind {
-    /// One of each, for tests that must know all of them: a kind that is missing here does not compile.
-    pub(crate) fn one_of_each() -> Vec<Self> {
-        let next = |kind| match kind {
-            Self::Window => Some(Self::FirstHit),
-            Self::FirstHit => Some(Self::SlidingWindow),
-            Self::SlidingWindow => Some(Self::SlidingLog),
-            Self::SlidingLog => Some(Self::TokenBucket { rate: 1 }),
-            Self::TokenBucket { .. } => None,
-        };
-        std::iter::successors(Some(Self::Window), |&kind| next(kind)).collect()
     }
 }
 

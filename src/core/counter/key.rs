@@ -98,7 +98,7 @@ impl Identity {
             keys.push_decimal(window.start.secs());
             return window;
         }
-        let letter = match limit.algorithm {
+        let letter = match &limit.algorithm {
             Algorithm::FixedWindow => return push_key_end(keys, limit.period, now),
             Algorithm::Calendar(_) => {
                 let window = limit.window(now);
@@ -107,10 +107,7 @@ impl Identity {
                 keys.push_decimal(window.start.secs());
                 return window;
             }
-            Algorithm::FirstHit => b'f',
-            Algorithm::SlidingWindow => b's',
-            Algorithm::SlidingLog => b'l',
-            Algorithm::TokenBucket { .. } => b't',
+            other => other.kind(1).facts().letter,
         };
         keys.push(letter);
         keys.push_decimal(limit.period.secs());

@@ -5,8 +5,10 @@
 
 use smallvec::SmallVec;
 
-use super::increment::CounterKind;
-use crate::core::window::{Timestamp, Unit};
+use crate::core::{
+    kind::CounterKind,
+    window::{Timestamp, Unit},
+};
 
 /// A key in the native format, taken apart.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -123,15 +125,13 @@ fn number(rest: &mut &[u8]) -> Option<u64> {
 
 impl NamedCounting {
     fn parse(text: &[u8]) -> Option<Self> {
-        let kind = match text.first()? {
-            b'f' => CounterKind::FirstHit,
-            b's' => CounterKind::SlidingWindow,
-            b'l' => CounterKind::SlidingLog,
-            b't' => CounterKind::TokenBucket { rate: 1 },
-            _ => return Self::window(text),
-        };
-        let state = whole(&text[1..]).map(|period_secs| Self::State { kind, period_secs });
-        // The name of the unit of a calendar may begin with one of these letters.
+        let (letter, period) = text.split_first()?;
+        let mut kinds = CounterKind::ALL.into_iter();
+        let kind =
+            kinds.find(|kind| *kind != CounterKind::Window && kind.facts().letter == *letter);
+        let state = kind.zip(whole(period));
+        let state = state.map(|(kind, period_secs)| Self::State { kind, period_secs });
+        // The name of the unit of a calendar can begin with one of these letters.
         state.or_else(|| Self::window(text))
     }
 
@@ -156,13 +156,7 @@ impl NamedCounting {
         match self {
             Self::Fixed { .. } => "fixed_window",
             Self::Calendar { .. } => "calendar",
-            Self::State { kind, .. } => match kind {
-                CounterKind::Window => "fixed_window",
-                CounterKind::FirstHit => "first_hit",
-                CounterKind::SlidingWindow => "sliding_window",
-                CounterKind::SlidingLog => "sliding_log",
-                CounterKind::TokenBucket { .. } => "token_bucket",
-            },
+            Self::State { kind, .. } => kind.facts().name,
         }
     }
 

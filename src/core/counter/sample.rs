@@ -22,7 +22,7 @@ pub(crate) fn spec(limit: u32, hits: Hits) -> IncrementSpec {
 }
 
 impl IncrementSpec {
-    /// The same for other hits, which are charged by `charge` if they are added.
+    /// This increment with other hits, which are charged by `charge` if they are added.
     pub(crate) fn asking(self, hits: Hits, charge: Charge) -> Self {
         Self {
             operation: Operation::of(hits, charge),

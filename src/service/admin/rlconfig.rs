@@ -52,12 +52,12 @@ fn lines(rule: &Rule) -> String {
             Algorithm::Calendar(calendar) => {
                 let _ = write!(more, ", calendar: {}", calendar.zone_name());
             }
-            algorithm @ (Algorithm::SlidingWindow | Algorithm::SlidingLog) => {
-                let _ = write!(more, ", algorithm: {}", algorithm.name());
+            other => {
+                let _ = write!(more, ", algorithm: {}", other.name());
             }
-            algorithm @ Algorithm::TokenBucket { burst } => {
-                let _ = write!(more, ", algorithm: {}, burst: {burst}", algorithm.name());
-            }
+        }
+        if let Algorithm::TokenBucket { burst } = limit.algorithm {
+            let _ = write!(more, ", burst: {burst}");
         }
         if rule.counts == CountPolicy::Admitted {
             more.push_str(", count: admitted");

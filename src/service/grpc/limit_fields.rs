@@ -121,12 +121,7 @@ fn allowance(limit: &Limit) -> (u64, u64) {
             let secs = u64::try_from(filled_in).unwrap_or(u64::MAX);
             (burst.into(), secs.min(MAX_INTEGER))
         }
-        Algorithm::FixedWindow
-        | Algorithm::Calendar(_)
-        | Algorithm::FirstHit
-        | Algorithm::SlidingWindow
-        | Algorithm::SlidingLog
-        | Algorithm::TokenBucket { .. } => (hits, period),
+        _ => (hits, period),
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum, builder::PossibleValuesParser};
 
-use crate::settings::values::number;
+use crate::{core::counter::CounterKind, settings::values::number};
 
 #[derive(Debug, Args)]
 #[command(
@@ -32,7 +32,7 @@ pub(crate) struct Size {
     #[arg(
         long,
         default_value = "fixed_window",
-        value_parser = PossibleValuesParser::new(Size::ALGORITHMS),
+        value_parser = PossibleValuesParser::new(Size::algorithms()),
         value_name = "NAME"
     )]
     pub algorithm: String,
@@ -68,13 +68,9 @@ pub(crate) struct Size {
 
 impl Size {
     /// The algorithms, as rules name them; `first_hit` is a value of `window` there.
-    pub(crate) const ALGORITHMS: [&str; 5] = [
-        "fixed_window",
-        "first_hit",
-        "sliding_window",
-        "token_bucket",
-        "sliding_log",
-    ];
+    pub(crate) fn algorithms() -> [&'static str; CounterKind::ALL.len()] {
+        CounterKind::ALL.map(|kind| kind.facts().name)
+    }
 }
 
 /// Where counters are.

@@ -16,6 +16,7 @@ use crate::{
     core::{
         algorithm::narrow,
         counter::{CounterKind, IncrementSpec},
+        kind::HitLife,
         window::Timestamp,
     },
     store::memory::begun::{FirstCount, FirstHits},
@@ -142,13 +143,16 @@ fn matters_since(spec: &IncrementSpec, now: Timestamp) -> Timestamp {
 /// How long hits can matter to a counter without a window in its key.
 pub(super) fn longest_life(spec: &IncrementSpec) -> Duration {
     let period = spec.period_millis;
-    Duration::from_millis(match spec.method {
-        CounterKind::Window | CounterKind::FirstHit | CounterKind::SlidingLog => period,
-        CounterKind::SlidingWindow => period.saturating_mul(2),
-        CounterKind::TokenBucket { rate } => {
+    let rate = match spec.method {
+        CounterKind::TokenBucket { rate } => rate.max(1),
+        _ => 1,
+    };
+    Duration::from_millis(match spec.method.facts().life {
+        HitLife::OnePeriod => period,
+        HitLife::TwoPeriods => period.saturating_mul(2),
+        HitLife::UntilFull => {
             let full = u128::from(spec.limit) * u128::from(period);
-            let full = full.div_ceil(u128::from(rate.max(1)));
-            u64::try_from(full).unwrap_or(u64::MAX)
+            u64::try_from(full.div_ceil(u128::from(rate))).unwrap_or(u64::MAX)
         }
     })
 }

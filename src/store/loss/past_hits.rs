@@ -41,7 +41,7 @@ impl Leaving {
         match method {
             CounterKind::SlidingLog => Some(Self::ByAge),
             CounterKind::SlidingWindow => Some(Self::WithTheWindowBefore),
-            CounterKind::Window | CounterKind::FirstHit | CounterKind::TokenBucket { .. } => None,
+            _ => None,
         }
     }
 }

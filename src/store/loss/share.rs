@@ -1,20 +1,12 @@
 //! This replica's part of a limit.
 
-use crate::core::counter::{CounterKind, CounterState, IncrementSpec};
+use crate::core::counter::{CounterState, IncrementSpec};
 
 /// This replica's part of a limit: at least one hit of a limit that admits any.
 pub(super) fn share(spec: &IncrementSpec, replicas: u32) -> IncrementSpec {
     IncrementSpec {
         limit: spec.limit.div_ceil(replicas),
-        method: match spec.method {
-            CounterKind::TokenBucket { rate } => CounterKind::TokenBucket {
-                rate: rate.div_ceil(replicas),
-            },
-            kind @ (CounterKind::Window
-            | CounterKind::FirstHit
-            | CounterKind::SlidingWindow
-            | CounterKind::SlidingLog) => kind,
-        },
+        method: spec.method.divided(replicas),
         ..*spec
     }
 }

@@ -42,16 +42,6 @@ const FIELDS: [&str; 8] = [
 /// The script returns so many numbers for each counter.
 const NUMBERS_OF_COUNTER: usize = 4;
 
-const fn algorithm_letter(method: CounterKind) -> &'static [u8] {
-    match method {
-        CounterKind::Window => b"w",
-        CounterKind::FirstHit => b"f",
-        CounterKind::SlidingWindow => b"s",
-        CounterKind::SlidingLog => b"l",
-        CounterKind::TokenBucket { .. } => b"t",
-    }
-}
-
 const fn operation_letter(operation: Operation) -> &'static [u8] {
     match operation {
         Operation::Look => b"n",
@@ -119,7 +109,7 @@ pub(super) fn write_fields(
         age_millis: _,
     } = increment.spec;
     script
-        .word(algorithm_letter(method))
+        .word(&[method.facts().letter])
         .word(operation_letter(operation))
         .word(enforcement_letter(enforcement))
         .number(descriptor)
@@ -129,7 +119,7 @@ pub(super) fn write_fields(
         .number(match method {
             CounterKind::Window => ttl_secs(),
             CounterKind::TokenBucket { rate } => rate.into(),
-            CounterKind::FirstHit | CounterKind::SlidingWindow | CounterKind::SlidingLog => 0,
+            _ => 0,
         });
 }
 
@@ -284,19 +274,21 @@ mod tests {
             };
             let (sent, late) = (write(0), write(70));
             assert_eq!(late.split_last(), Some((&"70".to_owned(), &sent[..])));
-            let letter = str::from_utf8(algorithm_letter(increment.method)).unwrap();
+            let letter = char::from(increment.method.facts().letter).to_string();
             let limit = increment.limit.to_string();
             let extra = extra.to_string();
-            let fields = [letter, "b", "r", "3", "-2", &limit, "60000", &extra];
+            let fields = [&*letter, "b", "r", "3", "-2", &limit, "60000", &extra];
             assert_eq!(sent[sent.len() - FIELDS.len()..], fields);
         }
     }
 
     #[test]
     fn the_script_knows_the_letters_that_are_sent() {
-        let kinds = CounterKind::one_of_each();
-        let letters: Vec<_> = kinds.into_iter().map(algorithm_letter).collect();
-        assert_eq!(found("\nways.", " = {"), texts(&letters));
+        let letters = CounterKind::ALL.map(|kind| [kind.facts().letter]);
+        assert_eq!(
+            found("\nways.", " = {"),
+            texts(&letters.each_ref().map(|letter| &letter[..]))
+        );
 
         let stopping = Operation::Add(Charge::Stopping);
         let operations = [

@@ -50,7 +50,7 @@ impl GrantEffect {
         before: CounterState,
         after: CounterState,
     ) -> Self {
-        let has_window = matches!(method, CounterKind::Window | CounterKind::FirstHit);
+        let has_window = method.facts().has_window;
         let granted = match after.is_charged {
             false => 0,
             true if has_window || after.after > 0 => asked,
@@ -263,8 +263,7 @@ pub(super) fn text(bytes: &[u8]) -> Value {
 pub(in crate::service::admin) fn algorithm(limit: &Limit) -> &'static str {
     match &limit.algorithm {
         Algorithm::Calendar(_) => "calendar",
-        Algorithm::FirstHit => "first_hit",
-        other => other.name(),
+        other => other.kind(1).facts().name,
     }
 }
 

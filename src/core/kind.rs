@@ -1,0 +1,137 @@
+//! The kinds of counters, and the facts that other files ask about one.
+
+/// The algorithm by which a counter takes hits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CounterKind {
+    /// A plain number; the window is part of the key.
+    Window,
+    FirstHit,
+    SlidingWindow,
+    SlidingLog,
+    /// `rate` tokens flow in per period; never 0.
+    TokenBucket {
+        rate: u32,
+    },
+}
+
+/// The facts of a kind. A new kind is a row of them, a state in `core/algorithm.rs`, and a table in `step.lua`.
+#[derive(Debug)]
+pub(crate) struct KindFacts {
+    /// Its name in reports.
+    pub(crate) name: &'static str,
+    /// The value of `algorithm` in a rule.
+    pub(crate) word: &'static str,
+    /// Its letter in `step.lua` and, but for windows, at the end of a key.
+    pub(crate) letter: u8,
+    /// Whether it counts only the hits that it lets pass.
+    pub(crate) looks_first: bool,
+    /// Whether it counts in windows that end as a whole. Such a window can owe hits.
+    pub(crate) has_window: bool,
+    pub(crate) life: HitLife,
+}
+
+/// How long a hit can matter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HitLife {
+    /// Until its window ends or a period has passed.
+    OnePeriod,
+    /// Until the window after its own ends.
+    TwoPeriods,
+    /// Until an empty bucket is full.
+    UntilFull,
+}
+
+const WINDOW: KindFacts = KindFacts {
+    name: "fixed_window",
+    word: "fixed_window",
+    letter: b'w',
+    looks_first: false,
+    has_window: true,
+    life: HitLife::OnePeriod,
+};
+
+const FIRST_HIT: KindFacts = KindFacts {
+    name: "first_hit",
+    letter: b'f',
+    ..WINDOW
+};
+
+const SLIDING_WINDOW: KindFacts = KindFacts {
+    name: "sliding_window",
+    word: "sliding_window",
+    letter: b's',
+    looks_first: true,
+    has_window: false,
+    life: HitLife::TwoPeriods,
+};
+
+const SLIDING_LOG: KindFacts = KindFacts {
+    name: "sliding_log",
+    word: "sliding_log",
+    letter: b'l',
+    life: HitLife::OnePeriod,
+    ..SLIDING_WINDOW
+};
+
+const TOKEN_BUCKET: KindFacts = KindFacts {
+    name: "token_bucket",
+    word: "token_bucket",
+    letter: b't',
+    life: HitLife::UntilFull,
+    ..SLIDING_WINDOW
+};
+
+/// The values of `algorithm` in a rule.
+pub(crate) const WORDS: &[&str] = &[
+    WINDOW.word,
+    SLIDING_WINDOW.word,
+    SLIDING_LOG.word,
+    TOKEN_BUCKET.word,
+];
+
+impl CounterKind {
+    /// One of each; the bucket has a rate of 1.
+    pub(crate) const ALL: [Self; 5] = [
+        Self::Window,
+        Self::FirstHit,
+        Self::SlidingWindow,
+        Self::SlidingLog,
+        Self::TokenBucket { rate: 1 },
+    ];
+
+    pub(crate) const fn facts(self) -> &'static KindFacts {
+        match self {
+            Self::Window => &WINDOW,
+            Self::FirstHit => &FIRST_HIT,
+            Self::SlidingWindow => &SLIDING_WINDOW,
+            Self::SlidingLog => &SLIDING_LOG,
+            Self::TokenBucket { .. } => &TOKEN_BUCKET,
+        }
+    }
+
+    /// The kind of one of `parts` counters that share a limit.
+    pub(crate) const fn divided(self, parts: u32) -> Self {
+        match self {
+            Self::TokenBucket { rate } => Self::TokenBucket {
+                rate: rate.div_ceil(parts),
+            },
+            other => other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn every_kind_has_a_name_a_letter_and_a_word_of_a_rule() {
+        let facts = CounterKind::ALL.map(CounterKind::facts);
+        let names: HashSet<_> = facts.iter().map(|facts| facts.name).collect();
+        let letters: HashSet<_> = facts.iter().map(|facts| facts.letter).collect();
+        assert_eq!((names.len(), letters.len()), (facts.len(), facts.len()));
+        assert!(facts.iter().all(|facts| WORDS.contains(&facts.word)));
+    }
+}
