@@ -14,7 +14,7 @@ use tonic::service::Routes;
 
 use super::{
     authority::AuthorityLog,
-    connection::{ConnectionOptions, ConnectionParts, ConnectionServer, Phase},
+    connection::{ConnectionOptions, ConnectionParts, ConnectionServer},
     ports::GrpcListener,
     runtime::runtime,
     tasks::OwnedTasks,
@@ -24,7 +24,10 @@ use super::{
 use crate::{
     core::limit::NearRatio,
     observe::metrics::Metrics,
-    service::{budget::Budget, grpc::unary::UnaryMethod},
+    service::{
+        budget::Budget,
+        grpc::unary::{Phase, UnaryMethod},
+    },
     settings::serve::Settings,
 };
 

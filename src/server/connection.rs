@@ -24,7 +24,8 @@ use crate::{
     service::{
         budget::{Account, Budget},
         grpc::unary::{
-            Calls, Dispatcher, InFlight, MAX_HEADER_BYTES, TimedConnection, UnaryMethod,
+            CallBounds, Calls, Dispatcher, InFlight, MAX_HEADER_BYTES, OtherServices, Phase,
+            TimedConnection, UnaryMethod, draining,
         },
     },
     settings::{bounds::Bounds, serve::Settings},
@@ -50,19 +51,6 @@ const MAX_PENDING_RESETS: usize = 256;
 
 /// Most calls of one connection that may be refused for breaking the rules of HTTP/2; more close it.
 const MAX_BAD_STREAMS: usize = 1024;
-
-/// Whether the process takes new connections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
-    Serving,
-    Draining,
-}
-
-/// Waits until draining begins.
-pub(super) async fn draining(phases: &mut watch::Receiver<Phase>) {
-    // The sender outlives the workers.
-    let _ = phases.wait_for(|phase| *phase == Phase::Draining).await;
-}
 
 /// The transport of a connection. A single type, so that the program contains one server, which the compiler can
 /// optimise well.
@@ -161,7 +149,11 @@ impl<M: UnaryMethod> ConnectionServer<M> {
                 method,
                 max_message_bytes: bounds.max_message_bytes,
                 message_timeout: bounds.message_timeout,
-                others: others.prepare(),
+                others: OtherServices {
+                    routes: others.prepare(),
+                    bounds: |_| CallBounds::SHORT,
+                    phases: shared.phases.clone(),
+                },
             },
             options,
             shared,
@@ -304,21 +296,4 @@ fn jittered(age: Duration) -> Duration {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ages_differ_by_a_tenth_at_most_and_none_is_for_ever() {
-        let age = Duration::from_secs(1000);
-        let ages: Vec<_> = (0..1000).map(|_| jittered(age).as_secs()).collect();
-        assert!(
-            ages.iter().all(|age| (900..=1100).contains(age)),
-            "{ages:?}"
-        );
-        assert!(ages.iter().any(|age| *age < 950), "{ages:?}");
-        assert!(ages.iter().any(|age| *age > 1050), "{ages:?}");
-        let century = Duration::from_secs(99 * 365 * 86_400);
-        assert!(jittered(Duration::ZERO) > century);
-        assert!(jittered(Duration::MAX) > century);
-    }
-}
+mod tests;

@@ -12,7 +12,7 @@ use tonic_health::pb::health_server::{Health, HealthServer};
 use super::{
     authority::AuthorityLog,
     backend::worker_count,
-    connection::{ConnectionOptions, ConnectionParts, ConnectionServer, Phase, draining},
+    connection::{ConnectionOptions, ConnectionParts, ConnectionServer},
     decision_lines::DecisionLines,
     error::ServerError,
     file_limit::connection_limits,
@@ -34,7 +34,10 @@ use super::{
 use crate::{
     foundation::build::VERSION_AND_COMMIT,
     observe::{log_lines::LogStats, traces::Tracer},
-    service::budget::Budget,
+    service::{
+        budget::Budget,
+        grpc::unary::{Phase, draining},
+    },
     settings::{process::Process, serve::Settings},
     store::redis::servers::Servers,
 };

@@ -12,7 +12,7 @@ use std::{
 
 use hyper::{HeaderMap, Request, Response, body::Incoming, header::HeaderValue};
 use prost::bytes::Bytes;
-use tonic::{Status, service::Routes};
+use tonic::Status;
 
 use super::DEBUG;
 use crate::service::budget::{Account, CALL_BYTES, Reservation};
@@ -25,7 +25,10 @@ mod other;
 mod refusal;
 mod reply;
 
-pub(crate) use connection::{Calls, InFlight, TimedConnection, arrived, count_read, is_turn_over};
+pub(crate) use connection::{
+    Calls, InFlight, Phase, TimedConnection, arrived, count_read, draining, is_turn_over,
+};
+pub(crate) use other::{CallBounds, OtherServices};
 pub(crate) use reply::Reply;
 pub use reply::framed;
 
@@ -92,7 +95,7 @@ pub(crate) struct Dispatcher<M> {
     pub max_message_bytes: usize,
     /// Longest time until a message has arrived.
     pub message_timeout: Duration,
-    pub others: Routes,
+    pub others: OtherServices,
 }
 
 impl<M> Clone for Dispatcher<M> {
@@ -130,7 +133,8 @@ impl<M: UnaryMethod> Dispatcher<M> {
         if path.is_none_or(|path| path.as_str() != M::PATH) {
             return match Reservation::try_new(account, OTHER_BYTES + header_bytes) {
                 Ok(held) => {
-                    CallFuture::Waiting(Box::pin(other(self.others.clone(), request, held)))
+                    let (others, in_flight) = (self.others.clone(), in_flight.clone());
+                    CallFuture::Waiting(Box::pin(other(others, request, held, in_flight)))
                 }
                 Err(full) => CallFuture::refused(refusal(&no_room(account, full)), account),
             };

@@ -11,6 +11,7 @@ use std::{
 
 use hyper::rt::Executor;
 use hyper_util::rt::TokioExecutor;
+use tokio::sync::watch;
 
 /// A future that is too large to be moved about, or of which there are several types.
 pub(super) type BoxedFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -28,6 +29,19 @@ pub(crate) fn arrived() -> Instant {
         ARRIVED.set(Some(now));
         now
     })
+}
+
+/// Whether the process takes new connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Serving,
+    Draining,
+}
+
+/// Waits until draining begins.
+pub(crate) async fn draining(phases: &mut watch::Receiver<Phase>) {
+    // The sender outlives the workers.
+    let _ = phases.wait_for(|phase| *phase == Phase::Draining).await;
 }
 
 /// Polls a connection whose calls go to a [`Dispatcher`](super::Dispatcher).
@@ -111,7 +125,7 @@ fn finish_answered() {
     ANSWERED.set(answered);
 }
 
-/// Counts the running decisions of one connection: each holds a clone.
+/// Counts the running decisions of one connection, and its calls that stay open: each holds a clone.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct InFlight(Arc<()>);
 

@@ -107,6 +107,67 @@ async fn end_of_stream(body: &mut Incoming) -> Result<(), Status> {
     Ok(())
 }
 
+/// Finds the ends of messages that follow one another in a stream.
+#[derive(Debug)]
+pub(super) struct MessageEnds {
+    max_bytes: usize,
+    /// The prefix of the present message, as far as it has arrived.
+    prefix: Vec<u8>,
+    /// Bytes of the present message that are still missing after its prefix.
+    missing: usize,
+    unfinished: usize,
+}
+
+impl MessageEnds {
+    /// For messages of at most `max_bytes` without their prefix.
+    pub(super) fn new(max_bytes: usize) -> Self {
+        Self {
+            max_bytes,
+            prefix: Vec::with_capacity(PREFIX_BYTES),
+            missing: 0,
+            unfinished: 0,
+        }
+    }
+
+    /// How many bytes of a message have arrived whose end has not.
+    pub(super) fn unfinished(&self) -> usize {
+        self.unfinished
+    }
+
+    /// Takes the next bytes of the stream into account.
+    ///
+    /// # Errors
+    ///
+    /// If a message is too large.
+    pub(super) fn read(&mut self, mut bytes: &[u8]) -> Result<(), Status> {
+        while !bytes.is_empty() {
+            let rest = match self.prefix.len() {
+                PREFIX_BYTES => self.missing,
+                begun => PREFIX_BYTES - begun,
+            };
+            let (own, more) = bytes.split_at(rest.min(bytes.len()));
+            bytes = more;
+            self.unfinished += own.len();
+            if self.prefix.len() == PREFIX_BYTES {
+                self.missing -= own.len();
+            } else {
+                self.prefix.extend_from_slice(own);
+                if let Some(length) = self.prefix.get(1..).and_then(|length| length.first_chunk()) {
+                    self.missing = u32::from_be_bytes(*length) as usize;
+                    if self.missing > self.max_bytes {
+                        return Err(too_large(self.missing, self.max_bytes));
+                    }
+                }
+            }
+            if self.prefix.len() == PREFIX_BYTES && self.missing == 0 {
+                self.prefix.clear();
+                self.unfinished = 0;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// The flag of an uncompressed message.
 const PLAIN: u8 = 0;
 
@@ -194,6 +255,8 @@ fn poll_data(body: &mut Incoming, context: &mut Context<'_>) -> Poll<FirstData> 
 
 #[cfg(test)]
 mod tests {
+    use prost::bytes::BufMut as _;
+
     use super::*;
     use crate::service::grpc::unary::framed;
 
@@ -204,6 +267,26 @@ mod tests {
         assert_eq!(end(&[0, 0, 0, 0], 10), None);
         assert_eq!(end(&[0, 0, 0, 0, 7], 10), Some(12));
         assert_eq!(end(&framed(0, |_| ()), 0), Some(5));
+    }
+
+    #[test]
+    fn the_ends_of_messages_are_found_however_they_are_cut() {
+        let stream: Vec<u8> = [3_usize, 0, 10, 1]
+            .into_iter()
+            .flat_map(|length| framed(length, |room| room.put_bytes(7, length)))
+            .collect();
+        for size in 1..=stream.len() {
+            let mut ends = MessageEnds::new(10);
+            let mut read = 0;
+            for part in stream.chunks(size) {
+                ends.read(part).unwrap();
+                read += part.len();
+                let begun = [0, 8, 13, 28, 34].into_iter().rfind(|end| *end <= read);
+                assert_eq!(ends.unfinished(), read - begun.unwrap(), "{size}");
+            }
+        }
+        let error = MessageEnds::new(9).read(&stream).unwrap_err();
+        assert_eq!(error.code(), tonic::Code::ResourceExhausted);
     }
 
     #[test]

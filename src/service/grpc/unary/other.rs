@@ -13,9 +13,12 @@ use hyper::{
 };
 use hyper_util::service::TowerToHyperService;
 use prost::bytes::Bytes;
+use tokio::sync::watch;
 use tonic::{Status, service::Routes};
 
 use super::{
+    connection::{BoxedFuture, InFlight, Phase, draining},
+    message::MessageEnds,
     refusal::{no_room, too_large},
     reply::{GRPC_STATUS, Reply, refusal},
 };
@@ -24,26 +27,59 @@ use crate::service::budget::{CALL_BYTES, Reservation};
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 const UNIMPLEMENTED: HeaderValue = HeaderValue::from_static("12");
 
-/// Bound on the bytes that a client may send in one call to another service.
-const MAX_OTHER_BYTES: usize = 64 << 10;
+/// The services of a port besides decisions.
+#[derive(Clone, Debug)]
+pub(crate) struct OtherServices {
+    pub(crate) routes: Routes,
+    /// The bounds of a call to this path.
+    pub(crate) bounds: fn(path: &str) -> CallBounds,
+    pub(crate) phases: watch::Receiver<Phase>,
+}
+
+/// Bounds of a call to another service.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CallBounds {
+    /// Most bytes of the requests of a call; of each message if the call stays open.
+    pub(crate) bytes: usize,
+    /// Whether messages follow one another for as long as both sides want. Each gives its bytes back when the service
+    /// has taken it. A drain ends the requests of such a call, and waits until the service has seen that.
+    pub(crate) stays_open: bool,
+}
+
+impl CallBounds {
+    /// For calls with a message or two.
+    pub(crate) const SHORT: Self = Self {
+        bytes: 64 << 10,
+        stays_open: false,
+    };
+}
 
 /// Bound on the part of a path that an error repeats.
 const MAX_PATH_CHARS: usize = 200;
 
 /// Answers a call by `others`. `held` stays charged until the reply is sent.
 pub(super) async fn other(
-    others: Routes,
+    others: OtherServices,
     request: Request<Incoming>,
     held: Reservation,
+    in_flight: InFlight,
 ) -> Result<Response<Reply>, Infallible> {
     let account = held.account().clone();
+    let path = request.uri().path();
+    let bounds = (others.bounds)(path);
+    let path: String = path.chars().take(MAX_PATH_CHARS).collect();
+    let mut phases = others.phases;
     let request = request.map(|body| LimitedBody {
         body,
         held: Reservation::new(&account, 0),
-        left: MAX_OTHER_BYTES,
+        left: bounds.bytes,
+        open: bounds.stays_open.then(|| OpenCall {
+            messages: MessageEnds::new(bounds.bytes),
+            drain: Box::pin(async move { draining(&mut phases).await }),
+            _in_flight: in_flight,
+        }),
     });
-    let path: String = request.uri().path().chars().take(MAX_PATH_CHARS).collect();
-    let others = TowerToHyperService::new(others);
+    let others = TowerToHyperService::new(others.routes);
     let reply = hyper::service::Service::call(&others, request).await?;
     account.record_message();
     let headers = reply.headers();
@@ -61,8 +97,31 @@ pub(super) async fn other(
 struct LimitedBody {
     body: Incoming,
     held: Reservation,
-    /// Bytes that may still follow.
+    /// Bytes that may still follow in a call that does not stay open.
     left: usize,
+    open: Option<OpenCall>,
+}
+
+/// The part of a call that stays open.
+struct OpenCall {
+    messages: MessageEnds,
+    drain: BoxedFuture<()>,
+    _in_flight: InFlight,
+}
+
+impl LimitedBody {
+    /// Charges the bytes of a frame.
+    fn charge(&mut self, bytes: &[u8]) -> Result<(), Status> {
+        match &mut self.open {
+            Some(open) => open.messages.read(bytes)?,
+            None => {
+                let left = self.left.checked_sub(bytes.len());
+                self.left = left.ok_or_else(|| too_large(bytes.len(), self.left))?;
+            }
+        }
+        let held = self.held.add(bytes.len());
+        held.map_err(|full| no_room(self.held.account(), full))
+    }
 }
 
 impl Body for LimitedBody {
@@ -74,18 +133,21 @@ impl Body for LimitedBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let this = &mut *self;
+        if let Some(open) = &mut this.open {
+            // The service asks for more when it has taken all whole messages.
+            this.held.resize(open.messages.unfinished());
+            if open.drain.as_mut().poll(context).is_ready() {
+                return Poll::Ready(None);
+            }
+        }
         let Some(frame) = ready!(Pin::new(&mut this.body).poll_frame(context)) else {
             return Poll::Ready(None);
         };
         let frame = frame.map_err(|_| Status::cancelled("the request ended early"));
         Poll::Ready(Some(frame.and_then(|frame| {
-            let bytes = frame.data_ref().map_or(0, Bytes::len);
-            let Some(left) = this.left.checked_sub(bytes) else {
-                return Err(too_large(bytes, this.left));
-            };
-            this.left = left;
-            let held = this.held.add(bytes);
-            held.map_err(|full| no_room(this.held.account(), full))?;
+            if let Some(bytes) = frame.data_ref() {
+                this.charge(bytes)?;
+            }
             Ok(frame)
         })))
     }
