@@ -55,7 +55,13 @@ pub(super) struct StoreTasks {
     pub(super) on_worker: Vec<StoreTask>,
     /// Those that must run once for all workers, beside those of one of them.
     pub(super) once: Vec<(Task, StoreTask)>,
+    /// Gives back what the store of this worker holds for later requests. It runs once, when a drain begins and the
+    /// tasks above still run.
+    pub(super) at_drain: Vec<Running>,
 }
+
+/// Work that ends.
+pub(super) type Running = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl StoreBackend {
     /// The store that the settings choose.

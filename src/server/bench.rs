@@ -66,6 +66,7 @@ pub fn serve_method<M: UnaryMethod>(
             let worker = Worker {
                 server,
                 of_store: Vec::new(),
+                at_drain: Vec::new(),
             };
             all.start(worker, &mut tasks)?;
         }

@@ -4,14 +4,14 @@
 //! turn, serves the HTTP ports, watches the rules and waits for signals. Each worker is a thread with a
 //! current-thread runtime, and a decision never leaves its worker.
 
-use std::{pin::Pin, sync::Arc};
+use std::sync::Arc;
 
 use tokio::sync::{Semaphore, watch};
 use tonic_health::pb::health_server::{Health, HealthServer};
 
 use super::{
     authority::AuthorityLog,
-    backend::worker_count,
+    backend::{Running, worker_count},
     connection::{ConnectionOptions, ConnectionParts, ConnectionServer},
     decision_lines::DecisionLines,
     error::ServerError,
@@ -84,7 +84,7 @@ pub(super) async fn serve(settings: &Settings, log: Arc<LogStats>) -> Result<(),
     let workers = start_workers(&parts, &tracer, &health_service, &connections, &mut tasks)?;
     let statistics = statistics::start(&parts, sinks, &mut tasks);
     let (json, of_json) = thread_service(&parts, workers.count(), &tracer);
-    store_tasks::start(&parts, of_json, &mut tasks);
+    let at_drain = store_tasks::start(&parts, of_json, &mut tasks);
     let pages = (health.http.clone(), statistics);
     let max_http = max_connections.http.min(parts.memory.http_connections);
     let mut phases = connections.phases.clone();
@@ -97,6 +97,7 @@ pub(super) async fn serve(settings: &Settings, log: Arc<LogStats>) -> Result<(),
         signals,
         open,
         phase,
+        at_drain,
         workers,
         service_manager: ServiceManager::new(Process::notify_socket().as_deref()),
         spans,
@@ -154,15 +155,20 @@ fn start_workers(
     for number in 0..worker_count(parts.settings) {
         // Only one thread reconciles: the one of `/json`.
         let (service, of_store) = thread_service(parts, number, tracer);
-        let of_store = of_store.on_worker.into_iter().map(|task| {
+        let batchers = of_store.on_worker.into_iter().map(|task| {
             let running = async move { match task.await {} };
-            Box::pin(owned(Task::WorkerBatchers, running)) as Pin<Box<_>>
+            Box::pin(owned(Task::WorkerBatchers, running)) as Running
         });
-        let of_store = of_store.collect();
+        let batchers = batchers.collect();
         let others = others().add_service(health.clone());
         let connections = connections.clone();
         let server = ConnectionServer::new(Arc::new(service), others, options, connections);
-        workers.start(Worker { server, of_store }, tasks)?;
+        let worker = Worker {
+            server,
+            of_store: batchers,
+            at_drain: of_store.at_drain,
+        };
+        workers.start(worker, tasks)?;
     }
     Ok(workers)
 }
@@ -174,6 +180,8 @@ struct Server {
     /// Whether gRPC connections are accepted, which is a condition of health.
     open: watch::Sender<bool>,
     phase: watch::Sender<Phase>,
+    /// The end of the store of `/json`.
+    at_drain: Vec<Running>,
     workers: Workers,
     service_manager: ServiceManager,
     spans: SpanExport,
@@ -248,8 +256,13 @@ impl Server {
         self.tasks.stop(Task::GrpcListener).await?;
         self.health.close().await;
         self.phase.send_replace(Phase::Draining);
-        let drained =
-            tokio::time::timeout(settings.drain_timeout, self.tasks.all_end(Task::Worker));
+        let ends = async {
+            for end in self.at_drain {
+                end.await;
+            }
+            self.tasks.all_end(Task::Worker).await
+        };
+        let drained = tokio::time::timeout(settings.drain_timeout, ends);
         match drained.await {
             Ok(drained) => drained?,
             Err(_elapsed) => {

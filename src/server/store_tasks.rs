@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    backend::StoreTasks,
+    backend::{Running, StoreTasks},
     cpu_quota,
     parts::Parts,
     tasks::{OwnedTasks, Task},
@@ -17,8 +17,12 @@ use crate::{
 /// Interval between removals of expired counters.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// Starts the tasks; `of_json` are those of the store that `/json` uses.
-pub(super) fn start(parts: &Parts<'_>, of_json: StoreTasks, tasks: &mut OwnedTasks) {
+/// Starts the tasks; `of_json` are those of the store that `/json` uses. Returns those that run when a drain begins.
+pub(super) fn start(
+    parts: &Parts<'_>,
+    of_json: StoreTasks,
+    tasks: &mut OwnedTasks,
+) -> Vec<Running> {
     let Parts {
         settings,
         metrics,
@@ -41,11 +45,16 @@ pub(super) fn start(parts: &Parts<'_>, of_json: StoreTasks, tasks: &mut OwnedTas
         let watching = async move { match topology.run().await {} };
         tasks.start(Task::Probe, watching);
     }
-    let StoreTasks { on_worker, once } = of_json;
+    let StoreTasks {
+        on_worker,
+        once,
+        at_drain,
+    } = of_json;
     let batchers = on_worker.into_iter().map(|task| (Task::Batchers, task));
     for (task, running) in batchers.chain(once) {
         tasks.start(task, async move { match running.await {} });
     }
+    at_drain
 }
 
 /// Frees unused rules and expired counters.

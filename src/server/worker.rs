@@ -1,6 +1,6 @@
 //! A worker: a thread with its own runtime, which serves its share of the connections.
 
-use std::{panic::resume_unwind, pin::Pin};
+use std::panic::resume_unwind;
 
 use tokio::{
     sync::{OwnedSemaphorePermit, mpsc},
@@ -8,7 +8,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::{connection::ConnectionServer, ports::Detached};
+use super::{backend::Running, connection::ConnectionServer, ports::Detached};
 use crate::service::grpc::unary::UnaryMethod;
 
 /// An accepted connection on its way to a worker, with its place.
@@ -21,7 +21,9 @@ pub(super) struct Arrival {
 /// A worker's method and the tasks of its store.
 pub(super) struct Worker<M> {
     pub(super) server: ConnectionServer<M>,
-    pub(super) of_store: Vec<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    pub(super) of_store: Vec<Running>,
+    /// The end of its store, when a drain begins.
+    pub(super) at_drain: Vec<Running>,
 }
 
 impl<M: UnaryMethod> Worker<M> {
@@ -52,6 +54,11 @@ impl<M: UnaryMethod> Worker<M> {
                 },
             }
         }
+        connections.spawn(async move {
+            for ends in self.at_drain {
+                ends.await;
+            }
+        });
         while connections.join_next().await.is_some() {}
     }
 }

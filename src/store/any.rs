@@ -1,6 +1,6 @@
 //! The store that the settings chose, as one type.
 
-use super::contract::{Deadline, ImmediateStore, Store, StoreError};
+use super::contract::{Deadline, ImmediateStore, Store, StoreError, StoreState};
 
 use std::sync::Arc;
 
@@ -35,17 +35,10 @@ impl Store for AnyStore {
         }
     }
 
-    fn is_well(&self) -> bool {
+    fn state(&self) -> StoreState {
         match self {
-            Self::Memory(store) => store.is_well(),
-            Self::Redis(store) => store.is_well(),
-        }
-    }
-
-    fn is_one_step(&self) -> bool {
-        match self {
-            Self::Memory(store) => store.is_one_step(),
-            Self::Redis(store) => store.is_one_step(),
+            Self::Memory(store) => store.state(),
+            Self::Redis(store) => store.state(),
         }
     }
 }

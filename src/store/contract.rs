@@ -49,12 +49,18 @@ pub trait Store: Send + Sync + 'static {
         }
     }
 
-    /// Whether an answer can be expected for every key; it asks no server.
-    fn is_well(&self) -> bool;
+    /// How the store can answer now; it asks no server.
+    fn state(&self) -> StoreState;
+}
 
+/// How a store can answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoreState {
+    /// Whether an answer can be expected for every key.
+    pub is_well: bool,
     /// Whether every request is judged in one step, whatever its keys. Then no charge is given back
     /// because another part of the request was refused.
-    fn is_one_step(&self) -> bool;
+    pub is_one_step: bool,
 }
 
 /// A store that answers without waiting, and so without a future.
@@ -129,11 +135,7 @@ impl<S: Store> Store for Arc<S> {
         (**self).add_into(counts, batch, now, deadline)
     }
 
-    fn is_well(&self) -> bool {
-        (**self).is_well()
-    }
-
-    fn is_one_step(&self) -> bool {
-        (**self).is_one_step()
+    fn state(&self) -> StoreState {
+        (**self).state()
     }
 }

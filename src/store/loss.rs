@@ -12,7 +12,7 @@
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
-use super::contract::{Deadline, Store, StoreError};
+use super::contract::{Deadline, Store, StoreError, StoreState};
 use crate::{
     core::{
         counter::{Batch, CounterState, CounterStates, Increment, IncrementSpec},
@@ -155,11 +155,7 @@ impl<S: Store> Store for OnLoss<S> {
         }
     }
 
-    fn is_well(&self) -> bool {
-        self.store.is_well()
-    }
-
-    fn is_one_step(&self) -> bool {
-        self.store.is_one_step()
+    fn state(&self) -> StoreState {
+        self.store.state()
     }
 }

@@ -9,7 +9,7 @@ use std::{
 
 use foldhash::quality::RandomState;
 
-use super::contract::{Deadline, ImmediateStore, Store, StoreError};
+use super::contract::{Deadline, ImmediateStore, Store, StoreError, StoreState};
 use crate::core::{
     charging::{BatchCharging, charges_alone},
     counter::{Batch, CounterKind, CounterStates, Increment, IncrementSpec},
@@ -315,12 +315,11 @@ impl Store for MemoryStore {
         future::ready(Ok(()))
     }
 
-    fn is_well(&self) -> bool {
-        true
-    }
-
-    fn is_one_step(&self) -> bool {
-        true
+    fn state(&self) -> StoreState {
+        StoreState {
+            is_well: true,
+            is_one_step: true,
+        }
     }
 }
 

@@ -32,7 +32,7 @@ use std::sync::{
 
 use smallvec::SmallVec;
 
-use super::contract::{Deadline, Store, StoreError};
+use super::contract::{Deadline, Store, StoreError, StoreState};
 use crate::{
     core::{
         charging::charges_refused,
@@ -138,12 +138,8 @@ impl<S: Store> Store for OverLimitCache<S> {
         answered
     }
 
-    fn is_well(&self) -> bool {
-        self.store.is_well()
-    }
-
-    fn is_one_step(&self) -> bool {
-        self.store.is_one_step()
+    fn state(&self) -> StoreState {
+        self.store.state()
     }
 }
 
@@ -200,7 +196,7 @@ impl<S: Store> OverLimitCache<S> {
             if over.has_ended(now) {
                 self.stats.expired.fetch_add(1, Relaxed);
             } else if over.refuses(batch, &increment)
-                && (over.is_believed(now) || !self.store.is_well())
+                && (over.is_believed(now) || !self.store.state().is_well)
             {
                 answers.push(over);
             }
@@ -235,7 +231,7 @@ impl<S: Store> OverLimitCache<S> {
         if question.asks == Asks::Unknown && !batch.all_specs().zip(counts).any(is_new) {
             return;
         }
-        let is_one_step = self.store.is_one_step();
+        let is_one_step = self.store.state().is_one_step;
         let mut entries = lock(&known.entries);
         // A give-back is counted first, and only then waits for this lock.
         if self.caches.given_back.load(SeqCst) != question.given_back {

@@ -2,7 +2,7 @@
 //! least.
 
 use super::{
-    contract::{Deadline, Store, StoreError},
+    contract::{Deadline, Store, StoreError, StoreState},
     split::{PartStores, Split},
 };
 use crate::core::{
@@ -37,12 +37,15 @@ impl<S: Store> Store for PerSecond<S> {
         }
     }
 
-    fn is_well(&self) -> bool {
-        self.store.is_well() && self.per_second.as_ref().is_none_or(Store::is_well)
-    }
-
-    fn is_one_step(&self) -> bool {
-        self.per_second.is_none() && self.store.is_one_step()
+    fn state(&self) -> StoreState {
+        let all = self.store.state();
+        match &self.per_second {
+            None => all,
+            Some(per_second) => StoreState {
+                is_well: all.is_well && per_second.state().is_well,
+                is_one_step: false,
+            },
+        }
     }
 }
 
@@ -89,12 +92,12 @@ impl<S: Store> PartStores for BothStores<'_, S> {
         let short = add(self.short, short, self.now, deadline);
         // A store that is not well is asked first: if its rules fail the call, the other store counts
         // nothing.
-        let (long, short) = if !self.long.is_well() {
+        let (long, short) = if !self.long.state().is_well {
             match long.await {
                 Err(error) => (Err(error), Err(error)),
                 long => (long, short.await),
             }
-        } else if !self.short.is_well() {
+        } else if !self.short.state().is_well {
             match short.await {
                 Err(error) => (Err(error), Err(error)),
                 short => (long.await, short),

@@ -19,7 +19,7 @@ use tonic::{
 };
 use tonic_prost::ProstCodec;
 
-use super::*;
+use super::{super::worker::Worker, *};
 use crate::{core::limit::NearRatio, observe::metrics::Metrics};
 
 #[test]
@@ -109,21 +109,7 @@ struct OpenStream {
 impl OpenStream {
     /// Clients may make the server hold `max_bytes`.
     async fn new(max_bytes: usize) -> Self {
-        let metrics = Arc::new(Metrics::new(NearRatio::default(), 0));
-        let (phase, phases) = watch::channel(Phase::Serving);
-        let shared = ConnectionParts {
-            tls: None,
-            authority_log: AuthorityLog::new(metrics.clone()),
-            budget: Budget::new(max_bytes, metrics.clone()),
-            phases,
-        };
-        let options = ConnectionOptions::new(&Settings::from_environment());
-        let routes = Routes::new(Echo);
-        let mut server = ConnectionServer::new(Arc::new(NoMethod), routes, options, shared);
-        server.dispatcher.others.bounds = |_| CallBounds {
-            bytes: MESSAGE_BYTES,
-            stays_open: true,
-        };
+        let (server, metrics, phase) = server(max_bytes);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let connection = tokio::task::spawn_local(async move {
@@ -162,6 +148,30 @@ impl OpenStream {
             .bytes
             .load(std::sync::atomic::Ordering::Relaxed)
     }
+}
+
+fn server(
+    max_bytes: usize,
+) -> (
+    ConnectionServer<NoMethod>,
+    Arc<Metrics>,
+    watch::Sender<Phase>,
+) {
+    let metrics = Arc::new(Metrics::new(NearRatio::default(), 0));
+    let (phase, phases) = watch::channel(Phase::Serving);
+    let shared = ConnectionParts {
+        tls: None,
+        authority_log: AuthorityLog::new(metrics.clone()),
+        budget: Budget::new(max_bytes, metrics.clone()),
+        phases,
+    };
+    let options = ConnectionOptions::new(&Settings::from_environment());
+    let mut server = ConnectionServer::new(Arc::new(NoMethod), Routes::new(Echo), options, shared);
+    server.dispatcher.others.bounds = |_| CallBounds {
+        bytes: MESSAGE_BYTES,
+        stays_open: true,
+    };
+    (server, metrics, phase)
 }
 
 async fn open(
@@ -214,7 +224,10 @@ fn a_client_that_does_not_read_holds_no_more_than_the_windows_of_its_stream() {
             tokio::task::yield_now().await;
             most = most.max(stream.held());
         }
-        assert!(!flood.is_finished(), "all was taken, and the client had not read");
+        assert!(
+            !flood.is_finished(),
+            "all was taken, and the client had not read"
+        );
         for _ in 0..MESSAGES {
             assert_eq!(stream.reply().await.unwrap().unwrap().len(), 4_000);
             most = most.max(stream.held());
@@ -256,5 +269,30 @@ fn an_open_call_that_is_reset_keeps_nothing() {
         phase.send_replace(Phase::Draining);
         let ended = tokio::time::timeout(Duration::from_secs(60), connection).await;
         ended.expect("the call is over").unwrap();
+    });
+}
+
+#[test]
+fn the_store_of_a_worker_ends_when_a_drain_begins_and_while_its_tasks_run() {
+    on_one_thread(async {
+        let (server, ..) = server(1 << 20);
+        let (end, ended) = tokio::sync::oneshot::channel();
+        let (ask, asked) = tokio::sync::oneshot::channel();
+        let worker = Worker {
+            server,
+            // As the batchers of a store, without which nothing is given back.
+            of_store: vec![Box::pin(async move {
+                asked.await.unwrap();
+                end.send(()).unwrap();
+                std::future::pending().await
+            })],
+            at_drain: vec![Box::pin(async move {
+                ask.send(()).unwrap();
+                ended.await.unwrap();
+            })],
+        };
+        let (accepted, incoming) = mpsc::channel(1);
+        drop(accepted);
+        worker.run(incoming).await;
     });
 }

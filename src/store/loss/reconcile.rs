@@ -55,7 +55,7 @@ impl<S: Store> Reconciler<S> {
             if look.is_multiple_of(LOOKS_FOR_A_SWEEP) {
                 self.loss.sweep(steady());
             }
-            let is_well = self.store.is_well();
+            let is_well = self.store.state().is_well;
             if is_well && (was_gone || self.loss.was_quiet(steady())) {
                 return;
             }
@@ -71,7 +71,7 @@ impl<S: Store> Reconciler<S> {
         self.loss.begin_return();
         loop {
             let moment = moment();
-            if !self.store.is_well() {
+            if !self.store.state().is_well {
                 self.loss.failed(StoreError::Unreachable, moment.steady);
                 self.loss.request_reconcile();
                 return;

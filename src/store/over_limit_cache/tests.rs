@@ -351,12 +351,8 @@ impl Store for Asking {
         self.store.add_into(counts, batch, now, deadline).await
     }
 
-    fn is_well(&self) -> bool {
-        self.store.is_well()
-    }
-
-    fn is_one_step(&self) -> bool {
-        self.store.is_one_step()
+    fn state(&self) -> StoreState {
+        self.store.state()
     }
 }
 

@@ -27,7 +27,7 @@ use crate::core::{
     window::Timestamp,
 };
 use crate::store::{
-    contract::{Deadline, Store, StoreError},
+    contract::{Deadline, Store, StoreError, StoreState},
     split,
 };
 
@@ -205,13 +205,12 @@ impl Store for RedisStore {
         }
     }
 
-    fn is_well(&self) -> bool {
+    fn state(&self) -> StoreState {
         let map = lock(&self.view).map.clone();
-        map.is_complete() && map.nodes.iter().all(|node| !node.breaker.is_open())
-    }
-
-    fn is_one_step(&self) -> bool {
-        !lock(&self.view).map.is_cluster()
+        StoreState {
+            is_well: map.is_complete() && map.nodes.iter().all(|node| !node.breaker.is_open()),
+            is_one_step: !map.is_cluster(),
+        }
     }
 }
 

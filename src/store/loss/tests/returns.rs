@@ -32,12 +32,11 @@ impl Store for Shared {
         Ok(())
     }
 
-    fn is_well(&self) -> bool {
-        !self.is_away.load(Relaxed)
-    }
-
-    fn is_one_step(&self) -> bool {
-        true
+    fn state(&self) -> StoreState {
+        StoreState {
+            is_well: !self.is_away.load(Relaxed),
+            is_one_step: true,
+        }
     }
 }
 
