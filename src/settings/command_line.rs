@@ -26,6 +26,7 @@ use super::{
     serve::Settings,
 };
 use crate::foundation::build::VERSION_AND_COMMIT;
+use crate::settings::shapes::ArgShape as _;
 
 pub(crate) use ask::Ask;
 pub(crate) use explain::Explain;
@@ -184,14 +185,7 @@ pub(crate) struct Check {
     pub(crate) reading: Reading,
 
     /// Also check that `serve --key-format` can write the keys
-    #[arg(
-        long,
-        env = "TOLLGATE_KEY_FORMAT",
-        default_value = "native",
-        value_enum,
-        ignore_case = true,
-        value_name = "FORMAT"
-    )]
+    #[arg(long, env = "TOLLGATE_KEY_FORMAT", choice = ("FORMAT", "native"))]
     pub key_format: KeyFormatFlag,
 
     #[command(flatten)]

@@ -58,14 +58,7 @@ pub(crate) struct Decisions {
 
     /// Add the header fields RateLimit-Policy and RateLimit of the IETF's draft (revision 11) to responses: off,
     /// binding (the limit that the three headers describe) or all (16 limits of a request at most)
-    #[arg(
-        long,
-        env = "TOLLGATE_RATELIMIT_FIELDS",
-        default_value = "off",
-        value_enum,
-        ignore_case = true,
-        value_name = "WHICH"
-    )]
+    #[arg(long, env = "TOLLGATE_RATELIMIT_FIELDS", choice = ("WHICH", "off"))]
     pub ratelimit_fields: RateLimitFields,
 
     /// Add a Retry-After header to refused requests: the seconds until they would pass

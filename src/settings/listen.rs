@@ -24,12 +24,7 @@ pub(crate) struct Listen {
     pub grpc_uds_mode: u32,
 
     /// Address of the gRPC port
-    #[arg(
-        long,
-        env = "GRPC_HOST",
-        default_value = "0.0.0.0",
-        value_name = "HOST"
-    )]
+    #[arg(long, env = "GRPC_HOST", text = ("HOST", "0.0.0.0"))]
     pub grpc_host: String,
 
     /// gRPC port; 0 takes a free one
@@ -73,12 +68,7 @@ pub(crate) struct Listen {
     pub http_json: bool,
 
     /// Address of the debug port, whose page / lists the others; loopback by default
-    #[arg(
-        long,
-        env = "DEBUG_HOST",
-        default_value = "127.0.0.1",
-        value_name = "HOST"
-    )]
+    #[arg(long, env = "DEBUG_HOST", text = ("HOST", "127.0.0.1"))]
     pub debug_host: String,
 
     /// Debug port; 0 takes a free one

@@ -4,6 +4,7 @@ use std::num::NonZeroU32;
 
 use clap::{Args, ValueEnum};
 
+use super::shapes::ArgShape as _;
 use super::values::number;
 use crate::core::limit;
 
@@ -12,14 +13,7 @@ use crate::core::limit;
 pub(crate) struct StoreLoss {
     /// Answer of rules that set no on_store_loss themselves: `error` leaves it to Envoy's failure_mode_deny, `local`
     /// counts this replica's share of each limit in memory
-    #[arg(
-        long,
-        env = "TOLLGATE_ON_STORE_LOSS",
-        default_value = "error",
-        value_enum,
-        ignore_case = true,
-        value_name = "ANSWER"
-    )]
+    #[arg(long, env = "TOLLGATE_ON_STORE_LOSS", choice = ("ANSWER", "error"))]
     pub on_store_loss: OnStoreLossFlag,
 
     #[command(flatten)]

@@ -37,25 +37,11 @@ pub(crate) struct Process {
     pub drain_timeout: Duration,
 
     /// Lowest level of log lines; libraries have details at trace only
-    #[arg(
-        long,
-        env = "LOG_LEVEL",
-        default_value = "info",
-        value_enum,
-        ignore_case = true,
-        value_name = "LEVEL"
-    )]
+    #[arg(long, env = "LOG_LEVEL", choice = ("LEVEL", "info"))]
     pub log_level: LogLevel,
 
     /// Format of log lines on standard error
-    #[arg(
-        long,
-        env = "LOG_FORMAT",
-        default_value = "text",
-        value_enum,
-        ignore_case = true,
-        value_name = "FORMAT"
-    )]
+    #[arg(long, env = "LOG_FORMAT", choice = ("FORMAT", "text"))]
     pub log_format: LogFormat,
 
     /// Log decisions, one a line, with descriptors, rules and counts: off, refused (some limit is over), sampled=SHARE
@@ -70,14 +56,7 @@ pub(crate) struct Process {
 
     /// Whether the values of requests are in logged decisions as they are (show), or the first digits of their SHA-256
     /// (hash)
-    #[arg(
-        long,
-        env = "TOLLGATE_LOG_DECISIONS_VALUES",
-        default_value = "show",
-        value_enum,
-        ignore_case = true,
-        value_name = "FORM"
-    )]
+    #[arg(long, env = "TOLLGATE_LOG_DECISIONS_VALUES", choice = ("FORM", "show"))]
     pub log_decisions_values: LoggedValueForm,
 
     /// Length of the file of logged decisions above which a new one begins

@@ -9,7 +9,7 @@ use super::redis_address::{
 };
 use super::redis_tls::RedisTls;
 use super::shapes::ArgShape as _;
-use super::values::{Hidden, file_path, number, some_time, whole_number};
+use super::values::{Hidden, number, some_time, whole_number};
 use crate::{core::counter, store::redis};
 
 /// The Redis that holds the counters, and how it is used.
@@ -24,25 +24,12 @@ pub(crate) struct Redis {
     pub redis_url: Option<Hidden>,
 
     /// File that contains the address, for an address with a password
-    #[arg(
-        long,
-        env = "TOLLGATE_REDIS_URL_FILE",
-        value_parser = file_path,
-        conflicts_with = "redis_url",
-        value_name = "FILE",
-    )]
+    #[arg(long, env = "TOLLGATE_REDIS_URL_FILE", file_instead_of = "redis_url")]
     pub redis_url_file: Option<PathBuf>,
 
     /// How keys are written: `reference` shares counters with envoyproxy/ratelimit during a migration, and refuses
     /// rules that its keys cannot distinguish
-    #[arg(
-        long,
-        env = "TOLLGATE_KEY_FORMAT",
-        default_value = "native",
-        value_enum,
-        ignore_case = true,
-        value_name = "FORMAT"
-    )]
+    #[arg(long, env = "TOLLGATE_KEY_FORMAT", choice = ("FORMAT", "native"))]
     pub key_format: KeyFormatFlag,
 
     /// Where to count: `redis` is the only backend besides memory, which needs no name
@@ -50,73 +37,36 @@ pub(crate) struct Redis {
     pub backend: Option<BackendFlag>,
 
     /// How to read a --redis-url without a scheme: as the address of a TCP port or as the path of a socket
-    #[arg(
-        long,
-        env = "REDIS_SOCKET_TYPE",
-        value_enum,
-        ignore_case = true,
-        value_name = "TYPE"
-    )]
+    #[arg(long, env = "REDIS_SOCKET_TYPE", one_of = "TYPE")]
     pub redis_socket_type: Option<SocketType>,
 
     /// How to read an address without a scheme: one server, `master,sentinel:port,…`, or nodes of a cluster separated
     /// by commas
-    #[arg(
-        long,
-        env = "REDIS_TYPE",
-        value_enum,
-        ignore_case = true,
-        value_name = "TYPE"
-    )]
+    #[arg(long, env = "REDIS_TYPE", one_of = "TYPE")]
     pub redis_type: Option<RedisType>,
 
     /// Password, or user:password, for an address that has none
-    #[arg(
-        long,
-        env = "REDIS_AUTH",
-        hide_env_values = true,
-        value_name = "SECRET"
-    )]
+    #[arg(long, env = "REDIS_AUTH", hidden = "SECRET")]
     pub redis_auth: Option<Hidden>,
 
     /// File that contains that password; read again for every connection, so that it may change
-    #[arg(
-        long,
-        env = "TOLLGATE_REDIS_AUTH_FILE",
-        value_parser = file_path,
-        conflicts_with = "redis_auth",
-        value_name = "FILE",
-    )]
+    #[arg(long, env = "TOLLGATE_REDIS_AUTH_FILE", file_instead_of = "redis_auth")]
     pub redis_auth_file: Option<PathBuf>,
 
     /// Password, or user:password, of the sentinels themselves
-    #[arg(
-        long,
-        env = "REDIS_SENTINEL_AUTH",
-        hide_env_values = true,
-        value_name = "SECRET"
-    )]
+    #[arg(long, env = "REDIS_SENTINEL_AUTH", hidden = "SECRET")]
     pub redis_sentinel_auth: Option<Hidden>,
 
     /// File that contains that password; read again for every connection
     #[arg(
         long,
         env = "TOLLGATE_REDIS_SENTINEL_AUTH_FILE",
-        value_parser = file_path,
-        conflicts_with = "redis_sentinel_auth",
-        value_name = "FILE",
+        file_instead_of = "redis_sentinel_auth"
     )]
     pub redis_sentinel_auth_file: Option<PathBuf>,
 
     /// Clock for windows: that of Redis, so that all replicas agree, or that of this machine
-    #[arg(
-        long,
-        env = "TOLLGATE_CLOCK",
-        default_value = "redis",
-        value_enum,
-        ignore_case = true,
-        value_name = "CLOCK"
-    )]
+    #[arg(long, env = "TOLLGATE_CLOCK", choice = ("CLOCK", "redis"))]
     pub clock: ClockFlag,
 
     /// Use TLS to Redis; a rediss:// address does so too
@@ -153,12 +103,7 @@ pub(crate) struct Redis {
     pub redis_lost_after: Option<Duration>,
 
     /// Prefix of every key in Redis
-    #[arg(
-        long,
-        env = "CACHE_KEY_PREFIX",
-        default_value = "",
-        value_name = "TEXT"
-    )]
+    #[arg(long, env = "CACHE_KEY_PREFIX", text = ("TEXT", ""))]
     pub key_prefix: String,
 
     /// Memory for remembering counters that are over their limit, so that they are refused without asking Redis; 0

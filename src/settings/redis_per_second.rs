@@ -32,58 +32,32 @@ pub(crate) struct RedisPerSecond {
     #[arg(
         long,
         env = "TOLLGATE_REDIS_PERSECOND_URL_FILE",
-        value_parser = file_path,
-        conflicts_with = "redis_per_second_url",
-        value_name = "FILE",
+        file_instead_of = "redis_per_second_url"
     )]
     pub redis_per_second_url_file: Option<PathBuf>,
 
     /// How to read an address without a scheme
-    #[arg(
-        long,
-        env = "REDIS_PERSECOND_SOCKET_TYPE",
-        value_enum,
-        ignore_case = true,
-        value_name = "TYPE"
-    )]
+    #[arg(long, env = "REDIS_PERSECOND_SOCKET_TYPE", one_of = "TYPE")]
     pub redis_per_second_socket_type: Option<SocketType>,
 
     /// How to read an address without a scheme: one server, a master with sentinels, or a cluster
-    #[arg(
-        long,
-        env = "REDIS_PERSECOND_TYPE",
-        value_enum,
-        ignore_case = true,
-        value_name = "TYPE"
-    )]
+    #[arg(long, env = "REDIS_PERSECOND_TYPE", one_of = "TYPE")]
     pub redis_per_second_type: Option<RedisType>,
 
     /// Password, or user:password, for an address that has none
-    #[arg(
-        long,
-        env = "REDIS_PERSECOND_AUTH",
-        hide_env_values = true,
-        value_name = "SECRET"
-    )]
+    #[arg(long, env = "REDIS_PERSECOND_AUTH", hidden = "SECRET")]
     pub redis_per_second_auth: Option<Hidden>,
 
     /// File that contains that password; read again for every connection
     #[arg(
         long,
         env = "TOLLGATE_REDIS_PERSECOND_AUTH_FILE",
-        value_parser = file_path,
-        conflicts_with = "redis_per_second_auth",
-        value_name = "FILE",
+        file_instead_of = "redis_per_second_auth"
     )]
     pub redis_per_second_auth_file: Option<PathBuf>,
 
     /// Password, or user:password, of its sentinels
-    #[arg(
-        long,
-        env = "REDIS_PERSECOND_SENTINEL_AUTH",
-        hide_env_values = true,
-        value_name = "SECRET"
-    )]
+    #[arg(long, env = "REDIS_PERSECOND_SENTINEL_AUTH", hidden = "SECRET")]
     pub redis_per_second_sentinel_auth: Option<Hidden>,
 
     /// File that contains that password; read again for every connection

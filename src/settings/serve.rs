@@ -51,14 +51,7 @@ pub(crate) struct Settings {
 
     /// Effect of a reload that leaves a domain without any rule, where there were some: `keep` refuses it, and the
     /// last good rules stay; `allow` accepts it, so that nothing in the domain is limited
-    #[arg(
-        long,
-        env = "TOLLGATE_EMPTY_RELOAD",
-        default_value = "keep",
-        value_enum,
-        ignore_case = true,
-        value_name = "WHAT"
-    )]
+    #[arg(long, env = "TOLLGATE_EMPTY_RELOAD", choice = ("WHAT", "keep"))]
     pub empty_reload: EmptyReload,
 
     /// Report healthy only while the rules in use have at least one domain

@@ -4,7 +4,7 @@
 
 use clap::{Arg, ArgAction};
 
-use super::values::boolean;
+use super::values::{boolean, file_path};
 
 /// Shapes of flags.
 pub(super) trait ArgShape: Sized {
@@ -13,6 +13,21 @@ pub(super) trait ArgShape: Sized {
 
     /// A duration, with its default; `value_parser` says which durations there are.
     fn time(self, default: &'static str) -> Self;
+
+    /// One of the values of an enum in any case, with the name of the value.
+    fn one_of(self, name: &'static str) -> Self;
+
+    /// Like [`Self::one_of`], with a default after the name.
+    fn choice(self, name_and_default: (&'static str, &'static str)) -> Self;
+
+    /// A text, with the name of the value and a default.
+    fn text(self, name_and_default: (&'static str, &'static str)) -> Self;
+
+    /// A secret, which no help shows, with the name of the value.
+    fn hidden(self, name: &'static str) -> Self;
+
+    /// A file that contains the value of another flag.
+    fn file_instead_of(self, flag: &'static str) -> Self;
 }
 
 impl ArgShape for Arg {
@@ -31,5 +46,27 @@ impl ArgShape for Arg {
         self.required(false)
             .default_value(default)
             .value_name("DURATION")
+    }
+
+    fn one_of(self, name: &'static str) -> Self {
+        self.ignore_case(true).value_name(name)
+    }
+
+    fn choice(self, name_and_default: (&'static str, &'static str)) -> Self {
+        self.text(name_and_default).ignore_case(true)
+    }
+
+    fn text(self, (name, default): (&'static str, &'static str)) -> Self {
+        self.required(false).default_value(default).value_name(name)
+    }
+
+    fn hidden(self, name: &'static str) -> Self {
+        self.hide_env_values(true).value_name(name)
+    }
+
+    fn file_instead_of(self, flag: &'static str) -> Self {
+        self.value_parser(file_path)
+            .conflicts_with(flag)
+            .value_name("FILE")
     }
 }

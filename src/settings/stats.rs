@@ -19,12 +19,7 @@ pub(crate) struct Stats {
     pub statsd: bool,
 
     /// Host of the collector
-    #[arg(
-        long,
-        env = "STATSD_HOST",
-        default_value = "localhost",
-        value_name = "HOST"
-    )]
+    #[arg(long, env = "STATSD_HOST", text = ("HOST", "localhost"))]
     pub statsd_host: String,
 
     /// Port of the collector
@@ -32,14 +27,7 @@ pub(crate) struct Stats {
     pub statsd_port: u16,
 
     /// Transport to a statsd collector
-    #[arg(
-        long,
-        env = "STATSD_PROTOCOL",
-        default_value = "tcp",
-        value_enum,
-        ignore_case = true,
-        value_name = "PROTOCOL"
-    )]
+    #[arg(long, env = "STATSD_PROTOCOL", choice = ("PROTOCOL", "tcp"))]
     pub statsd_protocol: StatsdProtocol,
 
     /// Send statistics to a DogStatsD agent, over UDP

@@ -2,6 +2,7 @@
 
 use clap::{Args, ValueEnum};
 
+use super::shapes::ArgShape as _;
 use crate::observe::talkers::{TalkerChoice, ValueForm};
 
 #[derive(Clone, Copy, Debug, Args)]
@@ -9,25 +10,11 @@ use crate::observe::talkers::{TalkerChoice, ValueForm};
 pub(crate) struct TopTalkers {
     /// Hits that are counted by value for /top of the debug port, which shows the values with the most hits on each
     /// rule: off, refused (those over a limit) or all, which costs each decision some work
-    #[arg(
-        long,
-        env = "TOLLGATE_TOP_TALKERS",
-        default_value = "refused",
-        value_enum,
-        ignore_case = true,
-        value_name = "WHICH"
-    )]
+    #[arg(long, env = "TOLLGATE_TOP_TALKERS", choice = ("WHICH", "refused"))]
     pub top_talkers: CountedHits,
 
     /// Form of values in /top: show, hash (the first 16 digits of their SHA-256) or hide (only keys)
-    #[arg(
-        long,
-        env = "TOLLGATE_TOP_TALKERS_VALUES",
-        default_value = "show",
-        value_enum,
-        ignore_case = true,
-        value_name = "HOW"
-    )]
+    #[arg(long, env = "TOLLGATE_TOP_TALKERS_VALUES", choice = ("HOW", "show"))]
     pub top_talkers_values: ShownValues,
 }
 

@@ -20,12 +20,7 @@ pub(crate) struct Traces {
     pub tracing: bool,
 
     /// The service.name of the spans
-    #[arg(
-        long,
-        env = "TRACING_SERVICE_NAME",
-        default_value = "RateLimit",
-        value_name = "NAME"
-    )]
+    #[arg(long, env = "TRACING_SERVICE_NAME", text = ("NAME", "RateLimit"))]
     pub tracing_service_name: String,
 
     /// The service.namespace of the spans
@@ -58,30 +53,15 @@ pub(crate) struct Traces {
 
     /// URL of the collector; over HTTP, v1/traces is appended [default: http://localhost:4318, or
     /// http://localhost:4317 for gRPC]
-    #[arg(
-        long,
-        env = "OTEL_EXPORTER_OTLP_ENDPOINT",
-        hide_env_values = true,
-        value_name = "URL"
-    )]
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", hidden = "URL")]
     pub otlp_endpoint: Option<Hidden>,
 
     /// Full URL for spans, used unchanged; wins over --otlp-endpoint
-    #[arg(
-        long,
-        env = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
-        hide_env_values = true,
-        value_name = "URL"
-    )]
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", hidden = "URL")]
     pub otlp_traces_endpoint: Option<Hidden>,
 
     /// Extra headers, such as an API key: name=value, separated by commas; special characters percent-encoded
-    #[arg(
-        long,
-        env = "OTEL_EXPORTER_OTLP_HEADERS",
-        value_name = "K=V[,K=V…]",
-        hide_env_values = true
-    )]
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_HEADERS", hidden = "K=V[,K=V…]")]
     pub otlp_headers: Option<Hidden>,
 
     /// How long the collector may take to answer, in milliseconds

@@ -18,41 +18,19 @@ use crate::{
 #[command(next_help_heading = "Rules from a control plane (xDS)")]
 pub(crate) struct Xds {
     /// Source of the rules: files, or a control plane that pushes them
-    #[arg(
-        long,
-        env = "CONFIG_TYPE",
-        default_value = "FILE",
-        value_enum,
-        ignore_case = true,
-        value_name = "TYPE"
-    )]
+    #[arg(long, env = "CONFIG_TYPE", choice = ("TYPE", "FILE"))]
     pub config_type: ConfigType,
 
     /// Address of the control plane: host:port, or unix: and the path of a socket
-    #[arg(
-        long,
-        env = "CONFIG_GRPC_XDS_SERVER_URL",
-        default_value = "localhost:18000",
-        value_name = "HOST:PORT"
-    )]
+    #[arg(long, env = "CONFIG_GRPC_XDS_SERVER_URL", text = ("HOST:PORT", "localhost:18000"))]
     pub xds_server: String,
 
     /// Node id that this process reports to the control plane
-    #[arg(
-        long,
-        env = "CONFIG_GRPC_XDS_NODE_ID",
-        default_value = "default",
-        value_name = "ID"
-    )]
+    #[arg(long, env = "CONFIG_GRPC_XDS_NODE_ID", text = ("ID", "default"))]
     pub xds_node_id: String,
 
     /// Further metadata that this process reports to the control plane
-    #[arg(
-        long,
-        env = "CONFIG_GRPC_XDS_NODE_METADATA",
-        default_value = "",
-        value_name = "KEY=VALUE,…"
-    )]
+    #[arg(long, env = "CONFIG_GRPC_XDS_NODE_METADATA", text = ("KEY=VALUE,…", ""))]
     pub xds_node_metadata: String,
 
     /// Headers of the call to the control plane
@@ -83,25 +61,13 @@ pub(crate) struct Xds {
 
     /// Name that the certificate of the control plane must be valid for, if not the name of its host; a wildcard in the
     /// certificate must have at least two labels after it
-    #[arg(
-        long,
-        env = "CONFIG_GRPC_XDS_SERVER_TLS_SAN",
-        default_value = "",
-        value_name = "NAME"
-    )]
+    #[arg(long, env = "CONFIG_GRPC_XDS_SERVER_TLS_SAN", text = ("NAME", ""))]
     pub xds_tls_san: String,
 
     /// Effect of a push without any rules: `allow` accepts it, so that nothing is limited, unless it only answers the
     /// question that is repeated after a reconnect, as control planes do that have just started; `always` accepts it
     /// then too; `keep` refuses it while there are rules
-    #[arg(
-        long,
-        env = "TOLLGATE_XDS_EMPTY_PUSH",
-        default_value = "allow",
-        value_enum,
-        ignore_case = true,
-        value_name = "WHAT"
-    )]
+    #[arg(long, env = "TOLLGATE_XDS_EMPTY_PUSH", choice = ("WHAT", "allow"))]
     pub xds_empty_push: EmptyPush,
 
     /// Largest push in bytes; 0 means 4 MiB, which is gRPC's default

@@ -5,6 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use clap::Args;
 
 use super::reading::Reading;
+use crate::settings::shapes::ArgShape as _;
 use crate::{
     core::descriptor_text::Entries,
     settings::{redis::KeyFormatFlag, values::duration},
@@ -55,13 +56,6 @@ pub(crate) struct Explain {
     pub(crate) reading: Reading,
 
     /// Name counters as `serve --key-format` does
-    #[arg(
-        long,
-        env = "TOLLGATE_KEY_FORMAT",
-        default_value = "native",
-        value_enum,
-        ignore_case = true,
-        value_name = "FORMAT"
-    )]
+    #[arg(long, env = "TOLLGATE_KEY_FORMAT", choice = ("FORMAT", "native"))]
     pub key_format: KeyFormatFlag,
 }

@@ -31,12 +31,7 @@ pub(crate) struct HealthCheck {
     pub grpc_uds: Option<PathBuf>,
 
     /// Address of the gRPC port; one that stands for all addresses means loopback
-    #[arg(
-        long,
-        env = "GRPC_HOST",
-        default_value = "0.0.0.0",
-        value_name = "HOST"
-    )]
+    #[arg(long, env = "GRPC_HOST", text = ("HOST", "0.0.0.0"))]
     pub grpc_host: String,
 
     /// gRPC port
