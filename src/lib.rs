@@ -184,9 +184,9 @@ mod observe {
 /// Answers calls.
 mod service {
     pub(crate) mod admin;
-    pub(crate) mod budget;
     pub(crate) mod explain;
     pub(crate) mod grpc;
+    pub(crate) mod held_bytes;
     pub(crate) mod limiter;
 }
 

@@ -51,7 +51,7 @@ mod tls;
 mod worker_stats;
 
 pub(crate) use config_stats::{LONG_LOAD, LoadHistory, TakenLoad};
-pub(crate) use held::{CutOff, HeldBytes};
+pub(crate) use held::{CutOff, HeldStats};
 pub(crate) use http2::{Authorities, StreamsReset};
 pub(crate) use limit_stats::LimitTotals;
 pub(crate) use recorder::Recorder;
@@ -88,7 +88,7 @@ pub struct Metrics {
     pub authorities: Authorities,
     pub streams_reset: StreamsReset,
     pub handshakes: Handshakes,
-    pub held: HeldBytes,
+    pub held: HeldStats,
     pub traces: Arc<TraceStats>,
     pub decision_log: Arc<DecisionLogStats>,
     pub statsd: Arc<SinkStats>,

@@ -31,8 +31,8 @@ use tonic::codegen::http::uri::Authority;
 use crate::{
     observe::metrics::{Authorities, Metrics},
     service::{
-        budget::{Account, Budget, Reservation},
         grpc::unary::{count_read, is_turn_over},
+        held_bytes::{Account, HeldBound, HeldBytes},
     },
 };
 
@@ -76,8 +76,8 @@ pub(super) struct AuthorityRewriter<S> {
     writing: usize,
     account: Arc<Account>,
     /// Memory charged for a header block that has not ended: here, and in the library.
-    waits: Option<Reservation>,
-    is_open: Option<Reservation>,
+    waits: Option<HeldBytes>,
+    is_open: Option<HeldBytes>,
 }
 
 impl<S> AuthorityRewriter<S> {
@@ -126,7 +126,7 @@ impl<S> AuthorityRewriter<S> {
             }
             at += left;
             if !has_end(&bytes[at - left..at]) {
-                self.is_open = Some(Reservation::new(&self.account, OPEN_BLOCK_BYTES));
+                self.is_open = Some(HeldBytes::new(&self.account, OPEN_BLOCK_BYTES));
                 // The rest is not inspected, so positions of older entries are not known any more.
                 self.entries = AuthorityEntries::default();
             }
@@ -240,7 +240,7 @@ impl<S> AuthorityRewriter<S> {
 #[doc(hidden)]
 pub fn rewrite(frames: &mut Vec<u8>) -> [u64; 2] {
     let metrics = Arc::<Metrics>::default();
-    let account = Budget::new(usize::MAX, metrics.clone()).account();
+    let account = HeldBound::new(usize::MAX, metrics.clone()).account();
     let mut connection = AuthorityRewriter::new((), AuthorityLog::new(metrics.clone()), account);
     connection.passing = 0;
     let held = connection.look(frames);
@@ -305,7 +305,7 @@ impl<S: AsyncRead + Unpin> AuthorityRewriter<S> {
             self.held.truncate(known + count);
             if read.is_pending() {
                 let held = self.held.capacity();
-                self.waits = Some(Reservation::new(&self.account, held));
+                self.waits = Some(HeldBytes::new(&self.account, held));
             }
             ready!(read)?;
             if count == 0 {

@@ -25,8 +25,8 @@ use crate::{
     core::limit::NearRatio,
     observe::metrics::Metrics,
     service::{
-        budget::Budget,
         grpc::unary::{Phase, UnaryMethod},
+        held_bytes::HeldBound,
     },
     settings::serve::Settings,
 };
@@ -47,13 +47,13 @@ pub fn serve_method<M: UnaryMethod>(
     let mut options = ConnectionOptions::new(&settings);
     options.max_age = Duration::ZERO;
     let memory = settings.memory_shares(None).map_err(io::Error::other)?;
-    let budget = Budget::new(memory.held_bytes, metrics.clone());
+    let bound = HeldBound::new(memory.held_bytes, metrics.clone());
     // This server never drains.
     let (_phase, phases) = watch::channel(Phase::Serving);
     let connections = ConnectionParts {
         tls: None,
         authority_log: AuthorityLog::new(metrics),
-        budget: budget.clone(),
+        bound: bound.clone(),
         phases,
     };
     runtime()?.block_on(async {
@@ -73,7 +73,7 @@ pub fn serve_method<M: UnaryMethod>(
         let max_connections = Arc::new(Semaphore::new(memory.connections));
         let senders = all.senders();
         tokio::select! {
-            () = accept(listener, senders, max_connections, budget) => {}
+            () = accept(listener, senders, max_connections, bound) => {}
             _ = tasks.needed_end() => {}
         }
         Ok(())

@@ -22,11 +22,11 @@ use crate::{
     foundation::random,
     net::tls::listener::TlsSession,
     service::{
-        budget::{Account, Budget},
         grpc::unary::{
             CallBounds, Calls, Dispatcher, InFlight, MAX_HEADER_BYTES, OtherServices, Phase,
             TimedConnection, UnaryMethod, draining,
         },
+        held_bytes::{Account, HeldBound},
     },
     settings::{bounds::Bounds, serve::Settings},
 };
@@ -69,7 +69,7 @@ pub(super) struct ConnectionParts {
     /// For TCP connections only; a Unix socket has no TLS.
     pub(super) tls: Option<CurrentTls>,
     pub(super) authority_log: Arc<AuthorityLog>,
-    pub(super) budget: Arc<Budget>,
+    pub(super) bound: Arc<HeldBound>,
     pub(super) phases: watch::Receiver<Phase>,
 }
 
@@ -162,7 +162,7 @@ impl<M: UnaryMethod> ConnectionServer<M> {
 
     /// The account of a new connection.
     pub(super) fn account(&self) -> Arc<Account> {
-        self.shared.budget.account()
+        self.shared.bound.account()
     }
 
     /// Serves one connection, which was accepted `at` this time, to its end. An error affects only this connection.

@@ -26,7 +26,7 @@ use crate::{
     foundation::lock::lock,
     service::{
         admin::Peer,
-        budget::{Account, Budget},
+        held_bytes::{Account, HeldBound},
     },
 };
 
@@ -40,7 +40,7 @@ pub(super) struct HttpLimits {
     pub(super) max_connections: usize,
     /// Time for a request, its reply and the wait for the next request.
     pub(super) timeout: Duration,
-    pub(super) budget: Arc<Budget>,
+    pub(super) bound: Arc<HeldBound>,
 }
 
 /// The connections of one HTTP port.
@@ -82,7 +82,7 @@ pub(super) async fn serve_http(listener: TcpListener, router: axum::Router, limi
         let stream = accept_next(&listener).await;
         connections.make_room();
         let began = Began::now();
-        let account = limits.budget.account();
+        let account = limits.bound.account();
         // Its place is limited by this port, not by gRPC's connections.
         account.keep_place();
         let service = (router.clone(), account.clone());

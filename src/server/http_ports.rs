@@ -20,8 +20,8 @@ use crate::{
             self, BodyLimits, Counters, DebugPages, Health, HistoryRecorder, KeySource, LiveFeed,
             LiveSource, RedisKeys, Statistics, TopTalkersPage,
         },
-        budget::Budget,
         grpc,
+        held_bytes::HeldBound,
     },
     store::any::AnyStore,
 };
@@ -37,14 +37,14 @@ pub(super) fn start(
     max_connections: usize,
     (health, statistics): (Health, Statistics),
     json: grpc::Service<AnyStore>,
-    (budget, drain): (&Arc<Budget>, impl Future<Output = ()> + Send + 'static),
+    (bound, drain): (&Arc<HeldBound>, impl Future<Output = ()> + Send + 'static),
     tasks: &mut OwnedTasks,
 ) {
     let settings = parts.settings;
     let limits = HttpLimits {
         max_connections,
         timeout: HTTP_TIMEOUT,
-        budget: budget.clone(),
+        bound: bound.clone(),
     };
     let service = Arc::new(json);
     let bodies = BodyLimits {

@@ -35,8 +35,8 @@ use crate::{
     foundation::build::VERSION_AND_COMMIT,
     observe::{log_lines::LogStats, traces::Tracer},
     service::{
-        budget::Budget,
         grpc::unary::{Phase, draining},
+        held_bytes::HeldBound,
     },
     settings::{process::Process, serve::Settings},
     store::redis::servers::Servers,
@@ -73,12 +73,12 @@ pub(super) async fn serve(settings: &Settings, log: Arc<LogStats>) -> Result<(),
     let (health, health_service) = HealthPublisher::new(conditions(&parts, is_open));
     health.update().await;
     let (tracer, spans) = spans::start(&settings.traces, &parts.metrics, &mut tasks)?;
-    let budget = Budget::new(parts.memory.held_bytes, parts.metrics.clone());
+    let bound = HeldBound::new(parts.memory.held_bytes, parts.metrics.clone());
     let (phase, phases) = watch::channel(Phase::Serving);
     let connections = ConnectionParts {
         tls,
         authority_log: AuthorityLog::new(parts.metrics.clone()),
-        budget: budget.clone(),
+        bound: bound.clone(),
         phases,
     };
     let workers = start_workers(&parts, &tracer, &health_service, &connections, &mut tasks)?;
@@ -89,7 +89,7 @@ pub(super) async fn serve(settings: &Settings, log: Arc<LogStats>) -> Result<(),
     let max_http = max_connections.http.min(parts.memory.http_connections);
     let mut phases = connections.phases.clone();
     let drain = async move { draining(&mut phases).await };
-    let bounds = (&budget, drain);
+    let bounds = (&bound, drain);
     http_ports::start(&parts, ports, max_http, pages, json, bounds, &mut tasks);
     health.follow_all(&mut tasks);
     let mut server = Server {
@@ -108,7 +108,7 @@ pub(super) async fn serve(settings: &Settings, log: Arc<LogStats>) -> Result<(),
         return Ok(());
     }
     let grpc = server.open(&parts, &addresses).await?;
-    server.accept(grpc, max_connections.grpc, budget);
+    server.accept(grpc, max_connections.grpc, bound);
     server.service_manager.notify_ready();
     server.wait(&settings.process).await?;
     server.drain(&settings.process).await
@@ -221,10 +221,10 @@ impl Server {
     }
 
     /// Starts to accept gRPC connections.
-    fn accept(&mut self, grpc: GrpcListener, max_connections: usize, budget: Arc<Budget>) {
+    fn accept(&mut self, grpc: GrpcListener, max_connections: usize, bound: Arc<HeldBound>) {
         let max_connections = Arc::new(Semaphore::new(max_connections));
         let senders = self.workers.senders();
-        let accepting = accept(grpc, senders, max_connections, budget);
+        let accepting = accept(grpc, senders, max_connections, bound);
         self.tasks.start(Task::GrpcListener, accepting);
     }
 

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     foundation::log_throttle::LogThrottle,
-    service::{budget::Budget, grpc::unary::UnaryMethod},
+    service::{grpc::unary::UnaryMethod, held_bytes::HeldBound},
 };
 
 /// How long an accepted connection waits for a place before another is closed for it.
@@ -71,13 +71,13 @@ pub(super) async fn accept(
     listener: GrpcListener,
     senders: Vec<mpsc::Sender<Arrival>>,
     max_connections: Arc<Semaphore>,
-    budget: Arc<Budget>,
+    bound: Arc<HeldBound>,
 ) {
     for dispatcher in senders.iter().cycle() {
         let arrived = listener.accept_next().await;
         let permit = loop {
             let is_full = max_connections.available_permits() == 0;
-            if is_full && !budget.make_connection_room() && WAITING.may_log() {
+            if is_full && !bound.make_connection_room() && WAITING.may_log() {
                 tracing::warn!(
                     "every place for a gRPC connection is in use, and the next one waits: raise --max-connections, or \
                      the memory limit that it is derived from"

@@ -6,14 +6,14 @@ use crate::foundation::sample::SampleWriter;
 
 /// Memory that clients make the process hold, beyond the fixed cost of a connection.
 #[derive(Debug, Default)]
-pub struct HeldBytes {
+pub struct HeldStats {
     pub bytes: AtomicU64,
     /// The bound on `bytes`.
     pub max: AtomicU64,
     pub cut_off: CutOff,
 }
 
-impl HeldBytes {
+impl HeldStats {
     pub(super) fn samples(&self, list: &mut SampleWriter<'_>) {
         for (reason, total) in CutOff::REASONS.iter().zip(&self.cut_off.0) {
             let name = format!("tollgate.cut_off_total.{reason}");

@@ -14,7 +14,7 @@ use super::{
 use crate::foundation::log_throttle::LogThrottle;
 
 fn account() -> Arc<Account> {
-    Budget::new(usize::MAX, Arc::default()).account()
+    HeldBound::new(usize::MAX, Arc::default()).account()
 }
 
 const ISTIO: &[u8] = b"outbound|8081||tollgate.tollgate.svc.cluster.local";

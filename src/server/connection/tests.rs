@@ -162,7 +162,7 @@ fn server(
     let shared = ConnectionParts {
         tls: None,
         authority_log: AuthorityLog::new(metrics.clone()),
-        budget: Budget::new(max_bytes, metrics.clone()),
+        bound: HeldBound::new(max_bytes, metrics.clone()),
         phases,
     };
     let options = ConnectionOptions::new(&Settings::from_environment());

@@ -21,8 +21,8 @@ use crate::{
         window::Timestamp,
     },
     service::{
-        budget::Account,
         grpc::{RequestClock, wire::RequestBounds},
+        held_bytes::Account,
         limiter::Rules,
     },
     store::{any::AnyStore, contract::StoreError, memory::MemoryStore, redis::servers::Servers},

@@ -16,9 +16,9 @@ use super::{
 use crate::{
     core::descriptor_text::Entries,
     service::{
-        budget::{Account, Reservation},
         explain::{Unexplained, look, question},
         grpc::{self, json, proto::envoy::service::ratelimit::v3::RateLimitRequest},
+        held_bytes::{Account, HeldBytes},
     },
     store::contract::Store,
 };
@@ -89,7 +89,7 @@ pub(super) async fn answer_question<S: Store>(
     };
     match blocking.work(move || looked.explain(&message)).await {
         Ok(text) => {
-            let held = Reservation::new(account, text.len());
+            let held = HeldBytes::new(account, text.len());
             (json_headers(), held.with(text.into_bytes())).into_response()
         }
         Err(error) => unexplained(error),

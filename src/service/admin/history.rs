@@ -16,7 +16,7 @@ use super::{
 use crate::{
     foundation::lock::lock,
     observe::history::{History, LimitStep, ProcessStep, RuleStep},
-    service::{budget::Account, limiter::Rules},
+    service::{held_bytes::Account, limiter::Rules},
 };
 
 /// The history of this process, and the counters that it samples.

@@ -16,8 +16,8 @@ use super::page::BlockingQueue;
 use crate::{
     observe::metrics::CutOff,
     service::{
-        budget::{Account, BudgetExhausted, Reservation},
         grpc::{self, json, proto::envoy::service::ratelimit::v3::rate_limit_response::Code},
+        held_bytes::{Account, HeldBytes, NoHeldRoom},
     },
     store::contract::{Deadline, Store},
 };
@@ -64,7 +64,7 @@ pub(super) async fn answer_json<S: Store>(
     };
     match blocking.work(move || json::response(&reply, false)).await {
         Ok(text) => {
-            let text = Reservation::new(account, text.len()).with(text);
+            let text = HeldBytes::new(account, text.len()).with(text);
             (status, [(CONTENT_TYPE, "application/json")], text).into_response()
         }
         Err(error) => {
@@ -83,19 +83,19 @@ pub(super) async fn read_whole(
     account: &Arc<Account>,
     body: Body,
     bodies: BodyLimits,
-) -> Result<(Vec<u8>, Reservation), Box<Response>> {
-    let mut held = Reservation::new(account, 0);
+) -> Result<(Vec<u8>, HeldBytes), Box<Response>> {
+    let mut held = HeldBytes::new(account, 0);
     let read = read(body, bodies.max_bytes, &mut held);
     let refusal = match tokio::time::timeout(bodies.timeout, read).await {
         Ok(Ok(body)) => return Ok((body, held)),
         Ok(Err(BodyError::TooLarge)) => plain(StatusCode::PAYLOAD_TOO_LARGE, "Payload Too Large\n"),
         Ok(Err(BodyError::Gone)) => plain(StatusCode::BAD_REQUEST, "Bad Request\n"),
         Ok(Err(BodyError::NoRoom)) => {
-            account.budget().note(CutOff::JSON_NO_ROOM);
+            account.bound().note(CutOff::JSON_NO_ROOM);
             plain(StatusCode::SERVICE_UNAVAILABLE, "Service Unavailable\n")
         }
         Err(_elapsed) => {
-            account.budget().note(CutOff::JSON_LATE);
+            account.bound().note(CutOff::JSON_LATE);
             plain(StatusCode::REQUEST_TIMEOUT, "Request Timeout\n")
         }
     };
@@ -113,7 +113,7 @@ pub(super) async fn read_json<T: Send + 'static>(
     body: Body,
     bodies: BodyLimits,
     parse: fn(&[u8]) -> T,
-) -> Result<(T, Reservation), Response> {
+) -> Result<(T, HeldBytes), Response> {
     let (body, held) = read_whole(account, body, bodies)
         .await
         .map_err(|refusal| *refusal)?;
@@ -128,8 +128,8 @@ enum BodyError {
     Gone,
 }
 
-impl From<BudgetExhausted> for BodyError {
-    fn from(_: BudgetExhausted) -> Self {
+impl From<NoHeldRoom> for BodyError {
+    fn from(_: NoHeldRoom) -> Self {
         Self::NoRoom
     }
 }
@@ -138,7 +138,7 @@ impl From<BudgetExhausted> for BodyError {
 async fn read(
     mut body: Body,
     max_bytes: usize,
-    held: &mut Reservation,
+    held: &mut HeldBytes,
 ) -> Result<Vec<u8>, BodyError> {
     let mut all = Vec::new();
     while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {

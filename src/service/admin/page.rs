@@ -20,7 +20,7 @@ use tokio::sync::Mutex;
 
 use crate::{
     foundation::lock::lock,
-    service::budget::{Account, Reservation},
+    service::held_bytes::{Account, HeldBytes},
 };
 
 /// Runs slow work on the blocking pool, one piece at a time, so that it delays neither probes nor the accepting of
@@ -81,7 +81,7 @@ impl BlockingQueue {
         });
         let first = Box::new(move || {
             let (mut writer, bytes) = begin();
-            let held = Reservation::new(&account, bytes);
+            let held = HeldBytes::new(&account, bytes);
             let writer: PageWriter = Box::new(move |text| {
                 // Lives as long as the writer.
                 let (_held, _reads) = (&held, &reads);

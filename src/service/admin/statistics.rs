@@ -17,7 +17,7 @@ use crate::{
             prometheus::{self, Renderer},
         },
     },
-    service::{budget::Account, grpc},
+    service::{grpc, held_bytes::Account},
     store::memory::MemoryStore,
 };
 

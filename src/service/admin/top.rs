@@ -26,7 +26,7 @@ use crate::{
     },
     foundation::printable::Shown,
     observe::talkers::{EntryValue, RuleTop, TalkerChoice, TalkerEntry, Talkers, ValueForm},
-    service::{budget::Account, grpc::RequestClock},
+    service::{grpc::RequestClock, held_bytes::Account},
 };
 
 /// The form of the page.

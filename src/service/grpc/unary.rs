@@ -15,7 +15,7 @@ use prost::bytes::Bytes;
 use tonic::Status;
 
 use super::DEBUG;
-use crate::service::budget::{Account, CALL_BYTES, Reservation};
+use crate::service::held_bytes::{Account, CALL_BYTES, HeldBytes};
 
 mod connection;
 mod encoding;
@@ -131,7 +131,7 @@ impl<M: UnaryMethod> Dispatcher<M> {
         };
         let path = request.uri().path_and_query();
         if path.is_none_or(|path| path.as_str() != M::PATH) {
-            return match Reservation::try_new(account, OTHER_BYTES + header_bytes) {
+            return match HeldBytes::try_new(account, OTHER_BYTES + header_bytes) {
                 Ok(held) => {
                     let (others, in_flight) = (self.others.clone(), in_flight.clone());
                     CallFuture::Waiting(Box::pin(other(others, request, held, in_flight)))
@@ -175,7 +175,7 @@ impl<M: UnaryMethod> Dispatcher<M> {
             return CallFuture::Answered(Some((answer, account.clone())));
         }
         let (method, in_flight) = (self.method.clone(), in_flight.clone());
-        let held = Reservation::new(account, CALL_BYTES + message.len());
+        let held = HeldBytes::new(account, CALL_BYTES + message.len());
         let place = Box::new_uninit();
         CallFuture::waiting(Box::write(place, async move {
             let _is_in_flight = in_flight;
@@ -193,7 +193,7 @@ impl<M: UnaryMethod> Dispatcher<M> {
         in_flight: &InFlight,
     ) -> CallFuture {
         let report_bytes = if asks_for_report { REPORT_BYTES } else { 0 };
-        let mut held = match Reservation::try_new(account, WAITING_BYTES + report_bytes) {
+        let mut held = match HeldBytes::try_new(account, WAITING_BYTES + report_bytes) {
             Ok(held) => held,
             Err(full) => {
                 return CallFuture::refused(refusal(&no_room(account, full)), account);
@@ -275,7 +275,7 @@ impl Future for CallFuture {
         match &mut *self {
             Self::Answered(answer) => {
                 let (answer, account) = answer.take().expect("a future that is over is not polled");
-                Poll::Ready(Ok(response(answer, Reservation::nothing(account))))
+                Poll::Ready(Ok(response(answer, HeldBytes::nothing(account))))
             }
             Self::Waiting(reply) => reply.as_mut().poll(context),
         }

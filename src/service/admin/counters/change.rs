@@ -27,7 +27,7 @@ use crate::{
         request::{Descriptor, Hits, Request},
     },
     foundation::printable::Shown,
-    service::budget::Account,
+    service::held_bytes::Account,
     store::contract::{Deadline, Store as _},
 };
 

@@ -22,7 +22,7 @@ use crate::{
         },
         window::Timestamp,
     },
-    service::budget::Account,
+    service::held_bytes::Account,
     store::{
         listing::KeyPage,
         memory::MemoryCursor,

@@ -22,8 +22,8 @@ use crate::{
         window::Timestamp,
     },
     service::{
-        budget::{Account, Reservation},
         grpc::{json, proto::envoy::service::ratelimit::v3::RateLimitRequest, wire},
+        held_bytes::{Account, HeldBytes},
         limiter::RuleSet,
     },
 };
@@ -60,7 +60,7 @@ pub(super) async fn get(
 pub(super) struct Asked {
     message: RateLimitRequest,
     /// The body stays charged while its message is in use.
-    _held: Reservation,
+    _held: HeldBytes,
 }
 
 impl Asked {
@@ -195,6 +195,6 @@ impl CounterAnswer {
 /// A success, written on the blocking pool.
 pub(super) async fn reply(counters: &Counters, account: &Arc<Account>, json: Value) -> Response {
     let text = counters.blocking.work(move || format!("{json}\n")).await;
-    let text = Reservation::new(account, text.len()).with(text.into());
+    let text = HeldBytes::new(account, text.len()).with(text.into());
     (json_headers(), text).into_response()
 }

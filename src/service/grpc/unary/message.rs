@@ -15,7 +15,7 @@ use super::{
     encoding::Encoding,
     refusal::{no_room, too_large},
 };
-use crate::service::budget::Reservation;
+use crate::service::held_bytes::HeldBytes;
 
 /// Length of a message's prefix: a flag and the length (gRPC over HTTP2, "Length-Prefixed-Message").
 pub(super) const PREFIX_BYTES: usize = 5;
@@ -67,7 +67,7 @@ impl PartialBody {
     pub(super) async fn message(
         &mut self,
         max_bytes: usize,
-        held: &mut Reservation,
+        held: &mut HeldBytes,
     ) -> Result<Bytes, Status> {
         let Self {
             first,
@@ -212,7 +212,7 @@ async fn gather(
     max_bytes: usize,
     encoding: Encoding,
     body: &mut Incoming,
-    held: &mut Reservation,
+    held: &mut HeldBytes,
 ) -> Result<(Bytes, usize), Status> {
     let mut gathered = BytesMut::from(bytes);
     let mut known = 0;

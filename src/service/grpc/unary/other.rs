@@ -22,7 +22,7 @@ use super::{
     refusal::{no_room, too_large},
     reply::{GRPC_STATUS, Reply, refusal},
 };
-use crate::service::budget::{CALL_BYTES, Reservation};
+use crate::service::held_bytes::{CALL_BYTES, HeldBytes};
 
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 const UNIMPLEMENTED: HeaderValue = HeaderValue::from_static("12");
@@ -61,7 +61,7 @@ const MAX_PATH_CHARS: usize = 200;
 pub(super) async fn other(
     others: OtherServices,
     request: Request<Incoming>,
-    held: Reservation,
+    held: HeldBytes,
     in_flight: InFlight,
 ) -> Result<Response<Reply>, Infallible> {
     let account = held.account().clone();
@@ -71,7 +71,7 @@ pub(super) async fn other(
     let mut phases = others.phases;
     let request = request.map(|body| LimitedBody {
         body,
-        held: Reservation::new(&account, 0),
+        held: HeldBytes::new(&account, 0),
         left: bounds.bytes,
         open: bounds.stays_open.then(|| OpenCall {
             messages: MessageEnds::new(bounds.bytes),
@@ -96,7 +96,7 @@ pub(super) async fn other(
 /// The body of a call to another service.
 struct LimitedBody {
     body: Incoming,
-    held: Reservation,
+    held: HeldBytes,
     /// Bytes that may still follow in a call that does not stay open.
     left: usize,
     open: Option<OpenCall>,

@@ -6,18 +6,18 @@ use tonic::Status;
 
 use crate::{
     observe::metrics::CutOff,
-    service::budget::{Account, BudgetExhausted},
+    service::held_bytes::{Account, NoHeldRoom},
 };
 
-/// The status of a call that the budget has no room for.
-pub(super) fn no_room(account: &Account, _: BudgetExhausted) -> Status {
-    account.budget().note(CutOff::MESSAGE_NO_ROOM);
+/// The status of a call that the bound has no room for.
+pub(super) fn no_room(account: &Account, _: NoHeldRoom) -> Status {
+    account.bound().note(CutOff::MESSAGE_NO_ROOM);
     Status::resource_exhausted("clients hold too much memory")
 }
 
 /// The status of a call whose message took longer than `timeout`.
 pub(super) fn late(account: &Account, timeout: Duration) -> Status {
-    account.budget().note(CutOff::MESSAGE_LATE);
+    account.bound().note(CutOff::MESSAGE_LATE);
     Status::deadline_exceeded(format!("the message did not arrive within {timeout:?}"))
 }
 

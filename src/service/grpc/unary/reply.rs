@@ -17,7 +17,7 @@ use prost::bytes::{BufMut as _, Bytes, BytesMut};
 use tonic::Status;
 
 use super::message::PREFIX_BYTES;
-use crate::service::budget::{CALL_BYTES, ReplyBytes, Reservation};
+use crate::service::held_bytes::{CALL_BYTES, HeldBytes, ReplyBytes};
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 const OK: HeaderValue = HeaderValue::from_static("0");
@@ -62,7 +62,7 @@ thread_local! {
 }
 
 /// The response to a call, which charges the reply instead of what the call `held`.
-pub(super) fn response(answer: Result<Bytes, Status>, mut held: Reservation) -> Response<Reply> {
+pub(super) fn response(answer: Result<Bytes, Status>, mut held: HeldBytes) -> Response<Reply> {
     match answer {
         Ok(message) => {
             held.resize(CALL_BYTES + message.len());
@@ -89,7 +89,7 @@ pub(crate) enum Reply {
     Message(ReplyBytes),
     Trailers,
     Nothing,
-    Other(tonic::body::Body, Reservation),
+    Other(tonic::body::Body, HeldBytes),
 }
 
 impl Body for Reply {
@@ -115,7 +115,7 @@ impl Body for Reply {
             Self::Other(body, held) => {
                 let frame = ready!(Pin::new(body).poll_frame(context));
                 let sent = |bytes: Bytes| {
-                    let held = Reservation::new(held.account(), bytes.len());
+                    let held = HeldBytes::new(held.account(), bytes.len());
                     ReplyBytes::new(bytes, held)
                 };
                 return Poll::Ready(frame.map(|frame| frame.map(|frame| frame.map_data(sent))));

@@ -21,7 +21,7 @@ impl CutOffLog {
         }
     }
 
-    /// Counts one for the reason with this index. The budget has `max` bytes.
+    /// Counts one for the reason with this index. The bound has `max` bytes.
     pub(super) fn note(&self, reason: usize, max: u64) {
         self.metrics.held.cut_off.count(reason);
         if !self.throttles[reason].may_log() {

@@ -4,16 +4,16 @@ use std::sync::Arc;
 
 use prost::bytes::{Buf, Bytes};
 
-use super::{Account, BudgetExhausted};
+use super::{Account, NoHeldRoom};
 
 /// Bytes charged to a connection until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Reservation {
+pub(crate) struct HeldBytes {
     account: Arc<Account>,
     bytes: usize,
 }
 
-impl Reservation {
+impl HeldBytes {
     /// Charges `bytes` even without room; then the connection closes.
     pub(crate) fn new(account: &Arc<Account>, bytes: usize) -> Self {
         let held = Self {
@@ -51,7 +51,7 @@ impl Reservation {
     /// # Errors
     ///
     /// If there is no room.
-    pub(crate) fn try_new(account: &Arc<Account>, bytes: usize) -> Result<Self, BudgetExhausted> {
+    pub(crate) fn try_new(account: &Arc<Account>, bytes: usize) -> Result<Self, NoHeldRoom> {
         let mut held = Self {
             account: account.clone(),
             bytes: 0,
@@ -65,7 +65,7 @@ impl Reservation {
     /// # Errors
     ///
     /// If there is no room; the drop gives everything back.
-    pub(crate) fn add(&mut self, bytes: usize) -> Result<(), BudgetExhausted> {
+    pub(crate) fn add(&mut self, bytes: usize) -> Result<(), NoHeldRoom> {
         self.bytes += bytes;
         self.account.take(bytes)
     }
@@ -77,22 +77,22 @@ impl Reservation {
 
     /// `bytes` that give their charge back when the last reference to them is dropped.
     pub(crate) fn with(self, bytes: Vec<u8>) -> Bytes {
-        Bytes::from_owner(ReservedVec { bytes, _held: self })
+        Bytes::from_owner(HeldVec { bytes, _held: self })
     }
 }
 
-impl Drop for Reservation {
+impl Drop for HeldBytes {
     fn drop(&mut self) {
         self.account.give_back(self.bytes);
     }
 }
 
-struct ReservedVec {
+struct HeldVec {
     bytes: Vec<u8>,
-    _held: Reservation,
+    _held: HeldBytes,
 }
 
-impl AsRef<[u8]> for ReservedVec {
+impl AsRef<[u8]> for HeldVec {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
@@ -102,11 +102,11 @@ impl AsRef<[u8]> for ReservedVec {
 ///
 /// A pointer: hyper keeps room for two of them in the task of each call, and moving them costs more than an allocation.
 #[derive(Debug)]
-pub(crate) struct ReplyBytes(Box<(Bytes, Reservation)>);
+pub(crate) struct ReplyBytes(Box<(Bytes, HeldBytes)>);
 
 impl ReplyBytes {
     /// `bytes`, charged to `held`.
-    pub(crate) fn new(bytes: Bytes, held: Reservation) -> Self {
+    pub(crate) fn new(bytes: Bytes, held: HeldBytes) -> Self {
         Self(Box::new((bytes, held)))
     }
 }

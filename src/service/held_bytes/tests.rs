@@ -4,9 +4,9 @@ use super::*;
 
 const MAX: usize = 1 << 20;
 
-fn budget() -> (Arc<Budget>, Arc<Metrics>) {
+fn bound() -> (Arc<HeldBound>, Arc<Metrics>) {
     let metrics = Arc::<Metrics>::default();
-    (Budget::new(MAX, metrics.clone()), metrics)
+    (HeldBound::new(MAX, metrics.clone()), metrics)
 }
 
 fn is_over(account: &Account) -> bool {
@@ -15,12 +15,12 @@ fn is_over(account: &Account) -> bool {
 
 #[test]
 fn a_little_is_nobody_elses_business_and_all_of_it_goes_back() {
-    let (budget, metrics) = budget();
-    let account = budget.account();
+    let (bound, metrics) = bound();
+    let account = bound.account();
     let drawn = || metrics.held.bytes.load(Relaxed);
-    let little = Reservation::new(&account, FREE_BYTES);
+    let little = HeldBytes::new(&account, FREE_BYTES);
     assert_eq!(drawn(), 0);
-    let more = Reservation::new(&account, 1);
+    let more = HeldBytes::new(&account, 1);
     assert_eq!(drawn(), PIECE_BYTES as u64);
     drop(little);
     assert_eq!(drawn(), 0);
@@ -28,7 +28,7 @@ fn a_little_is_nobody_elses_business_and_all_of_it_goes_back() {
     assert!(drawn() >= 96_000);
     account.flushed();
     assert_eq!(drawn(), 0);
-    let bytes = Reservation::new(&account, 100_000).with(vec![0; 100_000]);
+    let bytes = HeldBytes::new(&account, 100_000).with(vec![0; 100_000]);
     let part = bytes.slice(5..7);
     drop(bytes);
     assert!(drawn() >= 96_000);
@@ -38,45 +38,45 @@ fn a_little_is_nobody_elses_business_and_all_of_it_goes_back() {
 
 #[test]
 fn who_holds_most_for_longest_makes_room() {
-    let (mut budget, metrics) = budget();
-    Arc::get_mut(&mut budget).unwrap().start -= Duration::from_secs(60);
-    let [old, large, small] = [(); 3].map(|()| budget.account());
-    let _old = Reservation::new(&old, MAX / 4);
+    let (mut bound, metrics) = bound();
+    Arc::get_mut(&mut bound).unwrap().start -= Duration::from_secs(60);
+    let [old, large, small] = [(); 3].map(|()| bound.account());
+    let _old = HeldBytes::new(&old, MAX / 4);
     // As if it had happened earlier.
     old.since.store(0, Relaxed);
-    let _large = Reservation::new(&large, MAX / 2);
-    let _first = Reservation::new(&small, MAX / 8);
+    let _large = HeldBytes::new(&large, MAX / 2);
+    let _first = HeldBytes::new(&small, MAX / 8);
     assert!(![&old, &large, &small].into_iter().any(|one| is_over(one)));
-    let _second = Reservation::try_new(&small, MAX / 4).unwrap();
+    let _second = HeldBytes::try_new(&small, MAX / 4).unwrap();
     assert!(is_over(&old));
     assert!(!is_over(&large) && !is_over(&small));
     // It is closing, so what it held counts as free.
-    let _third = Reservation::try_new(&small, MAX / 64).unwrap();
+    let _third = HeldBytes::try_new(&small, MAX / 64).unwrap();
     assert!(!is_over(&large) && !is_over(&small));
     assert_eq!(metrics.held.cut_off.total(CutOff::CONNECTION_NO_ROOM), 1);
 }
 
 #[test]
 fn who_would_go_is_refused_and_may_stay() {
-    let (budget, _) = budget();
-    let [greedy, other] = [(); 2].map(|()| budget.account());
-    let _other = Reservation::new(&other, FREE_BYTES);
-    let first = Reservation::try_new(&greedy, MAX / 2).unwrap();
-    assert!(Reservation::try_new(&greedy, MAX).is_err());
+    let (bound, _) = bound();
+    let [greedy, other] = [(); 2].map(|()| bound.account());
+    let _other = HeldBytes::new(&other, FREE_BYTES);
+    let first = HeldBytes::try_new(&greedy, MAX / 2).unwrap();
+    assert!(HeldBytes::try_new(&greedy, MAX).is_err());
     assert!(!is_over(&greedy) && !is_over(&other));
     // A refused charge is given back.
-    let second = Reservation::try_new(&greedy, MAX / 4).unwrap();
+    let second = HeldBytes::try_new(&greedy, MAX / 4).unwrap();
     drop((first, second));
     // Memory that already exists cannot be refused.
-    let _reply = Reservation::new(&greedy, 2 * MAX);
+    let _reply = HeldBytes::new(&greedy, 2 * MAX);
     assert!(is_over(&greedy) && !is_over(&other));
 }
 
 #[tokio::test]
 async fn a_connection_that_has_to_go_is_aborted_also_before_it_is_served() {
-    let (budget, _) = budget();
+    let (bound, _) = bound();
     for is_over_first in [true, false] {
-        let account = budget.account();
+        let account = bound.account();
         let mut tasks = tokio::task::JoinSet::new();
         let task = tasks.spawn(std::future::pending::<()>());
         if is_over_first {
@@ -92,37 +92,37 @@ async fn a_connection_that_has_to_go_is_aborted_also_before_it_is_served() {
 
 #[test]
 fn a_connection_that_is_gone_holds_nothing() {
-    let (budget, metrics) = budget();
-    let account = budget.account();
+    let (bound, metrics) = bound();
+    let account = bound.account();
     account.hold_until_flushed(MAX / 2);
     drop(account);
     assert_eq!(metrics.held.bytes.load(Relaxed), 0);
-    assert!(budget.accounts().open.is_empty());
+    assert!(bound.accounts().open.is_empty());
 }
 
 #[test]
 fn the_place_of_a_new_connection_is_that_of_one_without_a_message_or_of_the_idlest() {
-    let (budget, metrics) = budget();
-    let begins_turn = || *budget.turned.lock().unwrap() -= TURN;
-    let [page, idle, busy, silent, new] = [(); 5].map(|()| budget.account());
+    let (bound, metrics) = bound();
+    let begins_turn = || *bound.turned.lock().unwrap() -= TURN;
+    let [page, idle, busy, silent, new] = [(); 5].map(|()| bound.account());
     page.keep_place();
     idle.record_message();
     busy.record_message();
     // Neither has been idle for a whole turn.
     begins_turn();
     for _ in 0..2 {
-        while !budget.make_connection_room() {
+        while !bound.make_connection_room() {
             std::thread::yield_now();
         }
-        assert!(budget.millis() >= NEW_FOR_MILLIS);
+        assert!(bound.millis() >= NEW_FOR_MILLIS);
     }
     assert!(is_over(&silent) && is_over(&new));
-    assert!(!budget.make_connection_room());
+    assert!(!bound.make_connection_room());
     busy.record_message();
     begins_turn();
-    assert!(budget.make_connection_room());
+    assert!(bound.make_connection_room());
     assert!(is_over(&idle));
-    assert!(!budget.make_connection_room());
+    assert!(!bound.make_connection_room());
     assert!(!is_over(&busy) && !is_over(&page));
     assert_eq!(metrics.held.cut_off.total(CutOff::CONNECTION_LIMIT), 3);
 }

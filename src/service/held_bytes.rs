@@ -1,6 +1,6 @@
-//! The memory budget for clients: incoming messages, unread replies, unfinished headers, pages. All connections share
-//! one [`Budget`]. When it is used up, the connection that has held the most for the longest is closed; if that is
-//! the requesting connection, its request is refused instead.
+//! The bytes that clients make the process hold: incoming messages, unread replies, unfinished headers, pages. All
+//! connections share one [`HeldBound`]. When it is reached, the connection that has held the most for the longest is
+//! closed; if that is the requesting connection, its request is refused instead.
 //!
 //! A call whose message has arrived when it begins, and whose reply is written at once, costs nothing: the first
 //! `FREE_BYTES` of every connection are not counted.
@@ -25,19 +25,19 @@ use crate::{
     observe::metrics::{CutOff, Metrics},
 };
 
+mod charge;
 mod cut_off_log;
-mod reservation;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use reservation::{ReplyBytes, Reservation};
+pub(crate) use charge::{HeldBytes, ReplyBytes};
 
 use cut_off_log::CutOffLog;
 
-/// Bytes that a connection may hold without using the budget.
+/// Bytes that a connection can hold without a charge.
 const FREE_BYTES: usize = 4 << 10;
 
-/// An account charges the budget in pieces of this size, so that it seldom has to.
+/// An account is charged in pieces of this size, so that it seldom has to be.
 const PIECE_BYTES: usize = 32 << 10;
 
 /// Memory that HTTP/2 needs for a call until its reply is sent.
@@ -58,16 +58,16 @@ const CLOSED_TOGETHER: usize = 32;
 /// For connections that never give their place to others.
 const ALWAYS: u64 = u64::MAX;
 
-/// The budget has no room, and no other connection will be closed for it.
+/// There is no room below the bound, and no other connection will be closed for it.
 #[derive(Debug)]
-pub(crate) struct BudgetExhausted;
+pub(crate) struct NoHeldRoom;
 
 /// Bound on the memory that all clients together can make the process hold, in bytes.
-pub(crate) struct Budget {
+pub(crate) struct HeldBound {
     max: u64,
     metrics: Arc<Metrics>,
     accounts: Mutex<OpenAccounts>,
-    /// When the budget was made; ages count from then.
+    /// When the bound was made; ages count from then.
     start: Instant,
     /// The turn of the search for idle connections, and when it began. Connections note the turn instead of the time,
     /// which no call has to read therefore.
@@ -82,23 +82,23 @@ struct OpenAccounts {
     open: HashMap<u64, Weak<Account>>,
 }
 
-impl fmt::Debug for Budget {
+impl fmt::Debug for HeldBound {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Budget").field("max", &self.max).finish()
+        f.debug_struct("HeldBound").field("max", &self.max).finish()
     }
 }
 
-/// One connection's share of the budget.
+/// The bytes that one connection holds.
 #[derive(Debug)]
 pub(crate) struct Account {
-    budget: Arc<Budget>,
+    bound: Arc<HeldBound>,
     number: u64,
-    /// When the connection was opened, in milliseconds since the budget's start.
+    /// When the connection was opened, in milliseconds since the bound's start.
     opened: u64,
     held: AtomicUsize,
-    /// The part charged to the budget, in whole pieces.
+    /// The part that is charged, in whole pieces.
     drawn: AtomicU64,
-    /// Since when anything is charged, in milliseconds since the budget's start.
+    /// Since when anything is charged, in milliseconds since the bound's start.
     since: AtomicU64,
     /// Bytes held until all written data has been sent.
     until_flushed: AtomicUsize,
@@ -112,8 +112,8 @@ pub(crate) struct Account {
     task: OnceLock<AbortHandle>,
 }
 
-impl Budget {
-    /// A budget of `max_bytes`.
+impl HeldBound {
+    /// A bound of `max_bytes`.
     pub(crate) fn new(max_bytes: usize, metrics: Arc<Metrics>) -> Arc<Self> {
         let max = u64::try_from(max_bytes).unwrap_or(u64::MAX);
         metrics.held.max.store(max, Relaxed);
@@ -134,7 +134,7 @@ impl Budget {
         let number = accounts.next;
         accounts.next += 1;
         let account = Arc::new(Account {
-            budget: self.clone(),
+            bound: self.clone(),
             number,
             opened: self.millis(),
             held: AtomicUsize::new(0),
@@ -206,7 +206,7 @@ impl Budget {
     /// # Errors
     ///
     /// If `asking` itself would be closed.
-    fn make_room(&self, asking: &Account) -> Result<(), BudgetExhausted> {
+    fn make_room(&self, asking: &Account) -> Result<(), NoHeldRoom> {
         let accounts = self.accounts();
         let all: Vec<_> = accounts.open.values().filter_map(Weak::upgrade).collect();
         // Dropping an account takes this lock too.
@@ -228,7 +228,7 @@ impl Budget {
             };
             let worst = staying.swap_remove(at);
             if worst.number == asking.number {
-                return Err(BudgetExhausted);
+                return Err(NoHeldRoom);
             }
             left = left.saturating_sub(worst.drawn());
             worst.end();
@@ -256,9 +256,9 @@ impl Account {
         self.abort_if_over();
     }
 
-    /// The budget that the account belongs to.
-    pub(crate) fn budget(&self) -> &Budget {
-        &self.budget
+    /// The bound that the account belongs to.
+    pub(crate) fn bound(&self) -> &HeldBound {
+        &self.bound
     }
 
     /// Records that a request has arrived.
@@ -268,7 +268,7 @@ impl Account {
 
     /// Records that a whole message has arrived: the connection is in use.
     pub(crate) fn record_message(&self) {
-        let turn = self.budget.turn.load(Relaxed);
+        let turn = self.bound.turn.load(Relaxed);
         if self.messages.load(Relaxed) != turn {
             self.messages.store(turn, Relaxed);
         }
@@ -291,7 +291,7 @@ impl Account {
 
     fn end_as(&self, reason: usize) {
         if self.close() {
-            self.budget.note(reason);
+            self.bound.note(reason);
         }
     }
 
@@ -319,14 +319,14 @@ impl Account {
     /// # Errors
     ///
     /// If there is no room; the bytes stay charged until they are given back.
-    fn take(&self, bytes: usize) -> Result<(), BudgetExhausted> {
+    fn take(&self, bytes: usize) -> Result<(), NoHeldRoom> {
         let held = self.held.fetch_add(bytes, Relaxed) + bytes;
         if pieces(held) <= self.drawn() {
             return Ok(());
         }
         self.draw(held);
-        if self.budget.drawn() > self.budget.max {
-            return self.budget.make_room(self);
+        if self.bound.drawn() > self.bound.max {
+            return self.bound.make_room(self);
         }
         Ok(())
     }
@@ -344,10 +344,10 @@ impl Account {
     fn draw(&self, held: usize) {
         let drawn = pieces(held);
         let before = self.drawn.swap(drawn, AcqRel);
-        let all = &self.budget.metrics.held.bytes;
+        let all = &self.bound.metrics.held.bytes;
         if drawn > before {
             if before == 0 {
-                self.since.store(self.budget.millis(), Relaxed);
+                self.since.store(self.bound.millis(), Relaxed);
             }
             all.fetch_add(drawn - before, Relaxed);
         } else {
@@ -380,6 +380,6 @@ fn pieces(held: usize) -> u64 {
 impl Drop for Account {
     fn drop(&mut self) {
         self.draw(0);
-        self.budget.accounts().open.remove(&self.number);
+        self.bound.accounts().open.remove(&self.number);
     }
 }
